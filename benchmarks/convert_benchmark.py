@@ -1,0 +1,194 @@
+#!/usr/bin/env python3
+"""How fast a pair of traces becomes a checked .et file, in one run beside what it is compared with.
+
+    python benchmarks/convert_benchmark.py --host outputs/gpt2_1gpu_quick_trace_host.json \
+        --device outputs/gpt2_1gpu_quick_trace_device.json
+    python benchmarks/convert_benchmark.py --events 10000 100000 1000000 --plot benchmarks/convert_scaling.svg
+
+The first measures whole processes, start-up included: our converter (read, link, build, validate, write),
+Python's json.load of the same two files, and MLCommons' chakra_converter on the linked trace (where
+mlc-chakra is installed; its linker needs et_replay and is timed only where that is there). The second makes
+synthetic pairs of the given sizes and shows time and peak memory over size. CPU time is user + system, as
+the machine's clock also counts what other processes do.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.summary import put
+from benchmarks.synthetic import write_pair
+from chakra_et import merged
+from chakra_et.convert import Pair
+from chakra_et.mlcommons import RECURSION
+from utils import cli
+
+JSON_LOAD = "import json, sys; [json.load(open(path, encoding='utf-8')) for path in sys.argv[1:]]"
+
+# A process of its own, as the peak memory of children is the largest of all that a process has had.
+MEASURE = """
+import json, resource, subprocess, sys, time
+begin = time.perf_counter()
+done = subprocess.run(json.loads(sys.argv[1]), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+used = resource.getrusage(resource.RUSAGE_CHILDREN)
+wall = time.perf_counter() - begin
+errors = done.stderr.decode(errors="replace")[-500:]
+print(json.dumps([done.returncode, used.ru_utime + used.ru_stime, wall, used.ru_maxrss, errors]))
+"""
+
+
+@dataclass
+class Config:
+    """What is measured."""
+
+    host: str = field(
+        default="outputs/gpt2_1gpu_quick_trace_host.json", metadata={"help": "host trace of the pair"}
+    )
+    device: str = field(
+        default="outputs/gpt2_1gpu_quick_trace_device.json", metadata={"help": "device trace"}
+    )
+    events: tuple[int, ...] = field(
+        default=(), metadata={"help": "sizes of synthetic pairs, in device events"}
+    )
+    repeat: int = field(default=3, metadata={"help": "runs of each, the fastest counts"})
+    update: bool = field(default=False, metadata={"help": "write the table into CONVERSION_SUMMARY.md"})
+    plot: str = field(
+        default="", metadata={"help": "SVG file for time and memory over size; needs matplotlib"}
+    )
+
+
+@dataclass
+class Cost:
+    """CPU seconds, wall seconds and peak MB of one process."""
+
+    cpu: float
+    wall: float
+    megabytes: float
+
+
+def main() -> int:
+    config = cli.parse(Config, description=__doc__.splitlines()[0])
+    if config.events:
+        name, lines = "scaling", scaling(config)
+    else:
+        host, device = Path(config.host), Path(config.device)
+        for path in (host, device):
+            if not path.is_file():
+                print(f"error: {path}: no such trace; run ./run_gpt2_quick.sh first.", file=sys.stderr)
+                return 2
+        name, lines = "speed", compare(host, device, config.repeat)
+    print("\n".join(lines))
+    if config.update:
+        put(name, lines)
+    return 0
+
+
+def compare(host: Path, device: Path, repeat: int) -> list[str]:
+    """Our converter beside json.load and the upstream converter, as a table."""
+    size = (host.stat().st_size + device.stat().st_size) / 1e6
+    rows: list[tuple[str, Cost | None]] = []
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        (folder / "pair_host.json").symlink_to(host.resolve())
+        (folder / "pair_device.json").symlink_to(device.resolve())
+        ours = best(convert_command(folder), repeat)
+        rows.append(("ours: link, convert, validate, write", ours))
+        load = [sys.executable, "-c", JSON_LOAD, str(host), str(device)]
+        rows.append(("json.load of the two files", best(load, repeat)))
+        if importlib.util.find_spec("chakra") is None:
+            print("note: mlc-chakra is not installed (./install_chakra_tools.sh): upstream is left out")
+        else:
+            linked = folder / "linked.json"
+            merged.write(linked, Pair(0, host, device))
+            upstream = [sys.executable, "-c", RECURSION.format(module="chakra.src.converter.converter")]
+            upstream += ["--log-filename", os.devnull, "PyTorch", "--input", str(linked)]
+            cost = best([*upstream, "--output", str(folder / "upstream.et")], 1, may_fail=True)
+            rows.append(("upstream: chakra_converter alone, already linked", cost))
+    title = f"{host.name.removesuffix('_host.json')}: {size:.1f} MB of JSON"
+    lines = [f"| {title} | CPU, s | wall, s | peak, MB | CPU / ours |", "|---|---|---|---|---|"]
+    for name, cost in rows:
+        if cost is None:
+            lines.append(f"| {name} | failed | | | |")
+            continue
+        figures = f"{cost.cpu:.2f} | {cost.wall:.2f} | {cost.megabytes:.0f} | {cost.cpu / ours.cpu:.2f}"
+        lines.append(f"| {name} | {figures} |")
+    return lines
+
+
+def convert_command(folder: Path) -> list[str]:
+    return [sys.executable, str(ROOT / "convert_to_et.py"), "--dir", str(folder), "--workers", "1"]
+
+
+def scaling(config: Config) -> list[str]:
+    """Time and memory over the size of a synthetic pair, as a table; json.load tells of the machine."""
+    points = []
+    lines = [
+        "| events | JSON, MB | CPU, s | µs / event | peak, MB | json.load CPU, s |",
+        "|---|---|---|---|---|---|",
+    ]
+    for events in config.events:
+        with tempfile.TemporaryDirectory() as scratch:
+            folder = Path(scratch)
+            write_pair(folder, events)
+            files = sorted(folder.iterdir())
+            size = sum(path.stat().st_size for path in files) / 1e6
+            cost = best(convert_command(folder), 1 if events > 200_000 else config.repeat)
+            load = (
+                best([sys.executable, "-c", JSON_LOAD, *map(str, files)], 1) if events <= 1_000_000 else None
+            )
+        points.append((events, cost))
+        each = cost.cpu / events * 1e6
+        loading = f"{load.cpu:.2f}" if load else ""
+        lines.append(
+            f"| {events:,} | {size:.0f} | {cost.cpu:.2f} | {each:.1f} | {cost.megabytes:.0f} | {loading} |"
+        )
+    if config.plot:
+        plot(points, Path(config.plot))
+    return lines
+
+
+def best(command: list[str], repeat: int, may_fail: bool = False) -> Cost | None:
+    """The cheapest of some runs of a command."""
+    costs = []
+    for _ in range(repeat):
+        outer = [sys.executable, "-c", MEASURE, json.dumps(command)]
+        done = subprocess.run(outer, capture_output=True, text=True, check=True)
+        status, cpu, wall, peak, errors = json.loads(done.stdout)
+        if status != 0:
+            last = errors.strip().splitlines()[-1][:200] if errors.strip() else f"status {status}"
+            if not may_fail:
+                raise SystemExit(f"error: {command[1]} failed: {last}")
+            print(f"note: {command[-5:]} failed: {last}", file=sys.stderr)
+            return None
+        costs.append(Cost(cpu, wall, peak * (1 if sys.platform == "darwin" else 1024) / 1e6))
+    return min(costs, key=lambda cost: cost.cpu)
+
+
+def plot(points: list[tuple[int, Cost]], path: Path) -> None:
+    """Two straight lines are what one hopes to see."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    import matplotlib.pyplot as plt
+
+    figure, (left, right) = plt.subplots(1, 2, figsize=(8, 3), layout="constrained")
+    events = [count for count, _ in points]
+    left.loglog(events, [cost.cpu for _, cost in points], marker="o")
+    left.set(xlabel="device events", ylabel="CPU seconds", title="time")
+    right.loglog(events, [cost.megabytes for _, cost in points], marker="o")
+    right.set(xlabel="device events", ylabel="peak MB", title="memory")
+    figure.savefig(path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

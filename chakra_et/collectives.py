@@ -1,0 +1,369 @@
+"""What each communication event is: operation, bytes, group, peer.
+
+NCCL says it on the kernel (recent PyTorch), on ``record_param_comms`` (PyTorch 2.2 on) or only through
+the operators that enclose the launch; gloo only through the tensors of its operator.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from chakra_et.device_trace import KERNEL, Args, DeviceTrace, _number
+from chakra_et.execution_trace import CollectiveType, NodeType
+from chakra_et.host_trace import HostTrace, tensors
+from chakra_et.link import Link
+
+# Collectives that ASTRA-sim does not know, as the nearest that it does.
+NEAREST_IN_ASTRA_SIM = {
+    CollectiveType.BARRIER: CollectiveType.ALL_REDUCE,
+    CollectiveType.REDUCE: CollectiveType.ALL_REDUCE,
+    CollectiveType.GATHER: CollectiveType.ALL_GATHER,
+    CollectiveType.SCATTER: CollectiveType.BROADCAST,
+    CollectiveType.REDUCE_SCATTER_BLOCK: CollectiveType.REDUCE_SCATTER,
+}
+# Part of a name, letters only, → what it is. The first that fits counts.
+OPERATIONS: tuple[tuple[str, CollectiveType | NodeType], ...] = (
+    ("barrier", CollectiveType.BARRIER),
+    ("allreduce", CollectiveType.ALL_REDUCE),
+    ("allgather", CollectiveType.ALL_GATHER),
+    ("reducescatter", CollectiveType.REDUCE_SCATTER),
+    ("alltoall", CollectiveType.ALL_TO_ALL),
+    ("broadcast", CollectiveType.BROADCAST),
+    ("scatter", CollectiveType.SCATTER),
+    ("gather", CollectiveType.GATHER),
+    ("sendrecv", NodeType.COMM_COLL),
+    ("send", NodeType.COMM_SEND),
+    ("recv", NodeType.COMM_RECV),
+    ("reduce", CollectiveType.REDUCE),
+)
+ITEM_BYTES = {
+    "byte": 1, "char": 1, "bool": 1, "int8": 1, "uint8": 1, "float8": 1, "float8_e4m3fn": 1, "float8_e5m2": 1,
+    "half": 2, "bfloat16": 2, "float16": 2, "short": 2, "int16": 2,
+    "float": 4, "float32": 4, "int": 4, "int32": 4,
+    "double": 8, "float64": 8, "long": 8, "int64": 8, "long int": 8,
+    "complexfloat": 8, "complexdouble": 16,
+}  # fmt: skip
+KERNEL_NAMES = ("ncclkernel", "nccldevkernel", "rcclkernel", "onerankreduce")
+BACKEND_NAMES = ("gloo:", "mpi:", "ucc:")
+LAUNCHERS = ("c10d::", "_c10d_functional::")
+PEERS = re.compile(r"\d+(?:->|<-)(\d+)")
+"""ProcessGroupNCCL's ``nccl:send ME->PEER`` and ``nccl:recv ME<-PEER``."""
+
+
+@dataclass
+class Group:
+    """A process group: its name and description in PyTorch, and the global ranks (empty: not recorded)."""
+
+    name: str
+    description: str = ""
+    ranks: tuple[int, ...] = ()
+
+
+@dataclass
+class Communication:
+    """One communication event. ``event``: its row; ``launch``: row of the operator that started it, or -1.
+
+    ``size``: bytes that this rank puts in (for an all-gather the shard), at least 1. ``peer``: global rank
+    of the other side of a send or receive. ``sequence``: its number in the group, from 0.
+    """
+
+    event: int
+    launch: int
+    type: NodeType
+    collective: CollectiveType | None
+    size: int
+    group: Group
+    dtype: str = ""
+    peer: int = -1
+    tag: int = 0
+    asynchronous: bool | None = None
+    sequence: int = -1
+    on_gpu: bool = False
+    storages: frozenset[int] = frozenset()
+    api: str = ""
+
+    @property
+    def is_local(self) -> bool:
+        """A collective of one rank moves nothing, and a simulator never finishes it: it counts as compute."""
+        return self.collective is not None and len(self.group.ranks) == 1
+
+
+@dataclass
+class Communications:
+    """All communication events of a rank, in launch order, and what could not be told of them."""
+
+    items: list[Communication] = field(default_factory=list)
+    notes: dict[str, int] = field(default_factory=dict)
+
+
+def is_communication(device: DeviceTrace) -> np.ndarray:
+    """bool[rows]: events that are the communication itself, on a CPU backend's thread or on the GPU."""
+    cpu = np.array([name.startswith(BACKEND_NAMES) for name in device.names], dtype=bool)[device.name]
+    gpu = np.array([name.lower().startswith(KERNEL_NAMES) for name in device.names], dtype=bool)[device.name]
+    return (cpu & (device.category < KERNEL)) | (gpu & (device.category == KERNEL))
+
+
+def groups_of(
+    host: HostTrace, device: DeviceTrace, manifest: list[dict[str, Any]] | None = None
+) -> dict[str, Group]:
+    """The process groups that this rank knows, by name.
+
+    Taken from the run's manifest, Kineto's distributedInfo and the host trace's record, in this order; the
+    default group's ranks are all ranks where none of them lists them.
+    """
+    world = int(_number(device.distributed.get("world_size"), 0) or 0)
+    groups: dict[str, Group] = {}
+    for record in (*(manifest or ()), *(device.distributed.get("pg_config") or ()), *host.groups):
+        if not isinstance(record, dict) or "pg_name" not in record:
+            continue
+        name = str(record["pg_name"])
+        ranks = record.get("ranks") or ()
+        known = groups.setdefault(name, Group(name))
+        known.description = known.description or str(record.get("pg_desc") or "")
+        if not known.ranks and all(isinstance(rank, int) for rank in ranks):
+            known.ranks = tuple(ranks)
+        if name == "0" and not world:  # the host trace lists no ranks of the default group, only how many
+            world = int(_number(record.get("group_size"), 0) or 0)
+    if world and not groups:
+        groups["0"] = Group("0", "default_pg", tuple(range(world)))
+    for group in groups.values():
+        if not group.ranks and (group.description == "default_pg" or group.name == "0"):
+            group.ranks = tuple(range(world))
+    return groups
+
+
+def group_number(group: Group) -> int:
+    """The integer ≥ 1 that stands for a group in the files, the same on every rank.
+
+    PyTorch names groups by a counter from 0, so the default group becomes 1; a name that is no number gets
+    a number from its hash.
+    """
+    if group.name.isdigit() and int(group.name) < 2**30:
+        return int(group.name) + 1
+    text = f"{group.name} {group.ranks}".encode()
+    return 2**30 + zlib.crc32(text) % 2**30
+
+
+def describe(
+    host: HostTrace, device: DeviceTrace, linked: Link, parent: np.ndarray, calls: np.ndarray,
+    manifest: list[dict[str, Any]] | None = None,
+) -> Communications:  # fmt: skip
+    """Say what each communication event is.
+
+    ``parent``: the nesting of the timeline; ``calls[i]``: row of the call that
+    launched device row i, or -1.
+    """
+    result = Communications()
+    groups = groups_of(host, device, manifest)
+    rows = np.flatnonzero(is_communication(device)).tolist()
+    threads = _group_of_thread(device, [row for row in rows if device.category[row] < KERNEL], groups, result)
+    launchers = _launchers(device)
+    for row in rows:
+        if device.category[row] == KERNEL:
+            item = _kernel(row, host, device, linked, parent, calls, groups)
+        else:
+            item = _backend(row, host, device, linked, launchers, groups, threads)
+        if item is None:
+            name = device.names[device.name[row]]
+            result.notes[f"communication kernel of unknown kind kept as compute: {name[:60]}"] = 1
+        else:
+            result.items.append(item)
+    result.items.sort(
+        key=lambda item: (device.start[item.launch if item.launch >= 0 else item.event], item.event)
+    )
+    count: dict[str, int] = {}
+    for item in result.items:
+        if item.type is NodeType.COMM_COLL:
+            item.sequence = count.get(item.group.name, 0)
+            count[item.group.name] = item.sequence + 1
+    return result
+
+
+def operation(name: str) -> CollectiveType | NodeType | None:
+    """What a name such as ``c10d::_allgather_base_`` or ``ncclDevKernel_AllReduce_Sum_f32`` stands for."""
+    letters = re.sub(r"[^a-z]", "", name.lower())
+    return next((what for part, what in OPERATIONS if part in letters), None)
+
+
+def _launchers(device: DeviceTrace) -> np.ndarray:
+    """Rows of the operators that start communication, in order of time."""
+    named = np.array([name.startswith(LAUNCHERS) for name in device.names], dtype=bool)
+    return np.flatnonzero(named[device.name] & (device.category < KERNEL))
+
+
+def _backend(
+    row: int, host: HostTrace, device: DeviceTrace, linked: Link, launchers: np.ndarray,
+    groups: dict[str, Group], threads: dict[int, Group],
+) -> Communication | None:  # fmt: skip
+    """A CPU backend's operator, such as ``gloo:all_reduce``; its launcher was recorded last before it."""
+    name = device.names[device.name[row]]
+    launch = _last_before(row, device, launchers)
+    api = device.names[device.name[launch]] if launch >= 0 else name
+    what = operation(name)
+    # Gloo runs a reduce-scatter as an all-reduce and so on: the program asked for what the launcher says.
+    asked = operation(api)
+    if what is None or (
+        asked is not None and isinstance(asked, CollectiveType) == isinstance(what, CollectiveType)
+    ):
+        what = asked
+    if what is None:
+        return None
+    host_row, host_launch = int(linked.host_row[row]), int(linked.host_row[launch]) if launch >= 0 else -1
+    inputs = tensors(host.inputs[0][host_row]) if host_row >= 0 else []
+    size = sum(count * item for _, count, item in inputs)
+    launch_values = host.inputs[0][host_launch] if host_launch >= 0 else b"[]"
+    storages = frozenset(t[0] for t in inputs) | frozenset(t[0] for t in tensors(launch_values))
+    group = threads.get(int(device.thread[row])) or groups.get("0") or next(iter(groups.values()), Group("0"))
+    item = Communication(
+        event=row, launch=launch, type=NodeType.COMM_COLL, collective=None, size=max(size, 1), group=group,
+        dtype=_dtype(host.inputs[2][host_row]) if host_row >= 0 else "", storages=storages, api=api,
+    )  # fmt: skip
+    if isinstance(what, CollectiveType):
+        item.collective = what
+        item.asynchronous = _async_flag(launch_values)
+    else:
+        item.type = what
+        item.peer, item.tag = _peer_and_tag(launch_values, group)
+    return item
+
+
+def _kernel(
+    row: int, host: HostTrace, device: DeviceTrace, linked: Link, parent: np.ndarray,
+    calls: np.ndarray, groups: dict[str, Group],
+) -> Communication | None:  # fmt: skip
+    """An NCCL or RCCL kernel: its own arguments first, then the operators around its launch."""
+    name = device.names[device.name[row]]
+    args = device.communication.get(row, Args())
+    around = []
+    at = int(calls[row])
+    while at >= 0:
+        around.append(at)
+        at = int(parent[at])
+    names = [device.names[device.name[at]] for at in around]
+    host_rows = [int(linked.host_row[at]) for at in around]
+    attributes: dict[str, Any] = {}
+    for host_row in host_rows:
+        attributes |= {k: v for k, v in host.communication.get(host_row, {}).items() if k not in attributes}
+    named = [args.collective, attributes.get("collective_name"), *names[:6], name]
+    what = next((found for text in named if text and (found := operation(str(text))) is not None), None)
+    if what is None:
+        return None
+    if what is NodeType.COMM_COLL:  # a send/recv kernel with nothing around it is how NCCL does all-to-all
+        what = CollectiveType.ALL_TO_ALL
+    size, storages, dtype = 0, frozenset(), str(args.dtype or attributes.get("dtype") or "")
+    elements = args.in_elements if args.in_elements is not None else attributes.get("in_msg_nelems")
+    if elements is not None and dtype.lower() in ITEM_BYTES:
+        size = int(_number(elements, 0)) * ITEM_BYTES[dtype.lower()]
+    for host_row, around_name in zip(host_rows, names, strict=True):
+        found = tensors(host.inputs[0][host_row]) if host_row >= 0 else []
+        if found and ("nccl:" in around_name or around_name == "record_param_comms"):
+            storages |= frozenset(t[0] for t in found)
+            size = size or sum(count * item for _, count, item in found)
+            dtype = dtype or _dtype(host.inputs[2][host_row])
+    group_name = str(args.group_name if args.group_name is not None else attributes.get("pg_name") or "0")
+    group = groups.get(group_name)
+    if group is None:
+        description = str(args.group_description or attributes.get("pg_desc") or "")
+        group = groups.setdefault(group_name, Group(group_name, description, _ranks(args.group_ranks)))
+    launch = next((at for at, n in zip(around, names, strict=True) if n.startswith(LAUNCHERS)), -1)
+    item = Communication(
+        event=row, launch=launch, type=NodeType.COMM_COLL, collective=None, size=max(size, 1), group=group,
+        dtype=dtype, on_gpu=True, storages=storages,
+        api=next((n for n in names if n.startswith(LAUNCHERS)), name),
+    )  # fmt: skip
+    if isinstance(what, CollectiveType):
+        item.collective = what
+        return item
+    item.type = what
+    peer = args.target_rank if what is NodeType.COMM_SEND else args.source_rank
+    item.peer = int(_number(peer, -1))
+    for text in names:
+        match = PEERS.search(text)
+        if item.peer < 0 and match:
+            item.peer = _global_rank(int(match.group(1)), group)
+    return item
+
+
+def _last_before(row: int, device: DeviceTrace, launchers: np.ndarray) -> int:
+    """The launcher that was recorded last before event ``row``."""
+    if not len(launchers):
+        return -1
+    if device.rf_id[row] > 0:
+        before = launchers[device.rf_id[launchers] < device.rf_id[row]]
+        return int(before[np.argmax(device.rf_id[before])]) if len(before) else -1
+    at = int(np.searchsorted(device.start[launchers], device.start[row], side="right")) - 1
+    return int(launchers[at]) if at >= 0 else -1
+
+
+def _group_of_thread(
+    device: DeviceTrace, rows: list[int], groups: dict[str, Group], result: Communications
+) -> dict[int, Group]:
+    """Which group a gloo worker thread belongs to.
+
+    Gloo's operators do not name their group, but each group makes threads of its own when it is made, so
+    threads with neighbouring ids belong together and come in the order of the groups.
+    """
+    rank = int(_number(device.distributed.get("rank"), -1))
+    mine = [group for group in groups.values() if not group.ranks or rank < 0 or rank in group.ranks]
+    if len(mine) < 2:
+        return {}
+    main_like = {thread for thread, _ in enumerate(device.threads) if _is_python_thread(device, thread)}
+    tids = sorted({(device.threads[t][1], t) for t in device.thread[rows].tolist()
+                   if t not in main_like and isinstance(device.threads[t][1], int)})  # fmt: skip
+    clusters: list[list[int]] = []
+    previous = None
+    for tid, thread in tids:
+        if previous is None or tid - previous > 1:
+            clusters.append([])
+        clusters[-1].append(thread)
+        previous = tid
+    if len(clusters) != len(mine):
+        if len(clusters) > 0:
+            result.notes["group of gloo operators not told by their threads: taken as the default group"] = (
+                len(rows)
+            )
+        return {}
+    result.notes["group of gloo operators told by their worker threads"] = len(rows)
+    return {thread: group for cluster, group in zip(clusters, mine, strict=True) for thread in cluster}
+
+
+def _is_python_thread(device: DeviceTrace, thread: int) -> bool:
+    """Sends and receives are recorded on the thread that asked for them."""
+    ops = device.name[(device.thread == thread) & (device.category < KERNEL)]
+    return any(device.names[code].startswith(LAUNCHERS) for code in np.unique(ops).tolist())
+
+
+def _peer_and_tag(values: bytes, group: Group) -> tuple[int, int]:
+    """Peer (as a global rank) and tag of ``c10d::send`` and ``recv_``: their last two inputs."""
+    try:
+        *_, peer, tag = msgspec.json.decode(values)
+    except (msgspec.DecodeError, ValueError):
+        return -1, 0
+    return (_global_rank(peer, group), tag) if isinstance(peer, int) and isinstance(tag, int) else (-1, 0)
+
+
+def _global_rank(rank: int, group: Group) -> int:
+    return group.ranks[rank] if 0 <= rank < len(group.ranks) else rank
+
+
+def _async_flag(values: bytes) -> bool | None:
+    """``async_op`` of a c10d operator: its only boolean input, where the version has it."""
+    flags = re.findall(rb"(?<![\w\"])(true|false)(?![\w\"])", values)
+    return flags[-1] == b"true" if flags else None
+
+
+def _dtype(types: bytes) -> str:
+    match = re.search(rb"Tensor\(([^)]*)\)", types)
+    return match.group(1).decode() if match else ""
+
+
+def _ranks(value: Any) -> tuple[int, ...]:
+    if isinstance(value, str):
+        value = [int(part) for part in re.findall(r"\d+", value)]
+    return tuple(value) if isinstance(value, list) and all(isinstance(v, int) for v in value) else ()

@@ -1,0 +1,166 @@
+"""What one .et file holds, as columns: the type between the converter, the writer, the reader,
+the validator and the replay.
+
+Row i of every column is the i-th node of the file. Strings that repeat are stored once, in a table,
+and rows hold indices into it, so a million nodes are a few arrays and not a million objects.
+Source of the schema: chakra/schema/protobuf/et_def.proto in the PyPI wheel ``mlc-chakra`` 1.0.0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Literal
+
+import numpy as np
+
+
+class NodeType(IntEnum):
+    """``NodeType`` of the Chakra schema."""
+
+    INVALID = 0
+    METADATA = 1
+    MEM_LOAD = 2
+    MEM_STORE = 3
+    COMP = 4
+    COMM_SEND = 5
+    COMM_RECV = 6
+    COMM_COLL = 7
+
+
+class CollectiveType(IntEnum):
+    """``CollectiveCommType`` of the Chakra schema: the value of the ``comm_type`` attribute."""
+
+    ALL_REDUCE = 0
+    REDUCE = 1
+    ALL_GATHER = 2
+    GATHER = 3
+    SCATTER = 4
+    BROADCAST = 5
+    ALL_TO_ALL = 6
+    REDUCE_SCATTER = 7
+    REDUCE_SCATTER_BLOCK = 8
+    BARRIER = 9
+
+
+ValueKind = Literal["int32", "int64", "uint64", "bool", "string", "double"] | str
+"""Which member of ``AttributeProto.value`` an attribute uses (``int64`` is ``int64_val``). Foreign files
+may use any other: ``et_schema.MEMBERS`` has them all."""
+
+
+@dataclass
+class Strings:
+    """A column of strings: ``table[index[i]]`` is the string of row i.
+
+    ``table`` holds UTF-8 bytes, ``index`` is int32[rows].
+    """
+
+    table: list[bytes]
+    index: np.ndarray
+
+    def __getitem__(self, row: int) -> str:
+        return self.table[self.index[row]].decode("utf-8", "replace")
+
+
+@dataclass
+class Ragged:
+    """A list of integers for each row: row i has ``values[offsets[i]:offsets[i + 1]]``.
+
+    ``offsets`` is int64[rows + 1], ``values`` uint64.
+    """
+
+    offsets: np.ndarray
+    values: np.ndarray
+
+
+@dataclass
+class Attribute:
+    """One attribute over the nodes that have it.
+
+    ``rows`` is int64[K], ascending: the nodes that have it. ``values`` has K entries: int64 (kinds
+    int32, int64, bool), uint64, float64, or a ``Strings`` column of K rows for kind ``string`` (of a
+    foreign file also ``bytes``, and the lists, whose message stays as it was encoded).
+    """
+
+    kind: ValueKind
+    rows: np.ndarray
+    values: np.ndarray | Strings
+
+
+@dataclass
+class TensorInfo:
+    """The ``IOInfo`` of inputs or outputs for the rows that have one: three parallel byte strings each.
+
+    ``rows`` is int64[K], ascending; ``values``, ``shapes`` and ``types`` are lists of K UTF-8 byte strings.
+    """
+
+    rows: np.ndarray
+    values: list[bytes]
+    shapes: list[bytes]
+    types: list[bytes]
+
+
+@dataclass
+class ExecutionTrace:
+    """The nodes of one rank's .et file.
+
+    ``ids`` uint64[N]; ``names`` N strings; ``types`` uint8[N] of ``NodeType``; ``start_micros`` and
+    ``duration_micros`` uint64[N] in µs; ``data_deps`` and ``ctrl_deps`` ragged lists of node ids;
+    ``attributes`` by name, in the order in which they are written (a foreign file may hold one name with
+    two kinds: the reader then keeps the second under ``name#kind``). ``metadata`` is the
+    ``GlobalMetadata``: name → int (int64_val; uint64_val for pid, start_ts and finish_ts, as the reference
+    converter has it), str (string_val), bool or float; ``version`` is its own field. ``has_metadata`` is
+    False for a file whose first message is a node. ``unread_fields`` counts what the reader left out.
+    """
+
+    ids: np.ndarray
+    names: Strings
+    types: np.ndarray
+    start_micros: np.ndarray
+    duration_micros: np.ndarray
+    data_deps: Ragged
+    ctrl_deps: Ragged
+    inputs: TensorInfo | None = None
+    outputs: TensorInfo | None = None
+    attributes: dict[str, Attribute] = field(default_factory=dict)
+    metadata: dict[str, int | str | bool | float] = field(default_factory=dict)
+    has_metadata: bool = True
+    unread_fields: int = 0
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def column(self, name: str, default: int = 0) -> np.ndarray:
+        """Integer attribute ``name`` as a dense int64[N], ``default`` where a node lacks it."""
+        dense = np.full(len(self), default, dtype=np.int64)
+        attribute = self.attributes.get(name)
+        if attribute is None or isinstance(attribute.values, Strings):
+            return dense
+        if attribute.values.dtype.kind in "iu":
+            dense[attribute.rows] = attribute.values
+        return dense
+
+    def communication(self) -> ExecutionTrace:
+        """A trace of the communication nodes alone, without what they depend on."""
+        rows = np.flatnonzero(self.types >= NodeType.COMM_SEND)
+        place = np.full(len(self), -1, dtype=np.int64)
+        place[rows] = np.arange(len(rows))
+        attributes = {}
+        for name, attribute in self.attributes.items():
+            kept = np.flatnonzero(place[attribute.rows] >= 0)
+            values = attribute.values
+            taken = Strings(values.table, values.index[kept]) if isinstance(values, Strings) else values[kept]
+            if len(kept):
+                attributes[name] = Attribute(attribute.kind, place[attribute.rows[kept]], taken)
+        nothing = Ragged(np.zeros(len(rows) + 1, dtype=np.int64), np.zeros(0, dtype=np.uint64))
+        return ExecutionTrace(
+            ids=self.ids[rows],
+            names=Strings(self.names.table, self.names.index[rows]),
+            types=self.types[rows],
+            start_micros=self.start_micros[rows],
+            duration_micros=self.duration_micros[rows],
+            data_deps=nothing,
+            ctrl_deps=nothing,
+            attributes=attributes,
+            metadata=self.metadata,
+        )

@@ -1,0 +1,89 @@
+"""MLCommons' own tools, for comparison: chakra_trace_link, then chakra_converter.
+
+Both run as processes of their own in a scratch folder, with absolute paths and with a recursion limit and
+a stack that hold a deep graph: the converter's search for cycles is recursive.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from chakra_et import et_file
+from chakra_et.convert import Pair
+from chakra_et.errors import TraceError
+
+PACKAGE = "chakra.src"
+RECURSION = """
+import sys, threading
+sys.setrecursionlimit(10_000_000)
+threading.stack_size(1 << 30)
+from {module} import main
+outcome = []
+def run():
+    try:
+        main()
+        outcome.append(0)
+    except SystemExit as stop:
+        outcome.append(stop.code)
+thread = threading.Thread(target=run)
+thread.start()
+thread.join()
+sys.exit(outcome[0] if outcome else 1)
+"""
+
+
+def convert(pair: Pair, output: Path, merged: Path | None = None) -> None:
+    """Convert one rank with the upstream tools; ``merged`` keeps the linked JSON.
+
+    Raises ``TraceError`` where a tool is not installed or fails; then ``output`` is as it was.
+    """
+    with tempfile.TemporaryDirectory(prefix="chakra-mlcommons-") as folder:
+        linked, result = Path(folder) / "linked.json", Path(folder) / "result.et"
+        _run(
+            pair, folder, f"{PACKAGE}.trace_link.trace_link",
+            "--rank", str(max(pair.rank, 0)), "--chakra-host-trace", str(_plain(pair.host, folder)),
+            "--chakra-device-trace", str(_plain(pair.device, folder)), "--output-file", str(linked),
+        )  # fmt: skip
+        _run(
+            pair, folder, f"{PACKAGE}.converter.converter",
+            "--log-filename", os.devnull, "PyTorch", "--input", str(linked), "--output", str(result),
+        )  # fmt: skip
+        for source, target in ((linked, merged), (result, output)):
+            if target is not None:
+                with et_file.atomic_file(target) as file:
+                    file.write(source.read_bytes())
+
+
+def _run(pair: Pair, folder: str, module: str, *arguments: str) -> None:
+    tool = module.rsplit(".", 1)[1]
+    done = subprocess.run(
+        [sys.executable, "-c", RECURSION.format(module=module), *arguments],
+        cwd=folder, capture_output=True, text=True, errors="replace",
+    )  # fmt: skip
+    if done.returncode == 0:
+        return
+    lines = [line for line in done.stderr.splitlines() if line.strip()]
+    if "No module named" in done.stderr or "et_replay" in done.stderr:
+        raise TraceError(
+            "--engine mlcommons: chakra_trace_link or what it needs (et_replay, HolisticTraceAnalysis) is "
+            "not installed; run ./install_chakra_tools.sh."
+        )
+    last = next((line for line in reversed(lines) if "Error" in line), f"status {done.returncode}")
+    raise TraceError(f"{pair.host}: {tool} failed ({last}); try --engine native.")
+
+
+def _plain(path: Path, folder: str) -> Path:
+    """The upstream tools read plain JSON by absolute path."""
+    from chakra_et.records import open_trace
+
+    if path.suffix != ".gz":
+        return path.resolve()
+    plain = Path(folder) / path.stem
+    with open_trace(path) as source, open(plain, "wb") as target:
+        while block := source.read(1 << 20):
+            target.write(block)
+    return plain

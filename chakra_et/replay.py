@@ -1,0 +1,217 @@
+"""``python -m chakra_et replay NAME…``: replay .et files and compare the result with what was measured.
+
+A name is a file, or the prefix of ``PREFIX.0.et``, ``PREFIX.1.et``, …: the ranks of one prefix are replayed
+together, with their collectives matched. Exit status: 0; 1 where a rank's error exceeds ``--max-error``;
+2 for arguments or files that can't be used.
+"""
+
+from __future__ import annotations
+
+import filecmp
+import glob
+import json
+import math
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from chakra_et import et_file
+from chakra_et.errors import TraceError
+from chakra_et.execution_trace import ExecutionTrace
+from chakra_et.replay_graph import build_graph
+from chakra_et.replay_matching import match
+from chakra_et.replay_report import RankReport, report, table
+from chakra_et.replay_simulators import (
+    ReplayResult,
+    astra_replay,
+    device_replay,
+    longest_path,
+    replay_astra,
+    replay_device,
+)
+from utils.cli import parse
+
+__all__ = ["ReplayConfig", "ReplayResult", "longest_path", "main", "replay_astra", "replay_device"]
+
+_RANK_FILE = re.compile(r"(?P<prefix>.*)\.(?P<rank>\d{1,9})\.et", re.DOTALL)
+_SIMULATORS = {"device": device_replay, "astra": astra_replay}
+
+
+@dataclass
+class ReplayConfig:
+    """The command's arguments."""
+
+    names: tuple[str, ...] = field(
+        default=(),
+        metadata={"positional": True, "help": ".et files, or prefixes of PREFIX.0.et, PREFIX.1.et, …"},
+    )
+    semantics: Literal["device", "astra", "both"] = field(
+        default="both",
+        metadata={"help": "device: each thread and stream a lane; astra: as ASTRA-sim issues nodes"},
+    )
+    max_error: float | None = field(
+        default=None,
+        metadata={"help": "exit with 1 if a rank's step time is off by more than this percentage"},
+    )
+    transfer: Literal["own", "shortest"] = field(
+        default="own",
+        metadata={
+            "help": "what a collective lasts once all ranks are there: what each rank recorded after the "
+            "last one's start (where they share a clock), or the shortest recorded duration"
+        },
+    )
+    alone: bool = field(
+        default=False, metadata={"help": "replay each rank on its own, collectives as recorded"}
+    )
+    comm_groups: str | None = field(
+        default=None, metadata={"help": "JSON file of group id → ranks, in place of PREFIX_comm_groups.json"}
+    )
+    json: bool = field(default=False, metadata={"help": "print JSON"})
+
+    def __post_init__(self) -> None:
+        if not self.names:
+            raise ValueError("name at least one .et file or prefix to replay")
+        if self.max_error is not None and not 0 <= self.max_error < math.inf:
+            raise ValueError(f"--max-error must be a percentage from 0 on, not {self.max_error}")
+
+
+@dataclass
+class Job:
+    """The files that are replayed together: rank → path."""
+
+    name: str
+    files: dict[int, Path]
+    comm_groups: Path | None
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit status."""
+    config = parse(ReplayConfig, argv, prog="python -m chakra_et replay", description="Replay .et files.")
+    status, answers = 0, []
+    try:
+        jobs = find_jobs(config)
+    except TraceError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    for job in jobs:
+        try:
+            reports, notes = run(job, config)
+        except (TraceError, OSError) as error:
+            text = str(error) if job.name in str(error) else f"{job.name}: {error}"
+            print(f"error: {text}", file=sys.stderr)
+            answers.append({"name": job.name, "error": text})
+            status = 2
+            continue
+        late = [] if config.max_error is None else _beyond(reports, config.max_error)
+        status = max(status, 1 if late else 0)
+        answers.append(
+            {
+                "name": job.name,
+                "files": {rank: str(path) for rank, path in job.files.items()},
+                "notes": notes + late,
+                "replays": {name: [rank.as_json() for rank in ranks] for name, ranks in reports.items()},
+            }
+        )
+        if not config.json:
+            print(
+                "\n".join([f"{job.name}:", *table(reports), *(f"note: {note}" for note in notes + late), ""])
+            )
+    if config.json:
+        print(
+            json.dumps({"max_error_percent": config.max_error, "status": status, "jobs": answers}, indent=2)
+        )
+    return status
+
+
+def run(job: Job, config: ReplayConfig) -> tuple[dict[str, list[RankReport]], list[str]]:
+    ranks = list(job.files)
+    traces: list[ExecutionTrace] = [et_file.read(path) for path in job.files.values()]
+    graph = build_graph(traces, ranks)
+    if config.transfer == "shortest":
+        graph.recorded_start_ns = None
+    matching = match(graph, _read_comm_groups(job.comm_groups))
+    notes = list(matching.notes)
+    if any(not trace.start_micros.any() for trace in traces):
+        notes.append(
+            "no start times in the file, so only simulated times are shown: convert with --timestamps"
+        )
+    chosen = list(_SIMULATORS) if config.semantics == "both" else [config.semantics]
+    return {name: report(traces, ranks, _SIMULATORS[name](graph, matching)) for name in chosen}, notes
+
+
+def _beyond(reports: dict[str, list[RankReport]], max_error: float) -> list[str]:
+    """One sentence for each rank whose error exceeds ``max_error`` percent, or was not measured."""
+    sentences = []
+    for semantics, ranks in reports.items():
+        for rank in ranks:
+            error = rank.total.error_percent
+            if error is None:
+                sentences.append(
+                    f"rank {rank.rank} ({semantics}) has no measured time to compare with --max-error"
+                )
+            elif abs(error) > max_error:
+                sentences.append(
+                    f"rank {rank.rank} ({semantics}) is off by {error:+.2f}%, more than {max_error:g}%"
+                )
+    return sentences
+
+
+def find_jobs(config: ReplayConfig) -> list[Job]:
+    """Group the named files by prefix.
+
+    Raises ``TraceError`` for a name that is no file and no prefix.
+    """
+    by_prefix: dict[str, dict[int | None, Path]] = {}
+    for name in config.names:
+        for path in _expand(name):
+            found = _RANK_FILE.fullmatch(str(path))
+            prefix, rank = (
+                (found["prefix"], int(found["rank"])) if found else (str(path.with_suffix("")), None)
+            )
+            known = by_prefix.setdefault(prefix, {}).setdefault(rank, path)
+            if known != path:
+                raise TraceError(f"{known} and {path} are both rank {rank} of {prefix}: name one of them")
+    jobs = []
+    for prefix, files in by_prefix.items():
+        given = Path(config.comm_groups or f"{prefix}_comm_groups.json")
+        comm_groups = given if config.comm_groups or given.is_file() else None
+        single = files.pop(None, None)
+        # NAME.et holds rank 0's bytes for those who want one file.
+        if single is not None and not (0 in files and filecmp.cmp(single, files[0], shallow=False)):
+            jobs.append(Job(str(single), {0: single}, comm_groups))
+        ranks = {rank: files[rank] for rank in sorted(files)}
+        if config.alone:
+            jobs += [Job(str(path), {rank: path}, comm_groups) for rank, path in ranks.items()]
+        elif ranks:
+            jobs.append(Job(prefix, ranks, comm_groups))
+    return jobs
+
+
+def _expand(name: str) -> list[Path]:
+    if Path(name).is_file():
+        return [Path(name)]
+    paths = [Path(path) for path in glob.glob(glob.escape(name) + ".*.et") if _RANK_FILE.fullmatch(path)]
+    paths = [path for path in paths if _RANK_FILE.fullmatch(str(path))["prefix"] == str(Path(name))]
+    if not paths and Path(f"{name}.et").is_file():
+        paths = [Path(f"{name}.et")]
+    if not paths:
+        raise TraceError(f"{name!r} is neither a file nor the prefix of .et files: check the path")
+    return paths
+
+
+def _read_comm_groups(path: Path | None) -> dict[str, list[int]]:
+    if path is None:
+        return {}
+    try:
+        groups = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise TraceError(f"the comm-group file {path} can't be read ({error}): give a JSON object") from error
+    if not isinstance(groups, dict) or not all(
+        isinstance(ranks, list) and ranks and all(type(rank) is int for rank in ranks)
+        for ranks in groups.values()
+    ):
+        raise TraceError(f"the comm-group file {path} must be a JSON object of group id → list of ranks")
+    return groups

@@ -1,0 +1,210 @@
+"""Repair of damaged traces: every oddity, every cut, and nothing lost."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from chakra_et.errors import TraceError
+from chakra_et.repair import RepairLimits, repair_file
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def host(nodes: int = 4, pid: int = 7) -> str:
+    """A host trace in the observer's own layout."""
+    empty = '{"values": [], "shapes": [], "types": []}'
+    text = f'{{\n  "schema": "1.1.1-chakra.0.0.4", "pid": {pid}, "time": "t", "start_ts": 1,\n  "nodes": [\n'
+    records = [
+        f'      {{\n        "id": {number}, "name": "aten::op{number}", "ctrl_deps": 1,\n'
+        f'        "inputs": {empty},\n        "outputs": {empty},\n'
+        f'        "attrs": [{{"name": "rf_id", "type": "uint64", "value": {number}}}]\n      }}'
+        for number in range(2, 2 + nodes)
+    ]
+    return text + ",\n".join(records) + '\n  ],\n  "finish_ts": 2\n}\n'
+
+
+def device(events: int = 4) -> str:
+    """A device trace in Kineto's own layout."""
+    records = [
+        f'  {{\n    "ph": "X", "cat": "cpu_op", "name": "aten::op{number}", "pid": 1, "tid": 1,\n'
+        f'    "ts": {number}.125, "dur": 1.000,\n    "args": {{\n      "External id": {number}\n    }}\n  }}'
+        for number in range(events)
+    ]
+    head = '{\n  "schemaVersion": 1,\n  "deviceProperties": [],\n  "traceEvents": [\n'
+    return head + ",\n".join(records) + '\n  ],\n  "traceName": "x"\n}\n'
+
+
+def records_of(path: Path) -> list[dict]:
+    """The longest list: damage may have hit the name under which the records stand."""
+    return max(
+        (v for v in json.loads(path.read_bytes()).values() if isinstance(v, list)), key=len, default=[]
+    )
+
+
+# Damage → (text, kinds of repair that name it, records left). Each was met in a trace, or is what the
+# observer does: it escapes no names, and several recordings to one path follow one another.
+ODDITIES: dict[str, tuple[Callable[[], bytes], str, int]] = {
+    "two-objects": (lambda: (host(4) + host(3)).encode(), "concatenated", 3),
+    "footer-never-written": (lambda: host().split("\n  ],")[0].encode(), "truncated", 4),
+    "cut-in-a-node": (lambda: host()[: host().index('"aten::op4"')].encode(), "truncated", 2),
+    "trailing-garbage": (lambda: (host() + "!!").encode(), "trailing-garbage", 4),
+    "comma-missing": (lambda: host().replace("},\n      {", "}\n      {", 1).encode(), "missing-comma", 4),
+    "comma-twice": (lambda: host().replace("},\n      {", "},,\n      {", 1).encode(), "double-comma", 4),
+    "name-with-quotes": (lambda: host().replace("aten::op3", 'my "op" 3').encode(), "unescaped-name", 4),
+    "nan": (lambda: host().replace('"value": 3', '"value": NaN').encode(), "nan", 4),
+    "invalid-utf8": (lambda: host().encode().replace(b"aten::op3", b"aten::\xff3"), "invalid-utf8", 4),
+    "byte-order-mark": (lambda: b"\xef\xbb\xbf" + host().encode(), "bom", 4),
+    "device-cut": (lambda: device()[: device().index('"aten::op3"')].encode(), "truncated", 3),
+}
+
+
+@pytest.mark.parametrize("name", ODDITIES)
+def test_an_oddity_is_mended_and_named(tmp_path: Path, name: str) -> None:
+    damaged, kind, left = ODDITIES[name]
+    path = tmp_path / "a_host.json"
+    path.write_bytes(damaged())
+    report = repair_file(path)
+    assert report.changed and kind in {repair.kind for repair in report.repairs}
+    assert len(records_of(path)) == left == report.nodes_kept
+    assert report.backup is not None and report.backup.read_bytes() == damaged()
+    again = repair_file(path)
+    assert not again.changed and again.backup is None
+
+
+@pytest.mark.parametrize(
+    "text", [host(), device(), host().replace("\n", "\r\n"), json.dumps(json.loads(host()))]
+)
+def test_a_good_file_stays_as_it_is(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "a_host.json"
+    path.write_bytes(text.encode())
+    before = path.stat().st_mtime_ns
+    assert not repair_file(path).changed
+    assert (path.read_bytes(), path.stat().st_mtime_ns) == (text.encode(), before)
+
+
+@pytest.mark.parametrize("text", [host(3), device(3)], ids=["host", "device"])
+def test_every_truncation_is_saved_or_refused(tmp_path: Path, text: str) -> None:
+    whole = text.encode()
+    ends = [at for at in range(len(whole)) if json_records(whole[:at]) is not None]
+    path = tmp_path / "a_host.json"
+    for cut in range(len(whole)):
+        path.write_bytes(whole[:cut])
+        complete = json_records(whole[:cut])
+        try:
+            repair_file(path, output=tmp_path / "out.json")
+        except TraceError as error:
+            assert not complete, f"cut at {cut}: {error}"
+            assert "\n" not in str(error) and str(path) in str(error)
+            continue
+        out = tmp_path / "out.json"
+        kept = records_of(out if out.exists() else path)
+        assert len(kept) >= (complete or 0), f"cut at {cut}"
+        out.unlink(missing_ok=True)
+    assert ends
+
+
+def json_records(text: bytes) -> int | None:
+    """How many records of a cut trace are complete, None before the array begins."""
+    start = max(text.find(b'"nodes": ['), text.find(b'"traceEvents": ['))
+    if start < 0:
+        return None
+    depth = complete = 0
+    for byte in text[text.index(b"[", start) + 1 :]:
+        depth += (byte in b"{[") - (byte in b"}]")
+        if depth < 0:
+            break
+        complete += byte == ord("}") and depth == 0
+    return complete
+
+
+@pytest.mark.parametrize(("keep", "left"), [("first", 4), ("last", 2), ("largest", 5)])
+def test_which_object_is_kept(tmp_path: Path, keep: str, left: int) -> None:
+    path = tmp_path / "a_host.json"
+    path.write_text(host(4) + host(5) + host(2))
+    assert repair_file(path, keep).nodes_kept == left == len(records_of(path))
+
+
+def test_all_objects_can_be_kept(tmp_path: Path) -> None:
+    path = tmp_path / "a_host.json"
+    path.write_text(host(4) + host(5) + host(2))
+    report = repair_file(path, "all")
+    assert [len(records_of(file)) for file in (path, *report.others)] == [2, 4, 5]
+
+
+def test_a_gzip_file_that_breaks_off(tmp_path: Path) -> None:
+    path = tmp_path / "a_device.json.gz"
+    whole = gzip.compress(device(2000).encode())
+    path.write_bytes(whole[: len(whole) // 2])
+    report = repair_file(path)
+    kinds = {repair.kind for repair in report.repairs}
+    assert {"gz-truncated", "truncated"} <= kinds
+    assert len(json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]) == report.nodes_kept > 100
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "no complete node"),
+        (b"hello", "no complete node"),
+        (b"[" * 100_000, "no complete node"),
+        (b'{"nodes": [' + b'{"id": ' * 100_000, "no complete node"),
+    ],
+)
+def test_what_holds_nothing_is_refused_in_one_sentence(tmp_path: Path, content: bytes, words: str) -> None:
+    path = tmp_path / "a_host.json"
+    path.write_bytes(content)
+    with pytest.raises(TraceError, match=words):
+        repair_file(path)
+    assert path.read_bytes() == content and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_bomb_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a_host.json.gz"
+    text = host().replace("aten::op3", " " * 3_000_000)
+    path.write_bytes(gzip.compress(text.encode()))
+    limits = RepairLimits(max_bytes=1_000_000)
+    with pytest.raises(TraceError):
+        repair_file(path, limits=limits)
+
+
+def test_random_damage_never_ends_in_anything_but_a_trace_or_a_sentence(tmp_path: Path) -> None:
+    source = random.Random(20261121)
+    path, out = tmp_path / "a_host.json", tmp_path / "out.json"
+    for _ in range(300):
+        text = bytearray((host(5) if source.random() < 0.5 else device(5)).encode())
+        for _ in range(source.randint(1, 4)):
+            at = source.randrange(len(text))
+            what = source.random()
+            if what < 0.4:
+                text[at] = source.randrange(256)
+            elif what < 0.7:
+                del text[at : at + source.randint(1, 40)]
+            else:
+                text[at:at] = text[: source.randint(1, 60)]
+        path.write_bytes(text)
+        out.unlink(missing_ok=True)
+        try:
+            report = repair_file(path, output=out)
+        except TraceError as error:
+            assert "\n" not in str(error)
+            continue
+        assert len(records_of(out if report.changed else path)) == report.nodes_kept
+
+
+def test_the_command_repairs_a_folder_and_says_so(tmp_path: Path) -> None:
+    (tmp_path / "a_host.json").write_text(host(4) + host(3))
+    (tmp_path / "b_device.json").write_text(device())
+    (tmp_path / "c_host.json").write_text("nothing")
+    command = [sys.executable, str(ROOT / "fix_host_traces.py"), "--dir", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert "concatenated" in done.stdout and "a_host.json.backup" in done.stdout
+    assert "c_host.json" in done.stdout + done.stderr

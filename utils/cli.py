@@ -1,0 +1,83 @@
+"""The command line of every script, made from its config dataclass.
+
+A field becomes a flag: ``max_steps: int = field(default=10, metadata={"help": "…"})`` gives
+``--max-steps`` and ``--max_steps``. A bool gives ``--flag`` and ``--no-flag``, a ``Literal`` its
+choices, a ``tuple[str, ...]`` takes any number of words; metadata ``{"positional": True}`` drops the
+dashes. Values that make no sense are refused by the dataclass's ``__post_init__`` raising
+``ValueError``, which ends the script with one sentence and exit status 2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import types
+import typing
+from collections.abc import Sequence
+from typing import Any, Literal, TypeVar, Union
+
+Config = TypeVar("Config")
+
+
+def parse(config_class: type[Config], argv: Sequence[str] | None = None, **parser_options: Any) -> Config:
+    """Read the command line into one config.
+
+    ``argv`` is as for ``argparse`` (None: ``sys.argv[1:]``); ``parser_options`` go to
+    ``argparse.ArgumentParser``. Raises ``SystemExit(2)`` on a bad flag or a refused value.
+    """
+    parser = argparse.ArgumentParser(
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter, allow_abbrev=False, **parser_options
+    )
+    add_flags(parser, config_class)
+    values = vars(parser.parse_args(argv))
+    try:
+        return config_class(**values)
+    except ValueError as error:
+        parser.error(str(error))
+
+
+def add_flags(parser: argparse.ArgumentParser, config_class: type) -> None:
+    """Add one flag for each field of the dataclass to ``parser``."""
+    hints = typing.get_type_hints(config_class)
+    for field in dataclasses.fields(config_class):
+        _add_flag(parser, field, hints[field.name])
+
+
+def _add_flag(parser: argparse.ArgumentParser, field: dataclasses.Field, hint: Any) -> None:
+    options: dict[str, Any] = {"help": field.metadata.get("help", "")}
+    if field.default is not dataclasses.MISSING:
+        options["default"] = field.default
+    elif field.default_factory is not dataclasses.MISSING:
+        options["default"] = field.default_factory()
+    else:
+        options["required"] = True
+
+    hint = _without_none(hint)
+    if typing.get_origin(hint) is Literal:
+        choices = typing.get_args(hint)
+        options.update(choices=choices, type=type(choices[0]))
+    elif typing.get_origin(hint) is tuple:
+        options.update(nargs="*", type=typing.get_args(hint)[0])
+    elif hint is bool:
+        options["action"] = argparse.BooleanOptionalAction
+    else:
+        options["type"] = hint
+
+    if field.metadata.get("positional"):
+        options.pop("required", None)
+        if "default" in options and "nargs" not in options:
+            options["nargs"] = "?"
+        parser.add_argument(field.name, **options)
+        return
+    dashed = "--" + field.name.replace("_", "-")
+    names = [dashed]
+    if "_" in field.name:
+        names.append("--" + field.name)
+    parser.add_argument(*names, dest=field.name, **options)
+
+
+def _without_none(hint: Any) -> Any:
+    """``X | None`` as ``X``: a flag that is not given is None."""
+    if typing.get_origin(hint) in (Union, types.UnionType):
+        (hint,) = (part for part in typing.get_args(hint) if part is not type(None))
+    return hint
