@@ -1,0 +1,1 @@
+"""GPT-2: what differs from BERT. The training loop is utils/trainer.py."""

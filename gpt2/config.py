@@ -1,0 +1,31 @@
+"""The GPT-2 sizes and the defaults of their training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from utils.train_config import TrainConfig
+
+# Layers, heads and width of the published models (Radford et al. 2019, table 2); tiny is for tests and
+# keeps the real vocabulary and context, so that the same data and the same kinds of operators are met.
+PRESETS: dict[str, dict[str, int]] = {
+    "gpt2": {"n_layer": 12, "n_head": 12, "n_embd": 768},
+    "gpt2-medium": {"n_layer": 24, "n_head": 16, "n_embd": 1024},
+    "gpt2-large": {"n_layer": 36, "n_head": 20, "n_embd": 1280},
+    "gpt2-xl": {"n_layer": 48, "n_head": 25, "n_embd": 1600},
+    "tiny": {"n_layer": 2, "n_head": 2, "n_embd": 32},
+}
+
+
+@dataclass
+class GPT2TrainConfig(TrainConfig):
+    """Flags of gpt2/train.py."""
+
+    family: ClassVar[str] = "gpt2"
+    presets: ClassVar[dict[str, dict[str, int]]] = PRESETS
+    context: ClassVar[int] = 1024
+
+    model_name: str = field(default="gpt2", metadata={"help": "one of " + ", ".join(PRESETS)})
+    learning_rate: float = field(default=3e-4, metadata={"help": "peak learning rate of AdamW"})
+    save_dir: str = field(default="checkpoints/gpt2", metadata={"help": "folder of the checkpoints"})

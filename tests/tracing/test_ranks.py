@@ -1,0 +1,83 @@
+"""Several gloo ranks traced by torchrun, alive and dying."""
+
+from __future__ import annotations
+
+import pytest
+from trace_reading import device_ids, host_ids, load
+
+from utils.chakra_tracer import check_pair
+
+WORKER = "tests/tracing/worker.py"
+
+
+def test_every_rank_has_its_own_pair_and_the_manifest_knows_all(torchrun, tmp_path):
+    folder = tmp_path / "out"
+    folder.mkdir()
+    of_more_ranks = {f"t_rank{rank}_{kind}.json" for rank in (2, 31) for kind in ("host", "device")}
+    of_more_ranks |= {"t_rank2_host.json.gz", "t_rank3_host.json.partial"}
+    of_others = {"t2_rank2_host.json", "t_rank2.0.et", "t_rank2_host.json.backup"}
+    for name in of_more_ranks | of_others:
+        (folder / name).touch()
+    done = torchrun(2, WORKER, "out", "t", 6, "--groups")
+    assert done.returncode == 0, done.stdout
+
+    names = {path.name for path in folder.iterdir()}
+    assert of_others <= names and not of_more_ranks & names and len(names - of_others) == 6
+    manifest = load(folder / "t_manifest.json")
+    assert manifest["complete"] and manifest["missing_ranks"] == []
+    assert (manifest["world_size"], manifest["backend"]) == (2, "gloo")
+    assert [record["rank"] for record in manifest["ranks"]] == [0, 1]
+    assert len({record["pid"] for record in manifest["ranks"]}) == 2
+    groups = {group["name"]: group for group in manifest["process_groups"]}
+    assert [(group["description"], group["ranks"]) for group in groups.values()] == [
+        ("default_pg", [0, 1]),
+        ("pair", [0, 1]),
+    ]
+    assert all("gloo" in group["backend"] for group in groups.values())
+    for record in manifest["ranks"]:
+        files = {kind: folder / entry["name"] for kind, entry in record["files"].items()}
+        assert set(files) == ({"host", "device", "stacks"} if record["rank"] == 0 else {"host", "device"})
+        assert host_ids(load(files["host"])) == device_ids(load(files["device"]))
+        assert check_pair(files["host"], files["device"], 3) == []
+        assert record["steps"] == [2, 3, 4] and len(record["step_times_us"]) == 3
+        recorded = [node["name"] for node in load(files["host"])["nodes"]]
+        assert recorded.count("## process_group:init ##") == 1
+        assert recorded.count("gloo:all_reduce") >= 6
+
+
+@pytest.mark.parametrize("fault", ["raise", "kill"])
+def test_rank_that_ends_leaves_the_others_capture(torchrun, tmp_path, fault):
+    done = torchrun(2, WORKER, "out", "t", 6, "--fault", f"{fault}:3:1", timeout=60)
+    assert done.returncode != 0
+    folder = tmp_path / "out"
+    manifest = load(folder / "t_manifest.json")
+    assert not manifest["complete"]
+    survivor = manifest["ranks"][0]
+    assert survivor["steps"] == [2] and survivor["unfinished_step"] == 3
+    assert "after 1 of 3 active steps (RuntimeError" in survivor["reason"]
+    assert check_pair(folder / "t_host.json", folder / "t_device.json", 2) == []
+    if fault == "kill":
+        assert manifest["missing_ranks"] == [1] and "no word from rank 1" in manifest["reason"]
+        assert not (folder / "t_rank1_host.json").exists()
+        assert (folder / "t_rank1_host.json.partial").exists(), "a killed rank's file is recognisable"
+    else:
+        assert manifest["missing_ranks"] == []
+        assert "rank 1: training ended" in manifest["reason"] and "not a number" in manifest["reason"]
+        assert check_pair(folder / "t_rank1_host.json", folder / "t_rank1_device.json", 2) == []
+        assert not list(folder.glob("*.partial"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_rank_without_room_names_its_folder_and_the_other_is_kept(torchrun, tmp_path, rank):
+    done = torchrun(2, WORKER, "out", "t", 8, "--fault", f"tiny-files:3:{rank}", timeout=60)
+    assert done.returncode != 0
+    assert (
+        f"the traces of rank {rank} can't be written to out: the host and device trace is cut off"
+        in done.stdout
+    )
+    folder, other = tmp_path / "out", "" if rank else "_rank1"
+    assert check_pair(folder / f"t{other}_host.json", folder / f"t{other}_device.json", 3) == []
+    manifest = load(folder / "t_manifest.json")
+    assert not manifest["complete"] and manifest["ranks"][rank]["files"] == {}
+    assert not [path for path in folder.iterdir() if ".partial" in path.name]

@@ -1,0 +1,236 @@
+"""check_pair names what keeps a pair from being linked; stacks and groups in forms that no CPU run has."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+from trace_reading import load, train
+
+from utils.chakra_tracer import ChakraTracer, _experimental_config, check_pair
+from utils.trace_check import inspect_pair
+from utils.trace_stacks import format_stacks
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pair")
+    with ChakraTracer(folder, "t", 0, 1, 2, 0) as tracer:
+        train(tracer, 3)
+    return load(folder / "t_host.json"), load(folder / "t_device.json")
+
+
+@pytest.fixture
+def altered(pair, tmp_path):
+    """Check the pair after changing deep copies of its traces: ``altered(change_host, change_device)``."""
+
+    def check(change_host=None, change_device=None):
+        paths = tmp_path / "host.json", tmp_path / "device.json"
+        for path, trace, change in zip(paths, pair, (change_host, change_device), strict=True):
+            copy = json.loads(json.dumps(trace))
+            if change:
+                change(copy)
+            path.write_text(json.dumps(copy))
+        return check_pair(*paths, 2)
+
+    return check
+
+
+def keep(trace, key, wanted):
+    trace[key] = [record for record in trace[key] if wanted(record)]
+
+
+def operators(trace):
+    return [record for record in trace["nodes"] if record["name"].startswith("aten::")]
+
+
+def test_untouched_pair_has_no_problem(altered):
+    assert altered() == []
+
+
+def test_host_without_ids(altered):
+    def strip(host):
+        for node in host["nodes"]:
+            keep(node, "attrs", lambda attr: attr["name"] != "rf_id")
+
+    assert altered(strip) == ["the host trace holds no record-function ids"]
+
+
+def test_device_without_ids(altered):
+    def strip(device):
+        for event in device["traceEvents"]:
+            event.get("args", {}).pop("Record function id", None)
+
+    assert altered(None, strip) == ["the device trace holds no record-function ids"]
+
+
+def test_ids_of_another_run(altered):
+    def shift(host):
+        for node in host["nodes"]:
+            for attr in node["attrs"]:
+                if attr["name"] == "rf_id" and attr["value"]:
+                    attr["value"] += 10_000
+
+    (problem,) = altered(shift)
+    assert problem.startswith("of ") and problem.endswith("only 0 are in both")
+
+
+def test_operator_of_the_training_thread_in_one_trace_only(altered):
+    (problem,) = altered(lambda host: host["nodes"].remove(operators(host)[0]))
+    assert problem.startswith("1 operators of the training thread are in one trace only: aten::")
+
+    def drop_relu(device):
+        dropped = next(event for event in device["traceEvents"] if event["name"] == "aten::relu")
+        device["traceEvents"].remove(dropped)
+
+    assert altered(None, drop_relu) == [
+        "1 operators of the training thread are in one trace only: aten::relu ×1"
+    ]
+
+
+def test_operator_of_an_unwatched_thread_is_no_problem(altered):
+    def add(host):
+        node = json.loads(json.dumps(operators(host)[0]))
+        for attr in node["attrs"]:
+            attr["value"] = {"rf_id": 999_999, "tid": 7}.get(attr["name"], attr["value"])
+        host["nodes"].append(node)
+
+    assert altered(add) == []
+
+
+def test_steps_that_differ(altered):
+    problems = altered(None, lambda d: keep(d, "traceEvents", lambda e: e["name"] != "ProfilerStep#1"))
+    assert "the host trace covers the steps [1, 2], the device trace [2]" in problems
+    assert "2 active step(s) were asked for and 1 annotated" in problems
+
+
+def test_steps_that_are_not_consecutive(altered):
+    def rename(trace):
+        for record in trace.get("nodes") or trace["traceEvents"]:
+            if record["name"] == "ProfilerStep#2":
+                record["name"] = "ProfilerStep#5"
+
+    assert altered(rename, rename) == ["the annotated steps [1, 5] are not consecutive"]
+
+
+def test_annotations_that_only_look_like_steps_and_those_on_a_stream_do_not_count(altered):
+    def add(device):
+        event = next(e for e in device["traceEvents"] if e["name"] == "ProfilerStep#1")
+        device["traceEvents"].append({**event, "cat": "gpu_user_annotation", "tid": 7, "args": {}})
+        device["traceEvents"].append({**event, "name": "ProfilerStep#later", "args": {}})
+
+    assert altered(None, add) == []
+
+
+def test_traces_of_two_processes(altered):
+    (problem,) = altered(lambda host: host.update(pid=host["pid"] + 1))
+    assert problem.startswith("the host trace is of process ")
+
+
+def test_group_record_that_is_absent(altered):
+    assert altered(None, lambda device: device.update(distributedInfo={"backend": "gloo"})) == [
+        "the host trace lacks the record of the process groups"
+    ]
+
+
+@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("damage", ["cut", "empty", "absent", "two objects", "cut gzip", "not UTF-8"])
+def test_file_that_is_not_one_whole_object(pair, tmp_path, which, damage):
+    paths = [tmp_path / "host.json", tmp_path / "device.json"]
+    for path, trace in zip(paths, pair, strict=True):
+        path.write_text(json.dumps(trace))
+    path = paths[which]
+    content = path.read_bytes()
+    if damage == "absent":
+        path.unlink()
+    else:
+        path.write_bytes(
+            {
+                "cut": content[: len(content) // 2],
+                "empty": b"",
+                "two objects": content + content,
+                "cut gzip": gzip.compress(content)[:-100],
+                "not UTF-8": content.replace(b"aten::relu", b"aten::\xb0elu"),
+            }[damage]
+        )
+    report = inspect_pair(*paths, 2)
+    (problem,) = report.problems
+    assert problem.startswith(f"the {('host', 'device')[which]} trace is not one complete JSON object")
+    assert bool(report.truncated) == (damage in ("cut", "empty", "absent", "cut gzip"))
+
+
+def event(name, ts, dur, cat="cpu_op", tid=1, external_id=0):
+    args = {"External id": external_id} if external_id else {}
+    return {"ph": "X", "name": name, "cat": cat, "ts": ts, "dur": dur, "tid": tid, "args": args}
+
+
+def table(tmp_path, *events, limit=100):
+    (tmp_path / "device.json").write_text(json.dumps({"traceEvents": list(events)}))
+    header, *lines = format_stacks(tmp_path / "device.json", limit).splitlines()
+    rows = [line.split(None, 5) for line in lines[2:]]
+    return header, [(row[5], *map(float, row[:5])) for row in rows]
+
+
+def test_stacks_count_kernels_for_the_operator_that_launched_them(tmp_path):
+    header, rows = table(
+        tmp_path,
+        event("ProfilerStep#3", 0, 10, "user_annotation"),
+        event("slow", 1, 4, external_id=1),
+        event("inner", 2, 1, external_id=2),
+        event("ProfilerStep#4", 10, 5, "user_annotation"),
+        event("slow", 11, 2, external_id=3),
+        event("ProfilerStep#4", 10, 900, "gpu_user_annotation", tid=7),
+        event("k1", 3, 30, "kernel", 7, 1),
+        event("copy", 40, 8, "gpu_memcpy", 7, 2),
+        event("k2", 50, 20, "kernel", 7, 3),
+        event("stray", 70, 99, "kernel", 7),
+        limit=2,
+    )
+    assert header == "# 2 of 3 operator stacks hold 100.0% of self_cuda_time_total"
+    assert rows == [
+        ("slow < ProfilerStep*", 5.0, 6.0, 50.0, 58.0, 2.0),
+        ("inner < slow < ProfilerStep*", 1.0, 1.0, 8.0, 8.0, 1.0),
+    ]
+
+
+def test_stacks_keep_threads_apart_and_cut_overlaps(tmp_path):
+    _, rows = table(
+        tmp_path,
+        event("a", 0, 10),
+        event("late", 8, 5),  # ends after the operator that it began in
+        event("a", 2, 3, tid="worker"),
+    )
+    assert rows == [("a", 11.0, 13.0, 0.0, 0.0, 2.0), ("late < a", 2.0, 2.0, 0.0, 0.0, 1.0)]
+
+
+def test_stacks_of_nothing(tmp_path):
+    assert table(tmp_path) == ("# 0 of 0 operator stacks hold 0.0% of self_cpu_time_total", [])
+
+
+def test_options_that_the_build_lacks_are_left_out():
+    from torch._C._profiler import _ExperimentalConfig
+
+    config = _experimental_config({"enable_cuda_sync_events": True, "no_such_option": True})
+    assert isinstance(config, _ExperimentalConfig)
+
+
+CAPTURES = sorted((Path(__file__).parents[1] / "fixtures" / "captures").glob("*/*_manifest.json"))
+
+
+@pytest.mark.parametrize("path", CAPTURES, ids=lambda path: f"{path.parent.name}-{path.name}")
+def test_committed_captures_are_whole_and_can_be_linked(path):
+    manifest = load(path)
+    assert manifest["complete"] and len(manifest["ranks"]) == manifest["world_size"]
+    for record in manifest["ranks"]:
+        files = record["files"]
+        for entry in files.values():
+            content = (path.parent / entry["name"]).read_bytes()
+            assert hashlib.sha256(content).hexdigest() == entry["sha256"]
+        assert check_pair(path.parent / files["host"]["name"], path.parent / files["device"]["name"], 2) == []
+
+
+def test_captures_are_committed():
+    assert len(CAPTURES) == 4

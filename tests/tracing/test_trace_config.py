@@ -1,0 +1,95 @@
+"""The tracing flags and the names that a trace may have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from utils.chakra_tracer import ChakraTracer, TraceConfig, check_trace_name
+from utils.cli import parse
+from utils.trace_files import TraceFiles
+
+
+@pytest.mark.parametrize("name", ["gpt2_2gpu_quick_trace", "한글 추적 1", "v1.2-a+b=c@d,(e)", "a_rank1_b"])
+def test_names_that_are_taken(name):
+    assert check_trace_name(name) == name
+
+
+@pytest.mark.parametrize(
+    ("name", "word"),
+    [
+        ("", "empty"),
+        ("  ", "empty"),
+        (" x", "space"),
+        ("x ", "space"),
+        (".hidden", "dot"),
+        ("..", "dot"),
+        ("-x", "dash"),
+        ("../x", "dot"),
+        ("a/b", "'/'"),
+        ("a\\b", r"'\\\\'"),
+        ("a\nb", r"'\\n'"),
+        ("a\0b", "x00"),
+        ('a"b', "use letters"),
+        ("<script>", "use letters"),
+        ("a*", "use letters"),
+        ("x_rank1", "another rank"),
+        ("가" * 100, "180 bytes"),
+    ],
+)
+def test_names_that_are_refused_in_one_sentence(name, word):
+    with pytest.raises(ValueError, match=word) as raised:
+        check_trace_name(name)
+    assert "\n" not in str(raised.value)
+
+
+@given(st.text())
+def test_no_accepted_name_leaves_the_folder(name):
+    try:
+        check_trace_name(name)
+    except ValueError:
+        return
+    files = TraceFiles(Path("folder"), name, 12345, compress=True)
+    for kind in files.names:
+        assert files.path(kind).parent == Path("folder")
+        assert len(files.partial(kind).name.encode()) + len(".tmp") <= 255
+
+
+def test_flags_in_both_spellings():
+    config = parse(TraceConfig, ["--enable-tracing", "--trace_name", "t", "--trace-active-steps", "1"])
+    assert (config.enable_tracing, config.trace_name, config.trace_active_steps) == (True, "t", 1)
+    defaults = TraceConfig()
+    assert defaults.trace_wait_steps + defaults.trace_warmup_steps + defaults.trace_active_steps <= 10
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--trace-wait-steps", "-1"],
+        ["--trace-warmup-steps", "-1"],
+        ["--trace-active-steps", "0"],
+        ["--trace-output-dir", ""],
+        ["--trace-name", "../up"],
+    ],
+)
+def test_bad_flags_end_in_one_sentence(flags, capsys):
+    with pytest.raises(SystemExit) as ended:
+        parse(TraceConfig, flags)
+    assert ended.value.code == 2
+    last = capsys.readouterr().err.strip().splitlines()[-1]
+    assert "error: " in last and ("trace name" in last or flags[0] in last)
+
+
+def test_tracer_refuses_a_rank_that_torch_does_not_know(tmp_path):
+    with pytest.raises(ValueError, match="after init_process_group"):
+        ChakraTracer(tmp_path, "t", 1, 1, 1, rank=1, world_size=2)
+
+
+def test_tracer_refuses_a_folder_that_is_a_file(tmp_path):
+    (tmp_path / "taken").touch()
+    tracer = ChakraTracer(tmp_path / "taken", "t", 1, 1, 1, rank=0)
+    with pytest.raises(OSError, match="trace folder .*taken can't be written"):
+        tracer.__enter__()

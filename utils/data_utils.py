@@ -1,0 +1,231 @@
+"""The data, from flags to samples: read (squad.py) → tokenize (token_cache.py) → lay out (here).
+
+Every sample has the full --max-seq-length, so a batch is a plain stack and each step has the same shapes.
+Labels are -100, which PyTorch's cross entropy leaves out, wherever nothing is to be predicted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from utils.hub import DataError, datasets_cache
+from utils.squad import load_squad
+from utils.token_cache import TokenizedPairs, tokenize_pairs
+from utils.tokenizers import Family, load_tokenizer
+
+__all__ = ["DataConfig", "DataError", "SquadDataset", "build_datasets", "load_tokenizer"]
+
+IGNORED = -100
+MASKED_SHARE = 0.15
+MIN_LENGTH = 8
+Sample = dict[str, torch.Tensor]
+
+
+@dataclass
+class DataConfig:
+    """What to train on and how it is cut up."""
+
+    dataset: str = field(
+        default="squad",
+        metadata={"help": "squad (hub or its cache), sample (the small one in data/) or a SQuAD JSON file"},
+    )
+    tokenizer: str | None = field(
+        default=None,
+        metadata={
+            "help": "tokenizer.json or its folder; if not given: image, hub cache, hub, data/tokenizers"
+        },
+    )
+    cache_dir: str | None = field(
+        default=None,
+        metadata={"help": "for downloads and tokenized data; if not given: HF_DATASETS_CACHE or HF_HOME"},
+    )
+    max_seq_length: int | None = field(
+        default=None,
+        metadata={"help": "tokens a sample; if not given: 1024 (GPT-2) or 512 (BERT) on a GPU, 128 on a CPU"},
+    )
+    pack: bool = field(
+        default=False, metadata={"help": "GPT-2: fill samples with texts end to end instead of padding each"}
+    )
+    num_workers: int = field(
+        default=2, metadata={"help": "processes a rank that load batches; 0: load in the training process"}
+    )
+
+    def __post_init__(self) -> None:
+        if self.max_seq_length is not None and self.max_seq_length < MIN_LENGTH:
+            raise DataError(f"--max-seq-length {self.max_seq_length}: must be at least {MIN_LENGTH}")
+        if self.num_workers < 0:
+            raise DataError(f"--num-workers {self.num_workers}: must not be negative")
+
+
+class SquadDataset(Dataset[Sample]):
+    """Map-style samples of int64 [max_seq_length]: input_ids, attention_mask, labels (BERT: token_type_ids).
+
+    ``source`` says where the text came from; ``fingerprint`` is equal on ranks that hold the same data.
+    """
+
+    def __init__(self, pairs: TokenizedPairs, length: int, source: str) -> None:
+        self.pairs, self.length, self.source, self.fingerprint = pairs, length, source, pairs.fingerprint
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def __getitem__(self, index: int) -> Sample:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        return {name: torch.from_numpy(row) for name, row in self.rows(index).items()}
+
+    def rows(self, index: int) -> dict[str, np.ndarray]:
+        raise NotImplementedError
+
+    def set_epoch(self, epoch: int) -> None:
+        """Draw BERT's masks anew; GPT-2 has nothing to draw.
+
+        Reaches the workers of a DataLoader, persistent or not. Call it between epochs, before the loader's
+        next iterator is made, since workers fetch ahead.
+        """
+
+
+class CausalDataset(SquadDataset):
+    """One question, a newline, its context and <|endoftext|>, cut or padded to the length, for GPT-2.
+
+    Labels are the inputs: the model itself shifts them by one.
+    """
+
+    def __init__(self, pairs: TokenizedPairs, tokenizer, length: int, source: str) -> None:
+        super().__init__(pairs, length, source)
+        newline = tokenizer("\n", add_special_tokens=False)["input_ids"]
+        self.newline, self.end = np.array(newline, dtype=np.int64), int(tokenizer.eos_token_id)
+
+    def document(self, index: int) -> np.ndarray:
+        question, context = self.pairs[index]
+        return np.concatenate([question, self.newline, context, [self.end]])
+
+    def rows(self, index: int) -> dict[str, np.ndarray]:
+        return self.padded(self.document(index)[: self.length])
+
+    def padded(self, ids: np.ndarray) -> dict[str, np.ndarray]:
+        # By position, not by id: padding is <|endoftext|> too, and the real one must keep its label.
+        return {
+            "input_ids": _fill(ids, self.length, self.end),
+            "attention_mask": _fill(np.ones_like(ids), self.length, 0),
+            "labels": _fill(ids, self.length, IGNORED),
+        }
+
+
+class PackedDataset(CausalDataset):
+    """GPT-2's documents end to end, cut every ``length`` tokens; only the last remainder is dropped.
+
+    The documents are shuffled by the seed first, as neighbours in SQuAD share their context. Less than one
+    length of text makes one padded sample.
+    """
+
+    def __init__(self, pairs: TokenizedPairs, tokenizer, length: int, source: str, seed: int) -> None:
+        super().__init__(pairs, tokenizer, length, source)
+        order = _generator(seed).permutation(len(pairs))
+        self.stream = np.concatenate([self.document(index) for index in order]).astype(np.int32)
+
+    def __len__(self) -> int:
+        return max(1, len(self.stream) // self.length)
+
+    def rows(self, index: int) -> dict[str, np.ndarray]:
+        return self.padded(self.stream[index * self.length : (index + 1) * self.length])
+
+
+class MaskedDataset(SquadDataset):
+    """[CLS] question [SEP] context [SEP] with masked words to guess, for BERT (Devlin et al. 2019, 3.1).
+
+    15% of the ordinary tokens, at least one, have labels; of these 80% become [MASK], 10% a random token and
+    10% stay. The choice depends on seed, epoch and index alone, so neither resuming nor the number of ranks
+    or workers changes it.
+    """
+
+    def __init__(self, pairs: TokenizedPairs, tokenizer, length: int, source: str, seed: int) -> None:
+        super().__init__(pairs, length, source)
+        self.seed = seed
+        # Shared memory, for persistent workers keep the copy of this object that they started with.
+        self.epoch = torch.zeros((), dtype=torch.int64).share_memory_()
+        self.cls, self.sep, self.pad = tokenizer.cls_token_id, tokenizer.sep_token_id, tokenizer.pad_token_id
+        self.mask, self.unknown = tokenizer.mask_token_id, tokenizer.unk_token_id
+        vocabulary = np.array(sorted(tokenizer.get_vocab().values()))
+        self.maskable = np.zeros(vocabulary[-1] + 1, dtype=bool)  # [vocabulary], looked up by id
+        self.maskable[vocabulary] = True
+        self.maskable[tokenizer.all_special_ids] = False
+        self.ordinary = np.flatnonzero(self.maskable)
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch.fill_(epoch)
+
+    def rows(self, index: int) -> dict[str, np.ndarray]:
+        question, context = self.pairs[index]
+        room = self.length - 3
+        # The context is cut first; the question too, if it alone would take more than half.
+        question = question[: max(room // 2, room - len(context))]
+        context = context[: room - len(question)]
+        ids = np.concatenate([[self.cls], question, [self.sep], context, [self.sep]])
+        second = np.zeros_like(ids)
+        second[len(question) + 2 :] = 1
+        masked, labels = self.masked(ids, index)
+        return {
+            "input_ids": _fill(masked, self.length, self.pad),
+            "attention_mask": _fill(np.ones_like(ids), self.length, 0),
+            "token_type_ids": _fill(second, self.length, 0),
+            "labels": _fill(labels, self.length, IGNORED),
+        }
+
+    def masked(self, ids: np.ndarray, index: int) -> tuple[np.ndarray, np.ndarray]:
+        candidates = np.flatnonzero(self.maskable[ids])
+        if not len(candidates):
+            # A text in a script that the vocabulary lacks: without any label its loss would be NaN.
+            candidates = np.flatnonzero(ids == self.unknown)
+        count = min(len(candidates), max(1, round(MASKED_SHARE * len(candidates))))
+        draw = _generator(self.seed, int(self.epoch), index)
+        chosen = draw.permutation(candidates)[:count]
+        labels = np.full_like(ids, IGNORED)
+        labels[chosen] = ids[chosen]
+        fate = draw.random(count)
+        random = self.ordinary[draw.integers(len(self.ordinary), size=count)]
+        masked = ids.copy()
+        masked[chosen] = np.where(fate < 0.8, self.mask, np.where(fate < 0.9, random, ids[chosen]))
+        return masked, labels
+
+
+def build_datasets(
+    family: Family, tokenizer, config: DataConfig, seed: int
+) -> tuple[SquadDataset, SquadDataset]:
+    """Return the train and validation set; the validation set's masks are the same for any seed and epoch.
+
+    ``config.max_seq_length`` must be set by now. Tokenized data is kept below --cache-dir. Raises
+    ``DataError``.
+    """
+    length = config.max_seq_length
+    if length is None:
+        raise DataError("--max-seq-length: not set")
+    if config.pack and family != "gpt2":
+        raise DataError("--pack: only for GPT-2, as BERT's samples are pairs of question and context")
+    squad = load_squad(config.dataset, config.cache_dir)
+    folder = datasets_cache(config.cache_dir) / "tokenized"
+
+    def build(examples, seed: int) -> SquadDataset:
+        pairs = tokenize_pairs(examples, tokenizer, folder)
+        if family == "bert":
+            return MaskedDataset(pairs, tokenizer, length, squad.source, seed)
+        if config.pack:
+            return PackedDataset(pairs, tokenizer, length, squad.source, seed)
+        return CausalDataset(pairs, tokenizer, length, squad.source)
+
+    return build(squad.train, seed), build(squad.validation, 0)
+
+
+def _fill(row: np.ndarray, length: int, value: int) -> np.ndarray:
+    """``row`` as int64 [length], ``value`` after its end."""
+    filled = np.full(length, value, dtype=np.int64)
+    filled[: len(row)] = row
+    return filled
+
+
+def _generator(*key: int) -> np.random.Generator:
+    return np.random.default_rng([number % 2**64 for number in key])

@@ -1,0 +1,178 @@
+"""From the launcher's environment to a process group, and from any failure to one sentence and an exit."""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NoReturn
+
+import torch
+import torch.distributed as dist
+
+from utils.watch import (
+    PeerFailure,
+    Watch,
+    blames_others,
+    describe,
+    forget_signals_in_children,
+    is_expected,
+    leave,
+)
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class World:
+    """This process among the launched ones. ``local`` counts are those of one node."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    device: torch.device
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == 0
+
+    @property
+    def backend(self) -> str:
+        return "nccl" if self.device.type == "cuda" else "gloo"
+
+    def sum(self, *values: torch.Tensor | float) -> list[float]:
+        """The sums over all ranks of some scalars, in one collective."""
+        parts = [torch.as_tensor(value, dtype=torch.float64, device=self.device) for value in values]
+        total = torch.stack(parts)
+        if self.size > 1:
+            dist.all_reduce(total)
+        return total.tolist()
+
+    def agree(self, number: int) -> bool:
+        """Whether every rank calls this with the same number (below 2^62)."""
+        extremes = torch.tensor([number, -number], dtype=torch.int64, device=self.device)
+        if self.size > 1:
+            dist.all_reduce(extremes, dist.ReduceOp.MAX)
+        return extremes.tolist() == [number, -number]
+
+
+def read_world() -> World:
+    """The world that torchrun (or any launcher with the same variables) started; alone without one.
+
+    Raises ValueError where a node has fewer GPUs than processes.
+    """
+    environment = os.environ
+    rank, size = int(environment.get("RANK", 0)), int(environment.get("WORLD_SIZE", 1))
+    local_rank = int(environment.get("LOCAL_RANK", 0))
+    local_size = int(environment.get("LOCAL_WORLD_SIZE", size))
+    device = torch.device("cpu")
+    if torch.cuda.is_available():
+        if local_rank >= torch.cuda.device_count():
+            raise ValueError(
+                f"{local_size} processes were launched on this node but it has {torch.cuda.device_count()} "
+                f"GPU(s): launch as many, or hide the GPUs with CUDA_VISIBLE_DEVICES= to run on the CPU"
+            )
+        device = torch.device("cuda", local_rank)
+        torch.cuda.set_device(device)
+    return World(rank, size, local_rank, local_size, device)
+
+
+def setup_logging(rank: int) -> None:
+    """Log to stderr at LOGLEVEL (default INFO); ranks above 0 only warn, unless LOGLEVEL=DEBUG.
+
+    Raises ValueError on an unknown level.
+    """
+    wanted = os.environ.get("LOGLEVEL", "INFO").upper()
+    level = logging.getLevelName(wanted)
+    if not isinstance(level, int):
+        raise ValueError(f"LOGLEVEL={wanted} is unknown; choose from DEBUG, INFO, WARNING, ERROR, CRITICAL")
+    if rank and level > logging.DEBUG:
+        level = max(level, logging.WARNING)
+    form = f"%(asctime)s rank {rank} %(levelname)s %(message)s"
+    logging.basicConfig(level=logging.WARNING, format=form, datefmt="%H:%M:%S", force=True)
+    for name in ("utils", "gpt2", "bert", "__main__"):
+        logging.getLogger(name).setLevel(level)
+
+
+def set_threads(local_size: int) -> None:
+    """Share the node's cores among its processes, unless the user has set OMP_NUM_THREADS.
+
+    torchrun sets it to 1 by itself, which is no wish of the user's.
+    """
+    chosen = os.environ.get("OMP_NUM_THREADS")
+    if chosen is None or (chosen == "1" and "TORCHELASTIC_RUN_ID" in os.environ):
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        torch.set_num_threads(max(1, cores // local_size))
+
+
+def run(main: Callable[[World, Watch], int], dist_timeout: float) -> NoReturn:
+    """Run ``main`` in this process of the world and exit with its status.
+
+    A failure ends every rank: within seconds where a process died or raised, after ``dist_timeout``
+    seconds where one hangs. Each prints one sentence; a defect of the program also its traceback.
+    """
+    rank = int(os.environ.get("RANK", 0))
+    watch = None
+    try:
+        setup_logging(rank)
+        world = read_world()
+        set_threads(world.local_size)
+        group_store, watch_store = _connect(world, dist_timeout)
+        watch = Watch(world.rank, world.size, dist_timeout, watch_store)
+        forget_signals_in_children()
+        watch.start()
+        watch.barrier("start", timeout=dist_timeout)
+        if group_store is not None:
+            # NCCL ends the process at its timeout without a word, so the watch has to be first.
+            limit = datetime.timedelta(seconds=dist_timeout + (60 if world.backend == "nccl" else 0))
+            dist.init_process_group(
+                world.backend, store=group_store, rank=world.rank, world_size=world.size, timeout=limit
+            )
+        code = main(world, watch)
+        watch.close()
+    except BaseException as error:
+        leave(_explain(error, rank, watch))
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    sys.exit(code)
+
+
+def _connect(world: World, timeout: float) -> tuple[dist.Store | None, dist.Store | None]:
+    """Two connections to the rendezvous store: for the process group, and for the watch."""
+    environment = os.environ
+    if "RANK" not in environment:
+        return None, None
+    host, port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
+    hosted = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    # A restarted attempt must not find the keys of the one before.
+    prefix = f"attempt_{environment.get('TORCHELASTIC_RESTART_COUNT', 0)}"
+
+    def connect(master: bool, part: str) -> dist.Store:
+        limit = datetime.timedelta(seconds=timeout)
+        store = dist.TCPStore(host, port, world.size, is_master=master, timeout=limit, wait_for_workers=False)
+        return dist.PrefixStore(f"{prefix}/{part}", store)
+
+    return connect(world.rank == 0 and not hosted, "group"), connect(False, "watch")
+
+
+def _explain(error: BaseException, rank: int, watch: Watch | None) -> int:
+    """Log why this rank ends, tell the others, and return the exit status."""
+    if isinstance(error, (SystemExit, KeyboardInterrupt)):
+        if watch is not None:
+            watch.fail("interrupted")
+        log.error("rank %d: interrupted", rank)
+        return error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 130
+    if blames_others(error):
+        verdict = watch.wait_for_verdict() if watch is not None else None
+        failure = str(error) if isinstance(error, PeerFailure) else f"a collective failed ({describe(error)})"
+        log.error("rank %d stops: %s", rank, verdict or failure)
+        return 1
+    repeated = watch is not None and watch.fail(describe(error))
+    if not repeated:
+        detailed = not is_expected(error) or log.isEnabledFor(logging.DEBUG)
+        log.error("rank %d: %s", rank, describe(error), exc_info=error if detailed else None)
+    return 1

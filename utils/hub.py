@@ -1,0 +1,69 @@
+"""What the data modules share: one error, one voice, and whether the Hugging Face hub can be used now."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import threading
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+OFFLINE_VARIABLES = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE")
+PROBE_SECONDS = 5.0
+
+_logger = logging.getLogger(__name__)
+
+
+class DataError(ValueError):
+    """Bad input from the user, told in one sentence that names the flag or file and what to do."""
+
+
+def tell(level: int, message: str) -> None:
+    """Log one line, on rank 0 only (torchrun's RANK; a process without it is rank 0)."""
+    if os.environ.get("RANK", "0") == "0":
+        _logger.log(level, message)
+
+
+def hub_problem() -> str | None:
+    """Why the hub can't be used, or None when it answers.
+
+    An offline variable is believed at once. Otherwise one HEAD request to HF_ENDPOINT (through the usual
+    proxy variables) decides within ``PROBE_SECONDS``, once a process: the hub libraries' own retries can
+    take minutes on a network that swallows packets.
+    """
+    for name in OFFLINE_VARIABLES:
+        if os.environ.get(name, "").upper() in {"1", "ON", "YES", "TRUE"}:
+            return f"{name} is set"
+    return _probe(os.environ.get("HF_ENDPOINT") or "https://huggingface.co", PROBE_SECONDS)
+
+
+def datasets_cache(cache_dir: str | None) -> Path:
+    """The folder that ``datasets`` caches in: --cache-dir, HF_DATASETS_CACHE, or below HF_HOME."""
+    if cache_dir or (cache_dir := os.environ.get("HF_DATASETS_CACHE")):
+        return Path(cache_dir).expanduser()
+    if home := os.environ.get("HF_HOME"):
+        return Path(home).expanduser() / "datasets"
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "huggingface" / "datasets"
+
+
+@functools.lru_cache
+def _probe(endpoint: str, seconds: float) -> str | None:
+    outcome: list[str | None] = []
+
+    def ask() -> None:
+        try:
+            urllib.request.urlopen(urllib.request.Request(endpoint, method="HEAD"), timeout=seconds).close()
+            outcome.append(None)
+        except urllib.error.HTTPError as error:
+            # Any word from the hub itself will do; a 5xx is a proxy or a hub that is down.
+            outcome.append(f"{endpoint} answered {error.code}" if error.code >= 500 else None)
+        except Exception as error:  # OSError for the network, HTTPException for what isn't HTTP, ValueError
+            outcome.append(f"{endpoint} can't be reached: {getattr(error, 'reason', error)}")
+
+    # A thread, as the timeout of urlopen doesn't cover the name lookup.
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return outcome[0] if outcome else f"{endpoint} didn't answer within {seconds:g} s"

@@ -1,0 +1,31 @@
+"""AdamW with its two parameter groups, and the learning-rate schedule."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+
+def build_optimizer(model: nn.Module, learning_rate: float, weight_decay: float) -> torch.optim.AdamW:
+    """AdamW, fused where this build has it for the model's device; no decay on biases and norms."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    # Biases and the weights of layer norms are the vectors of these models; all else is a matrix.
+    groups = [
+        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": weight_decay},
+        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    try:
+        return torch.optim.AdamW(groups, lr=learning_rate, fused=True)
+    except RuntimeError:
+        return torch.optim.AdamW(groups, lr=learning_rate)
+
+
+def learning_rate_at(step: int, peak: float, warmup_steps: int, total_steps: int) -> float:
+    """The rate of optimizer step ``step`` (from 0): linear up over the warm-up, then linear down to 0.
+
+    A function of the step alone, so that a resumed run needs no scheduler state. The first step is
+    already above 0 and the last one too: neither is wasted.
+    """
+    if step < warmup_steps:
+        return peak * (step + 1) / (warmup_steps + 1)
+    return peak * max(0.0, (total_steps - step) / max(1, total_steps - warmup_steps))

@@ -1,0 +1,190 @@
+"""Can the two traces of one rank be linked? Read back right after the capture, while it can be repeated.
+
+Format facts: the host trace is written by PyTorch's ExecutionTraceObserver (attribute ``rf_id``), the
+device trace by Kineto (event argument ``Record function id``); the two ids are the same number.
+"""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+STEP = "ProfilerStep#"
+# Written by the observer itself, or before Kineto starts: these have no twin in the device trace.
+_UNTWINNED = ("[pytorch|profiler|execution_trace|", "## process_group:init ##")
+_LINKED_SHARE = 0.95
+
+
+class _Attribute(msgspec.Struct):
+    name: str = ""
+    value: Any = None
+
+
+class _Node(msgspec.Struct):
+    name: str
+    attrs: list[_Attribute] = []
+
+    def get(self, name: str) -> Any:
+        return next((attribute.value for attribute in self.attrs if attribute.name == name), None)
+
+
+class _Host(msgspec.Struct):
+    nodes: list[_Node]
+    finish_ts: int
+    pid: int | None = None
+
+
+class _Arguments(msgspec.Struct):
+    record_id: int = msgspec.field(name="Record function id", default=0)
+
+
+class _Event(msgspec.Struct):
+    name: str = ""
+    cat: str = ""
+    dur: float = 0.0
+    pid: int | str | None = None
+    tid: int | str | None = None
+    args: _Arguments | None = None
+
+
+class _Device(msgspec.Struct):
+    events: list[_Event] = msgspec.field(name="traceEvents")
+    distributed: dict[str, Any] | None = msgspec.field(name="distributedInfo", default=None)
+
+
+@dataclass
+class PairReport:
+    """What the host and device traces of one rank have in common.
+
+    ``steps`` holds the duration of each traced step in µs by its number, from the device trace's
+    ProfilerStep annotations. ``unlinked`` counts records of one trace that the other lacks.
+    ``problems`` holds one sentence for each reason why the pair can't be linked; none: it can.
+    ``truncated`` names the traces whose end is missing, as after a full disk.
+    """
+
+    host_nodes: int = 0
+    device_events: int = 0
+    linked: int = 0
+    unlinked: int = 0
+    steps: dict[int, float] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    truncated: list[str] = field(default_factory=list)
+
+
+def check_pair(host: Path | str, device: Path | str, active_steps: int) -> list[str]:
+    """Reasons why the host and device traces of one rank can't be linked; empty when they can.
+
+    ``active_steps`` is the number of steps that both must cover. The files may end in ``.gz``.
+    """
+    return inspect_pair(host, device, active_steps).problems
+
+
+def inspect_pair(host: Path | str, device: Path | str, active_steps: int) -> PairReport:
+    """Read both traces of one rank and compare their record-function ids, steps and processes."""
+    report = PairReport()
+    host_trace = _read(Path(host), _Host, "host", report)
+    device_trace = _read(Path(device), _Device, "device", report)
+    if host_trace is None or device_trace is None:
+        return report
+    report.host_nodes = len(host_trace.nodes)
+    report.device_events = len(device_trace.events)
+    _compare_steps(host_trace, device_trace, active_steps, report)
+    _compare_ids(host_trace, device_trace, report)
+    _compare_process(host_trace, device_trace, report)
+    return report
+
+
+def _read(path: Path, kind: type, label: str, report: PairReport) -> Any:
+    try:
+        data = path.read_bytes()
+        if data[:2] == b"\x1f\x8b":
+            data = gzip.decompress(data)
+        return msgspec.json.decode(data, type=kind)
+    except (OSError, EOFError, ValueError, zlib.error, msgspec.DecodeError) as error:
+        if isinstance(error, EOFError) or "truncated" in str(error) or not path.is_file():
+            report.truncated.append(label)
+        report.problems.append(
+            f"the {label} trace is not one complete JSON object ({error}); try fix_host_traces.py"
+        )
+        return None
+
+
+def _compare_steps(host: _Host, device: _Device, active_steps: int, report: PairReport) -> None:
+    annotations = [event for event in device.events if _is_step(event)]
+    report.steps = {_number(event): event.dur for event in annotations}
+    device_steps = sorted(_number(event) for event in annotations)
+    host_steps = sorted(_number(node) for node in host.nodes if _is_step(node))
+    if host_steps != device_steps:
+        report.problems.append(
+            f"the host trace covers the steps {host_steps}, the device trace {device_steps}"
+        )
+    if len(device_steps) != active_steps:
+        report.problems.append(
+            f"{active_steps} active step(s) were asked for and {len(device_steps)} annotated"
+        )
+    elif device_steps and device_steps != list(range(device_steps[0], device_steps[0] + active_steps)):
+        report.problems.append(f"the annotated steps {device_steps} are not consecutive")
+
+
+def _compare_ids(host: _Host, device: _Device, report: PairReport) -> None:
+    host_ids = {node.get("rf_id"): node for node in host.nodes if not node.name.startswith(_UNTWINNED)}
+    host_ids.pop(None, None)
+    host_ids.pop(0, None)
+    device_ids = {
+        event.args.record_id: event for event in device.events if event.args and event.args.record_id
+    }
+    for label, ids in (("host", host_ids), ("device", device_ids)):
+        if not ids:
+            report.problems.append(f"the {label} trace holds no record-function ids")
+    if not host_ids or not device_ids:
+        return
+
+    linked = host_ids.keys() & device_ids.keys()
+    report.linked = len(linked)
+    report.unlinked = len(host_ids.keys() ^ device_ids.keys())
+    if report.linked < _LINKED_SHARE * len(host_ids) or report.linked < _LINKED_SHARE * len(device_ids):
+        report.problems.append(
+            f"of {len(host_ids)} host ids and {len(device_ids)} device ids only {report.linked} are in both"
+        )
+        return
+    # Work on other threads may lack a twin (torch 2.4 does not profile gloo's workers); the training
+    # thread's own may not.
+    main_host = {node.get("tid") for node in host_ids.values() if _is_step(node)}
+    main_device = {event.tid for event in device.events if _is_step(event)}
+    lost = Counter(host_ids[i].name for i in host_ids.keys() - linked if host_ids[i].get("tid") in main_host)
+    lost.update(device_ids[i].name for i in device_ids.keys() - linked if device_ids[i].tid in main_device)
+    if lost:
+        report.problems.append(
+            f"{lost.total()} operators of the training thread are in one trace only: {_some(lost)}"
+        )
+
+
+def _compare_process(host: _Host, device: _Device, report: PairReport) -> None:
+    pids = {event.pid for event in device.events if _is_step(event)}
+    if host.pid is not None and pids - {host.pid}:
+        report.problems.append(
+            f"the host trace is of process {host.pid}, the device trace of {sorted(map(str, pids))}"
+        )
+    has_group = any(node.name == "## process_group:init ##" for node in host.nodes)
+    if device.distributed and not has_group:
+        report.problems.append("the host trace lacks the record of the process groups")
+
+
+def _is_step(record: _Node | _Event) -> bool:
+    # On a GPU the annotation appears a second time, on the stream.
+    on_stream = isinstance(record, _Event) and record.cat.startswith("gpu_")
+    return record.name.startswith(STEP) and record.name[len(STEP) :].isdecimal() and not on_stream
+
+
+def _number(record: _Node | _Event) -> int:
+    return int(record.name[len(STEP) :])
+
+
+def _some(names: Counter[str]) -> str:
+    return ", ".join(f"{name} ×{count}" for name, count in names.most_common(3))
