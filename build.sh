@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# Build the Docker image mosim-llms:latest.
+#
+# Usage: ./build.sh [options of docker build]
+#
+# Example: ./build.sh --build-arg BASE_IMAGE=pytorch/pytorch:<tag> --build-arg CONSTRAINTS=constraints.txt
+
+set -euo pipefail
+# shellcheck source=scripts/common.sh
+. "$(dirname "${BASH_SOURCE[0]}")/scripts/common.sh"
+
+case ${1:-} in -h | --help) show_help ;; esac
+require_docker
+exec docker build --tag "${IMAGE:-mosim-llms:latest}" "$@" "$ROOT"
