@@ -1,0 +1,83 @@
+"""Runs every command of the README and of the guides, as small as they go."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+BLOCK = re.compile(r"```bash\n(.*?)```", re.DOTALL)
+SMALL = "-- --model-name tiny --dataset sample --max-seq-length 32"
+
+
+def commands(document: str) -> list[str]:
+    text = (ROOT / document).read_text(encoding="utf-8")
+    return [line for block in BLOCK.findall(text) for line in block.splitlines() if line.strip()]
+
+
+def made_small(command: str, folder: Path) -> str:
+    """The command as the document has it, on a tiny model and in a scratch folder."""
+    command = command.replace(".venv/bin/python", sys.executable)
+    command = command.replace(".venv/bin/torchrun", f"{sys.executable} -m torch.distributed.run")
+    if command == "./run_gpt2_quick.sh":
+        return f"{command} --output-dir {folder} 1 4 {SMALL} --save-dir {folder}/checkpoints"
+    if command == "./run_tests.sh":
+        return f"{command} --collect-only -q tests/test_readme.py"
+    if "train.py" in command:
+        command += f" --save-dir {folder}/checkpoints --max-seq-length 32 --trace-output-dir {folder}"
+    if re.search(r"(convert_\w+|fix_host_traces)\.py", command) and "--dir" not in command:
+        command += f" --dir {folder}"
+    return re.sub(r"\boutputs\b", str(folder), command)
+
+
+def run(command: str) -> subprocess.CompletedProcess:
+    environment = os.environ | {"HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, shell=True, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+    return done
+
+
+@pytest.fixture(scope="module")
+def quick_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The README's first command."""
+    folder = tmp_path_factory.mktemp("quick")
+    first = commands("README.md")[0]
+    assert first == "./run_gpt2_quick.sh"
+    run(made_small(first, folder))
+    return folder
+
+
+def test_the_readme_s_commands_run_in_order(quick_run: Path) -> None:
+    for command in commands("README.md")[1:]:
+        run(made_small(command, quick_run))
+
+
+def test_the_korean_readme_has_the_same_commands() -> None:
+    assert commands("README.ko.md") == commands("README.md")
+
+
+def test_the_commands_of_chakra_setup_run(quick_run: Path) -> None:
+    for command in commands("CHAKRA_SETUP.md"):
+        run(made_small(command, quick_run))
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_usage_guide_run(quick_run: Path) -> None:
+    for command in commands("USAGE_GUIDE.md"):
+        run(made_small(command, quick_run))
+
+
+@pytest.mark.parametrize("document", sorted(path.name for path in ROOT.glob("*.md")))
+def test_every_file_that_a_document_links_or_names_is_there(document: str) -> None:
+    text = (ROOT / document).read_text(encoding="utf-8")
+    links = [link for link in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in link]
+    scripts = re.findall(r"(?<![\w/.])(?:\./)?((?:\w+/)?\w+\.(?:sh|py))\b", text)
+    missing = [
+        name for name in {*links, *scripts} if not (ROOT / name).exists() and not list(ROOT.glob(f"*/{name}"))
+    ]
+    assert not missing
