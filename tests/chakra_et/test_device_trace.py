@@ -23,11 +23,18 @@ def names(trace: DeviceTrace) -> list[str]:
 
 def test_what_is_no_work_is_counted_by_reason(tmp_path: Path) -> None:
     trace = load(
-        tmp_path, op("aten::mm", 5, 1, 3), event("Trace", "PyTorch Profiler (0)", 0, 9), event("overhead", "x", 1, 1),
-        event("python_function", "f", 1, 3), event("python_function", "g", 1, 2), event("mtia_ccp", "?", 1, 1),
-        event("gpu_user_annotation", "a", 1, 1), event("cuda_event", "cudaEvent", 1, 1),
-        {"ph": "i", "name": "Iteration Start", "ts": 1}, {"ph": "C", "name": "memory", "ts": 1},
-    )  # fmt: skip
+        tmp_path,
+        op("aten::mm", 5, 1, 3),
+        event("Trace", "PyTorch Profiler (0)", 0, 9),
+        event("overhead", "x", 1, 1),
+        event("python_function", "f", 1, 3),
+        event("python_function", "g", 1, 2),
+        event("mtia_ccp", "?", 1, 1),
+        event("gpu_user_annotation", "a", 1, 1),
+        event("cuda_event", "cudaEvent", 1, 1),
+        {"ph": "i", "name": "Iteration Start", "ts": 1},
+        {"ph": "C", "name": "memory", "ts": 1},
+    )
     assert trace.events_in == 8 and names(trace) == ["aten::mm"]
     assert sorted(trace.losses.values()) == [1, 1, 1, 1, 1, 2]
     assert trace.losses["category 'mtia_ccp' is not known"] == 1
@@ -36,9 +43,16 @@ def test_what_is_no_work_is_counted_by_reason(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("category", "is_now"),
-    [("Operator", "cpu_op"), ("cpu_instant_event", "cpu_op"), ("Runtime", "cuda_runtime"), ("Kernel", "kernel"),
-     ("hip_runtime", "cuda_runtime"), ("Memcpy", "gpu_memcpy"), ("Memset", "gpu_memset")],
-)  # fmt: skip
+    [
+        ("Operator", "cpu_op"),
+        ("cpu_instant_event", "cpu_op"),
+        ("Runtime", "cuda_runtime"),
+        ("Kernel", "kernel"),
+        ("hip_runtime", "cuda_runtime"),
+        ("Memcpy", "gpu_memcpy"),
+        ("Memset", "gpu_memset"),
+    ],
+)
 def test_categories_of_older_and_other_writers(category: str, is_now: str, tmp_path: Path) -> None:
     trace = load(tmp_path, op("aten::mm", 1, 1), event(category, "it", 2, 1, device=0, stream=3))
     assert CATEGORIES[trace.category[1]] == is_now and not trace.losses
@@ -67,9 +81,14 @@ def test_original_stream_wins_over_a_drawn_lane(tmp_path: Path) -> None:
 
 def test_times_beyond_sanity_are_left_out_and_counted(tmp_path: Path) -> None:
     trace = load(
-        tmp_path, *(op("good", t, 1) for t in range(5)), op("overflow", 2.0**60, 1), op("for ever", 3, 1e15),
-        op("nan", 2, 1) | {"ts": "NaN"}, op("no number", 2, 1) | {"dur": "x"}, op("past", -1e13, 1),
-    )  # fmt: skip
+        tmp_path,
+        *(op("good", t, 1) for t in range(5)),
+        op("overflow", 2.0**60, 1),
+        op("for ever", 3, 1e15),
+        op("nan", 2, 1) | {"ts": "NaN"},
+        op("no number", 2, 1) | {"dur": "x"},
+        op("past", -1e13, 1),
+    )
     assert names(trace) == ["good"] * 5
     assert trace.losses == {"time stamp or duration out of range": 5}
     assert trace.events_in == 10
@@ -100,16 +119,21 @@ def test_events_that_take_the_same_time_nest_by_their_kind_and_number(
     backwards: bool, tmp_path: Path
 ) -> None:
     events = [
-        annotation("outermost", 1, 5, 3), op("outer", 1, 5, 4), op("inner", 1, 5, 5),
-        call("cudaLaunchKernel", 1, 5, 6, **{"External id": 5}), call("cuLaunchKernel", 1, 5, 7, **{"External id": 5}),
-    ]  # fmt: skip
+        annotation("outermost", 1, 5, 3),
+        op("outer", 1, 5, 4),
+        op("inner", 1, 5, 5),
+        call("cudaLaunchKernel", 1, 5, 6, **{"External id": 5}),
+        call("cuLaunchKernel", 1, 5, 7, **{"External id": 5}),
+    ]
     trace = load(tmp_path, *(events[::-1] if backwards else events))
     assert names(trace) == ["outermost", "outer", "inner", "cudaLaunchKernel", "cuLaunchKernel"]
 
 
 def test_flows_are_pairs_of_thread_and_time(tmp_path: Path) -> None:
-    ends = [{"ph": ph, "cat": "fwdbwd", "id": 1, "pid": 10, "tid": tid, "ts": ts} for ph, tid, ts in
-            (("s", 10, 1.5), ("f", 11, 9))]  # fmt: skip
+    ends = [
+        {"ph": ph, "cat": "fwdbwd", "id": 1, "pid": 10, "tid": tid, "ts": ts}
+        for ph, tid, ts in (("s", 10, 1.5), ("f", 11, 9))
+    ]
     half = [{"ph": "s", "cat": "fwdbwd", "id": 2, "pid": 10, "tid": 10, "ts": 1.5}]
     astray = [{"ph": ph, "cat": "fwdbwd", "id": 3, "pid": 99, "tid": 99, "ts": 2} for ph in "sf"]
     trace = load(tmp_path, op("forward", 1.5, 1), op("backward", 9, 1, tid=11), *ends, *half, *astray)
@@ -132,10 +156,17 @@ def test_distributed_info_that_is_no_object_is_none(told, tmp_path: Path) -> Non
 
 def test_arguments_of_collectives_and_waits_stay_with_their_rows(tmp_path: Path) -> None:
     trace = load(
-        tmp_path, sync("Stream Wait Event", 9, 1, 5, 20, wait_on_stream=7, wait_on_cuda_event_record_corr_id=4),
-        kernel("ncclDevKernel_AllReduce", 4, 1, **{"Collective name": "allreduce", "In msg nelems": 5, "dtype": "Float"}),
-        op("a", 1, 1), kernel("k", 3, 1),
-    )  # fmt: skip
+        tmp_path,
+        sync("Stream Wait Event", 9, 1, 5, 20, wait_on_stream=7, wait_on_cuda_event_record_corr_id=4),
+        kernel(
+            "ncclDevKernel_AllReduce",
+            4,
+            1,
+            **{"Collective name": "allreduce", "In msg nelems": 5, "dtype": "Float"},
+        ),
+        op("a", 1, 1),
+        kernel("k", 3, 1),
+    )
     (row,) = trace.communication
     assert names(trace)[row].startswith("nccl") and trace.communication[row].in_elements == 5
     (row,) = trace.waits

@@ -145,7 +145,7 @@ def check_structure(trace: ExecutionTrace) -> None:
 
 
 def check_lanes(converted: Converted) -> None:
-    """µs of the file against ns of the report, lane by lane through kinds: no more than 1 µs a lane is lost."""
+    """µs of the file against ns of the report, lane by lane: no more than 1 µs a lane is lost."""
     trace, lanes = converted.trace, len(np.unique(converted.trace.column("lane")))
     total = sum(converted.report.time_ns.values()) / 1000
     assert abs(int(trace.duration_micros.sum()) - total) <= lanes

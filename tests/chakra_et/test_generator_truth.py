@@ -45,7 +45,9 @@ CASES: dict[str, dict] = {
     "autograd thread": {"autograd_thread": True, "steps": 2},
     "gradient accumulated on the main thread": {"autograd_thread": True, "accumulate_on_main": True},
     "two devices": {"devices": 2},
-    "gloo": {"devices": 0, "gloo": ("allreduce", "_allgather_base", "reduce_scatter", "barrier", "all_to_allv")},
+    "gloo": {
+        "devices": 0, "gloo": ("allreduce", "_allgather_base", "reduce_scatter", "barrier", "all_to_allv")
+    },
     "gloo, waited for late": {"devices": 0, "late": True, "gloo": ("allreduce", "allreduce", "broadcast")},
     "gloo send and receive": {"devices": 0, "gloo": ("send", "recv", "allreduce", "send")},
     "gloo beside a GPU": {"late": True, "gloo": ("allreduce", "broadcast")},
