@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from chakra_et.device_trace import KERNEL, Args, DeviceTrace, _number
+from chakra_et.device_trace import KERNEL, MAX_RANKS, Args, DeviceTrace, _number
 from chakra_et.execution_trace import CollectiveType, NodeType
 from chakra_et.host_trace import HostTrace, tensors
 from chakra_et.link import Link
@@ -119,17 +119,16 @@ def groups_of(
     """
     world = int(_number(device.distributed.get("world_size"), 0) or 0)
     groups: dict[str, Group] = {}
-    for record in (*(manifest or ()), *(device.distributed.get("pg_config") or ()), *host.groups):
+    config = device.distributed.get("pg_config")
+    for record in (*(manifest or ()), *(config if isinstance(config, list) else ()), *host.groups):
         if not isinstance(record, dict) or "pg_name" not in record:
             continue
         name = str(record["pg_name"])
-        ranks = record.get("ranks") or ()
         known = groups.setdefault(name, Group(name))
         known.description = known.description or str(record.get("pg_desc") or "")
-        if not known.ranks and all(isinstance(rank, int) for rank in ranks):
-            known.ranks = tuple(ranks)
+        known.ranks = known.ranks or _ranks(record.get("ranks"))
         if name == "0" and not world:  # the host trace lists no ranks of the default group, only how many
-            world = int(_number(record.get("group_size"), 0) or 0)
+            world = min(int(_number(record.get("group_size"), 0)), MAX_RANKS)
     if world and not groups:
         groups["0"] = Group("0", "default_pg", tuple(range(world)))
     for group in groups.values():
@@ -144,10 +143,10 @@ def group_number(group: Group) -> int:
     PyTorch names groups by a counter from 0, so the default group becomes 1; a name that is no number gets
     a number from its hash.
     """
-    if group.name.isdigit() and int(group.name) < 2**30:
+    if group.name.isascii() and group.name.isdigit() and len(group.name) < 9:
         return int(group.name) + 1
     text = f"{group.name} {group.ranks}".encode()
-    return 2**30 + zlib.crc32(text) % 2**30
+    return 500_000_000 + zlib.crc32(text) % 499_999_999
 
 
 def describe(
@@ -163,7 +162,7 @@ def describe(
     groups = groups_of(host, device, manifest)
     rows = np.flatnonzero(is_communication(device)).tolist()
     threads = _group_of_thread(device, [row for row in rows if device.category[row] < KERNEL], groups, result)
-    launchers = _launchers(device)
+    launchers = _Launchers(device)
     for row in rows:
         if device.category[row] == KERNEL:
             item = _kernel(row, host, device, linked, parent, calls, groups)
@@ -191,19 +190,32 @@ def operation(name: str) -> CollectiveType | NodeType | None:
     return next((what for part, what in OPERATIONS if part in letters), None)
 
 
-def _launchers(device: DeviceTrace) -> np.ndarray:
-    """Rows of the operators that start communication, in order of time."""
-    named = np.array([name.startswith(LAUNCHERS) for name in device.names], dtype=bool)
-    return np.flatnonzero(named[device.name] & (device.category < KERNEL))
+class _Launchers:
+    """The operators that start communication: rows in order of time, and in order of their numbers."""
+
+    def __init__(self, device: DeviceTrace) -> None:
+        named = np.array([name.startswith(LAUNCHERS) for name in device.names], dtype=bool)
+        self.rows = np.flatnonzero(named[device.name] & (device.category < KERNEL))
+        self.starts = device.start[self.rows]
+        self.by_id = self.rows[np.argsort(device.rf_id[self.rows], kind="stable")]
+        self.ids = device.rf_id[self.by_id]
+
+    def last_before(self, row: int, device: DeviceTrace) -> int:
+        """The one that was recorded last before event ``row``, -1 for none."""
+        if device.rf_id[row] > 0:
+            at = int(np.searchsorted(self.ids, device.rf_id[row], side="left")) - 1
+            return int(self.by_id[at]) if at >= 0 else -1
+        at = int(np.searchsorted(self.starts, device.start[row], side="right")) - 1
+        return int(self.rows[at]) if at >= 0 else -1
 
 
 def _backend(
-    row: int, host: HostTrace, device: DeviceTrace, linked: Link, launchers: np.ndarray,
+    row: int, host: HostTrace, device: DeviceTrace, linked: Link, launchers: _Launchers,
     groups: dict[str, Group], threads: dict[int, Group],
 ) -> Communication | None:  # fmt: skip
     """A CPU backend's operator, such as ``gloo:all_reduce``; its launcher was recorded last before it."""
     name = device.names[device.name[row]]
-    launch = _last_before(row, device, launchers)
+    launch = launchers.last_before(row, device)
     api = device.names[device.name[launch]] if launch >= 0 else name
     what = operation(name)
     # Gloo runs a reduce-scatter as an all-reduce and so on: the program asked for what the launcher says.
@@ -277,28 +289,21 @@ def _kernel(
         dtype=dtype, on_gpu=True, storages=storages,
         api=next((n for n in names if n.startswith(LAUNCHERS)), name),
     )  # fmt: skip
+    asked = host_rows[around.index(launch)] if launch >= 0 else -1
+    launch_values = host.inputs[0][asked] if asked >= 0 else b"[]"
     if isinstance(what, CollectiveType):
         item.collective = what
+        item.asynchronous = _async_flag(launch_values)
         return item
     item.type = what
+    told, item.tag = _peer_and_tag(launch_values, group)
     peer = args.target_rank if what is NodeType.COMM_SEND else args.source_rank
-    item.peer = int(_number(peer, -1))
+    item.peer = int(_number(peer if peer is not None else told, -1))
     for text in names:
         match = PEERS.search(text)
         if item.peer < 0 and match:
             item.peer = _global_rank(int(match.group(1)), group)
     return item
-
-
-def _last_before(row: int, device: DeviceTrace, launchers: np.ndarray) -> int:
-    """The launcher that was recorded last before event ``row``."""
-    if not len(launchers):
-        return -1
-    if device.rf_id[row] > 0:
-        before = launchers[device.rf_id[launchers] < device.rf_id[row]]
-        return int(before[np.argmax(device.rf_id[before])]) if len(before) else -1
-    at = int(np.searchsorted(device.start[launchers], device.start[row], side="right")) - 1
-    return int(launchers[at]) if at >= 0 else -1
 
 
 def _group_of_thread(
@@ -360,10 +365,13 @@ def _async_flag(values: bytes) -> bool | None:
 
 def _dtype(types: bytes) -> str:
     match = re.search(rb"Tensor\(([^)]*)\)", types)
-    return match.group(1).decode() if match else ""
+    return match.group(1).decode("utf-8", "replace") if match else ""
 
 
 def _ranks(value: Any) -> tuple[int, ...]:
+    """Ranks from a list or its text; none where it is anything else, or cut short by the profiler."""
     if isinstance(value, str):
-        value = [int(part) for part in re.findall(r"\d+", value)]
-    return tuple(value) if isinstance(value, list) and all(isinstance(v, int) for v in value) else ()
+        value = [] if "..." in value else [int(part) for part in re.findall(r"[0-9]{1,9}", value)]
+    if not isinstance(value, list) or not all(type(rank) is int and 0 <= rank < MAX_RANKS for rank in value):
+        return ()
+    return tuple(value) if len(set(value)) == len(value) else ()

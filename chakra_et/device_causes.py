@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from chakra_et.cause_types import Causes, EdgeKind
-from chakra_et.device_trace import DRIVER, KERNEL, MEMCPY, RUNTIME, SYNC, DeviceTrace
+from chakra_et.device_trace import DRIVER, KERNEL, MEMCPY, RUNTIME, SYNC, DeviceTrace, _number
 from chakra_et.timeline import Timeline
 
 # Clocks of host and device differ by up to this much after Kineto has aligned them.
@@ -148,14 +148,15 @@ def _stream_waits(
     for row, args in device.waits.items():
         if args.sync_kind != "Stream Wait Event":
             continue
-        recorded += 1
         here = (int(device.device[row]), int(device.stream[row]))
         waiting_call = call_of.get(int(device.correlation[row]))
-        record_call = call_of.get(int(args.record_correlation or -1))
-        if waiting_call is None or record_call is None or not isinstance(args.wait_on_stream, int):
+        record_call = call_of.get(int(_number(args.record_correlation)))
+        stream = _number(args.wait_on_stream)
+        if waiting_call is None or record_call is None or stream < 0:
             causes.note("stream waits whose event record is not in the trace")
             continue
-        source = order.last_before((here[0], args.wait_on_stream), int(device.start[record_call]))
+        recorded += 1
+        source = order.last_before((here[0], int(stream)), int(device.start[record_call]))
         target = order.first_after(here, int(device.start[waiting_call]))
         _stream_edge(time, source, target, causes)
     waiting = np.array([name.endswith("StreamWaitEvent") for name in device.names], dtype=bool)[device.name]
@@ -225,10 +226,12 @@ def _device_waits(
             ]
         elif args is not None and args.sync_kind == "Stream Sync":
             sources = [order.last_before((int(device.device[sync_row]), int(device.stream[sync_row])), begin)]
-        elif args is not None and isinstance(args.wait_on_stream, int) and args.wait_on_stream >= 0:
-            record = call_of.get(int(args.record_correlation or -1))
+        elif args is not None and _number(args.wait_on_stream) >= 0:
+            record = call_of.get(int(_number(args.record_correlation)))
             moment = int(device.start[record]) if record is not None else begin
-            sources = [order.last_before((int(device.device[sync_row]), args.wait_on_stream), moment)]
+            sources = [
+                order.last_before((int(device.device[sync_row]), int(_number(args.wait_on_stream))), moment)
+            ]
         else:
             at = int(np.searchsorted(ends, end + CLOCK_TOLERANCE_NS, side="right")) - 1
             while at >= 0 and ends[at] > begin and launched[by_end[at]] >= begin:

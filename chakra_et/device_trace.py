@@ -46,6 +46,7 @@ WHY_NOT_A_NODE = {
 MAX_MICROSECONDS = 2.0**53
 MAX_SPAN = 7 * 86_400e6
 """µs from the middle of a trace to any event of it, and of one event: profiling takes minutes."""
+MAX_RANKS = 1_000_000
 
 
 class Args(msgspec.Struct, gc=False):
@@ -279,8 +280,10 @@ def _finish(path: Path, columns: _Columns, header: Header) -> DeviceTrace:
     end = start.copy()
     start[sane] = np.rint((start_us[sane] - origin_us) * 1000).astype(np.int64)
     end[sane] = start[sane] + np.rint(length[sane] * 1000).astype(np.int64)
-    # Same start and end: the outer call was recorded first and has the lower id.
-    order = np.lexsort((numbers["external_id"], -end, start))
+    # Same start and end: a runtime call is in its operator, a driver call in a runtime call; of two operators
+    # the outer was recorded first and has the lower id.
+    depth = np.maximum(numbers["category"], ANNOTATION)
+    order = np.lexsort((numbers["external_id"], depth, -end, start))
     order = order[sane[order]]
     place = np.full(len(start), -1, dtype=np.int64)
     place[order] = np.arange(len(order))

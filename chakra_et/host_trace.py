@@ -227,7 +227,7 @@ class _Columns:
                     columns[name][at] = value
                 elif name == "op_schema":
                     op_schema[at] = schemas.setdefault(str(value), len(schemas))
-                elif value == "" or value is None:
+                elif not value:
                     continue
                 elif name in COMMUNICATION:
                     self.communication.setdefault(self.rows + at, {})[name] = value

@@ -43,6 +43,7 @@ def _communication(
     """CPU communication: on a lane of its group, started by its operator, waited for by that thread."""
     lanes: dict[tuple, int] = {}
     busy: dict[int, int] = {}
+    callers: dict[int, _Caller] = {}
     users = _users(
         host, linked, time, frozenset().union(*(item.storages for item in items if not item.on_gpu))
     )
@@ -61,7 +62,9 @@ def _communication(
         causes.placed[number] = (lane, from_, end)
         busy[lane] = end
         causes.edge(EdgeKind.LAUNCH, (caller, asked), (lane, from_))
-        _wait_for(device, time, users, item, caller, lane, end, causes)
+        if caller not in callers:
+            callers[caller] = _Caller(time, caller)
+        _wait_for(device, time, users, item, callers[caller], lane, end, causes)
 
 
 def _free_lane(
@@ -99,22 +102,31 @@ def _users(host: HostTrace, linked: Link, time: Timeline, storages: frozenset[in
     return users
 
 
+class _Caller:
+    """A thread that starts communication: its pieces, and the starts of its events, in order of time."""
+
+    def __init__(self, time: Timeline, lane: int) -> None:
+        self.lane = lane
+        self.pieces = np.flatnonzero(time.pieces.lane == lane)
+        self.piece_starts = time.pieces.start[self.pieces]
+        self.starts = time.start[time.lane == lane]
+
+
 def _wait_for(
     device: DeviceTrace, time: Timeline, users: dict[tuple, list[int]], item: Communication,
-    caller: int, lane: int, end: int, causes: Causes,
+    thread: _Caller, lane: int, end: int, causes: Causes,
 ) -> None:  # fmt: skip
     """Find where the thread that started a communication waited for it."""
-    pieces = time.pieces
-    of_lane = np.flatnonzero(pieces.lane == caller)
-    at = int(np.searchsorted(pieces.start[of_lane], end, side="left")) - 1
-    starts = time.start[time.lane == caller]
+    pieces, of_lane, caller = time.pieces, thread.pieces, thread.lane
+    at = int(np.searchsorted(thread.piece_starts, end, side="left")) - 1
     launched = int(time.end[item.launch]) if item.launch >= 0 else end
     uses = [times[at_use] for storage in item.storages if (times := users.get((caller, storage)))
             and (at_use := bisect_left(times, end)) < len(times)]  # fmt: skip
     used = min(uses, default=None)
     if at >= 0 and _can_wait(device, int(pieces.owner[of_lane[at]])):
         begin, until = int(pieces.start[of_lane[at]]), int(pieces.end[of_lane[at]])
-        at_once = not ((starts >= launched) & (starts < end)).any()
+        began = np.searchsorted(thread.starts, (launched, end), side="left")
+        at_once = began[0] >= began[1]
         prompt = until - end <= WAKE_UP_NS and end - begin > 4 * (until - end)
         if begin < end <= until and (at_once or used == until or prompt):
             causes.wait(caller, max(begin, min(launched, end)), end)
@@ -153,11 +165,13 @@ def _threads(device: DeviceTrace, time: Timeline, causes: Causes) -> None:
     autograd = np.array(
         [n.startswith("autograd::engine") or "Backward" in n for n in device.names], dtype=bool
     )
-    outside_backward = boundaries[~_in_engine(device, time, boundaries)]
+    engine = _engine_spans(device, time)
+    outside_backward = boundaries[~_inside(engine, boundaries)]
     for lane, info in enumerate(time.lanes):
         if info.kind != "cpu" or lane == time.main:
             continue
         own = np.flatnonzero(pieces.lane == lane)
+        own_start, own_end = pieces.start[own], pieces.end[own]
         idle = own[pieces.owner[own] < 0]
         # Woken from outside: the main thread went on while this one was idle. Where the main thread only
         # accumulates gradients, the backward pass is still on, and a gap in it is the engine's own time.
@@ -174,7 +188,8 @@ def _threads(device: DeviceTrace, time: Timeline, causes: Causes) -> None:
             until = (
                 int(pieces.start[woken[number + 1]]) if number + 1 < len(woken) else int(pieces.end[own[-1]])
             )
-            burst = own[(pieces.start[own] >= moment) & (pieces.end[own] <= until)]
+            first = np.searchsorted(own_start, moment, side="left")
+            burst = own[first : np.searchsorted(own_end, until, side="right")]
             owners = np.unique(pieces.owner[burst])
             if not autograd[device.name[owners[owners >= 0]]].any():
                 continue
@@ -186,22 +201,29 @@ def _threads(device: DeviceTrace, time: Timeline, causes: Causes) -> None:
                 freed = min(until, int(main_end[at]))
                 causes.wait(time.main, max(moment, int(main_start[at])), freed)
                 causes.edge(EdgeKind.INTER_THREAD, (lane, freed), (time.main, freed))
-            if high - 1 not in blocked and _in_engine(device, time, np.array([until]))[0]:
+            if high - 1 not in blocked and _inside(engine, np.array([until]))[0]:
                 # Still at its own task when the other was done, it would have waited afterwards.
-                rest = [at for at in range(high, len(main)) if _outside(device, int(main_owner[at]))][:1]
-                for at in rest:
-                    causes.edge(EdgeKind.INTER_THREAD, (lane, until), (time.main, int(main_start[at])))
+                later = (at for at in range(high, len(main)) if _outside(device, int(main_owner[at])))
+                rest = next(later, high - 1)
+                if rest >= high:
+                    causes.edge(EdgeKind.INTER_THREAD, (lane, until), (time.main, int(main_start[rest])))
             causes.note("backward passes that the main thread waited for", bool(blocked))
 
 
-def _in_engine(device: DeviceTrace, time: Timeline, moments: np.ndarray) -> np.ndarray:
-    """bool: which moments of the main thread lie in an operator that the autograd engine runs there."""
+def _engine_spans(device: DeviceTrace, time: Timeline) -> tuple[np.ndarray, np.ndarray]:
+    """Starts of the operators that the autograd engine runs on the main thread, and how far they reach."""
     engine = np.array([name.startswith("autograd::engine") for name in device.names], dtype=bool)
     rows = np.flatnonzero(engine[device.name] & (time.lane == time.main))
-    if not len(rows):
-        return np.zeros(len(moments), dtype=bool)
-    at = np.searchsorted(time.start[rows], moments, side="right") - 1
-    return (at >= 0) & (np.maximum.accumulate(time.end[rows])[at] >= moments)
+    return time.start[rows], np.maximum.accumulate(time.end[rows])
+
+
+def _inside(spans: tuple[np.ndarray, np.ndarray], moments: np.ndarray) -> np.ndarray:
+    """bool: which moments lie in one of the spans."""
+    starts, reach = spans
+    at = np.searchsorted(starts, moments, side="right") - 1
+    inside = at >= 0
+    inside[inside] = reach[at[inside]] >= moments[inside]
+    return inside
 
 
 def _forward_backward(device: DeviceTrace, time: Timeline, causes: Causes) -> None:
@@ -213,7 +235,9 @@ def _forward_backward(device: DeviceTrace, time: Timeline, causes: Causes) -> No
     for lane, info in enumerate(time.lanes):
         if info.kind == "cpu":
             rows = np.flatnonzero(time.lane == lane)
-            by_place |= {(int(device.thread[row]), int(time.start[row])): int(row) for row in rows[::-1]}
+            # Of those that start together the outermost that autograd numbers, or else just the outermost.
+            for some in (rows, rows[device.sequence[rows] >= 0]):
+                by_place |= {(int(device.thread[row]), int(time.start[row])): int(row) for row in some[::-1]}
     for (thread_f, ts_f), (thread_b, ts_b) in device.forward_backward.tolist():
         source, target = by_place.get((thread_f, ts_f)), by_place.get((thread_b, ts_b))
         if source is not None and target is not None:

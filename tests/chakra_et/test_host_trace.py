@@ -71,7 +71,7 @@ def test_a_node_with_a_wrong_field_is_left_out_and_counted(tmp_path: Path) -> No
 
 
 def test_inputs_stay_as_they_were_written(tmp_path: Path) -> None:
-    values = [tensor(7, 12), [[tensor(8, 3, 8)]], "Infinity", 1e400, "ü", [1] * 5_000]
+    values = [tensor(7, 12), [[tensor(8, 3, 8)]], "Infinity", 1e300, "ü", [1] * 5_000]
     host = load(tmp_path, node("aten::mm", 3, values))
     assert json.loads(host.inputs[0][1]) == json.loads(json.dumps(values))
 
