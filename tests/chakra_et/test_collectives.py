@@ -1,0 +1,291 @@
+"""What each communication is: type, bytes of this rank, group, peer, tag, sequence, asynchronous or not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from chakra_et import collectives, et_file, validate
+from chakra_et.collectives import Communication, Group, group_number, operation
+from chakra_et.convert import Pair, convert_pair
+from chakra_et.device_trace import KERNEL
+from chakra_et.execution_trace import CollectiveType, NodeType
+from tests.generator import Features, Layout, generate
+from tests.generator.device_layouts import comm_bytes
+from tests.generator.hand_made import Stages, annotation, call, kernel, node, op, tensor
+from tests.generator.truth import Converted, convert
+
+TYPES = {
+    "allreduce": CollectiveType.ALL_REDUCE,
+    "allreduce_coalesced": CollectiveType.ALL_REDUCE,
+    "_allgather_base": CollectiveType.ALL_GATHER,
+    "all_gather": CollectiveType.ALL_GATHER,
+    "_reduce_scatter_base": CollectiveType.REDUCE_SCATTER,
+    "reduce_scatter": CollectiveType.REDUCE_SCATTER,
+    "broadcast": CollectiveType.BROADCAST,
+    "reduce": CollectiveType.REDUCE,
+    "all_to_all": CollectiveType.ALL_TO_ALL,
+    "all_to_allv": CollectiveType.ALL_TO_ALL,
+    "gather": CollectiveType.GATHER,
+    "scatter": CollectiveType.SCATTER,
+    "barrier": CollectiveType.BARRIER,
+}
+ALL = (*TYPES, "send", "recv")
+SOURCES = {
+    "arguments of the kernel": Layout(),
+    "arguments of record_param_comms": Layout(comm_args=False),
+    "tensors of the operators": Layout(comm_args=False, comm_attrs=False),
+}
+
+
+def described(c: Converted) -> list[tuple[Communication, object]]:
+    """(what the converter says, the machine's truth) of each communication."""
+    by_row = {row: number for number, row in c.row.items()}
+    events = {event.number: event for event in c.generated.run.events}
+    assert len(c.talk.items) == sum(e.comm is not None and e.lane[0] != "cpu" for e in events.values())
+    return [(item, events[by_row[item.event]].comm) for item in c.talk.items]
+
+
+@pytest.mark.parametrize("kernels", ("old", "dev", "rccl"))
+@pytest.mark.parametrize("source", SOURCES)
+def test_nccl_wherever_it_is_told(source: str, kernels: str, tmp_path: Path) -> None:
+    layout = SOURCES[source]
+    # Without any argument only the default group can be told.
+    groups = 1 if source == "tensors of the operators" else 3
+    made = generate(
+        Features(seed=3, nccl=ALL, nccl_kernels=kernels, groups=groups, rank=1, world_size=4), layout
+    )
+    for item, true in described(convert(made, tmp_path)):
+        assert item.on_gpu and item.launch >= 0
+        assert item.size == comm_bytes(true), true
+        assert item.group.name == true.group and item.group.ranks == (0, 1, 2, 3)
+        if true.kind in TYPES:
+            assert item.type is NodeType.COMM_COLL and item.collective is TYPES[true.kind]
+            assert item.asynchronous is False
+        else:
+            assert item.type is (NodeType.COMM_SEND if true.kind == "send" else NodeType.COMM_RECV)
+            assert item.peer == (true.target if true.kind == "send" else true.source)
+            assert item.tag == true.tag
+
+
+@pytest.mark.parametrize("late", (False, True))
+def test_gloo(late: bool, tmp_path: Path) -> None:
+    kinds = tuple(kind for kind in ALL if kind != "allreduce_coalesced")
+    made = generate(Features(seed=5, devices=0, gloo=kinds, late=late, rank=1, world_size=4))
+    for item, true in described(convert(made, tmp_path)):
+        assert not item.on_gpu
+        assert item.size == (1 if true.kind == "barrier" else comm_bytes(true)), true
+        assert item.group.name == "0" and item.group.ranks == (0, 1, 2, 3)
+        if true.kind in TYPES:
+            assert item.collective is TYPES[true.kind] and item.asynchronous is late
+        else:
+            assert item.type is (NodeType.COMM_SEND if true.kind == "send" else NodeType.COMM_RECV)
+            assert item.peer == (true.target if true.kind == "send" else true.source)
+
+
+def test_groups_of_gloo_are_told_by_their_threads(tmp_path: Path) -> None:
+    """Gloo's operators do not say their group, but every group makes its threads at one go."""
+    features = Features(devices=0, gloo=("allreduce",) * 9, groups=3)
+    told = 0
+    for seed in range(4):
+        c = convert(generate(Features(**{**vars(features), "seed": seed})), tmp_path)
+        used = {true.group for _, true in described(c)}
+        if len(used) == 3:
+            told += 1
+            assert all(item.group.name == true.group for item, true in described(c))
+            assert c.talk.notes == {"group of gloo operators told by their worker threads": 9}
+        else:
+            (note,) = c.talk.notes
+            assert note.endswith("taken as the default group")
+    assert told
+
+
+def test_sequence_numbers_count_each_group(tmp_path: Path) -> None:
+    c = convert(generate(Features(seed=2, nccl=("allreduce", "broadcast", "send") * 3, groups=2)), tmp_path)
+    counts: dict[str, int] = {}
+    order = sorted(described(c), key=lambda pair: pair[0].event)
+    for item, true in order:
+        if true.kind == "send":
+            assert item.sequence == -1
+            continue
+        assert item.sequence == counts.get(true.group, 0)
+        counts[true.group] = item.sequence + 1
+    assert len(counts) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)", CollectiveType.ALL_REDUCE),
+        ("ncclDevKernel_ReduceScatter_Sum_f32_RING_LL(…)", CollectiveType.REDUCE_SCATTER),
+        ("ncclDevKernel_AllGather_RING_LL(…)", CollectiveType.ALL_GATHER),
+        ("ncclDevKernel_Reduce_Sum_f32_TREE_LL(…)", CollectiveType.REDUCE),
+        ("ncclDevKernel_Broadcast_RING_LL(…)", CollectiveType.BROADCAST),
+        ("ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(…)", NodeType.COMM_COLL),
+        ("nccl:_all_gather_base", CollectiveType.ALL_GATHER),
+        ("nccl:all_reduce_barrier", CollectiveType.BARRIER),
+        ("nccl:all_to_all", CollectiveType.ALL_TO_ALL),
+        ("c10d::alltoall_base_", CollectiveType.ALL_TO_ALL),
+        ("_c10d_functional::all_gather_into_tensor", CollectiveType.ALL_GATHER),
+        ("_c10d_functional::reduce_scatter_tensor", CollectiveType.REDUCE_SCATTER),
+        ("all_gather_into_tensor_coalesced", CollectiveType.ALL_GATHER),
+        ("c10d::scatter_", CollectiveType.SCATTER),
+        ("c10d::gather_", CollectiveType.GATHER),
+        ("c10d::recv_any_source_", NodeType.COMM_RECV),
+        ("gloo:send", NodeType.COMM_SEND),
+        ("aten::mm", None),
+    ],
+)
+def test_names_of_operations(name: str, what: CollectiveType | NodeType | None) -> None:
+    assert operation(name) is what
+
+
+def test_the_wait_of_a_work_is_no_collective(tmp_path: Path) -> None:
+    """DLRM's traces hold record_param_comms nodes named "wait", which start nothing."""
+    stages = Stages(
+        tmp_path,
+        [
+            op("record_param_comms", 0, 2, 5),
+            op("c10d::allreduce_", 3, 5, 6),
+            op("record_param_comms", 4, 3, 7),
+            call("cudaLaunchKernel", 5, 1, 9),
+            kernel("ncclKernel_AllReduce_RING_LL_Sum_float()", 6, 9, 9),
+        ],
+        [
+            node("record_param_comms", 5, [141, 0, 0, "wait", [], []]),
+            node("record_param_comms", 7, [[tensor(3, 50)]]),
+        ],
+    )
+    (item,) = stages.talk.items
+    assert item.collective is CollectiveType.ALL_REDUCE and item.size == 200
+
+
+def test_sizes_of_nested_tensor_lists(tmp_path: Path) -> None:
+    """All-to-all with a list, coalesced all-reduce: the bytes of all tensors that go in."""
+    values = [[tensor(3, 50), tensor(4, 25, 8)], "<Object>"]
+    stages = Stages(
+        tmp_path,
+        [
+            op("c10d::alltoall_", 3, 5, 6),
+            op("record_param_comms", 4, 3, 7),
+            call("cudaLaunchKernel", 5, 1, 9),
+            kernel("ncclDevKernel_SendRecv()", 6, 9, 9),
+        ],
+        [
+            node("c10d::alltoall_", 6, values),
+            node("record_param_comms", 7, values, ["GenericList[Tensor(c10::Half)]"]),
+        ],
+    )
+    (item,) = stages.talk.items
+    assert item.collective is CollectiveType.ALL_TO_ALL
+    assert (item.size, item.dtype, item.storages) == (400, "c10::Half", {3, 4})
+
+
+def test_a_coalesced_launch_without_arguments_takes_its_kernels_word(tmp_path: Path) -> None:
+    """Under a coalescing manager the kernel starts outside of every c10d operator."""
+    stages = Stages(
+        tmp_path,
+        [
+            op("c10d::allreduce_", 0, 1, 4),
+            op("c10d::allreduce_", 2, 1, 5),
+            annotation("nccl:coalesced", 4, 3, 6),
+            call("cudaLaunchKernelExC", 5, 1, 9),
+            kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL()", 6, 9, 9),
+        ],
+        [node("nccl:coalesced", 6, [[tensor(3, 50), tensor(4, 50)]])],
+    )
+    (item,) = stages.talk.items
+    assert item.collective is CollectiveType.ALL_REDUCE and item.size == 400
+
+
+def test_a_kernel_of_unknown_kind_stays_compute_and_is_named(tmp_path: Path) -> None:
+    stages = Stages(tmp_path, [op("aten::mm", 0, 1, 4), kernel("ncclDevKernel_Generic_4()", 6, 9)])
+    assert stages.talk.items == []
+    assert stages.talk.notes == {
+        "communication kernel of unknown kind kept as compute: ncclDevKernel_Generic_4()": 1
+    }
+
+
+def test_peers_of_nccl_from_the_annotation(tmp_path: Path) -> None:
+    """ProcessGroupNCCL writes ``nccl:send 1->3`` and ``nccl:recv 1<-2``: itself first, ranks in the group."""
+    groups = {"rank": 5, "world_size": 8, "pg_config": [{"pg_name": "0", "ranks": [4, 5, 6, 7]}]}
+    stages = Stages(
+        tmp_path,
+        [
+            annotation("nccl:send 1->3", 0, 3, 4),
+            call("cudaLaunchKernel", 1, 1, 8),
+            annotation("nccl:recv 1<-2", 5, 3, 5),
+            call("cudaLaunchKernel", 6, 1, 9),
+            kernel("ncclDevKernel_SendRecv()", 3, 1, 8),
+            kernel("ncclDevKernel_SendRecv()", 9, 1, 9),
+        ],
+        distributedInfo=groups,
+    )
+    assert [(item.type.name, item.peer) for item in stages.talk.items] == [("COMM_SEND", 7), ("COMM_RECV", 6)]
+
+
+@pytest.mark.parametrize(
+    ("device", "manifest", "host", "ranks"),
+    [
+        ([0, 1], [], None, (0, 1)),
+        (None, [{"pg_name": "0", "ranks": [0, 1, 2]}], None, (0, 1, 2)),
+        (None, [], [], (0, 1)),
+        (None, [], [1, 0], (1, 0)),
+        ([], [], [], (0, 1)),
+    ],
+)
+def test_the_ranks_of_the_default_group(
+    device, manifest, host, ranks: tuple[int, ...], tmp_path: Path
+) -> None:
+    """From the manifest, Kineto's distributedInfo or the host trace's record, whichever knows."""
+    info = {"pg_config": [{"pg_name": "0", "ranks": device}]} if device is not None else {}
+    record = f'[{{"pg_name": "0", "pg_desc": "default_pg", "ranks": {host}, "group_size": 2}}]'
+    nodes = [node("## process_group:init ##", 1, [record], ["String"])] if host is not None else []
+    stages = Stages(tmp_path, [op("a", 0, 1, 4)], nodes, distributedInfo=info)
+    assert collectives.groups_of(stages.host, stages.device, manifest)["0"].ranks == ranks
+
+
+def test_group_numbers_are_integers_from_1_and_alike_on_all_ranks() -> None:
+    assert [group_number(Group(str(n))) for n in range(3)] == [1, 2, 3]
+    named = Group("mesh_dp", "", (0, 2))
+    assert 2**20 < group_number(named) == group_number(Group("mesh_dp", "other words", (0, 2))) < 2**31
+    assert group_number(named) != group_number(Group("mesh_dp", "", (1, 3)))
+    assert group_number(Group("9" * 40)) < 2**31
+
+
+@pytest.mark.parametrize(
+    "kinds", [{"nccl": ALL}, {"gloo": ("allreduce", "_allgather_base", "send"), "devices": 0}]
+)
+def test_the_file_holds_it_for_both_feeders(kinds: dict, tmp_path: Path) -> None:
+    made = generate(Features(seed=1, **kinds))
+    converted = convert_pair(Pair(-1, *made.write(tmp_path)))
+    et_file.write(tmp_path / "x.0.et", converted.trace)
+    trace = et_file.read(tmp_path / "x.0.et")
+    assert [p for p in validate.check(trace, {"1": [0, 1]}) if p.severity == "error"] == []
+    talk = [e.comm for e in made.run.events if e.comm is not None and e.lane[0] != "cpu"]
+    sizes = sorted(1 if c.kind == "barrier" and not kinds.get("nccl") else comm_bytes(c) for c in talk)
+    assert sorted(trace.attributes["comm_size"].values.tolist()) == sizes
+    assert trace.attributes["comm_size"].kind == "int64"
+    assert {trace.attributes["pg_name"].values[row] for row in range(len(talk))} == {"1"}
+    types = [NodeType.COMM_SEND, NodeType.COMM_RECV, NodeType.COMM_COLL]
+    counted = [int((trace.types == kind).sum()) for kind in types]
+    assert counted == [
+        sum(c.kind == "send" for c in talk),
+        sum(c.kind == "recv" for c in talk),
+        sum(c.kind in TYPES for c in talk),
+    ]
+
+
+def test_communication_is_seen_on_both_kinds_of_thread(tmp_path: Path) -> None:
+    events = [
+        op("gloo:all_reduce", 0, 1, 4, tid=99),
+        op("glooming", 0, 1, 5),
+        kernel("ncclKernel_x", 0, 1),
+        kernel("void my_ncclKernel()", 2, 1),
+        kernel("ncclDevKernel_y", 4, 1),
+    ]
+    device = Stages(tmp_path, events).device
+    found = [device.names[device.name[row]] for row in collectives.is_communication(device).nonzero()[0]]
+    assert sorted(found) == ["gloo:all_reduce", "ncclDevKernel_y", "ncclKernel_x"]
+    assert (device.category[collectives.is_communication(device)] != KERNEL).sum() == 1
