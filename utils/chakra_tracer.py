@@ -42,6 +42,10 @@ __all__ = ["ChakraTracer", "TraceConfig", "check_pair", "check_trace_name"]
 
 log = logging.getLogger(__name__)
 
+# A collective that fails wakes this thread before its own thread has closed its record, and torch 2.4
+# corrupts its memory when the profiler is stopped in between.
+_SETTLE_SECONDS = 1.0
+
 _ordinal = itertools.count()
 _recording: weakref.WeakSet[ExecutionTraceObserver] = weakref.WeakSet()
 
@@ -130,6 +134,8 @@ class ChakraTracer:
             reason += f" ({' '.join([type(error).__name__ + ':', *str(error).splitlines()[:1]]).rstrip(':')})"
         began = self.steps_done >= self.first and (whole_steps > 0 or error is not None)
         with hold_signals() as held:
+            if began and error is not None and self.world_size > 1:
+                time.sleep(_SETTLE_SECONDS)
             try:
                 if began:
                     self._finish(reason, held)

@@ -7,6 +7,7 @@ import json
 import logging
 import re
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -185,13 +186,12 @@ def test_gpu_is_idle_when_recording_begins_and_its_synchronisations_are_asked_fo
 
     real_profile = chakra_tracer.profile
     monkeypatch.setattr(chakra_tracer, "profile", record_request)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: settled.append(tracer.steps_done))
     monkeypatch.setattr(chakra_tracer, "_experimental_config", lambda wanted: asked.update(wanted))
+    gpu = SimpleNamespace(is_available=lambda: True, synchronize=lambda: settled.append(tracer.steps_done))
+    monkeypatch.setattr(chakra_tracer, "torch", SimpleNamespace(cuda=gpu))
     tracer = ChakraTracer(tmp_path, "t", 1, 1, 3, 0)
     with tracer:
         train(tracer, 4)
-        monkeypatch.undo()
     assert settled == [2]
     assert asked["activities"] == [ProfilerActivity.CPU, ProfilerActivity.CUDA]
     assert asked["enable_cuda_sync_events"] is True

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from trace_reading import device_ids, host_ids, load
 
@@ -47,14 +49,16 @@ def test_every_rank_has_its_own_pair_and_the_manifest_knows_all(torchrun, tmp_pa
 
 @pytest.mark.parametrize("fault", ["raise", "kill"])
 def test_rank_that_ends_leaves_the_others_capture(torchrun, tmp_path, fault):
-    done = torchrun(2, WORKER, "out", "t", 6, "--fault", f"{fault}:3:1", timeout=60)
+    """Seen on torch 2.4: the survivor crashed on stopping the profiler right after the failure."""
+    done = torchrun(2, WORKER, "out", "t", 6, "--fault", f"{fault}:3:1", timeout=120)
     assert done.returncode != 0
     folder = tmp_path / "out"
     manifest = load(folder / "t_manifest.json")
     assert not manifest["complete"]
     survivor = manifest["ranks"][0]
     assert survivor["steps"] == [2] and survivor["unfinished_step"] == 3
-    assert "after 1 of 3 active steps (RuntimeError" in survivor["reason"]
+    # The failed collective, or the launcher's SIGTERM where that comes first.
+    assert re.search(r"after 1 of 3 active steps \((RuntimeError|SystemExit)", survivor["reason"])
     assert check_pair(folder / "t_host.json", folder / "t_device.json", 2) == []
     if fault == "kill":
         assert manifest["missing_ranks"] == [1] and "no word from rank 1" in manifest["reason"]
@@ -70,7 +74,7 @@ def test_rank_that_ends_leaves_the_others_capture(torchrun, tmp_path, fault):
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_rank_without_room_names_its_folder_and_the_other_is_kept(torchrun, tmp_path, rank):
-    done = torchrun(2, WORKER, "out", "t", 8, "--fault", f"tiny-files:3:{rank}", timeout=60)
+    done = torchrun(2, WORKER, "out", "t", 8, "--fault", f"tiny-files:3:{rank}", timeout=120)
     assert done.returncode != 0
     assert (
         f"the traces of rank {rank} can't be written to out: the host and device trace is cut off"

@@ -34,8 +34,10 @@ class _Ones(torch.utils.data.Dataset):
 def _commit(fault: str, folder: str) -> None:
     """Do the fault of this step and rank."""
     if fault == "raise":
+        time.sleep(0.5)
         raise RuntimeError("the loss is not a number")
     if fault == "kill":
+        time.sleep(0.5)  # the other rank may still be reading the last step's data
         os.kill(os.getpid(), signal.SIGKILL)
     if fault == "wait":
         Path(folder, "waiting").touch()
