@@ -12,6 +12,7 @@ good or repaired, 1 if one could not be saved.
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +26,7 @@ from utils.cli import parse
 
 PATTERNS = ("*_host.json", "*_host.json.gz", "*_device.json", "*_device.json.gz")
 LIMITS = RepairLimits()
+LONG_BYTES = 100 << 20
 
 
 def _limit(name: str, text: str):
@@ -73,69 +75,67 @@ class RepairConfig:
 
 def main() -> int:
     config = parse(RepairConfig, description=__doc__.splitlines()[0])
-    sys.stdout.reconfigure(errors="backslashreplace")
     paths = config.paths()
     if not paths:
-        print(
-            f"{config.dir}: no *_host.json or *_device.json in it; name another --dir or files.",
-            file=sys.stderr,
-        )
-        return 1
+        return _say(f"{config.dir}: no *_host.json or *_device.json in it; name another --dir or files.")
     rows, failed = [], 0
-    for path in tqdm(paths, unit="file", disable=not sys.stderr.isatty() or len(paths) == 1):
-        try:
-            report = _repair(path, config)
-            _list_repairs(report, config.show)
-            rows.append(_row(report, config.dry_run))
-        except TraceError as error:
-            print(error, file=sys.stderr)
-            failed += 1
-            rows.append((str(path), "-", "NOT SAVED", "-", "-", "-"))
+    try:
+        for path in tqdm(paths, unit="file", disable=not sys.stderr.isatty() or len(paths) == 1):
+            try:
+                report = _repair(path, config)
+                _list_repairs(report, config.show)
+                rows.append(_row(report, config.dry_run))
+            except TraceError as error:
+                failed += _say(str(error))
+                rows.append((str(path), "-", "NOT SAVED", "-", "-", "-"))
+    except KeyboardInterrupt:
+        return _say(f"Stopped; the files after {rows[-1][0] if rows else 'none'} are as they were.") + 129
     _print_table(("file", "kind", "outcome", "repairs", "records", "backup"), rows)
     return 1 if failed else 0
 
 
+def _say(sentence: str) -> int:
+    print(_printable(sentence), file=sys.stderr)
+    return 1
+
+
+def _printable(text: str) -> str:
+    """One line that a terminal can show: names of files and operators may hold anything."""
+    encoding = sys.stdout.encoding or "utf-8"
+    shown = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
+    return shown.encode(encoding, "backslashreplace").decode(encoding)
+
+
 def _repair(path: Path, config: RepairConfig) -> RepairReport:
-    size = path.stat().st_size if path.exists() else 0
-    with tqdm(
-        total=size, unit="B", unit_scale=True, leave=False, desc=path.name, disable=not _long(size)
-    ) as bar:
+    size = os.path.getsize(path) if os.path.isfile(path) else 0
+    long = sys.stderr.isatty() and size > LONG_BYTES
+    with tqdm(total=size, unit="B", unit_scale=True, leave=False, disable=not long) as bar:
         return repair_file(
             path, config.keep, write=not config.dry_run, limits=config.limits(), progress=bar.update
         )
 
 
-def _long(size: int) -> bool:
-    return sys.stderr.isatty() and size > 100 << 20
-
-
 def _list_repairs(report: RepairReport, show: int) -> None:
     if report.changed:
-        print(report.path)
+        print(_printable(str(report.path)))
     shown = report.repairs[: show or None]
     for repair in shown:
-        print(f"  {repair}")
+        print(_printable(f"  {repair}"))
     if len(shown) < len(report.repairs):
         print(f"  … {len(report.repairs) - len(shown)} more (--show 0 lists all)")
     for other in report.others:
-        print(f"  further object written to {other}")
+        print(_printable(f"  further object written to {other}"))
 
 
 def _row(report: RepairReport, dry_run: bool) -> tuple[str, ...]:
     outcome = "good" if not report.changed else "to repair" if dry_run else "repaired"
     backup = report.backup.name if report.backup else "-"
-    return (
-        str(report.path),
-        report.kind,
-        outcome,
-        str(len(report.repairs)),
-        str(report.nodes_kept),
-        backup,
-    )
+    counts = str(len(report.repairs)), str(report.nodes_kept)
+    return str(report.path), report.kind, outcome, *counts, backup
 
 
 def _print_table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
-    rows = [tuple(cell if cell.isprintable() else repr(cell) for cell in row) for row in [head, *rows]]
+    rows = [tuple(map(_printable, row)) for row in [head, *rows]]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

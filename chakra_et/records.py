@@ -134,6 +134,7 @@ def _read(
 
 def _last(text: bytes, document: type, array_key: str, decoder: _Decoder) -> Any:
     """Decode header, what is left of the records, and footer."""
+    _check_text(text)
     try:
         last = msgspec.json.Decoder(document).decode(text)
     except msgspec.ValidationError:
@@ -185,8 +186,15 @@ def _decode_piece(piece: bytearray, record_start: bytes, decoder: _Decoder) -> i
         except msgspec.DecodeError:
             piece[comma] = ord(",")
             continue
+        _check_text(memoryview(piece)[: comma + 1])
         return cut
     return 0
+
+
+def _check_text(text: Any) -> None:
+    """What is kept as it stands, such as the values of tensors, was not looked into by the decoder."""
+    if not bytes(text).isascii():
+        str(text, "utf-8")
 
 
 def _cuts(piece: bytearray, record_start: bytes) -> Iterator[tuple[int, int]]:

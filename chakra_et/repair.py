@@ -14,6 +14,7 @@ import contextlib
 import fcntl
 import os
 import stat
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -34,6 +35,7 @@ __all__ = ["KINDS", "Keep", "Repair", "RepairLimits", "RepairReport", "repair_fi
 Keep = Literal["last", "first", "largest", "all"]
 Progress = Callable[[int], None]
 DEFAULT_LIMITS = RepairLimits()
+LOCK_SECONDS = 600
 
 
 def repair_file(
@@ -46,6 +48,8 @@ def repair_file(
     progress: Progress | None = None,
 ) -> RepairReport:
     """Repair a host or device trace, plain or gzip.
+
+    A symbolic link is followed, but to change a file only within the link's own folder.
 
     Of several objects ``keep`` says which stays: the "last", "first" or "largest" of those that are
     complete, or, if none is, of those that hold anything; "all" keeps the last one under the file's name
@@ -64,6 +68,8 @@ def repair_file(
         target = _target(path, in_place)
         with _opened(target, lock=in_place) as file:
             return _repair(file, path, target, keep, write, output, limits, progress)
+    except FileNotFoundError:
+        raise TraceError(f"{path}: no such file.") from None
     except OSError as error:
         raise TraceError(f"{path}: can't be repaired ({error.strerror or error}); it is as it was.") from None
 
@@ -213,11 +219,10 @@ def _verify(result: Path, lane: Lane, path: Path, limits: RepairLimits) -> None:
 
 def _target(path: Path, in_place: bool) -> Path:
     """The regular file to work on. A link is followed to change a file only within its own folder."""
-    target = path.resolve()
-    if in_place and path.is_symlink() and target.parent != path.parent.resolve():
+    target = Path(os.path.realpath(path))
+    if in_place and path.is_symlink() and target.parent != Path(os.path.realpath(path.parent)):
         raise TraceError(f"{path}: is a link to a file in another folder; repair that file itself.")
-    mode = os.stat(target).st_mode
-    if not stat.S_ISREG(mode):
+    if not stat.S_ISREG(os.stat(target).st_mode):
         raise TraceError(f"{path}: is not a file.")
     return target
 
@@ -231,11 +236,22 @@ def _is_gzip(file: IO[bytes]) -> bool:
 def _opened(target: Path, lock: bool) -> Iterator[IO[bytes]]:
     """The file, open for reading; with ``lock`` two repairs of it take turns, and the second sees what the
     first has made of it."""
+    give_up = time.monotonic() + LOCK_SECONDS
     while True:
         with open(target, "rb") as file:
-            with contextlib.suppress(OSError):  # a file system without locks
-                if lock:
-                    fcntl.flock(file, fcntl.LOCK_EX)
-            if os.path.samestat(os.fstat(file.fileno()), os.stat(target)):
+            if (not lock or _locked(file)) and os.path.samestat(os.fstat(file.fileno()), os.stat(target)):
                 yield file
                 return
+        if time.monotonic() > give_up:
+            raise TraceError(f"{target}: in use by another process for {LOCK_SECONDS} s; try again later.")
+        time.sleep(0.05)
+
+
+def _locked(file: IO[bytes]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks
+        pass
+    return True

@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import re
 
+import msgspec
+
 from chakra_et.repair_format import ARRAY_KEY, SEPARATOR, TOP_FIELD, is_object
 from chakra_et.repair_mend import Fix, mend
 from chakra_et.repair_types import RepairLimits
@@ -37,14 +39,21 @@ def first_keys(records: bytes) -> tuple[str, ...] | None:
 
 def mend_header(header: bytes, kind: str, limits: RepairLimits) -> tuple[bytes, list[Fix]]:
     """``header`` as it is if it is fine, else mended, else the fields that can be read in it."""
-    if is_object(header + b"]}", limits):
+    if is_header(header, kind, limits):
         return header, []
     mended = mend(header + b"]}", limits, None)
-    if mended and mended[0].endswith(b"]}"):
+    if mended and is_header(mended[0][:-2], kind, limits):
         return mended[0][:-2], mended[1]
-    fields = salvage_fields(header, limits)
+    fields = salvage_fields(header, kind, limits)
     names = ", ".join(fields) or "none"
     return bare_header(kind, fields), [("damaged-header", 0, f"fields that could be read: {names}")]
+
+
+def is_header(header: bytes, kind: str, limits: RepairLimits) -> bool:
+    """Whether the text is valid up to the ``[`` of this kind's array."""
+    if not is_object(header + b"]}", limits):
+        return False
+    return ARRAY_KEY[kind].decode() in msgspec.json.decode(header + b"]}", type=dict[str, msgspec.Raw])
 
 
 def bare_header(kind: str, fields: dict[str, bytes]) -> bytes:
@@ -53,15 +62,15 @@ def bare_header(kind: str, fields: dict[str, bytes]) -> bytes:
     return b'{\n%b  "%b": [' % (b"".join(lines), ARRAY_KEY[kind])
 
 
-def salvage_fields(text: bytes, limits: RepairLimits) -> dict[str, bytes]:
+def salvage_fields(text: bytes, kind: str, limits: RepairLimits) -> dict[str, bytes]:
     """The known fields in a damaged header or footer whose values are whole: name -> value as written."""
     fields: dict[str, bytes] = {}
     decoded = text.decode("latin-1")
-    for found in TOP_FIELD.finditer(text):
+    for found in TOP_FIELD[kind].finditer(text):
         name = found.group(1).decode()
         end = value_end(decoded, found.end())
         # A number that the text breaks off in would read as a smaller one.
-        if end is None or not _AFTER_FIELD.match(text, end) or name in ("nodes", "traceEvents"):
+        if end is None or not _AFTER_FIELD.match(text, end):
             continue
         value = text[found.end() : end]
         if name not in fields and is_object(b'{"%b": %b}' % (name.encode(), value), limits):
@@ -78,7 +87,7 @@ def footer_end(text: str, at: int) -> int | None:
     return None if end is None else after + end - 1
 
 
-def mend_footer(footer: bytes, limits: RepairLimits) -> tuple[bytes, list[Fix]]:
+def mend_footer(footer: bytes, kind: str, limits: RepairLimits) -> tuple[bytes, list[Fix]]:
     """``footer`` (from ``]`` on) as it is if it is fine, else mended, else the fields that can be read."""
     if is_object(b'{"_": [%b' % footer, limits):
         return footer, []
@@ -88,7 +97,7 @@ def mend_footer(footer: bytes, limits: RepairLimits) -> tuple[bytes, list[Fix]]:
         if mended and mended[0].startswith(b'{"_": ['):
             fixes = [(kind, max(0, at - 7), detail) for kind, at, detail in mended[1]]
             return mended[0][7:], fixes
-    fields = salvage_fields(footer, limits)
+    fields = salvage_fields(footer, kind, limits)
     lines = [b',\n  "%b": %b' % (name.encode(), value) for name, value in fields.items()]
     detail = f"fields that could be read: {', '.join(fields) or 'none'}"
     return b"\n  ]%b\n}" % b"".join(lines), [("damaged-footer", 0, detail)]

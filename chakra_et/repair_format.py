@@ -15,11 +15,14 @@ from chakra_et.repair_types import RepairLimits
 
 HOST, DEVICE = "host", "device"
 ARRAY_KEY = {HOST: b"nodes", DEVICE: b"traceEvents"}
-TOP_KEYS = (
-    rb"schema|schemaVersion|pid|time|start_ts|finish_ts|nodes|traceEvents|traceName|displayTimeUnit|"
-    rb"baseTimeNanoseconds|deviceProperties|distributedInfo|trace_id|record_shapes|profile_memory|with_stack|"
-    rb"with_flops|with_modules|host_name|cuda_runtime_version|cuda_driver_version"
+_HOST_KEYS = rb"schema|pid|time|start_ts|finish_ts"
+_DEVICE_KEYS = (
+    rb"schemaVersion|traceName|displayTimeUnit|baseTimeNanoseconds|deviceProperties|distributedInfo|trace_id|"
+    rb"record_shapes|profile_memory|with_stack|with_flops|with_modules|host_name|cuda_runtime_version|"
+    rb"cuda_driver_version"
 )
+# Fields that the known writers put behind the array.
+FOOTER_FIELDS = ("finish_ts", "traceName")
 RECORD_KEYS = (
     rb"id|name|ctrl_deps|inputs|outputs|attrs|rf_id|parent|fw_parent|seq_id|scope|tid|fw_tid|op_schema|"
     rb"input_shapes|input_types|output_shapes|output_types|ph|cat|pid|ts|dur|args|bp|s|sf|tts|tdur"
@@ -35,7 +38,8 @@ def _pattern(text: bytes) -> re.Pattern[bytes]:
 
 _OBJECT = (
     rb'\{ "(?:(?:schema|schemaVersion|finish_ts|start_ts|nodes|traceEvents|traceName|displayTimeUnit|'
-    rb'baseTimeNanoseconds|deviceProperties|distributedInfo)" :|pid" : \d+ , "(?:time|start_ts|schema)" :)'
+    rb'baseTimeNanoseconds|deviceProperties|distributedInfo)" :|'
+    rb'pid" : \d+ , "(?:time|start_ts|finish_ts|schema|nodes)" :)'
 )
 # What follows the id and the name tells a node from an entry of a device trace's deviceProperties, and from
 # an entry of a node's attrs.
@@ -48,7 +52,7 @@ _DEVICE_RECORD = (
     rb'\{ "(?:ph" : "|cat" : "|args" : \{|bp" : "|(?:dur|ts|pid|tid)" :|'
     rb'name" : "[^\n]{0,1000}?" ,? "(?:ph|cat|ts|pid|tid|dur|args|s)" :)'
 )
-_END_BY_KEY = rb'\] , "(?:' + TOP_KEYS + rb')" :'
+_END_BY_KEY = rb'\] , "(?:' + _HOST_KEYS + rb"|" + _DEVICE_KEYS + rb')" :'
 _END_BY_BRACE = rb"\] \} (?:\Z|\{(?!" + _HOST_RECORD[2:] + rb"|" + _DEVICE_RECORD[2:] + rb"))"
 
 SPACE = _pattern(rb" ")
@@ -68,15 +72,20 @@ JOINT = {
 ARRAY_END = _pattern(_END_BY_KEY + rb"|" + _END_BY_BRACE)
 OUTSIDE_JOINT = _pattern(rb"|".join((_OBJECT, _HOST_RECORD, _DEVICE_RECORD)))
 OTHER_WRITE_END = _pattern(rb'"(?:finish_ts|traceName)" :|\] \} \Z')
-TOP_FIELD = _pattern(rb'"(' + TOP_KEYS + rb')" : ')
+TOP_FIELD = {
+    HOST: _pattern(rb'"(' + _HOST_KEYS + rb')" : '),
+    DEVICE: _pattern(rb'"(' + _DEVICE_KEYS + rb')" : '),
+}
 
 # The observer writes names as they are, but what follows a name is always the same.
 NAME_FIELD = _pattern(rb'("name" : ")(.*)(" , "(?:ctrl_deps|id)" : \d+ ,)')
 NOT_A_NUMBER = _pattern(rb"([\[,:] )([+-]?(?i:nan(?:\(ind\))?|inf(?:inity)?))(?= [,\]}])")
-# Every digit as 0 and E as e, so that one search finds an exponent of three digits.
+# Every digit as 0 and E as e, so that one search finds the numbers that may be too large to decode: those
+# with an exponent of three digits or as long as Python's limit.
 _DIGITS_ALIKE = bytes(
     48 if chr(byte).isdigit() and byte < 128 else 101 if byte == 69 else byte for byte in range(256)
 )
+_LONG_NUMBER = b"0" * 4300
 _ONLY_IN_HEADERS = (b'"schema', b'"traceEvents"')
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
@@ -98,7 +107,8 @@ def count_records(body: bytes, limits: RepairLimits) -> int | None:
         if not body.isascii():
             body.decode()
         count = len(_ARRAY_OF_OBJECTS.decode(b"[%b]" % body))
-        if b"0e000" in body.translate(_DIGITS_ALIKE, b"+"):
+        digits = body.translate(_DIGITS_ALIKE, b"+")
+        if b"0e000" in digits or _LONG_NUMBER in digits:
             msgspec.json.decode(b"[%b]" % body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None

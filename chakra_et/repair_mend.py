@@ -47,6 +47,7 @@ _SCALAR = re.compile(
 _DELIMITER = re.compile(rb"[ \t\r\n,\]}]|\Z")
 # A "name" that holds these spans two records.
 _RECORD_INSIDE = re.compile(rb'"(?:inputs|outputs|attrs|op_schema)"' + _W + rb":")
+_JOINT_INSIDE = re.compile(rb'"' + _W + rb"[,:]|[,:]" + _W + rb'"')
 _SPACE = re.compile(rb"[ \t\r\n]+")
 
 
@@ -91,7 +92,7 @@ def is_whole(record: bytes, kind: str | None, keys: tuple[str, ...] | None = Non
         isinstance(value.get("id"), int)
         and (keys is None or tuple(value) == keys)
         and isinstance(attrs, list)
-        and all(isinstance(attr, dict) and attr.keys() >= {"name", "value"} for attr in attrs)
+        and all(isinstance(attr, dict) and attr.keys() == {"name", "type", "value"} for attr in attrs)
     )
 
 
@@ -280,10 +281,15 @@ class _Reader:
         self._take(self.record[self.at : end + 1], b'"%b"' % escaped)
 
     def _literal_end(self, start: int, follows: re.Pattern[bytes]) -> int:
-        """The first quote, escaped or not, that is followed by what must follow a string here."""
+        """The first quote, escaped or not, that is followed by what must follow a string here.
+
+        Not if that swallows what looks like the joint of two strings: a damaged quote, not an unescaped one.
+        """
         end = self.record.find(b'"', start)
         while end >= 0 and end - start <= self.limits.max_string_bytes:
             if follows.match(self.record, end + 1):
+                if _JOINT_INSIDE.search(self.record, start, end):
+                    break
                 return end
             end = self.record.find(b'"', end + 1)
         raise _Unmendable

@@ -12,6 +12,8 @@ import msgspec
 
 from chakra_et.repair_ends import first_keys, footer_end, mend_footer, value_end
 from chakra_et.repair_format import (
+    ARRAY_KEY,
+    ARRAY_OPEN,
     HOST,
     JOINT,
     OBJECT_START,
@@ -234,19 +236,23 @@ class RecordReader:
 
     def _end(self, lane: Lane, lead: bytes, at: int) -> None:
         window = self.window
+        end = footer_end(window.text, at)
         after = SEPARATOR.match(window.data, at + 1).end()
-        if RECORD_START[lane.kind].match(window.data, after):
+        # Of two arrays under one key a reader would see only the second.
+        again = end and any(
+            found.group(1) == ARRAY_KEY[lane.kind] for found in ARRAY_OPEN.finditer(window.data, at, end)
+        )
+        if again or RECORD_START[lane.kind].match(window.data, after):
             window.pos = at + 1
             self._drop("damaged", at, "a bracket that closes the array too early; taken out")
             return
         if b"," in lead and not self.loose:
             self.note("trailing-comma", at, "taken out")
-        end = footer_end(window.text, at)
         broken = end is None
         if end is None:
             starts = (pattern.search(window.data, at + 1) for pattern in (OBJECT_START, RECORD_START[None]))
             end = min((start.start() for start in starts if start), default=len(window.data))
-        footer, fixes = mend_footer(window.data[at:end], self.limits)
+        footer, fixes = mend_footer(window.data[at:end], lane.kind, self.limits)
         broken_off = broken and end == len(window.data) and window.ended
         for kind, place, detail in fixes:
             if broken_off and kind == "damaged-footer":

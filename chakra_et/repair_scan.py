@@ -5,16 +5,16 @@ from __future__ import annotations
 import re
 
 from chakra_et.errors import TraceError
-from chakra_et.repair_ends import END, bare_header, mend_header, salvage_fields, value_end
+from chakra_et.repair_ends import END, bare_header, is_header, mend_header, salvage_fields, value_end
 from chakra_et.repair_format import (
     ARRAY_OPEN,
     DEVICE,
+    FOOTER_FIELDS,
     HOST,
     OBJECT_START,
     OTHER_WRITE_END,
     RECORD_START,
     SPACE,
-    is_object,
 )
 from chakra_et.repair_lanes import Lane
 from chakra_et.repair_records import STEP_BYTES, RecordReader
@@ -96,7 +96,7 @@ class Scanner(RecordReader):
         first = None
         for count, opening in enumerate(ARRAY_OPEN.finditer(self.window.data, at)):
             first = first or opening
-            if is_object(self.window.data[at : opening.end()] + b"]}", self.limits):
+            if is_header(self.window.data[at : opening.end()], _kind(opening), self.limits):
                 return opening, True
             if count == MAX_OPENINGS:
                 break
@@ -141,12 +141,11 @@ class Scanner(RecordReader):
             at = window.pos
         window.pos = stop
         self._note_garbage(start, window.base + stop - start, line, first, other_end and not first)
-        fields = salvage_fields(window.data[max(0, start - window.base) : stop], self.limits)
         if opening and opening.start() == stop:
-            self._headerless(_kind(opening), fields, opening.end())
+            self._headerless(_kind(opening), max(0, start - window.base), opening.end())
         elif record and record.start() == stop:
             kind = HOST if RECORD_START[HOST].match(window.data, stop) else DEVICE
-            self._headerless(kind, fields, stop)
+            self._headerless(kind, max(0, start - window.base), stop)
 
     def _next_places(self, at: int) -> tuple[Match | None, Match | None, Match | None]:
         """The next opening of an array, beginning of an object, and record; only the first counts, but for
@@ -169,7 +168,11 @@ class Scanner(RecordReader):
         if other_end and not last.mixed and (self.lost_records or self.waiting(last)):
             self.mix(last, self.window.pos, "the end of another object follows this one")
 
-    def _headerless(self, kind: str, fields: dict[str, bytes], at: int) -> None:
+    def _headerless(self, kind: str, start: int, at: int) -> None:
+        """Begin the lane of an object of whose header only ``data[start:at]`` is left."""
+        fields = salvage_fields(self.window.data[start:at], kind, self.limits)
+        # Fields of a footer are those of the object before.
+        fields = {name: value for name, value in fields.items() if name not in FOOTER_FIELDS}
         names = ", ".join(fields) or "none"
         self.note("missing-header", at, f"the beginning of an object is missing; fields left: {names}")
         lane = self._lane(at, kind, has_header=False)

@@ -70,12 +70,14 @@ class Stripe:
 def find_stripes(file: IO[bytes], size: int, lanes: list[Lane], scan: ScanStripe) -> list[Stripe]:
     """One stripe for each process, if the file is such; none if not. ``lanes`` are those found in the file
     as it stands, ``scan`` reads one stripe."""
-    if len(lanes) < 2:
+    if len(lanes) < 2 or lanes[0].left is None:
         return []
     block = lanes[1].start - lanes[0].start
     if block < MIN_BLOCK_BYTES or lanes[0].start >= block:
         return []
     writers = _count_writers(file, block, lanes[0].start)
+    if writers < 2:
+        return []
     lengths: dict[int, int] = {}
     while len(lengths) < writers:
         rest = [index for index in range(writers) if index not in lengths]

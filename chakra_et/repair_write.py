@@ -99,6 +99,9 @@ def temporary_file(place: Path, like: Path) -> Iterator[Temporary]:
             with contextlib.suppress(OSError):  # a file system without locks
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.copymode(like, path)
+            owner = os.stat(like)
+            with contextlib.suppress(OSError):  # only root may give files away
+                os.chown(path, owner.st_uid, owner.st_gid)
             yield Temporary(path, place, file)
     finally:
         path.unlink(missing_ok=True)
