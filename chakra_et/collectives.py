@@ -69,7 +69,8 @@ class Group:
 class Communication:
     """One communication event. ``event``: its row; ``launch``: row of the operator that started it, or -1.
 
-    ``size``: bytes that this rank puts in (for an all-gather the shard), at least 1. ``peer``: global rank
+    ``size``: bytes that this rank puts in (for an all-gather the shard), at least 1; ``sized`` is False where
+    no trace tells them. ``peer``: global rank
     of the other side of a send or receive. ``sequence``: its number in the group, from 0.
     """
 
@@ -85,6 +86,7 @@ class Communication:
     asynchronous: bool | None = None
     sequence: int = -1
     on_gpu: bool = False
+    sized: bool = True
     storages: frozenset[int] = frozenset()
     api: str = ""
 
@@ -234,7 +236,8 @@ def _backend(
     group = threads.get(int(device.thread[row])) or groups.get("0") or next(iter(groups.values()), Group("0"))
     item = Communication(
         event=row, launch=launch, type=NodeType.COMM_COLL, collective=None, size=max(size, 1), group=group,
-        dtype=_dtype(host.inputs[2][host_row]) if host_row >= 0 else "", storages=storages, api=api,
+        sized=bool(inputs), dtype=_dtype(host.inputs[2][host_row]) if host_row >= 0 else "", api=api,
+        storages=storages,
     )  # fmt: skip
     if isinstance(what, CollectiveType):
         item.collective = what
@@ -286,7 +289,7 @@ def _kernel(
     launch = next((at for at, n in zip(around, names, strict=True) if n.startswith(LAUNCHERS)), -1)
     item = Communication(
         event=row, launch=launch, type=NodeType.COMM_COLL, collective=None, size=max(size, 1), group=group,
-        dtype=dtype, on_gpu=True, storages=storages,
+        sized=size > 0 or elements is not None, dtype=dtype, on_gpu=True, storages=storages,
         api=next((n for n in names if n.startswith(LAUNCHERS)), name),
     )  # fmt: skip
     asked = host_rows[around.index(launch)] if launch >= 0 else -1

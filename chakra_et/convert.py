@@ -14,20 +14,19 @@ from typing import Any
 import numpy as np
 
 from chakra_et import causes as causes_
-from chakra_et import collectives, device_trace, emit, gaps, host_trace, timeline
+from chakra_et import collectives, device_trace, emit, gaps, host_trace, pairing, timeline
 from chakra_et import graph as graph_
 from chakra_et import link as link_
 from chakra_et.cause_types import EdgeKind
 from chakra_et.device_trace import KERNEL, SYNC, DeviceTrace
 from chakra_et.emit import CommTypes
 from chakra_et.errors import TraceError
-from chakra_et.execution_trace import ExecutionTrace
+from chakra_et.execution_trace import CollectiveType, ExecutionTrace
 from chakra_et.gaps import HostGaps
 from chakra_et.graph import NodeKind
 from chakra_et.host_trace import HostTrace
+from chakra_et.repair_types import RepairLimits
 from chakra_et.report import RankReport
-
-MIN_LINK_RATE = 0.5
 
 
 @dataclass(frozen=True)
@@ -44,8 +43,9 @@ class PairOptions:
     """How one pair is converted.
 
     ``step``: "all" or the number of one ProfilerStep. ``groups``, ``world_size`` and ``hosts`` (rank, its
-    host) come from the run's manifest; without one the traces must tell. ``allow_unlinked``: go on although
-    host and device trace hardly match.
+    host) come from the run's manifest; without one the traces must tell. ``ranks_here``: how many ranks there
+    are at least. ``allow_unlinked``: go on although host and device trace hardly match, or are of two
+    processes.
     """
 
     step: str = "all"
@@ -55,6 +55,8 @@ class PairOptions:
     allow_unlinked: bool = False
     groups: tuple[dict[str, Any], ...] = ()
     world_size: int = 0
+    ranks_here: int = 0
+    limits: RepairLimits = RepairLimits()
     hosts: tuple[tuple[int, str], ...] = ()
 
 
@@ -73,8 +75,8 @@ def convert_pair(pair: Pair, options: PairOptions = PairOptions()) -> Converted:
     collecting = gc.isenabled()
     gc.disable()  # millions of short-lived records that refer to nothing
     try:
-        host = host_trace.load(pair.host)
-        device = device_trace.load(pair.device)
+        host = host_trace.load(pair.host, options.limits)
+        device = device_trace.load(pair.device, options.limits)
         return _convert(pair, host, device, options)
     finally:
         if collecting:
@@ -82,14 +84,9 @@ def convert_pair(pair: Pair, options: PairOptions = PairOptions()) -> Converted:
 
 
 def _convert(pair: Pair, host: HostTrace, device: DeviceTrace, options: PairOptions) -> Converted:
-    rank, world_size = _who(pair, device, options)
-    linked = link_.link(host, device)
+    rank, world_size = pairing.rank_and_world(pair.rank, options.world_size, options.ranks_here, host, device)
+    linked, warnings = pairing.check(host, device, link_.link(host, device), options.allow_unlinked)
     link_rate = linked.rate(host)
-    if link_rate < MIN_LINK_RATE and not options.allow_unlinked:
-        raise TraceError(
-            f"{pair.host} and {pair.device} are not of the same run: only {link_rate:.0%} of the host "
-            f"operators have a device record; pair the right files, or go on with --allow-unlinked."
-        )
     losses = dict(device.losses)
     if options.step != "all":
         device, linked, cut = _one_step(device, linked, options.step)
@@ -101,6 +98,8 @@ def _convert(pair: Pair, host: HostTrace, device: DeviceTrace, options: PairOpti
     causes = causes_.find(host, device, linked, time, calls, talk.items)
     graph = graph_.build(device, time, causes, talk.items)
     graph, gap_losses = gaps.apply(graph, options.host_gaps)
+    if not len(graph):
+        raise TraceError(f"{pair.device}: nothing of it is left to convert; was the right step asked for?")
 
     synchronising = int((device.category == SYNC).sum())
     if synchronising:
@@ -112,6 +111,10 @@ def _convert(pair: Pair, host: HostTrace, device: DeviceTrace, options: PairOpti
     report = _report(rank, host, device, linked, link_rate, time, calls, graph, losses)
     report.repairs |= host.repairs | device.repairs | time.repairs
     report.notes |= causes.notes | talk.notes | graph.notes | gap_losses
+    report.warnings |= warnings
+    unsized = sum(not item.sized and item.collective is not CollectiveType.BARRIER for item in talk.items)
+    if unsized:
+        report.warnings["communication whose size no trace tells, taken as 1 byte"] = unsized
     alone = int(((linked.host_row < 0) & (device.category < device_trace.RUNTIME)).sum())
     if alone:
         report.notes["operators and annotations without a host node, kept with their times alone"] = alone
@@ -143,26 +146,6 @@ def _convert(pair: Pair, host: HostTrace, device: DeviceTrace, options: PairOpti
         options.comm_types,
     )
     return Converted(trace, report, groups, world_size)
-
-
-def _who(pair: Pair, device: DeviceTrace, options: PairOptions) -> tuple[int, int]:
-    """Rank and world size; the traces, the file's name and the manifest must agree."""
-    told = device.distributed.get("rank")
-    told = told if isinstance(told, int) and told >= 0 else None
-    if told is not None and pair.rank >= 0 and told != pair.rank:
-        raise TraceError(
-            f"{pair.device}: its name says rank {pair.rank}, its distributedInfo rank {told}; rename it to "
-            f"the rank that it is."
-        )
-    rank = told if told is not None else max(pair.rank, 0)
-    world = device.distributed.get("world_size")
-    world = world if isinstance(world, int) and world > 0 else options.world_size or rank + 1
-    if options.world_size and world != options.world_size:
-        raise TraceError(
-            f"{pair.device}: its distributedInfo says a world size of {world}, the manifest "
-            f"{options.world_size}; convert traces of one run together."
-        )
-    return rank, world
 
 
 def _one_step(

@@ -6,58 +6,57 @@ earlier conversion stays until the new one is there.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
+import re
 import shutil
-import tempfile
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from chakra_et import convert, et_file, jobs
-from chakra_et.convert import Pair, PairOptions
+from chakra_et import jobs, scratch
+from chakra_et.convert import PairOptions
+from chakra_et.convert_rank import Engine, RankJob, RankResult, convert_rank, options_text
 from chakra_et.errors import TraceError
-from chakra_et.execution_trace import ExecutionTrace
-from chakra_et.report import RankReport
+from chakra_et.pairing import list_ranks
 from chakra_et.trace_sets import TraceSet
 
-Engine = Literal["native", "mlcommons"]
-ReplaySummary = dict[str, float]
+# Rules that are checked here, with the names of the traces.
+CHECKED_HERE = ("rank-missing", "rank-twice", "world-size")
 
 
 @dataclass(frozen=True)
-class RankJob:
-    """One rank's conversion, as it is handed to a worker process."""
+class RunOptions:
+    """How runs are converted. ``workers``: processes; ``timeout``: seconds a rank, 0: no limit. ``ranks``:
+    only those ranks, and then nothing of the run as a whole. ``keep``: files of an earlier conversion that
+    are valid and newer than their traces stay."""
 
-    pair: Pair
-    output: Path
-    options: PairOptions
     engine: Engine = "native"
-    merged: Path | None = None
-
-
-@dataclass
-class RankResult:
-    """``problems``: what the validator found wrong with the file, one sentence each. ``communication``: its
-    communication nodes, to hold against the other ranks'."""
-
-    report: RankReport
-    communication: ExecutionTrace | None = None
-    groups: dict[int, tuple[str, str, tuple[int, ...]]] = field(default_factory=dict)
-    world_size: int = 1
-    bytes: int = 0
-    problems: list[str] = field(default_factory=list)
+    workers: int = 1
+    timeout: float = 0
+    keep_merged: bool = False
+    allow_missing_ranks: bool = False
+    ranks: Callable[[int], bool] | None = None
+    keep: bool = False
 
 
 @dataclass
 class SetResult:
-    """One run. ``ranks``: the result, or the error, of each rank; ``problems``: of the run as a whole."""
+    """One run. ``ranks``: the result, or the error, of each rank; ``problems`` and ``notes``: of the run as a
+    whole, one sentence each."""
 
     traces: TraceSet
     ranks: dict[int, RankResult | TraceError] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def good(self) -> dict[int, RankResult]:
+        return {rank: r for rank, r in sorted(self.ranks.items()) if isinstance(r, RankResult)}
 
     @property
     def failed(self) -> bool:
@@ -66,178 +65,212 @@ class SetResult:
         )
 
 
-def convert_rank(job: RankJob) -> RankResult:
-    """Convert one pair and write its file. Traces that can't be read are repaired into a copy first.
-
-    Raises ``TraceError``; then the output is as it was.
-    """
-    if job.engine == "mlcommons":
-        from chakra_et import mlcommons
-
-        mlcommons.convert(job.pair, job.output, job.merged)
-        return RankResult(RankReport(max(job.pair.rank, 0)), bytes=job.output.stat().st_size)
-    try:
-        converted = convert.convert_pair(job.pair, job.options)
-    except TraceError as error:
-        converted = _convert_repaired(job, error)
-    from chakra_et import validate
-
-    groups = {str(number): list(ranks) for number, (_, _, ranks) in converted.groups.items() if ranks}
-    problems = validate.check(converted.trace, groups or None, job.output.name)
-    et_file.write(job.output, converted.trace)
-    if job.merged:
-        from chakra_et import merged
-
-        merged.write(job.merged, job.pair)
-    return RankResult(
-        converted.report,
-        converted.trace.communication(),
-        converted.groups,
-        converted.world_size,
-        job.output.stat().st_size,
-        [str(problem) for problem in problems if problem.severity == "error"],
-    )
-
-
-def _convert_repaired(job: RankJob, error: TraceError) -> convert.Converted:
-    """Try again on repaired copies; the originals stay as they are."""
-    from chakra_et import repair
-
-    with tempfile.TemporaryDirectory(prefix="chakra-repair-") as folder:
-        copies: dict[str, Path] = {}
-        repairs: dict[str, int] = {}
-        for kind in ("host", "device"):
-            original = getattr(job.pair, kind)
-            copy = Path(folder) / f"{kind}.json"
-            report = repair.repair_file(original, output=copy)
-            if report.changed:
-                copies[kind] = copy
-            for change in report.repairs:
-                text = f"{kind} trace, {change.kind}"
-                repairs[text] = repairs.get(text, 0) + 1
-        if not copies:
-            raise error
-        try:
-            converted = convert.convert_pair(dataclasses.replace(job.pair, **copies), job.options)
-        except TraceError as second:
-            text = str(second)
-            for kind, copy in copies.items():
-                text = text.replace(str(copy), f"{getattr(job.pair, kind)} (repaired)")
-            raise TraceError(text) from None
-        converted.report.repairs |= repairs
-        converted.trace.metadata["conversion_report"] = json.dumps(
-            converted.report.as_dict(), separators=(",", ":")
-        )
-        return converted
-
-
 def convert_sets(
     sets: Iterable[TraceSet],
     options: PairOptions,
-    engine: Engine = "native",
-    workers: int = 1,
-    keep_merged: bool = False,
-    timeout: float = 0,
+    run: RunOptions = RunOptions(),
     progress: Callable[[], None] = lambda: None,
 ) -> list[SetResult]:
-    """Convert all ranks of ``sets``; ``workers`` processes, each rank within ``timeout`` s (0: no limit)."""
+    """Convert the ranks of ``sets``; ``progress`` is called after each rank."""
     results = [SetResult(traces, problems=list(traces.problems)) for traces in sets]
-    work: list[tuple[SetResult, int, RankJob]] = []
-    for result in results:
-        traces = result.traces
-        of_run = dataclasses.replace(
-            options, groups=traces.groups, world_size=traces.world_size, hosts=traces.hosts
-        )
-        for rank, pair in traces.pairs.items():
-            merged = traces.merged_file(rank) if keep_merged else None
-            work.append((result, rank, RankJob(pair, traces.et_file(rank), of_run, engine, merged)))
-    for number, outcome in jobs.run(convert_rank, [job for _, _, job in work], workers, timeout):
-        result, rank, job = work[number]
-        if isinstance(outcome, TraceError) and not any(
-            str(p) in str(outcome) for p in (job.pair.host, job.pair.device)
-        ):
-            outcome = TraceError(f"{job.pair.host}: {outcome}")
-        result.ranks[rank] = outcome
-        progress()
-    for result in results:
-        _finish(result, engine)
+    folders = sorted({result.traces.folder for result in results})
+    with contextlib.ExitStack() as stack:
+        for folder in folders:
+            # Parts of a run may be converted at once; whole runs take turns.
+            stack.enter_context(_locked(folder, shared=run.ranks is not None))
+            stack.callback(scratch.remove_abandoned, folder)
+            scratch.remove_abandoned(folder)
+        _convert_ranks(results, options, run, progress)
+        for result in results:
+            try:
+                _finish(result, options, run)
+            except OSError as error:
+                result.problems.append(
+                    f"{error.filename or result.traces.folder}: {error.strerror or error}."
+                )
     return results
 
 
-def _finish(result: SetResult, engine: Engine) -> None:
-    """What belongs to the run as a whole: rank 0's bytes under the users' name, groups, report, checks."""
-    traces = result.traces
-    good = {rank: r for rank, r in sorted(result.ranks.items()) if isinstance(r, RankResult)}
-    if not good:
-        return
-    if 0 in good:
-        _copy(traces.et_file(0), traces.first_et_file)
-    if engine == "native":
-        _write_groups(result, good)
-        if len(good) > 1:
-            result.problems += _check_together(traces, good)
-    if len(good) == len(traces.pairs):
-        _remove_stale(traces)
-    summary = {
-        "name": traces.name,
-        "engine": engine,
-        "problems": result.problems,
-        "ranks": {
-            str(rank): {"error": str(r)}
-            if isinstance(r, TraceError)
-            else r.report.as_dict() | {"problems": r.problems}
-            for rank, r in sorted(result.ranks.items())
-        },
-    }
-    _write_json(traces.report_file, summary)
+def _locked(folder: Path, shared: bool) -> contextlib.AbstractContextManager[None]:
+    def wait() -> None:
+        print(f"{folder}: waiting for another conversion there to end", file=sys.stderr, flush=True)
+
+    return scratch.folder_lock(folder, shared, wait)
 
 
-def _write_groups(result: SetResult, good: dict[int, RankResult]) -> None:
-    groups: dict[int, tuple[int, ...]] = {}
-    names: dict[int, str] = {}
-    for rank, r in good.items():
-        for number, (name, _, ranks) in sorted(r.groups.items()):
-            members = tuple(sorted(ranks)) or tuple(range(r.world_size))
-            if groups.setdefault(number, members) != members:
-                result.problems.append(
-                    f"{result.traces.pairs[rank].device}: process group {name!r} has ranks {list(members)} "
-                    f"here, {list(groups[number])} on another rank; the traces are not of one run."
-                )
-            names[number] = name
-    _write_json(
-        result.traces.groups_file, {str(number): list(ranks) for number, ranks in sorted(groups.items())}
+def _convert_ranks(
+    results: list[SetResult], options: PairOptions, run: RunOptions, progress: Callable[[], None]
+) -> None:
+    work: list[tuple[SetResult, int, RankJob]] = []
+    for result in results:
+        traces = result.traces
+        of_run = _options(traces, options)
+        for rank, pair in traces.pairs.items():
+            if run.ranks is None or run.ranks(rank):
+                merged = traces.merged_file(rank) if run.keep_merged else None
+                job = RankJob(pair, traces.et_file(rank), of_run, run.engine, merged, run.keep)
+                work.append((result, rank, job))
+        for rank, sentence in traces.incomplete.items():
+            if run.ranks is None or run.ranks(rank):
+                if run.allow_missing_ranks:
+                    result.notes.append(sentence)
+                else:
+                    result.ranks[rank] = TraceError(sentence)
+    # MLCommons' tools are processes of their own; only a worker of ours takes them with it when it is killed.
+    apart = len(work) > 1 or run.engine == "mlcommons" or run.timeout > 0
+    todo = [job for _, _, job in work]
+    outcomes = jobs.run(convert_rank, todo, run.workers if apart else 0, run.timeout)
+    with contextlib.closing(outcomes):  # ends the workers before anything else happens
+        for number, outcome in outcomes:
+            result, rank, job = work[number]
+            if isinstance(outcome, TraceError):
+                outcome = _with_names(outcome, job)
+            result.ranks[rank] = outcome
+            progress()
+
+
+def _options(traces: TraceSet, options: PairOptions) -> PairOptions:
+    return dataclasses.replace(
+        options,
+        groups=traces.groups,
+        world_size=traces.world_size,
+        hosts=traces.hosts,
+        ranks_here=traces.ranks_here,
     )
 
 
-def _check_together(traces: TraceSet, good: dict[int, RankResult]) -> list[str]:
+def _with_names(error: TraceError, job: RankJob) -> TraceError:
+    """The error with the trace that it is about, and what is left under its name."""
+    text = str(error)
+    if not any(str(path) in text for path in (job.pair.host, job.pair.device)):
+        text = f"{job.pair.host}: {text}"
+    if job.output.exists():
+        text += f" {job.output.name} is of an earlier conversion."
+    return TraceError(text)
+
+
+def _finish(result: SetResult, options: PairOptions, run: RunOptions) -> None:
+    """What belongs to the run as a whole: rank 0's bytes under the users' name, groups, report, checks."""
+    traces = result.traces
+    if 0 in result.good:
+        _copy(traces.et_file(0), traces.first_et_file)
+    if run.ranks is not None:
+        return
+    world = max([traces.ranks_here, traces.world_size, *(r.world_size for r in result.good.values())])
+    _check_ranks(result, world, run.allow_missing_ranks)
+    if run.engine == "native" and result.good:
+        groups = _groups(result)
+        _write_json(traces.groups_file, groups)
+        if len(result.good) > 1:
+            result.problems += _check_together(result, groups)
+    if len(result.good) == len(traces.pairs):
+        _remove_stale(traces, world)
+    _write_json(traces.report_file, _summary(result, options, run))
+
+
+def _summary(result: SetResult, options: PairOptions, run: RunOptions) -> dict[str, Any]:
+    """The report of the run; the same wherever the folder is."""
+    folder = re.compile(rf"(?<![^\s'\"(]){re.escape(str(result.traces.folder))}{os.sep}")
+
+    def short(texts: list[str]) -> list[str]:
+        return [folder.sub("", text) for text in texts]
+
+    return {
+        "name": result.traces.name,
+        "engine": run.engine,
+        "options": options_text(_options(result.traces, options)),
+        "problems": short(result.problems),
+        "notes": short(result.notes),
+        "ranks": {
+            str(rank): {"error": short([str(r)])[0]}
+            if isinstance(r, TraceError)
+            else r.report.as_dict() | {"problems": short(r.problems)}
+            for rank, r in sorted(result.ranks.items())
+        },
+    }
+
+
+def _check_ranks(result: SetResult, world: int, allow_missing: bool) -> None:
+    """Are the ranks all there, each once, and of one run?"""
+    traces, good = result.traces, result.good
+    absent = [rank for rank in range(world) if rank not in traces.pairs and rank not in traces.incomplete]
+    if absent:
+        sentence = (
+            f"{traces.folder / traces.name}: of {world} ranks, the traces of {list_ranks(absent)} are missing"
+        )
+        if allow_missing:
+            result.notes.append(f"{sentence}.")
+        else:
+            result.problems.append(f"{sentence}; add them, or go on with --allow-missing-ranks.")
+    first_of: dict[tuple[str, int, int], int] = {}
+    for rank, r in good.items():
+        here, lowest = traces.pairs[rank].device, next(iter(good))
+        if r.world_size != good[lowest].world_size:
+            result.problems.append(
+                f"{here} is of a run of {r.world_size} ranks, {traces.pairs[lowest].device} of one of "
+                f"{good[lowest].world_size}; convert traces of one run together."
+            )
+        other = first_of.setdefault(r.process, rank) if r.process[1] else rank
+        if other != rank:
+            result.problems.append(
+                f"{here} and {traces.pairs[other].device} are traces of the same process, {r.process[1]}; "
+                f"one of them is not of rank {rank}."
+            )
+        told = traces.processes.get(rank)
+        if told and r.process[1] and told != r.process[1]:
+            result.problems.append(
+                f"{traces.manifest_file} says that rank {rank} was process {told}, {traces.pairs[rank].host} "
+                f"that it was process {r.process[1]}; remove the manifest if it is of another run."
+            )
+
+
+def _groups(result: SetResult) -> dict[str, list[int]]:
+    """The run's process groups: number → ranks."""
+    groups: dict[int, tuple[int, ...]] = {}
+    first: dict[int, int] = {}
+    for rank, r in result.good.items():
+        for number, (name, _, ranks) in sorted(r.groups.items()):
+            members = tuple(sorted(ranks)) or tuple(range(r.world_size))
+            if groups.setdefault(number, members) != members:
+                other = result.traces.pairs[first[number]].device
+                result.problems.append(
+                    f"process group {name!r} has ranks {list_ranks(list(members))} in "
+                    f"{result.traces.pairs[rank].device} and {list_ranks(list(groups[number]))} in {other}; "
+                    "the traces are not of one run."
+                )
+            first.setdefault(number, rank)
+    return {str(number): list(ranks) for number, ranks in sorted(groups.items())}
+
+
+def _check_together(result: SetResult, groups: dict[str, list[int]]) -> list[str]:
     """The ranks against each other."""
     from chakra_et import validate
 
-    talk = {rank: r.communication for rank, r in good.items() if r.communication is not None}
-    groups = json.loads(traces.groups_file.read_bytes())
-    names = {rank: traces.et_file(rank).name for rank in talk}
-    return [str(p) for p in validate.check_together(talk, groups, names) if p.severity == "error"]
+    talk = {rank: r.communication for rank, r in result.good.items() if r.communication is not None}
+    names = {rank: str(result.traces.et_file(rank)) for rank in talk}
+    return [
+        str(problem).removeprefix("error: ")
+        for problem in validate.check_together(talk, groups, names)
+        if problem.severity == "error" and problem.rule not in CHECKED_HERE
+    ]
 
 
-def _remove_stale(traces: TraceSet) -> None:
+def _remove_stale(traces: TraceSet, world: int) -> None:
     """Files of ranks that an earlier, larger run of this name had: simulators would take them for ours."""
-    for path in traces.folder.glob(f"{_escape(traces.name)}.*.et"):
-        rank = path.name[len(traces.name) + 1 : -3]
-        if rank.isdigit() and int(rank) not in traces.pairs:
-            path.unlink()
-
-
-def _escape(name: str) -> str:
-    return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in name)
+    for path in list(traces.folder.iterdir()):
+        if path.name.startswith(f"{traces.name}.") and path.name.endswith(".et"):
+            rank = path.name[len(traces.name) + 1 : -3]
+            if rank.isdecimal() and int(rank) >= world:
+                path.unlink()
 
 
 def _copy(source: Path, target: Path) -> None:
-    with et_file.atomic_file(target) as file, open(source, "rb") as content:
-        shutil.copyfileobj(content, file)
+    with scratch.atomic_file(target) as file, open(source, "rb") as content:
+        shutil.copyfileobj(content, file, 1 << 20)
 
 
 def _write_json(path: Path, content: Any) -> None:
-    with et_file.atomic_file(path) as file:
+    with scratch.atomic_file(path) as file:
         file.write(json.dumps(content, indent=1, ensure_ascii=False).encode("utf-8", "replace") + b"\n")
 
 
@@ -247,19 +280,31 @@ def default_workers(jobs_to_do: int) -> int:
     return max(1, min(cores, jobs_to_do))
 
 
-def is_converted(traces: TraceSet) -> bool:
-    """Whether every rank's file is there, newer than its traces, and the last report tells of no failure."""
+def is_converted(traces: TraceSet, options: PairOptions, run: RunOptions) -> bool:
+    """Whether every rank's file is there, newer than its traces and made in this way, and the last report
+    tells of no failure."""
     try:
         report = json.loads(traces.report_file.read_bytes())
         bad = report["problems"] or any(
             "error" in rank or rank.get("problems") for rank in report["ranks"].values()
         )
+        same = (report["engine"], report["options"]) == (run.engine, options_text(_options(traces, options)))
         fresh = all(
-            traces.et_file(rank).stat().st_mtime_ns
+            min(path.stat().st_mtime_ns for path in _written(traces, rank, run))
             >= max(pair.host.stat().st_mtime_ns, pair.device.stat().st_mtime_ns)
             for rank, pair in traces.pairs.items()
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return False
-    same_ranks = set(report["ranks"]) == {str(rank) for rank in traces.pairs}
-    return not bad and fresh and same_ranks and traces.first_et_file.exists()
+    same_ranks = set(report["ranks"]) == {str(rank) for rank in traces.pairs} and not traces.problems
+    return not bad and same and fresh and same_ranks
+
+
+def _written(traces: TraceSet, rank: int, run: RunOptions) -> list[Path]:
+    """What a conversion writes for one rank."""
+    files = [traces.et_file(rank)]
+    if rank == 0:
+        files.append(traces.first_et_file)
+    if run.keep_merged:
+        files.append(traces.merged_file(rank))
+    return files

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -20,10 +23,11 @@ def run(
 ) -> Iterator[tuple[int, Any]]:
     """Yield (number of the argument, result or the ``TraceError`` that it ended with), as they finish.
 
-    One worker without a time limit (seconds; 0: none) runs in this process. A worker that dies or takes too
-    long becomes a ``TraceError`` of its job alone.
+    With 0 workers the jobs run in this process. A worker that dies, or is not done within ``timeout``
+    seconds (0: no limit), becomes a ``TraceError`` of its job alone. All workers are gone when the iterator
+    ends, also by an exception, and soon after this process was killed.
     """
-    if workers <= 1 and not timeout:
+    if not workers:
         for number, argument in enumerate(arguments):
             yield number, _call(function, argument)
         return
@@ -32,10 +36,10 @@ def run(
     running: dict[Connection, tuple[int, Any, float]] = {}
     try:
         while waiting or running:
-            while waiting and len(running) < max(1, workers):
+            while waiting and len(running) < workers:
                 number, argument = waiting.pop()
                 receiver, sender = context.Pipe(duplex=False)
-                process = context.Process(target=_child, args=(function, argument, sender), daemon=True)
+                process = context.Process(target=_child, args=(function, argument, sender, os.getpid()))
                 process.start()
                 sender.close()
                 running[receiver] = (number, process, time.monotonic() + timeout if timeout else float("inf"))
@@ -47,26 +51,24 @@ def run(
                 if receiver in ready:
                     result = _receive(receiver, process)
                 elif now >= deadline:
-                    process.kill()
                     result = TraceError(
                         f"gave up after {timeout:g} s; raise --timeout, or see whether the trace is whole."
                     )
                 else:
                     continue
-                process.join()
+                _end(process)
                 receiver.close()
                 del running[receiver]
                 yield number, result
     finally:
         for _, process, _ in running.values():
-            process.kill()
-            process.join()
+            _end(process)
 
 
 def _receive(receiver: Connection, process: Any) -> Any:
     try:
         return receiver.recv()
-    except EOFError:
+    except (EOFError, OSError):
         process.join()
         code = process.exitcode
         reason = (
@@ -75,9 +77,29 @@ def _receive(receiver: Connection, process: Any) -> Any:
         return TraceError(f"its worker process {reason}; try fewer --workers.")
 
 
-def _child(function: Callable[[Any], Any], argument: Any, sender: Connection) -> None:
+def _end(process: Any) -> None:
+    """Kill what is left of a worker: itself and the tools that it runs."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        process.kill()  # not the leader of a group yet
+    process.join()
+
+
+def _child(function: Callable[[Any], Any], argument: Any, sender: Connection, parent: int) -> None:
+    os.setpgid(0, 0)
+    # What stops the parent stops its workers: by the parent, or, if that was killed, by this thread.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     sender.send(_call(function, argument))
     sender.close()
+
+
+def _end_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(0.25)
+    os.killpg(0, signal.SIGKILL)
 
 
 def _call(function: Callable[[Any], Any], argument: Any) -> Any:

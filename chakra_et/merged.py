@@ -7,31 +7,32 @@ operator that launched it. chakra_converter reads it, and so can people.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
-from chakra_et import causes, collectives, device_trace, et_file, host_trace, link, timeline
+from chakra_et import causes, collectives, device_trace, host_trace, link, pairing, scratch, timeline
 from chakra_et.convert import Pair
-from chakra_et.device_trace import CATEGORIES, KERNEL, SYNC
-from chakra_et.records import open_trace
+from chakra_et.device_trace import CATEGORIES, KERNEL, SYNC, DeviceTrace
+from chakra_et.host_trace import HostTrace
+from chakra_et.records import DEFAULT_LIMITS
+from chakra_et.repair_types import RepairLimits
 
 # The schema versions that chakra_converter 1.0.0 knows; they differ in nothing that it reads.
 READABLE_SCHEMA = "1.1.1-chakra.0.0.4"
+_EMPTY: dict[str, Any] = {"values": [], "shapes": [], "types": []}
 
 
-def write(path: Path, pair: Pair) -> None:
+def write(path: Path, pair: Pair, limits: RepairLimits = DEFAULT_LIMITS) -> None:
     """Write the merged trace of ``pair`` to ``path``. Raises ``TraceError`` for traces that can't be read."""
-    host, device = host_trace.load(pair.host), device_trace.load(pair.device)
-    linked = link.link(host, device)
+    host, device = host_trace.load(pair.host, limits), device_trace.load(pair.device, limits)
+    linked, _ = pairing.check(host, device, link.link(host, device), allow_unlinked=True)
     on_cpu = collectives.is_communication(device) & (device.category < KERNEL)
     time = timeline.build(device, on_cpu)
     calls = causes.launch_calls(device)
-    with open_trace(pair.host) as file:
-        document = json.load(file)
-    nodes = [_with_attrs(node) for node in document["nodes"]]
+    nodes = _host_nodes(host)
     exclusive = _exclusive(device, time)
     for row in np.flatnonzero(linked.host_row >= 0).tolist():
         node = nodes[linked.host_row[row]]
@@ -41,21 +42,69 @@ def write(path: Path, pair: Pair) -> None:
         parent = _operator(int(time.parent[row]), time.parent, linked.host_row)
         if parent >= 0:
             node["ctrl_deps"] = nodes[linked.host_row[parent]]["id"]
+    nodes += _device_nodes(nodes, device, time, calls, linked)
     nodes.sort(key=lambda node: node["id"])
-    by_row = {int(row): position for position, row in enumerate(np.argsort(host.id, kind="stable"))}
-    free_id = max(node["id"] for node in nodes) + 1
+    header = {name: _whole(host.header[name]) for name in ("pid", "start_ts", "finish_ts")}
+    document = {"schema": READABLE_SCHEMA, "time": str(host.header["time"]), **header, "nodes": nodes}
+    text = msgspec.json.format(msgspec.json.encode(document), indent=1)
+    with scratch.atomic_file(path) as out:
+        out.write(text.decode("utf-8", "replace").encode())
+
+
+def _whole(value: Any) -> int:
+    return value if type(value) is int and 0 <= value < 2**63 else 0
+
+
+def _host_nodes(host: HostTrace) -> list[dict[str, Any]]:
+    """A node for each row; its id is that of the trace, or a new one if another row has it."""
+    nodes: list[dict[str, Any]] = []
+    taken: set[int] = set()
+    free_id = max(int(host.id.max()), 0)
+    for row, number in enumerate(host.id.tolist()):
+        if number < 0 or number in taken:
+            number = free_id = free_id + 1
+        taken.add(number)
+        attrs = {name: int(getattr(host, name)[row]) for name in host_trace.NUMERIC}
+        attrs["op_schema"] = host.schemas[host.op_schema[row]]
+        attrs |= host.texts.get(row, {}) | host.communication.get(row, {})
+        nodes.append(
+            {
+                "id": number,
+                "name": host.names[host.name[row]],
+                "ctrl_deps": int(host.parent[row]),
+                "inputs": _values(host.inputs, row),
+                "outputs": _values(host.outputs, row),
+                "attrs": [
+                    {"name": name, "type": "string" if isinstance(value, str) else "int64", "value": value}
+                    for name, value in attrs.items()
+                ],
+            }
+        )
+    return nodes
+
+
+def _values(columns: tuple[list[bytes], list[bytes], list[bytes]], row: int) -> dict[str, msgspec.Raw]:
+    return {name: msgspec.Raw(column[row]) for name, column in zip(_EMPTY, columns, strict=True)}
+
+
+def _device_nodes(
+    nodes: list[dict[str, Any]],
+    device: DeviceTrace,
+    time: timeline.Timeline,
+    calls: np.ndarray,
+    linked: link.Link,
+) -> list[dict[str, Any]]:
+    """A node for each kernel, copy and memset, with the attributes of the operator that launched it."""
+    last_id = max(node["id"] for node in nodes)
+    found = []
     for row in np.flatnonzero((device.category >= KERNEL) & (device.category != SYNC)).tolist():
         launcher = _operator(int(calls[row]), time.parent, linked.host_row)
-        base = (
-            nodes[by_row[int(linked.host_row[launcher])]]
-            if launcher >= 0
-            else {"inputs": _EMPTY, "outputs": _EMPTY}
-        )
+        base = nodes[linked.host_row[launcher]] if launcher >= 0 else {"inputs": _EMPTY, "outputs": _EMPTY}
         length = int(device.end[row] - device.start[row]) / 1000
-        nodes.append(
+        found.append(
             base
             | {
-                "id": free_id,
+                "id": last_id + len(found) + 1,
                 "name": device.names[device.name[row]],
                 "ctrl_deps": base.get("id", 1),
                 "cat": CATEGORIES[device.category[row]],
@@ -66,14 +115,7 @@ def write(path: Path, pair: Pair) -> None:
                 "stream": int(device.stream[row]),
             }
         )
-        free_id += 1
-    document["schema"] = READABLE_SCHEMA
-    document["nodes"] = nodes
-    with et_file.atomic_file(path) as out:
-        out.write(json.dumps(document, indent=1).encode())
-
-
-_EMPTY: dict[str, Any] = {"values": [], "shapes": [], "types": []}
+    return found
 
 
 def _exclusive(device: device_trace.DeviceTrace, time: timeline.Timeline) -> np.ndarray:
@@ -91,22 +133,3 @@ def _operator(row: int, parent: np.ndarray, host_row: np.ndarray) -> int:
     while row >= 0 and host_row[row] < 0:
         row = int(parent[row])
     return row
-
-
-def _with_attrs(node: dict[str, Any]) -> dict[str, Any]:
-    """A node of the flat layout (schema 1.0.x) in the layout with attrs; any other as it is."""
-    if "attrs" in node or "input_shapes" not in node:
-        return node
-    attrs = [
-        {"name": name, "type": "int64", "value": node[name]} for name in host_trace.NUMERIC if name in node
-    ]
-    attrs.append({"name": "op_schema", "type": "string", "value": node.get("op_schema", "")})
-    sides = {
-        side: {
-            "values": node[side],
-            "shapes": node[f"{side[:-1]}_shapes"],
-            "types": node[f"{side[:-1]}_types"],
-        }
-        for side in ("inputs", "outputs")
-    }
-    return {"id": node["id"], "name": node["name"], "ctrl_deps": node["parent"], **sides, "attrs": attrs}

@@ -7,14 +7,15 @@ a stack that hold a deep graph: the converter's search for cycles is recursive.
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
-from chakra_et import et_file
+from chakra_et import scratch
 from chakra_et.convert import Pair
 from chakra_et.errors import TraceError
+from chakra_et.records import open_trace
 
 PACKAGE = "chakra.src"
 RECURSION = """
@@ -41,49 +42,47 @@ def convert(pair: Pair, output: Path, merged: Path | None = None) -> None:
 
     Raises ``TraceError`` where a tool is not installed or fails; then ``output`` is as it was.
     """
-    with tempfile.TemporaryDirectory(prefix="chakra-mlcommons-") as folder:
-        linked, result = Path(folder) / "linked.json", Path(folder) / "result.et"
+    with scratch.scratch_folder(output.resolve()) as folder:
+        linked, result = folder / "linked.json", folder / "result.et"
         _run(
-            pair, folder, f"{PACKAGE}.trace_link.trace_link",
+            pair, linked, f"{PACKAGE}.trace_link.trace_link",
             "--rank", str(max(pair.rank, 0)), "--chakra-host-trace", str(_plain(pair.host, folder)),
             "--chakra-device-trace", str(_plain(pair.device, folder)), "--output-file", str(linked),
         )  # fmt: skip
         _run(
-            pair, folder, f"{PACKAGE}.converter.converter",
+            pair, result, f"{PACKAGE}.converter.converter",
             "--log-filename", os.devnull, "PyTorch", "--input", str(linked), "--output", str(result),
         )  # fmt: skip
         for source, target in ((linked, merged), (result, output)):
             if target is not None:
-                with et_file.atomic_file(target) as file:
-                    file.write(source.read_bytes())
+                with scratch.atomic_file(target) as file, open(source, "rb") as content:
+                    shutil.copyfileobj(content, file, 1 << 20)
 
 
-def _run(pair: Pair, folder: str, module: str, *arguments: str) -> None:
+def _run(pair: Pair, output: Path, module: str, *arguments: str) -> None:
     tool = module.rsplit(".", 1)[1]
     done = subprocess.run(
         [sys.executable, "-c", RECURSION.format(module=module), *arguments],
-        cwd=folder, capture_output=True, text=True, errors="replace",
+        cwd=output.parent, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
     )  # fmt: skip
-    if done.returncode == 0:
+    if done.returncode == 0 and output.is_file():
         return
-    lines = [line for line in done.stderr.splitlines() if line.strip()]
     if "No module named" in done.stderr or "et_replay" in done.stderr:
         raise TraceError(
             "--engine mlcommons: chakra_trace_link or what it needs (et_replay, HolisticTraceAnalysis) is "
             "not installed; run ./install_chakra_tools.sh."
         )
-    last = next((line for line in reversed(lines) if "Error" in line), f"status {done.returncode}")
-    raise TraceError(f"{pair.host}: {tool} failed ({last}); try --engine native.")
+    lines = [line for line in done.stderr.splitlines() if "Error" in line]
+    reason = lines[-1] if lines else f"status {done.returncode}" if done.returncode else "it wrote no file"
+    raise TraceError(f"{pair.host}: {tool} failed ({reason}); try --engine native.")
 
 
-def _plain(path: Path, folder: str) -> Path:
+def _plain(path: Path, folder: Path) -> Path:
     """The upstream tools read plain JSON by absolute path."""
-    from chakra_et.records import open_trace
-
-    if path.suffix != ".gz":
-        return path.resolve()
-    plain = Path(folder) / path.stem
+    with open(path, "rb") as file:
+        if file.read(2) != b"\x1f\x8b":
+            return path.resolve()
+    plain = folder / path.name.removesuffix(".gz")
     with open_trace(path) as source, open(plain, "wb") as target:
-        while block := source.read(1 << 20):
-            target.write(block)
+        shutil.copyfileobj(source, target, 1 << 20)
     return plain

@@ -12,8 +12,8 @@ class RankReport:
 
     ``events_in`` = ``events_kept`` + the sum of ``losses``; ``nodes`` = ``events_kept`` + ``segments`` +
     ``overhead``. ``link_rate``: part of the host operators with a device record; ``kernel_link_rate``: part
-    of the device work with a launching call. ``time_ns``: ns by kind of node. ``steps_us``: measured µs by
-    step number.
+    of the device work with a launching call. ``time_ns``: ns by kind of node. ``warnings``: what makes
+    the file differ from what happened. ``steps_us``: measured µs by step number.
     """
 
     rank: int
@@ -32,6 +32,7 @@ class RankReport:
     kernel_link_rate: float = 1.0
     host_operators_without_record: dict[str, int] = field(default_factory=dict)
     repairs: dict[str, int] = field(default_factory=dict)
+    warnings: dict[str, int] = field(default_factory=dict)
     notes: dict[str, int] = field(default_factory=dict)
     steps_us: dict[str, float] = field(default_factory=dict)
 
@@ -63,6 +64,7 @@ class RankReport:
             ("left out", self.losses),
             ("host operators without a device record", self.host_operators_without_record),
             ("repairs", self.repairs),
+            ("warnings", self.warnings),
             ("notes", self.notes),
             ("nodes", self.nodes_by_kind),
             ("edges", self.edges_by_kind),

@@ -1,7 +1,8 @@
 """The traces of a folder: which files are the host and device traces of which rank of which run.
 
 ``NAME_host.json`` and ``NAME_device.json`` are rank 0, ``NAME_rank1_host.json`` … the others, each also
-as ``.json.gz``; ``NAME_manifest.json`` says more where our tracer wrote it.
+as ``.json.gz``; ``NAME_manifest.json`` says more where our tracer wrote it. Every file that is written is
+named after these; no name that stands inside a file is used.
 """
 
 from __future__ import annotations
@@ -9,27 +10,32 @@ from __future__ import annotations
 import fnmatch
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from chakra_et.convert import Pair
+from chakra_et.device_trace import MAX_RANKS
 from chakra_et.errors import TraceError
 
 TRACE_FILE = re.compile(
-    r"(?P<name>.+?)(?:_rank(?P<rank>\d+))?_(?P<kind>host|device)\.json(?:\.gz)?", re.DOTALL
+    r"(?P<name>.+?)(?:_rank(?P<rank>[0-9]{1,6}))?_(?P<kind>host|device)\.json(?:\.gz)?", re.DOTALL
 )
+MAX_MANIFEST_BYTES = 64 << 20
 
 
 @dataclass
 class TraceSet:
-    """The traces of one run. ``pairs`` by rank; ``problems``: a sentence for each file without a partner."""
+    """The traces of one run. ``pairs`` by rank; ``incomplete``: a sentence for each rank that has only one of
+    its traces; ``problems``: one for anything else that is wrong with the files."""
 
     folder: Path
     name: str
     pairs: dict[int, Pair] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     manifest: dict[str, Any] = field(default_factory=dict)
+    incomplete: dict[int, str] = field(default_factory=dict)
 
     def et_file(self, rank: int) -> Path:
         """The name that simulators look for."""
@@ -48,46 +54,66 @@ class TraceSet:
     def report_file(self) -> Path:
         return self.folder / f"{self.name}_conversion.json"
 
+    @property
+    def manifest_file(self) -> Path:
+        return self.folder / f"{self.name}_manifest.json"
+
     def merged_file(self, rank: int) -> Path:
         return self.folder / (
             f"{self.name}_merged.json" if rank == 0 else f"{self.name}_rank{rank}_merged.json"
         )
 
     @property
+    def ranks_here(self) -> int:
+        """How many ranks there are at least, as the files are named."""
+        return max([*self.pairs, *self.incomplete], default=-1) + 1
+
+    @property
     def world_size(self) -> int:
         """As the manifest says, 0 where there is none."""
         size = self.manifest.get("world_size")
-        return size if isinstance(size, int) and size > 0 else 0
-
-    @property
-    def hosts(self) -> tuple[tuple[int, str], ...]:
-        """(rank, its host) as the manifest says; ranks of one host share a clock."""
-        ranks = self.manifest.get("ranks")
-        known = [rank for rank in (ranks if isinstance(ranks, list) else []) if isinstance(rank, dict)]
-        pairs = [(rank.get("rank"), rank.get("host")) for rank in known]
-        return tuple((rank, host) for rank, host in pairs if isinstance(rank, int) and isinstance(host, str))
+        return size if type(size) is int and 0 < size <= MAX_RANKS else 0
 
     @property
     def groups(self) -> tuple[dict[str, Any], ...]:
         """The manifest's process groups, with the field names that Kineto uses."""
-        groups = self.manifest.get("process_groups")
         return tuple(
             {"pg_name": group["name"], "pg_desc": group.get("description"), "ranks": group.get("ranks")}
-            for group in (groups if isinstance(groups, list) else [])
-            if isinstance(group, dict) and "name" in group
+            for group in _objects(self.manifest.get("process_groups"))
+            if "name" in group
         )
+
+    @property
+    def hosts(self) -> tuple[tuple[int, str], ...]:
+        """(rank, its host) as the manifest says; ranks of one host share a clock."""
+        pairs = [(rank.get("rank"), rank.get("host")) for rank in _objects(self.manifest.get("ranks"))]
+        return tuple((rank, host) for rank, host in pairs if type(rank) is int and isinstance(host, str))
+
+    @property
+    def processes(self) -> dict[int, int]:
+        """Rank → process id, as the manifest says."""
+        pairs = [(rank.get("rank"), rank.get("pid")) for rank in _objects(self.manifest.get("ranks"))]
+        return {rank: pid for rank, pid in pairs if type(rank) is int and type(pid) is int}
+
+
+def _objects(value: Any) -> list[dict[str, Any]]:
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
 def find(folder: Path, pattern: str = "*") -> list[TraceSet]:
     """The runs in ``folder`` whose name fits ``pattern`` (a glob), by name.
 
-    Raises ``TraceError`` if the folder is not there or holds none.
+    Raises ``TraceError`` if the folder is not there, can't be read or holds none.
     """
     if not folder.is_dir():
         raise TraceError(f"{folder}: no such folder; give the one with the traces by --dir.")
+    try:
+        paths = sorted(folder.iterdir())
+    except OSError as error:
+        raise TraceError(f"{folder}: can't be read ({error.strerror or error}).") from None
     files: dict[str, dict[int, dict[str, Path]]] = {}
     problems: dict[str, list[str]] = {}
-    for path in sorted(folder.iterdir()):
+    for path in paths:
         match = TRACE_FILE.fullmatch(path.name)
         if match is None or not path.is_file() or not fnmatch.fnmatchcase(match["name"], pattern):
             continue
@@ -100,15 +126,18 @@ def find(folder: Path, pattern: str = "*") -> list[TraceSet]:
             )
     sets = []
     for name, ranks in files.items():
-        traces = TraceSet(folder, name, problems=problems.get(name, []), manifest=_manifest(folder, name))
+        traces = TraceSet(folder, name, problems=problems.get(name, []))
         for rank, kinds in sorted(ranks.items()):
             if len(kinds) == 2:
                 traces.pairs[rank] = Pair(rank, kinds["host"], kinds["device"])
             else:
                 ((kind, path),) = kinds.items()
                 missing = "device" if kind == "host" else "host"
-                traces.problems.append(f"{path}: rank {rank} has no {missing} trace beside it.")
-        traces.problems += _missing_ranks(traces)
+                traces.incomplete[rank] = f"{path}: rank {rank} has no {missing} trace beside it."
+        try:
+            traces.manifest = _manifest(traces.manifest_file)
+        except TraceError as error:
+            traces.problems.append(str(error))
         sets.append(traces)
     if not sets:
         raise TraceError(
@@ -117,25 +146,40 @@ def find(folder: Path, pattern: str = "*") -> list[TraceSet]:
     return sets
 
 
-def _missing_ranks(traces: TraceSet) -> list[str]:
-    size = max(traces.world_size, max(traces.pairs, default=-1) + 1)
-    missing = [rank for rank in range(size) if rank not in traces.pairs]
-    if not missing or not traces.pairs:
-        return []
-    return [
-        f"{traces.folder / traces.name}: of {size} ranks, the traces of rank {', '.join(map(str, missing))} "
-        f"are missing."
-    ]
-
-
-def _manifest(folder: Path, name: str) -> dict[str, Any]:
-    path = folder / f"{name}_manifest.json"
-    try:
-        manifest = json.loads(path.read_bytes())
-    except FileNotFoundError:
+def _manifest(path: Path) -> dict[str, Any]:
+    """The manifest, {} where there is none. Raises ``TraceError`` where it can't be read."""
+    without = "remove it to convert without it"
+    if not path.is_file():
         return {}
-    except (OSError, ValueError, RecursionError) as error:
-        raise TraceError(
-            f"{path}: not a readable manifest ({error}); remove it to convert without it."
-        ) from None
-    return manifest if isinstance(manifest, dict) else {}
+    try:
+        if path.stat().st_size > MAX_MANIFEST_BYTES:
+            raise TraceError(f"{path}: too large for a manifest ({MAX_MANIFEST_BYTES} bytes); {without}.")
+        manifest = json.loads(path.read_bytes())
+    except (OSError, RecursionError) as error:
+        raise TraceError(f"{path}: not a readable manifest ({error}); {without}.") from None
+    except ValueError as error:
+        if isinstance(error, TraceError):
+            raise
+        raise TraceError(f"{path}: not a readable manifest ({error}); {without}.") from None
+    if not isinstance(manifest, dict):
+        raise TraceError(f"{path}: not a manifest (no JSON object); {without}.")
+    return manifest
+
+
+def rank_choice(text: str) -> Callable[[int], bool]:
+    """Which ranks ``text`` means: ``0-7,12``, or ``I/N`` for every N-th from I on; all where it is empty.
+
+    Raises ``ValueError`` for any other text.
+    """
+    if not text:
+        return lambda rank: True
+    if part := re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", text):
+        first, every = int(part[1]), int(part[2])
+        if first >= every:
+            raise ValueError(f"{text} makes no sense: in I/N, I is 0 to N-1")
+        return lambda rank: rank % every == first
+    spans = [re.fullmatch(r"([0-9]{1,6})(?:-([0-9]{1,6}))?", span.strip()) for span in text.split(",")]
+    if not all(spans):
+        raise ValueError(f"{text} makes no sense: give ranks such as 0-7,12, or I/N for every N-th from I on")
+    limits = [(int(span[1]), int(span[2] or span[1])) for span in spans]
+    return lambda rank: any(low <= rank <= high for low, high in limits)

@@ -96,7 +96,7 @@ def convert(generated: Generated, folder: Path, **options) -> Converted:
     return convert_pair(Pair(-1, host, device), PairOptions(**options))
 
 
-@examples(fast=20, slow=120)
+@examples(fast=12, slow=120)
 def test_every_conversion_keeps_the_rules(program: Features, layout: Layout) -> None:
     """Conserved, acyclic, in order of time, nothing for the validator to find, and the same bytes twice."""
     with tempfile.TemporaryDirectory() as folder:
@@ -173,7 +173,7 @@ def check_bytes(generated: Generated, converted: Converted, folder: Path) -> Non
     assert (folder / "one.et").read_bytes() == (folder / "two.et").read_bytes()
 
 
-@examples(fast=10, slow=120)
+@examples(fast=6, slow=120)
 def test_no_gap_mode_breaks_the_rules(program: Features, layout: Layout) -> None:
     """Folding keeps all time, dropping says what it lost; both stay valid."""
     with tempfile.TemporaryDirectory() as folder:
@@ -193,7 +193,7 @@ def test_no_gap_mode_breaks_the_rules(program: Features, layout: Layout) -> None
     assert "host-overhead" not in dropped.report.nodes_by_kind
 
 
-@examples(fast=10, slow=120)
+@examples(fast=6, slow=120)
 def test_one_step_is_a_part_of_all(program: Features, layout: Layout) -> None:
     """What --step leaves out is named and counted."""
     with tempfile.TemporaryDirectory() as folder:

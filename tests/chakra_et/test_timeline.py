@@ -41,9 +41,16 @@ def test_own_time_stays_before_between_and_after_the_children(tmp_path: Path) ->
         tmp_path, op("a", 0, 10), op("b", 2, 3), op("c", 6, 2), op("d", 6.5, 1), op("e", 12, 1)
     )
     assert pieces(device, time) == [
-        ("a", 0, 2), ("b", 2, 5), ("a", 5, 6), ("c", 6, 6.5), ("d", 6.5, 7.5), ("c", 7.5, 8), ("a", 8, 10),
-        ("", 10, 12), ("e", 12, 13),
-    ]  # fmt: skip
+        ("a", 0, 2),
+        ("b", 2, 5),
+        ("a", 5, 6),
+        ("c", 6, 6.5),
+        ("d", 6.5, 7.5),
+        ("c", 7.5, 8),
+        ("a", 8, 10),
+        ("", 10, 12),
+        ("e", 12, 13),
+    ]
     assert parents(device, time) == {"a": "", "b": "a", "c": "a", "d": "c", "e": ""}
 
 
@@ -62,9 +69,12 @@ def test_what_sticks_out_of_its_parent_is_cut_and_counted(tmp_path: Path) -> Non
 
 def test_each_thread_is_a_lane_the_one_with_the_steps_first(tmp_path: Path) -> None:
     _, time = build(
-        tmp_path, op("w", 0, 50, tid=9), annotation("ProfilerStep#3", 1, 9, tid=7), op("a", 2, 3, tid=7),
+        tmp_path,
+        op("w", 0, 50, tid=9),
+        annotation("ProfilerStep#3", 1, 9, tid=7),
+        op("a", 2, 3, tid=7),
         op("x", 3, 1, tid="text"),
-    )  # fmt: skip
+    )
     assert [(lane.kind, lane.label) for lane in time.lanes] == [("cpu", "7"), ("cpu", "9"), ("cpu", "text")]
     assert time.main == 0
 
@@ -88,9 +98,11 @@ def test_work_that_overlaps_on_a_stream_gets_more_lanes(tmp_path: Path) -> None:
     )
     lane = {device.names[device.name[row]]: time.lanes[time.lane[row]].label for row in range(1, 5)}
     assert lane == {
-        "k": "gpu 0 stream 7", "l": "gpu 0 stream 7 overlap 1", "m": "gpu 0 stream 7 overlap 2",
+        "k": "gpu 0 stream 7",
+        "l": "gpu 0 stream 7 overlap 1",
+        "m": "gpu 0 stream 7 overlap 2",
         "n": "gpu 0 stream 7",
-    }  # fmt: skip
+    }
 
 
 def test_a_trace_of_kernels_alone_has_a_lane_for_the_host(tmp_path: Path) -> None:

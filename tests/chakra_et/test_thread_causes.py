@@ -1,0 +1,162 @@
+"""Threads that wake each other, and communication on the CPU with those who wait for it. Times in µs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from chakra_et.cause_types import EdgeKind
+from tests.generator.hand_made import Stages, annotation, node, op, tensor
+
+
+def lengths(stages: Stages) -> dict[str, float]:
+    """µs of all nodes by name."""
+    total: dict[str, float] = {}
+    for name, start, end in stages.nodes():
+        total[name] = total.get(name, 0) + end - start
+    return total
+
+
+def backward_events(tid: int) -> list[dict]:
+    """A forward operator, and its backward on thread ``tid`` while the main thread waits."""
+    numbers = {"Sequence number": 5, "Fwd thread id": 0}
+    return [
+        annotation("ProfilerStep#1", 0, 100, 2),
+        op("aten::mm", 5, 10, 3, **numbers),
+        op(
+            "autograd::engine::evaluate_function: MmBackward0",
+            20,
+            50,
+            4,
+            tid,
+            **numbers | {"Fwd thread id": 1},
+        ),
+        op("optimizer", 75, 5, 6),
+    ]
+
+
+def test_backward_on_another_thread_is_not_counted_twice(tmp_path: Path) -> None:
+    stages = Stages(tmp_path, backward_events(77))
+    between = stages.edges(EdgeKind.INTER_THREAD)
+    assert ("ProfilerStep#1", "autograd::engine::evaluate_function: MmBackward0") in between
+    assert ("aten::mm", "autograd::engine::evaluate_function: MmBackward0") in between, "forward to backward"
+    assert ("autograd::engine::evaluate_function: MmBackward0", "ProfilerStep#1") in between
+    total = sum(end - start for _, start, end in stages.nodes())
+    assert total == 100, "each moment is spent on one thread"
+    assert stages.causes.notes == {"backward passes that the main thread waited for": 1} and stages.replayed()
+
+
+def test_the_wait_for_backward_ends_when_the_main_thread_has_a_task(tmp_path: Path) -> None:
+    task = op("autograd::engine::evaluate_function: torch::autograd::AccumulateGrad", 40, 10, 5)
+    stages = Stages(tmp_path, [*backward_events(77), task])
+    assert lengths(stages)[task["name"]] == 10, "its own work is no wait"
+    assert sum(end - start for _, start, end in stages.nodes()) == 110
+    assert stages.replayed()
+
+
+def test_a_task_that_outlasts_backward_is_followed_by_the_wait(tmp_path: Path) -> None:
+    """Found by scaling: a slower backward pass would have held the main thread up after its own task."""
+    task = op("autograd::engine::evaluate_function: torch::autograd::AccumulateGrad", 60, 12, 5)
+    stages = Stages(tmp_path, [*backward_events(77), task])
+    engine = "autograd::engine::evaluate_function: MmBackward0"
+    graph = stages.graph
+    late = {
+        graph.start[b]
+        for a, b in zip(graph.source, graph.target, strict=True)
+        if stages.name(a) == engine and stages.name(b) == "ProfilerStep#1"
+    }
+    assert 72_000 in late
+
+
+def test_a_worker_is_woken_by_the_main_thread_and_nobody_waits_for_it(tmp_path: Path) -> None:
+    stages = Stages(
+        tmp_path, [annotation("ProfilerStep#1", 0, 50, 2), op("a", 5, 10, 3), op("load", 20, 9, 4, tid=78)]
+    )
+    assert stages.edges(EdgeKind.INTER_THREAD) == {("ProfilerStep#1", "load")}
+    assert sum(end - start for _, start, end in stages.nodes()) == 59 and stages.replayed()
+
+
+def gloo(launch: dict, begin: float, end: float, *more: dict) -> tuple[list[dict], list[dict]]:
+    events = [
+        annotation("ProfilerStep#1", 0, 300, 2),
+        launch,
+        op("gloo:all_reduce", begin, end - begin, 21, tid=90),
+        *more,
+    ]
+    for event in events:
+        event["cat"] = "user_annotation" if event["name"].startswith("gloo") else event["cat"]
+    values = [tensor(3, 50)]
+    nodes = [
+        node("c10d::allreduce_", 20, [values, "<Object>", True, -1]),
+        node("gloo:all_reduce", 21, values),
+    ]
+    return events, nodes
+
+
+def test_a_collective_that_is_waited_for_at_once(tmp_path: Path) -> None:
+    stages = Stages(tmp_path, *gloo(op("c10d::allreduce_", 10, 5, 20), 15, 100, op("next", 110, 5, 30)))
+    assert ("c10d::allreduce_", "gloo:all_reduce") in stages.edges(EdgeKind.LAUNCH)
+    assert ("gloo:all_reduce", "ProfilerStep#1") in stages.edges(EdgeKind.COLLECTIVE)
+    assert sum(end - start for _, start, end in stages.nodes()) == 300
+    assert stages.causes.notes == {"communication whose wait blocked the caller": 1} and stages.replayed()
+
+
+def test_a_collective_that_work_hides(tmp_path: Path) -> None:
+    """An async all-reduce and its wait must not be counted twice."""
+    use = op("aten::div_", 200, 5, 30)
+    events, nodes = gloo(op("c10d::allreduce_", 10, 5, 20), 15, 100, op("work", 20, 150, 25), use)
+    stages = Stages(tmp_path, events, [*nodes, node("aten::div_", 30, [tensor(3, 50)])])
+    assert ("gloo:all_reduce", "aten::div_") in stages.edges(EdgeKind.COLLECTIVE)
+    assert stages.causes.notes == {"communication that was done before its data was used": 1}
+    assert lengths(stages)["gloo:all_reduce"] == 85 and lengths(stages)["work"] == 150 and stages.replayed()
+
+
+def test_a_collective_that_nobody_waits_for_is_noted(tmp_path: Path) -> None:
+    stages = Stages(tmp_path, *gloo(op("c10d::allreduce_", 10, 5, 20), 15, 100, op("work", 20, 150, 25)))
+    assert stages.causes.notes == {"communication whose wait was not found": 1} and stages.replayed()
+
+
+def test_time_in_the_backends_queue_is_the_networks(tmp_path: Path) -> None:
+    stages = Stages(tmp_path, *gloo(op("c10d::allreduce_", 10, 5, 20), 60, 100, op("next", 110, 5, 30)))
+    assert ("gloo:all_reduce", 15, 100) in stages.nodes() and stages.replayed()
+
+
+def test_collectives_of_one_group_share_its_lane(tmp_path: Path) -> None:
+    """Two that overlap follow each other, each ending when it did."""
+    events, nodes = gloo(op("c10d::allreduce_", 10, 5, 20), 15, 100)
+    events += [op("c10d::allreduce_", 20, 5, 22), op("gloo:all_reduce", 25, 100, 23, tid=91)]
+    stages = Stages(tmp_path, events, [*nodes, node("c10d::allreduce_", 22), node("gloo:all_reduce", 23)])
+    talk = [(start, end) for name, start, end in stages.nodes() if name == "gloo:all_reduce"]
+    assert talk == [(15, 100), (100, 125)] and stages.replayed()
+    assert ("gloo:all_reduce", "gloo:all_reduce") in stages.edges(EdgeKind.COLLECTIVE)
+
+
+def test_one_that_overtakes_gets_a_lane_of_its_own(tmp_path: Path) -> None:
+    events, nodes = gloo(op("c10d::allreduce_", 10, 5, 20), 15, 100)
+    events += [op("c10d::allreduce_", 20, 5, 22), op("gloo:all_reduce", 25, 30, 23, tid=91)]
+    stages = Stages(tmp_path, events, [*nodes, node("c10d::allreduce_", 22), node("gloo:all_reduce", 23)])
+    labels = [lane.label for lane in stages.time.lanes if lane.kind == "communication"]
+    assert labels == ["group 0", "group 0 #1"] and stages.replayed()
+
+
+def test_messages_have_a_lane_for_each_direction_and_peer(tmp_path: Path) -> None:
+    """isend and irecv of one batch overlap on the thread that asked for them."""
+    events = [
+        op("c10d::send", 0, 5, 5),
+        annotation("gloo:send", 4, 50, 6),
+        op("c10d::recv_", 8, 3, 7),
+        annotation("gloo:recv", 10, 60, 8),
+        op("next", 75, 5, 9),
+    ]
+    nodes = [
+        node("c10d::send", 5, [[tensor(3, 5)], "<Object>", 1, 7]),
+        node("gloo:send", 6, [tensor(3, 5)]),
+        node("c10d::recv_", 7, [[tensor(4, 5)], "<Object>", 1, 8]),
+        node("gloo:recv", 8, [tensor(4, 5)]),
+    ]
+    stages = Stages(tmp_path, events, nodes)
+    assert [(item.type.name, item.peer, item.tag) for item in stages.talk.items] == [
+        ("COMM_SEND", 1, 7),
+        ("COMM_RECV", 1, 8),
+    ]
+    labels = [lane.label for lane in stages.time.lanes if lane.kind == "communication"]
+    assert labels == ["group 0 send 1", "group 0 recv 1"] and stages.replayed()
