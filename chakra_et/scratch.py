@@ -28,12 +28,17 @@ HOST = f"{zlib.crc32(socket.gethostname().encode()):08x}"
 def atomic_file(path: str | Path) -> Iterator[IO[bytes]]:
     """A file to write that appears under ``path`` only once it is complete and on the disk."""
     path = Path(path)
-    with _temporary(path, _new_file) as (temporary, handle):
-        with open(handle, "wb", closefd=False) as file:
-            yield file
-            file.flush()
-            os.fsync(handle)
-        os.replace(temporary, path)
+    try:
+        with _temporary(path, _new_file) as (temporary, handle):
+            with open(handle, "wb", closefd=False) as file:
+                yield file
+                file.flush()
+                os.fsync(handle)
+            os.replace(temporary, path)
+    except OSError as error:
+        # A write that fails knows its handle only.
+        error.filename = error.filename or str(path)
+        raise
 
 
 @contextlib.contextmanager

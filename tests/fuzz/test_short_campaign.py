@@ -1,0 +1,95 @@
+"""A short run of the campaign, and that its judge and its mutations are awake."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from chakra_et import convert_rank, et_file
+from tests.fuzz import bases, campaign, judge, mutations
+from tests.fuzz.campaign import CampaignConfig
+
+
+def test_no_mutated_run_ends_in_anything_but_a_file_or_a_sentence() -> None:
+    outcomes, wrongs = campaign.campaign(CampaignConfig(inputs=300, seed=1, workers=2))
+    assert wrongs == []
+    assert sum(outcomes.values()) == 300 and outcomes["converted"] > 50 and outcomes["refused"] > 10
+
+
+@pytest.mark.slow
+def test_a_longer_campaign() -> None:
+    _, wrongs = campaign.campaign(CampaignConfig(inputs=3_000, seed=2, workers=2))
+    assert wrongs == []
+
+
+def test_an_input_is_known_by_its_number(tmp_path: Path) -> None:
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+        campaign.make(5, 17, tmp_path / folder)
+    one, two = ({p.name: p.read_bytes() for p in (tmp_path / f).iterdir()} for f in ("one", "two"))
+    assert one == two and one
+
+
+@pytest.mark.parametrize(
+    "change", [*mutations.BYTES, *mutations.FIELDS, *mutations.FILES], ids=lambda f: f.__name__
+)
+def test_every_mutation_changes_something(change) -> None:
+    """Not in each draw: a flag or a place may leave the text as it was."""
+    name, run = bases.bases()[0]
+    for draw in range(20):
+        mutated = dict(run)
+        if change in mutations.FILES:
+            change(Random(draw), mutated)
+        elif change in mutations.BYTES:
+            mutated["run_host.json"] = change(Random(draw), mutated["run_host.json"])
+        else:
+            document = json.loads(mutated["run_device.json"])
+            change(Random(draw), document)
+            mutated["run_device.json"] = json.dumps(document).encode()
+            if document == json.loads(run["run_device.json"]):
+                continue
+        if mutated != run:
+            return
+    # Only fields of host nodes hold parents.
+    assert change is mutations.cyclic_parents, name
+
+
+@pytest.fixture
+def good_run(tmp_path: Path) -> Path:
+    for name, text in dict(bases.bases())["original_stream"].items():
+        (tmp_path / name).write_bytes(text)
+    return tmp_path
+
+
+def test_the_judge_finds_nothing_in_a_good_run(good_run: Path) -> None:
+    assert judge.judge(good_run, allow=True) == ("converted", "")
+
+
+@pytest.mark.parametrize("defect", ["shorter", "lost event", "longer", "internal error"])
+def test_the_judge_sees_a_defect(good_run: Path, defect: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A converter with each kind of defect is found out."""
+    write = et_file.write
+
+    def bad_write(path, trace):
+        if defect == "shorter":
+            trace.duration_micros[len(trace) // 2 :] = 0
+        if defect == "longer":
+            trace.duration_micros *= 3
+        write(path, trace)
+
+    def bad_result(job, trace, report, groups):
+        if defect == "lost event":
+            report.events_in -= 1
+            report.events_kept -= 1
+        if defect == "internal error":
+            raise KeyError("a defect")
+        return result(job, trace, report, groups)
+
+    result = convert_rank._result
+    monkeypatch.setattr(et_file, "write", bad_write)
+    monkeypatch.setattr(convert_rank, "_result", bad_result)
+    _, wrong = judge.judge(good_run, allow=True)
+    assert wrong
