@@ -4,12 +4,14 @@
     python benchmarks/convert_benchmark.py --host outputs/gpt2_1gpu_quick_trace_host.json \
         --device outputs/gpt2_1gpu_quick_trace_device.json
     python benchmarks/convert_benchmark.py --events 10000 100000 1000000 --plot benchmarks/convert_scaling.svg
+    python benchmarks/convert_benchmark.py --workers 1 2 4
 
 The first measures whole processes, start-up included: our converter (read, link, build, validate, write),
 Python's json.load of the same two files, and MLCommons' chakra_converter on the linked trace (where
 mlc-chakra is installed; its linker needs et_replay and is timed only where that is there). The second makes
-synthetic pairs of the given sizes and shows time and peak memory over size. CPU time is user + system, as
-the machine's clock also counts what other processes do.
+synthetic pairs of the given sizes and shows time and peak memory over size. The third converts eight copies
+of the pair with each number of worker processes. CPU time is user + system, as the machine's clock also
+counts what other processes do.
 """
 
 from __future__ import annotations
@@ -60,6 +62,9 @@ class Config:
     events: tuple[int, ...] = field(
         default=(), metadata={"help": "sizes of synthetic pairs, in device events"}
     )
+    workers: tuple[int, ...] = field(
+        default=(), metadata={"help": "numbers of worker processes for eight copies of the pair"}
+    )
     repeat: int = field(default=3, metadata={"help": "runs of each, the fastest counts"})
     update: bool = field(default=False, metadata={"help": "write the table into CONVERSION_SUMMARY.md"})
     plot: str = field(
@@ -86,7 +91,10 @@ def main() -> int:
             if not path.is_file():
                 print(f"error: {path}: no such trace; run ./run_gpt2_quick.sh first.", file=sys.stderr)
                 return 2
-        name, lines = "speed", compare(host, device, config.repeat)
+        if config.workers:
+            name, lines = "workers", several_workers(host, device, config)
+        else:
+            name, lines = "speed", compare(host, device, config.repeat)
     print("\n".join(lines))
     if config.update:
         put(name, lines)
@@ -125,8 +133,26 @@ def compare(host: Path, device: Path, repeat: int) -> list[str]:
     return lines
 
 
-def convert_command(folder: Path) -> list[str]:
-    return [sys.executable, str(ROOT / "convert_to_et.py"), "--dir", str(folder), "--workers", "1"]
+def convert_command(folder: Path, workers: int = 1) -> list[str]:
+    return [sys.executable, str(ROOT / "convert_to_et.py"), "--dir", str(folder), "--workers", str(workers)]
+
+
+def several_workers(host: Path, device: Path, config: Config) -> list[str]:
+    """Wall time of eight copies of the pair over the number of processes; peak of the largest process."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    lines = [f"| workers, on {cores} cores | wall, s | times faster | CPU, s | largest process, MB |"]
+    lines.append("|---|---|---|---|---|")
+    first = None
+    for workers in config.workers:
+        with tempfile.TemporaryDirectory() as scratch:
+            for copy in range(8):
+                (Path(scratch) / f"copy{copy}_host.json").symlink_to(host.resolve())
+                (Path(scratch) / f"copy{copy}_device.json").symlink_to(device.resolve())
+            cost = best(convert_command(Path(scratch), workers), config.repeat, key="wall")
+        first = first or cost
+        figures = f"{cost.wall:.2f} | {first.wall / cost.wall:.2f} | {cost.cpu:.2f} | {cost.megabytes:.0f}"
+        lines.append(f"| {workers} | {figures} |")
+    return lines
 
 
 def scaling(config: Config) -> list[str]:
@@ -157,8 +183,8 @@ def scaling(config: Config) -> list[str]:
     return lines
 
 
-def best(command: list[str], repeat: int, may_fail: bool = False) -> Cost | None:
-    """The cheapest of some runs of a command."""
+def best(command: list[str], repeat: int, may_fail: bool = False, key: str = "cpu") -> Cost | None:
+    """The run of a command, of some, with the least ``key``."""
     costs = []
     for _ in range(repeat):
         outer = [sys.executable, "-c", MEASURE, json.dumps(command)]
@@ -171,7 +197,7 @@ def best(command: list[str], repeat: int, may_fail: bool = False) -> Cost | None
             print(f"note: {command[-5:]} failed: {last}", file=sys.stderr)
             return None
         costs.append(Cost(cpu, wall, peak * (1 if sys.platform == "darwin" else 1024) / 1e6))
-    return min(costs, key=lambda cost: cost.cpu)
+    return min(costs, key=lambda cost: getattr(cost, key))
 
 
 def plot(points: list[tuple[int, Cost]], path: Path) -> None:

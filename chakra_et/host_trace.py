@@ -265,6 +265,7 @@ def load(path: str | Path, limits: RepairLimits = DEFAULT_LIMITS) -> HostTrace:
     if columns.rows == 0:
         raise TraceError(f"{path}: no node in it; was the profiler's active step reached?")
     numbers = {name: np.concatenate(parts) for name, parts in columns.numbers.items()}
+    columns.repairs |= _family_troubles(numbers["id"], numbers["parent"])
     return HostTrace(
         path=path,
         names=list(columns.names),
@@ -278,6 +279,27 @@ def load(path: str | Path, limits: RepairLimits = DEFAULT_LIMITS) -> HostTrace:
         repairs=columns.repairs,
         **numbers,
     )
+
+
+def _family_troubles(ids: np.ndarray, parents: np.ndarray) -> dict[str, int]:
+    """What is wrong with ids and parents. It costs no node: who calls whom is taken from the times."""
+    known, first = np.unique(ids, return_index=True)
+    parents = parents[first]
+    up = np.minimum(np.searchsorted(known, parents), len(known) - 1)
+    absent = known[up] != parents
+    nodes = np.arange(len(known))
+    up = np.where(absent, nodes, up)
+    # The process has no parent or itself; it has the lowest id, and may not be in the trace.
+    ends = absent | ((up == nodes) & (nodes == 0))
+    absent &= (nodes > 0) & (parents != known[0] - 1)
+    for _ in range(len(known).bit_length()):
+        up = up[up]  # twice as far in each round
+    troubles = {
+        "host nodes with the id of another one": len(ids) - len(known),
+        "host nodes whose parent is not in the trace": int(absent.sum()),
+        "host nodes that are their own ancestors, or below such": int((~ends[up]).sum()),
+    }
+    return {trouble: count for trouble, count in troubles.items() if count}
 
 
 def tensors(values: bytes) -> list[tuple[int, int, int]]:

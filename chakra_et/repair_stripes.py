@@ -78,17 +78,30 @@ def find_stripes(file: IO[bytes], size: int, lanes: list[Lane], scan: ScanStripe
     writers = _count_writers(file, block, lanes[0].start)
     if writers < 2:
         return []
+    # Texts end with a newline or without.
+    for after_end in (1, 0):
+        lengths = _lengths(file, size, block, writers, scan, after_end)
+        if lengths is not None:
+            return [Stripe(file, size, block, writers, index, lengths) for index in range(writers)]
+    return []
+
+
+def _lengths(
+    file: IO[bytes], size: int, block: int, writers: int, scan: ScanStripe, after_end: int
+) -> dict[int, int] | None:
+    """Of the writers that have ended, the bytes that each wrote; None if the file is not striped so.
+
+    ``after_end``: bytes behind the last bracket of each.
+    """
     lengths: dict[int, int] = {}
     while len(lengths) < writers:
         rest = [index for index in range(writers) if index not in lengths]
         scans = {index: scan(Stripe(file, size, block, writers, index, lengths)) for index in rest}
-        ended = {index: scanner.lanes[0].end for index, scanner in scans.items() if _is_clean(scanner)}
-        if not ended and not all(_only_breaks_off(scanner) for scanner in scans.values()):
-            return []
+        ended = {i: scanner.lanes[0].end + after_end for i, scanner in scans.items() if _is_clean(scanner)}
         if not ended:
-            break
+            return lengths if all(_only_breaks_off(scanner) for scanner in scans.values()) else None
         lengths = {**lengths, **ended}
-    return [Stripe(file, size, block, writers, index, lengths) for index in range(writers)]
+    return lengths
 
 
 def _count_writers(file: IO[bytes], block: int, first: int) -> int:

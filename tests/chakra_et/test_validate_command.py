@@ -17,6 +17,7 @@ from chakra_et.execution_trace import (
     ExecutionTrace,
 )
 from chakra_et.rank_sets import find_rank_sets
+from chakra_et.validate import ValidateConfig
 from tests.chakra_et.good_traces import (
     GROUPS,
     REDUCE,
@@ -153,3 +154,21 @@ def test_runs_are_told_by_name(tmp_path: Path) -> None:
     (tmp_path / "a.00.et").write_bytes(b"")
     with pytest.raises(TraceError, match="both rank 0"):
         find_rank_sets([str(tmp_path / "a")])
+
+
+def test_one_file_is_counted_as_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    name = save(tmp_path, {0: good()}, GROUPS)
+    assert main(["validate", f"{name}.0.et"]) == 0
+    assert capsys.readouterr().out.endswith("1 file: valid (0 errors, 0 warnings)\n")
+    run = run_of_two()
+    put(run[1], "comm_size", REDUCE, 128)
+    main(["validate", save(tmp_path, run, GROUPS, "larger")])
+    (error,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("error"))
+    assert "ALL_REDUCE of 128 bytes" in error and "(and" not in error
+
+
+def test_splits_of_a_data_set(tmp_path: Path) -> None:
+    assert ValidateConfig(("x",), dataset_splits=1).dataset_splits == 1
+    assert ValidateConfig(("x",)).dataset_splits == 4
+    with pytest.raises(ValueError, match="--dataset-splits"):
+        ValidateConfig(("x",), dataset_splits=0)

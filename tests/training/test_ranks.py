@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -162,7 +163,8 @@ def test_ranks_end_with_their_launcher(start_job: Start) -> None:
     job.wait_for("step 3/")
     job.process.kill()
     job.wait_until_gone(30)
-    assert "the launcher (torchrun) is gone" in job.output
+    # Where the store ends first, its silence is what the rank notices.
+    assert re.search(r"the launcher \(torchrun\) is gone|node 0 or its launcher is gone", job.output)
 
 
 @pytest.mark.slow

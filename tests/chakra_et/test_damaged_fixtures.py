@@ -1,0 +1,39 @@
+"""The kept damaged traces, one folder for each kind of damage: each ends as it did, and nothing is lost."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from chakra_et.repair_types import KINDS
+from tests.generator.damaged import DAMAGE, FOLDER, result
+
+FOLDERS = sorted(path for path in FOLDER.iterdir() if path.is_dir())
+# Met in files that are too long or too odd to keep; tests/chakra_et/test_repair.py makes them.
+NOT_KEPT = {"damaged-footer", "mixed-processes", "not-listed"}
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_damage_ends_as_it_did(folder: Path) -> None:
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert result(folder) == json.loads((folder / "expected.json").read_text())
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_each_folder_says_where_its_damage_comes_from() -> None:
+    assert {folder.name for folder in FOLDERS} == set(DAMAGE)
+    for folder in FOLDERS:
+        assert len((folder / "README.md").read_text().strip().splitlines()) == 1
+
+
+def test_every_kind_of_repair_has_a_folder() -> None:
+    seen = {
+        kind
+        for folder in FOLDERS
+        for kinds in json.loads((folder / "expected.json").read_text())["repairs"].values()
+        if isinstance(kinds, list)
+        for kind in kinds
+    }
+    assert set(KINDS) - seen == NOT_KEPT

@@ -1,0 +1,135 @@
+"""Which files are the traces of which rank, which ranks are asked for, and what a manifest may say."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from chakra_et import convert_rank, convert_sets, et_file, trace_sets
+from chakra_et.convert import PairOptions
+from chakra_et.convert_rank import RankJob
+from chakra_et.convert_sets import RunOptions
+from chakra_et.errors import TraceError
+from tests.generator import Features, generate
+
+
+@pytest.mark.parametrize(
+    ("text", "ranks"),
+    [("", [0, 1, 2, 3]), ("1", [1]), ("0-1, 3", [0, 1, 3]), ("1/2", [1, 3]), ("0/1", [0, 1, 2, 3])],
+)
+def test_ranks_asked_for(text: str, ranks: list[int]) -> None:
+    chosen = trace_sets.rank_choice(text)
+    assert [rank for rank in range(4) if chosen(rank)] == ranks
+
+
+@pytest.mark.parametrize("text", ["x", "3/3", "1-", "-1", "1/0", "0-2;5", "1/2/3", "٣"])
+def test_ranks_that_make_no_sense(text: str) -> None:
+    with pytest.raises(ValueError, match="makes no sense"):
+        trace_sets.rank_choice(text)
+
+
+def named(folder: Path, *names: str) -> list[trace_sets.TraceSet]:
+    for name in names:
+        (folder / name).write_text("{}")
+    return trace_sets.find(folder)
+
+
+def test_names_tell_run_and_rank(tmp_path: Path) -> None:
+    names = ("a_host.json", "a_device.json.gz", "a_rank3_host.json", "a_rank3_device.json", "b.json")
+    (one,) = named(tmp_path, *names)
+    assert one.name == "a" and sorted(one.pairs) == [0, 3] and one.ranks_here == 4
+    assert one.et_file(3).name == "a.3.et" and one.first_et_file.name == "a.et"
+    assert one.merged_file(0).name == "a_merged.json" and one.merged_file(3).name == "a_rank3_merged.json"
+
+
+def test_what_is_no_folder_or_empty(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="no such folder"):
+        trace_sets.find(tmp_path / "none")
+    with pytest.raises(TraceError, match="no trace NAME_host.json"):
+        trace_sets.find(tmp_path)
+    named(tmp_path, "a_host.json")
+    with pytest.raises(TraceError, match="whose name fits 'b'"):
+        trace_sets.find(tmp_path, "b")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("[1]", "no JSON object"), ("{", "not a readable manifest"), ("[" * 100_000, "not a readable manifest")],
+)
+def test_a_manifest_that_is_none_is_named(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "a_manifest.json").write_text(text)
+    (one,) = named(tmp_path, "a_host.json", "a_device.json")
+    assert len(one.problems) == 1 and words in one.problems[0] and "remove it" in one.problems[0]
+    assert one.manifest == {} and one.world_size == 0 and one.groups == () and one.hosts == ()
+
+
+def test_a_manifest_of_any_size_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace_sets, "MAX_MANIFEST_BYTES", 10)
+    (tmp_path / "a_manifest.json").write_text('{"world_size": 2}')
+    (one,) = named(tmp_path, "a_host.json", "a_device.json")
+    assert "too large for a manifest" in one.problems[0]
+
+
+def test_values_of_the_wrong_type_in_a_manifest_are_not_used(tmp_path: Path) -> None:
+    manifest = {
+        "world_size": "2",
+        "process_groups": [{"name": "0", "ranks": [0]}, {"no": "name"}, 7],
+        "ranks": [{"rank": 0, "host": "n0", "pid": 5}, {"rank": "1", "host": 3}, None],
+    }
+    (tmp_path / "a_manifest.json").write_text(json.dumps(manifest))
+    (one,) = named(tmp_path, "a_host.json", "a_device.json")
+    assert one.world_size == 0 and one.hosts == ((0, "n0"),) and one.processes == {0: 5}
+    assert [group["pg_name"] for group in one.groups] == ["0"]
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> RankJob:
+    generate(Features(seed=1, operators=2, depth=2, world_size=1)).write(tmp_path)
+    (traces,) = trace_sets.find(tmp_path)
+    return RankJob(traces.pairs[0], traces.et_file(0), PairOptions(), keep=True)
+
+
+def test_a_valid_file_of_these_traces_is_kept(job: RankJob) -> None:
+    first = convert_rank.convert_rank(job)
+    again = convert_rank.convert_rank(job)
+    assert not first.kept and again.kept
+    assert again.report.as_dict() == first.report.as_dict() and again.groups == first.groups
+
+
+@pytest.mark.parametrize(
+    "change", ["flags", "newer trace", "other trace", "damaged", "older version", "merged"]
+)
+def test_any_other_file_is_made_again(job: RankJob, change: str, tmp_path: Path) -> None:
+    convert_rank.convert_rank(job)
+    if change == "flags":
+        job = dataclasses.replace(job, options=PairOptions(timestamps=False))
+    elif change == "newer trace":
+        os.utime(job.pair.host, (2e9, 2e9))
+    elif change == "other trace":
+        times = job.pair.host.stat()
+        job.pair.host.write_bytes(job.pair.host.read_bytes() + b" ")
+        os.utime(job.pair.host, ns=(times.st_atime_ns, times.st_mtime_ns))
+    elif change == "damaged":
+        job.output.write_bytes(job.output.read_bytes()[:-3])
+    elif change == "older version":
+        trace = et_file.read(job.output)
+        del trace.metadata["trace_bytes"]
+        et_file.write(job.output, trace)
+    elif change == "merged":
+        job = dataclasses.replace(job, merged=tmp_path / "run_merged.json")
+    assert not convert_rank.convert_rank(job).kept
+
+
+def test_a_run_is_converted_only_if_all_of_it_is(tmp_path: Path, job: RankJob) -> None:
+    (traces,) = trace_sets.find(tmp_path)
+    run = RunOptions(workers=0, keep=True)
+    assert not convert_sets.is_converted(traces, PairOptions(), run)
+    convert_sets.convert_sets([traces], PairOptions(), run)
+    assert convert_sets.is_converted(traces, PairOptions(), run)
+    assert not convert_sets.is_converted(traces, PairOptions(timestamps=False), run)
+    traces.report_file.write_text("[]")
+    assert not convert_sets.is_converted(traces, PairOptions(), run)
