@@ -129,8 +129,10 @@ def test_a_host_trace_that_breaks_off_is_repaired_on_the_way(folder: Path) -> No
     done = run("convert_to_et.py", "--dir", folder, "--name", "tiny_1gpu")
     assert done.returncode == 0, done.stderr
     report = json.loads((folder / "tiny_1gpu_conversion.json").read_text())["ranks"]["0"]
-    (repair,) = report["repairs"]
-    assert re.fullmatch(r"host trace, byte [0-9]+ \(line [0-9]+\): truncated: .* left out", repair)
+    damage = r"host trace, byte [0-9]+ \(line [0-9]+\): truncated: .* left out"
+    assert any(re.fullmatch(damage, repair) for repair in report["repairs"])
+    # The observer writes a parent after its children, so the cut took some parents.
+    assert report["repairs"]["host nodes whose parent is not in the trace"] > 0
     assert report["notes"]["operators and annotations without a host node, kept with their times alone"] > 0
     assert host.read_bytes() == cut
 
