@@ -351,7 +351,7 @@ def _peer_and_tag(values: bytes, group: Group) -> tuple[int, int]:
     """Peer (as a global rank) and tag of ``c10d::send`` and ``recv_``: their last two inputs."""
     try:
         *_, peer, tag = msgspec.json.decode(values)
-    except (msgspec.DecodeError, ValueError):
+    except (msgspec.DecodeError, ValueError, RecursionError):
         return -1, 0
     return (_global_rank(peer, group), tag) if isinstance(peer, int) and isinstance(tag, int) else (-1, 0)
 

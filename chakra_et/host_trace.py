@@ -318,6 +318,6 @@ def _groups(columns: _Columns, name: np.ndarray) -> list[dict[str, Any]]:
         try:
             (payload, *_) = msgspec.json.decode(columns.inputs[0][row], type=list[str])
             return msgspec.json.decode(payload, type=list[dict[str, Any]])
-        except (msgspec.DecodeError, ValueError):
+        except (msgspec.DecodeError, ValueError, RecursionError):
             _count(columns.repairs, "process-group record not readable")
     return []

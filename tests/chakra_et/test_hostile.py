@@ -238,3 +238,14 @@ def test_node_columns_have_no_wrapped_numbers(pair: tuple[Path, Path]) -> None:
     trace = convert_pair(Pair(0, *pair)).trace
     assert (trace.ids > 0).all() and (trace.duration_micros < 10**9).all()
     assert not any(np.any(trace.column(name, 0) < -1) for name in ("seq_id", "scope", "tid", "fw_tid"))
+
+
+def test_a_process_group_record_with_a_deep_payload(pair: tuple[Path, Path]) -> None:
+    """Found by the mutation campaign: the JSON inside the string was too deep to decode."""
+
+    def change(records: list[dict[str, Any]]) -> None:
+        record = next(record for record in records if record["name"] == "## process_group:init ##")
+        record["inputs"]["values"] = ["[" * 100_000 + "]" * 100_000]
+
+    edit(pair[0], change)
+    assert convert_pair(Pair(0, *pair)).report.repairs["process-group record not readable"] == 1
