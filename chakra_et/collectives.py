@@ -50,6 +50,8 @@ ITEM_BYTES = {
     "complexfloat": 8, "complexdouble": 16,
 }  # fmt: skip
 KERNEL_NAMES = ("ncclkernel", "nccldevkernel", "rcclkernel", "onerankreduce")
+GROUP_MARK = "process_group:"
+MAX_BYTES = 1 << 50
 BACKEND_NAMES = ("gloo:", "mpi:", "ucc:")
 LAUNCHERS = ("c10d::", "_c10d_functional::")
 PEERS = re.compile(r"\d+(?:->|<-)(\d+)")
@@ -163,18 +165,24 @@ def describe(
     result = Communications()
     groups = groups_of(host, device, manifest)
     rows = np.flatnonzero(is_communication(device)).tolist()
-    threads = _group_of_thread(device, [row for row in rows if device.category[row] < KERNEL], groups, result)
     launchers = _Launchers(device)
+    named = _named_groups(device, parent, launchers, groups)
+    told = launchers.before([row for row in rows if device.category[row] < KERNEL], device)
+    threads = _group_of_thread(
+        device, [row for row, launch in told.items() if launch not in named], groups, result
+    )
     for row in rows:
         if device.category[row] == KERNEL:
             item = _kernel(row, host, device, linked, parent, calls, groups)
         else:
-            item = _backend(row, host, device, linked, launchers, groups, threads)
+            group = named.get(told[row]) or threads.get(int(device.thread[row])) or groups.get("0")
+            group = group or next(iter(groups.values()), Group("0"))
+            item = _backend(row, host, device, linked, told[row], group)
         if item is None:
             name = device.names[device.name[row]]
             result.notes[f"communication kernel of unknown kind kept as compute: {name[:60]}"] = 1
         else:
-            result.items.append(item)
+            result.items.append(_within_bounds(item))
     result.items.sort(
         key=lambda item: (device.start[item.launch if item.launch >= 0 else item.event], item.event)
     )
@@ -184,6 +192,17 @@ def describe(
             item.sequence = count.get(item.group.name, 0)
             count[item.group.name] = item.sequence + 1
     return result
+
+
+def _within_bounds(item: Communication) -> Communication:
+    """A size, peer or tag that no run has, from a damaged or hostile trace, counts as not told."""
+    if not 0 <= item.size <= MAX_BYTES:
+        item.size, item.sized = 1, False
+    if not -1 <= item.peer < MAX_RANKS:
+        item.peer = -1
+    if not abs(item.tag) < 2**31:
+        item.tag = 0
+    return item
 
 
 def operation(name: str) -> CollectiveType | NodeType | None:
@@ -202,6 +221,10 @@ class _Launchers:
         self.by_id = self.rows[np.argsort(device.rf_id[self.rows], kind="stable")]
         self.ids = device.rf_id[self.by_id]
 
+    def before(self, rows: list[int], device: DeviceTrace) -> dict[int, int]:
+        """Row → the launcher that was recorded last before it, -1 for none."""
+        return {row: self.last_before(row, device) for row in rows}
+
     def last_before(self, row: int, device: DeviceTrace) -> int:
         """The one that was recorded last before event ``row``, -1 for none."""
         if device.rf_id[row] > 0:
@@ -212,12 +235,10 @@ class _Launchers:
 
 
 def _backend(
-    row: int, host: HostTrace, device: DeviceTrace, linked: Link, launchers: _Launchers,
-    groups: dict[str, Group], threads: dict[int, Group],
-) -> Communication | None:  # fmt: skip
-    """A CPU backend's operator, such as ``gloo:all_reduce``; its launcher was recorded last before it."""
+    row: int, host: HostTrace, device: DeviceTrace, linked: Link, launch: int, group: Group
+) -> Communication | None:
+    """A CPU backend's operator, such as ``gloo:all_reduce``, that row ``launch`` (-1: none) started."""
     name = device.names[device.name[row]]
-    launch = launchers.last_before(row, device)
     api = device.names[device.name[launch]] if launch >= 0 else name
     what = operation(name)
     # Gloo runs a reduce-scatter as an all-reduce and so on: the program asked for what the launcher says.
@@ -233,7 +254,6 @@ def _backend(
     size = sum(count * item for _, count, item in inputs)
     launch_values = host.inputs[0][host_launch] if host_launch >= 0 else b"[]"
     storages = frozenset(t[0] for t in inputs) | frozenset(t[0] for t in tensors(launch_values))
-    group = threads.get(int(device.thread[row])) or groups.get("0") or next(iter(groups.values()), Group("0"))
     item = Communication(
         event=row, launch=launch, type=NodeType.COMM_COLL, collective=None, size=max(size, 1), group=group,
         sized=bool(inputs), dtype=_dtype(host.inputs[2][host_row]) if host_row >= 0 else "", api=api,
@@ -307,6 +327,22 @@ def _kernel(
         if item.peer < 0 and match:
             item.peer = _global_rank(int(match.group(1)), group)
     return item
+
+
+def _named_groups(
+    device: DeviceTrace, parent: np.ndarray, launchers: _Launchers, groups: dict[str, Group]
+) -> dict[int, Group]:
+    """Launcher → the group that an enclosing ``process_group:NAME`` names, as our tracer writes it."""
+    codes = {code: name for code, name in enumerate(device.names) if name.startswith(GROUP_MARK)}
+    found = {}
+    for launch in launchers.rows.tolist() if codes else ():
+        at = launch
+        while at >= 0 and int(device.name[at]) not in codes:
+            at = int(parent[at])
+        if at >= 0:
+            name = codes[int(device.name[at])].removeprefix(GROUP_MARK)
+            found[launch] = groups.setdefault(name, Group(name))
+    return found
 
 
 def _group_of_thread(

@@ -84,7 +84,8 @@ def _other_process(host: HostTrace, device: DeviceTrace) -> str | None:
     pid = host.header["pid"]
     if not _whole(pid, 0) or not processes or str(pid) in processes:
         return None
-    return f"the host trace is of process {pid}, the device trace of process {', '.join(processes[:3])}"
+    named = ", ".join(process[:20] for process in processes[:3])
+    return f"the host trace is of process {pid}, the device trace of process {named}"
 
 
 def _on_cpu(device: DeviceTrace) -> np.ndarray:

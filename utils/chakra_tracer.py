@@ -31,7 +31,7 @@ import torch
 import torch.distributed as dist
 from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile, schedule
 
-from utils import trace_manifest
+from utils import trace_groups, trace_manifest
 from utils.held_signals import hold_signals
 from utils.trace_check import PairReport, check_pair, inspect_pair
 from utils.trace_config import TraceConfig, check_trace_name
@@ -101,6 +101,9 @@ class ChakraTracer:
         self._mailbox = trace_manifest.Mailbox(f"trace/{next(_ordinal)}", self.rank, self.world_size)
         self._groups = trace_manifest.process_groups()
         self._backend = dist.get_backend() if self._groups else None
+        self._groups_named = contextlib.ExitStack()
+        if len(self._groups) > 1 and self._backend != "nccl":
+            self._groups_named.enter_context(trace_groups.named_groups())
         self._observer = ExecutionTraceObserver()
         self._observer.register_callback(str(self.files.partial("host")))
         _recording.add(self._observer)
@@ -194,6 +197,7 @@ class ChakraTracer:
 
     def _stop(self) -> None:
         self.finished = True
+        self._groups_named.close()
         # Groups that were made since the start; none are listed any more once the group is destroyed.
         self._groups = trace_manifest.process_groups() or self._groups
         # Leaving the profiler also unregisters the observer, and only that completes the host trace.

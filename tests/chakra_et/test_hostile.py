@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import pytest
 from chakra_et import et_file, trace_sets
 from chakra_et.convert import Converted, Pair, PairOptions, convert_pair
 from chakra_et.convert_sets import RunOptions, convert_sets
+from chakra_et.errors import TraceError
 from tests.generator import Features, generate
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -249,3 +251,27 @@ def test_a_process_group_record_with_a_deep_payload(pair: tuple[Path, Path]) -> 
 
     edit(pair[0], change)
     assert convert_pair(Pair(0, *pair)).report.repairs["process-group record not readable"] == 1
+
+
+def test_a_tensor_of_more_bytes_than_there_are(tmp_path: Path) -> None:
+    """Found by the mutation campaign: its size did not fit into the file's integers."""
+    host, device = generate(Features(gloo=("allreduce",), devices=0, world_size=2)).write(tmp_path)
+    text = host.read_text()
+    found = re.search(r'\[\d+, ?\d+, ?\d+, ?(\d+), ?4, ?"cpu"\]', text[text.index("gloo:all_reduce") :])
+    assert found
+    host.write_text(text.replace(found.group(0), found.group(0).replace(found.group(1), "9" * 30)))
+    report = convert_pair(Pair(0, host, device)).report
+    assert report.warnings["communication whose size no trace tells, taken as 1 byte"] >= 1
+
+
+def test_a_process_number_without_end_is_cut_in_the_sentence(pair: tuple[Path, Path]) -> None:
+    """Found by the mutation campaign."""
+
+    def change(records: list[dict[str, Any]]) -> None:
+        for record in records:
+            record["pid"] = "9" * 5_000
+
+    edit(pair[1], change)
+    with pytest.raises(TraceError) as caught:
+        convert_pair(Pair(0, *pair))
+    assert len(str(caught.value)) < 1_000

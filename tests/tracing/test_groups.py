@@ -1,0 +1,60 @@
+"""Gloo's operators name no group; our traces do, so that conversion gives each collective its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+from torch.distributed import ProcessGroup
+
+from chakra_et import et_file
+from chakra_et.execution_trace import CollectiveType, NodeType
+from utils import trace_groups
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_collectives_and_sends_of_several_gloo_groups(torchrun, tmp_path: Path) -> None:
+    done = torchrun(2, Path(__file__).with_name("group_worker.py"), "out", timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    folder = tmp_path / "out"
+    command = [sys.executable, str(ROOT / "convert_to_et.py"), "--dir", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    groups = json.loads((folder / "groups_comm_groups.json").read_text())
+    assert groups["1"] == groups["2"] == groups["3"] == [0, 1]
+    for rank in (0, 1):
+        trace = et_file.read(folder / f"groups.{rank}.et")
+        rows = np.flatnonzero(trace.types == NodeType.COMM_COLL)
+        of_row = trace.attributes["pg_name"]
+        names = {
+            int(row): of_row.values[at]
+            for at, row in enumerate(of_row.rows)
+            if int(row) in set(rows.tolist())
+        }
+        kinds = trace.column("comm_type", -1)
+        found = [(names[int(row)], CollectiveType(int(kinds[row])).name) for row in rows]
+        # Two steps; the collective of one rank alone is compute.
+        assert (
+            found == [("1", "ALL_REDUCE"), ("2", "ALL_REDUCE"), ("3", "BROADCAST"), ("2", "ALL_REDUCE")] * 2
+        )
+        p2p = np.flatnonzero((trace.types == NodeType.COMM_SEND) | (trace.types == NodeType.COMM_RECV))
+        assert len(p2p) == 2
+        assert set(trace.column("comm_src")[p2p]) == {0} and set(trace.column("comm_dst")[p2p]) == {1}
+        assert set(trace.column("comm_size")[p2p]) == {40}
+
+
+def test_process_groups_are_left_as_they_were() -> None:
+    before = dict(vars(ProcessGroup))
+    with trace_groups.named_groups():
+        assert vars(ProcessGroup)["allreduce"] is not before["allreduce"]
+    assert {name: vars(ProcessGroup)[name] for name in before} == before
+
+
+def test_the_names_agree_with_the_converter() -> None:
+    from chakra_et.collectives import GROUP_MARK
+
+    assert trace_groups.PREFIX == GROUP_MARK
