@@ -273,8 +273,8 @@ def _finish(path: Path, columns: _Columns, header: Header) -> DeviceTrace:
     if negative.any():
         repairs["negative duration set to 0"] = int(negative.sum())
         length = np.where(negative, 0.0, length)
-    if not sane.any():
-        raise TraceError(f"{path}: no event in it has a usable time stamp.")
+    if not (sane & (numbers["category"] != SYNC)).any():
+        raise TraceError(f"{path}: no operator, runtime call or kernel in it has a usable time stamp.")
     origin_us = np.floor(start_us[sane].min())
     start = np.zeros(len(start_us), dtype=np.int64)
     end = start.copy()

@@ -275,3 +275,11 @@ def test_a_process_number_without_end_is_cut_in_the_sentence(pair: tuple[Path, P
     with pytest.raises(TraceError) as caught:
         convert_pair(Pair(0, *pair))
     assert len(str(caught.value)) < 1_000
+
+
+def test_a_device_trace_of_synchronisations_alone(pair: tuple[Path, Path]) -> None:
+    """Found by the mutation campaign: there was nothing to take the first time from."""
+    sync = {"ph": "X", "cat": "cuda_sync", "name": "Event Sync", "pid": 0, "tid": 7, "ts": 5, "dur": 1}
+    pair[1].write_text(json.dumps({"traceEvents": [sync]}))
+    with pytest.raises(TraceError, match="no operator, runtime call or kernel in it has a usable time stamp"):
+        convert_pair(Pair(0, *pair))
