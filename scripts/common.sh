@@ -51,7 +51,7 @@ find_python() {
     return 1
 }
 
-# use_environment run|dev|convert: set PYTHON to an interpreter that has what is needed.
+# use_environment run|megatron|dev|convert: set PYTHON to an interpreter that has what is needed.
 use_environment() {
     local base
     base=$(find_python) || die "Python 3.10 or newer is needed and none is on the PATH"

@@ -1,6 +1,6 @@
 """Finds or makes the Python environment that a script runs in; prints the path of its interpreter.
 
-    python scripts/environment.py {run,dev,convert}
+    python scripts/environment.py {run,megatron,dev,convert}
     python scripts/environment.py install INTERPRETER REQUIREMENT…
 
 Standard library only, as it runs before anything is installed. An active environment, or the calling
@@ -42,7 +42,8 @@ class Kind(NamedTuple):
 
 KINDS = {
     "run": Kind(".venv", ("requirements.txt",)),
-    "dev": Kind(".venv", ("requirements.txt", "requirements-dev.txt")),
+    "megatron": Kind(".venv", ("requirements.txt", "requirements-megatron.txt")),
+    "dev": Kind(".venv", ("requirements.txt", "requirements-megatron.txt", "requirements-dev.txt")),
     "convert": Kind("chakra-venv", ("requirements-convert.txt",)),
 }
 
@@ -56,7 +57,7 @@ def main(argv: list[str]) -> int:
         case ["install", python, *requirements] if requirements:
             return 0 if install(python, requirements, ROOT / "install.log", None) else 1
         case _:
-            fail("usage: environment.py {run,dev,convert}", 2)
+            fail("usage: environment.py {run,megatron,dev,convert}", 2)
     return 0
 
 
@@ -241,7 +242,9 @@ def is_ready(folder: Path, name: str) -> bool:
 
 def needs_gpu_build(folder: Path, gpu: bool | None) -> bool:
     """Whether ``folder`` was made where there was no GPU (a login node, say) and there is one here."""
-    stamps = [stamp_of(folder, name) for name in ("run", "dev") if stamp_of(folder, name).exists()]
+    stamps = [
+        stamp_of(folder, name) for name in ("run", "megatron", "dev") if stamp_of(folder, name).exists()
+    ]
     made_for_cpu = any(stamp.read_text().split()[1:] == ["cpu"] for stamp in stamps)
     return made_for_cpu and (has_nvidia_gpu() if gpu is None else gpu)
 

@@ -31,6 +31,7 @@ def make_project(folder: Path, repo_root: Path) -> Path:
     shutil.copytree(repo_root / "scripts", folder / "scripts")
     (folder / "requirements.txt").write_text("# what it needs\nmosimprobe>=1.0,<2\n")
     (folder / "requirements-dev.txt").write_text("mosimprobe\n")
+    (folder / "requirements-megatron.txt").write_text("mosimprobe\n")
     (folder / "requirements-convert.txt").write_text("mosimprobe>=1.1\n")
     (folder / "constraints.txt").write_text("mosimprobe==1.2.0\n")
     (folder / "wheels").mkdir()

@@ -1,0 +1,1 @@
+"""FASOP: plan how a transformer is spread over a cluster of mixed GPUs."""

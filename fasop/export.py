@@ -1,0 +1,88 @@
+"""``python -m fasop export PLAN``: write a plan as the settings that launch it on Megatron.
+
+python -m fasop plan --model gpt2-xl --cluster paper-gpt2xl-het --json > plans.json
+python -m fasop export plans.json --output megatron_lm/_00_conf.sh
+
+Only what is planned changes; every other setting of the file stays as it is.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fasop.chosen import pick_plan
+from fasop.errors import PlanError
+from fasop.plan import Plan, write_text
+from utils import cli
+
+TEMPLATE = Path(__file__).resolve().parents[1] / "megatron_lm" / "_00_conf.sh"
+# Names under which megatron_lm trains a model of these sizes (hidden, layers).
+MODELS = {(1600, 48): "xl", (1024, 24): "small", (64, 4): "tiny"}
+SETTING = r'(?m)(?<![A-Z_])({name}="\$\{{{name}:-)[^}}"]*(\}}")'
+
+
+@dataclass
+class Config:
+    """Which plan, and where its settings go."""
+
+    plan: str = field(metadata={"positional": True, "help": "file that 'plan --json' printed"})
+    rank: int = field(default=1, metadata={"help": "which of its plans, the first is 1"})
+    output: str = field(default="", metadata={"help": "file to write (default: print it)"})
+    template: str = field(default=str(TEMPLATE), metadata={"help": "settings file to start from"})
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    config = cli.parse(Config, argv, prog="python -m fasop export", description="Write a plan's settings.")
+    text = exported(pick_plan(config.plan, config.rank), Path(config.template))
+    if config.output:
+        write_text(config.output, text)
+    else:
+        sys.stdout.write(text)
+    return 0
+
+
+def settings(plan: Plan) -> dict[str, str]:
+    """The settings that a plan decides. Raises ``PlanError`` for a model that megatron_lm doesn't train."""
+    model = MODELS.get((plan.model.hidden, plan.model.layers))
+    if plan.model.encoder_layers is not None or model is None or plan.model.name.startswith("bert"):
+        raise PlanError(
+            f"model {plan.model.name}: megatron_lm trains GPT-2 only; plan gpt2-xl or gpt2-345m to export it."
+        )
+    kinds = sorted(set(plan.placement))
+    return {
+        "HOMOGENEOUS_CLUSTER": "true" if len(kinds) == 1 else "false",
+        "MODEL": model,
+        "NPROC_PER_NODE": str(plan.cluster.gpus_per_node),
+        "NNODES": str(plan.cluster.node_count),
+        "GLOBAL_BATCH_SIZE": str(plan.micro_batches * plan.dp * plan.mbs),
+        "MICRO_BATCH_SIZE": str(plan.mbs),
+        "TENSOR_MP_SIZE": str(plan.tp),
+        "DP_SIZE": str(plan.dp),
+        "PIPELINE_MP_SIZE": str(plan.pp),
+        "PARTITION": "-".join(map(str, plan.layers)),
+        # The nodes of the first type in rank order are the master job's.
+        "MASTER_NNODES": str(_nodes_of_the_first_type(plan)),
+    }
+
+
+def _nodes_of_the_first_type(plan: Plan) -> int:
+    others = (node for node, gpu in enumerate(plan.placement) if gpu != plan.placement[0])
+    return next(others, 1)
+
+
+def exported(plan: Plan, template: Path) -> str:
+    """The template with the plan's settings as defaults. Raises ``PlanError``."""
+    try:
+        text = template.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise PlanError(f"{template}: can't be read: {error}.") from None
+    for name, value in settings(plan).items():
+        # A setting that has a default for each model gets the same one for all.
+        text, count = re.subn(SETTING.format(name=name), rf"\g<1>{value}\g<2>", text)
+        if not count:
+            raise PlanError(f'{template}: has no line {name}="${{{name}:-…}}" to replace.')
+    return text

@@ -1,0 +1,219 @@
+"""Search all shapes of some clusters with the ``exact`` cost model, best bound first."""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fasop.clusters import Cluster
+from fasop.costs import Costs
+from fasop.errors import PlanError
+from fasop.exact import Planner
+from fasop.models import Model
+from fasop.plan import Plan
+from fasop.shapes import Shape, shapes
+from fasop.stage_costs import Options
+
+Task = tuple[float, int, Shape]  # a bound on the objective, the cluster's index, the shape
+Start = Callable[[Task], Callable[[], Plan | None]]  # begins a task; what it returns waits for it
+SPREAD = 400  # tasks, and
+LARGE = 256  # GPUs, from which more processes are worth their start
+REFINED = 6  # plans, at least so many are kept, that are improved once more when all are known
+EFFORT = 8192  # moves × stages × micro-batches of that: some tenths of a second
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What is asked for. objective: time, cost ($ a step) or pareto (whatever no plan beats in both)."""
+
+    objective: str = "time"
+    top: int = 10
+    max_step_time: float | None = None
+    everything: bool = False  # every shape, those that do not fit too
+    tp: int | None = None
+    dp: int | None = None
+    pp: int | None = None
+    mbs: int | None = None
+
+    def fits(self, shape: Shape) -> bool:
+        """Whether a shape has the degrees that are asked for."""
+        return all(getattr(self, key) in (None, getattr(shape, key)) for key in ("tp", "dp", "pp", "mbs"))
+
+    def no_shape(self, found: list[Shape]) -> str:
+        """What can be had instead of degrees that no shape has."""
+        asked = [(key, getattr(self, key)) for key in ("tp", "dp", "pp", "mbs")]
+        asked = [(key, value) for key, value in asked if value is not None]
+
+        def distance(shape: Shape) -> float:
+            return sum(abs(math.log(getattr(shape, key) / value)) for key, value in asked)
+
+        near = min(found, key=distance)
+        wanted = ", ".join(f"{key} {value}" for key, value in asked)
+        return (
+            f"no plan has {wanted}: tp × dp × pp must make up all GPUs, tp divide the heads and a node, "
+            "dp × mbs the global batch; the nearest is "
+            f"tp {near.tp}, dp {near.dp}, pp {near.pp}, mbs {near.mbs}."
+        )
+
+
+_planners: list[Planner] = []  # of the running search; forked processes find them here
+
+
+def search(
+    model: Model,
+    clusters: list[Cluster],
+    costs: Costs,
+    options: Options,
+    goal: Goal,
+    max_tp: int = 4,
+    iterations: int = 0,
+    workers: int = 0,
+    progress: Callable[[int, int], object] = lambda done, total: None,
+) -> list[Plan]:
+    """The best plans, or all, sorted by the objective.
+
+    Shapes are taken in the order of a lower bound on the objective, until none that is left can be among
+    those asked for. ``workers`` 0: as many processes as there are cores, where there is enough to do.
+    ``progress`` is told of shapes done, and of all. Raises ``PlanError`` where a cluster has no shape at
+    all, or nothing fits.
+    """
+    _planners[:] = [Planner(model, cluster, costs, options, iterations) for cluster in clusters]
+    tasks: list[Task] = []
+    problem = None
+    for index, planner in enumerate(_planners):
+        try:
+            found = shapes(model, planner.cluster, max_tp)
+        except PlanError as error:
+            problem = error
+            continue
+        rate = _rate(planner.cluster, goal)
+        wanted = [shape for shape in found if goal.fits(shape)]
+        tasks += [(planner.lower_bound(shape) * rate, index, shape) for shape in wanted]
+    if not tasks:
+        raise problem or PlanError(goal.no_shape(found))
+    tasks.sort(key=lambda task: task[0])
+    kept = _Kept(goal, clusters)
+    large = max(cluster.gpu_count for cluster in clusters) > LARGE
+    processes = workers or (os.cpu_count() or 1 if len(tasks) > SPREAD or large else 1)
+    if processes == 1:
+        run: Start = lambda task: functools.partial(_evaluate, task, goal.everything, kept.limit(task))  # noqa: E731
+        _work(tasks, kept, progress, 1, run)
+    else:
+        import multiprocessing  # not worth its start-up where one process does
+
+        # Forked, so that planners and costs need no copying.
+        with multiprocessing.get_context("fork").Pool(processes) as pool:
+            run = lambda task: pool.apply_async(_evaluate, (task, goal.everything, kept.limit(task))).get  # noqa: E731
+            _work(tasks, kept, progress, 2 * processes, run)
+    if goal.everything:
+        return [plan for _, plan in kept.plans]
+    plans = []
+    for number, (index, plan) in enumerate(kept.plans):
+        effort = EFFORT if number == 0 or goal.objective == "pareto" else EFFORT // 8
+        refined = number < REFINED or goal.objective == "pareto"
+        plans.append(_planners[index].refine(plan, effort) if refined else plan)
+    plans.sort(key=lambda plan: plan.step_time * _rate(plan.cluster, goal))
+    return pareto_front(plans) if goal.objective == "pareto" else plans[: goal.top]
+
+
+class _Kept:
+    """The plans found so far that may be asked for, best first."""
+
+    def __init__(self, goal: Goal, clusters: list[Cluster]) -> None:
+        self.goal = goal
+        self.plans: list[tuple[int, Plan]] = []
+        self._front: list[Plan] = []
+        self._prices = [cluster.price_per_hour for cluster in clusters]
+
+    def add(self, cluster: int, plan: Plan) -> None:
+        goal = self.goal
+        if goal.max_step_time is not None and plan.step_time > goal.max_step_time:
+            return
+        if goal.objective == "pareto" and not goal.everything:
+            front = pareto_front([*self._front, plan])
+            if not any(kept is plan for kept in front):
+                return
+            self._front = front
+            self.plans = [(index, kept) for index, kept in self.plans if any(kept is one for one in front)]
+        self.plans.append((cluster, plan))
+        self.plans.sort(key=lambda pair: pair[1].step_time * _rate(pair[1].cluster, goal))
+        if goal.objective != "pareto" and not goal.everything:
+            del self.plans[max(goal.top, REFINED) :]
+
+    def limit(self, task: Task) -> float:
+        """Seconds a step that a task's plan must stay below to be asked for."""
+        goal = self.goal
+        if goal.everything or goal.objective == "pareto" or len(self.plans) < max(goal.top, REFINED):
+            return math.inf
+        worst, rate = self.plans[-1][1], _rate(_planners[task[1]].cluster, goal)
+        return worst.step_time * _rate(worst.cluster, goal) / rate if rate else math.inf
+
+    def hopeless(self, task: Task) -> bool:
+        """Whether nothing of a task could still be asked for."""
+        bound, cluster, _ = task
+        if self.goal.everything:
+            return False
+        if self.goal.objective == "pareto":
+            price = bound * self._prices[cluster] / 3600
+            return any(plan.step_time <= bound and plan.price_per_step <= price for plan in self._front)
+        if len(self.plans) < max(self.goal.top, REFINED):
+            return False
+        worst = self.plans[-1][1]
+        return bound >= worst.step_time * _rate(worst.cluster, self.goal)
+
+
+def pareto_front(plans: list[Plan]) -> list[Plan]:
+    """The plans than which no other is both as fast and as cheap a step, fastest first."""
+    front: list[Plan] = []
+    for plan in sorted(plans, key=lambda plan: (plan.step_time, plan.price_per_step)):
+        if not front or plan.price_per_step < front[-1].price_per_step:
+            front.append(plan)
+    return front
+
+
+def _rate(cluster: Cluster, goal: Goal) -> float:
+    """What turns seconds a step into the objective."""
+    return cluster.price_per_hour / 3600 if goal.objective == "cost" else 1.0
+
+
+def _work(
+    tasks: list[Task],
+    kept: _Kept,
+    progress: Callable[[int, int], object],
+    window: int,
+    start: Start,
+) -> None:
+    pending: deque[tuple[int, Callable[[], Plan | None]]] = deque()
+    done = 0
+
+    def take() -> None:
+        nonlocal done
+        cluster, result = pending.popleft()
+        plan = result()
+        if plan is not None:
+            kept.add(cluster, plan)
+        done += 1
+        progress(done, len(tasks))
+
+    for task in tasks:
+        while len(pending) >= window:
+            take()
+        if kept.hopeless(task):
+            done += 1
+            continue
+        pending.append((task[1], start(task)))
+    while pending:
+        take()
+
+
+def _evaluate(task: Task, everything: bool, limit: float) -> Plan | None:
+    _, index, shape = task
+    planner = _planners[index]
+    found = planner.best(shape, limit=limit)
+    if found is None and everything:
+        found = planner.best(shape, fit=False)
+    return planner.plan(shape, *found) if found else None

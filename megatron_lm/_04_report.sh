@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# Print a run's logs of one kind, or write its summary as Markdown and HTML.
+#
+# Usage: megatron_lm/_04_report.sh JOBID [JOBID2] out|err|gpu|summary
+#
+# summary: settings, iteration times, memory by rank and GPU use over time, into summary.md and
+# summary.html in the run's log folder; prints the two paths.
+
+set -euo pipefail
+# shellcheck source=scripts/common.sh
+. "$(dirname "${BASH_SOURCE[0]}")/../scripts/common.sh"
+SCRIPT=megatron_lm/_04_report.sh
+case ${1:-} in -h | --help) show_help ;; esac
+[ -n "${PYTHON:-}" ] || use_environment megatron
+exec "$PYTHON" "$ROOT/megatron_lm/report.py" "$@"

@@ -1,0 +1,1 @@
+"""Megatron-style GPT-2 with an uneven pipeline, on megatron-core, under Slurm."""

@@ -1,0 +1,109 @@
+#!/usr/bin/env python3
+"""Turn a checkpoint into a Hugging Face GPT-2 folder.
+
+    python megatron_lm/export_hf.py outputs/megatron/checkpoints --output outputs/megatron/gpt2
+
+The folder loads by ``GPT2LMHeadModel.from_pretrained``; rows that only pad the vocabulary are left out.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from megatron_lm.settings import MODELS, Size
+from utils import cli
+from utils.checkpoint import CheckpointError, atomic_folder
+
+
+@dataclass
+class ExportConfig:
+    """What is exported, and where to."""
+
+    checkpoint: str = field(default="", metadata={"positional": True, "help": "folder iter_…, or its parent"})
+    output: str = field(default="", metadata={"help": "folder to write"})
+
+    def __post_init__(self) -> None:
+        if not self.checkpoint or not self.output:
+            raise ValueError("give a checkpoint's folder and --output")
+
+
+def main() -> int:
+    from megatron_lm.checkpoint import read
+
+    config = cli.parse(ExportConfig, description=__doc__.splitlines()[0])
+    try:
+        meta, parts = read(Path(config.checkpoint).resolve())
+        model = convert({name: part["value"] for name, part in parts.items()}, MODELS[meta["model"]])
+        with atomic_folder(Path(config.output)) as folder:
+            model.save_pretrained(folder)
+    except CheckpointError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print(f"{config.output}: GPT-2 {meta['model']} after {meta['iteration']} iterations")
+    return 0
+
+
+def convert(weights: dict[str, torch.Tensor], size: Size) -> GPT2LMHeadModel:
+    """The Hugging Face model of these weights, named and shaped as in the whole model."""
+    model = GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=size.vocabulary,
+            n_positions=size.sequence,
+            n_embd=size.hidden,
+            n_layer=size.layers,
+            n_head=size.heads,
+            activation_function="gelu",
+            resid_pdrop=0.0,
+            embd_pdrop=0.0,
+            attn_pdrop=0.0,
+            # Both are the last row in our data.
+            bos_token_id=size.vocabulary - 1,
+            eos_token_id=size.vocabulary - 1,
+        )
+    )
+    state = {
+        "transformer.wte.weight": weights["embedding.word_embeddings.weight"][: size.vocabulary],
+        "transformer.wpe.weight": weights["embedding.position_embeddings.weight"],
+        "transformer.ln_f.weight": weights["decoder.final_layernorm.weight"],
+        "transformer.ln_f.bias": weights["decoder.final_layernorm.bias"],
+    }
+    for layer in range(size.layers):
+        ours, theirs = f"decoder.layers.{layer}.", f"transformer.h.{layer}."
+        for part, (from_, to) in (
+            (part, pair)
+            for part in ("weight", "bias")
+            for pair in (
+                ("input_layernorm", "ln_1"),
+                ("self_attention.linear_proj", "attn.c_proj"),
+                ("pre_mlp_layernorm", "ln_2"),
+                ("mlp.linear_fc1", "mlp.c_fc"),
+                ("mlp.linear_fc2", "mlp.c_proj"),
+            )
+        ):
+            # Hugging Face's GPT-2 keeps its matrices transposed.
+            state[f"{theirs}{to}.{part}"] = weights[f"{ours}{from_}.{part}"].t()
+        for part in ("weight", "bias"):
+            joint = weights[f"{ours}self_attention.linear_qkv.{part}"]
+            state[f"{theirs}attn.c_attn.{part}"] = _by_kind(joint, size).t()
+    state["lm_head.weight"] = state["transformer.wte.weight"]
+    model.load_state_dict({name: tensor.float().contiguous() for name, tensor in state.items()})
+    return model
+
+
+def _by_kind(joint: torch.Tensor, size: Size) -> torch.Tensor:
+    """From (query, key, value) of each head in turn to all queries, all keys, all values."""
+    width = size.hidden // size.heads
+    heads = joint.reshape(size.heads, 3, width, *joint.shape[1:])
+    return heads.transpose(0, 1).reshape(joint.shape)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,129 @@
+"""The training loop: one iteration is one 1F1B schedule over this rank's stage, then the optimizer."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.pipeline_parallel import get_forward_backward_func
+
+from megatron_lm import dataset, log_lines, model, optimization
+from megatron_lm.checkpoint import Checkpoints
+from megatron_lm.settings import Settings
+from megatron_lm.timing import Timers
+from utils.chakra_tracer import ChakraTracer
+
+TRACE_WAIT, TRACE_WARMUP, TRACE_ACTIVE = 1, 1, 2
+
+
+def train(settings: Settings) -> list[float]:
+    """Train, and log as ``log_lines`` has it. Returns the loss of each iteration, on every rank.
+
+    The process groups must be there. Raises ``DataError``, ``CheckpointError`` or ``OSError``.
+    """
+    timers = Timers(dist.get_rank(), torch.cuda.is_available()) if settings.profile else None
+    stage = model.build(settings, timers)
+    optimizer, schedule = optimization.build(stage, settings, timers)
+    checkpoints = Checkpoints(settings, stage, optimizer, schedule)
+    done = checkpoints.load() if settings.load else 0
+    samples = dataset.build(settings)
+    data_rank = parallel_state.get_data_parallel_rank()
+    batches = dataset.micro_batches(samples, settings, data_rank, done * settings.global_batch_size)
+    log = log_lines.Log(settings, timers)
+    log.before_training()
+    losses = []
+    with _tracer(settings) as tracer:
+        for iteration in range(done + 1, settings.train_iters + 1):
+            loss, stepped = step(settings, stage, optimizer, batches, timers)
+            if stepped.done:
+                schedule.step(settings.global_batch_size)
+            losses.append(loss)
+            rate = optimizer.param_groups[0]["lr"]
+            log.iteration(iteration, loss, stepped, rate, optimizer.scale())
+            if tracer is not None:
+                tracer.step()
+            checkpoints.after(iteration)
+    return losses
+
+
+def step(
+    settings: Settings,
+    stage: Any,
+    optimizer: Any,
+    batches: Iterator[dict[str, torch.Tensor]],
+    timers: Timers | None,
+) -> tuple[float, optimization.Stepped]:
+    """One iteration: (loss over the global batch, on every rank; what the optimizer did)."""
+    stage.zero_grad_buffer()
+    optimizer.zero_grad()
+    stage.config.grad_scale_func = (lambda loss: loss * optimizer.scale()) if optimizer.scale() != 1 else None
+    reduced = get_forward_backward_func()(
+        forward_step_func=partial(_forward, timers),
+        data_iterator=batches,
+        model=[stage],
+        num_microbatches=settings.micro_batches,
+        seq_length=settings.size.sequence,
+        micro_batch_size=settings.micro_batch_size,
+        forward_only=False,
+    )
+    with timers.during("optimizer") if timers else contextlib.nullcontext():
+        stepped = optimizer.step()
+    return _mean_loss(reduced), stepped
+
+
+def _forward(timers: Timers | None, batches: Iterator[dict[str, torch.Tensor]], stage: Any) -> Any:
+    """One micro-batch through this stage, as megatron-core's schedules call it."""
+    first, last = parallel_state.is_pipeline_first_stage(), parallel_state.is_pipeline_last_stage()
+    with timers.during("batch-generator") if timers else contextlib.nullcontext():
+        # Stages in between need no data, but their place in it must move on.
+        batch = next(batches)
+        if torch.cuda.is_available() and (first or last):
+            batch = {name: tensor.cuda(non_blocking=True) for name, tensor in batch.items()}
+    length = batch["tokens"].shape[1]
+    future = torch.ones(length, length, dtype=torch.bool).triu(1)[None, None].to(torch.cuda.current_device())
+    output = stage(
+        batch["tokens"] if first else None,
+        batch["position_ids"] if first else None,
+        future,
+        labels=batch["labels"] if last else None,
+    )
+    return output, partial(_loss, timers, batch["loss_mask"])
+
+
+def _loss(timers: Timers | None, mask: torch.Tensor, losses: torch.Tensor) -> tuple[Any, dict[str, Any]]:
+    """Mean over the tokens of one micro-batch; ``losses``, ``mask``: (micro batch size, sequence)."""
+    with timers.during("loss-compute") if timers else contextlib.nullcontext():
+        loss = (losses.float() * mask).sum() / mask.sum().clamp(min=1)
+    # The schedule divides the first by the number of micro-batches, in place.
+    return loss, {"lm loss": loss.detach().clone()}
+
+
+def _mean_loss(reduced: list[dict[str, torch.Tensor]]) -> float:
+    """The mean over all micro-batches of all ranks, known on every rank."""
+    total = torch.zeros(2, dtype=torch.float64)
+    if torch.cuda.is_available():
+        total = total.cuda()
+    if parallel_state.is_pipeline_last_stage() and parallel_state.get_tensor_model_parallel_rank() == 0:
+        for entry in reduced:
+            total += torch.stack([entry["lm loss"].double(), torch.ones_like(entry["lm loss"].double())])
+    dist.all_reduce(total)
+    return (total[0] / total[1]).item()
+
+
+def _tracer(settings: Settings) -> contextlib.AbstractContextManager[ChakraTracer | None]:
+    if not settings.profile_chakra:
+        return contextlib.nullcontext()
+    from megatron_lm.dataset import ROOT
+
+    name = f"megatron_{settings.model}_{settings.world_size}gpu"
+    folder = (ROOT / "megatron_lm" / settings.trace_output_dir).resolve()
+    rank, size = dist.get_rank(), dist.get_world_size()
+    return ChakraTracer(
+        folder, name, TRACE_WAIT, TRACE_WARMUP, TRACE_ACTIVE, rank, size,
+        run_info={"model": settings.model, "partition": settings.partition},
+    )  # fmt: skip

@@ -1,0 +1,207 @@
+"""``python -m fasop plan`` and the thin commands, as a user runs them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fasop.__main__ import main
+from fasop.errors import PlanError
+from fasop.plan import plans_json, read_plans, write_plans
+from fasop.report import COLUMNS
+
+BERT = ["plan", "--model", "bert-large", "--cluster", "paper-bert-het"]
+
+
+def run(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    assert main(argv) == 0
+    return capsys.readouterr().out
+
+
+def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    """The sentence that a command ends with; status 2, nothing on stdout, no traceback."""
+    try:
+        status = main(argv)
+    except SystemExit as stop:
+        status = stop.code
+    output = capsys.readouterr()
+    assert status == 2 and output.out == "" and "Traceback" not in output.err
+    return output.err.strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize("cost_model", ["exact", "hpdc24"])
+def test_a_table_the_reasons_and_the_stages(capsys: pytest.CaptureFixture[str], cost_model: str) -> None:
+    text = run(capsys, *BERT, "--cost-model", cost_model, "--top", "3")
+    lines = text.splitlines()
+    assert "16 GPUs in nodes of 4 (1 × A100, 3 × A10), $57.20/h" in lines[0] and cost_model in lines[0]
+    assert lines[2].split()[:4] == ["step", "pipeline", "of", "it"]
+    assert [line.split()[0] for line in lines[3:6]] == ["1", "2", "3"] and lines[6] == ""
+    steps = [float(line.split()[1]) for line in lines[3:6]]
+    assert steps == sorted(steps)
+    assert "Plan 1 takes the shortest step" in text and "Against plan 2" in text
+    assert "memory GiB" in text and "39.59" in text and "22.20" in text
+    assert "OOM" not in text and "\x1b" not in text
+
+
+def test_json_is_the_file_of_plans(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    text = run(capsys, *BERT, "--top", "2", "--json")
+    path = tmp_path / "plans.json"
+    path.write_text(text, encoding="utf-8")
+    plans = read_plans(path)
+    assert len(plans) == 2 and json.loads(text)["format"] == 1
+    assert plans_json(plans) + "\n" == text
+    write_plans(tmp_path / "again.json", plans)
+    assert read_plans(tmp_path / "again.json") == plans
+    assert sorted(item.name for item in tmp_path.iterdir()) == ["again.json", "plans.json"]
+
+
+@pytest.mark.parametrize(("cost_model", "rows"), [("hpdc24", 356), ("exact", 89)])
+def test_all_rows_as_csv(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, cost_model: str, rows: int
+) -> None:
+    path = tmp_path / "rows.csv"
+    assert run(capsys, *BERT, "--cost-model", cost_model, "--all", "--csv", str(path)) == ""
+    with path.open(encoding="utf-8") as handle:
+        found = list(csv.DictReader(handle))
+    assert len(found) == rows and tuple(found[0]) == COLUMNS
+    times = [float(row["estimated time (s/step)"]) for row in found]
+    assert times == sorted(times)
+    assert {row["is_oom"] for row in found} == {"True", "False"}
+    for row in found:
+        assert int(row["tp"]) * int(row["dp"]) * int(row["pp"]) == 16
+        assert (row["num_a100"], row["num_a10"]) == ("1", "3")
+        assert sum(json.loads(row["partition"])) == 26
+
+
+def test_csv_without_a_file_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    text = run(capsys, *BERT, "--csv", "--top", "4")
+    assert len(list(csv.reader(io.StringIO(text)))) == 5
+
+
+@pytest.mark.parametrize("cost_model", ["exact", "hpdc24"])
+def test_oom_plans_only_when_asked_for(capsys: pytest.CaptureFixture[str], cost_model: str) -> None:
+    few = ["--cost-model", cost_model, "--top", "400"]
+    without = run(capsys, *BERT, *few)
+    with_them = run(capsys, *BERT, *few, "--oom")
+    assert " OOM" not in without and " OOM" in with_them
+
+
+@pytest.mark.parametrize("cost_model", ["exact", "hpdc24"])
+def test_time_against_cost_of_the_grid(capsys: pytest.CaptureFixture[str], cost_model: str) -> None:
+    flags = ["--objective", "pareto", "--budget", "60", "--cost-model", cost_model, "--json"]
+    plans = json.loads(run(capsys, "plan", "--model", "gpt2-xl", "--cluster", "paper-pareto", *flags))[
+        "plans"
+    ]
+    assert len(plans) > 3
+    times, prices = ([plan[key] for plan in plans] for key in ("step_time", "price_per_step"))
+    assert times == sorted(times) and prices == sorted(prices, reverse=True)
+    for plan in plans:
+        counts = zip(plan["cluster"]["gpus"], plan["cluster"]["nodes"], strict=True)
+        assert sum(gpu["price_per_hour"] * nodes for gpu, nodes in counts) <= 60
+
+
+def test_chosen_degrees_and_a_step_time(capsys: pytest.CaptureFixture[str]) -> None:
+    plans = json.loads(run(capsys, *BERT, "--pp", "4", "--mbs", "8", "--json"))["plans"]
+    assert plans and all((plan["pp"], plan["mbs"]) == (4, 8) for plan in plans)
+    limit = json.loads(run(capsys, *BERT, "--max-step-time", "1.0", "--json"))["plans"]
+    assert limit and all(plan["step_time"] <= 1 for plan in limit)
+
+
+def test_the_costs_that_were_not_measured_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    for cost_model in ("exact", "hpdc24"):
+        flags = ["--cluster", "seed-345m", "--cost-model", cost_model]
+        text = run(capsys, "plan", "--model", "gpt2-345m", *flags)
+        assert "note: gpt2-345m: costs of bert-large at as many tokens, by ratio of work" in text
+
+
+@pytest.mark.parametrize(
+    ("argv", "sentence"),
+    [
+        ([*BERT, "--top", "0"], "--top is 0: give at least 1"),
+        ([*BERT, "--budget", "-1"], "--budget is -1.0: give a number above 0"),
+        ([*BERT, "--json", "--csv"], "--json and --csv exclude each other"),
+        ([*BERT, "--tp", "3"], "no plan has tp 3"),
+        ([*BERT, "--cost-model", "hpdc24", "--tp", "3"], "the nearest is tp 4"),
+        ([*BERT, "--cost-model", "hpdc24", "--max-tp", "8"], "use --cost-model exact"),
+        ([*BERT, "--budget", "20"], "no cluster costs at most $20/h, paper-bert-het $57.20/h"),
+        ([*BERT, "--max-step-time", "0.1"], "the fastest takes 0.87"),
+        ([*BERT, "--cost-model", "hpdc24", "--max-step-time", "0.1"], "the fastest takes 0.8197 s"),
+        ([*BERT, "--csv", "/no/such/folder/rows.csv"], "no such folder: make /no/such/folder first"),
+        ([*BERT, "--global-batch", "0"], "--global-batch is 0"),
+        ([*BERT, "--costs", "nothing.json"], "nothing.json: can't be read"),
+        (["plan", "--model", "bert-large"], "--cluster"),
+        (["plot"], "no command 'plot': use one of plan"),
+    ],
+)
+def test_one_sentence_for_what_cannot_be(
+    capsys: pytest.CaptureFixture[str], argv: list[str], sentence: str
+) -> None:
+    assert sentence in refused(capsys, *argv)
+
+
+def test_nothing_fits_but_with_recomputation_it_would(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def on(memory: float) -> list[str]:
+        path = tmp_path / "small.yaml"
+        bandwidths = "inter_bandwidth: 40e9, intra_bandwidth: 128e9"
+        gpu = f"{{nodes: 2, memory_gib: {memory}, price_per_hour: 8, {bandwidths}}}"
+        path.write_text(f"clusters: {{small: {{gpus_per_node: 4, gpus: {{A10: {gpu}}}}}}}", encoding="utf-8")
+        return ["plan", "--model", "gpt2-xl", "--cluster", str(path)]
+
+    assert "fits into memory: --recompute" in refused(capsys, *on(5))
+    assert "not even with --recompute full --sharded-optimizer: about" in refused(capsys, *on(0.5))
+    assert "fits into memory by hpdc24" in refused(capsys, *on(0.5), "--cost-model", "hpdc24")
+
+
+def test_a_plan_file_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "plans.json"
+    text = run(capsys, *BERT, "--top", "1", "--json")
+    for change, sentence in [
+        (text[:100], "not a file of plans"),
+        ("[]", "not a file of plans"),
+        (text.replace('"format": 1', '"format": 2'), "plans of format 2: this program reads format 1"),
+        (text.replace('"pp": 8', '"pp": 9'), "plan 0: partition has 8 values for 9 stages"),
+        (text.replace('"tp": 1', '"tp": 2', 1), "tp × dp × pp is"),
+    ]:
+        path.write_text(change, encoding="utf-8")
+        with pytest.raises(PlanError) as caught:
+            read_plans(path)
+        assert sentence in str(caught.value)
+    with pytest.raises(PlanError, match="can't be read"):
+        read_plans(tmp_path / "none.json")
+    with pytest.raises(PlanError, match="can't be written"):
+        write_plans(tmp_path / "no" / "plans.json", [])
+
+
+def test_a_plan_with_missing_units_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "plans.json"
+    path.write_text(run(capsys, *BERT, "--top", "1", "--json"), encoding="utf-8")
+    (plan,) = read_plans(path)
+    first, *others = plan.partition
+    write_plans(path, [replace(plan, partition=(first + 1, *others))])
+    with pytest.raises(PlanError, match="partition has 27 units, bert-large has 26"):
+        read_plans(path)
+
+
+@pytest.mark.parametrize("script", ["FASOP_345m.py", "FASOP_1.5b.py", "FASOP_pareto.py"])
+def test_the_thin_commands(repo_root: Path, tmp_path: Path, script: str) -> None:
+    flags = ["--cost-model", "hpdc24", "--top", "2"]
+    command = [sys.executable, str(repo_root / "fasop" / script), *flags]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env={**os.environ})
+    assert done.returncode == 0, done.stderr
+    assert "Plan 1 takes the shortest step" in done.stdout and done.stderr == ""
+
+
+def test_help_without_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    assert main(["--help"]) == 0
+    assert "simulate" in capsys.readouterr().out

@@ -1,0 +1,100 @@
+"""``profile``: costs measured on this CPU, and costs divided out of our own traces."""
+
+from __future__ import annotations
+
+import gzip
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fasop import profile
+from fasop.__main__ import main
+from fasop.costs import read_costs
+from fasop.models import find_model
+
+ROOT = Path(__file__).resolve().parents[2]
+CAPTURES = ROOT / "tests" / "fixtures" / "captures" / "torch-2.13"
+MODELS = """
+models:
+  tiny: {hidden: 64, seq: 32, layers: 4, vocab: 1000, heads: 4, global_batch: 8}
+  captured: {hidden: 64, seq: 32, layers: 1, vocab: 1000, heads: 2, global_batch: 8}
+"""
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> str:
+    (tmp_path / "models.yaml").write_text(MODELS)
+    return str(tmp_path / "models.yaml")
+
+
+def test_costs_of_this_cpu_can_be_planned_with(tmp_path: Path, models: str) -> None:
+    pytest.importorskip("torch")
+    file = str(tmp_path / "costs.json")
+    arguments = ["profile", "--model", "tiny", "--models-file", models, "--device", "cpu", "--tp", "1", "2"]
+    assert main([*arguments, "--mbs", "1", "2", "--repeat", "3", "--warmup", "1", "--output", file]) == 0
+    costs = read_costs(file)
+    assert [(entry.tp, entry.mbs) for entry in costs.entries] == [(1, 1), (1, 2), (2, 1), (2, 2)]
+    for entry in costs.entries:
+        assert len(entry.forward) == 6 and min(entry.forward) > 0 and min(entry.backward or ()) > 0
+        assert entry.forward[1] == entry.forward[4], "all layers are alike"
+    (tmp_path / "cluster.yaml").write_text(
+        "clusters: {here: {gpus_per_node: 2, gpus: {CPU: {nodes: 1, memory_gib: 4, price_per_hour: 1,"
+        " inter_bandwidth: 1e9, intra_bandwidth: 1e10}}}}"
+    )
+    plan = ["plan", "--model", "tiny", "--models-file", models, "--cluster", str(tmp_path / "cluster.yaml")]
+    assert main([*plan, "--costs", file]) == 0
+
+
+def test_what_can_not_be_measured(models: str, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch")
+    base = ["profile", "--models-file", models, "--device", "cpu", "--model"]
+    assert main([*base, "tiny", "--tp", "3"]) == 2
+    assert "4 heads can't be shared by so many; 1, 2, 4 fit" in capsys.readouterr().err
+    assert main(["profile", "--model", "t5", "--device", "cpu"]) == 2
+    assert main([*base, "none"]) == 2
+    assert main([*base, "tiny", "--from-et", "nowhere.et"]) == 2
+    assert "nowhere.et" in capsys.readouterr().err
+    for flags in (["--repeat", "0"], ["--precision", "int4"], ["--device", "tpu"]):
+        with pytest.raises(SystemExit):
+            main([*base, "tiny", *flags])
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    """The .et file of a capture of one rank."""
+    for path in CAPTURES.glob("tiny_1gpu*"):
+        if path.suffix == ".gz":
+            (tmp_path / path.stem).write_bytes(gzip.decompress(path.read_bytes()))
+        elif path.name.endswith("manifest.json"):
+            shutil.copy(path, tmp_path)
+    command = [sys.executable, str(ROOT / "convert_to_et.py"), "--dir", str(tmp_path)]
+    assert subprocess.run(command, capture_output=True).returncode == 0
+    return tmp_path / "tiny_1gpu.0.et"
+
+
+def test_costs_divided_out_of_a_trace_add_up(trace: Path, models: str, tmp_path: Path) -> None:
+    model = find_model("captured", models)
+    found = profile.attribute(model, [trace])
+    parts = sum(found.forward) + sum(found.backward) + found.unattributed
+    assert parts == pytest.approx(found.total) and found.total > 0
+    assert min(*found.forward, *found.backward) > 0 and found.unattributed < found.total / 2
+    assert found.backward.layer > found.forward.layer / 2
+    file = str(tmp_path / "costs.json")
+    arguments = ["profile", "--model", "captured", "--models-file", models, "--from-et", str(trace)]
+    assert main([*arguments, "--gpu-name", "CPU", "--output", file]) == 0
+    (entry,) = read_costs(file).entries
+    assert entry.gpu == "CPU"
+    assert sum(entry.forward) + sum(entry.backward or ()) == pytest.approx(found.total - found.unattributed)
+
+
+def test_traces_without_times_or_of_another_converter_are_refused(
+    trace: Path, models: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = [sys.executable, str(ROOT / "convert_to_et.py"), "--dir", str(trace.parent), "--no-timestamps"]
+    assert subprocess.run(command, capture_output=True).returncode == 0
+    base = ["profile", "--models-file", models, "--model", "captured", "--from-et"]
+    assert main([*base, str(trace)]) == 2
+    assert "convert without --no-timestamps" in capsys.readouterr().err

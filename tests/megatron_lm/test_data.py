@@ -1,0 +1,145 @@
+"""preprocess_data.py: SQuAD, text and JSON lines become indexed datasets, or one sentence says why not."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from tests.megatron_lm.training_runs import ROOT, TINY, layout
+
+pytest.importorskip("megatron.core", reason="megatron-core is not installed (requirements-megatron.txt)")
+TOKENIZER = str(ROOT / "data" / "tokenizers" / "gpt2")
+
+
+class Done(NamedTuple):
+    """How a command ended."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+Preprocess = Callable[..., Done]
+
+
+@pytest.fixture
+def preprocess(capsys: pytest.CaptureFixture[str]) -> Preprocess:
+    from megatron_lm import preprocess_data
+
+    def call(*arguments: str | Path) -> Done:
+        flags = ["--model", "tiny", "--tokenizer", TOKENIZER]
+        try:
+            status = preprocess_data.main([*map(str, arguments), *flags])
+        except SystemExit as ended:
+            status = int(ended.code or 0)
+        return Done(status, *capsys.readouterr())
+
+    return call
+
+
+def documents(prefix: Path) -> list[list[int]]:
+    from megatron.core.datasets.indexed_dataset import IndexedDataset
+
+    dataset = IndexedDataset(str(prefix))
+    return [np.asarray(dataset[number]).tolist() for number in range(len(dataset))]
+
+
+def decoded(prefix: Path) -> list[str]:
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = PreTrainedTokenizerFast(tokenizer_file=f"{TOKENIZER}/tokenizer.json")
+    found = documents(prefix)
+    ends = {ids[-1] for ids in found}
+    assert len(ends) == 1, "each document ends with the end-of-text token"
+    return [tokenizer.decode(ids[:-1]) for ids in found]
+
+
+def test_text_is_cut_at_empty_lines(tmp_path: Path, preprocess: Preprocess) -> None:
+    (tmp_path / "a.txt").write_text("One sea.\n\nTwo lighthouses\nby it.\n\n\n")
+    done = preprocess(tmp_path / "a.txt", "--output", tmp_path / "out" / "a")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"{tmp_path}/out/a.bin, {tmp_path}/out/a.idx: 2 documents, ")
+    assert decoded(tmp_path / "out" / "a") == ["One sea.", "Two lighthouses\nby it."]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["a.bin", "a.idx"]
+
+
+def test_json_lines_and_several_files(tmp_path: Path, preprocess: Preprocess) -> None:
+    for name, words in (("a", "first"), ("b", "second")):
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"body": words}) + "\n\n")
+    files = (tmp_path / "a.jsonl", tmp_path / "b.jsonl")
+    assert preprocess(*files, "--output", tmp_path / "ab", "--key", "body").returncode == 0
+    assert decoded(tmp_path / "ab") == ["first", "second"]
+
+
+def test_squad_has_a_document_for_each_question(tmp_path: Path, preprocess: Preprocess) -> None:
+    done = preprocess(ROOT / "data" / "squad_sample.json", "--output", tmp_path / "squad")
+    assert done.returncode == 0 and "289 documents" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("a.jsonl", b'{"text": "x"}\nno\n', "a.jsonl, line 2: no JSON object with a field 'text'"),
+        ("a.jsonl", b'{"text": 5}\n', "line 1: field 'text' is no text"),
+        ("a.txt", b"\xff\xfe\x00", "can't be read as text"),
+        ("a.txt", b"\n \n", "no document in it"),
+        ("a.json", b"{}", "a.json"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_writes_nothing(
+    tmp_path: Path, preprocess: Preprocess, name: str, content: bytes, words: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    done = preprocess(tmp_path / name, "--output", tmp_path / "out")
+    assert done.returncode == 1 and words in done.stderr and "Traceback" not in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_no_file_and_no_output(preprocess: Preprocess) -> None:
+    assert preprocess("--output", "x").returncode == 2
+    done = preprocess("/nowhere.txt", "--output", "x")
+    assert done.returncode == 1 and "/nowhere.txt" in done.stderr
+
+
+def test_every_data_parallel_rank_takes_its_own_samples() -> None:
+    torch = pytest.importorskip("torch")
+    from megatron_lm.dataset import micro_batches
+    from megatron_lm.settings import Settings
+
+    row = dict.fromkeys(("tokens", "labels", "loss_mask", "position_ids"))
+    samples = [dict.fromkeys(row, torch.full((2,), number)) for number in range(12)]
+    settings = Settings.from_environment(TINY | layout("4", data=2) | {"MICRO_BATCH_SIZE": "2"})
+    taken = [
+        [batch["tokens"][:, 0].tolist() for batch in micro_batches(samples, settings, rank, 4)]
+        for rank in (0, 1)
+    ]
+    assert taken == [[[4, 5], [8, 9]], [[6, 7], [10, 11]]]
+
+
+def test_maps_are_kept_in_a_folder_of_the_model(tmp_path: Path, preprocess: Preprocess) -> None:
+    (tmp_path / "a.txt").write_text("\n\n".join(f"Sentence number {n} of the sea." for n in range(200)))
+    assert preprocess(tmp_path / "a.txt", "--output", tmp_path / "a").returncode == 0
+    code = (
+        "import sys, torch.distributed as dist\n"
+        "from megatron_lm import dataset; from megatron_lm.settings import Settings\n"
+        "dist.init_process_group('gloo', init_method=sys.argv[1], rank=0, world_size=1)\n"
+        "data = dataset.build(Settings.from_environment())\n"
+        "assert len(data) >= 24 and data[0]['tokens'].shape == (64,)\n"
+    )
+    environment = os.environ | TINY | layout() | {"DATA_PATH": str(tmp_path / "a"), "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", code, f"file://{tmp_path}/store"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    maps = {path.name.rpartition("-")[2] for path in (tmp_path / "tiny").glob("*.npy")}
+    assert maps == {"document_index.npy", "sample_index.npy", "shuffle_index.npy"}
+    environment["DATA_PATH"] = str(tmp_path / "absent")
+    done = subprocess.run(command[:-1] + [command[-1] + "2"], capture_output=True, text=True, env=environment)
+    assert done.returncode != 0 and "no absent.bin there; make it with preprocess_data.py" in done.stderr

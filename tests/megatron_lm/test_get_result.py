@@ -1,0 +1,218 @@
+"""get_result.sh on runs that are written down here: their state, what is wrong with them, their speed."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from megatron_lm import get_result, logs, runs, speed
+from megatron_lm.settings import MODELS
+from tests.megatron_lm import written_logs
+from tests.megatron_lm.conftest import Script
+from tests.megatron_lm.written_logs import simple_iteration, write_node
+
+SETTINGS = "NODE_RANK: {rank}\nMODEL: small\nWORLD_SIZE: 8\nGLOBAL_BATCH_SIZE: 64\nPROFILE: false\nstart\n"
+BUSY = logs.Gpu(0, "NVIDIA A10", 60, 99, 20000, 22731, ("root(19000M)",))
+IDLE = logs.Gpu(0, "NVIDIA A10", 30, 0, 5, 22731, ())
+
+
+@pytest.fixture
+def log_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("LOG_DIR", str(tmp_path / "log2"))
+    # The settings that the written runs echo are those of _00_conf.sh.
+    for name, value in {"MODEL": "small", "PARTITION": "6-6-6-6", "PIPELINE_MP_SIZE": "4"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("NNODES", "2")
+    monkeypatch.setenv("DP_SIZE", "2")
+    return tmp_path / "log2"
+
+
+def write_run(folder: Path, job: str, name: str, rank: int, gpu: logs.Gpu = BUSY, **kinds: str) -> None:
+    said = {
+        "out": SETTINGS.format(rank=rank),
+        "err": "",
+        "gpu": logs.format_gpu(gpu) + "\n",
+        "state": f"running {os.getpid()}\n",
+    }
+    write_node(
+        folder / job, name, **(said | {kind: said.get(kind, "") + text for kind, text in kinds.items()})
+    )
+
+
+def shown(capsys: pytest.CaptureFixture[str], *args: str) -> list[str]:
+    assert get_result.main(list(args)) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+ITERATIONS = "".join(
+    written_logs.iteration_line(simple_iteration(n, 4.5 if n == 1 else 1.4)) for n in range(1, 11)
+)
+
+
+def test_the_sections_stand_in_their_order_and_each_iteration_is_there(log_dir: Path, capsys) -> None:
+    write_run(log_dir, "local-7", "n1", 0)
+    write_run(log_dir, "local-7", "n2", 1, out=ITERATIONS)
+    said = shown(capsys, "local-7")
+    assert said[0] == "nothing wrong is seen"
+    assert [line for line in said if line.startswith("*****")] == [
+        "******************* last output message *******************",
+        "******************* last error message *******************",
+        "******************* last gpu message *******************",
+        "******************* job info local-7 *******************",
+        "******************* iteration time *******************",
+    ]
+    assert "local-7/n2: 16 lines" in said and logs.format_gpu(BUSY) in "\n".join(said)
+    assert "NODE_RANK: 0 (n1), 1 (n2)" in said and "PROFILE: false" in said
+    assert [line for line in said if line.startswith("iteration ")][1:3] == [
+        "iteration 2 : 1.4000 s",
+        "iteration 3 : 1.4000 s",
+    ]
+    assert "throughput: 45.71 samples/s" in said  # 64 / 1.4
+    assert "time left: 0 min 56 s for 40 iterations" in said  # 40 × 1.4 s
+
+
+def test_nodes_stand_in_the_order_of_their_ranks(log_dir: Path) -> None:
+    for rank, name in enumerate(["n10", "n9", "n2"]):
+        write_run(log_dir, "5", name, rank)
+    assert [node.name for node in runs.find(("5",), log_dir).nodes] == ["n10", "n9", "n2"]
+
+
+@pytest.mark.parametrize("asked", [("11",), ("12",), ("11", "12"), ("12", "11")])
+def test_two_jobs_of_a_heterogeneous_run_show_as_one(log_dir: Path, capsys, asked: tuple[str, ...]) -> None:
+    write_run(log_dir, "11", "a1", 0)
+    write_run(log_dir, "12", "b1", 1, out=ITERATIONS)
+    for job in ("11", "12"):
+        (log_dir / job / "jobs").write_text("11\n12\n")
+    said = shown(capsys, *asked)
+    assert "******************* job info 11 12 *******************" in said
+    assert "NODE_RANK: 0 (a1), 1 (b1)" in said and "iteration 10 : 1.4000 s" in said
+
+
+def test_two_jobs_that_nobody_noted_show_as_one_when_both_are_named(log_dir: Path, capsys) -> None:
+    write_run(log_dir, "11", "a1", 0)
+    write_run(log_dir, "12", "b1", 1)
+    assert "NODE_RANK: 0 (a1), 1 (b1)" in shown(capsys, "11", "12")
+
+
+def test_what_is_wrong_comes_first(log_dir: Path, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_run(log_dir, "local-7", "n1", 0, gpu=IDLE, err="RuntimeError: CUDA error: no device\nlater line\n")
+    monkeypatch.setenv("GLOBAL_BATCH_SIZE", "32")
+    said = shown(capsys, "local-7")
+    assert said[:3] == [
+        "WRONG: no process is on the GPUs of n1",
+        "WRONG: error on n1: RuntimeError: CUDA error: no device",
+        "WRONG: GLOBAL_BATCH_SIZE was '64' in the run and is '32' in _00_conf.sh",
+    ]
+    (log_dir / "local-7/n1.state").write_text("exit 1\n")
+    assert shown(capsys, "local-7")[0] == "WRONG: job local-7 is not running: FAILED (exit status 1)"
+    (log_dir / "local-7/n1.state").write_text("exit 143\n")
+    assert shown(capsys, "local-7")[0] == "WRONG: job local-7 is not running: CANCELLED (exit status 143)"
+
+
+def test_a_run_that_was_killed_is_not_called_running(log_dir: Path, capsys) -> None:
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    write_run(log_dir, "local-7", "n1", 0)
+    (log_dir / "local-7/n1.state").write_text(f"running {gone.pid}\n")
+    assert shown(capsys, "local-7")[0] == "WRONG: job local-7 is not running: FAILED (killed)"
+
+
+def test_idle_gpus_of_a_run_that_has_ended_are_not_wrong(log_dir: Path, capsys) -> None:
+    write_run(log_dir, "local-7", "n1", 0, gpu=IDLE, out=ITERATIONS)
+    (log_dir / "local-7/n1.state").write_text("exit 0\n")
+    said = shown(capsys, "local-7")
+    assert said[0] == "nothing wrong is seen" and not any(line.startswith("time left") for line in said)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "W1121 04:56:15.123000 12 torch/distributed/run.py:793] Setting OMP_NUM_THREADS",
+        "[W1121 05:24:20.1 socket.cpp:752] [c10d] The client socket has failed to connect to error",
+        "/x/y.py:3: UserWarning: an error may follow",
+        "WARNING: error rate is high",
+        "frame #1: c10::DistError::DistError(c10::SourceLocation) + 0x72",
+        "E1121 05:22:01 12 torch/distributed/elastic/multiprocessing/api.py:874] failed (exitcode: 3)",
+        "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:",
+        "loading the terrors of the deep",
+    ],
+)
+def test_a_warning_is_no_error(line: str) -> None:
+    assert runs.errors(f"{line}\n") == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "ValueError: PARTITION",
+        "[rank3]: torch.OutOfMemoryError: CUDA out of memory.",
+        "slurmstepd: error: *** STEP 12.0 ON n1 CANCELLED AT 2026-11-21T04:56:15 ***",
+        "srun: error: n2: task 1: Exited with exit code 1",
+        "bash: torchrun: command not found",
+        "_00_pretrain_gpt.py: DATA_PATH: there is no such file",
+        "Segmentation fault (core dumped)",
+        "megatron_lm/_01_run_inter.sh: nsys is not installed",
+    ],
+)
+def test_an_error_is_seen(line: str) -> None:
+    assert runs.errors(f"before\n{line}\nafter\n") == [line]
+
+
+def test_operations_are_those_of_the_matrix_products() -> None:
+    """Counted one by one: 2·m·n·k each, forward once and backward twice."""
+    size, batch = MODELS["small"], 64
+    h, s, v = size.hidden, size.sequence, size.vocabulary
+    token = 2 * (h * 3 * h + h * h + h * 4 * h + 4 * h * h)  # QKV, projection, two of the MLP
+    attention = 2 * 2 * s * h  # scores and values, for each token
+    expected = 3 * batch * s * (size.layers * (token + attention) + 2 * h * v)
+    assert speed.operations("small", batch) == pytest.approx(expected, rel=1e-12)
+    assert speed.operations("other", batch) is None
+
+
+def test_an_unknown_job_is_one_sentence_that_names_those_there_are(log_dir: Path, capsys) -> None:
+    write_run(log_dir, "41", "n1", 0)
+    assert get_result.main(["999999"]) == 1
+    said = capsys.readouterr()
+    assert not said.out and said.err.count("\n") == 1 and "the last ones there are 41" in said.err
+    assert get_result.main(["../etc"]) == 1
+    assert "is no job id" in capsys.readouterr().err
+
+
+def test_an_empty_folder_is_shown_as_it_is(log_dir: Path, capsys) -> None:
+    (log_dir / "77").mkdir(parents=True)
+    said = shown(capsys, "77")
+    assert "UNKNOWN" in said[0] and said[-1] == "no iteration is logged yet"
+
+
+def test_watching_ends_with_the_run(log_dir: Path, capsys) -> None:
+    write_run(log_dir, "local-7", "n1", 0, out=ITERATIONS)
+    (log_dir / "local-7/n1.state").write_text("exit 0\n")
+    assert "iteration 10 : 1.4000 s" in shown(capsys, "local-7", "--watch")
+
+
+def test_colours_are_for_terminals_only(
+    script: Script, checkout: Path, tiny: dict[str, str], tmp_path: Path
+) -> None:
+    write_run(tmp_path / "log2", "local-7", "n1", 0, err="ValueError: x\n")
+    assert "\033" not in script("get_result.sh", "local-7").stdout
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen([checkout / "megatron_lm/get_result.sh", "local-7"], env=tiny, stdout=theirs)
+    os.close(theirs)
+    said = b""
+    while True:
+        try:
+            piece = os.read(ours, 65536)
+        except OSError:
+            break
+        if not piece:
+            break
+        said += piece
+    os.close(ours)
+    assert process.wait(60) == 0
+    assert re.search(rb"\033\[1;31mWRONG: error on n1: ValueError: x\033\[0m", said)
+    assert b"\033[1m******************* last output message" in said

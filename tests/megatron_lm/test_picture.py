@@ -1,0 +1,159 @@
+"""The picture: what is drawn, its bubbles against a schedule whose bubble is known, and a real browser."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from megatron_lm import logs, picture, runs, timeline
+from tests.megatron_lm import written_logs
+from tests.megatron_lm.written_logs import write_node
+
+STAGES, MICRO_BATCHES, ITERATIONS = 4, 8, 3
+SETTINGS = (
+    f"TENSOR_MP_SIZE: 1\nDP_SIZE: 2\nPIPELINE_MP_SIZE: {STAGES}\nGLOBAL_BATCH_SIZE: {2 * MICRO_BATCHES}\n"
+    "MICRO_BATCH_SIZE: 1\nstart\n"
+)
+
+
+@pytest.fixture
+def log_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Job 5: four nodes of two ranks each, one pipeline stage a node; iterations 11 to 13 are logged."""
+    monkeypatch.setenv("LOG_DIR", str(tmp_path / "log2"))
+    monkeypatch.chdir(tmp_path)
+    for stage in range(STAGES):
+        text = f"NODE_RANK: {stage}\n{SETTINGS}"
+        for number in range(ITERATIONS):
+            for rank in (2 * stage, 2 * stage + 1):
+                lists = written_logs.one_f_one_b(stage, STAGES, MICRO_BATCHES, 1.7e9 + number)
+                lists["post-process"] = lists["forward-compute"]
+                text += written_logs.timer_block(rank, lists)
+        if stage == STAGES - 1:
+            text += written_logs.iteration_line(written_logs.simple_iteration(13))
+        write_node(tmp_path / "log2/5", f"n{stage + 1}", out=text, err="", gpu="no GPU\n")
+    return tmp_path / "log2"
+
+
+def test_the_bubble_of_equal_stages_is_the_one_of_the_formula(log_dir: Path) -> None:
+    found, _ = picture.read_events(runs.find(("5",), log_dir), (), "all")
+    ideal = (STAGES - 1) / (MICRO_BATCHES + STAGES - 1)
+    bubbles = timeline.bubbles(found)
+    assert [bubble.rank for bubble in bubbles] == list(range(8))
+    assert [bubble.share for bubble in bubbles] == pytest.approx([ideal] * 8, abs=1e-4)
+    # One micro-batch takes 0.03 s on a stage; each of three iterations has 8 of them.
+    assert [bubble.compute for bubble in bubbles] == pytest.approx([0.72] * 8, abs=1e-4)
+
+
+def test_events_have_their_lane_iteration_and_micro_batch(log_dir: Path) -> None:
+    found, _ = picture.read_events(runs.find(("5",), log_dir), (), "all")
+    assert {event.iteration for event in found} == {11, 12, 13}
+    of_rank = [event for event in found if event.rank == 2 and event.iteration == 12]
+    lanes = {event.task: event.lane for event in of_rank}
+    assert lanes == {
+        "forward": timeline.COMPUTE,
+        "backward": timeline.COMPUTE,
+        "optimizer": timeline.COMPUTE,
+        "post-process": timeline.SUB_STEP,
+        "forward-recv": timeline.COMMUNICATION,
+        "backward-recv": timeline.COMMUNICATION,
+        "grads-all-reduce": timeline.COMMUNICATION,
+    }
+    for task in ("forward", "backward", "forward-recv", "backward-recv"):
+        labels = [event.label for event in of_rank if event.task == task]
+        assert labels == [f"{task}-{k}" for k in range(MICRO_BATCHES)]
+    assert [event.label for event in of_rank if event.task == "optimizer"] == ["optimizer"]
+
+
+def test_a_message_of_two_kinds_counts_for_both() -> None:
+    lists = {
+        "forward-backward": ([0.0], [9.0]),
+        "forward-recv": ([1.0], [1.1]),
+        "backward-send-forward-recv": ([2.0, 3.0], [2.1, 3.1]),
+        "backward-send": ([4.0], [4.1]),
+    }
+    timers = logs.timers(written_logs.timer_block(0, lists).encode())
+    labels = [event.label for event in timeline.events(timers, "n1", range(1, 2), 0)]
+    assert labels == [
+        "forward-recv-0",
+        "backward-send-forward-recv-0",
+        "backward-send-forward-recv-1",
+        "backward-send-2",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("timer", "lane"),
+    [
+        ("forward-compute", timeline.COMPUTE),
+        ("optimizer", timeline.COMPUTE),
+        ("optimizer-inner-step", timeline.SUB_STEP),
+        ("batch-generator", timeline.SUB_STEP),
+        ("forward-backward-send-forward-backward-recv", timeline.COMMUNICATION),
+        ("forward-send-backward-recv", timeline.COMMUNICATION),
+        ("embedding-grads-all-reduce", timeline.COMMUNICATION),
+        ("params-all-gather", timeline.COMMUNICATION),
+    ],
+)
+def test_each_timer_has_its_lane(timer: str, lane: int) -> None:
+    assert timeline.lane_of(timer) == lane
+
+
+def test_colours_and_bold_lines_are_those_of_the_format(log_dir: Path) -> None:
+    found, settings = picture.read_events(runs.find(("5",), log_dir), (), "last")
+    chart = picture.figure(found, picture._stage_ranks(settings, 8), "x")
+    colour = {trace.name: trace.marker.color for trace in chart.data}
+    assert (
+        colour["forward"] == "#1f77ff"
+        and colour["backward"] == "#d62728"
+        and colour["optimizer"] == "#001f5b"
+    )
+    # A line under every stage's two ranks, but not under the last.
+    assert [shape.y0 for shape in chart.layout.shapes] == [1.5, 3.5, 5.5]
+    assert all(shape.line.width == 3 for shape in chart.layout.shapes)
+    forward = next(trace for trace in chart.data if trace.name == "forward")
+    assert forward.text[0] == "forward-0" and min(forward.base) == pytest.approx(0.0, abs=0.01)
+
+
+def test_nodes_and_iterations_can_be_chosen(log_dir: Path, capsys) -> None:
+    assert picture.main(["5", "--node", "n1", "n3", "--iterations", "11-12"]) == 0
+    assert "4 ranks" in capsys.readouterr().out
+    for args, said in (
+        (["--iterations", "1"], "the logs have the times of 11 to 13"),
+        (["--node", "n9"], "no node n9 in this run: it has n1 n2 n3 n4"),
+    ):
+        assert picture.main(["5", *args]) == 1
+        assert said in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        picture.main(["5", "--iterations", "some"])
+
+
+def test_logs_without_times_say_how_to_get_them(log_dir: Path, capsys) -> None:
+    write_node(log_dir / "6", "n1", out="NODE_RANK: 0\nstart\n", err="", gpu="")
+    assert picture.main(["6"]) == 1
+    said = capsys.readouterr().err
+    assert "PROFILE=true" in said and said.count("\n") == 1 and not Path("out.html").exists()
+
+
+def test_a_real_browser_draws_the_page(log_dir: Path, tmp_path: Path) -> None:
+    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if browser is None:
+        pytest.skip("no chromium to look at the page with (apt-get install chromium)")
+    assert picture.main(["5"]) == 0
+    page = Path("out.html").read_text()
+    assert not re.search(r"""<(?:script|link|img)[^>]*\b(?:src|href)=""", page)  # nothing from elsewhere
+    command = [browser, "--headless=new", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=5000"]
+    command += [f"--user-data-dir={tmp_path / 'profile'}", "--window-size=1400,1000", "--dump-dom"]
+    env = os.environ | {"HOME": str(tmp_path)}
+    done = subprocess.run(
+        [*command, (tmp_path / "out.html").as_uri()], env=env, capture_output=True, text=True, timeout=120
+    )
+    drawn = done.stdout
+    # What plotly's own script has drawn, not what the page brought along.
+    bars = re.findall(r'<g class="point"><path d="[^"]+"[^>]*style="[^"]*fill: rgb\(31, 119, 255\)', drawn)
+    assert len(bars) == 2 * STAGES * MICRO_BATCHES
+    assert ">rank 7 (n4)</text>" in drawn and ">backward-3</text>" in drawn

@@ -1,0 +1,111 @@
+"""Plan, run, compare: the parts on numbers that are known, and the whole on this machine."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fasop.plan import read_plans, write_plans
+from megatron_lm import picture, plan_run_compare, predicted, timeline
+from megatron_lm.plan_run_compare import CompareConfig, Measured
+from tests.megatron_lm import written_logs
+from tests.megatron_lm.conftest import REPO_ROOT
+from tests.megatron_lm.written_logs import write_node
+
+E, T, P = 0.001, 0.004, 0.006
+
+
+def measured(layers: tuple[int, ...]) -> Measured:
+    """Of a machine on which a backward takes twice the forward, exactly."""
+    last = len(layers) - 1
+    forward = [E * (i == 0) + T * count + P * (i == last) for i, count in enumerate(layers)]
+    return Measured("", 0.0, 0.0, forward, [2 * f for f in forward], 1e-4, 0.0)
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4])
+def test_unit_costs_come_back_from_the_stages(stages: int) -> None:
+    partitions = plan_run_compare.calibration_partitions(stages)
+    costs = plan_run_compare.unit_costs(partitions, [measured(layers) for layers in partitions])
+    (entry,) = costs.entries
+    np.testing.assert_allclose(entry.forward, [E, T, T, T, T, P], rtol=1e-9)
+    np.testing.assert_allclose(entry.backward, [2 * E, 2 * T, 2 * T, 2 * T, 2 * T, 2 * P], rtol=1e-9)
+
+
+def test_the_plan_of_known_costs_is_the_best_there_is(tmp_path: Path) -> None:
+    partitions = plan_run_compare.calibration_partitions(2)
+    costs = plan_run_compare.unit_costs(partitions, [measured(layers) for layers in partitions])
+    plan = plan_run_compare.best_plan(CompareConfig(), costs, message=1e-4)
+    # E + 3T = 13 ms, T + P = 10 ms: less than 2-2 (9, 14) and 1-3 (5, 18) at their slowest.
+    assert plan.layers == (3, 1)
+    assert plan.p2p == pytest.approx([1e-4])
+    assert plan_run_compare.settings_of(plan, 2)["PARTITION"] == "3-1"
+    write_plans(tmp_path / "plan.json", [plan])
+    assert read_plans(tmp_path / "plan.json") == [plan]
+    events = predicted.predicted_events(predicted.read_plan(tmp_path / "plan.json"))
+    forward = [e for e in events if e.rank == 1 and e.task == "forward"]
+    assert forward[0].start == pytest.approx(E + 3 * T + 1e-4)
+    ends = max(e.end for e in events if e.task == "backward")
+    assert ends == pytest.approx(plan.pipeline_time)
+
+
+def test_a_plan_is_drawn_beside_its_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    partitions = plan_run_compare.calibration_partitions(2)
+    costs = plan_run_compare.unit_costs(partitions, [measured(layers) for layers in partitions])
+    plan = plan_run_compare.best_plan(CompareConfig(), costs, message=1e-4)
+    write_plans(tmp_path / "plan.json", [plan])
+    monkeypatch.setenv("LOG_DIR", str(tmp_path / "log2"))
+    for rank in range(2):
+        block = written_logs.timer_block(rank, written_logs.one_f_one_b(rank, 2, 16, 1.7e9))
+        write_node(tmp_path / "log2/5", f"n{rank}", out=f"NODE_RANK: {rank}\nstart\n{block}")
+    out = tmp_path / "out.html"
+    assert picture.main(["5", "--plan", str(tmp_path / "plan.json"), "--output", str(out)]) == 0
+    page = out.read_text()
+    assert (
+        "Predicted by FASOP" in page and "Bubbles, predicted" in page and page.count("Plotly.newPlot(") == 2
+    )
+    (tmp_path / "plan.json").write_text("{}")
+    assert picture.main(["5", "--plan", str(tmp_path / "plan.json"), "--output", str(out)]) == 1
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "plan.json" in said
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["--stages", "5"], "--stages 5: from 2 to 4"),
+        (["--global-batch", "1"], "--global-batch 1: at least"),
+        (["--iterations", "1"], "--iterations 1: from 3"),
+    ],
+)
+def test_sizes_that_cannot_be_are_refused(args: list[str], said: str, capsys) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        plan_run_compare.main(args)
+    assert stopped.value.code == 2 and said in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_plan_run_and_compare_in_one_command(tiny: dict[str, str], tmp_path: Path) -> None:
+    output = tmp_path / "compared"
+    done = subprocess.run(
+        [REPO_ROOT / "megatron_lm/plan_run_compare.sh", "--iterations", "6", "--output", output],
+        env=tiny | {"PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    row = re.search(r"^\| pipeline, ms \| ([\d.]+) \| ([\d.]+) \| [+-][\d.]+ \|$", done.stdout, re.MULTILINE)
+    # The schedule is known and its parts were measured here; what is left is how steady the machine is.
+    assert float(row[1]) == pytest.approx(float(row[2]), rel=0.5)
+    plan = read_plans(output / "plan.json")[0]
+    assert f"PARTITION={'-'.join(map(str, plan.layers))}" in (output / "plan.env").read_text()
+    assert json.loads((output / "costs.json").read_text())["entries"][0]["gpu"] == "CPU"
+    assert "Bubbles, predicted" in (output / "compare.html").read_text()
+    assert (output / "compare.md").read_text() in done.stdout
+    assert timeline.bubbles(predicted.predicted_events(plan))[0].share > 0

@@ -1,0 +1,183 @@
+"""The real training on gloo ranks: the same losses in every layout, its log lines, and resuming."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from megatron_lm import logs
+from megatron_lm.settings import Settings
+from tests.megatron_lm.training_runs import ROOT, TINY, layout, losses, norms, train
+
+pytest.importorskip("megatron.core", reason="megatron-core is not installed (requirements-megatron.txt)")
+
+Done = subprocess.CompletedProcess[str]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Done:
+    """One process, four iterations, with checkpoints after two and four."""
+    folder = tmp_path_factory.mktemp("alone")
+    done = train(**layout(), TRAIN_ITERS="4", SAVE=str(folder), SAVE_INTERVAL="2")
+    assert done.returncode == 0, done.stderr[-3_000:]
+    done.folder = folder  # type: ignore[attr-defined]
+    return done
+
+
+@pytest.fixture(scope="module")
+def four_ranks(alone: Done) -> Done:
+    """Two stages of two tensor-parallel ranks, with timers, that go on from the process alone."""
+    load = str(alone.folder / "iter_0000002")  # type: ignore[attr-defined]
+    done = train(**layout("3-1", tensor=2), TRAIN_ITERS="4", PROFILE="true", LOAD=load)
+    assert done.returncode == 0, done.stderr[-3_000:]
+    return done
+
+
+def test_the_loss_falls(alone: Done) -> None:
+    found = losses(alone)
+    assert len(found) == 4 and abs(found[0] - 8.0) < 0.1 and found[3] < found[0] - 0.3
+
+
+def test_another_partition_goes_on_with_the_same_losses(alone: Done, four_ranks: Done) -> None:
+    """Of 2 × 2 ranks (pipeline × tensor), from the checkpoint of one process."""
+    assert losses(four_ranks) == pytest.approx(losses(alone)[2:], abs=1e-5)
+    assert norms(four_ranks) == pytest.approx(norms(alone)[2:], abs=2e-3)
+
+
+def test_iteration_lines(alone: Done) -> None:
+    found = logs.iterations(alone.stdout.encode())
+    assert [(line.number, line.total, line.consumed_samples) for line in found] == [
+        (1, 4, 8), (2, 4, 16), (3, 4, 24), (4, 4, 32),
+    ]  # fmt: skip
+    assert all(line.global_batch_size == 8 and line.loss_scale == 1 and line.seconds > 0 for line in found)
+    assert found[0].learning_rate == pytest.approx(1e-2)
+    form = (
+        r" iteration +1/ +4 \| consumed samples: +8 \| elapsed time per iteration \(ms\): [\d.]+ \| "
+        r"learning rate: 1\.000E-02 \| global batch size: +8 \| lm loss: \d\.\d{6}E\+00 \| "
+        r"loss scale: 1\.0 \| grad norm: \d+\.\d{3} \| number of skipped iterations: +0 \| "
+        r"number of nan iterations: +0 \|"
+    )
+    assert any(re.fullmatch(form, line) for line in alone.stdout.splitlines())
+    start = r"\[before the start of training step\] datetime: \d{4}-\d\d-\d\d \d\d:\d\d:\d\d "
+    assert any(re.fullmatch(start, line) for line in alone.stdout.splitlines())
+
+
+def test_memory_lines_of_every_data_parallel_group(four_ranks: Done) -> None:
+    found = logs.memory(four_ranks.stdout.encode())
+    assert sorted(line.rank for line in found) == [0, 1, 2, 3]
+    assert all(0 < line.allocated <= line.max_allocated * 1.1 for line in found)
+
+
+def test_timers_of_every_rank_with_start_and_end(four_ranks: Done) -> None:
+    found = logs.timers(four_ranks.stdout.encode())
+    for rank in range(4):
+        forward = found.lists[rank, "forward-compute"]
+        assert len(forward.start) == 2 * 8  # two iterations of eight micro-batches
+        assert (forward.end >= forward.start).all() and (forward.start[1:] >= forward.end[:-1]).all()
+        whole = found.lists[rank, "forward-backward"]
+        assert len(whole.start) == 2 and whole.start[0] <= forward.start[0] <= forward.end[7] <= whole.end[0]
+        assert len(found.lists[rank, "optimizer"].start) == 2
+    assert (0, "forward-recv") not in found.lists and (2, "forward-recv") in found.lists
+    assert (0, "loss-compute") not in found.lists and (3, "post-process") in found.lists
+    summed = found.milliseconds["forward-compute"][2]
+    spans = found.lists[2, "forward-compute"]
+    assert sum(summed) == pytest.approx((spans.end - spans.start).sum() * 1000, abs=0.1)
+
+
+def test_an_export_is_what_hugging_face_computes(alone: Done, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    command = [sys.executable, str(ROOT / "megatron_lm" / "export_hf.py")]
+    command += [str(alone.folder), "--output", str(tmp_path / "hf")]  # type: ignore[attr-defined]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "GPT-2 tiny after 4 iterations" in done.stdout
+    model = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "hf").eval()
+    assert sum(parameter.numel() for parameter in model.parameters()) > 300_000
+    # The loss of the fifth iteration's samples, as training would see it.
+    done = train(**layout(), TRAIN_ITERS="5", LOAD=str(alone.folder))  # type: ignore[attr-defined]
+    (expected,) = losses(done)
+    from megatron_lm.dataset import micro_batches
+
+    settings, samples = _samples(5)
+    batches = micro_batches(samples, settings, 0, 4 * 8)
+    with torch.no_grad():
+        found = [
+            torch.nn.functional.cross_entropy(
+                model(batch["tokens"]).logits.view(-1, model.config.vocab_size), batch["labels"].view(-1)
+            ).item()
+            for batch in (next(batches) for _ in range(8))
+        ]
+    # Rows that pad the vocabulary take a little of the probability in training.
+    assert sum(found) / 8 == pytest.approx(expected, abs=0.02)
+
+
+def _samples(iterations: int):
+    """The data of the runs above, read in this process."""
+    code = (
+        "import json, sys, dataclasses, torch.distributed as dist\n"
+        "from megatron_lm import dataset; from megatron_lm.settings import Settings\n"
+        "dist.init_process_group('gloo', init_method=sys.argv[1], rank=0, world_size=1)\n"
+        "s = Settings.from_environment()\n"
+        "d = dataset.build(s)\n"
+        "count = s.train_iters * s.global_batch_size\n"
+        "rows = [{k: v.tolist() for k, v in d[n].items()} for n in range(count)]\n"
+        "print(json.dumps(rows))\n"
+    )
+    values = TINY | layout() | {"TRAIN_ITERS": str(iterations)}
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-c", code, f"file://{folder}/store"]
+        environment = os.environ | values | {"PYTHONPATH": str(ROOT)}
+        done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    return Settings.from_environment(values), json.loads(done.stdout.splitlines()[-1])
+
+
+def test_a_checkpoint_of_another_model_or_none_is_refused(alone: Done, tmp_path: Path) -> None:
+    done = train(**layout(), LOAD=str(tmp_path))
+    assert done.returncode != 0 and f"LOAD={tmp_path}: no checkpoint there" in done.stderr
+    copy = tmp_path / "iter_0000002"
+    copy.mkdir()
+    for path in (alone.folder / "iter_0000002").iterdir():  # type: ignore[attr-defined]
+        (copy / path.name).write_bytes(
+            path.read_bytes()[:-100] if path.suffix == ".pt" else path.read_bytes()
+        )
+    done = train(**layout(), LOAD=str(tmp_path))
+    assert done.returncode != 0 and f"checkpoint {copy} can't be read" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("partition", "tensor", "data"),
+    [("3-1", 1, 1), ("4", 2, 1), ("4", 1, 2), ("0-4", 1, 2), ("1-2-1-0", 1, 1), ("4", 2, 2)],
+)
+def test_every_layout_has_the_losses_of_one_process(
+    alone: Done, partition: str, tensor: int, data: int
+) -> None:
+    done = train(**layout(partition, tensor, data))
+    assert losses(done) == pytest.approx(losses(alone)[:3], abs=1e-5)
+    assert norms(done) == pytest.approx(norms(alone)[:3], abs=2e-3)
+
+
+@pytest.mark.slow
+def test_a_broken_tie_is_seen_in_the_losses(alone: Done) -> None:
+    """The negative control: without the embeddings' all-reduce the third loss differs."""
+    done = train(Path(__file__).with_name("broken_tie.py"), **layout("2-2"))
+    difference = max(abs(a - b) for a, b in zip(losses(done), losses(alone), strict=False))
+    assert difference > 1e-3
+
+
+@pytest.mark.slow
+def test_the_eight_stages_of_the_published_run() -> None:
+    """0-11-8-8-8-8-5-0 with 48 layers of hidden size 32 against one process."""
+    script = Path(__file__).with_name("many_layers.py")
+    one = losses(train(script, **layout("48")))
+    eight = losses(train(script, timeout=800, **layout("0-11-8-8-8-8-5-0")))
+    assert len(one) == 3 and eight == pytest.approx(one, abs=1e-5)

@@ -1,0 +1,129 @@
+"""_04_report.sh, and the GPU log that it reads."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from megatron_lm import gpu_log, logs, report
+from tests.megatron_lm import written_logs
+from tests.megatron_lm.conftest import REPO_ROOT, Script
+from tests.megatron_lm.written_logs import simple_iteration, write_node
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two nodes, the second with the iterations, each with memory lines and 1,300 seconds of GPU log."""
+    monkeypatch.setenv("LOG_DIR", str(tmp_path / "log2"))
+    folder = tmp_path / "log2/local-7"
+    for rank, name in enumerate(["n1", "n2"]):
+        out = f"NODE_RANK: {rank}\nMODEL: small\nWORLD_SIZE: 2\nPARTITION: 12-12\nstart | with a bar\n"
+        out += written_logs.memory_line(logs.Memory(rank, 20, 100.5, 200.25, 300.0, 400.0))
+        if rank == 1:
+            out += "".join(written_logs.iteration_line(simple_iteration(n)) for n in range(1, 101))
+        gpu = "".join(
+            logs.format_gpu(logs.Gpu(0, "NVIDIA A10", 50, second % 101, 1000 + second, 22731, ("root(1M)",)))
+            + "\n"
+            for second in range(1300)
+        )
+        write_node(folder, name, out=out, err=f"error of {name}\n", gpu=gpu, state="exit 0\n")
+    return folder
+
+
+class Page(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.outside: list[str] = []
+        self.cells: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.outside += [value or "" for name, value in attrs if name in ("src", "href")]
+
+    def handle_data(self, data: str) -> None:
+        self.cells.append(data)
+
+
+def test_a_kind_of_log_is_printed_node_by_node(run: Path, script: Script) -> None:
+    done = script("_04_report.sh", "local-7", "err")
+    assert done.stdout == "==> local-7/n1.err <==\nerror of n1\n==> local-7/n2.err <==\nerror of n2\n"
+    assert "NVIDIA A10" in script("_04_report.sh", "local-7", "gpu").stdout
+
+
+def test_the_summary_has_settings_times_memory_and_gpu_use(run: Path, capsys) -> None:
+    assert report.main(["local-7", "summary"]) == 0
+    paths = [Path(line) for line in capsys.readouterr().out.split()]
+    assert paths == [run / "summary.md", run / "summary.html"]
+    text = paths[0].read_text()
+    for wanted in (
+        "# Run local-7: COMPLETED",
+        "| PARTITION | 12-12 |",
+        "| median iteration without the first | 1.5000 s |",
+        "| 100 | 1.5000 | 10 | 0.0001 |",
+        "| 0 | 20 | 100.5 | 200.2 | 300.0 | 400.0 |",
+        "## GPU use of n2",
+    ):
+        assert wanted in text
+    assert text.count("| 0 NVIDIA A10 |") == 2 and "- **error on n1" in text
+    page = Page()
+    page.feed(paths[1].read_text())
+    assert not page.outside  # nothing is fetched from elsewhere
+    assert "12-12" in page.cells and "GPU use over time" in paths[1].read_text()
+    assert not list(run.glob(".summary*"))
+
+
+def test_a_long_gpu_log_is_sampled_over_all_its_time(run: Path) -> None:
+    samples = report.gpu_use((run / "n1.gpu").read_bytes())
+    assert len(samples) <= report.GPU_SAMPLES and max(samples) >= 1296 and min(samples) == 0
+
+
+@pytest.mark.parametrize("words", [["local-7"], ["local-7", "other"], ["a", "b", "c", "out"]])
+def test_words_that_make_no_sense_are_refused(words: list[str], capsys) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        report.main(words)
+    assert stopped.value.code == 2 and "out, err, gpu, summary" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_written_is_one_sentence(run: Path, capsys) -> None:
+    (run / "summary.md").mkdir()
+    assert report.main(["local-7", "summary"]) == 1
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "summary.md can't be written" in said and not list(run.glob(".summary*"))
+
+
+def test_without_a_gpu_the_log_says_so_once() -> None:
+    """Or, with one, it is a line a GPU and sample."""
+    command = [sys.executable, REPO_ROOT / "megatron_lm/gpu_log.py", "--samples", "2", "--interval", "0.1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    if done.stdout.startswith(logs.NO_GPU):
+        assert done.stdout.count("\n") == 1
+    else:
+        assert len(logs.gpus(done.stdout.encode())) == 2
+
+
+class Unknown(Exception):
+    pass
+
+
+def test_what_nvml_tells_of_a_gpu_is_one_line() -> None:
+    """With a stand-in for NVML, as a test machine need not have a GPU; one question has no answer."""
+
+    def no_answer(*_: object) -> None:
+        raise Unknown
+
+    nvml = SimpleNamespace(
+        NVMLError=Unknown,
+        NVML_TEMPERATURE_GPU=0,
+        nvmlDeviceGetName=lambda _: b"NVIDIA A10",
+        nvmlDeviceGetMemoryInfo=lambda _: SimpleNamespace(used=3 * 2**30, total=22731 * 2**20),
+        nvmlDeviceGetUtilizationRates=lambda _: SimpleNamespace(gpu=97),
+        nvmlDeviceGetTemperature=no_answer,
+        nvmlDeviceGetComputeRunningProcesses=lambda _: [SimpleNamespace(pid=1 << 30, usedGpuMemory=None)],
+    )
+    line = logs.format_gpu(gpu_log.sample(nvml, 3, None))
+    assert line == "[3] NVIDIA A10       |  ?'C,  97 % |  3072 / 22731 MB | ?(0M)"

@@ -1,0 +1,50 @@
+"""Starts the real training on ranks of this machine, for the tests beside this file."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from megatron_lm import logs
+
+ROOT = Path(__file__).resolve().parents[2]
+PRETRAIN = ROOT / "megatron_lm" / "_00_pretrain_gpt.py"
+TINY = {
+    "MODEL": "tiny", "TRAIN_ITERS": "3", "LOG_INTERVAL": "1", "LR": "1e-2", "LR_DECAY_ITERS": "100",
+    "GLOBAL_BATCH_SIZE": "8", "MICRO_BATCH_SIZE": "1", "CUDA_VISIBLE_DEVICES": "", "PRECISION": "fp32",
+}  # fmt: skip
+
+
+def layout(partition: str = "4", tensor: int = 1, data: int = 1) -> dict[str, str]:
+    """Settings of a layout; ``partition``: layers of each stage."""
+    stages = len(partition.split("-"))
+    ranks = str(stages * tensor * data)
+    return {
+        "PARTITION": partition, "PIPELINE_MP_SIZE": str(stages), "TENSOR_MP_SIZE": str(tensor),
+        "DP_SIZE": str(data), "WORLD_SIZE": ranks, "NPROC_PER_NODE": ranks, "NNODES": "1",
+    }  # fmt: skip
+
+
+def train(script: Path = PRETRAIN, timeout: float = 300, **settings: str) -> subprocess.CompletedProcess[str]:
+    """Run to the end under torchrun."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    settings = TINY | settings
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", settings["NPROC_PER_NODE"]]
+    command += ["--master-port", str(port), str(script)]
+    environment = os.environ | settings | {"OMP_NUM_THREADS": "1"}
+    # The rendezvous has a port of its own, and torchrun sets MASTER_PORT for the ranks.
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=timeout)
+
+
+def losses(done: subprocess.CompletedProcess[str]) -> list[float]:
+    assert done.returncode == 0, done.stderr[-3_000:]
+    return [float(found.loss) for found in logs.iterations(done.stdout.encode()) if found.loss is not None]
+
+
+def norms(done: subprocess.CompletedProcess[str]) -> list[float]:
+    return [float(found.grad_norm or 0) for found in logs.iterations(done.stdout.encode())]
