@@ -14,7 +14,6 @@ global batch 64, micro-batch 1, layers 0-11-8-8-8-8-5-0, whose iterations took 1
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -24,6 +23,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.summary import put
 from fasop import hpdc24, schedule
 from fasop.clusters import Cluster, load_clusters
 from fasop.costs import Costs, read_costs
@@ -100,7 +100,7 @@ def main() -> int:
     ):
         print("\n".join(lines), end="\n\n", flush=True)
         if config.update:
-            put(name, lines)
+            put(name, lines, README)
     return 0
 
 
@@ -209,19 +209,6 @@ def estimate(
     return Planner(model, cluster, Costs([read_costs()], model), Options()).estimate(
         shape, placement, partition
     )
-
-
-def put(name: str, lines: list[str]) -> None:
-    """Replace the block ``<!-- name --> … <!-- /name -->`` of the planner's README."""
-    begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
-    text = README.read_text(encoding="utf-8")
-    if begin not in text or end not in text:
-        raise SystemExit(f"error: {README.name} has no markers {begin} … {end}")
-    head, rest = text.split(begin, 1)
-    _, tail = rest.split(end, 1)
-    temporary = README.with_suffix(".tmp")
-    temporary.write_text(f"{head}{begin}\n" + "\n".join(lines) + f"\n{end}{tail}", encoding="utf-8")
-    os.replace(temporary, README)
 
 
 if __name__ == "__main__":

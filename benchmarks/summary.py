@@ -1,4 +1,4 @@
-"""Puts a benchmark's output into CONVERSION_SUMMARY.md, between the markers of its name."""
+"""Puts a benchmark's output into a document, between the markers of its name."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 SUMMARY = Path(__file__).resolve().parents[1] / "CONVERSION_SUMMARY.md"
 
 
-def put(name: str, lines: list[str]) -> None:
+def put(name: str, lines: list[str], document: Path = SUMMARY) -> None:
     """Replace the block ``<!-- name --> … <!-- /name -->``. Raises ``SystemExit`` where there is none."""
     begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
-    text = SUMMARY.read_text(encoding="utf-8")
+    text = document.read_text(encoding="utf-8")
     if begin not in text or end not in text:
-        raise SystemExit(f"error: {SUMMARY.name} has no markers {begin} … {end}")
+        raise SystemExit(f"error: {document.name} has no markers {begin} … {end}")
     head, rest = text.split(begin, 1)
     _, tail = rest.split(end, 1)
-    temporary = SUMMARY.with_suffix(".tmp")
+    temporary = document.with_suffix(".tmp")
     temporary.write_text(f"{head}{begin}\n" + "\n".join(lines) + f"\n{end}{tail}", encoding="utf-8")
-    os.replace(temporary, SUMMARY)
+    os.replace(temporary, document)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ import msgspec
 from fasop.clusters import Cluster
 from fasop.errors import PlanError
 from fasop.models import Model
+from utils import text_files
 
 FORMAT = 1  # of the JSON; raised when a field changes its meaning
 
@@ -106,13 +106,9 @@ def read_plans(path: str | Path) -> list[Plan]:
 
 def write_text(path: str | Path, text: str) -> None:
     """Write a file under a temporary name beside it, then put it in place. Raises ``PlanError``."""
-    path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
+        text_files.write_text(Path(path), text)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise PlanError(f"{path}: can't be written: {error.strerror or error}.") from None
 
 

@@ -5,10 +5,10 @@
 1. Measures: two short runs with different partitions; the times of their stages give those of the embedding,
    of a layer and of the head (least squares), their shortest messages the time of a message.
 2. Plans: FASOP's exact model chooses the partition from these costs.
-3. Runs: the plan's settings, through ``_03_submit.sh --local``.
+3. Runs: the plan's settings, as ``fasop export`` writes them, through ``_03_submit.sh --local``.
 4. Compares: predicted and measured times, in a table and a picture.
 
-Writes costs.json, plan.json, plan.env (the plan as settings), compare.md and compare.html into --output.
+Writes costs.json, plan.json, _00_conf.sh (the plan as settings), compare.md and compare.html into --output.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 
+from fasop import export
 from fasop.clusters import Cluster, Gpu
 from fasop.costs import FORMAT, CostFile, Costs, Entry, write_costs
 from fasop.errors import PlanError
@@ -85,11 +86,8 @@ def main(argv: list[str] | None = None) -> int:
         write_costs(config.output / "costs.json", costs)
         plan = best_plan(config, costs, min(each.message for each in measured))
         write_plans(config.output / "plan.json", [plan])
-        environment = settings_of(plan, config.stages)
-        write_text(
-            config.output / "plan.env", "".join(f"{name}={value}\n" for name, value in environment.items())
-        )
-        result = run(config, plan.layers)
+        write_text(config.output / "_00_conf.sh", export.exported(plan, runs.CONF))
+        result = run(config, plan.layers, export.settings(plan))
         table = comparison(plan, result)
         text = markdown(f"Predicted and measured: {MODEL}, {'-'.join(map(str, plan.layers))}", [], [table])
         write_text(config.output / "compare.md", text)
@@ -101,7 +99,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"plan_run_compare.sh: {error}", file=sys.stderr)
         return 1
     print(text)
-    print(f"written to {config.output}: costs.json, plan.json, plan.env, compare.md, compare.html")
+    print(f"written to {config.output}: costs.json, plan.json, _00_conf.sh, compare.md, compare.html")
     return 0
 
 
@@ -115,9 +113,12 @@ def calibration_partitions(stages: int) -> list[tuple[int, ...]]:
     return [tuple(first), tuple(last)] if spare else [tuple(first)]
 
 
-def run(config: CompareConfig, layers: tuple[int, ...]) -> Measured:
-    """One local run, and what its logs say of every iteration but the first. Raises ``RunError``."""
-    environment = dict(os.environ) | run_settings(config, layers)
+def run(
+    config: CompareConfig, layers: tuple[int, ...], exported: Mapping[str, str] | None = None
+) -> Measured:
+    """One local run, with a plan's ``exported`` settings, and what its logs say of every iteration but the
+    first. Raises ``RunError``."""
+    environment = dict(os.environ) | run_settings(config, layers) | dict(exported or {})
     print(f"running {MODEL} as {'-'.join(map(str, layers))} …", file=sys.stderr, flush=True)
     script = str(runs.FOLDER / "_03_submit.sh")
     done = subprocess.run([script, "--local"], env=environment, stdout=subprocess.PIPE, text=True)
@@ -200,22 +201,6 @@ def best_plan(config: CompareConfig, costs: CostFile, message: float) -> Plan:
 def model(global_batch: int) -> Model:
     size = MODELS[MODEL]
     return Model(MODEL, size.hidden, size.sequence, size.layers, size.vocabulary, size.heads, global_batch)
-
-
-def settings_of(plan: Plan, stages: int) -> dict[str, str]:
-    """A plan of one machine as settings of _00_conf.sh."""
-    return {
-        "MODEL": plan.model.name,
-        "NNODES": "1",
-        "NPROC_PER_NODE": str(stages),
-        "WORLD_SIZE": str(plan.tp * plan.dp * plan.pp),
-        "GLOBAL_BATCH_SIZE": str(plan.model.global_batch),
-        "MICRO_BATCH_SIZE": str(plan.mbs),
-        "TENSOR_MP_SIZE": str(plan.tp),
-        "DP_SIZE": str(plan.dp),
-        "PIPELINE_MP_SIZE": str(plan.pp),
-        "PARTITION": "-".join(map(str, plan.layers)),
-    }
 
 
 def run_settings(config: CompareConfig, layers: tuple[int, ...]) -> Mapping[str, str]:

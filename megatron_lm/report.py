@@ -6,7 +6,6 @@ megatron_lm/_04_report.sh JOBID [JOBID2] out|err|gpu|summary
 from __future__ import annotations
 
 import html
-import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from megatron_lm import logs, runs, speed
 from megatron_lm.get_result import problems, setting_lines
 from megatron_lm.runs import Run, RunError
+from utils import text_files
 from utils.cli import parse
 
 KINDS = ("out", "err", "gpu", "summary")
@@ -201,12 +201,9 @@ def page(heading: str, wrong: list[str], tables: list[Table], charts: list[str])
 
 def write_text(path: Path, text: str) -> None:
     """The whole file or none of it. Raises ``RunError``."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
+        text_files.write_text(path, text)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise RunError(f"{path} can't be written: {error.strerror or error}.") from None
 
 

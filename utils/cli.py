@@ -11,9 +11,13 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib
+import io
+import os
+import sys
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeVar, Union
 
 Config = TypeVar("Config")
@@ -41,6 +45,40 @@ def add_flags(parser: argparse.ArgumentParser, config_class: type) -> None:
     hints = typing.get_type_hints(config_class)
     for field in dataclasses.fields(config_class):
         _add_flag(parser, field, hints[field.name])
+
+
+def dispatch(
+    program: str,
+    commands: Mapping[str, tuple[str, str]],
+    argv: Sequence[str] | None,
+    refusal: type[Exception],
+) -> int:
+    """Run ``program COMMAND …`` and return its exit status; 2 for arguments or input that can't be used.
+
+    ``commands``: name → (module with ``main(argv) -> status``, one line of help); modules are imported when
+    they run. A ``refusal`` that a command raises is its one sentence on bad input.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or arguments[0] in ("-h", "--help"):
+        width = max(map(len, commands))
+        print(f"usage: {program} COMMAND … (COMMAND --help tells more)\n")
+        print("\n".join(f"  {name:{width}}  {line}" for name, (_, line) in commands.items()))
+        return 0 if arguments else 2
+    if arguments[0] not in commands:
+        print(f"error: no command {arguments[0]!r}: use one of {', '.join(commands)}", file=sys.stderr)
+        return 2
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A terminal that lacks a letter of a name or path is no reason to stop.
+        sys.stdout.reconfigure(errors="backslashreplace")
+    try:
+        return importlib.import_module(commands[arguments[0]][0]).main(arguments[1:]) or 0
+    except refusal as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        # Whoever read the output has left (`… | head`); without this the interpreter would complain at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
 
 
 def _add_flag(parser: argparse.ArgumentParser, field: dataclasses.Field, hint: Any) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fasop import export
 from fasop.plan import read_plans, write_plans
 from megatron_lm import picture, plan_run_compare, predicted, timeline
 from megatron_lm.plan_run_compare import CompareConfig, Measured
@@ -44,7 +45,11 @@ def test_the_plan_of_known_costs_is_the_best_there_is(tmp_path: Path) -> None:
     # E + 3T = 13 ms, T + P = 10 ms: less than 2-2 (9, 14) and 1-3 (5, 18) at their slowest.
     assert plan.layers == (3, 1)
     assert plan.p2p == pytest.approx([1e-4])
-    assert plan_run_compare.settings_of(plan, 2)["PARTITION"] == "3-1"
+    settings = export.settings(plan)
+    assert settings["PARTITION"] == "3-1" and settings["MODEL"] == "tiny"
+    assert set(settings) <= set(plan_run_compare.run_settings(CompareConfig(), plan.layers)) | {
+        "MASTER_NNODES"
+    }
     write_plans(tmp_path / "plan.json", [plan])
     assert read_plans(tmp_path / "plan.json") == [plan]
     events = predicted.predicted_events(predicted.read_plan(tmp_path / "plan.json"))
@@ -104,7 +109,8 @@ def test_plan_run_and_compare_in_one_command(tiny: dict[str, str], tmp_path: Pat
     # The schedule is known and its parts were measured here; what is left is how steady the machine is.
     assert float(row[1]) == pytest.approx(float(row[2]), rel=0.5)
     plan = read_plans(output / "plan.json")[0]
-    assert f"PARTITION={'-'.join(map(str, plan.layers))}" in (output / "plan.env").read_text()
+    partition = "-".join(map(str, plan.layers))
+    assert f'PARTITION="${{PARTITION:-{partition}}}"' in (output / "_00_conf.sh").read_text()
     assert json.loads((output / "costs.json").read_text())["entries"][0]["gpu"] == "CPU"
     assert "Bubbles, predicted" in (output / "compare.html").read_text()
     assert (output / "compare.md").read_text() in done.stdout
