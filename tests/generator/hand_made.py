@@ -104,8 +104,8 @@ def write_device(folder: Path, events: list[dict[str, Any]], **header: Any) -> P
 def write_host(folder: Path, nodes: list[dict[str, Any]], **header: Any) -> Path:
     path = folder / "hand_host.json"
     roots = [
-        node("[pytorch|profiler|execution_trace|thread]", 0),
-        node("[pytorch|profiler|execution_trace|process]", 0),
+        node("[pytorch|profiler|execution_trace|thread]", 0, parent=1),
+        node("[pytorch|profiler|execution_trace|process]", 0, parent=1),
     ]
     roots[0]["id"], roots[1]["id"] = 2, 1
     document = {"schema": "1.1.1-chakra.0.0.4", "pid": PID, "time": "", "start_ts": 0, **header}
