@@ -26,7 +26,7 @@ from tqdm import tqdm
 
 from megatron_lm.settings import MODELS
 from utils import cli
-from utils.data_utils import DataConfig
+from utils.data_config import DataConfig
 from utils.hub import DataError
 from utils.squad import read_squad_json
 from utils.tokenizers import load_tokenizer

@@ -6,59 +6,21 @@ Labels are -100, which PyTorch's cross entropy leaves out, wherever nothing is t
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from utils.data_config import DataConfig
 from utils.hub import DataError, datasets_cache
 from utils.squad import load_squad
 from utils.token_cache import TokenizedPairs, tokenize_pairs
-from utils.tokenizers import Family, load_tokenizer
+from utils.tokenizers import Family
 
-__all__ = ["DataConfig", "DataError", "SquadDataset", "build_datasets", "load_tokenizer"]
+__all__ = ["SquadDataset", "build_datasets"]
 
 IGNORED = -100
 MASKED_SHARE = 0.15
-MIN_LENGTH = 8
 Sample = dict[str, torch.Tensor]
-
-
-@dataclass
-class DataConfig:
-    """What to train on and how it is cut up."""
-
-    dataset: str = field(
-        default="squad",
-        metadata={"help": "squad (hub or its cache), sample (the small one in data/) or a SQuAD JSON file"},
-    )
-    tokenizer: str | None = field(
-        default=None,
-        metadata={
-            "help": "tokenizer.json or its folder; if not given: image, hub cache, hub, data/tokenizers"
-        },
-    )
-    cache_dir: str | None = field(
-        default=None,
-        metadata={"help": "for downloads and tokenized data; if not given: HF_DATASETS_CACHE or HF_HOME"},
-    )
-    max_seq_length: int | None = field(
-        default=None,
-        metadata={"help": "tokens a sample; if not given: 1024 (GPT-2) or 512 (BERT) on a GPU, 128 on a CPU"},
-    )
-    pack: bool = field(
-        default=False, metadata={"help": "GPT-2: fill samples with texts end to end instead of padding each"}
-    )
-    num_workers: int = field(
-        default=2, metadata={"help": "processes a rank that load batches; 0: load in the training process"}
-    )
-
-    def __post_init__(self) -> None:
-        if self.max_seq_length is not None and self.max_seq_length < MIN_LENGTH:
-            raise DataError(f"--max-seq-length {self.max_seq_length}: must be at least {MIN_LENGTH}")
-        if self.num_workers < 0:
-            raise DataError(f"--num-workers {self.num_workers}: must not be negative")
 
 
 class SquadDataset(Dataset[Sample]):

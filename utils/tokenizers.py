@@ -14,7 +14,7 @@ from utils.hub import DataError, hub_problem, tell
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-    from utils.data_utils import DataConfig
+    from utils.data_config import DataConfig
 
 Family = Literal["gpt2", "bert"]
 

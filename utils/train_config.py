@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from utils import cli
-from utils.data_utils import DataConfig
+from utils.data_config import DataConfig
 from utils.trace_config import TraceConfig
 
 

@@ -26,12 +26,13 @@ from torch.utils.data import DataLoader, Dataset, Subset
 
 from utils import checkpoint
 from utils.chakra_tracer import ChakraTracer
-from utils.data_utils import build_datasets, load_tokenizer
+from utils.data_utils import build_datasets
 from utils.distributed import World, run
 from utils.metrics import Metrics
 from utils.models import Batch, ModelFamily
 from utils.optim import build_optimizer, learning_rate_at
 from utils.sampling import BatchPlan, MicroBatches, derived_seed
+from utils.tokenizers import load_tokenizer
 from utils.train_config import TrainConfig
 from utils.watch import Watch, describe
 

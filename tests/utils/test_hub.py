@@ -126,7 +126,8 @@ configs:
 """
 PROGRAM = """
 import json, sys
-from utils.data_utils import DataConfig, load_tokenizer
+from utils.data_config import DataConfig
+from utils.tokenizers import load_tokenizer
 from utils.squad import load_squad
 squad = load_squad("squad")
 tokenizer, source = load_tokenizer("gpt2", "gpt2-xl", DataConfig(), 50257)

@@ -12,9 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from utils.data_utils import DataConfig, load_tokenizer
+from utils.data_config import DataConfig
 from utils.squad import Example
 from utils.token_cache import TokenizedPairs, tokenize_pairs
+from utils.tokenizers import load_tokenizer
 
 EXAMPLES = [
     Example("Why?", "Because of the wind."),
@@ -144,6 +145,7 @@ def test_a_full_disk_leaves_nothing_behind(tokenizer, tmp_path: Path, caplog) ->
 def test_two_processes_at_once(tmp_path: Path, repo_root: Path, tokenizer) -> None:
     program = (
         "import sys; from pathlib import Path\n"
+        "from utils.data_config import DataConfig; from utils.tokenizers import load_tokenizer\n"
         "from utils.data_utils import *; from utils.squad import Example\n"
         "from utils.token_cache import tokenize_pairs\n"
         "tokenizer, _ = load_tokenizer('gpt2', 'gpt2', DataConfig(), 50257)\n"

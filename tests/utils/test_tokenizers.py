@@ -13,7 +13,9 @@ import pytest
 from transformers import AutoTokenizer
 
 from utils import tokenizers
-from utils.data_utils import DataConfig, DataError, load_tokenizer
+from utils.data_config import DataConfig
+from utils.hub import DataError
+from utils.tokenizers import load_tokenizer
 
 MODELS = {"gpt2": ("gpt2", 50257), "bert": ("bert-base-uncased", 30522)}
 SMALL = tokenizers.SMALL_FOLDER
