@@ -7,7 +7,6 @@ the operators that enclose the launch; gloo only through the tensors of its oper
 from __future__ import annotations
 
 import re
-import zlib
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +17,15 @@ from chakra_et.device_trace import KERNEL, MAX_RANKS, Args, DeviceTrace, _number
 from chakra_et.execution_trace import CollectiveType, NodeType
 from chakra_et.host_trace import HostTrace, tensors
 from chakra_et.link import Link
+from chakra_et.process_groups import (
+    LAUNCHERS,
+    Group,
+    global_rank,
+    group_of_thread,
+    groups_of,
+    named_groups,
+    read_ranks,
+)
 
 # Collectives that ASTRA-sim does not know, as the nearest that it does.
 NEAREST_IN_ASTRA_SIM = {
@@ -50,21 +58,10 @@ ITEM_BYTES = {
     "complexfloat": 8, "complexdouble": 16,
 }  # fmt: skip
 KERNEL_NAMES = ("ncclkernel", "nccldevkernel", "rcclkernel", "onerankreduce")
-GROUP_MARK = "process_group:"
 MAX_BYTES = 1 << 50
 BACKEND_NAMES = ("gloo:", "mpi:", "ucc:")
-LAUNCHERS = ("c10d::", "_c10d_functional::")
 PEERS = re.compile(r"\d+(?:->|<-)(\d+)")
 """ProcessGroupNCCL's ``nccl:send ME->PEER`` and ``nccl:recv ME<-PEER``."""
-
-
-@dataclass
-class Group:
-    """A process group: its name and description in PyTorch, and the global ranks (empty: not recorded)."""
-
-    name: str
-    description: str = ""
-    ranks: tuple[int, ...] = ()
 
 
 @dataclass
@@ -113,46 +110,6 @@ def is_communication(device: DeviceTrace) -> np.ndarray:
     return (cpu & (device.category < KERNEL)) | (gpu & (device.category == KERNEL))
 
 
-def groups_of(
-    host: HostTrace, device: DeviceTrace, manifest: list[dict[str, Any]] | None = None
-) -> dict[str, Group]:
-    """The process groups that this rank knows, by name.
-
-    Taken from the run's manifest, Kineto's distributedInfo and the host trace's record, in this order; the
-    default group's ranks are all ranks where none of them lists them.
-    """
-    world = int(_number(device.distributed.get("world_size"), 0) or 0)
-    groups: dict[str, Group] = {}
-    config = device.distributed.get("pg_config")
-    for record in (*(manifest or ()), *(config if isinstance(config, list) else ()), *host.groups):
-        if not isinstance(record, dict) or "pg_name" not in record:
-            continue
-        name = str(record["pg_name"])
-        known = groups.setdefault(name, Group(name))
-        known.description = known.description or str(record.get("pg_desc") or "")
-        known.ranks = known.ranks or _ranks(record.get("ranks"))
-        if name == "0" and not world:  # the host trace lists no ranks of the default group, only how many
-            world = min(int(_number(record.get("group_size"), 0)), MAX_RANKS)
-    if world and not groups:
-        groups["0"] = Group("0", "default_pg", tuple(range(world)))
-    for group in groups.values():
-        if not group.ranks and (group.description == "default_pg" or group.name == "0"):
-            group.ranks = tuple(range(world))
-    return groups
-
-
-def group_number(group: Group) -> int:
-    """The integer ≥ 1 that stands for a group in the files, the same on every rank.
-
-    PyTorch names groups by a counter from 0, so the default group becomes 1; a name that is no number gets
-    a number from its hash.
-    """
-    if group.name.isascii() and group.name.isdigit() and len(group.name) < 9:
-        return int(group.name) + 1
-    text = f"{group.name} {group.ranks}".encode()
-    return 500_000_000 + zlib.crc32(text) % 499_999_999
-
-
 def describe(
     host: HostTrace, device: DeviceTrace, linked: Link, parent: np.ndarray, calls: np.ndarray,
     manifest: list[dict[str, Any]] | None = None,
@@ -166,10 +123,10 @@ def describe(
     groups = groups_of(host, device, manifest)
     rows = np.flatnonzero(is_communication(device)).tolist()
     launchers = _Launchers(device)
-    named = _named_groups(device, parent, launchers, groups)
+    named = named_groups(device, parent, launchers.rows.tolist(), groups)
     told = launchers.before([row for row in rows if device.category[row] < KERNEL], device)
-    threads = _group_of_thread(
-        device, [row for row, launch in told.items() if launch not in named], groups, result
+    threads = group_of_thread(
+        device, [row for row, launch in told.items() if launch not in named], groups, result.notes
     )
     for row in rows:
         if device.category[row] == KERNEL:
@@ -305,7 +262,7 @@ def _kernel(
     group = groups.get(group_name)
     if group is None:
         description = str(args.group_description or attributes.get("pg_desc") or "")
-        group = groups.setdefault(group_name, Group(group_name, description, _ranks(args.group_ranks)))
+        group = groups.setdefault(group_name, Group(group_name, description, read_ranks(args.group_ranks)))
     launch = next((at for at, n in zip(around, names, strict=True) if n.startswith(LAUNCHERS)), -1)
     item = Communication(
         event=row, launch=launch, type=NodeType.COMM_COLL, collective=None, size=max(size, 1), group=group,
@@ -325,62 +282,8 @@ def _kernel(
     for text in names:
         match = PEERS.search(text)
         if item.peer < 0 and match:
-            item.peer = _global_rank(int(match.group(1)), group)
+            item.peer = global_rank(int(match.group(1)), group)
     return item
-
-
-def _named_groups(
-    device: DeviceTrace, parent: np.ndarray, launchers: _Launchers, groups: dict[str, Group]
-) -> dict[int, Group]:
-    """Launcher → the group that an enclosing ``process_group:NAME`` names, as our tracer writes it."""
-    codes = {code: name for code, name in enumerate(device.names) if name.startswith(GROUP_MARK)}
-    found = {}
-    for launch in launchers.rows.tolist() if codes else ():
-        at = launch
-        while at >= 0 and int(device.name[at]) not in codes:
-            at = int(parent[at])
-        if at >= 0:
-            name = codes[int(device.name[at])].removeprefix(GROUP_MARK)
-            found[launch] = groups.setdefault(name, Group(name))
-    return found
-
-
-def _group_of_thread(
-    device: DeviceTrace, rows: list[int], groups: dict[str, Group], result: Communications
-) -> dict[int, Group]:
-    """Which group a gloo worker thread belongs to.
-
-    Gloo's operators do not name their group, but each group makes threads of its own when it is made, so
-    threads with neighbouring ids belong together and come in the order of the groups.
-    """
-    rank = int(_number(device.distributed.get("rank"), -1))
-    mine = [group for group in groups.values() if not group.ranks or rank < 0 or rank in group.ranks]
-    if len(mine) < 2:
-        return {}
-    main_like = {thread for thread, _ in enumerate(device.threads) if _is_python_thread(device, thread)}
-    tids = sorted({(device.threads[t][1], t) for t in device.thread[rows].tolist()
-                   if t not in main_like and isinstance(device.threads[t][1], int)})  # fmt: skip
-    clusters: list[list[int]] = []
-    previous = None
-    for tid, thread in tids:
-        if previous is None or tid - previous > 1:
-            clusters.append([])
-        clusters[-1].append(thread)
-        previous = tid
-    if len(clusters) != len(mine):
-        if len(clusters) > 0:
-            result.notes["group of gloo operators not told by their threads: taken as the default group"] = (
-                len(rows)
-            )
-        return {}
-    result.notes["group of gloo operators told by their worker threads"] = len(rows)
-    return {thread: group for cluster, group in zip(clusters, mine, strict=True) for thread in cluster}
-
-
-def _is_python_thread(device: DeviceTrace, thread: int) -> bool:
-    """Sends and receives are recorded on the thread that asked for them."""
-    ops = device.name[(device.thread == thread) & (device.category < KERNEL)]
-    return any(device.names[code].startswith(LAUNCHERS) for code in np.unique(ops).tolist())
 
 
 def _peer_and_tag(values: bytes, group: Group) -> tuple[int, int]:
@@ -389,11 +292,7 @@ def _peer_and_tag(values: bytes, group: Group) -> tuple[int, int]:
         *_, peer, tag = msgspec.json.decode(values)
     except (msgspec.DecodeError, ValueError, RecursionError):
         return -1, 0
-    return (_global_rank(peer, group), tag) if isinstance(peer, int) and isinstance(tag, int) else (-1, 0)
-
-
-def _global_rank(rank: int, group: Group) -> int:
-    return group.ranks[rank] if 0 <= rank < len(group.ranks) else rank
+    return (global_rank(peer, group), tag) if isinstance(peer, int) and isinstance(tag, int) else (-1, 0)
 
 
 def _async_flag(values: bytes) -> bool | None:
@@ -405,12 +304,3 @@ def _async_flag(values: bytes) -> bool | None:
 def _dtype(types: bytes) -> str:
     match = re.search(rb"Tensor\(([^)]*)\)", types)
     return match.group(1).decode("utf-8", "replace") if match else ""
-
-
-def _ranks(value: Any) -> tuple[int, ...]:
-    """Ranks from a list or its text; none where it is anything else, or cut short by the profiler."""
-    if isinstance(value, str):
-        value = [] if "..." in value else [int(part) for part in re.findall(r"[0-9]{1,9}", value)]
-    if not isinstance(value, list) or not all(type(rank) is int and 0 <= rank < MAX_RANKS for rank in value):
-        return ()
-    return tuple(value) if len(set(value)) == len(value) else ()

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from chakra_et import causes as causes_
-from chakra_et import collectives, device_trace, emit, gaps, host_trace, pairing, timeline
+from chakra_et import collectives, device_trace, emit, gaps, host_trace, pairing, process_groups, timeline
 from chakra_et import graph as graph_
 from chakra_et import link as link_
 from chakra_et.cause_types import EdgeKind
@@ -123,7 +123,7 @@ def _convert(pair: Pair, host: HostTrace, device: DeviceTrace, options: PairOpti
             f"{pair.device}: the conversion lost events without a reason; please report this trace."
         )
     groups = {
-        collectives.group_number(item.group): (item.group.name, item.group.description, item.group.ranks)
+        process_groups.group_number(item.group): (item.group.name, item.group.description, item.group.ranks)
         for item in talk.items
         if not item.is_local
     }

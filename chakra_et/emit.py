@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from chakra_et.collectives import NEAREST_IN_ASTRA_SIM, Communication, group_number
+from chakra_et.collectives import NEAREST_IN_ASTRA_SIM, Communication
 from chakra_et.device_trace import DeviceTrace
 from chakra_et.execution_trace import (
     Attribute,
@@ -26,6 +26,7 @@ from chakra_et.execution_trace import (
 from chakra_et.graph import Graph, NodeKind
 from chakra_et.host_trace import DEFAULTS, NUMERIC, HostTrace
 from chakra_et.link import Link
+from chakra_et.process_groups import group_number
 from chakra_et.timeline import Timeline
 
 CommTypes = Literal["schema", "astra-sim"]

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from chakra_et import collectives, et_file, validate
-from chakra_et.collectives import Communication, Group, group_number, operation
+from chakra_et.collectives import Communication, operation
 from chakra_et.convert import Pair, convert_pair
 from chakra_et.device_trace import KERNEL
 from chakra_et.execution_trace import CollectiveType, NodeType
+from chakra_et.process_groups import Group, group_number, groups_of
 from tests.generator import Features, Layout, generate
 from tests.generator.device_layouts import comm_bytes
 from tests.generator.hand_made import Stages, annotation, call, kernel, node, op, tensor
@@ -243,7 +244,7 @@ def test_the_ranks_of_the_default_group(
     record = f'[{{"pg_name": "0", "pg_desc": "default_pg", "ranks": {host}, "group_size": 2}}]'
     nodes = [node("## process_group:init ##", 1, [record], ["String"])] if host is not None else []
     stages = Stages(tmp_path, [op("a", 0, 1, 4)], nodes, distributedInfo=info)
-    assert collectives.groups_of(stages.host, stages.device, manifest)["0"].ranks == ranks
+    assert groups_of(stages.host, stages.device, manifest)["0"].ranks == ranks
 
 
 def test_group_numbers_are_integers_from_1_and_alike_on_all_ranks() -> None:
