@@ -91,7 +91,9 @@ def test_timers_of_every_rank_with_start_and_end(four_ranks: Done) -> None:
     assert sum(summed) == pytest.approx((spans.end - spans.start).sum() * 1000, abs=0.1)
 
 
-def test_an_export_is_what_hugging_face_computes(alone: Done, tmp_path: Path) -> None:
+def test_an_export_is_what_hugging_face_computes(
+    alone: Done, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     command = [sys.executable, str(ROOT / "megatron_lm" / "export_hf.py")]
@@ -101,22 +103,34 @@ def test_an_export_is_what_hugging_face_computes(alone: Done, tmp_path: Path) ->
     assert "GPT-2 tiny after 4 iterations" in done.stdout
     model = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "hf").eval()
     assert sum(parameter.numel() for parameter in model.parameters()) > 300_000
-    # The loss of the fifth iteration's samples, as training would see it.
+    # The loss of the fifth iteration's samples, as training sees it: over the padded vocabulary.
     done = train(**layout(), TRAIN_ITERS="5", LOAD=str(alone.folder))  # type: ignore[attr-defined]
     (expected,) = losses(done)
+    from megatron_lm import export_hf
+    from megatron_lm.checkpoint import read
     from megatron_lm.dataset import micro_batches
+    from megatron_lm.settings import MODELS
 
+    _, parts = read(alone.folder)  # type: ignore[attr-defined]
+    weights = {name: part["value"] for name, part in parts.items()}
+    padded = weights["embedding.word_embeddings.weight"].float()
+    assert len(padded) > model.config.vocab_size
     settings, samples = _samples(5)
-    batches = micro_batches(samples, settings, 0, 4 * 8)
-    with torch.no_grad():
-        found = [
-            torch.nn.functional.cross_entropy(
-                model(batch["tokens"]).logits.view(-1, model.config.vocab_size), batch["labels"].view(-1)
-            ).item()
-            for batch in (next(batches) for _ in range(8))
-        ]
-    # Rows that pad the vocabulary take a little of the probability in training.
-    assert sum(found) / 8 == pytest.approx(expected, abs=0.02)
+
+    def loss(model: transformers.GPT2LMHeadModel) -> float:
+        batches, total = micro_batches(samples, settings, 0, 4 * 8), 0.0
+        with torch.no_grad():
+            for batch in (next(batches) for _ in range(8)):
+                logits = model.transformer(batch["tokens"]).last_hidden_state @ padded.t()
+                total += torch.nn.functional.cross_entropy(
+                    logits.view(-1, len(padded)), batch["labels"].view(-1)
+                ).item()
+        return total / 8
+
+    assert loss(model) == pytest.approx(expected, abs=1e-5)
+    # The control: queries, keys and values left in Megatron's order, head by head.
+    monkeypatch.setattr(export_hf, "_by_kind", lambda joint, size: joint)
+    assert abs(loss(export_hf.convert(weights, MODELS["tiny"]).eval()) - expected) > 1e-4
 
 
 def _samples(iterations: int):
