@@ -72,12 +72,15 @@ def read_comm_groups(path: Path) -> dict[str, list[int]]:
     try:
         groups = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
-        raise TraceError(f"{path}: can't be read as JSON ({error}): convert the traces again") from None
+        raise TraceError(
+            f"{path}: can't be read as JSON ({error}): mend it, or convert the traces again"
+        ) from error
     whole = isinstance(groups, dict) and all(
-        isinstance(ranks, list) and all(type(rank) is int for rank in ranks) for ranks in groups.values()
+        isinstance(ranks, list) and ranks and all(type(rank) is int for rank in ranks)
+        for ranks in groups.values()
     )
     if not whole:
         raise TraceError(
-            f"{path}: must be a JSON object of group id → list of ranks; convert the traces again"
+            f"{path}: must be a JSON object of group id → list of ranks: mend it, or convert the traces again"
         )
     return groups

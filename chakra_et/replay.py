@@ -21,6 +21,7 @@ from typing import Literal
 from chakra_et import et_file
 from chakra_et.errors import TraceError
 from chakra_et.execution_trace import ExecutionTrace
+from chakra_et.rank_sets import read_comm_groups
 from chakra_et.replay_graph import build_graph
 from chakra_et.replay_matching import match
 from chakra_et.replay_report import RankReport, report, table
@@ -132,7 +133,7 @@ def run(job: Job, config: ReplayConfig) -> tuple[dict[str, list[RankReport]], li
     graph = build_graph(traces, ranks)
     if config.transfer == "shortest":
         graph.recorded_start_ns = None
-    matching = match(graph, _read_comm_groups(job.comm_groups))
+    matching = match(graph, read_comm_groups(job.comm_groups) if job.comm_groups else {})
     notes = list(matching.notes)
     if any(not trace.start_micros.any() for trace in traces):
         notes.append(
@@ -200,18 +201,3 @@ def _expand(name: str) -> list[Path]:
     if not paths:
         raise TraceError(f"{name!r} is neither a file nor the prefix of .et files: check the path")
     return paths
-
-
-def _read_comm_groups(path: Path | None) -> dict[str, list[int]]:
-    if path is None:
-        return {}
-    try:
-        groups = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise TraceError(f"the comm-group file {path} can't be read ({error}): give a JSON object") from error
-    if not isinstance(groups, dict) or not all(
-        isinstance(ranks, list) and ranks and all(type(rank) is int for rank in ranks)
-        for ranks in groups.values()
-    ):
-        raise TraceError(f"the comm-group file {path} must be a JSON object of group id → list of ranks")
-    return groups
