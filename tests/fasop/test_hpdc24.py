@@ -20,10 +20,15 @@ from fasop.models import find_model
 
 FIXTURES = Path(__file__).with_name("fixtures")
 NAMES = {"p4d.24xlarge": "A100", "g5.24xlarge": "A10"}
+# Model, cluster, rows that the published tool has, and of how many of them one was kept.
 RUNS = [
-    ("bert-large", "paper-bert", "rows_bert"),
-    ("bert-large", "paper-bert-het", "rows_bert_heterogeneous"),
-    ("gpt2-xl", "paper-gpt2xl", "rows_gpt2"),
+    ("bert-large", "paper-bert", "rows_bert", 89, 1),
+    ("bert-large", "paper-bert-het", "rows_bert_heterogeneous", 356, 1),
+    ("gpt2-xl", "paper-gpt2xl", "rows_gpt2", 74, 1),
+    ("gpt2-xl", "paper-gpt2xl-het", "rows_gpt2_heterogeneous", 592, 1),
+    ("t5", "paper-t5", "rows_T5", 89, 1),
+    ("t5", "paper-t5-het", "rows_T5_heterogeneous", 712, 1),
+    ("gpt2-xl", "paper-pareto", "rows_pareto", 31_362, 16),
 ]
 
 
@@ -36,15 +41,20 @@ def number(text: str) -> float:
     return float(text.removeprefix("tensor([").removesuffix("])"))
 
 
-@pytest.mark.parametrize(("model", "cluster", "file"), RUNS)
-def test_every_row_of_the_published_tool_in_its_order(model: str, cluster: str, file: str) -> None:
+@pytest.mark.parametrize(("model", "cluster", "file", "count", "one_in"), RUNS)
+def test_every_row_of_the_published_tool_in_its_order(
+    model: str, cluster: str, file: str, count: int, one_in: int
+) -> None:
     with gzip.open(FIXTURES / f"{file}.csv.gz", "rt", encoding="utf-8") as handle:
         expected = list(csv.DictReader(handle))
     rows = rows_of(model, cluster)
-    assert len(rows) == len(expected)
-    the_cluster = load_clusters(cluster)[0]
+    assert len(rows) == count
+    assert len(rows := rows[::one_in]) == len(expected)
+    clusters = load_clusters(cluster)
     text = io.StringIO()
-    csv.writer(text).writerows(hpdc24.csv_row(row, the_cluster, 12_500_000) for row in rows)
+    csv.writer(text).writerows(
+        hpdc24.csv_row(row, clusters[row.candidate.cluster], 12_500_000) for row in rows
+    )
     found = list(csv.reader(io.StringIO(text.getvalue())))
     for row, mine, theirs in zip(rows, found, expected, strict=True):
         candidate = row.candidate
@@ -53,28 +63,12 @@ def test_every_row_of_the_published_tool_in_its_order(model: str, cluster: str, 
         assert candidate.placement == tuple(NAMES[n] for n in ast.literal_eval(theirs["node placement"]))
         assert mine[4] == theirs["node placement"] and mine[7] == theirs["partition"]
         assert mine[13] == theirs["is_oom"] and mine[15] == theirs["is_fsdp_oom"]
-        assert float(mine[14]) == number(theirs["oom_gpumem"])
-        assert float(mine[16]) == number(theirs["fsdpoom_gpumem"])
-        # 1e-4 is what is promised; as the tool's float32 steps are followed, the last digits agree.
+        # Printed to four decimals; a half may be rounded either way.
+        assert float(mine[14]) == pytest.approx(number(theirs["oom_gpumem"]), abs=1.01e-4)
+        assert float(mine[16]) == pytest.approx(number(theirs["fsdpoom_gpumem"]), abs=1.01e-4)
+        # 1e-4 is what is promised; as the tool's float32 steps are followed, all but the last digits agree.
         for column in (5, 6, 8, 9, 10, 11, 12, 17):
-            assert float(mine[column]) == pytest.approx(float(list(theirs.values())[column]), rel=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("model", "cluster", "count"),
-    [("gpt2-xl", "paper-gpt2xl-het", 592), ("t5", "paper-t5", 89), ("t5", "paper-t5-het", 712)],
-)
-def test_the_other_runs_have_as_many_rows(model: str, cluster: str, count: int) -> None:
-    rows = rows_of(model, cluster)
-    assert len(rows) == count
-    assert all(sum(row.partition) == len(find_model(model).units) for row in rows)
-    assert all(min(row.partition) >= 0 for row in rows)
-    times = [row.step_time for row in rows]
-    assert times == sorted(times)
-
-
-def test_the_pareto_grid_has_all_of_its_rows() -> None:
-    assert len(rows_of("gpt2-xl", "paper-pareto")) == 31_362
+            assert float(mine[column]) == pytest.approx(float(list(theirs.values())[column]), rel=1e-7)
 
 
 def test_t5_is_split_so_that_both_halves_have_whole_stages() -> None:
