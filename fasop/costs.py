@@ -10,7 +10,6 @@ the published tool does otherwise. ``profile`` writes such files, ``data/costs.j
 
 from __future__ import annotations
 
-import functools
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +18,7 @@ import msgspec
 
 from fasop.clusters import Gpu
 from fasop.errors import PlanError, nearest
+from fasop.memo import memo
 from fasop.models import Model
 
 PUBLISHED = Path(__file__).with_name("data") / "costs.json"
@@ -129,7 +129,7 @@ class Costs:
         """Costs of every unit of the model. Raises ``PlanError`` for a GPU of which nothing is known."""
         return self._of(gpu.like or gpu.name, gpu.name, gpu.speed, tp, mbs)
 
-    @functools.cache  # noqa: B019 - one Costs lives as long as the search
+    @memo
     def _of(self, source: str, gpu: str, speed: float, tp: int, mbs: int) -> UnitCosts:
         degrees = sorted({degree for name, degree, _ in self.entries if name == source})
         if not degrees:

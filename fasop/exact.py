@@ -5,12 +5,8 @@ What it repairs of the published tool is listed in ``README.md``.
 
 from __future__ import annotations
 
-import functools
-import itertools
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,13 +14,13 @@ from fasop import schedule
 from fasop.clusters import Cluster
 from fasop.costs import Costs
 from fasop.lattice import Lattice
+from fasop.memo import memo
 from fasop.models import Model
-from fasop.partition import SLACK, Division, Search
+from fasop.partition import Division, Search
 from fasop.plan import Plan
-from fasop.shapes import Block, Shape, blocks
-from fasop.stage_costs import Kinds, Options, StageCosts
-
-FEW = 1000  # divisions of a shape up to which all of them are simulated
+from fasop.shapes import Shape, blocks, inside_node, kinds_of
+from fasop.simulated import best_of_all, improve
+from fasop.stage_costs import Options, StageCosts
 
 
 @dataclass(frozen=True)
@@ -49,11 +45,10 @@ class Planner:
         self.model, self.cluster, self.costs, self.options = model, cluster, costs, options
         self.iterations = iterations
 
-    @functools.cache  # noqa: B019 - lives as long as the planner
     def tables(self, shape: Shape) -> StageCosts:
         return StageCosts(self.model, self.cluster, self.costs, shape, self.options)
 
-    @functools.cache  # noqa: B019
+    @memo
     def lattice(self, gpus_per_stage: int) -> Lattice:
         return Lattice(self.cluster, blocks(self.cluster, gpus_per_stage))
 
@@ -121,8 +116,11 @@ class Planner:
         tables, lattice = self.tables(shape), self.lattice(shape.tp * shape.dp)
         if not lattice.possible:
             return None
-        if fit and (found := self.every(shape)) is not False:
-            return (*found, found[1].step) if found else None
+        if fit and (found := best_of_all(tables, lattice)) is not False:
+            if found is None:
+                return None
+            parts = self.simulate(tables, found)
+            return found, parts, parts.step
         division = Search(tables, lattice, fit).best(limit)
         if division is None:
             return None
@@ -137,96 +135,20 @@ class Planner:
                 return other, paced, bound
         return division, parts, bound
 
-    def refine(self, plan: Plan, effort: int) -> Plan:
-        """The plan, or a better one that units moved from stage to stage lead to.
-
-        ``effort`` bounds the moves times stages times micro-batches.
-        """
+    def refine(self, plan: Plan) -> Plan:
+        """The plan, which fits into memory, or a better one of the same shape near it."""
         shape = Shape(plan.tp, plan.dp, plan.pp, plan.mbs)
-        tables = self.tables(shape)
-        kinds = kinds_of(self.cluster, plan.placement, plan.tp * plan.dp)
-        inside = inside_node(self.cluster, plan.tp * plan.dp)
-        best = np.array(plan.partition)
-        step = plan.step_time
-        unit = np.eye(plan.pp, dtype=int)
-        moves = (unit[:, None] - unit[None]).reshape(-1, plan.pp)
-        for _ in range(effort // (plan.pp * tables.micro_batches) if plan.pp > 1 else 0):
-            near = best + moves
-            near = near[(near > 0).all(axis=1)]
-            steps = self.step_times(tables, kinds, inside, near)
-            at = int(steps.argmin())
-            if not steps[at] < step / SLACK:
-                break
-            best, step = near[at], float(steps[at])
-        if step == plan.step_time:
-            return plan
-        better = self.estimate(shape, plan.placement, tuple(int(size) for size in best))
-        return replace(better, lower_bound=plan.lower_bound)
-
-    def every(self, shape: Shape) -> tuple[Division, Parts] | None | Literal[False]:
-        """The best of all divisions by their simulated time; False where they are too many to try.
-
-        None where none fits into memory.
-        """
-        tables, lattice = self.tables(shape), self.lattice(shape.tp * shape.dp)
-        units, pp = len(self.model.units), shape.pp
-        count = math.comb(units - 1, pp - 1)
-        if count > FEW:
-            return False
-        sequences = list(itertools.islice(_sequences(self.cluster, lattice), FEW // count + 1))
-        if count * len(sequences) > FEW:
-            return False
-        cuts = np.array(list(itertools.combinations(range(1, units), pp - 1)), dtype=int)
-        cuts = cuts.reshape(count, pp - 1)
-        partitions = np.diff(cuts, axis=1, prepend=0, append=units)
-        best = None
-        inside = inside_node(self.cluster, shape.tp * shape.dp)
-        for chosen in sequences:
-            kinds = tuple(kinds for block in chosen for kinds in block.stages)
-            steps = self.step_times(tables, kinds, inside, partitions)
-            at = int(steps.argmin())
-            if steps[at] < (best[0] if best else np.inf):
-                placement = tuple(node for block in chosen for node in block.nodes)
-                partition = tuple(int(size) for size in partitions[at])
-                best = float(steps[at]), Division(placement, kinds, inside, partition, float(steps[at]), 0.0)
-        return (best[1], self.simulate(tables, best[1])) if best else None
-
-    def step_times(
-        self, tables: StageCosts, kinds: tuple[Kinds, ...], inside: tuple[bool, ...], partitions: np.ndarray
-    ) -> np.ndarray:
-        """Simulated seconds a step of many partitions (K, stages) of one placement, inf where none fits."""
-        pp, m = tables.shape.pp, tables.micro_batches
-        ends = np.cumsum(partitions, axis=1)
-        begins = ends - partitions
-        forward, backward, all_reduce, fits = [], [], [], np.ones(len(partitions), dtype=bool)
-        for i in range(pp):
-            a, b = begins[:, i], ends[:, i]
-            sums = [np.concatenate([[0.0], np.cumsum(values)]) for values in tables.unit_times(kinds[i])]
-            forward.append(sums[0][b] - sums[0][a])
-            backward.append(sums[1][b] - sums[1][a])
-            all_reduce.append(tables.all_reduce(kinds[i])[a, b])
-            fits &= tables.memory(min(pp - i, m))[a, b] <= tables.cap(kinds[i])
-            fits &= np.isfinite(tables.compute(kinds[i])[a, b])
-        p2p = [tables.p2p(kinds[i], kinds[i + 1], inside[i]) for i in range(pp - 1)]
-        line = schedule.run(forward, backward, p2p, m)
-        synced = np.array([end + seconds for end, seconds in zip(line.stage_end, all_reduce, strict=True)])
-        step = synced.max(axis=0)
-        middle = np.zeros(len(partitions), dtype=int)
-        if self.model.encoder_layers is not None:
-            # The stage of the decoder's embedding.
-            middle = (ends <= self.model.encoder_layers + 1).sum(axis=1)
-        for stage in np.unique(middle):
-            stages = sorted({0, int(stage), pp - 1})
-            of = middle == stage
-            sync = tables.embedding_sync([kinds[i] for i in stages])
-            step[of] = np.maximum(step[of], synced[stages][:, of].max(axis=0) + sync)
-        return np.where(fits, step, np.inf)
+        group = shape.tp * shape.dp
+        tables, lattice = self.tables(shape), self.lattice(group)
+        kinds = kinds_of(self.cluster, plan.placement, group)
+        division = Division(plan.placement, kinds, plan.partition, plan.lower_bound)
+        better = improve(tables, lattice, [division, *Search(tables, lattice).near(division)])
+        return self.plan(shape, better, self.simulate(tables, better), plan.lower_bound)
 
     def estimate(self, shape: Shape, placement: tuple[str, ...], partition: tuple[int, ...]) -> Plan:
         """A plan whose placement and partition are given."""
         group = shape.tp * shape.dp
-        kinds, inside = kinds_of(self.cluster, placement, group), inside_node(self.cluster, group)
-        division = Division(placement, kinds, inside, partition, 0.0, 0.0)
+        division = Division(placement, kinds_of(self.cluster, placement, group), partition)
         return self.plan(shape, division, self.simulate(self.tables(shape), division), 0.0)
 
     def simulate(self, tables: StageCosts, division: Division) -> Parts:
@@ -237,7 +159,8 @@ class Planner:
         forward = [float(tables.unit_times(kinds)[0][a:b].sum()) for kinds, a, b in spans]
         backward = [float(tables.unit_times(kinds)[1][a:b].sum()) for kinds, a, b in spans]
         all_reduce = [float(tables.all_reduce(kinds)[a, b]) for kinds, a, b in spans]
-        neighbours = zip(division.kinds[:-1], division.kinds[1:], division.inside, strict=True)
+        inside = inside_node(self.cluster, tables.shape.tp * tables.shape.dp)
+        neighbours = zip(division.kinds[:-1], division.kinds[1:], inside, strict=True)
         p2p = [tables.p2p(left, right, inside) for left, right, inside in neighbours]
         line = schedule.run(forward, backward, p2p, tables.micro_batches)
         synced = [end + seconds for end, seconds in zip(line.stage_end, all_reduce, strict=True)]
@@ -308,32 +231,3 @@ def embedding_holders(model: Model, partition: tuple[int, ...]) -> list[int]:
     if model.encoder_layers is not None:
         middle = int((np.cumsum(partition) <= model.encoder_layers + 1).sum())
     return sorted({0, middle, len(partition) - 1})
-
-
-def inside_node(cluster: Cluster, gpus_per_stage: int) -> tuple[bool, ...]:
-    """Of each boundary between stages, whether all its messages stay within one node."""
-    size, g = cluster.gpus_per_node, gpus_per_stage
-    return tuple(k * g // size == ((k + 2) * g - 1) // size for k in range(cluster.gpu_count // g - 1))
-
-
-def _sequences(cluster: Cluster, lattice: Lattice) -> Iterator[tuple[Block, ...]]:
-    """All orders of blocks that use every node."""
-
-    def extend(prefix: tuple[Block, ...], left: tuple[int, ...]) -> Iterator[tuple[Block, ...]]:
-        if len(prefix) == lattice.count:
-            yield prefix
-            return
-        for block, use in zip(lattice.blocks, lattice.uses, strict=True):
-            after = tuple(a - b for a, b in zip(left, use, strict=True))
-            if min(after) >= 0:
-                yield from extend((*prefix, block), after)
-
-    yield from extend((), cluster.nodes)
-
-
-def kinds_of(cluster: Cluster, placement: tuple[str, ...], gpus_per_stage: int) -> tuple[Kinds, ...]:
-    """GPU types of each stage of a placement."""
-    size = cluster.gpus_per_node
-    stages = cluster.gpu_count // gpus_per_stage
-    spans = [(k * gpus_per_stage // size, ((k + 1) * gpus_per_stage - 1) // size) for k in range(stages)]
-    return tuple(tuple(sorted(set(placement[a : b + 1]))) for a, b in spans)

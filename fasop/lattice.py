@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from fasop.clusters import Cluster
@@ -49,3 +51,17 @@ class Lattice:
                 array = np.array(pairs, dtype=np.int64).reshape(-1, 2)
                 step.append((array[:, 0], array[:, 1]))
             self.steps.append(step)
+
+    def sequences(self) -> Iterator[tuple[Block, ...]]:
+        """All orders of blocks that use every node."""
+
+        def extend(prefix: tuple[Block, ...], used: tuple[int, ...]) -> Iterator[tuple[Block, ...]]:
+            if len(prefix) == self.count:
+                yield prefix
+                return
+            for block, use in zip(self.blocks, self.uses, strict=True):
+                after = tuple(a + b for a, b in zip(used, use, strict=True))
+                if after in self.states[len(prefix) + 1]:
+                    yield from extend((*prefix, block), after)
+
+        yield from extend((), tuple([0] * len(self.states[-1][0])))

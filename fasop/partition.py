@@ -7,25 +7,33 @@ most of it decides. The first stage's gradients and the embedding's follow. With
 gradients are counted, in the maximum, which is no bound but serves where another stage than the first ends
 last.
 
-For each limit on the maximum a dynamic program finds the smallest sum over all placements and partitions
-that fit into memory; the limit itself is searched by halving intervals, where the smallest sum at an
+For each bound on the maximum a dynamic program finds the smallest sum over all placements and partitions
+that fit into memory; the bound itself is searched by dividing intervals, where the smallest sum at an
 interval's upper end tells when nothing in it can be better. Nothing else is left out, so the result is the
 optimum.
 """
 
 from __future__ import annotations
 
-import functools
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from fasop.lattice import Lattice
+from fasop.memo import memo
+from fasop.shapes import inside_node
 from fasop.stage_costs import Kinds, StageCosts
 
 INF = np.inf
 SLACK = 1 + 1e-9  # sums of the same durations in another order are the same
+BATCH = 8  # bounds that are tried at once, where that is not slower
+DRAWS = 64  # divisions near the best
+EVEN = (
+    0.05  # of the mean stage, by which one at the bound counts as longer there, so that even ones are drawn
+)
+SPREAD, WIDER = 0.002, 0.03  # of the objective: noise of a random choice, and bounds above the best
 SMALL = 200_000  # elements up to which one array operation beats a loop over the stage sizes
 
 Key = tuple[int, float]  # a block, and the seconds of the message into its current stage
@@ -33,16 +41,12 @@ Key = tuple[int, float]  # a block, and the seconds of the message into its curr
 
 @dataclass(frozen=True)
 class Division:
-    """placement: GPU type of each node; kinds: of each stage; inside: of each boundary, whether it stays in
-    a node; partition: units; objective, and bottleneck, the maximum in it: seconds.
-    """
+    """placement: GPU type of each node; kinds: of each stage; partition: units; objective: seconds."""
 
     placement: tuple[str, ...]
     kinds: tuple[Kinds, ...]
-    inside: tuple[bool, ...]
     partition: tuple[int, ...]
-    objective: float
-    bottleneck: float
+    objective: float = 0.0
 
 
 class Search:
@@ -56,55 +60,72 @@ class Search:
         self.each = len(self.blocks[0].stages)  # stages of a block
         self.units = len(costs.model.units)
         self.m = costs.micro_batches
-        self._allowed: dict[tuple[Kinds, int], np.ndarray] = {}
-        self._loads: dict[tuple[Kinds, int], np.ndarray] = {}
-        self._fitting: dict[tuple[Kinds, int], np.ndarray] = {}
+        self._even = 0.0
+        most = max(len(states) for states in lattice.states)
+        self.batch = max(min(BATCH, SMALL // (most * (self.units + 1) ** 2)), 1)
 
     def best(self, limit: float = INF) -> Division | None:
-        """The division with the smallest objective; None where none fits into memory, or none below
+        """The division with the smallest objective; None where none fits into memory, or none is below
         ``limit``.
         """
-        best = None
-        for first in self._first_groups():
-            best = self._best_from(first, best, limit)
-        return best
-
-    def _best_from(self, first: list[int], best: Division | None, limit: float) -> Division | None:
         bounds = self._bounds()
-        floor = self._solve(INF, first)
-        if floor is None:
-            return best
-        smallest = floor.objective - floor.bottleneck
-        low = self._smallest_bound(bounds, first, int(np.searchsorted(bounds, floor.bottleneck / SLACK)))
-        if smallest + bounds[low] >= limit:
-            return best
-        best = self._better(best, floor)
-        best = self._better(best, self._solve(bounds[low], first))
+        chosen = None
+        for first in self._first_groups():
+            limit, bound = self._lowest(bounds, first, limit)
+            if bound is not None:
+                chosen = bound, first
+        if chosen is None:
+            return None
+        rows, partitions = self._draw(*chosen, 1, 0.0)
+        return self._division(rows[0], partitions[0], limit)
 
-        def below(division: Division) -> int:
-            """The last bound that the division's own maximum exceeds: between them nothing changes."""
-            return int(np.searchsorted(bounds, division.bottleneck / SLACK)) - 1
+    def near(self, best: Division) -> list[Division]:
+        """Other divisions whose sums are near the smallest, drawn at random, of every group of first blocks.
 
-        # Intervals of bounds still to be searched, with the smallest sum that any of them allows.
-        pending = [(low + 1, below(floor), smallest)]
+        Their maximum is at most a little above that of ``best``.
+        """
+        spread, bound = SPREAD * best.objective, self._maximum(best) + WIDER * best.objective
+        self._even = EVEN * best.objective / self.stages
+        found = []
+        for first in self._first_groups():
+            for row, partition in zip(*self._draw(bound, first, DRAWS, spread), strict=True):
+                found.append(self._division(row, partition))
+        self._even = 0.0
+        return found
+
+    def _lowest(self, bounds: np.ndarray, first: list[int], limit: float) -> tuple[float, float | None]:
+        """The smallest sum plus bound below ``limit`` and its bound, or ``limit`` and None.
+
+        The sum never grows with the bound: between two bounds it is at least that of the upper one.
+        """
+        top = len(bounds) - 1
+        (least,) = self._sums(bounds[top:], first)
+        best: tuple[float, float | None] = (limit, None)
+        if least == INF:
+            return best
+        if least + bounds[top] < limit:
+            best = float(least + bounds[top]), float(bounds[top])
+        # Intervals (a, b) of bounds still to be searched, with the sums at both ends.
+        pending = [(-1, top, INF, float(least))]
         while pending:
-            begin, end, smallest = pending.pop()
+            a, b, above, below = pending.pop()
             # Bounds above this one can't be better, whatever their sum.
-            end = min(end, int(np.searchsorted(bounds, best.objective - smallest)))
-            if begin > end or smallest + bounds[begin] >= best.objective / SLACK:
+            b = min(b, int(np.searchsorted(bounds, best[0] - below)))
+            if b - a < 2 or above == below or below + bounds[a + 1] >= best[0] / SLACK:
                 continue
-            middle = (begin + end) // 2
-            found = self._solve(bounds[middle], first)
-            best = self._better(best, found)
-            pending.append((middle + 1, end, smallest))
-            pending.append((begin, min(middle - 1, below(found)), found.objective - found.bottleneck))
+            tried = np.unique(np.linspace(a, b, self.batch + 2).astype(int)[1:-1].clip(a + 1))
+            sums = self._sums(bounds[tried], first)
+            at = int((sums + bounds[tried]).argmin())
+            if sums[at] + bounds[tried[at]] < best[0]:
+                best = float(sums[at] + bounds[tried[at]]), float(bounds[tried[at]])
+            ends = [(a, above), *zip(tried.tolist(), sums.tolist(), strict=True), (b, below)]
+            # Taken from the end: the interval with the smallest bounds last.
+            pending += [
+                (low, high, more, less)
+                for (low, more), (high, less) in reversed(list(itertools.pairwise(ends)))
+                if less < INF
+            ]
         return best
-
-    @staticmethod
-    def _better(one: Division | None, two: Division | None) -> Division | None:
-        if one is None or two is None:
-            return one or two
-        return two if two.objective < one.objective else one
 
     def _first_groups(self) -> list[list[int]]:
         """First blocks, together where the embedding's all-reduce can't tell them apart."""
@@ -121,39 +142,34 @@ class Search:
         """Micro-batches whose activations a stage keeps at once."""
         return min(self.stages - stage, self.m)
 
-    def _table(self, kinds: Kinds, stage: int) -> np.ndarray:
-        """Seconds [a, b] of a stage, inf where it does not fit."""
-        key = (kinds, self.in_flight(stage))
-        if key not in self._allowed:
-            table = self.costs.compute(kinds)
-            if self.fit:
-                table = np.where(self.costs.memory(key[1]) <= self.costs.cap(kinds), table, INF)
-            self._allowed[key] = table
-        return self._allowed[key]
+    @memo
+    def _load(self, kinds: Kinds, in_flight: int) -> np.ndarray:
+        """A stage's part in the maximum [units, end of the last], without its messages; inf where there is
+        no such stage.
+        """
+        compute = self.costs.compute(kinds)
+        possible = np.isfinite(compute)
+        load = (self.m - 1) * np.where(possible, compute, 0.0)
+        load -= (in_flight - 1) * np.where(possible, self.costs.forward(kinds), 0.0)
+        if self.paced:
+            load += np.where(possible, self.costs.all_reduce(kinds), 0.0)
+        return _by_size(np.where(possible, load, INF))
 
-    def _load(self, kinds: Kinds, stage: int) -> np.ndarray:
-        """A stage's part in the maximum [a, b], without its messages; inf where it can't be."""
-        ahead = min(self.stages - 1 - stage, self.m - 1)
-        key = (kinds, ahead)
-        if key not in self._loads:
-            compute = self.costs.compute(kinds)
-            possible = np.isfinite(compute)
-            load = (self.m - 1) * np.where(possible, compute, 0.0)
-            load -= ahead * np.where(possible, self.costs.forward(kinds), 0.0)
-            if self.paced:
-                load += np.where(possible, self.costs.all_reduce(kinds), 0.0)
-            self._loads[key] = np.where(possible, load, INF)
-        return self._loads[key]
+    @memo
+    def _stage(self, kinds: Kinds, in_flight: int, is_first: bool) -> tuple[np.ndarray, ...]:
+        """Of a stage [units, end]: its part in the sum, and in the maximum, inf where it does not fit; and
+        the least part in the maximum of so many units or more.
+        """
+        seconds = self.costs.compute(kinds)
+        if is_first and not self.paced:
+            seconds = seconds + self.costs.all_reduce(kinds)
+        if self.fit:
+            seconds = np.where(self.costs.memory(in_flight) <= self.costs.cap(kinds), seconds, INF)
+        seconds = _by_size(seconds)
+        load = np.where(np.isfinite(seconds), self._load(kinds, in_flight), INF)
+        return seconds, load, np.minimum.accumulate(load.min(axis=1)[::-1])[::-1]
 
-    def _fitting_load(self, kinds: Kinds, stage: int) -> np.ndarray:
-        """``_load``, inf where the stage does not fit."""
-        key = (kinds, self.in_flight(stage))
-        if key not in self._fitting:
-            fits = np.isfinite(self._table(kinds, stage))
-            self._fitting[key] = np.where(fits, self._load(kinds, stage), INF)
-        return self._fitting[key]
-
-    @functools.cache  # noqa: B019 - lives as long as the search
+    @memo
     def _next(self, key: Key, stage: int) -> list[tuple[float, list[int]]]:
         """Seconds of the message out of a stage, and the blocks that the next stage can be of."""
         block, position = self.blocks[key[0]], stage % self.each
@@ -168,16 +184,17 @@ class Search:
     def _bounds(self) -> np.ndarray:
         """All values that the maximum can have, ascending."""
         values = []
-        times = {0.0}
-        if self.stages > 1:
-            for index in range(len(self.blocks)):
-                for stage in range(self.each):
-                    times |= {seconds for seconds, _ in self._next((index, 0.0), stage)}
-        sums = (self.m - 1) * np.array(sorted({a + b for a in times for b in times}))
-        for kinds in self._all_kinds():
-            rows, columns = self._distinct(kinds)
-            for stage in range(max(self.stages - self.m, 0), self.stages):
-                load = self._load(kinds, stage)[rows, columns]
+        keys = itertools.product(range(len(self.blocks)), range(self.each if self.stages > 1 else 0))
+        times = {seconds for block, stage in keys for seconds, _ in self._next((block, 0.0), stage)}
+        # Of several stages with as many forwards ahead, one that has messages on both sides.
+        ranges = [0, *range(max(self.stages - self.m, 1), self.stages)] if self.stages > 1 else [0]
+        distinct = {kinds: self._distinct(kinds) for kinds in self._all_kinds()}
+        for stage in ranges:
+            before = times if stage else {0.0}
+            after = times if stage + 1 < self.stages else {0.0}
+            sums = (self.m - 1) * np.array(sorted({a + b for a in before for b in after}))
+            for kinds, (rows, columns) in distinct.items():
+                load = self._load(kinds, self.in_flight(stage))[columns - rows, columns]
                 values.append((load[:, None] + sums[None]).ravel())
         bounds = np.unique(np.concatenate(values))
         # The same duration summed in another order is the same bound.
@@ -200,31 +217,6 @@ class Search:
         _, first = np.unique(np.round(mixed / mixed.max(), 11), return_index=True)
         return rows[first], columns[first]
 
-    def _smallest_bound(self, bounds: np.ndarray, first: list[int], high: int) -> int:
-        """Index of the smallest bound under which all units can be placed, at most ``high``.
-
-        Whether they can needs only the largest number of units that the stages so far can hold: with
-        fewer, no later stage would be worse off.
-        """
-        high = min(high, len(bounds) - 1)
-        # Some stage has at least its share of the fastest GPUs' work, and not all of it is done ahead.
-        times = [self.costs.unit_times(kinds) for kinds in self._all_kinds()]
-        share = min(float((forward + backward).sum()) for forward, backward in times) / self.stages
-        part = max(float((f[f + b > 0] / (f + b)[f + b > 0]).max()) for f, b in times)
-        least = share * (self.m - 1 - min(self.stages - 1, self.m - 1) * part)
-        low = min(int(np.searchsorted(bounds, max(least, 0.0) / SLACK)), high)
-        step = 1
-        while low + step < high and not self._reaches(bounds[low + step], first):
-            low, step = low + step + 1, 2 * step
-        high = min(low + step, high)
-        while low < high:
-            middle = (low + high) // 2
-            if self._reaches(bounds[middle], first):
-                high = middle
-            else:
-                low = middle + 1
-        return low
-
     def _walk(self) -> Iterator[tuple[int, int | None, list[tuple[np.ndarray, np.ndarray]]]]:
         """(stage, block step that comes after it or None, the step's state pairs)."""
         for stage in range(self.stages - 1):
@@ -232,66 +224,56 @@ class Search:
             step = (stage + 1) // self.each
             yield stage, (step if new else None), (self.lattice.steps[step] if new else [])
 
-    def _reaches(self, bound: float, first: list[int]) -> bool:
-        def jump(kinds: Kinds, stage: int, messages: float, states: np.ndarray) -> np.ndarray:
-            fits = self._fitting_load(kinds, stage)[states] <= bound * SLACK - (self.m - 1) * messages
-            return states + fits.sum(axis=1)
+    def _stage_sums(
+        self, kinds: Kinds, stage: int, messages: float, bounds: np.ndarray, ends: slice | np.ndarray
+    ) -> np.ndarray:
+        """What a stage adds to the objective's sum [bound, units, end], inf where bound or memory forbid it.
 
-        reach: dict[Key, np.ndarray] = {}
-        for b in first:
-            states = np.full(len(self.lattice.states[1]), -1)
-            states[self.lattice.steps[0][b][1]] = 0
-            reach[b, 0.0] = states
-        for stage, step, pairs in self._walk():
-            most = self.units - (self.stages - 1 - stage)
-            new: dict[Key, np.ndarray] = {}
-            for key, states in reach.items():
-                kinds = self.blocks[key[0]].stages[stage % self.each]
-                for out, successors in self._next(key, stage):
-                    got = np.minimum(jump(kinds, stage, key[1] + out, states), most)
-                    # A stage that can't take one unit is a dead end.
-                    got = np.where((states < 0) | (got <= states), -1, got)
-                    for b in successors:
-                        if step is None:
-                            old = new.get((b, out))
-                            new[b, out] = got if old is None else np.maximum(old, got)
-                            continue
-                        before, after = pairs[b]
-                        if (b, out) not in new:
-                            new[b, out] = np.full(len(self.lattice.states[step + 1]), -1)
-                        new[b, out][after] = np.maximum(new[b, out][after], got[before])
-            reach = new
+        As many units as any of the bounds, and the other stages, allow.
+        """
+        seconds, load, least = self._stage(kinds, self.in_flight(stage), stage == 0)
+        most = bounds * SLACK - (self.m - 1) * messages
+        sizes = min(int(least.searchsorted(most[-1], side="right")), self.units - self.stages + 2)
+        seconds, load = seconds[: max(sizes, 1), ends], load[: max(sizes, 1), ends]
+        if self._even:
+            seconds = seconds + self._even * np.where(load < INF, load / most[-1], 0.0) ** 2
+        return np.where(load <= most[:, None, None], seconds, INF)
+
+    def _sums(self, bounds: np.ndarray, first: list[int]) -> np.ndarray:
+        """The smallest sum under each of some bounds, inf where nothing is possible."""
+        *_, last = self._steps(bounds, first)
+        return np.min([sums.min(axis=1) for sums, _ in self._totals(last, first, bounds)], axis=0)
+
+    def _totals(
+        self, last: dict[Key, np.ndarray], first: list[int], bounds: np.ndarray
+    ) -> Iterator[tuple[np.ndarray, Key]]:
+        """The sums [bound, units of the last stage] of all stages, for each key of the last one."""
+        first_kinds = self.blocks[first[0]].stages[0]
         stage = self.stages - 1
-        for key, states in reach.items():
+        for key, values in last.items():
             kinds = self.blocks[key[0]].stages[stage % self.each]
-            if (jump(kinds, stage, key[1], states[states >= 0]) >= self.units).any():
-                return True
-        return False
+            sums = self._stage_sums(kinds, stage, key[1], bounds, slice(self.units, None))[:, :, 0]
+            before = values[:, 0, ::-1][:, : sums.shape[1]]
+            yield before + sums + self._embedding(first_kinds, kinds), key
 
-    def _stage_sums(self, kinds: Kinds, stage: int, messages: float, bound: float) -> np.ndarray:
-        """What a stage adds to the objective's sum [a, b], inf where bound or memory forbid it."""
-        table = self._table(kinds, stage)
-        if stage == 0 and not self.paced:
-            table = table + self.costs.all_reduce(kinds)
-        if bound == INF:
-            return table
-        load = self._fitting_load(kinds, stage)
-        return np.where(load <= bound * SLACK - (self.m - 1) * messages, table, INF)
-
-    def _solve(self, bound: float, first: list[int]) -> Division | None:
-        """The smallest sum under a bound, and the division that has it."""
-        start: dict[Key, np.ndarray] = {}
+    def _steps(self, bounds: np.ndarray, first: list[int]) -> Iterator[dict[Key, np.ndarray]]:
+        """Before each stage: the smallest sums [bound, state, units placed] so far."""
+        now: dict[Key, np.ndarray] = {}
         for b in first:
-            values = np.full((len(self.lattice.states[1]), self.units + 1), INF)
-            values[self.lattice.steps[0][b][1], 0] = 0.0
-            start[b, 0.0] = values
-        history = [start]
+            values = np.full((len(bounds), len(self.lattice.states[1]), self.units + 1), INF)
+            values[:, self.lattice.steps[0][b][1], 0] = 0.0
+            now[b, 0.0] = values
+        yield now
         for stage, step, pairs in self._walk():
             new: dict[Key, np.ndarray] = {}
-            for key, values in history[-1].items():
+            # Each stage before and after takes a unit at least.
+            ends = slice(stage + 1, self.units - self.stages + stage + 2)
+            for key, values in now.items():
                 kinds = self.blocks[key[0]].stages[stage % self.each]
                 for out, successors in self._next(key, stage):
-                    got = _min_plus(values, self._stage_sums(kinds, stage, key[1] + out, bound)) + 2 * out
+                    sums = self._stage_sums(kinds, stage, key[1] + out, bounds, ends)
+                    got = np.full_like(values, INF)
+                    got[:, :, ends] = _min_plus(values, sums, ends) + 2 * out
                     for b in successors:
                         if step is None:
                             old = new.get((b, out))
@@ -299,80 +281,128 @@ class Search:
                             continue
                         before, after = pairs[b]
                         if (b, out) not in new:
-                            new[b, out] = np.full((len(self.lattice.states[step + 1]), self.units + 1), INF)
-                        new[b, out][after] = np.minimum(new[b, out][after], got[before])
-            history.append(new)
-        end: tuple[float, Key] | None = None
-        stage = self.stages - 1
-        first_kinds = self.blocks[first[0]].stages[0]
-        for key, values in history[-1].items():
+                            states = len(self.lattice.states[step + 1])
+                            new[b, out] = np.full((len(bounds), states, self.units + 1), INF)
+                        new[b, out][:, after] = np.minimum(new[b, out][:, after], got[:, before])
+            now = new
+            yield now
+
+    def _draw(
+        self, bound: float, first: list[int], count: int, spread: float
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Divisions under a bound, read from the last stage back: blocks and units [draw, stage].
+
+        Each choice is that of the smallest sum, where of all draws but the first every sum is as if it
+        were longer, by ``spread`` seconds on average. None where nothing is possible.
+        """
+        bounds = np.array([bound])
+        history = list(self._steps(bounds, first))
+        rows, partitions = np.zeros((2, count, self.stages), dtype=int)
+        units = np.full(count, self.units)
+        dice = np.random.default_rng(0)
+        # Draws by the stage after, its key and the state before it.
+        draws: dict[tuple[Key | None, int], np.ndarray] = {(None, 0): np.arange(count)}
+        for stage in range(self.stages - 1, -1, -1):
+            moved: dict[tuple[Key | None, int], list[np.ndarray]] = {}
+            for (after, state), who in draws.items():
+                if after is None:
+                    options = [((key, 0), sums) for sums, key in self._totals(history[-1], first, bounds)]
+                else:
+                    options = list(self._before(history[stage], stage, after, state, units[who], bounds))
+                shapes = [(len(who), s.shape[1]) for _, s in options]
+                sums = [np.broadcast_to(s, shape) for (_, s), shape in zip(options, shapes, strict=True)]
+                sums = np.concatenate(sums, axis=1)
+                if spread:
+                    sums = sums + spread * dice.exponential(size=sums.shape) * (who > 0)[:, None]
+                best = sums.argmin(axis=1)
+                if not np.isfinite(sums[np.arange(len(who)), best]).all():
+                    return rows[:0], partitions[:0]
+                starts = np.cumsum([0, *(width for _, width in shapes)])
+                chosen = np.searchsorted(starts, best, side="right") - 1
+                partitions[who, stage] = best - starts[chosen]
+                for index in np.unique(chosen):
+                    (key, origin), _ = options[index]
+                    rows[who[chosen == index], stage] = key[0]
+                    moved.setdefault((key, origin), []).append(who[chosen == index])
+            units -= partitions[:, stage]
+            draws = {key: np.concatenate(parts) for key, parts in moved.items()}
+        return rows, partitions
+
+    def _before(
+        self,
+        history: dict[Key, np.ndarray],
+        stage: int,
+        after: Key,
+        state: int,
+        units: np.ndarray,
+        bounds: np.ndarray,
+    ) -> Iterator[tuple[tuple[Key, int], np.ndarray]]:
+        """What a stage can be where ``after`` follows it in a state: its key, the state before, and the sums
+        [draw, units of the stage] up to its end at ``units`` [draw].
+        """
+        step = (stage + 1) // self.each if (stage + 1) % self.each == 0 else None
+        for key, values in history.items():
             kinds = self.blocks[key[0]].stages[stage % self.each]
-            sums = self._stage_sums(kinds, stage, key[1], bound)[:, self.units]
-            total = float((values[0] + sums).min()) + self._embedding(first_kinds, kinds)
-            if total < INF and (end is None or total < end[0]):
-                end = total, key
-        return self._trace(history, end, bound) if end else None
-
-    def _trace(self, history: list[dict[Key, np.ndarray]], end: tuple[float, Key], bound: float) -> Division:
-        """The division behind a sum, from the last stage back."""
-        total, key = end
-        state, units = 0, self.units
-        ends, keys = [self.units], [key]
-        kinds = self.blocks[key[0]].stages[(self.stages - 1) % self.each]
-        sums = self._stage_sums(kinds, self.stages - 1, key[1], bound)
-        units = int((history[-1][key][state] + sums[:, units]).argmin())
-        for stage in range(self.stages - 2, -1, -1):
-            ends.append(units)
-            step = (stage + 1) // self.each if (stage + 1) % self.each == 0 else None
-            best: tuple[float, int, Key, int] | None = None
-            for before, values in history[stage].items():
-                kinds = self.blocks[before[0]].stages[stage % self.each]
-                for out, successors in self._next(before, stage):
-                    if out != key[1] or key[0] not in successors:
+            for out, successors in self._next(key, stage):
+                if out != after[1] or after[0] not in successors:
+                    continue
+                origin = state
+                if step is not None:
+                    pairs = self.lattice.steps[step][after[0]]
+                    (where,) = np.nonzero(pairs[1] == state)
+                    if not where.size:
                         continue
-                    origin = state
-                    if step is not None:
-                        pairs = self.lattice.steps[step][key[0]]
-                        (where,) = np.nonzero(pairs[1] == state)
-                        if not where.size:
-                            continue
-                        origin = int(pairs[0][where[0]])
-                    sums = self._stage_sums(kinds, stage, before[1] + out, bound)[:, units]
-                    choice = values[origin] + sums
-                    at = int(choice.argmin())
-                    if choice[at] < INF and (best is None or choice[at] < best[0]):
-                        best = float(choice[at]), at, before, origin
-            assert best is not None
-            _, units, key, state = best
-            keys.append(key)
-        ends.reverse()
-        keys.reverse()
-        partition = tuple(int(b - a) for a, b in zip([0, *ends[:-1]], ends, strict=True))
-        return self._division(keys, partition, total)
+                    origin = int(pairs[0][where[0]])
+                sums = self._stage_sums(kinds, stage, key[1] + out, bounds, units)[0]
+                begin = units[:, None] - np.arange(len(sums))
+                placed = np.where(begin < 0, INF, values[0, origin][begin])
+                yield (key, origin), placed + sums.T
 
-    def _division(self, keys: list[Key], partition: tuple[int, ...], total: float) -> Division:
-        chosen = [self.blocks[key[0]] for key in keys[:: self.each]]
-        kinds = tuple(kinds for block in chosen for kinds in block.stages)
-        inside = tuple(flag for block in chosen for flag in (*block.inside, False))[: self.stages - 1]
-        messages = [key[1] for key in keys] + [0.0]
-        ends = np.cumsum(partition)
-        bottleneck = max(
-            float(self._load(kinds[i], i)[ends[i] - partition[i], ends[i]])
+    def _maximum(self, division: Division) -> float:
+        """The maximum in a division's objective."""
+        inside = inside_node(self.costs.cluster, self.costs.shape.tp * self.costs.shape.dp)
+        pairs = zip(division.kinds[:-1], division.kinds[1:], inside, strict=True)
+        messages = [0.0, *(self.costs.p2p(*pair) for pair in pairs), 0.0]
+        ends = itertools.accumulate(division.partition)
+        return max(
+            float(self._load(kinds, self.in_flight(i))[size, end])
             + (self.m - 1) * (messages[i] + messages[i + 1])
-            for i in range(self.stages)
+            for i, (kinds, size, end) in enumerate(zip(division.kinds, division.partition, ends, strict=True))
         )
+
+    def _division(self, row: np.ndarray, partition: np.ndarray, objective: float = 0.0) -> Division:
+        chosen = [self.blocks[b] for b in row[:: self.each]]
+        kinds = tuple(kinds for block in chosen for kinds in block.stages)
         placement = tuple(node for block in chosen for node in block.nodes)
-        return Division(placement, kinds, inside, partition, total + bottleneck, bottleneck)
+        return Division(placement, kinds, tuple(partition.tolist()), objective)
 
 
-def _min_plus(values: np.ndarray, sums: np.ndarray) -> np.ndarray:
-    """min over a of values[:, a] + sums[a, :]."""
-    if values.size * sums.shape[1] <= SMALL:
-        return (values[:, :, None] + sums[None]).min(axis=1)
-    result = np.full_like(values, INF)
-    width = sums.shape[1]
-    for size in range(1, width):
-        step = np.diagonal(sums, size)
+def _by_size(table: np.ndarray) -> np.ndarray:
+    """A table [a, b] as [b − a, b]: a stage's units, and where it ends; inf where it would begin before 0."""
+    n = len(table)
+    above = np.concatenate([np.full_like(table, INF), table])
+    # One unit more is a row up, a later end a row down and a column to the right.
+    row, one = above.strides
+    return np.ndarray((n, n), buffer=above, offset=row * n, strides=(-row, row + one)).copy()
+
+
+def _min_plus(values: np.ndarray, sums: np.ndarray, ends: slice) -> np.ndarray:
+    """min over size of values[k, :, end − size] + sums[k, size, end], as [k, :, end]."""
+    bounds, states, width = values.shape
+    sizes, count = sums.shape[1:]
+    padded = np.full((bounds, states, sizes - 1 + width), INF)
+    padded[:, :, sizes - 1 :] = values
+    begin = sizes - 1 + ends.start
+    if bounds * states * sizes * count <= SMALL:
+        # [k, :, size, end] without a copy: one unit more is one place further to the left.
+        far, near, one = padded.strides
+        shape, strides = (bounds, states, sizes, count), (far, near, -one, one)
+        shifted = np.ndarray(shape, buffer=padded, offset=one * begin, strides=strides)
+        return (shifted + sums[:, None]).min(axis=2)
+    result = np.full((bounds, states, count), INF)
+    for size in range(1, sizes):
+        step = sums[:, None, size]
         if np.isfinite(step).any():
-            np.minimum(result[:, size:], values[:, : width - size] + step, out=result[:, size:])
+            before = padded[:, :, begin - size : begin - size + count]
+            np.minimum(result, before + step, out=result)
     return result

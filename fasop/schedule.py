@@ -46,7 +46,8 @@ class Timeline:
 
 
 def run(forward: list[Time], backward: list[Time], p2p: list[Time], micro_batches: int) -> Timeline:
-    """The schedule of one pipeline (floats), or of many of one depth at once (arrays of one length).
+    """The schedule of one pipeline (floats), or of many of one depth at once (arrays of one length), of
+    which only the last two micro-batches are kept.
 
     forward, backward: seconds a micro-batch of each stage; p2p: seconds a message over each boundary.
     """
@@ -69,7 +70,7 @@ def run(forward: list[Time], backward: list[Time], p2p: list[Time], micro_batche
                 start = b[0][j - 1 - w]
             else:
                 start = up[0][j - 1] if j else zero
-            f[i][j] = start + forward[i]
+            of, end = f, start + forward[i]
         elif what == COMPUTE:
             if i == last:
                 start = f[i][j]
@@ -77,13 +78,14 @@ def run(forward: list[Time], backward: list[Time], p2p: list[Time], micro_batche
                 start = later(up[i][w + j], down[i][j])
             else:
                 start = down[i][j]
-            b[i][j] = start + backward[i]
+            of, end = b, start + backward[i]
         elif is_forward:
             # Stage i sends; stage i + 1 waits for it since its computation or message before ended.
             ahead = warm[i + 1]
             sent = up[i + 1][j - 1] if j and j <= ahead else zero
             waits = b[i + 1][j - 1 - ahead] if j > ahead else sent
-            up[i][j] = later(f[i][j], waits) + p2p[i]
+            of, end = up, later(f[i][j], waits)
+            end += p2p[i]
         else:
             # Stage i + 1 sends; stage i waits.
             if w + j < m:
@@ -92,7 +94,12 @@ def run(forward: list[Time], backward: list[Time], p2p: list[Time], micro_batche
                 waits = up[i][m - 1]
             else:
                 waits = down[i - 1][j - 1] if i else b[0][j - 1]
-            down[i][j] = later(b[i + 1][j], waits) + p2p[i]
+            of, end = down, later(b[i + 1][j], waits)
+            end += p2p[i]
+        of[i][j] = end
+        if many and j > 1:
+            # Nobody waits for it any more: memory that is used again is faster memory.
+            of[i][j - 2] = None
     return Timeline(f, b, up, down)
 
 

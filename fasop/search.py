@@ -22,8 +22,8 @@ Task = tuple[float, int, Shape]  # a bound on the objective, the cluster's index
 Start = Callable[[Task], Callable[[], Plan | None]]  # begins a task; what it returns waits for it
 SPREAD = 400  # tasks, and
 LARGE = 256  # GPUs, from which more processes are worth their start
-REFINED = 6  # plans, at least so many are kept, that are improved once more when all are known
-EFFORT = 8192  # moves × stages × micro-batches of that: some tenths of a second
+KEPT = 10  # plans at least, until those that could be the best are improved
+SMALL = 10_000  # stages³ × micro-batches up to which any other plan that is asked for is improved too
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def search(
     if not tasks:
         raise problem or PlanError(goal.no_shape(found))
     tasks.sort(key=lambda task: task[0])
-    kept = _Kept(goal, clusters)
+    kept = _Kept(goal)
     large = max(cluster.gpu_count for cluster in clusters) > LARGE
     processes = workers or (os.cpu_count() or 1 if len(tasks) > SPREAD or large else 1)
     if processes == 1:
@@ -109,61 +109,72 @@ def search(
         with multiprocessing.get_context("fork").Pool(processes) as pool:
             run = lambda task: pool.apply_async(_evaluate, (task, goal.everything, kept.limit(task))).get  # noqa: E731
             _work(tasks, kept, progress, 2 * processes, run)
-    if goal.everything:
-        return [plan for _, plan in kept.plans]
-    plans = []
-    for number, (index, plan) in enumerate(kept.plans):
-        effort = EFFORT if number == 0 or goal.objective == "pareto" else EFFORT // 8
-        refined = number < REFINED or goal.objective == "pareto"
-        plans.append(_planners[index].refine(plan, effort) if refined else plan)
-    plans.sort(key=lambda plan: plan.step_time * _rate(plan.cluster, goal))
-    return pareto_front(plans) if goal.objective == "pareto" else plans[: goal.top]
+    return kept.refined()
 
 
 class _Kept:
     """The plans found so far that may be asked for, best first."""
 
-    def __init__(self, goal: Goal, clusters: list[Cluster]) -> None:
+    def __init__(self, goal: Goal) -> None:
         self.goal = goal
         self.plans: list[tuple[int, Plan]] = []
-        self._front: list[Plan] = []
-        self._prices = [cluster.price_per_hour for cluster in clusters]
 
     def add(self, cluster: int, plan: Plan) -> None:
         goal = self.goal
         if goal.max_step_time is not None and plan.step_time > goal.max_step_time:
-            return
-        if goal.objective == "pareto" and not goal.everything:
-            front = pareto_front([*self._front, plan])
-            if not any(kept is plan for kept in front):
+            if plan.lower_bound <= goal.max_step_time and not plan.is_oom:
+                plan = _planners[cluster].refine(plan)
+            if plan.step_time > goal.max_step_time:
                 return
-            self._front = front
-            self.plans = [(index, kept) for index, kept in self.plans if any(kept is one for one in front)]
         self.plans.append((cluster, plan))
-        self.plans.sort(key=lambda pair: pair[1].step_time * _rate(pair[1].cluster, goal))
-        if goal.objective != "pareto" and not goal.everything:
-            del self.plans[max(goal.top, REFINED) :]
+        self.plans.sort(key=lambda pair: self._value(pair[1]))
+        if goal.everything:
+            return
+        if goal.objective == "pareto":
+            front = pareto_front([plan for _, plan in self.plans])
+            self.plans = [pair for pair in self.plans if any(pair[1] is plan for plan in front)]
+        else:
+            del self.plans[max(goal.top, KEPT) :]
 
     def limit(self, task: Task) -> float:
         """Seconds a step that a task's plan must stay below to be asked for."""
-        goal = self.goal
-        if goal.everything or goal.objective == "pareto" or len(self.plans) < max(goal.top, REFINED):
+        goal, cluster = self.goal, _planners[task[1]].cluster
+        if goal.everything:
             return math.inf
-        worst, rate = self.plans[-1][1], _rate(_planners[task[1]].cluster, goal)
-        return worst.step_time * _rate(worst.cluster, goal) / rate if rate else math.inf
+        if goal.objective == "pareto":
+            return min((_beaten(plan, cluster) for _, plan in self.plans), default=math.inf)
+        rate = _rate(cluster, goal)
+        if not rate or len(self.plans) < max(goal.top, KEPT):
+            return math.inf
+        return self._value(self.plans[-1][1]) / rate
 
     def hopeless(self, task: Task) -> bool:
         """Whether nothing of a task could still be asked for."""
-        bound, cluster, _ = task
-        if self.goal.everything:
-            return False
-        if self.goal.objective == "pareto":
-            price = bound * self._prices[cluster] / 3600
-            return any(plan.step_time <= bound and plan.price_per_step <= price for plan in self._front)
-        if len(self.plans) < max(self.goal.top, REFINED):
-            return False
-        worst = self.plans[-1][1]
-        return bound >= worst.step_time * _rate(worst.cluster, self.goal)
+        rate = _rate(_planners[task[1]].cluster, self.goal)
+        return bool(rate) and task[0] >= self.limit(task) * rate
+
+    def refined(self) -> list[Plan]:
+        """The plans that are asked for; those that could be the best, or are small, improved once more."""
+        goal = self.goal
+        best = min((self._value(plan) for _, plan in self.plans if not plan.is_oom), default=-math.inf)
+        plans = []
+        for index, plan in sorted(self.plans, key=lambda pair: pair[1].lower_bound):
+            wanted = plan.pp**3 * plan.micro_batches <= SMALL or goal.objective == "pareto"
+            record = plan.lower_bound * _rate(plan.cluster, goal) < best
+            # Where its bound is reached, no other division is better.
+            proven = plan.lower_bound >= plan.step_time
+            if not (proven or plan.is_oom) and (record or wanted and not goal.everything):
+                plan = _planners[index].refine(plan)
+                best = min(best, self._value(plan))
+            plans.append(plan)
+        plans.sort(key=self._value)
+        if goal.everything:
+            return plans
+        return pareto_front(plans) if goal.objective == "pareto" else plans[: goal.top]
+
+    def _value(self, plan: Plan) -> float:
+        """A plan's objective."""
+        return plan.step_time * _rate(plan.cluster, self.goal)
 
 
 def pareto_front(plans: list[Plan]) -> list[Plan]:
@@ -173,6 +184,14 @@ def pareto_front(plans: list[Plan]) -> list[Plan]:
         if not front or plan.price_per_step < front[-1].price_per_step:
             front.append(plan)
     return front
+
+
+def _beaten(plan: Plan, cluster: Cluster) -> float:
+    """Seconds a step from which on no plan on a cluster is faster or cheaper than ``plan``."""
+    price = cluster.price_per_hour / 3600
+    if price == 0:
+        return plan.step_time if plan.price_per_step == 0 else math.inf
+    return max(plan.step_time, plan.price_per_step / price)
 
 
 def _rate(cluster: Cluster, goal: Goal) -> float:

@@ -138,3 +138,19 @@ def placements(cluster: Cluster) -> Iterator[tuple[str, ...]]:
                 yield from extend((*prefix, name), {**left, name: count - 1})
 
     yield from extend((), {gpu.name: n for gpu, n in zip(cluster.gpus, cluster.nodes, strict=True)})
+
+
+def inside_node(cluster: Cluster, gpus_per_stage: int) -> tuple[bool, ...]:
+    """Of each boundary between stages, whether all its messages stay within one node."""
+    size, g = cluster.gpus_per_node, gpus_per_stage
+    return tuple(k * g // size == ((k + 2) * g - 1) // size for k in range(cluster.gpu_count // g - 1))
+
+
+def kinds_of(
+    cluster: Cluster, placement: tuple[str, ...], gpus_per_stage: int
+) -> tuple[tuple[str, ...], ...]:
+    """GPU types of each stage of a placement."""
+    size = cluster.gpus_per_node
+    stages = cluster.gpu_count // gpus_per_stage
+    spans = [(k * gpus_per_stage // size, ((k + 1) * gpus_per_stage - 1) // size) for k in range(stages)]
+    return tuple(tuple(sorted(set(placement[a : b + 1]))) for a, b in spans)

@@ -14,6 +14,7 @@ import numpy as np
 
 from fasop.clusters import Cluster, Gpu
 from fasop.costs import Costs
+from fasop.memo import memo
 from fasop.models import Model
 from fasop.shapes import Shape
 
@@ -57,7 +58,7 @@ class StageCosts:
     def of(self, kinds: Kinds) -> list[Gpu]:
         return [self._gpus[name] for name in kinds]
 
-    @functools.cache  # noqa: B019 - lives as long as the table
+    @memo
     def unit_times(self, kinds: Kinds) -> tuple[np.ndarray, np.ndarray]:
         """Forward and backward seconds of each unit; replicas wait for the slowest type."""
         all_costs = [self._costs.of(gpu, self.shape.tp, self.shape.mbs) for gpu in self.of(kinds)]
@@ -73,7 +74,7 @@ class StageCosts:
             backward = backward + forward * layers * share
         return forward, backward
 
-    @functools.cache  # noqa: B019
+    @memo
     def compute(self, kinds: Kinds) -> np.ndarray:
         """Seconds of forward and backward [a, b], inf where b ≤ a, or where encoder and decoder would share
         one stage of several: a pipeline changes from one to the other between two stages.
@@ -85,7 +86,7 @@ class StageCosts:
             seconds[:decoder, decoder + 1 :] = np.inf
         return seconds
 
-    @functools.cache  # noqa: B019
+    @memo
     def forward(self, kinds: Kinds) -> np.ndarray:
         """Seconds of the forward pass alone [a, b], inf where b ≤ a."""
         return _ranges(self.unit_times(kinds)[0])
@@ -99,7 +100,7 @@ class StageCosts:
         slowest = min(gpu.inter_bandwidth for gpu in gpus)
         return self._message * self._sharing * INTER_LOSS / slowest + max(gpu.inter_latency for gpu in gpus)
 
-    @functools.cache  # noqa: B019
+    @memo
     def all_reduce(self, kinds: Kinds) -> np.ndarray:
         """Seconds of the gradients' all-reduce [a, b] of a stage, once a step."""
         dp, tp, size = self.shape.dp, self.shape.tp, self.cluster.gpus_per_node
@@ -188,6 +189,10 @@ class StageCosts:
 def _ranges(values: np.ndarray) -> np.ndarray:
     """Sums of values[a:b] as [a, b], inf where b ≤ a."""
     ends = np.concatenate([[0.0], np.cumsum(values)])
-    sums = ends[None, :] - ends[:, None]
-    sums[np.tril_indices(len(ends))] = np.inf
-    return sums
+    return np.where(_after(len(ends)), ends[None, :] - ends[:, None], np.inf)
+
+
+@functools.lru_cache(maxsize=8)
+def _after(n: int) -> np.ndarray:
+    """[a, b]: whether b > a."""
+    return np.arange(n)[None, :] > np.arange(n)[:, None]

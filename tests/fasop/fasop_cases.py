@@ -9,9 +9,8 @@ import numpy as np
 
 from fasop.clusters import Cluster, Gpu
 from fasop.costs import CostFile, Costs, Entry
-from fasop.exact import inside_node, kinds_of
 from fasop.models import Model
-from fasop.shapes import Shape
+from fasop.shapes import Shape, inside_node, kinds_of
 from fasop.stage_costs import Options, StageCosts
 
 

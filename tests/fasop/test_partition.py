@@ -105,7 +105,7 @@ def test_highs_finds_the_same_optimum(seed: int) -> None:
 
 def _milp(optimize, tables, placement: tuple[str, ...]) -> float:
     """The objective's optimum for one placement: x[i, a, b] says that stage i holds the units a … b−1."""
-    from fasop.exact import inside_node, kinds_of
+    from fasop.shapes import inside_node, kinds_of
 
     kinds, inside = kinds_of(tables.cluster, placement, 1), inside_node(tables.cluster, 1)
     pp, n, m = len(kinds), len(tables.model.units), tables.micro_batches

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from fasop.clusters import Cluster, load_clusters
 from fasop.costs import Costs, read_costs
 from fasop.errors import PlanError
-from fasop.exact import Planner, inside_node, kinds_of
+from fasop.exact import Planner
 from fasop.models import find_model
 from fasop.partition import Division
 from fasop.plan import Plan
 from fasop.search import Goal, pareto_front, search
-from fasop.shapes import placements, shapes
+from fasop.shapes import Shape, kinds_of, placements, shapes
 from fasop.stage_costs import Options
 from tests.fasop import fasop_cases as cases
 
@@ -46,11 +46,11 @@ def test_the_best_plan_is_the_best_of_an_unpruned_search(nodes: dict[str, int], 
     for shape in shapes(model, cluster, 4):
         tables, group = planner.tables(shape), shape.tp * shape.dp
         for placement in placements(cluster):
-            kinds, inside = kinds_of(cluster, placement, group), inside_node(cluster, group)
+            kinds = kinds_of(cluster, placement, group)
             for partition in cases.partitions(len(model.units), shape.pp):
                 if cases.crosses(model, partition):
                     continue
-                division = Division(placement, kinds, inside, partition, 0.0, 0.0)
+                division = Division(placement, kinds, partition)
                 step = planner.simulate(tables, division).step
                 # What the dynamic program minimises bounds the simulated step of every division.
                 assert cases.objective(tables, placement, partition, False) <= step * (1 + 1e-9)
@@ -136,6 +136,17 @@ def test_cheapest_and_within_a_step_time() -> None:
     limit = (fastest.step_time + cheapest.step_time) / 2
     kept = search(model, clusters, costs, Options(), Goal("cost", max_step_time=limit))
     assert kept and all(plan.step_time <= limit for plan in kept)
+
+
+def test_a_step_time_that_only_an_improved_plan_reaches() -> None:
+    model, clusters, costs = find_model("gpt2-xl"), load_clusters("paper-gpt2xl-het"), real("gpt2-xl")
+    goal = Goal(dp=4, pp=8, mbs=1)
+    fastest = search(model, clusters, costs, Options(), goal)[0]
+    planner = Planner(model, clusters[0], costs, Options())
+    _, parts, _ = planner.best(Shape(1, 4, 8, 1))
+    assert parts.step > fastest.step_time
+    found = search(model, clusters, costs, Options(), replace(goal, max_step_time=fastest.step_time))
+    assert found[0].step_time == fastest.step_time
 
 
 def test_gpus_that_no_degrees_make_up_are_refused_with_what_would_work() -> None:

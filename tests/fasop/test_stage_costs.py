@@ -116,7 +116,7 @@ def test_a_step_is_the_pipeline_then_what_is_synchronised() -> None:
     model, shape = cases.model(2, 4), Shape(1, 2, 2, 1)
     cluster = cases.cluster({"X": 2}, 2)
     planner = Planner(model, cluster, cases.costs(model, SECONDS), Options())
-    division = Division(("X", "X"), (("X",), ("X",)), (False,), (2, 2), 0.0, 0.0)
+    division = Division(("X", "X"), (("X",), ("X",)), (2, 2))
     parts = planner.simulate(planner.tables(shape), division)
     assert parts.forward == pytest.approx((0.012, 0.015))
     assert parts.backward == pytest.approx((0.024, 0.030))

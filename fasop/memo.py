@@ -1,0 +1,31 @@
+"""Results of a method, kept on its object and no longer than it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def memo(method: Callable[P, R]) -> Callable[P, R]:
+    """Each result is computed once for each object and arguments.
+
+    ``functools.cache`` on a method would keep every object, with all its tables, until the process ends.
+    """
+    name = f"_memo_{method.__name__}"
+
+    @functools.wraps(method)
+    def remembered(self, *arguments):  # type: ignore[no-untyped-def]
+        results = self.__dict__.get(name)
+        if results is None:
+            results = self.__dict__[name] = {}
+        try:
+            return results[arguments]
+        except KeyError:
+            result = results[arguments] = method(self, *arguments)
+            return result
+
+    return remembered  # type: ignore[return-value]
