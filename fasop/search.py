@@ -127,9 +127,9 @@ class _Kept:
             if plan.step_time > goal.max_step_time:
                 return
         self.plans.append((cluster, plan))
-        self.plans.sort(key=lambda pair: self._value(pair[1]))
         if goal.everything:
             return
+        self.plans.sort(key=lambda pair: self._order(pair[1]))
         if goal.objective == "pareto":
             front = pareto_front([plan for _, plan in self.plans])
             self.plans = [pair for pair in self.plans if any(pair[1] is plan for plan in front)]
@@ -167,10 +167,13 @@ class _Kept:
                 plan = _planners[index].refine(plan)
                 best = min(best, self._value(plan))
             plans.append(plan)
-        plans.sort(key=self._value)
+        plans.sort(key=self._order)
         if goal.everything:
             return plans
         return pareto_front(plans) if goal.objective == "pareto" else plans[: goal.top]
+
+    def _order(self, plan: Plan) -> tuple[float, float]:
+        return self._value(plan), plan.step_time
 
     def _value(self, plan: Plan) -> float:
         """A plan's objective."""

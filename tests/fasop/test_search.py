@@ -138,6 +138,16 @@ def test_cheapest_and_within_a_step_time() -> None:
     assert kept and all(plan.step_time <= limit for plan in kept)
 
 
+def test_of_plans_that_cost_the_same_the_fastest_is_first() -> None:
+    model = cases.model(4, 8)
+    free = {"price_per_hour": 0.0}
+    clusters = [cases.cluster({"Y": 1}, 2, Y=free), cases.cluster({"X": 2}, 2, X=free)]
+    costs = cases.costs(model, SECONDS)
+    fastest = search(model, clusters, costs, Options(), Goal("time", top=1))[0]
+    assert search(model, clusters, costs, Options(), Goal("cost", top=1))[0] == fastest
+    assert search(model, clusters, costs, Options(), Goal("pareto")) == [fastest]
+
+
 def test_a_step_time_that_only_an_improved_plan_reaches() -> None:
     model, clusters, costs = find_model("gpt2-xl"), load_clusters("paper-gpt2xl-het"), real("gpt2-xl")
     goal = Goal(dp=4, pp=8, mbs=1)
