@@ -320,7 +320,7 @@ class Search:
                 starts = np.cumsum([0, *(width for _, width in shapes)])
                 chosen = np.searchsorted(starts, best, side="right") - 1
                 partitions[who, stage] = best - starts[chosen]
-                for index in np.unique(chosen):
+                for index in sorted(set(chosen.tolist())):
                     (key, origin), _ = options[index]
                     rows[who[chosen == index], stage] = key[0]
                     moved.setdefault((key, origin), []).append(who[chosen == index])

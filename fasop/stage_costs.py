@@ -50,7 +50,14 @@ class StageCosts:
         self.micro_batches = model.global_batch // (shape.dp * shape.mbs)
         self._gpus = {gpu.name: gpu for gpu in cluster.gpus}
         self._costs = costs
-        self._memory_tables()
+        self._width = model.heads * model.d_kv if model.d_kv else model.hidden  # of queries, keys and values
+        self._kinds = model.units
+        if model.encoder_layers is not None:
+            head = model.encoder_layers + 2
+            self._kinds = self._kinds[:head] + "D" * (len(self._kinds) - head)
+        n = len(self._kinds)
+        self.sizes = np.maximum(np.arange(n + 1)[None] - np.arange(n + 1)[:, None], 1)
+        self.params = self._parameters()
         stage = shape.tp * shape.dp
         self._sharing = min(cluster.gpus_per_node, stage)  # ranks of a stage that send from one node
         self._message = shape.mbs * model.seq * model.hidden * BITS
@@ -140,27 +147,37 @@ class StageCosts:
     def memory(self, in_flight: int) -> np.ndarray:
         """GiB of one GPU [a, b], the margin included, with the activations of that many micro-batches."""
         weights = 6 + 12 / self.shape.dp if self.options.sharded_optimizer else 18
-        size = weights * self.params + self._kept * in_flight + self._once
+        kept, once = self._activations()
+        size = weights * self.params + kept * in_flight + once
         return size * MEMORY_MARGIN / GIB
 
     def cap(self, kinds: Kinds) -> float:
         """GiB of the smallest GPU."""
         return min(gpu.memory_gib for gpu in self.of(kinds))
 
-    def _memory_tables(self) -> None:
-        """Parameters [a, b], and activation bytes: kept for each micro-batch in flight, and needed once.
+    def _parameters(self) -> np.ndarray:
+        """Parameters of one GPU [a, b]."""
+        h, vocab, tp = self.model.hidden, self.model.vocab, self.shape.tp
+        attention = 4 * h * self._width
+        params = {"E": h * vocab / tp, "P": h * vocab / tp, "T": (attention + 8 * h * h + 13 * h) / tp}
+        params["D"] = params["T"] + attention / tp
+        table = _ranges(np.array([params[kind] for kind in self._kinds]))
+        if "P" in self._kinds:
+            # First and last unit on one stage share one matrix.
+            table[0, -1] -= params["P"]
+        return table
+
+    @memo
+    def _activations(self) -> tuple[np.ndarray, np.ndarray]:
+        """Activation bytes [a, b]: kept for each micro-batch in flight, and needed once.
 
         A layer's activations: Korthikanti et al. 2022, "Reducing Activation Recomputation in Large
         Transformer Models", sequence parallelism off; the head's: 4sbh + 4sbV over tp.
         """
         model, tp = self.model, self.shape.tp
         s, b, h, heads = model.seq, self.shape.mbs, model.hidden, model.heads
-        width = heads * model.d_kv if model.d_kv else h  # of queries, keys and values
+        width = self._width
         token, scores = s * b * (10 * h + (16 * h + 8 * width) / tp), 5 * heads * s * s * b / tp
-        attention = 4 * h * width
-        params = {"E": h * model.vocab / tp, "P": h * model.vocab / tp}
-        params["T"] = (attention + 8 * h * h + 13 * h) / tp
-        params["D"] = params["T"] + attention / tp
         if self.options.recompute != "none":
             scores = 0.0
         kept = {"E": s * b * h, "P": 0.0, "T": token + scores}
@@ -170,20 +187,11 @@ class StageCosts:
         if self.options.recompute == "full":
             largest = kept["D" if model.encoder_layers else "T"] + 5 * heads * s * s * b / tp
             kept["T"] = kept["D"] = 2 * s * b * h
-        kinds = model.units
-        if model.encoder_layers is not None:
-            head = model.encoder_layers + 2
-            kinds = kinds[:head] + "D" * (len(kinds) - head)
-        n = len(kinds)
-        self.sizes = np.maximum(np.arange(n + 1)[None] - np.arange(n + 1)[:, None], 1)
-        self.params = _ranges(np.array([params[kind] for kind in kinds]))
-        if "P" in kinds:
-            # First and last unit on one stage share one matrix.
-            self.params[0, -1] -= params["P"]
-        self._kept = _ranges(np.array([float(kept[kind]) for kind in kinds]))
-        self._once = _ranges(np.array([once[kind] for kind in kinds]))
-        layers = _ranges(np.array([float(kind in "TD") for kind in kinds]))
-        self._once = self._once + largest * (layers > 0)
+        layers = _ranges(np.array([float(kind in "TD") for kind in self._kinds]))
+        return (
+            _ranges(np.array([float(kept[kind]) for kind in self._kinds])),
+            _ranges(np.array([once[kind] for kind in self._kinds])) + largest * (layers > 0),
+        )
 
 
 def _ranges(values: np.ndarray) -> np.ndarray:
