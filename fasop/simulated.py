@@ -15,8 +15,9 @@ from typing import Literal
 import numpy as np
 
 from fasop import schedule
+from fasop.dynamic_program import SLACK
 from fasop.lattice import Lattice
-from fasop.partition import SLACK, Division
+from fasop.partition import Division
 from fasop.shapes import Block, inside_node
 from fasop.stage_costs import Kinds, StageCosts
 
