@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from megatron_lm import logs
+from utils.processes import is_running
 
 FOLDER = Path(__file__).resolve().parent
 CONF = FOLDER / "_00_conf.sh"
@@ -116,7 +117,7 @@ def state(run: Run, job: str) -> State:
     if not pids:
         return State(ENDED_WELL)
     if job.startswith(LOCAL):
-        return State(RUNNING) if all(map(_is_alive, pids)) else State("FAILED", "killed")
+        return State(RUNNING) if all(map(is_running, pids)) else State("FAILED", "killed")
     return State("UNKNOWN", "Slurm knows no such job, and not every node has noted its end")
 
 
@@ -176,16 +177,6 @@ def _slurm_state(job: str) -> State | None:
             why = f"ended by signal {number}"
         return State(facts["JobState"], "" if facts["JobState"] == ENDED_WELL else why)
     return None
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
 
 
 def _last_line(text: str) -> str:

@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from utils.processes import is_running
+
 BEST = "best_model"
 STATE = "trainer_state.json"
 OPTIMIZER = "optimizer.pt"
@@ -208,13 +210,5 @@ def _is_full(error: BaseException | None) -> bool:
 
 
 def _is_running(pid: int) -> bool:
-    if pid == os.getpid():
-        # A container's first process: the one that left the folder had the same number.
-        return False
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
+    # A container's first process: the one that left the folder had the same number.
+    return pid != os.getpid() and is_running(pid)

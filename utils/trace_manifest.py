@@ -25,7 +25,6 @@ import datetime
 import hashlib
 import json
 import logging
-import os
 import platform
 import subprocess
 import sys
@@ -36,6 +35,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from utils.text_files import write_text
 
 log = logging.getLogger(__name__)
 
@@ -78,14 +79,7 @@ def build_manifest(records: dict[int, dict[str, Any]], world_size: int, **facts:
 
 def write_json(path: Path, content: Any) -> None:
     """Write ``content`` whole or not at all; what JSON does not know is written as its text."""
-    partial = path.with_name(path.name + ".partial")
-    text = json.dumps(content, indent=2, ensure_ascii=False, default=str) + "\n"
-    try:
-        partial.write_text(text, encoding="utf-8")
-        os.replace(partial, path)
-    except OSError:
-        partial.unlink(missing_ok=True)
-        raise
+    write_text(path, json.dumps(content, indent=2, ensure_ascii=False, default=str) + "\n")
 
 
 def file_entry(path: Path, name: str) -> dict[str, Any]:

@@ -1,0 +1,16 @@
+"""Processes of this machine."""
+
+from __future__ import annotations
+
+import os
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process has this number, of whichever user."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
