@@ -11,27 +11,8 @@ run is checked as a whole. Flags and exit status are those of convert_to_et.py.
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
-import convert_to_et
-from chakra_et import trace_sets
-from chakra_et.convert_config import ConvertConfig, command, show
-from chakra_et.convert_sets import is_converted
-from utils import cli
-
-
-def main() -> int:
-    config = cli.parse(ConvertConfig, description=__doc__.splitlines()[0])
-    return command(lambda: convert(config))
-
-
-def convert(config: ConvertConfig) -> int:
-    sets = trace_sets.find(Path(config.dir), config.name)
-    options, run = config.pair_options(), config.run_options(1, keep=True)
-    remaining = [traces for traces in sets if not is_converted(traces, options, run)]
-    print(f"{len(sets) - len(remaining)} of {len(sets)} runs are converted already.")
-    return show(convert_to_et.run(config, remaining, keep=True), config)
-
+from chakra_et.convert.command import main_remaining
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main_remaining())

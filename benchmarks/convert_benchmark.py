@@ -30,10 +30,10 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.summary import put
 from benchmarks.synthetic import write_pair
-from chakra_et import merged
-from chakra_et.convert import Pair
-from chakra_et.mlcommons import RECURSION
-from utils import cli
+from chakra_et import cli
+from chakra_et.convert import merged
+from chakra_et.convert.mlcommons import RECURSION
+from chakra_et.traces.sets import Pair
 
 JSON_LOAD = "import json, sys; [json.load(open(path, encoding='utf-8')) for path in sys.argv[1:]]"
 

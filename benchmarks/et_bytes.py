@@ -52,7 +52,7 @@ class Config:
 
 
 def main() -> int:
-    from utils.cli import parse
+    from chakra_et.cli import parse
 
     config = parse(Config, description=__doc__.splitlines()[0])
     found = digests()

@@ -25,6 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.summary import put
+from chakra_et import cli
 from fasop import hpdc24, schedule
 from fasop.clusters import Cluster, load_clusters
 from fasop.costs import Costs, read_costs
@@ -34,7 +35,6 @@ from fasop.plan import Plan
 from fasop.search import Goal, search
 from fasop.shapes import Shape
 from fasop.stage_costs import Options
-from utils import cli
 
 README = ROOT / "fasop" / "README.md"
 MEASURED = (1.4015, 1.4238, 1.3739, 1.4098)  # seconds an iteration

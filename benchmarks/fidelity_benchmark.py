@@ -22,11 +22,15 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.summary import put
-from chakra_et import convert_sets, et_file, replay, trace_sets
-from chakra_et.convert import Pair, PairOptions, convert_pair
+from chakra_et import cli
+from chakra_et.convert import runs as convert_sets
+from chakra_et.convert.pair import PairOptions, convert_pair
 from chakra_et.errors import TraceError
-from chakra_et.replay_report import measured_times
-from utils import cli
+from chakra_et.et import file as et_file
+from chakra_et.replay import command as replay
+from chakra_et.replay.report import measured_times
+from chakra_et.traces import sets as trace_sets
+from chakra_et.traces.sets import Pair
 
 OWN_MEAN, OWN_WORST, DLRM_WORST = 2.0, 5.0, 5.0
 

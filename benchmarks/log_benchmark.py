@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from chakra_et.cli import parse
 from megatron_lm import logs, report
 from tests.megatron_lm import written_logs
-from utils.cli import parse
 
 RANKS_A_NODE, LOG_INTERVAL, SECONDS = 8, 10, 1.4
 

@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.convert_benchmark import best
 from benchmarks.summary import put
-from utils import cli
+from chakra_et import cli
 
 SMALL = ROOT / "tests" / "fixtures" / "captures" / "torch-2.13" / "tiny_1gpu_host.json.gz"
 DAMAGE = (

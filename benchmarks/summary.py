@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
+
+from chakra_et.files import write_text
 
 SUMMARY = Path(__file__).resolve().parents[1] / "CONVERSION_SUMMARY.md"
 
@@ -16,6 +17,4 @@ def put(name: str, lines: list[str], document: Path = SUMMARY) -> None:
         raise SystemExit(f"error: {document.name} has no markers {begin} … {end}")
     head, rest = text.split(begin, 1)
     _, tail = rest.split(end, 1)
-    temporary = document.with_suffix(".tmp")
-    temporary.write_text(f"{head}{begin}\n" + "\n".join(lines) + f"\n{end}{tail}", encoding="utf-8")
-    os.replace(temporary, document)
+    write_text(document, f"{head}{begin}\n" + "\n".join(lines) + f"\n{end}{tail}")

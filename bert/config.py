@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from utils.train_config import TrainConfig
+from utils.training.config import TrainConfig
 
 # Layers, heads, width and feed-forward width of the published models (Devlin et al. 2019, section 3); tiny
 # is for tests and keeps the real vocabulary and context.

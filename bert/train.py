@@ -17,13 +17,13 @@ signal.signal(signal.SIGINT, signal.SIG_DFL)
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bert.config import BertTrainConfig  # noqa: E402
-from utils.train_config import parse_config  # noqa: E402
+from utils.training.config import parse_config  # noqa: E402
 
 if __name__ == "__main__":
     config = parse_config(BertTrainConfig, __doc__)
 
     # Only now, for transformers takes seconds to import and a bad flag is to be told at once.
     from bert.model import BERT
-    from utils.trainer import train
+    from utils.training.trainer import train
 
     train(config, BERT)

@@ -1,24 +1,26 @@
-"""``python -m chakra_et COMMAND …``: the tools for Chakra execution traces."""
+"""``chakra-et COMMAND …``, also as ``python -m chakra_et COMMAND …``."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
 
+from chakra_et import cli
 from chakra_et.errors import TraceError
-from utils import cli
 
 # Command → (module with ``main(argv) -> status``, one line of help).
 COMMANDS = {
-    "validate": ("chakra_et.validate", "check .et files and rank sets against what the simulators need"),
-    "info": ("chakra_et.info", "show what .et files hold: nodes, edges, times, collectives"),
-    "replay": ("chakra_et.replay", "replay .et files and compare with the measured times"),
+    "convert": ("chakra_et.convert.command", "convert host and device traces to .et files"),
+    "repair": ("chakra_et.repair.command", "repair damaged host and device traces"),
+    "validate": ("chakra_et.validate.command", "check .et files and rank sets against what simulators need"),
+    "info": ("chakra_et.info.command", "show what .et files hold: nodes, edges, times, collectives"),
+    "replay": ("chakra_et.replay.command", "replay .et files and compare with the measured times"),
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
-    return cli.dispatch("python -m chakra_et", COMMANDS, argv, TraceError)
+    return cli.dispatch("chakra-et", COMMANDS, argv, TraceError)
 
 
 if __name__ == "__main__":

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from chakra_et import cli
 from fasop.errors import PlanError
-from utils import cli
 
 # Command → (module with ``main(argv) -> status``, one line of help).
 COMMANDS = {

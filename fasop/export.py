@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from chakra_et import cli
 from fasop.chosen import pick_plan
 from fasop.errors import PlanError
 from fasop.plan import Plan, write_text
-from utils import cli
 
 TEMPLATE = Path(__file__).resolve().parents[1] / "megatron_lm" / "_00_conf.sh"
 # Names under which megatron_lm trains a model of these sizes (hidden, layers).

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import msgspec
 
+from chakra_et import files
 from fasop.clusters import Cluster
 from fasop.errors import PlanError
 from fasop.models import Model
-from utils import text_files
 
 FORMAT = 1  # of the JSON; raised when a field changes its meaning
 
@@ -107,7 +107,7 @@ def read_plans(path: str | Path) -> list[Plan]:
 def write_text(path: str | Path, text: str) -> None:
     """Write a file under a temporary name beside it, then put it in place. Raises ``PlanError``."""
     try:
-        text_files.write_text(Path(path), text)
+        files.write_text(Path(path), text)
     except OSError as error:
         raise PlanError(f"{path}: can't be written: {error.strerror or error}.") from None
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
+from chakra_et import cli
 from fasop import report
 from fasop.clusters import Cluster, load_clusters
 from fasop.costs import PUBLISHED, Costs, read_costs
@@ -23,7 +24,6 @@ from fasop.models import Model, find_model
 from fasop.plan import Plan, plans_json, write_text
 from fasop.search import Goal, pareto_front, search
 from fasop.stage_costs import Options
-from utils import cli
 
 
 @dataclass

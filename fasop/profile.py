@@ -21,10 +21,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from chakra_et import cli
 from fasop.costs import FORMAT, CostFile, Entry, write_costs
 from fasop.errors import PlanError
 from fasop.models import Model, find_model
-from utils import cli
 
 COMPUTE = ("operator", "runtime")
 DEVICE = ("kernel", "memcpy", "memset")
@@ -191,8 +191,8 @@ def attribute(model: Model, paths: Sequence[Path]) -> Attributed:
     named so, else to the layers. Fused or compiled graphs hide the operators and can't be divided so.
     Raises ``PlanError``.
     """
-    from chakra_et import et_file
     from chakra_et.errors import TraceError
+    from chakra_et.et import file as et_file
 
     sums = np.zeros((2, 3))
     unattributed = total = 0.0

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from chakra_et import cli
 from fasop import events as events_
 from fasop.chosen import pick_plan
 from fasop.errors import PlanError
 from fasop.plan import Plan, write_text
-from utils import cli
 
 
 @dataclass

@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from chakra_et import et_file
-from chakra_et.execution_trace import Attribute, CollectiveType, ExecutionTrace, NodeType, Ragged, Strings
+from chakra_et.et import file as et_file
+from chakra_et.et.columns import Attribute, CollectiveType, ExecutionTrace, NodeType, Ragged, Strings
+from chakra_et.names import RunFiles
 from fasop.events import Event, step_time
 from fasop.exact import embedding_holders
 from fasop.plan import Plan, write_text
@@ -29,15 +30,16 @@ def write(plan: Plan, events: Sequence[Event], folder: Path, name: str) -> list[
     the model's activations and parameters. Raises ``OSError``.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    run = RunFiles(folder, name)
     groups: dict[str, list[int]] = {"1": list(range(plan.tp * plan.dp * plan.pp))}
     of_stage = [[event for event in events if event.stage == stage] for stage in range(plan.pp)]
     files = []
     for rank in tqdm(range(len(groups["1"])), unit="rank", disable=not sys.stderr.isatty()):
         stage, place = divmod(rank, plan.tp * plan.dp)
         trace = _trace(plan, of_stage[stage], rank, stage, place, groups, step_time(list(events)))
-        files.append(folder / f"{name}.{rank}.et")
+        files.append(run.et_file(rank))
         et_file.write(files[-1], trace)
-    write_text(folder / f"{name}_comm_groups.json", json.dumps(groups, indent=1) + "\n")
+    write_text(run.groups_file, json.dumps(groups, indent=1) + "\n")
     return files
 
 

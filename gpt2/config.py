@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from utils.train_config import TrainConfig
+from utils.training.config import TrainConfig
 
 # Layers, heads and width of the published models (Radford et al. 2019, table 2); tiny is for tests and
 # keeps the real vocabulary and context, so that the same data and the same kinds of operators are met.

@@ -21,7 +21,7 @@ from megatron.core import parallel_state
 from megatron_lm.model import named, own_part
 from megatron_lm.optimization import MegatronOptimizer
 from megatron_lm.settings import Settings
-from utils.checkpoint import CheckpointError, atomic_folder
+from utils.training.checkpoint import CheckpointError, atomic_folder
 
 log = logging.getLogger(__name__)
 ROOT = Path(__file__).resolve().parents[1]

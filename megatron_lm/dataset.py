@@ -13,7 +13,7 @@ from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 
 from megatron_lm import preprocess_data
 from megatron_lm.settings import Settings
-from utils.hub import DataError
+from utils.data.hub import DataError
 
 ROOT = Path(__file__).resolve().parents[1]
 SAMPLE = ROOT / "data" / "squad_sample.json"

@@ -18,9 +18,9 @@ sys.path.insert(0, str(ROOT))
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from chakra_et import cli
 from megatron_lm.settings import MODELS, Size
-from utils import cli
-from utils.checkpoint import CheckpointError, atomic_folder
+from utils.training.checkpoint import CheckpointError, atomic_folder
 
 
 @dataclass

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from chakra_et.cli import parse
 from megatron_lm import logs, runs, speed
 from megatron_lm.runs import Run, RunError
-from utils.cli import parse
 
 LAST_LINES = 3
 WATCH_SECONDS = 2.0

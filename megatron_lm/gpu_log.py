@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from chakra_et.cli import parse
 from megatron_lm import logs
-from utils.cli import parse
 
 MIB = 2**20
 

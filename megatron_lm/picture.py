@@ -19,11 +19,11 @@ from pathlib import Path
 
 import plotly.graph_objects as go
 
+from chakra_et.cli import parse
 from megatron_lm import logs, runs, speed, timeline
 from megatron_lm.report import Table, page, write_text
 from megatron_lm.runs import Run, RunError
 from megatron_lm.timeline import Event
-from utils.cli import parse
 
 COLOURS = {"forward": "#1f77ff", "backward": "#d62728", "optimizer": "#001f5b"}
 COMMUNICATION_COLOUR, COLLECTIVE_COLOUR, SUB_STEP_COLOUR = "#2ca02c", "#145a14", "#f0a830"

@@ -26,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 
+from chakra_et.cli import parse
 from fasop import export
 from fasop.clusters import Cluster, Gpu
 from fasop.costs import FORMAT, CostFile, Costs, Entry, write_costs
@@ -39,7 +40,6 @@ from megatron_lm.predicted import predicted_events
 from megatron_lm.report import Table, markdown, write_text
 from megatron_lm.runs import RunError
 from megatron_lm.settings import MODELS
-from utils.cli import parse
 
 MODEL, GPU = "tiny", "CPU"
 BITS = 16  # of a number in a message, as FASOP counts them

@@ -24,12 +24,12 @@ sys.path.insert(0, str(ROOT))
 import numpy as np
 from tqdm import tqdm
 
+from chakra_et import cli
 from megatron_lm.settings import MODELS
-from utils import cli
-from utils.data_config import DataConfig
-from utils.hub import DataError
-from utils.squad import read_squad_json
-from utils.tokenizers import load_tokenizer
+from utils.data.config import DataConfig
+from utils.data.hub import DataError
+from utils.data.squad import read_squad_json
+from utils.data.tokenizers import load_tokenizer
 
 Format = Literal["auto", "squad", "text", "jsonl"]
 

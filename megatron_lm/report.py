@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from chakra_et import files
+from chakra_et.cli import parse
 from megatron_lm import logs, runs, speed
 from megatron_lm.get_result import problems, setting_lines
 from megatron_lm.runs import Run, RunError
-from utils import text_files
-from utils.cli import parse
 
 KINDS = ("out", "err", "gpu", "summary")
 GPU_SAMPLES = 600  # of a node: what a screen can show
@@ -202,7 +202,7 @@ def page(heading: str, wrong: list[str], tables: list[Table], charts: list[str])
 def write_text(path: Path, text: str) -> None:
     """The whole file or none of it. Raises ``RunError``."""
     try:
-        text_files.write_text(path, text)
+        files.write_text(path, text)
     except OSError as error:
         raise RunError(f"{path} can't be written: {error.strerror or error}.") from None
 

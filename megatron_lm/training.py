@@ -12,11 +12,11 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
+from chakra_et.capture.tracer import ChakraTracer
 from megatron_lm import dataset, log_lines, model, optimization
 from megatron_lm.checkpoint import Checkpoints
 from megatron_lm.settings import Settings
 from megatron_lm.timing import Timers
-from utils.chakra_tracer import ChakraTracer
 
 TRACE_WAIT, TRACE_WARMUP, TRACE_ACTIVE = 1, 1, 2
 

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from utils.data_config import DataConfig
-from utils.hub import DataError, datasets_cache
-from utils.squad import load_squad
-from utils.token_cache import TokenizedPairs, tokenize_pairs
-from utils.tokenizers import Family
+from utils.data.config import DataConfig
+from utils.data.hub import DataError, datasets_cache
+from utils.data.squad import load_squad
+from utils.data.token_cache import TokenizedPairs, tokenize_pairs
+from utils.data.tokenizers import Family
 
 __all__ = ["SquadDataset", "build_datasets"]
 

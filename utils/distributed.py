@@ -13,7 +13,7 @@ from typing import NoReturn
 import torch
 import torch.distributed as dist
 
-from utils.watch import (
+from utils.training.watch import (
     PeerFailure,
     Watch,
     blames_others,
@@ -94,7 +94,7 @@ def setup_logging(rank: int) -> None:
         level = max(level, logging.WARNING)
     form = f"%(asctime)s rank {rank} %(levelname)s %(message)s"
     logging.basicConfig(level=logging.WARNING, format=form, datefmt="%H:%M:%S", force=True)
-    for name in ("utils", "gpt2", "bert", "__main__"):
+    for name in ("chakra_et", "utils", "gpt2", "bert", "__main__"):
         logging.getLogger(name).setLevel(level)
 
 

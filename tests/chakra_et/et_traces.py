@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
-from chakra_et import wire
-from chakra_et.et_encode import encode
-from chakra_et.execution_trace import Attribute, ExecutionTrace, Ragged, Strings, TensorInfo
+from chakra_et.et import wire
+from chakra_et.et.columns import Attribute, ExecutionTrace, Ragged, Strings, TensorInfo
+from chakra_et.et.encode import encode
 
 RANGES = {
     "int32": (-(2**31), 2**31 - 1),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from chakra_et.execution_trace import (
+from chakra_et.et.columns import (
     Attribute,
     ExecutionTrace,
     NodeType,

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from chakra_et.execution_trace import Attribute, ExecutionTrace, NodeType, Ragged, Strings
-from chakra_et.replay import ReplayResult
+from chakra_et.et.columns import Attribute, ExecutionTrace, NodeType, Ragged, Strings
+from chakra_et.replay.command import ReplayResult
 
 KINDS = {"is_cpu_op": "bool", "comm_src": "int32", "comm_dst": "int32", "comm_tag": "int32"}
 

@@ -16,7 +16,7 @@ from random import Random
 
 import pytest
 
-from chakra_et import et_file
+from chakra_et.et import file as et_file
 
 ROOT = Path(__file__).resolve().parents[2]
 CAPTURES = ROOT / "tests" / "fixtures" / "captures" / "torch-2.13"
@@ -215,8 +215,8 @@ def test_what_a_killed_conversion_left_is_removed(tmp_path: Path, whole: dict[st
     """A process that can't clean up leaves a hidden file, no .et; the next conversion removes it."""
     folder = capture(tmp_path / "run", "tiny_1gpu*")
     code = (
-        "import os, sys; from chakra_et import scratch\n"
-        "with scratch.atomic_file(sys.argv[1]) as file:\n"
+        "import os, sys; from chakra_et import files\n"
+        "with files.atomic_file(sys.argv[1]) as file:\n"
         "    file.write(b'half'); file.flush(); os.kill(os.getpid(), 9)\n"
     )
     command = [sys.executable, "-c", code, str(folder / "tiny_1gpu.0.et")]

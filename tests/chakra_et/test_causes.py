@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from chakra_et.cause_types import EdgeKind
+from chakra_et.graph.dependencies import EdgeKind
 from tests.generator.hand_made import Stages, annotation, call, kernel, op, sync
 
 

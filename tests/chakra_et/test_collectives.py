@@ -6,12 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from chakra_et import collectives, et_file, validate
-from chakra_et.collectives import Communication, operation
-from chakra_et.convert import Pair, convert_pair
-from chakra_et.device_trace import KERNEL
-from chakra_et.execution_trace import CollectiveType, NodeType
-from chakra_et.process_groups import Group, group_number, groups_of
+from chakra_et.convert.pair import convert_pair
+from chakra_et.et import file as et_file
+from chakra_et.et.columns import CollectiveType, NodeType
+from chakra_et.graph import communication as collectives
+from chakra_et.graph.communication import Communication, operation
+from chakra_et.graph.groups import Group, group_number, groups_of
+from chakra_et.traces.device import KERNEL
+from chakra_et.traces.sets import Pair
+from chakra_et.validate import check as validate
 from tests.generator import Features, Layout, generate
 from tests.generator.device_layouts import comm_bytes
 from tests.generator.hand_made import Stages, annotation, call, kernel, node, op, tensor

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from chakra_et import et_file, jobs
+from chakra_et.convert import jobs
 from chakra_et.errors import TraceError
+from chakra_et.et import file as et_file
 
 ROOT = Path(__file__).resolve().parents[2]
 CAPTURES = ROOT / "tests" / "fixtures" / "captures"

@@ -9,11 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from chakra_et import et_file, validate
-from chakra_et.convert import Converted, Pair, PairOptions, convert_pair
+from chakra_et.convert.pair import Converted, PairOptions, convert_pair
 from chakra_et.errors import TraceError
-from chakra_et.execution_trace import NodeType
-from chakra_et.replay import longest_path, replay_device
+from chakra_et.et import file as et_file
+from chakra_et.et.columns import NodeType
+from chakra_et.replay.command import longest_path, replay_device
+from chakra_et.traces.sets import Pair
+from chakra_et.validate import check as validate
 from tests.generator import Features, Layout, generate
 from tests.generator.hand_made import annotation, call, event, kernel, node, op, write_device, write_host
 

@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from chakra_et import validate
-from chakra_et.convert import Converted, Pair, convert_pair
-from chakra_et.execution_trace import CollectiveType, ExecutionTrace, NodeType
-from chakra_et.replay import longest_path, replay_device
+from chakra_et.convert.pair import Converted, convert_pair
+from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
+from chakra_et.replay.command import longest_path, replay_device
+from chakra_et.traces.sets import Pair
+from chakra_et.validate import check as validate
 
 ROOT = Path(__file__).resolve().parents[2]
 DLRM = ROOT.parent / "shared" / "data" / "traces" / "dlrm_8gpu"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from chakra_et.repair_types import KINDS
+from chakra_et.repair.types import KINDS
 from tests.generator.damaged import DAMAGE, FOLDER, result
 
 FOLDERS = sorted(path for path in FOLDER.iterdir() if path.is_dir())

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from chakra_et import device_trace
-from chakra_et.device_trace import CATEGORIES, DeviceTrace
 from chakra_et.errors import TraceError
+from chakra_et.traces import device as device_trace
+from chakra_et.traces.device import CATEGORIES, DeviceTrace
 from tests.generator.hand_made import annotation, call, event, kernel, op, sync, write_device
 
 

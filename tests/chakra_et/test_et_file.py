@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from chakra_et import et_file
-from chakra_et.et_decode import decode
-from chakra_et.et_schema import MEMBERS
-from chakra_et.execution_trace import Attribute, ExecutionTrace, Strings, TensorInfo
+from chakra_et.et import file as et_file
+from chakra_et.et.columns import Attribute, ExecutionTrace, Strings, TensorInfo
+from chakra_et.et.decode import decode
+from chakra_et.et.schema import MEMBERS
 from tests.chakra_et.et_traces import (
     METADATA,
     assert_same,

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chakra_et.et_graph import edges_of, forward_position, repeated, rows_of, short_cycle, widest_ready_set
-from chakra_et.execution_trace import ExecutionTrace, Ragged
+from chakra_et.et.columns import ExecutionTrace, Ragged
+from chakra_et.et.edges import (
+    edges_of,
+    forward_position,
+    repeated,
+    rows_of,
+    short_cycle,
+    topological_order,
+    widest_ready_set,
+)
 from tests.chakra_et.replay_traces import cpu, make_trace
 
 
@@ -130,3 +141,26 @@ def test_a_chain_of_two_million_nodes_needs_no_recursion() -> None:
     position = forward_position(trace, edges)
     assert position is not None
     assert (np.diff(position[np.argsort(trace.ids)]) == -1).sum() == count - 2
+
+
+def test_a_long_chain_with_shuffled_ids() -> None:
+    nodes = 500_000
+    shuffled = np.random.default_rng(1).permutation(nodes)
+    assert topological_order(nodes, shuffled[:-1], shuffled[1:]) == shuffled.tolist()
+    closed = np.append(shuffled[:-1], shuffled[-1]), np.append(shuffled[1:], shuffled[0])
+    assert topological_order(nodes, *closed) == []
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_order_agrees_with_a_slow_search(seed: int) -> None:
+    draw = random.Random(seed)
+    nodes = draw.randint(1, 9)
+    edges = [(draw.randrange(nodes), draw.randrange(nodes)) for _ in range(draw.randint(0, 9))]
+    reach = {(a, b) for a, b in edges}
+    for _ in range(nodes):
+        reach |= {(a, d) for a, b in reach for c, d in reach if b == c}
+    source, target = (np.array([edge[side] for edge in edges], dtype=np.int64) for side in (0, 1))
+    order = topological_order(nodes, source, target)
+    assert order == [node for node in order if (node, node) not in reach]
+    assert (len(order) == nodes) == all(a != b for a, b in reach)
+    assert all(order.index(a) < order.index(b) for a, b in edges if a in order and b in order)

@@ -10,10 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from chakra_et import device_trace, host_trace
-from chakra_et.convert import Converted, Pair, convert_pair
-from chakra_et.device_trace import SYNC
+from chakra_et.convert.pair import Converted, convert_pair
 from chakra_et.errors import TraceError
+from chakra_et.traces import device as device_trace
+from chakra_et.traces import host as host_trace
+from chakra_et.traces.device import SYNC
+from chakra_et.traces.sets import Pair
 from tests.generator import Features, Generated, Layout, generate
 from tests.generator.layouts import zero_ns
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from chakra_et.graph import NodeKind
+from chakra_et.graph.build import NodeKind
 from tests.generator import Features, Layout, generate
 from tests.generator.machine import Edge
 from tests.generator.truth import (

@@ -3,48 +3,20 @@
 from __future__ import annotations
 
 import random
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from chakra_et import emit, gaps
-from chakra_et.cause_types import Causes, EdgeKind
-from chakra_et.graph import NodeKind, acyclic, build
+from chakra_et.convert import emit
+from chakra_et.graph import gaps
+from chakra_et.graph.build import NodeKind, build
+from chakra_et.graph.dependencies import Causes, EdgeKind
 from tests.generator import Features, Program, generate, run
 from tests.generator.hand_made import Stages, annotation, call, kernel, op
 from tests.generator.parts import Parts
 from tests.generator.program import Busy, Launch, Op
 from tests.generator.truth import convert, replay
-
-CHAIN = 2_000_000
-
-
-def test_a_chain_of_two_million_nodes_is_acyclic_without_recursion() -> None:
-    begun = time.process_time()
-    assert acyclic(CHAIN, np.arange(CHAIN - 1), np.arange(1, CHAIN))
-    assert time.process_time() - begun < 5
-
-
-def test_a_long_chain_with_shuffled_ids() -> None:
-    """Where ids say nothing, the nodes are removed layer by layer."""
-    nodes = CHAIN // 4
-    order = np.random.default_rng(1).permutation(nodes)
-    assert acyclic(nodes, order[:-1], order[1:])
-    assert not acyclic(nodes, np.append(order[:-1], order[-1]), np.append(order[1:], order[0]))
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_acyclic_agrees_with_a_slow_search(seed: int) -> None:
-    draw = random.Random(seed)
-    nodes = draw.randint(1, 9)
-    edges = [(draw.randrange(nodes), draw.randrange(nodes)) for _ in range(draw.randint(0, 9))]
-    reach = {(a, b) for a, b in edges}
-    for _ in range(nodes):
-        reach |= {(a, d) for a, b in reach for c, d in reach if b == c}
-    source, target = (np.array([edge[side] for edge in edges], dtype=np.int64) for side in (0, 1))
-    assert acyclic(nodes, source, target) == all(a != b for a, b in reach)
 
 
 def test_an_operator_is_a_node_for_each_stretch_of_its_own_time(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from chakra_et import host_trace
 from chakra_et.errors import TraceError
+from chakra_et.traces import host as host_trace
 from tests.generator import Features, Layout, generate
 from tests.generator.hand_made import node, tensor, write_host
 

@@ -16,10 +16,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from chakra_et import et_file, trace_sets
-from chakra_et.convert import Converted, Pair, PairOptions, convert_pair
-from chakra_et.convert_sets import RunOptions, convert_sets
+from chakra_et.convert.pair import Converted, PairOptions, convert_pair
+from chakra_et.convert.runs import RunOptions, convert_sets
 from chakra_et.errors import TraceError
+from chakra_et.et import file as et_file
+from chakra_et.traces import sets as trace_sets
+from chakra_et.traces.sets import Pair
 from tests.generator import Features, generate
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from chakra_et import et_file
 from chakra_et.__main__ import COMMANDS, main
-from chakra_et.cause_types import EdgeKind
-from chakra_et.emit import EDGE_LETTERS
-from chakra_et.execution_trace import ExecutionTrace, NodeType
-from chakra_et.info import EDGE_KINDS, describe
+from chakra_et.convert.emit import EDGE_LETTERS
+from chakra_et.et import file as et_file
+from chakra_et.et.columns import ExecutionTrace, NodeType
+from chakra_et.graph.dependencies import EdgeKind
+from chakra_et.info.describe import EDGE_KINDS, describe
 from tests.chakra_et.replay_traces import collective, cpu, kernel, make_trace, recv, send
 
 LANES = json.dumps(
@@ -160,7 +160,7 @@ def test_text_has_aligned_columns(run: str, capsys: pytest.CaptureFixture[str]) 
     assert "  longest path  0.071 ms" in lines
     assert "  edge kinds    program order 2, launch 1, stream order 1, collective 3" in lines
     assert "      1        0,1,2,3  ALL_REDUCE      2     80" in lines
-    assert "time ?[31mred <b>한국어" in "\n".join(lines), "control characters stay out of the terminal"
+    assert "time \\x1b[31mred <b>한국어" in "\n".join(lines), "control characters stay out of the terminal"
 
 
 def test_json_lists_all_files_of_a_run(run: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from chakra_et import device_trace, host_trace, link
+from chakra_et.graph import link
+from chakra_et.traces import device as device_trace
+from chakra_et.traces import host as host_trace
 from tests.generator import Features, Layout, generate
 from tests.generator.hand_made import annotation, node, op, write_device, write_host
 

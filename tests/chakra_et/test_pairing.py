@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from chakra_et import trace_sets
-from chakra_et.convert import Pair, PairOptions, convert_pair
-from chakra_et.convert_sets import RunOptions, SetResult, convert_sets
+from chakra_et.convert.pair import PairOptions, convert_pair
+from chakra_et.convert.runs import RunOptions, SetResult, convert_sets
 from chakra_et.errors import TraceError
+from chakra_et.traces import sets as trace_sets
+from chakra_et.traces.sets import Pair
 from tests.generator import Features, generate
 
 GLOO = {"gloo": ("allreduce", "broadcast", "allreduce"), "devices": 0, "operators": 2, "depth": 2}

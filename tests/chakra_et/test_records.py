@@ -10,9 +10,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from chakra_et import device_trace, host_trace
 from chakra_et.errors import TraceError, UnreadableTrace
-from chakra_et.records import read_records
+from chakra_et.traces import device as device_trace
+from chakra_et.traces import host as host_trace
+from chakra_et.traces.records import read_records
 from tests.generator import Features, Layout, generate
 
 PIECES = (1_000, 1_024, 4_099, 65_536, 1 << 24)

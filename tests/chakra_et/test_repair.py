@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from chakra_et.errors import TraceError
-from chakra_et.repair import RepairLimits, repair_file
+from chakra_et.repair.file import repair_file
+from chakra_et.traces.limits import Limits
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -170,7 +171,7 @@ def test_a_bomb_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a_host.json.gz"
     text = host().replace("aten::op3", " " * 3_000_000)
     path.write_bytes(gzip.compress(text.encode()))
-    limits = RepairLimits(max_bytes=1_000_000)
+    limits = Limits(max_bytes=1_000_000)
     with pytest.raises(TraceError):
         repair_file(path, limits=limits)
 

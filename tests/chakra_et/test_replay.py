@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from chakra_et.errors import TraceError
-from chakra_et.execution_trace import Attribute, ExecutionTrace, NodeType, Ragged, Strings
-from chakra_et.replay import longest_path, replay_astra, replay_device
+from chakra_et.et.columns import Attribute, ExecutionTrace, NodeType, Ragged, Strings
+from chakra_et.replay.command import longest_path, replay_astra, replay_device
 from tests.chakra_et.replay_traces import collective, cpu, kernel, make_trace, recv, send, times
 
 BOTH = pytest.mark.parametrize("replay", [replay_device, replay_astra])

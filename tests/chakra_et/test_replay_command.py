@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from chakra_et import et_file
-from chakra_et.execution_trace import ExecutionTrace, NodeType
-from chakra_et.replay import main
-from chakra_et.replay_report import measured_times, step_rows
+from chakra_et.et import file as et_file
+from chakra_et.et.columns import ExecutionTrace, NodeType
+from chakra_et.replay.command import main
+from chakra_et.replay.report import measured_times, step_rows
 from tests.chakra_et.replay_traces import collective, cpu, kernel, make_trace
 
 
@@ -218,7 +218,7 @@ def test_bad_comm_groups(tmp_path, capsys, content):
 
 def test_unusable_names(tmp_path, capsys):
     assert main([str(tmp_path / "absent")]) == 2
-    assert "neither a file nor the prefix" in capsys.readouterr().err
+    assert "neither a file nor the NAME" in capsys.readouterr().err
     assert main([str(tmp_path / "absent"), "--comm-groups", "nowhere.json"]) == 2
     rank_files(tmp_path)
     (tmp_path / "run.01.et").write_bytes((tmp_path / "run.1.et").read_bytes())

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chakra_et.errors import TraceError
-from chakra_et.execution_trace import CollectiveType, ExecutionTrace, NodeType
-from chakra_et.replay import longest_path, replay_astra, replay_device
+from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
+from chakra_et.replay.command import longest_path, replay_astra, replay_device
 from tests.chakra_et.replay_traces import collective, cpu, kernel, make_trace, recv, send
 
 Times = dict[tuple[int, int], tuple[int, int]]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from chakra_et.errors import TraceError
-from chakra_et.execution_trace import CollectiveType, ExecutionTrace
-from chakra_et.replay import replay_astra, replay_device
-from chakra_et.replay_graph import build_graph
+from chakra_et.et.columns import CollectiveType, ExecutionTrace
+from chakra_et.replay.command import replay_astra, replay_device
+from chakra_et.replay.joint import build_graph
 from tests.chakra_et.replay_traces import collective, cpu, make_trace, recv, send, times
 
 BOTH = pytest.mark.parametrize("replay", [replay_device, replay_astra])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from chakra_et.cause_types import EdgeKind
+from chakra_et.graph.dependencies import EdgeKind
 from tests.generator.hand_made import Stages, annotation, node, op, tensor
 
 

@@ -7,9 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from chakra_et import collectives, device_trace, timeline
-from chakra_et.device_trace import KERNEL, DeviceTrace
-from chakra_et.timeline import Timeline
+from chakra_et.graph import communication as collectives
+from chakra_et.graph import timeline
+from chakra_et.graph.timeline import Timeline
+from chakra_et.traces import device as device_trace
+from chakra_et.traces.device import KERNEL, DeviceTrace
 from tests.generator import Features, generate
 from tests.generator.hand_made import annotation, call, kernel, op, write_device
 

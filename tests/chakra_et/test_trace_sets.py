@@ -9,11 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from chakra_et import convert_rank, convert_sets, et_file, trace_sets
-from chakra_et.convert import PairOptions
-from chakra_et.convert_rank import RankJob
-from chakra_et.convert_sets import RunOptions
+from chakra_et.convert import rank as convert_rank
+from chakra_et.convert import runs as convert_sets
+from chakra_et.convert.pair import PairOptions
+from chakra_et.convert.rank import RankJob
+from chakra_et.convert.runs import RunOptions
 from chakra_et.errors import TraceError
+from chakra_et.et import file as et_file
+from chakra_et.traces import sets as trace_sets
 from tests.generator import Features, generate
 
 

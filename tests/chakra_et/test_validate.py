@@ -9,9 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from chakra_et.et_decode import decode
-from chakra_et.et_encode import encode
-from chakra_et.execution_trace import (
+from chakra_et.et.columns import (
     Attribute,
     CollectiveType,
     ExecutionTrace,
@@ -20,9 +18,11 @@ from chakra_et.execution_trace import (
     Strings,
     TensorInfo,
 )
-from chakra_et.validate import check
-from chakra_et.validate_table import RULES
-from chakra_et.wire import WireError
+from chakra_et.et.decode import decode
+from chakra_et.et.encode import encode
+from chakra_et.et.wire import WireError
+from chakra_et.validate.check import check
+from chakra_et.validate.table import RULES
 from tests.chakra_et.good_traces import (
     CPU,
     GATHER,

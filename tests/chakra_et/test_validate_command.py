@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from chakra_et import et_file
 from chakra_et.__main__ import main
 from chakra_et.errors import TraceError
-from chakra_et.execution_trace import (
+from chakra_et.et import file as et_file
+from chakra_et.et.columns import (
     ExecutionTrace,
 )
-from chakra_et.rank_sets import find_rank_sets
-from chakra_et.validate import ValidateConfig
+from chakra_et.et.sets import find_rank_sets
+from chakra_et.validate.command import ValidateConfig
 from tests.chakra_et.good_traces import (
     GROUPS,
     REDUCE,

@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import pytest
 
-from chakra_et.execution_trace import (
+from chakra_et.et.columns import (
     ExecutionTrace,
     NodeType,
 )
-from chakra_et.validate import Problem, check
-from chakra_et.validate_table import RULES
+from chakra_et.validate.check import Problem, check
+from chakra_et.validate.table import RULES
 from tests.chakra_et.good_traces import (
     GATHER,
     GROUPS,

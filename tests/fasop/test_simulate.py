@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from chakra_et import et_file
-from chakra_et.execution_trace import NodeType
+from chakra_et.et import file as et_file
+from chakra_et.et.columns import NodeType
 from fasop import events as events_
 from fasop import export, picture
 from fasop.__main__ import main

@@ -26,8 +26,8 @@ from random import Random
 
 from tqdm import tqdm
 
+from chakra_et import cli
 from tests.fuzz import bases, judge, mutations
-from utils import cli
 
 
 @dataclass

@@ -10,12 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from chakra_et import convert_sets, device_trace, et_file, replay, trace_sets, validate
-from chakra_et.convert import PairOptions
-from chakra_et.convert_rank import RankResult
-from chakra_et.convert_sets import RunOptions
+from chakra_et.convert import runs as convert_sets
+from chakra_et.convert.pair import PairOptions
+from chakra_et.convert.rank import RankResult
+from chakra_et.convert.runs import RunOptions
 from chakra_et.errors import TraceError
-from chakra_et.execution_trace import ExecutionTrace
+from chakra_et.et import file as et_file
+from chakra_et.et.columns import ExecutionTrace
+from chakra_et.replay import command as replay
+from chakra_et.traces import device as device_trace
+from chakra_et.traces import sets as trace_sets
+from chakra_et.validate import check as validate
 
 CLOSE = 1.02
 HARMLESS = frozenset(device_trace.WHY_NOT_A_NODE.values()) | {"cuda_sync event: became an edge"}

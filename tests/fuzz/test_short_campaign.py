@@ -8,7 +8,8 @@ from random import Random
 
 import pytest
 
-from chakra_et import convert_rank, et_file
+from chakra_et.convert import rank as convert_rank
+from chakra_et.et import file as et_file
 from tests.fuzz import bases, campaign, judge, mutations
 from tests.fuzz.campaign import CampaignConfig
 

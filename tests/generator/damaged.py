@@ -16,11 +16,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from chakra_et import trace_sets
-from chakra_et.convert import PairOptions
-from chakra_et.convert_sets import RunOptions, convert_sets
+from chakra_et.convert.pair import PairOptions
+from chakra_et.convert.runs import RunOptions, convert_sets
 from chakra_et.errors import TraceError
-from chakra_et.repair import repair_file
+from chakra_et.repair.file import repair_file
+from chakra_et.traces import sets as trace_sets
 from tests.generator import Features, generate
 
 FOLDER = Path(__file__).resolve().parents[1] / "fixtures" / "damaged"

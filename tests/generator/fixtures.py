@@ -11,7 +11,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from chakra_et.convert import Converted, Pair, convert_pair
+from chakra_et.convert.pair import Converted, convert_pair
+from chakra_et.traces.sets import Pair
 from tests.generator import Features, Layout, generate
 
 FOLDER = Path(__file__).resolve().parents[1] / "fixtures" / "traces"

@@ -6,8 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from chakra_et import causes, collectives, device_trace, graph, host_trace, link, timeline
-from chakra_et.device_trace import KERNEL
+from chakra_et.graph import build as graph
+from chakra_et.graph import causes, link, timeline
+from chakra_et.graph import communication as collectives
+from chakra_et.traces import device as device_trace
+from chakra_et.traces import host as host_trace
+from chakra_et.traces.device import KERNEL
 
 PID, TID = 10, 10
 

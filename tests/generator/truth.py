@@ -8,8 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
-from chakra_et import causes, collectives, device_trace, graph, host_trace, link, timeline
-from chakra_et.device_trace import CATEGORIES, KERNEL, DeviceTrace
+from chakra_et.graph import build as graph
+from chakra_et.graph import causes, link, timeline
+from chakra_et.graph import communication as collectives
+from chakra_et.traces import device as device_trace
+from chakra_et.traces import host as host_trace
+from chakra_et.traces.device import CATEGORIES, KERNEL, DeviceTrace
 from tests.generator import Generated
 from tests.generator.layouts import PID, thread_ids, worker_id, zero_ns
 from tests.generator.machine import Edge, Event, Lane, Run, run

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from chakra_et import et_file
-from chakra_et.execution_trace import NodeType
+from chakra_et.et import file as et_file
+from chakra_et.et.columns import NodeType
 from tests.megatron_lm.training_runs import ROOT, layout, train
 
 pytest.importorskip("megatron.core", reason="megatron-core is not installed (requirements-megatron.txt)")

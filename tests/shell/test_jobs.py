@@ -39,7 +39,7 @@ if words[0] == "-c":
 text = " ".join(words)
 with open({calls!r}, "a") as calls:
     calls.write(text + "\n")
-stages = r"train\.py|fix_host_traces|convert_to_et|chakra_et|utils\.summary|ruff \w+|-m pytest"
+stages = r"train\.py|fix_host_traces|convert_to_et|chakra_et|utils\.training\.summary|ruff \w+|-m pytest"
 stage = re.search(stages, text).group()
 if stage == os.environ.get("SLEEP"):
     open({calls!r} + ".pid", "w").write(str(os.getpid()))
@@ -107,7 +107,7 @@ def test_a_quick_job_goes_through_all_stages_in_order(project: Path) -> None:
     assert fix == f"fix_host_traces.py {outputs}/{name}_host.json {outputs}/{name}_rank1_host.json"
     assert convert == f"convert_to_et.py --dir {outputs} --name {name}"
     assert check == f"-m chakra_et validate {outputs}/{name}.0.et {outputs}/{name}.1.et"
-    assert summary == f"-m utils.summary --dir {outputs} --name {name}"
+    assert summary == f"-m utils.training.summary --dir {outputs} --name {name}"
 
 
 @pytest.mark.parametrize("steps, schedule", [("1", (0, 0)), ("2", (0, 1)), ("3", (0, 2)), ("100", (5, 2))])
@@ -148,7 +148,7 @@ def test_the_output_folder_is_the_callers(project: Path) -> None:
         ("fix_host_traces", "repairing host traces", 2),
         ("convert_to_et", "converting", 3),
         ("chakra_et", "checking", 4),
-        ("utils.summary", "written", 5),
+        ("utils.training.summary", "written", 5),
     ],
 )
 def test_a_failing_stage_ends_the_job_with_its_status_and_a_sentence(

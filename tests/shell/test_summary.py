@@ -1,4 +1,4 @@
-"""utils/summary.py: the table at the end of a quick run."""
+"""utils/training/summary.py: the table at the end of a quick run."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from chakra_et import et_file
-from chakra_et.execution_trace import ExecutionTrace, NodeType, Ragged, Strings
-from utils.summary import files_of, size_text, summary
+from chakra_et.et import file as et_file
+from chakra_et.et.columns import ExecutionTrace, NodeType, Ragged, Strings
+from utils.training.summary import files_of, size_text, summary
 
 NAME = "gpt2_2gpu_quick_trace"
 
@@ -64,7 +64,7 @@ def test_a_run_that_cannot_be_shown_is_one_sentence(
 ) -> None:
     if content is not None:
         (tmp_path / f"{NAME}.0.et").write_bytes(content)
-    command = [sys.executable, "-m", "utils.summary", "--dir", str(tmp_path), "--name", NAME]
+    command = [sys.executable, "-m", "utils.training.summary", "--dir", str(tmp_path), "--name", NAME]
     result = subprocess.run(command, cwd=repo_root, capture_output=True, text=True)
     assert result.returncode == 1
     assert result.stdout == ""
@@ -75,7 +75,7 @@ def test_a_run_that_cannot_be_shown_is_one_sentence(
 
 def test_a_damaged_manifest_is_one_sentence(run_folder: Path, repo_root: Path) -> None:
     (run_folder / f"{NAME}_manifest.json").write_text('{"ranks": [')
-    command = [sys.executable, "-m", "utils.summary", "--dir", str(run_folder), "--name", NAME]
+    command = [sys.executable, "-m", "utils.training.summary", "--dir", str(run_folder), "--name", NAME]
     result = subprocess.run(command, cwd=repo_root, capture_output=True, text=True)
     assert (result.returncode, len(result.stderr.splitlines())) == (1, 1)
 
@@ -88,5 +88,5 @@ def test_sizes_have_three_digits(size: int, text: str) -> None:
 
 
 def test_it_needs_no_pytorch(repo_root: Path) -> None:
-    code = "import sys, utils.summary; sys.exit('torch' in sys.modules)"
+    code = "import sys, utils.training.summary; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=repo_root).returncode == 0

@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 import torch.distributed as dist
 
-from utils.chakra_tracer import ChakraTracer
+from chakra_et.capture.tracer import ChakraTracer
 
 dist.init_process_group("gloo")
 rank = dist.get_rank()

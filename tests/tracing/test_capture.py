@@ -14,8 +14,8 @@ import torch
 from torch.profiler import ProfilerActivity
 from trace_reading import device_ids, host_ids, load, steps_of, train
 
-from utils import chakra_tracer
-from utils.chakra_tracer import ChakraTracer, check_pair
+from chakra_et.capture import tracer as chakra_tracer
+from chakra_et.capture.tracer import ChakraTracer, check_pair
 
 NAME = "tiny 한글"
 
@@ -160,7 +160,7 @@ def test_background_thread_is_in_both_traces_or_in_neither_way_a_problem(tmp_pat
 
 
 def test_log_has_one_line_for_the_rank(tmp_path, caplog):
-    with caplog.at_level(logging.INFO, logger="utils"), ChakraTracer(tmp_path, "t", 1, 0, 1, 0) as tracer:
+    with caplog.at_level(logging.INFO, logger="chakra_et"), ChakraTracer(tmp_path, "t", 1, 0, 1, 0) as tracer:
         train(tracer, 2)
     lines = [record.getMessage() for record in caplog.records if "rank 0" in record.getMessage()]
     assert len(lines) == 1

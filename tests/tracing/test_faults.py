@@ -17,8 +17,8 @@ import pytest
 import torch
 from trace_reading import device_ids, host_ids, load, steps_of, train
 
-from utils.chakra_tracer import ChakraTracer, check_pair
-from utils.held_signals import hold_signals
+from chakra_et.capture.signals import hold_signals
+from chakra_et.capture.tracer import ChakraTracer, check_pair
 
 
 def names(folder):
@@ -67,7 +67,7 @@ def test_exception_before_the_active_steps_leaves_nothing(tmp_path, caplog, step
         train(tracer, 8, fail_at(step, ValueError("early")))
     assert names(tmp_path) == ["t_host.json"]
     assert (tmp_path / "t_host.json").read_text() == "an earlier capture"
-    (warning,) = [record.getMessage() for record in caplog.records if record.name.startswith("utils")]
+    (warning,) = [record.getMessage() for record in caplog.records if record.name.startswith("chakra_et")]
     assert warning.startswith(
         "no trace t was written: training ended after 0 of 3 active steps (ValueError: early)"
     )
@@ -249,7 +249,7 @@ def test_held_signals_arrive_afterwards_once(first):
 def test_held_signal_that_nobody_handles_ends_the_process_afterwards(tmp_path, repo_root):
     code = """
 import os, pathlib, signal
-from utils.held_signals import hold_signals
+from chakra_et.capture.signals import hold_signals
 with hold_signals():
     os.kill(os.getpid(), signal.SIGTERM)
     pathlib.Path("done").touch()

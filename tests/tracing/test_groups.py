@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 from torch.distributed import ProcessGroup
 
-from chakra_et import et_file
-from chakra_et.execution_trace import CollectiveType, NodeType
-from utils import trace_groups
+from chakra_et.capture import groups as trace_groups
+from chakra_et.et import file as et_file
+from chakra_et.et.columns import CollectiveType, NodeType
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -55,6 +55,6 @@ def test_process_groups_are_left_as_they_were() -> None:
 
 
 def test_the_names_agree_with_the_converter() -> None:
-    from chakra_et.process_groups import GROUP_MARK
+    from chakra_et.graph.groups import GROUP_MARK
 
     assert trace_groups.PREFIX == GROUP_MARK

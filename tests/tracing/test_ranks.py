@@ -7,7 +7,7 @@ import re
 import pytest
 from trace_reading import device_ids, host_ids, load
 
-from utils.chakra_tracer import check_pair
+from chakra_et.capture.tracer import check_pair
 
 WORKER = "tests/tracing/worker.py"
 

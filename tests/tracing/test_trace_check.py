@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from trace_reading import load, train
 
-from utils.chakra_tracer import ChakraTracer, _experimental_config, check_pair
-from utils.trace_check import inspect_pair
-from utils.trace_stacks import format_stacks
+from chakra_et.capture.check import inspect_pair
+from chakra_et.capture.stacks import format_stacks
+from chakra_et.capture.tracer import ChakraTracer, _experimental_config, check_pair
 
 
 @pytest.fixture(scope="module")

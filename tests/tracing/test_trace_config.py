@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from utils.chakra_tracer import ChakraTracer, TraceConfig, check_trace_name
-from utils.cli import parse
-from utils.trace_files import TraceFiles
+from chakra_et.capture.files import TraceFiles
+from chakra_et.capture.tracer import ChakraTracer, TraceConfig, check_trace_name
+from chakra_et.cli import parse
 
 
 @pytest.mark.parametrize("name", ["gpt2_2gpu_quick_trace", "한글 추적 1", "v1.2-a+b=c@d,(e)", "a_rank1_b"])
@@ -53,7 +53,7 @@ def test_no_accepted_name_leaves_the_folder(name):
     except ValueError:
         return
     files = TraceFiles(Path("folder"), name, 12345, compress=True)
-    for kind in files.names:
+    for kind in files.paths:
         assert files.path(kind).parent == Path("folder")
         assert len(files.partial(kind).name.encode()) + len(".tmp") <= 255
 

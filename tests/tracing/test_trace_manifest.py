@@ -12,9 +12,9 @@ import pytest
 import torch.distributed as dist
 from trace_reading import load, train
 
-from utils import trace_manifest
-from utils.chakra_tracer import ChakraTracer
-from utils.trace_files import TraceFiles
+from chakra_et.capture import manifest as trace_manifest
+from chakra_et.capture.files import TraceFiles
+from chakra_et.capture.tracer import ChakraTracer
 
 
 @pytest.fixture
@@ -134,7 +134,7 @@ def test_log_has_one_line_for_each_rank_and_says_what_is_wrong(caplog, tmp_path)
         record(3, steps=[], reason="ended early", complete=False),
         record(5, steps=[8, 9, 10]),
     ]
-    with caplog.at_level(logging.INFO, logger="utils"):
+    with caplog.at_level(logging.INFO, logger="chakra_et"):
         trace_manifest.log_summary(build(records, 6), tmp_path)
     assert [entry.getMessage() for entry in caplog.records] == [
         "trace t rank 0: steps 3, 12 host nodes, 10 of them in the device trace",
@@ -164,8 +164,9 @@ def test_commit_is_that_of_the_checkout(tmp_path, monkeypatch):
             ["git", "-C", str(tmp_path), *options, *words], check=True, capture_output=True, text=True
         ).stdout.strip()
 
-    (tmp_path / "utils").mkdir()
-    monkeypatch.setattr(trace_manifest, "__file__", str(tmp_path / "utils" / "trace_manifest.py"))
+    module = tmp_path / "chakra_et" / "capture" / "manifest.py"
+    module.parent.mkdir(parents=True)
+    monkeypatch.setattr(trace_manifest, "__file__", str(module))
     assert trace_manifest.versions()["project_commit"] is None
     git("init", "-q")
     assert trace_manifest.versions()["project_commit"] is None, "no commit yet"

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from utils.chakra_tracer import ChakraTracer
+from chakra_et.capture.tracer import ChakraTracer
 
 
 def train(tracer: ChakraTracer, steps: int, at_step: Callable[[int], None] = lambda step: None) -> None:

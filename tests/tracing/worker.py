@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 import torch.distributed as dist
 
-from utils.chakra_tracer import ChakraTracer
+from chakra_et.capture.tracer import ChakraTracer
 
 
 class _Ones(torch.utils.data.Dataset):

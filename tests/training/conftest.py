@@ -13,13 +13,13 @@ import torch
 
 from bert.config import BertTrainConfig
 from bert.model import BERT
+from chakra_et import cli
 from gpt2.config import GPT2TrainConfig
 from gpt2.model import GPT2
 from tests.training.jobs import REPO_ROOT, TINY, Job
-from utils import cli
 from utils.distributed import World
-from utils.trainer import Trainer
-from utils.watch import Watch
+from utils.training.trainer import Trainer
+from utils.training.watch import Watch
 
 
 @pytest.fixture(scope="session", autouse=True)

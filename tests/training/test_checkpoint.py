@@ -21,9 +21,15 @@ from bert.model import BERT
 from gpt2.config import PRESETS as GPT2_PRESETS
 from gpt2.model import GPT2
 from tests.training.jobs import REPO_ROOT
-from utils import checkpoint
-from utils.checkpoint import CheckpointError, atomic_folder, clean_up, find_checkpoint, save_checkpoint
-from utils.optim import build_optimizer
+from utils.training import checkpoint
+from utils.training.checkpoint import (
+    CheckpointError,
+    atomic_folder,
+    clean_up,
+    find_checkpoint,
+    save_checkpoint,
+)
+from utils.training.optim import build_optimizer
 
 
 @pytest.fixture(scope="module")

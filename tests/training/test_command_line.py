@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from bert.config import BertTrainConfig
+from chakra_et import cli
 from gpt2.config import GPT2TrainConfig
-from utils import cli
-from utils.train_config import TrainConfig, parse_config
+from utils.training.config import TrainConfig, parse_config
 
 # Scripts and papers depend on these: a change here is a change for every user.
 FROZEN = {

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from utils import distributed
 from utils.distributed import World, read_world, run, set_threads, setup_logging
-from utils.watch import PeerFailure, Watch
+from utils.training.watch import PeerFailure, Watch
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +23,9 @@ def _restored(monkeypatch: pytest.MonkeyPatch):
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     root, threads = logging.getLogger(), torch.get_num_threads()
     state = root.handlers[:], root.level
-    levels = {name: logging.getLogger(name).level for name in ("utils", "gpt2", "bert", "__main__")}
+    levels = {
+        name: logging.getLogger(name).level for name in ("chakra_et", "utils", "gpt2", "bert", "__main__")
+    }
     monkeypatch.setattr(distributed, "forget_signals_in_children", lambda: None)
     yield
     root.handlers[:], root.level = state
@@ -83,7 +85,7 @@ def test_loglevel(level: str | None, rank: int, expected: str, monkeypatch: pyte
     if level is not None:
         monkeypatch.setenv("LOGLEVEL", level)
     setup_logging(rank)
-    assert logging.getLevelName(logging.getLogger("utils.trainer").getEffectiveLevel()) == expected
+    assert logging.getLevelName(logging.getLogger("utils.training.trainer").getEffectiveLevel()) == expected
 
 
 def test_an_unknown_loglevel_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,7 +159,7 @@ def test_the_status_of_main_is_the_exit_status(left: list[int]) -> None:
     ],
 )
 def test_failures_are_one_sentence(error, status, sentence, traceback, left, monkeypatch, capsys) -> None:
-    monkeypatch.setattr("utils.watch.SILENCE_SECONDS", -2)
+    monkeypatch.setattr("utils.training.watch.SILENCE_SECONDS", -2)
     with pytest.raises(SystemExit):
         run(fail_with(error), 30)
     assert left == [status]

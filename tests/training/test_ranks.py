@@ -98,8 +98,8 @@ import os, sys, time
 sys.path.insert(0, {root!r})
 from gpt2.config import GPT2TrainConfig
 from gpt2.model import GPT2
-from utils.train_config import parse_config
-from utils.trainer import Trainer, train
+from utils.training.config import parse_config
+from utils.training.trainer import Trainer, train
 
 real = Trainer._optimizer_step
 

@@ -15,9 +15,9 @@ import torch
 from transformers import BertForMaskedLM, GPT2LMHeadModel
 
 from tests.training.jobs import losses, read_log
-from utils.checkpoint import CheckpointError
-from utils.optim import learning_rate_at
-from utils.trainer import Trainer
+from utils.training.checkpoint import CheckpointError
+from utils.training.optim import learning_rate_at
+from utils.training.trainer import Trainer
 
 FAMILIES = pytest.mark.parametrize("family", ["gpt2", "bert"])
 SHORT = ("--skip-eval", "--save-steps", 0)

@@ -12,13 +12,13 @@ import torch
 import transformers
 from torch.utils.data import DataLoader
 
-from utils.cli import parse
-from utils.data_config import DataConfig
+from chakra_et.cli import parse
+from utils.data.config import DataConfig
+from utils.data.hub import DataError
+from utils.data.squad import Example, load_squad
+from utils.data.token_cache import tokenize_pairs
+from utils.data.tokenizers import load_tokenizer
 from utils.data_utils import MaskedDataset, build_datasets
-from utils.hub import DataError
-from utils.squad import Example, load_squad
-from utils.token_cache import tokenize_pairs
-from utils.tokenizers import load_tokenizer
 
 MODELS = {"gpt2": ("gpt2", 50257), "bert": ("bert-base-uncased", 30522)}
 

@@ -16,7 +16,7 @@ import pyarrow.parquet
 import pytest
 
 from tests.utils.fake_hub import FakeHub
-from utils import hub
+from utils.data import hub
 
 
 @pytest.fixture(autouse=True)
@@ -126,9 +126,9 @@ configs:
 """
 PROGRAM = """
 import json, sys
-from utils.data_config import DataConfig
-from utils.tokenizers import load_tokenizer
-from utils.squad import load_squad
+from utils.data.config import DataConfig
+from utils.data.tokenizers import load_tokenizer
+from utils.data.squad import load_squad
 squad = load_squad("squad")
 tokenizer, source = load_tokenizer("gpt2", "gpt2-xl", DataConfig(), 50257)
 print(json.dumps([squad.train, squad.validation, squad.source, len(tokenizer), source]))

@@ -9,8 +9,8 @@ from pathlib import Path
 import pyarrow
 import pytest
 
-from utils import hub
-from utils.squad import SAMPLE, DataError, Example, hold_out, load_squad, read_squad_json
+from utils.data import hub
+from utils.data.squad import SAMPLE, DataError, Example, hold_out, load_squad, read_squad_json
 
 
 def squad_json(**paragraph) -> dict:
@@ -200,9 +200,9 @@ def test_a_hub_that_answers_but_fails_is_survived(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     # The tests run offline, so that the real load_dataset fails as it does on a hub without the data set.
-    monkeypatch.setattr("utils.squad.hub_problem", lambda: None)
+    monkeypatch.setattr("utils.data.squad.hub_problem", lambda: None)
     assert load_squad("squad", str(tmp_path)) == load_squad("sample")
-    record = [record for record in caplog.records if record.name == "utils.hub"][-1]
+    record = [record for record in caplog.records if record.name == "utils.data.hub"][-1]
     assert "the hub failed: " in record.message and "\n" not in record.message
 
 

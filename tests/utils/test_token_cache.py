@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from utils.data_config import DataConfig
-from utils.squad import Example
-from utils.token_cache import TokenizedPairs, tokenize_pairs
-from utils.tokenizers import load_tokenizer
+from utils.data.config import DataConfig
+from utils.data.squad import Example
+from utils.data.token_cache import TokenizedPairs, tokenize_pairs
+from utils.data.tokenizers import load_tokenizer
 
 EXAMPLES = [
     Example("Why?", "Because of the wind."),
@@ -36,7 +36,7 @@ def no_tokenizing(tokenizer, monkeypatch: pytest.MonkeyPatch) -> Callable[[], No
         def refuse(*_, **__):
             raise AssertionError("tokenized again")
 
-        monkeypatch.setattr("utils.token_cache._tokenize", refuse)
+        monkeypatch.setattr("utils.data.token_cache._tokenize", refuse)
 
     return forbid
 
@@ -125,7 +125,7 @@ def test_the_final_name_appears_only_when_the_file_is_whole(
         assert len(np.load(source)["ends"]) == 6
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("utils.token_cache.os.replace", interrupt)
+    monkeypatch.setattr("utils.data.token_cache.os.replace", interrupt)
     with pytest.raises(KeyboardInterrupt):
         tokenize_pairs(EXAMPLES, tokenizer, tmp_path)
     assert not list(tmp_path.iterdir())
@@ -145,9 +145,9 @@ def test_a_full_disk_leaves_nothing_behind(tokenizer, tmp_path: Path, caplog) ->
 def test_two_processes_at_once(tmp_path: Path, repo_root: Path, tokenizer) -> None:
     program = (
         "import sys; from pathlib import Path\n"
-        "from utils.data_config import DataConfig; from utils.tokenizers import load_tokenizer\n"
-        "from utils.data_utils import *; from utils.squad import Example\n"
-        "from utils.token_cache import tokenize_pairs\n"
+        "from utils.data.config import DataConfig; from utils.data.tokenizers import load_tokenizer\n"
+        "from utils.data_utils import *; from utils.data.squad import Example\n"
+        "from utils.data.token_cache import tokenize_pairs\n"
         "tokenizer, _ = load_tokenizer('gpt2', 'gpt2', DataConfig(), 50257)\n"
         "examples = [Example(f'q{i}', f'context {i % 100}') for i in range(1000)]\n"
         "print('ready', flush=True); sys.stdin.readline()\n"

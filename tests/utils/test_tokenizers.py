@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from utils import tokenizers
-from utils.data_config import DataConfig
-from utils.hub import DataError
-from utils.tokenizers import load_tokenizer
+from utils.data import tokenizers
+from utils.data.config import DataConfig
+from utils.data.hub import DataError
+from utils.data.tokenizers import load_tokenizer
 
 MODELS = {"gpt2": ("gpt2", 50257), "bert": ("bert-base-uncased", 30522)}
 SMALL = tokenizers.SMALL_FOLDER

@@ -1,0 +1,142 @@
+"""The command line of every script, made from its config dataclass.
+
+A field becomes a flag: ``max_steps: int = field(default=10, metadata={"help": "…"})`` gives
+``--max-steps`` and ``--max_steps``. A bool gives ``--flag`` and ``--no-flag``, a ``Literal`` its
+choices, a ``tuple[str, ...]`` takes any number of words; metadata ``{"positional": True}`` drops the
+dashes. Values that make no sense are refused by the dataclass's ``__post_init__`` raising
+``ValueError``, which ends the script with one sentence and exit status 2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib
+import io
+import os
+import sys
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, TypeVar, Union
+
+from chakra_et.text import printable
+
+Config = TypeVar("Config")
+
+
+def parse(config_class: type[Config], argv: Sequence[str] | None = None, **parser_options: Any) -> Config:
+    """Read the command line into one config.
+
+    ``argv`` is as for ``argparse`` (None: ``sys.argv[1:]``); ``parser_options`` go to
+    ``argparse.ArgumentParser``. Raises ``SystemExit(2)`` on a bad flag or a refused value.
+    """
+    parser = argparse.ArgumentParser(
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter, allow_abbrev=False, **parser_options
+    )
+    add_flags(parser, config_class)
+    values = vars(parser.parse_args(argv))
+    try:
+        return config_class(**values)
+    except ValueError as error:
+        parser.error(str(error))
+
+
+def add_flags(parser: argparse.ArgumentParser, config_class: type) -> None:
+    """Add one flag for each field of the dataclass to ``parser``."""
+    hints = typing.get_type_hints(config_class)
+    for field in dataclasses.fields(config_class):
+        _add_flag(parser, field, hints[field.name])
+
+
+def dispatch(
+    program: str,
+    commands: Mapping[str, tuple[str, str]],
+    argv: Sequence[str] | None,
+    refusal: type[Exception],
+) -> int:
+    """Run ``program COMMAND …`` and return its exit status; 2 for arguments or input that can't be used.
+
+    ``commands``: name → (module with ``main(argv) -> status``, one line of help); modules are imported when
+    they run. A ``refusal`` that a command raises is its one sentence on bad input.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or arguments[0] in ("-h", "--help"):
+        width = max(map(len, commands))
+        print(f"usage: {program} COMMAND … (COMMAND --help tells more)\n")
+        print("\n".join(f"  {name:{width}}  {line}" for name, (_, line) in commands.items()))
+        return 0 if arguments else 2
+    if arguments[0] not in commands:
+        print(f"error: no command {arguments[0]!r}: use one of {', '.join(commands)}", file=sys.stderr)
+        return 2
+    return run(lambda: importlib.import_module(commands[arguments[0]][0]).main(arguments[1:]), refusal)
+
+
+def run(work: Callable[[], int | None], refusal: type[Exception], interrupted: str = "interrupted.") -> int:
+    """Run a command to its exit status, so that no bad input shows a traceback.
+
+    A ``refusal`` that ``work`` raises is its one sentence on bad input, and an ``OSError`` names its file:
+    both end with 2. ``interrupted`` is the sentence for Ctrl-C.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A terminal that lacks a letter of a name or path is no reason to stop.
+        sys.stdout.reconfigure(errors="backslashreplace")
+    try:
+        status = work() or 0
+        sys.stdout.flush()
+        return status
+    except refusal as error:
+        return _fail(f"error: {error}", 2)
+    except KeyboardInterrupt:
+        return _fail(interrupted, 130)
+    except BrokenPipeError:
+        # Whoever read the output has left (`… | head`); without this the interpreter would complain at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        return _fail(f"error: {error.filename or 'output'}: {error.strerror or error}.", 2)
+
+
+def _fail(sentence: str, status: int) -> int:
+    print(printable(sentence), file=sys.stderr)
+    return status
+
+
+def _add_flag(parser: argparse.ArgumentParser, field: dataclasses.Field, hint: Any) -> None:
+    options: dict[str, Any] = {"help": field.metadata.get("help", "")}
+    if field.default is not dataclasses.MISSING:
+        options["default"] = field.default
+    elif field.default_factory is not dataclasses.MISSING:
+        options["default"] = field.default_factory()
+    else:
+        options["required"] = True
+
+    hint = _without_none(hint)
+    if typing.get_origin(hint) is Literal:
+        choices = typing.get_args(hint)
+        options.update(choices=choices, type=type(choices[0]))
+    elif typing.get_origin(hint) is tuple:
+        options.update(nargs="*", type=typing.get_args(hint)[0])
+    elif hint is bool:
+        options["action"] = argparse.BooleanOptionalAction
+    else:
+        options["type"] = hint
+
+    if field.metadata.get("positional"):
+        options.pop("required", None)
+        if "default" in options and "nargs" not in options:
+            options["nargs"] = "?"
+        parser.add_argument(field.name, **options)
+        return
+    dashed = "--" + field.name.replace("_", "-")
+    names = [dashed]
+    if "_" in field.name:
+        names.append("--" + field.name)
+    parser.add_argument(*names, dest=field.name, **options)
+
+
+def _without_none(hint: Any) -> Any:
+    """``X | None`` as ``X``: a flag that is not given is None."""
+    if typing.get_origin(hint) in (Union, types.UnionType):
+        (hint,) = (part for part in typing.get_args(hint) if part is not type(None))
+    return hint

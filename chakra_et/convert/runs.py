@@ -1,0 +1,298 @@
+"""Whole runs: every rank of every run in a folder, converted, checked and written.
+
+A rank that fails does not stop the others. Files appear complete or not at all; a rank's file of an
+earlier conversion stays until the new one is there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from chakra_et import files
+from chakra_et.convert import jobs
+from chakra_et.convert.pair import PairOptions
+from chakra_et.convert.rank import Engine, RankJob, RankResult, convert_rank, options_text
+from chakra_et.errors import TraceError
+from chakra_et.graph.pairing import list_ranks
+from chakra_et.traces.sets import TraceSet
+
+# Rules that are checked here, with the names of the traces.
+CHECKED_HERE = ("rank-missing", "rank-twice", "world-size")
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How runs are converted. ``workers``: processes; ``timeout``: seconds a rank, 0: no limit. ``ranks``:
+    only those ranks, and then nothing of the run as a whole. ``keep``: files of an earlier conversion that
+    are valid and newer than their traces stay."""
+
+    engine: Engine = "native"
+    workers: int = 1
+    timeout: float = 0
+    keep_merged: bool = False
+    allow_missing_ranks: bool = False
+    ranks: Callable[[int], bool] | None = None
+    keep: bool = False
+
+
+@dataclass
+class SetResult:
+    """One run. ``ranks``: the result, or the error, of each rank; ``problems`` and ``notes``: of the run as a
+    whole, one sentence each."""
+
+    traces: TraceSet
+    ranks: dict[int, RankResult | TraceError] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def good(self) -> dict[int, RankResult]:
+        return {rank: r for rank, r in sorted(self.ranks.items()) if isinstance(r, RankResult)}
+
+    @property
+    def failed(self) -> bool:
+        return bool(self.problems) or any(
+            isinstance(result, TraceError) or result.problems for result in self.ranks.values()
+        )
+
+
+def convert_sets(
+    sets: Iterable[TraceSet],
+    options: PairOptions,
+    run: RunOptions = RunOptions(),
+    progress: Callable[[], None] = lambda: None,
+) -> list[SetResult]:
+    """Convert the ranks of ``sets``; ``progress`` is called after each rank."""
+    results = [SetResult(traces, problems=list(traces.problems)) for traces in sets]
+    folders = sorted({result.traces.folder for result in results})
+    with contextlib.ExitStack() as stack:
+        for folder in folders:
+            # Parts of a run may be converted at once; whole runs take turns.
+            stack.enter_context(_locked(folder, shared=run.ranks is not None))
+            stack.callback(files.remove_abandoned, folder)
+            files.remove_abandoned(folder)
+        _convert_ranks(results, options, run, progress)
+        for result in results:
+            try:
+                _finish(result, options, run)
+            except OSError as error:
+                result.problems.append(
+                    f"{error.filename or result.traces.folder}: {error.strerror or error}."
+                )
+    return results
+
+
+def _locked(folder: Path, shared: bool) -> contextlib.AbstractContextManager[None]:
+    def wait() -> None:
+        print(f"{folder}: waiting for another conversion there to end", file=sys.stderr, flush=True)
+
+    return files.folder_lock(folder, shared, wait)
+
+
+def _convert_ranks(
+    results: list[SetResult], options: PairOptions, run: RunOptions, progress: Callable[[], None]
+) -> None:
+    work: list[tuple[SetResult, int, RankJob]] = []
+    for result in results:
+        traces = result.traces
+        of_run = _options(traces, options)
+        for rank, pair in traces.pairs.items():
+            if run.ranks is None or run.ranks(rank):
+                merged = traces.merged_file(rank) if run.keep_merged else None
+                job = RankJob(pair, traces.et_file(rank), of_run, run.engine, merged, run.keep)
+                work.append((result, rank, job))
+        for rank, sentence in traces.incomplete.items():
+            if run.ranks is None or run.ranks(rank):
+                if run.allow_missing_ranks:
+                    result.notes.append(sentence)
+                else:
+                    result.ranks[rank] = TraceError(sentence)
+    # MLCommons' tools are processes of their own; only a worker of ours takes them with it when it is killed.
+    apart = len(work) > 1 or run.engine == "mlcommons" or run.timeout > 0
+    todo = [job for _, _, job in work]
+    outcomes = jobs.run(convert_rank, todo, run.workers if apart else 0, run.timeout)
+    with contextlib.closing(outcomes):  # ends the workers before anything else happens
+        for number, outcome in outcomes:
+            result, rank, job = work[number]
+            if isinstance(outcome, TraceError):
+                outcome = _with_names(outcome, job)
+            result.ranks[rank] = outcome
+            progress()
+
+
+def _options(traces: TraceSet, options: PairOptions) -> PairOptions:
+    return dataclasses.replace(
+        options,
+        groups=traces.groups,
+        world_size=traces.world_size,
+        hosts=traces.hosts,
+        ranks_here=traces.ranks_here,
+    )
+
+
+def _with_names(error: TraceError, job: RankJob) -> TraceError:
+    """The error with the trace that it is about, and what is left under its name."""
+    text = str(error)
+    if not any(str(path) in text for path in (job.pair.host, job.pair.device)):
+        text = f"{job.pair.host}: {text}"
+    if job.output.exists():
+        text += f" {job.output.name} is of an earlier conversion."
+    return TraceError(text)
+
+
+def _finish(result: SetResult, options: PairOptions, run: RunOptions) -> None:
+    """What belongs to the run as a whole: rank 0's bytes under the users' name, groups, report, checks."""
+    traces = result.traces
+    if 0 in result.good:
+        files.copy(traces.et_file(0), traces.first_et_file)
+    if run.ranks is not None:
+        return
+    world = max([traces.ranks_here, traces.world_size, *(r.world_size for r in result.good.values())])
+    _check_ranks(result, world, run.allow_missing_ranks)
+    if run.engine == "native" and result.good:
+        groups = _groups(result)
+        files.write_json(traces.groups_file, groups)
+        if len(result.good) > 1:
+            result.problems += _check_together(result, groups)
+    if len(result.good) == len(traces.pairs):
+        _remove_stale(traces, world)
+    files.write_json(traces.report_file, _summary(result, options, run))
+
+
+def _summary(result: SetResult, options: PairOptions, run: RunOptions) -> dict[str, Any]:
+    """The report of the run; the same wherever the folder is."""
+    folder = re.compile(rf"(?<![^\s'\"(]){re.escape(str(result.traces.folder))}{os.sep}")
+
+    def short(texts: list[str]) -> list[str]:
+        return [folder.sub("", text) for text in texts]
+
+    return {
+        "name": result.traces.name,
+        "engine": run.engine,
+        "options": options_text(_options(result.traces, options)),
+        "problems": short(result.problems),
+        "notes": short(result.notes),
+        "ranks": {
+            str(rank): {"error": short([str(r)])[0]}
+            if isinstance(r, TraceError)
+            else r.report.as_dict() | {"problems": short(r.problems)}
+            for rank, r in sorted(result.ranks.items())
+        },
+    }
+
+
+def _check_ranks(result: SetResult, world: int, allow_missing: bool) -> None:
+    """Are the ranks all there, each once, and of one run?"""
+    traces, good = result.traces, result.good
+    absent = [rank for rank in range(world) if rank not in traces.pairs and rank not in traces.incomplete]
+    if absent:
+        sentence = (
+            f"{traces.folder / traces.name}: of {world} ranks, the traces of {list_ranks(absent)} are missing"
+        )
+        if allow_missing:
+            result.notes.append(f"{sentence}.")
+        else:
+            result.problems.append(f"{sentence}; add them, or go on with --allow-missing-ranks.")
+    first_of: dict[tuple[str, int, int], int] = {}
+    for rank, r in good.items():
+        here, lowest = traces.pairs[rank].device, next(iter(good))
+        if r.world_size != good[lowest].world_size:
+            result.problems.append(
+                f"{here} is of a run of {r.world_size} ranks, {traces.pairs[lowest].device} of one of "
+                f"{good[lowest].world_size}; convert traces of one run together."
+            )
+        other = first_of.setdefault(r.process, rank) if r.process[1] else rank
+        if other != rank:
+            result.problems.append(
+                f"{here} and {traces.pairs[other].device} are traces of the same process, {r.process[1]}; "
+                f"one of them is not of rank {rank}."
+            )
+        told = traces.processes.get(rank)
+        if told and r.process[1] and told != r.process[1]:
+            result.problems.append(
+                f"{traces.manifest_file} says that rank {rank} was process {told}, {traces.pairs[rank].host} "
+                f"that it was process {r.process[1]}; remove the manifest if it is of another run."
+            )
+
+
+def _groups(result: SetResult) -> dict[str, list[int]]:
+    """The run's process groups: number → ranks."""
+    groups: dict[int, tuple[int, ...]] = {}
+    first: dict[int, int] = {}
+    for rank, r in result.good.items():
+        for number, (name, _, ranks) in sorted(r.groups.items()):
+            members = tuple(sorted(ranks)) or tuple(range(r.world_size))
+            if groups.setdefault(number, members) != members:
+                other = result.traces.pairs[first[number]].device
+                result.problems.append(
+                    f"process group {name!r} has ranks {list_ranks(list(members))} in "
+                    f"{result.traces.pairs[rank].device} and {list_ranks(list(groups[number]))} in {other}; "
+                    "the traces are not of one run."
+                )
+            first.setdefault(number, rank)
+    return {str(number): list(ranks) for number, ranks in sorted(groups.items())}
+
+
+def _check_together(result: SetResult, groups: dict[str, list[int]]) -> list[str]:
+    """The ranks against each other."""
+    from chakra_et.validate import check as validate
+
+    talk = {rank: r.communication for rank, r in result.good.items() if r.communication is not None}
+    names = {rank: str(result.traces.et_file(rank)) for rank in talk}
+    return [
+        str(problem).removeprefix("error: ")
+        for problem in validate.check_together(talk, groups, names)
+        if problem.severity == "error" and problem.rule not in CHECKED_HERE
+    ]
+
+
+def _remove_stale(traces: TraceSet, world: int) -> None:
+    """Files of ranks that an earlier, larger run of this name had: simulators would take them for ours."""
+    for rank, path in traces.et_files():
+        if rank >= world:
+            path.unlink()
+
+
+def default_workers(jobs_to_do: int) -> int:
+    """One for each core that this process may use, no more than there is to do."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(cores, jobs_to_do))
+
+
+def is_converted(traces: TraceSet, options: PairOptions, run: RunOptions) -> bool:
+    """Whether every rank's file is there, newer than its traces and made in this way, and the last report
+    tells of no failure."""
+    try:
+        report = json.loads(traces.report_file.read_bytes())
+        bad = report["problems"] or any(
+            "error" in rank or rank.get("problems") for rank in report["ranks"].values()
+        )
+        same = (report["engine"], report["options"]) == (run.engine, options_text(_options(traces, options)))
+        fresh = all(
+            min(path.stat().st_mtime_ns for path in _written(traces, rank, run))
+            >= max(pair.host.stat().st_mtime_ns, pair.device.stat().st_mtime_ns)
+            for rank, pair in traces.pairs.items()
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return False
+    same_ranks = set(report["ranks"]) == {str(rank) for rank in traces.pairs} and not traces.problems
+    return not bad and same and fresh and same_ranks
+
+
+def _written(traces: TraceSet, rank: int, run: RunOptions) -> list[Path]:
+    """What a conversion writes for one rank."""
+    written = [traces.et_file(rank)]
+    if rank == 0:
+        written.append(traces.first_et_file)
+    if run.keep_merged:
+        written.append(traces.merged_file(rank))
+    return written

@@ -1,0 +1,333 @@
+"""The bytes of an .et file to columns, whoever wrote it."""
+
+from __future__ import annotations
+
+import contextlib
+from array import array
+from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
+
+import numpy as np
+
+from chakra_et.et import wire
+from chakra_et.et.columns import Attribute, ExecutionTrace, Ragged, Strings, TensorInfo
+from chakra_et.et.schema import (
+    ATTR,
+    ATTR_NAME,
+    CTRL_DEPS,
+    DATA_DEPS,
+    DURATION,
+    ID,
+    INPUTS,
+    IO_FIELDS,
+    KIND_OF_KEY,
+    MEMBERS,
+    METADATA_ATTR,
+    NAME,
+    OUTPUTS,
+    START,
+    TYPE,
+    VERSION,
+)
+from chakra_et.et.wire import LENGTH, VARINT, Fields, WireError
+
+# Nodes that are decoded together: enough to hide numpy's overhead, few enough for little memory.
+CHUNK = 8192
+# Distinct strings of one length that are compared with a whole column before rows are looked up one by one.
+COMPARED = 8
+# Each name is a column, and real files have some twenty: a limit on what a hostile file can cost.
+MOST_ATTRIBUTES = 4096
+# Enough for the key of any value: the rest of a column's number is the number of its name.
+KEY_BITS = 9
+# By a field's key: whether a node has it, and whether it is an attribute's value.
+IS_NODE_KEY, IS_VALUE_KEY = np.zeros((2, 1 << KEY_BITS), bool)
+IS_NODE_KEY[[number << 3 | VARINT for number in (ID, TYPE, START, DURATION, CTRL_DEPS, DATA_DEPS)]] = True
+IS_NODE_KEY[[number << 3 | LENGTH for number in (NAME, CTRL_DEPS, DATA_DEPS, INPUTS, OUTPUTS, ATTR)]] = True
+IS_VALUE_KEY[list(KIND_OF_KEY)] = True
+
+
+class _Interned(dict):
+    """Distinct byte strings → their index, in the order of first sight."""
+
+    def __missing__(self, text: bytes) -> int:
+        self[text] = len(self)
+        return len(self) - 1
+
+    def index(self, raw: bytes, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
+        """int32[K]: which string ``raw[starts[i]:ends[i]]`` is."""
+        index = np.empty(len(starts), np.int32)
+        order, edges = wire.by_length(ends - starts)
+        for low, high in zip(edges[:-1], edges[1:], strict=True):
+            self._index_group(raw, starts, ends, order[low:high], index)
+        return index
+
+    def _index_group(
+        self, raw: bytes, starts: np.ndarray, ends: np.ndarray, rows: np.ndarray, index: np.ndarray
+    ) -> None:
+        """The same for ``rows``, whose strings are equally long."""
+        if not len(rows):
+            return
+        # Most columns repeat a few strings: comparing all rows with one string costs much less than
+        # looking each row up.
+        begin = starts[rows]
+        length = int(ends[rows[0]] - begin[0])
+        found = np.full(len(rows), -1, np.int32)
+        if length:
+            text = wire.windows(np.frombuffer(raw, np.uint8), length)[begin].view(f"S{length}")
+            at = 0
+            for _ in range(COMPARED):
+                first = raw[begin[at] : begin[at] + length]
+                found[text == first] = self[first]
+                at = int(np.argmin(found))
+                if found[at] >= 0:
+                    break
+        left = np.flatnonzero(found < 0)
+        found[left] = [self[raw[start : start + length]] for start in begin[left].tolist()]
+        index[rows] = found
+
+
+@dataclass
+class _Column:
+    """One attribute, gathered chunk by chunk."""
+
+    kind: str
+    rows: list[np.ndarray] = field(default_factory=list)
+    values: list[np.ndarray] = field(default_factory=list)
+    table: _Interned = field(default_factory=_Interned)
+
+    def finish(self) -> Attribute:
+        values = np.concatenate(self.values)
+        is_text = MEMBERS[self.kind].wire == LENGTH
+        return Attribute(
+            self.kind, np.concatenate(self.rows), Strings(list(self.table), values) if is_text else values
+        )
+
+
+class _Attributes:
+    """All attributes of the nodes, or of the metadata."""
+
+    def __init__(self) -> None:
+        self.names = _Interned()
+        self.columns: dict[int, _Column] = {}
+        self.follows: dict[int, set[int]] = {}
+        self.unread = 0
+
+    def add(self, raw: bytes, fields: Fields, first: int) -> None:
+        """Take in the attribute messages ``fields``, whose nodes are numbered from ``first``."""
+        fields = fields.take(np.argsort(fields.message, kind="stable"))
+        owners = fields.message + first
+        parts = wire.scan(raw, fields.start, fields.end, owners)
+
+        label = parts.where(ATTR_NAME, LENGTH)
+        start, end = _spans(label, len(owners))
+        names = self.names.index(raw, start, end).astype(np.int64)
+        if len(self.names) > MOST_ATTRIBUTES:
+            raise WireError(
+                f"more than {MOST_ATTRIBUTES} names of attributes", int(owners[-1]), int(start[-1])
+            )
+
+        chosen = np.full(len(owners), -1)
+        valued = np.flatnonzero(IS_VALUE_KEY.take(parts.key, mode="clip"))
+        chosen[parts.message[valued]] = valued  # The last member that is set wins, as in any oneof.
+        present = np.flatnonzero(chosen >= 0)
+        chosen, owners = chosen[present], owners[present]
+        values = parts.take(chosen)
+        keys = names[present] << KEY_BITS | values.key
+        self._note_order(owners, keys)
+
+        kept = 0
+        found = np.flatnonzero(np.bincount(keys)).tolist()
+        for key in sorted(found, key=lambda key: int(np.argmax(keys == key))):
+            which = np.flatnonzero(keys == key)
+            # Of one attribute that a node has twice, the last one counts.
+            which = which[np.append(owners[which[1:]] != owners[which[:-1]], True)]
+            kept += len(which)
+            column = self.columns.setdefault(key, _Column(KIND_OF_KEY[key & (1 << KEY_BITS) - 1]))
+            column.rows.append(owners[which])
+            column.values.append(_values(raw, column, values.take(which)))
+        self.unread += len(parts.key) - len(label.key) - kept
+
+    def _note_order(self, owners: np.ndarray, keys: np.ndarray) -> None:
+        together = np.flatnonzero(owners[1:] == owners[:-1])
+        pairs = np.unique(keys[together] << 32 | keys[together + 1])
+        for pair in pairs.tolist():
+            self.follows.setdefault(pair & 0xFFFFFFFF, set()).add(pair >> 32)
+
+    def finish(self) -> dict[str, Attribute]:
+        """The attributes by name, in an order that every node keeps to, if there is one."""
+        order = list(self.columns)
+        sorter = TopologicalSorter({key: sorted(self.follows.get(key, ())) for key in order})
+        with contextlib.suppress(CycleError):
+            order = list(sorter.static_order())
+        table = list(self.names)
+        attributes: dict[str, Attribute] = {}
+        for key in order:
+            column = self.columns[key]
+            name = table[key >> KEY_BITS].decode("utf-8", "replace")
+            attributes[f"{name}#{column.kind}" if name in attributes else name] = column.finish()
+        return attributes
+
+
+def decode(raw: bytes) -> ExecutionTrace:
+    """The trace in the bytes of a file. Raises ``WireError`` with the node's number, -1 for the metadata."""
+    starts, ends = _messages(raw)
+    has_metadata = _starts_with_metadata(raw, starts, ends)
+    metadata, unread = _metadata(raw, starts[:1], ends[:1]) if has_metadata else ({}, 0)
+    starts, ends = starts[int(has_metadata) :], ends[int(has_metadata) :]
+    count = len(starts)
+
+    numbers = {number: np.zeros(count, np.uint64) for number in (ID, TYPE, START, DURATION)}
+    names = _Interned()
+    name_index = np.zeros(count, np.int32)
+    lists: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {CTRL_DEPS: [], DATA_DEPS: []}
+    tensors: dict[int, list[tuple]] = {INPUTS: [], OUTPUTS: []}
+    attributes = _Attributes()
+    for first in range(0, count, CHUNK):
+        chunk = slice(first, min(first + CHUNK, count))
+        owners = np.arange(chunk.start, chunk.stop)
+        fields = wire.scan(raw, starts[chunk], ends[chunk], owners)
+        for number, column in numbers.items():
+            found = fields.where(number, VARINT)
+            column[found.message + first] = found.value
+        name_index[chunk] = names.index(raw, *_spans(fields.where(NAME, LENGTH), len(owners)))
+        for number, found in lists.items():
+            found.append(_numbers(raw, fields.where(number, VARINT, LENGTH), owners))
+        for number, blocks in tensors.items():
+            unread += _tensors(raw, fields.where(number, LENGTH), owners, first, blocks)
+        attributes.add(raw, fields.where(ATTR, LENGTH), first)
+        unread += int((~IS_NODE_KEY.take(fields.key, mode="clip")).sum())
+    return ExecutionTrace(
+        ids=numbers[ID],
+        names=Strings(list(names), name_index),
+        types=np.minimum(numbers[TYPE], 255).astype(np.uint8),
+        start_micros=numbers[START],
+        duration_micros=numbers[DURATION],
+        ctrl_deps=_ragged(lists[CTRL_DEPS]),
+        data_deps=_ragged(lists[DATA_DEPS]),
+        inputs=_join_tensors(tensors[INPUTS]),
+        outputs=_join_tensors(tensors[OUTPUTS]),
+        attributes=attributes.finish(),
+        metadata=metadata,
+        has_metadata=has_metadata,
+        unread_fields=unread + attributes.unread,
+    )
+
+
+def _starts_with_metadata(raw: bytes, starts: np.ndarray, ends: np.ndarray) -> bool:
+    """Whether the first message is a ``GlobalMetadata``: it has two fields, and only text in the first."""
+    keys = wire.scan(raw, starts[:1], ends[:1], np.array([-1])).key
+    return bool(np.isin(keys, (VERSION << 3 | LENGTH, METADATA_ATTR << 3 | LENGTH)).all())
+
+
+def _messages(raw: bytes) -> tuple[np.ndarray, np.ndarray]:
+    """Where the messages start and end."""
+    marks = array("q")
+    at, size = 0, len(raw)
+    what = ""
+    while at < size and not what:
+        marks.append(at)
+        length = raw[at]
+        if 0 < length < 0x80:
+            at += length + 1
+        elif length and at + 1 < size and raw[at + 1] < 0x80:
+            at += (length & 0x7F | raw[at + 1] << 7) + 2
+        else:
+            length, after = wire.read_varint(raw, at, min(at + 5, size))
+            if not length:
+                what = "an empty message, where readers stop" if after == at + 1 else "no length of a message"
+            at = after + length
+    starts, ends = wire.varint_prefixed(raw, np.frombuffer(marks, np.int64))
+    if at > size:
+        what = what or f"the message has {ends[-1] - starts[-1]} bytes, and only {size - starts[-1]} are left"
+    if what:
+        node = len(marks) - 1 - int(_starts_with_metadata(raw, starts, ends)) if len(marks) > 1 else -1
+        raise WireError(what, node, marks[-1])
+    return starts, ends
+
+
+def _metadata(
+    raw: bytes, start: np.ndarray, end: np.ndarray
+) -> tuple[dict[str, int | str | bool | float], int]:
+    fields = wire.scan(raw, start, end, np.array([-1]))
+    version_start, version_end = _spans(fields.where(VERSION, LENGTH), 1)
+    metadata: dict[str, int | str | bool | float] = {}
+    attributes = _Attributes()
+    attributes.add(raw, fields.where(METADATA_ATTR, LENGTH), -1)
+    for name, attribute in attributes.finish().items():
+        if attribute.kind == "string":
+            metadata[name] = attribute.values[0]
+        elif attribute.kind == "bool":
+            metadata[name] = bool(attribute.values[0])
+        elif isinstance(attribute.values, Strings):
+            attributes.unread += 1
+        else:
+            metadata[name] = attribute.values[0].item()
+    metadata["version"] = raw[version_start[0] : version_end[0]].decode("utf-8", "replace")
+    return metadata, attributes.unread
+
+
+def _spans(fields: Fields, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Start and end of the payload of each message's last such field; 0 and 0 where it has none."""
+    start, end = np.zeros(count, np.int64), np.zeros(count, np.int64)
+    start[fields.message], end[fields.message] = fields.start, fields.end
+    return start, end
+
+
+def _numbers(raw: bytes, fields: Fields, owners: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(values, how many each message has) of a repeated uint64, packed or not."""
+    fields = fields.take(np.argsort(fields.message, kind="stable"))
+    values, counts = wire.decode_varints(raw, fields.start, fields.end, owners[fields.message])
+    return values, np.bincount(fields.message, counts, len(owners)).astype(np.int64)
+
+
+def _ragged(chunks: list[tuple[np.ndarray, np.ndarray]]) -> Ragged:
+    counts = np.concatenate([np.zeros(1, np.int64), *(counts for _, counts in chunks)])
+    return Ragged(
+        np.cumsum(counts), np.concatenate([np.zeros(0, np.uint64), *(values for values, _ in chunks)])
+    )
+
+
+def _tensors(raw: bytes, fields: Fields, owners: np.ndarray, first: int, blocks: list[tuple]) -> int:
+    """Append (rows, values, shapes, types) of the IOInfo messages; returns how many fields are unknown."""
+    parts = wire.scan(raw, fields.start, fields.end, owners[fields.message])
+    rows = np.unique(fields.message)
+    unread = len(parts.key)
+    columns = []
+    for number in IO_FIELDS:
+        found = parts.where(number, LENGTH)
+        unread -= len(found.key)
+        start, end = np.zeros(len(owners), np.int64), np.zeros(len(owners), np.int64)
+        node = fields.message[found.message]
+        start[node], end[node] = found.start, found.end
+        columns.append([raw[a:b] for a, b in zip(start[rows].tolist(), end[rows].tolist(), strict=True)])
+    blocks.append((rows + first, *columns))
+    return unread
+
+
+def _join_tensors(blocks: list[tuple]) -> TensorInfo | None:
+    if not any(len(rows) for rows, *_ in blocks):
+        return None
+    rows, *columns = zip(*blocks, strict=True)
+    return TensorInfo(
+        np.concatenate(rows), *([text for block in column for text in block] for column in columns)
+    )
+
+
+def _values(raw: bytes, column: _Column, fields: Fields) -> np.ndarray:
+    """The payloads as the column holds them: numbers, or indices into its table."""
+    kind = MEMBERS[column.kind]
+    if kind.wire == LENGTH:
+        return column.table.index(raw, fields.start, fields.end)
+    if kind.wire != VARINT:
+        payload = wire.windows(np.frombuffer(raw, np.uint8), wire.FIXED_BYTES[kind.wire])[fields.start]
+        wide = {"f": np.float64, "i": np.int64, "u": np.uint64 if kind.dtype == "<u8" else np.int64}
+        return payload.view(kind.dtype).astype(wide[kind.dtype[1]])
+    if kind.dtype == "zigzag":
+        return ((fields.value >> np.uint64(1)) ^ -(fields.value & np.uint64(1)).view(np.uint64)).view(
+            np.int64
+        )
+    if kind.dtype == "u8":
+        return fields.value
+    if kind.dtype == "bool":
+        return (fields.value != 0).astype(np.int64)
+    return fields.value.astype(kind.dtype).astype(np.int64)

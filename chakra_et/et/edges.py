@@ -1,0 +1,168 @@
+"""The dependencies of one .et file as edges between rows, for files that may be wrong."""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+
+from chakra_et.et.columns import ExecutionTrace, Ragged
+
+# Ids this much sparser than the nodes aren't looked up in a table.
+SPARSE = 8
+
+
+@dataclass
+class Edges:
+    """All dependencies, data before ctrl: ``child`` int64[E] rows, ``parent`` int64[E] rows or -1 where no
+    node has the id, ``dependency`` uint64[E] the id that was named, ``is_ctrl`` bool[E]."""
+
+    child: np.ndarray
+    parent: np.ndarray
+    dependency: np.ndarray
+    is_ctrl: np.ndarray
+
+
+def edges_of(trace: ExecutionTrace) -> Edges:
+    """The edges of a trace; an id that several nodes have stands for the last of them, as in ASTRA-sim."""
+    children = [
+        np.repeat(np.arange(len(trace)), np.diff(deps.offsets)) for deps in (trace.data_deps, trace.ctrl_deps)
+    ]
+    dependency = np.concatenate([trace.data_deps.values, trace.ctrl_deps.values])
+    return Edges(
+        child=np.concatenate(children),
+        parent=rows_of(trace.ids, dependency),
+        dependency=dependency,
+        is_ctrl=np.arange(len(dependency)) >= len(trace.data_deps.values),
+    )
+
+
+def rows_of(ids: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """The last row with each wanted id, int64[W]; -1 where there is none."""
+    if not len(ids) or not len(wanted):
+        return np.full(len(wanted), -1)
+    low, high = int(ids.min()), int(ids.max())
+    if high - low <= SPARSE * len(ids) + 1024:
+        table = np.full(high - low + 2, -1)
+        table[(ids - np.uint64(low)).astype(np.int64)] = np.arange(len(ids))
+        inside = (wanted >= low) & (wanted <= high)
+        place = np.where(inside, wanted - np.uint64(low), np.uint64(high - low + 1))
+        return table[place.astype(np.int64)]
+    order = np.argsort(ids, kind="stable")
+    at = np.searchsorted(ids[order], wanted, side="right") - 1
+    found = order[np.maximum(at, 0)]
+    return np.where((at >= 0) & (ids[found] == wanted), found, -1)
+
+
+def repeated(deps: Ragged) -> np.ndarray:
+    """The rows whose list names an id twice."""
+    owner = np.repeat(np.arange(len(deps.offsets) - 1), np.diff(deps.offsets))
+    values = deps.values
+    same_list = owner[1:] == owner[:-1]
+    if (same_list & (values[1:] < values[:-1])).any():
+        order = np.lexsort((values, owner))
+        owner, values = owner[order], values[order]
+    return np.unique(owner[1:][same_list & (values[1:] == values[:-1])])
+
+
+def forward_position(trace: ExecutionTrace, edges: Edges) -> np.ndarray | None:
+    """A position for each row, int64[N], by which every edge points forward; None where there is none.
+
+    A converter's ids, rows or start times are such an order, which is quickly seen; only other files are
+    sorted node by node. Edges to absent nodes don't count.
+    """
+    known = edges.parent >= 0
+    parent, child = edges.parent[known], edges.child[known]
+    for key in (trace.ids, None, trace.start_micros):
+        position = np.arange(len(trace))
+        if key is not None:
+            position[np.argsort(key, kind="stable")] = np.arange(len(trace))
+        if (position[parent] < position[child]).all():
+            return position
+    order = np.array(topological_order(len(trace), parent, child), np.int64)
+    if len(order) < len(trace):
+        return None
+    position = np.empty(len(trace), np.int64)
+    position[order] = np.arange(len(trace))
+    return position
+
+
+def short_cycle(count: int, edges: Edges) -> list[int]:
+    """The rows of a cycle, each a dependency of the next and the last one of the first.
+
+    It is the shortest that leads through one of its nodes, from its first row on. There must be a cycle.
+    """
+    known = (edges.parent >= 0) & (edges.parent != edges.child)
+    parent, child = edges.parent[known], edges.child[known]
+    left = np.ones(count, bool)
+    left[topological_order(count, parent, child)] = False
+    inside = left[parent] & left[child]
+    parent, child = parent[inside], child[inside]
+    # Every node that is left waits for another one that is left: walking back must come round.
+    waits_for = np.full(count, -1)
+    waits_for[child] = parent
+    row, seen = int(child[0]), set()
+    while row not in seen:
+        seen.add(row)
+        row = int(waits_for[row])
+    offsets, successors = successor_lists(count, parent, child)
+    came_from = {row: row}
+    queue = deque([row])
+    while queue:
+        node = queue.popleft()
+        for successor in successors[offsets[node] : offsets[node + 1]]:
+            if successor == row:
+                cycle = [node]
+                while cycle[-1] != row:
+                    cycle.append(came_from[cycle[-1]])
+                cycle.reverse()
+                lowest = cycle.index(min(cycle))
+                return cycle[lowest:] + cycle[:lowest]
+            if successor not in came_from:
+                came_from[successor] = node
+                queue.append(successor)
+    raise AssertionError("a node on a cycle reaches itself")
+
+
+def topological_order(count: int, source: np.ndarray, target: np.ndarray) -> list[int]:
+    """Nodes 0 … count − 1 in an order in which every edge points forward, the lowest ready number first.
+
+    Nodes on a cycle and those behind one are left out, so that a shorter list means a cycle. Needs no
+    recursion: Kahn's algorithm.
+    """
+    offsets, successors = successor_lists(count, source, target)
+    degrees = np.bincount(target, minlength=count)
+    # Ascending, and so a heap already.
+    ready, waiting, order = np.flatnonzero(degrees == 0).tolist(), degrees.tolist(), []
+    while ready:
+        node = heapq.heappop(ready)
+        order.append(node)
+        for successor in successors[offsets[node] : offsets[node + 1]]:
+            waiting[successor] -= 1
+            if not waiting[successor]:
+                heapq.heappush(ready, successor)
+    return order
+
+
+def successor_lists(count: int, source: np.ndarray, target: np.ndarray) -> tuple[list[int], list[int]]:
+    """Edges as (offsets, successors): node i has ``successors[offsets[i]:offsets[i + 1]]``."""
+    offsets = np.concatenate(([0], np.cumsum(np.bincount(source, minlength=count))))
+    return offsets.tolist(), target[np.argsort(source, kind="stable")].tolist()
+
+
+def widest_ready_set(trace: ExecutionTrace, edges: Edges, position: np.ndarray) -> tuple[int, int]:
+    """(most nodes ready at once when nodes run one by one in ``position``'s order, the row then run).
+
+    A node is ready from the moment its last dependency has run until it runs itself.
+    """
+    known = edges.parent >= 0
+    ready_at = np.zeros(len(trace), np.int64)
+    np.maximum.at(ready_at, edges.child[known], position[edges.parent[known]] + 1)
+    change = np.bincount(ready_at, minlength=len(trace) + 1) - np.bincount(
+        position + 1, minlength=len(trace) + 1
+    )
+    ready = np.cumsum(change)
+    widest = int(np.argmax(ready))
+    return int(ready[widest]), int(np.flatnonzero(position == min(widest, len(trace) - 1))[0])

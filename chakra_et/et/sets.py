@@ -1,0 +1,89 @@
+"""Which .et files belong together: ``NAME.0.et``, ``NAME.1.et``, … and ``NAME_comm_groups.json``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from chakra_et.errors import TraceError
+from chakra_et.names import parse_et, run_at
+
+
+@dataclass
+class RankSet:
+    """Files of one run: ``files`` rank → path (None: a file whose name says no rank, alone in its set).
+
+    ``by_name`` is True where the user named the run and not its files, so that all of it is meant.
+    """
+
+    name: str
+    files: dict[int | None, Path] = field(default_factory=dict)
+    by_name: bool = False
+
+    @property
+    def is_run(self) -> bool:
+        """Whether the files are to be checked against each other."""
+        return None not in self.files and (self.by_name or len(self.files) > 1)
+
+    def comm_groups(self) -> dict[str, list[int]] | None:
+        """The comm groups beside the files, None where there is no such file."""
+        path = self.groups_file
+        return None if path is None else read_comm_groups(path)
+
+    @property
+    def groups_file(self) -> Path | None:
+        """The comm-group file beside the files, None where there is none."""
+        path = run_at(self.name).groups_file
+        return path if path.is_file() else None
+
+
+def find_rank_sets(names: Iterable[str]) -> list[RankSet]:
+    """Group files by run. A name is a file, or a run's NAME for all its files.
+
+    Raises ``TraceError`` for a name that is neither, and for two files that are one rank of one run.
+    """
+    sets: dict[str, RankSet] = {}
+    for name in names:
+        paths = [Path(name)] if Path(name).is_file() else _files_of_run(name)
+        for path in paths:
+            found = parse_et(path)
+            key, rank = found or (str(path), None)
+            group = sets.setdefault(key, RankSet(key if found else str(path.with_suffix(""))))
+            group.by_name |= path != Path(name)
+            known = group.files.setdefault(rank, path)
+            if known != path:
+                raise TraceError(f"{known} and {path} are both rank {rank} of {key}: give one of them")
+    for group in sets.values():
+        group.files = dict(sorted(group.files.items(), key=lambda item: (item[0] is not None, item[0])))
+    return list(sets.values())
+
+
+def _files_of_run(name: str) -> list[Path]:
+    run = run_at(name)
+    paths = [path for _, path in run.et_files()]
+    if not paths and run.first_et_file.is_file():
+        paths = [run.first_et_file]
+    if not paths:
+        raise TraceError(f"{name}: neither a file nor the NAME of NAME.0.et, NAME.1.et, …: check the path")
+    return paths
+
+
+def read_comm_groups(path: Path) -> dict[str, list[int]]:
+    """A comm-group file: JSON object, group id → ranks. Raises ``TraceError`` where it isn't that."""
+    try:
+        groups = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise TraceError(
+            f"{path}: can't be read as JSON ({error}): mend it, or convert the traces again"
+        ) from error
+    whole = isinstance(groups, dict) and all(
+        isinstance(ranks, list) and ranks and all(type(rank) is int for rank in ranks)
+        for ranks in groups.values()
+    )
+    if not whole:
+        raise TraceError(
+            f"{path}: must be a JSON object of group id → list of ranks: mend it, or convert the traces again"
+        )
+    return groups

@@ -1,0 +1,308 @@
+"""One rank's execution graph: nodes are rows, edges are rows.
+
+Built so that a replay gives the measured times back: a node starts when its lane is free and what it
+depends on has ended; what neither explains becomes an overhead node in front of it. Edges point from
+lower to higher node numbers, so the graph is acyclic by construction; ``validate`` proves it of the file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+
+from chakra_et.graph.dependencies import Causes, EdgeKind
+from chakra_et.graph.timeline import Pieces, Timeline
+from chakra_et.traces.device import ANNOTATION, DRIVER, KERNEL, MEMCPY, MEMSET, RUNTIME, SYNC, DeviceTrace
+
+
+class NodeKind(IntEnum):
+    """What a node is; the names are the values of the ``kind`` attribute."""
+
+    OPERATOR = 0
+    ANNOTATION = 1
+    RUNTIME = 2
+    KERNEL = 3
+    MEMCPY = 4
+    MEMSET = 5
+    COLLECTIVE = 6
+    P2P = 7
+    HOST_OVERHEAD = 8
+    DEVICE_OVERHEAD = 9
+
+
+KIND_OF_CATEGORY = {
+    ANNOTATION: NodeKind.ANNOTATION,
+    RUNTIME: NodeKind.RUNTIME,
+    DRIVER: NodeKind.RUNTIME,
+    KERNEL: NodeKind.KERNEL,
+    MEMCPY: NodeKind.MEMCPY,
+    MEMSET: NodeKind.MEMSET,
+}
+
+
+@dataclass
+class Graph:
+    """N nodes in order of start time; E edges.
+
+    ``start``, ``end``: ns since the first event. ``lane``: index into the timeline's lanes. ``event``: row of
+    the device trace that the node is or goes on with, -1 for overhead outside of events. ``segment``: 0 for
+    the node that stands for the event, 1, 2, … for the further stretches of its own time. ``item``: index of
+    the communication, or -1. ``kind``: ``NodeKind``. ``source``, ``target``, ``edge_kind``: the edges.
+    """
+
+    lane: np.ndarray
+    start: np.ndarray
+    end: np.ndarray
+    event: np.ndarray
+    segment: np.ndarray
+    item: np.ndarray
+    kind: np.ndarray
+    source: np.ndarray
+    target: np.ndarray
+    edge_kind: np.ndarray
+    notes: dict[str, int]
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+
+@dataclass
+class _Rows:
+    lane: np.ndarray
+    start: np.ndarray
+    end: np.ndarray
+    event: np.ndarray
+    kind: np.ndarray
+    item: np.ndarray
+
+    def take(self, index: np.ndarray) -> _Rows:
+        return _Rows(*(column[index] for column in vars(self).values()))
+
+    @staticmethod
+    def join(parts: list[_Rows]) -> _Rows:
+        return _Rows(*(np.concatenate([vars(part)[name] for part in parts]) for name in vars(parts[0])))
+
+
+def build(device: DeviceTrace, time: Timeline, causes: Causes, items: list) -> Graph:
+    """Make the graph from the timeline and the causes."""
+    notes: dict[str, int] = {}
+    edges = np.concatenate(causes.edges) if causes.edges else np.zeros((0, 5), np.int64)
+    rows = _Rows.join(
+        [_cpu_rows(device, time, causes, edges), _gpu_rows(device, time, items), _placed_rows(causes, items)]
+    )
+    rows = rows.take(np.lexsort((np.arange(len(rows.lane)), rows.start, rows.lane)))
+    source, target, kind = _connect(rows, edges, time)
+    rows, source, target, kind = _fill_lags(rows, source, target, kind, time)
+
+    # Number the nodes by start time; among equals what takes no time first, as others may wait for it.
+    order = np.lexsort((np.arange(len(rows.lane)), rows.lane, rows.end > rows.start, rows.start))
+    rank = np.empty(len(order), dtype=np.int64)
+    rank[order] = np.arange(len(order))
+    rows = rows.take(order)
+    source, target = rank[source], rank[target]
+    source, target, kind = _forward_only(rows, source, target, kind, notes)
+    return Graph(
+        lane=rows.lane, start=rows.start, end=rows.end, event=rows.event, segment=_segments(rows),
+        item=rows.item, kind=rows.kind, source=source, target=target, edge_kind=kind, notes=notes,
+    )  # fmt: skip
+
+
+def _cpu_rows(device: DeviceTrace, time: Timeline, causes: Causes, edges: np.ndarray) -> _Rows:
+    """The threads' pieces, cut where an edge starts or ends and without the waits."""
+    pieces = time.pieces
+    first = np.zeros(len(pieces.owner), dtype=bool)
+    owned = np.flatnonzero(pieces.owner >= 0)
+    # Written backwards, so that what stays is each owner's first piece.
+    of_owner = np.zeros(len(device), dtype=np.int64)
+    of_owner[pieces.owner[owned[::-1]]] = owned[::-1]
+    first[of_owner[pieces.owner[owned]]] = True
+    waits = np.array(causes.waits, dtype=np.int64).reshape(-1, 3)
+    cuts = np.concatenate([edges[:, 1:3], edges[:, 3:5], waits[:, [0, 1]], waits[:, [0, 2]]])
+    parts = []
+    for lane in range(len(time.lanes)):
+        at = np.flatnonzero(pieces.lane == lane)
+        if not len(at):
+            continue
+        own = Pieces(pieces.lane[at], pieces.start[at], pieces.end[at], pieces.owner[at])
+        own, is_first = _cut(own, first[at], np.sort(cuts[cuts[:, 0] == lane, 1]))
+        keep = _outside(own, is_first, waits[waits[:, 0] == lane, 1:])
+        parts.append((own.lane[keep], own.start[keep], own.end[keep], own.owner[keep], is_first[keep]))
+    if not parts:
+        empty = np.zeros(0, dtype=np.int64)
+        return _Rows(empty, empty, empty, empty, empty, empty)
+    lane, start, end, owner, is_first = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+
+    annotation = np.zeros(len(owner), dtype=bool)
+    annotation[owner >= 0] = device.category[owner[owner >= 0]] == ANNOTATION
+    kind = np.full(len(owner), NodeKind.HOST_OVERHEAD, dtype=np.int64)
+    work = (owner >= 0) & ~annotation
+    runtime = np.zeros(len(owner), dtype=bool)
+    runtime[work] = device.category[owner[work]] >= RUNTIME
+    kind[work] = NodeKind.OPERATOR
+    kind[runtime] = NodeKind.RUNTIME
+    item = np.full(len(owner), -1, dtype=np.int64)
+    rows = _Rows(lane, start, end, owner, kind, item)
+    # An annotation marks a moment; the time in it is spent by Python around the operators.
+    marks = annotation & is_first
+    mark_rows = rows.take(np.flatnonzero(marks))
+    mark_rows.kind[:] = NodeKind.ANNOTATION
+    mark_rows.end = mark_rows.start.copy()
+    rest = rows.take(np.flatnonzero(~(marks & (start == end))))
+    position = np.concatenate([np.flatnonzero(marks) * 2, np.flatnonzero(~(marks & (start == end))) * 2 + 1])
+    return _Rows.join([mark_rows, rest]).take(np.argsort(position, kind="stable"))
+
+
+def _cut(pieces: Pieces, first: np.ndarray, cuts: np.ndarray) -> tuple[Pieces, np.ndarray]:
+    """Split the pieces of one lane at ``cuts`` (ascending); only the first part stays ``first``."""
+    cuts = cuts[np.concatenate([[True], cuts[1:] != cuts[:-1]])[: len(cuts)]]
+    at = np.searchsorted(pieces.start, cuts, side="right") - 1
+    inside = (at >= 0) & (pieces.start[at] < cuts) & (cuts < pieces.end[at])
+    at, cuts = at[inside], cuts[inside]
+    index = np.concatenate([np.arange(len(pieces.start)), at])
+    start = np.concatenate([pieces.start, cuts])
+    order = np.lexsort((start, index))
+    index, start = index[order], start[order]
+    end = pieces.end[index]
+    same = index[1:] == index[:-1]
+    end[:-1][same] = start[1:][same]
+    is_first = first[index]
+    is_first[1:][same] = False
+    return Pieces(pieces.lane[index], start, end, pieces.owner[index]), is_first
+
+
+def _outside(pieces: Pieces, first: np.ndarray, waits: np.ndarray) -> np.ndarray:
+    """Rows that stay once the waits are taken out; an event's first piece stays as a mark of length 0."""
+    keep = np.ones(len(pieces.start), dtype=bool)
+    if len(waits):
+        waits = waits[np.argsort(waits[:, 0], kind="stable")]
+        reach = np.maximum.accumulate(waits[:, 1])
+        at = np.searchsorted(waits[:, 0], pieces.start, side="right") - 1
+        blocked = (at >= 0) & (pieces.end <= reach[at]) & (pieces.start < pieces.end)
+        keep = ~blocked | first
+        pieces.end = np.where(blocked & first, pieces.start, pieces.end)
+    return np.flatnonzero(keep)
+
+
+def _gpu_rows(device: DeviceTrace, time: Timeline, items: list) -> _Rows:
+    event = np.flatnonzero((device.category >= KERNEL) & (device.category != SYNC))
+    kind = np.array([KIND_OF_CATEGORY.get(c, NodeKind.KERNEL) for c in range(SYNC + 1)])[
+        device.category[event]
+    ]
+    item_of = np.full(len(device), -1, dtype=np.int64)
+    for number, item in enumerate(items):
+        if item.on_gpu:
+            item_of[item.event] = number
+    item = item_of[event]
+    kind[item >= 0] = [_communication_kind(items[number]) for number in item[item >= 0].tolist()]
+    return _Rows(time.lane[event], time.start[event], time.end[event], event, kind.astype(np.int64), item)
+
+
+def _placed_rows(causes: Causes, items: list) -> _Rows:
+    item = np.array(sorted(causes.placed), dtype=np.int64)
+    place = np.array([causes.placed[number] for number in item.tolist()], dtype=np.int64).reshape(-1, 3)
+    kind = np.array([_communication_kind(items[number]) for number in item.tolist()], dtype=np.int64)
+    event = np.array([items[number].event for number in item.tolist()], dtype=np.int64)
+    return _Rows(place[:, 0], place[:, 1], place[:, 2], event, kind, item)
+
+
+def _communication_kind(item) -> NodeKind:
+    return NodeKind.P2P if item.collective is None else NodeKind.COLLECTIVE
+
+
+def _connect(rows: _Rows, edges: np.ndarray, time: Timeline) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Edges between rows: the order on each lane, and the causes' points looked up on their lanes."""
+    sources, targets, kinds = [], [], []
+    bounds = np.searchsorted(rows.lane, np.arange(len(time.lanes) + 1))
+    order_kind = {
+        "cpu": EdgeKind.PROGRAM_ORDER,
+        "gpu": EdgeKind.STREAM_ORDER,
+        "communication": EdgeKind.COLLECTIVE,
+    }
+    from_ = np.full(len(edges), -1, dtype=np.int64)
+    to = np.full(len(edges), -1, dtype=np.int64)
+    for lane, info in enumerate(time.lanes):
+        low, high = bounds[lane], bounds[lane + 1]
+        if high > low:
+            sources.append(np.arange(low, high - 1))
+            targets.append(np.arange(low + 1, high))
+            kinds.append(np.full(high - low - 1, order_kind[info.kind]))
+        out = np.flatnonzero(edges[:, 1] == lane)
+        at = np.searchsorted(rows.end[low:high], edges[out, 2], side="right") - 1
+        from_[out] = np.where(at >= 0, at + low, -1)
+        into = np.flatnonzero(edges[:, 3] == lane)
+        at = np.searchsorted(rows.start[low:high], edges[into, 4], side="left")
+        to[into] = np.where(at < high - low, at + low, -1)
+    found = (from_ >= 0) & (to >= 0) & (from_ != to)
+    sources.append(from_[found])
+    targets.append(to[found])
+    kinds.append(edges[found, 0])
+    return np.concatenate(sources), np.concatenate(targets), np.concatenate(kinds)
+
+
+def _fill_lags(
+    rows: _Rows, source: np.ndarray, target: np.ndarray, kind: np.ndarray, time: Timeline
+) -> tuple[_Rows, np.ndarray, np.ndarray, np.ndarray]:
+    """Put an overhead row in front of each row that starts later than its lane and its causes explain."""
+    ready = np.full(len(rows.start), time.begin, dtype=np.int64)
+    valid = rows.end[source] <= rows.start[target]
+    np.maximum.at(ready, target[valid], rows.end[source[valid]])
+    late = np.flatnonzero(rows.start > ready)
+    on_gpu = np.array([lane.kind == "gpu" for lane in time.lanes], dtype=bool)[rows.lane[late]]
+    extra = _Rows(
+        rows.lane[late], ready[late], rows.start[late], np.full(len(late), -1, dtype=np.int64),
+        np.where(on_gpu, NodeKind.DEVICE_OVERHEAD, NodeKind.HOST_OVERHEAD).astype(np.int64),
+        np.full(len(late), -1, dtype=np.int64),
+    )  # fmt: skip
+    position = np.concatenate([np.arange(len(rows.start)) * 2 + 1, late * 2])
+    order = np.argsort(position, kind="stable")
+    place = np.empty(len(order), dtype=np.int64)
+    place[order] = np.arange(len(order))
+    overhead_of = np.full(len(rows.start), -1, dtype=np.int64)
+    overhead_of[late] = place[len(rows.start) :]
+    joined = _Rows.join([rows, extra]).take(order)
+    into = np.where(overhead_of[target] >= 0, overhead_of[target], place[target])
+    lane_order = np.where(on_gpu, EdgeKind.STREAM_ORDER, EdgeKind.PROGRAM_ORDER).astype(np.int64)
+    return (
+        joined,
+        np.concatenate([place[source], overhead_of[late]]),
+        np.concatenate([into, place[late]]),
+        np.concatenate([kind, lane_order]),
+    )
+
+
+def _forward_only(
+    rows: _Rows, source: np.ndarray, target: np.ndarray, kind: np.ndarray, notes: dict[str, int]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Drop repeated edges and those that do not point forward, which only rounding of times brings about.
+
+    An edge between two nodes that take no time at one moment starts at the node before instead.
+    """
+    before = np.full(len(rows.lane), -1, dtype=np.int64)
+    by_lane = np.argsort(rows.lane, kind="stable")
+    same = rows.lane[by_lane[1:]] == rows.lane[by_lane[:-1]]
+    before[by_lane[1:][same]] = by_lane[:-1][same]
+    while (back := (source >= target) & (source >= 0)).any():
+        source = np.where(back, before[source], source)
+    forward = (source >= 0) & (rows.end[source] <= rows.start[target])
+    if not forward.all():
+        notes["edges left out as they would point back in time"] = int((~forward).sum())
+    source, target, kind = source[forward], target[forward], kind[forward]
+    order = np.lexsort((kind, source, target))
+    source, target, kind = source[order], target[order], kind[order]
+    new = np.ones(len(source), dtype=bool)
+    new[1:] = (source[1:] != source[:-1]) | (target[1:] != target[:-1])
+    return source[new], target[new], kind[new]
+
+
+def _segments(rows: _Rows) -> np.ndarray:
+    """Number the nodes of each event, in order of time: its own first, then the rest of its time."""
+    segment = np.zeros(len(rows.event), dtype=np.int64)
+    owned = np.flatnonzero(rows.event >= 0)
+    order = owned[np.argsort(rows.event[owned], kind="stable")]
+    change = np.ones(len(order), dtype=bool)
+    change[1:] = rows.event[order[1:]] != rows.event[order[:-1]]
+    begin = np.maximum.accumulate(np.where(change, np.arange(len(order)), 0))
+    segment[order] = np.arange(len(order)) - begin
+    return segment

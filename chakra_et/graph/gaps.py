@@ -1,0 +1,91 @@
+"""What to do with host overhead: time of a thread outside of every operator (Python, data loading)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+
+from chakra_et.graph.build import Graph, NodeKind
+
+HostGaps = Literal["node", "fold", "drop"]
+
+
+def apply(graph: Graph, mode: HostGaps) -> tuple[Graph, dict[str, int]]:
+    """Keep host overhead as nodes, fold it into the next node of its lane, or drop it.
+
+    ``fold`` keeps as nodes what other lanes depend on, and what stands before a node that has other causes
+    too, so that times stay right. Returns the graph and the losses: the count of nodes left out and, for
+    ``drop``, the ns lost with them.
+    """
+    overhead = graph.kind == NodeKind.HOST_OVERHEAD
+    if mode == "node" or not overhead.any():
+        return graph, {}
+    start, end = graph.start.copy(), graph.end
+    removed = overhead.copy()
+    if mode == "fold":
+        leaves = np.bincount(graph.source, minlength=len(graph))
+        arrives = np.bincount(graph.target, minlength=len(graph))
+        same_lane = graph.lane[graph.source] == graph.lane[graph.target]
+        removed[graph.source[~same_lane]] = False
+        removed &= leaves == 1
+        # From the last to the first, so that a run of gaps ends up in the one node after it.
+        next_of = np.full(len(graph), -1, dtype=np.int64)
+        next_of[graph.source[same_lane]] = graph.target[same_lane]
+        for node in np.flatnonzero(removed)[::-1].tolist():
+            follower = next_of[node]
+            # What also waits for something else would do so before the gap, not after it.
+            if graph.item[follower] >= 0 or arrives[follower] > 1:
+                removed[node] = False
+        for node in np.flatnonzero(removed).tolist():
+            follower = next_of[node]
+            start[follower] = start[node]
+        losses = {"host overhead folded into the next node": int(removed.sum())}
+    else:
+        lost = int((graph.end - graph.start)[removed].sum())
+        losses = {"host overhead dropped": int(removed.sum()), "ns of host overhead dropped": lost}
+    return _without(replace(graph, start=start, end=end), removed), losses
+
+
+def _without(graph: Graph, removed: np.ndarray) -> Graph:
+    """The graph without some nodes: what came before one comes before what came after it."""
+    into: dict[int, list[tuple[int, int]]] = {}
+    touched = removed[graph.source]
+    for source, target, kind in zip(
+        graph.source[removed[graph.target]].tolist(),
+        graph.target[removed[graph.target]].tolist(),
+        graph.edge_kind[removed[graph.target]].tolist(),
+        strict=True,
+    ):
+        into.setdefault(target, []).append((source, kind))
+    resolved: dict[int, dict[int, int]] = {}
+    for node in np.flatnonzero(removed).tolist():
+        before: dict[int, int] = {}
+        for source, kind in into.get(node, ()):
+            before |= resolved[source] if removed[source] else {source: kind}
+        resolved[node] = before
+    extra = []
+    for source, target in zip(graph.source[touched].tolist(), graph.target[touched].tolist(), strict=True):
+        if not removed[target]:
+            extra += [(before, target, kind) for before, kind in resolved[source].items()]
+    keep = ~touched & ~removed[graph.target]
+    more = np.array(extra, dtype=np.int64).reshape(-1, 3)
+    source = np.concatenate([graph.source[keep], more[:, 0]])
+    target = np.concatenate([graph.target[keep], more[:, 1]])
+    kind = np.concatenate([graph.edge_kind[keep], more[:, 2]])
+    kept = np.flatnonzero(~removed)
+    # A folded gap moves the start of the node after it forward: number the nodes anew.
+    kept = kept[np.lexsort((kept, graph.end[kept] > graph.start[kept], graph.start[kept]))]
+    rank = np.full(len(graph), -1, dtype=np.int64)
+    rank[kept] = np.arange(len(kept))
+    source, target = rank[source], rank[target]
+    order = np.lexsort((kind, source, target))
+    source, target, kind = source[order], target[order], kind[order]
+    new = np.ones(len(source), dtype=bool)
+    new[1:] = (source[1:] != source[:-1]) | (target[1:] != target[:-1])
+    columns = {
+        name: getattr(graph, name)[kept]
+        for name in ("lane", "start", "end", "event", "segment", "item", "kind")
+    }
+    return replace(graph, source=source[new], target=target[new], edge_kind=kind[new], **columns)

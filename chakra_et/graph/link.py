@@ -1,0 +1,127 @@
+"""Find the host node of each event on the CPU.
+
+Both traces number the recorded functions alike ("Record function id" = ``rf_id``). Traces without these
+ids (schema 1.0.1) are matched by thread, order and name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from chakra_et.traces.device import ANNOTATION, CPU_OP, DeviceTrace
+from chakra_et.traces.host import GROUP_RECORD, STRUCTURE, HostTrace
+
+LOOK_AHEAD = 64
+
+
+@dataclass
+class Link:
+    """``host_row[i]``: the row of the host trace for row i of the device trace, -1 where there is none.
+
+    ``unmatched``: host rows that should have an event and have none (the roots and the process-group
+    record, which the profiler writes by itself, are not expected to have one).
+    """
+
+    host_row: np.ndarray
+    unmatched: np.ndarray
+    how: Literal["record-function id", "thread, order and name"]
+
+    def rate(self, host: HostTrace) -> float:
+        """Part of the host operators that have a device record."""
+        expected = int(_operators(host).sum())
+        return 1.0 - len(self.unmatched) / expected if expected else 1.0
+
+
+def link(host: HostTrace, device: DeviceTrace) -> Link:
+    """Match the two traces of one rank. Never fails: what has no partner is listed."""
+    expected = _operators(host)
+    on_cpu = (device.category == CPU_OP) | (device.category == ANNOTATION)
+    rows = np.flatnonzero(on_cpu & (device.rf_id > 0))
+    if len(rows):
+        host_row = _by_id(host, device, rows, np.flatnonzero(expected))
+        how = "record-function id"
+    else:
+        host_row = _by_order(host, device, np.flatnonzero(on_cpu), expected)
+        how = "thread, order and name"
+    expected[host_row[host_row >= 0]] = False
+    return Link(host_row, np.flatnonzero(expected), how)
+
+
+def _operators(host: HostTrace) -> np.ndarray:
+    structure = [host.names.index(name) for name in (*STRUCTURE, GROUP_RECORD) if name in host.names]
+    return ~np.isin(host.name, structure)
+
+
+def _by_id(host: HostTrace, device: DeviceTrace, rows: np.ndarray, host_rows: np.ndarray) -> np.ndarray:
+    result = np.full(len(device), -1, dtype=np.int64)
+    order = host_rows[np.argsort(host.rf_id[host_rows], kind="stable")]
+    ids = host.rf_id[order]
+    at = np.searchsorted(ids, device.rf_id[rows])
+    found = at < len(ids)
+    found[found] = ids[at[found]] == device.rf_id[rows[found]]
+    result[rows[found]] = order[at[found]]
+    return result
+
+
+def _by_order(host: HostTrace, device: DeviceTrace, rows: np.ndarray, expected: np.ndarray) -> np.ndarray:
+    """Pair each host thread with the device thread whose names are most alike, then align in order."""
+    result = np.full(len(device), -1, dtype=np.int64)
+    host_threads = []
+    for tid in np.unique(host.tid[expected]).tolist():
+        of_thread = np.flatnonzero(expected & (host.tid == tid))
+        host_threads.append(of_thread[np.argsort(host.rf_id[of_thread], kind="stable")])
+    device_threads = [rows[device.thread[rows] == thread] for thread in np.unique(device.thread[rows])]
+    likeness = []
+    for h, host_rows in enumerate(host_threads):
+        host_counts = _name_counts([host.names[n] for n in host.name[host_rows]])
+        for d, device_rows in enumerate(device_threads):
+            device_counts = _name_counts([device.names[n] for n in device.name[device_rows]])
+            common = sum(min(count, device_counts.get(name, 0)) for name, count in host_counts.items())
+            likeness.append((-common, h, d))
+    used_host: set[int] = set()
+    used_device: set[int] = set()
+    for common, h, d in sorted(likeness):
+        if common and h not in used_host and d not in used_device:
+            used_host.add(h)
+            used_device.add(d)
+            _align(host, device, host_threads[h], device_threads[d], result)
+    return result
+
+
+def _align(
+    host: HostTrace, device: DeviceTrace, host_rows: np.ndarray, device_rows: np.ndarray, result: np.ndarray
+) -> None:
+    """Walk both sequences; where names differ, skip on the side that finds the other's name sooner."""
+    h_names = [host.names[n] for n in host.name[host_rows]]
+    d_names = [device.names[n] for n in device.name[device_rows]]
+    h = d = 0
+    while h < len(h_names) and d < len(d_names):
+        if h_names[h] == d_names[d]:
+            result[device_rows[d]] = host_rows[h]
+            h, d = h + 1, d + 1
+            continue
+        skip_host = _distance(h_names, h, d_names[d])
+        skip_device = _distance(d_names, d, h_names[h])
+        if skip_host <= skip_device and skip_host < LOOK_AHEAD:
+            h += skip_host
+        elif skip_device < LOOK_AHEAD:
+            d += skip_device
+        else:
+            h, d = h + 1, d + 1
+
+
+def _distance(names: list[str], start: int, wanted: str) -> int:
+    try:
+        return names.index(wanted, start, start + LOOK_AHEAD) - start
+    except ValueError:
+        return LOOK_AHEAD
+
+
+def _name_counts(names: list[str]) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for name in names:
+        counts[name] = counts.get(name, 0) + 1
+    return counts

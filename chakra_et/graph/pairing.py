@@ -1,0 +1,158 @@
+"""Do a host and a device trace come from the same process, and which rank of how many was it?"""
+
+from __future__ import annotations
+
+import datetime
+
+import numpy as np
+
+from chakra_et.errors import TraceError
+from chakra_et.graph import timeline
+from chakra_et.graph.link import Link
+from chakra_et.graph.timeline import STEP
+from chakra_et.traces.device import ANNOTATION, CPU_OP, MAX_RANKS, DeviceTrace
+from chakra_et.traces.host import HostTrace
+
+MIN_MATCH = 0.5
+CLOCK_SECONDS = 5.0
+
+
+def check(
+    host: HostTrace, device: DeviceTrace, linked: Link, allow_unlinked: bool
+) -> tuple[Link, dict[str, int]]:
+    """The link without pairs whose names differ, and warnings.
+
+    Raises ``TraceError`` where the traces are of two processes, or hardly have an operator in common, unless
+    ``allow_unlinked``. One of the traces may cover more steps than the other.
+    """
+    other = _other_name(host, device, linked)
+    rate = _match_rate(host, device, linked, other)
+    reason = _other_process(host, device)
+    if reason is None and rate < MIN_MATCH:
+        difference = _first_difference(host, device, linked, other)
+        reason = f"only {rate:.0%} of their operators match: {difference}"
+    if reason is not None and not allow_unlinked:
+        raise TraceError(
+            f"{host.path} and {device.path} are not of the same run: {reason}; pair the right files, or "
+            "go on with --allow-unlinked."
+        )
+    warnings = {}
+    if len(other):
+        warnings["operators of the same number but another name in the other trace, not linked"] = len(other)
+    if gap := _clock_gap(host, device):
+        warnings["seconds between the recordings of host and device trace"] = gap
+    host_row = linked.host_row.copy()
+    host_row[other] = -1
+    unmatched = np.union1d(linked.unmatched, linked.host_row[other])
+    return Link(host_row, unmatched, linked.how), warnings
+
+
+def rank_and_world(
+    path_rank: int, manifest_world: int, ranks_here: int, host: HostTrace, device: DeviceTrace
+) -> tuple[int, int]:
+    """Rank and number of ranks.
+
+    The device trace, the file's name (``path_rank``, -1: none) and the manifest (0: none) must agree. Where
+    neither says the number, the size of the default group does, or ``ranks_here``.
+    """
+    rank = _whole(device.distributed.get("rank"), -1)
+    if rank >= 0 and path_rank >= 0 and rank != path_rank:
+        raise TraceError(
+            f"{device.path}: its name says rank {path_rank}, its distributedInfo rank {rank}; rename it "
+            "to the rank that it is."
+        )
+    rank = rank if rank >= 0 else max(path_rank, 0)
+    world = _whole(device.distributed.get("world_size"), 0)
+    if manifest_world and world and world != manifest_world:
+        raise TraceError(
+            f"{device.path}: its distributedInfo says a world size of {world}, the manifest "
+            f"{manifest_world}; convert traces of one run together."
+        )
+    default = [group.get("group_size") for group in host.groups if str(group.get("pg_name")) == "0"]
+    world = world or manifest_world or max(_whole(next(iter(default), 0), 0), ranks_here, rank + 1)
+    if not rank < world <= MAX_RANKS:
+        raise TraceError(f"{device.path}: says that it is rank {rank} of {world}, which makes no sense.")
+    return rank, world
+
+
+def _whole(value: object, missing: int) -> int:
+    return value if type(value) is int and value >= 0 else missing
+
+
+def _other_process(host: HostTrace, device: DeviceTrace) -> str | None:
+    processes = sorted({str(pid) for pid, _ in device.threads})
+    pid = host.header["pid"]
+    if not _whole(pid, 0) or not processes or str(pid) in processes:
+        return None
+    named = ", ".join(process[:20] for process in processes[:3])
+    return f"the host trace is of process {pid}, the device trace of process {named}"
+
+
+def _on_cpu(device: DeviceTrace) -> np.ndarray:
+    return (device.category == CPU_OP) | (device.category == ANNOTATION)
+
+
+def _other_name(host: HostTrace, device: DeviceTrace, linked: Link) -> np.ndarray:
+    """Rows of the device trace whose host node has another name."""
+    numbers = {name: number for number, name in enumerate(host.names)}
+    as_host = np.array([numbers.get(name, -1) for name in device.names], dtype=np.int64)
+    rows = np.flatnonzero(linked.host_row >= 0)
+    return rows[as_host[device.name[rows]] != host.name[linked.host_row[rows]]]
+
+
+def _match_rate(host: HostTrace, device: DeviceTrace, linked: Link, other: np.ndarray) -> float:
+    """The part of the operators of the trace with fewer of them that is in the other one too."""
+    matched = int((linked.host_row >= 0).sum()) - len(other)
+    of_device = matched / max(int(_on_cpu(device).sum()), 1)
+    return max(of_device, linked.rate(host) if not len(other) else 0.0)
+
+
+def _first_difference(host: HostTrace, device: DeviceTrace, linked: Link, other: np.ndarray) -> str:
+    host_steps = sorted({name for name in host.names if name.startswith(STEP)})
+    device_steps = sorted({STEP + str(number) for number, _ in timeline.steps(device)})
+    if host_steps and device_steps and not set(host_steps) & set(device_steps):
+        return f"the first covers {', '.join(host_steps[:4])} and the second {', '.join(device_steps[:4])}"
+    absent = np.flatnonzero(_on_cpu(device) & (linked.host_row < 0))
+    if len(other):
+        row = int(other[0])
+        name = host.names[host.name[linked.host_row[row]]]
+        return (
+            f"record function {device.rf_id[row]} is {name[:60]!r} in the first and "
+            f"{device.names[device.name[row]][:60]!r} in the second"
+        )
+    if not len(absent):
+        return "the second trace has none"
+    row = int(absent[0])
+    number = f", record function {device.rf_id[row]}," if device.rf_id[row] >= 0 else ""
+    return f"{device.names[device.name[row]][:60]!r}{number} of the second is not in the first"
+
+
+def _clock_gap(host: HostTrace, device: DeviceTrace) -> int:
+    """Seconds between the times at which the traces were recorded, 0 where they overlap or don't say.
+
+    The host trace has the local time of an unknown zone, so whole quarters of an hour tell nothing.
+    """
+    try:
+        told = datetime.datetime.strptime(str(host.header["time"]), "%Y-%m-%d %H:%M:%S")
+        began = told.replace(tzinfo=datetime.timezone.utc).timestamp()
+        length = (host.header["finish_ts"] - host.header["start_ts"]) / 1000
+    except (ValueError, TypeError, OverflowError):
+        return 0
+    first, last = device.origin_ns / 1e9, (device.origin_ns + int(device.end.max(initial=0))) / 1e9
+    if first < 1e9 or not 0 <= length < 900:
+        return 0
+    after = (first - began) % 900
+    if after <= length + CLOCK_SECONDS or 900 - after <= last - first + CLOCK_SECONDS:
+        return 0
+    return round(min(after - length, 900 - after))
+
+
+def list_ranks(ranks: list[int]) -> str:
+    """Ranks in order, neighbours as a span: ``0-3, 7``."""
+    spans: list[list[int]] = []
+    for rank in sorted(ranks):
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)

@@ -1,0 +1,258 @@
+"""Causes between threads: CPU communication and who waits for it, threads that wake each other, backward."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+import numpy as np
+
+from chakra_et.et.columns import NodeType
+from chakra_et.graph.communication import Communication
+from chakra_et.graph.dependencies import Causes, EdgeKind
+from chakra_et.graph.link import Link
+from chakra_et.graph.timeline import Lane, Timeline
+from chakra_et.traces.device import ANNOTATION, KERNEL, DeviceTrace
+from chakra_et.traces.host import HostTrace, tensors
+
+# A wait that was blocked ends soon after what it waited for.
+WAKE_UP_NS = 200_000
+
+
+def find(
+    host: HostTrace,
+    device: DeviceTrace,
+    linked: Link,
+    time: Timeline,
+    items: list[Communication],
+    causes: Causes,
+) -> None:
+    """Add the causes between threads. Adds lanes for CPU communication to ``time.lanes``."""
+    _communication(host, device, linked, time, items, causes)
+    _threads(device, time, causes)
+    _forward_backward(device, time, causes)
+
+
+def _communication(
+    host: HostTrace,
+    device: DeviceTrace,
+    linked: Link,
+    time: Timeline,
+    items: list[Communication],
+    causes: Causes,
+) -> None:
+    """CPU communication: on a lane of its group, started by its operator, waited for by that thread."""
+    lanes: dict[tuple, int] = {}
+    busy: dict[int, int] = {}
+    callers: dict[int, _Caller] = {}
+    users = _users(
+        host, linked, time, frozenset().union(*(item.storages for item in items if not item.on_gpu))
+    )
+    for number, item in enumerate(items):
+        if item.on_gpu:
+            continue
+        begin, end = int(device.start[item.event]), int(device.end[item.event])
+        caller = int(time.lane[item.launch]) if item.launch >= 0 else time.main
+        asked = min(begin, int(time.end[item.launch])) if item.launch >= 0 else begin
+        key = (
+            (item.group.name,) if item.type is NodeType.COMM_COLL else (item.group.name, item.type, item.peer)
+        )
+        lane = _free_lane(time, lanes, busy, key, item, end)
+        # The time in the backend's queue, and behind the group's previous operation, is the network's.
+        from_ = max(asked, busy.get(lane, asked))
+        causes.placed[number] = (lane, from_, end)
+        busy[lane] = end
+        causes.edge(EdgeKind.LAUNCH, (caller, asked), (lane, from_))
+        if caller not in callers:
+            callers[caller] = _Caller(time, caller)
+        _wait_for(device, time, users, item, callers[caller], lane, end, causes)
+
+
+def _free_lane(
+    time: Timeline, lanes: dict[tuple, int], busy: dict[int, int], key: tuple, item: Communication, end: int
+) -> int:
+    """The group's lane; one more where this operation ended before the group's previous one did."""
+    for number in range(len(lanes) + 1):
+        lane = lanes.get((*key, number))
+        if lane is None:
+            lane = lanes[(*key, number)] = len(time.lanes)
+            direction = (
+                "" if item.type is NodeType.COMM_COLL else f" {item.type.name[5:].lower()} {item.peer}"
+            )
+            time.lanes.append(
+                Lane("communication", f"group {item.group.name}{direction}" + f" #{number}" * (number > 0))
+            )
+            return lane
+        if busy[lane] <= end:
+            return lane
+    raise AssertionError("one of the lanes above is free")
+
+
+def _users(host: HostTrace, linked: Link, time: Timeline, storages: frozenset[int]) -> dict[tuple, list[int]]:
+    """(lane, storage) → start times of the operators that take a tensor in that storage, ascending."""
+    users: dict[tuple, list[int]] = {}
+    if not storages:
+        return users
+    rows = np.flatnonzero((linked.host_row >= 0) & (time.lane >= 0))
+    for row, host_row, lane in zip(
+        rows.tolist(), linked.host_row[rows].tolist(), time.lane[rows].tolist(), strict=True
+    ):
+        for storage, _, _ in tensors(host.inputs[0][host_row]):
+            if storage in storages:
+                users.setdefault((lane, storage), []).append(int(time.start[row]))
+    return users
+
+
+class _Caller:
+    """A thread that starts communication: its pieces, and the starts of its events, in order of time."""
+
+    def __init__(self, time: Timeline, lane: int) -> None:
+        self.lane = lane
+        self.pieces = np.flatnonzero(time.pieces.lane == lane)
+        self.piece_starts = time.pieces.start[self.pieces]
+        self.starts = time.start[time.lane == lane]
+
+
+def _wait_for(
+    device: DeviceTrace, time: Timeline, users: dict[tuple, list[int]], item: Communication,
+    thread: _Caller, lane: int, end: int, causes: Causes,
+) -> None:  # fmt: skip
+    """Find where the thread that started a communication waited for it."""
+    pieces, of_lane, caller = time.pieces, thread.pieces, thread.lane
+    at = int(np.searchsorted(thread.piece_starts, end, side="left")) - 1
+    launched = int(time.end[item.launch]) if item.launch >= 0 else end
+    uses = [times[at_use] for storage in item.storages if (times := users.get((caller, storage)))
+            and (at_use := bisect_left(times, end)) < len(times)]  # fmt: skip
+    used = min(uses, default=None)
+    if at >= 0 and _can_wait(device, int(pieces.owner[of_lane[at]])):
+        begin, until = int(pieces.start[of_lane[at]]), int(pieces.end[of_lane[at]])
+        began = np.searchsorted(thread.starts, (launched, end), side="left")
+        at_once = began[0] >= began[1]
+        prompt = until - end <= WAKE_UP_NS and end - begin > 4 * (until - end)
+        if begin < end <= until and (at_once or used == until or prompt):
+            causes.wait(caller, max(begin, min(launched, end)), end)
+            causes.edge(EdgeKind.COLLECTIVE, (lane, end), (caller, end))
+            causes.note("communication whose wait blocked the caller")
+            return
+    if used is None:
+        causes.note("communication whose wait was not found")
+        return
+    causes.edge(EdgeKind.COLLECTIVE, (lane, end), (caller, used))
+    causes.note("communication that was done before its data was used")
+
+
+def _outside(device: DeviceTrace, owner: int) -> bool:
+    """Whether a stretch of a thread is outside of every operator."""
+    return owner < 0 or device.category[owner] == ANNOTATION
+
+
+def _can_wait(device: DeviceTrace, owner: int) -> bool:
+    """Whether a stretch of a thread may be a wait: outside of operators, or in one that is known to block."""
+    if _outside(device, owner):
+        return True
+    name = device.names[device.name[owner]]
+    return name.startswith(("c10d::", "autograd::engine::")) or "wait" in name
+
+
+def _threads(device: DeviceTrace, time: Timeline, causes: Causes) -> None:
+    """Other CPU threads: woken by the main thread, which waits while an autograd thread works for it."""
+    pieces = time.pieces
+    main = np.flatnonzero(pieces.lane == time.main)
+    working = main[pieces.owner[main] >= 0]
+    main_start, main_end, main_owner = pieces.start[main], pieces.end[main], pieces.owner[main]
+    boundaries = (
+        np.sort(np.concatenate([pieces.start[working], pieces.end[working]])) if len(working) else main_start
+    )
+    autograd = np.array(
+        [n.startswith("autograd::engine") or "Backward" in n for n in device.names], dtype=bool
+    )
+    engine = _engine_spans(device, time)
+    outside_backward = boundaries[~_inside(engine, boundaries)]
+    for lane, info in enumerate(time.lanes):
+        if info.kind != "cpu" or lane == time.main:
+            continue
+        own = np.flatnonzero(pieces.lane == lane)
+        own_start, own_end = pieces.start[own], pieces.end[own]
+        idle = own[pieces.owner[own] < 0]
+        # Woken from outside: the main thread went on while this one was idle. Where the main thread only
+        # accumulates gradients, the backward pass is still on, and a gap in it is the engine's own time.
+        owners = np.unique(pieces.owner[own])
+        moments = outside_backward if autograd[device.name[owners[owners >= 0]]].any() else boundaries
+        seen = np.searchsorted(moments, pieces.end[idle], "left") - np.searchsorted(
+            moments, pieces.start[idle], "right"
+        )
+        woken = idle[(seen > 0) | (pieces.start[idle] == time.begin)]
+        for number, piece in enumerate(woken.tolist()):
+            moment = int(pieces.end[piece])
+            causes.waits.append((lane, int(pieces.start[piece]), moment))
+            causes.edge(EdgeKind.INTER_THREAD, (time.main, moment), (lane, moment))
+            until = (
+                int(pieces.start[woken[number + 1]]) if number + 1 < len(woken) else int(pieces.end[own[-1]])
+            )
+            first = np.searchsorted(own_start, moment, side="left")
+            burst = own[first : np.searchsorted(own_end, until, side="right")]
+            owners = np.unique(pieces.owner[burst])
+            if not autograd[device.name[owners[owners >= 0]]].any():
+                continue
+            low = int(np.searchsorted(main_end, moment, side="right"))
+            high = int(np.searchsorted(main_start, until, side="left"))
+            blocked = [at for at in range(low, high) if _outside(device, int(main_owner[at]))]
+            for at in blocked:
+                # Woken in between, the main thread had a task for its own queue (a gradient to accumulate).
+                freed = min(until, int(main_end[at]))
+                causes.wait(time.main, max(moment, int(main_start[at])), freed)
+                causes.edge(EdgeKind.INTER_THREAD, (lane, freed), (time.main, freed))
+            if high - 1 not in blocked and _inside(engine, np.array([until]))[0]:
+                # Still at its own task when the other was done, it would have waited afterwards.
+                later = (at for at in range(high, len(main)) if _outside(device, int(main_owner[at])))
+                rest = next(later, high - 1)
+                if rest >= high:
+                    causes.edge(EdgeKind.INTER_THREAD, (lane, until), (time.main, int(main_start[rest])))
+            causes.note("backward passes that the main thread waited for", bool(blocked))
+
+
+def _engine_spans(device: DeviceTrace, time: Timeline) -> tuple[np.ndarray, np.ndarray]:
+    """Starts of the operators that the autograd engine runs on the main thread, and how far they reach."""
+    engine = np.array([name.startswith("autograd::engine") for name in device.names], dtype=bool)
+    rows = np.flatnonzero(engine[device.name] & (time.lane == time.main))
+    return time.start[rows], np.maximum.accumulate(time.end[rows])
+
+
+def _inside(spans: tuple[np.ndarray, np.ndarray], moments: np.ndarray) -> np.ndarray:
+    """bool: which moments lie in one of the spans."""
+    starts, reach = spans
+    at = np.searchsorted(starts, moments, side="right") - 1
+    inside = at >= 0
+    inside[inside] = reach[at[inside]] >= moments[inside]
+    return inside
+
+
+def _forward_backward(device: DeviceTrace, time: Timeline, causes: Causes) -> None:
+    """Forward operator → its backward on another thread, by flow or by sequence number."""
+    if len([lane for lane in time.lanes if lane.kind == "cpu"]) < 2:
+        return
+    pairs: list[tuple[int, int]] = []
+    by_place = {}
+    for lane, info in enumerate(time.lanes):
+        if info.kind == "cpu":
+            rows = np.flatnonzero(time.lane == lane)
+            # Of those that start together the outermost that autograd numbers, or else just the outermost.
+            for some in (rows, rows[device.sequence[rows] >= 0]):
+                by_place |= {(int(device.thread[row]), int(time.start[row])): int(row) for row in some[::-1]}
+    for (thread_f, ts_f), (thread_b, ts_b) in device.forward_backward.tolist():
+        source, target = by_place.get((thread_f, ts_f)), by_place.get((thread_b, ts_b))
+        if source is not None and target is not None:
+            pairs.append((source, target))
+    if not len(device.forward_backward):
+        numbered = np.flatnonzero((device.sequence >= 0) & (time.lane >= 0) & (device.category < KERNEL))
+        forward = {int(device.sequence[row]): int(row) for row in numbered if device.forward_thread[row] <= 0}
+        backward = {
+            int(device.sequence[row]): int(row) for row in numbered[::-1] if device.forward_thread[row] > 0
+        }
+        pairs = [(forward[number], row) for number, row in backward.items() if number in forward]
+    for source, target in pairs:
+        if time.lane[source] != time.lane[target] and time.end[source] <= time.start[target]:
+            causes.edge(
+                EdgeKind.INTER_THREAD,
+                (int(time.lane[source]), int(time.end[source])),
+                (int(time.lane[target]), int(time.start[target])),
+            )

@@ -1,0 +1,216 @@
+"""Give every event a lane, and nest the events of each CPU thread by their times.
+
+A lane is what runs one thing at a time: a CPU thread, a device stream, or the communication of one
+process group (gloo works on threads of its own, whose events say nothing of the thread that waits).
+Nesting comes from the device trace's times alone, as the host trace's parents are wrong for a few
+percent of the nodes once worker threads are at work.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from chakra_et.traces.device import KERNEL, SYNC, DeviceTrace
+
+STEP = "ProfilerStep#"
+
+
+@dataclass
+class Lane:
+    """``tid`` is the operating system's thread id of a CPU lane; ``device`` and ``stream`` of a GPU lane."""
+
+    kind: Literal["cpu", "gpu", "communication"]
+    label: str
+    tid: int = -1
+    device: int = -1
+    stream: int = -1
+
+
+@dataclass
+class Timeline:
+    """``lane[i]``: lane of event i, -1 for events that occupy none (cuda_sync, communication until placed).
+
+    ``start``, ``end``: ns, nested exactly on each CPU lane. ``parent[i]``: row of the enclosing event, -1 at
+    the top. ``main``: the lane of the thread that runs the training step. ``begin``: ns at which the graph
+    starts. ``pieces`` are the exclusive stretches of each CPU lane: lane, start, end and owner (event row, or
+    -1 where the thread is outside of every event), in order; each event owns at least one, the first
+    possibly of length 0.
+    """
+
+    lanes: list[Lane]
+    lane: np.ndarray
+    start: np.ndarray
+    end: np.ndarray
+    parent: np.ndarray
+    main: int
+    begin: int
+    pieces: Pieces
+    repairs: dict[str, int]
+
+
+@dataclass
+class Pieces:
+    lane: np.ndarray
+    start: np.ndarray
+    end: np.ndarray
+    owner: np.ndarray
+
+
+def build(device: DeviceTrace, communication: np.ndarray) -> Timeline:
+    """Lay out the events; ``communication`` marks the rows (bool) that go on lanes of their own later."""
+    lane = np.full(len(device), -1, dtype=np.int64)
+    start, end = device.start.copy(), device.end.copy()
+    parent = np.full(len(device), -1, dtype=np.int64)
+    lanes: list[Lane] = []
+    repairs: dict[str, int] = {}
+    on_cpu = (device.category < KERNEL) & ~communication
+    begin = int(start[device.category != SYNC].min()) if len(start) else 0
+
+    parts = []
+    for thread in _threads(device, on_cpu):
+        rows = np.flatnonzero(on_cpu & (device.thread == thread))
+        lane[rows] = len(lanes)
+        tid = device.threads[thread][1]
+        lanes.append(Lane("cpu", str(tid), tid=tid if isinstance(tid, int) else thread))
+        parts.append(_nest(rows, start, end, parent, begin, len(lanes) - 1, repairs))
+    if not lanes:
+        lanes.append(Lane("cpu", "host", tid=0))
+    _place_streams(device, lanes, lane)
+    pieces = Pieces(
+        *(np.concatenate([part[k] for part in parts]) if parts else np.zeros(0, np.int64) for k in range(4))
+    )
+    return Timeline(lanes, lane, start, end, parent, 0, begin, pieces, repairs)
+
+
+def steps(device: DeviceTrace) -> list[tuple[int, int]]:
+    """The active steps: (number, row of its annotation), in order of time."""
+    numbers = {
+        code: int(name[len(STEP) :])
+        for code, name in enumerate(device.names)
+        if name.startswith(STEP) and name[len(STEP) :].isdigit()
+    }
+    rows = np.flatnonzero(np.isin(device.name, list(numbers)) & (device.category < KERNEL))
+    return [(numbers[int(device.name[row])], int(row)) for row in rows]
+
+
+def _threads(device: DeviceTrace, on_cpu: np.ndarray) -> list[int]:
+    """CPU threads with work, the main one first, then in order of their first event."""
+    used, first = np.unique(device.thread[on_cpu], return_index=True)
+    order = used[np.argsort(first, kind="stable")].tolist()
+    if not order:
+        return []
+    marked = [int(device.thread[row]) for _, row in steps(device)]
+    if marked:
+        main = marked[0]
+    else:
+        length = (device.end - device.start)[on_cpu]
+        main = max(order, key=lambda thread: int(length[device.thread[on_cpu] == thread].sum()))
+    return [main] + [thread for thread in order if thread != main]
+
+
+def _nest(
+    rows: np.ndarray,
+    start: np.ndarray,
+    end: np.ndarray,
+    parent: np.ndarray,
+    begin: int,
+    lane: int,
+    repairs: dict,
+) -> tuple[np.ndarray, ...]:
+    """Nest the events ``rows`` (by start, longest first) of one thread and cut its time into pieces.
+
+    Writes ``parent``, and ``end`` of events that stick out of the one that encloses them.
+    """
+    starts, ends, owners = [], [], []
+    stack: list[int] = []
+    stack_end: list[int] = []
+    fresh = False  # the event on top of the stack owns no piece yet
+    clock = begin
+    clipped = lost = 0
+    start_of, end_of = start[rows].tolist(), end[rows].tolist()
+    parents = []
+    new_ends = []
+    for row, s, e in zip(rows.tolist(), start_of, end_of, strict=True):
+        while stack and stack_end[-1] <= s:
+            top, top_end = stack.pop(), stack_end.pop()
+            if fresh or clock < top_end:
+                starts.append(clock)
+                ends.append(top_end)
+                owners.append(top)
+            fresh = False
+            clock = top_end
+        owner = -1
+        if stack:
+            owner = stack[-1]
+            if e > stack_end[-1]:
+                clipped += 1
+                lost += e - stack_end[-1]
+                e = stack_end[-1]
+        if clock < s or fresh:
+            starts.append(clock)
+            ends.append(s)
+            owners.append(owner)
+        clock = s
+        parents.append(owner)
+        new_ends.append(e)
+        stack.append(row)
+        stack_end.append(e)
+        fresh = True
+    while stack:
+        top, top_end = stack.pop(), stack_end.pop()
+        if fresh or clock < top_end:
+            starts.append(clock)
+            ends.append(top_end)
+            owners.append(top)
+        fresh = False
+        clock = top_end
+    parent[rows] = parents
+    end[rows] = new_ends
+    if clipped:
+        repairs["events that stuck out of the one around them, cut"] = (
+            repairs.get("events that stuck out of the one around them, cut", 0) + clipped
+        )
+        repairs["ns cut off them"] = repairs.get("ns cut off them", 0) + lost
+    return (
+        np.full(len(starts), lane, dtype=np.int64),
+        np.array(starts, dtype=np.int64),
+        np.array(ends, dtype=np.int64),
+        np.array(owners, dtype=np.int64),
+    )
+
+
+def _place_streams(device: DeviceTrace, lanes: list[Lane], lane: np.ndarray) -> None:
+    """One lane a stream; work that overlaps on a stream (graphs, programmatic launch) gets further lanes."""
+    on_gpu = np.flatnonzero((device.category >= KERNEL) & (device.category != SYNC))
+    if not len(on_gpu):
+        return
+    streams = np.stack([device.device[on_gpu], device.stream[on_gpu]], axis=1)
+    for d, s in np.unique(streams, axis=0).tolist():
+        rows = on_gpu[(streams == (d, s)).all(axis=1)]
+        for number, part in enumerate(_without_overlap(rows, device.start, device.end)):
+            lane[part] = len(lanes)
+            label = f"gpu {d} stream {s}" + (f" overlap {number}" if number else "")
+            lanes.append(Lane("gpu", label, device=d, stream=s))
+
+
+def _without_overlap(rows: np.ndarray, start: np.ndarray, end: np.ndarray) -> list[np.ndarray]:
+    parts = []
+    while len(rows):
+        latest = np.maximum.accumulate(np.concatenate([[np.iinfo(np.int64).min], end[rows][:-1]]))
+        overlaps = start[rows] < latest
+        if not overlaps.any():
+            parts.append(rows)
+            break
+        keep, rest, free_at = [], [], np.iinfo(np.int64).min
+        for row in rows.tolist():
+            if start[row] >= free_at:
+                keep.append(row)
+                free_at = int(end[row])
+            else:
+                rest.append(row)
+        parts.append(np.array(keep, dtype=np.int64))
+        rows = np.array(rest, dtype=np.int64)
+    return parts

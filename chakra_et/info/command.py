@@ -1,0 +1,62 @@
+"""``python -m chakra_et info FILE…``: what .et files hold, as text or JSON.
+
+JSON: ``{"files": [{...}]}``, for each file: ``file``; ``bytes``; ``nodes``; ``nodes_by_type`` and
+``nodes_by_kind``; ``edges`` {``data``, ``ctrl``, ``by_kind``}; ``time`` {``start_micros``, ``end_micros``,
+``span_micros``, ``longest_path_micros``}, of which the last is null where the dependencies can't be
+followed; ``lanes`` [{``lane``, ``kind``, ``label``, ``nodes``, ``compute_micros``,
+``communication_micros``}]; ``collectives`` [{``group``, ``name``, ``ranks``, ``type``, ``count``,
+``bytes``}]; ``messages`` [{``direction``, ``peer``, ``count``, ``bytes``}]; ``notes``; ``metadata``. A file
+that can't be read has ``file`` and ``error`` only. Exit status: 0; 1 where a file can't be read; 2 for
+arguments that can't be used.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from chakra_et.cli import parse
+from chakra_et.errors import TraceError
+from chakra_et.et import file as et_file
+from chakra_et.et.sets import find_rank_sets
+from chakra_et.info.describe import describe
+from chakra_et.info.text import text
+
+
+@dataclass
+class InfoConfig:
+    """The command's arguments."""
+
+    files: tuple[str, ...] = field(
+        default=(), metadata={"positional": True, "help": ".et files, or NAME for NAME.0.et, NAME.1.et, …"}
+    )
+    json: bool = field(default=False, metadata={"help": "print JSON"})
+
+    def __post_init__(self) -> None:
+        if not self.files:
+            raise ValueError("give at least one .et file, or the NAME of a run")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit status."""
+    config = parse(InfoConfig, argv, prog="python -m chakra_et info", description="Show what .et files hold.")
+    status, answers = 0, []
+    for run in find_rank_sets(config.files):
+        groups = run.comm_groups()
+        for path in run.files.values():
+            try:
+                answer = {"file": str(path), "bytes": Path(path).stat().st_size}
+                answer |= describe(et_file.read(path), groups)
+                if not config.json:
+                    print(text(answer))
+            except TraceError as error:
+                status, answer = 1, {"file": str(path), "error": str(error)}
+                if not config.json:
+                    print(f"error: {error}", file=sys.stderr)
+            answers.append(answer)
+    if config.json:
+        print(json.dumps({"files": answers}, indent=2))
+    return status

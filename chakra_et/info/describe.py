@@ -1,0 +1,199 @@
+"""What an .et file holds, as one dict; see ``info.command`` for its fields."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+
+from chakra_et.errors import TraceError
+from chakra_et.et.columns import Attribute, CollectiveType, ExecutionTrace, NodeType, Strings
+from chakra_et.validate.table import RING_OF_TWO
+
+# The letters of the attribute ``dep_kinds``, one for each data dependency.
+EDGE_KINDS = {
+    "P": "program order",
+    "L": "launch",
+    "S": "stream order",
+    "Y": "synchronisation",
+    "T": "inter thread",
+    "C": "collective",
+}
+COMMUNICATION = (NodeType.COMM_COLL, NodeType.COMM_SEND, NodeType.COMM_RECV)
+
+
+def describe(trace: ExecutionTrace, comm_groups: dict[str, list[int]] | None = None) -> dict[str, Any]:
+    """What a trace holds: see the module's text, without ``file`` and ``bytes``.
+
+    ``comm_groups``: group id → ranks, to name the members of each group.
+    """
+    notes: list[str] = []
+    # Doubles, as a damaged file's times may not add up within 64 bits.
+    end = (trace.start_micros.astype(float) + trace.duration_micros).max() if len(trace) else 0
+    start = trace.start_micros.min() if len(trace) else 0
+    timed = bool(trace.start_micros.any())
+    if not timed:
+        notes.append("no start times in the file: convert with --timestamps for a time span")
+    if trace.metadata.get("world_size") == 2:
+        notes.append(RING_OF_TWO)
+    return {
+        "nodes": len(trace),
+        "nodes_by_type": _count([_type_name(value) for value in range(256)], trace.types),
+        "nodes_by_kind": _text_counts(trace.attributes.get("kind")),
+        "edges": {
+            "data": len(trace.data_deps.values),
+            "ctrl": len(trace.ctrl_deps.values),
+            "by_kind": _edge_kinds(trace.attributes.get("dep_kinds")),
+        },
+        "time": {
+            "start_micros": int(start),
+            "end_micros": int(end),
+            "span_micros": int(end) - int(start) if timed else None,
+            "longest_path_micros": _longest_path(trace, notes),
+        },
+        "lanes": _lanes(trace),
+        "collectives": _collectives(trace, comm_groups or {}),
+        "messages": _messages(trace),
+        "notes": notes,
+        "metadata": {name: _unpacked(value) for name, value in trace.metadata.items()},
+    }
+
+
+def _type_name(value: int) -> str:
+    return NodeType(value).name if value in list(NodeType) else f"type {value}"
+
+
+def _count(names: list[str], values: np.ndarray) -> dict[str, int]:
+    return {names[at]: int(count) for at, count in enumerate(np.bincount(values)) if count}
+
+
+def _text_counts(attribute: Attribute | None) -> dict[str, int]:
+    if attribute is None or not isinstance(attribute.values, Strings):
+        return {}
+    return _count(
+        [text.decode("utf-8", "replace") for text in attribute.values.table], attribute.values.index
+    )
+
+
+def _edge_kinds(attribute: Attribute | None) -> dict[str, int]:
+    """Edges by what they mean, where the file says it."""
+    kinds = dict.fromkeys(EDGE_KINDS.values(), 0)
+    for letters, count in _text_counts(attribute).items():
+        for letter in letters:
+            kind = EDGE_KINDS.get(letter, letter)
+            kinds[kind] = kinds.get(kind, 0) + count
+    return {kind: count for kind, count in kinds.items() if count}
+
+
+def _longest_path(trace: ExecutionTrace, notes: list[str]) -> int | None:
+    from chakra_et.replay.simulators import longest_path
+
+    try:
+        return longest_path(trace) // 1000
+    except TraceError as error:
+        notes.append(f"no longest path: {error}")
+        return None
+
+
+def _unpacked(value: Any) -> Any:
+    """JSON in a string, as our converter's metadata has it, as what it stands for."""
+    if isinstance(value, str) and value[:1] in ("[", "{"):
+        try:
+            return json.loads(value)
+        except (ValueError, RecursionError):
+            return value
+    return value
+
+
+def _lanes(trace: ExecutionTrace) -> list[dict[str, Any]]:
+    """Nodes and durations of each lane: the file's own lanes, or else threads and streams."""
+    if not len(trace):
+        return []
+    on_cpu = trace.column("is_cpu_op") != 0
+    communicates = np.isin(trace.types, COMMUNICATION)
+    names = _unpacked(trace.metadata.get("lanes", ""))
+    if "lane" in trace.attributes:
+        key = trace.column("lane", -1)
+    else:
+        # Threads and streams are numbered apart, so that both fit one column.
+        names = None
+        key = np.where(on_cpu, 2 * trace.column("tid", -1), 2 * trace.column("stream", -1) + 1)
+    values, index = np.unique(key, return_inverse=True)
+    index = index.reshape(-1)
+    duration = trace.duration_micros.astype(np.float64)
+    nodes = np.bincount(index)
+    talk = np.bincount(index, duration * communicates)
+    compute = np.bincount(index, duration * ~communicates)
+    lanes = []
+    for at, value in enumerate(values.tolist()):
+        if names is None:
+            kind, what = ("gpu", "stream") if value & 1 else ("cpu", "thread")
+            label = f"{what} {value >> 1}" if value >= 0 else f"no {what} told"
+        else:
+            known = names[value] if isinstance(names, list) and 0 <= value < len(names) else {}
+            known = known if isinstance(known, dict) else {}
+            kind, label = str(known.get("kind", "")), str(known.get("label", ""))
+        lanes.append(
+            {
+                "lane": value if names is not None else at,
+                "kind": kind,
+                "label": label,
+                "nodes": int(nodes[at]),
+                "compute_micros": int(compute[at]),
+                "communication_micros": int(talk[at]),
+            }
+        )
+    return lanes
+
+
+def _collectives(trace: ExecutionTrace, comm_groups: dict[str, list[int]]) -> list[dict[str, Any]]:
+    rows = np.flatnonzero(trace.types == NodeType.COMM_COLL)
+    groups = _texts(trace, "pg_name")
+    names, descriptions = _texts(trace, "pg_original_name"), _texts(trace, "pg_description")
+    kinds, sizes = trace.column("comm_type", -1), trace.column("comm_size")
+    table: dict[tuple[str, int], dict[str, Any]] = {}
+    for row in rows.tolist():
+        group, kind = groups.get(row, ""), int(kinds[row])
+        known = kind in list(CollectiveType)
+        entry = table.setdefault(
+            (group, kind),
+            {
+                "group": group,
+                "name": " ".join(filter(None, (names.get(row, ""), descriptions.get(row, "")))),
+                "ranks": comm_groups.get(group),
+                "type": CollectiveType(kind).name if known else f"comm_type {kind}",
+                "count": 0,
+                "bytes": 0,
+            },
+        )
+        entry["count"] += 1
+        entry["bytes"] += int(sizes[row])
+    return [entry for _, entry in sorted(table.items())]
+
+
+def _messages(trace: ExecutionTrace) -> list[dict[str, Any]]:
+    table: dict[tuple[str, int], list[int]] = {}
+    sizes = trace.column("comm_size")
+    for kind, direction, peer in (
+        (NodeType.COMM_SEND, "send", "comm_dst"),
+        (NodeType.COMM_RECV, "receive", "comm_src"),
+    ):
+        peers = trace.column(peer, -1)
+        for row in np.flatnonzero(trace.types == kind).tolist():
+            entry = table.setdefault((direction, int(peers[row])), [0, 0])
+            entry[0] += 1
+            entry[1] += int(sizes[row])
+    return [
+        {"direction": direction, "peer": peer, "count": count, "bytes": size}
+        for (direction, peer), (count, size) in sorted(table.items())
+    ]
+
+
+def _texts(trace: ExecutionTrace, name: str) -> dict[int, str]:
+    """A string attribute of communication nodes, by row."""
+    attribute = trace.attributes.get(name)
+    if attribute is None or not isinstance(attribute.values, Strings):
+        return {}
+    places = np.flatnonzero(np.isin(trace.types[attribute.rows], COMMUNICATION)).tolist()
+    return {int(attribute.rows[at]): attribute.values[at] for at in places}

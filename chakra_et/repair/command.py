@@ -1,0 +1,124 @@
+"""``chakra-et repair``: repair trace files, and list what was changed."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from tqdm import tqdm
+
+from chakra_et.cli import parse
+from chakra_et.errors import TraceError
+from chakra_et.names import TRACE_GLOBS
+from chakra_et.repair.file import repair_file
+from chakra_et.repair.types import RepairReport
+from chakra_et.text import printable, table
+from chakra_et.traces.limits import DEFAULT_LIMITS, Limits
+
+LONG_BYTES = 100 << 20
+
+
+def _limit(name: str, text: str):
+    return field(default=getattr(DEFAULT_LIMITS, name), metadata={"help": text})
+
+
+@dataclass(frozen=True)
+class RepairConfig:
+    """What to repair and where to stop."""
+
+    files: tuple[str, ...] = field(
+        default=(), metadata={"positional": True, "help": "trace files; without any, those under --dir"}
+    )
+    dir: str = field(default="outputs", metadata={"help": "folder searched, with its subfolders, for traces"})
+    keep: Literal["last", "first", "largest", "all"] = field(
+        default="last",
+        metadata={"help": "which complete object of several stays; all: the others go beside it"},
+    )
+    dry_run: bool = field(default=False, metadata={"help": "only say what would be done"})
+    show: int = field(default=20, metadata={"help": "repairs listed for each file; 0 lists them all"})
+    min_records: int = _limit("min_records", "nodes or events that must be left, or the file is refused")
+    max_depth: int = _limit("max_depth", "nesting of one node or event")
+    max_record_bytes: int = _limit("max_record_bytes", "size of one node or event")
+    max_string_bytes: int = _limit("max_string_bytes", "length of one string")
+    max_bytes: int = _limit("max_bytes", "size of a trace, unpacked")
+    max_ratio: int = _limit("max_ratio", "unpacked size of a gzip file over its size")
+    allow_mixed: bool = field(
+        default=False,
+        metadata={"help": "keep a mixture of several processes' records that can't be told apart"},
+    )
+
+    def __post_init__(self) -> None:
+        if self.show < 0:
+            raise ValueError(f"--show must be 0 or more, not {self.show}")
+        self.limits()
+
+    def limits(self) -> Limits:
+        names = {item.name for item in dataclasses.fields(Limits)}
+        return Limits(**{name: value for name, value in vars(self).items() if name in names})
+
+    def paths(self) -> list[Path]:
+        if self.files:
+            return [Path(name) for name in self.files]
+        return sorted(path for pattern in TRACE_GLOBS for path in Path(self.dir).rglob(pattern))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Repair what the flags name, and return the exit status."""
+    config = parse(RepairConfig, argv, description="Repair damaged host and device traces.")
+    paths = config.paths()
+    if not paths:
+        return _say(f"{config.dir}: no *_host.json or *_device.json in it; name another --dir or files.")
+    rows, failed = [], 0
+    try:
+        for path in tqdm(paths, unit="file", disable=not sys.stderr.isatty() or len(paths) == 1):
+            try:
+                report = _repair(path, config)
+                _list_repairs(report, config.show)
+                rows.append(_row(report, config.dry_run))
+            except TraceError as error:
+                failed += _say(str(error))
+                rows.append((printable(str(path)), "-", "NOT SAVED", "-", "-", "-"))
+    except KeyboardInterrupt:
+        return _say(f"Stopped; the files after {rows[-1][0] if rows else 'none'} are as they were.") + 129
+    header = ("file", "kind", "outcome", "repairs", "records", "backup")
+    for line in table([header, *rows], right=()):
+        print(line)
+    return 1 if failed else 0
+
+
+def _say(sentence: str) -> int:
+    print(printable(sentence), file=sys.stderr)
+    return 1
+
+
+def _repair(path: Path, config: RepairConfig) -> RepairReport:
+    size = os.path.getsize(path) if os.path.isfile(path) else 0
+    long = sys.stderr.isatty() and size > LONG_BYTES
+    with tqdm(total=size, unit="B", unit_scale=True, leave=False, disable=not long) as bar:
+        return repair_file(
+            path, config.keep, write=not config.dry_run, limits=config.limits(), progress=bar.update
+        )
+
+
+def _list_repairs(report: RepairReport, show: int) -> None:
+    if report.changed:
+        print(printable(str(report.path)))
+    shown = report.repairs[: show or None]
+    for repair in shown:
+        print(printable(f"  {repair}"))
+    if len(shown) < len(report.repairs):
+        print(f"  … {len(report.repairs) - len(shown)} more (--show 0 lists all)")
+    for other in report.others:
+        print(printable(f"  further object written to {other}"))
+
+
+def _row(report: RepairReport, dry_run: bool) -> tuple[str, ...]:
+    outcome = "good" if not report.changed else "to repair" if dry_run else "repaired"
+    backup = printable(report.backup.name) if report.backup else "-"
+    counts = str(len(report.repairs)), str(report.nodes_kept)
+    return printable(str(report.path)), report.kind, outcome, *counts, backup

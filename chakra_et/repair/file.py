@@ -1,0 +1,264 @@
+"""Repair trace files: what is damaged is mended or left out, what is fine stays as it is.
+
+    report = repair_file(Path("outputs/gpt2_2gpu_quick_trace_rank1_host.json"))
+
+The file is read twice if anything is wrong with it: once to see what is there (``repair_scan``), once to
+write the object that is to be kept. The result is read again before it takes the original's place, so a
+repaired file is one that needs no repair. A file is replaced in one step, under a lock; until then the
+original stands, afterwards its ``.backup`` does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import stat
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import IO, Literal
+
+from chakra_et.errors import TraceError
+from chakra_et.files import remove_abandoned, temporary_file
+from chakra_et.repair.documents import Document
+from chakra_et.repair.records import Sink
+from chakra_et.repair.scan import Scanner
+from chakra_et.repair.source import GZIP_MAGIC, Source, Window, open_source
+from chakra_et.repair.stripes import find_stripes
+from chakra_et.repair.types import KINDS, Repair, RepairReport
+from chakra_et.repair.write import DocumentWriter, NoSink, backup_of, free_names, keep_owner
+from chakra_et.traces.limits import DEFAULT_LIMITS, Limits
+
+__all__ = ["KINDS", "Keep", "Repair", "RepairReport", "repair_file"]
+
+Keep = Literal["last", "first", "largest", "all"]
+Progress = Callable[[int], None]
+LOCK_SECONDS = 600
+
+
+def repair_file(
+    path: Path,
+    keep: Keep = "last",
+    *,
+    write: bool = True,
+    output: Path | None = None,
+    limits: Limits = DEFAULT_LIMITS,
+    progress: Progress | None = None,
+) -> RepairReport:
+    """Repair a host or device trace, plain or gzip.
+
+    A symbolic link is followed, but to change a file only within the link's own folder.
+
+    Of several objects ``keep`` says which stays: the "last", "first" or "largest" of those that are
+    complete, or, if none is, of those that hold anything; "all" keeps the last one under the file's name
+    and writes the others beside it as NAME.1.json, NAME.2.json and so on, in the order of the file.
+
+    The result takes the file's place, and the original is kept as NAME.backup (NAME.backup.1 … if there are
+    older ones). With ``output`` it goes there instead and the original is not touched; with ``write=False``
+    nothing is written and the report says what would be done. A file that needs no repair is left alone, and
+    ``output`` is not written. ``progress`` is called with the number of bytes read since its last call.
+
+    Raises ``TraceError`` for a file that can't be repaired or written; then nothing has changed.
+    """
+    path = Path(path)
+    try:
+        in_place = write and output is None
+        target = _target(path, in_place)
+        with _opened(target, lock=in_place) as file:
+            return _repair(file, path, target, keep, write, output, limits, progress)
+    except FileNotFoundError:
+        raise TraceError(f"{path}: no such file.") from None
+    except OSError as error:
+        raise TraceError(f"{path}: can't be repaired ({error.strerror or error}); it is as it was.") from None
+
+
+@dataclass
+class _Reading:
+    """One way to read the file: a source, made anew for each pass, and what the first pass found."""
+
+    make_source: Callable[[], Source]
+    scanner: Scanner
+    begin: int = 0  # where its text begins in the file
+
+
+def _repair(
+    file: IO[bytes],
+    path: Path,
+    target: Path,
+    keep: Keep,
+    write: bool,
+    output: Path | None,
+    limits: Limits,
+    progress: Progress | None,
+) -> RepairReport:
+    before = os.fstat(file.fileno())
+    report = RepairReport(path)
+    readings = _read(file, path, before.st_size, limits, progress, report.repairs)
+    chosen = _choose(readings, path, keep, limits, report.repairs)
+    main = chosen[0][1]
+    report.kind, report.nodes_kept = main.kind, main.nodes
+    report.changed = bool(report.repairs)
+    if not (report.changed and write):
+        return report
+
+    gzip = _is_gzip(file)
+    place = output or target
+    names = [place, *free_names(place, len(chosen) - 1)]
+    with contextlib.ExitStack() as stack:
+        remove_abandoned(place.parent)
+        parts = [stack.enter_context(temporary_file(name)) for name in names]
+        for part in parts:
+            keep_owner(part, like=target)
+        for reading in readings:
+            documents = {
+                document.index: part
+                for (by, document), part in zip(chosen, parts, strict=True)
+                if by is reading
+            }
+            if documents:
+                with DocumentWriter(documents, gzip) as writer:
+                    _scan(reading.make_source(), path, limits, writer)
+        for (_, document), part in zip(chosen, parts, strict=True):
+            _verify(part.path, document, path, limits)
+        after = os.stat(target)
+        if (after.st_size, after.st_mtime_ns) != (before.st_size, before.st_mtime_ns):
+            raise TraceError(f"{path}: changes while it is read; repair it when its run has ended.")
+        if output is None:
+            report.backup = backup_of(target)
+        for part in reversed(parts):
+            part.put_in_place()
+    report.output, report.others = place, names[1:]
+    return report
+
+
+def _read(
+    file: IO[bytes],
+    path: Path,
+    size: int,
+    limits: Limits,
+    progress: Progress | None,
+    repairs: list[Repair],
+) -> list[_Reading]:
+    """Read the file as it stands and, if that shows two processes' records mixed, as stripes."""
+    gzip_notes: list[Repair] = []
+
+    def make_source() -> Source:
+        file.seek(0)
+        gzip_notes.clear()
+        note = lambda *note: gzip_notes.append(Repair(*note))  # noqa: E731
+        return open_source(file, str(path), limits, note, progress)
+
+    plain = _Reading(make_source, _scan(make_source(), path, limits, NoSink()))
+    documents = plain.scanner.documents
+    broken_into = plain.scanner.lost_records and any(document.left for document in documents)
+    if (broken_into or any(document.mixed for document in documents)) and not _is_gzip(file):
+        stripes = find_stripes(file, size, documents, lambda stripe: _scan(stripe, path, limits, NoSink()))
+        if stripes:
+            found = f"{len(stripes)} processes wrote in turns of {stripes[0].block} bytes; told apart"
+            repairs.append(Repair("interleaved", documents[1].start, found, documents[1].line))
+            return [
+                _Reading(
+                    partial(replace, stripe),
+                    _scan(replace(stripe), path, limits, NoSink()),
+                    stripe.index * stripe.block,
+                )
+                for stripe in stripes
+            ]
+    # The cause, a broken compressed stream, comes before what follows from it in the text.
+    repairs.extend([*gzip_notes, *sorted(plain.scanner.repairs, key=lambda repair: repair.offset)])
+    return [plain]
+
+
+def _scan(source: Source, path: Path, limits: Limits, sink: Sink) -> Scanner:
+    scanner = Scanner(Window(source), str(path), limits, sink)
+    scanner.run()
+    return scanner
+
+
+def _choose(
+    readings: list[_Reading], path: Path, keep: Keep, limits: Limits, repairs: list[Repair]
+) -> list[tuple[_Reading, Document]]:
+    """The objects to write, the one for the file's own name first; notes what becomes of each."""
+    found = [(reading, document) for reading in readings for document in reading.scanner.documents]
+    able = [item for item in found if item[1].nodes >= limits.min_records]
+    clear = [item for item in able if limits.allow_mixed or not item[1].mixed]
+    if not able:
+        raise TraceError(f"{path}: {_too_few(found, limits)}, nothing to save; record the trace again.")
+    if not clear:
+        raise TraceError(
+            f"{path}: the writes of several processes are mixed in it and can't be told apart; trace every "
+            "rank to a file of its own (--allow-mixed keeps the mixture)."
+        )
+    best = [item for item in clear if item[1].complete] or clear
+    main = {"first": best[0], "largest": max(best, key=lambda item: item[1].nodes)}.get(keep, best[-1])
+    kept = [main, *(item for item in clear if item is not main)] if keep == "all" else [main]
+    for number, item in enumerate(found if len(found) > 1 else (), 1):
+        reading, document = item
+        state = ", mixed" if document.mixed else "" if document.complete else ", incomplete"
+        fate = "kept" if item is main else "written beside" if item in kept else "left out"
+        detail = f"object {number} of {len(found)}, {document.nodes} nodes or events{state}: {fate}"
+        repairs.append(
+            Repair(
+                "concatenated", reading.begin + document.start, detail, 0 if reading.begin else document.line
+            )
+        )
+    return kept
+
+
+def _too_few(found: list[tuple[_Reading, Document]], limits: Limits) -> str:
+    most = max((document.nodes for _, document in found), default=0)
+    what = f"only {most} nodes or events" if most else "no complete node or event"
+    return f"{what} in it" + (f" (--min-records {limits.min_records})" if limits.min_records > 1 else "")
+
+
+def _verify(result: Path, document: Document, path: Path, limits: Limits) -> None:
+    """A result that would need repair itself must not take the place of anything."""
+    notes: list[tuple[str, int, str]] = []
+    with open(result, "rb") as file:
+        source = open_source(file, str(result), limits, lambda *note: notes.append(note))
+        scanner = _scan(source, path, limits, NoSink())
+    if notes or scanner.repairs or [found.nodes for found in scanner.documents] != [document.nodes]:
+        raise TraceError(f"{path}: damaged in a way that can't be repaired; it is as it was.")
+
+
+def _target(path: Path, in_place: bool) -> Path:
+    """The regular file to work on. A link is followed to change a file only within its own folder."""
+    target = Path(os.path.realpath(path))
+    if in_place and path.is_symlink() and target.parent != Path(os.path.realpath(path.parent)):
+        raise TraceError(f"{path}: is a link to a file in another folder; repair that file itself.")
+    if not stat.S_ISREG(os.stat(target).st_mode):
+        raise TraceError(f"{path}: is not a file.")
+    return target
+
+
+def _is_gzip(file: IO[bytes]) -> bool:
+    file.seek(0)
+    return file.read(len(GZIP_MAGIC)) == GZIP_MAGIC
+
+
+@contextlib.contextmanager
+def _opened(target: Path, lock: bool) -> Iterator[IO[bytes]]:
+    """The file, open for reading; with ``lock`` two repairs of it take turns, and the second sees what the
+    first has made of it."""
+    give_up = time.monotonic() + LOCK_SECONDS
+    while True:
+        with open(target, "rb") as file:
+            if (not lock or _locked(file)) and os.path.samestat(os.fstat(file.fileno()), os.stat(target)):
+                yield file
+                return
+        if time.monotonic() > give_up:
+            raise TraceError(f"{target}: in use by another process for {LOCK_SECONDS} s; try again later.")
+        time.sleep(0.05)
+
+
+def _locked(file: IO[bytes]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks
+        pass
+    return True

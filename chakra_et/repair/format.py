@@ -1,0 +1,144 @@
+"""How the known writers (PyTorch's observer, Kineto, json.dump) lay a trace out, as byte patterns.
+
+A trace is an object with a few fields, one long array of records under ``nodes`` (host) or ``traceEvents``
+(device), and perhaps more fields. The patterns find the joints again after a damaged stretch; nothing in a
+file that parses depends on them.
+"""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from chakra_et.traces.limits import Limits
+
+HOST, DEVICE = "host", "device"
+ARRAY_KEY = {HOST: b"nodes", DEVICE: b"traceEvents"}
+_HOST_KEYS = rb"schema|pid|time|start_ts|finish_ts"
+_DEVICE_KEYS = (
+    rb"schemaVersion|traceName|displayTimeUnit|baseTimeNanoseconds|deviceProperties|distributedInfo|trace_id|"
+    rb"record_shapes|profile_memory|with_stack|with_flops|with_modules|host_name|cuda_runtime_version|"
+    rb"cuda_driver_version"
+)
+# Fields that the known writers put behind the array.
+FOOTER_FIELDS = ("finish_ts", "traceName")
+RECORD_KEYS = (
+    rb"id|name|ctrl_deps|inputs|outputs|attrs|rf_id|parent|fw_parent|seq_id|scope|tid|fw_tid|op_schema|"
+    rb"input_shapes|input_types|output_shapes|output_types|ph|cat|pid|ts|dur|args|bp|s|sf|tts|tdur"
+)
+
+W = rb"[ \t\r\n]*"
+
+
+def _pattern(text: bytes) -> re.Pattern[bytes]:
+    """A space in ``text`` stands for any JSON white space."""
+    return re.compile(text.replace(b" ", W), re.DOTALL)
+
+
+_OBJECT = (
+    rb'\{ "(?:(?:schema|schemaVersion|finish_ts|start_ts|nodes|traceEvents|traceName|displayTimeUnit|'
+    rb'baseTimeNanoseconds|deviceProperties|distributedInfo)" :|'
+    rb'pid" : \d+ , "(?:time|start_ts|finish_ts|schema|nodes)" :)'
+)
+# What follows the id and the name tells a node from an entry of a device trace's deviceProperties, and from
+# an entry of a node's attrs.
+_HOST_RECORD = (
+    rb'\{ "(?:id" : \d+ , (?:"name" : ".{0,1000}?" ,? )?"(?:ctrl_deps|rf_id|parent|inputs|outputs|attrs)" :|'
+    rb'attrs" :|ctrl_deps" :|fw_parent" : \d|'
+    rb'name" : (?!"[^"\n]{0,100}" , "(?:type|value)")"[^\n]{0,1000}?" ,? "(?:id|ctrl_deps|rf_id|inputs)" :)'
+)
+_DEVICE_RECORD = (
+    rb'\{ "(?:ph" : "|cat" : "|args" : \{|bp" : "|(?:dur|ts|pid|tid)" :|'
+    rb'name" : "[^\n]{0,1000}?" ,? "(?:ph|cat|ts|pid|tid|dur|args|s)" :)'
+)
+_END_BY_KEY = rb'\] , "(?:' + _HOST_KEYS + rb"|" + _DEVICE_KEYS + rb')" :'
+_END_BY_BRACE = rb"\] \} (?:\Z|\{(?!" + _HOST_RECORD[2:] + rb"|" + _DEVICE_RECORD[2:] + rb"))"
+
+SPACE = _pattern(rb" ")
+SEPARATOR = re.compile(rb"[ \t\r\n,]*")
+ARRAY_OPEN = _pattern(rb'"(nodes|traceEvents)" : \[')
+OBJECT_START = _pattern(_OBJECT)
+RECORD_START = {
+    HOST: _pattern(_HOST_RECORD),
+    DEVICE: _pattern(_DEVICE_RECORD),
+    None: _pattern(_HOST_RECORD + rb"|" + _DEVICE_RECORD),
+}
+# The next joint after damage inside an array: a record, a new object, the array's end.
+JOINT = {
+    kind: _pattern(rb"|".join((_OBJECT, record, _END_BY_KEY, _END_BY_BRACE)))
+    for kind, record in ((HOST, _HOST_RECORD), (DEVICE, _DEVICE_RECORD))
+}
+OTHER_WRITE_END = _pattern(rb'"(?:finish_ts|traceName)" :|\] \} \Z')
+TOP_FIELD = {
+    HOST: _pattern(rb'"(' + _HOST_KEYS + rb')" : '),
+    DEVICE: _pattern(rb'"(' + _DEVICE_KEYS + rb')" : '),
+}
+
+# The observer writes names as they are, but what follows a name is always the same.
+NAME_FIELD = _pattern(rb'("name" : ")(.*)(" , "(?:ctrl_deps|id)" : \d+ ,)')
+NOT_A_NUMBER = _pattern(rb"([\[,:] )([+-]?(?i:nan(?:\(ind\))?|inf(?:inity)?))(?= [,\]}])")
+# Every digit as 0 and E as e, so that one search finds the numbers that may be too large to decode: those
+# with an exponent of three digits or as long as Python's limit.
+_DIGITS_ALIKE = bytes(
+    48 if chr(byte).isdigit() and byte < 128 else 101 if byte == 69 else byte for byte in range(256)
+)
+_LONG_NUMBER = b"0" * 4300
+_ONLY_IN_HEADERS = (b'"schema', b'"traceEvents"')
+_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+_NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+
+
+class _AnyObject(msgspec.Struct):
+    """Any JSON object: every field is skipped."""
+
+
+_ARRAY_OF_OBJECTS = msgspec.json.Decoder(list[_AnyObject])
+
+
+def count_records(body: bytes, limits: Limits) -> int | None:
+    """The number of JSON objects in ``body``, an array without its brackets.
+
+    None if any of it is not valid JSON that msgspec decodes, or breaks a limit of one record.
+    """
+    try:
+        if not body.isascii():
+            body.decode()
+        count = len(_ARRAY_OF_OBJECTS.decode(b"[%b]" % body))
+        digits = body.translate(_DIGITS_ALIKE, b"+")
+        if b"0e000" in digits or _LONG_NUMBER in digits:
+            msgspec.json.decode(b"[%b]" % body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return count if breaks_limit(body, limits) is None else None
+
+
+def holds_header(body: bytes) -> bool:
+    """Whether another object begins in a run of records. One that was written in between two records of the
+    first can leave valid JSON, in which it looks like a record."""
+    return any(key in body for key in _ONLY_IN_HEADERS) and OBJECT_START.search(body) is not None
+
+
+def is_object(text: bytes, limits: Limits) -> bool:
+    """Whether ``text`` is one JSON object, white space around it allowed, within the limits."""
+    return count_records(text, limits) == 1
+
+
+def breaks_limit(body: bytes, limits: Limits) -> str | None:
+    """Which limit of one record a run of records breaks, in words; None if none. ``body`` is valid JSON."""
+    if len(body) > limits.max_string_bytes and max(map(len, body.split(b'"'))) > limits.max_string_bytes:
+        return f"a string of more than {limits.max_string_bytes} bytes"
+    if _deeper(body, limits.max_depth) and _deeper(_STRING.sub(b"", body), limits.max_depth):
+        return f"nested more than {limits.max_depth} deep"
+    return None
+
+
+def _deeper(body: bytes, depth: int) -> bool:
+    """Whether brackets nest deeper than ``depth``: each round takes the innermost pairs away."""
+    brackets = body.translate(None, _NOT_BRACKETS)
+    for _ in range(depth):
+        outer = brackets.replace(b"[]", b"").replace(b"{}", b"")
+        if len(outer) == len(brackets):
+            return False
+        brackets = outer
+    return bool(brackets)

@@ -1,0 +1,261 @@
+"""All ranks' nodes as one graph: what both replays start from.
+
+Nodes are numbered by (rank, id), so "lowest id first" is "lowest number first" within a rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from chakra_et.errors import TraceError
+from chakra_et.et.columns import ExecutionTrace, NodeType, Strings
+from chakra_et.et.edges import topological_order
+
+EVERY_RANK = "0"
+"""The group that ASTRA-sim takes for a ``pg_name`` of "", "0" or none: every rank."""
+
+_LIMIT_NS = 2**62
+# Ranks of one run wait for each other at every step.
+_LONGEST_SKEW_NS = 3600 * 10**9
+
+
+@dataclass
+class ReplayGraph:
+    """The N nodes and E dependencies of T traces; arrays are int64 unless said.
+
+    ``first[T + 1]`` where each trace's nodes begin; ``trace_of[N]``; ``row[N]`` the node's row in its
+    trace; ``types[N]`` uint8; ``is_cpu[N]`` bool; ``group[N]`` index into ``groups``, the names of
+    process groups; ``duration_ns[N]``; ``source``/``target``[E] node numbers; ``position[N]`` a
+    topological order that follows ids; ``release_ns[T]`` when each rank starts; ``recorded_start_ns[N]``
+    recorded starts on the clock of ``release_ns``, None where the ranks' clocks can't be compared.
+    """
+
+    traces: list[ExecutionTrace]
+    ranks: list[int]
+    first: np.ndarray
+    trace_of: np.ndarray
+    row: np.ndarray
+    types: np.ndarray
+    is_cpu: np.ndarray
+    group: np.ndarray
+    groups: list[str]
+    duration_ns: np.ndarray
+    source: np.ndarray
+    target: np.ndarray
+    position: np.ndarray
+    release_ns: list[int]
+    recorded_start_ns: np.ndarray | None
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+    def attribute(self, name: str, default: int) -> np.ndarray:
+        """Integer attribute ``name`` of all nodes, int64[N]."""
+        return self.gather([trace.column(name, default) for trace in self.traces])
+
+    def gather(self, columns: list[np.ndarray]) -> np.ndarray:
+        """One column a trace, in row order, as one array in node order."""
+        return np.concatenate(columns)[self.first[self.trace_of] + self.row]
+
+    def scatter(self, values: Sequence[int]) -> list[np.ndarray]:
+        """Values in node order as one int64 array a trace, in row order."""
+        flat = np.empty(len(self), dtype=np.int64)
+        flat[self.first[self.trace_of] + self.row] = values
+        return [flat[a:b] for a, b in zip(self.first[:-1], self.first[1:], strict=True)]
+
+    def rank(self, node: int) -> int:
+        return self.ranks[self.trace_of[node]]
+
+    def describe(self, node: int) -> str:
+        """``node 12 'aten::mm'``, for messages."""
+        trace, row = self.traces[self.trace_of[node]], self.row[node]
+        return f"node {trace.ids[row]} {trace.names[row][:80]!r}"
+
+    def lane_edges(self) -> tuple[np.ndarray, np.ndarray]:
+        """The nodes of each lane as a chain in the order of ``position``: (source, target)."""
+        lanes = _lanes(self)
+        order = np.lexsort((self.position, lanes))
+        linked = (lanes[order[1:]] == lanes[order[:-1]]) & (lanes[order[1:]] >= 0)
+        return order[:-1][linked], order[1:][linked]
+
+
+def build_graph(
+    traces: ExecutionTrace | Sequence[ExecutionTrace], ranks: Sequence[int] | None = None
+) -> ReplayGraph:
+    """Join the traces of ``ranks`` (default 0, 1, …) to one graph.
+
+    Raises ``TraceError`` for what no simulator can run: no nodes, a duplicate id, a dependency on an
+    absent node, a cycle, times that add up to 2^62 ns, ranks whose traces begin an hour apart.
+    """
+    traces = [traces] if isinstance(traces, ExecutionTrace) else list(traces)
+    ranks = list(range(len(traces))) if ranks is None else list(ranks)
+    if not traces or len(ranks) != len(traces) or len(set(ranks)) != len(ranks):
+        raise TraceError(f"{len(traces)} traces can't be ranks {ranks}: give one trace for each rank")
+    first = np.concatenate(([0], np.cumsum([len(trace) for trace in traces], dtype=np.int64)))
+    rows, sources, targets = [], [], []
+    for rank, start, trace in zip(ranks, first, traces, strict=False):
+        _check_times(trace, rank, _LIMIT_NS // len(traces))
+        row, source, target = _edges(trace, rank)
+        rows.append(row)
+        sources.append(source + start)
+        targets.append(target + start)
+    trace_of = np.repeat(np.arange(len(traces)), np.diff(first))
+    row = np.concatenate(rows)
+    in_order = first[trace_of] + row
+    groups: dict[str, int] = {}
+    release_ns = _release_times(traces)
+    recorded = None
+    if release_ns is not None and all(trace.start_micros.any() for trace in traces):
+        recorded = np.concatenate([_from_first(t) + at for t, at in zip(traces, release_ns, strict=True)])[
+            in_order
+        ]
+    graph = ReplayGraph(
+        traces=traces,
+        ranks=ranks,
+        first=first,
+        trace_of=trace_of,
+        row=row,
+        types=np.concatenate([trace.types for trace in traces])[in_order],
+        is_cpu=np.concatenate([trace.column("is_cpu_op") for trace in traces])[in_order] != 0,
+        group=np.concatenate([_group_column(trace, groups) for trace in traces])[in_order],
+        groups=list(groups),
+        duration_ns=np.concatenate([t.duration_micros for t in traces])[in_order].astype(np.int64) * 1000,
+        source=np.concatenate(sources),
+        target=np.concatenate(targets),
+        position=np.arange(first[-1]),
+        release_ns=release_ns or [0] * len(traces),
+        recorded_start_ns=recorded,
+    )
+    if np.any(graph.source >= graph.target):
+        graph.position = _topological_positions(graph)
+    return graph
+
+
+def _check_times(trace: ExecutionTrace, rank: int, limit_ns: int) -> None:
+    if not len(trace):
+        raise TraceError(f"the trace of rank {rank} has no nodes: convert it again")
+    total = float(trace.start_micros.max()) + float(np.sum(trace.duration_micros, dtype=np.float64))
+    if total * 1000 >= limit_ns:
+        longest = int(np.argmax(trace.duration_micros))
+        raise TraceError(
+            f"the times of rank {rank} add up to more than {limit_ns} ns (node {trace.ids[longest]} lasts "
+            f"{trace.duration_micros[longest]} µs): convert the trace again"
+        )
+
+
+def _edges(trace: ExecutionTrace, rank: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Rows in id order, and the dependencies as (source, target) numbers in that order."""
+    order = np.argsort(trace.ids, kind="stable")
+    ids = trace.ids[order]
+    twice = np.flatnonzero(ids[1:] == ids[:-1])
+    if len(twice):
+        raise TraceError(
+            f"rank {rank} has two nodes with id {ids[twice[0]]}: ids must be unique, convert it again"
+        )
+    number = np.empty(len(ids), np.int64)
+    number[order] = np.arange(len(ids))
+    sources, targets = [], []
+    for deps in (trace.data_deps, trace.ctrl_deps):
+        source = np.minimum(np.searchsorted(ids, deps.values), len(ids) - 1)
+        target = np.repeat(number, np.diff(deps.offsets))
+        absent = np.flatnonzero(ids[source] != deps.values)
+        if len(absent):
+            raise TraceError(
+                f"node {ids[target[absent[0]]]} of rank {rank} depends on node {deps.values[absent[0]]}, "
+                "which is not in the file: run `python -m chakra_et validate` on it"
+            )
+        sources.append(source)
+        targets.append(target)
+    return order, np.concatenate(sources), np.concatenate(targets)
+
+
+def _group_column(trace: ExecutionTrace, groups: dict[str, int]) -> np.ndarray:
+    """``pg_name`` as indices into ``groups`` (extended here), int64[rows of the trace]."""
+    column = np.full(len(trace), groups.setdefault(EVERY_RANK, len(groups)), dtype=np.int64)
+    attribute = trace.attributes.get("pg_name")
+    if attribute is None:
+        return column
+    if isinstance(attribute.values, Strings):
+        names, index = (
+            [text.decode("utf-8", "replace") for text in attribute.values.table],
+            attribute.values.index,
+        )
+    else:
+        values, index = np.unique(attribute.values, return_inverse=True)
+        names = [str(value) for value in values.tolist()]
+    codes = [groups.setdefault(name or EVERY_RANK, len(groups)) for name in names]
+    column[attribute.rows] = np.array(codes, dtype=np.int64)[index]
+    return column
+
+
+def _release_times(traces: list[ExecutionTrace]) -> list[int] | None:
+    """When each rank's first node may start, ns, the earliest rank at 0; None where that is not known.
+
+    Absolute times are compared only where all ranks name the same ``clock_domain``: clocks of two hosts
+    can differ by more than a step lasts.
+    """
+    domains = {trace.metadata.get("clock_domain") for trace in traces}
+    origins = [trace.metadata.get("trace_start_ns") for trace in traces]
+    if len(traces) == 1:
+        return [0]
+    if len(domains) != 1 or domains & {None, ""} or not all(type(origin) is int for origin in origins):
+        return None
+    begins = [origin + int(t.start_micros.min()) * 1000 for origin, t in zip(origins, traces, strict=True)]
+    if max(begins) - min(begins) > _LONGEST_SKEW_NS:
+        raise TraceError(
+            f"the ranks' traces begin {(max(begins) - min(begins)) / 1e9:.0f} s apart: "
+            "give the files of one run, or replay each rank with --alone"
+        )
+    return [begin - min(begins) for begin in begins]
+
+
+def _from_first(trace: ExecutionTrace) -> np.ndarray:
+    """Recorded starts, ns after the first of the trace, int64[rows]."""
+    return (trace.start_micros - trace.start_micros.min()).astype(np.int64) * 1000
+
+
+def _lanes(graph: ReplayGraph) -> np.ndarray:
+    """The lane of each node, int64[N], -1 for none.
+
+    Our files say it (attribute ``lane``). Elsewhere: the thread of a CPU node, the stream of a device
+    node, the group of a collective with no stream; messages with no stream have no lane, as a receive
+    must not hold up what follows it.
+    """
+    lane, tid, stream = (graph.attribute(name, -1) for name in ("lane", "tid", "stream"))
+    is_message = np.isin(graph.types, (NodeType.COMM_SEND, NodeType.COMM_RECV))
+    choices = [lane >= 0, graph.is_cpu, stream >= 0, is_message, graph.types == NodeType.COMM_COLL]
+    kind = np.select(choices, [0, 1, 2, 3, 4], default=5)
+    value = np.select(choices, [lane, tid, stream, -1, graph.group], default=0)
+    values, code = np.unique(value, return_inverse=True)
+    return np.where(kind == 3, -1, (graph.trace_of * 6 + kind) * len(values) + code)
+
+
+def _topological_positions(graph: ReplayGraph) -> np.ndarray:
+    """Positions in a topological order, lowest ready id first, for files whose ids are not in order."""
+    count = len(graph)
+    order = topological_order(count, graph.source, graph.target)
+    if len(order) < count:
+        left = np.ones(count, bool)
+        left[order] = False
+        raise TraceError(_describe_cycle(graph, left))
+    position = np.empty(count, np.int64)
+    position[order] = np.arange(count)
+    return position
+
+
+def _describe_cycle(graph: ReplayGraph, left: np.ndarray) -> str:
+    inside = left[graph.source] & left[graph.target]
+    parent = dict(zip(graph.target[inside].tolist(), graph.source[inside].tolist(), strict=True))
+    node, seen = next(iter(parent)), {}
+    while node not in seen:
+        seen[node] = len(seen)
+        node = parent[node]
+    cycle = [member for member, at in seen.items() if at >= seen[node]]
+    names = ", ".join(map(graph.describe, cycle[:4])) + (", …" if len(cycle) > 4 else "")
+    return (
+        f"the dependencies of rank {graph.rank(node)} form a cycle of {len(cycle)} nodes ({names}), which no "
+        "simulator can finish: convert the trace again"
+    )

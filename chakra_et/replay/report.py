@@ -1,0 +1,183 @@
+"""Simulated against measured: step times and start times of one replay, as values, text and JSON."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from chakra_et import text
+from chakra_et.et.columns import ExecutionTrace
+from chakra_et.replay.simulators import ReplayResult
+
+_STEP_NAME = re.compile(rb"ProfilerStep#(\d+)")
+
+
+@dataclass
+class StepTime:
+    """One training step, ns; ``measured_ns`` is None where the file holds no start times."""
+
+    name: str
+    simulated_ns: int
+    measured_ns: int | None
+
+    @property
+    def error_percent(self) -> float | None:
+        """Signed; above 0 where the replay is slower than the measurement."""
+        return (
+            100 * (self.simulated_ns / self.measured_ns - 1)
+            if self.measured_ns and self.measured_ns > 0
+            else None
+        )
+
+
+@dataclass
+class RankReplay:
+    """One rank's replay: ``total`` is all steps, from the first step's start to the end of the trace.
+
+    ``start_error_us``: median and 95th percentile of |simulated - measured start| over all nodes, each
+    counted from the rank's first node; None without start times.
+    """
+
+    rank: int
+    nodes: int
+    total: StepTime
+    steps: list[StepTime]
+    start_error_us: tuple[float, float] | None
+
+    @property
+    def worst_step_percent(self) -> float | None:
+        errors = [step.error_percent for step in self.steps if step.error_percent is not None]
+        return max(errors, key=abs, default=None)
+
+    def as_json(self) -> dict:
+        """Times in µs, errors in percent; null where there is no measurement."""
+        median, p95 = self.start_error_us or (None, None)
+        return {
+            "rank": self.rank,
+            "nodes": self.nodes,
+            **_step_json(self.total),
+            "steps": [{"name": step.name, **_step_json(step)} for step in self.steps],
+            "start_error_us": {"median": median, "p95": p95},
+        }
+
+
+def report(traces: list[ExecutionTrace], ranks: list[int], result: ReplayResult) -> list[RankReplay]:
+    """Compare a replay of ``traces`` with the start times and durations in them."""
+    return [
+        _rank_report(trace, rank, result, index)
+        for index, (trace, rank) in enumerate(zip(traces, ranks, strict=True))
+    ]
+
+
+def _rank_report(trace: ExecutionTrace, rank: int, result: ReplayResult, index: int) -> RankReplay:
+    simulated = result.start_ns[index] - result.release_ns[index]
+    simulated_end = int(result.end_ns[index].max()) - result.release_ns[index]
+    measured, measured_end = measured_times(trace)
+
+    names, rows = step_rows(trace)
+    simulated_bounds = [*simulated[rows].tolist(), simulated_end]
+    measured_bounds = None if measured is None else [*measured[rows].tolist(), measured_end]
+    steps = [
+        StepTime(
+            name,
+            simulated_bounds[i + 1] - simulated_bounds[i],
+            None if measured_bounds is None else measured_bounds[i + 1] - measured_bounds[i],
+        )
+        for i, name in enumerate(names)
+    ]
+    total = StepTime(
+        "total",
+        simulated_end - (simulated_bounds[0] if steps else 0),
+        None if measured_bounds is None else measured_end - (measured_bounds[0] if steps else 0),
+    )
+    error = None
+    if measured is not None:
+        median, p95 = np.percentile(np.abs(simulated - measured), [50, 95]) / 1000
+        error = (float(median), float(p95))
+    return RankReplay(rank, len(trace), total, steps, error)
+
+
+def measured_times(trace: ExecutionTrace) -> tuple[np.ndarray | None, int]:
+    """Recorded start of each node and the end of the trace, ns after the first node's start.
+
+    The end is ``measured_end_micros`` of the metadata (on the clock of ``start_micros``), or else the end
+    of the last node. (None, 0) for a file written without start times.
+    """
+    if not trace.start_micros.any():
+        return None, 0
+    starts = trace.start_micros.astype(np.int64)
+    end = trace.metadata.get("measured_end_micros")
+    if type(end) is not int:
+        end = int((starts + trace.duration_micros.astype(np.int64)).max())
+    first = int(starts.min())
+    return (starts - first) * 1000, (end - first) * 1000
+
+
+def step_rows(trace: ExecutionTrace) -> tuple[list[str], np.ndarray]:
+    """The names ``ProfilerStep#K`` in the order of K, and the row where each begins.
+
+    A step may be several nodes (its own time before, between and after its operators): the first counts.
+    """
+    numbers = {
+        index: int(found[1])
+        for index, name in enumerate(trace.names.table)
+        if (found := _STEP_NAME.fullmatch(name))
+    }
+    rows = np.flatnonzero(np.isin(trace.names.index, list(numbers)))
+    first: dict[int, int] = {}
+    for row in rows[np.lexsort((trace.ids[rows], trace.start_micros[rows]))].tolist():
+        first.setdefault(numbers[int(trace.names.index[row])], row)
+    return [f"ProfilerStep#{number}" for number in sorted(first)], np.array(
+        [first[n] for n in sorted(first)], np.int64
+    )
+
+
+def table(reports: dict[str, list[RankReplay]]) -> list[str]:
+    """Lines of text: a row for each semantics and rank, then one for each step where there are several."""
+    rows = [
+        (
+            "semantics",
+            "rank",
+            "nodes",
+            "measured ms",
+            "simulated ms",
+            "error %",
+            "worst step %",
+            "start error µs (p95)",
+        )
+    ]
+    for semantics, ranks in reports.items():
+        for rank in ranks:
+            rows.append(
+                (
+                    semantics,
+                    str(rank.rank),
+                    f"{rank.nodes:,}",
+                    *_cells(rank.total),
+                    _signed(rank.worst_step_percent),
+                    "-" if rank.start_error_us is None else "{:,.1f} ({:,.1f})".format(*rank.start_error_us),
+                )
+            )
+            if len(rank.steps) > 1:
+                rows += [("", "", step.name, *_cells(step), "", "") for step in rank.steps]
+    return text.table(rows, right=range(1, len(rows[0])))
+
+
+def _step_json(step: StepTime) -> dict:
+    measured = None if step.measured_ns is None else step.measured_ns / 1000
+    return {
+        "measured_us": measured,
+        "simulated_us": step.simulated_ns / 1000,
+        "error_percent": step.error_percent,
+    }
+
+
+def _cells(step: StepTime) -> tuple[str, str, str]:
+    measured = "-" if step.measured_ns is None else f"{step.measured_ns / 1e6:,.3f}"
+    return measured, f"{step.simulated_ns / 1e6:,.3f}", _signed(step.error_percent)
+
+
+def _signed(percent: float | None) -> str:
+    return "-" if percent is None else f"{percent:+.2f}"

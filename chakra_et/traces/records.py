@@ -1,0 +1,204 @@
+"""Read a trace whose bulk is one JSON array of records, a piece at a time.
+
+Both traces look alike: a few header fields, one long array (``nodes`` or ``traceEvents``), perhaps a
+footer. A piece ends where the next record starts; it is decoded by msgspec into typed structs and
+handed on, so that memory is bounded by the piece and not by the file. A piece that was cut in the wrong
+place does not decode (its brackets do not balance), and the cut is moved.
+"""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import os
+import re
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any, Protocol, get_type_hints
+
+import msgspec
+
+from chakra_et.errors import TraceError, UnreadableTrace
+from chakra_et.traces.limits import DEFAULT_LIMITS, Limits, TextMeter
+
+PIECE_BYTES = 16 << 20
+MAX_CUTS = 64
+# Of text that no record ends in; a damaged file must not fill the memory before it is called damaged.
+MAX_RECORD_PIECES = 4
+RECORD_END = re.compile(rb"\}\s*,\s*(?=\{)")
+RAW_RECORDS = msgspec.json.Decoder(list[msgspec.Raw])
+
+
+class Taker(Protocol):
+    """Collects the records of a trace."""
+
+    def take(self, records: list[Any]) -> None:
+        """Records in the order of the file."""
+
+    def leave_out(self, record: bytes) -> None:
+        """A record that is JSON, with a field of a type that it can't have."""
+
+
+def open_trace(path: Path) -> IO[bytes]:
+    """Open a plain or gzip-compressed trace for reading; the content decides, not the name."""
+    with open(path, "rb") as file:
+        magic = file.read(2)
+    return gzip.open(path, "rb") if magic == b"\x1f\x8b" else open(path, "rb")
+
+
+def read_records(
+    path: Path,
+    array_key: str,
+    document_type: Callable[[bytes], type],
+    taker: Taker,
+    limits: Limits = DEFAULT_LIMITS,
+    piece_bytes: int = PIECE_BYTES,
+) -> Any:
+    """Decode the array ``array_key`` of the JSON object in ``path``.
+
+    ``document_type`` chooses the struct of the whole document from the first bytes of the file; its field
+    ``array_key`` is a list of the struct of one record. Returns the document with an empty array: the header
+    and footer fields.
+
+    Raises ``UnreadableTrace`` if the file is not one JSON object with that array, and ``TraceError`` if it
+    can't be opened or is larger than ``limits`` allow.
+    """
+    try:
+        with open_trace(path) as file:
+            limited = _Limited(file, path, limits)
+            return _read(limited, path, array_key, document_type, taker, piece_bytes)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UnreadableTrace(f"{path}: is not a readable trace ({error}).", path) from None
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise UnreadableTrace(f"{path}: is a damaged gzip file ({error}).", path) from None
+    except OSError as error:
+        raise TraceError(f"{path}: can't be read ({error.strerror or error}).") from None
+
+
+class _Limited:
+    """The text of a trace, no more of it than the limits allow."""
+
+    def __init__(self, file: IO[bytes], path: Path, limits: Limits) -> None:
+        self._file, self._meter, self._size = file, TextMeter(str(path), limits), os.path.getsize(path)
+
+    def read(self, size: int) -> bytes:
+        data = self._file.read(size)
+        self._meter.add(len(data), self._size)
+        return data
+
+    def rest(self) -> bytes:
+        return b"".join(iter(lambda: self.read(PIECE_BYTES), b""))
+
+
+def _read(
+    file: _Limited,
+    path: Path,
+    array_key: str,
+    document_type: Callable[[bytes], type],
+    taker: Taker,
+    piece_bytes: int,
+) -> Any:
+    buffer = file.read(piece_bytes)
+    opening = re.search(rb'"%s"\s*:\s*\[\s*' % array_key.encode(), buffer)
+    if opening is None:
+        raise UnreadableTrace(f'{path}: has no "{array_key}" array, so it is not such a trace.', path)
+    head, rest = buffer[: opening.end()], buffer[opening.end() :]
+    document = document_type(buffer[:65536])
+    decoder = _Decoder(get_type_hints(document)[array_key], taker)
+    start = re.match(rb'\{\s*"[^"\\]*"\s*:', rest)
+    while start is not None:
+        # The piece stands in one buffer, as a list of its own, and is decoded where it stands.
+        piece = bytearray(b"[" + rest)
+        kept = len(piece)
+        piece += file.read(piece_bytes)
+        if len(piece) == kept:
+            break
+        cut = _decode_piece(piece, start.group(), decoder)
+        if not cut and len(piece) > MAX_RECORD_PIECES * piece_bytes:
+            raise UnreadableTrace(f"{path}: is damaged, or one record has {len(piece)} bytes.", path)
+        rest = bytes(piece[cut or 1 :])
+    return _last(head + rest + file.rest(), document, array_key, decoder)
+
+
+def _last(text: bytes, document: type, array_key: str, decoder: _Decoder) -> Any:
+    """Decode header, what is left of the records, and footer."""
+    _check_text(text)
+    try:
+        last = msgspec.json.Decoder(document).decode(text)
+    except msgspec.ValidationError:
+        fields = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+        decoder.one_by_one(fields.get(array_key, b"null"))
+        fields[array_key] = msgspec.Raw(b"[]")
+        return msgspec.json.decode(msgspec.json.encode(fields), type=document)
+    decoder.taker.take(getattr(last, array_key))
+    setattr(last, array_key, [])
+    return last
+
+
+class _Decoder:
+    """Decodes a JSON array of records and hands them on."""
+
+    def __init__(self, array_type: Any, taker: Taker) -> None:
+        self.taker = taker
+        self._all = msgspec.json.Decoder(array_type)
+        (record_type,) = array_type.__args__
+        self._one = msgspec.json.Decoder(record_type)
+
+    def decode(self, text: memoryview) -> None:
+        try:
+            records = self._all.decode(text)
+        except msgspec.ValidationError:
+            self.one_by_one(text)
+        else:
+            self.taker.take(records)
+
+    def one_by_one(self, text: Any) -> None:
+        """Slower: a field of the wrong type costs its own record only."""
+        records, bad = [], []
+        for raw in RAW_RECORDS.decode(text):
+            try:
+                records.append(self._one.decode(raw))
+            except msgspec.ValidationError:
+                bad.append(bytes(raw))
+        for record in bad:
+            self.taker.leave_out(record)
+        self.taker.take(records)
+
+
+def _decode_piece(piece: bytearray, record_start: bytes, decoder: _Decoder) -> int:
+    """Decode the records of ``piece`` that are complete; returns where the rest starts, 0 if none was."""
+    for cut, comma in _cuts(piece, record_start):
+        piece[comma] = ord("]")
+        try:
+            decoder.decode(memoryview(piece)[: comma + 1])
+        except msgspec.DecodeError:
+            piece[comma] = ord(",")
+            continue
+        _check_text(memoryview(piece)[: comma + 1])
+        return cut
+    return 0
+
+
+def _check_text(text: Any) -> None:
+    """What is kept as it stands, such as the values of tensors, was not looked into by the decoder."""
+    if not bytes(text).isascii():
+        str(text, "utf-8")
+
+
+def _cuts(piece: bytearray, record_start: bytes) -> Iterator[tuple[int, int]]:
+    """Places near the end of ``piece`` where a record may start, last first, with the comma before each."""
+    cut = len(piece)
+    for _ in range(MAX_CUTS):
+        cut = piece.rfind(record_start, 2, cut)
+        if cut < 0:
+            break
+        begin = max(0, cut - 64)
+        text = piece[begin:cut].rstrip()
+        if text.endswith(b","):
+            yield cut, begin + len(text) - 1
+    # Records that start in other ways than the first one.
+    begin = max(0, len(piece) - (1 << 20))
+    ends = list(RECORD_END.finditer(piece[begin:]))[::-1]
+    for end in itertools.islice(ends, MAX_CUTS):
+        yield begin + end.end(), begin + end.start() + end.group().index(b",")

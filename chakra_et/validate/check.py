@@ -1,0 +1,122 @@
+"""Check .et files, each alone and the files of one run against each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from chakra_et.errors import TraceError
+from chakra_et.et import file as et_file
+from chakra_et.et.columns import ExecutionTrace
+from chakra_et.et.sets import RankSet
+from chakra_et.validate.ranks import check_ranks
+from chakra_et.validate.rules import check_file
+from chakra_et.validate.table import RULES, File, Finding
+
+LONGEST_NAME = 80
+
+
+@dataclass
+class Problem:
+    """A rule of ``validate_table.RULES`` that a file breaks.
+
+    ``severity`` is "error", "warning" or "note". ``rank``, ``node`` (its id) and ``name`` are None where the
+    problem has none. ``count`` is the number of nodes with it; the message is about the first.
+    """
+
+    severity: str
+    file: str
+    rank: int | None
+    node: int | None
+    name: str | None
+    rule: str
+    message: str
+    count: int = 1
+
+    def __str__(self) -> str:
+        node = "" if self.node is None else f"node {self.node} {self.name!r}: "
+        more = f" (and {self.count - 1} more)" if self.count > 1 else ""
+        return f"{self.severity}: {self.file}: {node}{self.message}{more} [{self.rule}]"
+
+
+def check(
+    traces: ExecutionTrace | Mapping[int, ExecutionTrace],
+    comm_groups: dict[str, list[int]] | None = None,
+    files: Mapping[int, str] | str | None = None,
+    dataset_splits: int = 4,
+) -> list[Problem]:
+    """Check one trace, or the traces of a run by rank, each alone and against each other.
+
+    ``comm_groups`` is group id → ranks, as in the comm-group file (None: there is none); ``files`` are
+    the names to use in problems; ``dataset_splits`` is ASTRA-sim's ``preferred-dataset-splits``, the
+    fewest bytes that an all-gather finishes with. A problem stands for all nodes that have it.
+    """
+    if isinstance(traces, ExecutionTrace):
+        return _check_one(traces, None, comm_groups, str(files or "trace"), dataset_splits)
+    names = _names(traces, files)
+    alone = [
+        _check_one(trace, rank, comm_groups, names[rank], dataset_splits) for rank, trace in traces.items()
+    ]
+    return [problem for of_rank in alone for problem in of_rank] + check_together(traces, comm_groups, names)
+
+
+def check_together(
+    traces: Mapping[int, ExecutionTrace],
+    comm_groups: dict[str, list[int]] | None = None,
+    files: Mapping[int, str] | None = None,
+) -> list[Problem]:
+    """Check the traces of a run against each other only; their communication nodes are enough for it."""
+    names = _names(traces, files)
+    together = {rank: File(trace, rank, comm_groups) for rank, trace in traces.items()}
+    name = ", ".join([*names.values()][:2]) + (", …" if len(names) > 2 else "")
+    return [
+        _problem(found, name, None) if rank is None else _problem(found, names[rank], together[rank])
+        for rank, found in (check_ranks(together, names) if together else ())
+    ]
+
+
+def _names(traces: Mapping[int, ExecutionTrace], files: Mapping[int, str] | None) -> dict[int, str]:
+    return {rank: f"rank {rank}" for rank in traces} if files is None else dict(files)
+
+
+def _check_one(
+    trace: ExecutionTrace, rank: int | None, groups: dict[str, list[int]] | None, name: str, splits: int
+) -> list[Problem]:
+    """``rank`` None: what the metadata says."""
+    said = trace.metadata.get("rank")
+    file = File(trace, said if rank is None and type(said) is int else rank, groups, splits)
+    return [_problem(finding, name, file) for finding in check_file(file)]
+
+
+def _problem(finding: Finding, name: str, file: File | None) -> Problem:
+    row = int(finding.rows[0]) if file is not None and len(finding.rows) else None
+    return Problem(
+        severity=RULES[finding.rule][0],
+        file=name,
+        rank=None if file is None else file.rank,
+        node=None if row is None else int(file.trace.ids[row]),
+        name=None if row is None else file.trace.names[row][:LONGEST_NAME],
+        rule=finding.rule,
+        message=finding.message,
+        count=max(len(finding.rows), 1),
+    )
+
+
+def check_set(run: RankSet, dataset_splits: int = 4) -> list[Problem]:
+    """Read and check the files of one run. A file that can't be read is a problem of rule "unreadable"."""
+    groups = run.comm_groups()
+    talk: dict[int | None, ExecutionTrace] = {}
+    problems: list[Problem] = []
+    for rank, path in run.files.items():
+        try:
+            trace = et_file.read(path)
+        except TraceError as error:
+            message = str(error).removeprefix(f"{path}: ")
+            problems.append(Problem("error", str(path), rank, None, None, "unreadable", message))
+            continue
+        problems += _check_one(trace, rank, groups, str(path), dataset_splits)
+        # All that is needed of a rank once it has been checked by itself: a run can have hundreds.
+        talk[rank] = trace.communication()
+    if run.is_run and len(talk) == len(run.files):
+        problems += check_together(talk, groups, {rank: str(path) for rank, path in run.files.items()})
+    return problems

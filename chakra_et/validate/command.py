@@ -1,0 +1,60 @@
+"""``python -m chakra_et validate FILE…``: check .et files before a simulator sees them.
+
+Files of one run (``NAME.0.et``, ``NAME.1.et``, …, or just ``NAME``) are also checked against each other.
+Exit status: 0 valid (with ``--strict``: and no warnings); 1 not valid; 2 arguments that can't be used.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+
+from chakra_et.cli import parse
+from chakra_et.errors import TraceError
+from chakra_et.et.sets import find_rank_sets
+from chakra_et.validate.check import check_set
+
+
+@dataclass
+class ValidateConfig:
+    """The command's arguments."""
+
+    files: tuple[str, ...] = field(
+        default=(), metadata={"positional": True, "help": ".et files, or NAME for NAME.0.et, NAME.1.et, …"}
+    )
+    json: bool = field(default=False, metadata={"help": "print JSON: {valid, files, problems}"})
+    strict: bool = field(default=False, metadata={"help": "warnings make a file invalid too"})
+    dataset_splits: int = field(
+        default=4, metadata={"help": "preferred-dataset-splits of the system: fewer bytes hang an all-gather"}
+    )
+
+    def __post_init__(self) -> None:
+        if not self.files:
+            raise ValueError("give at least one .et file, or the NAME of a run")
+        if self.dataset_splits < 1:
+            raise ValueError(f"--dataset-splits must be 1 or more, not {self.dataset_splits}")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit status."""
+    config = parse(ValidateConfig, argv, prog="python -m chakra_et validate", description=__doc__)
+    try:
+        sets = find_rank_sets(config.files)
+        problems = [problem for run in sets for problem in check_set(run, config.dataset_splits)]
+    except TraceError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    count = {kind: sum(problem.severity == kind for problem in problems) for kind in ("error", "warning")}
+    valid = not count["error"] and not (config.strict and count["warning"])
+    paths = [str(path) for run in sets for path in run.files.values()]
+    if config.json:
+        answer = {"valid": valid, "files": paths, "problems": [asdict(problem) for problem in problems]}
+        print(json.dumps(answer, indent=2))
+    else:
+        for problem in problems:
+            print(problem)
+        counts = ", ".join(f"{number} {kind}{'s' * (number != 1)}" for kind, number in count.items())
+        print(f"{len(paths)} file{'s' * (len(paths) != 1)}: {'valid' if valid else 'not valid'} ({counts})")
+    return 0 if valid else 1

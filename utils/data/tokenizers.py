@@ -1,0 +1,140 @@
+"""Find the tokenizer: --tokenizer, the image, the hub's cache, the hub, then the small ones in data/."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from utils.data.hub import DataError, hub_problem, tell
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+    from utils.data.config import DataConfig
+
+Family = Literal["gpt2", "bert"]
+
+IMAGE_FOLDER = Path("/workspace/pretrained_models")
+SMALL_FOLDER = Path(__file__).resolve().parents[2] / "data" / "tokenizers"
+# All sizes of a family share one vocabulary, which goes by the name of the smallest.
+VOCABULARY = {"gpt2": "gpt2", "bert": "bert-base-uncased"}
+HUB_NAMES = {
+    "gpt2": ("openai-community/gpt2", "gpt2"),
+    "bert": ("google-bert/bert-base-uncased", "bert-base-uncased"),
+}
+_END = "<|endoftext|>"
+SPECIAL_TOKENS = {
+    "gpt2": {"bos_token": _END, "eos_token": _END, "unk_token": _END},
+    "bert": {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")},
+}
+MAX_LENGTH = {"gpt2": 1024, "bert": 512}
+
+
+def load_tokenizer(
+    family: Family, model_name: str, config: DataConfig, vocab_size: int
+) -> tuple[PreTrainedTokenizerFast, str]:
+    """Return the first tokenizer found, and in words where it came from (also logged on rank 0).
+
+    A tokenizer is a tokenizer.json or a folder with one, as ``save_pretrained`` of a fast tokenizer writes.
+    Its ids must be below ``vocab_size``, the rows of the model's embedding. --tokenizer is used or refused
+    with ``DataError``; any other place that holds nothing fitting is passed over with a word.
+    """
+    if config.tokenizer is not None:
+        path = Path(config.tokenizer).expanduser()
+        try:
+            tokenizer, source = _open(family, path, vocab_size), f"--tokenizer {path}"
+        except DataError as error:
+            raise DataError(f"--tokenizer {path}: {error}") from error
+        tell(logging.INFO, f"tokenizer: {source}")
+        return tokenizer, source
+
+    for path, source in _candidates(family, model_name, config.cache_dir):
+        try:
+            tokenizer = _open(family, path, vocab_size)
+        except DataError as error:
+            tell(logging.WARNING, f"tokenizer: {source} ({path}) is passed over: {error}")
+            continue
+        tell(logging.INFO, f"tokenizer: {source}")
+        return tokenizer, source
+    raise DataError(f"no {family} tokenizer fits a vocabulary of {vocab_size}; give one by --tokenizer")
+
+
+def _candidates(family: Family, model_name: str, cache_dir: str | None) -> Iterator[tuple[Path, str]]:
+    """The places to look in, best first, each only once the ones before it were no good."""
+    import huggingface_hub
+
+    cache_dir = str(Path(cache_dir).expanduser()) if cache_dir else None
+    for name in dict.fromkeys((model_name, VOCABULARY[family])):
+        folder = IMAGE_FOLDER / name
+        if folder.is_dir():
+            yield folder, f"the image's {folder}"
+
+    for cache in dict.fromkeys((cache_dir, None)):
+        for repository in HUB_NAMES[family]:
+            cached = huggingface_hub.try_to_load_from_cache(repository, "tokenizer.json", cache_dir=cache)
+            if isinstance(cached, str):
+                yield Path(cached), f"the hub cache's {repository}"
+
+    problem = hub_problem()
+    if problem is None:
+        repository = HUB_NAMES[family][0]
+        if not sys.stderr.isatty():
+            huggingface_hub.utils.disable_progress_bars()
+        try:
+            path = huggingface_hub.hf_hub_download(repository, "tokenizer.json", cache_dir=cache_dir)
+            yield Path(path), f"the hub's {repository}"
+            problem = "the hub's doesn't fit"
+        except Exception as error:  # whatever the hub's library raises, the small tokenizers are still there
+            problem = f"the hub failed: {type(error).__name__}: {error}".splitlines()[0]
+    name = VOCABULARY[family]
+    yield SMALL_FOLDER / name, f"the small one in data/tokenizers/{name} ({problem})"
+
+
+def _open(family: Family, path: Path, vocab_size: int) -> PreTrainedTokenizerFast:
+    # Imported late: this takes seconds, and --help doesn't need it.
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+    file = path / "tokenizer.json" if path.is_dir() else path
+    if not file.is_file():
+        raise DataError(f"no such file: {file}; give a tokenizer.json or a folder that has one")
+    try:
+        backend = Tokenizer.from_file(str(file))
+    except Exception as error:  # the Rust side raises plain Exception
+        raise DataError(f"{file} isn't a tokenizer of the tokenizers library ({error})") from error
+
+    specials = SPECIAL_TOKENS[family] | _configured_specials(family, file.with_name("tokenizer_config.json"))
+    specials.setdefault("pad_token", specials.get("eos_token", ""))
+    vocabulary = backend.get_vocab()
+    # Checked here because transformers would add a missing one, with an id beyond the vocabulary.
+    if missing := [token for token in dict.fromkeys(specials.values()) if token not in vocabulary]:
+        raise DataError(f"{file} lacks {', '.join(missing)}, so it doesn't suit {family}")
+    if (top := max(vocabulary.values())) >= vocab_size:
+        raise DataError(f"{file} has ids up to {top}, but the model's vocabulary ends at {vocab_size - 1}")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        model_max_length=MAX_LENGTH[family],
+        clean_up_tokenization_spaces=False,
+        **specials,
+    )
+
+
+def _configured_specials(family: Family, file: Path) -> dict[str, str]:
+    """Special tokens that a tokenizer of the user's own names differently, such as "</s>" for the end."""
+    try:
+        config: Any = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise DataError(f"{file} can't be read ({error})") from error
+    found = {}
+    for name in (*SPECIAL_TOKENS[family], "pad_token"):
+        token = config.get(name) if isinstance(config, dict) else None
+        token = token.get("content") if isinstance(token, dict) else token
+        if isinstance(token, str):
+            found[name] = token
+    return found

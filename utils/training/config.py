@@ -1,0 +1,148 @@
+"""The flags of gpt2/train.py and bert/train.py, their checks, and the file that keeps them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import math
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from chakra_et import cli
+from chakra_et.capture.config import TraceConfig
+from chakra_et.files import write_text
+from utils.data.config import DataConfig
+
+
+def parse_config(config_class: type[TrainConfig], description: str | None) -> TrainConfig:
+    """The command line of a train.py; ends with status 2 and one sentence (of rank 0) on a bad flag."""
+    with contextlib.ExitStack() as quiet:
+        if os.environ.get("RANK", "0") != "0":
+            quiet.enter_context(contextlib.redirect_stderr(quiet.enter_context(open(os.devnull, "w"))))
+        return cli.parse(config_class, description=(description or "").partition("\n")[0])
+
+
+def _flag(default: Any, help_text: str) -> Any:
+    return field(default=default, metadata={"help": help_text})
+
+
+@dataclass
+class TrainConfig(TraceConfig, DataConfig):
+    """Everything that a training run can be told; gpt2/ and bert/ add their models and defaults."""
+
+    family: ClassVar[str]
+    presets: ClassVar[dict[str, dict[str, int]]]
+    context: ClassVar[int]
+
+    model_name: str = _flag("", "model size")
+    init_from: str | None = _flag(None, "start from these weights: a folder or a hub name (default: random)")
+    dropout: float | None = _flag(None, "dropout rate everywhere (default: the model's own)")
+
+    batch_size: int = _flag(8, "samples of one forward pass on each GPU (or CPU process)")
+    gradient_accumulation_steps: int = _flag(1, "forward passes for each optimizer step")
+    learning_rate: float = _flag(1e-4, "peak learning rate of AdamW")
+    weight_decay: float = _flag(0.01, "AdamW's weight decay; biases and norms have none")
+    warmup_steps: int = _flag(100, "steps of linear warm-up, followed by linear decay to 0")
+    max_grad_norm: float = _flag(1.0, "clip the gradient to this norm (0: don't)")
+    num_epochs: int = _flag(3, "passes over the training data")
+    max_steps: int | None = _flag(None, "optimizer steps; overrides --num-epochs (0: don't)")
+    num_gpus: int | None = _flag(None, "number of processes that must have been launched (default: any)")
+    seed: int = _flag(42, "seed of initial weights, data order, masks and dropout")
+    bf16: bool = _flag(False, "compute in bfloat16 where it is safe (autocast)")
+    compile: bool = _flag(False, "compile the model with torch.compile")
+
+    logging_steps: int = _flag(10, "log every so many steps")
+    eval_steps: int = _flag(1000, "evaluate every so many steps, and at the end (0: at the end only)")
+    skip_eval: bool = _flag(False, "never evaluate; best_model is then the final model")
+    save_steps: int = _flag(1000, "save a checkpoint every so many steps and at the end (0: best_model only)")
+    save_dir: str = _flag("checkpoints", "folder of the checkpoints")
+    save_format: Literal["safetensors", "bin"] = _flag("safetensors", "format of the saved weights")
+    resume_from_checkpoint: str | None = _flag(
+        None, "go on from this folder, or the 'latest' one in --save-dir"
+    )
+    report_to: Literal["tensorboard", "wandb", "none"] = _flag("none", "where the figures go besides the log")
+    dist_timeout: float = _flag(600.0, "seconds that a rank may hang before the run is ended")
+
+    def __post_init__(self) -> None:
+        for part in (TraceConfig, DataConfig):
+            if hasattr(part, "__post_init__"):
+                part.__post_init__(self)
+        if self.model_name not in self.presets:
+            raise ValueError(
+                f"--model-name {self.model_name} is unknown; choose from {', '.join(self.presets)}"
+            )
+        for name in ("batch_size", "gradient_accumulation_steps", "num_epochs", "logging_steps"):
+            self._at_least(name, 1)
+        for name in ("warmup_steps", "max_steps", "eval_steps", "save_steps", "seed"):
+            self._at_least(name, 0)
+        for name in ("weight_decay", "max_grad_norm"):
+            self._at_least(name, 0.0)
+        for name in ("learning_rate", "dist_timeout"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{_dashed(name)} must be above 0, not {getattr(self, name)}")
+        if self.num_gpus is not None:
+            self._at_least("num_gpus", 1)
+        if self.dropout is not None and not 0 <= self.dropout < 1:
+            raise ValueError(f"--dropout must be at least 0 and below 1, not {self.dropout}")
+        if self.init_from and self.resume_from_checkpoint:
+            raise ValueError("--init-from and --resume-from-checkpoint exclude each other: give one of them")
+        self.check_context(self.context, self.model_name)
+        if self.max_steps:
+            self.check_trace_length(self.max_steps, "--max-steps")
+        self._check_launch()
+
+    def _at_least(self, name: str, least: float) -> None:
+        value = getattr(self, name)
+        if value is not None and not least <= value < math.inf:
+            raise ValueError(f"{_dashed(name)} must be at least {least}, not {value}")
+
+    def check_context(self, context: int, model: str) -> None:
+        """Refuse sequences longer than the model can take (ValueError)."""
+        if self.max_seq_length is not None and self.max_seq_length > context:
+            raise ValueError(
+                f"--max-seq-length {self.max_seq_length} is beyond the {context} tokens that {model} can take"
+            )
+
+    def check_trace_length(self, steps: int, origin: str) -> None:
+        """Refuse a run that ends before its trace is complete (ValueError)."""
+        wanted = self.trace_wait_steps + self.trace_warmup_steps + self.trace_active_steps
+        if self.enable_tracing and steps < wanted:
+            raise ValueError(
+                f"tracing needs {wanted} steps (--trace-wait-steps {self.trace_wait_steps} + "
+                f"--trace-warmup-steps {self.trace_warmup_steps} + --trace-active-steps "
+                f"{self.trace_active_steps}), but the run has {steps} ({origin})"
+            )
+
+    def _check_launch(self) -> None:
+        launched = int(os.environ.get("WORLD_SIZE", 1))
+        if self.num_gpus in (None, launched):
+            return
+        script = f"{self.family}/train.py"
+        if "WORLD_SIZE" in os.environ:
+            raise ValueError(
+                f"--num-gpus {self.num_gpus} but {launched} processes were launched: "
+                f"make torchrun's --nproc_per_node (times --nnodes) agree, or leave --num-gpus out"
+            )
+        raise ValueError(
+            f"--num-gpus {self.num_gpus} needs {self.num_gpus} processes and this is one: "
+            f"start it as `torchrun --nproc_per_node {self.num_gpus} {script} --num-gpus {self.num_gpus} …`"
+        )
+
+    def save(self, flag: str, name: str) -> None:
+        """Write the flags as JSON to ``name`` in the folder that ``flag`` gives, whole or not at all.
+
+        Raises OSError where the folder can't be written.
+        """
+        path = Path(getattr(self, flag), name)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_text(path, json.dumps(dataclasses.asdict(self), indent=2) + "\n")
+        except OSError as error:
+            raise OSError(f"{_dashed(flag)} {path.parent} can't be written: {error.strerror}") from error
+
+
+def _dashed(name: str) -> str:
+    return "--" + name.replace("_", "-")

@@ -1,0 +1,148 @@
+"""Where the figures of a run go: progress bar or log lines, a JSON-lines file, TensorBoard, wandb."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import logging
+import math
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+from tqdm.contrib.logging import logging_redirect_tqdm
+
+from chakra_et.files import write_text
+from utils.training.config import TrainConfig
+
+log = logging.getLogger(__name__)
+
+LOG_FILE = "training_log.jsonl"
+
+
+class Metrics:
+    """Takes the figures of rank 0; a context manager. On other ranks it does nothing.
+
+    Raises ValueError where ``--report-to`` names what isn't installed or can't be reached.
+    """
+
+    def __init__(self, config: TrainConfig, active: bool, first_step: int, total_steps: int):
+        self.active, self.total_steps = active, total_steps
+        self.steps, self.tokens, self.losses = 0, 0.0, (math.nan, math.nan)
+        self._began = self._shown_at = time.perf_counter()
+        self._shown = (0, 0.0)
+        self._closing = contextlib.ExitStack()
+        self._writer: Any = None
+        self._wandb: Any = None
+        if not active:
+            return
+        folder = Path(config.save_dir)
+        if config.report_to == "tensorboard":
+            self._writer = _tensorboard(folder)
+        elif config.report_to == "wandb":
+            self._wandb = _wandb(config)
+        self._file = self._closing.enter_context(_continued(folder / LOG_FILE, first_step))
+        self._bar = tqdm(initial=first_step, total=total_steps, unit="step", disable=not sys.stderr.isatty())
+        self._closing.callback(self._bar.close)
+        if not self._bar.disable:
+            self._closing.enter_context(logging_redirect_tqdm())
+
+    def __enter__(self) -> Metrics:
+        return self
+
+    def __exit__(self, kind: type | None, *_: object) -> None:
+        self._closing.close()
+        if self._writer is not None:
+            self._writer.close()
+        if self._wandb is not None:
+            self._wandb.finish(exit_code=0 if kind is None else 1)
+
+    def advance(self, step: int, tokens: float, figures: dict[str, Any], show: bool) -> None:
+        """Optimizer step ``step`` (counted from 1) is done, with so many tokens over all ranks.
+
+        Where it is to be shown, tokens per second and seconds per step since the last one shown are added.
+        """
+        if not self.active:
+            return
+        self.steps, self.tokens = self.steps + 1, self.tokens + tokens
+        self.losses = (figures["loss"] if self.steps == 1 else self.losses[0], figures["loss"])
+        self._bar.update()
+        if show:
+            now = time.perf_counter()
+            seconds, (steps, total) = now - self._shown_at, self._shown
+            rates = {
+                "tokens_per_second": (self.tokens - total) / seconds,
+                "step_seconds": seconds / (self.steps - steps),
+            }
+            self._shown_at, self._shown = now, (self.steps, self.tokens)
+            self.write(step, {**{name: float(value) for name, value in figures.items()}, **rates})
+
+    def span(self) -> str:
+        """First and last loss, and the speed from the first step to now, in words."""
+        speed = self.tokens / (time.perf_counter() - self._began)
+        return f"loss {self.losses[0]:.4f} to {self.losses[1]:.4f}, {speed:,.0f} tokens/s"
+
+    def write(self, step: int, figures: dict[str, float]) -> None:
+        """Publish the named figures of ``step`` (counted from 1)."""
+        if not self.active:
+            return
+        self._file.write(json.dumps({"step": step, **figures}) + "\n")
+        self._file.flush()
+        text = "  ".join(f"{name} {_short(value)}" for name, value in figures.items())
+        if self._bar.disable:
+            log.info("step %d/%d  %s", step, self.total_steps, text)
+        else:
+            self._bar.set_postfix_str(text)
+        for name, value in figures.items():
+            if self._writer is not None:
+                self._writer.add_scalar(name, value, step)
+        if self._wandb is not None:
+            self._wandb.log(figures, step=step)
+
+
+def _continued(path: Path, first_step: int) -> Any:
+    """The file open for more lines, without those that a resumed run will write again."""
+    kept = []
+    if first_step and path.is_file():
+        for line in path.read_text(encoding="utf-8").splitlines():
+            with contextlib.suppress(ValueError, KeyError):
+                if json.loads(line)["step"] <= first_step:
+                    kept.append(line + "\n")
+    write_text(path, "".join(kept))
+    return path.open("a", encoding="utf-8")
+
+
+def _tensorboard(folder: Path) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise ValueError("--report-to tensorboard needs the tensorboard package: pip install it") from None
+    return SummaryWriter(log_dir=str(folder / "tensorboard"))
+
+
+def _wandb(config: TrainConfig) -> Any:
+    try:
+        import wandb
+    except ImportError:
+        raise ValueError("--report-to wandb needs the wandb package: pip install it") from None
+    try:
+        return wandb.init(
+            project="mosim-llms",
+            name=f"{config.family}-{config.model_name}",
+            dir=config.save_dir,
+            config=dataclasses.asdict(config),
+        )
+    except wandb.errors.Error as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(
+            f"--report-to wandb: {reason}; log in with `wandb login`, or set WANDB_MODE=offline"
+        ) from None
+
+
+def _short(value: float) -> str:
+    if isinstance(value, int) or abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.4g}" if abs(value) >= 1e-3 or value == 0 else f"{value:.2e}"

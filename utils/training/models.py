@@ -1,0 +1,55 @@
+"""Building a Hugging Face model: at random from a preset, or from saved weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from utils.data.hub import hub_problem
+
+Batch = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class ModelFamily:
+    """What the training has to know about a kind of model.
+
+    Attributes:
+        model_class, config_class: of transformers.
+        dropouts: names of the dropout rates in the configuration.
+        loss_sum: (model, batch) → the loss summed over the tokens that count, and their number.
+    """
+
+    model_class: type[PreTrainedModel]
+    config_class: type[PretrainedConfig]
+    dropouts: tuple[str, ...]
+    loss_sum: Callable[[nn.Module, Batch], tuple[Tensor, Tensor]]
+
+    def build(self, preset: dict[str, int], weights: str | None, dropout: float | None) -> PreTrainedModel:
+        """A random model as in ``preset``, or the one at ``weights`` (a folder or a hub name), in float32.
+
+        ``dropout`` replaces all dropout rates (None: as configured). Raises ValueError where
+        ``weights`` is absent, damaged or of another family.
+        """
+        transformers_logging.set_verbosity_error()
+        transformers_logging.disable_progress_bar()
+        rates: dict[str, Any] = {} if dropout is None else dict.fromkeys(self.dropouts, dropout)
+        if weights is None:
+            return self.model_class(self.config_class(**preset, **rates))
+        # The libraries would try to reach an absent hub for minutes.
+        local = Path(weights).is_dir() or hub_problem() is not None
+        try:
+            config = AutoConfig.from_pretrained(weights, local_files_only=local, **rates)
+            if config.model_type != self.config_class.model_type:
+                raise ValueError(f"it is a {config.model_type} model, not {self.config_class.model_type}")
+            model = self.model_class.from_pretrained(weights, config=config, local_files_only=local)
+        except Exception as error:
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise ValueError(f"the weights at {weights} can't be loaded: {reason}") from error
+        return model.float()

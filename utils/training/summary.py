@@ -1,0 +1,139 @@
+"""The table at the end of a quick run: what was written, what is in it, where to look next.
+
+python -m utils.training.summary --dir outputs --name gpt2_2gpu_quick_trace
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from chakra_et.cli import parse
+from chakra_et.errors import TraceError
+from chakra_et.et import file as et_file
+from chakra_et.et.columns import NodeType
+from chakra_et.names import SIDES, RunFiles, parse_trace
+from chakra_et.text import table
+
+
+@dataclass(frozen=True)
+class SummaryConfig:
+    """Which run to show."""
+
+    name: str = field(metadata={"help": "trace name, without _host.json and the like"})
+    dir: str = field(default="outputs", metadata={"help": "folder of the traces"})
+
+
+def main() -> int:
+    config = parse(SummaryConfig, description=__doc__.splitlines()[0])
+    folder = Path(config.dir)
+    try:
+        lines = list(summary(folder, config.name))
+    except (TraceError, OSError, ValueError, KeyError) as error:
+        print(f"error: {folder / config.name}: cannot be summarised: {error}", file=sys.stderr)
+        return 1
+    print("\n".join(lines))
+    return 0
+
+
+def summary(folder: Path, name: str) -> Iterator[str]:
+    """The lines of the table.
+
+    Raises TraceError for a damaged .et file, OSError, ValueError or KeyError for a manifest that cannot be
+    used, FileNotFoundError where the run left no .et file.
+    """
+    traces = {}
+    rows = [("file", "size", "what it is")]
+    for path, rank, what in files_of(folder, name):
+        rows.append((path.name, size_text(path.stat().st_size), what))
+        if rank is not None and path.suffix == ".et":
+            traces[rank] = path
+    if not traces:
+        raise FileNotFoundError("no .et file of this name")
+    yield f"in {_shown(folder)}:"
+    yield from table(rows, indent="  ")
+    yield ""
+
+    steps = step_times(RunFiles(folder, name).manifest_file)
+    rows = [("rank", "nodes", "compute", "memory", "collectives", "send/recv", "edges", "traced step")]
+    for rank, path in sorted(traces.items()):
+        rows.append((str(rank), *node_counts(path), steps.get(rank, "-")))
+    yield from table(rows, indent="  ")
+    yield ""
+
+    prefix, python = shlex.quote(_shown(folder / name)), shlex.quote(_shown(Path(sys.executable)))
+    yield f"next:  {python} -m chakra_et info {prefix}.0.et  (what a trace holds)"
+    yield f"       {python} -m chakra_et replay {prefix}  (simulated against measured step time)"
+    if len(traces) > 1:  # ASTRA-sim takes two ranks or more
+        groups = shlex.quote(_shown(RunFiles(folder, name).groups_file))
+        yield f"       ASTRA-sim: workload {prefix}, communicator groups {groups}"
+
+
+def files_of(folder: Path, name: str) -> list[tuple[Path, int | None, str]]:
+    """Files of the run with their rank (None: the file is not one rank's) and kind, in table order."""
+    run = RunFiles(folder, name)
+    traces = [(path, found) for path in folder.iterdir() if (found := parse_trace(path.name))]
+    traces = sorted((found.rank, path, found.side) for path, found in traces if found.run == name)
+    found: list[tuple[Path, int | None, str]] = [
+        (path, rank, f"{side} trace of rank {rank}") for wanted in SIDES for rank, path, side in traces
+        if side == wanted
+    ]  # fmt: skip
+    found += [
+        (run.stacks_file, None, "top operators of rank 0, by stack"),
+        (run.manifest_file, None, "versions, configuration, step times, checksums"),
+        (run.merged_file(0), None, "host and device trace of rank 0, linked"),
+        (run.groups_file, None, "process groups, for simulators"),
+    ]
+    found += [(path, rank, f"Chakra trace of rank {rank}") for rank, path in run.et_files()]
+    found.append((run.first_et_file, None, "the same as rank 0's"))
+    return [each for each in found if each[0].exists()]
+
+
+def node_counts(path: Path) -> tuple[str, ...]:
+    """Nodes, compute, memory, collective and send/receive nodes, and edges of one .et file, as text."""
+    trace = et_file.read(path)
+    of_type = np.bincount(trace.types, minlength=max(NodeType) + 1)
+    counts = (
+        len(trace),
+        of_type[NodeType.COMP],
+        of_type[NodeType.MEM_LOAD] + of_type[NodeType.MEM_STORE],
+        of_type[NodeType.COMM_COLL],
+        of_type[NodeType.COMM_SEND] + of_type[NodeType.COMM_RECV],
+        len(trace.data_deps.values) + len(trace.ctrl_deps.values),
+    )
+    return tuple(f"{count:,}" for count in counts)
+
+
+def step_times(manifest: Path) -> dict[int, str]:
+    """Mean measured time of the traced steps by rank, as text; empty without a manifest."""
+    if not manifest.exists():
+        return {}
+    ranks = json.loads(manifest.read_text(encoding="utf-8"))["ranks"]
+    times = {record["rank"]: list(record["step_times_us"].values()) for record in ranks}
+    return {rank: f"{sum(steps) / len(steps) / 1e3:.1f} ms" for rank, steps in times.items() if steps}
+
+
+def size_text(size: float) -> str:
+    """Bytes as a figure of three digits, in decimal units."""
+    for unit in ("B", "kB", "MB"):
+        if size < 999.5:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:.3g} GB"
+
+
+def _shown(path: Path) -> str:
+    """The path as one types it: relative where it is below the current folder."""
+    relative = os.path.relpath(path)
+    return str(path) if relative.startswith("..") else relative
+
+
+if __name__ == "__main__":
+    sys.exit(main())
