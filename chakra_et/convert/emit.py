@@ -21,32 +21,36 @@ from chakra_et.et.columns import (
     TensorInfo,
     ValueKind,
 )
-from chakra_et.graph.build import Graph, NodeKind
+from chakra_et.graph.build import KIND_NAMES, Graph, NodeKind
 from chakra_et.graph.communication import NEAREST_IN_ASTRA_SIM, Communication
 from chakra_et.graph.groups import group_number
 from chakra_et.graph.link import Link
-from chakra_et.graph.timeline import Timeline
+from chakra_et.graph.linked import LinkedRank
+from chakra_et.graph.timeline import Lane
 from chakra_et.traces.device import DeviceTrace
 from chakra_et.traces.host import DEFAULTS, NUMERIC, HostTrace
 
 CommTypes = Literal["schema", "astra-sim"]
-KIND_NAMES = [kind.name.lower().replace("_", "-") for kind in NodeKind]
 # One letter for each dependency of a node, in the order of its data_deps.
 EDGE_LETTERS = b"PLSYTC"
 
 
 def emit(
-    graph: Graph, host: HostTrace, device: DeviceTrace, linked: Link, time: Timeline, calls: np.ndarray,
-    items: list[Communication], rank: int, metadata: dict[str, Any], timestamps: bool = True,
+    rank: LinkedRank,
+    graph: Graph,
+    number: int,
+    metadata: dict[str, Any],
+    timestamps: bool = True,
     comm_types: CommTypes = "schema",
-) -> ExecutionTrace:  # fmt: skip
-    """The columns of the file; node i of the graph gets id i + 1.
+) -> ExecutionTrace:
+    """The columns of rank ``number``'s file; node i of the graph gets id i + 1.
 
     ``comm_types``: the schema's collective types as they are, or those that ASTRA-sim does not know as the
     nearest that it does (the attribute ``comm_operator`` keeps what it was).
     """
+    host, device, linked, items = rank.host, rank.device, rank.link, rank.communication.items
     rows = len(graph)
-    host_row = _host_rows(graph, device, linked, time, calls)
+    host_row = _host_rows(rank, graph)
     attributes: dict[str, Attribute] = {}
     everywhere = np.arange(rows)
 
@@ -57,17 +61,17 @@ def emit(
     for name in NUMERIC:
         values = np.where(host_row >= 0, getattr(host, name)[host_row], DEFAULTS[name])
         if name == "tid":
-            values = np.where(host_row >= 0, values, _tid_of_lane(graph, host, host_row, time)[graph.lane])
+            values = np.where(host_row >= 0, values, _tid_of_lane(graph, host, host_row)[graph.lane])
         add(name, "int64", everywhere, values)
     schemas = [text.encode() for text in host.schemas] + [b""]
     stands = (host_row >= 0) & (graph.event >= 0) & (graph.kind <= NodeKind.ANNOTATION)
     schema = np.where(stands, host.op_schema[host_row], len(schemas) - 1)
     add("op_schema", "string", everywhere, Strings(schemas, schema.astype(np.int32)))
-    on_cpu = np.array([lane.kind == "cpu" for lane in time.lanes], dtype=bool)[graph.lane]
+    on_cpu = np.array([lane.kind == "cpu" for lane in graph.lanes], dtype=bool)[graph.lane]
     add("is_cpu_op", "bool", everywhere, on_cpu.astype(np.int64))
-    on_gpu = np.flatnonzero(np.array([lane.kind == "gpu" for lane in time.lanes], dtype=bool)[graph.lane])
+    on_gpu = np.flatnonzero(np.array([lane.kind == "gpu" for lane in graph.lanes], dtype=bool)[graph.lane])
     for name in ("stream", "device"):
-        of_lane = np.array([getattr(lane, name) for lane in time.lanes], dtype=np.int64)
+        of_lane = np.array([getattr(lane, name) for lane in graph.lanes], dtype=np.int64)
         add(name, "int64", on_gpu, of_lane[graph.lane[on_gpu]])
     add(
         "kind",
@@ -78,7 +82,7 @@ def emit(
     add("lane", "int64", everywhere, graph.lane)
     further = np.flatnonzero(graph.segment > 0)
     add("segment", "int64", further, graph.segment[further])
-    _communication(graph, items, rank, comm_types, add)
+    _communication(graph, items, number, comm_types, add)
     _texts(graph, host, linked, add)
 
     sources = (graph.source + 1).astype(np.uint64)
@@ -128,12 +132,11 @@ def _names(graph: Graph, device: DeviceTrace) -> Strings:
     return Strings(table, index.astype(np.int32))
 
 
-def _host_rows(
-    graph: Graph, device: DeviceTrace, linked: Link, time: Timeline, calls: np.ndarray
-) -> np.ndarray:
+def _host_rows(rank: LinkedRank, graph: Graph) -> np.ndarray:
     """For each node the host row of its operator: its own, or that around its runtime or launching call."""
+    linked, calls = rank.link, rank.calls
     row = linked.host_row.copy()
-    via = np.where(calls >= 0, calls, time.parent)
+    via = np.where(calls >= 0, calls, rank.timeline.parent)
     pending = np.flatnonzero(row < 0)
     at = via[pending]
     while len(pending):
@@ -145,9 +148,9 @@ def _host_rows(
     return np.where(graph.event >= 0, row[graph.event], -1)
 
 
-def _tid_of_lane(graph: Graph, host: HostTrace, host_row: np.ndarray, time: Timeline) -> np.ndarray:
+def _tid_of_lane(graph: Graph, host: HostTrace, host_row: np.ndarray) -> np.ndarray:
     """The host trace's number of the thread of each lane, for nodes that have no operator."""
-    tids = np.zeros(len(time.lanes), dtype=np.int64)
+    tids = np.zeros(len(graph.lanes), dtype=np.int64)
     known = np.flatnonzero(host_row >= 0)
     lanes, first = np.unique(graph.lane[known], return_index=True)
     tids[lanes] = host.tid[host_row[known[first]]]
@@ -251,6 +254,6 @@ def _strings(values: list[str]) -> Strings:
     return Strings([text.encode("utf-8", "replace") for text in table], np.array(index, dtype=np.int32))
 
 
-def lanes_text(time: Timeline) -> list[dict[str, Any]]:
-    """The lanes as they stand in the file's metadata."""
-    return [{"kind": lane.kind, "label": lane.label} for lane in time.lanes]
+def lanes_text(lanes: list[Lane]) -> list[dict[str, Any]]:
+    """The lanes as the file's metadata holds them."""
+    return [{"kind": lane.kind, "label": lane.label} for lane in lanes]

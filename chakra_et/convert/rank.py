@@ -70,7 +70,7 @@ def convert_rank(job: RankJob) -> RankResult:
         mlcommons.convert(job.pair, job.output, job.merged)
         return RankResult(RankReport(max(job.pair.rank, 0)), bytes=job.output.stat().st_size)
     with contextlib.ExitStack() as stack:
-        pair, converted = _convert(job, stack)
+        converted = _convert(job, stack)
         converted.trace.metadata |= {
             "process_groups": json.dumps(converted.groups, separators=(",", ":")),
             "conversion_options": options_text(job.options),
@@ -81,7 +81,7 @@ def convert_rank(job: RankJob) -> RankResult:
         if job.merged:
             from chakra_et.convert import merged
 
-            merged.write(job.merged, pair, job.options.limits)
+            merged.write(job.merged, converted.rank)
     result.bytes = job.output.stat().st_size
     return result
 
@@ -106,9 +106,8 @@ def _unpacked(path: Path) -> int:
         return int.from_bytes(file.read(4), "little")
 
 
-def _convert(job: RankJob, stack: contextlib.ExitStack) -> tuple[Pair, convert.Converted]:
-    """The conversion, and the pair that it was made of: repaired copies, in a folder of ``stack``, where the
-    originals can't be read."""
+def _convert(job: RankJob, stack: contextlib.ExitStack) -> convert.Converted:
+    """The conversion; of repaired copies, in a folder of ``stack``, where the originals can't be read."""
     pair, repairs = job.pair, {}
     while True:
         try:
@@ -127,7 +126,7 @@ def _convert(job: RankJob, stack: contextlib.ExitStack) -> tuple[Pair, convert.C
         converted.trace.metadata["conversion_report"] = json.dumps(
             converted.report.as_dict(), separators=(",", ":")
         )
-    return pair, converted
+    return converted
 
 
 def _repair(kind: str, job: RankJob, folder: Path, repairs: dict[str, int], error: TraceError) -> Path:

@@ -12,8 +12,10 @@ from enum import IntEnum
 
 import numpy as np
 
-from chakra_et.graph.dependencies import Causes, EdgeKind
-from chakra_et.graph.timeline import Pieces, Timeline
+from chakra_et.graph.communication import Communication
+from chakra_et.graph.dependencies import Dependencies, EdgeKind
+from chakra_et.graph.linked import LinkedRank
+from chakra_et.graph.timeline import Lane, Pieces, Timeline
 from chakra_et.traces.device import ANNOTATION, DRIVER, KERNEL, MEMCPY, MEMSET, RUNTIME, SYNC, DeviceTrace
 
 
@@ -32,6 +34,7 @@ class NodeKind(IntEnum):
     DEVICE_OVERHEAD = 9
 
 
+KIND_NAMES = [kind.name.lower().replace("_", "-") for kind in NodeKind]
 KIND_OF_CATEGORY = {
     ANNOTATION: NodeKind.ANNOTATION,
     RUNTIME: NodeKind.RUNTIME,
@@ -46,7 +49,7 @@ KIND_OF_CATEGORY = {
 class Graph:
     """N nodes in order of start time; E edges.
 
-    ``start``, ``end``: ns since the first event. ``lane``: index into the timeline's lanes. ``event``: row of
+    ``start``, ``end``: ns since the first event. ``lane``: index into ``lanes``. ``event``: row of
     the device trace that the node is or goes on with, -1 for overhead outside of events. ``segment``: 0 for
     the node that stands for the event, 1, 2, … for the further stretches of its own time. ``item``: index of
     the communication, or -1. ``kind``: ``NodeKind``. ``source``, ``target``, ``edge_kind``: the edges.
@@ -62,6 +65,7 @@ class Graph:
     source: np.ndarray
     target: np.ndarray
     edge_kind: np.ndarray
+    lanes: list[Lane]
     notes: dict[str, int]
 
     def __len__(self) -> int:
@@ -85,16 +89,16 @@ class _Rows:
         return _Rows(*(np.concatenate([vars(part)[name] for part in parts]) for name in vars(parts[0])))
 
 
-def build(device: DeviceTrace, time: Timeline, causes: Causes, items: list) -> Graph:
-    """Make the graph from the timeline and the causes."""
+def build(rank: LinkedRank, found: Dependencies) -> Graph:
+    """Make the graph of a rank from its timeline and dependencies."""
     notes: dict[str, int] = {}
-    edges = np.concatenate(causes.edges) if causes.edges else np.zeros((0, 5), np.int64)
+    device, time, items = rank.device, rank.timeline, rank.communication.items
     rows = _Rows.join(
-        [_cpu_rows(device, time, causes, edges), _gpu_rows(device, time, items), _placed_rows(causes, items)]
+        [_cpu_rows(device, time, found), _gpu_rows(device, time, items), _placed_rows(found, items)]
     )
     rows = rows.take(np.lexsort((np.arange(len(rows.lane)), rows.start, rows.lane)))
-    source, target, kind = _connect(rows, edges, time)
-    rows, source, target, kind = _fill_lags(rows, source, target, kind, time)
+    source, target, kind = _connect(rows, found)
+    rows, source, target, kind = _fill_lags(rows, source, target, kind, time.begin, found.lanes)
 
     # Number the nodes by start time; among equals what takes no time first, as others may wait for it.
     order = np.lexsort((np.arange(len(rows.lane)), rows.lane, rows.end > rows.start, rows.start))
@@ -105,11 +109,12 @@ def build(device: DeviceTrace, time: Timeline, causes: Causes, items: list) -> G
     source, target, kind = _forward_only(rows, source, target, kind, notes)
     return Graph(
         lane=rows.lane, start=rows.start, end=rows.end, event=rows.event, segment=_segments(rows),
-        item=rows.item, kind=rows.kind, source=source, target=target, edge_kind=kind, notes=notes,
+        item=rows.item, kind=rows.kind, source=source, target=target, edge_kind=kind, lanes=found.lanes,
+        notes=notes,
     )  # fmt: skip
 
 
-def _cpu_rows(device: DeviceTrace, time: Timeline, causes: Causes, edges: np.ndarray) -> _Rows:
+def _cpu_rows(device: DeviceTrace, time: Timeline, found: Dependencies) -> _Rows:
     """The threads' pieces, cut where an edge starts or ends and without the waits."""
     pieces = time.pieces
     first = np.zeros(len(pieces.owner), dtype=bool)
@@ -118,7 +123,7 @@ def _cpu_rows(device: DeviceTrace, time: Timeline, causes: Causes, edges: np.nda
     of_owner = np.zeros(len(device), dtype=np.int64)
     of_owner[pieces.owner[owned[::-1]]] = owned[::-1]
     first[of_owner[pieces.owner[owned]]] = True
-    waits = np.array(causes.waits, dtype=np.int64).reshape(-1, 3)
+    edges, waits = found.edges, found.waits
     cuts = np.concatenate([edges[:, 1:3], edges[:, 3:5], waits[:, [0, 1]], waits[:, [0, 2]]])
     parts = []
     for lane in range(len(time.lanes)):
@@ -185,7 +190,7 @@ def _outside(pieces: Pieces, first: np.ndarray, waits: np.ndarray) -> np.ndarray
     return np.flatnonzero(keep)
 
 
-def _gpu_rows(device: DeviceTrace, time: Timeline, items: list) -> _Rows:
+def _gpu_rows(device: DeviceTrace, time: Timeline, items: list[Communication]) -> _Rows:
     event = np.flatnonzero((device.category >= KERNEL) & (device.category != SYNC))
     kind = np.array([KIND_OF_CATEGORY.get(c, NodeKind.KERNEL) for c in range(SYNC + 1)])[
         device.category[event]
@@ -199,22 +204,23 @@ def _gpu_rows(device: DeviceTrace, time: Timeline, items: list) -> _Rows:
     return _Rows(time.lane[event], time.start[event], time.end[event], event, kind.astype(np.int64), item)
 
 
-def _placed_rows(causes: Causes, items: list) -> _Rows:
-    item = np.array(sorted(causes.placed), dtype=np.int64)
-    place = np.array([causes.placed[number] for number in item.tolist()], dtype=np.int64).reshape(-1, 3)
+def _placed_rows(found: Dependencies, items: list[Communication]) -> _Rows:
+    item = np.array(sorted(found.placed), dtype=np.int64)
+    place = np.array([found.placed[number] for number in item.tolist()], dtype=np.int64).reshape(-1, 3)
     kind = np.array([_communication_kind(items[number]) for number in item.tolist()], dtype=np.int64)
     event = np.array([items[number].event for number in item.tolist()], dtype=np.int64)
     return _Rows(place[:, 0], place[:, 1], place[:, 2], event, kind, item)
 
 
-def _communication_kind(item) -> NodeKind:
+def _communication_kind(item: Communication) -> NodeKind:
     return NodeKind.P2P if item.collective is None else NodeKind.COLLECTIVE
 
 
-def _connect(rows: _Rows, edges: np.ndarray, time: Timeline) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _connect(rows: _Rows, found: Dependencies) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Edges between rows: the order on each lane, and the causes' points looked up on their lanes."""
     sources, targets, kinds = [], [], []
-    bounds = np.searchsorted(rows.lane, np.arange(len(time.lanes) + 1))
+    edges = found.edges
+    bounds = np.searchsorted(rows.lane, np.arange(len(found.lanes) + 1))
     order_kind = {
         "cpu": EdgeKind.PROGRAM_ORDER,
         "gpu": EdgeKind.STREAM_ORDER,
@@ -222,7 +228,7 @@ def _connect(rows: _Rows, edges: np.ndarray, time: Timeline) -> tuple[np.ndarray
     }
     from_ = np.full(len(edges), -1, dtype=np.int64)
     to = np.full(len(edges), -1, dtype=np.int64)
-    for lane, info in enumerate(time.lanes):
+    for lane, info in enumerate(found.lanes):
         low, high = bounds[lane], bounds[lane + 1]
         if high > low:
             sources.append(np.arange(low, high - 1))
@@ -234,22 +240,22 @@ def _connect(rows: _Rows, edges: np.ndarray, time: Timeline) -> tuple[np.ndarray
         into = np.flatnonzero(edges[:, 3] == lane)
         at = np.searchsorted(rows.start[low:high], edges[into, 4], side="left")
         to[into] = np.where(at < high - low, at + low, -1)
-    found = (from_ >= 0) & (to >= 0) & (from_ != to)
-    sources.append(from_[found])
-    targets.append(to[found])
-    kinds.append(edges[found, 0])
+    both = (from_ >= 0) & (to >= 0) & (from_ != to)
+    sources.append(from_[both])
+    targets.append(to[both])
+    kinds.append(edges[both, 0])
     return np.concatenate(sources), np.concatenate(targets), np.concatenate(kinds)
 
 
 def _fill_lags(
-    rows: _Rows, source: np.ndarray, target: np.ndarray, kind: np.ndarray, time: Timeline
+    rows: _Rows, source: np.ndarray, target: np.ndarray, kind: np.ndarray, begin: int, lanes: list[Lane]
 ) -> tuple[_Rows, np.ndarray, np.ndarray, np.ndarray]:
     """Put an overhead row in front of each row that starts later than its lane and its causes explain."""
-    ready = np.full(len(rows.start), time.begin, dtype=np.int64)
+    ready = np.full(len(rows.start), begin, dtype=np.int64)
     valid = rows.end[source] <= rows.start[target]
     np.maximum.at(ready, target[valid], rows.end[source[valid]])
     late = np.flatnonzero(rows.start > ready)
-    on_gpu = np.array([lane.kind == "gpu" for lane in time.lanes], dtype=bool)[rows.lane[late]]
+    on_gpu = np.array([lane.kind == "gpu" for lane in lanes], dtype=bool)[rows.lane[late]]
     extra = _Rows(
         rows.lane[late], ready[late], rows.start[late], np.full(len(late), -1, dtype=np.int64),
         np.where(on_gpu, NodeKind.DEVICE_OVERHEAD, NodeKind.HOST_OVERHEAD).astype(np.int64),

@@ -7,6 +7,7 @@ the operators that enclose the launch; gloo only through the tensors of its oper
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,8 +21,8 @@ from chakra_et.graph.groups import (
     global_rank,
     group_of_thread,
     groups_of,
+    mentioned_groups,
     named_groups,
-    read_ranks,
 )
 from chakra_et.graph.link import Link
 from chakra_et.traces.device import KERNEL, MAX_RANKS, Args, DeviceTrace
@@ -113,7 +114,7 @@ def is_communication(device: DeviceTrace) -> np.ndarray:
 
 def describe(
     host: HostTrace, device: DeviceTrace, linked: Link, parent: np.ndarray, calls: np.ndarray,
-    manifest: list[dict[str, Any]] | None = None,
+    manifest: Sequence[dict[str, Any]] = (),
 ) -> Communications:  # fmt: skip
     """Say what each communication event is.
 
@@ -121,20 +122,22 @@ def describe(
     launched device row i, or -1.
     """
     result = Communications()
-    groups = groups_of(host, device, manifest)
+    declared = groups_of(host, device, manifest)
+    groups = declared | mentioned_groups(host, device, declared)
+    groups.setdefault("0", Group("0"))
     rows = np.flatnonzero(is_communication(device)).tolist()
     launchers = _Launchers(device)
     named = named_groups(device, parent, launchers.rows.tolist(), groups)
     told = launchers.before([row for row in rows if device.category[row] < KERNEL], device)
     threads = group_of_thread(
-        device, [row for row, launch in told.items() if launch not in named], groups, result.notes
+        device, [row for row, launch in told.items() if launch not in named], declared, result.notes
     )
     for row in rows:
         if device.category[row] == KERNEL:
             item = _kernel(row, host, device, linked, parent, calls, groups)
         else:
-            group = named.get(told[row]) or threads.get(int(device.thread[row])) or groups.get("0")
-            group = group or next(iter(groups.values()), Group("0"))
+            default = declared.get("0") or next(iter(declared.values()), groups["0"])
+            group = named.get(told[row]) or threads.get(int(device.thread[row])) or default
             item = _backend(row, host, device, linked, told[row], group)
         if item is None:
             name = device.names[device.name[row]]
@@ -260,10 +263,7 @@ def _kernel(
             size = size or sum(count * item for _, count, item in found)
             dtype = dtype or _dtype(host.inputs[2][host_row])
     group_name = str(args.group_name if args.group_name is not None else attributes.get("pg_name") or "0")
-    group = groups.get(group_name)
-    if group is None:
-        description = str(args.group_description or attributes.get("pg_desc") or "")
-        group = groups.setdefault(group_name, Group(group_name, description, read_ranks(args.group_ranks)))
+    group = groups[group_name]
     launch = next((at for at, n in zip(around, names, strict=True) if n.startswith(LAUNCHERS)), -1)
     item = Communication(
         event=row, launch=launch, type=NodeType.COMM_COLL, collective=None, size=max(size, 1), group=group,

@@ -1,10 +1,11 @@
-"""Causes around a device: launches, blocking copies, streams that wait for events, calls that wait for it."""
+"""Found around a device: launches, blocking copies, streams that wait for events, calls that wait for it."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from chakra_et.graph.dependencies import Causes, EdgeKind
+from chakra_et.graph.dependencies import EdgeKind, Found
+from chakra_et.graph.linked import LinkedRank
 from chakra_et.graph.timeline import Timeline
 from chakra_et.traces.device import DRIVER, KERNEL, MEMCPY, RUNTIME, SYNC, DeviceTrace
 from chakra_et.traces.fields import as_number
@@ -13,32 +14,9 @@ from chakra_et.traces.fields import as_number
 CLOCK_TOLERANCE_NS = 5_000
 
 
-def launch_calls(device: DeviceTrace) -> np.ndarray:
-    """For each row on the GPU the row of the call that launched it, -1 where the trace has none.
-
-    By correlation id; by external id (the operator, not the call) where the runtime call is missing.
-    """
-    calls = np.full(len(device), -1, dtype=np.int64)
-    gpu = np.flatnonzero((device.category >= KERNEL) & (device.category != SYNC))
-    for id_of, candidates in (
-        (device.correlation, (device.category == RUNTIME) | (device.category == DRIVER)),
-        (device.external_id, device.category < RUNTIME),
-    ):
-        missing = gpu[(calls[gpu] < 0) & (id_of[gpu] > 0)]
-        rows = np.flatnonzero(candidates & (id_of > 0))
-        # A runtime call wraps the driver call of the same id and sorts before it.
-        rows = rows[np.lexsort((device.category[rows], id_of[rows]))]
-        if not len(missing) or not len(rows):
-            continue
-        at = np.searchsorted(id_of[rows], id_of[missing])
-        found = at < len(rows)
-        found[found] = id_of[rows[at[found]]] == id_of[missing[found]]
-        calls[missing[found]] = rows[at[found]]
-    return calls
-
-
-def find(device: DeviceTrace, time: Timeline, calls: np.ndarray, causes: Causes) -> None:
-    """Add the causes of the work on devices, and of the threads that wait for it."""
+def find(rank: LinkedRank, found: Found) -> None:
+    """Add the dependencies of the work on devices, and of the threads that wait for it."""
+    device, time, calls, causes = rank.device, rank.timeline, rank.calls, found
     gpu = np.flatnonzero((device.category >= KERNEL) & (device.category != SYNC))
     if len(gpu):
         launched = _launches(device, time, calls, gpu, causes)
@@ -48,7 +26,7 @@ def find(device: DeviceTrace, time: Timeline, calls: np.ndarray, causes: Causes)
 
 
 def _launches(
-    device: DeviceTrace, time: Timeline, calls: np.ndarray, gpu: np.ndarray, causes: Causes
+    device: DeviceTrace, time: Timeline, calls: np.ndarray, gpu: np.ndarray, causes: Found
 ) -> np.ndarray:
     """Launch edges, and blocking copies. Returns for each row the ns at which it was launched."""
     start, end = time.start, time.end
@@ -98,7 +76,7 @@ def _before_on_stream(time: Timeline, gpu: np.ndarray) -> np.ndarray:
     return before
 
 
-def _beside_each_other(time: Timeline, causes: Causes) -> None:
+def _beside_each_other(time: Timeline, causes: Found) -> None:
     """Order work that has a lane of its own, as it overlaps on its stream, with what it does not overlap."""
     lanes: dict[tuple[int, int], list[int]] = {}
     for number, lane in enumerate(time.lanes):
@@ -140,7 +118,7 @@ class _Launched:
 
 
 def _stream_waits(
-    device: DeviceTrace, time: Timeline, launched: np.ndarray, gpu: np.ndarray, causes: Causes
+    device: DeviceTrace, time: Timeline, launched: np.ndarray, gpu: np.ndarray, causes: Found
 ) -> None:
     """cudaStreamWaitEvent: from the work before the event's record to the work after the wait."""
     order = _Launched(device, launched, gpu)
@@ -185,7 +163,7 @@ def _stream_waits(
         _stream_edge(time, source, target, causes)
 
 
-def _stream_edge(time: Timeline, source: int, target: int, causes: Causes) -> None:
+def _stream_edge(time: Timeline, source: int, target: int, causes: Found) -> None:
     if source < 0 or target < 0 or source == target:
         return
     if time.end[source] > time.start[target]:
@@ -204,7 +182,7 @@ def _call_by_correlation(device: DeviceTrace) -> dict[int, int]:
 
 
 def _device_waits(
-    device: DeviceTrace, time: Timeline, launched: np.ndarray, gpu: np.ndarray, causes: Causes
+    device: DeviceTrace, time: Timeline, launched: np.ndarray, gpu: np.ndarray, causes: Found
 ) -> None:
     """Calls that block the CPU until the device is done: the wait becomes an edge."""
     blocking = np.array([name.endswith("Synchronize") for name in device.names], dtype=bool)[device.name]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +29,7 @@ class Group:
 
 
 def groups_of(
-    host: HostTrace, device: DeviceTrace, manifest: list[dict[str, Any]] | None = None
+    host: HostTrace, device: DeviceTrace, manifest: Sequence[dict[str, Any]] = ()
 ) -> dict[str, Group]:
     """The process groups that this rank knows, by name.
 
@@ -38,7 +39,7 @@ def groups_of(
     world = int(as_number(device.distributed.get("world_size"), 0) or 0)
     groups: dict[str, Group] = {}
     config = device.distributed.get("pg_config")
-    for record in (*(manifest or ()), *(config if isinstance(config, list) else ()), *host.groups):
+    for record in (*manifest, *(config if isinstance(config, list) else ()), *host.groups):
         if not isinstance(record, dict) or "pg_name" not in record:
             continue
         name = str(record["pg_name"])
@@ -53,6 +54,23 @@ def groups_of(
         if not group.ranks and (group.description == "default_pg" or group.name == "0"):
             group.ranks = tuple(range(world))
     return groups
+
+
+def mentioned_groups(host: HostTrace, device: DeviceTrace, known: dict[str, Group]) -> dict[str, Group]:
+    """The groups that single events name and no record lists, by name."""
+    found: dict[str, Group] = {}
+    for args in device.communication.values():
+        if args.group_name is not None and (name := str(args.group_name)) not in known:
+            ranks = read_ranks(args.group_ranks)
+            found.setdefault(name, Group(name, str(args.group_description or ""), ranks))
+    for attributes in host.communication.values():
+        name = str(attributes.get("pg_name") or "0")
+        if name not in known:
+            found.setdefault(name, Group(name, str(attributes.get("pg_desc") or "")))
+    for event in device.names:
+        if event.startswith(GROUP_MARK) and (name := event.removeprefix(GROUP_MARK)) not in known:
+            found.setdefault(name, Group(name))
+    return found
 
 
 def group_number(group: Group) -> int:
@@ -79,7 +97,7 @@ def named_groups(
             at = int(parent[at])
         if at >= 0:
             name = codes[int(device.name[at])].removeprefix(GROUP_MARK)
-            found[launch] = groups.setdefault(name, Group(name))
+            found[launch] = groups[name]
     return found
 
 

@@ -37,7 +37,7 @@ class Timeline:
     the top. ``main``: the lane of the thread that runs the training step. ``begin``: ns at which the graph
     starts. ``pieces`` are the exclusive stretches of each CPU lane: lane, start, end and owner (event row, or
     -1 where the thread is outside of every event), in order; each event owns at least one, the first
-    possibly of length 0.
+    possibly of length 0. ``steps``: (number, row) of each ProfilerStep, in order of time.
     """
 
     lanes: list[Lane]
@@ -48,6 +48,7 @@ class Timeline:
     main: int
     begin: int
     pieces: Pieces
+    steps: list[tuple[int, int]]
     repairs: dict[str, int]
 
 
@@ -70,7 +71,8 @@ def build(device: DeviceTrace, communication: np.ndarray) -> Timeline:
     begin = int(start[device.category != SYNC].min()) if len(start) else 0
 
     parts = []
-    for thread in _threads(device, on_cpu):
+    known_steps = steps(device)
+    for thread in _threads(device, on_cpu, known_steps):
         rows = np.flatnonzero(on_cpu & (device.thread == thread))
         lane[rows] = len(lanes)
         tid = device.threads[thread][1]
@@ -82,7 +84,7 @@ def build(device: DeviceTrace, communication: np.ndarray) -> Timeline:
     pieces = Pieces(
         *(np.concatenate([part[k] for part in parts]) if parts else np.zeros(0, np.int64) for k in range(4))
     )
-    return Timeline(lanes, lane, start, end, parent, 0, begin, pieces, repairs)
+    return Timeline(lanes, lane, start, end, parent, 0, begin, pieces, known_steps, repairs)
 
 
 def steps(device: DeviceTrace) -> list[tuple[int, int]]:
@@ -96,13 +98,13 @@ def steps(device: DeviceTrace) -> list[tuple[int, int]]:
     return [(numbers[int(device.name[row])], int(row)) for row in rows]
 
 
-def _threads(device: DeviceTrace, on_cpu: np.ndarray) -> list[int]:
+def _threads(device: DeviceTrace, on_cpu: np.ndarray, known_steps: list[tuple[int, int]]) -> list[int]:
     """CPU threads with work, the main one first, then in order of their first event."""
     used, first = np.unique(device.thread[on_cpu], return_index=True)
     order = used[np.argsort(first, kind="stable")].tolist()
     if not order:
         return []
-    marked = [int(device.thread[row]) for _, row in steps(device)]
+    marked = [int(device.thread[row]) for _, row in known_steps]
     if marked:
         main = marked[0]
     else:

@@ -11,7 +11,7 @@ import pytest
 from chakra_et.convert import emit
 from chakra_et.graph import gaps
 from chakra_et.graph.build import NodeKind, build
-from chakra_et.graph.dependencies import Causes, EdgeKind
+from chakra_et.graph.dependencies import EdgeKind, Found, collected
 from tests.generator import Features, Program, generate, run
 from tests.generator.hand_made import Stages, annotation, call, kernel, op
 from tests.generator.parts import Parts
@@ -77,18 +77,18 @@ def test_a_start_that_nothing_explains_gets_overhead(tmp_path: Path) -> None:
 def test_an_edge_back_in_time_is_left_out_and_counted(tmp_path: Path) -> None:
     events = [annotation("ProfilerStep#1", 0, 15, 2), op("b", 10, 5, 4), op("x", 0, 20, 5, tid=11)]
     stages = Stages(tmp_path, events)
-    causes = Causes()
+    causes = Found(first_lane=len(stages.time.lanes))
     causes.edge(EdgeKind.INTER_THREAD, (1, 20_000), (0, 10_000))
-    graph = build(stages.device, stages.time, causes, [])
+    graph = build(stages.rank, collected(causes, stages.time.lanes))
     assert graph.notes == {"edges left out as they would point back in time": 1}
 
 
 def test_waits_take_no_time_but_leave_a_mark(tmp_path: Path) -> None:
     stages = Stages(tmp_path, [op("a", 0, 5, 3), op("c10d::wait", 5, 20, 4), op("b", 25, 5, 5)])
-    causes = Causes()
+    causes = Found(first_lane=len(stages.time.lanes))
     causes.wait(0, 5_000, 25_000)
     causes.wait(0, 7_000, 7_000)
-    graph = build(stages.device, stages.time, causes, [])
+    graph = build(stages.rank, collected(causes, stages.time.lanes))
     assert [(int(a), int(b)) for a, b in zip(graph.start, graph.end, strict=True)][:2] == [
         (0, 5_000),
         (5_000, 5_000),

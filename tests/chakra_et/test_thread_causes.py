@@ -134,7 +134,7 @@ def test_one_that_overtakes_gets_a_lane_of_its_own(tmp_path: Path) -> None:
     events, nodes = gloo(op("c10d::allreduce_", 10, 5, 20), 15, 100)
     events += [op("c10d::allreduce_", 20, 5, 22), op("gloo:all_reduce", 25, 30, 23, tid=91)]
     stages = Stages(tmp_path, events, [*nodes, node("c10d::allreduce_", 22), node("gloo:all_reduce", 23)])
-    labels = [lane.label for lane in stages.time.lanes if lane.kind == "communication"]
+    labels = [lane.label for lane in stages.graph.lanes if lane.kind == "communication"]
     assert labels == ["group 0", "group 0 #1"] and stages.replayed()
 
 
@@ -158,5 +158,5 @@ def test_messages_have_a_lane_for_each_direction_and_peer(tmp_path: Path) -> Non
         ("COMM_SEND", 1, 7),
         ("COMM_RECV", 1, 8),
     ]
-    labels = [lane.label for lane in stages.time.lanes if lane.kind == "communication"]
+    labels = [lane.label for lane in stages.graph.lanes if lane.kind == "communication"]
     assert labels == ["group 0 send 1", "group 0 recv 1"] and stages.replayed()
