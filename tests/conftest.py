@@ -40,15 +40,6 @@ def repo_root() -> Path:
     return REPO_ROOT
 
 
-@pytest.fixture(scope="session")
-def shared_dir() -> Path:
-    """The data that developers share beside the checkout; a test that needs it skips without it."""
-    folder = REPO_ROOT.parent / "shared"
-    if not folder.is_dir():
-        pytest.skip(f"no shared data at {folder.name}/ beside the checkout")
-    return folder
-
-
 @pytest.fixture
 def free_port() -> int:
     with socket.socket() as probe:
