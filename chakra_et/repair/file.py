@@ -10,18 +10,17 @@ is atomic and under a lock; the original is kept as ``.backup``.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import stat
-import time
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import IO, Literal
 
 from chakra_et.errors import TraceError
-from chakra_et.files import remove_abandoned, temporary_file
+from chakra_et.files import folder_lock, remove_abandoned, temporary_file
 from chakra_et.repair.documents import Document
 from chakra_et.repair.records import Sink
 from chakra_et.repair.scan import Scanner
@@ -35,7 +34,6 @@ __all__ = ["KINDS", "Keep", "Repair", "RepairReport", "repair_file"]
 
 Keep = Literal["last", "first", "largest", "all"]
 Progress = Callable[[int], None]
-LOCK_SECONDS = 600
 
 
 def repair_file(
@@ -65,7 +63,9 @@ def repair_file(
     try:
         in_place = write and output is None
         target = _target(path, in_place)
-        with _opened(target, lock=in_place) as file:
+        # A second repair of this file waits, and then reads the first one's result.
+        lock = folder_lock(target.parent, False, _wait) if in_place else contextlib.nullcontext()
+        with lock, open(target, "rb") as file:
             return _repair(file, path, target, keep, write, output, limits, progress)
     except FileNotFoundError:
         raise TraceError(f"{path}: no such file.") from None
@@ -237,26 +237,5 @@ def _is_gzip(file: IO[bytes]) -> bool:
     return file.read(len(GZIP_MAGIC)) == GZIP_MAGIC
 
 
-@contextlib.contextmanager
-def _opened(target: Path, lock: bool) -> Iterator[IO[bytes]]:
-    """The file, open for reading. With ``lock``, a second repair of it waits and then reads the first one's
-    result."""
-    give_up = time.monotonic() + LOCK_SECONDS
-    while True:
-        with open(target, "rb") as file:
-            if (not lock or _locked(file)) and os.path.samestat(os.fstat(file.fileno()), os.stat(target)):
-                yield file
-                return
-        if time.monotonic() > give_up:
-            raise TraceError(f"{target}: in use by another process for {LOCK_SECONDS} s; try again later.")
-        time.sleep(0.05)
-
-
-def _locked(file: IO[bytes]) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:  # a file system without locks
-        pass
-    return True
+def _wait() -> None:
+    print("waiting for another repair or conversion in this folder …", file=sys.stderr, flush=True)

@@ -10,10 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from chakra_et.files import Temporary, sync_folder, temporary_file
+from chakra_et.files import Temporary, copy, sync_folder
 from chakra_et.repair.documents import Document
-
-BUFFER_BYTES = 1 << 20
 
 
 class NoSink:
@@ -91,17 +89,10 @@ def backup_of(path: Path) -> Path:
         except OSError:  # a file system without hard links
             if os.path.lexists(backup):
                 continue
-            _copy(path, backup)
+            copy(path, backup)
+            shutil.copystat(path, backup)
         sync_folder(path.parent)
         return backup
-
-
-def _copy(path: Path, backup: Path) -> None:
-    with temporary_file(backup) as part, open(path, "rb") as file:
-        shutil.copyfileobj(file, part.file, BUFFER_BYTES)
-        keep_owner(part, like=path)
-        shutil.copystat(path, part.path)
-        part.put_in_place()
 
 
 def free_names(place: Path, count: int) -> list[Path]:
