@@ -21,5 +21,7 @@ supervise "$PYTHON" -m ruff format --check . || problems="$problems, ruff format
 supervise "$PYTHON" -m mypy || problems="$problems, mypy"
 # Tests start hundreds of Python processes, and without bytecode each would compile all that it imports.
 unset PYTHONDONTWRITEBYTECODE
-supervise "$PYTHON" -m pytest -n logical --dist worksteal "$@" || problems="$problems, pytest"
+# Slow tests of one file share set-ups that take minutes, so a file stays in one process.
+case " $* " in *" --slow "*) dist=loadfile ;; *) dist=worksteal ;; esac
+supervise "$PYTHON" -m pytest -n logical --dist "$dist" "$@" || problems="$problems, pytest"
 [ -z "$problems" ] || die "faults found by ${problems#, }: the lines above name them"
