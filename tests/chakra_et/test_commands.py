@@ -191,7 +191,10 @@ def test_one_step_of_several(folder: Path) -> None:
 
 
 def test_the_merged_trace_is_what_chakra_converter_reads(folder: Path) -> None:
-    pytest.importorskip("chakra.src.converter.pytorch_converter", reason="mlc-chakra is not installed")
+    pytest.importorskip(
+        "chakra.src.converter.pytorch_converter",
+        reason="mlc-chakra is not installed: ./run_tests.sh installs it",
+    )
     done = run("convert_to_et.py", "--dir", folder, "--name", "tiny_1gpu", "--keep-merged")
     assert done.returncode == 0, done.stderr
     command = [sys.executable, "-m", "chakra.src.converter.converter", "--log-filename", os.devnull]
