@@ -146,6 +146,8 @@ def _add_flag(parser: argparse._ActionsContainer, field: dataclasses.Field[Any],
     names = [dashed]
     if "_" in field.name:
         names.append("--" + field.name)
+    if "short" in field.metadata:
+        names.insert(0, field.metadata["short"])
     parser.add_argument(*names, dest=field.name, **options)
 
 

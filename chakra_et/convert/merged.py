@@ -18,7 +18,8 @@ from chakra_et.graph import link, timeline
 from chakra_et.graph.linked import LinkedRank
 from chakra_et.traces import device as device_trace
 from chakra_et.traces import host as host_trace
-from chakra_et.traces.device import CATEGORIES, KERNEL, SYNC, DeviceTrace
+from chakra_et.traces.device import DeviceTrace
+from chakra_et.traces.device_format import CATEGORIES, KERNEL, SYNC
 from chakra_et.traces.host import HostTrace
 
 # The schema versions that chakra_converter 1.0.0 knows; they differ in nothing that it reads.
@@ -118,7 +119,7 @@ def _device_nodes(
 def _exclusive(device: device_trace.DeviceTrace, time: timeline.Timeline) -> np.ndarray:
     """ns that each event spends outside of its children."""
     exclusive = device.end - device.start
-    pieces = time.pieces
+    pieces = time.self_time
     owned = pieces.owner >= 0
     exclusive[np.unique(pieces.owner[owned])] = 0
     np.add.at(exclusive, pieces.owner[owned], (pieces.end - pieces.start)[owned])

@@ -9,34 +9,41 @@ from __future__ import annotations
 import gc
 import json
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from chakra_et.convert.emit import CommTypes, emit, lanes_text
+from chakra_et.convert.emit import emit, lanes_text
+from chakra_et.convert.emit_communication import CommTypes
 from chakra_et.convert.report import RankReport, make_report
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import ExecutionTrace
+from chakra_et.findings import joined
 from chakra_et.graph import gaps, pairing
 from chakra_et.graph.build import Graph, build
+from chakra_et.graph.completeness import check_complete
 from chakra_et.graph.find import find_dependencies
 from chakra_et.graph.gaps import HostGaps
 from chakra_et.graph.groups import group_number
 from chakra_et.graph.linked import LinkedRank, link_rank
+from chakra_et.replay.shares import shares
 from chakra_et.traces import device as device_trace
 from chakra_et.traces import host as host_trace
 from chakra_et.traces.device import DeviceTrace
 from chakra_et.traces.host import HostTrace
 from chakra_et.traces.limits import DEFAULT_LIMITS, Limits
+from chakra_et.traces.operators import operators_of
 from chakra_et.traces.sets import Pair
 
 
 @dataclass(frozen=True)
 class PairOptions:
-    """How one pair is converted.
+    """How one rank is converted.
 
     ``step``: "all" or the number of one ProfilerStep. ``groups``, ``world_size`` and ``hosts`` (rank, its
     host) come from the run's manifest; without one the traces must tell. ``ranks_here``: how many ranks there
     are at least. ``allow_unlinked``: go on although host and device trace hardly match, or are of two
-    processes.
+    processes. ``comm_kernels``: a user's table of communication kernels; ``graph_capture``: the device trace
+    of the process that captured the CUDA graphs.
     """
 
     step: str = "all"
@@ -49,6 +56,9 @@ class PairOptions:
     ranks_here: int = 0
     limits: Limits = DEFAULT_LIMITS
     hosts: tuple[tuple[int, str], ...] = ()
+    comm_kernels: str = ""
+    allow_truncated: bool = False
+    graph_capture: Path | None = None
 
 
 @dataclass
@@ -67,8 +77,8 @@ def convert_pair(pair: Pair, options: PairOptions = PairOptions()) -> Converted:
     collecting = gc.isenabled()
     gc.disable()  # millions of short-lived records that refer to nothing
     try:
-        host = host_trace.load(pair.host, options.limits)
-        device = device_trace.load(pair.device, options.limits)
+        device = device_trace.load(pair.device, options.limits, operators=pair.host is None)
+        host = host_trace.load(pair.host, options.limits) if pair.host else operators_of(device)
         return _convert(pair, host, device, options)
     finally:
         if collecting:
@@ -79,25 +89,24 @@ def _convert(pair: Pair, host: HostTrace, device: DeviceTrace, options: PairOpti
     number, world_size = pairing.rank_and_world(
         pair.rank, options.world_size, options.ranks_here, host, device
     )
-    rank = link_rank(host, device, options.groups, options.step, options.allow_unlinked)
+    rank = link_rank(host, device, options.groups, options.step, options.allow_unlinked, options.comm_kernels)
     found = find_dependencies(rank)
-    graph, gap_losses = gaps.apply(build(rank, found), options.host_gaps)
+    graph, gap_findings = gaps.apply(build(rank, found), options.host_gaps)
     if not len(graph):
         raise TraceError(f"{pair.device}: nothing of it is left to convert; was the right step asked for?")
-    report = make_report(number, rank, graph, found.notes | gap_losses)
+    report = make_report(number, rank, graph, joined(found.findings, gap_findings, check_complete(rank)))
     if not report.conserved():
         raise TraceError(
             f"{pair.device}: the conversion lost events without a reason; please report this trace."
         )
-    groups = {
-        group_number(item.group): (item.group.name, item.group.description, item.group.ranks)
-        for item in rank.communication.items
-        if not item.is_local
-    }
+    used = [item.group for item in rank.communication.items if not item.is_local]
+    listed = [group for group in rank.communication.groups.values() if group.ranks]
+    groups = {group_number(group): (group.name, group.description, group.ranks) for group in (*listed, *used)}
     clock = rank.device.host_name or dict(options.hosts).get(number, "")
     metadata = _metadata(rank, graph, number, world_size, clock)
-    metadata["conversion_report"] = json.dumps(report.as_dict(), separators=(",", ":"))
     trace = emit(rank, graph, number, metadata, options.timestamps, options.comm_types)
+    report.add_shares(shares(trace))
+    trace.metadata["conversion_report"] = json.dumps(report.as_dict(), separators=(",", ":"))
     return Converted(trace, report, rank, groups, world_size)
 
 

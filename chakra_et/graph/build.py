@@ -12,11 +12,13 @@ from enum import IntEnum
 
 import numpy as np
 
+from chakra_et.findings import Findings
 from chakra_et.graph.communication import Communication
 from chakra_et.graph.dependencies import Dependencies, EdgeKind
 from chakra_et.graph.linked import LinkedRank
-from chakra_et.graph.timeline import Lane, Pieces, Timeline
-from chakra_et.traces.device import ANNOTATION, DRIVER, KERNEL, MEMCPY, MEMSET, RUNTIME, SYNC, DeviceTrace
+from chakra_et.graph.timeline import Lane, SelfTime, Timeline
+from chakra_et.traces.device import DeviceTrace
+from chakra_et.traces.device_format import ANNOTATION, DRIVER, KERNEL, MEMCPY, MEMSET, RUNTIME, SYNC
 
 
 class NodeKind(IntEnum):
@@ -66,7 +68,7 @@ class Graph:
     target: np.ndarray
     edge_kind: np.ndarray
     lanes: list[Lane]
-    notes: dict[str, int]
+    findings: Findings
 
     def __len__(self) -> int:
         return len(self.start)
@@ -91,14 +93,15 @@ class _Rows:
 
 def build(rank: LinkedRank, found: Dependencies) -> Graph:
     """Make the graph of a rank from its timeline and dependencies."""
-    notes: dict[str, int] = {}
+    findings = Findings()
     device, time, items = rank.device, rank.timeline, rank.communication.items
     rows = _Rows.join(
         [_cpu_rows(device, time, found), _gpu_rows(device, time, items), _placed_rows(found, items)]
     )
     rows = rows.take(np.lexsort((np.arange(len(rows.lane)), rows.start, rows.lane)))
     source, target, kind = _connect(rows, found)
-    rows, source, target, kind = _fill_lags(rows, source, target, kind, time.begin, found.lanes)
+    beside = _beside(rows, items)
+    rows, source, target, kind = _fill_lags(rows, source, target, kind, time.begin, found.lanes, beside)
 
     # Number the nodes by start time; among equals what takes no time first, as others may wait for it.
     order = np.lexsort((np.arange(len(rows.lane)), rows.lane, rows.end > rows.start, rows.start))
@@ -106,17 +109,17 @@ def build(rank: LinkedRank, found: Dependencies) -> Graph:
     rank[order] = np.arange(len(order))
     rows = rows.take(order)
     source, target = rank[source], rank[target]
-    source, target, kind = _forward_only(rows, source, target, kind, notes)
+    source, target, kind = _forward_only(rows, source, target, kind, findings)
     return Graph(
         lane=rows.lane, start=rows.start, end=rows.end, event=rows.event, segment=_segments(rows),
         item=rows.item, kind=rows.kind, source=source, target=target, edge_kind=kind, lanes=found.lanes,
-        notes=notes,
+        findings=findings,
     )  # fmt: skip
 
 
 def _cpu_rows(device: DeviceTrace, time: Timeline, found: Dependencies) -> _Rows:
     """The threads' pieces, cut where an edge starts or ends and without the waits."""
-    pieces = time.pieces
+    pieces = time.self_time
     first = np.zeros(len(pieces.owner), dtype=bool)
     owned = np.flatnonzero(pieces.owner >= 0)
     # Written backwards, so that what stays is each owner's first piece.
@@ -130,7 +133,7 @@ def _cpu_rows(device: DeviceTrace, time: Timeline, found: Dependencies) -> _Rows
         at = np.flatnonzero(pieces.lane == lane)
         if not len(at):
             continue
-        own = Pieces(pieces.lane[at], pieces.start[at], pieces.end[at], pieces.owner[at])
+        own = SelfTime(pieces.lane[at], pieces.start[at], pieces.end[at], pieces.owner[at])
         own, is_first = _cut(own, first[at], np.sort(cuts[cuts[:, 0] == lane, 1]))
         keep = _outside(own, is_first, waits[waits[:, 0] == lane, 1:])
         parts.append((own.lane[keep], own.start[keep], own.end[keep], own.owner[keep], is_first[keep]))
@@ -159,7 +162,7 @@ def _cpu_rows(device: DeviceTrace, time: Timeline, found: Dependencies) -> _Rows
     return _Rows.join([mark_rows, rest]).take(np.argsort(position, kind="stable"))
 
 
-def _cut(pieces: Pieces, first: np.ndarray, cuts: np.ndarray) -> tuple[Pieces, np.ndarray]:
+def _cut(pieces: SelfTime, first: np.ndarray, cuts: np.ndarray) -> tuple[SelfTime, np.ndarray]:
     """Split the pieces of one lane at ``cuts`` (ascending); only the first part stays ``first``."""
     cuts = cuts[np.concatenate([[True], cuts[1:] != cuts[:-1]])[: len(cuts)]]
     at = np.searchsorted(pieces.start, cuts, side="right") - 1
@@ -174,10 +177,10 @@ def _cut(pieces: Pieces, first: np.ndarray, cuts: np.ndarray) -> tuple[Pieces, n
     end[:-1][same] = start[1:][same]
     is_first = first[index]
     is_first[1:][same] = False
-    return Pieces(pieces.lane[index], start, end, pieces.owner[index]), is_first
+    return SelfTime(pieces.lane[index], start, end, pieces.owner[index]), is_first
 
 
-def _outside(pieces: Pieces, first: np.ndarray, waits: np.ndarray) -> np.ndarray:
+def _outside(pieces: SelfTime, first: np.ndarray, waits: np.ndarray) -> np.ndarray:
     """Rows that stay once the waits are taken out; an event's first piece stays as a mark of length 0."""
     keep = np.ones(len(pieces.start), dtype=bool)
     if len(waits):
@@ -197,7 +200,7 @@ def _gpu_rows(device: DeviceTrace, time: Timeline, items: list[Communication]) -
     ]
     item_of = np.full(len(device), -1, dtype=np.int64)
     for number, item in enumerate(items):
-        if item.on_gpu:
+        if item.on_gpu and not item.part:
             item_of[item.event] = number
     item = item_of[event]
     kind[item >= 0] = [_communication_kind(items[number]) for number in item[item >= 0].tolist()]
@@ -213,7 +216,7 @@ def _placed_rows(found: Dependencies, items: list[Communication]) -> _Rows:
 
 
 def _communication_kind(item: Communication) -> NodeKind:
-    return NodeKind.P2P if item.collective is None else NodeKind.COLLECTIVE
+    return NodeKind.P2P if item.is_message else NodeKind.COLLECTIVE
 
 
 def _connect(rows: _Rows, found: Dependencies) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -247,14 +250,30 @@ def _connect(rows: _Rows, found: Dependencies) -> tuple[np.ndarray, np.ndarray, 
     return np.concatenate(sources), np.concatenate(targets), np.concatenate(kinds)
 
 
+def _beside(rows: _Rows, items: list[Communication]) -> np.ndarray:
+    """For each row that is a further message of a kernel the kernel's own row, -1 for all others."""
+    further = np.array([item.on_gpu and item.part > 0 for item in items] + [False], dtype=bool)[rows.item]
+    beside = np.full(len(rows.start), -1, dtype=np.int64)
+    if further.any():
+        own = np.flatnonzero((rows.item >= 0) & ~further)
+        row_of = dict(zip(rows.event[own].tolist(), own.tolist(), strict=True))
+        at = np.flatnonzero(further)
+        beside[at] = [row_of[event] for event in rows.event[at].tolist()]
+    return beside
+
+
 def _fill_lags(
-    rows: _Rows, source: np.ndarray, target: np.ndarray, kind: np.ndarray, begin: int, lanes: list[Lane]
-) -> tuple[_Rows, np.ndarray, np.ndarray, np.ndarray]:
-    """Put an overhead row in front of each row that starts later than its lane and its causes explain."""
+    rows: _Rows, source: np.ndarray, target: np.ndarray, kind: np.ndarray, begin: int, lanes: list[Lane],
+    beside: np.ndarray,
+) -> tuple[_Rows, np.ndarray, np.ndarray, np.ndarray]:  # fmt: skip
+    """Put an overhead row in front of each row that starts later than its lane and its dependencies explain.
+
+    A row ``beside`` another one starts with it, behind the same overhead.
+    """
     ready = np.full(len(rows.start), begin, dtype=np.int64)
     valid = rows.end[source] <= rows.start[target]
     np.maximum.at(ready, target[valid], rows.end[source[valid]])
-    late = np.flatnonzero(rows.start > ready)
+    late = np.flatnonzero((rows.start > ready) & (beside < 0))
     on_gpu = np.array([lane.kind == "gpu" for lane in lanes], dtype=bool)[rows.lane[late]]
     extra = _Rows(
         rows.lane[late], ready[late], rows.start[late], np.full(len(late), -1, dtype=np.int64),
@@ -270,16 +289,17 @@ def _fill_lags(
     joined = _Rows.join([rows, extra]).take(order)
     into = np.where(overhead_of[target] >= 0, overhead_of[target], place[target])
     lane_order = np.where(on_gpu, EdgeKind.STREAM_ORDER, EdgeKind.PROGRAM_ORDER).astype(np.int64)
+    shared = np.flatnonzero((beside >= 0) & (overhead_of[beside] >= 0))
     return (
         joined,
-        np.concatenate([place[source], overhead_of[late]]),
-        np.concatenate([into, place[late]]),
-        np.concatenate([kind, lane_order]),
+        np.concatenate([place[source], overhead_of[late], overhead_of[beside[shared]]]),
+        np.concatenate([into, place[late], place[shared]]),
+        np.concatenate([kind, lane_order, np.full(len(shared), EdgeKind.STREAM_ORDER)]),
     )
 
 
 def _forward_only(
-    rows: _Rows, source: np.ndarray, target: np.ndarray, kind: np.ndarray, notes: dict[str, int]
+    rows: _Rows, source: np.ndarray, target: np.ndarray, kind: np.ndarray, findings: Findings
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Drop repeated edges and those that do not point forward, which only rounding of times brings about.
 
@@ -292,8 +312,7 @@ def _forward_only(
     while (back := (source >= target) & (source >= 0)).any():
         source = np.where(back, before[source], source)
     forward = (source >= 0) & (rows.end[source] <= rows.start[target])
-    if not forward.all():
-        notes["edges left out as they would point back in time"] = int((~forward).sum())
+    findings.add("backward-edge", int((~forward).sum()))
     source, target, kind = source[forward], target[forward], kind[forward]
     order = np.lexsort((kind, source, target))
     source, target, kind = source[order], target[order], kind[order]

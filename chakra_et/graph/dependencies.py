@@ -11,6 +11,7 @@ from enum import IntEnum
 
 import numpy as np
 
+from chakra_et.findings import Findings
 from chakra_et.graph.timeline import Lane
 
 
@@ -34,7 +35,7 @@ class Found:
     edges: list[np.ndarray] = field(default_factory=list)
     waits: list[tuple[int, int, int]] = field(default_factory=list)
     placed: dict[int, tuple[int, int, int]] = field(default_factory=dict)
-    notes: dict[str, int] = field(default_factory=dict)
+    findings: Findings = field(default_factory=Findings)
 
     def edge(self, kind: EdgeKind, source: tuple[int, int], target: tuple[int, int]) -> None:
         self.edges.append(np.array([[kind, *source, *target]], dtype=np.int64))
@@ -42,10 +43,6 @@ class Found:
     def wait(self, lane: int, begin: int, end: int) -> None:
         if end > begin:
             self.waits.append((lane, begin, end))
-
-    def note(self, what: str, count: int = 1) -> None:
-        if count:
-            self.notes[what] = self.notes.get(what, 0) + count
 
     def new_lane(self, lane: Lane) -> int:
         """The index of one more lane behind those of the timeline."""
@@ -60,14 +57,14 @@ class Dependencies:
     ``edges`` is int64[E, 5]: kind, source lane, source time, target lane, target time, times in ns. ``waits``
     is int64[W, 3]: lane, from, to. ``lanes``: those of the timeline and, behind them, one or more for each
     process group that communicates on the CPU. ``placed``: index of a communication on such a lane → (lane,
-    start, end). ``notes``: how many were found by which rule.
+    start, end). ``findings``: how many were found by which rule.
     """
 
     edges: np.ndarray
     waits: np.ndarray
     lanes: list[Lane]
     placed: dict[int, tuple[int, int, int]]
-    notes: dict[str, int]
+    findings: Findings
 
 
 def collected(found: Found, lanes: list[Lane]) -> Dependencies:
@@ -77,5 +74,5 @@ def collected(found: Found, lanes: list[Lane]) -> Dependencies:
         np.array(found.waits, dtype=np.int64).reshape(-1, 3),
         [*lanes, *found.lanes],
         found.placed,
-        found.notes,
+        found.findings,
     )

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 
 from chakra_et.errors import TraceError
+from chakra_et.findings import Findings, joined
 from chakra_et.graph import pairing, timeline
-from chakra_et.graph.communication import Communications, describe, is_communication
+from chakra_et.graph.communication import CommunicationRows, Communications, communication_rows, describe
 from chakra_et.graph.launches import launch_calls
 from chakra_et.graph.link import Link, link
 from chakra_et.graph.timeline import Timeline
-from chakra_et.traces.device import KERNEL, DeviceTrace
+from chakra_et.traces.device import DeviceTrace
 from chakra_et.traces.host import HostTrace
 
 
@@ -25,8 +26,7 @@ class LinkedRank:
 
     Built once by ``link_rank``; every later stage takes it and leaves it as it is. ``calls[i]`` is the row of
     the call that launched device row i, or -1. ``link_rate``: the part of the host operators that have a
-    device record, over the whole recording. ``losses``: events of the recording that this value leaves out,
-    by reason; ``warnings``: what may be wrong with the pair.
+    device record, over the whole recording. ``findings``: all that was found so far.
     """
 
     host: HostTrace
@@ -34,10 +34,10 @@ class LinkedRank:
     link: Link
     timeline: Timeline
     calls: np.ndarray
+    communication_rows: CommunicationRows
     communication: Communications
     link_rate: float
-    losses: dict[str, int]
-    warnings: dict[str, int]
+    findings: Findings
 
 
 def link_rank(
@@ -46,28 +46,30 @@ def link_rank(
     groups: Sequence[dict[str, Any]] = (),
     step: str = "all",
     allow_unlinked: bool = False,
+    added_kernels: str = "",
 ) -> LinkedRank:
     """Match the two traces of a rank.
 
     ``groups``: process groups from the run's manifest; ``step``: "all", or the number of the one ProfilerStep
-    to keep. Raises ``TraceError`` for traces that don't belong together, unless ``allow_unlinked``, and for a
-    step that was not recorded.
+    to keep; ``added_kernels``: a user's table of communication kernels. Raises ``TraceError`` for traces that
+    don't belong together, unless ``allow_unlinked``, and for a step that was not recorded.
     """
     linked, warnings = pairing.check(host, device, link(host, device), allow_unlinked)
     rate = linked.rate(host)
-    losses = dict(device.losses)
+    findings = joined(host.findings, device.findings, warnings)
     calls = launch_calls(device)
     if step != "all":
         kept = _rows_of_step(device, calls, step)
-        losses[f"outside of ProfilerStep#{step}"] = len(device) - len(kept)
+        findings.add("outside-step", len(device) - len(kept), step)
         place = np.full(len(device) + 1, -1, dtype=np.int64)
         place[kept] = np.arange(len(kept))
         device, calls = device.select(kept), place[calls[kept]]
         linked = dataclasses.replace(linked, host_row=linked.host_row[kept])
-    on_cpu = is_communication(device) & (device.category < KERNEL)
-    time = timeline.build(device, on_cpu)
-    communication = describe(host, device, linked, time.parent, calls, groups)
-    return LinkedRank(host, device, linked, time, calls, communication, rate, losses, warnings)
+    rows = communication_rows(device, added_kernels)
+    time = timeline.build(device, rows.cpu)
+    communication = describe(host, device, linked, time.parent, calls, rows, groups)
+    findings = joined(findings, time.findings, communication.findings)
+    return LinkedRank(host, device, linked, time, calls, rows, communication, rate, findings)
 
 
 def _rows_of_step(device: DeviceTrace, calls: np.ndarray, step: str) -> np.ndarray:

@@ -12,7 +12,8 @@ from chakra_et.graph.dependencies import EdgeKind, Found
 from chakra_et.graph.link import Link
 from chakra_et.graph.linked import LinkedRank
 from chakra_et.graph.timeline import Lane, Timeline
-from chakra_et.traces.device import ANNOTATION, KERNEL, DeviceTrace
+from chakra_et.traces.device import DeviceTrace
+from chakra_et.traces.device_format import ANNOTATION, KERNEL
 from chakra_et.traces.host import HostTrace, tensors
 
 # A wait that was blocked ends soon after what it waited for.
@@ -100,8 +101,8 @@ class _Caller:
 
     def __init__(self, time: Timeline, lane: int) -> None:
         self.lane = lane
-        self.pieces = np.flatnonzero(time.pieces.lane == lane)
-        self.piece_starts = time.pieces.start[self.pieces]
+        self.pieces = np.flatnonzero(time.self_time.lane == lane)
+        self.piece_starts = time.self_time.start[self.pieces]
         self.starts = time.start[time.lane == lane]
 
 
@@ -110,7 +111,7 @@ def _wait_for(
     thread: _Caller, lane: int, end: int, causes: Found,
 ) -> None:  # fmt: skip
     """Find where the thread that started a communication waited for it."""
-    pieces, of_lane, caller = time.pieces, thread.pieces, thread.lane
+    pieces, of_lane, caller = time.self_time, thread.pieces, thread.lane
     at = int(np.searchsorted(thread.piece_starts, end, side="left")) - 1
     launched = int(time.end[item.launch]) if item.launch >= 0 else end
     uses = [times[at_use] for storage in item.storages if (times := users.get((caller, storage)))
@@ -124,13 +125,13 @@ def _wait_for(
         if begin < end <= until and (at_once or used == until or prompt):
             causes.wait(caller, max(begin, min(launched, end)), end)
             causes.edge(EdgeKind.COLLECTIVE, (lane, end), (caller, end))
-            causes.note("communication whose wait blocked the caller")
+            causes.findings.add("wait-blocked")
             return
     if used is None:
-        causes.note("communication whose wait was not found")
+        causes.findings.add("wait-not-found")
         return
     causes.edge(EdgeKind.COLLECTIVE, (lane, end), (caller, used))
-    causes.note("communication that was done before its data was used")
+    causes.findings.add("wait-done")
 
 
 def _outside(device: DeviceTrace, owner: int) -> bool:
@@ -148,7 +149,7 @@ def _can_wait(device: DeviceTrace, owner: int) -> bool:
 
 def _threads(device: DeviceTrace, time: Timeline, causes: Found) -> None:
     """Other CPU threads: woken by the main thread, which waits while an autograd thread works for it."""
-    pieces = time.pieces
+    pieces = time.self_time
     main = np.flatnonzero(pieces.lane == time.main)
     working = main[pieces.owner[main] >= 0]
     main_start, main_end, main_owner = pieces.start[main], pieces.end[main], pieces.owner[main]
@@ -200,7 +201,7 @@ def _threads(device: DeviceTrace, time: Timeline, causes: Found) -> None:
                 rest = next(later, high - 1)
                 if rest >= high:
                     causes.edge(EdgeKind.INTER_THREAD, (lane, until), (time.main, int(main_start[rest])))
-            causes.note("backward passes that the main thread waited for", bool(blocked))
+            causes.findings.add("backward-waited", bool(blocked))
 
 
 def _engine_spans(device: DeviceTrace, time: Timeline) -> tuple[np.ndarray, np.ndarray]:

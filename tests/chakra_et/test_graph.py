@@ -80,7 +80,7 @@ def test_an_edge_back_in_time_is_left_out_and_counted(tmp_path: Path) -> None:
     causes = Found(first_lane=len(stages.time.lanes))
     causes.edge(EdgeKind.INTER_THREAD, (1, 20_000), (0, 10_000))
     graph = build(stages.rank, collected(causes, stages.time.lanes))
-    assert graph.notes == {"edges left out as they would point back in time": 1}
+    assert graph.findings == {"backward-edge": 1}
 
 
 def test_waits_take_no_time_but_leave_a_mark(tmp_path: Path) -> None:
@@ -121,12 +121,12 @@ def test_gaps(mode: gaps.HostGaps, tmp_path: Path) -> None:
     if mode == "node":
         assert losses == {} and len(graph) == len(stages.graph) and spent == 44
     elif mode == "fold":
-        assert spent == 44 and losses == {"host overhead folded into the next node": 3}
+        assert spent == 44 and losses == {"gap-folded": 3}
         # a begins with the step, b where a ended, c where b ended; what follows the last operator stays.
         starts = {name: graph.start[n] / 1000 for n, name in enumerate(names) if graph.segment[n] == 0}
         assert (starts["a"], starts["b"], starts["c"]) == (0, 10, 20)
     else:
-        assert spent == 21 and losses == {"host overhead dropped": 4, "ns of host overhead dropped": 23_000}
+        assert spent == 21 and losses == {"gap-dropped": 4, "gap-dropped-ns": 23_000}
         order = [n for n in range(len(graph)) if graph.lane[n] == 0]
         edges = set(zip(graph.source.tolist(), graph.target.tolist(), strict=True))
         assert all((a, b) in edges for a, b in zip(order, order[1:], strict=False)), (

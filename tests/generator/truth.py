@@ -16,7 +16,8 @@ from chakra_et.graph.find import find_dependencies
 from chakra_et.graph.linked import link_rank
 from chakra_et.traces import device as device_trace
 from chakra_et.traces import host as host_trace
-from chakra_et.traces.device import CATEGORIES, DeviceTrace
+from chakra_et.traces.device import DeviceTrace
+from chakra_et.traces.device_format import CATEGORIES
 from tests.generator import Generated
 from tests.generator.layouts import PID, thread_ids, worker_id, zero_ns
 from tests.generator.machine import Edge, Event, Lane, Run, run
