@@ -16,9 +16,9 @@ from chakra_et.convert import emit_operators
 from chakra_et.convert.columns import coded, collector
 from chakra_et.convert.emit_communication import CommTypes, add_communication, communicating
 from chakra_et.et.columns import Attribute, ExecutionTrace, NodeType, Ragged, Strings
-from chakra_et.graph.build import KIND_NAMES, Graph
 from chakra_et.graph.hierarchy import find_hierarchy
 from chakra_et.graph.linked import LinkedRank
+from chakra_et.graph.nodes import KIND_NAMES, Graph
 from chakra_et.graph.timeline import Lane
 from chakra_et.graph.work import find_work
 

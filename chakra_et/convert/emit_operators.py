@@ -6,9 +6,9 @@ import numpy as np
 
 from chakra_et.convert.columns import Add, coded, strings
 from chakra_et.et.columns import Strings, TensorInfo
-from chakra_et.graph.build import Graph, NodeKind
 from chakra_et.graph.hierarchy import PHASE_NAMES, Hierarchy
 from chakra_et.graph.linked import LinkedRank
+from chakra_et.graph.nodes import Graph, NodeKind
 from chakra_et.graph.work import Work
 from chakra_et.traces.device_format import KERNEL, SYNC
 from chakra_et.traces.host import DEFAULTS, NUMERIC, HostTrace
@@ -93,7 +93,9 @@ def add_hierarchy(graph: Graph, hierarchy: Hierarchy, add: Add) -> None:
 
 def add_device(rank: LinkedRank, graph: Graph, work: Work, add: Add) -> None:
     """What device nodes have: ``num_ops``, ``tensor_size``, ``grid``, ``block``, ``graph_id``,
-    ``graph_launch`` (id of the launching node)."""
+    ``graph_launch`` (id of the launching node); ``launch_latency_ns``, on the node or on the overhead
+    in front of it: it starts no earlier than this after its launch; ``stream_gap_ns`` of such overhead: what
+    remains of it behind its other dependencies."""
     device = rank.device
     at = np.flatnonzero(np.isin(graph.kind, DEVICE_KINDS))
     event = graph.event[at]
@@ -103,6 +105,9 @@ def add_device(rank: LinkedRank, graph: Graph, work: Work, add: Add) -> None:
     for place, name in enumerate(("grid", "block")):
         table = [shape[place] for shape in device.shapes]
         add(name, "string", at[shaped], coded(table, device.shape[event[shaped]]))
+    for name, values in (("launch_latency_ns", graph.launch_latency), ("stream_gap_ns", graph.stream_gap)):
+        known = np.flatnonzero(values >= 0)
+        add(name, "int64", known, values[known])
     launch = rank.calls[event]
     by_graph = np.array(["GraphLaunch" in name for name in device.names], dtype=bool)
     of_graph = (launch >= 0) & by_graph[device.name[launch]]

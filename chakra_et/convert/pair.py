@@ -19,12 +19,13 @@ from chakra_et.errors import TraceError
 from chakra_et.et.columns import ExecutionTrace
 from chakra_et.findings import joined
 from chakra_et.graph import gaps, pairing
-from chakra_et.graph.build import Graph, build
+from chakra_et.graph.build import build
 from chakra_et.graph.completeness import check_complete
 from chakra_et.graph.find import find_dependencies
 from chakra_et.graph.gaps import HostGaps
 from chakra_et.graph.groups import group_number
 from chakra_et.graph.linked import LinkedRank, link_rank
+from chakra_et.graph.nodes import Graph
 from chakra_et.replay.shares import shares
 from chakra_et.traces import device as device_trace
 from chakra_et.traces import host as host_trace

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from chakra_et.findings import Findings, joined, listed, sentence
-from chakra_et.graph.build import KIND_NAMES, Graph, NodeKind
 from chakra_et.graph.dependencies import EdgeKind
 from chakra_et.graph.linked import LinkedRank
+from chakra_et.graph.nodes import KIND_NAMES, Graph, NodeKind
 from chakra_et.replay.shares import Shares
 from chakra_et.traces.device_format import KERNEL, RUNTIME, SYNC
 
