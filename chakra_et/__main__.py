@@ -15,6 +15,7 @@ COMMANDS = {
     "validate": ("chakra_et.validate.command", "check .et files and rank sets against what simulators need"),
     "info": ("chakra_et.info.command", "show what .et files hold: nodes, edges, times, collectives"),
     "replay": ("chakra_et.replay.command", "replay .et files and compare with the measured times"),
+    "predict": ("chakra_et.predict.command", "predict step times under changed conditions"),
 }
 
 
