@@ -23,6 +23,7 @@ from chakra_et.network.units import parse_bandwidth, parse_latency
 from chakra_et.predict.bounds import describe
 from chakra_et.predict.changes import Change, Fuse, parse_rank, parse_scale
 from chakra_et.predict.fit import read_model
+from chakra_et.predict.gpu import parse_gpu
 from chakra_et.predict.network import Network
 from chakra_et.predict.overlap import Overlap
 from chakra_et.predict.predict import Prediction, RankPrediction, predict
@@ -42,6 +43,7 @@ class PredictConfig:
     scale: tuple[str, ...] = _option("PATTERN=FACTOR: nodes whose name matches take FACTOR times as long", ())
     fuse: tuple[str, ...] = _option("PATTERN: successive kernels whose names match become one kernel", ())
     rank: tuple[str, ...] = _option("RANK as median: computes like the median of the others; or as OTHER", ())
+    gpu: str | None = _option("FROM→TO: kernels as they would be on another GPU: H100→MI300X or H100:MI300X")
     bandwidth: str | None = _option(
         "of each rank's link per direction, with its unit: 100Gbit/s", group="network"
     )
@@ -70,6 +72,8 @@ class PredictConfig:
             parse_scale(each)
         if self.rank:
             parse_rank(self.rank)
+        if self.gpu:
+            parse_gpu(self.gpu)
         if self.topology and (self.bandwidth or self.latency):
             raise ValueError(
                 "--topology has bandwidth and latency of its own: give it or --bandwidth/--latency"
@@ -101,6 +105,8 @@ def changes(config: PredictConfig, run: Run) -> list[Change]:
     if config.rank:
         found.append(parse_rank(config.rank))
     found += [Fuse(pattern) for pattern in config.fuse]
+    if config.gpu:
+        found.insert(0, parse_gpu(config.gpu))
     if config.overlap:
         found.append(Overlap(config.overlap == "on"))
     if any((config.bandwidth, config.latency, config.algorithm, config.topology)):
