@@ -16,6 +16,7 @@ COMMANDS = {
     "info": ("chakra_et.info.command", "show what .et files hold: nodes, edges, times, collectives"),
     "replay": ("chakra_et.replay.command", "replay .et files and compare with the measured times"),
     "predict": ("chakra_et.predict.command", "predict step times under changed conditions"),
+    "measure-network": ("chakra_et.predict.measure", "time collectives and fit a network model to them"),
 }
 
 
