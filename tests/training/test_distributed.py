@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from utils import distributed
 from utils.distributed import World, read_world, run, set_threads, setup_logging
-from utils.training.watch import PeerFailure, Watch
+from utils.watch import PeerFailure, Watch
 
 
 @pytest.fixture(autouse=True)
@@ -159,7 +159,7 @@ def test_the_status_of_main_is_the_exit_status(left: list[int]) -> None:
     ],
 )
 def test_failures_are_one_sentence(error, status, sentence, traceback, left, monkeypatch, capsys) -> None:
-    monkeypatch.setattr("utils.training.watch.SILENCE_SECONDS", -2)
+    monkeypatch.setattr("utils.watch.SILENCE_SECONDS", -2)
     with pytest.raises(SystemExit):
         run(fail_with(error), 30)
     assert left == [status]

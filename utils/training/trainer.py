@@ -34,7 +34,7 @@ from utils.training.metrics import Metrics
 from utils.training.models import Batch, ModelFamily
 from utils.training.optim import build_optimizer, learning_rate_at
 from utils.training.sampling import BatchPlan, MicroBatches, derived_seed
-from utils.training.watch import Watch, describe
+from utils.watch import Watch, describe
 
 log = logging.getLogger(__name__)
 
