@@ -1,4 +1,4 @@
-"""What the data modules share: one error, one voice, and whether the Hugging Face hub can be used now."""
+"""Shared by the data modules: their error, logging on rank 0, and whether the Hugging Face hub answers."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ _logger = logging.getLogger(__name__)
 
 
 class DataError(ValueError):
-    """Bad input from the user, told in one sentence that names the flag or file and what to do."""
+    """Bad input from the user; the message names the flag or file and what to do."""
 
 
-def tell(level: int, message: str) -> None:
+def log_once(level: int, message: str) -> None:
     """Log one line, on rank 0 only (torchrun's RANK; a process without it is rank 0)."""
     if os.environ.get("RANK", "0") == "0":
         _logger.log(level, message)
 
 
 def hub_problem() -> str | None:
-    """Why the hub can't be used, or None when it answers.
+    """Why the hub can't be used, or None if it answers.
 
-    An offline variable is believed at once. Otherwise one HEAD request to HF_ENDPOINT (through the usual
-    proxy variables) decides within ``PROBE_SECONDS``, once a process: the hub libraries' own retries can
-    take minutes on a network that swallows packets.
+    An offline variable is believed without a probe. Otherwise one HEAD request to HF_ENDPOINT (through the
+    usual proxy variables) decides within ``PROBE_SECONDS``, once per process. The hub libraries offer no such
+    limit: behind a firewall that drops packets their retries take minutes.
     """
     for name in OFFLINE_VARIABLES:
         if os.environ.get(name, "").upper() in {"1", "ON", "YES", "TRUE"}:
@@ -57,12 +57,12 @@ def _probe(endpoint: str, seconds: float) -> str | None:
             urllib.request.urlopen(urllib.request.Request(endpoint, method="HEAD"), timeout=seconds).close()
             outcome.append(None)
         except urllib.error.HTTPError as error:
-            # Any word from the hub itself will do; a 5xx is a proxy or a hub that is down.
+            # Any answer from the hub itself is enough; a 5xx comes from a proxy or a hub that is down.
             outcome.append(f"{endpoint} answered {error.code}" if error.code >= 500 else None)
-        except Exception as error:  # OSError for the network, HTTPException for what isn't HTTP, ValueError
+        except Exception as error:  # OSError for the network, HTTPException for non-HTTP, ValueError
             outcome.append(f"{endpoint} can't be reached: {getattr(error, 'reason', error)}")
 
-    # A thread, as the timeout of urlopen doesn't cover the name lookup.
+    # In a thread, because the timeout of urlopen doesn't cover the name lookup.
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
     thread.join(seconds)
