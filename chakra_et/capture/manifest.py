@@ -1,20 +1,20 @@
-"""NAME_manifest.json: what was traced, where, with which versions, and which files came out of it.
+"""NAME_manifest.json: what was traced, where, with which versions, and the files written.
 
 Layout (``manifest_version`` 1; file names are relative to the manifest's folder):
 
-    manifest_version, trace_name, created (UTC), complete (bool), reason (why not, or null)
-    versions       {torch, python, transformers, numpy, cuda, nccl, project_commit}; null where absent
-    run            the model and run configuration as the training script gave it
+    manifest_version, trace_name, created (UTC), complete (bool), reason (if incomplete, else null)
+    versions       {torch, python, transformers, numpy, cuda, nccl, project_commit}; null if absent
+    run            model and run configuration, as given by the training script
     schedule       {wait_steps, warmup_steps, active_steps}
     world_size, backend
     process_groups [{name, description, backend, ranks}]: global ranks
-    step_times     {source, unit}: what the ranks' step_times_us are
+    step_times     {source, unit} of the ranks' step_times_us
     missing_ranks  [rank]: ranks that did not report
     ranks          [{rank, host, pid, device, complete, reason, files, steps, unfinished_step,
                      step_times_us {step: µs}, untraced_step_times_us {step: µs}, check}]
-      files        {host|device|stacks: {name, size (bytes), sha256}}; empty where nothing was captured
-      steps        the traced steps that ran to their end, by number
-      unfinished_step  a step that is annotated in the traces but was cut short, or null
+      files        {host|device|stacks: {name, size (bytes), sha256}}; empty if nothing was written
+      steps        numbers of the traced steps that ran to their end
+      unfinished_step  number of a step that is in the traces but was cut short, or null
       check        {linkable, host_nodes, device_events, linked, unlinked, problems}
 """
 
@@ -41,17 +41,17 @@ from chakra_et.files import write_text
 log = logging.getLogger(__name__)
 
 MANIFEST_VERSION = 1
-STEP_TIME_SOURCE = "ProfilerStep annotations of the device trace; untraced steps by the host's clock"
+STEP_TIME_SOURCE = "ProfilerStep annotations of the device trace; untraced steps: host clock"
 
 
 def build_manifest(records: dict[int, dict[str, Any]], world_size: int, **facts: Any) -> dict[str, Any]:
-    """The manifest from the ranks' own records; ``facts`` are trace_name, run, schedule and backend."""
+    """The manifest, from the ranks' own records; ``facts``: trace_name, run, schedule and backend."""
     missing = [rank for rank in range(world_size) if rank not in records]
     reasons = [
         f"rank {rank}: {records[rank]['reason']}" for rank in sorted(records) if records[rank]["reason"]
     ]
     if missing:
-        reasons.append(f"no word from rank {', '.join(map(str, missing))}")
+        reasons.append(f"no report from rank {', '.join(map(str, missing))}")
     groups = {}
     for rank in sorted(records):
         for group in records[rank]["process_groups"]:
@@ -78,12 +78,12 @@ def build_manifest(records: dict[int, dict[str, Any]], world_size: int, **facts:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write ``content`` whole or not at all; what JSON does not know is written as its text."""
+    """Write ``content`` atomically; values that JSON can't represent are written as text."""
     write_text(path, json.dumps(content, indent=2, ensure_ascii=False, default=str) + "\n")
 
 
 def file_entry(path: Path, name: str) -> dict[str, Any]:
-    """Name, size in bytes and sha256 of a file that will be published as ``name``."""
+    """Name, size in bytes and sha256 of a file that will be renamed to ``name``."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):
@@ -92,7 +92,7 @@ def file_entry(path: Path, name: str) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str | None]:
-    """Versions of what shapes a trace. Libraries that the run has not imported are null."""
+    """Versions of everything that affects a trace; None for libraries that the run has not imported."""
     transformers, numpy = sys.modules.get("transformers"), sys.modules.get("numpy")
     nccl = None
     if torch.cuda.is_available() and dist.is_available() and dist.is_nccl_available():
@@ -121,7 +121,7 @@ def _project_commit() -> str | None:
 
 
 def device_name() -> str:
-    """The GPU of this process, or the machine's CPU."""
+    """Name of this process's GPU, or of the CPU."""
     if torch.cuda.is_available():
         return f"cuda:{torch.cuda.current_device()} {torch.cuda.get_device_name()}"
     with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
@@ -132,9 +132,9 @@ def device_name() -> str:
 
 
 def process_groups() -> list[dict[str, Any]]:
-    """Every process group that this rank knows, with its members' global ranks.
+    """Every process group known to this rank, with its members' global ranks.
 
-    Gloo's traces carry no memberships, so this is where they come from.
+    Gloo's traces have no memberships, so the converter takes them from here.
     """
     if not (dist.is_available() and dist.is_initialized()):
         return []
@@ -156,9 +156,9 @@ def process_groups() -> list[dict[str, Any]]:
 
 
 class Mailbox:
-    """Brings the ranks' records to rank 0 through the rendezvous store.
+    """Sends the ranks' records to rank 0 through the rendezvous store.
 
-    No collective: one would hang where a rank is dead, which is when the manifest matters most.
+    Not with a collective: that would hang if a rank has died, which is when the manifest matters most.
     """
 
     def __init__(self, key: str, rank: int, world_size: int):
@@ -166,29 +166,31 @@ class Mailbox:
         self.store = dist.distributed_c10d._get_default_store() if world_size > 1 else None
 
     def send(self, record: dict[str, Any]) -> None:
-        """Post this rank's record. A store that is gone is no error: rank 0 is gone with it."""
+        """Send this rank's record. A lost store is only a warning, since rank 0 is lost with it."""
         if self.store is None:
             return
         try:
             self.store.set(f"{self.key}/{self.rank}", json.dumps(record, default=str))
         except Exception as error:
             log.warning(
-                "the manifest lacks rank %d: the rendezvous store does not answer (%s)", self.rank, error
+                "rank %d is not in the manifest: the rendezvous store does not answer (%s)", self.rank, error
             )
 
     def collect(self, own: dict[str, Any], seconds: Callable[[], float]) -> dict[int, dict[str, Any]]:
-        """On rank 0: the records by rank, of those that answer within ``seconds()``, asked anew each time."""
+        """On rank 0: records of the ranks that report within ``seconds()``, which is read at each poll."""
         records = {self.rank: own}
+        if self.store is None:
+            return records
         began = time.monotonic()
         while len(records) < self.world_size:
             for rank in set(range(self.world_size)) - records.keys():
                 try:
-                    # A read of an absent key would block.
+                    # Reading an absent key would block.
                     if self.store.check([f"{self.key}/{rank}"]):
                         records[rank] = json.loads(self.store.get(f"{self.key}/{rank}"))
                 except Exception as error:
                     log.warning(
-                        "the manifest is of rank 0 only: the rendezvous store does not answer (%s)", error
+                        "the manifest covers rank 0 only: the rendezvous store does not answer (%s)", error
                     )
                     return records
             if time.monotonic() - began > seconds():
@@ -198,7 +200,7 @@ class Mailbox:
 
 
 def log_summary(manifest: dict[str, Any], folder: Path) -> None:
-    """One line for each rank: whether its pair can be linked, and why not."""
+    """Log one line per rank: whether its pair can be linked and, if not, why."""
     name = manifest["trace_name"]
     for record in manifest["ranks"]:
         check, rank = record["check"], record["rank"]
@@ -213,6 +215,6 @@ def log_summary(manifest: dict[str, Any], folder: Path) -> None:
         else:
             log.info("trace %s rank %d: steps %s, %s", name, rank, steps, counts)
     for rank in manifest["missing_ranks"]:
-        log.warning("trace %s rank %d: no word from it", name, rank)
+        log.warning("trace %s rank %d: no report from it", name, rank)
     if manifest["complete"]:
         log.info("traces and manifest of %d rank(s) are in %s", manifest["world_size"], folder)

@@ -295,11 +295,12 @@ def _experimental_config(wanted: dict[str, bool]) -> Any:
         from torch._C._profiler import _ExperimentalConfig
     except ImportError:
         return None
-    known = {}
-    for name, value in wanted.items():
+    known: dict[str, Any] = {}
+    for name in wanted:
         with contextlib.suppress(TypeError):
-            _ExperimentalConfig(**{name: value})
-            known[name] = value
+            option: dict[str, Any] = {name: wanted[name]}
+            _ExperimentalConfig(**option)
+            known |= option
     return _ExperimentalConfig(**known)
 
 

@@ -61,7 +61,7 @@ def test_rank_that_ends_leaves_the_others_capture(torchrun, tmp_path, fault):
     assert re.search(r"after 1 of 3 active steps \((RuntimeError|SystemExit)", survivor["reason"])
     assert check_pair(folder / "t_host.json", folder / "t_device.json", 2) == []
     if fault == "kill":
-        assert manifest["missing_ranks"] == [1] and "no word from rank 1" in manifest["reason"]
+        assert manifest["missing_ranks"] == [1] and "no report from rank 1" in manifest["reason"]
         assert not (folder / "t_rank1_host.json").exists()
         assert (folder / "t_rank1_host.json.partial").exists(), "a killed rank's file is recognisable"
     else:

@@ -117,7 +117,7 @@ def test_missing_and_broken_ranks_are_named():
     told = record(2, complete=False, reason="no room", process_groups=[pair])
     manifest = build([told, record(0)])
     assert not manifest["complete"]
-    assert manifest["reason"] == "rank 2: no room; no word from rank 1"
+    assert manifest["reason"] == "rank 2: no room; no report from rank 1"
     assert manifest["missing_ranks"] == [1]
     assert [entry["rank"] for entry in manifest["ranks"]] == [0, 2]
     assert [entry["name"] for entry in manifest["process_groups"]] == ["0", "1"]
@@ -142,7 +142,7 @@ def test_log_has_one_line_for_each_rank_and_says_what_is_wrong(caplog, tmp_path)
         "trace t rank 2: nothing was written",
         "trace t rank 3: steps none whole, 12 host nodes, 10 of them in the device trace; ended early",
         "trace t rank 5: steps 8 to 10, 12 host nodes, 10 of them in the device trace",
-        "trace t rank 4: no word from it",
+        "trace t rank 4: no report from it",
     ]
 
 
