@@ -27,6 +27,7 @@ class TraceConfig:
     trace_warmup_steps: int = _flag(1, "steps with the profiler running but not recording")
     trace_active_steps: int = _flag(3, "steps to record")
     trace_gzip: bool = _flag(False, "compress the traces (.json.gz)")
+    trace_memory: bool = _flag(False, "also record memory allocations and frees")
 
     def __post_init__(self) -> None:
         if self.trace_name is not None:

@@ -3,7 +3,8 @@
 Layout (``manifest_version`` 1; file names are relative to the manifest's folder):
 
     manifest_version, trace_name, created (UTC), complete (bool), reason (if incomplete, else null)
-    versions       {torch, python, transformers, numpy, cuda, nccl, project_commit}; null if absent
+    versions       {torch, python, transformers, numpy, cuda, nccl, chakra_et, project_commit}; or null
+                   project_commit: of the program's repository, ending in -dirty if files were changed
     run            model and run configuration, as given by the training script
     schedule       {wait_steps, warmup_steps, active_steps}
     world_size, backend
@@ -23,13 +24,12 @@ from __future__ import annotations
 import contextlib
 import datetime
 import hashlib
+import importlib.metadata
 import json
-import logging
+import os
 import platform
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +37,6 @@ import torch
 import torch.distributed as dist
 
 from chakra_et.files import write_text
-
-log = logging.getLogger(__name__)
 
 MANIFEST_VERSION = 1
 STEP_TIME_SOURCE = "ProfilerStep annotations of the device trace; untraced steps: host clock"
@@ -104,20 +102,35 @@ def versions() -> dict[str, str | None]:
         "numpy": getattr(numpy, "__version__", None),
         "cuda": torch.version.cuda,
         "nccl": nccl,
-        "project_commit": _project_commit(),
+        "chakra_et": _own_version(),
+        "project_commit": _program_commit(),
     }
 
 
-def _project_commit() -> str | None:
-    root = Path(__file__).resolve().parents[2]
-    if not (root / ".git").exists():
-        return None
-    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+def _own_version() -> str | None:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
-    except (OSError, subprocess.SubprocessError):
+        return importlib.metadata.version("mosim-llms")
+    except importlib.metadata.PackageNotFoundError:  # in a checkout
         return None
-    return done.stdout.strip() or None
+
+
+def _program_commit() -> str | None:
+    """The commit of the program that is traced: of the repository of its script, or PROJECT_COMMIT."""
+    script = getattr(sys.modules.get("__main__"), "__file__", None)
+    path = Path(script).absolute() if script else Path.cwd() / "notebook"
+    try:
+        # A launcher in an environment inside a repository doesn't belong to it.
+        if _git(path.parent, "check-ignore", "--quiet", path.name).returncode == 1:
+            described = _git(path.parent, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+            if described.returncode == 0:
+                return described.stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        pass
+    return os.environ.get("PROJECT_COMMIT") or None
+
+
+def _git(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=10)
 
 
 def device_name() -> str:
@@ -129,6 +142,16 @@ def device_name() -> str:
             if line.startswith("model name"):
                 return "cpu " + line.partition(":")[2].strip()
     return f"cpu {platform.processor() or platform.machine()}"
+
+
+def backend() -> str | None:
+    """The backend that the default process group uses on this process's device; None without a group."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return None
+    # "cpu:gloo,cuda:nccl"; dist.get_backend() is "undefined" if the program left the choice to PyTorch.
+    by_device = dict(part.split(":") for part in dist.get_backend_config().split(","))
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return by_device.get(device, dist.get_backend())
 
 
 def process_groups() -> list[dict[str, Any]]:
@@ -153,68 +176,3 @@ def process_groups() -> list[dict[str, Any]]:
         }
         for group in list_groups()
     ]
-
-
-class Mailbox:
-    """Sends the ranks' records to rank 0 through the rendezvous store.
-
-    Not with a collective: that would hang if a rank has died, which is when the manifest matters most.
-    """
-
-    def __init__(self, key: str, rank: int, world_size: int):
-        self.key, self.rank, self.world_size = key, rank, world_size
-        self.store = dist.distributed_c10d._get_default_store() if world_size > 1 else None
-
-    def send(self, record: dict[str, Any]) -> None:
-        """Send this rank's record. A lost store is only a warning, since rank 0 is lost with it."""
-        if self.store is None:
-            return
-        try:
-            self.store.set(f"{self.key}/{self.rank}", json.dumps(record, default=str))
-        except Exception as error:
-            log.warning(
-                "rank %d is not in the manifest: the rendezvous store does not answer (%s)", self.rank, error
-            )
-
-    def collect(self, own: dict[str, Any], seconds: Callable[[], float]) -> dict[int, dict[str, Any]]:
-        """On rank 0: records of the ranks that report within ``seconds()``, which is read at each poll."""
-        records = {self.rank: own}
-        if self.store is None:
-            return records
-        began = time.monotonic()
-        while len(records) < self.world_size:
-            for rank in set(range(self.world_size)) - records.keys():
-                try:
-                    # Reading an absent key would block.
-                    if self.store.check([f"{self.key}/{rank}"]):
-                        records[rank] = json.loads(self.store.get(f"{self.key}/{rank}"))
-                except Exception as error:
-                    log.warning(
-                        "the manifest covers rank 0 only: the rendezvous store does not answer (%s)", error
-                    )
-                    return records
-            if time.monotonic() - began > seconds():
-                break
-            time.sleep(0.02)
-        return records
-
-
-def log_summary(manifest: dict[str, Any], folder: Path) -> None:
-    """Log one line per rank: whether its pair can be linked and, if not, why."""
-    name = manifest["trace_name"]
-    for record in manifest["ranks"]:
-        check, rank = record["check"], record["rank"]
-        steps = " to ".join(map(str, sorted({*record["steps"][:1], *record["steps"][-1:]}))) or "none whole"
-        counts = f"{check['host_nodes']} host nodes, {check['linked']} of them in the device trace"
-        if not record["files"]:
-            log.warning("trace %s rank %d: nothing was written", name, rank)
-        elif check["problems"]:
-            log.warning("trace %s rank %d can't be linked: %s", name, rank, "; ".join(check["problems"]))
-        elif record["reason"]:
-            log.warning("trace %s rank %d: steps %s, %s; %s", name, rank, steps, counts, record["reason"])
-        else:
-            log.info("trace %s rank %d: steps %s, %s", name, rank, steps, counts)
-    for rank in manifest["missing_ranks"]:
-        log.warning("trace %s rank %d: no report from it", name, rank)
-    if manifest["complete"]:
-        log.info("traces and manifest of %d rank(s) are in %s", manifest["world_size"], folder)

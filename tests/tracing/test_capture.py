@@ -14,7 +14,7 @@ import torch
 from torch.profiler import ProfilerActivity
 from trace_reading import device_ids, host_ids, load, steps_of, train
 
-from chakra_et.capture import tracer as chakra_tracer
+from chakra_et.capture import recorder
 from chakra_et.capture.tracer import ChakraTracer, check_pair
 
 NAME = "tiny 한글"
@@ -184,11 +184,11 @@ def test_gpu_is_idle_when_recording_begins_and_its_synchronisations_are_asked_fo
         asked.update(options)
         return real_profile(**{**options, "activities": [ProfilerActivity.CPU]})
 
-    real_profile = chakra_tracer.profile
-    monkeypatch.setattr(chakra_tracer, "profile", record_request)
-    monkeypatch.setattr(chakra_tracer, "_experimental_config", lambda wanted: asked.update(wanted))
+    real_profile = recorder.profile
+    monkeypatch.setattr(recorder, "profile", record_request)
+    monkeypatch.setattr(recorder, "experimental_config", lambda wanted: asked.update(wanted))
     gpu = SimpleNamespace(is_available=lambda: True, synchronize=lambda: settled.append(tracer.steps_done))
-    monkeypatch.setattr(chakra_tracer, "torch", SimpleNamespace(cuda=gpu))
+    monkeypatch.setattr(recorder, "torch", SimpleNamespace(cuda=gpu, autograd=torch.autograd))
     tracer = ChakraTracer(tmp_path, "t", 1, 1, 3, 0)
     with tracer:
         train(tracer, 4)

@@ -75,11 +75,9 @@ def test_rank_that_ends_leaves_the_others_capture(torchrun, tmp_path, fault):
 @pytest.mark.parametrize("rank", [0, 1])
 def test_rank_without_room_names_its_folder_and_the_other_is_kept(torchrun, tmp_path, rank):
     done = torchrun(2, WORKER, "out", "t", 8, "--fault", f"tiny-files:3:{rank}", timeout=120)
-    assert done.returncode != 0
-    assert (
-        f"the traces of rank {rank} can't be written to out: the host and device trace is cut off"
-        in done.stdout
-    )
+    assert done.returncode == 0
+    warned = f"trace t rank {rank}: the traces can't be written to out: the host and device trace is cut off"
+    assert done.stdout.count(warned) == 1
     folder, other = tmp_path / "out", "" if rank else "_rank1"
     assert check_pair(folder / f"t{other}_host.json", folder / f"t{other}_device.json", 3) == []
     manifest = load(folder / "t_manifest.json")

@@ -11,8 +11,9 @@ import pytest
 from trace_reading import load, train
 
 from chakra_et.capture.check import inspect_pair
+from chakra_et.capture.recorder import experimental_config
 from chakra_et.capture.stacks import format_stacks
-from chakra_et.capture.tracer import ChakraTracer, _experimental_config, check_pair
+from chakra_et.capture.tracer import ChakraTracer, check_pair
 
 
 @pytest.fixture(scope="module")
@@ -213,7 +214,7 @@ def test_stacks_of_nothing(tmp_path):
 def test_options_that_the_build_lacks_are_left_out():
     from torch._C._profiler import _ExperimentalConfig
 
-    config = _experimental_config({"enable_cuda_sync_events": True, "no_such_option": True})
+    config = experimental_config({"enable_cuda_sync_events": True, "no_such_option": True})
     assert isinstance(config, _ExperimentalConfig)
 
 
