@@ -127,7 +127,8 @@ class Recorder:
     def _make_profiler(self) -> profile:
         activities = [ProfilerActivity.CPU]
         # The observer sees all threads, Kineto by itself only those that inherit the starting thread's state.
-        wanted = {"profile_all_threads": True}
+        # PyTorch reports memory to the profiler of one thread only, so with both there are no memory events.
+        wanted = {"profile_all_threads": not self.memory}
         if torch.cuda.is_available():
             activities.append(ProfilerActivity.CUDA)
             # Without these events a stream that waits for another looks idle.

@@ -5,7 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 import re
+import subprocess
+import sys
 import threading
 from types import SimpleNamespace
 
@@ -165,6 +168,45 @@ def test_log_has_one_line_for_the_rank(tmp_path, caplog):
     lines = [record.getMessage() for record in caplog.records if "rank 0" in record.getMessage()]
     assert len(lines) == 1
     assert re.fullmatch(r"trace t rank 0: steps 1, \d+ host nodes, \d+ of them in the device trace", lines[0])
+
+
+def test_memory_events_are_recorded_if_asked_for(tmp_path):
+    for memory in (False, True):
+        with ChakraTracer(tmp_path, "t", 0, 1, 1, memory=memory) as tracer:
+            train(tracer, 2)
+        events = load(tmp_path / "t_device.json")["traceEvents"]
+        sizes = [event["args"]["Bytes"] for event in events if event["name"] == "[memory]"]
+        assert bool(sizes) == memory
+        assert check_pair(tmp_path / "t_host.json", tmp_path / "t_device.json", 1) == []
+    assert min(sizes) < 0 < max(sizes), "frees and allocations"
+    # The activations of a linear layer: 4 x 8 floats.
+    assert 4 * 8 * 4 in sizes
+
+
+UNCONFIGURED = """
+import torch
+from chakra_et import ChakraTracer
+with ChakraTracer("my outputs", "my_run", 0, 1, 1) as tracer:
+    for _ in range(3):
+        torch.ones(4).exp()
+        tracer.step()
+"""
+
+
+def test_without_logging_the_paths_the_check_and_the_next_command_are_printed(tmp_path, repo_root):
+    environment = {**os.environ, "PYTHONPATH": str(repo_root), "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(
+        [sys.executable, "-c", UNCONFIGURED], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0 and done.stdout == "", done.stderr
+    shown = [line for line in done.stderr.splitlines() if line.startswith("chakra-et: ")]
+    assert re.fullmatch(
+        r"chakra-et: trace my_run rank 0: steps 1, \d+ host nodes, \d+ of them in the device trace", shown[0]
+    )
+    assert shown[1:] == [
+        "chakra-et: traces and manifest of 1 rank(s) are in my outputs",
+        "chakra-et: next: python -m chakra_et convert 'my outputs' --name my_run",
+    ]
 
 
 def test_run_info_of_any_kind_is_kept_as_text(tmp_path):

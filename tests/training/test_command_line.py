@@ -46,6 +46,7 @@ FROZEN = {
     "tokenizer": None,
     "trace_active_steps": 3,
     "trace_gzip": False,
+    "trace_memory": False,
     "trace_name": None,
     "trace_output_dir": "outputs",
     "trace_wait_steps": 2,

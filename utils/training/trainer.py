@@ -184,6 +184,7 @@ class Trainer:
             world.rank,
             world_size=world.size,
             gzip=config.trace_gzip,
+            memory=config.trace_memory,
             run_info={
                 "model": config.model_name,
                 "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
