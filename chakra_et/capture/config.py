@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 _PUNCTUATION = " ._-+=@,()"
 # Leaves room for _rankN, the kind and .json.gz.partial within the 255 bytes of a file name.
@@ -38,6 +40,45 @@ class TraceConfig:
                 raise ValueError(f"{flag} must be at least {least}, not {getattr(self, name)}")
         if not self.trace_output_dir:
             raise ValueError("--trace-output-dir is empty: give a folder")
+
+
+class Variable(NamedTuple):
+    """An environment variable of ``chakra-et run``: the field that it sets, the least value, and its help."""
+
+    field: str
+    least: int
+    help: str
+
+
+VARIABLES = {
+    "CHAKRA_TRACE": Variable("trace_name", 0, "FOLDER/NAME of the trace files (required)"),
+    "CHAKRA_TRACE_WAIT": Variable("trace_wait_steps", 0, "steps before the profiler starts (default: 2)"),
+    "CHAKRA_TRACE_WARMUP": Variable(
+        "trace_warmup_steps", 0, "steps with the profiler running but not recording (default: 1)"
+    ),
+    "CHAKRA_TRACE_ACTIVE": Variable("trace_active_steps", 1, "steps to record (default: 3)"),
+    "CHAKRA_TRACE_GZIP": Variable("trace_gzip", 0, "1: compress the traces"),
+    "CHAKRA_TRACE_MEMORY": Variable("trace_memory", 0, "1: also record memory allocations and frees"),
+}
+
+
+def config_from_environment(environment: Mapping[str, str]) -> TraceConfig:
+    """The configuration that ``VARIABLES`` give. Raises ValueError naming the variable."""
+    place = Path(environment.get("CHAKRA_TRACE") or ".")
+    if not place.name:
+        raise ValueError(
+            "CHAKRA_TRACE is not set: give FOLDER/NAME of the trace files, such as outputs/my_run."
+        )
+    config = TraceConfig(True, str(place.parent), place.name)
+    for name, (target, least, _) in VARIABLES.items():
+        if name == "CHAKRA_TRACE" or name not in environment:
+            continue
+        value = environment[name]
+        if not value.isascii() or not value.isdecimal() or int(value) < least:
+            raise ValueError(f"{name}={value}: must be a whole number of at least {least}.")
+        kind = type(getattr(config, target))
+        setattr(config, target, kind(int(value)))
+    return config
 
 
 def check_trace_name(name: str) -> str:
