@@ -121,16 +121,21 @@ def _program_commit() -> str | None:
     try:
         # A launcher in an environment inside a repository doesn't belong to it.
         if _git(path.parent, "check-ignore", "--quiet", path.name).returncode == 1:
-            described = _git(path.parent, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
-            if described.returncode == 0:
-                return described.stdout.strip()
+            status = _git(path.parent, "status", "--porcelain=v2", "--branch", "--untracked-files=no")
+            lines = status.stdout.splitlines()
+            commits = [line.split()[-1] for line in lines if line.startswith("# branch.oid ")]
+            if commits and commits[0] != "(initial)":
+                changed = any(not line.startswith("#") for line in lines)
+                return commits[0] + ("-dirty" if changed else "")
     except (OSError, subprocess.SubprocessError):
         pass
     return os.environ.get("PROJECT_COMMIT") or None
 
 
 def _git(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=10)
+    # Without the option git may rewrite the checkout's index, and leave its lock if it is killed meanwhile.
+    command = ["git", "--no-optional-locks", "-C", str(folder), *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=10)
 
 
 def device_name() -> str:

@@ -111,7 +111,7 @@ def test_without_sync_records_waits_are_found_by_time(seed: int, tmp_path: Path)
     # A wait that blocked nobody can't be seen in the times.
     assert [edge for edge in missing_edges(c) if _blocked(c, edge)] == []
     assert (replay(c) == c.graph.start).all()
-    assert c.causes.notes["stream waits guessed by time, as the trace has no cuda_sync events"] > 0
+    assert c.causes.findings["stream-wait-inferred"] > 0
 
 
 def _blocked(c: Converted, edge: Edge) -> bool:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.shared import shared_path
 from utils.data import hub
 from utils.data.squad import SAMPLE, DataError, Example, hold_out, load_squad, read_squad_json
 
@@ -157,8 +158,8 @@ def test_offline_without_cache_falls_back_with_one_line_and_asks_nobody(
     assert not caplog.records
 
 
-def test_the_real_subset(shared_dir: Path) -> None:
-    path = shared_dir / "data/squad/dev-v1.1-subset.json"
+def test_the_real_subset() -> None:
+    path = shared_path("data/squad/dev-v1.1-subset.json")
     examples = read_squad_json(path)
     assert len(examples) == 705 and len({example.context for example in examples}) == 173
     squad = load_squad(str(path))
