@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore
 
+from utils.logs import setup_logging
 from utils.watch import (
     PeerFailure,
     Watch,
@@ -80,23 +81,6 @@ def read_world() -> World:
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
     return World(rank, size, local_rank, local_size, device)
-
-
-def setup_logging(rank: int) -> None:
-    """Log to stderr at LOGLEVEL (default INFO); other ranks than 0 log warnings only, unless it is DEBUG.
-
-    Raises ValueError if LOGLEVEL is unknown.
-    """
-    wanted = os.environ.get("LOGLEVEL", "INFO").upper()
-    level = logging.getLevelName(wanted)
-    if not isinstance(level, int):
-        raise ValueError(f"LOGLEVEL={wanted} is unknown; choose from DEBUG, INFO, WARNING, ERROR, CRITICAL")
-    if rank and level > logging.DEBUG:
-        level = max(level, logging.WARNING)
-    form = f"%(asctime)s rank {rank} %(levelname)s %(message)s"
-    logging.basicConfig(level=logging.WARNING, format=form, datefmt="%H:%M:%S", force=True)
-    for name in ("chakra_et", "utils", "gpt2", "bert", "__main__"):
-        logging.getLogger(name).setLevel(level)
 
 
 def set_threads(local_size: int) -> None:

@@ -11,7 +11,8 @@ import torch
 import torch.distributed as dist
 
 from utils import distributed
-from utils.distributed import World, read_world, run, set_threads, setup_logging
+from utils.distributed import World, read_world, run, set_threads
+from utils.logs import setup_logging
 from utils.watch import PeerFailure, Watch
 
 
@@ -90,7 +91,7 @@ def test_loglevel(level: str | None, rank: int, expected: str, monkeypatch: pyte
 
 def test_an_unknown_loglevel_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOGLEVEL", "loud")
-    with pytest.raises(ValueError, match="LOGLEVEL=LOUD is unknown; choose from DEBUG, INFO"):
+    with pytest.raises(ValueError, match="LOGLEVEL=loud is unknown; choose from DEBUG, INFO"):
         setup_logging(0)
 
 

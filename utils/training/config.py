@@ -7,6 +7,7 @@ import dataclasses
 import json
 import math
 import os
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -15,15 +16,23 @@ from chakra_et import cli
 from chakra_et.capture.config import TraceConfig
 from chakra_et.files import write_text
 from utils.data.config import DataConfig
+from utils.data.hub import model_problem
 from utils.data.tokenizers import Family
+from utils.logs import read_level
 
 
 def parse_config(config_class: type[TrainConfig], description: str | None) -> TrainConfig:
     """Parse the command line of a train.py. On a bad flag rank 0 prints one sentence and all exit with 2."""
+    program = f"{config_class.family}/train.py"
     with contextlib.ExitStack() as quiet:
         if os.environ.get("RANK", "0") != "0":
             quiet.enter_context(contextlib.redirect_stderr(quiet.enter_context(open(os.devnull, "w"))))
-        return cli.parse(config_class, description=(description or "").partition("\n")[0])
+        try:
+            read_level()
+        except ValueError as error:
+            print(f"{program}: error: {error}", file=sys.stderr)
+            sys.exit(2)
+        return cli.parse(config_class, prog=program, description=(description or "").partition("\n")[0])
 
 
 def _flag(default: Any, help_text: str) -> Any:
@@ -77,8 +86,12 @@ class TrainConfig(TraceConfig, DataConfig):
             )
         for name in ("batch_size", "gradient_accumulation_steps", "num_epochs", "logging_steps"):
             self._at_least(name, 1)
-        for name in ("warmup_steps", "max_steps", "eval_steps", "save_steps", "seed"):
+        for name in ("warmup_steps", "max_steps", "eval_steps", "save_steps"):
             self._at_least(name, 0)
+        if not 0 <= self.seed < 2**64:
+            raise ValueError(f"--seed must be from 0 to 2^64 - 1, not {self.seed}")
+        if self.pack and self.family != "gpt2":
+            raise ValueError("--pack is for GPT-2 only: BERT's samples are pairs of question and context")
         for name in ("weight_decay", "max_grad_norm"):
             self._at_least(name, 0.0)
         for name in ("learning_rate", "dist_timeout"):
@@ -90,6 +103,8 @@ class TrainConfig(TraceConfig, DataConfig):
             raise ValueError(f"--dropout must be at least 0 and below 1, not {self.dropout}")
         if self.init_from and self.resume_from_checkpoint:
             raise ValueError("--init-from and --resume-from-checkpoint exclude each other: give only one")
+        if self.init_from and (problem := model_problem(self.init_from)):
+            raise ValueError(f"--init-from {self.init_from}: {problem}; give a model folder or a hub name")
         self.check_context(self.context, self.model_name)
         if self.max_steps:
             self.check_trace_length(self.max_steps, "--max-steps")
