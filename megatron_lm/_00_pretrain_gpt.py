@@ -30,7 +30,7 @@ import torch.distributed as dist
 from megatron_lm.settings import Settings
 from utils import distributed
 from utils.distributed import World
-from utils.training.watch import Watch
+from utils.watch import Watch
 
 DIST_TIMEOUT = 600.0
 

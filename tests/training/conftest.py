@@ -19,7 +19,7 @@ from gpt2.model import GPT2
 from tests.training.jobs import REPO_ROOT, TINY, Job
 from utils.distributed import World
 from utils.training.trainer import Trainer
-from utils.training.watch import Watch
+from utils.watch import Watch
 
 
 @pytest.fixture(scope="session", autouse=True)

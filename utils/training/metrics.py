@@ -1,4 +1,4 @@
-"""Where the figures of a run go: progress bar or log lines, a JSON-lines file, TensorBoard, wandb."""
+"""Metrics of a run, written to a progress bar or log lines, a JSON-lines file, TensorBoard and wandb."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ LOG_FILE = "training_log.jsonl"
 
 
 class Metrics:
-    """Takes the figures of rank 0; a context manager. On other ranks it does nothing.
+    """Publishes the metrics of rank 0; a context manager. Does nothing on other ranks.
 
-    Raises ValueError where ``--report-to`` names what isn't installed or can't be reached.
+    Raises ValueError if the package or service named by ``--report-to`` isn't available.
     """
 
     def __init__(self, config: TrainConfig, active: bool, first_step: int, total_steps: int):
@@ -61,9 +61,9 @@ class Metrics:
             self._wandb.finish(exit_code=0 if kind is None else 1)
 
     def advance(self, step: int, tokens: float, figures: dict[str, Any], show: bool) -> None:
-        """Optimizer step ``step`` (counted from 1) is done, with so many tokens over all ranks.
+        """Count optimizer step ``step`` (from 1) with its ``tokens`` over all ranks.
 
-        Where it is to be shown, tokens per second and seconds per step since the last one shown are added.
+        With ``show``, publish its figures, and tokens per second and seconds per step since the last shown.
         """
         if not self.active:
             return
@@ -81,12 +81,12 @@ class Metrics:
             self.write(step, {**{name: float(value) for name, value in figures.items()}, **rates})
 
     def span(self) -> str:
-        """First and last loss, and the speed from the first step to now, in words."""
+        """First and last loss, and the mean speed so far, in words."""
         speed = self.tokens / (time.perf_counter() - self._began)
         return f"loss {self.losses[0]:.4f} to {self.losses[1]:.4f}, {speed:,.0f} tokens/s"
 
     def write(self, step: int, figures: dict[str, float]) -> None:
-        """Publish the named figures of ``step`` (counted from 1)."""
+        """Publish named figures of ``step`` (from 1)."""
         if not self.active:
             return
         self._file.write(json.dumps({"step": step, **figures}) + "\n")
@@ -104,7 +104,7 @@ class Metrics:
 
 
 def _continued(path: Path, first_step: int) -> Any:
-    """The file open for more lines, without those that a resumed run will write again."""
+    """Open the log for appending, without the lines that a resumed run will write again."""
     kept = []
     if first_step and path.is_file():
         for line in path.read_text(encoding="utf-8").splitlines():

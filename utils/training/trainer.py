@@ -1,10 +1,10 @@
 """The training loop of both models.
 
-One optimizer step has one collective besides DDP's own: four numbers, the loss, its tokens, all tokens
-and the wish to stop. The loss is a mean over the tokens of the global batch, so it and the gradient don't
-depend on how ranks and accumulation share the batch. Data order, learning rate and random numbers are
-functions of the seed and the step, so a resumed run needs no more than the weights, the optimizer's
-moments and the step.
+Each optimizer step has one collective besides DDP's own, over four numbers: the loss, its token count, the
+count of all tokens, and whether a rank was asked to stop. The loss is a mean over the tokens of the global
+batch, so loss and gradient don't depend on how ranks and accumulation share the batch. Data order, learning
+rate and random numbers are functions of the seed and the step, so a resumed run needs only the weights, the
+optimizer's state and the step.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import inspect
 import logging
 import math
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import torch
 from torch import Tensor, nn
@@ -34,32 +34,29 @@ from utils.training.metrics import Metrics
 from utils.training.models import Batch, ModelFamily
 from utils.training.optim import build_optimizer, learning_rate_at
 from utils.training.sampling import BatchPlan, MicroBatches, derived_seed
-from utils.training.watch import Watch, describe
+from utils.watch import Watch, describe
 
 log = logging.getLogger(__name__)
 
-# What two cores can do in a quick run; on GPUs it is the model's context.
+# Short enough for a quick run on two cores; on GPUs the default is the model's context.
 CPU_SEQ_LENGTH = 128
 COMPILER_MODULES = ("torch._dynamo", "torch._inductor")
 
 
 def train(config: TrainConfig, family: ModelFamily) -> NoReturn:
-    """Train in this process and exit.
-
-    Status 0; 1 on a failure, after one sentence; 128 + N where signal N ended it.
-    """
+    """Train in this process and exit: with 0, with 1 after a failure, or with 128 + N after signal N."""
     run(lambda world, watch: Trainer(config, family, world, watch).train(), config.dist_timeout)
 
 
 def _ignore_signals(_worker: int) -> None:
-    # A scheduler's SIGTERM or a Ctrl-C reaches the whole process group; a loader that died of it would
-    # make a failure of what is to be an orderly stop. It ends when the training process closes or dies.
+    # A scheduler's SIGTERM or a Ctrl-C reaches the whole process group. A loader that died of it would turn
+    # an orderly stop into a failure; it ends with the training process instead.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
 
 
 class Trainer:
-    """One run on one rank. Raises ValueError and OSError on what the user can mend."""
+    """One run on one rank. Raises ValueError or OSError for anything the user can fix."""
 
     def __init__(self, config: TrainConfig, family: ModelFamily, world: World, watch: Watch):
         self.config, self.family, self.world, self.watch = config, family, world, watch
@@ -69,7 +66,8 @@ class Trainer:
         resumed, state = self._find_checkpoint()
         weights = str(resumed) if resumed else config.init_from
         torch.manual_seed(config.seed)
-        self.model = family.build(config.presets[config.model_name], weights, config.dropout).to(world.device)
+        self.model = family.build(config.presets[config.model_name], weights, config.dropout)
+        self.model.to(world.device)  # type: ignore[arg-type]
         config.check_context(self.model.config.max_position_embeddings, weights or config.model_name)
         self._build_data()
         self.plan = BatchPlan(
@@ -86,25 +84,26 @@ class Trainer:
             self._resume(resumed, state)
         self.ddp: DistributedDataParallel | None = None
         if world.size > 1:
-            # The buffers of these models are constants: nothing to broadcast at each step.
+            # These models have constant buffers only: nothing to broadcast per step.
             known = inspect.signature(DistributedDataParallel).parameters
             name = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
-            self.ddp = DistributedDataParallel(self.model, **{name: False})
+            options: dict[str, Any] = {name: False}
+            self.ddp = DistributedDataParallel(self.model, **options)
         self.wrapped: nn.Module = self.ddp or self.model
         if config.compile:
-            self.wrapped = torch.compile(self.wrapped)
+            self.wrapped = cast(nn.Module, torch.compile(self.wrapped))
 
     # Set-up.
 
     def _complete_config(self) -> None:
-        """Fill in what depends on the machine, so that the saved configuration says it all."""
+        """Fill in defaults that depend on the machine, so that the saved configuration is complete."""
         config, cuda = self.config, self.world.device.type == "cuda"
         if config.max_seq_length is None:
             config.max_seq_length = config.context if cuda else CPU_SEQ_LENGTH
         if config.trace_name is None:
             config.trace_name = f"{config.family}_{self.world.size}gpu_trace"
         if config.bf16 and cuda and not torch.cuda.is_bf16_supported():
-            raise ValueError(f"--bf16: {torch.cuda.get_device_name()} has no bfloat16; leave it out")
+            raise ValueError(f"--bf16: {torch.cuda.get_device_name()} does not support bfloat16; omit it")
 
     def _prepare_folder(self) -> None:
         if self.world.is_main:
@@ -135,17 +134,17 @@ class Trainer:
                 f"--save-dir must be one folder that all nodes share"
             )
         if state["order"] != self._order() and self.world.is_main:
-            log.warning("seed, data or global batch differ from the interrupted run's, and so will the order")
+            log.warning("seed, data or global batch differ from the interrupted run: so does the data order")
         log.info("resumed from %s, after step %d", folder, self.step)
 
     def _order(self) -> dict[str, int]:
-        """What the order of the samples depends on."""
+        """Everything that the order of samples depends on."""
         return {"samples": self.plan.samples, "global_batch": self.plan.global_batch, "seed": self.plan.seed}
 
     def _build_data(self) -> None:
         config, first = self.config, self.world.local_rank == 0
         if not first:
-            # One process of a node tokenizes; the others find its cache.
+            # One process per node tokenizes; the others read its cache.
             self.watch.barrier("data cached")
         self.tokenizer, self.tokenizer_source = load_tokenizer(
             config.family, config.model_name, config, self.model.config.vocab_size
@@ -158,12 +157,12 @@ class Trainer:
         if not self.world.agree(int(self.training_set.fingerprint[:12], 16)):
             raise ValueError("the ranks have different data or tokenizers: give every node the same files")
 
-    def _loader(self, data: Dataset, **batching: Any) -> DataLoader:
+    def _loader(self, data: Dataset[Batch], **batching: Any) -> DataLoader[Batch]:
         return DataLoader(
             data,
             num_workers=self.config.num_workers,
             pin_memory=self.world.device.type == "cuda",
-            # Its own, or each new iterator would draw from the generator that dropout uses.
+            # A generator of its own, or every new iterator would draw from the one that dropout uses.
             generator=torch.Generator(),
             worker_init_fn=_ignore_signals,
             **batching,
@@ -171,7 +170,7 @@ class Trainer:
 
     def _tracer(self) -> contextlib.AbstractContextManager[ChakraTracer | None]:
         config, world = self.config, self.world
-        if not config.enable_tracing:
+        if not config.enable_tracing or config.trace_name is None:
             return contextlib.nullcontext()
         config.check_trace_length(self.total_steps - self.step, f"{self.step} to {self.total_steps}")
         if world.is_main:
@@ -185,6 +184,7 @@ class Trainer:
             world.rank,
             world_size=world.size,
             gzip=config.trace_gzip,
+            memory=config.trace_memory,
             run_info={
                 "model": config.model_name,
                 "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
@@ -197,7 +197,7 @@ class Trainer:
     # The loop.
 
     def train(self) -> int:
-        """Train to the end; the exit status is 0, or 128 + N where signal N stopped it."""
+        """Train to the end; returns 0, or 128 + N after signal N."""
         config = self.config
         if self.step >= self.total_steps:
             if self.world.is_main:
@@ -231,8 +231,8 @@ class Trainer:
             print(self._summary(metrics), flush=True)
         return 0
 
-    def _micro_batches(self) -> Iterator[Batch]:
-        """This rank's batches from the present step on, epoch after epoch."""
+    def _micro_batches(self) -> Generator[Batch]:
+        """This rank's batches from the current step on, epoch after epoch."""
         while True:
             epoch, first_step = divmod(self.step, self.plan.steps_per_epoch)
             self.training_set.set_epoch(epoch)
@@ -240,7 +240,7 @@ class Trainer:
             yield from self._loader(self.training_set, batch_sampler=sampler)
 
     def _optimizer_step(self, batches: Iterator[Batch]) -> tuple[dict[str, Any], float, bool]:
-        """One step: its figures, its tokens over all ranks, and whether a rank was told to stop."""
+        """One step: its figures, its tokens over all ranks, and whether a rank was asked to stop."""
         config, watch, step = self.config, self.watch, self.step
         torch.manual_seed(derived_seed(config.seed, "step", step, self.world.rank))
         rate = learning_rate_at(step, config.learning_rate, config.warmup_steps, self.total_steps)
@@ -251,22 +251,22 @@ class Trainer:
             watch.mark(step, "loading data", micro)
             batch = self._to_device(next(batches))
             watch.mark(step, "forward", micro)
-            inner = self.ddp is not None and micro + 1 < config.gradient_accumulation_steps
-            with self.ddp.no_sync() if inner else contextlib.nullcontext():
+            inner = micro + 1 < config.gradient_accumulation_steps
+            with self.ddp.no_sync() if self.ddp is not None and inner else contextlib.nullcontext():
                 loss, counted = self._forward(batch)
                 watch.mark(step, "backward", micro)
                 loss.backward()
-            tokens = batch["attention_mask"].sum()
-            sums += torch.stack([loss.detach().double(), counted.double(), tokens.double()])
+            seen = batch["attention_mask"].sum()
+            sums += torch.stack([loss.detach().double(), counted.double(), seen.double()])
         watch.mark(step, "reducing")
-        loss_sum, counted, tokens, stop = self.world.sum(*sums, float(watch.signal != 0))
-        mean = loss_sum / max(1.0, counted)
+        loss_sum, predicted, tokens, stop = self.world.sum(*sums, float(watch.signal != 0))
+        mean = loss_sum / max(1.0, predicted)
         if not math.isfinite(mean):
             raise ValueError(f"the loss is {mean} at step {step + 1}: lower --learning-rate")
         watch.mark(step, "optimizer step")
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
-        # DDP has taken the mean over ranks of gradients of sums; wanted is the mean over all tokens.
-        torch._foreach_mul_(gradients, self.world.size / max(1.0, counted))
+        # DDP has averaged gradients of sums over ranks; rescale them to the mean over all tokens.
+        torch._foreach_mul_(gradients, self.world.size / max(1.0, predicted))
         figures: dict[str, Any] = {"loss": mean, "learning_rate": rate}
         if config.max_grad_norm:
             figures["grad_norm"] = nn.utils.clip_grad_norm_(self.model.parameters(), config.max_grad_norm)
@@ -280,7 +280,7 @@ class Trainer:
                 return self.family.loss_sum(self.wrapped, batch)
         except Exception as error:
             if self.config.compile and type(error).__module__.startswith(COMPILER_MODULES):
-                raise ValueError(f"--compile fails here, leave it out: {describe(error)}") from error
+                raise ValueError(f"--compile fails here, omit it: {describe(error)}") from error
             raise
 
     def _to_device(self, batch: Batch) -> Batch:
@@ -288,9 +288,9 @@ class Trainer:
 
     @torch.no_grad()
     def _evaluate(self, metrics: Metrics) -> bool:
-        """Take the mean loss over the validation set, and save the model if it is the best so far.
+        """Compute the mean loss over the validation set, and save the model if it is the best so far.
 
-        Says whether a rank was told to stop, in which case the result is dropped.
+        Returns whether a rank was asked to stop; the result is then dropped.
         """
         world = self.world
         share = Subset(self.validation_set, range(world.rank, len(self.validation_set), world.size))
@@ -304,20 +304,20 @@ class Trainer:
                 loss, counted = self.family.loss_sum(self.model, self._to_device(batch))
             sums += torch.stack([loss.double(), counted.double()])
         self.model.train()
-        loss_sum, counted, stop = world.sum(*sums, float(self.watch.signal != 0))
+        loss_sum, predicted, stop = world.sum(*sums, float(self.watch.signal != 0))
         if stop:
             return True
-        loss = loss_sum / max(1.0, counted)
-        metrics.write(self.step, {"eval_loss": loss})
-        if loss < self.best_loss:
-            self.best_loss = loss
+        mean = loss_sum / max(1.0, predicted)
+        metrics.write(self.step, {"eval_loss": mean})
+        if mean < self.best_loss:
+            self.best_loss = mean
             self._save_best()
         return False
 
-    # Ends and saves.
+    # Saving and ending.
 
     def _save(self) -> None:
-        """A checkpoint to resume from."""
+        """Save a checkpoint to resume from."""
         self.watch.mark(self.step - 1, "saving")
         if not self.world.is_main:
             return
@@ -334,7 +334,7 @@ class Trainer:
         log.info("saved %s", folder)
 
     def _save_best(self) -> None:
-        """The model with the lowest validation loss; without evaluation, the last."""
+        """Save the best model: the one with the lowest validation loss or, without evaluation, the last."""
         self.watch.mark(self.step - 1, "saving")
         if self.world.is_main:
             folder = self.save_dir / checkpoint.BEST
@@ -343,7 +343,9 @@ class Trainer:
 
     def _stopped(self) -> int:
         number = self.watch.signal or signal.SIGTERM
-        saved = "go on with --resume-from-checkpoint latest" if self.config.save_steps else "nothing is saved"
+        saved = (
+            "resume with --resume-from-checkpoint latest" if self.config.save_steps else "nothing is saved"
+        )
         if self.world.is_main:
             name = signal.Signals(number).name
             log.warning("stopped by %s after step %d of %d: %s", name, self.step, self.total_steps, saved)
@@ -353,6 +355,6 @@ class Trainer:
         config, world = self.config, self.world
         where = f"model: {self.save_dir / checkpoint.BEST}"
         if config.enable_tracing:
-            where += f"; traces: {Path(config.trace_output_dir) / config.trace_name}_*"
+            where += f"; traces: {Path(config.trace_output_dir, str(config.trace_name))}_*"
         done = f"{metrics.steps} steps on {world.size} x {world.device.type}, {metrics.span()}"
         return f"{config.family} {config.model_name}: {done}; {where}"

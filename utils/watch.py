@@ -1,9 +1,11 @@
-"""Keeps the ranks of a run together: all go on or all end, and the one at fault is named.
+"""Keep the ranks of a run together: either all continue or all end, and the rank at fault is named.
 
-Every rank has a thread that writes a heartbeat into the rendezvous store twice a second and reads the
-others'. It needs no collective, so it still works when one hangs, and it leaves nothing in a trace.
-The thread also takes the signals, because Python runs no handler while the main thread waits inside a
-collective: SIGINT and SIGTERM end the set-up at once and the training at the next step boundary.
+torchrun notices a process that died, but not one that hangs, and a collective that waits for it fails after
+ten minutes or more without naming it. So each rank runs a thread that writes a heartbeat to the rendezvous
+store twice per second and reads those of the other ranks. It uses no collective, so it works while one
+hangs, and it adds nothing to a trace. The thread also receives signals, because Python runs no handler while
+the main thread waits inside a collective: SIGINT and SIGTERM end set-up at once, and training at the next
+step boundary.
 """
 
 from __future__ import annotations
@@ -28,13 +30,13 @@ import torch.distributed as dist
 log = logging.getLogger(__name__)
 
 BEAT_SECONDS = 0.5
-# Once something is known to be wrong, a rank without a heartbeat for this long counts as dead.
+# Once something has gone wrong, a rank without a heartbeat for this long counts as dead.
 SILENCE_SECONDS = 5.0
-# What the main thread then has for leaving its collective; twice that with a trace to close, which is
-# when torchrun kills.
+# The main thread then has this long to leave its collective, and twice as long if it has a trace to finish:
+# that is when torchrun kills it.
 GRACE_SECONDS = 15.0
 
-# In the order of a step: the rank with the smallest (step, phase) is the one that the others wait for.
+# In the order within a step: the rank with the smallest (step, phase) is the one the others wait for.
 PHASES = (
     "loading data",
     "forward",
@@ -47,20 +49,20 @@ PHASES = (
 
 
 class PeerFailure(RuntimeError):
-    """Another rank is dead, stuck or has failed; the text names it."""
+    """Another rank has died, hangs or has failed; the message names it."""
 
 
 class Watch:
-    """The heartbeat of one rank, and its signals. Made and started in the main thread.
+    """The heartbeat and the signals of one rank. Create and start it in the main thread.
 
     Args:
         rank, size: this rank and the number of ranks.
-        timeout: seconds that a rank may be silent, or be waited for by the others.
-        store: a connection to the rendezvous store that nobody else uses; None for a single process.
+        timeout: seconds that a rank may be silent, or keep the others waiting.
+        store: a connection to the rendezvous store of its own; None for a single process.
 
     Attributes:
-        signal: number of the signal that asks the training to stop, or 0.
-        verdict: why the run must end, once that is known.
+        signal: number of the signal that asks training to stop, or 0.
+        verdict: why the run must end, once known.
     """
 
     def __init__(self, rank: int, size: int, timeout: float, store: Any = None):
@@ -87,7 +89,7 @@ class Watch:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop, after a run in which every rank came to its end."""
+        """Stop the thread after a run that every rank completed."""
         self.barrier("end")
         self._closing = True
         self._writer.send(b"\0")
@@ -95,7 +97,7 @@ class Watch:
         signal.set_wakeup_fd(-1)
         if self.store is None:
             return
-        # Rank 0 may be the one that serves the store, so it leaves last.
+        # Rank 0 may host the store, so it leaves last.
         deadline = time.monotonic() + SILENCE_SECONDS
         with contextlib.suppress(Exception):
             left = self.store.add("left", 1)
@@ -103,23 +105,23 @@ class Watch:
                 time.sleep(0.02)
                 left = self.store.add("left", 0)
 
-    # What the main thread says and asks.
+    # Called by the main thread.
 
     def mark(self, step: int, phase: str, micro: int = 0) -> None:
-        """Say that this rank is about to do ``phase`` of step ``step``. Raises PeerFailure."""
+        """Record that this rank is about to start ``phase`` of step ``step``. Raises PeerFailure."""
         self._mark, self._marked_at = (step, micro, phase), time.monotonic()
         self.check()
         if phase == "saving" and self.store is not None:
-            # Writing may hold the interpreter for long, and then no heartbeat goes out.
+            # Writing may hold the interpreter lock for long, and then no heartbeat is sent.
             self._beat()
 
     def check(self) -> None:
-        """Raise PeerFailure where the run must end because of another rank."""
+        """Raise PeerFailure if the run must end because of another rank."""
         if self.verdict is not None:
             raise PeerFailure(self.verdict)
 
     def barrier(self, name: str, timeout: float | None = None) -> None:
-        """Wait for every rank. Raises PeerFailure naming those that died, or are absent at the timeout."""
+        """Wait for every rank. Raises PeerFailure naming the ranks that died or are absent at the timeout."""
         if self.store is None:
             return
         self.store.add(f"barrier/{name}", 1)
@@ -133,9 +135,9 @@ class Watch:
 
     @contextlib.contextmanager
     def training(self) -> Iterator[None]:
-        """From here on signals only set ``signal``; inside, a rank that hangs ends the run.
+        """From here on signals only set ``signal``; inside the block, a rank that hangs ends the run.
 
-        Belongs inside the tracer's context: the others learn of a failure before the trace is closed.
+        Enter it inside the tracer's context: other ranks must hear of a failure before the trace is closed.
         """
         self._marked_at = time.monotonic()
         self._graceful = self._in_loop = True
@@ -149,7 +151,10 @@ class Watch:
         self._in_loop = False
 
     def fail(self, sentence: str) -> bool:
-        """Tell the other ranks why this one ends. Says whether a lower rank failed in the same words."""
+        """Report to the other ranks why this one ends.
+
+        Returns whether a lower rank has reported the same failure, which need not be logged again.
+        """
         self._error = sentence
         if self.store is not None:
             with contextlib.suppress(Exception):
@@ -162,7 +167,7 @@ class Watch:
         return False
 
     def wait_for_verdict(self) -> str | None:
-        """After a collective has failed: which rank is at fault, once the heartbeats show it."""
+        """After a failed collective: wait until the heartbeats show which rank is at fault."""
         self._alarmed = True
         began = time.monotonic()
         while self.verdict is None and time.monotonic() - began < SILENCE_SECONDS + 2:
@@ -173,7 +178,7 @@ class Watch:
         if not self._graceful:
             raise SystemExit(128 + number)
 
-    # The thread.
+    # Run by the thread.
 
     def _run(self) -> None:
         while not self._closing:
@@ -182,7 +187,7 @@ class Watch:
             if readable:
                 self._take_signals(self._reader.recv(64), now)
             if now - self._looked_at > 4 * BEAT_SECONDS:
-                # This process itself was stopped or starved: what it knows of the others is stale.
+                # This process itself was stopped or starved: what it knows about the others is stale.
                 self._heard_at = dict.fromkeys(self._heard_at, now)
             self._looked_at = now
             if self.verdict is None:
@@ -205,7 +210,7 @@ class Watch:
                 self._first_signal = number, now
                 self._alarmed = True
             elif number == signal.SIGINT and now - self._first_signal[1] > 2:
-                # Two within 2 s are one Ctrl-C: the terminal sends it, and torchrun passes it on.
+                # Two signals within 2 s are one Ctrl-C: the terminal sends it, and torchrun forwards it.
                 leave(128 + number, f"rank {self.rank}: interrupted twice, ended without saving")
             if self._graceful:
                 self.signal = self._first_signal[0]
@@ -221,14 +226,14 @@ class Watch:
         except Exception as error:
             return f"the rendezvous store no longer answers, so node 0 or its launcher is gone ({error})"
         if self._error is not None:
-            # On its way out already, and the others are about to end because of it.
+            # This rank is ending already, and the others are about to end because of it.
             return None
         others = {rank: beat for rank, beat in self._peers.items() if rank != self.rank}
         for rank, beat in others.items():
             if beat["error"]:
                 return f"rank {rank} failed: {beat['error']}"
             if beat["verdict"]:
-                return beat["verdict"]
+                return str(beat["verdict"])
         for rank, beat in others.items():
             quick = self._alarmed and beat["mark"][2] != "saving"
             limit = SILENCE_SECONDS if quick else self.timeout
@@ -253,7 +258,7 @@ class Watch:
         self.store.set(f"beat/{self.rank}", json.dumps(beat))
 
     def _listen(self, now: float) -> None:
-        # A read of an absent key blocks, and with it every other call on this connection.
+        # Reading an absent key blocks this connection.
         ranks = [r for r in range(self.size) if r in self._peers or self.store.check([f"beat/{r}"])]
         for rank, raw in zip(ranks, self.store.multi_get([f"beat/{r}" for r in ranks]), strict=True):
             beat = json.loads(raw)
@@ -274,14 +279,14 @@ def _who(rank: int, beat: dict[str, Any]) -> str:
 
 
 def blames_others(error: BaseException) -> bool:
-    """Whether ``error`` is how this rank notices that another one is in trouble."""
+    """Whether ``error`` is a symptom of a failure on another rank."""
     if isinstance(error, (PeerFailure, dist.DistError)):
         return True
     return isinstance(error, RuntimeError) and any(word in str(error) for word in ("gloo", "NCCL", "c10d"))
 
 
 def describe(error: BaseException) -> str:
-    """One line; a defect of the program, unlike bad input, also shows its type."""
+    """``error`` in one line, with its type unless bad input explains it."""
     line = (str(error).strip() or type(error).__name__).splitlines()[0]
     if _is_out_of_memory(error):
         return f"out of memory: lower --batch-size or --max-seq-length ({line})"
@@ -289,7 +294,7 @@ def describe(error: BaseException) -> str:
 
 
 def is_expected(error: BaseException) -> bool:
-    """Whether bad input, the machine or the user caused ``error``, so that one sentence will do."""
+    """Whether bad input, the machine or the user caused ``error``, so that one sentence is enough."""
     return isinstance(error, (ValueError, OSError, PeerFailure)) or _is_out_of_memory(error)
 
 
@@ -301,7 +306,7 @@ def _is_out_of_memory(error: BaseException) -> bool:
 
 
 def forget_signals_in_children() -> None:
-    """Processes forked from here on (data loaders) die of SIGTERM as usual, and leave Ctrl-C to this one."""
+    """Let processes forked from now on (data loaders) die of SIGTERM as usual and ignore Ctrl-C."""
 
     def reset() -> None:
         with contextlib.suppress(ValueError):
@@ -313,7 +318,7 @@ def forget_signals_in_children() -> None:
 
 
 def leave(code: int, sentence: str | None = None) -> NoReturn:
-    """End this process now, whatever its threads are waiting for, and its worker processes with it."""
+    """End this process and its worker processes now, whatever its threads are waiting for."""
     if sentence:
         log.error("%s", sentence)
     for name in ("multiprocessing", "multiprocess"):
