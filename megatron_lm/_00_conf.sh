@@ -75,4 +75,4 @@ SETTINGS=(
     RELOAD_CONTAINER CONTAINER_IMAGE_PATH CONTAINER_PATH CONTAINER_NAME
 )
 export "${SETTINGS[@]}"
-python3 "$(dirname "${BASH_SOURCE[0]}")/settings.py" || return 2 2>/dev/null || exit 2
+python3 "$(dirname "${BASH_SOURCE[0]}")/settings" || return 2 2>/dev/null || exit 2

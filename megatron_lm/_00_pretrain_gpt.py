@@ -38,7 +38,7 @@ DIST_TIMEOUT = 600.0
 def main(world: World, watch: Watch) -> int:
     from megatron.core import parallel_state
 
-    from megatron_lm import shim, training
+    from megatron_lm.engine import shim, training
 
     settings = Settings.from_environment()
     if not torch.cuda.is_available():

@@ -36,7 +36,7 @@ class ExportConfig:
 
 
 def main() -> int:
-    from megatron_lm.checkpoint import read
+    from megatron_lm.engine.checkpoint import read
 
     config = cli.parse(ExportConfig, description=__doc__.splitlines()[0])
     try:

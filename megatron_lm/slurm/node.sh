@@ -26,7 +26,7 @@ mkdir -p "$LOGS/$RUN_ID"
 printf 'running %s\n' "$$" >"$files.state"
 trap 'finish $?' EXIT
 choose_python
-"$PYTHON" "$MEGATRON/gpu_log.py" >"$files.gpu" 2>>"$files.err" &
+"$PYTHON" "$MEGATRON" gpu_log >"$files.gpu" 2>>"$files.err" &
 gpu_log=$!
 status=0
 # Appending: the ranks of a node share the file, and no line may overwrite another.

@@ -9,7 +9,7 @@ import os
 import sys
 import time
 
-from megatron_lm import logs
+from megatron_lm.logs import records
 from megatron_lm.settings import Settings
 from tests.megatron_lm import written_logs
 
@@ -38,7 +38,7 @@ def main() -> None:
             args = (stage, settings.pipeline_mp_size, settings.micro_batches, start, unit)
             say(written_logs.timer_block(rank, written_logs.one_f_one_b(*args)))
         if number == 2:
-            say(written_logs.memory_line(logs.Memory(rank, number, 10.5, 20.25, 30.0, 40.0 + rank)))
+            say(written_logs.memory_line(records.Memory(rank, number, 10.5, 20.25, 30.0, 40.0 + rank)))
         if rank == world - 1:
             batch = settings.global_batch_size
             say(

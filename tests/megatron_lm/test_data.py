@@ -111,7 +111,7 @@ def test_no_file_and_no_output(preprocess: Preprocess) -> None:
 
 def test_every_data_parallel_rank_takes_its_own_samples() -> None:
     torch = pytest.importorskip("torch")
-    from megatron_lm.dataset import micro_batches
+    from megatron_lm.engine.dataset import micro_batches
     from megatron_lm.settings import Settings
 
     row = dict.fromkeys(("tokens", "labels", "loss_mask", "position_ids"))
@@ -129,7 +129,7 @@ def test_maps_are_kept_in_a_folder_of_the_model(tmp_path: Path, preprocess: Prep
     assert preprocess(tmp_path / "a.txt", "--output", tmp_path / "a").returncode == 0
     code = (
         "import sys, torch.distributed as dist\n"
-        "from megatron_lm import dataset; from megatron_lm.settings import Settings\n"
+        "from megatron_lm.engine import dataset; from megatron_lm.settings import Settings\n"
         "dist.init_process_group('gloo', init_method=sys.argv[1], rank=0, world_size=1)\n"
         "data = dataset.build(Settings.from_environment())\n"
         "assert len(data) >= 24 and data[0]['tokens'].shape == (64,)\n"

@@ -10,15 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from megatron_lm import get_result, logs, runs, speed
+from megatron_lm.__main__ import main as command
+from megatron_lm.logs import gpus, runs
+from megatron_lm.results import get_result, speed
 from megatron_lm.settings import MODELS
 from tests.megatron_lm import written_logs
 from tests.megatron_lm.conftest import Script
 from tests.megatron_lm.written_logs import simple_iteration, write_node
 
 SETTINGS = "NODE_RANK: {rank}\nMODEL: small\nWORLD_SIZE: 8\nGLOBAL_BATCH_SIZE: 64\nPROFILE: false\nstart\n"
-BUSY = logs.Gpu(0, "NVIDIA A10", 60, 99, 20000, 22731, ("root(19000M)",))
-IDLE = logs.Gpu(0, "NVIDIA A10", 30, 0, 5, 22731, ())
+BUSY = gpus.Gpu(0, "NVIDIA A10", 60, 99, 20000, 22731, ("root(19000M)",))
+IDLE = gpus.Gpu(0, "NVIDIA A10", 30, 0, 5, 22731, ())
 
 
 @pytest.fixture
@@ -32,11 +34,11 @@ def log_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "log2"
 
 
-def write_run(folder: Path, job: str, name: str, rank: int, gpu: logs.Gpu = BUSY, **kinds: str) -> None:
+def write_run(folder: Path, job: str, name: str, rank: int, gpu: gpus.Gpu = BUSY, **kinds: str) -> None:
     said = {
         "out": SETTINGS.format(rank=rank),
         "err": "",
-        "gpu": logs.format_gpu(gpu) + "\n",
+        "gpu": gpus.format_line(gpu) + "\n",
         "state": f"running {os.getpid()}\n",
     }
     write_node(
@@ -58,7 +60,7 @@ def test_the_sections_stand_in_their_order_and_each_iteration_is_there(log_dir: 
     write_run(log_dir, "local-7", "n1", 0)
     write_run(log_dir, "local-7", "n2", 1, out=ITERATIONS)
     said = shown(capsys, "local-7")
-    assert said[0] == "nothing wrong is seen"
+    assert said[0] == "no problems found"
     assert [line for line in said if line.startswith("*****")] == [
         "******************* last output message *******************",
         "******************* last error message *******************",
@@ -66,7 +68,7 @@ def test_the_sections_stand_in_their_order_and_each_iteration_is_there(log_dir: 
         "******************* job info local-7 *******************",
         "******************* iteration time *******************",
     ]
-    assert "local-7/n2: 16 lines" in said and logs.format_gpu(BUSY) in "\n".join(said)
+    assert "local-7/n2: 16 lines" in said and gpus.format_line(BUSY) in "\n".join(said)
     assert "NODE_RANK: 0 (n1), 1 (n2)" in said and "PROFILE: false" in said
     assert [line for line in said if line.startswith("iteration ")][1:3] == [
         "iteration 2 : 1.4000 s",
@@ -104,7 +106,7 @@ def test_what_is_wrong_comes_first(log_dir: Path, capsys, monkeypatch: pytest.Mo
     monkeypatch.setenv("GLOBAL_BATCH_SIZE", "32")
     said = shown(capsys, "local-7")
     assert said[:3] == [
-        "WRONG: no process is on the GPUs of n1",
+        "WRONG: no process uses the GPUs of n1",
         "WRONG: error on n1: RuntimeError: CUDA error: no device",
         "WRONG: GLOBAL_BATCH_SIZE was '64' in the run and is '32' in _00_conf.sh",
     ]
@@ -126,7 +128,7 @@ def test_idle_gpus_of_a_run_that_has_ended_are_not_wrong(log_dir: Path, capsys) 
     write_run(log_dir, "local-7", "n1", 0, gpu=IDLE, out=ITERATIONS)
     (log_dir / "local-7/n1.state").write_text("exit 0\n")
     said = shown(capsys, "local-7")
-    assert said[0] == "nothing wrong is seen" and not any(line.startswith("time left") for line in said)
+    assert said[0] == "no problems found" and not any(line.startswith("time left") for line in said)
 
 
 @pytest.mark.parametrize(
@@ -176,17 +178,17 @@ def test_operations_are_those_of_the_matrix_products() -> None:
 
 def test_an_unknown_job_is_one_sentence_that_names_those_there_are(log_dir: Path, capsys) -> None:
     write_run(log_dir, "41", "n1", 0)
-    assert get_result.main(["999999"]) == 1
+    assert command(["get_result", "999999"]) == 2
     said = capsys.readouterr()
-    assert not said.out and said.err.count("\n") == 1 and "the last ones there are 41" in said.err
-    assert get_result.main(["../etc"]) == 1
-    assert "is no job id" in capsys.readouterr().err
+    assert not said.out and said.err.count("\n") == 1 and "the latest runs there are 41" in said.err
+    assert command(["get_result", "../etc"]) == 2
+    assert "is not a job id" in capsys.readouterr().err
 
 
 def test_an_empty_folder_is_shown_as_it_is(log_dir: Path, capsys) -> None:
     (log_dir / "77").mkdir(parents=True)
     said = shown(capsys, "77")
-    assert "UNKNOWN" in said[0] and said[-1] == "no iteration is logged yet"
+    assert "UNKNOWN" in said[0] and said[-1] == "no iteration logged yet"
 
 
 def test_watching_ends_with_the_run(log_dir: Path, capsys) -> None:

@@ -13,8 +13,9 @@ import pytest
 
 from fasop import export
 from fasop.plan import read_plans, write_plans
-from megatron_lm import picture, plan_run_compare, predicted, timeline
-from megatron_lm.plan_run_compare import CompareConfig, Measured
+from megatron_lm.__main__ import main as command
+from megatron_lm.results import picture, plan_run_compare, predicted, timeline
+from megatron_lm.results.plan_run_compare import CompareConfig, Measured
 from tests.megatron_lm import written_logs
 from tests.megatron_lm.conftest import REPO_ROOT
 from tests.megatron_lm.written_logs import write_node
@@ -75,7 +76,7 @@ def test_a_plan_is_drawn_beside_its_run(tmp_path: Path, monkeypatch: pytest.Monk
         "Predicted by FASOP" in page and "Bubbles, predicted" in page and page.count("Plotly.newPlot(") == 2
     )
     (tmp_path / "plan.json").write_text("{}")
-    assert picture.main(["5", "--plan", str(tmp_path / "plan.json"), "--output", str(out)]) == 1
+    assert command(["picture", "5", "--plan", str(tmp_path / "plan.json"), "--output", str(out)]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and "plan.json" in said
 
@@ -83,9 +84,9 @@ def test_a_plan_is_drawn_beside_its_run(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (["--stages", "5"], "--stages 5: from 2 to 4"),
-        (["--global-batch", "1"], "--global-batch 1: at least"),
-        (["--iterations", "1"], "--iterations 1: from 3"),
+        (["--stages", "5"], "--stages 5: give 2 to 4"),
+        (["--global-batch", "1"], "--global-batch 1: give at least"),
+        (["--iterations", "1"], "--iterations 1: give 3"),
     ],
 )
 def test_sizes_that_cannot_be_are_refused(args: list[str], said: str, capsys) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron_lm import logs
+from megatron_lm.logs import records
 from megatron_lm.settings import Settings
 from tests.megatron_lm.training_runs import ROOT, TINY, layout, losses, norms, train
 
@@ -52,7 +52,7 @@ def test_another_partition_goes_on_with_the_same_losses(alone: Done, four_ranks:
 
 
 def test_iteration_lines(alone: Done) -> None:
-    found = logs.iterations(alone.stdout.encode())
+    found = records.iterations(alone.stdout.encode())
     assert [(line.number, line.total, line.consumed_samples) for line in found] == [
         (1, 4, 8), (2, 4, 16), (3, 4, 24), (4, 4, 32),
     ]  # fmt: skip
@@ -70,13 +70,13 @@ def test_iteration_lines(alone: Done) -> None:
 
 
 def test_memory_lines_of_every_data_parallel_group(four_ranks: Done) -> None:
-    found = logs.memory(four_ranks.stdout.encode())
+    found = records.memory(four_ranks.stdout.encode())
     assert sorted(line.rank for line in found) == [0, 1, 2, 3]
     assert all(0 < line.allocated <= line.max_allocated * 1.1 for line in found)
 
 
 def test_timers_of_every_rank_with_start_and_end(four_ranks: Done) -> None:
-    found = logs.timers(four_ranks.stdout.encode())
+    found = records.timers(four_ranks.stdout.encode())
     for rank in range(4):
         forward = found.lists[rank, "forward-compute"]
         assert len(forward.start) == 2 * 8  # two iterations of eight micro-batches
@@ -107,8 +107,8 @@ def test_an_export_is_what_hugging_face_computes(
     done = train(**layout(), TRAIN_ITERS="5", LOAD=str(alone.folder))  # type: ignore[attr-defined]
     (expected,) = losses(done)
     from megatron_lm import export_hf
-    from megatron_lm.checkpoint import read
-    from megatron_lm.dataset import micro_batches
+    from megatron_lm.engine.checkpoint import read
+    from megatron_lm.engine.dataset import micro_batches
     from megatron_lm.settings import MODELS
 
     _, parts = read(alone.folder)  # type: ignore[attr-defined]
@@ -137,7 +137,7 @@ def _samples(iterations: int):
     """The data of the runs above, read in this process."""
     code = (
         "import json, sys, dataclasses, torch.distributed as dist\n"
-        "from megatron_lm import dataset; from megatron_lm.settings import Settings\n"
+        "from megatron_lm.engine import dataset; from megatron_lm.settings import Settings\n"
         "dist.init_process_group('gloo', init_method=sys.argv[1], rank=0, world_size=1)\n"
         "s = Settings.from_environment()\n"
         "d = dataset.build(s)\n"

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from megatron_lm.settings import MODELS, Settings, SettingsError
+from megatron_lm.errors import SettingsError
+from megatron_lm.settings import MODELS, Settings
 
 ROOT = Path(__file__).resolve().parents[2]
 CONF = ROOT / "megatron_lm" / "_00_conf.sh"

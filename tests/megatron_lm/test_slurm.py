@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron_lm import logs
+from megatron_lm.logs import gpus, records
 from tests.megatron_lm.conftest import REPO_ROOT
 from tests.megatron_lm.test_submit import processes_with, wait_for
 
@@ -94,20 +94,20 @@ def wait_for_state(env: dict[str, str], job: str, *words: str) -> str:
 def check_result(script: Script, folder: Path, jobs: list[str], nodes: list[str], **more: str) -> None:
     """What every good run of three iterations shows, and has on disk."""
     result = script("get_result.sh", jobs[-1], **more)
-    assert result.startswith("nothing wrong is seen\n"), result
+    assert result.startswith("no problems found\n"), result
     assert [int(n) for n in re.findall(r"^iteration (\d+) : [\d.]+ s$", result, re.MULTILINE)] == [1, 2, 3]
     assert f"job info {' '.join(jobs)} *" in result
     ranks = ", ".join(f"{rank} ({node})" for rank, node in enumerate(nodes))
     assert f"NODE_RANK: {ranks}\n" in result and "MASTER_ADDR: 127.0.0.1\n" in result
-    outputs = {path.stem: logs.read(path) for job in jobs for path in (folder / job).glob("*.out")}
+    outputs = {path.stem: records.read(path) for job in jobs for path in (folder / job).glob("*.out")}
     assert sorted(outputs) == sorted(nodes)
     # The loss is known to the last rank alone; the times to all.
-    assert [name for name, data in outputs.items() if logs.iterations(data)] == [nodes[-1]]
-    ranks_of = {name: {rank for rank, _ in logs.timers(data).lists} for name, data in outputs.items()}
+    assert [name for name, data in outputs.items() if records.iterations(data)] == [nodes[-1]]
+    ranks_of = {name: {rank for rank, _ in records.timers(data).lists} for name, data in outputs.items()}
     assert sorted(rank for of_node in ranks_of.values() for rank in of_node) == [0, 1, 2, 3]
     for job in jobs:
         for path in (folder / job).glob("*.gpu"):
-            assert "no GPU" in path.read_text() or logs.gpus(logs.read(path))
+            assert "no GPU" in path.read_text() or gpus.samples(records.read(path))
 
 
 def test_a_homogeneous_run(script: Script, env: dict[str, str], tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_a_job_that_fails(script: Script, env: dict[str, str]) -> None:
     said = script("get_result.sh", job, DATA_PATH="/nowhere/at/all").splitlines()
     assert said[0].startswith(f"WRONG: job {job} is not running: FAILED (")
     assert any(line.startswith("WRONG: error on n") and "/nowhere/at/all" in line for line in said)
-    assert said[-1] == "no iteration is logged yet"
+    assert said[-1] == "no iteration logged yet"
 
 
 def test_a_job_that_is_cancelled(script: Script, env: dict[str, str], tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron_lm import logs
+from megatron_lm.logs import records
 from tests.megatron_lm.conftest import REPO_ROOT, Script
 
 
@@ -110,18 +110,18 @@ def test_a_local_run_writes_the_logs_of_its_node_and_get_result_shows_them(
     assert done.returncode == 0, done.stderr
     job = done.stdout.strip()
     (out,) = (tmp_path / "log2" / job).glob("*.out")
-    data = logs.read(out)
-    settings = logs.settings(data)
+    data = records.read(out)
+    settings = records.settings(data)
     assert list(settings)[:4] == ["NODE_RANK", "MASTER_ADDR", "HOMOGENEOUS_CLUSTER", "MODEL"]
     assert settings["PARTITION"] == "2-2" and settings["NPROC_PER_NODE"] == "2"
-    assert [it.number for it in logs.iterations(data)] == [1, 2, 3, 4]
-    assert sorted(line.rank for line in logs.memory(data)) == [0, 1]
+    assert [it.number for it in records.iterations(data)] == [1, 2, 3, 4]
+    assert sorted(line.rank for line in records.memory(data)) == [0, 1]
     assert out.with_suffix(".gpu").read_text().count("no GPU") == 1
     assert out.with_suffix(".state").read_text() == "exit 0\n"
 
     result = script("get_result.sh", job, PROFILE="true")
     assert result.returncode == 0, result.stderr
-    assert result.stdout.startswith("nothing wrong is seen\n")
+    assert result.stdout.startswith("no problems found\n")
     assert "iteration 4 : 0.0" in result.stdout and "\033" not in result.stdout
     changed = script("get_result.sh", job, GLOBAL_BATCH_SIZE="16").stdout
     assert "WRONG: GLOBAL_BATCH_SIZE was '8' in the run and is '16' in _00_conf.sh" in changed
@@ -151,7 +151,7 @@ def test_a_local_run_that_is_stopped_leaves_no_rank_behind(
     shown = subprocess.run(
         [checkout / "megatron_lm/get_result.sh", job], env=tiny, capture_output=True, text=True
     )
-    assert f"{job}: RUNNING" in shown.stdout and "no iteration is logged yet" in shown.stdout
+    assert f"{job}: RUNNING" in shown.stdout and "no iteration logged yet" in shown.stdout
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 143
     assert not processes_with(marker)

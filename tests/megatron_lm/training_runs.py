@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from megatron_lm import logs
+from megatron_lm.logs import records
 
 ROOT = Path(__file__).resolve().parents[2]
 PRETRAIN = ROOT / "megatron_lm" / "_00_pretrain_gpt.py"
@@ -43,8 +43,8 @@ def train(script: Path = PRETRAIN, timeout: float = 300, **settings: str) -> sub
 
 def losses(done: subprocess.CompletedProcess[str]) -> list[float]:
     assert done.returncode == 0, done.stderr[-3_000:]
-    return [float(found.loss) for found in logs.iterations(done.stdout.encode()) if found.loss is not None]
+    return [float(found.loss) for found in records.iterations(done.stdout.encode()) if found.loss is not None]
 
 
 def norms(done: subprocess.CompletedProcess[str]) -> list[float]:
-    return [float(found.grad_norm or 0) for found in logs.iterations(done.stdout.encode())]
+    return [float(found.grad_norm or 0) for found in records.iterations(done.stdout.encode())]

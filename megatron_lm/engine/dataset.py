@@ -15,7 +15,7 @@ from megatron_lm import preprocess_data
 from megatron_lm.settings import Settings
 from utils.data.hub import DataError
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = ROOT / "data" / "squad_sample.json"
 OUTPUTS = ROOT / "outputs" / "megatron"
 

@@ -15,9 +15,9 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 
-from megatron_lm.optimization import Stepped
+from megatron_lm.engine.optimizer import Stepped
+from megatron_lm.engine.timing import Timers
 from megatron_lm.settings import Settings
-from megatron_lm.timing import Timers
 
 
 class Log:

@@ -1,39 +1,15 @@
-#!/usr/bin/env python3
-"""The settings of ``_00_conf.sh`` as one value, checked before anything starts.
-
-Needs nothing but Python, as ``_00_conf.sh`` runs it on machines where nothing is set up yet.
-"""
+"""The settings of ``_00_conf.sh`` as one value, checked before anything starts."""
 
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import NamedTuple
 
+from megatron_lm.errors import SettingsError
+from megatron_lm.settings.sizes import MODELS, Size
 
-class Size(NamedTuple):
-    """A GPT-2: hidden size, transformer layers, attention heads, tokens a sequence, vocabulary."""
-
-    hidden: int
-    layers: int
-    heads: int
-    sequence: int
-    vocabulary: int
-
-
-# tiny runs on a laptop; its vocabulary is that of the sample's tokenizer.
-MODELS = {
-    "tiny": Size(64, 4, 4, 64, 2_920),
-    "small": Size(1024, 24, 16, 1024, 50_257),
-    "xl": Size(1600, 48, 16, 1024, 50_257),
-}
 PRECISIONS = ("fp16", "bf16", "fp32")
-
-
-class SettingsError(ValueError):
-    """A setting that makes no sense; the text names it and says what would fit."""
 
 
 @dataclass(frozen=True)
@@ -233,16 +209,3 @@ def _check_split(text: str) -> None:
         raise SettingsError(
             f"SPLIT={text}: give the shares of training, validation and test, such as 100,0,0."
         )
-
-
-def main() -> int:
-    try:
-        Settings.from_environment()
-    except SettingsError as error:
-        print(f"_00_conf.sh: {error}", file=sys.stderr)
-        return 2
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -15,8 +15,8 @@ from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 from megatron.core.transformer import TransformerConfig
 from torch import nn
 
+from megatron_lm.engine.timing import Timers
 from megatron_lm.settings import Settings
-from megatron_lm.timing import Timers
 
 INIT_STD = 0.02
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}

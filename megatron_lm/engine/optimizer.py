@@ -15,9 +15,9 @@ from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
-from megatron_lm.model import named
+from megatron_lm.engine.model import named
+from megatron_lm.engine.timing import Timers
 from megatron_lm.settings import Settings
-from megatron_lm.timing import Timers
 
 CLIP, WEIGHT_DECAY, BETAS, EPSILON = 1.0, 0.01, (0.9, 0.999), 1e-8
 

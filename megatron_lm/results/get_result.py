@@ -1,71 +1,69 @@
-"""Shows how a run goes: what is wrong first, then what its logs say last, its settings and its speed.
+"""Shows how a run is doing: problems first, then the latest log lines, settings, iterations and speed.
 
     megatron_lm/get_result.sh JOBID [JOBID2] [--watch]
 
-A heterogeneous run has two job ids and shows as one; either of them is enough.
+Either of a heterogeneous run's two job ids shows the whole run.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from chakra_et.cli import parse
-from megatron_lm import logs, runs, speed
-from megatron_lm.runs import Run, RunError
+from chakra_et import cli
+from megatron_lm.errors import RunError
+from megatron_lm.logs import gpus, records, runs, state
+from megatron_lm.logs.runs import Node, Run
+from megatron_lm.logs.state import State
+from megatron_lm.results import speed
 
 LAST_LINES = 3
 WATCH_SECONDS = 2.0
 TAIL_BYTES = 20_000
-IDLE_MB = 1024  # a GPU that is in use holds more than this: the CUDA context and the weights
+IDLE_MB = 1024  # a GPU in use holds more than this: a CUDA context and weights
 RED, BOLD, PLAIN = "\033[1;31m", "\033[1m", "\033[0m"
-ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "UNKNOWN")
 
 
 @dataclass(frozen=True)
 class ResultConfig:
+    """Which run to show, and whether to keep showing it."""
+
     job_ids: tuple[str, ...] = field(
-        metadata={"positional": True, "help": "one id, or both of a heterogeneous run"}
+        metadata={"positional": True, "help": "job id, or both ids of a heterogeneous run"}
     )
-    watch: bool = field(default=False, metadata={"help": "show it again every 2 s until the run has ended"})
+    watch: bool = field(default=False, metadata={"help": "refresh every 2 s until the run has ended"})
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.job_ids) <= 2:
-            raise ValueError(f"one or two job ids are needed, not {len(self.job_ids)}")
+            raise ValueError(f"give one or two job ids, not {len(self.job_ids)}")
 
 
-def main(argv: list[str] | None = None) -> int:
-    config = parse(ResultConfig, argv, prog="get_result.sh", description=(__doc__ or "").splitlines()[0])
+def main(argv: Sequence[str] | None = None) -> int:
+    config = cli.parse(ResultConfig, argv, prog="get_result.sh", description=(__doc__ or "").splitlines()[0])
     terminal = sys.stdout.isatty()
     while True:
-        try:
-            run = runs.find(config.job_ids, runs.log_dir())
-        except RunError as error:
-            print(f"get_result.sh: {error}", file=sys.stderr)
-            return 1
+        run = runs.find(config.job_ids, runs.log_dir())
         if config.watch and terminal:
             print("\033[2J\033[H", end="")
-        states = {job: runs.state(run, job) for job in run.jobs}
+        states = {job: state.of_job(run, job) for job in run.jobs}
         for style, text in lines(run, states):
             print(f"{style}{text}{PLAIN}" if terminal and style else text)
         sys.stdout.flush()
-        if not config.watch or all(state.word in ENDED for state in states.values()):
+        if not config.watch or all(known.word in state.ENDED for known in states.values()):
             return 0
         time.sleep(WATCH_SECONDS)
 
 
-def lines(run: Run, states: dict[str, runs.State]) -> Iterator[tuple[str, str]]:
-    """(style, text) of every line. style: RED for what is wrong, BOLD for titles, else empty."""
+def lines(run: Run, states: dict[str, State]) -> Iterator[tuple[str, str]]:
+    """(style, text) of every line. style: RED for problems, BOLD for titles, else empty."""
     outputs = {node: node.read("out") for node in run.nodes}
     wrong = list(problems(run, states))
     for text in wrong:
         yield RED, f"WRONG: {text}"
     if not wrong:
-        yield "", "nothing wrong is seen"
+        yield "", "no problems found"
 
     yield title("last output message")
     for node, data in outputs.items():
@@ -75,14 +73,14 @@ def lines(run: Run, states: dict[str, runs.State]) -> Iterator[tuple[str, str]]:
 
     yield title("last error message")
     for job in run.jobs:
-        data = logs.read(run.batch_output(job))
+        data = records.read(run.batch_output(job))
         if data.strip():
-            yield "", f"{job}, the batch script"
+            yield "", f"{job}, batch script"
             yield from (("", f"  {line}") for line in _tail(data))
     for node in run.nodes:
         text = node.read("err").decode(errors="replace")
         found = runs.errors(text)
-        yield "", f"{node.job}/{node.name}: {len(text.splitlines())} lines, {len(found)} of errors"
+        yield "", f"{node.job}/{node.name}: {len(text.splitlines())} lines, {len(found)} error lines"
         yield from ((RED, f"  {line}") for line in found[-LAST_LINES:])
         if not found:
             yield from (("", f"  {line}") for line in _tail(text.encode()))
@@ -90,38 +88,37 @@ def lines(run: Run, states: dict[str, runs.State]) -> Iterator[tuple[str, str]]:
     yield title("last gpu message")
     for node in run.nodes:
         data = node.read("gpu")
-        last = [logs.format_gpu(gpu) for gpu in last_gpus(data)] or _tail(data, 1)
+        last = [gpus.format_line(gpu) for gpu in last_gpus(data)] or _tail(data, 1)
         yield "", f"{node.job}/{node.name}"
-        yield from (("", f"  {line}") for line in last or ["nothing yet"])
+        yield from (("", f"  {line}") for line in last or ["no sample yet"])
 
     yield title(f"job info {' '.join(run.jobs)}")
-    for job, state in states.items():
-        yield "", f"{job}: {state}"
+    for job, known in states.items():
+        yield "", f"{job}: {known}"
     for node in run.nodes:
         kinds = " ".join(kind for kind in ("out", "err", "gpu") if node.file(kind).exists())
         yield "", f"{node.stem}: {kinds}"
     yield from (
-        ("", line) for line in setting_lines({node.name: logs.settings(outputs[node]) for node in run.nodes})
+        ("", line)
+        for line in setting_lines({node.name: records.settings(outputs[node]) for node in run.nodes})
     )
 
     yield title("iteration time")
     yield from (("", line) for line in speed_lines(run, outputs, states))
 
 
-def problems(run: Run, states: dict[str, runs.State]) -> Iterator[str]:
-    """What is wrong with a run, worst first, one sentence each."""
-    for job, state in states.items():
-        if state.word == runs.ENDED_WELL:
-            continue
-        if state.word != runs.RUNNING:
-            yield f"job {job} is not running: {state}"
-    running = any(state.word == runs.RUNNING for state in states.values())
+def problems(run: Run, states: dict[str, State]) -> Iterator[str]:
+    """The problems of a run, the worst first, one sentence each."""
+    for job, known in states.items():
+        if known.word not in (state.COMPLETED, state.RUNNING):
+            yield f"job {job} is not running: {known}"
+    running = any(known.word == state.RUNNING for known in states.values())
     for node in run.nodes:
-        gpus = last_gpus(node.read("gpu"))
-        if running and gpus and not any(gpu.processes or (gpu.used or 0) > IDLE_MB for gpu in gpus):
-            yield f"no process is on the GPUs of {node.name}"
+        found = last_gpus(node.read("gpu"))
+        if running and found and not any(gpu.processes or (gpu.used or 0) > IDLE_MB for gpu in found):
+            yield f"no process uses the GPUs of {node.name}"
     for job in run.jobs:
-        for line in runs.errors(logs.read(run.batch_output(job)).decode(errors="replace"))[:1]:
+        for line in runs.errors(records.read(run.batch_output(job)).decode(errors="replace"))[:1]:
             yield f"error of job {job}: {line}"
     for node in run.nodes:
         for line in runs.errors(node.read("err").decode(errors="replace"))[:1]:
@@ -130,7 +127,7 @@ def problems(run: Run, states: dict[str, runs.State]) -> Iterator[str]:
 
 
 def setting_lines(settings: dict[str, dict[str, str]]) -> Iterator[str]:
-    """``NAME: value``; where nodes differ, each value with its nodes."""
+    """``NAME: value``; if nodes differ, each value with the nodes that have it."""
     names = list(dict.fromkeys(name for of_node in settings.values() for name in of_node))
     for name in names:
         by_value: dict[str, list[str]] = {}
@@ -143,17 +140,17 @@ def setting_lines(settings: dict[str, dict[str, str]]) -> Iterator[str]:
             yield f"{name}: " + ", ".join(f"{value} ({' '.join(nodes)})" for value, nodes in by_value.items())
 
 
-def speed_lines(run: Run, outputs: dict[runs.Node, bytes], states: dict[str, runs.State]) -> Iterator[str]:
-    """Every iteration, then the throughput and the time that is left."""
+def speed_lines(run: Run, outputs: dict[Node, bytes], states: dict[str, State]) -> Iterator[str]:
+    """All iterations, then throughput and remaining time."""
     found = speed.iterations(outputs.values())
     for iteration in found:
         yield f"iteration {iteration.number} : {iteration.seconds:.4f} s"
     if not found:
-        yield "no iteration is logged yet"
+        yield "no iteration logged yet"
         return
-    settings = next((of_node for data in outputs.values() if (of_node := logs.settings(data))), {})
+    settings = next((of_node for data in outputs.values() if (of_node := records.settings(data))), {})
     yield from (f"{name}: {value}" for name, value in speed.figures(found, settings))
-    if any(state.word == runs.RUNNING for state in states.values()):
+    if any(known.word == state.RUNNING for known in states.values()):
         left = found[-1].total - found[-1].number
         yield f"time left: {_duration(left * speed.typical(found))} for {left} iterations"
 
@@ -162,7 +159,7 @@ def _differences(run: Run) -> Iterator[str]:
     logged = runs.settings(run)
     names = {name for of_node in logged.values() for name in of_node} - {"NODE_RANK", "MASTER_ADDR"}
     if run.jobs[0].startswith(runs.LOCAL):
-        names -= {"NNODES", "NPROC_PER_NODE"}  # one node of all ranks, by --local
+        names -= {"NNODES", "NPROC_PER_NODE"}  # --local runs all ranks on one node
     if not names:
         return
     try:
@@ -175,10 +172,10 @@ def _differences(run: Run) -> Iterator[str]:
             yield f"{name} was {value!r} in the run and is {now[name]!r} in _00_conf.sh"
 
 
-def last_gpus(data: bytes) -> list[logs.Gpu]:
-    """The last sample of a GPU log; empty where there is none."""
-    samples = logs.gpus(data[-TAIL_BYTES:])
-    return samples[max(samples)] if samples else []
+def last_gpus(data: bytes) -> list[gpus.Gpu]:
+    """The last sample of a GPU log; empty if it has none."""
+    found = gpus.samples(data[-TAIL_BYTES:])
+    return found[max(found)] if found else []
 
 
 def title(text: str) -> tuple[str, str]:
@@ -193,12 +190,3 @@ def _duration(seconds: float) -> str:
     whole = round(seconds)
     hours, rest = divmod(whole, 3600)
     return f"{hours} h {rest // 60} min" if hours else f"{rest // 60} min {rest % 60} s"
-
-
-if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except KeyboardInterrupt:
-        sys.exit(130)
-    except BrokenPipeError:
-        sys.exit(0)

@@ -1,4 +1,4 @@
-"""FASOP's schedule of a plan as the events that the picture draws."""
+"""FASOP's predicted schedule of a plan, as events of the picture."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from pathlib import Path
 from fasop import schedule
 from fasop.errors import PlanError
 from fasop.plan import Plan, read_plans
-from megatron_lm.runs import RunError
-from megatron_lm.timeline import COMMUNICATION, COMPUTE, Event
+from megatron_lm.errors import RunError
+from megatron_lm.results.timeline import COMMUNICATION, COMPUTE, Event
 
 
 def read_plan(path: Path) -> Plan:
-    """The first plan of a file of plans. Raises ``RunError``."""
+    """The first plan in a file of plans. Raises ``RunError``."""
     try:
         plans = read_plans(path)
     except PlanError as error:
         raise RunError(str(error)) from None
     if not plans:
-        raise RunError(f"{path}: holds no plan: make one with 'python -m fasop plan --json'.")
+        raise RunError(f"{path}: has no plan: make one with 'python -m fasop plan --json'.")
     return plans[0]
 
 
 def predicted_events(plan: Plan) -> list[Event]:
-    """One iteration of every stage of a plan, from second 0; a stage is a rank here."""
+    """One iteration of every stage, starting at 0 s; stages take the place of ranks."""
     timeline = schedule.run(
         list(plan.stage_forward), list(plan.stage_backward), list(plan.p2p), plan.micro_batches
     )

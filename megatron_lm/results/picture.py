@@ -2,113 +2,114 @@
 
     python megatron_lm/_05_report_visualization.py JOBID [--node n1 n2] [--iterations 9-10] [--plan PLAN.json]
 
-x: seconds; y: ranks, three lanes each: compute (forward blue, backward red, optimizer navy), its
-sub-steps, communication (green). A bold line closes each pipeline stage's data-parallel group. The table
-below says how long each rank computed nothing. With a plan of ``python -m fasop``, its predicted schedule
-is drawn beneath on the same scale. Nodes' clocks are taken as they are: keep them in step (NTP).
+x: seconds; y: ranks, with three lanes each: compute (forward blue, backward red, optimizer navy), its
+sub-steps, communication (green). A bold line marks the end of each pipeline stage's data-parallel group.
+The table below gives the idle time of each rank. With a plan of ``python -m fasop``, its predicted schedule
+follows on the same scale. Node clocks are not corrected: synchronise them with NTP.
 """
 
 from __future__ import annotations
 
 import html
 import re
-import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import plotly.graph_objects as go
 
-from chakra_et.cli import parse
-from megatron_lm import logs, runs, speed, timeline
-from megatron_lm.report import Table, page, write_text
-from megatron_lm.runs import Run, RunError
-from megatron_lm.timeline import Event
+from chakra_et import cli
+from megatron_lm.errors import RunError
+from megatron_lm.logs import records, runs
+from megatron_lm.logs.runs import Run
+from megatron_lm.results import pages, speed, timeline
+from megatron_lm.results.pages import Table
+from megatron_lm.results.timeline import Event
 
 COLOURS = {"forward": "#1f77ff", "backward": "#d62728", "optimizer": "#001f5b"}
 COMMUNICATION_COLOUR, COLLECTIVE_COLOUR, SUB_STEP_COLOUR = "#2ca02c", "#145a14", "#f0a830"
 LANE_HEIGHT = 0.26
-LABELLED = 4000  # events; more labels than this make a browser slow, and none of them could be read
-SOFT_LIMIT = 200_000  # events that a browser can still hold
+LABELLED = 4000  # events; more labels than this slow the browser down and can't be read anyway
+MOST_EVENTS = 200_000  # that a browser can hold
 
 
 @dataclass(frozen=True)
 class PictureConfig:
+    """Which events to draw, and where to."""
+
     job_ids: tuple[str, ...] = field(
-        metadata={"positional": True, "help": "one id, or both of a heterogeneous run"}
+        metadata={"positional": True, "help": "job id, or both ids of a heterogeneous run"}
     )
-    node: tuple[str, ...] = field(default=(), metadata={"help": "only these nodes; all without it"})
-    iterations: str = field(
-        default="last", metadata={"help": "such as 3, 3-5 or all; 'last' is the last one"}
+    node: tuple[str, ...] = field(default=(), metadata={"help": "only these nodes (default: all)"})
+    iterations: str = field(default="last", metadata={"help": "which iterations: 3, 3-5, all or last"})
+    plan: Path | None = field(
+        default=None, metadata={"help": "plan of 'python -m fasop' to draw below the run"}
     )
-    plan: Path | None = field(default=None, metadata={"help": "FASOP's plan of this run, to draw beside it"})
-    output: Path = field(default=Path("out.html"), metadata={"help": "the page to write"})
+    output: Path = field(default=Path("out.html"), metadata={"help": "HTML page to write"})
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.job_ids) <= 2:
-            raise ValueError(f"one or two job ids are needed, not {len(self.job_ids)}")
+            raise ValueError(f"give one or two job ids, not {len(self.job_ids)}")
         if not re.fullmatch(r"all|last|[1-9]\d*(-[1-9]\d*)?", self.iterations):
-            raise ValueError(f"--iterations {self.iterations}: say a number, two as 3-5, 'last' or 'all'")
+            raise ValueError(
+                f"--iterations {self.iterations}: give a number, a range such as 3-5, last or all"
+            )
 
 
-def main(argv: list[str] | None = None) -> int:
-    config = parse(
+def main(argv: Sequence[str] | None = None) -> int:
+    config = cli.parse(
         PictureConfig, argv, prog="_05_report_visualization.py", description=(__doc__ or "").splitlines()[0]
     )
-    try:
-        run = runs.find(config.job_ids, runs.log_dir())
-        found, settings = read_events(run, config.node, config.iterations)
-        predicted = []
-        if config.plan is not None:
-            # fasop is only needed here.
-            from megatron_lm.predicted import predicted_events, read_plan
+    run = runs.find(config.job_ids, runs.log_dir())
+    found, settings = read_events(run, config.node, config.iterations)
+    predicted = []
+    if config.plan is not None:
+        # Only --plan needs fasop.
+        from megatron_lm.results.predicted import predicted_events, read_plan
 
-            predicted = predicted_events(read_plan(config.plan))
-        write_text(config.output, draw(run, found, settings, predicted))
-    except RunError as error:
-        print(f"_05_report_visualization.py: {error}", file=sys.stderr)
-        return 1
+        predicted = predicted_events(read_plan(config.plan))
+    pages.write(config.output, draw(run, found, settings, predicted))
     print(f"{config.output}: {len(found)} events of {len({event.rank for event in found})} ranks")
     return 0
 
 
 def read_events(run: Run, only: tuple[str, ...], wanted: str) -> tuple[list[Event], dict[str, str]]:
-    """Events of all (or ``only`` these) nodes in the wanted iterations, and the run's settings.
+    """Events in the wanted iterations, of all nodes or of ``only`` these, and the run's settings.
 
     Raises ``RunError`` if there are none.
     """
     names = [node.name for node in run.nodes]
     unknown = [name for name in only if name not in names]
     if unknown:
-        raise RunError(f"no node {' '.join(unknown)} in this run: it has {' '.join(names)}.")
+        raise RunError(f"this run has no node {' '.join(unknown)}: its nodes are {' '.join(names)}.")
     outputs = [(node, node.read("out")) for node in run.nodes]
-    timers = [(node, logs.timers(data)) for node, data in outputs if not only or node.name in only]
+    timers = [(node, records.timers(data)) for node, data in outputs if not only or node.name in only]
     count = timeline.iteration_count(of_node for _, of_node in timers)
     if not count:
-        raise RunError("no start and end times are in these logs: run with PROFILE=true.")
+        raise RunError("these logs have no start and end times: run with PROFILE=true.")
     lines = speed.iterations(data for _, data in outputs)
     before = max(0, lines[-1].number - count) if lines else 0
     chosen = _chosen(wanted, before + 1, before + count)
     found = [
         event for node, of_node in timers for event in timeline.events(of_node, node.name, chosen, before)
     ]
-    if len(found) > SOFT_LIMIT:
+    if len(found) > MOST_EVENTS:
         raise RunError(
-            f"{len(found)} events are too many for a browser: choose fewer by --iterations or --node."
+            f"{len(found)} events are too many for a browser: select fewer with --iterations or --node."
         )
-    settings = next((of_node for _, data in outputs if (of_node := logs.settings(data))), {})
+    settings = next((of_node for _, data in outputs if (of_node := records.settings(data))), {})
     return found, settings
 
 
 def draw(run: Run, found: list[Event], settings: dict[str, str], predicted: list[Event]) -> str:
-    """The page."""
-    group = _stage_ranks(settings, len({event.rank for event in found}))
+    """The page: measured schedule, predicted schedule if there is one, tables."""
+    group = stage_ranks(settings, len({event.rank for event in found}))
     iterations = sorted({event.iteration for event in found})
     measured = figure(found, group, f"Measured: {_span(iterations)}")
     figures = [measured]
     if predicted:
         figures.append(
-            figure(predicted, 1, "Predicted by FASOP: one iteration, a row for each stage", row="stage")
+            figure(predicted, 1, "Predicted by FASOP: one iteration, one row per stage", row="stage")
         )
         longest = max(_length(found), _length(predicted))
         for each in figures:
@@ -123,13 +124,13 @@ def draw(run: Run, found: list[Event], settings: dict[str, str], predicted: list
     notes = []
     if stages and micro_batches:
         ideal = (stages - 1) / (micro_batches + stages - 1)
-        notes.append(Table("Ideal", ("stages", "micro-batches", "bubble of equal stages, %"),
+        notes.append(Table("Ideal", ("stages", "micro-batches", "bubble if all stages were equal, %"),
                            [(str(stages), str(micro_batches), f"{100 * ideal:.1f}")]))  # fmt: skip
-    return page(f"Run {' '.join(run.jobs)}", [], [*tables, *notes], charts)
+    return pages.page(f"Run {' '.join(run.jobs)}", [], [*tables, *notes], charts)
 
 
 def figure(found: list[Event], group: int, heading: str, row: str = "rank") -> go.Figure:
-    """Events as bars. group: ranks of one pipeline stage; a bold line is drawn after each."""
+    """Events as bars. group: number of ranks per pipeline stage; a bold line follows each group."""
     zero = min(event.start for event in found)
     ranks = sorted({event.rank for event in found})
     nodes = {event.rank: event.node for event in found}
@@ -138,7 +139,7 @@ def figure(found: list[Event], group: int, heading: str, row: str = "rank") -> g
     for event in found:
         by_colour.setdefault((event.lane, *_colour(event)), []).append(event)
     for (lane, name, colour), events in sorted(by_colour.items()):
-        # Bars with a duration as length and a start as base; a shape each would be much slower.
+        # One bar trace per colour: a shape per event would be much slower.
         chart.add_bar(
             orientation="h",
             name=name,
@@ -162,7 +163,7 @@ def figure(found: list[Event], group: int, heading: str, row: str = "rank") -> g
         ticktext=[html.escape(f"{row} {rank} ({nodes[rank]})") for rank in ranks],
         range=[ranks[-1] + 0.55, ranks[0] - 0.55],
         showgrid=False,
-        # The same margin on all charts of a page, so that their seconds stand above each other.
+        # Equal margins on all charts of a page, so that their time axes line up.
         automargin=False,
     )
     lines = sorted(
@@ -177,7 +178,7 @@ def figure(found: list[Event], group: int, heading: str, row: str = "rank") -> g
         height=160 + 70 * len(ranks),
         margin={"l": 150, "r": 30},
         plot_bgcolor="#f7f7f7",
-        # A label that does not fit its bar is hidden until one zooms in.
+        # Labels that do not fit their bar are hidden until the user zooms in.
         uniformtext={"minsize": 7, "mode": "hide"},
         legend={"orientation": "h", "y": 1.0, "yanchor": "bottom"},
     )
@@ -185,7 +186,7 @@ def figure(found: list[Event], group: int, heading: str, row: str = "rank") -> g
 
 
 def bubble_table(heading: str, found: Iterable[Event], row: str) -> Table:
-    """Each rank's bubble, then all ranks' together."""
+    """One row per rank, then all ranks together."""
     bubbles = timeline.bubbles(found)
     rows = [
         (
@@ -202,7 +203,7 @@ def bubble_table(heading: str, found: Iterable[Event], row: str) -> Table:
                  f"{100 * (1 - compute / seconds) if seconds else 0:.1f}"))  # fmt: skip
     header = (
         row,
-        "first forward to last backward of all, s",
+        "first forward to last backward of any rank, s",
         "compute, s",
         "communication and waiting, s",
         "bubble, %",
@@ -228,12 +229,12 @@ def _chosen(wanted: str, first: int, last: int) -> range:
     low, _, high = wanted.partition("-")
     chosen = range(int(low), int(high or low) + 1)
     if not chosen or chosen[0] < first or chosen[-1] > last:
-        raise RunError(f"--iterations {wanted}: the logs have the times of {first} to {last}.")
+        raise RunError(f"--iterations {wanted}: the logs have times of iterations {first} to {last}.")
     return chosen
 
 
-def _stage_ranks(settings: dict[str, str], ranks: int) -> int:
-    """Ranks of one pipeline stage: they follow each other, tensor ranks innermost."""
+def stage_ranks(settings: dict[str, str], ranks: int) -> int:
+    """Ranks per pipeline stage; they are consecutive, tensor ranks innermost."""
     try:
         return int(settings["TENSOR_MP_SIZE"]) * int(settings["DP_SIZE"])
     except (KeyError, ValueError):
@@ -241,7 +242,7 @@ def _stage_ranks(settings: dict[str, str], ranks: int) -> int:
 
 
 def _schedule(settings: dict[str, str]) -> tuple[int, int]:
-    """(stages, micro-batches of each data-parallel rank); zeros where the settings do not say."""
+    """(stages, micro-batches per data-parallel rank); zeros if the settings lack them."""
     try:
         batches = (
             int(settings["GLOBAL_BATCH_SIZE"])

@@ -18,13 +18,13 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 
-from megatron_lm.model import named, own_part
-from megatron_lm.optimization import MegatronOptimizer
+from megatron_lm.engine.model import named, own_part
+from megatron_lm.engine.optimizer import MegatronOptimizer
 from megatron_lm.settings import Settings
 from utils.training.checkpoint import CheckpointError, atomic_folder
 
 log = logging.getLogger(__name__)
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 MOMENTS = ("exp_avg", "exp_avg_sq")
 META = "meta.json"
 

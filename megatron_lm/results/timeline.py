@@ -1,4 +1,4 @@
-"""What each rank did when, from the start and end lists of its timers; and how long it had nothing to do."""
+"""What each rank did when, from its timers' start and end times, and how long it was idle."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from megatron_lm import logs
+from megatron_lm.logs import records
+from megatron_lm.logs.records import Times
 
-COMPUTE, SUB_STEP, COMMUNICATION = range(3)  # the lanes of a rank, from the top
+COMPUTE, SUB_STEP, COMMUNICATION = range(3)  # lanes of a rank, top to bottom
 WHOLE = "forward-backward"
 COMPUTE_TASKS = {"forward-compute": "forward", "backward-compute": "backward", "optimizer": "optimizer"}
 MESSAGE = re.compile(r"(?:forward|backward)-(?:send|recv)")
@@ -23,7 +24,9 @@ BY_MICRO_BATCH = ("forward-compute", "backward-compute", "post-process", "loss-c
 
 @dataclass(frozen=True)
 class Event:
-    """start, end: epoch seconds. micro_batch: None for what happens once an iteration."""
+    """One bar of the picture. start, end: epoch seconds. micro_batch: None for work done once per
+    iteration.
+    """
 
     rank: int
     node: str
@@ -41,9 +44,9 @@ class Event:
 
 @dataclass(frozen=True)
 class Bubble:
-    """One rank's share of time, over the iterations shown. seconds: from the first forward of all ranks to
-    the last backward of all, summed over iterations; compute: forward and backward of this rank in it;
-    communication: sending, receiving and waiting for the other side, where it does not compute."""
+    """One rank's idle time, in seconds summed over the iterations shown. seconds: from the first forward of
+    any rank to the last backward of any; compute: this rank's forward and backward; communication: sending,
+    receiving and waiting for a peer while it does not compute."""
 
     rank: int
     seconds: float
@@ -52,7 +55,7 @@ class Bubble:
 
     @property
     def share(self) -> float:
-        """The part of the time in which the rank computed nothing, 0 to 1."""
+        """Fraction of the time in which the rank did not compute, 0 to 1."""
         return 1 - self.compute / self.seconds if self.seconds else 0.0
 
 
@@ -63,16 +66,16 @@ def lane_of(timer: str) -> int:
     return COMMUNICATION if MESSAGES.fullmatch(timer) or COLLECTIVE.fullmatch(timer) else SUB_STEP
 
 
-def iteration_count(timers: Iterable[logs.Timers]) -> int:
-    """How many iterations the lists hold on the rank with the most."""
+def iteration_count(timers: Iterable[records.Timers]) -> int:
+    """Number of iterations on the rank that has the most."""
     lists = (found for of_node in timers for (_, name), found in of_node.lists.items() if name == WHOLE)
     return max((len(found.start) for found in lists), default=0)
 
 
-def events(timers: logs.Timers, node: str, wanted: range, before: int) -> list[Event]:
-    """All events of one node's ranks in the ``wanted`` iterations, by rank and start.
+def events(timers: records.Timers, node: str, wanted: range, before: int) -> list[Event]:
+    """All events of one node's ranks in the ``wanted`` iterations, by rank and start time.
 
-    before: the number of the iteration before the first in the lists (0 unless the run was resumed).
+    before: number of the iteration before the first recorded one (0 unless the run was resumed).
     """
     found = []
     windows = {rank: lists.start for (rank, name), lists in timers.lists.items() if name == WHOLE}
@@ -80,7 +83,7 @@ def events(timers: logs.Timers, node: str, wanted: range, before: int) -> list[E
         if name == WHOLE or rank not in windows:
             continue
         numbers = before + np.searchsorted(windows[rank], lists.start, side="right")
-        # What begins before the first forward-backward belongs to the first iteration.
+        # Events before the first forward-backward belong to the first iteration.
         numbers = np.maximum(numbers, before + 1)
         for number in wanted:
             of_iteration = np.flatnonzero(numbers == number)
@@ -94,11 +97,11 @@ def events(timers: logs.Timers, node: str, wanted: range, before: int) -> list[E
 
 
 def bubbles(found: Iterable[Event]) -> list[Bubble]:
-    """Each rank's share of time without compute, by rank."""
+    """The idle time of each rank, by rank."""
     by_iteration: dict[int, dict[int, list[Event]]] = {}
     for event in found:
         by_iteration.setdefault(event.iteration, {}).setdefault(event.rank, []).append(event)
-    sums: dict[int, np.ndarray] = {}
+    sums: dict[int, Times] = {}
     for by_rank in by_iteration.values():
         work = [e for of_rank in by_rank.values() for e in of_rank if e.task in ("forward", "backward")]
         if not work:
@@ -114,9 +117,9 @@ def bubbles(found: Iterable[Event]) -> list[Bubble]:
 
 
 def _number_messages(found: list[Event]) -> list[Event]:
-    """Give every message its micro-batch: the k-th that a rank sends one way is that of micro-batch k.
+    """Number messages by micro-batch: the k-th message of a rank in one direction belongs to micro-batch k.
 
-    A message that does two things is numbered by the first in its name.
+    A combined message takes the number of the first part of its name.
     """
     counts: dict[tuple[int, int, str], int] = {}
     numbered = []
@@ -134,7 +137,7 @@ def _number_messages(found: list[Event]) -> list[Event]:
 
 
 def _covered(intervals: list[tuple[float, float]], first: float, last: float) -> float:
-    """Length of the union of intervals within [first, last]."""
+    """Length of the union of the intervals within [first, last]."""
     total, reached = 0.0, first
     for start, end in sorted(intervals):
         start, end = max(start, reached), min(end, last)

@@ -1,14 +1,15 @@
-"""Plan, run and compare, at a size that this machine can do: how well does FASOP predict what Megatron does?
+"""Plans a run, runs it and compares: how well does FASOP predict a Megatron run on this machine?
 
     megatron_lm/plan_run_compare.sh [--stages 2] [--global-batch 16] [--iterations 10] [--output DIR]
 
-1. Measures: two short runs with different partitions; the times of their stages give those of the embedding,
-   of a layer and of the head (least squares), their shortest messages the time of a message.
-2. Plans: FASOP's exact model chooses the partition from these costs.
-3. Runs: the plan's settings, as ``fasop export`` writes them, through ``_03_submit.sh --local``.
-4. Compares: predicted and measured times, in a table and a picture.
+1. Measure: two short runs with different partitions. Least squares over their stage times gives the cost of
+the
+   embedding, of one layer and of the head; their shortest message gives the cost of a message.
+2. Plan: FASOP's exact model chooses the partition from these costs.
+3. Run: the plan's settings, as ``fasop export`` writes them, through ``_03_submit.sh --local``.
+4. Compare: predicted and measured times, as a table and a picture.
 
-Writes costs.json, plan.json, _00_conf.sh (the plan as settings), compare.md and compare.html into --output.
+Writes costs.json, plan.json, _00_conf.sh (the plan as settings), compare.md and compare.html to --output.
 """
 
 from __future__ import annotations
@@ -17,16 +18,14 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 import numpy as np
 
-from chakra_et.cli import parse
+from chakra_et import cli
 from fasop import export
 from fasop.clusters import Cluster, Gpu
 from fasop.costs import FORMAT, CostFile, Costs, Entry, write_costs
@@ -35,35 +34,40 @@ from fasop.models import Model
 from fasop.plan import Plan, write_plans
 from fasop.search import Goal, search
 from fasop.stage_costs import INTRA_LOSS, Options
-from megatron_lm import picture, runs, speed, timeline
-from megatron_lm.predicted import predicted_events
-from megatron_lm.report import Table, markdown, write_text
-from megatron_lm.runs import RunError
+from megatron_lm.errors import RunError
+from megatron_lm.logs import runs
+from megatron_lm.results import pages, picture, speed, timeline
+from megatron_lm.results.pages import Table
+from megatron_lm.results.predicted import predicted_events
 from megatron_lm.settings import MODELS
 
 MODEL, GPU = "tiny", "CPU"
-BITS = 16  # of a number in a message, as FASOP counts them
+BITS = 16  # per number in a message, in FASOP's model
 
 
 @dataclass(frozen=True)
 class CompareConfig:
-    stages: int = field(default=2, metadata={"help": "pipeline stages, one process each"})
-    global_batch: int = field(default=16, metadata={"help": "sequences a step, in micro-batches of one"})
-    iterations: int = field(default=10, metadata={"help": "of each run"})
-    output: Path = field(default=Path("plan_run_compare"), metadata={"help": "folder of what is written"})
+    """The size of the runs, and where the results go."""
+
+    stages: int = field(default=2, metadata={"help": "pipeline stages, one process per stage"})
+    global_batch: int = field(
+        default=16, metadata={"help": "sequences per iteration, in micro-batches of one"}
+    )
+    iterations: int = field(default=10, metadata={"help": "iterations per run"})
+    output: Path = field(default=Path("plan_run_compare"), metadata={"help": "folder for the results"})
 
     def __post_init__(self) -> None:
         layers = MODELS[MODEL].layers
         if not 2 <= self.stages <= layers:
-            raise ValueError(f"--stages {self.stages}: from 2 to {layers}, the layers of {MODEL}")
+            raise ValueError(f"--stages {self.stages}: give 2 to {layers}, the number of layers of {MODEL}")
         if self.global_batch < self.stages:
-            raise ValueError(f"--global-batch {self.global_batch}: at least --stages, {self.stages}")
+            raise ValueError(f"--global-batch {self.global_batch}: give at least --stages ({self.stages})")
         if not 3 <= self.iterations <= 10_000:
-            raise ValueError(f"--iterations {self.iterations}: from 3 to 10000; the first is left out")
+            raise ValueError(f"--iterations {self.iterations}: give 3 to 10000 (the first is not counted)")
 
 
 class Measured(NamedTuple):
-    """Seconds. stage_forward, stage_backward: one micro-batch; message: the shortest of each rank."""
+    """Seconds. stage_forward, stage_backward: per micro-batch; message: the shortest one; bubble: 0 to 1."""
 
     job: str
     iteration: float
@@ -74,51 +78,54 @@ class Measured(NamedTuple):
     bubble: float
 
 
-def main(argv: list[str] | None = None) -> int:
-    config = parse(
+def main(argv: Sequence[str] | None = None) -> int:
+    config = cli.parse(
         CompareConfig, argv, prog="plan_run_compare.sh", description=(__doc__ or "").splitlines()[0]
     )
     try:
-        config.output.mkdir(parents=True, exist_ok=True)
-        partitions = calibration_partitions(config.stages)
-        measured = [run(config, partition) for partition in partitions]
-        costs = unit_costs(partitions, measured)
-        write_costs(config.output / "costs.json", costs)
-        plan = best_plan(config, costs, min(each.message for each in measured))
-        write_plans(config.output / "plan.json", [plan])
-        write_text(config.output / "_00_conf.sh", export.exported(plan, runs.CONF))
-        result = run(config, plan.layers, export.settings(plan))
-        table = comparison(plan, result)
-        text = markdown(f"Predicted and measured: {MODEL}, {'-'.join(map(str, plan.layers))}", [], [table])
-        write_text(config.output / "compare.md", text)
-        write_text(config.output / "compare.html", drawn(result.job, plan))
-    except OSError as error:
-        print(f"plan_run_compare.sh: {config.output}: {error.strerror or error}", file=sys.stderr)
-        return 1
-    except (RunError, PlanError) as error:
-        print(f"plan_run_compare.sh: {error}", file=sys.stderr)
-        return 1
+        text = compare(config)
+    except PlanError as error:
+        raise RunError(str(error)) from None
     print(text)
     print(f"written to {config.output}: costs.json, plan.json, _00_conf.sh, compare.md, compare.html")
     return 0
 
 
+def compare(config: CompareConfig) -> str:
+    """Do all four steps and return the table as Markdown. Raises ``RunError``, ``PlanError`` or
+    ``OSError``.
+    """
+    config.output.mkdir(parents=True, exist_ok=True)
+    partitions = calibration_partitions(config.stages)
+    measured = [run(config, partition) for partition in partitions]
+    costs = unit_costs(partitions, measured)
+    write_costs(config.output / "costs.json", costs)
+    plan = best_plan(config, costs, min(each.message for each in measured))
+    write_plans(config.output / "plan.json", [plan])
+    pages.write(config.output / "_00_conf.sh", export.exported(plan, runs.CONF))
+    result = run(config, plan.layers, export.settings(plan))
+    heading = f"Predicted and measured: {MODEL}, {'-'.join(map(str, plan.layers))}"
+    text = pages.markdown(heading, [], [comparison(plan, result)])
+    pages.write(config.output / "compare.md", text)
+    pages.write(config.output / "compare.html", drawn(result.job, plan))
+    return text
+
+
 def calibration_partitions(stages: int) -> list[tuple[int, ...]]:
-    """Two partitions that differ in the first and the last stage, so that E, a layer and P can be told."""
+    """Two partitions that differ in their first and last stage, so that E, T and P can be separated."""
     spare = MODELS[MODEL].layers - stages
     first, last = [1] * stages, [1] * stages
     first[0] += spare
     last[-1] += spare
-    # Without a spare layer, an inner stage tells what a layer takes.
+    # Without a spare layer, the inner stages give the cost of a layer.
     return [tuple(first), tuple(last)] if spare else [tuple(first)]
 
 
 def run(
     config: CompareConfig, layers: tuple[int, ...], exported: Mapping[str, str] | None = None
 ) -> Measured:
-    """One local run, with a plan's ``exported`` settings, and what its logs say of every iteration but the
-    first. Raises ``RunError``."""
-    environment = dict(os.environ) | run_settings(config, layers) | dict(exported or {})
+    """Measure one local run, optionally with a plan's ``exported`` settings. Raises ``RunError``."""
+    environment = {**os.environ, **run_settings(config, layers), **(exported or {})}
     print(f"running {MODEL} as {'-'.join(map(str, layers))} …", file=sys.stderr, flush=True)
     script = str(runs.FOLDER / "_03_submit.sh")
     done = subprocess.run([script, "--local"], env=environment, stdout=subprocess.PIPE, text=True)
@@ -129,14 +136,14 @@ def run(
 
 
 def read_run(job: str, stages: int) -> Measured:
-    """What the logs of a run with one rank a stage say. Raises ``RunError``."""
+    """Medians over all iterations but the first, of a run with one rank per stage. Raises ``RunError``."""
     found = runs.find((job,), runs.log_dir())
     outputs = [node.read("out") for node in found.nodes]
     iterations = speed.iterations(outputs)
     events, _ = picture.read_events(found, (), "all")
     events = [event for event in events if event.iteration > 1]
     if not iterations or not events:
-        raise RunError(f"job {job}: its logs have no times of an iteration but the first.")
+        raise RunError(f"job {job}: its logs have no times of any iteration after the first.")
 
     def median(task: str, stage: int) -> float:
         return statistics.median(e.end - e.start for e in events if e.task == task and e.rank == stage)
@@ -158,7 +165,7 @@ def read_run(job: str, stages: int) -> Measured:
 
 
 def unit_costs(partitions: list[tuple[int, ...]], measured: list[Measured]) -> CostFile:
-    """E, T and P of one micro-batch, from the stages' times by least squares; none below 0."""
+    """Cost of E, T and P per micro-batch, fitted to the stage times by least squares, not below 0."""
     rows, forward, backward = [], [], []
     for layers, of_run in zip(partitions, measured, strict=True):
         for stage, count in enumerate(layers):
@@ -166,7 +173,7 @@ def unit_costs(partitions: list[tuple[int, ...]], measured: list[Measured]) -> C
         forward += of_run.stage_forward
         backward += of_run.stage_backward
     matrix = np.array(rows, dtype=float)
-    # Rows over their time: each stage counts by its relative error.
+    # Dividing each row by its time weighs stages by relative error.
     units = [
         np.maximum(
             np.linalg.lstsq(matrix / np.array(times)[:, None], np.ones(len(times)), rcond=None)[0], 0.0
@@ -182,9 +189,9 @@ def unit_costs(partitions: list[tuple[int, ...]], measured: list[Measured]) -> C
 
 
 def best_plan(config: CompareConfig, costs: CostFile, message: float) -> Plan:
-    """FASOP's plan of one rank a stage. Raises ``PlanError``."""
+    """FASOP's best plan with one rank per stage. Raises ``PlanError``."""
     size = MODELS[MODEL]
-    # FASOP knows a bandwidth; this one makes an activation take what a message took.
+    # FASOP takes a bandwidth: the one at which an activation takes as long as the measured message.
     bandwidth = size.sequence * size.hidden * BITS * INTRA_LOSS / message
     cpu = Gpu(
         GPU, memory_gib=1024.0, price_per_hour=0.0, inter_bandwidth=bandwidth, intra_bandwidth=bandwidth
@@ -226,7 +233,7 @@ def run_settings(config: CompareConfig, layers: tuple[int, ...]) -> Mapping[str,
 
 
 def comparison(plan: Plan, result: Measured) -> Table:
-    """Predicted against measured; the error is that of the prediction."""
+    """Predicted against measured; error: of the prediction, relative to the measured time."""
     predicted = timeline.bubbles(predicted_events(plan))
     bubble = 1 - sum(each.compute for each in predicted) / sum(each.seconds for each in predicted)
     rows = [("pipeline, ms", 1000 * plan.pipeline_time, 1000 * result.pipeline)]
@@ -238,7 +245,11 @@ def comparison(plan: Plan, result: Measured) -> Table:
         rows += [(f"{name} of stage {stage}, ms", 1000 * a, 1000 * b) for stage, (a, b) in enumerate(pairs)]
     rows.append(("bubble, %", 100 * bubble, 100 * result.bubble))
     rows.append(
-        ("step, ms (measured: optimizer, data and log, too)", 1000 * plan.step_time, 1000 * result.iteration)
+        (
+            "step, ms (measured: with optimizer, data loading and logging)",
+            1000 * plan.step_time,
+            1000 * result.iteration,
+        )
     )
     header = ("", "predicted", "measured", "error, %")
     return Table(
@@ -252,10 +263,3 @@ def drawn(job: str, plan: Plan) -> str:
     found = runs.find((job,), runs.log_dir())
     events, settings = picture.read_events(found, (), "last")
     return picture.draw(found, events, settings, predicted_events(plan))
-
-
-if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except KeyboardInterrupt:
-        sys.exit(130)

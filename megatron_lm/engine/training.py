@@ -13,10 +13,11 @@ from megatron.core import parallel_state
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from chakra_et.capture.tracer import ChakraTracer
-from megatron_lm import dataset, log_lines, model, optimization
-from megatron_lm.checkpoint import Checkpoints
+from megatron_lm.engine import dataset, log_lines, model
+from megatron_lm.engine import optimizer as optimizer_module
+from megatron_lm.engine.checkpoint import Checkpoints
+from megatron_lm.engine.timing import Timers
 from megatron_lm.settings import Settings
-from megatron_lm.timing import Timers
 
 TRACE_WAIT, TRACE_WARMUP, TRACE_ACTIVE = 1, 1, 2
 
@@ -28,7 +29,7 @@ def train(settings: Settings) -> list[float]:
     """
     timers = Timers(dist.get_rank(), torch.cuda.is_available()) if settings.profile else None
     stage = model.build(settings, timers)
-    optimizer, schedule = optimization.build(stage, settings, timers)
+    optimizer, schedule = optimizer_module.build(stage, settings, timers)
     checkpoints = Checkpoints(settings, stage, optimizer, schedule)
     done = checkpoints.load() if settings.load else 0
     samples = dataset.build(settings)
@@ -57,7 +58,7 @@ def step(
     optimizer: Any,
     batches: Iterator[dict[str, torch.Tensor]],
     timers: Timers | None,
-) -> tuple[float, optimization.Stepped]:
+) -> tuple[float, optimizer_module.Stepped]:
     """One iteration: (loss over the global batch, on every rank; what the optimizer did)."""
     stage.zero_grad_buffer()
     optimizer.zero_grad()
@@ -118,7 +119,7 @@ def _mean_loss(reduced: list[dict[str, torch.Tensor]]) -> float:
 def _tracer(settings: Settings) -> contextlib.AbstractContextManager[ChakraTracer | None]:
     if not settings.profile_chakra:
         return contextlib.nullcontext()
-    from megatron_lm.dataset import ROOT
+    from megatron_lm.engine.dataset import ROOT
 
     name = f"megatron_{settings.model}_{settings.world_size}gpu"
     folder = (ROOT / "megatron_lm" / settings.trace_output_dir).resolve()

@@ -1,8 +1,8 @@
-"""Reads what a run writes: settings, iterations, memory, timers, GPU use.
+"""Settings, iterations, memory and timers from a node's output, in Megatron-LM's log format.
 
-Formats: those of Megatron-LM (iteration, memory and timer lines) and of gpustat (GPU lines); README.md
-shows each. A line counts only when its end is there, so a file that is still being written can be read
-at any moment. Names are matched whole: ``forward-recv`` is not the end of ``backward-send-forward-recv``.
+README.md shows each kind of line. Only complete lines count, so a file can be read while it is being written.
+Timer names are matched whole, because some end in another's name: ``forward-recv`` and
+``backward-send-forward-recv``.
 """
 
 from __future__ import annotations
@@ -15,26 +15,27 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
+Times = npt.NDArray[np.float64]
 SETTING = re.compile(r"([A-Z][A-Z0-9_]*): ?(.*)")
 ITERATION = re.compile(r" *(?:\[[^]]*\] *)?iteration +(\d+)/ *(\d+) \|(.*)\|\s*")
 MEMORY = re.compile(
     r"\[Rank (\d+)\] \(after (\d+) iterations\) memory \(MB\) \| allocated: (\S+) \| max allocated: (\S+) "
     r"\| reserved: (\S+) \| max reserved: (\S+)\s*"
 )
-GPU = re.compile(r"\[(\d+)\] (.*?) *\| *(-?\d+|\?)'C, *(\d+|\?) % \| *(\d+|\?) / *(\d+|\?) MB \|(.*)")
-# A rank's time, a start or end list, the name above the ranks' times.
+# A rank's time; a list of start or end times; the name above the ranks' times.
 TIMER_LINE = re.compile(
     rb"^(?: +rank +(\d+): *(\S+)| *([A-Za-z][\w-]*) (start|end) time lst:(.*)| {2}([A-Za-z][\w-]*):)$",
     re.MULTILINE,
 )
-NO_GPU = "no GPU"
 
 
 @dataclass(frozen=True)
 class Iteration:
-    """One iteration line. seconds: the mean since the line before; loss and grad_norm: None when the line
-    has none, as after a skipped step."""
+    """One iteration line. seconds: mean time per iteration since the previous line. loss and grad_norm are
+    None
+    where the line has none, as after a skipped step."""
 
     number: int
     total: int
@@ -51,7 +52,7 @@ class Iteration:
 
 @dataclass(frozen=True)
 class Memory:
-    """One memory line; MB as torch counts them (2**20 bytes)."""
+    """One memory line; sizes in MB of 2**20 bytes."""
 
     rank: int
     after: int
@@ -61,36 +62,23 @@ class Memory:
     max_reserved: float
 
 
-@dataclass(frozen=True)
-class Gpu:
-    """One GPU line; None for what the driver does not tell. processes: as ``user(MB)``, one each."""
-
-    index: int
-    name: str
-    celsius: int | None
-    percent: int | None
-    used: int | None
-    total: int | None
-    processes: tuple[str, ...]
-
-
 class Lists(NamedTuple):
-    """When a timer started and ended on one rank: epoch seconds, float64, of one length."""
+    """When a timer started and ended on one rank: epoch seconds, two float64 arrays of equal length."""
 
-    start: np.ndarray
-    end: np.ndarray
+    start: Times
+    end: Times
 
 
 @dataclass
 class Timers:
-    """milliseconds: name → rank → one value for each time it was logged; lists: (rank, name) → ``Lists``."""
+    """milliseconds: name → rank → one value per log interval; lists: (rank, name) → ``Lists``."""
 
     milliseconds: dict[str, dict[int, list[float]]] = field(default_factory=dict)
     lists: dict[tuple[int, str], Lists] = field(default_factory=dict)
 
 
 def read(path: Path) -> bytes:
-    """The complete lines of a file; empty where there is none."""
+    """The complete lines of a file; empty if it does not exist."""
     try:
         data = path.read_bytes()
     except (FileNotFoundError, IsADirectoryError):
@@ -99,7 +87,7 @@ def read(path: Path) -> bytes:
 
 
 def settings(data: bytes) -> dict[str, str]:
-    """The last block of ``NAME: value`` lines that a launch echoed, from NODE_RANK on."""
+    """The last block of ``NAME: value`` lines, which starts with NODE_RANK, as each launch prints one."""
     start = data.rfind(b"\nNODE_RANK: ") + 1
     if not data.startswith(b"NODE_RANK: ", start):
         return {}
@@ -113,12 +101,12 @@ def settings(data: bytes) -> dict[str, str]:
 
 
 def iterations(data: bytes) -> list[Iteration]:
-    """Every iteration line, in the file's order."""
+    """All iteration lines, in file order."""
     return [found for line in _with(data, b"iteration ") if (found := parse_iteration(line))]
 
 
 def memory(data: bytes) -> list[Memory]:
-    """Every memory line, in the file's order."""
+    """All memory lines, in file order."""
     found = []
     for line in _with(data, b"[Rank "):
         match = MEMORY.fullmatch(line)
@@ -129,7 +117,7 @@ def memory(data: bytes) -> list[Memory]:
 
 
 def timers(data: bytes) -> Timers:
-    """Every timer of one node's output. A list belongs to the last ``rank N:`` line above it."""
+    """All timers of one node's output. A list belongs to the nearest ``rank N:`` line above it."""
     found = Timers()
     pieces: dict[tuple[int, str], tuple[list[bytes], list[bytes]]] = {}
     rank, name, below = None, "", -1
@@ -146,7 +134,7 @@ def timers(data: bytes) -> Timers:
                 below = match.end() + 1
         elif rank is not None:
             starts, ends = pieces.setdefault((rank, of_list.decode()), ([], []))
-            # A writer that was stopped between the two leaves a start without its end: pairs only.
+            # A rank that stopped between the two lines leaves start times without end times: keep pairs only.
             if word == b"start":
                 del starts[len(ends) :]
                 starts.append(times)
@@ -154,25 +142,6 @@ def timers(data: bytes) -> Timers:
                 ends.append(times)
     for key, (starts, ends) in pieces.items():
         found.lists[key] = _paired(starts, ends)
-    return found
-
-
-def gpus(data: bytes, samples: int | None = None) -> dict[int, list[Gpu]]:
-    """GPU lines by second since the log began, as one sample is taken each second.
-
-    samples: read at most about this many, evenly spread; None: all.
-    """
-    first = [0] if data.startswith(b"[0] ") else []
-    at = data.find(b"\n[0] ")
-    while at >= 0:
-        first.append(at + 1)
-        at = data.find(b"\n[0] ", at + 1)
-    bounds = [*first, len(data)]
-    step = -(-len(first) // samples) if samples and first else 1
-    found = {}
-    for second in range(0, len(first), step):
-        lines = data[bounds[second] : bounds[second + 1]].decode(errors="replace").splitlines()
-        found[second] = [gpu for line in lines if (gpu := parse_gpu(line))]
     return found
 
 
@@ -196,26 +165,7 @@ def parse_iteration(line: str) -> Iteration | None:
             int(fields["number of nan iterations"]),
         )
     except (KeyError, ValueError):
-        return None  # two ranks wrote into one line
-
-
-def parse_gpu(line: str) -> Gpu | None:
-    match = GPU.fullmatch(line)
-    if not match:
-        return None
-    index, name, *numbers, processes = match.groups()
-    celsius, percent, used, total = (None if number == "?" else int(number) for number in numbers)
-    return Gpu(int(index), name, celsius, percent, used, total, tuple(processes.split()))
-
-
-def format_gpu(gpu: Gpu) -> str:
-    """The line of one GPU, as gpustat prints it without its header."""
-    celsius, percent, used, total = (
-        "?" if number is None else str(number) for number in (gpu.celsius, gpu.percent, gpu.used, gpu.total)
-    )
-    processes = "".join(f" {process}" for process in gpu.processes)
-    use = f"{celsius:>2}'C, {percent:>3} % | {used:>5} / {total:>5} MB"
-    return f"[{gpu.index}] {gpu.name:<16} | {use} |{processes}"
+        return None  # two ranks' lines interleaved
 
 
 def _lines(data: bytes, start: int) -> Iterator[bytes]:
@@ -226,7 +176,7 @@ def _lines(data: bytes, start: int) -> Iterator[bytes]:
 
 
 def _located(data: bytes, marker: bytes) -> Iterator[tuple[int, bytes]]:
-    """(offset, line) of each line with ``marker`` in it: much faster than looking at every line."""
+    """(offset, line) of each line that contains ``marker``; much faster than a loop over all lines."""
     at = data.find(marker)
     while at >= 0:
         start = data.rfind(b"\n", 0, at) + 1
@@ -253,11 +203,11 @@ def _paired(starts: list[bytes], ends: list[bytes]) -> Lists:
     )
 
 
-def _numbers(text: bytes) -> np.ndarray:
+def _numbers(text: bytes) -> Times:
     try:
         return np.array(text.split(), dtype=np.float64)
     except ValueError:
-        return np.empty(0)  # two ranks wrote into one line
+        return np.empty(0)  # two ranks' lines interleaved
 
 
 def _field(text: str) -> tuple[str, str]:

@@ -1,0 +1,127 @@
+"""A run in the log folder: its jobs, nodes and files.
+
+``$LOG_DIR/<job id>/`` has ``<node>.out``, ``.err``, ``.gpu`` and ``.state`` per node and ``jobs``, the ids
+of all jobs of the run; ``$LOG_DIR/slurm-<job id>.out`` is the batch script's own output.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from megatron_lm.errors import RunError
+from megatron_lm.logs import records
+
+FOLDER = Path(__file__).resolve().parents[1]
+CONF = FOLDER / "_00_conf.sh"
+LOCAL = "local-"  # first letters of a run id without Slurm
+SUFFIXES = (".out", ".err", ".gpu", ".state")
+
+# torch, NCCL, CUDA, Slurm, the shell and the kernel each report errors in their own format.
+ERROR = re.compile(
+    r"\b(?:error|ERROR|fatal|FATAL)\b|[A-Z]\w*(?:Error|Exception)\b"
+    r"|^\[?E\d{4} |out of memory|CANCELLED|Segmentation fault|core dumped|command not found"
+    r"|^Killed|: stopped$|^megatron_lm/\S+\.sh: |^\S+\.py: "
+)
+WARNING = re.compile(r"\b[Ww]arn(?:ing)?\b|\bWARN(?:ING)?\b|\w+Warning\b|^\[?W\d{4} |^\[W")
+
+# torchrun's own report after a rank has failed hides what that rank printed.
+AFTERWARDS = re.compile(r"torch[./]distributed|^traceback +:|^error_file *:|^exitcode +:| FAILED$|^frame #\d")
+
+
+@dataclass(frozen=True)
+class Node:
+    """One node of a job; its files are ``stem`` plus .out, .err, .gpu or .state."""
+
+    job: str
+    name: str
+    stem: Path
+
+    def file(self, kind: str) -> Path:
+        return self.stem.with_name(f"{self.stem.name}.{kind}")
+
+    def read(self, kind: str) -> bytes:
+        return records.read(self.file(kind))
+
+
+@dataclass(frozen=True)
+class Run:
+    """jobs: the ids, the master job's first. nodes: in order of their node rank."""
+
+    log_dir: Path
+    jobs: tuple[str, ...]
+    nodes: tuple[Node, ...]
+
+    def batch_output(self, job: str) -> Path:
+        """The batch script's own output, outside of any node."""
+        return self.log_dir / f"slurm-{job}.out"
+
+
+def log_dir() -> Path:
+    """$LOG_DIR as the scripts resolve it: relative to megatron_lm; by default ../log2."""
+    return (FOLDER / os.environ.get("LOG_DIR", "../log2")).resolve()
+
+
+def find(ids: tuple[str, ...], folder: Path) -> Run:
+    """The run that has these job ids, with all of its jobs. Raises ``RunError`` if nothing is known of it."""
+    jobs: list[str] = []
+    for job in ids:
+        if not re.fullmatch(r"[\w.+-]+", job) or job.startswith("."):
+            raise RunError(f"'{job}' is not a job id: give one that _03_submit.sh printed.")
+        with contextlib.suppress(OSError):
+            known = (folder / job / "jobs").read_text().split()
+            jobs += [other for other in known if other not in jobs] if job in known else []
+        if job not in jobs:
+            jobs.append(job)
+    nodes = []
+    for job in jobs:
+        files = (folder / job).iterdir() if (folder / job).is_dir() else []
+        stems = {path.with_suffix("") for path in files if path.suffix in SUFFIXES}
+        nodes += [Node(job, stem.name, stem) for stem in stems]
+    run = Run(folder, tuple(jobs), tuple(sorted(nodes, key=_order)))
+    if not any((folder / job).exists() or run.batch_output(job).exists() for job in jobs):
+        there = sorted(path.name for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
+        hint = f"the latest runs there are {', '.join(there[-5:])}" if there else "the folder has no runs"
+        raise RunError(f"no logs of job {' '.join(ids)} in {folder}: {hint}.")
+    return run
+
+
+def settings(run: Run) -> dict[str, dict[str, str]]:
+    """job/node → the settings that the node printed at its launch."""
+    return {f"{node.job}/{node.name}": records.settings(node.read("out")) for node in run.nodes}
+
+
+def conf(names: set[str]) -> dict[str, str]:
+    """The current values of these settings in _00_conf.sh. Raises ``RunError`` if it rejects its own
+    values.
+    """
+    script = '. "$1" >&2 && env -0'
+    done = subprocess.run(["bash", "-c", script, "bash", str(CONF)], capture_output=True, text=True)
+    if done.returncode != 0:
+        raise RunError(f"_00_conf.sh rejects its settings: {_last_line(done.stderr)}")
+    pairs = (entry.partition("=") for entry in done.stdout.split("\0") if entry)
+    return {name: value for name, _, value in pairs if name in names}
+
+
+def errors(text: str) -> list[str]:
+    """The lines that report an error, in order, without warnings and torchrun's own report."""
+    lines = (line.strip() for line in text.splitlines())
+    return [
+        line
+        for line in lines
+        if ERROR.search(line) and not WARNING.search(line) and not AFTERWARDS.search(line)
+    ]
+
+
+def _order(node: Node) -> tuple[int, list[tuple[int, str]]]:
+    rank = records.settings(node.read("out")).get("NODE_RANK", "")
+    parts = re.findall(r"(\d+)|(\D+)", node.name)
+    return (int(rank) if rank.isdigit() else 1 << 30), [(int(digits or 0), word) for digits, word in parts]
+
+
+def _last_line(text: str) -> str:
+    return (text.strip().splitlines() or ["no message"])[-1]
