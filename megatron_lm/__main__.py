@@ -13,6 +13,7 @@ from megatron_lm.errors import RunError
 
 # Command → (module with ``main(argv) -> status``, one line of help).
 COMMANDS = {
+    "submit": ("megatron_lm.slurm.submit", "submit a run (_03_submit.sh)"),
     "get_result": ("megatron_lm.results.get_result", "show how a run is doing (get_result.sh)"),
     "report": ("megatron_lm.results.report", "print a run's logs or write its summary (_04_report.sh)"),
     "picture": ("megatron_lm.results.picture", "draw a run's schedule (_05_report_visualization.py)"),

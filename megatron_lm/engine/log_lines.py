@@ -1,6 +1,6 @@
-"""What a training process writes to its standard output, in the formats of Megatron-LM.
+"""What a training process prints, in Megatron-LM's log format, which ``logs/records.py`` reads.
 
-``logs.py`` reads these lines. Each is written in one piece, as the ranks of a node share a file.
+Every line is written in one piece, because the ranks of a node share a file.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from megatron_lm.settings import Settings
 
 
 class Log:
-    """The lines of one rank."""
+    """The log of one rank."""
 
     def __init__(self, settings: Settings, timers: Timers | None) -> None:
         self.settings, self.timers = settings, timers
@@ -30,9 +30,12 @@ class Log:
         self._since, self._iterations = time.perf_counter(), 0
         self._skipped = self._nan = 0
         self._losses: list[float] = []
-        self._told_memory = False
+        self._logged_memory = False
 
     def before_training(self) -> None:
+        """Write the precision that is used, once per node, and when training starts."""
+        if os.environ.get("LOCAL_RANK", "0") == "0":
+            _write(f"PRECISION: {self.settings.precision}\n")
         if self.rank == 0:
             now = time.strftime("%Y-%m-%d %H:%M:%S")
             _write(f"[before the start of training step] datetime: {now} \n")
@@ -41,7 +44,7 @@ class Log:
     def iteration(
         self, number: int, loss: float, stepped: Stepped, learning_rate: float, loss_scale: float
     ) -> None:
-        """Take note of an iteration, and write the lines of every LOG_INTERVAL-th."""
+        """Count an iteration, and write the log lines after every LOG_INTERVAL-th."""
         self._iterations += 1
         self._skipped += not stepped.done
         self._nan += not math.isfinite(loss)
@@ -54,8 +57,8 @@ class Log:
         milliseconds = (time.perf_counter() - self._since) * 1000 / self._iterations
         if self.is_last:
             _write(self._line(number, milliseconds, stepped, learning_rate, loss_scale))
-        if not self._told_memory and learning_rate > 0:
-            self._told_memory = True
+        if not self._logged_memory and learning_rate > 0:
+            self._logged_memory = True
             if parallel_state.get_data_parallel_rank() == 0:
                 _write(memory_line(self.rank, number))
         if self.timers is not None:
@@ -85,16 +88,18 @@ class Log:
 
 
 def memory_line(rank: int, after: int) -> str:
-    """Of the GPU; without one the resident memory of the process, which nothing reserves."""
+    """Memory of the GPU; without one, resident memory of the process, for which nothing is reserved."""
     if torch.cuda.is_available():
         sizes = [torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()]
         sizes += [torch.cuda.memory_reserved(), torch.cuda.max_memory_reserved()]
     else:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-        sizes = [_resident(peak), peak, _resident(peak), peak]
+        now = _resident(peak)
+        # The kernel updates the two at different times.
+        sizes = [now, max(now, peak)] * 2
     names = ("allocated", "max allocated", "reserved", "max reserved")
-    told = " | ".join(f"{name}: {size / 2**20}" for name, size in zip(names, sizes, strict=True))
-    return f"[Rank {rank}] (after {after} iterations) memory (MB) | {told}\n"
+    text = " | ".join(f"{name}: {size / 2**20}" for name, size in zip(names, sizes, strict=True))
+    return f"[Rank {rank}] (after {after} iterations) memory (MB) | {text}\n"
 
 
 def _resident(otherwise: int) -> int:

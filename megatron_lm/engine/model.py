@@ -1,9 +1,8 @@
-"""GPT-2 on megatron-core: this rank's part of the model, its weights, its gradients' reduction."""
+"""The transformer on megatron-core: this rank's chunks of layers, wrapped for data-parallel reduction."""
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Iterator
+from typing import Any
 
 import torch
 from megatron.core import parallel_state
@@ -13,65 +12,71 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 from torch import nn
 
+from megatron_lm.engine import weights
 from megatron_lm.engine.timing import Timers
 from megatron_lm.settings import Settings
 
-INIT_STD = 0.02
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+NORMS = {"layernorm": "LayerNorm", "rmsnorm": "RMSNorm"}
 
 
-def build(settings: Settings, timers: Timers | None) -> DistributedDataParallel:
-    """This rank's stage, wrapped for data-parallel reduction. The process groups must be there."""
+def build(settings: Settings, timers: Timers | None) -> list[DistributedDataParallel]:
+    """This rank's chunks, one unless VIRTUAL_STAGES is above 1. The process groups must exist."""
     model_parallel_cuda_manual_seed(settings.seed)
     config = transformer_config(settings, timers)
-    model = GPTModel(
-        config,
-        get_gpt_layer_local_spec(),
-        vocab_size=settings.padded_vocabulary,
-        max_sequence_length=settings.size.sequence,
-        pre_process=parallel_state.is_pipeline_first_stage(),
-        post_process=parallel_state.is_pipeline_last_stage(),
-        share_embeddings_and_output_weights=True,
-        position_embedding_type="learned_absolute",
-    )
-    initialize(model, settings)
-    if timers is not None and model.post_process:
-        inner = model._postprocess
-        model._postprocess = lambda *args, **options: _timed(timers, inner, *args, **options)
-    if torch.cuda.is_available():
-        model.cuda(torch.cuda.current_device())
-    model.to(DTYPES[settings.precision])
     reduction = DistributedDataParallelConfig(
         grad_reduce_in_fp32=True,
         overlap_grad_reduce=False,
-        use_distributed_optimizer=torch.cuda.is_available(),
+        use_distributed_optimizer=settings.sharded_optimizer,
     )
-    return DistributedDataParallel(config, reduction, model)
+    chunks = []
+    for number in range(settings.virtual_stages):
+        model = _chunk(settings, config, number if settings.virtual_stages > 1 else None)
+        weights.initialize(model, settings)
+        if timers is not None and model.post_process:
+            model._postprocess = timers.timed("post-process", model._postprocess)
+        if torch.cuda.is_available():
+            model.cuda(torch.cuda.current_device())
+        model.to(DTYPES[settings.precision])
+        chunks.append(DistributedDataParallel(config, reduction, model, disable_bucketing=number > 0))
+    return chunks
 
 
 def transformer_config(settings: Settings, timers: Timers | None) -> TransformerConfig:
-    """What megatron-core is told; fusions are off, as they need Transformer Engine or Apex."""
+    """megatron-core's configuration; fusions are off because they need Transformer Engine or Apex."""
     size, dtype = settings.size, DTYPES[settings.precision]
+    full = settings.recompute == "full"
     return TransformerConfig(
         num_layers=size.layers,
         hidden_size=size.hidden,
         num_attention_heads=size.heads,
-        ffn_hidden_size=4 * size.hidden,
+        num_query_groups=size.kv_groups,
+        ffn_hidden_size=size.ffn,
+        gated_linear_unit=size.swiglu,
+        activation_func=nn.functional.silu if size.swiglu else nn.functional.gelu,
+        normalization=NORMS[size.normalization],
+        add_bias_linear=size.linear_bias,
         hidden_dropout=0.0,
         attention_dropout=0.0,
         tensor_model_parallel_size=settings.tensor_mp_size,
+        sequence_parallel=settings.sequence_parallel,
         pipeline_model_parallel_size=settings.pipeline_mp_size,
         pipeline_model_parallel_layout=settings.layout if settings.pipeline_mp_size > 1 else None,
         pipeline_dtype=dtype,
         params_dtype=dtype,
         fp16=dtype is torch.float16,
         bf16=dtype is torch.bfloat16,
+        recompute_granularity=None if settings.recompute == "none" else settings.recompute,
+        recompute_method="uniform" if full else None,
+        recompute_num_layers=1 if full else None,
         use_cpu_initialization=True,
         masked_softmax_fusion=False,
         bias_activation_fusion=False,
         bias_dropout_fusion=False,
+        apply_rope_fusion=False,
         gradient_accumulation_fusion=False,
         persist_layer_norm=False,
         batch_p2p_comm=False,
@@ -80,55 +85,37 @@ def transformer_config(settings: Settings, timers: Timers | None) -> Transformer
     )
 
 
-def _timed(timers: Timers, inner, *args, **options):
-    with timers.during("post-process"):
-        return inner(*args, **options)
+class Norm:
+    """PyTorch's norm of the configured kind, in the form in which megatron-core's layers ask for one.
 
-
-def named(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """(name in the whole model, parameter) of this rank's stage: layers are numbered through all stages.
-
-    The last stage's copy of the embedding matrix has the embedding's name.
+    megatron-core's own wrapper refuses sequence parallelism, which needs no more than this mark on the
+    weights: their gradients are summed over the tensor-parallel ranks, each of which sees a part of the
+    sequence.
     """
-    module = model.module if isinstance(model, DistributedDataParallel) else model
-    for name, parameter in module.named_parameters():
-        if name.startswith("decoder.layers."):
-            _, _, number, rest = name.split(".", 3)
-            layer = module.decoder.layers[int(number)].layer_number - 1  # megatron-core counts from 1
-            name = f"decoder.layers.{layer}.{rest}"
-        elif name == "output_layer.weight":
-            name = "embedding.word_embeddings.weight"
-        yield name, parameter
+
+    def __new__(cls, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any) -> nn.Module:  # type: ignore[misc]
+        kind = nn.RMSNorm if config.normalization == "RMSNorm" else nn.LayerNorm
+        norm = kind(hidden_size, eps=eps)
+        for parameter in norm.parameters():
+            parameter.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+        return norm
 
 
-def full_shape(parameter: nn.Parameter) -> list[int]:
-    """Shape over all tensor-parallel ranks."""
-    shape = list(parameter.shape)
-    if getattr(parameter, "tensor_model_parallel", False):
-        shape[parameter.partition_dim] *= parallel_state.get_tensor_model_parallel_world_size()
-    return shape
-
-
-def own_part(parameter: nn.Parameter, full: torch.Tensor) -> torch.Tensor:
-    """What of the whole tensor belongs to this tensor-parallel rank."""
-    if not getattr(parameter, "tensor_model_parallel", False):
-        return full
-    ranks = parallel_state.get_tensor_model_parallel_world_size()
-    return full.chunk(ranks, dim=parameter.partition_dim)[parallel_state.get_tensor_model_parallel_rank()]
-
-
-def initialize(model: GPTModel, settings: Settings) -> None:
-    """GPT-2's initial weights, drawn by the parameter's name, so that they are the same in every layout."""
-    for name, parameter in named(model):
-        if name.endswith("bias"):
-            value = torch.zeros(full_shape(parameter))
-        elif "layernorm" in name:
-            value = torch.ones(full_shape(parameter))
-        else:
-            draw = torch.Generator().manual_seed(settings.seed * 2**32 + zlib.crc32(name.encode()))
-            # Outputs to the residual stream are scaled down by their number.
-            residual = name.endswith(("linear_proj.weight", "linear_fc2.weight"))
-            std = INIT_STD / (2 * settings.size.layers) ** 0.5 if residual else INIT_STD
-            value = torch.randn(full_shape(parameter), generator=draw) * std
-        with torch.no_grad():
-            parameter.copy_(own_part(parameter, value))
+def _chunk(settings: Settings, config: TransformerConfig, number: int | None) -> GPTModel:
+    layer = get_gpt_layer_local_spec(normalization=config.normalization)
+    layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = Norm
+    count = get_num_layers_to_build(config, vp_stage=number)
+    position = {"learned": "learned_absolute", "rope": "rope"}[settings.size.position]
+    place = {} if number is None else {"ignore_virtual": False, "vp_stage": number}
+    return GPTModel(
+        config,
+        TransformerBlockSubmodules(layer_specs=[layer] * count, layer_norm=Norm),
+        vocab_size=settings.padded_vocabulary,
+        max_sequence_length=settings.size.sequence,
+        pre_process=parallel_state.is_pipeline_first_stage(**place),
+        post_process=parallel_state.is_pipeline_last_stage(**place),
+        share_embeddings_and_output_weights=settings.size.tied_embedding,
+        position_embedding_type=position,
+        rotary_base=settings.size.rotary_base,
+        vp_stage=number,
+    )

@@ -1,7 +1,7 @@
-"""When each part of a step begins and ends on this rank, as megatron-core's ``config.timers`` asks for it.
+"""Start and end times of each part of an iteration on this rank, measured through megatron-core's timers.
 
-Timer blocks are written in the format of Megatron-LM's log, with the start and end times of every call: the
-picture of ``_05_report_visualization.py`` is drawn from them.
+They are logged in Megatron-LM's format with the times of every call, from which
+``_05_report_visualization.py`` draws its picture.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
-# The order of the log. What megatron-core calls otherwise today is on the right.
+# In the order of the log.
 TIMERS = (
     "forward-backward", "forward-compute", "post-process", "loss-compute", "backward-compute",
     "batch-generator", "forward-recv", "forward-send", "backward-recv", "backward-send",
@@ -23,6 +24,7 @@ TIMERS = (
     "optimizer-clip-main-grad", "optimizer-count-zeros", "optimizer-inner-step",
     "optimizer-copy-main-to-model-params", "optimizer",
 )  # fmt: skip
+# megatron-core's names of today → those of the log format.
 RENAMED = {
     "all-grads-sync": "grads-all-reduce",
     "non-tensor-parallel-grads-all-reduce": "layernorm-grads-all-reduce",
@@ -30,7 +32,7 @@ RENAMED = {
 
 
 class Timer:
-    """One name's calls: epoch seconds at which they started and ended."""
+    """The calls of one timer: epoch seconds of their starts and ends."""
 
     def __init__(self, settle: Callable[[], object]) -> None:
         self._settle = settle
@@ -47,15 +49,15 @@ class Timer:
 
 
 class Timers:
-    """All timers of this rank; ``timers(name)`` as megatron-core calls it.
+    """All timers of this rank; megatron-core gets one by ``timers(name)``.
 
-    ``sharded``: gradients are reduce-scattered, as the distributed optimizer wants them.
+    sharded: gradients are reduce-scattered, for a sharded optimizer.
     """
 
     def __init__(self, rank: int, sharded: bool = False) -> None:
         self.rank = rank
         self._renamed = RENAMED | ({"all-grads-sync": "grads-reduce-scatter"} if sharded else {})
-        # Kernels run on after their launch: without this a timer would measure launches.
+        # Without a synchronisation, timers would measure kernel launches.
         self._settle = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
         self._timers: dict[str, Timer] = {}
 
@@ -67,6 +69,7 @@ class Timers:
 
     @contextmanager
     def during(self, name: str) -> Iterator[None]:
+        """Measure a block."""
         timer = self(name)
         timer.start()
         try:
@@ -74,8 +77,17 @@ class Timers:
         finally:
             timer.stop()
 
+    def timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """``function``, measured by timer ``name``."""
+
+        def call(*args: Any, **options: Any) -> Any:
+            with self.during(name):
+                return function(*args, **options)
+
+        return call
+
     def block(self) -> str:
-        """The lines of all calls since the last block: sums in ms, then each start and end."""
+        """The log lines of all calls since the last block: sums in ms, then start and end times."""
         lines = ["times across ranks (ms):"]
         for name in TIMERS:
             timer = self._timers.get(name)

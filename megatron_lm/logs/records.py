@@ -87,7 +87,10 @@ def read(path: Path) -> bytes:
 
 
 def settings(data: bytes) -> dict[str, str]:
-    """The last block of ``NAME: value`` lines, which starts with NODE_RANK, as each launch prints one."""
+    """The last block of ``NAME: value`` lines, which starts with NODE_RANK, as each launch prints one.
+
+    PRECISION follows later, because only the training knows which one it can use.
+    """
     start = data.rfind(b"\nNODE_RANK: ") + 1
     if not data.startswith(b"NODE_RANK: ", start):
         return {}
@@ -97,7 +100,8 @@ def settings(data: bytes) -> dict[str, str]:
         if not match:
             break
         found[match[1]] = match[2]
-    return found
+    used = [line for line in _with(data[start:], b"PRECISION: ") if line.startswith("PRECISION: ")]
+    return found | ({"PRECISION": used[-1].partition(": ")[2]} if used else {})
 
 
 def iterations(data: bytes) -> list[Iteration]:

@@ -1,25 +1,22 @@
 """A run in the log folder: its jobs, nodes and files.
 
 ``$LOG_DIR/<job id>/`` has ``<node>.out``, ``.err``, ``.gpu`` and ``.state`` per node and ``jobs``, the ids
-of all jobs of the run; ``$LOG_DIR/slurm-<job id>.out`` is the batch script's own output.
+of all jobs of the run; ``$LOG_DIR/<job id>.sbatch.out`` is the batch script's own output.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import re
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
 from megatron_lm.errors import RunError
 from megatron_lm.logs import records
+from megatron_lm.logs.files import BATCH_OUTPUT, JOBS, NODE_KINDS, SETTINGS
+from megatron_lm.settings import environment
 
-FOLDER = Path(__file__).resolve().parents[1]
-CONF = FOLDER / "_00_conf.sh"
-LOCAL = "local-"  # first letters of a run id without Slurm
-SUFFIXES = (".out", ".err", ".gpu", ".state")
+SUFFIXES = tuple(f".{kind}" for kind in NODE_KINDS)
 
 # torch, NCCL, CUDA, Slurm, the shell and the kernel each report errors in their own format.
 ERROR = re.compile(
@@ -58,12 +55,7 @@ class Run:
 
     def batch_output(self, job: str) -> Path:
         """The batch script's own output, outside of any node."""
-        return self.log_dir / f"slurm-{job}.out"
-
-
-def log_dir() -> Path:
-    """$LOG_DIR as the scripts resolve it: relative to megatron_lm; by default ../log2."""
-    return (FOLDER / os.environ.get("LOG_DIR", "../log2")).resolve()
+        return self.log_dir / BATCH_OUTPUT.format(job=job)
 
 
 def find(ids: tuple[str, ...], folder: Path) -> Run:
@@ -73,7 +65,7 @@ def find(ids: tuple[str, ...], folder: Path) -> Run:
         if not re.fullmatch(r"[\w.+-]+", job) or job.startswith("."):
             raise RunError(f"'{job}' is not a job id: give one that _03_submit.sh printed.")
         with contextlib.suppress(OSError):
-            known = (folder / job / "jobs").read_text().split()
+            known = (folder / job / JOBS).read_text().split()
             jobs += [other for other in known if other not in jobs] if job in known else []
         if job not in jobs:
             jobs.append(job)
@@ -95,16 +87,10 @@ def settings(run: Run) -> dict[str, dict[str, str]]:
     return {f"{node.job}/{node.name}": records.settings(node.read("out")) for node in run.nodes}
 
 
-def conf(names: set[str]) -> dict[str, str]:
-    """The current values of these settings in _00_conf.sh. Raises ``RunError`` if it rejects its own
-    values.
-    """
-    script = '. "$1" >&2 && env -0'
-    done = subprocess.run(["bash", "-c", script, "bash", str(CONF)], capture_output=True, text=True)
-    if done.returncode != 0:
-        raise RunError(f"_00_conf.sh rejects its settings: {_last_line(done.stderr)}")
-    pairs = (entry.partition("=") for entry in done.stdout.split("\0") if entry)
-    return {name: value for name, _, value in pairs if name in names}
+def submitted(run: Run) -> dict[str, str]:
+    """The settings that the run was submitted with; empty if they were not kept. Raises ``SettingsError``."""
+    path = run.log_dir / run.jobs[0] / SETTINGS
+    return environment.read_file(path) if path.is_file() else {}
 
 
 def errors(text: str) -> list[str]:
@@ -121,7 +107,3 @@ def _order(node: Node) -> tuple[int, list[tuple[int, str]]]:
     rank = records.settings(node.read("out")).get("NODE_RANK", "")
     parts = re.findall(r"(\d+)|(\D+)", node.name)
     return (int(rank) if rank.isdigit() else 1 << 30), [(int(digits or 0), word) for digits, word in parts]
-
-
-def _last_line(text: str) -> str:
-    return (text.strip().splitlines() or ["no message"])[-1]

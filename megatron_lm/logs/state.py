@@ -6,8 +6,10 @@ import re
 import shutil
 import subprocess
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from megatron_lm.logs.runs import LOCAL, Run
+from megatron_lm.logs.files import LOCAL
+from megatron_lm.logs.runs import Node, Run
 from utils.processes import is_running
 
 RUNNING, COMPLETED, FAILED, CANCELLED, UNKNOWN = "RUNNING", "COMPLETED", "FAILED", "CANCELLED", "UNKNOWN"
@@ -29,23 +31,41 @@ class State:
         return f"{self.word} ({self.why})" if self.why else self.word
 
 
+class Note(NamedTuple):
+    """A node's ``.state``. word: "running" (number: a process id) or "exit" (a status); when: epoch
+    seconds.
+    """
+
+    word: str
+    number: int
+    when: float | None
+
+
 def of_job(run: Run, job: str) -> State:
     """Slurm's state of the job; without one, the state that its nodes recorded."""
     if not job.startswith(LOCAL) and (known := _in_slurm(job)):
         return known
-    notes = [node.read("state").decode().split() for node in run.nodes if node.job == job]
-    if not notes or any(len(note) != 2 or not note[1].isdigit() for note in notes):
+    notes = [note_of(node) for node in run.nodes if node.job == job]
+    if not notes or None in notes:
         return State(UNKNOWN, "Slurm does not know this job, and no node has recorded its state")
-    failed = sorted({int(number) for word, number in notes if word == "exit" and number != "0"})
+    failed = sorted({note.number for note in notes if note and note.word == "exit" and note.number})
     if failed:
         word = CANCELLED if failed[-1] in BY_SIGNAL else FAILED
         return State(word, f"exit status {', '.join(map(str, failed))}")
-    pids = [int(number) for word, number in notes if word == "running"]
+    pids = [note.number for note in notes if note and note.word == "running"]
     if not pids:
         return State(COMPLETED)
     if job.startswith(LOCAL):
         return State(RUNNING) if all(map(is_running, pids)) else State(FAILED, "killed")
     return State(UNKNOWN, "Slurm does not know this job, and not every node has recorded its end")
+
+
+def note_of(node: Node) -> Note | None:
+    """What a node recorded last; None if nothing."""
+    words = node.read("state").decode(errors="replace").split()
+    if len(words) < 2 or not all(word.isdigit() for word in words[1:]):
+        return None
+    return Note(words[0], int(words[1]), float(words[2]) if words[2:] else None)
 
 
 def _in_slurm(job: str) -> State | None:

@@ -13,16 +13,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from chakra_et import cli
-from megatron_lm.errors import RunError
 from megatron_lm.logs import gpus, records, runs, state
 from megatron_lm.logs.runs import Node, Run
 from megatron_lm.logs.state import State
 from megatron_lm.results import speed
+from megatron_lm.settings import conf
 
 LAST_LINES = 3
 WATCH_SECONDS = 2.0
 TAIL_BYTES = 20_000
 IDLE_MB = 1024  # a GPU in use holds more than this: a CUDA context and weights
+UNCOMPARED = ("NODE_RANK", "MASTER_ADDR", "PRECISION")  # the last one is as used, not as asked for
 RED, BOLD, PLAIN = "\033[1;31m", "\033[1m", "\033[0m"
 
 
@@ -44,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     config = cli.parse(ResultConfig, argv, prog="get_result.sh", description=(__doc__ or "").splitlines()[0])
     terminal = sys.stdout.isatty()
     while True:
-        run = runs.find(config.job_ids, runs.log_dir())
+        run = runs.find(config.job_ids, conf.log_dir())
         if config.watch and terminal:
             print("\033[2J\033[H", end="")
         states = {job: state.of_job(run, job) for job in run.jobs}
@@ -156,20 +157,12 @@ def speed_lines(run: Run, outputs: dict[Node, bytes], states: dict[str, State]) 
 
 
 def _differences(run: Run) -> Iterator[str]:
-    logged = runs.settings(run)
-    names = {name for of_node in logged.values() for name in of_node} - {"NODE_RANK", "MASTER_ADDR"}
-    if run.jobs[0].startswith(runs.LOCAL):
-        names -= {"NNODES", "NPROC_PER_NODE"}  # --local runs all ranks on one node
-    if not names:
-        return
-    try:
-        now = runs.conf(names)
-    except RunError as error:
-        yield str(error)
-        return
-    for name in sorted(names & now.keys()):
-        for value in sorted({of_node[name] for of_node in logged.values() if name in of_node} - {now[name]}):
-            yield f"{name} was {value!r} in the run and is {now[name]!r} in _00_conf.sh"
+    """Settings of a node that are not those that the run was submitted with."""
+    submitted = runs.submitted(run)
+    for node in run.nodes:
+        for name, value in records.settings(node.read("out")).items():
+            if name not in UNCOMPARED and value != submitted.get(name, value):
+                yield f"{name} is {value!r} on {node.name}, the run was submitted with {submitted[name]!r}"
 
 
 def last_gpus(data: bytes) -> list[gpus.Gpu]:

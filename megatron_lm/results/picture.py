@@ -25,6 +25,7 @@ from megatron_lm.logs.runs import Run
 from megatron_lm.results import pages, speed, timeline
 from megatron_lm.results.pages import Table
 from megatron_lm.results.timeline import Event
+from megatron_lm.settings import conf
 
 COLOURS = {"forward": "#1f77ff", "backward": "#d62728", "optimizer": "#001f5b"}
 COMMUNICATION_COLOUR, COLLECTIVE_COLOUR, SUB_STEP_COLOUR = "#2ca02c", "#145a14", "#f0a830"
@@ -60,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     config = cli.parse(
         PictureConfig, argv, prog="_05_report_visualization.py", description=(__doc__ or "").splitlines()[0]
     )
-    run = runs.find(config.job_ids, runs.log_dir())
+    run = runs.find(config.job_ids, conf.log_dir())
     found, settings = read_events(run, config.node, config.iterations)
     predicted = []
     if config.plan is not None:

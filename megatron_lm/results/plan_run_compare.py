@@ -9,7 +9,8 @@ the
 3. Run: the plan's settings, as ``fasop export`` writes them, through ``_03_submit.sh --local``.
 4. Compare: predicted and measured times, as a table and a picture.
 
-Writes costs.json, plan.json, _00_conf.sh (the plan as settings), compare.md and compare.html to --output.
+Writes the planner's input (costs.json, models.yaml, cluster.yaml), plan.json, plan.conf (the plan as
+settings), compare.md and compare.html to --output.
 """
 
 from __future__ import annotations
@@ -21,28 +22,20 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from chakra_et import cli
-from fasop import export
-from fasop.clusters import Cluster, Gpu
-from fasop.costs import FORMAT, CostFile, Costs, Entry, write_costs
-from fasop.errors import PlanError
-from fasop.models import Model
-from fasop.plan import Plan, write_plans
-from fasop.search import Goal, search
-from fasop.stage_costs import INTRA_LOSS, Options
+from chakra_et import cli, files
+from megatron_lm import planner
 from megatron_lm.errors import RunError
 from megatron_lm.logs import runs
-from megatron_lm.results import pages, picture, speed, timeline
+from megatron_lm.results import pages, picture, predicted, speed, timeline
 from megatron_lm.results.pages import Table
-from megatron_lm.results.predicted import predicted_events
-from megatron_lm.settings import MODELS
+from megatron_lm.settings import MODELS, conf
 
-MODEL, GPU = "tiny", "CPU"
-BITS = 16  # per number in a message, in FASOP's model
+MODEL, GPU, CLUSTER = "tiny", "CPU", "this-machine"
+PLENTY = 1e18  # bit/s: a message costs its latency alone
 
 
 @dataclass(frozen=True)
@@ -82,33 +75,38 @@ def main(argv: Sequence[str] | None = None) -> int:
     config = cli.parse(
         CompareConfig, argv, prog="plan_run_compare.sh", description=(__doc__ or "").splitlines()[0]
     )
-    try:
-        text = compare(config)
-    except PlanError as error:
-        raise RunError(str(error)) from None
-    print(text)
-    print(f"written to {config.output}: costs.json, plan.json, _00_conf.sh, compare.md, compare.html")
+    print(compare(config))
+    print(f"written to {config.output}: {', '.join(sorted(path.name for path in config.output.iterdir()))}")
     return 0
 
 
 def compare(config: CompareConfig) -> str:
-    """Do all four steps and return the table as Markdown. Raises ``RunError``, ``PlanError`` or
-    ``OSError``.
-    """
-    config.output.mkdir(parents=True, exist_ok=True)
+    """Do all four steps and return the table as Markdown. Raises ``RunError`` or ``OSError``."""
+    folder = config.output.absolute()
+    folder.mkdir(parents=True, exist_ok=True)
     partitions = calibration_partitions(config.stages)
     measured = [run(config, partition) for partition in partitions]
-    costs = unit_costs(partitions, measured)
-    write_costs(config.output / "costs.json", costs)
-    plan = best_plan(config, costs, min(each.message for each in measured))
-    write_plans(config.output / "plan.json", [plan])
-    pages.write(config.output / "_00_conf.sh", export.exported(plan, runs.CONF))
-    result = run(config, plan.layers, export.settings(plan))
+    files.write_json(folder / "costs.json", unit_costs(partitions, measured))
+    # JSON is YAML, which fasop reads.
+    files.write_json(folder / "models.yaml", {"models": {MODEL: model(config.global_batch)}})
+    message = min(each.message for each in measured)
+    files.write_json(folder / "cluster.yaml", {"clusters": {CLUSTER: cluster(config.stages, message)}})
+    settings = planner.plan(plan_words(config), folder)
+    plan = predicted.read_plan(folder / planner.PLANS)
+    result = run(config, plan.layers, settings)
     heading = f"Predicted and measured: {MODEL}, {'-'.join(map(str, plan.layers))}"
     text = pages.markdown(heading, [], [comparison(plan, result)])
-    pages.write(config.output / "compare.md", text)
-    pages.write(config.output / "compare.html", drawn(result.job, plan))
+    pages.write(folder / "compare.md", text)
+    pages.write(folder / "compare.html", drawn(result.job, plan))
     return text
+
+
+def plan_words(config: CompareConfig) -> list[str]:
+    """The planner's arguments for one rank per stage."""
+    folder = config.output.absolute()
+    words = ["--model", MODEL, "--models-file", str(folder / "models.yaml")]
+    words += ["--cluster", str(folder / "cluster.yaml"), "--costs", str(folder / "costs.json")]
+    return [*words, *f"--tp 1 --dp 1 --pp {config.stages} --mbs 1 --max-tp 1 --top 1".split()]
 
 
 def calibration_partitions(stages: int) -> list[tuple[int, ...]]:
@@ -121,14 +119,14 @@ def calibration_partitions(stages: int) -> list[tuple[int, ...]]:
     return [tuple(first), tuple(last)] if spare else [tuple(first)]
 
 
-def run(
-    config: CompareConfig, layers: tuple[int, ...], exported: Mapping[str, str] | None = None
-) -> Measured:
-    """Measure one local run, optionally with a plan's ``exported`` settings. Raises ``RunError``."""
-    environment = {**os.environ, **run_settings(config, layers), **(exported or {})}
+def run(config: CompareConfig, layers: Sequence[int], planned: Mapping[str, str] | None = None) -> Measured:
+    """Measure one local run, with a plan's settings if there is one. Raises ``RunError``."""
+    values = {**run_settings(config, layers), **(planned or {}), **recorded(config)}
     print(f"running {MODEL} as {'-'.join(map(str, layers))} …", file=sys.stderr, flush=True)
-    script = str(runs.FOLDER / "_03_submit.sh")
-    done = subprocess.run([script, "--local"], env=environment, stdout=subprocess.PIPE, text=True)
+    words = [f"{name}={value}" for name, value in values.items()]
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    command = [str(conf.FOLDER / "_03_submit.sh"), "--local", *words]
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True)
     job = done.stdout.strip()
     if done.returncode != 0:
         raise RunError(f"the run of {'-'.join(map(str, layers))} failed with status {done.returncode}.")
@@ -137,7 +135,7 @@ def run(
 
 def read_run(job: str, stages: int) -> Measured:
     """Medians over all iterations but the first, of a run with one rank per stage. Raises ``RunError``."""
-    found = runs.find((job,), runs.log_dir())
+    found = runs.find((job,), conf.log_dir())
     outputs = [node.read("out") for node in found.nodes]
     iterations = speed.iterations(outputs)
     events, _ = picture.read_events(found, (), "all")
@@ -164,8 +162,11 @@ def read_run(job: str, stages: int) -> Measured:
     )
 
 
-def unit_costs(partitions: list[tuple[int, ...]], measured: list[Measured]) -> CostFile:
-    """Cost of E, T and P per micro-batch, fitted to the stage times by least squares, not below 0."""
+def unit_costs(partitions: list[tuple[int, ...]], measured: list[Measured]) -> dict[str, Any]:
+    """Cost of E, T and P per micro-batch, fitted to the stage times by least squares, not below 0.
+
+    Returned as a cost file of fasop.
+    """
     rows, forward, backward = [], [], []
     for layers, of_run in zip(partitions, measured, strict=True):
         for stage, count in enumerate(layers):
@@ -174,68 +175,62 @@ def unit_costs(partitions: list[tuple[int, ...]], measured: list[Measured]) -> C
         backward += of_run.stage_backward
     matrix = np.array(rows, dtype=float)
     # Dividing each row by its time weighs stages by relative error.
-    units = [
-        np.maximum(
-            np.linalg.lstsq(matrix / np.array(times)[:, None], np.ones(len(times)), rcond=None)[0], 0.0
-        )
+    fits = [
+        np.linalg.lstsq(matrix / np.array(times)[:, None], np.ones(len(times)), rcond=None)[0]
         for times in (forward, backward)
     ]
-    size = MODELS[MODEL]
-    entry = Entry(
-        MODEL, GPU, 1, 1, *(tuple([e, *[t] * size.layers, p]) for e, t, p in np.array(units).tolist())
-    )
-    source = "Runs of megatron_lm on this machine's CPU, by megatron_lm/plan_run_compare.py."
-    return CostFile(FORMAT, source, {MODEL: model(1)}, (entry,))
-
-
-def best_plan(config: CompareConfig, costs: CostFile, message: float) -> Plan:
-    """FASOP's best plan with one rank per stage. Raises ``PlanError``."""
-    size = MODELS[MODEL]
-    # FASOP takes a bandwidth: the one at which an activation takes as long as the measured message.
-    bandwidth = size.sequence * size.hidden * BITS * INTRA_LOSS / message
-    cpu = Gpu(
-        GPU, memory_gib=1024.0, price_per_hour=0.0, inter_bandwidth=bandwidth, intra_bandwidth=bandwidth
-    )
-    cluster = Cluster("this machine", config.stages, (cpu,), (1,))
-    whole = model(config.global_batch)
-    goal = Goal(top=1, everything=False, tp=1, dp=1, pp=config.stages, mbs=1)
-    plans = search(whole, [cluster], Costs([costs], whole), Options(), goal, max_tp=1, workers=1)
-    if not plans:
-        raise PlanError(f"no plan of {MODEL} with {config.stages} stages.")
-    return plans[0]
-
-
-def model(global_batch: int) -> Model:
-    size = MODELS[MODEL]
-    return Model(MODEL, size.hidden, size.sequence, size.layers, size.vocabulary, size.heads, global_batch)
-
-
-def run_settings(config: CompareConfig, layers: tuple[int, ...]) -> Mapping[str, str]:
-    stages = str(config.stages)
+    per_unit = [[e, *[t] * MODELS[MODEL].layers, p] for e, t, p in np.maximum(fits, 0.0).tolist()]
+    entry = {"model": MODEL, "gpu": GPU, "tp": 1, "mbs": 1, "forward": per_unit[0], "backward": per_unit[1]}
     return {
-        "HOMOGENEOUS_CLUSTER": "true",
-        "MODEL": MODEL,
-        "NNODES": "1",
-        "NPROC_PER_NODE": stages,
-        "WORLD_SIZE": stages,
-        "GLOBAL_BATCH_SIZE": str(config.global_batch),
-        "MICRO_BATCH_SIZE": "1",
-        "TENSOR_MP_SIZE": "1",
-        "DP_SIZE": "1",
-        "PIPELINE_MP_SIZE": stages,
-        "PARTITION": "-".join(map(str, layers)),
-        "TRAIN_ITERS": str(config.iterations),
-        "LOG_INTERVAL": "1",
-        "PROFILE": "true",
-        "CUDA_VISIBLE_DEVICES": "",
-        "OMP_NUM_THREADS": "1",
+        "format": 1,
+        "source": "Runs of megatron_lm on this machine's CPU, by megatron_lm/plan_run_compare.sh.",
+        "models": {MODEL: {"name": MODEL, **model(1)}},
+        "entries": [entry],
     }
 
 
-def comparison(plan: Plan, result: Measured) -> Table:
+def cluster(stages: int, message: float) -> dict[str, Any]:
+    """This machine as one node, in the terms of fasop; ``message``: seconds."""
+    bandwidth = {"inter_bandwidth": PLENTY, "intra_bandwidth": PLENTY, "intra_latency": message}
+    cpu = {"nodes": 1, "memory_gib": 1024.0, "price_per_hour": 0.0, **bandwidth}
+    return {"gpus_per_node": stages, "gpus": {GPU: cpu}}
+
+
+def model(global_batch: int) -> dict[str, int]:
+    """The model in the terms of fasop."""
+    size = MODELS[MODEL]
+    return {
+        "hidden": size.hidden,
+        "seq": size.sequence,
+        "layers": size.layers,
+        "vocab": size.vocabulary,
+        "heads": size.heads,
+        "global_batch": global_batch,
+    }
+
+
+def run_settings(config: CompareConfig, layers: Sequence[int]) -> dict[str, str]:
+    """The settings of a run with one rank per stage."""
+    stages = str(config.stages)
+    return {
+        "MODEL": MODEL,
+        "NNODES": "1",
+        "NPROC_PER_NODE": stages,
+        "GLOBAL_BATCH_SIZE": str(config.global_batch),
+        "PIPELINE_MP_SIZE": stages,
+        "PARTITION": "-".join(map(str, layers)),
+    }
+
+
+def recorded(config: CompareConfig) -> dict[str, str]:
+    """Settings that no plan decides."""
+    return {"TRAIN_ITERS": str(config.iterations), "LOG_INTERVAL": "1", "PROFILE": "true"}
+
+
+def comparison(plan: Any, result: Measured) -> Table:
     """Predicted against measured; error: of the prediction, relative to the measured time."""
-    predicted = timeline.bubbles(predicted_events(plan))
-    bubble = 1 - sum(each.compute for each in predicted) / sum(each.seconds for each in predicted)
+    bubbles = timeline.bubbles(predicted.predicted_events(plan))
+    bubble = 1 - sum(each.compute for each in bubbles) / sum(each.seconds for each in bubbles)
     rows = [("pipeline, ms", 1000 * plan.pipeline_time, 1000 * result.pipeline)]
     for name, ours, theirs in (
         ("forward", plan.stage_forward, result.stage_forward),
@@ -259,7 +254,7 @@ def comparison(plan: Plan, result: Measured) -> Table:
     )
 
 
-def drawn(job: str, plan: Plan) -> str:
-    found = runs.find((job,), runs.log_dir())
+def drawn(job: str, plan: Any) -> str:
+    found = runs.find((job,), conf.log_dir())
     events, settings = picture.read_events(found, (), "last")
-    return picture.draw(found, events, settings, predicted_events(plan))
+    return picture.draw(found, events, settings, predicted.predicted_events(plan))

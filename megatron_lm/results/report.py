@@ -17,6 +17,7 @@ from megatron_lm.logs.runs import Node, Run
 from megatron_lm.results import pages, speed
 from megatron_lm.results.get_result import problems, setting_lines
 from megatron_lm.results.pages import Table
+from megatron_lm.settings import conf
 
 KINDS = ("out", "err", "gpu", "summary")
 GPU_SAMPLES = 600  # per node, as many as a screen can show
@@ -40,7 +41,7 @@ class ReportConfig:
 def main(argv: Sequence[str] | None = None) -> int:
     config = cli.parse(ReportConfig, argv, prog="_04_report.sh", description=(__doc__ or "").splitlines()[0])
     *ids, kind = config.words
-    run = runs.find(tuple(ids), runs.log_dir())
+    run = runs.find(tuple(ids), conf.log_dir())
     if kind == "summary":
         for path in write_summary(run):
             print(path)

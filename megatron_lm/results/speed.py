@@ -1,8 +1,9 @@
 """How fast a run is: time per iteration, samples/s, TFLOP/s.
 
 TFLOP/s counts the model's floating-point operations, forward and backward, without those that recomputation
-repeats: 72·B·s·L·h²·(1 + s/(6h) + V/(12·L·h)) per iteration, for batch B, sequence s, L layers, hidden size
-h, vocabulary V (Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU Clusters Using
+repeats: two per multiplication of a matrix product, three passes of equal size. For a GPT-2 with batch B,
+sequence s, L layers, hidden size h and vocabulary V that is 72·B·s·L·h²·(1 + s/(6h) + V/(12·L·h)) per
+iteration (Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU Clusters Using
 Megatron-LM", eq. 3, which has 96 and V/16 because it counts the forward pass twice).
 """
 
@@ -11,10 +12,11 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
+from megatron_lm.errors import SettingsError
 from megatron_lm.logs import records
-from megatron_lm.settings import MODELS
-
-FORMULA = "72 B s L h^2 (1 + s/6h + V/12Lh) operations per iteration"
+from megatron_lm.settings import MODELS, PREFIX, Size
+from megatron_lm.settings.environment import read_settings
+from megatron_lm.settings.values import SIZE_SETTINGS
 
 
 def iterations(outputs: Iterable[bytes]) -> list[records.Iteration]:
@@ -30,13 +32,12 @@ def typical(found: Sequence[records.Iteration]) -> float:
     return statistics.median(iteration.seconds for iteration in (found[1:] or found))
 
 
-def operations(model: str, batch: int) -> float | None:
-    """Floating-point operations per iteration; None for an unknown model."""
-    if model not in MODELS:
-        return None
-    size = MODELS[model]
-    s, h, layers, vocabulary = size.sequence, size.hidden, size.layers, size.vocabulary
-    return 72 * batch * s * layers * h**2 * (1 + s / (6 * h) + vocabulary / (12 * layers * h))
+def operations(size: Size, batch: int) -> float:
+    """Floating-point operations per iteration of ``batch`` samples."""
+    h, s = size.hidden, size.sequence
+    attention = h * (2 * h + 2 * h * size.kv_groups // size.heads) + 2 * s * h
+    mlp = (3 if size.swiglu else 2) * h * size.ffn
+    return 3 * 2 * batch * s * (size.layers * (attention + mlp) + h * size.vocabulary)
 
 
 def figures(found: Sequence[records.Iteration], settings: Mapping[str, str]) -> list[tuple[str, str]]:
@@ -46,9 +47,19 @@ def figures(found: Sequence[records.Iteration], settings: Mapping[str, str]) -> 
         ("median iteration" + (" without the first" if found[1:] else ""), f"{seconds:.4f} s"),
         ("throughput", f"{batch / seconds:.2f} samples/s"),
     ]
-    ranks = settings.get("WORLD_SIZE", "")
-    work = operations(settings.get("MODEL", ""), batch)
-    if work is not None and ranks.isdigit():
-        total = work / seconds / 1e12
-        rows.append(("throughput", f"{total:.4g} TFLOP/s, {total / int(ranks):.4g} per rank ({FORMULA})"))
+    size, ranks = _size(settings), settings.get("WORLD_SIZE", "")
+    if size is not None and ranks.isdigit():
+        total = operations(size, batch) / seconds / 1e12
+        rows.append(("throughput", f"{total:.4g} TFLOP/s, {total / int(ranks):.4g} per rank"))
     return rows
+
+
+def _size(settings: Mapping[str, str]) -> Size | None:
+    """The model that a run's log names; None for an unknown one."""
+    named = {PREFIX + name: settings[name] for name in ("MODEL", *SIZE_SETTINGS) if name in settings}
+    if settings.get("MODEL", "") not in MODELS:
+        return None
+    try:
+        return read_settings(named).size
+    except SettingsError:
+        return None

@@ -10,7 +10,7 @@ import sys
 import time
 
 from megatron_lm.logs import records
-from megatron_lm.settings import Settings
+from megatron_lm.settings import from_environment
 from tests.megatron_lm import written_logs
 
 
@@ -19,7 +19,7 @@ def say(text: str) -> None:
 
 
 def main() -> None:
-    settings = Settings.from_environment()
+    settings = from_environment()
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     seconds = float(os.environ.get("STAND_IN_SECONDS", "0.05"))
     stage = rank // (settings.tensor_mp_size * settings.dp_size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import pty
 import re
@@ -25,12 +26,7 @@ IDLE = gpus.Gpu(0, "NVIDIA A10", 30, 0, 5, 22731, ())
 
 @pytest.fixture
 def log_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("LOG_DIR", str(tmp_path / "log2"))
-    # The settings that the written runs echo are those of _00_conf.sh.
-    for name, value in {"MODEL": "small", "PARTITION": "6-6-6-6", "PIPELINE_MP_SIZE": "4"}.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("NNODES", "2")
-    monkeypatch.setenv("DP_SIZE", "2")
+    monkeypatch.setenv("MEGATRON_LOG_DIR", str(tmp_path / "log2"))
     return tmp_path / "log2"
 
 
@@ -101,18 +97,18 @@ def test_two_jobs_that_nobody_noted_show_as_one_when_both_are_named(log_dir: Pat
     assert "NODE_RANK: 0 (a1), 1 (b1)" in shown(capsys, "11", "12")
 
 
-def test_what_is_wrong_comes_first(log_dir: Path, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_problems_come_first(log_dir: Path, capsys) -> None:
     write_run(log_dir, "local-7", "n1", 0, gpu=IDLE, err="RuntimeError: CUDA error: no device\nlater line\n")
-    monkeypatch.setenv("GLOBAL_BATCH_SIZE", "32")
+    (log_dir / "local-7/settings").write_text("GLOBAL_BATCH_SIZE=32\nPRECISION=fp16\nMODEL=small\n")
     said = shown(capsys, "local-7")
     assert said[:3] == [
         "WRONG: no process uses the GPUs of n1",
         "WRONG: error on n1: RuntimeError: CUDA error: no device",
-        "WRONG: GLOBAL_BATCH_SIZE was '64' in the run and is '32' in _00_conf.sh",
+        "WRONG: GLOBAL_BATCH_SIZE is '64' on n1, the run was submitted with '32'",
     ]
     (log_dir / "local-7/n1.state").write_text("exit 1\n")
     assert shown(capsys, "local-7")[0] == "WRONG: job local-7 is not running: FAILED (exit status 1)"
-    (log_dir / "local-7/n1.state").write_text("exit 143\n")
+    (log_dir / "local-7/n1.state").write_text("exit 143 1700000000\n")
     assert shown(capsys, "local-7")[0] == "WRONG: job local-7 is not running: CANCELLED (exit status 143)"
 
 
@@ -166,14 +162,28 @@ def test_an_error_is_seen(line: str) -> None:
 
 
 def test_operations_are_those_of_the_matrix_products() -> None:
-    """Counted one by one: 2·m·n·k each, forward once and backward twice."""
+    """Counted one by one, 2·m·n·k each, forward once and backward twice; and the published formula."""
     size, batch = MODELS["small"], 64
     h, s, v = size.hidden, size.sequence, size.vocabulary
-    token = 2 * (h * 3 * h + h * h + h * 4 * h + 4 * h * h)  # QKV, projection, two of the MLP
-    attention = 2 * 2 * s * h  # scores and values, for each token
+    token = 2 * (h * 3 * h + h * h + h * 4 * h + 4 * h * h)  # QKV, projection, the MLP's two
+    attention = 2 * 2 * s * h  # scores and values, per token
     expected = 3 * batch * s * (size.layers * (token + attention) + 2 * h * v)
-    assert speed.operations("small", batch) == pytest.approx(expected, rel=1e-12)
-    assert speed.operations("other", batch) is None
+    assert speed.operations(size, batch) == pytest.approx(expected, rel=1e-12)
+    published = 72 * batch * s * size.layers * h**2 * (1 + s / (6 * h) + v / (12 * size.layers * h))
+    assert speed.operations(size, batch) == pytest.approx(published, rel=1e-12)
+    llama = MODELS["llama3-8b"]
+    token = 2 * 4096 * (4096 + 2 * 1024 + 4096 + 3 * 14_336)  # Q, K and V, projection, gate, up and down
+    expected = 3 * 8192 * (32 * (token + 2 * 2 * 8192 * 4096) + 2 * 4096 * 128_256)
+    assert speed.operations(llama, 1) == pytest.approx(expected, rel=1e-12)
+
+
+def test_the_speed_is_that_of_the_sizes_in_the_log() -> None:
+    settings = {"MODEL": "xl", "WORLD_SIZE": "2", "HIDDEN_SIZE": "64", "NUM_LAYERS": "4", "NUM_HEADS": "4"}
+    found = [simple_iteration(1, 1.5)]
+    shown = dict(speed.figures(found, settings))["throughput"]
+    size = dataclasses.replace(MODELS["xl"], hidden=64, layers=4, heads=4, ffn=256, kv_groups=4)
+    assert shown.startswith(f"{speed.operations(size, 64) / 1.5e12:.4g} TFLOP/s")
+    assert "TFLOP/s" not in str(speed.figures(found, {"MODEL": "other", "WORLD_SIZE": "2"}))
 
 
 def test_an_unknown_job_is_one_sentence_that_names_those_there_are(log_dir: Path, capsys) -> None:

@@ -26,7 +26,7 @@ SETTINGS = (
 @pytest.fixture
 def log_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Job 5: four nodes of two ranks each, one pipeline stage a node; iterations 11 to 13 are logged."""
-    monkeypatch.setenv("LOG_DIR", str(tmp_path / "log2"))
+    monkeypatch.setenv("MEGATRON_LOG_DIR", str(tmp_path / "log2"))
     monkeypatch.chdir(tmp_path)
     for stage in range(STAGES):
         text = f"NODE_RANK: {stage}\n{SETTINGS}"

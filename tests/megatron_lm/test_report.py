@@ -22,7 +22,7 @@ from tests.megatron_lm.written_logs import simple_iteration, write_node
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Two nodes, the second with the iterations, each with memory lines and 1,300 seconds of GPU log."""
-    monkeypatch.setenv("LOG_DIR", str(tmp_path / "log2"))
+    monkeypatch.setenv("MEGATRON_LOG_DIR", str(tmp_path / "log2"))
     folder = tmp_path / "log2/local-7"
     for rank, name in enumerate(["n1", "n2"]):
         out = f"NODE_RANK: {rank}\nMODEL: small\nWORLD_SIZE: 2\nPARTITION: 12-12\nstart | with a bar\n"
