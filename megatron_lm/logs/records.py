@@ -8,6 +8,7 @@ Timer names are matched whole, because some end in another's name: ``forward-rec
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -77,13 +78,19 @@ class Timers:
     lists: dict[tuple[int, str], Lists] = field(default_factory=dict)
 
 
-def read(path: Path) -> bytes:
-    """The complete lines of a file; empty if it does not exist."""
+def read(path: Path, most: int | None = None, partial: bool = False) -> bytes:
+    """The complete lines of a file; empty if it does not exist.
+
+    most: only that many bytes at its end; partial: with a last line that is not complete.
+    """
     try:
-        data = path.read_bytes()
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - most) if most is not None else 0)
+            data = file.read()
     except (FileNotFoundError, IsADirectoryError):
         return b""
-    return data[: data.rfind(b"\n") + 1]
+    return data if partial else data[: data.rfind(b"\n") + 1]
 
 
 def settings(data: bytes) -> dict[str, str]:

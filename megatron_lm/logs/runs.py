@@ -18,17 +18,6 @@ from megatron_lm.settings import environment
 
 SUFFIXES = tuple(f".{kind}" for kind in NODE_KINDS)
 
-# torch, NCCL, CUDA, Slurm, the shell and the kernel each report errors in their own format.
-ERROR = re.compile(
-    r"\b(?:error|ERROR|fatal|FATAL)\b|[A-Z]\w*(?:Error|Exception)\b"
-    r"|^\[?E\d{4} |out of memory|CANCELLED|Segmentation fault|core dumped|command not found"
-    r"|^Killed|: stopped$|^megatron_lm/\S+\.sh: |^\S+\.py: "
-)
-WARNING = re.compile(r"\b[Ww]arn(?:ing)?\b|\bWARN(?:ING)?\b|\w+Warning\b|^\[?W\d{4} |^\[W")
-
-# torchrun's own report after a rank has failed hides what that rank printed.
-AFTERWARDS = re.compile(r"torch[./]distributed|^traceback +:|^error_file *:|^exitcode +:| FAILED$|^frame #\d")
-
 
 @dataclass(frozen=True)
 class Node:
@@ -91,16 +80,6 @@ def submitted(run: Run) -> dict[str, str]:
     """The settings that the run was submitted with; empty if they were not kept. Raises ``SettingsError``."""
     path = run.log_dir / run.jobs[0] / SETTINGS
     return environment.read_file(path) if path.is_file() else {}
-
-
-def errors(text: str) -> list[str]:
-    """The lines that report an error, in order, without warnings and torchrun's own report."""
-    lines = (line.strip() for line in text.splitlines())
-    return [
-        line
-        for line in lines
-        if ERROR.search(line) and not WARNING.search(line) and not AFTERWARDS.search(line)
-    ]
 
 
 def _order(node: Node) -> tuple[int, list[tuple[int, str]]]:

@@ -13,6 +13,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from chakra_et import cli
+from megatron_lm.diagnosis import of_run
+from megatron_lm.diagnosis.failures import Failure
 from megatron_lm.logs import gpus, records, runs, state
 from megatron_lm.logs.runs import Node, Run
 from megatron_lm.logs.state import State
@@ -60,7 +62,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def lines(run: Run, states: dict[str, State]) -> Iterator[tuple[str, str]]:
     """(style, text) of every line. style: RED for problems, BOLD for titles, else empty."""
     outputs = {node: node.read("out") for node in run.nodes}
-    wrong = list(problems(run, states))
+    failure = of_run.first_failure(run, states)
+    wrong = list(problems(run, states, failure))
     for text in wrong:
         yield RED, f"WRONG: {text}"
     if not wrong:
@@ -73,18 +76,19 @@ def lines(run: Run, states: dict[str, State]) -> Iterator[tuple[str, str]]:
         yield from (("", f"  {line}") for line in _tail(data))
 
     yield title("last error message")
+    if failure is not None:
+        yield RED, f"first failure: {failure}"
+        yield from (("", f"  {line}") for line in failure.lines)
     for job in run.jobs:
         data = records.read(run.batch_output(job))
         if data.strip():
             yield "", f"{job}, batch script"
             yield from (("", f"  {line}") for line in _tail(data))
     for node in run.nodes:
-        text = node.read("err").decode(errors="replace")
-        found = runs.errors(text)
-        yield "", f"{node.job}/{node.name}: {len(text.splitlines())} lines, {len(found)} error lines"
-        yield from ((RED, f"  {line}") for line in found[-LAST_LINES:])
-        if not found:
-            yield from (("", f"  {line}") for line in _tail(text.encode()))
+        data = node.read("err")
+        count = data.count(b"\n")
+        yield "", f"{node.job}/{node.name}: {count} lines"
+        yield from (("", f"  {line}") for line in _tail(data))
 
     yield title("last gpu message")
     for node in run.nodes:
@@ -108,7 +112,7 @@ def lines(run: Run, states: dict[str, State]) -> Iterator[tuple[str, str]]:
     yield from (("", line) for line in speed_lines(run, outputs, states))
 
 
-def problems(run: Run, states: dict[str, State]) -> Iterator[str]:
+def problems(run: Run, states: dict[str, State], failure: Failure | None) -> Iterator[str]:
     """The problems of a run, the worst first, one sentence each."""
     for job, known in states.items():
         if known.word not in (state.COMPLETED, state.RUNNING):
@@ -118,12 +122,15 @@ def problems(run: Run, states: dict[str, State]) -> Iterator[str]:
         found = last_gpus(node.read("gpu"))
         if running and found and not any(gpu.processes or (gpu.used or 0) > IDLE_MB for gpu in found):
             yield f"no process uses the GPUs of {node.name}"
-    for job in run.jobs:
-        for line in runs.errors(records.read(run.batch_output(job)).decode(errors="replace"))[:1]:
-            yield f"error of job {job}: {line}"
-    for node in run.nodes:
-        for line in runs.errors(node.read("err").decode(errors="replace"))[:1]:
-            yield f"error on {node.name}: {line}"
+    if failure is not None:
+        yield str(failure)
+    lost = of_run.lost_nodes(run, states)
+    if lost:
+        names = ",".join(lost)
+        yield (
+            f"lost: {names}; continue on the other nodes with megatron_lm/_03_submit.sh --resume "
+            f"{run.jobs[0]} --without {names}"
+        )
     yield from _differences(run)
 
 

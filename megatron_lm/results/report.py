@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from chakra_et import cli
+from megatron_lm.diagnosis import of_run
 from megatron_lm.logs import gpus, records, runs, state
 from megatron_lm.logs.gpus import Gpu
 from megatron_lm.logs.runs import Node, Run
@@ -58,7 +59,7 @@ def write_summary(run: Run) -> list[Path]:
     folder = run.log_dir / run.jobs[0]
     states = {job: state.of_job(run, job) for job in run.jobs}
     heading = f"Run {' '.join(run.jobs)}: {', '.join(map(str, states.values()))}"
-    wrong = list(problems(run, states))
+    wrong = list(problems(run, states, of_run.first_failure(run, states)))
     outputs = {node: node.read("out") for node in run.nodes}
     found = speed.iterations(outputs.values())
     memory = [line for data in outputs.values() for line in records.memory(data)]

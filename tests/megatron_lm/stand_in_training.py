@@ -30,7 +30,7 @@ def main() -> None:
         time.sleep(seconds)
         if os.environ.get("STAND_IN_FAIL") and number == 3:
             if rank == 0:
-                print("_00_pretrain_gpt.py: rank 0 was told to fail", file=sys.stderr)
+                print("_00_pretrain_gpt.py: rank 0 was asked to fail", file=sys.stderr)
                 sys.exit(3)
             time.sleep(60)
         unit = seconds / 4 / (settings.micro_batches + settings.pipeline_mp_size)

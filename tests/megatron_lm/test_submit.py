@@ -258,7 +258,7 @@ def test_a_local_run_that_fails_says_so(script: Script) -> None:
     assert done.returncode != 0 and f"get_result.sh {job}" in done.stderr.splitlines()[-1]
     shown = script("get_result.sh", job).stdout.splitlines()
     assert shown[0].startswith(f"WRONG: job {job} is not running: FAILED (exit status")
-    assert shown[1].startswith("WRONG: error on ") and shown[1].endswith("rank 0 was told to fail")
+    assert shown[1].startswith("WRONG: rank 0 on ") and shown[1].endswith("rank 0 was asked to fail")
 
 
 def test_a_local_run_that_is_stopped_leaves_no_rank_behind(
