@@ -22,7 +22,6 @@ SENTENCES = {
     "DEADLINE": "job {job} reached its deadline",
     "BOOT_FAIL": "a node of job {job} did not boot",
 }
-ALIVE = ("RUNNING", "PENDING", "COMPLETING", "CONFIGURING", "SUSPENDED", "REQUEUED", "RESIZING")
 
 
 def first_failure(run: Run, states: Mapping[str, State]) -> Failure | None:
@@ -30,7 +29,7 @@ def first_failure(run: Run, states: Mapping[str, State]) -> Failure | None:
     words = {known.word for known in states.values()}
     if words <= {state.COMPLETED} or _is_through(run):
         return None
-    has_failed = bool(words - {state.COMPLETED, state.UNKNOWN, *ALIVE})
+    has_failed = bool(words - {state.COMPLETED, state.UNKNOWN, *state.ALIVE})
     logs = [Log("", run.batch_output(job)) for job in run.jobs]
     logs += [log_of(node) for node in run.nodes]
     notes = {node.name: state.note_of(node) for node in run.nodes}

@@ -91,7 +91,7 @@ def compare(config: CompareConfig) -> str:
     files.write_json(folder / "models.yaml", {"models": {MODEL: model(config.global_batch)}})
     message = min(each.message for each in measured)
     files.write_json(folder / "cluster.yaml", {"clusters": {CLUSTER: cluster(config.stages, message)}})
-    settings = planner.plan(plan_words(config), folder)
+    settings = planner.settings(plan_words(config), folder)
     plan = predicted.read_plan(folder / planner.PLANS)
     result = run(config, plan.layers, settings)
     heading = f"Predicted and measured: {MODEL}, {'-'.join(map(str, plan.layers))}"
@@ -106,7 +106,7 @@ def plan_words(config: CompareConfig) -> list[str]:
     folder = config.output.absolute()
     words = ["--model", MODEL, "--models-file", str(folder / "models.yaml")]
     words += ["--cluster", str(folder / "cluster.yaml"), "--costs", str(folder / "costs.json")]
-    return [*words, *f"--tp 1 --dp 1 --pp {config.stages} --mbs 1 --max-tp 1 --top 1".split()]
+    return [*words, *f"--tp 1 --dp 1 --pp {config.stages} --mbs 1 --max-tp 1".split()]
 
 
 def calibration_partitions(stages: int) -> list[tuple[int, ...]]:

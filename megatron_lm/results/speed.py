@@ -34,10 +34,8 @@ def typical(found: Sequence[records.Iteration]) -> float:
 
 def operations(size: Size, batch: int) -> float:
     """Floating-point operations per iteration of ``batch`` samples."""
-    h, s = size.hidden, size.sequence
-    attention = h * (2 * h + 2 * h * size.kv_groups // size.heads) + 2 * s * h
-    mlp = (3 if size.swiglu else 2) * h * size.ffn
-    return 3 * 2 * batch * s * (size.layers * (attention + mlp) + h * size.vocabulary)
+    forward = size.layers * size.layer_operations + size.head_operations
+    return 3.0 * batch * size.sequence * forward
 
 
 def figures(found: Sequence[records.Iteration], settings: Mapping[str, str]) -> list[tuple[str, str]]:

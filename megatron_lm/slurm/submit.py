@@ -37,6 +37,11 @@ class SubmitConfig:
     settings: str = field(
         default="", metadata={"help": "file of settings, as 'python -m fasop export' writes it"}
     )
+    resume: str = field(default="", metadata={"help": "job id of a run to continue from its last checkpoint"})
+    without: str = field(
+        default="",
+        metadata={"help": "with --resume: nodes to leave out, as node7,node8; FASOP plans the others"},
+    )
     local: bool = field(default=False, metadata={"help": "run all ranks on this machine, without Slurm"})
     het: bool = field(
         default=False, metadata={"help": "heterogeneous: one Slurm het job instead of two jobs"}
@@ -53,6 +58,8 @@ class SubmitConfig:
     def __post_init__(self) -> None:
         if self.het and self.local:
             raise ValueError("--het and --local exclude each other")
+        if self.without and not self.resume:
+            raise ValueError("--without: needs --resume JOBID, the run whose nodes these are")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -71,6 +78,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if config.local:
         return run_here(values, config.dry_run)
     given = headers.from_words(_split(values["SBATCH_OPTIONS"]), "SBATCH_OPTIONS") | given
+    if config.without and "--exclude" not in given:
+        given |= headers.flags([("--exclude", config.without)])
     jobs = batch.jobs(values, config.het, given)
     if config.dry_run:
         print("\n".join(job.script for job in jobs), end="")
@@ -99,6 +108,11 @@ def settings_of(config: SubmitConfig) -> dict[str, str]:
     overrides = environment.prefixed(os.environ)
     if config.settings:
         overrides |= environment.read_file(config.settings)
+    if config.resume:
+        # Only a resumed run needs to read logs, and to plan.
+        from megatron_lm.slurm import resume
+
+        overrides |= resume.settings_of(config.resume, [name for name in config.without.split(",") if name])
     overrides |= dict(map(environment.parse_word, config.words))
     overrides = conf.from_caller(overrides, Path.cwd())
     if config.local:

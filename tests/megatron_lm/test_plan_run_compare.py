@@ -96,7 +96,7 @@ def test_a_plan_is_drawn_beside_its_run(planned: Path, monkeypatch: pytest.Monke
 
 def test_a_planner_that_refuses_is_one_sentence(tmp_path: Path, capsys) -> None:
     with pytest.raises(RunError, match="python -m fasop plan: no model 'gpt9'"):
-        planner.plan(["--model", "gpt9", "--cluster", "paper-bert"], tmp_path)
+        planner.best(["--model", "gpt9", "--cluster", "paper-bert"], tmp_path)
 
 
 @pytest.mark.parametrize(
