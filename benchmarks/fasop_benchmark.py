@@ -26,15 +26,16 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.summary import put
 from chakra_et import cli
-from fasop import hpdc24, schedule
-from fasop.clusters import Cluster, load_clusters
-from fasop.costs import Costs, read_costs
-from fasop.exact import Planner
-from fasop.models import find_model
-from fasop.plan import Plan
-from fasop.search import Goal, search
-from fasop.shapes import Shape
-from fasop.stage_costs import Options
+from fasop.exact.stage_costs import Options
+from fasop.hpdc24 import search as hpdc24
+from fasop.inputs.clusters import Cluster, load_clusters
+from fasop.inputs.costs import Costs, read_costs
+from fasop.inputs.models import find_model
+from fasop.plans.plan import Plan
+from fasop.plans.shapes import Shape
+from fasop.schedule import one_f_one_b as schedule
+from fasop.search.planner import Planner
+from fasop.search.search import Goal, search
 
 README = ROOT / "fasop" / "README.md"
 MEASURED = (1.4015, 1.4238, 1.3739, 1.4098)  # seconds an iteration
@@ -73,7 +74,9 @@ print(json.dumps([done.returncode, wall, used.ru_utime + used.ru_stime, done.std
 """
 INSIDE = """
 import contextlib, io, json, resource, sys, time
-from fasop import advice, hpdc24, plan_command
+from fasop.search import advice
+from fasop.hpdc24 import search as hpdc24
+from fasop.commands import plan as plan_command
 def cpu():
     use = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(one.ru_utime + one.ru_stime for one in use)

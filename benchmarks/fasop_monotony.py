@@ -27,11 +27,11 @@ from tqdm import tqdm
 
 from benchmarks.summary import put
 from chakra_et import cli
-from fasop.clusters import Cluster, Gpu
-from fasop.costs import Costs, read_costs
-from fasop.models import find_model
-from fasop.search import Goal, search
-from fasop.stage_costs import Options
+from fasop.exact.stage_costs import Options
+from fasop.inputs.clusters import Cluster, Gpu
+from fasop.inputs.costs import Costs, read_costs
+from fasop.inputs.models import find_model
+from fasop.search.search import Goal, search
 
 README = ROOT / "fasop" / "README.md"
 FACTORS = (1.0, 1.05, 1.3, 2.0, 4.0)

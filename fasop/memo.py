@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import Any, TypeVar
 
-P = ParamSpec("P")
-R = TypeVar("R")
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 
-def memo(method: Callable[P, R]) -> Callable[P, R]:
-    """Each result is computed once for each object and arguments.
+def memo(method: Method) -> Method:
+    """Compute each result once per object and arguments.
 
     ``functools.cache`` on a method would keep every object, with all its tables, until the process ends.
     """
     name = f"_memo_{method.__name__}"
 
     @functools.wraps(method)
-    def remembered(self, *arguments):  # type: ignore[no-untyped-def]
+    def remembered(self: Any, *arguments: Any) -> Any:
         results = self.__dict__.get(name)
         if results is None:
             results = self.__dict__[name] = {}

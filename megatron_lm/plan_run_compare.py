@@ -27,14 +27,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 
 from chakra_et.cli import parse
-from fasop import export
-from fasop.clusters import Cluster, Gpu
-from fasop.costs import FORMAT, CostFile, Costs, Entry, write_costs
 from fasop.errors import PlanError
-from fasop.models import Model
-from fasop.plan import Plan, write_plans
-from fasop.search import Goal, search
-from fasop.stage_costs import INTRA_LOSS, Options
+from fasop.exact.stage_costs import INTRA_LOSS, Options
+from fasop.inputs.clusters import Cluster, Gpu
+from fasop.inputs.costs import FORMAT, CostFile, Costs, Entry, write_costs
+from fasop.inputs.models import Model
+from fasop.output import export
+from fasop.plans.plan import Plan, write_plans
+from fasop.search.search import Goal, search
 from megatron_lm import picture, runs, speed, timeline
 from megatron_lm.predicted import predicted_events
 from megatron_lm.report import Table, markdown, write_text

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fasop import schedule
 from fasop.errors import PlanError
-from fasop.plan import Plan, read_plans
+from fasop.plans.plan import Plan, read_plans
+from fasop.schedule import one_f_one_b as schedule
 from megatron_lm.runs import RunError
 from megatron_lm.timeline import COMMUNICATION, COMPUTE, Event
 

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from fasop.clusters import Cluster, Gpu
-from fasop.costs import CostFile, Costs, Entry
-from fasop.models import Model
-from fasop.shapes import Shape, inside_node, kinds_of
-from fasop.stage_costs import Options, StageCosts
+from fasop.exact.stage_costs import Options, StageCosts
+from fasop.inputs.clusters import Cluster, Gpu
+from fasop.inputs.costs import CostFile, Costs, Entry
+from fasop.inputs.models import Model
+from fasop.plans.shapes import Shape, inside_node, kinds_of
 
 
 def model(layers: int = 4, batch: int = 8, encoder: int | None = None, heads: int = 4) -> Model:

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from fasop.clusters import PRESETS as CLUSTER_PRESETS
-from fasop.clusters import load_clusters
-from fasop.costs import CostFile, Costs, Entry, read_costs, write_costs
 from fasop.errors import PlanError
-from fasop.models import PRESETS as MODEL_PRESETS
-from fasop.models import Model, find_model, load_models
-from fasop.settings import read_yaml
+from fasop.inputs.clusters import PRESETS as CLUSTER_PRESETS
+from fasop.inputs.clusters import load_clusters
+from fasop.inputs.costs import CostFile, Costs, Entry, read_costs, write_costs
+from fasop.inputs.models import PRESETS as MODEL_PRESETS
+from fasop.inputs.models import Model, find_model, load_models
+from fasop.inputs.settings import read_yaml
 from tests.fasop import fasop_cases as cases
 
 GPU = "memory_gib: 20, price_per_hour: 3, inter_bandwidth: 40e9, intra_bandwidth: 128e9"

@@ -7,9 +7,9 @@ import random
 import numpy as np
 import pytest
 
-from fasop.lattice import Lattice
-from fasop.partition import Search
-from fasop.shapes import Shape, blocks, placements
+from fasop.plans.shapes import Shape, blocks, placements
+from fasop.search.lattice import Lattice
+from fasop.search.partition import Search
 from tests.fasop import fasop_cases as cases
 
 TYPES = {
@@ -105,7 +105,7 @@ def test_highs_finds_the_same_optimum(seed: int) -> None:
 
 def _milp(optimize, tables, placement: tuple[str, ...]) -> float:
     """The objective's optimum for one placement: x[i, a, b] says that stage i holds the units a … b−1."""
-    from fasop.shapes import inside_node, kinds_of
+    from fasop.plans.shapes import inside_node, kinds_of
 
     kinds, inside = kinds_of(tables.cluster, placement, 1), inside_node(tables.cluster, 1)
     pp, n, m = len(kinds), len(tables.model.units), tables.micro_batches

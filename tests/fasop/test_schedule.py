@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fasop import schedule
+from fasop.schedule import one_f_one_b as schedule
 
 Result = tuple[dict[tuple[str, int, int], float], list[float]]
 

@@ -11,16 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fasop.clusters import Cluster, load_clusters
-from fasop.costs import Costs, read_costs
 from fasop.errors import PlanError
-from fasop.exact import Planner
-from fasop.models import find_model
-from fasop.partition import Division
-from fasop.plan import Plan
-from fasop.search import Goal, pareto_front, search
-from fasop.shapes import Shape, kinds_of, placements, shapes
-from fasop.stage_costs import Options
+from fasop.exact.stage_costs import Options
+from fasop.inputs.clusters import Cluster, load_clusters
+from fasop.inputs.costs import Costs, read_costs
+from fasop.inputs.models import find_model
+from fasop.plans.plan import Plan
+from fasop.plans.shapes import Shape, kinds_of, placements, shapes
+from fasop.search.partition import Division
+from fasop.search.planner import Planner
+from fasop.search.search import Goal, pareto_front, search
 from tests.fasop import fasop_cases as cases
 
 SECONDS = {"X": 0.010, "Y": 0.023}

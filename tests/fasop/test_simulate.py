@@ -13,11 +13,11 @@ import pytest
 
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import NodeType
-from fasop import events as events_
-from fasop import export, picture
 from fasop.__main__ import main
 from fasop.errors import PlanError
-from fasop.plan import Plan, read_plans, write_plans
+from fasop.output import export, picture
+from fasop.plans.plan import Plan, read_plans, write_plans
+from fasop.schedule import events as events_
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -174,7 +174,7 @@ def test_bad_input_is_one_sentence(plans: Path, tmp_path: Path, capsys: pytest.C
         (["simulate", str(plans), "--rank", "7"], "holds 6 plans: --rank 7 is none of them"),
         (["export", str(plans), "--rank", "0"], "--rank 0"),
         (["export", str(plans), "--template", str(not_a_plan)], "has no line"),
-        (["export", str(plans), "--output", str(tmp_path / "no" / "x.sh")], "can't be written"),
+        (["export", str(plans), "--output", str(tmp_path / "no" / "x.sh")], "No such file"),
         (["export", one(plans, tmp_path, model=bert)], "megatron_lm trains GPT-2 only"),
         (
             ["simulate", str(plans), "--schedule", "interleaved", "--virtual-stages", "9"],

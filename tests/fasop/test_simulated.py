@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from benchmarks import fasop_monotony
-from fasop.clusters import load_clusters
-from fasop.costs import Costs, read_costs
-from fasop.exact import Planner
-from fasop.models import find_model
-from fasop.partition import Division, Search
-from fasop.shapes import Shape, kinds_of, placements
-from fasop.simulated import improve, step_times
-from fasop.stage_costs import Options
+from fasop.exact.stage_costs import Options
+from fasop.inputs.clusters import load_clusters
+from fasop.inputs.costs import Costs, read_costs
+from fasop.inputs.models import find_model
+from fasop.plans.shapes import Shape, kinds_of, placements
+from fasop.search.partition import Division, Search
+from fasop.search.planner import Planner
+from fasop.search.simulated import improve, step_times
 from tests.fasop import fasop_cases as cases
 
 SECONDS = {"X": 0.010, "Y": 0.023}

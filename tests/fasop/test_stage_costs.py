@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from fasop.clusters import load_clusters
-from fasop.costs import Costs, read_costs
-from fasop.exact import Planner, division_memory
-from fasop.models import find_model
-from fasop.partition import Division
-from fasop.shapes import Shape
-from fasop.stage_costs import GIB, Options, StageCosts
+from fasop.exact.stage_costs import GIB, Options, StageCosts
+from fasop.inputs.clusters import load_clusters
+from fasop.inputs.costs import Costs, read_costs
+from fasop.inputs.models import find_model
+from fasop.plans.shapes import Shape
+from fasop.search.partition import Division
+from fasop.search.planner import Planner, division_memory
 from tests.fasop import fasop_cases as cases
 
 SECONDS = {"X": 0.010, "Y": 0.023}

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fasop import export
-from fasop.plan import read_plans, write_plans
+from fasop.output import export
+from fasop.plans.plan import read_plans, write_plans
 from megatron_lm import picture, plan_run_compare, predicted, timeline
 from megatron_lm.plan_run_compare import CompareConfig, Measured
 from tests.megatron_lm import written_logs
