@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+MISSING = object()
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
@@ -21,10 +22,9 @@ def memo(method: Method) -> Method:
         results = self.__dict__.get(name)
         if results is None:
             results = self.__dict__[name] = {}
-        try:
-            return results[arguments]
-        except KeyError:
+        result = results.get(arguments, MISSING)
+        if result is MISSING:
             result = results[arguments] = method(self, *arguments)
-            return result
+        return result
 
     return remembered  # type: ignore[return-value]

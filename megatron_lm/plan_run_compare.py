@@ -8,7 +8,7 @@
 3. Runs: the plan's settings, as ``fasop export`` writes them, through ``_03_submit.sh --local``.
 4. Compares: predicted and measured times, in a table and a picture.
 
-Writes costs.json, plan.json, _00_conf.sh (the plan as settings), compare.md and compare.html into --output.
+Writes costs.json, plan.json, plan.conf (the plan as settings), compare.md and compare.html into --output.
 """
 
 from __future__ import annotations
@@ -28,13 +28,15 @@ import numpy as np
 
 from chakra_et.cli import parse
 from fasop.errors import PlanError
-from fasop.exact.stage_costs import INTRA_LOSS, Options
+from fasop.exact.links import INTRA_LOSS
 from fasop.inputs.clusters import Cluster, Gpu
-from fasop.inputs.costs import FORMAT, CostFile, Costs, Entry, write_costs
+from fasop.inputs.costs import FORMAT, CostFile, Entry, write_costs
 from fasop.inputs.models import Model
 from fasop.output import export
+from fasop.plans.goal import Goal
+from fasop.plans.options import Options
 from fasop.plans.plan import Plan, write_plans
-from fasop.search.search import Goal, search
+from fasop.search.search import search
 from megatron_lm import picture, runs, speed, timeline
 from megatron_lm.predicted import predicted_events
 from megatron_lm.report import Table, markdown, write_text
@@ -86,7 +88,7 @@ def main(argv: list[str] | None = None) -> int:
         write_costs(config.output / "costs.json", costs)
         plan = best_plan(config, costs, min(each.message for each in measured))
         write_plans(config.output / "plan.json", [plan])
-        write_text(config.output / "_00_conf.sh", export.exported(plan, runs.CONF))
+        write_text(config.output / "plan.conf", export.lines(plan))
         result = run(config, plan.layers, export.settings(plan))
         table = comparison(plan, result)
         text = markdown(f"Predicted and measured: {MODEL}, {'-'.join(map(str, plan.layers))}", [], [table])
@@ -99,7 +101,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"plan_run_compare.sh: {error}", file=sys.stderr)
         return 1
     print(text)
-    print(f"written to {config.output}: costs.json, plan.json, _00_conf.sh, compare.md, compare.html")
+    print(f"written to {config.output}: costs.json, plan.json, plan.conf, compare.md, compare.html")
     return 0
 
 
@@ -192,7 +194,7 @@ def best_plan(config: CompareConfig, costs: CostFile, message: float) -> Plan:
     cluster = Cluster("this machine", config.stages, (cpu,), (1,))
     whole = model(config.global_batch)
     goal = Goal(top=1, everything=False, tp=1, dp=1, pp=config.stages, mbs=1)
-    plans = search(whole, [cluster], Costs([costs], whole), Options(), goal, max_tp=1, workers=1)
+    plans = search(whole, [cluster], [costs], [Options()], goal, max_tp=1, workers=1)
     if not plans:
         raise PlanError(f"no plan of {MODEL} with {config.stages} stages.")
     return plans[0]

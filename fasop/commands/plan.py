@@ -3,6 +3,8 @@
 python -m fasop plan --model gpt2-xl --cluster paper-gpt2xl-het
 python -m fasop plan --model bert-large --cluster my.yaml --objective cost --max-step-time 1.5
 python -m fasop plan --model gpt2-xl --cluster paper-pareto --objective pareto
+python -m fasop plan --model llama3-8b --cluster my.yaml --max-tp 8 --recompute auto --attention flash
+python -m fasop plan --model gpt2-xl --cluster my.yaml --lost node7
 python -m fasop plan --model bert --cluster paper-bert-het --cost-model hpdc24 --all --csv rows.csv
 """
 
@@ -17,20 +19,23 @@ from typing import Literal
 
 from chakra_et import cli, files
 from fasop.errors import PlanError
-from fasop.exact.stage_costs import Options
-from fasop.inputs.clusters import Cluster, load_clusters
-from fasop.inputs.costs import PUBLISHED, Costs, read_costs
+from fasop.inputs.cluster_files import load_clusters
+from fasop.inputs.clusters import Cluster
+from fasop.inputs.costs import PUBLISHED, CostFile, read_costs
 from fasop.inputs.models import Model, find_model
 from fasop.output import report
+from fasop.plans.goal import Goal, pareto_front
+from fasop.plans.options import Attention, Options, Precision, Recompute
 from fasop.plans.plan import Plan, plans_json
-from fasop.search.search import Goal, pareto_front, search
+
+EXACT_ONLY = ("overlap", "sequence_parallel", "per_stage", "interleave", "attention", "precision", "lost")
 
 
 @dataclass
 class Config:
     """What is planned, and what is shown."""
 
-    model: str = field(metadata={"help": "gpt2-xl, gpt2-345m, bert-large, t5, or a name in --models-file"})
+    model: str = field(metadata={"help": "gpt2-xl, llama3-8b, … (data/models.yaml), or one of --models-file"})
     cluster: str = field(metadata={"help": "preset, or YAML file of one cluster (or FILE:NAME)"})
     cost_model: Literal["exact", "hpdc24"] = field(
         default="exact", metadata={"help": "exact, or the published tool's own estimate"}
@@ -46,18 +51,41 @@ class Config:
     pp: int | None = field(default=None, metadata={"help": "only this number of pipeline stages"})
     mbs: int | None = field(default=None, metadata={"help": "only this micro-batch, sequences"})
     top: int = field(default=10, metadata={"help": "plans shown"})
-    json: bool = field(default=False, metadata={"help": "print the plans as JSON, for simulate and export"})
+    json: bool = field(default=False, metadata={"help": "print the plans as JSON, for the other commands"})
     csv: str = field(default="", metadata={"help": "write rows as CSV to this file (none or -: print them)"})
     all: bool = field(default=False, metadata={"help": "every row, those that do not fit into memory too"})
     oom: bool = field(default=False, metadata={"help": "show plans that do not fit into memory too"})
-    recompute: Literal["none", "selective", "full"] = field(
-        default="none", metadata={"help": "activations computed again in the backward pass"}
+    recompute: Literal["none", "selective", "full", "auto"] = field(
+        default="none",
+        metadata={"help": "activations computed again in the backward pass; auto: best"},
     )
     sharded_optimizer: bool = field(
-        default=False, metadata={"help": "optimizer states divided among the data-parallel ranks"}
+        default=False, metadata={"help": "optimizer states shared among the data-parallel ranks (--zero 1)"}
+    )
+    zero: Literal[0, 1, 2, 3] = field(
+        default=0,
+        metadata={"help": "ZeRO stage: shares 1 optimizer states, 2 gradients, 3 parameters too"},
     )
     overlap: bool = field(default=False, metadata={"help": "gradients reduced beside the last backward"})
-    global_batch: int | None = field(default=None, metadata={"help": "sequences a step, if not the model's"})
+    sequence_parallel: bool = field(
+        default=False, metadata={"help": "activations between tensor-parallel parts split by tokens"}
+    )
+    attention: Attention = field(
+        default="unfused", metadata={"help": "flash: one fused kernel that stores no scores"}
+    )
+    precision: Precision = field(
+        default="mixed", metadata={"help": "mixed: 16 bits with fp32 master weights and gradients"}
+    )
+    interleave: bool = field(default=False, metadata={"help": "try several chunks of layers per stage"})
+    per_stage: bool = field(
+        default=False,
+        metadata={"help": "a tp, micro-batch and recomputation per stage; uneven data parallelism"},
+    )
+    idle: bool = field(default=True, metadata={"help": "leave nodes idle where that is faster or cheaper"})
+    lost: tuple[str, ...] = field(default=(), metadata={"help": "plan without these nodes, as node7"})
+    global_batch: int | None = field(
+        default=None, metadata={"help": "sequences per step, if not the model's"}
+    )
     iterations: int = field(default=12_500_000, metadata={"help": "steps of the training that is priced"})
     models_file: str = field(default="", metadata={"help": "YAML file of models"})
     costs: tuple[str, ...] = field(
@@ -78,19 +106,45 @@ class Config:
             raise ValueError(f"--workers is {self.workers}: give at least 0")
         if self.json and self.csv:
             raise ValueError("--json and --csv exclude each other: choose one")
+        if self.per_stage and (self.tp or self.dp or self.mbs):
+            raise ValueError("--per-stage has no one --tp, --dp or --mbs: leave them out")
         if self.cost_model == "hpdc24":
             if self.max_tp > 4:
                 raise ValueError("--cost-model hpdc24 has no --max-tp above 4: use --cost-model exact")
-            if self.recompute != "none" or self.overlap:
-                raise ValueError(
-                    "--cost-model hpdc24 has no --recompute or --overlap: use --cost-model exact"
-                )
+            changed = [name for name in EXACT_ONLY if getattr(self, name) != _default(name)]
+            if self.recompute != "none" or self.zero > 1:
+                changed.append("recompute" if self.recompute != "none" else "zero")
+            if changed:
+                flag = changed[0].replace("_", "-")
+                raise ValueError(f"--cost-model hpdc24 has no --{flag}: use --cost-model exact")
 
     @property
     def goal(self) -> Goal:
         degrees = {name: getattr(self, name) for name in ("tp", "dp", "pp", "mbs")}
         # Rows of everything are asked for, or plans that do not fit: no plan may be skipped.
         return Goal(self.objective, self.top, self.max_step_time, self.all or self.oom, **degrees)
+
+    @property
+    def options(self) -> list[Options]:
+        """The ways to run the job that are tried."""
+        ways: tuple[Recompute, ...] = ("none", "selective", "full")
+        return [
+            Options(
+                recompute=way,
+                zero=max(self.zero, int(self.sharded_optimizer)),
+                overlap=self.overlap,
+                sequence_parallel=self.sequence_parallel,
+                attention=self.attention,
+                precision=self.precision,
+                per_stage=self.per_stage,
+            )
+            for way in ways
+            if self.recompute in ("auto", way)
+        ]
+
+
+def _default(name: str) -> object:
+    return Config.__dataclass_fields__[name].default
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -100,17 +154,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     model = find_model(config.model, config.models_file)
     if config.global_batch:
         model = replace(model, global_batch=config.global_batch)
-    clusters = _affordable(load_clusters(config.cluster), config.budget)
+    clusters = load_clusters(config.cluster)
+    if config.lost:
+        clusters = [cluster.without(config.lost) for cluster in clusters]
+    clusters = _affordable(clusters, config.budget)
     cost_files = [read_costs(PUBLISHED), *map(read_costs, reversed(config.costs))]
     if config.csv not in ("", "-") and not Path(config.csv).absolute().parent.is_dir():
         raise PlanError(f"{config.csv}: no such folder: make {Path(config.csv).parent} first.")
     if config.cost_model == "hpdc24":
-        costs = Costs(cost_files, model, hpdc24=True)
-        plans, rows = _hpdc24(config, model, clusters, costs)
+        plans, rows = _hpdc24(config, model, clusters, cost_files)
     else:
-        costs = Costs(cost_files, model)
-        plans = _exact(config, model, clusters, costs)
-        rows = [report.csv_row(plan, _sharded_memory) for plan in plans] if config.csv else []
+        plans = _exact(config, model, clusters, cost_files)
+        rows = [report.csv_row(plan) for plan in plans] if config.csv else []
     if config.csv:
         text = report.csv_text(rows)
         if config.csv == "-":
@@ -122,7 +177,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if config.json:
         print(plans_json(plans))
     else:
-        print("\n".join(_text(config, plans[: config.top], clusters, _notes(plans, costs))))
+        print("\n".join(_text(config, plans[: config.top], clusters)))
     return 0
 
 
@@ -148,122 +203,79 @@ def _affordable(clusters: list[Cluster], budget: float | None) -> list[Cluster]:
     return kept
 
 
-def _exact(config: Config, model: Model, clusters: list[Cluster], costs: Costs) -> list[Plan]:
-    options = Options(config.recompute, config.sharded_optimizer, config.overlap)
+def _exact(config: Config, model: Model, clusters: list[Cluster], cost_files: list[CostFile]) -> list[Plan]:
+    from fasop.search.search import search
+
+    # Every row of every shape is one for all GPUs.
+    idle = config.idle and not config.all
     with _progress() as progress:
         plans = search(
-            *(model, clusters, costs, options, config.goal, config.max_tp, config.iterations),
-            *(config.workers, progress),
+            *(model, clusters, cost_files, config.options, config.goal, config.max_tp, config.iterations),
+            *(idle, config.workers, progress),
         )
     if not plans:
         from fasop.search.advice import no_plan
 
-        raise PlanError(no_plan(model, clusters, costs, options, config.goal, config.max_tp))
+        raise PlanError(no_plan(model, clusters, cost_files, config.options, config.goal, config.max_tp))
     if config.objective == "pareto" and config.goal.everything and not config.all:
         plans = pareto_front(plans)
     return plans if config.all or config.objective == "pareto" else plans[: config.top]
 
 
 def _hpdc24(
-    config: Config, model: Model, clusters: list[Cluster], costs: Costs
+    config: Config, model: Model, clusters: list[Cluster], cost_files: list[CostFile]
 ) -> tuple[list[Plan], list[tuple[object, ...]]]:
-    from fasop.hpdc24 import search as hpdc24
+    from fasop.hpdc24.costs import PublishedCosts
+    from fasop.hpdc24.ranked import ranked
+    from fasop.hpdc24.search import csv_row, plan_of
 
+    costs = PublishedCosts(cost_files, model)
+    sharded = config.sharded_optimizer or config.zero == 1
     with _progress() as progress:
-        total = 0
-
-        def advance(count: int, of: int) -> None:
-            nonlocal total
-            total += count
-            progress(total, of)
-
-        found = hpdc24.search(model, clusters, costs, advance)
-    goal = config.goal
-    kept = [row for row in found if row.candidate.tp <= config.max_tp and goal.fits(row.candidate)]
-    if not kept:
-        raise PlanError(goal.no_shape([row.candidate for row in found]))
-
-    def is_oom(row: hpdc24.Row) -> bool:
-        return (row.sharded if config.sharded_optimizer else row.plain)[0]
-
-    if not goal.everything:
-        kept = [row for row in kept if not is_oom(row)]
-        if not kept:
-            raise PlanError(
-                f"no plan of {model.name} on {clusters[0].name} fits into memory by hpdc24: try "
-                "--sharded-optimizer, or --cost-model exact, which can also plan with --recompute full."
-            )
-    if config.max_step_time is not None:
-        fastest = min(row.step_time for row in kept)
-        kept = [row for row in kept if row.step_time <= config.max_step_time]
-        if not kept:
-            raise PlanError(
-                f"no plan takes at most {config.max_step_time:g} s: the fastest takes {fastest:.4f} s."
-            )
-
-    def price(row: hpdc24.Row) -> float:
-        return clusters[row.candidate.cluster].price_per_hour * row.step_time
-
-    if config.objective == "cost" and not config.all:
-        kept.sort(key=price)
-    if config.objective == "pareto" and not config.all:
-        front: list[hpdc24.Row] = []
-        for row in sorted(kept, key=lambda row: (row.step_time, price(row))):
-            if not front or price(row) < price(front[-1]):
-                front.append(row)
-        kept = front
-    if not config.all and config.objective != "pareto":
-        del kept[config.top :]
+        kept = ranked(model, clusters, costs, config.goal, sharded, config.max_tp, progress, config.all)
     rows = []
     if config.csv:
-        rows = [hpdc24.csv_row(row, clusters[row.candidate.cluster], config.iterations) for row in kept]
+        rows = [csv_row(row, clusters[row.candidate.cluster], config.iterations) for row in kept]
     wanted = kept if config.json else kept[: config.top]
     plans = [
-        hpdc24.plan_of(
-            row, model, clusters[row.candidate.cluster], config.iterations, config.sharded_optimizer
+        replace(
+            plan_of(row, model, clusters[row.candidate.cluster], config.iterations, sharded),
+            notes=_published_notes(costs, clusters[row.candidate.cluster], row.candidate),
         )
         for row in wanted
     ]
     return plans, rows
 
 
-def _text(config: Config, plans: list[Plan], clusters: list[Cluster], notes: list[str]) -> list[str]:
+def _published_notes(costs: object, cluster: Cluster, shape: object) -> tuple[str, ...]:
+    found: dict[str, None] = {}
+    for gpu in cluster.gpus:
+        found.update(dict.fromkeys(costs.of(gpu, shape.tp, shape.mbs).notes))  # type: ignore[attr-defined]
+    return tuple(found)
+
+
+def _text(config: Config, plans: list[Plan], clusters: list[Cluster]) -> list[str]:
     model = plans[0].model
     where = report.cluster_line(clusters[0]) if len(clusters) == 1 else f"{len(clusters)} clusters"
     lines = [
         f"{model.name} ({model.layers} layers of {model.hidden}, sequences of {model.seq}, "
-        f"{model.global_batch} a step) on {where}; cost model {config.cost_model}",
+        f"{model.global_batch} per step) on {where}; cost model {config.cost_model}",
         "",
         *report.table(plans),
         "",
         *report.reasons(plans, config.objective, config.cost_model == "exact"),
         "",
-        f"Plan 1 by stage (tp {plans[0].tp}, dp {plans[0].dp}, micro-batches of {plans[0].mbs}):",
         *report.stages(plans[0]),
     ]
+    notes = dict.fromkeys(f"note: {note}" for plan in plans for note in plan.notes)
     return lines + (["", *notes] if notes else [])
-
-
-def _notes(plans: list[Plan], costs: Costs) -> list[str]:
-    """What of the plans' costs was modelled."""
-    found: dict[str, None] = {}
-    for plan in plans:
-        for gpu in plan.cluster.gpus:
-            found.update(dict.fromkeys(costs.of(gpu, plan.tp, plan.mbs).notes))
-    return [f"note: {note}" for note in found]
-
-
-def _sharded_memory(plan: Plan) -> Sequence[float]:
-    from fasop.search.planner import stage_memory
-
-    return stage_memory(plan, sharded_optimizer=True)
 
 
 @contextmanager
 def _progress() -> Iterator[Callable[[int, int], None]]:
     """A bar on stderr where that is a terminal, else nothing."""
     if not sys.stderr.isatty():
-        yield _silent
+        yield lambda done, total: None
         return
     from tqdm import tqdm
 
@@ -274,7 +286,3 @@ def _progress() -> Iterator[Callable[[int, int], None]]:
             bar.update(done - bar.n)
 
         yield show
-
-
-def _silent(done: int, total: int) -> None:
-    pass

@@ -17,6 +17,7 @@ from typing import Literal
 from chakra_et import cli, files
 from fasop.plans.plan import Plan, pick_plan
 from fasop.schedule import events as events_
+from fasop.schedule import interleaved
 
 
 @dataclass
@@ -25,10 +26,10 @@ class Config:
 
     plan: str = field(metadata={"positional": True, "help": "file that 'plan --json' printed"})
     rank: int = field(default=1, metadata={"help": "which of its plans, the first is 1"})
-    schedule: Literal["1f1b", "interleaved"] = field(
-        default="1f1b", metadata={"help": "interleaved: several chunks of layers a stage"}
+    schedule: Literal["planned", "1f1b", "interleaved"] = field(
+        default="planned", metadata={"help": "interleaved: several chunks of layers per stage"}
     )
-    virtual_stages: int = field(default=2, metadata={"help": "chunks a stage of the interleaved schedule"})
+    virtual_stages: int = field(default=2, metadata={"help": "chunks per stage of --schedule interleaved"})
     picture: str = field(default="", metadata={"help": "file to draw, .html or .svg"})
     et: bool = field(default=False, metadata={"help": "write an .et file for every rank"})
     output: str = field(default=".", metadata={"help": "folder of the .et files"})
@@ -45,34 +46,38 @@ def main(argv: Sequence[str] | None = None) -> int:
     config = cli.parse(
         Config, argv, prog="python -m fasop simulate", description="Simulate one step of a plan."
     )
-    plan = pick_plan(config.plan, config.rank)
-    if config.schedule == "interleaved":
-        found = events_.interleaved(plan, config.virtual_stages)
-    else:
-        found = events_.one_forward_one_backward(plan)
-    print("\n".join(_summary(plan, found, config.schedule)))
+    planned = plan = pick_plan(config.plan, config.rank)
+    if config.schedule == "1f1b" and plan.virtual_stages > 1:
+        plan = events_.with_chunks(plan, 1)
+    elif config.schedule == "interleaved":
+        interleaved.check(plan.pp, plan.micro_batches, config.virtual_stages, plan.layers)
+        plan = events_.with_chunks(plan, config.virtual_stages)
+    found = events_.of_plan(plan)
+    schedule = "1f1b" if plan.virtual_stages == 1 else f"interleaved, {plan.virtual_stages} chunks per stage"
+    lines = _summary(planned, plan, found, schedule)
     if config.picture:
         from fasop.output import picture
 
         draw = picture.svg if config.picture.endswith(".svg") else picture.page
-        files.write_text(Path(config.picture), draw(plan, found, config.schedule))
-        print(f"picture: {config.picture}")
+        files.write_text(Path(config.picture), draw(plan, found, schedule))
+        lines.append(f"picture: {config.picture}")
     if config.et:
         from fasop.output import traces
 
         name = config.name or re.sub(r"[^\w.+-]+", "_", f"{plan.model.name}_{plan.cluster.name}")
         written = traces.write(plan, found, Path(config.output), name)
-        print(f"traces: {len(written)} files {Path(config.output) / name}.*.et")
+        lines.append(f"traces: {len(written)} files {Path(config.output) / name}.*.et")
+    print("\n".join(lines))
     return 0
 
 
-def _summary(plan: Plan, found: list[events_.Event], schedule: str) -> list[str]:
+def _summary(planned: Plan, plan: Plan, found: list[events_.Event], schedule: str) -> list[str]:
     whole = events_.step_time(found)
     lines = [
         f"{plan.model.name} on {plan.cluster.name}: tp {plan.tp}, dp {plan.dp}, pp {plan.pp}, "
         f"{plan.micro_batches} micro-batches of {plan.mbs}, {schedule}",
-        f"simulated step {whole:.4f} s; the plan ({plan.cost_model}) says {plan.step_time:.4f} s "
-        f"({whole / plan.step_time - 1:+.2%})",
+        f"simulated step {whole:.4f} s; planned with {plan.cost_model} {planned.step_time:.4f} s "
+        f"({whole / planned.step_time - 1:+.2%})",
     ]
     for stage, idle in enumerate(events_.bubbles(plan, found)):
         what = f"{plan.stage_gpu[stage]}, {plan.partition[stage]} units"

@@ -1,200 +1,196 @@
-"""What a stage takes, for the ``exact`` cost model: seconds of compute and messages, bytes of memory.
+"""What a stage takes, for the ``exact`` cost model: seconds of compute and communication, bytes of memory.
 
-All of it depends on which units a stage holds and on which GPU types it runs, so that a table for each
-set of types serves every placement and partition.
+All of it depends on which units a stage holds and on which GPUs it runs, so that a table for each kind of
+seats serves every placement and partition.
 """
 
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from fasop.inputs.clusters import Cluster, Gpu
-from fasop.inputs.costs import Costs
+from fasop.exact.memory import activations, parameters, stage_gib
+from fasop.exact.once_per_step import (
+    exposed_seconds,
+    gather_seconds,
+    optimizer_seconds,
+    reduction_seconds,
+)
+from fasop.exact.passes import Passes
+from fasop.exact.variants import Variant, Variants, data_group
 from fasop.inputs.models import Model
 from fasop.memo import memo
-from fasop.plans.plan import Recompute
-from fasop.plans.shapes import Shape
-
-GIB = 2**30
-# Of the bytes that the formulas give, for buffers and fragmentation; the published tool's margin.
-MEMORY_MARGIN = 1.10
-# What a message loses of the bandwidth between two nodes, and between two GPUs of a node: measured by the
-# authors of FASOP (HPDC 2024).
-INTER_LOSS, INTRA_LOSS = 1.05, 3.5
-BITS = 16  # of an activation or a gradient
-
-Kinds = tuple[str, ...]  # the GPU types of one stage
+from fasop.plans.groups import Group, Part
+from fasop.plans.options import Options, Recompute
+from fasop.plans.shapes import Seats, Shape
 
 
-@dataclass(frozen=True)
-class Options:
-    """How the job is run. overlap: the gradients' all-reduce runs beside the last backward pass."""
+class Table(NamedTuple):
+    """Of a stage [a, b] with the units a … b−1: seconds of forward and backward of one micro-batch, of the
+    gradient reduction, and of the optimizer's update with the gathering of parameters; which variant that
+    is. inf where there is no such stage, or none that fits.
+    """
 
-    recompute: Recompute = "none"
-    sharded_optimizer: bool = False
-    overlap: bool = False
+    forward: np.ndarray
+    backward: np.ndarray
+    reduction: np.ndarray
+    update: np.ndarray
+    variant: np.ndarray
 
 
 class StageCosts:
     """Tables for one shape on one cluster. n units; [a, b] stands for the units a … b−1."""
 
-    def __init__(
-        self, model: Model, cluster: Cluster, costs: Costs | None, shape: Shape, options: Options
-    ) -> None:
-        """``costs`` None: for the tables of memory alone."""
-        self.model, self.cluster, self.shape, self.options = model, cluster, shape, options
-        self.micro_batches = model.global_batch // (shape.dp * shape.mbs)
-        self._gpus = {gpu.name: gpu for gpu in cluster.gpus}
-        self._costs = costs
-        self._width = model.heads * model.d_kv if model.d_kv else model.hidden  # of queries, keys and values
-        self._kinds = model.units
-        if model.encoder_layers is not None:
-            head = model.encoder_layers + 2
-            self._kinds = self._kinds[:head] + "D" * (len(self._kinds) - head)
-        n = len(self._kinds)
-        self.sizes = np.maximum(np.arange(n + 1)[None] - np.arange(n + 1)[:, None], 1)
-        self.params = self._parameters()
-        stage = shape.tp * shape.dp
-        self._sharing = min(cluster.gpus_per_node, stage)  # ranks of a stage that send from one node
-        self._message = shape.mbs * model.seq * model.hidden * BITS
-
-    def of(self, kinds: Kinds) -> list[Gpu]:
-        return [self._gpus[name] for name in kinds]
+    def __init__(self, passes: Passes, shape: Shape) -> None:
+        self.passes, self.shape = passes, shape
+        self.model, self.options, self.links = passes.model, passes.options, passes.links
+        self.cluster = passes.links.cluster
+        self.micro_batches = self.model.global_batch // shape.batch
+        self.variants = Variants(passes, shape)
+        self._message = shape.batch * message_bytes(self.model, self.options, shape.tp)
 
     @memo
-    def unit_times(self, kinds: Kinds) -> tuple[np.ndarray, np.ndarray]:
-        """Forward and backward seconds of each unit; replicas wait for the slowest type."""
-        assert self._costs is not None
-        all_costs = [self._costs.of(gpu, self.shape.tp, self.shape.mbs) for gpu in self.of(kinds)]
-        forward = np.max([cost.forward for cost in all_costs], axis=0)
-        backward = np.max([cost.backward for cost in all_costs], axis=0)
-        layers = np.array([unit == "T" for unit in self.model.units])
-        if self.options.recompute == "full":
-            backward = backward + forward * layers
-        elif self.options.recompute == "selective":
-            # The scores' share of a layer's multiply-adds: 4s against 24h + 4s a token and channel.
-            model = self.model
-            share = 4 * model.seq / (24 * model.hidden + 4 * model.seq)
-            backward = backward + forward * layers * share
-        return forward, backward
-
-    @memo
-    def compute(self, kinds: Kinds) -> np.ndarray:
-        """Seconds of forward and backward [a, b], inf where b ≤ a, or where encoder and decoder would share
-        one stage of several: a pipeline changes from one to the other between two stages.
+    def _times(self, seats: Seats, variant: Variant) -> tuple[np.ndarray, ...]:
+        """Forward, backward, reduction and update seconds [a, b]; inf where b ≤ a, or where encoder and
+        decoder would share one stage of several: a pipeline changes from one to the other between two stages.
         """
-        forward, backward = self.unit_times(kinds)
-        seconds = _ranges(forward + backward)
+        each = self.variants.seconds(seats, variant)
+        forward, backward = (ranges(values) for values in each)
         if self.model.encoder_layers is not None and self.shape.pp > 1:
             decoder = self.model.encoder_layers + 1
-            seconds[:decoder, decoder + 1 :] = np.inf
-        return seconds
-
-    @memo
-    def forward(self, kinds: Kinds) -> np.ndarray:
-        """Seconds of the forward pass alone [a, b], inf where b ≤ a."""
-        return _ranges(self.unit_times(kinds)[0])
-
-    def p2p(self, left: Kinds, right: Kinds, inside: bool) -> float:
-        """Seconds of one message between two stages, ``inside`` one node or between two."""
-        if inside:
-            gpus = self.of(left)
-            return max(self._message * INTRA_LOSS / g.intra_bandwidth + g.intra_latency for g in gpus)
-        gpus = self.of(left) + self.of(right)
-        slowest = min(gpu.inter_bandwidth for gpu in gpus)
-        return self._message * self._sharing * INTER_LOSS / slowest + max(gpu.inter_latency for gpu in gpus)
-
-    @memo
-    def all_reduce(self, kinds: Kinds) -> np.ndarray:
-        """Seconds of the gradients' all-reduce [a, b] of a stage, once a step."""
-        dp, tp, size = self.shape.dp, self.shape.tp, self.cluster.gpus_per_node
-        gpus = self.of(kinds)
-        if dp == 1:
-            return np.zeros(self.sizes.shape)
-        # A ring sends 2(dp−1)/dp of the gradients over each of its links.
-        bits = self.params * BITS * 2 * (dp - 1) / dp
-        within = tp * dp <= size and size % (tp * dp) == 0
-        rings = max(size // dp, 1) if within else min(tp, size)
-        seconds = max(1 / g.intra_bandwidth * (rings if g.shared_bus else 1) for g in gpus)
-        latency = max(gpu.intra_latency for gpu in gpus)
-        if not within:
-            seconds = max(seconds, rings / min(gpu.inter_bandwidth for gpu in gpus))
-            latency = max(latency, *(gpu.inter_latency for gpu in gpus))
-        all_reduce = bits * seconds + 2 * (dp - 1) * latency
+            forward[:decoder, decoder + 1 :] = np.inf
+        reduction, gather = self.once(seats, variant.tp)
         if self.options.overlap:
-            # The last bucket, about a unit's gradients, is only ready when the backward pass ends.
-            backward = _ranges(self.unit_times(kinds)[1])
-            backward[np.isinf(backward)] = 0.0
-            all_reduce = np.maximum(all_reduce - backward, all_reduce / self.sizes)
-        return all_reduce
-
-    def embedding_sync(self, holders: list[Kinds]) -> float:
-        """Seconds of the all-reduce among the stages that hold a copy of the embedding."""
-        count = len(holders)
-        if count < 2:
-            return 0.0
-        gpus = [gpu for kinds in holders for gpu in self.of(kinds)]
-        bits = self.model.hidden * self.model.vocab / self.shape.tp * BITS * 2 * (count - 1) / count
-        if self.cluster.node_count == 1:
-            seconds = max((self._sharing if g.shared_bus else 1) / g.intra_bandwidth for g in gpus)
-            return bits * seconds + 2 * (count - 1) * max(gpu.intra_latency for gpu in gpus)
-        seconds = self._sharing / min(gpu.inter_bandwidth for gpu in gpus)
-        return bits * seconds + 2 * (count - 1) * max(gpu.inter_latency for gpu in gpus)
-
-    def memory(self, in_flight: int) -> np.ndarray:
-        """GiB of one GPU [a, b], the margin included, with the activations of that many micro-batches."""
-        weights = 6 + 12 / self.shape.dp if self.options.sharded_optimizer else 18
-        kept, once = self._activations()
-        size: np.ndarray = weights * self.params + kept * in_flight + once
-        return size * MEMORY_MARGIN / GIB
-
-    def cap(self, kinds: Kinds) -> float:
-        """GiB of the smallest GPU."""
-        return min(gpu.memory_gib for gpu in self.of(kinds))
-
-    def _parameters(self) -> np.ndarray:
-        """Parameters of one GPU [a, b]."""
-        h, vocab, tp = self.model.hidden, self.model.vocab, self.shape.tp
-        attention = 4 * h * self._width
-        params = {"E": h * vocab / tp, "P": h * vocab / tp, "T": (attention + 8 * h * h + 13 * h) / tp}
-        params["D"] = params["T"] + attention / tp
-        table = _ranges(np.array([params[kind] for kind in self._kinds]))
-        if "P" in self._kinds:
-            # First and last unit on one stage share one matrix.
-            table[0, -1] -= params["P"]
-        return table
+            layers = finite(ranges(self.passes.layers.astype(float)))
+            of_layers = finite(ranges(each[1] * self.passes.layers))
+            hidden = of_layers - of_layers / np.maximum(layers, 1)
+            reduction = exposed_seconds(self.options, reduction, hidden, layers)
+        return forward, backward, reduction, self._update(variant, self._held(variant.tp)) + gather
 
     @memo
-    def _activations(self) -> tuple[np.ndarray, np.ndarray]:
-        """Activation bytes [a, b]: kept for each micro-batch in flight, and needed once.
+    def once(self, seats: Seats, tp: int) -> tuple[np.ndarray, np.ndarray]:
+        """Seconds [a, b] of the collectives that reduce gradients and gather parameters, once per step."""
+        held = self._held(tp)
+        of_experts = finite(ranges(parameters(self.model, tp, self.shape.ep)[1]))
+        experts = of_experts / np.maximum(held, 1), self.shape.ep
+        data = data_group(seats, tp, self.shape.group // tp)
+        collectives = (reduction_seconds, gather_seconds)
+        reduction, gather = (each(self.passes, data, tp, held, experts) for each in collectives)
+        return reduction, gather
 
-        A layer's activations: Korthikanti et al. 2022, "Reducing Activation Recomputation in Large
-        Transformer Models", sequence parallelism off; the head's: 4sbh + 4sbV over tp.
-        """
-        model, tp = self.model, self.shape.tp
-        s, b, h, heads = model.seq, self.shape.mbs, model.hidden, model.heads
-        width = self._width
-        token, scores = s * b * (10 * h + (16 * h + 8 * width) / tp), 5 * heads * s * s * b / tp
-        if self.options.recompute != "none":
-            scores = 0.0
-        kept = {"E": s * b * h, "P": 0.0, "T": token + scores}
-        kept["D"] = kept["T"] + s * b * (5 * h + 8 * width / tp) + scores
-        once = {"E": 0.0, "T": 0.0, "D": 0.0, "P": (4 * s * b * h + 4 * s * b * model.vocab) / tp}
-        largest = 0.0
-        if self.options.recompute == "full":
-            largest = kept["D" if model.encoder_layers else "T"] + 5 * heads * s * s * b / tp
-            kept["T"] = kept["D"] = 2 * s * b * h
-        layers = _ranges(np.array([float(kind in "TD") for kind in self._kinds]))
-        return (
-            _ranges(np.array([float(kept[kind]) for kind in self._kinds])),
-            _ranges(np.array([once[kind] for kind in self._kinds])) + largest * (layers > 0),
-        )
+    @memo
+    def _held(self, tp: int) -> np.ndarray:
+        """Parameters of one GPU [a, b], 0 where b ≤ a."""
+        held = finite(ranges(parameters(self.model, tp, self.shape.ep)[0]))
+        if self.model.tied and self.model.encoder_layers is None:
+            # First and last unit on one stage share one matrix.
+            held[0, -1] -= held[-2, -1]
+        return held
+
+    def _update(self, variant: Variant, held: np.ndarray) -> np.ndarray:
+        """Seconds of the optimizer, on the slowest GPU type."""
+        slowest = np.zeros(held.shape)
+        for name, mbs in variant.shares:
+            gpu = self.cluster.gpu(name)
+            measured = self.passes.compute.of(gpu, variant.tp, mbs, self.shape.ep).update
+            sharers = self.shape.group // variant.tp
+            if measured is not None:
+                shared = sharers if self.options.zero else 1
+                slowest = np.maximum(slowest, finite(ranges(measured)) / shared)
+                continue
+            seconds = optimizer_seconds(self.passes, gpu, variant.tp, mbs, held, sharers)
+            if seconds is not None:
+                slowest = np.maximum(slowest, seconds)
+        return slowest
+
+    def memory(self, variant: Variant, in_flight: int) -> np.ndarray:
+        """GiB of one GPU [a, b], the margin included, with the activations of that many micro-batches."""
+        most = max(mbs for _, mbs in variant.shares)
+        return self._memory(variant.tp, most, variant.recompute, in_flight)
+
+    @memo
+    def _memory(self, tp: int, mbs: int, recompute: Recompute, in_flight: int) -> np.ndarray:
+        kept, head, largest = self._activations(tp, mbs, recompute)
+        replica = (tp, self.shape.ep, self.shape.group // tp)
+        held = self._held(tp)
+        return stage_gib(self.model, self.options, replica, held, kept * in_flight, (head, largest))
+
+    @memo
+    def _activations(self, tp: int, mbs: int, recompute: Recompute) -> tuple[np.ndarray, ...]:
+        """Bytes [a, b]: kept per micro-batch in flight, and what the head and the largest layer need once."""
+        kept, once = activations(self.model, tp, mbs, self.options, recompute)
+        layers = self.passes.layers
+        largest = float((once * layers).max(initial=0.0)) * (ranges(layers.astype(float)) > 0)
+        return ranges(kept), ranges(once * ~layers), largest
+
+    def cap(self, seats: Seats) -> float:
+        """GiB of the smallest GPU."""
+        return min(self.cluster.gpu(name).memory_gib for name, _ in seats)
+
+    def free(self, seats: Seats) -> float:
+        """GiB that the model can have of the smallest GPU."""
+        gpus = [self.cluster.gpu(name) for name, _ in seats]
+        return min(gpu.memory_gib - gpu.reserved_gib for gpu in gpus)
+
+    def table(self, seats: Seats, in_flight: int, fit: bool = True) -> Table:
+        """The fastest variant of each stage, of those that fit into memory, or of all without ``fit``."""
+        variants = self.variants.of(seats)
+        if len(variants) == 1 and not fit:
+            in_flight = 0  # one table for all
+        return self._table(seats, in_flight, fit)
+
+    @memo
+    def stacked(self, kinds: tuple[Seats, ...], in_flight: int) -> np.ndarray:
+        """Forward, backward, reduction and update seconds of stages that fit [which, kind of seats, a, b]."""
+        return np.stack([np.stack(self.table(seats, in_flight)[:4]) for seats in kinds], axis=1)
+
+    @memo
+    def _table(self, seats: Seats, in_flight: int, fit: bool) -> Table:
+        best: Table | None = None
+        for index, variant in enumerate(self.variants.of(seats)):
+            forward, backward, reduction, update = self._times(seats, variant)
+            if fit:
+                fits = self.memory(variant, in_flight) <= self.free(seats)
+                forward = np.where(fits, forward, np.inf)
+            made = Table(forward, backward, reduction, update, np.full(forward.shape, index))
+            if best is None:
+                best = made
+                continue
+            faster = forward + backward < best.forward + best.backward
+            best = Table(*(np.where(faster, new, old) for new, old in zip(made, best, strict=True)))
+        if best is None:
+            n = len(self.model.kinds) + 1
+            never, nothing = np.full((n, n), np.inf), np.zeros((n, n))
+            best = Table(never, never, nothing, nothing, nothing.astype(int))
+        return best
+
+    @memo
+    def p2p(self, left: Seats, right: Seats, inside: bool) -> float:
+        """Seconds of one message between two stages, ``inside`` one node or between nodes."""
+        source = tuple(Part(node, name, count) for node, (name, count) in enumerate(left))
+        shift = 0 if inside else len(left)
+        target = tuple(Part(node + shift, name, count) for node, (name, count) in enumerate(right))
+        return self.links.message(source, target, self._message)
+
+    @memo
+    def embedding_sync(self, holders: tuple[Seats, ...]) -> float:
+        """Seconds of the all-reduce among the stages that hold a copy of the embedding."""
+        if len(holders) < 2:
+            return 0.0
+        tp = self.shape.tp
+        size = self.model.hidden * self.model.vocab / tp * self.options.gradient_bytes
+        one_node = self.cluster.node_count == 1
+        rings = max(count for seats in holders for _, count in seats)
+        if one_node:
+            group: Group = (Part(0, holders[0][0][0], len(holders)),)
+        else:
+            group = tuple(Part(node, seats[0][0], 1) for node, seats in enumerate(holders))
+        return self.links.collective(group, size, rings)
 
 
-def _ranges(values: np.ndarray) -> np.ndarray:
+def ranges(values: np.ndarray) -> np.ndarray:
     """Sums of values[a:b] as [a, b], inf where b ≤ a."""
     ends = np.concatenate([[0.0], np.cumsum(values)])
     return np.where(_after(len(ends)), ends[None, :] - ends[:, None], np.inf)
@@ -204,3 +200,18 @@ def _ranges(values: np.ndarray) -> np.ndarray:
 def _after(n: int) -> np.ndarray:
     """[a, b]: whether b > a."""
     return np.arange(n)[None, :] > np.arange(n)[:, None]
+
+
+def finite(table: np.ndarray) -> np.ndarray:
+    """The table with 0 where it is inf."""
+    return np.where(np.isfinite(table), table, 0.0)
+
+
+def message_bytes(model: Model, options: Options, tp: int) -> int:
+    """Bytes that the GPUs of a replica send to the next stage for each sequence.
+
+    Every tensor-parallel rank holds, and sends, the whole output, unless each sends a share of it.
+    """
+    whole = model.seq * model.hidden * options.activation_bytes
+    shared = options.scatter_gather or options.sequence_parallel or options.per_stage
+    return whole * (1 if shared else tp)

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from fasop.errors import PlanError
+from fasop.hpdc24.costs import PublishedCosts
 from fasop.hpdc24.links import Links, f32
 from fasop.hpdc24.memory import MARGIN, Check, check_memory
 from fasop.hpdc24.minmax import minmax
 from fasop.hpdc24.schedule import simulate
 from fasop.inputs.clusters import Cluster
-from fasop.inputs.costs import Costs
 from fasop.inputs.models import Model
+from fasop.plans.options import Options
 from fasop.plans.plan import Plan
 from fasop.plans.shapes import Shape, divisors
 
@@ -60,7 +61,7 @@ class Row:
 def search(
     model: Model,
     clusters: list[Cluster],
-    costs: Costs,
+    costs: PublishedCosts,
     advance: Callable[[int, int], object] = lambda count, total: None,
 ) -> list[Row]:
     """All rows of some clusters, sorted as the tool sorts them; ``advance`` is told of rows done, and of
@@ -85,7 +86,7 @@ def search(
 def estimate(
     model: Model,
     cluster: Cluster,
-    costs: Costs,
+    costs: PublishedCosts,
     shape: Shape,
     placement: tuple[str, ...],
     partition: list[int],
@@ -128,7 +129,8 @@ def plan_of(row: Row, model: Model, cluster: Cluster, iterations: int, sharded_o
         is_oom=is_oom,
         price_per_step=price,
         train_cost=price * iterations,
-        sharded_optimizer=sharded_optimizer,
+        options=Options(zero=int(sharded_optimizer), gradient_bytes=2),
+        hosts=tuple(cluster.assigned(c.placement)),
     )
 
 
@@ -153,6 +155,10 @@ def csv_row(row: Row, cluster: Cluster, iterations: int) -> tuple[object, ...]:
 def placements(cluster: Cluster) -> list[tuple[str, ...]]:
     """The cyclic rotations of [A100…, A10…], or the one placement of a single type. Raises ``PlanError``."""
     names = [gpu.name for gpu in cluster.gpus]
+    if len({cluster.size(gpu) for gpu in cluster.gpus}) > 1:
+        raise PlanError(
+            f"cluster {cluster.name}: cost model hpdc24 needs nodes of one size: use --cost-model exact."
+        )
     if not set(names) <= {FAST, SLOW}:
         raise PlanError(
             f"cluster {cluster.name}: cost model hpdc24 knows only {FAST} and {SLOW}, not "
@@ -174,14 +180,14 @@ def _candidates(model: Model, cluster: Cluster, index: int) -> Iterator[Candidat
     )
     memory = np.array([gpu.memory_gib for gpu in gpus])
     degrees = []
-    for tp in divisors(min(cluster.gpus_per_node, 4)):
+    for tp in divisors(min(cluster.size(cluster.gpus[0]), 4)):
         if cluster.gpu_count % tp:
             continue
         for dp in divisors(cluster.gpu_count // tp):
             pp = cluster.gpu_count // (tp * dp)
             if model.global_batch % dp or pp > model.layers:
                 continue
-            links = Links(types, inter, intra, cluster.gpus_per_node, tp, dp)
+            links = Links(types, inter, intra, cluster.size(cluster.gpus[0]), tp, dp)
             stage_types = links.stage_types(slow=1)
             embedding = np.zeros(len(placed), dtype=f32)
             if pp > 1 and model.encoder_layers is None:
@@ -204,7 +210,7 @@ def _candidates(model: Model, cluster: Cluster, index: int) -> Iterator[Candidat
 
 
 def _unit_sums(
-    model: Model, clusters: list[Cluster], costs: Costs, candidates: list[Candidate]
+    model: Model, clusters: list[Cluster], costs: PublishedCosts, candidates: list[Candidate]
 ) -> tuple[np.ndarray, np.ndarray]:
     """sums[c, g, a, b] as ``minmax`` takes them, and the cost set c of each candidate."""
     gpus = {gpu.name: gpu for cluster in clusters for gpu in cluster.gpus}
@@ -214,7 +220,7 @@ def _unit_sums(
     for c, (tp, mbs) in enumerate(keys):
         for g, name in enumerate((FAST, SLOW)):
             if name in gpus:
-                cost = np.array(costs.of(gpus[name], tp, mbs).forward)
+                cost = np.array(costs.of(gpus[name], tp, mbs).seconds)
                 for a in range(units):
                     # From the left, unit after unit: differences of prefix sums round otherwise.
                     sums[c, g, a, a + 1 :] = np.cumsum(cost[a:])

@@ -12,15 +12,19 @@ COLOURS = {
     "forward": "#3b78c3",
     "backward": "#c8453b",
     "send": "#3c9a5f",
-    "all-reduce": "#1f6b3d",
+    "reduction": "#1f6b3d",
     "embedding": "#7cb342",
+    "update": "#2b3a67",
+    "gather": "#80a1c1",
 }
 NAMES = {
     "forward": "forward",
     "backward": "backward",
     "send": "message",
-    "all-reduce": "all-reduce of gradients",
-    "embedding": "all-reduce of the embedding",
+    "reduction": "gradient reduction",
+    "embedding": "embedding all-reduce",
+    "update": "optimizer",
+    "gather": "parameter all-gather",
 }
 WIDTH, LEFT, RIGHT, LANE, BAR = 1400, 165, 90, 46, 26
 LABELLED = 16  # pixels that a micro-batch's number needs
@@ -33,7 +37,7 @@ def svg(plan: Plan, events: Sequence[Event], schedule: str) -> str:
     height = 70 + plan.pp * LANE + 60
     title = (
         f"{plan.model.name} on {plan.cluster.name}: tp {plan.tp}, dp {plan.dp}, pp {plan.pp}, "
-        f"{plan.micro_batches} micro-batches of {plan.mbs}, {schedule}: {whole:.4f} s a step"
+        f"{plan.micro_batches} micro-batches of {plan.mbs}, {schedule}: {whole:.4f} s per step"
     )
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" '
@@ -78,20 +82,20 @@ def _legend() -> list[str]:
 
 def _bar(event: Event, scale: float) -> str:
     """Computation fills the upper part of a lane, communication the strip below it."""
-    compute = event.kind in ("forward", "backward")
+    compute = event.kind in ("forward", "backward", "update")
     top = 60 + event.stage * LANE + (0 if compute else BAR + 1)
     x, width = LEFT + event.start * scale, max((event.end - event.start) * scale, 0.3)
     what = NAMES[event.kind] + (f" of micro-batch {event.micro_batch}" if event.micro_batch >= 0 else "")
     if event.kind == "send":
         what += f", {'activations' if event.up else 'gradients'} to stage {event.peer}"
-    if event.chunk:
+    if event.chunk > 0:
         what += f", chunk {event.chunk}"
-    told = f"stage {event.stage}: {what}, {event.start:.4f} s to {event.end:.4f} s"
+    title = f"stage {event.stage}: {what}, {event.start:.4f} s to {event.end:.4f} s"
     text = (
         f'<rect x="{x:.2f}" y="{top}" width="{width:.2f}" height="{BAR if compute else 10}" '
-        f'fill="{COLOURS[event.kind]}" stroke="white" stroke-width=".4"><title>{told}</title></rect>'
+        f'fill="{COLOURS[event.kind]}" stroke="white" stroke-width=".4"><title>{title}</title></rect>'
     )
-    if compute and width >= LABELLED:
+    if event.micro_batch >= 0 and compute and width >= LABELLED:
         text += (
             f'<text x="{x + width / 2:.2f}" y="{top + 17}" text-anchor="middle" fill="white" font-size="11" '
             f'pointer-events="none">{event.micro_batch}</text>'

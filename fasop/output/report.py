@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
+import numpy as np
+
+from chakra_et import text
+from fasop.hpdc24 import schedule as hpdc24_schedule
 from fasop.inputs.clusters import Cluster
 from fasop.plans.plan import Plan
-from fasop.schedule import one_f_one_b as schedule
+from fasop.schedule import one_f_one_b
+from fasop.search.assembled import sharded_memory
 
 # The published tool's columns, which its users' notebooks read.
 COLUMNS = (
@@ -22,8 +27,9 @@ COLUMNS = (
 def cluster_line(cluster: Cluster) -> str:
     """One line: what the cluster is and costs."""
     nodes = ", ".join(f"{n} × {gpu.name}" for gpu, n in zip(cluster.gpus, cluster.nodes, strict=True))
+    sizes = sorted({cluster.size(gpu) for gpu in cluster.gpus})
     return (
-        f"{cluster.name}: {cluster.gpu_count} GPUs in nodes of {cluster.gpus_per_node} ({nodes}), "
+        f"{cluster.name}: {cluster.gpu_count} GPUs in nodes of {' or '.join(map(str, sizes))} ({nodes}), "
         f"${cluster.price_per_hour:.2f}/h"
     )
 
@@ -41,16 +47,13 @@ def placement(nodes: Sequence[str]) -> str:
 
 def message_time(plan: Plan) -> float:
     """Seconds that the messages between stages add to the pipeline."""
-    if plan.pp == 1:
+    if plan.pp == 1 or plan.virtual_stages > 1:
         return 0.0
     if plan.cost_model == "exact":
         free = [0.0] * (plan.pp - 1)
-        line = schedule.run(list(plan.stage_forward), list(plan.stage_backward), free, plan.micro_batches)
+        passes = list(plan.stage_forward), list(plan.stage_backward)
+        line = one_f_one_b.run(*passes, free, plan.micro_batches)
         return plan.pipeline_time - float(line.pipeline_time)
-    import numpy as np
-
-    from fasop.hpdc24 import schedule as hpdc24_schedule
-
     compute = np.array([plan.stage_forward]) * 3
     zero = np.zeros(1)
     ends = hpdc24_schedule.simulate(compute, zero, zero, plan.micro_batches)
@@ -58,32 +61,42 @@ def message_time(plan: Plan) -> float:
 
 
 def table(plans: Sequence[Plan]) -> list[str]:
-    """One line a plan; times in seconds, ``mem`` the fullest GPU's share of its memory."""
+    """One line per plan; times in seconds, ``mem`` the fullest GPU's share of its memory."""
     many = len({plan.cluster.name for plan in plans}) > 1
     head = ["", "step", "pipeline", "of it p2p", "dp sync", "emb sync", "tp", "dp", "pp", "mbs", "mem"]
     rows = [[*head, "$/step", "$ to train", "nodes", "partition"]]
     for number, plan in enumerate(plans, 1):
         full = max(size / cap for size, cap in zip(plan.stage_memory, plan.stage_cap, strict=True))
         nodes = placement(plan.placement)
+        if plan.idle_nodes:
+            nodes += f" ({plan.idle_nodes} idle)"
         rows.append(
             [
                 *(str(number), f"{plan.step_time:.4f}", f"{plan.pipeline_time:.4f}"),
                 *(f"{message_time(plan):.4f}", f"{max(plan.dp_allreduce):.4f}"),
-                *(f"{plan.embedding_allreduce:.4f}", str(plan.tp), str(plan.dp), str(plan.pp), str(plan.mbs)),
+                *(f"{plan.embedding_allreduce:.4f}", *_degrees(plan)),
                 *(f"{full:.0%}" + (" OOM" if plan.is_oom else ""), f"{plan.price_per_step:.5f}"),
                 *(f"{plan.train_cost:,.0f}", f"{plan.cluster.name}: {nodes}" if many else nodes),
                 "-".join(map(str, plan.partition)),
             ]
         )
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    left = {13, 14}
-    return [
-        "  ".join(
-            cell.ljust(width) if column in left else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
+    return text.table(rows, right=set(range(13)))
+
+
+def _degrees(plan: Plan) -> list[str]:
+    """tp, dp, pp and mbs; of stages that differ, the range."""
+    tp, dp, mbs = [plan.tp], [plan.dp], [plan.mbs]
+    if plan.choices:
+        tp = [choice.tp for choice in plan.choices]
+        dp = [plan.shape.group // degree for degree in tp]
+        mbs = [size for choice in plan.choices for _, size in choice.shares]
+    depth = f"{plan.pp}×{plan.virtual_stages}" if plan.virtual_stages > 1 else str(plan.pp)
+    return [_range(tp), _range(dp), depth, _range(mbs)]
+
+
+def _range(values: Sequence[int]) -> str:
+    low, high = min(values), max(values)
+    return str(low) if low == high else f"{low}–{high}"
 
 
 def reasons(plans: Sequence[Plan], objective: str, proven: bool) -> list[str]:
@@ -92,13 +105,15 @@ def reasons(plans: Sequence[Plan], objective: str, proven: bool) -> list[str]:
     compute = [f + b for f, b in zip(first.stage_forward, first.stage_backward, strict=True)]
     slowest = max(range(first.pp), key=lambda i: compute[i])
     busy = first.micro_batches * sum(compute) / (first.pp * first.step_time)
-    measure = "costs least a step" if objective == "cost" else "takes the shortest step"
+    measure = "costs least per step" if objective == "cost" else "has the shortest step"
     lines = [
         f"Plan 1 {measure} of all that fit: {first.step_time:.4f} s for "
         f"{first.model.global_batch} sequences of {first.model.seq}. "
         f"Its stages compute {busy:.0%} of that on average; stage {slowest} ({first.stage_gpu[slowest]}) "
         f"sets the pace with {compute[slowest] * 1e3:.2f} ms for each of {first.micro_batches} micro-batches."
     ]
+    if first.idle_nodes:
+        lines.append(f"It leaves {first.idle_nodes} of {first.cluster.node_count} nodes idle.")
     if len(plans) > 1:
         other = plans[1]
         parts = {
@@ -106,16 +121,16 @@ def reasons(plans: Sequence[Plan], objective: str, proven: bool) -> list[str]:
             "data-parallel all-reduce": (max(first.dp_allreduce), max(other.dp_allreduce)),
             "embedding all-reduce": (first.embedding_allreduce, other.embedding_allreduce),
         }
-        told = [
+        differences = [
             f"{name} {abs(a - b):.4f} s {'less' if a < b else 'more'}"
             for name, (a, b) in parts.items()
             if abs(a - b) > 5e-5
         ]
         gap = (other.step_time - first.step_time) / first.step_time
-        lines.append(f"Against plan 2 ({gap:+.1%} a step): {', '.join(told) or 'no difference'}.")
-    if proven and first.lower_bound:
+        lines.append(f"Against plan 2 ({gap:+.1%} per step): {', '.join(differences) or 'no difference'}.")
+    if proven and first.lower_bound and first.virtual_stages == 1:
         lines.append(
-            f"No plan of its degrees can take less than {first.lower_bound:.4f} s a step "
+            f"No plan of its degrees can take less than {first.lower_bound:.4f} s per step "
             f"({first.lower_bound / first.step_time:.0%} of it)."
         )
     return lines
@@ -123,17 +138,29 @@ def reasons(plans: Sequence[Plan], objective: str, proven: bool) -> list[str]:
 
 def stages(plan: Plan) -> list[str]:
     """The stages of one plan: units, layers, times, memory against the cap."""
-    lines = ["stage  GPU        units  layers  forward ms  backward ms  memory GiB   cap"]
-    rows = zip(
-        *(plan.stage_gpu, plan.partition, plan.layers, plan.stage_forward, plan.stage_backward),
-        *(plan.stage_memory, plan.stage_cap),
-        strict=True,
-    )
-    for number, (gpu, units, layers, forward, backward, memory, cap) in enumerate(rows):
-        lines.append(
-            f"{number:5}  {gpu:9}  {units:5}  {layers:6}  {forward * 1e3:10.2f}  {backward * 1e3:11.2f}  "
-            f"{memory:10.2f}  {cap:5.2f}{'  OOM' if memory > cap else ''}"
+    head = ["stage", "GPU", "units", "layers", "forward ms", "backward ms", "memory GiB", "cap", ""]
+    differ = bool(plan.choices)
+    rows = [[*head[:2], *(["tp", "mbs", "recompute"] if differ else []), *head[2:]]]
+    for i in range(plan.pp):
+        memory, cap = plan.stage_memory[i], plan.stage_cap[i]
+        own: list[str] = []
+        if differ:
+            choice = plan.choices[i]
+            sizes = "+".join(str(size) for _, size in choice.shares)
+            own = [str(choice.tp), sizes, choice.recompute]
+        rows.append(
+            [
+                *(str(i), plan.stage_gpu[i], *own, str(plan.partition[i]), str(plan.layers[i])),
+                *(f"{plan.stage_forward[i] * 1e3:.2f}", f"{plan.stage_backward[i] * 1e3:.2f}"),
+                *(f"{memory:.2f}", f"{cap:.2f}", "OOM" if memory > cap else ""),
+            ]
         )
+    title = "Plan 1 by stage:"
+    if not differ:
+        title = f"Plan 1 by stage (tp {plan.tp}, dp {plan.dp}, micro-batches of {plan.mbs}):"
+    lines = [title, *text.table(rows)]
+    if plan.hosts:
+        lines.append(f"Nodes in rank order: {' '.join(plan.hosts)}")
     if plan.split_stage is not None:
         lines.append(f"The decoder begins at stage {plan.split_stage}.")
     return lines
@@ -141,16 +168,16 @@ def stages(plan: Plan) -> list[str]:
 
 def csv_text(rows: Iterable[Sequence[object]]) -> str:
     """Rows of ``COLUMNS`` as CSV."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
+    output = io.StringIO()
+    writer = csv.writer(output, lineterminator="\n")
     writer.writerow(COLUMNS)
     writer.writerows(rows)
-    return text.getvalue()
+    return output.getvalue()
 
 
-def csv_row(plan: Plan, sharded: Callable[[Plan], Sequence[float]]) -> tuple[object, ...]:
-    """One plan as a row of ``COLUMNS``; ``sharded`` gives the stages' GiB with a sharded optimizer."""
-    other = sharded(plan)
+def csv_row(plan: Plan) -> tuple[object, ...]:
+    """One plan as a row of ``COLUMNS``."""
+    other = sharded_memory(plan)
     return (
         *(plan.mbs, plan.tp, plan.dp, plan.pp, plan.cluster.instances(plan.placement)),
         *(plan.placement.count("A100"), plan.placement.count("A10"), list(plan.partition)),

@@ -5,105 +5,128 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from tqdm import tqdm
 
 from chakra_et.et import file as et_file
-from chakra_et.et.columns import Attribute, CollectiveType, ExecutionTrace, NodeType, Ragged, Strings
+from chakra_et.et.columns import Attribute, ExecutionTrace, NodeType, Ragged, Strings
 from chakra_et.files import write_text
 from chakra_et.names import RunFiles
+from fasop.errors import PlanError
+from fasop.output.nodes import Node, stage_nodes, stage_tp
 from fasop.plans.plan import Plan
 from fasop.schedule.events import Event, step_time
 
-BYTES = 2  # of a number in a message, as the cost models count them
-TYPES = {"send": NodeType.COMM_SEND, "receive": NodeType.COMM_RECV, "all-reduce": NodeType.COMM_COLL,
-         "embedding": NodeType.COMM_COLL}  # fmt: skip
-RECENT = 12  # nodes before a node that it can directly wait for
+WORLD = "1"  # the group of all ranks
 
 
 def write(plan: Plan, events: Sequence[Event], folder: Path, name: str) -> list[Path]:
     """Write NAME.RANK.et for every rank, and NAME_comm_groups.json; returns the .et files.
 
-    Rank t + tp·d + tp·dp·stage, as the cost models number them. Messages and all-reduces have the sizes of
-    the model's activations and parameters. Raises ``OSError``.
+    Rank t + tp·d + tp·dp·stage, as the cost models number them. Raises ``OSError``, and ``PlanError`` for a
+    plan whose communication within passes the traces would lack.
     """
+    if plan.options.zero >= 2:
+        raise PlanError(
+            f"--et: a plan with --zero {plan.options.zero} can't be written: it communicates within every "
+            "pass, which the traces don't hold; plan with --zero 0 or 1."
+        )
+    if plan.ep > 1:
+        raise PlanError(
+            f"--et: a plan with experts on {plan.ep} ranks can't be written: the traces don't hold the "
+            "exchange of tokens; choose a plan with ep 1."
+        )
     folder.mkdir(parents=True, exist_ok=True)
     run = RunFiles(folder, name)
-    groups: dict[str, list[int]] = {"1": list(range(plan.tp * plan.dp * plan.pp))}
-    of_stage = [[event for event in events if event.stage == stage] for stage in range(plan.pp)]
-    files = []
-    for rank in tqdm(range(len(groups["1"])), unit="rank", disable=not sys.stderr.isatty()):
-        stage, place = divmod(rank, plan.tp * plan.dp)
-        trace = _trace(plan, of_stage[stage], rank, stage, place, groups, step_time(list(events)))
-        files.append(run.et_file(rank))
-        et_file.write(files[-1], trace)
-    write_text(run.groups_file, json.dumps(groups, indent=1) + "\n")
-    return files
-
-
-def _trace(
-    plan: Plan, events: list[Event], rank: int, stage: int, place: int, groups: dict[str, list[int]],
-    whole: float,
-) -> ExecutionTrace:  # fmt: skip
+    groups = _Groups(plan)
+    whole, written = step_time(list(events)), []
     each = plan.tp * plan.dp
-    start = np.array([round(event.start * 1e6) for event in events], dtype=np.int64)
-    end = np.array([round(event.end * 1e6) for event in events], dtype=np.int64)
-    rows = np.arange(len(events))
-    offsets, sources = _dependencies(events)
-    talks = np.array([event.kind in TYPES for event in events], dtype=bool)
-    attributes: dict[str, Attribute] = {}
+    progress = tqdm(total=each * plan.pp, unit="rank", disable=not sys.stderr.isatty())
+    for stage in range(plan.pp):
+        nodes = stage_nodes(plan, stage, _of_stage(events, stage))
+        shared = _shared(plan, nodes, whole)
+        for place in range(each):
+            rank = stage * each + place
+            written.append(run.et_file(rank))
+            et_file.write(written[-1], _of_rank(shared, nodes, rank, stage, place, groups))
+            progress.update()
+    progress.close()
+    write_text(run.groups_file, json.dumps(groups.ranks, indent=1) + "\n")
+    return written
 
-    def add(name: str, kind: str, at: np.ndarray, values: Sequence[int] | np.ndarray) -> None:
-        if len(at):
-            attributes[name] = Attribute(kind, at, np.array(values, dtype=np.int64))
 
-    def add_text(name: str, at: np.ndarray, values: Sequence[str]) -> None:
-        if len(at):
-            attributes[name] = Attribute(
-                "string", at, Strings([v.encode() for v in values], np.arange(len(at)))
-            )
+def _of_stage(events: Sequence[Event], stage: int) -> list[Event]:
+    """The events of a stage, with ``after`` among themselves."""
+    first = next((at for at, event in enumerate(events) if event.stage == stage), 0)
+    own = [event for event in events if event.stage == stage]
+    return [replace(event, after=tuple(one - first for one in event.after)) for event in own]
 
-    add("is_cpu_op", "bool", rows, np.zeros(len(rows), dtype=np.int64))
-    add_text("kind", rows, [_kind(event) for event in events])
-    # Messages run beside computation, each direction on a stream of its own.
-    lane = [
-        0 if event.kind in ("forward", "backward") else 1 + 2 * (not event.up) + (event.kind == "receive")
-        for event in events
-    ]
-    add("lane", "int64", rows, lane)
-    add("stream", "int64", rows, lane)
-    add("micro_batch", "int64", rows, [event.micro_batch for event in events])
-    talking = [event for event in events if event.kind in TYPES]
-    add("comm_size", "int64", rows[talks], [_bytes(plan, event) for event in talking])
-    p2p = np.array([event.kind in ("send", "receive") for event in events], dtype=bool)
-    pairs = [
-        (rank, event.peer * each + place) if event.kind == "send" else (event.peer * each + place, rank)
-        for event in events
-        if event.kind in ("send", "receive")
-    ]
-    add("comm_src", "int32", rows[p2p], [source for source, _ in pairs])
-    add("comm_dst", "int32", rows[p2p], [target for _, target in pairs])
-    tags = [2 * (event.chunk * plan.micro_batches + event.micro_batch) + event.up for event in events]
-    add("comm_tag", "int32", rows[p2p], np.array(tags, dtype=np.int64)[p2p])
-    together = rows[talks & ~p2p]
-    add("comm_type", "int64", together, [CollectiveType.ALL_REDUCE] * len(together))
-    names = {row: _group(plan, events[row], stage, place, groups) for row in together.tolist()}
-    add_text("pg_name", rows[talks], [names.get(row, "1") for row in rows[talks].tolist()])
+
+class _Groups:
+    """Names of groups, and their ranks."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.each = plan.tp * plan.dp
+        self.ranks: dict[str, list[int]] = {WORLD: list(range(self.each * plan.pp))}
+        self._names: dict[tuple[str, int], str] = {}
+
+    def name(self, kind: str, stage: int, place: int) -> str:
+        """The number of a rank's group, the same on each of its ranks."""
+        tp, first = stage_tp(self.plan, stage), stage * self.each
+        if kind == "tensor":
+            begin = first + place // tp * tp
+            ranks = list(range(begin, begin + tp))
+        elif kind == "data":
+            ranks = list(range(first + place % tp, first + self.each, tp))
+        else:
+            holders = self.plan.model.embedding_stages(self.plan.partition)
+            ranks = [holder * self.each + place for holder in holders]
+        key = (kind, ranks[0])
+        if key not in self._names:
+            self._names[key] = str(len(self._names) + 2)
+            self.ranks[self._names[key]] = ranks
+        return self._names[key]
+
+
+def _shared(plan: Plan, nodes: list[Node], whole: float) -> ExecutionTrace:
+    """What the traces of all ranks of a stage have in common."""
+    start = np.array([round(node.start * 1e6) for node in nodes], dtype=np.int64)
+    end = np.array([round(node.end * 1e6) for node in nodes], dtype=np.int64)
+    rows = np.arange(len(nodes))
+    offsets = np.concatenate(([0], np.cumsum([len(node.after) for node in nodes]))).astype(np.int64)
+    sources = np.array([one + 1 for node in nodes for one in node.after], dtype=np.uint64)
+    names = Strings([node.name.encode() for node in nodes], rows)
+    communicates = rows[[node.size > 0 for node in nodes]]
+    collective = rows[[node.collective is not None for node in nodes]]
+    messages = rows[[node.size > 0 and node.collective is None for node in nodes]]
+    attributes = {
+        "is_cpu_op": Attribute("bool", rows, np.zeros(len(rows), dtype=np.int64)),
+        "kind": _text(rows, [_kind(node) for node in nodes]),
+        "lane": _numbers(rows, [node.lane for node in nodes]),
+        "stream": _numbers(rows, [node.lane for node in nodes]),
+        "micro_batch": _numbers(rows, [node.event.micro_batch for node in nodes]),
+        "chunk": _numbers(rows, [node.event.chunk for node in nodes]),
+        "comm_size": _numbers(communicates, [nodes[row].size for row in communicates.tolist()]),
+        "comm_type": _numbers(collective, [int(nodes[row].collective or 0) for row in collective.tolist()]),
+    }
+    tags = [_tag(plan, nodes[row].event) for row in messages.tolist()]
+    attributes["comm_tag"] = Attribute("int32", messages, np.array(tags, dtype=np.int64))
     return ExecutionTrace(
-        ids=np.arange(1, len(events) + 1, dtype=np.uint64),
-        names=Strings([_name(event).encode() for event in events], rows),
-        types=np.array([TYPES.get(event.kind, NodeType.COMP) for event in events], dtype=np.uint8),
+        ids=np.arange(1, len(nodes) + 1, dtype=np.uint64),
+        names=names,
+        types=np.array([_type(node) for node in nodes], dtype=np.uint8),
         start_micros=start.astype(np.uint64),
         duration_micros=(end - start).astype(np.uint64),
         data_deps=Ragged(offsets, sources),
-        ctrl_deps=Ragged(np.zeros(len(events) + 1, dtype=np.int64), np.zeros(0, dtype=np.uint64)),
+        ctrl_deps=Ragged(np.zeros(len(nodes) + 1, dtype=np.int64), np.zeros(0, dtype=np.uint64)),
         attributes=attributes,
         metadata={
             "schema": "fasop",
-            "rank": rank,
-            "world_size": len(groups["1"]),
+            "world_size": plan.tp * plan.dp * plan.pp,
             "measured_end_micros": int(end.max(initial=0)),
             "clock_domain": plan.cluster.name,
             "trace_start_ns": 0,
@@ -112,59 +135,55 @@ def _trace(
     )
 
 
-def _dependencies(events: list[Event]) -> tuple[np.ndarray, np.ndarray]:
-    """Each node waits for those that ended by its start, but for what those waited for."""
-    covered = [float("inf")] * len(events)  # when the first node that waits for this one ends
-    offsets, sources = [0], []
-    for row, event in enumerate(events):
-        close = event.start + 1e-12
-        for before in range(max(0, row - RECENT), row):
-            if events[before].end <= close and covered[before] > close:
-                sources.append(before + 1)
-                covered[before] = min(covered[before], event.end)
-        offsets.append(len(sources))
-    return np.array(offsets, dtype=np.int64), np.array(sources, dtype=np.uint64)
+def _of_rank(
+    shared: ExecutionTrace, nodes: list[Node], rank: int, stage: int, place: int, groups: _Groups
+) -> ExecutionTrace:
+    """The trace of one rank: its peers and groups."""
+    attributes = dict(shared.attributes)
+    messages = attributes["comm_tag"].rows
+    each = groups.each
+    ends = [
+        (rank, nodes[row].event.peer * each + place)
+        if nodes[row].event.kind == "send"
+        else (nodes[row].event.peer * each + place, rank)
+        for row in messages.tolist()
+    ]
+    for name, side in (("comm_src", 0), ("comm_dst", 1)):
+        attributes[name] = Attribute(
+            "int32", messages, np.array([pair[side] for pair in ends], dtype=np.int64)
+        )
+    rows = attributes["comm_size"].rows
+    known = {
+        kind: groups.name(kind, stage, place) for kind in {nodes[row].group for row in rows.tolist()} - {""}
+    }
+    attributes["pg_name"] = _text(rows, [known.get(nodes[row].group, WORLD) for row in rows.tolist()])
+    used = {name: attribute for name, attribute in attributes.items() if len(attribute.rows)}
+    return replace(shared, attributes=used, metadata={**shared.metadata, "rank": rank})
 
 
-def _group(plan: Plan, event: Event, stage: int, place: int, groups: dict[str, list[int]]) -> str:
-    """The number of an all-reduce's group, the same on each of its ranks; noted in ``groups``."""
-    tensor, each = place % plan.tp, plan.tp * plan.dp
-    if event.kind == "all-reduce":
-        name = 2 + stage * plan.tp + tensor
-        ranks = [stage * each + data * plan.tp + tensor for data in range(plan.dp)]
-    else:
-        name = 2 + plan.pp * plan.tp + place
-        ranks = [holder * each + place for holder in plan.model.embedding_stages(plan.partition)]
-    groups[str(name)] = ranks
-    return str(name)
+def _numbers(rows: np.ndarray, values: Sequence[int]) -> Attribute:
+    return Attribute("int64", rows, np.array(values, dtype=np.int64))
 
 
-def _bytes(plan: Plan, event: Event) -> int:
-    """Bytes that a rank puts into a message or an all-reduce.
-
-    Parameters of a layer: 12h² + 13h, shared by the tensor-parallel ranks; of the embedding hV.
-    """
-    model = plan.model
-    embedding = model.hidden * model.vocab // plan.tp
-    if event.kind in ("send", "receive"):
-        return plan.mbs * model.seq * model.hidden * BYTES
-    if event.kind == "embedding":
-        return embedding * BYTES
-    layers = plan.layers[event.stage] * (12 * model.hidden**2 + 13 * model.hidden) // plan.tp
-    holds = event.stage in model.embedding_stages(plan.partition)
-    return (layers + embedding * holds) * BYTES
+def _text(rows: np.ndarray, values: Sequence[str]) -> Attribute:
+    table = sorted(set(values))
+    number = {text: index for index, text in enumerate(table)}
+    index = np.array([number[text] for text in values], dtype=np.int32)
+    return Attribute("string", rows, Strings([text.encode() for text in table], index))
 
 
-def _kind(event: Event) -> str:
-    if event.kind in ("forward", "backward"):
-        return "kernel"
-    return "p2p" if event.kind in ("send", "receive") else "collective"
+def _tag(plan: Plan, event: Event) -> int:
+    """Different for all messages between two ranks."""
+    return 2 * (event.chunk * plan.micro_batches + event.micro_batch) + event.up
 
 
-def _name(event: Event) -> str:
-    parts: list[str] = [event.kind]
-    if event.micro_batch >= 0:
-        parts.append(str(event.micro_batch))
-    if event.kind in ("send", "receive"):
-        parts.append("activations" if event.up else "gradients")
-    return " ".join(parts)
+def _type(node: Node) -> NodeType:
+    if node.collective is not None:
+        return NodeType.COMM_COLL
+    return {"send": NodeType.COMM_SEND, "receive": NodeType.COMM_RECV}.get(node.event.kind, NodeType.COMP)
+
+
+def _kind(node: Node) -> str:
+    if node.collective is not None:
+        return "collective"
+    return "p2p" if node.size else "kernel"

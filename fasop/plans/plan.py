@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
@@ -14,22 +13,56 @@ from chakra_et import files
 from fasop.errors import PlanError
 from fasop.inputs.clusters import Cluster
 from fasop.inputs.models import Model
+from fasop.plans.options import Options, Recompute
+from fasop.plans.shapes import Shape
 
-Recompute = Literal["none", "selective", "full"]  # activations computed again in the backward pass
-FORMAT = 1  # of the JSON; raised when a field changes its meaning
+FORMAT = 2  # of the JSON; raised when a field changes its meaning
+
+
+@dataclass(frozen=True)
+class StageChoice:
+    """How one stage works, where stages differ: its tp, recomputation, and the sequences of each micro-batch
+    that a replica takes, by GPU type.
+    """
+
+    tp: int
+    recompute: Recompute
+    shares: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True)
+class StageParts:
+    """What the times of a stage are made of, in seconds, each as long as it takes alone.
+
+    layer_forward, layer_backward: of one layer; tensor_sum: one sum of activations over the tensor-parallel
+    ranks, of which the passes hold several. Once per step: reduction: of gradients; gather: of parameters,
+    after the optimizer has updated a share of them on each rank.
+    """
+
+    layer_forward: float
+    layer_backward: float
+    tensor_sum: float = 0.0
+    reduction: float = 0.0
+    gather: float = 0.0
 
 
 @dataclass(frozen=True)
 class Plan:
     """One configuration and its estimate. Times in seconds, memory in GiB, prices in $.
 
-    placement: GPU type of every node, in rank order (rank = t + tp·d + tp·dp·stage, node = rank // GPUs
-    a node). partition: units a stage, the embedding E and the post-process P counted. stage_gpu: the type
-    that sets the pace of each stage ("A100+A10" where a stage has both). stage_forward, stage_backward:
-    one micro-batch; p2p: one message over each of the pp−1 boundaries; dp_allreduce: each stage's, once a
-    step. pipeline_time: until the first stage's last backward; step_time: the whole. stage_memory
-    against stage_cap; is_oom says that some stage does not fit. train_cost: all iterations.
+    placement: GPU type of every node that is used, in rank order (rank = t + tp·d + tp·dp·stage, on the nodes
+    in order); hosts: their names. partition: units per stage, the embedding E and the post-process P counted;
+    virtual_stages: chunks of each stage in an interleaved schedule. stage_gpu: the type that sets the pace of
+    each stage ("A100+A10" where a stage has both). stage_forward, stage_backward: one micro-batch; p2p: one
+    message over each of the pp−1 boundaries, wrap: from the last stage to the first, which an interleaved
+    schedule needs. Once per step: dp_allreduce: each stage's gradient reduction as far as no computation
+    hides it; embedding_allreduce: the sum of the embedding's copies; update: each stage's optimizer, and
+    the gathering of what it updated. parts: what these are made of. pipeline_time: until the first stage's
+    last backward; step_time: the whole. stage_memory against stage_cap; is_oom: some stage does not fit.
+    price_per_step holds the nodes that are used and the traffic that is charged; train_cost: all iterations.
     lower_bound: no plan of the same degrees and micro-batch can take less than this (0: not computed).
+    choices: of each stage, where stages differ (empty: all have tp, dp and mbs). notes: what was not
+    measured.
     """
 
     model: Model
@@ -55,14 +88,29 @@ class Plan:
     is_oom: bool
     price_per_step: float
     train_cost: float
-    recompute: Recompute = "none"
-    sharded_optimizer: bool = False
+    options: Options = Options()
+    ep: int = 1
+    virtual_stages: int = 1
+    update: tuple[float, ...] = ()
+    parts: tuple[StageParts, ...] = ()
+    wrap: float = 0.0
+    hosts: tuple[str, ...] = ()
+    choices: tuple[StageChoice, ...] = ()
     lower_bound: float = 0.0
+    notes: tuple[str, ...] = ()
+
+    @property
+    def shape(self) -> Shape:
+        return Shape(self.tp, self.dp, self.pp, self.mbs, self.ep)
 
     @property
     def layers(self) -> tuple[int, ...]:
-        """Transformer layers a stage, as Megatron counts them."""
+        """Transformer layers of each stage, as Megatron counts them."""
         return self.model.launch_layers(self.partition)
+
+    @property
+    def idle_nodes(self) -> int:
+        return self.cluster.node_count - len(self.placement)
 
     @property
     def split_stage(self) -> int | None:
@@ -79,7 +127,7 @@ class _File(msgspec.Struct):
 
 
 def plans_json(plans: Sequence[Plan]) -> str:
-    """``{"format": 1, "plans": […]}``, indented."""
+    """``{"format": 2, "plans": […]}``, indented."""
     return msgspec.json.format(msgspec.json.encode(_File(FORMAT, list(plans))), indent=1).decode()
 
 
@@ -121,16 +169,28 @@ def _check(where: str, plan: Plan) -> None:
     for name in (*per_stage, "stage_memory", "stage_cap"):
         if len(getattr(plan, name)) != plan.pp:
             raise PlanError(f"{where}: {name} has {len(getattr(plan, name))} values for {plan.pp} stages.")
+    for name in ("update", "parts", "choices"):
+        if len(getattr(plan, name)) not in (0, plan.pp):
+            raise PlanError(f"{where}: {name} has {len(getattr(plan, name))} values for {plan.pp} stages.")
     if len(plan.p2p) != plan.pp - 1:
         raise PlanError(f"{where}: p2p has {len(plan.p2p)} values for {plan.pp - 1} boundaries.")
-    if min(plan.tp, plan.dp, plan.pp, plan.mbs, plan.micro_batches, *plan.partition) < 1:
-        raise PlanError(f"{where}: tp, dp, pp, mbs, micro_batches and each part must be at least 1.")
+    least = (plan.tp, plan.dp, plan.pp, plan.mbs, plan.micro_batches, plan.ep, plan.virtual_stages)
+    if min(*least, *plan.partition) < 1:
+        raise PlanError(
+            f"{where}: tp, dp, pp, mbs, ep, micro_batches, virtual_stages and each part must be at least 1."
+        )
     if sum(plan.partition) != len(plan.model.units):
         units = len(plan.model.units)
         raise PlanError(f"{where}: partition has {sum(plan.partition)} units, {plan.model.name} has {units}.")
-    if len(plan.placement) != plan.cluster.node_count:
-        raise PlanError(f"{where}: placement names {len(plan.placement)} of {plan.cluster.node_count} nodes.")
-    if plan.tp * plan.dp * plan.pp != plan.cluster.gpu_count:
+    counts = {gpu.name: count for gpu, count in zip(plan.cluster.gpus, plan.cluster.nodes, strict=True)}
+    for name in dict.fromkeys(plan.placement):
+        if plan.placement.count(name) > counts.get(name, 0):
+            raise PlanError(
+                f"{where}: placement has {plan.placement.count(name)} nodes of {name}, {plan.cluster.name} "
+                f"has {counts.get(name, 0)}."
+            )
+    gpus = sum(plan.cluster.size(plan.cluster.gpu(name)) for name in plan.placement)
+    if plan.tp * plan.dp * plan.pp > gpus:
         raise PlanError(
-            f"{where}: tp × dp × pp is {plan.tp * plan.dp * plan.pp}, not {plan.cluster.gpu_count} GPUs."
+            f"{where}: tp × dp × pp is {plan.tp * plan.dp * plan.pp}, its nodes have {gpus} GPUs."
         )

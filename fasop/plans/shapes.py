@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import gcd
 from typing import Protocol
 
 from fasop.errors import PlanError
 from fasop.inputs.clusters import Cluster
 from fasop.inputs.models import Model
+
+# The GPUs of one stage: (type, how many of them) for each of its nodes, sorted.
+Seats = tuple[tuple[str, int], ...]
+MOST_MIXES = 60  # of nodes of different sizes in one stage
 
 
 class Degrees(Protocol):
@@ -31,25 +35,37 @@ class Degrees(Protocol):
 
 @dataclass(frozen=True)
 class Shape:
-    """Degrees of a plan: tensor, data, pipeline, and sequences a micro-batch."""
+    """Degrees of a plan: tensor, data, pipeline, sequences per micro-batch, and expert-parallel ranks among
+    the data-parallel ones.
+    """
 
     tp: int
     dp: int
     pp: int
     mbs: int
+    ep: int = 1
+
+    @property
+    def group(self) -> int:
+        """GPUs of a stage."""
+        return self.tp * self.dp
+
+    @property
+    def batch(self) -> int:
+        """Sequences that pass through a stage at once, in all its replicas."""
+        return self.dp * self.mbs
 
 
 @dataclass(frozen=True)
 class Block:
     """The smallest run of whole nodes that holds whole stages.
 
-    nodes: GPU types in rank order; stages: for each stage, the types of the nodes it is on, sorted (a
-    stage on nodes of two types goes at the pace of the slower); inside: whether the boundary after each
-    stage but the last stays within one node.
+    nodes: GPU types in rank order; stages: the seats of each stage (a stage on nodes of two types goes at
+    the pace of the slower); inside: whether the boundary after each stage but the last stays within one node.
     """
 
     nodes: tuple[str, ...]
-    stages: tuple[tuple[str, ...], ...]
+    stages: tuple[Seats, ...]
     inside: tuple[bool, ...]
 
 
@@ -58,39 +74,63 @@ def divisors(value: int) -> list[int]:
     return [d for d in range(1, value + 1) if value % d == 0]
 
 
-def shapes(model: Model, cluster: Cluster, max_tp: int) -> list[Shape]:
-    """All degrees that use every GPU. Raises ``PlanError`` where there are none."""
+def shapes(model: Model, cluster: Cluster, max_tp: int, idle: bool = False) -> list[Shape]:
+    """All degrees that use every GPU, or with ``idle`` that leave some out. Raises ``PlanError`` for none."""
     found = []
-    for tp in divisors(cluster.gpus_per_node):
-        if tp > max_tp or model.heads % tp:
-            continue
-        for dp in divisors(cluster.gpu_count // tp):
-            pp = cluster.gpu_count // (tp * dp)
-            if model.global_batch % dp == 0 and pp <= model.layers:
-                found += [Shape(tp, dp, pp, mbs) for mbs in divisors(model.global_batch // dp)]
+    experts = divisors(model.experts) if model.experts else [1]
+    size = min(cluster.size(gpu) for gpu in cluster.gpus)
+    for tp in _tensor_degrees(model, cluster, max_tp):
+        for dp in divisors(model.global_batch):
+            most, rest = divmod(cluster.gpu_count, tp * dp)
+            if not most >= 1 or (rest and not idle):
+                continue
+            deepest = min(most, model.layers) if idle else most
+            for pp in range(deepest, 0, -1) if idle else [most]:
+                # With fewer stages than there are GPUs for, whole nodes are idle.
+                frees = pp == deepest or -(-pp * tp * dp // size) < -(-(pp + 1) * tp * dp // size)
+                if pp <= model.layers and frees:
+                    found += [
+                        Shape(tp, dp, pp, mbs, ep)
+                        for mbs in divisors(model.global_batch // dp)
+                        for ep in experts
+                        if dp % ep == 0
+                    ]
     if not found:
         raise PlanError(_no_shape(model, cluster, max_tp))
     return found
 
 
+def _tensor_degrees(model: Model, cluster: Cluster, max_tp: int) -> list[int]:
+    sizes = {cluster.size(gpu) for gpu in cluster.gpus}
+    heads = math.gcd(model.heads, model.kv_heads or model.heads)
+    return [
+        tp
+        for tp in divisors(max(sizes))
+        if tp <= max_tp and heads % tp == 0 and any(s % tp == 0 for s in sizes)
+    ]
+
+
 def _no_shape(model: Model, cluster: Cluster, max_tp: int) -> str:
     """Why no degrees fit, and the nearest number of nodes for which some do."""
-    size, most = cluster.gpus_per_node, cluster.node_count
+    sizes = sorted({cluster.size(gpu) for gpu in cluster.gpus})
+    size, most = sizes[0], cluster.node_count
 
     def possible(nodes: int) -> bool:
-        for tp in divisors(size):
-            if tp <= max_tp and model.heads % tp == 0:
-                for dp in divisors(model.global_batch):
-                    stages, rest = divmod(nodes * size, tp * dp)
-                    if rest == 0 and 1 <= stages <= model.layers:
-                        return True
+        for tp in _tensor_degrees(model, cluster, max_tp):
+            for dp in divisors(model.global_batch):
+                stages, rest = divmod(nodes * size, tp * dp)
+                if rest == 0 and 1 <= stages <= model.layers:
+                    return True
         return False
 
-    near = next((n for n in sorted(range(1, 2 * most + 1), key=lambda n: abs(n - most)) if possible(n)), None)
+    near = None
+    if len(sizes) == 1:
+        order = sorted(range(1, 2 * most + 1), key=lambda n: abs(n - most))
+        near = next((n for n in order if possible(n)), None)
     text = (
-        f"no tp × dp × pp makes {cluster.gpu_count} GPUs ({most} nodes of {size}) with tp at most "
-        f"{max_tp} and a divisor of {size} and of {model.heads} heads, dp a divisor of the global batch "
-        f"{model.global_batch}, and pp at most {model.layers} layers"
+        f"no tp × dp × pp makes {cluster.gpu_count} GPUs ({most} nodes of {' or '.join(map(str, sizes))}) "
+        f"with tp at most {max_tp} and a divisor of a node's GPUs and of {model.heads} heads, dp a divisor "
+        f"of the global batch {model.global_batch}, and pp at most {model.layers} layers"
     )
     return f"{text}: {near} nodes would work." if near else f"{text}: use nodes of another size."
 
@@ -102,25 +142,59 @@ def blocks(cluster: Cluster, gpus_per_stage: int) -> list[Block]:
     nodes between two mixed stages that share two types, or around a ring of them, leaves every stage with
     a subset of its types, which is never worse. What remains of that is a forest of stages and types, at
     most (types − 1) mixed stages, and with up to three types each is determined by the node counts.
+    Every block has as many stages; with nodes of several sizes one may take more nodes than another.
     """
-    size, g = cluster.gpus_per_node, gpus_per_stage
-    names = [gpu.name for gpu in cluster.gpus]
-    if g % size == 0:
-        return [Block(nodes, (tuple(sorted(set(nodes))),), ()) for nodes in _node_mixes(cluster, g // size)]
-    length = g * size // gcd(g, size)
+    g = gpus_per_stage
+    sizes = {gpu.name: cluster.size(gpu) for gpu in cluster.gpus}
+    length = math.lcm(g, *sizes.values())
+    if length == g:
+        uniform = set(sizes.values())
+        if len(uniform) == 1:
+            mixes = _node_mixes(cluster, g // uniform.pop())
+        else:
+            mixes = _uneven_mixes(cluster, sizes, g)
+        return [Block(nodes, (seats_of(nodes, sizes, 0, g),), ()) for nodes in mixes]
     found = []
-    for nodes in itertools.product(names, repeat=length // size):
-        if any(nodes.count(name) > count for name, count in zip(names, cluster.nodes, strict=True)):
-            continue
-        spans = [(k * g // size, ((k + 1) * g - 1) // size) for k in range(length // g)]
-        stages = tuple(tuple(sorted(set(nodes[a : b + 1]))) for a, b in spans)
-        inside = tuple(a == b == c == d for (a, b), (c, d) in itertools.pairwise(spans))
-        found.append(Block(nodes, stages, inside))
+    for nodes in _sequences(cluster, sizes, length):
+        seats = tuple(seats_of(nodes, sizes, k * g, g) for k in range(length // g))
+        found.append(Block(nodes, seats, _inside(nodes, sizes, g)))
     return found
 
 
+def _sequences(cluster: Cluster, sizes: dict[str, int], gpus: int) -> Iterator[tuple[str, ...]]:
+    """Orders of nodes that have so many GPUs together."""
+
+    def extend(prefix: tuple[str, ...], missing: int) -> Iterator[tuple[str, ...]]:
+        if missing == 0:
+            yield prefix
+            return
+        for gpu, count in zip(cluster.gpus, cluster.nodes, strict=True):
+            if sizes[gpu.name] <= missing and prefix.count(gpu.name) < count:
+                yield from extend((*prefix, gpu.name), missing - sizes[gpu.name])
+
+    return extend((), gpus)
+
+
+def seats_of(nodes: Sequence[str], sizes: dict[str, int], first: int, count: int) -> Seats:
+    """The seats of ``count`` ranks from ``first`` on, where ranks are numbered through the nodes in order."""
+    found, begin = [], 0
+    for name in nodes:
+        end = begin + sizes[name]
+        taken = min(end, first + count) - max(begin, first)
+        if taken > 0:
+            found.append((name, taken))
+        begin = end
+    return tuple(sorted(found))
+
+
+def _inside(nodes: Sequence[str], sizes: dict[str, int], g: int) -> tuple[bool, ...]:
+    """Of each boundary between stages of g GPUs on these nodes, whether both stages are in one node."""
+    node_of = [index for index, name in enumerate(nodes) for _ in range(sizes[name])]
+    return tuple(node_of[k] == node_of[k + 2 * g - 1] for k in range(0, len(node_of) - 2 * g + 1, g))
+
+
 def _node_mixes(cluster: Cluster, each: int) -> list[tuple[str, ...]]:
-    """Node types of one stage on ``each`` nodes, pure ones first."""
+    """Node types of one stage on ``each`` nodes of one size, pure ones first."""
     counts = {gpu.name: count for gpu, count in zip(cluster.gpus, cluster.nodes, strict=True)}
     names = list(counts)
     mixes = {(name,) * each for name in names if counts[name] >= each}
@@ -136,8 +210,20 @@ def _node_mixes(cluster: Cluster, each: int) -> list[tuple[str, ...]]:
     else:
         # With more types the left-over nodes are packed in the cluster's order of types.
         left = [name for name in names for _ in range(rest[name])]
-        mixes |= {tuple(left[k : k + each]) for k in range(0, len(left), each)}
+        mixes |= {tuple(left[k : k + each]) for k in range(0, len(left) - each + 1, each)}
     return sorted(mixes, key=lambda nodes: (len(set(nodes)), [names.index(name) for name in nodes]))
+
+
+def _uneven_mixes(cluster: Cluster, sizes: dict[str, int], gpus: int) -> list[tuple[str, ...]]:
+    """Node types of one stage on nodes of several sizes: one type alone, or two."""
+    counts = {gpu.name: count for gpu, count in zip(cluster.gpus, cluster.nodes, strict=True)}
+    mixes = [_mix({name: gpus // size}) for name, size in sizes.items() if counts[name] * size >= gpus]
+    for one, two in itertools.combinations(sizes, 2):
+        for number in range(1, min(counts[one], gpus // sizes[one]) + 1):
+            others, over = divmod(gpus - number * sizes[one], sizes[two])
+            if not over and 0 < others <= counts[two] and len(mixes) < MOST_MIXES:
+                mixes.append(_mix({one: number, two: others}))
+    return mixes
 
 
 def _mix(counts: dict[str, int]) -> tuple[str, ...]:
@@ -157,17 +243,18 @@ def placements(cluster: Cluster) -> Iterator[tuple[str, ...]]:
     yield from extend((), {gpu.name: n for gpu, n in zip(cluster.gpus, cluster.nodes, strict=True)})
 
 
-def inside_node(cluster: Cluster, gpus_per_stage: int) -> tuple[bool, ...]:
+def inside_node(cluster: Cluster, placement: Sequence[str], shape: Shape) -> tuple[bool, ...]:
     """Of each boundary between stages, whether all its messages stay within one node."""
-    size, g = cluster.gpus_per_node, gpus_per_stage
-    return tuple(k * g // size == ((k + 2) * g - 1) // size for k in range(cluster.gpu_count // g - 1))
+    sizes = {gpu.name: cluster.size(gpu) for gpu in cluster.gpus}
+    return _inside(placement, sizes, shape.group)[: shape.pp - 1]
 
 
-def kinds_of(
-    cluster: Cluster, placement: tuple[str, ...], gpus_per_stage: int
-) -> tuple[tuple[str, ...], ...]:
-    """GPU types of each stage of a placement."""
-    size = cluster.gpus_per_node
-    stages = cluster.gpu_count // gpus_per_stage
-    spans = [(k * gpus_per_stage // size, ((k + 1) * gpus_per_stage - 1) // size) for k in range(stages)]
-    return tuple(tuple(sorted(set(placement[a : b + 1]))) for a, b in spans)
+def stage_seats(cluster: Cluster, placement: Sequence[str], shape: Shape) -> tuple[Seats, ...]:
+    """The seats of each stage of a placement."""
+    sizes = {gpu.name: cluster.size(gpu) for gpu in cluster.gpus}
+    return tuple(seats_of(placement, sizes, k * shape.group, shape.group) for k in range(shape.pp))
+
+
+def gpu_types(seats: Seats) -> tuple[str, ...]:
+    """The types of GPU of a stage, each once."""
+    return tuple(dict.fromkeys(name for name, _ in seats))

@@ -16,91 +16,142 @@ from typing import Any
 
 import numpy as np
 
+from fasop.schedule.task import Task
+
 Time = Any  # a float, or an array with one value for each candidate
-COMPUTE, MESSAGE = 0, 1
 
 
 @dataclass
 class Timeline:
-    """[stage][micro-batch] → when a computation ends; [boundary][micro-batch] → when a message starts and
-    ends (``up``: activations to the next stage, ``down``: gradients to the one before). Seconds. A
-    computation starts its duration before its end, a message its duration after its start.
+    """Seconds: ends of the tasks of ``tasks(stages, micro_batches)``, with None for those that were dropped;
+    of each stage's last task, and of its last backward.
+
+    A task starts its duration before its end.
     """
 
-    forward_end: list[list[Time]]
-    backward_end: list[list[Time]]
-    up_end: list[list[Time]]
-    down_end: list[list[Time]]
-
-    @property
-    def stage_end(self) -> list[Time]:
-        """When each stage has computed and sent all."""
-        return [
-            self.down_end[i - 1][-1] if i else self.backward_end[0][-1] for i in range(len(self.forward_end))
-        ]
+    ends: list[Time]
+    stage_end: list[Time]
+    backward_end: list[Time]
 
     @property
     def pipeline_time(self) -> Time:
         """When the first stage's last backward ends, which is the last of all."""
-        return self.backward_end[0][-1]
+        return self.stage_end[0]
 
 
 def run(forward: list[Time], backward: list[Time], p2p: list[Time], micro_batches: int) -> Timeline:
     """The schedule of one pipeline (floats), or of many of one depth at once (arrays of one length), of
-    which only the last two micro-batches are kept.
+    which only the stages' ends are kept.
 
-    forward, backward: seconds a micro-batch of each stage; p2p: seconds a message over each boundary.
+    forward, backward: seconds of each stage per micro-batch; p2p: seconds per message over each boundary.
     """
     stages, m = len(forward), micro_batches
-    many = isinstance(forward[0], np.ndarray)
-    later = np.maximum if many else max
-    zero = np.zeros_like(forward[0]) if many else 0.0
-    f, b = ([[zero] * m for _ in range(stages)] for _ in range(2))
-    up, down = ([[zero] * m for _ in range(stages - 1)] for _ in range(2))
-    warm = warm_up(stages, m)
-    last = stages - 1
-    for what, i, j, is_forward in order(stages, m):
-        w = warm[i]
-        if what == COMPUTE and is_forward:
-            if i:
-                start = up[i - 1][j]
-                if j > w:
-                    start = later(start, down[i - 1][j - 1 - w])
-            elif j > w:
-                start = b[0][j - 1 - w]
+    program, frees, last, last_backward = _program(stages, m)
+    durations = [*forward, *backward, *p2p]
+    ends: list[Time] = [None] * len(program)
+    if isinstance(forward[0], np.ndarray):
+        for index, (duration, waits) in enumerate(program):
+            if not waits:
+                end = durations[duration]
+            elif len(waits) == 1:
+                end = ends[waits[0]] + durations[duration]
             else:
-                start = up[0][j - 1] if j else zero
-            of, end = f, start + forward[i]
-        elif what == COMPUTE:
-            if i == last:
-                start = f[i][j]
-            elif w + j < m:
-                start = later(up[i][w + j], down[i][j])
-            else:
-                start = down[i][j]
-            of, end = b, start + backward[i]
-        elif is_forward:
-            # Stage i sends; stage i + 1 waits for it since its computation or message before ended.
-            ahead = warm[i + 1]
-            sent = up[i + 1][j - 1] if j and j <= ahead else zero
-            waits = b[i + 1][j - 1 - ahead] if j > ahead else sent
-            of, end = up, later(f[i][j], waits)
-            end += p2p[i]
+                end = np.maximum(ends[waits[0]], ends[waits[1]])
+                end += durations[duration]
+            ends[index] = end
+            for free in frees[index]:
+                # Nobody waits for it any more: memory that is used again is faster memory.
+                ends[free] = None
+    else:
+        for index, (duration, waits) in enumerate(program):
+            begin = max([ends[wait] for wait in waits]) if waits else 0.0
+            ends[index] = begin + durations[duration]
+    return Timeline(ends, *([ends[index] for index in which] for which in (last, last_backward)))
+
+
+@functools.lru_cache(maxsize=64)
+def _program(
+    stages: int, m: int
+) -> tuple[list[tuple[int, tuple[int, ...]]], list[list[int]], list[int], list[int]]:
+    """(index of its duration, what it waits for) of each task; the tasks that no later one waits for, by the
+    task after which that is so; each stage's last task, and its last backward.
+    """
+    found = tasks(stages, m)
+    program, last_use = [], list(range(len(found)))
+    frees: list[list[int]] = [[] for _ in found]
+    for index, task in enumerate(found):
+        if task.is_message:
+            duration = 2 * stages + min(task.stage, task.peer)
         else:
-            # Stage i + 1 sends; stage i waits.
-            if w + j < m:
-                waits = f[i][w + j]
-            elif j == 0:
-                waits = up[i][m - 1]
-            else:
-                waits = down[i - 1][j - 1] if i else b[0][j - 1]
-            of, end = down, later(b[i + 1][j], waits)
-            end += p2p[i]
-        of[i][j] = end
-        if many and j > 1:
-            # Nobody waits for it any more: memory that is used again is faster memory.
-            of[i][j - 2] = None
-    return Timeline(f, b, up, down)
+            duration = task.stage if task.is_forward else stages + task.stage
+        program.append((duration, task.waits))
+        for wait in task.waits:
+            last_use[wait] = index
+    last, last_backward = [0] * stages, [0] * stages
+    for index, task in enumerate(found):
+        if task.micro_batch == m - 1 and not task.is_forward:
+            (last if task.is_message else last_backward)[task.stage] = index
+    last[0] = last_backward[0]
+    kept = {*last, *last_backward}
+    for index, use in enumerate(last_use):
+        if index not in kept:
+            frees[use].append(index)
+    return program, frees, last, last_backward
+
+
+@functools.lru_cache(maxsize=64)
+def tasks(stages: int, m: int) -> list[Task]:
+    """All tasks of a step, each after all that it waits for."""
+    order = _order(stages, m)
+    number = {key: index for index, key in enumerate(order)}
+    warm = warm_up(stages, m)
+    found = []
+    for is_message, at, j, is_forward in order:
+        waits = (_message_waits if is_message else _compute_waits)(at, j, is_forward, stages, m, warm)
+        stage, peer = (at, -1) if not is_message else (at, at + 1) if is_forward else (at + 1, at)
+        found.append(Task(stage, peer, j, is_forward, tuple(number[wait] for wait in waits)))
+    return found
+
+
+# Whether it is a message, its stage or boundary, its micro-batch, and whether it is forward.
+Name = tuple[bool, int, int, bool]
+
+
+def _compute_waits(i: int, j: int, is_forward: bool, stages: int, m: int, warm: list[int]) -> list[Name]:
+    w = warm[i]
+
+    def up(at: int, k: int) -> Name:
+        return True, at, k, True
+
+    def down(at: int, k: int) -> Name:
+        return True, at, k, False
+
+    if is_forward:
+        if i:
+            return [up(i - 1, j), *([down(i - 1, j - 1 - w)] if j > w else [])]
+        if j > w:
+            return [(False, 0, j - 1 - w, False)]
+        return [up(0, j - 1)] if j else []
+    if i == stages - 1:
+        return [(False, i, j, True)]
+    return [*([up(i, w + j)] if w + j < m else []), down(i, j)]
+
+
+def _message_waits(i: int, j: int, is_forward: bool, stages: int, m: int, warm: list[int]) -> list[Name]:
+    """What the sender waits for, then what the receiver was busy with."""
+    if is_forward:
+        ahead = warm[i + 1]
+        sent: list[Name] = [(False, i, j, True)]
+        if j > ahead:
+            return [*sent, (False, i + 1, j - 1 - ahead, False)]
+        return [*sent, (True, i + 1, j - 1, True)] if j else sent
+    sent = [(False, i + 1, j, False)]
+    w = warm[i]
+    if w + j < m:
+        return [*sent, (False, i, w + j, True)]
+    if j == 0:
+        return [*sent, (True, i, m - 1, True)]
+    return [*sent, (True, i - 1, j - 1, False) if i else (False, 0, j - 1, False)]
 
 
 def warm_up(stages: int, micro_batches: int) -> list[int]:
@@ -108,9 +159,8 @@ def warm_up(stages: int, micro_batches: int) -> list[int]:
     return [min(stages - 1 - i, micro_batches) for i in range(stages)]
 
 
-@functools.lru_cache(maxsize=32)
-def order(stages: int, m: int) -> list[tuple[int, int, int, bool]]:
-    """(COMPUTE or MESSAGE, stage or boundary, micro-batch, is forward), each after all that it waits for.
+def _order(stages: int, m: int) -> list[Name]:
+    """All tasks, each after all that it waits for.
 
     The key is the time at which each would happen if every computation took 1 and every message nothing;
     among the messages of one moment, those further down the pipeline free the ones before them.
@@ -119,10 +169,10 @@ def order(stages: int, m: int) -> list[tuple[int, int, int, bool]]:
     for i, w in enumerate(warm_up(stages, m)):
         for j in range(m):
             slot = i + j if j < w else 2 * stages - i + 2 * (j - w) - 2
-            items.append((slot, COMPUTE, -i, j, True))
+            items.append((slot, False, -i, j, True))
             if i + 1 < stages:
-                items.append((slot, MESSAGE, -i, j, True))
-                items.append((2 * stages - 2 - i + 2 * j, MESSAGE, -i, j, False))
-            items.append((2 * stages - 1 - i + 2 * j, COMPUTE, -i, j, False))
+                items.append((slot, True, -i, j, True))
+                items.append((2 * stages - 2 - i + 2 * j, True, -i, j, False))
+            items.append((2 * stages - 1 - i + 2 * j, False, -i, j, False))
     items.sort()
-    return [(what, -i, j, is_forward) for _, what, i, j, is_forward in items]
+    return [(is_message, -i, j, is_forward) for _, is_message, i, j, is_forward in items]

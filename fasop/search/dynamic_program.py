@@ -1,8 +1,8 @@
 """The dynamic program of one shape: the smallest sum over all placements and contiguous partitions.
 
-Of stages that each fit into memory, and whose part in the maximum is within a bound (``partition`` says what
-both are). Its states are the nodes used so far (``lattice``), the block that a stage is of, the message into
-it, and the units placed.
+Summed are stages that each fit into memory, and whose part in the maximum is within a bound (``partition``
+defines sum and maximum). States are the nodes used so far (``lattice``), the block that a stage is of, the
+message into it, and the units placed.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from fasop.exact.stage_costs import Kinds, StageCosts
+from fasop.exact.stage_costs import StageCosts
 from fasop.memo import memo
+from fasop.plans.shapes import Seats
 from fasop.search.lattice import Lattice
 
 INF = np.inf
@@ -21,6 +22,7 @@ BATCH = 8  # bounds that are tried at once, where that is not slower
 SMALL = 200_000  # elements up to which one array operation beats a loop over the stage sizes
 
 Key = tuple[int, float]  # a block, and the seconds of the message into its current stage
+Before = tuple[Key, int]  # the key of a stage, and the state that it came from
 
 
 class DynamicProgram:
@@ -42,50 +44,49 @@ class DynamicProgram:
         """Micro-batches whose activations a stage keeps at once."""
         return min(self.stages - stage, self.m)
 
-    def embedding(self, first: Kinds, last: Kinds) -> float:
+    def embedding(self, first: Seats, last: Seats) -> float:
         # A decoder's embedding may be on the last stage too: two copies are the least there can be.
-        return self.costs.embedding_sync([first, last]) if self.stages > 1 else 0.0
+        copies = len(self.costs.model.embedding_stages((1,) * self.stages))
+        return self.costs.embedding_sync((first, last)) if self.stages > 1 and copies > 1 else 0.0
 
-    def all_kinds(self) -> set[Kinds]:
-        return {kinds for block in self.blocks for kinds in block.stages}
+    def all_seats(self) -> set[Seats]:
+        return {seats for block in self.blocks for seats in block.stages}
 
     @memo
-    def load(self, kinds: Kinds, in_flight: int) -> np.ndarray:
+    def load(self, seats: Seats, in_flight: int) -> np.ndarray:
         """A stage's part in the maximum [units, end of the last], without its messages; inf where there is
-        no such stage.
+        no such stage, or none that fits.
         """
-        compute = self.costs.compute(kinds)
-        possible = np.isfinite(compute)
-        load = (self.m - 1) * np.where(possible, compute, 0.0)
-        load -= (in_flight - 1) * np.where(possible, self.costs.forward(kinds), 0.0)
+        table = self.costs.table(seats, in_flight, self.fit)
+        possible = np.isfinite(table.forward)
+        forward, backward = (np.where(possible, way, 0.0) for way in (table.forward, table.backward))
+        load = (self.m - 1) * (forward + backward) - (in_flight - 1) * forward
         if self.paced:
-            load += np.where(possible, self.costs.all_reduce(kinds), 0.0)
+            load = load + np.where(possible, table.reduction + table.update, 0.0)
         return _by_size(np.where(possible, load, INF))
 
     @memo
-    def _stage(self, kinds: Kinds, in_flight: int, is_first: bool) -> tuple[np.ndarray, ...]:
+    def _stage(self, seats: Seats, in_flight: int, is_first: bool) -> tuple[np.ndarray, ...]:
         """Of a stage [units, end]: its part in the sum, and in the maximum, inf where it does not fit; and
         the least part in the maximum of so many units or more.
         """
-        seconds = self.costs.compute(kinds)
+        table = self.costs.table(seats, in_flight, self.fit)
+        seconds = table.forward + table.backward
         if is_first and not self.paced:
-            seconds = seconds + self.costs.all_reduce(kinds)
-        if self.fit:
-            seconds = np.where(self.costs.memory(in_flight) <= self.costs.cap(kinds), seconds, INF)
-        seconds = _by_size(seconds)
-        load = np.where(np.isfinite(seconds), self.load(kinds, in_flight), INF)
-        return seconds, load, np.minimum.accumulate(load.min(axis=1)[::-1])[::-1]
+            seconds = seconds + table.reduction + table.update
+        load = self.load(seats, in_flight)
+        return _by_size(seconds), load, np.minimum.accumulate(load.min(axis=1)[::-1])[::-1]
 
     @memo
     def onward(self, key: Key, stage: int) -> list[tuple[float, list[int]]]:
         """Seconds of the message out of a stage, and the blocks that the next stage can be of."""
         block, position = self.blocks[key[0]], stage % self.each
-        kinds = block.stages[position]
+        seats = block.stages[position]
         if position + 1 < self.each:
-            return [(self.costs.p2p(kinds, block.stages[position + 1], block.inside[position]), [key[0]])]
+            return [(self.costs.p2p(seats, block.stages[position + 1], block.inside[position]), [key[0]])]
         by_time: dict[float, list[int]] = {}
         for index, after in enumerate(self.blocks):
-            by_time.setdefault(self.costs.p2p(kinds, after.stages[0], False), []).append(index)
+            by_time.setdefault(self.costs.p2p(seats, after.stages[0], False), []).append(index)
         return list(by_time.items())
 
     def _walk(self) -> Iterator[tuple[int, int | None, list[tuple[np.ndarray, np.ndarray]]]]:
@@ -96,13 +97,13 @@ class DynamicProgram:
             yield stage, (step if new else None), (self.lattice.steps[step] if new else [])
 
     def _stage_sums(
-        self, kinds: Kinds, stage: int, messages: float, bounds: np.ndarray, ends: slice | np.ndarray
+        self, seats: Seats, stage: int, messages: float, bounds: np.ndarray, ends: slice | np.ndarray
     ) -> np.ndarray:
-        """What a stage adds to the objective's sum [bound, units, end], inf where bound or memory forbid it.
+        """What a stage adds to the sum [bound, units, end], inf where bound or memory forbid it.
 
         As many units as any of the bounds, and the other stages, allow.
         """
-        seconds, load, least = self._stage(kinds, self.in_flight(stage), stage == 0)
+        seconds, load, least = self._stage(seats, self.in_flight(stage), stage == 0)
         most = bounds * SLACK - (self.m - 1) * messages
         sizes = min(int(least.searchsorted(most[-1], side="right")), self.units - self.stages + 2)
         seconds, load = seconds[: max(sizes, 1), ends], load[: max(sizes, 1), ends]
@@ -114,22 +115,21 @@ class DynamicProgram:
     def sums(self, bounds: np.ndarray, first: list[int]) -> np.ndarray:
         """The smallest sum under each of some bounds, inf where nothing is possible."""
         *_, last = self._steps(bounds, first)
-        least: np.ndarray = np.min(
-            [sums.min(axis=1) for sums, _ in self._totals(last, first, bounds)], axis=0
-        )
+        each = [sums.min(axis=(1, 2)) for sums, _ in self._totals(last, first, bounds)]
+        least: np.ndarray = np.min(each, axis=0)
         return least
 
     def _totals(
         self, last: dict[Key, np.ndarray], first: list[int], bounds: np.ndarray
     ) -> Iterator[tuple[np.ndarray, Key]]:
-        """The sums [bound, units of the last stage] of all stages, for each key of the last one."""
-        first_kinds = self.blocks[first[0]].stages[0]
+        """The sums [bound, state, units of the last stage] of all stages, for each key of the last one."""
+        first_seats = self.blocks[first[0]].stages[0]
         stage = self.stages - 1
         for key, values in last.items():
-            kinds = self.blocks[key[0]].stages[stage % self.each]
-            sums = self._stage_sums(kinds, stage, key[1], bounds, slice(self.units, None))[:, :, 0]
-            before = values[:, 0, ::-1][:, : sums.shape[1]]
-            yield before + sums + self.embedding(first_kinds, kinds), key
+            seats = self.blocks[key[0]].stages[stage % self.each]
+            sums = self._stage_sums(seats, stage, key[1], bounds, slice(self.units, None))[:, :, 0]
+            before = values[:, :, ::-1][:, :, : sums.shape[1]]
+            yield before + sums[:, None] + self.embedding(first_seats, seats), key
 
     def _steps(self, bounds: np.ndarray, first: list[int]) -> Iterator[dict[Key, np.ndarray]]:
         """Before each stage: the smallest sums [bound, state, units placed] so far."""
@@ -144,9 +144,9 @@ class DynamicProgram:
             # Each stage before and after takes a unit at least.
             ends = slice(stage + 1, self.units - self.stages + stage + 2)
             for key, values in now.items():
-                kinds = self.blocks[key[0]].stages[stage % self.each]
+                seats = self.blocks[key[0]].stages[stage % self.each]
                 for out, successors in self.onward(key, stage):
-                    sums = self._stage_sums(kinds, stage, key[1] + out, bounds, ends)
+                    sums = self._stage_sums(seats, stage, key[1] + out, bounds, ends)
                     got = np.full_like(values, INF)
                     got[:, :, ends] = _min_plus(values, sums, ends) + 2 * out
                     for b in successors:
@@ -165,10 +165,10 @@ class DynamicProgram:
     def draw(
         self, bound: float, first: list[int], count: int, spread: float
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Divisions under a bound, read from the last stage back: blocks and units [draw, stage].
+        """Assignments under a bound, read from the last stage back: blocks and units [draw, stage].
 
-        Each choice is that of the smallest sum, where of all draws but the first every sum is as if it
-        were longer, by ``spread`` seconds on average. None where nothing is possible.
+        Each choice is that of the smallest sum, where of all draws but the first every sum counts as longer,
+        by ``spread`` seconds on average. None where nothing is possible.
         """
         bounds = np.array([bound])
         history = list(self._steps(bounds, first))
@@ -180,8 +180,13 @@ class DynamicProgram:
         for stage in range(self.stages - 1, -1, -1):
             moved: dict[tuple[Key | None, int], list[np.ndarray]] = {}
             for (after, state), who in draws.items():
+                options: list[tuple[Before, np.ndarray]]
                 if after is None:
-                    options = [((key, 0), sums) for sums, key in self._totals(history[-1], first, bounds)]
+                    options = [
+                        ((key, at), sums[:, at])
+                        for sums, key in self._totals(history[-1], first, bounds)
+                        for at in range(sums.shape[1])
+                    ]
                 else:
                     options = list(self._before(history[stage], stage, after, state, units[who], bounds))
                 shapes = [(len(who), s.shape[1]) for _, s in options]
@@ -211,13 +216,13 @@ class DynamicProgram:
         state: int,
         units: np.ndarray,
         bounds: np.ndarray,
-    ) -> Iterator[tuple[tuple[Key, int], np.ndarray]]:
+    ) -> Iterator[tuple[Before, np.ndarray]]:
         """What a stage can be where ``after`` follows it in a state: its key, the state before, and the sums
         [draw, units of the stage] up to its end at ``units`` [draw].
         """
         step = (stage + 1) // self.each if (stage + 1) % self.each == 0 else None
         for key, values in history.items():
-            kinds = self.blocks[key[0]].stages[stage % self.each]
+            seats = self.blocks[key[0]].stages[stage % self.each]
             for out, successors in self.onward(key, stage):
                 if out != after[1] or after[0] not in successors:
                     continue
@@ -228,7 +233,7 @@ class DynamicProgram:
                     if not where.size:
                         continue
                     origin = int(pairs[0][where[0]])
-                sums = self._stage_sums(kinds, stage, key[1] + out, bounds, units)[0]
+                sums = self._stage_sums(seats, stage, key[1] + out, bounds, units)[0]
                 begin = units[:, None] - np.arange(len(sums))
                 placed = np.where(begin < 0, INF, values[0, origin][begin])
                 yield (key, origin), placed + sums.T

@@ -16,32 +16,48 @@ optimum.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from fasop.exact.stage_costs import Kinds, StageCosts
-from fasop.plans.shapes import inside_node
+from fasop.exact.stage_costs import StageCosts
+from fasop.inputs.clusters import Cluster
+from fasop.memo import memo
+from fasop.plans.shapes import Block, Seats, Shape, inside_node
 from fasop.search.dynamic_program import INF, SLACK, DynamicProgram
 from fasop.search.lattice import Lattice
 
-DRAWS = 64  # divisions near the best
+DRAWS = 64  # assignments near the best
 SPREAD, WIDER = 0.002, 0.03  # of the objective: noise of a random choice, and bounds above the best
 EVEN = 0.05  # of a mean stage: how much longer one at the bound counts there, so that even ones are drawn
 
 
 @dataclass(frozen=True)
-class Division:
-    """placement: GPU type of each node; kinds: of each stage; partition: units; objective: seconds."""
+class Assignment:
+    """placement: GPU type of each node; seats: of each stage; partition: units; objective: seconds."""
 
     placement: tuple[str, ...]
-    kinds: tuple[Kinds, ...]
+    seats: tuple[Seats, ...]
     partition: tuple[int, ...]
     objective: float = 0.0
 
 
+def placed(
+    cluster: Cluster, shape: Shape, chosen: Sequence[Block]
+) -> tuple[tuple[str, ...], tuple[Seats, ...]]:
+    """Nodes and seats of a sequence of blocks, without the nodes that no stage is on."""
+    nodes = [node for block in chosen for node in block.nodes]
+    missing, used = shape.pp * shape.group, 0
+    while missing > 0:
+        missing -= cluster.size(cluster.gpu(nodes[used]))
+        used += 1
+    seats = [seats for block in chosen for seats in block.stages]
+    return tuple(nodes[:used]), tuple(seats[: shape.pp])
+
+
 class Search:
-    """The best division of one shape on one cluster."""
+    """The best assignment of one shape on one cluster."""
 
     def __init__(self, costs: StageCosts, lattice: Lattice, fit: bool = True, paced: bool = False) -> None:
         """``fit`` False: as if every GPU had memory without end."""
@@ -50,12 +66,14 @@ class Search:
         self.blocks, self.each = lattice.blocks, self.program.each
         self.stages, self.m = costs.shape.pp, costs.micro_batches
 
-    def best(self, limit: float = INF) -> Division | None:
-        """The division with the smallest objective; None where none fits into memory, or none is below
+    def best(self, limit: float = INF) -> Assignment | None:
+        """The assignment with the smallest objective; None where none fits into memory, or none is below
         ``limit``.
         """
         bounds = self._bounds()
         chosen = None
+        if not len(bounds):
+            return None
         for first in self._first_groups():
             limit, bound = self._lowest(bounds, first, limit)
             if bound is not None:
@@ -63,10 +81,11 @@ class Search:
         if chosen is None:
             return None
         rows, partitions = self.program.draw(*chosen, 1, 0.0)
-        return self._division(rows[0], partitions[0], limit)
+        return self._assignment(rows[0], partitions[0], limit)
 
-    def near(self, best: Division) -> list[Division]:
-        """Other divisions whose sums are near the smallest, drawn at random, of every group of first blocks.
+    def near(self, best: Assignment) -> list[Assignment]:
+        """Other assignments whose sums are near the smallest, drawn at random, of every group of first
+        blocks.
 
         Their maximum is at most a little above that of ``best``.
         """
@@ -75,7 +94,7 @@ class Search:
         found = []
         for first in self._first_groups():
             for row, partition in zip(*self.program.draw(bound, first, DRAWS, spread), strict=True):
-                found.append(self._division(row, partition))
+                found.append(self._assignment(row, partition))
         self.program.even = 0.0
         return found
 
@@ -127,51 +146,64 @@ class Search:
         times = {seconds for block, stage in keys for seconds, _ in self.program.onward((block, 0.0), stage)}
         # Of several stages with as many forwards ahead, one that has messages on both sides.
         ranges = [0, *range(max(self.stages - self.m, 1), self.stages)] if self.stages > 1 else [0]
-        distinct = {kinds: self._distinct(kinds) for kinds in self.program.all_kinds()}
         for stage in ranges:
             before = times if stage else {0.0}
             after = times if stage + 1 < self.stages else {0.0}
             sums = (self.m - 1) * np.array(sorted({a + b for a in before for b in after}))
-            for kinds, (rows, columns) in distinct.items():
-                load = self.program.load(kinds, self.program.in_flight(stage))[columns - rows, columns]
+            for seats in self.program.all_seats():
+                load = self._loads(seats, self.program.in_flight(stage))
                 values.append((load[:, None] + sums[None]).ravel())
         bounds = np.unique(np.concatenate(values))
+        if not len(bounds):
+            return bounds
         # The same duration summed in another order is the same bound.
         keep = np.append(np.diff(bounds) > 1e-11 * abs(bounds[-1]), True)
         apart: np.ndarray = bounds[keep]
         return apart
 
-    def _distinct(self, kinds: Kinds) -> tuple[np.ndarray, np.ndarray]:
-        """[a, b] of all stages but for those that equal another one in every time."""
-        rows, columns = np.nonzero(np.isfinite(self.costs.compute(kinds)))
-        tables = [self.costs.compute(kinds), self.costs.forward(kinds)]
-        if self.paced:
-            tables.append(self.costs.all_reduce(kinds))
+    def _loads(self, seats: Seats, in_flight: int) -> np.ndarray:
+        """The parts in the maximum that a stage can have; those that do not fit may be among them."""
+        if len(self.costs.variants.of(seats)) > 1:
+            load = self.program.load(seats, in_flight)
+            finite: np.ndarray = load[np.isfinite(load)]
+            return finite
+        compute, forward, once = self._distinct(seats)
+        loads: np.ndarray = (self.m - 1) * compute - (in_flight - 1) * forward + once
+        return loads
+
+    @memo
+    def _distinct(self, seats: Seats) -> tuple[np.ndarray, ...]:
+        """Seconds of all stages: forward and backward, forward alone, and what counts once per step; of
+        stages
+        that are equal in all three, one.
+        """
+        table = self.costs.table(seats, 1, fit=False)
+        possible = np.isfinite(table.forward)
+        once = table.reduction + table.update if self.paced else np.zeros_like(table.forward)
+        times = [way[possible] for way in (table.forward + table.backward, table.forward, once)]
         # One number that only equal stages share, but for accidents below what rounding does.
         mixed = np.sum(
-            [
-                table[rows, columns] * weight
-                for table, weight in zip(tables, (1.0, 0.618, 0.414), strict=False)
-            ],
-            axis=0,
+            [each * weight for each, weight in zip(times, (1.0, 0.618, 0.414), strict=True)], axis=0
         )
         _, first = np.unique(np.round(mixed / mixed.max(), 11), return_index=True)
-        return rows[first], columns[first]
+        return tuple(each[first] for each in times)
 
-    def _maximum(self, division: Division) -> float:
-        """The maximum in a division's objective."""
-        inside = inside_node(self.costs.cluster, self.costs.shape.tp * self.costs.shape.dp)
-        pairs = zip(division.kinds[:-1], division.kinds[1:], inside, strict=True)
+    def _maximum(self, assignment: Assignment) -> float:
+        """The maximum in a assignment's objective."""
+        inside = inside_node(self.costs.cluster, assignment.placement, self.costs.shape)
+        pairs = zip(assignment.seats[:-1], assignment.seats[1:], inside, strict=True)
         messages = [0.0, *(self.costs.p2p(*pair) for pair in pairs), 0.0]
-        ends = itertools.accumulate(division.partition)
+        ends = itertools.accumulate(assignment.partition)
         return max(
-            float(self.program.load(kinds, self.program.in_flight(i))[size, end])
+            float(self.program.load(seats, self.program.in_flight(i))[size, end])
             + (self.m - 1) * (messages[i] + messages[i + 1])
-            for i, (kinds, size, end) in enumerate(zip(division.kinds, division.partition, ends, strict=True))
+            for i, (seats, size, end) in enumerate(
+                zip(assignment.seats, assignment.partition, ends, strict=True)
+            )
         )
 
-    def _division(self, row: np.ndarray, partition: np.ndarray, objective: float = 0.0) -> Division:
+    def _assignment(self, row: np.ndarray, partition: np.ndarray, objective: float = 0.0) -> Assignment:
         chosen = [self.blocks[b] for b in row[:: self.each]]
-        kinds = tuple(kinds for block in chosen for kinds in block.stages)
-        placement = tuple(node for block in chosen for node in block.nodes)
-        return Division(placement, kinds, tuple(partition.tolist()), objective)
+        return Assignment(
+            *placed(self.costs.cluster, self.costs.shape, chosen), tuple(partition.tolist()), objective
+        )

@@ -3,102 +3,69 @@
 from __future__ import annotations
 
 import functools
+import heapq
+import itertools
 import math
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 from fasop.errors import PlanError
-from fasop.exact.stage_costs import Options
 from fasop.inputs.clusters import Cluster
-from fasop.inputs.costs import Costs
+from fasop.inputs.costs import CostFile
 from fasop.inputs.models import Model
+from fasop.plans.goal import Goal, pareto_front
+from fasop.plans.options import Options
 from fasop.plans.plan import Plan
-from fasop.plans.shapes import Degrees, Shape, shapes
+from fasop.plans.shapes import Shape, shapes
 from fasop.search.planner import Planner
 
-Task = tuple[float, int, Shape]  # a bound on the objective, the cluster's index, the shape
+Task = tuple[float, int, int, Shape]  # a bound on the objective, 0 while it is rough, planner, shape
 Start = Callable[[Task], Callable[[], Plan | None]]  # begins a task; what it returns waits for it
 SPREAD = 400  # tasks, and
 LARGE = 256  # GPUs, from which more processes are worth their start
 KEPT = 10  # plans at least, until those that could be the best are improved
 SMALL = 10_000  # stages³ × micro-batches up to which any other plan that is asked for is improved too
-
-
-@dataclass(frozen=True)
-class Goal:
-    """What is asked for. objective: time, cost ($ a step) or pareto (whatever no plan beats in both)."""
-
-    objective: str = "time"
-    top: int = 10
-    max_step_time: float | None = None
-    everything: bool = False  # every shape, those that do not fit too
-    tp: int | None = None
-    dp: int | None = None
-    pp: int | None = None
-    mbs: int | None = None
-
-    def fits(self, shape: Degrees) -> bool:
-        """Whether a shape has the degrees that are asked for."""
-        return all(getattr(self, key) in (None, getattr(shape, key)) for key in ("tp", "dp", "pp", "mbs"))
-
-    def no_shape(self, found: Sequence[Degrees]) -> str:
-        """What can be had instead of degrees that no shape has."""
-        asked = [(key, getattr(self, key)) for key in ("tp", "dp", "pp", "mbs")]
-        asked = [(key, value) for key, value in asked if value is not None]
-
-        def distance(shape: Degrees) -> float:
-            return sum(abs(math.log(getattr(shape, key) / value)) for key, value in asked)
-
-        near = min(found, key=distance)
-        wanted = ", ".join(f"{key} {value}" for key, value in asked)
-        return (
-            f"no plan has {wanted}: tp × dp × pp must make up all GPUs, tp divide the heads and a node, "
-            "dp × mbs the global batch; the nearest is "
-            f"tp {near.tp}, dp {near.dp}, pp {near.pp}, mbs {near.mbs}."
-        )
-
+MOST_PARTS = 200  # sub-clusters that a search for the cheapest plan tries
 
 _planners: list[Planner] = []  # of the running search; forked processes find them here
 
 
 def search(
     model: Model,
-    clusters: list[Cluster],
-    costs: Costs,
-    options: Options,
+    clusters: Sequence[Cluster],
+    cost_files: list[CostFile],
+    options: Sequence[Options],
     goal: Goal,
     max_tp: int = 4,
     iterations: int = 0,
+    idle: bool = False,
     workers: int = 0,
     progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> list[Plan]:
     """The best plans, or all, sorted by the objective.
 
-    Shapes are taken in the order of a lower bound on the objective, until none that is left can be among
-    those asked for. ``workers`` 0: as many processes as there are cores, where there is enough to do.
-    ``progress`` is told of shapes done, and of all. Raises ``PlanError`` where a cluster has no shape at
-    all, or nothing fits.
+    options: the ways to run the job that are tried; idle: plans may leave nodes out. Shapes are taken in the
+    order of a lower bound on the objective, until none that is left can be among those asked for.
+    ``workers`` 0: as many processes as there are cores, where there is enough to do. ``progress`` gets the
+    shapes done, and all. Raises ``PlanError`` where a cluster has no shape at all, or nothing fits.
     """
-    _planners[:] = [Planner(model, cluster, costs, options, iterations) for cluster in clusters]
-    tasks: list[Task] = []
-    problem = None
-    for index, planner in enumerate(_planners):
-        try:
-            found = shapes(model, planner.cluster, max_tp)
-        except PlanError as error:
-            problem = error
-            continue
-        rate = _rate(planner.cluster, goal)
-        wanted = [shape for shape in found if goal.fits(shape)]
-        tasks += [(planner.lower_bound(shape) * rate, index, shape) for shape in wanted]
+    by_time = goal.objective == "time"
+    tried = list(clusters)
+    if idle and not by_time and len(clusters) == 1:
+        tried = parts_of(clusters[0])
+    leave = idle and by_time
+    _planners[:] = [
+        Planner(model, cluster, cost_files, each, iterations, leave) for cluster in tried for each in options
+    ]
+    tasks, problem, found = _tasks(model, goal, max_tp)
     if not tasks:
         raise problem or PlanError(goal.no_shape(found))
-    tasks.sort(key=lambda task: task[0])
     kept = _Kept(goal)
-    large = max(cluster.gpu_count for cluster in clusters) > LARGE
-    processes = workers or (os.cpu_count() or 1 if len(tasks) > SPREAD or large else 1)
+    exact = sum(task[3].pp * task[3].group == _planners[task[2]].cluster.gpu_count for task in tasks)
+    large = max(cluster.gpu_count for cluster in tried) > LARGE
+    processes = workers or (os.cpu_count() or 1 if exact > SPREAD or large else 1)
     if processes == 1:
         run: Start = lambda task: functools.partial(_evaluate, task, goal.everything, kept.limit(task))  # noqa: E731
         _work(tasks, kept, progress, 1, run)
@@ -112,6 +79,53 @@ def search(
     return kept.refined()
 
 
+def parts_of(cluster: Cluster) -> list[Cluster]:
+    """The cluster and parts of it: every count of a type's nodes where they are few, else quarters."""
+    steps = 4
+    while True:
+        counts = [
+            sorted({math.ceil(count * step / steps) for step in range(steps + 1)})
+            if count > steps
+            else list(range(count + 1))
+            for count in cluster.nodes
+        ]
+        if math.prod(len(each) for each in counts) <= MOST_PARTS or steps == 1:
+            break
+        steps -= 1
+    found = []
+    for nodes in itertools.product(*counts):
+        used = [(gpu, n) for gpu, n in zip(cluster.gpus, nodes, strict=True) if n]
+        if used:
+            gpus = tuple(replace(gpu, hosts=gpu.hosts[:n]) for gpu, n in used)
+            found.append(replace(cluster, gpus=gpus, nodes=tuple(n for _, n in used)))
+    return found
+
+
+def _tasks(model: Model, goal: Goal, max_tp: int) -> tuple[list[Task], PlanError | None, list[Shape]]:
+    """Every shape of every planner with its rough bound; why one has none; the shapes of the last."""
+    tasks: list[Task] = []
+    problem, found = None, []
+    for index, planner in enumerate(_planners):
+        try:
+            found = shapes(model, planner.cluster, max_tp, planner.idle)
+        except PlanError as error:
+            problem = error
+            continue
+        rate = _rate(planner.cluster, goal)
+        seen: set[tuple[int, int, int]] = set()
+        for shape in found:
+            if not goal.fits(shape):
+                continue
+            if planner.options.per_stage:
+                # tp, dp and mbs are each stage's own: one of these shapes stands for all.
+                key = (shape.group, shape.pp, shape.batch)
+                if key in seen:
+                    continue
+                seen.add(key)
+            tasks.append((planner.rough_bound(shape) * rate, 0, index, shape))
+    return tasks, problem, found
+
+
 class _Kept:
     """The plans found so far that may be asked for, best first."""
 
@@ -119,14 +133,14 @@ class _Kept:
         self.goal = goal
         self.plans: list[tuple[int, Plan]] = []
 
-    def add(self, cluster: int, plan: Plan) -> None:
+    def add(self, planner: int, plan: Plan) -> None:
         goal = self.goal
         if goal.max_step_time is not None and plan.step_time > goal.max_step_time:
             if plan.lower_bound <= goal.max_step_time and not plan.is_oom:
-                plan = _planners[cluster].refine(plan)
+                plan = _planners[planner].refine(plan)
             if plan.step_time > goal.max_step_time:
                 return
-        self.plans.append((cluster, plan))
+        self.plans.append((planner, plan))
         if goal.everything:
             return
         self.plans.sort(key=lambda pair: self._order(pair[1]))
@@ -137,10 +151,13 @@ class _Kept:
             del self.plans[max(goal.top, KEPT) :]
 
     def limit(self, task: Task) -> float:
-        """Seconds a step that a task's plan must stay below to be asked for."""
-        goal, cluster = self.goal, _planners[task[1]].cluster
+        """Seconds per step that a task's plan must stay below to be asked for."""
+        goal, cluster = self.goal, _planners[task[2]].cluster
         if goal.everything:
             return math.inf
+        if self.plans and not _planners[task[2]].is_deepest(task[3]):
+            # Fewer stages than there are GPUs for: only where that is best of all.
+            return self._value(self.plans[0][1])
         if goal.objective == "pareto":
             return min((_beaten(plan, cluster) for _, plan in self.plans), default=math.inf)
         rate = _rate(cluster, goal)
@@ -148,9 +165,9 @@ class _Kept:
             return math.inf
         return self._value(self.plans[-1][1]) / rate
 
-    def hopeless(self, task: Task) -> bool:
+    def is_hopeless(self, task: Task) -> bool:
         """Whether nothing of a task could still be asked for."""
-        rate = _rate(_planners[task[1]].cluster, self.goal)
+        rate = _rate(_planners[task[2]].cluster, self.goal)
         return bool(rate) and task[0] >= self.limit(task) * rate
 
     def refined(self) -> list[Plan]:
@@ -161,7 +178,7 @@ class _Kept:
         for index, plan in sorted(self.plans, key=lambda pair: pair[1].lower_bound):
             wanted = plan.pp**3 * plan.micro_batches <= SMALL or goal.objective == "pareto"
             record = plan.lower_bound * _rate(plan.cluster, goal) < best
-            # Where its bound is reached, no other division is better.
+            # Where its bound is reached, no other assignment is better.
             proven = plan.lower_bound >= plan.step_time
             if not (proven or plan.is_oom) and (record or wanted and not goal.everything):
                 plan = _planners[index].refine(plan)
@@ -172,25 +189,16 @@ class _Kept:
             return plans
         return pareto_front(plans) if goal.objective == "pareto" else plans[: goal.top]
 
-    def _order(self, plan: Plan) -> tuple[float, float]:
-        return self._value(plan), plan.step_time
+    def _order(self, plan: Plan) -> tuple[float, float, int]:
+        return self._value(plan), plan.step_time, len(plan.placement)
 
     def _value(self, plan: Plan) -> float:
         """A plan's objective."""
-        return plan.step_time * _rate(plan.cluster, self.goal)
-
-
-def pareto_front(plans: list[Plan]) -> list[Plan]:
-    """The plans than which no other is both as fast and as cheap a step, fastest first."""
-    front: list[Plan] = []
-    for plan in sorted(plans, key=lambda plan: (plan.step_time, plan.price_per_step)):
-        if not front or plan.price_per_step < front[-1].price_per_step:
-            front.append(plan)
-    return front
+        return plan.price_per_step if self.goal.objective == "cost" else plan.step_time
 
 
 def _beaten(plan: Plan, cluster: Cluster) -> float:
-    """Seconds a step from which on no plan on a cluster is faster or cheaper than ``plan``."""
+    """Seconds per step from which on no plan on a cluster is faster or cheaper than ``plan``."""
     price = cluster.price_per_hour / 3600
     if price == 0:
         return plan.step_time if plan.price_per_step == 0 else math.inf
@@ -198,7 +206,7 @@ def _beaten(plan: Plan, cluster: Cluster) -> float:
 
 
 def _rate(cluster: Cluster, goal: Goal) -> float:
-    """What turns seconds a step into the objective."""
+    """What turns seconds per step into at least the objective: traffic that is charged comes on top."""
     return cluster.price_per_hour / 3600 if goal.objective == "cost" else 1.0
 
 
@@ -210,30 +218,49 @@ def _work(
     start: Start,
 ) -> None:
     pending: deque[tuple[int, Callable[[], Plan | None]]] = deque()
-    done = 0
+    total, done = len(tasks), 0
+    order = itertools.count()
+    heap: list[tuple[bool, float, int, Task]] = []
+
+    def put(task: Task) -> None:
+        # Shapes that leave out stages come last: most of them are beaten by then.
+        is_shallow = not _planners[task[2]].is_deepest(task[3])
+        heapq.heappush(heap, (is_shallow, task[0], next(order), task))
 
     def take() -> None:
-        nonlocal done
-        cluster, result = pending.popleft()
+        planner, result = pending.popleft()
         plan = result()
         if plan is not None:
-            kept.add(cluster, plan)
-        done += 1
-        progress(done, len(tasks))
+            kept.add(planner, plan)
 
     for task in tasks:
-        while len(pending) >= window:
-            take()
-        if kept.hopeless(task):
+        put(task)
+    while heap:
+        *_, task = heapq.heappop(heap)
+        if kept.is_hopeless(task):
             done += 1
             continue
-        pending.append((task[1], start(task)))
+        bound, is_bound, index, shape = task
+        if not is_bound:
+            planner = _planners[index]
+            rate = _rate(planner.cluster, kept.goal)
+            put((max(bound, planner.lower_bound(shape) * rate), 1, index, shape))
+            continue
+        while len(pending) >= window:
+            take()
+            if kept.is_hopeless(task):
+                break
+        if not kept.is_hopeless(task):
+            pending.append((index, start(task)))
+        done += 1
+        progress(done, total)
     while pending:
         take()
+    progress(total, total)
 
 
 def _evaluate(task: Task, everything: bool, limit: float) -> Plan | None:
-    _, index, shape = task
+    *_, index, shape = task
     planner = _planners[index]
     found = planner.best(shape, limit=limit)
     if found is None and everything:
