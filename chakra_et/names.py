@@ -1,9 +1,9 @@
-"""What the files of a run are called, in one place.
+"""The names of the files of a run, in one place.
 
-Of a run NAME in a folder: ``NAME_host.json`` and ``NAME_device.json`` are rank 0's traces and
-``NAME_rank1_host.json`` … the other ranks' (each also as ``.json.gz``), ``NAME.0.et``, ``NAME.1.et`` … the
-Chakra traces as simulators look for them, ``NAME.et`` the bytes of rank 0. The name of every file that we
-write is made here; no name that stands inside a file is used.
+For a run NAME: ``NAME_host.json`` and ``NAME_device.json`` are the traces of rank 0,
+``NAME_rank1_host.json`` … those of the other ranks (each also as ``.json.gz``). ``NAME.0.et``, ``NAME.1.et``
+… are the Chakra traces under the names that simulators expect, ``NAME.et`` is a copy of rank 0's. The name
+of every file that we write is made here; names found inside files are never used.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TRACE_GLOBS = tuple(f"*_{side}.json{ending}" for side in SIDES for ending in (""
 
 
 class TraceName(NamedTuple):
-    """A host or device trace, as its name tells: run, rank and side."""
+    """The run, rank and side of a host or device trace, from its file name."""
 
     run: str
     rank: int
@@ -33,7 +33,7 @@ class TraceName(NamedTuple):
 
 
 def parse_trace(file_name: str) -> TraceName | None:
-    """What ``NAME_rank3_host.json.gz`` is; None for any other name."""
+    """Run, rank and side of ``NAME_rank3_host.json.gz``; None for any other form of name."""
     found = _TRACE.fullmatch(file_name)
     return TraceName(found["run"], int(found["rank"] or 0), found["side"]) if found else None  # type: ignore[arg-type]
 
@@ -55,20 +55,20 @@ class RunFiles:
         return self.folder / f"{self.name}{f'_rank{rank}' if rank else ''}_{ending}"
 
     def trace_file(self, rank: int, side: Side) -> Path:
-        """Uncompressed; with ``--trace-gzip`` ``gz`` gives the name."""
+        """The uncompressed trace; pass it to ``gz`` for the name that ``--trace-gzip`` writes."""
         return self._of_rank(rank, f"{side}.json")
 
     def merged_file(self, rank: int) -> Path:
-        """Both traces of a rank linked, as ``--keep-merged`` writes them."""
+        """Both traces of a rank as one, written by ``--keep-merged``."""
         return self._of_rank(rank, "merged.json")
 
     def et_file(self, rank: int) -> Path:
-        """The name that simulators look for."""
+        """The name that simulators expect."""
         return self.folder / f"{self.name}.{rank}.et"
 
     @property
     def first_et_file(self) -> Path:
-        """Rank 0's bytes, under the name that users look for."""
+        """A copy of rank 0's file under the name that users expect."""
         return self.folder / f"{self.name}.et"
 
     @property
@@ -89,7 +89,7 @@ class RunFiles:
         return self.folder / f"{self.name}_conversion.json"
 
     def et_files(self) -> list[tuple[int, Path]]:
-        """(rank, path) of the ``NAME.N.et`` that exist, by rank."""
+        """(rank, path) of the existing ``NAME.N.et``, in order of rank."""
         found = []
         for path in self.folder.iterdir() if self.folder.is_dir() else ():
             parsed = parse_et(path.name)
@@ -99,7 +99,7 @@ class RunFiles:
 
 
 def gz(path: Path) -> Path:
-    """The name of the compressed file."""
+    """The name of the gzip file."""
     return path.with_name(path.name + ".gz")
 
 

@@ -112,12 +112,19 @@ def _project_commit() -> str | None:
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return None
-    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    # git describe --dirty would rewrite the checkout's index, and leave its lock when killed meanwhile.
+    command = ["git", "--no-optional-locks", "-C", str(root), "status"]
+    command += ["--porcelain=v2", "--branch", "--untracked-files=no"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip() or None
+    lines = done.stdout.splitlines()
+    commits = [line.removeprefix("# branch.oid ") for line in lines if line.startswith("# branch.oid ")]
+    changed = any(not line.startswith("#") for line in lines)
+    if not commits or commits[0] == "(initial)":
+        return None
+    return commits[0] + ("-dirty" if changed else "")
 
 
 def device_name() -> str:

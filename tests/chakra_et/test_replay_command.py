@@ -252,7 +252,9 @@ def test_step_of_several_nodes_begins_with_the_first():
 
 def write_foreign(path: Path, nodes: list[dict]) -> str:
     """An .et file made by mlc-chakra's own protobuf classes."""
-    schema = pytest.importorskip("chakra.schema.protobuf.et_def_pb2", reason="mlc-chakra is not installed")
+    schema = pytest.importorskip(
+        "chakra.schema.protobuf.et_def_pb2", reason="mlc-chakra is not installed: ./run_tests.sh installs it"
+    )
     varint = pytest.importorskip("google.protobuf.internal.encoder")._VarintBytes
     messages = [schema.GlobalMetadata(version="0.0.4")]
     for fields in nodes:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 from megatron_lm import logs
+from tests.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 PRETRAIN = ROOT / "megatron_lm" / "_00_pretrain_gpt.py"
@@ -30,12 +30,9 @@ def layout(partition: str = "4", tensor: int = 1, data: int = 1) -> dict[str, st
 
 def train(script: Path = PRETRAIN, timeout: float = 300, **settings: str) -> subprocess.CompletedProcess[str]:
     """Run to the end under torchrun."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     settings = TINY | settings
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", settings["NPROC_PER_NODE"]]
-    command += ["--master-port", str(port), str(script)]
+    command += ["--master-port", str(free_port()), str(script)]
     environment = os.environ | settings | {"OMP_NUM_THREADS": "1"}
     # The rendezvous has a port of its own, and torchrun sets MASTER_PORT for the ranks.
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=timeout)

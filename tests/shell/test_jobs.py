@@ -39,7 +39,8 @@ if words[0] == "-c":
 text = " ".join(words)
 with open({calls!r}, "a") as calls:
     calls.write(text + "\n")
-stages = r"train\.py|fix_host_traces|convert_to_et|chakra_et|utils\.training\.summary|ruff \w+|-m pytest"
+stages = r"train\.py|fix_host_traces|convert_to_et|chakra_et|utils\.training\.summary|ruff \w+"
+stages += r"|-m mypy|-m pytest"
 stage = re.search(stages, text).group()
 if stage == os.environ.get("SLEEP"):
     open({calls!r} + ".pid", "w").write(str(os.getpid()))
@@ -325,7 +326,13 @@ def test_upstream_tools_that_cannot_be_had_are_named(
 
 def test_tests_run_even_if_the_style_is_at_fault(project: Path) -> None:
     result = run(project, "run_tests.sh", "--slow", "-k", "a or b", FAIL="ruff format")
-    assert calls(project) == ["-m ruff check .", "-m ruff format --check .", "-m pytest --slow -k a or b"]
+    assert calls(project) == [
+        "-m ruff check .",
+        "-m ruff format --check .",
+        "-m mypy",
+        "-m pytest -n logical --dist loadfile --slow -k a or b",
+    ]
     assert result.returncode == 1
     assert result.stderr.splitlines()[-1].startswith("run_tests.sh: faults found by ruff format: ")
     assert run(project, "run_tests.sh").returncode == 0
+    assert calls(project)[-1] == "-m pytest -n logical --dist worksteal"

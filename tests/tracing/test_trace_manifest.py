@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import subprocess
 import threading
 import time
@@ -157,22 +158,43 @@ def test_manifest_is_written_whole_or_not_at_all(tmp_path):
     assert [entry.name for entry in tmp_path.iterdir()] == ["m.json"]
 
 
-def test_commit_is_that_of_the_checkout(tmp_path, monkeypatch):
-    def git(*words):
-        options = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
-        return subprocess.run(
-            ["git", "-C", str(tmp_path), *options, *words], check=True, capture_output=True, text=True
-        ).stdout.strip()
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """The module of a checkout in ``tmp_path`` that is asked for its commit."""
+    path = tmp_path / "chakra_et" / "capture" / "manifest.py"
+    path.parent.mkdir(parents=True)
+    path.touch()
+    monkeypatch.setattr(trace_manifest, "__file__", str(path))
+    return path
 
-    module = tmp_path / "chakra_et" / "capture" / "manifest.py"
-    module.parent.mkdir(parents=True)
-    monkeypatch.setattr(trace_manifest, "__file__", str(module))
+
+def git(folder, *words):
+    command = ["git", "-C", str(folder), "-c", "user.name=t", "-c", "user.email=t@example.org", *words]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def test_commit_is_that_of_the_checkout(tmp_path, module):
     assert trace_manifest.versions()["project_commit"] is None
-    git("init", "-q")
+    git(tmp_path, "init", "-q")
     assert trace_manifest.versions()["project_commit"] is None, "no commit yet"
-    git("commit", "-q", "--allow-empty", "-m", "first")
-    git("tag", "v1")
-    assert trace_manifest.versions()["project_commit"] == git("rev-parse", "HEAD")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-q", "-m", "first")
+    git(tmp_path, "tag", "v1")
+    commit = git(tmp_path, "rev-parse", "HEAD")
+    assert trace_manifest.versions()["project_commit"] == commit
+    module.write_text("changed")
+    assert trace_manifest.versions()["project_commit"] == f"{commit}-dirty"
+
+
+def test_asking_for_the_commit_leaves_the_index_alone(tmp_path, module):
+    """git describe --dirty rewrote it, and a rank that was killed meanwhile left .git/index.lock behind."""
+    for words in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "first"]):
+        git(tmp_path, *words)
+    os.utime(module, (1, 1))  # git would like to refresh its entry
+    before = (tmp_path / ".git" / "index").stat()
+    assert trace_manifest.versions()["project_commit"]
+    after = (tmp_path / ".git" / "index").stat()
+    assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
 
 
 def test_foreign_ranks_are_those_beyond_the_world(tmp_path):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pyarrow
 import pytest
 
+from tests.shared import shared_path
 from utils.data import hub
 from utils.data.squad import SAMPLE, DataError, Example, hold_out, load_squad, read_squad_json
 
@@ -188,8 +189,8 @@ def test_a_damaged_datasets_cache_is_named_and_passed_over(
     assert f"{build}: left alone" in caplog.records[0].message and len(caplog.records) == 2
 
 
-def test_the_real_subset(shared_dir: Path) -> None:
-    path = shared_dir / "data/squad/dev-v1.1-subset.json"
+def test_the_real_subset() -> None:
+    path = shared_path("data/squad/dev-v1.1-subset.json")
     examples = read_squad_json(path)
     assert len(examples) == 705 and len({example.context for example in examples}) == 173
     squad = load_squad(str(path))

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
+from tests.shared import shared_path
 from utils.data import tokenizers
 from utils.data.config import DataConfig
 from utils.data.hub import DataError
@@ -163,9 +164,9 @@ def test_a_tokenizer_may_name_its_end_differently(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", MODELS)
-def test_the_real_vocabularies(family: str, shared_dir: Path) -> None:
+def test_the_real_vocabularies(family: str) -> None:
     name, vocab_size = MODELS[family]
-    path = shared_dir / "data/tokenizers" / name
+    path = shared_path(f"data/tokenizers/{name}", "tokenizer.json", "tokenizer_config.json")
     tokenizer, _ = load_tokenizer(family, name, DataConfig(tokenizer=str(path)), vocab_size)
     assert len(tokenizer) == vocab_size
     assert tokenizer.pad_token_id == (0 if family == "bert" else 50256)
