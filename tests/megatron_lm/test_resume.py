@@ -158,9 +158,10 @@ def test_the_speed_of_a_gpu_is_measured_in_the_logs_if_they_have_timers(tmp_path
         lists = {"forward-compute": ([1.7e9, 1.7e9 + 1], [1.7e9 + each, 1.7e9 + 1 + each])}
         write_node(tmp_path / "5", f"n{rank}", out=written_logs.timer_block(rank, lists), gpu=f"{A10}\n")
     run = runs.find(("5",), tmp_path)
-    settings = from_environment(environment({"MODEL": "tiny", "NPROC_PER_NODE": "2", "NNODES": "1", "DP_SIZE": "1",
-                                             "PIPELINE_MP_SIZE": "2", "PARTITION": "2-2",
-                                             "GLOBAL_BATCH_SIZE": "8"}))  # fmt: skip
+    settings = from_environment(environment({
+        "MODEL": "tiny", "NPROC_PER_NODE": "2", "NNODES": "1", "DP_SIZE": "1", "PIPELINE_MP_SIZE": "2",
+        "PARTITION": "2-2", "GLOBAL_BATCH_SIZE": "8",
+    }))  # fmt: skip
     assert replan.speed(settings, "NVIDIA A10", run.nodes) == pytest.approx(rate, rel=1e-3)
     assert replan.speed(settings, "NVIDIA A10", run.nodes[:1]) == pytest.approx(rate, rel=1e-3)
     assert records.timers(run.nodes[0].read("out")).lists.keys() == {(0, "forward-compute")}
