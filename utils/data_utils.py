@@ -1,7 +1,7 @@
 """The data, from flags to samples: read (squad.py) → tokenize (token_cache.py) → lay out (this file).
 
-Every sample has the full --max-seq-length, so a batch is a plain stack and every step has the same shapes.
-Labels are -100, which PyTorch's cross entropy ignores, wherever nothing is to be predicted.
+Every sample is padded to --max-seq-length on the right; ``stack`` cuts a batch to its longest sample. Labels
+are -100, which PyTorch's cross entropy ignores, wherever nothing is to be predicted.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, default_collate
 from transformers import PreTrainedTokenizerFast
 
 from utils.data.config import DataConfig
@@ -18,9 +18,10 @@ from utils.data.squad import Example, load_squad
 from utils.data.token_cache import TokenizedPairs, tokenize_pairs
 from utils.data.tokenizers import Family
 
-__all__ = ["SquadDataset", "build_datasets"]
+__all__ = ["SquadDataset", "build_datasets", "stack"]
 
 IGNORED = -100
+MULTIPLE = 8  # of tokens per sample: what matrix units like
 MASKED_SHARE = 0.15
 Sample = dict[str, torch.Tensor]
 Ids = npt.NDArray[np.int64]
@@ -181,7 +182,7 @@ def build_datasets(
         raise DataError("--max-seq-length: not set")
     if config.pack and family != "gpt2":
         raise DataError("--pack: only for GPT-2; BERT's samples are pairs of question and context")
-    squad = load_squad(config.dataset, config.cache_dir)
+    squad = load_squad(config.dataset, config.cache_dir, config.require_dataset)
     folder = datasets_cache(config.cache_dir) / "tokenized"
 
     def build(examples: list[Example], seed: int) -> SquadDataset:
@@ -193,6 +194,14 @@ def build_datasets(
         return CausalDataset(pairs, tokenizer, length, squad.source)
 
     return build(squad.train, seed), build(squad.validation, 0)
+
+
+def stack(samples: list[Sample]) -> Sample:
+    """A batch without the padding that all its samples share: int64 [batch, longest sample, rounded up]."""
+    batch: Sample = default_collate(samples)
+    longest = int(batch["attention_mask"].sum(dim=1).max())
+    length = -(-longest // MULTIPLE) * MULTIPLE
+    return {name: tensor[:, :length].contiguous() for name, tensor in batch.items()}
 
 
 def _fill(row: Ids, length: int, value: int) -> Ids:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -107,3 +108,13 @@ def train_alone(make_trainer: Callable[..., Trainer]) -> Callable[..., Path]:
         return trainer.save_dir.resolve()
 
     return train
+
+
+@pytest.fixture
+def few_samples(tmp_path: Path, repo_root: Path) -> Path:
+    """A data set with 10 training samples: 5 steps of 2 are an epoch."""
+    sample = json.loads((repo_root / "data" / "squad_sample.json").read_text())
+    paragraphs = [{**p, "qas": p["qas"][:1]} for a in sample["data"] for p in a["paragraphs"]][:11]
+    path = tmp_path / "few.json"
+    path.write_text(json.dumps({"version": "1.1", "data": [{"title": "few", "paragraphs": paragraphs}]}))
+    return path

@@ -156,6 +156,8 @@ def test_offline_without_cache_falls_back_with_one_line_and_asks_nobody(
     monkeypatch.setenv("RANK", "1")
     load_squad("squad", str(tmp_path))
     assert not caplog.records
+    with pytest.raises(DataError, match=f"not cached in .*{variable} is set.*--dataset sample"):
+        load_squad("squad", str(tmp_path), required=True)
 
 
 def test_the_real_subset() -> None:

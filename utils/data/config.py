@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from utils.data.hub import DataError
 
@@ -38,6 +39,17 @@ class DataConfig:
     pack: bool = field(
         default=False,
         metadata={"help": "GPT-2: fill samples with texts end to end instead of padding each text"},
+    )
+    padding: Literal["longest", "max"] = field(
+        default="longest",
+        metadata={
+            "help": "pad each batch to its longest sample, or all batches to --max-seq-length, so that every "
+            "step has the same shapes"
+        },
+    )
+    require_dataset: bool = field(
+        default=False,
+        metadata={"help": "fail if --dataset squad is not available, instead of using the sample"},
     )
     num_workers: int = field(
         default=2, metadata={"help": "data-loading processes per rank (0: load in the training process)"}

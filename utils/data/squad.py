@@ -36,10 +36,11 @@ class Squad(NamedTuple):
     source: str
 
 
-def load_squad(dataset: str, cache_dir: str | None = None) -> Squad:
+def load_squad(dataset: str, cache_dir: str | None = None, required: bool = False) -> Squad:
     """Read ``--dataset``: "squad" (cache, then hub, then the sample), "sample" or the path of a JSON file.
 
-    A file is split into train and validation by ``hold_out``. Raises ``DataError`` for a bad file or name.
+    A file is split into train and validation by ``hold_out``. Raises ``DataError`` for a bad file or name,
+    and if "squad" is ``required`` but neither cached nor on the hub.
     """
     if dataset == "sample":
         return _from_file(SAMPLE, "the sample in data/")
@@ -57,12 +58,12 @@ def load_squad(dataset: str, cache_dir: str | None = None) -> Squad:
             return _load(HUB_NAMES[0], datasets_cache(cache_dir), f"the hub's {HUB_NAMES[0]}")
         except Exception as error:  # whatever the hub's libraries raise, the sample is still there
             problem = f"the hub failed: {type(error).__name__}: {error}".splitlines()[0]
+    missing = f"--dataset squad: not cached in {datasets_cache(cache_dir)}, and {problem}"
+    if required:
+        raise DataError(f"{missing}; give a SQuAD JSON file, or train on the sample with --dataset sample")
     sample = _from_file(SAMPLE, "the sample in data/")
-    log_once(
-        logging.WARNING,
-        f"--dataset squad: not cached in {datasets_cache(cache_dir)}, and {problem}; "
-        f"using {sample.source} instead ({len(sample.train)} training questions, not SQuAD's 87,599)",
-    )
+    size = f"{len(sample.train)} training questions, not SQuAD's 87,599"
+    log_once(logging.WARNING, f"{missing}; using {sample.source} instead ({size})")
     return sample
 
 

@@ -17,12 +17,13 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from chakra_et.files import write_text
 from utils.processes import is_running
 
 BEST = "best_model"
 STATE = "trainer_state.json"
 OPTIMIZER = "optimizer.pt"
-STATE_KEYS = {"step", "best_loss", "model_name", "order", "saved_at"}
+STATE_KEYS = {"step", "best_loss", "model_name", "order", "saved_at"}  # "complete" and "scaler" came later
 
 
 class CheckpointError(OSError):
@@ -94,6 +95,23 @@ def read_state(folder: Path) -> dict[str, Any]:
         raise CheckpointError(f"checkpoint {folder} can't be read ({error}): resume from another") from None
 
 
+def update_state(folder: Path, **changes: Any) -> None:
+    """Change values of a checkpoint's state. Raises OSError."""
+    write_text(folder / STATE, json.dumps({**read_state(folder), **changes}, indent=2) + "\n")
+
+
+def remove_oldest(save_dir: Path, keep: int) -> list[Path]:
+    """Remove the oldest checkpoints of ``save_dir`` until ``keep`` are left, and return them."""
+    found = [path.parent for path in save_dir.glob(f"step-*/{STATE}")]
+    found.sort(key=lambda folder: float(read_state(folder)["saved_at"]))
+    for folder in found[: max(0, len(found) - keep)]:
+        # Under a name that clean_up knows, so that an interrupted removal leaves no half checkpoint.
+        doomed = _temporary_of(folder)
+        os.rename(folder, doomed)
+        shutil.rmtree(doomed)
+    return found[: max(0, len(found) - keep)]
+
+
 def load_optimizer(folder: Path, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
     """Restore the state of ``optimizer``. Raises CheckpointError."""
     try:
@@ -111,7 +129,7 @@ def atomic_folder(target: Path, needed: int = 0) -> Iterator[Path]:
     the disk fills up. ``needed``: bytes about to be written; raises CheckpointError at once if the disk has
     less room. Raises CheckpointError if writing fails.
     """
-    temporary = target.with_name(f".{target.name}.{socket.gethostname()}.{os.getpid()}.tmp")
+    temporary = _temporary_of(target)
     try:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
@@ -171,6 +189,10 @@ def _replace(source: Path, target: Path) -> None:
         os.rename(target, old)
         os.rename(source, target)
         shutil.rmtree(old)
+
+
+def _temporary_of(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.{socket.gethostname()}.{os.getpid()}.tmp")
 
 
 def _target_of(old: Path) -> Path:

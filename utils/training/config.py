@@ -51,7 +51,7 @@ class TrainConfig(TraceConfig, DataConfig):
     init_from: str | None = _flag(None, "initial weights: a folder or a hub name (default: random)")
     dropout: float | None = _flag(None, "dropout rate of all layers (default: the model's own)")
 
-    batch_size: int = _flag(8, "samples per forward pass on each GPU (or CPU process)")
+    batch_size: int = _flag(4, "samples per forward pass on each GPU (or CPU process)")
     gradient_accumulation_steps: int = _flag(1, "forward passes per optimizer step")
     learning_rate: float = _flag(1e-4, "peak learning rate of AdamW")
     weight_decay: float = _flag(0.01, "weight decay of AdamW; none on biases and norms")
@@ -62,18 +62,24 @@ class TrainConfig(TraceConfig, DataConfig):
     num_gpus: int | None = _flag(None, "fail unless this many processes were launched (default: any number)")
     seed: int = _flag(42, "seed of initial weights, data order, masks and dropout")
     bf16: bool = _flag(False, "compute in bfloat16 where that is safe (autocast)")
+    fp16: bool = _flag(False, "compute in float16 where that is safe (autocast), with loss scaling")
+    gradient_checkpointing: bool = _flag(
+        False, "compute activations again in the backward pass instead of keeping them"
+    )
     compile: bool = _flag(False, "compile the model with torch.compile")
 
     logging_steps: int = _flag(10, "log every N steps")
     eval_steps: int = _flag(1000, "evaluate every N steps and at the end (0: at the end only)")
     skip_eval: bool = _flag(False, "never evaluate; best_model is then the final model")
     save_steps: int = _flag(1000, "save a checkpoint every N steps and at the end (0: best_model only)")
+    keep_checkpoints: int | None = _flag(None, "keep the newest N checkpoints only (default: all)")
     save_dir: str = _flag("checkpoints", "folder of the checkpoints")
     save_format: Literal["safetensors", "bin"] = _flag("safetensors", "format of the saved weights")
     resume_from_checkpoint: str | None = _flag(
         None, "resume from this checkpoint folder, or from the 'latest' one in --save-dir"
     )
     report_to: Literal["tensorboard", "wandb", "none"] = _flag("none", "where metrics go besides the log")
+    convert: bool = _flag(True, "with --enable-tracing: convert the traces to .et files at the end")
     dist_timeout: float = _flag(600.0, "end the run if a rank hangs for this many seconds")
 
     def __post_init__(self) -> None:
@@ -97,8 +103,10 @@ class TrainConfig(TraceConfig, DataConfig):
         for name in ("learning_rate", "dist_timeout"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{_dashed(name)} must be above 0, not {getattr(self, name)}")
-        if self.num_gpus is not None:
-            self._at_least("num_gpus", 1)
+        for name in ("num_gpus", "keep_checkpoints"):
+            self._at_least(name, 1)
+        if self.bf16 and self.fp16:
+            raise ValueError("--bf16 and --fp16 exclude each other: give only one")
         if self.dropout is not None and not 0 <= self.dropout < 1:
             raise ValueError(f"--dropout must be at least 0 and below 1, not {self.dropout}")
         if self.init_from and self.resume_from_checkpoint:

@@ -32,25 +32,43 @@ class ModelFamily:
     dropouts: tuple[str, ...]
     loss_sum: Callable[[nn.Module, Batch], tuple[Tensor, Tensor]]
 
-    def build(self, preset: dict[str, int], weights: str | None, dropout: float | None) -> PreTrainedModel:
+    def build(
+        self,
+        preset: dict[str, int],
+        weights: str | None,
+        dropout: float | None,
+        gradient_checkpointing: bool = False,
+    ) -> PreTrainedModel:
         """A random model of size ``preset``, or the one at ``weights`` (a folder or a hub name), in float32.
 
-        ``dropout`` replaces all dropout rates (None: keep them). Raises ValueError if ``weights`` is absent,
-        damaged or of another family.
+        ``dropout`` replaces all dropout rates (None: keep them). ``gradient_checkpointing`` keeps the inputs
+        of each layer only, and computes its activations again in the backward pass. Raises ValueError if
+        ``weights`` is absent, damaged or of another family.
         """
         transformers_logging.set_verbosity_error()
         transformers_logging.disable_progress_bar()
         rates: dict[str, Any] = {} if dropout is None else dict.fromkeys(self.dropouts, dropout)
         if weights is None:
             settings: dict[str, Any] = {**preset, **rates}
-            return self.model_class(self.config_class(**settings))
+            model = self.model_class(self.config_class(**settings))
+        else:
+            model = self._load(weights, rates)
+        if gradient_checkpointing:
+            # The name changed in transformers 5.
+            new = getattr(model, "activation_checkpointing_enable", None)
+            (new or model.gradient_checkpointing_enable)({"use_reentrant": False})
+        return model
+
+    def _load(self, weights: str, rates: dict[str, Any]) -> PreTrainedModel:
         # The libraries would try to reach an absent hub for minutes.
         local = Path(weights).is_dir() or hub_problem() is not None
         try:
             config = AutoConfig.from_pretrained(weights, local_files_only=local, **rates)
             if config.model_type != self.config_class.model_type:
                 raise ValueError(f"it is a {config.model_type} model, not {self.config_class.model_type}")
-            model = self.model_class.from_pretrained(weights, config=config, local_files_only=local)
+            model: PreTrainedModel = self.model_class.from_pretrained(
+                weights, config=config, local_files_only=local
+            )
         except Exception as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise ValueError(f"the weights at {weights} can't be loaded: {reason}") from error
