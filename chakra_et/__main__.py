@@ -15,6 +15,7 @@ COMMANDS = {
     "repair": ("chakra_et.repair.command", "repair damaged host and device traces"),
     "validate": ("chakra_et.validate.command", "check .et files and rank sets against what simulators need"),
     "info": ("chakra_et.info.command", "show what .et files hold: nodes, edges, times, collectives"),
+    "stragglers": ("chakra_et.stragglers.command", "find what slow ranks cost, and which they are"),
     "replay": ("chakra_et.replay.command", "replay .et files and compare with the measured times"),
 }
 
