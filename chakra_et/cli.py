@@ -154,6 +154,8 @@ def _add_flag(parser: argparse._ActionsContainer, field: dataclasses.Field[Any],
             options["nargs"] = "?"
         parser.add_argument(field.name, **options)
         return
+    if typing.get_origin(hint) is tuple:
+        options["action"] = _Collect
     dashed = "--" + field.name.replace("_", "-")
     names = [dashed]
     if "_" in field.name:
@@ -161,6 +163,20 @@ def _add_flag(parser: argparse._ActionsContainer, field: dataclasses.Field[Any],
     if "short" in field.metadata:
         names.insert(0, field.metadata["short"])
     parser.add_argument(*names, dest=field.name, **options)
+
+
+class _Collect(argparse.Action):
+    """The values of a flag that is given several times, all of them."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        earlier = getattr(namespace, self.dest)
+        setattr(namespace, self.dest, values if earlier is self.default else [*earlier, *values])
 
 
 def _without_none(hint: Any) -> Any:
