@@ -163,7 +163,7 @@ def run(folder: str, name: str, flags: list[str]) -> float:
     if done.returncode:
         raise SystemExit(f"error: {' '.join(command)} failed:\n{done.stderr[-2000:]}")
     (line,) = (line for line in done.stdout.splitlines() if line.startswith('{"step_s"'))
-    return median(json.loads(line)["step_s"])
+    return float(median(json.loads(line)["step_s"]))
 
 
 if __name__ == "__main__":
