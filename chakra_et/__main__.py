@@ -15,6 +15,7 @@ COMMANDS = {
     "validate": ("chakra_et.validate.command", "check .et files and rank sets against what simulators need"),
     "info": ("chakra_et.info.command", "show what .et files hold: nodes, edges, times, collectives"),
     "replay": ("chakra_et.replay.command", "replay .et files and compare with the measured times"),
+    "scale": ("chakra_et.simulators.scale_command", "make a set of more or fewer data-parallel ranks"),
     "astra": ("chakra_et.simulators.astra", "write a folder that ASTRA-sim runs, and check its log"),
 }
 
