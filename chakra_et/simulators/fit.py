@@ -3,6 +3,7 @@ ranks."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -12,6 +13,8 @@ from chakra_et.network.collectives import collective_time
 from chakra_et.network.topology import Topology
 from chakra_et.simulators.edit import texts
 
+SAME_SIZE = 1.5
+"""Bytes per message that differ by less than this factor don't show the latency."""
 NEXT_TO_NOTHING = 1e-9
 """ns per byte or message of a figure that the fit put at 0."""
 
@@ -22,7 +25,8 @@ def fitted(
     groups: Mapping[str, Sequence[int]],
 ) -> Topology | None:
     """One-dimensional network with the α and β that explain the collectives best, by relative error; None
-    where the set has no collectives. ``lasting``: µs of each node, by rank."""
+    where the set has no collectives. ``lasting``: µs of each node, by rank. Its notes have what was
+    assumed."""
     rows: list[tuple[float, float, float]] = []
     for rank, trace in traces.items():
         table, index = texts(trace, "pg_name")
@@ -35,8 +39,19 @@ def fitted(
     if not rows:
         return None
     messages, moved, time_ns = np.array(rows).T
-    alpha, beta = _non_negative(np.stack([messages, moved], axis=1) / time_ns[:, None])
+    terms = np.stack([messages, moved], axis=1) / time_ns[:, None]
     world = max(len(members) for members in groups.values())
+    ratios = moved / np.maximum(messages, 1)
+    if ratios.max() <= SAME_SIZE * ratios.min():
+        beta = float(terms[:, 1].sum() / (terms[:, 1] ** 2).sum()) if moved.all() else 0.0
+        flat = Topology.flat(world, 1e9 / max(beta, NEXT_TO_NOTHING), 0.0)
+        note = (
+            "all collectives move about as many bytes, so that latency and bandwidth can't be told apart: "
+            "all of "
+            "their time is taken for bandwidth; name a --topology"
+        )
+        return dataclasses.replace(flat, notes=(note,))
+    alpha, beta = _non_negative(terms)
     return Topology.flat(world, 1e9 / max(beta, NEXT_TO_NOTHING), alpha)
 
 

@@ -122,11 +122,11 @@ def scale(found: InputSet, traces: Mapping[int, ExecutionTrace], wanted: Scaling
     elif measured is not None:
         only = measured.dimensions[0]
         notes.append(
-            "communication of larger or smaller groups lasts longer or shorter as rings do on the network "
-            "that fits the "
-            f"captured collectives: {only.bandwidth / 1e9:.3g} GB/s, {only.latency_ns / 1000:.3g} us per "
-            "message"
+            "communication of other numbers of ranks lasts what a ring does on the network that fits the "
+            "captured "
+            f"collectives: {only.bandwidth / 1e9:.3g} GB/s, {only.latency_ns / 1000:.3g} us per message"
         )
+        notes += measured.notes
     elif old.dp != new.dp and new.ranks > 1:
         raise TraceError(
             f"{found.name}: has no collectives: capture two ranks or more, so that there are some to scale"
