@@ -15,6 +15,10 @@ COMMANDS = {
     "validate": ("chakra_et.validate.command", "check .et files and rank sets against what simulators need"),
     "info": ("chakra_et.info.command", "show what .et files hold: nodes, edges, times, collectives"),
     "replay": ("chakra_et.replay.command", "replay .et files and compare with the measured times"),
+    "report": (
+        "chakra_et.report.command",
+        "write one HTML page about a run: timeline, breakdown, communication",
+    ),
 }
 
 

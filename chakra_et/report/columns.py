@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType, Strings
-from chakra_et.et.edges import rows_of
 from chakra_et.info.describe import EDGE_KINDS
 from chakra_et.replay.shares import KINDS, node_kinds
 from chakra_et.report.lanes import lay_out
@@ -49,15 +49,13 @@ def add_nodes(run: Run, columns: Columns) -> dict[str, Any]:
     columns.add("row", of_node[order], delta=True)
     columns.add("start", units(run.start_ns[order]), delta=True)
     columns.add("length", units(run.end_ns[order]) - units(run.start_ns[order]))
-    names = _names(run, order, columns)
-    kind = graph.gather([node_kinds(trace) for trace in run.traces])
-    kind[_has_value(run, "kind", b"annotation")] = ANNOTATION
-    columns.add("kind", kind[order])
-    columns.add("phase", (_shared(run, "phase", list(PHASES))[0] + 1)[order])
-    module, modules = _shared(run, "module", [])
+    name, names = name_codes(run)
+    columns.add("name", name[order])
+    columns.add("kind", page_kinds(run)[order])
+    columns.add("phase", (shared_codes(run, "phase", PHASES)[0] + 1)[order])
+    module, modules = shared_codes(run, "module")
     columns.add("module", (module + 1)[order])
-    parent = _parents(run)
-    distance = np.where(parent >= 0, place - place[np.maximum(parent, 0)], 0)
+    distance = np.where(run.parent >= 0, place - place[np.maximum(run.parent, 0)], 0)
     columns.add("parent", (distance & 0xFFFFFFFF)[order])
     flags = np.where(graph.attribute("segment", 0) > 0, FURTHER, 0)
     if run.path is not None:
@@ -82,8 +80,8 @@ def add_nodes(run: Run, columns: Columns) -> dict[str, Any]:
     }
 
 
-def _names(run: Run, order: np.ndarray, columns: Columns) -> list[str]:
-    """Add the column ``name``, and return the names that it refers to, the most frequent first."""
+def name_codes(run: Run) -> tuple[np.ndarray, list[str]]:
+    """The name of each node as an index, int64[N], into the names of the run, the most frequent first."""
     known: dict[bytes, int] = {}
     of_trace = []
     for trace in run.traces:
@@ -94,9 +92,15 @@ def _names(run: Run, order: np.ndarray, columns: Columns) -> list[str]:
     by_use = np.argsort(-used, kind="stable")[: int((used > 0).sum())]
     rank = np.zeros(len(known), dtype=np.int64)
     rank[by_use] = np.arange(len(by_use))
-    columns.add("name", rank[name][order])
     texts = list(known)
-    return [texts[at].decode("utf-8", "replace")[:LONGEST_NAME] for at in by_use.tolist()]
+    return rank[name], [texts[at].decode("utf-8", "replace")[:LONGEST_NAME] for at in by_use.tolist()]
+
+
+def page_kinds(run: Run) -> np.ndarray:
+    """Index into ``NODE_KINDS`` of each node, int64[N]."""
+    kind = run.graph.gather([node_kinds(trace) for trace in run.traces])
+    kind[_has_value(run, "kind", b"annotation")] = ANNOTATION
+    return kind
 
 
 def _has_value(run: Run, attribute: str, value: bytes) -> np.ndarray:
@@ -111,9 +115,9 @@ def _has_value(run: Run, attribute: str, value: bytes) -> np.ndarray:
     return run.graph.gather(found)
 
 
-def _shared(run: Run, attribute: str, known: list[str]) -> tuple[np.ndarray, list[str]]:
-    """A text attribute of all ranks as (index int64[N], -1 for none; texts); unknown texts are added to
-    ``known``, unless it is a fixed list of phases."""
+def shared_codes(run: Run, attribute: str, known: Sequence[str] = ()) -> tuple[np.ndarray, list[str]]:
+    """A text attribute of all ranks as (index int64[N], -1 for none; texts). The texts are ``known``, or
+    where that is empty, those that occur."""
     table = {text: at for at, text in enumerate(known)}
     found = []
     for trace in run.traces:
@@ -121,24 +125,6 @@ def _shared(run: Run, attribute: str, known: list[str]) -> tuple[np.ndarray, lis
         codes = [table.get(text, -1) if known else table.setdefault(text, len(table)) for text in texts]
         found.append(np.array([*codes, -1], dtype=np.int64)[index])
     return run.graph.gather(found), list(table)
-
-
-def _parents(run: Run) -> np.ndarray:
-    """The node of the enclosing operator of each node, int64[N], -1 for none."""
-    parts = []
-    for number, trace in enumerate(run.traces):
-        ids = trace.column("parent", -1)
-        row = rows_of(trace.ids, np.maximum(ids, 0).astype(np.uint64))
-        node = _node_of_row(run, number)
-        parts.append(np.where((ids >= 0) & (row >= 0), node[np.maximum(row, 0)], -1))
-    return run.graph.gather(parts)
-
-
-def _node_of_row(run: Run, trace: int) -> np.ndarray:
-    first, last = run.graph.first[trace], run.graph.first[trace + 1]
-    node = np.empty(last - first, dtype=np.int64)
-    node[run.graph.row[first:last]] = np.arange(first, last)
-    return node
 
 
 def _add_edges(run: Run, place: np.ndarray, columns: Columns) -> None:

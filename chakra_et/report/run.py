@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,6 +14,7 @@ import numpy as np
 from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import ExecutionTrace, Strings
+from chakra_et.et.edges import rows_of
 from chakra_et.et.sets import read_comm_groups
 from chakra_et.replay.alignment import align
 from chakra_et.replay.critical_path import CriticalPath, critical_path
@@ -70,6 +72,17 @@ class Run:
     @property
     def ranks(self) -> list[int]:
         return self.graph.ranks
+
+    @cached_property
+    def parent(self) -> np.ndarray:
+        """The node of the enclosing operator of each node, int64[N], -1 for none."""
+        parts = []
+        for number, trace in enumerate(self.traces):
+            ids = trace.column("parent", -1)
+            row = rows_of(trace.ids, np.maximum(ids, 0).astype(np.uint64))
+            node = self.of_trace(np.arange(len(self.graph)), number)
+            parts.append(np.where((ids >= 0) & (row >= 0), node[np.maximum(row, 0)], -1))
+        return self.graph.gather(parts)
 
     def of_trace(self, values: np.ndarray, trace: int) -> np.ndarray:
         """A column in node order, as that of one trace in the order of its rows."""
