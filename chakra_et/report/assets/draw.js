@@ -53,7 +53,7 @@ function drawHeader(view, pen, line, y, lights) {
       drawRow(view, pen, row, view.y(row), Math.max(1, height - (height > 4 ? 1 : 0)), lights);
     }
   }
-  const bottom = Math.min(view.visible, line.folded ? y + line.height : y + line.height + (line.end - line.first) * ROW);
+  const bottom = Math.min(view.visible, line.folded ? y + line.height : y + line.height + (line.end - line.first) * view.rowHeight);
   clip(pen, GUTTER, TOP, view.width - GUTTER, view.visible - TOP, () => {
     for (const step of view.steps.get(line.rank) || []) {
       const left = view.x(step.start / unit), right = view.x(step.end / unit);

@@ -1,7 +1,8 @@
 // The timeline's state: which stretch of time and which rows are shown, what is selected and lit. Times are in the
 // units of the nodes' columns.
 
-const GUTTER = 148, OVERVIEW = 34, RULER = 22, TOP = OVERVIEW + RULER, ROW = 19, HEADER = 22, SQUASHED = 26;
+const GUTTER = 148, OVERVIEW = 34, RULER = 22, TOP = OVERVIEW + RULER, HEADER = 22, SQUASHED = 26;
+const LOWEST_ROW = 19, HIGHEST_ROW = 34, HIGHEST = 560;
 const SHADES = 5;
 
 class Timeline {
@@ -37,6 +38,8 @@ class Timeline {
   // Lines from top to bottom: a header for each rank and its rows, or the header with all its rows squashed into it.
   layOut() {
     const { rows } = this.nodes.tables;
+    const ranks = new Set(rows.map(([rank]) => rank)).size;
+    this.rowHeight = Math.max(LOWEST_ROW, Math.min(HIGHEST_ROW, Math.floor((HIGHEST - TOP - HEADER * ranks) / rows.length)));
     this.lines = [];
     this.lineOfRow = new Array(rows.length);
     let top = 0;
@@ -53,22 +56,22 @@ class Timeline {
           const each = (SQUASHED - 6) / (end - header.first);
           this.lineOfRow[row] = { row, top: header.top + 3 + (row - header.first) * each, height: each };
         } else {
-          const line = { rank, row, top, height: ROW };
+          const line = { rank, row, top, height: this.rowHeight };
           this.lines.push(line);
           this.lineOfRow[row] = line;
-          top += ROW;
+          top += this.rowHeight;
         }
       }
     }
     this.height = top;
     this.spacer.style.height = `${top}px`;
-    this.element.style.setProperty("--height", `${Math.min(560, Math.max(220, top + TOP + 4))}px`);
+    document.documentElement.style.setProperty("--height", `${Math.min(HIGHEST, Math.max(260, top + TOP + 4))}px`);
     this.resize();
   }
 
   resize() {
     this.width = Math.max(this.scroller.clientWidth, GUTTER + 100);
-    this.visible = Math.max(this.scroller.clientHeight, TOP + ROW);
+    this.visible = Math.max(this.scroller.clientHeight, TOP + LOWEST_ROW);
     const scale = devicePixelRatio || 1;
     this.canvas.width = Math.round(this.width * scale);
     this.canvas.height = Math.round(this.visible * scale);
@@ -156,7 +159,7 @@ class Timeline {
     if (!inside || span !== this.to - this.from) this.show(middle - span / 2, middle + span / 2);
     const line = this.lineOfRow[nodes.row[node]];
     const top = this.scroller.scrollTop, room = this.visible - TOP;
-    if (line.top < top + ROW || line.top + ROW > top + room - ROW) this.scroller.scrollTop = line.top - room / 2;
+    if (line.top < top + HEADER || line.top + 2 * line.height > top + room) this.scroller.scrollTop = line.top - room / 2;
   }
 
   fold(rank) {
