@@ -17,7 +17,11 @@ COMMANDS = {
     "replay": ("chakra_et.replay.command", "replay .et files and compare with the measured times"),
     "report": (
         "chakra_et.report.command",
-        "write one HTML page about a run: timeline, breakdown, communication",
+        "write an HTML page about a run: timeline, breakdown, operators",
+    ),
+    "compare": (
+        "chakra_et.report.compare_command",
+        "compare runs: step time, breakdown, operators, modules",
     ),
 }
 

@@ -1,8 +1,8 @@
 """``chakra-et report NAME``: one self-contained HTML page about a run.
 
 NAME stands for NAME.0.et, NAME.1.et, … (or for traces of that name, which are converted on the way). The
-files of the run are accepted too, so `outputs/NAME*` works. Exit status: 0; 2 for arguments or files that can't
-be used.
+run's files are accepted too, so `outputs/NAME*` works. Exit status: 0; 2 for arguments or files that can't be
+used.
 """
 
 from __future__ import annotations

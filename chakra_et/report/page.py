@@ -16,8 +16,8 @@ STYLES = ("page.css", "timeline.css")
 SHARED = ("units.js", "data.js", "tables.js", "charts.js")
 SCRIPTS = {
     "report": (*SHARED, "nodes.js", "levels.js", "timeline.js", "draw.js", "input.js", "details.js",
-               "sections.js", "report.js"),
-    "compare": (*SHARED, "compare.js"),
+               "sections.js", "report.js", "start.js"),
+    "compare": (*SHARED, "compare.js", "start.js"),
 }  # fmt: skip
 
 

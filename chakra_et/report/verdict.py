@@ -199,7 +199,7 @@ def duration(nanoseconds: float) -> str:
             value = nanoseconds / size
             digits = 2 if value < 9.995 else 1 if value < 99.95 else 0
             return f"{value:,.{digits}f} {unit}"
-    return f"{nanoseconds:.0f} ns"
+    return f"{nanoseconds:.0f} ns" if nanoseconds else "0"
 
 
 def lacks(run: Run, times: Times) -> list[str]:

@@ -34,3 +34,23 @@ function heatMap(rowNames, columnNames, values, text, { css = "--heat", corner =
   })));
   return el("div", { class: "scroll" }, el("table", { class: numbers ? "heat numbers" : "heat" }, ...head, el("tbody", {}, ...rows)));
 }
+
+function tabbed(views) {
+  const body = el("div");
+  const buttons = views.map(([name, make], at) => el("button", { role: "tab", onclick: () => choose(at) }, name));
+  function choose(chosen) {
+    buttons.forEach((button, at) => button.setAttribute("aria-selected", String(at === chosen)));
+    body.replaceChildren(views[chosen][1]());
+  }
+  if (views.length > 0) choose(0);
+  return el("div", {}, el("div", { class: "tabs", role: "tablist" }, ...buttons), body);
+}
+
+function themeButton(changed) {
+  const themes = ["light", "dark"];
+  return el("button", { id: "theme", class: "quiet", title: "light or dark", onclick: () => {
+    const dark = document.documentElement.dataset.theme || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
+    document.documentElement.dataset.theme = themes[1 - themes.indexOf(dark)];
+    changed();
+  } }, "◐");
+}

@@ -32,15 +32,6 @@ function communication(content) {
   return section("communication", "Communication", ...parts);
 }
 
-function themeButton(changed) {
-  const themes = ["light", "dark"];
-  return el("button", { id: "theme", class: "quiet", title: "light or dark", onclick: () => {
-    const dark = document.documentElement.dataset.theme || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
-    document.documentElement.dataset.theme = themes[1 - themes.indexOf(dark)];
-    changed();
-  } }, "◐");
-}
-
 function timelineSection(content, view) {
   const kinds = [...new Set(content.entries.map(entry => entry[0]))].map(kind => [kind, `var(${variable(kind)})`]);
   return section("timeline", "Timeline", toolbar(view), el("div", { class: "split" }, view.element, detailsPanel(view)),
@@ -72,8 +63,3 @@ async function main() {
   globalThis.chakraReport = { content, view };
   document.documentElement.dataset.ready = performance.now().toFixed(0);
 }
-
-main().catch(error => {
-  document.getElementById("page").textContent = `The page can't show its data: ${error.message}. It needs a browser of 2024 or later.`;
-  throw error;
-});

@@ -93,7 +93,7 @@ function phaseBars(content, steps) {
 function pathBar(content) {
   const kinds = Object.keys(content.path).filter(kind => content.path[kind] > 0);
   if (kinds.length === 0) return null;
-  return el("div", {}, el("h3", {}, "Critical path across ranks"), legend(kinds.map(kind => [kind, `var(${variable(kind)})`])),
+  return el("div", {}, el("h3", {}, content.ranks.length > 1 ? "Critical path across ranks" : "Critical path"), legend(kinds.map(kind => [kind, `var(${variable(kind)})`])),
     stackedBars([{ label: "all ranks", parts: kinds.map(kind => content.path[kind]) }], kinds));
 }
 
@@ -127,17 +127,6 @@ function operators(content, search) {
   const views = tabs.map(([name, of]) => [name, () => entryTable(content, entries.filter(entry => of.includes(entry.kind)), name, search)]);
   if (content.modules.length > 0) views.push(["modules", () => moduleTree(content)]);
   return section("operators", "Operators, kernels and modules", tabbed(views));
-}
-
-function tabbed(views) {
-  const body = el("div");
-  const buttons = views.map(([name, make], at) => el("button", { role: "tab", onclick: () => choose(at) }, name));
-  function choose(chosen) {
-    buttons.forEach((button, at) => button.setAttribute("aria-selected", String(at === chosen)));
-    body.replaceChildren(views[chosen][1]());
-  }
-  if (views.length > 0) choose(0);
-  return el("div", {}, el("div", { class: "tabs", role: "tablist" }, ...buttons), body);
 }
 
 function entryTable(content, entries, label, search) {
