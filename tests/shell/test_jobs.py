@@ -100,7 +100,8 @@ def test_a_quick_job_goes_through_all_stages_in_order(project: Path) -> None:
     name = "gpt2_2gpu_quick_trace"
     assert train.startswith("-m torch.distributed.run --standalone --nproc_per_node 2 ")
     assert (
-        f" {project}/gpt2/train.py --num-gpus 2 --max-steps 10 --batch-size 2 --max-seq-length 128 " in train
+        f" {project}/gpt2/train.py --num-gpus 2 --max-steps 10 --batch-size 2 --max-seq-length 128 --padding max "
+        in train
     )
     assert f"--trace-output-dir {outputs} --trace-name {name} " in train
     assert "--trace-wait-steps 5 --trace-warmup-steps 2 --trace-active-steps 1 " in train
@@ -125,7 +126,7 @@ def test_the_trace_fits_into_any_number_of_steps(
 
 def test_gpus_get_longer_sequences(project: Path) -> None:
     assert run(project, "run_gpt2_quick.sh", "4", FAKE_GPUS="4").returncode == 0
-    assert "--batch-size 8 --max-seq-length 512" in calls(project)[0]
+    assert "--batch-size 4 --max-seq-length 512 --padding max" in calls(project)[0]
 
 
 @pytest.mark.parametrize("script", ["run_gpt2_quick.sh", "run_bert.sh"])
