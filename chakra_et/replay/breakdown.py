@@ -132,4 +132,5 @@ def _within(at: np.ndarray, runs: np.ndarray, start_ns: np.ndarray, end_ns: np.n
         total: np.ndarray = before[stretch] + np.where(runs[stretch], inside, 0)
         return total
 
-    return until(end_ns) - until(start_ns)
+    within: np.ndarray = until(end_ns) - until(start_ns)
+    return within

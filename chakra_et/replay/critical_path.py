@@ -32,7 +32,8 @@ class CriticalPath:
 
     @property
     def lasts_ns(self) -> np.ndarray:
-        return self.to_ns - self.from_ns
+        lasts: np.ndarray = self.to_ns - self.from_ns
+        return lasts
 
 
 def critical_path(graph: ReplayGraph, operations: Operations, result: ReplayResult) -> CriticalPath:

@@ -130,12 +130,17 @@ def shared_codes(run: Run, attribute: str, known: Sequence[str] = ()) -> tuple[n
 def _add_edges(run: Run, place: np.ndarray, columns: Columns) -> None:
     """``edge`` is how many places before its node the dependency stands; ``edge_kind`` of ``EDGE_NAMES``."""
     source, target = place[run.graph.source], place[run.graph.target]
-    kind = np.concatenate([_edge_kinds(trace) for trace in run.traces])
+    kind = edge_kinds(run)
     order = np.lexsort((source, target))
     source, target, kind = source[order], target[order], kind[order]
     columns.add("degree", np.bincount(target, minlength=len(run.graph)))
     columns.add("edge", (target - source) & 0xFFFFFFFF)
     columns.add("edge_kind", kind)
+
+
+def edge_kinds(run: Run) -> np.ndarray:
+    """Index into ``EDGE_NAMES`` of each dependency of the run's graph, int64[E]."""
+    return np.concatenate([_edge_kinds(trace) for trace in run.traces])
 
 
 def _edge_kinds(trace: ExecutionTrace) -> np.ndarray:
