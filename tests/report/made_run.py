@@ -58,14 +58,17 @@ def made_run(folder: Path) -> Run:
 
 
 def large_trace(rank: int, nodes: int) -> ExecutionTrace:
-    """``nodes`` nodes: for every three an operator, a launch and a kernel; 200 names of each."""
+    """``nodes`` nodes: for every three an operator, a launch and a kernel; times are random."""
     groups = nodes // 3
     index = np.arange(groups * 3)
     group, part = index // 3, index % 3
     table = [
         f"{what}_{number}".encode() for what in ("aten::op", "launch", "kernel") for number in range(200)
     ]
-    start = 20 + group * 12 + np.select([part == 0, part == 1], [0, 4], 9)
+    random = np.random.default_rng(rank)
+    begin = 20 + np.cumsum(random.integers(13, 40, groups))
+    start = begin[group] + np.select([part == 0, part == 1], [0, 4], 9)
+    length = np.select([part == 0, part == 1], [3, 4], random.integers(2, 13, len(index)))
     rows = np.arange(len(index))
     on_device = np.flatnonzero(part == 2)
     # Every node follows the one before on its thread, and every kernel its launch and the kernel before.
@@ -80,7 +83,7 @@ def large_trace(rank: int, nodes: int) -> ExecutionTrace:
         names=Strings(table, (part * 200 + group % 200).astype(np.int32)),
         types=np.full(len(index), NodeType.COMP, np.uint8),
         start_micros=start.astype(np.uint64),
-        duration_micros=np.select([part == 0, part == 1], [3, 4], 8).astype(np.uint64),
+        duration_micros=length.astype(np.uint64),
         data_deps=Ragged(
             np.concatenate(([0], np.cumsum([len(each) for each in deps]))).astype(np.int64),
             np.array([each for some in deps for each in some], np.uint64),
