@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Check style and run the tests.
+# Check style and types, and run the tests.
 #
 # Usage: ./run_tests.sh [--slow] [arguments of pytest]
 #
-# Makes or reuses the Python environment (.venv), then runs ruff check, ruff format --check and
-# pytest. --slow also runs the tests that take long. Example: ./run_tests.sh tests/chakra_et -k link
+# Makes or reuses the Python environment (.venv), then runs ruff check, ruff format --check, mypy and
+# pytest with one process per core (-n 0: all tests in one process). --slow also runs the tests that
+# take long. Example: ./run_tests.sh tests/chakra_et -k link
 
 set -euo pipefail
 # shellcheck source=scripts/common.sh
@@ -17,5 +18,10 @@ cd "$ROOT"
 problems=
 supervise "$PYTHON" -m ruff check . || problems="$problems, ruff check"
 supervise "$PYTHON" -m ruff format --check . || problems="$problems, ruff format"
-supervise "$PYTHON" -m pytest "$@" || problems="$problems, pytest"
+supervise "$PYTHON" -m mypy || problems="$problems, mypy"
+# Tests start hundreds of Python processes, and without bytecode each would compile all that it imports.
+unset PYTHONDONTWRITEBYTECODE
+# Slow tests of one file share set-ups that take minutes, so a file stays in one process.
+case " $* " in *" --slow "*) dist=loadfile ;; *) dist=worksteal ;; esac
+supervise "$PYTHON" -m pytest -n logical --dist "$dist" "$@" || problems="$problems, pytest"
 [ -z "$problems" ] || die "faults found by ${problems#, }: the lines above name them"

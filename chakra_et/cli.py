@@ -1,10 +1,11 @@
 """The command line of every script, made from its config dataclass.
 
-A field becomes a flag: ``max_steps: int = field(default=10, metadata={"help": "…"})`` gives
+Each field is a flag: ``max_steps: int = field(default=10, metadata={"help": "…"})`` gives
 ``--max-steps`` and ``--max_steps``. A bool gives ``--flag`` and ``--no-flag``, a ``Literal`` its
-choices, a ``tuple[str, ...]`` takes any number of words; metadata ``{"positional": True}`` drops the
-dashes. Values that make no sense are refused by the dataclass's ``__post_init__`` raising
-``ValueError``, which ends the script with one sentence and exit status 2.
+choices, a ``tuple[str, ...]`` takes any number of words. Metadata ``{"positional": True}`` drops the
+dashes, ``{"group": "for damaged files"}`` lists the flag under that heading of ``--help``. The
+dataclass's ``__post_init__`` refuses values by raising ``ValueError``, which ends the script with one
+sentence and exit status 2.
 """
 
 from __future__ import annotations
@@ -23,18 +24,20 @@ from typing import Any, Literal, TypeVar, Union
 from chakra_et.text import printable
 
 Config = TypeVar("Config")
+# The program and command that ``dispatch`` runs, as usage lines show them.
+_running: str | None = None
 
 
 def parse(config_class: type[Config], argv: Sequence[str] | None = None, **parser_options: Any) -> Config:
     """Read the command line into one config.
 
-    ``argv`` is as for ``argparse`` (None: ``sys.argv[1:]``); ``parser_options`` go to
-    ``argparse.ArgumentParser``. Raises ``SystemExit(2)`` on a bad flag or a refused value.
+    ``argv`` is as for ``argparse`` (None: ``sys.argv[1:]``); ``parser_options`` are passed to
+    ``argparse.ArgumentParser``. Raises ``SystemExit(2)`` for an unknown flag or a refused value.
     """
-    parser = argparse.ArgumentParser(
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter, allow_abbrev=False, **parser_options
+    parser = _Parser(
+        formatter_class=_HelpFormatter, allow_abbrev=False, **({"prog": _running} | parser_options)
     )
-    add_flags(parser, config_class)
+    _add_flags(parser, config_class)
     values = vars(parser.parse_args(argv))
     try:
         return config_class(**values)
@@ -42,11 +45,15 @@ def parse(config_class: type[Config], argv: Sequence[str] | None = None, **parse
         parser.error(str(error))
 
 
-def add_flags(parser: argparse.ArgumentParser, config_class: type) -> None:
+def _add_flags(parser: argparse.ArgumentParser, config_class: type) -> None:
     """Add one flag for each field of the dataclass to ``parser``."""
     hints = typing.get_type_hints(config_class)
+    headings: dict[str, argparse._ArgumentGroup] = {}
     for field in dataclasses.fields(config_class):
-        _add_flag(parser, field, hints[field.name])
+        heading = field.metadata.get("group")
+        if heading and heading not in headings:
+            headings[heading] = parser.add_argument_group(heading)
+        _add_flag(headings[heading] if heading else parser, field, hints[field.name])
 
 
 def dispatch(
@@ -55,31 +62,36 @@ def dispatch(
     argv: Sequence[str] | None,
     refusal: type[Exception],
 ) -> int:
-    """Run ``program COMMAND …`` and return its exit status; 2 for arguments or input that can't be used.
+    """Run ``program COMMAND …`` and return its exit status, 2 for unusable arguments or input.
 
-    ``commands``: name → (module with ``main(argv) -> status``, one line of help); modules are imported when
-    they run. A ``refusal`` that a command raises is its one sentence on bad input.
+    ``commands``: name → (module with ``main(argv) -> status``, one line of help). Only the module of the
+    command that runs is imported. ``refusal`` is the error by which a command refuses bad input.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in ("-h", "--help"):
         width = max(map(len, commands))
-        print(f"usage: {program} COMMAND … (COMMAND --help tells more)\n")
+        print(f"usage: {program} COMMAND … (see COMMAND --help)\n")
         print("\n".join(f"  {name:{width}}  {line}" for name, (_, line) in commands.items()))
         return 0 if arguments else 2
     if arguments[0] not in commands:
         print(f"error: no command {arguments[0]!r}: use one of {', '.join(commands)}", file=sys.stderr)
         return 2
-    return run(lambda: importlib.import_module(commands[arguments[0]][0]).main(arguments[1:]), refusal)
+    global _running
+    _running = f"{program} {arguments[0]}"
+    try:
+        return run(lambda: importlib.import_module(commands[arguments[0]][0]).main(arguments[1:]), refusal)
+    finally:
+        _running = None
 
 
 def run(work: Callable[[], int | None], refusal: type[Exception], interrupted: str = "interrupted.") -> int:
-    """Run a command to its exit status, so that no bad input shows a traceback.
+    """Run a command and return its exit status; bad input prints one sentence and no traceback.
 
-    A ``refusal`` that ``work`` raises is its one sentence on bad input, and an ``OSError`` names its file:
-    both end with 2. ``interrupted`` is the sentence for Ctrl-C.
+    A ``refusal`` raised by ``work`` carries that sentence, an ``OSError`` names its file; both return 2.
+    ``interrupted`` is printed on Ctrl-C.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # A terminal that lacks a letter of a name or path is no reason to stop.
+        # Names and paths may hold letters that the terminal cannot show.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         status = work() or 0
@@ -90,11 +102,25 @@ def run(work: Callable[[], int | None], refusal: type[Exception], interrupted: s
     except KeyboardInterrupt:
         return _fail(interrupted, 130)
     except BrokenPipeError:
-        # Whoever read the output has left (`… | head`); without this the interpreter would complain at exit.
+        # The reader has gone (`… | head`); without this the interpreter would complain at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
         return _fail(f"error: {error.filename or 'output'}: {error.strerror or error}.", 2)
+
+
+class _Parser(argparse.ArgumentParser):
+    """Answers a bad command line with one line instead of the usage of every flag."""
+
+    def error(self, message: str) -> typing.NoReturn:
+        self.exit(2, printable(f"{self.prog}: error: {message} (see {self.prog} --help)") + "\n")
+
+
+class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
+    """Shows defaults, but for flags without one: their help says what happens then."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        return action.help if action.default is None else super()._get_help_string(action)
 
 
 def _fail(sentence: str, status: int) -> int:
@@ -102,7 +128,7 @@ def _fail(sentence: str, status: int) -> int:
     return status
 
 
-def _add_flag(parser: argparse.ArgumentParser, field: dataclasses.Field, hint: Any) -> None:
+def _add_flag(parser: argparse._ActionsContainer, field: dataclasses.Field[Any], hint: Any) -> None:
     options: dict[str, Any] = {"help": field.metadata.get("help", "")}
     if field.default is not dataclasses.MISSING:
         options["default"] = field.default
@@ -132,11 +158,13 @@ def _add_flag(parser: argparse.ArgumentParser, field: dataclasses.Field, hint: A
     names = [dashed]
     if "_" in field.name:
         names.append("--" + field.name)
+    if "short" in field.metadata:
+        names.insert(0, field.metadata["short"])
     parser.add_argument(*names, dest=field.name, **options)
 
 
 def _without_none(hint: Any) -> Any:
-    """``X | None`` as ``X``: a flag that is not given is None."""
+    """``X`` for ``X | None``: None stands for a flag that was not given."""
     if typing.get_origin(hint) in (Union, types.UnionType):
         (hint,) = (part for part in typing.get_args(hint) if part is not type(None))
     return hint

@@ -1,4 +1,4 @@
-"""The errors that bad input raises."""
+"""The errors raised for bad input."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from pathlib import Path
 
 
 class TraceError(ValueError):
-    """A trace, pair of traces or .et file that can't be used.
+    """A trace, pair of traces or .et file that cannot be used.
 
     Its text is one sentence for the user: what is wrong, in which file, rank and node, and what to do.
-    Commands print it and end with a non-zero status; they show no traceback.
+    Commands print it without a traceback and exit with a non-zero status.
     """
 
 
 class UnreadableTrace(TraceError):
-    """The trace at ``path`` is damaged; a repair may help."""
+    """The trace at ``path`` is damaged; repairing it may help."""
 
     def __init__(self, text: str, path: Path | None = None) -> None:
         super().__init__(text)

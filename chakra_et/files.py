@@ -1,7 +1,7 @@
-"""Files that appear whole or not at all, and what a killed process leaves of them.
+"""Atomic writes, and the removal of what killed processes leave.
 
-Until it is complete, a file has a hidden name in its own folder and is held under a lock, so that what is
-being written can be told from what was abandoned.
+Until it is complete, a file has a hidden name in its own folder and is locked. A hidden file without a lock
+has been abandoned.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from pathlib import Path
 from typing import IO, Any
 
 ABANDONED = re.compile(r"\..+\.(?P<host>[0-9a-f]{8})[0-9a-f]{8}\.tmp", re.DOTALL)
-# Some cluster file systems keep locks on one machine only: what another one made stays for a day.
+# Some cluster file systems lock per machine only, so files of other machines are kept for a day.
 OTHER_HOST_SECONDS = 86_400
 HOST = f"{zlib.crc32(socket.gethostname().encode()):08x}"
 
 
 @dataclass
 class Temporary:
-    """A file under a hidden name in the folder where it is to appear as ``place``."""
+    """A file under a hidden name, in the folder in which it will appear as ``place``."""
 
     path: Path
     place: Path
     file: IO[bytes]
 
     def put_in_place(self) -> None:
-        """Complete the file on the disk and give it its name, in place of any older file."""
+        """Flush the file to disk and give it its final name, replacing any older file."""
         self.file.flush()
         os.fsync(self.file.fileno())
         os.replace(self.path, self.place)
@@ -44,27 +44,27 @@ class Temporary:
 
 @contextlib.contextmanager
 def temporary_file(place: str | Path) -> Iterator[Temporary]:
-    """A file to write that becomes ``place`` by ``put_in_place``; without that it is removed at the end."""
+    """A file to write; ``put_in_place`` makes it ``place``, otherwise it is removed at the end."""
     place = Path(place)
     try:
         with _temporary(place, _new_file) as (path, handle), open(handle, "wb", closefd=False) as file:
             yield Temporary(path, place, file)
     except OSError as error:
-        # A write that fails knows its handle only.
+        # A failed write knows only its handle.
         error.filename = error.filename or str(place)
         raise
 
 
 @contextlib.contextmanager
 def atomic_file(path: str | Path) -> Iterator[IO[bytes]]:
-    """A file to write that appears under ``path`` only once it is complete and on the disk."""
+    """A file to write that appears as ``path`` only when it is complete and on disk."""
     with temporary_file(path) as temporary:
         yield temporary.file
         temporary.put_in_place()
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in ``folder`` last through a power failure."""
+    """Make the names in ``folder`` survive a power failure."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -73,34 +73,34 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write UTF-8 text, the whole file or nothing of it. Raises ``OSError``."""
+    """Write UTF-8 text atomically. Raises ``OSError``."""
     with atomic_file(path) as file:
         file.write(text.encode("utf-8", "replace"))
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write JSON for people, the whole file or nothing of it. Raises ``OSError``."""
+    """Write indented JSON atomically. Raises ``OSError``."""
     write_text(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
 
 
 def copy(source: Path, target: Path) -> None:
-    """Copy a file, the whole of it or nothing."""
+    """Copy the content of a file atomically. Raises ``OSError``."""
     with atomic_file(target) as file, open(source, "rb") as content:
         shutil.copyfileobj(content, file, 1 << 20)
 
 
 @contextlib.contextmanager
 def scratch_folder(beside: Path) -> Iterator[Path]:
-    """An empty folder in the folder of ``beside``, gone at the end."""
+    """A new folder beside ``beside``, removed at the end."""
     with _temporary(beside, _new_folder) as (temporary, _):
         yield temporary
 
 
 @contextlib.contextmanager
 def folder_lock(folder: Path, shared: bool, wait: Callable[[], None]) -> Iterator[None]:
-    """Hold ``folder`` for this process alone, or together with others that ask for ``shared``.
+    """Hold a lock on ``folder``, exclusive or ``shared``.
 
-    ``wait`` is called once if another process holds it. On a file system without locks nobody waits.
+    ``wait`` is called once if another process holds it. On a file system without locks nothing waits.
     """
     handle = os.open(folder, os.O_RDONLY)
     kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
@@ -118,7 +118,7 @@ def folder_lock(folder: Path, shared: bool, wait: Callable[[], None]) -> Iterato
 
 
 def remove_abandoned(folder: Path) -> None:
-    """Remove the unfinished files in ``folder`` that nobody writes any more."""
+    """Remove the unfinished files in ``folder`` that no process is writing."""
     with contextlib.suppress(OSError):
         for path in list(folder.iterdir()):
             found = ABANDONED.fullmatch(path.name)
@@ -147,16 +147,16 @@ def _remove(path: Path) -> None:
 
 @contextlib.contextmanager
 def _temporary(place: Path, make: Callable[[Path], int]) -> Iterator[tuple[Path, int]]:
-    """A new file or folder beside ``place`` and its handle; removed at the end if it is still there."""
+    """A new file or folder beside ``place`` and its handle; removed at the end unless it was renamed."""
     while True:
-        # Cut by bytes: a name of 255 bytes is the limit, and letters may take four.
+        # File names are limited to 255 bytes, and a letter may take four.
         stem = os.fsdecode(os.fsencode(place.name)[:200])
         path = place.with_name(f".{stem}.{HOST}{os.urandom(4).hex()}.tmp")
         handle = make(path)
         try:
             with contextlib.suppress(OSError):
                 fcntl.flock(handle, fcntl.LOCK_EX)
-            # Another process may have cleaned up between the making and the lock.
+            # Another process may have removed it before it was locked.
             if not path.exists():
                 continue
             yield path, handle

@@ -1,9 +1,9 @@
-"""What the files of a run are called, in one place.
+"""The names of the files of a run, in one place.
 
-Of a run NAME in a folder: ``NAME_host.json`` and ``NAME_device.json`` are rank 0's traces and
-``NAME_rank1_host.json`` … the other ranks' (each also as ``.json.gz``), ``NAME.0.et``, ``NAME.1.et`` … the
-Chakra traces as simulators look for them, ``NAME.et`` the bytes of rank 0. The name of every file that we
-write is made here; no name that stands inside a file is used.
+For a run NAME: ``NAME_host.json`` and ``NAME_device.json`` are the traces of rank 0,
+``NAME_rank1_host.json`` … those of the other ranks (each also as ``.json.gz``). ``NAME.0.et``, ``NAME.1.et``
+… are the Chakra traces under the names that simulators expect, ``NAME.et`` is a copy of rank 0's. The name
+of every file that we write is made here; names found inside files are never used.
 """
 
 from __future__ import annotations
@@ -24,8 +24,19 @@ _ET = re.compile(r"(?P<run>.+)\.(?P<rank>[0-9]{1,9})\.et", re.DOTALL)
 TRACE_GLOBS = tuple(f"*_{side}.json{ending}" for side in SIDES for ending in ("", ".gz"))
 
 
+# Megatron-LM and Megatron-Bridge put Kineto's traces beside --tensorboard-dir, and execution traces too if
+# they run with pytorch_profiler_collect_chakra.
+_MEGATRON_DEVICE, _MEGATRON_HOST = "torch_profile", "chakra"
+_MEGATRON = re.compile(r"rank-[0-9]{1,6}\.json(?:\.gz)?")
+# torchtitan: iteration_STEP/rankN_trace.json, or one folder deeper for each replica.
+_TORCHTITAN_FOLDER = re.compile(r"iteration_[0-9]{1,12}")
+_TORCHTITAN = re.compile(r"rank[0-9]{1,6}_trace\.json(?:\.gz)?")
+# torch.profiler.tensorboard_trace_handler: HOST_PID.NANOSECONDS.pt.trace.json, unless a worker_name is given.
+_TENSORBOARD = re.compile(r".+_(?P<pid>[0-9]{1,10})\.[0-9]+\.pt\.trace\.json(?:\.gz)?", re.DOTALL)
+
+
 class TraceName(NamedTuple):
-    """A host or device trace, as its name tells: run, rank and side."""
+    """The run, rank and side of a host or device trace, from its file name."""
 
     run: str
     rank: int
@@ -33,9 +44,46 @@ class TraceName(NamedTuple):
 
 
 def parse_trace(file_name: str) -> TraceName | None:
-    """What ``NAME_rank3_host.json.gz`` is; None for any other name."""
+    """Run, rank and side of ``NAME_rank3_host.json.gz``; None for any other form of name."""
     found = _TRACE.fullmatch(file_name)
     return TraceName(found["run"], int(found["rank"] or 0), found["side"]) if found else None  # type: ignore[arg-type]
+
+
+def framework_runs(folder: Path) -> dict[str, list[Path]]:
+    """The traces that training frameworks wrote below ``folder``: run name → host and device traces.
+
+    Knows the layouts of Megatron-LM and Megatron-Bridge (``torch_profile/`` with or without ``chakra/``;
+    either folder or the one above may be given) and of torchtitan (``iteration_STEP/``, in its
+    ``profile_traces``). Sources: Megatron-LM's training.py, torchtitan's tools/profiling.py.
+    """
+    runs: dict[str, list[Path]] = {}
+    above = folder.parent if folder.name in (_MEGATRON_DEVICE, _MEGATRON_HOST) else folder
+    devices = _named_files(above / _MEGATRON_DEVICE, _MEGATRON)
+    if devices:
+        runs[_MEGATRON_DEVICE] = devices + _named_files(above / _MEGATRON_HOST, _MEGATRON)
+    for step in sorted(folder.glob("iteration_*")):
+        if not _TORCHTITAN_FOLDER.fullmatch(step.name):
+            continue
+        for place in (step, *sorted(path for path in step.iterdir() if path.is_dir())):
+            if found := _named_files(place, _TORCHTITAN):
+                runs["_".join(place.relative_to(folder).parts)] = found
+    return runs
+
+
+def process_of(file_name: str) -> int | None:
+    """The process id in the name that ``torch.profiler.tensorboard_trace_handler`` gives a device trace.
+
+    The execution trace that ENABLE_PYTORCH_EXECUTION_TRACE=1 leaves in the temporary folder
+    (``tmpXXXX.et.json``) has neither rank nor process in its name, but the process inside.
+    """
+    found = _TENSORBOARD.fullmatch(file_name)
+    return int(found["pid"]) if found else None
+
+
+def _named_files(folder: Path, pattern: re.Pattern[str]) -> list[Path]:
+    if not folder.is_dir():
+        return []
+    return sorted(path for path in folder.iterdir() if pattern.fullmatch(path.name) and path.is_file())
 
 
 def parse_et(path: str | Path) -> tuple[str, int] | None:
@@ -55,20 +103,20 @@ class RunFiles:
         return self.folder / f"{self.name}{f'_rank{rank}' if rank else ''}_{ending}"
 
     def trace_file(self, rank: int, side: Side) -> Path:
-        """Uncompressed; with ``--trace-gzip`` ``gz`` gives the name."""
+        """The uncompressed trace; pass it to ``gz`` for the name that ``--trace-gzip`` writes."""
         return self._of_rank(rank, f"{side}.json")
 
     def merged_file(self, rank: int) -> Path:
-        """Both traces of a rank linked, as ``--keep-merged`` writes them."""
+        """Both traces of a rank as one, written by ``--keep-merged``."""
         return self._of_rank(rank, "merged.json")
 
     def et_file(self, rank: int) -> Path:
-        """The name that simulators look for."""
+        """The name that simulators expect."""
         return self.folder / f"{self.name}.{rank}.et"
 
     @property
     def first_et_file(self) -> Path:
-        """Rank 0's bytes, under the name that users look for."""
+        """A copy of rank 0's file under the name that users expect."""
         return self.folder / f"{self.name}.et"
 
     @property
@@ -89,7 +137,7 @@ class RunFiles:
         return self.folder / f"{self.name}_conversion.json"
 
     def et_files(self) -> list[tuple[int, Path]]:
-        """(rank, path) of the ``NAME.N.et`` that exist, by rank."""
+        """(rank, path) of the existing ``NAME.N.et``, in order of rank."""
         found = []
         for path in self.folder.iterdir() if self.folder.is_dir() else ():
             parsed = parse_et(path.name)
@@ -99,7 +147,7 @@ class RunFiles:
 
 
 def gz(path: Path) -> Path:
-    """The name of the compressed file."""
+    """The name of the gzip file."""
     return path.with_name(path.name + ".gz")
 
 

@@ -1,4 +1,4 @@
-"""Text for terminals: aligned tables, and names from files made safe to print."""
+"""Text for terminals: aligned tables, and untrusted names made safe to print."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 
 def printable(text: str) -> str:
-    """``text`` on one line, with what a terminal would obey written as escapes."""
+    """``text`` on one line, with control characters and line breaks as escapes."""
     return "".join(
         letter if letter.isprintable() else letter.encode("unicode_escape", "surrogatepass").decode()
         for letter in text
@@ -20,9 +20,9 @@ def shortened(text: str, length: int) -> str:
 
 
 def table(rows: Sequence[Sequence[str]], right: Collection[int] | None = None, indent: str = "") -> list[str]:
-    """Rows, the first of them the header, as aligned lines.
+    """Rows, of which the first is the header, as aligned lines.
 
-    ``right``: the columns that are aligned to the right; None: those that hold figures only.
+    ``right``: the columns to align right; None: those that hold only figures.
     """
     if len(rows) < 2:
         return []

@@ -29,11 +29,12 @@ import torch.distributed as dist
 from megatron_lm.settings import from_environment
 from utils import distributed
 from utils.distributed import World
+from utils.watch import Watch
 
 DIST_TIMEOUT = 600.0
 
 
-def main(world: World, watch: object) -> int:
+def main(world: World, watch: Watch) -> int:
     """Train as one rank of ``world``."""
     from megatron.core import parallel_state
 

@@ -37,13 +37,22 @@ UNSATISFIABLE = re.compile(r"No matching distribution|ResolutionImpossible|No so
 class Kind(NamedTuple):
     folder: str
     requirements: tuple[str, ...]
+    alone: tuple[str, ...] = ()  # installed without their dependencies
     constraints: str = "constraints.txt"
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        return (*self.requirements, *self.alone)
 
 
 KINDS = {
     "run": Kind(".venv", ("requirements.txt",)),
     "megatron": Kind(".venv", ("requirements.txt", "requirements-megatron.txt")),
-    "dev": Kind(".venv", ("requirements.txt", "requirements-megatron.txt", "requirements-dev.txt")),
+    "dev": Kind(
+        ".venv",
+        ("requirements.txt", "requirements-megatron.txt", "requirements-dev.txt"),
+        alone=("requirements-dev-alone.txt",),
+    ),
     "convert": Kind("chakra-venv", ("requirements-convert.txt",)),
 }
 
@@ -86,7 +95,7 @@ def find_or_make(name: str) -> Path:
 
 def unmet_in(python: Path, kind: Kind) -> list[str]:
     """The requirements of ``kind`` that the environment of ``python`` does not meet."""
-    command = [python, __file__, "unmet", *(ROOT / file for file in kind.requirements)]
+    command = [python, __file__, "unmet", *(ROOT / file for file in kind.files)]
     answer = subprocess.run(command, capture_output=True, text=True)
     return answer.stdout.split() if answer.returncode == 0 else ["a Python that runs"]
 
@@ -163,6 +172,12 @@ def fill(python: Path, kind: Kind, gpu: bool, log: Path, lock: int) -> None:
     options = [word for file in kind.requirements for word in ("-r", str(ROOT / file))]
     if "requirements.txt" in kind.requirements and not gpu:
         options += cpu_torch_options()
+    fill_with(python, kind, options, log, lock)
+    if kind.alone:
+        fill_with(python, kind, ["--no-deps", *(f"-r{ROOT / file}" for file in kind.alone)], log, lock)
+
+
+def fill_with(python: Path, kind: Kind, options: list[str], log: Path, lock: int) -> None:
     if install(str(python), [*options, "-c", str(ROOT / kind.constraints)], log, lock):
         return
     output = log.read_text(errors="replace")
@@ -227,7 +242,7 @@ def stamp_of(folder: Path, name: str) -> Path:
 
 def fingerprint(name: str) -> str:
     kind = KINDS[name]
-    text = b"".join((ROOT / file).read_bytes() for file in (*kind.requirements, kind.constraints))
+    text = b"".join((ROOT / file).read_bytes() for file in (*kind.files, kind.constraints))
     return hashlib.sha256(text).hexdigest()[:16]
 
 

@@ -143,13 +143,14 @@ quick_job() {
     # One step is traced: the last but one if there are enough, so that start-up is over.
     warmup=$((steps > 2 ? 2 : steps - 1))
     wait_steps=$((steps - warmup - 1 > 5 ? 5 : steps - warmup - 1))
-    local size=(--batch-size 8 --max-seq-length 512)
-    [ "$GPUS" -gt 0 ] || size=(--batch-size 2 --max-seq-length 128)
+    # Full padding, so that every rank computes the same shapes.
+    local size=(--batch-size 4 --max-seq-length 512 --padding max)
+    [ "$GPUS" -gt 0 ] || size=(--batch-size 2 --max-seq-length 128 --padding max)
 
     stage "training $model on $world $([ "$GPUS" -gt 0 ] && echo 'GPU(s)' || echo 'CPU process(es)')" \
         launch "$model" "$processes" --max-steps "$steps" "${size[@]}" --skip-eval --report-to none \
         --save-steps 0 --save-dir "$ROOT/checkpoints/${model}_quick" --logging-steps 1 \
-        --enable-tracing --trace-output-dir "$OUTPUT_DIR" --trace-name "$name" \
+        --enable-tracing --no-convert --trace-output-dir "$OUTPUT_DIR" --trace-name "$name" \
         --trace-wait-steps "$wait_steps" --trace-warmup-steps "$warmup" --trace-active-steps 1
     if [ "$NODE_RANK" -ne 0 ]; then
         say "node $NODE_RANK is done; node 0 converts the traces of all ranks"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,11 +11,20 @@ from pathlib import Path
 
 import pytest
 
+from tests import ports
+
 REPO_ROOT = Path(__file__).resolve().parents[1]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="also run the tests marked slow")
+
+
+def pytest_configure() -> None:
+    """No test may wait for a hub that is not there; huggingface_hub reads these when it is imported."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
+    os.environ.setdefault("WANDB_MODE", "offline")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -27,33 +35,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason="slow: run with --slow"))
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _offline() -> None:
-    """No test may wait for a hub that is not there: set before anything imports huggingface_hub."""
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
-    os.environ.setdefault("WANDB_MODE", "offline")
-
-
 @pytest.fixture(scope="session")
 def repo_root() -> Path:
     return REPO_ROOT
 
 
-@pytest.fixture(scope="session")
-def shared_dir() -> Path:
-    """The data that developers share beside the checkout; a test that needs it skips without it."""
-    folder = REPO_ROOT.parent / "shared"
-    if not folder.is_dir():
-        pytest.skip(f"no shared data at {folder.name}/ beside the checkout")
-    return folder
-
-
 @pytest.fixture
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    return ports.free_port()
 
 
 @pytest.fixture

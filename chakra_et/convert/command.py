@@ -15,13 +15,15 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from chakra_et import cli
 from chakra_et.convert.config import ConvertConfig
-from chakra_et.convert.rank import RankResult
+from chakra_et.convert.rank import RankResult, is_cut
 from chakra_et.convert.runs import SetResult, convert_sets, is_converted
 from chakra_et.errors import TraceError
+from chakra_et.findings import sentence
+from chakra_et.graph.pairing import list_ranks
+from chakra_et.names import SIDES
 from chakra_et.text import printable, table
 from chakra_et.traces import sets as trace_sets
 
@@ -31,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     config = cli.parse(
         ConvertConfig, argv, description="Convert host and device traces to Chakra execution traces."
     )
-    return command(lambda: show(convert(config, trace_sets.find(Path(config.dir), config.name)), config))
+    return command(lambda: show(convert(config, config.sets()), config))
 
 
 def main_remaining(argv: Sequence[str] | None = None) -> int:
@@ -43,7 +45,7 @@ def main_remaining(argv: Sequence[str] | None = None) -> int:
 
 
 def _convert_remaining(config: ConvertConfig) -> int:
-    sets = trace_sets.find(Path(config.dir), config.name)
+    sets = config.sets()
     options, run = config.pair_options(), config.run_options(1, keep=True)
     remaining = [traces for traces in sets if not is_converted(traces, options, run)]
     print(f"{len(sets) - len(remaining)} of {len(sets)} runs are converted already.")
@@ -71,23 +73,21 @@ def command(work: Callable[[], int]) -> int:
 
 def show(results: list[SetResult], config: ConvertConfig) -> int:
     """Print what became of each rank; returns the exit status."""
-    rows = [("file", "nodes", "edges", "KB", "linked", "left out", "steps ms", "result")]
+    rows = [("file", "nodes", "edges", "KB", "linked", "left out", "overhead", "steps ms", "result")]
     sentences, reports = [], []
     for result in results:
         traces = result.traces
         for rank, outcome in sorted(result.ranks.items()):
             file = printable(traces.et_file(rank).name)
             if isinstance(outcome, TraceError):
-                rows.append((file, "", "", "", "", "", "", "FAILED"))
+                rows.append((file, "", "", "", "", "", "", "", "FAILED"))
                 sentences.append(f"error: {outcome}")
                 continue
             rows.append((file, *_figures(outcome, config), _state(outcome)))
             sentences += [f"error: {text}" for text in outcome.problems]
-            sentences += [
-                f"warning: {traces.et_file(rank)}: {text}: {count}"
-                for text, count in sorted(outcome.report.warnings.items())
-            ]
             reports += [f"{printable(traces.name)} {outcome.report.text()}"]
+        sentences += _warnings(result)
+        sentences += _overhead(result, config.max_overhead)
         sentences += [f"error: {text}" for text in result.problems]
         sentences += [f"note: {text}" for text in result.notes]
     for line in table(rows):
@@ -96,8 +96,8 @@ def show(results: list[SetResult], config: ConvertConfig) -> int:
         for report in reports:
             print("\n".join(printable(line) for line in report.splitlines()))
     sys.stdout.flush()
-    for sentence in sentences:
-        _say(sentence)
+    for line in sentences:
+        _say(line)
     _print_totals(results, config)
     return 1 if any(result.failed for result in results) else 0
 
@@ -106,18 +106,62 @@ def _print_totals(results: list[SetResult], config: ConvertConfig) -> None:
     good = [outcome for result in results for outcome in result.good.values()]
     kept = sum(outcome.kept for outcome in good)
     failed = sum(result.failed for result in results)
-    line = f"{len(good) - kept} files written to {printable(config.dir)}"
+    line = f"{len(good) - kept} files written to {printable(_where(results, config))}"
     line += f", {kept} kept" if kept else ""
     print(f"{line}; {failed} of {len(results)} runs with errors.")
     if config.ranks:
         print("these are parts of runs: convert_remaining.py checks and completes them when all are there.")
 
 
+def _where(results: list[SetResult], config: ConvertConfig) -> str:
+    folders = sorted({str(result.traces.folder) for result in results})
+    return ", ".join(folders) or config.output or config.dir
+
+
+def _warnings(result: SetResult) -> list[str]:
+    """One sentence for each warning of a run, with its count over all ranks."""
+    of_key: dict[str, dict[int, int]] = {}
+    for rank, outcome in result.good.items():
+        for key, count in outcome.report.warnings.items():
+            of_key.setdefault(key, {})[rank] = count
+    return [
+        f"warning: {_named(result, list(counts))}: {sentence(key)}: {sum(counts.values())}"
+        for key, counts in sorted(of_key.items())
+    ]
+
+
+def _overhead(result: SetResult, most: float) -> list[str]:
+    """A warning where much of a critical path is unexplained, with the worst rank's figures."""
+    shares = {rank: outcome.report.overhead_share for rank, outcome in result.good.items()}
+    beyond = {rank: share for rank, share in shares.items() if share is not None and share * 100 > most}
+    if not beyond:
+        return []
+    worst = max(beyond, key=lambda rank: beyond[rank])
+    path = result.good[worst].report.critical_path_us
+    host, device = (path[f"{side}-overhead"] / sum(path.values()) for side in ("host", "device"))
+    return [
+        f"warning: {_named(result, list(beyond))}: {'up to ' * (len(beyond) > 1)}{beyond[worst]:.0%} of the "
+        f"critical path is overhead that no event explains ({host:.0%} on the host, mostly Python between "
+        f"operators; {device:.0%} on the device)"
+    ]
+
+
+def _named(result: SetResult, ranks: list[int]) -> str:
+    """The file of one rank, or the run and the ranks in question."""
+    traces = result.traces
+    if len(ranks) == 1:
+        return str(traces.et_file(ranks[0]))
+    some = "all ranks" if len(ranks) == len(result.ranks) else f"ranks {list_ranks(ranks)}"
+    return f"{traces.folder / traces.name}, {some}"
+
+
 def _state(outcome: RankResult) -> str:
     if outcome.problems:
         return "invalid"
-    words = ["kept" if outcome.kept else "ok"]
-    repairs = sum(count for text, count in outcome.report.repairs.items() if " trace, " in text)
+    cut = any(is_cut(outcome.report, side) for side in SIDES)
+    words = ["kept" if outcome.kept else "cut" if cut else "ok"]
+    found = outcome.report.repairs.items()
+    repairs = sum(count for key, count in found if key.startswith(("host-repair", "device-repair")))
     words += [f"{repairs} repairs" if repairs > 1 else "1 repair"] if repairs else []
     return ", ".join(words)
 
@@ -125,11 +169,13 @@ def _state(outcome: RankResult) -> str:
 def _figures(outcome: RankResult, config: ConvertConfig) -> tuple[str, ...]:
     size = f"{outcome.bytes / 1000:.0f}"
     if config.engine != "native":
-        return ("", "", size, "", "", "")
+        return ("", "", size, "", "", "", "")
     report = outcome.report
     steps = " ".join(f"{micros / 1000:.1f}" for micros in report.steps_us.values())
     left_out = str(sum(report.losses.values()))
-    return (f"{report.nodes:,}", f"{report.edges:,}", size, f"{report.link_rate:.1%}", left_out, steps)
+    linked = f"{report.link_rate:.1%}" if "no-host-trace" not in report.findings else "-"
+    overhead = "-" if report.overhead_share is None else f"{report.overhead_share:.1%}"
+    return (f"{report.nodes:,}", f"{report.edges:,}", size, linked, left_out, overhead, steps)
 
 
 def _say(sentence: str) -> None:

@@ -6,8 +6,9 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from chakra_et.convert.emit import CommTypes
+from chakra_et.convert.emit_communication import CommTypes
 from chakra_et.convert.pair import PairOptions
 from chakra_et.convert.rank import Engine
 from chakra_et.convert.runs import RunOptions, default_workers
@@ -20,7 +21,16 @@ from chakra_et.traces.limits import DEFAULT_LIMITS, Limits
 class ConvertConfig:
     """How a folder of traces is converted."""
 
-    dir: str = field(default="outputs", metadata={"help": "folder with NAME_host.json, NAME_device.json …"})
+    files: tuple[str, ...] = field(
+        default=(),
+        metadata={"positional": True, "help": "traces of any names, or one folder (default: --dir)"},
+    )
+    dir: str = field(default="outputs", metadata={"help": "folder with the traces"})
+    output: str = field(
+        default="", metadata={"help": "folder for the .et files (default: that of the traces)", "short": "-o"}
+    )
+    host: str = field(default="", metadata={"help": "host trace of one rank; needs --device"})
+    device: str = field(default="", metadata={"help": "device trace of one rank; needs --host"})
     name: str = field(default="*", metadata={"help": "only runs whose NAME fits this glob"})
     ranks: str = field(
         default="",
@@ -28,6 +38,17 @@ class ConvertConfig:
             "help": "only these ranks: 0-7,12, or I/N for every N-th from I on; convert_remaining.py then "
             "finishes the run"
         },
+    )
+    comm_kernels: str = field(
+        default="", metadata={"help": "JSON table of further communication kernels, by name"}
+    )
+    graph_capture: str = field(
+        default="",
+        metadata={"help": "device trace of the capture of CUDA or HIP graphs, to name their kernels"},
+    )
+    max_overhead: float = field(
+        default=10.0,
+        metadata={"help": "warn where more than this percentage of a critical path is unexplained"},
     )
     engine: Engine = field(
         default="native",
@@ -53,6 +74,10 @@ class ConvertConfig:
         default=False,
         metadata={"help": "go on although host and device trace hardly match, or are of two processes"},
     )
+    allow_truncated: bool = field(
+        default=False,
+        metadata={"help": "go on although a trace was cut off or lacks the device's work"},
+    )
     allow_missing_ranks: bool = field(
         default=False, metadata={"help": "go on although traces of some ranks are missing"}
     )
@@ -70,11 +95,17 @@ class ConvertConfig:
 
     def __post_init__(self) -> None:
         if self.workers < 0:
-            raise ValueError(f"--workers {self.workers} makes no sense; give 1 or more, or 0 for one a core")
+            raise ValueError(f"--workers must be 1 or more, or 0 for one per core, not {self.workers}")
         if not self.timeout >= 0:
-            raise ValueError(f"--timeout {self.timeout} makes no sense; give seconds, or 0 for no limit")
+            raise ValueError(f"--timeout must be seconds, or 0 for no limit, not {self.timeout}")
         if self.step != "all" and not (self.step.isascii() and self.step.isdigit()):
-            raise ValueError(f"--step {self.step} makes no sense; give the number of a ProfilerStep, or all")
+            raise ValueError(f"--step must be the number of a ProfilerStep, or all, not {self.step}")
+        if bool(self.host) != bool(self.device):
+            raise ValueError("--host and --device go together: they name the two traces of one rank")
+        if self.host and self.files:
+            raise ValueError("give either trace files, or --host and --device")
+        if not 0 <= self.max_overhead <= 100:
+            raise ValueError(f"--max-overhead must be a percentage, not {self.max_overhead}")
         try:
             trace_sets.rank_choice(self.ranks)
         except ValueError as error:
@@ -90,7 +121,7 @@ class ConvertConfig:
         )
 
     def pair_options(self) -> PairOptions:
-        """What one rank's conversion needs to know."""
+        """The options of one rank's conversion."""
         return PairOptions(
             self.step,
             self.host_gaps,
@@ -98,7 +129,22 @@ class ConvertConfig:
             self.comm_types,
             self.allow_unlinked,
             limits=self._limits(),
+            comm_kernels=self.comm_kernels,
+            allow_truncated=self.allow_truncated,
+            graph_capture=Path(self.graph_capture) if self.graph_capture else None,
         )
+
+    def sets(self) -> list[trace_sets.TraceSet]:
+        """The runs that the flags name. Raises ``TraceError`` for files and folders that hold none."""
+        output = Path(self.output) if self.output else None
+        if output:
+            output.mkdir(parents=True, exist_ok=True)
+        if self.host:
+            return [trace_sets.of_pair(Path(self.host), Path(self.device), output)]
+        paths = [Path(name) for name in self.files]
+        if len(paths) == 1 and paths[0].is_dir() or not paths:
+            return trace_sets.find(paths[0] if paths else Path(self.dir), self.name, output)
+        return trace_sets.of_files(paths, output)
 
     def run_options(self, pairs: int, keep: bool) -> RunOptions:
         """How the runs, ``pairs`` ranks in all, are converted; ``keep``: what is there and valid stays."""

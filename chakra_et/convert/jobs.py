@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -16,6 +17,7 @@ from typing import Any, TypeVar
 from chakra_et.errors import TraceError
 
 Argument = TypeVar("Argument")
+STOPPING = (signal.SIGINT, signal.SIGTERM)
 
 
 def run(
@@ -40,9 +42,11 @@ def run(
                 number, argument = waiting.pop()
                 receiver, sender = context.Pipe(duplex=False)
                 process = context.Process(target=_child, args=(function, argument, sender, os.getpid()))
-                process.start()
+                deadline = time.monotonic() + timeout if timeout else float("inf")
+                with _signals_held():  # or a worker could be started that nobody knows of
+                    process.start()
+                    running[receiver] = (number, process, deadline)
                 sender.close()
-                running[receiver] = (number, process, time.monotonic() + timeout if timeout else float("inf"))
             nearest = min(deadline for _, _, deadline in running.values()) - time.monotonic()
             ready = wait(list(running), None if nearest == float("inf") else max(0.0, nearest))
             now = time.monotonic()
@@ -63,6 +67,16 @@ def run(
     finally:
         for _, process, _ in running.values():
             _end(process)
+
+
+@contextlib.contextmanager
+def _signals_held() -> Iterator[None]:
+    """Let SIGINT and SIGTERM wait until the block has ended."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _receive(receiver: Connection, process: Any) -> Any:
@@ -91,6 +105,7 @@ def _child(function: Callable[[Any], Any], argument: Any, sender: Connection, pa
     # What stops the parent stops its workers: by the parent, or, if that was killed, by this thread.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     sender.send(_call(function, argument))
     sender.close()

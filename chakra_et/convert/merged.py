@@ -14,27 +14,22 @@ import msgspec
 import numpy as np
 
 from chakra_et import files
-from chakra_et.graph import causes, link, pairing, timeline
-from chakra_et.graph import communication as collectives
+from chakra_et.graph import link, timeline
+from chakra_et.graph.linked import LinkedRank
 from chakra_et.traces import device as device_trace
 from chakra_et.traces import host as host_trace
-from chakra_et.traces.device import CATEGORIES, KERNEL, SYNC, DeviceTrace
+from chakra_et.traces.device import DeviceTrace
+from chakra_et.traces.device_format import CATEGORIES, KERNEL, SYNC
 from chakra_et.traces.host import HostTrace
-from chakra_et.traces.limits import DEFAULT_LIMITS, Limits
-from chakra_et.traces.sets import Pair
 
 # The schema versions that chakra_converter 1.0.0 knows; they differ in nothing that it reads.
 READABLE_SCHEMA = "1.1.1-chakra.0.0.4"
 _EMPTY: dict[str, Any] = {"values": [], "shapes": [], "types": []}
 
 
-def write(path: Path, pair: Pair, limits: Limits = DEFAULT_LIMITS) -> None:
-    """Write the merged trace of ``pair`` to ``path``. Raises ``TraceError`` for traces that can't be read."""
-    host, device = host_trace.load(pair.host, limits), device_trace.load(pair.device, limits)
-    linked, _ = pairing.check(host, device, link.link(host, device), allow_unlinked=True)
-    on_cpu = collectives.is_communication(device) & (device.category < KERNEL)
-    time = timeline.build(device, on_cpu)
-    calls = causes.launch_calls(device)
+def write(path: Path, rank: LinkedRank) -> None:
+    """Write the linked traces of a rank to ``path``."""
+    host, device, linked, time, calls = rank.host, rank.device, rank.link, rank.timeline, rank.calls
     nodes = _host_nodes(host)
     exclusive = _exclusive(device, time)
     for row in np.flatnonzero(linked.host_row >= 0).tolist():
@@ -124,7 +119,7 @@ def _device_nodes(
 def _exclusive(device: device_trace.DeviceTrace, time: timeline.Timeline) -> np.ndarray:
     """ns that each event spends outside of its children."""
     exclusive = device.end - device.start
-    pieces = time.pieces
+    pieces = time.self_time
     owned = pieces.owner >= 0
     exclusive[np.unique(pieces.owner[owned])] = 0
     np.add.at(exclusive, pieces.owner[owned], (pieces.end - pieces.start)[owned])

@@ -42,6 +42,10 @@ def convert(pair: Pair, output: Path, merged: Path | None = None) -> None:
 
     Raises ``TraceError`` where a tool is not installed or fails; then ``output`` is as it was.
     """
+    if pair.host is None:
+        raise TraceError(
+            f"{pair.device}: --engine mlcommons needs a host trace beside it; use --engine native."
+        )
     with files.scratch_folder(output.resolve()) as folder:
         linked, result = folder / "linked.json", folder / "result.et"
         _run(
@@ -73,7 +77,7 @@ def _run(pair: Pair, output: Path, module: str, *arguments: str) -> None:
         )
     lines = [line for line in done.stderr.splitlines() if "Error" in line]
     reason = lines[-1] if lines else f"status {done.returncode}" if done.returncode else "it wrote no file"
-    raise TraceError(f"{pair.host}: {tool} failed ({reason}); try --engine native.")
+    raise TraceError(f"{pair.device}: {tool} failed ({reason}); try --engine native.")
 
 
 def _plain(path: Path, folder: Path) -> Path:

@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,11 +22,18 @@ from chakra_et.convert.report import RankReport
 from chakra_et.errors import TraceError, UnreadableTrace
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import ExecutionTrace
+from chakra_et.findings import sentence
+from chakra_et.names import Side
 from chakra_et.traces.sets import Pair
+from chakra_et.validate import check as validate
+from chakra_et.validate.check import Problem
 
 Engine = Literal["native", "mlcommons"]
 Groups = dict[int, tuple[str, str, tuple[int, ...]]]
 LISTED_REPAIRS = 20
+CUT = re.compile(r": (truncated|gz-truncated)\b")
+# Rules of ``validate`` that what the traces record can't meet.
+NOT_RECORDED = ("comm-type-missing", "comm-size-missing", "comm-peer-missing", "p2p-rank")
 
 
 @dataclass(frozen=True)
@@ -70,7 +78,7 @@ def convert_rank(job: RankJob) -> RankResult:
         mlcommons.convert(job.pair, job.output, job.merged)
         return RankResult(RankReport(max(job.pair.rank, 0)), bytes=job.output.stat().st_size)
     with contextlib.ExitStack() as stack:
-        pair, converted = _convert(job, stack)
+        converted = _convert(job, stack)
         converted.trace.metadata |= {
             "process_groups": json.dumps(converted.groups, separators=(",", ":")),
             "conversion_options": options_text(job.options),
@@ -81,21 +89,31 @@ def convert_rank(job: RankJob) -> RankResult:
         if job.merged:
             from chakra_et.convert import merged
 
-            merged.write(job.merged, pair, job.options.limits)
+            merged.write(job.merged, converted.rank)
     result.bytes = job.output.stat().st_size
     return result
 
 
 def options_text(options: PairOptions) -> str:
-    """What of the options shapes a file."""
-    shape = {name: getattr(options, name) for name in ("step", "host_gaps", "timestamps", "comm_types")}
+    """Options that affect the output (cache key)."""
+    names = ("step", "host_gaps", "timestamps", "comm_types")
+    shape = {name: getattr(options, name) for name in names}
+    shape |= {name: _checksum(getattr(options, name)) for name in ("comm_kernels", "graph_capture")}
     manifest = zlib.crc32(repr((options.groups, options.world_size, options.hosts)).encode())
     return json.dumps(shape | {"manifest": manifest}, separators=(",", ":"))
 
 
+def _checksum(path: str | Path | None) -> int:
+    """Of a file that the options name; 0 without one."""
+    try:
+        return zlib.crc32(Path(path).read_bytes()) if path else 0
+    except OSError:
+        return 0  # the conversion says what is wrong with it
+
+
 def _trace_bytes(pair: Pair) -> str:
-    """Sizes of both traces, unpacked, modulo 2**32: alike for a trace and its gzip (RFC 1952, ISIZE)."""
-    return f"{_unpacked(pair.host)} {_unpacked(pair.device)}"
+    """Sizes of the traces, unpacked, modulo 2**32: alike for a trace and its gzip (RFC 1952, ISIZE)."""
+    return " ".join(str(_unpacked(path)) for path in pair.files)
 
 
 def _unpacked(path: Path) -> int:
@@ -106,9 +124,8 @@ def _unpacked(path: Path) -> int:
         return int.from_bytes(file.read(4), "little")
 
 
-def _convert(job: RankJob, stack: contextlib.ExitStack) -> tuple[Pair, convert.Converted]:
-    """The conversion, and the pair that it was made of: repaired copies, in a folder of ``stack``, where the
-    originals can't be read."""
+def _convert(job: RankJob, stack: contextlib.ExitStack) -> convert.Converted:
+    """The conversion; of repaired copies, in a folder of ``stack``, where the originals can't be read."""
     pair, repairs = job.pair, {}
     while True:
         try:
@@ -123,11 +140,12 @@ def _convert(job: RankJob, stack: contextlib.ExitStack) -> tuple[Pair, convert.C
         except TraceError as error:
             raise _of_originals(error, pair, job.pair) from None
     if repairs:
-        converted.report.repairs |= repairs
+        for key, count in repairs.items():
+            converted.report.findings[key] = count
         converted.trace.metadata["conversion_report"] = json.dumps(
             converted.report.as_dict(), separators=(",", ":")
         )
-    return pair, converted
+    return converted
 
 
 def _repair(kind: str, job: RankJob, folder: Path, repairs: dict[str, int], error: TraceError) -> Path:
@@ -139,9 +157,9 @@ def _repair(kind: str, job: RankJob, folder: Path, repairs: dict[str, int], erro
     if not report.changed:
         raise error
     for change in report.repairs[:LISTED_REPAIRS]:
-        repairs[f"{kind} trace, {change}"] = 1
+        repairs[f"{kind}-repair:{change}"] = 1
     if further := len(report.repairs[LISTED_REPAIRS:]):
-        repairs[f"{kind} trace, further repairs (fix_host_traces.py --dry-run lists them)"] = further
+        repairs[f"{kind}-repair:further repairs (fix_host_traces.py --dry-run lists them)"] = further
     return copy
 
 
@@ -156,8 +174,6 @@ def _of_originals(error: TraceError, pair: Pair, originals: Pair) -> TraceError:
 
 
 def _result(job: RankJob, trace: ExecutionTrace, report: RankReport, groups: Groups) -> RankResult:
-    from chakra_et.validate import check as validate
-
     of_file = {str(number): list(ranks) for number, (_, _, ranks) in groups.items() if ranks}
     found = validate.check(trace, of_file or None, str(job.output))
     said = trace.metadata
@@ -167,8 +183,37 @@ def _result(job: RankJob, trace: ExecutionTrace, report: RankReport, groups: Gro
         groups,
         said["world_size"],
         (said["clock_domain"], said["pid"], said["trace_start_ns"]),
-        problems=[str(problem).removeprefix("error: ") for problem in found if problem.severity == "error"],
+        problems=[
+            *(str(problem).removeprefix("error: ") for problem in found if _is_ours(problem)),
+            *(() if job.options.allow_truncated else truncation(job.pair, report)),
+        ],
     )
+
+
+def _is_ours(problem: Problem) -> bool:
+    """Whether a problem is a fault of the conversion: what the trace does not record is a warning already."""
+    return problem.severity == "error" and problem.rule not in NOT_RECORDED
+
+
+def is_cut(report: RankReport, side: Side) -> bool:
+    """Whether that trace of the rank was cut off, as its repair found."""
+    return any(key.startswith(f"{side}-repair:") and CUT.search(key) for key in report.repairs)
+
+
+def truncation(pair: Pair, report: RankReport) -> list[str]:
+    """A sentence for each sign that work of the device is missing."""
+    problems = []
+    if is_cut(report, "device"):
+        problems.append(
+            f"{pair.device}: was cut off, so that its last events, the device's work, are lost; record it "
+            "again, or go on with --allow-truncated."
+        )
+    for key in ("missing-gpu-work", "launch-without-work", "missing-communication"):
+        if count := report.warnings.get(key):
+            problems.append(
+                f"{pair.device}: {sentence(key)} ({count}); record it again, or go on with --allow-truncated."
+            )
+    return problems
 
 
 def _read_back(job: RankJob) -> RankResult | None:
@@ -177,7 +222,7 @@ def _read_back(job: RankJob) -> RankResult | None:
     written = [job.output] + ([job.merged] if job.merged else [])
     try:
         made = min(path.stat().st_mtime_ns for path in written)
-        if made < max(path.stat().st_mtime_ns for path in (job.pair.host, job.pair.device)):
+        if made < max(path.stat().st_mtime_ns for path in job.pair.files):
             return None
         trace = et_file.read(job.output)
         said = trace.metadata
@@ -188,7 +233,7 @@ def _read_back(job: RankJob) -> RankResult | None:
             int(number): (str(name), str(description), tuple(ranks))
             for number, (name, description, ranks) in json.loads(said["process_groups"]).items()
         }
-        result = _result(job, trace, RankReport(**json.loads(said["conversion_report"])), groups)
+        result = _result(job, trace, RankReport.from_dict(json.loads(said["conversion_report"])), groups)
         result.bytes, result.kept = job.output.stat().st_size, True
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None

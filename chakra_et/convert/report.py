@@ -1,9 +1,20 @@
-"""The report of a conversion: what went in, what came out, and every loss by its reason."""
+"""The report of a conversion: events in, nodes out, and every loss by its reason."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
+
+from chakra_et.findings import Findings, joined, listed, sentence
+from chakra_et.graph.dependencies import EdgeKind
+from chakra_et.graph.linked import LinkedRank
+from chakra_et.graph.nodes import KIND_NAMES, Graph, NodeKind
+from chakra_et.replay.shares import Shares
+from chakra_et.traces.device_format import KERNEL, RUNTIME, SYNC
+
+SCHEMA_VERSION = 2
+"""Of NAME_conversion.json."""
 
 
 @dataclass
@@ -12,8 +23,10 @@ class RankReport:
 
     ``events_in`` = ``events_kept`` + the sum of ``losses``; ``nodes`` = ``events_kept`` + ``segments`` +
     ``overhead``. ``link_rate``: part of the host operators with a device record; ``kernel_link_rate``: part
-    of the device work with a launching call. ``time_ns``: ns by kind of node. ``warnings``: what makes
-    the file differ from what happened. ``steps_us``: measured µs by step number.
+    of the device work with a launching call. ``time_ns``: ns by kind of node. ``steps_us``: measured µs by
+    step number. ``critical_path_us`` and ``busy_us``: µs along the critical path and of all nodes, by kind of
+    ``replay.shares``; empty without start times. ``findings``: every loss, repair, warning and note by its
+    key; see ``chakra_et.findings``.
     """
 
     rank: int
@@ -23,7 +36,6 @@ class RankReport:
     overhead: int = 0
     nodes: int = 0
     edges: int = 0
-    losses: dict[str, int] = field(default_factory=dict)
     nodes_by_kind: dict[str, int] = field(default_factory=dict)
     edges_by_kind: dict[str, int] = field(default_factory=dict)
     time_ns: dict[str, int] = field(default_factory=dict)
@@ -31,10 +43,37 @@ class RankReport:
     link_rate: float = 0.0
     kernel_link_rate: float = 1.0
     host_operators_without_record: dict[str, int] = field(default_factory=dict)
-    repairs: dict[str, int] = field(default_factory=dict)
-    warnings: dict[str, int] = field(default_factory=dict)
-    notes: dict[str, int] = field(default_factory=dict)
     steps_us: dict[str, float] = field(default_factory=dict)
+    critical_path_us: dict[str, int] = field(default_factory=dict)
+    busy_us: dict[str, int] = field(default_factory=dict)
+    findings: Findings = field(default_factory=Findings)
+
+    @property
+    def losses(self) -> dict[str, int]:
+        return self.findings.of("loss")
+
+    @property
+    def repairs(self) -> dict[str, int]:
+        return self.findings.of("repair")
+
+    @property
+    def warnings(self) -> dict[str, int]:
+        return self.findings.of("warning")
+
+    @property
+    def notes(self) -> dict[str, int]:
+        return self.findings.of("note")
+
+    @property
+    def overhead_share(self) -> float | None:
+        """The part of the critical path that nothing explains, 0 to 1; None where it is not known."""
+        path = self.critical_path_us
+        return Shares(path, self.busy_us).overhead if path else None
+
+    def add_shares(self, found: Shares | None) -> None:
+        """Take in where the time goes."""
+        if found is not None:
+            self.critical_path_us, self.busy_us = found.path, found.busy
 
     def conserved(self) -> bool:
         """Whether the counts add up."""
@@ -44,33 +83,105 @@ class RankReport:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON; keys in a fixed order, so that the same conversion gives the same bytes."""
+        """The fields; keys in a fixed order, so that the same conversion gives the same bytes."""
         return {
             name: dict(sorted(value.items())) if isinstance(value, dict) else value
             for name, value in vars(self).items()
         }
 
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> RankReport:
+        """The report that ``as_dict`` gave. Raises ``TypeError`` or ``KeyError`` for anything else."""
+        return cls(**fields | {"findings": Findings(fields["findings"])})
+
+    def as_json(self) -> dict[str, Any]:
+        """For NAME_conversion.json: the findings by kind, each with its id, count and sentence."""
+        fields = self.as_dict()
+        found = fields.pop("findings")
+        kinds = {"losses": "loss", "repairs": "repair", "warnings": "warning", "notes": "note"}
+        return fields | {name: listed(Findings(found).of(kind)) for name, kind in kinds.items()}  # type: ignore[arg-type]
+
     def text(self) -> str:
         """For people."""
         left_out = sum(self.losses.values())
+        on_device = any(self.nodes_by_kind.get(kind) for kind in ("kernel", "memcpy", "memset"))
         lines = [
             f"rank {self.rank}: {self.events_in} events in = {self.events_kept} kept + {left_out} left out; "
-            f"{self.nodes} nodes = {self.events_kept} events + {self.segments} further stretches of them + "
+            f"{self.nodes} nodes = {self.events_kept} events + {self.segments} further segments of them + "
             f"{self.overhead} overhead; {self.edges} edges",
-            f"  linked by {self.linked_by}: {self.link_rate:.2%} of the host operators, "
-            f"{self.kernel_link_rate:.2%} of the device work",
+            f"  linked by {self.linked_by}: {self.link_rate:.2%} of the host operators"
+            + (f", {self.kernel_link_rate:.2%} of the device work" if on_device else ""),
         ]
-        for title, table in (
-            ("left out", self.losses),
-            ("host operators without a device record", self.host_operators_without_record),
-            ("repairs", self.repairs),
-            ("warnings", self.warnings),
-            ("notes", self.notes),
-            ("nodes", self.nodes_by_kind),
-            ("edges", self.edges_by_kind),
-        ):
-            if table:
-                lines.append(
-                    f"  {title}: " + ", ".join(f"{name} {count}" for name, count in sorted(table.items()))
-                )
+        tables: list[tuple[str, Iterable[tuple[str, int]]]] = [
+            (title, [(sentence(key), count) for key, count in sorted(counts.items())])
+            for title, counts in (
+                ("left out", self.losses),
+                ("repairs", self.repairs),
+                ("warnings", self.warnings),
+                ("notes", self.notes),
+            )
+        ]
+        total = sum(self.critical_path_us.values())
+        path = [
+            (f"{kind} {micros / total:.1%}", micros)
+            for kind, micros in self.critical_path_us.items()
+            if micros
+        ]
+        if path:
+            lines.append("  critical path: " + ", ".join(text for text, _ in path))
+        tables += [
+            ("host operators without a device record", sorted(self.host_operators_without_record.items())),
+            ("nodes", sorted(self.nodes_by_kind.items())),
+            ("edges", sorted(self.edges_by_kind.items())),
+        ]
+        for title, rows in tables:
+            if rows:
+                lines.append(f"  {title}: " + ", ".join(f"{name} {count}" for name, count in rows))
         return "\n".join(lines)
+
+
+def make_report(number: int, rank: LinkedRank, graph: Graph, found: Findings) -> RankReport:
+    """The report of rank ``number``; ``found`` is what the dependencies and later stages found."""
+    host, device, time, items = rank.host, rank.device, rank.timeline, rank.communication.items
+    overhead = (graph.kind == NodeKind.HOST_OVERHEAD) | (graph.kind == NodeKind.DEVICE_OVERHEAD)
+    stands = (graph.event >= 0) & (graph.segment == 0)
+    length = graph.end - graph.start
+    on_gpu = (device.category >= KERNEL) & (device.category < SYNC)
+    missing: dict[str, int] = {}
+    for row in rank.link.unmatched.tolist():
+        name = host.names[host.name[row]]
+        missing[name] = missing.get(name, 0) + 1
+
+    findings = joined(rank.findings, graph.findings, found)
+    findings.add("sync-record", int((device.category == SYNC).sum()))
+    unknown = rank.communication_rows.cpu.copy()
+    unknown[[item.event for item in items if not item.on_gpu]] = False
+    findings.add("unknown-cpu-communication", int(unknown.sum()))
+    findings.add(
+        "unknown-events", sum(n for key, n in findings.items() if key.startswith("unknown-category"))
+    )
+    findings.add("no-host-node", int(((rank.link.host_row < 0) & (device.category < RUNTIME)).sum()))
+    findings.add("group-local", sum(item.is_local for item in items))
+
+    return RankReport(
+        rank=number,
+        events_in=device.events_in,
+        events_kept=int(stands.sum()),
+        segments=int((~stands & ~overhead).sum()),
+        overhead=int((overhead & ~stands).sum()),
+        nodes=len(graph),
+        edges=len(graph.source),
+        nodes_by_kind={name: n for k, name in enumerate(KIND_NAMES) if (n := int((graph.kind == k).sum()))},
+        edges_by_kind={
+            kind.name.lower().replace("_", " "): n
+            for kind in EdgeKind
+            if (n := int((graph.edge_kind == kind).sum()))
+        },
+        time_ns={name: int(length[graph.kind == k].sum()) for k, name in enumerate(KIND_NAMES)},
+        linked_by=rank.link.how,
+        link_rate=rank.link_rate,
+        kernel_link_rate=float((rank.calls[on_gpu] >= 0).mean()) if on_gpu.any() else 1.0,
+        host_operators_without_record=missing,
+        steps_us={str(n): float(time.end[row] - time.start[row]) / 1000 for n, row in time.steps},
+        findings=findings,
+    )

@@ -20,10 +20,13 @@ from typing import Any
 from chakra_et import files
 from chakra_et.convert import jobs
 from chakra_et.convert.pair import PairOptions
-from chakra_et.convert.rank import Engine, RankJob, RankResult, convert_rank, options_text
+from chakra_et.convert.rank import NOT_RECORDED, Engine, RankJob, RankResult, convert_rank, options_text
+from chakra_et.convert.report import SCHEMA_VERSION
+from chakra_et.convert.together import Finish, finish_rank, joint_times
 from chakra_et.errors import TraceError
 from chakra_et.graph.pairing import list_ranks
 from chakra_et.traces.sets import TraceSet
+from chakra_et.validate import check as validate
 
 # Rules that are checked here, with the names of the traces.
 CHECKED_HERE = ("rank-missing", "rank-twice", "world-size")
@@ -142,8 +145,8 @@ def _options(traces: TraceSet, options: PairOptions) -> PairOptions:
 def _with_names(error: TraceError, job: RankJob) -> TraceError:
     """The error with the trace that it is about, and what is left under its name."""
     text = str(error)
-    if not any(str(path) in text for path in (job.pair.host, job.pair.device)):
-        text = f"{job.pair.host}: {text}"
+    if not any(str(path) in text for path in job.pair.files):
+        text = f"{job.pair.files[0]}: {text}"
     if job.output.exists():
         text += f" {job.output.name} is of an earlier conversion."
     return TraceError(text)
@@ -152,17 +155,18 @@ def _with_names(error: TraceError, job: RankJob) -> TraceError:
 def _finish(result: SetResult, options: PairOptions, run: RunOptions) -> None:
     """What belongs to the run as a whole: rank 0's bytes under the users' name, groups, report, checks."""
     traces = result.traces
-    if 0 in result.good:
-        files.copy(traces.et_file(0), traces.first_et_file)
     if run.ranks is not None:
+        _copy_first(result)
         return
     world = max([traces.ranks_here, traces.world_size, *(r.world_size for r in result.good.values())])
-    _check_ranks(result, world, run.allow_missing_ranks)
+    _check_ranks(result, world, run.allow_missing_ranks or traces.partial)
     if run.engine == "native" and result.good:
         groups = _groups(result)
         files.write_json(traces.groups_file, groups)
         if len(result.good) > 1:
             result.problems += _check_together(result, groups)
+            _add_joint_times(result, groups, run)
+    _copy_first(result)
     if len(result.good) == len(traces.pairs):
         _remove_stale(traces, world)
     files.write_json(traces.report_file, _summary(result, options, run))
@@ -176,6 +180,7 @@ def _summary(result: SetResult, options: PairOptions, run: RunOptions) -> dict[s
         return [folder.sub("", text) for text in texts]
 
     return {
+        "schema_version": SCHEMA_VERSION,
         "name": result.traces.name,
         "engine": run.engine,
         "options": options_text(_options(result.traces, options)),
@@ -184,7 +189,7 @@ def _summary(result: SetResult, options: PairOptions, run: RunOptions) -> dict[s
         "ranks": {
             str(rank): {"error": short([str(r)])[0]}
             if isinstance(r, TraceError)
-            else r.report.as_dict() | {"problems": short(r.problems)}
+            else r.report.as_json() | {"problems": short(r.problems)}
             for rank, r in sorted(result.ranks.items())
         },
     }
@@ -218,9 +223,10 @@ def _check_ranks(result: SetResult, world: int, allow_missing: bool) -> None:
             )
         told = traces.processes.get(rank)
         if told and r.process[1] and told != r.process[1]:
+            first = traces.pairs[rank].files[0]
             result.problems.append(
-                f"{traces.manifest_file} says that rank {rank} was process {told}, {traces.pairs[rank].host} "
-                f"that it was process {r.process[1]}; remove the manifest if it is of another run."
+                f"{traces.manifest_file} has rank {rank} as process {told}, {first} as process "
+                f"{r.process[1]}; remove the manifest if it is of another run."
             )
 
 
@@ -244,15 +250,34 @@ def _groups(result: SetResult) -> dict[str, list[int]]:
 
 def _check_together(result: SetResult, groups: dict[str, list[int]]) -> list[str]:
     """The ranks against each other."""
-    from chakra_et.validate import check as validate
-
-    talk = {rank: r.communication for rank, r in result.good.items() if r.communication is not None}
-    names = {rank: str(result.traces.et_file(rank)) for rank in talk}
+    communication = {rank: r.communication for rank, r in result.good.items() if r.communication is not None}
+    names = {rank: str(result.traces.et_file(rank)) for rank in communication}
     return [
         str(problem).removeprefix("error: ")
-        for problem in validate.check_together(talk, groups, names)
-        if problem.severity == "error" and problem.rule not in CHECKED_HERE
+        for problem in validate.check_together(communication, groups, names)
+        if problem.severity == "error" and problem.rule not in (*CHECKED_HERE, *NOT_RECORDED)
     ]
+
+
+def _copy_first(result: SetResult) -> None:
+    if 0 in result.good:
+        files.copy(result.traces.et_file(0), result.traces.first_et_file)
+
+
+def _add_joint_times(result: SetResult, groups: dict[str, list[int]], run: RunOptions) -> None:
+    """Add to each rank's file what only all ranks together can tell."""
+    communication = {rank: r.communication for rank, r in result.good.items() if r.communication is not None}
+    times = joint_times(communication, groups)
+    work = [(rank, Finish(result.traces.et_file(rank), found, result.good[rank].report))
+            for rank, found in times.items()]  # fmt: skip
+    with contextlib.closing(jobs.run(finish_rank, [job for _, job in work], run.workers)) as outcomes:
+        for number, outcome in outcomes:
+            rank = work[number][0]
+            if isinstance(outcome, TraceError):
+                result.problems.append(f"{result.traces.et_file(rank)}: {outcome}")
+            else:
+                result.good[rank].report = outcome
+                result.good[rank].bytes = result.traces.et_file(rank).stat().st_size
 
 
 def _remove_stale(traces: TraceSet, world: int) -> None:
@@ -279,7 +304,7 @@ def is_converted(traces: TraceSet, options: PairOptions, run: RunOptions) -> boo
         same = (report["engine"], report["options"]) == (run.engine, options_text(_options(traces, options)))
         fresh = all(
             min(path.stat().st_mtime_ns for path in _written(traces, rank, run))
-            >= max(pair.host.stat().st_mtime_ns, pair.device.stat().st_mtime_ns)
+            >= max(path.stat().st_mtime_ns for path in pair.files)
             for rank, pair in traces.pairs.items()
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):

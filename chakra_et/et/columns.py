@@ -59,7 +59,7 @@ class Strings:
     index: np.ndarray
 
     def __getitem__(self, row: int) -> str:
-        return self.table[self.index[row]].decode("utf-8", "replace")
+        return self.table[int(self.index[row])].decode("utf-8", "replace")
 
 
 @dataclass

@@ -46,7 +46,11 @@ IS_NODE_KEY[[number << 3 | LENGTH for number in (NAME, CTRL_DEPS, DATA_DEPS, INP
 IS_VALUE_KEY[list(KIND_OF_KEY)] = True
 
 
-class _Interned(dict):
+# (rows, the texts of each of IO_FIELDS) of a chunk of nodes.
+_TensorBlock = tuple[np.ndarray, list[list[bytes]]]
+
+
+class _Interned(dict[bytes, int]):
     """Distinct byte strings → their index, in the order of first sight."""
 
     def __missing__(self, text: bytes) -> int:
@@ -180,18 +184,18 @@ def decode(raw: bytes) -> ExecutionTrace:
     names = _Interned()
     name_index = np.zeros(count, np.int32)
     lists: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {CTRL_DEPS: [], DATA_DEPS: []}
-    tensors: dict[int, list[tuple]] = {INPUTS: [], OUTPUTS: []}
+    tensors: dict[int, list[_TensorBlock]] = {INPUTS: [], OUTPUTS: []}
     attributes = _Attributes()
     for first in range(0, count, CHUNK):
         chunk = slice(first, min(first + CHUNK, count))
         owners = np.arange(chunk.start, chunk.stop)
         fields = wire.scan(raw, starts[chunk], ends[chunk], owners)
         for number, column in numbers.items():
-            found = fields.where(number, VARINT)
-            column[found.message + first] = found.value
+            varints = fields.where(number, VARINT)
+            column[varints.message + first] = varints.value
         name_index[chunk] = names.index(raw, *_spans(fields.where(NAME, LENGTH), len(owners)))
-        for number, found in lists.items():
-            found.append(_numbers(raw, fields.where(number, VARINT, LENGTH), owners))
+        for number, chunks in lists.items():
+            chunks.append(_numbers(raw, fields.where(number, VARINT, LENGTH), owners))
         for number, blocks in tensors.items():
             unread += _tensors(raw, fields.where(number, LENGTH), owners, first, blocks)
         attributes.add(raw, fields.where(ATTR, LENGTH), first)
@@ -287,12 +291,12 @@ def _ragged(chunks: list[tuple[np.ndarray, np.ndarray]]) -> Ragged:
     )
 
 
-def _tensors(raw: bytes, fields: Fields, owners: np.ndarray, first: int, blocks: list[tuple]) -> int:
+def _tensors(raw: bytes, fields: Fields, owners: np.ndarray, first: int, blocks: list[_TensorBlock]) -> int:
     """Append (rows, values, shapes, types) of the IOInfo messages; returns how many fields are unknown."""
     parts = wire.scan(raw, fields.start, fields.end, owners[fields.message])
     rows = np.unique(fields.message)
     unread = len(parts.key)
-    columns = []
+    columns: list[list[bytes]] = []
     for number in IO_FIELDS:
         found = parts.where(number, LENGTH)
         unread -= len(found.key)
@@ -300,17 +304,15 @@ def _tensors(raw: bytes, fields: Fields, owners: np.ndarray, first: int, blocks:
         node = fields.message[found.message]
         start[node], end[node] = found.start, found.end
         columns.append([raw[a:b] for a, b in zip(start[rows].tolist(), end[rows].tolist(), strict=True)])
-    blocks.append((rows + first, *columns))
+    blocks.append((rows + first, columns))
     return unread
 
 
-def _join_tensors(blocks: list[tuple]) -> TensorInfo | None:
-    if not any(len(rows) for rows, *_ in blocks):
+def _join_tensors(blocks: list[_TensorBlock]) -> TensorInfo | None:
+    if not any(len(rows) for rows, _ in blocks):
         return None
-    rows, *columns = zip(*blocks, strict=True)
-    return TensorInfo(
-        np.concatenate(rows), *([text for block in column for text in block] for column in columns)
-    )
+    texts = [[text for _, columns in blocks for text in columns[number]] for number in range(len(IO_FIELDS))]
+    return TensorInfo(np.concatenate([rows for rows, _ in blocks]), *texts)
 
 
 def _values(raw: bytes, column: _Column, fields: Fields) -> np.ndarray:
@@ -321,13 +323,14 @@ def _values(raw: bytes, column: _Column, fields: Fields) -> np.ndarray:
     if kind.wire != VARINT:
         payload = wire.windows(np.frombuffer(raw, np.uint8), wire.FIXED_BYTES[kind.wire])[fields.start]
         wide = {"f": np.float64, "i": np.int64, "u": np.uint64 if kind.dtype == "<u8" else np.int64}
-        return payload.view(kind.dtype).astype(wide[kind.dtype[1]])
+        found: np.ndarray = payload.view(kind.dtype).astype(wide[kind.dtype[1]])
+        return found
     if kind.dtype == "zigzag":
-        return ((fields.value >> np.uint64(1)) ^ -(fields.value & np.uint64(1)).view(np.uint64)).view(
-            np.int64
-        )
+        zigzag: np.ndarray = (fields.value >> np.uint64(1)) ^ -(fields.value & np.uint64(1)).view(np.uint64)
+        return zigzag.view(np.int64)
     if kind.dtype == "u8":
         return fields.value
     if kind.dtype == "bool":
-        return (fields.value != 0).astype(np.int64)
+        truth: np.ndarray = fields.value != 0
+        return truth.astype(np.int64)
     return fields.value.astype(kind.dtype).astype(np.int64)

@@ -202,10 +202,11 @@ def _text(text: str) -> bytes:
 
 
 def _utf8_strings(strings: list[bytes]) -> Cells:
-    """One row a string, with bad bytes replaced where it isn't UTF-8."""
+    """One row per string; bytes that are not UTF-8 are replaced."""
     cells = wire.byte_strings(strings, between=b"\0")
     try:
-        str(cells.buffer, "utf-8")  # No character spans a zero byte: good as a whole, good each.
+        # No character spans a zero byte, so the strings are valid if all of them together are.
+        str(cells.buffer.data, "utf-8")
     except UnicodeDecodeError:
         return wire.byte_strings([text.decode("utf-8", "replace").encode("utf-8") for text in strings])
     return cells

@@ -73,7 +73,7 @@ def _files_of_run(name: str) -> list[Path]:
 def read_comm_groups(path: Path) -> dict[str, list[int]]:
     """A comm-group file: JSON object, group id → ranks. Raises ``TraceError`` where it isn't that."""
     try:
-        groups = json.loads(path.read_bytes())
+        groups: dict[str, list[int]] = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         raise TraceError(
             f"{path}: can't be read as JSON ({error}): mend it, or convert the traces again"

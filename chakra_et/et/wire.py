@@ -318,7 +318,9 @@ def varint_prefixed(raw: bytes, marks: np.ndarray) -> tuple[np.ndarray, np.ndarr
     return starts, starts + lengths.astype(np.int64)
 
 
-def decode_varints(raw: bytes, starts: np.ndarray, ends: np.ndarray, owners: np.ndarray) -> tuple:
+def decode_varints(
+    raw: bytes, starts: np.ndarray, ends: np.ndarray, owners: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """The varints that fill each span ``raw[starts[i]:ends[i]]``: (values uint64, count of each span).
 
     Raises ``WireError`` where a span doesn't end with a whole varint or holds one beyond 64 bits.

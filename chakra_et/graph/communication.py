@@ -1,77 +1,50 @@
-"""What each communication event is: operation, bytes, group, peer.
+"""Each communication event of a rank: operation, bytes, group, peer.
 
-NCCL says it on the kernel (recent PyTorch), on ``record_param_comms`` (PyTorch 2.2 on) or only through
-the operators that enclose the launch; gloo only through the tensors of its operator.
+NCCL's metadata stands on the kernel (recent PyTorch), on ``record_param_comms`` (PyTorch 2.2 on), or has to
+be read off the operators that enclose the launch; gloo's operators record tensors only. What no trace records
+stays unknown, and is counted.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from chakra_et.et.columns import CollectiveType, NodeType
-from chakra_et.graph.groups import (
-    LAUNCHERS,
-    Group,
-    global_rank,
-    group_of_thread,
-    groups_of,
-    named_groups,
-    read_ranks,
-)
+from chakra_et.findings import Findings
+from chakra_et.graph.batches import Pending
+from chakra_et.graph.facts import Around, Facts, message_ends
+from chakra_et.graph.groups import Group, Groups, collect_groups, global_rank
+from chakra_et.graph.kernel_table import Operation, Pattern, communication_names, operation_named
+from chakra_et.graph.launchers import Launchers
 from chakra_et.graph.link import Link
-from chakra_et.traces.device import KERNEL, MAX_RANKS, Args, DeviceTrace
-from chakra_et.traces.fields import as_number
-from chakra_et.traces.host import HostTrace, tensors
+from chakra_et.graph.periodic import fill_from_period
+from chakra_et.traces.device import DeviceTrace
+from chakra_et.traces.device_format import KERNEL
+from chakra_et.traces.fields import MAX_RANKS
+from chakra_et.traces.host import HostTrace
 
-# Collectives that ASTRA-sim does not know, as the nearest that it does.
-NEAREST_IN_ASTRA_SIM = {
-    CollectiveType.BARRIER: CollectiveType.ALL_REDUCE,
-    CollectiveType.REDUCE: CollectiveType.ALL_REDUCE,
-    CollectiveType.GATHER: CollectiveType.ALL_GATHER,
-    CollectiveType.SCATTER: CollectiveType.BROADCAST,
-    CollectiveType.REDUCE_SCATTER_BLOCK: CollectiveType.REDUCE_SCATTER,
-}
-# Part of a name, letters only, → what it is. The first that fits counts.
-OPERATIONS: tuple[tuple[str, CollectiveType | NodeType], ...] = (
-    ("barrier", CollectiveType.BARRIER),
-    ("allreduce", CollectiveType.ALL_REDUCE),
-    ("allgather", CollectiveType.ALL_GATHER),
-    ("reducescatter", CollectiveType.REDUCE_SCATTER),
-    ("alltoall", CollectiveType.ALL_TO_ALL),
-    ("broadcast", CollectiveType.BROADCAST),
-    ("scatter", CollectiveType.SCATTER),
-    ("gather", CollectiveType.GATHER),
-    ("sendrecv", NodeType.COMM_COLL),
-    ("send", NodeType.COMM_SEND),
-    ("recv", NodeType.COMM_RECV),
-    ("reduce", CollectiveType.REDUCE),
-)
-ITEM_BYTES = {
-    "byte": 1, "char": 1, "bool": 1, "int8": 1, "uint8": 1, "float8": 1, "float8_e4m3fn": 1, "float8_e5m2": 1,
-    "half": 2, "bfloat16": 2, "float16": 2, "short": 2, "int16": 2,
-    "float": 4, "float32": 4, "int": 4, "int32": 4,
-    "double": 8, "float64": 8, "long": 8, "int64": 8, "long int": 8,
-    "complexfloat": 8, "complexdouble": 16,
-}  # fmt: skip
-KERNEL_NAMES = ("ncclkernel", "nccldevkernel", "rcclkernel", "onerankreduce")
 MAX_BYTES = 1 << 50
 BACKEND_NAMES = ("gloo:", "mpi:", "ucc:")
-PEERS = re.compile(r"\d+(?:->|<-)(\d+)")
+# Operators whose names say what is communicated.
+OPERATOR_NAMES = ("nccl:", "c10d::", "_c10d_functional", "record_param_comms", "symm_mem::", "xccl:", "hccl:")
+PEERS = re.compile(r"\d+(->|<-)(\d+)")
 """ProcessGroupNCCL's ``nccl:send ME->PEER`` and ``nccl:recv ME<-PEER``."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Communication:
-    """One communication event. ``event``: its row; ``launch``: row of the operator that started it, or -1.
+    """One operation. ``event``: its row; ``launch``: row of the operator that started it, or -1.
 
-    ``size``: bytes that this rank puts in (for an all-gather the shard), at least 1; ``sized`` is False where
-    no trace tells them. ``peer``: global rank
-    of the other side of a send or receive. ``sequence``: its number in the group, from 0.
+    ``type`` is COMM_SEND, COMM_RECV or COMM_COLL; ``collective`` is None for messages and where the kind is
+    not known. ``size``: bytes that this rank puts in (for an all-gather the shard; for a receive what it
+    takes out), 0 where they are not recorded, 1 for a barrier. ``peer``: global rank of the other side of a
+    message, -1 where unknown. ``is_root``: of a scatter. ``sequence``: its number among the collectives of
+    its group, from 0. ``part``: its number among the messages of one kernel.
     """
 
     event: int
@@ -86,222 +59,264 @@ class Communication:
     asynchronous: bool | None = None
     sequence: int = -1
     on_gpu: bool = False
-    sized: bool = True
     storages: frozenset[int] = frozenset()
     api: str = ""
+    part: int = 0
+    is_root: bool = False
+
+    @property
+    def is_message(self) -> bool:
+        return self.type is not NodeType.COMM_COLL
 
     @property
     def is_local(self) -> bool:
         """A collective of one rank moves nothing, and a simulator never finishes it: it counts as compute."""
-        return self.collective is not None and len(self.group.ranks) == 1
+        return not self.is_message and len(self.group.ranks) == 1
+
+    @property
+    def start_row(self) -> int:
+        """The row by whose time communication is ordered."""
+        return self.launch if self.launch >= 0 else self.event
 
 
-@dataclass
+@dataclass(frozen=True)
+class CommunicationRows:
+    """Which rows of a device trace are communication: ``cpu`` and ``gpu`` are bool[rows], ``patterns`` maps
+    kernel names (their index) to rows of the table."""
+
+    cpu: np.ndarray
+    gpu: np.ndarray
+    patterns: dict[int, Pattern]
+
+
+@dataclass(frozen=True)
 class Communications:
-    """All communication events of a rank, in launch order, and what could not be told of them."""
+    """All communication of a rank in launch order, its process groups by name, and what was guessed."""
 
     items: list[Communication] = field(default_factory=list)
-    notes: dict[str, int] = field(default_factory=dict)
+    groups: dict[str, Group] = field(default_factory=dict)
+    findings: Findings = field(default_factory=Findings)
 
 
-def is_communication(device: DeviceTrace) -> np.ndarray:
-    """bool[rows]: events that are the communication itself, on a CPU backend's thread or on the GPU."""
-    cpu = np.array([name.startswith(BACKEND_NAMES) for name in device.names], dtype=bool)[device.name]
-    gpu = np.array([name.lower().startswith(KERNEL_NAMES) for name in device.names], dtype=bool)[device.name]
-    return (cpu & (device.category < KERNEL)) | (gpu & (device.category == KERNEL))
+def communication_rows(device: DeviceTrace, added_kernels: str = "") -> CommunicationRows:
+    """Find the communication itself, on a CPU backend's thread or on the GPU.
+
+    ``added_kernels``: a user's table of kernel names. Raises ``TraceError`` for a table that is wrong.
+    """
+    backend = np.array([name.startswith(BACKEND_NAMES) for name in device.names], dtype=bool)
+    on_gpu = device.category == KERNEL
+    used = np.zeros(len(device.names), dtype=bool)
+    used[device.name[on_gpu]] = True
+    names = [name if is_used else "" for name, is_used in zip(device.names, used, strict=True)]
+    patterns = communication_names(names, added_kernels)
+    named = np.zeros(len(device.names), dtype=bool)
+    named[list(patterns)] = True
+    described = np.zeros(len(device), dtype=bool)
+    described[list(device.communication)] = True
+    return CommunicationRows(
+        backend[device.name] & (device.category < KERNEL), (named[device.name] | described) & on_gpu, patterns
+    )
 
 
 def describe(
     host: HostTrace, device: DeviceTrace, linked: Link, parent: np.ndarray, calls: np.ndarray,
-    manifest: list[dict[str, Any]] | None = None,
+    rows: CommunicationRows, manifest: Sequence[dict[str, Any]] = (),
 ) -> Communications:  # fmt: skip
-    """Say what each communication event is.
+    """Identify each communication event.
 
-    ``parent``: the nesting of the timeline; ``calls[i]``: row of the call that
-    launched device row i, or -1.
+    ``parent``: the nesting of the timeline; ``calls[i]``: row of the call that launched device row i, or -1;
+    ``manifest``: process groups that the run's manifest lists.
     """
-    result = Communications()
-    groups = groups_of(host, device, manifest)
-    rows = np.flatnonzero(is_communication(device)).tolist()
-    launchers = _Launchers(device)
-    named = named_groups(device, parent, launchers.rows.tolist(), groups)
-    told = launchers.before([row for row in rows if device.category[row] < KERNEL], device)
-    threads = group_of_thread(
-        device, [row for row, launch in told.items() if launch not in named], groups, result.notes
-    )
-    for row in rows:
-        if device.category[row] == KERNEL:
-            item = _kernel(row, host, device, linked, parent, calls, groups)
-        else:
-            group = named.get(told[row]) or threads.get(int(device.thread[row])) or groups.get("0")
-            group = group or next(iter(groups.values()), Group("0"))
-            item = _backend(row, host, device, linked, told[row], group)
-        if item is None:
-            name = device.names[device.name[row]]
-            result.notes[f"communication kernel of unknown kind kept as compute: {name[:60]}"] = 1
-        else:
-            result.items.append(_within_bounds(item))
-    result.items.sort(
-        key=lambda item: (device.start[item.launch if item.launch >= 0 else item.event], item.event)
-    )
+    findings = Findings()
+    around = Around(host, device, linked, parent)
+    launchers = Launchers(device, around)
+    groups = collect_groups(host, device, around, launchers.rows, np.flatnonzero(rows.gpu), manifest)
+    items = [
+        *_on_gpu(around, calls, np.flatnonzero(rows.gpu), rows.patterns, launchers, groups, findings),
+        *_on_cpu(around, np.flatnonzero(rows.cpu), launchers, groups, findings),
+    ]
+    items = [_within_bounds(item) for item in items]
+    items.sort(key=lambda item: (int(device.start[item.start_row]), item.event, item.part))
+    items = _numbered(fill_from_period(items, device, findings))
+    for item in items:
+        if item.is_message:
+            findings.add("communication-peer", item.peer < 0)
+        elif item.collective is None:
+            findings.add("communication-kind", detail=device.names[device.name[item.event]][:60])
+        findings.add("communication-size", not item.size)
+    return Communications(items, groups.by_name, findings)
+
+
+def _numbered(items: list[Communication]) -> list[Communication]:
     count: dict[str, int] = {}
-    for item in result.items:
-        if item.type is NodeType.COMM_COLL:
-            item.sequence = count.get(item.group.name, 0)
-            count[item.group.name] = item.sequence + 1
-    return result
+    numbered = []
+    for item in items:
+        if not item.is_message:
+            number = count[item.group.name] = count.get(item.group.name, -1) + 1
+            item = replace(item, sequence=number)
+        numbered.append(item)
+    return numbered
 
 
 def _within_bounds(item: Communication) -> Communication:
-    """A size, peer or tag that no run has, from a damaged or hostile trace, counts as not told."""
-    if not 0 <= item.size <= MAX_BYTES:
-        item.size, item.sized = 1, False
-    if not -1 <= item.peer < MAX_RANKS:
-        item.peer = -1
-    if not abs(item.tag) < 2**31:
-        item.tag = 0
-    return item
+    """A size, peer or tag that no run has, from a damaged or hostile trace, counts as not recorded."""
+    return replace(
+        item,
+        size=item.size if 0 <= item.size <= MAX_BYTES else 0,
+        peer=item.peer if -1 <= item.peer < MAX_RANKS else -1,
+        tag=item.tag if abs(item.tag) < 2**31 else 0,
+    )
 
 
-def operation(name: str) -> CollectiveType | NodeType | None:
-    """What a name such as ``c10d::_allgather_base_`` or ``ncclDevKernel_AllReduce_Sum_f32`` stands for."""
-    letters = re.sub(r"[^a-z]", "", name.lower())
-    return next((what for part, what in OPERATIONS if part in letters), None)
+# ---- device kernels ----
 
 
-class _Launchers:
-    """The operators that start communication: rows in order of time, and in order of their numbers."""
+def _on_gpu(
+    around: Around, calls: np.ndarray, rows: np.ndarray, patterns: dict[int, Pattern], launchers: Launchers,
+    groups: Groups, findings: Findings,
+) -> list[Communication]:  # fmt: skip
+    device = around.device
+    pending = Pending(around, launchers)
+    # In the order of their launches, as a batch of messages belongs to the next kernel that is launched.
+    launched = np.where(calls[rows] >= 0, device.start[calls[rows]], -1)
+    items: list[Communication] = []
+    for row in rows[np.lexsort((device.start[rows], launched))].tolist():
+        call = int(calls[row])
+        chain = around.chain(call)
+        own = around.facts([row])
+        facts = own.over(around.facts(chain))
+        pattern = patterns.get(int(device.name[row]))
+        what = _operation(around, facts, chain, row, pattern)
+        launch = next((at for at in chain if around.name(at).startswith(launchers.PREFIXES)), -1)
+        api = around.name(launch) if launch >= 0 else around.name(row)
+        is_nccl = pattern is None or pattern.library.startswith("NCCL")
+        batch = pending.take(call, chain) if is_nccl else []
+        messages = pending.messages(batch) if not isinstance(what, CollectiveType) else []
+        if messages:
+            items += [
+                Communication(
+                    event=row, launch=message.launch, type=message.type, collective=None, size=message.size,
+                    group=(group := groups.of_message(message)), dtype=message.dtype,
+                    peer=global_rank(message.peer, group), tag=message.tag, on_gpu=True,
+                    storages=message.storages, api=around.name(message.launch), part=part,
+                )
+                for part, message in enumerate(messages)
+            ]  # fmt: skip
+            continue
+        group = groups.of_kernel(row, facts, chain, findings)
+        storages, size, dtype = _tensors(around, facts, chain, what)
+        if not size and launch < 0:
+            size = pending.bytes(batch, what)
+        item = Communication(
+            event=row, launch=launch, type=NodeType.COMM_COLL, collective=None, size=size, group=group,
+            dtype=dtype, on_gpu=True, storages=storages, api=api,
+        )  # fmt: skip
+        if isinstance(what, CollectiveType):
+            flag = _async_flag(around.values(launch))
+            item = replace(item, collective=what, asynchronous=flag)
+            if what is CollectiveType.BARRIER:
+                item = replace(item, size=max(size, 1) if is_nccl else 1)
+            elif what is CollectiveType.SCATTER:
+                item = replace(item, is_root=bool(facts.in_elements))
+        elif what is not None:
+            item = replace(item, type=what, peer=_peer(around, facts, chain, what, group))
+        items.append(item)
+    return items
 
-    def __init__(self, device: DeviceTrace) -> None:
-        named = np.array([name.startswith(LAUNCHERS) for name in device.names], dtype=bool)
-        self.rows = np.flatnonzero(named[device.name] & (device.category < KERNEL))
-        self.starts = device.start[self.rows]
-        self.by_id = self.rows[np.argsort(device.rf_id[self.rows], kind="stable")]
-        self.ids = device.rf_id[self.by_id]
 
-    def before(self, rows: list[int], device: DeviceTrace) -> dict[int, int]:
-        """Row → the launcher that was recorded last before it, -1 for none."""
-        return {row: self.last_before(row, device) for row in rows}
-
-    def last_before(self, row: int, device: DeviceTrace) -> int:
-        """The one that was recorded last before event ``row``, -1 for none."""
-        if device.rf_id[row] > 0:
-            at = int(np.searchsorted(self.ids, device.rf_id[row], side="left")) - 1
-            return int(self.by_id[at]) if at >= 0 else -1
-        at = int(np.searchsorted(self.starts, device.start[row], side="right")) - 1
-        return int(self.rows[at]) if at >= 0 else -1
+def _operation(
+    around: Around, facts: Facts, chain: list[int], row: int, pattern: Pattern | None
+) -> Operation | None:
+    if pattern is not None and pattern.operation is not None:
+        return pattern.operation
+    named = [facts.collective, *(n for at in chain[:6] if (n := around.name(at)).startswith(OPERATOR_NAMES))]
+    found = next((what for name in named if (what := operation_named(name)) is not None), None)
+    if found is None and not (pattern is not None and pattern.ambiguous):
+        found = operation_named(around.name(row)[:200])
+    return found
 
 
-def _backend(
-    row: int, host: HostTrace, device: DeviceTrace, linked: Link, launch: int, group: Group
-) -> Communication | None:
+def _tensors(
+    around: Around, facts: Facts, chain: list[int], what: Operation | None
+) -> tuple[frozenset[int], int, str]:
+    """Storages, bytes and type: as recorded, or else those of the communication operator around the
+    launch."""
+    received = what is NodeType.COMM_RECV or (what is CollectiveType.SCATTER and not facts.in_elements)
+    size, dtype = facts.bytes(received) or 0, facts.dtype
+    storages: frozenset[int] = frozenset()
+    for at in chain:
+        found = around.tensors(at)
+        name = around.name(at)
+        if found and (name.startswith("nccl:") or name == "record_param_comms"):
+            storages |= frozenset(storage for _, storage in found if storage >= 0)
+            size = size or sum(each for each, _ in found)
+            dtype = dtype or around.dtype(at)
+    if not size:
+        # A library's own operator, such as a custom all-reduce: its first tensor is what it reduces.
+        first = next((found for at in chain[:4] if (found := around.tensors(at))), [])
+        size = first[0][0] if first else 0
+    return storages, size, dtype
+
+
+def _peer(around: Around, facts: Facts, chain: list[int], what: Operation, group: Group) -> int:
+    peer = facts.target if what is NodeType.COMM_SEND else facts.source
+    if peer is not None:
+        return peer
+    for at in chain:
+        match = PEERS.search(around.name(at))
+        if match:
+            return global_rank(int(match[2]), group)
+    return -1
+
+
+# ---- CPU backends ----
+
+
+def _on_cpu(
+    around: Around, rows: np.ndarray, launchers: Launchers, groups: Groups, findings: Findings
+) -> list[Communication]:
+    launch_of = {row: launchers.last_before(row) for row in rows.tolist()}
+    group_of = groups.of_backend(launch_of, findings)
+    found = (_backend(around, row, launch, group_of[row]) for row, launch in launch_of.items())
+    return [item for item in found if item is not None]
+
+
+def _backend(around: Around, row: int, launch: int, group: Group) -> Communication | None:
     """A CPU backend's operator, such as ``gloo:all_reduce``, that row ``launch`` (-1: none) started."""
-    name = device.names[device.name[row]]
-    api = device.names[device.name[launch]] if launch >= 0 else name
-    what = operation(name)
-    # Gloo runs a reduce-scatter as an all-reduce and so on: the program asked for what the launcher says.
-    asked = operation(api)
-    if what is None or (
-        asked is not None and isinstance(asked, CollectiveType) == isinstance(what, CollectiveType)
-    ):
+    api = around.name(launch) if launch >= 0 else around.name(row)
+    what = operation_named(around.name(row))
+    # Gloo runs a reduce-scatter as an all-reduce and so on: the launcher is what the program asked for.
+    asked = operation_named(api)
+    same_side = isinstance(asked, CollectiveType) == isinstance(what, CollectiveType)
+    if what is None or (asked is not None and same_side):
         what = asked
     if what is None:
         return None
-    host_row, host_launch = int(linked.host_row[row]), int(linked.host_row[launch]) if launch >= 0 else -1
-    inputs = tensors(host.inputs[0][host_row]) if host_row >= 0 else []
-    size = sum(count * item for _, count, item in inputs)
-    launch_values = host.inputs[0][host_launch] if host_launch >= 0 else b"[]"
-    storages = frozenset(t[0] for t in inputs) | frozenset(t[0] for t in tensors(launch_values))
+    own, asked_with = around.tensors(row), around.tensors(launch)
+    size = sum(each for each, _ in own)
+    if not size and what is CollectiveType.SCATTER:
+        size = asked_with[0][0] if asked_with else 0  # not the root: its output is the shard
+    is_root = what is CollectiveType.SCATTER and bool(own)
+    values = around.values(launch)
     item = Communication(
-        event=row, launch=launch, type=NodeType.COMM_COLL, collective=None, size=max(size, 1), group=group,
-        sized=bool(inputs), dtype=_dtype(host.inputs[2][host_row]) if host_row >= 0 else "", api=api,
-        storages=storages,
-    )  # fmt: skip
+        event=row,
+        launch=launch,
+        type=NodeType.COMM_COLL,
+        collective=None,
+        size=1 if what is CollectiveType.BARRIER else size,
+        group=group,
+        dtype=around.dtype(row) or around.dtype(launch),
+        api=api,
+        storages=frozenset(storage for _, storage in (*own, *asked_with) if storage >= 0),
+        is_root=is_root,
+    )
     if isinstance(what, CollectiveType):
-        item.collective = what
-        item.asynchronous = _async_flag(launch_values)
-    else:
-        item.type = what
-        item.peer, item.tag = _peer_and_tag(launch_values, group)
-    return item
+        return replace(item, collective=what, asynchronous=_async_flag(values))
+    peer, tag = message_ends(values)
+    return replace(item, type=what, peer=global_rank(peer, group), tag=tag)
 
 
-def _kernel(
-    row: int, host: HostTrace, device: DeviceTrace, linked: Link, parent: np.ndarray,
-    calls: np.ndarray, groups: dict[str, Group],
-) -> Communication | None:  # fmt: skip
-    """An NCCL or RCCL kernel: its own arguments first, then the operators around its launch."""
-    name = device.names[device.name[row]]
-    args = device.communication.get(row, Args())
-    around = []
-    at = int(calls[row])
-    while at >= 0:
-        around.append(at)
-        at = int(parent[at])
-    names = [device.names[device.name[at]] for at in around]
-    host_rows = [int(linked.host_row[at]) for at in around]
-    attributes: dict[str, Any] = {}
-    for host_row in host_rows:
-        attributes |= {k: v for k, v in host.communication.get(host_row, {}).items() if k not in attributes}
-    named = [args.collective, attributes.get("collective_name"), *names[:6], name]
-    what = next((found for text in named if text and (found := operation(str(text))) is not None), None)
-    if what is None:
-        return None
-    if what is NodeType.COMM_COLL:  # a send/recv kernel with nothing around it is how NCCL does all-to-all
-        what = CollectiveType.ALL_TO_ALL
-    size, storages, dtype = 0, frozenset(), str(args.dtype or attributes.get("dtype") or "")
-    elements = args.in_elements if args.in_elements is not None else attributes.get("in_msg_nelems")
-    if elements is not None and dtype.lower() in ITEM_BYTES:
-        size = int(as_number(elements, 0)) * ITEM_BYTES[dtype.lower()]
-    for host_row, around_name in zip(host_rows, names, strict=True):
-        found = tensors(host.inputs[0][host_row]) if host_row >= 0 else []
-        if found and ("nccl:" in around_name or around_name == "record_param_comms"):
-            storages |= frozenset(t[0] for t in found)
-            size = size or sum(count * item for _, count, item in found)
-            dtype = dtype or _dtype(host.inputs[2][host_row])
-    group_name = str(args.group_name if args.group_name is not None else attributes.get("pg_name") or "0")
-    group = groups.get(group_name)
-    if group is None:
-        description = str(args.group_description or attributes.get("pg_desc") or "")
-        group = groups.setdefault(group_name, Group(group_name, description, read_ranks(args.group_ranks)))
-    launch = next((at for at, n in zip(around, names, strict=True) if n.startswith(LAUNCHERS)), -1)
-    item = Communication(
-        event=row, launch=launch, type=NodeType.COMM_COLL, collective=None, size=max(size, 1), group=group,
-        sized=size > 0 or elements is not None, dtype=dtype, on_gpu=True, storages=storages,
-        api=next((n for n in names if n.startswith(LAUNCHERS)), name),
-    )  # fmt: skip
-    asked = host_rows[around.index(launch)] if launch >= 0 else -1
-    launch_values = host.inputs[0][asked] if asked >= 0 else b"[]"
-    if isinstance(what, CollectiveType):
-        item.collective = what
-        item.asynchronous = _async_flag(launch_values)
-        return item
-    item.type = what
-    told, item.tag = _peer_and_tag(launch_values, group)
-    peer = args.target_rank if what is NodeType.COMM_SEND else args.source_rank
-    item.peer = int(as_number(peer if peer is not None else told, -1))
-    for text in names:
-        match = PEERS.search(text)
-        if item.peer < 0 and match:
-            item.peer = global_rank(int(match.group(1)), group)
-    return item
-
-
-def _peer_and_tag(values: bytes, group: Group) -> tuple[int, int]:
-    """Peer (as a global rank) and tag of ``c10d::send`` and ``recv_``: their last two inputs."""
-    try:
-        *_, peer, tag = msgspec.json.decode(values)
-    except (msgspec.DecodeError, ValueError, RecursionError):
-        return -1, 0
-    return (global_rank(peer, group), tag) if isinstance(peer, int) and isinstance(tag, int) else (-1, 0)
-
-
-def _async_flag(values: bytes) -> bool | None:
-    """``async_op`` of a c10d operator: its only boolean input, where the version has it."""
-    flags = re.findall(rb"(?<![\w\"])(true|false)(?![\w\"])", values)
-    return flags[-1] == b"true" if flags else None
-
-
-def _dtype(types: bytes) -> str:
-    match = re.search(rb"Tensor\(([^)]*)\)", types)
-    return match.group(1).decode("utf-8", "replace") if match else ""
+def _async_flag(values: list[Any]) -> bool | None:
+    """``async_op`` of a c10d operator: its only boolean argument, where the version has it."""
+    flags = [value for value in values if isinstance(value, bool)]
+    return flags[-1] if flags else None

@@ -1,105 +1,65 @@
-"""Causes around a device: launches, blocking copies, streams that wait for events, calls that wait for it."""
+"""Dependencies around a device: launches, blocking copies, and calls that wait for the device."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from chakra_et.graph.dependencies import Causes, EdgeKind
-from chakra_et.graph.timeline import Timeline
-from chakra_et.traces.device import DRIVER, KERNEL, MEMCPY, RUNTIME, SYNC, DeviceTrace
+from chakra_et.graph import stream_waits
+from chakra_et.graph.dependencies import EdgeKind, Found
+from chakra_et.graph.launches import BEFORE_RECORDING, Launches, StreamOrder, launches_of
+from chakra_et.graph.linked import LinkedRank
+from chakra_et.graph.timeline import Lane, Timeline
+from chakra_et.traces.device_format import DRIVER, MEMCPY, RUNTIME
 from chakra_et.traces.fields import as_number
 
 # Clocks of host and device differ by up to this much after Kineto has aligned them.
 CLOCK_TOLERANCE_NS = 5_000
 
 
-def launch_calls(device: DeviceTrace) -> np.ndarray:
-    """For each row on the GPU the row of the call that launched it, -1 where the trace has none.
-
-    By correlation id; by external id (the operator, not the call) where the runtime call is missing.
-    """
-    calls = np.full(len(device), -1, dtype=np.int64)
-    gpu = np.flatnonzero((device.category >= KERNEL) & (device.category != SYNC))
-    for id_of, candidates in (
-        (device.correlation, (device.category == RUNTIME) | (device.category == DRIVER)),
-        (device.external_id, device.category < RUNTIME),
-    ):
-        missing = gpu[(calls[gpu] < 0) & (id_of[gpu] > 0)]
-        rows = np.flatnonzero(candidates & (id_of > 0))
-        # A runtime call wraps the driver call of the same id and sorts before it.
-        rows = rows[np.lexsort((device.category[rows], id_of[rows]))]
-        if not len(missing) or not len(rows):
-            continue
-        at = np.searchsorted(id_of[rows], id_of[missing])
-        found = at < len(rows)
-        found[found] = id_of[rows[at[found]]] == id_of[missing[found]]
-        calls[missing[found]] = rows[at[found]]
-    return calls
+def find(rank: LinkedRank, found: Found) -> None:
+    """Add the dependencies of the work on devices, and of the threads that wait for it."""
+    launches = launches_of(rank.device, rank.timeline, rank.calls)
+    if len(launches.gpu):
+        _launches(rank, launches, found)
+        _overlapping_lanes(rank.timeline, found)
+        _further_messages(rank, found)
+        order = StreamOrder(rank.device, launches)
+        stream_waits.find(rank, launches, order, found)
+        _device_waits(rank, launches, order, found)
 
 
-def find(device: DeviceTrace, time: Timeline, calls: np.ndarray, causes: Causes) -> None:
-    """Add the causes of the work on devices, and of the threads that wait for it."""
-    gpu = np.flatnonzero((device.category >= KERNEL) & (device.category != SYNC))
-    if len(gpu):
-        launched = _launches(device, time, calls, gpu, causes)
-        _beside_each_other(time, causes)
-        _stream_waits(device, time, launched, gpu, causes)
-        _device_waits(device, time, launched, gpu, causes)
-
-
-def _launches(
-    device: DeviceTrace, time: Timeline, calls: np.ndarray, gpu: np.ndarray, causes: Causes
-) -> np.ndarray:
-    """Launch edges, and blocking copies. Returns for each row the ns at which it was launched."""
+def _launches(rank: LinkedRank, launches: Launches, found: Found) -> None:
+    """Launch edges, and blocking copies."""
+    device, time, calls, gpu = rank.device, rank.timeline, rank.calls, launches.gpu
     start, end = time.start, time.end
-    launched = device.start.copy()
     known = gpu[calls[gpu] >= 0]
-    call = calls[known]
-    launched[known] = np.minimum(start[call], start[known])
+    call, before = calls[known], launches.before[known]
+    # The call has returned, or the work began while it was still running.
     at = np.minimum(start[known], end[call])
-    before = _before_on_stream(time, gpu)
-    for k in np.flatnonzero(device.category[call] < RUNTIME).tolist():
-        # Only the operator is known, not the call in it: no sooner than what the stream was given before.
-        row, previous = known[k], before[known[k]]
-        launched[row] = at[k] = min(
-            max(start[call[k]], launched[previous] if previous >= 0 else 0), start[row]
-        )
-    causes.note(
-        "device work that starts before the call that launches it", int((start[known] < start[call]).sum())
-    )
+    by_operator = device.category[call] < RUNTIME
+    at[by_operator] = launches.time[known[by_operator]]
+    found.findings.add("early-start", int((start[known] < start[call]).sum()))
     blocking = (device.category[known] == MEMCPY) & (end[known] <= end[call]) & (end[known] > start[call])
-    free = np.where(before[known] >= 0, end[before[known]], np.iinfo(np.int64).min)
+    free = np.where(before >= 0, end[before], BEFORE_RECORDING)
     # A blocking copy whose stream was busy held the caller from the beginning of the call.
     at = np.where(blocking & (free > start[call]), np.minimum(start[call], start[known]), at)
-    rows = np.stack(
-        [np.full(len(known), EdgeKind.LAUNCH), time.lane[call], at, time.lane[known], start[known]], axis=1
-    )
-    causes.edges.append(rows)
+    kind = np.full(len(known), EdgeKind.LAUNCH)
+    found.edges.append(np.stack([kind, time.lane[call], at, time.lane[known], start[known]], axis=1))
     for k in np.flatnonzero(blocking).tolist():
         lane, done = int(time.lane[call[k]]), int(end[known[k]])
-        causes.wait(lane, int(at[k]), done)
-        causes.edge(EdgeKind.SYNCHRONISATION, (int(time.lane[known[k]]), done), (lane, done))
-    causes.note("blocking copies", int(blocking.sum()))
+        found.wait(lane, int(at[k]), done)
+        found.edge(EdgeKind.SYNCHRONISATION, (int(time.lane[known[k]]), done), (lane, done))
+    found.findings.add("blocking-copy", int(blocking.sum()))
     orphans = gpu[calls[gpu] < 0]
-    causes.note("device work without a launching call, attached by stream and time", len(orphans))
+    found.findings.add("no-launch", len(orphans))
     first_of_lane = gpu[np.unique(time.lane[gpu], return_index=True)[1]]
     for row in np.intersect1d(orphans, first_of_lane).tolist():
         moment = int(start[row])
-        causes.edge(EdgeKind.INTER_THREAD, (time.main, moment), (int(time.lane[row]), moment))
-    return launched
+        found.edge(EdgeKind.INTER_THREAD, (time.main, moment), (int(time.lane[row]), moment))
 
 
-def _before_on_stream(time: Timeline, gpu: np.ndarray) -> np.ndarray:
-    """For each row the row that its stream did before it, -1 for the first (and off the GPU)."""
-    before = np.full(len(time.lane), -1, dtype=np.int64)
-    order = gpu[np.lexsort((time.start[gpu], time.lane[gpu]))]
-    same = time.lane[order[1:]] == time.lane[order[:-1]]
-    before[order[1:][same]] = order[:-1][same]
-    return before
-
-
-def _beside_each_other(time: Timeline, causes: Causes) -> None:
-    """Order work that has a lane of its own, as it overlaps on its stream, with what it does not overlap."""
+def _overlapping_lanes(time: Timeline, found: Found) -> None:
+    """Add stream-order edges between kernels that overlap on a stream and that stream's other kernels."""
     lanes: dict[tuple[int, int], list[int]] = {}
     for number, lane in enumerate(time.lanes):
         if lane.kind == "gpu":
@@ -111,108 +71,44 @@ def _beside_each_other(time: Timeline, causes: Causes) -> None:
         for lane, other in ((a, b) for a in of_stream for b in of_stream if a != b):
             start, end = time.start[rows[lane]], time.end[rows[other]]
             at = np.searchsorted(end, start, side="right") - 1
-            first = np.flatnonzero(np.diff(at, prepend=-1) > 0)  # the order on its lane says the rest
+            first = np.flatnonzero(np.diff(at, prepend=-1) > 0)  # the order on the lane implies the rest
             kind = np.full(len(first), EdgeKind.STREAM_ORDER)
             places = np.full(len(first), other), end[at[first]], np.full(len(first), lane), start[first]
-            causes.edges.append(np.stack([kind, *places], axis=1))
+            found.edges.append(np.stack([kind, *places], axis=1))
 
 
-class _Launched:
-    """The work of each stream in launch order, to ask what was last launched before a moment."""
-
-    def __init__(self, device: DeviceTrace, launched: np.ndarray, gpu: np.ndarray) -> None:
-        self.streams: dict[tuple[int, int], tuple[np.ndarray, np.ndarray]] = {}
-        keys = np.stack([device.device[gpu], device.stream[gpu]], axis=1)
-        for d, s in np.unique(keys, axis=0).tolist():
-            rows = gpu[(keys == (d, s)).all(axis=1)]
-            rows = rows[np.argsort(launched[rows], kind="stable")]
-            self.streams[d, s] = (launched[rows], rows)
-
-    def last_before(self, stream: tuple[int, int], moment: int) -> int:
-        times, rows = self.streams.get(stream, (np.zeros(0, np.int64), np.zeros(0, np.int64)))
-        at = int(np.searchsorted(times, moment, side="right")) - 1
-        return int(rows[at]) if at >= 0 else -1
-
-    def first_after(self, stream: tuple[int, int], moment: int) -> int:
-        times, rows = self.streams.get(stream, (np.zeros(0, np.int64), np.zeros(0, np.int64)))
-        at = int(np.searchsorted(times, moment, side="left"))
-        return int(rows[at]) if at < len(rows) else -1
-
-
-def _stream_waits(
-    device: DeviceTrace, time: Timeline, launched: np.ndarray, gpu: np.ndarray, causes: Causes
-) -> None:
-    """cudaStreamWaitEvent: from the work before the event's record to the work after the wait."""
-    order = _Launched(device, launched, gpu)
-    call_of = _call_by_correlation(device)
-    recorded = 0
-    for row, args in device.waits.items():
-        if args.sync_kind != "Stream Wait Event":
+def _further_messages(rank: LinkedRank, found: Found) -> None:
+    """Place the messages that share a kernel with another one beside it: they start and end with it."""
+    time, calls = rank.timeline, rank.calls
+    lanes: dict[tuple[int, int], int] = {}
+    for number, item in enumerate(rank.communication.items):
+        if not item.on_gpu or not item.part:
             continue
-        here = (int(device.device[row]), int(device.stream[row]))
-        waiting_call = call_of.get(int(device.correlation[row]))
-        record_call = call_of.get(int(as_number(args.record_correlation)))
-        stream = as_number(args.wait_on_stream)
-        if waiting_call is None or record_call is None or stream < 0:
-            causes.note("stream waits whose event record is not in the trace")
-            continue
-        recorded += 1
-        source = order.last_before((here[0], int(stream)), int(device.start[record_call]))
-        target = order.first_after(here, int(device.start[waiting_call]))
-        _stream_edge(time, source, target, causes)
-    waiting = np.array([name.endswith("StreamWaitEvent") for name in device.names], dtype=bool)[device.name]
-    calls = np.flatnonzero(waiting & (device.category == RUNTIME))
-    if recorded or not len(calls):
-        return
-    by_thread = {}
-    launching = np.flatnonzero(np.isin(np.arange(len(device)), gpu))
-    causes.note("stream waits guessed by time, as the trace has no cuda_sync events", len(calls))
-    launch_rows = launching[np.argsort(launched[launching], kind="stable")]
-    launch_times = launched[launch_rows]
-    for call in calls.tolist():
-        moment = int(device.start[call])
-        at = int(np.searchsorted(launch_times, moment, side="left"))
-        if at == len(launch_rows):
-            continue
-        target = int(launch_rows[at])
-        here = (int(device.device[target]), int(device.stream[target]))
-        candidates = [order.last_before(stream, moment) for stream in order.streams if stream != here]
-        done = [row for row in candidates if row >= 0 and time.end[row] <= time.start[target]]
-        if done:
-            source = max(done, key=lambda row: int(time.end[row]))
-            by_thread[source, target] = True
-    for source, target in by_thread:
-        _stream_edge(time, source, target, causes)
+        lane, start, end = (int(column[item.event]) for column in (time.lane, time.start, time.end))
+        key = lane, item.part
+        if key not in lanes:
+            label = f"{time.lanes[lane].label} message {item.part + 1}"
+            lanes[key] = found.new_lane(Lane("communication", label))
+        beside = lanes[key]
+        found.placed[number] = (beside, start, end)
+        found.edge(EdgeKind.STREAM_ORDER, (lane, start), (beside, start))
+        found.edge(EdgeKind.STREAM_ORDER, (beside, end), (lane, end))
+        call = int(calls[item.event])
+        if call >= 0:
+            at = min(start, int(time.end[call]))
+            found.edge(EdgeKind.LAUNCH, (int(time.lane[call]), at), (beside, start))
 
 
-def _stream_edge(time: Timeline, source: int, target: int, causes: Causes) -> None:
-    if source < 0 or target < 0 or source == target:
-        return
-    if time.end[source] > time.start[target]:
-        causes.note("stream waits that contradict the times, left out")
-        return
-    causes.edge(
-        EdgeKind.SYNCHRONISATION,
-        (int(time.lane[source]), int(time.end[source])),
-        (int(time.lane[target]), int(time.start[target])),
-    )
-
-
-def _call_by_correlation(device: DeviceTrace) -> dict[int, int]:
-    rows = np.flatnonzero((device.category == RUNTIME) | (device.category == DRIVER))
-    return dict(zip(device.correlation[rows].tolist(), rows.tolist(), strict=True))
-
-
-def _device_waits(
-    device: DeviceTrace, time: Timeline, launched: np.ndarray, gpu: np.ndarray, causes: Causes
-) -> None:
+def _device_waits(rank: LinkedRank, launches: Launches, order: StreamOrder, found: Found) -> None:
     """Calls that block the CPU until the device is done: the wait becomes an edge."""
+    device, time, gpu = rank.device, rank.timeline, launches.gpu
     blocking = np.array([name.endswith("Synchronize") for name in device.names], dtype=bool)[device.name]
-    calls = np.flatnonzero(blocking & ((device.category == RUNTIME) | (device.category == DRIVER)))
+    calls = np.flatnonzero(
+        blocking & ((device.category == RUNTIME) | (device.category == DRIVER)) & (time.lane >= 0)
+    )
     if not len(calls):
         return
-    order = _Launched(device, launched, gpu)
-    call_of = _call_by_correlation(device)
+    call_of = stream_waits.call_by_correlation(device)
     known = {int(device.correlation[row]): (row, args) for row, args in device.waits.items()}
     by_end = gpu[np.argsort(time.end[gpu], kind="stable")]
     ends = time.end[by_end]
@@ -230,18 +126,17 @@ def _device_waits(
         elif args is not None and as_number(args.wait_on_stream) >= 0:
             record = call_of.get(int(as_number(args.record_correlation)))
             moment = int(device.start[record]) if record is not None else begin
-            sources = [
-                order.last_before((int(device.device[sync_row]), int(as_number(args.wait_on_stream))), moment)
-            ]
+            stream = (int(device.device[sync_row]), int(as_number(args.wait_on_stream)))
+            sources = [order.last_before(stream, moment)]
         else:
             at = int(np.searchsorted(ends, end + CLOCK_TOLERANCE_NS, side="right")) - 1
-            while at >= 0 and ends[at] > begin and launched[by_end[at]] >= begin:
+            while at >= 0 and ends[at] > begin and launches.time[by_end[at]] >= begin:
                 at -= 1
             sources = [int(by_end[at])] if at >= 0 and ends[at] > begin else []
-            causes.note("synchronising calls matched by time", len(sources))
+            found.findings.add("sync-by-time", len(sources))
         for source in sources:
             if source < 0 or time.end[source] > end + CLOCK_TOLERANCE_NS:
                 continue
             done = int(time.end[source])
-            causes.wait(lane, begin, min(done, end))
-            causes.edge(EdgeKind.SYNCHRONISATION, (int(time.lane[source]), done), (lane, max(done, begin)))
+            found.wait(lane, begin, min(done, end))
+            found.edge(EdgeKind.SYNCHRONISATION, (int(time.lane[source]), done), (lane, max(done, begin)))

@@ -7,12 +7,13 @@ from typing import Literal
 
 import numpy as np
 
-from chakra_et.graph.build import Graph, NodeKind
+from chakra_et.findings import Findings
+from chakra_et.graph.nodes import Graph, NodeKind
 
 HostGaps = Literal["node", "fold", "drop"]
 
 
-def apply(graph: Graph, mode: HostGaps) -> tuple[Graph, dict[str, int]]:
+def apply(graph: Graph, mode: HostGaps) -> tuple[Graph, Findings]:
     """Keep host overhead as nodes, fold it into the next node of its lane, or drop it.
 
     ``fold`` keeps as nodes what other lanes depend on, and what stands before a node that has other causes
@@ -20,8 +21,9 @@ def apply(graph: Graph, mode: HostGaps) -> tuple[Graph, dict[str, int]]:
     ``drop``, the ns lost with them.
     """
     overhead = graph.kind == NodeKind.HOST_OVERHEAD
+    findings = Findings()
     if mode == "node" or not overhead.any():
-        return graph, {}
+        return graph, findings
     start, end = graph.start.copy(), graph.end
     removed = overhead.copy()
     if mode == "fold":
@@ -41,11 +43,12 @@ def apply(graph: Graph, mode: HostGaps) -> tuple[Graph, dict[str, int]]:
         for node in np.flatnonzero(removed).tolist():
             follower = next_of[node]
             start[follower] = start[node]
-        losses = {"host overhead folded into the next node": int(removed.sum())}
+        findings.add("gap-folded", int(removed.sum()))
     else:
         lost = int((graph.end - graph.start)[removed].sum())
-        losses = {"host overhead dropped": int(removed.sum()), "ns of host overhead dropped": lost}
-    return _without(replace(graph, start=start, end=end), removed), losses
+        findings.add("gap-dropped", int(removed.sum()))
+        findings.add("gap-dropped-ns", lost)
+    return _without(replace(graph, start=start, end=end), removed), findings
 
 
 def _without(graph: Graph, removed: np.ndarray) -> Graph:
@@ -86,6 +89,16 @@ def _without(graph: Graph, removed: np.ndarray) -> Graph:
     new[1:] = (source[1:] != source[:-1]) | (target[1:] != target[:-1])
     columns = {
         name: getattr(graph, name)[kept]
-        for name in ("lane", "start", "end", "event", "segment", "item", "kind")
+        for name in (
+            "lane",
+            "start",
+            "end",
+            "event",
+            "segment",
+            "item",
+            "kind",
+            "launch_latency",
+            "stream_gap",
+        )
     }
     return replace(graph, source=source[new], target=target[new], edge_kind=kind[new], **columns)

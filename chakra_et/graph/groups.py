@@ -4,55 +4,33 @@ from __future__ import annotations
 
 import re
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from chakra_et.traces.device import KERNEL, MAX_RANKS, DeviceTrace
-from chakra_et.traces.fields import as_number
+from chakra_et.findings import Findings
+from chakra_et.graph.facts import Around, Facts
+from chakra_et.traces.device import DeviceTrace
+from chakra_et.traces.device_format import KERNEL
+from chakra_et.traces.fields import MAX_RANKS, as_number
 from chakra_et.traces.host import HostTrace
 
+if TYPE_CHECKING:
+    from chakra_et.graph.batches import Message
+
 GROUP_MARK = "process_group:"
-LAUNCHERS = ("c10d::", "_c10d_functional::")
-"""Operators that start communication."""
+FUNCTIONAL = "_c10d_functional"
 
 
-@dataclass
+@dataclass(frozen=True)
 class Group:
     """A process group: its name and description in PyTorch, and the global ranks (empty: not recorded)."""
 
     name: str
     description: str = ""
     ranks: tuple[int, ...] = ()
-
-
-def groups_of(
-    host: HostTrace, device: DeviceTrace, manifest: list[dict[str, Any]] | None = None
-) -> dict[str, Group]:
-    """The process groups that this rank knows, by name.
-
-    Taken from the run's manifest, Kineto's distributedInfo and the host trace's record, in this order; the
-    default group's ranks are all ranks where none of them lists them.
-    """
-    world = int(as_number(device.distributed.get("world_size"), 0) or 0)
-    groups: dict[str, Group] = {}
-    config = device.distributed.get("pg_config")
-    for record in (*(manifest or ()), *(config if isinstance(config, list) else ()), *host.groups):
-        if not isinstance(record, dict) or "pg_name" not in record:
-            continue
-        name = str(record["pg_name"])
-        known = groups.setdefault(name, Group(name))
-        known.description = known.description or str(record.get("pg_desc") or "")
-        known.ranks = known.ranks or read_ranks(record.get("ranks"))
-        if name == "0" and not world:  # the host trace lists no ranks of the default group, only how many
-            world = min(int(as_number(record.get("group_size"), 0)), MAX_RANKS)
-    if world and not groups:
-        groups["0"] = Group("0", "default_pg", tuple(range(world)))
-    for group in groups.values():
-        if not group.ranks and (group.description == "default_pg" or group.name == "0"):
-            group.ranks = tuple(range(world))
-    return groups
 
 
 def group_number(group: Group) -> int:
@@ -67,58 +45,6 @@ def group_number(group: Group) -> int:
     return 500_000_000 + zlib.crc32(text) % 499_999_999
 
 
-def named_groups(
-    device: DeviceTrace, parent: np.ndarray, launchers: list[int], groups: dict[str, Group]
-) -> dict[int, Group]:
-    """Launcher → the group that an enclosing ``process_group:NAME`` names, as our tracer writes it."""
-    codes = {code: name for code, name in enumerate(device.names) if name.startswith(GROUP_MARK)}
-    found = {}
-    for launch in launchers if codes else ():
-        at = launch
-        while at >= 0 and int(device.name[at]) not in codes:
-            at = int(parent[at])
-        if at >= 0:
-            name = codes[int(device.name[at])].removeprefix(GROUP_MARK)
-            found[launch] = groups.setdefault(name, Group(name))
-    return found
-
-
-def group_of_thread(
-    device: DeviceTrace, rows: list[int], groups: dict[str, Group], notes: dict[str, int]
-) -> dict[int, Group]:
-    """Which group a gloo worker thread belongs to.
-
-    Gloo's operators do not name their group, but each group makes threads of its own when it is made, so
-    threads with neighbouring ids belong together and come in the order of the groups.
-    """
-    rank = int(as_number(device.distributed.get("rank"), -1))
-    mine = [group for group in groups.values() if not group.ranks or rank < 0 or rank in group.ranks]
-    if len(mine) < 2:
-        return {}
-    main_like = {thread for thread, _ in enumerate(device.threads) if _is_python_thread(device, thread)}
-    tids = sorted({(device.threads[t][1], t) for t in device.thread[rows].tolist()
-                   if t not in main_like and isinstance(device.threads[t][1], int)})  # fmt: skip
-    clusters: list[list[int]] = []
-    previous = None
-    for tid, thread in tids:
-        if previous is None or tid - previous > 1:
-            clusters.append([])
-        clusters[-1].append(thread)
-        previous = tid
-    if len(clusters) != len(mine):
-        if len(clusters) > 0:
-            notes["group of gloo operators not told by their threads: taken as the default group"] = len(rows)
-        return {}
-    notes["group of gloo operators told by their worker threads"] = len(rows)
-    return {thread: group for cluster, group in zip(clusters, mine, strict=True) for thread in cluster}
-
-
-def _is_python_thread(device: DeviceTrace, thread: int) -> bool:
-    """Sends and receives are recorded on the thread that asked for them."""
-    ops = device.name[(device.thread == thread) & (device.category < KERNEL)]
-    return any(device.names[code].startswith(LAUNCHERS) for code in np.unique(ops).tolist())
-
-
 def global_rank(rank: int, group: Group) -> int:
     return group.ranks[rank] if 0 <= rank < len(group.ranks) else rank
 
@@ -130,3 +56,180 @@ def read_ranks(value: Any) -> tuple[int, ...]:
     if not isinstance(value, list) or not all(type(rank) is int and 0 <= rank < MAX_RANKS for rank in value):
         return ()
     return tuple(value) if len(set(value)) == len(value) else ()
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The process groups that a rank knows, and how each communication finds its own.
+
+    ``declared``: those that a manifest or a process-group record lists; ``by_name``: these and those that
+    only single events name. ``of_launcher``: launching operator → the group that it names itself.
+    ``are_listed``: a record lists the groups; without one the default group is assumed. ``streams``: those
+    that communication kernels run on.
+    """
+
+    around: Around
+    declared: dict[str, Group]
+    by_name: dict[str, Group]
+    of_launcher: dict[int, Group]
+    are_listed: bool
+    streams: frozenset[tuple[int, int]]
+
+    @property
+    def default(self) -> Group:
+        return self.by_name.get("0") or next(iter(self.by_name.values()), Group("0"))
+
+    def of_kernel(self, row: int, facts: Facts, chain: list[int], findings: Findings) -> Group:
+        """The group of a device kernel."""
+        if facts.group is not None and facts.group in self.by_name:
+            return self.by_name[facts.group]
+        for at in chain:
+            if at in self.of_launcher:
+                return self.of_launcher[at]
+        shared = [group for group in self.declared.values() if len(group.ranks) != 1]
+        if self.are_listed and len(shared) == 1:
+            return shared[0]
+        device = self.around.device
+        if len(self.streams) > 1:
+            # NCCL has a stream of its own for each communicator.
+            findings.add("group-by-stream")
+            name = f"stream {device.device[row]}:{device.stream[row]}"
+            return Group(name, "communicator of this stream", self.default.ranks)
+        findings.add("group-default")
+        return self.default
+
+    def of_message(self, message: Message) -> Group:
+        """The group of a send or receive on a device."""
+        name = message.facts.group
+        return self.by_name.get(name or "") or self.of_launcher.get(message.launch) or self.default
+
+    def of_backend(self, launch_of: dict[int, int], findings: Findings) -> dict[int, Group]:
+        """The group of each CPU backend's event (row → its launcher, -1 for none)."""
+        unnamed = [row for row, launch in launch_of.items() if launch not in self.of_launcher]
+        threads = _group_of_thread(self.around.device, unnamed, self.declared, findings)
+        thread = self.around.device.thread
+        return {
+            row: self.of_launcher.get(launch) or threads.get(int(thread[row])) or self.default
+            for row, launch in launch_of.items()
+        }
+
+
+def collect_groups(
+    host: HostTrace, device: DeviceTrace, around: Around, launchers: np.ndarray,
+    kernels: np.ndarray, manifest: Sequence[dict[str, Any]] = (),
+) -> Groups:  # fmt: skip
+    """The groups of a rank. ``launchers`` are the rows of the operators that start communication, ``kernels``
+    those of the kernels that communicate."""
+    declared = declared_groups(host, device, manifest)
+    by_name = declared | _mentioned(host, device, declared)
+    of_launcher = _named_by_launchers(around, launchers.tolist(), by_name)
+    listed = bool(manifest or device.distributed.get("pg_config") or host.groups)
+    streams = zip(device.device[kernels].tolist(), device.stream[kernels].tolist(), strict=True)
+    return Groups(around, declared, by_name, of_launcher, listed, frozenset(streams))
+
+
+def declared_groups(
+    host: HostTrace, device: DeviceTrace, manifest: Sequence[dict[str, Any]] = ()
+) -> dict[str, Group]:
+    """The process groups that the records list, by name.
+
+    Taken from the run's manifest, Kineto's distributedInfo and the host trace's record, in this order; the
+    default group's ranks are all ranks where none of them lists them.
+    """
+    world = int(as_number(device.distributed.get("world_size"), 0) or 0)
+    found: dict[str, Group] = {}
+    config = device.distributed.get("pg_config")
+    for record in (*manifest, *(config if isinstance(config, list) else ()), *host.groups):
+        if not isinstance(record, dict) or "pg_name" not in record:
+            continue
+        name = str(record["pg_name"])
+        known = found.get(name, Group(name))
+        description = known.description or str(record.get("pg_desc") or "")
+        found[name] = Group(name, description, known.ranks or read_ranks(record.get("ranks")))
+        if name == "0" and not world:  # the host trace lists no ranks of the default group, only how many
+            world = min(int(as_number(record.get("group_size"), 0)), MAX_RANKS)
+    if world and not found:
+        found["0"] = Group("0", "default_pg")
+    everyone = tuple(range(min(world, MAX_RANKS)))
+    return {
+        name: Group(name, group.description, everyone)
+        if not group.ranks and (group.description == "default_pg" or name == "0")
+        else group
+        for name, group in found.items()
+    }
+
+
+def _mentioned(host: HostTrace, device: DeviceTrace, known: dict[str, Group]) -> dict[str, Group]:
+    """The groups that single events name and no record lists, by name."""
+    found: dict[str, Group] = {}
+    for args in device.communication.values():
+        if args.group_name not in (None, "") and (name := str(args.group_name)) not in known:
+            group = Group(name, str(args.group_description or ""), read_ranks(args.group_ranks))
+            if not found.get(name, group).ranks or name not in found:
+                found[name] = group
+    for attributes in host.communication.values():
+        name = str(attributes.get("pg_name") or "")
+        if name and name not in known:
+            found.setdefault(name, Group(name, str(attributes.get("pg_desc") or "")))
+    for event in device.names:
+        if event.startswith(GROUP_MARK) and (name := event.removeprefix(GROUP_MARK)) not in known:
+            found.setdefault(name, Group(name))
+    return found
+
+
+def _named_by_launchers(around: Around, launchers: list[int], by_name: dict[str, Group]) -> dict[int, Group]:
+    """Launcher → its group: an enclosing ``process_group:NAME``, as our tracer writes it, or the last text
+    argument of a functional collective."""
+    found: dict[int, Group] = {}
+    for launch in launchers:
+        for at in around.chain(launch):
+            name = around.name(at)
+            if name.startswith(GROUP_MARK):
+                found[launch] = by_name[name.removeprefix(GROUP_MARK)]
+                break
+            if name.startswith(FUNCTIONAL):
+                texts = [value for value in around.values(at) if isinstance(value, str | int)]
+                group = by_name.get(str(texts[-1])) if texts and not isinstance(texts[-1], bool) else None
+                if group is not None and _is_text(around, at, texts[-1]):
+                    found[launch] = group
+                    break
+    return found
+
+
+def _is_text(around: Around, row: int, value: str | int) -> bool:
+    """Whether the operator's last argument is text: Kineto writes the group "1" like the number 1."""
+    return isinstance(value, str) or not around.host.recorded
+
+
+def _group_of_thread(
+    device: DeviceTrace, rows: list[int], groups: dict[str, Group], findings: Findings
+) -> dict[int, Group]:
+    """Which group a gloo worker thread belongs to.
+
+    Gloo's operators do not name their group, but each group makes threads of its own when it is made, so
+    threads with neighbouring ids belong together and come in the order of the groups.
+    """
+    rank = int(as_number(device.distributed.get("rank"), -1))
+    mine = [group for group in groups.values() if not group.ranks or rank < 0 or rank in group.ranks]
+    if len(mine) < 2 or not rows:
+        return {}
+    used = {int(t) for t in device.thread[rows] if not _is_python_thread(device, int(t))}
+    tids = sorted((device.threads[t][1], t) for t in used if isinstance(device.threads[t][1], int))
+    clusters: list[list[int]] = []
+    previous = None
+    for tid, thread in tids:
+        if previous is None or tid - previous > 1:
+            clusters.append([])
+        clusters[-1].append(thread)
+        previous = tid
+    if len(clusters) != len(mine):
+        findings.add("group-default", len(rows))
+        return {}
+    findings.add("group-by-thread", len(rows))
+    return {thread: group for cluster, group in zip(clusters, mine, strict=True) for thread in cluster}
+
+
+def _is_python_thread(device: DeviceTrace, thread: int) -> bool:
+    """Sends and receives are recorded on the thread that asked for them."""
+    ops = device.name[(device.thread == thread) & (device.category < KERNEL)]
+    return any(device.names[code].startswith(("c10d::", FUNCTIONAL)) for code in np.unique(ops).tolist())

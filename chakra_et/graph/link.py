@@ -11,7 +11,8 @@ from typing import Literal
 
 import numpy as np
 
-from chakra_et.traces.device import ANNOTATION, CPU_OP, DeviceTrace
+from chakra_et.traces.device import DeviceTrace
+from chakra_et.traces.device_format import ANNOTATION, CPU_OP
 from chakra_et.traces.host import GROUP_RECORD, STRUCTURE, HostTrace
 
 LOOK_AHEAD = 64
@@ -27,18 +28,21 @@ class Link:
 
     host_row: np.ndarray
     unmatched: np.ndarray
-    how: Literal["record-function id", "thread, order and name"]
+    how: Literal["record-function id", "thread, order and name", "no host trace"]
 
     def rate(self, host: HostTrace) -> float:
-        """Part of the host operators that have a device record."""
+        """Part of the host operators that have a device record; 0 of none."""
         expected = int(_operators(host).sum())
-        return 1.0 - len(self.unmatched) / expected if expected else 1.0
+        return 1.0 - len(self.unmatched) / expected if expected else 0.0
 
 
 def link(host: HostTrace, device: DeviceTrace) -> Link:
     """Match the two traces of one rank. Never fails: what has no partner is listed."""
-    expected = _operators(host)
     on_cpu = (device.category == CPU_OP) | (device.category == ANNOTATION)
+    if not host.recorded:
+        host_row = np.where(on_cpu, np.cumsum(on_cpu) - 1, -1)
+        return Link(host_row, np.zeros(0, dtype=np.int64), "no host trace")
+    expected = _operators(host)
     rows = np.flatnonzero(on_cpu & (device.rf_id > 0))
     if len(rows):
         host_row = _by_id(host, device, rows, np.flatnonzero(expected))

@@ -7,24 +7,27 @@ import datetime
 import numpy as np
 
 from chakra_et.errors import TraceError
+from chakra_et.findings import Findings
 from chakra_et.graph import timeline
 from chakra_et.graph.link import Link
 from chakra_et.graph.timeline import STEP
-from chakra_et.traces.device import ANNOTATION, CPU_OP, MAX_RANKS, DeviceTrace
+from chakra_et.traces.device import DeviceTrace
+from chakra_et.traces.device_format import ANNOTATION, CPU_OP
+from chakra_et.traces.fields import MAX_RANKS
 from chakra_et.traces.host import HostTrace
 
 MIN_MATCH = 0.5
 CLOCK_SECONDS = 5.0
 
 
-def check(
-    host: HostTrace, device: DeviceTrace, linked: Link, allow_unlinked: bool
-) -> tuple[Link, dict[str, int]]:
+def check(host: HostTrace, device: DeviceTrace, linked: Link, allow_unlinked: bool) -> tuple[Link, Findings]:
     """The link without pairs whose names differ, and warnings.
 
     Raises ``TraceError`` where the traces are of two processes, or hardly have an operator in common, unless
     ``allow_unlinked``. One of the traces may cover more steps than the other.
     """
+    if not host.recorded:
+        return linked, Findings({"no-host-trace": 1})
     other = _other_name(host, device, linked)
     rate = _match_rate(host, device, linked, other)
     reason = _other_process(host, device)
@@ -36,15 +39,13 @@ def check(
             f"{host.path} and {device.path} are not of the same run: {reason}; pair the right files, or "
             "go on with --allow-unlinked."
         )
-    warnings = {}
-    if len(other):
-        warnings["operators of the same number but another name in the other trace, not linked"] = len(other)
-    if gap := _clock_gap(host, device):
-        warnings["seconds between the recordings of host and device trace"] = gap
+    findings = Findings()
+    findings.add("name-mismatch", len(other))
+    findings.add("clock-gap", _clock_gap(host, device))
     host_row = linked.host_row.copy()
     host_row[other] = -1
     unmatched = np.union1d(linked.unmatched, linked.host_row[other])
-    return Link(host_row, unmatched, linked.how), warnings
+    return Link(host_row, unmatched, linked.how), findings
 
 
 def rank_and_world(
@@ -71,7 +72,9 @@ def rank_and_world(
     default = [group.get("group_size") for group in host.groups if str(group.get("pg_name")) == "0"]
     world = world or manifest_world or max(_whole(next(iter(default), 0), 0), ranks_here, rank + 1)
     if not rank < world <= MAX_RANKS:
-        raise TraceError(f"{device.path}: says that it is rank {rank} of {world}, which makes no sense.")
+        raise TraceError(
+            f"{device.path}: its rank is {rank} of {world} ranks; a rank must be below the number of ranks."
+        )
     return rank, world
 
 
@@ -121,7 +124,7 @@ def _first_difference(host: HostTrace, device: DeviceTrace, linked: Link, other:
             f"{device.names[device.name[row]][:60]!r} in the second"
         )
     if not len(absent):
-        return "the second trace has none"
+        return f"{'the second' if not _on_cpu(device).any() else 'the first'} has none"
     row = int(absent[0])
     number = f", record function {device.rf_id[row]}," if device.rf_id[row] >= 0 else ""
     return f"{device.names[device.name[row]][:60]!r}{number} of the second is not in the first"

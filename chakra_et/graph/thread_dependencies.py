@@ -1,35 +1,34 @@
-"""Causes between threads: CPU communication and who waits for it, threads that wake each other, backward."""
+"""Found between threads: CPU communication and who waits for it, threads that wake each other, backward."""
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
 
 import numpy as np
 
 from chakra_et.et.columns import NodeType
 from chakra_et.graph.communication import Communication
-from chakra_et.graph.dependencies import Causes, EdgeKind
+from chakra_et.graph.dependencies import EdgeKind, Found
 from chakra_et.graph.link import Link
+from chakra_et.graph.linked import LinkedRank
 from chakra_et.graph.timeline import Lane, Timeline
-from chakra_et.traces.device import ANNOTATION, KERNEL, DeviceTrace
+from chakra_et.traces.device import DeviceTrace
+from chakra_et.traces.device_format import ANNOTATION, KERNEL
 from chakra_et.traces.host import HostTrace, tensors
 
 # A wait that was blocked ends soon after what it waited for.
 WAKE_UP_NS = 200_000
+WAIT_OPERATOR = re.compile(r"(^|::|\.)wait(_tensor)?$")
+"""Operators that do nothing but wait, however late the thread goes on."""
 
 
-def find(
-    host: HostTrace,
-    device: DeviceTrace,
-    linked: Link,
-    time: Timeline,
-    items: list[Communication],
-    causes: Causes,
-) -> None:
-    """Add the causes between threads. Adds lanes for CPU communication to ``time.lanes``."""
-    _communication(host, device, linked, time, items, causes)
-    _threads(device, time, causes)
-    _forward_backward(device, time, causes)
+def find(rank: LinkedRank, found: Found) -> None:
+    """Add the dependencies between threads, and a lane for each group that communicates on the CPU."""
+    items = rank.communication.items
+    _communication(rank.host, rank.device, rank.link, rank.timeline, items, found)
+    _threads(rank.device, rank.timeline, found)
+    _forward_backward(rank.device, rank.timeline, found)
 
 
 def _communication(
@@ -38,7 +37,7 @@ def _communication(
     linked: Link,
     time: Timeline,
     items: list[Communication],
-    causes: Causes,
+    causes: Found,
 ) -> None:
     """CPU communication: on a lane of its group, started by its operator, waited for by that thread."""
     lanes: dict[tuple, int] = {}
@@ -56,7 +55,7 @@ def _communication(
         key = (
             (item.group.name,) if item.type is NodeType.COMM_COLL else (item.group.name, item.type, item.peer)
         )
-        lane = _free_lane(time, lanes, busy, key, item, end)
+        lane = _free_lane(causes, lanes, busy, key, item, end)
         # The time in the backend's queue, and behind the group's previous operation, is the network's.
         from_ = max(asked, busy.get(lane, asked))
         causes.placed[number] = (lane, from_, end)
@@ -68,19 +67,17 @@ def _communication(
 
 
 def _free_lane(
-    time: Timeline, lanes: dict[tuple, int], busy: dict[int, int], key: tuple, item: Communication, end: int
+    causes: Found, lanes: dict[tuple, int], busy: dict[int, int], key: tuple, item: Communication, end: int
 ) -> int:
     """The group's lane; one more where this operation ended before the group's previous one did."""
     for number in range(len(lanes) + 1):
         lane = lanes.get((*key, number))
         if lane is None:
-            lane = lanes[(*key, number)] = len(time.lanes)
             direction = (
                 "" if item.type is NodeType.COMM_COLL else f" {item.type.name[5:].lower()} {item.peer}"
             )
-            time.lanes.append(
-                Lane("communication", f"group {item.group.name}{direction}" + f" #{number}" * (number > 0))
-            )
+            label = f"group {item.group.name}{direction}" + f" #{number}" * (number > 0)
+            lane = lanes[(*key, number)] = causes.new_lane(Lane("communication", label))
             return lane
         if busy[lane] <= end:
             return lane
@@ -107,17 +104,17 @@ class _Caller:
 
     def __init__(self, time: Timeline, lane: int) -> None:
         self.lane = lane
-        self.pieces = np.flatnonzero(time.pieces.lane == lane)
-        self.piece_starts = time.pieces.start[self.pieces]
+        self.pieces = np.flatnonzero(time.self_time.lane == lane)
+        self.piece_starts = time.self_time.start[self.pieces]
         self.starts = time.start[time.lane == lane]
 
 
 def _wait_for(
     device: DeviceTrace, time: Timeline, users: dict[tuple, list[int]], item: Communication,
-    thread: _Caller, lane: int, end: int, causes: Causes,
+    thread: _Caller, lane: int, end: int, causes: Found,
 ) -> None:  # fmt: skip
     """Find where the thread that started a communication waited for it."""
-    pieces, of_lane, caller = time.pieces, thread.pieces, thread.lane
+    pieces, of_lane, caller = time.self_time, thread.pieces, thread.lane
     at = int(np.searchsorted(thread.piece_starts, end, side="left")) - 1
     launched = int(time.end[item.launch]) if item.launch >= 0 else end
     uses = [times[at_use] for storage in item.storages if (times := users.get((caller, storage)))
@@ -128,16 +125,19 @@ def _wait_for(
         began = np.searchsorted(thread.starts, (launched, end), side="left")
         at_once = began[0] >= began[1]
         prompt = until - end <= WAKE_UP_NS and end - begin > 4 * (until - end)
-        if begin < end <= until and (at_once or used == until or prompt):
-            causes.wait(caller, max(begin, min(launched, end)), end)
-            causes.edge(EdgeKind.COLLECTIVE, (lane, end), (caller, end))
-            causes.note("communication whose wait blocked the caller")
+        only_waits = _only_waits(device, int(pieces.owner[of_lane[at]]))
+        if begin < end <= until and (at_once or used == until or prompt or only_waits):
+            # What an operator that only waits takes after that is the scheduler's delay, and no work.
+            resumed = until if only_waits and until - end > WAKE_UP_NS else end
+            causes.wait(caller, max(begin, min(launched, end)), resumed)
+            causes.edge(EdgeKind.COLLECTIVE, (lane, end), (caller, resumed))
+            causes.findings.add("wait-blocked")
             return
     if used is None:
-        causes.note("communication whose wait was not found")
+        causes.findings.add("wait-not-found")
         return
     causes.edge(EdgeKind.COLLECTIVE, (lane, end), (caller, used))
-    causes.note("communication that was done before its data was used")
+    causes.findings.add("wait-done")
 
 
 def _outside(device: DeviceTrace, owner: int) -> bool:
@@ -153,9 +153,14 @@ def _can_wait(device: DeviceTrace, owner: int) -> bool:
     return name.startswith(("c10d::", "autograd::engine::")) or "wait" in name
 
 
-def _threads(device: DeviceTrace, time: Timeline, causes: Causes) -> None:
+def _only_waits(device: DeviceTrace, owner: int) -> bool:
+    """Whether a stretch of a thread belongs to an operator that does nothing but wait."""
+    return owner >= 0 and bool(WAIT_OPERATOR.search(device.names[device.name[owner]]))
+
+
+def _threads(device: DeviceTrace, time: Timeline, causes: Found) -> None:
     """Other CPU threads: woken by the main thread, which waits while an autograd thread works for it."""
-    pieces = time.pieces
+    pieces = time.self_time
     main = np.flatnonzero(pieces.lane == time.main)
     working = main[pieces.owner[main] >= 0]
     main_start, main_end, main_owner = pieces.start[main], pieces.end[main], pieces.owner[main]
@@ -207,7 +212,7 @@ def _threads(device: DeviceTrace, time: Timeline, causes: Causes) -> None:
                 rest = next(later, high - 1)
                 if rest >= high:
                     causes.edge(EdgeKind.INTER_THREAD, (lane, until), (time.main, int(main_start[rest])))
-            causes.note("backward passes that the main thread waited for", bool(blocked))
+            causes.findings.add("backward-waited", bool(blocked))
 
 
 def _engine_spans(device: DeviceTrace, time: Timeline) -> tuple[np.ndarray, np.ndarray]:
@@ -226,7 +231,7 @@ def _inside(spans: tuple[np.ndarray, np.ndarray], moments: np.ndarray) -> np.nda
     return inside
 
 
-def _forward_backward(device: DeviceTrace, time: Timeline, causes: Causes) -> None:
+def _forward_backward(device: DeviceTrace, time: Timeline, causes: Found) -> None:
     """Forward operator → its backward on another thread, by flow or by sequence number."""
     if len([lane for lane in time.lanes if lane.kind == "cpu"]) < 2:
         return

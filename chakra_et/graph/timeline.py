@@ -1,21 +1,30 @@
 """Give every event a lane, and nest the events of each CPU thread by their times.
 
-A lane is what runs one thing at a time: a CPU thread, a device stream, or the communication of one
-process group (gloo works on threads of its own, whose events say nothing of the thread that waits).
-Nesting comes from the device trace's times alone, as the host trace's parents are wrong for a few
-percent of the nodes once worker threads are at work.
+A lane runs one thing at a time: a CPU thread, a device stream, or the communication of one process group
+(gloo works on threads of its own, whose events don't show which thread waits). Nesting comes from the device
+trace's times alone, as the host trace's parents are wrong for a few percent of the nodes once worker threads
+are active.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
-from chakra_et.traces.device import KERNEL, SYNC, DeviceTrace
+from chakra_et.findings import Findings
+from chakra_et.traces.device import DeviceTrace
+from chakra_et.traces.device_format import KERNEL, SYNC
 
 STEP = "ProfilerStep#"
+POLLING = re.compile(
+    r"(cuda|hip|cu)(Event(Query|Destroy\w*|ElapsedTime)|Stream(Query|IsCapturing|GetCaptureInfo\w*)|"
+    r"ThreadExchangeStreamCaptureMode|(Get|Set)Device|GetLastError|PeekAtLastError|CtxGetCurrent)"
+)
+"""Calls of a thread that only polls."""
+WATCHDOG = re.compile(r"pt_nccl_(watchdg|heartbt)|watchdog|heartbeat", re.IGNORECASE)
 
 
 @dataclass
@@ -31,13 +40,13 @@ class Lane:
 
 @dataclass
 class Timeline:
-    """``lane[i]``: lane of event i, -1 for events that occupy none (cuda_sync, communication until placed).
+    """``lane[i]``: lane of event i, -1 for events that occupy none (cuda_sync, polling, CPU communication).
 
     ``start``, ``end``: ns, nested exactly on each CPU lane. ``parent[i]``: row of the enclosing event, -1 at
     the top. ``main``: the lane of the thread that runs the training step. ``begin``: ns at which the graph
-    starts. ``pieces`` are the exclusive stretches of each CPU lane: lane, start, end and owner (event row, or
-    -1 where the thread is outside of every event), in order; each event owns at least one, the first
-    possibly of length 0.
+    starts. ``self_time`` divides each CPU lane into stretches: the owner is the innermost event, or -1 where
+    the thread is outside of every event; each event owns at least one, the first possibly of length 0.
+    ``steps``: (number, row) of each ProfilerStep, in order of time.
     """
 
     lanes: list[Lane]
@@ -47,12 +56,15 @@ class Timeline:
     parent: np.ndarray
     main: int
     begin: int
-    pieces: Pieces
-    repairs: dict[str, int]
+    self_time: SelfTime
+    steps: list[tuple[int, int]]
+    findings: Findings
 
 
 @dataclass
-class Pieces:
+class SelfTime:
+    """Stretches of the CPU lanes, in order: ``lane``, ``start``, ``end`` and ``owner``, all int64."""
+
     lane: np.ndarray
     start: np.ndarray
     end: np.ndarray
@@ -60,29 +72,33 @@ class Pieces:
 
 
 def build(device: DeviceTrace, communication: np.ndarray) -> Timeline:
-    """Lay out the events; ``communication`` marks the rows (bool) that go on lanes of their own later."""
+    """Lay out the events; ``communication`` (bool) marks CPU rows that get lanes of their own later."""
     lane = np.full(len(device), -1, dtype=np.int64)
     start, end = device.start.copy(), device.end.copy()
     parent = np.full(len(device), -1, dtype=np.int64)
     lanes: list[Lane] = []
-    repairs: dict[str, int] = {}
+    findings = Findings()
     on_cpu = (device.category < KERNEL) & ~communication
+    polling = on_cpu & np.isin(device.thread, _polling_threads(device, on_cpu))
+    findings.add("polling-call", int(polling.sum()))
+    on_cpu &= ~polling
     begin = int(start[device.category != SYNC].min()) if len(start) else 0
 
     parts = []
-    for thread in _threads(device, on_cpu):
+    known_steps = steps(device)
+    for thread in _threads(device, on_cpu, known_steps):
         rows = np.flatnonzero(on_cpu & (device.thread == thread))
         lane[rows] = len(lanes)
         tid = device.threads[thread][1]
         lanes.append(Lane("cpu", str(tid), tid=tid if isinstance(tid, int) else thread))
-        parts.append(_nest(rows, start, end, parent, begin, len(lanes) - 1, repairs))
+        parts.append(_nest(rows, start, end, parent, begin, len(lanes) - 1, findings))
     if not lanes:
         lanes.append(Lane("cpu", "host", tid=0))
     _place_streams(device, lanes, lane)
-    pieces = Pieces(
+    self_time = SelfTime(
         *(np.concatenate([part[k] for part in parts]) if parts else np.zeros(0, np.int64) for k in range(4))
     )
-    return Timeline(lanes, lane, start, end, parent, 0, begin, pieces, repairs)
+    return Timeline(lanes, lane, start, end, parent, 0, begin, self_time, known_steps, findings)
 
 
 def steps(device: DeviceTrace) -> list[tuple[int, int]]:
@@ -96,13 +112,33 @@ def steps(device: DeviceTrace) -> list[tuple[int, int]]:
     return [(numbers[int(device.name[row])], int(row)) for row in rows]
 
 
-def _threads(device: DeviceTrace, on_cpu: np.ndarray) -> list[int]:
+def _polling_threads(device: DeviceTrace, on_cpu: np.ndarray) -> list[int]:
+    """Threads that do nothing but ask the device whether work has finished, such as NCCL's watchdog.
+
+    Between two polls they sleep: their time is waiting, however late they wake, and no work of the rank.
+    """
+    polls = np.array([bool(POLLING.fullmatch(name)) for name in device.names], dtype=bool)
+    asks = np.array(["Query" in name for name in device.names], dtype=bool)
+    found = []
+    for thread in np.unique(device.thread[on_cpu]).tolist():
+        names = device.name[on_cpu & (device.thread == thread)]
+        if (polls[names].all() and asks[names].any()) or _is_watchdog(device, thread):
+            found.append(thread)
+    return found
+
+
+def _is_watchdog(device: DeviceTrace, thread: int) -> bool:
+    name = device.thread_names.get(device.threads[thread], "")
+    return bool(WATCHDOG.search(name))
+
+
+def _threads(device: DeviceTrace, on_cpu: np.ndarray, known_steps: list[tuple[int, int]]) -> list[int]:
     """CPU threads with work, the main one first, then in order of their first event."""
     used, first = np.unique(device.thread[on_cpu], return_index=True)
     order = used[np.argsort(first, kind="stable")].tolist()
     if not order:
         return []
-    marked = [int(device.thread[row]) for _, row in steps(device)]
+    marked = [int(device.thread[row]) for _, row in known_steps]
     if marked:
         main = marked[0]
     else:
@@ -118,7 +154,7 @@ def _nest(
     parent: np.ndarray,
     begin: int,
     lane: int,
-    repairs: dict,
+    findings: Findings,
 ) -> tuple[np.ndarray, ...]:
     """Nest the events ``rows`` (by start, longest first) of one thread and cut its time into pieces.
 
@@ -169,11 +205,8 @@ def _nest(
         clock = top_end
     parent[rows] = parents
     end[rows] = new_ends
-    if clipped:
-        repairs["events that stuck out of the one around them, cut"] = (
-            repairs.get("events that stuck out of the one around them, cut", 0) + clipped
-        )
-        repairs["ns cut off them"] = repairs.get("ns cut off them", 0) + lost
+    findings.add("clipped-event", clipped)
+    findings.add("clipped-ns", lost)
     return (
         np.full(len(starts), lane, dtype=np.int64),
         np.array(starts, dtype=np.int64),

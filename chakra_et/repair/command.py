@@ -1,4 +1,4 @@
-"""``chakra-et repair``: repair trace files, and list what was changed."""
+"""``chakra-et repair``: repair damaged trace files and list every change."""
 
 from __future__ import annotations
 
@@ -23,38 +23,44 @@ from chakra_et.traces.limits import DEFAULT_LIMITS, Limits
 LONG_BYTES = 100 << 20
 
 
-def _limit(name: str, text: str):
-    return field(default=getattr(DEFAULT_LIMITS, name), metadata={"help": text})
+RARE = "for damaged or hostile files"
+
+
+def _limit(name: str, text: str) -> int:
+    default: int = getattr(DEFAULT_LIMITS, name)
+    return field(default=default, metadata={"help": text, "group": RARE})
 
 
 @dataclass(frozen=True)
 class RepairConfig:
-    """What to repair and where to stop."""
+    """Which files to repair, what to keep and where to stop."""
 
     files: tuple[str, ...] = field(
-        default=(), metadata={"positional": True, "help": "trace files; without any, those under --dir"}
+        default=(), metadata={"positional": True, "help": "trace files; default: all traces under --dir"}
     )
-    dir: str = field(default="outputs", metadata={"help": "folder searched, with its subfolders, for traces"})
+    dir: str = field(default="outputs", metadata={"help": "search this folder and its subfolders for traces"})
     keep: Literal["last", "first", "largest", "all"] = field(
         default="last",
-        metadata={"help": "which complete object of several stays; all: the others go beside it"},
+        metadata={
+            "help": "which complete object of a file with several to keep; all: write the others beside"
+        },
     )
-    dry_run: bool = field(default=False, metadata={"help": "only say what would be done"})
-    show: int = field(default=20, metadata={"help": "repairs listed for each file; 0 lists them all"})
-    min_records: int = _limit("min_records", "nodes or events that must be left, or the file is refused")
-    max_depth: int = _limit("max_depth", "nesting of one node or event")
-    max_record_bytes: int = _limit("max_record_bytes", "size of one node or event")
-    max_string_bytes: int = _limit("max_string_bytes", "length of one string")
-    max_bytes: int = _limit("max_bytes", "size of a trace, unpacked")
-    max_ratio: int = _limit("max_ratio", "unpacked size of a gzip file over its size")
+    dry_run: bool = field(default=False, metadata={"help": "list the repairs without writing anything"})
+    show: int = field(default=20, metadata={"help": "list at most this many repairs per file; 0: all"})
+    min_records: int = _limit("min_records", "refuse a file with fewer intact nodes or events")
     allow_mixed: bool = field(
         default=False,
-        metadata={"help": "keep a mixture of several processes' records that can't be told apart"},
+        metadata={"help": "keep records of several processes that cannot be separated", "group": RARE},
     )
+    max_depth: int = _limit("max_depth", "leave out a node or event nested deeper")
+    max_record_bytes: int = _limit("max_record_bytes", "leave out a larger node or event")
+    max_string_bytes: int = _limit("max_string_bytes", "leave out a node or event with a longer string")
+    max_bytes: int = _limit("max_bytes", "refuse a larger trace (uncompressed size)")
+    max_ratio: int = _limit("max_ratio", "refuse a gzip file that expands by more than this factor")
 
     def __post_init__(self) -> None:
         if self.show < 0:
-            raise ValueError(f"--show must be 0 or more, not {self.show}")
+            raise ValueError(f"--show {self.show}: must be 0 or more")
         self.limits()
 
     def limits(self) -> Limits:
@@ -68,12 +74,13 @@ class RepairConfig:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Repair what the flags name, and return the exit status."""
+    """Repair the files that the flags name; the exit status is 1 if one could not be repaired."""
     config = parse(RepairConfig, argv, description="Repair damaged host and device traces.")
     paths = config.paths()
     if not paths:
-        return _say(f"{config.dir}: no *_host.json or *_device.json in it; name another --dir or files.")
-    rows, failed = [], 0
+        return _complain(f"{config.dir}: holds no *_host.json or *_device.json; give another --dir or files.")
+    rows: list[tuple[str, ...]] = []
+    failed = 0
     try:
         for path in tqdm(paths, unit="file", disable=not sys.stderr.isatty() or len(paths) == 1):
             try:
@@ -81,17 +88,18 @@ def main(argv: Sequence[str] | None = None) -> int:
                 _list_repairs(report, config.show)
                 rows.append(_row(report, config.dry_run))
             except TraceError as error:
-                failed += _say(str(error))
+                failed += _complain(str(error))
                 rows.append((printable(str(path)), "-", "NOT SAVED", "-", "-", "-"))
     except KeyboardInterrupt:
-        return _say(f"Stopped; the files after {rows[-1][0] if rows else 'none'} are as they were.") + 129
+        _complain(f"interrupted: {len(rows)} of {len(paths)} files are done, the others are unchanged.")
+        return 130
     header = ("file", "kind", "outcome", "repairs", "records", "backup")
     for line in table([header, *rows], right=()):
         print(line)
     return 1 if failed else 0
 
 
-def _say(sentence: str) -> int:
+def _complain(sentence: str) -> int:
     print(printable(sentence), file=sys.stderr)
     return 1
 
@@ -114,7 +122,7 @@ def _list_repairs(report: RepairReport, show: int) -> None:
     if len(shown) < len(report.repairs):
         print(f"  … {len(report.repairs) - len(shown)} more (--show 0 lists all)")
     for other in report.others:
-        print(printable(f"  further object written to {other}"))
+        print(printable(f"  another object was written to {other}"))
 
 
 def _row(report: RepairReport, dry_run: bool) -> tuple[str, ...]:

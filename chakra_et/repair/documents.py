@@ -1,4 +1,4 @@
-"""One document for each object in a file, and the signs that other processes wrote between its lines."""
+"""One document per object in a file, and evidence of interleaved writers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from chakra_et.repair.format import SEPARATOR
+from chakra_et.repair.format import SEPARATOR, matched_end
 from chakra_et.repair.mend import is_whole
 
 MAX_SEEN = 100_000
@@ -25,9 +25,9 @@ _IDS = msgspec.json.Decoder(list[_Id])
 class Document:
     """An object being read, which begins at byte ``start``.
 
-    ``keys`` are those of an intact record. ``closed``: nothing more belongs to it; ``whole``: nor is its end
-    missing. ``left`` (place, line) is where another object began before this one had ended and ``torn`` the
-    part of a record in front of that place; ``mixed``: it holds records of other processes.
+    ``keys``: the keys of an intact record, in order. ``closed``: its end has been read; ``whole``: and was
+    not cut off. ``left``: (offset, line) where another object began before this one had ended; ``torn``: the
+    incomplete record before that place. ``mixed``: it holds records of other processes.
     """
 
     index: int
@@ -50,7 +50,7 @@ class Document:
         return self.whole and self.has_header
 
     def repeats_ids(self, records: bytes) -> bool:
-        """Whether ids come twice in this document; it remembers the first hundred thousand."""
+        """Whether an id occurs twice in this document. Only the first ``MAX_SEEN`` ids are remembered."""
         try:
             ids = [record.id for record in _IDS.decode(b"[%b]" % records)]
         except msgspec.DecodeError:
@@ -63,8 +63,11 @@ class Document:
 
 @dataclass
 class TornRecords:
-    """Looks for the rest of a record that a document broke off in: found, its writer has written on after
-    another one's object began. Searches are counted, as each costs time."""
+    """Searches for the rest of the record in which a document broke off.
+
+    If it is found, its writer continued after another writer's object began. The number of searches is
+    bounded, as each takes time proportional to the square of the text searched.
+    """
 
     searches: int = 0
 
@@ -82,5 +85,5 @@ class TornRecords:
 
 
 def strip_separators(region: bytes) -> bytes:
-    """``region`` without the commas and white space at its end."""
-    return region[: len(region) - SEPARATOR.match(region[::-1]).end()]
+    """``region`` without trailing commas and white space."""
+    return region[: len(region) - matched_end(SEPARATOR, region[::-1])]

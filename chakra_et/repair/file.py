@@ -1,28 +1,26 @@
-"""Repair trace files: what is damaged is mended or left out, what is fine stays as it is.
+"""Repair one trace file: damaged parts are mended or left out, intact parts stay unchanged.
 
     report = repair_file(Path("outputs/gpt2_2gpu_quick_trace_rank1_host.json"))
 
-The file is read twice if anything is wrong with it: once to see what is there (``repair_scan``), once to
-write the object that is to be kept. The result is read again before it takes the original's place, so a
-repaired file is one that needs no repair. A file is replaced in one step, under a lock; until then the
-original stands, afterwards its ``.backup`` does.
+A damaged file is read twice, once to find what it holds and once to write the object that is kept. The result
+is scanned again before it replaces the original, so that a repaired file never needs repair. The replacement
+is atomic and under a lock; the original is kept as ``.backup``.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import stat
-import time
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import IO, Literal
 
 from chakra_et.errors import TraceError
-from chakra_et.files import remove_abandoned, temporary_file
+from chakra_et.files import folder_lock, remove_abandoned, temporary_file
 from chakra_et.repair.documents import Document
 from chakra_et.repair.records import Sink
 from chakra_et.repair.scan import Scanner
@@ -36,7 +34,6 @@ __all__ = ["KINDS", "Keep", "Repair", "RepairReport", "repair_file"]
 
 Keep = Literal["last", "first", "largest", "all"]
 Progress = Callable[[int], None]
-LOCK_SECONDS = 600
 
 
 def repair_file(
@@ -50,24 +47,25 @@ def repair_file(
 ) -> RepairReport:
     """Repair a host or device trace, plain or gzip.
 
-    A symbolic link is followed, but to change a file only within the link's own folder.
+    ``keep`` selects one of several objects: the "last", "first" or "largest" complete one, or, if none is
+    complete, of those that hold anything. "all" keeps the last one under the file's name and writes the
+    others beside it as NAME.1.json, NAME.2.json … in file order.
 
-    Of several objects ``keep`` says which stays: the "last", "first" or "largest" of those that are
-    complete, or, if none is, of those that hold anything; "all" keeps the last one under the file's name
-    and writes the others beside it as NAME.1.json, NAME.2.json and so on, in the order of the file.
+    The result replaces the file, and the original is kept as NAME.backup (NAME.backup.1 … if that exists).
+    With ``output`` the result goes there and the original is not touched; with ``write=False`` nothing is
+    written and the report lists what would be done. A file that needs no repair is left alone, and ``output``
+    is not written. A symbolic link is followed, but a file is changed only within the link's own folder.
+    ``progress`` is called with the number of bytes read since its last call.
 
-    The result takes the file's place, and the original is kept as NAME.backup (NAME.backup.1 … if there are
-    older ones). With ``output`` it goes there instead and the original is not touched; with ``write=False``
-    nothing is written and the report says what would be done. A file that needs no repair is left alone, and
-    ``output`` is not written. ``progress`` is called with the number of bytes read since its last call.
-
-    Raises ``TraceError`` for a file that can't be repaired or written; then nothing has changed.
+    Raises ``TraceError`` for a file that cannot be repaired or written; nothing has changed then.
     """
     path = Path(path)
     try:
         in_place = write and output is None
         target = _target(path, in_place)
-        with _opened(target, lock=in_place) as file:
+        # A second repair of this file waits, and then reads the first one's result.
+        lock = folder_lock(target.parent, False, _wait) if in_place else contextlib.nullcontext()
+        with lock, open(target, "rb") as file:
             return _repair(file, path, target, keep, write, output, limits, progress)
     except FileNotFoundError:
         raise TraceError(f"{path}: no such file.") from None
@@ -77,11 +75,11 @@ def repair_file(
 
 @dataclass
 class _Reading:
-    """One way to read the file: a source, made anew for each pass, and what the first pass found."""
+    """One way to read the file: a source, recreated for each pass, and the first pass's result."""
 
     make_source: Callable[[], Source]
     scanner: Scanner
-    begin: int = 0  # where its text begins in the file
+    begin: int = 0  # offset of its text in the file
 
 
 def _repair(
@@ -142,7 +140,7 @@ def _read(
     progress: Progress | None,
     repairs: list[Repair],
 ) -> list[_Reading]:
-    """Read the file as it stands and, if that shows two processes' records mixed, as stripes."""
+    """Read the file as a whole and, if that shows records of several processes, as stripes."""
     gzip_notes: list[Repair] = []
 
     def make_source() -> Source:
@@ -167,7 +165,7 @@ def _read(
                 )
                 for stripe in stripes
             ]
-    # The cause, a broken compressed stream, comes before what follows from it in the text.
+    # A broken gzip stream comes first, as it causes the damage to the text.
     repairs.extend([*gzip_notes, *sorted(plain.scanner.repairs, key=lambda repair: repair.offset)])
     return [plain]
 
@@ -181,7 +179,7 @@ def _scan(source: Source, path: Path, limits: Limits, sink: Sink) -> Scanner:
 def _choose(
     readings: list[_Reading], path: Path, keep: Keep, limits: Limits, repairs: list[Repair]
 ) -> list[tuple[_Reading, Document]]:
-    """The objects to write, the one for the file's own name first; notes what becomes of each."""
+    """The objects to write, the one under the file's own name first; records what becomes of each."""
     found = [(reading, document) for reading in readings for document in reading.scanner.documents]
     able = [item for item in found if item[1].nodes >= limits.min_records]
     clear = [item for item in able if limits.allow_mixed or not item[1].mixed]
@@ -215,7 +213,7 @@ def _too_few(found: list[tuple[_Reading, Document]], limits: Limits) -> str:
 
 
 def _verify(result: Path, document: Document, path: Path, limits: Limits) -> None:
-    """A result that would need repair itself must not take the place of anything."""
+    """Refuse a result that would itself need repair."""
     notes: list[tuple[str, int, str]] = []
     with open(result, "rb") as file:
         source = open_source(file, str(result), limits, lambda *note: notes.append(note))
@@ -225,7 +223,7 @@ def _verify(result: Path, document: Document, path: Path, limits: Limits) -> Non
 
 
 def _target(path: Path, in_place: bool) -> Path:
-    """The regular file to work on. A link is followed to change a file only within its own folder."""
+    """The regular file to work on. A link to a file in another folder is not followed to change that file."""
     target = Path(os.path.realpath(path))
     if in_place and path.is_symlink() and target.parent != Path(os.path.realpath(path.parent)):
         raise TraceError(f"{path}: is a link to a file in another folder; repair that file itself.")
@@ -239,26 +237,5 @@ def _is_gzip(file: IO[bytes]) -> bool:
     return file.read(len(GZIP_MAGIC)) == GZIP_MAGIC
 
 
-@contextlib.contextmanager
-def _opened(target: Path, lock: bool) -> Iterator[IO[bytes]]:
-    """The file, open for reading; with ``lock`` two repairs of it take turns, and the second sees what the
-    first has made of it."""
-    give_up = time.monotonic() + LOCK_SECONDS
-    while True:
-        with open(target, "rb") as file:
-            if (not lock or _locked(file)) and os.path.samestat(os.fstat(file.fileno()), os.stat(target)):
-                yield file
-                return
-        if time.monotonic() > give_up:
-            raise TraceError(f"{target}: in use by another process for {LOCK_SECONDS} s; try again later.")
-        time.sleep(0.05)
-
-
-def _locked(file: IO[bytes]) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:  # a file system without locks
-        pass
-    return True
+def _wait() -> None:
+    print("waiting for another repair or conversion in this folder …", file=sys.stderr, flush=True)

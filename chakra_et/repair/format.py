@@ -1,8 +1,8 @@
-"""How the known writers (PyTorch's observer, Kineto, json.dump) lay a trace out, as byte patterns.
+"""The layout of traces by the known writers (PyTorch's observer, Kineto, json.dump) as byte patterns.
 
 A trace is an object with a few fields, one long array of records under ``nodes`` (host) or ``traceEvents``
-(device), and perhaps more fields. The patterns find the joints again after a damaged stretch; nothing in a
-file that parses depends on them.
+(device), and possibly more fields. The patterns find the next joint after a damaged stretch; a valid file is
+read without them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _DEVICE_KEYS = (
     rb"record_shapes|profile_memory|with_stack|with_flops|with_modules|host_name|cuda_runtime_version|"
     rb"cuda_driver_version"
 )
-# Fields that the known writers put behind the array.
+# Fields that the known writers put after the array.
 FOOTER_FIELDS = ("finish_ts", "traceName")
 RECORD_KEYS = (
     rb"id|name|ctrl_deps|inputs|outputs|attrs|rf_id|parent|fw_parent|seq_id|scope|tid|fw_tid|op_schema|"
@@ -32,7 +32,7 @@ W = rb"[ \t\r\n]*"
 
 
 def _pattern(text: bytes) -> re.Pattern[bytes]:
-    """A space in ``text`` stands for any JSON white space."""
+    """Each space in ``text`` matches any JSON white space."""
     return re.compile(text.replace(b" ", W), re.DOTALL)
 
 
@@ -41,8 +41,8 @@ _OBJECT = (
     rb'baseTimeNanoseconds|deviceProperties|distributedInfo)" :|'
     rb'pid" : \d+ , "(?:time|start_ts|finish_ts|schema|nodes)" :)'
 )
-# What follows the id and the name tells a node from an entry of a device trace's deviceProperties, and from
-# an entry of a node's attrs.
+# The keys after id and name distinguish a node from an entry of a device trace's deviceProperties and from an
+# entry of a node's attrs.
 _HOST_RECORD = (
     rb'\{ "(?:id" : \d+ , (?:"name" : ".{0,1000}?" ,? )?"(?:ctrl_deps|rf_id|parent|inputs|outputs|attrs)" :|'
     rb'attrs" :|ctrl_deps" :|fw_parent" : \d|'
@@ -75,11 +75,11 @@ TOP_FIELD = {
     DEVICE: _pattern(rb'"(' + _DEVICE_KEYS + rb')" : '),
 }
 
-# The observer writes names as they are, but what follows a name is always the same.
+# The observer does not escape names, but what follows a name is always the same.
 NAME_FIELD = _pattern(rb'("name" : ")(.*)(" , "(?:ctrl_deps|id)" : \d+ ,)')
 NOT_A_NUMBER = _pattern(rb"([\[,:] )([+-]?(?i:nan(?:\(ind\))?|inf(?:inity)?))(?= [,\]}])")
-# Every digit as 0 and E as e, so that one search finds the numbers that may be too large to decode: those
-# with an exponent of three digits or as long as Python's limit.
+# Maps every digit to 0 and E to e, so that one search finds the numbers that may be too large to decode:
+# those with an exponent of three digits, and those as long as Python's limit.
 _DIGITS_ALIKE = bytes(
     48 if chr(byte).isdigit() and byte < 128 else 101 if byte == 69 else byte for byte in range(256)
 )
@@ -94,6 +94,12 @@ class _AnyObject(msgspec.Struct):
 
 
 _ARRAY_OF_OBJECTS = msgspec.json.Decoder(list[_AnyObject])
+
+
+def matched_end(pattern: re.Pattern[bytes], text: bytes, at: int = 0) -> int:
+    """Where the match of ``pattern`` at ``at`` ends; ``at`` if there is none."""
+    found = pattern.match(text, at)
+    return found.end() if found else at
 
 
 def count_records(body: bytes, limits: Limits) -> int | None:
@@ -114,18 +120,18 @@ def count_records(body: bytes, limits: Limits) -> int | None:
 
 
 def holds_header(body: bytes) -> bool:
-    """Whether another object begins in a run of records. One that was written in between two records of the
-    first can leave valid JSON, in which it looks like a record."""
+    """Whether another object begins in a run of records. An object that was written between two records can
+    leave valid JSON, in which it looks like a record itself."""
     return any(key in body for key in _ONLY_IN_HEADERS) and OBJECT_START.search(body) is not None
 
 
 def is_object(text: bytes, limits: Limits) -> bool:
-    """Whether ``text`` is one JSON object, white space around it allowed, within the limits."""
+    """Whether ``text`` is one JSON object within the limits, with or without white space around it."""
     return count_records(text, limits) == 1
 
 
 def breaks_limit(body: bytes, limits: Limits) -> str | None:
-    """Which limit of one record a run of records breaks, in words; None if none. ``body`` is valid JSON."""
+    """The limit that a record in ``body``, valid JSON, exceeds, in words; None if there is none."""
     if len(body) > limits.max_string_bytes and max(map(len, body.split(b'"'))) > limits.max_string_bytes:
         return f"a string of more than {limits.max_string_bytes} bytes"
     if _deeper(body, limits.max_depth) and _deeper(_STRING.sub(b"", body), limits.max_depth):
@@ -134,7 +140,7 @@ def breaks_limit(body: bytes, limits: Limits) -> str | None:
 
 
 def _deeper(body: bytes, depth: int) -> bool:
-    """Whether brackets nest deeper than ``depth``: each round takes the innermost pairs away."""
+    """Whether brackets nest deeper than ``depth``; each round removes the innermost pairs."""
     brackets = body.translate(None, _NOT_BRACKETS)
     for _ in range(depth):
         outer = brackets.replace(b"[]", b"").replace(b"{}", b"")

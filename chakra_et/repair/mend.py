@@ -1,8 +1,8 @@
-"""Mend one damaged record: escape what its writer did not, quote NaN, set commas right.
+"""Mend one damaged record: escape what its writer did not escape, quote NaN, correct commas.
 
-First the two faults that real writers make in nearly every record they make them in, by one substitution
-each; then, for the rest, a lenient reading token by token. Nothing is guessed about structure: a record
-with a bracket too few or too many is not mended.
+First a fast pass for the two faults of the known writers, unescaped names and NaN, which tend to occur in
+every record of a file; then a lenient reader, token by token. Structure is never guessed: a record with a
+bracket too few or too many is not mended.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from chakra_et.repair.format import (
     NOT_A_NUMBER,
     RECORD_KEYS,
     is_object,
+    matched_end,
 )
 from chakra_et.traces.limits import Limits
 
@@ -45,7 +46,7 @@ _SCALAR = re.compile(
     rb"(?P<nan>[+-]?(?i:nan(?:\(ind\))?|inf(?:inity)?))"
 )
 _DELIMITER = re.compile(rb"[ \t\r\n,\]}]|\Z")
-# A "name" that holds these spans two records.
+# A "name" that contains one of these spans two records.
 _RECORD_INSIDE = re.compile(rb'"(?:inputs|outputs|attrs|op_schema)"' + _W + rb":")
 _JOINT_INSIDE = re.compile(rb'"' + _W + rb"[,:]|[,:]" + _W + rb'"')
 _SPACE = re.compile(rb"[ \t\r\n]+")
@@ -56,12 +57,12 @@ class _Unmendable(Exception):
 
 
 def mend(
-    record: bytes, limits: Limits, kind: str | None, keys: tuple[str, ...] | None = None
+    record: bytes, limits: Limits, kind: str, keys: tuple[str, ...] | None = None
 ) -> tuple[bytes, list[Fix]] | None:
-    """``record`` as valid JSON and the list of fixes, or None if it can't be mended.
+    """``record`` as valid JSON and the list of fixes, or None if it cannot be mended.
 
-    ``kind`` is "host" or "device", None for a header or footer. ``keys`` are the keys of an intact record
-    of the same file: a mended host record must have the same, or two torn records could pass for one.
+    ``kind`` is "host" or "device". ``keys`` are the keys of an intact record of the same file: a mended host
+    record must have the same keys, or two torn records could pass as one.
     """
     if len(record) > MAX_MEND_BYTES:
         return None
@@ -75,14 +76,12 @@ def mend(
     return None
 
 
-def is_whole(record: bytes, kind: str | None, keys: tuple[str, ...] | None = None) -> bool:
-    """Whether a valid JSON object has the make-up of one record, and no key twice."""
+def is_whole(record: bytes, kind: str, keys: tuple[str, ...] | None = None) -> bool:
+    """Whether this is a valid JSON object with the fields of one record, and no key twice."""
     try:
         value = json.loads(record, object_pairs_hook=_without_doubles)
     except (ValueError, RecursionError):
         return False
-    if kind is None:
-        return True
     if not isinstance(value.get("name"), str):
         return False
     if kind != HOST:
@@ -99,11 +98,11 @@ def is_whole(record: bytes, kind: str | None, keys: tuple[str, ...] | None = Non
 def _without_doubles(pairs: list[tuple[str, object]]) -> dict[str, object]:
     value = dict(pairs)
     if len(value) != len(pairs):
-        raise ValueError("a key stands twice")
+        raise ValueError("duplicate key")
     return value
 
 
-def _mend_usual(record: bytes, limits: Limits, kind: str | None) -> tuple[bytes, list[Fix]]:
+def _mend_usual(record: bytes, _: Limits, kind: str) -> tuple[bytes, list[Fix]]:
     fixes: list[Fix] = []
     name = NAME_FIELD.search(record) if kind == HOST else None
     if name and _RECORD_INSIDE.search(name.group(2)):
@@ -125,7 +124,7 @@ def _mend_usual(record: bytes, limits: Limits, kind: str | None) -> tuple[bytes,
 
 
 def _escape(inside: bytes) -> tuple[bytes, str, str]:
-    """What stands between the quotes of a string, made valid: (inside, kind of fix, detail)."""
+    """The text between the quotes of a string, made valid: (text, kind of fix, detail)."""
     try:
         text = inside.decode()
         fault, detail = "", ""
@@ -151,25 +150,24 @@ def _short(text: bytes) -> str:
     return repr(text[:60].decode("utf-8", "replace")) + ("…" if len(text) > 60 else "")
 
 
-def _mend_tokens(record: bytes, limits: Limits, kind: str | None) -> tuple[bytes, list[Fix]]:
-    return _Reader(record, limits, kind).read()
+def _mend_tokens(record: bytes, limits: Limits, _: str) -> tuple[bytes, list[Fix]]:
+    return _Reader(record, limits).read()
 
 
 @dataclass
 class _Reader:
-    """Reads one value leniently. ``wants`` is what the grammar asks for next: value (the whole), key, colon,
+    """Reads one value leniently. ``wants`` is what the grammar expects next: value (the whole), key, colon,
     member (a value after a colon), item (of an array), next (a comma or the end of the container), done."""
 
     record: bytes
     limits: Limits
-    kind: str | None
 
     def read(self) -> tuple[bytes, list[Fix]]:
         self.at, self.wants = 0, "value"
         self.stack: list[bytes] = []
         self.out: list[bytes] = []
         self.fixes: list[Fix] = []
-        self.comma: int | None = None  # where in ``out`` the comma stands that nothing has followed yet
+        self.comma: int | None = None  # index in ``out`` of a comma that nothing has followed yet
         while self.at < len(self.record):
             if space := _SPACE.match(self.record, self.at):
                 self._take(space.group())
@@ -252,7 +250,7 @@ class _Reader:
         if not scalar or not _DELIMITER.match(self.record, scalar.end()):
             raise _Unmendable
         token = scalar.group()
-        # A number that no double holds: Python reads it as infinite, msgspec refuses it.
+        # A number beyond the range of a double: Python reads it as infinite, msgspec refuses it.
         if scalar["nan"] or (scalar["number"] and abs(float(token)) == float("inf")):
             self._fix("nan", f"{_short(token)} put in quotes")
             self._take(token, b'"%b"' % token)
@@ -264,11 +262,11 @@ class _Reader:
         if self.wants == "key":
             follows, self.wants = _AFTER_KEY, "colon"
         else:
-            top = len(self.stack) == 1 and self.kind is not None
+            top = len(self.stack) == 1
             follows = _AFTER_ITEM if in_array else _AFTER_TOP_MEMBER if top else _AFTER_MEMBER
             self._after_value()
         start = self.at + 1
-        end = _GOOD_INSIDE.match(self.record, start).end()
+        end = matched_end(_GOOD_INSIDE, self.record, start)
         closed = self.record[end : end + 1] == b'"'
         if not closed or not (
             follows.match(self.record, end + 1) or (in_array and _NEXT_ITEM.match(self.record, end + 1))
@@ -283,7 +281,8 @@ class _Reader:
     def _literal_end(self, start: int, follows: re.Pattern[bytes]) -> int:
         """The first quote, escaped or not, that is followed by what must follow a string here.
 
-        Not if that swallows what looks like the joint of two strings: a damaged quote, not an unescaped one.
+        Refused if the string would swallow what looks like the joint of two strings: then a quote is damaged,
+        not unescaped.
         """
         end = self.record.find(b'"', start)
         while end >= 0 and end - start <= self.limits.max_string_bytes:

@@ -1,7 +1,7 @@
 """Read the record array of an object: intact runs in bulk, the rest record by record.
 
-Where damage can't be mended, reading goes on at the next joint that the format offers: a record's
-beginning, the array's end, a new object. Memory is bounded by one record, time is linear.
+After damage that cannot be mended, reading resumes at the next joint of the format: the start of a record,
+the end of the array, a new object. Memory is bounded by one record; time is linear.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from chakra_et.repair.format import (
     count_records,
     holds_header,
     is_object,
+    matched_end,
 )
 from chakra_et.repair.mend import mend
 from chakra_et.repair.source import Window
@@ -37,7 +38,7 @@ SPACES = b" \t\r\n"
 
 
 class Sink(Protocol):
-    """Takes what is read, document by document; records come without the comma between them."""
+    """Receives what is read, document by document; records come without the comma between them."""
 
     def open(self, document: Document, header: bytes) -> None: ...
     def add(self, document: Document, records: bytes) -> None: ...
@@ -45,7 +46,7 @@ class Sink(Protocol):
 
 
 class RecordReader:
-    """Reads records into ``current``, the document of the object that the text is in at the moment."""
+    """Reads records into ``current``, the document of the object at the current position."""
 
     def __init__(self, window: Window, name: str, limits: Limits, sink: Sink) -> None:
         self.window, self.name, self.limits, self.sink = window, name, limits, sink
@@ -55,7 +56,7 @@ class RecordReader:
         self.current: Document | None = None
         self.torn = TornRecords()
         self.lost_records = False
-        # What lies between the last record and here has been reported: say nothing about commas.
+        # The gap since the last record has been reported already, so commas in it are not.
         self.loose = False
         self.step = STEP_BYTES
 
@@ -71,16 +72,16 @@ class RecordReader:
             self.unlisted += 1
 
     def inside(self, document: Document) -> bool:
-        """Read on in ``document``'s array; False at the end of the text."""
+        """Continue in ``document``'s array; False at the end of the text."""
         return self._run(document) or self._one(document)
 
     # ---- intact runs
 
     def _run(self, document: Document) -> bool:
-        """Hand on, as it is, what the next step holds of intact records; False if that can't be done."""
+        """Pass on the intact records of the next step unchanged; False if there are none."""
         window = self.window
         stop = min(window.pos + self.step, len(window.data))
-        lead = SEPARATOR.match(window.data, window.pos, stop).group()
+        lead = window.data[window.pos : matched_end(SEPARATOR, window.data, window.pos)]
         if lead.count(b",") == (document.nodes > 0):
             cut = self._last_start(document, window.pos + len(lead) + 1, stop)
             begin = window.pos + lead.find(b",") + 1
@@ -94,7 +95,7 @@ class RecordReader:
         return False
 
     def _last_start(self, document: Document, start: int, stop: int) -> int:
-        """Where the last record begins that begins before ``stop``; ``start`` if none does."""
+        """The start of the last record that begins before ``stop``; ``start`` if none does."""
         for begin in (max(start, stop - 16 * SMALL_STEP), start):
             starts = [
                 found.start() for found in RECORD_START[document.kind].finditer(self.window.data, begin, stop)
@@ -119,11 +120,11 @@ class RecordReader:
         self.step = min(2 * self.step, STEP_BYTES)
 
     def waiting(self, document: Document) -> list[Document]:
-        """Other objects that have begun and not ended: their writers may have written on."""
+        """Other objects that have begun and not ended: their writers may have continued."""
         return [other for other in self.documents if not other.closed and other is not document]
 
     def mix(self, document: Document, at: int, sign: str) -> None:
-        """``document`` holds records of more than one process, those of the objects that it broke into."""
+        """Mark ``document``, and the objects that it broke into, as holding records of several processes."""
         for part in (document, *self.waiting(document)):
             part.mixed = True
         self.note("mixed-processes", at, f"{sign}: another process wrote to this file at the same time")
@@ -132,8 +133,8 @@ class RecordReader:
 
     def _one(self, document: Document) -> bool:
         window = self.window
-        lead = SEPARATOR.match(window.data, window.pos).group()
-        at = window.pos + len(lead)
+        at = matched_end(SEPARATOR, window.data, window.pos)
+        lead = window.data[window.pos : at]
         if at == len(window.data):
             if len(lead) > self.limits.max_record_bytes:
                 window.pos, self.loose = at, True
@@ -158,20 +159,20 @@ class RecordReader:
             joint = self.joint(document, at + 1)
             if window.ended or ahead > self.limits.max_record_bytes:
                 break
-            # What looks like a joint may lie in a string of a record that goes on beyond the window.
+            # An apparent joint may lie in a string of a record that extends beyond the window.
             if joint < len(window.data) and ahead > LOOK_AHEAD:
                 break
             window.grow()
         self._damage(document, lead, at, joint)
 
     def joint(self, document: Document, at: int) -> int:
-        """The next place where reading can go on; the end of the window if there is none in it."""
+        """The next place where reading can resume; the end of the window if it has none."""
         data = self.window.data
         found = JOINT[document.kind].search(data, at)
         return found.start() if found and (found.end() < len(data) or self.window.ended) else len(data)
 
     def _take(self, document: Document, lead: bytes, at: int, end: int) -> None:
-        """Keep the record ``data[at:end]``, mended if need be, or leave it out."""
+        """Keep the record ``data[at:end]``, mended if necessary, or leave it out."""
         record = self.window.data[at:end]
         self.window.pos = end
         if len(record) > self.limits.max_record_bytes:
@@ -217,7 +218,7 @@ class RecordReader:
     # ---- damage and seams
 
     def _damage(self, document: Document, lead: bytes, at: int, joint: int) -> None:
-        """``data[at:joint]`` is no record: another writer's bytes, or one record too broken to delimit."""
+        """``data[at:joint]`` is not a record: another writer's bytes, or a record too damaged to delimit."""
         window = self.window
         region = strip_separators(window.data[at:joint])
         window.pos = at + len(region)
@@ -233,7 +234,7 @@ class RecordReader:
         self._drop(kind, at, f"{why}; {len(region)} bytes left out")
 
     def _leave(self, document: Document, at: int) -> None:
-        """Another object begins before this one has ended; it may be gone on with later."""
+        """Another object begins before this one has ended; this one may continue later."""
         document.left = document.left or (self.window.base + at, self.window.line(at))
         self.window.pos = at
         self.current = None
@@ -243,8 +244,8 @@ class RecordReader:
     def _end(self, document: Document, lead: bytes, at: int) -> None:
         window = self.window
         end = footer_end(window.text, at)
-        after = SEPARATOR.match(window.data, at + 1).end()
-        # Of two arrays under one key a reader would see only the second.
+        after = matched_end(SEPARATOR, window.data, at + 1)
+        # With two arrays under one key, readers would see only the second.
         again = end and any(
             found.group(1) == ARRAY_KEY[document.kind] for found in ARRAY_OPEN.finditer(window.data, at, end)
         )

@@ -1,4 +1,4 @@
-"""Read a damaged file from front to back: its objects, what lies between them, what is left open."""
+"""Read a damaged file front to back: its objects, the bytes between them, the objects left open."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from chakra_et.repair.format import (
     OTHER_WRITE_END,
     RECORD_START,
     SPACE,
+    matched_end,
 )
 from chakra_et.repair.records import STEP_BYTES, RecordReader
 from chakra_et.repair.types import Repair
@@ -53,7 +54,7 @@ class Scanner(RecordReader):
 
     def _outside(self) -> bool:
         window = self.window
-        at = SPACE.match(window.data, window.pos).end()
+        at = matched_end(SPACE, window.data, window.pos)
         window.pos = at
         if at == len(window.data):
             return not window.ended
@@ -67,7 +68,7 @@ class Scanner(RecordReader):
     # ---- objects
 
     def _object(self, at: int) -> None:
-        """Begin the document of the object at ``at``, or step over it if it is no trace."""
+        """Begin the document of the object at ``at``, or skip the object if it is not a trace."""
         window = self.window
         while True:
             opening, certain = self._opening(at)
@@ -87,12 +88,12 @@ class Scanner(RecordReader):
             header, fixes = mend_header(window.data[at : opening.end()], _kind(opening), self.limits)
             for fault, place, detail in fixes:
                 self.note(fault, at + place, detail)
-            self._begin(self._lane(at, _kind(opening)), header, opening.end())
+            self._begin(self._document(at, _kind(opening)), header, opening.end())
         else:
             self._garbage(at)
 
     def _opening(self, at: int) -> tuple[Match | None, bool]:
-        """Where the record array of the object at ``at`` opens, and whether that is certain."""
+        """Where the record array of the object at ``at`` opens, and whether the header is valid."""
         first = None
         for count, opening in enumerate(ARRAY_OPEN.finditer(self.window.data, at)):
             first = first or opening
@@ -102,7 +103,7 @@ class Scanner(RecordReader):
                 break
         return first, False
 
-    def _lane(self, at: int, kind: str, has_header: bool = True) -> Document:
+    def _document(self, at: int, kind: str, has_header: bool = True) -> Document:
         return Document(len(self.documents), self.window.base + at, kind, self.window.line(at), has_header)
 
     def _begin(self, document: Document, header: bytes, at: int) -> None:
@@ -115,7 +116,7 @@ class Scanner(RecordReader):
         self.loose = False
 
     def _break_off(self, document: Document) -> None:
-        """The text has ended, or gone over to another object for good, before ``document`` was closed."""
+        """Close ``document``, whose end never came."""
         end = len(self.window.data)
         offset, line = document.left or (self.window.base + end, self.window.line(end))
         lost = f"; {len(document.torn)} bytes of a node or event left out" if document.torn else ""
@@ -124,10 +125,10 @@ class Scanner(RecordReader):
         )
         self.sink.close(document, END)
 
-    # ---- what belongs to no object
+    # ---- bytes outside of any object
 
     def _garbage(self, at: int) -> None:
-        """Step over bytes up to the next object or record; a record begins a document without a header."""
+        """Skip bytes up to the next object or record; a record begins a document without a header."""
         window = self.window
         start, line, first = window.base + at, window.line(at), not self.documents
         other_end = False
@@ -150,8 +151,10 @@ class Scanner(RecordReader):
             self._headerless(kind, max(0, start - window.base), stop)
 
     def _next_places(self, at: int) -> tuple[Match | None, Match | None, Match | None]:
-        """The next opening of an array, beginning of an object, and record; only the first counts, but for
-        records in front of an array's opening: those are parts of a header."""
+        """The next opening of an array, start of an object, and start of a record.
+
+        Only the first counts, except that records before an array's opening are parts of a header.
+        """
         data = self.window.data
         opening, header = ARRAY_OPEN.search(data, at), OBJECT_START.search(data, at)
         if opening and not (header and header.start() < opening.start()):
@@ -166,18 +169,18 @@ class Scanner(RecordReader):
         if other_end:
             detail += "; they hold the end of another write to the same file"
         self.note_place(kind, start, detail, line)
-        last = self.documents[-1] if self.documents else None
-        if other_end and not last.mixed and (self.lost_records or self.waiting(last)):
+        last = self.documents[-1] if other_end else None
+        if last and not last.mixed and (self.lost_records or self.waiting(last)):
             self.mix(last, self.window.pos, "the end of another object follows this one")
 
     def _headerless(self, kind: str, start: int, at: int) -> None:
-        """Begin the document of an object of whose header only ``data[start:at]`` is left."""
+        """Begin the document of an object of whose header only ``data[start:at]`` remains."""
         fields = salvage_fields(self.window.data[start:at], kind, self.limits)
-        # Fields of a footer are those of the object before.
+        # Footer fields belong to the object before.
         fields = {name: value for name, value in fields.items() if name not in FOOTER_FIELDS}
         names = ", ".join(fields) or "none"
         self.note("missing-header", at, f"the beginning of an object is missing; fields left: {names}")
-        document = self._lane(at, kind, has_header=False)
+        document = self._document(at, kind, has_header=False)
         before, waiting = (self.documents or [document])[-1], self.waiting(document)
         self._begin(document, bare_header(kind, fields), at)
         if waiting:

@@ -1,4 +1,4 @@
-"""The bytes of a trace, plain or gzip, as a window that slides over the text."""
+"""The text of a trace, plain or gzip, as a sliding window."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ Progress = Callable[[int], None]
 
 
 class Source(Protocol):
-    """Text to be read once from front to back."""
+    """Text that is read once, front to back."""
 
-    def read(self, size: int) -> bytes:
+    def read(self, size: int, /) -> bytes:
         """At most ``size`` bytes, none at the end."""
 
 
 class _Counted:
-    """A file that tells how much is read of it."""
+    """A file that reports the number of bytes read."""
 
     def __init__(self, file: IO[bytes], progress: Progress) -> None:
         self._file, self._progress = file, progress
 
-    def read(self, size: int) -> bytes:
+    def read(self, size: int, /) -> bytes:
         data = self._file.read(size)
         self._progress(len(data))
         return data
 
 
 class PlainSource:
-    """Reads a file as it is."""
+    """Reads an uncompressed file."""
 
-    def __init__(self, file: IO[bytes], name: str, limits: Limits) -> None:
+    def __init__(self, file: Source, name: str, limits: Limits) -> None:
         self._file, self._meter, self._taken = file, TextMeter(name, limits), 0
 
-    def read(self, size: int) -> bytes:
+    def read(self, size: int, /) -> bytes:
         data = self._file.read(size)
         self._taken += len(data)
         self._meter.add(len(data), self._taken)
@@ -49,16 +49,16 @@ class PlainSource:
 
 
 class GzipSource:
-    """Reads the text of a gzip file as far as it decompresses; tells ``note`` where and why it ends early."""
+    """Reads a gzip file as far as it decompresses; calls ``note`` with where and why it ends early."""
 
-    def __init__(self, file: IO[bytes], name: str, limits: Limits, note: Note) -> None:
+    def __init__(self, file: Source, name: str, limits: Limits, note: Note) -> None:
         self._file, self._meter, self._note = file, TextMeter(name, limits), note
         self._inflate = zlib.decompressobj(wbits=31)
         self._waiting = b""
         self._taken = 0
         self._ended = False
 
-    def read(self, size: int) -> bytes:
+    def read(self, size: int, /) -> bytes:
         parts: list[bytes] = []
         while size > 0 and not self._ended:
             part = self._next(size)
@@ -75,7 +75,7 @@ class GzipSource:
             self._taken += len(self._waiting)
         before = self._inflate.copy()
         try:
-            # Also without new input there may be text left over from the last piece.
+            # Even without new input, text may be left over from the last piece.
             text = self._inflate.decompress(self._waiting, size)
         except zlib.error as error:
             return self._up_to_damage(before, str(error))
@@ -84,8 +84,8 @@ class GzipSource:
         self._waiting = self._inflate.unconsumed_tail
         return text
 
-    def _up_to_damage(self, inflate, reason: str) -> bytes:
-        """zlib drops the text of a call that fails, so give it one byte at a time."""
+    def _up_to_damage(self, inflate: zlib._Decompress, reason: str) -> bytes:
+        """zlib drops the text of a call that fails, so this passes one byte at a time."""
         parts, good = [], 0
         try:
             for good in range(len(self._waiting)):
@@ -99,7 +99,7 @@ class GzipSource:
         return b"".join(parts)
 
     def _next_member(self) -> bool:
-        """gzip files may be appended to each other and padded with zeros."""
+        """gzip files may be concatenated and padded with zeros."""
         rest = self._inflate.unused_data
         while not rest.strip(b"\0"):
             rest = self._file.read(GZIP_PIECE)
@@ -123,18 +123,17 @@ class GzipSource:
 def open_source(
     file: IO[bytes], name: str, limits: Limits, note: Note, progress: Progress | None = None
 ) -> Source:
-    """The text of ``file``, which stands at its beginning; the content, not the name, says if it is gzip."""
+    """The text of ``file``, read from its start; gzip is recognised by content, not by name."""
     magic = file.read(2)
     file.seek(0)
-    if progress:
-        file = _Counted(file, progress)
+    counted = _Counted(file, progress) if progress else file
     if magic == GZIP_MAGIC:
-        return GzipSource(file, name, limits, note)
-    return PlainSource(file, name, limits)
+        return GzipSource(counted, name, limits, note)
+    return PlainSource(counted, name, limits)
 
 
 class Window:
-    """The part of the text that is in memory: ``data[pos:]`` is still to be read."""
+    """The part of the text in memory; ``data[pos:]`` is still to be read."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -143,7 +142,7 @@ class Window:
         self._mark, self._lines = 0, 1
 
     def ensure(self, size: int) -> None:
-        """Have ``size`` bytes from ``pos`` on, or all there are. Indices into ``data`` change."""
+        """Load ``size`` bytes from ``pos`` on, or all that remain. Invalidates indices into ``data``."""
         if len(self.data) - self.pos >= size or self.ended:
             return
         self.line(self.pos)
@@ -153,7 +152,7 @@ class Window:
             self.grow(max(size - len(self.data), READ_BYTES))
 
     def grow(self, size: int = 0) -> None:
-        """Add to the end, as much again as is there if ``size`` is 0; indices stay."""
+        """Append ``size`` bytes, or double the window if 0; indices into ``data`` stay valid."""
         more = self._source.read(size or max(READ_BYTES, len(self.data) - self.pos))
         self.data += more
         self.ended = not more
@@ -161,13 +160,13 @@ class Window:
 
     @property
     def text(self) -> str:
-        """``data`` with one character a byte, for parsers that want text."""
+        """``data`` with one character per byte, for parsers that take text."""
         if self._text is None:
             self._text = self.data.decode("latin-1")
         return self._text
 
     def line(self, at: int) -> int:
-        """The line number, from 1, of ``data[at]``; cheap when called in order."""
+        """The 1-based line number of ``data[at]``; cheap when called in order."""
         if at >= self._mark:
             self._lines += self.data.count(b"\n", self._mark, at)
         else:

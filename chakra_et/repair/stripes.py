@@ -1,8 +1,8 @@
-"""Tell apart the writes of processes that wrote to one file in turns of equal size.
+"""Separate the output of processes that wrote to one file in alternating blocks of equal size.
 
-Buffered writers that append to one file leave it striped: the first block of each, the second block of each,
-and so on. Where the second object begins tells the size of a block. Whether it is so is not guessed: the
-stripes count only if each process's text, put together, is an object that needs no repair, but for an end.
+Buffered writers that append to one file leave it striped: the first block of each, then the second block of
+each, and so on. The start of the second object gives the block size. Nothing is guessed: the stripes are
+accepted only if each process's blocks, joined, form an object that needs no repair except for a missing end.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ ScanStripe = Callable[["Stripe"], Scanner]
 
 @dataclass
 class Stripe:
-    """The text of writer ``index`` of ``writers`` that take turns of ``block`` bytes, as a source to read.
+    """The text of writer ``index`` of ``writers`` that alternate in blocks of ``block`` bytes, as a source.
 
-    ``lengths`` are those of the writers known to have ended: their last block is shorter, and the others go
-    on without them.
+    ``lengths``: the bytes of each writer that has ended. Its last block is shorter, and the others continue
+    without it.
     """
 
     file: IO[bytes]
@@ -40,7 +40,7 @@ class Stripe:
         self._pieces = self._places()
         self._left = (0, 0)
 
-    def read(self, size: int) -> bytes:
+    def read(self, size: int, /) -> bytes:
         parts: list[bytes] = []
         while size > 0:
             offset, length = self._left if self._left[1] else next(self._pieces, (0, 0))
@@ -68,9 +68,9 @@ class Stripe:
 
 
 def find_stripes(file: IO[bytes], size: int, documents: list[Document], scan: ScanStripe) -> list[Stripe]:
-    """One stripe for each process, if the file is such; none if not.
+    """One stripe per process; empty if the file is not striped.
 
-    ``documents`` are those found in the file as it stands, ``scan`` reads one stripe.
+    ``documents`` are those found in the file read as a whole, ``scan`` reads one stripe.
     """
     if len(documents) < 2 or documents[0].left is None:
         return []
@@ -80,7 +80,7 @@ def find_stripes(file: IO[bytes], size: int, documents: list[Document], scan: Sc
     writers = _count_writers(file, block, documents[0].start)
     if writers < 2:
         return []
-    # Texts end with a newline or without.
+    # Each text may end with a newline or without one.
     for after_end in (1, 0):
         lengths = _lengths(file, size, block, writers, scan, after_end)
         if lengths is not None:
@@ -91,9 +91,9 @@ def find_stripes(file: IO[bytes], size: int, documents: list[Document], scan: Sc
 def _lengths(
     file: IO[bytes], size: int, block: int, writers: int, scan: ScanStripe, after_end: int
 ) -> dict[int, int] | None:
-    """Of the writers that have ended, the bytes that each wrote; None if the file is not striped so.
+    """The bytes that each writer wrote, for those that have ended; None if the file is not striped this way.
 
-    ``after_end``: bytes behind the last bracket of each.
+    ``after_end``: bytes after the last bracket of each.
     """
     lengths: dict[int, int] = {}
     while len(lengths) < writers:
@@ -109,7 +109,7 @@ def _lengths(
 
 
 def _count_writers(file: IO[bytes], block: int, first: int) -> int:
-    """How many blocks from the first on begin with an object."""
+    """The number of leading blocks that begin with an object."""
     for writer in range(MAX_WRITERS):
         file.seek(first + writer * block)
         if not OBJECT_START.match(file.read(200)):
@@ -118,7 +118,7 @@ def _count_writers(file: IO[bytes], block: int, first: int) -> int:
 
 
 def _is_clean(scanner: Scanner) -> bool:
-    """Whether the text's first object is whole and nothing was wrong with it up to its end."""
+    """Whether the first object is complete and needed no repair."""
     document = scanner.documents[0] if scanner.documents else None
     return (
         document is not None
@@ -128,5 +128,5 @@ def _is_clean(scanner: Scanner) -> bool:
 
 
 def _only_breaks_off(scanner: Scanner) -> bool:
-    """Whether nothing is wrong with the text but that it ends too early."""
+    """Whether the only fault of the text is that it ends too early."""
     return len(scanner.documents) == 1 and [repair.kind for repair in scanner.repairs] == ["truncated"]

@@ -1,41 +1,42 @@
-"""What a repair is told, what it reports, and where it stops."""
+"""The kinds of repair, one repair, and the report for one file."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
 
+# Kind → meaning. The kinds are stable ids: reports and scripts may rely on them.
 KINDS = {
-    "bom": "a byte-order mark in front of the text was removed",
-    "leading-garbage": "bytes before the first object were removed",
-    "trailing-garbage": "bytes after the end of an object were removed",
-    "concatenated": "several objects in one file; this one was left out",
-    "interleaved": "several processes wrote in turns of equal size; they were told apart",
-    "mixed-processes": "an object that holds records of several processes, not told apart",
-    "truncated": "an object breaks off; what was whole is kept and the object closed",
-    "missing-header": "records without the beginning of their object; an empty header was put before them",
-    "damaged-header": "header fields that could not be read were left out",
-    "damaged-footer": "footer fields that could not be read were left out",
-    "damaged": "a node or event that could not be read was left out",
-    "limit": "a node or event beyond a limit (depth, size, string length) was left out",
-    "missing-comma": "a comma was put in",
-    "double-comma": "a comma was taken out",
-    "trailing-comma": "a comma before a closing bracket was taken out",
-    "unescaped-name": "quotes or backslashes that the writer did not escape were escaped",
-    "control-character": "control characters inside a string were escaped",
-    "nan": "a number that JSON does not have (NaN, Infinity, 1e999) was put in quotes",
-    "invalid-utf8": "bytes or escapes that are no Unicode text became U+FFFD",
-    "gz-truncated": "the gzip stream ends early",
-    "gz-damaged": "the gzip stream is damaged; what lies before the damage is kept",
-    "gz-garbage": "bytes after the gzip stream were removed",
-    "not-listed": "more repairs than are listed one by one",
+    "bom": "removed a byte-order mark",
+    "leading-garbage": "removed bytes before the first object",
+    "trailing-garbage": "removed bytes after the end of an object",
+    "concatenated": "the file holds several objects; kept, or left out, as the detail states",
+    "interleaved": "separated the output of processes that wrote alternating blocks of equal size",
+    "mixed-processes": "an object holds records of several processes that cannot be separated",
+    "truncated": "an object breaks off; kept its complete records and closed it",
+    "missing-header": "records without the start of their object; put an empty header before them",
+    "damaged-header": "left out unreadable header fields",
+    "damaged-footer": "left out unreadable footer fields",
+    "damaged": "left out an unreadable node or event",
+    "limit": "left out a node or event that exceeds a limit (depth, size, string length)",
+    "missing-comma": "inserted a comma",
+    "double-comma": "removed a surplus comma",
+    "trailing-comma": "removed a comma before a closing bracket",
+    "unescaped-name": "escaped quotes or backslashes in a string",
+    "control-character": "escaped control characters in a string",
+    "nan": "quoted a number that JSON lacks (NaN, Infinity, 1e999)",
+    "invalid-utf8": "replaced bytes or escapes that are not valid Unicode by U+FFFD",
+    "gz-truncated": "the gzip stream ends early; kept the text up to there",
+    "gz-damaged": "the gzip stream is damaged; kept the text before the damage",
+    "gz-garbage": "removed bytes after the gzip stream",
+    "not-listed": "further repairs, not listed one by one",
 }
 
 
 @dataclass(frozen=True)
 class Repair:
-    """One change. ``offset`` (bytes) and ``line`` (from 1, 0 if not known) are places in the text before the
-    repair; of a compressed file that is the decompressed text, except for the ``gz-`` kinds."""
+    """One change. ``offset`` (bytes) and ``line`` (1-based, 0 if unknown) refer to the text before the
+    repair; for a compressed file that is the decompressed text, except for the ``gz-`` kinds."""
 
     kind: str
     offset: int
@@ -51,9 +52,9 @@ class Repair:
 class RepairReport:
     """The outcome for one file.
 
-    ``kind`` is "host", "device" or "unknown"; ``nodes_kept`` counts nodes or events in the result;
-    ``output`` is the file that holds the result, ``backup``
-    what the original was saved as, ``others`` the further objects that ``keep="all"`` wrote.
+    ``kind`` is "host", "device" or "unknown"; ``nodes_kept`` counts the nodes or events in the result;
+    ``output`` is the file that holds the result, ``backup`` the saved original, ``others`` the further
+    objects that ``keep="all"`` wrote.
     """
 
     path: Path

@@ -1,4 +1,4 @@
-"""Write what the scanner hands on, and put files in place so that a kill leaves the old or the new one."""
+"""Write the chosen documents, and name backups so that a killed repair leaves the old file or the new one."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from chakra_et.files import Temporary, sync_folder, temporary_file
+from chakra_et.files import Temporary, copy, sync_folder
 from chakra_et.repair.documents import Document
-
-BUFFER_BYTES = 1 << 20
 
 
 class NoSink:
-    """Takes everything and keeps nothing."""
+    """Discards everything."""
 
     def open(self, document: Document, header: bytes) -> None: ...
 
@@ -28,16 +26,16 @@ class NoSink:
 
 @dataclass
 class DocumentWriter:
-    """Writes the chosen documents, each to its own file; a context manager that completes them on disk."""
+    """Writes each chosen document to its own file. A context manager; leaving it flushes the files."""
 
     documents: dict[int, Temporary]
     compress: bool
-    _streams: dict[int, IO[bytes]] = field(default_factory=dict)
+    _streams: dict[int, IO[bytes] | gzip.GzipFile] = field(default_factory=dict)
     _begun: set[int] = field(default_factory=set)
 
     def __enter__(self) -> DocumentWriter:
         for index, part in self.documents.items():
-            # No name and no time in the gzip header: the same repair gives the same bytes.
+            # No name and no time in the gzip header, so that the same repair gives the same bytes.
             self._streams[index] = (
                 gzip.GzipFile("", "wb", 6, part.file, mtime=0) if self.compress else part.file
             )
@@ -66,7 +64,7 @@ class DocumentWriter:
 
 
 def keep_owner(part: Temporary, like: Path) -> None:
-    """Give the new file the permissions and, where that is allowed, the owner of ``like``."""
+    """Give the new file the permissions of ``like`` and, where allowed, its owner."""
     shutil.copymode(like, part.path)
     owner = os.stat(like)
     with contextlib.suppress(OSError):  # only root may give files away
@@ -74,9 +72,9 @@ def keep_owner(part: Temporary, like: Path) -> None:
 
 
 def backup_of(path: Path) -> Path:
-    """Give the file a second name, NAME.backup or the next free NAME.backup.N, and return it.
+    """Link the file as NAME.backup, or the next free NAME.backup.N, and return that path.
 
-    A backup that is this very file (a repair was killed between this step and the next) is used again.
+    A backup that already is this very file (an earlier repair was killed after this step) is reused.
     """
     number = 0
     while True:
@@ -91,21 +89,14 @@ def backup_of(path: Path) -> Path:
         except OSError:  # a file system without hard links
             if os.path.lexists(backup):
                 continue
-            _copy(path, backup)
+            copy(path, backup)
+            shutil.copystat(path, backup)
         sync_folder(path.parent)
         return backup
 
 
-def _copy(path: Path, backup: Path) -> None:
-    with temporary_file(backup) as part, open(path, "rb") as file:
-        shutil.copyfileobj(file, part.file, BUFFER_BYTES)
-        keep_owner(part, like=path)
-        shutil.copystat(path, part.path)
-        part.put_in_place()
-
-
 def free_names(place: Path, count: int) -> list[Path]:
-    """The first ``count`` names NAME.1.json, NAME.2.json … that are not taken."""
+    """The first ``count`` free names among NAME.1.json, NAME.2.json …"""
     stem, ending = place.name, ""
     for part in (".gz", ".json"):
         if stem.endswith(part):

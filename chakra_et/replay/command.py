@@ -32,6 +32,7 @@ from chakra_et.replay.simulators import (
     replay_astra,
     replay_device,
 )
+from chakra_et.replay.timing import timing
 
 __all__ = ["ReplayConfig", "ReplayResult", "longest_path", "main", "replay_astra", "replay_device"]
 
@@ -57,8 +58,8 @@ class ReplayConfig:
     transfer: Literal["own", "shortest"] = field(
         default="own",
         metadata={
-            "help": "what a collective lasts once all ranks are there: what each rank recorded after the "
-            "last one's start (where they share a clock), or the shortest recorded duration"
+            "help": "how long a collective lasts once all ranks are there: each rank's own transfer time, or "
+            "the shortest recorded duration"
         },
     )
     alone: bool = field(
@@ -128,16 +129,15 @@ def run(job: Job, config: ReplayConfig) -> tuple[dict[str, list[RankReplay]], li
     ranks = list(job.files)
     traces: list[ExecutionTrace] = [et_file.read(path) for path in job.files.values()]
     graph = build_graph(traces, ranks)
-    if config.transfer == "shortest":
-        graph.recorded_start_ns = None
     matching = match(graph, read_comm_groups(job.comm_groups) if job.comm_groups else {})
-    notes = list(matching.notes)
+    times = timing(graph, matching, config.transfer == "own")
+    notes = matching.notes + times.notes
     if any(not trace.start_micros.any() for trace in traces):
         notes.append(
             "no start times in the file, so only simulated times are shown: convert with --timestamps"
         )
     chosen = list(_SIMULATORS) if config.semantics == "both" else [config.semantics]
-    return {name: report(traces, ranks, _SIMULATORS[name](graph, matching)) for name in chosen}, notes
+    return {name: report(traces, ranks, _SIMULATORS[name](graph, matching, times)) for name in chosen}, notes
 
 
 def _beyond(reports: dict[str, list[RankReplay]], max_error: float) -> list[str]:

@@ -18,8 +18,6 @@ EVERY_RANK = "0"
 """The group that ASTRA-sim takes for a ``pg_name`` of "", "0" or none: every rank."""
 
 _LIMIT_NS = 2**62
-# Ranks of one run wait for each other at every step.
-_LONGEST_SKEW_NS = 3600 * 10**9
 
 
 @dataclass
@@ -29,8 +27,13 @@ class ReplayGraph:
     ``first[T + 1]`` where each trace's nodes begin; ``trace_of[N]``; ``row[N]`` the node's row in its
     trace; ``types[N]`` uint8; ``is_cpu[N]`` bool; ``group[N]`` index into ``groups``, the names of
     process groups; ``duration_ns[N]``; ``source``/``target``[E] node numbers; ``position[N]`` a
-    topological order that follows ids; ``release_ns[T]`` when each rank starts; ``recorded_start_ns[N]``
-    recorded starts on the clock of ``release_ns``, None where the ranks' clocks can't be compared.
+    topological order that follows ids; ``local_start_ns[N]`` recorded starts, each on its rank's own clock,
+    None where a file has none; ``transfer[N]`` float64, the part of a communication node's duration that it
+    transferred rather than waited, where the files have it (attributes transfer_micros and wait_micros);
+    ``clock_ns[T]`` what to add to the clock of each rank, None where the files don't have it. ``lag_ns[E]``
+    and ``own_ns[N]``: a node ends ``own_ns`` after the latest of its dependencies' ends + ``lag_ns``. Both
+    differ from 0 and ``duration_ns`` only for device work and the overhead in front of it: a launch's latency
+    passes while earlier kernels run (attributes launch_latency_ns and stream_gap_ns).
     """
 
     traces: list[ExecutionTrace]
@@ -46,8 +49,11 @@ class ReplayGraph:
     source: np.ndarray
     target: np.ndarray
     position: np.ndarray
-    release_ns: list[int]
-    recorded_start_ns: np.ndarray | None
+    local_start_ns: np.ndarray | None
+    transfer: np.ndarray | None
+    clock_ns: list[int] | None
+    lag_ns: np.ndarray
+    own_ns: np.ndarray
 
     def __len__(self) -> int:
         return len(self.row)
@@ -74,9 +80,13 @@ class ReplayGraph:
         trace, row = self.traces[self.trace_of[node]], self.row[node]
         return f"node {trace.ids[row]} {trace.names[row][:80]!r}"
 
+    def lanes(self) -> np.ndarray:
+        """The thread, stream or communicator of each node, int64[N], -1 for none."""
+        return _lanes(self)
+
     def lane_edges(self) -> tuple[np.ndarray, np.ndarray]:
         """The nodes of each lane as a chain in the order of ``position``: (source, target)."""
-        lanes = _lanes(self)
+        lanes = self.lanes()
         order = np.lexsort((self.position, lanes))
         linked = (lanes[order[1:]] == lanes[order[:-1]]) & (lanes[order[1:]] >= 0)
         return order[:-1][linked], order[1:][linked]
@@ -88,7 +98,7 @@ def build_graph(
     """Join the traces of ``ranks`` (default 0, 1, …) to one graph.
 
     Raises ``TraceError`` for what no simulator can run: no nodes, a duplicate id, a dependency on an
-    absent node, a cycle, times that add up to 2^62 ns, ranks whose traces begin an hour apart.
+    absent node, a cycle, times that add up to 2^62 ns.
     """
     traces = [traces] if isinstance(traces, ExecutionTrace) else list(traces)
     ranks = list(range(len(traces))) if ranks is None else list(ranks)
@@ -106,12 +116,9 @@ def build_graph(
     row = np.concatenate(rows)
     in_order = first[trace_of] + row
     groups: dict[str, int] = {}
-    release_ns = _release_times(traces)
-    recorded = None
-    if release_ns is not None and all(trace.start_micros.any() for trace in traces):
-        recorded = np.concatenate([_from_first(t) + at for t, at in zip(traces, release_ns, strict=True)])[
-            in_order
-        ]
+    local = None
+    if all(trace.start_micros.any() for trace in traces):
+        local = np.concatenate([_starts(trace) for trace in traces])[in_order]
     graph = ReplayGraph(
         traces=traces,
         ranks=ranks,
@@ -126,9 +133,13 @@ def build_graph(
         source=np.concatenate(sources),
         target=np.concatenate(targets),
         position=np.arange(first[-1]),
-        release_ns=release_ns or [0] * len(traces),
-        recorded_start_ns=recorded,
+        local_start_ns=local,
+        transfer=_transfer(traces, in_order),
+        clock_ns=_clocks(traces),
+        lag_ns=np.zeros(0, np.int64),
+        own_ns=np.zeros(0, np.int64),
     )
+    graph.lag_ns, graph.own_ns = _lags(graph)
     if np.any(graph.source >= graph.target):
         graph.position = _topological_positions(graph)
     return graph
@@ -191,30 +202,49 @@ def _group_column(trace: ExecutionTrace, groups: dict[str, int]) -> np.ndarray:
     return column
 
 
-def _release_times(traces: list[ExecutionTrace]) -> list[int] | None:
-    """When each rank's first node may start, ns, the earliest rank at 0; None where that is not known.
+def _lags(graph: ReplayGraph) -> tuple[np.ndarray, np.ndarray]:
+    """``lag_ns`` and ``own_ns``."""
+    latency, gap = graph.attribute("launch_latency_ns", -1), graph.attribute("stream_gap_ns", -1)
+    by_launch = (latency >= 0)[graph.target] & graph.is_cpu[graph.source]
+    lag = np.where(by_launch, (latency - np.maximum(gap, 0))[graph.target], 0)
+    return lag, np.where(gap >= 0, gap, graph.duration_ns)
 
-    Absolute times are compared only where all ranks name the same ``clock_domain``: clocks of two hosts
-    can differ by more than a step lasts.
+
+def _starts(trace: ExecutionTrace) -> np.ndarray:
+    """Recorded starts, ns since ``trace_start_ns`` of the metadata or since an unknown moment."""
+    return trace.start_micros.astype(np.int64) * 1000
+
+
+def _transfer(traces: list[ExecutionTrace], in_order: np.ndarray) -> np.ndarray | None:
+    """The part of each duration that is transfer, 1 where nothing is recorded; None where no file has it."""
+    if not any("wait_micros" in trace.attributes for trace in traces):
+        return None
+    transfer, wait = (
+        np.concatenate([trace.column(name) for trace in traces])[in_order].astype(np.float64)
+        for name in ("transfer_micros", "wait_micros")
+    )
+    total = transfer + wait
+    return np.divide(transfer, total, out=np.ones(len(total)), where=total > 0)
+
+
+def _clocks(traces: list[ExecutionTrace]) -> list[int] | None:
+    """What to add to the recorded starts of each rank, ns, so that they are on one clock.
+
+    From ``trace_start_ns`` and ``clock_offset_ns``, which the converter writes; without the latter only where
+    all ranks name the same ``clock_domain``, as the clocks of two hosts can differ by more than a step lasts.
     """
-    domains = {trace.metadata.get("clock_domain") for trace in traces}
-    origins = [trace.metadata.get("trace_start_ns") for trace in traces]
     if len(traces) == 1:
         return [0]
-    if len(domains) != 1 or domains & {None, ""} or not all(type(origin) is int for origin in origins):
+    origins = [trace.metadata.get("trace_start_ns") for trace in traces]
+    offsets = [trace.metadata.get("clock_offset_ns") for trace in traces]
+    domains = {trace.metadata.get("clock_domain") for trace in traces}
+    if not all(type(origin) is int for origin in origins):
         return None
-    begins = [origin + int(t.start_micros.min()) * 1000 for origin, t in zip(origins, traces, strict=True)]
-    if max(begins) - min(begins) > _LONGEST_SKEW_NS:
-        raise TraceError(
-            f"the ranks' traces begin {(max(begins) - min(begins)) / 1e9:.0f} s apart: "
-            "give the files of one run, or replay each rank with --alone"
-        )
-    return [begin - min(begins) for begin in begins]
-
-
-def _from_first(trace: ExecutionTrace) -> np.ndarray:
-    """Recorded starts, ns after the first of the trace, int64[rows]."""
-    return (trace.start_micros - trace.start_micros.min()).astype(np.int64) * 1000
+    if not all(type(offset) is int for offset in offsets):
+        if len(domains) != 1 or domains & {None, ""}:
+            return None
+        offsets = [0] * len(traces)
+    return [int(origin) + int(offset) for origin, offset in zip(origins, offsets, strict=True)]  # type: ignore[arg-type]
 
 
 def _lanes(graph: ReplayGraph) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 A channel is the collectives of one process group, or the messages of one (source, destination, tag,
 size). It has sides: the member ranks of a group, or send and receive. The n-th nodes of all sides are
-one operation, which runs from the moment the last of them is ready: see ``transfer_times``. A node with
+one operation, which runs from the moment the last of them is ready: see ``timing``. A node with
 no channel is replayed alone, for its own recorded duration.
 """
 
@@ -62,11 +62,6 @@ def match(graph: ReplayGraph, comm_groups: Mapping[str, Sequence[int]] | None = 
     if len(graph.traces) > 1:
         _match_collectives(graph, matching, comm_groups or {})
         _match_messages(graph, matching)
-        if matching.channels and graph.recorded_start_ns is None:
-            matching.notes.append(
-                "a collective lasts on all ranks what it lasted on the shortest: recorded starts are not "
-                "compared (no start times, no trace_start_ns on one clock_domain, or --transfer shortest)"
-            )
     elif communications := int(np.isin(graph.types, _COMMUNICATION).sum()):
         matching.notes.append(
             f"{communications} communication nodes run alone, for their own durations: one rank was given"
@@ -142,20 +137,6 @@ def _match_messages(graph: ReplayGraph, matching: Matching) -> None:
     for sender, receiver, tag, size in kinds.T.tolist():
         label = f"rank {sender} to rank {receiver}, tag {tag}, {size} bytes"
         matching.channels.append(Channel(label, {0: sender, 1: receiver}, is_group=False))
-
-
-def transfer_times(graph: ReplayGraph, nodes: list[int]) -> list[int]:
-    """How long each of the matched ``nodes`` runs on after the last of them has started, ns.
-
-    A recorded duration includes waiting for the last rank. With comparable clocks what is left after its
-    recorded start is each rank's own transfer; without, the shortest duration is taken for all, as the
-    rank that came last hardly waited.
-    """
-    durations = [int(graph.duration_ns[node]) for node in nodes]
-    if graph.recorded_start_ns is None:
-        return [min(durations)] * len(nodes)
-    starts = [int(graph.recorded_start_ns[node]) for node in nodes]
-    return [max(0, at + duration - max(starts)) for at, duration in zip(starts, durations, strict=True)]
 
 
 def check_same(graph: ReplayGraph, channel: Channel, ordinal: int, nodes: list[int]) -> None:

@@ -1,7 +1,7 @@
 """The two replays: when each node starts and ends, from durations and dependencies alone.
 
-Recorded start times do not come in here (but to tell a collective's waiting from its transfer, see
-``transfer_times``): comparing them with what comes out is the proof.
+Recorded start times do not come in here (but to separate a collective's waiting from its transfer, see
+``timing``): comparing them with the simulated ones is the test.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import numpy as np
 from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
 from chakra_et.et.edges import successor_lists
 from chakra_et.replay.joint import ReplayGraph, build_graph
-from chakra_et.replay.matching import Matching, check_same, deadlock, match, transfer_times
+from chakra_et.replay.matching import Matching, check_same, deadlock, match
+from chakra_et.replay.timing import Timing, timing
 
 CPU, GPU, COMM, RECV = range(4)
 
@@ -51,7 +52,8 @@ def replay_device(
     each other for ever.
     """
     graph = build_graph(traces, ranks)
-    return device_replay(graph, match(graph, comm_groups))
+    matching = match(graph, comm_groups)
+    return device_replay(graph, matching, timing(graph, matching))
 
 
 def replay_astra(
@@ -66,32 +68,37 @@ def replay_astra(
     Arguments and errors as for ``replay_device``.
     """
     graph = build_graph(traces, ranks)
-    return astra_replay(graph, match(graph, comm_groups))
+    matching = match(graph, comm_groups)
+    return astra_replay(graph, matching, timing(graph, matching))
 
 
 def longest_path(trace: ExecutionTrace) -> int:
     """Length of the longest chain of dependencies, ns: no replay of the trace can be shorter."""
     graph = build_graph(trace)
     none = np.empty(0, np.int64)
-    return _run_lanes(graph, match(graph), none, none).makespan_ns
+    matching = match(graph)
+    return _run_lanes(graph, matching, timing(graph, matching), none, none).makespan_ns
 
 
-def device_replay(graph: ReplayGraph, matching: Matching) -> ReplayResult:
+def device_replay(graph: ReplayGraph, matching: Matching, times: Timing) -> ReplayResult:
     """``replay_device`` on a graph that is already built."""
-    return _run_lanes(graph, matching, *graph.lane_edges())
+    return _run_lanes(graph, matching, times, *graph.lane_edges())
 
 
 def _run_lanes(
-    graph: ReplayGraph, matching: Matching, lane_source: np.ndarray, lane_target: np.ndarray
+    graph: ReplayGraph, matching: Matching, times: Timing, lane_source: np.ndarray, lane_target: np.ndarray
 ) -> ReplayResult:
     """Longest paths by counting down unfinished predecessors: each node and edge is visited once."""
     source, target = np.r_[graph.source, lane_source], np.r_[graph.target, lane_target]
     offsets, successors = successor_lists(len(graph), source, target)
+    lags = np.r_[graph.lag_ns, np.zeros(len(lane_source), np.int64)][
+        np.argsort(source, kind="stable")
+    ].tolist()
     degrees = np.bincount(target, minlength=len(graph))
     ready, waiting = np.flatnonzero(degrees == 0).tolist(), degrees.tolist()
     del source, target, degrees
-    start = np.array(graph.release_ns, np.int64)[graph.trace_of].tolist()
-    duration, channel = graph.duration_ns.tolist(), matching.channel.tolist()
+    start = np.array(times.release_ns, np.int64)[graph.trace_of].tolist()
+    duration, channel = graph.own_ns.tolist(), matching.channel.tolist()
     ordinal = matching.ordinals(graph.position).tolist()
     end = [-1] * len(graph)
     arrived: dict[tuple[int, int], list[int]] = defaultdict(list)
@@ -106,19 +113,20 @@ def _run_lanes(
                 continue
             ended = arrived.pop(key)
             check_same(graph, matching.channels[key[0]], key[1], ended)
-            lasting, began = transfer_times(graph, ended), max(start[member] for member in ended)
+            lasting, began = times.lasting(graph, ended), max(start[member] for member in ended)
         for member, lasts in zip(ended, lasting, strict=True):
             now = end[member] = began + lasts
-            for successor in successors[offsets[member] : offsets[member + 1]]:
-                if start[successor] < now:
-                    start[successor] = now
+            for edge in range(offsets[member], offsets[member + 1]):
+                successor = successors[edge]
+                if start[successor] < now + lags[edge]:
+                    start[successor] = now + lags[edge]
                 waiting[successor] -= 1
                 if not waiting[successor]:
                     ready.append(successor)
-    return _result(graph, matching, start, end, arrived)
+    return _result(graph, matching, times, start, end, arrived)
 
 
-def astra_replay(graph: ReplayGraph, matching: Matching) -> ReplayResult:
+def astra_replay(graph: ReplayGraph, matching: Matching, times: Timing) -> ReplayResult:
     """``replay_astra`` on a graph that is already built.
 
     Completions at the same instant are handled in the order in which they were scheduled, each issuing
@@ -150,7 +158,7 @@ def astra_replay(graph: ReplayGraph, matching: Matching) -> ReplayResult:
     issued: dict[tuple[int, int], int] = defaultdict(int)
     arrived: dict[tuple[int, int], list[int]] = defaultdict(list)
     # (time, order of scheduling, node); a rank's start is the node -1 - its index.
-    events = [(release, rank, -1 - rank) for rank, release in enumerate(graph.release_ns)]
+    events = [(release, rank, -1 - rank) for rank, release in enumerate(times.release_ns)]
     heapq.heapify(events)
     scheduled = len(events)
 
@@ -189,15 +197,16 @@ def astra_replay(graph: ReplayGraph, matching: Matching) -> ReplayResult:
             if len(members) == len(matching.channels[channel[lowest]].sides):
                 del arrived[channel[lowest], count]
                 check_same(graph, matching.channels[channel[lowest]], count, members)
-                for member, lasts in zip(members, transfer_times(graph, members), strict=True):
+                for member, lasts in zip(members, times.lasting(graph, members), strict=True):
                     heapq.heappush(events, (now + max(lasts, 1), scheduled, member))
                     scheduled += 1
-    return _result(graph, matching, start, end, arrived)
+    return _result(graph, matching, times, start, end, arrived)
 
 
 def _result(
     graph: ReplayGraph,
     matching: Matching,
+    times: Timing,
     start: list[int],
     end: list[int],
     arrived: Mapping[tuple[int, int], list[int]],
@@ -205,4 +214,6 @@ def _result(
     unfinished = np.flatnonzero(np.array(end, np.int64) < 0)
     if len(unfinished):
         raise deadlock(graph, matching, arrived, unfinished)
-    return ReplayResult(graph.scatter(start), graph.scatter(end), graph.release_ns, matching.notes)
+    return ReplayResult(
+        graph.scatter(start), graph.scatter(end), times.release_ns, matching.notes + times.notes
+    )

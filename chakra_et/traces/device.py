@@ -1,11 +1,12 @@
 """Kineto's device trace (Chrome trace JSON) as columns.
 
-Times are int64 nanoseconds since the first event of the trace. Only what the conversion needs is
-decoded; the field names of all known writers stand in the two structs below.
+Times are int64 nanoseconds since the first event of the trace. Only what the conversion needs is decoded;
+``device_format`` has the field names of all known writers.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,86 +15,56 @@ import msgspec
 import numpy as np
 
 from chakra_et.errors import TraceError
-from chakra_et.traces.fields import Number, as_column, as_number, count
+from chakra_et.findings import Findings
+from chakra_et.traces.device_format import (
+    ANNOTATION,
+    CODE_OF_CATEGORY,
+    KERNEL,
+    MODULE,
+    NO_ARGS,
+    NOT_A_NODE,
+    SYNC,
+    Args,
+    Event,
+    Header,
+    OperatorHeader,
+)
+from chakra_et.traces.fields import Number, as_column, as_number
 from chakra_et.traces.limits import DEFAULT_LIMITS, Limits
 from chakra_et.traces.records import read_records
 
-CPU_CATEGORIES = ("cpu_op", "user_annotation", "cuda_runtime", "cuda_driver")
-GPU_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
-SYNC_CATEGORY = "cuda_sync"
-CATEGORIES = (*CPU_CATEGORIES, *GPU_CATEGORIES, SYNC_CATEGORY)
-CPU_OP, ANNOTATION, RUNTIME, DRIVER, KERNEL, MEMCPY, MEMSET, SYNC = range(len(CATEGORIES))
-# Older writers and other vendors: another name for one of the above.
-CATEGORY_ALIASES = {
-    "Operator": "cpu_op",
-    "cpu_instant_event": "cpu_op",
-    "Runtime": "cuda_runtime",
-    "hip_runtime": "cuda_runtime",
-    "xpu_runtime": "cuda_runtime",
-    "Kernel": "kernel",
-    "Memcpy": "gpu_memcpy",
-    "Memset": "gpu_memset",
-}
-WHY_NOT_A_NODE = {
-    "Trace": "span of the profiler itself",
-    "gpu_user_annotation": "annotation drawn on a device lane: no work of its own",
-    "python_function": "Python frame: its time stays with the enclosing annotation or gap",
-    "cuda_event": "event record: used for synchronisation, no work of its own",
-    "overhead": "the profiler's own overhead",
-}
 MAX_MICROSECONDS = 2.0**53
 MAX_SPAN = 7 * 86_400e6
 """µs from the middle of a trace to any event of it, and of one event: profiling takes minutes."""
-MAX_RANKS = 1_000_000
+_PER_ROW = (
+    "name", "category", "start", "end", "thread", "device", "stream", "rf_id", "external_id", "correlation",
+    "sequence", "forward_thread", "bytes", "graph", "shape",
+)  # fmt: skip
 
 
-class Args(msgspec.Struct, gc=False):
-    external_id: Number = msgspec.field(name="External id", default=None)
-    rf_id: Number = msgspec.field(name="Record function id", default=None)
-    sequence: Number = msgspec.field(name="Sequence number", default=None)
-    forward_thread: Number = msgspec.field(name="Fwd thread id", default=None)
-    correlation: Number = None
-    stream: Number = None
-    original_stream: Number = None
-    device: Number = None
-    sync_kind: str | None = msgspec.field(name="cuda_sync_kind", default=None)
-    wait_on_stream: Number = None
-    record_correlation: Number = msgspec.field(name="wait_on_cuda_event_record_corr_id", default=None)
-    collective: str | None = msgspec.field(name="Collective name", default=None)
-    dtype: str | None = None
-    in_elements: Number = msgspec.field(name="In msg nelems", default=None)
-    out_elements: Number = msgspec.field(name="Out msg nelems", default=None)
-    group_name: Number = msgspec.field(name="Process Group Name", default=None)
-    group_description: str | None = msgspec.field(name="Process Group Description", default=None)
-    group_ranks: Any = msgspec.field(name="Process Group Ranks", default=None)
-    source_rank: Number = msgspec.field(name="Src Rank", default=None)
-    target_rank: Number = msgspec.field(name="Dst Rank", default=None)
-    seq: Number = msgspec.field(name="Seq", default=None)
-    name: Any = None
+@dataclass
+class Modules:
+    """Forward calls of modules, K of them by start: ``thread``, ``start`` and ``end`` (ns) and ``name``, an
+    index into ``names`` (``ResNet_0``, without the prefix), all int64."""
+
+    thread: np.ndarray
+    start: np.ndarray
+    end: np.ndarray
+    name: np.ndarray
+    names: list[str]
+
+    def __len__(self) -> int:
+        return len(self.start)
 
 
-class Event(msgspec.Struct, gc=False):
-    ph: str
-    name: Any = ""
-    cat: str | None = None
-    pid: int | float | str | None = None
-    tid: int | float | str | None = None
-    ts: float | int | str = 0.0
-    dur: float | int | str = 0.0
-    id: int | float | str | None = None
-    args: Args | None = None
+@dataclass
+class OperatorInputs:
+    """The arguments of the operators as Kineto records them, one JSON text per row (empty: none): ``values``
+    (concrete inputs), ``shapes`` and ``types``."""
 
-
-class Header(msgspec.Struct):
-    traceEvents: list[Event]
-    schemaVersion: Any = None
-    distributedInfo: Any = None
-    baseTimeNanoseconds: Any = None
-    traceName: Any = None
-    host_name: Any = None
-
-
-NO_ARGS = Args()
+    values: list[bytes]
+    shapes: list[bytes]
+    types: list[bytes]
 
 
 @dataclass
@@ -102,10 +73,13 @@ class DeviceTrace:
 
     ``category``: index into ``CATEGORIES``. ``start``, ``end``: ns. ``thread``: index into ``threads``
     (pid, tid) for rows on the CPU, -1 otherwise. ``device``, ``stream``: for rows on the GPU, -1
-    otherwise. ``rf_id``, ``external_id``, ``correlation``, ``sequence``, ``forward_thread``: -1 where
-    absent. ``name`` indexes ``names``. ``communication`` holds the NCCL arguments of the rows that carry
-    them; ``waits`` the cuda_sync arguments. ``forward_backward`` is int64[K, 2, 2]: (thread, time) of the
-    start and finish of each fwdbwd flow. ``losses`` counts events that become no node, by reason.
+    otherwise. ``rf_id``, ``external_id``, ``correlation``, ``sequence``, ``forward_thread``, ``bytes`` (of
+    copies and memsets), ``graph`` (CUDA graph): -1 where absent. ``name`` indexes ``names``, ``shape``
+    indexes ``shapes`` (grid and block of a kernel, -1: none). ``communication`` holds the arguments of the
+    rows that describe communication; ``waits`` the cuda_sync arguments. ``forward_backward`` is int64[K, 2,
+    2]: (thread, time) of the start and finish of each fwdbwd flow. ``findings`` counts what was left out or
+    repaired. ``inputs`` is None where they were not asked for, and so empty is ``launched``: row of a launch
+    call → name of the kernel, which HIP records.
     """
 
     path: Path
@@ -124,64 +98,87 @@ class DeviceTrace:
     correlation: np.ndarray
     sequence: np.ndarray
     forward_thread: np.ndarray
+    bytes: np.ndarray
+    graph: np.ndarray
+    shape: np.ndarray
+    shapes: list[tuple[str, str]]
     communication: dict[int, Args]
     waits: dict[int, Args]
     forward_backward: np.ndarray
+    modules: Modules
     origin_ns: int
     events_in: int
-    losses: dict[str, int]
-    repairs: dict[str, int]
+    findings: Findings
     distributed: dict[str, Any] = field(default_factory=dict)
     host_name: str = ""
+    device_name: str = ""
+    inputs: OperatorInputs | None = None
+    launched: dict[int, str] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.start)
 
     def select(self, rows: np.ndarray) -> DeviceTrace:
         """The same trace with only ``rows`` (ascending)."""
-        import dataclasses
-
-        columns = ["name", "category", "start", "end", "thread", "device", "stream", "rf_id", "external_id",
-                   "correlation", "sequence", "forward_thread"]  # fmt: skip
         place = {int(row): at for at, row in enumerate(rows)}
-        changes: dict[str, Any] = {column: getattr(self, column)[rows] for column in columns}
-        for sparse in ("communication", "waits"):
+        changes: dict[str, Any] = {column: getattr(self, column)[rows] for column in _PER_ROW}
+        for sparse in ("communication", "waits", "launched"):
             table = getattr(self, sparse)
             changes[sparse] = {place[row]: value for row, value in table.items() if row in place}
+        if self.inputs:
+            texts = ([column[row] for row in rows.tolist()] for column in vars(self.inputs).values())
+            changes["inputs"] = OperatorInputs(*texts)
         return dataclasses.replace(self, **changes)
+
+
+def load(path: str | Path, limits: Limits = DEFAULT_LIMITS, operators: bool = False) -> DeviceTrace:
+    """Read a device trace (``.json`` or ``.json.gz``); ``operators``: with the operators' arguments.
+
+    Raises ``TraceError`` if it is not readable, beyond the limits or holds no event that did work.
+    """
+    path = Path(path)
+    columns = _Columns(operators)
+    layout = OperatorHeader if operators else Header
+    header = read_records(path, "traceEvents", lambda head: layout, columns, limits)
+    if columns.rows == 0:
+        raise TraceError(
+            f"{path}: no operator, runtime call or kernel in it; was the profiler's active step reached?"
+        )
+    return _finish(path, columns, header)
 
 
 class _Columns:
     """Collects columns over the pieces of the file."""
 
-    def __init__(self) -> None:
+    def __init__(self, operators: bool) -> None:
         self.numbers: dict[str, list[np.ndarray]] = {}
         self.names: dict[str, int] = {}
+        self.shapes: dict[tuple[str, str], int] = {}
         self.threads: dict[tuple[Any, Any], int] = {}
         self.thread_names: dict[tuple[Any, Any], str] = {}
         self.communication: dict[int, Args] = {}
         self.waits: dict[int, Args] = {}
         self.flows: dict[Any, list[Any]] = {}
-        self.losses: dict[str, int] = {}
-        self.repairs: dict[str, int] = {}
+        self.modules: list[Event] = []
+        self.inputs: tuple[list[bytes], list[bytes], list[bytes]] | None = ([], [], []) if operators else None
+        self.launched: dict[int, str] = {}
+        self.findings = Findings()
         self.events_in = 0
         self.rows = 0
 
     def take(self, events: list[Event]) -> None:
-        work = []
-        codes = []
-        code_of = {name: code for code, name in enumerate(CATEGORIES)}
-        code_of |= {alias: code_of[name] for alias, name in CATEGORY_ALIASES.items()}
+        work, codes = [], []
+        code_of = CODE_OF_CATEGORY
         for event in events:
             ph = event.ph
             if ph == "X":
                 self.events_in += 1
-                code = code_of.get(event.cat)
-                if code is None:
-                    count(self.losses, WHY_NOT_A_NODE.get(event.cat, f"category {event.cat!r} is not known"))
-                else:
+                code = code_of.get(event.cat)  # type: ignore[arg-type]
+                if code is not None:
                     work.append(event)
                     codes.append(code)
+                else:
+                    self._leave_out(event)
             elif event.cat == "fwdbwd" and ph in "sf":
                 self.flows.setdefault(event.id, [None, None])[ph == "f"] = event
             elif ph == "M" and event.name == "thread_name" and event.args is not None:
@@ -189,24 +186,31 @@ class _Columns:
         if work:
             self._take_work(work, codes)
 
+    def _leave_out(self, event: Event) -> None:
+        category = str(event.cat)
+        if category in NOT_A_NODE:
+            self.findings.add(NOT_A_NODE[category])
+            if category == "python_function" and str(event.name).startswith(MODULE):
+                self.modules.append(event)
+        else:
+            self.findings.add("unknown-category", detail=category)
+
     def leave_out(self, record: bytes) -> None:
         fields = msgspec.json.decode(record)
         if isinstance(fields, dict) and fields.get("ph") == "X":
             self.events_in += 1
-            count(self.losses, "field of the wrong type")
+            self.findings.add("bad-field")
         else:
-            count(self.repairs, "record with a field of the wrong type left out")
+            self.findings.add("bad-record")
 
     def _take_work(self, work: list[Event], codes: list[int]) -> None:
-        args = [event.args or NO_ARGS for event in work]
+        args: list[Any] = [event.args or NO_ARGS for event in work]
         names, threads = self.names, self.threads
-        start = as_column([event.ts for event in work], np.float64)
-        length = as_column([event.dur for event in work], np.float64)
         category = np.array(codes, dtype=np.int8)
-        on_cpu = category < KERNEL
+        absent = np.full(len(work), -1, dtype=np.int64)
         columns = {
-            "start": start,
-            "length": length,
+            "start": as_column([event.ts for event in work], np.float64),
+            "length": as_column([event.dur for event in work], np.float64),
             "category": category,
             "name": np.array([names.setdefault(str(e.name), len(names)) for e in work], dtype=np.int32),
             "thread": np.array(
@@ -221,59 +225,65 @@ class _Columns:
             "correlation": as_column([a.correlation for a in args]),
             "sequence": as_column([a.sequence for a in args]),
             "forward_thread": as_column([a.forward_thread for a in args]),
-            "device": np.full(len(work), -1, dtype=np.int64),
-            "stream": np.full(len(work), -1, dtype=np.int64),
+            **{name: absent.copy() for name in ("device", "stream", "bytes", "graph")},
+            "shape": absent.astype(np.int32),
         }
-        gpu = np.flatnonzero(~on_cpu)
-        rows = gpu.tolist()
+        gpu = np.flatnonzero(category >= KERNEL)
+        self._take_gpu(work, args, codes, gpu.tolist(), columns, gpu)
+        for row, a in enumerate(args):
+            if a.collective is not None or a.group_name is not None or a.in_elements is not None:
+                self.communication[self.rows + row] = a
+        if self.inputs is not None:
+            for target, name in zip(self.inputs, ("concrete", "dims", "types"), strict=True):
+                target += [bytes(getattr(a, name)) for a in args]
+            self.launched |= {self.rows + row: str(a.kernel) for row, a in enumerate(args) if a.kernel}
+        for name, column in columns.items():
+            self.numbers.setdefault(name, []).append(column)
+        self.rows += len(work)
+
+    def _take_gpu(
+        self, work: list[Event], args: list[Args], codes: list[int], rows: list[int],
+        columns: dict[str, np.ndarray], gpu: np.ndarray,
+    ) -> None:  # fmt: skip
         columns["device"][gpu] = as_column([_either(args[row].device, work[row].pid) for row in rows])
         streams = [_either(args[row].original_stream, args[row].stream) for row in rows]
         columns["stream"][gpu] = as_column(
             [_either(stream, work[row].tid) for stream, row in zip(streams, rows, strict=True)]
         )
+        columns["bytes"][gpu] = as_column([args[row].bytes for row in rows])
+        columns["graph"][gpu] = as_column([args[row].graph_id for row in rows])
+        shapes = self.shapes
         for row in rows:
             a = args[row]
             if codes[row] == SYNC:
                 self.waits[self.rows + row] = a
-            elif a.collective is not None or a.group_name is not None or a.in_elements is not None:
-                self.communication[self.rows + row] = a
-        for name, column in columns.items():
-            self.numbers.setdefault(name, []).append(column)
-        self.rows += len(work)
+            elif a.grid is not None:
+                key = (_triple(a.grid), _triple(a.block))
+                columns["shape"][row] = shapes.setdefault(key, len(shapes))
 
 
-def load(path: str | Path, limits: Limits = DEFAULT_LIMITS) -> DeviceTrace:
-    """Read a device trace (``.json`` or ``.json.gz``).
-
-    Raises ``TraceError`` if it is not readable, beyond the limits or holds no event that did work.
-    """
-    path = Path(path)
-    columns = _Columns()
-    header = read_records(path, "traceEvents", lambda head: Header, columns, limits)
-    if columns.rows == 0:
-        raise TraceError(
-            f"{path}: no operator, runtime call or kernel in it; was the profiler's active step reached?"
-        )
-    return _finish(path, columns, header)
+def _triple(value: Any) -> str:
+    """A grid or block, which writers give as a list or as text, as ``x,y,z``."""
+    numbers = value if isinstance(value, list) else str(value).strip("[]").split(",")
+    return ",".join(str(number).strip()[:12] for number in numbers[:3])
 
 
 def _finish(path: Path, columns: _Columns, header: Header) -> DeviceTrace:
     joined = {name: np.concatenate(parts) for name, parts in columns.numbers.items()}
     start_us, length = joined.pop("start"), joined.pop("length")
-    repairs, losses = columns.repairs, columns.losses
+    findings = columns.findings
     # The comparison is false for NaN, so that what can't be placed in time is refused here as well.
     sane = (np.abs(start_us) < MAX_MICROSECONDS) & (length < MAX_SPAN) & (length > -MAX_SPAN)
     if sane.any():
         sane &= np.abs(start_us - np.median(start_us[sane])) < MAX_SPAN
-    if not sane.all():
-        losses["time stamp or duration out of range"] = int((~sane).sum())
+    findings.add("bad-time", int((~sane).sum()))
     negative = sane & (length < 0)
     if negative.any():
-        repairs["negative duration set to 0"] = int(negative.sum())
+        findings.add("negative-duration", int(negative.sum()))
         length = np.where(negative, 0.0, length)
     if not (sane & (joined["category"] != SYNC)).any():
         raise TraceError(f"{path}: no operator, runtime call or kernel in it has a usable time stamp.")
-    origin_us = np.floor(start_us[sane].min())
+    origin_us = float(np.floor(start_us[sane].min()))
     start = np.zeros(len(start_us), dtype=np.int64)
     end = start.copy()
     start[sane] = np.rint((start_us[sane] - origin_us) * 1000).astype(np.int64)
@@ -286,29 +296,36 @@ def _finish(path: Path, columns: _Columns, header: Header) -> DeviceTrace:
     place = np.full(len(start), -1, dtype=np.int64)
     place[order] = np.arange(len(order))
 
-    base = header.baseTimeNanoseconds
-    distributed = header.distributedInfo if isinstance(header.distributedInfo, dict) else {}
-    trace = DeviceTrace(
+    def placed(table: dict[int, Any]) -> dict[int, Any]:
+        return {int(place[row]): args for row, args in table.items() if place[row] >= 0}
+
+    inputs = None
+    if columns.inputs is not None:
+        inputs = OperatorInputs(*([column[row] for row in order.tolist()] for column in columns.inputs))
+    properties = header.deviceProperties
+    first = properties[0] if isinstance(properties, list) and properties else {}
+    return DeviceTrace(
         path=path,
         names=list(columns.names),
         start=start[order],
         end=end[order],
         threads=list(columns.threads),
         thread_names=columns.thread_names,
-        communication={
-            int(place[row]): args for row, args in columns.communication.items() if place[row] >= 0
-        },
-        waits={int(place[row]): args for row, args in columns.waits.items() if place[row] >= 0},
+        shapes=list(columns.shapes),
+        communication=placed(columns.communication),
+        waits=placed(columns.waits),
         forward_backward=_flows(columns, origin_us),
-        origin_ns=int(as_number(base, 0)) + int(origin_us) * 1000,
+        modules=_modules(columns, origin_us),
+        origin_ns=int(as_number(header.baseTimeNanoseconds, 0)) + int(origin_us) * 1000,
         events_in=columns.events_in,
-        losses=losses,
-        repairs=repairs,
-        distributed=distributed,
+        findings=findings,
+        distributed=header.distributedInfo if isinstance(header.distributedInfo, dict) else {},
         host_name=str(header.host_name or ""),
+        device_name=str(first.get("name") or "") if isinstance(first, dict) else "",
+        inputs=inputs,
+        launched=placed(columns.launched),
         **{name: column[order] for name, column in joined.items()},
     )
-    return trace
 
 
 def _flows(columns: _Columns, origin_us: float) -> np.ndarray:
@@ -325,6 +342,21 @@ def _flows(columns: _Columns, origin_us: float) -> np.ndarray:
         if len(ends) == 2:
             pairs.append(ends)
     return np.array(pairs, dtype=np.int64).reshape(-1, 2, 2)
+
+
+def _modules(columns: _Columns, origin_us: float) -> Modules:
+    names: dict[str, int] = {}
+    rows = []
+    for event in columns.modules:
+        thread = columns.threads.get((event.pid, event.tid), -1)
+        after, length = as_number(event.ts, -MAX_SPAN) - origin_us, as_number(event.dur, -1)
+        if thread >= 0 and abs(after) < 2 * MAX_SPAN and 0 <= length < MAX_SPAN:
+            name = names.setdefault(str(event.name).removeprefix(MODULE), len(names))
+            rows.append((round(after * 1000), -round(length * 1000), thread, name))
+    rows.sort()
+    table = np.array(rows, dtype=np.int64).reshape(-1, 4)
+    start, length = table[:, 0], -table[:, 1]
+    return Modules(table[:, 2], start, start + length, table[:, 3], list(names))
 
 
 def _either(value: Number, otherwise: Number) -> Number:

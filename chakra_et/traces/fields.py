@@ -7,6 +7,7 @@ import contextlib
 import numpy as np
 
 Number = int | float | str | None
+MAX_RANKS = 1_000_000
 
 
 def as_column(values: list[Number], dtype: type = np.int64) -> np.ndarray:
@@ -31,7 +32,3 @@ def as_number(value: Number, missing: float = -1) -> float | int:
     if not isinstance(found, int | float) or not abs(found) < 2**63:
         return missing
     return found
-
-
-def count(table: dict[str, int], key: str) -> None:
-    table[key] = table.get(key, 0) + 1

@@ -16,7 +16,8 @@ import msgspec
 import numpy as np
 
 from chakra_et.errors import TraceError
-from chakra_et.traces.fields import Number, as_column, count
+from chakra_et.findings import Findings
+from chakra_et.traces.fields import Number, as_column
 from chakra_et.traces.limits import DEFAULT_LIMITS, Limits
 from chakra_et.traces.records import read_records
 
@@ -121,6 +122,7 @@ class HostTrace:
     shapes and types of row i as the JSON text of the trace (UTF-8). ``communication``: the collective's
     attributes of the rows that have them. ``texts``: other text attributes that are not empty.
     ``groups``: the process groups as recorded. ``header``: schema, pid, time, start_ts, finish_ts.
+    ``recorded`` is False where there is no host trace, and the operators come from the device trace.
     """
 
     path: Path
@@ -142,7 +144,8 @@ class HostTrace:
     texts: dict[int, dict[str, str]]
     groups: list[dict[str, Any]]
     header: dict[str, Any]
-    repairs: dict[str, int] = field(default_factory=dict)
+    findings: Findings = field(default_factory=Findings)
+    recorded: bool = True
 
     def __len__(self) -> int:
         return len(self.id)
@@ -159,7 +162,7 @@ class _Columns:
         self.outputs: tuple[list[bytes], ...] = ([], [], [])
         self.communication: dict[int, dict[str, Any]] = {}
         self.texts: dict[int, dict[str, str]] = {}
-        self.repairs: dict[str, int] = {}
+        self.findings = Findings()
         self.rows = 0
 
     def take(self, nodes: list[Any]) -> None:
@@ -187,7 +190,7 @@ class _Columns:
         self.rows += len(nodes)
 
     def leave_out(self, record: bytes) -> None:
-        count(self.repairs, "node with a field of the wrong type left out")
+        self.findings.add("bad-node")
 
     def _take_attrs(self, nodes: list[Node]) -> list[int]:
         """Split the nodes' attributes into columns; returns their operator schemas' indices.
@@ -234,7 +237,7 @@ class _Columns:
                 elif name in TEXT:
                     self.texts.setdefault(self.rows + at, {})[name] = str(value)
                 else:
-                    count(self.repairs, f"unknown attribute {name!r} left out")
+                    self.findings.add("unknown-attribute", detail=name)
         for name, values in columns.items():
             self._add(name, as_column(values))
         return op_schema
@@ -265,7 +268,7 @@ def load(path: str | Path, limits: Limits = DEFAULT_LIMITS) -> HostTrace:
     if columns.rows == 0:
         raise TraceError(f"{path}: no node in it; was the profiler's active step reached?")
     joined = {name: np.concatenate(parts) for name, parts in columns.numbers.items()}
-    columns.repairs |= _family_troubles(joined["id"], joined["parent"])
+    _check_family(joined["id"], joined["parent"], columns.findings)
     return HostTrace(
         path=path,
         names=list(columns.names),
@@ -276,13 +279,13 @@ def load(path: str | Path, limits: Limits = DEFAULT_LIMITS) -> HostTrace:
         texts=columns.texts,
         groups=_groups(columns, joined["name"]),
         header={key: getattr(document, key) for key in ("schema", "pid", "time", "start_ts", "finish_ts")},
-        repairs=columns.repairs,
+        findings=columns.findings,
         **joined,
     )
 
 
-def _family_troubles(ids: np.ndarray, parents: np.ndarray) -> dict[str, int]:
-    """What is wrong with ids and parents. It costs no node: who calls whom is taken from the times."""
+def _check_family(ids: np.ndarray, parents: np.ndarray, findings: Findings) -> None:
+    """Count wrong ids and parents. They cost no node: nesting is taken from the times."""
     known, first = np.unique(ids, return_index=True)
     parents = parents[first]
     up = np.minimum(np.searchsorted(known, parents), len(known) - 1)
@@ -294,12 +297,9 @@ def _family_troubles(ids: np.ndarray, parents: np.ndarray) -> dict[str, int]:
     absent &= (nodes > 0) & (parents != known[0] - 1)
     for _ in range(len(known).bit_length()):
         up = up[up]  # twice as far in each round
-    troubles = {
-        "host nodes with the id of another one": len(ids) - len(known),
-        "host nodes whose parent is not in the trace": int(absent.sum()),
-        "host nodes that are their own ancestors, or below such": int((~ends[up]).sum()),
-    }
-    return {trouble: many for trouble, many in troubles.items() if many}
+    findings.add("duplicate-host-id", len(ids) - len(known))
+    findings.add("absent-host-parent", int(absent.sum()))
+    findings.add("cyclic-host-parent", int((~ends[up]).sum()))
 
 
 def tensors(values: bytes) -> list[tuple[int, int, int]]:
@@ -319,5 +319,5 @@ def _groups(columns: _Columns, name: np.ndarray) -> list[dict[str, Any]]:
             (payload, *_) = msgspec.json.decode(columns.inputs[0][row], type=list[str])
             return msgspec.json.decode(payload, type=list[dict[str, Any]])
         except (msgspec.DecodeError, ValueError, RecursionError):
-            count(columns.repairs, "process-group record not readable")
+            columns.findings.add("bad-group-record")
     return []

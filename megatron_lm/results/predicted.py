@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fasop import schedule
 from fasop.errors import PlanError
-from fasop.plan import Plan, read_plans
+from fasop.plans.plan import Plan, read_plans
+from fasop.schedule import events
 from megatron_lm.errors import RunError
 from megatron_lm.results.timeline import COMMUNICATION, COMPUTE, Event
+
+TASKS = {"forward": "forward", "backward": "backward", "reduction": "grads-all-reduce"}
 
 
 def read_plan(path: Path) -> Plan:
@@ -24,28 +26,12 @@ def read_plan(path: Path) -> Plan:
 
 def predicted_events(plan: Plan) -> list[Event]:
     """One iteration of every stage, starting at 0 s; stages take the place of ranks."""
-    timeline = schedule.run(
-        list(plan.stage_forward), list(plan.stage_backward), list(plan.p2p), plan.micro_batches
-    )
     found = []
-
-    def add(stage: int, task: str, lane: int, micro_batch: int | None, start: float, end: float) -> None:
-        found.append(Event(stage, plan.stage_gpu[stage], task, lane, 1, micro_batch, start, end))
-
-    for stage in range(plan.pp):
-        for j in range(plan.micro_batches):
-            end = timeline.forward_end[stage][j]
-            add(stage, "forward", COMPUTE, j, end - plan.stage_forward[stage], end)
-            end = timeline.backward_end[stage][j]
-            add(stage, "backward", COMPUTE, j, end - plan.stage_backward[stage], end)
-        if plan.dp > 1:
-            end = timeline.stage_end[stage]
-            add(stage, "grads-all-reduce", COMMUNICATION, None, end, end + plan.dp_allreduce[stage])
-    for boundary, seconds in enumerate(plan.p2p):
-        for j in range(plan.micro_batches):
-            for sender, task, end in (
-                (boundary, "forward-send", timeline.up_end[boundary][j]),
-                (boundary + 1, "backward-send", timeline.down_end[boundary][j]),
-            ):
-                add(sender, task, COMMUNICATION, j, end - seconds, end)
+    for event in events.of_plan(plan):
+        lane = COMPUTE if event.kind in ("forward", "backward") else COMMUNICATION
+        task = TASKS.get(event.kind) or ("forward-send" if event.up else "backward-send")
+        micro_batch = event.micro_batch if event.micro_batch >= 0 else None
+        if event.kind in (*TASKS, "send"):
+            name = plan.stage_gpu[event.stage]
+            found.append(Event(event.stage, name, task, lane, 1, micro_batch, event.start, event.end))
     return sorted(found, key=lambda event: (event.rank, event.start))

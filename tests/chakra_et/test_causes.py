@@ -74,7 +74,7 @@ def test_orphans_are_attached_by_stream_and_time_and_counted(tmp_path: Path) -> 
     stages = Stages(
         tmp_path, [op("a", 0, 2, 3), kernel("o1", 5, 1, 70), kernel("o2", 7, 1), kernel("m", 8, 1, stream=9)]
     )
-    assert stages.causes.notes["device work without a launching call, attached by stream and time"] == 3
+    assert stages.causes.findings["no-launch"] == 3
     assert ("o1", "overhead") in stages.edges(EdgeKind.STREAM_ORDER)
     assert stages.edges(EdgeKind.INTER_THREAD) == {("a", "overhead")}
     assert stages.replayed()
@@ -83,7 +83,7 @@ def test_orphans_are_attached_by_stream_and_time_and_counted(tmp_path: Path) -> 
 def test_a_kernel_before_its_launch_is_noted_not_lost(tmp_path: Path) -> None:
     """Host and device clocks differ by a few microseconds."""
     stages = Stages(tmp_path, [op("a", 0, 9, 3), call("cudaLaunchKernel", 5, 3, 50), kernel("k", 3, 4, 50)])
-    assert stages.causes.notes["device work that starts before the call that launches it"] == 1
+    assert stages.causes.findings["early-start"] == 1
     assert ("k", 3, 7) in stages.nodes() and stages.replayed()
 
 
@@ -100,7 +100,7 @@ def test_a_blocking_copy_is_a_wait(tmp_path: Path) -> None:
     stages = Stages(tmp_path, copy_of(8, 24))
     assert lengths(stages)["cudaMemcpyAsync"] == 3 + 1, "until the copy began, and after it"
     assert ("Memcpy DtoH (Device -> Pageable)", "cudaMemcpyAsync") in stages.edges(EdgeKind.SYNCHRONISATION)
-    assert stages.causes.notes["blocking copies"] == 1 and stages.replayed()
+    assert stages.causes.findings["blocking-copy"] == 1 and stages.replayed()
 
 
 def test_a_blocking_copy_behind_a_kernel_waits_for_both(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_a_blocking_copy_behind_a_kernel_waits_for_both(tmp_path: Path) -> None:
 
 def test_an_asynchronous_copy_is_none(tmp_path: Path) -> None:
     stages = Stages(tmp_path, copy_of(8, 40))
-    assert lengths(stages)["cudaMemcpyAsync"] == 20 and "blocking copies" not in stages.causes.notes
+    assert lengths(stages)["cudaMemcpyAsync"] == 20 and "blocking-copy" not in stages.causes.findings
 
 
 LAUNCHES = [
@@ -223,8 +223,8 @@ def test_a_stream_waits_for_an_event_of_another(stream, tmp_path: Path) -> None:
 def test_without_a_usable_record_the_fence_is_found_by_time(record: list[dict], tmp_path: Path) -> None:
     stages = Stages(tmp_path, [*FENCE, *record])
     assert stages.edges(EdgeKind.SYNCHRONISATION) == {("first", "waits")}
-    assert stages.causes.notes["stream waits guessed by time, as the trace has no cuda_sync events"] == 1
-    assert stages.causes.notes.get("stream waits whose event record is not in the trace", 0) == len(record)
+    assert stages.causes.findings["stream-wait-inferred"] == 1
+    assert stages.causes.findings.get("stream-wait-no-record", 0) == len(record)
 
 
 def test_a_fence_that_the_times_contradict_is_left_out_and_noted(tmp_path: Path) -> None:
@@ -232,7 +232,7 @@ def test_a_fence_that_the_times_contradict_is_left_out_and_noted(tmp_path: Path)
     record = sync("Stream Wait Event", 5, 1, 52, 20, wait_on_stream=7, wait_on_cuda_event_record_corr_id=51)
     stages = Stages(tmp_path, [*events, record])
     assert stages.edges(EdgeKind.SYNCHRONISATION) == set()
-    assert stages.causes.notes["stream waits that contradict the times, left out"] == 1
+    assert stages.causes.findings["stream-wait-contradicted"] == 1
 
 
 def test_work_that_overlaps_on_a_stream_is_ordered_with_the_rest(tmp_path: Path) -> None:

@@ -9,10 +9,9 @@ import pytest
 from chakra_et.convert.pair import convert_pair
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import CollectiveType, NodeType
-from chakra_et.graph import communication as collectives
-from chakra_et.graph.communication import Communication, operation
-from chakra_et.graph.groups import Group, group_number, groups_of
-from chakra_et.traces.device import KERNEL
+from chakra_et.graph.communication import Communication, communication_rows
+from chakra_et.graph.groups import Group, declared_groups, group_number
+from chakra_et.graph.kernel_table import operation_named
 from chakra_et.traces.sets import Pair
 from chakra_et.validate import check as validate
 from tests.generator import Features, Layout, generate
@@ -98,10 +97,9 @@ def test_groups_of_gloo_are_told_by_their_threads(tmp_path: Path) -> None:
         if len(used) == 3:
             told += 1
             assert all(item.group.name == true.group for item, true in described(c))
-            assert c.talk.notes == {"group of gloo operators told by their worker threads": 9}
+            assert c.talk.findings == {"group-by-thread": 9}
         else:
-            (note,) = c.talk.notes
-            assert note.endswith("taken as the default group")
+            assert c.talk.findings == {"group-default": 9}
     assert told
 
 
@@ -126,7 +124,7 @@ def test_sequence_numbers_count_each_group(tmp_path: Path) -> None:
         ("ncclDevKernel_AllGather_RING_LL(…)", CollectiveType.ALL_GATHER),
         ("ncclDevKernel_Reduce_Sum_f32_TREE_LL(…)", CollectiveType.REDUCE),
         ("ncclDevKernel_Broadcast_RING_LL(…)", CollectiveType.BROADCAST),
-        ("ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(…)", NodeType.COMM_COLL),
+        ("ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(…)", None),
         ("nccl:_all_gather_base", CollectiveType.ALL_GATHER),
         ("nccl:all_reduce_barrier", CollectiveType.BARRIER),
         ("nccl:all_to_all", CollectiveType.ALL_TO_ALL),
@@ -142,7 +140,7 @@ def test_sequence_numbers_count_each_group(tmp_path: Path) -> None:
     ],
 )
 def test_names_of_operations(name: str, what: CollectiveType | NodeType | None) -> None:
-    assert operation(name) is what
+    assert operation_named(name) is what
 
 
 def test_the_wait_of_a_work_is_no_collective(tmp_path: Path) -> None:
@@ -203,12 +201,13 @@ def test_a_coalesced_launch_without_arguments_takes_its_kernels_word(tmp_path: P
     assert item.collective is CollectiveType.ALL_REDUCE and item.size == 400
 
 
-def test_a_kernel_of_unknown_kind_stays_compute_and_is_named(tmp_path: Path) -> None:
+def test_a_kernel_of_unknown_kind_is_communication_and_named(tmp_path: Path) -> None:
     stages = Stages(tmp_path, [op("aten::mm", 0, 1, 4), kernel("ncclDevKernel_Generic_4()", 6, 9)])
-    assert stages.talk.items == []
-    assert stages.talk.notes == {
-        "communication kernel of unknown kind kept as compute: ncclDevKernel_Generic_4()": 1
-    }
+    (item,) = stages.talk.items
+    assert (item.type, item.collective, item.size) == (NodeType.COMM_COLL, None, 0)
+    assert stages.talk.findings == {
+        "communication-kind:ncclDevKernel_Generic_4()": 1, "communication-size": 1, "group-default": 1
+    }  # fmt: skip
 
 
 def test_peers_of_nccl_from_the_annotation(tmp_path: Path) -> None:
@@ -247,7 +246,7 @@ def test_the_ranks_of_the_default_group(
     record = f'[{{"pg_name": "0", "pg_desc": "default_pg", "ranks": {host}, "group_size": 2}}]'
     nodes = [node("## process_group:init ##", 1, [record], ["String"])] if host is not None else []
     stages = Stages(tmp_path, [op("a", 0, 1, 4)], nodes, distributedInfo=info)
-    assert groups_of(stages.host, stages.device, manifest)["0"].ranks == ranks
+    assert declared_groups(stages.host, stages.device, manifest)["0"].ranks == ranks
 
 
 def test_group_numbers_are_integers_from_1_and_alike_on_all_ranks() -> None:
@@ -290,6 +289,6 @@ def test_communication_is_seen_on_both_kinds_of_thread(tmp_path: Path) -> None:
         kernel("ncclDevKernel_y", 4, 1),
     ]
     device = Stages(tmp_path, events).device
-    found = [device.names[device.name[row]] for row in collectives.is_communication(device).nonzero()[0]]
-    assert sorted(found) == ["gloo:all_reduce", "ncclDevKernel_y", "ncclKernel_x"]
-    assert (device.category[collectives.is_communication(device)] != KERNEL).sum() == 1
+    rows = communication_rows(device)
+    found = [[device.names[device.name[row]] for row in mask.nonzero()[0]] for mask in (rows.cpu, rows.gpu)]
+    assert found == [["gloo:all_reduce"], ["ncclKernel_x", "ncclDevKernel_y"]]

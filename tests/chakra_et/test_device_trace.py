@@ -9,7 +9,8 @@ import pytest
 
 from chakra_et.errors import TraceError
 from chakra_et.traces import device as device_trace
-from chakra_et.traces.device import CATEGORIES, DeviceTrace
+from chakra_et.traces.device import DeviceTrace
+from chakra_et.traces.device_format import CATEGORIES
 from tests.generator.hand_made import annotation, call, event, kernel, op, sync, write_device
 
 
@@ -36,9 +37,9 @@ def test_what_is_no_work_is_counted_by_reason(tmp_path: Path) -> None:
         {"ph": "C", "name": "memory", "ts": 1},
     )
     assert trace.events_in == 8 and names(trace) == ["aten::mm"]
-    assert sorted(trace.losses.values()) == [1, 1, 1, 1, 1, 2]
-    assert trace.losses["category 'mtia_ccp' is not known"] == 1
-    assert len(trace) + sum(trace.losses.values()) == trace.events_in
+    assert sorted(trace.findings.values()) == [1, 1, 1, 1, 1, 2]
+    assert trace.findings["unknown-category:mtia_ccp"] == 1
+    assert len(trace) + sum(trace.findings.values()) == trace.events_in
 
 
 @pytest.mark.parametrize(
@@ -55,7 +56,7 @@ def test_what_is_no_work_is_counted_by_reason(tmp_path: Path) -> None:
 )
 def test_categories_of_older_and_other_writers(category: str, is_now: str, tmp_path: Path) -> None:
     trace = load(tmp_path, op("aten::mm", 1, 1), event(category, "it", 2, 1, device=0, stream=3))
-    assert CATEGORIES[trace.category[1]] == is_now and not trace.losses
+    assert CATEGORIES[trace.category[1]] == is_now and not trace.findings
 
 
 def test_numbers_may_be_text(tmp_path: Path) -> None:
@@ -90,21 +91,21 @@ def test_times_beyond_sanity_are_left_out_and_counted(tmp_path: Path) -> None:
         op("past", -1e13, 1),
     )
     assert names(trace) == ["good"] * 5
-    assert trace.losses == {"time stamp or duration out of range": 5}
+    assert trace.findings == {"bad-time": 5}
     assert trace.events_in == 10
 
 
 def test_negative_durations_become_0(tmp_path: Path) -> None:
     trace = load(tmp_path, op("a", 1, -3), op("b", 5, 2))
     assert (trace.end - trace.start).tolist() == [0, 2_000]
-    assert trace.repairs == {"negative duration set to 0": 1}
+    assert trace.findings == {"negative-duration": 1}
 
 
 def test_a_field_of_the_wrong_type_costs_its_event_only(tmp_path: Path) -> None:
     broken = op("broken", 3, 1)
     broken["args"]["External id"] = {"not": "a number"}
     trace = load(tmp_path, op("a", 1, 1), broken, op("b", 5, 2))
-    assert names(trace) == ["a", "b"] and trace.losses == {"field of the wrong type": 1}
+    assert names(trace) == ["a", "b"] and trace.findings == {"bad-field": 1}
 
 
 def test_unused_fields_may_be_anything(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from tests.chakra_et.et_traces import (
 @pytest.fixture(scope="module")
 def pb2() -> ModuleType:
     return pytest.importorskip(
-        "chakra.schema.protobuf.et_def_pb2", reason="mlc-chakra isn't installed: ./install_chakra_tools.sh"
+        "chakra.schema.protobuf.et_def_pb2", reason="mlc-chakra is not installed: ./run_tests.sh installs it"
     )
 
 

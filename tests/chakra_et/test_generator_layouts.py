@@ -14,7 +14,7 @@ from chakra_et.convert.pair import Converted, convert_pair
 from chakra_et.errors import TraceError
 from chakra_et.traces import device as device_trace
 from chakra_et.traces import host as host_trace
-from chakra_et.traces.device import SYNC
+from chakra_et.traces.device_format import SYNC
 from chakra_et.traces.sets import Pair
 from tests.generator import Features, Generated, Layout, generate
 from tests.generator.layouts import zero_ns

@@ -125,7 +125,7 @@ def check_conserved(generated: Generated, converted: Converted) -> None:
     first = np.setdiff1d(np.arange(len(names.index)), further_nodes(converted.trace))
     kept = sorted(names[row] for row in first if names[row] not in ("host-overhead", "device-overhead"))
     assert kept == sorted(event.name for event in recorded)
-    assert report.losses.get("category 'news_of_2031' is not known", 0) == generated.layout.extras
+    assert report.losses.get("unknown-category:news_of_2031", 0) == generated.layout.extras
 
 
 def further_nodes(trace: ExecutionTrace) -> np.ndarray:
@@ -206,5 +206,5 @@ def test_one_step_is_a_part_of_all(program: Features, layout: Layout) -> None:
             check_structure(one.trace)
             assert one.report.conserved()
             assert list(one.report.steps_us) == [step]
-            left_out = one.report.losses[f"outside of ProfilerStep#{step}"]
+            left_out = one.report.losses[f"outside-step:{step}"]
             assert left_out >= len(steps) - 1 + program.devices, "the other steps and what follows the last"

@@ -46,7 +46,7 @@ def test_attributes_may_come_in_any_order_and_number(tmp_path: Path) -> None:
     expected = [f"schema {n}" if n != 5 else "" for n in range(1, 9)]
     assert [host.schemas[n] for n in host.op_schema[own]] == expected
     assert host.texts == {7: {"kernel_file": "k.py"}}
-    assert host.repairs == {"unknown attribute 'from_2031' left out": 1}
+    assert host.findings == {"unknown-attribute:from_2031": 1}
 
 
 def test_missing_parts_have_their_usual_values(tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_a_node_with_a_wrong_field_is_left_out_and_counted(tmp_path: Path) -> No
         tmp_path, node("a", 3), node("b", 4) | {"inputs": "none"}, node("c", 5) | {"id": {}}, node("d", 6)
     )
     assert [host.names[n] for n in host.name[1:-1]] == ["a", "d"]
-    assert host.repairs == {"node with a field of the wrong type left out": 2}
+    assert host.findings == {"bad-node": 2}
 
 
 def test_inputs_stay_as_they_were_written(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_attributes_of_collectives_are_kept_with_their_rows(tmp_path: Path) -> N
 
 def test_a_group_record_that_is_not_readable_is_noted(tmp_path: Path) -> None:
     host = load(tmp_path, node("## process_group:init ##", 1, ["not JSON"], ["String"]))
-    assert host.groups == [] and host.repairs == {"process-group record not readable": 1}
+    assert host.groups == [] and host.findings == {"bad-group-record": 1}
 
 
 def test_a_host_trace_without_nodes_is_refused(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def test_absurd_times_cost_their_event_alone(pair: tuple[Path, Path], field: str
 
 def test_negative_durations_are_set_to_nothing_and_listed(pair: tuple[Path, Path]) -> None:
     edit(pair[1], lambda records: spans(records)[3].update(dur=-4.0))
-    assert convert_pair(Pair(0, *pair)).report.repairs["negative duration set to 0"] == 1
+    assert convert_pair(Pair(0, *pair)).report.repairs["negative-duration"] == 1
 
 
 @pytest.mark.parametrize("field", ["External id", "Record function id", "correlation", "stream", "device"])
@@ -104,7 +104,9 @@ def test_a_hundred_thousand_brackets(pair: tuple[Path, Path], side: int, bracket
     done = command(pair[0].parent)
     assert done.returncode == 0, done.stderr
     report = json.loads((pair[0].parent / "run_conversion.json").read_text())["ranks"]["0"]
-    assert any("depth" in repair or "nest" in repair for repair in report["repairs"]), report["repairs"]
+    assert any("depth" in repair["text"] or "nest" in repair["text"] for repair in report["repairs"]), report[
+        "repairs"
+    ]
 
 
 def test_a_call_tree_a_hundred_thousand_deep(tmp_path: Path) -> None:
@@ -131,10 +133,8 @@ def test_a_gzip_bomb(tmp_path: Path, pair: tuple[Path, Path]) -> None:
     """Two gigabytes of spaces in two megabytes."""
     bomb = tmp_path / "run_host.json.gz"
     pair[0].unlink()
-    with gzip.open(bomb, "wb", 9) as file:
-        file.write(b'{"nodes": [')
-        for _ in range(2048):
-            file.write(b" " * (1 << 20))
+    # gzip members may follow one another, so one is compressed and then repeated.
+    bomb.write_bytes(gzip.compress(b'{"nodes": [') + gzip.compress(b" " * (1 << 20)) * 2048)
     refused(command(tmp_path, megabytes=1_500), "run_host.json.gz")
     assert not list(tmp_path.glob("*.et"))
 
@@ -252,7 +252,7 @@ def test_a_process_group_record_with_a_deep_payload(pair: tuple[Path, Path]) -> 
         record["inputs"]["values"] = ["[" * 100_000 + "]" * 100_000]
 
     edit(pair[0], change)
-    assert convert_pair(Pair(0, *pair)).report.repairs["process-group record not readable"] == 1
+    assert convert_pair(Pair(0, *pair)).report.repairs["bad-group-record"] == 1
 
 
 def test_a_tensor_of_more_bytes_than_there_are(tmp_path: Path) -> None:
@@ -263,7 +263,7 @@ def test_a_tensor_of_more_bytes_than_there_are(tmp_path: Path) -> None:
     assert found
     host.write_text(text.replace(found.group(0), found.group(0).replace(found.group(1), "9" * 30)))
     report = convert_pair(Pair(0, host, device)).report
-    assert report.warnings["communication whose size no trace tells, taken as 1 byte"] >= 1
+    assert report.warnings["communication-size"] >= 1
 
 
 def test_a_process_number_without_end_is_cut_in_the_sentence(pair: tuple[Path, Path]) -> None:

@@ -206,7 +206,7 @@ def test_a_manifest_of_another_run(tmp_path: Path) -> None:
     manifest = tmp_path / "run_manifest.json"
     manifest.write_text(json.dumps({"world_size": 2, "ranks": [{"rank": 1, "pid": 5}]}))
     sentence = only_problem(convert(tmp_path))
-    assert "run_manifest.json says that rank 1 was process 5" in sentence and "process 1001" in sentence
+    assert "run_manifest.json has rank 1 as process 5" in sentence and "process 1001" in sentence
     manifest.write_text(json.dumps({"world_size": 8}))
     result = convert(tmp_path)
     for refused in result.ranks.values():
@@ -219,4 +219,4 @@ def test_recordings_minutes_apart_are_warned_of(tmp_path: Path) -> None:
     assert base > 1e18
     edit(device, lambda document: document.update(baseTimeNanoseconds=base + 300 * 10**9))
     warnings = convert_pair(Pair(0, host, device)).report.warnings
-    assert any("between the recordings" in warning for warning in warnings), warnings
+    assert warnings["clock-gap"] > 0

@@ -176,5 +176,5 @@ def test_generated_traces_read_alike_in_pieces(
         assert host.header == whole_host.header and host.groups == whole_host.groups
         for column in ("start", "end", "category", "correlation", "stream", "rf_id", "sequence"):
             assert (getattr(device, column) == getattr(whole_device, column)).all()
-        assert device.waits == whole_device.waits and device.losses == whole_device.losses
+        assert device.waits == whole_device.waits and device.findings == whole_device.findings
         assert (device.forward_backward == whole_device.forward_backward).all()

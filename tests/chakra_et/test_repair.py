@@ -209,3 +209,16 @@ def test_the_command_repairs_a_folder_and_says_so(tmp_path: Path) -> None:
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert "concatenated" in done.stdout and "a_host.json.backup" in done.stdout
     assert "c_host.json" in done.stdout + done.stderr
+
+
+def test_two_repairs_of_one_file_take_turns(tmp_path: Path) -> None:
+    """The second finds the file repaired: one backup, and it is the original."""
+    path = tmp_path / "a_host.json"
+    path.write_text(host(4) + host(3))
+    original = path.read_bytes()
+    command = [sys.executable, str(ROOT / "fix_host_traces.py"), str(path)]
+    both = [subprocess.Popen(command, stdout=subprocess.DEVNULL) for _ in range(2)]
+    assert [process.wait(60) for process in both] == [0, 0]
+    assert len(records_of(path)) == 3
+    assert {file.name for file in tmp_path.iterdir()} == {"a_host.json", "a_host.json.backup"}
+    assert (tmp_path / "a_host.json.backup").read_bytes() == original

@@ -42,7 +42,7 @@ def test_backward_on_another_thread_is_not_counted_twice(tmp_path: Path) -> None
     assert ("autograd::engine::evaluate_function: MmBackward0", "ProfilerStep#1") in between
     total = sum(end - start for _, start, end in stages.nodes())
     assert total == 100, "each moment is spent on one thread"
-    assert stages.causes.notes == {"backward passes that the main thread waited for": 1} and stages.replayed()
+    assert stages.causes.findings == {"backward-waited": 1} and stages.replayed()
 
 
 def test_the_wait_for_backward_ends_when_the_main_thread_has_a_task(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_a_collective_that_is_waited_for_at_once(tmp_path: Path) -> None:
     assert ("c10d::allreduce_", "gloo:all_reduce") in stages.edges(EdgeKind.LAUNCH)
     assert ("gloo:all_reduce", "ProfilerStep#1") in stages.edges(EdgeKind.COLLECTIVE)
     assert sum(end - start for _, start, end in stages.nodes()) == 300
-    assert stages.causes.notes == {"communication whose wait blocked the caller": 1} and stages.replayed()
+    assert stages.causes.findings == {"wait-blocked": 1} and stages.replayed()
 
 
 def test_a_collective_that_work_hides(tmp_path: Path) -> None:
@@ -106,13 +106,13 @@ def test_a_collective_that_work_hides(tmp_path: Path) -> None:
     events, nodes = gloo(op("c10d::allreduce_", 10, 5, 20), 15, 100, op("work", 20, 150, 25), use)
     stages = Stages(tmp_path, events, [*nodes, node("aten::div_", 30, [tensor(3, 50)])])
     assert ("gloo:all_reduce", "aten::div_") in stages.edges(EdgeKind.COLLECTIVE)
-    assert stages.causes.notes == {"communication that was done before its data was used": 1}
+    assert stages.causes.findings == {"wait-done": 1}
     assert lengths(stages)["gloo:all_reduce"] == 85 and lengths(stages)["work"] == 150 and stages.replayed()
 
 
 def test_a_collective_that_nobody_waits_for_is_noted(tmp_path: Path) -> None:
     stages = Stages(tmp_path, *gloo(op("c10d::allreduce_", 10, 5, 20), 15, 100, op("work", 20, 150, 25)))
-    assert stages.causes.notes == {"communication whose wait was not found": 1} and stages.replayed()
+    assert stages.causes.findings == {"wait-not-found": 1} and stages.replayed()
 
 
 def test_time_in_the_backends_queue_is_the_networks(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_one_that_overtakes_gets_a_lane_of_its_own(tmp_path: Path) -> None:
     events, nodes = gloo(op("c10d::allreduce_", 10, 5, 20), 15, 100)
     events += [op("c10d::allreduce_", 20, 5, 22), op("gloo:all_reduce", 25, 30, 23, tid=91)]
     stages = Stages(tmp_path, events, [*nodes, node("c10d::allreduce_", 22), node("gloo:all_reduce", 23)])
-    labels = [lane.label for lane in stages.time.lanes if lane.kind == "communication"]
+    labels = [lane.label for lane in stages.graph.lanes if lane.kind == "communication"]
     assert labels == ["group 0", "group 0 #1"] and stages.replayed()
 
 
@@ -158,5 +158,5 @@ def test_messages_have_a_lane_for_each_direction_and_peer(tmp_path: Path) -> Non
         ("COMM_SEND", 1, 7),
         ("COMM_RECV", 1, 8),
     ]
-    labels = [lane.label for lane in stages.time.lanes if lane.kind == "communication"]
+    labels = [lane.label for lane in stages.graph.lanes if lane.kind == "communication"]
     assert labels == ["group 0 send 1", "group 0 recv 1"] and stages.replayed()

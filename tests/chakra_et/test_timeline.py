@@ -7,22 +7,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from chakra_et.graph import communication as collectives
 from chakra_et.graph import timeline
+from chakra_et.graph.communication import communication_rows
 from chakra_et.graph.timeline import Timeline
 from chakra_et.traces import device as device_trace
-from chakra_et.traces.device import KERNEL, DeviceTrace
+from chakra_et.traces.device import DeviceTrace
+from chakra_et.traces.device_format import KERNEL
 from tests.generator import Features, generate
 from tests.generator.hand_made import annotation, call, kernel, op, write_device
 
 
 def build(folder: Path, *events: dict) -> tuple[DeviceTrace, Timeline]:
     device = device_trace.load(write_device(folder, list(events)))
-    return device, timeline.build(device, collectives.is_communication(device) & (device.category < KERNEL))
+    return device, timeline.build(device, communication_rows(device).cpu)
 
 
 def pieces(device: DeviceTrace, time: Timeline, lane: int = 0) -> list[tuple[str, float, float]]:
-    p = time.pieces
+    p = time.self_time
     return [
         (
             device.names[device.name[p.owner[at]]] if p.owner[at] >= 0 else "",
@@ -66,7 +67,7 @@ def test_an_event_without_time_of_its_own_still_has_a_piece(tmp_path: Path) -> N
 def test_what_sticks_out_of_its_parent_is_cut_and_counted(tmp_path: Path) -> None:
     device, time = build(tmp_path, op("a", 0, 5), op("b", 3, 4), op("c", 6, 2))
     assert pieces(device, time) == [("a", 0, 3), ("b", 3, 5), ("", 5, 6), ("c", 6, 8)]
-    assert time.repairs == {"events that stuck out of the one around them, cut": 1, "ns cut off them": 2_000}
+    assert time.findings == {"clipped-event": 1, "clipped-ns": 2_000}
 
 
 def test_each_thread_is_a_lane_the_one_with_the_steps_first(tmp_path: Path) -> None:
@@ -109,7 +110,7 @@ def test_work_that_overlaps_on_a_stream_gets_more_lanes(tmp_path: Path) -> None:
 
 def test_a_trace_of_kernels_alone_has_a_lane_for_the_host(tmp_path: Path) -> None:
     _, time = build(tmp_path, kernel("k", 2, 5))
-    assert [lane.kind for lane in time.lanes] == ["cpu", "gpu"] and len(time.pieces.owner) == 0
+    assert [lane.kind for lane in time.lanes] == ["cpu", "gpu"] and len(time.self_time.owner) == 0
 
 
 def test_steps_in_order_of_time(tmp_path: Path) -> None:
@@ -126,7 +127,7 @@ def test_steps_in_order_of_time(tmp_path: Path) -> None:
 def test_nesting_is_that_of_the_program(seed: int, tmp_path: Path) -> None:
     made = generate(Features(seed=seed, autograd_thread=True, waits=("item", "copy")))
     device, time = build(tmp_path, *made.device["traceEvents"])
-    p = time.pieces
+    p = time.self_time
     assert (p.end >= p.start).all()
     for lane in np.unique(p.lane):
         of_lane = np.flatnonzero(p.lane == lane)

@@ -52,7 +52,7 @@ def test_names_tell_run_and_rank(tmp_path: Path) -> None:
 def test_what_is_no_folder_or_empty(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="no such folder"):
         trace_sets.find(tmp_path / "none")
-    with pytest.raises(TraceError, match="no trace NAME_host.json"):
+    with pytest.raises(TraceError, match="no trace whose name fits"):
         trace_sets.find(tmp_path)
     named(tmp_path, "a_host.json")
     with pytest.raises(TraceError, match="whose name fits 'b'"):

@@ -15,9 +15,9 @@ from tests.fuzz.campaign import CampaignConfig
 
 
 def test_no_mutated_run_ends_in_anything_but_a_file_or_a_sentence() -> None:
-    outcomes, wrongs = campaign.campaign(CampaignConfig(inputs=300, seed=1, workers=2))
+    outcomes, wrongs = campaign.campaign(CampaignConfig(inputs=150, seed=1, workers=2))
     assert wrongs == []
-    assert sum(outcomes.values()) == 300 and outcomes["converted"] > 50 and outcomes["refused"] > 10
+    assert sum(outcomes.values()) == 150 and outcomes["converted"] > 25 and outcomes["refused"] > 5
 
 
 @pytest.mark.slow

@@ -59,7 +59,10 @@ class _Builder:
     def __init__(self, features: Features) -> None:
         self.features = features
         self.random = random.Random(features.seed)
-        self.parts = Parts(self.random, features.resolution, features.tail, features.nccl_kernels)
+        memory = "cuda:0" if features.devices else "cpu"
+        self.parts = Parts(
+            self.random, features.resolution, features.tail, features.nccl_kernels, memory=memory
+        )
         self.main: list[Instruction] = []
         self.autograd: list[Instruction] = []
         ranks = tuple(range(features.world_size))

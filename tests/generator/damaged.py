@@ -2,8 +2,9 @@
 
     python -m tests.generator.damaged
 
-Each folder has the traces of one run, a line on where such damage comes from, and the kept result: the kinds
-of repair of each file, and the converted graph or the sentence that refuses it.
+Each folder has the damaged trace of one run, a line on where such damage comes from, and the expected result:
+the kinds of repair of each file, and the converted graph or the sentence that refuses it. A device trace that
+is not damaged is not in the folder: it is kept once, beside them, as good_device.json.gz.
 """
 
 from __future__ import annotations
@@ -24,13 +25,14 @@ from chakra_et.traces import sets as trace_sets
 from tests.generator import Features, generate
 
 FOLDER = Path(__file__).resolve().parents[1] / "fixtures" / "damaged"
+GOOD_DEVICE = FOLDER / "good_device.json.gz"
 HOST, DEVICE = "run_host.json", "run_device.json"
 Run = dict[str, bytes]
 Change = Callable[[Run], None]
 
 
 def good(seed: int = 21) -> Run:
-    """The run that is damaged: one process, one GPU."""
+    """The run before it is damaged: one process, one GPU."""
     with tempfile.TemporaryDirectory() as folder:
         features = Features(seed=seed, operators=2, depth=2, resolution=1_000, world_size=1)
         return {path.name: path.read_bytes() for path in generate(features).write(Path(folder))}
@@ -173,11 +175,14 @@ def result(folder: Path) -> dict[str, Any]:
     """What repair and conversion make of a copy of the traces in ``folder``."""
     with tempfile.TemporaryDirectory() as scratch:
         copy = Path(scratch)
-        repairs = {}
-        for path in sorted(folder.glob("run_*")):
+        for path in folder.glob("run_*"):
             shutil.copy(path, copy)
+        if not (copy / DEVICE).exists():
+            (copy / DEVICE).write_bytes(gzip.decompress(GOOD_DEVICE.read_bytes()))
+        repairs = {}
+        for path in sorted(copy.iterdir()):
             try:
-                report = repair_file(copy / path.name, write=False)
+                report = repair_file(path, write=False)
                 repairs[path.name] = sorted({repair.kind for repair in report.repairs})
             except TraceError as error:
                 repairs[path.name] = str(error).replace(f"{copy}/", "")
@@ -195,11 +200,16 @@ def result(folder: Path) -> dict[str, Any]:
 
 def main() -> None:
     shutil.rmtree(FOLDER, ignore_errors=True)
+    FOLDER.mkdir(parents=True)
+    undamaged = good()
+    GOOD_DEVICE.write_bytes(gzip.compress(undamaged[DEVICE], 9, mtime=0))
     for name, (origin, change) in DAMAGE.items():
-        run = good()
+        run = dict(undamaged)
         change(run)
+        if run[DEVICE] == undamaged[DEVICE]:
+            del run[DEVICE]
         folder = FOLDER / name
-        folder.mkdir(parents=True)
+        folder.mkdir()
         for file, content in run.items():
             (folder / file).write_bytes(content)
         (folder / "README.md").write_text(f"{origin}\n")

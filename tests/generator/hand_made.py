@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
 
-from chakra_et.graph import build as graph
-from chakra_et.graph import causes, link, timeline
-from chakra_et.graph import communication as collectives
+from chakra_et.graph.build import build
+from chakra_et.graph.find import find_dependencies
+from chakra_et.graph.linked import link_rank
 from chakra_et.traces import device as device_trace
 from chakra_et.traces import host as host_trace
-from chakra_et.traces.device import KERNEL
 
 PID, TID = 10, 10
 
@@ -131,13 +131,10 @@ class Stages:
                 nodes.append(node(one["name"], rf))
         self.host = host_trace.load(write_host(folder, nodes))
         self.device = device_trace.load(write_device(folder, events, **header))
-        self.linked = link.link(self.host, self.device)
-        on_cpu = collectives.is_communication(self.device) & (self.device.category < KERNEL)
-        self.time = timeline.build(self.device, on_cpu)
-        calls = causes.launch_calls(self.device)
-        self.talk = collectives.describe(self.host, self.device, self.linked, self.time.parent, calls)
-        self.causes = causes.find(self.host, self.device, self.linked, self.time, calls, self.talk.items)
-        self.graph = graph.build(self.device, self.time, self.causes, self.talk.items)
+        self.rank = link_rank(self.host, self.device, allow_unlinked=True)
+        self.linked, self.time, self.talk = self.rank.link, self.rank.timeline, self.rank.communication
+        self.causes = find_dependencies(self.rank)
+        self.graph = build(self.rank, self.causes)
 
     def name(self, node: int) -> str:
         event = self.graph.event[node]
@@ -162,3 +159,20 @@ class Stages:
         for a, b in zip(graph.source.tolist(), graph.target.tolist(), strict=True):
             start[b] = max(start[b], start[a] + length[a])
         return start == graph.start.tolist()
+
+
+def frame(name: str, ts: float, dur: float, tid: Any = TID) -> dict[str, Any]:
+    """A Python frame, as ``with_stack`` records it."""
+    return event("python_function", name, ts, dur, tid)
+
+
+def write_kineto(
+    path: Path, events: list[dict[str, Any]], rank: int | None = None, world: int = 1, **header: Any
+) -> Path:
+    """Kineto's trace of one rank, as frameworks write it: under any name, without a host trace."""
+    if rank is not None:
+        header["distributedInfo"] = {"backend": "nccl", "rank": rank, "world_size": world}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps({"schemaVersion": 1, **header, "traceEvents": events}).encode()
+    path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
+    return path

@@ -63,6 +63,7 @@ class Parts:
     keys: int = 0
     sequence: int = 0
     storages: int = 100
+    memory: str = "cuda:0"
 
     def ns(self, low: int, high: int) -> int:
         return max(self.random.randint(low, high) // self.resolution, 1) * self.resolution
@@ -77,7 +78,7 @@ class Parts:
 
     def tensor(self, device: str = "") -> Tensor:
         self.storages += 1
-        return Tensor(self.storages, self.random.randint(1, 4096), device=device or f"cuda:{self.device}")
+        return Tensor(self.storages, self.random.randint(1, 4096), device=device or self.memory)
 
     def leaf(self) -> Op:
         """An operator that does nothing but work; its duration has a key."""
@@ -228,7 +229,7 @@ class Parts:
         return [op, *late, AwaitComm(key), user]
 
     def _tensor_of(self, comm: Comm, device: str = "") -> Tensor:
-        return Tensor(comm.storage, comm.elements, comm.dtype, device or f"cuda:{self.device}")
+        return Tensor(comm.storage, comm.elements, comm.dtype, device or self.memory)
 
     def backward(
         self, operators: list[Op], more: list[Instruction], stream: Stream | None, thread: str

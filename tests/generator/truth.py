@@ -8,12 +8,17 @@ from pathlib import Path
 
 import numpy as np
 
-from chakra_et.graph import build as graph
-from chakra_et.graph import causes, link, timeline
 from chakra_et.graph import communication as collectives
+from chakra_et.graph import link, timeline
+from chakra_et.graph import nodes as graph
+from chakra_et.graph.build import build
+from chakra_et.graph.dependencies import Dependencies, EdgeKind
+from chakra_et.graph.find import find_dependencies
+from chakra_et.graph.linked import link_rank
 from chakra_et.traces import device as device_trace
 from chakra_et.traces import host as host_trace
-from chakra_et.traces.device import CATEGORIES, KERNEL, DeviceTrace
+from chakra_et.traces.device import DeviceTrace
+from chakra_et.traces.device_format import CATEGORIES
 from tests.generator import Generated
 from tests.generator.layouts import PID, thread_ids, worker_id, zero_ns
 from tests.generator.machine import Edge, Event, Lane, Run, run
@@ -34,7 +39,7 @@ class Converted:
     linked: link.Link
     time: timeline.Timeline
     talk: collectives.Communications
-    causes: causes.Causes
+    causes: Dependencies
     graph: graph.Graph
     row: dict[int, int]
     nodes: dict[int, list[int]]
@@ -46,12 +51,10 @@ def convert(generated: Generated, folder: Path) -> Converted:
     """Write the traces and take them through the stages up to the graph."""
     host_path, device_path = generated.write(folder)
     host, device = host_trace.load(host_path), device_trace.load(device_path)
-    linked = link.link(host, device)
-    time = timeline.build(device, collectives.is_communication(device) & (device.category < KERNEL))
-    calls = causes.launch_calls(device)
-    talk = collectives.describe(host, device, linked, time.parent, calls)
-    found = causes.find(host, device, linked, time, calls, talk.items)
-    made = graph.build(device, time, found, talk.items)
+    rank = link_rank(host, device, allow_unlinked=True)
+    linked, time, talk = rank.link, rank.timeline, rank.communication
+    found = find_dependencies(rank)
+    made = build(rank, found)
     offset = zero_ns(generated.layout) - device.origin_ns
     row = _rows(generated, device, offset)
     of_row: dict[int, list[int]] = defaultdict(list)
@@ -59,7 +62,7 @@ def convert(generated: Generated, folder: Path) -> Converted:
         if event >= 0:
             of_row[event].append(node)
     nodes = {number: of_row[at] for number, at in row.items()}
-    lanes = _lanes(generated, time, talk, found)
+    lanes = _lanes(generated, talk, found)
     return Converted(generated, host, device, linked, time, talk, found, made, row, nodes, lanes, offset)
 
 
@@ -91,12 +94,10 @@ def _rows(generated: Generated, device: DeviceTrace, offset: int) -> dict[int, i
     return found
 
 
-def _lanes(
-    generated: Generated, time: timeline.Timeline, talk: collectives.Communications, found: causes.Causes
-) -> list[Lane]:
+def _lanes(generated: Generated, talk: collectives.Communications, found: Dependencies) -> list[Lane]:
     name_of = {tid: name for name, tid in thread_ids(list(generated.program.threads)).items()}
     lanes: list[Lane] = []
-    for lane in time.lanes:
+    for lane in found.lanes:
         if lane.kind == "gpu":
             lanes.append(("gpu", lane.device, lane.stream))
         elif lane.kind == "cpu":
@@ -237,9 +238,15 @@ def replay(c: Converted, changes: dict[int, int] | None = None) -> np.ndarray:
     for node, change in (changes or {}).items():
         length[node] += change
     start = [c.time.begin] * len(length)
+    latency, gap = c.graph.launch_latency.tolist(), c.graph.stream_gap.tolist()
+    for node in np.flatnonzero(c.graph.stream_gap >= 0).tolist():
+        length[node] = gap[node]
     order = np.argsort(c.graph.target, kind="stable")
-    for source, target in zip(c.graph.source[order].tolist(), c.graph.target[order].tolist(), strict=True):
-        start[target] = max(start[target], start[source] + length[source])
+    columns = (c.graph.source, c.graph.target, c.graph.edge_kind)
+    for source, target, kind in zip(*(column[order].tolist() for column in columns), strict=True):
+        by_launch = latency[target] >= 0 and kind == EdgeKind.LAUNCH
+        lag = latency[target] - max(gap[target], 0) if by_launch else 0
+        start[target] = max(start[target], start[source] + length[source] + lag)
     return np.array(start, dtype=np.int64)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -11,6 +10,7 @@ from pathlib import Path
 
 from megatron_lm.logs import records
 from megatron_lm.settings import PREFIX
+from tests.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 PRETRAIN = ROOT / "megatron_lm" / "_00_pretrain_gpt.py"
@@ -37,13 +37,11 @@ def environment(settings: Mapping[str, str]) -> dict[str, str]:
 
 def train(script: Path = PRETRAIN, timeout: float = 300, **settings: str) -> subprocess.CompletedProcess[str]:
     """Run to the end under torchrun."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     settings = TINY | settings
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", settings["NPROC_PER_NODE"]]
-    command += ["--master-port", str(port), str(script)]
+    command += ["--master-port", str(free_port()), str(script)]
     env = os.environ | environment(settings) | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    # The rendezvous has a port of its own, and torchrun sets MASTER_PORT for the ranks.
     return subprocess.run(command, capture_output=True, text=True, env=env, timeout=timeout)
 
 

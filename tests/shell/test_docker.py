@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.shared import shared_path
+
 yaml = pytest.importorskip("yaml")
 
 
@@ -102,18 +104,18 @@ def test_the_base_images_pytorch_is_held(repo_root: Path, tmp_path: Path) -> Non
     assert lines[-1] == "installs -r requirements.txt -r requirements-dev.txt"
 
 
-def test_tokenizers_are_saved_where_they_are_looked_for(
-    repo_root: Path, shared_dir: Path, tmp_path: Path
-) -> None:
+def test_tokenizers_are_saved_where_they_are_looked_for(repo_root: Path, tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     if not shutil.which("bash"):
         pytest.skip("no bash")
+    names = ("gpt2", "bert-base-uncased")
+    files = [f"{name}/{file}" for name in names for file in ("tokenizer.json", "tokenizer_config.json")]
     environment = {
         **os.environ,
         "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
-        "TOKENIZER_SOURCE": str(shared_dir / "data" / "tokenizers"),
+        "TOKENIZER_SOURCE": str(shared_path("data/tokenizers", *files)),
     }
     script = repo_root / "scripts" / "docker_python_steps.sh"
     subprocess.run(["bash", script, "tokenizers", tmp_path], env=environment, check=True, timeout=120)
-    for name in ("gpt2", "bert-base-uncased"):
+    for name in names:
         assert (tmp_path / name / "tokenizer.json").exists()

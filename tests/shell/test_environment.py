@@ -18,11 +18,12 @@ from packaging.requirements import Requirement
 Result = subprocess.CompletedProcess
 
 
-def make_wheel(folder: Path, version: str = "1.2.0") -> None:
-    info = f"mosimprobe-{version}.dist-info"
-    with zipfile.ZipFile(folder / f"mosimprobe-{version}-py3-none-any.whl", "w") as wheel:
-        wheel.writestr("mosimprobe.py", f"version = {version!r}\n")
-        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: mosimprobe\nVersion: {version}\n")
+def make_wheel(folder: Path, version: str = "1.2.0", name: str = "mosimprobe", needs: str = "") -> None:
+    info = f"{name}-{version}.dist-info"
+    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}"
+    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(f"{name}.py", f"version = {version!r}\n")
+        wheel.writestr(f"{info}/METADATA", metadata)
         wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         wheel.writestr(f"{info}/RECORD", "")
 
@@ -32,11 +33,13 @@ def make_project(folder: Path, repo_root: Path) -> Path:
     (folder / "requirements.txt").write_text("# what it needs\nmosimprobe>=1.0,<2\n")
     (folder / "requirements-dev.txt").write_text("mosimprobe\n")
     (folder / "requirements-megatron.txt").write_text("mosimprobe\n")
+    (folder / "requirements-dev-alone.txt").write_text("mosimlonely\n")
     (folder / "requirements-convert.txt").write_text("mosimprobe>=1.1\n")
     (folder / "constraints.txt").write_text("mosimprobe==1.2.0\n")
     (folder / "wheels").mkdir()
     make_wheel(folder / "wheels")
     make_wheel(folder / "wheels", "1.3.0")
+    make_wheel(folder / "wheels", name="mosimlonely", needs="Requires-Dist: nowhere-to-be-found\n")
     return folder
 
 
@@ -58,8 +61,8 @@ def set_up(project: Path, kind: str = "run", **more: str) -> Result[str]:
     )
 
 
-def probe_version(python: str) -> str:
-    code = "import mosimprobe; print(mosimprobe.version)"
+def probe_version(python: str, name: str = "mosimprobe") -> str:
+    code = f"import {name}; print({name}.version)"
     return subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 
 
@@ -153,6 +156,7 @@ def test_changed_requirements_are_installed_into_the_same_environment(project: P
     (project / "constraints.txt").write_text("mosimprobe==1.3.0\n")
     result = set_up(project, "dev")
     assert probe_version(result.stdout.strip()) == "1.3.0"
+    assert probe_version(result.stdout.strip(), "mosimlonely") == "1.2.0", "its dependency cannot be had"
     assert kept.exists()
     assert set_up(project).stderr == "", "an environment for tests also serves runs"
 

@@ -44,8 +44,16 @@ def run(clone: Path, *command: str, timeout: float = 1500) -> subprocess.Complet
     )
 
 
-def test_one_command_on_a_fresh_clone_gives_valid_traces(clone: Path) -> None:
-    result = run(clone, "./run_gpt2_quick.sh", "2", "4", *TINY)
+@pytest.fixture(scope="module")
+def first_run(clone: Path) -> subprocess.CompletedProcess[str]:
+    """The one command, which also makes the environment that the other tests use."""
+    return run(clone, "./run_gpt2_quick.sh", "2", "4", *TINY)
+
+
+def test_one_command_on_a_fresh_clone_gives_valid_traces(
+    clone: Path, first_run: subprocess.CompletedProcess[str]
+) -> None:
+    result = first_run
     assert result.returncode == 0, result.stdout + result.stderr
     outputs = {path.name for path in (clone / "outputs").iterdir()}
     name = "gpt2_2gpu_quick_trace"
@@ -59,8 +67,10 @@ def test_one_command_on_a_fresh_clone_gives_valid_traces(clone: Path) -> None:
     assert status.stdout == "", "what a run writes must be ignored by git"
 
 
-def test_a_second_run_reuses_the_environment_and_starts_in_seconds(clone: Path) -> None:
-    assert (clone / ".venv").exists(), "the first run must have passed"
+def test_a_second_run_reuses_the_environment_and_starts_in_seconds(
+    clone: Path, first_run: subprocess.CompletedProcess[str]
+) -> None:
+    assert first_run.returncode == 0, "the first run must have passed"
     log = (clone / ".venv" / "install.log").stat().st_mtime_ns
     began = time.monotonic()
     result = run(clone, "bash", "-c", ". scripts/common.sh; use_environment run; echo $PYTHON")
@@ -70,6 +80,7 @@ def test_a_second_run_reuses_the_environment_and_starts_in_seconds(clone: Path) 
 
 
 @pytest.mark.parametrize("number, status", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.usefixtures("first_run")
 def test_ctrl_c_in_the_middle_of_training_leaves_no_process(clone: Path, number: int, status: int) -> None:
     process = subprocess.Popen(
         ["./run_bert_quick.sh", "2", "100000", *TINY],

@@ -39,7 +39,8 @@ if words[0] == "-c":
 text = " ".join(words)
 with open({calls!r}, "a") as calls:
     calls.write(text + "\n")
-stages = r"train\.py|fix_host_traces|convert_to_et|chakra_et|utils\.training\.summary|ruff \w+|-m pytest"
+stages = r"train\.py|fix_host_traces|convert_to_et|chakra_et|utils\.training\.summary|ruff \w+"
+stages += r"|-m mypy|-m pytest"
 stage = re.search(stages, text).group()
 if stage == os.environ.get("SLEEP"):
     open({calls!r} + ".pid", "w").write(str(os.getpid()))
@@ -98,9 +99,8 @@ def test_a_quick_job_goes_through_all_stages_in_order(project: Path) -> None:
     outputs = f"{project}/outputs"
     name = "gpt2_2gpu_quick_trace"
     assert train.startswith("-m torch.distributed.run --standalone --nproc_per_node 2 ")
-    assert (
-        f" {project}/gpt2/train.py --num-gpus 2 --max-steps 10 --batch-size 2 --max-seq-length 128 " in train
-    )
+    flags = "--num-gpus 2 --max-steps 10 --batch-size 2 --max-seq-length 128 --padding max"
+    assert f" {project}/gpt2/train.py {flags} " in train
     assert f"--trace-output-dir {outputs} --trace-name {name} " in train
     assert "--trace-wait-steps 5 --trace-warmup-steps 2 --trace-active-steps 1 " in train
     assert train.endswith(" --batch-size 7"), "flags after -- come last, so that they win"
@@ -124,7 +124,7 @@ def test_the_trace_fits_into_any_number_of_steps(
 
 def test_gpus_get_longer_sequences(project: Path) -> None:
     assert run(project, "run_gpt2_quick.sh", "4", FAKE_GPUS="4").returncode == 0
-    assert "--batch-size 8 --max-seq-length 512" in calls(project)[0]
+    assert "--batch-size 4 --max-seq-length 512 --padding max" in calls(project)[0]
 
 
 @pytest.mark.parametrize("script", ["run_gpt2_quick.sh", "run_bert.sh"])
@@ -325,7 +325,13 @@ def test_upstream_tools_that_cannot_be_had_are_named(
 
 def test_tests_run_even_if_the_style_is_at_fault(project: Path) -> None:
     result = run(project, "run_tests.sh", "--slow", "-k", "a or b", FAIL="ruff format")
-    assert calls(project) == ["-m ruff check .", "-m ruff format --check .", "-m pytest --slow -k a or b"]
+    assert calls(project) == [
+        "-m ruff check .",
+        "-m ruff format --check .",
+        "-m mypy",
+        "-m pytest -n logical --dist loadfile --slow -k a or b",
+    ]
     assert result.returncode == 1
     assert result.stderr.splitlines()[-1].startswith("run_tests.sh: faults found by ruff format: ")
     assert run(project, "run_tests.sh").returncode == 0
+    assert calls(project)[-1] == "-m pytest -n logical --dist worksteal"

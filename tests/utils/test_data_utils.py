@@ -13,6 +13,7 @@ import transformers
 from torch.utils.data import DataLoader
 
 from chakra_et.cli import parse
+from tests.shared import shared_path
 from utils.data.config import DataConfig
 from utils.data.hub import DataError
 from utils.data.squad import Example, load_squad
@@ -304,11 +305,11 @@ def test_impossible_combinations_name_their_flags(bert, config: DataConfig) -> N
 
 
 @pytest.mark.parametrize("family", MODELS)
-def test_real_squad_with_the_real_vocabularies(family: str, shared_dir: Path, tmp_path: Path) -> None:
+def test_real_squad_with_the_real_vocabularies(family: str, tmp_path: Path) -> None:
     name, vocab_size = MODELS[family]
     config = DataConfig(
-        dataset=str(shared_dir / "data/squad/dev-v1.1-subset.json"),
-        tokenizer=str(shared_dir / "data/tokenizers" / name),
+        dataset=str(shared_path("data/squad/dev-v1.1-subset.json")),
+        tokenizer=str(shared_path(f"data/tokenizers/{name}", "tokenizer.json", "tokenizer_config.json")),
         cache_dir=str(tmp_path),
         max_seq_length=384,
     )

@@ -1,0 +1,35 @@
+"""Helpers to build the attribute columns of an .et file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from chakra_et.et.columns import Attribute, Strings, ValueKind
+
+Add = Callable[[str, ValueKind, np.ndarray, Any], None]
+"""Adds one attribute: name, kind, rows that have it (ascending), their values."""
+
+
+def collector(attributes: dict[str, Attribute]) -> Add:
+    """A function that adds to ``attributes``; an attribute that no node has is left out."""
+
+    def add(name: str, kind: ValueKind, rows: np.ndarray, values: Any) -> None:
+        if len(rows):
+            attributes[name] = Attribute(kind, rows, values)
+
+    return add
+
+
+def strings(values: list[str]) -> Strings:
+    """A string column; equal strings are stored once."""
+    table: dict[str, int] = {}
+    index = [table.setdefault(value, len(table)) for value in values]
+    return Strings([text.encode("utf-8", "replace") for text in table], np.array(index, dtype=np.int32))
+
+
+def coded(names: list[str], index: np.ndarray) -> Strings:
+    """A string column of indices into ``names``."""
+    return Strings([name.encode("utf-8", "replace") for name in names], index.astype(np.int32))

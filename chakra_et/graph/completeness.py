@@ -1,0 +1,85 @@
+"""Is everything there that the traces themselves announce? A device trace that was cut loses its GPU work."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from chakra_et.findings import Findings
+from chakra_et.graph.linked import LinkedRank
+from chakra_et.traces.device_format import CPU_OP, DRIVER, KERNEL, RUNTIME, SYNC
+
+LAUNCH = re.compile(
+    r"(cuda|hip|cu)\w*(Launch\w*Kernel\w*|LaunchKernel\w*|ModuleLaunch\w*)$|^(cuda|hip|cu)GraphLaunch$"
+)
+CAPTURE = re.compile(r"(cuda|hip|cu)StreamBeginCapture\w*"), re.compile(r"(cuda|hip|cu)StreamEndCapture\w*")
+CUDA_TENSOR = re.compile(rb'"(cuda|hip|xpu):\d+"')
+# Launches at the very end of a recording may lose their kernels.
+TOLERATED = 0.02
+
+
+def check_complete(rank: LinkedRank) -> Findings:
+    """Launches, communication operators and tensors that have no work on the device, as warnings."""
+    device = rank.device
+    findings = Findings()
+    gpu = (device.category >= KERNEL) & (device.category != SYNC)
+    lost = _launches_without_work(rank)
+    if lost.sum() > max(TOLERATED * len(lost), 2):
+        findings.add("launch-without-work", int(lost.sum()))
+    if not gpu.any() and rank.host.recorded and _has_cuda_tensors(rank):
+        findings.add("missing-gpu-work")
+    findings.add("missing-communication", _communication_without_kernel(rank))
+    if rank.host.recorded:
+        findings.add("steps-without-host", _steps_without_host(rank))
+    return findings
+
+
+def _launches_without_work(rank: LinkedRank) -> np.ndarray:
+    """bool per launch call outside of graph capture: whether no device work has its correlation id."""
+    device = rank.device
+    names = np.array([bool(LAUNCH.search(name)) for name in device.names], dtype=bool)
+    calls = np.flatnonzero(
+        names[device.name] & ((device.category == RUNTIME) | (device.category == DRIVER))
+        & (device.correlation > 0)
+    )  # fmt: skip
+    if not len(calls):
+        return np.zeros(0, dtype=bool)
+    for thread in np.unique(device.thread[calls]).tolist():
+        marks = []
+        for pattern in CAPTURE:
+            named = np.array([bool(pattern.fullmatch(name)) for name in device.names], dtype=bool)
+            marks.append(device.start[named[device.name] & (device.thread == thread)])
+        for begin, end in zip(*marks, strict=False):
+            calls = calls[
+                (device.thread[calls] != thread) | (device.start[calls] < begin) | (device.start[calls] > end)
+            ]
+    gpu = (device.category >= KERNEL) & (device.category != SYNC)
+    # A driver call inside a runtime call has the id of the same launch.
+    return ~np.isin(device.correlation[calls], device.correlation[gpu])
+
+
+def _has_cuda_tensors(rank: LinkedRank) -> bool:
+    rows = rank.link.host_row[rank.link.host_row >= 0].tolist()
+    return any(CUDA_TENSOR.search(rank.host.inputs[0][row]) for row in rows)
+
+
+def _communication_without_kernel(rank: LinkedRank) -> int:
+    """NCCL operators that launched a kernel which is not there. Coalesced operators share one."""
+    device = rank.device
+    named = np.array([name.startswith("nccl:") for name in device.names], dtype=bool)
+    operators = np.flatnonzero(named[device.name] & (device.category <= CPU_OP + 1))
+    kernels = int(rank.communication_rows.gpu.sum())
+    return len(operators) if len(operators) and not kernels else 0
+
+
+def _steps_without_host(rank: LinkedRank) -> int:
+    """Steps of the device trace of which the host trace has no operator."""
+    device, missing = rank.device, 0
+    operators = np.flatnonzero(device.category == CPU_OP)
+    for _, row in rank.timeline.steps:
+        inside = operators[
+            (device.start[operators] >= device.start[row]) & (device.start[operators] < device.end[row])
+        ]
+        missing += bool(len(inside)) and not (rank.link.host_row[inside] >= 0).any()
+    return missing

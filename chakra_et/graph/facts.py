@@ -1,0 +1,189 @@
+"""What the traces record of one communication: the kernel's own arguments, and the operators around it."""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from chakra_et.graph.link import Link
+from chakra_et.traces.device import DeviceTrace
+from chakra_et.traces.device_format import Args
+from chakra_et.traces.fields import as_number
+from chakra_et.traces.host import HostTrace, tensors
+
+ITEM_BYTES = {
+    "byte": 1, "char": 1, "bool": 1, "int8": 1, "uint8": 1, "unsigned char": 1, "signed char": 1,
+    "half": 2, "bfloat16": 2, "float16": 2, "short": 2, "int16": 2, "uint16": 2,
+    "float": 4, "float32": 4, "int": 4, "int32": 4, "uint32": 4,
+    "double": 8, "float64": 8, "long": 8, "int64": 8, "long int": 8, "uint64": 8, "unsigned long": 8,
+    "complexfloat": 8, "complexdouble": 16,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Fields of NCCL's metadata; None or empty where they are not recorded. ``ranks``: the group's."""
+
+    collective: str = ""
+    dtype: str = ""
+    in_elements: int | None = None
+    out_elements: int | None = None
+    group: str | None = None
+    description: str = ""
+    ranks: Any = None
+    source: int | None = None
+    target: int | None = None
+
+    def over(self, other: Facts) -> Facts:
+        """These facts, with ``other``'s where these have none."""
+        empty = (None, "")
+        mine = {name: value for name, value in vars(self).items() if value not in empty}
+        return replace(other, **mine)
+
+    def bytes(self, received: bool) -> int | None:
+        """Bytes that this rank puts in, or with ``received`` takes out; None where they are not recorded."""
+        elements = self.out_elements if received else self.in_elements
+        each = item_bytes(self.dtype)
+        return elements * each if elements is not None and each else None
+
+
+@functools.cache
+def item_bytes(dtype: str) -> int:
+    """Bytes of one element; 0 for an unknown type."""
+    name = dtype.lower().removeprefix("c10::").removeprefix("torch.")
+    return 1 if name.startswith("float8") else ITEM_BYTES.get(name, 0)
+
+
+def facts_of(args: Args | None, attributes: dict[str, Any]) -> Facts:
+    """What Kineto's arguments and the host trace's attributes of one event hold; Kineto's go first."""
+    recorded = Facts(
+        collective=str(attributes.get("collective_name") or ""),
+        dtype=str(attributes.get("dtype") or ""),
+        in_elements=_count(attributes.get("in_msg_nelems")),
+        out_elements=_count(attributes.get("out_msg_nelems")),
+        group=str(attributes["pg_name"]) if attributes.get("pg_name") not in (None, "") else None,
+        description=str(attributes.get("pg_desc") or ""),
+    )
+    if args is None:
+        return recorded
+    return Facts(
+        collective=str(args.collective or ""),
+        dtype=str(args.dtype or ""),
+        in_elements=_count(args.in_elements),
+        out_elements=_count(args.out_elements),
+        group=str(args.group_name) if args.group_name not in (None, "") else None,
+        description=str(args.group_description or ""),
+        ranks=args.group_ranks,
+        source=_rank(args.source_rank),
+        target=_rank(args.target_rank),
+    ).over(recorded)
+
+
+def _count(value: Any) -> int | None:
+    number = as_number(value, -1)
+    return int(number) if number >= 0 else None
+
+
+def _rank(value: Any) -> int | None:
+    number = as_number(value, -1)
+    return int(number) if number >= 0 else None
+
+
+class Around:
+    """The operators around an event, innermost first, and what they record."""
+
+    def __init__(self, host: HostTrace, device: DeviceTrace, linked: Link, parent: np.ndarray) -> None:
+        self.host, self.device, self.linked, self._parent = host, device, linked, parent
+
+    def chain(self, row: int) -> list[int]:
+        """``row`` and the events that enclose it."""
+        found = []
+        while row >= 0:
+            found.append(row)
+            row = int(self._parent[row])
+        return found
+
+    def name(self, row: int) -> str:
+        return self.device.names[self.device.name[row]]
+
+    def facts(self, rows: Iterable[int]) -> Facts:
+        """The facts of all ``rows`` together; the first that has one counts."""
+        found = Facts()
+        for row in rows:
+            host_row = int(self.linked.host_row[row])
+            attributes = self.host.communication.get(host_row, {}) if host_row >= 0 else {}
+            args = self.device.communication.get(row)
+            if args is not None or attributes:
+                found = found.over(facts_of(args, attributes))
+        return found
+
+    def values(self, row: int) -> list[Any]:
+        """The operator's arguments; strings that hold JSON, as Kineto writes scalars, as what they hold."""
+        host_row = int(self.linked.host_row[row]) if row >= 0 else -1
+        try:
+            values = msgspec.json.decode(self.host.inputs[0][host_row]) if host_row >= 0 else []
+        except (msgspec.DecodeError, ValueError, RecursionError):
+            return []
+        if not isinstance(values, list):
+            return []
+        if self.host.recorded:
+            return values
+        return [_scalar(value) for value in values]
+
+    def tensors(self, row: int) -> list[tuple[int, int]]:
+        """(bytes, storage or -1) of each tensor among the operator's arguments."""
+        host_row = int(self.linked.host_row[row]) if row >= 0 else -1
+        if host_row < 0:
+            return []
+        if self.host.recorded:
+            found = tensors(self.host.inputs[0][host_row])
+            return [(count * each, storage) for storage, count, each in found]
+        shapes, types = self.host.inputs[1][host_row], self.host.inputs[2][host_row]
+        return [(size, -1) for size in shape_bytes(shapes, types)]
+
+    def dtype(self, row: int) -> str:
+        """Of the operator's first tensor, empty where it has none."""
+        host_row = int(self.linked.host_row[row]) if row >= 0 else -1
+        match = re.search(rb"Tensor\(([^)\[,]*)", self.host.inputs[2][host_row]) if host_row >= 0 else None
+        return match.group(1).decode("utf-8", "replace") if match else ""
+
+
+def _scalar(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        return msgspec.json.decode(value)
+    except msgspec.DecodeError:
+        return value
+
+
+@functools.lru_cache(maxsize=65536)
+def shape_bytes(shapes: bytes, types: bytes) -> tuple[int, ...]:
+    """Bytes of each tensor, from the JSON texts of an operator's shapes and types."""
+    try:
+        dims, kinds = msgspec.json.decode(shapes), msgspec.json.decode(types)
+    except (msgspec.DecodeError, RecursionError):
+        return ()
+    if not isinstance(dims, list) or not isinstance(kinds, list):
+        return ()
+    found = []
+    for shape, kind in zip(dims, kinds, strict=False):
+        match = re.fullmatch(r"Tensor\((.*)\)", str(kind))
+        each = item_bytes(match[1]) if match else 0
+        if each and isinstance(shape, list) and all(type(n) is int and 0 <= n < 1 << 40 for n in shape):
+            found.append(math.prod(shape) * each)
+    return tuple(found)
+
+
+def message_ends(values: list[Any]) -> tuple[int, int]:
+    """Peer (rank in the group) and tag of ``c10d::send`` and ``recv_``, their last two arguments; -1 and 0
+    where they are not recorded."""
+    *_, peer, tag = (None, None, *values)
+    return (peer, tag) if type(peer) is int and type(tag) is int else (-1, 0)

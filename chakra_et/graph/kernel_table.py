@@ -1,0 +1,95 @@
+"""Which device kernels communicate, by their names: a table that is data, and that users can add to."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from chakra_et.errors import TraceError
+from chakra_et.et.columns import CollectiveType, NodeType
+
+Operation = CollectiveType | Literal[NodeType.COMM_SEND, NodeType.COMM_RECV]
+SENDRECV = "sendrecv"
+TABLE = Path(__file__).with_name("communication_kernels.json")
+
+# Part of a name, letters only, → the operation. The first that fits counts.
+_PARTS: tuple[tuple[str, Operation], ...] = (
+    ("barrier", CollectiveType.BARRIER),
+    ("allreduce", CollectiveType.ALL_REDUCE),
+    ("allgather", CollectiveType.ALL_GATHER),
+    ("reducescatter", CollectiveType.REDUCE_SCATTER),
+    ("alltoall", CollectiveType.ALL_TO_ALL),
+    ("broadcast", CollectiveType.BROADCAST),
+    ("scatter", CollectiveType.SCATTER),
+    ("gather", CollectiveType.GATHER),
+    ("send", NodeType.COMM_SEND),
+    ("recv", NodeType.COMM_RECV),
+    ("reduce", CollectiveType.REDUCE),
+)
+_BY_WORD: dict[str, Operation] = {kind.name.lower(): kind for kind in CollectiveType}
+_BY_WORD |= {"send": NodeType.COMM_SEND, "recv": NodeType.COMM_RECV}
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """One row of the table. ``ambiguous``: a send/receive kernel, which is also how NCCL runs all-to-alls."""
+
+    pattern: re.Pattern[str]
+    library: str
+    operation: Operation | None
+    ambiguous: bool
+
+
+def operation_named(name: str) -> Operation | None:
+    """The operation that a name such as ``c10d::_allgather_base_`` or ``ncclDevKernel_AllReduce_Sum_f32``
+    contains; None for none, and for a name that has both send and receive."""
+    letters = re.sub(r"[^a-z]", "", name.lower())
+    if "sendrecv" in letters:
+        return None
+    return next((what for part, what in _PARTS if part in letters), None)
+
+
+@functools.cache
+def kernel_patterns(added: str = "") -> tuple[Pattern, ...]:
+    """The table's rows, those of the user's file ``added`` first.
+
+    Raises ``TraceError`` for a file that can't be read or a row that is wrong.
+    """
+    return (*(_read(Path(added)) if added else ()), *_read(TABLE))
+
+
+def _read(path: Path) -> tuple[Pattern, ...]:
+    try:
+        rows = json.loads(path.read_bytes())["kernels"]
+        return tuple(_row(row) for row in rows)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, re.error) as error:
+        raise TraceError(
+            f"{path}: not a table of communication kernels ({type(error).__name__}: {error}); give "
+            '{"kernels": [{"pattern": …, "library": …, "operation": …}]} as in communication_kernels.json.'
+        ) from None
+
+
+def _row(row: dict[str, str | None]) -> Pattern:
+    word = row.get("operation")
+    if word is not None and word != SENDRECV and word not in _BY_WORD:
+        raise ValueError(f"operation {word!r} is none of {', '.join(_BY_WORD)}, {SENDRECV} or null")
+    operation = None if word in (None, SENDRECV) else _BY_WORD[str(word)]
+    pattern = re.compile(str(row["pattern"]), re.IGNORECASE)
+    return Pattern(pattern, str(row.get("library") or ""), operation, word == SENDRECV)
+
+
+def communication_names(names: list[str], added: str = "") -> dict[int, Pattern]:
+    """Index of each kernel name that communicates → its row of the table."""
+    patterns = kernel_patterns(added)
+    found = {}
+    for code, name in enumerate(names):
+        # Template arguments name types and other kernels, and can take thousands of letters.
+        head = name[:200]
+        match = next((row for row in patterns if row.pattern.search(head)), None)
+        if match:
+            found[code] = match
+    return found

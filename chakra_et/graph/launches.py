@@ -1,0 +1,94 @@
+"""Which call launched each piece of device work, and when."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from chakra_et.graph.timeline import Timeline
+from chakra_et.traces.device import DeviceTrace
+from chakra_et.traces.device_format import DRIVER, KERNEL, RUNTIME, SYNC
+
+BEFORE_RECORDING = np.iinfo(np.int64).min
+
+
+def launch_calls(device: DeviceTrace) -> np.ndarray:
+    """For each row on the GPU the row of the call that launched it, -1 where the trace has none.
+
+    By correlation id; by external id (the operator, not the call) where the runtime call is missing.
+    """
+    calls = np.full(len(device), -1, dtype=np.int64)
+    gpu = np.flatnonzero((device.category >= KERNEL) & (device.category != SYNC))
+    for id_of, candidates in (
+        (device.correlation, (device.category == RUNTIME) | (device.category == DRIVER)),
+        (device.external_id, device.category < RUNTIME),
+    ):
+        missing = gpu[(calls[gpu] < 0) & (id_of[gpu] > 0)]
+        rows = np.flatnonzero(candidates & (id_of > 0))
+        # A runtime call wraps the driver call of the same id and sorts before it.
+        rows = rows[np.lexsort((device.category[rows], id_of[rows]))]
+        if not len(missing) or not len(rows):
+            continue
+        at = np.searchsorted(id_of[rows], id_of[missing])
+        found = at < len(rows)
+        found[found] = id_of[rows[at[found]]] == id_of[missing[found]]
+        calls[missing[found]] = rows[at[found]]
+    return calls
+
+
+@dataclass(frozen=True)
+class Launches:
+    """The device work of a rank. ``gpu``: its rows. ``time``: ns at which each row was launched,
+    ``BEFORE_RECORDING`` where the trace has no launch; ``before``: the row that its stream did before it, -1
+    for the first. Both int64[rows of the trace], meaningless off the GPU."""
+
+    gpu: np.ndarray
+    time: np.ndarray
+    before: np.ndarray
+
+
+def launches_of(device: DeviceTrace, timeline: Timeline, calls: np.ndarray) -> Launches:
+    """When each piece of device work was launched."""
+    gpu = np.flatnonzero((device.category >= KERNEL) & (device.category != SYNC))
+    start = timeline.start
+    before = np.full(len(device), -1, dtype=np.int64)
+    order = gpu[np.lexsort((start[gpu], timeline.lane[gpu]))]
+    same = timeline.lane[order[1:]] == timeline.lane[order[:-1]]
+    before[order[1:][same]] = order[:-1][same]
+
+    time = np.full(len(device), BEFORE_RECORDING, dtype=np.int64)
+    known = gpu[calls[gpu] >= 0]
+    call = calls[known]
+    time[known] = np.minimum(start[call], start[known])
+    for row, at in zip(known.tolist(), call.tolist(), strict=True):
+        if device.category[at] < RUNTIME:
+            # Only the operator is known, not the call in it: no sooner than what the stream was given before.
+            previous = int(time[before[row]]) if before[row] >= 0 else BEFORE_RECORDING
+            time[row] = min(max(int(start[at]), previous), int(start[row]))
+    return Launches(gpu, time, before)
+
+
+class StreamOrder:
+    """The work of each stream in launch order, to ask what was launched before or after a moment."""
+
+    def __init__(self, device: DeviceTrace, launches: Launches) -> None:
+        self.streams: dict[tuple[int, int], tuple[np.ndarray, np.ndarray]] = {}
+        gpu = launches.gpu
+        keys = np.stack([device.device[gpu], device.stream[gpu]], axis=1)
+        for d, s in np.unique(keys, axis=0).tolist():
+            rows = gpu[(keys == (d, s)).all(axis=1)]
+            rows = rows[np.lexsort((device.start[rows], launches.time[rows]))]
+            self.streams[d, s] = (launches.time[rows], rows)
+
+    def last_before(self, stream: tuple[int, int], moment: int) -> int:
+        """The row launched last on ``stream`` up to ``moment``, -1 for none."""
+        times, rows = self.streams.get(stream, (np.zeros(0, np.int64), np.zeros(0, np.int64)))
+        at = int(np.searchsorted(times, moment, side="right")) - 1
+        return int(rows[at]) if at >= 0 else -1
+
+    def first_after(self, stream: tuple[int, int], moment: int) -> int:
+        """The row launched first on ``stream`` from ``moment`` on, -1 for none."""
+        times, rows = self.streams.get(stream, (np.zeros(0, np.int64), np.zeros(0, np.int64)))
+        at = int(np.searchsorted(times, moment, side="left"))
+        return int(rows[at]) if at < len(rows) else -1

@@ -1,0 +1,85 @@
+"""The linked rank: everything known of one rank before its dependencies are looked for."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from chakra_et.errors import TraceError
+from chakra_et.findings import Findings, joined
+from chakra_et.graph import pairing, timeline
+from chakra_et.graph.communication import CommunicationRows, Communications, communication_rows, describe
+from chakra_et.graph.launches import launch_calls
+from chakra_et.graph.link import Link, link
+from chakra_et.graph.timeline import Timeline
+from chakra_et.traces.device import DeviceTrace
+from chakra_et.traces.host import HostTrace
+
+
+@dataclass(frozen=True)
+class LinkedRank:
+    """Both traces of one rank, matched, nested and with their communication identified.
+
+    Built once by ``link_rank``; every later stage takes it and leaves it as it is. ``calls[i]`` is the row of
+    the call that launched device row i, or -1. ``link_rate``: the part of the host operators that have a
+    device record, over the whole recording. ``findings``: all that was found so far.
+    """
+
+    host: HostTrace
+    device: DeviceTrace
+    link: Link
+    timeline: Timeline
+    calls: np.ndarray
+    communication_rows: CommunicationRows
+    communication: Communications
+    link_rate: float
+    findings: Findings
+
+
+def link_rank(
+    host: HostTrace,
+    device: DeviceTrace,
+    groups: Sequence[dict[str, Any]] = (),
+    step: str = "all",
+    allow_unlinked: bool = False,
+    added_kernels: str = "",
+) -> LinkedRank:
+    """Match the two traces of a rank.
+
+    ``groups``: process groups from the run's manifest; ``step``: "all", or the number of the one ProfilerStep
+    to keep; ``added_kernels``: a user's table of communication kernels. Raises ``TraceError`` for traces that
+    don't belong together, unless ``allow_unlinked``, and for a step that was not recorded.
+    """
+    linked, warnings = pairing.check(host, device, link(host, device), allow_unlinked)
+    rate = linked.rate(host)
+    findings = joined(host.findings, device.findings, warnings)
+    calls = launch_calls(device)
+    if step != "all":
+        kept = _rows_of_step(device, calls, step)
+        findings.add("outside-step", len(device) - len(kept), step)
+        place = np.full(len(device) + 1, -1, dtype=np.int64)
+        place[kept] = np.arange(len(kept))
+        device, calls = device.select(kept), place[calls[kept]]
+        linked = dataclasses.replace(linked, host_row=linked.host_row[kept])
+    rows = communication_rows(device, added_kernels)
+    time = timeline.build(device, rows.cpu)
+    communication = describe(host, device, linked, time.parent, calls, rows, groups)
+    findings = joined(findings, time.findings, communication.findings)
+    return LinkedRank(host, device, linked, time, calls, rows, communication, rate, findings)
+
+
+def _rows_of_step(device: DeviceTrace, calls: np.ndarray, step: str) -> np.ndarray:
+    """Rows of one ProfilerStep: CPU events that start in it, and the work that they launch."""
+    known = dict(timeline.steps(device))
+    if not step.isdigit() or int(step) not in known:
+        names = ", ".join(str(number) for number in known) or "none"
+        raise TraceError(
+            f"{device.path}: no ProfilerStep#{step} in it (it has: {names}); choose one, or --step all."
+        )
+    row = known[int(step)]
+    inside = (device.start >= device.start[row]) & (device.start < device.end[row])
+    return np.flatnonzero(np.where(calls >= 0, inside[calls], inside))

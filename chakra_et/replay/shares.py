@@ -1,0 +1,100 @@
+"""Where the time of a rank goes, by kind: along its critical path, and over all its threads and streams."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from chakra_et.et.columns import ExecutionTrace, NodeType, Strings
+from chakra_et.et.edges import edges_of
+
+# In the order in which tables show them.
+KINDS = ("operator", "runtime", "kernel", "copy", "transfer", "wait", "host-overhead", "device-overhead")
+OVERHEAD = ("host-overhead", "device-overhead")
+_OF_ATTRIBUTE = {
+    "operator": "operator",
+    "annotation": "operator",
+    "runtime": "runtime",
+    "kernel": "kernel",
+    "memcpy": "copy",
+    "memset": "copy",
+    "collective": "transfer",
+    "p2p": "transfer",
+    "host-overhead": "host-overhead",
+    "device-overhead": "device-overhead",
+}
+
+
+@dataclass(frozen=True)
+class Shares:
+    """µs by kind of ``KINDS``: along the critical path, and of all nodes (``busy``)."""
+
+    path: dict[str, int]
+    busy: dict[str, int]
+
+    @property
+    def overhead(self) -> float:
+        """The part of the critical path that no operator, call, kernel or communication explains, 0 to 1."""
+        total = sum(self.path.values())
+        return sum(self.path[kind] for kind in OVERHEAD) / total if total else 0.0
+
+
+def shares(trace: ExecutionTrace) -> Shares | None:
+    """The shares of one rank's file; None for a file without start times.
+
+    The critical path runs back from the node that ends last, from each node to its dependency that ends last.
+    Communication counts as transfer, but for what ``wait_micros`` says.
+    """
+    if not len(trace) or not trace.start_micros.any():
+        return None
+    kind = node_kinds(trace)
+    duration = trace.duration_micros.astype(np.int64)
+    wait = np.minimum(trace.column("wait_micros"), duration)
+    path = critical_path(trace)
+    return Shares(_by_kind(kind[path], duration[path], wait[path]), _by_kind(kind, duration, wait))
+
+
+def critical_path(trace: ExecutionTrace) -> np.ndarray:
+    """The rows of the critical path by recorded times, from its last node to its first; int64."""
+    end = trace.start_micros.astype(np.int64) + trace.duration_micros.astype(np.int64)
+    edges = edges_of(trace)
+    known = edges.parent >= 0
+    child, parent = edges.child[known], edges.parent[known]
+    # The dependency of each row that ends last: the last of its run when sorted by end.
+    order = np.lexsort((end[parent], child))
+    child, parent = child[order], parent[order]
+    last = np.flatnonzero(np.append(child[1:] != child[:-1], True)) if len(child) else child
+    latest = np.full(len(trace), -1, dtype=np.int64)
+    latest[child[last]] = parent[last]
+    row, found = int(np.argmax(end)), []
+    for _ in range(len(trace)):  # a file of others may have a cycle
+        if row < 0:
+            break
+        found.append(row)
+        row = int(latest[row])
+    return np.array(found, dtype=np.int64)
+
+
+def node_kinds(trace: ExecutionTrace) -> np.ndarray:
+    """Index into ``KINDS`` of each row: as the converter wrote it, or by type and place."""
+    place = {name: at for at, name in enumerate(KINDS)}
+    on_cpu = trace.column("is_cpu_op") != 0
+    kind = np.where(on_cpu, place["operator"], place["kernel"])
+    kind[np.isin(trace.types, (NodeType.MEM_LOAD, NodeType.MEM_STORE))] = place["copy"]
+    attribute = trace.attributes.get("kind")
+    if attribute is not None and isinstance(attribute.values, Strings):
+        names = [text.decode("utf-8", "replace") for text in attribute.values.table]
+        codes = np.array([place.get(_OF_ATTRIBUTE.get(name, ""), -1) for name in names], dtype=np.int64)
+        found = codes[attribute.values.index]
+        kind[attribute.rows[found >= 0]] = found[found >= 0]
+    kind[np.isin(trace.types, (NodeType.COMM_COLL, NodeType.COMM_SEND, NodeType.COMM_RECV))] = place[
+        "transfer"
+    ]
+    return kind
+
+
+def _by_kind(kind: np.ndarray, duration: np.ndarray, wait: np.ndarray) -> dict[str, int]:
+    counts = np.bincount(kind, duration - wait, len(KINDS)).astype(np.int64)
+    counts[KINDS.index("wait")] += int(wait.sum())
+    return {name: int(counts[at]) for at, name in enumerate(KINDS)}

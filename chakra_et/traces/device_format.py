@@ -1,0 +1,118 @@
+"""Kineto's field names and categories, of all writers that are known: the one place that has them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from chakra_et.traces.fields import Number
+
+CPU_CATEGORIES = ("cpu_op", "user_annotation", "cuda_runtime", "cuda_driver")
+GPU_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
+SYNC_CATEGORY = "cuda_sync"
+CATEGORIES = (*CPU_CATEGORIES, *GPU_CATEGORIES, SYNC_CATEGORY)
+CPU_OP, ANNOTATION, RUNTIME, DRIVER, KERNEL, MEMCPY, MEMSET, SYNC = range(len(CATEGORIES))
+# Older writers and other vendors: another name for one of the above.
+CATEGORY_ALIASES = {
+    "Operator": "cpu_op",
+    "cpu_instant_event": "cpu_op",
+    "Runtime": "cuda_runtime",
+    "hip_runtime": "cuda_runtime",
+    "xpu_runtime": "cuda_runtime",
+    "mtia_runtime": "cuda_runtime",
+    "privateuse1_runtime": "cuda_runtime",
+    "privateuse1_driver": "cuda_driver",
+    "xpu_driver": "cuda_driver",
+    "Kernel": "kernel",
+    "concurrent_kernel": "kernel",
+    "Memcpy": "gpu_memcpy",
+    "Memset": "gpu_memset",
+}
+CODE_OF_CATEGORY = {name: code for code, name in enumerate(CATEGORIES)}
+CODE_OF_CATEGORY |= {alias: CODE_OF_CATEGORY[name] for alias, name in CATEGORY_ALIASES.items()}
+# Category → why its events become no node (an id of ``findings.TABLE``).
+NOT_A_NODE = {
+    "Trace": "profiler-span",
+    "gpu_user_annotation": "gpu-annotation",
+    "python_function": "python-frame",
+    "cuda_event": "event-record",
+    "overhead": "profiler-overhead",
+}
+MODULE = "nn.Module: "
+"""How the name of a Python frame begins that is a module's forward call."""
+
+
+class Args(msgspec.Struct, gc=False):
+    """The arguments that the conversion needs; absent ones are None."""
+
+    external_id: Number = msgspec.field(name="External id", default=None)
+    rf_id: Number = msgspec.field(name="Record function id", default=None)
+    sequence: Number = msgspec.field(name="Sequence number", default=None)
+    forward_thread: Number = msgspec.field(name="Fwd thread id", default=None)
+    correlation: Number = None
+    stream: Number = None
+    original_stream: Number = None
+    device: Number = None
+    sync_kind: str | None = msgspec.field(name="cuda_sync_kind", default=None)
+    wait_on_stream: Number = None
+    record_correlation: Number = msgspec.field(name="wait_on_cuda_event_record_corr_id", default=None)
+    collective: str | None = msgspec.field(name="Collective name", default=None)
+    dtype: str | None = None
+    in_elements: Number = msgspec.field(name="In msg nelems", default=None)
+    out_elements: Number = msgspec.field(name="Out msg nelems", default=None)
+    in_split: Any = msgspec.field(name="In split size", default=None)
+    group_name: Number = msgspec.field(name="Process Group Name", default=None)
+    group_description: str | None = msgspec.field(name="Process Group Description", default=None)
+    group_ranks: Any = msgspec.field(name="Process Group Ranks", default=None)
+    group_size: Number = msgspec.field(name="Group size", default=None)
+    source_rank: Number = msgspec.field(name="Src Rank", default=None)
+    target_rank: Number = msgspec.field(name="Dst Rank", default=None)
+    seq: Number = msgspec.field(name="Seq", default=None)
+    bytes: Number = None
+    grid: Any = None
+    block: Any = None
+    graph_id: Number = msgspec.field(name="graph id", default=None)
+    name: Any = None
+
+
+class OperatorArgs(Args, gc=False):
+    """With the operator's arguments, which are read where no host trace has them."""
+
+    dims: msgspec.Raw = msgspec.field(name="Input Dims", default=msgspec.Raw(b""))
+    types: msgspec.Raw = msgspec.field(name="Input type", default=msgspec.Raw(b""))
+    concrete: msgspec.Raw = msgspec.field(name="Concrete Inputs", default=msgspec.Raw(b""))
+    kernel: Any = None
+
+
+class Event(msgspec.Struct, gc=False):
+    ph: str
+    name: Any = ""
+    cat: str | None = None
+    pid: int | float | str | None = None
+    tid: int | float | str | None = None
+    ts: float | int | str = 0.0
+    dur: float | int | str = 0.0
+    id: int | float | str | None = None
+    args: Args | None = None
+
+
+class OperatorEvent(Event, gc=False):
+    args: OperatorArgs | None = None
+
+
+class Header(msgspec.Struct):
+    traceEvents: list[Event]
+    schemaVersion: Any = None
+    distributedInfo: Any = None
+    deviceProperties: Any = None
+    baseTimeNanoseconds: Any = None
+    traceName: Any = None
+    host_name: Any = None
+
+
+class OperatorHeader(Header):
+    traceEvents: list[OperatorEvent]
+
+
+NO_ARGS = OperatorArgs()
