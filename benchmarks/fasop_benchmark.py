@@ -26,18 +26,22 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.summary import put
 from chakra_et import cli
-from fasop import hpdc24, schedule
-from fasop.clusters import Cluster, load_clusters
-from fasop.costs import Costs, read_costs
-from fasop.exact import Planner
-from fasop.models import find_model
-from fasop.plan import Plan
-from fasop.search import Goal, search
-from fasop.shapes import Shape
-from fasop.stage_costs import Options
+from fasop.hpdc24 import search as hpdc24
+from fasop.hpdc24.costs import PublishedCosts
+from fasop.inputs.cluster_files import load_clusters
+from fasop.inputs.clusters import Cluster
+from fasop.inputs.costs import read_costs
+from fasop.inputs.models import find_model
+from fasop.plans.goal import Goal
+from fasop.plans.options import Options
+from fasop.plans.plan import Plan
+from fasop.plans.shapes import Shape
+from fasop.schedule import one_f_one_b as schedule
+from fasop.search.planner import Planner
+from fasop.search.search import search
 
 README = ROOT / "fasop" / "README.md"
-MEASURED = (1.4015, 1.4238, 1.3739, 1.4098)  # seconds an iteration
+MEASURED = (1.4015, 1.4238, 1.3739, 1.4098)  # seconds per iteration
 POINT = (Shape(tp=1, dp=4, pp=8, mbs=1), (1, 11, 8, 8, 8, 8, 5, 1))
 PUBLISHED_ERROR = 0.087
 
@@ -73,7 +77,9 @@ print(json.dumps([done.returncode, wall, used.ru_utime + used.ru_stime, done.std
 """
 INSIDE = """
 import contextlib, io, json, resource, sys, time
-from fasop import advice, hpdc24, plan_command
+from fasop.search import advice
+from fasop.hpdc24 import search as hpdc24
+from fasop.commands import plan as plan_command
 def cpu():
     use = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(one.ru_utime + one.ru_stime for one in use)
@@ -150,7 +156,7 @@ def accuracy() -> list[str]:
     shape, partition = POINT
     placement = ("A10",) * cluster.node_count
     row = hpdc24.estimate(
-        *(model, cluster, Costs([read_costs()], model, hpdc24=True), shape, placement, list(partition))
+        *(model, cluster, PublishedCosts([read_costs()], model), shape, placement, list(partition))
     )
     found = [("hpdc24, 40 Gbit/s between nodes", row.step_time)]
     for speed in (40, 50, 100, 200):
@@ -189,12 +195,12 @@ def cost_models() -> list[str]:
         ("t5", "paper-t5-het"),
     ]:
         model, clusters = find_model(name), load_clusters(preset)
-        rows = hpdc24.search(model, clusters, Costs([read_costs()], model, hpdc24=True))
+        rows = hpdc24.search(model, clusters, PublishedCosts([read_costs()], model))
         first = next(row for row in rows if not row.plain[0])
         c = first.candidate
         shape = Shape(c.tp, c.dp, c.pp, c.mbs)
         same = estimate(clusters[0], shape, c.placement, first.partition, name)
-        best = search(model, clusters, Costs([read_costs()], model), Options(), Goal(top=1))[0]
+        best = search(model, clusters, [read_costs()], [Options()], Goal(top=1))[0]
         gain = same.step_time / best.step_time
         times = f"{first.step_time:.4f} | {same.step_time:.4f} | {best.step_time:.4f}"
         lines.append(f"| {preset} | {times} | {gain:.3f}× |")
@@ -209,9 +215,7 @@ def estimate(
     name: str = "gpt2-xl",
 ) -> Plan:
     model = find_model(name)
-    return Planner(model, cluster, Costs([read_costs()], model), Options()).estimate(
-        shape, placement, partition
-    )
+    return Planner(model, cluster, [read_costs()], Options()).estimate(shape, placement, partition)
 
 
 if __name__ == "__main__":

@@ -4,10 +4,10 @@
     python benchmarks/fasop_monotony.py
     python benchmarks/fasop_monotony.py --update         (writes the figures into fasop/README.md)
 
-Plans random clusters of A100 and A10 nodes (4 or 8 GPUs a node, up to 48 GPUs) with GPT-2 XL, BERT and T5;
+Plans random clusters of A100 and A10 nodes (4 or 8 GPUs per node, up to 48 GPUs) with GPT-2 XL, BERT and T5;
 then again with one type's, or both types', bandwidth between nodes, bandwidth within a node or speed 1.05,
 1.3, 2 and 4 times as high. No step may be longer than one of the same cluster with slower hardware. Each
-seed is a cluster; nothing depends on the machine. About a second a cluster.
+seed is a cluster; nothing depends on the machine. About two seconds per cluster.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ from tqdm import tqdm
 
 from benchmarks.summary import put
 from chakra_et import cli
-from fasop.clusters import Cluster, Gpu
-from fasop.costs import Costs, read_costs
-from fasop.models import find_model
-from fasop.search import Goal, search
-from fasop.stage_costs import Options
+from fasop.inputs.clusters import Cluster, Gpu
+from fasop.inputs.costs import CostFile, read_costs
+from fasop.inputs.models import find_model
+from fasop.plans.goal import Goal
+from fasop.plans.options import Options
+from fasop.search.search import search
 
 README = ROOT / "fasop" / "README.md"
 FACTORS = (1.0, 1.05, 1.3, 2.0, 4.0)
@@ -71,7 +72,7 @@ def main() -> int:
 
 
 def steps(seed: int) -> list[float]:
-    """Seconds a step of the best plan of one cluster, by ``FACTORS``; empty where nothing fits."""
+    """Seconds per step of the best plan of one cluster, by ``FACTORS``; empty where nothing fits."""
     dice = random.Random(seed)
     name = dice.choice(["gpt2-xl", "gpt2-xl", "bert-large", "t5"])
     cluster = random_cluster(dice)
@@ -83,16 +84,15 @@ def steps(seed: int) -> list[float]:
             replace(gpu, **{setting: getattr(gpu, setting) * factor}) if who in (gpu.name, "both") else gpu
             for gpu in cluster.gpus
         )
-        options = Options(recompute="selective")
-        better = replace(cluster, gpus=gpus)
-        plans = search(find_model(name), [better], costs(name), options, Goal(top=1), workers=1)
+        options, better = [Options(recompute="selective")], replace(cluster, gpus=gpus)
+        plans = search(find_model(name), [better], [costs()], options, Goal(top=1), workers=1)
         found += [plan.step_time for plan in plans]
     return found
 
 
 @functools.cache
-def costs(name: str) -> Costs:
-    return Costs([read_costs()], find_model(name))
+def costs() -> CostFile:
+    return read_costs()
 
 
 def random_cluster(dice: random.Random) -> Cluster:

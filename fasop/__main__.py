@@ -10,10 +10,13 @@ from fasop.errors import PlanError
 
 # Command → (module with ``main(argv) -> status``, one line of help).
 COMMANDS = {
-    "plan": ("fasop.plan_command", "search for the best plans of a model on a cluster"),
-    "profile": ("fasop.profile", "measure layer costs on this machine, or take them from .et traces"),
-    "simulate": ("fasop.simulate", "show a plan's schedule as a picture and as .et files"),
-    "export": ("fasop.export", "write a plan as the settings that launch it"),
+    "plan": ("fasop.commands.plan", "search for the best plans of a model on a cluster"),
+    "profile": (
+        "fasop.commands.profile",
+        "measure layer costs here, or take them from .et traces",
+    ),
+    "simulate": ("fasop.commands.simulate", "show a plan's schedule as a picture and as .et files"),
+    "export": ("fasop.commands.export", "write a plan as the settings that launch it"),
 }
 
 

@@ -4,28 +4,27 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import Any, TypeVar
 
-P = ParamSpec("P")
-R = TypeVar("R")
+MISSING = object()
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 
-def memo(method: Callable[P, R]) -> Callable[P, R]:
-    """Each result is computed once for each object and arguments.
+def memo(method: Method) -> Method:
+    """Compute each result once per object and arguments.
 
     ``functools.cache`` on a method would keep every object, with all its tables, until the process ends.
     """
     name = f"_memo_{method.__name__}"
 
     @functools.wraps(method)
-    def remembered(self, *arguments):  # type: ignore[no-untyped-def]
+    def remembered(self: Any, *arguments: Any) -> Any:
         results = self.__dict__.get(name)
         if results is None:
             results = self.__dict__[name] = {}
-        try:
-            return results[arguments]
-        except KeyError:
+        result = results.get(arguments, MISSING)
+        if result is MISSING:
             result = results[arguments] = method(self, *arguments)
-            return result
+        return result
 
     return remembered  # type: ignore[return-value]

@@ -8,9 +8,9 @@ import numpy as np
 
 from chakra_et.convert.columns import Add, strings
 from chakra_et.et.columns import CollectiveType, NodeType, ValueKind
-from chakra_et.graph.build import Graph
 from chakra_et.graph.communication import Communication
 from chakra_et.graph.groups import group_number
+from chakra_et.graph.nodes import Graph
 
 CommTypes = Literal["schema", "astra-sim"]
 # Collectives that ASTRA-sim does not know, as the nearest that it does.

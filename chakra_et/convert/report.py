@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from chakra_et.findings import Findings, joined, listed, sentence
-from chakra_et.graph.build import KIND_NAMES, Graph, NodeKind
 from chakra_et.graph.dependencies import EdgeKind
 from chakra_et.graph.linked import LinkedRank
+from chakra_et.graph.nodes import KIND_NAMES, Graph, NodeKind
 from chakra_et.replay.shares import Shares
 from chakra_et.traces.device_format import KERNEL, RUNTIME, SYNC
 
@@ -104,12 +104,13 @@ class RankReport:
     def text(self) -> str:
         """For people."""
         left_out = sum(self.losses.values())
+        on_device = any(self.nodes_by_kind.get(kind) for kind in ("kernel", "memcpy", "memset"))
         lines = [
             f"rank {self.rank}: {self.events_in} events in = {self.events_kept} kept + {left_out} left out; "
             f"{self.nodes} nodes = {self.events_kept} events + {self.segments} further segments of them + "
             f"{self.overhead} overhead; {self.edges} edges",
-            f"  linked by {self.linked_by}: {self.link_rate:.2%} of the host operators, "
-            f"{self.kernel_link_rate:.2%} of the device work",
+            f"  linked by {self.linked_by}: {self.link_rate:.2%} of the host operators"
+            + (f", {self.kernel_link_rate:.2%} of the device work" if on_device else ""),
         ]
         tables: list[tuple[str, Iterable[tuple[str, int]]]] = [
             (title, [(sentence(key), count) for key, count in sorted(counts.items())])

@@ -7,117 +7,46 @@ lower to higher node numbers, so the graph is acyclic by construction; ``validat
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import IntEnum
-
 import numpy as np
 
 from chakra_et.findings import Findings
 from chakra_et.graph.communication import Communication
 from chakra_et.graph.dependencies import Dependencies, EdgeKind
 from chakra_et.graph.linked import LinkedRank
-from chakra_et.graph.timeline import Lane, SelfTime, Timeline
+from chakra_et.graph.nodes import KIND_OF_CATEGORY, Graph, NodeKind, Rows, rows_of
+from chakra_et.graph.overhead import fill_overhead, messages_beside
+from chakra_et.graph.timeline import SelfTime, Timeline
 from chakra_et.traces.device import DeviceTrace
-from chakra_et.traces.device_format import ANNOTATION, DRIVER, KERNEL, MEMCPY, MEMSET, RUNTIME, SYNC
-
-
-class NodeKind(IntEnum):
-    """What a node is; the names are the values of the ``kind`` attribute."""
-
-    OPERATOR = 0
-    ANNOTATION = 1
-    RUNTIME = 2
-    KERNEL = 3
-    MEMCPY = 4
-    MEMSET = 5
-    COLLECTIVE = 6
-    P2P = 7
-    HOST_OVERHEAD = 8
-    DEVICE_OVERHEAD = 9
-
-
-KIND_NAMES = [kind.name.lower().replace("_", "-") for kind in NodeKind]
-KIND_OF_CATEGORY = {
-    ANNOTATION: NodeKind.ANNOTATION,
-    RUNTIME: NodeKind.RUNTIME,
-    DRIVER: NodeKind.RUNTIME,
-    KERNEL: NodeKind.KERNEL,
-    MEMCPY: NodeKind.MEMCPY,
-    MEMSET: NodeKind.MEMSET,
-}
-
-
-@dataclass
-class Graph:
-    """N nodes in order of start time; E edges.
-
-    ``start``, ``end``: ns since the first event. ``lane``: index into ``lanes``. ``event``: row of
-    the device trace that the node is or goes on with, -1 for overhead outside of events. ``segment``: 0 for
-    the node that stands for the event, 1, 2, … for the further stretches of its own time. ``item``: index of
-    the communication, or -1. ``kind``: ``NodeKind``. ``source``, ``target``, ``edge_kind``: the edges.
-    """
-
-    lane: np.ndarray
-    start: np.ndarray
-    end: np.ndarray
-    event: np.ndarray
-    segment: np.ndarray
-    item: np.ndarray
-    kind: np.ndarray
-    source: np.ndarray
-    target: np.ndarray
-    edge_kind: np.ndarray
-    lanes: list[Lane]
-    findings: Findings
-
-    def __len__(self) -> int:
-        return len(self.start)
-
-
-@dataclass
-class _Rows:
-    lane: np.ndarray
-    start: np.ndarray
-    end: np.ndarray
-    event: np.ndarray
-    kind: np.ndarray
-    item: np.ndarray
-
-    def take(self, index: np.ndarray) -> _Rows:
-        return _Rows(*(column[index] for column in vars(self).values()))
-
-    @staticmethod
-    def join(parts: list[_Rows]) -> _Rows:
-        return _Rows(*(np.concatenate([vars(part)[name] for part in parts]) for name in vars(parts[0])))
+from chakra_et.traces.device_format import ANNOTATION, KERNEL, RUNTIME, SYNC
 
 
 def build(rank: LinkedRank, found: Dependencies) -> Graph:
     """Make the graph of a rank from its timeline and dependencies."""
     findings = Findings()
     device, time, items = rank.device, rank.timeline, rank.communication.items
-    rows = _Rows.join(
+    rows = Rows.join(
         [_cpu_rows(device, time, found), _gpu_rows(device, time, items), _placed_rows(found, items)]
     )
     rows = rows.take(np.lexsort((np.arange(len(rows.lane)), rows.start, rows.lane)))
     source, target, kind = _connect(rows, found)
-    beside = _beside(rows, items)
-    rows, source, target, kind = _fill_lags(rows, source, target, kind, time.begin, found.lanes, beside)
+    beside = messages_beside(rows, items)
+    rows, source, target, kind = fill_overhead(rows, source, target, kind, time.begin, found.lanes, beside)
 
     # Number the nodes by start time; among equals what takes no time first, as others may wait for it.
     order = np.lexsort((np.arange(len(rows.lane)), rows.lane, rows.end > rows.start, rows.start))
-    rank = np.empty(len(order), dtype=np.int64)
-    rank[order] = np.arange(len(order))
+    number = np.empty(len(order), dtype=np.int64)
+    number[order] = np.arange(len(order))
     rows = rows.take(order)
-    source, target = rank[source], rank[target]
+    source, target = number[source], number[target]
     source, target, kind = _forward_only(rows, source, target, kind, findings)
     return Graph(
         lane=rows.lane, start=rows.start, end=rows.end, event=rows.event, segment=_segments(rows),
-        item=rows.item, kind=rows.kind, source=source, target=target, edge_kind=kind, lanes=found.lanes,
-        findings=findings,
+        item=rows.item, kind=rows.kind, source=source, target=target, edge_kind=kind,
+        launch_latency=rows.launch_latency, stream_gap=rows.stream_gap, lanes=found.lanes, findings=findings,
     )  # fmt: skip
 
 
-def _cpu_rows(device: DeviceTrace, time: Timeline, found: Dependencies) -> _Rows:
+def _cpu_rows(device: DeviceTrace, time: Timeline, found: Dependencies) -> Rows:
     """The threads' pieces, cut where an edge starts or ends and without the waits."""
     pieces = time.self_time
     first = np.zeros(len(pieces.owner), dtype=bool)
@@ -139,7 +68,7 @@ def _cpu_rows(device: DeviceTrace, time: Timeline, found: Dependencies) -> _Rows
         parts.append((own.lane[keep], own.start[keep], own.end[keep], own.owner[keep], is_first[keep]))
     if not parts:
         empty = np.zeros(0, dtype=np.int64)
-        return _Rows(empty, empty, empty, empty, empty, empty)
+        return rows_of(empty, empty, empty, empty, empty, empty)
     lane, start, end, owner, is_first = (np.concatenate(columns) for columns in zip(*parts, strict=True))
 
     annotation = np.zeros(len(owner), dtype=bool)
@@ -151,7 +80,7 @@ def _cpu_rows(device: DeviceTrace, time: Timeline, found: Dependencies) -> _Rows
     kind[work] = NodeKind.OPERATOR
     kind[runtime] = NodeKind.RUNTIME
     item = np.full(len(owner), -1, dtype=np.int64)
-    rows = _Rows(lane, start, end, owner, kind, item)
+    rows = rows_of(lane, start, end, owner, kind, item)
     # An annotation marks a moment; the time in it is spent by Python around the operators.
     marks = annotation & is_first
     mark_rows = rows.take(np.flatnonzero(marks))
@@ -159,7 +88,7 @@ def _cpu_rows(device: DeviceTrace, time: Timeline, found: Dependencies) -> _Rows
     mark_rows.end = mark_rows.start.copy()
     rest = rows.take(np.flatnonzero(~(marks & (start == end))))
     position = np.concatenate([np.flatnonzero(marks) * 2, np.flatnonzero(~(marks & (start == end))) * 2 + 1])
-    return _Rows.join([mark_rows, rest]).take(np.argsort(position, kind="stable"))
+    return Rows.join([mark_rows, rest]).take(np.argsort(position, kind="stable"))
 
 
 def _cut(pieces: SelfTime, first: np.ndarray, cuts: np.ndarray) -> tuple[SelfTime, np.ndarray]:
@@ -193,7 +122,7 @@ def _outside(pieces: SelfTime, first: np.ndarray, waits: np.ndarray) -> np.ndarr
     return np.flatnonzero(keep)
 
 
-def _gpu_rows(device: DeviceTrace, time: Timeline, items: list[Communication]) -> _Rows:
+def _gpu_rows(device: DeviceTrace, time: Timeline, items: list[Communication]) -> Rows:
     event = np.flatnonzero((device.category >= KERNEL) & (device.category != SYNC))
     kind = np.array([KIND_OF_CATEGORY.get(c, NodeKind.KERNEL) for c in range(SYNC + 1)])[
         device.category[event]
@@ -204,22 +133,22 @@ def _gpu_rows(device: DeviceTrace, time: Timeline, items: list[Communication]) -
             item_of[item.event] = number
     item = item_of[event]
     kind[item >= 0] = [_communication_kind(items[number]) for number in item[item >= 0].tolist()]
-    return _Rows(time.lane[event], time.start[event], time.end[event], event, kind.astype(np.int64), item)
+    return rows_of(time.lane[event], time.start[event], time.end[event], event, kind.astype(np.int64), item)
 
 
-def _placed_rows(found: Dependencies, items: list[Communication]) -> _Rows:
+def _placed_rows(found: Dependencies, items: list[Communication]) -> Rows:
     item = np.array(sorted(found.placed), dtype=np.int64)
     place = np.array([found.placed[number] for number in item.tolist()], dtype=np.int64).reshape(-1, 3)
     kind = np.array([_communication_kind(items[number]) for number in item.tolist()], dtype=np.int64)
     event = np.array([items[number].event for number in item.tolist()], dtype=np.int64)
-    return _Rows(place[:, 0], place[:, 1], place[:, 2], event, kind, item)
+    return rows_of(place[:, 0], place[:, 1], place[:, 2], event, kind, item)
 
 
 def _communication_kind(item: Communication) -> NodeKind:
     return NodeKind.P2P if item.is_message else NodeKind.COLLECTIVE
 
 
-def _connect(rows: _Rows, found: Dependencies) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _connect(rows: Rows, found: Dependencies) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Edges between rows: the order on each lane, and the causes' points looked up on their lanes."""
     sources, targets, kinds = [], [], []
     edges = found.edges
@@ -250,56 +179,8 @@ def _connect(rows: _Rows, found: Dependencies) -> tuple[np.ndarray, np.ndarray, 
     return np.concatenate(sources), np.concatenate(targets), np.concatenate(kinds)
 
 
-def _beside(rows: _Rows, items: list[Communication]) -> np.ndarray:
-    """For each row that is a further message of a kernel the kernel's own row, -1 for all others."""
-    further = np.array([item.on_gpu and item.part > 0 for item in items] + [False], dtype=bool)[rows.item]
-    beside = np.full(len(rows.start), -1, dtype=np.int64)
-    if further.any():
-        own = np.flatnonzero((rows.item >= 0) & ~further)
-        row_of = dict(zip(rows.event[own].tolist(), own.tolist(), strict=True))
-        at = np.flatnonzero(further)
-        beside[at] = [row_of[event] for event in rows.event[at].tolist()]
-    return beside
-
-
-def _fill_lags(
-    rows: _Rows, source: np.ndarray, target: np.ndarray, kind: np.ndarray, begin: int, lanes: list[Lane],
-    beside: np.ndarray,
-) -> tuple[_Rows, np.ndarray, np.ndarray, np.ndarray]:  # fmt: skip
-    """Put an overhead row in front of each row that starts later than its lane and its dependencies explain.
-
-    A row ``beside`` another one starts with it, behind the same overhead.
-    """
-    ready = np.full(len(rows.start), begin, dtype=np.int64)
-    valid = rows.end[source] <= rows.start[target]
-    np.maximum.at(ready, target[valid], rows.end[source[valid]])
-    late = np.flatnonzero((rows.start > ready) & (beside < 0))
-    on_gpu = np.array([lane.kind == "gpu" for lane in lanes], dtype=bool)[rows.lane[late]]
-    extra = _Rows(
-        rows.lane[late], ready[late], rows.start[late], np.full(len(late), -1, dtype=np.int64),
-        np.where(on_gpu, NodeKind.DEVICE_OVERHEAD, NodeKind.HOST_OVERHEAD).astype(np.int64),
-        np.full(len(late), -1, dtype=np.int64),
-    )  # fmt: skip
-    position = np.concatenate([np.arange(len(rows.start)) * 2 + 1, late * 2])
-    order = np.argsort(position, kind="stable")
-    place = np.empty(len(order), dtype=np.int64)
-    place[order] = np.arange(len(order))
-    overhead_of = np.full(len(rows.start), -1, dtype=np.int64)
-    overhead_of[late] = place[len(rows.start) :]
-    joined = _Rows.join([rows, extra]).take(order)
-    into = np.where(overhead_of[target] >= 0, overhead_of[target], place[target])
-    lane_order = np.where(on_gpu, EdgeKind.STREAM_ORDER, EdgeKind.PROGRAM_ORDER).astype(np.int64)
-    shared = np.flatnonzero((beside >= 0) & (overhead_of[beside] >= 0))
-    return (
-        joined,
-        np.concatenate([place[source], overhead_of[late], overhead_of[beside[shared]]]),
-        np.concatenate([into, place[late], place[shared]]),
-        np.concatenate([kind, lane_order, np.full(len(shared), EdgeKind.STREAM_ORDER)]),
-    )
-
-
 def _forward_only(
-    rows: _Rows, source: np.ndarray, target: np.ndarray, kind: np.ndarray, findings: Findings
+    rows: Rows, source: np.ndarray, target: np.ndarray, kind: np.ndarray, findings: Findings
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Drop repeated edges and those that do not point forward, which only rounding of times brings about.
 
@@ -321,7 +202,7 @@ def _forward_only(
     return source[new], target[new], kind[new]
 
 
-def _segments(rows: _Rows) -> np.ndarray:
+def _segments(rows: Rows) -> np.ndarray:
     """Number the nodes of each event, in order of time: its own first, then the rest of its time."""
     segment = np.zeros(len(rows.event), dtype=np.int64)
     owned = np.flatnonzero(rows.event >= 0)

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from chakra_et.findings import Findings
-from chakra_et.graph.build import Graph, NodeKind
+from chakra_et.graph.nodes import Graph, NodeKind
 
 HostGaps = Literal["node", "fold", "drop"]
 
@@ -89,6 +89,16 @@ def _without(graph: Graph, removed: np.ndarray) -> Graph:
     new[1:] = (source[1:] != source[:-1]) | (target[1:] != target[:-1])
     columns = {
         name: getattr(graph, name)[kept]
-        for name in ("lane", "start", "end", "event", "segment", "item", "kind")
+        for name in (
+            "lane",
+            "start",
+            "end",
+            "event",
+            "segment",
+            "item",
+            "kind",
+            "launch_latency",
+            "stream_gap",
+        )
     }
     return replace(graph, source=source[new], target=target[new], edge_kind=kind[new], **columns)

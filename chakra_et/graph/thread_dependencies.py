@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
 
 import numpy as np
@@ -18,6 +19,8 @@ from chakra_et.traces.host import HostTrace, tensors
 
 # A wait that was blocked ends soon after what it waited for.
 WAKE_UP_NS = 200_000
+WAIT_OPERATOR = re.compile(r"(^|::|\.)wait(_tensor)?$")
+"""Operators that do nothing but wait, however late the thread goes on."""
 
 
 def find(rank: LinkedRank, found: Found) -> None:
@@ -122,9 +125,12 @@ def _wait_for(
         began = np.searchsorted(thread.starts, (launched, end), side="left")
         at_once = began[0] >= began[1]
         prompt = until - end <= WAKE_UP_NS and end - begin > 4 * (until - end)
-        if begin < end <= until and (at_once or used == until or prompt):
-            causes.wait(caller, max(begin, min(launched, end)), end)
-            causes.edge(EdgeKind.COLLECTIVE, (lane, end), (caller, end))
+        only_waits = _only_waits(device, int(pieces.owner[of_lane[at]]))
+        if begin < end <= until and (at_once or used == until or prompt or only_waits):
+            # What an operator that only waits takes after that is the scheduler's delay, and no work.
+            resumed = until if only_waits and until - end > WAKE_UP_NS else end
+            causes.wait(caller, max(begin, min(launched, end)), resumed)
+            causes.edge(EdgeKind.COLLECTIVE, (lane, end), (caller, resumed))
             causes.findings.add("wait-blocked")
             return
     if used is None:
@@ -145,6 +151,11 @@ def _can_wait(device: DeviceTrace, owner: int) -> bool:
         return True
     name = device.names[device.name[owner]]
     return name.startswith(("c10d::", "autograd::engine::")) or "wait" in name
+
+
+def _only_waits(device: DeviceTrace, owner: int) -> bool:
+    """Whether a stretch of a thread belongs to an operator that does nothing but wait."""
+    return owner >= 0 and bool(WAIT_OPERATOR.search(device.names[device.name[owner]]))
 
 
 def _threads(device: DeviceTrace, time: Timeline, causes: Found) -> None:

@@ -27,6 +27,9 @@ Shape = tuple[int, ...]
 Counted = tuple[int, int] | None
 """Operations, and elements of the result; None where the shapes don't fit."""
 Rule = Callable[[list[Shape | None], list[Any]], Counted]
+# Twice the bandwidth (8 TB/s) and the sparse 4-bit rate (20 PFLOP/s) of NVIDIA's B200, its data sheet, 2024.
+MOST_BYTES_PER_NS = 16_000
+MOST_OPERATIONS_PER_NS = 40_000_000
 DEPTH = 8
 """Operators around a launch that are looked at for a formula."""
 
@@ -42,9 +45,9 @@ class Work:
 def find_work(rank: LinkedRank, parent: np.ndarray) -> Work:
     """Operations and bytes of each kernel, copy and memset; ``parent`` is the hierarchy's.
 
-    The kernels of one operator share its work by their durations.
+    The kernels of one operator share its work, see ``shared``.
     """
-    device, host = rank.device, rank.host
+    device = rank.device
     operations = np.zeros(len(device), dtype=np.int64)
     moved = np.zeros(len(device), dtype=np.int64)
     copies = np.flatnonzero((device.category == MEMCPY) | (device.category == MEMSET))
@@ -57,24 +60,51 @@ def find_work(rank: LinkedRank, parent: np.ndarray) -> Work:
             of_operator.setdefault(operator, []).append(row)
     length = device.end - device.start
     for operator, rows in of_operator.items():
-        at, work = operator, None
-        for _ in range(DEPTH):
-            if at < 0:
-                break
-            host_row = int(rank.link.host_row[at])
-            if device.category[at] == CPU_OP and host_row >= 0:
-                name = device.names[device.name[at]]
-                texts = (column[host_row] for column in (*host.inputs, *host.outputs[1:]))
-                work = operator_work(name, *texts)
-                if work is not None:
-                    break
-            at = int(parent[at])
-        if work is None:
+        if (work := work_of(rank, parent, operator)) is None:
             continue
-        share = length[rows] / max(int(length[rows].sum()), 1)
-        operations[rows] = np.rint(work[0] * share)
-        moved[rows] = np.rint(work[1] * share)
+        operations[rows], moved[rows] = shared(work, length[rows])
     return Work(operations, moved)
+
+
+def shared(work: tuple[int, int], length: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(operations, bytes) of an operator, divided among its kernels by their durations (ns).
+
+    Nothing where no device could do as much in that time: an operator that takes a few rows of a large table
+    does not read all of it.
+    """
+    total = max(int(length.sum()), 1)
+    if work[0] > MOST_OPERATIONS_PER_NS * total or work[1] > MOST_BYTES_PER_NS * total:
+        return np.zeros(len(length), dtype=np.int64), np.zeros(len(length), dtype=np.int64)
+    share = length / total
+    return np.rint(work[0] * share).astype(np.int64), np.rint(work[1] * share).astype(np.int64)
+
+
+def operator_around(rank: LinkedRank, parent: np.ndarray, row: int) -> int:
+    """The row of the innermost operator with arguments at or around ``row``, -1 for none."""
+    for _ in range(DEPTH):
+        if row < 0:
+            break
+        if rank.device.category[row] == CPU_OP and rank.link.host_row[row] >= 0:
+            return row
+        row = int(parent[row])
+    return -1
+
+
+def work_of(rank: LinkedRank, parent: np.ndarray, operator: int) -> Counted:
+    """(operations, bytes) of the operator at row ``operator``, or of the next one around it that has
+    shapes."""
+    host, names = rank.host, rank.device.names
+    for _ in range(DEPTH):
+        operator = operator_around(rank, parent, operator)
+        if operator < 0:
+            break
+        row = int(rank.link.host_row[operator])
+        texts = (column[row] for column in (*host.inputs, *host.outputs[1:]))
+        work = operator_work(names[rank.device.name[operator]], *texts)
+        if work is not None:
+            return work
+        operator = int(parent[operator])
+    return None
 
 
 @functools.lru_cache(maxsize=65536)

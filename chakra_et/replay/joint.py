@@ -30,7 +30,10 @@ class ReplayGraph:
     topological order that follows ids; ``local_start_ns[N]`` recorded starts, each on its rank's own clock,
     None where a file has none; ``transfer[N]`` float64, the part of a communication node's duration that it
     transferred rather than waited, where the files have it (attributes transfer_micros and wait_micros);
-    ``clock_ns[T]`` what to add to the clock of each rank, None where the files don't have it.
+    ``clock_ns[T]`` what to add to the clock of each rank, None where the files don't have it. ``lag_ns[E]``
+    and ``own_ns[N]``: a node ends ``own_ns`` after the latest of its dependencies' ends + ``lag_ns``. Both
+    differ from 0 and ``duration_ns`` only for device work and the overhead in front of it: a launch's latency
+    passes while earlier kernels run (attributes launch_latency_ns and stream_gap_ns).
     """
 
     traces: list[ExecutionTrace]
@@ -49,6 +52,8 @@ class ReplayGraph:
     local_start_ns: np.ndarray | None
     transfer: np.ndarray | None
     clock_ns: list[int] | None
+    lag_ns: np.ndarray
+    own_ns: np.ndarray
 
     def __len__(self) -> int:
         return len(self.row)
@@ -75,9 +80,13 @@ class ReplayGraph:
         trace, row = self.traces[self.trace_of[node]], self.row[node]
         return f"node {trace.ids[row]} {trace.names[row][:80]!r}"
 
+    def lanes(self) -> np.ndarray:
+        """The thread, stream or communicator of each node, int64[N], -1 for none."""
+        return _lanes(self)
+
     def lane_edges(self) -> tuple[np.ndarray, np.ndarray]:
         """The nodes of each lane as a chain in the order of ``position``: (source, target)."""
-        lanes = _lanes(self)
+        lanes = self.lanes()
         order = np.lexsort((self.position, lanes))
         linked = (lanes[order[1:]] == lanes[order[:-1]]) & (lanes[order[1:]] >= 0)
         return order[:-1][linked], order[1:][linked]
@@ -127,7 +136,10 @@ def build_graph(
         local_start_ns=local,
         transfer=_transfer(traces, in_order),
         clock_ns=_clocks(traces),
+        lag_ns=np.zeros(0, np.int64),
+        own_ns=np.zeros(0, np.int64),
     )
+    graph.lag_ns, graph.own_ns = _lags(graph)
     if np.any(graph.source >= graph.target):
         graph.position = _topological_positions(graph)
     return graph
@@ -188,6 +200,14 @@ def _group_column(trace: ExecutionTrace, groups: dict[str, int]) -> np.ndarray:
     codes = [groups.setdefault(name or EVERY_RANK, len(groups)) for name in names]
     column[attribute.rows] = np.array(codes, dtype=np.int64)[index]
     return column
+
+
+def _lags(graph: ReplayGraph) -> tuple[np.ndarray, np.ndarray]:
+    """``lag_ns`` and ``own_ns``."""
+    latency, gap = graph.attribute("launch_latency_ns", -1), graph.attribute("stream_gap_ns", -1)
+    by_launch = (latency >= 0)[graph.target] & graph.is_cpu[graph.source]
+    lag = np.where(by_launch, (latency - np.maximum(gap, 0))[graph.target], 0)
+    return lag, np.where(gap >= 0, gap, graph.duration_ns)
 
 
 def _starts(trace: ExecutionTrace) -> np.ndarray:

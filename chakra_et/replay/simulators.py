@@ -91,11 +91,14 @@ def _run_lanes(
     """Longest paths by counting down unfinished predecessors: each node and edge is visited once."""
     source, target = np.r_[graph.source, lane_source], np.r_[graph.target, lane_target]
     offsets, successors = successor_lists(len(graph), source, target)
+    lags = np.r_[graph.lag_ns, np.zeros(len(lane_source), np.int64)][
+        np.argsort(source, kind="stable")
+    ].tolist()
     degrees = np.bincount(target, minlength=len(graph))
     ready, waiting = np.flatnonzero(degrees == 0).tolist(), degrees.tolist()
     del source, target, degrees
     start = np.array(times.release_ns, np.int64)[graph.trace_of].tolist()
-    duration, channel = graph.duration_ns.tolist(), matching.channel.tolist()
+    duration, channel = graph.own_ns.tolist(), matching.channel.tolist()
     ordinal = matching.ordinals(graph.position).tolist()
     end = [-1] * len(graph)
     arrived: dict[tuple[int, int], list[int]] = defaultdict(list)
@@ -113,9 +116,10 @@ def _run_lanes(
             lasting, began = times.lasting(graph, ended), max(start[member] for member in ended)
         for member, lasts in zip(ended, lasting, strict=True):
             now = end[member] = began + lasts
-            for successor in successors[offsets[member] : offsets[member + 1]]:
-                if start[successor] < now:
-                    start[successor] = now
+            for edge in range(offsets[member], offsets[member + 1]):
+                successor = successors[edge]
+                if start[successor] < now + lags[edge]:
+                    start[successor] = now + lags[edge]
                 waiting[successor] -= 1
                 if not waiting[successor]:
                     ready.append(successor)

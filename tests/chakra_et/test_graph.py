@@ -10,8 +10,9 @@ import pytest
 
 from chakra_et.convert import emit
 from chakra_et.graph import gaps
-from chakra_et.graph.build import NodeKind, build
+from chakra_et.graph.build import build
 from chakra_et.graph.dependencies import EdgeKind, Found, collected
+from chakra_et.graph.nodes import NodeKind
 from tests.generator import Features, Program, generate, run
 from tests.generator.hand_made import Stages, annotation, call, kernel, op
 from tests.generator.parts import Parts
@@ -160,19 +161,7 @@ def _short_kernels(latency: int) -> Program:
     return Program({"main": [Op("aten::mm", body)]}, latency=latency)
 
 
-@pytest.mark.parametrize(
-    "latency",
-    [
-        0,
-        pytest.param(
-            4_000,
-            marks=pytest.mark.xfail(
-                strict=True,
-                reason="a launch's latency stands between kernels even where the device sets the pace",
-            ),
-        ),
-    ],
-)
+@pytest.mark.parametrize("latency", [0, 4_000])
 def test_slower_kernels_are_predicted_where_the_cpu_set_the_pace(latency: int, tmp_path: Path) -> None:
     """Kernels of 10 µs instead of 3 make the device the bottleneck: 100 of them take 1 ms."""
     c = convert(generate(_short_kernels(latency)), tmp_path)

@@ -7,11 +7,16 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from fasop.clusters import Cluster, Gpu
-from fasop.costs import CostFile, Costs, Entry
-from fasop.models import Model
-from fasop.shapes import Shape, inside_node, kinds_of
-from fasop.stage_costs import Options, StageCosts
+from fasop.exact.compute import Compute
+from fasop.exact.links import Links
+from fasop.exact.passes import Passes
+from fasop.exact.stage_costs import StageCosts
+from fasop.inputs.clusters import Cluster, Gpu
+from fasop.inputs.costs import CostFile, Entry
+from fasop.inputs.models import Model
+from fasop.plans.options import Options
+from fasop.plans.shapes import Shape, inside_node, stage_seats
+from fasop.search.planner import Planner
 
 
 def model(layers: int = 4, batch: int = 8, encoder: int | None = None, heads: int = 4) -> Model:
@@ -30,7 +35,7 @@ def cluster(nodes: dict[str, int], size: int = 2, **changes: dict[str, object]) 
     return Cluster("small", size, gpus, tuple(nodes.values()))
 
 
-def costs(of: Model, seconds: dict[str, float], uneven: bool = False) -> Costs:
+def costs(of: Model, seconds: dict[str, float], uneven: bool = False) -> list[CostFile]:
     """A layer's forward ``seconds`` by GPU type; E and P take a fifth and a half of it."""
     entries = []
     for name, layer in seconds.items():
@@ -40,11 +45,16 @@ def costs(of: Model, seconds: dict[str, float], uneven: bool = False) -> Costs:
                 wave = 1 + 0.3 * (index % 3) if uneven else 1.0
                 values.append(gain * layer * {"E": 0.2, "T": wave, "P": 0.5}[unit])
             entries.append(Entry(of.name, name, tp, 1, tuple(values)))
-    return Costs([CostFile(1, "made for tests", {of.name: of}, tuple(entries))], of)
+    return [CostFile(1, "made for tests", {of.name: of}, tuple(entries))]
 
 
-def tables(of: Model, on: Cluster, with_costs: Costs, shape: Shape, **options: object) -> StageCosts:
-    return StageCosts(of, on, with_costs, shape, Options(**options))
+def tables(of: Model, on: Cluster, with_costs: list[CostFile], shape: Shape, **options: object) -> StageCosts:
+    how = Options(**options)
+    return StageCosts(Passes(of, Compute(with_costs, of, how), Links(on), how), shape)
+
+
+def planner(of: Model, on: Cluster, with_costs: list[CostFile], **options: object) -> Planner:
+    return Planner(of, on, with_costs, Options(**options))
 
 
 def partitions(units: int, stages: int) -> Iterator[tuple[int, ...]]:
@@ -61,22 +71,25 @@ def crosses(of: Model, partition: tuple[int, ...]) -> bool:
 
 def objective(of: StageCosts, placement: tuple[str, ...], partition: tuple[int, ...], paced: bool) -> float:
     """What ``partition.Search`` minimises, from its definition; inf where a stage does not fit."""
-    group = of.shape.tp * of.shape.dp
-    kinds, inside = kinds_of(of.cluster, placement, group), inside_node(of.cluster, group)
-    messages = [of.p2p(kinds[i], kinds[i + 1], inside[i]) for i in range(len(kinds) - 1)]
+    shape = of.shape
+    seats, inside = stage_seats(of.cluster, placement, shape), inside_node(of.cluster, placement, shape)
+    messages = [of.p2p(seats[i], seats[i + 1], inside[i]) for i in range(shape.pp - 1)]
     around = [0.0, *messages, 0.0]
     m, begin, total, slowest = of.micro_batches, 0, 2 * sum(messages), -np.inf
     if crosses(of.model, partition):
         return float("inf")
     for i, size in enumerate(partition):
-        forward, backward = of.unit_times(kinds[i])
-        seconds = float((forward + backward)[begin : begin + size].sum())
-        sync = float(of.all_reduce(kinds[i])[begin, begin + size])
-        if of.memory(min(len(partition) - i, m))[begin, begin + size] > of.cap(kinds[i]):
+        (variant,) = of.variants.of(seats[i])
+        forward, backward = (
+            float(each[begin : begin + size].sum()) for each in of.variants.seconds(seats[i], variant)
+        )
+        at = begin, begin + size
+        table = of.table(seats[i], 1, fit=False)
+        once = float(table.reduction[at] + table.update[at])
+        if of.memory(variant, min(shape.pp - i, m))[at] > of.cap(seats[i]):
             return float("inf")
-        total += seconds + (sync if i == 0 and not paced else 0.0)
-        load = (m - 1) * (seconds + around[i] + around[i + 1]) + (sync if paced else 0.0)
-        load -= min(len(partition) - 1 - i, m - 1) * float(forward[begin : begin + size].sum())
-        slowest = max(slowest, load)
+        total += forward + backward + (once if i == 0 and not paced else 0.0)
+        load = (m - 1) * (forward + backward + around[i] + around[i + 1]) + (once if paced else 0.0)
+        slowest = max(slowest, load - min(shape.pp - 1 - i, m - 1) * forward)
         begin += size
-    return total + slowest + (of.embedding_sync([kinds[0], kinds[-1]]) if len(kinds) > 1 else 0.0)
+    return total + slowest + (of.embedding_sync((seats[0], seats[-1])) if len(seats) > 1 else 0.0)

@@ -11,12 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fasop import hpdc24, hpdc24_schedule
-from fasop.clusters import load_clusters
-from fasop.costs import Costs, read_costs
 from fasop.errors import PlanError
-from fasop.hpdc24_minmax import even_split, minmax
-from fasop.models import find_model
+from fasop.hpdc24 import schedule as hpdc24_schedule
+from fasop.hpdc24 import search as hpdc24
+from fasop.hpdc24.costs import PublishedCosts
+from fasop.hpdc24.minmax import even_split, minmax
+from fasop.inputs.cluster_files import load_clusters
+from fasop.inputs.costs import read_costs
+from fasop.inputs.models import find_model
 
 FIXTURES = Path(__file__).with_name("fixtures")
 NAMES = {"p4d.24xlarge": "A100", "g5.24xlarge": "A10"}
@@ -34,7 +36,7 @@ RUNS = [
 
 def rows_of(model_name: str, cluster: str) -> list[hpdc24.Row]:
     model = find_model(model_name)
-    return hpdc24.search(model, load_clusters(cluster), Costs([read_costs()], model, hpdc24=True))
+    return hpdc24.search(model, load_clusters(cluster), PublishedCosts([read_costs()], model))
 
 
 def number(text: str) -> float:

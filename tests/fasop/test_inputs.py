@@ -7,15 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from fasop.clusters import PRESETS as CLUSTER_PRESETS
-from fasop.clusters import load_clusters
-from fasop.costs import CostFile, Costs, Entry, read_costs, write_costs
 from fasop.errors import PlanError
-from fasop.models import PRESETS as MODEL_PRESETS
-from fasop.models import Model, find_model, load_models
-from fasop.settings import read_yaml
+from fasop.exact.links import INTER_LOSS, Links
+from fasop.exact.memory import parameters
+from fasop.inputs.cluster_files import PRESETS as CLUSTER_PRESETS
+from fasop.inputs.cluster_files import load_clusters
+from fasop.inputs.costs import CostFile, Entry, read_costs, write_costs
+from fasop.inputs.models import find_model, preset_names
+from fasop.inputs.settings import read_yaml
 from tests.fasop import fasop_cases as cases
 
+ENTRY = {"model": "small", "gpu": "X", "tp": 1, "mbs": 1, "forward": [1] * 6}
 GPU = "memory_gib: 20, price_per_hour: 3, inter_bandwidth: 40e9, intra_bandwidth: 128e9"
 
 
@@ -33,12 +35,23 @@ def test_all_presets_load() -> None:
     assert set(counts.values()) == {1}
     wanted = {"paper-bert", "paper-bert-het", "paper-gpt2xl", "paper-gpt2xl-het", "paper-t5", "paper-t5-het"}
     assert wanted | {"seed-345m", "seed-1.5b"} <= set(counts)
-    models = load_models(MODEL_PRESETS)
-    assert set(models) == {"gpt2-xl", "gpt2-345m", "bert-large", "t5"}
-    assert {name: len(model.units) for name, model in models.items()} == {
-        **{"gpt2-xl": 50, "gpt2-345m": 26},
-        **{"bert-large": 26, "t5": 50},
-    }
+    models = {name: find_model(name) for name in preset_names()}
+    assert {"gpt2-xl", "gpt2-345m", "bert-large", "t5", "llama3-8b", "mixtral-8x7b"} <= set(models)
+    units = {name: len(models[name].units) for name in ("gpt2-xl", "gpt2-345m", "bert-large", "t5")}
+    assert units == {"gpt2-xl": 50, "gpt2-345m": 26, "bert-large": 26, "t5": 50}
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [("llama3-8b", 8.03), ("llama3-70b", 70.6), ("qwen2.5-7b", 7.62), ("qwen2.5-72b", 72.7),
+     ("mixtral-8x7b", 46.7), ("mixtral-8x22b", 140.6), ("gpt-22b", 22), ("gpt-175b", 175), ("gpt2-xl", 1.56)],
+)  # fmt: skip
+def test_presets_have_as_many_parameters_as_their_makers_state(name: str, billions: float) -> None:
+    model = find_model(name)
+    held = parameters(model, 1)[0].sum()
+    if model.tied:
+        held -= model.hidden * model.vocab
+    assert held / 1e9 == pytest.approx(billions, rel=0.02)
 
 
 def test_a_cluster_of_ones_own(tmp_path: Path) -> None:
@@ -63,14 +76,25 @@ def test_a_cluster_of_ones_own(tmp_path: Path) -> None:
         (f"L4: {{nodes: 1, {GPU}}}", "four", "gpus_per_node: 'four': give a whole number"),
         (f"L4: {{nodes: 1, {GPU}, bandwith: 3}}", "4", "unknown setting 'bandwith'"),
         ("L4: {nodes: 1, memory_gib: 3}", "4", "lacks price_per_hour"),
-        (f"L4: {{nodes: 1, {GPU}, speed: 0}}", "4", "speed: 0: give a number above 0"),
+        (f"L4: {{nodes: 1, {GPU}, speed: 0}}", "4", "speed: 0: expected times as fast between"),
         (f"L4: {{nodes: 1, {GPU}, speed: fast}}", "4", "'fast' is no number"),
         (f"L4: {{nodes: 1, {GPU}, shared_bus: 3}}", "4", "shared_bus: 3: give true or false"),
-        (f"L4: {{nodes: 1, {GPU.replace('20', '.nan')}}}", "4", "memory_gib: nan: give a number above 0"),
+        (
+            f"L4: {{nodes: 1, {GPU.replace('20', '.nan')}}}",
+            "4",
+            "nan: expected GiB of one GPU between",
+        ),
         ("", "4", "no GPU types under 'gpus'"),
+        # Values in another unit than is expected gave absurd plans without a word.
+        (f"L4: {{nodes: 1, {GPU.replace('20', '81559')}}}", "4", "81559: expected GiB of one GPU"),
+        (f"L4: {{nodes: 1, {GPU.replace('40e9', '200')}}}", "4", "200 Gbit/s is 200e9, 25 GB/s is 200e9"),
+        (f"L4: {{nodes: 1, {GPU}, inter_latency: 10}}", "4", "expected seconds per message between 0 and 1"),
+        (f"L4: {{nodes: 1, {GPU}, gpus_per_node: 0}}", "0", "gpus_per_node is 0: give at least 1"),
+        (f"L4: {{nodes: 2, {GPU}, hosts: [a]}}", "4", "1 hosts for 2 nodes"),
+        (f"L4: {{nodes: 2, {GPU}, hosts: [a, a]}}", "4", "give a list of different names"),
     ],
 )
-def test_a_cluster_that_makes_no_sense(tmp_path: Path, gpus: str, size: str, sentence: str) -> None:
+def test_a_cluster_with_a_bad_setting(tmp_path: Path, gpus: str, size: str, sentence: str) -> None:
     with pytest.raises(PlanError) as caught:
         load_clusters(str(cluster_file(tmp_path, gpus, size)))
     assert sentence in str(caught.value) and "cluster mine" in str(caught.value)
@@ -85,9 +109,11 @@ def test_a_cluster_that_makes_no_sense(tmp_path: Path, gpus: str, size: str, sen
         ("clusters: {a: {}, b: {}}", "holds 2 clusters: choose one"),
         ("clusters: {a: {gpus_per_node: 1", "not YAML"),
         ("", "no entries under the key"),
+        ("clusters: {a: {gpus: {}, gpus: {}}}", "the key 'gpus' is there twice"),
+        ("clusters:\n  a: {}\n  a: {}", "line 3: the key 'a' is there twice"),
     ],
 )
-def test_a_cluster_file_that_is_none(tmp_path: Path, text: str, sentence: str) -> None:
+def test_a_cluster_file_that_can_not_be_read(tmp_path: Path, text: str, sentence: str) -> None:
     path = tmp_path / "cluster.yaml"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(PlanError) as caught:
@@ -115,9 +141,13 @@ def test_names_that_do_not_exist(tmp_path: Path) -> None:
         ("layers: many", "layers: 'many': give a whole number"),
         ("encoder_layers: 4", "encoder_layers is 4: give 1 to 3"),
         ("size: 3", "unknown setting 'size'"),
+        ("kv_heads: 3", "kv_heads is 3: give a divisor of the 4 heads"),
+        ("gated: 1", "gated: 1: give true or false"),
+        ("hidden: 64000000", "at most 10000000"),
+        ("layers: 0", "layers is 0"),
     ],
 )
-def test_a_model_that_makes_no_sense(tmp_path: Path, changes: str, sentence: str) -> None:
+def test_a_model_with_a_bad_setting(tmp_path: Path, changes: str, sentence: str) -> None:
     values = dict(hidden=64, seq=32, layers=4, vocab=100, heads=4, global_batch=8)
     key, value = changes.split(": ")
     text = ", ".join(f"{k}: {v}" for k, v in {**values, key: value}.items())
@@ -152,52 +182,18 @@ def test_a_cost_file_comes_back_as_written(tmp_path: Path) -> None:
     assert read_costs(tmp_path / "costs.json") == small_costs()
 
 
-def test_measured_backwards_and_micro_batches_are_used() -> None:
-    costs = Costs([small_costs()], cases.model())
-    at_two, at_four = (costs.of(cases.gpu("X"), 1, mbs) for mbs in (2, 4))
-    assert at_two.forward == (1.0,) * 6 and at_two.backward == (3.0,) * 6
-    assert at_four.forward == (2.0,) * 6 and at_four.backward == (6.0,) * 6
-
-
-def test_a_faster_gpu_like_another() -> None:
-    costs = Costs([small_costs()], cases.model())
-    found = costs.of(cases.gpu("New", like="X", speed=2.0), 1, 2)
-    assert found.forward == (0.5,) * 6 and found.notes == ("New: costs of X divided by 2",)
-    with pytest.raises(PlanError, match="no costs of small on GPU 'New'.*give New 'like' .X. and 'speed'"):
-        costs.of(cases.gpu("New"), 1, 2)
-
-
-def test_gpt2_345m_takes_its_costs_from_bert_and_says_so() -> None:
-    model, bert = find_model("gpt2-345m"), find_model("bert-large")
-    (cluster,) = load_clusters("paper-bert")
-    mine, theirs = (Costs([read_costs()], m).of(cluster.gpus[0], 1, b) for m, b in ((model, 4), (bert, 8)))
-    work = (24 * 1024 + 4 * 1024) / (24 * 1024 + 4 * 512)
-    assert mine.forward[1] == pytest.approx(theirs.forward[1] * work)
-    assert mine.forward[25] == pytest.approx(theirs.forward[25] * 50257 / 30522)
-    assert any("by ratio of work" in note for note in mine.notes) and not theirs.notes
-
-
-def test_exact_grows_first_and_last_unit_with_the_micro_batch_where_hpdc24_does_not() -> None:
-    model = find_model("gpt2-xl")
-    (cluster,) = load_clusters("paper-gpt2xl-het")
-    a100 = cluster.gpus[0]
-    exact, tool = (Costs([read_costs()], model, hpdc24=flag) for flag in (False, True))
-    assert exact.of(a100, 1, 4).forward[0] == pytest.approx(4 * exact.of(a100, 1, 1).forward[0])
-    assert tool.of(a100, 1, 4).forward[0] == tool.of(a100, 1, 1).forward[0]
-    assert tool.of(a100, 1, 4).forward[1] == pytest.approx(3 * exact.of(a100, 1, 4).forward[1])
-
-
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
         ({"format": 9}, "costs of format 9: this program reads format 1"),
         ({"models": {}}, "an entry is for model 'small', whose shape is not under 'models'"),
-        ({"entries": [{"model": "small", "gpu": "X", "tp": 1, "mbs": 1, "forward": [1]}]}, "give 6 costs"),
-        ({"entries": [{"model": "small", "gpu": "X", "tp": 0, "mbs": 1, "forward": [1] * 6}]}, "at least 1"),
+        ({"entries": [{**ENTRY, "forward": [1]}]}, "give 6 costs"),
+        ({"entries": [{**ENTRY, "tp": 0}]}, "at least 1"),
+        ({"entries": [{**ENTRY, "forward": [2e4] * 6}]}, "expected seconds per unit, below 10000"),
         ({"entries": 3}, "not a cost file"),
     ],
 )
-def test_a_cost_file_that_makes_no_sense(tmp_path: Path, change: dict, sentence: str) -> None:
+def test_a_cost_file_with_a_bad_setting(tmp_path: Path, change: dict, sentence: str) -> None:
     path = tmp_path / "costs.json"
     write_costs(path, small_costs())
     document = json.loads(path.read_text(encoding="utf-8"))
@@ -207,7 +203,72 @@ def test_a_cost_file_that_makes_no_sense(tmp_path: Path, change: dict, sentence:
     assert sentence in str(caught.value) and str(path) in str(caught.value)
 
 
-def test_a_model_nobody_measured() -> None:
-    model = Model("other", 64, 32, 4, 1000, 4, 8)
-    with pytest.raises(PlanError, match="no costs for model other: set 'costs'"):
-        Costs([read_costs()], model)
+def test_one_bad_model_does_not_block_the_others_of_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "models.yaml"
+    good = "{hidden: 64, seq: 32, layers: 4, vocab: 100, heads: 4, global_batch: 8}"
+    path.write_text(f"models: {{broken: {{hidden: 0}}, mine: {good}}}", encoding="utf-8")
+    assert find_model("mine", str(path)).hidden == 64
+    with pytest.raises(PlanError, match="model broken lacks seq"):
+        find_model("broken", str(path))
+
+
+UNEVEN = """
+clusters:
+  mixed:
+    gpus_per_node: 8
+    gpus:
+      H100: {nodes: 4, memory_gib: 76, price_per_hour: 98, inter_bandwidth: 3200e9,
+             intra_bandwidth: 3600e9, zone: east}
+      A100: {nodes: 2, gpus_per_node: 4, memory_gib: 39, price_per_hour: 16, inter_bandwidth: 400e9,
+             intra_bandwidth: 1840e9, zone: west, hosts: [left, right]}
+    links:
+      - {between: [east, west], bandwidth: 5e9, latency: 0.03, price_per_gb: 0.02}
+      - {between: [A100, A100], points: {1e6: 100e9, 16e6: 300e9}}
+"""
+
+
+def test_nodes_of_several_sizes_links_and_zones(tmp_path: Path) -> None:
+    path = tmp_path / "mixed.yaml"
+    path.write_text(UNEVEN, encoding="utf-8")
+    (cluster,) = load_clusters(str(path))
+    assert cluster.gpu_count == 40 and [cluster.size(gpu) for gpu in cluster.gpus] == [8, 4]
+    links = Links(cluster)
+    assert links.between("H100", "A100", 1e6) == (5e9, 0.03)
+    assert links.between("H100", "H100", 1e6)[0] == pytest.approx(3200e9 / INTER_LOSS)
+    # Between the given sizes the bandwidth follows the logarithm of the size.
+    assert [links.between("A100", "A100", size)[0] for size in (1e5, 4e6, 1e9)] == [100e9, 200e9, 300e9]
+    assert cluster.hosts()[:2] == [("node0", "H100"), ("node1", "H100")]
+    assert cluster.assigned(("A100", "H100", "A100")) == ["left", "node0", "right"]
+
+
+def test_a_cluster_without_lost_nodes(tmp_path: Path) -> None:
+    path = tmp_path / "mixed.yaml"
+    path.write_text(UNEVEN, encoding="utf-8")
+    (cluster,) = load_clusters(str(path))
+    smaller = cluster.without(["node1", "left"])
+    assert smaller.nodes == (3, 1)
+    assert [host for host, _ in smaller.hosts()] == ["node0", "node2", "node3", "right"]
+    assert len(cluster.without(["node0", "node1", "node2", "node3"]).gpus) == 1
+    with pytest.raises(PlanError, match="no node 'node7': use node0, node1, node2 … right"):
+        cluster.without(["node7"])
+    with pytest.raises(PlanError, match="every node is lost"):
+        cluster.without([host for host, _ in cluster.hosts()])
+
+
+@pytest.mark.parametrize(
+    ("link", "sentence"),
+    [
+        ("{between: [L4], bandwidth: 1e9}", "give two GPU types or two zones"),
+        ("{between: [L4, V9], bandwidth: 1e9}", "no GPU type or zone 'V9'"),
+        ("{between: [L4, L4]}", "give its bandwidth, or points"),
+        ("{between: [L4, L4], bandwidth: 5}", "expected bit/s between"),
+        ("{between: [L4, L4], bandwidth: 1e9, price_per_gb: 90}", "expected $ per 10⁹ bytes"),
+    ],
+)
+def test_a_link_with_a_bad_setting(tmp_path: Path, link: str, sentence: str) -> None:
+    path = tmp_path / "cluster.yaml"
+    text = f"clusters: {{mine: {{gpus_per_node: 4, gpus: {{L4: {{nodes: 2, {GPU}}}}}, links: [{link}]}}}}"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(PlanError) as caught:
+        load_clusters(str(path))
+    assert sentence in str(caught.value) and "link 0" in str(caught.value)

@@ -7,9 +7,9 @@ import random
 import numpy as np
 import pytest
 
-from fasop.lattice import Lattice
-from fasop.partition import Search
-from fasop.shapes import Shape, blocks, placements
+from fasop.plans.shapes import Shape, blocks, inside_node, placements, stage_seats
+from fasop.search.lattice import Lattice
+from fasop.search.partition import Search
 from tests.fasop import fasop_cases as cases
 
 TYPES = {
@@ -48,7 +48,7 @@ def test_the_optimum_of_all_placements_and_partitions(case: tuple, paced: bool) 
             for placement in placements(cluster)
             for partition in cases.partitions(len(model.units), shape.pp)
         )
-        lattice = Lattice(cluster, blocks(cluster, shape.tp * shape.dp))
+        lattice = Lattice(cluster, blocks(cluster, shape.group), shape.pp)
         found = Search(tables, lattice, paced=paced).best()
         assert found is not None
         assert found.objective == pytest.approx(brute, rel=1e-9)
@@ -62,9 +62,11 @@ def test_memory_forbids_what_would_be_faster() -> None:
     model, shape = cases.model(6, 8), Shape(1, 1, 4, 1)
     cluster = cases.cluster({"X": 2}, 2)
     tables = cases.tables(model, cluster, cases.costs(model, SECONDS), shape)
-    lattice = Lattice(cluster, blocks(cluster, 1))
+    lattice = Lattice(cluster, blocks(cluster, 1), 4)
     free = Search(tables, lattice).best()
-    need = max(float(tables.memory(4 - i)[a, b]) for i, (a, b) in enumerate(_spans(free.partition)))
+    (variant,) = tables.variants.of((("X", 1),))
+    spans = enumerate(_spans(free.partition))
+    need = max(float(tables.memory(variant, 4 - i)[a, b]) for i, (a, b) in spans)
     small = cases.cluster({"X": 2}, 2, X={"memory_gib": need * 0.999})
     tight = cases.tables(model, small, cases.costs(model, SECONDS), shape)
     found = Search(tight, lattice).best()
@@ -98,28 +100,28 @@ def test_highs_finds_the_same_optimum(seed: int) -> None:
     shape = Shape(1, 1, 2 * sum(nodes.values()), 1)
     model = cases.model(dice.randint(shape.pp, 10), 8)
     tables = cases.tables(model, cluster, cases.costs(model, SECONDS, uneven=True), shape)
-    found = Search(tables, Lattice(cluster, blocks(cluster, 1))).best()
+    found = Search(tables, Lattice(cluster, blocks(cluster, 1), shape.pp)).best()
     best = min(_milp(optimize, tables, placement) for placement in placements(cluster))
     assert found.objective == pytest.approx(best, rel=1e-6)
 
 
 def _milp(optimize, tables, placement: tuple[str, ...]) -> float:
     """The objective's optimum for one placement: x[i, a, b] says that stage i holds the units a … b−1."""
-    from fasop.shapes import inside_node, kinds_of
-
-    kinds, inside = kinds_of(tables.cluster, placement, 1), inside_node(tables.cluster, 1)
-    pp, n, m = len(kinds), len(tables.model.units), tables.micro_batches
-    messages = [tables.p2p(kinds[i], kinds[i + 1], inside[i]) for i in range(pp - 1)]
+    seats = stage_seats(tables.cluster, placement, tables.shape)
+    inside = inside_node(tables.cluster, placement, tables.shape)
+    pp, n, m = len(seats), len(tables.model.units), tables.micro_batches
+    messages = [tables.p2p(seats[i], seats[i + 1], inside[i]) for i in range(pp - 1)]
     around = [0.0, *messages, 0.0]
     columns, cost, load = [], [], []
     for i in range(pp):
-        times, fits = tables.compute(kinds[i]), tables.memory(min(pp - i, m)) <= tables.cap(kinds[i])
+        table = tables.table(seats[i], min(pp - i, m))
+        times, once = table.forward + table.backward, table.reduction + table.update
         for a in range(n):
             for b in range(a + 1, n + 1):
-                if fits[a, b] and (i > 0 or a == 0) and (i < pp - 1 or b == n):
+                if np.isfinite(times[a, b]) and (i > 0 or a == 0) and (i < pp - 1 or b == n):
                     columns.append((i, a, b))
-                    cost.append(times[a, b] + (tables.all_reduce(kinds[0])[a, b] if i == 0 else 0.0))
-                    ahead = min(pp - 1 - i, m - 1) * tables.forward(kinds[i])[a, b]
+                    cost.append(times[a, b] + (once[a, b] if i == 0 else 0.0))
+                    ahead = min(pp - 1 - i, m - 1) * table.forward[a, b]
                     load.append((m - 1) * (times[a, b] + around[i] + around[i + 1]) - ahead)
     width = len(columns) + 1  # the last column is the slowest stage
     rows, low, high = [], [], []
@@ -147,4 +149,4 @@ def _milp(optimize, tables, placement: tuple[str, ...]) -> float:
         bounds=optimize.Bounds(0, np.array([1.0] * len(columns) + [np.inf])),
     )
     assert result.success, result.message
-    return result.fun + 2 * sum(messages) + tables.embedding_sync([kinds[0], kinds[-1]])
+    return result.fun + 2 * sum(messages) + tables.embedding_sync((seats[0], seats[-1]))

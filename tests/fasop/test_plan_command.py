@@ -15,8 +15,8 @@ import pytest
 
 from fasop.__main__ import main
 from fasop.errors import PlanError
-from fasop.plan import plans_json, read_plans, write_plans
-from fasop.report import COLUMNS
+from fasop.output.report import COLUMNS
+from fasop.plans.plan import plans_json, read_plans, write_plans
 
 BERT = ["plan", "--model", "bert-large", "--cluster", "paper-bert-het"]
 
@@ -46,7 +46,7 @@ def test_a_table_the_reasons_and_the_stages(capsys: pytest.CaptureFixture[str], 
     assert [line.split()[0] for line in lines[3:6]] == ["1", "2", "3"] and lines[6] == ""
     steps = [float(line.split()[1]) for line in lines[3:6]]
     assert steps == sorted(steps)
-    assert "Plan 1 takes the shortest step" in text and "Against plan 2" in text
+    assert "Plan 1 has the shortest step" in text and "Against plan 2" in text
     assert "memory GiB" in text and "39.59" in text and "22.20" in text
     assert "OOM" not in text and "\x1b" not in text
 
@@ -56,7 +56,7 @@ def test_json_is_the_file_of_plans(capsys: pytest.CaptureFixture[str], tmp_path:
     path = tmp_path / "plans.json"
     path.write_text(text, encoding="utf-8")
     plans = read_plans(path)
-    assert len(plans) == 2 and json.loads(text)["format"] == 1
+    assert len(plans) == 2 and json.loads(text)["format"] == 2
     assert plans_json(plans) + "\n" == text
     write_plans(tmp_path / "again.json", plans)
     assert read_plans(tmp_path / "again.json") == plans
@@ -132,7 +132,7 @@ def test_the_costs_that_were_not_measured_are_named(capsys: pytest.CaptureFixtur
         ([*BERT, "--cost-model", "hpdc24", "--tp", "3"], "the nearest is tp 4"),
         ([*BERT, "--cost-model", "hpdc24", "--max-tp", "8"], "use --cost-model exact"),
         ([*BERT, "--budget", "20"], "no cluster costs at most $20/h, paper-bert-het $57.20/h"),
-        ([*BERT, "--max-step-time", "0.1"], "the fastest takes 0.87"),
+        ([*BERT, "--max-step-time", "0.1"], "the fastest takes 0.9"),
         ([*BERT, "--cost-model", "hpdc24", "--max-step-time", "0.1"], "the fastest takes 0.8197 s"),
         ([*BERT, "--csv", "/no/such/folder/rows.csv"], "no such folder: make /no/such/folder first"),
         ([*BERT, "--global-batch", "0"], "--global-batch is 0"),
@@ -162,15 +162,23 @@ def test_nothing_fits_but_with_recomputation_it_would(
     assert "fits into memory by hpdc24" in refused(capsys, *on(0.5), "--cost-model", "hpdc24")
 
 
+def changed(text: str, **values: object) -> str:
+    """A file of one plan with some fields changed."""
+    document = json.loads(text)
+    document["plans"][0].update(values)
+    return json.dumps(document)
+
+
 def test_a_plan_file_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "plans.json"
     text = run(capsys, *BERT, "--top", "1", "--json")
     for change, sentence in [
         (text[:100], "not a file of plans"),
         ("[]", "not a file of plans"),
-        (text.replace('"format": 1', '"format": 2'), "plans of format 2: this program reads format 1"),
-        (text.replace('"pp": 8', '"pp": 9'), "plan 0: partition has 8 values for 9 stages"),
-        (text.replace('"tp": 1', '"tp": 2', 1), "tp × dp × pp is"),
+        (text.replace('"format": 2', '"format": 1'), "plans of format 1: this program reads format 2"),
+        (changed(text, pp=1), "values for 1 stages"),
+        (changed(text, tp=64), "tp × dp × pp is"),
+        (changed(text, placement=["A100"] * 4), "placement has 4 nodes of A100, paper-bert-het has 1"),
     ]:
         path.write_text(change, encoding="utf-8")
         with pytest.raises(PlanError) as caught:
@@ -178,7 +186,7 @@ def test_a_plan_file_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[
         assert sentence in str(caught.value)
     with pytest.raises(PlanError, match="can't be read"):
         read_plans(tmp_path / "none.json")
-    with pytest.raises(PlanError, match="can't be written"):
+    with pytest.raises(FileNotFoundError):
         write_plans(tmp_path / "no" / "plans.json", [])
 
 
@@ -198,7 +206,7 @@ def test_the_thin_commands(repo_root: Path, tmp_path: Path, script: str) -> None
     command = [sys.executable, str(repo_root / "fasop" / script), *flags]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env={**os.environ})
     assert done.returncode == 0, done.stderr
-    assert "Plan 1 takes the shortest step" in done.stdout and done.stderr == ""
+    assert "Plan 1 has the shortest step" in done.stdout and done.stderr == ""
 
 
 def test_help_without_a_command(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from fasop import profile
 from fasop.__main__ import main
-from fasop.costs import read_costs
-from fasop.models import find_model
+from fasop.inputs.costs import read_costs
+from fasop.inputs.models import find_model
+from fasop.profiling.from_traces import attribute
 
 ROOT = Path(__file__).resolve().parents[2]
 CAPTURES = ROOT / "tests" / "fixtures" / "captures" / "torch-2.13"
@@ -77,7 +77,7 @@ def trace(tmp_path: Path) -> Path:
 
 def test_costs_divided_out_of_a_trace_add_up(trace: Path, models: str, tmp_path: Path) -> None:
     model = find_model("captured", models)
-    found = profile.attribute(model, [trace])
+    found = attribute(model, [trace])
     parts = sum(found.forward) + sum(found.backward) + found.unattributed
     assert parts == pytest.approx(found.total) and found.total > 0
     assert min(*found.forward, *found.backward) > 0 and found.unattributed < found.total / 2

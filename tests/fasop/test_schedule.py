@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fasop import schedule
+from fasop.schedule import one_f_one_b as schedule
 
 Result = tuple[dict[tuple[str, int, int], float], list[float]]
 
@@ -86,9 +86,15 @@ def pipelines(draw: st.DrawFn) -> tuple[list[float], list[float], list[float], i
 def test_equals_a_naive_event_driven_reference(pipeline: tuple) -> None:
     ends, clock = reference(*pipeline)
     line = schedule.run(*pipeline)
-    for (kind, i, j), end in ends.items():
-        found = (line.forward_end if kind == "F" else line.backward_end)[i][j]
-        assert found == pytest.approx(end, abs=1e-9)
+    tasks = schedule.tasks(len(pipeline[0]), pipeline[-1])
+    found = {
+        ("F" if task.is_forward else "B", task.stage, task.micro_batch): end
+        for task, end in zip(tasks, line.ends, strict=True)
+        if not task.is_message
+    }
+    assert found == {key: pytest.approx(end, abs=1e-9) for key, end in ends.items()}
+    last = [ends["B", stage, pipeline[-1] - 1] for stage in range(len(pipeline[0]))]
+    assert line.backward_end == pytest.approx(last, abs=1e-9)
     assert line.stage_end == pytest.approx(clock, abs=1e-9)
     assert line.pipeline_time == pytest.approx(max(clock), abs=1e-9)
 

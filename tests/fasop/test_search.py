@@ -11,16 +11,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fasop.clusters import Cluster, load_clusters
-from fasop.costs import Costs, read_costs
 from fasop.errors import PlanError
-from fasop.exact import Planner
-from fasop.models import find_model
-from fasop.partition import Division
-from fasop.plan import Plan
-from fasop.search import Goal, pareto_front, search
-from fasop.shapes import Shape, kinds_of, placements, shapes
-from fasop.stage_costs import Options
+from fasop.inputs.cluster_files import load_clusters
+from fasop.inputs.clusters import Cluster
+from fasop.inputs.costs import CostFile, read_costs
+from fasop.inputs.models import find_model
+from fasop.plans.goal import Goal, pareto_front
+from fasop.plans.options import Options
+from fasop.plans.plan import Plan
+from fasop.plans.shapes import Shape, placements, shapes, stage_seats
+from fasop.search.partition import Assignment
+from fasop.search.search import search
 from tests.fasop import fasop_cases as cases
 
 SECONDS = {"X": 0.010, "Y": 0.023}
@@ -29,30 +30,30 @@ SLOW = {"Y": {"inter_bandwidth": 3e8, "intra_bandwidth": 2e9, "shared_bus": True
 
 def best(cluster: Cluster, seconds: dict[str, float] = SECONDS, encoder: int | None = None) -> Plan:
     model = cases.model(4, 8, encoder)
-    return search(model, [cluster], cases.costs(model, seconds), Options(), Goal(top=1), workers=1)[0]
+    return search(model, [cluster], cases.costs(model, seconds), [Options()], Goal(top=1), workers=1)[0]
 
 
 @functools.cache
-def real(name: str) -> Costs:
-    return Costs([read_costs()], find_model(name))
+def real() -> list[CostFile]:
+    return [read_costs()]
 
 
 @pytest.mark.parametrize("nodes", [{"X": 1, "Y": 2}, {"X": 2, "Y": 2}, {"Y": 3}])
 @pytest.mark.parametrize("encoder", [None, 2])
 def test_the_best_plan_is_the_best_of_an_unpruned_search(nodes: dict[str, int], encoder: int | None) -> None:
     model, cluster = cases.model(4, 8, encoder), cases.cluster(nodes, 2, **SLOW)
-    planner = Planner(model, cluster, cases.costs(model, SECONDS), Options())
+    planner = cases.planner(model, cluster, cases.costs(model, SECONDS))
     slowest = math.inf
     for shape in shapes(model, cluster, 4):
-        tables, group = planner.tables(shape), shape.tp * shape.dp
+        tables = planner.tables(shape)
         for placement in placements(cluster):
-            kinds = kinds_of(cluster, placement, group)
+            seats = stage_seats(cluster, placement, shape)
             for partition in cases.partitions(len(model.units), shape.pp):
                 if cases.crosses(model, partition):
                     continue
-                division = Division(placement, kinds, partition)
-                step = planner.simulate(tables, division).step
-                # What the dynamic program minimises bounds the simulated step of every division.
+                assignment = Assignment(placement, seats, partition)
+                step = planner.simulate(tables, assignment).step
+                # What the dynamic program minimises bounds the simulated step of every assignment.
                 assert cases.objective(tables, placement, partition, False) <= step * (1 + 1e-9)
                 slowest = min(slowest, step)
     assert best(cluster, encoder=encoder).step_time == pytest.approx(slowest, rel=1e-9)
@@ -87,15 +88,15 @@ def test_better_hardware_never_gives_a_slower_plan_on_the_paper_clusters(name: s
     model, times = find_model("bert-large"), []
     for factor in (1.0, 1.3, 2.0, 5.0):
         gpus = tuple(replace(gpu, **{setting: getattr(gpu, setting) * factor}) for gpu in cluster.gpus)
-        plans = search(model, [replace(cluster, gpus=gpus)], real("bert-large"), Options(), Goal(top=3))
+        plans = search(model, [replace(cluster, gpus=gpus)], real(), [Options()], Goal(top=3))
         times.append(plans[0].step_time)
     assert all(later <= earlier * (1 + 1e-9) for earlier, later in zip(times, times[1:], strict=False))
 
 
 def test_the_bound_skips_no_plan_of_the_best_ten() -> None:
     model, clusters = find_model("bert-large"), load_clusters("paper-bert-het")
-    asked = search(model, clusters, real("bert-large"), Options(), Goal(top=10))
-    everything = search(model, clusters, real("bert-large"), Options(), Goal(everything=True))
+    asked = search(model, clusters, real(), [Options()], Goal(top=10))
+    everything = search(model, clusters, real(), [Options()], Goal(everything=True))
     fitting = [plan for plan in everything if not plan.is_oom]
     assert len(everything) == len(shapes(model, clusters[0], 4))
     for mine, theirs in zip(asked, fitting, strict=False):
@@ -107,8 +108,8 @@ def test_the_bound_skips_no_plan_of_the_best_ten() -> None:
 
 def test_several_processes_find_the_same() -> None:
     model, clusters = find_model("bert-large"), load_clusters("paper-bert-het")
-    alone = search(model, clusters, real("bert-large"), Options(), Goal(top=5), workers=1)
-    together = search(model, clusters, real("bert-large"), Options(), Goal(top=5), workers=2)
+    alone = search(model, clusters, real(), [Options()], Goal(top=5), workers=1)
+    together = search(model, clusters, real(), [Options()], Goal(top=5), workers=2)
     assert alone == together
 
 
@@ -118,8 +119,8 @@ def test_a_pareto_search_gives_what_no_other_plan_beats_in_both() -> None:
         nodes = {name: count for name, count in (("X", x), ("Y", y)) if count}
         clusters.append(cases.cluster(nodes, 2, X={"price_per_hour": 3.0}, **SLOW))
     costs = cases.costs(model, SECONDS)
-    front = search(model, clusters, costs, Options(), Goal("pareto"))
-    each = [search(model, [c], costs, Options(), Goal(top=1))[0] for c in clusters]
+    front = search(model, clusters, costs, [Options()], Goal("pareto"))
+    each = [search(model, [c], costs, [Options()], Goal(top=1))[0] for c in clusters]
     expected = pareto_front(each)
     assert [p.step_time for p in front] == pytest.approx([p.step_time for p in expected])
     assert [p.cluster for p in front] == [p.cluster for p in expected]
@@ -130,11 +131,11 @@ def test_cheapest_and_within_a_step_time() -> None:
     model = cases.model(4, 8)
     clusters = [cases.cluster({"X": 2}, 2, X={"price_per_hour": 9.0}), cases.cluster({"Y": 1}, 2)]
     costs = cases.costs(model, SECONDS)
-    fastest = search(model, clusters, costs, Options(), Goal("time", top=1))[0]
-    cheapest = search(model, clusters, costs, Options(), Goal("cost", top=1))[0]
+    fastest = search(model, clusters, costs, [Options()], Goal("time", top=1))[0]
+    cheapest = search(model, clusters, costs, [Options()], Goal("cost", top=1))[0]
     assert cheapest.price_per_step < fastest.price_per_step
     limit = (fastest.step_time + cheapest.step_time) / 2
-    kept = search(model, clusters, costs, Options(), Goal("cost", max_step_time=limit))
+    kept = search(model, clusters, costs, [Options()], Goal("cost", max_step_time=limit))
     assert kept and all(plan.step_time <= limit for plan in kept)
 
 
@@ -143,34 +144,34 @@ def test_of_plans_that_cost_the_same_the_fastest_is_first() -> None:
     free = {"price_per_hour": 0.0}
     clusters = [cases.cluster({"Y": 1}, 2, Y=free), cases.cluster({"X": 2}, 2, X=free)]
     costs = cases.costs(model, SECONDS)
-    fastest = search(model, clusters, costs, Options(), Goal("time", top=1))[0]
-    assert search(model, clusters, costs, Options(), Goal("cost", top=1))[0] == fastest
-    assert search(model, clusters, costs, Options(), Goal("pareto")) == [fastest]
+    fastest = search(model, clusters, costs, [Options()], Goal("time", top=1))[0]
+    assert search(model, clusters, costs, [Options()], Goal("cost", top=1))[0] == fastest
+    assert search(model, clusters, costs, [Options()], Goal("pareto")) == [fastest]
 
 
 def test_a_step_time_that_only_an_improved_plan_reaches() -> None:
-    model, clusters, costs = find_model("gpt2-xl"), load_clusters("paper-gpt2xl-het"), real("gpt2-xl")
+    model, clusters, costs = find_model("gpt2-xl"), load_clusters("paper-gpt2xl-het"), real()
     goal = Goal(dp=4, pp=8, mbs=1)
-    fastest = search(model, clusters, costs, Options(), goal)[0]
-    planner = Planner(model, clusters[0], costs, Options())
+    fastest = search(model, clusters, costs, [Options()], goal)[0]
+    planner = cases.planner(model, clusters[0], costs)
     _, parts, _ = planner.best(Shape(1, 4, 8, 1))
     assert parts.step > fastest.step_time
-    found = search(model, clusters, costs, Options(), replace(goal, max_step_time=fastest.step_time))
+    found = search(model, clusters, costs, [Options()], replace(goal, max_step_time=fastest.step_time))
     assert found[0].step_time == fastest.step_time
 
 
 def test_gpus_that_no_degrees_make_up_are_refused_with_what_would_work() -> None:
     model, cluster = cases.model(4, 8), cases.cluster({"X": 7}, 1)
     with pytest.raises(PlanError, match="no tp × dp × pp makes 7 GPUs.*: 6 nodes would work"):
-        search(model, [cluster], cases.costs(model, SECONDS), Options(), Goal())
+        search(model, [cluster], cases.costs(model, SECONDS), [Options()], Goal())
 
 
 def test_plans_that_do_not_fit_are_left_out_unless_all_are_asked_for() -> None:
     model = cases.model(4, 8)
     cluster = cases.cluster({"X": 1}, 2, X={"memory_gib": 1e-3})
     costs = cases.costs(model, SECONDS)
-    few = search(model, [cluster], costs, Options(), Goal())
-    everything = search(model, [cluster], costs, Options(), Goal(everything=True))
+    few = search(model, [cluster], costs, [Options()], Goal())
+    everything = search(model, [cluster], costs, [Options()], Goal(everything=True))
     assert all(not plan.is_oom for plan in few)
     assert any(plan.is_oom for plan in everything)
     assert len(few) == sum(not plan.is_oom for plan in everything)
@@ -178,12 +179,14 @@ def test_plans_that_do_not_fit_are_left_out_unless_all_are_asked_for() -> None:
 
 def test_the_decoder_is_divided_by_its_own_costs() -> None:
     model = find_model("t5")
-    (plan, *_) = search(model, load_clusters("paper-t5"), real("t5"), Options(), Goal(top=1), workers=1)
-    layer = real("t5").of(plan.cluster.gpus[0], plan.tp, plan.mbs).forward
+    (plan, *_) = search(model, load_clusters("paper-t5"), real(), [Options()], Goal(top=1), workers=1)
+    compute = cases.planner(model, plan.cluster, real()).compute
+    layer = compute.of(plan.cluster.gpus[0], plan.tp, plan.mbs).forward
     ends = np.cumsum(plan.partition)
     for seconds, size, end in zip(plan.stage_forward, plan.partition, ends, strict=True):
         assert seconds == pytest.approx(sum(layer[end - size : end]))
-    # A decoder layer takes 1.8 times an encoder layer: the last stages hold fewer.
-    assert plan.pp > 1 and plan.partition[0] > plan.partition[-1]
+    # A decoder layer takes 1.8 times an encoder layer: its stages hold fewer.
+    split = plan.split_stage
+    assert plan.pp > 1 and max(plan.partition[:split]) > max(plan.partition[split:])
     assert sum(plan.partition[: plan.split_stage]) == 25
     assert plan.embedding_allreduce > 0

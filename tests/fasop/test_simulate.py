@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -13,11 +14,12 @@ import pytest
 
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import NodeType
-from fasop import events as events_
-from fasop import export, picture
 from fasop.__main__ import main
 from fasop.errors import PlanError
-from fasop.plan import Plan, read_plans, write_plans
+from fasop.output import export, picture
+from fasop.plans.plan import Plan, StageChoice, StageParts, read_plans, write_plans
+from fasop.schedule import events as events_
+from tests.fasop import fasop_cases as cases
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -39,7 +41,7 @@ def of_stage(found: list[events_.Event], stage: int, *kinds: str) -> list[events
 
 def test_the_events_end_at_the_plans_step_time(plans: Path) -> None:
     for plan in read_plans(plans):
-        found = events_.one_forward_one_backward(plan)
+        found = events_.of_plan(plan)
         assert events_.step_time(found) == pytest.approx(plan.step_time, rel=1e-9)
         for stage in range(plan.pp):
             work = of_stage(found, stage, "forward", "backward")
@@ -52,8 +54,8 @@ def test_the_events_end_at_the_plans_step_time(plans: Path) -> None:
 
 
 def test_no_micro_batch_is_ahead_of_its_data(plans: Path) -> None:
-    plan = read_plans(plans)[0]
-    for found in (events_.one_forward_one_backward(plan), events_.interleaved(plan, 2)):
+    plan = next(plan for plan in read_plans(plans) if plan.pp == 8)
+    for found in (events_.of_plan(plan), events_.of_plan(events_.with_chunks(plan, 2))):
         ends = {
             (e.kind, e.stage, e.micro_batch, e.chunk): e.end
             for e in found
@@ -69,20 +71,56 @@ def test_no_micro_batch_is_ahead_of_its_data(plans: Path) -> None:
                     assert event.start >= later - 1e-9
 
 
-def test_interleaving_computes_as_much_with_smaller_bubbles(plans: Path) -> None:
-    plan = next(plan for plan in read_plans(plans) if plan.pp == 8)
-    even = dataclasses.replace(
-        plan, stage_forward=(0.01,) * 8, stage_backward=(0.02,) * 8, p2p=(0.0,) * 7, dp_allreduce=(0.0,) * 8,
-        embedding_allreduce=0.0,
-    )  # fmt: skip
-    m = even.micro_batches
-    plain, mixed = events_.one_forward_one_backward(even), events_.interleaved(even, 2)
+def test_interleaving_computes_as_much_with_smaller_bubbles() -> None:
+    plan = even(8, layers=4)
+    m = plan.micro_batches
+    plain, mixed = events_.of_plan(plan), events_.of_plan(events_.with_chunks(plan, 2))
     # Narayanan et al. 2021: the bubble is (p − 1)/m of the ideal time, and 1/v of that interleaved.
-    assert events_.step_time(plain) == pytest.approx(0.03 * (m + 7))
-    assert events_.step_time(mixed) == pytest.approx(0.03 * (m + 7 / 2))
+    assert events_.step_time(plain) == pytest.approx(0.12 * (m + 7))
+    assert events_.step_time(mixed) == pytest.approx(0.12 * (m + 7 / 2))
     for found in (plain, mixed):
-        assert sum(e.end - e.start for e in found if e.kind == "forward") == pytest.approx(8 * m * 0.01)
-    assert events_.bubbles(even, plain)[0] == pytest.approx(7 / (m + 7))
+        assert sum(e.end - e.start for e in found if e.kind == "forward") == pytest.approx(8 * m * 0.04)
+    assert events_.bubbles(plan, plain)[0] == pytest.approx(7 / (m + 7))
+
+
+def even(stages: int, layers: int, **changes: object) -> Plan:
+    """A plan of ``layers`` layers per stage that take 10 ms forward and 20 ms backward, and nothing else."""
+    model = cases.model(layers=stages * layers, batch=16)
+    cluster = cases.cluster({"X": stages}, 1)
+    values = {
+        "partition": (layers + 1, *[layers] * (stages - 2), layers + 1),
+        "stage_gpu": ("X",) * stages,
+        "stage_forward": (0.01 * layers,) * stages,
+        "stage_backward": (0.02 * layers,) * stages,
+        "p2p": (0.0,) * (stages - 1),
+        "dp_allreduce": (0.0,) * stages,
+        "stage_memory": (1.0,) * stages,
+        "stage_cap": (10.0,) * stages,
+        "parts": (StageParts(0.01, 0.02),) * stages,
+    }
+    fixed = {"tp": 1, "dp": 1, "pp": stages, "mbs": 1, "micro_batches": 16}
+    nothing = ("embedding_allreduce", "pipeline_time", "step_time", "price_per_step", "train_cost")
+    plan = Plan(
+        model=model, cluster=cluster, cost_model="exact", placement=("X",) * stages, is_oom=False,
+        **fixed, **{**dict.fromkeys(nothing, 0.0), **values, **changes},
+    )  # fmt: skip
+    return events_.with_chunks(plan, 1)
+
+
+def test_three_layers_are_chunks_of_two_and_one() -> None:
+    plan = events_.with_chunks(even(2, layers=3), 2)
+    found = [e for e in events_.of_plan(plan) if e.kind == "forward" and e.stage == 1 and e.micro_batch == 0]
+    assert [round(e.end - e.start, 9) for e in found] == [0.02, 0.01]
+    assert export.settings(dataclasses.replace(plan, hosts=("a", "b")))["PARTITION"] == "2-2-1-1"
+
+
+def test_messages_of_two_chunks_follow_each_other_over_a_link() -> None:
+    plan = events_.with_chunks(even(2, layers=2, p2p=(0.5,), wrap=0.5), 2)
+    sends = [e for e in events_.of_plan(plan) if e.kind == "send"]
+    for stage in range(2):
+        times = sorted((e.start, e.end) for e in sends if e.stage == stage)
+        assert len(times) > 16
+        assert all(one[1] <= two[0] + 1e-9 for one, two in zip(times, times[1:], strict=False))
 
 
 def test_the_picture_holds_every_event_and_no_markup_of_names(plans: Path, tmp_path: Path) -> None:
@@ -90,7 +128,7 @@ def test_the_picture_holds_every_event_and_no_markup_of_names(plans: Path, tmp_p
     plan = dataclasses.replace(
         plan, cluster=dataclasses.replace(plan.cluster, name="<script>alert(1)</script>")
     )
-    found = events_.one_forward_one_backward(plan)
+    found = events_.of_plan(plan)
     drawn = picture.svg(plan, found, "1f1b")
     root = ElementTree.fromstring(drawn)
     space = "{http://www.w3.org/2000/svg}"
@@ -111,11 +149,10 @@ def test_the_picture_holds_every_event_and_no_markup_of_names(plans: Path, tmp_p
 
 
 def test_every_rank_gets_a_trace_and_the_set_replays_the_plan(plans: Path, tmp_path: Path) -> None:
-    assert (
-        main(["simulate", str(plans), "--rank", "2", "--et", "--output", str(tmp_path), "--name", "planned"])
-        == 0
-    )
-    plan = read_plans(plans)[1]
+    index = next(at for at, plan in enumerate(read_plans(plans)) if plan.dp == 4 and plan.tp == 1)
+    plan = read_plans(plans)[index]
+    words = ["--rank", str(index + 1), "--et", "--output", str(tmp_path), "--name", "planned"]
+    assert main(["simulate", str(plans), *words]) == 0
     ranks = plan.tp * plan.dp * plan.pp
     assert len(list(tmp_path.glob("planned.*.et"))) == ranks
     for command in (["validate"], ["replay", "--semantics", "device", "--max-error", "0.1"]):
@@ -129,26 +166,106 @@ def test_every_rank_gets_a_trace_and_the_set_replays_the_plan(plans: Path, tmp_p
     size = plan.mbs * plan.model.seq * plan.model.hidden * 2
     assert int(sends.sum()) == plan.micro_batches and set(first.column("comm_size")[sends]) == {size}
     groups = json.loads((tmp_path / "planned_comm_groups.json").read_text())
-    assert groups["1"] == list(range(ranks)) and groups["2"] == [plan.tp * d for d in range(plan.dp)]
+    assert groups["1"] == list(range(ranks)) and list(range(plan.dp)) in groups.values()
 
 
-def test_the_export_launches_the_plan(plans: Path, tmp_path: Path) -> None:
-    plan = read_plans(plans)[0]
-    assert main(["export", str(plans), "--output", str(tmp_path / "_00_conf.sh")]) == 0
-    text = (tmp_path / "_00_conf.sh").read_text()
-    (tmp_path / "settings.py").write_text((ROOT / "megatron_lm" / "settings.py").read_text())
-    script = f'. "{tmp_path}/_00_conf.sh" && for name in "${{SETTINGS[@]}}"; do echo "$name=${{!name}}"; done'
+def shell_values(text: str) -> dict[str, str]:
+    """NAME=VALUE lines as a shell reads them."""
+    names = [line.partition("=")[0] for line in text.splitlines() if not line.startswith("#")]
+    script = f'{text}\nfor name in {" ".join(names)}; do echo "$name=${{!name}}"; done'
     done = subprocess.run(
-        ["bash", "-c", script], capture_output=True, text=True, env={"PATH": "/usr/bin:/bin"}
+        ["bash", "-c", script], capture_output=True, text=True, env={"PATH": "/usr/bin:/bin"}, check=True
     )
-    assert done.returncode == 0, done.stderr
-    values = dict(line.split("=", 1) for line in done.stdout.splitlines())
-    assert {name: values[name] for name in export.settings(plan)} == export.settings(plan)
-    assert (
-        values["WORLD_SIZE"] == str(plan.tp * plan.dp * plan.pp) and values["HOMOGENEOUS_CLUSTER"] == "false"
+    return dict(line.split("=", 1) for line in done.stdout.splitlines())
+
+
+def test_the_export_is_the_whole_plan(plans: Path, tmp_path: Path) -> None:
+    plan = read_plans(plans)[0]
+    assert main(["export", str(plans), "--output", str(tmp_path / "plan.conf")]) == 0
+    values = shell_values((tmp_path / "plan.conf").read_text())
+    assert values == export.settings(plan)
+    world = int(values["NPROC_PER_NODE"]) * int(values["NNODES"])
+    assert world == plan.tp * plan.dp * plan.pp and values["HOMOGENEOUS_CLUSTER"] == "false"
+    assert (values["MASTER_NNODES"], values["MASTER_GRES"], values["SLAVE_GRES"]) == (
+        "1",
+        "gpu:a100:4",
+        "gpu:a10:4",
     )
-    original = (ROOT / "megatron_lm" / "_00_conf.sh").read_text()
-    assert len(text.splitlines()) == len(original.splitlines()), "every other setting is still there"
+    changes = {
+        "recompute": ("RECOMPUTE", "full"),
+        "zero": ("SHARDED_OPTIMIZER", 1),
+        "precision": ("PRECISION", "fp32"),
+    }
+    for option, (name, value) in changes.items():
+        other = dataclasses.replace(plan, options=dataclasses.replace(plan.options, **{option: value}))
+        assert export.settings(other)[name] == ("true" if value == 1 else value), option
+    interleaved = events_.with_chunks(next(plan for plan in read_plans(plans) if plan.pp == 8), 2)
+    settings = export.settings(interleaved)
+    assert settings["VIRTUAL_STAGES"] == "2" and len(settings["PARTITION"].split("-")) == 16
+    assert sum(map(int, settings["PARTITION"].split("-"))) == plan.model.layers
+
+
+def test_a_template_gets_the_plan_as_its_defaults(plans: Path, tmp_path: Path) -> None:
+    original = tmp_path / "_00_conf.sh"
+    names = [
+        "HOMOGENEOUS_CLUSTER",
+        "MODEL",
+        "NPROC_PER_NODE",
+        "NNODES",
+        "GLOBAL_BATCH_SIZE",
+        "MICRO_BATCH_SIZE",
+    ]
+    names += ["TENSOR_MP_SIZE", "DP_SIZE", "PIPELINE_MP_SIZE", "PARTITION", "TRAIN_ITERS"]
+    original.write_text("".join(f'{name}="${{{name}:-1}}"  # a comment\n' for name in names))
+    output = tmp_path / "filled.sh"
+    assert main(["export", str(plans), "--template", str(original), "--output", str(output)]) == 0
+    lines, settings = output.read_text().splitlines(), export.settings(read_plans(plans)[0])
+    assert lines[-1] == 'TRAIN_ITERS="${TRAIN_ITERS:-1}"  # a comment' and len(lines) == len(names)
+    assert f'PARTITION="${{PARTITION:-{settings["PARTITION"]}}}"  # a comment' in lines
+
+
+def test_the_export_names_nodes_in_the_order_of_their_stages(plans: Path) -> None:
+    plan = read_plans(plans)[0]
+    first, second = (
+        dataclasses.replace(gpu, hosts=tuple(f"{gpu.name.lower()}-{i}" for i in range(count)), queue="all")
+        for gpu, count in zip(plan.cluster.gpus, plan.cluster.nodes, strict=True)
+    )
+    cluster = dataclasses.replace(plan.cluster, gpus=(first, second))
+    named = dataclasses.replace(plan, cluster=cluster, hosts=tuple(cluster.assigned(plan.placement)))
+    assert export.settings(named)["NODELIST"].split(",")[:2] == ["a100-0", "a10-0"]
+    assert export.settings(named)["SLAVE_QUEUE"] == "all"
+    around = (*plan.placement[1:4], plan.placement[0], *plan.placement[4:])
+    mixed = dataclasses.replace(named, placement=around, hosts=tuple(cluster.assigned(around)))
+    settings = export.settings(mixed)
+    assert settings["HOMOGENEOUS_CLUSTER"] == "true" and settings["GRES"] == "gpu:4"
+    assert settings["NODELIST"].split(",")[3] == "a100-0" and settings["SLURM_QUEUE"] == "all"
+    with pytest.raises(PlanError, match="in the order 3 of A10, 1 of A100, 4 of A10"):
+        export.settings(dataclasses.replace(plan, placement=around))
+
+
+def test_the_export_says_why_a_plan_can_not_be_run(plans: Path) -> None:
+    plan = read_plans(plans)[0]
+    with_options = {
+        "zero": (3, "the plan needs --zero 3"),
+        "overlap": (True, "reduces gradients after the last backward pass"),
+        "engine": ("deepspeed", "DeepSpeed's schedule"),
+        "gradient_bytes": (2, "of 4 bytes"),
+    }
+    cases_ = [
+        ({"options": dataclasses.replace(plan.options, **{name: value})}, words)
+        for name, (value, words) in with_options.items()
+    ]
+    uneven = tuple(StageChoice(1, "none", (("A10", 1 + stage % 2),)) for stage in range(plan.pp))
+    cases_.append(({"choices": uneven}, "stages differ"))
+    cases_.append(({"is_oom": True, "stage_memory": (99.0,) * plan.pp}, "stage 0 needs 99.0 of"))
+    gpus = (dataclasses.replace(plan.cluster.gpus[0], gpus_per_node=8), *plan.cluster.gpus[1:])
+    cases_.append(({"cluster": dataclasses.replace(plan.cluster, gpus=gpus)}, "nodes have 4 and 8 GPUs"))
+    cases_.append(({"dp": 1}, "uses 16 of the 32 GPUs"))
+    experts = dataclasses.replace(plan.model, experts=8)
+    cases_.append(({"model": experts}, "megatron_lm trains GPT-2 and Llama-like models only"))
+    for changes, words in cases_:
+        with pytest.raises(PlanError, match=re.escape(words)):
+            export.settings(dataclasses.replace(plan, **changes))
 
 
 def test_the_published_partition_in_megatrons_count(plans: Path) -> None:
@@ -167,15 +284,15 @@ def test_bad_input_is_one_sentence(plans: Path, tmp_path: Path, capsys: pytest.C
     plan: Plan = read_plans(plans)[0]
     not_a_plan = tmp_path / "x.json"
     not_a_plan.write_text("{}")
-    bert = dataclasses.replace(plan.model, name="bert-large")
+    bert = dataclasses.replace(plan.model, causal=False)
     cases = [
         (["simulate", "nowhere.json"], "nowhere.json: can't be read"),
         (["simulate", str(not_a_plan)], "plans of format None"),
         (["simulate", str(plans), "--rank", "7"], "holds 6 plans: --rank 7 is none of them"),
         (["export", str(plans), "--rank", "0"], "--rank 0"),
         (["export", str(plans), "--template", str(not_a_plan)], "has no line"),
-        (["export", str(plans), "--output", str(tmp_path / "no" / "x.sh")], "can't be written"),
-        (["export", one(plans, tmp_path, model=bert)], "megatron_lm trains GPT-2 only"),
+        (["export", str(plans), "--output", str(tmp_path / "no" / "x.sh")], "No such file"),
+        (["export", one(plans, tmp_path, model=bert)], "megatron_lm trains GPT-2 and Llama-like models only"),
         (
             ["simulate", str(plans), "--schedule", "interleaved", "--virtual-stages", "9"],
             "--virtual-stages 9",
@@ -200,4 +317,4 @@ def test_bad_input_is_one_sentence(plans: Path, tmp_path: Path, capsys: pytest.C
 def test_more_micro_batches_than_stages_are_needed_to_interleave(plans: Path) -> None:
     plan = dataclasses.replace(read_plans(plans)[0], micro_batches=5)
     with pytest.raises(PlanError, match="needs a multiple of"):
-        events_.interleaved(plan, 2)
+        events_.with_chunks(plan, 2)

@@ -1,4 +1,4 @@
-"""Many divisions simulated at once, and the search for better ones near the dynamic program's."""
+"""Many assignments simulated at once, and the search for better ones near the dynamic program's."""
 
 from __future__ import annotations
 
@@ -9,22 +9,20 @@ import numpy as np
 import pytest
 
 from benchmarks import fasop_monotony
-from fasop.clusters import load_clusters
-from fasop.costs import Costs, read_costs
-from fasop.exact import Planner
-from fasop.models import find_model
-from fasop.partition import Division, Search
-from fasop.shapes import Shape, kinds_of, placements
-from fasop.simulated import improve, step_times
-from fasop.stage_costs import Options
+from fasop.inputs.cluster_files import load_clusters
+from fasop.inputs.costs import read_costs
+from fasop.inputs.models import find_model
+from fasop.plans.shapes import Shape, placements, stage_seats
+from fasop.search.partition import Assignment, Search
+from fasop.search.planner import Planner
+from fasop.search.simulated import improve, step_times
 from tests.fasop import fasop_cases as cases
 
 SECONDS = {"X": 0.010, "Y": 0.023}
 
 
 def planner_of(name: str, cluster: str) -> Planner:
-    model = find_model(name)
-    return Planner(model, load_clusters(cluster)[0], Costs([read_costs()], model), Options())
+    return cases.planner(find_model(name), load_clusters(cluster)[0], [read_costs()])
 
 
 @pytest.mark.parametrize("encoder", [None, 3])
@@ -32,9 +30,9 @@ def planner_of(name: str, cluster: str) -> Planner:
 def test_many_at_once_take_as_long_as_one_by_one(degrees: tuple[int, ...], encoder: int | None) -> None:
     model, shape, dice = cases.model(6, 24, encoder), Shape(*degrees), random.Random(7)
     cluster = cases.cluster({"X": 1, "Y": 2}, 2, Y={"inter_bandwidth": 3e8, "shared_bus": True})
-    planner = Planner(model, cluster, cases.costs(model, SECONDS, uneven=True), Options())
+    planner = cases.planner(model, cluster, cases.costs(model, SECONDS, uneven=True))
     tables = planner.tables(shape)
-    places = [kinds_of(cluster, placement, shape.tp * shape.dp) for placement in placements(cluster)]
+    places = [(nodes, stage_seats(cluster, nodes, shape)) for nodes in placements(cluster)]
     chosen = list(cases.partitions(len(model.units), shape.pp))
     dice.shuffle(chosen)
     pairs = [(dice.randrange(len(places)), partition) for partition in chosen[:40]]
@@ -44,19 +42,19 @@ def test_many_at_once_take_as_long_as_one_by_one(degrees: tuple[int, ...], encod
         if cases.crosses(model, partition):
             assert step == np.inf
             continue
-        one = planner.simulate(tables, Division((), places[place], partition))
+        one = planner.simulate(tables, Assignment(*places[place], partition))
         assert step == pytest.approx(one.step, rel=1e-12)
 
 
 def test_what_does_not_fit_or_is_empty_takes_forever() -> None:
     model, shape = cases.model(4, 8), Shape(1, 1, 2, 1)
     costs = cases.costs(model, SECONDS)
-    tables = Planner(model, cases.cluster({"X": 1}, 2), costs, Options()).tables(shape)
-    places, which = [(("X",), ("X",))], np.zeros(3, dtype=int)
+    tables = cases.tables(model, cases.cluster({"X": 1}, 2), costs, shape)
+    places, which = [(("X",), ((("X", 1),), (("X", 1),)))], np.zeros(3, dtype=int)
     steps, _ = step_times(tables, places, which, np.array([[3, 3], [6, 0], [0, 6]]))
     assert np.isfinite(steps).tolist() == [True, False, False]
     small = cases.cluster({"X": 1}, 2, X={"memory_gib": 1e-6})
-    tables = Planner(model, small, costs, Options()).tables(shape)
+    tables = cases.tables(model, small, costs, shape)
     assert not np.isfinite(step_times(tables, places, which[:1], np.array([[3, 3]]))[0]).any()
 
 
@@ -68,21 +66,21 @@ def test_what_does_not_fit_or_is_empty_takes_forever() -> None:
         ("t5", "paper-t5-het", (1, 4, 8, 2)),
     ],
 )
-def test_divisions_near_the_best_are_divisions_and_one_of_them_is_improved(
+def test_assignments_near_the_best_are_assignments_and_one_of_them_is_improved(
     name: str, cluster: str, degrees: tuple[int, ...]
 ) -> None:
     planner, shape = planner_of(name, cluster), Shape(*degrees)
-    tables, lattice = planner.tables(shape), planner.lattice(shape.tp * shape.dp)
+    tables, lattice = planner.tables(shape), planner.lattice(shape)
     search = Search(tables, lattice)
     best = search.best()
     near = search.near(best)
-    assert len({(one.kinds, one.partition) for one in near}) > 5
+    assert len({(one.seats, one.partition) for one in near}) > 5
     for one in [best, *near]:
-        assert len(one.partition) == len(one.kinds) == shape.pp
+        assert len(one.partition) == len(one.seats) == shape.pp
         assert sum(one.partition) == len(planner.model.units) and min(one.partition) > 0
         counts = tuple(one.placement.count(gpu.name) for gpu in planner.cluster.gpus)
         assert counts == planner.cluster.nodes
-        assert one.kinds == kinds_of(planner.cluster, one.placement, shape.tp * shape.dp)
+        assert one.seats == stage_seats(planner.cluster, one.placement, shape)
         # Nothing is below the optimum, which is a bound on every simulated step.
         assert planner.simulate(tables, one).step >= best.objective * (1 - 1e-12)
     better = improve(tables, lattice, [best, *near])
@@ -110,7 +108,7 @@ def test_a_search_is_gone_with_its_last_reference() -> None:
     # Results kept by functools.cache held every table of every search: 18 GB after some hundred plans.
     planner, shape = planner_of("bert-large", "paper-bert-het"), Shape(1, 2, 8, 8)
     tables = planner.tables(shape)
-    search = Search(tables, planner.lattice(2))
+    search = Search(tables, planner.lattice(shape))
     assert search.best() is not None
     kept = weakref.ref(search), weakref.ref(tables)
     del search, tables

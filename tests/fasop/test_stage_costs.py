@@ -4,22 +4,34 @@ from __future__ import annotations
 
 import pytest
 
-from fasop.clusters import load_clusters
-from fasop.costs import Costs, read_costs
-from fasop.exact import Planner, division_memory
-from fasop.models import find_model
-from fasop.partition import Division
-from fasop.shapes import Shape
-from fasop.stage_costs import GIB, Options, StageCosts
+from fasop.exact.links import COLLECTIVE_START, HOP
+from fasop.exact.memory import GIB
+from fasop.exact.stage_costs import StageCosts
+from fasop.exact.variants import Variant
+from fasop.inputs.cluster_files import load_clusters
+from fasop.inputs.costs import read_costs
+from fasop.inputs.models import find_model
+from fasop.plans.shapes import Shape
+from fasop.search.partition import Assignment
 from tests.fasop import fasop_cases as cases
 
 SECONDS = {"X": 0.010, "Y": 0.023}
+A10, A100 = (("A10", 4),), (("A100", 4),)
 
 
 def gpt2_tables(shape: Shape, cluster: str = "paper-gpt2xl", **options: object) -> StageCosts:
     model = find_model("gpt2-xl")
-    costs = Costs([read_costs()], model)
-    return StageCosts(model, load_clusters(cluster)[0], costs, shape, Options(**options))
+    return cases.tables(model, load_clusters(cluster)[0], [read_costs()], shape, **options)
+
+
+def memory(tables: StageCosts, in_flight: int, begin: int, end: int) -> float:
+    shape = tables.shape
+    variant = Variant(shape.tp, tables.options.recompute, (("A10", shape.mbs),))
+    return float(tables.memory(variant, in_flight)[begin, end])
+
+
+def reduction(tables: StageCosts, seats: tuple, begin: int, end: int) -> float:
+    return float(tables.table(seats, 1, fit=False).reduction[begin, end])
 
 
 def test_memory_of_a_stage() -> None:
@@ -28,107 +40,148 @@ def test_memory_of_a_stage() -> None:
     layer = (12 * h * h + 13 * h) / 2
     activations = s * b * h * (10 + 24 / 2 + 5 * a * s / (h * 2))
     expected = 18 * 3 * layer + 3 * activations * 14
-    assert float(tables.memory(14)[5, 8]) == pytest.approx(expected * 1.1 / GIB)
+    assert memory(tables, 14, 5, 8) == pytest.approx(expected * 1.1 / GIB)
     first = 18 * (h * v / 2 + layer) + (s * b * h + activations) * 16
-    assert float(tables.memory(16)[0, 2]) == pytest.approx(first * 1.1 / GIB)
+    assert memory(tables, 16, 0, 2) == pytest.approx(first * 1.1 / GIB)
     last = 18 * (h * v / 2) + (4 * s * b * h + 4 * s * b * v) / 2
-    assert float(tables.memory(1)[49, 50]) == pytest.approx(last * 1.1 / GIB)
+    assert memory(tables, 1, 49, 50) == pytest.approx(last * 1.1 / GIB)
+
+
+def test_flash_attention_keeps_no_scores_and_sequence_parallelism_splits_the_rest() -> None:
+    s, b, h, a = 1024, 2, 1600, 16
+    layer = 18 * (12 * h * h + 13 * h) / 2
+    flash = gpt2_tables(Shape(2, 1, 16, b), attention="flash")
+    kept = s * b * h * (10 + 24 / 2) + 4 * a * s * b / 2
+    assert memory(flash, 14, 5, 6) == pytest.approx((layer + 14 * kept) * 1.1 / GIB)
+    split = gpt2_tables(Shape(2, 1, 16, b), sequence_parallel=True)
+    kept = s * b * h * (34 / 2 + 5 * a * s / (h * 2))
+    assert memory(split, 14, 5, 6) == pytest.approx((layer + 14 * kept) * 1.1 / GIB)
+
+
+@pytest.mark.parametrize(("zero", "per"), [(0, 18.0), (1, 6 + 12 / 4), (2, 2 + 16 / 4), (3, 18 / 4)])
+def test_zero_shares_states_then_gradients_then_parameters(zero: int, per: float) -> None:
+    plain, shared = (gpt2_tables(Shape(1, 4, 8, 1), zero=each) for each in (0, zero))
+    layer = 12 * 1600**2 + 13 * 1600
+    # With ZeRO-3 the parameters of the largest unit are whole while it runs.
+    whole = 2 * 1600 * 50257 if zero == 3 else 0
+    difference = memory(plain, 4, 1, 7) - memory(shared, 4, 1, 7)
+    assert difference * GIB / 1.1 == pytest.approx((18 - per) * 6 * layer - whole)
 
 
 def test_earlier_stages_keep_more_micro_batches() -> None:
     tables = gpt2_tables(Shape(1, 4, 8, 1))
-    memory = division_memory(tables, (7, 6, 6, 6, 6, 6, 6, 7))
-    assert list(memory[1:7]) == sorted(memory[1:7], reverse=True)
+    sizes = [memory(tables, 8 - stage, 7 + 6 * stage, 13 + 6 * stage) for stage in range(6)]
+    assert sizes == sorted(sizes, reverse=True)
 
 
-def test_a_sharded_optimizer_and_recomputation_need_less() -> None:
+def test_recomputation_needs_less_memory_and_takes_another_forward() -> None:
     shape = Shape(1, 4, 8, 2)
-    sizes = [
-        float(gpt2_tables(shape, **options).memory(8)[0, 7])
-        for options in (
-            {},
-            {"sharded_optimizer": True},
-            {"recompute": "selective"},
-            {"recompute": "full"},
-            {"recompute": "full", "sharded_optimizer": True},
-        )
-    ]
-    plain, sharded, selective, full, both = sizes
-    assert sharded < plain and full < selective < plain and both < min(sharded, full)
-    params = gpt2_tables(shape).params[0, 7]
-    assert (plain - sharded) * GIB / 1.1 == pytest.approx((18 - 6 - 12 / 4) * params)
-
-
-def test_recomputation_takes_another_forward() -> None:
-    shape = Shape(1, 4, 8, 1)
-    forward, backward = gpt2_tables(shape).unit_times(("A10",))
-    again, longer = gpt2_tables(shape, recompute="full").unit_times(("A10",))
+    plain, selective, full = (
+        gpt2_tables(shape, recompute=recompute) for recompute in ("none", "selective", "full")
+    )
+    assert memory(full, 8, 0, 7) < memory(selective, 8, 0, 7) < memory(plain, 8, 0, 7)
+    forward, backward = plain.variants.seconds(A10, plain.variants.of(A10)[0])
+    again, longer = full.variants.seconds(A10, full.variants.of(A10)[0])
     assert list(again) == list(forward)
     assert longer[3] == pytest.approx(backward[3] + forward[3]) and longer[0] == backward[0]
 
 
 def test_a_stage_on_two_types_goes_at_the_slower_pace_with_the_smaller_memory() -> None:
     tables = gpt2_tables(Shape(1, 8, 4, 1), "paper-gpt2xl-het")
-    mixed, slow = ("A10", "A100"), ("A10",)
-    assert float(tables.compute(mixed)[1, 5]) == float(tables.compute(slow)[1, 5])
+    mixed, slow = (("A10", 4), ("A100", 4)), (("A10", 4), ("A10", 4))
+    assert tables.table(mixed, 1).forward[1, 5] == tables.table(slow, 1).forward[1, 5]
     assert tables.cap(mixed) == 22.20
 
 
 def test_messages_share_the_node_and_have_a_latency() -> None:
     model, shape = cases.model(), Shape(1, 2, 4, 1)
     plain = cases.tables(model, cases.cluster({"X": 4}, 2), cases.costs(model, SECONDS), shape)
-    bits = 32 * 64 * 16
-    assert plain.p2p(("X",), ("X",), False) == pytest.approx(bits * 2 * 1.05 / 1e9)
-    assert plain.p2p(("X",), ("X",), True) == pytest.approx(bits * 3.5 / 8e9)
+    bits, seats = 32 * 64 * 16, (("X", 2),)
+    assert plain.p2p(seats, seats, False) == pytest.approx(bits * 2 * 1.05 / 1e9)
+    assert plain.p2p(seats, seats, True) == pytest.approx(bits * 3.5 / 8e9)
     late = cases.cluster({"X": 4}, 2, X={"inter_latency": 0.25, "intra_latency": 0.125})
     tables = cases.tables(model, late, cases.costs(model, SECONDS), shape)
-    assert tables.p2p(("X",), ("X",), False) == pytest.approx(0.25 + bits * 2 * 1.05 / 1e9)
-    assert tables.p2p(("X",), ("X",), True) == pytest.approx(0.125 + bits * 3.5 / 8e9)
+    assert tables.p2p(seats, seats, False) == pytest.approx(0.25 + bits * 2 * 1.05 / 1e9)
+    assert tables.p2p(seats, seats, True) == pytest.approx(0.125 + bits * 3.5 / 8e9)
+
+
+def test_every_tensor_parallel_rank_sends_the_whole_output_unless_it_is_split() -> None:
+    shape, seats = Shape(4, 1, 8, 1), (("A10", 4),)
+    whole, split = (
+        gpt2_tables(shape, scatter_gather=each).p2p(seats, seats, False) for each in (False, True)
+    )
+    assert whole == pytest.approx(4 * split)
+    assert gpt2_tables(shape, sequence_parallel=True).p2p(seats, seats, False) == pytest.approx(split)
 
 
 def test_the_gradients_all_reduce_uses_the_stage_own_parameters_and_links() -> None:
     h, v = 1600, 50257
     tables = gpt2_tables(Shape(1, 4, 8, 1), "paper-gpt2xl-het")
-    layers = 3 * (12 * h * h + 13 * h)
-    assert float(tables.all_reduce(("A10",))[5, 8]) == pytest.approx(1.5 * layers * 16 / 128e9)
-    assert float(tables.all_reduce(("A100",))[5, 8]) == pytest.approx(1.5 * layers * 16 / 1840e9)
-    assert float(tables.all_reduce(("A10",))[0, 1]) == pytest.approx(1.5 * h * v * 16 / 128e9)
+    layers, late = 3 * (12 * h * h + 13 * h), COLLECTIVE_START + 6 * HOP
+    assert reduction(tables, A10, 5, 8) == pytest.approx(late + 1.5 * layers * 32 / 128e9)
+    assert reduction(tables, A100, 5, 8) == pytest.approx(late + 1.5 * layers * 32 / 1840e9)
+    assert reduction(tables, A10, 0, 1) == pytest.approx(late + 1.5 * h * v * 32 / 128e9)
     # Across nodes the rings of both tensor-parallel ranks share the node's link.
     across = gpt2_tables(Shape(2, 4, 4, 1), "paper-gpt2xl-het")
-    assert float(across.all_reduce(("A10",))[5, 8]) == pytest.approx(1.5 * layers / 2 * 16 * 2 / 40e9)
+    bits = 1.5 * layers / 2 * 32 * 2
+    assert reduction(across, (("A10", 4),) * 2, 5, 8) == pytest.approx(late + bits * 1.05 / 40e9)
+
+
+def test_zero_1_reduces_gradients_to_shares_and_gathers_16_bit_parameters() -> None:
+    plain, shared = (gpt2_tables(Shape(1, 4, 8, 1), zero=zero) for zero in (0, 1))
+    layers, late = 6 * (12 * 1600**2 + 13 * 1600), COLLECTIVE_START + 3 * HOP
+    assert reduction(shared, A10, 1, 7) == pytest.approx(late + 0.75 * layers * 32 / 128e9)
+    gathered = shared.once(A10, 1)[1][1, 7]
+    assert gathered == pytest.approx(late + 0.75 * layers * 16 / 128e9)
+    assert reduction(shared, A10, 1, 7) < reduction(plain, A10, 1, 7)
+
+
+def test_zero_2_and_3_communicate_with_every_micro_batch() -> None:
+    shape = Shape(1, 4, 8, 1)
+    plain, gradients, parameters = (gpt2_tables(shape, zero=zero) for zero in (0, 2, 3))
+    times = [each.variants.seconds(A10, each.variants.of(A10)[0]) for each in (plain, gradients, parameters)]
+    (forward, backward), (same, longer), (gathered, longest) = times
+    assert same[3] == forward[3] and gathered[3] > forward[3]
+    assert longest[3] > longer[3] > backward[3]
+    assert reduction(parameters, A10, 1, 7) == 0
 
 
 def test_first_and_last_unit_on_one_stage_share_a_matrix() -> None:
-    tables = gpt2_tables(Shape(1, 32, 1, 1))
     h, v = 1600, 50257
-    assert tables.params[0, 50] == pytest.approx(h * v + 48 * (12 * h * h + 13 * h))
+    seats, late = (("A10", 4),) * 8, COLLECTIVE_START + 62 * HOP
+    tables = gpt2_tables(Shape(1, 32, 1, 1))
+    held = h * v + 48 * (12 * h * h + 13 * h)
+    assert reduction(tables, seats, 0, 50) == pytest.approx(late + 2 * 31 / 32 * held * 32 * 1.05 / 40e9)
 
 
 def test_overlap_hides_the_all_reduce_behind_the_last_backward() -> None:
     shape = Shape(1, 4, 8, 1)
     plain, hidden = gpt2_tables(shape), gpt2_tables(shape, overlap=True)
-    before, after = plain.all_reduce(("A10",))[1, 7], hidden.all_reduce(("A10",))[1, 7]
-    backward = float(plain.unit_times(("A10",))[1][1:7].sum())
-    assert after == pytest.approx(max(before - backward, before / 6))
+    before, after = (reduction(each, A10, 1, 7) for each in (plain, hidden))
+    backward = float(plain.table(A10, 1).backward[1, 7])
+    # Six buckets: the last is only ready when the backward pass ends.
+    assert after == pytest.approx(max(before - backward * 5 / 6, before / 6))
 
 
 def test_a_step_is_the_pipeline_then_what_is_synchronised() -> None:
     model, shape = cases.model(2, 4), Shape(1, 2, 2, 1)
-    cluster = cases.cluster({"X": 2}, 2)
-    planner = Planner(model, cluster, cases.costs(model, SECONDS), Options())
-    division = Division(("X", "X"), (("X",), ("X",)), (2, 2))
-    parts = planner.simulate(planner.tables(shape), division)
-    assert parts.forward == pytest.approx((0.012, 0.015))
-    assert parts.backward == pytest.approx((0.024, 0.030))
-    assert parts.step == pytest.approx(parts.pipeline + parts.all_reduce[0] + parts.embedding)
-    assert parts.embedding == pytest.approx(64 * 1000 * 16 * 2 / 1e9)
-    assert parts.all_reduce[0] == pytest.approx((64 * 1000 + 12 * 64**2 + 13 * 64) * 16 / 8e9)
+    planner = cases.planner(model, cases.cluster({"X": 2}, 2), cases.costs(model, SECONDS))
+    assignment = Assignment(("X", "X"), ((("X", 2),), (("X", 2),)), (2, 2))
+    found = planner.simulate(planner.tables(shape), assignment)
+    assert found.forward == pytest.approx((0.012, 0.015))
+    assert found.backward == pytest.approx((0.024, 0.030))
+    assert found.step == pytest.approx(found.pipeline + found.reduction[0] + found.embedding)
+    late = COLLECTIVE_START + 2 * HOP
+    assert found.embedding == pytest.approx(late + 64 * 1000 * 32 * 2 * 1.05 / 1e9)
+    held = 64 * 1000 + 12 * 64**2 + 13 * 64
+    assert found.reduction[0] == pytest.approx(late + held * 32 / 8e9)
 
 
-def test_more_tensor_parallel_ranks_than_measured_follow_the_last_change() -> None:
-    model = find_model("gpt2-xl")
-    (cluster,) = load_clusters("paper-gpt2xl")
-    costs = Costs([read_costs()], model)
-    two, four, eight = (costs.of(cluster.gpus[0], tp, 1) for tp in (2, 4, 8))
-    assert eight.forward[1] == pytest.approx(four.forward[1] * four.forward[1] / two.forward[1])
-    assert any("tp 8 was not measured" in note for note in eight.notes) and not four.notes
+def test_untied_models_have_no_embedding_to_sum() -> None:
+    model = find_model("llama3-8b")
+    planner = cases.planner(model, load_clusters("nodes-of-4")[0], [])
+    seats = ((("A100", 4),), (("A10", 4),))
+    found = planner.simulate(
+        planner.tables(Shape(4, 1, 2, 1)), Assignment(("A100", "A10"), seats, (20, 14)), False
+    )
+    assert found.embedding == 0

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from chakra_et.graph import build as graph
 from chakra_et.graph import communication as collectives
 from chakra_et.graph import link, timeline
-from chakra_et.graph.dependencies import Dependencies
+from chakra_et.graph import nodes as graph
+from chakra_et.graph.build import build
+from chakra_et.graph.dependencies import Dependencies, EdgeKind
 from chakra_et.graph.find import find_dependencies
 from chakra_et.graph.linked import link_rank
 from chakra_et.traces import device as device_trace
@@ -53,7 +54,7 @@ def convert(generated: Generated, folder: Path) -> Converted:
     rank = link_rank(host, device, allow_unlinked=True)
     linked, time, talk = rank.link, rank.timeline, rank.communication
     found = find_dependencies(rank)
-    made = graph.build(rank, found)
+    made = build(rank, found)
     offset = zero_ns(generated.layout) - device.origin_ns
     row = _rows(generated, device, offset)
     of_row: dict[int, list[int]] = defaultdict(list)
@@ -237,9 +238,15 @@ def replay(c: Converted, changes: dict[int, int] | None = None) -> np.ndarray:
     for node, change in (changes or {}).items():
         length[node] += change
     start = [c.time.begin] * len(length)
+    latency, gap = c.graph.launch_latency.tolist(), c.graph.stream_gap.tolist()
+    for node in np.flatnonzero(c.graph.stream_gap >= 0).tolist():
+        length[node] = gap[node]
     order = np.argsort(c.graph.target, kind="stable")
-    for source, target in zip(c.graph.source[order].tolist(), c.graph.target[order].tolist(), strict=True):
-        start[target] = max(start[target], start[source] + length[source])
+    columns = (c.graph.source, c.graph.target, c.graph.edge_kind)
+    for source, target, kind in zip(*(column[order].tolist() for column in columns), strict=True):
+        by_launch = latency[target] >= 0 and kind == EdgeKind.LAUNCH
+        lag = latency[target] - max(gap[target], 0) if by_launch else 0
+        start[target] = max(start[target], start[source] + length[source] + lag)
     return np.array(start, dtype=np.int64)
 
 

@@ -9,8 +9,8 @@ import os
 import sys
 import time
 
-from megatron_lm import logs
-from megatron_lm.settings import Settings
+from megatron_lm.logs import records
+from megatron_lm.settings import from_environment
 from tests.megatron_lm import written_logs
 
 
@@ -19,7 +19,7 @@ def say(text: str) -> None:
 
 
 def main() -> None:
-    settings = Settings.from_environment()
+    settings = from_environment()
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     seconds = float(os.environ.get("STAND_IN_SECONDS", "0.05"))
     stage = rank // (settings.tensor_mp_size * settings.dp_size)
@@ -30,7 +30,7 @@ def main() -> None:
         time.sleep(seconds)
         if os.environ.get("STAND_IN_FAIL") and number == 3:
             if rank == 0:
-                print("_00_pretrain_gpt.py: rank 0 was told to fail", file=sys.stderr)
+                print("_00_pretrain_gpt.py: rank 0 was asked to fail", file=sys.stderr)
                 sys.exit(3)
             time.sleep(60)
         unit = seconds / 4 / (settings.micro_batches + settings.pipeline_mp_size)
@@ -38,7 +38,7 @@ def main() -> None:
             args = (stage, settings.pipeline_mp_size, settings.micro_batches, start, unit)
             say(written_logs.timer_block(rank, written_logs.one_f_one_b(*args)))
         if number == 2:
-            say(written_logs.memory_line(logs.Memory(rank, number, 10.5, 20.25, 30.0, 40.0 + rank)))
+            say(written_logs.memory_line(records.Memory(rank, number, 10.5, 20.25, 30.0, 40.0 + rank)))
         if rank == world - 1:
             batch = settings.global_batch_size
             say(

@@ -1,0 +1,109 @@
+#!/usr/bin/env python3
+"""Whether a change of the code changes an output of the planner: digests of everything that it writes.
+
+    python benchmarks/fasop_bytes.py --save before.json         on the old commit
+    python benchmarks/fasop_bytes.py --compare before.json      on the new one
+
+Plans every preset with both cost models (text, JSON, and CSV with every row), then simulates and exports
+plans of three of them: pictures, .et files and communication groups of both schedules, launch settings.
+The exit status is 1 where an output differs, is missing or is new.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+PRESETS = [
+    ("bert-large", "paper-bert"),
+    ("bert-large", "paper-bert-het"),
+    ("gpt2-xl", "paper-gpt2xl"),
+    ("gpt2-xl", "paper-gpt2xl-het"),
+    ("t5", "paper-t5"),
+    ("t5", "paper-t5-het"),
+    ("gpt2-345m", "seed-345m"),
+    ("gpt2-xl", "seed-1.5b"),
+]
+GRID = ("gpt2-xl", "paper-pareto", "--objective", "pareto")
+# Launch settings exist for GPT-2 only.
+SIMULATED = [("bert-large", "paper-bert-het"), ("gpt2-xl", "paper-gpt2xl-het"), ("t5", "paper-t5-het")]
+
+
+@dataclass
+class Config:
+    """What is compared with what."""
+
+    save: str = field(default="", metadata={"help": "write the digests to this file"})
+    compare: str = field(default="", metadata={"help": "compare with the digests in this file"})
+
+    def __post_init__(self) -> None:
+        if bool(self.save) == bool(self.compare):
+            raise ValueError("give either --save FILE or --compare FILE")
+
+
+def main() -> int:
+    from chakra_et.cli import parse
+
+    config = parse(Config, description=__doc__.splitlines()[0])
+    found = digests()
+    print(f"{len(found)} outputs, of them {sum(name.endswith('.et') for name in found)} .et files")
+    if config.save:
+        Path(config.save).write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
+        return 0
+    known = json.loads(Path(config.compare).read_text())
+    differ = sorted(name for name in known | found if known.get(name) != found.get(name))
+    print(f"{len(found) - len(set(differ) & set(found))} are the same, {len(differ)} differ")
+    print("\n".join(f"  {name}" for name in differ))
+    return 1 if differ else 0
+
+
+def digests() -> dict[str, str]:
+    """Output → SHA-256 of its bytes."""
+    found: dict[str, str] = {}
+
+    def note(name: str, data: bytes) -> None:
+        found[name] = hashlib.sha256(data).hexdigest()
+
+    for cost_model in ("exact", "hpdc24"):
+        for model, cluster, *flags in [*PRESETS, GRID]:
+            wanted = ["plan", "--model", model, "--cluster", cluster, *flags, "--cost-model", cost_model]
+            name = f"{cost_model}/{model}-{cluster}"
+            note(f"{name}.txt", fasop(*wanted))
+            note(f"{name}.json", fasop(*wanted, "--json"))
+            if cluster != "paper-pareto" or cost_model == "hpdc24":
+                note(f"{name}.csv", fasop(*wanted, "--all", "--csv"))
+    with tempfile.TemporaryDirectory() as scratch:
+        for model, cluster in SIMULATED:
+            plans = Path(scratch) / "plans.json"
+            plans.write_bytes(fasop("plan", "--model", model, "--cluster", cluster, "--json"))
+            for schedule in ("1f1b", "interleaved"):
+                folder = Path(scratch) / cluster / schedule
+                folder.mkdir(parents=True)
+                ask = ["simulate", str(plans), "--schedule", schedule, "--output", str(folder), "--et"]
+                note(f"{cluster}/{schedule}.txt", fasop(*ask, "--picture", str(folder / "plan.svg")))
+                fasop(*ask, "--picture", str(folder / "plan.html"))
+                for path in sorted(folder.iterdir()):
+                    note(f"{cluster}/{schedule}/{path.name}", path.read_bytes())
+            if model == "gpt2-xl":
+                note(f"{cluster}/_00_conf.sh", fasop("export", str(plans)))
+    return found
+
+
+def fasop(*arguments: str) -> bytes:
+    """What a command printed, its scratch folder's name left out; a refusal counts as its sentence."""
+    command = [sys.executable, "-m", "fasop", *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, check=False)
+    text = done.stdout if done.returncode == 0 else done.stderr
+    return text.replace(tempfile.gettempdir().encode(), b"").split(b"picture: ")[0]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

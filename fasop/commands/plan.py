@@ -1,0 +1,288 @@
+"""``python -m fasop plan``: rank the ways to run a model on a cluster.
+
+python -m fasop plan --model gpt2-xl --cluster paper-gpt2xl-het
+python -m fasop plan --model bert-large --cluster my.yaml --objective cost --max-step-time 1.5
+python -m fasop plan --model gpt2-xl --cluster paper-pareto --objective pareto
+python -m fasop plan --model llama3-8b --cluster my.yaml --max-tp 8 --recompute auto --attention flash
+python -m fasop plan --model gpt2-xl --cluster my.yaml --lost node7
+python -m fasop plan --model bert --cluster paper-bert-het --cost-model hpdc24 --all --csv rows.csv
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+from chakra_et import cli, files
+from fasop.errors import PlanError
+from fasop.inputs.cluster_files import load_clusters
+from fasop.inputs.clusters import Cluster
+from fasop.inputs.costs import PUBLISHED, CostFile, read_costs
+from fasop.inputs.models import Model, find_model
+from fasop.output import report
+from fasop.plans.goal import Goal, pareto_front
+from fasop.plans.options import Attention, Options, Precision, Recompute
+from fasop.plans.plan import Plan, plans_json
+
+EXACT_ONLY = ("overlap", "sequence_parallel", "per_stage", "interleave", "attention", "precision", "lost")
+
+
+@dataclass
+class Config:
+    """What is planned, and what is shown."""
+
+    model: str = field(metadata={"help": "gpt2-xl, llama3-8b, … (data/models.yaml), or one of --models-file"})
+    cluster: str = field(metadata={"help": "preset, or YAML file of one cluster (or FILE:NAME)"})
+    cost_model: Literal["exact", "hpdc24"] = field(
+        default="exact", metadata={"help": "exact, or the published tool's own estimate"}
+    )
+    objective: Literal["time", "cost", "pareto"] = field(
+        default="time", metadata={"help": "shortest step, cheapest step, or all that nothing beats in both"}
+    )
+    budget: float | None = field(default=None, metadata={"help": "leave out clusters above this price, $/h"})
+    max_step_time: float | None = field(default=None, metadata={"help": "leave out slower plans, seconds"})
+    max_tp: int = field(default=4, metadata={"help": "largest tensor-parallel degree"})
+    tp: int | None = field(default=None, metadata={"help": "only this tensor-parallel degree"})
+    dp: int | None = field(default=None, metadata={"help": "only this data-parallel degree"})
+    pp: int | None = field(default=None, metadata={"help": "only this number of pipeline stages"})
+    mbs: int | None = field(default=None, metadata={"help": "only this micro-batch, sequences"})
+    top: int = field(default=10, metadata={"help": "plans shown"})
+    json: bool = field(default=False, metadata={"help": "print the plans as JSON, for the other commands"})
+    csv: str = field(default="", metadata={"help": "write rows as CSV to this file (none or -: print them)"})
+    all: bool = field(default=False, metadata={"help": "every row, those that do not fit into memory too"})
+    oom: bool = field(default=False, metadata={"help": "show plans that do not fit into memory too"})
+    recompute: Literal["none", "selective", "full", "auto"] = field(
+        default="none",
+        metadata={"help": "activations computed again in the backward pass; auto: best"},
+    )
+    sharded_optimizer: bool = field(
+        default=False, metadata={"help": "optimizer states shared among the data-parallel ranks (--zero 1)"}
+    )
+    zero: Literal[0, 1, 2, 3] = field(
+        default=0,
+        metadata={"help": "ZeRO stage: shares 1 optimizer states, 2 gradients, 3 parameters too"},
+    )
+    overlap: bool = field(default=False, metadata={"help": "gradients reduced beside the last backward"})
+    sequence_parallel: bool = field(
+        default=False, metadata={"help": "activations between tensor-parallel parts split by tokens"}
+    )
+    attention: Attention = field(
+        default="unfused", metadata={"help": "flash: one fused kernel that stores no scores"}
+    )
+    precision: Precision = field(
+        default="mixed", metadata={"help": "mixed: 16 bits with fp32 master weights and gradients"}
+    )
+    interleave: bool = field(default=False, metadata={"help": "try several chunks of layers per stage"})
+    per_stage: bool = field(
+        default=False,
+        metadata={"help": "a tp, micro-batch and recomputation per stage; uneven data parallelism"},
+    )
+    idle: bool = field(default=True, metadata={"help": "leave nodes idle where that is faster or cheaper"})
+    lost: tuple[str, ...] = field(default=(), metadata={"help": "plan without these nodes, as node7"})
+    global_batch: int | None = field(
+        default=None, metadata={"help": "sequences per step, if not the model's"}
+    )
+    iterations: int = field(default=12_500_000, metadata={"help": "steps of the training that is priced"})
+    models_file: str = field(default="", metadata={"help": "YAML file of models"})
+    costs: tuple[str, ...] = field(
+        default=(), metadata={"help": "cost files of 'profile', before the published costs"}
+    )
+    workers: int = field(default=0, metadata={"help": "processes (0: as many as are worth it)"})
+
+    def __post_init__(self) -> None:
+        for name in ("max_tp", "tp", "dp", "pp", "mbs", "top", "global_batch", "iterations"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"--{name.replace('_', '-')} is {value}: give at least 1")
+        for name in ("budget", "max_step_time"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < float("inf"):
+                raise ValueError(f"--{name.replace('_', '-')} is {value}: give a number above 0")
+        if self.workers < 0:
+            raise ValueError(f"--workers is {self.workers}: give at least 0")
+        if self.json and self.csv:
+            raise ValueError("--json and --csv exclude each other: choose one")
+        if self.per_stage and (self.tp or self.dp or self.mbs):
+            raise ValueError("--per-stage has no one --tp, --dp or --mbs: leave them out")
+        if self.cost_model == "hpdc24":
+            if self.max_tp > 4:
+                raise ValueError("--cost-model hpdc24 has no --max-tp above 4: use --cost-model exact")
+            changed = [name for name in EXACT_ONLY if getattr(self, name) != _default(name)]
+            if self.recompute != "none" or self.zero > 1:
+                changed.append("recompute" if self.recompute != "none" else "zero")
+            if changed:
+                flag = changed[0].replace("_", "-")
+                raise ValueError(f"--cost-model hpdc24 has no --{flag}: use --cost-model exact")
+
+    @property
+    def goal(self) -> Goal:
+        degrees = {name: getattr(self, name) for name in ("tp", "dp", "pp", "mbs")}
+        # Rows of everything are asked for, or plans that do not fit: no plan may be skipped.
+        return Goal(self.objective, self.top, self.max_step_time, self.all or self.oom, **degrees)
+
+    @property
+    def options(self) -> list[Options]:
+        """The ways to run the job that are tried."""
+        ways: tuple[Recompute, ...] = ("none", "selective", "full")
+        return [
+            Options(
+                recompute=way,
+                zero=max(self.zero, int(self.sharded_optimizer)),
+                overlap=self.overlap,
+                sequence_parallel=self.sequence_parallel,
+                attention=self.attention,
+                precision=self.precision,
+                per_stage=self.per_stage,
+            )
+            for way in ways
+            if self.recompute in ("auto", way)
+        ]
+
+
+def _default(name: str) -> object:
+    return Config.__dataclass_fields__[name].default
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    config = cli.parse(
+        Config, _with_dash(sys.argv[1:] if argv is None else argv), prog="python -m fasop plan"
+    )
+    model = find_model(config.model, config.models_file)
+    if config.global_batch:
+        model = replace(model, global_batch=config.global_batch)
+    clusters = load_clusters(config.cluster)
+    if config.lost:
+        clusters = [cluster.without(config.lost) for cluster in clusters]
+    clusters = _affordable(clusters, config.budget)
+    cost_files = [read_costs(PUBLISHED), *map(read_costs, reversed(config.costs))]
+    if config.csv not in ("", "-") and not Path(config.csv).absolute().parent.is_dir():
+        raise PlanError(f"{config.csv}: no such folder: make {Path(config.csv).parent} first.")
+    if config.cost_model == "hpdc24":
+        plans, rows = _hpdc24(config, model, clusters, cost_files)
+    else:
+        plans = _exact(config, model, clusters, cost_files)
+        rows = [report.csv_row(plan) for plan in plans] if config.csv else []
+    if config.csv:
+        text = report.csv_text(rows)
+        if config.csv == "-":
+            print(text, end="")
+        else:
+            files.write_text(Path(config.csv), text)
+            print(f"{len(rows)} rows: {config.csv}", file=sys.stderr)
+        return 0
+    if config.json:
+        print(plans_json(plans))
+    else:
+        print("\n".join(_text(config, plans[: config.top], clusters)))
+    return 0
+
+
+def _with_dash(argv: Sequence[str]) -> list[str]:
+    """``--csv`` without a file prints."""
+    words = list(argv)
+    for index in range(len(words) - 1, -1, -1):
+        if words[index] == "--csv" and (index + 1 == len(words) or words[index + 1].startswith("--")):
+            words.insert(index + 1, "-")
+    return words
+
+
+def _affordable(clusters: list[Cluster], budget: float | None) -> list[Cluster]:
+    if budget is None:
+        return clusters
+    kept = [cluster for cluster in clusters if cluster.price_per_hour <= budget]
+    if not kept:
+        cheapest = min(clusters, key=lambda cluster: cluster.price_per_hour)
+        raise PlanError(
+            f"no cluster costs at most ${budget:g}/h, {cheapest.name} ${cheapest.price_per_hour:.2f}/h: "
+            "raise --budget, or give node counts as ranges (nodes: 0-8) to plan on fewer."
+        )
+    return kept
+
+
+def _exact(config: Config, model: Model, clusters: list[Cluster], cost_files: list[CostFile]) -> list[Plan]:
+    from fasop.search.search import search
+
+    # Every row of every shape is one for all GPUs.
+    idle = config.idle and not config.all
+    with _progress() as progress:
+        plans = search(
+            *(model, clusters, cost_files, config.options, config.goal, config.max_tp, config.iterations),
+            *(idle, config.workers, progress),
+        )
+    if not plans:
+        from fasop.search.advice import no_plan
+
+        raise PlanError(no_plan(model, clusters, cost_files, config.options, config.goal, config.max_tp))
+    if config.objective == "pareto" and config.goal.everything and not config.all:
+        plans = pareto_front(plans)
+    return plans if config.all or config.objective == "pareto" else plans[: config.top]
+
+
+def _hpdc24(
+    config: Config, model: Model, clusters: list[Cluster], cost_files: list[CostFile]
+) -> tuple[list[Plan], list[tuple[object, ...]]]:
+    from fasop.hpdc24.costs import PublishedCosts
+    from fasop.hpdc24.ranked import ranked
+    from fasop.hpdc24.search import csv_row, plan_of
+
+    costs = PublishedCosts(cost_files, model)
+    sharded = config.sharded_optimizer or config.zero == 1
+    with _progress() as progress:
+        kept = ranked(model, clusters, costs, config.goal, sharded, config.max_tp, progress, config.all)
+    rows = []
+    if config.csv:
+        rows = [csv_row(row, clusters[row.candidate.cluster], config.iterations) for row in kept]
+    wanted = kept if config.json else kept[: config.top]
+    plans = [
+        replace(
+            plan_of(row, model, clusters[row.candidate.cluster], config.iterations, sharded),
+            notes=_published_notes(costs, clusters[row.candidate.cluster], row.candidate),
+        )
+        for row in wanted
+    ]
+    return plans, rows
+
+
+def _published_notes(costs: object, cluster: Cluster, shape: object) -> tuple[str, ...]:
+    found: dict[str, None] = {}
+    for gpu in cluster.gpus:
+        found.update(dict.fromkeys(costs.of(gpu, shape.tp, shape.mbs).notes))  # type: ignore[attr-defined]
+    return tuple(found)
+
+
+def _text(config: Config, plans: list[Plan], clusters: list[Cluster]) -> list[str]:
+    model = plans[0].model
+    where = report.cluster_line(clusters[0]) if len(clusters) == 1 else f"{len(clusters)} clusters"
+    lines = [
+        f"{model.name} ({model.layers} layers of {model.hidden}, sequences of {model.seq}, "
+        f"{model.global_batch} per step) on {where}; cost model {config.cost_model}",
+        "",
+        *report.table(plans),
+        "",
+        *report.reasons(plans, config.objective, config.cost_model == "exact"),
+        "",
+        *report.stages(plans[0]),
+    ]
+    notes = dict.fromkeys(f"note: {note}" for plan in plans for note in plan.notes)
+    return lines + (["", *notes] if notes else [])
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[int, int], None]]:
+    """A bar on stderr where that is a terminal, else nothing."""
+    if not sys.stderr.isatty():
+        yield lambda done, total: None
+        return
+    from tqdm import tqdm
+
+    with tqdm(unit=" shapes", leave=False) as bar:
+
+        def show(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        yield show

@@ -1,0 +1,85 @@
+"""``python -m fasop simulate PLAN``: one step of a plan, as a picture and as .et files.
+
+python -m fasop plan --model gpt2-xl --cluster paper-gpt2xl-het --json > plans.json
+python -m fasop simulate plans.json --picture out.html
+python -m fasop simulate plans.json --rank 2 --schedule interleaved --virtual-stages 2 --picture out.svg
+python -m fasop simulate plans.json --et --output planned
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from chakra_et import cli, files
+from fasop.plans.plan import Plan, pick_plan
+from fasop.schedule import events as events_
+from fasop.schedule import interleaved
+
+
+@dataclass
+class Config:
+    """Which plan is simulated, how, and what is written."""
+
+    plan: str = field(metadata={"positional": True, "help": "file that 'plan --json' printed"})
+    rank: int = field(default=1, metadata={"help": "which of its plans, the first is 1"})
+    schedule: Literal["planned", "1f1b", "interleaved"] = field(
+        default="planned", metadata={"help": "interleaved: several chunks of layers per stage"}
+    )
+    virtual_stages: int = field(default=2, metadata={"help": "chunks per stage of --schedule interleaved"})
+    picture: str = field(default="", metadata={"help": "file to draw, .html or .svg"})
+    et: bool = field(default=False, metadata={"help": "write an .et file for every rank"})
+    output: str = field(default=".", metadata={"help": "folder of the .et files"})
+    name: str = field(default="", metadata={"help": "their name (default: model and cluster)"})
+
+    def __post_init__(self) -> None:
+        if self.picture and not self.picture.endswith((".html", ".svg")):
+            raise ValueError(f"--picture {self.picture}: give a name that ends in .html or .svg")
+        if self.name and not re.fullmatch(r"[\w][\w .+-]*", self.name):
+            raise ValueError(f"--name {self.name}: give letters, digits, dots and dashes")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    config = cli.parse(
+        Config, argv, prog="python -m fasop simulate", description="Simulate one step of a plan."
+    )
+    planned = plan = pick_plan(config.plan, config.rank)
+    if config.schedule == "1f1b" and plan.virtual_stages > 1:
+        plan = events_.with_chunks(plan, 1)
+    elif config.schedule == "interleaved":
+        interleaved.check(plan.pp, plan.micro_batches, config.virtual_stages, plan.layers)
+        plan = events_.with_chunks(plan, config.virtual_stages)
+    found = events_.of_plan(plan)
+    schedule = "1f1b" if plan.virtual_stages == 1 else f"interleaved, {plan.virtual_stages} chunks per stage"
+    lines = _summary(planned, plan, found, schedule)
+    if config.picture:
+        from fasop.output import picture
+
+        draw = picture.svg if config.picture.endswith(".svg") else picture.page
+        files.write_text(Path(config.picture), draw(plan, found, schedule))
+        lines.append(f"picture: {config.picture}")
+    if config.et:
+        from fasop.output import traces
+
+        name = config.name or re.sub(r"[^\w.+-]+", "_", f"{plan.model.name}_{plan.cluster.name}")
+        written = traces.write(plan, found, Path(config.output), name)
+        lines.append(f"traces: {len(written)} files {Path(config.output) / name}.*.et")
+    print("\n".join(lines))
+    return 0
+
+
+def _summary(planned: Plan, plan: Plan, found: list[events_.Event], schedule: str) -> list[str]:
+    whole = events_.step_time(found)
+    lines = [
+        f"{plan.model.name} on {plan.cluster.name}: tp {plan.tp}, dp {plan.dp}, pp {plan.pp}, "
+        f"{plan.micro_batches} micro-batches of {plan.mbs}, {schedule}",
+        f"simulated step {whole:.4f} s; planned with {plan.cost_model} {planned.step_time:.4f} s "
+        f"({whole / planned.step_time - 1:+.2%})",
+    ]
+    for stage, idle in enumerate(events_.bubbles(plan, found)):
+        what = f"{plan.stage_gpu[stage]}, {plan.partition[stage]} units"
+        lines.append(f"  stage {stage} ({what}): {idle:.1%} bubble")
+    return lines

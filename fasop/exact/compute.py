@@ -1,0 +1,229 @@
+"""Seconds of a model's units on a GPU: measured where a cost file has them, else by the roofline.
+
+Measured costs are used for the model and GPU that they are from, at any depth, and for models whose layers
+have the same widths; between measured micro-batches they are interpolated. They are never carried over to
+layers of other widths: those are computed. What was not measured is in ``notes``.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from fasop.errors import PlanError, nearest
+from fasop.exact.roofline import unit_seconds
+from fasop.inputs.clusters import Gpu
+from fasop.inputs.costs import CostFile, Entry, Steps, growth_factor, other_depth, work_ratios
+from fasop.inputs.gpus import hardware
+from fasop.inputs.models import Model
+from fasop.memo import memo
+from fasop.plans.options import Options
+
+
+@dataclass(frozen=True)
+class UnitSeconds:
+    """Seconds per unit [unit]: forward, backward, the part of the forward that selective recomputation runs
+    again, and the optimizer's update (None: not measured). has_collectives: the tensor-parallel collectives
+    of the node they were measured in are in them. notes: what was not measured.
+    """
+
+    forward: np.ndarray
+    backward: np.ndarray
+    scores: np.ndarray
+    update: np.ndarray | None
+    has_collectives: bool
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Source:
+    """One cost file's entries for the model, by GPU, tp and micro-batch."""
+
+    file: CostFile
+    shape: Model
+    entries: dict[tuple[str, int, int], Entry]
+
+    def degrees(self, gpu: str) -> list[int]:
+        return sorted({tp for name, tp, _ in self.entries if name == gpu})
+
+    def is_node(self, gpu: str, bandwidth: float, shared_bus: bool) -> bool:
+        """Whether the GPU was measured in a node whose GPUs are joined as these."""
+        node = self.file.nodes.get(gpu)
+        return (
+            node is not None
+            and node.shared_bus == shared_bus
+            and 0.9 < node.intra_bandwidth / bandwidth < 1.1
+        )
+
+    def sizes(self, gpu: str, tp: int) -> list[int]:
+        return sorted(size for name, degree, size in self.entries if (name, degree) == (gpu, tp))
+
+
+class Compute:
+    """Unit costs of one model, run one way, for any GPU, tensor-parallel degree and micro-batch."""
+
+    def __init__(self, cost_files: list[CostFile], model: Model, options: Options) -> None:
+        """``cost_files``: the later ones win."""
+        self.model, self.options = model, options
+        self.skipped = ""
+        self.sources = []
+        for file in cost_files:
+            for name in (model.name, model.costs):
+                entries = {(e.gpu, e.tp, e.mbs): e for e in file.entries if e.model == name}
+                if not entries:
+                    continue
+                if _widths(file.models[name]) == _widths(model):
+                    self.sources.append(_Source(file, file.models[name], entries))
+                else:
+                    self.skipped = f"{model.name}: costs of {name} are for layers of other widths"
+                break
+
+    def of(self, gpu: Gpu, tp: int, mbs: int, ep: int = 1) -> UnitSeconds:
+        """Costs of every unit. Raises ``PlanError`` for a GPU that is neither measured nor known."""
+        return self._of(gpu.costs_of, gpu.name, gpu.speed, gpu.intra_bandwidth, gpu.shared_bus, tp, mbs, ep)
+
+    @memo
+    def _of(
+        self, gpu: str, name: str, speed: float, bandwidth: float, shared: bool, tp: int, mbs: int, ep: int
+    ) -> UnitSeconds:
+        source = next((each for each in reversed(self.sources) if each.degrees(gpu)), None)
+        if source is None or ep > 1:
+            found = self._computed(gpu, name, tp, mbs, ep)
+        elif tp > 1 and source.file.collectives == "included" and not source.is_node(gpu, bandwidth, shared):
+            # A figure that holds the collectives of one node is no figure for another.
+            note = f"{name}: costs with tp above 1 were measured in another kind of node"
+            found = replace(self._from_source(source, gpu, tp, mbs, [1]), has_collectives=False)
+            found = replace(found, notes=(note, *found.notes))
+        else:
+            found = self._from_source(source, gpu, tp, mbs, source.degrees(gpu))
+        own = () if gpu == name and speed == 1 else (f"{name}: costs of {gpu} divided by {speed:g}",)
+        return UnitSeconds(
+            found.forward / speed,
+            found.backward / speed,
+            found.scores / speed,
+            None if found.update is None else found.update / speed,
+            found.has_collectives and tp > 1,
+            (*own, *found.notes),
+        )
+
+    def sizes(self, gpu: Gpu, tp: int) -> tuple[np.ndarray, np.ndarray] | None:
+        """Measured parameters, and activation bytes per sequence, of each unit on one GPU."""
+        for source in reversed(self.sources):
+            for (name, degree, _), entry in source.entries.items():
+                if (name, degree) == (gpu.costs_of, tp) and entry.parameters and entry.activations:
+                    return np.array(entry.parameters), np.array(entry.activations)
+        return None
+
+    def _computed(self, gpu: str, name: str, tp: int, mbs: int, ep: int) -> UnitSeconds:
+        known = hardware()
+        if gpu not in known:
+            measured = sorted({entry for source in self.sources for entry, _, _ in source.entries})
+            raise PlanError(
+                f"no costs of {self.model.name} on GPU {gpu!r}: in the cluster file give {name} 'like' and "
+                f"'speed', or measure it with 'fasop profile': {nearest(gpu, {*known, *measured})}"
+            )
+        each = {kind: self._roofline(gpu, kind, tp, mbs, ep) for kind in set(self.model.kinds)}
+        table = np.array([each[kind] for kind in self.model.kinds])
+        notes = [f"{self.model.name} on {gpu}: not measured, computed from the GPU's datasheet"]
+        notes += [self.skipped] if self.skipped else []
+        if known[gpu].matmul_share is None:
+            notes.append(f"{gpu}: 0.8 of the datasheet's rate is assumed for the best matrix product")
+        return UnitSeconds(table[:, 0], table[:, 1], table[:, 2], None, False, tuple(notes))
+
+    @memo
+    def _roofline(self, gpu: str, kind: str, tp: int, mbs: int, ep: int) -> tuple[float, float, float]:
+        return unit_seconds(hardware()[gpu], self.model, kind, tp, mbs, self.options, ep)
+
+    def _from_source(self, source: _Source, gpu: str, tp: int, mbs: int, degrees: list[int]) -> UnitSeconds:
+        model, shape = self.model, source.shape
+        notes = []
+        if replace(shape, name="", costs="", global_batch=1) != replace(
+            model, name="", costs="", global_batch=1
+        ):
+            notes.append(f"{model.name}: costs of {shape.name} at as many tokens, by ratio of work")
+        # A micro-batch of the model stands for one of as many tokens of the measured shape.
+        batch = mbs * model.seq / shape.seq
+        if tp in degrees:
+            rows = _grown(source, gpu, tp, batch)
+        else:
+            rows, note = self._other_degree(source, gpu, degrees, tp, batch, mbs)
+            notes.append(note)
+        ratios = np.array(work_ratios(shape, model))
+        forward, backward, *rest = (np.array(other_depth(shape, tuple(row), model)) * ratios for row in rows)
+        update = np.array(other_depth(shape, tuple(rows[2]), model)) if rest else None
+        scores = forward * _scores_share(model) * np.array([kind in "TD" for kind in model.kinds])
+        included = source.file.collectives == "included"
+        return UnitSeconds(forward, backward, scores, update, included, tuple(notes))
+
+    def _other_degree(
+        self, source: _Source, gpu: str, degrees: list[int], tp: int, batch: float, mbs: int
+    ) -> tuple[list[np.ndarray], str]:
+        """Degree ``tp`` from the nearest measured one below: by the roofline's ratio where the GPU is known,
+        else each doubling changes a unit as the last measured one did.
+        """
+        near = max((degree for degree in degrees if degree < tp), default=degrees[0])
+        base = _grown(source, gpu, near, batch)
+        if gpu in hardware() and source.shape.units == self.model.units:
+            pairs = [
+                (self._roofline(gpu, kind, tp, mbs, 1), self._roofline(gpu, kind, near, mbs, 1))
+                for kind in self.model.kinds
+            ]
+            ratio = np.array([[a[way] / b[way] for a, b in pairs] for way in (0, 1)])
+            rows = [base[0] * ratio[0], base[1] * ratio[1], *(row * near / tp for row in base[2:])]
+            return rows, f"{gpu}: tp {tp} was not measured: tp {near} scaled by the computed ratio"
+        below = [degree for degree in degrees if degree < near]
+        note = f"{gpu}: tp {tp} was not measured: costs follow the last measured change of tp"
+        if not below or tp < near:
+            return base, note
+        before = _grown(source, gpu, below[-1], batch)
+        power = math.log(tp / near) / math.log(near / below[-1])
+        rows = [
+            np.where(then > 0, now * (now / np.where(then > 0, then, 1)) ** power, now)
+            for now, then in zip(base, before, strict=True)
+        ]
+        return rows, note
+
+
+def _grown(source: _Source, gpu: str, tp: int, batch: float) -> list[np.ndarray]:
+    """Forward, backward and, where measured, update seconds of each unit of the measured shape."""
+    sizes = source.sizes(gpu, tp)
+    rules = (source.file.growth or {}).get(source.shape.name, {}).get(gpu)
+    if rules is not None:
+        size = max((size for size in sizes if size <= batch), default=sizes[0])
+        factors = np.array([_growth(rules.get(kind), batch, size) for kind in source.shape.kinds])
+        forward, backward, *update = _passes(source.entries[gpu, tp, size])
+        return [forward * factors, backward * factors, *update]
+    above = next((size for size in sizes if size >= batch), sizes[-1])
+    below = next((size for size in reversed(sizes) if size <= batch), sizes[0])
+    low, high = (_passes(source.entries[gpu, tp, size]) for size in (below, above))
+    if above == below:
+        # Outside the measured range: below it launches dominate, above it time grows with the tokens.
+        factor = max(batch / above, 1.0) if len(sizes) > 1 else batch / above
+        return [low[0] * factor, low[1] * factor, *low[2:]]
+    share = (batch - below) / (above - below)
+    return [a + (b - a) * share for a, b in zip(low, high, strict=True)]
+
+
+def _growth(steps: Steps | None, batch: float, size: int) -> float:
+    return growth_factor(steps, batch) / growth_factor(steps, size) if steps else batch / size
+
+
+def _passes(entry: Entry) -> list[np.ndarray]:
+    forward = np.array(entry.forward)
+    backward = 2 * forward if entry.backward is None else np.array(entry.backward)
+    return [forward, backward, *([np.array(entry.update)] if entry.update is not None else [])]
+
+
+def _scores_share(model: Model) -> float:
+    """The scores' share of a layer's multiply-adds: 4s against 24h + 4s per token and channel."""
+    return 4 * model.seq / (24 * model.hidden + 4 * model.seq)
+
+
+def _widths(model: Model) -> tuple[object, ...]:
+    """What makes two models' layers the same matrix products per token."""
+    return (
+        *(model.hidden, model.width, model.kv_width, model.ffn_width, model.gated, model.experts),
+        *(model.top_k if model.experts else 0, model.encoder_layers is None),
+    )

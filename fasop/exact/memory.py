@@ -1,0 +1,99 @@
+"""Bytes of one GPU: parameters with their gradients and optimizer states, and activations.
+
+Activations of a layer: Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer
+Models", with terms for grouped-query attention, gated feed-forward parts and experts; fused attention keeps
+no scores (Dao et al. 2022, "FlashAttention").
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from fasop.inputs.models import Model
+from fasop.plans.options import Options, Recompute
+
+GIB = 2**30
+# Of the bytes that the formulas give, for buffers and fragmentation; the published tool's margin.
+MEMORY_MARGIN = 1.10
+
+
+class Activations(NamedTuple):
+    """Bytes [unit]: kept per micro-batch in flight; ``once``: needed only while the unit runs."""
+
+    kept: np.ndarray
+    once: np.ndarray
+
+
+def parameters(model: Model, tp: int, ep: int = 1) -> tuple[np.ndarray, np.ndarray]:
+    """Parameters of one GPU [unit]: all, and those of its experts."""
+    h = model.hidden
+    attention = h * (2 * model.width + 2 * model.kv_width)
+    matrices = h * model.ffn_width * (3 if model.gated else 2)
+    experts = matrices * (model.experts // ep) / tp if model.experts else 0.0
+    layer = (attention + 13 * h + (0 if model.experts else matrices)) / tp + h * model.experts
+    each = {"E": h * model.vocab / tp, "P": h * model.vocab / tp, "T": layer + experts}
+    each["D"] = each["T"] + attention / tp
+    of_experts = {"E": 0.0, "P": 0.0, "T": experts, "D": experts}
+    kinds = model.kinds
+    return np.array([each[kind] for kind in kinds]), np.array([of_experts[kind] for kind in kinds])
+
+
+def bytes_per_parameter(options: Options, dp: int) -> float:
+    """Weights, gradients and Adam's states, of which the data-parallel ranks share what ZeRO shares."""
+    weights, gradients, states = (2, 4, 12) if options.precision == "mixed" else (4, 4, 8)
+    shared = {0: 0, 1: states, 2: states + gradients, 3: states + gradients + weights}[options.zero]
+    return weights + gradients + states - shared + shared / dp
+
+
+def activations(model: Model, tp: int, mbs: int, options: Options, recompute: Recompute) -> Activations:
+    """Activation bytes of one micro-batch."""
+    s, b, h, a = model.seq, mbs, model.hidden, model.heads
+    tokens, wide = s * b, options.activation_bytes / 2  # the formulas are for 16 bits
+    whole = tokens / tp if options.sequence_parallel else tokens
+    copies = model.top_k if model.experts else 1
+    # Inputs of projections and normalizations and dropout masks; queries, keys, values and context;
+    # activations.
+    attention = 5 * h * whole + tokens * (4 * model.width + 4 * model.kv_width) / tp
+    feed = 5 * h * whole + tokens * copies * (6 if model.gated else 4) * model.ffn_width / tp
+    if model.experts:
+        feed += 2 * h * tokens * copies
+    scores = 5 * a * s * s * b / tp
+    if options.attention == "flash":
+        scores = 4 * a * s * b / tp
+    in_layer = attention + feed
+    both = in_layer + attention
+    kept = {"E": tokens * h, "P": 0.0, "T": in_layer + scores, "D": both + 2 * scores}
+    once = {"E": 0.0, "T": 0.0, "D": 0.0, "P": (4 * tokens * h + 4 * tokens * model.vocab) / tp}
+    if recompute != "none" and options.attention == "unfused":
+        kept["T"], kept["D"] = in_layer, both
+    if recompute == "full":
+        once["T"], once["D"] = in_layer + scores, both + 2 * scores
+        kept["T"] = kept["D"] = 2 * whole * h
+    kinds = model.kinds
+    return Activations(
+        np.array([wide * kept[kind] for kind in kinds]), np.array([wide * once[kind] for kind in kinds])
+    )
+
+
+def stage_gib(
+    model: Model,
+    options: Options,
+    replica: tuple[int, int, int],
+    held: np.ndarray,
+    kept: np.ndarray,
+    once: tuple[np.ndarray, np.ndarray],
+) -> np.ndarray:
+    """GiB of one GPU of a stage, the margin included.
+
+    replica: tp, ep and dp; held: parameters; kept: activation bytes of all micro-batches in flight; once:
+    bytes that the head needs, and the most that a layer needs, while it runs.
+    """
+    tp, ep, dp = replica
+    size = bytes_per_parameter(options, dp) * held + kept + once[0] + once[1]
+    if options.zero == 3:
+        # The parameters of the unit that runs are whole.
+        size = size + float(parameters(model, tp, ep)[0].max()) * options.activation_bytes
+    gib: np.ndarray = size * MEMORY_MARGIN / GIB
+    return gib

@@ -1,0 +1,141 @@
+"""The kernels of each unit of a model: shapes of matrix products, and bytes of everything else.
+
+Counts are those of one tensor-parallel rank for one micro-batch. Elementwise work counts what an eager
+framework reads and writes: a kernel for each normalization, bias with dropout and residual, activation,
+transposition and, with unfused attention, softmax and dropout of the scores.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from fasop.inputs.models import Model
+from fasop.plans.options import Attention
+
+
+class Matmul(NamedTuple):
+    """``copies`` products of (m, k) with (k, n) matrices, in one kernel."""
+
+    m: int
+    n: int
+    k: int
+    copies: int = 1
+
+
+class Fused(NamedTuple):
+    """Floating-point operations of a fused attention kernel."""
+
+    operations: float
+
+
+class Moved(NamedTuple):
+    """Numbers that a kernel reads and writes, each as wide as an activation."""
+
+    numbers: float
+
+
+Kernel = Matmul | Fused | Moved
+
+
+@dataclass(frozen=True)
+class Work:
+    """Kernels of a unit's forward and backward pass; ``scores``: those of the forward pass that selective
+    recomputation runs again.
+    """
+
+    forward: tuple[Kernel, ...]
+    backward: tuple[Kernel, ...]
+    scores: tuple[Kernel, ...] = ()
+
+
+@functools.lru_cache(maxsize=512)
+def unit_work(
+    model: Model, kind: str, tp: int, mbs: int, attention: Attention, sequence_parallel: bool, ep: int = 1
+) -> Work:
+    """Work of one unit. kind: E, T, D or P, as in ``Model.kinds``."""
+    tokens, h = mbs * model.seq, model.hidden
+    whole = tokens // tp if sequence_parallel else tokens  # tokens of what tensor parallelism does not split
+    if kind == "E":
+        return Work((Moved(2 * tokens * h),), (Moved(3 * tokens * h),))
+    if kind == "P":
+        vocab = math.ceil(model.vocab / tp)
+        # Cross-entropy reads the logits, and reads and writes them in fp32 twice.
+        return Work(
+            (Matmul(tokens, vocab, h), Moved(2 * whole * h), Moved(7 * tokens * vocab)),
+            (Matmul(tokens, h, vocab), Matmul(vocab, h, tokens), Moved(3 * tokens * vocab)),
+        )
+    parts = [_attention(model, tp, mbs, attention, whole), _feed_forward(model, tp, tokens, whole, ep)]
+    if kind == "D":
+        parts.insert(1, _attention(model, tp, mbs, attention, whole))
+    return Work(
+        tuple(kernel for part in parts for kernel in part.forward),
+        tuple(kernel for part in parts for kernel in part.backward),
+        tuple(kernel for part in parts for kernel in part.scores),
+    )
+
+
+def _attention(model: Model, tp: int, mbs: int, attention: Attention, whole: int) -> Work:
+    tokens, h, s = mbs * model.seq, model.hidden, model.seq
+    heads, size = max(model.heads // tp, 1), model.head_width
+    width, qkv = model.width // tp, (model.width + 2 * model.kv_width) // tp
+    batch = mbs * heads
+    projections = [Matmul(tokens, qkv, h), Matmul(tokens, h, width)]
+    # Normalization; bias, dropout and residual (with a mask of half an activation's width); transpositions.
+    moved = [Moved(2 * whole * h), Moved(3.5 * whole * h), Moved(2 * tokens * (qkv + width))]
+    back = [Moved(4 * whole * h), Moved(2.5 * whole * h), Moved(2 * tokens * (qkv + width))]
+    if attention == "flash":
+        operations = 4 * s * s * size * batch * (0.5 if model.causal else 1)
+        core: list[Kernel] = [Fused(operations)]
+        # The backward pass computes the scores again: 5 products where the forward has 2.
+        core_back: list[Kernel] = [Fused(2.5 * operations)]
+    else:
+        numbers = batch * s * s
+        # Softmax with scale and mask, then dropout with its mask.
+        core = [
+            Matmul(s, s, size, batch),
+            Moved(2 * numbers),
+            Moved(2.5 * numbers),
+            Matmul(s, size, s, batch),
+        ]
+        core_back = [
+            *(Matmul(s, s, size, batch), Matmul(s, size, s, batch)) * 2,
+            *(Moved(3 * numbers), Moved(2.5 * numbers)),
+        ]
+    return Work(
+        (*projections, *moved, *core),
+        (*_gradients(projections), *back, *core_back),
+        tuple(core),
+    )
+
+
+def _feed_forward(model: Model, tp: int, tokens: int, whole: int, ep: int) -> Work:
+    h, ffn = model.hidden, model.ffn_width // tp
+    local = max(model.experts // ep, 1)  # experts that this rank holds
+    routed = tokens * (model.top_k if model.experts else 1)  # tokens that pass through this rank's experts
+    rows = math.ceil(routed / local)
+    up = Matmul(rows, ffn * (2 if model.gated else 1), h, local)
+    down = Matmul(rows, h, ffn, local)
+    act = Moved((3 if model.gated else 2) * routed * ffn)
+    act_back = Moved((5 if model.gated else 4) * routed * ffn)
+    moved: list[Kernel] = [Moved(2 * whole * h), Moved(3.5 * whole * h)]
+    back: list[Kernel] = [Moved(4 * whole * h), Moved(2.5 * whole * h)]
+    if model.experts:
+        # Router, and the permutation of the tokens before and after the experts.
+        moved += [Matmul(tokens, model.experts, h), Moved(2 * routed * h), Moved(2 * routed * h)]
+        back += [
+            *_gradients([Matmul(tokens, model.experts, h)]),
+            Moved(2 * routed * h),
+            Moved(2 * routed * h),
+        ]
+    return Work((up, down, act, *moved), (*_gradients([up, down]), act_back, *back))
+
+
+def _gradients(products: list[Matmul]) -> list[Matmul]:
+    """The two products of each one's backward pass: with respect to its input, and to its weights."""
+    found = []
+    for m, n, k, copies in products:
+        found += [Matmul(m, k, n, copies), Matmul(k, n, m, copies)]
+    return found

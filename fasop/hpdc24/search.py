@@ -1,0 +1,347 @@
+"""The cost model ``hpdc24``: every row of the published FASOP tool, as it would print them.
+
+Source: FASOP, HPDC 2024, and its published tool; ``README.md`` says how far the rows were compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from fasop.errors import PlanError
+from fasop.hpdc24.costs import PublishedCosts
+from fasop.hpdc24.links import Links, f32
+from fasop.hpdc24.memory import MARGIN, Check, check_memory
+from fasop.hpdc24.minmax import minmax
+from fasop.hpdc24.schedule import simulate
+from fasop.inputs.clusters import Cluster
+from fasop.inputs.models import Model
+from fasop.plans.options import Options
+from fasop.plans.plan import Plan
+from fasop.plans.shapes import Shape, divisors
+
+FAST, SLOW = "A100", "A10"  # the two types the tool knows, in its order
+LAYER_EXTRA = 20800  # parameters of a layer beside 12h², as the tool counts them
+LARGEST_HALF = 24  # stages that a half of an encoder-decoder model can have
+
+
+@dataclass
+class Candidate:
+    """What is known of a row before its partition: indices and the arrays of its (tp, dp) links."""
+
+    cluster: int
+    placement: tuple[str, ...]
+    mbs: int
+    tp: int
+    dp: int
+    pp: int
+    stage_type: np.ndarray
+    cap: np.ndarray
+    boundary: np.ndarray  # seconds, float32
+    reduce_bandwidth: np.ndarray
+    embedding: float  # seconds
+
+
+@dataclass
+class Row:
+    """One row of the tool's output and what it came from."""
+
+    candidate: Candidate
+    partition: tuple[int, ...]
+    compute: np.ndarray
+    stage_end: np.ndarray
+    all_reduce: np.ndarray
+    step_time: float
+    plain: tuple[bool, float, np.ndarray]
+    sharded: tuple[bool, float, np.ndarray]
+
+
+def search(
+    model: Model,
+    clusters: list[Cluster],
+    costs: PublishedCosts,
+    advance: Callable[[int, int], object] = lambda count, total: None,
+) -> list[Row]:
+    """All rows of some clusters, sorted as the tool sorts them; ``advance`` is told of rows done, and of
+    all.
+
+    Raises ``PlanError`` for a cluster with other GPU types than the tool's two.
+    """
+    candidates = [c for index, cluster in enumerate(clusters) for c in _candidates(model, cluster, index)]
+    sums, cost_set = _unit_sums(model, clusters, costs, candidates)
+    rows: dict[int, Row] = {}
+    by_depth: dict[int, list[int]] = {}
+    for index, candidate in enumerate(candidates):
+        by_depth.setdefault(candidate.pp, []).append(index)
+    for _, indices in sorted(by_depth.items()):
+        group = [candidates[index] for index in indices]
+        for index, row in zip(indices, _rows(model, group, sums, cost_set[indices]), strict=True):
+            rows[index] = row
+        advance(len(indices), len(candidates))
+    return sorted((rows[index] for index in range(len(candidates))), key=lambda row: row.step_time)
+
+
+def estimate(
+    model: Model,
+    cluster: Cluster,
+    costs: PublishedCosts,
+    shape: Shape,
+    placement: tuple[str, ...],
+    partition: list[int],
+) -> Row:
+    """The tool's estimate of one plan, its partition given. Raises ``PlanError`` where it has no such row."""
+    for candidate in _candidates(model, cluster, 0):
+        of = (candidate.tp, candidate.dp, candidate.pp, candidate.mbs, candidate.placement)
+        if of == (shape.tp, shape.dp, shape.pp, shape.mbs, placement):
+            sums, cost_set = _unit_sums(model, [cluster], costs, [candidate])
+            return _rows(model, [candidate], sums, cost_set, np.array([partition]))[0]
+    raise PlanError(f"hpdc24 has no row of {shape} on {cluster.name}: see its rows with plan --all --csv.")
+
+
+def plan_of(row: Row, model: Model, cluster: Cluster, iterations: int, sharded_optimizer: bool) -> Plan:
+    """A row as a plan. Stage memory includes the margin that the tool checks with, so that it compares."""
+    c = row.candidate
+    is_oom, _, memory = row.sharded if sharded_optimizer else row.plain
+    price = cluster.price_per_hour / 3600 * row.step_time
+    return Plan(
+        model=model,
+        cluster=cluster,
+        cost_model="hpdc24",
+        placement=c.placement,
+        tp=c.tp,
+        dp=c.dp,
+        pp=c.pp,
+        mbs=c.mbs,
+        micro_batches=model.global_batch // (c.dp * c.mbs),
+        partition=row.partition,
+        stage_gpu=tuple((FAST, SLOW)[code] for code in c.stage_type),
+        stage_forward=tuple((row.compute / 3).tolist()),
+        stage_backward=tuple((2 * row.compute / 3).tolist()),
+        p2p=tuple(map(float, c.boundary)),
+        dp_allreduce=tuple(row.all_reduce.tolist()),
+        embedding_allreduce=c.embedding,
+        pipeline_time=float(row.stage_end[0]),
+        step_time=row.step_time,
+        stage_memory=tuple((memory * (1.0 if sharded_optimizer else MARGIN)).tolist()),
+        stage_cap=tuple(c.cap.tolist()),
+        is_oom=is_oom,
+        price_per_step=price,
+        train_cost=price * iterations,
+        options=Options(zero=int(sharded_optimizer), gradient_bytes=2),
+        hosts=tuple(cluster.assigned(c.placement)),
+    )
+
+
+def csv_row(row: Row, cluster: Cluster, iterations: int) -> tuple[object, ...]:
+    """A row in the published tool's columns (``report.COLUMNS``)."""
+    c = row.candidate
+    price = cluster.price_per_hour / 3600 * row.step_time
+    return (
+        *(c.mbs, c.tp, c.dp, c.pp, cluster.instances(c.placement)),
+        *(c.placement.count(FAST), c.placement.count(SLOW), list(row.partition)),
+        *(row.step_time, float(row.stage_end[0]), float(row.all_reduce[0]), c.embedding, price),
+        *(
+            row.plain[0],
+            f"{f32(row.plain[1]):.4f}",
+            row.sharded[0],
+            f"{f32(row.sharded[1]):.4f}",
+            price * iterations,
+        ),
+    )
+
+
+def placements(cluster: Cluster) -> list[tuple[str, ...]]:
+    """The cyclic rotations of [A100…, A10…], or the one placement of a single type. Raises ``PlanError``."""
+    names = [gpu.name for gpu in cluster.gpus]
+    if len({cluster.size(gpu) for gpu in cluster.gpus}) > 1:
+        raise PlanError(
+            f"cluster {cluster.name}: cost model hpdc24 needs nodes of one size: use --cost-model exact."
+        )
+    if not set(names) <= {FAST, SLOW}:
+        raise PlanError(
+            f"cluster {cluster.name}: cost model hpdc24 knows only {FAST} and {SLOW}, not "
+            f"{', '.join(sorted(set(names) - {FAST, SLOW}))}: use --cost-model exact."
+        )
+    nodes = [name for name in (FAST, SLOW) if name in names for _ in range(cluster.nodes[names.index(name)])]
+    if len(set(nodes)) == 1:
+        return [tuple(nodes)]
+    return [tuple(nodes[k:] + nodes[:k]) for k in range(len(nodes))]
+
+
+def _candidates(model: Model, cluster: Cluster, index: int) -> Iterator[Candidate]:
+    placed = placements(cluster)
+    code = {FAST: 0, SLOW: 1}
+    types = np.array([[code[name] for name in placement] for placement in placed])
+    gpus = [next((gpu for gpu in cluster.gpus if gpu.name == name), cluster.gpus[0]) for name in (FAST, SLOW)]
+    inter, intra = (
+        np.array([getattr(g, key) for g in gpus]) for key in ("inter_bandwidth", "intra_bandwidth")
+    )
+    memory = np.array([gpu.memory_gib for gpu in gpus])
+    degrees = []
+    for tp in divisors(min(cluster.size(cluster.gpus[0]), 4)):
+        if cluster.gpu_count % tp:
+            continue
+        for dp in divisors(cluster.gpu_count // tp):
+            pp = cluster.gpu_count // (tp * dp)
+            if model.global_batch % dp or pp > model.layers:
+                continue
+            links = Links(types, inter, intra, cluster.size(cluster.gpus[0]), tp, dp)
+            stage_types = links.stage_types(slow=1)
+            embedding = np.zeros(len(placed), dtype=f32)
+            if pp > 1 and model.encoder_layers is None:
+                embedding = f32(model.hidden * model.vocab * 16) / links.embedding().astype(f32) / f32(tp)
+            degrees.append(
+                (
+                    *(tp, dp, pp, stage_types, memory[links.cap_types()], links.boundaries()),
+                    *(links.data_parallel(stage_types == 1), embedding),
+                )
+            )
+    for k, placement in enumerate(placed):
+        for mbs in divisors(model.global_batch):
+            for tp, dp, pp, stage_types, caps, bandwidth, reduce_bandwidth, embedding in degrees:
+                if model.global_batch // dp % mbs == 0:
+                    message = f32(mbs * model.seq * model.hidden * 16)
+                    yield Candidate(
+                        *(index, placement, mbs, tp, dp, pp, stage_types[k], caps[k]),
+                        *(message / bandwidth[k], reduce_bandwidth[k], float(embedding[k])),
+                    )
+
+
+def _unit_sums(
+    model: Model, clusters: list[Cluster], costs: PublishedCosts, candidates: list[Candidate]
+) -> tuple[np.ndarray, np.ndarray]:
+    """sums[c, g, a, b] as ``minmax`` takes them, and the cost set c of each candidate."""
+    gpus = {gpu.name: gpu for cluster in clusters for gpu in cluster.gpus}
+    keys = sorted({(c.tp, c.mbs) for c in candidates})
+    units = len(model.units)
+    sums = np.zeros((len(keys), 2, units + 1, units + 1))
+    for c, (tp, mbs) in enumerate(keys):
+        for g, name in enumerate((FAST, SLOW)):
+            if name in gpus:
+                cost = np.array(costs.of(gpus[name], tp, mbs).seconds)
+                for a in range(units):
+                    # From the left, unit after unit: differences of prefix sums round otherwise.
+                    sums[c, g, a, a + 1 :] = np.cumsum(cost[a:])
+    position = {key: c for c, key in enumerate(keys)}
+    return sums, np.array([position[c.tp, c.mbs] for c in candidates], dtype=np.int64)
+
+
+def _rows(
+    model: Model,
+    group: list[Candidate],
+    sums: np.ndarray,
+    cost_set: np.ndarray,
+    given: np.ndarray | None = None,
+) -> list[Row]:
+    """Rows of candidates of one pipeline depth; ``given``: their partitions, where they are not sought."""
+    pp = group[0].pp
+    stage_type = np.array([c.stage_type for c in group])
+    boundary = np.array([c.boundary for c in group], dtype=np.float64).reshape(len(group), pp - 1)
+    tp, dp, mbs = (np.array([getattr(c, key) for c in group]) for key in ("tp", "dp", "mbs"))
+    micro_batches = model.global_batch // (dp * mbs)
+    if pp == 1:
+        partition = np.full((len(group), 1), len(model.units))
+        compute = sums[cost_set, stage_type[:, 0], 0, -1][:, None]
+        # Without a pipeline the tool stays in float32.
+        ends = (compute.astype(f32) * micro_batches[:, None].astype(f32)).astype(np.float64)
+    elif given is not None:
+        last = np.cumsum(given, axis=1)
+        partition, compute = given, sums[cost_set[:, None], stage_type, last - given, last]
+        ends = _simulate(compute, boundary, micro_batches)
+    elif model.encoder_layers is None:
+        partition, compute = minmax(sums, cost_set, stage_type, _incoming(boundary))
+        ends = _simulate(compute, boundary, micro_batches)
+    else:
+        partition, compute, ends = _two_halves(model, stage_type, boundary, micro_batches, sums, cost_set)
+    caps = np.array([c.cap for c in group])
+    plain, sharded = check_memory(model, partition, tp, dp, mbs, caps)
+    all_reduce = _all_reduce(model, group, partition, tp, dp)
+    embedding = np.array([c.embedding for c in group], dtype=f32)
+    step = (ends.astype(f32) + all_reduce).max(axis=1) + embedding
+
+    def of(check: Check, k: int) -> tuple[bool, float, np.ndarray]:
+        return bool(check.is_oom[k]), float(check.reported[k]), check.stages[k]
+
+    return [
+        Row(
+            *(candidate, tuple(partition[k].tolist()), compute[k], ends[k], all_reduce[k]),
+            *(float(step[k]), of(plain, k), of(sharded, k)),
+        )
+        for k, candidate in enumerate(group)
+    ]
+
+
+def _incoming(boundary: np.ndarray) -> np.ndarray:
+    """Seconds of the boundary before each stage, nothing for the first and the last."""
+    rows, count = boundary.shape
+    incoming = np.zeros((rows, count + 1))
+    incoming[:, 1:-1] = boundary[:, :-1]
+    return incoming
+
+
+def _simulate(compute: np.ndarray, boundary: np.ndarray, micro_batches: np.ndarray) -> np.ndarray:
+    ends = np.zeros_like(compute)
+    for m in np.unique(micro_batches):
+        of = micro_batches == m
+        ends[of] = simulate(compute[of], boundary[of, 0], boundary[of, -1], int(m))
+    return ends
+
+
+def _two_halves(
+    model: Model,
+    stage_type: np.ndarray,
+    boundary: np.ndarray,
+    micro_batches: np.ndarray,
+    sums: np.ndarray,
+    cost_set: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Partition, compute and ends of an encoder-decoder model: the best of all splits of the stages.
+
+    As the tool does it, both halves are divided by the encoder's costs and by the boundaries from 0 on.
+    """
+    rows, pp = stage_type.shape
+    assert model.encoder_layers is not None
+    half = 1 + model.encoder_layers
+    encoder_sums = sums[:, :, : half + 1, : half + 1]
+    partitions = []
+    for encoder in range(1, min(pp, half)):
+        decoder = pp - encoder
+        if decoder > LARGEST_HALF:
+            continue
+        parts = []
+        for begin, count in ((0, encoder), (encoder, decoder)):
+            types = stage_type[:, begin : begin + count]
+            parts.append(minmax(encoder_sums, cost_set, types, _incoming(boundary[:, : count - 1]))[0])
+        partitions.append(np.concatenate(parts, axis=1))
+    splits = len(partitions)
+    partition = np.stack(partitions)
+    last = np.cumsum(partition, axis=2)
+    compute = sums[cost_set[:, None], stage_type, last - partition, last]
+    every = _simulate(
+        compute.reshape(-1, pp), np.tile(boundary, (splits, 1)), np.tile(micro_batches, splits)
+    ).reshape(splits, rows, pp)
+    # The first of equals: the smaller encoder.
+    best = every[:, :, 0].argmin(axis=0)
+    line = np.arange(rows)
+    return partition[best, line], compute[best, line], every[best, line]
+
+
+def _all_reduce(
+    model: Model, group: list[Candidate], partition: np.ndarray, tp: np.ndarray, dp: np.ndarray
+) -> np.ndarray:
+    """float32 seconds of each stage's gradient all-reduce (K, P): the first stage's parameters and links."""
+    units = np.array(list(model.units))
+    layers = np.concatenate([[0], np.cumsum(units == "T")])[partition[:, 0]]
+    params = np.zeros(len(group), dtype=f32)
+    for degree in np.unique(tp):
+        # Added up in float32, the embedding first, then layer by layer.
+        layer = f32((12 * model.hidden**2 + LAYER_EXTRA) / degree)
+        steps = np.full(model.layers + 1, layer, dtype=f32)
+        steps[0] = f32(model.hidden * model.vocab)
+        of = tp == degree
+        params[of] = np.add.accumulate(steps)[layers[of]]
+    bandwidth = np.array([c.reduce_bandwidth for c in group]).astype(f32)
+    bits = (2 * (dp - 1)).astype(f32) * params * f32(16)
+    return bits[:, None] / (dp.astype(f32)[:, None] * bandwidth)

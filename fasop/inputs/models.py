@@ -1,0 +1,166 @@
+"""The models that can be planned: ``data/models.yaml``, or a file of the same shape given by the user."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from fasop.errors import PlanError, nearest
+from fasop.inputs.settings import flag, read_mapping, read_yaml, whole
+
+PRESETS = Path(__file__).parents[1] / "data" / "models.yaml"
+# The names that the published tool's users type.
+ALIASES = {"gpt2XL": "gpt2-xl", "gpt2xl": "gpt2-xl", "gpt2-1.5b": "gpt2-xl", "bert": "bert-large", "T5": "t5"}
+MOST = 10_000_000  # of any size: what is above is a slip
+
+
+@dataclass(frozen=True)
+class Model:
+    """A transformer as the planner sees it: a row of equal-width units.
+
+    hidden, seq, vocab: sizes; layers: all transformer layers; heads: attention heads; d_kv: width of a
+    head where it is not hidden / heads; global_batch: sequences per step; encoder_layers: for an
+    encoder-decoder model, how many of the layers come before the decoder's embedding; costs: the entry
+    of the cost table to use ("": the name).
+    kv_heads: heads of keys and values (0: as many as heads); ffn: width of the feed-forward part (0: 4 ×
+    hidden); gated: it has a gate matrix too (SwiGLU); tied: embedding and head share one matrix; causal: a
+    token attends to earlier ones only; experts: feed-forward experts per layer (0: one, always used), of
+    which each token uses ``top_k``.
+    """
+
+    name: str
+    hidden: int
+    seq: int
+    layers: int
+    vocab: int
+    heads: int
+    global_batch: int
+    d_kv: int | None = None
+    encoder_layers: int | None = None
+    costs: str = ""
+    kv_heads: int = 0
+    ffn: int = 0
+    gated: bool = False
+    tied: bool = True
+    causal: bool = True
+    experts: int = 0
+    top_k: int = 2
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            least = 0 if field.name in ("kv_heads", "ffn", "experts") else 1
+            if field.type == "int" and not least <= value <= MOST:
+                raise PlanError(
+                    f"model {self.name}: {field.name} is {value}: give at least {least}"
+                    + (f", and at most {MOST}." if value > MOST else ".")
+                )
+        if self.d_kv is None and self.hidden % self.heads:
+            near = max(n for n in range(1, self.heads + 1) if self.hidden % n == 0)
+            raise PlanError(
+                f"model {self.name}: hidden {self.hidden} can't be split over {self.heads} heads: "
+                f"give heads {near}, or d_kv."
+            )
+        if self.kv_heads and self.heads % self.kv_heads:
+            raise PlanError(
+                f"model {self.name}: kv_heads is {self.kv_heads}: give a divisor of the {self.heads} heads."
+            )
+        if self.experts and self.top_k > self.experts:
+            raise PlanError(
+                f"model {self.name}: top_k is {self.top_k}: give 1 to {self.experts}, the number of experts."
+            )
+        if self.encoder_layers is not None and not 0 < self.encoder_layers < self.layers:
+            raise PlanError(
+                f"model {self.name}: encoder_layers is {self.encoder_layers}: give 1 to {self.layers - 1}."
+            )
+
+    @functools.cached_property
+    def units(self) -> str:
+        """One letter per unit that partitions count: E embedding, T layer, P post-process.
+
+        With an encoder the second E is the decoder's embedding, and the post-process is part of the last
+        layer of each half, as in the measured costs.
+        """
+        if self.encoder_layers is None:
+            return "E" + "T" * self.layers + "P"
+        return "E" + "T" * self.encoder_layers + "E" + "T" * (self.layers - self.encoder_layers)
+
+    @functools.cached_property
+    def kinds(self) -> str:
+        """``units`` with D for the layers of a decoder that has an encoder before it."""
+        if self.encoder_layers is None:
+            return self.units
+        head = self.encoder_layers + 2
+        return self.units[:head] + "D" * (len(self.units) - head)
+
+    @property
+    def head_width(self) -> int:
+        return self.d_kv or self.hidden // self.heads
+
+    @property
+    def width(self) -> int:
+        """Of all queries of a token."""
+        return self.heads * self.head_width
+
+    @property
+    def kv_width(self) -> int:
+        """Of all keys, and of all values, of a token."""
+        return (self.kv_heads or self.heads) * self.head_width
+
+    @property
+    def ffn_width(self) -> int:
+        return self.ffn or 4 * self.hidden
+
+    def launch_layers(self, partition: tuple[int, ...]) -> tuple[int, ...]:
+        """Transformer layers of each stage, as Megatron counts them: ``partition`` without E and P."""
+        counts, begin = [], 0
+        for size in partition:
+            counts.append(self.units[begin : begin + size].count("T"))
+            begin += size
+        return tuple(counts)
+
+    def embedding_stages(self, partition: tuple[int, ...]) -> list[int]:
+        """Stages whose embedding gradients are summed: those that hold a copy of one matrix.
+
+        First and last where embedding and head are tied, and that of a decoder's embedding.
+        """
+        if self.encoder_layers is None:
+            return sorted({0, len(partition) - 1}) if self.tied else [0]
+        ends = itertools.accumulate(partition)
+        middle = sum(end <= self.encoder_layers + 1 for end in ends)
+        return sorted({0, middle, len(partition) - 1})
+
+
+def find_model(name: str, path: str = "") -> Model:
+    """The model of that name, from the user's file where one is given. Raises ``PlanError``.
+
+    Other entries of the file are not looked at.
+    """
+    file = Path(path) if path else PRESETS
+    entries = read_yaml(file, "models")
+    name = name if name in entries else ALIASES.get(name, name)
+    if name not in entries:
+        raise PlanError(f"no model {name!r}: {nearest(name, map(str, entries))}")
+    return _model(f"{path or file.name}: model {name}", name, entries[name])
+
+
+def preset_names() -> list[str]:
+    return list(read_yaml(PRESETS, "models"))
+
+
+def _model(where: str, name: str, entry: Any) -> Model:
+    values = read_mapping(where, entry, [field.name for field in fields(Model) if field.name != "name"])
+    needed = ("hidden", "seq", "layers", "vocab", "heads", "global_batch")
+    if missing := [key for key in needed if key not in values]:
+        raise PlanError(f"{where} lacks {', '.join(missing)}.")
+    for key, value in values.items():
+        if key in ("gated", "tied", "causal"):
+            values[key] = flag(f"{where}: {key}", value)
+        elif key == "costs":
+            values[key] = str(value)
+        elif value is not None:
+            values[key] = whole(f"{where}: {key}", value)
+    return Model(name=name, **values)

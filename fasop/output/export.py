@@ -1,0 +1,227 @@
+"""A plan as the settings that launch it with megatron_lm, or the reason why that can't run it as planned."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from pathlib import Path
+
+from fasop.errors import PlanError
+from fasop.inputs.clusters import Gpu
+from fasop.inputs.models import Model
+from fasop.plans.options import Recompute
+from fasop.plans.plan import Plan
+from fasop.schedule.events import chunk_layers
+
+# MODEL of megatron_lm for models of these sizes (hidden, layers); its names for others of the same kind.
+MODELS = {(1600, 48): "xl", (1024, 24): "small", (64, 4): "tiny"}
+GPT, LLAMA = "xl", "llama3-8b"
+SETTING = r'(?m)(?<![A-Z_])({name}="\$\{{{name}:-)[^}}"]*(\}}")'
+# Settings that a template may lack, where the plan has these values.
+OPTIONAL = {
+    "VIRTUAL_STAGES": "1",
+    "SEQUENCE_PARALLEL": "false",
+    "RECOMPUTE": "none",
+    "SHARDED_OPTIMIZER": "false",
+}
+
+
+def settings(plan: Plan) -> dict[str, str]:
+    """The settings that a plan decides. Raises ``PlanError`` where megatron_lm can't run it as planned."""
+    _check(plan)
+    options = plan.options
+    tp, dp, mbs = _degrees(plan)
+    return {
+        **_nodes(plan),
+        **_model(plan.model),
+        "GLOBAL_BATCH_SIZE": str(plan.micro_batches * plan.dp * plan.mbs),
+        "MICRO_BATCH_SIZE": str(mbs),
+        "TENSOR_MP_SIZE": str(tp),
+        "DP_SIZE": str(dp),
+        "PIPELINE_MP_SIZE": str(plan.pp),
+        "PARTITION": "-".join(map(str, _layers(plan))),
+        "VIRTUAL_STAGES": str(plan.virtual_stages),
+        "SEQUENCE_PARALLEL": _flag(options.sequence_parallel and tp > 1),
+        "RECOMPUTE": _recompute(plan),
+        "SHARDED_OPTIMIZER": _flag(options.zero == 1),
+        **({"PRECISION": "fp32"} if options.precision == "fp32" else {}),
+    }
+
+
+def lines(plan: Plan) -> str:
+    """NAME=VALUE lines, as ``megatron_lm/_03_submit.sh --settings`` reads them from any folder, with the plan
+    in comments. Raises ``PlanError``.
+    """
+    values = settings(plan)
+    text = [
+        f"# {plan.model.name} on {plan.cluster.name}: {plan.step_time:.4f} s per step ({plan.cost_model}).",
+        "# megatron_lm/_03_submit.sh --settings THIS_FILE",
+        "# Node ranks follow the pipeline stages:",
+    ]
+    text += [f"#   {stage}" for stage in _stages(plan)]
+    return "\n".join([*text, *(f"{name}={value}" for name, value in values.items())]) + "\n"
+
+
+def filled(plan: Plan, template: Path) -> str:
+    """A ``_00_conf.sh`` with the plan's settings as its defaults. Raises ``PlanError``."""
+    try:
+        text = template.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise PlanError(f"{template}: can't be read: {error}.") from None
+    own = {*_model(plan.model), *_nodes(plan)} - {"MODEL", "NNODES", "NPROC_PER_NODE", "HOMOGENEOUS_CLUSTER"}
+    for name, value in settings(plan).items():
+        # A setting that has a default for each model gets the same one for all.
+        text, count = re.subn(SETTING.format(name=name), rf"\g<1>{value}\g<2>", text)
+        if not count and OPTIONAL.get(name) != value and name not in own:
+            raise PlanError(f'{template}: has no line {name}="${{{name}:-…}}" to replace.')
+    return text
+
+
+def _check(plan: Plan) -> None:
+    """Raises ``PlanError``."""
+    model, options = plan.model, plan.options
+    if model.encoder_layers is not None or not model.causal or model.experts:
+        raise PlanError(
+            f"model {model.name}: megatron_lm trains GPT-2 and Llama-like models only; plan one of these, "
+            "such as gpt2-xl or llama3-8b, to export it."
+        )
+    if plan.is_oom:
+        pairs = zip(plan.stage_memory, plan.stage_cap, strict=True)
+        stage = next(at for at, (size, cap) in enumerate(pairs) if size > cap)
+        raise PlanError(
+            f"the plan runs out of memory: stage {stage} needs {plan.stage_memory[stage]:.1f} of "
+            f"{plan.stage_cap[stage]:.1f} GiB; export one that fits."
+        )
+    reasons = {
+        f"megatron_lm shares only the optimizer's states (--zero 1), the plan needs --zero {options.zero}": (
+            options.zero >= 2
+        ),
+        "megatron_lm reduces gradients after the last backward pass, the plan beside it (--overlap)": (
+            options.overlap and plan.dp > 1
+        ),
+        "it is for DeepSpeed's schedule": options.engine != "megatron",
+        "megatron_lm reduces gradients of 4 bytes, the plan fewer": options.gradient_bytes != 4,
+        "its stages differ in tp, micro-batch or recomputation (--per-stage), megatron_lm's do not": (
+            not _is_uniform(plan)
+        ),
+    }
+    for reason, applies in reasons.items():
+        if applies:
+            raise PlanError(f"the plan can't be exported: {reason}.")
+    sizes = [plan.cluster.size(plan.cluster.gpu(name)) for name in plan.placement]
+    if len(set(sizes)) > 1:
+        raise PlanError(
+            f"the plan can't be exported: its nodes have {' and '.join(map(str, sorted(set(sizes))))} GPUs, "
+            "and megatron_lm starts the same number of processes on each node."
+        )
+    used = plan.tp * plan.dp * plan.pp
+    if used != sum(sizes) and len(sizes) > 1:
+        raise PlanError(
+            f"the plan can't be exported: it uses {used} of the {sum(sizes)} GPUs of its nodes, and "
+            "megatron_lm starts the same number of processes on each node."
+        )
+
+
+def _is_uniform(plan: Plan) -> bool:
+    ways = {(choice.tp, choice.recompute) for choice in plan.choices}
+    sequences = {count for choice in plan.choices for _, count in choice.shares}
+    return len(ways) <= 1 and len(sequences) <= 1
+
+
+def _degrees(plan: Plan) -> tuple[int, int, int]:
+    """tp, dp and sequences per micro-batch of all stages."""
+    tp = plan.choices[0].tp if plan.choices else plan.tp
+    dp = plan.tp * plan.dp // tp
+    return tp, dp, plan.mbs * plan.dp // dp
+
+
+def _recompute(plan: Plan) -> Recompute:
+    return plan.choices[0].recompute if plan.choices else plan.options.recompute
+
+
+def _layers(plan: Plan) -> tuple[int, ...]:
+    """Of each stage, or of each chunk in the order of the layers."""
+    if plan.virtual_stages == 1:
+        return plan.layers
+    chunks = [chunk_layers(plan, stage) for stage in range(plan.pp)]
+    return tuple(chunks[stage][chunk] for chunk in range(plan.virtual_stages) for stage in range(plan.pp))
+
+
+def _model(model: Model) -> dict[str, str]:
+    """The model's sizes; what a plan doesn't depend on stays as MODEL has it."""
+    return {
+        "MODEL": LLAMA if model.gated else MODELS.get((model.hidden, model.layers), GPT),
+        "HIDDEN_SIZE": str(model.hidden),
+        "NUM_LAYERS": str(model.layers),
+        "NUM_HEADS": str(model.heads),
+        "SEQ_LENGTH": str(model.seq),
+        "VOCAB_SIZE": str(model.vocab),
+        "FFN": str(model.ffn_width),
+        "KV_GROUPS": str(model.kv_heads or model.heads),
+        "SWIGLU": _flag(model.gated),
+        "TIED_EMBEDDING": _flag(model.tied),
+    }
+
+
+def _nodes(plan: Plan) -> dict[str, str]:
+    """How many nodes of which types, in the order of the stages. Raises ``PlanError``."""
+    runs = [(name, len(list(group))) for name, group in itertools.groupby(plan.placement)]
+    size = plan.cluster.size(plan.cluster.gpu(plan.placement[0]))
+    if len(plan.placement) == 1:
+        size = plan.tp * plan.dp * plan.pp
+    types = [plan.cluster.gpu(name) for name, _ in runs]
+    named = all(gpu.hosts for gpu in types)
+    found = {"NPROC_PER_NODE": str(size), "NNODES": str(len(plan.placement))}
+    if named:
+        found["NODELIST"] = ",".join(plan.hosts)
+    if len(runs) == 1:
+        queue = {"SLURM_QUEUE": types[0].queue} if types[0].queue else {}
+        typed = bool(types[0].gres) or len(plan.cluster.gpus) > 1
+        gres = _gres(types[0], size) if typed else f"gpu:{size}"
+        return {"HOMOGENEOUS_CLUSTER": "true", **found, **queue, "GRES": gres}
+    if len(runs) == 2:
+        first, second = types
+        queues = {"MASTER_QUEUE": first.queue, "SLAVE_QUEUE": second.queue}
+        return {
+            "HOMOGENEOUS_CLUSTER": "false",
+            **found,
+            "MASTER_NNODES": str(runs[0][1]),
+            **{name: queue for name, queue in queues.items() if queue},
+            "MASTER_GRES": _gres(first, size),
+            "SLAVE_GRES": _gres(second, size),
+        }
+    if not named or len({gpu.queue for gpu in types}) > 1:
+        order = ", ".join(f"{count} of {name}" for name, count in runs)
+        raise PlanError(
+            f"the plan can't be exported: its nodes come in the order {order}, which takes one queue and the "
+            "names of all nodes; give 'hosts' and the same 'queue' to each GPU type in the cluster file."
+        )
+    # One job whose nodes are named: any GPUs, as many on each.
+    queue = {"SLURM_QUEUE": types[0].queue} if types[0].queue else {}
+    return {"HOMOGENEOUS_CLUSTER": "true", **found, **queue, "GRES": f"gpu:{size}"}
+
+
+def _gres(gpu: Gpu, count: int) -> str:
+    """What sbatch --gres calls so many GPUs of a type."""
+    return f"gpu:{gpu.gres or gpu.name.lower()}:{count}"
+
+
+def _stages(plan: Plan) -> list[str]:
+    """A line for each stage: nodes, GPU types, layers and memory."""
+    size = [plan.cluster.size(plan.cluster.gpu(name)) for name in plan.placement]
+    ends = list(itertools.accumulate(size))
+    each, found = plan.tp * plan.dp, []
+    for stage in range(plan.pp):
+        first, last = stage * each, (stage + 1) * each - 1
+        nodes = [at for at, end in enumerate(ends) if end > first and end - size[at] <= last]
+        names = plan.hosts or tuple(f"node{at}" for at in range(len(plan.placement)))
+        where = names[nodes[0]] if len(nodes) == 1 else f"{names[nodes[0]]} to {names[nodes[-1]]}"
+        found.append(
+            f"stage {stage}: {plan.stage_gpu[stage]} of {where}, {plan.layers[stage]} layers, "
+            f"{plan.stage_memory[stage]:.1f} of {plan.stage_cap[stage]:.1f} GiB"
+        )
+    return found
+
+
+def _flag(value: bool) -> str:
+    return "true" if value else "false"

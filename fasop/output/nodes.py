@@ -1,0 +1,183 @@
+"""The nodes of one stage's trace: its events, with passes taken apart into layers where that matters.
+
+A pass is one node, unless tensor-parallel collectives happen within it or buckets of gradients are reduced
+beside it. Then each layer has a node for every computation up to a collective, and one for the collective.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from chakra_et.et.columns import CollectiveType
+from fasop.exact.memory import parameters
+from fasop.exact.passes import BACKWARD_SUMS, FORWARD_SUMS
+from fasop.exact.stage_costs import message_bytes
+from fasop.plans.plan import Plan
+from fasop.schedule.events import Event, chunk_layers, layer_seconds
+
+# Of a layer's seconds, the most that its collectives can have: measured layers may be faster than the
+# links' model has it.
+MOST = 0.9
+COMPUTE, TENSOR, DATA = 0, 5, 6  # lanes; 1 to 4 are for messages
+
+
+@dataclass(frozen=True)
+class Node:
+    """start, end: seconds; after: places in the list of nodes; collective, group: of a collective, among the
+    "tensor", "data" or "embedding" ranks; size: bytes that a rank puts into a collective or a message.
+    """
+
+    name: str
+    start: float
+    end: float
+    after: tuple[int, ...]
+    lane: int
+    event: Event
+    collective: CollectiveType | None = None
+    group: str = ""
+    size: int = 0
+
+
+class Piece(NamedTuple):
+    """A part of a pass: a computation, or a collective of so many bytes."""
+
+    name: str
+    seconds: float
+    collective: CollectiveType | None = None
+    size: int = 0
+    layer: int = -1  # that ends with it, counted from the first of the chunk
+
+
+def stage_nodes(plan: Plan, stage: int, events: Sequence[Event]) -> list[Node]:
+    """In order of start, each after all that it waits for. events: those of the stage, by start."""
+    tp = stage_tp(plan, stage)
+    beside = {place for event in events if event.bucket >= 0 for place in event.after}
+    nodes: list[Node] = []
+    last: list[int] = []  # the last node of each event
+    layer_end: dict[tuple[int, int], int] = {}  # of each backward and layer, its last node
+    reductions = sum(event.kind == "reduction" for event in events)
+    for place, event in enumerate(events):
+        if event.bucket >= 0:
+            ends = [layer_end.get((one, event.layer), last[one]) for one in event.after]
+        else:
+            ends = [last[one] for one in event.after]
+        after = tuple(ends)
+        if event.kind not in ("forward", "backward"):
+            nodes.append(_single(plan, stage, event, after, reductions))
+        elif not plan.parts or (tp == 1 and place not in beside):
+            nodes.append(Node(f"{event.kind} {event.micro_batch}", *_span(event), after, COMPUTE, event))
+        else:
+            start = event.start
+            for piece in _pieces(plan, stage, event, tp):
+                lane, group = (TENSOR, "tensor") if piece.collective is not None else (COMPUTE, "")
+                end = min(start + piece.seconds, event.end)
+                what = (piece.collective, group, piece.size)
+                nodes.append(Node(piece.name, start, end, after, lane, event, *what))
+                start, after = end, (len(nodes) - 1,)
+                if piece.layer >= 0:
+                    layer_end[place, piece.layer] = len(nodes) - 1
+        last.append(len(nodes) - 1)
+    order = sorted(range(len(nodes)), key=lambda at: (nodes[at].start, nodes[at].end))
+    place_of = {at: new for new, at in enumerate(order)}
+    return [_moved(nodes[at], tuple(sorted(place_of[one] for one in nodes[at].after))) for at in order]
+
+
+def stage_tp(plan: Plan, stage: int) -> int:
+    return plan.choices[stage].tp if plan.choices else plan.tp
+
+
+def _moved(node: Node, after: tuple[int, ...]) -> Node:
+    return Node(
+        *(node.name, node.start, node.end, after, node.lane, node.event),
+        *(node.collective, node.group, node.size),
+    )
+
+
+def _span(event: Event) -> tuple[float, float]:
+    return event.start, event.end
+
+
+def _single(plan: Plan, stage: int, event: Event, after: tuple[int, ...], reductions: int) -> Node:
+    """Whatever is no pass: messages, and what happens once per step."""
+    options, tp = plan.options, stage_tp(plan, stage)
+    group = plan.tp * plan.dp
+    span = _span(event)
+    if event.kind in ("send", "receive"):
+        size = plan.dp * plan.mbs * message_bytes(plan.model, options, plan.tp) // group
+        lane = 1 + 2 * (not event.up) + (event.kind == "receive")
+        name = f"{event.kind} {event.micro_batch} {'activations' if event.up else 'gradients'}"
+        return Node(name, *span, after, lane, event, size=size)
+    if event.kind == "update":
+        return Node("optimizer", *span, after, COMPUTE, event)
+    if event.kind == "embedding":
+        size = plan.model.hidden * plan.model.vocab // plan.tp * options.gradient_bytes
+        kind = CollectiveType.ALL_REDUCE
+        return Node("embedding all-reduce", *span, after, DATA, event, kind, "embedding", size)
+    held = _held(plan, stage)
+    if event.kind == "gather":
+        size = int(held * options.activation_bytes) // (group // tp)
+        kind = CollectiveType.ALL_GATHER
+        return Node("parameter all-gather", *span, after, DATA, event, kind, "data", max(size, 1))
+    kind = CollectiveType.REDUCE_SCATTER if options.zero else CollectiveType.ALL_REDUCE
+    name = "gradient reduce-scatter" if options.zero else "gradient all-reduce"
+    if event.bucket >= 0:
+        name += f" {event.bucket}"
+    size = int(held * options.gradient_bytes) // reductions
+    return Node(name, *span, after, DATA, event, kind, "data", max(size, 1))
+
+
+def _held(plan: Plan, stage: int) -> float:
+    """Parameters of a GPU of a stage."""
+    begin = sum(plan.partition[:stage])
+    each = parameters(plan.model, stage_tp(plan, stage), plan.ep)[0]
+    both = plan.pp == 1 and plan.model.tied and plan.model.encoder_layers is None
+    return float(each[begin : begin + plan.partition[stage]].sum() - (each[-1] if both else 0))
+
+
+def _pieces(plan: Plan, stage: int, event: Event, tp: int) -> Iterator[Piece]:
+    """A pass, computation by computation and collective by collective."""
+    forward, backward = layer_seconds(plan, stage)
+    begin = sum(plan.partition[:stage])
+    kinds = [kind for kind in plan.model.kinds[begin : begin + plan.partition[stage]] if kind in "TD"]
+    sizes = chunk_layers(plan, stage)
+    first = sum(sizes[: event.chunk])
+    chunk = kinds[first : first + sizes[event.chunk]]
+    is_forward = event.kind == "forward"
+    each = forward if is_forward else backward
+    rest = event.end - event.start - each * len(chunk)
+    layers = list(enumerate(chunk))
+    sums = [FORWARD_SUMS if is_forward else BACKWARD_SUMS]
+    if not is_forward and plan.options.recompute == "full":
+        sums.append(FORWARD_SUMS)
+    has_embedding = stage == 0 and event.chunk == 0
+    has_head = stage == plan.pp - 1 and event.chunk == len(sizes) - 1
+    ends = "E" * has_embedding + "P" * has_head
+    what = f"{event.kind} {event.micro_batch}"
+    outside = list(_collectives(plan, stage, f"{what} ends", rest, sum(sums[0][end] for end in ends), tp))
+    if rest > 0 and (not is_forward or not has_head):
+        yield from outside
+    for index, kind in layers if is_forward else reversed(layers):
+        count = sum(of[kind] for of in sums)
+        *pieces, end = _collectives(plan, stage, f"{what} layer {first + index}", each, count, tp)
+        yield from pieces
+        yield end._replace(layer=index)
+    if rest > 0 and is_forward and has_head:
+        yield from outside
+
+
+def _collectives(plan: Plan, stage: int, name: str, seconds: float, sums: int, tp: int) -> Iterator[Piece]:
+    """Computation that is followed by sums over the tensor-parallel ranks, evenly."""
+    if tp == 1 or not sums:
+        yield Piece(name, seconds)
+        return
+    each = min(plan.parts[stage].tensor_sum, MOST * seconds / sums)
+    size = plan.mbs * plan.model.seq * plan.model.hidden * plan.options.activation_bytes
+    for _ in range(sums):
+        yield Piece(name, seconds / sums - each)
+        if plan.options.sequence_parallel:
+            yield Piece(f"{name} reduce-scatter", each / 2, CollectiveType.REDUCE_SCATTER, size)
+            yield Piece(f"{name} all-gather", each / 2, CollectiveType.ALL_GATHER, size // tp)
+        else:
+            yield Piece(f"{name} all-reduce", each, CollectiveType.ALL_REDUCE, size)

@@ -1,0 +1,193 @@
+"""What ``plan`` prints: a table of plans, why the first is first, and its stages; and rows as CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from chakra_et import text
+from fasop.hpdc24 import schedule as hpdc24_schedule
+from fasop.inputs.clusters import Cluster
+from fasop.plans.plan import Plan
+from fasop.schedule import one_f_one_b
+from fasop.search.assembled import sharded_memory
+
+# The published tool's columns, which its users' notebooks read.
+COLUMNS = (
+    *("mbs", "tp", "dp", "pp", "node placement", "num_a100", "num_a10", "partition"),
+    *("estimated time (s/step)", "pipeline time", "DP all-reduce time"),
+    *("embedding layer all-reduce time", "price_per_step", "is_oom", "oom_gpumem", "is_fsdp_oom"),
+    *("fsdpoom_gpumem", "train_cost"),
+)
+
+
+def cluster_line(cluster: Cluster) -> str:
+    """One line: what the cluster is and costs."""
+    nodes = ", ".join(f"{n} × {gpu.name}" for gpu, n in zip(cluster.gpus, cluster.nodes, strict=True))
+    sizes = sorted({cluster.size(gpu) for gpu in cluster.gpus})
+    return (
+        f"{cluster.name}: {cluster.gpu_count} GPUs in nodes of {' or '.join(map(str, sizes))} ({nodes}), "
+        f"${cluster.price_per_hour:.2f}/h"
+    )
+
+
+def placement(nodes: Sequence[str]) -> str:
+    """Nodes in rank order, runs of one type together: ``1×A100 7×A10``."""
+    runs: list[tuple[int, str]] = []
+    for node in nodes:
+        if runs and runs[-1][1] == node:
+            runs[-1] = (runs[-1][0] + 1, node)
+        else:
+            runs.append((1, node))
+    return " ".join(f"{count}×{name}" for count, name in runs)
+
+
+def message_time(plan: Plan) -> float:
+    """Seconds that the messages between stages add to the pipeline."""
+    if plan.pp == 1 or plan.virtual_stages > 1:
+        return 0.0
+    if plan.cost_model == "exact":
+        free = [0.0] * (plan.pp - 1)
+        passes = list(plan.stage_forward), list(plan.stage_backward)
+        line = one_f_one_b.run(*passes, free, plan.micro_batches)
+        return plan.pipeline_time - float(line.pipeline_time)
+    compute = np.array([plan.stage_forward]) * 3
+    zero = np.zeros(1)
+    ends = hpdc24_schedule.simulate(compute, zero, zero, plan.micro_batches)
+    return plan.pipeline_time - float(ends[0, 0])
+
+
+def table(plans: Sequence[Plan]) -> list[str]:
+    """One line per plan; times in seconds, ``mem`` the fullest GPU's share of its memory."""
+    many = len({plan.cluster.name for plan in plans}) > 1
+    head = ["", "step", "pipeline", "of it p2p", "dp sync", "emb sync", "tp", "dp", "pp", "mbs", "mem"]
+    rows = [[*head, "$/step", "$ to train", "nodes", "partition"]]
+    for number, plan in enumerate(plans, 1):
+        full = max(size / cap for size, cap in zip(plan.stage_memory, plan.stage_cap, strict=True))
+        nodes = placement(plan.placement)
+        if plan.idle_nodes:
+            nodes += f" ({plan.idle_nodes} idle)"
+        rows.append(
+            [
+                *(str(number), f"{plan.step_time:.4f}", f"{plan.pipeline_time:.4f}"),
+                *(f"{message_time(plan):.4f}", f"{max(plan.dp_allreduce):.4f}"),
+                *(f"{plan.embedding_allreduce:.4f}", *_degrees(plan)),
+                *(f"{full:.0%}" + (" OOM" if plan.is_oom else ""), f"{plan.price_per_step:.5f}"),
+                *(f"{plan.train_cost:,.0f}", f"{plan.cluster.name}: {nodes}" if many else nodes),
+                "-".join(map(str, plan.partition)),
+            ]
+        )
+    return text.table(rows, right=set(range(13)))
+
+
+def _degrees(plan: Plan) -> list[str]:
+    """tp, dp, pp and mbs; of stages that differ, the range."""
+    tp, dp, mbs = [plan.tp], [plan.dp], [plan.mbs]
+    if plan.choices:
+        tp = [choice.tp for choice in plan.choices]
+        dp = [plan.shape.group // degree for degree in tp]
+        mbs = [size for choice in plan.choices for _, size in choice.shares]
+    depth = f"{plan.pp}×{plan.virtual_stages}" if plan.virtual_stages > 1 else str(plan.pp)
+    return [_range(tp), _range(dp), depth, _range(mbs)]
+
+
+def _range(values: Sequence[int]) -> str:
+    low, high = min(values), max(values)
+    return str(low) if low == high else f"{low}–{high}"
+
+
+def reasons(plans: Sequence[Plan], objective: str, proven: bool) -> list[str]:
+    """Why the first plan is first, as sentences."""
+    first = plans[0]
+    compute = [f + b for f, b in zip(first.stage_forward, first.stage_backward, strict=True)]
+    slowest = max(range(first.pp), key=lambda i: compute[i])
+    busy = first.micro_batches * sum(compute) / (first.pp * first.step_time)
+    measure = "costs least per step" if objective == "cost" else "has the shortest step"
+    lines = [
+        f"Plan 1 {measure} of all that fit: {first.step_time:.4f} s for "
+        f"{first.model.global_batch} sequences of {first.model.seq}. "
+        f"Its stages compute {busy:.0%} of that on average; stage {slowest} ({first.stage_gpu[slowest]}) "
+        f"sets the pace with {compute[slowest] * 1e3:.2f} ms for each of {first.micro_batches} micro-batches."
+    ]
+    if first.idle_nodes:
+        lines.append(f"It leaves {first.idle_nodes} of {first.cluster.node_count} nodes idle.")
+    if len(plans) > 1:
+        other = plans[1]
+        parts = {
+            "pipeline": (first.pipeline_time, other.pipeline_time),
+            "data-parallel all-reduce": (max(first.dp_allreduce), max(other.dp_allreduce)),
+            "embedding all-reduce": (first.embedding_allreduce, other.embedding_allreduce),
+        }
+        differences = [
+            f"{name} {abs(a - b):.4f} s {'less' if a < b else 'more'}"
+            for name, (a, b) in parts.items()
+            if abs(a - b) > 5e-5
+        ]
+        gap = (other.step_time - first.step_time) / first.step_time
+        lines.append(f"Against plan 2 ({gap:+.1%} per step): {', '.join(differences) or 'no difference'}.")
+    if proven and first.lower_bound and first.virtual_stages == 1:
+        lines.append(
+            f"No plan of its degrees can take less than {first.lower_bound:.4f} s per step "
+            f"({first.lower_bound / first.step_time:.0%} of it)."
+        )
+    return lines
+
+
+def stages(plan: Plan) -> list[str]:
+    """The stages of one plan: units, layers, times, memory against the cap."""
+    head = ["stage", "GPU", "units", "layers", "forward ms", "backward ms", "memory GiB", "cap", ""]
+    differ = bool(plan.choices)
+    rows = [[*head[:2], *(["tp", "mbs", "recompute"] if differ else []), *head[2:]]]
+    for i in range(plan.pp):
+        memory, cap = plan.stage_memory[i], plan.stage_cap[i]
+        own: list[str] = []
+        if differ:
+            choice = plan.choices[i]
+            sizes = "+".join(str(size) for _, size in choice.shares)
+            own = [str(choice.tp), sizes, choice.recompute]
+        rows.append(
+            [
+                *(str(i), plan.stage_gpu[i], *own, str(plan.partition[i]), str(plan.layers[i])),
+                *(f"{plan.stage_forward[i] * 1e3:.2f}", f"{plan.stage_backward[i] * 1e3:.2f}"),
+                *(f"{memory:.2f}", f"{cap:.2f}", "OOM" if memory > cap else ""),
+            ]
+        )
+    title = "Plan 1 by stage:"
+    if not differ:
+        title = f"Plan 1 by stage (tp {plan.tp}, dp {plan.dp}, micro-batches of {plan.mbs}):"
+    lines = [title, *text.table(rows)]
+    if plan.hosts:
+        lines.append(f"Nodes in rank order: {' '.join(plan.hosts)}")
+    if plan.split_stage is not None:
+        lines.append(f"The decoder begins at stage {plan.split_stage}.")
+    return lines
+
+
+def csv_text(rows: Iterable[Sequence[object]]) -> str:
+    """Rows of ``COLUMNS`` as CSV."""
+    output = io.StringIO()
+    writer = csv.writer(output, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    writer.writerows(rows)
+    return output.getvalue()
+
+
+def csv_row(plan: Plan) -> tuple[object, ...]:
+    """One plan as a row of ``COLUMNS``."""
+    other = sharded_memory(plan)
+    return (
+        *(plan.mbs, plan.tp, plan.dp, plan.pp, plan.cluster.instances(plan.placement)),
+        *(plan.placement.count("A100"), plan.placement.count("A10"), list(plan.partition)),
+        *(plan.step_time, plan.pipeline_time, max(plan.dp_allreduce), plan.embedding_allreduce),
+        *(plan.price_per_step, plan.is_oom, f"{_fullest(plan.stage_memory, plan.stage_cap):.6f}"),
+        any(size > cap for size, cap in zip(other, plan.stage_cap, strict=True)),
+        *(f"{_fullest(other, plan.stage_cap):.6f}", plan.train_cost),
+    )
+
+
+def _fullest(memory: Sequence[float], caps: Sequence[float]) -> float:
+    """GiB of the stage that is closest to its cap, or furthest above."""
+    return max(zip(memory, caps, strict=True), key=lambda pair: pair[0] / pair[1])[0]

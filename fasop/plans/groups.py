@@ -1,0 +1,46 @@
+"""Groups of GPUs and the nodes that they sit in."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Part(NamedTuple):
+    """The GPUs of a group that sit in one node: the node's number in the placement, its type, how many."""
+
+    node: int
+    gpu: str
+    gpus: int
+
+
+Group = tuple[Part, ...]
+
+
+def group_size(group: Group) -> int:
+    return sum(part.gpus for part in group)
+
+
+def merged(groups: Sequence[Group]) -> Group:
+    """All GPUs of some groups as one."""
+    counts: Counter[tuple[int, str]] = Counter()
+    for group in groups:
+        for part in group:
+            counts[part.node, part.gpu] += part.gpus
+    return tuple(Part(node, gpu, count) for (node, gpu), count in sorted(counts.items()))
+
+
+def ranks_of(placement: Sequence[str], sizes: Sequence[int], first: int, count: int, step: int = 1) -> Group:
+    """The group of ranks first, first + step, …, where ranks are numbered through the nodes in order."""
+    ends, total = [], 0
+    for size in sizes:
+        total += size
+        ends.append(total)
+    found: Counter[int] = Counter()
+    node = 0
+    for rank in range(first, first + count * step, step):
+        while rank >= ends[node]:
+            node += 1
+        found[node] += 1
+    return tuple(Part(node, placement[node], number) for node, number in sorted(found.items()))

@@ -1,0 +1,136 @@
+"""Layer costs measured with PyTorch on this machine.
+
+Measured are an embedding, one transformer layer (the share of one tensor-parallel rank: heads and
+feed-forward width divided by tp, without the collectives) and the head with its loss, forward and backward
+apart, each as the median of several runs.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fasop.errors import PlanError
+from fasop.inputs.costs import FORMAT, CostFile, Entry
+from fasop.inputs.models import Model
+from fasop.profiling.units import UnitSeconds
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Runs:
+    """How each unit is run. device: cuda or cpu; dtype: name of a torch type; repeat: measured runs."""
+
+    device: str
+    dtype: str
+    warmup: int = 3
+    repeat: int = 10
+
+
+def measured(
+    model: Model,
+    degrees: tuple[int, ...],
+    micro_batches: tuple[int, ...],
+    runs: Runs,
+    gpu_name: str = "",
+) -> CostFile:
+    """Costs of this machine for each tensor-parallel degree and micro-batch.
+
+    gpu_name: the GPU's name in cluster files ("": the one that PyTorch reports). Raises ``PlanError`` where
+    the model can't be split by a degree.
+    """
+    import torch
+
+    if runs.device == "cuda" and not torch.cuda.is_available():
+        raise PlanError("--device cuda: PyTorch sees no GPU here; give --device cpu.")
+    if model.encoder_layers is not None:
+        raise PlanError(f"model {model.name}: only decoder-only and encoder-only models can be measured.")
+    for degree in degrees:
+        if model.heads % degree:
+            fit = ", ".join(str(n) for n in range(1, model.heads + 1) if model.heads % n == 0)
+            raise PlanError(f"--tp {degree}: {model.heads} heads can't be shared by so many; {fit} fit.")
+    name = gpu_name or (torch.cuda.get_device_name() if runs.device == "cuda" else "CPU")
+    entries = []
+    for degree in degrees:
+        for size in micro_batches:
+            forward, backward = _measure(model, degree, size, runs)
+            entries.append(
+                Entry(model.name, name, degree, size, forward.of_model(model), backward.of_model(model))
+            )
+    source = f"Measured by fasop profile on {name} with torch {torch.__version__}, {runs.dtype}."
+    return CostFile(FORMAT, source, {model.name: model}, tuple(entries))
+
+
+def _measure(model: Model, tp: int, mbs: int, runs: Runs) -> tuple[UnitSeconds, UnitSeconds]:
+    """Forward and backward seconds of each kind of unit."""
+    import torch
+    from torch import nn
+
+    h, width = model.hidden, (model.d_kv or model.hidden // model.heads) * model.heads // tp
+    device, dtype = torch.device(runs.device), getattr(torch, runs.dtype)
+
+    def norm() -> nn.LayerNorm:
+        return nn.LayerNorm(h, device=device, dtype=dtype)
+
+    def linear(size: int, out: int, bias: bool = True) -> nn.Linear:
+        return nn.Linear(size, out, bias=bias, device=device, dtype=dtype)
+
+    class Layer(nn.Module):
+        """One rank's share of a pre-norm transformer layer."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.before, self.between = norm(), norm()
+            self.qkv, self.out = linear(h, 3 * width), linear(width, h)
+            self.up, self.down = linear(h, 4 * h // tp), linear(4 * h // tp, h)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            shape = (*x.shape[:2], model.heads // tp, -1)
+            q, k, v = (part.view(shape).transpose(1, 2) for part in self.qkv(self.before(x)).chunk(3, -1))
+            mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+            x = x + self.out(mixed.transpose(1, 2).reshape(*x.shape[:2], width))
+            x = x + self.down(nn.functional.gelu(self.up(self.between(x)), approximate="tanh"))
+            return x
+
+    vocab = -(-model.vocab // tp)
+    tokens = torch.randint(0, vocab, (mbs, model.seq), device=device)
+    words = nn.Embedding(vocab, h, device=device, dtype=dtype)
+    places = nn.Embedding(model.seq, h, device=device, dtype=dtype)
+    layer, last_norm, head = Layer(), norm(), linear(h, vocab, bias=False)
+    x = torch.randn(mbs, model.seq, h, device=device, dtype=dtype, requires_grad=True)
+    at = torch.arange(model.seq, device=device)
+
+    def loss() -> torch.Tensor:
+        logits = head(last_norm(x)).float().view(-1, vocab)
+        entropy: torch.Tensor = nn.functional.cross_entropy(logits, tokens.view(-1))
+        return entropy
+
+    times = [_median(run, runs) for run in (lambda: words(tokens) + places(at), lambda: layer(x), loss)]
+    return UnitSeconds(*(forward for forward, _ in times)), UnitSeconds(*(backward for _, backward in times))
+
+
+def _median(run: Callable[[], torch.Tensor], runs: Runs) -> tuple[float, float]:
+    """Median seconds of a forward and of its backward pass."""
+    import torch
+
+    def now() -> float:
+        if runs.device == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+    forward, backward = [], []
+    for number in range(runs.warmup + runs.repeat):
+        begin = now()
+        output = run()
+        middle = now()
+        torch.autograd.backward(output, torch.ones_like(output))
+        end = now()
+        if number >= runs.warmup:
+            forward.append(middle - begin)
+            backward.append(end - middle)
+    return statistics.median(forward), statistics.median(backward)

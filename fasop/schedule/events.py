@@ -1,0 +1,219 @@
+"""One step of a plan as events: what every pipeline stage does when, and what each event waits for.
+
+Computations and messages are those of the plan's schedule, ``one_f_one_b`` or ``interleaved``. After them
+come the reduction of gradients, the sum of the embedding's copies, and the optimizer; the last of them ends
+at the plan's step time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from fasop.errors import PlanError
+from fasop.plans.plan import Plan
+from fasop.schedule import interleaved, one_f_one_b
+from fasop.schedule.task import Task
+
+Kind = Literal["forward", "backward", "send", "receive", "reduction", "embedding", "update", "gather"]
+
+
+@dataclass(frozen=True)
+class Event:
+    """What a stage does from ``start`` to ``end``, in seconds.
+
+    after: places in the list of the events of the same stage that must have ended. ``micro_batch`` and
+    ``chunk`` count from 0, -1 for what belongs to none. ``peer``: the stage at the other end of a message.
+    ``up``: the message holds activations, else gradients. A reduction that runs beside the last backward
+    is a ``bucket``, and waits for no more of that backward than the layers down to ``layer``, counted from
+    the first of the chunk; else these are -1.
+    """
+
+    stage: int
+    kind: Kind
+    start: float
+    end: float
+    after: tuple[int, ...] = ()
+    micro_batch: int = -1
+    chunk: int = 0
+    peer: int = -1
+    up: bool = True
+    bucket: int = -1
+    layer: int = -1
+
+
+def of_plan(plan: Plan) -> list[Event]:
+    """All events of one step by stage and start, of a plan as it is. Raises ``PlanError``."""
+    if plan.virtual_stages > 1:
+        tasks = interleaved.tasks(plan.pp, plan.micro_batches, plan.virtual_stages)
+        ends = interleaved.run(*chunk_seconds(plan), [*plan.p2p, plan.wrap], plan.micro_batches)
+    else:
+        tasks = one_f_one_b.tasks(plan.pp, plan.micro_batches)
+        passes = list(plan.stage_forward), list(plan.stage_backward)
+        ends = one_f_one_b.run(*passes, list(plan.p2p), plan.micro_batches).ends
+    found = _pipeline(tasks, ends)
+    for stage in range(plan.pp):
+        found += _reduction(plan, found, stage)
+    found += _updates(plan, found)
+    return _sorted(found)
+
+
+def with_chunks(plan: Plan, chunks: int) -> Plan:
+    """The plan in another schedule, with its new times. Raises ``PlanError`` where that can't be run."""
+    if chunks > 1 and plan.model.encoder_layers is not None:
+        raise PlanError(f"{plan.model.name}: no interleaved schedule for a model with encoder and decoder.")
+    if chunks > 1:
+        interleaved.check(plan.pp, plan.micro_batches, chunks, plan.layers)
+    other = replace(
+        plan,
+        virtual_stages=chunks,
+        wrap=plan.wrap or max(plan.p2p, default=0.0),
+        notes=(*plan.notes, *([] if plan.parts or chunks == 1 else ["chunks share a stage's time evenly"])),
+    )
+    found = of_plan(other)
+    ends = [
+        max(event.end for event in found if (event.stage, event.kind) == (stage, "backward"))
+        for stage in range(plan.pp)
+    ]
+    if plan.options.overlap and plan.parts:
+        buckets = [(event.stage, event.end) for event in found if event.bucket >= 0]
+        exposed = tuple(
+            max((until - ends[stage] for of, until in buckets if of == stage), default=0.0)
+            for stage in range(plan.pp)
+        )
+        other = replace(other, dp_allreduce=exposed)
+    return replace(other, pipeline_time=ends[0], step_time=step_time(found), lower_bound=0.0)
+
+
+def layer_seconds(plan: Plan, stage: int) -> tuple[float, float]:
+    """Forward and backward seconds of one layer; without ``parts``, a stage's time spread over its units."""
+    if plan.parts:
+        return plan.parts[stage].layer_forward, plan.parts[stage].layer_backward
+    units = plan.partition[stage]
+    return plan.stage_forward[stage] / units, plan.stage_backward[stage] / units
+
+
+def chunk_layers(plan: Plan, stage: int) -> tuple[int, ...]:
+    """Layers of each chunk of a stage."""
+    return interleaved.chunk_layers(plan.layers[stage], plan.virtual_stages)
+
+
+def chunk_seconds(plan: Plan) -> tuple[list[list[float]], list[list[float]]]:
+    """Forward and backward seconds [stage][chunk]; the first chunk of all has the embedding, the last the
+    head.
+    """
+    passes: tuple[list[list[float]], list[list[float]]] = ([], [])
+    for stage in range(plan.pp):
+        layers = chunk_layers(plan, stage)
+        totals = plan.stage_forward[stage], plan.stage_backward[stage]
+        for found, each, whole in zip(passes, layer_seconds(plan, stage), totals, strict=True):
+            seconds = [each * count for count in layers]
+            seconds[0 if stage == 0 else -1] += whole - sum(seconds)
+            found.append(seconds)
+    return passes
+
+
+def _pipeline(tasks: Sequence[Task], ends: Sequence[float]) -> list[Event]:
+    """Computations and messages."""
+    places: dict[tuple[int, int], int] = {}  # of each task, on each of its stages
+    found: list[Event] = []
+    for index, (task, end) in enumerate(zip(tasks, ends, strict=True)):
+        kind: Kind
+        start = max((ends[wait] for wait in task.waits), default=0.0)
+        for stage, peer in ((task.stage, task.peer), (task.peer, task.stage)):
+            if stage < 0:
+                continue
+            if task.is_message:
+                kind = "send" if stage == task.stage else "receive"
+            else:
+                kind = "forward" if task.is_forward else "backward"
+            after = tuple(places[wait, stage] for wait in task.waits if (wait, stage) in places)
+            places[index, stage] = len(found)
+            at = (task.micro_batch, task.chunk, peer, task.is_forward)
+            found.append(Event(stage, kind, start, end, after, *at))
+    return found
+
+
+def _reduction(plan: Plan, found: list[Event], stage: int) -> list[Event]:
+    """The reduction of a stage's gradients, whole or in buckets."""
+    if plan.dp == 1 or not plan.dp_allreduce[stage]:
+        return []
+    if not (plan.options.overlap and plan.parts):
+        after = _open(found, stage)
+        start = max(found[place].end for place in after)
+        return [Event(stage, "reduction", start, start + plan.dp_allreduce[stage], after, chunk=-1)]
+    layers = chunk_layers(plan, stage)
+    each, layer = plan.parts[stage].reduction / (sum(layers) or 1), plan.parts[stage].layer_backward
+    events: list[Event] = []
+    free = 0.0
+    before: tuple[int, ...] = ()
+    for place, event in enumerate(found):
+        if (event.stage, event.kind, event.micro_batch) != (stage, "backward", plan.micro_batches - 1):
+            continue
+        # A stage without layers has a bucket all the same.
+        for index in reversed(range(layers[event.chunk] or 1)):
+            start = max(event.end - index * layer, free)
+            free = start + each
+            after = (place, *before)
+            before = (len(found) + len(events),)
+            at = (plan.micro_batches - 1, event.chunk)
+            events.append(Event(stage, "reduction", start, free, after, *at, bucket=len(events), layer=index))
+    return events
+
+
+def _updates(plan: Plan, found: list[Event]) -> list[Event]:
+    """What comes after the reduction: the embedding's copies, the optimizer, the gathering of parameters."""
+    last = [_open(found, stage) for stage in range(plan.pp)]
+    ends = [max(found[place].end for place in places) for places in last]
+    events: list[Event] = []
+
+    def add(stage: int, kind: Kind, start: float, seconds: float) -> None:
+        events.append(Event(stage, kind, start, start + seconds, last[stage], chunk=-1))
+        ends[stage], last[stage] = start + seconds, (len(found) + len(events) - 1,)
+
+    holders = plan.model.embedding_stages(plan.partition) if plan.pp > 1 else ()
+    if plan.embedding_allreduce and len(holders) > 1:
+        begin = max(ends[stage] for stage in holders)
+        for stage in holders:
+            add(stage, "embedding", begin, plan.embedding_allreduce)
+    for stage in range(plan.pp):
+        gather = plan.parts[stage].gather if plan.parts else 0.0
+        update = (plan.update[stage] if plan.update else 0.0) - gather
+        if update > 0:
+            add(stage, "update", ends[stage], update)
+        if gather > 0:
+            add(stage, "gather", ends[stage], gather)
+    return events
+
+
+def _open(found: list[Event], stage: int) -> tuple[int, ...]:
+    """The events of a stage that no other event of it waits for."""
+    own = {place for place, event in enumerate(found) if event.stage == stage}
+    return tuple(sorted(own.difference(*(found[place].after for place in own))))
+
+
+def _sorted(found: list[Event]) -> list[Event]:
+    """By stage and start, with ``after`` at the new places."""
+    order = sorted(range(len(found)), key=lambda at: (found[at].stage, found[at].start, found[at].end))
+    place = {at: new for new, at in enumerate(order)}
+    return [replace(found[at], after=tuple(sorted(place[one] for one in found[at].after))) for at in order]
+
+
+def step_time(events: list[Event]) -> float:
+    """Seconds until the last event ends."""
+    return max(event.end for event in events)
+
+
+def bubbles(plan: Plan, events: list[Event]) -> list[float]:
+    """The part of the step in which each stage neither computes nor communicates, 0 to 1."""
+    whole = step_time(events)
+    idle = []
+    for stage in range(plan.pp):
+        busy = until = 0.0
+        for event in events:
+            if event.stage == stage:
+                busy += max(0.0, event.end - max(until, event.start))
+                until = max(until, event.end)
+        idle.append(1 - busy / whole)
+    return idle

@@ -1,0 +1,149 @@
+"""A plan made of what the search found: an assignment, its times, its memory and its price."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fasop.exact.compute import Compute
+from fasop.exact.links import Links
+from fasop.exact.memory import parameters
+from fasop.exact.passes import Passes
+from fasop.exact.price import price_per_step
+from fasop.exact.stage_costs import StageCosts, message_bytes
+from fasop.exact.variants import Variant, tensor_group
+from fasop.plans.plan import Plan, StageChoice, StageParts
+from fasop.plans.shapes import gpu_types
+
+if TYPE_CHECKING:
+    from fasop.search.partition import Assignment
+    from fasop.search.planner import Simulated
+
+
+def made_plan(
+    tables: StageCosts, assignment: Assignment, simulated: Simulated, bound: float, iterations: int
+) -> Plan:
+    """``bound``: seconds that no plan of the shape can beat."""
+    shape, model, cluster, options = tables.shape, tables.model, tables.cluster, tables.options
+    variants = [
+        tables.variants.of(seats)[index]
+        for seats, index in zip(assignment.seats, simulated.chosen, strict=True)
+    ]
+    memory = _memory(tables, assignment, variants)
+    caps = tuple(tables.cap(seats) for seats in assignment.seats)
+    price = _price(tables, assignment, variants, simulated.step)
+    uniform = not options.per_stage
+    one_node = len(assignment.placement) == 1
+    return Plan(
+        model=model,
+        cluster=cluster,
+        cost_model="exact",
+        placement=assignment.placement,
+        tp=shape.tp,
+        dp=shape.dp,
+        pp=shape.pp,
+        mbs=shape.mbs,
+        micro_batches=tables.micro_batches,
+        partition=assignment.partition,
+        stage_gpu=tuple("+".join(gpu_types(seats)) for seats in assignment.seats),
+        stage_forward=simulated.forward,
+        stage_backward=simulated.backward,
+        p2p=simulated.p2p,
+        dp_allreduce=simulated.reduction,
+        embedding_allreduce=simulated.embedding,
+        pipeline_time=simulated.pipeline,
+        step_time=simulated.step,
+        stage_memory=memory,
+        stage_cap=caps,
+        is_oom=any(size > cap for size, cap in zip(memory, caps, strict=True)),
+        price_per_step=price,
+        train_cost=price * iterations,
+        options=options,
+        ep=shape.ep,
+        update=simulated.update,
+        parts=_parts(tables, assignment, variants),
+        wrap=tables.p2p(assignment.seats[-1], assignment.seats[0], one_node) if shape.pp > 1 else 0.0,
+        hosts=tuple(cluster.assigned(assignment.placement)),
+        choices=() if uniform else tuple(StageChoice(v.tp, v.recompute, v.shares) for v in variants),
+        lower_bound=min(bound, simulated.step),
+        notes=_notes(tables, assignment, variants),
+    )
+
+
+def stage_memory(
+    tables: StageCosts, partition: tuple[int, ...], variants: list[Variant]
+) -> tuple[float, ...]:
+    """GiB of one GPU of each stage, the margin included."""
+    sizes, begin = [], 0
+    for stage, size in enumerate(partition):
+        in_flight = min(len(partition) - stage, tables.micro_batches)
+        sizes.append(float(tables.memory(variants[stage], in_flight)[begin, begin + size]))
+        begin += size
+    return tuple(sizes)
+
+
+def _memory(tables: StageCosts, assignment: Assignment, variants: list[Variant]) -> tuple[float, ...]:
+    sizes = stage_memory(tables, assignment.partition, variants)
+    reserved = [
+        max(tables.cluster.gpu(name).reserved_gib for name in gpu_types(seats)) for seats in assignment.seats
+    ]
+    return tuple(size + more for size, more in zip(sizes, reserved, strict=True))
+
+
+def _parts(tables: StageCosts, assignment: Assignment, variants: list[Variant]) -> tuple[StageParts, ...]:
+    found, begin = [], 0
+    for units, seats, variant in zip(assignment.partition, assignment.seats, variants, strict=True):
+        at = begin, begin + units
+        begin += units
+        layers = np.flatnonzero(tables.passes.layers[at[0] : at[1]]) + at[0]
+        forward, backward = (
+            float(seconds[layers].mean()) if len(layers) else 0.0
+            for seconds in tables.variants.seconds(seats, variant)
+        )
+        reduction, gather = (float(seconds[at]) for seconds in tables.once(seats, variant.tp))
+        groups = [(tensor_group(seats, name, variant.tp), mbs) for name, mbs in variant.shares]
+        each = max(tables.passes.sum_seconds(*group) for group in groups)
+        found.append(StageParts(forward, backward, each, reduction, gather))
+    return tuple(found)
+
+
+def _price(tables: StageCosts, assignment: Assignment, variants: list[Variant], seconds: float) -> float:
+    shape, model, options = tables.shape, tables.model, tables.options
+    per_boundary = 2 * tables.micro_batches * shape.batch * message_bytes(model, options, shape.tp)
+    ends = np.cumsum(assignment.partition)
+    reduced = []
+    for variant, end, size in zip(variants, ends.tolist(), assignment.partition, strict=True):
+        dp = shape.group // variant.tp
+        held = float(parameters(model, variant.tp, shape.ep)[0][end - size : end].sum()) * variant.tp
+        reduced.append(2 * (dp - 1) / dp * held * options.gradient_bytes)
+    return price_per_step(
+        tables.links, assignment.placement, seconds, assignment.seats, per_boundary, reduced
+    )
+
+
+def _notes(tables: StageCosts, assignment: Assignment, variants: list[Variant]) -> tuple[str, ...]:
+    found: dict[str, None] = {}
+    for variant in variants:
+        for name, mbs in variant.shares:
+            units = tables.passes.compute.of(tables.cluster.gpu(name), variant.tp, mbs, tables.shape.ep)
+            found.update(dict.fromkeys(units.notes))
+    return tuple(found)
+
+
+def sharded_memory(plan: Plan) -> tuple[float, ...]:
+    """GiB of one GPU of each stage of a plan, if its replicas shared the optimizer states."""
+    options = replace(plan.options, zero=max(plan.options.zero, 1))
+    passes = Passes(plan.model, Compute([], plan.model, options), Links(plan.cluster), options)
+    tables = StageCosts(passes, plan.shape)
+    sizes, begin = [], 0
+    for stage, units in enumerate(plan.partition):
+        variant = Variant(plan.tp, options.recompute, ((plan.stage_gpu[stage], plan.mbs),))
+        if plan.choices:
+            choice = plan.choices[stage]
+            variant = Variant(choice.tp, choice.recompute, choice.shares)
+        in_flight = min(plan.pp - stage, plan.micro_batches)
+        sizes.append(float(tables.memory(variant, in_flight)[begin, begin + units]))
+        begin += units
+    return tuple(sizes)

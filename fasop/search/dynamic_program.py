@@ -1,0 +1,271 @@
+"""The dynamic program of one shape: the smallest sum over all placements and contiguous partitions.
+
+Summed are stages that each fit into memory, and whose part in the maximum is within a bound (``partition``
+defines sum and maximum). States are the nodes used so far (``lattice``), the block that a stage is of, the
+message into it, and the units placed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from fasop.exact.stage_costs import StageCosts
+from fasop.memo import memo
+from fasop.plans.shapes import Seats
+from fasop.search.lattice import Lattice
+
+INF = np.inf
+SLACK = 1 + 1e-9  # sums of the same durations in another order are the same
+BATCH = 8  # bounds that are tried at once, where that is not slower
+SMALL = 200_000  # elements up to which one array operation beats a loop over the stage sizes
+
+Key = tuple[int, float]  # a block, and the seconds of the message into its current stage
+Before = tuple[Key, int]  # the key of a stage, and the state that it came from
+
+
+class DynamicProgram:
+    """One shape on one cluster: what each stage can add, and the sums over all of them."""
+
+    def __init__(self, costs: StageCosts, lattice: Lattice, fit: bool = True, paced: bool = False) -> None:
+        """``fit`` False: as if every GPU had memory without end."""
+        self.costs, self.lattice, self.fit, self.paced = costs, lattice, fit, paced
+        self.blocks = lattice.blocks
+        self.stages = costs.shape.pp
+        self.each = len(self.blocks[0].stages)  # stages of a block
+        self.units = len(costs.model.units)
+        self.m = costs.micro_batches
+        self.even = 0.0  # seconds that a stage at the bound counts as longer, its square below
+        most = max(len(states) for states in lattice.states)
+        self.batch = max(min(BATCH, SMALL // (most * (self.units + 1) ** 2)), 1)
+
+    def in_flight(self, stage: int) -> int:
+        """Micro-batches whose activations a stage keeps at once."""
+        return min(self.stages - stage, self.m)
+
+    def embedding(self, first: Seats, last: Seats) -> float:
+        # A decoder's embedding may be on the last stage too: two copies are the least there can be.
+        copies = len(self.costs.model.embedding_stages((1,) * self.stages))
+        return self.costs.embedding_sync((first, last)) if self.stages > 1 and copies > 1 else 0.0
+
+    def all_seats(self) -> set[Seats]:
+        return {seats for block in self.blocks for seats in block.stages}
+
+    @memo
+    def load(self, seats: Seats, in_flight: int) -> np.ndarray:
+        """A stage's part in the maximum [units, end of the last], without its messages; inf where there is
+        no such stage, or none that fits.
+        """
+        table = self.costs.table(seats, in_flight, self.fit)
+        possible = np.isfinite(table.forward)
+        forward, backward = (np.where(possible, way, 0.0) for way in (table.forward, table.backward))
+        load = (self.m - 1) * (forward + backward) - (in_flight - 1) * forward
+        if self.paced:
+            load = load + np.where(possible, table.reduction + table.update, 0.0)
+        return _by_size(np.where(possible, load, INF))
+
+    @memo
+    def _stage(self, seats: Seats, in_flight: int, is_first: bool) -> tuple[np.ndarray, ...]:
+        """Of a stage [units, end]: its part in the sum, and in the maximum, inf where it does not fit; and
+        the least part in the maximum of so many units or more.
+        """
+        table = self.costs.table(seats, in_flight, self.fit)
+        seconds = table.forward + table.backward
+        if is_first and not self.paced:
+            seconds = seconds + table.reduction + table.update
+        load = self.load(seats, in_flight)
+        return _by_size(seconds), load, np.minimum.accumulate(load.min(axis=1)[::-1])[::-1]
+
+    @memo
+    def onward(self, key: Key, stage: int) -> list[tuple[float, list[int]]]:
+        """Seconds of the message out of a stage, and the blocks that the next stage can be of."""
+        block, position = self.blocks[key[0]], stage % self.each
+        seats = block.stages[position]
+        if position + 1 < self.each:
+            return [(self.costs.p2p(seats, block.stages[position + 1], block.inside[position]), [key[0]])]
+        by_time: dict[float, list[int]] = {}
+        for index, after in enumerate(self.blocks):
+            by_time.setdefault(self.costs.p2p(seats, after.stages[0], False), []).append(index)
+        return list(by_time.items())
+
+    def _walk(self) -> Iterator[tuple[int, int | None, list[tuple[np.ndarray, np.ndarray]]]]:
+        """(stage, block step that comes after it or None, the step's state pairs)."""
+        for stage in range(self.stages - 1):
+            new = (stage + 1) % self.each == 0
+            step = (stage + 1) // self.each
+            yield stage, (step if new else None), (self.lattice.steps[step] if new else [])
+
+    def _stage_sums(
+        self, seats: Seats, stage: int, messages: float, bounds: np.ndarray, ends: slice | np.ndarray
+    ) -> np.ndarray:
+        """What a stage adds to the sum [bound, units, end], inf where bound or memory forbid it.
+
+        As many units as any of the bounds, and the other stages, allow.
+        """
+        seconds, load, least = self._stage(seats, self.in_flight(stage), stage == 0)
+        most = bounds * SLACK - (self.m - 1) * messages
+        sizes = min(int(least.searchsorted(most[-1], side="right")), self.units - self.stages + 2)
+        seconds, load = seconds[: max(sizes, 1), ends], load[: max(sizes, 1), ends]
+        if self.even:
+            seconds = seconds + self.even * np.where(load < INF, load / most[-1], 0.0) ** 2
+        sums: np.ndarray = np.where(load <= most[:, None, None], seconds, INF)
+        return sums
+
+    def sums(self, bounds: np.ndarray, first: list[int]) -> np.ndarray:
+        """The smallest sum under each of some bounds, inf where nothing is possible."""
+        *_, last = self._steps(bounds, first)
+        each = [sums.min(axis=(1, 2)) for sums, _ in self._totals(last, first, bounds)]
+        least: np.ndarray = np.min(each, axis=0)
+        return least
+
+    def _totals(
+        self, last: dict[Key, np.ndarray], first: list[int], bounds: np.ndarray
+    ) -> Iterator[tuple[np.ndarray, Key]]:
+        """The sums [bound, state, units of the last stage] of all stages, for each key of the last one."""
+        first_seats = self.blocks[first[0]].stages[0]
+        stage = self.stages - 1
+        for key, values in last.items():
+            seats = self.blocks[key[0]].stages[stage % self.each]
+            sums = self._stage_sums(seats, stage, key[1], bounds, slice(self.units, None))[:, :, 0]
+            before = values[:, :, ::-1][:, :, : sums.shape[1]]
+            yield before + sums[:, None] + self.embedding(first_seats, seats), key
+
+    def _steps(self, bounds: np.ndarray, first: list[int]) -> Iterator[dict[Key, np.ndarray]]:
+        """Before each stage: the smallest sums [bound, state, units placed] so far."""
+        now: dict[Key, np.ndarray] = {}
+        for b in first:
+            values = np.full((len(bounds), len(self.lattice.states[1]), self.units + 1), INF)
+            values[:, self.lattice.steps[0][b][1], 0] = 0.0
+            now[b, 0.0] = values
+        yield now
+        for stage, step, pairs in self._walk():
+            new: dict[Key, np.ndarray] = {}
+            # Each stage before and after takes a unit at least.
+            ends = slice(stage + 1, self.units - self.stages + stage + 2)
+            for key, values in now.items():
+                seats = self.blocks[key[0]].stages[stage % self.each]
+                for out, successors in self.onward(key, stage):
+                    sums = self._stage_sums(seats, stage, key[1] + out, bounds, ends)
+                    got = np.full_like(values, INF)
+                    got[:, :, ends] = _min_plus(values, sums, ends) + 2 * out
+                    for b in successors:
+                        if step is None:
+                            old = new.get((b, out))
+                            new[b, out] = got if old is None else np.minimum(old, got)
+                            continue
+                        before, after = pairs[b]
+                        if (b, out) not in new:
+                            states = len(self.lattice.states[step + 1])
+                            new[b, out] = np.full((len(bounds), states, self.units + 1), INF)
+                        new[b, out][:, after] = np.minimum(new[b, out][:, after], got[:, before])
+            now = new
+            yield now
+
+    def draw(
+        self, bound: float, first: list[int], count: int, spread: float
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Assignments under a bound, read from the last stage back: blocks and units [draw, stage].
+
+        Each choice is that of the smallest sum, where of all draws but the first every sum counts as longer,
+        by ``spread`` seconds on average. None where nothing is possible.
+        """
+        bounds = np.array([bound])
+        history = list(self._steps(bounds, first))
+        rows, partitions = np.zeros((2, count, self.stages), dtype=int)
+        units = np.full(count, self.units)
+        dice = np.random.default_rng(0)
+        # Draws by the stage after, its key and the state before it.
+        draws: dict[tuple[Key | None, int], np.ndarray] = {(None, 0): np.arange(count)}
+        for stage in range(self.stages - 1, -1, -1):
+            moved: dict[tuple[Key | None, int], list[np.ndarray]] = {}
+            for (after, state), who in draws.items():
+                options: list[tuple[Before, np.ndarray]]
+                if after is None:
+                    options = [
+                        ((key, at), sums[:, at])
+                        for sums, key in self._totals(history[-1], first, bounds)
+                        for at in range(sums.shape[1])
+                    ]
+                else:
+                    options = list(self._before(history[stage], stage, after, state, units[who], bounds))
+                shapes = [(len(who), s.shape[1]) for _, s in options]
+                each = [np.broadcast_to(s, shape) for (_, s), shape in zip(options, shapes, strict=True)]
+                sums = np.concatenate(each, axis=1)
+                if spread:
+                    sums = sums + spread * dice.exponential(size=sums.shape) * (who > 0)[:, None]
+                best = sums.argmin(axis=1)
+                if not np.isfinite(sums[np.arange(len(who)), best]).all():
+                    return rows[:0], partitions[:0]
+                starts = np.cumsum([0, *(width for _, width in shapes)])
+                chosen = np.searchsorted(starts, best, side="right") - 1
+                partitions[who, stage] = best - starts[chosen]
+                for index in sorted(set(chosen.tolist())):
+                    (key, origin), _ = options[index]
+                    rows[who[chosen == index], stage] = key[0]
+                    moved.setdefault((key, origin), []).append(who[chosen == index])
+            units -= partitions[:, stage]
+            draws = {key: np.concatenate(parts) for key, parts in moved.items()}
+        return rows, partitions
+
+    def _before(
+        self,
+        history: dict[Key, np.ndarray],
+        stage: int,
+        after: Key,
+        state: int,
+        units: np.ndarray,
+        bounds: np.ndarray,
+    ) -> Iterator[tuple[Before, np.ndarray]]:
+        """What a stage can be where ``after`` follows it in a state: its key, the state before, and the sums
+        [draw, units of the stage] up to its end at ``units`` [draw].
+        """
+        step = (stage + 1) // self.each if (stage + 1) % self.each == 0 else None
+        for key, values in history.items():
+            seats = self.blocks[key[0]].stages[stage % self.each]
+            for out, successors in self.onward(key, stage):
+                if out != after[1] or after[0] not in successors:
+                    continue
+                origin = state
+                if step is not None:
+                    pairs = self.lattice.steps[step][after[0]]
+                    (where,) = np.nonzero(pairs[1] == state)
+                    if not where.size:
+                        continue
+                    origin = int(pairs[0][where[0]])
+                sums = self._stage_sums(seats, stage, key[1] + out, bounds, units)[0]
+                begin = units[:, None] - np.arange(len(sums))
+                placed = np.where(begin < 0, INF, values[0, origin][begin])
+                yield (key, origin), placed + sums.T
+
+
+def _by_size(table: np.ndarray) -> np.ndarray:
+    """A table [a, b] as [b − a, b]: a stage's units, and where it ends; inf where it would begin before 0."""
+    n = len(table)
+    above = np.concatenate([np.full_like(table, INF), table])
+    # One unit more is a row up, a later end a row down and a column to the right.
+    row, one = above.strides
+    return np.ndarray((n, n), buffer=above, offset=row * n, strides=(-row, row + one)).copy()
+
+
+def _min_plus(values: np.ndarray, sums: np.ndarray, ends: slice) -> np.ndarray:
+    """min over size of values[k, :, end − size] + sums[k, size, end], as [k, :, end]."""
+    bounds, states, width = values.shape
+    sizes, count = sums.shape[1:]
+    padded = np.full((bounds, states, sizes - 1 + width), INF)
+    padded[:, :, sizes - 1 :] = values
+    begin = sizes - 1 + ends.start
+    if bounds * states * sizes * count <= SMALL:
+        # [k, :, size, end] without a copy: one unit more is one place further to the left.
+        far, near, one = padded.strides
+        shape, strides = (bounds, states, sizes, count), (far, near, -one, one)
+        shifted = np.ndarray(shape, buffer=padded, offset=one * begin, strides=strides)
+        least: np.ndarray = (shifted + sums[:, None]).min(axis=2)
+        return least
+    result = np.full((bounds, states, count), INF)
+    for size in range(1, sizes):
+        step = sums[:, None, size]
+        if np.isfinite(step).any():
+            before = padded[:, :, begin - size : begin - size + count]
+            np.minimum(result, before + step, out=result)
+    return result

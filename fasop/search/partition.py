@@ -1,0 +1,209 @@
+"""The best placement and partition of one shape, by dynamic programming over contiguous partitions.
+
+Minimised is a lower bound on the simulated step, which the step usually exceeds by a few percent. First a
+micro-batch passes through all stages and back: ``Σ stage + 2 Σ message``. Then stage i, w forwards ahead,
+still has ``(m − 1) · (stage + messages at its ends) − min(w, m − 1) · forward`` to do, and the stage with
+most of it decides. The first stage's gradients and the embedding's follow. With ``paced`` each stage's own
+gradients are counted, in the maximum, which is no bound but serves where another stage than the first ends
+last.
+
+For each bound on the maximum a dynamic program finds the smallest sum over all placements and partitions
+that fit into memory; the bound itself is searched by dividing intervals, where the smallest sum at an
+interval's upper end tells when nothing in it can be better. Nothing else is left out, so the result is the
+optimum.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fasop.exact.stage_costs import StageCosts
+from fasop.inputs.clusters import Cluster
+from fasop.memo import memo
+from fasop.plans.shapes import Block, Seats, Shape, inside_node
+from fasop.search.dynamic_program import INF, SLACK, DynamicProgram
+from fasop.search.lattice import Lattice
+
+DRAWS = 64  # assignments near the best
+SPREAD, WIDER = 0.002, 0.03  # of the objective: noise of a random choice, and bounds above the best
+EVEN = 0.05  # of a mean stage: how much longer one at the bound counts there, so that even ones are drawn
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """placement: GPU type of each node; seats: of each stage; partition: units; objective: seconds."""
+
+    placement: tuple[str, ...]
+    seats: tuple[Seats, ...]
+    partition: tuple[int, ...]
+    objective: float = 0.0
+
+
+def placed(
+    cluster: Cluster, shape: Shape, chosen: Sequence[Block]
+) -> tuple[tuple[str, ...], tuple[Seats, ...]]:
+    """Nodes and seats of a sequence of blocks, without the nodes that no stage is on."""
+    nodes = [node for block in chosen for node in block.nodes]
+    missing, used = shape.pp * shape.group, 0
+    while missing > 0:
+        missing -= cluster.size(cluster.gpu(nodes[used]))
+        used += 1
+    seats = [seats for block in chosen for seats in block.stages]
+    return tuple(nodes[:used]), tuple(seats[: shape.pp])
+
+
+class Search:
+    """The best assignment of one shape on one cluster."""
+
+    def __init__(self, costs: StageCosts, lattice: Lattice, fit: bool = True, paced: bool = False) -> None:
+        """``fit`` False: as if every GPU had memory without end."""
+        self.costs, self.paced = costs, paced
+        self.program = DynamicProgram(costs, lattice, fit, paced)
+        self.blocks, self.each = lattice.blocks, self.program.each
+        self.stages, self.m = costs.shape.pp, costs.micro_batches
+
+    def best(self, limit: float = INF) -> Assignment | None:
+        """The assignment with the smallest objective; None where none fits into memory, or none is below
+        ``limit``.
+        """
+        bounds = self._bounds()
+        chosen = None
+        if not len(bounds):
+            return None
+        for first in self._first_groups():
+            limit, bound = self._lowest(bounds, first, limit)
+            if bound is not None:
+                chosen = bound, first
+        if chosen is None:
+            return None
+        rows, partitions = self.program.draw(*chosen, 1, 0.0)
+        return self._assignment(rows[0], partitions[0], limit)
+
+    def near(self, best: Assignment) -> list[Assignment]:
+        """Other assignments whose sums are near the smallest, drawn at random, of every group of first
+        blocks.
+
+        Their maximum is at most a little above that of ``best``.
+        """
+        spread, bound = SPREAD * best.objective, self._maximum(best) + WIDER * best.objective
+        self.program.even = EVEN * best.objective / self.stages
+        found = []
+        for first in self._first_groups():
+            for row, partition in zip(*self.program.draw(bound, first, DRAWS, spread), strict=True):
+                found.append(self._assignment(row, partition))
+        self.program.even = 0.0
+        return found
+
+    def _lowest(self, bounds: np.ndarray, first: list[int], limit: float) -> tuple[float, float | None]:
+        """The smallest sum plus bound below ``limit`` and its bound, or ``limit`` and None.
+
+        The sum never grows with the bound: between two bounds it is at least that of the upper one.
+        """
+        top = len(bounds) - 1
+        (least,) = self.program.sums(bounds[top:], first)
+        best: tuple[float, float | None] = (limit, None)
+        if least == INF:
+            return best
+        if least + bounds[top] < limit:
+            best = float(least + bounds[top]), float(bounds[top])
+        # Intervals (a, b) of bounds still to be searched, with the sums at both ends.
+        pending = [(-1, top, INF, float(least))]
+        while pending:
+            a, b, above, below = pending.pop()
+            # Bounds above this one can't be better, whatever their sum.
+            b = min(b, int(np.searchsorted(bounds, best[0] - below)))
+            if b - a < 2 or above == below or below + bounds[a + 1] >= best[0] / SLACK:
+                continue
+            tried = np.unique(np.linspace(a, b, self.program.batch + 2).astype(int)[1:-1].clip(a + 1))
+            sums = self.program.sums(bounds[tried], first)
+            at = int((sums + bounds[tried]).argmin())
+            if sums[at] + bounds[tried[at]] < best[0]:
+                best = float(sums[at] + bounds[tried[at]]), float(bounds[tried[at]])
+            ends = [(a, above), *zip(tried.tolist(), sums.tolist(), strict=True), (b, below)]
+            # Taken from the end: the interval with the smallest bounds last.
+            pending += [
+                (low, high, more, less)
+                for (low, more), (high, less) in reversed(list(itertools.pairwise(ends)))
+                if less < INF
+            ]
+        return best
+
+    def _first_groups(self) -> list[list[int]]:
+        """First blocks, together where the embedding's all-reduce can't tell them apart."""
+        groups: dict[float, list[int]] = {}
+        for index, block in enumerate(self.blocks):
+            groups.setdefault(self.program.embedding(block.stages[0], block.stages[0]), []).append(index)
+        return list(groups.values())
+
+    def _bounds(self) -> np.ndarray:
+        """All values that the maximum can have, ascending."""
+        values = []
+        keys = itertools.product(range(len(self.blocks)), range(self.each if self.stages > 1 else 0))
+        times = {seconds for block, stage in keys for seconds, _ in self.program.onward((block, 0.0), stage)}
+        # Of several stages with as many forwards ahead, one that has messages on both sides.
+        ranges = [0, *range(max(self.stages - self.m, 1), self.stages)] if self.stages > 1 else [0]
+        for stage in ranges:
+            before = times if stage else {0.0}
+            after = times if stage + 1 < self.stages else {0.0}
+            sums = (self.m - 1) * np.array(sorted({a + b for a in before for b in after}))
+            for seats in self.program.all_seats():
+                load = self._loads(seats, self.program.in_flight(stage))
+                values.append((load[:, None] + sums[None]).ravel())
+        bounds = np.unique(np.concatenate(values))
+        if not len(bounds):
+            return bounds
+        # The same duration summed in another order is the same bound.
+        keep = np.append(np.diff(bounds) > 1e-11 * abs(bounds[-1]), True)
+        apart: np.ndarray = bounds[keep]
+        return apart
+
+    def _loads(self, seats: Seats, in_flight: int) -> np.ndarray:
+        """The parts in the maximum that a stage can have; those that do not fit may be among them."""
+        if len(self.costs.variants.of(seats)) > 1:
+            load = self.program.load(seats, in_flight)
+            finite: np.ndarray = load[np.isfinite(load)]
+            return finite
+        compute, forward, once = self._distinct(seats)
+        loads: np.ndarray = (self.m - 1) * compute - (in_flight - 1) * forward + once
+        return loads
+
+    @memo
+    def _distinct(self, seats: Seats) -> tuple[np.ndarray, ...]:
+        """Seconds of all stages: forward and backward, forward alone, and what counts once per step; of
+        stages
+        that are equal in all three, one.
+        """
+        table = self.costs.table(seats, 1, fit=False)
+        possible = np.isfinite(table.forward)
+        once = table.reduction + table.update if self.paced else np.zeros_like(table.forward)
+        times = [way[possible] for way in (table.forward + table.backward, table.forward, once)]
+        # One number that only equal stages share, but for accidents below what rounding does.
+        mixed = np.sum(
+            [each * weight for each, weight in zip(times, (1.0, 0.618, 0.414), strict=True)], axis=0
+        )
+        _, first = np.unique(np.round(mixed / mixed.max(), 11), return_index=True)
+        return tuple(each[first] for each in times)
+
+    def _maximum(self, assignment: Assignment) -> float:
+        """The maximum in a assignment's objective."""
+        inside = inside_node(self.costs.cluster, assignment.placement, self.costs.shape)
+        pairs = zip(assignment.seats[:-1], assignment.seats[1:], inside, strict=True)
+        messages = [0.0, *(self.costs.p2p(*pair) for pair in pairs), 0.0]
+        ends = itertools.accumulate(assignment.partition)
+        return max(
+            float(self.program.load(seats, self.program.in_flight(i))[size, end])
+            + (self.m - 1) * (messages[i] + messages[i + 1])
+            for i, (seats, size, end) in enumerate(
+                zip(assignment.seats, assignment.partition, ends, strict=True)
+            )
+        )
+
+    def _assignment(self, row: np.ndarray, partition: np.ndarray, objective: float = 0.0) -> Assignment:
+        chosen = [self.blocks[b] for b in row[:: self.each]]
+        return Assignment(
+            *placed(self.costs.cluster, self.costs.shape, chosen), tuple(partition.tolist()), objective
+        )

@@ -1,0 +1,268 @@
+"""Search all shapes of some clusters with the ``exact`` cost model, best bound first."""
+
+from __future__ import annotations
+
+import functools
+import heapq
+import itertools
+import math
+import os
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from fasop.errors import PlanError
+from fasop.inputs.clusters import Cluster
+from fasop.inputs.costs import CostFile
+from fasop.inputs.models import Model
+from fasop.plans.goal import Goal, pareto_front
+from fasop.plans.options import Options
+from fasop.plans.plan import Plan
+from fasop.plans.shapes import Shape, shapes
+from fasop.search.planner import Planner
+
+Task = tuple[float, int, int, Shape]  # a bound on the objective, 0 while it is rough, planner, shape
+Start = Callable[[Task], Callable[[], Plan | None]]  # begins a task; what it returns waits for it
+SPREAD = 400  # tasks, and
+LARGE = 256  # GPUs, from which more processes are worth their start
+KEPT = 10  # plans at least, until those that could be the best are improved
+SMALL = 10_000  # stages³ × micro-batches up to which any other plan that is asked for is improved too
+MOST_PARTS = 200  # sub-clusters that a search for the cheapest plan tries
+
+_planners: list[Planner] = []  # of the running search; forked processes find them here
+
+
+def search(
+    model: Model,
+    clusters: Sequence[Cluster],
+    cost_files: list[CostFile],
+    options: Sequence[Options],
+    goal: Goal,
+    max_tp: int = 4,
+    iterations: int = 0,
+    idle: bool = False,
+    workers: int = 0,
+    progress: Callable[[int, int], object] = lambda done, total: None,
+) -> list[Plan]:
+    """The best plans, or all, sorted by the objective.
+
+    options: the ways to run the job that are tried; idle: plans may leave nodes out. Shapes are taken in the
+    order of a lower bound on the objective, until none that is left can be among those asked for.
+    ``workers`` 0: as many processes as there are cores, where there is enough to do. ``progress`` gets the
+    shapes done, and all. Raises ``PlanError`` where a cluster has no shape at all, or nothing fits.
+    """
+    by_time = goal.objective == "time"
+    tried = list(clusters)
+    if idle and not by_time and len(clusters) == 1:
+        tried = parts_of(clusters[0])
+    leave = idle and by_time
+    _planners[:] = [
+        Planner(model, cluster, cost_files, each, iterations, leave) for cluster in tried for each in options
+    ]
+    tasks, problem, found = _tasks(model, goal, max_tp)
+    if not tasks:
+        raise problem or PlanError(goal.no_shape(found))
+    kept = _Kept(goal)
+    exact = sum(task[3].pp * task[3].group == _planners[task[2]].cluster.gpu_count for task in tasks)
+    large = max(cluster.gpu_count for cluster in tried) > LARGE
+    processes = workers or (os.cpu_count() or 1 if exact > SPREAD or large else 1)
+    if processes == 1:
+        run: Start = lambda task: functools.partial(_evaluate, task, goal.everything, kept.limit(task))  # noqa: E731
+        _work(tasks, kept, progress, 1, run)
+    else:
+        import multiprocessing  # not worth its start-up where one process does
+
+        # Forked, so that planners and costs need no copying.
+        with multiprocessing.get_context("fork").Pool(processes) as pool:
+            run = lambda task: pool.apply_async(_evaluate, (task, goal.everything, kept.limit(task))).get  # noqa: E731
+            _work(tasks, kept, progress, 2 * processes, run)
+    return kept.refined()
+
+
+def parts_of(cluster: Cluster) -> list[Cluster]:
+    """The cluster and parts of it: every count of a type's nodes where they are few, else quarters."""
+    steps = 4
+    while True:
+        counts = [
+            sorted({math.ceil(count * step / steps) for step in range(steps + 1)})
+            if count > steps
+            else list(range(count + 1))
+            for count in cluster.nodes
+        ]
+        if math.prod(len(each) for each in counts) <= MOST_PARTS or steps == 1:
+            break
+        steps -= 1
+    found = []
+    for nodes in itertools.product(*counts):
+        used = [(gpu, n) for gpu, n in zip(cluster.gpus, nodes, strict=True) if n]
+        if used:
+            gpus = tuple(replace(gpu, hosts=gpu.hosts[:n]) for gpu, n in used)
+            found.append(replace(cluster, gpus=gpus, nodes=tuple(n for _, n in used)))
+    return found
+
+
+def _tasks(model: Model, goal: Goal, max_tp: int) -> tuple[list[Task], PlanError | None, list[Shape]]:
+    """Every shape of every planner with its rough bound; why one has none; the shapes of the last."""
+    tasks: list[Task] = []
+    problem, found = None, []
+    for index, planner in enumerate(_planners):
+        try:
+            found = shapes(model, planner.cluster, max_tp, planner.idle)
+        except PlanError as error:
+            problem = error
+            continue
+        rate = _rate(planner.cluster, goal)
+        seen: set[tuple[int, int, int]] = set()
+        for shape in found:
+            if not goal.fits(shape):
+                continue
+            if planner.options.per_stage:
+                # tp, dp and mbs are each stage's own: one of these shapes stands for all.
+                key = (shape.group, shape.pp, shape.batch)
+                if key in seen:
+                    continue
+                seen.add(key)
+            tasks.append((planner.rough_bound(shape) * rate, 0, index, shape))
+    return tasks, problem, found
+
+
+class _Kept:
+    """The plans found so far that may be asked for, best first."""
+
+    def __init__(self, goal: Goal) -> None:
+        self.goal = goal
+        self.plans: list[tuple[int, Plan]] = []
+
+    def add(self, planner: int, plan: Plan) -> None:
+        goal = self.goal
+        if goal.max_step_time is not None and plan.step_time > goal.max_step_time:
+            if plan.lower_bound <= goal.max_step_time and not plan.is_oom:
+                plan = _planners[planner].refine(plan)
+            if plan.step_time > goal.max_step_time:
+                return
+        self.plans.append((planner, plan))
+        if goal.everything:
+            return
+        self.plans.sort(key=lambda pair: self._order(pair[1]))
+        if goal.objective == "pareto":
+            front = pareto_front([plan for _, plan in self.plans])
+            self.plans = [pair for pair in self.plans if any(pair[1] is plan for plan in front)]
+        else:
+            del self.plans[max(goal.top, KEPT) :]
+
+    def limit(self, task: Task) -> float:
+        """Seconds per step that a task's plan must stay below to be asked for."""
+        goal, cluster = self.goal, _planners[task[2]].cluster
+        if goal.everything:
+            return math.inf
+        if self.plans and not _planners[task[2]].is_deepest(task[3]):
+            # Fewer stages than there are GPUs for: only where that is best of all.
+            return self._value(self.plans[0][1])
+        if goal.objective == "pareto":
+            return min((_beaten(plan, cluster) for _, plan in self.plans), default=math.inf)
+        rate = _rate(cluster, goal)
+        if not rate or len(self.plans) < max(goal.top, KEPT):
+            return math.inf
+        return self._value(self.plans[-1][1]) / rate
+
+    def is_hopeless(self, task: Task) -> bool:
+        """Whether nothing of a task could still be asked for."""
+        rate = _rate(_planners[task[2]].cluster, self.goal)
+        return bool(rate) and task[0] >= self.limit(task) * rate
+
+    def refined(self) -> list[Plan]:
+        """The plans that are asked for; those that could be the best, or are small, improved once more."""
+        goal = self.goal
+        best = min((self._value(plan) for _, plan in self.plans if not plan.is_oom), default=-math.inf)
+        plans = []
+        for index, plan in sorted(self.plans, key=lambda pair: pair[1].lower_bound):
+            wanted = plan.pp**3 * plan.micro_batches <= SMALL or goal.objective == "pareto"
+            record = plan.lower_bound * _rate(plan.cluster, goal) < best
+            # Where its bound is reached, no other assignment is better.
+            proven = plan.lower_bound >= plan.step_time
+            if not (proven or plan.is_oom) and (record or wanted and not goal.everything):
+                plan = _planners[index].refine(plan)
+                best = min(best, self._value(plan))
+            plans.append(plan)
+        plans.sort(key=self._order)
+        if goal.everything:
+            return plans
+        return pareto_front(plans) if goal.objective == "pareto" else plans[: goal.top]
+
+    def _order(self, plan: Plan) -> tuple[float, float, int]:
+        return self._value(plan), plan.step_time, len(plan.placement)
+
+    def _value(self, plan: Plan) -> float:
+        """A plan's objective."""
+        return plan.price_per_step if self.goal.objective == "cost" else plan.step_time
+
+
+def _beaten(plan: Plan, cluster: Cluster) -> float:
+    """Seconds per step from which on no plan on a cluster is faster or cheaper than ``plan``."""
+    price = cluster.price_per_hour / 3600
+    if price == 0:
+        return plan.step_time if plan.price_per_step == 0 else math.inf
+    return max(plan.step_time, plan.price_per_step / price)
+
+
+def _rate(cluster: Cluster, goal: Goal) -> float:
+    """What turns seconds per step into at least the objective: traffic that is charged comes on top."""
+    return cluster.price_per_hour / 3600 if goal.objective == "cost" else 1.0
+
+
+def _work(
+    tasks: list[Task],
+    kept: _Kept,
+    progress: Callable[[int, int], object],
+    window: int,
+    start: Start,
+) -> None:
+    pending: deque[tuple[int, Callable[[], Plan | None]]] = deque()
+    total, done = len(tasks), 0
+    order = itertools.count()
+    heap: list[tuple[bool, float, int, Task]] = []
+
+    def put(task: Task) -> None:
+        # Shapes that leave out stages come last: most of them are beaten by then.
+        is_shallow = not _planners[task[2]].is_deepest(task[3])
+        heapq.heappush(heap, (is_shallow, task[0], next(order), task))
+
+    def take() -> None:
+        planner, result = pending.popleft()
+        plan = result()
+        if plan is not None:
+            kept.add(planner, plan)
+
+    for task in tasks:
+        put(task)
+    while heap:
+        *_, task = heapq.heappop(heap)
+        if kept.is_hopeless(task):
+            done += 1
+            continue
+        bound, is_bound, index, shape = task
+        if not is_bound:
+            planner = _planners[index]
+            rate = _rate(planner.cluster, kept.goal)
+            put((max(bound, planner.lower_bound(shape) * rate), 1, index, shape))
+            continue
+        while len(pending) >= window:
+            take()
+            if kept.is_hopeless(task):
+                break
+        if not kept.is_hopeless(task):
+            pending.append((index, start(task)))
+        done += 1
+        progress(done, total)
+    while pending:
+        take()
+    progress(total, total)
+
+
+def _evaluate(task: Task, everything: bool, limit: float) -> Plan | None:
+    *_, index, shape = task
+    planner = _planners[index]
+    found = planner.best(shape, limit=limit)
+    if found is None and everything:
+        found = planner.best(shape, fit=False)
+    return planner.plan(shape, *found) if found else None

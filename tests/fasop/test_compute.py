@@ -1,0 +1,190 @@
+"""Seconds of units: measured, scaled or computed; and the collectives that come with tensor parallelism."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fasop.errors import PlanError
+from fasop.exact import roofline
+from fasop.exact.compute import Compute
+from fasop.exact.estimate import estimate
+from fasop.exact.links import COLLECTIVE_START, HOP, Links
+from fasop.exact.work import Matmul
+from fasop.hpdc24.costs import PublishedCosts
+from fasop.inputs.cluster_files import load_clusters
+from fasop.inputs.clusters import Cluster, Gpu
+from fasop.inputs.costs import CostFile, Entry, read_costs
+from fasop.inputs.gpus import hardware
+from fasop.inputs.models import Model, find_model
+from fasop.plans.groups import Part
+from fasop.plans.layout import uniform
+from fasop.plans.options import Options
+from tests.fasop import fasop_cases as cases
+
+A100 = Gpu("A100-80GB", 80, 0, 1600e9, 1840e9)
+
+
+def small(**changes: object) -> CostFile:
+    entry = Entry("small", "X", 1, 2, (1.0,) * 6, (3.0,) * 6)
+    values = {"format": 1, "source": "made", "models": {"small": cases.model()}, "entries": (entry,)}
+    return CostFile(**{**values, **changes})
+
+
+def compute(files: list[CostFile], model: Model, **options: object) -> Compute:
+    return Compute(files, model, Options(**options))
+
+
+def test_measured_backwards_and_micro_batches_are_used() -> None:
+    costs = compute([small()], cases.model())
+    at_two, at_four = (costs.of(cases.gpu("X"), 1, mbs) for mbs in (2, 4))
+    assert list(at_two.forward) == [1.0] * 6 and list(at_two.backward) == [3.0] * 6
+    assert list(at_four.forward) == [2.0] * 6 and list(at_four.backward) == [6.0] * 6
+
+
+def test_between_measured_micro_batches_costs_are_interpolated() -> None:
+    entries = tuple(Entry("small", "X", 1, mbs, (float(mbs + 1),) * 6) for mbs in (2, 8))
+    costs = compute([small(entries=entries)], cases.model())
+    times = [float(costs.of(cases.gpu("X"), 1, mbs).forward[1]) for mbs in (1, 2, 4, 8, 16)]
+    # Below the smallest launches dominate; above the largest time grows with the tokens.
+    assert times == [3.0, 3.0, 5.0, 9.0, 18.0]
+
+
+def test_a_faster_gpu_like_another() -> None:
+    costs = compute([small()], cases.model())
+    found = costs.of(cases.gpu("New", like="X", speed=2.0), 1, 2)
+    assert list(found.forward) == [0.5] * 6 and found.notes == ("New: costs of X divided by 2",)
+    with pytest.raises(PlanError, match="no costs of small on GPU 'New'.*give New 'like' and 'speed'"):
+        costs.of(cases.gpu("New"), 1, 2)
+
+
+def test_gpt2_345m_takes_its_costs_from_bert_whose_layers_have_its_widths() -> None:
+    model, bert = find_model("gpt2-345m"), find_model("bert-large")
+    (cluster,) = load_clusters("paper-bert")
+    mine, theirs = (compute([read_costs()], m).of(cluster.gpus[0], 1, b) for m, b in ((model, 4), (bert, 8)))
+    work = (24 * 1024 + 4 * 1024) / (24 * 1024 + 4 * 512)
+    assert mine.forward[1] == pytest.approx(theirs.forward[1] * work)
+    assert mine.forward[25] == pytest.approx(theirs.forward[25] * 50257 / 30522)
+    assert any("by ratio of work" in note for note in mine.notes) and not theirs.notes
+
+
+def test_costs_are_not_carried_over_to_layers_of_other_widths() -> None:
+    # Those of gpt2-xl by ratio of work made a 22B model take 28.7 s, where 1.42 s was published.
+    model = replace(find_model("gpt-22b"), costs="gpt2-xl")
+    found = compute([read_costs()], model).of(A100, 8, 4)
+    assert any("other widths" in note for note in found.notes)
+    assert any("computed from the GPU's datasheet" in note for note in found.notes)
+    assert found.forward[1] < 0.02
+
+
+def test_exact_grows_first_and_last_unit_with_the_micro_batch_where_hpdc24_does_not() -> None:
+    model = find_model("gpt2-xl")
+    (cluster,) = load_clusters("paper-gpt2xl-het")
+    a100, files = cluster.gpus[0], [read_costs()]
+    exact, tool = compute(files, model), PublishedCosts(files, model)
+    assert exact.of(a100, 1, 4).forward[0] == pytest.approx(4 * exact.of(a100, 1, 1).forward[0])
+    assert tool.of(a100, 1, 4).seconds[0] == tool.of(a100, 1, 1).seconds[0]
+    assert tool.of(a100, 1, 4).seconds[1] == pytest.approx(3 * exact.of(a100, 1, 4).forward[1])
+
+
+def test_published_costs_hold_the_collectives_of_their_own_node_only() -> None:
+    model = find_model("gpt2-xl")
+    (cluster,) = load_clusters("paper-gpt2xl")
+    published = compute([read_costs()], model)
+    here = published.of(cluster.gpus[0], 2, 1)
+    assert here.has_collectives and not here.notes
+    elsewhere = published.of(replace(cluster.gpus[0], intra_bandwidth=1840e9), 2, 1)
+    assert not elsewhere.has_collectives
+    assert any("measured in another kind of node" in note for note in elsewhere.notes)
+    # What is left is the one-GPU cost at the computed ratio, not the figure with a PCIe node's collectives.
+    one = published.of(cluster.gpus[0], 1, 1)
+    assert one.forward[1] / 2 < elsewhere.forward[1] < one.forward[1]
+
+
+def test_more_tensor_parallel_ranks_than_measured_follow_the_computed_ratio() -> None:
+    model = find_model("gpt2-xl")
+    (cluster,) = load_clusters("paper-gpt2xl")
+    costs = compute([read_costs()], model)
+    four, eight = (costs.of(cluster.gpus[0], tp, 1) for tp in (4, 8))
+    ratios = [roofline.unit_seconds(hardware()["A10"], model, "T", tp, 1, Options())[0] for tp in (4, 8)]
+    assert eight.forward[1] == pytest.approx(four.forward[1] * ratios[1] / ratios[0])
+    assert any("tp 8 was not measured" in note for note in eight.notes) and not four.notes
+
+
+def test_a_large_product_reaches_the_published_rate_and_a_small_one_the_launch() -> None:
+    gpu = hardware()["A100"]
+    large = Matmul(6912, 16384, 2048)
+    rate = 2 * 6912 * 16384 * 2048 / roofline.kernel_seconds(large, gpu, 2)
+    assert rate == pytest.approx(267.9e12 * roofline.SUSTAINED, rel=0.06)
+    assert roofline.kernel_seconds(Matmul(8, 8, 8), gpu, 2) == roofline.LAUNCH
+
+
+def test_a_last_wave_that_is_not_full_takes_as_long_as_a_full_one() -> None:
+    gpu = hardware()["A100"]
+    full, one_more = (roofline.kernel_seconds(Matmul(rows, 256, 4096), gpu, 2) for rows in (13824, 13825))
+    assert one_more > 1.2 * full
+
+
+def test_tensor_parallel_sums_take_the_links_that_the_group_uses() -> None:
+    links = Links(Cluster("two", 8, (A100,), (2,)))
+    size = 2 * 4 * 2048 * 6144
+    inside = links.collective((Part(0, A100.name, 8),), size)
+    assert inside == pytest.approx(COLLECTIVE_START + 14 * HOP + 2 * 7 / 8 * size * 8 / 1840e9)
+    across = links.collective((Part(0, A100.name, 8), Part(1, A100.name, 8)), size)
+    assert across == pytest.approx(COLLECTIVE_START + 30 * HOP + 2 * 15 / 16 * size * 8 * 1.05 / 1600e9)
+
+
+def test_a_layer_holds_two_sums_per_pass_and_recomputation_two_more() -> None:
+    model, on = find_model("gpt-22b"), Cluster("one", 8, (A100,), (1,))
+    free = Cluster("free", 8, (replace(A100, intra_bandwidth=1e14),), (1,))
+    layout = [uniform(model, each, (A100.name,), (8, 1), (50,), 4, "full") for each in (on, free)]
+    options = Options(recompute="full")
+    slow, fast = (estimate(each, [], options).stages[0] for each in layout)
+    size = 2 * 4 * 2048 * 6144
+    once = 2 * 7 / 8 * size * 8 * (1 / 1840e9 - 1 / 1e14)
+    # The embedding's output, and the gradient of the head's input.
+    assert slow.forward - fast.forward == pytest.approx(once * (2 * 48 + 1), rel=1e-6)
+    assert slow.backward - fast.backward == pytest.approx(once * (4 * 48 + 1), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("recompute", "sequence", "published"), [("full", False, 1.42), ("selective", True, 1.10)]
+)
+def test_the_published_time_of_a_22b_model(recompute: str, sequence: bool, published: float) -> None:
+    # Korthikanti et al. 2022, table 5: 8 A100, tp 8, batch 4. Nothing was fitted to it.
+    model, on = find_model("gpt-22b"), Cluster("one", 8, (A100,), (1,))
+    layout = uniform(model, on, (A100.name,), (8, 1), (50,), 4, recompute)
+    found = estimate(layout, [], Options(recompute=recompute, sequence_parallel=sequence))
+    assert found.step == pytest.approx(published, rel=0.1)
+
+
+def test_grouped_queries_and_gates_change_the_work_as_they_change_the_weights() -> None:
+    plain = Model("m", 1024, 1024, 2, 1000, 16, 8)
+    grouped, gated = replace(plain, kv_heads=4), replace(plain, gated=True, ffn=4096)
+    gpu = hardware()["A100"]
+    times = [
+        roofline.unit_seconds(gpu, model, "T", 1, 8, Options(attention="flash"))[0]
+        for model in (grouped, plain, gated)
+    ]
+    assert times == sorted(times) and times[0] < times[2]
+
+
+def test_experts_that_are_spread_exchange_their_tokens() -> None:
+    model = Model("moe", 1024, 1024, 2, 1000, 16, 16, gated=True, ffn=2048, experts=8, tied=False)
+    on = Cluster("one", 8, (A100,), (1,))
+    options = Options(zero=1)
+    alone = estimate(uniform(model, on, (A100.name,), (1, 8), (4,), 2), [], options)
+    layout = uniform(model, on, (A100.name,), (1, 8), (4,), 2)
+    spread = replace(
+        layout,
+        stages=tuple(
+            replace(stage, replicas=tuple(replace(replica, ep=8) for replica in stage.replicas))
+            for stage in layout.stages
+        ),
+    )
+    shared = estimate(spread, [], options)
+    assert shared.memory < alone.memory
+    assert shared.stages[0].reduction < alone.stages[0].reduction
+    assert np.isfinite(shared.step)
