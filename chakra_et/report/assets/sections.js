@@ -17,10 +17,10 @@ function summary(content) {
 }
 
 function verdicts(content) {
-  const good = content.ranks.filter(rank => rank.reasons.length === 0).length;
+  const good = content.ranks.filter(rank => verdict(rank) === "good").length;
   const columns = [
     { name: "rank", value: rank => rank.rank },
-    { name: "verdict", value: rank => rank.reasons.length === 0 ? "good" : "check", node: verdictNode },
+    { name: "verdict", value: verdict, node: verdictNode },
     ...(content.ranks.some(rank => rank.device) ? [{ name: "device", value: rank => rank.device }] : []),
     { name: "nodes", value: rank => rank.nodes },
     { name: "linked", help: "host operators found in the device trace", value: rank => rank.linked, text: rank => percent(rank.linked, 1) },
@@ -34,9 +34,15 @@ function verdicts(content) {
     sortableTable(columns, content.ranks, { label: "verdict per rank", limit: 16 }));
 }
 
+// "unknown" where nothing was measured that could confirm a trace: a planned run, or one without start times.
+function verdict(rank) {
+  if (rank.reasons.length > 0) return "check";
+  return [rank.linked, rank.replay_error, rank.overhead].every(figure => figure === null) ? "unknown" : "good";
+}
+
 function verdictNode(rank) {
   const notes = rank.findings.map(([kind, text, number]) => `${kind}: ${text} (${count(number)})`);
-  const badge = el("span", { class: `badge ${rank.reasons.length === 0 ? "good" : "check"}` }, rank.reasons.length === 0 ? "good" : "check");
+  const badge = el("span", { class: `badge ${verdict(rank)}` }, verdict(rank));
   if (rank.reasons.length + notes.length === 0) return badge;
   const lines = [...rank.reasons, ...notes].map(text => el("li", {}, text));
   return el("details", { class: "reasons" }, el("summary", {}, badge, rank.reasons.length > 0 ? ` ${rank.reasons[0]}` : ""), el("ul", {}, ...lines));
