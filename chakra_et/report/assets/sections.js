@@ -57,18 +57,21 @@ const HELP = {
   idle: "none of these",
 };
 
+const BY_STEP = "by step";
+
 function breakdown(content) {
   const steps = content.steps.map(([rank, step, start, end, parts, hidden, phases, replayed]) =>
     ({ rank, step, lasts: end - start, parts, hidden, phases, replayed }));
   const choice = el("div"), several = new Set(steps.map(step => step.step)).size > 1;
   const names = [...new Set(steps.map(step => step.step))];
-  const select = el("select", { "aria-label": "step", onchange: () => fill() }, el("option", { value: "" }, several ? "mean step" : "step"),
-    ...(several ? names.map(name => el("option", { value: name }, `step ${name}`)) : []));
+  const select = el("select", { "aria-label": "step", onchange: () => fill() }, el("option", { value: "" }, "by rank, mean step"),
+    el("option", { value: BY_STEP }, "by step, mean rank"), ...names.slice(0, 200).map(name => el("option", { value: name }, `by rank, step ${name}`)));
 
   function fill() {
-    const chosen = select.value === "" ? steps : steps.filter(step => step.step === select.value);
-    const ranks = [...Map.groupBy(chosen, step => step.rank)].map(([rank, own]) => mean(`rank ${rank}`, own, content));
-    choice.replaceChildren(stackedBars(ranks, content.activities));
+    const bySteps = select.value === BY_STEP;
+    const chosen = bySteps || select.value === "" ? steps : steps.filter(step => step.step === select.value);
+    const groups = Map.groupBy(chosen, step => bySteps ? `step ${step.step}` : `rank ${step.rank}`);
+    choice.replaceChildren(stackedBars([...groups].map(([label, own]) => mean(label, own, content)), content.activities));
   }
   fill();
   const phases = phaseBars(content, steps);
