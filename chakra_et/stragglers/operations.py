@@ -35,7 +35,7 @@ class JobMeta:
 
 @dataclass(frozen=True)
 class Operations:
-    """N operations of all workers of a job; arrays have N entries, int64 unless said.
+    """N operations of all workers of a job; arrays have N entries, int64 unless stated.
 
     ``optype``: index into ``optypes``. ``dp_rank``, ``stage``, ``rank``: who ran it; one rank per
     data-parallel rank and stage. ``step``: its training step. ``group``: operations with the same number do
