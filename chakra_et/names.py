@@ -3,7 +3,8 @@
 For a run NAME: ``NAME_host.json`` and ``NAME_device.json`` are the traces of rank 0,
 ``NAME_rank1_host.json`` … those of the other ranks (each also as ``.json.gz``). ``NAME.0.et``, ``NAME.1.et``
 … are the Chakra traces under the names that simulators expect, ``NAME.et`` is a copy of rank 0's. The name
-of every file that we write is made here; names found inside files are never used.
+of every file that we write is made here; names found inside files are never used. ``NAME_kineto.json``, as
+older captures have it, is read as a device trace.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ Side = Literal["host", "device"]
 SIDES: tuple[Side, Side] = ("host", "device")
 
 _TRACE = re.compile(
-    r"(?P<run>.+?)(?:_rank(?P<rank>[0-9]{1,6}))?_(?P<side>host|device)\.json(?:\.gz)?", re.DOTALL
+    r"(?P<run>.+?)(?:_rank(?P<rank>[0-9]{1,6}))?_(?P<side>host|device|kineto)\.json(?:\.gz)?", re.DOTALL
 )
 _ET = re.compile(r"(?P<run>.+)\.(?P<rank>[0-9]{1,9})\.et", re.DOTALL)
 # Shell patterns that find all traces.
@@ -46,7 +47,9 @@ class TraceName(NamedTuple):
 def parse_trace(file_name: str) -> TraceName | None:
     """Run, rank and side of ``NAME_rank3_host.json.gz``; None for any other form of name."""
     found = _TRACE.fullmatch(file_name)
-    return TraceName(found["run"], int(found["rank"] or 0), found["side"]) if found else None  # type: ignore[arg-type]
+    if not found:
+        return None
+    return TraceName(found["run"], int(found["rank"] or 0), "host" if found["side"] == "host" else "device")
 
 
 def framework_runs(folder: Path) -> dict[str, list[Path]]:
@@ -135,6 +138,11 @@ class RunFiles:
     @property
     def report_file(self) -> Path:
         return self.folder / f"{self.name}_conversion.json"
+
+    @property
+    def page_file(self) -> Path:
+        """The HTML page about the run, written by ``chakra-et report``."""
+        return self.folder / f"{self.name}_report.html"
 
     def et_files(self) -> list[tuple[int, Path]]:
         """(rank, path) of the existing ``NAME.N.et``, in order of rank."""
