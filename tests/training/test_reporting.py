@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.training.jobs import losses, read_log
+from utils.training import metrics
 from utils.training.conversion import convert_traces
 from utils.training.optim import learning_rate_at
 from utils.training.trainer import Trainer
@@ -29,7 +30,19 @@ def test_figures_of_the_log(train_alone: Callable[..., Path], capsys: pytest.Cap
         assert 0 < row["tokens_per_second"] * row["step_seconds"] <= 64
     summary = capsys.readouterr().out
     assert "gpt2 tiny: 5 steps on 1 x cpu, loss " in summary
-    assert "model: checkpoints/gpt2/best_model" in summary
+    assert "data: 261 samples of the sample in data/; model: checkpoints/gpt2/best_model" in summary
+
+
+def test_a_log_that_can_not_be_written_is_one_warning(
+    make_trainer: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    full = Path("/dev/full")
+    if not full.exists():
+        pytest.skip("needs /dev/full")
+    monkeypatch.setattr(metrics, "_continued", lambda *_: full.open("ab", buffering=0))
+    assert make_trainer("gpt2", *SHORT, "--max-steps", 3).train() == 0
+    failures = [line for line in caplog.messages if "training_log.jsonl can't be written: No space" in line]
+    assert len(failures) == 1 and failures[0].endswith("; training goes on")
 
 
 def test_the_speed_is_of_the_steps_alone(
