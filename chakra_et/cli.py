@@ -154,10 +154,11 @@ def _add_flag(parser: argparse._ActionsContainer, field: dataclasses.Field[Any],
             options["nargs"] = "?"
         parser.add_argument(field.name, **options)
         return
-    dashed = "--" + field.name.replace("_", "-")
-    names = [dashed]
-    if "_" in field.name:
-        names.append("--" + field.name)
+    # A trailing _ is of a name that Python keeps for itself: ``for_`` is --for.
+    name = field.name.rstrip("_")
+    names = ["--" + name.replace("_", "-")]
+    if "_" in name:
+        names.append("--" + name)
     if "short" in field.metadata:
         names.insert(0, field.metadata["short"])
     parser.add_argument(*names, dest=field.name, **options)

@@ -139,6 +139,11 @@ class RunFiles:
     def report_file(self) -> Path:
         return self.folder / f"{self.name}_conversion.json"
 
+    @property
+    def page_file(self) -> Path:
+        """The HTML page about the run, written by ``chakra-et report``."""
+        return self.folder / f"{self.name}_report.html"
+
     def et_files(self) -> list[tuple[int, Path]]:
         """(rank, path) of the existing ``NAME.N.et``, in order of rank."""
         found = []

@@ -194,6 +194,7 @@ trace_and_convert() {
     stage "repairing host traces" supervise "$PYTHON" fix_host_traces.py "${host_traces[@]}"
     stage "converting" supervise "$PYTHON" convert_to_et.py --dir "$OUTPUT_DIR" --name "$name"
     stage "checking" supervise "$PYTHON" -m chakra_et validate "${traces[@]}"
+    stage "reporting" supervise "$PYTHON" -m chakra_et report "$OUTPUT_DIR/$name"
     stage "written" "$PYTHON" -m utils.training.summary --dir "$OUTPUT_DIR" --name "$name"
 }
 

@@ -66,7 +66,7 @@ class ReplayGraph:
         """One column a trace, in row order, as one array in node order."""
         return np.concatenate(columns)[self.first[self.trace_of] + self.row]
 
-    def scatter(self, values: Sequence[int]) -> list[np.ndarray]:
+    def scatter(self, values: Sequence[int] | np.ndarray) -> list[np.ndarray]:
         """Values in node order as one int64 array a trace, in row order."""
         flat = np.empty(len(self), dtype=np.int64)
         flat[self.first[self.trace_of] + self.row] = values
