@@ -21,7 +21,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from chakra_et.cli import parse
-from megatron_lm import logs, report
+from megatron_lm.logs import gpus, records
+from megatron_lm.results import report
 from tests.megatron_lm import written_logs
 
 RANKS_A_NODE, LOG_INTERVAL, SECONDS = 8, 10, 1.4
@@ -50,8 +51,8 @@ def main() -> int:
         write(folder, config)
         outputs, gpu_logs = sorted(folder.glob("*.out")), sorted(folder.glob("*.gpu"))
         print("| what is read | files | MB | found | seconds | CPU seconds |\n|---|---|---|---|---|---|")
-        row("iteration lines", outputs, lambda data: len(logs.iterations(data)))
-        row("memory lines", outputs, lambda data: len(logs.memory(data)))
+        row("iteration lines", outputs, lambda data: len(records.iterations(data)))
+        row("memory lines", outputs, lambda data: len(records.memory(data)))
         row("starts and ends of every iteration", outputs, timed_iterations)
         row("GPU samples for a summary", gpu_logs, lambda data: len(report.gpu_use(data)))
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
@@ -62,12 +63,12 @@ def main() -> int:
 
 
 def timed_iterations(data: bytes) -> int:
-    return sum(len(lists.start) for lists in logs.timers(data).lists.values())
+    return sum(len(lists.start) for lists in records.timers(data).lists.values())
 
 
 def row(what: str, paths: list[Path], count: Callable[[bytes], int]) -> None:
     start, start_cpu = time.perf_counter(), time.process_time()
-    found = sum(count(logs.read(path)) for path in paths)
+    found = sum(count(records.read(path)) for path in paths)
     seconds, cpu = time.perf_counter() - start, time.process_time() - start_cpu
     size = sum(path.stat().st_size for path in paths) / 1e6
     print(f"| {what} | {len(paths)} | {size:.0f} | {found:,} | {seconds:.1f} | {cpu:.1f} |", flush=True)
@@ -75,7 +76,7 @@ def row(what: str, paths: list[Path], count: Callable[[bytes], int]) -> None:
 
 def write(folder: Path, config: BenchmarkConfig) -> None:
     nodes = config.ranks // RANKS_A_NODE
-    line = logs.format_gpu(logs.Gpu(0, "NVIDIA A10", 60, 97, 20000, 22731, ("root(19000M)",)))
+    line = gpus.format_line(gpus.Gpu(0, "NVIDIA A10", 60, 97, 20000, 22731, ("root(19000M)",)))
     second = "".join(f"[{gpu}]{line[3:]}\n" for gpu in range(RANKS_A_NODE))
     blocks = [_lists(start) for start in range(0, config.iterations, LOG_INTERVAL)]
     for node in range(nodes):
@@ -87,7 +88,7 @@ def write(folder: Path, config: BenchmarkConfig) -> None:
                     out.write(written_logs.timer_block(rank, lists))
                     if block == 0:
                         out.write(
-                            written_logs.memory_line(logs.Memory(rank, 10, 3035.1, 3869.2, 4020.0, 4020.0))
+                            written_logs.memory_line(records.Memory(rank, 10, 3035.1, 3869.2, 4020.0, 4020.0))
                         )
                 for number in range(block * LOG_INTERVAL + 1, (block + 1) * LOG_INTERVAL + 1) if last else ():
                     out.write(written_logs.iteration_line(written_logs.simple_iteration(number, SECONDS)))

@@ -1,1 +1,1 @@
-"""BERT: what differs from GPT-2. The training loop is utils/trainer.py."""
+"""BERT: what differs from GPT-2. The training loop is utils/training/trainer.py."""

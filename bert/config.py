@@ -1,13 +1,14 @@
-"""The BERT sizes and the defaults of their training."""
+"""BERT sizes and training defaults."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from utils.data.tokenizers import Family
 from utils.training.config import TrainConfig
 
-# Layers, heads, width and feed-forward width of the published models (Devlin et al. 2019, section 3); tiny
+# Layers, heads, width and feed-forward width of the published models (Devlin et al. 2019, section 3). "tiny"
 # is for tests and keeps the real vocabulary and context.
 PRESETS: dict[str, dict[str, int]] = {
     "bert-base-uncased": {
@@ -30,7 +31,7 @@ PRESETS: dict[str, dict[str, int]] = {
 class BertTrainConfig(TrainConfig):
     """Flags of bert/train.py."""
 
-    family: ClassVar[str] = "bert"
+    family: ClassVar[Family] = "bert"
     presets: ClassVar[dict[str, dict[str, int]]] = PRESETS
     context: ClassVar[int] = 512
 

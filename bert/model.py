@@ -1,4 +1,4 @@
-"""BERT as a model to train, and its loss."""
+"""The BERT model class and its loss."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from utils.training.models import Batch, ModelFamily
 
 
 def loss_sum(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Cross-entropy summed over the masked tokens, and their number.
+    """Cross entropy summed over the masked tokens, and their number.
 
-    ``batch`` holds input_ids, attention_mask, token_type_ids and labels, each (batch, sequence);
-    labels are the original ids at masked positions and -100 elsewhere.
+    ``batch``: input_ids, attention_mask, token_type_ids and labels, each [batch, sequence]; labels are the
+    original ids at masked positions and -100 elsewhere.
     """
     inputs = {name: batch[name] for name in ("input_ids", "attention_mask", "token_type_ids")}
     logits = model(**inputs).logits

@@ -1,8 +1,8 @@
 """Train BERT on SQuAD.
 
     python bert/train.py --dataset sample --max-steps 100                       # one process
-    torchrun --standalone --nproc_per_node 2 bert/train.py --num-gpus 2 …       # two GPUs, or CPU processes
-    torchrun --nnodes 2 --node_rank 0 --master_addr HOST --master_port 29500 \\
+    torchrun --standalone --nproc_per_node 2 bert/train.py --num-gpus 2 …       # two GPUs or CPU processes
+    torchrun --nnodes 2 --node_rank 0 --master_addr HOST --master_port 6787 \\
              --nproc_per_node 8 bert/train.py …                                 # on each node, with its rank
 """
 
@@ -12,7 +12,7 @@ import signal
 import sys
 from pathlib import Path
 
-# Until the run handles it: a Ctrl-C during the imports shall not print a traceback.
+# Until the run handles signals: Ctrl-C during the imports must not print a traceback.
 signal.signal(signal.SIGINT, signal.SIG_DFL)
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -22,7 +22,7 @@ from utils.training.config import parse_config  # noqa: E402
 if __name__ == "__main__":
     config = parse_config(BertTrainConfig, __doc__)
 
-    # Only now, for transformers takes seconds to import and a bad flag is to be told at once.
+    # Only now: transformers takes seconds to import, and bad flags must fail fast.
     from bert.model import BERT
     from utils.training.trainer import train
 

@@ -34,10 +34,8 @@ def parse(config_class: type[Config], argv: Sequence[str] | None = None, **parse
     ``argv`` is as for ``argparse`` (None: ``sys.argv[1:]``); ``parser_options`` are passed to
     ``argparse.ArgumentParser``. Raises ``SystemExit(2)`` for an unknown flag or a refused value.
     """
-    parser = argparse.ArgumentParser(
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-        allow_abbrev=False,
-        **({"prog": _running} | parser_options),
+    parser = _Parser(
+        formatter_class=_HelpFormatter, allow_abbrev=False, **({"prog": _running} | parser_options)
     )
     _add_flags(parser, config_class)
     values = vars(parser.parse_args(argv))
@@ -111,6 +109,20 @@ def run(work: Callable[[], int | None], refusal: type[Exception], interrupted: s
         return _fail(f"error: {error.filename or 'output'}: {error.strerror or error}.", 2)
 
 
+class _Parser(argparse.ArgumentParser):
+    """Answers a bad command line with one line instead of the usage of every flag."""
+
+    def error(self, message: str) -> typing.NoReturn:
+        self.exit(2, printable(f"{self.prog}: error: {message} (see {self.prog} --help)") + "\n")
+
+
+class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
+    """Shows defaults, but for flags without one: their help says what happens then."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        return action.help if action.default is None else super()._get_help_string(action)
+
+
 def _fail(sentence: str, status: int) -> int:
     print(printable(sentence), file=sys.stderr)
     return status
@@ -142,10 +154,11 @@ def _add_flag(parser: argparse._ActionsContainer, field: dataclasses.Field[Any],
             options["nargs"] = "?"
         parser.add_argument(field.name, **options)
         return
-    dashed = "--" + field.name.replace("_", "-")
-    names = [dashed]
-    if "_" in field.name:
-        names.append("--" + field.name)
+    # A trailing _ is of a name that Python keeps for itself: ``for_`` is --for.
+    name = field.name.rstrip("_")
+    names = ["--" + name.replace("_", "-")]
+    if "_" in name:
+        names.append("--" + name)
     if "short" in field.metadata:
         names.insert(0, field.metadata["short"])
     parser.add_argument(*names, dest=field.name, **options)

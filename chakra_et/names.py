@@ -3,7 +3,8 @@
 For a run NAME: ``NAME_host.json`` and ``NAME_device.json`` are the traces of rank 0,
 ``NAME_rank1_host.json`` … those of the other ranks (each also as ``.json.gz``). ``NAME.0.et``, ``NAME.1.et``
 … are the Chakra traces under the names that simulators expect, ``NAME.et`` is a copy of rank 0's. The name
-of every file that we write is made here; names found inside files are never used.
+of every file that we write is made here; names found inside files are never used. ``NAME_kineto.json``, as
+older captures have it, is read as a device trace.
 """
 
 from __future__ import annotations
@@ -17,11 +18,22 @@ Side = Literal["host", "device"]
 SIDES: tuple[Side, Side] = ("host", "device")
 
 _TRACE = re.compile(
-    r"(?P<run>.+?)(?:_rank(?P<rank>[0-9]{1,6}))?_(?P<side>host|device)\.json(?:\.gz)?", re.DOTALL
+    r"(?P<run>.+?)(?:_rank(?P<rank>[0-9]{1,6}))?_(?P<side>host|device|kineto)\.json(?:\.gz)?", re.DOTALL
 )
 _ET = re.compile(r"(?P<run>.+)\.(?P<rank>[0-9]{1,9})\.et", re.DOTALL)
 # Shell patterns that find all traces.
 TRACE_GLOBS = tuple(f"*_{side}.json{ending}" for side in SIDES for ending in ("", ".gz"))
+
+
+# Megatron-LM and Megatron-Bridge put Kineto's traces beside --tensorboard-dir, and execution traces too if
+# they run with pytorch_profiler_collect_chakra.
+_MEGATRON_DEVICE, _MEGATRON_HOST = "torch_profile", "chakra"
+_MEGATRON = re.compile(r"rank-[0-9]{1,6}\.json(?:\.gz)?")
+# torchtitan: iteration_STEP/rankN_trace.json, or one folder deeper for each replica.
+_TORCHTITAN_FOLDER = re.compile(r"iteration_[0-9]{1,12}")
+_TORCHTITAN = re.compile(r"rank[0-9]{1,6}_trace\.json(?:\.gz)?")
+# torch.profiler.tensorboard_trace_handler: HOST_PID.NANOSECONDS.pt.trace.json, unless a worker_name is given.
+_TENSORBOARD = re.compile(r".+_(?P<pid>[0-9]{1,10})\.[0-9]+\.pt\.trace\.json(?:\.gz)?", re.DOTALL)
 
 
 class TraceName(NamedTuple):
@@ -35,7 +47,46 @@ class TraceName(NamedTuple):
 def parse_trace(file_name: str) -> TraceName | None:
     """Run, rank and side of ``NAME_rank3_host.json.gz``; None for any other form of name."""
     found = _TRACE.fullmatch(file_name)
-    return TraceName(found["run"], int(found["rank"] or 0), found["side"]) if found else None  # type: ignore[arg-type]
+    if not found:
+        return None
+    return TraceName(found["run"], int(found["rank"] or 0), "host" if found["side"] == "host" else "device")
+
+
+def framework_runs(folder: Path) -> dict[str, list[Path]]:
+    """The traces that training frameworks wrote below ``folder``: run name → host and device traces.
+
+    Knows the layouts of Megatron-LM and Megatron-Bridge (``torch_profile/`` with or without ``chakra/``;
+    either folder or the one above may be given) and of torchtitan (``iteration_STEP/``, in its
+    ``profile_traces``). Sources: Megatron-LM's training.py, torchtitan's tools/profiling.py.
+    """
+    runs: dict[str, list[Path]] = {}
+    above = folder.parent if folder.name in (_MEGATRON_DEVICE, _MEGATRON_HOST) else folder
+    devices = _named_files(above / _MEGATRON_DEVICE, _MEGATRON)
+    if devices:
+        runs[_MEGATRON_DEVICE] = devices + _named_files(above / _MEGATRON_HOST, _MEGATRON)
+    for step in sorted(folder.glob("iteration_*")):
+        if not _TORCHTITAN_FOLDER.fullmatch(step.name):
+            continue
+        for place in (step, *sorted(path for path in step.iterdir() if path.is_dir())):
+            if found := _named_files(place, _TORCHTITAN):
+                runs["_".join(place.relative_to(folder).parts)] = found
+    return runs
+
+
+def process_of(file_name: str) -> int | None:
+    """The process id in the name that ``torch.profiler.tensorboard_trace_handler`` gives a device trace.
+
+    The execution trace that ENABLE_PYTORCH_EXECUTION_TRACE=1 leaves in the temporary folder
+    (``tmpXXXX.et.json``) has neither rank nor process in its name, but the process inside.
+    """
+    found = _TENSORBOARD.fullmatch(file_name)
+    return int(found["pid"]) if found else None
+
+
+def _named_files(folder: Path, pattern: re.Pattern[str]) -> list[Path]:
+    if not folder.is_dir():
+        return []
+    return sorted(path for path in folder.iterdir() if pattern.fullmatch(path.name) and path.is_file())
 
 
 def parse_et(path: str | Path) -> tuple[str, int] | None:
@@ -87,6 +138,11 @@ class RunFiles:
     @property
     def report_file(self) -> Path:
         return self.folder / f"{self.name}_conversion.json"
+
+    @property
+    def page_file(self) -> Path:
+        """The HTML page about the run, written by ``chakra-et report``."""
+        return self.folder / f"{self.name}_report.html"
 
     def et_files(self) -> list[tuple[int, Path]]:
         """(rank, path) of the existing ``NAME.N.et``, in order of rank."""

@@ -2,16 +2,15 @@
 
     python data/build_tokenizers.py [--output data/tokenizers]
 
-They stand in for the real GPT-2 and BERT vocabularies where neither the hub nor a copy is at hand. Their
-ids stay far below 50257 and 30522, so a model keeps its shape and its cost whichever tokenizer is used.
-Takes about a second; the same sample gives the same bytes.
+They replace the real GPT-2 and BERT vocabularies if neither the hub nor a copy is available. Their ids stay
+far below 50257 and 30522, so a model has the same shapes and costs with either tokenizer. Takes about a
+second; the same sample gives the same bytes.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
@@ -21,14 +20,14 @@ VOCAB_SIZE = 4096  # beyond this, merges only memorise words that occur twice in
 
 
 def sample_texts() -> list[str]:
-    """Every context and question of the sample, once each."""
+    """Every context and question of the sample once."""
     articles = json.loads((HERE / "squad_sample.json").read_text(encoding="utf-8"))["data"]
     paragraphs = [paragraph for article in articles for paragraph in article["paragraphs"]]
     return [text for p in paragraphs for text in (p["context"], *(qa["question"] for qa in p["qas"]))]
 
 
 def train_gpt2(texts: list[str]) -> Tokenizer:
-    """Byte-level BPE: all 256 bytes are in the alphabet, so that no text is ever unknown."""
+    """Byte-level BPE: the alphabet has all 256 bytes, so no text is ever unknown."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -45,11 +44,11 @@ def train_gpt2(texts: list[str]) -> Tokenizer:
 
 
 def train_bert(texts: list[str]) -> Tokenizer:
-    """Lower-cased WordPiece; [PAD] is 0, as BERT's embedding of id 0 is the padding row."""
+    """Lower-cased WordPiece; [PAD] has id 0, because row 0 of BERT's embedding is padding."""
     specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     normalizer = normalizers.BertNormalizer(lowercase=True)
-    # The trainer meets the pieces "##x" in the order of a hash table: naming them first fixes their ids, and
-    # so the ties between merges.
+    # The trainer meets the pieces "##x" in the order of a hash table; listing them first fixes their ids, and
+    # with them the order of merges that tie.
     pieces = sorted({"##" + letter for text in texts for letter in normalizer.normalize_str(text)} - {"## "})
     trainer = trainers.WordPieceTrainer(
         vocab_size=VOCAB_SIZE, min_frequency=2, special_tokens=specials + pieces, show_progress=False
@@ -77,7 +76,7 @@ def write(tokenizer: Tokenizer, folder: Path, settings: dict[str, object]) -> No
     state = json.loads(tokenizer.to_str())
     merges = state["model"].get("merges")
     if merges and not isinstance(merges[0], str):
-        # tokenizers 0.19, which transformers 4.44 pins, knows merges only as "left right".
+        # tokenizers 0.19, which transformers 4.44 pins, reads merges only as "left right".
         state["model"]["merges"] = [" ".join(pair) for pair in merges]
     folder.mkdir(parents=True, exist_ok=True)
     settings = {
@@ -86,14 +85,13 @@ def write(tokenizer: Tokenizer, folder: Path, settings: dict[str, object]) -> No
         **settings,
     }
     for name, value in (("tokenizer.json", state), ("tokenizer_config.json", settings)):
-        temporary = folder / f"{name}.tmp"
-        temporary.write_text(json.dumps(value, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-        os.replace(temporary, folder / name)
+        text = json.dumps(value, ensure_ascii=False, indent=1) + "\n"
+        (folder / name).write_text(text, encoding="utf-8")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--output", type=Path, default=HERE / "tokenizers", help="where to put both")
+    parser.add_argument("--output", type=Path, default=HERE / "tokenizers", help="folder for both")
     output = parser.parse_args().output
     texts = sample_texts()
 

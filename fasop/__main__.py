@@ -23,7 +23,15 @@ COMMANDS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
-    return cli.dispatch("python -m fasop", COMMANDS, argv, PlanError)
+    try:
+        return cli.dispatch("python -m fasop", COMMANDS, argv, PlanError)
+    except ModuleNotFoundError as error:
+        print(
+            f"error: {error.name} is not installed for {sys.executable}: make the environment with "
+            "'python3 scripts/environment.py run' and use .venv/bin/python.",
+            file=sys.stderr,
+        )
+        return 2
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""GPT-2: what differs from BERT. The training loop is utils/trainer.py."""
+"""GPT-2: what differs from BERT. The training loop is utils/training/trainer.py."""

@@ -1,14 +1,15 @@
-"""The GPT-2 sizes and the defaults of their training."""
+"""GPT-2 sizes and training defaults."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from utils.data.tokenizers import Family
 from utils.training.config import TrainConfig
 
-# Layers, heads and width of the published models (Radford et al. 2019, table 2); tiny is for tests and
-# keeps the real vocabulary and context, so that the same data and the same kinds of operators are met.
+# Layers, heads and width of the published models (Radford et al. 2019, table 2). "tiny" is for tests and
+# keeps the real vocabulary and context, so it takes the same data and runs the same operators.
 PRESETS: dict[str, dict[str, int]] = {
     "gpt2": {"n_layer": 12, "n_head": 12, "n_embd": 768},
     "gpt2-medium": {"n_layer": 24, "n_head": 16, "n_embd": 1024},
@@ -22,7 +23,7 @@ PRESETS: dict[str, dict[str, int]] = {
 class GPT2TrainConfig(TrainConfig):
     """Flags of gpt2/train.py."""
 
-    family: ClassVar[str] = "gpt2"
+    family: ClassVar[Family] = "gpt2"
     presets: ClassVar[dict[str, dict[str, int]]] = PRESETS
     context: ClassVar[int] = 1024
 

@@ -1,4 +1,4 @@
-"""GPT-2 as a model to train, and its loss."""
+"""The GPT-2 model class and its loss."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from utils.training.models import Batch, ModelFamily
 
 
 def loss_sum(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Next-token cross-entropy summed over the predicted tokens, and their number.
+    """Next-token cross entropy summed over the predicted tokens, and their number.
 
-    ``batch`` holds input_ids, attention_mask and labels, each (batch, sequence); labels are the input
-    ids, -100 where nothing is to be predicted.
+    ``batch``: input_ids and labels, each [batch, sequence]; labels are the input ids, or -100 where nothing
+    is to be predicted.
     """
-    inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
-    logits = model(**inputs, use_cache=False).logits
-    # The labels are shifted rather than the logits, which are large and would be copied.
+    # No attention mask: padding is on the right, where causal attention can't look, and without a mask
+    # PyTorch takes its fastest kernels.
+    logits = model(input_ids=batch["input_ids"], use_cache=False).logits
+    # Shift the labels rather than the logits, which are large and would be copied.
     targets = pad(batch["labels"][:, 1:], (0, 1), value=-100).flatten()
     loss = cross_entropy(logits.flatten(0, 1).float(), targets, ignore_index=-100, reduction="sum")
     return loss, torch.count_nonzero(targets != -100)

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Pretrain GPT-2 with tensor, data and uneven pipeline parallelism, on megatron-core.
+"""Pretrain a GPT with tensor, data and uneven pipeline parallelism, on megatron-core.
 
-    MODEL=tiny megatron_lm/_03_submit.sh --local
+    megatron_lm/_03_submit.sh --local MODEL=tiny
 
 trains the tiny model on two ranks of this machine in about a minute; the loss falls from 8.0. By hand, with
-every setting in the environment (_00_conf.sh sets and checks them):
+the settings in the environment as _00_conf.sh puts them there:
 
     (. megatron_lm/_00_conf.sh && torchrun --nproc-per-node "$NPROC_PER_NODE" megatron_lm/_00_pretrain_gpt.py)
 
-Runs as it is on GPUs with NCCL, and on the CPU with gloo.
+Runs on GPUs with NCCL, and without them on the CPU with gloo.
 """
 
 from __future__ import annotations
@@ -18,35 +18,41 @@ import sys
 import warnings
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-# megatron-core says on every rank which accelerators of it are not installed.
+# megatron-core warns on every rank about accelerators that are not installed.
 warnings.filterwarnings("ignore", module=r"megatron\.core")
 
 import torch
 import torch.distributed as dist
 
-from megatron_lm.settings import Settings
+from megatron_lm.settings import from_environment
 from utils import distributed
 from utils.distributed import World
-from utils.training.watch import Watch
+from utils.watch import Watch
 
 DIST_TIMEOUT = 600.0
 
 
 def main(world: World, watch: Watch) -> int:
+    """Train as one rank of ``world``."""
     from megatron.core import parallel_state
 
-    from megatron_lm import shim, training
+    from megatron_lm.engine import shim, training
 
-    settings = Settings.from_environment()
+    settings = from_environment()
     if not torch.cuda.is_available():
         shim.apply()
-        settings = dataclasses.replace(settings, precision="fp32")
+        if settings.precision == "fp16":
+            # CPUs are slow at fp16.
+            settings = dataclasses.replace(settings, precision="fp32")
     if not dist.is_initialized():
         dist.init_process_group("gloo", init_method="tcp://127.0.0.1:0", rank=0, world_size=1)
-    parallel_state.initialize_model_parallel(settings.tensor_mp_size, settings.pipeline_mp_size)
+    parallel_state.initialize_model_parallel(
+        settings.tensor_mp_size,
+        settings.pipeline_mp_size,
+        settings.virtual_stages if settings.virtual_stages > 1 else None,
+    )
     training.train(settings)
     return 0
 

@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
-# Launch one node's ranks: say the settings, then torchrun, in the container where there is one.
+# Launch one node's ranks: print the settings, then start torchrun, in the container if there is one.
 #
 # Usage: megatron_lm/_01_run_inter.sh NODE_RANK MASTER_ADDR
 #
-# To run by hand, start it on each node. NSYS=true or NCU=true: under that profiler, with its reports in
-# ../log-nsys or ../log-ncu beside megatron_lm.
+# To launch by hand, run it on each node. With NSYS=true or NCU=true the ranks run under that profiler, which
+# writes its reports to log-nsys/ or log-ncu/ beside megatron_lm/.
 
 set -euo pipefail
 # shellcheck source=megatron_lm/slurm/job.sh
 . "$(dirname "${BASH_SOURCE[0]}")/slurm/job.sh"
 case ${1:-} in -h | --help) show_help ;; esac
-[ $# = 2 ] || usage_error "two arguments are needed: NODE_RANK and MASTER_ADDR"
+[ $# = 2 ] || usage_error "give two arguments, NODE_RANK and MASTER_ADDR"
 case $1 in '' | *[!0-9]*) usage_error "NODE_RANK is a number from 0, not '$1'" ;; esac
 [ "$1" -lt "$NNODES" ] || usage_error "NODE_RANK $1: there are $NNODES nodes (NNODES), counted from 0"
 NODE_RANK=$1 MASTER_ADDR=$2
@@ -20,39 +20,45 @@ export RUN_ID
 
 # enter_container: make sure that it is unpacked here; set container, the command that runs one in it.
 enter_container() {
+    local place variable
+    command -v enroot >/dev/null || die "enroot is not installed on this node: CONTAINER_IMAGE_PATH needs it"
     [ -n "$CONTAINER_PATH" ] || die "CONTAINER_PATH is empty: set it to the folder that containers are unpacked in"
     export ENROOT_DATA_PATH=$CONTAINER_PATH
-    mkdir -p "$CONTAINER_PATH" "$LOGS"
+    mkdir -p "$CONTAINER_PATH" "$LOG_DIR"
     if [ "$RELOAD_CONTAINER" = true ]; then
         enroot remove --force "$CONTAINER_NAME" >&2 || true
     fi
     if ! enroot list | grep -qxF "$CONTAINER_NAME"; then
         [ -f "$CONTAINER_IMAGE_PATH" ] ||
-            die "CONTAINER_IMAGE_PATH: there is no file $CONTAINER_IMAGE_PATH; give a .sqsh image, or leave it empty"
+            die "CONTAINER_IMAGE_PATH: there is no file $CONTAINER_IMAGE_PATH on this node; give a .sqsh image"
         enroot create --name "$CONTAINER_NAME" "$CONTAINER_IMAGE_PATH" >&2
     fi
-    local place places variable
     container=(enroot start --rw)
-    # Every place has the same path inside as outside.
-    places=("$ROOT" "$LOGS")
-    for place in "$DATA_PATH" "$SAVE" "$LOAD"; do
-        case $place in /*) places+=("$(dirname "$place")") ;; esac
+    # Folders have the same path inside as outside.
+    for place in "$ROOT" "$LOG_DIR" "$TRACE_OUTPUT_DIR" "${DATA_PATH%/*}" "$SAVE" "$LOAD"; do
+        case $place in
+            /*)
+                mkdir -p "$place"
+                container+=(--mount "$place:$place")
+                ;;
+        esac
     done
-    for place in "${places[@]}"; do
-        container+=(--mount "$place:$place")
-    done
-    for variable in "${names[@]}" RUN_ID OMP_NUM_THREADS; do
+    for variable in NODE_RANK MASTER_ADDR RUN_ID OMP_NUM_THREADS SLURM_RESTART_COUNT; do
         container+=(--env "$variable=${!variable-}")
+    done
+    for variable in "${SETTINGS[@]}"; do
+        container+=(--env "MEGATRON_$variable=${!variable}")
     done
     container+=("$CONTAINER_NAME")
 }
 
-names=(NODE_RANK MASTER_ADDR "${SETTINGS[@]}")
-for name in "${names[@]}"; do
-    printf '%s: %s\n' "$name" "${!name-}"
+# The settings, as get_result.sh shows them. PRECISION is missing: rank 0 prints the one that is used.
+printf 'NODE_RANK: %s\nMASTER_ADDR: %s\n' "$NODE_RANK" "$MASTER_ADDR"
+for name in "${SETTINGS[@]}"; do
+    [ "$name" = PRECISION ] || printf '%s: %s\n' "$name" "${!name}"
 done
 
-# Not more threads than there are CPUs for each rank: too many make a rank many times slower.
+# More threads than CPUs per rank would make each rank many times slower.
 cpus=$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
 threads=$(((CPUS_PER_TASK < cpus ? CPUS_PER_TASK : cpus) / NPROC_PER_NODE))
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$((threads > 0 ? threads : 1))}"
@@ -61,8 +67,9 @@ choose_python
 python=$PYTHON container=()
 if uses_container; then
     enter_container
-    python=${CONTAINER_PYTHON:-python3}
+    python=$CONTAINER_PYTHON
 fi
+${container[@]+"${container[@]}"} "$python" "$MEGATRON/slurm/check_python.py" || exit $?
 
 report=$RUN_ID
 [ "$NNODES" = 1 ] || report=$RUN_ID-$NODE_RANK

@@ -12,4 +12,4 @@ set -euo pipefail
 SCRIPT=megatron_lm/_04_report.sh
 case ${1:-} in -h | --help) show_help ;; esac
 [ -n "${PYTHON:-}" ] || use_environment megatron
-exec "$PYTHON" "$ROOT/megatron_lm/report.py" "$@"
+exec "$PYTHON" "$ROOT/megatron_lm" report "$@"

@@ -1,31 +1,41 @@
 #!/usr/bin/env python3
-"""Turn a checkpoint into a Hugging Face GPT-2 folder.
+"""Turn a checkpoint of a GPT-2 into a Hugging Face folder.
 
     python megatron_lm/export_hf.py outputs/megatron/checkpoints --output outputs/megatron/gpt2
 
-The folder loads by ``GPT2LMHeadModel.from_pretrained``; rows that only pad the vocabulary are left out.
+``GPT2LMHeadModel.from_pretrained`` loads the folder; rows that only pad the vocabulary are left out.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from chakra_et import cli
-from megatron_lm.settings import MODELS, Size
+from megatron_lm.settings import Size
+from megatron_lm.settings.sizes import gpt2
 from utils.training.checkpoint import CheckpointError, atomic_folder
+
+# megatron-core's name of each part of a layer, and Hugging Face's.
+PARTS = {
+    "input_layernorm": "ln_1",
+    "self_attention.linear_proj": "attn.c_proj",
+    "pre_mlp_layernorm": "ln_2",
+    "mlp.linear_fc1": "mlp.c_fc",
+    "mlp.linear_fc2": "mlp.c_proj",
+}
 
 
 @dataclass
 class ExportConfig:
-    """What is exported, and where to."""
+    """Which checkpoint to export, and where to."""
 
     checkpoint: str = field(default="", metadata={"positional": True, "help": "folder iter_…, or its parent"})
     output: str = field(default="", metadata={"help": "folder to write"})
@@ -35,24 +45,25 @@ class ExportConfig:
             raise ValueError("give a checkpoint's folder and --output")
 
 
-def main() -> int:
-    from megatron_lm.checkpoint import read
+def main(argv: Sequence[str] | None = None) -> int:
+    from megatron_lm.engine.checkpoint import read, size_of
 
-    config = cli.parse(ExportConfig, description=__doc__.splitlines()[0])
-    try:
-        meta, parts = read(Path(config.checkpoint).resolve())
-        model = convert({name: part["value"] for name, part in parts.items()}, MODELS[meta["model"]])
-        with atomic_folder(Path(config.output)) as folder:
-            model.save_pretrained(folder)
-    except CheckpointError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    config = cli.parse(ExportConfig, argv, description=(__doc__ or "").splitlines()[0])
+    meta, parts = read(Path(config.checkpoint).resolve())
+    size = size_of(meta)
+    if size != gpt2(size.hidden, size.layers, size.heads, size.sequence, size.vocabulary):
+        raise CheckpointError(
+            f"{config.checkpoint}: {meta['model']} is not a GPT-2: only a GPT-2 can be exported"
+        )
+    model = convert({name: part["value"] for name, part in parts.items()}, size)
+    with atomic_folder(Path(config.output)) as folder:
+        model.save_pretrained(folder)
     print(f"{config.output}: GPT-2 {meta['model']} after {meta['iteration']} iterations")
     return 0
 
 
 def convert(weights: dict[str, torch.Tensor], size: Size) -> GPT2LMHeadModel:
-    """The Hugging Face model of these weights, named and shaped as in the whole model."""
+    """The Hugging Face model of these weights, which have the names and shapes of the whole model."""
     model = GPT2LMHeadModel(
         GPT2Config(
             vocab_size=size.vocabulary,
@@ -64,7 +75,7 @@ def convert(weights: dict[str, torch.Tensor], size: Size) -> GPT2LMHeadModel:
             resid_pdrop=0.0,
             embd_pdrop=0.0,
             attn_pdrop=0.0,
-            # Both are the last row in our data.
+            # In our data both are the vocabulary's last token.
             bos_token_id=size.vocabulary - 1,
             eos_token_id=size.vocabulary - 1,
         )
@@ -77,28 +88,18 @@ def convert(weights: dict[str, torch.Tensor], size: Size) -> GPT2LMHeadModel:
     }
     for layer in range(size.layers):
         ours, theirs = f"decoder.layers.{layer}.", f"transformer.h.{layer}."
-        for part, (from_, to) in (
-            (part, pair)
-            for part in ("weight", "bias")
-            for pair in (
-                ("input_layernorm", "ln_1"),
-                ("self_attention.linear_proj", "attn.c_proj"),
-                ("pre_mlp_layernorm", "ln_2"),
-                ("mlp.linear_fc1", "mlp.c_fc"),
-                ("mlp.linear_fc2", "mlp.c_proj"),
-            )
-        ):
-            # Hugging Face's GPT-2 keeps its matrices transposed.
-            state[f"{theirs}{to}.{part}"] = weights[f"{ours}{from_}.{part}"].t()
-        for part in ("weight", "bias"):
-            joint = weights[f"{ours}self_attention.linear_qkv.{part}"]
-            state[f"{theirs}attn.c_attn.{part}"] = _by_kind(joint, size).t()
+        for kind in ("weight", "bias"):
+            for source, target in PARTS.items():
+                # Hugging Face's GPT-2 stores its matrices transposed.
+                state[f"{theirs}{target}.{kind}"] = weights[f"{ours}{source}.{kind}"].t()
+            joint = weights[f"{ours}self_attention.linear_qkv.{kind}"]
+            state[f"{theirs}attn.c_attn.{kind}"] = by_kind(joint, size).t()
     state["lm_head.weight"] = state["transformer.wte.weight"]
     model.load_state_dict({name: tensor.float().contiguous() for name, tensor in state.items()})
     return model
 
 
-def _by_kind(joint: torch.Tensor, size: Size) -> torch.Tensor:
+def by_kind(joint: torch.Tensor, size: Size) -> torch.Tensor:
     """From (query, key, value) of each head in turn to all queries, all keys, all values."""
     width = size.hidden // size.heads
     heads = joint.reshape(size.heads, 3, width, *joint.shape[1:])
@@ -106,4 +107,4 @@ def _by_kind(joint: torch.Tensor, size: Size) -> torch.Tensor:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(cli.run(main, CheckpointError))

@@ -12,4 +12,4 @@ set -euo pipefail
 SCRIPT=megatron_lm/get_result.sh
 case ${1:-} in -h | --help) show_help ;; esac
 [ -n "${PYTHON:-}" ] || use_environment megatron
-exec "$PYTHON" "$ROOT/megatron_lm/get_result.py" "$@"
+exec "$PYTHON" "$ROOT/megatron_lm" get_result "$@"

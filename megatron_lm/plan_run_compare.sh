@@ -13,4 +13,4 @@ SCRIPT=megatron_lm/plan_run_compare.sh
 case ${1:-} in -h | --help) show_help ;; esac
 [ -n "${PYTHON:-}" ] || use_environment megatron
 export PYTHON
-supervise "$PYTHON" "$ROOT/megatron_lm/plan_run_compare.py" "$@"
+supervise "$PYTHON" "$ROOT/megatron_lm" plan_run_compare "$@"

@@ -5,6 +5,7 @@ set -euo pipefail
 
 FORCE_CPU=
 OUTPUT_DIR=$ROOT/outputs
+STEPS=10
 NNODES=1
 NODE_RANK=0
 RENDEZVOUS=()
@@ -45,7 +46,7 @@ parse_job() {
     if [ "$NNODES" -gt 1 ]; then
         [ -n "${MASTER_ADDR:-}" ] || usage_error "--nnodes $NNODES needs --master-addr"
         RENDEZVOUS=(--nnodes "$NNODES" --node_rank "$NODE_RANK"
-            --master_addr "$MASTER_ADDR" --master_port "${MASTER_PORT:-29500}")
+            --master_addr "$MASTER_ADDR" --master_port "${MASTER_PORT:-6787}")
     else
         RENDEZVOUS=(--standalone)
     fi
@@ -125,17 +126,39 @@ stage() {
     [ "$status" -eq 0 ] || die "$name failed (exit status $status): the lines above say why" "$status"
 }
 
-# quick_job MODEL [ARG…]: the whole way from training to checked .et files.
+# quick_job MODEL [ARG…]: the whole way from training to checked .et files; without a number of GPUs, on 1, 2
+# and 4 of them as far as they are there.
 quick_job() {
-    local model=$1 processes steps world name warmup wait_steps rank
+    local model=$1
     shift
     parse_job 2 "$@"
-    processes=${POSITIONAL[0]:-1}
-    steps=${POSITIONAL[1]:-10}
-    positive num_gpus "$processes"
-    positive max_steps "$steps"
+    positive num_gpus "${POSITIONAL[0]:-1}"
+    STEPS=${POSITIONAL[1]:-10}
+    positive max_steps "$STEPS"
     use_environment run
-    require_gpus "$processes"
+    if [ "${#POSITIONAL[@]}" -gt 0 ] || [ "$NNODES" -gt 1 ]; then
+        require_gpus "${POSITIONAL[0]:-1}"
+        trace_and_convert "$model" "${POSITIONAL[0]:-1}"
+        return
+    fi
+    find_gpus
+    if [ "$GPUS" -gt 0 ]; then
+        sweep quick_run "$model" "1 2 4"
+    else
+        say "On the CPU, and so with 1 process. For 2 or 4: ./$SCRIPT ${FORCE_CPU:+--cpu }2, ./$SCRIPT ${FORCE_CPU:+--cpu }4"
+        trace_and_convert "$model" 1
+    fi
+}
+
+# quick_run MODEL N: a quick job of its own, with the options of this one.
+quick_run() {
+    supervise "$ROOT/run_$1_quick.sh" ${FORCE_CPU:+--cpu} --output-dir "$OUTPUT_DIR" "$2" "$STEPS" \
+        ${EXTRA[@]+-- "${EXTRA[@]}"}
+}
+
+# trace_and_convert MODEL N: train on N processes of this node, repair, convert, check, list.
+trace_and_convert() {
+    local model=$1 processes=$2 steps=$STEPS world name warmup wait_steps rank
     cd "$ROOT"
 
     world=$((processes * NNODES))
@@ -143,13 +166,14 @@ quick_job() {
     # One step is traced: the last but one if there are enough, so that start-up is over.
     warmup=$((steps > 2 ? 2 : steps - 1))
     wait_steps=$((steps - warmup - 1 > 5 ? 5 : steps - warmup - 1))
-    local size=(--batch-size 8 --max-seq-length 512)
-    [ "$GPUS" -gt 0 ] || size=(--batch-size 2 --max-seq-length 128)
+    # Full padding, so that every rank computes the same shapes.
+    local size=(--batch-size 4 --max-seq-length 512 --padding max)
+    [ "$GPUS" -gt 0 ] || size=(--batch-size 2 --max-seq-length 128 --padding max)
 
     stage "training $model on $world $([ "$GPUS" -gt 0 ] && echo 'GPU(s)' || echo 'CPU process(es)')" \
         launch "$model" "$processes" --max-steps "$steps" "${size[@]}" --skip-eval --report-to none \
         --save-steps 0 --save-dir "$ROOT/checkpoints/${model}_quick" --logging-steps 1 \
-        --enable-tracing --trace-output-dir "$OUTPUT_DIR" --trace-name "$name" \
+        --enable-tracing --no-convert --trace-output-dir "$OUTPUT_DIR" --trace-name "$name" \
         --trace-wait-steps "$wait_steps" --trace-warmup-steps "$warmup" --trace-active-steps 1
     if [ "$NODE_RANK" -ne 0 ]; then
         say "node $NODE_RANK is done; node 0 converts the traces of all ranks"
@@ -170,10 +194,12 @@ quick_job() {
     stage "repairing host traces" supervise "$PYTHON" fix_host_traces.py "${host_traces[@]}"
     stage "converting" supervise "$PYTHON" convert_to_et.py --dir "$OUTPUT_DIR" --name "$name"
     stage "checking" supervise "$PYTHON" -m chakra_et validate "${traces[@]}"
+    stage "reporting" supervise "$PYTHON" -m chakra_et report "$OUTPUT_DIR/$name"
     stage "written" "$PYTHON" -m utils.training.summary --dir "$OUTPUT_DIR" --name "$name"
 }
 
-# full_job MODEL [ARG…]: training with evaluation and checkpoints, no trace.
+# full_job MODEL [ARG…]: training with evaluation and checkpoints; a few early steps are traced, and converted at
+# the end.
 full_job() {
     local model=$1 processes
     shift
@@ -188,15 +214,16 @@ full_job() {
     use_environment run
     require_gpus "$processes"
     cd "$ROOT"
-    stage "training $model" launch "$model" "$processes" ${size[@]+"${size[@]}"}
+    stage "training $model" launch "$model" "$processes" ${size[@]+"${size[@]}"} \
+        --enable-tracing --trace-output-dir "$OUTPUT_DIR"
 }
 
-# sweep RUN "COUNTS": call RUN MODEL COUNT for both models and every count that the machine can run; name
-# the others; end with a non-zero status if a run failed or none was possible.
+# sweep RUN "MODELS" "COUNTS": call RUN MODEL COUNT for all models and every count that the machine can run;
+# name the others; end with a non-zero status if a run failed or none was possible.
 sweep() {
-    local run=$1 counts=$2 model count impossible='' failed='' succeeded=''
+    local run=$1 models=$2 counts=$3 model count impossible='' failed='' succeeded=''
     [ "$NNODES" -eq 1 ] || usage_error "this runs on one machine; use ./run_gpt2_quick.sh or ./run_gpt2.sh on several"
-    for model in gpt2 bert; do
+    for model in $models; do
         for count in $counts; do
             if [ -z "$FORCE_CPU" ] && [ "$count" -gt "$GPUS" ]; then
                 impossible="$impossible $model×$count"

@@ -1,12 +1,12 @@
-"""Runs a command so that nothing of it outlives the script that started it.
+"""Run a command so that none of its processes outlives the script that started it.
 
     python scripts/supervise.py COMMAND…
 
-The command runs in a session of its own. SIGINT, SIGTERM and SIGHUP are passed on to it once; so is the
-death of the calling script, kill -9 included. If it fails, or is killed itself, what it leaves behind is
-ended too: torchrun's workers live in sessions of their own, so a signal to the group would miss them.
-Whatever is still there after the grace period is killed. Exits with the command's status, 128 + N for
-signal N.
+The command runs in a session of its own. SIGINT, SIGTERM and SIGHUP are forwarded to it once; it also gets a
+SIGTERM when the calling script dies, even by kill -9. If the command fails or is killed, the processes it
+leaves behind are ended too: torchrun starts its workers in sessions of their own, which a signal to the
+process group does not reach, and it leaves them running if it is killed. Whatever remains after the grace
+period is killed. Exits with the command's status, or 128 + N for signal N.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 
-# torchrun itself gives its workers 30 seconds to end.
+# torchrun itself gives its workers 30 seconds.
 GRACE_SECONDS = float(os.environ.get("MOSIM_GRACE_SECONDS", "40"))
 POLL_SECONDS = 0.2
 LOOK_SECONDS = 2.0
@@ -56,14 +56,14 @@ def main(command: list[str]) -> int:
     return child.returncode if child.returncode >= 0 else 128 - child.returncode
 
 
-def end(child: subprocess.Popen, family: set[int]) -> None:
-    """Wait for the child, end what it leaves behind, and kill what outstays the grace period."""
+def end(child: subprocess.Popen[bytes], family: set[int]) -> None:
+    """Wait for the child, end the processes it leaves behind, and kill what outlasts the grace period."""
     deadline = time.monotonic() + GRACE_SECONDS
-    told: set[int] = set()
+    signalled: set[int] = set()
     while child.poll() is None or family:
         if child.poll() is not None:
-            signal_all(family - told, signal.SIGTERM)
-            told |= family
+            signal_all(family - signalled, signal.SIGTERM)
+            signalled |= family
         if time.monotonic() > deadline:
             signal_all(family, signal.SIGKILL)
             if child.poll() is None:
@@ -75,7 +75,7 @@ def end(child: subprocess.Popen, family: set[int]) -> None:
 
 
 def still_there(known: set[int], root: int) -> set[int]:
-    """Of ``known`` and of the descendants of ``root``, the processes that run; without ``root`` itself."""
+    """Those of ``known`` and of the descendants of ``root`` that still run, without ``root`` itself."""
     parents = processes()
     found = (known & parents.keys()) | {root}
     size = 0
@@ -86,7 +86,7 @@ def still_there(known: set[int], root: int) -> set[int]:
 
 
 def processes() -> dict[int, int]:
-    """Parent of every process that is not a zombie; empty on a machine without ps."""
+    """Parent of every process that is not a zombie; empty if the machine has no ps."""
     try:
         answer = subprocess.run(["ps", "-A", "-o", "pid=,ppid=,stat="], capture_output=True, text=True)
     except OSError:
@@ -100,7 +100,7 @@ def signal_all(pids: set[int], number: int) -> None:
         try:
             os.kill(pid, number)
         except ProcessLookupError:
-            continue  # it ended between the look and the signal
+            continue  # it ended just before the signal
 
 
 if __name__ == "__main__":

@@ -1,32 +1,37 @@
-"""The data, from flags to samples: read (squad.py) → tokenize (token_cache.py) → lay out (here).
+"""The data, from flags to samples: read (squad.py) → tokenize (token_cache.py) → lay out (this file).
 
-Every sample has the full --max-seq-length, so a batch is a plain stack and each step has the same shapes.
-Labels are -100, which PyTorch's cross entropy leaves out, wherever nothing is to be predicted.
+Every sample is padded to --max-seq-length on the right; ``stack`` cuts a batch to its longest sample. Labels
+are -100, which PyTorch's cross entropy ignores, wherever nothing is to be predicted.
 """
 
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, default_collate
+from transformers import PreTrainedTokenizerFast
 
 from utils.data.config import DataConfig
 from utils.data.hub import DataError, datasets_cache
-from utils.data.squad import load_squad
+from utils.data.squad import Example, load_squad
 from utils.data.token_cache import TokenizedPairs, tokenize_pairs
 from utils.data.tokenizers import Family
 
-__all__ = ["SquadDataset", "build_datasets"]
+__all__ = ["SquadDataset", "build_datasets", "stack"]
 
 IGNORED = -100
+MULTIPLE = 8  # of tokens per sample: what matrix units like
 MASKED_SHARE = 0.15
 Sample = dict[str, torch.Tensor]
+Ids = npt.NDArray[np.int64]
 
 
 class SquadDataset(Dataset[Sample]):
-    """Map-style samples of int64 [max_seq_length]: input_ids, attention_mask, labels (BERT: token_type_ids).
+    """Map-style data set; each sample has int64 [max_seq_length] tensors: input_ids, attention_mask, labels
+    and, for BERT, token_type_ids.
 
-    ``source`` says where the text came from; ``fingerprint`` is equal on ranks that hold the same data.
+    ``source`` says in words where the text came from; ``fingerprint`` is equal on ranks with the same data.
     """
 
     def __init__(self, pairs: TokenizedPairs, length: int, source: str) -> None:
@@ -40,37 +45,42 @@ class SquadDataset(Dataset[Sample]):
             raise IndexError(index)
         return {name: torch.from_numpy(row) for name, row in self.rows(index).items()}
 
-    def rows(self, index: int) -> dict[str, np.ndarray]:
+    def rows(self, index: int) -> dict[str, Ids]:
+        """The sample as arrays."""
         raise NotImplementedError
 
     def set_epoch(self, epoch: int) -> None:
-        """Draw BERT's masks anew; GPT-2 has nothing to draw.
+        """Draw new masks (BERT only).
 
-        Reaches the workers of a DataLoader, persistent or not. Call it between epochs, before the loader's
-        next iterator is made, since workers fetch ahead.
+        DataLoader workers see the change too, persistent or not. Call it between epochs, before the loader's
+        next iterator is created, because workers prefetch.
         """
 
 
 class CausalDataset(SquadDataset):
-    """One question, a newline, its context and <|endoftext|>, cut or padded to the length, for GPT-2.
+    """For GPT-2: question, newline, context and <|endoftext|>, cut or padded to the sample length.
 
-    Labels are the inputs: the model itself shifts them by one.
+    Labels equal the inputs; the loss shifts them by one.
     """
 
-    def __init__(self, pairs: TokenizedPairs, tokenizer, length: int, source: str) -> None:
+    def __init__(
+        self, pairs: TokenizedPairs, tokenizer: PreTrainedTokenizerFast, length: int, source: str
+    ) -> None:
         super().__init__(pairs, length, source)
         newline = tokenizer("\n", add_special_tokens=False)["input_ids"]
         self.newline, self.end = np.array(newline, dtype=np.int64), int(tokenizer.eos_token_id)
 
-    def document(self, index: int) -> np.ndarray:
+    def document(self, index: int) -> Ids:
+        """One question and its context, uncut."""
         question, context = self.pairs[index]
         return np.concatenate([question, self.newline, context, [self.end]])
 
-    def rows(self, index: int) -> dict[str, np.ndarray]:
+    def rows(self, index: int) -> dict[str, Ids]:
         return self.padded(self.document(index)[: self.length])
 
-    def padded(self, ids: np.ndarray) -> dict[str, np.ndarray]:
-        # By position, not by id: padding is <|endoftext|> too, and the real one must keep its label.
+    def padded(self, ids: Ids) -> dict[str, Ids]:
+        """A sample that begins with ``ids``."""
+        # By position, not by id: padding is <|endoftext|> too, and the real one keeps its label.
         return {
             "input_ids": _fill(ids, self.length, self.end),
             "attention_mask": _fill(np.ones_like(ids), self.length, 0),
@@ -79,13 +89,15 @@ class CausalDataset(SquadDataset):
 
 
 class PackedDataset(CausalDataset):
-    """GPT-2's documents end to end, cut every ``length`` tokens; only the last remainder is dropped.
+    """For GPT-2 with --pack: texts end to end, cut every ``length`` tokens; only the remainder is dropped.
 
-    The documents are shuffled by the seed first, as neighbours in SQuAD share their context. Less than one
-    length of text makes one padded sample.
+    Texts are shuffled by the seed first, because neighbours in SQuAD share their context. Text shorter than
+    one sample becomes one padded sample.
     """
 
-    def __init__(self, pairs: TokenizedPairs, tokenizer, length: int, source: str, seed: int) -> None:
+    def __init__(
+        self, pairs: TokenizedPairs, tokenizer: PreTrainedTokenizerFast, length: int, source: str, seed: int
+    ) -> None:
         super().__init__(pairs, tokenizer, length, source)
         order = _generator(seed).permutation(len(pairs))
         self.stream = np.concatenate([self.document(index) for index in order]).astype(np.int32)
@@ -93,27 +105,29 @@ class PackedDataset(CausalDataset):
     def __len__(self) -> int:
         return max(1, len(self.stream) // self.length)
 
-    def rows(self, index: int) -> dict[str, np.ndarray]:
-        return self.padded(self.stream[index * self.length : (index + 1) * self.length])
+    def rows(self, index: int) -> dict[str, Ids]:
+        return self.padded(self.stream[index * self.length : (index + 1) * self.length].astype(np.int64))
 
 
 class MaskedDataset(SquadDataset):
-    """[CLS] question [SEP] context [SEP] with masked words to guess, for BERT (Devlin et al. 2019, 3.1).
+    """For BERT: [CLS] question [SEP] context [SEP] with masked tokens to predict (Devlin et al. 2019, 3.1).
 
     15% of the ordinary tokens, at least one, have labels; of these 80% become [MASK], 10% a random token and
-    10% stay. The choice depends on seed, epoch and index alone, so neither resuming nor the number of ranks
-    or workers changes it.
+    10% stay. The choice depends on seed, epoch and index alone, so it survives a resume and doesn't depend on
+    the number of ranks or workers.
     """
 
-    def __init__(self, pairs: TokenizedPairs, tokenizer, length: int, source: str, seed: int) -> None:
+    def __init__(
+        self, pairs: TokenizedPairs, tokenizer: PreTrainedTokenizerFast, length: int, source: str, seed: int
+    ) -> None:
         super().__init__(pairs, length, source)
         self.seed = seed
-        # Shared memory, for persistent workers keep the copy of this object that they started with.
+        # In shared memory: persistent workers keep the copy of this object that they started with.
         self.epoch = torch.zeros((), dtype=torch.int64).share_memory_()
         self.cls, self.sep, self.pad = tokenizer.cls_token_id, tokenizer.sep_token_id, tokenizer.pad_token_id
         self.mask, self.unknown = tokenizer.mask_token_id, tokenizer.unk_token_id
         vocabulary = np.array(sorted(tokenizer.get_vocab().values()))
-        self.maskable = np.zeros(vocabulary[-1] + 1, dtype=bool)  # [vocabulary], looked up by id
+        self.maskable = np.zeros(vocabulary[-1] + 1, dtype=bool)  # [vocabulary], indexed by id
         self.maskable[vocabulary] = True
         self.maskable[tokenizer.all_special_ids] = False
         self.ordinary = np.flatnonzero(self.maskable)
@@ -121,10 +135,10 @@ class MaskedDataset(SquadDataset):
     def set_epoch(self, epoch: int) -> None:
         self.epoch.fill_(epoch)
 
-    def rows(self, index: int) -> dict[str, np.ndarray]:
+    def rows(self, index: int) -> dict[str, Ids]:
         question, context = self.pairs[index]
         room = self.length - 3
-        # The context is cut first; the question too, if it alone would take more than half.
+        # The context is cut first; the question too if it alone would take more than half.
         question = question[: max(room // 2, room - len(context))]
         context = context[: room - len(question)]
         ids = np.concatenate([[self.cls], question, [self.sep], context, [self.sep]])
@@ -138,7 +152,8 @@ class MaskedDataset(SquadDataset):
             "labels": _fill(labels, self.length, IGNORED),
         }
 
-    def masked(self, ids: np.ndarray, index: int) -> tuple[np.ndarray, np.ndarray]:
+    def masked(self, ids: Ids, index: int) -> tuple[Ids, Ids]:
+        """``ids`` with masks, and the labels; both [len(ids)]."""
         candidates = np.flatnonzero(self.maskable[ids])
         if not len(candidates):
             # A text in a script that the vocabulary lacks: without any label its loss would be NaN.
@@ -156,22 +171,21 @@ class MaskedDataset(SquadDataset):
 
 
 def build_datasets(
-    family: Family, tokenizer, config: DataConfig, seed: int
+    family: Family, tokenizer: PreTrainedTokenizerFast, config: DataConfig, seed: int
 ) -> tuple[SquadDataset, SquadDataset]:
-    """Return the train and validation set; the validation set's masks are the same for any seed and epoch.
+    """Return the training and validation sets; validation masks are the same for every seed and epoch.
 
-    ``config.max_seq_length`` must be set by now. Tokenized data is kept below --cache-dir. Raises
-    ``DataError``.
+    ``config.max_seq_length`` must be set. Tokenized data is cached below --cache-dir. Raises ``DataError``.
     """
     length = config.max_seq_length
     if length is None:
         raise DataError("--max-seq-length: not set")
     if config.pack and family != "gpt2":
-        raise DataError("--pack: only for GPT-2, as BERT's samples are pairs of question and context")
-    squad = load_squad(config.dataset, config.cache_dir)
+        raise DataError("--pack: only for GPT-2; BERT's samples are pairs of question and context")
+    squad = load_squad(config.dataset, config.cache_dir, config.require_dataset)
     folder = datasets_cache(config.cache_dir) / "tokenized"
 
-    def build(examples, seed: int) -> SquadDataset:
+    def build(examples: list[Example], seed: int) -> SquadDataset:
         pairs = tokenize_pairs(examples, tokenizer, folder)
         if family == "bert":
             return MaskedDataset(pairs, tokenizer, length, squad.source, seed)
@@ -182,8 +196,16 @@ def build_datasets(
     return build(squad.train, seed), build(squad.validation, 0)
 
 
-def _fill(row: np.ndarray, length: int, value: int) -> np.ndarray:
-    """``row`` as int64 [length], ``value`` after its end."""
+def stack(samples: list[Sample]) -> Sample:
+    """A batch without the padding that all its samples share: int64 [batch, longest sample, rounded up]."""
+    batch: Sample = default_collate(samples)
+    longest = int(batch["attention_mask"].sum(dim=1).max())
+    length = -(-longest // MULTIPLE) * MULTIPLE
+    return {name: tensor[:, :length].contiguous() for name, tensor in batch.items()}
+
+
+def _fill(row: Ids, length: int, value: int) -> Ids:
+    """``row`` extended to int64 [length] with ``value``."""
     filled = np.full(length, value, dtype=np.int64)
     filled[: len(row)] = row
     return filled

@@ -1,4 +1,4 @@
-"""From the launcher's environment to a process group, and from any failure to one sentence and an exit."""
+"""Start a process group from the launcher's environment; end every failure with one sentence and a status."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from typing import NoReturn
 
 import torch
 import torch.distributed as dist
+from torch.distributed import PrefixStore, Store, TCPStore
 
-from utils.training.watch import (
+from utils.logs import setup_logging
+from utils.watch import (
     PeerFailure,
     Watch,
     blames_others,
@@ -28,7 +30,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class World:
-    """This process among the launched ones. ``local`` counts are those of one node."""
+    """This process in the world; ``local_rank`` and ``local_size`` count the processes of its node."""
 
     rank: int
     size: int
@@ -45,25 +47,25 @@ class World:
         return "nccl" if self.device.type == "cuda" else "gloo"
 
     def sum(self, *values: torch.Tensor | float) -> list[float]:
-        """The sums over all ranks of some scalars, in one collective."""
+        """Sum scalars over all ranks, each separately, in one collective."""
         parts = [torch.as_tensor(value, dtype=torch.float64, device=self.device) for value in values]
         total = torch.stack(parts)
         if self.size > 1:
             dist.all_reduce(total)
-        return total.tolist()
+        return [float(value) for value in total.tolist()]
 
     def agree(self, number: int) -> bool:
-        """Whether every rank calls this with the same number (below 2^62)."""
+        """Whether every rank passes the same number (below 2^62)."""
         extremes = torch.tensor([number, -number], dtype=torch.int64, device=self.device)
         if self.size > 1:
             dist.all_reduce(extremes, dist.ReduceOp.MAX)
-        return extremes.tolist() == [number, -number]
+        return bool(extremes.tolist() == [number, -number])
 
 
 def read_world() -> World:
-    """The world that torchrun (or any launcher with the same variables) started; alone without one.
+    """Read the world from the variables that torchrun and other launchers set; one process without them.
 
-    Raises ValueError where a node has fewer GPUs than processes.
+    Raises ValueError if this node has fewer GPUs than processes.
     """
     environment = os.environ
     rank, size = int(environment.get("RANK", 0)), int(environment.get("WORLD_SIZE", 1))
@@ -74,34 +76,17 @@ def read_world() -> World:
         if local_rank >= torch.cuda.device_count():
             raise ValueError(
                 f"{local_size} processes were launched on this node but it has {torch.cuda.device_count()} "
-                f"GPU(s): launch as many, or hide the GPUs with CUDA_VISIBLE_DEVICES= to run on the CPU"
+                f"GPU(s): launch one process per GPU, or set CUDA_VISIBLE_DEVICES= to run on the CPU"
             )
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
     return World(rank, size, local_rank, local_size, device)
 
 
-def setup_logging(rank: int) -> None:
-    """Log to stderr at LOGLEVEL (default INFO); ranks above 0 only warn, unless LOGLEVEL=DEBUG.
-
-    Raises ValueError on an unknown level.
-    """
-    wanted = os.environ.get("LOGLEVEL", "INFO").upper()
-    level = logging.getLevelName(wanted)
-    if not isinstance(level, int):
-        raise ValueError(f"LOGLEVEL={wanted} is unknown; choose from DEBUG, INFO, WARNING, ERROR, CRITICAL")
-    if rank and level > logging.DEBUG:
-        level = max(level, logging.WARNING)
-    form = f"%(asctime)s rank {rank} %(levelname)s %(message)s"
-    logging.basicConfig(level=logging.WARNING, format=form, datefmt="%H:%M:%S", force=True)
-    for name in ("chakra_et", "utils", "gpt2", "bert", "__main__"):
-        logging.getLogger(name).setLevel(level)
-
-
 def set_threads(local_size: int) -> None:
-    """Share the node's cores among its processes, unless the user has set OMP_NUM_THREADS.
+    """Split the node's cores between its processes, unless the user has set OMP_NUM_THREADS.
 
-    torchrun sets it to 1 by itself, which is no wish of the user's.
+    A value of 1 under torchrun does not count: torchrun sets it by itself.
     """
     chosen = os.environ.get("OMP_NUM_THREADS")
     if chosen is None or (chosen == "1" and "TORCHELASTIC_RUN_ID" in os.environ):
@@ -110,10 +95,10 @@ def set_threads(local_size: int) -> None:
 
 
 def run(main: Callable[[World, Watch], int], dist_timeout: float) -> NoReturn:
-    """Run ``main`` in this process of the world and exit with its status.
+    """Run ``main`` on this rank and exit with its status.
 
-    A failure ends every rank: within seconds where a process died or raised, after ``dist_timeout``
-    seconds where one hangs. Each prints one sentence; a defect of the program also its traceback.
+    A failure on one rank ends all ranks: within seconds if the process died or raised, after ``dist_timeout``
+    seconds if it hangs. Each rank logs one sentence; an unexpected exception is logged with its traceback.
     """
     rank = int(os.environ.get("RANK", 0))
     watch = None
@@ -127,7 +112,7 @@ def run(main: Callable[[World, Watch], int], dist_timeout: float) -> NoReturn:
         watch.start()
         watch.barrier("start", timeout=dist_timeout)
         if group_store is not None:
-            # NCCL ends the process at its timeout without a word, so the watch has to be first.
+            # At its timeout NCCL aborts the process without a message, so the watch must come first.
             limit = datetime.timedelta(seconds=dist_timeout + (60 if world.backend == "nccl" else 0))
             dist.init_process_group(
                 world.backend, store=group_store, rank=world.rank, world_size=world.size, timeout=limit
@@ -141,26 +126,26 @@ def run(main: Callable[[World, Watch], int], dist_timeout: float) -> NoReturn:
     sys.exit(code)
 
 
-def _connect(world: World, timeout: float) -> tuple[dist.Store | None, dist.Store | None]:
-    """Two connections to the rendezvous store: for the process group, and for the watch."""
+def _connect(world: World, timeout: float) -> tuple[Store | None, Store | None]:
+    """Open two connections to the rendezvous store: one for the process group, one for the watch."""
     environment = os.environ
     if "RANK" not in environment:
         return None, None
     host, port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
     hosted = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    # A restarted attempt must not find the keys of the one before.
+    # A restarted attempt must not find the keys of the previous one.
     prefix = f"attempt_{environment.get('TORCHELASTIC_RESTART_COUNT', 0)}"
 
-    def connect(master: bool, part: str) -> dist.Store:
+    def connect(master: bool, part: str) -> Store:
         limit = datetime.timedelta(seconds=timeout)
-        store = dist.TCPStore(host, port, world.size, is_master=master, timeout=limit, wait_for_workers=False)
-        return dist.PrefixStore(f"{prefix}/{part}", store)
+        store = TCPStore(host, port, world.size, is_master=master, timeout=limit, wait_for_workers=False)
+        return PrefixStore(f"{prefix}/{part}", store)
 
     return connect(world.rank == 0 and not hosted, "group"), connect(False, "watch")
 
 
 def _explain(error: BaseException, rank: int, watch: Watch | None) -> int:
-    """Log why this rank ends, tell the others, and return the exit status."""
+    """Log why this rank ends, report it to the other ranks, and return the exit status."""
     if isinstance(error, (SystemExit, KeyboardInterrupt)):
         if watch is not None:
             watch.fail("interrupted")

@@ -1,4 +1,4 @@
-"""Processes of this machine."""
+"""Processes on this machine."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process has this number, of whichever user."""
+    """Whether a process with this number exists, whoever owns it."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -1,7 +1,8 @@
-"""Can the two traces of one rank be linked? Read back right after the capture, while it can be repeated.
+"""Check that the two traces of one rank can be linked, right after the capture, while it can be repeated.
 
-Format facts: the host trace is written by PyTorch's ExecutionTraceObserver (attribute ``rf_id``), the
-device trace by Kineto (event argument ``Record function id``); the two ids are the same number.
+PyTorch's ExecutionTraceObserver writes the host trace, Kineto the device trace. They share the id of each
+record function: ``rf_id`` among the attributes of a host node, ``Record function id`` among the arguments of
+a device event.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from typing import Any
 import msgspec
 
 STEP = "ProfilerStep#"
-# Written by the observer itself, or before Kineto starts: these have no twin in the device trace.
-_UNTWINNED = ("[pytorch|profiler|execution_trace|", "## process_group:init ##")
+# Written by the observer itself, or before Kineto starts: these have no counterpart in the device trace.
+_HOST_ONLY = ("[pytorch|profiler|execution_trace|", "## process_group:init ##")
 _LINKED_SHARE = 0.95
 
 
@@ -62,10 +63,10 @@ class _Device(msgspec.Struct):
 class PairReport:
     """What the host and device traces of one rank have in common.
 
-    ``steps`` holds the duration of each traced step in µs by its number, from the device trace's
-    ProfilerStep annotations. ``unlinked`` counts records of one trace that the other lacks.
-    ``problems`` holds one sentence for each reason why the pair can't be linked; none: it can.
-    ``truncated`` names the traces whose end is missing, as after a full disk.
+    ``steps``: duration in µs of each traced step by number, from the device trace's ProfilerStep annotations.
+    ``linked``, ``unlinked``: operators in both traces, and in only one of them.
+    ``problems``: one sentence per reason why the pair can't be linked; empty if it can.
+    ``truncated``: the traces whose end is missing, as after a full disk.
     """
 
     host_nodes: int = 0
@@ -78,15 +79,15 @@ class PairReport:
 
 
 def check_pair(host: Path | str, device: Path | str, active_steps: int) -> list[str]:
-    """Reasons why the host and device traces of one rank can't be linked; empty when they can.
+    """Reasons why the host and device traces of one rank can't be linked; empty if they can.
 
-    ``active_steps`` is the number of steps that both must cover. The files may end in ``.gz``.
+    ``active_steps``: the number of steps that both must cover. Either file may be compressed with gzip.
     """
     return inspect_pair(host, device, active_steps).problems
 
 
 def inspect_pair(host: Path | str, device: Path | str, active_steps: int) -> PairReport:
-    """Read both traces of one rank and compare their record-function ids, steps and processes."""
+    """Compare the record-function ids, steps and processes of both traces of one rank."""
     report = PairReport()
     host_trace = _read(Path(host), _Host, "host", report)
     device_trace = _read(Path(device), _Device, "device", report)
@@ -126,14 +127,14 @@ def _compare_steps(host: _Host, device: _Device, active_steps: int, report: Pair
         )
     if len(device_steps) != active_steps:
         report.problems.append(
-            f"{active_steps} active step(s) were asked for and {len(device_steps)} annotated"
+            f"{active_steps} active step(s) were requested, but {len(device_steps)} are annotated"
         )
     elif device_steps and device_steps != list(range(device_steps[0], device_steps[0] + active_steps)):
         report.problems.append(f"the annotated steps {device_steps} are not consecutive")
 
 
 def _compare_ids(host: _Host, device: _Device, report: PairReport) -> None:
-    host_ids = {node.get("rf_id"): node for node in host.nodes if not node.name.startswith(_UNTWINNED)}
+    host_ids = {node.get("rf_id"): node for node in host.nodes if not node.name.startswith(_HOST_ONLY)}
     host_ids.pop(None, None)
     host_ids.pop(0, None)
     device_ids = {
@@ -141,7 +142,7 @@ def _compare_ids(host: _Host, device: _Device, report: PairReport) -> None:
     }
     for label, ids in (("host", host_ids), ("device", device_ids)):
         if not ids:
-            report.problems.append(f"the {label} trace holds no record-function ids")
+            report.problems.append(f"the {label} trace has no record-function ids")
     if not host_ids or not device_ids:
         return
 
@@ -150,11 +151,11 @@ def _compare_ids(host: _Host, device: _Device, report: PairReport) -> None:
     report.unlinked = len(host_ids.keys() ^ device_ids.keys())
     if report.linked < _LINKED_SHARE * len(host_ids) or report.linked < _LINKED_SHARE * len(device_ids):
         report.problems.append(
-            f"of {len(host_ids)} host ids and {len(device_ids)} device ids only {report.linked} are in both"
+            f"of {len(host_ids)} host ids and {len(device_ids)} device ids, only {report.linked} are in both"
         )
         return
-    # Work on other threads may lack a twin (torch 2.4 does not profile gloo's workers); the training
-    # thread's own may not.
+    # Operators of other threads may be missing from one trace (torch 2.4 does not profile gloo's threads),
+    # those of the training thread may not.
     main_host = {node.get("tid") for node in host_ids.values() if _is_step(node)}
     main_device = {event.tid for event in device.events if _is_step(event)}
     lost = Counter(host_ids[i].name for i in host_ids.keys() - linked if host_ids[i].get("tid") in main_host)
@@ -168,16 +169,15 @@ def _compare_ids(host: _Host, device: _Device, report: PairReport) -> None:
 def _compare_process(host: _Host, device: _Device, report: PairReport) -> None:
     pids = {event.pid for event in device.events if _is_step(event)}
     if host.pid is not None and pids - {host.pid}:
-        report.problems.append(
-            f"the host trace is of process {host.pid}, the device trace of {sorted(map(str, pids))}"
-        )
+        others = ", ".join(sorted(map(str, pids)))
+        report.problems.append(f"the host trace is of process {host.pid}, the device trace of {others}")
     has_group = any(node.name == "## process_group:init ##" for node in host.nodes)
     if device.distributed and not has_group:
-        report.problems.append("the host trace lacks the record of the process groups")
+        report.problems.append("the host trace has no record of the process groups")
 
 
 def _is_step(record: _Node | _Event) -> bool:
-    # On a GPU the annotation appears a second time, on the stream.
+    # On a GPU the annotation appears a second time, on its stream.
     on_stream = isinstance(record, _Event) and record.cat.startswith("gpu_")
     return record.name.startswith(STEP) and record.name[len(STEP) :].isdecimal() and not on_stream
 

@@ -1,14 +1,16 @@
-"""The tracing flags, and which names a trace may have."""
+"""The tracing flags, and the rules for trace names."""
 
 from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 _PUNCTUATION = " ._-+=@,()"
-# Leaves room for _rank…, the kind, .json.gz.partial in the 255 bytes of a file name.
+# Leaves room for _rankN, the kind and .json.gz.partial within the 255 bytes of a file name.
 _MAX_BYTES = 180
 
 
@@ -18,15 +20,16 @@ def _flag(default: Any, help_text: str) -> Any:
 
 @dataclass
 class TraceConfig:
-    """The tracing flags. Ten steps are enough for the defaults."""
+    """The tracing flags. The defaults need six steps."""
 
-    enable_tracing: bool = _flag(False, "record Chakra host and device traces")
-    trace_output_dir: str = _flag("outputs", "folder of the traces")
+    enable_tracing: bool = _flag(False, "record host and device traces of every rank")
+    trace_output_dir: str = _flag("outputs", "folder for the traces")
     trace_name: str | None = _flag(None, "base name of the trace files (default: model and process count)")
-    trace_wait_steps: int = _flag(2, "steps before the profiler is set up")
-    trace_warmup_steps: int = _flag(1, "steps with the profiler set up but not recording")
+    trace_wait_steps: int = _flag(2, "steps before the profiler starts")
+    trace_warmup_steps: int = _flag(1, "steps with the profiler running but not recording")
     trace_active_steps: int = _flag(3, "steps to record")
     trace_gzip: bool = _flag(False, "compress the traces (.json.gz)")
+    trace_memory: bool = _flag(False, "also record memory allocations and frees")
 
     def __post_init__(self) -> None:
         if self.trace_name is not None:
@@ -36,32 +39,71 @@ class TraceConfig:
                 flag = "--" + name.replace("_", "-")
                 raise ValueError(f"{flag} must be at least {least}, not {getattr(self, name)}")
         if not self.trace_output_dir:
-            raise ValueError("--trace-output-dir must name a folder")
+            raise ValueError("--trace-output-dir is empty: give a folder")
+
+
+class Variable(NamedTuple):
+    """An environment variable of ``chakra-et run``: the field that it sets, the least value, and its help."""
+
+    field: str
+    least: int
+    help: str
+
+
+VARIABLES = {
+    "CHAKRA_TRACE": Variable("trace_name", 0, "FOLDER/NAME of the trace files (required)"),
+    "CHAKRA_TRACE_WAIT": Variable("trace_wait_steps", 0, "steps before the profiler starts (default: 2)"),
+    "CHAKRA_TRACE_WARMUP": Variable(
+        "trace_warmup_steps", 0, "steps with the profiler running but not recording (default: 1)"
+    ),
+    "CHAKRA_TRACE_ACTIVE": Variable("trace_active_steps", 1, "steps to record (default: 3)"),
+    "CHAKRA_TRACE_GZIP": Variable("trace_gzip", 0, "1: compress the traces"),
+    "CHAKRA_TRACE_MEMORY": Variable("trace_memory", 0, "1: also record memory allocations and frees"),
+}
+
+
+def config_from_environment(environment: Mapping[str, str]) -> TraceConfig:
+    """The configuration that ``VARIABLES`` give. Raises ValueError naming the variable."""
+    place = Path(environment.get("CHAKRA_TRACE") or ".")
+    if not place.name:
+        raise ValueError(
+            "CHAKRA_TRACE is not set: give FOLDER/NAME of the trace files, such as outputs/my_run."
+        )
+    config = TraceConfig(True, str(place.parent), place.name)
+    for name, (target, least, _) in VARIABLES.items():
+        if name == "CHAKRA_TRACE" or name not in environment:
+            continue
+        value = environment[name]
+        if not value.isascii() or not value.isdecimal() or int(value) < least:
+            raise ValueError(f"{name}={value}: must be a whole number of at least {least}.")
+        kind = type(getattr(config, target))
+        setattr(config, target, kind(int(value)))
+    return config
 
 
 def check_trace_name(name: str) -> str:
-    """Return ``name``, or raise ValueError where it would leave its folder or mislead a reader of it.
+    """Return ``name``, or raise ValueError if it is not a plain file name.
 
-    Letters and digits of any script, spaces and a few marks; no path, no leading dot or dash, and no
-    ending that reads as another rank's file.
+    Allowed: letters and digits of any script, spaces and a few punctuation marks; no path, no leading dot or
+    dash, and no ending such as _rank1, which marks the files of another rank.
     """
     shown = repr(name if len(name) <= 60 else name[:57] + "…")
     if not name or name != name.strip() or name[0] in ".-":
         raise ValueError(
-            f"trace name {shown} is empty, begins with a dot, a dash or a space, or ends with a space"
+            f"trace name {shown} is empty, starts with a dot, a dash or a space, or ends with a space"
         )
-    bad = sorted({letter for letter in name if not _is_sensible(letter)})
+    bad = sorted({letter for letter in name if not _is_allowed(letter)})
     if bad:
         raise ValueError(
-            f"trace name {shown} holds {', '.join(map(repr, bad))}: use letters, digits, spaces and "
-            f"{_PUNCTUATION.strip()} (the folder goes into --trace-output-dir)"
+            f"trace name {shown} contains {', '.join(map(repr, bad))}: use letters, digits, spaces and "
+            f"{_PUNCTUATION.strip()} (the folder is given separately)"
         )
     if re.search(r"_rank\d+$", name):
-        raise ValueError(f"trace name {shown} ends like the files of another rank: leave the _rank… out")
+        raise ValueError(f"trace name {shown} ends like the files of another rank: omit the _rank…")
     if len(name.encode()) > _MAX_BYTES:
         raise ValueError(f"trace name {shown} is longer than {_MAX_BYTES} bytes")
     return name
 
 
-def _is_sensible(letter: str) -> bool:
+def _is_allowed(letter: str) -> bool:
     return letter.isalnum() or letter in _PUNCTUATION or unicodedata.category(letter).startswith("M")

@@ -1,7 +1,7 @@
-"""The process group of each operation, in traces of backends that don't tell it.
+"""Label collectives with their process group, for backends that don't record it.
 
-NCCL's records name their group; gloo's operators do not. While ``named_groups`` lasts, each operation that
-Python asks of a group stands in a record function ``process_group:NAME``, which the converter knows.
+NCCL's records name the group; gloo's operators don't. Inside ``named_groups``, every operation that Python
+calls on a group runs within a record function ``process_group:NAME``, which the converter reads.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ PREFIX = "process_group:"
 
 @contextlib.contextmanager
 def named_groups() -> Iterator[None]:
-    """Let the operations of all process groups say which group's they are."""
+    """Label the operations of all process groups with their group."""
     originals = {name: vars(ProcessGroup)[name] for name in OPERATIONS if name in vars(ProcessGroup)}
     for name in originals:
-        setattr(ProcessGroup, name, _saying(getattr(ProcessGroup, name)))
+        setattr(ProcessGroup, name, _labelled(getattr(ProcessGroup, name)))
     try:
         yield
     finally:
@@ -36,7 +36,7 @@ def named_groups() -> Iterator[None]:
             setattr(ProcessGroup, name, original)
 
 
-def _saying(operation: Callable[..., Any]) -> Callable[..., Any]:
+def _labelled(operation: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(operation)
     def call(group: ProcessGroup, *args: Any, **options: Any) -> Any:
         with record_function(f"{PREFIX}{group.group_name}"):

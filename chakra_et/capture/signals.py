@@ -1,4 +1,4 @@
-"""Signals that wait until files are finished."""
+"""Delay signals until files are complete."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def hold_signals() -> Iterator[list[int]]:
-    """Keep SIGINT and SIGTERM back until the end of the block; yields the numbers of those that came.
+    """Delay SIGINT and SIGTERM until the end of the block; yields the list of signals received so far.
 
-    On Ctrl-C torchrun sends a second signal right after the first, which would end the clean-up of the
-    first. Does nothing outside the main thread, where no handler would run.
+    After Ctrl-C torchrun sends a second signal, which would interrupt the clean-up started by the first. Does
+    nothing outside the main thread, where Python runs no handlers.
     """
     held: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield held
         return
     handlers = {}
-    for number in (signal.SIGINT, signal.SIGTERM):
-        handler = signal.getsignal(number)
-        if handler is not None:  # None: set by C code, and can't be put back
-            handlers[number] = handler
-            signal.signal(number, lambda number, frame: held.append(number))
+    for watched in (signal.SIGINT, signal.SIGTERM):
+        handler = signal.getsignal(watched)
+        if handler is not None:  # None: installed by C code, so it can't be restored
+            handlers[int(watched)] = handler
+            signal.signal(watched, lambda number, frame: held.append(number))
     try:
         yield held
     finally:
@@ -32,7 +32,7 @@ def hold_signals() -> Iterator[list[int]]:
             signal.signal(number, handler)
         for number in dict.fromkeys(held):
             handler = handlers[number]
-            # Called, not raised anew: a wake-up descriptor has seen the signal already.
+            # Called rather than raised again: a wake-up descriptor has received the signal already.
             if callable(handler):
                 handler(number, None)
             elif handler == signal.SIG_DFL:

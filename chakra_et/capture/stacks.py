@@ -1,8 +1,8 @@
-"""NAME_stacks.txt: where the time of the traced steps went, by the stack of operators.
+"""NAME_stacks.txt: the time of the traced steps by operator stack.
 
-The stack is the chain of enclosing operators and annotations, from the times in the device trace. Python
-stacks are left out on purpose: recording them multiplies the device trace and slows the steps that it
-measures (and torch 2.4 then writes names that are not UTF-8).
+A stack is the chain of enclosing operators and annotations, derived from the times in the device trace.
+Python stacks are not recorded: they multiply the size of the device trace and slow down the measured steps
+(and torch 2.4 then writes names that are not UTF-8).
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ class _Device(msgspec.Struct):
 
 
 def format_stacks(device_trace: Path, limit: int = 100) -> str:
-    """The ``limit`` costliest operator stacks as a table, times in µs summed over all traced steps.
+    """The ``limit`` most expensive operator stacks as a table; times in µs, summed over all traced steps.
 
-    Sorted by self GPU time where there is any, else by self CPU time. A kernel counts for the operator
-    that launched it. The columns bear the names of the profiler's own tables.
+    Sorted by self GPU time if there is any, else by self CPU time. A kernel counts towards the operator that
+    launched it. The columns are named as in the profiler's own tables.
     """
     events = msgspec.json.decode(device_trace.read_bytes(), type=_Device).events
     rows = _sum_by_stack(events)
@@ -55,7 +55,7 @@ def format_stacks(device_trace: Path, limit: int = 100) -> str:
     total = sum(row[key] for row in rows.values()) or 1.0
     shown = sum(row[key] for _, row in ranked[:limit]) / total
     lines = [
-        f"# {min(limit, len(ranked))} of {len(ranked)} operator stacks hold {shown:.1%} of {_COLUMNS[key]}",
+        f"# {min(limit, len(ranked))} of {len(ranked)} operator stacks: {shown:.1%} of {_COLUMNS[key]}",
         "# times in microseconds, summed over the traced steps; innermost operator first",
         "  ".join(f"{name:>20}" for name in _COLUMNS) + "  operator < enclosing operators",
     ]
@@ -66,7 +66,7 @@ def format_stacks(device_trace: Path, limit: int = 100) -> str:
 
 
 def _sum_by_stack(events: list[_Event]) -> dict[Stack, list[float]]:
-    """One row of ``_COLUMNS`` for each stack, outermost operator first."""
+    """One row of ``_COLUMNS`` per stack, outermost operator first."""
     launched: defaultdict[int, float] = defaultdict(float)
     threads: defaultdict[int | str | None, list[_Event]] = defaultdict(list)
     for event in events:
@@ -92,7 +92,7 @@ def _sum_by_stack(events: list[_Event]) -> dict[Stack, list[float]]:
 
 
 def _nest(thread: list[_Event]) -> Iterator[tuple[_Event, Stack, float]]:
-    """Each event of one thread with its stack, and the µs of it that lie within its parent."""
+    """Each event of one thread with its stack and its duration in µs, clipped to its parent."""
     open_events: list[tuple[float, Stack]] = []
     for event in sorted(thread, key=lambda event: (event.ts, -event.dur)):
         while open_events and open_events[-1][0] <= event.ts:

@@ -1,16 +1,18 @@
-"""Records what one training process does, as a host trace and a device trace that can be linked.
+"""Record what one training process does, as a host trace and a device trace that can be linked.
 
-    with ChakraTracer("outputs", "gpt2_2gpu", 2, 1, 3, rank, world_size) as tracer:
+    from chakra_et import ChakraTracer
+
+    with ChakraTracer("outputs", "my_run", active_steps=1) as tracer:
         for batch in batches:
             train(batch)
             tracer.step()
 
-Every rank writes its own pair: NAME_host.json and NAME_device.json for rank 0, NAME_rank1_host.json …
-for the others; rank 0 adds NAME_stacks.txt and NAME_manifest.json. All are in place when the last active
-step ends, and later steps run untouched.
+Every rank writes its own pair: NAME_host.json and NAME_device.json on rank 0, NAME_rank1_host.json … on the
+others; rank 0 adds NAME_stacks.txt and NAME_manifest.json. All files are in place when the last active step
+ends; later steps run untouched.
 
-The host trace comes from PyTorch's ExecutionTraceObserver, the device trace from Kineto. The profiler
-starts and stops the observer with its own recording: by hand, the two would cover different steps.
+A failure of the tracer never ends the training: it is one warning per rank, and the run goes on without a
+trace. ``strict=True`` raises instead.
 """
 
 from __future__ import annotations
@@ -22,112 +24,106 @@ import os
 import shutil
 import socket
 import time
-import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
-from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile, schedule
 
 from chakra_et.capture import groups as trace_groups
 from chakra_et.capture import manifest as trace_manifest
 from chakra_et.capture.check import PairReport, check_pair, inspect_pair
 from chakra_et.capture.config import TraceConfig, check_trace_name
 from chakra_et.capture.files import TraceFiles
+from chakra_et.capture.notice import notify
+from chakra_et.capture.ranks import Mailbox, summarise
+from chakra_et.capture.recorder import Recorder
 from chakra_et.capture.signals import hold_signals
 from chakra_et.capture.stacks import format_stacks
 
 __all__ = ["ChakraTracer", "TraceConfig", "check_pair", "check_trace_name"]
 
-log = logging.getLogger(__name__)
-
-# A collective that fails wakes this thread before its own thread has closed its record, and torch 2.4
-# corrupts its memory when the profiler is stopped in between.
+# A failed collective wakes this thread before its own thread has closed its record, and torch 2.4 corrupts
+# its memory if the profiler is stopped in between.
 _SETTLE_SECONDS = 1.0
 
 _ordinal = itertools.count()
-_recording: weakref.WeakSet[ExecutionTraceObserver] = weakref.WeakSet()
 
 
 class ChakraTracer:
     """Traces ``active_steps`` training steps of this process; a context manager with ``step()``.
 
+    Create it after ``init_process_group``, on every rank, so that the traces contain the process groups.
+
     Args:
-        output_dir: folder of the traces, made where absent.
+        output_dir: folder for the traces; created if absent.
         trace_name: base name of the files, see ``check_trace_name``.
         wait_steps, warmup_steps, active_steps: steps to leave alone, to warm the profiler up, to record.
-        rank, world_size: this process among all; every rank has a tracer of its own.
+        rank, world_size: this process among all (default: as torch.distributed or the launcher has them).
         gzip: write .json.gz.
         run_info: model and run configuration for the manifest (rank 0's is kept).
-        patience: seconds that rank 0 waits for the other ranks' records when all goes well.
+        patience: seconds that rank 0 waits for the other ranks' records if all goes well.
+        memory: also record allocations and frees (``[memory]`` events of the device trace).
+        strict: raise the tracer's own failures (OSError, CaptureError) instead of warning.
 
-    Raises ValueError on arguments that make no sense, or before ``init_process_group`` (the traces would
-    lack the groups); OSError, from any method, where the traces can't be written. After an exception in
-    the ``with`` body what was recorded is written all the same, and the manifest says why it is not all.
+    Raises ValueError for arguments out of range, or a rank that torch.distributed doesn't have. After an
+    exception in the ``with`` body, the steps recorded so far are still written; the manifest has the reason.
     """
 
     def __init__(
         self,
         output_dir: str | Path,
         trace_name: str,
-        wait_steps: int,
-        warmup_steps: int,
-        active_steps: int,
-        rank: int,
-        world_size: int = 1,
+        wait_steps: int = TraceConfig.trace_wait_steps,
+        warmup_steps: int = TraceConfig.trace_warmup_steps,
+        active_steps: int = TraceConfig.trace_active_steps,
+        rank: int | None = None,
+        world_size: int | None = None,
         gzip: bool = False,
         run_info: dict[str, Any] | None = None,
         patience: float = 60.0,
+        memory: bool = False,
+        strict: bool = False,
     ):
         TraceConfig(True, str(output_dir), trace_name, wait_steps, warmup_steps, active_steps)
-        initialized = dist.is_available() and dist.is_initialized()
-        known = (dist.get_rank(), dist.get_world_size()) if initialized else (0, 1)
-        if (rank, world_size) != known:
-            raise ValueError(
-                f"the tracer was given rank {rank} of {world_size}, but torch.distributed knows rank "
-                f"{known[0]} of {known[1]}: create the tracer after init_process_group"
-            )
-        self.name, self.rank, self.world_size = trace_name, rank, world_size
+        _check_rank(rank, world_size)
+        self.folder, self.name, self.gzip = Path(output_dir), trace_name, gzip
         self.schedule = {"wait_steps": wait_steps, "warmup_steps": warmup_steps, "active_steps": active_steps}
         self.first, self.end = wait_steps + warmup_steps, wait_steps + warmup_steps + active_steps
         self.run_info, self.patience = run_info or {}, patience
-        self.files = TraceFiles(Path(output_dir), trace_name, rank, gzip)
+        self.memory, self.strict = memory, strict
         self.steps_done, self.finished = 0, False
         self._clock: list[float] = []
 
     def __enter__(self) -> ChakraTracer:
-        self.files.prepare()
-        self._mailbox = trace_manifest.Mailbox(f"trace/{next(_ordinal)}", self.rank, self.world_size)
-        self._groups = trace_manifest.process_groups()
-        self._backend = dist.get_backend() if self._groups else None
+        self.rank, self.world_size = _place()
+        self.files = TraceFiles(self.folder, self.name, self.rank, self.gzip)
+        self._mailbox = Mailbox(f"trace/{next(_ordinal)}", self.rank, self.world_size)
+        self._groups, self._backend = trace_manifest.process_groups(), trace_manifest.backend()
         self._groups_named = contextlib.ExitStack()
-        if len(self._groups) > 1 and self._backend != "nccl":
-            self._groups_named.enter_context(trace_groups.named_groups())
-        self._observer = ExecutionTraceObserver()
-        self._observer.register_callback(str(self.files.partial("host")))
-        _recording.add(self._observer)
-        self._profiler = _make_profiler(self._observer, self.schedule)
-        self._settle_device()
-        self._profiler.__enter__()
+        self._recorder = Recorder(self.files.partial("host"), **self.schedule, memory=self.memory)
+        with self._guarded():
+            self.files.prepare()
+            if len(self._groups) > 1 and self._backend != "nccl":
+                self._groups_named.enter_context(trace_groups.named_groups())
+            self._recorder.start()
         self._clock.append(time.perf_counter())
         return self
 
     def step(self) -> None:
-        """Say that a training step has ended. Call it after each step, on every rank."""
+        """Mark the end of a training step. Call it after each step, on every rank."""
         if self.finished:
             return
         self.steps_done += 1
         self._clock.append(time.perf_counter())
-        if self.steps_done not in (self.first, self.end):
-            self._profiler.step()
-            return
-        with hold_signals() as held:
-            self._settle_device()
-            self._profiler.step()
-            if self.steps_done == self.end:
-                self._finish(None, held)
+        with self._guarded():
+            if self.steps_done not in (self.first, self.end):
+                self._recorder.step()
+                return
+            with hold_signals() as held:
+                self._recorder.step()
+                if self.steps_done == self.end:
+                    self._finish(None, held)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if self.finished:
@@ -137,36 +133,55 @@ class ChakraTracer:
         if error is not None:
             reason += f" ({' '.join([type(error).__name__ + ':', *str(error).splitlines()[:1]]).rstrip(':')})"
         began = self.steps_done >= self.first and (whole_steps > 0 or error is not None)
-        with hold_signals() as held:
+        with self._guarded(training_failed=error is not None), hold_signals() as held:
             if began and error is not None and self.world_size > 1:
                 time.sleep(_SETTLE_SECONDS)
-            try:
-                if began:
-                    self._finish(reason, held)
-                else:
-                    self._discard(reason)
-            except Exception as second:
-                if error is None:
-                    raise
-                log.error("rank %d: %s", self.rank, second)
+            if began:
+                self._finish(reason, held)
+            else:
+                self._discard(reason)
 
-    def _settle_device(self) -> None:
-        # Kernels under way when recording begins would be recorded without the calls that launched them.
-        if self.steps_done == self.first and torch.cuda.is_available():
-            torch.cuda.synchronize()
+    @contextlib.contextmanager
+    def _guarded(self, training_failed: bool = False) -> Iterator[None]:
+        """Turn a failure of the tracer into a warning, unless it is strict and the training is fine."""
+        try:
+            yield
+        except Exception as error:
+            if not self.finished:
+                self._give_up(error)
+            if training_failed:
+                notify(logging.WARNING, "trace %s rank %d: %s", self.name, self.rank, error)
+            elif self.strict:
+                raise
+            else:
+                notify(logging.WARNING, "trace %s rank %d: %s; training goes on", self.name, self.rank, error)
+
+    def _give_up(self, error: Exception) -> None:
+        """End the capture before anything was written, and report why to rank 0."""
+        self.finished = True
+        self._groups_named.close()
+        for clean_up in (self._recorder.abandon, self.files.remove_partials, lambda: self._report(error)):
+            # None of these may hide the failure itself, or end the training.
+            with contextlib.suppress(Exception):
+                clean_up()
+
+    def _report(self, error: Exception) -> None:
+        record = self._record(str(error), PairReport(), {})
+        if self.rank:
+            self._mailbox.send(record)
+        else:
+            self._write_manifest({0: record})
 
     def _finish(self, reason: str | None, held: list[int]) -> None:
         """Stop recording and write this rank's files; on rank 0 also the manifest of all ranks."""
         began = time.monotonic()
         report, entries, failure = PairReport(), {}, None
+        self._stop()
         try:
-            self._stop()
             report = self._write_partials()
             entries = self.files.publish()
-        except OSError as error:
-            failure = _unwritable(
-                f"the traces of rank {self.rank} can't be written", self.files.folder, error
-            )
+        except Exception as error:
+            failure = _explained(f"the traces can't be written to {self.folder}", error)
             reason = str(failure)
         finally:
             self.files.remove_partials()
@@ -179,42 +194,46 @@ class ChakraTracer:
             try:
                 self._gather(record, lambda: min(patience, 2) if held else patience)
             except OSError as error:
-                failure = failure or _unwritable("the manifest can't be written", self.files.folder, error)
+                failure = failure or _explained(f"the manifest can't be written to {self.folder}", error)
         if failure is not None:
             raise failure
 
     def _gather(self, own: dict[str, Any], patience: Callable[[], float]) -> None:
         """On rank 0: collect the ranks' records and write the manifest."""
-        # First by itself: if this process is ended while it waits, its own part is told.
+        # First with this rank alone, in case the process is ended while it waits.
         self._write_manifest({0: own})
         manifest = self._write_manifest(self._mailbox.collect(own, patience))
-        trace_manifest.log_summary(manifest, self.files.folder)
+        summarise(manifest, self.folder)
 
     def _discard(self, reason: str) -> None:
         self._stop()
         self.files.remove_partials()
         if self.rank == 0:
-            log.warning("no trace %s was written: %s, the first being step %d", self.name, reason, self.first)
+            notify(
+                logging.WARNING,
+                "no trace %s was written: %s, the first being step %d",
+                self.name,
+                reason,
+                self.first,
+            )
 
     def _stop(self) -> None:
+        self._recorder.stop()
         self.finished = True
         self._groups_named.close()
-        # Groups that were made since the start; none are listed any more once the group is destroyed.
+        # Includes groups created since the start; none are listed once the process group is destroyed.
         self._groups = trace_manifest.process_groups() or self._groups
-        # Leaving the profiler also unregisters the observer, and only that completes the host trace.
-        self._profiler.__exit__(None, None, None)
-        _recording.discard(self._observer)
 
     def _write_partials(self) -> PairReport:
-        self._profiler.export_chrome_trace(str(self.files.partial("device")))
+        self._recorder.export(self.files.partial("device"))
         annotated = min(self.steps_done, self.end - 1) - self.first + 1
         report = inspect_pair(self.files.partial("host"), self.files.partial("device"), annotated)
         if report.truncated:
             # Neither writer reports a failed write.
-            free = shutil.disk_usage(self.files.folder).free / 1e6
+            free = shutil.disk_usage(self.folder).free / 1e6
             raise OSError(
                 f"the {' and '.join(report.truncated)} trace is cut off, as by a full disk or a quota "
-                f"({free:.0f} MB are free); make room or choose another --trace-output-dir"
+                f"({free:.0f} MB are free); make room or choose another folder"
             )
         if self.rank == 0:
             stacks = format_stacks(self.files.partial("device"))
@@ -263,52 +282,32 @@ class ChakraTracer:
         return manifest
 
 
-def _unwritable(what: str, folder: Path, error: OSError) -> OSError:
-    return OSError(f"{what} to {folder}: {error.strerror or error}")
+def _place() -> tuple[int, int]:
+    """This process's rank and the number of ranks, from torch.distributed or else from the launcher."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    if size > 1:
+        notify(
+            logging.WARNING,
+            "rank %d: torch.distributed is not initialised, so the trace has no process groups; "
+            "create the tracer after init_process_group",
+            rank,
+        )
+    return rank, size
 
 
-def _make_profiler(observer: ExecutionTraceObserver, steps: dict[str, int]) -> profile:
-    activities = [ProfilerActivity.CPU]
-    # The observer sees every thread, Kineto by itself only those that inherit the starting one's state.
-    wanted = {"profile_all_threads": True}
-    if torch.cuda.is_available():
-        activities.append(ProfilerActivity.CUDA)
-        # Without these events a stream that waits for another can't be told from an idle one.
-        wanted["enable_cuda_sync_events"] = True
-    else:
-        # Kineto would complain about the absent GPU; what goes wrong on a CPU shows in the self-check.
-        os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-    return profile(
-        activities=activities,
-        schedule=schedule(
-            wait=steps["wait_steps"], warmup=steps["warmup_steps"], active=steps["active_steps"], repeat=1
-        ),
-        record_shapes=True,
-        execution_trace_observer=observer,
-        experimental_config=_experimental_config(wanted),
-    )
+def _check_rank(rank: int | None, world_size: int | None) -> None:
+    initialized = dist.is_available() and dist.is_initialized()
+    known = (dist.get_rank(), dist.get_world_size()) if initialized else (0, 1)
+    given = (known[0] if rank is None else rank, known[1] if world_size is None else world_size)
+    if given != known:
+        raise ValueError(
+            f"the tracer was given rank {given[0]} of {given[1]}, but torch.distributed has rank "
+            f"{known[0]} of {known[1]}: create the tracer after init_process_group"
+        )
 
 
-def _experimental_config(wanted: dict[str, bool]) -> Any:
-    """Kineto's experimental options: those of ``wanted`` that this build knows, or None."""
-    try:
-        from torch._C._profiler import _ExperimentalConfig
-    except ImportError:
-        return None
-    known = {}
-    for name, value in wanted.items():
-        with contextlib.suppress(TypeError):
-            _ExperimentalConfig(**{name: value})
-            known[name] = value
-    return _ExperimentalConfig(**known)
-
-
-def _stop_in_child() -> None:
-    # A child that is forked while recording, such as a data-loader worker, has the same open file: its
-    # own operators would end up in the middle of this process's trace.
-    for observer in list(_recording):
-        observer.stop()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_stop_in_child)
+def _explained(what: str, error: Exception) -> Exception:
+    """An OSError with the sentence ``what`` before its reason; any other error as it is."""
+    return OSError(f"{what}: {error.strerror or error}") if isinstance(error, OSError) else error

@@ -22,6 +22,7 @@ from chakra_et.convert.rank import RankResult, is_cut
 from chakra_et.convert.runs import SetResult, convert_sets, is_converted
 from chakra_et.errors import TraceError
 from chakra_et.findings import sentence
+from chakra_et.graph.pairing import list_ranks
 from chakra_et.names import SIDES
 from chakra_et.text import printable, table
 from chakra_et.traces import sets as trace_sets
@@ -84,12 +85,9 @@ def show(results: list[SetResult], config: ConvertConfig) -> int:
                 continue
             rows.append((file, *_figures(outcome, config), _state(outcome)))
             sentences += [f"error: {text}" for text in outcome.problems]
-            sentences += [
-                f"warning: {traces.et_file(rank)}: {sentence(key)}: {count}"
-                for key, count in sorted(outcome.report.warnings.items())
-            ]
-            sentences += _overhead(str(traces.et_file(rank)), outcome, config.max_overhead)
             reports += [f"{printable(traces.name)} {outcome.report.text()}"]
+        sentences += _warnings(result)
+        sentences += _overhead(result, config.max_overhead)
         sentences += [f"error: {text}" for text in result.problems]
         sentences += [f"note: {text}" for text in result.notes]
     for line in table(rows):
@@ -120,17 +118,41 @@ def _where(results: list[SetResult], config: ConvertConfig) -> str:
     return ", ".join(folders) or config.output or config.dir
 
 
-def _overhead(file: str, outcome: RankResult, most: float) -> list[str]:
-    """A warning where much of the critical path is unexplained."""
-    report = outcome.report
-    if report.overhead_share is None or report.overhead_share * 100 <= most:
-        return []
-    total = sum(report.critical_path_us.values())
-    host, device = (report.critical_path_us[f"{side}-overhead"] / total for side in ("host", "device"))
+def _warnings(result: SetResult) -> list[str]:
+    """One sentence for each warning of a run, with its count over all ranks."""
+    of_key: dict[str, dict[int, int]] = {}
+    for rank, outcome in result.good.items():
+        for key, count in outcome.report.warnings.items():
+            of_key.setdefault(key, {})[rank] = count
     return [
-        f"warning: {file}: {report.overhead_share:.0%} of the critical path is overhead that no event "
-        f"explains ({host:.0%} on the host, mostly Python between operators; {device:.0%} on the device)"
+        f"warning: {_named(result, list(counts))}: {sentence(key)}: {sum(counts.values())}"
+        for key, counts in sorted(of_key.items())
     ]
+
+
+def _overhead(result: SetResult, most: float) -> list[str]:
+    """A warning where much of a critical path is unexplained, with the worst rank's figures."""
+    shares = {rank: outcome.report.overhead_share for rank, outcome in result.good.items()}
+    beyond = {rank: share for rank, share in shares.items() if share is not None and share * 100 > most}
+    if not beyond:
+        return []
+    worst = max(beyond, key=lambda rank: beyond[rank])
+    path = result.good[worst].report.critical_path_us
+    host, device = (path[f"{side}-overhead"] / sum(path.values()) for side in ("host", "device"))
+    return [
+        f"warning: {_named(result, list(beyond))}: {'up to ' * (len(beyond) > 1)}{beyond[worst]:.0%} of the "
+        f"critical path is overhead that no event explains ({host:.0%} on the host, mostly Python between "
+        f"operators; {device:.0%} on the device)"
+    ]
+
+
+def _named(result: SetResult, ranks: list[int]) -> str:
+    """The file of one rank, or the run and the ranks in question."""
+    traces = result.traces
+    if len(ranks) == 1:
+        return str(traces.et_file(ranks[0]))
+    some = "all ranks" if len(ranks) == len(result.ranks) else f"ranks {list_ranks(ranks)}"
+    return f"{traces.folder / traces.name}, {some}"
 
 
 def _state(outcome: RankResult) -> str:

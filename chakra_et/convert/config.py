@@ -42,6 +42,10 @@ class ConvertConfig:
     comm_kernels: str = field(
         default="", metadata={"help": "JSON table of further communication kernels, by name"}
     )
+    graph_capture: str = field(
+        default="",
+        metadata={"help": "device trace of the capture of CUDA or HIP graphs, to name their kernels"},
+    )
     max_overhead: float = field(
         default=10.0,
         metadata={"help": "warn where more than this percentage of a critical path is unexplained"},
@@ -127,6 +131,7 @@ class ConvertConfig:
             limits=self._limits(),
             comm_kernels=self.comm_kernels,
             allow_truncated=self.allow_truncated,
+            graph_capture=Path(self.graph_capture) if self.graph_capture else None,
         )
 
     def sets(self) -> list[trace_sets.TraceSet]:

@@ -16,6 +16,7 @@ from chakra_et.convert import emit_operators
 from chakra_et.convert.columns import coded, collector
 from chakra_et.convert.emit_communication import CommTypes, add_communication, communicating
 from chakra_et.et.columns import Attribute, ExecutionTrace, NodeType, Ragged, Strings
+from chakra_et.graph.captures import Captured, with_captured_modules, with_captured_work
 from chakra_et.graph.hierarchy import find_hierarchy
 from chakra_et.graph.linked import LinkedRank
 from chakra_et.graph.nodes import KIND_NAMES, Graph
@@ -33,12 +34,19 @@ def emit(
     metadata: dict[str, Any],
     timestamps: bool = True,
     comm_types: CommTypes = "schema",
+    captured: Captured | None = None,
 ) -> ExecutionTrace:
-    """The columns of rank ``number``'s file; node i of the graph gets id i + 1."""
+    """The columns of rank ``number``'s file; node i of the graph gets id i + 1.
+
+    ``captured``: what the kernels of its graphs are.
+    """
     rows = len(graph)
     everywhere = np.arange(rows)
     host_row = emit_operators.host_rows(rank, graph)
     hierarchy = find_hierarchy(rank)
+    work = find_work(rank, hierarchy.parent)
+    if captured is not None:
+        hierarchy, work = with_captured_modules(hierarchy, captured), with_captured_work(rank, work, captured)
     attributes: dict[str, Attribute] = {}
     add = collector(attributes)
     emit_operators.add_host(rank, graph, host_row, add)
@@ -53,7 +61,7 @@ def emit(
     further = np.flatnonzero(graph.segment > 0)
     add("segment", "int64", further, graph.segment[further])
     emit_operators.add_hierarchy(graph, hierarchy, add)
-    emit_operators.add_device(rank, graph, find_work(rank, hierarchy.parent), add)
+    emit_operators.add_device(rank, graph, work, captured, add)
     talking = communicating(graph, rank.communication.items, comm_types)
     of_node = [rank.communication.items[item] for item in graph.item[talking].tolist()]
     add_communication(talking, of_node, number, comm_types, add)
@@ -72,7 +80,9 @@ def emit(
         duration_micros=_durations(graph).astype(np.uint64),
         data_deps=Ragged(offsets, sources),
         ctrl_deps=Ragged(np.zeros(rows + 1, dtype=np.int64), np.zeros(0, dtype=np.uint64)),
-        inputs=emit_operators.tensor_info(rank, graph, host_row, rank.host.inputs),
+        inputs=emit_operators.with_captured(
+            emit_operators.tensor_info(rank, graph, host_row, rank.host.inputs), graph, captured
+        ),
         outputs=emit_operators.tensor_info(rank, graph, host_row, rank.host.outputs),
         attributes=attributes,
         metadata=metadata,

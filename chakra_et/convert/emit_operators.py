@@ -6,6 +6,7 @@ import numpy as np
 
 from chakra_et.convert.columns import Add, coded, strings
 from chakra_et.et.columns import Strings, TensorInfo
+from chakra_et.graph.captures import Captured, captured_operators
 from chakra_et.graph.hierarchy import PHASE_NAMES, Hierarchy
 from chakra_et.graph.linked import LinkedRank
 from chakra_et.graph.nodes import Graph, NodeKind
@@ -36,13 +37,13 @@ def add_host(rank: LinkedRank, graph: Graph, host_row: np.ndarray, add: Add) -> 
     host = rank.host
     everywhere = np.arange(len(graph))
     for name in NUMERIC:
-        values = np.where(host_row >= 0, getattr(host, name)[host_row], DEFAULTS[name])
+        values = np.append(getattr(host, name), DEFAULTS[name])[host_row]  # row -1: the default
         if name == "tid":
             values = np.where(host_row >= 0, values, _tid_of_lane(graph, host, host_row)[graph.lane])
         add(name, "int64", everywhere, values)
     on_device = np.isin(graph.kind, DEVICE_KINDS)
     stands = (host_row >= 0) & (graph.event >= 0) & ((graph.kind <= NodeKind.ANNOTATION) | on_device)
-    schema = np.where(stands, host.op_schema[host_row], len(host.schemas))
+    schema = np.append(host.op_schema, len(host.schemas))[np.where(stands, host_row, -1)]
     add("op_schema", "string", everywhere, coded([*host.schemas, ""], schema))
     add_texts(rank, graph, add)
 
@@ -91,7 +92,7 @@ def add_hierarchy(graph: Graph, hierarchy: Hierarchy, add: Add) -> None:
     add("phase", "string", at, coded(PHASE_NAMES, phase[at]))
 
 
-def add_device(rank: LinkedRank, graph: Graph, work: Work, add: Add) -> None:
+def add_device(rank: LinkedRank, graph: Graph, work: Work, captured: Captured | None, add: Add) -> None:
     """What device nodes have: ``num_ops``, ``tensor_size``, ``grid``, ``block``, ``graph_id``,
     ``graph_launch`` (id of the launching node); ``launch_latency_ns``, on the node or on the overhead
     in front of it: it starts no earlier than this after its launch; ``stream_gap_ns`` of such overhead: what
@@ -118,6 +119,39 @@ def add_device(rank: LinkedRank, graph: Graph, work: Work, add: Add) -> None:
         add("graph_launch", "int64", at[of_graph], node_of[launch[of_graph]] + 1)
         named = np.where(device.graph[event] >= 0, device.graph[event], device.correlation[event])
         add("graph_id", "int64", at[of_graph], named[of_graph])
+        _add_captured(graph, at[of_graph], captured, add)
+
+
+def _add_captured(graph: Graph, nodes: np.ndarray, captured: Captured | None, add: Add) -> None:
+    """``captured_op``: the operator that launched the kernel when its graph was captured."""
+    if captured is None or captured.captures is None:
+        return
+    device = captured.captures.rank.device
+    operator = captured_operators(captured, graph.event[nodes])
+    known = operator >= 0
+    add("captured_op", "string", nodes[known], coded(device.names, device.name[operator[known]]))
+
+
+def with_captured(info: TensorInfo, graph: Graph, captured: Captured | None) -> TensorInfo:
+    """``info`` with the inputs of the operators that launched captured kernels."""
+    if captured is None or captured.captures is None:
+        return info
+    rank = captured.captures.rank
+    nodes = np.flatnonzero((graph.event >= 0) & (graph.segment == 0))
+    nodes = nodes[captured.certain[graph.event[nodes]]]
+    operator = captured_operators(captured, graph.event[nodes])
+    nodes, operator = nodes[operator >= 0], operator[operator >= 0]
+    taken = rank.link.host_row[operator].tolist()
+    kept = ~np.isin(info.rows, nodes)
+    rows = np.concatenate([info.rows[kept], nodes])
+    order = np.argsort(rows, kind="stable").tolist()
+
+    def joined(own: list[bytes], column: list[bytes]) -> list[bytes]:
+        both = [own[at] for at in np.flatnonzero(kept).tolist()] + [column[row] for row in taken]
+        return [both[at] for at in order]
+
+    parts = zip((info.values, info.shapes, info.types), rank.host.inputs, strict=True)
+    return TensorInfo(rows[order], *(joined(own, column) for own, column in parts))
 
 
 def tensor_info(

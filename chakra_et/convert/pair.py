@@ -20,6 +20,7 @@ from chakra_et.et.columns import ExecutionTrace
 from chakra_et.findings import joined
 from chakra_et.graph import gaps, pairing
 from chakra_et.graph.build import build
+from chakra_et.graph.captures import load_captures, match_captures
 from chakra_et.graph.completeness import check_complete
 from chakra_et.graph.find import find_dependencies
 from chakra_et.graph.gaps import HostGaps
@@ -95,7 +96,11 @@ def _convert(pair: Pair, host: HostTrace, device: DeviceTrace, options: PairOpti
     graph, gap_findings = gaps.apply(build(rank, found), options.host_gaps)
     if not len(graph):
         raise TraceError(f"{pair.device}: nothing of it is left to convert; was the right step asked for?")
-    report = make_report(number, rank, graph, joined(found.findings, gap_findings, check_complete(rank)))
+    captures = load_captures(options.graph_capture, options.limits) if options.graph_capture else None
+    captured = match_captures(rank, captures)
+    found_all = joined(found.findings, gap_findings, captured.findings, check_complete(rank))
+    del found  # as large as the graph; what follows needs the memory
+    report = make_report(number, rank, graph, found_all)
     if not report.conserved():
         raise TraceError(
             f"{pair.device}: the conversion lost events without a reason; please report this trace."
@@ -105,7 +110,8 @@ def _convert(pair: Pair, host: HostTrace, device: DeviceTrace, options: PairOpti
     groups = {group_number(group): (group.name, group.description, group.ranks) for group in (*listed, *used)}
     clock = rank.device.host_name or dict(options.hosts).get(number, "")
     metadata = _metadata(rank, graph, number, world_size, clock)
-    trace = emit(rank, graph, number, metadata, options.timestamps, options.comm_types)
+    trace = emit(rank, graph, number, metadata, options.timestamps, options.comm_types, captured)
+    del graph
     report.add_shares(shares(trace))
     trace.metadata["conversion_report"] = json.dumps(report.as_dict(), separators=(",", ":"))
     return Converted(trace, report, rank, groups, world_size)

@@ -96,10 +96,19 @@ def convert_rank(job: RankJob) -> RankResult:
 
 def options_text(options: PairOptions) -> str:
     """Options that affect the output (cache key)."""
-    names = ("step", "host_gaps", "timestamps", "comm_types", "comm_kernels")
+    names = ("step", "host_gaps", "timestamps", "comm_types")
     shape = {name: getattr(options, name) for name in names}
+    shape |= {name: _checksum(getattr(options, name)) for name in ("comm_kernels", "graph_capture")}
     manifest = zlib.crc32(repr((options.groups, options.world_size, options.hosts)).encode())
     return json.dumps(shape | {"manifest": manifest}, separators=(",", ":"))
+
+
+def _checksum(path: str | Path | None) -> int:
+    """Of a file that the options name; 0 without one."""
+    try:
+        return zlib.crc32(Path(path).read_bytes()) if path else 0
+    except OSError:
+        return 0  # the conversion says what is wrong with it
 
 
 def _trace_bytes(pair: Pair) -> str:

@@ -104,12 +104,13 @@ class RankReport:
     def text(self) -> str:
         """For people."""
         left_out = sum(self.losses.values())
+        on_device = any(self.nodes_by_kind.get(kind) for kind in ("kernel", "memcpy", "memset"))
         lines = [
             f"rank {self.rank}: {self.events_in} events in = {self.events_kept} kept + {left_out} left out; "
             f"{self.nodes} nodes = {self.events_kept} events + {self.segments} further segments of them + "
             f"{self.overhead} overhead; {self.edges} edges",
-            f"  linked by {self.linked_by}: {self.link_rate:.2%} of the host operators, "
-            f"{self.kernel_link_rate:.2%} of the device work",
+            f"  linked by {self.linked_by}: {self.link_rate:.2%} of the host operators"
+            + (f", {self.kernel_link_rate:.2%} of the device work" if on_device else ""),
         ]
         tables: list[tuple[str, Iterable[tuple[str, int]]]] = [
             (title, [(sentence(key), count) for key, count in sorted(counts.items())])

@@ -215,7 +215,7 @@ def _on_gpu(
             flag = _async_flag(around.values(launch))
             item = replace(item, collective=what, asynchronous=flag)
             if what is CollectiveType.BARRIER:
-                item = replace(item, size=max(size, 1))
+                item = replace(item, size=max(size, 1) if is_nccl else 1)
             elif what is CollectiveType.SCATTER:
                 item = replace(item, is_root=bool(facts.in_elements))
         elif what is not None:

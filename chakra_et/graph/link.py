@@ -31,9 +31,9 @@ class Link:
     how: Literal["record-function id", "thread, order and name", "no host trace"]
 
     def rate(self, host: HostTrace) -> float:
-        """Part of the host operators that have a device record."""
+        """Part of the host operators that have a device record; 0 of none."""
         expected = int(_operators(host).sum())
-        return 1.0 - len(self.unmatched) / expected if expected else 1.0
+        return 1.0 - len(self.unmatched) / expected if expected else 0.0
 
 
 def link(host: HostTrace, device: DeviceTrace) -> Link:

@@ -72,7 +72,9 @@ def rank_and_world(
     default = [group.get("group_size") for group in host.groups if str(group.get("pg_name")) == "0"]
     world = world or manifest_world or max(_whole(next(iter(default), 0), 0), ranks_here, rank + 1)
     if not rank < world <= MAX_RANKS:
-        raise TraceError(f"{device.path}: says that it is rank {rank} of {world}, which makes no sense.")
+        raise TraceError(
+            f"{device.path}: its rank is {rank} of {world} ranks; a rank must be below the number of ranks."
+        )
     return rank, world
 
 
@@ -122,7 +124,7 @@ def _first_difference(host: HostTrace, device: DeviceTrace, linked: Link, other:
             f"{device.names[device.name[row]][:60]!r} in the second"
         )
     if not len(absent):
-        return "the second trace has none"
+        return f"{'the second' if not _on_cpu(device).any() else 'the first'} has none"
     row = int(absent[0])
     number = f", record function {device.rf_id[row]}," if device.rf_id[row] >= 0 else ""
     return f"{device.names[device.name[row]][:60]!r}{number} of the second is not in the first"

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 def fill_from_period(
     items: list[Communication], device: DeviceTrace, findings: Findings
 ) -> list[Communication]:
-    """``items`` with what periodicity tells of device kernels without a launch; each is a warning."""
+    """``items`` with device kernels without a launch described by the period that follows; each is a
+    warning."""
     filled = list(items)
     streams: dict[tuple[int, int], list[int]] = {}
     for index, item in enumerate(items):
@@ -37,12 +38,13 @@ def fill_from_period(
         for back, index in enumerate(reversed(unknown), 1):
             if period:
                 like = items[known[(-back) % period]]
-                findings.add("communication-inferred")
             elif len({_kind(items[at])[:2] for at in known}) == 1:
                 like = replace(items[known[0]], size=0)
-                findings.add("communication-inferred")
             else:
                 break
+            if _is_named(items[index]) and _kind(items[index])[:2] != _kind(like)[:2]:
+                break
+            findings.add("communication-inferred")
             filled[index] = replace(
                 items[index], type=like.type, collective=like.collective, size=like.size, group=like.group,
                 dtype=like.dtype, peer=like.peer, tag=like.tag,
@@ -51,6 +53,10 @@ def fill_from_period(
 
 
 def _known(item: Communication) -> bool:
+    return _is_named(item) and item.size > 0
+
+
+def _is_named(item: Communication) -> bool:
     return item.is_message or item.collective is not None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
 
 import numpy as np
@@ -18,6 +19,12 @@ from chakra_et.traces.host import HostTrace, tensors
 
 # A wait that was blocked ends soon after what it waited for.
 WAKE_UP_NS = 200_000
+# A preempted worker records the end of communication at most this long after the waiting thread went on, and
+# that thread waited at least this many times as long.
+LATE_NS = 5_000_000
+LATE_FACTOR = 20
+WAIT_OPERATOR = re.compile(r"(^|::|\.)wait(_tensor)?$")
+"""Operators that do nothing but wait, however late the thread goes on."""
 
 
 def find(rank: LinkedRank, found: Found) -> None:
@@ -49,6 +56,12 @@ def _communication(
         begin, end = int(device.start[item.event]), int(device.end[item.event])
         caller = int(time.lane[item.launch]) if item.launch >= 0 else time.main
         asked = min(begin, int(time.end[item.launch])) if item.launch >= 0 else begin
+        if caller not in callers:
+            callers[caller] = _Caller(time, caller)
+        resumed = _resumed_before(device, time, callers[caller], begin, asked, end)
+        if resumed is not None:
+            end = resumed
+            causes.findings.add("communication-ends-late")
         key = (
             (item.group.name,) if item.type is NodeType.COMM_COLL else (item.group.name, item.type, item.peer)
         )
@@ -58,8 +71,6 @@ def _communication(
         causes.placed[number] = (lane, from_, end)
         busy[lane] = end
         causes.edge(EdgeKind.LAUNCH, (caller, asked), (lane, from_))
-        if caller not in callers:
-            callers[caller] = _Caller(time, caller)
         _wait_for(device, time, users, item, callers[caller], lane, end, causes)
 
 
@@ -122,9 +133,12 @@ def _wait_for(
         began = np.searchsorted(thread.starts, (launched, end), side="left")
         at_once = began[0] >= began[1]
         prompt = until - end <= WAKE_UP_NS and end - begin > 4 * (until - end)
-        if begin < end <= until and (at_once or used == until or prompt):
-            causes.wait(caller, max(begin, min(launched, end)), end)
-            causes.edge(EdgeKind.COLLECTIVE, (lane, end), (caller, end))
+        only_waits = _only_waits(device, int(pieces.owner[of_lane[at]]))
+        if begin < end <= until and (at_once or used == until or prompt or only_waits):
+            # What an operator that only waits takes after that is the scheduler's delay, and no work.
+            resumed = until if only_waits and until - end > WAKE_UP_NS else end
+            causes.wait(caller, max(begin, min(launched, end)), resumed)
+            causes.edge(EdgeKind.COLLECTIVE, (lane, end), (caller, resumed))
             causes.findings.add("wait-blocked")
             return
     if used is None:
@@ -132,6 +146,31 @@ def _wait_for(
         return
     causes.edge(EdgeKind.COLLECTIVE, (lane, end), (caller, used))
     causes.findings.add("wait-done")
+
+
+def _resumed_before(
+    device: DeviceTrace, time: Timeline, thread: _Caller, begin: int, asked: int, end: int
+) -> int | None:
+    """When the thread that waited for a communication went on, where its record ends later than that.
+
+    ``begin``, ``end``: of the record; ``asked``: when it was launched. None where the thread was still
+    waiting at ``end``, or did not wait.
+    """
+    pieces, of_lane = time.self_time, thread.pieces
+    at = int(np.searchsorted(thread.piece_starts, end, side="left")) - 1
+    while at >= 0:
+        piece = int(of_lane[at])
+        started, until = max(int(pieces.start[piece]), asked), int(pieces.end[piece])
+        waits = _can_wait(device, int(pieces.owner[piece]))
+        if until >= end:
+            if waits and end - started > LATE_FACTOR * (until - end):
+                return None
+        elif end - until > LATE_NS or until <= begin:
+            return None
+        elif waits and until - started > LATE_FACTOR * (end - until):
+            return until
+        at -= 1
+    return None
 
 
 def _outside(device: DeviceTrace, owner: int) -> bool:
@@ -145,6 +184,11 @@ def _can_wait(device: DeviceTrace, owner: int) -> bool:
         return True
     name = device.names[device.name[owner]]
     return name.startswith(("c10d::", "autograd::engine::")) or "wait" in name
+
+
+def _only_waits(device: DeviceTrace, owner: int) -> bool:
+    """Whether a stretch of a thread belongs to an operator that does nothing but wait."""
+    return owner >= 0 and bool(WAIT_OPERATOR.search(device.names[device.name[owner]]))
 
 
 def _threads(device: DeviceTrace, time: Timeline, causes: Found) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,9 @@ Shape = tuple[int, ...]
 Counted = tuple[int, int] | None
 """Operations, and elements of the result; None where the shapes don't fit."""
 Rule = Callable[[list[Shape | None], list[Any]], Counted]
+# Twice the bandwidth (8 TB/s) and the sparse 4-bit rate (20 PFLOP/s) of NVIDIA's B200, its data sheet, 2024.
+MOST_BYTES_PER_NS = 16_000
+MOST_OPERATIONS_PER_NS = 40_000_000
 DEPTH = 8
 """Operators around a launch that are looked at for a formula."""
 
@@ -42,39 +45,66 @@ class Work:
 def find_work(rank: LinkedRank, parent: np.ndarray) -> Work:
     """Operations and bytes of each kernel, copy and memset; ``parent`` is the hierarchy's.
 
-    The kernels of one operator share its work by their durations.
+    The kernels of one operator share its work, see ``divided``.
     """
-    device, host = rank.device, rank.host
+    device = rank.device
     operations = np.zeros(len(device), dtype=np.int64)
     moved = np.zeros(len(device), dtype=np.int64)
     copies = np.flatnonzero((device.category == MEMCPY) | (device.category == MEMSET))
     moved[copies] = np.maximum(device.bytes[copies], 0)
     kernels = np.flatnonzero((device.category == KERNEL) & ~rank.communication_rows.gpu)
-    of_operator: dict[int, list[int]] = {}
-    for row in kernels.tolist():
-        operator = int(parent[row])
-        if operator >= 0:
-            of_operator.setdefault(operator, []).append(row)
-    length = device.end - device.start
-    for operator, rows in of_operator.items():
-        at, work = operator, None
-        for _ in range(DEPTH):
-            if at < 0:
-                break
-            host_row = int(rank.link.host_row[at])
-            if device.category[at] == CPU_OP and host_row >= 0:
-                name = device.names[device.name[at]]
-                texts = (column[host_row] for column in (*host.inputs, *host.outputs[1:]))
-                work = operator_work(name, *texts)
-                if work is not None:
-                    break
-            at = int(parent[at])
-        if work is None:
-            continue
-        share = length[rows] / max(int(length[rows].sum()), 1)
-        operations[rows] = np.rint(work[0] * share)
-        moved[rows] = np.rint(work[1] * share)
+    kernels = kernels[parent[kernels] >= 0]
+    operators, of = np.unique(parent[kernels], return_inverse=True)
+    works = [work_of(rank, parent, operator) for operator in operators.tolist()]
+    length = (device.end - device.start)[kernels]
+    operations[kernels], moved[kernels] = divided(works, of, length)
     return Work(operations, moved)
+
+
+def divided(works: Sequence[Counted], of: np.ndarray, length: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(operations, bytes) of each kernel: those of its operator, divided by the kernels' durations.
+
+    ``works``: of each operator; ``of``: each kernel's operator; ``length``: each kernel's duration in ns.
+    0 where no device could do as much in that time: an operator that takes a few rows of a large table does
+    not read all of it.
+    """
+    whole = np.array([work or (0, 0) for work in works], dtype=np.float64).reshape(-1, 2)
+    total = np.maximum(np.bincount(of, length, len(whole)), 1)
+    most = np.column_stack((MOST_OPERATIONS_PER_NS * total, MOST_BYTES_PER_NS * total))
+    whole[(whole > most).any(axis=1)] = 0
+    shares = np.rint(whole[of] * (length / total[of])[:, None]).astype(np.int64)
+    return shares[:, 0], shares[:, 1]
+
+
+def operator_around(rank: LinkedRank, parent: np.ndarray, row: int) -> int:
+    """The row of the innermost operator with arguments at or around ``row``, -1 for none."""
+    for _ in range(DEPTH):
+        if row < 0:
+            break
+        if rank.device.category[row] == CPU_OP and rank.link.host_row[row] >= 0:
+            return row
+        row = int(parent[row])
+    return -1
+
+
+def work_of(rank: LinkedRank, parent: np.ndarray, operator: int) -> Counted:
+    """(operations, bytes) of the operator at row ``operator``, or of the next one around it that has
+    shapes."""
+    host, names = rank.host, rank.device.names
+    for _ in range(DEPTH):
+        operator = operator_around(rank, parent, operator)
+        if operator < 0:
+            break
+        row = int(rank.link.host_row[operator])
+        name = names[rank.device.name[operator]]
+        # Only some formulas look at values, and ids of tensors in them make every call a new one.
+        values = host.inputs[0][row] if rule_of(name) in WITH_VALUES else b"[]"
+        texts = (column[row] for column in (*host.inputs[1:], *host.outputs[1:]))
+        work = operator_work(name, values, *texts)
+        if work is not None:
+            return work
+        operator = int(parent[operator])
+    return None
 
 
 @functools.lru_cache(maxsize=65536)
@@ -98,8 +128,7 @@ def operator_work(
     if not tensors:
         return None
     outputs = _tensors(out_dims, out_kinds)
-    short = name.rpartition("::")[2].rstrip("_")
-    formula = next((rule for pattern, rule in FORMULAS if pattern.fullmatch(short)), None)
+    formula = rule_of(name)
     by_position = [tuple(d) if _is_shape(d) else None for d in dims]
     counted = formula(by_position, [_scalar(value) for value in arguments]) if formula else None
     each = tensors[0][1]
@@ -114,6 +143,13 @@ def operator_work(
     written = sum(math.prod(shape) * size for shape, size in outputs) or made * each
     bound = (1 << 62) - 1
     return min(operations, bound), min(read + written, bound)
+
+
+@functools.lru_cache(maxsize=4096)
+def rule_of(name: str) -> Rule | None:
+    """The formula for an operator; None: one operation per element."""
+    short = name.rpartition("::")[2].rstrip("_")
+    return next((rule for pattern, rule in FORMULAS if pattern.fullmatch(short)), None)
 
 
 def _is_shape(value: Any) -> bool:
@@ -248,3 +284,4 @@ FORMULAS: tuple[tuple[re.Pattern[str], Rule], ...] = tuple(
         (r"_?(scaled_dot_product|flash|efficient|cudnn)_?\w*attention\w*", _attention),
     )
 )
+WITH_VALUES = (_convolution, _library_convolution, _convolution_backward)

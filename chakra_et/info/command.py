@@ -2,12 +2,13 @@
 
 JSON: ``{"files": [{...}]}``, for each file: ``file``; ``bytes``; ``nodes``; ``nodes_by_type`` and
 ``nodes_by_kind``; ``edges`` {``data``, ``ctrl``, ``by_kind``}; ``time`` {``start_micros``, ``end_micros``,
-``span_micros``, ``longest_path_micros``}, of which the last is null where the dependencies can't be
-followed; ``lanes`` [{``lane``, ``kind``, ``label``, ``nodes``, ``compute_micros``,
-``communication_micros``}]; ``collectives`` [{``group``, ``name``, ``ranks``, ``type``, ``count``,
-``bytes``}]; ``messages`` [{``direction``, ``peer``, ``count``, ``bytes``}]; ``notes``; ``metadata``. A file
-that can't be read has ``file`` and ``error`` only. Exit status: 0; 1 where a file can't be read; 2 for
-arguments that can't be used.
+``span_micros``, ``longest_path_micros``}, the last null where the dependencies can't be followed;
+``critical_path_micros`` and ``busy_micros`` by kind of ``replay.shares``, empty without start times;
+``lanes`` [{``lane``, ``kind``, ``label``, ``nodes``, ``compute_micros``, ``communication_micros``}];
+``collectives`` [{``group``, ``name``, ``ranks``, ``type``, ``count``, ``bytes``, ``micros``,
+``wait_micros``}], the last null unless all ranks were converted together; ``messages`` [{``direction``,
+``peer``, ``count``, ``bytes``}]; ``notes``; ``metadata``. A file that can't be read has ``file`` and
+``error`` only. Exit status: 0; 1 where a file can't be read; 2 for arguments that can't be used.
 """
 
 from __future__ import annotations

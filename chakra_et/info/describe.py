@@ -28,7 +28,10 @@ def describe(trace: ExecutionTrace, comm_groups: dict[str, list[int]] | None = N
 
     ``comm_groups``: group id → ranks, to name the members of each group.
     """
+    from chakra_et.replay.shares import shares
+
     notes: list[str] = []
+    found = shares(trace)
     # Doubles, as a damaged file's times may not add up within 64 bits.
     end = (trace.start_micros.astype(float) + trace.duration_micros).max() if len(trace) else 0
     start = trace.start_micros.min() if len(trace) else 0
@@ -52,6 +55,8 @@ def describe(trace: ExecutionTrace, comm_groups: dict[str, list[int]] | None = N
             "span_micros": int(end) - int(start) if timed else None,
             "longest_path_micros": _longest_path(trace, notes),
         },
+        "critical_path_micros": found.path if found else {},
+        "busy_micros": found.busy if found else {},
         "lanes": _lanes(trace),
         "collectives": _collectives(trace, comm_groups or {}),
         "messages": _messages(trace),
@@ -77,7 +82,7 @@ def _text_counts(attribute: Attribute | None) -> dict[str, int]:
 
 
 def _edge_kinds(attribute: Attribute | None) -> dict[str, int]:
-    """Edges by what they mean, where the file says it."""
+    """Edges by kind, where the file has it."""
     kinds = dict.fromkeys(EDGE_KINDS.values(), 0)
     for letters, count in _text_counts(attribute).items():
         for letter in letters:
@@ -123,13 +128,13 @@ def _lanes(trace: ExecutionTrace) -> list[dict[str, Any]]:
     index = index.reshape(-1)
     duration = trace.duration_micros.astype(np.float64)
     nodes = np.bincount(index)
-    talk = np.bincount(index, duration * communicates)
+    communication = np.bincount(index, duration * communicates)
     compute = np.bincount(index, duration * ~communicates)
     lanes = []
     for at, value in enumerate(values.tolist()):
         if names is None:
             kind, what = ("gpu", "stream") if value & 1 else ("cpu", "thread")
-            label = f"{what} {value >> 1}" if value >= 0 else f"no {what} told"
+            label = f"{what} {value >> 1}" if value >= 0 else f"{what} not recorded"
         else:
             known = names[value] if isinstance(names, list) and 0 <= value < len(names) else {}
             known = known if isinstance(known, dict) else {}
@@ -141,7 +146,7 @@ def _lanes(trace: ExecutionTrace) -> list[dict[str, Any]]:
                 "label": label,
                 "nodes": int(nodes[at]),
                 "compute_micros": int(compute[at]),
-                "communication_micros": int(talk[at]),
+                "communication_micros": int(communication[at]),
             }
         )
     return lanes
@@ -152,6 +157,7 @@ def _collectives(trace: ExecutionTrace, comm_groups: dict[str, list[int]]) -> li
     groups = _texts(trace, "pg_name")
     names, descriptions = _texts(trace, "pg_original_name"), _texts(trace, "pg_description")
     kinds, sizes = trace.column("comm_type", -1), trace.column("comm_size")
+    duration, wait = trace.duration_micros.astype(np.int64), trace.column("wait_micros", -1)
     table: dict[tuple[str, int], dict[str, Any]] = {}
     for row in rows.tolist():
         group, kind = groups.get(row, ""), int(kinds[row])
@@ -165,10 +171,15 @@ def _collectives(trace: ExecutionTrace, comm_groups: dict[str, list[int]]) -> li
                 "type": CollectiveType(kind).name if known else f"comm_type {kind}",
                 "count": 0,
                 "bytes": 0,
+                "micros": 0,
+                "wait_micros": 0 if "wait_micros" in trace.attributes else None,
             },
         )
         entry["count"] += 1
         entry["bytes"] += int(sizes[row])
+        entry["micros"] += int(duration[row])
+        if entry["wait_micros"] is not None:
+            entry["wait_micros"] += max(int(wait[row]), 0)
     return [entry for _, entry in sorted(table.items())]
 
 

@@ -66,7 +66,7 @@ class ReplayGraph:
         """One column a trace, in row order, as one array in node order."""
         return np.concatenate(columns)[self.first[self.trace_of] + self.row]
 
-    def scatter(self, values: Sequence[int]) -> list[np.ndarray]:
+    def scatter(self, values: Sequence[int] | np.ndarray) -> list[np.ndarray]:
         """Values in node order as one int64 array a trace, in row order."""
         flat = np.empty(len(self), dtype=np.int64)
         flat[self.first[self.trace_of] + self.row] = values
@@ -80,9 +80,13 @@ class ReplayGraph:
         trace, row = self.traces[self.trace_of[node]], self.row[node]
         return f"node {trace.ids[row]} {trace.names[row][:80]!r}"
 
+    def lanes(self) -> np.ndarray:
+        """The thread, stream or communicator of each node, int64[N], -1 for none."""
+        return _lanes(self)
+
     def lane_edges(self) -> tuple[np.ndarray, np.ndarray]:
         """The nodes of each lane as a chain in the order of ``position``: (source, target)."""
-        lanes = _lanes(self)
+        lanes = self.lanes()
         order = np.lexsort((self.position, lanes))
         linked = (lanes[order[1:]] == lanes[order[:-1]]) & (lanes[order[1:]] >= 0)
         return order[:-1][linked], order[1:][linked]

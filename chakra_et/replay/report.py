@@ -9,6 +9,7 @@ import numpy as np
 
 from chakra_et import text
 from chakra_et.et.columns import ExecutionTrace
+from chakra_et.replay.shares import Shares, shares
 from chakra_et.replay.simulators import ReplayResult
 
 _STEP_NAME = re.compile(rb"ProfilerStep#(\d+)")
@@ -37,7 +38,8 @@ class RankReplay:
     """One rank's replay: ``total`` is all steps, from the first step's start to the end of the trace.
 
     ``start_error_us``: median and 95th percentile of |simulated - measured start| over all nodes, each
-    counted from the rank's first node; None without start times.
+    counted from the rank's first node; None without start times. ``shares``: where the measured time went,
+    None without start times.
     """
 
     rank: int
@@ -45,6 +47,7 @@ class RankReplay:
     total: StepTime
     steps: list[StepTime]
     start_error_us: tuple[float, float] | None
+    shares: Shares | None = None
 
     @property
     def worst_step_percent(self) -> float | None:
@@ -60,6 +63,8 @@ class RankReplay:
             **_step_json(self.total),
             "steps": [{"name": step.name, **_step_json(step)} for step in self.steps],
             "start_error_us": {"median": median, "p95": p95},
+            "critical_path_us": self.shares.path if self.shares else {},
+            "busy_us": self.shares.busy if self.shares else {},
         }
 
 
@@ -96,7 +101,7 @@ def _rank_report(trace: ExecutionTrace, rank: int, result: ReplayResult, index: 
     if measured is not None:
         median, p95 = np.percentile(np.abs(simulated - measured), [50, 95]) / 1000
         error = (float(median), float(p95))
-    return RankReplay(rank, len(trace), total, steps, error)
+    return RankReplay(rank, len(trace), total, steps, error, shares(trace))
 
 
 def measured_times(trace: ExecutionTrace) -> tuple[np.ndarray | None, int]:
@@ -135,7 +140,10 @@ def step_rows(trace: ExecutionTrace) -> tuple[list[str], np.ndarray]:
 
 
 def table(reports: dict[str, list[RankReplay]]) -> list[str]:
-    """Lines of text: a row for each semantics and rank, then one for each step where there are several."""
+    """Lines of text: a row for each semantics and rank, then one for each step where there are several.
+
+    Transfer, wait and overhead are as measured: of all communication, and of the critical path.
+    """
     rows = [
         (
             "semantics",
@@ -146,6 +154,9 @@ def table(reports: dict[str, list[RankReplay]]) -> list[str]:
             "error %",
             "worst step %",
             "start error µs (p95)",
+            "transfer ms",
+            "wait ms",
+            "overhead %",
         )
     ]
     for semantics, ranks in reports.items():
@@ -158,10 +169,11 @@ def table(reports: dict[str, list[RankReplay]]) -> list[str]:
                     *_cells(rank.total),
                     _signed(rank.worst_step_percent),
                     "-" if rank.start_error_us is None else "{:,.1f} ({:,.1f})".format(*rank.start_error_us),
+                    *_share_cells(rank.shares),
                 )
             )
             if len(rank.steps) > 1:
-                rows += [("", "", step.name, *_cells(step), "", "") for step in rank.steps]
+                rows += [("", "", step.name, *_cells(step), "", "", "", "", "") for step in rank.steps]
     return text.table(rows, right=range(1, len(rows[0])))
 
 
@@ -177,6 +189,14 @@ def _step_json(step: StepTime) -> dict:
 def _cells(step: StepTime) -> tuple[str, str, str]:
     measured = "-" if step.measured_ns is None else f"{step.measured_ns / 1e6:,.3f}"
     return measured, f"{step.simulated_ns / 1e6:,.3f}", _signed(step.error_percent)
+
+
+def _share_cells(found: Shares | None) -> tuple[str, str, str]:
+    """Transfer and wait of all communication, ms, and the part of the critical path that is overhead."""
+    if found is None:
+        return ("-", "-", "-")
+    transfer, wait = (f"{found.busy[kind] / 1000:,.3f}" for kind in ("transfer", "wait"))
+    return transfer, wait, f"{found.overhead:.1%}".rstrip("%")
 
 
 def _signed(percent: float | None) -> str:

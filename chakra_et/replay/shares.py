@@ -48,7 +48,7 @@ def shares(trace: ExecutionTrace) -> Shares | None:
     """
     if not len(trace) or not trace.start_micros.any():
         return None
-    kind = _kinds(trace)
+    kind = node_kinds(trace)
     duration = trace.duration_micros.astype(np.int64)
     wait = np.minimum(trace.column("wait_micros"), duration)
     path = critical_path(trace)
@@ -76,7 +76,7 @@ def critical_path(trace: ExecutionTrace) -> np.ndarray:
     return np.array(found, dtype=np.int64)
 
 
-def _kinds(trace: ExecutionTrace) -> np.ndarray:
+def node_kinds(trace: ExecutionTrace) -> np.ndarray:
     """Index into ``KINDS`` of each row: as the converter wrote it, or by type and place."""
     place = {name: at for at, name in enumerate(KINDS)}
     on_cpu = trace.column("is_cpu_op") != 0

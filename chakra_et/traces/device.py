@@ -78,7 +78,8 @@ class DeviceTrace:
     indexes ``shapes`` (grid and block of a kernel, -1: none). ``communication`` holds the arguments of the
     rows that describe communication; ``waits`` the cuda_sync arguments. ``forward_backward`` is int64[K, 2,
     2]: (thread, time) of the start and finish of each fwdbwd flow. ``findings`` counts what was left out or
-    repaired. ``inputs`` is None where they were not asked for.
+    repaired. ``inputs`` is None where they were not asked for, and so empty is ``launched``: row of a launch
+    call → name of the kernel, which HIP records.
     """
 
     path: Path
@@ -112,6 +113,7 @@ class DeviceTrace:
     host_name: str = ""
     device_name: str = ""
     inputs: OperatorInputs | None = None
+    launched: dict[int, str] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.start)
@@ -120,7 +122,7 @@ class DeviceTrace:
         """The same trace with only ``rows`` (ascending)."""
         place = {int(row): at for at, row in enumerate(rows)}
         changes: dict[str, Any] = {column: getattr(self, column)[rows] for column in _PER_ROW}
-        for sparse in ("communication", "waits"):
+        for sparse in ("communication", "waits", "launched"):
             table = getattr(self, sparse)
             changes[sparse] = {place[row]: value for row, value in table.items() if row in place}
         if self.inputs:
@@ -152,6 +154,7 @@ class _Columns:
         self.numbers: dict[str, list[np.ndarray]] = {}
         self.names: dict[str, int] = {}
         self.shapes: dict[tuple[str, str], int] = {}
+        self.shape_of: dict[tuple[str, str], int] = {}  # by their texts as recorded
         self.threads: dict[tuple[Any, Any], int] = {}
         self.thread_names: dict[tuple[Any, Any], str] = {}
         self.communication: dict[int, Args] = {}
@@ -159,6 +162,7 @@ class _Columns:
         self.flows: dict[Any, list[Any]] = {}
         self.modules: list[Event] = []
         self.inputs: tuple[list[bytes], list[bytes], list[bytes]] | None = ([], [], []) if operators else None
+        self.launched: dict[int, str] = {}
         self.findings = Findings()
         self.events_in = 0
         self.rows = 0
@@ -233,6 +237,7 @@ class _Columns:
         if self.inputs is not None:
             for target, name in zip(self.inputs, ("concrete", "dims", "types"), strict=True):
                 target += [bytes(getattr(a, name)) for a in args]
+            self.launched |= {self.rows + row: str(a.kernel) for row, a in enumerate(args) if a.kernel}
         for name, column in columns.items():
             self.numbers.setdefault(name, []).append(column)
         self.rows += len(work)
@@ -254,8 +259,11 @@ class _Columns:
             if codes[row] == SYNC:
                 self.waits[self.rows + row] = a
             elif a.grid is not None:
-                key = (_triple(a.grid), _triple(a.block))
-                columns["shape"][row] = shapes.setdefault(key, len(shapes))
+                recorded = (str(a.grid), str(a.block))
+                if (index := self.shape_of.get(recorded)) is None:
+                    key = (_triple(a.grid), _triple(a.block))
+                    index = self.shape_of[recorded] = shapes.setdefault(key, len(shapes))
+                columns["shape"][row] = index
 
 
 def _triple(value: Any) -> str:
@@ -292,7 +300,7 @@ def _finish(path: Path, columns: _Columns, header: Header) -> DeviceTrace:
     place = np.full(len(start), -1, dtype=np.int64)
     place[order] = np.arange(len(order))
 
-    def placed(table: dict[int, Args]) -> dict[int, Args]:
+    def placed(table: dict[int, Any]) -> dict[int, Any]:
         return {int(place[row]): args for row, args in table.items() if place[row] >= 0}
 
     inputs = None
@@ -319,6 +327,7 @@ def _finish(path: Path, columns: _Columns, header: Header) -> DeviceTrace:
         host_name=str(header.host_name or ""),
         device_name=str(first.get("name") or "") if isinstance(first, dict) else "",
         inputs=inputs,
+        launched=placed(columns.launched),
         **{name: column[order] for name, column in joined.items()},
     )
 

@@ -10,6 +10,7 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from typing import Literal
 
 from chakra_et.cli import parse
 from chakra_et.errors import TraceError
@@ -30,6 +31,13 @@ class ValidateConfig:
         default=4, metadata={"help": "preferred-dataset-splits of the system: fewer bytes hang an all-gather"}
     )
 
+    for_: Literal["any", "astra-sim"] = field(
+        default="any",
+        metadata={
+            "help": "astra-sim: also what it needs, and the network.yml and system.json beside the files"
+        },
+    )
+
     def __post_init__(self) -> None:
         if not self.files:
             raise ValueError("give at least one .et file, or the NAME of a run")
@@ -42,7 +50,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     config = parse(ValidateConfig, argv, prog="python -m chakra_et validate", description=__doc__)
     try:
         sets = find_rank_sets(config.files)
-        problems = [problem for run in sets for problem in check_set(run, config.dataset_splits)]
+        problems = [
+            problem
+            for run in sets
+            for problem in check_set(run, config.dataset_splits, config.for_ == "astra-sim")
+        ]
     except TraceError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -1,63 +1,61 @@
 # shellcheck shell=bash
-# What the scripts that Slurm starts share: the settings, and launching every node. Sourced by them.
+# What the scripts that launch nodes share: the settings, and how all nodes of a job are started. Sourced.
 
 # shellcheck source=scripts/common.sh
 . "$(dirname "${BASH_SOURCE[0]}")/../../scripts/common.sh"
 MEGATRON=$ROOT/megatron_lm
 SCRIPT=megatron_lm/$SCRIPT
+if [ -z "${SETTINGS_PYTHON:-}" ]; then
+    SETTINGS_PYTHON=$(find_python) || die "Python 3.10 or newer is needed and none is on the PATH"
+fi
+export SETTINGS_PYTHON
 # shellcheck source=megatron_lm/_00_conf.sh
 . "$MEGATRON/_00_conf.sh"
-
-# The folder of all logs, as a path that is right from everywhere.
+# A path that _00_conf.sh gives by default starts at its folder.
 case $LOG_DIR in
-    /*) LOGS=$LOG_DIR ;;
-    ../*) LOGS=$ROOT/${LOG_DIR#../} ;;
-    *) LOGS=$MEGATRON/$LOG_DIR ;;
+    /*) ;;
+    *)
+        LOG_DIR=$MEGATRON/$LOG_DIR
+        export MEGATRON_LOG_DIR=$LOG_DIR
+        ;;
 esac
 
-uses_container() {
-    [ -n "$CONTAINER_IMAGE_PATH" ] && command -v enroot >/dev/null
-}
+uses_container() { [ -n "$CONTAINER_IMAGE_PATH" ]; }
 
-# The interpreter to use: $PYTHON if it is set, else the project's environment. Where a container
-# trains, the system's Python will do for what is outside.
+# The interpreter to use: $PYTHON if it is set, else the project's environment. If the ranks train in a
+# container, any Python does for what runs outside of it.
 choose_python() {
     if [ -z "${PYTHON:-}" ]; then
-        if uses_container; then PYTHON=python3; else use_environment megatron; fi
+        if uses_container; then PYTHON=$SETTINGS_PYTHON; else use_environment megatron; fi
     fi
     export PYTHON PYTHONUNBUFFERED=1
 }
 
-# sbatch_header NAME NODES QUEUE: the #SBATCH lines of one job, from the settings.
-sbatch_header() {
-    printf '#SBATCH --job-name=%s\n' "$1"
-    printf '#SBATCH --nodes=%s\n' "$2"
-    [ -z "$3" ] || printf '#SBATCH --partition=%s\n' "$3"
-    [ -z "$GRES" ] || printf '#SBATCH --gres=%s\n' "$GRES"
-    printf '#SBATCH --ntasks-per-node=1\n'
-    printf '#SBATCH --cpus-per-task=%s\n' "$CPUS_PER_TASK"
-    printf '#SBATCH --output=%s/slurm-%%j.out\n' "$LOGS"
-}
-
-# address_of NODELIST: where the first node of a Slurm node list answers.
+# address_of NODE: where a Slurm node can be reached.
 address_of() {
-    local first address
-    first=$(scontrol show hostnames "$1" | head -n 1)
-    # NodeAddr and not the name: a node's name need not resolve.
-    address=$(scontrol --oneliner show node "$first" | sed -n 's/.* NodeAddr=\([^ ]*\).*/\1/p')
-    [ -n "$address" ] || die "Slurm knows no address of node '$first': see scontrol show node $first"
+    local address
+    # NodeAddr and not the name, because a node's name need not resolve.
+    address=$(scontrol --oneliner show node "$1" | sed -n 's/.* NodeAddr=\([^ ]*\).*/\1/p')
+    [ -n "$address" ] || die "Slurm has no address of node '$1': see scontrol show node $1"
     printf '%s\n' "$address"
 }
 
-# launch_nodes FIRST_RANK MASTER_ADDR [srun options]: slurm/node.sh once on each node of this job.
+# master_of NODELIST_OF_THE_JOB: the address of the node that has rank 0.
+master_of() {
+    local first=${NODELIST%%,*}
+    [ -n "$first" ] || first=$(scontrol show hostnames "$1" | head -n 1)
+    address_of "$first"
+}
+
+# launch_nodes FIRST_RANK MASTER_ADDR [options of srun]: slurm/node.sh once on each node of this job.
 launch_nodes() {
     local first=$1 address=$2
     shift 2
-    # srun takes no --cpus-per-task from the job since Slurm 22.05.
+    # Since Slurm 22.05, srun does not take --cpus-per-task from the job.
     supervise srun "$@" --ntasks-per-node=1 --cpus-per-task="$CPUS_PER_TASK" --kill-on-bad-exit=1 \
         "$MEGATRON/slurm/node.sh" "$first" "$address"
 }
 
 in_slurm() {
-    [ -n "${SLURM_JOB_ID:-}" ] || die "this is the body of a Slurm job: submit it by megatron_lm/_03_submit.sh"
+    [ -n "${SLURM_JOB_ID:-}" ] || die "this is the body of a Slurm job: submit it with megatron_lm/_03_submit.sh"
 }

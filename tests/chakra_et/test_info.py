@@ -16,11 +16,14 @@ from chakra_et.et import file as et_file
 from chakra_et.et.columns import ExecutionTrace, NodeType
 from chakra_et.graph.dependencies import EdgeKind
 from chakra_et.info.describe import EDGE_KINDS, describe
+from chakra_et.replay.shares import KINDS
 from tests.chakra_et.replay_traces import collective, cpu, kernel, make_trace, recv, send
 
 LANES = json.dumps(
     [{"kind": "cpu", "label": "main"}, {"kind": "gpu", "label": "stream 7"}, {"kind": "communication"}]
 )
+
+NO_TIME = dict.fromkeys(KINDS, 0)
 
 
 def known(**more: int | str) -> ExecutionTrace:
@@ -80,9 +83,13 @@ def test_every_figure_of_a_known_trace() -> None:
                 "communication_micros": 17,
             },
         ],
+        "busy_micros": NO_TIME | {"operator": 10, "runtime": 5, "kernel": 40, "transfer": 17},
+        "critical_path_micros": NO_TIME | {"operator": 10, "runtime": 5, "kernel": 40, "transfer": 16},
         "collectives": [
-            {"group": "1", "name": "", "ranks": [0, 1, 2, 3], "type": "ALL_REDUCE", "count": 2, "bytes": 80},
-            {"group": "2", "name": "", "ranks": [0, 3], "type": "BARRIER", "count": 1, "bytes": 8},
+            {"group": "1", "name": "", "ranks": [0, 1, 2, 3], "type": "ALL_REDUCE", "count": 2, "bytes": 80}
+            | {"micros": 14, "wait_micros": None},
+            {"group": "2", "name": "", "ranks": [0, 3], "type": "BARRIER", "count": 1, "bytes": 8}
+            | {"micros": 1, "wait_micros": None},
         ],
         "messages": [
             {"direction": "receive", "peer": 1, "count": 1, "bytes": 40},
@@ -157,9 +164,12 @@ def test_text_has_aligned_columns(run: str, capsys: pytest.CaptureFixture[str]) 
         "     1  gpu            stream 7      1       0.040             0.000",
         "     2  communication                5       0.000             0.017",
     ]
-    assert "  longest path  0.071 ms" in lines
-    assert "  edge kinds    program order 2, launch 1, stream order 1, collective 3" in lines
-    assert "      1        0,1,2,3  ALL_REDUCE      2     80" in lines
+    assert "  longest path   0.071 ms" in lines
+    assert "  edge kinds     program order 2, launch 1, stream order 1, collective 3" in lines
+    bar = next(line for line in lines if line.lstrip().startswith("kernel ")).split()
+    share = float(bar[2].rstrip("%")) / 100
+    assert abs(len(bar[3]) / 30 - share) < 0.05
+    assert "      1        0,1,2,3  ALL_REDUCE      2     80  0.014            -        -" in lines
     assert "time \\x1b[31mred <b>한국어" in "\n".join(lines), "control characters stay out of the terminal"
 
 

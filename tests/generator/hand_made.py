@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -158,3 +159,20 @@ class Stages:
         for a, b in zip(graph.source.tolist(), graph.target.tolist(), strict=True):
             start[b] = max(start[b], start[a] + length[a])
         return start == graph.start.tolist()
+
+
+def frame(name: str, ts: float, dur: float, tid: Any = TID) -> dict[str, Any]:
+    """A Python frame, as ``with_stack`` records it."""
+    return event("python_function", name, ts, dur, tid)
+
+
+def write_kineto(
+    path: Path, events: list[dict[str, Any]], rank: int | None = None, world: int = 1, **header: Any
+) -> Path:
+    """Kineto's trace of one rank, as frameworks write it: under any name, without a host trace."""
+    if rank is not None:
+        header["distributedInfo"] = {"backend": "nccl", "rank": rank, "world_size": world}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps({"schemaVersion": 1, **header, "traceEvents": events}).encode()
+    path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
+    return path

@@ -13,7 +13,7 @@ if __name__ == "__main__":
     import importlib
 
     pretrain = importlib.import_module("megatron_lm._00_pretrain_gpt")
-    from megatron_lm import model
+    from megatron_lm.engine import model
 
     model.finalize_model_grads = None
     distributed.run(pretrain.main, 120)

@@ -11,24 +11,33 @@ from pathlib import Path
 
 import pytest
 
+from megatron_lm.settings import NAMES, PREFIX
+
 REPO_ROOT = Path(__file__).resolve().parents[2]
 Script = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def as_environment(settings: dict[str, str]) -> dict[str, str]:
+    """Variables by name: settings get the prefix under which the scripts read them."""
+    return {PREFIX + name if name in NAMES else name: value for name, value in settings.items()}
 
 
 @pytest.fixture
 def tiny(tmp_path: Path, free_port: int) -> dict[str, str]:
     """The environment of a run of the tiny model that logs every iteration under ``tmp_path``."""
     keep = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR", "SLURM_CONF") if name in os.environ}
-    return keep | {
-        "MODEL": "tiny",
-        "TRAIN_ITERS": "4",
-        "LOG_INTERVAL": "1",
-        "LOG_DIR": str(tmp_path / "log2"),
-        "MASTER_PORT": str(free_port),
-        "CPUS_PER_TASK": "1",
-        "CUDA_VISIBLE_DEVICES": "",
-        "PYTHON": sys.executable,
-    }
+    return keep | as_environment(
+        {
+            "MODEL": "tiny",
+            "TRAIN_ITERS": "4",
+            "LOG_INTERVAL": "1",
+            "LOG_DIR": str(tmp_path / "log2"),
+            "MASTER_PORT": str(free_port),
+            "CPUS_PER_TASK": "1",
+            "CUDA_VISIBLE_DEVICES": "",
+            "PYTHON": sys.executable,
+        }
+    )
 
 
 @pytest.fixture
@@ -54,7 +63,7 @@ def script(checkout: Path, tiny: dict[str, str]) -> Script:
     def call(name: str, *args: str, timeout: float = 120, **env: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [str(checkout / "megatron_lm" / name), *args],
-            env=tiny | env,
+            env=tiny | as_environment(env),
             cwd=checkout.parent,
             capture_output=True,
             text=True,

@@ -13,7 +13,10 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from tests.megatron_lm.training_runs import ROOT, TINY, layout
+from chakra_et import cli
+from megatron_lm import datasets
+from tests.megatron_lm.training_runs import ROOT, TINY, environment, layout
+from utils.data.hub import DataError
 
 pytest.importorskip("megatron.core", reason="megatron-core is not installed (requirements-megatron.txt)")
 TOKENIZER = str(ROOT / "data" / "tokenizers" / "gpt2")
@@ -37,7 +40,8 @@ def preprocess(capsys: pytest.CaptureFixture[str]) -> Preprocess:
     def call(*arguments: str | Path) -> Done:
         flags = ["--model", "tiny", "--tokenizer", TOKENIZER]
         try:
-            status = preprocess_data.main([*map(str, arguments), *flags])
+            words = [*map(str, arguments), *flags]
+            status = cli.run(lambda: preprocess_data.main(words), DataError)
         except SystemExit as ended:
             status = int(ended.code or 0)
         return Done(status, *capsys.readouterr())
@@ -79,6 +83,27 @@ def test_json_lines_and_several_files(tmp_path: Path, preprocess: Preprocess) ->
     assert decoded(tmp_path / "ab") == ["first", "second"]
 
 
+@pytest.mark.parametrize(
+    ("ending", "kept", "words"),
+    [
+        (".idx", 0, "is not the index of a dataset"),
+        (".idx", 33, "is not the index of a dataset"),
+        (".idx", -1, "a.idx is cut off"),
+        (".bin", -1, "a.bin is cut off"),
+        (".bin", 0, "a.bin is cut off"),
+    ],
+)
+def test_a_dataset_that_was_not_copied_in_full_is_noticed(
+    tmp_path: Path, preprocess: Preprocess, ending: str, kept: int, words: str
+) -> None:
+    (tmp_path / "a.txt").write_text("One sea.\n\nTwo lighthouses by it.\n")
+    assert preprocess(tmp_path / "a.txt", "--output", tmp_path / "a").returncode == 0
+    assert datasets.problem(tmp_path / "a") == ""
+    path = tmp_path / f"a{ending}"
+    path.write_bytes(path.read_bytes()[:kept])
+    assert words in datasets.problem(tmp_path / "a")
+
+
 def test_squad_has_a_document_for_each_question(tmp_path: Path, preprocess: Preprocess) -> None:
     done = preprocess(ROOT / "data" / "squad_sample.json", "--output", tmp_path / "squad")
     assert done.returncode == 0 and "289 documents" in done.stdout
@@ -88,9 +113,9 @@ def test_squad_has_a_document_for_each_question(tmp_path: Path, preprocess: Prep
     ("name", "content", "words"),
     [
         ("a.jsonl", b'{"text": "x"}\nno\n', "a.jsonl, line 2: no JSON object with a field 'text'"),
-        ("a.jsonl", b'{"text": 5}\n', "line 1: field 'text' is no text"),
+        ("a.jsonl", b'{"text": 5}\n', "line 1: field 'text' is not text"),
         ("a.txt", b"\xff\xfe\x00", "can't be read as text"),
-        ("a.txt", b"\n \n", "no document in it"),
+        ("a.txt", b"\n \n", "no document found"),
         ("a.json", b"{}", "a.json"),
     ],
 )
@@ -99,24 +124,24 @@ def test_bad_input_is_one_sentence_and_writes_nothing(
 ) -> None:
     (tmp_path / name).write_bytes(content)
     done = preprocess(tmp_path / name, "--output", tmp_path / "out")
-    assert done.returncode == 1 and words in done.stderr and "Traceback" not in done.stderr
+    assert done.returncode == 2 and words in done.stderr and "Traceback" not in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
 def test_no_file_and_no_output(preprocess: Preprocess) -> None:
     assert preprocess("--output", "x").returncode == 2
     done = preprocess("/nowhere.txt", "--output", "x")
-    assert done.returncode == 1 and "/nowhere.txt" in done.stderr
+    assert done.returncode == 2 and "/nowhere.txt" in done.stderr
 
 
 def test_every_data_parallel_rank_takes_its_own_samples() -> None:
     torch = pytest.importorskip("torch")
-    from megatron_lm.dataset import micro_batches
-    from megatron_lm.settings import Settings
+    from megatron_lm.engine.dataset import micro_batches
+    from megatron_lm.settings import from_environment
 
     row = dict.fromkeys(("tokens", "labels", "loss_mask", "position_ids"))
     samples = [dict.fromkeys(row, torch.full((2,), number)) for number in range(12)]
-    settings = Settings.from_environment(TINY | layout("4", data=2) | {"MICRO_BATCH_SIZE": "2"})
+    settings = from_environment(environment(TINY | layout("4", data=2) | {"MICRO_BATCH_SIZE": "2"}))
     taken = [
         [batch["tokens"][:, 0].tolist() for batch in micro_batches(samples, settings, rank, 4)]
         for rank in (0, 1)
@@ -129,17 +154,21 @@ def test_maps_are_kept_in_a_folder_of_the_model(tmp_path: Path, preprocess: Prep
     assert preprocess(tmp_path / "a.txt", "--output", tmp_path / "a").returncode == 0
     code = (
         "import sys, torch.distributed as dist\n"
-        "from megatron_lm import dataset; from megatron_lm.settings import Settings\n"
+        "from megatron_lm.engine import dataset; from megatron_lm.settings import from_environment\n"
         "dist.init_process_group('gloo', init_method=sys.argv[1], rank=0, world_size=1)\n"
-        "data = dataset.build(Settings.from_environment())\n"
+        "data = dataset.build(from_environment())\n"
         "assert len(data) >= 24 and data[0]['tokens'].shape == (64,)\n"
     )
-    environment = os.environ | TINY | layout() | {"DATA_PATH": str(tmp_path / "a"), "PYTHONPATH": str(ROOT)}
+    env = os.environ | environment(TINY | layout() | {"DATA_PATH": str(tmp_path / "a")})
+    env["PYTHONPATH"] = str(ROOT)
     command = [sys.executable, "-c", code, f"file://{tmp_path}/store"]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, env=env)
     assert done.returncode == 0, done.stderr
     maps = {path.name.rpartition("-")[2] for path in (tmp_path / "tiny").glob("*.npy")}
     assert maps == {"document_index.npy", "sample_index.npy", "shuffle_index.npy"}
-    environment["DATA_PATH"] = str(tmp_path / "absent")
-    done = subprocess.run(command[:-1] + [command[-1] + "2"], capture_output=True, text=True, env=environment)
-    assert done.returncode != 0 and "no absent.bin there; make it with preprocess_data.py" in done.stderr
+    env["MEGATRON_DATA_PATH"] = str(tmp_path / "absent")
+    done = subprocess.run(command[:-1] + [command[-1] + "2"], capture_output=True, text=True, env=env)
+    assert (
+        done.returncode != 0
+        and f"there is no {tmp_path}/absent.bin; make it with megatron_lm/" in done.stderr
+    )

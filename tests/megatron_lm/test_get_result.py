@@ -2,41 +2,40 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import pty
 import re
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
-from megatron_lm import get_result, logs, runs, speed
+from megatron_lm.__main__ import main as command
+from megatron_lm.logs import gpus, runs
+from megatron_lm.results import get_result, speed
 from megatron_lm.settings import MODELS
 from tests.megatron_lm import written_logs
 from tests.megatron_lm.conftest import Script
 from tests.megatron_lm.written_logs import simple_iteration, write_node
 
 SETTINGS = "NODE_RANK: {rank}\nMODEL: small\nWORLD_SIZE: 8\nGLOBAL_BATCH_SIZE: 64\nPROFILE: false\nstart\n"
-BUSY = logs.Gpu(0, "NVIDIA A10", 60, 99, 20000, 22731, ("root(19000M)",))
-IDLE = logs.Gpu(0, "NVIDIA A10", 30, 0, 5, 22731, ())
+BUSY = gpus.Gpu(0, "NVIDIA A10", 60, 99, 20000, 22731, ("root(19000M)",))
+IDLE = gpus.Gpu(0, "NVIDIA A10", 30, 0, 5, 22731, ())
 
 
 @pytest.fixture
 def log_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("LOG_DIR", str(tmp_path / "log2"))
-    # The settings that the written runs echo are those of _00_conf.sh.
-    for name, value in {"MODEL": "small", "PARTITION": "6-6-6-6", "PIPELINE_MP_SIZE": "4"}.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("NNODES", "2")
-    monkeypatch.setenv("DP_SIZE", "2")
+    monkeypatch.setenv("MEGATRON_LOG_DIR", str(tmp_path / "log2"))
     return tmp_path / "log2"
 
 
-def write_run(folder: Path, job: str, name: str, rank: int, gpu: logs.Gpu = BUSY, **kinds: str) -> None:
+def write_run(folder: Path, job: str, name: str, rank: int, gpu: gpus.Gpu = BUSY, **kinds: str) -> None:
     said = {
         "out": SETTINGS.format(rank=rank),
         "err": "",
-        "gpu": logs.format_gpu(gpu) + "\n",
+        "gpu": gpus.format_line(gpu) + "\n",
         "state": f"running {os.getpid()}\n",
     }
     write_node(
@@ -58,7 +57,7 @@ def test_the_sections_stand_in_their_order_and_each_iteration_is_there(log_dir: 
     write_run(log_dir, "local-7", "n1", 0)
     write_run(log_dir, "local-7", "n2", 1, out=ITERATIONS)
     said = shown(capsys, "local-7")
-    assert said[0] == "nothing wrong is seen"
+    assert said[0] == "no problems found"
     assert [line for line in said if line.startswith("*****")] == [
         "******************* last output message *******************",
         "******************* last error message *******************",
@@ -66,7 +65,7 @@ def test_the_sections_stand_in_their_order_and_each_iteration_is_there(log_dir: 
         "******************* job info local-7 *******************",
         "******************* iteration time *******************",
     ]
-    assert "local-7/n2: 16 lines" in said and logs.format_gpu(BUSY) in "\n".join(said)
+    assert "local-7/n2: 16 lines" in said and gpus.format_line(BUSY) in "\n".join(said)
     assert "NODE_RANK: 0 (n1), 1 (n2)" in said and "PROFILE: false" in said
     assert [line for line in said if line.startswith("iteration ")][1:3] == [
         "iteration 2 : 1.4000 s",
@@ -99,19 +98,47 @@ def test_two_jobs_that_nobody_noted_show_as_one_when_both_are_named(log_dir: Pat
     assert "NODE_RANK: 0 (a1), 1 (b1)" in shown(capsys, "11", "12")
 
 
-def test_what_is_wrong_comes_first(log_dir: Path, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_run(log_dir, "local-7", "n1", 0, gpu=IDLE, err="RuntimeError: CUDA error: no device\nlater line\n")
-    monkeypatch.setenv("GLOBAL_BATCH_SIZE", "32")
+FAILED_RANK = (
+    "[rank1]: Traceback (most recent call last):\n"
+    '[rank1]:   File "/x/train.py", line 1, in <module>\n'
+    "[rank1]: RuntimeError: CUDA error: no kernel image is available for execution on the device\n"
+    "E1121 10:00:05.000000 4 torch/distributed/elastic/multiprocessing/api.py:874] failed (exitcode: 1) "
+    "local_rank: 1 (pid: 5) of binary: /opt/venv/bin/python\n"
+)
+
+
+def test_problems_come_first(log_dir: Path, capsys) -> None:
+    write_run(log_dir, "local-7", "n1", 0, gpu=IDLE, err=FAILED_RANK)
+    (log_dir / "local-7/settings").write_text("GLOBAL_BATCH_SIZE=32\nPRECISION=fp16\nMODEL=small\n")
     said = shown(capsys, "local-7")
+    year = time.localtime().tm_year
+    cause = f"rank 1 on n1 failed first at {year}-11-21 10:00:05: its PyTorch was not built for this GPU"
     assert said[:3] == [
-        "WRONG: no process is on the GPUs of n1",
-        "WRONG: error on n1: RuntimeError: CUDA error: no device",
-        "WRONG: GLOBAL_BATCH_SIZE was '64' in the run and is '32' in _00_conf.sh",
+        "WRONG: no process uses the GPUs of n1",
+        f"WRONG: {cause}",
+        "WRONG: GLOBAL_BATCH_SIZE is '64' on n1, the run was submitted with '32'",
+    ]
+    at = said.index("******************* last error message *******************")
+    assert said[at + 1 : at + 5] == [
+        f"first failure: {cause}",
+        *(f"  {line}" for line in FAILED_RANK.split("\n")[:3]),
     ]
     (log_dir / "local-7/n1.state").write_text("exit 1\n")
     assert shown(capsys, "local-7")[0] == "WRONG: job local-7 is not running: FAILED (exit status 1)"
-    (log_dir / "local-7/n1.state").write_text("exit 143\n")
+    (log_dir / "local-7/n1.state").write_text("exit 143 1700000000\n")
     assert shown(capsys, "local-7")[0] == "WRONG: job local-7 is not running: CANCELLED (exit status 143)"
+
+
+def test_a_lost_node_is_named_with_the_command_that_continues_without_it(log_dir: Path, capsys) -> None:
+    write_run(log_dir, "12", "n1", 0)
+    write_run(log_dir, "12", "n7", 1)
+    for name, note in (("n1", "exit 143 1700000000\n"), ("n7", "running 99\n")):
+        (log_dir / f"12/{name}.state").write_text(note)
+    (log_dir / "12.sbatch.out").write_text("srun: error: Node failure on n7\n")
+    said = shown(capsys, "12")
+    assert "WRONG: node n7 failed" in said
+    command = "megatron_lm/_03_submit.sh --resume 12 --without n7"
+    assert f"WRONG: lost: n7; continue on the other nodes with {command}" in said
 
 
 def test_a_run_that_was_killed_is_not_called_running(log_dir: Path, capsys) -> None:
@@ -126,67 +153,47 @@ def test_idle_gpus_of_a_run_that_has_ended_are_not_wrong(log_dir: Path, capsys) 
     write_run(log_dir, "local-7", "n1", 0, gpu=IDLE, out=ITERATIONS)
     (log_dir / "local-7/n1.state").write_text("exit 0\n")
     said = shown(capsys, "local-7")
-    assert said[0] == "nothing wrong is seen" and not any(line.startswith("time left") for line in said)
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "W1121 04:56:15.123000 12 torch/distributed/run.py:793] Setting OMP_NUM_THREADS",
-        "[W1121 05:24:20.1 socket.cpp:752] [c10d] The client socket has failed to connect to error",
-        "/x/y.py:3: UserWarning: an error may follow",
-        "WARNING: error rate is high",
-        "frame #1: c10::DistError::DistError(c10::SourceLocation) + 0x72",
-        "E1121 05:22:01 12 torch/distributed/elastic/multiprocessing/api.py:874] failed (exitcode: 3)",
-        "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:",
-        "loading the terrors of the deep",
-    ],
-)
-def test_a_warning_is_no_error(line: str) -> None:
-    assert runs.errors(f"{line}\n") == []
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "ValueError: PARTITION",
-        "[rank3]: torch.OutOfMemoryError: CUDA out of memory.",
-        "slurmstepd: error: *** STEP 12.0 ON n1 CANCELLED AT 2026-11-21T04:56:15 ***",
-        "srun: error: n2: task 1: Exited with exit code 1",
-        "bash: torchrun: command not found",
-        "_00_pretrain_gpt.py: DATA_PATH: there is no such file",
-        "Segmentation fault (core dumped)",
-        "megatron_lm/_01_run_inter.sh: nsys is not installed",
-    ],
-)
-def test_an_error_is_seen(line: str) -> None:
-    assert runs.errors(f"before\n{line}\nafter\n") == [line]
+    assert said[0] == "no problems found" and not any(line.startswith("time left") for line in said)
 
 
 def test_operations_are_those_of_the_matrix_products() -> None:
-    """Counted one by one: 2·m·n·k each, forward once and backward twice."""
+    """Counted one by one, 2·m·n·k each, forward once and backward twice; and the published formula."""
     size, batch = MODELS["small"], 64
     h, s, v = size.hidden, size.sequence, size.vocabulary
-    token = 2 * (h * 3 * h + h * h + h * 4 * h + 4 * h * h)  # QKV, projection, two of the MLP
-    attention = 2 * 2 * s * h  # scores and values, for each token
+    token = 2 * (h * 3 * h + h * h + h * 4 * h + 4 * h * h)  # QKV, projection, the MLP's two
+    attention = 2 * 2 * s * h  # scores and values, per token
     expected = 3 * batch * s * (size.layers * (token + attention) + 2 * h * v)
-    assert speed.operations("small", batch) == pytest.approx(expected, rel=1e-12)
-    assert speed.operations("other", batch) is None
+    assert speed.operations(size, batch) == pytest.approx(expected, rel=1e-12)
+    published = 72 * batch * s * size.layers * h**2 * (1 + s / (6 * h) + v / (12 * size.layers * h))
+    assert speed.operations(size, batch) == pytest.approx(published, rel=1e-12)
+    llama = MODELS["llama3-8b"]
+    token = 2 * 4096 * (4096 + 2 * 1024 + 4096 + 3 * 14_336)  # Q, K and V, projection, gate, up and down
+    expected = 3 * 8192 * (32 * (token + 2 * 2 * 8192 * 4096) + 2 * 4096 * 128_256)
+    assert speed.operations(llama, 1) == pytest.approx(expected, rel=1e-12)
+
+
+def test_the_speed_is_that_of_the_sizes_in_the_log() -> None:
+    settings = {"MODEL": "xl", "WORLD_SIZE": "2", "HIDDEN_SIZE": "64", "NUM_LAYERS": "4", "NUM_HEADS": "4"}
+    found = [simple_iteration(1, 1.5)]
+    shown = dict(speed.figures(found, settings))["throughput"]
+    size = dataclasses.replace(MODELS["xl"], hidden=64, layers=4, heads=4, ffn=256, kv_groups=4)
+    assert shown.startswith(f"{speed.operations(size, 64) / 1.5e12:.4g} TFLOP/s")
+    assert "TFLOP/s" not in str(speed.figures(found, {"MODEL": "other", "WORLD_SIZE": "2"}))
 
 
 def test_an_unknown_job_is_one_sentence_that_names_those_there_are(log_dir: Path, capsys) -> None:
     write_run(log_dir, "41", "n1", 0)
-    assert get_result.main(["999999"]) == 1
+    assert command(["get_result", "999999"]) == 2
     said = capsys.readouterr()
-    assert not said.out and said.err.count("\n") == 1 and "the last ones there are 41" in said.err
-    assert get_result.main(["../etc"]) == 1
-    assert "is no job id" in capsys.readouterr().err
+    assert not said.out and said.err.count("\n") == 1 and "the latest runs there are 41" in said.err
+    assert command(["get_result", "../etc"]) == 2
+    assert "is not a job id" in capsys.readouterr().err
 
 
 def test_an_empty_folder_is_shown_as_it_is(log_dir: Path, capsys) -> None:
     (log_dir / "77").mkdir(parents=True)
     said = shown(capsys, "77")
-    assert "UNKNOWN" in said[0] and said[-1] == "no iteration is logged yet"
+    assert "UNKNOWN" in said[0] and said[-1] == "no iteration logged yet"
 
 
 def test_watching_ends_with_the_run(log_dir: Path, capsys) -> None:
@@ -214,5 +221,5 @@ def test_colours_are_for_terminals_only(
         said += piece
     os.close(ours)
     assert process.wait(60) == 0
-    assert re.search(rb"\033\[1;31mWRONG: error on n1: ValueError: x\033\[0m", said)
+    assert re.search(rb"\033\[1;31mWRONG: node n1 failed first: it raised ValueError: x\033\[0m", said)
     assert b"\033[1m******************* last output message" in said

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron_lm import logs
+from megatron_lm.logs import gpus, records
 from tests.megatron_lm import written_logs
 from tests.megatron_lm.written_logs import SPEC_LINES
 
@@ -25,7 +25,7 @@ whole = st.integers(0, 10**6)
 seconds = st.integers(1, 10**8).map(lambda tenths: tenths / 10 / 1000)
 times = st.lists(st.integers(0, 10**9).map(lambda us: 1.7e9 + us / 1e6), max_size=6)
 iterations = st.builds(
-    logs.Iteration,
+    records.Iteration,
     number=whole,
     total=whole,
     consumed_samples=whole,
@@ -39,9 +39,9 @@ iterations = st.builds(
     nan=st.integers(0, 9),
 )
 sizes = st.integers(0, 2**50).map(lambda size: size / 2**20)
-memories = st.builds(logs.Memory, whole, whole, sizes, sizes, sizes, sizes)
-gpus = st.builds(
-    logs.Gpu,
+memories = st.builds(records.Memory, whole, whole, sizes, sizes, sizes, sizes)
+gpu_lines = st.builds(
+    gpus.Gpu,
     index=st.integers(0, 63),
     name=st.sampled_from(
         ["NVIDIA A10", "NVIDIA A100-SXM4-40GB", "Tesla V100", "NVIDIA H100 80GB HBM3 | odd"]
@@ -56,15 +56,17 @@ gpus = st.builds(
 
 def test_the_lines_of_the_format() -> None:
     data = SPEC_LINES.encode()
-    assert logs.settings(data) == {"NODE_RANK": "1", "PARTITION": "0-11-8-8-8-8-5-0"}
-    assert logs.iterations(data) == [
-        logs.Iteration(30, 50, 1920, pytest.approx(1.4238), 7.031e-07, 64, 10.17721, 262144.0, 16.666, 0, 0)
+    assert records.settings(data) == {"NODE_RANK": "1", "PARTITION": "0-11-8-8-8-8-5-0"}
+    assert records.iterations(data) == [
+        records.Iteration(
+            30, 50, 1920, pytest.approx(1.4238), 7.031e-07, 64, 10.17721, 262144.0, 16.666, 0, 0
+        )
     ]
-    assert logs.memory(data) == [logs.Memory(24, 20, 3035.10107421875, 3869.255859375, 4020.0, 4020.0)]
-    assert logs.gpus(data[data.index(b"[0]") :].splitlines()[0] + b"\n") == {
-        0: [logs.Gpu(0, "NVIDIA A10", 49, 0, 0, 22731, ())]
+    assert records.memory(data) == [records.Memory(24, 20, 3035.10107421875, 3869.255859375, 4020.0, 4020.0)]
+    assert gpus.samples(data[data.index(b"[0]") :].splitlines()[0] + b"\n") == {
+        0: [gpus.Gpu(0, "NVIDIA A10", 49, 0, 0, 22731, ())]
     }
-    found = logs.timers(data)
+    found = records.timers(data)
     assert found.milliseconds == {"forward-compute": {0: [123.45]}}
     assert found.lists.keys() == {(0, "forward-compute")}
     np.testing.assert_array_equal(found.lists[0, "forward-compute"].start, [1686726501.12, 1686726501.15])
@@ -73,23 +75,25 @@ def test_the_lines_of_the_format() -> None:
 
 def test_the_gpu_line_is_written_as_the_format_has_it() -> None:
     line = next(line for line in SPEC_LINES.splitlines() if line.startswith("[0]"))
-    assert logs.format_gpu(logs.parse_gpu(line)) == line
+    assert gpus.format_line(gpus.parse_line(line)) == line
 
 
 @given(st.lists(iterations), st.lists(memories))
-def test_iterations_and_memory_come_back(written: list[logs.Iteration], used: list[logs.Memory]) -> None:
+def test_iterations_and_memory_come_back(
+    written: list[records.Iteration], used: list[records.Memory]
+) -> None:
     text = "".join(map(written_logs.iteration_line, written)) + "".join(map(written_logs.memory_line, used))
-    found = logs.iterations(text.encode())
+    found = records.iterations(text.encode())
     assert [(it.number, it.loss, it.grad_norm, it.loss_scale) for it in found] == [
         (it.number, it.loss, it.grad_norm, it.loss_scale) for it in written
     ]
     assert [it.seconds for it in found] == pytest.approx([it.seconds for it in written])
-    assert logs.memory(text.encode()) == used
+    assert records.memory(text.encode()) == used
 
 
-@given(gpus)
-def test_gpu_lines_come_back(gpu: logs.Gpu) -> None:
-    assert logs.parse_gpu(logs.format_gpu(gpu)) == gpu
+@given(gpu_lines)
+def test_gpu_lines_come_back(gpu: gpus.Gpu) -> None:
+    assert gpus.parse_line(gpus.format_line(gpu)) == gpu
 
 
 @given(
@@ -105,7 +109,7 @@ def test_gpu_lines_come_back(gpu: logs.Gpu) -> None:
 def test_timers_come_back(written: dict[int, dict[str, tuple[list[float], list[float]]]]) -> None:
     """Every rank's block, with names that are the end or the beginning of others."""
     data = "".join(written_logs.timer_block(rank, of_rank) for rank, of_rank in written.items()).encode()
-    found = logs.timers(data)
+    found = records.timers(data)
     assert found.lists.keys() == {(rank, name) for rank, of_rank in written.items() for name in of_rank}
     for rank, of_rank in written.items():
         for name, (starts, ends) in of_rank.items():
@@ -118,33 +122,33 @@ def test_timers_come_back(written: dict[int, dict[str, tuple[list[float], list[f
 def test_a_file_cut_anywhere_gives_a_part_of_the_whole(cut: int) -> None:
     whole_file, part = SPEC_LINES.encode(), SPEC_LINES.encode()[:cut]
     part = part[: part.rfind(b"\n") + 1]  # what read() does
-    assert logs.settings(part).items() <= logs.settings(whole_file).items()
-    assert logs.iterations(part) in ([], logs.iterations(whole_file))
-    assert logs.memory(part) in ([], logs.memory(whole_file))
-    for key, lists in logs.timers(part).lists.items():
+    assert records.settings(part).items() <= records.settings(whole_file).items()
+    assert records.iterations(part) in ([], records.iterations(whole_file))
+    assert records.memory(part) in ([], records.memory(whole_file))
+    for key, lists in records.timers(part).lists.items():
         assert len(lists.start) == len(lists.end) in (0, 2) and key == (0, "forward-compute")
 
 
 @given(st.text(string.printable), st.binary())
 def test_any_text_is_read_without_a_complaint(text: str, data: bytes) -> None:
     for content in (text.encode() + b"\n", data + b"\n"):
-        logs.settings(content), logs.iterations(content), logs.memory(content)
-        logs.timers(content), logs.gpus(content)
+        records.settings(content), records.iterations(content), records.memory(content)
+        records.timers(content), gpus.samples(content)
 
 
 def test_a_half_written_last_line_does_not_count(tmp_path) -> None:
     line = written_logs.iteration_line(written_logs.simple_iteration(7))
     path = tmp_path / "n1.out"
     path.write_text(line + line.replace(" 7/", " 8/")[:-1])
-    assert [it.number for it in logs.iterations(logs.read(path))] == [7]
+    assert [it.number for it in records.iterations(records.read(path))] == [7]
     path.write_text(path.read_text() + "\n")
-    assert [it.number for it in logs.iterations(logs.read(path))] == [7, 8]
-    assert logs.read(tmp_path / "none.out") == b""
+    assert [it.number for it in records.iterations(records.read(path))] == [7, 8]
+    assert records.read(tmp_path / "none.out") == b""
 
 
 def test_a_name_is_not_the_end_of_another() -> None:
     lists = {name: ([1.0 + i], [2.0 + i]) for i, name in enumerate(TIMER_NAMES)}
-    found = logs.timers(written_logs.timer_block(3, lists).encode())
+    found = records.timers(written_logs.timer_block(3, lists).encode())
     assert found.lists[3, "forward-recv"].start == [1.0 + TIMER_NAMES.index("forward-recv")]
     assert list(found.milliseconds) == TIMER_NAMES
 
@@ -153,7 +157,7 @@ def test_times_of_many_ranks_under_one_name() -> None:
     """As Megatron-LM's last rank gathers them."""
     data = b"times across ranks (ms):\n  optimizer:\n     rank  0: 1.00\n     rank  1: 2.00\n"
     data += b"  optimizer-inner-step:\n     rank  0: 3.00\n     rank  1: nan\n"
-    found = logs.timers(data).milliseconds
+    found = records.timers(data).milliseconds
     assert found["optimizer"] == {0: [1.0], 1: [2.0]}
     assert found["optimizer-inner-step"][0] == [3.0]
 
@@ -163,19 +167,19 @@ def test_a_run_that_was_stopped_between_start_and_end_keeps_its_pairs() -> None:
     data = (
         block.rsplit("\n", 2)[0] + "\n" + written_logs.timer_block(0, {"optimizer": ([5.0], [6.0])})
     ).encode()
-    lists = logs.timers(data).lists[0, "optimizer"]
+    lists = records.timers(data).lists[0, "optimizer"]
     assert (lists.start.tolist(), lists.end.tolist()) == ([5.0], [6.0])
 
 
 def test_settings_are_those_of_the_last_launch() -> None:
     text = "WARNING: x\nNODE_RANK: 0\nMODEL: small\nNOTE\nNODE_RANK: 0\nMODEL: xl\nEMPTY: \nlater\nINFO: x\n"
-    assert logs.settings(text.encode()) == {"NODE_RANK": "0", "MODEL": "xl", "EMPTY": ""}
+    assert records.settings(text.encode()) == {"NODE_RANK": "0", "MODEL": "xl", "EMPTY": ""}
 
 
 def test_samples_of_a_gpu_log_keep_their_second() -> None:
-    gpu = logs.Gpu(0, "NVIDIA A10", 40, 5, 10, 22731, ())
-    two = [gpu, logs.Gpu(1, "NVIDIA A10", 41, 6, 11, 22731, ("root(1M)",))]
-    data = "".join(logs.format_gpu(gpu) + "\n" for _ in range(100) for gpu in two).encode()
-    assert logs.gpus(data) == {second: two for second in range(100)}
-    assert list(logs.gpus(data, samples=10)) == list(range(0, 100, 10))
-    assert logs.gpus(b"no GPU: NVML Shared Library Not Found\n") == {}
+    gpu = gpus.Gpu(0, "NVIDIA A10", 40, 5, 10, 22731, ())
+    two = [gpu, gpus.Gpu(1, "NVIDIA A10", 41, 6, 11, 22731, ("root(1M)",))]
+    data = "".join(gpus.format_line(gpu) + "\n" for _ in range(100) for gpu in two).encode()
+    assert gpus.samples(data) == {second: two for second in range(100)}
+    assert list(gpus.samples(data, count=10)) == list(range(0, 100, 10))
+    assert gpus.samples(b"no GPU: NVML Shared Library Not Found\n") == {}

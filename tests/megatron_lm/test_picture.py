@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from megatron_lm import logs, picture, runs, timeline
+from megatron_lm.__main__ import main as command
+from megatron_lm.logs import records, runs
+from megatron_lm.results import picture, timeline
 from tests.megatron_lm import written_logs
 from tests.megatron_lm.written_logs import write_node
 
@@ -24,7 +26,7 @@ SETTINGS = (
 @pytest.fixture
 def log_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Job 5: four nodes of two ranks each, one pipeline stage a node; iterations 11 to 13 are logged."""
-    monkeypatch.setenv("LOG_DIR", str(tmp_path / "log2"))
+    monkeypatch.setenv("MEGATRON_LOG_DIR", str(tmp_path / "log2"))
     monkeypatch.chdir(tmp_path)
     for stage in range(STAGES):
         text = f"NODE_RANK: {stage}\n{SETTINGS}"
@@ -76,7 +78,7 @@ def test_a_message_of_two_kinds_counts_for_both() -> None:
         "backward-send-forward-recv": ([2.0, 3.0], [2.1, 3.1]),
         "backward-send": ([4.0], [4.1]),
     }
-    timers = logs.timers(written_logs.timer_block(0, lists).encode())
+    timers = records.timers(written_logs.timer_block(0, lists).encode())
     labels = [event.label for event in timeline.events(timers, "n1", range(1, 2), 0)]
     assert labels == [
         "forward-recv-0",
@@ -105,7 +107,7 @@ def test_each_timer_has_its_lane(timer: str, lane: int) -> None:
 
 def test_colours_and_bold_lines_are_those_of_the_format(log_dir: Path) -> None:
     found, settings = picture.read_events(runs.find(("5",), log_dir), (), "last")
-    chart = picture.figure(found, picture._stage_ranks(settings, 8), "x")
+    chart = picture.figure(found, picture.stage_ranks(settings, 8), "x")
     colour = {trace.name: trace.marker.color for trace in chart.data}
     assert (
         colour["forward"] == "#1f77ff"
@@ -123,10 +125,10 @@ def test_nodes_and_iterations_can_be_chosen(log_dir: Path, capsys) -> None:
     assert picture.main(["5", "--node", "n1", "n3", "--iterations", "11-12"]) == 0
     assert "4 ranks" in capsys.readouterr().out
     for args, said in (
-        (["--iterations", "1"], "the logs have the times of 11 to 13"),
-        (["--node", "n9"], "no node n9 in this run: it has n1 n2 n3 n4"),
+        (["--iterations", "1"], "the logs have times of iterations 11 to 13"),
+        (["--node", "n9"], "this run has no node n9: its nodes are n1 n2 n3 n4"),
     ):
-        assert picture.main(["5", *args]) == 1
+        assert command(["picture", "5", *args]) == 2
         assert said in capsys.readouterr().err
     with pytest.raises(SystemExit):
         picture.main(["5", "--iterations", "some"])
@@ -134,7 +136,7 @@ def test_nodes_and_iterations_can_be_chosen(log_dir: Path, capsys) -> None:
 
 def test_logs_without_times_say_how_to_get_them(log_dir: Path, capsys) -> None:
     write_node(log_dir / "6", "n1", out="NODE_RANK: 0\nstart\n", err="", gpu="")
-    assert picture.main(["6"]) == 1
+    assert command(["picture", "6"]) == 2
     said = capsys.readouterr().err
     assert "PROFILE=true" in said and said.count("\n") == 1 and not Path("out.html").exists()
 

@@ -6,15 +6,18 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from fasop.output import export
-from fasop.plans.plan import read_plans, write_plans
-from megatron_lm import picture, plan_run_compare, predicted, timeline
-from megatron_lm.plan_run_compare import CompareConfig, Measured
+from megatron_lm import planner
+from megatron_lm.__main__ import main as command
+from megatron_lm.errors import RunError
+from megatron_lm.results import picture, plan_run_compare, predicted
+from megatron_lm.results.plan_run_compare import CompareConfig, Measured
+from megatron_lm.settings.environment import read_file
 from tests.megatron_lm import written_logs
 from tests.megatron_lm.conftest import REPO_ROOT
 from tests.megatron_lm.written_logs import write_node
@@ -33,60 +36,75 @@ def measured(layers: tuple[int, ...]) -> Measured:
 def test_unit_costs_come_back_from_the_stages(stages: int) -> None:
     partitions = plan_run_compare.calibration_partitions(stages)
     costs = plan_run_compare.unit_costs(partitions, [measured(layers) for layers in partitions])
-    (entry,) = costs.entries
-    np.testing.assert_allclose(entry.forward, [E, T, T, T, T, P], rtol=1e-9)
-    np.testing.assert_allclose(entry.backward, [2 * E, 2 * T, 2 * T, 2 * T, 2 * T, 2 * P], rtol=1e-9)
+    (entry,) = costs["entries"]
+    np.testing.assert_allclose(entry["forward"], [E, T, T, T, T, P], rtol=1e-9)
+    np.testing.assert_allclose(entry["backward"], [2 * E, 2 * T, 2 * T, 2 * T, 2 * T, 2 * P], rtol=1e-9)
 
 
-def test_the_plan_of_known_costs_is_the_best_there_is(tmp_path: Path) -> None:
-    partitions = plan_run_compare.calibration_partitions(2)
-    costs = plan_run_compare.unit_costs(partitions, [measured(layers) for layers in partitions])
-    plan = plan_run_compare.best_plan(CompareConfig(), costs, message=1e-4)
+@pytest.fixture
+def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Path:
+    """The folder of a comparison whose three runs were not made, but have known times."""
+    ran: list[tuple[tuple[int, ...], Mapping[str, str]]] = []
+
+    def run(
+        config: CompareConfig, layers: Sequence[int], settings: Mapping[str, str] | None = None
+    ) -> Measured:
+        ran.append((tuple(layers), settings or {}))
+        return measured(tuple(layers))
+
+    monkeypatch.setattr(plan_run_compare, "run", run)
+    monkeypatch.setattr(plan_run_compare, "drawn", lambda job, plan: "")
+    assert plan_run_compare.main(["--output", str(tmp_path)]) == 0
     # E + 3T = 13 ms, T + P = 10 ms: less than 2-2 (9, 14) and 1-3 (5, 18) at their slowest.
-    assert plan.layers == (3, 1)
-    assert plan.p2p == pytest.approx([1e-4])
-    settings = export.settings(plan)
-    assert settings["PARTITION"] == "3-1" and settings["MODEL"] == "tiny"
-    given = plan_run_compare.run_settings(CompareConfig(), plan.layers)
-    assert {name: settings[name] for name in set(settings) & set(given)} == {
-        name: given[name] for name in set(settings) & set(given)
-    }
-    write_plans(tmp_path / "plan.json", [plan])
-    assert read_plans(tmp_path / "plan.json") == [plan]
-    events = predicted.predicted_events(predicted.read_plan(tmp_path / "plan.json"))
+    assert [layers for layers, _ in ran] == [(3, 1), (1, 3), (3, 1)]
+    assert ran[2][1].items() >= {"PARTITION": "3-1", "MODEL": "tiny", "NPROC_PER_NODE": "2"}.items()
+    assert "compare.md, costs.json, models.yaml, plan.conf, plan.json" in capsys.readouterr().out
+    return tmp_path
+
+
+def test_the_plan_of_known_costs_is_the_best_there_is(planned: Path) -> None:
+    plan = json.loads((planned / "plan.json").read_text())["plans"][0]
+    # The shortest message, as a latency.
+    assert plan["p2p"] == pytest.approx([1e-4])
+    events = predicted.predicted_events(predicted.read_plan(planned / "plan.json"))
     forward = [e for e in events if e.rank == 1 and e.task == "forward"]
     assert forward[0].start == pytest.approx(E + 3 * T + 1e-4)
     ends = max(e.end for e in events if e.task == "backward")
-    assert ends == pytest.approx(plan.pipeline_time)
+    assert ends == pytest.approx(plan["pipeline_time"])
+    row = re.search(
+        r"\| forward of stage 0, ms \| ([\d.]+) \| ([\d.]+) \|", (planned / "compare.md").read_text()
+    )
+    assert row and float(row[1]) == float(row[2]) == pytest.approx(1000 * (E + 3 * T), abs=0.01)
 
 
-def test_a_plan_is_drawn_beside_its_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    partitions = plan_run_compare.calibration_partitions(2)
-    costs = plan_run_compare.unit_costs(partitions, [measured(layers) for layers in partitions])
-    plan = plan_run_compare.best_plan(CompareConfig(), costs, message=1e-4)
-    write_plans(tmp_path / "plan.json", [plan])
-    monkeypatch.setenv("LOG_DIR", str(tmp_path / "log2"))
+def test_a_plan_is_drawn_beside_its_run(planned: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.setenv("MEGATRON_LOG_DIR", str(planned / "log2"))
     for rank in range(2):
         block = written_logs.timer_block(rank, written_logs.one_f_one_b(rank, 2, 16, 1.7e9))
-        write_node(tmp_path / "log2/5", f"n{rank}", out=f"NODE_RANK: {rank}\nstart\n{block}")
-    out = tmp_path / "out.html"
-    assert picture.main(["5", "--plan", str(tmp_path / "plan.json"), "--output", str(out)]) == 0
+        write_node(planned / "log2/5", f"n{rank}", out=f"NODE_RANK: {rank}\nstart\n{block}")
+    out = planned / "out.html"
+    assert picture.main(["5", "--plan", str(planned / "plan.json"), "--output", str(out)]) == 0
     page = out.read_text()
     assert (
         "Predicted by FASOP" in page and "Bubbles, predicted" in page and page.count("Plotly.newPlot(") == 2
     )
-    (tmp_path / "plan.json").write_text("{}")
-    assert picture.main(["5", "--plan", str(tmp_path / "plan.json"), "--output", str(out)]) == 1
+    (planned / "plan.json").write_text("{}")
+    assert command(["picture", "5", "--plan", str(planned / "plan.json"), "--output", str(out)]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and "plan.json" in said
+
+
+def test_a_planner_that_refuses_is_one_sentence(tmp_path: Path, capsys) -> None:
+    with pytest.raises(RunError, match="python -m fasop plan: no model 'gpt9'"):
+        planner.best(["--model", "gpt9", "--cluster", "paper-bert"], tmp_path)
 
 
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (["--stages", "5"], "--stages 5: from 2 to 4"),
-        (["--global-batch", "1"], "--global-batch 1: at least"),
-        (["--iterations", "1"], "--iterations 1: from 3"),
+        (["--stages", "5"], "--stages 5: give 2 to 4"),
+        (["--global-batch", "1"], "--global-batch 1: give at least"),
+        (["--iterations", "1"], "--iterations 1: give 3"),
     ],
 )
 def test_sizes_that_cannot_be_are_refused(args: list[str], said: str, capsys) -> None:
@@ -109,10 +127,7 @@ def test_plan_run_and_compare_in_one_command(tiny: dict[str, str], tmp_path: Pat
     row = re.search(r"^\| pipeline, ms \| ([\d.]+) \| ([\d.]+) \| [+-][\d.]+ \|$", done.stdout, re.MULTILINE)
     # The schedule is known and its parts were measured here; what is left is how steady the machine is.
     assert float(row[1]) == pytest.approx(float(row[2]), rel=0.5)
-    plan = read_plans(output / "plan.json")[0]
-    partition = "-".join(map(str, plan.layers))
-    assert f"PARTITION={partition}" in (output / "plan.conf").read_text().splitlines()
+    assert read_file(output / "plan.conf")["MODEL"] == "tiny"
     assert json.loads((output / "costs.json").read_text())["entries"][0]["gpu"] == "CPU"
     assert "Bubbles, predicted" in (output / "compare.html").read_text()
     assert (output / "compare.md").read_text() in done.stdout
-    assert timeline.bubbles(predicted.predicted_events(plan))[0].share > 0

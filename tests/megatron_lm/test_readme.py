@@ -1,4 +1,4 @@
-"""Runs what megatron_lm/README.md tells to run."""
+"""The commands in megatron_lm/README.md run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.megatron_lm.conftest import REPO_ROOT
-from tests.megatron_lm.test_slurm import SBIN, missing
+from tests.megatron_lm.virtual_cluster import SBIN, skip_without_slurm
 
 README = REPO_ROOT / "megatron_lm/README.md"
 
@@ -27,16 +27,15 @@ def blocks(kind: str) -> str:
 
 def run(commands: str, tmp_path: Path, port: int) -> str:
     """The commands in one shell at the root, with what they write below ``tmp_path``."""
-    commands = commands.replace(".venv/bin/python", sys.executable).replace("$PWD/outputs", "outputs")
+    commands = commands.replace(".venv/bin/python", sys.executable)
     commands = re.sub(r"\boutputs/", f"{tmp_path}/outputs/", commands)
     commands = re.sub(r"--iterations 18-20", f"--iterations 18-20 --output {tmp_path}/out.html", commands)
-    drop = ("MODEL", "NNODES", "PARTITION", "SLURM_CONF")
-    env = {name: value for name, value in os.environ.items() if name not in drop} | {
+    env = {name: value for name, value in os.environ.items() if name != "SLURM_CONF"} | {
         "PATH": SBIN,
         "PYTHON": sys.executable,
-        "LOG_DIR": str(tmp_path / "log2"),
+        "MEGATRON_LOG_DIR": str(tmp_path / "log2"),
         "LOCAL_CLUSTER": str(tmp_path / "c"),
-        "MASTER_PORT": str(port),
+        "MEGATRON_MASTER_PORT": str(port),
         "CUDA_VISIBLE_DEVICES": "",
     }
     done = subprocess.run(
@@ -47,16 +46,19 @@ def run(commands: str, tmp_path: Path, port: int) -> str:
 
 
 @pytest.mark.slow
-def test_the_readme_s_commands_run(tmp_path: Path, free_port: int) -> None:
+def test_the_commands_run(tmp_path: Path, free_port: int) -> None:
     said = run(blocks("bash"), tmp_path, free_port)
     assert "iteration 20 : " in said and "of 2 ranks" in said and "| pipeline, ms |" in said
-    assert said.count("#SBATCH --nodes=7") == 2 and (tmp_path / "out.html").exists()
+    assert (
+        said.count("#SBATCH --nodes=7") == 2
+        and "#SBATCH --mem=0" in said
+        and (tmp_path / "out.html").exists()
+    )
 
 
 @pytest.mark.slow
-def test_the_readme_s_slurm_commands_run(tmp_path: Path, free_port: int) -> None:
-    if missing():
-        pytest.skip(f"Slurm is not installed ({missing()}): apt-get install slurm-wlm munge")
+def test_the_slurm_commands_run(tmp_path: Path, free_port: int) -> None:
+    skip_without_slurm()
     try:
         said = run(blocks("bash slurm"), tmp_path, free_port)
     finally:
@@ -65,18 +67,18 @@ def test_the_readme_s_slurm_commands_run(tmp_path: Path, free_port: int) -> None
     assert "1: COMPLETED" in said and "iteration 50 : " in said
 
 
-def test_the_readme_s_table_is_that_of_the_models() -> None:
+def test_the_table_lists_the_models() -> None:
     from megatron_lm.settings import MODELS
 
     text = README.read_text(encoding="utf-8").replace(",", "")
     for name, size in MODELS.items():
         assert (
-            f"| {name} | {size.hidden} | {size.layers} | {size.heads} | {size.sequence} | {size.vocabulary} |"
-            in text
+            f"| {name} | {size.hidden} | {size.layers} | {size.heads} | {size.sequence} | {size.vocabulary} "
+            f"| {size.ffn} | {size.kv_groups} |" in text
         )
 
 
-def test_the_readme_s_files_are_there() -> None:
+def test_the_files_exist() -> None:
     names = set(re.findall(r"`([\w/]+\.(?:py|sh))`", README.read_text(encoding="utf-8")))
     for name in names:
         assert (README.parent / name).exists() or (REPO_ROOT / name).exists(), name

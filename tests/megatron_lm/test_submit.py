@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from megatron_lm import logs
+from megatron_lm import datasets
+from megatron_lm.logs import records
 from tests.megatron_lm.conftest import REPO_ROOT, Script
+from tests.megatron_lm.processes import processes_with, wait_for
+
+
+def header(script_text: str) -> list[str]:
+    return [line.removeprefix("#SBATCH ") for line in script_text.splitlines() if line.startswith("#SBATCH ")]
 
 
 def test_a_homogeneous_run_is_one_job_with_its_headers_from_the_settings(
@@ -21,36 +26,39 @@ def test_a_homogeneous_run_is_one_job_with_its_headers_from_the_settings(
 ) -> None:
     done = script("_03_submit.sh", "--dry-run", MODEL="small", SLURM_QUEUE="gpu", CPUS_PER_TASK="12")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [
-        "# sbatch --parsable",
-        "#!/usr/bin/env bash",
-        "#SBATCH --job-name=gpt2_small",
-        "#SBATCH --nodes=8",
-        "#SBATCH --partition=gpu",
-        "#SBATCH --gres=gpu:4",
-        "#SBATCH --ntasks-per-node=1",
-        "#SBATCH --cpus-per-task=12",
-        f"#SBATCH --output={tmp_path}/log2/slurm-%j.out",
-        f"exec {tmp_path}/repo/megatron_lm/_02_homo_job.sh",
-        "",
+    lines = done.stdout.splitlines()
+    assert (
+        lines[0] == "#!/usr/bin/env bash" and lines[-1] == f"exec {tmp_path}/repo/megatron_lm/_02_homo_job.sh"
+    )
+    assert header(done.stdout) == [
+        "--job-name=gpt2_small",
+        "--nodes=8",
+        "--partition=gpu",
+        "--gres=gpu:4",
+        "--ntasks-per-node=1",
+        "--cpus-per-task=12",
+        f"--output={tmp_path}/log2/%j.sbatch.out",
     ]
+    # The script brings its settings along: an edit of _00_conf.sh does not change a waiting job.
+    assert "export MEGATRON_MODEL=small" in lines and "export MEGATRON_MASTER_GRES=gpu:4" in lines
     assert not (tmp_path / "log2").exists()
 
 
 def test_without_gres_and_queue_there_are_no_such_headers(script: Script) -> None:
-    headers = script("_03_submit.sh", "--dry-run", GRES="").stdout
-    assert "--gres" not in headers and "--partition" not in headers
+    shown = script("_03_submit.sh", "--dry-run", GRES="").stdout
+    assert not any(option.startswith(("--gres", "--partition")) for option in header(shown))
 
 
 HETERO = {"HOMOGENEOUS_CLUSTER": "false", "MODEL": "xl", "MASTER_QUEUE": "a100", "SLAVE_QUEUE": "a10"}
 
 
-def test_a_heterogeneous_run_is_two_jobs_and_the_second_is_told_of_the_first(script: Script) -> None:
-    shown = script("_03_submit.sh", "--dry_run", **HETERO).stdout
-    master, slave = shown.split("\n\n")[:2]
-    assert "--nodes=1\n#SBATCH --partition=a100" in master and "_02_hetero_master_job.sh" in master
-    assert "--nodes=7\n#SBATCH --partition=a10" in slave and "_02_hetero_slave_job.sh" in slave
-    assert "--dependency=after:<master job id>" in slave and "MASTER_JOB_ID=<master job id>" in slave
+def test_a_heterogeneous_run_is_two_jobs_with_their_own_gres_and_queue(script: Script) -> None:
+    gres = {"MASTER_GRES": "gpu:a100:4", "SLAVE_GRES": "gpu:a10:4"}
+    shown = script("_03_submit.sh", "--dry_run", **HETERO, **gres).stdout
+    master, slave = shown.split("#!/usr/bin/env bash\n")[1:]
+    assert {"--nodes=1", "--partition=a100", "--gres=gpu:a100:4"} <= set(header(master))
+    assert {"--nodes=7", "--partition=a10", "--gres=gpu:a10:4"} <= set(header(slave))
+    assert "_02_hetero_master_job.sh" in master and "_02_hetero_slave_job.sh" in slave
 
 
 def test_het_is_one_script_of_two_parts(script: Script) -> None:
@@ -60,18 +68,88 @@ def test_het_is_one_script_of_two_parts(script: Script) -> None:
     assert shown.count("#!/usr/bin/env bash") == shown.count("exec ") == 1
 
 
+def test_options_of_sbatch_come_from_settings_then_the_body_then_the_command_line(
+    script: Script, checkout: Path
+) -> None:
+    body = checkout / "megatron_lm/_02_homo_job.sh"
+    text = body.read_text().replace(
+        "##SBATCH --exclusive", "#SBATCH -t 30  # half an hour\n#SBATCH --exclusive"
+    )
+    body.write_text(text)
+    settings = {"TIME_LIMIT": "10", "ACCOUNT": "mine", "SBATCH_OPTIONS": "--mem=0 --comment 'two words'"}
+    shown = script("_03_submit.sh", "--dry-run", **settings).stdout
+    wanted = {"--time=30", "--exclusive", "--account=mine", "--mem=0", "--comment='two words'"}
+    assert wanted <= set(header(shown)) and shown.count("--time") == 1
+    more = ("--time", "1:00:00", "--qos", "high", "--constraint", "ib", "--partition", "fast")
+    shown = script(
+        "_03_submit.sh", *more, "--dry-run", "--", "-A", "theirs", "--reservation=r", **settings
+    ).stdout
+    wanted = {"--time=1:00:00", "--qos=high", "--constraint=ib", "--account=theirs", "--reservation=r"}
+    assert wanted | {"--partition=fast"} <= set(header(shown)) and shown.count("--time") == 1
+
+
 @pytest.mark.parametrize(
-    ("args", "env", "said"),
+    ("line", "words"),
     [
-        (["--bad"], {}, "unknown option '--bad'"),
-        (["--het"], {}, "set HOMOGENEOUS_CLUSTER=false"),
-        (["--het", "--local"], {}, "exclude each other"),
-        ([], {"PARTITION": "3-3"}, "PARTITION=3-3 adds up to 6 layers"),
-        ([], {"PATH": "/usr/bin:/bin", "SLURM_CONF": "/nowhere"}, "sbatch"),
+        ("--nodes=4", "--nodes=4 can't be given, NNODES decides it; the settings have --nodes=1"),
+        ("-o ../log2/%j.out", "LOG_DIR decides it"),
+        ("--ntasks-per-node=2", "NPROC_PER_NODE"),
+        ("nodes=4", "'nodes=4' is not an option of sbatch"),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_sentence(
-    script: Script, tmp_path: Path, args: list[str], env: dict[str, str], said: str
+def test_an_sbatch_line_that_contradicts_the_settings_is_refused(
+    script: Script, checkout: Path, line: str, words: str
+) -> None:
+    body = checkout / "megatron_lm/_02_homo_job.sh"
+    body.write_text(body.read_text().replace("##SBATCH --exclusive", f"#SBATCH {line}"))
+    done = script("_03_submit.sh", "--dry-run")
+    assert done.returncode == 2 and words in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_an_sbatch_line_that_repeats_the_settings_is_no_contradiction(script: Script, checkout: Path) -> None:
+    body = checkout / "megatron_lm/_02_homo_job.sh"
+    lines = "#SBATCH --nodes=1\n#SBATCH --ntasks-per-node=1\n#SBATCH --gres=gpu:a10:2"
+    body.write_text(body.read_text().replace("##SBATCH --exclusive", lines))
+    shown = header(script("_03_submit.sh", "--dry-run").stdout)
+    assert "--gres=gpu:a10:2" in shown and shown.count("--nodes=1") == 1
+
+
+def test_nodes_can_be_named_in_the_order_of_their_ranks(script: Script) -> None:
+    shown = script("_03_submit.sh", "--dry-run", "NODELIST=n3,n1,n2", "MODEL=small", NNODES="3").stdout
+    assert not shown
+    sizes = {"NNODES": "4", "DP_SIZE": "2", "NODELIST": "n3,n1,n2,n9", "MODEL": "small"}
+    (line,) = (o for o in header(script("_03_submit.sh", "--dry-run", **sizes).stdout) if "nodelist" in o)
+    assert line == "--nodelist=n3,n1,n2,n9"
+    shown = script(
+        "_03_submit.sh", "--dry-run", **sizes, HOMOGENEOUS_CLUSTER="false", MASTER_NNODES="2"
+    ).stdout
+    assert [o for o in header(shown) if "nodelist" in o] == ["--nodelist=n3,n1", "--nodelist=n2,n9"]
+
+
+@pytest.mark.parametrize(
+    ("args", "env", "words"),
+    [
+        (["--bad"], {}, "--bad"),
+        (["--het"], {}, "set HOMOGENEOUS_CLUSTER=false"),
+        (["--het", "--local"], {}, "exclude each other"),
+        (["--local", "--time=1"], {}, "--local: options of sbatch have no effect"),
+        (["--", "file"], {}, "'file' is not an option of sbatch"),
+        (["MODLE=tiny"], {}, "'MODLE=tiny': give settings as NAME=VALUE"),
+        (["--settings", "absent.conf"], {}, "absent.conf: can't be read"),
+        (["NNODES=08"], {}, "NNODES=08: give a whole number"),
+        ([], {"MEGATRON_NPROC_PER_NODE": "abc"}, "NPROC_PER_NODE=abc: give a whole number"),
+        ([], {"PARTITION": "3-3"}, "PARTITION=3-3 adds up to 6 layers"),
+        (["DATA_PATH=text"], {}, "text.bin; make it with megatron_lm/preprocess_data.py"),
+        (["LOAD=ckpt"], {}, "there is no checkpoint"),
+        (["SAVE_INTERVAL=5"], {}, "set SAVE to a folder"),
+        (["CONTAINER_IMAGE_PATH=image.sqsh"], {}, "image.sqsh: there is no such file"),
+        (["SBATCH_OPTIONS='"], {}, "SBATCH_OPTIONS='"),
+        (["NODELIST=n1,n1", "NNODES=2", "NPROC_PER_NODE=1"], {}, "names 1 different nodes, NNODES is 2"),
+        ([], {"PATH": "/usr/bin:/bin", "SLURM_CONF": "/nowhere"}, "sbatch was not found"),
+    ],
+)
+def test_what_can_not_run_is_refused_before_anything_is_submitted(
+    script: Script, tmp_path: Path, args: list[str], env: dict[str, str], words: str
 ) -> None:
     if "PATH" in env:
         # A machine without Slurm: the same tools, sbatch not among them.
@@ -83,16 +161,54 @@ def test_what_cannot_be_is_refused_in_one_sentence(
                     (tools / tool.name).symlink_to(tool)
         env = {"PATH": str(tools)}
     done = script("_03_submit.sh", *args, **env)
-    assert done.returncode != 0
-    assert said in done.stderr and len(done.stderr.splitlines()) == 1
+    assert done.returncode == 2
+    # argparse prints its usage before the sentence.
+    assert words in done.stderr.splitlines()[-1]
+    assert done.stderr.startswith("usage: ") or len(done.stderr.splitlines()) == 1
     assert "Traceback" not in done.stderr and not done.stdout
     assert not (tmp_path / "log2").exists()
 
 
+def test_a_setting_in_the_environment_without_its_prefix_is_refused(
+    script: Script, tiny: dict[str, str]
+) -> None:
+    """And a variable that other programs set too is no setting."""
+    tiny |= {"CONTAINER_NAME": "toolbox", "LOAD": "/nowhere", "WORLD_SIZE": "7"}
+    done = script("_03_submit.sh", "--dry-run")
+    assert done.returncode == 0 and "export MEGATRON_CONTAINER_NAME=megatron-lm" in done.stdout
+    tiny["NNODES"] = "08"
+    done = script("_03_submit.sh", "--dry-run")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "error: NNODES=08 in the environment: settings are read from MEGATRON_NNODES only; set that, or give "
+        "NNODES=08 as an argument.\n"
+    )
+
+
+def test_arguments_override_a_file_which_overrides_the_environment(
+    script: Script, checkout: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "plan.conf").write_text("SEED=2\nLR=1e-3\nSAVE=here\n")
+    shown = script(
+        "_03_submit.sh", "--dry-run", "--settings", "plan.conf", "SEED=3", SEED="1", LR="1e-2"
+    ).stdout
+    assert "export MEGATRON_SEED=3\n" in shown and "export MEGATRON_LR=1e-3\n" in shown
+    # Where the caller was.
+    assert f"export MEGATRON_SAVE={tmp_path}/here\n" in shown
+
+
 @pytest.mark.parametrize("body", ["_02_homo_job.sh", "_02_hetero_master_job.sh", "_02_hetero_slave_job.sh"])
-def test_a_job_body_outside_of_slurm_says_how_to_submit_it(script: Script, body: str) -> None:
+def test_a_job_body_outside_of_slurm_says_how_to_submit_it(
+    script: Script, checkout: Path, tmp_path: Path, body: str
+) -> None:
     done = script(body)
-    assert done.returncode == 1 and "submit it by megatron_lm/_03_submit.sh" in done.stderr
+    assert done.returncode == 1 and "submit it with megatron_lm/_03_submit.sh" in done.stderr
+    # As sbatch copies a script to the node's spool folder.
+    copied = shutil.copy(checkout / "megatron_lm" / body, tmp_path / "slurm_script")
+    done = subprocess.run(["bash", copied], capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr == (
+        f"{body}: submit it with megatron_lm/_03_submit.sh, not with sbatch\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -110,31 +226,39 @@ def test_a_local_run_writes_the_logs_of_its_node_and_get_result_shows_them(
     assert done.returncode == 0, done.stderr
     job = done.stdout.strip()
     (out,) = (tmp_path / "log2" / job).glob("*.out")
-    data = logs.read(out)
-    settings = logs.settings(data)
+    data = records.read(out)
+    settings = records.settings(data)
     assert list(settings)[:4] == ["NODE_RANK", "MASTER_ADDR", "HOMOGENEOUS_CLUSTER", "MODEL"]
-    assert settings["PARTITION"] == "2-2" and settings["NPROC_PER_NODE"] == "2"
-    assert [it.number for it in logs.iterations(data)] == [1, 2, 3, 4]
-    assert sorted(line.rank for line in logs.memory(data)) == [0, 1]
+    wanted = {"PARTITION": "2-2", "NPROC_PER_NODE": "2", "HIDDEN_SIZE": "64", "NUM_LAYERS": "4"}
+    assert settings.items() >= wanted.items()
+    assert [it.number for it in records.iterations(data)] == [1, 2, 3, 4]
+    assert sorted(line.rank for line in records.memory(data)) == [0, 1]
     assert out.with_suffix(".gpu").read_text().count("no GPU") == 1
-    assert out.with_suffix(".state").read_text() == "exit 0\n"
+    assert re.fullmatch(r"exit 0 \d{10}\n", out.with_suffix(".state").read_text())
 
-    result = script("get_result.sh", job, PROFILE="true")
+    # Whatever the settings are today: what counts is what the run was submitted with.
+    result = script("get_result.sh", job, PROFILE="false", MODEL="xl")
     assert result.returncode == 0, result.stderr
-    assert result.stdout.startswith("nothing wrong is seen\n")
+    assert result.stdout.startswith("no problems found\n")
     assert "iteration 4 : 0.0" in result.stdout and "\033" not in result.stdout
-    changed = script("get_result.sh", job, GLOBAL_BATCH_SIZE="16").stdout
-    assert "WRONG: GLOBAL_BATCH_SIZE was '8' in the run and is '16' in _00_conf.sh" in changed
-    assert "WRONG: PROFILE was 'true' in the run and is 'false' in _00_conf.sh" in changed
+    kept = tmp_path / "log2" / job / "settings"
+    assert {"PROFILE=true", "MODEL=tiny"} <= set(kept.read_text().splitlines())
+    kept.write_text(kept.read_text().replace("GLOBAL_BATCH_SIZE=8", "GLOBAL_BATCH_SIZE=16"))
+    changed = script("get_result.sh", job).stdout
+    assert f"WRONG: GLOBAL_BATCH_SIZE is '8' on {out.stem}, the run was submitted with '16'" in changed
+    again = script(
+        "_03_submit.sh", "--dry-run", "--settings", str(kept), "NNODES=2", "WORLD_SIZE=4", "DP_SIZE=2"
+    )
+    assert again.returncode == 0 and "export MEGATRON_PROFILE=true\n" in again.stdout
 
 
 def test_a_local_run_that_fails_says_so(script: Script) -> None:
-    done = script("_03_submit.sh", "--local", STAND_IN_FAIL="1")
+    done = script("_03_submit.sh", "--local", STAND_IN_FAIL="message")
     job = done.stdout.strip()
     assert done.returncode != 0 and f"get_result.sh {job}" in done.stderr.splitlines()[-1]
     shown = script("get_result.sh", job).stdout.splitlines()
     assert shown[0].startswith(f"WRONG: job {job} is not running: FAILED (exit status")
-    assert shown[1].startswith("WRONG: error on ") and shown[1].endswith("rank 0 was told to fail")
+    assert shown[1].startswith("WRONG: rank 0 on ") and shown[1].endswith("rank 0 was asked to fail")
 
 
 def test_a_local_run_that_is_stopped_leaves_no_rank_behind(
@@ -151,12 +275,12 @@ def test_a_local_run_that_is_stopped_leaves_no_rank_behind(
     shown = subprocess.run(
         [checkout / "megatron_lm/get_result.sh", job], env=tiny, capture_output=True, text=True
     )
-    assert f"{job}: RUNNING" in shown.stdout and "no iteration is logged yet" in shown.stdout
+    assert f"{job}: RUNNING" in shown.stdout and "no iteration logged yet" in shown.stdout
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 143
     assert not processes_with(marker)
     (state,) = folder.glob("*.state")
-    assert state.read_text() == "exit 143\n"
+    assert state.read_text().startswith("exit 143 ")
     shown = subprocess.run(
         [checkout / "megatron_lm/get_result.sh", job], env=tiny, capture_output=True, text=True
     )
@@ -171,25 +295,6 @@ def test_the_scripts_are_clean_for_shellcheck() -> None:
     done = subprocess.run([shellcheck, "-x", "-P", REPO_ROOT, *scripts], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
     assert len(scripts) >= 9
-
-
-def processes_with(marker: str) -> list[int]:
-    """Ids of the processes that have ``marker`` in their command line."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            if marker.encode() in entry.read_bytes() and int(entry.parent.name) != os.getpid():
-                found.append(int(entry.parent.name))
-        except OSError:
-            continue
-    return found
-
-
-def wait_for(condition, seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.2)
 
 
 def put_tool(folder: Path, name: str, body: str) -> None:
@@ -228,10 +333,14 @@ def test_with_enroot_the_ranks_run_in_the_container(
         "CONTAINER_PATH": str(tmp_path / "unpacked"),
         "CONTAINER_NAME": "megatron-lm",
         "CONTAINER_PYTHON": sys.executable,
-        "DATA_PATH": "/data/squad/text",
+        "DATA_PATH": str(tmp_path / "data/squad/text"),
     }
+    (tmp_path / "data/squad").mkdir(parents=True)
+    header = datasets.HEADER.pack(datasets.MAGIC, 1, 8, 1, 1)
+    (tmp_path / "data/squad/text.idx").write_bytes(header + bytes(4 + 2 * 8))
+    (tmp_path / "data/squad/text.bin").touch()
     calls = tmp_path / "bin/enroot.log"
-    for reload, expected in (("false", 3), ("false", 2), ("true", 4)):
+    for reload, expected in (("false", 4), ("false", 3), ("true", 5)):
         done = script("_03_submit.sh", "--local", RELOAD_CONTAINER=reload, **env)
         assert done.returncode == 0, done.stderr
         said = calls.read_text().splitlines()
@@ -240,18 +349,16 @@ def test_with_enroot_the_ranks_run_in_the_container(
         assert kinds == [
             *(["remove"] if reload == "true" else []),
             "list",
-            *(["create"] if expected > 2 else []),
+            *(["create"] if expected > 3 else []),
+            "start",  # check_python.py
             "start",
         ]
     assert f"create --name megatron-lm {image}" in said
     start = said[-1]
-    for mounted in (f"{tmp_path}/repo", f"{tmp_path}/log2", "/data/squad"):
+    for mounted in (f"{tmp_path}/repo", f"{tmp_path}/log2", f"{tmp_path}/data/squad"):
         assert f"--mount {mounted}:{mounted} " in start
-    assert (
-        "--env MODEL=tiny " in start
-        and "--env PARTITION=2-2 " in start
-        and "-m torch.distributed.run" in start
-    )
+    assert "--env MEGATRON_MODEL=tiny " in start and "--env MEGATRON_PARTITION=2-2 " in start
+    assert "-m torch.distributed.run" in start
 
 
 @pytest.mark.parametrize(

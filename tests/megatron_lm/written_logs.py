@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from megatron_lm import logs
+from megatron_lm.logs import records
 
 SPEC_LINES = """\
 NODE_RANK: 1
@@ -22,7 +22,7 @@ times across ranks (ms):
 """  # noqa: E501, W291
 
 
-def iteration_line(it: logs.Iteration) -> str:
+def iteration_line(it: records.Iteration) -> str:
     loss = "" if it.loss is None else f" lm loss: {it.loss:.6E} |"
     norm = "" if it.grad_norm is None else f" grad norm: {it.grad_norm:.3f} |"
     return (
@@ -33,11 +33,13 @@ def iteration_line(it: logs.Iteration) -> str:
     )
 
 
-def simple_iteration(number: int, seconds: float = 1.5, total: int = 50, batch: int = 64) -> logs.Iteration:
-    return logs.Iteration(number, total, number * batch, seconds, 1e-4, batch, 10.0, 1.0, 2.0, 0, 0)
+def simple_iteration(
+    number: int, seconds: float = 1.5, total: int = 50, batch: int = 64
+) -> records.Iteration:
+    return records.Iteration(number, total, number * batch, seconds, 1e-4, batch, 10.0, 1.0, 2.0, 0, 0)
 
 
-def memory_line(m: logs.Memory) -> str:
+def memory_line(m: records.Memory) -> str:
     return (
         f"[Rank {m.rank}] (after {m.after} iterations) memory (MB) | allocated: {m.allocated} | "
         f"max allocated: {m.max_allocated} | reserved: {m.reserved} | max reserved: {m.max_reserved}\n"

@@ -5,7 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 import re
+import subprocess
+import sys
 import threading
 from types import SimpleNamespace
 
@@ -14,7 +17,7 @@ import torch
 from torch.profiler import ProfilerActivity
 from trace_reading import device_ids, host_ids, load, steps_of, train
 
-from chakra_et.capture import tracer as chakra_tracer
+from chakra_et.capture import recorder
 from chakra_et.capture.tracer import ChakraTracer, check_pair
 
 NAME = "tiny 한글"
@@ -167,6 +170,45 @@ def test_log_has_one_line_for_the_rank(tmp_path, caplog):
     assert re.fullmatch(r"trace t rank 0: steps 1, \d+ host nodes, \d+ of them in the device trace", lines[0])
 
 
+def test_memory_events_are_recorded_if_asked_for(tmp_path):
+    for memory in (False, True):
+        with ChakraTracer(tmp_path, "t", 0, 1, 1, memory=memory) as tracer:
+            train(tracer, 2)
+        events = load(tmp_path / "t_device.json")["traceEvents"]
+        sizes = [event["args"]["Bytes"] for event in events if event["name"] == "[memory]"]
+        assert bool(sizes) == memory
+        assert check_pair(tmp_path / "t_host.json", tmp_path / "t_device.json", 1) == []
+    assert min(sizes) < 0 < max(sizes), "frees and allocations"
+    # The activations of a linear layer: 4 x 8 floats.
+    assert 4 * 8 * 4 in sizes
+
+
+UNCONFIGURED = """
+import torch
+from chakra_et import ChakraTracer
+with ChakraTracer("my outputs", "my_run", 0, 1, 1) as tracer:
+    for _ in range(3):
+        torch.ones(4).exp()
+        tracer.step()
+"""
+
+
+def test_without_logging_the_paths_the_check_and_the_next_command_are_printed(tmp_path, repo_root):
+    environment = {**os.environ, "PYTHONPATH": str(repo_root), "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(
+        [sys.executable, "-c", UNCONFIGURED], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0 and done.stdout == "", done.stderr
+    shown = [line for line in done.stderr.splitlines() if line.startswith("chakra-et: ")]
+    assert re.fullmatch(
+        r"chakra-et: trace my_run rank 0: steps 1, \d+ host nodes, \d+ of them in the device trace", shown[0]
+    )
+    assert shown[1:] == [
+        "chakra-et: traces and manifest of 1 rank(s) are in my outputs",
+        "chakra-et: next: python -m chakra_et convert 'my outputs' --name my_run",
+    ]
+
+
 def test_run_info_of_any_kind_is_kept_as_text(tmp_path):
     with ChakraTracer(
         tmp_path, "t", 0, 1, 1, 0, run_info={"path": tmp_path, "dtype": torch.bfloat16}
@@ -184,11 +226,11 @@ def test_gpu_is_idle_when_recording_begins_and_its_synchronisations_are_asked_fo
         asked.update(options)
         return real_profile(**{**options, "activities": [ProfilerActivity.CPU]})
 
-    real_profile = chakra_tracer.profile
-    monkeypatch.setattr(chakra_tracer, "profile", record_request)
-    monkeypatch.setattr(chakra_tracer, "_experimental_config", lambda wanted: asked.update(wanted))
+    real_profile = recorder.profile
+    monkeypatch.setattr(recorder, "profile", record_request)
+    monkeypatch.setattr(recorder, "experimental_config", lambda wanted: asked.update(wanted))
     gpu = SimpleNamespace(is_available=lambda: True, synchronize=lambda: settled.append(tracer.steps_done))
-    monkeypatch.setattr(chakra_tracer, "torch", SimpleNamespace(cuda=gpu))
+    monkeypatch.setattr(recorder, "torch", SimpleNamespace(cuda=gpu, autograd=torch.autograd))
     tracer = ChakraTracer(tmp_path, "t", 1, 1, 3, 0)
     with tracer:
         train(tracer, 4)

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 from torch.distributed import ProcessGroup
 
 from chakra_et.capture import groups as trace_groups
@@ -45,6 +46,26 @@ def test_collectives_and_sends_of_several_gloo_groups(torchrun, tmp_path: Path) 
         assert len(p2p) == 2
         assert set(trace.column("comm_src")[p2p]) == {0} and set(trace.column("comm_dst")[p2p]) == {1}
         assert set(trace.column("comm_size")[p2p]) == {40}
+
+
+@pytest.mark.slow
+def test_each_dimension_of_a_mesh_has_its_own_groups(torchrun, tmp_path: Path) -> None:
+    done = torchrun(4, Path(__file__).with_name("mesh_worker.py"), "out", timeout=180)
+    assert done.returncode == 0, done.stdout
+    folder = tmp_path / "out"
+    command = [sys.executable, str(ROOT / "convert_to_et.py"), "--dir", str(folder)]
+    subprocess.run(command, check=True, capture_output=True)
+    ranks_of = json.loads((folder / "mesh_comm_groups.json").read_text())
+    for rank in range(4):
+        trace = et_file.read(folder / f"mesh.{rank}.et")
+        kinds, of_row = trace.column("comm_type", -1), trace.attributes["pg_name"]
+        found = {
+            CollectiveType(int(kinds[int(row)])).name: ranks_of[of_row.values[at]]
+            for at, row in enumerate(of_row.rows)
+            if trace.types[int(row)] == NodeType.COMM_COLL
+        }
+        data, tensor = [rank % 2, rank % 2 + 2], [rank // 2 * 2, rank // 2 * 2 + 1]
+        assert found == {"ALL_GATHER": data, "REDUCE_SCATTER": data, "ALL_REDUCE": tensor}
 
 
 def test_process_groups_are_left_as_they_were() -> None:

@@ -61,7 +61,7 @@ def test_rank_that_ends_leaves_the_others_capture(torchrun, tmp_path, fault):
     assert re.search(r"after 1 of 3 active steps \((RuntimeError|SystemExit)", survivor["reason"])
     assert check_pair(folder / "t_host.json", folder / "t_device.json", 2) == []
     if fault == "kill":
-        assert manifest["missing_ranks"] == [1] and "no word from rank 1" in manifest["reason"]
+        assert manifest["missing_ranks"] == [1] and "no report from rank 1" in manifest["reason"]
         assert not (folder / "t_rank1_host.json").exists()
         assert (folder / "t_rank1_host.json.partial").exists(), "a killed rank's file is recognisable"
     else:
@@ -75,11 +75,9 @@ def test_rank_that_ends_leaves_the_others_capture(torchrun, tmp_path, fault):
 @pytest.mark.parametrize("rank", [0, 1])
 def test_rank_without_room_names_its_folder_and_the_other_is_kept(torchrun, tmp_path, rank):
     done = torchrun(2, WORKER, "out", "t", 8, "--fault", f"tiny-files:3:{rank}", timeout=120)
-    assert done.returncode != 0
-    assert (
-        f"the traces of rank {rank} can't be written to out: the host and device trace is cut off"
-        in done.stdout
-    )
+    assert done.returncode == 0
+    warned = f"trace t rank {rank}: the traces can't be written to out: the host and device trace is cut off"
+    assert done.stdout.count(warned) == 1
     folder, other = tmp_path / "out", "" if rank else "_rank1"
     assert check_pair(folder / f"t{other}_host.json", folder / f"t{other}_device.json", 3) == []
     manifest = load(folder / "t_manifest.json")

@@ -11,8 +11,9 @@ import pytest
 from trace_reading import load, train
 
 from chakra_et.capture.check import inspect_pair
+from chakra_et.capture.recorder import experimental_config
 from chakra_et.capture.stacks import format_stacks
-from chakra_et.capture.tracer import ChakraTracer, _experimental_config, check_pair
+from chakra_et.capture.tracer import ChakraTracer, check_pair
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +57,7 @@ def test_host_without_ids(altered):
         for node in host["nodes"]:
             keep(node, "attrs", lambda attr: attr["name"] != "rf_id")
 
-    assert altered(strip) == ["the host trace holds no record-function ids"]
+    assert altered(strip) == ["the host trace has no record-function ids"]
 
 
 def test_device_without_ids(altered):
@@ -64,7 +65,7 @@ def test_device_without_ids(altered):
         for event in device["traceEvents"]:
             event.get("args", {}).pop("Record function id", None)
 
-    assert altered(None, strip) == ["the device trace holds no record-function ids"]
+    assert altered(None, strip) == ["the device trace has no record-function ids"]
 
 
 def test_ids_of_another_run(altered):
@@ -104,7 +105,7 @@ def test_operator_of_an_unwatched_thread_is_no_problem(altered):
 def test_steps_that_differ(altered):
     problems = altered(None, lambda d: keep(d, "traceEvents", lambda e: e["name"] != "ProfilerStep#1"))
     assert "the host trace covers the steps [1, 2], the device trace [2]" in problems
-    assert "2 active step(s) were asked for and 1 annotated" in problems
+    assert "2 active step(s) were requested, but 1 are annotated" in problems
 
 
 def test_steps_that_are_not_consecutive(altered):
@@ -132,7 +133,7 @@ def test_traces_of_two_processes(altered):
 
 def test_group_record_that_is_absent(altered):
     assert altered(None, lambda device: device.update(distributedInfo={"backend": "gloo"})) == [
-        "the host trace lacks the record of the process groups"
+        "the host trace has no record of the process groups"
     ]
 
 
@@ -189,7 +190,7 @@ def test_stacks_count_kernels_for_the_operator_that_launched_them(tmp_path):
         event("stray", 70, 99, "kernel", 7),
         limit=2,
     )
-    assert header == "# 2 of 3 operator stacks hold 100.0% of self_cuda_time_total"
+    assert header == "# 2 of 3 operator stacks: 100.0% of self_cuda_time_total"
     assert rows == [
         ("slow < ProfilerStep*", 5.0, 6.0, 50.0, 58.0, 2.0),
         ("inner < slow < ProfilerStep*", 1.0, 1.0, 8.0, 8.0, 1.0),
@@ -207,13 +208,13 @@ def test_stacks_keep_threads_apart_and_cut_overlaps(tmp_path):
 
 
 def test_stacks_of_nothing(tmp_path):
-    assert table(tmp_path) == ("# 0 of 0 operator stacks hold 0.0% of self_cpu_time_total", [])
+    assert table(tmp_path) == ("# 0 of 0 operator stacks: 0.0% of self_cpu_time_total", [])
 
 
 def test_options_that_the_build_lacks_are_left_out():
     from torch._C._profiler import _ExperimentalConfig
 
-    config = _experimental_config({"enable_cuda_sync_events": True, "no_such_option": True})
+    config = experimental_config({"enable_cuda_sync_events": True, "no_such_option": True})
     assert isinstance(config, _ExperimentalConfig)
 
 

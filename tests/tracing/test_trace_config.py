@@ -88,8 +88,10 @@ def test_tracer_refuses_a_rank_that_torch_does_not_know(tmp_path):
         ChakraTracer(tmp_path, "t", 1, 1, 1, rank=1, world_size=2)
 
 
-def test_tracer_refuses_a_folder_that_is_a_file(tmp_path):
-    (tmp_path / "taken").touch()
-    tracer = ChakraTracer(tmp_path / "taken", "t", 1, 1, 1, rank=0)
-    with pytest.raises(OSError, match="trace folder .*taken can't be written"):
-        tracer.__enter__()
+def test_the_original_call_and_the_short_one_mean_the_same(tmp_path):
+    original = ChakraTracer(tmp_path, "t", 2, 1, 3, 0, 1)
+    short = ChakraTracer(tmp_path, "t")
+    assert original.schedule == short.schedule == {"wait_steps": 2, "warmup_steps": 1, "active_steps": 3}
+    assert ChakraTracer(str(tmp_path), "t", active_steps=1).schedule["active_steps"] == 1
+    with pytest.raises(ValueError, match="--trace-active-steps must be at least 1, not 0"):
+        ChakraTracer(tmp_path, "t", active_steps=0)

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import subprocess
+import sys
 import threading
 import time
 
@@ -15,6 +16,7 @@ from trace_reading import load, train
 
 from chakra_et.capture import manifest as trace_manifest
 from chakra_et.capture.files import TraceFiles
+from chakra_et.capture.ranks import Mailbox, summarise
 from chakra_et.capture.tracer import ChakraTracer
 
 
@@ -27,7 +29,7 @@ def group():
 
 
 def mailbox(store, rank, world_size=3):
-    box = trace_manifest.Mailbox("trace/0", rank, 1)
+    box = Mailbox("trace/0", rank, 1)
     box.store, box.world_size = store, world_size
     return box
 
@@ -69,8 +71,18 @@ def test_groups_without_the_listing_function(group, monkeypatch):
     assert (only["ranks"], only["backend"]) == ([0], "gloo")
 
 
+def test_backend_is_that_of_the_group_even_if_pytorch_chose_it(tmp_path):
+    assert trace_manifest.backend() is None
+    dist.init_process_group(store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        assert dist.get_backend() == "undefined"
+        assert trace_manifest.backend() == "gloo"
+    finally:
+        dist.destroy_process_group()
+
+
 def test_tracer_refuses_a_world_size_that_the_group_does_not_have(group, tmp_path):
-    with pytest.raises(ValueError, match="torch.distributed knows rank 0 of 1"):
+    with pytest.raises(ValueError, match="torch.distributed has rank 0 of 1"):
         ChakraTracer(tmp_path, "t", 1, 1, 1, 0, world_size=2)
 
 
@@ -118,7 +130,7 @@ def test_missing_and_broken_ranks_are_named():
     told = record(2, complete=False, reason="no room", process_groups=[pair])
     manifest = build([told, record(0)])
     assert not manifest["complete"]
-    assert manifest["reason"] == "rank 2: no room; no word from rank 1"
+    assert manifest["reason"] == "rank 2: no room; no report from rank 1"
     assert manifest["missing_ranks"] == [1]
     assert [entry["rank"] for entry in manifest["ranks"]] == [0, 2]
     assert [entry["name"] for entry in manifest["process_groups"]] == ["0", "1"]
@@ -136,14 +148,14 @@ def test_log_has_one_line_for_each_rank_and_says_what_is_wrong(caplog, tmp_path)
         record(5, steps=[8, 9, 10]),
     ]
     with caplog.at_level(logging.INFO, logger="chakra_et"):
-        trace_manifest.log_summary(build(records, 6), tmp_path)
+        summarise(build(records, 6), tmp_path)
     assert [entry.getMessage() for entry in caplog.records] == [
         "trace t rank 0: steps 3, 12 host nodes, 10 of them in the device trace",
         "trace t rank 1 can't be linked: no ids; no steps",
         "trace t rank 2: nothing was written",
         "trace t rank 3: steps none whole, 12 host nodes, 10 of them in the device trace; ended early",
         "trace t rank 5: steps 8 to 10, 12 host nodes, 10 of them in the device trace",
-        "trace t rank 4: no word from it",
+        "trace t rank 4: no report from it",
     ]
 
 
@@ -159,12 +171,13 @@ def test_manifest_is_written_whole_or_not_at_all(tmp_path):
 
 
 @pytest.fixture
-def module(tmp_path, monkeypatch):
-    """The module of a checkout in ``tmp_path`` that is asked for its commit."""
-    path = tmp_path / "chakra_et" / "capture" / "manifest.py"
-    path.parent.mkdir(parents=True)
+def script(tmp_path, monkeypatch):
+    """The program that is traced, in a folder that is to become a repository."""
+    path = tmp_path / "research" / "train.py"
+    path.parent.mkdir()
     path.touch()
-    monkeypatch.setattr(trace_manifest, "__file__", str(path))
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(path), raising=False)
+    monkeypatch.delenv("PROJECT_COMMIT", raising=False)
     return path
 
 
@@ -173,26 +186,38 @@ def git(folder, *words):
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
-def test_commit_is_that_of_the_checkout(tmp_path, module):
-    assert trace_manifest.versions()["project_commit"] is None
+def project_commit():
+    return trace_manifest.versions()["project_commit"]
+
+
+def test_commit_is_that_of_the_program(tmp_path, script, monkeypatch):
+    assert project_commit() is None
     git(tmp_path, "init", "-q")
-    assert trace_manifest.versions()["project_commit"] is None, "no commit yet"
-    git(tmp_path, "add", ".")
+    assert project_commit() is None, "no commit yet"
+    git(tmp_path, "add", "research")
     git(tmp_path, "commit", "-q", "-m", "first")
     git(tmp_path, "tag", "v1")
     commit = git(tmp_path, "rev-parse", "HEAD")
-    assert trace_manifest.versions()["project_commit"] == commit
-    module.write_text("changed")
-    assert trace_manifest.versions()["project_commit"] == f"{commit}-dirty"
+    assert project_commit() == commit
+    script.write_text("changed")
+    assert project_commit() == f"{commit}-dirty"
+
+    installed = tmp_path / "venv" / "launcher.py"
+    (tmp_path / ".gitignore").write_text("venv/\n")
+    installed.parent.mkdir()
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(installed))
+    assert project_commit() is None, "the environment lies in the repository but does not belong to it"
+    monkeypatch.setenv("PROJECT_COMMIT", "as built")
+    assert project_commit() == "as built"
 
 
-def test_asking_for_the_commit_leaves_the_index_alone(tmp_path, module):
+def test_asking_for_the_commit_leaves_the_index_alone(tmp_path, script):
     """git describe --dirty rewrote it, and a rank that was killed meanwhile left .git/index.lock behind."""
     for words in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "first"]):
         git(tmp_path, *words)
-    os.utime(module, (1, 1))  # git would like to refresh its entry
+    os.utime(script, (1, 1))  # git would like to refresh its entry
     before = (tmp_path / ".git" / "index").stat()
-    assert trace_manifest.versions()["project_commit"]
+    assert project_commit()
     after = (tmp_path / ".git" / "index").stat()
     assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
 

@@ -64,6 +64,7 @@ def main() -> None:
     parser.add_argument("--gzip", action="store_true")
     parser.add_argument("--fault", default="::")
     parser.add_argument("--groups", action="store_true")
+    parser.add_argument("--strict", action="store_true")
     args = parser.parse_args()
     fault, fault_step, fault_rank = args.fault.split(":")
 
@@ -79,9 +80,8 @@ def main() -> None:
     pair = dist.new_group([0, 1], group_desc="pair") if args.groups else None
     optimizer = torch.optim.AdamW(model.parameters())
 
-    with ChakraTracer(
-        args.folder, args.name, 1, 1, args.active, rank, world, gzip=args.gzip, run_info={"model": "mlp"}
-    ) as tracer:
+    options = {"gzip": args.gzip, "strict": args.strict, "run_info": {"model": "mlp"}}
+    with ChakraTracer(args.folder, args.name, 1, 1, args.active, rank, world, **options) as tracer:
         for step in range(args.steps):
             if fault and step == int(fault_step) and rank == int(fault_rank):
                 _commit(fault, args.folder)

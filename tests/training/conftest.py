@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from gpt2.model import GPT2
 from tests.training.jobs import REPO_ROOT, TINY, Job
 from utils.distributed import World
 from utils.training.trainer import Trainer
-from utils.training.watch import Watch
+from utils.watch import Watch
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -107,3 +108,13 @@ def train_alone(make_trainer: Callable[..., Trainer]) -> Callable[..., Path]:
         return trainer.save_dir.resolve()
 
     return train
+
+
+@pytest.fixture
+def few_samples(tmp_path: Path, repo_root: Path) -> Path:
+    """A data set with 10 training samples: 5 steps of 2 are an epoch."""
+    sample = json.loads((repo_root / "data" / "squad_sample.json").read_text())
+    paragraphs = [{**p, "qas": p["qas"][:1]} for a in sample["data"] for p in a["paragraphs"]][:11]
+    path = tmp_path / "few.json"
+    path.write_text(json.dumps({"version": "1.1", "data": [{"title": "few", "paragraphs": paragraphs}]}))
+    return path

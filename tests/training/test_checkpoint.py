@@ -219,9 +219,9 @@ def test_finding_the_checkpoint_to_resume_from(tokenizer, tmp_path: Path) -> Non
     # The newest, not the one with the most steps, which may be left from a longer run before.
     assert find_checkpoint("latest", tmp_path).name == "step-3"
     assert find_checkpoint(str(tmp_path / "step-20"), tmp_path).name == "step-20"
-    with pytest.raises(CheckpointError, match="best_model holds weights alone"):
+    with pytest.raises(CheckpointError, match="best_model has weights only"):
         find_checkpoint(str(tmp_path / "best_model"), tmp_path)
-    with pytest.raises(CheckpointError, match="nowhere is no checkpoint"):
+    with pytest.raises(CheckpointError, match="nowhere is not a checkpoint"):
         find_checkpoint(str(tmp_path / "nowhere"), tmp_path)
     (tmp_path / "step-3" / "trainer_state.json").write_text("{}")
     with pytest.raises(CheckpointError, match="trainer_state.json lacks best_loss, model_name"):

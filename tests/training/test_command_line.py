@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,17 +18,21 @@ from utils.training.config import TrainConfig, parse_config
 
 # Scripts and papers depend on these: a change here is a change for every user.
 FROZEN = {
-    "batch_size": 8,
+    "batch_size": 4,
     "bf16": False,
     "cache_dir": None,
     "compile": False,
+    "convert": True,
     "dataset": "squad",
     "dist_timeout": 600.0,
     "dropout": None,
     "enable_tracing": False,
     "eval_steps": 1000,
+    "fp16": False,
     "gradient_accumulation_steps": 1,
+    "gradient_checkpointing": False,
     "init_from": None,
+    "keep_checkpoints": None,
     "learning_rate": 3e-4,
     "logging_steps": 10,
     "max_grad_norm": 1.0,
@@ -36,7 +43,9 @@ FROZEN = {
     "num_gpus": None,
     "num_workers": 2,
     "pack": False,
+    "padding": "longest",
     "report_to": "none",
+    "require_dataset": False,
     "resume_from_checkpoint": None,
     "save_dir": "checkpoints/gpt2",
     "save_format": "safetensors",
@@ -46,6 +55,7 @@ FROZEN = {
     "tokenizer": None,
     "trace_active_steps": 3,
     "trace_gzip": False,
+    "trace_memory": False,
     "trace_name": None,
     "trace_output_dir": "outputs",
     "trace_wait_steps": 2,
@@ -105,7 +115,15 @@ def test_underscores_and_dashes_mean_the_same() -> None:
         "--max-steps -1",
         "--num-gpus 0",
         "--num-gpus 3",
+        "--keep-checkpoints 0",
+        "--padding none",
+        "--bf16 --fp16",
         "--seed -1",
+        "--seed 18446744073709551616",
+        "--init-from nowhere/at/all",
+        "--init-from ./nowhere",
+        "--init-from openai-community/gpt2",
+        "--init-from gpt2/train.py",
         "--logging-steps 0",
         "--eval-steps -1",
         "--save-steps -1",
@@ -144,6 +162,43 @@ def test_bert_takes_half_of_gpt2s_context() -> None:
     with pytest.raises(SystemExit):
         parse_words(BertTrainConfig, "--max-seq-length 513")
     assert parse_words(GPT2TrainConfig, "--max-seq-length 1024").max_seq_length == 1024
+
+
+def test_packing_is_refused_for_bert_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        parse_words(BertTrainConfig, "--pack")
+    assert end.value.code == 2
+    assert "--pack is for GPT-2 only" in capsys.readouterr().err
+    assert parse_words(GPT2TrainConfig, "--pack --seed 18446744073709551615").seed == 2**64 - 1
+
+
+def test_a_bad_flag_is_answered_with_one_line(repo_root: Path) -> None:
+    """And before PyTorch is imported, which takes seconds."""
+    command = [sys.executable, "-X", "importtime", str(repo_root / "bert" / "train.py"), "--batch-size", "0"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2 and done.stdout == ""
+    lines = [line for line in done.stderr.splitlines() if not line.startswith("import time:")]
+    assert lines == [
+        "bert/train.py: error: --batch-size must be at least 1, not 0 (see bert/train.py --help)"
+    ]
+    assert "torch" not in {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+
+
+@pytest.mark.parametrize(("level", "status"), [("bogus", 2), ("debug", 0), ("", 0)])
+def test_loglevel_is_checked_before_torch_fails_on_it(level: str, status: int, repo_root: Path) -> None:
+    """torch.distributed.elastic answered LOGLEVEL=debug with a traceback of 40 lines."""
+    code = "import sys; sys.path[0] = sys.argv.pop(1)\nfrom gpt2.config import GPT2TrainConfig\n"
+    code += "from utils.training.config import parse_config; parse_config(GPT2TrainConfig, None)\n"
+    code += "import torch.distributed.run\n"
+    environment = {**os.environ, "LOGLEVEL": level}
+    command = [sys.executable, "-c", code, str(repo_root)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == status, done.stderr
+    if status:
+        expected = (
+            "gpt2/train.py: error: LOGLEVEL=bogus is unknown; choose from DEBUG, INFO, WARNING, ERROR, "
+        )
+        assert done.stderr == f"{expected}CRITICAL\n"
 
 
 def test_an_unknown_model_is_answered_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,8 +11,9 @@ import torch
 import torch.distributed as dist
 
 from utils import distributed
-from utils.distributed import World, read_world, run, set_threads, setup_logging
-from utils.training.watch import PeerFailure, Watch
+from utils.distributed import World, read_world, run, set_threads
+from utils.logs import setup_logging
+from utils.watch import PeerFailure, Watch
 
 
 @pytest.fixture(autouse=True)
@@ -90,7 +91,7 @@ def test_loglevel(level: str | None, rank: int, expected: str, monkeypatch: pyte
 
 def test_an_unknown_loglevel_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOGLEVEL", "loud")
-    with pytest.raises(ValueError, match="LOGLEVEL=LOUD is unknown; choose from DEBUG, INFO"):
+    with pytest.raises(ValueError, match="LOGLEVEL=loud is unknown; choose from DEBUG, INFO"):
         setup_logging(0)
 
 
@@ -159,7 +160,7 @@ def test_the_status_of_main_is_the_exit_status(left: list[int]) -> None:
     ],
 )
 def test_failures_are_one_sentence(error, status, sentence, traceback, left, monkeypatch, capsys) -> None:
-    monkeypatch.setattr("utils.training.watch.SILENCE_SECONDS", -2)
+    monkeypatch.setattr("utils.watch.SILENCE_SECONDS", -2)
     with pytest.raises(SystemExit):
         run(fail_with(error), 30)
     assert left == [status]

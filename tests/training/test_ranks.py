@@ -99,16 +99,17 @@ sys.path.insert(0, {root!r})
 from gpt2.config import GPT2TrainConfig
 from gpt2.model import GPT2
 from utils.training.config import parse_config
-from utils.training.trainer import Trainer, train
+from utils.training.step import Stepper
+from utils.training.trainer import train
 
-real = Trainer._optimizer_step
+real = Stepper.run
 
-def step(self, batches):
-    if self.step == 3 and self.world.rank == 1:
+def run(self, step, batches):
+    if step == 3 and self.world.rank == 1:
         {what}
-    return real(self, batches)
+    return real(self, step, batches)
 
-Trainer._optimizer_step = step
+Stepper.run = run
 train(parse_config(GPT2TrainConfig, None), GPT2)
 """
 
@@ -254,12 +255,15 @@ def test_other_numbers_of_ranks(ranks: int, start_job: Start, train_alone: Calla
 
 
 @pytest.mark.slow
-def test_a_full_disk_ends_all_ranks_and_keeps_the_checkpoint_before(start_job: Start, small_disk) -> None:
+def test_a_full_disk_warns_at_a_periodic_save_and_fails_the_last_one(start_job: Start, small_disk) -> None:
     """Room for one checkpoint of 20 MB and most of a second."""
     disk = small_disk(36)
-    job = start_job(2, GPT2, *TINY, *ENDLESS, "--save-steps", 3, "--save-dir", disk / "saved")
+    flags = ("--max-steps", 8, "--skip-eval", "--save-steps", 3, "--save-dir", disk / "saved")
+    job = start_job(2, GPT2, *TINY, *flags)
     assert job.finish() != 0
-    sentence = f"can't save {disk}/saved/step-6: the disk is full"
+    warning = f"can't save {disk}/saved/step-6: the disk is full"
+    assert f"WARNING {warning}" in job.output and "step 7/8" in job.output
+    sentence = f"can't save {disk}/saved/step-8: the disk is full"
     assert f"rank 0: {sentence}" in job.output
     assert f"rank 1 stops: rank 0 failed: {sentence}" in job.output
     assert "trainer.py" not in job.output

@@ -12,8 +12,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from utils.training import watch as watching
-from utils.training.watch import PeerFailure, Watch, blames_others, describe, is_expected
+from utils import watch as watching
+from utils.watch import PeerFailure, Watch, blames_others, describe, is_expected
 
 Make = Callable[..., Watch]
 # How the stand-in for the process's end ends a thread.

@@ -181,7 +181,20 @@ def test_hub_then_its_cache(tmp_path: Path, repo_root: Path) -> None:
         assert "examples/s" not in log, "a progress bar in a log that is not a terminal"
 
         asked = len(server.requests)
-        (*splits, source, _, tokenizer_source), _ = load()
+        (*splits, source, _, tokenizer_source), log = load()
         assert len(server.requests) == asked, f"cached, and yet asked for {server.requests[asked:]}"
-        assert splits == [expected["train"], expected["validation"]]
+        assert splits == [expected["train"], expected["validation"]] and log == ""
         assert source.startswith("the cache ") and tokenizer_source == "the hub cache's openai-community/gpt2"
+
+        # Before 2024 the hub's name had no owner, and older caches are named after it.
+        cache = tmp_path / "home" / "datasets"
+        (cache / "rajpurkar___squad").rename(cache / "squad")
+        (*splits, source, _, _), _ = load(HF_HUB_OFFLINE="1")
+        assert splits == [expected["train"], expected["validation"]] and source.startswith("the cache ")
+
+        (file,) = cache.glob("squad/*/*/*/squad-validation.arrow")
+        file.write_bytes(file.read_bytes()[:100])
+        (*splits, source, _, _), log = load(HF_HUB_OFFLINE="1")
+        assert source == "the sample in data/"
+        assert f"{cache}: the cached squad can't be read (" in log
+        assert "using the sample in data/ instead (261 training questions, not SQuAD's 87,599)" in log

@@ -6,7 +6,6 @@ import json
 import logging
 from pathlib import Path
 
-import pyarrow
 import pytest
 
 from tests.shared import shared_path
@@ -97,7 +96,7 @@ BROKEN = {
     "no_data": (b"{}", 'the top level has no list "data"'),
     "no_paragraphs": (b'{"data": [{}]}', 'data[0] has no list "paragraphs"'),
     "no_article": (b'{"data": [null]}', 'data[0] has no list "paragraphs", as it is a NoneType'),
-    "no_question_at_all": (b'{"data": []}', "holds no question"),
+    "no_question_at_all": (b'{"data": []}', "has no question"),
     "context_missing": (squad_json(context=None), 'data[0].paragraphs[0] has no str "context"'),
     "context_blank": (squad_json(context=" \n"), "data[0].paragraphs[0].context is blank"),
     "context_half_a_surrogate": (squad_json(context="a\ud800"), "paragraphs[0].context isn't valid Unicode"),
@@ -157,36 +156,8 @@ def test_offline_without_cache_falls_back_with_one_line_and_asks_nobody(
     monkeypatch.setenv("RANK", "1")
     load_squad("squad", str(tmp_path))
     assert not caplog.records
-
-
-def write_arrow(folder: Path, split: str, examples: list[Example]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    table = pyarrow.Table.from_pylist([{"id": "1", **example._asdict()} for example in examples])
-    with pyarrow.ipc.new_stream(str(folder / f"squad-{split}.arrow"), table.schema) as writer:
-        writer.write_table(table)
-
-
-@pytest.mark.parametrize("layout", ["rajpurkar___squad/plain_text/0.0.0/abc", "squad/plain_text/1.0.0/abc"])
-def test_the_datasets_cache_is_read_offline(layout: str, tmp_path: Path, no_network) -> None:
-    for split in ("train", "validation"):
-        write_arrow(tmp_path / layout, split, [Example(f"{split}?", "c")])
-        write_arrow(tmp_path / (layout + "d.incomplete"), split, [Example("half?", "written")])
-    squad = load_squad("squad", str(tmp_path))
-    assert squad.train == [Example("train?", "c")] and squad.validation == [Example("validation?", "c")]
-    assert layout in squad.source
-
-
-def test_a_damaged_datasets_cache_is_named_and_passed_over(
-    tmp_path: Path, no_network, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    build = tmp_path / "squad/plain_text/1.0.0/abc"
-    for split in ("train", "validation"):
-        write_arrow(build, split, [Example("q", "c")])
-    file = build / "squad-validation.arrow"
-    file.write_bytes(file.read_bytes()[:100])
-    assert load_squad("squad", str(tmp_path)) == load_squad("sample")
-    assert f"{build}: left alone" in caplog.records[0].message and len(caplog.records) == 2
+    with pytest.raises(DataError, match=f"not cached in .*{variable} is set.*--dataset sample"):
+        load_squad("squad", str(tmp_path), required=True)
 
 
 def test_the_real_subset() -> None:

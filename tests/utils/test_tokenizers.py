@@ -114,15 +114,15 @@ def refusals(tmp_path: Path) -> dict[str, tuple[str, int, str]]:
     return {
         "absent": ("gpt2", 50257, "no such file"),
         "empty": ("gpt2", 50257, "no such file"),
-        "bad": ("gpt2", 50257, "isn't a tokenizer of the tokenizers library"),
+        "bad": ("gpt2", 50257, "isn't a file of the tokenizers library"),
         "config": ("gpt2", 50257, "tokenizer_config.json can't be read"),
         str(SMALL / "gpt2"): ("gpt2", 2919, "ids up to 2919, but the model's vocabulary ends at 2918"),
         str(SMALL / "gpt2") + "/": (
             "bert",
             30522,
-            "lacks [PAD], [CLS], [SEP], [MASK], so it doesn't suit bert",
+            "has no [PAD], [CLS], [SEP], [MASK], which bert needs",
         ),
-        str(SMALL / "bert-base-uncased"): ("gpt2", 50257, "lacks <|endoftext|>, so"),
+        str(SMALL / "bert-base-uncased"): ("gpt2", 50257, "has no <|endoftext|>, which"),
     }
 
 
@@ -136,7 +136,7 @@ def test_a_bad_tokenizer_flag_is_refused_in_one_line(tmp_path: Path) -> None:
         assert "\n" not in message
 
 
-def test_places_that_do_not_fit_are_passed_over_aloud(
+def test_a_tokenizer_that_does_not_fit_is_skipped_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "image/gpt2").mkdir(parents=True)
@@ -144,7 +144,7 @@ def test_places_that_do_not_fit_are_passed_over_aloud(
     tokenizer, source = load_tokenizer("gpt2", "gpt2", DataConfig(cache_dir=str(tmp_path)), 50257)
     assert source.startswith("the small one") and len(tokenizer) < 50257
     assert (
-        "passed over" in caplog.records[0].message
+        "is skipped" in caplog.records[0].message
         and str(tmp_path / "image/gpt2") in caplog.records[0].message
     )
 

@@ -1,1 +1,1 @@
-"""Text to batches: SQuAD or a file of its layout in, token ids out, with caches of what takes long."""
+"""Text to token ids: SQuAD or a file in its format in, cached token ids of questions and contexts out."""

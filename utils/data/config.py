@@ -1,8 +1,9 @@
-"""The flags of the data."""
+"""The data flags."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from utils.data.hub import DataError
 
@@ -11,31 +12,47 @@ MIN_LENGTH = 8
 
 @dataclass
 class DataConfig:
-    """What to train on and how it is cut up."""
+    """What to train on, and how it is cut into samples."""
 
     dataset: str = field(
         default="squad",
-        metadata={"help": "squad (hub or its cache), sample (the small one in data/) or a SQuAD JSON file"},
+        metadata={"help": "squad (hub cache or hub), sample (the small one in data/) or a SQuAD JSON file"},
     )
     tokenizer: str | None = field(
         default=None,
         metadata={
-            "help": "tokenizer.json or its folder; if not given: image, hub cache, hub, data/tokenizers"
+            "help": "tokenizer.json or its folder (default: Docker image, hub cache, hub, data/tokenizers)"
         },
     )
     cache_dir: str | None = field(
         default=None,
-        metadata={"help": "for downloads and tokenized data; if not given: HF_DATASETS_CACHE or HF_HOME"},
+        metadata={
+            "help": "folder for downloads and tokenized data (default: HF_DATASETS_CACHE, then HF_HOME)"
+        },
     )
     max_seq_length: int | None = field(
         default=None,
-        metadata={"help": "tokens a sample; if not given: 1024 (GPT-2) or 512 (BERT) on a GPU, 128 on a CPU"},
+        metadata={
+            "help": "longest sample in tokens (default: 1024 for GPT-2 and 512 for BERT on GPUs, 128 on CPUs)"
+        },
     )
     pack: bool = field(
-        default=False, metadata={"help": "GPT-2: fill samples with texts end to end instead of padding each"}
+        default=False,
+        metadata={"help": "GPT-2: fill samples with texts end to end instead of padding each text"},
+    )
+    padding: Literal["longest", "max"] = field(
+        default="longest",
+        metadata={
+            "help": "pad each batch to its longest sample, or all batches to --max-seq-length, so that every "
+            "step has the same shapes"
+        },
+    )
+    require_dataset: bool = field(
+        default=False,
+        metadata={"help": "fail if --dataset squad is not available, instead of using the sample"},
     )
     num_workers: int = field(
-        default=2, metadata={"help": "processes a rank that load batches; 0: load in the training process"}
+        default=2, metadata={"help": "data-loading processes per rank (0: load in the training process)"}
     )
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What the data modules share: one error, one voice, and whether the Hugging Face hub can be used now."""
+"""Shared by the data modules: their error, logging on rank 0, and whether the Hugging Face hub answers."""
 
 from __future__ import annotations
 
@@ -17,26 +17,44 @@ _logger = logging.getLogger(__name__)
 
 
 class DataError(ValueError):
-    """Bad input from the user, told in one sentence that names the flag or file and what to do."""
+    """Bad input from the user; the message names the flag or file and what to do."""
 
 
-def tell(level: int, message: str) -> None:
+def log_once(level: int, message: str) -> None:
     """Log one line, on rank 0 only (torchrun's RANK; a process without it is rank 0)."""
     if os.environ.get("RANK", "0") == "0":
         _logger.log(level, message)
 
 
 def hub_problem() -> str | None:
-    """Why the hub can't be used, or None when it answers.
+    """Why the hub can't be used, or None if it answers.
 
-    An offline variable is believed at once. Otherwise one HEAD request to HF_ENDPOINT (through the usual
-    proxy variables) decides within ``PROBE_SECONDS``, once a process: the hub libraries' own retries can
-    take minutes on a network that swallows packets.
+    An offline variable is believed without a probe. Otherwise one HEAD request to HF_ENDPOINT (through the
+    usual proxy variables) decides within ``PROBE_SECONDS``, once per process. The hub libraries offer no such
+    limit: behind a firewall that drops packets their retries take minutes.
     """
     for name in OFFLINE_VARIABLES:
         if os.environ.get(name, "").upper() in {"1", "ON", "YES", "TRUE"}:
             return f"{name} is set"
     return _probe(os.environ.get("HF_ENDPOINT") or "https://huggingface.co", PROBE_SECONDS)
+
+
+def model_problem(name: str) -> str | None:
+    """Why ``name`` is neither a model folder nor a model that the hub or its cache may have, or None."""
+    path = Path(name).expanduser()
+    if path.exists():
+        return None if (path / "config.json").is_file() else "no model folder, as it has no config.json"
+    if name.startswith((".", "/", "~")) or name.count("/") > 1:
+        return "no such folder"
+    import huggingface_hub
+
+    try:
+        if isinstance(huggingface_hub.try_to_load_from_cache(name, "config.json"), str):
+            return None
+    except ValueError:  # no name that the hub allows
+        return "no such folder"
+    problem = hub_problem()
+    return f"no such folder, nor in the hub's cache, and {problem}" if problem else None
 
 
 def datasets_cache(cache_dir: str | None) -> Path:
@@ -57,12 +75,12 @@ def _probe(endpoint: str, seconds: float) -> str | None:
             urllib.request.urlopen(urllib.request.Request(endpoint, method="HEAD"), timeout=seconds).close()
             outcome.append(None)
         except urllib.error.HTTPError as error:
-            # Any word from the hub itself will do; a 5xx is a proxy or a hub that is down.
+            # Any answer from the hub itself is enough; a 5xx comes from a proxy or a hub that is down.
             outcome.append(f"{endpoint} answered {error.code}" if error.code >= 500 else None)
-        except Exception as error:  # OSError for the network, HTTPException for what isn't HTTP, ValueError
+        except Exception as error:  # OSError for the network, HTTPException for non-HTTP, ValueError
             outcome.append(f"{endpoint} can't be reached: {getattr(error, 'reason', error)}")
 
-    # A thread, as the timeout of urlopen doesn't cover the name lookup.
+    # In a thread, because the timeout of urlopen doesn't cover the name lookup.
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
     thread.join(seconds)

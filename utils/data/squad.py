@@ -1,11 +1,12 @@
 """Stage 1 of the data: read SQuAD into (question, context) pairs, from the hub, a JSON file or the sample.
 
-The answers aren't used: GPT-2 learns to continue the text and BERT to fill in masked words. Format of the
-JSON: https://rajpurkar.github.io/SQuAD-explorer/ (v1.1; v2.0 adds questions without an answer).
+The answers aren't used: GPT-2 learns to continue the text, BERT to fill in masked words. Format of the JSON:
+https://rajpurkar.github.io/SQuAD-explorer/ (v1.1; v2.0 adds questions without an answer).
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import sys
@@ -13,28 +14,33 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from utils.data.hub import DataError, datasets_cache, hub_problem, tell
+from utils.data.hub import DataError, datasets_cache, hub_problem, log_once
 
 SAMPLE = Path(__file__).resolve().parents[2] / "data" / "squad_sample.json"
-HUB_NAMES = ("rajpurkar/squad", "squad")  # the second is what the hub called it before 2024
+HUB_NAMES = ("rajpurkar/squad", "squad")  # the second is the hub's name for it before 2024
 HELD_OUT = 10  # one paragraph in ten of a file becomes its validation set
 
 
 class Example(NamedTuple):
+    """One question and the paragraph that it is about."""
+
     question: str
     context: str
 
 
 class Squad(NamedTuple):
+    """Both splits, and where they came from in words."""
+
     train: list[Example]
     validation: list[Example]
-    source: str  # where it came from, in words
+    source: str
 
 
-def load_squad(dataset: str, cache_dir: str | None = None) -> Squad:
-    """Read ``--dataset``: "squad" (hub cache, then hub, then the sample), "sample" or a JSON file's path.
+def load_squad(dataset: str, cache_dir: str | None = None, required: bool = False) -> Squad:
+    """Read ``--dataset``: "squad" (cache, then hub, then the sample), "sample" or the path of a JSON file.
 
-    A file is split into train and validation by ``hold_out``. Raises ``DataError`` on a bad file or name.
+    A file is split into train and validation by ``hold_out``. Raises ``DataError`` for a bad file or name,
+    and if "squad" is ``required`` but neither cached nor on the hub.
     """
     if dataset == "sample":
         return _from_file(SAMPLE, "the sample in data/")
@@ -44,20 +50,20 @@ def load_squad(dataset: str, cache_dir: str | None = None) -> Squad:
             return _from_file(path, str(path))
         raise DataError(f"--dataset {dataset}: no such file; give squad, sample or a SQuAD JSON file")
 
-    if cached := _from_datasets_cache(datasets_cache(cache_dir)):
+    if cached := _from_cache(datasets_cache(cache_dir)):
         return cached
     problem = hub_problem()
     if problem is None:
         try:
-            return _from_hub(cache_dir)
+            return _load(HUB_NAMES[0], datasets_cache(cache_dir), f"the hub's {HUB_NAMES[0]}")
         except Exception as error:  # whatever the hub's libraries raise, the sample is still there
             problem = f"the hub failed: {type(error).__name__}: {error}".splitlines()[0]
+    missing = f"--dataset squad: not cached in {datasets_cache(cache_dir)}, and {problem}"
+    if required:
+        raise DataError(f"{missing}; give a SQuAD JSON file, or train on the sample with --dataset sample")
     sample = _from_file(SAMPLE, "the sample in data/")
-    tell(
-        logging.WARNING,
-        f"--dataset squad: not cached in {datasets_cache(cache_dir)}, and {problem}; "
-        f"using {sample.source} instead ({len(sample.train)} questions to train on, not SQuAD's 87,599)",
-    )
+    size = f"{len(sample.train)} training questions, not SQuAD's 87,599"
+    log_once(logging.WARNING, f"{missing}; using {sample.source} instead ({size})")
     return sample
 
 
@@ -71,15 +77,15 @@ def read_squad_json(path: Path) -> list[Example]:
         raise DataError(f"is not JSON in UTF-8 ({error})") from error
     examples = list(_examples(content))
     if not examples:
-        raise DataError("holds no question; give a SQuAD v1.1 or v2.0 JSON file")
+        raise DataError("has no question; give a SQuAD v1.1 or v2.0 JSON file")
     return examples
 
 
 def hold_out(examples: list[Example]) -> tuple[list[Example], list[Example]]:
-    """Split into train and validation, about 90 to 10, by context so that none is in both.
+    """Split into train and validation, about 90 to 10, by context, so that the two share none.
 
-    Every tenth distinct context is held out, whatever the seed, so that runs stay comparable; of fewer
-    than ten, the last.
+    Every tenth distinct context is held out, whatever the seed, so that runs stay comparable; with fewer
+    than ten contexts, the last one.
     """
     number: dict[str, int] = {}
     for example in examples:
@@ -119,7 +125,7 @@ def _examples(content: Any) -> Iterator[Example]:
 
 
 def _member(parent: Any, key: str, kind: type, place: str) -> Any:
-    """``parent[key]`` if it is there and of its kind."""
+    """``parent[key]``. Raises DataError unless it is there and of type ``kind``."""
     expected = f'is not SQuAD v1.1 or v2.0 JSON: {place} has no {kind.__name__} "{key}"'
     if not isinstance(parent, dict):
         raise DataError(f"{expected}, as it is a {type(parent).__name__}")
@@ -134,48 +140,46 @@ def _member(parent: Any, key: str, kind: type, place: str) -> Any:
     return value
 
 
-def _from_datasets_cache(folder: Path) -> Squad | None:
-    """SQuAD as ``datasets`` left it in its cache: NAME/CONFIG/VERSION/HASH/squad-SPLIT*.arrow.
-
-    Read with pyarrow, for importing ``datasets`` takes seconds and its load_dataset asks the hub first,
-    cached or not. The layout is the same from datasets 2.0 to 5.x; a folder is renamed from
-    HASH.incomplete when it is whole.
-    """
+def _from_cache(folder: Path) -> Squad | None:
+    """SQuAD from the cache of ``datasets``, without asking the hub; None if it isn't there."""
     for name in HUB_NAMES:
-        files = folder.joinpath(name.replace("/", "___")).glob("*/*/*/squad-train*.arrow")
-        builds = {path.parent for path in files}
-        for build in sorted(builds, key=lambda path: path.stat().st_mtime, reverse=True):
-            if build.name.endswith(".incomplete"):
-                continue
-            try:
-                train, validation = (_read_arrow(build, split) for split in ("train", "validation"))
-            except (OSError, ValueError, KeyError) as error:  # pyarrow's errors derive from these
-                tell(logging.WARNING, f"{build}: left alone, as it can't be read ({error})")
-                continue
-            if train and validation:
-                return Squad(train, validation, f"the cache {build}")
+        if not (folder / name.replace("/", "___")).is_dir():
+            continue  # importing datasets takes seconds
+        try:
+            with _offline():
+                return _load(name, folder, f"the cache {folder}")
+        except Exception as error:  # damage shows as an error of pyarrow, json or datasets
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            log_once(logging.WARNING, f"{folder}: the cached {name} can't be read ({reason})")
     return None
 
 
-def _read_arrow(build: Path, split: str) -> list[Example]:
-    import pyarrow
+@contextlib.contextmanager
+def _offline() -> Iterator[None]:
+    """Keep ``datasets`` from asking the hub: its environment variable counts only before it is imported."""
+    from datasets import config
 
-    examples = []
-    for path in sorted(build.glob(f"squad-{split}*.arrow")):
-        with pyarrow.memory_map(str(path)) as file:
-            table = pyarrow.ipc.open_stream(file).read_all().select(Example._fields)
-            examples += map(Example, *(column.to_pylist() for column in table.columns))
-    return examples
+    # The first name is the one since datasets 2.21, the second the one before it.
+    names = [name for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE") if name in vars(config)]
+    before = {name: getattr(config, name) for name in names}
+    try:
+        for name in before:
+            setattr(config, name, True)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(config, name, value)
 
 
-def _from_hub(cache_dir: str | None) -> Squad:
+def _load(name: str, folder: Path, source: str) -> Squad:
     import datasets
 
+    datasets.logging.set_verbosity_error()
     if not sys.stderr.isatty():
         datasets.disable_progress_bars()
-    splits = datasets.load_dataset(HUB_NAMES[0], cache_dir=str(datasets_cache(cache_dir)))
+    splits = datasets.load_dataset(name, cache_dir=str(folder))
     train, validation = (
-        list(map(Example, *(columns[field] for field in Example._fields)))
+        [Example(*texts) for texts in zip(columns["question"], columns["context"], strict=True)]
         for columns in (splits["train"][:], splits["validation"][:])
     )
-    return Squad(train, validation, f"the hub's {HUB_NAMES[0]}")
+    return Squad(train, validation, source)

@@ -1,11 +1,11 @@
 """Stage 2 of the data: tokenize each distinct text once and keep the result on disk.
 
-SQuAD asks about five questions a paragraph, so texts are tokenized apart and put together by the datasets:
-a fifth of the work and of the space, and one cache serves every --max-seq-length, --pack and family layout.
+SQuAD asks about five questions per paragraph, so questions and contexts are tokenized separately and joined
+by the data sets in ``data_utils``: a fifth of the work and of the space, and one cache serves every
+--max-seq-length, with and without --pack.
 
-The cache is one .npz rather than a ``datasets`` map: a fast tokenizer encodes batches on all cores by itself
-(RAYON_NUM_THREADS limits them), numpy reads the whole of SQuAD back in a moment, and importing ``datasets``
-takes longer than either.
+The cache is one .npz file rather than a ``datasets`` map: a fast tokenizer uses all cores by itself
+(RAYON_NUM_THREADS limits them), and numpy reads all of SQuAD back faster than ``datasets`` is imported.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ import numpy as np
 from tqdm import tqdm
 
 from chakra_et.files import atomic_file
-from utils.data.hub import tell
+from utils.data.hub import log_once
 from utils.data.squad import Example
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-FORMAT = 1  # part of the cache's key: raise it when the layout or the tokenizing changes
+FORMAT = 1  # part of the cache key: raise it when the layout or the tokenization changes
 BATCH = 1000
 
 
@@ -37,9 +37,9 @@ BATCH = 1000
 class TokenizedPairs:
     """Questions and contexts as ids, without special tokens.
 
-    ``ids``: int32 [tokens], all distinct texts end to end; ``ends``: int64 [texts], where each ends;
-    ``pairs``: int32 [questions, 2], the number of the question's text and of its context's;
-    ``fingerprint``: a hash of texts and tokenizer, equal wherever the data is equal.
+    ``ids``: int32 [tokens], all distinct texts end to end; ``ends``: int64 [texts], where each one ends;
+    ``pairs``: int32 [questions, 2], the text numbers of each question and of its context;
+    ``fingerprint``: a hash of texts and tokenizer, equal on ranks that have the same data.
     """
 
     ids: np.ndarray
@@ -63,8 +63,8 @@ def tokenize_pairs(
 ) -> TokenizedPairs:
     """Tokenize, or read what an earlier run with the same texts and tokenizer left in ``cache_folder``.
 
-    Processes may do this at the same time: each writes under a name of its own and renames. A damaged
-    cache is built again and an unwritable folder is done without, each with one line on rank 0.
+    Safe for several processes at once: each writes under a name of its own and renames. A damaged cache is
+    rebuilt, and a folder that can't be written is ignored, each with one line on rank 0.
     """
     numbers: dict[str, int] = {}
     pairs = np.array(
@@ -85,7 +85,7 @@ def tokenize_pairs(
 
 
 def _tokenize(texts: list[str], tokenizer: PreTrainedTokenizerFast) -> tuple[np.ndarray, np.ndarray]:
-    # Said aloud because the library otherwise warns in each DataLoader worker that is forked later.
+    # Set explicitly, because the library otherwise warns in every DataLoader worker that is forked later.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     rows: list[list[int]] = []
     with tqdm(total=len(texts), desc="Tokenizing", unit="text", disable=None) as progress:
@@ -96,7 +96,7 @@ def _tokenize(texts: list[str], tokenizer: PreTrainedTokenizerFast) -> tuple[np.
                 add_special_tokens=False,
                 return_attention_mask=False,
                 return_token_type_ids=False,
-                verbose=False,  # or it warns of texts longer than the model, which are cut later
+                verbose=False,  # or it warns about texts longer than the model, which are cut later
             )["input_ids"]
             progress.update(len(batch))
     ids = np.concatenate([np.array(row, dtype=np.int32) for row in rows])
@@ -110,18 +110,18 @@ def _read(path: Path) -> tuple[np.ndarray, np.ndarray] | None:
     except FileNotFoundError:
         return None
     except Exception as error:  # damage shows as an error of zipfile, zlib, struct or numpy
-        tell(logging.WARNING, f"tokenized data: {path} can't be used ({error}); tokenizing again")
+        log_once(logging.WARNING, f"tokenized data: {path} can't be used ({error}); tokenizing again")
         return None
-    tell(logging.INFO, f"tokenized data: read from {path}")
+    log_once(logging.INFO, f"tokenized data: read from {path}")
     return ids, ends
 
 
 def _write(path: Path, ids: np.ndarray, ends: np.ndarray) -> None:
-    content = io.BytesIO()  # in memory first, for zipfile complains on stderr when a disk is full
+    content = io.BytesIO()  # in memory first: zipfile prints a traceback when the disk is full
     np.savez(content, ids=ids, ends=ends)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_file(path) as file:
             file.write(content.getbuffer())
     except OSError as error:
-        tell(logging.WARNING, f"tokenized data: can't be kept in {path.parent} ({error}); going on without")
+        log_once(logging.WARNING, f"tokenized data: can't be cached in {path.parent} ({error})")

@@ -1,4 +1,4 @@
-"""Find the tokenizer: --tokenizer, the image, the hub's cache, the hub, then the small ones in data/."""
+"""Find the tokenizer: --tokenizer, the Docker image, the hub cache, the hub, then the small ones in data/."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from utils.data.hub import DataError, hub_problem, tell
+from utils.data.hub import DataError, hub_problem, log_once
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -20,7 +20,7 @@ Family = Literal["gpt2", "bert"]
 
 IMAGE_FOLDER = Path("/workspace/pretrained_models")
 SMALL_FOLDER = Path(__file__).resolve().parents[2] / "data" / "tokenizers"
-# All sizes of a family share one vocabulary, which goes by the name of the smallest.
+# All sizes of a family share one vocabulary, named after the smallest.
 VOCABULARY = {"gpt2": "gpt2", "bert": "bert-base-uncased"}
 HUB_NAMES = {
     "gpt2": ("openai-community/gpt2", "gpt2"),
@@ -37,11 +37,11 @@ MAX_LENGTH = {"gpt2": 1024, "bert": 512}
 def load_tokenizer(
     family: Family, model_name: str, config: DataConfig, vocab_size: int
 ) -> tuple[PreTrainedTokenizerFast, str]:
-    """Return the first tokenizer found, and in words where it came from (also logged on rank 0).
+    """Return the first tokenizer found, and where it came from in words (also logged on rank 0).
 
     A tokenizer is a tokenizer.json or a folder with one, as ``save_pretrained`` of a fast tokenizer writes.
-    Its ids must be below ``vocab_size``, the rows of the model's embedding. --tokenizer is used or refused
-    with ``DataError``; any other place that holds nothing fitting is passed over with a word.
+    Its ids must be below ``vocab_size``, the number of rows of the model's embedding. If --tokenizer doesn't
+    fit, ``DataError`` is raised; any other place whose tokenizer doesn't fit is skipped with a warning.
     """
     if config.tokenizer is not None:
         path = Path(config.tokenizer).expanduser()
@@ -49,22 +49,22 @@ def load_tokenizer(
             tokenizer, source = _open(family, path, vocab_size), f"--tokenizer {path}"
         except DataError as error:
             raise DataError(f"--tokenizer {path}: {error}") from error
-        tell(logging.INFO, f"tokenizer: {source}")
+        log_once(logging.INFO, f"tokenizer: {source}")
         return tokenizer, source
 
     for path, source in _candidates(family, model_name, config.cache_dir):
         try:
             tokenizer = _open(family, path, vocab_size)
         except DataError as error:
-            tell(logging.WARNING, f"tokenizer: {source} ({path}) is passed over: {error}")
+            log_once(logging.WARNING, f"tokenizer: {source} ({path}) is skipped: {error}")
             continue
-        tell(logging.INFO, f"tokenizer: {source}")
+        log_once(logging.INFO, f"tokenizer: {source}")
         return tokenizer, source
-    raise DataError(f"no {family} tokenizer fits a vocabulary of {vocab_size}; give one by --tokenizer")
+    raise DataError(f"no {family} tokenizer fits a vocabulary of {vocab_size}; give one with --tokenizer")
 
 
 def _candidates(family: Family, model_name: str, cache_dir: str | None) -> Iterator[tuple[Path, str]]:
-    """The places to look in, best first, each only once the ones before it were no good."""
+    """Places to look in, best first; the hub is asked only after the ones before it failed."""
     import huggingface_hub
 
     cache_dir = str(Path(cache_dir).expanduser()) if cache_dir else None
@@ -87,7 +87,7 @@ def _candidates(family: Family, model_name: str, cache_dir: str | None) -> Itera
         try:
             path = huggingface_hub.hf_hub_download(repository, "tokenizer.json", cache_dir=cache_dir)
             yield Path(path), f"the hub's {repository}"
-            problem = "the hub's doesn't fit"
+            problem = "the hub's tokenizer doesn't fit"
         except Exception as error:  # whatever the hub's library raises, the small tokenizers are still there
             problem = f"the hub failed: {type(error).__name__}: {error}".splitlines()[0]
     name = VOCABULARY[family]
@@ -95,7 +95,7 @@ def _candidates(family: Family, model_name: str, cache_dir: str | None) -> Itera
 
 
 def _open(family: Family, path: Path, vocab_size: int) -> PreTrainedTokenizerFast:
-    # Imported late: this takes seconds, and --help doesn't need it.
+    # Imported late: it takes seconds.
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
@@ -105,14 +105,14 @@ def _open(family: Family, path: Path, vocab_size: int) -> PreTrainedTokenizerFas
     try:
         backend = Tokenizer.from_file(str(file))
     except Exception as error:  # the Rust side raises plain Exception
-        raise DataError(f"{file} isn't a tokenizer of the tokenizers library ({error})") from error
+        raise DataError(f"{file} isn't a file of the tokenizers library ({error})") from error
 
     specials = SPECIAL_TOKENS[family] | _configured_specials(family, file.with_name("tokenizer_config.json"))
     specials.setdefault("pad_token", specials.get("eos_token", ""))
     vocabulary = backend.get_vocab()
-    # Checked here because transformers would add a missing one, with an id beyond the vocabulary.
+    # Checked here because transformers would add a missing token with an id beyond the vocabulary.
     if missing := [token for token in dict.fromkeys(specials.values()) if token not in vocabulary]:
-        raise DataError(f"{file} lacks {', '.join(missing)}, so it doesn't suit {family}")
+        raise DataError(f"{file} has no {', '.join(missing)}, which {family} needs")
     if (top := max(vocabulary.values())) >= vocab_size:
         raise DataError(f"{file} has ids up to {top}, but the model's vocabulary ends at {vocab_size - 1}")
     return PreTrainedTokenizerFast(
@@ -124,7 +124,7 @@ def _open(family: Family, path: Path, vocab_size: int) -> PreTrainedTokenizerFas
 
 
 def _configured_specials(family: Family, file: Path) -> dict[str, str]:
-    """Special tokens that a tokenizer of the user's own names differently, such as "</s>" for the end."""
+    """Special tokens that the user's own tokenizer names differently, such as "</s>" for the end."""
     try:
         config: Any = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -1,1 +1,1 @@
-"""The one training loop of both models: its flags, checkpoints, metrics, and the watch over all ranks."""
+"""The training loop of both models: flags and data in, checkpoints, metrics and traces out."""

@@ -1,4 +1,4 @@
-"""Checkpoint folders that Hugging Face loads, written whole or not at all, and read back for a resume."""
+"""Checkpoint folders that transformers can load: written atomically, and read back to resume."""
 
 from __future__ import annotations
 
@@ -15,36 +15,37 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from transformers import PreTrainedModel
 
+from chakra_et.files import write_text
 from utils.processes import is_running
 
 BEST = "best_model"
 STATE = "trainer_state.json"
 OPTIMIZER = "optimizer.pt"
-STATE_KEYS = {"step", "best_loss", "model_name", "order", "saved_at"}
+STATE_KEYS = {"step", "best_loss", "model_name", "order", "saved_at"}  # "complete" and "scaler" came later
 
 
 class CheckpointError(OSError):
-    """A checkpoint that can't be written or read; the text says which and why."""
+    """A checkpoint can't be written or read; the message says which one and why."""
 
 
 def step_folder(save_dir: Path, step: int) -> Path:
-    """Where the periodic checkpoint after ``step`` optimizer steps goes."""
+    """The folder of the checkpoint after ``step`` optimizer steps."""
     return save_dir / f"step-{step}"
 
 
 def save_checkpoint(
     folder: Path,
-    model: nn.Module,
+    model: PreTrainedModel,
     tokenizer: Any,
     save_format: str,
     optimizer: torch.optim.Optimizer | None = None,
     state: dict[str, Any] | None = None,
 ) -> None:
-    """Write a folder that ``from_pretrained`` loads; with ``optimizer`` and ``state``, one to resume from.
+    """Write a folder for ``from_pretrained``; with ``optimizer`` and ``state``, one that can be resumed from.
 
-    Replaces ``folder`` in one go. Raises CheckpointError and leaves what was there.
+    Replaces ``folder`` atomically. If that fails, raises CheckpointError and leaves the old folder in place.
     """
     parts = [*model.parameters(), *model.buffers()]
     if optimizer is not None:
@@ -65,14 +66,14 @@ def save_checkpoint(
 
 
 def find_checkpoint(wanted: str, save_dir: Path) -> Path:
-    """The folder to resume from: ``wanted``, or for "latest" the newest one in ``save_dir``.
+    """The folder to resume from: ``wanted``, or the newest one in ``save_dir`` if that is "latest".
 
-    Raises CheckpointError where there is none.
+    Raises CheckpointError if there is none.
     """
     if wanted != "latest":
         folder = Path(wanted)
         if not (folder / STATE).is_file():
-            why = "holds weights alone" if (folder / "config.json").is_file() else "is no checkpoint"
+            why = "has weights only" if (folder / "config.json").is_file() else "is not a checkpoint"
             raise CheckpointError(
                 f"--resume-from-checkpoint {wanted} {why}: give a step-N folder (or --init-from for weights)"
             )
@@ -84,7 +85,7 @@ def find_checkpoint(wanted: str, save_dir: Path) -> Path:
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    """What ``save_checkpoint`` was given as ``state``, and when. Raises CheckpointError."""
+    """The ``state`` that was saved with a checkpoint, and when it was saved. Raises CheckpointError."""
     try:
         state = json.loads((folder / STATE).read_text(encoding="utf-8"))
         if not isinstance(state, dict) or not state.keys() >= STATE_KEYS:
@@ -94,8 +95,25 @@ def read_state(folder: Path) -> dict[str, Any]:
         raise CheckpointError(f"checkpoint {folder} can't be read ({error}): resume from another") from None
 
 
+def update_state(folder: Path, **changes: Any) -> None:
+    """Change values of a checkpoint's state. Raises OSError."""
+    write_text(folder / STATE, json.dumps({**read_state(folder), **changes}, indent=2) + "\n")
+
+
+def remove_oldest(save_dir: Path, keep: int) -> list[Path]:
+    """Remove the oldest checkpoints of ``save_dir`` until ``keep`` are left, and return them."""
+    found = [path.parent for path in save_dir.glob(f"step-*/{STATE}")]
+    found.sort(key=lambda folder: float(read_state(folder)["saved_at"]))
+    for folder in found[: max(0, len(found) - keep)]:
+        # Under a name that clean_up knows, so that an interrupted removal leaves no half checkpoint.
+        doomed = _temporary_of(folder)
+        os.rename(folder, doomed)
+        shutil.rmtree(doomed)
+    return found[: max(0, len(found) - keep)]
+
+
 def load_optimizer(folder: Path, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
-    """Restore the moments of ``optimizer``. Raises CheckpointError."""
+    """Restore the state of ``optimizer``. Raises CheckpointError."""
     try:
         optimizer.load_state_dict(torch.load(folder / OPTIMIZER, map_location=device, weights_only=True))
     except Exception as error:
@@ -105,13 +123,13 @@ def load_optimizer(folder: Path, optimizer: torch.optim.Optimizer, device: torch
 
 @contextlib.contextmanager
 def atomic_folder(target: Path, needed: int = 0) -> Iterator[Path]:
-    """A folder to fill, which takes the place of ``target`` when the block ends without an error.
+    """A folder to fill, which replaces ``target`` when the block ends without an error.
 
-    At every moment ``target`` is the old folder or the complete new one, whatever is killed or full.
-    ``needed``: bytes that are about to be written, refused at once where the disk hasn't that much.
-    Raises CheckpointError.
+    At any time ``target`` is either the old folder or the complete new one, even if the process is killed or
+    the disk fills up. ``needed``: bytes about to be written; raises CheckpointError at once if the disk has
+    less room. Raises CheckpointError if writing fails.
     """
-    temporary = target.with_name(f".{target.name}.{socket.gethostname()}.{os.getpid()}.tmp")
+    temporary = _temporary_of(target)
     try:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
@@ -120,7 +138,7 @@ def atomic_folder(target: Path, needed: int = 0) -> Iterator[Path]:
             raise OSError(errno.ENOSPC, f"{needed / 1e6:.0f} MB needed, {free / 1e6:.0f} MB free")
         yield temporary
         for path in temporary.iterdir():
-            # safetensors keeps its files to the owner; they are as public as the folder.
+            # safetensors makes its files private to the owner; give them the permissions of the folder.
             path.chmod(temporary.stat().st_mode & 0o666)
             _sync(path)
         _sync(temporary)
@@ -138,15 +156,15 @@ def atomic_folder(target: Path, needed: int = 0) -> Iterator[Path]:
 
 
 def clean_up(save_dir: Path) -> list[Path]:
-    """Remove what interrupted saves have left in ``save_dir``, and return it; saves under way stay.
+    """Remove what interrupted saves left in ``save_dir`` and return it; saves in progress stay.
 
-    To be called before this process saves anything.
+    Call it before this process saves anything.
     """
     removed = []
     for path in save_dir.glob(".*.tmp"):
         name, _, pid = path.name.removesuffix(".tmp").rpartition(".")
         here = name.endswith(f".{socket.gethostname()}")
-        # A container's name is new at each start, so that only age tells about other hosts' saves.
+        # A container has a new host name at each start, so saves of other hosts are judged by age alone.
         if not _is_running(int(pid)) if here else time.time() - path.stat().st_mtime > 3600:
             shutil.rmtree(path, ignore_errors=True)
             removed.append(path)
@@ -160,17 +178,21 @@ def clean_up(save_dir: Path) -> list[Path]:
 
 
 def _replace(source: Path, target: Path) -> None:
-    """Put the folder ``source`` at ``target`` and delete what was there."""
+    """Move the folder ``source`` to ``target`` and delete the old one."""
     if not target.exists():
         os.rename(source, target)
     elif _exchange(source, target):
         shutil.rmtree(source)
     else:
-        # For an instant neither stands at the name; should it end there, clean_up puts the old one back.
+        # For an instant neither has the name; if the process dies there, clean_up restores the old one.
         old = target.with_name(f".{target.name}.old")
         os.rename(target, old)
         os.rename(source, target)
         shutil.rmtree(old)
+
+
+def _temporary_of(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.{socket.gethostname()}.{os.getpid()}.tmp")
 
 
 def _target_of(old: Path) -> Path:
@@ -178,12 +200,12 @@ def _target_of(old: Path) -> Path:
 
 
 def _exchange(first: Path, second: Path) -> bool:
-    """Swap two folders in one system call, where the system and the file system have it (Linux)."""
+    """Swap two folders in one system call; False if the system or file system can't (it is Linux only)."""
     renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if renameat2 is None:
         return False
     at_cwd, exchange = -100, 2
-    return renameat2(at_cwd, os.fsencode(first), at_cwd, os.fsencode(second), exchange) == 0
+    return bool(renameat2(at_cwd, os.fsencode(first), at_cwd, os.fsencode(second), exchange) == 0)
 
 
 def _sync(path: Path) -> None:
@@ -195,13 +217,13 @@ def _sync(path: Path) -> None:
 
 
 def _torch_save(content: Any, path: Path) -> None:
-    # Given a path, PyTorch writes by itself and its error doesn't tell that the disk is full.
+    # Given a path, PyTorch writes with its own code, whose error doesn't mention a full disk.
     with path.open("wb") as file:
         torch.save(content, file)
 
 
 def _is_full(error: BaseException | None) -> bool:
-    """Whether ``error``, or one behind it, says so; libraries in Rust have the number in their text alone."""
+    """Whether ``error`` or its cause is a full disk; Rust libraries have the number as text only."""
     if error is None:
         return False
     numbers = (errno.ENOSPC, errno.EDQUOT)
@@ -210,5 +232,5 @@ def _is_full(error: BaseException | None) -> bool:
 
 
 def _is_running(pid: int) -> bool:
-    # A container's first process: the one that left the folder had the same number.
+    # In a container the process that left the folder may have had the same number as this one.
     return pid != os.getpid() and is_running(pid)

@@ -1,4 +1,4 @@
-"""The flags of gpt2/train.py and bert/train.py, their checks, and the file that keeps them."""
+"""The flags of gpt2/train.py and bert/train.py, their checks, and the JSON file that records them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import dataclasses
 import json
 import math
 import os
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -15,14 +16,23 @@ from chakra_et import cli
 from chakra_et.capture.config import TraceConfig
 from chakra_et.files import write_text
 from utils.data.config import DataConfig
+from utils.data.hub import model_problem
+from utils.data.tokenizers import Family
+from utils.logs import read_level
 
 
 def parse_config(config_class: type[TrainConfig], description: str | None) -> TrainConfig:
-    """The command line of a train.py; ends with status 2 and one sentence (of rank 0) on a bad flag."""
+    """Parse the command line of a train.py. On a bad flag rank 0 prints one sentence and all exit with 2."""
+    program = f"{config_class.family}/train.py"
     with contextlib.ExitStack() as quiet:
         if os.environ.get("RANK", "0") != "0":
             quiet.enter_context(contextlib.redirect_stderr(quiet.enter_context(open(os.devnull, "w"))))
-        return cli.parse(config_class, description=(description or "").partition("\n")[0])
+        try:
+            read_level()
+        except ValueError as error:
+            print(f"{program}: error: {error}", file=sys.stderr)
+            sys.exit(2)
+        return cli.parse(config_class, prog=program, description=(description or "").partition("\n")[0])
 
 
 def _flag(default: Any, help_text: str) -> Any:
@@ -31,40 +41,46 @@ def _flag(default: Any, help_text: str) -> Any:
 
 @dataclass
 class TrainConfig(TraceConfig, DataConfig):
-    """Everything that a training run can be told; gpt2/ and bert/ add their models and defaults."""
+    """All options of a training run; gpt2/ and bert/ add their models and defaults."""
 
-    family: ClassVar[str]
+    family: ClassVar[Family]
     presets: ClassVar[dict[str, dict[str, int]]]
     context: ClassVar[int]
 
     model_name: str = _flag("", "model size")
-    init_from: str | None = _flag(None, "start from these weights: a folder or a hub name (default: random)")
-    dropout: float | None = _flag(None, "dropout rate everywhere (default: the model's own)")
+    init_from: str | None = _flag(None, "initial weights: a folder or a hub name (default: random)")
+    dropout: float | None = _flag(None, "dropout rate of all layers (default: the model's own)")
 
-    batch_size: int = _flag(8, "samples of one forward pass on each GPU (or CPU process)")
-    gradient_accumulation_steps: int = _flag(1, "forward passes for each optimizer step")
+    batch_size: int = _flag(4, "samples per forward pass on each GPU (or CPU process)")
+    gradient_accumulation_steps: int = _flag(1, "forward passes per optimizer step")
     learning_rate: float = _flag(1e-4, "peak learning rate of AdamW")
-    weight_decay: float = _flag(0.01, "AdamW's weight decay; biases and norms have none")
-    warmup_steps: int = _flag(100, "steps of linear warm-up, followed by linear decay to 0")
-    max_grad_norm: float = _flag(1.0, "clip the gradient to this norm (0: don't)")
+    weight_decay: float = _flag(0.01, "weight decay of AdamW; none on biases and norms")
+    warmup_steps: int = _flag(100, "steps of linear warm-up; the rate then decays linearly to 0")
+    max_grad_norm: float = _flag(1.0, "clip the gradient to this norm (0: no clipping)")
     num_epochs: int = _flag(3, "passes over the training data")
-    max_steps: int | None = _flag(None, "optimizer steps; overrides --num-epochs (0: don't)")
-    num_gpus: int | None = _flag(None, "number of processes that must have been launched (default: any)")
+    max_steps: int | None = _flag(None, "optimizer steps, in place of --num-epochs (0: use --num-epochs)")
+    num_gpus: int | None = _flag(None, "fail unless this many processes were launched (default: any number)")
     seed: int = _flag(42, "seed of initial weights, data order, masks and dropout")
-    bf16: bool = _flag(False, "compute in bfloat16 where it is safe (autocast)")
+    bf16: bool = _flag(False, "compute in bfloat16 where that is safe (autocast)")
+    fp16: bool = _flag(False, "compute in float16 where that is safe (autocast), with loss scaling")
+    gradient_checkpointing: bool = _flag(
+        False, "compute activations again in the backward pass instead of keeping them"
+    )
     compile: bool = _flag(False, "compile the model with torch.compile")
 
-    logging_steps: int = _flag(10, "log every so many steps")
-    eval_steps: int = _flag(1000, "evaluate every so many steps, and at the end (0: at the end only)")
+    logging_steps: int = _flag(10, "log every N steps")
+    eval_steps: int = _flag(1000, "evaluate every N steps and at the end (0: at the end only)")
     skip_eval: bool = _flag(False, "never evaluate; best_model is then the final model")
-    save_steps: int = _flag(1000, "save a checkpoint every so many steps and at the end (0: best_model only)")
+    save_steps: int = _flag(1000, "save a checkpoint every N steps and at the end (0: best_model only)")
+    keep_checkpoints: int | None = _flag(None, "keep the newest N checkpoints only (default: all)")
     save_dir: str = _flag("checkpoints", "folder of the checkpoints")
     save_format: Literal["safetensors", "bin"] = _flag("safetensors", "format of the saved weights")
     resume_from_checkpoint: str | None = _flag(
-        None, "go on from this folder, or the 'latest' one in --save-dir"
+        None, "resume from this checkpoint folder, or from the 'latest' one in --save-dir"
     )
-    report_to: Literal["tensorboard", "wandb", "none"] = _flag("none", "where the figures go besides the log")
-    dist_timeout: float = _flag(600.0, "seconds that a rank may hang before the run is ended")
+    report_to: Literal["tensorboard", "wandb", "none"] = _flag("none", "where metrics go besides the log")
+    convert: bool = _flag(True, "with --enable-tracing: convert the traces to .et files at the end")
+    dist_timeout: float = _flag(600.0, "end the run if a rank hangs for this many seconds")
 
     def __post_init__(self) -> None:
         for part in (TraceConfig, DataConfig):
@@ -76,19 +92,27 @@ class TrainConfig(TraceConfig, DataConfig):
             )
         for name in ("batch_size", "gradient_accumulation_steps", "num_epochs", "logging_steps"):
             self._at_least(name, 1)
-        for name in ("warmup_steps", "max_steps", "eval_steps", "save_steps", "seed"):
+        for name in ("warmup_steps", "max_steps", "eval_steps", "save_steps"):
             self._at_least(name, 0)
+        if not 0 <= self.seed < 2**64:
+            raise ValueError(f"--seed must be from 0 to 2^64 - 1, not {self.seed}")
+        if self.pack and self.family != "gpt2":
+            raise ValueError("--pack is for GPT-2 only: BERT's samples are pairs of question and context")
         for name in ("weight_decay", "max_grad_norm"):
             self._at_least(name, 0.0)
         for name in ("learning_rate", "dist_timeout"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{_dashed(name)} must be above 0, not {getattr(self, name)}")
-        if self.num_gpus is not None:
-            self._at_least("num_gpus", 1)
+        for name in ("num_gpus", "keep_checkpoints"):
+            self._at_least(name, 1)
+        if self.bf16 and self.fp16:
+            raise ValueError("--bf16 and --fp16 exclude each other: give only one")
         if self.dropout is not None and not 0 <= self.dropout < 1:
             raise ValueError(f"--dropout must be at least 0 and below 1, not {self.dropout}")
         if self.init_from and self.resume_from_checkpoint:
-            raise ValueError("--init-from and --resume-from-checkpoint exclude each other: give one of them")
+            raise ValueError("--init-from and --resume-from-checkpoint exclude each other: give only one")
+        if self.init_from and (problem := model_problem(self.init_from)):
+            raise ValueError(f"--init-from {self.init_from}: {problem}; give a model folder or a hub name")
         self.check_context(self.context, self.model_name)
         if self.max_steps:
             self.check_trace_length(self.max_steps, "--max-steps")
@@ -100,14 +124,14 @@ class TrainConfig(TraceConfig, DataConfig):
             raise ValueError(f"{_dashed(name)} must be at least {least}, not {value}")
 
     def check_context(self, context: int, model: str) -> None:
-        """Refuse sequences longer than the model can take (ValueError)."""
+        """Raise ValueError if sequences are longer than the model's context."""
         if self.max_seq_length is not None and self.max_seq_length > context:
             raise ValueError(
-                f"--max-seq-length {self.max_seq_length} is beyond the {context} tokens that {model} can take"
+                f"--max-seq-length {self.max_seq_length} exceeds the {context} tokens of {model}'s context"
             )
 
     def check_trace_length(self, steps: int, origin: str) -> None:
-        """Refuse a run that ends before its trace is complete (ValueError)."""
+        """Raise ValueError if the run ends before its trace is complete."""
         wanted = self.trace_wait_steps + self.trace_warmup_steps + self.trace_active_steps
         if self.enable_tracing and steps < wanted:
             raise ValueError(
@@ -124,7 +148,7 @@ class TrainConfig(TraceConfig, DataConfig):
         if "WORLD_SIZE" in os.environ:
             raise ValueError(
                 f"--num-gpus {self.num_gpus} but {launched} processes were launched: "
-                f"make torchrun's --nproc_per_node (times --nnodes) agree, or leave --num-gpus out"
+                f"give torchrun the same number (--nproc_per_node times --nnodes), or omit --num-gpus"
             )
         raise ValueError(
             f"--num-gpus {self.num_gpus} needs {self.num_gpus} processes and this is one: "
@@ -132,9 +156,9 @@ class TrainConfig(TraceConfig, DataConfig):
         )
 
     def save(self, flag: str, name: str) -> None:
-        """Write the flags as JSON to ``name`` in the folder that ``flag`` gives, whole or not at all.
+        """Write all options as JSON to the file ``name`` in the folder given by ``flag``, atomically.
 
-        Raises OSError where the folder can't be written.
+        Raises OSError if the folder can't be written.
         """
         path = Path(getattr(self, flag), name)
         try:

@@ -1,4 +1,4 @@
-"""Where the figures of a run go: progress bar or log lines, a JSON-lines file, TensorBoard, wandb."""
+"""Metrics of a run, written to a progress bar or log lines, a JSON-lines file, TensorBoard and wandb."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import json
 import logging
 import math
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +23,15 @@ LOG_FILE = "training_log.jsonl"
 
 
 class Metrics:
-    """Takes the figures of rank 0; a context manager. On other ranks it does nothing.
+    """Publishes the metrics of rank 0; a context manager. Does nothing on other ranks.
 
-    Raises ValueError where ``--report-to`` names what isn't installed or can't be reached.
+    Raises ValueError if the package or service named by ``--report-to`` isn't available.
     """
 
     def __init__(self, config: TrainConfig, active: bool, first_step: int, total_steps: int):
         self.active, self.total_steps = active, total_steps
-        self.steps, self.tokens, self.losses = 0, 0.0, (math.nan, math.nan)
-        self._began = self._shown_at = time.perf_counter()
-        self._shown = (0, 0.0)
+        self.steps, self.tokens, self.seconds, self.losses = 0, 0.0, 0.0, (math.nan, math.nan)
+        self._shown = (0, 0.0, 0.0)
         self._closing = contextlib.ExitStack()
         self._writer: Any = None
         self._wandb: Any = None
@@ -60,36 +58,40 @@ class Metrics:
         if self._wandb is not None:
             self._wandb.finish(exit_code=0 if kind is None else 1)
 
-    def advance(self, step: int, tokens: float, figures: dict[str, Any], show: bool) -> None:
-        """Optimizer step ``step`` (counted from 1) is done, with so many tokens over all ranks.
+    def advance(self, step: int, tokens: float, seconds: float, figures: dict[str, Any], show: bool) -> None:
+        """Count optimizer step ``step`` (from 1), which took ``seconds`` for its ``tokens`` over all ranks.
 
-        Where it is to be shown, tokens per second and seconds per step since the last one shown are added.
+        With ``show``, publish its figures, and tokens per second and seconds per step since the last shown.
+        Both are those of the steps alone, without evaluation, saving and writing traces.
         """
         if not self.active:
             return
-        self.steps, self.tokens = self.steps + 1, self.tokens + tokens
+        self.steps, self.tokens, self.seconds = self.steps + 1, self.tokens + tokens, self.seconds + seconds
         self.losses = (figures["loss"] if self.steps == 1 else self.losses[0], figures["loss"])
         self._bar.update()
         if show:
-            now = time.perf_counter()
-            seconds, (steps, total) = now - self._shown_at, self._shown
+            steps, tokens, seconds = self._shown
             rates = {
-                "tokens_per_second": (self.tokens - total) / seconds,
-                "step_seconds": seconds / (self.steps - steps),
+                "tokens_per_second": (self.tokens - tokens) / (self.seconds - seconds),
+                "step_seconds": (self.seconds - seconds) / (self.steps - steps),
             }
-            self._shown_at, self._shown = now, (self.steps, self.tokens)
+            self._shown = (self.steps, self.tokens, self.seconds)
             self.write(step, {**{name: float(value) for name, value in figures.items()}, **rates})
 
     def span(self) -> str:
-        """First and last loss, and the speed from the first step to now, in words."""
-        speed = self.tokens / (time.perf_counter() - self._began)
-        return f"loss {self.losses[0]:.4f} to {self.losses[1]:.4f}, {speed:,.0f} tokens/s"
+        """First and last loss, and the mean speed so far, in words; empty if there was no step."""
+        if not self.steps:
+            return ""
+        speed = self.tokens / self.seconds
+        return f", loss {self.losses[0]:.4f} to {self.losses[1]:.4f}, {speed:,.0f} tokens/s"
 
     def write(self, step: int, figures: dict[str, float]) -> None:
-        """Publish the named figures of ``step`` (counted from 1)."""
+        """Publish named figures of ``step`` (from 1)."""
         if not self.active:
             return
-        self._file.write(json.dumps({"step": step, **figures}) + "\n")
+        # JSON has no infinity, which a gradient norm under float16 can be.
+        content = {name: value if math.isfinite(value) else None for name, value in figures.items()}
+        self._file.write(json.dumps({"step": step, **content}) + "\n")
         self._file.flush()
         text = "  ".join(f"{name} {_short(value)}" for name, value in figures.items())
         if self._bar.disable:
@@ -104,7 +106,7 @@ class Metrics:
 
 
 def _continued(path: Path, first_step: int) -> Any:
-    """The file open for more lines, without those that a resumed run will write again."""
+    """Open the log for appending, without the lines that a resumed run will write again."""
     kept = []
     if first_step and path.is_file():
         for line in path.read_text(encoding="utf-8").splitlines():

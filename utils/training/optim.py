@@ -1,4 +1,4 @@
-"""AdamW with its two parameter groups, and the learning-rate schedule."""
+"""AdamW with two parameter groups, and the learning-rate schedule."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from torch import nn
 
 
 def build_optimizer(model: nn.Module, learning_rate: float, weight_decay: float) -> torch.optim.AdamW:
-    """AdamW, fused where this build has it for the model's device; no decay on biases and norms."""
+    """AdamW, fused if PyTorch supports it on the model's device; biases and norms have no weight decay."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    # Biases and the weights of layer norms are the vectors of these models; all else is a matrix.
+    # In these models the vectors are the biases and layer-norm weights; everything else is a matrix.
     groups = [
         {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": weight_decay},
         {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
@@ -21,10 +21,10 @@ def build_optimizer(model: nn.Module, learning_rate: float, weight_decay: float)
 
 
 def learning_rate_at(step: int, peak: float, warmup_steps: int, total_steps: int) -> float:
-    """The rate of optimizer step ``step`` (from 0): linear up over the warm-up, then linear down to 0.
+    """Learning rate of optimizer step ``step`` (from 0): linear warm-up to ``peak``, then linear decay to 0.
 
-    A function of the step alone, so that a resumed run needs no scheduler state. The first step is
-    already above 0 and the last one too: neither is wasted.
+    A function of the step alone, so a resumed run needs no scheduler state. The rate is above 0 at the first
+    and the last step: neither is wasted.
     """
     if step < warmup_steps:
         return peak * (step + 1) / (warmup_steps + 1)

@@ -1,4 +1,4 @@
-"""Which samples each rank sees when: a pure function of (seed, epoch, step), the same for any world size."""
+"""Which samples each rank sees at each step: a pure function of seed, epoch and step, for any world size."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torch.utils.data import Sampler
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """How a data set is cut into global batches, and these into the micro-batches of the ranks.
+    """How a data set is split into global batches, and those into each rank's micro-batches.
 
     Attributes:
         samples: size of the data set.
-        micro_batch: samples in one forward pass of one rank.
+        micro_batch: samples per forward pass on one rank.
         world_size: number of ranks.
-        accumulation: forward passes of one rank for each optimizer step.
+        accumulation: forward passes per optimizer step on one rank.
         seed: seed of the order.
     """
 
@@ -30,7 +30,7 @@ class BatchPlan:
 
     @property
     def global_batch(self) -> int:
-        """Samples of one optimizer step, over all ranks."""
+        """Samples per optimizer step over all ranks."""
         return self.micro_batch * self.world_size * self.accumulation
 
     @property
@@ -40,7 +40,7 @@ class BatchPlan:
     def order(self, epoch: int) -> torch.Tensor:
         """The sample indices of an epoch, a whole number of global batches.
 
-        The last batch is filled up from the epoch's beginning: every step has the same shape.
+        The last batch is filled up from the beginning of the epoch, so that every step has the same size.
         """
         generator = torch.Generator().manual_seed(derived_seed(self.seed, "order", epoch))
         permutation = torch.randperm(self.samples, generator=generator)
@@ -51,8 +51,8 @@ class BatchPlan:
 class MicroBatches(Sampler[list[int]]):
     """The micro-batches of one rank in one epoch, from optimizer step ``first_step`` of that epoch on.
 
-    Global batch k is order[k·G : (k+1)·G]; its micro-batch m on rank r starts at (m·world + r)·B. So
-    the set of samples in a step depends on G alone, not on how ranks and accumulation share it.
+    Global batch k is order[k·G : (k+1)·G]; micro-batch m of rank r starts at (m·world + r)·B within it. The
+    samples of a step therefore depend on G alone, not on how ranks and accumulation share it.
     """
 
     def __init__(self, plan: BatchPlan, rank: int, epoch: int, first_step: int = 0):
@@ -68,9 +68,9 @@ class MicroBatches(Sampler[list[int]]):
 
 
 def derived_seed(*parts: object) -> int:
-    """A 32-bit seed that differs for every tuple of ``parts`` and is the same on every machine.
+    """A 32-bit hash of ``parts``, the same on every machine.
 
-    32 bits, because PyTorch's CPU generator looks at no more.
+    32 bits, because PyTorch's CPU generator ignores the rest.
     """
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=4).digest()
     return int.from_bytes(digest, "little")

@@ -1,4 +1,4 @@
-"""The table at the end of a quick run: what was written, what is in it, where to look next.
+"""Print the table at the end of a quick run: the files written, what they contain, and what to do next.
 
 python -m utils.training.summary --dir outputs --name gpt2_2gpu_quick_trace
 """
@@ -25,14 +25,15 @@ from chakra_et.text import table
 
 @dataclass(frozen=True)
 class SummaryConfig:
-    """Which run to show."""
+    """Which run to summarise."""
 
     name: str = field(metadata={"help": "trace name, without _host.json and the like"})
     dir: str = field(default="outputs", metadata={"help": "folder of the traces"})
 
 
 def main() -> int:
-    config = parse(SummaryConfig, description=__doc__.splitlines()[0])
+    """Print the table; returns the exit status."""
+    config = parse(SummaryConfig, description="Summarise the files of a run.")
     folder = Path(config.dir)
     try:
         lines = list(summary(folder, config.name))
@@ -46,30 +47,32 @@ def main() -> int:
 def summary(folder: Path, name: str) -> Iterator[str]:
     """The lines of the table.
 
-    Raises TraceError for a damaged .et file, OSError, ValueError or KeyError for a manifest that cannot be
-    used, FileNotFoundError where the run left no .et file.
+    Raises TraceError for a damaged .et file; OSError, ValueError or KeyError for an unusable manifest;
+    FileNotFoundError if the run has no .et file.
     """
     traces = {}
-    rows = [("file", "size", "what it is")]
+    files = [("file", "size", "contents")]
     for path, rank, what in files_of(folder, name):
-        rows.append((path.name, size_text(path.stat().st_size), what))
+        files.append((path.name, size_text(path.stat().st_size), what))
         if rank is not None and path.suffix == ".et":
             traces[rank] = path
     if not traces:
         raise FileNotFoundError("no .et file of this name")
     yield f"in {_shown(folder)}:"
-    yield from table(rows, indent="  ")
+    yield from table(files, indent="  ")
     yield ""
 
     steps = step_times(RunFiles(folder, name).manifest_file)
-    rows = [("rank", "nodes", "compute", "memory", "collectives", "send/recv", "edges", "traced step")]
+    ranks: list[tuple[str, ...]] = [
+        ("rank", "nodes", "compute", "memory", "collectives", "send/recv", "edges", "traced step")
+    ]
     for rank, path in sorted(traces.items()):
-        rows.append((str(rank), *node_counts(path), steps.get(rank, "-")))
-    yield from table(rows, indent="  ")
+        ranks.append((str(rank), *node_counts(path), steps.get(rank, "-")))
+    yield from table(ranks, indent="  ")
     yield ""
 
     prefix, python = shlex.quote(_shown(folder / name)), shlex.quote(_shown(Path(sys.executable)))
-    yield f"next:  {python} -m chakra_et info {prefix}.0.et  (what a trace holds)"
+    yield f"next:  {python} -m chakra_et info {prefix}.0.et  (contents of one trace)"
     yield f"       {python} -m chakra_et replay {prefix}  (simulated against measured step time)"
     if len(traces) > 1:  # ASTRA-sim takes two ranks or more
         groups = shlex.quote(_shown(RunFiles(folder, name).groups_file))
@@ -77,22 +80,22 @@ def summary(folder: Path, name: str) -> Iterator[str]:
 
 
 def files_of(folder: Path, name: str) -> list[tuple[Path, int | None, str]]:
-    """Files of the run with their rank (None: the file is not one rank's) and kind, in table order."""
+    """Files of the run with their rank (None for files of the whole run) and contents, in table order."""
     run = RunFiles(folder, name)
-    traces = [(path, found) for path in folder.iterdir() if (found := parse_trace(path.name))]
-    traces = sorted((found.rank, path, found.side) for path, found in traces if found.run == name)
+    named = [(parse_trace(path.name), path) for path in folder.iterdir()]
+    traces = sorted((trace.rank, path, trace.side) for trace, path in named if trace and trace.run == name)
     found: list[tuple[Path, int | None, str]] = [
         (path, rank, f"{side} trace of rank {rank}") for wanted in SIDES for rank, path, side in traces
         if side == wanted
     ]  # fmt: skip
     found += [
-        (run.stacks_file, None, "top operators of rank 0, by stack"),
+        (run.stacks_file, None, "top operators of rank 0 by stack"),
         (run.manifest_file, None, "versions, configuration, step times, checksums"),
         (run.merged_file(0), None, "host and device trace of rank 0, linked"),
         (run.groups_file, None, "process groups, for simulators"),
     ]
     found += [(path, rank, f"Chakra trace of rank {rank}") for rank, path in run.et_files()]
-    found.append((run.first_et_file, None, "the same as rank 0's"))
+    found.append((run.first_et_file, None, "a copy of rank 0's"))
     return [each for each in found if each[0].exists()]
 
 
@@ -112,7 +115,7 @@ def node_counts(path: Path) -> tuple[str, ...]:
 
 
 def step_times(manifest: Path) -> dict[int, str]:
-    """Mean measured time of the traced steps by rank, as text; empty without a manifest."""
+    """Mean measured time of the traced steps per rank, as text; empty without a manifest."""
     if not manifest.exists():
         return {}
     ranks = json.loads(manifest.read_text(encoding="utf-8"))["ranks"]
@@ -121,7 +124,7 @@ def step_times(manifest: Path) -> dict[int, str]:
 
 
 def size_text(size: float) -> str:
-    """Bytes as a figure of three digits, in decimal units."""
+    """A size in bytes with three digits, in decimal units."""
     for unit in ("B", "kB", "MB"):
         if size < 999.5:
             return f"{size:.3g} {unit}"
@@ -130,7 +133,7 @@ def size_text(size: float) -> str:
 
 
 def _shown(path: Path) -> str:
-    """The path as one types it: relative where it is below the current folder."""
+    """The path as a user would type it: relative if it is below the current folder."""
     relative = os.path.relpath(path)
     return str(path) if relative.startswith("..") else relative
 

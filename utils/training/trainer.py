@@ -1,75 +1,73 @@
-"""The training loop of both models.
+"""One run of either model, from its options to its last checkpoint.
 
-One optimizer step has one collective besides DDP's own: four numbers, the loss, its tokens, all tokens
-and the wish to stop. The loss is a mean over the tokens of the global batch, so it and the gradient don't
-depend on how ranks and accumulation share the batch. Data order, learning rate and random numbers are
-functions of the seed and the step, so a resumed run needs no more than the weights, the optimizer's
-moments and the step.
+Data order, learning rate and random numbers are functions of the seed and the step, so a resumed run needs
+only the weights, the optimizer's state and the step.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import inspect
 import logging
 import math
 import signal
-from collections.abc import Iterator
+import time
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, Subset
 
 from chakra_et.capture.tracer import ChakraTracer
 from utils.data.tokenizers import load_tokenizer
-from utils.data_utils import build_datasets
+from utils.data_utils import build_datasets, stack
 from utils.distributed import World, run
 from utils.training import checkpoint
 from utils.training.config import TrainConfig
+from utils.training.conversion import convert_traces
+from utils.training.evaluation import validation_loss
 from utils.training.metrics import Metrics
 from utils.training.models import Batch, ModelFamily
-from utils.training.optim import build_optimizer, learning_rate_at
-from utils.training.sampling import BatchPlan, MicroBatches, derived_seed
-from utils.training.watch import Watch, describe
+from utils.training.optim import build_optimizer
+from utils.training.sampling import BatchPlan, MicroBatches
+from utils.training.saving import Saver
+from utils.training.step import Stepper
+from utils.watch import Watch
 
 log = logging.getLogger(__name__)
 
-# What two cores can do in a quick run; on GPUs it is the model's context.
+# Short enough for a quick run on two cores; on GPUs the default is the model's context.
 CPU_SEQ_LENGTH = 128
-COMPILER_MODULES = ("torch._dynamo", "torch._inductor")
 
 
 def train(config: TrainConfig, family: ModelFamily) -> NoReturn:
-    """Train in this process and exit.
-
-    Status 0; 1 on a failure, after one sentence; 128 + N where signal N ended it.
-    """
+    """Train in this process and exit: with 0, with 1 after a failure, or with 128 + N after signal N."""
     run(lambda world, watch: Trainer(config, family, world, watch).train(), config.dist_timeout)
 
 
 def _ignore_signals(_worker: int) -> None:
-    # A scheduler's SIGTERM or a Ctrl-C reaches the whole process group; a loader that died of it would
-    # make a failure of what is to be an orderly stop. It ends when the training process closes or dies.
+    # A scheduler's SIGTERM or a Ctrl-C reaches the whole process group. A loader that died of it would turn
+    # an orderly stop into a failure; it ends with the training process instead.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
 
 
 class Trainer:
-    """One run on one rank. Raises ValueError and OSError on what the user can mend."""
+    """One run on one rank. Raises ValueError or OSError for anything the user can fix."""
 
     def __init__(self, config: TrainConfig, family: ModelFamily, world: World, watch: Watch):
-        self.config, self.family, self.world, self.watch = config, family, world, watch
+        self.config, self.world, self.watch = config, world, watch
         self.save_dir = Path(config.save_dir)
         self._complete_config()
         self._prepare_folder()
         resumed, state = self._find_checkpoint()
         weights = str(resumed) if resumed else config.init_from
         torch.manual_seed(config.seed)
-        self.model = family.build(config.presets[config.model_name], weights, config.dropout).to(world.device)
+        self.model = family.build(
+            config.presets[config.model_name], weights, config.dropout, config.gradient_checkpointing
+        )
+        self.model.to(world.device)  # type: ignore[arg-type]
         config.check_context(self.model.config.max_position_embeddings, weights or config.model_name)
         self._build_data()
         self.plan = BatchPlan(
@@ -81,30 +79,33 @@ class Trainer:
         )
         self.total_steps = config.max_steps or config.num_epochs * self.plan.steps_per_epoch
         self.optimizer = build_optimizer(self.model, config.learning_rate, config.weight_decay)
-        self.step, self.best_loss = 0, math.inf
+        self.stepper = Stepper(config, family, world, watch, self.model, self.optimizer, self.total_steps)
+        if self.stepper.precision.is_slow and world.is_main:
+            log.warning("--bf16: this CPU has no AMX instructions, so bfloat16 is slower than float32")
+        # Everything that was due after ``step`` is done: evaluation, and at the end the best model.
+        self.step, self.best_loss, self.complete = 0, math.inf, True
         if resumed:
             self._resume(resumed, state)
-        self.ddp: DistributedDataParallel | None = None
-        if world.size > 1:
-            # The buffers of these models are constants: nothing to broadcast at each step.
-            known = inspect.signature(DistributedDataParallel).parameters
-            name = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
-            self.ddp = DistributedDataParallel(self.model, **{name: False})
-        self.wrapped: nn.Module = self.ddp or self.model
-        if config.compile:
-            self.wrapped = torch.compile(self.wrapped)
+        self.saver = Saver(
+            config,
+            world.is_main,
+            self.model,
+            self.tokenizer,
+            self.optimizer,
+            self.stepper.precision,
+            self._order(),
+            resumed,
+        )
 
     # Set-up.
 
     def _complete_config(self) -> None:
-        """Fill in what depends on the machine, so that the saved configuration says it all."""
+        """Fill in defaults that depend on the machine, so that the saved configuration is complete."""
         config, cuda = self.config, self.world.device.type == "cuda"
         if config.max_seq_length is None:
             config.max_seq_length = config.context if cuda else CPU_SEQ_LENGTH
         if config.trace_name is None:
             config.trace_name = f"{config.family}_{self.world.size}gpu_trace"
-        if config.bf16 and cuda and not torch.cuda.is_bf16_supported():
-            raise ValueError(f"--bf16: {torch.cuda.get_device_name()} has no bfloat16; leave it out")
 
     def _prepare_folder(self) -> None:
         if self.world.is_main:
@@ -127,7 +128,8 @@ class Trainer:
 
     def _resume(self, folder: Path, state: dict[str, Any]) -> None:
         checkpoint.load_optimizer(folder, self.optimizer, self.world.device)
-        self.step = state["step"]
+        self.stepper.precision.load_state(state.get("scaler", {}))
+        self.step, self.complete = state["step"], state.get("complete", False)
         self.best_loss = math.inf if state["best_loss"] is None else state["best_loss"]
         if not self.world.agree(self.step):
             raise ValueError(
@@ -135,17 +137,17 @@ class Trainer:
                 f"--save-dir must be one folder that all nodes share"
             )
         if state["order"] != self._order() and self.world.is_main:
-            log.warning("seed, data or global batch differ from the interrupted run's, and so will the order")
+            log.warning("seed, data or global batch differ from the interrupted run: so does the data order")
         log.info("resumed from %s, after step %d", folder, self.step)
 
     def _order(self) -> dict[str, int]:
-        """What the order of the samples depends on."""
+        """Everything that the order of samples depends on."""
         return {"samples": self.plan.samples, "global_batch": self.plan.global_batch, "seed": self.plan.seed}
 
     def _build_data(self) -> None:
         config, first = self.config, self.world.local_rank == 0
         if not first:
-            # One process of a node tokenizes; the others find its cache.
+            # One process per node tokenizes; the others read its cache.
             self.watch.barrier("data cached")
         self.tokenizer, self.tokenizer_source = load_tokenizer(
             config.family, config.model_name, config, self.model.config.vocab_size
@@ -158,23 +160,32 @@ class Trainer:
         if not self.world.agree(int(self.training_set.fingerprint[:12], 16)):
             raise ValueError("the ranks have different data or tokenizers: give every node the same files")
 
-    def _loader(self, data: Dataset, **batching: Any) -> DataLoader:
+    def _loader(self, data: Dataset[Batch], **batching: Any) -> DataLoader[Batch]:
         return DataLoader(
             data,
             num_workers=self.config.num_workers,
             pin_memory=self.world.device.type == "cuda",
-            # Its own, or each new iterator would draw from the generator that dropout uses.
+            # A generator of its own, or every new iterator would draw from the one that dropout uses.
             generator=torch.Generator(),
             worker_init_fn=_ignore_signals,
+            collate_fn=stack if self.config.padding == "longest" else None,
             **batching,
         )
 
     def _tracer(self) -> contextlib.AbstractContextManager[ChakraTracer | None]:
-        config, world = self.config, self.world
-        if not config.enable_tracing:
+        config = self.config
+        if not config.enable_tracing or config.trace_name is None or self.step >= self.total_steps:
             return contextlib.nullcontext()
-        config.check_trace_length(self.total_steps - self.step, f"{self.step} to {self.total_steps}")
-        if world.is_main:
+        try:
+            config.check_trace_length(self.total_steps - self.step, f"{self.step} to {self.total_steps}")
+        except ValueError as error:
+            if not self.step:
+                raise
+            # The rest of an interrupted run matters more than its trace.
+            if self.world.is_main:
+                log.warning("no trace of this resumed run: %s", error)
+            return contextlib.nullcontext()
+        if self.world.is_main:
             config.save("trace_output_dir", f"{config.trace_name}_config.json")
         return ChakraTracer(
             config.trace_output_dir,
@@ -182,9 +193,8 @@ class Trainer:
             config.trace_wait_steps,
             config.trace_warmup_steps,
             config.trace_active_steps,
-            world.rank,
-            world_size=world.size,
             gzip=config.trace_gzip,
+            memory=config.trace_memory,
             run_info={
                 "model": config.model_name,
                 "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
@@ -197,153 +207,101 @@ class Trainer:
     # The loop.
 
     def train(self) -> int:
-        """Train to the end; the exit status is 0, or 128 + N where signal N stopped it."""
-        config = self.config
-        if self.step >= self.total_steps:
+        """Train to the end; returns 0, or 128 + N after signal N."""
+        if self.step >= self.total_steps and self.complete:
             if self.world.is_main:
                 log.warning("nothing to do: the checkpoint is at step %d of %d", self.step, self.total_steps)
             return 0
         with (
             self._tracer() as tracer,
             self.watch.training(),
-            Metrics(config, self.world.is_main, self.step, self.total_steps) as metrics,
+            Metrics(self.config, self.world.is_main, self.step, self.total_steps) as metrics,
             contextlib.closing(self._micro_batches()) as batches,
         ):
             self.model.train()
-            while self.step < self.total_steps:
-                figures, tokens, stop = self._optimizer_step(batches)
-                self.step += 1
-                if tracer is not None:
-                    tracer.step()
-                last = self.step == self.total_steps
-                shown = last or self.step % config.logging_steps == 0
-                metrics.advance(self.step, tokens, figures, shown)
-                if config.save_steps and (self.step % config.save_steps == 0 or last or stop):
-                    self._save()
-                if not stop and not config.skip_eval:
-                    due = last or (config.eval_steps and self.step % config.eval_steps == 0)
-                    stop = bool(due) and self._evaluate(metrics)
-                if stop:
-                    return self._stopped()
-            if config.skip_eval:
-                self._save_best()
+            # A resumed run first does what the interrupted one had left to do.
+            stop = not self.complete and self._after_step(metrics)
+            while not stop and self.step < self.total_steps:
+                stop = self._take_step(tracer, metrics, batches)
+                stop = self._save(metrics, stop) or self._after_step(metrics)
+        if stop:
+            return self._stopped()
         if self.world.is_main:
+            if tracer is not None and self.config.convert:
+                convert_traces(self.config.trace_output_dir, str(self.config.trace_name))
             print(self._summary(metrics), flush=True)
         return 0
 
-    def _micro_batches(self) -> Iterator[Batch]:
-        """This rank's batches from the present step on, epoch after epoch."""
+    def _micro_batches(self) -> Generator[Batch]:
+        """This rank's batches from the current step on, epoch after epoch."""
         while True:
             epoch, first_step = divmod(self.step, self.plan.steps_per_epoch)
             self.training_set.set_epoch(epoch)
             sampler = MicroBatches(self.plan, self.world.rank, epoch, first_step)
             yield from self._loader(self.training_set, batch_sampler=sampler)
 
-    def _optimizer_step(self, batches: Iterator[Batch]) -> tuple[dict[str, Any], float, bool]:
-        """One step: its figures, its tokens over all ranks, and whether a rank was told to stop."""
-        config, watch, step = self.config, self.watch, self.step
-        torch.manual_seed(derived_seed(config.seed, "step", step, self.world.rank))
-        rate = learning_rate_at(step, config.learning_rate, config.warmup_steps, self.total_steps)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        sums = torch.zeros(3, dtype=torch.float64, device=self.world.device)
-        for micro in range(config.gradient_accumulation_steps):
-            watch.mark(step, "loading data", micro)
-            batch = self._to_device(next(batches))
-            watch.mark(step, "forward", micro)
-            inner = self.ddp is not None and micro + 1 < config.gradient_accumulation_steps
-            with self.ddp.no_sync() if inner else contextlib.nullcontext():
-                loss, counted = self._forward(batch)
-                watch.mark(step, "backward", micro)
-                loss.backward()
-            tokens = batch["attention_mask"].sum()
-            sums += torch.stack([loss.detach().double(), counted.double(), tokens.double()])
-        watch.mark(step, "reducing")
-        loss_sum, counted, tokens, stop = self.world.sum(*sums, float(watch.signal != 0))
-        mean = loss_sum / max(1.0, counted)
-        if not math.isfinite(mean):
-            raise ValueError(f"the loss is {mean} at step {step + 1}: lower --learning-rate")
-        watch.mark(step, "optimizer step")
-        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
-        # DDP has taken the mean over ranks of gradients of sums; wanted is the mean over all tokens.
-        torch._foreach_mul_(gradients, self.world.size / max(1.0, counted))
-        figures: dict[str, Any] = {"loss": mean, "learning_rate": rate}
-        if config.max_grad_norm:
-            figures["grad_norm"] = nn.utils.clip_grad_norm_(self.model.parameters(), config.max_grad_norm)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        return figures, tokens, stop > 0
+    def _take_step(self, tracer: ChakraTracer | None, metrics: Metrics, batches: Generator[Batch]) -> bool:
+        """One optimizer step and its figures; returns whether a rank was asked to stop."""
+        began = time.perf_counter()
+        result = self.stepper.run(self.step, batches)
+        ended = time.perf_counter()
+        self.step, self.complete = self.step + 1, False
+        if tracer is not None:
+            tracer.step()
+        traced = {"trace_seconds": time.perf_counter() - ended} if tracer is not None else {}
+        shown = self.step == self.total_steps or self.step % self.config.logging_steps == 0
+        metrics.advance(self.step, result.tokens, ended - began, result.figures | traced, shown)
+        return result.stop
 
-    def _forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        try:
-            with torch.autocast(self.world.device.type, torch.bfloat16, enabled=self.config.bf16):
-                return self.family.loss_sum(self.wrapped, batch)
-        except Exception as error:
-            if self.config.compile and type(error).__module__.startswith(COMPILER_MODULES):
-                raise ValueError(f"--compile fails here, leave it out: {describe(error)}") from error
-            raise
+    def _save(self, metrics: Metrics, stop: bool) -> bool:
+        """Save the checkpoint that is due after a step; returns ``stop``."""
+        every, last = self.config.save_steps, self.step == self.total_steps
+        if every and (self.step % every == 0 or last or stop):
+            self.watch.mark(self.step - 1, "saving")
+            seconds = self.saver.checkpoint(self.step, self.best_loss, last or stop)
+            metrics.write(self.step, {"checkpoint_seconds": seconds})
+        return stop
 
-    def _to_device(self, batch: Batch) -> Batch:
-        return {name: tensor.to(self.world.device, non_blocking=True) for name, tensor in batch.items()}
-
-    @torch.no_grad()
-    def _evaluate(self, metrics: Metrics) -> bool:
-        """Take the mean loss over the validation set, and save the model if it is the best so far.
-
-        Says whether a rank was told to stop, in which case the result is dropped.
-        """
-        world = self.world
-        share = Subset(self.validation_set, range(world.rank, len(self.validation_set), world.size))
-        sums = torch.zeros(2, dtype=torch.float64, device=world.device)
-        self.model.eval()
-        for index, batch in enumerate(self._loader(share, batch_size=self.config.batch_size)):
-            self.watch.mark(self.step - 1, "evaluating", index)
-            if self.watch.signal:
-                break
-            with torch.autocast(world.device.type, torch.bfloat16, enabled=self.config.bf16):
-                loss, counted = self.family.loss_sum(self.model, self._to_device(batch))
-            sums += torch.stack([loss.double(), counted.double()])
-        self.model.train()
-        loss_sum, counted, stop = world.sum(*sums, float(self.watch.signal != 0))
-        if stop:
-            return True
-        loss = loss_sum / max(1.0, counted)
-        metrics.write(self.step, {"eval_loss": loss})
-        if loss < self.best_loss:
-            self.best_loss = loss
-            self._save_best()
+    def _after_step(self, metrics: Metrics) -> bool:
+        """The evaluation that is due after a step, and the best model; returns whether to stop."""
+        config, last = self.config, self.step >= self.total_steps
+        if not config.skip_eval and (last or (config.eval_steps and self.step % config.eval_steps == 0)):
+            if not self._evaluate(metrics, last):
+                folder = self.saver.folder
+                if config.save_steps and (folder is None or folder.name != f"step-{self.step}"):
+                    self.saver.checkpoint(self.step, self.best_loss, last=True)
+                return True
+        elif last:
+            self._save_best(last)
+        self.complete = True
+        self.saver.complete(self.step, self.best_loss)
         return False
 
-    # Ends and saves.
-
-    def _save(self) -> None:
-        """A checkpoint to resume from."""
-        self.watch.mark(self.step - 1, "saving")
-        if not self.world.is_main:
-            return
-        folder = checkpoint.step_folder(self.save_dir, self.step)
-        state = {
-            "step": self.step,
-            "best_loss": self.best_loss if math.isfinite(self.best_loss) else None,
-            "model_name": self.config.model_name,
-            "order": self._order(),
-        }
-        checkpoint.save_checkpoint(
-            folder, self.model, self.tokenizer, self.config.save_format, self.optimizer, state
+    def _evaluate(self, metrics: Metrics, last: bool) -> bool:
+        """Evaluate, and save the model if it is the best so far; False if a rank was asked to stop."""
+        began = time.perf_counter()
+        share = Subset(self.validation_set, range(self.world.rank, len(self.validation_set), self.world.size))
+        loss = validation_loss(
+            self.stepper, self._loader(share, batch_size=self.config.batch_size), self.step
         )
-        log.info("saved %s", folder)
+        if loss is None:
+            return False
+        perplexity = math.exp(min(loss, 700.0))
+        seconds = time.perf_counter() - began
+        metrics.write(self.step, {"eval_loss": loss, "eval_perplexity": perplexity, "eval_seconds": seconds})
+        if loss < self.best_loss and self._save_best(last):
+            self.best_loss = loss
+        return True
 
-    def _save_best(self) -> None:
-        """The model with the lowest validation loss; without evaluation, the last."""
+    def _save_best(self, last: bool) -> bool:
         self.watch.mark(self.step - 1, "saving")
-        if self.world.is_main:
-            folder = self.save_dir / checkpoint.BEST
-            checkpoint.save_checkpoint(folder, self.model, self.tokenizer, self.config.save_format)
-            log.info("saved %s", folder)
+        return self.saver.best(last)
+
+    # Ends.
 
     def _stopped(self) -> int:
         number = self.watch.signal or signal.SIGTERM
-        saved = "go on with --resume-from-checkpoint latest" if self.config.save_steps else "nothing is saved"
+        saved = "resume with --resume-from-checkpoint latest" if self.config.save_steps else "nothing saved"
         if self.world.is_main:
             name = signal.Signals(number).name
             log.warning("stopped by %s after step %d of %d: %s", name, self.step, self.total_steps, saved)
@@ -353,6 +311,6 @@ class Trainer:
         config, world = self.config, self.world
         where = f"model: {self.save_dir / checkpoint.BEST}"
         if config.enable_tracing:
-            where += f"; traces: {Path(config.trace_output_dir) / config.trace_name}_*"
-        done = f"{metrics.steps} steps on {world.size} x {world.device.type}, {metrics.span()}"
+            where += f"; traces: {Path(config.trace_output_dir, str(config.trace_name))}_*"
+        done = f"{metrics.steps} steps on {world.size} x {world.device.type}{metrics.span()}"
         return f"{config.family} {config.model_name}: {done}; {where}"

@@ -1,0 +1,60 @@
+"""A callback for the Trainer of Hugging Face transformers.
+
+    from chakra_et.capture.huggingface import ChakraCallback
+
+    trainer = Trainer(model, args, train_dataset=data, callbacks=[ChakraCallback("outputs", "my_run")])
+
+A step is an optimizer step. In a loop of Accelerate use ``ChakraTracer`` directly, after ``Accelerator()``.
+"""
+
+from __future__ import annotations
+
+import atexit
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from chakra_et.capture.tracer import ChakraTracer
+
+
+class ChakraCallback(TrainerCallback):
+    """Traces a ``Trainer``; the arguments are those of ``ChakraTracer``.
+
+    Unless ``run_info`` is given, the manifest has the model's class and size and the training arguments.
+    """
+
+    def __init__(self, output_dir: str | Path, trace_name: str, **options: Any):
+        self.tracer = ChakraTracer(output_dir, trace_name, **options)
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **objects: Any
+    ) -> None:
+        """Start tracing."""
+        model = objects.get("model")
+        if not self.tracer.run_info and model is not None:
+            parameters = sum(parameter.numel() for parameter in model.parameters())
+            self.tracer.run_info = {
+                "model": type(model).__name__,
+                "parameters": parameters,
+                "config": args.to_sanitized_dict(),
+            }
+        self.tracer.__enter__()
+        # The Trainer has no hook for a training that ends in an exception.
+        atexit.register(self._close)
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **objects: Any
+    ) -> None:
+        """Count an optimizer step."""
+        self.tracer.step()
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **objects: Any
+    ) -> None:
+        """Finish the trace of a training that ended early."""
+        self._close()
+
+    def _close(self) -> None:
+        atexit.unregister(self._close)
+        self.tracer.__exit__(None, None, None)

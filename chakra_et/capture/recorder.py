@@ -1,0 +1,195 @@
+"""PyTorch's profiler and execution-trace observer as one recording.
+
+The host trace comes from PyTorch's ExecutionTraceObserver, the device trace from Kineto. The profiler starts
+and stops the observer together with its own recording; started by hand, the two would cover different steps.
+
+Kineto has one session per process. A second profiler takes it over without an error, and stopping or
+exporting the lost session crashes the process. So a Recorder checks before each transition whose session it
+is, and raises CaptureError instead of touching another profiler's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.autograd import profiler as autograd_profiler
+from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile, schedule
+
+_registered: weakref.WeakSet[ExecutionTraceObserver] = weakref.WeakSet()
+# Observers that found another one registered. Deleting one would unregister the other, so they are kept.
+_foreign: list[ExecutionTraceObserver] = []
+
+
+class CaptureError(RuntimeError):
+    """The capture can't continue; the training can."""
+
+
+class Recorder:
+    """Records ``active_steps`` after ``wait_steps`` + ``warmup_steps``; ``host_trace`` is the file to write.
+
+    ``memory`` also records allocations and frees as events of the device trace. Methods raise CaptureError if
+    another profiler is running in this process; the recording is then lost, and ``abandon`` cleans up.
+    """
+
+    def __init__(self, host_trace: Path, wait_steps: int, warmup_steps: int, active_steps: int, memory: bool):
+        self.host_trace, self.memory = host_trace, memory
+        self.first, self.end = wait_steps + warmup_steps, wait_steps + warmup_steps + active_steps
+        self.steps_done = 0
+        self._schedule = schedule(wait=wait_steps, warmup=warmup_steps, active=active_steps, repeat=1)
+        self._observer: ExecutionTraceObserver | None = None
+        self._profiler: Any = None
+        self._taken = False
+        self._unhook: Callable[[], None] = lambda: None
+
+    def start(self) -> None:
+        """Begin with step 0."""
+        self._require_no_other()
+        self._observer = self._register()
+        self._profiler = self._make_profiler()
+        self._unhook = _on_new_session(self._note_session)
+        self._settle_device()
+        self._profiler.__enter__()
+
+    def step(self) -> None:
+        """End the current step and begin the next."""
+        self._require_session()
+        self.steps_done += 1
+        self._settle_device()
+        self._profiler.step()
+
+    def stop(self) -> None:
+        """End the recording; the host trace is then complete."""
+        self._require_session()
+        self._profiler.__exit__(None, None, None)
+        self._forget()
+
+    def export(self, device_trace: Path) -> None:
+        """Write the device trace of a stopped recording."""
+        self._profiler.export_chrome_trace(str(device_trace))
+
+    def abandon(self) -> None:
+        """End a recording that has failed, without touching the session of another profiler."""
+        if self._observer is not None:
+            self._observer.unregister_callback()
+        if self._profiler is not None and not self._taken and self._recording:
+            self._profiler.__exit__(None, None, None)
+        self._profiler = None
+        self._forget()
+
+    @property
+    def _recording(self) -> bool:
+        return self.first <= self.steps_done < self.end
+
+    def _register(self) -> ExecutionTraceObserver:
+        """A registered observer. Raises CaptureError if there is one already: a process can have one only.
+
+        PyTorch does not report that; but only the first one opens its file, and only it may be unregistered.
+        """
+        self.host_trace.unlink(missing_ok=True)
+        observer = ExecutionTraceObserver()
+        observer.register_callback(str(self.host_trace))
+        if not self.host_trace.exists():
+            _foreign.append(observer)
+            raise CaptureError("another ExecutionTraceObserver is registered in this process")
+        _registered.add(observer)
+        return observer
+
+    def _require_no_other(self) -> None:
+        if _profiler_enabled():
+            raise CaptureError("another profiler is already running in this process")
+
+    def _require_session(self) -> None:
+        if self._taken:
+            raise CaptureError("another profiler was started in this process and ended the recording")
+        if not self._recording:
+            self._require_no_other()
+
+    def _note_session(self, session: Any) -> None:
+        if session is not self._profiler.profiler:
+            self._taken = True
+
+    def _forget(self) -> None:
+        self._unhook()
+        if self._observer is not None:
+            _registered.discard(self._observer)
+
+    def _settle_device(self) -> None:
+        # Kernels in flight when recording begins would be recorded without the calls that launched them.
+        if self.steps_done == self.first and torch.cuda.is_available():
+            torch.cuda.synchronize()
+
+    def _make_profiler(self) -> profile:
+        activities = [ProfilerActivity.CPU]
+        # The observer sees all threads, Kineto by itself only those that inherit the starting thread's state.
+        # PyTorch reports memory to the profiler of one thread only, so with both there are no memory events.
+        wanted = {"profile_all_threads": not self.memory}
+        if torch.cuda.is_available():
+            activities.append(ProfilerActivity.CUDA)
+            # Without these events a stream that waits for another looks idle.
+            wanted["enable_cuda_sync_events"] = True
+        else:
+            # Kineto would complain about the absent GPU; problems on a CPU show in the self-check.
+            os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+        return profile(
+            activities=activities,
+            schedule=self._schedule,
+            record_shapes=True,
+            profile_memory=self.memory,
+            execution_trace_observer=self._observer,
+            experimental_config=experimental_config(wanted),
+        )
+
+
+def experimental_config(wanted: dict[str, bool]) -> Any:
+    """Kineto's experimental options: those of ``wanted`` that this build of PyTorch has, or None."""
+    try:
+        from torch._C._profiler import _ExperimentalConfig
+    except ImportError:
+        return None
+    known: dict[str, Any] = {}
+    for name in wanted:
+        with contextlib.suppress(TypeError):
+            option: dict[str, Any] = {name: wanted[name]}
+            _ExperimentalConfig(**option)
+            known |= option
+    return _ExperimentalConfig(**known)
+
+
+def _profiler_enabled() -> bool:
+    enabled = getattr(torch.autograd, "_profiler_enabled", None)
+    return bool(enabled()) if enabled is not None else False
+
+
+def _on_new_session(note: Callable[[Any], None]) -> Callable[[], None]:
+    """Call ``note`` with each profiler that prepares a session from now on; returns how to stop that."""
+    kind: Any = autograd_profiler.profile
+    prepare = getattr(kind, "_prepare_trace", None)
+    if prepare is None:
+        return lambda: None
+
+    def prepare_and_note(session: Any) -> Any:
+        note(session)
+        return prepare(session)
+
+    def restore() -> None:
+        kind._prepare_trace = prepare
+
+    kind._prepare_trace = prepare_and_note
+    return restore
+
+
+def _stop_in_child() -> None:
+    # A child that is forked during the recording, such as a data-loader worker, shares the open file: its
+    # operators would end up in the middle of this process's trace.
+    for observer in list(_registered):
+        observer.stop()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_stop_in_child)

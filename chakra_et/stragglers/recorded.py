@@ -1,0 +1,128 @@
+"""A job from our own .et files, which the joint device replay simulates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from chakra_et.errors import TraceError
+from chakra_et.et import file as et_file
+from chakra_et.et.columns import ExecutionTrace
+from chakra_et.et.sets import RankSet
+from chakra_et.names import run_at
+from chakra_et.replay.joint import ReplayGraph, build_graph
+from chakra_et.replay.matching import Matching, match
+from chakra_et.replay.simulators import device_replay
+from chakra_et.replay.timing import Timing, timing
+from chakra_et.stragglers.mesh import stages_of
+from chakra_et.stragglers.operations import JobMeta, Operations
+from chakra_et.stragglers.stretches import find_stretches
+from chakra_et.stragglers.table import NS, Table, make_table
+
+# Ranks that begin further apart than this are reported.
+LATE_S = 1e-3
+
+
+@dataclass
+class RecordedJob:
+    """A ``Job`` from .et files. ``step_of_node`` int64[N]: index into ``steps``."""
+
+    meta: JobMeta
+    steps: list[int]
+    measured_s: np.ndarray
+    notes: list[str]
+    graph: ReplayGraph
+    matching: Matching
+    step_of_node: np.ndarray
+    table: Table
+
+    @property
+    def operations(self) -> Operations:
+        return self.table.operations
+
+    def simulate(self, work_s: np.ndarray, delay_s: np.ndarray | None = None) -> np.ndarray:
+        """Step times in s, float64[steps]; see ``Job``. The delays of a rank's operations hold up its
+        beginning."""
+        release = np.zeros(len(self.graph.traces))
+        if delay_s is not None:
+            np.add.at(release, self.table.trace, delay_s)
+        own = self.table.durations(self.graph.own_ns, work_s / NS)
+        times = Timing(np.rint(release / NS).astype(np.int64).tolist(), own)
+        result = device_replay(replace(self.graph, own_ns=own), self.matching, times)
+        return _step_times(self.graph.gather(result.end_ns), self.step_of_node, len(self.steps), 0)
+
+
+def recorded_job(run: RankSet) -> RecordedJob:
+    """The job of a run's files.
+
+    Raises ``TraceError`` for files that can't be replayed together, and where ranks of the run are missing.
+    """
+    traces, ranks = _read(run)
+    graph = build_graph(traces, ranks)
+    matching = match(graph, run.comm_groups() or {})
+    times = timing(graph, matching)
+    if not matching.channels:
+        raise TraceError(
+            f"{run.name}: its ranks have no communication in common, so none waits for another: give the .et "
+            "files of one job"
+        )
+    found = find_stretches(run.name, graph)
+    stages = stages_of(traces, ranks)
+    table = make_table(graph, found, matching, times, stages)
+    apart_s = max(times.release_ns) * NS
+    step_s = None
+    if graph.local_start_ns is not None and graph.clock_ns is not None:
+        starts = graph.local_start_ns + np.array(graph.clock_ns, dtype=np.int64)[graph.trace_of]
+        step_s = _step_times(starts + graph.duration_ns, found.step, len(found.steps), int(starts.min()))
+    job = RecordedJob(
+        meta=JobMeta(
+            trial_name=run_at(run.name).name,
+            dp_size=int(table.operations.dp_rank.max()) + 1,
+            pp_size=len(set(stages.values())),
+            world_size=len(ranks),
+        ),
+        steps=found.steps,
+        measured_s=np.empty(0),
+        notes=matching.notes + times.notes + table.notes,
+        graph=graph,
+        matching=matching,
+        step_of_node=found.step,
+        table=table,
+    )
+    if apart_s > LATE_S:
+        job.notes.append(
+            f"the ranks' traces begin up to {apart_s * 1e3:.1f} ms apart, which counts as a delay "
+            "before the first step"
+        )
+    if step_s is None:
+        job.notes.append("the files hold no start times on one clock: step_t_base is simulated")
+        step_s = job.simulate(job.operations.work_s, job.operations.delay_s)
+    return replace(job, measured_s=step_s)
+
+
+def _read(run: RankSet) -> tuple[list[ExecutionTrace], list[int]]:
+    ranks = [rank for rank in run.files if rank is not None]
+    if len(ranks) < 2:
+        raise TraceError(
+            f"{run.name}: one rank has no others to compare it with: give the NAME of a run with NAME.0.et, "
+            "NAME.1.et, …"
+        )
+    traces = [et_file.read(path) for path in run.files.values()]
+    sizes = [trace.metadata.get("world_size") for trace in traces]
+    world_size = max([size for size in sizes if type(size) is int], default=len(ranks))
+    missing = sorted(set(range(world_size)) - set(ranks))
+    if missing:
+        raise TraceError(
+            f"{run.name}: rank {', '.join(map(str, missing[:8]))}{', …' if len(missing) > 8 else ''} of "
+            f"{world_size} is missing, so communication with it can't be matched: convert the traces of all "
+            "ranks"
+        )
+    return traces, ranks
+
+
+def _step_times(ends_ns: np.ndarray, step_of_node: np.ndarray, steps: int, began_ns: int) -> np.ndarray:
+    """From the end of the step before, on all ranks, to the end of the step; float64[steps] in s."""
+    last = np.full(steps, began_ns, dtype=np.int64)
+    np.maximum.at(last, step_of_node, ends_ns)
+    return np.diff(np.maximum.accumulate(last), prepend=began_ns) * NS

@@ -1,0 +1,178 @@
+"""The failures of a run, by rank, and the one with which it began."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import NamedTuple
+
+from megatron_lm.diagnosis import statements
+from megatron_lm.diagnosis.causes import ENDED_BY_SIGNAL, Cause, explain
+from megatron_lm.diagnosis.rules import PEER
+from megatron_lm.diagnosis.statements import Kind, Statement
+from megatron_lm.logs import records
+
+LAST_LINES = 8
+TAIL_BYTES = 4_000_000  # of a log that is searched
+NEAR_END = 5  # lines after a statement with which a log ends
+PROOF = (Kind.RANK_END, Kind.DEATH, Kind.SLURM)  # a process has ended
+MOST_NAMED = 8  # ranks in a sentence
+# Raised by a launcher, after what a process of its raised.
+LAUNCHERS = ("ChildFailedError", "SignalException", "ProcessRaisedException", "ProcessExitedException")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One failed rank, node or job. where: in words, empty for the job; lines: the last ones of its
+    statement; weight: of its cause.
+    """
+
+    where: str
+    node: str
+    rank: int | None
+    sentence: str
+    weight: int
+    when: datetime | None
+    lines: tuple[str, ...]
+
+    def __str__(self) -> str:
+        at = f" at {self.when:%Y-%m-%d %H:%M:%S}" if self.when else ""
+        return f"{self.where} failed first{at}: {self.sentence}" if self.where else f"{self.sentence}{at}"
+
+
+@dataclass(frozen=True)
+class Log:
+    """A log to search. node: its name, or empty for the batch script's; first_rank: of the node, if known."""
+
+    node: str
+    path: Path
+    first_rank: int | None = None
+
+
+class _Finding(NamedTuple):
+    statement: Statement
+    cause: Cause
+
+
+def first(logs: Iterable[Log], ended: Mapping[str, float], has_failed: bool) -> Failure | None:
+    """The failure with which a run began; None if the logs report none.
+
+    ended: when each node's launch ended, in epoch seconds. has_failed: the run is known to have failed; if
+    not, a statement counts only where a process has ended, or the log itself.
+    """
+    found = [failure for log in logs for failure in of_log(log, has_failed)]
+    if not found:
+        return None
+
+    def order(failure: Failure) -> tuple[int, datetime, bool, float]:
+        end = ended.get(failure.node, float("inf"))
+        return failure.weight, failure.when or datetime.max, failure.rank is None, end
+
+    earliest = min(found, key=order)
+    return _with_silent_ranks(earliest, found) if earliest.weight == PEER else earliest
+
+
+def of_log(log: Log, has_failed: bool) -> list[Failure]:
+    """The failures in one log, one per rank at most."""
+    try:
+        base = datetime.fromtimestamp(log.path.stat().st_mtime)
+    except OSError:
+        return []
+    text = records.read(log.path, TAIL_BYTES, partial=True).decode(errors="replace")
+    findings = [
+        _Finding(statement, cause)
+        for statement in statements.read(text, base)
+        if (cause := explain(statement)) and not (statement.survived and statement.lines_after > NEAR_END)
+    ]
+    if not has_failed and not any(finding.statement.kind in PROOF for finding in findings):
+        findings = [finding for finding in findings if finding.statement.lines_after <= NEAR_END]
+    first_rank = _first_rank(findings, log)
+    by_rank: dict[int | None, list[_Finding]] = {}
+    for finding in findings:
+        by_rank.setdefault(_rank(finding.statement, first_rank), []).append(finding)
+    _give_to_ranks(by_rank)
+    return [_failure(log, rank, group) for rank, group in by_rank.items()]
+
+
+def _give_to_ranks(by_rank: dict[int | None, list[_Finding]]) -> None:
+    """Tracebacks and crashes without a rank belong to the rank that torchrun saw fail first by itself."""
+    ends = [
+        (finding.statement.when or datetime.max, rank)
+        for rank, group in by_rank.items()
+        for finding in group
+        if rank is not None and finding.statement.kind is Kind.RANK_END and finding.cause.weight != PEER
+    ]
+    named = [rank for rank in by_rank if rank is not None]
+    if not ends:
+        if len(named) == 1 and None in by_rank:
+            # torchrun's message has a local rank only: there is just one that it can mean.
+            _move(by_rank, named[0], lambda finding: finding.statement.kind is Kind.RANK_END)
+        return
+    first = min(ends)[1]
+    kinds = [Kind.EXCEPTION, Kind.DEATH]
+    if all(finding.statement.kind is Kind.RANK_END for finding in by_rank[first]):
+        # It has said nothing else under its own name.
+        kinds += [Kind.TOOL, Kind.RECORD]
+    _move(by_rank, first, lambda one: one.statement.kind in kinds and not _is_launcher(one))
+
+
+def _move(by_rank: dict[int | None, list[_Finding]], rank: int, belongs: Callable[[_Finding], bool]) -> None:
+    """Give a rank those findings without a rank that belong to it."""
+    loose = by_rank.pop(None, [])
+    by_rank[rank].extend(finding for finding in loose if belongs(finding))
+    rest = [finding for finding in loose if not belongs(finding)]
+    if rest:
+        by_rank[None] = rest
+
+
+def _failure(log: Log, rank: int | None, group: list[_Finding]) -> Failure:
+    # That a rank ended says least, but when it ended is said nowhere else.
+    said = [
+        finding
+        for finding in group
+        if (finding.statement.kind is not Kind.RANK_END or finding.cause.is_known)
+        and not _is_launcher(finding)
+    ]
+    statement, cause = min(said or group, key=lambda finding: (finding.cause.weight, finding.cause.order))
+    times = [finding.statement.when for finding in group if finding.statement.when]
+    when = statement.when or min(times, default=None)
+    place = f"node {log.node}" if log.node else ""
+    where = f"rank {rank} on {log.node}" if rank is not None and log.node else place
+    return Failure(where, log.node, rank, cause.sentence, cause.weight, when, statement.lines[-LAST_LINES:])
+
+
+def _with_silent_ranks(failure: Failure, found: list[Failure]) -> Failure:
+    """Add which ranks reported nothing until they were ended: one of them kept the others waiting."""
+    silent = sorted(
+        other.rank for other in found if other.rank is not None and other.sentence.startswith(ENDED_BY_SIGNAL)
+    )
+    if not silent or len(silent) > MOST_NAMED or failure.rank in silent:
+        return failure
+    names = ", ".join(map(str, silent))
+    ranks = f"rank {names} reported nothing" if len(silent) == 1 else f"ranks {names} reported nothing"
+    return replace(failure, sentence=f"{failure.sentence}; {ranks}")
+
+
+def _is_launcher(finding: _Finding) -> bool:
+    return finding.statement.name.endswith(LAUNCHERS)
+
+
+def _first_rank(findings: list[_Finding], log: Log) -> int | None:
+    """The first rank of the node, as torchrun's report gives it, or else as the run's settings do."""
+    for statement, _ in findings:
+        if statement.rank is not None and statement.local_rank is not None:
+            return statement.rank - statement.local_rank
+    return log.first_rank
+
+
+def _rank(statement: Statement, first_rank: int | None) -> int | None:
+    if statement.rank is not None:
+        return statement.rank
+    if statement.local_rank is not None and first_rank is not None:
+        return first_rank + statement.local_rank
+    if match := re.match(r"rank (\d+)(?: stops)?: ", statement.text):
+        return int(match[1])
+    return None

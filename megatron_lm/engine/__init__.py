@@ -1,0 +1,6 @@
+"""Training on megatron-core: settings go in; log lines, checkpoints and traces come out.
+
+``training`` is the loop; ``model``, ``optimizer``, ``dataset`` and ``checkpoint`` are what it drives;
+``timing`` and ``log_lines`` record it. ``shim`` lets megatron-core run on CPUs. Needs megatron-core and
+torch >= 2.6.
+"""

@@ -1,0 +1,171 @@
+"""Checkpoints from which any partition can continue.
+
+A checkpoint is a folder ``iter_0000050`` with one file per pipeline stage and tensor-parallel rank. A file
+holds every parameter of its stage under its name in the whole model: fp32 value, Adam's moments and step. A
+rank that loads takes what its own stage needs from all files. Written by data-parallel rank 0; meta.json
+comes last.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+
+from megatron_lm import checkpoints
+from megatron_lm.engine import weights
+from megatron_lm.engine.optimizer import MOMENTS, Optimizer
+from megatron_lm.settings import MODELS, Settings, Size
+from megatron_lm.settings.conf import FOLDER
+from utils.training.checkpoint import CheckpointError, atomic_folder
+
+
+class Checkpoints:
+    """Saves and loads this run's model, optimizer and schedule."""
+
+    def __init__(self, settings: Settings, chunks: list[Any], optimizer: Optimizer, schedule: Any) -> None:
+        self.settings, self.chunks, self.optimizer, self.schedule = settings, chunks, optimizer, schedule
+
+    def after(self, iteration: int) -> None:
+        """Save if SAVE and SAVE_INTERVAL ask for it. Raises ``CheckpointError``."""
+        settings = self.settings
+        due = settings.save_interval and iteration % settings.save_interval == 0
+        if settings.save and (due or iteration == settings.train_iters):
+            self.save(checkpoints.of_iteration(FOLDER / settings.save, iteration), iteration)
+
+    def save(self, folder: Path, iteration: int) -> None:
+        """Write a checkpoint, all of it or nothing; every rank calls this. Raises ``CheckpointError``.
+
+        Rank 0 makes a folder with a temporary name, all write into it, and rank 0 gives it its name.
+        """
+        with atomic_folder(folder) if dist.get_rank() == 0 else contextlib.nullcontext() as temporary:
+            shared = [str(temporary)]
+            dist.broadcast_object_list(shared, 0)
+            try:
+                self._write(Path(shared[0]), iteration)
+            except (OSError, RuntimeError) as error:
+                raise CheckpointError(f"can't save {folder}: {error}; older ones are untouched") from error
+            dist.barrier()
+        dist.barrier()
+
+    def load(self) -> int:
+        """Continue from LOAD, or after Slurm requeued the job from the newest checkpoint in SAVE.
+
+        Returns the number of iterations done. Raises ``CheckpointError``.
+        """
+        folder = self._start()
+        if folder is None:
+            return 0
+        meta, parts = read(folder)
+        size = size_of(meta)
+        if size != self.settings.size:
+            differs = [
+                field.name
+                for field in dataclasses.fields(Size)
+                if getattr(size, field.name) != getattr(self.settings.size, field.name)
+            ]
+            raise CheckpointError(
+                f"checkpoint {folder} is of another model ({', '.join(differs)} differ): set "
+                f"MODEL={meta['model']} and its sizes as in the run that wrote it"
+            )
+        for name, parameter in weights.named(self.chunks):
+            if name not in parts:
+                raise CheckpointError(f"checkpoint {folder} lacks {name}: load another one")
+            self.optimizer.put(parameter, self._slices(name, parameter, parts[name]))
+        self.optimizer.set_loss_scale_state(meta.get("loss_scale", {}))
+        self.schedule.load_state_dict(meta["schedule"])
+        return int(meta["iteration"])
+
+    def _start(self) -> Path | None:
+        """The checkpoint to load, the same on all ranks; None to start anew. Raises ``CheckpointError``."""
+        settings = self.settings
+        found = None
+        if settings.save and os.environ.get("SLURM_RESTART_COUNT", "0") != "0":
+            found = checkpoints.newest(FOLDER / settings.save)
+        if found is None and settings.load:
+            found = checkpoints.newest(FOLDER / settings.load)
+            if found is None:
+                raise CheckpointError(f"LOAD={settings.load}: there is no checkpoint")
+        # Rank 0 decides: another rank may not see the newest folder yet.
+        chosen = [str(found) if found else ""]
+        dist.broadcast_object_list(chosen, 0)
+        return Path(chosen[0]) if chosen[0] else None
+
+    def _write(self, folder: Path, iteration: int) -> None:
+        first = parallel_state.get_data_parallel_rank() == 0
+        state = {}
+        for name, parameter in weights.named(self.chunks):
+            entry = self.optimizer.gather(parameter)
+            if first:
+                state[name] = {**entry, "split_dim": weights.split_dim(parameter)}
+        if first:
+            stage = parallel_state.get_pipeline_model_parallel_rank()
+            tensor_rank = parallel_state.get_tensor_model_parallel_rank()
+            torch.save(state, folder / f"stage{stage:03d}_tensor{tensor_rank:03d}.pt")
+        if dist.get_rank() == 0:
+            meta = {
+                "iteration": iteration,
+                "model": self.settings.model,
+                "size": dataclasses.asdict(self.settings.size),
+                "partition": self.settings.partition,
+                "tensor_mp_size": self.settings.tensor_mp_size,
+                "loss_scale": self.optimizer.loss_scale_state(),
+                "schedule": self.schedule.state_dict(),
+            }
+            (folder / checkpoints.META).write_text(json.dumps(meta, indent=1) + "\n")
+
+    def _slices(
+        self, name: str, parameter: torch.nn.Parameter, whole: dict[str, Any]
+    ) -> dict[str, torch.Tensor]:
+        gated = weights.is_gated(name, self.settings.size.swiglu)
+        tensors = {
+            kind: weights.own_slice(parameter, whole[kind], gated)
+            for kind in ("value", *MOMENTS)
+            if kind in whole
+        }
+        return tensors | ({"step": whole["step"]} if whole.get("step") is not None else {})
+
+
+def read(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """(meta.json, every parameter of the whole model: value, split_dim, moments and step).
+
+    Raises ``CheckpointError``.
+    """
+    folder = checkpoints.newest(path)
+    if folder is None:
+        raise CheckpointError(f"{path}: there is no checkpoint")
+    try:
+        meta = checkpoints.read_meta(folder)
+        swiglu = size_of(meta).swiglu
+        found: dict[str, list[dict[str, Any]]] = {}
+        for file in sorted(folder.glob("stage*_tensor*.pt")):
+            # A tied embedding is in the first and in the last stage: either will do.
+            state = torch.load(file, map_location="cpu", weights_only=True)
+            tensor_rank = int(file.stem.rpartition("tensor")[2])
+            for name, entry in state.items():
+                found.setdefault(name, [{}] * meta["tensor_mp_size"])[tensor_rank] = entry
+        return meta, {name: _joined(parts, weights.is_gated(name, swiglu)) for name, parts in found.items()}
+    except Exception as error:  # torch.load raises whatever a damaged pickle does
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise CheckpointError(f"checkpoint {folder} can't be read ({reason}): load another one") from None
+
+
+def size_of(meta: dict[str, Any]) -> Size:
+    """Checkpoints did not always record their sizes."""
+    return Size(**meta["size"]) if "size" in meta else MODELS[meta["model"]]
+
+
+def _joined(parts: list[dict[str, Any]], gated: bool) -> dict[str, Any]:
+    first = parts[0]
+    if first["split_dim"] is None or len(parts) == 1:
+        return first
+    kinds = ("value", *(kind for kind in MOMENTS if kind in first))
+    dim = first["split_dim"]
+    return first | {kind: weights.joined([part[kind] for part in parts], dim, gated) for kind in kinds}

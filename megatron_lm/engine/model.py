@@ -1,0 +1,121 @@
+"""The transformer on megatron-core: this rank's chunks of layers, wrapped for data-parallel reduction."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+from megatron.core.distributed.finalize_model_grads import finalize_model_grads
+from megatron.core.models.gpt import GPTModel
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
+from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
+from torch import nn
+
+from megatron_lm.engine import weights
+from megatron_lm.engine.timing import Timers
+from megatron_lm.settings import Settings
+
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+NORMS = {"layernorm": "LayerNorm", "rmsnorm": "RMSNorm"}
+
+
+def build(settings: Settings, timers: Timers | None) -> list[DistributedDataParallel]:
+    """This rank's chunks, one unless VIRTUAL_STAGES is above 1. The process groups must exist."""
+    model_parallel_cuda_manual_seed(settings.seed)
+    config = transformer_config(settings, timers)
+    reduction = DistributedDataParallelConfig(
+        grad_reduce_in_fp32=True,
+        overlap_grad_reduce=False,
+        use_distributed_optimizer=settings.sharded_optimizer,
+    )
+    chunks = []
+    for number in range(settings.virtual_stages):
+        model = _chunk(settings, config, number if settings.virtual_stages > 1 else None)
+        weights.initialize(model, settings)
+        if timers is not None and model.post_process:
+            model._postprocess = timers.timed("post-process", model._postprocess)
+        if torch.cuda.is_available():
+            model.cuda(torch.cuda.current_device())
+        model.to(DTYPES[settings.precision])
+        chunks.append(DistributedDataParallel(config, reduction, model, disable_bucketing=number > 0))
+    return chunks
+
+
+def transformer_config(settings: Settings, timers: Timers | None) -> TransformerConfig:
+    """megatron-core's configuration; fusions are off because they need Transformer Engine or Apex."""
+    size, dtype = settings.size, DTYPES[settings.precision]
+    full = settings.recompute == "full"
+    return TransformerConfig(
+        num_layers=size.layers,
+        hidden_size=size.hidden,
+        num_attention_heads=size.heads,
+        num_query_groups=size.kv_groups,
+        ffn_hidden_size=size.ffn,
+        gated_linear_unit=size.swiglu,
+        activation_func=nn.functional.silu if size.swiglu else nn.functional.gelu,
+        normalization=NORMS[size.normalization],
+        add_bias_linear=size.linear_bias,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        tensor_model_parallel_size=settings.tensor_mp_size,
+        sequence_parallel=settings.sequence_parallel,
+        pipeline_model_parallel_size=settings.pipeline_mp_size,
+        pipeline_model_parallel_layout=settings.layout if settings.pipeline_mp_size > 1 else None,
+        pipeline_dtype=dtype,
+        params_dtype=dtype,
+        fp16=dtype is torch.float16,
+        bf16=dtype is torch.bfloat16,
+        recompute_granularity=None if settings.recompute == "none" else settings.recompute,
+        recompute_method="uniform" if full else None,
+        recompute_num_layers=1 if full else None,
+        use_cpu_initialization=True,
+        masked_softmax_fusion=False,
+        bias_activation_fusion=False,
+        bias_dropout_fusion=False,
+        apply_rope_fusion=False,
+        gradient_accumulation_fusion=False,
+        persist_layer_norm=False,
+        batch_p2p_comm=False,
+        timers=timers,
+        finalize_model_grads_func=finalize_model_grads,
+    )
+
+
+class Norm:
+    """PyTorch's norm of the configured kind, in the form in which megatron-core's layers ask for one.
+
+    megatron-core's own wrapper refuses sequence parallelism, which needs no more than this mark on the
+    weights: their gradients are summed over the tensor-parallel ranks, each of which sees a part of the
+    sequence.
+    """
+
+    def __new__(cls, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any) -> nn.Module:  # type: ignore[misc]
+        kind = nn.RMSNorm if config.normalization == "RMSNorm" else nn.LayerNorm
+        norm = kind(hidden_size, eps=eps)
+        for parameter in norm.parameters():
+            parameter.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+        return norm
+
+
+def _chunk(settings: Settings, config: TransformerConfig, number: int | None) -> GPTModel:
+    layer = get_gpt_layer_local_spec(normalization=config.normalization)
+    layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = Norm
+    count = get_num_layers_to_build(config, vp_stage=number)
+    position = {"learned": "learned_absolute", "rope": "rope"}[settings.size.position]
+    place = {} if number is None else {"ignore_virtual": False, "vp_stage": number}
+    return GPTModel(
+        config,
+        TransformerBlockSubmodules(layer_specs=[layer] * count, layer_norm=Norm),
+        vocab_size=settings.padded_vocabulary,
+        max_sequence_length=settings.size.sequence,
+        pre_process=parallel_state.is_pipeline_first_stage(**place),
+        post_process=parallel_state.is_pipeline_last_stage(**place),
+        share_embeddings_and_output_weights=settings.size.tied_embedding,
+        position_embedding_type=position,
+        rotary_base=settings.size.rotary_base,
+        vp_stage=number,
+    )

@@ -1,0 +1,260 @@
+"""Plans a run, runs it and compares: how well does FASOP predict a Megatron run on this machine?
+
+    megatron_lm/plan_run_compare.sh [--stages 2] [--global-batch 16] [--iterations 10] [--output DIR]
+
+1. Measure: two short runs with different partitions. Least squares over their stage times gives the cost of
+the
+   embedding, of one layer and of the head; their shortest message gives the cost of a message.
+2. Plan: FASOP's exact model chooses the partition from these costs.
+3. Run: the plan's settings, as ``fasop export`` writes them, through ``_03_submit.sh --local``.
+4. Compare: predicted and measured times, as a table and a picture.
+
+Writes the planner's input (costs.json, models.yaml, cluster.yaml), plan.json, plan.conf (the plan as
+settings), compare.md and compare.html to --output.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from chakra_et import cli, files
+from megatron_lm import planner
+from megatron_lm.errors import RunError
+from megatron_lm.logs import runs
+from megatron_lm.results import pages, picture, predicted, speed, timeline
+from megatron_lm.results.pages import Table
+from megatron_lm.settings import MODELS, conf
+
+MODEL, GPU, CLUSTER = "tiny", "CPU", "this-machine"
+PLENTY = 1e18  # bit/s: a message costs its latency alone
+
+
+@dataclass(frozen=True)
+class CompareConfig:
+    """The size of the runs, and where the results go."""
+
+    stages: int = field(default=2, metadata={"help": "pipeline stages, one process per stage"})
+    global_batch: int = field(
+        default=16, metadata={"help": "sequences per iteration, in micro-batches of one"}
+    )
+    iterations: int = field(default=10, metadata={"help": "iterations per run"})
+    output: Path = field(default=Path("plan_run_compare"), metadata={"help": "folder for the results"})
+
+    def __post_init__(self) -> None:
+        layers = MODELS[MODEL].layers
+        if not 2 <= self.stages <= layers:
+            raise ValueError(f"--stages {self.stages}: give 2 to {layers}, the number of layers of {MODEL}")
+        if self.global_batch < self.stages:
+            raise ValueError(f"--global-batch {self.global_batch}: give at least --stages ({self.stages})")
+        if not 3 <= self.iterations <= 10_000:
+            raise ValueError(f"--iterations {self.iterations}: give 3 to 10000 (the first is not counted)")
+
+
+class Measured(NamedTuple):
+    """Seconds. stage_forward, stage_backward: per micro-batch; message: the shortest one; bubble: 0 to 1."""
+
+    job: str
+    iteration: float
+    pipeline: float
+    stage_forward: list[float]
+    stage_backward: list[float]
+    message: float
+    bubble: float
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    config = cli.parse(
+        CompareConfig, argv, prog="plan_run_compare.sh", description=(__doc__ or "").splitlines()[0]
+    )
+    print(compare(config))
+    print(f"written to {config.output}: {', '.join(sorted(path.name for path in config.output.iterdir()))}")
+    return 0
+
+
+def compare(config: CompareConfig) -> str:
+    """Do all four steps and return the table as Markdown. Raises ``RunError`` or ``OSError``."""
+    folder = config.output.absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    partitions = calibration_partitions(config.stages)
+    measured = [run(config, partition) for partition in partitions]
+    files.write_json(folder / "costs.json", unit_costs(partitions, measured))
+    # JSON is YAML, which fasop reads.
+    files.write_json(folder / "models.yaml", {"models": {MODEL: model(config.global_batch)}})
+    message = min(each.message for each in measured)
+    files.write_json(folder / "cluster.yaml", {"clusters": {CLUSTER: cluster(config.stages, message)}})
+    settings = planner.settings(plan_words(config), folder)
+    plan = predicted.read_plan(folder / planner.PLANS)
+    result = run(config, plan.layers, settings)
+    heading = f"Predicted and measured: {MODEL}, {'-'.join(map(str, plan.layers))}"
+    text = pages.markdown(heading, [], [comparison(plan, result)])
+    pages.write(folder / "compare.md", text)
+    pages.write(folder / "compare.html", drawn(result.job, plan))
+    return text
+
+
+def plan_words(config: CompareConfig) -> list[str]:
+    """The planner's arguments for one rank per stage."""
+    folder = config.output.absolute()
+    words = ["--model", MODEL, "--models-file", str(folder / "models.yaml")]
+    words += ["--cluster", str(folder / "cluster.yaml"), "--costs", str(folder / "costs.json")]
+    return [*words, *f"--tp 1 --dp 1 --pp {config.stages} --mbs 1 --max-tp 1".split()]
+
+
+def calibration_partitions(stages: int) -> list[tuple[int, ...]]:
+    """Two partitions that differ in their first and last stage, so that E, T and P can be separated."""
+    spare = MODELS[MODEL].layers - stages
+    first, last = [1] * stages, [1] * stages
+    first[0] += spare
+    last[-1] += spare
+    # Without a spare layer, the inner stages give the cost of a layer.
+    return [tuple(first), tuple(last)] if spare else [tuple(first)]
+
+
+def run(config: CompareConfig, layers: Sequence[int], planned: Mapping[str, str] | None = None) -> Measured:
+    """Measure one local run, with a plan's settings if there is one. Raises ``RunError``."""
+    values = {**run_settings(config, layers), **(planned or {}), **recorded(config)}
+    print(f"running {MODEL} as {'-'.join(map(str, layers))} …", file=sys.stderr, flush=True)
+    words = [f"{name}={value}" for name, value in values.items()]
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    command = [str(conf.FOLDER / "_03_submit.sh"), "--local", *words]
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True)
+    job = done.stdout.strip()
+    if done.returncode != 0:
+        raise RunError(f"the run of {'-'.join(map(str, layers))} failed with status {done.returncode}.")
+    return read_run(job, config.stages)
+
+
+def read_run(job: str, stages: int) -> Measured:
+    """Medians over all iterations but the first, of a run with one rank per stage. Raises ``RunError``."""
+    found = runs.find((job,), conf.log_dir())
+    outputs = [node.read("out") for node in found.nodes]
+    iterations = speed.iterations(outputs)
+    events, _ = picture.read_events(found, (), "all")
+    events = [event for event in events if event.iteration > 1]
+    if not iterations or not events:
+        raise RunError(f"job {job}: its logs have no times of any iteration after the first.")
+
+    def median(task: str, stage: int) -> float:
+        return statistics.median(e.end - e.start for e in events if e.task == task and e.rank == stage)
+
+    pipelines = []
+    for number in sorted({event.iteration for event in events}):
+        work = [e for e in events if e.iteration == number and e.task in ("forward", "backward")]
+        pipelines.append(max(e.end for e in work) - min(e.start for e in work))
+    bubbles = timeline.bubbles(events)
+    return Measured(
+        job,
+        speed.typical(iterations),
+        statistics.median(pipelines),
+        [median("forward", stage) for stage in range(stages)],
+        [median("backward", stage) for stage in range(stages)],
+        min(e.end - e.start for e in events if e.task in ("forward-recv", "backward-recv", "forward-send")),
+        1 - sum(bubble.compute for bubble in bubbles) / sum(bubble.seconds for bubble in bubbles),
+    )
+
+
+def unit_costs(partitions: list[tuple[int, ...]], measured: list[Measured]) -> dict[str, Any]:
+    """Cost of E, T and P per micro-batch, fitted to the stage times by least squares, not below 0.
+
+    Returned as a cost file of fasop.
+    """
+    rows, forward, backward = [], [], []
+    for layers, of_run in zip(partitions, measured, strict=True):
+        for stage, count in enumerate(layers):
+            rows.append([stage == 0, count, stage == len(layers) - 1])
+        forward += of_run.stage_forward
+        backward += of_run.stage_backward
+    matrix = np.array(rows, dtype=float)
+    # Dividing each row by its time weighs stages by relative error.
+    fits = [
+        np.linalg.lstsq(matrix / np.array(times)[:, None], np.ones(len(times)), rcond=None)[0]
+        for times in (forward, backward)
+    ]
+    per_unit = [[e, *[t] * MODELS[MODEL].layers, p] for e, t, p in np.maximum(fits, 0.0).tolist()]
+    entry = {"model": MODEL, "gpu": GPU, "tp": 1, "mbs": 1, "forward": per_unit[0], "backward": per_unit[1]}
+    return {
+        "format": 1,
+        "source": "Runs of megatron_lm on this machine's CPU, by megatron_lm/plan_run_compare.sh.",
+        "models": {MODEL: {"name": MODEL, **model(1)}},
+        "entries": [entry],
+    }
+
+
+def cluster(stages: int, message: float) -> dict[str, Any]:
+    """This machine as one node, in the terms of fasop; ``message``: seconds."""
+    bandwidth = {"inter_bandwidth": PLENTY, "intra_bandwidth": PLENTY, "intra_latency": message}
+    cpu = {"nodes": 1, "memory_gib": 1024.0, "price_per_hour": 0.0, **bandwidth}
+    return {"gpus_per_node": stages, "gpus": {GPU: cpu}}
+
+
+def model(global_batch: int) -> dict[str, int]:
+    """The model in the terms of fasop."""
+    size = MODELS[MODEL]
+    return {
+        "hidden": size.hidden,
+        "seq": size.sequence,
+        "layers": size.layers,
+        "vocab": size.vocabulary,
+        "heads": size.heads,
+        "global_batch": global_batch,
+    }
+
+
+def run_settings(config: CompareConfig, layers: Sequence[int]) -> dict[str, str]:
+    """The settings of a run with one rank per stage."""
+    stages = str(config.stages)
+    return {
+        "MODEL": MODEL,
+        "NNODES": "1",
+        "NPROC_PER_NODE": stages,
+        "GLOBAL_BATCH_SIZE": str(config.global_batch),
+        "PIPELINE_MP_SIZE": stages,
+        "PARTITION": "-".join(map(str, layers)),
+    }
+
+
+def recorded(config: CompareConfig) -> dict[str, str]:
+    """Settings that no plan decides."""
+    return {"TRAIN_ITERS": str(config.iterations), "LOG_INTERVAL": "1", "PROFILE": "true"}
+
+
+def comparison(plan: Any, result: Measured) -> Table:
+    """Predicted against measured; error: of the prediction, relative to the measured time."""
+    bubbles = timeline.bubbles(predicted.predicted_events(plan))
+    bubble = 1 - sum(each.compute for each in bubbles) / sum(each.seconds for each in bubbles)
+    rows = [("pipeline, ms", 1000 * plan.pipeline_time, 1000 * result.pipeline)]
+    for name, ours, theirs in (
+        ("forward", plan.stage_forward, result.stage_forward),
+        ("backward", plan.stage_backward, result.stage_backward),
+    ):
+        pairs = zip(ours, theirs, strict=True)
+        rows += [(f"{name} of stage {stage}, ms", 1000 * a, 1000 * b) for stage, (a, b) in enumerate(pairs)]
+    rows.append(("bubble, %", 100 * bubble, 100 * result.bubble))
+    rows.append(
+        (
+            "step, ms (measured: with optimizer, data loading and logging)",
+            1000 * plan.step_time,
+            1000 * result.iteration,
+        )
+    )
+    header = ("", "predicted", "measured", "error, %")
+    return Table(
+        "Times",
+        header,
+        [(name, f"{a:.2f}", f"{b:.2f}", f"{100 * (a / b - 1):+.1f}" if b else "") for name, a, b in rows],
+    )
+
+
+def drawn(job: str, plan: Any) -> str:
+    found = runs.find((job,), conf.log_dir())
+    events, settings = picture.read_events(found, (), "last")
+    return picture.draw(found, events, settings, predicted.predicted_events(plan))

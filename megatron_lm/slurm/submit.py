@@ -1,0 +1,176 @@
+"""Submits a run and prints its job ids, or runs it on this machine.
+
+    megatron_lm/_03_submit.sh [NAME=VALUE …] [options] [-- options of sbatch]
+
+Settings are those of _00_conf.sh, overridden by the environment (MEGATRON_NAME=VALUE), then by --settings,
+then by NAME=VALUE arguments. A heterogeneous run (HOMOGENEOUS_CLUSTER=false) is two jobs, the second of
+which starts once the first has started. Logs go to $LOG_DIR/<job id>; get_result.sh shows them.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import socket
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from chakra_et import cli, files
+from megatron_lm.errors import RunError, SettingsError
+from megatron_lm.logs.files import JOBS, LOCAL, SETTINGS
+from megatron_lm.settings import PREFIX, conf, environment
+from megatron_lm.slurm import batch, headers
+from megatron_lm.slurm.checks import check_files
+
+
+@dataclass(frozen=True)
+class SubmitConfig:
+    """What to submit, and where."""
+
+    words: tuple[str, ...] = field(
+        default=(), metadata={"positional": True, "help": "settings for this run, as NAME=VALUE"}
+    )
+    settings: str = field(
+        default="", metadata={"help": "file of settings, as 'python -m fasop export' writes it"}
+    )
+    resume: str = field(default="", metadata={"help": "job id of a run to continue from its last checkpoint"})
+    without: str = field(
+        default="",
+        metadata={"help": "with --resume: nodes to leave out, as node7,node8; FASOP plans the others"},
+    )
+    local: bool = field(default=False, metadata={"help": "run all ranks on this machine, without Slurm"})
+    het: bool = field(
+        default=False, metadata={"help": "heterogeneous: one Slurm het job instead of two jobs"}
+    )
+    dry_run: bool = field(
+        default=False, metadata={"help": "print what would be submitted, and submit nothing"}
+    )
+    time: str = field(default="", metadata={"help": "time limit, as for sbatch"})
+    account: str = field(default="", metadata={"help": "account to charge"})
+    qos: str = field(default="", metadata={"help": "quality of service"})
+    partition: str = field(default="", metadata={"help": "partition (queue) of all jobs"})
+    constraint: str = field(default="", metadata={"help": "required node features"})
+
+    def __post_init__(self) -> None:
+        if self.het and self.local:
+            raise ValueError("--het and --local exclude each other")
+        if self.without and not self.resume:
+            raise ValueError("--without: needs --resume JOBID, the run whose nodes these are")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    words = list(sys.argv[1:] if argv is None else argv)
+    at = words.index("--") if "--" in words else len(words)
+    config = cli.parse(
+        SubmitConfig, words[:at], prog="_03_submit.sh", description=(__doc__ or "").splitlines()[0]
+    )
+    given = sbatch_options(config, words[at + 1 :])
+    if config.local and given:
+        raise SettingsError("--local: options of sbatch have no effect without Slurm; leave them out.")
+    values = settings_of(config)
+    if config.het and values["HOMOGENEOUS_CLUSTER"] == "true":
+        raise SettingsError("--het: is for a heterogeneous cluster; set HOMOGENEOUS_CLUSTER=false.")
+    check_files(values)
+    if config.local:
+        return run_here(values, config.dry_run)
+    given = headers.from_words(_split(values["SBATCH_OPTIONS"]), "SBATCH_OPTIONS") | given
+    if config.without and "--exclude" not in given:
+        given |= headers.flags([("--exclude", config.without)])
+    jobs = batch.jobs(values, config.het, given)
+    if config.dry_run:
+        print("\n".join(job.script for job in jobs), end="")
+        return 0
+    if not shutil.which("sbatch"):
+        raise RunError(
+            "sbatch was not found: submit on a Slurm cluster, start one with "
+            "megatron_lm/slurm/local_cluster.sh up, or use --local."
+        )
+    Path(values["LOG_DIR"]).mkdir(parents=True, exist_ok=True)
+    ids = batch.submit(jobs)
+    record(Path(values["LOG_DIR"]), ids, values)
+    print("\n".join(ids))
+    return 0
+
+
+def settings_of(config: SubmitConfig) -> dict[str, str]:
+    """The complete settings of the run. Raises ``SettingsError``."""
+    misplaced = environment.misplaced(os.environ)
+    if misplaced:
+        name = misplaced[0]
+        raise SettingsError(
+            f"{name}={os.environ[name]} in the environment: settings are read from {PREFIX}{name} only; "
+            f"set that, or give {name}={os.environ[name]} as an argument."
+        )
+    overrides = environment.prefixed(os.environ)
+    if config.settings:
+        overrides |= environment.read_file(config.settings)
+    if config.resume:
+        # Only a resumed run needs to read logs, and to plan.
+        from megatron_lm.slurm import resume
+
+        overrides |= resume.settings_of(config.resume, [name for name in config.without.split(",") if name])
+    overrides |= dict(map(environment.parse_word, config.words))
+    overrides = conf.from_caller(overrides, Path.cwd())
+    if config.local:
+        overrides = overrides | _on_one_node(overrides)
+    return conf.complete(overrides)
+
+
+def sbatch_options(config: SubmitConfig, rest: Sequence[str]) -> headers.Options:
+    """The options of sbatch on the command line. Raises ``SettingsError``."""
+    names = ("time", "account", "qos", "partition", "constraint")
+    ours = headers.flags((f"--{name}", getattr(config, name)) for name in names)
+    return ours | headers.from_words(rest, "after --")
+
+
+def record(folder: Path, ids: Sequence[str], values: Mapping[str, str]) -> None:
+    """Keep what belongs to a run beside its logs: the ids of its jobs, and the settings it was submitted
+    with.
+    """
+    for job in ids:
+        (folder / job).mkdir(parents=True, exist_ok=True)
+        files.write_text(folder / job / JOBS, "".join(f"{other}\n" for other in ids))
+        files.write_text(folder / job / SETTINGS, environment.write_lines(values))
+
+
+def run_here(values: Mapping[str, str], dry_run: bool) -> int:
+    """Become the script that runs all ranks on this machine and waits for them."""
+    folder = Path(values["LOG_DIR"])
+    job = f"{LOCAL}{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    node = conf.FOLDER / "slurm" / "node.sh"
+    if dry_run:
+        print(f"{node} 0 127.0.0.1    # {values['WORLD_SIZE']} ranks, logs in {folder / job}")
+        return 0
+    record(folder, [job], values)
+    exported = {PREFIX + name: value for name, value in values.items()}
+    script = str(conf.FOLDER / "slurm" / "run_here.sh")
+    os.execve(script, [script], {**os.environ, **exported, "RUN_ID": job})
+
+
+def _on_one_node(overrides: Mapping[str, str]) -> dict[str, str]:
+    """The same ranks as one node, on a free port unless one is chosen."""
+    values = conf.complete(overrides)
+    one = {
+        "HOMOGENEOUS_CLUSTER": "true",
+        "NNODES": "1",
+        "NPROC_PER_NODE": values["WORLD_SIZE"],
+        "NODELIST": "",
+    }
+    return one if "MASTER_PORT" in overrides else {**one, "MASTER_PORT": str(_free_port())}
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _split(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise SettingsError(f"SBATCH_OPTIONS={text}: can't be read ({error}).") from None

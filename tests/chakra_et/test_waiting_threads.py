@@ -1,0 +1,110 @@
+"""Threads that only wait do no work, however late they wake."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chakra_et.convert.pair import Converted, convert_pair
+from chakra_et.traces.sets import Pair
+from tests.generator.hand_made import (
+    call,
+    event,
+    kernel,
+    node,
+    op,
+    tensor,
+    write_device,
+    write_host,
+    write_kineto,
+)
+
+
+def watchdog(name: str = "", count: int = 20) -> list[dict[str, Any]]:
+    """NCCL's watchdog asks every 50 µs whether a kernel is done."""
+    polls = [call("cudaEventQuery", 10 + 50 * at, 45, 1000 + at, tid=99) for at in range(count)]
+    if name:
+        polls.append(call("cudaEventDestroy", 10 + 50 * count, 5, 3000, tid=99))
+        polls.append({"ph": "M", "name": "thread_name", "pid": 10, "tid": 99, "args": {"name": name}})
+    return polls
+
+
+def work() -> list[dict[str, Any]]:
+    return [
+        op("aten::mm", 0, 1000), call("cudaLaunchKernel", 10, 5, 1),
+        kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)", 30, 900, 1, stream=20),
+    ]  # fmt: skip
+
+
+def lanes(converted: Converted) -> list[str]:
+    return [lane.label for lane in converted.rank.timeline.lanes if lane.kind == "cpu"]
+
+
+@pytest.mark.parametrize("name", ["", "pt_nccl_watchdg"])
+def test_a_thread_that_only_polls_has_no_lane(name: str, tmp_path: Path) -> None:
+    path = write_kineto(tmp_path / "one.json", [*work(), *watchdog(name)])
+    converted = convert_pair(Pair(-1, None, path))
+    assert lanes(converted) == ["10"]
+    assert converted.report.losses["polling-call"] == len([e for e in watchdog(name) if e["ph"] == "X"])
+    assert converted.report.conserved()
+
+
+def test_a_thread_that_also_works_keeps_its_lane(tmp_path: Path) -> None:
+    events = [*work(), *watchdog(), op("aten::add", 2000, 5, tid=99)]
+    converted = convert_pair(Pair(-1, None, write_kineto(tmp_path / "one.json", events)))
+    assert lanes(converted) == ["10", "99"] and "polling-call" not in converted.report.losses
+
+
+def gloo(wait: str, wakes: float) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """An all-reduce of 1 ms on gloo's thread; the main thread works for 100 µs and then waits for it."""
+    reduced = tensor(7, 64)
+    events = [
+        op("_c10d_functional::all_reduce", 0, 20, rf=1),
+        event("cpu_op", "gloo:all_reduce", 30, 1000, 77, **{"Record function id": 2, "External id": 2}),
+        op("aten::mul", 50, 100, rf=3),
+        op("aten::relu", 160, 30, rf=4),
+        op(wait, 200, wakes - 200, rf=5),
+        op("aten::add", wakes + 10, 20, rf=6),
+    ]
+    nodes = [
+        node("_c10d_functional::all_reduce", 1, [reduced, "sum", "0"], ["Tensor(float)", "String", "String"]),
+        node("gloo:all_reduce", 2, [reduced], ["Tensor(float)"]),
+        node(wait, 5, [tensor(8, 64)], ["Tensor(float)"]),
+    ]
+    return events, nodes
+
+
+@pytest.mark.parametrize("wakes", [1031, 1900])
+@pytest.mark.parametrize("wait", ["_c10d_functional::wait_tensor", "c10d_functional::wait_tensor"])
+def test_wait_tensor_is_waiting_however_late_it_wakes(wait: str, wakes: float, tmp_path: Path) -> None:
+    """The tensor that it returns is another one, so that only its name tells what it does."""
+    events, nodes = gloo(wait, wakes)
+    nodes += [
+        node(e["name"], e["args"]["Record function id"]) for e in events if e["name"].startswith("aten")
+    ]
+    pair = Pair(-1, write_host(tmp_path, nodes), write_device(tmp_path, events))
+    converted = convert_pair(pair)
+    trace = converted.trace
+    rows = [row for row in range(len(trace)) if trace.names[row] == wait]
+    spent = sum(int(trace.duration_micros[row]) for row in rows)
+    assert spent <= 1  # a mark, and the µs to wake up
+    assert converted.report.notes["wait-blocked"] == 1
+    # What the scheduler took to wake the thread is overhead, and named so.
+    late = sum(
+        int(trace.duration_micros[row])
+        for row in range(len(trace))
+        if trace.names[row] == "host-overhead" and 1025 <= trace.start_micros[row] <= 1035
+    )
+    assert abs(late - (wakes - 1030)) <= 1 or wakes == 1031
+
+
+def test_another_operator_that_runs_on_after_the_end_is_work(tmp_path: Path) -> None:
+    events, nodes = gloo("aten::sort", 1900)
+    nodes += [node(e["name"], e["args"]["Record function id"]) for e in events if e["name"].startswith("aten")
+              and e["name"] != "aten::sort"]  # fmt: skip
+    pair = Pair(-1, write_host(tmp_path, nodes), write_device(tmp_path, events))
+    trace = convert_pair(pair).trace
+    spent = sum(int(trace.duration_micros[r]) for r in range(len(trace)) if trace.names[r] == "aten::sort")
+    assert spent == 1700

@@ -1,0 +1,165 @@
+"""``chakra-et run``: scripts that know nothing of the tracer."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from trace_reading import load
+
+from chakra_et.capture.check import check_pair
+from chakra_et.capture.config import config_from_environment
+
+Done = subprocess.CompletedProcess[str]
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = """
+import os, sys
+import torch
+import torch.distributed as dist
+from helper import width
+
+model = torch.nn.Linear(width, width)
+if "RANK" in os.environ:
+    dist.init_process_group("gloo")
+    model = torch.nn.parallel.DistributedDataParallel(model)
+other = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+optimizer = torch.optim.AdamW(model.parameters())
+scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer)
+for step in range(int(sys.argv[1])):
+    optimizer.zero_grad()
+    model(torch.ones(2, width)).relu().sum().backward()
+    optimizer.step()
+    scheduler.step()
+    other.step()
+    if step == 5 and "fail" in sys.argv:
+        raise OSError("the data is on fire")
+print("arguments", sys.argv[1:], __name__, __file__)
+if "exit" in sys.argv:
+    sys.exit(7)
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "train.py").write_text(SCRIPT)
+    (tmp_path / "code" / "helper.py").write_text("width = 4\n")
+    return tmp_path
+
+
+def run(
+    folder: Path, *words: str, python: tuple[str, ...] = (), **variables: str
+) -> subprocess.CompletedProcess:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, *python, "-m", "chakra_et", "run", *words],
+        cwd=folder, env=environment | variables, capture_output=True, text=True, timeout=180,
+    )  # fmt: skip
+
+
+def test_a_script_is_traced_as_it_is(project: Path) -> None:
+    done = run(
+        project, "code/train.py", "8", "--flag", CHAKRA_TRACE="outputs/my_run", CHAKRA_TRACE_ACTIVE="2"
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "arguments ['8', '--flag'] __main__ code/train.py\n"
+    host, device = (project / "outputs" / f"my_run_{side}.json" for side in ("host", "device"))
+    assert check_pair(host, device, 2) == []
+    nodes = load(host)["nodes"]
+    names = [node["name"] for node in nodes]
+    # The annotation of the optimizer is whole in each step, and that of the other one is no step.
+    assert names.count("Optimizer.step#AdamW.step") == names.count("aten::relu") == 2
+    ids = {node["id"] for node in nodes}
+    assert all(node["ctrl_deps"] in ids for node in nodes)
+    manifest = load(project / "outputs" / "my_run_manifest.json")
+    assert manifest["complete"] and manifest["run"] == {"command": ["code/train.py", "8", "--flag"]}
+    assert "chakra-et: next: " in done.stderr
+
+
+def test_a_module_under_torchrun(project: Path) -> None:
+    (project / "code" / "__init__.py").touch()
+    text = (project / "code" / "train.py").read_text()
+    (project / "code" / "train.py").write_text(text.replace("from helper", "from code.helper"))
+    launch = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
+    done = run(project, "-m", "code.train", "8", python=launch, CHAKRA_TRACE="my_run", CHAKRA_TRACE_WAIT="0")
+    assert done.returncode == 0, done.stderr
+    manifest = load(project / "my_run_manifest.json")
+    assert manifest["complete"] and (manifest["world_size"], manifest["backend"]) == (2, "gloo")
+    for rank in ("", "_rank1"):
+        assert check_pair(project / f"my_run{rank}_host.json", project / f"my_run{rank}_device.json", 3) == []
+    assert done.stderr.count("chakra-et: next: ") == 1
+
+
+def test_a_script_that_fails_shows_its_own_traceback_and_keeps_its_trace(project: Path) -> None:
+    done = run(project, "code/train.py", "9", "fail", CHAKRA_TRACE="outputs/t")
+    assert done.returncode == 1
+    lines = [line for line in done.stderr.splitlines() if not line.startswith(("chakra-et: ", "[W"))]
+    assert lines[0] == "Traceback (most recent call last):" and lines[-1] == "OSError: the data is on fire"
+    assert "runpy" not in done.stderr and "chakra_et/" not in done.stderr
+    reason = load(project / "outputs" / "t_manifest.json")["reason"]
+    assert reason == "rank 0: training ended after 2 of 3 active steps (OSError: the data is on fire)"
+
+
+def test_the_scripts_status_is_kept(project: Path) -> None:
+    done = run(project, "code/train.py", "8", "exit", CHAKRA_TRACE="outputs/t")
+    assert done.returncode == 7
+    assert load(project / "outputs" / "t_manifest.json")["complete"]
+
+
+def test_a_script_without_an_optimizer_is_told_of(project: Path) -> None:
+    (project / "code" / "train.py").write_text("print('hello')\n")
+    done = run(project, "code/train.py", CHAKRA_TRACE="outputs/t")
+    assert (done.returncode, done.stdout) == (0, "hello\n")
+    assert done.stderr == "chakra-et: no trace was written: no PyTorch optimizer has stepped\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "variables", "said"),
+    [
+        (["code/train.py"], {"CHAKRA_TRACE": ""}, "error: CHAKRA_TRACE is not set: give FOLDER/NAME"),
+        (["code/train.py"], {"CHAKRA_TRACE": "a/b*"}, "error: trace name 'b*' contains '*': use letters"),
+        (
+            ["nowhere.py"],
+            {"CHAKRA_TRACE": "a/b"},
+            "error: nowhere.py: no such script; give a Python file, or -m",
+        ),
+        (
+            ["x.py"],
+            {"CHAKRA_TRACE": "a", "CHAKRA_TRACE_ACTIVE": "0"},
+            "error: CHAKRA_TRACE_ACTIVE=0: must be a",
+        ),
+        (
+            ["x.py"],
+            {"CHAKRA_TRACE": "a", "CHAKRA_TRACE_WAIT": "two"},
+            "error: CHAKRA_TRACE_WAIT=two: must be a",
+        ),
+    ],
+)
+def test_bad_arguments_are_one_sentence(words, variables, said, project: Path) -> None:
+    done = run(project, *words, **variables)
+    assert done.returncode == 2
+    assert done.stderr.startswith(said) and len(done.stderr.splitlines()) == 1
+
+
+def test_variables_set_every_field() -> None:
+    config = config_from_environment(
+        {
+            "CHAKRA_TRACE": "a/b/c",
+            "CHAKRA_TRACE_WAIT": "5",
+            "CHAKRA_TRACE_WARMUP": "0",
+            "CHAKRA_TRACE_ACTIVE": "1",
+            "CHAKRA_TRACE_GZIP": "1",
+            "CHAKRA_TRACE_MEMORY": "0",
+        }
+    )
+    assert (config.trace_output_dir, config.trace_name) == ("a/b", "c")
+    assert (config.trace_wait_steps, config.trace_warmup_steps, config.trace_active_steps) == (5, 0, 1)
+    assert config.trace_gzip is True and config.trace_memory is False
+
+
+def test_help_lists_the_variables(project: Path) -> None:
+    done = run(project, "--help")
+    assert done.returncode == 0 and "CHAKRA_TRACE_WARMUP  steps with" in done.stdout

@@ -1,0 +1,164 @@
+"""What a run reports: figures, progress, TensorBoard, wandb, traces."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.training.jobs import losses, read_log
+from utils.training.conversion import convert_traces
+from utils.training.optim import learning_rate_at
+from utils.training.trainer import Trainer
+
+SHORT = ("--skip-eval", "--save-steps", 0)
+
+
+def test_figures_of_the_log(train_alone: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+    folder = train_alone("gpt2", *SHORT, "--max-steps", 5, "--logging-steps", 2, "--learning-rate", 0.01)
+    rows = read_log(folder)
+    assert [row["step"] for row in rows] == [2, 4, 5]
+    for row in rows:
+        assert row["learning_rate"] == pytest.approx(learning_rate_at(row["step"] - 1, 0.01, 2, 5))
+        assert row["tokens_per_second"] > 0
+        # 2 sequences of 32 tokens at most.
+        assert 0 < row["tokens_per_second"] * row["step_seconds"] <= 64
+    summary = capsys.readouterr().out
+    assert "gpt2 tiny: 5 steps on 1 x cpu, loss " in summary
+    assert "model: checkpoints/gpt2/best_model" in summary
+
+
+def test_the_speed_is_of_the_steps_alone(
+    make_trainer: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slow(*_: object) -> float:
+        time.sleep(1)
+        return 1.0
+
+    monkeypatch.setattr("utils.training.trainer.validation_loss", slow)
+    trainer = make_trainer("gpt2", "--max-steps", 3, "--eval-steps", 1, "--save-steps", 2)
+    monkeypatch.setattr(trainer.saver, "checkpoint", lambda *_, **__: time.sleep(1) or 1.0)
+    trainer.train()
+    rows = read_log(trainer.save_dir)
+    assert all(row["step_seconds"] < 0.9 for row in rows if "loss" in row)
+    assert [row["step"] for row in rows if row.get("eval_seconds", 0) >= 1] == [1, 2, 3]
+    assert [row["step"] for row in rows if "checkpoint_seconds" in row] == [2, 3]
+
+
+def test_tensorboard_gets_the_figures(train_alone: Callable[..., Path]) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    folder = train_alone("gpt2", "--max-steps", 2, "--save-steps", 0, "--report-to", "tensorboard")
+    events = accumulator.EventAccumulator(str(folder / "tensorboard")).Reload()
+    written = {event.step: event.value for event in events.Scalars("loss")}
+    assert written == pytest.approx(losses(folder))
+    assert {"eval_loss", "learning_rate", "tokens_per_second", "step_seconds"} <= set(
+        events.Tags()["scalars"]
+    )
+
+
+def test_a_terminal_sees_a_progress_bar(
+    train_alone: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    train_alone("gpt2", *SHORT, "--max-steps", 2)
+    written = capsys.readouterr().err
+    assert "2/2" in written
+    assert "loss " in written
+
+
+def test_wandb_that_wants_a_login_is_told_in_one_sentence(
+    make_trainer: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wandb = pytest.importorskip("wandb")
+
+    def refuse(**_: object) -> None:
+        raise wandb.errors.UsageError("api_key not configured (no-tty)\nmore")
+
+    monkeypatch.setattr(wandb, "init", refuse)
+    trainer = make_trainer("gpt2", *SHORT, "--max-steps", 1, "--report-to", "wandb")
+    with pytest.raises(
+        ValueError, match=r"wandb: api_key not configured \(no-tty\); log in with .* WANDB_MODE"
+    ):
+        trainer.train()
+
+
+def test_wandb_works_offline(train_alone: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    folder = train_alone("gpt2", *SHORT, "--max-steps", 2, "--report-to", "wandb")
+    (run,) = (folder / "wandb").glob("offline-run-*/run-*.wandb")
+    # wandb's own process writes the file, on a busy machine some time after the run has ended.
+    patience = time.monotonic() + 60
+    while b"tokens_per_second" not in run.read_bytes() and time.monotonic() < patience:
+        time.sleep(0.5)
+    assert b"tokens_per_second" in run.read_bytes()
+
+
+@pytest.mark.parametrize("package", ["tensorboard", "wandb"])
+def test_a_missing_reporter_is_told_in_one_sentence(
+    package: str, make_trainer: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = {"tensorboard": "torch.utils.tensorboard", "wandb": "wandb"}[package]
+    monkeypatch.setitem(__import__("sys").modules, module, None)
+    trainer = make_trainer("gpt2", *SHORT, "--max-steps", 1, "--report-to", package)
+    with pytest.raises(ValueError, match=f"--report-to {package} needs the {package} package"):
+        trainer.train()
+
+
+def test_a_run_too_short_for_its_trace_is_refused(
+    few_samples: Path, make_trainer: Callable[..., Trainer]
+) -> None:
+    flags = ("--dataset", few_samples, "--num-epochs", 1, *SHORT, "--enable-tracing")
+    with pytest.raises(ValueError, match=r"--trace-active-steps 3\), but the run has 5"):
+        make_trainer("gpt2", *flags).train()
+
+
+def test_a_resumed_run_too_short_for_its_trace_goes_to_its_end(
+    make_trainer: Callable[..., Trainer], caplog: pytest.LogCaptureFixture
+) -> None:
+    flags = ("--skip-eval", "--max-steps", 6, "--save-steps", 4)
+    make_trainer("gpt2", *flags).train()
+    shutil.rmtree("checkpoints/gpt2/step-6")
+    trainer = make_trainer("gpt2", *flags, "--enable-tracing", "--resume-from-checkpoint", "latest")
+    assert trainer.train() == 0
+    assert "no trace of this resumed run: tracing needs 6 steps" in caplog.text
+    assert (trainer.save_dir / "step-6").is_dir()
+
+
+def test_a_trace_is_taken_and_the_flags_kept_beside_it(
+    train_alone: Callable[..., Path], tmp_path: Path
+) -> None:
+    train_alone(
+        "bert",
+        *SHORT,
+        "--max-steps",
+        4,
+        "--enable-tracing",
+        "--trace-wait-steps",
+        1,
+        "--trace-active-steps",
+        2,
+    )
+    written = {path.name for path in (tmp_path / "outputs").iterdir()}
+    kinds = ("host.json", "device.json", "stacks.txt", "manifest.json", "config.json")
+    converted = {"bert_1gpu_trace.et", "bert_1gpu_trace.0.et"}
+    converted |= {f"bert_1gpu_trace_{kind}.json" for kind in ("comm_groups", "conversion")}
+    assert written == {f"bert_1gpu_trace_{kind}" for kind in kinds} | converted
+    manifest = json.loads((tmp_path / "outputs" / "bert_1gpu_trace_manifest.json").read_text())
+    assert manifest["run"]["model"] == "tiny"
+    assert manifest["run"]["config"]["max_seq_length"] == 32
+    assert manifest["ranks"][0]["steps"] == [2, 3]
+
+
+def test_traces_of_other_machines_are_asked_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    ranks = [{"rank": r, "files": {"host": {"name": f"run_rank{r}_host.json"}}} for r in range(2)]
+    (tmp_path / "run_manifest.json").write_text(json.dumps({"ranks": ranks}))
+    (tmp_path / "run_rank0_host.json").write_text("{}")
+    assert not convert_traces(str(tmp_path), "run")
+    assert f"the traces of rank 1 are not in {tmp_path} here" in caplog.text
+    assert f"chakra-et convert {tmp_path} --name run" in caplog.text

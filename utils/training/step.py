@@ -1,0 +1,124 @@
+"""One optimizer step: forward and backward passes over this rank's micro-batches, one update of the weights.
+
+Each step has one collective besides DDP's own, over four numbers: the loss, its token count, the count of all
+tokens, and whether a rank was asked to stop. The loss is a mean over the tokens of the global batch, so loss
+and gradient don't depend on how ranks and accumulation share the batch. Learning rate and random numbers are
+functions of the seed and the step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from utils.distributed import World
+from utils.training.config import TrainConfig
+from utils.training.models import Batch, ModelFamily
+from utils.training.optim import learning_rate_at
+from utils.training.precision import Precision, rescale
+from utils.training.sampling import derived_seed
+from utils.watch import Watch, describe
+
+COMPILER_MODULES = ("torch._dynamo", "torch._inductor")
+
+
+class StepResult(NamedTuple):
+    """``figures`` for the log, ``tokens`` over all ranks, and whether a rank was asked to ``stop``."""
+
+    figures: dict[str, Any]
+    tokens: float
+    stop: bool
+
+
+class Stepper:
+    """Runs optimizer steps on one rank, with DDP if there are several."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        family: ModelFamily,
+        world: World,
+        watch: Watch,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        total_steps: int,
+    ):
+        self.config, self.family, self.world, self.watch = config, family, world, watch
+        self.model, self.optimizer, self.total_steps = model, optimizer, total_steps
+        self.precision = Precision(world.device, config.bf16, config.fp16)
+        # float16 loses a sum over thousands of tokens: its loss is divided by their number at most, and the
+        # gradient multiplied by it once it is in float32.
+        positions = config.batch_size * (config.max_seq_length or 1)
+        self.divisor = positions if config.fp16 else 1
+        self.ddp: DistributedDataParallel | None = None
+        if world.size > 1:
+            # These models have constant buffers only: nothing to broadcast per step.
+            known = inspect.signature(DistributedDataParallel).parameters
+            name = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
+            options: dict[str, Any] = {name: False}
+            self.ddp = DistributedDataParallel(model, **options)
+        self.wrapped: nn.Module = self.ddp or model
+        if config.compile:
+            self.wrapped = cast(nn.Module, torch.compile(self.wrapped))
+
+    def run(self, step: int, batches: Iterator[Batch]) -> StepResult:
+        """Take optimizer step ``step`` (from 0). Raises ValueError if the loss is not finite."""
+        config, watch = self.config, self.watch
+        torch.manual_seed(derived_seed(config.seed, "step", step, self.world.rank))
+        rate = learning_rate_at(step, config.learning_rate, config.warmup_steps, self.total_steps)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        sums = torch.zeros(3, dtype=torch.float64, device=self.world.device)
+        for micro in range(config.gradient_accumulation_steps):
+            watch.mark(step, "loading data", micro)
+            batch = self.to_device(next(batches))
+            watch.mark(step, "forward", micro)
+            inner = micro + 1 < config.gradient_accumulation_steps
+            with self.ddp.no_sync() if self.ddp is not None and inner else contextlib.nullcontext():
+                loss, counted = self._forward(batch)
+                watch.mark(step, "backward", micro)
+                self.precision.backward(loss / self.divisor if self.divisor > 1 else loss)
+            seen = batch["attention_mask"].sum()
+            sums += torch.stack([loss.detach().double(), counted.double(), seen.double()])
+        watch.mark(step, "reducing")
+        loss_sum, predicted, tokens, stop = self.world.sum(*sums, float(watch.signal != 0))
+        mean = loss_sum / max(1.0, predicted)
+        if not math.isfinite(mean):
+            raise ValueError(f"the loss is {mean} at step {step + 1}: lower --learning-rate")
+        watch.mark(step, "optimizer step")
+        figures = {"loss": mean, "learning_rate": rate, **self._update(predicted)}
+        return StepResult(figures, tokens, stop > 0)
+
+    def to_device(self, batch: Batch) -> Batch:
+        """The batch on this rank's device."""
+        return {name: tensor.to(self.world.device, non_blocking=True) for name, tensor in batch.items()}
+
+    def _forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        try:
+            with self.precision.autocast():
+                return self.family.loss_sum(self.wrapped, batch)
+        except Exception as error:
+            if self.config.compile and type(error).__module__.startswith(COMPILER_MODULES):
+                raise ValueError(f"--compile fails here, omit it: {describe(error)}") from error
+            raise
+
+    def _update(self, predicted: float) -> dict[str, Any]:
+        """Apply the gradients of ``predicted`` tokens; returns figures for the log."""
+        self.precision.unscale(self.optimizer)
+        # DDP has averaged gradients of sums over ranks; rescale them to the mean over all tokens.
+        rescale(self.model.parameters(), self.world.size * self.divisor / max(1.0, predicted))
+        figures: dict[str, Any] = {}
+        if self.config.max_grad_norm:
+            figures["grad_norm"] = nn.utils.clip_grad_norm_(
+                self.model.parameters(), self.config.max_grad_norm
+            )
+        self.precision.step(self.optimizer)
+        self.optimizer.zero_grad(set_to_none=True)
+        return figures | self.precision.figures
