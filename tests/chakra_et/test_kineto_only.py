@@ -88,7 +88,7 @@ def test_a_named_pair(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert main([*arguments, "--allow-unlinked"]) == 0
     with pytest.raises(SystemExit):
         main(["convert", "--host", str(host)])
-    assert "--host and --device go together" in capsys.readouterr().err
+    assert "--host and --device need each other" in capsys.readouterr().err
 
 
 def one(folder: Path, events: list[dict[str, Any]]) -> Converted:
