@@ -161,6 +161,7 @@ def make(name: str) -> Path:
             f"installing {' and '.join(kind.requirements)} into {kind.folder}/ (the first time takes a while)"
         )
         fill(python, kind, gpu, folder / "install.log", lock.fileno())
+        compile_ahead(python, folder)
         half_made.unlink()
         for other, candidate in KINDS.items():
             if candidate.folder == kind.folder and set(candidate.requirements) <= set(kind.requirements):
@@ -175,6 +176,29 @@ def fill(python: Path, kind: Kind, gpu: bool, log: Path, lock: int) -> None:
     fill_with(python, kind, options, log, lock)
     if kind.alone:
         fill_with(python, kind, ["--no-deps", *(f"-r{ROOT / file}" for file in kind.alone)], log, lock)
+
+
+def compile_ahead(python: Path, folder: Path) -> None:
+    """Compile what every conversion imports to bytecode.
+
+    Where PYTHONDONTWRITEBYTECODE is set, as in many containers, each start would compile it again, which
+    takes longer than converting a small trace.
+    """
+    packages = [
+        path for name in ("numpy", "msgspec") for path in folder.glob(f"lib/python*/site-packages/{name}")
+    ]
+    words = [
+        "-m",
+        "compileall",
+        "-q",
+        "-j",
+        "0",
+        "-x",
+        "/tests/|/f2py/",
+        *map(str, packages),
+        str(ROOT / "chakra_et"),
+    ]
+    subprocess.run([str(python), *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
 
 
 def fill_with(python: Path, kind: Kind, options: list[str], log: Path, lock: int) -> None:

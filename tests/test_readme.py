@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from chakra_et.findings import KINDS, TABLE
+
 ROOT = Path(__file__).resolve().parents[1]
 BLOCK = re.compile(r"```bash\n(.*?)```", re.DOTALL)
 SMALL = "-- --model-name tiny --dataset sample --max-seq-length 32"
@@ -81,3 +83,10 @@ def test_every_file_that_a_document_links_or_names_is_there(document: str) -> No
         name for name in {*links, *scripts} if not (ROOT / name).exists() and not list(ROOT.glob(f"*/{name}"))
     ]
     assert not missing
+
+
+def test_chakra_setup_lists_every_finding_of_a_conversion() -> None:
+    text = (ROOT / "CHAKRA_SETUP.md").read_text(encoding="utf-8")
+    listed = text.partition("<!-- findings -->\n")[2].partition("<!-- /findings -->")[0].splitlines()[2:]
+    of_kind = [(name, kind, text) for each in KINDS for name, (kind, text) in TABLE.items() if kind == each]
+    assert listed == [f"| `{name}` | {kind} | {text} |" for name, kind, text in of_kind]

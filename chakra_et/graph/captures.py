@@ -17,7 +17,7 @@ from chakra_et.errors import TraceError
 from chakra_et.findings import Findings
 from chakra_et.graph.hierarchy import Hierarchy, find_hierarchy
 from chakra_et.graph.linked import LinkedRank, link_rank
-from chakra_et.graph.work import Work, operator_around, shared, work_of
+from chakra_et.graph.work import Work, divided, operator_around, work_of
 from chakra_et.traces import device as device_trace
 from chakra_et.traces.device_format import DRIVER, RUNTIME
 from chakra_et.traces.limits import DEFAULT_LIMITS, Limits
@@ -159,15 +159,14 @@ def with_captured_work(rank: LinkedRank, work: Work, captured: Captured) -> Work
         return work
     operations, moved = work.operations.copy(), work.bytes.copy()
     source, parent = captured.captures.rank, captured.captures.hierarchy.parent
-    of_operator: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for row in np.flatnonzero((captured.row >= 0) & captured.certain).tolist():
-        # One operator of a capture launches once for each launch of the graph.
-        of_operator[int(rank.calls[row]), int(parent[captured.row[row]])].append(row)
-    length = rank.device.end - rank.device.start
-    for (_, operator), rows in of_operator.items():
-        if operator < 0 or (counted := work_of(source, parent, operator)) is None:
-            continue
-        operations[rows], moved[rows] = shared(counted, length[rows])
+    rows = np.flatnonzero((captured.row >= 0) & captured.certain)
+    operator = parent[captured.row[rows]]
+    rows, operator = rows[operator >= 0], operator[operator >= 0]
+    # One operator of a capture launches once for each launch of the graph.
+    launched, of = np.unique(np.column_stack((rank.calls[rows], operator)), axis=0, return_inverse=True)
+    works = [work_of(source, parent, operator) for _, operator in launched.tolist()]
+    length = (rank.device.end - rank.device.start)[rows]
+    operations[rows], moved[rows] = divided(works, of.ravel(), length)
     return replace(work, operations=operations, bytes=moved)
 
 

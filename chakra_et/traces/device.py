@@ -154,6 +154,7 @@ class _Columns:
         self.numbers: dict[str, list[np.ndarray]] = {}
         self.names: dict[str, int] = {}
         self.shapes: dict[tuple[str, str], int] = {}
+        self.shape_of: dict[tuple[str, str], int] = {}  # by their texts as recorded
         self.threads: dict[tuple[Any, Any], int] = {}
         self.thread_names: dict[tuple[Any, Any], str] = {}
         self.communication: dict[int, Args] = {}
@@ -258,8 +259,11 @@ class _Columns:
             if codes[row] == SYNC:
                 self.waits[self.rows + row] = a
             elif a.grid is not None:
-                key = (_triple(a.grid), _triple(a.block))
-                columns["shape"][row] = shapes.setdefault(key, len(shapes))
+                recorded = (str(a.grid), str(a.block))
+                if (index := self.shape_of.get(recorded)) is None:
+                    key = (_triple(a.grid), _triple(a.block))
+                    index = self.shape_of[recorded] = shapes.setdefault(key, len(shapes))
+                columns["shape"][row] = index
 
 
 def _triple(value: Any) -> str:
