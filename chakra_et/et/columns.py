@@ -146,6 +146,11 @@ class ExecutionTrace:
         value = self.metadata.get(name)
         return value if type(value) is int else None
 
+    def metadata_str(self, name: str) -> str:
+        """String ``name`` of the metadata; "" if it is missing or not a string."""
+        value = self.metadata.get(name)
+        return value if isinstance(value, str) else ""
+
     def communication(self) -> ExecutionTrace:
         """A trace of the communication nodes only, without dependencies and tensors."""
         rows = np.flatnonzero(self.types >= NodeType.COMM_SEND)

@@ -114,7 +114,7 @@ def test_one_bad_pair_stops_no_other(folder: Path) -> None:
 
 def test_remaining_converts_only_what_is_missing_or_older_than_its_traces(folder: Path) -> None:
     assert run("convert_to_et.py", "--dir", folder).returncode == 0
-    assert "2 of 2 runs are converted already" in run("convert_remaining.py", "--dir", folder).stdout
+    assert "2 of 2 runs are already converted" in run("convert_remaining.py", "--dir", folder).stdout
     (folder / "tiny_2gpu.1.et").unlink()
     done = run("convert_remaining.py", "--dir", folder)
     assert done.returncode == 0 and "1 of 2" in done.stdout and "tiny_2gpu.1.et" in written(folder)
