@@ -17,6 +17,8 @@ COMMANDS = {
     "info": ("chakra_et.info.command", "show what .et files hold: nodes, edges, times, collectives"),
     "stragglers": ("chakra_et.stragglers.command", "find what slow ranks cost, and which they are"),
     "replay": ("chakra_et.replay.command", "replay .et files and compare with the measured times"),
+    "scale": ("chakra_et.simulators.scale_command", "make a set of more or fewer data-parallel ranks"),
+    "astra": ("chakra_et.simulators.astra", "write a folder that ASTRA-sim runs, and check its log"),
 }
 
 

@@ -209,10 +209,11 @@ def _add_flag(
         if "default" in options and "nargs" not in options:
             options["nargs"] = "?"
         return parser.add_argument(field.name, **options)
-    dashed = "--" + field.name.replace("_", "-")
-    names = [dashed]
-    if "_" in field.name:
-        names.append("--" + field.name)
+    # A trailing underscore avoids a Python keyword: ``for_`` is --for.
+    name = field.name.rstrip("_")
+    names = ["--" + name.replace("_", "-")]
+    if "_" in name:
+        names.append("--" + name)
     if "short" in field.metadata:
         names.insert(0, field.metadata["short"])
     return parser.add_argument(*names, dest=field.name, **options)
@@ -220,7 +221,7 @@ def _add_flag(
 
 def _metavar(field: dataclasses.Field[Any], kind: type) -> str:
     """The placeholder for a value: N or X for a number, or else the last word of the field's name."""
-    word = field.name.rsplit("_", 1)[-1].upper()
+    word = field.name.rstrip("_").rsplit("_", 1)[-1].upper()
     if field.metadata.get("positional"):
         return word.removesuffix("S")
     return {int: "N", float: "X"}.get(kind, word)

@@ -62,6 +62,10 @@ TABLE: dict[str, tuple[Kind, str]] = {
     "group-local": ("note", "collectives of a group with one rank, kept as compute"),
     "graph-not-captured": ("warning", "graph launches that no capture of --graph-capture fits"),
     "graph-ambiguous": ("warning", "kernels of graphs whose shapes differ between the captures that fit"),
+    "communication-ends-late": (
+        "warning",
+        "CPU communication whose record ends after the thread that waited for it went on: cut to that time",
+    ),
     "stream-wait-inferred": ("warning", "stream waits without cuda_sync records, inferred from launch order"),
     "unknown-events": ("warning", "events of unknown categories left out; the losses name them"),
     # notes

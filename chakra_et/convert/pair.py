@@ -99,6 +99,7 @@ def _convert(pair: Pair, host: HostTrace, device: DeviceTrace, options: PairOpti
     captures = load_captures(options.graph_capture, options.limits) if options.graph_capture else None
     captured = match_captures(rank, captures)
     findings = joined(dependencies.findings, gap_findings, captured.findings, check_complete(rank))
+    del dependencies  # as large as the graph, and the memory is needed below
     report = make_report(number, rank, graph, findings)
     if not report.conserved():
         raise TraceError(
@@ -110,6 +111,7 @@ def _convert(pair: Pair, host: HostTrace, device: DeviceTrace, options: PairOpti
     clock = rank.device.host_name or dict(options.hosts).get(number, "")
     metadata = _metadata(rank, graph, number, world_size, clock)
     trace = emit(rank, graph, number, metadata, options.timestamps, options.comm_types, captured)
+    del graph
     report.add_shares(shares(trace))
     trace.metadata["conversion_report"] = json.dumps(report.as_dict(), separators=(",", ":"))
     return Converted(trace, report, rank, groups, world_size)

@@ -19,6 +19,10 @@ from chakra_et.traces.host import HostTrace, tensors
 
 # A wait that was blocked ends soon after what it waited for.
 WAKE_UP_NS = 200_000
+# A preempted worker records the end of communication at most this long after the waiting thread went on, and
+# that thread waited at least this many times as long.
+LATE_NS = 5_000_000
+LATE_FACTOR = 20
 WAIT_OPERATOR = re.compile(r"(^|::|\.)wait(_tensor)?$")
 """Operators that do nothing but wait, however late the thread goes on."""
 
@@ -52,6 +56,12 @@ def _communication(
         begin, end = int(device.start[item.event]), int(device.end[item.event])
         caller = int(time.lane[item.launch]) if item.launch >= 0 else time.main
         asked = min(begin, int(time.end[item.launch])) if item.launch >= 0 else begin
+        if caller not in callers:
+            callers[caller] = _Caller(time, caller)
+        resumed = _resumed_before(device, time, callers[caller], begin, asked, end)
+        if resumed is not None:
+            end = resumed
+            causes.findings.add("communication-ends-late")
         key = (
             (item.group.name,) if item.type is NodeType.COMM_COLL else (item.group.name, item.type, item.peer)
         )
@@ -61,8 +71,6 @@ def _communication(
         causes.placed[number] = (lane, from_, end)
         busy[lane] = end
         causes.edge(EdgeKind.LAUNCH, (caller, asked), (lane, from_))
-        if caller not in callers:
-            callers[caller] = _Caller(time, caller)
         _wait_for(device, time, users, item, callers[caller], lane, end, causes)
 
 
@@ -138,6 +146,31 @@ def _wait_for(
         return
     causes.edge(EdgeKind.COLLECTIVE, (lane, end), (caller, used))
     causes.findings.add("wait-done")
+
+
+def _resumed_before(
+    device: DeviceTrace, time: Timeline, thread: _Caller, begin: int, asked: int, end: int
+) -> int | None:
+    """When the thread that waited for a communication went on, where its record ends later than that.
+
+    ``begin``, ``end``: of the record; ``asked``: when it was launched. None where the thread was still
+    waiting at ``end``, or did not wait.
+    """
+    pieces, of_lane = time.self_time, thread.pieces
+    at = int(np.searchsorted(thread.piece_starts, end, side="left")) - 1
+    while at >= 0:
+        piece = int(of_lane[at])
+        started, until = max(int(pieces.start[piece]), asked), int(pieces.end[piece])
+        waits = _can_wait(device, int(pieces.owner[piece]))
+        if until >= end:
+            if waits and end - started > LATE_FACTOR * (until - end):
+                return None
+        elif end - until > LATE_NS or until <= begin:
+            return None
+        elif waits and until - started > LATE_FACTOR * (end - until):
+            return until
+        at -= 1
+    return None
 
 
 def _outside(device: DeviceTrace, owner: int) -> bool:

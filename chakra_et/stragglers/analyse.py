@@ -128,26 +128,25 @@ def analyse(job: Job, compute: Typical = "mean", threshold: float = 1.03) -> Str
     blocking, launch = float(nodelay.mean() / noblk.mean()), float(base.mean() / nodelay.mean())
     decomposed: dict[str, Any] = {}
     if blocking >= threshold:
+
+        def keeping(chosen: np.ndarray) -> np.ndarray:
+            work = np.where(chosen, recorded, ideal)
+            return noblk if (work == ideal).all() else job.simulate(work)
+
         for name, part in _parts(operations).items():
-            decomposed |= _decomposed(
-                f"blocking_decompose_by_{name}",
-                job.steps,
-                {x: job.simulate(np.where(part == x, recorded, ideal)) for x in np.unique(part).tolist()},
-                nodelay,
-                noblk,
-            )
+            times = {x: keeping(part == x) for x in np.unique(part).tolist()}
+            decomposed |= _decomposed(f"blocking_decompose_by_{name}", job.steps, times, nodelay, noblk)
     if launch >= threshold:
-        delay = operations.delay_s
+
+        def delayed(chosen: np.ndarray) -> np.ndarray:
+            delay = np.where(chosen, operations.delay_s, 0)
+            return job.simulate(recorded, delay) if delay.any() else nodelay
+
         parts = _parts(operations)
         parts["optype"] = np.where(operations.is_first, FIRST_OP, parts["optype"])
         for name, part in parts.items():
-            decomposed |= _decomposed(
-                f"launch_decompose_by_{name}",
-                job.steps,
-                {x: job.simulate(recorded, np.where(part == x, delay, 0)) for x in np.unique(part).tolist()},
-                base,
-                nodelay,
-            )
+            times = {x: delayed(part == x) for x in np.unique(part).tolist()}
+            decomposed |= _decomposed(f"launch_decompose_by_{name}", job.steps, times, base, nodelay)
     analysis = Analysis(
         step_t_base=_by_step(job.steps, base),
         step_t_nodelay=_by_step(job.steps, nodelay),

@@ -20,6 +20,9 @@ from chakra_et.stragglers.operations import JobMeta, Operations
 from chakra_et.stragglers.stretches import find_stretches
 from chakra_et.stragglers.table import NS, Table, make_table
 
+# Ranks that begin further apart than this are reported.
+LATE_S = 1e-3
+
 
 @dataclass
 class RecordedJob:
@@ -67,6 +70,7 @@ def recorded_job(run: RankSet) -> RecordedJob:
     found = find_stretches(run.name, graph)
     stages = stages_of(traces, ranks)
     table = make_table(graph, found, matching, times, stages)
+    apart_s = max(times.release_ns) * NS
     step_s = None
     if graph.local_start_ns is not None and graph.clock_ns is not None:
         starts = graph.local_start_ns + np.array(graph.clock_ns, dtype=np.int64)[graph.trace_of]
@@ -86,6 +90,11 @@ def recorded_job(run: RankSet) -> RecordedJob:
         step_of_node=found.step,
         table=table,
     )
+    if apart_s > LATE_S:
+        job.notes.append(
+            f"the ranks' traces begin up to {apart_s * 1e3:.1f} ms apart, which counts as a delay "
+            "before the first step"
+        )
     if step_s is None:
         job.notes.append("the files hold no start times on one clock: step_t_base is simulated")
         step_s = job.simulate(job.operations.work_s, job.operations.delay_s)

@@ -160,6 +160,7 @@ class _Columns:
         self.schemas: dict[str, int] = {}
         self.inputs: tuple[list[bytes], ...] = ([], [], [])
         self.outputs: tuple[list[bytes], ...] = ([], [], [])
+        self.known: dict[bytes, bytes] = {}
         self.communication: dict[int, dict[str, Any]] = {}
         self.texts: dict[int, dict[str, str]] = {}
         self.findings = Findings()
@@ -184,8 +185,8 @@ class _Columns:
             empty = Values()
             nodes_in = [node.inputs or empty for node in nodes]
             nodes_out = [node.outputs or empty for node in nodes]
-        _keep(self.inputs, nodes_in)
-        _keep(self.outputs, nodes_out)
+        _keep(self.inputs, nodes_in, self.known)
+        _keep(self.outputs, nodes_out, self.known)
         self._add("op_schema", np.array(schema, np.int32))
         self.rows += len(nodes)
 
@@ -246,11 +247,13 @@ class _Columns:
         self.numbers.setdefault(name, []).append(column)
 
 
-def _keep(target: tuple[list[bytes], ...], sources: list[Values]) -> None:
+def _keep(target: tuple[list[bytes], ...], sources: list[Values], known: dict[bytes, bytes]) -> None:
+    """Add the texts of ``sources`` to ``target``; ``known`` keeps one copy of each that repeats."""
     values, shapes, types = target
     values += map(bytes, map(_values, sources))
-    shapes += map(bytes, map(_shapes, sources))
-    types += map(bytes, map(_types, sources))
+    for texts, get in ((shapes, _shapes), (types, _types)):
+        read = list(map(bytes, map(get, sources)))
+        texts += map(known.setdefault, read, read)
 
 
 def load(path: str | Path, limits: Limits = DEFAULT_LIMITS) -> HostTrace:

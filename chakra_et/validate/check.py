@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import ExecutionTrace
 from chakra_et.et.sets import RankSet
+from chakra_et.validate.astra import check_file_for_astra, check_run_for_astra, read_system
 from chakra_et.validate.ranks import check_ranks
 from chakra_et.validate.rules import check_file
 from chakra_et.validate.table import RULES, File, Finding
@@ -106,9 +108,17 @@ def _problem(finding: Finding, name: str, file: File | None) -> Problem:
     )
 
 
-def check_set(run: RankSet, dataset_splits: int = 4) -> list[Problem]:
-    """Read and check the files of one run. A file that can't be read breaks the rule "unreadable"."""
+def check_set(run: RankSet, dataset_splits: int = 4, for_astra: bool = False) -> list[Problem]:
+    """Read and check the files of one run. A file that can't be read breaks the rule "unreadable".
+
+    ``for_astra``: also check the files and the bundle around them against the needs of ASTRA-sim, with
+    ``preferred-dataset-splits`` of system.json instead of ``dataset_splits``.
+    """
     groups = run.comm_groups()
+    folder = Path(run.name).parent
+    system = (read_system(folder) if for_astra else None) or {}
+    splits = system.get("preferred-dataset-splits")
+    dataset_splits = splits if type(splits) is int and splits > 0 else dataset_splits
     communication: dict[int, ExecutionTrace] = {}
     problems: list[Problem] = []
     for rank, path in run.files.items():
@@ -119,10 +129,17 @@ def check_set(run: RankSet, dataset_splits: int = 4) -> list[Problem]:
             problems.append(Problem("error", str(path), rank, None, None, "unreadable", message))
             continue
         problems += _check_one(trace, rank, groups, str(path), dataset_splits)
+        if for_astra:
+            file = File(trace, rank, groups, dataset_splits)
+            found = check_file_for_astra(trace, bool(system.get("roofline-enabled")))
+            problems += [_problem(finding, str(path), file) for finding in found]
         # A run can have hundreds of ranks: keep only what the check of the whole run needs.
         if rank is not None:
             communication[rank] = trace.communication()
     if run.is_run and len(communication) == len(run.files):
         names = {rank: str(path) for rank, path in run.files.items() if rank is not None}
         problems += check_together(communication, groups, names)
+    if for_astra:
+        about = check_run_for_astra(folder, Path(run.name).name, groups, len(run.files))
+        problems += [_problem(finding, run.name, None) for finding in about]
     return problems

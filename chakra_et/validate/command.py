@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from typing import Literal
 
 from chakra_et.cli import parse
 from chakra_et.errors import TraceError
@@ -32,6 +33,13 @@ class ValidateConfig:
         metadata={"help": "preferred-dataset-splits of the system: an all-gather of fewer bytes hangs"},
     )
 
+    for_: Literal["any", "astra-sim"] = field(
+        default="any",
+        metadata={
+            "help": "astra-sim: also what it needs, and the network.yml and system.json beside the files"
+        },
+    )
+
     def __post_init__(self) -> None:
         if not self.files:
             raise ValueError("give at least one .et file, or the NAME of a run")
@@ -44,7 +52,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     config = parse(ValidateConfig, argv, description=DESCRIPTION)
     try:
         sets = find_rank_sets(config.files)
-        problems = [problem for run in sets for problem in check_set(run, config.dataset_splits)]
+        problems = [
+            problem
+            for run in sets
+            for problem in check_set(run, config.dataset_splits, config.for_ == "astra-sim")
+        ]
     except TraceError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

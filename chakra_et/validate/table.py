@@ -82,6 +82,15 @@ RULES: dict[str, tuple[str, str]] = {
     "collective-size": ("error", "ranks are left waiting, and the simulator still exits with 0"),
     "collective-size-uneven": ("warning", "the sizes may differ between ranks, but no simulator expects it"),
     "p2p-rank": ("error", "the peer of a send or receive is not another rank of the run"),
+    # Rules of --for astra-sim:
+    "astra-memory-node": ("error", "ASTRA-sim ends the run: it has no remote memory"),
+    "astra-collective": ("error", "ASTRA-sim throws"),
+    "astra-roofline": ("error", "the compute node takes no time"),
+    "astra-group-file": ("error", "every group but that of all ranks is unknown: ASTRA-sim ends the run"),
+    "astra-network": ("error", "ASTRA-sim aborts, or simulates other links"),
+    "astra-bandwidth": ("warning", "GB/s taken for GiB/s makes the network 7.4% too fast"),
+    "astra-dimensions": ("warning", "ASTRA-sim aborts at the end of the run, after correct results"),
+    "astra-system": ("error", "ASTRA-sim aborts, or hangs"),
     "p2p-unmatched": ("error", "a send and its receive must agree on source, target, tag and size"),
 }
 

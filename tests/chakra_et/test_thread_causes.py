@@ -160,3 +160,32 @@ def test_messages_have_a_lane_for_each_direction_and_peer(tmp_path: Path) -> Non
     ]
     labels = [lane.label for lane in stages.graph.lanes if lane.kind == "communication"]
     assert labels == ["group 0 send 1", "group 0 recv 1"] and stages.replayed()
+
+
+def preempted(resumed: float) -> tuple[list[dict], list[dict]]:
+    """A thread waits for an all-reduce that ends at 9000 µs, by the record of its worker at 9100 µs."""
+    events, nodes = gloo(
+        op("c10d::allreduce_", 10, 5, 20),
+        15,
+        9100,
+        op("copy", resumed, 20, 30),
+        op("next", resumed + 40, 300, 31),
+    )
+    events[0]["dur"] = 10_000
+    return events, nodes
+
+
+def test_a_communication_whose_record_ends_late_ends_when_its_waiter_goes_on(tmp_path: Path) -> None:
+    """On a busy machine: the wait was taken for 9 ms of work."""
+    stages = Stages(tmp_path, *preempted(9000))
+    assert stages.causes.findings["communication-ends-late"] == 1
+    assert stages.causes.findings["wait-blocked"] == 1
+    assert ("gloo:all_reduce", 15, 9000) in stages.nodes() and stages.replayed()
+    assert lengths(stages)["gloo:all_reduce"] == 8985
+    assert sum(end - start for name, start, end in stages.nodes() if name != "gloo:all_reduce") == 1015
+
+
+def test_a_thread_that_went_on_long_before_did_not_wait_for_the_communication(tmp_path: Path) -> None:
+    stages = Stages(tmp_path, *preempted(8000))
+    assert "communication-ends-late" not in stages.causes.findings
+    assert ("gloo:all_reduce", 15, 9100) in stages.nodes() and stages.replayed()
