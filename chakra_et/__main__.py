@@ -19,6 +19,11 @@ COMMANDS = {
     "replay": ("chakra_et.replay.command", "replay .et files and compare with the measured times"),
     "scale": ("chakra_et.simulators.scale_command", "make a set of more or fewer data-parallel ranks"),
     "astra": ("chakra_et.simulators.astra", "write a folder that ASTRA-sim runs, and check its log"),
+    "report": ("chakra_et.report.command", "write one HTML page about a run: timeline, breakdown, …"),
+    "compare": ("chakra_et.report.compare_command", "compare runs: steps, breakdown, operators, modules"),
+    "export": ("chakra_et.export.command", "write a run for Perfetto, Chrome, graph tools or as tables"),
+    "predict": ("chakra_et.predict.command", "predict step times under changed conditions"),
+    "measure-network": ("chakra_et.predict.measure", "time collectives and fit a network model to them"),
 }
 
 

@@ -3,7 +3,8 @@
 For a run NAME: ``NAME_host.json`` and ``NAME_device.json`` are the traces of rank 0,
 ``NAME_rank1_host.json`` … those of the other ranks (each also as ``.json.gz``). ``NAME.0.et``, ``NAME.1.et``
 … are the Chakra traces, named as simulators expect; ``NAME.et`` is a copy of rank 0's. All output names are
-made here; names found inside files are never used.
+made here; names found inside files are never used. ``NAME_kineto.json``, the name in
+older captures, is read as a device trace.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ Side = Literal["host", "device"]
 SIDES: tuple[Side, Side] = ("host", "device")
 
 _TRACE = re.compile(
-    r"(?P<run>.+?)(?:_rank(?P<rank>[0-9]{1,6}))?_(?P<side>host|device)\.json(?:\.gz)?", re.DOTALL
+    r"(?P<run>.+?)(?:_rank(?P<rank>[0-9]{1,6}))?_(?P<side>host|device|kineto)\.json(?:\.gz)?", re.DOTALL
 )
 _ET = re.compile(r"(?P<run>.+)\.(?P<rank>[0-9]{1,9})\.et", re.DOTALL)
 # Glob patterns for all traces.
@@ -137,6 +138,11 @@ class RunFiles:
     @property
     def report_file(self) -> Path:
         return self.folder / f"{self.name}_conversion.json"
+
+    @property
+    def page_file(self) -> Path:
+        """The HTML page about the run, written by ``chakra-et report``."""
+        return self.folder / f"{self.name}_report.html"
 
     def et_files(self) -> list[tuple[int, Path]]:
         """(rank, path) of the existing ``NAME.N.et``, sorted by rank."""

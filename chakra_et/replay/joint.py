@@ -71,7 +71,7 @@ class ReplayGraph:
         gathered: np.ndarray = np.concatenate(columns)[self.first[self.trace_of] + self.row]
         return gathered
 
-    def scatter(self, values: Sequence[int]) -> list[np.ndarray]:
+    def scatter(self, values: Sequence[int] | np.ndarray) -> list[np.ndarray]:
         """Values in node order as one int64 array per trace, in row order."""
         flat = np.empty(len(self), dtype=np.int64)
         flat[self.first[self.trace_of] + self.row] = values

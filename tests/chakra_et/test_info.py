@@ -166,6 +166,9 @@ def test_text_has_aligned_columns(run: str, capsys: pytest.CaptureFixture[str]) 
     ]
     assert "  longest path   0.071 ms" in lines
     assert "  edge kinds     program order 2, launch 1, stream order 1, collective 3" in lines
+    bar = next(line for line in lines if line.lstrip().startswith("kernel ")).split()
+    share = float(bar[2].rstrip("%")) / 100
+    assert abs(len(bar[3]) / 30 - share) < 0.05
     assert "      1        0,1,2,3  ALL_REDUCE      2     80  0.014            -        -" in lines
     assert "time \\x1b[31mred <b>한국어" in "\n".join(lines), "control characters stay out of the terminal"
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
+from megatron_lm import datasets
 from megatron_lm.logs import records
 from tests.megatron_lm.conftest import REPO_ROOT, Script
+from tests.megatron_lm.processes import processes_with, wait_for
 
 
 def header(script_text: str) -> list[str]:
@@ -253,7 +253,7 @@ def test_a_local_run_writes_the_logs_of_its_node_and_get_result_shows_them(
 
 
 def test_a_local_run_that_fails_says_so(script: Script) -> None:
-    done = script("_03_submit.sh", "--local", STAND_IN_FAIL="1")
+    done = script("_03_submit.sh", "--local", STAND_IN_FAIL="message")
     job = done.stdout.strip()
     assert done.returncode != 0 and f"get_result.sh {job}" in done.stderr.splitlines()[-1]
     shown = script("get_result.sh", job).stdout.splitlines()
@@ -297,25 +297,6 @@ def test_the_scripts_are_clean_for_shellcheck() -> None:
     assert len(scripts) >= 9
 
 
-def processes_with(marker: str) -> list[int]:
-    """Ids of the processes that have ``marker`` in their command line."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            if marker.encode() in entry.read_bytes() and int(entry.parent.name) != os.getpid():
-                found.append(int(entry.parent.name))
-        except OSError:
-            continue
-    return found
-
-
-def wait_for(condition, seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.2)
-
-
 def put_tool(folder: Path, name: str, body: str) -> None:
     folder.mkdir(exist_ok=True)
     (folder / name).write_text(f"#!/usr/bin/env bash\n{body}")
@@ -355,8 +336,9 @@ def test_with_enroot_the_ranks_run_in_the_container(
         "DATA_PATH": str(tmp_path / "data/squad/text"),
     }
     (tmp_path / "data/squad").mkdir(parents=True)
-    for ending in (".bin", ".idx"):
-        (tmp_path / f"data/squad/text{ending}").touch()
+    header = datasets.HEADER.pack(datasets.MAGIC, 1, 8, 1, 1)
+    (tmp_path / "data/squad/text.idx").write_bytes(header + bytes(4 + 2 * 8))
+    (tmp_path / "data/squad/text.bin").touch()
     calls = tmp_path / "bin/enroot.log"
     for reload, expected in (("false", 4), ("false", 3), ("true", 5)):
         done = script("_03_submit.sh", "--local", RELOAD_CONTAINER=reload, **env)

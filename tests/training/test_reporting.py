@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -115,6 +116,18 @@ def test_a_run_too_short_for_its_trace_is_refused(
     flags = ("--dataset", few_samples, "--num-epochs", 1, *SHORT, "--enable-tracing")
     with pytest.raises(ValueError, match=r"--trace-active-steps 3\), but the run has 5"):
         make_trainer("gpt2", *flags).train()
+
+
+def test_a_resumed_run_too_short_for_its_trace_goes_to_its_end(
+    make_trainer: Callable[..., Trainer], caplog: pytest.LogCaptureFixture
+) -> None:
+    flags = ("--skip-eval", "--max-steps", 6, "--save-steps", 4)
+    make_trainer("gpt2", *flags).train()
+    shutil.rmtree("checkpoints/gpt2/step-6")
+    trainer = make_trainer("gpt2", *flags, "--enable-tracing", "--resume-from-checkpoint", "latest")
+    assert trainer.train() == 0
+    assert "no trace of this resumed run: tracing needs 6 steps" in caplog.text
+    assert (trainer.save_dir / "step-6").is_dir()
 
 
 def test_a_trace_is_taken_and_the_flags_kept_beside_it(

@@ -176,7 +176,15 @@ class Trainer:
         config = self.config
         if not config.enable_tracing or config.trace_name is None or self.step >= self.total_steps:
             return contextlib.nullcontext()
-        config.check_trace_length(self.total_steps - self.step, f"{self.step} to {self.total_steps}")
+        try:
+            config.check_trace_length(self.total_steps - self.step, f"{self.step} to {self.total_steps}")
+        except ValueError as error:
+            if not self.step:
+                raise
+            # The rest of an interrupted run matters more than its trace.
+            if self.world.is_main:
+                log.warning("no trace of this resumed run: %s", error)
+            return contextlib.nullcontext()
         if self.world.is_main:
             config.save("trace_output_dir", f"{config.trace_name}_config.json")
         return ChakraTracer(
