@@ -159,7 +159,7 @@ class _HelpFormatter(argparse.HelpFormatter):
         names = [name for name in action.option_strings if "_" not in name]
         if isinstance(action, _Switch) and action.default is False:
             names = [name for name in names if name not in action.negative]
-        value = "" if action.nargs == 0 else f" {self._format_args(action, action.dest.upper())}"
+        value = "" if action.nargs == 0 else f" {self._format_args(action, action.dest.upper()).strip('[]')}"
         return ", ".join(names) + value
 
     def _get_help_string(self, action: argparse.Action) -> str | None:

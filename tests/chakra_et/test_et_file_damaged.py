@@ -1,4 +1,4 @@
-"""Files that are no execution traces, or no whole ones: one sentence or a trace, never anything else."""
+"""Files that are no execution traces, or incomplete ones, give one sentence or a trace, nothing else."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def after_metadata(*nodes: bytes) -> bytes:
         (gzip.compress(METADATA * 50, mtime=0), "gzip file, which simulators do not read: decompress it"),
     ],
 )
-def test_a_file_that_is_no_trace_is_one_sentence(tmp_path: Path, raw: bytes, says: str) -> None:
+def test_file_that_is_no_trace_is_one_sentence(tmp_path: Path, raw: bytes, says: str) -> None:
     path = tmp_path / "bad.et"
     path.write_bytes(raw)
     with pytest.raises(TraceError) as caught:
@@ -73,7 +73,7 @@ def test_a_file_that_is_no_trace_is_one_sentence(tmp_path: Path, raw: bytes, say
     assert "\n" not in str(caught.value)
 
 
-def test_the_error_names_the_same_place_among_many_nodes(tmp_path: Path) -> None:
+def test_error_location_among_many_nodes(tmp_path: Path) -> None:
     nodes = [b"\x08\x01\x18\x04"] * 1000
     nodes[777] = b"\x08\x01\x12\x09x"
     path = tmp_path / "bad.et"
@@ -91,7 +91,7 @@ def test_missing_file_and_folder_are_one_sentence(tmp_path: Path) -> None:
         et_file.read(tmp_path)
 
 
-def test_more_attribute_names_than_any_trace_has_are_refused(tmp_path: Path) -> None:
+def test_too_many_attribute_names_are_rejected(tmp_path: Path) -> None:
     names = [str(i).encode() for i in range(5000)]
     attrs = [wire.tag(1, 2) + bytes([len(name)]) + name + b"\x48\x01" for name in names]
     node = b"\x08\x01" + b"".join(b"\x52" + bytes([len(attr)]) + attr for attr in attrs)
@@ -102,7 +102,7 @@ def test_more_attribute_names_than_any_trace_has_are_refused(tmp_path: Path) -> 
 
 @settings(max_examples=100, deadline=None)
 @given(trace=traces(fewest=1), data=st.data())
-def test_damaged_bytes_are_read_or_refused(trace: ExecutionTrace, data: st.DataObject) -> None:
+def test_damaged_bytes_are_read_or_rejected(trace: ExecutionTrace, data: st.DataObject) -> None:
     raw = bytearray(file_bytes(trace))
     for _ in range(data.draw(st.integers(1, 4))):
         raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
@@ -120,7 +120,7 @@ def test_damaged_bytes_are_read_or_refused(trace: ExecutionTrace, data: st.DataO
         describe(damaged)
 
 
-def test_a_node_of_very_many_small_fields_takes_linear_time(tmp_path: Path) -> None:
+def test_node_with_very_many_fields_takes_linear_time(tmp_path: Path) -> None:
     deps = b"\x28\x05" * 100_000
     (tmp_path / "a.et").write_bytes(METADATA + framed(b"\x08\x01" + deps, b"\x08\x02" + deps))
     trace = et_file.read(tmp_path / "a.et")
