@@ -35,7 +35,7 @@ from chakra_et.simulators.copies import (
 )
 from chakra_et.simulators.fit import fitted
 from chakra_et.simulators.mesh import Mesh, Place, ScaledGroups, mesh_of, parse_mesh
-from chakra_et.simulators.planned import read_topology
+from chakra_et.simulators.networks import read_topology
 from chakra_et.simulators.sets import InputSet
 from chakra_et.simulators.spread import compute_micros, deviation, draw, relative_spread
 
