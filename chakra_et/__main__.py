@@ -18,6 +18,7 @@ COMMANDS = {
     "stragglers": ("chakra_et.stragglers.command", "find what slow ranks cost, and which they are"),
     "replay": ("chakra_et.replay.command", "replay .et files and compare with the measured times"),
     "scale": ("chakra_et.simulators.scale_command", "make a set of more or fewer data-parallel ranks"),
+    "fetch-example": ("chakra_et.simulators.examples", "unpack a small set with its folder for ASTRA-sim"),
     "astra": ("chakra_et.simulators.astra", "write a folder that ASTRA-sim runs, and check its log"),
     "report": ("chakra_et.report.command", "write one HTML page about a run: timeline, breakdown, …"),
     "compare": ("chakra_et.report.compare_command", "compare runs: steps, breakdown, operators, modules"),

@@ -147,6 +147,7 @@ class ScaledGroups:
         # Groups keep their numbers where the mesh keeps its size.
         kept = groups if old == new else {}
         self.numbers = {tuple(sorted(members)): name for name, members in kept.items()}
+        self.next = max(map(int, kept), default=0) + 1
         for name, shape in self.shapes.items():
             if shape is not None and shape.along in ("block", "stride") and new.dp % shape.size:
                 raise TraceError(
@@ -161,7 +162,10 @@ class ScaledGroups:
         shape = self.shapes[group]
         assert shape is not None
         key = tuple(self._members(shape, source, data))
-        return self.numbers.setdefault(key, str(len(self.numbers) + 1))
+        if key not in self.numbers:
+            self.numbers[key] = str(self.next)
+            self.next += 1
+        return self.numbers[key]
 
     def _members(self, shape: GroupShape, source: Place, data: int) -> list[int]:
         count = self.new.dp

@@ -51,8 +51,8 @@ def message_time(plan: Plan) -> float:
     if plan.pp == 1:
         return 0.0
     if plan.virtual_stages > 1:
-        free = replace(plan, p2p=(0.0,) * (plan.pp - 1), wrap=0.0)
-        silent = max(event.end for event in events.of_plan(free) if event.kind == "backward")
+        silenced = replace(plan, p2p=(0.0,) * (plan.pp - 1), wrap=0.0)
+        silent = max(event.end for event in events.of_plan(silenced) if event.kind == "backward")
         return plan.pipeline_time - silent
     if plan.cost_model == "exact":
         free = [0.0] * (plan.pp - 1)

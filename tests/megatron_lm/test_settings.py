@@ -213,6 +213,39 @@ def test_what_fasop_exports_is_a_file_of_settings(tmp_path: Path) -> None:
     assert found["PARTITION"] == partition
 
 
+def test_a_plan_of_a_llama_brings_its_sizes_nodes_and_options(tmp_path: Path) -> None:
+    gpu = {"nodes": 4, "memory_gib": 78, "price_per_hour": 32, "inter_bandwidth": 4e11, "queue": "dgx"}
+    gpu |= {"intra_bandwidth": 2e12, "hosts": ["a1", "a2", "a3", "a4"]}
+    (tmp_path / "mine.yaml").write_text(
+        json.dumps({"clusters": {"mine": {"gpus_per_node": 8, "gpus": {"A100": gpu}}}})
+    )
+    words = [
+        "plan",
+        "--model",
+        "llama3-8b",
+        "--cluster",
+        str(tmp_path / "mine.yaml"),
+        "--tp",
+        "2",
+        "--pp",
+        "2",
+    ]
+    options = ["--recompute", "selective", "--sharded-optimizer", "--sequence-parallel"]
+    (tmp_path / "plans.json").write_text(fasop(*words, *options, "--top", "1", "--json"))
+    (tmp_path / "plan.conf").write_text(fasop("export", str(tmp_path / "plans.json")))
+    found = complete(settings_text.read_file(tmp_path / "plan.conf"))
+    wanted = {"RECOMPUTE": "selective", "SHARDED_OPTIMIZER": "true", "SEQUENCE_PARALLEL": "true"}
+    wanted |= {
+        "TENSOR_MP_SIZE": "2",
+        "PIPELINE_MP_SIZE": "2",
+        "NODELIST": "a1,a2,a3,a4",
+        "SLURM_QUEUE": "dgx",
+    }
+    assert found.items() >= wanted.items()
+    settings = from_environment(environment(found))
+    assert settings.size == MODELS["llama3-8b"]
+
+
 def fasop(*words: str) -> str:
     command = [sys.executable, "-m", "fasop", *words]
     done = subprocess.run(command, capture_output=True, text=True, cwd=CONF.parents[1])

@@ -65,7 +65,7 @@ class Timeline {
     }
     this.height = top;
     this.spacer.style.height = `${top}px`;
-    document.documentElement.style.setProperty("--height", `${Math.min(HIGHEST, Math.max(260, top + TOP + 4))}px`);
+    document.documentElement.style.setProperty("--height", `${Math.min(HIGHEST, Math.max(300, top + TOP + 4))}px`);
     this.resize();
   }
 
