@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from megatron_lm.diagnosis.statements import Kind
 
-# How much a statement says about where a failure began. WEAK: the process may have gone on. PEER: it only
-# reports that another process went away or did not answer.
+# How well a statement shows where a failure began. WEAK: the process may have gone on. PEER: another process
+# went away or did not answer.
 PRIMARY, WEAK, PEER = range(3)
 MESSAGES = (Kind.TOOL, Kind.RECORD, Kind.EXCEPTION)
 SLURM = (Kind.SLURM,)
