@@ -11,6 +11,7 @@ from fasop.errors import PlanError
 # Command → (module with ``main(argv) -> status``, one line of help).
 COMMANDS = {
     "plan": ("fasop.commands.plan", "search for the best plans of a model on a cluster"),
+    "evaluate": ("fasop.commands.evaluate", "estimate a given plan, without a search"),
     "profile": (
         "fasop.commands.profile",
         "measure layer costs here, or take them from .et traces",
@@ -22,7 +23,15 @@ COMMANDS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
-    return cli.dispatch("python -m fasop", COMMANDS, argv, PlanError)
+    try:
+        return cli.dispatch("python -m fasop", COMMANDS, argv, PlanError)
+    except ModuleNotFoundError as error:
+        print(
+            f"error: {error.name} is not installed for {sys.executable}: make the environment with "
+            "'python3 scripts/environment.py run' and use .venv/bin/python.",
+            file=sys.stderr,
+        )
+        return 2
 
 
 if __name__ == "__main__":

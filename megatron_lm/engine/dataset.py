@@ -11,6 +11,7 @@ import torch.distributed as dist
 from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 
+from megatron_lm import datasets
 from megatron_lm.engine import indexed
 from megatron_lm.settings import Settings
 from megatron_lm.settings.conf import FOLDER
@@ -33,14 +34,11 @@ def build(settings: Settings) -> GPTDataset:
     """The training split, long enough for all iterations; every rank calls this.
 
     Its index maps (order of documents, samples and shuffling) are kept beside the data, in a folder named
-    after the model. Raises ``DataError`` if DATA_PATH has no dataset.
+    after the model. Raises ``DataError`` if DATA_PATH names no complete dataset.
     """
     prefix = FOLDER / settings.data_path if settings.data_path else _sample(settings)
-    for ending in (".bin", ".idx"):
-        if not Path(f"{prefix}{ending}").is_file():
-            raise DataError(
-                f"DATA_PATH={prefix}: there is no {prefix.name}{ending}; make it with preprocess_data.py."
-            )
+    if problem := datasets.problem(prefix):
+        raise DataError(f"DATA_PATH={prefix}: {problem}.")
     config = GPTDatasetConfig(
         random_seed=settings.seed,
         sequence_length=settings.size.sequence,

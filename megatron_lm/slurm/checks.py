@@ -5,20 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from megatron_lm import datasets
 from megatron_lm.checkpoints import newest
 from megatron_lm.errors import SettingsError
 
 
 def check_files(values: Mapping[str, str]) -> None:
-    """Raise ``SettingsError`` if a dataset, checkpoint or container image that the settings name is not
-    there.
+    """Raise ``SettingsError`` if a dataset, checkpoint or container image that the settings name is missing
+    or damaged.
     """
     data, load, save = values["DATA_PATH"], values["LOAD"], values["SAVE"]
-    for ending in (".bin", ".idx") if data else ():
-        if not Path(data + ending).is_file():
-            raise SettingsError(
-                f"DATA_PATH={data}: there is no {data}{ending}; make it with megatron_lm/preprocess_data.py."
-            )
+    if data and (problem := datasets.problem(data)):
+        raise SettingsError(f"DATA_PATH={data}: {problem}.")
     if load and newest(Path(load)) is None:
         raise SettingsError(f"LOAD={load}: there is no checkpoint.")
     if save and Path(save).exists() and not Path(save).is_dir():

@@ -4,15 +4,16 @@
 # Usage: megatron_lm/slurm/local_cluster.sh up|down [NODES=4]
 #
 # Needs Debian's packages (apt-get install slurm-wlm munge) and no root: munge and Slurm run as the
-# caller, with all they write in $LOCAL_CLUSTER (default: /tmp/local-slurm-<user id>). "up" prints
-# the one line that makes sbatch, squeue … talk to it:
+# caller and write only to $LOCAL_CLUSTER (default: /tmp/local-slurm-<user id>). "up" prints the one
+# line with which sbatch, squeue and the others use this cluster:
 #
 #   eval "$(megatron_lm/slurm/local_cluster.sh up 4)"
 #   sbatch --nodes 2 --wrap 'srun hostname'; squeue
 #   megatron_lm/slurm/local_cluster.sh down
 #
-# Queues: "all" (the default), "first" (node n1) and "rest" (the others), as of two kinds of GPU.
-# Each node has 8 virtual GPUs (--gres), which are only counted. "down" ends all jobs and daemons and
+# Queues: "all" (the default), "first" (node n1) and "rest" (the others), as for two kinds of GPU, and
+# "urgent", whose jobs preempt those of "all". Each node has 8 virtual GPUs (--gres), which are only
+# counted. A job that uses more memory than its --mem is killed. "down" ends all jobs and daemons and
 # removes the folder.
 
 set -euo pipefail
@@ -50,7 +51,12 @@ TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/linux
 SlurmdParameters=config_overrides
 SelectType=select/cons_tres
-# Jobs of two kinds of node are started by the backfill scheduler only, every 30 s unless told.
+SelectTypeParameters=CR_Core_Memory
+JobAcctGatherFrequency=task=1
+JobAcctGatherParams=OverMemoryKill
+PreemptType=preempt/partition_prio
+PreemptMode=CANCEL
+# Only the backfill scheduler starts het jobs, by default every 30 s.
 SchedulerType=sched/backfill
 SchedulerParameters=bf_interval=1
 JobCompType=jobcomp/filetxt
@@ -59,12 +65,13 @@ ReturnToService=2
 KillWait=5
 MpiDefault=none
 GresTypes=gpu
-NodeName=n[1-$nodes] NodeHostname=$host NodeAddr=127.0.0.1 Port=$((PORT + 1))-$((PORT + nodes)) CPUs=16 RealMemory=4096 Gres=gpu:8 State=UNKNOWN
+NodeName=n[1-$nodes] NodeHostname=$host NodeAddr=127.0.0.1 Port=$((PORT + 1))-$((PORT + nodes)) CPUs=16 RealMemory=65536 Gres=gpu:8 State=UNKNOWN
 PartitionName=all Nodes=n[1-$nodes] Default=YES MaxTime=INFINITE OverSubscribe=EXCLUSIVE State=UP
 PartitionName=first Nodes=n1 MaxTime=INFINITE OverSubscribe=EXCLUSIVE State=UP
+PartitionName=urgent Nodes=n[1-$nodes] PriorityTier=10 PreemptMode=OFF MaxTime=INFINITE OverSubscribe=EXCLUSIVE State=UP
 PartitionName=rest Nodes=$rest MaxTime=INFINITE OverSubscribe=EXCLUSIVE State=UP
 END
-    # Slurm counts GPUs by their device files: empty ones will do.
+    # Slurm counts GPUs by their device files, for which empty files will do.
     touch "$FOLDER"/gpu{0..7}
     printf 'NodeName=n[1-%s] Name=gpu File=%s/gpu[0-7]\n' "$nodes" "$FOLDER" >"$FOLDER/gres.conf"
 }
@@ -79,16 +86,16 @@ find_ports() {
         done
         return
     done
-    die "no free block of $(($1 + 1)) ports from 20000 to 30000"
+    die "there is no free block of $(($1 + 1)) ports from 20000 to 30000"
 }
 
 up() {
     local nodes=$1 name tries
     for name in munged slurmctld slurmd sbatch srun; do
-        command -v "$name" >/dev/null || die "$name is missing: apt-get install slurm-wlm munge"
+        command -v "$name" >/dev/null || die "$name is not installed: apt-get install slurm-wlm munge"
     done
     if [ -e "$FOLDER" ]; then
-        die "$FOLDER is there already: a cluster is up, or one was not taken down; run $SCRIPT down"
+        die "$FOLDER exists already: a cluster is up, or an earlier one was not taken down; run $SCRIPT down"
     fi
     trap 'down; exit 1' ERR
     mkdir -p "$(dirname "$FOLDER")"
@@ -99,7 +106,7 @@ up() {
     )
     find_ports "$nodes"
     write_conf "$nodes"
-    # --force: else munged refuses to be started by root.
+    # Without --force munged refuses to run as root.
     munged --force --socket "$FOLDER/munge.socket" --key-file "$FOLDER/munge.key" --num-threads 2 \
         --pid-file "$FOLDER/munged.pid" --log-file "$FOLDER/munged.log" --seed-file "$FOLDER/munged.seed" \
         2>"$FOLDER/munged.err" || die_down "munged does not start: $(tail -n 1 "$FOLDER/munged.err")"
@@ -110,7 +117,7 @@ up() {
         slurmd -N "n$name" || die_down "slurmd does not start: $(tail -n 1 "$FOLDER/slurmd.n$name.log")"
     done
     for tries in $(seq $((SECONDS_TO_START * 5))); do
-        # Idle nodes only: "idle*" is one that does not answer.
+        # Whole words only: "idle*" does not respond.
         if [ "$(sinfo -h -p all -N -o '%T' 2>/dev/null | grep -cx idle)" = "$nodes" ]; then
             printf 'export SLURM_CONF=%q\n' "$SLURM_CONF"
             return
@@ -157,9 +164,9 @@ down() {
 case ${1:-} in
     -h | --help) show_help ;;
     up)
-        is_count "${2:-4}" && [ "${2:-4}" -ge 2 ] && [ "${2:-4}" -le 64 ] || usage_error "say 2 to 64 nodes, not '${2:-}'"
+        is_count "${2:-4}" && [ "${2:-4}" -ge 2 ] && [ "${2:-4}" -le 64 ] || usage_error "give 2 to 64 nodes, not '${2:-}'"
         up "${2:-4}"
         ;;
     down) down ;;
-    *) usage_error "say up or down" ;;
+    *) usage_error "give up or down" ;;
 esac

@@ -1,4 +1,4 @@
-"""What FASOP is told of the nodes that are left of a run: kinds of GPU, costs, network.
+"""FASOP's inputs for the nodes that are left of a run: kinds of GPU, costs, network.
 
 Costs are operations over speed. The speed of a kind of GPU is measured in the run's own logs if they have
 timers (PROFILE=true), else it is taken from the table of peak speeds.
@@ -62,7 +62,14 @@ def write_inputs(folder: Path, values: Mapping[str, str], nodes: Sequence[Node])
     words += ["--cluster", str(folder / "cluster.yaml"), "--costs", str(folder / "costs.json")]
     words += ["--tp", str(settings.tensor_mp_size), "--max-tp", str(settings.tensor_mp_size)]
     words += ["--mbs", str(settings.micro_batch_size), "--recompute", settings.recompute]
-    return [*words, *(["--sharded-optimizer"] if settings.sharded_optimizer else [])]
+    # These costs are rough, and the network is not known: no reason to leave a node idle.
+    words += ["--no-idle"]
+    flags = {
+        "--sharded-optimizer": settings.sharded_optimizer,
+        "--sequence-parallel": settings.sequence_parallel,
+        "--precision=fp32": settings.precision == "fp32",
+    }
+    return words + [flag for flag, wanted in flags.items() if wanted]
 
 
 def speed(settings: Settings, kind: str, nodes: Sequence[Node]) -> float:
@@ -120,7 +127,7 @@ def _per_micro_batch(settings: Settings, per_token: float) -> float:
     return per_token * settings.micro_batch_size * settings.size.sequence / settings.tensor_mp_size
 
 
-def _model(settings: Settings) -> dict[str, int]:
+def _model(settings: Settings) -> dict[str, int | bool]:
     size = settings.size
     return {
         "hidden": size.hidden,
@@ -128,6 +135,10 @@ def _model(settings: Settings) -> dict[str, int]:
         "layers": size.layers,
         "vocab": size.vocabulary,
         "heads": size.heads,
+        "kv_heads": size.kv_groups,
+        "ffn": size.ffn,
+        "gated": size.swiglu,
+        "tied": size.tied_embedding,
         "global_batch": settings.global_batch_size,
     }
 

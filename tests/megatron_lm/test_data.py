@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from chakra_et import cli
+from megatron_lm import datasets
 from tests.megatron_lm.training_runs import ROOT, TINY, environment, layout
 from utils.data.hub import DataError
 
@@ -82,6 +83,27 @@ def test_json_lines_and_several_files(tmp_path: Path, preprocess: Preprocess) ->
     assert decoded(tmp_path / "ab") == ["first", "second"]
 
 
+@pytest.mark.parametrize(
+    ("ending", "kept", "words"),
+    [
+        (".idx", 0, "is not the index of a dataset"),
+        (".idx", 33, "is not the index of a dataset"),
+        (".idx", -1, "a.idx is cut off"),
+        (".bin", -1, "a.bin is cut off"),
+        (".bin", 0, "a.bin is cut off"),
+    ],
+)
+def test_a_dataset_that_was_not_copied_in_full_is_noticed(
+    tmp_path: Path, preprocess: Preprocess, ending: str, kept: int, words: str
+) -> None:
+    (tmp_path / "a.txt").write_text("One sea.\n\nTwo lighthouses by it.\n")
+    assert preprocess(tmp_path / "a.txt", "--output", tmp_path / "a").returncode == 0
+    assert datasets.problem(tmp_path / "a") == ""
+    path = tmp_path / f"a{ending}"
+    path.write_bytes(path.read_bytes()[:kept])
+    assert words in datasets.problem(tmp_path / "a")
+
+
 def test_squad_has_a_document_for_each_question(tmp_path: Path, preprocess: Preprocess) -> None:
     done = preprocess(ROOT / "data" / "squad_sample.json", "--output", tmp_path / "squad")
     assert done.returncode == 0 and "289 documents" in done.stdout
@@ -146,4 +168,7 @@ def test_maps_are_kept_in_a_folder_of_the_model(tmp_path: Path, preprocess: Prep
     assert maps == {"document_index.npy", "sample_index.npy", "shuffle_index.npy"}
     env["MEGATRON_DATA_PATH"] = str(tmp_path / "absent")
     done = subprocess.run(command[:-1] + [command[-1] + "2"], capture_output=True, text=True, env=env)
-    assert done.returncode != 0 and "there is no absent.bin; make it with preprocess_data.py" in done.stderr
+    assert (
+        done.returncode != 0
+        and f"there is no {tmp_path}/absent.bin; make it with megatron_lm/" in done.stderr
+    )

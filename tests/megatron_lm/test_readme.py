@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.megatron_lm.conftest import REPO_ROOT
-from tests.megatron_lm.test_slurm import SBIN, missing
+from tests.megatron_lm.virtual_cluster import SBIN, skip_without_slurm
 
 README = REPO_ROOT / "megatron_lm/README.md"
 
@@ -58,8 +58,7 @@ def test_the_commands_run(tmp_path: Path, free_port: int) -> None:
 
 @pytest.mark.slow
 def test_the_slurm_commands_run(tmp_path: Path, free_port: int) -> None:
-    if missing():
-        pytest.skip(f"Slurm is not installed ({missing()}): apt-get install slurm-wlm munge")
+    skip_without_slurm()
     try:
         said = run(blocks("bash slurm"), tmp_path, free_port)
     finally:

@@ -15,9 +15,8 @@ from megatron_lm.settings import MODELS, from_environment
 from megatron_lm.settings.conf import complete
 from megatron_lm.settings.environment import write_lines
 from megatron_lm.slurm import replan
-from tests.megatron_lm import written_logs
+from tests.megatron_lm import training_runs, written_logs
 from tests.megatron_lm.conftest import Script
-from tests.megatron_lm.training_runs import environment
 from tests.megatron_lm.written_logs import write_node
 
 A100 = gpus.format_line(gpus.Gpu(0, "NVIDIA A100-SXM4-40GB", 40, 99, 30000, 40960, ()))
@@ -158,10 +157,8 @@ def test_the_speed_of_a_gpu_is_measured_in_the_logs_if_they_have_timers(tmp_path
         lists = {"forward-compute": ([1.7e9, 1.7e9 + 1], [1.7e9 + each, 1.7e9 + 1 + each])}
         write_node(tmp_path / "5", f"n{rank}", out=written_logs.timer_block(rank, lists), gpu=f"{A10}\n")
     run = runs.find(("5",), tmp_path)
-    settings = from_environment(environment({
-        "MODEL": "tiny", "NPROC_PER_NODE": "2", "NNODES": "1", "DP_SIZE": "1", "PIPELINE_MP_SIZE": "2",
-        "PARTITION": "2-2", "GLOBAL_BATCH_SIZE": "8",
-    }))  # fmt: skip
+    two_stages = training_runs.layout("2-2") | {"MODEL": "tiny", "GLOBAL_BATCH_SIZE": "8"}
+    settings = from_environment(training_runs.environment(two_stages))
     assert replan.speed(settings, "NVIDIA A10", run.nodes) == pytest.approx(rate, rel=1e-3)
     assert replan.speed(settings, "NVIDIA A10", run.nodes[:1]) == pytest.approx(rate, rel=1e-3)
     assert records.timers(run.nodes[0].read("out")).lists.keys() == {(0, "forward-compute")}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -13,37 +12,20 @@ from pathlib import Path
 import pytest
 
 from megatron_lm.logs import gpus, records
+from tests.megatron_lm import virtual_cluster
 from tests.megatron_lm.conftest import REPO_ROOT, as_environment
-from tests.megatron_lm.test_submit import processes_with, wait_for
+from tests.megatron_lm.processes import processes_with, wait_for
+from tests.megatron_lm.virtual_cluster import CLUSTER, wait_for_end, wait_for_state
 
 pytestmark = pytest.mark.slow
 MEGATRON = REPO_ROOT / "megatron_lm"
-CLUSTER = MEGATRON / "slurm/local_cluster.sh"
-TOOLS = ("munged", "slurmctld", "slurmd", "sbatch", "srun")
-SBIN = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
-ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
 Script = Callable[..., str]
-
-
-def missing() -> str:
-    return " ".join(tool for tool in TOOLS if not shutil.which(tool, path=SBIN))
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """The environment in which sbatch talks to it."""
-    if missing():
-        pytest.skip(f"Slurm is not installed ({missing()}): apt-get install slurm-wlm munge")
-    # Not deep under tmp_path: a socket's path has at most 107 letters.
-    folder = tmp_path_factory.mktemp("slurm") / "c"
-    env = os.environ | {"PATH": SBIN, "LOCAL_CLUSTER": str(folder)}
-    up = subprocess.run([CLUSTER, "up", "4"], env=env, capture_output=True, text=True, timeout=180)
-    assert up.returncode == 0, up.stderr
-    try:
-        yield env | {"SLURM_CONF": re.fullmatch(r"export SLURM_CONF=(\S+)\n", up.stdout)[1]}
-    finally:
-        subprocess.run([CLUSTER, "down"], env=env, check=True, timeout=180)
-        assert not folder.exists() and not processes_with(str(folder))
+    with virtual_cluster.cluster(4, tmp_path_factory.mktemp("slurm") / "c") as env:
+        yield env
 
 
 @pytest.fixture
@@ -83,17 +65,6 @@ def script(env: dict[str, str]) -> Script:
     return call
 
 
-def state(env: dict[str, str], job: str) -> str:
-    command = ["scontrol", "--oneliner", "show", "job", job]
-    shown = subprocess.run(command, env=env, capture_output=True, text=True).stdout
-    return re.search(r"JobState=(\w+)", shown)[1]
-
-
-def wait_for_state(env: dict[str, str], job: str, *words: str) -> str:
-    wait_for(lambda: state(env, job) in words, 300)
-    return state(env, job)
-
-
 def check_result(script: Script, folder: Path, jobs: list[str], nodes: list[str], **more: str) -> None:
     """What every good run of three iterations shows, and has on disk."""
     result = script("get_result.sh", jobs[-1], **more)
@@ -115,7 +86,7 @@ def check_result(script: Script, folder: Path, jobs: list[str], nodes: list[str]
 
 def test_a_homogeneous_run(script: Script, env: dict[str, str], tmp_path: Path) -> None:
     job = script("_03_submit.sh").strip()
-    assert wait_for_state(env, job, *ENDED) == "COMPLETED"
+    assert wait_for_end(env, job) == "COMPLETED"
     check_result(script, tmp_path / "log2", [job], ["n1", "n2"])
     page = tmp_path / "out.html"
     command = [sys.executable, str(MEGATRON / "_05_report_visualization.py"), job, "--iterations", "all"]
@@ -129,24 +100,25 @@ HETERO = {"HOMOGENEOUS_CLUSTER": "false", "MASTER_QUEUE": "first", "SLAVE_QUEUE"
 def test_a_heterogeneous_run_of_two_jobs(script: Script, env: dict[str, str], tmp_path: Path) -> None:
     jobs = script("_03_submit.sh", **HETERO).split()
     assert len(jobs) == 2
-    assert [wait_for_state(env, job, *ENDED) for job in jobs] == ["COMPLETED"] * 2
+    assert [wait_for_end(env, job) for job in jobs] == ["COMPLETED"] * 2
     check_result(script, tmp_path / "log2", jobs, ["n1", "n2"], **HETERO)
 
 
 def test_a_heterogeneous_run_as_one_het_job(script: Script, env: dict[str, str], tmp_path: Path) -> None:
     (job,) = script("_03_submit.sh", "--het", **HETERO).split()
-    assert wait_for_state(env, job, *ENDED) == "COMPLETED"
+    assert wait_for_end(env, job) == "COMPLETED"
     check_result(script, tmp_path / "log2", [job], ["n1", "n2"], **HETERO)
 
 
 def test_a_job_that_fails(script: Script, env: dict[str, str], tmp_path: Path) -> None:
-    for ending in (".bin", ".idx"):
-        (tmp_path / f"empty{ending}").touch()
-    job = script("_03_submit.sh", DATA_PATH=str(tmp_path / "empty")).strip()
-    assert wait_for_state(env, job, *ENDED) == "FAILED"
+    """Submission only sees that there is a checkpoint, the training of which model it is."""
+    (tmp_path / "ckpt/iter_0000001").mkdir(parents=True)
+    (tmp_path / "ckpt/iter_0000001/meta.json").write_text('{"iteration": 1, "model": "small"}')
+    job = script("_03_submit.sh", LOAD=str(tmp_path / "ckpt")).strip()
+    assert wait_for_end(env, job) == "FAILED"
     said = script("get_result.sh", job).splitlines()
     assert said[0].startswith(f"WRONG: job {job} is not running: FAILED (")
-    assert any(line.startswith("WRONG: error on n") for line in said)
+    assert re.match(r"WRONG: rank \d on n[12] failed first at .*iter_0000001 is of another model", said[1])
     assert said[-1] == "no iteration logged yet"
 
 
@@ -156,7 +128,7 @@ def test_a_job_that_is_cancelled(script: Script, env: dict[str, str], tmp_path: 
     running = script("get_result.sh", job, TRAIN_ITERS="100000")
     assert f"{job}: RUNNING" in running and "time left: " in running
     subprocess.run(["scancel", job], env=env, check=True)
-    assert wait_for_state(env, job, *ENDED) == "CANCELLED"
+    assert wait_for_end(env, job) == "CANCELLED"
     marker = str(MEGATRON / "_00_pretrain_gpt.py")
     wait_for(lambda: not [pid for pid in processes_with(marker) if belongs_to(pid, tmp_path)], 60)
     said = script("get_result.sh", job, TRAIN_ITERS="100000")
@@ -167,10 +139,10 @@ def test_a_job_that_is_cancelled(script: Script, env: dict[str, str], tmp_path: 
 def test_a_job_that_waits_for_nodes(script: Script, env: dict[str, str]) -> None:
     subprocess.run(["sbatch", "--nodes=4", "--output=/dev/null", "--wrap=sleep 600"], env=env, check=True)
     job = script("_03_submit.sh").strip()
-    wait_for(lambda: state(env, job) == "PENDING", 30)
+    wait_for_state(env, job, "PENDING", seconds=30)
     assert script("get_result.sh", job).startswith(f"WRONG: job {job} is not running: PENDING (")
     subprocess.run(["scancel", "--user", str(os.getuid())], env=env, check=True)
-    assert wait_for_state(env, job, *ENDED) == "CANCELLED"
+    assert wait_for_end(env, job) == "CANCELLED"
 
 
 def test_a_slave_job_whose_master_was_cancelled_ends(script: Script, env: dict[str, str]) -> None:
@@ -178,14 +150,14 @@ def test_a_slave_job_whose_master_was_cancelled_ends(script: Script, env: dict[s
     master, slave = script("_03_submit.sh", **HETERO).split()
     subprocess.run(["scancel", master], env=env, check=True)
     subprocess.run(["scancel", "--name=wrap"], env=env, check=True)
-    assert wait_for_state(env, slave, *ENDED) == "FAILED"
+    assert wait_for_end(env, slave) == "FAILED"
     said = script("get_result.sh", master, **HETERO)
     assert f"the master job {master} has no nodes: it was cancelled before it started" in said
 
 
 def test_a_second_cluster_in_the_same_folder_is_refused(cluster: dict[str, str]) -> None:
     done = subprocess.run([CLUSTER, "up"], env=cluster, capture_output=True, text=True)
-    assert done.returncode == 1 and "is there already" in done.stderr and not done.stdout
+    assert done.returncode == 1 and "exists already" in done.stderr and not done.stdout
 
 
 def belongs_to(pid: int, folder: Path) -> bool:
