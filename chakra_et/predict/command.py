@@ -41,12 +41,20 @@ class PredictConfig:
     """The command's arguments."""
 
     name: str = _option("NAME of a run (NAME.0.et, NAME.1.et, …) or an .et file", "", positional=True)
-    scale: tuple[str, ...] = _option("PATTERN=FACTOR: nodes whose name matches take FACTOR times as long", ())
-    fuse: tuple[str, ...] = _option("PATTERN: successive kernels whose names match become one kernel", ())
-    rank: tuple[str, ...] = _option("RANK as median: computes like the median of the others; or as OTHER", ())
-    gpu: str | None = _option("FROM→TO: kernels as they would be on another GPU: H100→MI300X or H100:MI300X")
+    scale: tuple[str, ...] = _option(
+        "nodes whose name matches take FACTOR times as long", (), metavar="PATTERN=FACTOR"
+    )
+    fuse: tuple[str, ...] = _option(
+        "successive kernels whose names match become one kernel", (), metavar="PATTERN"
+    )
+    rank: tuple[str, ...] = _option(
+        "3 as median: rank 3 computes like the median of the others; 3 as 0: like rank 0", ()
+    )
+    gpu: str | None = _option(
+        "kernels as they would be on another GPU: H100→MI300X or H100:MI300X", metavar="FROM:TO"
+    )
     resize: tuple[str, ...] = _option(
-        "OLD=NEW: dimensions of tensors: 10=20 720=1440 for twice a batch of 10", ()
+        "dimensions of tensors: 10=20 720=1440 for twice a batch of 10", (), metavar="OLD=NEW"
     )
     bandwidth: str | None = _option(
         "of each rank's link per direction, with its unit: 100Gbit/s", group="network"

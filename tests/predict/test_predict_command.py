@@ -79,6 +79,8 @@ def test_text_and_files(two: str, tmp_path: Path, capsys: pytest.CaptureFixture)
         assert trace.column("wait_micros").max() <= 1  # rounded to µs
     assert main(["replay", str(output), "--semantics", "device", "--max-error", "0.01"]) == 0
     assert main(["validate", str(output)]) == 0
+    assert main(["compare", two, str(output), "-o", str(tmp_path / "compare.html")]) == 0
+    assert (tmp_path / "compare.html").is_file()
 
 
 @pytest.mark.parametrize(
