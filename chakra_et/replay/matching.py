@@ -33,16 +33,23 @@ class Channel:
 
 @dataclass
 class Matching:
-    """``channel``, ``side``: int64[N], -1 for a node replayed by itself; ``notes`` give the reasons."""
+    """``channel``, ``side``: int64[N], -1 for a node replayed by itself; ``notes`` give the reasons.
+
+    ``sequence``: int64[N], the order in which a group's collectives were called (attribute comm_sequence), -1
+    where it isn't known. They may start in another order: gloo works on two at a time.
+    """
 
     channel: np.ndarray
     side: np.ndarray
     channels: list[Channel] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    sequence: np.ndarray | None = None
 
     def ordinals(self, position: np.ndarray) -> np.ndarray:
-        """int64[N]: each node's index within its channel and side, in the order of ``position``."""
-        order = np.lexsort((position, self.side, self.channel))
+        """int64[N]: each node's index within its channel and side, in the order of ``sequence``, or else of
+        ``position``."""
+        called = np.full(len(position), -1) if self.sequence is None else self.sequence
+        order = np.lexsort((position, called, self.side, self.channel))
         channel, side = self.channel[order], self.side[order]
         starts = np.flatnonzero(np.r_[True, (np.diff(channel) != 0) | (np.diff(side) != 0)])
         ordinal = np.empty(len(order), np.int64)
@@ -62,6 +69,7 @@ def match(graph: ReplayGraph, comm_groups: Mapping[str, Sequence[int]] | None = 
     if len(graph.traces) > 1:
         _match_collectives(graph, matching, comm_groups or {})
         _match_messages(graph, matching)
+        matching.sequence = _sequence(graph, matching)
     elif communications := int(np.isin(graph.types, _COMMUNICATION).sum()):
         matching.notes.append(
             f"{communications} communication nodes run unmatched for their own durations: there is one rank"
@@ -100,6 +108,19 @@ def _match_collectives(
         )
     if single:
         matching.notes.append(f"collectives of group {_few(single)} run unmatched: the group has one rank")
+
+
+def _sequence(graph: ReplayGraph, matching: Matching) -> np.ndarray:
+    """``Matching.sequence``: the attribute, for channels whose nodes all have it, each once per side."""
+    collectives = np.flatnonzero((matching.channel >= 0) & (graph.types == NodeType.COMM_COLL))
+    recorded = graph.attribute("comm_sequence", -1)
+    sequence = np.full(len(graph), -1)
+    for number in np.unique(matching.channel[collectives]).tolist():
+        nodes = collectives[matching.channel[collectives] == number]
+        pairs = np.stack([matching.side[nodes], recorded[nodes]])
+        if (recorded[nodes] >= 0).all() and np.unique(pairs, axis=1).shape[1] == len(nodes):
+            sequence[nodes] = recorded[nodes]
+    return sequence
 
 
 def _members(

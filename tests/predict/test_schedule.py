@@ -76,3 +76,17 @@ def test_days_are_refused() -> None:
     with pytest.raises(TraceError, match="more than can be replayed"):
         predict(run, [Scale("op", 1e13)])
     assert np.array_equal(predict(run, [Scale("op", 0.0)]).after.end_ns, [0])
+
+
+def test_gloo_may_start_the_later_of_two_collectives_first() -> None:
+    def rank(first: int, second: int) -> list[dict]:
+        sizes = (8, 16)
+        return [
+            cpu(1, 10, name="ProfilerStep#1"),
+            collective(2, 5, (1,), lane=first + 1, comm_sequence=first, comm_size=sizes[first]),
+            collective(3, 5, (1,), lane=second + 1, comm_sequence=second, comm_size=sizes[second]),
+        ]
+
+    run = make_run("swapped", [make_trace(*rank(0, 1)), make_trace(*rank(1, 0))], [0, 1])
+    assert [sorted(run.graph.row[nodes].tolist()) for nodes in run.members] == [[1, 2], [1, 2]]
+    assert replay_device(run.graph.traces).makespan_ns == 15_000
