@@ -133,6 +133,24 @@ def test_a_missing_rank_is_named(tmp_path: Path) -> None:
     assert "1 of 2 ranks are missing (1)" in lacks
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        "[]",
+        "{",
+        '{"ranks": []}',
+        '{"ranks": {"0": 1, "1": {"notes": 3, "losses": [1, {}]}}, "run": 5, "versions": [1]}',
+    ],
+)
+def test_strange_files_beside_a_run_do_no_harm(tmp_path: Path, content: str) -> None:
+    files = write_run(tmp_path)
+    files.report_file.write_text(content)
+    files.manifest_file.write_text(content)
+    assert main(["report", str(tmp_path / "made")]) == 0
+    lacks = " ".join(page_data(tmp_path / "made_report.html")[0]["lacks"])
+    assert ("can't be read" in lacks) == (not content.startswith('{"'))
+
+
 def test_traces_are_converted_on_the_way(tmp_path: Path) -> None:
     folder = FIXTURES / "traces" / "no_profiler_step"
     assert main(["report", str(folder), "-o", str(tmp_path / "page.html")]) == 0
