@@ -10,8 +10,8 @@ Every moment counts once, for the first of these that applies, so that the parts
                     spends time outside of operators, mostly in Python
     idle            none of these
 
-The resource that is followed is thus the device where a rank has one, and its threads otherwise.
-Communication behind compute or memory is "hidden": it is reported beside the parts and not one of them.
+So the parts describe the device where a rank has one, and its threads otherwise. Communication behind
+compute or memory is "hidden": it is reported beside the parts, not as one of them.
 """
 
 from __future__ import annotations
