@@ -48,6 +48,10 @@ TABLE: dict[str, tuple[Kind, str]] = {
     "host-only-operators": ("warning", "host operators with CUDA tensors in steps without any device work"),
     "launch-without-work": ("warning", "kernel launches whose kernel is not in the device trace"),
     "missing-communication": ("warning", "communication operators whose kernel is not in the device trace"),
+    "work-before-recording": (
+        "warning",
+        "streams that were still busy with work from before the recording: the wait for it is overhead",
+    ),
     "missing-gpu-work": ("warning", "the host trace has CUDA tensors and the device trace no GPU work"),
     "communication-size": ("warning", "communication whose size is not recorded"),
     "communication-kind": ("warning", "communication kernel of unknown kind {}, kept without a type"),

@@ -17,6 +17,8 @@ CAPTURE = re.compile(r"(cuda|hip|cu)StreamBeginCapture\w*"), re.compile(r"(cuda|
 CUDA_TENSOR = re.compile(rb'"(cuda|hip|xpu):\d+"')
 # The part of launches that may have no kernel, as launches at the end of a recording lose theirs.
 TOLERATED = 0.02
+# No idle device takes as long from a launch to the start of its work.
+LONGEST_LAUNCH_NS = 1_000_000
 
 
 def check_complete(rank: LinkedRank) -> Findings:
@@ -30,9 +32,25 @@ def check_complete(rank: LinkedRank) -> Findings:
     if not gpu.any() and rank.host.recorded and _has_cuda_tensors(rank):
         findings.add("missing-gpu-work")
     findings.add("missing-communication", _communication_without_kernel(rank))
+    findings.add("work-before-recording", _delayed_streams(rank))
     if rank.host.recorded:
         findings.add("steps-without-host", _steps_without_host(rank))
     return findings
+
+
+def _delayed_streams(rank: LinkedRank) -> int:
+    """Streams whose first work starts long after its launch although no recorded work ran in between."""
+    device = rank.device
+    gpu = np.flatnonzero((device.category >= KERNEL) & (device.category != SYNC))
+    gpu = gpu[np.argsort(device.start[gpu], kind="stable")]
+    latest_end = np.maximum.accumulate(np.append(-1, device.end[gpu]))
+    place = np.column_stack((device.device[gpu], device.stream[gpu]))
+    _, first = np.unique(place, axis=0, return_index=True)
+    row = gpu[first]
+    call = rank.calls[row]
+    launched = np.where(call >= 0, device.end[call], device.start[row])
+    free = np.maximum(launched, latest_end[first])
+    return int((device.start[row] - free > LONGEST_LAUNCH_NS).sum())
 
 
 def _launches_without_work(rank: LinkedRank) -> np.ndarray:

@@ -14,8 +14,7 @@ from fasop.profiling.units import UnitSeconds
 
 class UnitFit(NamedTuple):
     """residual: root mean square of (fitted − measured) / measured over the stages; spread: the standard
-    error
-    of each unit in seconds, from the fits that leave out one stage (jackknife), None with too few stages.
+    error of each unit in seconds, from the fits that leave out one stage (jackknife); None with too few.
     """
 
     units: UnitSeconds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -14,27 +15,46 @@ from fasop.search.assembled import memory_with
 from fasop.search.planner import Planner
 
 WIDER = 3  # times as many plans as are asked for are tried: the best with chunks need not be so without
-MOST_CHUNKS = 8  # of a stage: more only add messages
+MOST_CHUNKS = 8  # of a stage
 
 
 def interleave(plans: Sequence[Plan], cost_files: list[CostFile], iterations: int) -> list[Plan]:
     """Each plan with the chunks that make its step shortest, the fastest first; those that gain nothing, or
     would not fit into memory, stay as they are.
     """
-    return sorted((_best(plan, cost_files, iterations) for plan in plans), key=lambda plan: plan.step_time)
+    found: list[Plan] = []
+    for plan in plans:
+        limit = (
+            found[len(plans) // WIDER - 1].step_time if len(found) >= len(plans) // WIDER > 0 else math.inf
+        )
+        made = _best(plan, cost_files, iterations) if _least(plan) < limit else plan
+        found = sorted([*found, made], key=lambda plan: plan.step_time)
+    return found
 
 
 def _best(plan: Plan, cost_files: list[CostFile], iterations: int) -> Plan:
     best = plan
+    if _least(plan) >= plan.step_time:
+        return plan
     for start in (plan, *_even(plan, cost_files, iterations)):
+        before = start.step_time
         for chunks in range(2, min(*start.layers, MOST_CHUNKS) + 1):
             try:
                 other = with_chunks(start, chunks)
             except PlanError:
                 break  # this number of micro-batches, or kind of model, can't be interleaved
+            if other.step_time >= before:
+                break  # more chunks only add messages
+            before = other.step_time
             if other.step_time < best.step_time and not (fitted := _with_memory(other, iterations)).is_oom:
                 best = fitted
     return best
+
+
+def _least(plan: Plan) -> float:
+    """Seconds that the plan takes with all its micro-batches on evenly loaded stages and no bubble."""
+    work = sum(plan.stage_forward) + sum(plan.stage_backward)
+    return plan.micro_batches * work / plan.pp + plan.embedding_allreduce
 
 
 def _even(plan: Plan, cost_files: list[CostFile], iterations: int) -> Iterator[Plan]:
