@@ -203,8 +203,8 @@ def _between_nodes(read: _Read, nodes: int, text: str, notes: list[str]) -> tupl
         bandwidth /= read.per_node
     elif not read.per and read.per_node > 1:
         notes.append(
-            "the bandwidth between nodes is taken as that of each GPU: "
-            f"write `per node` where the {read.per_node} GPUs of a node share it"
+            "the bandwidth between nodes is taken as that of each GPU: write `per node` where the "
+            f"{read.per_node} GPUs of a node share it"
         )
     if read.latency is not None:
         return bandwidth, read.latency
