@@ -93,6 +93,25 @@ def test_what_one_slow_worker_costs(tmp_path: Path) -> None:
     assert found.worst_workers is not None and found.worst_workers.rem == pytest.approx(1.0, abs=1e-6)
 
 
+def test_delays_are_the_launch_slowdown(tmp_path: Path) -> None:
+    """The third forward begins 0.5 s after what it waited for has ended; all that follows is as late."""
+    made = make_job(pp=1, dp=1, microbatches=4, steps=2)
+    rows = made.rows()
+    late = next(row["start_ts"] for row in rows if row["optype"] == "forward-compute" and row["seq_id"] == 2)
+    moved = [row | {"start_ts": row["start_ts"] + (0.5 if row["start_ts"] >= late else 0)} for row in rows]
+    trace, meta = made.write(tmp_path, rows=moved)
+    analysis = find_stragglers(str(trace), str(meta)).analysis
+    step_s = made.step_time(made.works[0])
+    slowdown = (step_s + 0.5) / step_s
+    assert analysis.launch_slowdown == pytest.approx(slowdown)
+    assert analysis.blocking_slowdown == pytest.approx(1.0)
+    assert analysis.blocking_decompose_by_optype is None
+    by_type = analysis.launch_decompose_by_optype
+    assert by_type is not None
+    assert by_type.pop("forward-compute") == pytest.approx(slowdown)
+    assert set(by_type.values()) == {1.0} and "first-op" in by_type
+
+
 @pytest.mark.parametrize("name", ["AR", "ST"])
 def test_published_jobs(name: str) -> None:
     files = [
