@@ -8,6 +8,7 @@ ranks did not finish or are off by more than ``--max-error``; 2 for arguments or
 from __future__ import annotations
 
 import math
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,7 @@ from pathlib import Path
 from chakra_et.cli import parse
 from chakra_et.simulators.bundle import ranks_of, write_bundle
 from chakra_et.simulators.check_log import check_log, lines
+from chakra_et.simulators.fill import filled
 from chakra_et.simulators.prepare import Keep
 from chakra_et.simulators.sets import read_set
 
@@ -37,6 +39,11 @@ class AstraConfig:
     trim: bool = field(
         default=False, metadata={"help": "leave missing ranks out: the others become ranks 0, 1, …"}
     )
+    fill: bool = field(default=False, metadata={"help": "make missing ranks from their like (same stage)"})
+    mesh: str = field(
+        default="", metadata={"help": "with --fill: the mesh (tp2,dp4,pp2), where groups don't show it"}
+    )
+    seed: int = field(default=0, metadata={"help": "with --fill: of the spread of compute times"})
     check: str | None = field(
         default=None, metadata={"help": "a log of ASTRA-sim to compare with the bundle's expected.json"}
     )
@@ -52,6 +59,8 @@ class AstraConfig:
             raise ValueError("give a set, --output and --topology, or --check LOG")
         if self.gpu_only and self.comm_only:
             raise ValueError("--gpu-only and --comm-only exclude each other")
+        if self.trim and self.fill:
+            raise ValueError("--trim and --fill exclude each other")
         if self.max_error is not None and not 0 <= self.max_error < math.inf:
             raise ValueError(f"--max-error must be a percentage from 0 on, not {self.max_error}")
 
@@ -65,10 +74,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     config = parse(AstraConfig, argv, description=__doc__)
     if config.check is not None:
         return _check(Path(config.check), config)
-    ranks = ranks_of(read_set(config.name), config.trim)
-    folder = Path(config.output)
-    for note in write_bundle(ranks, config.topology, folder, config.keep):
-        print(f"note: {note}")
+    found, folder = read_set(config.name), Path(config.output)
+    with tempfile.TemporaryDirectory() as scratch:
+        if config.fill and found.missing:
+            ranks = filled(found, Path(scratch), config.mesh, config.seed)
+        else:
+            ranks = ranks_of(found, config.trim)
+        for note in write_bundle(ranks, config.topology, folder, config.keep):
+            print(f"note: {note}")
     print(f"{folder}: {len(ranks.sources)} ranks; run {folder / 'run.sh'} with the path of ASTRA-sim")
     return 0
 

@@ -14,11 +14,12 @@ from chakra_et.et import file as et_file
 from chakra_et.et.columns import ExecutionTrace, NodeType
 from chakra_et.files import scratch_folder, write_json, write_text
 from chakra_et.names import RunFiles
-from chakra_et.network.topology import Topology, parse_topology
+from chakra_et.network.topology import Topology
 from chakra_et.simulators import texts
 from chakra_et.simulators.dimensions import crossings, simulated_dimensions
 from chakra_et.simulators.edit import texts as string_column
 from chakra_et.simulators.expected import Expected, expected
+from chakra_et.simulators.networks import read_topology
 from chakra_et.simulators.prepare import Keep, prepared, sentences, with_metadata
 from chakra_et.simulators.sets import Groups, InputSet
 from chakra_et.simulators.trim import trimmed, trimmed_groups
@@ -68,7 +69,7 @@ def write_bundle(ranks: Ranks, topology_text: str, folder: Path, keep: Keep = "a
     ``TraceError``, in one sentence.
     """
     count = len(ranks.sources)
-    topology = parse_topology(topology_text, count)
+    topology = read_topology(topology_text, count)
     if "empty" in ranks.name:
         raise TraceError(
             f"{ranks.name}: ASTRA-sim ignores a group file whose name has 'empty' in it: rename the set"

@@ -15,6 +15,7 @@ from chakra_et.replay.joint import build_graph
 from chakra_et.replay.matching import match
 from chakra_et.replay.timing import timing
 from chakra_et.simulators.edit import communicates, has, texts, with_integers, with_texts
+from chakra_et.simulators.mesh import Mesh, Place, ScaledGroups
 from chakra_et.simulators.prepare import with_metadata
 from chakra_et.simulators.spread import step_of, stretched
 
@@ -110,6 +111,28 @@ def relabelled(
             new = np.array([peers.get(rank, rank) for rank in old.tolist()], dtype=np.int64)
             trace = with_integers(trace, name, attribute.kind, new, has(trace, name))
     return with_metadata(trace, world_size=world)
+
+
+def names_in(trace: ExecutionTrace, groups: ScaledGroups, source: Place, data: int) -> dict[str, str]:
+    """Captured group → new group, of those that the captured rank at ``source`` uses, for its copy at
+    ``data``."""
+    used = [name for name in texts(trace, "pg_name")[0] if name in groups.shapes]
+    return {name: groups.name_for(name, source, data) for name in used}
+
+
+def peers_in(trace: ExecutionTrace, old: Mesh, new: Mesh, source: Place, data: int) -> dict[int, int]:
+    """Captured rank → new rank, of those that messages name: as many data-parallel places away."""
+    named: set[int] = set()
+    for name in ("comm_src", "comm_dst"):
+        attribute = trace.attributes.get(name)
+        if attribute is not None:
+            named |= set(trace.column(name)[attribute.rows].tolist())
+    found = {}
+    for rank in sorted(named):
+        if 0 <= rank < old.ranks:
+            peer = old.place(rank)
+            found[rank] = new.rank(peer._replace(data=(data + peer.data - source.data) % new.dp))
+    return found
 
 
 def timed(trace: ExecutionTrace, groups: Mapping[str, Sequence[int]], topology: Topology) -> ExecutionTrace:

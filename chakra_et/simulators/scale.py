@@ -21,13 +21,23 @@ from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
 from chakra_et.files import scratch_folder, write_json
 from chakra_et.names import RunFiles
 from chakra_et.network.collectives import collective_time
-from chakra_et.network.topology import Topology, parse_topology
-from chakra_et.simulators.copies import EVERY, relabelled, resized, timed, transfers, varied, without_waiting
-from chakra_et.simulators.edit import texts
+from chakra_et.network.topology import Topology
+from chakra_et.simulators.copies import (
+    EVERY,
+    names_in,
+    peers_in,
+    relabelled,
+    resized,
+    timed,
+    transfers,
+    varied,
+    without_waiting,
+)
 from chakra_et.simulators.fit import fitted
 from chakra_et.simulators.mesh import Mesh, Place, ScaledGroups, mesh_of, parse_mesh
+from chakra_et.simulators.networks import read_topology
 from chakra_et.simulators.sets import InputSet
-from chakra_et.simulators.spread import compute_micros, draw, relative_spread
+from chakra_et.simulators.spread import compute_micros, deviation, draw, relative_spread
 
 MOST_RANKS = 1 << 17
 
@@ -103,6 +113,11 @@ def scale(found: InputSet, traces: Mapping[int, ExecutionTrace], wanted: Scaling
                 "change in a way "
                 f"that the capture doesn't show, so capture --{axis} {count} and scale --dp"
             )
+    if old.dp == 1 < wanted.dp:
+        raise TraceError(
+            f"{found.name}: was captured without data parallelism ({old}), so that it reduces no gradients: "
+            "capture two replicas, and scale those"
+        )
     new = Mesh(old.tp, wanted.dp, old.pp)
     if new.ranks > MOST_RANKS:
         raise TraceError(
@@ -115,7 +130,7 @@ def scale(found: InputSet, traces: Mapping[int, ExecutionTrace], wanted: Scaling
     groups = ScaledGroups(found.groups, old, new)
     lasting = transfers(traces, found.groups)
     notes: list[str] = [f"the captured mesh is {old} (--mesh where it is another), the new one {new}"]
-    topology = parse_topology(wanted.topology, new.ranks) if wanted.topology else None
+    topology = read_topology(wanted.topology, new.ranks) if wanted.topology else None
     measured = fitted(traces, lasting, found.groups)
     if topology is not None:
         notes += [f"communication lasts what the topology makes it: {topology.name}", *topology.notes]
@@ -127,10 +142,6 @@ def scale(found: InputSet, traces: Mapping[int, ExecutionTrace], wanted: Scaling
             f"collectives: {only.bandwidth / 1e9:.3g} GB/s, {only.latency_ns / 1000:.3g} us per message"
         )
         notes += measured.notes
-    elif old.dp != new.dp and new.ranks > 1:
-        raise TraceError(
-            f"{found.name}: has no collectives: capture two ranks or more, so that there are some to scale"
-        )
     run.folder.mkdir(parents=True, exist_ok=True)
     with scratch_folder(run.folder / run.name) as scratch:
         target = RunFiles(scratch, run.name)
@@ -176,15 +187,16 @@ class _Ranks:
         self.topology, self.measured, self.wanted = topology, measured, wanted
         self.plain = {rank: without_waiting(trace, lasting[rank]) for rank, trace in traces.items()}
         self.generator = np.random.default_rng(wanted.seed)
-        busy = {rank: compute_micros(trace) for rank, trace in traces.items()}
-        self.steps = min(len(each) for each in busy.values())
-        self.spread: dict[tuple[int, int], float] = {}
-        for tensor in range(old.tp):
-            for stage in range(old.pp):
-                alike = [busy[old.rank(Place(tensor, data, stage))] for data in range(old.dp)]
-                self.spread[tensor, stage] = (
-                    relative_spread(alike) if wanted.spread is None else wanted.spread
-                )
+        self.busy = {rank: compute_micros(trace) for rank, trace in traces.items()}
+        self.alike = {
+            (tensor, stage): [self.busy[old.rank(Place(tensor, data, stage))] for data in range(old.dp)]
+            for tensor in range(old.tp)
+            for stage in range(old.pp)
+        }
+        self.spread = {
+            place: relative_spread(busy) if wanted.spread is None else wanted.spread
+            for place, busy in self.alike.items()
+        }
 
     def notes(self) -> Iterator[str]:
         if self.new.dp <= self.old.dp:
@@ -205,7 +217,9 @@ class _Ranks:
             place = self.new.place(rank)
             source = self.old.rank(place._replace(data=place.data % self.old.dp))
             variant = -1 if place.data < self.old.dp else int(self.generator.integers(self.wanted.variants))
-            names, peers = self._names(source, place), self._peers(source, place)
+            trace, here = self.traces[source], self.old.place(source)
+            names = names_in(trace, self.groups, here, place.data)
+            peers = peers_in(trace, self.old, self.new, here, place.data)
             key = (source, variant, tuple(names.items()), tuple(peers.items()))
             path = run.et_file(rank)
             if key in made:
@@ -213,32 +227,12 @@ class _Ranks:
                 continue
             if (source, variant) not in sized:
                 sized[source, variant] = self._sized(source, variant, names)
-            trace = relabelled(sized[source, variant], names, peers, self.new.ranks)
+            made_here = relabelled(sized[source, variant], names, peers, self.new.ranks)
             if self.topology is not None:
-                trace = timed(trace, self.groups.all(), self.topology)
-            et_file.write(path, trace)
+                made_here = timed(made_here, self.groups.all(), self.topology)
+            et_file.write(path, made_here)
             made[key] = path
         return len(made)
-
-    def _names(self, source: int, place: Place) -> dict[str, str]:
-        here = self.old.place(source)
-        used = [name for name in texts(self.traces[source], "pg_name")[0] if name in self.groups.shapes]
-        return {name: self.groups.name_for(name, here, place.data) for name in used}
-
-    def _peers(self, source: int, place: Place) -> dict[int, int]:
-        """Captured rank → new rank, of those that messages name: as many data-parallel places away."""
-        trace, here = self.traces[source], self.old.place(source)
-        named: set[int] = set()
-        for name in ("comm_src", "comm_dst"):
-            attribute = trace.attributes.get(name)
-            if attribute is not None:
-                named |= set(trace.column(name)[attribute.rows].tolist())
-        found = {}
-        for rank in sorted(named):
-            peer = self.old.place(rank)
-            data = (place.data + peer.data - here.data) % self.new.dp
-            found[rank] = self.new.rank(peer._replace(data=data))
-        return found
 
     def _sized(self, source: int, variant: int, names: Mapping[str, str]) -> ExecutionTrace:
         members = {name: self._members(name) for name in names}
@@ -254,7 +248,8 @@ class _Ranks:
         trace = resized(self.plain[source], members, lasting)
         if variant >= 0:
             place = self.old.place(source)
-            factors = draw(self.generator, self.spread[place.tensor, place.stage], self.steps)
+            own = deviation(self.busy[source], self.alike[place.tensor, place.stage])
+            factors = draw(self.generator, self.spread[place.tensor, place.stage], len(own)) / own
             trace = varied(trace, self.traces[source], factors)
         return trace
 

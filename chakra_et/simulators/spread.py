@@ -44,6 +44,16 @@ def relative_spread(busy: Sequence[np.ndarray]) -> float:
     return float(np.sqrt((deviation**2).sum() / ((len(table) - 1) * table.shape[1])))
 
 
+def deviation(own: np.ndarray, busy: Sequence[np.ndarray]) -> np.ndarray:
+    """How a rank's compute time in each step differs from the mean of ranks with the same work, as factors,
+    float64[S]: what a copy of it has to lose before it varies on its own."""
+    steps = min(len(of_rank) for of_rank in busy)
+    mean = np.array([of_rank[:steps] for of_rank in busy]).mean(axis=0)
+    factors: np.ndarray = np.ones(steps)
+    np.divide(own[:steps], mean, out=factors, where=(mean > 0) & (own[:steps] > 0))
+    return factors
+
+
 def draw(generator: np.random.Generator, spread: float, steps: int) -> np.ndarray:
     """A factor for each step, log-normal around a mean of 1, float64[steps]."""
     sigma = np.sqrt(np.log1p(spread**2))

@@ -172,6 +172,9 @@ of one hop: a message through a Switch makes two. ASTRA-sim's cycles are ns.
 - Links carry their traffic without contention: the congestion-aware network has one dimension only.
 - A collective is not cut into chunks (`preferred-dataset-splits` {DATASET_SPLITS}).
 - All ranks start together.
+- `expected.json` has the members of a collective end together. A rank that waited may end earlier in
+ASTRA-sim,
+  by up to half of a collective of two ranks, as the messages of a ring don't slow each other down there.
 
 ## What was changed
 {changed}

@@ -5,10 +5,10 @@ counted."""
 from __future__ import annotations
 
 import heapq
+import itertools
 import json
 import sys
 from collections import defaultdict
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -52,7 +52,7 @@ def ring(
     """One message per member and step; ``ready`` moves on to when each member has its last one."""
     for size, reduced in sizes:
         sent = {rank: ready[rank] for rank in members}
-        for source, target in pairwise([*members, members[0]]):
+        for source, target in itertools.pairwise([*members, members[0]]):
             arrived = sent[source] + network.delay(source, target, size)
             ready[target] = max(ready[target], arrived) + (network.reduce(size) if reduced else 0)
 
@@ -108,7 +108,7 @@ def steps(kind: int, size: float, count: int, exchange: bool = False) -> list[tu
 class Rank:
     def __init__(self, trace: ExecutionTrace):
         edges = edges_of(trace)
-        self.trace, self.end = trace, 0.0
+        self.trace, self.end = trace, 0
         self.parents = np.bincount(edges.child, minlength=len(trace)).tolist()
         self.children: dict[int, list[int]] = defaultdict(list)
         for parent, child in zip(edges.parent.tolist(), edges.child.tolist(), strict=True):
@@ -127,11 +127,12 @@ class Rank:
 
 
 def simulate(ranks: list[Rank], groups: dict[str, list[int]], network: Network) -> None:
-    events: list[tuple[float, int, int]] = []
+    events: list[tuple[int, int, int, int]] = []  # ns, order of scheduling, rank, row
+    scheduled = itertools.count()
     waiting: dict[tuple, dict[int, tuple[float, int]]] = defaultdict(dict)
     issued: dict[tuple, int] = defaultdict(int)
 
-    def issue(number: int, now: float) -> None:
+    def issue(number: int, now: int) -> None:
         rank = ranks[number]
         for row in sorted(rank.ready):
             kind, slot = rank.trace.types[row], rank.slot(row)
@@ -142,13 +143,12 @@ def simulate(ranks: list[Rank], groups: dict[str, list[int]], network: Network) 
             rank.busy[slot] = rank.busy[slot] or not receives
             broadcast = rank.column["comm_type"][row] == CollectiveType.BROADCAST
             if slot < 2 or broadcast:
-                heapq.heappush(
-                    events, (now + max(1, int(rank.trace.duration_micros[row]) * 1000), number, row)
-                )
+                lasts = max(1, int(rank.trace.duration_micros[row]) * 1000)
+                heapq.heappush(events, (now + lasts, next(scheduled), number, row))
             else:
                 communicate(number, row, now)
 
-    def communicate(number: int, row: int, now: float) -> None:
+    def communicate(number: int, row: int, now: int) -> None:
         rank = ranks[number]
         column = {name: values[row] for name, values in rank.column.items()}
         if rank.trace.types[row] == NodeType.COMM_COLL:
@@ -172,12 +172,12 @@ def simulate(ranks: list[Rank], groups: dict[str, list[int]], network: Network) 
                 end = max(starts.values()) + network.delay(*members, column["comm_size"])
                 ends = dict.fromkeys(members, end)
             for member, (_, at) in arrived.items():
-                heapq.heappush(events, (ends[member], member, at))
+                heapq.heappush(events, (int(ends[member]), next(scheduled), member, at))
 
     for number in range(len(ranks)):
-        issue(number, 0.0)
+        issue(number, 0)
     while events:
-        now, number, row = heapq.heappop(events)
+        now, _, number, row = heapq.heappop(events)
         rank = ranks[number]
         rank.end = now
         if rank.trace.types[row] != NodeType.COMM_RECV:

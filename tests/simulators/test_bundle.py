@@ -218,6 +218,34 @@ def test_missing_ranks_are_refused_or_trimmed(
     assert run(folder, little_astra(tmp_path)).returncode == 0
 
 
+def test_missing_ranks_are_made_from_their_like(
+    mesh: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for rank in (1, 6, 7):
+        Path(f"{mesh}.{rank}.et").unlink()
+    folder = tmp_path / "bundle"
+    assert bundle(mesh, folder, "--fill") == 0
+    assert (
+        "3 of 8 ranks have no file (1, 6, 7) and were made from ranks of the same stage"
+        in capsys.readouterr().out
+    )
+    assert json.loads((folder / "run_comm_groups.json").read_text()) == MESH
+    for rank in (1, 6, 7):
+        made, real = et_file.read(folder / f"run.{rank}.et"), step(rank)
+        assert made.types.tolist() == real.types.tolist()
+        for name in ("comm_src", "comm_dst", "comm_size", "comm_type"):
+            assert made.column(name, -1).tolist() == real.column(name, -1).tolist(), (rank, name)
+        groups = [trace.attributes["pg_name"].values for trace in (made, real)]
+        texts = [[group[at] for at in range(len(group.index))] for group in groups]  # type: ignore[index]
+        assert texts[0] == texts[1]
+    assert run(folder, little_astra(tmp_path)).returncode == 0
+    for rank in (3, 5):
+        Path(f"{mesh}.{rank}.et").unlink()
+    assert bundle(mesh, tmp_path / "other", "--fill", "--mesh", "tp2,dp2,pp2") == 2
+    assert "rank 1 can't be made: no rank with tensor-parallel place 1 and stage 0" in capsys.readouterr().err
+    assert not (tmp_path / "other").exists()
+
+
 @pytest.mark.parametrize(
     ("topology", "message"),
     [

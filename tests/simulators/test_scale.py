@@ -70,7 +70,8 @@ def test_copies_vary_as_the_captured_ranks_do(pair: str, tmp_path: Path) -> None
     totals = np.array([float(trace.duration_micros[computes].sum()) for trace in traces.values()])
     # Ranks 0 and 1 had 1101 and 1201 µs per step: a standard deviation of 6.1% of their mean.
     per_step = np.std(totals[2:] / totals[2:].mean(), ddof=1) * np.sqrt(2)
-    assert per_step == pytest.approx(0.0782, rel=0.25)
+    assert per_step == pytest.approx(100 / np.sqrt(2) / 1151, rel=0.15)
+    assert totals[2:].mean() == pytest.approx(2 * 1151, rel=0.01)
     assert totals[:2].tolist() == [2 * 1101 + 0, 2 * 1201]
 
 
@@ -87,8 +88,12 @@ def test_the_same_seed_gives_the_same_files(pair: str, tmp_path: Path) -> None:
 
 def test_no_spread_makes_ranks_alike(pair: str, tmp_path: Path) -> None:
     scaled(pair, tmp_path / "out", 16, "--spread", "0", "--variants", "1")
-    contents = {(tmp_path / "out" / f"big.{rank}.et").read_bytes() for rank in range(16)}
-    assert len(contents) == 2
+    traces = [et_file.read(tmp_path / "out" / f"big.{rank}.et") for rank in range(16)]
+    computes = traces[0].types == NodeType.COMP
+    totals = [int(trace.duration_micros[computes].sum()) for trace in traces]
+    assert totals[:2] == [2202, 2402]
+    assert totals[2:] == pytest.approx([2302] * 14, abs=2)
+    assert len({(tmp_path / "out" / f"big.{rank}.et").stat().st_ino for rank in range(16)}) == 4
 
 
 def test_a_named_topology_gives_communication_its_times(pair: str, tmp_path: Path) -> None:
@@ -148,6 +153,27 @@ def test_expert_groups_keep_their_size_and_grow_in_number() -> None:
     assert (replicas.along, replicas.size, replicas.data) == ("stride", 4, 1)
     assert shape_of([1, 2], mesh) is None
     assert shape_of([0, 1, 3], mesh) is None
+
+
+def test_process_groups_with_the_same_members_stay_apart(tmp_path: Path) -> None:
+    def rank(number: int) -> ExecutionTrace:
+        return make_trace(cpu(1, 10), collective(2, 20, (1,), "1"), collective(3, 20, (1,), "2"))
+
+    name = write_set(
+        tmp_path / "set", {number: rank(number) for number in range(2)}, {"1": [0, 1], "2": [0, 1]}
+    )
+    scaled(name, tmp_path / "out", 4)
+    found = json.loads((tmp_path / "out" / "big_comm_groups.json").read_text())
+    assert found == {"1": [0, 1, 2, 3], "2": [0, 1, 2, 3]}
+
+
+def test_a_set_without_data_parallelism_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    traces = {number: make_trace(cpu(1, 10), collective(2, 20, (1,), "1")) for number in range(2)}
+    name = write_set(tmp_path / "set", traces, {"1": [0, 1]})
+    assert main(["scale", name, "--dp", "4", "--mesh", "tp2", "-o", str(tmp_path / "new" / "big")]) == 2
+    assert "was captured without data parallelism" in capsys.readouterr().err
 
 
 def test_expert_parallel_sets_are_scaled(tmp_path: Path) -> None:
