@@ -72,8 +72,8 @@ class Config:
 
 
 class Row(NamedTuple):
-    """group: a line of the table; batch: sequences per step, for which plans of a group are ranked against each
-    other; memory: GiB measured, 0 for not.
+    """group: a line of the table; batch: sequences per step, of which plans of a group are ranked against
+    each other; memory: GiB measured, 0 for not.
     """
 
     name: str
@@ -111,7 +111,7 @@ def sailor(path: Path) -> Iterator[Row]:
         layout = sailor_layout(plan, cluster)
         predicted = estimate(layout, [costs], SAILOR)
         group = plan["name"].split("_")[0]
-        memory = plan["max_memory_bytes"] / 2**30
+        memory = plan.get("max_memory_bytes", 0) / 2**30
         chosen = plan["name"] == SAILOR_CALIBRATION
         yield Row(plan["name"], group, plan["global_batch"], plan["step_s"], predicted, memory, chosen)
 
