@@ -2,11 +2,11 @@
 """How well scaled sets predict runs of more ranks: each prediction is checked against a run that it never
 saw.
 
-    python benchmarks/scale_benchmark.py                      all three comparisons
+    python benchmarks/scale_benchmark.py                      all comparisons
     python benchmarks/scale_benchmark.py --only machine       one of gloo, machine, planned, size
 
-gloo: GPT-2 (tiny) on 2 processes that share one core, scaled to 4 and compared with 4 processes on two cores,
-so that each has as much of the machine; medians over --repeats. machine: the simulated machine of
+gloo: GPT-2 (tiny) on 2 processes, scaled to 4 and compared with 4 processes that run at the same time, so
+that each process has as much of the machine; medians over --repeats. machine: the simulated machine of
 tests/generator, 8 ranks scaled to 64 and compared with 64. planned: a plan of the planner on 8 GPUs scaled to
 64 and compared with the plan on 64. size: 1,024 ranks of the gloo capture, seconds and files. The exit status
 is 1 if a target is missed.
@@ -224,14 +224,12 @@ def planned(folder: Path, config: Config) -> tuple[float, float, float]:
 # ---- gloo ----
 
 
-def capture(folder: Path, name: str, ranks: int, one_core: bool) -> str:
+def begin_capture(folder: Path, name: str, ranks: int) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    if one_core:
-        command = ["taskset", "-c", str(min(os.sched_getaffinity(0))), *command]
     flags = ["--model-name", "tiny", "--dataset", "sample", "--max-seq-length", "64", "--batch-size", "4"]
     flags += [
         "--max-steps",
-        "14",
+        "16",
         "--skip-eval",
         "--save-steps",
         "0",
@@ -239,34 +237,40 @@ def capture(folder: Path, name: str, ranks: int, one_core: bool) -> str:
         str(folder / f"{name}-save"),
     ]
     flags += ["--enable-tracing", "--trace-output-dir", str(folder), "--trace-name", name]
-    flags += ["--trace-wait-steps", "2", "--trace-warmup-steps", "2", "--trace-active-steps", "8"]
-    done = subprocess.run(
+    flags += ["--trace-wait-steps", "2", "--trace-warmup-steps", "2", "--trace-active-steps", "10"]
+    return subprocess.Popen(
         [*command, str(ROOT / "gpt2" / "train.py"), *flags],
         cwd=folder,
         env=os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=600,
     )
-    if done.returncode:
-        raise SystemExit(f"error: the capture of {ranks} ranks failed: {done.stderr[-800:]}")
-    return str(folder / name)
+
+
+def captures(folder: Path, **ranks: int) -> list[str]:
+    """Capture runs of so many ranks at the same time, so that they meet the same load, and convert them."""
+    folder.mkdir()
+    running = [begin_capture(folder, name, count) for name, count in ranks.items()]
+    for one in running:
+        _, said = one.communicate(timeout=900)
+        if one.returncode:
+            raise SystemExit(f"error: a capture failed: {said[-800:]}")
+    quietly("convert", "--dir", str(folder))
+    return [str(folder / name) for name in ranks]
 
 
 def gloo(folder: Path, config: Config) -> tuple[float, float, float]:
     """The first step is left out: the ranks don't begin it together."""
     two, four, guess = [], [], []
     for number in range(config.repeats):
-        where = folder / f"gloo{number}"
-        where.mkdir()
-        small, large = capture(where, "two", 2, True), capture(where, "four", 4, False)
-        quietly("convert", "--dir", str(where))
+        small, large = captures(folder / f"gloo{number}", two=2, four=4)
         two.append(step_ms(small, True, 1))
         four.append(step_ms(large, True, 1))
         guess.append(step_ms(scaled(Path(small), 4, config.seed + number), first=1))
         print(
-            f"  gloo {number + 1}: 2 ranks {two[-1]:.1f}, scaled to 4 {guess[-1]:.1f}, 4 ranks "
-            f"{four[-1]:.1f} ms"
+            f"  gloo {number + 1}: 2 ranks {two[-1]:.1f}, scaled to 4 {guess[-1]:.1f}, 4 ranks {four[-1]:.1f} ms",
+            flush=True,
         )
     return statistics.median(guess), statistics.median(four), statistics.median(two)
 
@@ -274,9 +278,7 @@ def gloo(folder: Path, config: Config) -> tuple[float, float, float]:
 def size(folder: Path, config: Config) -> bool:
     where = folder / "gloo0"
     if not where.is_dir():
-        where.mkdir()
-        capture(where, "two", 2, True)
-        quietly("convert", "--dir", str(where))
+        captures(where, two=2)
     begin = time.monotonic()
     quietly(
         "scale", str(where / "two"), "--dp", "1024", "-o", str(where / "many"), "--seed", str(config.seed)

@@ -19,7 +19,7 @@ from chakra_et.simulators import texts
 from chakra_et.simulators.dimensions import crossings, simulated_dimensions
 from chakra_et.simulators.edit import texts as string_column
 from chakra_et.simulators.expected import Expected, expected
-from chakra_et.simulators.planned import read_topology
+from chakra_et.simulators.networks import read_topology
 from chakra_et.simulators.prepare import Keep, prepared, sentences, with_metadata
 from chakra_et.simulators.sets import Groups, InputSet
 from chakra_et.simulators.trim import trimmed, trimmed_groups

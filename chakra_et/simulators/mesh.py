@@ -8,6 +8,7 @@ three axes.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -146,14 +147,20 @@ class ScaledGroups:
         self.shapes = {name: shape_of(members, old) for name, members in groups.items()}
         # Groups keep their numbers where the mesh keeps its size.
         kept = groups if old == new else {}
-        self.numbers = {tuple(sorted(members)): name for name, members in kept.items()}
+        # Process groups with the same members stay apart: each has an order of its own.
+        self.twin: dict[str, int] = {}
+        seen: Counter[tuple[int, ...]] = Counter()
+        for name in sorted(groups, key=int):
+            members = tuple(sorted(groups[name]))
+            self.twin[name] = seen[members]
+            seen[members] += 1
+        self.numbers = {(tuple(sorted(groups[name])), self.twin[name]): name for name in kept}
         self.next = max(map(int, kept), default=0) + 1
         for name, shape in self.shapes.items():
             if shape is not None and shape.along in ("block", "stride") and new.dp % shape.size:
                 raise TraceError(
-                    f"--dp {new.dp} is no multiple of {shape.size}, by which group {name} divides the "
-                    "data-parallel "
-                    "ranks: choose another"
+                    f"--dp {new.dp} is no multiple of {shape.size}, by which group {name} divides the ranks "
+                    "of data parallelism: choose another"
                 )
 
     def name_for(self, group: str, source: Place, data: int) -> str:
@@ -161,7 +168,7 @@ class ScaledGroups:
         ``data``."""
         shape = self.shapes[group]
         assert shape is not None
-        key = tuple(self._members(shape, source, data))
+        key = tuple(self._members(shape, source, data)), self.twin[group]
         if key not in self.numbers:
             self.numbers[key] = str(self.next)
             self.next += 1
@@ -182,4 +189,4 @@ class ScaledGroups:
 
     def all(self) -> Groups:
         """Number → ranks, of the groups that were asked for."""
-        return {number: list(members) for members, number in self.numbers.items()}
+        return {number: list(members) for (members, _), number in self.numbers.items()}

@@ -35,7 +35,7 @@ from chakra_et.simulators.copies import (
 )
 from chakra_et.simulators.fit import fitted
 from chakra_et.simulators.mesh import Mesh, Place, ScaledGroups, mesh_of, parse_mesh
-from chakra_et.simulators.planned import read_topology
+from chakra_et.simulators.networks import read_topology
 from chakra_et.simulators.sets import InputSet
 from chakra_et.simulators.spread import compute_micros, deviation, draw, relative_spread
 
@@ -113,6 +113,11 @@ def scale(found: InputSet, traces: Mapping[int, ExecutionTrace], wanted: Scaling
                 "change in a way "
                 f"that the capture doesn't show, so capture --{axis} {count} and scale --dp"
             )
+    if old.dp == 1 < wanted.dp:
+        raise TraceError(
+            f"{found.name}: was captured without data parallelism ({old}), so that it reduces no gradients: "
+            "capture two replicas, and scale those"
+        )
     new = Mesh(old.tp, wanted.dp, old.pp)
     if new.ranks > MOST_RANKS:
         raise TraceError(
@@ -137,10 +142,6 @@ def scale(found: InputSet, traces: Mapping[int, ExecutionTrace], wanted: Scaling
             f"collectives: {only.bandwidth / 1e9:.3g} GB/s, {only.latency_ns / 1000:.3g} us per message"
         )
         notes += measured.notes
-    elif old.dp != new.dp and new.ranks > 1:
-        raise TraceError(
-            f"{found.name}: has no collectives: capture two ranks or more, so that there are some to scale"
-        )
     run.folder.mkdir(parents=True, exist_ok=True)
     with scratch_folder(run.folder / run.name) as scratch:
         target = RunFiles(scratch, run.name)

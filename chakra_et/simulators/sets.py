@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from chakra_et.errors import TraceError
 from chakra_et.et.sets import find_rank_sets, read_comm_groups
 from chakra_et.names import RunFiles, run_at
 
+_GROUP = re.compile(r"[1-9][0-9]{0,8}")
 Groups = dict[str, list[int]]
 
 
@@ -54,6 +56,11 @@ def read_set(name: str) -> InputSet:
         raise TraceError(f"{name}: is one file: give the NAME of NAME.0.et, NAME.1.et, …")
     run = run_at(prefix)
     groups = read_comm_groups(run.groups_file) if run.groups_file.is_file() else {}
+    for name in groups:
+        if not _GROUP.fullmatch(name):
+            raise TraceError(
+                f"{run.groups_file}: group {name[:40]!r} isn't a number from 1 on: convert again"
+            )
     manifest = _manifest(run.manifest_file)
     known = max(files) + 1
     members = max((rank + 1 for ranks in groups.values() for rank in ranks), default=0)

@@ -12,11 +12,10 @@ from chakra_et.et import file as et_file
 from chakra_et.et.columns import ExecutionTrace
 from chakra_et.et.sets import RankSet
 from chakra_et.names import run_at
+from chakra_et.predict.schedule import Schedule, make_schedule
 from chakra_et.replay.joint import ReplayGraph, build_graph
 from chakra_et.replay.matching import match
-from chakra_et.replay.simulators import device_replay
 from chakra_et.replay.timing import timing
-from chakra_et.stragglers.levels import Levels, find_levels
 from chakra_et.stragglers.mesh import stages_of
 from chakra_et.stragglers.operations import JobMeta, Operations, Setting
 from chakra_et.stragglers.stretches import find_stretches
@@ -24,8 +23,6 @@ from chakra_et.stragglers.table import NS, Table, make_table
 
 # Ranks that begin further apart than this are reported.
 LATE_S = 1e-3
-# Nodes × settings that are simulated together, which take 50 bytes each.
-SIMULATED_AT_ONCE = 4_000_000
 
 
 @dataclass
@@ -37,7 +34,7 @@ class RecordedJob:
     measured_s: np.ndarray
     notes: list[str]
     graph: ReplayGraph
-    levels: Levels
+    schedule: Schedule
     step_of_node: np.ndarray
     table: Table
 
@@ -46,23 +43,18 @@ class RecordedJob:
         return self.table.operations
 
     def simulate(self, settings: Sequence[Setting]) -> list[np.ndarray]:
-        """Step times in s, float64[steps], of each setting; see ``Job``. The delays of a rank's operations
-        hold up its beginning."""
-        at_once = max(1, SIMULATED_AT_ONCE // len(self.graph))
-        times = []
-        for first in range(0, len(settings), at_once):
-            some = settings[first : first + at_once]
-            own = [self.table.durations(self.graph.own_ns, setting.work_s / NS) for setting in some]
-            ends = self.levels.ends(np.stack(own, axis=1), np.stack([*map(self._release_ns, some)], axis=1))
-            times += [_step_times(end, self.step_of_node, len(self.steps), 0) for end in ends.T]
-        return times
+        """Step times in s, float64[steps], of each setting; see ``Job``."""
+        return [self._step_times(setting) for setting in settings]
 
-    def _release_ns(self, setting: Setting) -> np.ndarray:
-        """When each rank begins, int64[T]."""
+    def _step_times(self, setting: Setting) -> np.ndarray:
+        """The delays of a rank's operations hold up its beginning."""
+        own = self.table.durations(self.graph.own_ns, setting.work_s / NS)
         release = np.zeros(len(self.graph.traces))
         if setting.delay_s is not None:
             np.add.at(release, self.table.trace, setting.delay_s)
-        return np.rint(release / NS).astype(np.int64)
+        release_ns = np.rint(release / NS).astype(np.int64)[self.graph.trace_of]
+        _, end = self.schedule.run(own, own, release_ns)
+        return _step_times(end, self.step_of_node, len(self.steps), 0)
 
 
 def recorded_job(run: RankSet) -> RecordedJob:
@@ -79,7 +71,7 @@ def recorded_job(run: RankSet) -> RecordedJob:
             f"{run.name}: its ranks have no communication in common, so none waits for another: give the .et "
             "files of one job"
         )
-    device_replay(graph, matching, times)  # refuses what can't be replayed
+    schedule = make_schedule(graph, matching)
     found = find_stretches(run.name, graph)
     stages = stages_of(traces, ranks)
     table = make_table(graph, found, matching, times, stages)
@@ -99,7 +91,7 @@ def recorded_job(run: RankSet) -> RecordedJob:
         measured_s=np.empty(0),
         notes=matching.notes + times.notes + table.notes,
         graph=graph,
-        levels=find_levels(graph, matching),
+        schedule=schedule,
         step_of_node=found.step,
         table=table,
     )

@@ -59,7 +59,7 @@ def test_only_prefixed_variables_override() -> None:
     )
     expected = {"DP_SIZE": "2", "WORLD_SIZE": "16", "LOG_INTERVAL": "5", "GRES": "", "MASTER_GRES": ""}
     assert found.items() >= expected.items()
-    leaked = dict.fromkeys(("CONTAINER_NAME", "WORLD_SIZE", "LOAD", "SAVE", "MODEL", "MASTER_PORT"), "7")
+    leaked = dict.fromkeys(("CONTAINER_NAME", "WORLD_SIZE", "LOAD", "SAVE", "SEED", "MASTER_PORT"), "7")
     assert values(conf(**leaked)) == values(conf())
 
 
@@ -193,12 +193,16 @@ def test_relative_paths_start_where_they_were_given(tmp_path: Path) -> None:
     assert found["TRACE_OUTPUT_DIR"] == f"{root}/outputs" and found["HIDDEN_SIZE"] == "64"
 
 
-def test_settings_in_the_environment_without_the_prefix_are_noticed() -> None:
-    assert settings_text.misplaced({"NNODES": "08", "CONTAINER_NAME": "x", "MODEL": "tiny"}) == [
-        "MODEL",
-        "NNODES",
-    ]
-    assert settings_text.misplaced({"NNODES": "2", "MEGATRON_NNODES": "2"}) == []
+def test_settings_in_the_environment_without_the_prefix_are_refused() -> None:
+    """Also where a node is launched by hand, with a script that sources ``_00_conf.sh``."""
+    with pytest.raises(SettingsError, match="MODEL=tiny in the environment: .* from MEGATRON_MODEL only"):
+        settings_text.refuse_misplaced({"NNODES": "08", "CONTAINER_NAME": "x", "MODEL": "tiny"})
+    settings_text.refuse_misplaced({"NNODES": "2", "MEGATRON_NNODES": "2", "LOAD": "x"})
+    done = conf(NNODES="2")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert done.stderr.startswith(
+        "_00_conf.sh: NNODES=2 in the environment: settings are read from MEGATRON_NN"
+    )
     assert as_environment({"MODEL": "tiny"}) == {"MEGATRON_MODEL": "tiny"}
 
 

@@ -155,6 +155,27 @@ def test_expert_groups_keep_their_size_and_grow_in_number() -> None:
     assert shape_of([0, 1, 3], mesh) is None
 
 
+def test_process_groups_with_the_same_members_stay_apart(tmp_path: Path) -> None:
+    def rank(number: int) -> ExecutionTrace:
+        return make_trace(cpu(1, 10), collective(2, 20, (1,), "1"), collective(3, 20, (1,), "2"))
+
+    name = write_set(
+        tmp_path / "set", {number: rank(number) for number in range(2)}, {"1": [0, 1], "2": [0, 1]}
+    )
+    scaled(name, tmp_path / "out", 4)
+    found = json.loads((tmp_path / "out" / "big_comm_groups.json").read_text())
+    assert found == {"1": [0, 1, 2, 3], "2": [0, 1, 2, 3]}
+
+
+def test_a_set_without_data_parallelism_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    traces = {number: make_trace(cpu(1, 10), collective(2, 20, (1,), "1")) for number in range(2)}
+    name = write_set(tmp_path / "set", traces, {"1": [0, 1]})
+    assert main(["scale", name, "--dp", "4", "--mesh", "tp2", "-o", str(tmp_path / "new" / "big")]) == 2
+    assert "was captured without data parallelism" in capsys.readouterr().err
+
+
 def test_expert_parallel_sets_are_scaled(tmp_path: Path) -> None:
     groups = {"1": [0, 1, 2, 3], "2": [0, 1], "3": [2, 3], "4": [0, 2], "5": [1, 3]}
 

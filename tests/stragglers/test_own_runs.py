@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,12 +11,7 @@ import pytest
 from chakra_et.__main__ import main
 from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
-from chakra_et.replay.joint import build_graph
-from chakra_et.replay.matching import match
-from chakra_et.replay.simulators import device_replay
-from chakra_et.replay.timing import Timing
 from chakra_et.stragglers.analyse import Stragglers, analyse
-from chakra_et.stragglers.levels import find_levels
 from chakra_et.stragglers.load import find_stragglers, read_job
 from tests.chakra_et.replay_traces import cpu, make_trace, recv, send
 from tests.stragglers.gpu_job import FIRST_STEP, step_s, write_job
@@ -83,23 +77,6 @@ def test_the_job_is_not_changed_by_its_analysis(job: tuple[str, np.ndarray, np.n
     before = work.operations.work_s.copy()
     assert analyse(work).as_json() == analyse(work).as_json()
     assert (work.operations.work_s == before).all()
-
-
-def test_many_settings_at_once_end_as_in_the_device_replay(
-    job: tuple[str, np.ndarray, np.ndarray],
-) -> None:
-    traces = [et_file.read(f"{job[0]}.{rank}.et") for rank in range(RANKS)]
-    graph = build_graph(traces)
-    matching = match(graph, {"1": list(range(RANKS))})
-    assert matching.channels and graph.lag_ns.any()
-    random = np.random.default_rng(2)
-    own = random.integers(0, 10_000, (len(graph), 5))
-    release = random.integers(0, 50_000, (RANKS, 5))
-    ends = find_levels(graph, matching).ends(own, release)
-    for at in range(5):
-        times = Timing(release[:, at].tolist(), own[:, at])
-        result = device_replay(replace(graph, own_ns=own[:, at]), matching, times)
-        assert (graph.gather(result.end_ns) == ends[:, at]).all()
 
 
 def test_text_and_json(job: tuple[str, np.ndarray, np.ndarray], capsys: pytest.CaptureFixture[str]) -> None:

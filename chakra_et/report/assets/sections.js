@@ -87,7 +87,16 @@ function mean(label, own, content) {
   const replayed = own.every(step => step.replayed !== null) ? average(own.map(step => step.replayed)) : null;
   const parts = content.activities.map((_, at) => average(own.map(step => step.parts[at])));
   const marks = replayed === null ? [] : [[replayed, `replayed: ${duration(replayed)}`]];
-  return { label, parts, marks, note: duration(sum(parts)) };
+  return { label, parts, marks, note: duration(sum(parts)), hints: { wait: waitedFor(content, own[0].rank) } };
+}
+
+// Which rank a rank waited for most, over the whole run.
+function waitedFor(content, rank) {
+  const waits = content.waits?.[content.ranks.findIndex(each => each.rank === rank)];
+  const total = waits ? sum(waits) : 0;
+  if (total === 0) return "";
+  const most = waits.indexOf(Math.max(...waits));
+  return `; ${percent(waits[most] / total)} of all waiting of rank ${rank} was for rank ${content.ranks[most].rank}`;
 }
 
 function phaseBars(content, steps) {

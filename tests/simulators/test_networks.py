@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import pytest
 
 from chakra_et.__main__ import main
 from chakra_et.errors import TraceError
-from chakra_et.simulators.planned import read_topology
+from chakra_et.predict.fit import Model, write_model
+from chakra_et.simulators.networks import read_topology
 from fasop.__main__ import main as fasop
 
 A10 = {"nodes": 2, "memory_gib": 80, "price_per_hour": 8, "inter_bandwidth": 40e9, "intra_bandwidth": 128e9}
@@ -51,6 +53,14 @@ def test_the_planned_network_is_the_planner_s(plan: Path) -> None:
     assert (inner.size, outer.size) == (4, 2)
     assert inner.bandwidth == 16e9
     assert outer.bandwidth == pytest.approx(5e9 / 1.05 / 4)
+
+
+def test_a_measured_network_can_be_named(tmp_path: Path) -> None:
+    model = Model(4000.0, 900.0, 2e9, math.inf, 0.1, 12, "a run")
+    write_model(tmp_path / "network.json", model)
+    topology = read_topology(str(tmp_path / "network.json"), 4)
+    assert topology.ranks == 4
+    assert (topology.dimensions[0].bandwidth, topology.dimensions[0].latency_ns) == (2e9, 900.0)
 
 
 def test_a_plan_of_other_ranks_or_a_damaged_one_is_refused(plan: Path) -> None:

@@ -1,12 +1,13 @@
-"""The network that a plan of the planner assumes, as far as ASTRA-sim's dimensions can express it.
+"""A network from whatever names one: a line of text, JSON, a plan of the planner, or a measured model.
 
-A plan file is what ``fasop plan --json`` prints. The planner shares the bandwidth of a node among the rings
-that leave it at once, takes 5% of it for losses, and lets the slowest link of a ring decide; a dimension has
-one bandwidth per GPU. What differs becomes a note.
+A plan file is what ``fasop plan --json`` prints. The planner shares the bandwidth of a node among what leaves
+it at once, takes 5% of it for losses, and lets the slowest link of a ring decide; a dimension has one
+bandwidth per GPU. What differs becomes a note.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 from chakra_et.errors import TraceError
 from chakra_et.network.topology import Dimension, Topology, parse_topology
+from chakra_et.predict.fit import read_model
 
 # As the planner has them (fasop.exact.links): what messages lose of a node's bandwidth, and the
 # time of a hop where the cluster names none.
@@ -21,7 +23,8 @@ INTER_LOSS, HOP_NS = 1.05, 4000.0
 
 
 def read_topology(text: str, ranks: int) -> Topology:
-    """A topology from text, JSON, a .json file, or the file of a plan. Raises ``TraceError``."""
+    """A topology from text, JSON, a .json file, the file of a plan, or that of ``chakra-et measure-network``.
+    Raises ``TraceError``."""
     path = Path(text.strip())
     if path.suffix == ".json" and path.is_file():
         try:
@@ -30,6 +33,8 @@ def read_topology(text: str, ranks: int) -> Topology:
             raise TraceError(f"{path}: isn't JSON ({error})") from None
         if isinstance(loaded, dict) and "plans" in loaded:
             return _of_plan(path, loaded, ranks)
+        if isinstance(loaded, dict) and str(loaded.get("format", "")).startswith("chakra-et network model"):
+            return dataclasses.replace(read_model(path).topology(ranks), name=f"the network of {path.name}")
     return parse_topology(text, ranks)
 
 
