@@ -8,24 +8,38 @@ ARG CONSTRAINTS=constraints-image.txt
 # Only while building: a shell in the finished container may well be interactive.
 ARG DEBIAN_FRONTEND=noninteractive
 ARG PIP_NO_CACHE_DIR=1
-# Newer base images hold PyTorch in the system's Python, which pip otherwise refuses to add to.
+# Newer base images have PyTorch in the system's Python, to which pip otherwise adds nothing.
 ENV PIP_BREAK_SYSTEM_PACKAGES=1 \
     PIP_ROOT_USER_ACTION=ignore \
     PIP_DISABLE_PIP_VERSION_CHECK=1
 SHELL ["/bin/bash", "-o", "pipefail", "-c"]
 
 # git: the upstream tools come from commits; procps: the scripts look for left-over processes.
+# Not pinned: Ubuntu's mirrors keep no old versions.
+# hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install -y --no-install-recommends git procps \
     && rm -rf /var/lib/apt/lists/*
 
-# Rarely changing layers first: the project's own files come last.
+# The container runs as the user of the mounted outputs/, see scripts/docker_entrypoint.sh.
+ENV HF_HOME=/workspace/huggingface
 WORKDIR /workspace/mosim-llms
+RUN mkdir -p "$HF_HOME" /workspace/home && chmod 1777 "$HF_HOME" /workspace/home .
+
+# Layers that rarely change first: the project's own files come last. The steps are layers of their own, so
+# that a failed one is repeated alone.
 COPY requirements.txt requirements-dev.txt constraints.txt constraints-image.txt ./
 COPY scripts/docker_python_steps.sh scripts/
 RUN CONSTRAINTS=${CONSTRAINTS} bash scripts/docker_python_steps.sh requirements
+# hadolint ignore=DL3059
 RUN CONSTRAINTS=${CONSTRAINTS} bash scripts/docker_python_steps.sh tools
+# hadolint ignore=DL3059
 RUN bash scripts/docker_python_steps.sh tokenizers /workspace/pretrained_models
 
 COPY . .
+# The manifests of traces record it, as the image has no .git.
+ARG PROJECT_COMMIT=
+ENV PROJECT_COMMIT=${PROJECT_COMMIT}
+LABEL org.opencontainers.image.revision=${PROJECT_COMMIT}
+ENTRYPOINT ["/workspace/mosim-llms/scripts/docker_entrypoint.sh"]
 CMD ["bash"]

@@ -11,4 +11,5 @@ set -euo pipefail
 
 case ${1:-} in -h | --help) show_help ;; esac
 require_docker
-exec docker build --tag "${IMAGE:-mosim-llms:latest}" "$@" "$ROOT"
+commit=${PROJECT_COMMIT:-$(git -C "$ROOT" describe --always --abbrev=40 --exclude '*' --dirty 2>/dev/null || true)}
+exec docker build --tag "${IMAGE:-mosim-llms:latest}" --build-arg "PROJECT_COMMIT=$commit" "$@" "$ROOT"

@@ -4,9 +4,10 @@
 # Usage: ./run_all_experiments.sh [batch_size] [options] [-- flags of both train.py]
 #
 # Runs what this machine can run and names the rest. A run that fails does not stop the others.
-# Checkpoints go to checkpoints/<model>_<N>gpu.
+# Checkpoints go to checkpoints/<model>_<N>gpu, traces and .et files to outputs/<model>_<N>gpu_trace*.
 #
-#   --cpu  1, 2 and 8 CPU processes (gloo) instead of GPUs
+#   --cpu             1, 2 and 8 CPU processes (gloo) instead of GPUs
+#   --output-dir DIR  where traces and .et files go (default: outputs)
 
 set -euo pipefail
 # shellcheck source=scripts/common.sh
@@ -21,7 +22,7 @@ use_environment run
 find_gpus
 
 experiment() {
-    supervise "$ROOT/run_$1.sh" ${FORCE_CPU:+--cpu} "$2" ${batch_size:+"$batch_size"} \
+    supervise "$ROOT/run_$1.sh" ${FORCE_CPU:+--cpu} --output-dir "$OUTPUT_DIR" "$2" ${batch_size:+"$batch_size"} \
         -- --save-dir "$ROOT/checkpoints/$1_$2gpu" ${EXTRA[@]+"${EXTRA[@]}"}
 }
-sweep experiment "1 2 8"
+sweep experiment "gpt2 bert" "1 2 8"

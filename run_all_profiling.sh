@@ -15,15 +15,10 @@ set -euo pipefail
 . "$ROOT/scripts/jobs.sh"
 
 parse_job 1 "$@"
-steps=${POSITIONAL[0]:-10}
-positive max_steps "$steps"
+STEPS=${POSITIONAL[0]:-10}
+positive max_steps "$STEPS"
 use_environment run
 find_gpus
 counts="1 2 4"
 [ "$GPUS" -lt 8 ] || counts="1 2 4 8"
-
-profile() {
-    supervise "$ROOT/run_$1_quick.sh" ${FORCE_CPU:+--cpu} --output-dir "$OUTPUT_DIR" "$2" "$steps" \
-        ${EXTRA[@]+-- "${EXTRA[@]}"}
-}
-sweep profile "$counts"
+sweep quick_run "gpt2 bert" "$counts"

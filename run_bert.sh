@@ -1,15 +1,17 @@
 #!/usr/bin/env bash
-# Train BERT base in full: evaluation, checkpoints, no trace.
+# Train BERT base in full, with evaluation and checkpoints; trace three early steps, and convert them at the end.
 #
 # Usage: ./run_bert.sh [num_gpus=1] [batch_size] [options] [-- flags of bert/train.py]
 #
 # batch_size counts one GPU. Without a GPU, num_gpus is the number of CPU processes (gloo).
 #
 #   --cpu             train on the CPU although there are GPUs
+#   --output-dir DIR  where traces and .et files go (default: outputs)
 #   --nnodes N --node-rank R --master-addr HOST [--master-port PORT]
 #                     several machines: run it on each; num_gpus counts one machine
 #
-# Writes checkpoints/bert. Example: ./run_bert.sh 8 16 -- --num-epochs 3 --bf16
+# Writes checkpoints/bert and outputs/bert_<N>gpu_trace*. Without a trace: -- --no-enable-tracing
+# Example: ./run_bert.sh 8 16 -- --num-epochs 3 --bf16
 
 set -euo pipefail
 # shellcheck source=scripts/common.sh

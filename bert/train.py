@@ -2,7 +2,7 @@
 
     python bert/train.py --dataset sample --max-steps 100                       # one process
     torchrun --standalone --nproc_per_node 2 bert/train.py --num-gpus 2 …       # two GPUs or CPU processes
-    torchrun --nnodes 2 --node_rank 0 --master_addr HOST --master_port 29500 \\
+    torchrun --nnodes 2 --node_rank 0 --master_addr HOST --master_port 6787 \\
              --nproc_per_node 8 bert/train.py …                                 # on each node, with its rank
 """
 

@@ -13,10 +13,18 @@ COMMANDS = {
     "run": ("chakra_et.capture.run", "trace a training script without editing it"),
     "convert": ("chakra_et.convert.command", "convert host and device traces to .et files"),
     "repair": ("chakra_et.repair.command", "repair damaged host and device traces"),
-    "validate": ("chakra_et.validate.command", "check .et files and rank sets against what simulators need"),
-    "info": ("chakra_et.info.command", "show what .et files hold: nodes, edges, times, collectives"),
+    "validate": ("chakra_et.validate.command", "check .et files, each by itself and as a run"),
+    "info": ("chakra_et.info.command", "show the contents of .et files: nodes, edges, times, collectives"),
     "stragglers": ("chakra_et.stragglers.command", "find what slow ranks cost, and which they are"),
     "replay": ("chakra_et.replay.command", "replay .et files and compare with the measured times"),
+    "scale": ("chakra_et.simulators.scale_command", "make a set of more or fewer data-parallel ranks"),
+    "fetch-example": ("chakra_et.simulators.examples", "unpack a small set with its folder for ASTRA-sim"),
+    "astra": ("chakra_et.simulators.astra", "write a folder that ASTRA-sim runs, and check its log"),
+    "report": ("chakra_et.report.command", "write one HTML page about a run: timeline, breakdown, …"),
+    "compare": ("chakra_et.report.compare_command", "compare runs: steps, breakdown, operators, modules"),
+    "export": ("chakra_et.export.command", "write a run for Perfetto, Chrome, graph tools or as tables"),
+    "predict": ("chakra_et.predict.command", "predict step times under changed conditions"),
+    "measure-network": ("chakra_et.predict.measure", "time collectives and fit a network model to them"),
 }
 
 

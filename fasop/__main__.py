@@ -11,6 +11,7 @@ from fasop.errors import PlanError
 # Command → (module with ``main(argv) -> status``, one line of help).
 COMMANDS = {
     "plan": ("fasop.commands.plan", "search for the best plans of a model on a cluster"),
+    "evaluate": ("fasop.commands.evaluate", "estimate a given plan, without a search"),
     "profile": (
         "fasop.commands.profile",
         "measure layer costs here, or take them from .et traces",

@@ -38,11 +38,18 @@ class Kind(NamedTuple):
     folder: str
     requirements: tuple[str, ...]
     alone: tuple[str, ...] = ()  # installed without their dependencies
+    # Installed where an environment is made, but not demanded of one that is there: the Docker image has an
+    # older PyTorch than megatron-core needs, and its tests skip what needs megatron-core.
+    extra: tuple[str, ...] = ()
     constraints: str = "constraints.txt"
 
     @property
-    def files(self) -> tuple[str, ...]:
+    def demanded(self) -> tuple[str, ...]:
         return (*self.requirements, *self.alone)
+
+    @property
+    def installed(self) -> tuple[str, ...]:
+        return (*self.requirements, *self.extra)
 
 
 KINDS = {
@@ -50,8 +57,9 @@ KINDS = {
     "megatron": Kind(".venv", ("requirements.txt", "requirements-megatron.txt")),
     "dev": Kind(
         ".venv",
-        ("requirements.txt", "requirements-megatron.txt", "requirements-dev.txt"),
+        ("requirements.txt", "requirements-dev.txt"),
         alone=("requirements-dev-alone.txt",),
+        extra=("requirements-megatron.txt",),
     ),
     "convert": Kind("chakra-venv", ("requirements-convert.txt",)),
 }
@@ -95,7 +103,7 @@ def find_or_make(name: str) -> Path:
 
 def unmet_in(python: Path, kind: Kind) -> list[str]:
     """The requirements of ``kind`` that the environment of ``python`` does not meet."""
-    command = [python, __file__, "unmet", *(ROOT / file for file in kind.files)]
+    command = [python, __file__, "unmet", *(ROOT / file for file in kind.demanded)]
     answer = subprocess.run(command, capture_output=True, text=True)
     return answer.stdout.split() if answer.returncode == 0 else ["a Python that runs"]
 
@@ -157,24 +165,46 @@ def make(name: str) -> Path:
         half_made.touch()
         for stamp in folder.glob("mosim-ready-*"):
             stamp.unlink()
-        say(
-            f"installing {' and '.join(kind.requirements)} into {kind.folder}/ (the first time takes a while)"
-        )
+        say(f"installing {' and '.join(kind.installed)} into {kind.folder}/ (the first time takes a while)")
         fill(python, kind, gpu, folder / "install.log", lock.fileno())
+        compile_ahead(python, folder)
         half_made.unlink()
         for other, candidate in KINDS.items():
-            if candidate.folder == kind.folder and set(candidate.requirements) <= set(kind.requirements):
+            if candidate.folder == kind.folder and set(candidate.installed) <= set(kind.installed):
                 stamp_of(folder, other).write_text(f"{fingerprint(other)} {'gpu' if gpu else 'cpu'}\n")
     return python
 
 
 def fill(python: Path, kind: Kind, gpu: bool, log: Path, lock: int) -> None:
-    options = [word for file in kind.requirements for word in ("-r", str(ROOT / file))]
+    options = [word for file in kind.installed for word in ("-r", str(ROOT / file))]
     if "requirements.txt" in kind.requirements and not gpu:
         options += cpu_torch_options()
     fill_with(python, kind, options, log, lock)
     if kind.alone:
         fill_with(python, kind, ["--no-deps", *(f"-r{ROOT / file}" for file in kind.alone)], log, lock)
+
+
+def compile_ahead(python: Path, folder: Path) -> None:
+    """Compile what every conversion imports to bytecode.
+
+    Where PYTHONDONTWRITEBYTECODE is set, as in many containers, each start would compile it again, which
+    takes longer than converting a small trace.
+    """
+    packages = [
+        path for name in ("numpy", "msgspec") for path in folder.glob(f"lib/python*/site-packages/{name}")
+    ]
+    words = [
+        "-m",
+        "compileall",
+        "-q",
+        "-j",
+        "0",
+        "-x",
+        "/tests/|/f2py/",
+        *map(str, packages),
+        str(ROOT / "chakra_et"),
+    ]
+    subprocess.run([str(python), *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
 
 
 def fill_with(python: Path, kind: Kind, options: list[str], log: Path, lock: int) -> None:
@@ -242,7 +272,7 @@ def stamp_of(folder: Path, name: str) -> Path:
 
 def fingerprint(name: str) -> str:
     kind = KINDS[name]
-    text = b"".join((ROOT / file).read_bytes() for file in (*kind.files, kind.constraints))
+    text = b"".join((ROOT / file).read_bytes() for file in (*kind.installed, *kind.alone, kind.constraints))
     return hashlib.sha256(text).hexdigest()[:16]
 
 

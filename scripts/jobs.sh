@@ -5,6 +5,7 @@ set -euo pipefail
 
 FORCE_CPU=
 OUTPUT_DIR=$ROOT/outputs
+STEPS=10
 NNODES=1
 NODE_RANK=0
 RENDEZVOUS=()
@@ -45,7 +46,7 @@ parse_job() {
     if [ "$NNODES" -gt 1 ]; then
         [ -n "${MASTER_ADDR:-}" ] || usage_error "--nnodes $NNODES needs --master-addr"
         RENDEZVOUS=(--nnodes "$NNODES" --node_rank "$NODE_RANK"
-            --master_addr "$MASTER_ADDR" --master_port "${MASTER_PORT:-29500}")
+            --master_addr "$MASTER_ADDR" --master_port "${MASTER_PORT:-6787}")
     else
         RENDEZVOUS=(--standalone)
     fi
@@ -125,17 +126,39 @@ stage() {
     [ "$status" -eq 0 ] || die "$name failed (exit status $status): the lines above say why" "$status"
 }
 
-# quick_job MODEL [ARG…]: the whole way from training to checked .et files.
+# quick_job MODEL [ARG…]: the whole way from training to checked .et files; without a number of GPUs, on 1, 2
+# and 4 of them as far as they are there.
 quick_job() {
-    local model=$1 processes steps world name warmup wait_steps rank
+    local model=$1
     shift
     parse_job 2 "$@"
-    processes=${POSITIONAL[0]:-1}
-    steps=${POSITIONAL[1]:-10}
-    positive num_gpus "$processes"
-    positive max_steps "$steps"
+    positive num_gpus "${POSITIONAL[0]:-1}"
+    STEPS=${POSITIONAL[1]:-10}
+    positive max_steps "$STEPS"
     use_environment run
-    require_gpus "$processes"
+    if [ "${#POSITIONAL[@]}" -gt 0 ] || [ "$NNODES" -gt 1 ]; then
+        require_gpus "${POSITIONAL[0]:-1}"
+        trace_and_convert "$model" "${POSITIONAL[0]:-1}"
+        return
+    fi
+    find_gpus
+    if [ "$GPUS" -gt 0 ]; then
+        sweep quick_run "$model" "1 2 4"
+    else
+        say "On the CPU, and so with 1 process. For 2 or 4: ./$SCRIPT ${FORCE_CPU:+--cpu }2, ./$SCRIPT ${FORCE_CPU:+--cpu }4"
+        trace_and_convert "$model" 1
+    fi
+}
+
+# quick_run MODEL N: a quick job of its own, with the options of this one.
+quick_run() {
+    supervise "$ROOT/run_$1_quick.sh" ${FORCE_CPU:+--cpu} --output-dir "$OUTPUT_DIR" "$2" "$STEPS" \
+        ${EXTRA[@]+-- "${EXTRA[@]}"}
+}
+
+# trace_and_convert MODEL N: train on N processes of this node, repair, convert, check, list.
+trace_and_convert() {
+    local model=$1 processes=$2 steps=$STEPS world name warmup wait_steps rank
     cd "$ROOT"
 
     world=$((processes * NNODES))
@@ -171,10 +194,12 @@ quick_job() {
     stage "repairing host traces" supervise "$PYTHON" fix_host_traces.py "${host_traces[@]}"
     stage "converting" supervise "$PYTHON" convert_to_et.py --dir "$OUTPUT_DIR" --name "$name"
     stage "checking" supervise "$PYTHON" -m chakra_et validate "${traces[@]}"
+    stage "reporting" supervise "$PYTHON" -m chakra_et report "$OUTPUT_DIR/$name"
     stage "written" "$PYTHON" -m utils.training.summary --dir "$OUTPUT_DIR" --name "$name"
 }
 
-# full_job MODEL [ARG…]: training with evaluation and checkpoints, no trace.
+# full_job MODEL [ARG…]: training with evaluation and checkpoints; a few early steps are traced, and converted at
+# the end.
 full_job() {
     local model=$1 processes
     shift
@@ -189,15 +214,16 @@ full_job() {
     use_environment run
     require_gpus "$processes"
     cd "$ROOT"
-    stage "training $model" launch "$model" "$processes" ${size[@]+"${size[@]}"}
+    stage "training $model" launch "$model" "$processes" ${size[@]+"${size[@]}"} \
+        --enable-tracing --trace-output-dir "$OUTPUT_DIR"
 }
 
-# sweep RUN "COUNTS": call RUN MODEL COUNT for both models and every count that the machine can run; name
-# the others; end with a non-zero status if a run failed or none was possible.
+# sweep RUN "MODELS" "COUNTS": call RUN MODEL COUNT for all models and every count that the machine can run;
+# name the others; end with a non-zero status if a run failed or none was possible.
 sweep() {
-    local run=$1 counts=$2 model count impossible='' failed='' succeeded=''
+    local run=$1 models=$2 counts=$3 model count impossible='' failed='' succeeded=''
     [ "$NNODES" -eq 1 ] || usage_error "this runs on one machine; use ./run_gpt2_quick.sh or ./run_gpt2.sh on several"
-    for model in gpt2 bert; do
+    for model in $models; do
         for count in $counts; do
             if [ -z "$FORCE_CPU" ] && [ "$count" -gt "$GPUS" ]; then
                 impossible="$impossible $model×$count"

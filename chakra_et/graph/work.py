@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,18 +25,18 @@ from chakra_et.traces.device_format import CPU_OP, KERNEL, MEMCPY, MEMSET
 
 Shape = tuple[int, ...]
 Counted = tuple[int, int] | None
-"""Operations, and elements of the result; None where the shapes don't fit."""
+"""Operations, and elements of the result; None if the shapes do not match the formula."""
 Rule = Callable[[list[Shape | None], list[Any]], Counted]
 # Twice the bandwidth (8 TB/s) and the sparse 4-bit rate (20 PFLOP/s) of NVIDIA's B200, its data sheet, 2024.
 MOST_BYTES_PER_NS = 16_000
 MOST_OPERATIONS_PER_NS = 40_000_000
 DEPTH = 8
-"""Operators around a launch that are looked at for a formula."""
+"""How many operators around a launch are searched for a formula."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """One entry per row of the device trace, 0 where not known: ``operations``, ``bytes``; int64."""
+    """Operations and bytes per row of the device trace, int64; 0 if not known."""
 
     operations: np.ndarray
     bytes: np.ndarray
@@ -45,7 +45,7 @@ class Work:
 def find_work(rank: LinkedRank, parent: np.ndarray) -> Work:
     """Operations and bytes of each kernel, copy and memset; ``parent`` is the hierarchy's.
 
-    The kernels of one operator share its work, see ``shared``.
+    The kernels of one operator share its work, see ``divided``.
     """
     device = rank.device
     operations = np.zeros(len(device), dtype=np.int64)
@@ -53,30 +53,27 @@ def find_work(rank: LinkedRank, parent: np.ndarray) -> Work:
     copies = np.flatnonzero((device.category == MEMCPY) | (device.category == MEMSET))
     moved[copies] = np.maximum(device.bytes[copies], 0)
     kernels = np.flatnonzero((device.category == KERNEL) & ~rank.communication_rows.gpu)
-    of_operator: dict[int, list[int]] = {}
-    for row in kernels.tolist():
-        operator = int(parent[row])
-        if operator >= 0:
-            of_operator.setdefault(operator, []).append(row)
-    length = device.end - device.start
-    for operator, rows in of_operator.items():
-        if (work := work_of(rank, parent, operator)) is None:
-            continue
-        operations[rows], moved[rows] = shared(work, length[rows])
+    kernels = kernels[parent[kernels] >= 0]
+    operators, of = np.unique(parent[kernels], return_inverse=True)
+    works = [work_of(rank, parent, operator) for operator in operators.tolist()]
+    length = (device.end - device.start)[kernels]
+    operations[kernels], moved[kernels] = divided(works, of, length)
     return Work(operations, moved)
 
 
-def shared(work: tuple[int, int], length: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(operations, bytes) of an operator, divided among its kernels by their durations (ns).
+def divided(works: Sequence[Counted], of: np.ndarray, length: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(operations, bytes) of each kernel: those of its operator, divided by the kernels' durations.
 
-    Nothing where no device could do as much in that time: an operator that takes a few rows of a large table
-    does not read all of it.
+    ``works``: of each operator; ``of``: each kernel's operator; ``length``: each kernel's duration in ns.
+    0 if no device could do as much in that time: an operator that takes a few rows of a large table does not
+    read all of it.
     """
-    total = max(int(length.sum()), 1)
-    if work[0] > MOST_OPERATIONS_PER_NS * total or work[1] > MOST_BYTES_PER_NS * total:
-        return np.zeros(len(length), dtype=np.int64), np.zeros(len(length), dtype=np.int64)
-    share = length / total
-    return np.rint(work[0] * share).astype(np.int64), np.rint(work[1] * share).astype(np.int64)
+    whole = np.array([work or (0, 0) for work in works], dtype=np.float64).reshape(-1, 2)
+    total = np.maximum(np.bincount(of, length, len(whole)), 1)
+    most = np.column_stack((MOST_OPERATIONS_PER_NS * total, MOST_BYTES_PER_NS * total))
+    whole[(whole > most).any(axis=1)] = 0
+    shares = np.rint(whole[of] * (length / total[of])[:, None]).astype(np.int64)
+    return shares[:, 0], shares[:, 1]
 
 
 def operator_around(rank: LinkedRank, parent: np.ndarray, row: int) -> int:
@@ -99,8 +96,11 @@ def work_of(rank: LinkedRank, parent: np.ndarray, operator: int) -> Counted:
         if operator < 0:
             break
         row = int(rank.link.host_row[operator])
-        texts = (column[row] for column in (*host.inputs, *host.outputs[1:]))
-        work = operator_work(names[rank.device.name[operator]], *texts)
+        name = names[rank.device.name[operator]]
+        # Only some formulas look at values, and ids of tensors in them make every call a new one.
+        values = host.inputs[0][row] if rule_of(name) in WITH_VALUES else b"[]"
+        texts = (column[row] for column in (*host.inputs[1:], *host.outputs[1:]))
+        work = operator_work(name, values, *texts)
         if work is not None:
             return work
         operator = int(parent[operator])
@@ -128,8 +128,7 @@ def operator_work(
     if not tensors:
         return None
     outputs = _tensors(out_dims, out_kinds)
-    short = name.rpartition("::")[2].rstrip("_")
-    formula = next((rule for pattern, rule in FORMULAS if pattern.fullmatch(short)), None)
+    formula = rule_of(name)
     by_position = [tuple(d) if _is_shape(d) else None for d in dims]
     counted = formula(by_position, [_scalar(value) for value in arguments]) if formula else None
     each = tensors[0][1]
@@ -144,6 +143,13 @@ def operator_work(
     written = sum(math.prod(shape) * size for shape, size in outputs) or made * each
     bound = (1 << 62) - 1
     return min(operations, bound), min(read + written, bound)
+
+
+@functools.lru_cache(maxsize=4096)
+def rule_of(name: str) -> Rule | None:
+    """The formula for an operator; None means one operation per element."""
+    short = name.rpartition("::")[2].rstrip("_")
+    return next((rule for pattern, rule in FORMULAS if pattern.fullmatch(short)), None)
 
 
 def _is_shape(value: Any) -> bool:
@@ -220,7 +226,7 @@ def _convolution(shapes: list[Shape | None], values: list[Any], padding_first: b
 
 
 def _library_convolution(shapes: list[Shape | None], values: list[Any]) -> Counted:
-    """cuDNN's, MIOpen's and oneDNN's operators take the padding before the stride."""
+    """Operators of cuDNN, MIOpen and oneDNN have the padding before the stride."""
     return _convolution(shapes, values, padding_first=True)
 
 
@@ -256,7 +262,7 @@ def _attended(q: Shape | None, k: Shape | None, v: Shape | None, factor: int) ->
 
 
 def _gather(shapes: list[Shape | None], values: list[Any]) -> Counted:
-    """The rows that are taken, not the whole table."""
+    """Only the selected rows, not the whole table."""
     table, index = _at(shapes, 0), _at(shapes, 1)
     if not table or index is None:
         return None
@@ -278,3 +284,4 @@ FORMULAS: tuple[tuple[re.Pattern[str], Rule], ...] = tuple(
         (r"_?(scaled_dot_product|flash|efficient|cudnn)_?\w*attention\w*", _attention),
     )
 )
+WITH_VALUES = (_convolution, _library_convolution, _convolution_backward)

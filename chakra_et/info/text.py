@@ -1,4 +1,4 @@
-"""What ``info`` found in a file, as text for a terminal."""
+"""The description of an .et file as text for a terminal."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import Any
 from chakra_et.text import shortened, table
 
 LONGEST_TEXT = 60
+BAR = 30
 
 
 def text(answer: dict[str, Any]) -> str:
-    """One file's description for people."""
+    """The lines for one file. ``answer``: its dict from ``info.describe``, with ``file`` and ``bytes``."""
     edges, times = answer["edges"], answer["time"]
     by_edge = edges["by_kind"] or {}
     lines = [
@@ -28,10 +29,9 @@ def text(answer: dict[str, Any]) -> str:
         "edge kinds": _counts(by_edge),
         "span": _milliseconds(times["span_micros"]),
         "longest path": _milliseconds(times["longest_path_micros"]),
-        "critical path": _shares(answer["critical_path_micros"]),
-        "busy": _shares(answer["busy_micros"]),
     }
     lines += [f"  {name:13}  {value}" for name, value in facts.items() if value]
+    lines += _bars(answer["critical_path_micros"], answer["busy_micros"])
     lanes = [
         [str(lane["lane"]), lane["kind"], _short(lane["label"]), f"{lane['nodes']:,}",
          f"{lane['compute_micros'] / 1000:,.3f}", f"{lane['communication_micros'] / 1000:,.3f}"]
@@ -57,15 +57,34 @@ def text(answer: dict[str, Any]) -> str:
 
 
 def _transfer_and_wait(entry: dict[str, Any]) -> tuple[str, str, str]:
-    """Total, transfer and wait, ms; the latter two only where all ranks were converted together."""
+    """Total, transfer and wait in ms; "-" for the latter two unless all ranks were converted together."""
     total, wait = entry["micros"], entry["wait_micros"]
     parts = ("-", "-") if wait is None else (f"{(total - wait) / 1000:,.3f}", f"{wait / 1000:,.3f}")
     return (f"{total / 1000:,.3f}", *parts)
 
 
-def _shares(micros: dict[str, int]) -> str:
-    total = sum(micros.values())
-    return ", ".join(f"{kind} {part / total:.1%}" for kind, part in micros.items() if part)
+def _bars(path: dict[str, int], busy: dict[str, int]) -> list[str]:
+    """Time by kind, along the critical path and of all nodes, with a bar for the share of the path."""
+    whole = max(sum(path.values()), 1)
+    rows = [
+        [
+            kind,
+            f"{path[kind] / 1000:,.3f}",
+            f"{path[kind] / whole:.1%}",
+            _bar(path[kind] / whole),
+            f"{all_of / 1000:,.3f}",
+        ]
+        for kind, all_of in busy.items()
+        if all_of or path[kind]
+    ]
+    header = ["time by kind", "critical path ms", "share", "", "all nodes ms"]
+    return table([header, *rows], right=(1, 2, 4), indent="  ")
+
+
+def _bar(share: float) -> str:
+    """``BAR`` letters for 1, in halves."""
+    halves = round(2 * BAR * share)
+    return "█" * (halves // 2) + "▌" * (halves % 2)
 
 
 def _counts(counts: dict[str, int]) -> str:

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import numpy as np
 
 Typical = Literal["mean", "median"]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What each of N operations takes, and its delay (None: no delays); float64[N] in s."""
+
+    work_s: np.ndarray
+    delay_s: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -26,7 +35,7 @@ class JobMeta:
 
 @dataclass(frozen=True)
 class Operations:
-    """N operations of all workers of a job; arrays have N entries, int64 unless said.
+    """N operations of all workers of a job; arrays have N entries, int64 unless stated.
 
     ``optype``: index into ``optypes``. ``dp_rank``, ``stage``, ``rank``: who ran it; one rank per
     data-parallel rank and stage. ``step``: its training step. ``group``: operations with the same number do
@@ -67,24 +76,39 @@ class Job(Protocol):
     @property
     def operations(self) -> Operations: ...
 
-    def simulate(self, work_s: np.ndarray, delay_s: np.ndarray | None = None) -> np.ndarray:
-        """Step times in s, float64[steps], with these times for each operation (no delays: None)."""
+    def simulate(self, settings: Sequence[Setting]) -> list[np.ndarray]:
+        """Step times in s, float64[steps], of each setting."""
         ...
 
 
 def typical(operations: Operations, compute: Typical = "mean") -> np.ndarray:
-    """The typical time of each operation's group, float64[N] in s: of communication the median.
+    """What each operation takes in the ideal job, float64[N] in s.
 
-    ``compute``: what is typical of computation. The paper takes the mean, as work that is spread unevenly
-    over the workers could be spread evenly.
+    Communication takes the median of its group. Computation takes the mean (or ``compute``) of its group, and
+    is spread evenly over the stages, type by type: the paper takes the mean because work that is spread
+    unevenly over the workers could be spread evenly.
     """
     _, group = np.unique(operations.group, return_inverse=True)
     count = np.bincount(group)
     ordered = operations.work_s[np.lexsort((operations.work_s, group))]
     first = np.cumsum(count) - count
     median: np.ndarray = (ordered[first + (count - 1) // 2] + ordered[first + count // 2]) / 2
-    if compute == "median":
-        return median[group]
     mean = np.bincount(group, operations.work_s) / count
-    times: np.ndarray = np.where(operations.by_median, median[group], mean[group])
-    return times
+    by_median = operations.by_median if compute == "mean" else np.ones(len(operations), dtype=bool)
+    times: np.ndarray = np.where(by_median, median[group], mean[group])
+    return np.where(operations.by_median, times, times * _balance(operations, times))
+
+
+def _balance(operations: Operations, times: np.ndarray) -> np.ndarray:
+    """By what the times of each operation's type and stage are multiplied so that the stages that have the
+    type spend as long on it; float64[N]."""
+    stages = int(operations.stage.max()) + 1
+    cell = operations.optype * stages + operations.stage
+    size = len(operations.optypes) * stages
+    workers = np.unique(np.stack([operations.stage, operations.rank, operations.step]), axis=1)[0]
+    per_worker = np.bincount(cell, times, size).reshape(-1, stages) / np.bincount(workers, minlength=stages)
+    has = per_worker > 0
+    even = per_worker.sum(axis=1) / np.maximum(has.sum(axis=1), 1)
+    factor = np.divide(even[:, None], per_worker, out=np.ones_like(per_worker), where=has)
+    balance: np.ndarray = factor.ravel()[cell]
+    return balance

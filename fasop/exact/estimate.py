@@ -18,7 +18,7 @@ from fasop.exact.once_per_step import (
     synchronized,
 )
 from fasop.exact.passes import Passes
-from fasop.exact.stage_costs import message_bytes
+from fasop.exact.stage_costs import message_bytes, output_gather
 from fasop.inputs.costs import CostFile
 from fasop.plans.groups import Group, Part, group_size, merged
 from fasop.plans.layout import Layout, LayoutStage, Replica
@@ -186,7 +186,9 @@ class _Estimator:
             size = batch * message_bytes(self.model, self.options, left.replicas[column or 0].tp)
             seconds = self.links.message(source, target, size, flows)
             each = size / group_size(source)
-            found.append((seconds, seconds * max(0.0, 1 - SEND_BUFFER / each)))
+            hold = seconds * max(0.0, 1 - SEND_BUFFER / each)
+            ends = tuple(_alone(stage.replicas[column or 0].group) for stage in (left, right))
+            found.append((seconds + output_gather(self.passes, ends, left.replicas[column or 0].mbs), hold))
         return tuple(found)
 
     def _once(self, index: int, times: list[_ReplicaTimes]) -> tuple[float, float]:

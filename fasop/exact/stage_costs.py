@@ -19,7 +19,7 @@ from fasop.exact.once_per_step import (
     reduction_seconds,
 )
 from fasop.exact.passes import Passes
-from fasop.exact.variants import Variant, Variants, data_group
+from fasop.exact.variants import Variant, Variants, data_group, tensor_group
 from fasop.inputs.models import Model
 from fasop.memo import memo
 from fasop.plans.groups import Group, Part
@@ -105,13 +105,13 @@ class StageCosts:
                 slowest = np.maximum(slowest, seconds)
         return slowest
 
-    def memory(self, variant: Variant, in_flight: int) -> np.ndarray:
+    def memory(self, variant: Variant, in_flight: float) -> np.ndarray:
         """GiB of one GPU [a, b], the margin included, with the activations of that many micro-batches."""
         most = max(mbs for _, mbs in variant.shares)
         return self._memory(variant.tp, most, variant.recompute, in_flight)
 
     @memo
-    def _memory(self, tp: int, mbs: int, recompute: Recompute, in_flight: int) -> np.ndarray:
+    def _memory(self, tp: int, mbs: int, recompute: Recompute, in_flight: float) -> np.ndarray:
         kept, head, largest = self._activations(tp, mbs, recompute)
         replica = (tp, self.shape.ep, self.shape.group // tp)
         held = self._held(tp)
@@ -172,7 +172,9 @@ class StageCosts:
         source = tuple(Part(node, name, count) for node, (name, count) in enumerate(left))
         shift = 0 if inside else len(left)
         target = tuple(Part(node + shift, name, count) for node, (name, count) in enumerate(right))
-        return self.links.message(source, target, self._message)
+        seconds = self.links.message(source, target, self._message)
+        ends = (tensor_group(seats, seats[0][0], self.shape.tp) for seats in (left, right))
+        return seconds + output_gather(self.passes, tuple(ends), self.shape.mbs)
 
     @memo
     def embedding_sync(self, holders: tuple[Seats, ...]) -> float:
@@ -188,6 +190,17 @@ class StageCosts:
         else:
             group = tuple(Part(node, seats[0][0], 1) for node, seats in enumerate(holders))
         return self.links.collective(group, size, rings)
+
+
+def output_gather(passes: Passes, ends: tuple[Group, ...], mbs: int) -> float:
+    """Seconds in which a stage's output, of which its ranks got a share each, becomes whole again.
+
+    ends: the tensor-parallel groups at both ends of a boundary, of which gradients take the other direction.
+    """
+    if not passes.options.scatter_gather or passes.options.sequence_parallel:
+        return 0.0
+    size = mbs * passes.model.seq * passes.model.hidden * passes.options.activation_bytes
+    return max(passes.links.collective(group, size, 1, False) for group in ends)
 
 
 def ranges(values: np.ndarray) -> np.ndarray:

@@ -24,6 +24,7 @@ QUANTITIES = {
     "reserved_gib": Quantity("GiB of one GPU", 0, 1024, "4.8"),
     "price_per_hour": Quantity("$ per node and hour", 0, 10_000, "32.77"),
     "bandwidth": Quantity("bit/s", 1e7, 1e18, "200 Gbit/s is 200e9, 25 GB/s is 200e9"),
+    "seconds": Quantity("seconds per step", 1e-6, 1e6, "1.402"),
     "latency": Quantity("seconds per message", 0, 1, "10 µs is 1e-5"),
     "speed": Quantity("times as fast", 1e-3, 1e3, "2.2"),
     "per_gb": Quantity("$ per 10⁹ bytes", 0, 10, "0.02"),

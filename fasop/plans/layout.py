@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fasop.errors import PlanError
 from fasop.inputs.clusters import Cluster
 from fasop.inputs.models import Model
 from fasop.plans.groups import Group, group_size, ranks_of
 from fasop.plans.options import Recompute
+from fasop.plans.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -68,3 +70,29 @@ def uniform(
         )
         stages.append(LayoutStage(units, replicas, recompute))
     return Layout(model, cluster, tuple(stages), model.global_batch // (dp * mbs))
+
+
+def of_plan(plan: Plan) -> Layout:
+    """The layout of a plan. Raises ``PlanError`` for one that a layout can't hold."""
+    if plan.virtual_stages > 1:
+        raise PlanError(
+            "the plan is interleaved: evaluate one without --interleave, or see 'fasop simulate'."
+        )
+    if plan.ep > 1 or any(len(choice.shares) > 1 for choice in plan.choices):
+        raise PlanError(
+            "the plan spreads experts or shares out sequences by GPU type: evaluate a plainer one."
+        )
+    made = uniform(
+        *(plan.model, plan.cluster, plan.placement, (plan.tp, plan.dp), plan.partition, plan.mbs),
+        plan.options.recompute,
+    )
+    if not plan.choices:
+        return made
+    sizes = [plan.cluster.size(plan.cluster.gpu(name)) for name in plan.placement]
+    stages = []
+    for index, (units, choice) in enumerate(zip(plan.partition, plan.choices, strict=True)):
+        first, each = index * plan.tp * plan.dp, plan.tp * plan.dp // choice.tp
+        mbs = plan.dp * plan.mbs // each
+        groups = [ranks_of(plan.placement, sizes, first + at * choice.tp, choice.tp) for at in range(each)]
+        stages.append(LayoutStage(units, tuple(Replica(group, mbs) for group in groups), choice.recompute))
+    return Layout(plan.model, plan.cluster, tuple(stages), plan.micro_batches)

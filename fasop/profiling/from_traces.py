@@ -22,6 +22,7 @@ from chakra_et.et.columns import ExecutionTrace
 from fasop.errors import PlanError
 from fasop.inputs.costs import FORMAT, CostFile, Entry
 from fasop.inputs.models import Model
+from fasop.profiling.recorded import vocabulary_rows
 from fasop.profiling.units import UnitSeconds
 
 COMPUTE = ("operator", "runtime")
@@ -42,8 +43,11 @@ class Attributed(NamedTuple):
     total: float
 
 
-def attribute(model: Model, paths: Sequence[Path]) -> Attributed:
-    """Attribute the compute time of ``.et`` files to the kinds of unit. Raises ``PlanError``."""
+def attribute(model: Model, paths: Sequence[Path], tp: int = 1, mbs: int = 1) -> Attributed:
+    """Attribute the compute time of ``.et`` files to the kinds of unit.
+
+    Raises ``PlanError``, also for a trace of another model, tensor-parallel degree or micro-batch.
+    """
     sums = np.zeros((2, 3))
     unattributed = total = 0.0
     for path in paths:
@@ -64,7 +68,7 @@ def attribute(model: Model, paths: Sequence[Path]) -> Attributed:
         on_device = np.isin(kinds, DEVICE)
         counts = on_device if on_device.any() else np.isin(kinds, COMPUTE)
         backward, other = _phases(trace, names, start, begins)
-        unit = _unit(trace, names, model)
+        unit = _unit(trace, names, vocabulary_rows(model, trace, path, tp, mbs, backward | other))
         seconds = length / 1e6 / len(begins) / len(paths)
         for phase in (0, 1):
             for kind in (0, 1, 2):
@@ -100,9 +104,12 @@ def _texts(trace: ExecutionTrace, name: str) -> Array:
     return values.astype(str)
 
 
-def _unit(trace: ExecutionTrace, names: Array, model: Model) -> Array:
-    """0 embedding, 1 layer, 2 head for each node; all nodes of one operator are alike."""
-    vocabulary = re.compile(rb"(?<!\d)%d(?!\d)" % model.vocab)
+def _unit(trace: ExecutionTrace, names: Array, rows: int) -> Array:
+    """0 embedding, 1 layer, 2 head for each node; all nodes of one operator are alike.
+
+    rows: words of the vocabulary on this rank.
+    """
+    vocabulary = re.compile(rb"(?<!\d)%d(?!\d)" % rows)
     unit = np.ones(len(trace), dtype=np.int64)
     named = np.char.find(np.char.lower(names), "embedding") >= 0
     wide = np.zeros(len(trace), dtype=bool)
@@ -116,7 +123,7 @@ def _unit(trace: ExecutionTrace, names: Array, model: Model) -> Array:
 
 def from_traces(model: Model, paths: list[Path], gpu_name: str, tp: int, mbs: int) -> CostFile:
     """Costs as ``attribute`` finds them, for one tensor-parallel degree and micro-batch."""
-    found = attribute(model, paths)
+    found = attribute(model, paths, tp, mbs)
     if not found.forward.layer or not found.backward.layer:
         raise PlanError(
             f"{paths[0]}: no forward and backward pass found in it: is it a training step's trace?"

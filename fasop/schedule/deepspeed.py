@@ -3,7 +3,8 @@
 Every stage alternates between a forward and a backward. Before a forward it sends the last gradient and
 receives an activation, before a backward it receives a gradient and sends the last activation, in this order
 (``deepspeed/runtime/pipe/schedule.py``, TrainSchedule). A sender goes on once the transport has taken the
-message over, a receiver waits for all of it.
+message over, a receiver waits for all of it. What is larger than the transport's buffer starts only when its
+receiver waits for it.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ def stage_ends(
     stages = len(forward)
     programs = [_program(stage, stages, micro_batches) for stage in range(stages)]
     clock, at = [0.0] * stages, [0] * stages
+    posted: dict[tuple[bool, int, int], float] = {}
     arrived: dict[tuple[bool, int, int], float] = {}
     free = {(up, boundary): 0.0 for up in (False, True) for boundary in range(stages - 1)}
     while any(at[stage] < len(programs[stage]) for stage in range(stages)):
@@ -43,12 +45,17 @@ def stage_ends(
                     boundary = stage if what in (SEND_ACTIVATION, RECEIVE_GRADIENT) else stage - 1
                     if what in (SEND_ACTIVATION, SEND_GRADIENT):
                         begin = max(clock[stage], free[up, boundary])
+                        if holds[boundary]:
+                            if (up, boundary, j) not in posted:
+                                break
+                            begin = max(begin, posted[up, boundary, j])
                         arrived[up, boundary, j] = free[up, boundary] = begin + messages[boundary]
                         clock[stage] = begin + holds[boundary]
-                    elif (up, boundary, j) in arrived:
-                        clock[stage] = max(clock[stage], arrived[up, boundary, j])
                     else:
-                        break
+                        posted[up, boundary, j] = clock[stage]
+                        if (up, boundary, j) not in arrived:
+                            break
+                        clock[stage] = max(clock[stage], arrived[up, boundary, j])
                 at[stage] += 1
     return clock
 

@@ -6,14 +6,20 @@ import gzip
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from chakra_et.et import file as et_file
+from chakra_et.et.columns import Strings
 from fasop.__main__ import main
+from fasop.errors import PlanError
 from fasop.inputs.costs import read_costs
 from fasop.inputs.models import find_model
 from fasop.profiling.from_traces import attribute
+from fasop.profiling.recorded import vocabulary_rows
 
 ROOT = Path(__file__).resolve().parents[2]
 CAPTURES = ROOT / "tests" / "fixtures" / "captures" / "torch-2.13"
@@ -21,6 +27,10 @@ MODELS = """
 models:
   tiny: {hidden: 64, seq: 32, layers: 4, vocab: 1000, heads: 4, global_batch: 8}
   captured: {hidden: 64, seq: 32, layers: 1, vocab: 1000, heads: 2, global_batch: 8}
+  wider: {hidden: 128, seq: 32, layers: 1, vocab: 1000, heads: 2, global_batch: 8}
+  longer: {hidden: 64, seq: 64, layers: 1, vocab: 1000, heads: 2, global_batch: 8}
+  deeper: {hidden: 64, seq: 32, layers: 2, vocab: 1000, heads: 2, global_batch: 8}
+  wordier: {hidden: 64, seq: 32, layers: 1, vocab: 30522, heads: 2, global_batch: 8}
 """
 
 
@@ -62,9 +72,10 @@ def test_what_can_not_be_measured(models: str, capsys: pytest.CaptureFixture[str
             main([*base, "tiny", *flags])
 
 
-@pytest.fixture
-def trace(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The .et file of a capture of one rank."""
+    tmp_path = tmp_path_factory.mktemp("capture")
     for path in CAPTURES.glob("tiny_1gpu*"):
         if path.suffix == ".gz":
             (tmp_path / path.stem).write_bytes(gzip.decompress(path.read_bytes()))
@@ -77,13 +88,14 @@ def trace(tmp_path: Path) -> Path:
 
 def test_costs_divided_out_of_a_trace_add_up(trace: Path, models: str, tmp_path: Path) -> None:
     model = find_model("captured", models)
-    found = attribute(model, [trace])
+    found = attribute(model, [trace], mbs=2)
     parts = sum(found.forward) + sum(found.backward) + found.unattributed
     assert parts == pytest.approx(found.total) and found.total > 0
     assert min(*found.forward, *found.backward) > 0 and found.unattributed < found.total / 2
     assert found.backward.layer > found.forward.layer / 2
     file = str(tmp_path / "costs.json")
     arguments = ["profile", "--model", "captured", "--models-file", models, "--from-et", str(trace)]
+    arguments += ["--mbs", "2"]
     assert main([*arguments, "--gpu-name", "CPU", "--output", file]) == 0
     (entry,) = read_costs(file).entries
     assert entry.gpu == "CPU"
@@ -91,10 +103,43 @@ def test_costs_divided_out_of_a_trace_add_up(trace: Path, models: str, tmp_path:
 
 
 def test_traces_without_times_or_of_another_converter_are_refused(
-    trace: Path, models: str, capsys: pytest.CaptureFixture[str]
+    trace: Path, models: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = [sys.executable, str(ROOT / "convert_to_et.py"), "--dir", str(trace.parent), "--no-timestamps"]
+    folder = shutil.copytree(trace.parent, tmp_path / "untimed")
+    (folder / trace.name).unlink()
+    command = [sys.executable, str(ROOT / "convert_to_et.py"), "--dir", str(folder), "--no-timestamps"]
     assert subprocess.run(command, capture_output=True).returncode == 0
     base = ["profile", "--models-file", models, "--model", "captured", "--from-et"]
-    assert main([*base, str(trace)]) == 2
+    assert main([*base, str(folder / trace.name)]) == 2
     assert "convert without --no-timestamps" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "name, message",
+    [
+        ("wider", "hidden is 64 in it, 128 in the model"),
+        ("longer", "seq is 32 in it, 64 in the model"),
+        ("deeper", "1 layers with a feed-forward part of 256 in it, 2 in the model"),
+        ("wordier", "1000 rows on each of 1 tensor-parallel ranks"),
+        ("captured", "its micro-batches have 2 sequences: give --mbs 2"),
+    ],
+)
+def test_a_trace_of_another_model_is_refused(
+    name: str, message: str, trace: Path, models: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mbs = "1" if name == "captured" else "2"
+    base = ["profile", "--models-file", models, "--model", name, "--mbs", mbs, "--from-et", str(trace)]
+    assert main(base) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "what, message", [("aten::embedding", "no embedding in it"), ("aten::addmm", "layers")]
+)
+def test_a_part_of_a_pipeline_is_named(what: str, message: str, trace: Path, models: str) -> None:
+    read = et_file.read(trace)
+    names = [b"other" if read.names[row] == what else read.names[row].encode() for row in range(len(read))]
+    part = replace(read, names=Strings(names, np.arange(len(read))))
+    with pytest.raises(PlanError, match=message):
+        nothing = np.zeros(len(read), dtype=bool)
+        vocabulary_rows(find_model("captured", models), part, trace, 1, 2, nothing)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shutil
@@ -57,18 +58,124 @@ def test_environments_and_outputs_stay_out_of_the_image(repo_root: Path) -> None
     assert not {"tests", "scripts", "data", "constraints-image.txt"} & set(ignored)
 
 
-def test_compose_reserves_gpus_and_keeps_the_folders(repo_root: Path, instructions: list) -> None:
+IN_IMAGE = "/workspace/mosim-llms"
+
+
+def docker_words(folder: Path, repo_root: Path, script: str, *arguments: str, **env: str) -> list[str]:
+    """The arguments that a script gives to a ``docker`` which records them."""
+    folder.mkdir(exist_ok=True)
+    (folder / "docker").write_text('#!/bin/sh\n[ "$1" = info ] || printf "%s\\n" "$@"\n')
+    (folder / "docker").chmod(0o755)
+    project = folder / "project"
+    if not project.exists():
+        shutil.copytree(repo_root / "scripts", project / "scripts")
+        for name in ("run.sh", "build.sh"):
+            shutil.copy(repo_root / name, project)
+    result = subprocess.run(
+        [project / script, *arguments],
+        env={"PATH": f"{folder}:/usr/bin:/bin", **env},
+        capture_output=True,
+        text=True,
+        check=True,
+        stdin=subprocess.DEVNULL,
+    )
+    return result.stdout.splitlines()
+
+
+def values(words: list[str], option: str) -> list[str]:
+    return [value for name, value in itertools.pairwise(words) if name == option]
+
+
+def test_compose_and_run_start_the_image_alike(
+    repo_root: Path, instructions: list[tuple[str, str]], tmp_path: Path
+) -> None:
     compose = yaml.safe_load((repo_root / "docker-compose.yml").read_text())
     service = compose["services"]["mosim-llms"]
     (device,) = service["deploy"]["resources"]["reservations"]["devices"]
     assert device == {"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}
-    mounted = dict(volume.split(":") for volume in service["volumes"])
-    assert mounted == {
-        f"./{name}": f"/workspace/mosim-llms/{name}" for name in ("outputs", "data", "checkpoints")
-    }
-    assert service["shm_size"] == "8gb"
     declared = {arguments.split("=")[0] for name, arguments in instructions if name == "ARG"}
     assert set(service["build"]["args"]) <= declared
+
+    passed = {line.split("=")[0] for line in service["environment"]}
+    words = docker_words(tmp_path, repo_root, "run.sh", "gpu", **dict.fromkeys(passed, "1"))
+    assert set(values(words, "--env")) == {*(passed - {"WANDB_MODE"}), "WANDB_MODE=1"}
+    assert "WANDB_MODE=${WANDB_MODE:-offline}" in service["environment"]
+    assert values(words, "--gpus") == ["all"]
+    assert (values(words, "--network"), service["network_mode"]) == (["host"], "host")
+    assert (values(words, "--shm-size"), service["shm_size"]) == (["8g"], "8gb")
+    assert values(words, "--ulimit") == [f"{name}={limit}" for name, limit in service["ulimits"].items()]
+    project = tmp_path / "project"
+    folders = {f"./{name}": f"{IN_IMAGE}/{name}" for name in ("outputs", "data", "checkpoints")}
+    own = [f"{source}:{target}" for source, target in folders.items()]
+    assert service["volumes"] == [*own, "${HF_HOME:-huggingface}:/workspace/huggingface"]
+    expected = [volume.replace("./", f"{project}/", 1) for volume in own]
+    assert values(words, "--volume") == [*expected, "mosim-huggingface:/workspace/huggingface"]
+    assert compose["volumes"]["huggingface"]["name"] == "mosim-huggingface"
+    assert ("ENV", "HF_HOME=/workspace/huggingface") in instructions
+
+
+def test_run_passes_only_what_is_set_and_hides_gpus_on_request(repo_root: Path, tmp_path: Path) -> None:
+    words = docker_words(
+        tmp_path, repo_root, "run.sh", "cpu", "echo", "two words", MASTER_PORT="6787", HF_HOME="/big/cache"
+    )
+    assert words[:2] == ["run", "--rm"]
+    assert words[-3:] == ["mosim-llms:latest", "echo", "two words"]
+    assert "--gpus" not in words
+    assert values(words, "--env") == ["MASTER_PORT", "CUDA_VISIBLE_DEVICES=", "WANDB_MODE=offline"]
+    assert "/big/cache:/workspace/huggingface" in values(words, "--volume")
+    assert ("--device" in words) == Path("/dev/infiniband").exists()
+
+
+def test_infiniband_is_an_addition_to_compose(repo_root: Path) -> None:
+    added = yaml.safe_load((repo_root / "docker-compose.infiniband.yml").read_text())
+    assert added == {"services": {"mosim-llms": {"devices": ["/dev/infiniband:/dev/infiniband"]}}}
+
+
+def test_the_image_knows_the_projects_commit(
+    repo_root: Path, instructions: list[tuple[str, str]], tmp_path: Path
+) -> None:
+    assert ("ENV", "PROJECT_COMMIT=${PROJECT_COMMIT}") in instructions
+    words = docker_words(tmp_path, repo_root, "build.sh", "--no-cache")
+    assert "PROJECT_COMMIT=" in words, "a project without git is built too"
+    project, identity = tmp_path / "project", ("-c", "user.name=a", "-c", "user.email=a@b")
+    for command in (["init", "-q"], ["add", "-A"], [*identity, "commit", "-qm", "all"], ["tag", "v9"]):
+        subprocess.run(["git", *command], cwd=project, check=True)
+    commit = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=project, capture_output=True, text=True, check=True
+    ).stdout.strip()
+    words = docker_words(tmp_path, repo_root, "build.sh", "--no-cache")
+    assert values(words, "--build-arg") == [f"PROJECT_COMMIT={commit}"]
+    (project / "run.sh").write_text("changed")
+    assert f"PROJECT_COMMIT={commit}-dirty" in docker_words(tmp_path, repo_root, "build.sh")
+
+
+@pytest.mark.parametrize("owner", [0, 12345])
+def test_the_container_runs_as_the_owner_of_the_outputs(owner: int, repo_root: Path, tmp_path: Path) -> None:
+    if os.geteuid() or not shutil.which("setpriv"):
+        pytest.skip("needs root and setpriv")
+    outputs = tmp_path / "outputs"
+    outputs.mkdir()
+    os.chown(outputs, owner, owner)
+    command = [
+        "bash",
+        repo_root / "scripts" / "docker_entrypoint.sh",
+        "sh",
+        "-c",
+        'id -u; id -g; echo "$0 $HOME"',
+    ]
+    environment = {**os.environ, "OUTPUTS": str(outputs), "HOME": "/root"}
+    answer = subprocess.run([*command, "a b"], env=environment, capture_output=True, text=True, check=True)
+    home = "/workspace/home" if owner else "/root"
+    assert answer.stdout.splitlines() == [str(owner), str(owner), f"a b {home}"]
+
+
+def test_hadolint_finds_nothing(repo_root: Path) -> None:
+    beside_python = Path(sys.executable).with_name("hadolint")
+    hadolint = str(beside_python) if beside_python.exists() else shutil.which("hadolint")
+    if not hadolint:
+        pytest.skip("hadolint is not installed (requirements-dev.txt has it)")
+    result = subprocess.run([hadolint, repo_root / "Dockerfile"], capture_output=True, text=True)
+    assert (result.stdout, result.returncode) == ("", 0)
 
 
 def test_pinned_commits_are_whole_and_agree(repo_root: Path) -> None:

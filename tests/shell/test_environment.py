@@ -136,6 +136,17 @@ def test_the_calling_python_is_used_where_it_has_everything(project: Path) -> No
     assert not (project / ".venv").exists()
 
 
+def test_the_image_tests_without_megatron_core(project: Path) -> None:
+    """megatron-core needs a newer PyTorch than the image has; a second environment would be some GB."""
+    (project / "requirements.txt").write_text("pytest>=8\n")
+    (project / "requirements-dev.txt").write_text("packaging\n")
+    (project / "requirements-dev-alone.txt").write_text("pluggy\n")
+    (project / "requirements-megatron.txt").write_text("nowhere-to-be-found>=1\n")
+    result = set_up(project, "dev")
+    assert (result.stdout.strip(), result.stderr) == (sys.executable, "")
+    assert not (project / ".venv").exists()
+
+
 def test_an_active_environment_that_lacks_something_is_left_alone(
     finished: tuple[Path, Result[str]], project: Path
 ) -> None:
@@ -154,7 +165,10 @@ def test_changed_requirements_are_installed_into_the_same_environment(project: P
     kept = project / ".venv" / "kept"
     kept.touch()
     (project / "constraints.txt").write_text("mosimprobe==1.3.0\n")
+    (project / "requirements-megatron.txt").write_text("mosimengine\n")
+    make_wheel(project / "wheels", name="mosimengine")
     result = set_up(project, "dev")
+    assert probe_version(result.stdout.strip(), "mosimengine") == "1.2.0"
     assert probe_version(result.stdout.strip()) == "1.3.0"
     assert probe_version(result.stdout.strip(), "mosimlonely") == "1.2.0", "its dependency cannot be had"
     assert kept.exists()
@@ -273,13 +287,19 @@ def test_unmet_agrees_with_packaging(requirement: str, tmp_path: Path, repo_root
 def test_this_checkouts_requirement_files_agree(repo_root: Path) -> None:
     lines = {
         name: [line for line in (repo_root / name).read_text().splitlines() if line and line[0] != "#"]
-        for name in ("requirements.txt", "requirements-convert.txt", "requirements-dev.txt")
+        for name in (
+            "requirements.txt",
+            "requirements-convert.txt",
+            "requirements-dev.txt",
+            "requirements-stragglers.txt",
+        )
     }
     assert set(lines["requirements-convert.txt"]) <= set(lines["requirements.txt"])
     for pins in ("constraints.txt", "constraints-image.txt"):
         pinned = [Requirement(line) for line in (repo_root / pins).read_text().splitlines() if line[0] != "#"]
         by_name = {pin.name.lower().replace("_", "-"): pin for pin in pinned}
-        for wanted in map(Requirement, lines["requirements.txt"] + lines["requirements-dev.txt"]):
+        files = ("requirements.txt", "requirements-dev.txt", "requirements-stragglers.txt")
+        for wanted in map(Requirement, [line for name in files for line in lines[name]]):
             if pins == "constraints-image.txt" and wanted.name == "torch":
                 continue
             (version,) = (bound.version for bound in by_name[wanted.name.lower()].specifier)

@@ -39,7 +39,7 @@ if words[0] == "-c":
 text = " ".join(words)
 with open({calls!r}, "a") as calls:
     calls.write(text + "\n")
-stages = r"train\.py|fix_host_traces|convert_to_et|chakra_et|utils\.training\.summary|ruff \w+"
+stages = r"train\.py|fix_host_traces|convert_to_et|chakra_et \w+|utils\.training\.summary|ruff \w+"
 stages += r"|-m mypy|-m pytest"
 stage = re.search(stages, text).group()
 if stage == os.environ.get("SLEEP"):
@@ -95,18 +95,20 @@ def calls(project: Path) -> list[str]:
 def test_a_quick_job_goes_through_all_stages_in_order(project: Path) -> None:
     result = run(project, "run_gpt2_quick.sh", "2", "--", "--batch-size", "7")
     assert result.returncode == 0, result.stderr
-    train, fix, convert, check, summary = calls(project)
+    train, fix, convert, check, report, summary = calls(project)
     outputs = f"{project}/outputs"
     name = "gpt2_2gpu_quick_trace"
     assert train.startswith("-m torch.distributed.run --standalone --nproc_per_node 2 ")
-    flags = "--num-gpus 2 --max-steps 10 --batch-size 2 --max-seq-length 128 --padding max"
-    assert f" {project}/gpt2/train.py {flags} " in train
+    assert f" {project}/gpt2/train.py --num-gpus 2 --max-steps 10 " in train
+    assert " --batch-size 2 --max-seq-length 128 --padding max " in train
+    assert " --enable-tracing --no-convert " in train, "the stages below convert"
     assert f"--trace-output-dir {outputs} --trace-name {name} " in train
     assert "--trace-wait-steps 5 --trace-warmup-steps 2 --trace-active-steps 1 " in train
     assert train.endswith(" --batch-size 7"), "flags after -- come last, so that they win"
     assert fix == f"fix_host_traces.py {outputs}/{name}_host.json {outputs}/{name}_rank1_host.json"
     assert convert == f"convert_to_et.py --dir {outputs} --name {name}"
     assert check == f"-m chakra_et validate {outputs}/{name}.0.et {outputs}/{name}.1.et"
+    assert report == f"-m chakra_et report {outputs}/{name}"
     assert summary == f"-m utils.training.summary --dir {outputs} --name {name}"
 
 
@@ -147,8 +149,9 @@ def test_the_output_folder_is_the_callers(project: Path) -> None:
         ("train.py", "training gpt2 on 1 CPU process(es)", 1),
         ("fix_host_traces", "repairing host traces", 2),
         ("convert_to_et", "converting", 3),
-        ("chakra_et", "checking", 4),
-        ("utils.training.summary", "written", 5),
+        ("chakra_et validate", "checking", 4),
+        ("chakra_et report", "reporting", 5),
+        ("utils.training.summary", "written", 6),
     ],
 )
 def test_a_failing_stage_ends_the_job_with_its_status_and_a_sentence(
@@ -172,10 +175,18 @@ def test_several_machines_pass_through_to_torchrun(project: Path) -> None:
     assert "node 1 is done; node 0 converts" in result.stdout
 
 
-def test_a_full_job_trains_with_the_batch_size_and_no_trace(project: Path) -> None:
+def test_a_full_job_trains_with_the_batch_size_and_leaves_a_trace(project: Path) -> None:
+    """Training itself converts it at the end."""
     assert run(project, "run_bert.sh", "2", "16", "--", "--bf16").returncode == 0
     (train,) = calls(project)
-    assert train.endswith(f"{project}/bert/train.py --num-gpus 2 --batch-size 16 --bf16")
+    tracing = f"--enable-tracing --trace-output-dir {project}/outputs"
+    assert train.endswith(f"{project}/bert/train.py --num-gpus 2 --batch-size 16 {tracing} --bf16")
+
+
+def test_several_machines_meet_at_the_known_port(project: Path) -> None:
+    flags = ("--nnodes", "2", "--master-addr", "head")
+    assert run(project, "run_gpt2.sh", "4", *flags, FAKE_GPUS="4", MASTER_PORT="").returncode == 0
+    assert "--master_addr head --master_port 6787 " in calls(project)[0]
 
 
 @pytest.fixture
@@ -187,6 +198,26 @@ def sweep(project: Path) -> Path:
             f'#!/bin/sh\n{record}\ncase "$0 $*" in *"${{FAIL:-none}}"*) exit 3 ;; esac\n'
         )
     return project
+
+
+def test_a_quick_job_without_a_number_of_gpus_takes_1_2_and_4(project: Path) -> None:
+    result = run(project, "run_gpt2_quick.sh", "--output-dir", "here", "--", "--trace-gzip", FAKE_GPUS="3")
+    assert result.returncode == 0, result.stderr
+    trained = [call for call in calls(project) if "train.py" in call]
+    assert [call.split("--num-gpus ")[1][0] for call in trained] == ["1", "2"]
+    assert all(call.endswith(" --trace-gzip") for call in trained)
+    assert "finished: gpt2×1 gpt2×2" in result.stdout
+    assert "not run, as PyTorch sees 3 GPUs here: gpt2×4" in result.stdout
+    assert (project.parent / "here" / "gpt2_2gpu_quick_trace.1.et").exists()
+
+
+def test_a_quick_job_on_the_cpu_takes_1_process_and_names_the_others(project: Path) -> None:
+    result = run(project, "run_bert_quick.sh")
+    assert result.returncode == 0, result.stderr
+    assert [call for call in calls(project) if "--num-gpus 1 " in call] == calls(project)[:1]
+    assert "For 2 or 4: ./run_bert_quick.sh 2, ./run_bert_quick.sh 4" in result.stdout
+    result = run(project, "run_bert_quick.sh", "--cpu", FAKE_GPUS="4")
+    assert "For 2 or 4: ./run_bert_quick.sh --cpu 2," in result.stdout
 
 
 def quick_jobs(*counts: int, more: str = "") -> list[str]:
@@ -229,7 +260,10 @@ def test_all_experiments_keep_their_checkpoints_apart(sweep: Path) -> None:
     result = run(sweep, "run_all_experiments.sh", "4", FAKE_GPUS="2")
     assert result.returncode == 0, result.stderr
     assert len(calls(sweep)) == 4
-    assert calls(sweep)[1] == f"run_gpt2.sh 2 4 -- --save-dir {sweep}/checkpoints/gpt2_2gpu"
+    assert (
+        calls(sweep)[1]
+        == f"run_gpt2.sh --output-dir {sweep}/outputs 2 4 -- --save-dir {sweep}/checkpoints/gpt2_2gpu"
+    )
     assert "not run, as PyTorch sees 2 GPUs here: gpt2×8 bert×8" in result.stdout
 
 

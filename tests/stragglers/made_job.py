@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -49,27 +50,36 @@ class Made:
     operations: dict[Key, Operation] = field(default_factory=dict)
     works: list[dict[Key, float]] = field(default_factory=list)
 
-    def solve(self, work: dict[Key, float]) -> dict[Key, tuple[float, float]]:
-        """Start and end of each operation, as a fixed point of the dependencies."""
+    @cached_property
+    def order(self) -> list[list[Key]]:
+        """The operations that end together, those that they wait for first."""
         groups: dict[Hashable, list[Key]] = {}
         for key, operation in self.operations.items():
             groups.setdefault(key if operation.meets is None else operation.meets, []).append(key)
-        times: dict[Key, tuple[float, float]] = {}
-        waiting = list(groups.values())
+        done: set[Key] = set()
+        order, waiting = [], list(groups.values())
         while waiting:
             left = []
             for members in waiting:
-                if any(earlier not in times for key in members for earlier in self.operations[key].after):
+                if any(earlier not in done for key in members for earlier in self.operations[key].after):
                     left.append(members)
-                    continue
-                starts = {
-                    key: max((times[earlier][1] for earlier in self.operations[key].after), default=0.0)
-                    for key in members
-                }
-                latest = max(starts.values())
-                times |= {key: (starts[key], latest + work[key]) for key in members}
+                else:
+                    order.append(members)
+                    done.update(members)
             assert len(left) < len(waiting), "the made-up job waits for itself"
             waiting = left
+        return order
+
+    def solve(self, work: dict[Key, float]) -> dict[Key, tuple[float, float]]:
+        """Start and end of each operation."""
+        times: dict[Key, tuple[float, float]] = {}
+        for members in self.order:
+            starts = {
+                key: max((times[earlier][1] for earlier in self.operations[key].after), default=0.0)
+                for key in members
+            }
+            latest = max(starts.values())
+            times |= {key: (starts[key], latest + work[key]) for key in members}
         return times
 
     def step_time(self, work: dict[Key, float]) -> float:

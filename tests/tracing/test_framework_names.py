@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from chakra_et.names import framework_runs, process_of
+from chakra_et.traces import sets
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -84,3 +85,14 @@ def test_pytorch_s_own_execution_trace_converts_with_its_device_trace(tmp_path: 
     assert done.returncode == 0, done.stdout + done.stderr
     assert len(list((tmp_path / "out").glob("*.0.et"))) == 1
     assert "100.0%" in done.stdout, "linked by the record-function ids"
+
+
+def test_older_names_of_device_traces_are_known(tmp_path: Path) -> None:
+    """The first version of this project wrote NAME_kineto.json beside NAME_host.json."""
+    touch(tmp_path, "run_host.json", "run_kineto.json", "run_rank1_host.json", "run_rank1_kineto.json.gz")
+    [found] = sets.find(tmp_path)
+    assert found.name == "run" and not found.incomplete
+    assert {rank: pair.device.name for rank, pair in found.pairs.items()} == {
+        0: "run_kineto.json",
+        1: "run_rank1_kineto.json.gz",
+    }

@@ -176,7 +176,15 @@ class Trainer:
         config = self.config
         if not config.enable_tracing or config.trace_name is None or self.step >= self.total_steps:
             return contextlib.nullcontext()
-        config.check_trace_length(self.total_steps - self.step, f"{self.step} to {self.total_steps}")
+        try:
+            config.check_trace_length(self.total_steps - self.step, f"{self.step} to {self.total_steps}")
+        except ValueError as error:
+            if not self.step:
+                raise
+            # The rest of an interrupted run matters more than its trace.
+            if self.world.is_main:
+                log.warning("no trace of this resumed run: %s", error)
+            return contextlib.nullcontext()
         if self.world.is_main:
             config.save("trace_output_dir", f"{config.trace_name}_config.json")
         return ChakraTracer(
@@ -301,7 +309,8 @@ class Trainer:
 
     def _summary(self, metrics: Metrics) -> str:
         config, world = self.config, self.world
-        where = f"model: {self.save_dir / checkpoint.BEST}"
+        where = f"data: {len(self.training_set):,} samples of {self.training_set.source}"
+        where += f"; model: {self.save_dir / checkpoint.BEST}"
         if config.enable_tracing:
             where += f"; traces: {Path(config.trace_output_dir, str(config.trace_name))}_*"
         done = f"{metrics.steps} steps on {world.size} x {world.device.type}{metrics.span()}"

@@ -1,0 +1,243 @@
+#!/usr/bin/env python3
+"""How far predictions are off: each row is a real run, or a simulated machine's, that the prediction never
+saw.
+
+    python benchmarks/predict_benchmark.py                       all parts (about ten minutes)
+    python benchmarks/predict_benchmark.py --parts network       two network namespaces; needs root, ip and tc
+    python benchmarks/predict_benchmark.py --parts gpu --pairs DIR
+
+Parts: ``machine``: the simulated GPU machine of tests/generator; ``compute``: operators slowed in forward,
+backward and optimizer, and a slow rank, on two gloo ranks; ``network``: two ranks behind a veth pair limited
+by tbf; ``shapes``: other batch, sequence and hidden sizes; ``gpu``: one model on H100 and on MI300X
+(--pairs).
+
+The cases of a part run in turns, several rounds of them, in the same processes, one thread per rank. A
+round's prediction comes from the base case of that round. "nothing" is the base case measured once more: its
+error is the noise of the machine. ``baseline`` is what one gets without a graph: computing scaled by its
+operations, plus the bytes that are sent over the bandwidth. The exit status is 1 if a target is missed.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import numpy as np
+
+from benchmarks import predict_runs
+from benchmarks.predict_runs import Row
+from chakra_et import cli
+from chakra_et.convert.pair import PairOptions, convert_pair
+from chakra_et.errors import TraceError
+from chakra_et.network import presets
+from chakra_et.predict.changes import Scale
+from chakra_et.predict.gpu import CLASSES, Gpu, device_work, kernel_classes
+from chakra_et.predict.predict import predict
+from chakra_et.predict.run import Run, make_run
+from chakra_et.text import shortened, table
+from chakra_et.traces.sets import Pair
+from tests.generator import Features, generate
+from tests.generator.machine import run as run_machine
+
+MEAN, WORST, MACHINE, PER_CLASS = 3.3, 10.0, 1.0, 12.0
+"""Targets, percent."""
+SMALLEST_SHARE = 0.02
+"""Kernel classes with less of the time than this have no row."""
+
+
+@dataclass
+class Config:
+    """What is measured."""
+
+    parts: tuple[str, ...] = field(
+        default=("machine", "compute", "network", "shapes", "gpu"), metadata={"help": "parts to run"}
+    )
+    rounds: int = field(default=5, metadata={"help": "times that the cases of a part are run in turns"})
+    pairs: str = field(
+        default="../shared/data/traces/public/pairs",
+        metadata={"help": "folder of h100_MODEL.json.gz and mi300_MODEL.json.gz"},
+    )
+    keep: str | None = field(default=None, metadata={"help": "folder in which the traces are kept"})
+
+    def __post_init__(self) -> None:
+        unknown = set(self.parts) - {"machine", "compute", "network", "shapes", "gpu"}
+        if unknown:
+            raise ValueError(f"--parts {min(unknown)}: use machine, compute, network, shapes, gpu")
+
+
+def main() -> int:
+    config = cli.parse(Config, description=__doc__.splitlines()[0])
+    missed = 0
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(config.keep or scratch)
+        for part in config.parts:
+            print(f"\n## {part}\n", flush=True)
+            try:
+                rows, targets = measure(part, config, folder / part)
+            except (TraceError, OSError) as error:
+                print(f"left out: {error}")
+                continue
+            missed += show(rows, targets)
+    return 1 if missed else 0
+
+
+def measure(part: str, config: Config, folder: Path) -> tuple[list[Row], dict[str, float]]:
+    """The rows of a part, and its targets in percent by name."""
+    if part == "machine":
+        return machine_rows(), {"worst": MACHINE}
+    if part == "gpu":
+        return gpu_rows(Path(config.pairs)), {"worst": PER_CLASS}
+    return predict_runs.rows(part, config.rounds, folder), {"mean": MEAN, "worst": WORST}
+
+
+def show(rows: list[Row], targets: dict[str, float]) -> int:
+    """Print the table and how the targets fared; the number that was missed."""
+    lines = [("case", "before", "measured", "predicted", "error", "±", "baseline", "error")]
+    for row in rows:
+        lines.append(
+            (
+                row.name,
+                f"{row.before:,.1f}",
+                f"{row.measured:,.1f}",
+                f"{row.predicted:,.1f}",
+                f"{row.error:+.1f}%",
+                "-" if row.uncertainty is None else f"{100 * row.uncertainty / row.predicted:.1f}%",
+                "-" if row.baseline is None else f"{row.baseline:,.1f}",
+                "-" if row.baseline is None else f"{100 * (row.baseline / row.measured - 1):+.1f}%",
+            )
+        )
+    print("\n".join(table(lines, right=range(1, 8))))
+    judged = [abs(row.error) for row in rows if not row.is_noise]
+    found = {"mean": float(np.mean(judged)), "worst": max(judged)}
+    missed = 0
+    for name, most in targets.items():
+        ok = found[name] <= most
+        failed = [row.name for row in rows if not row.is_noise and abs(row.error) > most]
+        missed += not ok
+        where = f" in {', '.join(failed)}" if failed and name == "worst" else ""
+        print(f"{name} {found[name]:.2f}% (target {most:g}%): {'met' if ok else 'missed' + where}")
+    known = [row for row in rows if row.uncertainty is not None and not row.is_noise]
+    if known:
+        inside = sum(abs(row.predicted - row.measured) <= 2 * (row.uncertainty or 0) for row in known)
+        print(f"within two standard deviations: {inside} of {len(known)}")
+    return missed
+
+
+def machine_rows() -> list[Row]:
+    """What-ifs on the simulated GPU machine, whose program is run again with the changed durations; ms."""
+    kinds: dict[str, dict] = {
+        "one stream": {"operators": 40},
+        "side streams and waits": {"operators": 30, "side_streams": True, "waits": ("item", "event")},
+        "autograd thread, NCCL": {
+            "operators": 30,
+            "autograd_thread": True,
+            "nccl": ("allreduce", "broadcast"),
+        },
+        "two GPUs": {"operators": 20, "devices": 2},
+    }
+    rows = []
+    for name, more in kinds.items():
+        delays = {"latency": 4000, "tail": 3000, "wake_up": 2000, "pick_up": 2000}
+        made = generate(Features(seed=11, resolution=1000, steps=3, **delays, **more))
+        with tempfile.TemporaryDirectory() as folder:
+            converted = convert_pair(Pair(-1, *made.write(Path(folder))), PairOptions())
+        run = make_run(name, [converted.trace], [0])
+        for factor in (0.1, 0.25, 4.0):
+            changes = {
+                event.key: round(event.busy * (factor - 1))
+                for event in made.run.events
+                if event.category == "kernel" and event.key and event.comm is None
+            }
+            again = run_machine(made.program, changes)
+            prediction = predict(run, [Scale("^void kernel", factor)])
+            before, after = (
+                int(end.end_ns.max() - end.start_ns.min()) for end in (prediction.before, prediction.after)
+            )
+            rows.append(Row(f"{name}: kernels × {factor:g}", before / 1e6, _length(again) / 1e6, after / 1e6))
+    return rows
+
+
+def _length(run) -> int:  # type: ignore[no-untyped-def]
+    recorded = [event for event in run.events if event.recorded]
+    return max(event.end for event in recorded) - min(event.start for event in recorded)
+
+
+def gpu_rows(folder: Path, only: str = "") -> list[Row]:
+    """All models in both directions: the time of each kernel class, of all kernels and copies, and of the
+    step.
+    """
+    models = sorted(path.name.removeprefix("h100_") for path in folder.glob("h100_*.json*"))
+    models = [name for name in models if only in name and (folder / f"mi300_{name}").exists()]
+    if not models:
+        raise TraceError(f"no pairs h100_MODEL.json.gz and mi300_MODEL.json.gz in {folder}")
+    rows = []
+    for model in models:
+        runs = {}
+        for gpu, prefix in (("H100", "h100_"), ("MI300X", "mi300_")):
+            runs[gpu] = make_run(
+                model, [convert_pair(Pair(-1, None, folder / f"{prefix}{model}")).trace], [0]
+            )
+        for source, target in (("H100", "MI300X"), ("MI300X", "H100")):
+            rows += _pair_rows(shortened(model.split(".")[0], 24), runs[source], runs[target], source, target)
+    return rows
+
+
+def _pair_rows(model: str, run: Run, truth: Run, source: str, target: str) -> list[Row]:
+    prediction = predict(run, [Gpu(source, target)])
+    after = prediction.after.setting.own_ns
+    before, measured, predicted = (
+        _by_class(each, times)
+        for each, times in ((run, run.graph.own_ns), (truth, truth.graph.own_ns), (run, after))
+    )
+    names = [presets.gpu(name) for name in (source, target)]
+    operations, moved = (names[0].peak / names[1].peak, names[0].memory / names[1].memory)
+    intense = _compute_bound(run, names[0].peak / names[0].memory)
+    baseline = before.copy()
+    for at in range(len(CLASSES)):
+        baseline[at] = before[at] * (operations * intense[at] + moved * (1 - intense[at]))
+    head = f"{model} {source}→{target}"
+    rows = [
+        Row(
+            f"{head}: {CLASSES[at]}",
+            *(each[at] / 1e6 for each in (before, measured, predicted)),
+            baseline[at] / 1e6,
+        )
+        for at in np.argsort(-measured).tolist()
+        if measured[at] >= SMALLEST_SHARE * measured.sum() and before[at] and CLASSES[at] != "memory copy"
+    ]
+    rows.append(
+        Row(
+            f"{head}: all kernels",
+            *(each.sum() / 1e6 for each in (before, measured, predicted)),
+            baseline.sum() / 1e6,
+        )
+    )
+    steps = (prediction.ranks[0].before_ms, predict(truth, [], False).ranks[0].before_ms, prediction.after_ms)
+    rows.append(
+        Row(f"{head}: step (other host CPU)", *steps, None, prediction.ranks[0].uncertainty_ms, is_noise=True)
+    )
+    return rows
+
+
+def _by_class(run: Run, times: np.ndarray) -> np.ndarray:
+    """ns of each kernel class."""
+    nodes = device_work(run)
+    return np.bincount(kernel_classes(run)[nodes], times[nodes], len(CLASSES))
+
+
+def _compute_bound(run: Run, ridge: float) -> np.ndarray:
+    """The part of each class's time whose kernels have more operations per byte than the ridge."""
+    nodes = device_work(run)
+    classes = kernel_classes(run)[nodes]
+    operations, moved = (run.graph.attribute(name, 0)[nodes] for name in ("num_ops", "tensor_size"))
+    times = run.graph.own_ns[nodes]
+    intense = np.bincount(classes, times * (operations > ridge * np.maximum(moved, 1)), len(CLASSES))
+    return intense / np.maximum(np.bincount(classes, times, len(CLASSES)), 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

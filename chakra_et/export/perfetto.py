@@ -1,0 +1,186 @@
+"""A run as a Perfetto trace (.pftrace), which https://ui.perfetto.dev and its trace processor open.
+
+Every rank is a process and every row of the timeline a thread; dependencies between rows are flows. Counters
+of each rank: communication that runs, its bytes, and device work that is launched and has not started.
+Source of the field numbers: perfetto's protos/perfetto/trace (trace_packet, track_event, track_descriptor,
+interned_data); times are ns on the trace's default clock.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import IO
+
+import numpy as np
+
+from chakra_et.et.columns import NodeType
+from chakra_et.export.window import Window
+from chakra_et.report.columns import NODE_KINDS
+
+SEQUENCE = 1
+CLEARED, NEEDED = 1, 2  # SequenceFlags
+BEGIN, END, COUNTER = 1, 2, 4  # TrackEvent.Type
+LAUNCH = "launch"
+CHUNK = 1 << 20
+
+
+def write(window: Window, file: IO[bytes]) -> None:
+    """Write ``window`` as a Perfetto trace."""
+    pending, size = [], 0
+    for packet in _packets(window):
+        pending += [_tag(1, 2), _varint(len(packet)), packet]
+        size += len(packet)
+        if size > CHUNK:
+            file.write(b"".join(pending))
+            pending, size = [], 0
+    file.write(b"".join(pending))
+
+
+def _packets(window: Window) -> Iterator[bytes]:
+    yield from _tracks(window)
+    yield _interned(window)
+    yield from _slices(window)
+    yield from _counters(window)
+
+
+def _tracks(window: Window) -> Iterator[bytes]:
+    """Descriptors of a process for each rank, and a thread for each of its rows."""
+    used = np.unique(window.row).tolist()
+    for rank in dict.fromkeys(window.rows[row].rank for row in used):
+        process = _number(1, _process(rank)) + _text(6, f"rank {rank}")
+        yield _message(60, _number(1, _process_uuid(rank)) + _message(3, process))
+    for row in used:
+        rank, label = window.rows[row].rank, window.rows[row].label
+        thread = _number(1, _process(rank)) + _number(2, row + 1) + _text(5, label)
+        track = _number(1, _row_uuid(row)) + _number(5, _process_uuid(rank)) + _text(2, label)
+        yield _message(60, track + _message(4, thread) + _number(12, row))
+
+
+def _interned(window: Window) -> bytes:
+    """The names of nodes and kinds, which events refer to by number."""
+    _, names = window.names
+    table = b"".join(_message(2, _number(1, at + 1) + _text(2, name)) for at, name in enumerate(names))
+    kinds = b"".join(_message(1, _number(1, at + 1) + _text(2, kind)) for at, kind in enumerate(NODE_KINDS))
+    labels = b"".join(_message(3, _number(1, at + 1) + _text(2, name)) for at, name in enumerate(LABELS))
+    return _number(10, SEQUENCE) + _number(13, CLEARED) + _message(12, kinds + table + labels)
+
+
+LABELS = ("id", "bytes", "waits for ranks ns")
+
+
+def _slices(window: Window) -> Iterator[bytes]:
+    name, _ = window.names
+    starting, ending = _flows(window)
+    head = _number(10, SEQUENCE) + _number(13, NEEDED)
+    tracks = {row: _number(11, _row_uuid(row)) for row in np.unique(window.row).tolist()}
+    numbers = [_number(10, at + 1) for at in range(int(name.max()) + 1)]
+    kinds = [_number(3, at + 1) for at in range(len(NODE_KINDS))]
+    size = window.run.graph.attribute("comm_size", 0)[window.node]
+    columns = (window.start_ns, window.end_ns, window.row, name, window.kind, window.id, size)
+    wait = window.run.wait_ns[window.node]
+    for at, (start, end, row, code, kind, number, sent, waited) in enumerate(
+        zip(*(column.tolist() for column in (*columns, wait)), strict=True)
+    ):
+        event = b"".join(
+            (_number(9, BEGIN), tracks[row], numbers[code], kinds[kind], starting.get(at, b""),
+             ending.get(at, b""), _argument(1, number))
+        )  # fmt: skip
+        if sent:
+            event += _argument(2, sent)
+        if waited:
+            event += _argument(3, waited)
+        yield _number(8, start) + head + _message(11, event)
+        yield _number(8, end) + head + _message(11, _number(9, END) + tracks[row])
+
+
+def _flows(window: Window) -> tuple[dict[int, bytes], dict[int, bytes]]:
+    """The flow ids that begin and end at each node: one flow for each dependency between two rows."""
+    starting: dict[int, bytes] = {}
+    ending: dict[int, bytes] = {}
+    across = np.flatnonzero(window.row[window.source] != window.row[window.target])
+    pairs = zip(window.source[across].tolist(), window.target[across].tolist(), strict=True)
+    for number, (source, target) in enumerate(pairs, 1):
+        identity = struct.pack("<Q", number)
+        starting[source] = starting.get(source, b"") + _tag(47, 1) + identity
+        ending[target] = ending.get(target, b"") + _tag(48, 1) + identity
+    return starting, ending
+
+
+def _counters(window: Window) -> Iterator[bytes]:
+    """Counter tracks of each rank."""
+    run = window.run
+    communicates = run.graph.types[window.node] >= NodeType.COMM_SEND
+    size = run.graph.attribute("comm_size", 0)[window.node]
+    launched = [at for at, kind in enumerate(window.edge_kind) if kind == LAUNCH]
+    source, target = window.source[launched], window.target[launched]
+    uuid = len(window.rows) + len(run.ranks) + 1
+    for rank in run.ranks:
+        own = communicates & (window.rank == rank)
+        from_ns, to_ns = window.start_ns[own], window.end_ns[own]
+        queued = window.rank[target] == rank
+        waits = (window.end_ns[source[queued]], window.start_ns[target[queued]])
+        for label, unit, begin, end, amount in (
+            ("communication that runs", "operations", from_ns, to_ns, np.ones(len(from_ns), np.int64)),
+            ("communication bytes that run", "bytes", from_ns, to_ns, size[own]),
+            ("device work launched, not started", "kernels", *waits, np.ones(int(queued.sum()), np.int64)),
+        ):
+            if len(begin):
+                uuid += 1
+                counter = _message(8, _text(6, unit))
+                track = _number(1, uuid) + _number(5, _process_uuid(rank)) + _text(2, label)
+                yield _message(60, track + counter)
+                yield from _counter_values(uuid, begin, np.maximum(end, begin), amount)
+
+
+def _counter_values(uuid: int, begin: np.ndarray, end: np.ndarray, amount: np.ndarray) -> Iterator[bytes]:
+    moment, index = np.unique(np.concatenate([begin, end]), return_inverse=True)
+    change = np.bincount(index.reshape(-1), np.concatenate([amount, -amount]), len(moment))
+    head = _number(10, SEQUENCE)
+    event = _number(9, COUNTER) + _number(11, uuid)
+    for time, value in zip(
+        moment.tolist(), np.rint(np.cumsum(change)).astype(np.int64).tolist(), strict=True
+    ):
+        yield _number(8, time) + head + _message(11, event + _number(30, max(value, 0)))
+
+
+def _argument(label: int, value: int) -> bytes:
+    return _message(4, _number(1, label) + _number(3, value))
+
+
+def _process(rank: int) -> int:
+    """A process id: Perfetto keeps 0 for the idle process."""
+    return rank + 1
+
+
+def _process_uuid(rank: int) -> int:
+    return (1 << 40) + rank
+
+
+def _row_uuid(row: int) -> int:
+    return (1 << 41) + row
+
+
+def _tag(field: int, wire_type: int) -> bytes:
+    return _varint(field << 3 | wire_type)
+
+
+def _varint(value: int) -> bytes:
+    data = bytearray()
+    while value > 127:
+        data.append(value & 127 | 128)
+        value >>= 7
+    data.append(value)
+    return bytes(data)
+
+
+def _number(field: int, value: int) -> bytes:
+    return _varint(field << 3) + _varint(value)
+
+
+def _message(field: int, content: bytes) -> bytes:
+    return _varint(field << 3 | 2) + _varint(len(content)) + content
+
+
+def _text(field: int, text: str) -> bytes:
+    return _message(field, text.encode("utf-8", "replace"))

@@ -1,0 +1,203 @@
+"""``chakra-et predict NAME``: the step time of a run under changed conditions.
+
+    chakra-et predict traces/gpt2 --scale 'aten::mm|gemm'=0.5
+    chakra-et predict traces/gpt2 --bandwidth 100Gbit/s --latency 5us --algorithm ring
+    chakra-et predict traces/gpt2 --rank 3 as median --output predicted/gpt2
+
+Exit status: 0; 2 for arguments or files that can't be used.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from chakra_et import text
+from chakra_et.cli import parse
+from chakra_et.errors import TraceError
+from chakra_et.network.topology import parse_topology
+from chakra_et.network.units import parse_bandwidth, parse_latency
+from chakra_et.predict.bounds import describe
+from chakra_et.predict.changes import Change, Fuse, parse_rank, parse_scale
+from chakra_et.predict.fit import read_model
+from chakra_et.predict.gpu import parse_gpu
+from chakra_et.predict.network import Network
+from chakra_et.predict.overlap import Overlap
+from chakra_et.predict.predict import Prediction, RankPrediction, predict
+from chakra_et.predict.resize import parse_resize
+from chakra_et.predict.run import Run, load_run
+from chakra_et.predict.write import write_prediction
+
+
+def _option(help: str, default: Any = None, **metadata: Any) -> Any:
+    return field(default=default, metadata={"help": help, **metadata})
+
+
+@dataclass
+class PredictConfig:
+    """The command's arguments."""
+
+    name: str = _option("NAME of a run (NAME.0.et, NAME.1.et, …) or an .et file", "", positional=True)
+    scale: tuple[str, ...] = _option("PATTERN=FACTOR: nodes whose name matches take FACTOR times as long", ())
+    fuse: tuple[str, ...] = _option("PATTERN: successive kernels whose names match become one kernel", ())
+    rank: tuple[str, ...] = _option("RANK as median: computes like the median of the others; or as OTHER", ())
+    gpu: str | None = _option("FROM→TO: kernels as they would be on another GPU: H100→MI300X or H100:MI300X")
+    resize: tuple[str, ...] = _option(
+        "OLD=NEW: dimensions of tensors: 10=20 720=1440 for twice a batch of 10", ()
+    )
+    bandwidth: str | None = _option(
+        "of each rank's link per direction, with its unit: 100Gbit/s", group="network"
+    )
+    latency: str | None = _option("of one message, with its unit: 5us", group="network")
+    algorithm: Literal["auto", "ring", "tree", "hierarchical"] | None = _option(
+        "of collectives", group="network"
+    )
+    topology: str | None = _option(
+        "in place of bandwidth and latency: '8xH100 NVLink, 4 nodes, 400 Gbit/s'", group="network"
+    )
+    network: str | None = _option(
+        "file of chakra-et measure-network, in place of a fit to the run", group="network"
+    )
+    contention: bool = _option("transfers at the same time share their links", True, group="network")
+    overlap: Literal["on", "off"] | None = _option(
+        "on: communication delays only the end of its step; off: computation waits for each communication"
+    )
+    output: str | None = _option("write the predicted run as OUTPUT.RANK.et")
+    comm_groups: str | None = _option("JSON file of group id → ranks, in place of NAME_comm_groups.json")
+    json: bool = _option("print JSON", False)
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise ValueError("name the run to predict")
+        for each in self.scale:
+            parse_scale(each)
+        if self.rank:
+            parse_rank(self.rank)
+        if self.gpu:
+            parse_gpu(self.gpu)
+        parse_resize(self.resize)
+        if self.topology and (self.bandwidth or self.latency):
+            raise ValueError(
+                "--topology has bandwidth and latency of its own: give it or --bandwidth/--latency"
+            )
+        if self.output is not None and not Path(self.output).name:
+            raise ValueError(f"--output {self.output!r} must end in the NAME of the files to write")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit status."""
+    config = parse(
+        PredictConfig, argv, description="Predict the step time of a run under changed conditions."
+    )
+    run = load_run(config.name, config.comm_groups)
+    prediction = predict(run, changes(config, run))
+    written = write_prediction(prediction, config.output) if config.output else []
+    if config.json:
+        print(json.dumps(as_json(prediction, [str(path) for path in written]), indent=2))
+        return 0
+    print("\n".join(lines(prediction)))
+    for path in written:
+        print(f"wrote {path}")
+    return 0
+
+
+def changes(config: PredictConfig, run: Run) -> list[Change]:
+    """The what-ifs of a command line. Raises ``TraceError`` for a figure without a unit."""
+    found: list[Change] = [parse_scale(each) for each in config.scale]
+    if config.rank:
+        found.append(parse_rank(config.rank))
+    found += [Fuse(pattern) for pattern in config.fuse]
+    if config.gpu:
+        found.insert(0, parse_gpu(config.gpu))
+    if config.resize:
+        found.insert(0, parse_resize(config.resize))
+    if config.overlap:
+        found.append(Overlap(config.overlap == "on"))
+    if any((config.bandwidth, config.latency, config.algorithm, config.topology)):
+        topology = None
+        if config.topology:
+            topology = parse_topology(config.topology, max(run.graph.ranks) + 1)
+        found.append(
+            Network(
+                parse_bandwidth(config.bandwidth) if config.bandwidth else None,
+                parse_latency(config.latency) if config.latency else None,
+                config.algorithm or "auto",
+                topology,
+                read_model(config.network) if config.network else None,
+                config.contention,
+            )
+        )
+    elif config.network:
+        raise TraceError("--network describes the present network: add what changes, such as --bandwidth")
+    return found
+
+
+def lines(prediction: Prediction) -> list[str]:
+    """The prediction as text."""
+    rows = [
+        ("rank", "measured ms", "replayed ms", "predicted ms", "±", "change", "bound before", "bound after")
+    ]
+    for rank in prediction.ranks:
+        measured = _measured(rank)
+        rows.append(
+            (
+                str(rank.rank),
+                "-" if measured is None else f"{measured / 1e6:,.3f}",
+                f"{rank.before_ms:,.3f}",
+                f"{rank.after_ms:,.3f}",
+                f"{rank.uncertainty_ms:,.3f}",
+                _change(rank),
+                describe(rank.bound_before),
+                describe(rank.bound_after),
+            )
+        )
+    steps = len(prediction.ranks[0].steps)
+    return [
+        f"{prediction.run.name}: step time per rank, median of {steps} step{'s' if steps > 1 else ''}; "
+        "± is one standard deviation",
+        *text.table(rows, right=range(6)),
+        *(f"note: {note}" for note in prediction.notes),
+    ]
+
+
+def as_json(prediction: Prediction, written: list[str]) -> dict[str, Any]:
+    """The prediction as JSON values; times in µs, shares from 0 to 1."""
+    return {
+        "name": prediction.run.name,
+        "step_us": {"before": prediction.before_ms * 1e3, "after": prediction.after_ms * 1e3},
+        "ranks": [
+            {
+                "rank": rank.rank,
+                "measured_us": None if (ns := _measured(rank)) is None else ns / 1e3,
+                "before_us": rank.before_ns / 1e3,
+                "after_us": rank.after_ns / 1e3,
+                "uncertainty_us": rank.uncertainty_ns / 1e3,
+                "bound_before": rank.bound_before,
+                "bound_after": rank.bound_after,
+                "steps": [
+                    {
+                        "name": step.name,
+                        "measured_us": None if step.measured_ns is None else step.measured_ns / 1e3,
+                        "before_us": step.before_ns / 1e3,
+                        "after_us": step.after_ns / 1e3,
+                    }
+                    for step in rank.steps
+                ],
+            }
+            for rank in prediction.ranks
+        ],
+        "notes": prediction.notes,
+        "written": written,
+    }
+
+
+def _measured(rank: RankPrediction) -> float | None:
+    found = sorted(step.measured_ns for step in rank.steps if step.measured_ns is not None)
+    return None if not found else (found[(len(found) - 1) // 2] + found[len(found) // 2]) / 2
+
+
+def _change(rank: RankPrediction) -> str:
+    return f"{100 * (rank.after_ns / rank.before_ns - 1):+.1f}%" if rank.before_ns else "-"

@@ -1,0 +1,144 @@
+"""``chakra-et measure-network``: time collectives of several sizes and fit the α–β–γ model to them.
+
+    torchrun --nproc-per-node 8 -m chakra_et measure-network --backend nccl --output network.json
+    chakra-et predict NAME --network network.json --bandwidth 200Gbit/s
+
+Run it under the launcher that starts the training, on the same machines. Rank 0 prints a table and writes the
+file. Exit status: 0; 2 where there is nothing to measure.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from chakra_et import text
+from chakra_et.cli import parse
+from chakra_et.errors import TraceError
+from chakra_et.et.columns import CollectiveType
+from chakra_et.predict.fit import Sample, fit_model, write_model
+
+Collective = Callable[[Any, Any, Any], None]
+"""Called with the input, room for the output, and the process group."""
+_LARGEST_POWER = 34
+
+
+@dataclass
+class MeasureConfig:
+    """The command's arguments."""
+
+    backend: Literal["gloo", "nccl"] = field(default="gloo", metadata={"help": "of torch.distributed"})
+    output: str = field(default="network.json", metadata={"help": "JSON file to write"})
+    smallest: int = field(default=10, metadata={"help": "smallest size, as a power of 2 of bytes"})
+    largest: int = field(default=25, metadata={"help": "largest size, as a power of 2 of bytes"})
+    repeats: int = field(default=7, metadata={"help": "times that each is measured; the median counts"})
+
+    def __post_init__(self) -> None:
+        if not 6 <= self.smallest <= self.largest <= _LARGEST_POWER:
+            raise ValueError(
+                f"--smallest {self.smallest} and --largest {self.largest} must be in order, from 6 to "
+                f"{_LARGEST_POWER}"
+            )
+        if self.repeats < 1:
+            raise ValueError(f"--repeats must be at least 1, not {self.repeats}")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit status."""
+    config = parse(
+        MeasureConfig, argv, description="Time collectives and fit a model of the network to them."
+    )
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    if ranks < 2 or "RANK" not in os.environ:
+        raise TraceError(
+            "measure-network needs two ranks or more: start it as `torchrun --nproc-per-node 2 -m chakra_et "
+            "measure-network`"
+        )
+    import torch.distributed as dist
+
+    dist.init_process_group(config.backend)
+    try:
+        samples = measure(config)
+        if dist.get_rank() == 0:
+            model = fit_model(samples, f"{config.backend} among {ranks} ranks")
+            rows = [("collective", "ranks", "bytes", "measured µs", "model µs")]
+            for each in samples:
+                modelled = model.time(each.kind, each.size, each.ranks)
+                name = each.kind.name.lower()
+                rows.append(
+                    (
+                        name,
+                        str(each.ranks),
+                        f"{each.size:,}",
+                        f"{each.ns / 1e3:,.1f}",
+                        f"{modelled / 1e3:,.1f}",
+                    )
+                )
+            print("\n".join([*text.table(rows), model.describe()]))
+            entries = [
+                {"kind": each.kind.name, "size": each.size, "ranks": each.ranks, "ns": each.ns}
+                for each in samples
+            ]
+            write_model(config.output, model, backend=config.backend, measured=entries)
+            print(f"wrote {config.output}")
+    finally:
+        dist.destroy_process_group()
+    return 0
+
+
+def measure(config: MeasureConfig) -> list[Sample]:
+    """The samples, the same on every rank: the median time of the slowest rank."""
+    import torch
+    import torch.distributed as dist
+
+    device = torch.device("cpu")
+    if config.backend == "nccl":
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(device)
+    count = dist.get_world_size()
+    # Two group sizes tell the latency of a message from the cost of a call.
+    groups = {count: dist.group.WORLD} | ({2: dist.new_group([0, 1])} if count > 2 else {})
+    kinds: dict[CollectiveType, Collective] = {
+        CollectiveType.ALL_REDUCE: lambda x, _, group: dist.all_reduce(x, group=group),
+        CollectiveType.BROADCAST: lambda x, _, group: dist.broadcast(x, 0, group=group),
+        CollectiveType.ALL_GATHER: lambda x, y, group: dist.all_gather(y, x, group=group),
+    }
+    found = []
+    for ranks, group in groups.items():
+        for kind, run in kinds.items():
+            for power in range(config.smallest, config.largest + 1, 3):
+                ns = torch.zeros(1, dtype=torch.float64, device=device)
+                if dist.get_rank() < ranks:
+                    ns[0] = _median(run, 1 << power, ranks, group, device, config.repeats)
+                dist.all_reduce(ns, dist.ReduceOp.MAX)
+                found.append(Sample(kind, 1 << power, ranks, float(ns)))
+    return found
+
+
+def _median(run: Collective, size: int, ranks: int, group: Any, device: Any, repeats: int) -> float:
+    """The median time of a collective, ns, each time from a common start."""
+    import torch
+    import torch.distributed as dist
+
+    source = torch.ones(size // 4, device=device)
+    target = [torch.empty_like(source) for _ in range(ranks)]
+    times = []
+    for _ in range(repeats + 1):
+        dist.barrier(group=group)
+        _synchronise(device)
+        begin = time.perf_counter_ns()
+        run(source, target, group)
+        _synchronise(device)
+        times.append(time.perf_counter_ns() - begin)
+    times = sorted(times[1:])  # the first one sets up connections
+    return (times[(repeats - 1) // 2] + times[repeats // 2]) / 2
+
+
+def _synchronise(device: Any) -> None:
+    import torch
+
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

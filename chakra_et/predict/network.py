@@ -1,0 +1,176 @@
+"""What-ifs about the network: each transfer takes what an α–β–γ model gives, and shares its links."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from chakra_et.errors import TraceError
+from chakra_et.et.columns import CollectiveType, NodeType
+from chakra_et.network.collectives import Algorithm, collective_time, message_time
+from chakra_et.network.topology import Topology
+from chakra_et.predict.fit import Model, Sample, fit_model
+from chakra_et.predict.run import Demand, Run, Setting
+
+TCP_PAYLOAD = 1448 / 1514
+"""Bytes of payload per byte on Ethernet with an MTU of 1500: IPv4 and TCP with time stamps take 52 of 1500,
+Ethernet's header 14 more (IEEE 802.3, RFC 791, RFC 7323)."""
+
+
+@dataclass(frozen=True)
+class Network:
+    """Another network. What is None stays as it was fitted to the run, or as ``model`` has it.
+
+    ``bandwidth``: bytes per second of one rank's link, per direction; ``latency_ns``: of one message.
+    ``topology`` takes the place of both. With neither, every transfer changes by the ratio of the model's
+    times. With a bandwidth, a transfer takes the model's time, over gloo at least what it took in the run,
+    as the ranks' own work on it (copies, sums, system calls) is part of that and passes while the link is
+    busy. ``contention``: whether transfers at the same time share their links.
+    """
+
+    bandwidth: float | None = None
+    latency_ns: float | None = None
+    algorithm: Algorithm = "auto"
+    topology: Topology | None = None
+    model: Model | None = None
+    contention: bool = True
+
+    def apply(self, run: Run, setting: Setting) -> Setting:
+        found = find_communication(run)
+        if not found:
+            raise TraceError(
+                "the network can't be changed: no communication between known ranks is in the files"
+            )
+        fitted = self.model or fit_model(samples(found), "the run")
+        setting = setting.noting(f"network of the run: {fitted.describe()}")
+        if self.bandwidth is None and self.topology is None:
+            return self._by_ratio(run, setting, found, fitted)
+        return self._by_model(run, setting, found, fitted)
+
+    def _by_ratio(self, run: Run, setting: Setting, found: list[Communication], fitted: Model) -> Setting:
+        count = max(run.graph.ranks) + 1
+        changed = fitted if self.latency_ns is None else replace(fitted, latency_ns=self.latency_ns)
+        before, after = fitted.topology(count), changed.topology(count)
+        own, lasting = setting.own_ns.copy(), setting.lasting_ns.copy()
+        for each in found:
+            old = _time(each, before, "ring")
+            ratio = _time(each, after, self.algorithm) / old if old else 1.0
+            taken = np.rint(each.transfer_ns * ratio).astype(np.int64)
+            if each.matched:
+                lasting[each.nodes] = taken
+            else:
+                own[each.nodes] += taken - np.rint(each.transfer_ns).astype(np.int64)
+        return replace(setting, own_ns=own, lasting_ns=lasting)
+
+    def _by_model(self, run: Run, setting: Setting, found: list[Communication], fitted: Model) -> Setting:
+        count = max(run.graph.ranks) + 1
+        tcp = any(each.gloo for each in found)
+        topology = self.topology or Topology.flat(
+            max(count, *(max(each.ranks) + 1 for each in found)),
+            (self.bandwidth or 0.0) * (TCP_PAYLOAD if tcp else 1.0),
+            fitted.latency_ns if self.latency_ns is None else self.latency_ns,
+        )
+        if tcp and self.topology is None:
+            setting = setting.noting(f"gloo sends over TCP: {TCP_PAYLOAD:.1%} of the bandwidth is payload")
+        extra = Topology.flat(topology.ranks, float("inf"), 0.0, fitted.reduce_bandwidth, fitted.call_ns)
+        free = replace(topology, dimensions=tuple(replace(d, latency_ns=0.0) for d in topology.dimensions))
+        own, lasting, scatter = setting.own_ns.copy(), setting.lasting_ns.copy(), np.zeros(len(run.graph))
+        wire, fixed, least = (np.zeros(len(run.members)) for _ in range(3))
+        spread = _scatter(found)
+        for each in found:
+            on_wire = _time(each, replace(free, reduce_bandwidth=float("inf"), call_ns=0.0), self.algorithm)
+            # gloo's own work passes beside the transfer and is in ``least``.
+            beside = 0.0 if each.gloo else _time(each, extra, self.algorithm)
+            latency = _time(each, topology, self.algorithm) - _time(each, free, self.algorithm)
+            at_least = float(np.median(each.transfer_ns)) if each.gloo else 0.0
+            taken = max(on_wire + beside + latency, at_least)
+            scatter[each.nodes] = spread[each.kind, each.size]
+            if each.matched:
+                number = run.operation[each.nodes[0]]
+                wire[number], fixed[number], least[number] = on_wire, beside + latency, at_least
+                lasting[each.nodes] = round(taken)
+            else:
+                own[each.nodes] += round(taken) - np.rint(each.transfer_ns).astype(np.int64)
+        setting = replace(setting, own_ns=own, lasting_ns=lasting)
+        setting = setting.doubting("scatter of transfers of one size", lasting_ns=scatter)
+        return replace(setting, demand=Demand(wire, fixed, least)) if self.contention else setting
+
+
+@dataclass(frozen=True)
+class Communication:
+    """One operation: ``nodes`` of its members (unmatched: one), with the ``transfer_ns`` of each; ``kind`` is
+    None for a message; ``ranks`` of its group, or sender and receiver."""
+
+    nodes: np.ndarray
+    transfer_ns: np.ndarray
+    kind: CollectiveType | None
+    size: int
+    ranks: list[int]
+    matched: bool
+    gloo: bool
+
+
+def find_communication(run: Run) -> list[Communication]:
+    """All operations whose kind, size and members are known."""
+    graph = run.graph
+    kinds, sizes = graph.attribute("comm_type", -1), graph.attribute("comm_size", -1)
+    wait = np.minimum(graph.attribute("wait_micros", 0) * 1000, run.measured.own_ns)
+    gloo = np.array([name.startswith("gloo:") for name in run.names])[run.name_of]
+    alone = np.flatnonzero((graph.types == NodeType.COMM_COLL) & (run.operation < 0))
+    found = []
+    for nodes in [*run.members, *(np.array([node]) for node in alone.tolist())]:
+        first, matched = int(nodes[0]), bool(run.operation[nodes[0]] >= 0)
+        is_message = graph.types[first] != NodeType.COMM_COLL
+        kind = None if is_message else _kind(int(kinds[first]))
+        ranks = _members(run, nodes) if matched else _group(run, first)
+        if len(ranks) < 2 or (kind is None and not is_message):
+            continue
+        taken = run.measured.lasting_ns[nodes] if matched else (run.measured.own_ns - wait)[nodes]
+        size = max(int(sizes[nodes].max()), 0)
+        found.append(Communication(nodes, taken.astype(float), kind, size, ranks, matched, bool(gloo[first])))
+    return found
+
+
+def samples(found: Sequence[Communication]) -> list[Sample]:
+    """The collectives to fit a model to: the median time of each kind and size."""
+    groups: dict[tuple[CollectiveType, int, int], list[float]] = {}
+    for each in found:
+        if each.kind is not None:
+            key = (each.kind, each.size, len(each.ranks))
+            groups.setdefault(key, []).append(float(np.median(each.transfer_ns)))
+    return [Sample(*key, float(np.median(times))) for key, times in groups.items()]
+
+
+def _scatter(found: Sequence[Communication]) -> dict[tuple[CollectiveType | None, int], float]:
+    """Standard deviation of the transfers of each kind and size, ns."""
+    groups: dict[tuple[CollectiveType | None, int], list[float]] = {}
+    for each in found:
+        groups.setdefault((each.kind, each.size), []).append(float(np.median(each.transfer_ns)))
+    return {key: float(np.std(times)) for key, times in groups.items()}
+
+
+def _time(each: Communication, topology: Topology, algorithm: Algorithm) -> float:
+    if each.kind is None:
+        return message_time(each.size, each.ranks[0], each.ranks[1], topology)
+    return collective_time(each.kind, each.size, each.ranks, topology, algorithm)
+
+
+def _members(run: Run, nodes: np.ndarray) -> list[int]:
+    """The ranks of matched nodes; a message's sender first."""
+    order = np.argsort(run.matching.side[nodes], kind="stable")
+    return [run.graph.ranks[trace] for trace in run.graph.trace_of[nodes[order]].tolist()]
+
+
+def _group(run: Run, node: int) -> list[int]:
+    """The ranks of an unmatched collective's group, empty where they aren't known."""
+    name = run.graph.groups[run.graph.group[node]]
+    if name in run.comm_groups:
+        return list(run.comm_groups[name])
+    size = run.graph.traces[run.graph.trace_of[node]].metadata.get("world_size")
+    return list(range(size)) if type(size) is int and 1 < size < 1 << 20 else []
+
+
+def _kind(value: int) -> CollectiveType | None:
+    return CollectiveType(value) if value in set(CollectiveType) else None

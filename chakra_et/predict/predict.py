@@ -1,0 +1,145 @@
+"""The prediction: what each rank's step takes, what bounds it, and how uncertain that is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from chakra_et.predict.bounds import bounds
+from chakra_et.predict.changes import Change
+from chakra_et.predict.run import Run, Setting
+from chakra_et.predict.solve import Timeline, solve
+
+
+@dataclass(frozen=True)
+class StepPrediction:
+    """One step of one rank, ns; ``measured_ns`` is None where the file holds no start times. ``before_ns``:
+    as replayed without changes."""
+
+    name: str
+    measured_ns: int | None
+    before_ns: int
+    after_ns: int
+
+
+@dataclass(frozen=True)
+class RankPrediction:
+    """One rank: medians over its steps, and one standard deviation of uncertainty, ns.
+
+    ``bound_before`` and ``bound_after``: shares by kind along the path that decides when the rank ends; empty
+    where they weren't asked for.
+    """
+
+    rank: int
+    steps: list[StepPrediction]
+    before_ns: float
+    after_ns: float
+    uncertainty_ns: float
+    bound_before: dict[str, float]
+    bound_after: dict[str, float]
+
+    @property
+    def before_ms(self) -> float:
+        return self.before_ns / 1e6
+
+    @property
+    def after_ms(self) -> float:
+        return self.after_ns / 1e6
+
+    @property
+    def uncertainty_ms(self) -> float:
+        return self.uncertainty_ns / 1e6
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A changed run; ``before`` and ``after`` are its timelines."""
+
+    run: Run
+    ranks: list[RankPrediction]
+    notes: list[str]
+    before: Timeline
+    after: Timeline
+
+    @property
+    def before_ms(self) -> float:
+        """The step time of the slowest rank."""
+        return max(rank.before_ms for rank in self.ranks)
+
+    @property
+    def after_ms(self) -> float:
+        """The step time of the slowest rank after the change."""
+        return max(rank.after_ms for rank in self.ranks)
+
+
+def predict(run: Run, changes: Sequence[Change], explain: bool = True) -> Prediction:
+    """Apply ``changes`` in order and compute the run's times anew, jointly over all ranks.
+
+    ``explain``: also find what bounds each rank, and the uncertainty that comes from the changes; a sweep is
+    quicker without. Raises ``TraceError`` where a change doesn't fit the run.
+    """
+    setting = run.measured
+    for change in changes:
+        setting = change.apply(run, setting)
+    before, after = solve(run, run.measured), solve(run, setting)
+    steps = _steps(run, before, after)
+    doubted = [_steps(run, before, solve(run, _doubtful(setting, at))) for at in range(len(setting.doubts))]
+    bound = [bounds(run, before), bounds(run, after)] if explain else [[{}] * len(steps)] * 2
+    ranks = []
+    for at, rank in enumerate(run.graph.ranks):
+        before_ns, after_ns = (_median(steps[at], of) for of in ("before_ns", "after_ns"))
+        off = [_median(each[at], "after_ns") - after_ns for each in doubted] if explain else []
+        spread = float(np.hypot.reduce([0.0, *off, *_own_error(steps[at], before_ns, after_ns)]))
+        ranks.append(RankPrediction(rank, steps[at], before_ns, after_ns, spread, bound[0][at], bound[1][at]))
+    return Prediction(run, ranks, [*run.notes, *setting.notes], before, after)
+
+
+def _doubtful(setting: Setting, at: int) -> Setting:
+    """The setting in which one doubt has come true by one standard deviation."""
+    doubt = setting.doubts[at]
+    demand = setting.demand
+    return replace(
+        setting,
+        own_ns=np.maximum(setting.own_ns + doubt.own_ns, 0),
+        lasting_ns=np.maximum(setting.lasting_ns + doubt.lasting_ns, 0),
+        demand=None if doubt.lasting_ns.any() else demand,
+    )
+
+
+def _steps(run: Run, before: Timeline, after: Timeline) -> list[list[StepPrediction]]:
+    """The steps of each rank; a file without steps counts as one."""
+    times = [_step_times(run, each) for each in (before, after)]
+    found = []
+    for at, steps in enumerate(run.steps):
+        measured = [None] * len(steps.names) if steps.measured_ns is None else steps.measured_ns.tolist()
+        rows = zip(steps.names, measured, times[0][at], times[1][at], strict=True)
+        found.append([StepPrediction(*row) for row in rows])
+    return found
+
+
+def _step_times(run: Run, timeline: Timeline) -> list[list[int]]:
+    """How long each step of each trace lasts, ns; the last one to the end of the trace."""
+    edges = run.graph.first[:-1]
+    starts = np.minimum.reduceat(timeline.start_ns, edges)
+    ends = np.maximum.reduceat(timeline.end_ns, edges)
+    found = []
+    for steps, start, end in zip(run.steps, starts, ends, strict=True):
+        begins = np.where(steps.first >= 0, timeline.start_ns[steps.first], start)
+        found.append(np.diff(np.append(begins, end)).tolist())
+    return found
+
+
+def _own_error(steps: list[StepPrediction], before_ns: float, after_ns: float) -> list[float]:
+    """The error of the replay itself, and how much single steps differ, both as parts of the prediction."""
+    measured = [step.measured_ns for step in steps if step.measured_ns is not None]
+    if not measured or not before_ns:
+        return []
+    off = (before_ns / float(np.median(measured)) - 1) * after_ns if np.median(measured) else 0.0
+    scatter = float(np.std(measured, ddof=1)) * after_ns / before_ns if len(measured) > 1 else 0.0
+    return [off, scatter]
+
+
+def _median(steps: list[StepPrediction], of: str) -> float:
+    return float(np.median([getattr(step, of) for step in steps]))

@@ -1,0 +1,104 @@
+"""The predicted run as .et files, which every command reads as it reads measured ones."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from chakra_et.et import file as et_file
+from chakra_et.et.columns import Attribute, ExecutionTrace, Ragged, Strings
+from chakra_et.files import write_json
+from chakra_et.names import run_at
+from chakra_et.predict.predict import Prediction
+
+
+def write_prediction(prediction: Prediction, prefix: str | Path) -> list[Path]:
+    """Write ``PREFIX.RANK.et`` with predicted times, and ``PREFIX_comm_groups.json``; the paths of the
+    former.
+
+    Names, ids and attributes are those of the run, so that nodes can be compared one by one. Dependencies are
+    too, but where ``--overlap`` changed them.
+    """
+    run, timeline = prediction.run, prediction.after
+    files = run_at(str(prefix))
+    files.folder.mkdir(parents=True, exist_ok=True)
+    starts, ends, lasting = (
+        run.graph.scatter(times) for times in (timeline.start_ns, timeline.end_ns, timeline.lasting_ns)
+    )
+    matched = run.graph.scatter((run.operation >= 0).astype(np.int64))
+    rewired = timeline.setting.graph.source is not run.graph.source
+    written = []
+    for at, rank in enumerate(run.graph.ranks):
+        trace = _predicted(run.graph.traces[at], starts[at], ends[at], lasting[at], matched[at] > 0)
+        if rewired:
+            trace = _with_dependencies(trace, at, prediction)
+        written.append(files.et_file(rank))
+        et_file.write(written[-1], trace)
+    if run.comm_groups:
+        write_json(files.groups_file, {name: list(ranks) for name, ranks in run.comm_groups.items()})
+    return written
+
+
+def _predicted(
+    trace: ExecutionTrace, start: np.ndarray, end: np.ndarray, lasting: np.ndarray, matched: np.ndarray
+) -> ExecutionTrace:
+    """The trace with new times, µs. All ranks count from the moment 0 of the joint replay."""
+    begin_us, end_us = start // 1000, end // 1000
+    duration = end_us - begin_us
+    attributes = dict(trace.attributes)
+    rows = np.flatnonzero(matched)
+    if len(rows) and "wait_micros" in attributes:
+        transfer = np.minimum(lasting // 1000, duration)
+        for name, values in (("transfer_micros", transfer), ("wait_micros", duration - transfer)):
+            attributes[name] = _put(attributes.get(name), rows, values[rows])
+    metadata = {
+        name: value
+        for name, value in trace.metadata.items()
+        if name not in ("measured_end_micros", "clock_spread_ns", "conversion_report")
+    }
+    origin = int(trace.metadata.get("trace_start_ns", 0) or 0)
+    metadata |= {
+        "trace_start_ns": 0,
+        "clock_offset_ns": 0,
+        "predicted": True,
+        "measured_trace_start_ns": origin,
+    }
+    return replace(
+        trace,
+        # A start of 0 in all nodes means a file without times.
+        start_micros=(begin_us + 1).astype(np.uint64),
+        duration_micros=duration.astype(np.uint64),
+        attributes=attributes,
+        metadata=metadata,
+    )
+
+
+def _put(attribute: Attribute | None, rows: np.ndarray, values: np.ndarray) -> Attribute:
+    """The attribute with new values for ``rows``."""
+    known = (
+        {}
+        if attribute is None or isinstance(attribute.values, Strings)
+        else dict(zip(attribute.rows.tolist(), attribute.values.tolist(), strict=True))
+    )
+    known |= dict(zip(rows.tolist(), values.tolist(), strict=True))
+    order = sorted(known)
+    kind = "int64" if attribute is None else attribute.kind
+    return Attribute(kind, np.array(order, np.int64), np.array([known[row] for row in order], np.int64))
+
+
+def _with_dependencies(trace: ExecutionTrace, at: int, prediction: Prediction) -> ExecutionTrace:
+    """The trace with the dependencies of the changed graph, all of them data dependencies."""
+    graph = prediction.after.setting.graph
+    first, last = graph.first[at], graph.first[at + 1]
+    inside = (graph.target >= first) & (graph.target < last)
+    target, source = np.unique(
+        np.stack([graph.row[graph.target[inside]], graph.row[graph.source[inside]]]), axis=1
+    )
+    offsets = np.concatenate(([0], np.cumsum(np.bincount(target, minlength=len(trace)))))
+    none = Ragged(np.zeros(len(trace) + 1, np.int64), np.zeros(0, np.uint64))
+    # One letter for each data dependency, which no longer holds.
+    attributes = {name: column for name, column in trace.attributes.items() if name != "dep_kinds"}
+    deps = Ragged(offsets.astype(np.int64), trace.ids[source])
+    return replace(trace, data_deps=deps, ctrl_deps=none, attributes=attributes)

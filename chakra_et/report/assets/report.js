@@ -1,0 +1,65 @@
+// The page of one run.
+
+function communication(content) {
+  if (content.collectives.length === 0) return section("communication", "Communication", el("p", { class: "muted" }, "This run has no communication."));
+  const ranks = content.ranks.map(rank => `${rank.rank}`);
+  const worst = row => Object.entries(row.last).sort(([, a], [, b]) => b - a)[0];
+  const columns = [
+    { name: "type", value: row => row.type }, { name: "bytes", help: "of the whole buffer, as in nccl-tests", value: row => row.bytes, text: row => bytes(row.bytes) },
+    { name: "group", value: row => row.group }, { name: "ranks", value: row => row.ranks }, { name: "count", value: row => row.count },
+    { name: "transfer", help: "mean, once all ranks have arrived", value: row => row.transfer_ns, text: row => duration(row.transfer_ns) },
+    { name: "algorithm GB/s", help: "bytes / transfer time", value: row => row.algorithm, text: row => row.algorithm === null ? "–" : digits(row.algorithm) },
+    { name: "bus GB/s", help: "what a link carries: algorithm bandwidth × the factor of nccl-tests", value: row => row.bus, text: row => row.bus === null ? "–" : digits(row.bus) },
+    { name: "skew", help: "mean time from the first to the last arrival", value: row => row.skew_ns ? row.skew_ns[0] : null, text: row => duration(row.skew_ns ? row.skew_ns[0] : null) },
+    { name: "most skew", value: row => row.skew_ns ? row.skew_ns[1] : null, text: row => duration(row.skew_ns ? row.skew_ns[1] : null) },
+    { name: "last rank", help: "the rank that came last most often", value: row => worst(row) ? worst(row)[1] : null,
+      text: row => worst(row) ? `${worst(row)[0]} (${worst(row)[1]} of ${row.count})` : "–" },
+  ];
+  const parts = [sortableTable(columns, content.collectives, { label: "collectives" })];
+  if (content.late.labels.length > 0) {
+    parts.push(el("h3", {}, "Who came late"), el("p", { class: "muted" }, "One column per operation in order of time. The darker a cell, the later that rank arrived after the first one."),
+      heatMap(ranks.map(rank => `rank ${rank}`), content.late.labels, content.late.ns, duration));
+  }
+  const grids = [];
+  if (content.waits && content.waits.flat().some(Boolean)) grids.push(["Waiting", "time that the rank of the row waited for the rank of the column", content.waits, duration, "waits ↓ for →"]);
+  const { messages, collectives } = content.traffic || {};
+  if (messages && messages.flat().some(Boolean)) grids.push(["Messages", "bytes sent by the rank of the row to the rank of the column", messages, bytes, "from ↓ to →"]);
+  if (collectives && collectives.flat().some(Boolean)) {
+    grids.push(["Bytes in collectives", "if the library uses rings in order of ranks, and sends all-to-alls directly", collectives, bytes, "from ↓ to →"]);
+  }
+  parts.push(el("div", { class: "grids" }, ...grids.map(([title, note, values, text, corner]) =>
+    el("div", {}, el("h3", {}, title), el("p", { class: "muted" }, note), heatMap(ranks, ranks, values, text, { corner, numbers: ranks.length <= 16 })))));
+  return section("communication", "Communication", ...parts);
+}
+
+function timelineSection(content, view) {
+  const kinds = [...new Set(content.entries.map(entry => entry[0]))].map(kind => [kind, `var(${variable(kind)})`]);
+  return section("timeline", "Timeline", toolbar(view), el("div", { class: "split" }, view.element, detailsPanel(view)),
+    legend([...kinds, ["waits for other ranks", "var(--wait)"], ["waits for", "var(--before)"], ["leads to", "var(--after)"]]));
+}
+
+async function main() {
+  const page = document.getElementById("page");
+  const { content, columns } = await readData();
+  const view = new Timeline(content, new Nodes(content.timeline, columns));
+  const search = text => {
+    const input = document.getElementById("search");
+    input.value = text;
+    input.dispatchEvent(new Event("input"));
+    document.getElementById("timeline").scrollIntoView({ behavior: "smooth" });
+  };
+  const sections = [["Summary", summary(content)], ["Timeline", timelineSection(content, view)], ["Where the time went", breakdown(content)],
+    ["Operators", operators(content, search)], ["Communication", communication(content)]];
+  const links = sections.map(([name, element]) => el("a", { href: `#${element.id}` }, name));
+  page.replaceChildren(
+    el("header", {}, el("div", {}, el("h1", {}, content.name), el("p", { class: "muted" }, `Chakra execution trace, ${content.base} times`)),
+      el("nav", {}, ...links, themeButton(() => view.recolour()))),
+    ...sections.map(([, element]) => element),
+    el("footer", { class: "muted" }, `Made by ${content.made_by} from ${plural(view.nodes.count, "node")} of ${plural(content.ranks.length, "rank")}.`));
+  listen(view);
+  view.layOut();
+  view.draw();
+  // For tests and for those who want to script the page.
+  globalThis.chakraReport = { content, view };
+  document.documentElement.dataset.ready = performance.now().toFixed(0);
+}

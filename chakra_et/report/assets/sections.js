@@ -1,0 +1,182 @@
+// The sections of the page of one run, each from the content that chakra_et/report/content.py writes.
+
+function section(id, title, ...children) {
+  return el("section", { id }, el("h2", {}, title), ...children);
+}
+
+function summary(content) {
+  const [first, ...rest] = content.headline;
+  return el("section", { id: "summary" },
+    el("p", { class: "lead" }, first),
+    el("ul", { class: "headline" }, ...rest.map(text => el("li", {}, text))),
+    content.lacks.length === 0 ? null : el("details", { class: "lacks", open: content.lacks.length < 6 },
+      el("summary", {}, `What this page lacks (${content.lacks.length})`), el("ul", {}, ...content.lacks.map(text => el("li", {}, text)))),
+    content.facts.length === 0 ? null : el("details", { class: "facts" }, el("summary", {}, "What ran"),
+      el("dl", {}, ...content.facts.flatMap(([name, text]) => [el("dt", {}, name), el("dd", {}, text)]))),
+    verdicts(content));
+}
+
+function verdicts(content) {
+  const good = content.ranks.filter(rank => verdict(rank) === "good").length;
+  const columns = [
+    { name: "rank", value: rank => rank.rank },
+    { name: "verdict", value: verdict, node: verdictNode },
+    ...(content.ranks.some(rank => rank.device) ? [{ name: "device", value: rank => rank.device }] : []),
+    { name: "nodes", value: rank => rank.nodes },
+    { name: "linked", help: "host operators found in the device trace", value: rank => rank.linked, text: rank => percent(rank.linked, 1) },
+    { name: "left out", help: "events that the conversion left out", value: rank => rank.left_out },
+    { name: "measured", value: rank => rank.measured_ns, text: rank => duration(rank.measured_ns) },
+    { name: "replayed", help: "the same nodes, run by their dependencies and durations alone", value: rank => rank.replayed_ns, text: rank => duration(rank.replayed_ns) },
+    { name: "error", help: "replayed against measured time", value: rank => rank.replay_error, text: rank => signed(rank.replay_error) },
+    { name: "overhead", help: "part of the rank's critical path that no event explains", value: rank => rank.overhead, text: rank => percent(rank.overhead, 1) },
+  ];
+  return el("div", {}, el("h3", {}, `How far each rank's trace can be trusted: ${good} of ${content.ranks.length} good`),
+    sortableTable(columns, content.ranks, { label: "verdict per rank", limit: 16 }));
+}
+
+// "unknown" where nothing was measured that could confirm a trace: a planned run, or one without start times.
+function verdict(rank) {
+  if (rank.reasons.length > 0) return "check";
+  return [rank.linked, rank.replay_error, rank.overhead].every(figure => figure === null) ? "unknown" : "good";
+}
+
+function verdictNode(rank) {
+  const notes = rank.findings.map(([kind, text, number]) => `${kind}: ${text} (${count(number)})`);
+  const badge = el("span", { class: `badge ${verdict(rank)}` }, verdict(rank));
+  if (rank.reasons.length + notes.length === 0) return badge;
+  const lines = [...rank.reasons, ...notes].map(text => el("li", {}, text));
+  return el("details", { class: "reasons" }, el("summary", {}, badge, rank.reasons.length > 0 ? ` ${rank.reasons[0]}` : ""), el("ul", {}, ...lines));
+}
+
+const HELP = {
+  compute: "a kernel runs; on a rank without device work, an operator",
+  memory: "a copy or memset runs, and no kernel",
+  communication: "exposed communication: data is on its way, and no kernel or copy runs",
+  wait: "a communication waits for another rank to arrive",
+  "host overhead": "threads are busy while the device has nothing to do; without device work, time outside of operators",
+  idle: "none of these",
+};
+
+const BY_STEP = "by step";
+
+function breakdown(content) {
+  const steps = content.steps.map(([rank, step, start, end, parts, hidden, phases, replayed]) =>
+    ({ rank, step, lasts: end - start, parts, hidden, phases, replayed }));
+  const choice = el("div"), several = new Set(steps.map(step => step.step)).size > 1;
+  const names = [...new Set(steps.map(step => step.step))];
+  const select = el("select", { "aria-label": "step", onchange: () => fill() }, el("option", { value: "" }, "by rank, mean step"),
+    el("option", { value: BY_STEP }, "by step, mean rank"), ...names.slice(0, 200).map(name => el("option", { value: name }, `by rank, step ${name}`)));
+
+  function fill() {
+    const bySteps = select.value === BY_STEP;
+    const chosen = bySteps || select.value === "" ? steps : steps.filter(step => step.step === select.value);
+    const groups = Map.groupBy(chosen, step => bySteps ? `step ${step.step}` : `rank ${step.rank}`);
+    choice.replaceChildren(stackedBars([...groups].map(([label, own]) => mean(label, own, content)), content.activities));
+  }
+  fill();
+  const phases = phaseBars(content, steps);
+  return section("breakdown", "Where the time went",
+    el("div", { class: "toolbar" }, legend(content.activities.map(name => [name, `var(${variable(name)})`, HELP[name]])), el("span", { class: "space" }), several ? select : null),
+    choice,
+    el("p", { class: "muted" }, "Each moment counts once, for the first that applies: compute, memory, exposed communication, wait, host overhead, idle. The mark on a bar is the replayed time."),
+    phases, pathBar(content), stepTable(content, steps));
+}
+
+function mean(label, own, content) {
+  const average = values => sum(values) / own.length;
+  const replayed = own.every(step => step.replayed !== null) ? average(own.map(step => step.replayed)) : null;
+  const parts = content.activities.map((_, at) => average(own.map(step => step.parts[at])));
+  const marks = replayed === null ? [] : [[replayed, `replayed: ${duration(replayed)}`]];
+  return { label, parts, marks, note: duration(sum(parts)), hints: { wait: waitedFor(content, own[0].rank) } };
+}
+
+// Which rank a rank waited for most, over the whole run.
+function waitedFor(content, rank) {
+  const waits = content.waits?.[content.ranks.findIndex(each => each.rank === rank)];
+  const total = waits ? sum(waits) : 0;
+  if (total === 0) return "";
+  const most = waits.indexOf(Math.max(...waits));
+  return `; ${percent(waits[most] / total)} of all waiting of rank ${rank} was for rank ${content.ranks[most].rank}`;
+}
+
+function phaseBars(content, steps) {
+  if (steps.every(step => sum(step.phases) === 0)) return null;
+  const rows = [...Map.groupBy(steps, step => step.rank)].map(([rank, own]) => ({
+    label: `rank ${rank}`, parts: content.phases.map((_, at) => sum(own.map(step => step.phases[at])) / own.length),
+  }));
+  return el("div", {}, el("h3", {}, "Forward, backward, optimizer"), legend(content.phases.map(name => [name, `var(${variable(name)})`])),
+    stackedBars(rows, content.phases), el("p", { class: "muted" }, "Per step: the time in which work or transfers of a phase run. Phases may overlap."));
+}
+
+function pathBar(content) {
+  const kinds = Object.keys(content.path).filter(kind => content.path[kind] > 0);
+  if (kinds.length === 0) return null;
+  return el("div", {}, el("h3", {}, content.ranks.length > 1 ? "Critical path across ranks" : "Critical path"), legend(kinds.map(kind => [kind, `var(${variable(kind)})`])),
+    stackedBars([{ label: "all ranks", parts: kinds.map(kind => content.path[kind]) }], kinds));
+}
+
+function stepTable(content, steps) {
+  const columns = [
+    { name: "rank", value: step => step.rank }, { name: "step", value: step => step.step },
+    { name: content.base === "measured" ? "measured" : content.base, value: step => step.lasts, text: step => duration(step.lasts) },
+    { name: "replayed", value: step => step.replayed, text: step => duration(step.replayed) },
+    ...content.activities.map((name, at) => ({
+      name, help: HELP[name], value: step => step.parts[at], text: step => duration(step.parts[at]), share: step => step.parts[at] / step.lasts,
+    })),
+    { name: "hidden communication", help: "communication behind compute or copies", value: step => step.hidden, text: step => duration(step.hidden) },
+    ...content.phases.map((name, at) => ({ name, value: step => step.phases[at], text: step => duration(step.phases[at]) })),
+  ];
+  return el("details", { open: steps.length <= 16 }, el("summary", {}, "Every step of every rank"), sortableTable(columns, steps, { label: "steps", limit: 32 }));
+}
+
+const ENTRY = ["kind", "name", "count", "self", "longest", "device", "ranks", "flops", "bytes"];
+const MODULE = ["path", "count", "host", "device", "communication", "phases"];
+
+function named(fields, rows) {
+  return rows.map(row => Object.fromEntries(fields.map((name, at) => [name, row[at]])));
+}
+
+// search: a function that lights the nodes of a name in the timeline.
+function operators(content, search) {
+  const entries = named(ENTRY, content.entries);
+  const kinds = new Set(entries.map(entry => entry.kind));
+  const tabs = [["operators", ["operator"]], ["kernels and copies", ["kernel", "copy"]], ["communication", ["transfer"]],
+    ["runtime calls", ["runtime"]], ["overhead", ["host overhead", "device overhead"]]].filter(([, of]) => of.some(kind => kinds.has(kind)));
+  const views = tabs.map(([name, of]) => [name, () => entryTable(content, entries.filter(entry => of.includes(entry.kind)), name, search)]);
+  if (content.modules.length > 0) views.push(["modules", () => moduleTree(content)]);
+  return section("operators", "Operators, kernels and modules", tabbed(views));
+}
+
+function entryTable(content, entries, label, search) {
+  const total = sum(entries.map(entry => entry.self)) || 1;
+  const columns = [
+    { name: "name", value: entry => entry.name, text: entry => entry.name },
+    { name: "count", value: entry => entry.count },
+    { name: label === "operators" ? "self time" : "time", help: "all ranks and steps", value: entry => entry.self, text: entry => duration(entry.self), share: entry => entry.self / total },
+    { name: "share", value: entry => entry.self / total, text: entry => percent(entry.self / total, 1) },
+    { name: "mean", value: entry => entry.self / Math.max(1, entry.count), text: entry => duration(entry.self / Math.max(1, entry.count)) },
+    { name: "longest", value: entry => entry.longest, text: entry => duration(entry.longest) },
+  ];
+  if (entries.some(entry => entry.device > 0)) {
+    columns.push({ name: "device time", help: "of the kernels and copies that it launched itself", value: entry => entry.device, text: entry => duration(entry.device) });
+  }
+  if (entries.some(entry => entry.flops !== null)) columns.push({ name: "FLOP/s", value: entry => entry.flops, text: entry => rate(entry.flops, "FLOP/s") });
+  if (entries.some(entry => entry.bytes !== null)) columns.push({ name: "bytes/s", value: entry => entry.bytes, text: entry => rate(entry.bytes, "B/s") });
+  if (content.ranks.length > 1) {
+    const spread = entry => Math.max(...entry.ranks) / (sum(entry.ranks) / entry.ranks.length || 1);
+    columns.push({ name: "slowest rank", help: "rank with the most time, and how many times the mean it has", value: spread,
+      text: entry => `${content.ranks[entry.ranks.indexOf(Math.max(...entry.ranks))].rank} (×${spread(entry).toFixed(2)})` });
+  }
+  return sortableTable(columns, entries, { sorted: 2, filter: `filter ${label}`, label, onrow: entry => search(entry.name) });
+}
+
+function moduleTree(content) {
+  const rows = named(MODULE, content.modules);
+  const figures = [["device", "device time", "kernels and copies"], ["host", "host time", "operators and calls"], ["communication", "communication", ""]]
+    .filter(([name]) => rows.some(row => row[name] > 0)).map(([name, title, help]) => ({ name: title, help, of: row => row[name], text: duration }));
+  content.phases.forEach((name, at) => {
+    if (rows.some(row => row.phases[at] > 0)) figures.push({ name, of: row => row.phases[at], text: duration });
+  });
+  figures.push({ name: "operators", help: "calls", of: row => row.count, text: count });
+  return treeTable(rows, figures, { label: "modules" });
+}

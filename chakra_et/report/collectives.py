@@ -1,0 +1,191 @@
+"""Communication between ranks: bandwidth, skew, bytes from rank to rank, and how late each rank arrives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from chakra_et.et.columns import NodeType
+from chakra_et.replay.operations import waited_for
+from chakra_et.report.columns import COMM_NAMES, comm_types
+from chakra_et.report.run import Run
+
+# Columns of the table of lateness; more operations than this share columns.
+MOST_COLUMNS = 120
+
+
+@dataclass(frozen=True)
+class Collective:
+    """Operations of one type, size and group, over all ranks.
+
+    ``bytes``: what NCCL's tests call the size: the whole buffer, also of an all-gather, of which each rank
+    puts in a part. ``transfer_ns``: of the mean operation, once all ranks are there. ``algorithm`` and
+    ``bus``: GB/s (10^9 bytes), None where size or time are unknown. ``skew_ns``: from the first to the last
+    arrival, mean and most; None where not all members are there. ``last``: rank → how often it came last.
+    """
+
+    type: str
+    bytes: int
+    group: str
+    ranks: int
+    count: int
+    transfer_ns: float
+    algorithm: float | None
+    bus: float | None
+    skew_ns: tuple[float, int] | None
+    last: dict[int, int]
+
+
+def bus_factor(kind: str, ranks: int) -> float | None:
+    """Bus bandwidth over algorithm bandwidth, None for a type without one.
+
+    Source: NVIDIA's nccl-tests, doc/PERFORMANCE.md; gather and scatter from src/gather.cu and scatter.cu.
+    """
+    if kind == "all-reduce":
+        return 2 * (ranks - 1) / ranks
+    if kind in ("all-gather", "reduce-scatter", "reduce-scatter-block", "all-to-all", "gather", "scatter"):
+        return (ranks - 1) / ranks
+    return 1.0 if kind in ("broadcast", "reduce", "send", "receive") else None
+
+
+def whole_bytes(kind: str, size: int, ranks: int) -> int:
+    """The size in the sense of nccl-tests, from the bytes that one rank puts in (``comm_size``).
+
+    Of an all-gather and a gather, that is what all ranks put in together. A scatter's ``comm_size`` is what
+    one rank takes out, except on its root.
+    """
+    return size * ranks if kind in ("all-gather", "gather", "scatter") else size
+
+
+def collectives(run: Run) -> list[Collective]:
+    """The communication of a run by type, size and group; most time first."""
+    graph = run.graph
+    node = np.flatnonzero(graph.types >= NodeType.COMM_SEND)
+    kind, size = comm_types(run)[node], graph.attribute("comm_size", 0)[node]
+    keys, which = np.unique(np.stack([kind, size, graph.group[node]]), axis=1, return_inverse=True)
+    which = which.reshape(-1)
+    transfer = (run.end_ns - run.start_ns - run.wait_ns)[node]
+    first = _first_arrival(run)
+    found = []
+    for number, (code, each, group) in enumerate(keys.T.tolist()):
+        own = node[which == number]
+        name, members = COMM_NAMES[code], _members(run, group, own)
+        message = name in ("send", "receive")
+        operation = np.unique(run.operations.of_node[own])
+        operation = operation[operation >= 0]
+        last = run.operations.last[operation]
+        skew = run.start_ns[last] - first[operation]
+        late, times = np.unique(graph.trace_of[last], return_counts=True)
+        whole = whole_bytes(name, each, members)
+        mean = float(transfer[which == number].mean())
+        algorithm = whole / mean if whole > 0 and mean > 0 and name != "barrier" else None
+        factor = bus_factor(name, members) if members > 1 or message else None
+        found.append(
+            Collective(
+                type=name,
+                bytes=whole,
+                group=graph.groups[group] if not message else "",
+                ranks=2 if message else members,
+                count=len(operation) or int(np.bincount(graph.trace_of[own]).max()),
+                transfer_ns=mean,
+                algorithm=algorithm,
+                bus=algorithm * factor if algorithm is not None and factor is not None else None,
+                skew_ns=(float(skew.mean()), int(skew.max())) if len(skew) else None,
+                last={run.ranks[at]: n for at, n in zip(late.tolist(), times.tolist(), strict=True)},
+            )
+        )
+    return sorted(found, key=lambda each: (-each.transfer_ns * each.count, each.type, each.bytes, each.group))
+
+
+def _members(run: Run, group: int, nodes: np.ndarray) -> int:
+    """How many ranks a group has: from the groups file, or else as many as use it here."""
+    known = run.groups.get(run.graph.groups[group])
+    if known:
+        return len(known)
+    sizes = [size for trace in run.traces if type(size := trace.metadata.get("world_size")) is int]
+    used = len(np.unique(run.graph.trace_of[nodes]))
+    return max([used, *sizes]) if run.graph.groups[group] == "0" else used
+
+
+def _first_arrival(run: Run) -> np.ndarray:
+    """When the first member of each operation arrived, int64[K]."""
+    first = np.full(len(run.operations), np.iinfo(np.int64).max)
+    node = np.flatnonzero(run.operations.of_node >= 0)
+    np.minimum.at(first, run.operations.of_node[node], run.start_ns[node])
+    return first
+
+
+def traffic(run: Run) -> tuple[np.ndarray, np.ndarray]:
+    """Bytes from rank to rank: (messages, collectives), int64[T, T], rows send.
+
+    Messages are recorded. The paths of a collective are the library's choice. Here an all-to-all is spread
+    evenly over the members; all others use a ring in rank order, which moves ``bus_factor`` times the size
+    over each link (NCCL's ring algorithm). Ranks without a file have no row or column.
+    """
+    count = len(run.ranks)
+    messages = np.zeros((count, count), dtype=np.int64)
+    shared = np.zeros_like(messages)
+    graph = run.graph
+    place = {rank: at for at, rank in enumerate(run.ranks)}
+    size, kind = graph.attribute("comm_size", 0), comm_types(run)
+    target = graph.attribute("comm_dst", -1)
+    for sent in np.flatnonzero(graph.types == NodeType.COMM_SEND).tolist():
+        to = place.get(int(target[sent]), -1)
+        if to >= 0:
+            messages[graph.trace_of[sent], to] += size[sent]
+    members: dict[int, list[int]] = {}
+    collective = np.flatnonzero(graph.types == NodeType.COMM_COLL)
+    for group in np.unique(graph.group[collective]).tolist():
+        users = np.unique(graph.trace_of[collective[graph.group[collective] == group]])
+        members[group] = run.groups.get(graph.groups[group]) or [run.ranks[user] for user in users.tolist()]
+    for at in collective.tolist():
+        own, name = int(graph.trace_of[at]), COMM_NAMES[kind[at]]
+        ring = members[int(graph.group[at])]
+        factor = bus_factor(name, len(ring))
+        if run.ranks[own] not in ring or len(ring) < 2 or factor is None:
+            continue
+        whole = whole_bytes(name, int(size[at]), len(ring))
+        if name == "all-to-all":
+            others = [place[other] for other in ring if other != run.ranks[own] and other in place]
+            shared[own, others] += round(whole / len(ring))
+            continue
+        following = place.get(ring[(ring.index(run.ranks[own]) + 1) % len(ring)], -1)
+        if following >= 0:
+            shared[own, following] += round(whole * factor)
+    return messages, shared
+
+
+def lateness(run: Run) -> tuple[list[str], np.ndarray]:
+    """How late each rank came: (labels of columns, float64[T, columns] ns after the first arrival).
+
+    A column is one operation in order of time, or several where there are more than ``MOST_COLUMNS``, of
+    which it has the mean. NaN where a rank took no part.
+    """
+    operations = run.operations
+    count = len(operations)
+    columns = min(count, MOST_COLUMNS)
+    if not columns:
+        return [], np.zeros((len(run.ranks), 0))
+    node = np.flatnonzero(operations.of_node >= 0)
+    operation = operations.of_node[node]
+    late = run.start_ns[node] - _first_arrival(run)[operation]
+    column = operation * columns // count
+    flat = run.graph.trace_of[node] * columns + column
+    total, number = (np.bincount(flat, weight, len(run.ranks) * columns) for weight in (late, None))
+    with np.errstate(invalid="ignore"):
+        mean = (total / number).reshape(len(run.ranks), columns)
+    names = [COMM_NAMES[kind] for kind in comm_types(run)[operations.last].tolist()]
+    edges = [-(-at * count // columns) for at in range(columns + 1)]
+    return [_label(names, low, high) for low, high in zip(edges, edges[1:], strict=False)], mean
+
+
+def _label(names: list[str], low: int, high: int) -> str:
+    if high - low == 1:
+        return f"operation {low + 1}: {names[low]}"
+    return f"operations {low + 1} to {high}"
+
+
+def waits_by_rank(run: Run) -> np.ndarray:
+    """int64[T, T]: ns that each rank (row) waited for each other one (column) to arrive."""
+    return waited_for(run.graph, run.operations, run.wait_ns)

@@ -1,0 +1,47 @@
+"""One self-contained HTML file: styles, scripts and data in place, nothing loaded from anywhere."""
+
+from __future__ import annotations
+
+import base64
+import html
+import re
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from chakra_et.files import atomic_file
+from chakra_et.report.pack import Columns
+
+STYLES = ("page.css", "timeline.css")
+SHARED = ("units.js", "data.js", "tables.js", "charts.js")
+SCRIPTS = {
+    "report": (*SHARED, "nodes.js", "levels.js", "timeline.js", "draw.js", "input.js", "details.js",
+               "sections.js", "report.js", "start.js"),
+    "compare": (*SHARED, "compare.js", "start.js"),
+}  # fmt: skip
+
+
+def write_page(path: Path, kind: str, title: str, content: dict[str, Any], columns: Columns) -> int:
+    """Write a page of one kind of ``SCRIPTS`` atomically, and return its size in bytes.
+
+    Names from traces go into the compressed data alone, which scripts show as text and never as markup.
+    """
+    data = base64.b64encode(columns.pack(content))
+    head, tail = _page(kind, title).split("{data}")
+    with atomic_file(path) as file:
+        return sum(file.write(part) for part in (head.encode(), data, tail.encode()))
+
+
+def _page(kind: str, title: str) -> str:
+    """The page with ``{data}`` in place of its data."""
+    scripts = "\n".join(_asset(name) for name in SCRIPTS[kind])
+    parts = {
+        "title": html.escape(title),
+        "styles": "\n".join(_asset(name) for name in STYLES),
+        "scripts": scripts.replace("</script", r"<\/script"),
+    }
+    return re.sub(r"\{(title|styles|scripts)\}", lambda found: parts[found[1]], _asset("page.html"))
+
+
+def _asset(name: str) -> str:
+    return (resources.files("chakra_et.report") / "assets" / name).read_text(encoding="utf-8")

@@ -1,0 +1,224 @@
+"""One run in memory: its ranks' traces, joined, replayed, and laid out on one clock."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from chakra_et.errors import TraceError
+from chakra_et.et import file as et_file
+from chakra_et.et.columns import ExecutionTrace, Strings
+from chakra_et.et.edges import rows_of
+from chakra_et.et.sets import read_comm_groups
+from chakra_et.replay.alignment import align
+from chakra_et.replay.critical_path import CriticalPath, critical_path
+from chakra_et.replay.joint import ReplayGraph, build_graph
+from chakra_et.replay.matching import Matching, match
+from chakra_et.replay.operations import Operations, find_operations
+from chakra_et.replay.simulators import ReplayResult, device_replay
+from chakra_et.replay.timing import Timing, timing
+from chakra_et.report.inputs import RunInput, with_et_files
+
+# What a report needs of a node; the other attributes are let go as soon as a file is read.
+NEEDED = frozenset(
+    (
+        "is_cpu_op", "kind", "lane", "stream", "tid", "parent", "module", "phase", "segment", "num_ops",
+        "tensor_size", "comm_type", "comm_size", "comm_src", "comm_dst", "comm_tag", "pg_name",
+        "pg_original_name", "pg_description", "transfer_micros", "wait_micros", "launch_latency_ns",
+        "stream_gap_ns", "dep_kinds",
+    )
+)  # fmt: skip
+MOST_BYTES = 64 << 20
+Base = Literal["measured", "replayed", "planned"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """The N nodes of a run, numbered as in ``graph``.
+
+    ``start_ns``, ``end_ns`` int64[N]: the times that are shown, the earliest node at 0; ``base`` says whether
+    they were measured, replayed (a file without start times) or planned. ``wait_ns`` int64[N]: the part of a
+    communication, at its start, in which it waited for other ranks. ``operations``: by these times.
+    ``replay`` and ``path``: the joint device replay and its critical path, None where the ranks can't be
+    replayed together. ``groups``: process group → ranks. ``manifest`` and ``conversion``: the files of these
+    names, {} where there are none. ``lacks``: a sentence for each thing that is missing.
+    """
+
+    name: str
+    graph: ReplayGraph
+    matching: Matching
+    operations: Operations
+    start_ns: np.ndarray
+    end_ns: np.ndarray
+    wait_ns: np.ndarray
+    base: Base
+    replay: ReplayResult | None
+    path: CriticalPath | None
+    groups: Mapping[str, list[int]]
+    manifest: Mapping[str, Any]
+    conversion: Mapping[str, Any]
+    lacks: list[str] = field(default_factory=list)
+
+    @property
+    def traces(self) -> list[ExecutionTrace]:
+        return self.graph.traces
+
+    @property
+    def ranks(self) -> list[int]:
+        return self.graph.ranks
+
+    @cached_property
+    def parent(self) -> np.ndarray:
+        """The node of the enclosing operator of each node, int64[N], -1 for none."""
+        parts = []
+        for number, trace in enumerate(self.traces):
+            ids = trace.column("parent", -1)
+            row = rows_of(trace.ids, np.maximum(ids, 0).astype(np.uint64))
+            node = self.of_trace(np.arange(len(self.graph)), number)
+            parts.append(np.where((ids >= 0) & (row >= 0), node[np.maximum(row, 0)], -1))
+        return self.graph.gather(parts)
+
+    def of_trace(self, values: np.ndarray, trace: int) -> np.ndarray:
+        """A column in node order, as that of one trace in the order of its rows."""
+        first, last = self.graph.first[trace], self.graph.first[trace + 1]
+        found = np.empty(last - first, dtype=values.dtype)
+        found[self.graph.row[first:last]] = values[first:last]
+        return found
+
+
+def load(chosen: RunInput, keep: Iterable[str] | None = NEEDED) -> Run:
+    """Read a run; its traces are converted first where it has no .et files.
+
+    ``keep``: the attributes to keep, None for all, tensors included. Raises ``TraceError`` for files that
+    can't be read or joined.
+    """
+    wanted = None if keep is None else frozenset(keep)
+    with with_et_files(chosen) as (run, errors):
+        traces = [_read(path, wanted) for path in run.ranks.values()]
+        ranks = [_rank(rank, trace) for rank, trace in zip(run.ranks, traces, strict=True)]
+        groups_file, report_file = run.files.groups_file, run.files.report_file
+        groups = read_comm_groups(groups_file) if groups_file.is_file() else {}
+        conversion = _json(report_file, errors)
+    manifest = chosen.traces.manifest if chosen.traces else _json(chosen.files.manifest_file, errors)
+    return assemble(chosen.name, traces, ranks, groups, manifest, conversion, errors)
+
+
+def assemble(
+    name: str,
+    traces: list[ExecutionTrace],
+    ranks: list[int],
+    groups: Mapping[str, list[int]],
+    manifest: Mapping[str, Any],
+    conversion: Mapping[str, Any],
+    lacks: Iterable[str] = (),
+) -> Run:
+    """Join, replay and lay out the traces of one run. Raises ``TraceError`` for what can't be joined."""
+    notes = list(lacks)
+    try:
+        graph = build_graph(traces, ranks)
+    except TraceError as error:
+        raise TraceError(f"{name}: {error}") from None
+    matching, times, result = _replayed(graph, groups, notes)
+    operations = path = None
+    if result is not None:
+        began = graph.gather(result.start_ns)
+        operations = find_operations(graph, matching, began)
+        path = critical_path(graph, operations, result)
+    if graph.local_start_ns is not None:
+        start, wait = _measured(graph, matching, times, notes)
+        end = start + graph.duration_ns
+        planned = any(trace.metadata.get("schema") == "fasop" for trace in traces)
+        base: Base = "planned" if planned else "measured"
+        operations = find_operations(graph, matching, start)
+    elif result is not None and operations is not None:
+        base, start, end = "replayed", began, graph.gather(result.end_ns)
+        arrived = np.append(start[operations.last], 0)[operations.of_node]
+        wait = np.where(operations.of_node >= 0, arrived - start, 0)
+    else:
+        raise TraceError(f"{name}: no start times in the files, and {notes[-1]}")
+    zero = int(start.min())
+    return Run(
+        name, graph, matching, operations, start - zero, end - zero, np.clip(wait, 0, end - start), base,
+        result, path, groups, manifest, conversion, notes,
+    )  # fmt: skip
+
+
+def _read(path: Path, keep: frozenset[str] | None) -> ExecutionTrace:
+    trace = et_file.read(path)
+    if keep is None:
+        return trace
+    attributes = {name: column for name, column in trace.attributes.items() if name in keep}
+    return replace(trace, inputs=None, outputs=None, attributes=attributes)
+
+
+def _rank(named: int | None, trace: ExecutionTrace) -> int:
+    """The rank in the file's name, or else the one that the file holds."""
+    held = trace.metadata.get("rank", 0)
+    return named if named is not None else held if type(held) is int else 0
+
+
+def _json(path: Path, errors: list[str]) -> dict[str, Any]:
+    """A JSON object from beside the .et files; {} where there is none, with a sentence if it is damaged."""
+    if not path.is_file():
+        return {}
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise ValueError("it is too large")
+        found = json.loads(path.read_bytes())
+        if not isinstance(found, dict):
+            raise ValueError("it is no JSON object")
+    except (OSError, ValueError, RecursionError) as error:
+        errors.append(f"{path.name} can't be read: {error}")
+        return {}
+    return found
+
+
+def _replayed(
+    graph: ReplayGraph, groups: Mapping[str, list[int]], notes: list[str]
+) -> tuple[Matching, Timing, ReplayResult | None]:
+    """The joint device replay; each rank on its own, and no result, where the ranks don't fit together."""
+    try:
+        matching = match(graph, groups)
+        times = timing(graph, matching)
+        result = device_replay(graph, matching, times)
+    except TraceError as error:
+        notes.append(f"the ranks can't be replayed together: {error}")
+        nothing = np.full(len(graph), -1)
+        return Matching(nothing, nothing), Timing([0] * len(graph.traces), None), None
+    notes += result.notes
+    return matching, times, result
+
+
+def _measured(
+    graph: ReplayGraph, matching: Matching, times: Timing, notes: list[str]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Recorded starts on one clock, and what of each communication's time was waiting; ns."""
+    start = graph.local_start_ns
+    assert start is not None
+    clocks: np.ndarray | None = None if graph.clock_ns is None else np.array(graph.clock_ns, dtype=np.int64)
+    if clocks is None and matching.channels:
+        aligned = align(graph, matching, start)
+        clocks = None if aligned is None else aligned.offset_ns
+    if clocks is None:
+        clocks = -np.minimum.reduceat(start, graph.first[:-1])
+        notes.append("the ranks' clocks can't be compared, so each rank is shown from its own first node on")
+    wait = graph.attribute("wait_micros", 0) * 1000
+    if not wait.any() and times.transfer_ns is not None:
+        wait = graph.duration_ns - times.transfer_ns
+    return start + clocks[graph.trace_of], wait
+
+
+def text_column(trace: ExecutionTrace, name: str) -> tuple[list[str], np.ndarray]:
+    """A string attribute as (names, index of each row, -1 where it has none), int64[rows]."""
+    attribute = trace.attributes.get(name)
+    index = np.full(len(trace), -1, dtype=np.int64)
+    if attribute is None or not isinstance(attribute.values, Strings):
+        return [], index
+    index[attribute.rows] = attribute.values.index
+    return [text.decode("utf-8", "replace") for text in attribute.values.table], index

@@ -1,0 +1,137 @@
+"""What ASTRA-sim needs beyond valid files: ``chakra-et validate --for astra-sim``.
+
+Facts from astra-sim/workload/Workload.cc and the analytical network: there is no remote memory for memory
+nodes; collectives other than all-reduce, all-gather, reduce-scatter, all-to-all and broadcast throw; roofline
+mode skips GPU compute without a ``tensor_size``; a run with several groups on one dimension aborts at its
+end; the congestion-aware network aborts on a Ring of two. A bundle's network.yml and system.json are read
+where they are.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
+from chakra_et.validate.table import Finding
+
+GIB_PER_GB = 1e9 / 2**30
+_ROW = re.compile(r"^\s*(\w+)\s*:\s*\[([^\]]*)\]", re.MULTILINE)
+_LISTS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all")
+_REPLAYED = CollectiveType.BROADCAST
+_RUN = (
+    CollectiveType.ALL_REDUCE,
+    CollectiveType.ALL_GATHER,
+    CollectiveType.REDUCE_SCATTER,
+    CollectiveType.ALL_TO_ALL,
+    _REPLAYED,
+)
+
+
+def check_file_for_astra(trace: ExecutionTrace, roofline: bool) -> Iterator[Finding]:
+    """Findings of one file. ``roofline``: system.json has ``roofline-enabled``."""
+    memory = np.flatnonzero(np.isin(trace.types, (NodeType.MEM_LOAD, NodeType.MEM_STORE)))
+    if len(memory):
+        yield Finding("astra-memory-node", memory, "is a memory node: no remote memory is modelled")
+    kind = np.where(trace.types == NodeType.COMM_COLL, trace.column("comm_type", -1), -1)
+    other = np.flatnonzero((kind >= 0) & ~np.isin(kind, _RUN))
+    if len(other):
+        name = _name(int(kind[other[0]]))
+        yield Finding("astra-collective", other, f"is a {name}: convert with --comm-types astra-sim")
+    compute = (trace.types == NodeType.COMP) & (trace.column("is_cpu_op") == 0)
+    skipped = np.flatnonzero(compute & (trace.column("tensor_size") <= 0) & (trace.duration_micros > 0))
+    if roofline and len(skipped):
+        message = "has a duration and no tensor_size: with roofline-enabled it takes no time"
+        yield Finding("astra-roofline", skipped, message)
+
+
+def check_run_for_astra(
+    folder: Path, name: str, groups: Mapping[str, list[int]] | None, ranks: int
+) -> Iterator[Finding]:
+    """Findings about a set of ``ranks`` files and the bundle around it, if there is one."""
+    if not groups:
+        yield Finding("astra-group-file", [], "there is no comm-group file, and ASTRA-sim needs it")
+    if "empty" in f"{name}_comm_groups.json":
+        yield Finding("astra-group-file", [], "its name has 'empty' in it: ASTRA-sim ignores the group file")
+    network = read_network(folder)
+    if network is not None:
+        yield from _network(network, groups or {}, ranks)
+        if not (folder / "expected.json").is_file():
+            yield from _units(network)
+        system = read_system(folder)
+        if system is not None:
+            yield from _system(system, len(network.get("npus_count", [])))
+
+
+def read_network(folder: Path) -> dict[str, list[str]] | None:
+    """The lists of network.yml; None where there is none."""
+    try:
+        content = (folder / "network.yml").read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return None
+    return {key: [each.strip() for each in row.split(",")] for key, row in _ROW.findall(content)}
+
+
+def read_system(folder: Path) -> dict[str, Any] | None:
+    """system.json; None where there is none that can be read."""
+    try:
+        loaded = json.loads((folder / "system.json").read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    return loaded if isinstance(loaded, dict) else None
+
+
+def _network(
+    network: Mapping[str, list[str]], groups: Mapping[str, list[int]], ranks: int
+) -> Iterator[Finding]:
+    keys = ("topology", "npus_count", "bandwidth", "latency")
+    lengths = {len(network.get(key, [])) for key in keys}
+    if lengths & {0} or len(lengths) > 1:
+        yield Finding(
+            "astra-network", [], f"network.yml needs {', '.join(keys)} with one entry per dimension"
+        )
+        return
+    try:
+        counts = [int(each) for each in network["npus_count"]]
+        bandwidths = [float(each) for each in network["bandwidth"]]
+    except ValueError:
+        yield Finding("astra-network", [], "network.yml has a figure that isn't a number")
+        return
+    if int(np.prod(counts)) != ranks:
+        yield Finding("astra-network", [], f"network.yml has {int(np.prod(counts))} ranks, the set {ranks}")
+    if min(bandwidths) <= 0:
+        yield Finding("astra-network", [], "network.yml has a bandwidth that isn't above 0 GiB/s")
+    several = sum(1 < len(members) < ranks for members in groups.values()) > 1
+    if several and len(counts) == 1:
+        message = "several groups of fewer than all ranks on one dimension: write two (GPUs per node, nodes)"
+        yield Finding("astra-dimensions", [], message)
+    if counts == [2] and network["topology"] == ["Ring"]:
+        message = "two ranks on a Ring abort in the congestion-aware network: write a Switch"
+        yield Finding("astra-network", [], message)
+
+
+def _units(network: Mapping[str, list[str]]) -> Iterator[Finding]:
+    """Bandwidths that were hardly written in GiB/s; those of our own bundles were."""
+    if any(re.fullmatch(r"[1-9]\d*(\.0*)?", each) for each in network.get("bandwidth", [])):
+        message = f"network.yml has round bandwidths, in GiB/s: 1 GB/s is {GIB_PER_GB:.4f} GiB/s"
+        yield Finding("astra-bandwidth", [], message)
+
+
+def _system(system: Mapping[str, Any], dimensions: int) -> Iterator[Finding]:
+    for name in _LISTS:
+        algorithms = system.get(f"{name}-implementation")
+        if not isinstance(algorithms, list) or len(algorithms) != dimensions:
+            message = f"system.json needs {dimensions} entries in {name}-implementation, one per dimension"
+            yield Finding("astra-system", [], message)
+    splits = system.get("preferred-dataset-splits")
+    if type(splits) is not int or splits < 1:
+        yield Finding("astra-system", [], "system.json needs preferred-dataset-splits of 1 or more")
+
+
+def _name(kind: int) -> str:
+    return CollectiveType(kind).name if kind in set(CollectiveType) else f"collective of type {kind}"

@@ -1,0 +1,137 @@
+"""``python -m fasop evaluate PLAN``: what a given plan takes, without a search.
+
+python -m fasop evaluate layouts.yaml
+python -m fasop evaluate layouts.yaml --cluster measured.yaml --costs costs.json
+python -m fasop evaluate plans.json --rank 2 --json
+
+PLAN is a file of ``plan --json``, or YAML as ``fasop/plans/layout_files.py`` describes it, where stages and
+replicas may differ and a measured time may stand beside each layout.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+
+from chakra_et import cli, text
+from fasop.errors import PlanError
+from fasop.exact.estimate import Estimate, estimate
+from fasop.inputs.cluster_files import load_clusters
+from fasop.inputs.costs import PUBLISHED, read_costs
+from fasop.plans.layout import of_plan
+from fasop.plans.layout_files import Described, read_layouts
+from fasop.plans.plan import pick_plan
+
+
+@dataclass
+class Config:
+    """Which plans are evaluated, and with what."""
+
+    plan: str = field(metadata={"positional": True, "help": "YAML file of layouts, or file of 'plan --json'"})
+    rank: int = field(default=1, metadata={"help": "which plan of a 'plan --json' file, counted from 1"})
+    cluster: str = field(default="", metadata={"help": "preset or YAML file, instead of the plan's cluster"})
+    models_file: str = field(default="", metadata={"help": "YAML file of models"})
+    costs: tuple[str, ...] = field(default=(), metadata={"help": "cost files, before the published costs"})
+    json: bool = field(default=False, metadata={"help": "print the estimates as JSON"})
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    config = cli.parse(
+        Config, argv, prog="python -m fasop evaluate", description="Estimate a given plan, without a search."
+    )
+    cost_files = [read_costs(PUBLISHED), *map(read_costs, reversed(config.costs))]
+    given = _given(config)
+    found = [estimate(each.layout, cost_files, each.options) for each in given]
+    if config.json:
+        rows = [
+            {"name": each.name, "measured": each.measured, **asdict(one)}
+            for each, one in zip(given, found, strict=True)
+        ]
+        print(json.dumps(rows, indent=1))
+        return 0
+    print("\n".join(_summary(given, found)))
+    if len(given) == 1:
+        print("\n".join(["", *_stages(given[0], found[0])]))
+    notes = dict.fromkeys(f"note: {note}" for one in found for note in one.notes)
+    if notes:
+        print("\n".join(["", *notes]))
+    return 0
+
+
+def _given(config: Config) -> list[Described]:
+    if not config.plan.endswith(".json"):
+        return read_layouts(config.plan, config.cluster, config.models_file)
+    plan = pick_plan(config.plan, config.rank)
+    layout = of_plan(plan)
+    if config.cluster:
+        clusters = load_clusters(config.cluster)
+        missing = set(plan.placement) - {gpu.name for gpu in clusters[0].gpus}
+        if len(clusters) > 1 or missing:
+            types = ", ".join(sorted(set(plan.placement)))
+            raise PlanError(f"--cluster {config.cluster}: give one cluster that has {types}.")
+        layout = replace(layout, cluster=clusters[0])
+    return [Described(f"plan {config.rank}", layout, plan.options)]
+
+
+def _summary(given: list[Described], found: list[Estimate]) -> list[str]:
+    head = [
+        "",
+        "step s",
+        "pipeline s",
+        "messages ms",
+        "gradients s",
+        "emb s",
+        "memory GiB",
+        "measured s",
+        "error",
+    ]
+    rows = [head]
+    for each, one in zip(given, found, strict=True):
+        error = f"{one.step / each.measured - 1:+.1%}" if each.measured else ""
+        messages = max(one.p2p, default=0.0)
+        reduction = max(stage.reduction for stage in one.stages)
+        rows.append(
+            [
+                *(each.name, f"{one.step:.4f}", f"{one.pipeline:.4f}", f"{messages * 1e3:.2f}"),
+                *(f"{reduction:.4f}", f"{one.embedding:.4f}", f"{one.memory:.2f}"),
+                *(f"{each.measured:.4f}" if each.measured else "", error),
+            ]
+        )
+    return text.table(rows, right=set(range(1, len(head))))
+
+
+def _stages(given: Described, found: Estimate) -> list[str]:
+    head = [
+        "stage",
+        "GPUs",
+        "units",
+        "forward ms",
+        "backward ms",
+        "gradients ms",
+        "update ms",
+        "memory GiB",
+        "",
+    ]
+    rows = [head]
+    for index, (stage, one) in enumerate(zip(given.layout.stages, found.stages, strict=True)):
+        gpus: dict[str, int] = {}
+        for replica in stage.replicas:
+            for part in replica.group:
+                gpus[part.gpu] = gpus.get(part.gpu, 0) + part.gpus
+        cap = min(given.layout.cluster.gpu(name).memory_gib for name in gpus)
+        rows.append(
+            [
+                *(
+                    str(index),
+                    " + ".join(f"{count}×{name}" for name, count in gpus.items()),
+                    str(stage.units),
+                ),
+                *(
+                    f"{seconds * 1e3:.2f}"
+                    for seconds in (one.forward, one.backward, one.reduction, one.update)
+                ),
+                *(f"{one.memory:.2f}", "OOM" if one.memory > cap else ""),
+            ]
+        )
+    return text.table(rows, right=set(range(2, 8)))

@@ -1,0 +1,165 @@
+"""``chakra-et export``: each format is read back by another program's reader and compared with the run."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import shutil
+import subprocess
+import xml.etree.ElementTree as ET
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from chakra_et.__main__ import main
+from chakra_et.errors import TraceError
+from chakra_et.export.window import choose
+from tests.report.made_run import HOSTILE, made_run, write_run
+
+
+def exported(folder: Path, form: str, name: str, *flags: str) -> Path:
+    write_run(folder)
+    output = folder / name
+    assert main(["export", str(folder / "made"), "--format", form, "-o", str(output), *flags]) == 0
+    return output
+
+
+def perfetto_trace(path: Path):  # type: ignore[no-untyped-def]
+    pytest.importorskip("perfetto", reason="perfetto's Python package is not installed")
+    from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
+
+    trace = Trace()
+    trace.ParseFromString(path.read_bytes())
+    return trace
+
+
+def test_perfetto_has_every_node_as_a_slice(tmp_path: Path) -> None:
+    trace = perfetto_trace(exported(tmp_path, "perfetto", "made.pftrace"))
+    tracks, names, open_at = {}, {}, {}
+    slices, flows = [], defaultdict(list)
+    for packet in trace.packet:
+        for name in packet.interned_data.event_names:
+            names[name.iid] = name.name
+        if packet.HasField("track_descriptor"):
+            tracks[packet.track_descriptor.uuid] = packet.track_descriptor
+        event = packet.track_event
+        if event.type == 1:
+            # No slice begins within another one of its thread, and every one ends before the next begins.
+            assert event.track_uuid not in open_at
+            open_at[event.track_uuid] = (packet.timestamp, names[event.name_iid])
+            for flow in (*event.flow_ids, *event.terminating_flow_ids):
+                flows[flow].append(names[event.name_iid])
+        elif event.type == 2:
+            start, name = open_at.pop(event.track_uuid)
+            process = tracks[tracks[event.track_uuid].parent_uuid].process
+            slices.append((process.process_name, name, start, packet.timestamp))
+    assert not open_at
+    assert len(slices) == 14
+    assert ("rank 1", "gemm", 30_000, 120_000) in slices
+    assert ("rank 0", "ncclAllReduce", 80_000, 140_000) in slices
+    assert all(len(ends) == 2 for ends in flows.values())
+    assert ["aten::mm", "gemm"] in [sorted(ends) for ends in flows.values()]
+
+
+def test_perfetto_counts_running_communication(tmp_path: Path) -> None:
+    trace = perfetto_trace(exported(tmp_path, "perfetto", "made.pftrace"))
+    names = {packet.track_descriptor.uuid: packet.track_descriptor.name for packet in trace.packet}
+    values = [
+        (names[packet.track_event.track_uuid], packet.timestamp, packet.track_event.counter_value)
+        for packet in trace.packet
+        if packet.track_event.type == 4
+    ]
+    assert ("communication bytes that run", 80_000, 1000) in values
+    assert ("communication bytes that run", 140_000, 0) in values
+
+
+@pytest.mark.skipif(
+    shutil.which("trace_processor_shell") is None, reason="no trace_processor_shell on the PATH"
+)
+def test_the_trace_processor_reads_perfetto(tmp_path: Path) -> None:
+    path = exported(tmp_path, "perfetto", "made.pftrace")
+    from perfetto.trace_processor import TraceProcessor, TraceProcessorConfig
+
+    config = TraceProcessorConfig(bin_path=shutil.which("trace_processor_shell"))
+    with TraceProcessor(trace=str(path), config=config) as processor:
+        assert [row.n for row in processor.query("select count(*) as n from slice")] == [14]
+        assert [
+            row.n for row in processor.query("select count(*) as n from process where name = 'rank 1'")
+        ] == [1]
+
+
+def test_chrome_events(tmp_path: Path) -> None:
+    path = exported(tmp_path, "chrome", "made.json.gz")
+    events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    slices = [event for event in events if event["ph"] == "X"]
+    gemm = next(event for event in slices if event["name"] == "gemm" and event["pid"] == 1)
+    assert (gemm["ts"], gemm["dur"], gemm["cat"]) == (30, 90, "kernel")
+    assert len(slices) == 14
+    starts, ends = ([event["id"] for event in events if event["ph"] == phase] for phase in "sf")
+    assert sorted(starts) == sorted(ends) != []
+
+
+def test_graphml_is_xml_with_all_nodes(tmp_path: Path) -> None:
+    write_run(tmp_path, gemm_name=HOSTILE + "\x07")
+    output = tmp_path / "made.graphml"
+    assert main(["export", str(tmp_path / "made"), "--format", "graphml", "-o", str(output)]) == 0
+    space = "{http://graphml.graphdrawing.org/xmlns}"
+    graph = ET.parse(output).getroot().find(f"{space}graph")
+    assert graph is not None
+    names = [
+        data.text for node in graph.findall(f"{space}node") for data in node.findall(f"{space}data")
+        if data.get("key") == "name"
+    ]  # fmt: skip
+    assert len(names) == 14
+    assert HOSTILE + "�" in names
+    assert len(graph.findall(f"{space}edge")) == 14
+
+
+def test_dot_around_a_node(tmp_path: Path) -> None:
+    text = exported(tmp_path, "dot", "made.dot", "--around", "1:3", "--hops", "1").read_text()
+    assert text.count("->") == 2
+    assert "gemm" in text
+    assert "Optimizer" not in text
+    if dot := shutil.which("dot"):
+        done = subprocess.run([dot, "-Tsvg", str(tmp_path / "made.dot")], capture_output=True, check=False)
+        assert done.returncode == 0
+
+
+def test_csv_tables(tmp_path: Path) -> None:
+    exported(tmp_path, "csv", "made", "--ranks", "1")
+    with open(tmp_path / "made_nodes.csv", newline="") as file:
+        nodes = list(csv.DictReader(file))
+    assert len(nodes) == 7
+    gemm = next(node for node in nodes if node["name"] == "gemm")
+    assert (gemm["start_ns"], gemm["duration_ns"], gemm["parent"], gemm["on_critical_path"]) == (
+        "30000", "90000", "2", "True",
+    )  # fmt: skip
+    with open(tmp_path / "made_edges.csv", newline="") as file:
+        edges = {(edge["source"], edge["target"], edge["kind"]) for edge in csv.DictReader(file)}
+    assert ("2", "3", "launch") in edges
+
+
+def test_parquet_tables(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    exported(tmp_path, "parquet", "made", "--step", "5")
+    table = parquet.read_table(tmp_path / "made_nodes.parquet").to_pydict()
+    assert len(table["id"]) == 14
+    assert table["comm_size"].count(1000) == 2
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        ({"step": "9"}, "--step 9: this run has steps 5"),
+        ({"ranks": "7"}, "--ranks 7: this run has ranks 0, 1"),
+        ({"around": "3"}, "this run has 2 ranks, so give RANK:ID"),
+        ({"around": "0:99"}, "rank 0 has no node 99"),
+        ({"around": "x"}, "give RANK:ID"),
+        ({"around": "0:3", "ranks": "1", "hops": 0}, "no node fits"),
+    ],
+)
+def test_a_bad_choice_gets_one_sentence(tmp_path: Path, flags: dict, sentence: str) -> None:
+    with pytest.raises(TraceError, match=sentence):
+        choose(made_run(tmp_path), **flags)

@@ -1,0 +1,179 @@
+"""``fasop evaluate``: given plans, without a search."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fasop.commands import evaluate
+from fasop.errors import PlanError
+from fasop.exact.estimate import estimate
+from fasop.inputs.cluster_files import load_clusters
+from fasop.inputs.costs import read_costs
+from fasop.inputs.models import find_model
+from fasop.plans.goal import Goal
+from fasop.plans.layout import of_plan
+from fasop.plans.layout_files import read_layouts
+from fasop.plans.options import Options
+from fasop.plans.plan import write_plans
+from fasop.schedule import deepspeed
+from fasop.search.search import search
+from tests.shared import shared_path
+
+ROOT = Path(__file__).resolve().parents[2]
+EVEN = """
+layouts:
+  even: {model: gpt2-xl, cluster: paper-gpt2xl, tp: 1, dp: 4, mbs: 1,
+         layers: 0-11-8-8-8-8-5-0, measured: 1.4022}
+  listed:
+    model: gpt2-xl
+    cluster: paper-gpt2xl
+    stages:
+"""
+STAGE = "      - {{layers: {}, replicas: [{}]}}\n"
+
+
+def listed(layers: list[int]) -> str:
+    text = EVEN
+    for stage, count in enumerate(layers):
+        replica = f"{{gpu: A10, gpus: 1, mbs: 1, node: n{stage}}}"
+        text += STAGE.format(count, ", ".join([replica] * 4))
+    return text
+
+
+def written(folder: Path, text: str) -> str:
+    path = folder / "layouts.yaml"
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def test_listed_stages_take_what_even_ones_take(tmp_path: Path) -> None:
+    path = written(tmp_path, listed([0, 11, 8, 8, 8, 8, 5, 0]))
+    even, each = (estimate(one.layout, [read_costs()], one.options) for one in read_layouts(path))
+    assert even == each
+    assert even.step > 1.4 and len(even.stages) == 8
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        Options(),
+        Options(overlap=True, zero=1),
+        Options(recompute="selective", sequence_parallel=True),
+        Options(scatter_gather=True, gradient_bytes=2),
+        Options(zero=3),
+    ],
+    ids=["plain", "overlap", "sequence-parallel", "scatter-gather", "zero-3"],
+)
+def test_a_plan_of_the_search_is_evaluated_as_it_was_planned(options: Options) -> None:
+    model = find_model("gpt2-xl")
+    clusters = load_clusters("paper-gpt2xl-het")
+    for tp in (1, 2):
+        goal = Goal(top=3, tp=tp, pp=8)
+        for plan in search(model, clusters, [read_costs()], [options], goal):
+            assert estimate(of_plan(plan), [read_costs()], options).step == pytest.approx(plan.step_time)
+
+
+def test_an_uneven_stage_goes_at_the_pace_of_its_slowest_replica(tmp_path: Path) -> None:
+    text = """
+layouts:
+  mixed:
+    model: gpt2-xl
+    cluster: paper-gpt2xl-het
+    global_batch: 64
+    stages:
+      - {layers: 24, replicas: [{gpu: A100, gpus: 4, mbs: 3}, {gpu: A10, gpus: 4, mbs: 1}]}
+      - {layers: 24, replicas: [{gpu: A10, gpus: 4, mbs: 2}, {gpu: A10, gpus: 4, mbs: 2}]}
+"""
+    (one,) = read_layouts(written(tmp_path, text))
+    found = estimate(one.layout, [read_costs()], one.options)
+    slow, fast = (
+        estimate(each.layout, [read_costs()], each.options)
+        for each in (
+            read_layouts(written(tmp_path, text.replace(old, new)))[0]
+            for old, new in (("gpu: A100, gpus: 4, mbs: 3", "gpu: A10, gpus: 4, mbs: 3"), ("mixed:", "same:"))
+        )
+    )
+    assert slow.stages[0].forward > found.stages[0].forward
+    assert fast == found and one.layout.micro_batches == 16
+
+
+@pytest.mark.parametrize(
+    "old, new, message",
+    [
+        ("dp: 4", "dp: 0", "dp is 0"),
+        ("dp: 4", "dp: 5", "no multiple of dp 5"),
+        ("tp: 1", "tp: 4", "need 128 GPUs"),
+        ("-5-0", "-5-1", "49 layers"),
+        ("-5-0", "-5-x", "give as 0-11-8"),
+        ("mbs: 1", "mbs: 1, recompute: ful", "did you mean 'full'"),
+        ("mbs: 1", "mbs: 1, zero: 4", "zero is 4"),
+        ("mbs: 1", "mbs: 1, nodes: [A10, B]", "no GPU 'B'"),
+        ("mbs: 1", "mbs: 1, nodes: [A10]", "need 32 GPUs"),
+        ("measured: 1.4022", "measured: -1", "seconds per step"),
+        ("mbs: 1", "mbs: 1, mps: 1", "unknown setting 'mps'"),
+        ("tp: 1, ", "", "lacks tp"),
+        ("model: gpt2-xl, ", "", "lacks model"),
+        ("gpt2xl,", "pareto,", "grid of clusters"),
+    ],
+)
+def test_a_layout_that_is_wrong_is_one_sentence(old: str, new: str, message: str, tmp_path: Path) -> None:
+    even = EVEN[: EVEN.index("  listed:")]
+    with pytest.raises(PlanError, match=message):
+        read_layouts(written(tmp_path, even.replace(old, new)))
+
+
+def test_the_command_shows_the_error_of_a_measured_layout(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = written(tmp_path, EVEN[: EVEN.index("  listed:")])
+    assert evaluate.main([path]) == 0
+    text = capsys.readouterr().out
+    assert "1.4022" in text and "%" in text and "11" in text
+    assert evaluate.main([path, "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found["measured"] == 1.4022 and len(found["stages"]) == 8
+
+
+def test_the_command_takes_plans_of_the_search_and_another_cluster(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, (cluster,) = find_model("gpt2-xl"), load_clusters("paper-gpt2xl")
+    (plan,) = search(model, [cluster], [read_costs()], [Options()], Goal(top=1, pp=8))
+    path = tmp_path / "plans.json"
+    write_plans(path, [plan])
+    faster = tmp_path / "faster.yaml"
+    faster.write_text(
+        "clusters: {faster: {gpus_per_node: 4, gpus: {A10: {nodes: 8, memory_gib: 22.2, price_per_hour: 8,"
+        " inter_bandwidth: 100e9, intra_bandwidth: 128e9, shared_bus: true}}}}"
+    )
+    steps = []
+    for more in ([], ["--cluster", str(faster)]):
+        assert evaluate.main([str(path), "--json", *more]) == 0
+        steps.append(json.loads(capsys.readouterr().out)[0]["step"])
+    assert steps[0] == pytest.approx(plan.step_time) and steps[1] < steps[0]
+    with pytest.raises(PlanError, match="one cluster that has A10"):
+        evaluate.main([str(path), "--cluster", "paper-pareto"])
+
+
+def test_a_message_above_the_buffer_waits_for_its_receiver() -> None:
+    passes, messages = ([4.0, 1.0], [0.0, 0.0]), [1.0]
+    # The first gradient is ready at 6 and received at 8, when stage 0 has ended its second forward.
+    assert deepspeed.stage_ends(*passes, messages, [0.0], 2) == [11.0, 10.0]
+    # Half of each message holds its sender: the gradient starts at 8.5.
+    assert deepspeed.stage_ends(*passes, messages, [0.5], 2) == [12.5, 12.0]
+
+
+@pytest.mark.slow
+def test_the_published_measurements_are_predicted_as_the_readme_has_it() -> None:
+    shared_path("data/planner", "sailor/measured_plans.json", "vtrain/ground_truth_multi.csv")
+    done = subprocess.run(
+        [sys.executable, "benchmarks/planner_accuracy.py"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    readme = (ROOT / "fasop" / "README.md").read_text(encoding="utf-8")
+    assert done.stdout.strip() in readme

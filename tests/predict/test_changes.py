@@ -1,0 +1,277 @@
+"""What-ifs on traces written down node by node, with times worked out by hand."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from chakra_et.errors import TraceError
+from chakra_et.et.columns import CollectiveType, TensorInfo
+from chakra_et.predict.changes import Fuse, RankAs, Scale, parse_rank, parse_scale
+from chakra_et.predict.fit import Model, Sample, fit_model, read_model, write_model
+from chakra_et.predict.gpu import CLASSES, Gpu, kernel_classes, parse_gpu
+from chakra_et.predict.network import TCP_PAYLOAD, Network
+from chakra_et.predict.overlap import Overlap
+from chakra_et.predict.predict import Prediction, predict
+from chakra_et.predict.resize import Resize, parse_resize
+from chakra_et.predict.run import Run, make_run
+from tests.chakra_et.replay_traces import collective, cpu, kernel, make_trace
+
+
+def launches(kernels: int, launch: int = 10, length: int = 4, **more: int) -> list[dict]:
+    """A thread that launches kernels on one stream."""
+    nodes = [cpu(1, 1, name="ProfilerStep#1", start=1)]
+    for at in range(kernels):
+        nodes.append(cpu(2 * at + 2, launch, (max(2 * at, 1),), name="cudaLaunchKernel", kind="runtime"))
+        nodes.append(kernel(2 * at + 3, length, (2 * at + 2,), name="gemm", kind="kernel", **more))
+    return nodes
+
+
+def alone(*nodes: dict) -> Run:
+    return make_run("alone", [make_trace(*nodes)], [0])
+
+
+def us(prediction: Prediction) -> list[float]:
+    return [rank.after_ns / 1e3 for rank in prediction.ranks]
+
+
+def test_a_launch_bound_step_stays_launch_bound() -> None:
+    run = alone(*launches(10))
+    assert us(predict(run, [])) == [105]
+    assert us(predict(run, [Scale("gemm", 0.5)])) == [103]  # only the last kernel shows
+    assert us(predict(run, [Scale("gemm", 5)])) == [1 + 10 + 10 * 20]  # now the device decides
+    slow = predict(run, [Scale("gemm", 5)]).ranks[0]
+    assert max(slow.bound_before, key=slow.bound_before.__getitem__) == "runtime"
+    assert slow.bound_after["kernel"] == pytest.approx(200 / 211)
+
+
+def test_fused_kernels_lose_their_launches() -> None:
+    run = alone(*launches(10))
+    assert us(predict(run, [Fuse("gemm")])) == [1 + 10 + 10 * 4]
+
+
+def two_ranks(slow: int = 0, **more: str) -> Run:
+    """Two ranks that compute 100 µs, all-reduce 1 MB in 50 µs, compute 30 µs beside it and wait."""
+    traces = []
+    for rank in range(2):
+        traces.append(
+            make_trace(
+                cpu(1, 100 + slow * rank, name="ProfilerStep#1", start=1),
+                collective(
+                    2, 50, (1,), comm_size=10**6, start=101 + slow, transfer_micros=50, wait_micros=0, **more
+                ),
+                cpu(3, 30, (1,), name="forward", start=101 + slow * rank),
+                cpu(4, 10, (2, 3), name="optimizer", start=151 + slow),
+                world_size=2,
+            )
+        )
+    return make_run("two", traces, [0, 1])
+
+
+def test_the_others_wait_for_a_slow_rank_and_no_longer_when_it_is_as_the_median() -> None:
+    run = two_ranks(slow=40)
+    assert us(predict(run, [])) == [200, 200]
+    prediction = predict(run, [RankAs(1)])
+    assert us(prediction) == [160, 160]
+    assert "4 of its" not in prediction.notes[-1] and "3 of its 3 nodes" in prediction.notes[-1]
+    assert us(predict(run, [RankAs(0, 1)])) == [200, 200]
+
+
+def test_a_bandwidth_gives_transfers_their_time() -> None:
+    # 1 MB through a ring of two: 2 steps of 5 µs, and 1 MB at 12.5 GB/s = 80 µs.
+    run = two_ranks()
+    assert us(predict(run, [Network(12.5e9, 5_000.0)])) == [100 + 10 + 80 + 10] * 2
+    assert us(predict(run, [Network(12.5e9, 5_000.0, "tree")])) == [100 + 10 + 160 + 10] * 2
+    # A very fast network leaves the computation beside it.
+    assert us(predict(run, [Network(1e15, 0.0)])) == [140, 140]
+
+
+def test_gloo_takes_at_least_its_own_work() -> None:
+    run = two_ranks(name="gloo:all_reduce")
+    assert us(predict(run, [Network(1e15, 0.0)])) == [160, 160]
+    slow = 1e6 / (1e9 * TCP_PAYLOAD) * 1e6
+    assert us(predict(run, [Network(1e9, 0.0)])) == pytest.approx([110 + slow] * 2, abs=0.01)
+
+
+def test_a_latency_alone_changes_transfers_by_the_ratio_of_the_model() -> None:
+    model = Model(0.0, 5_000.0, 1e6 / 40e-6, math.inf, 0.1, 3, "a file")  # 10 + 40 µs: as recorded
+    assert us(predict(two_ranks(), [Network(latency_ns=15_000.0, model=model)])) == [100 + 70 + 10] * 2
+
+
+def two_groups() -> Run:
+    """Two all-reduces at the same time, of groups of their own."""
+    traces = [
+        make_trace(
+            cpu(1, 100, name="ProfilerStep#1", start=1),
+            collective(2, 50, (1,), "1", comm_size=10**6),
+            collective(3, 50, (1,), "2", comm_size=10**6),
+            cpu(4, 10, (2, 3)),
+            world_size=2,
+        )
+        for _ in range(2)
+    ]
+    return make_run("two groups", traces, [0, 1])
+
+
+def test_transfers_at_the_same_time_share_the_link() -> None:
+    run = two_groups()
+    assert us(predict(run, [Network(12.5e9, 0.0)])) == [100 + 160 + 10] * 2
+    assert us(predict(run, [Network(12.5e9, 0.0, contention=False)])) == [100 + 80 + 10] * 2
+
+
+def test_overlap_off_and_on() -> None:
+    assert us(predict(two_ranks(), [Overlap(False)])) == [100 + 50 + 30 + 10] * 2
+    assert us(predict(two_ranks(), [Overlap(True)])) == [150, 150]  # the all-reduce ends the step
+    device = alone(*launches(3), {**collective(8, 60, (2,), stream=9), "device": 0})
+    assert us(predict(device, [])) == [71]
+
+
+def test_a_model_is_found_again_from_its_times() -> None:
+    known = Model(20_000.0, 3_000.0, 2e9, 5e9, 0.0, 0, "known")
+    kinds = (CollectiveType.ALL_REDUCE, CollectiveType.ALL_GATHER, CollectiveType.BROADCAST)
+    samples = [
+        Sample(kind, size, ranks, known.time(kind, size, ranks))
+        for kind in kinds
+        for size in (1 << 10, 1 << 16, 1 << 22)
+        for ranks in (2, 4)
+    ]
+    found = fit_model(samples, "samples")
+    assert found.error < 1e-6
+    for name in ("call_ns", "latency_ns", "bandwidth", "reduce_bandwidth"):
+        assert getattr(found, name) == pytest.approx(getattr(known, name), rel=1e-6)
+
+
+def test_a_model_survives_its_file(tmp_path) -> None:
+    model = Model(20_000.0, 3_000.0, 2e9, math.inf, 0.05, 7, "gloo")
+    write_model(tmp_path / "net.json", model, backend="gloo")
+    assert read_model(tmp_path / "net.json") == model
+    (tmp_path / "net.json").write_text("{}")
+    with pytest.raises(TraceError, match="isn't a network model"):
+        read_model(tmp_path / "net.json")
+
+
+def on_gpu() -> Run:
+    """Three kernels that bound the step: a matrix product, an addition and one of unknown work."""
+    work = {"num_ops": 989 * 10**8, "tensor_size": 10**6}  # 100 µs at H100's peak
+    add = {"num_ops": 10**6, "tensor_size": 335 * 10**6}  # 100 µs at its memory bandwidth
+    return alone(
+        cpu(1, 1, name="ProfilerStep#1"),
+        cpu(2, 1, (1,), name="aten::mm"),
+        kernel(3, 200, (2,), kind="kernel", name="sm90_gemm", parent=2, **work),
+        cpu(4, 1, (2,), name="aten::add"),
+        kernel(5, 110, (4,), kind="kernel", name="vectorized", parent=4, **add),
+        kernel(6, 2, (4,), kind="kernel", name="tiny"),
+    )
+
+
+def test_another_gpu_changes_kernels_by_the_roofline() -> None:
+    run = on_gpu()
+    assert us(predict(run, [])) == [2 + 200 + 110 + 2]
+    prediction = predict(run, [Gpu("H100", "MI300X")])
+    product = 2 + 198 * (989 * 0.93) / (1307 * 0.45)
+    addition = 2 + 108 * (3350 * 0.93) / (5300 * 0.81)
+    assert us(prediction) == pytest.approx([2 + product + addition + 2], abs=0.01)
+    assert "1 kernels" in prediction.notes[-1] and "no recorded operations" in prediction.notes[-1]
+    # Without measured rates of both, the specified ones.
+    assert us(predict(run, [Gpu("H100", "A100")])) == pytest.approx(
+        [2 + 2 + 198 * 989 / 312 + 2 + 108 * 3350 / 2039 + 2], abs=0.01
+    )
+    assert kernel_classes(run).tolist()[2] == CLASSES.index("matrix product")
+
+
+def test_a_gpu_and_back_is_no_change() -> None:
+    run = on_gpu()
+    there = predict(run, [Gpu("H100", "B200"), Gpu("B200", "H100")])
+    assert us(there) == pytest.approx(us(predict(run, [])), abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (Scale("gem+n", 2), "no node's name matches 'gem[+]n'"),
+        (Scale("(", 2), "is not a regular expression"),
+        (RankAs(7), "the run has ranks 0"),
+        (RankAs(0), "no other rank"),
+        (Overlap(True), "have no communication"),
+        (Gpu("H100", "H1000"), "GPU 'H1000' is unknown: use one of V100"),
+        (Network(1e9), "no communication between known ranks"),
+        (Fuse("Step"), "no two successive"),
+    ],
+)
+def test_what_does_not_fit_is_refused(change, message: str) -> None:
+    with pytest.raises(TraceError, match=message):
+        predict(alone(*launches(3)), [change])
+
+
+@pytest.mark.parametrize("text", ["gemm", "=2", "gemm=fast", "gemm=-1", "gemm=inf", "gemm=nan"])
+def test_a_bad_scale_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="PATTERN=FACTOR"):
+        parse_scale(text)
+
+
+def test_scale_and_rank_are_read() -> None:
+    assert parse_scale("a=b|c=0.5") == Scale("a=b|c", 0.5)
+    assert parse_rank(["3", "as", "median"]) == RankAs(3)
+    assert parse_rank(["3 as 0"]) == RankAs(3, 0)
+    with pytest.raises(ValueError, match="3 as median"):
+        parse_rank(["3", "as", "mean"])
+
+
+@pytest.mark.parametrize("text", ["H100→MI300X", "H100->MI300X", "H100:MI300X", " H100 : MI300X"])
+def test_gpus_are_read(text: str) -> None:
+    assert parse_gpu(text) == Gpu("H100", "MI300X")
+    with pytest.raises(ValueError, match="FROM→TO"):
+        parse_gpu("H100")
+
+
+def with_shapes(run_of: list[dict], shapes: dict[int, str]) -> Run:
+    """The nodes as a run, with the shapes of the float tensors that operators (by id) are given."""
+    trace = make_trace(*run_of)
+    rows = [row for row, node in enumerate(run_of) if node["id"] in shapes]
+    texts = [shapes[run_of[row]["id"]].encode() for row in rows]
+    kinds = [b'["Tensor(float)","Tensor(float)"]'] * len(rows)
+    tensors = TensorInfo(np.array(rows, np.int64), [b"[]"] * len(rows), texts, kinds)
+    return make_run("shapes", [replace(trace, inputs=tensors)], [0])
+
+
+def test_other_sizes_change_what_works_on_them() -> None:
+    operator = {"kind": "operator"}
+    run = with_shapes(
+        [
+            cpu(1, 1, name="ProfilerStep#1", kind="annotation"),
+            cpu(2, 10, (1,), name="aten::linear", rf_id=1, **operator),
+            cpu(3, 100, (2,), name="aten::mm", rf_id=2, parent=2, **operator),
+            cpu(4, 2, (3,), name="aten::t", rf_id=3, parent=3, **operator),
+            cpu(5, 50, (4,), name="aten::mm", rf_id=2, parent=2, segment=1, **operator),  # the rest of node 3
+            cpu(6, 30, (5,), name="aten::add_", rf_id=4, **operator),  # parameters
+            cpu(7, 3, (6,), name="aten::add", rf_id=5, **operator),
+            kernel(8, 40, (7,), name="vectorized", kind="kernel", parent=7),
+        ],
+        {
+            2: "[[720,256],[512,256]]",
+            3: "[[720,256],[256,512]]",
+            4: "[[256,512]]",
+            6: "[[512,256],[512,256]]",
+            7: "[[10,72,512],[10,72,512]]",
+        },
+    )
+    prediction = predict(run, [Resize({10: 20, 720: 1440})])
+    # Of each node 2 µs, as aten::t takes, don't grow; nor does the call of the product within linear.
+    grown = (2 + 98 * 2) + (2 + 48 * 2) + (2 + 1 * 2) + (2 + 38 * 2)
+    assert us(prediction) == pytest.approx([1 + 10 + 2 + 30 + grown], abs=0.01)
+    # The longer sequence is in the flattened dimension too.
+    assert us(predict(run, [Resize({72: 144})]))[0] < us(predict(run, [Resize({72: 144, 720: 1440})]))[0]
+    with pytest.raises(
+        TraceError, match="no operator's work depends on a dimension of 11: the sizes are 256"
+    ):
+        predict(run, [Resize({11: 12})])
+
+
+def test_sizes_are_read() -> None:
+    assert parse_resize(["10=20", "720=1440"]).sizes == {10: 20, 720: 1440}
+    for text in ("10", "10=0", "a=b", "0=1"):
+        with pytest.raises(ValueError, match="OLD=NEW"):
+            parse_resize([text])

@@ -1,0 +1,107 @@
+"""``chakra-et predict``: files in, prediction out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from chakra_et.__main__ import main
+from chakra_et.et import file as et_file
+from tests.chakra_et.replay_traces import collective, cpu, make_trace
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> str:
+    """Two ranks, two steps each; the second rank computes longer."""
+    for rank in range(2):
+        nodes = []
+        for step in range(2):
+            at, begin = 4 * step, 200 * step + 1
+            wait = 40 * (1 - rank)
+            deps = (at,) if step else ()
+            nodes += [
+                cpu(at + 1, 10, deps, name=f"ProfilerStep#{step}", start=begin),
+                cpu(at + 2, 90 + 40 * rank, (at + 1,), name="aten::mm", start=begin + 10),
+                collective(
+                    at + 3, 50 + wait, (at + 2,), start=begin + 100 + 40 * rank, name="gloo:all_reduce",
+                    comm_size=10**6, transfer_micros=50, wait_micros=wait,
+                ),
+                cpu(at + 4, 10, (at + 3,), name="optimizer", start=begin + 190),
+            ]  # fmt: skip
+        trace = make_trace(
+            *nodes, world_size=2, trace_start_ns=0, clock_offset_ns=0, clock_domain="one", version="1.0.0"
+        )
+        et_file.write(tmp_path / f"run.{rank}.et", trace)
+    return str(tmp_path / "run")
+
+
+def test_json(two: str, capsys: pytest.CaptureFixture) -> None:
+    assert main(["predict", two, "--scale", "aten::mm=0.5", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["step_us"] == {"before": 200, "after": 135}
+    for rank in answer["ranks"]:
+        assert rank["measured_us"] == rank["before_us"] == 200
+        assert [step["after_us"] for step in rank["steps"]] == [135, 135]
+        assert rank["bound_after"] == pytest.approx({"operator": 85 / 135, "transfer": 50 / 135})
+
+
+def test_text_and_files(two: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    output = tmp_path / "new" / "predicted"
+    words = [
+        "--rank",
+        "1",
+        "as",
+        "median",
+        "--bandwidth",
+        "1Gbit/s",
+        "--latency",
+        "5us",
+        "--algorithm",
+        "ring",
+    ]
+    assert main(["predict", two, *words, "--output", str(output)]) == 0
+    shown = capsys.readouterr().out
+    assert "operator" in shown and "transfer" in shown and "wrote" in shown
+    paths = [Path(f"{output}.{rank}.et") for rank in range(2)]
+    # 10 + 90 µs, 2 latencies, 1 MB at 1 Gbit/s of which 1448/1514 is payload, 10 µs.
+    step = 10 + 90 + 10 + 8000 * 1514 / 1448 + 10
+    for path in paths:
+        trace = et_file.read(path)
+        starts = trace.start_micros.astype(int)
+        assert starts[4] - starts[0] == pytest.approx(step, abs=1)
+        assert trace.column("wait_micros").max() <= 1  # rounded to µs
+    assert main(["replay", str(output), "--semantics", "device", "--max-error", "0.01"]) == 0
+    assert main(["validate", str(output)]) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--scale", "aten::bmm=2"], "no node's name matches 'aten::bmm'"),
+        (["--bandwidth", "100"], "has no unit"),
+        (["--bandwidth", "1Gbit/s", "--latency", "5"], "has no unit"),
+        (["--scale", "aten::mm"], "PATTERN=FACTOR"),
+        (["--rank", "1", "as", "fast"], "RANK as median"),
+        (["--topology", "2xH100 NVLink", "--bandwidth", "1Gbit/s"], "--topology has bandwidth"),
+        (["--network", "absent.json", "--latency", "5us"], "absent.json"),
+        (["--output", ""], "NAME of the files"),
+    ],
+)
+def test_one_sentence(two: str, words: list[str], message: str, capsys: pytest.CaptureFixture) -> None:
+    try:
+        status = main(["predict", two, *words])
+    except SystemExit as error:
+        status = int(error.code or 0)
+    assert status == 2
+    shown = capsys.readouterr().err
+    assert message in shown and "Traceback" not in shown
+
+
+def test_ranks_of_different_runs_are_refused(two: str, capsys: pytest.CaptureFixture) -> None:
+    trace = et_file.read(f"{two}.1.et")
+    trace.attributes["comm_size"].values[:] = 5
+    et_file.write(f"{two}.1.et", trace)
+    assert main(["predict", two, "--scale", "aten::mm=2"]) == 2
+    assert "the ranks disagree" in capsys.readouterr().err

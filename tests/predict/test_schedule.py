@@ -1,0 +1,78 @@
+"""The vectorised joint replay against the node-by-node one."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from chakra_et.errors import TraceError
+from chakra_et.predict.changes import Scale
+from chakra_et.predict.predict import predict
+from chakra_et.predict.run import make_run
+from chakra_et.replay.simulators import replay_device
+from tests.chakra_et.replay_traces import collective, cpu, kernel, make_trace
+from tests.chakra_et.test_replay_properties import rank_sets
+
+
+@settings(max_examples=150, deadline=None)
+@given(rank_sets())
+def test_the_schedule_equals_the_replay(ranks: list[list[dict]]) -> None:
+    traces = [make_trace(*nodes) for nodes in ranks]
+    try:
+        expected = replay_device(traces)
+    except TraceError:
+        with pytest.raises(TraceError):
+            make_run("random", traces, range(len(traces)))
+        return
+    prediction = predict(make_run("random", traces, range(len(traces))), [])
+    graph = prediction.run.graph
+    starts, ends = graph.scatter(prediction.after.start_ns), graph.scatter(prediction.after.end_ns)
+    for rank in range(len(traces)):
+        assert starts[rank].tolist() == expected.start_ns[rank].tolist()
+        assert ends[rank].tolist() == expected.end_ns[rank].tolist()
+    for rank in prediction.ranks:
+        assert sum(rank.bound_after.values()) == pytest.approx(1) or not rank.after_ns
+
+
+def big_rank(rank: int, launches: int) -> list[dict]:
+    """A step of ``launches`` kernels from one thread, with an all-reduce after every hundredth."""
+    nodes: list[dict] = [cpu(1, 5, name="ProfilerStep#1", start=1)]
+    last = 1
+    for at in range(launches):
+        call = cpu(last + 1, 3, (last if at == 0 else last - 1,), name="cudaLaunchKernel")
+        made = kernel(last + 2, 4 + (at * 7 + rank) % 5, (last + 1,), name=f"gemm_{at % 17}")
+        last += 2
+        nodes += [call, made]
+        if at % 100 == 99:
+            nodes.append(collective(last + 1, 20, (last,), comm_size=1 << 20))
+            nodes.append(kernel(last + 2, 1, (last + 1,)))
+            nodes.append(cpu(last + 3, 1, (last - 1,)))
+            last += 3
+    return nodes
+
+
+@pytest.mark.slow
+def test_eight_ranks_of_100_000_nodes_take_five_seconds() -> None:
+    traces = [make_trace(*big_rank(rank, 49_300), world_size=8) for rank in range(8)]
+    assert min(map(len, traces)) >= 100_000
+    begin = time.process_time()
+    run = make_run("big", traces, range(8))
+    prediction = predict(run, [Scale("gemm_3$", 2.0)])
+    first = time.process_time() - begin
+    assert prediction.after_ms > prediction.before_ms
+    begin = time.process_time()
+    swept = [predict(run, [Scale("gemm", 0.5 + at / 10)], explain=False).after_ms for at in range(10)]
+    each = (time.process_time() - begin) / 10
+    assert swept == sorted(swept)
+    assert first <= 5, f"{first:.2f} s for one prediction, {each:.2f} s for each of a sweep"
+    assert each <= 1
+
+
+def test_days_are_refused() -> None:
+    run = make_run("long", [make_trace(cpu(1, 1000, name="op"))], [0])
+    with pytest.raises(TraceError, match="more than can be replayed"):
+        predict(run, [Scale("op", 1e13)])
+    assert np.array_equal(predict(run, [Scale("op", 0.0)]).after.end_ns, [0])

@@ -1,0 +1,244 @@
+"""The pages in a real browser: no console message, hover, zoom, sort, search, a walk along dependencies."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chakra_et.__main__ import main
+from tests.report.made_run import HOSTILE, write_large, write_run
+from tests.shared import shared_path
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium")
+WAIT_MS = 60_000
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    with api.sync_playwright() as play:
+        started = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield started
+        started.close()
+
+
+@pytest.fixture(scope="module")
+def made_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("made")
+    write_run(folder, gemm_name=HOSTILE)
+    assert main(["report", str(folder / "made")]) == 0
+    return folder / "made_report.html"
+
+
+@pytest.fixture(scope="module")
+def page(browser: Any) -> Any:
+    return browser.new_context(viewport={"width": 1400, "height": 900}, offline=True).new_page()
+
+
+@pytest.fixture
+def shown(page: Any) -> Iterator[Any]:
+    """``shown(path)``: the page, once it is ready; at the end there must be no message on its console."""
+    messages: list[str] = []
+    listeners = {
+        "console": lambda message: messages.append(message.text),
+        "pageerror": lambda error: messages.append(str(error)),
+    }
+
+    def show(path: Path, scheme: str = "light") -> Any:
+        page.emulate_media(color_scheme=scheme, media="screen")
+        page.goto(path.as_uri())
+        page.wait_for_selector("html[data-ready]", timeout=WAIT_MS)
+        return page
+
+    for event, listener in listeners.items():
+        page.on(event, listener)
+    yield show
+    for event, listener in listeners.items():
+        page.remove_listener(event, listener)
+    assert messages == []
+
+
+def place(page: Any, name: str, rank: int) -> tuple[float, float]:
+    """Where on the page a node is drawn."""
+    x, y = page.evaluate(
+        """([name, rank]) => {
+            const { view } = chakraReport, { nodes } = view;
+            const all = Array.from({ length: nodes.count }, (_, at) => at);
+            const node = all.find(at => nodes.title(at) === name && nodes.rank(at) === rank);
+            const box = view.canvas.getBoundingClientRect();
+            const x = (view.x(nodes.start[node]) + view.x(nodes.end(node))) / 2;
+            return [box.left + x, box.top + view.y(nodes.row[node]) + 8];
+        }""",
+        [name, rank],
+    )
+    return x, y
+
+
+def pixel(page: Any, x: float, y: float) -> list[int]:
+    found: list[int] = page.evaluate(
+        """([x, y]) => {
+            const { canvas } = chakraReport.view, box = canvas.getBoundingClientRect();
+            chakraReport.view.draw();
+            const copy = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
+            const [left, top] = [x - box.left, y - box.top].map(each => each * devicePixelRatio);
+            copy.drawImage(canvas, left, top, 1, 1, 0, 0, 1, 1);
+            return Array.from(copy.getImageData(0, 0, 1, 1).data);
+        }""",
+        [x, y],
+    )
+    return found
+
+
+def timeline(page: Any) -> None:
+    page.locator("#timeline").scroll_into_view_if_needed()
+
+
+def test_the_page_shows_every_section(shown: Any, made_page: Path) -> None:
+    page = shown(made_page)
+    assert "160 µs per step" in page.locator(".lead").inner_text()
+    titles = page.locator("section h2").all_inner_texts()
+    assert titles == ["Timeline", "Where the time went", "Operators, kernels and modules", "Communication"]
+    assert page.title() == "made: report"
+    assert page.locator("img").count() == 0
+
+
+def test_hovering_names_a_node(shown: Any, made_page: Path) -> None:
+    page = shown(made_page)
+    timeline(page)
+    page.mouse.move(*place(page, "ncclAllReduce", 0))
+    tip = page.locator(".tip").inner_text()
+    assert "ncclAllReduce" in tip
+    assert "waits 40.0 µs for other ranks" in tip
+
+
+def test_a_walk_along_dependencies(shown: Any, made_page: Path) -> None:
+    page = shown(made_page)
+    timeline(page)
+    page.mouse.click(*place(page, "Optimizer.step", 0))
+    details = page.locator(".details")
+    assert "Optimizer.step" in details.inner_text()
+    details.locator("ul.before button", has_text="ncclAllReduce").click()
+    assert "40.0 µs for other ranks, then 20.0 µs of transfer" in details.inner_text()
+    details.locator("ul.peers button").click()
+    assert "rank 1, stream 9" in details.inner_text()
+    details.locator("ul.before button", has_text="onerror").click()
+    assert HOSTILE in details.locator("h3").inner_text()
+    assert "5.00 MFLOP" in details.inner_text()
+    page.locator("canvas").press("[")
+    assert "aten::mm" in details.locator("h3").inner_text()
+
+
+def test_zoom_pan_and_back(shown: Any, made_page: Path) -> None:
+    page = shown(made_page)
+    timeline(page)
+    window = "[chakraReport.view.from, chakraReport.view.to]"
+    whole = page.evaluate(window)
+    x, y = place(page, "ncclAllReduce", 1)
+    page.mouse.move(x, y)
+    page.keyboard.down("Control")
+    page.mouse.wheel(0, -200)
+    page.keyboard.up("Control")
+    page.wait_for_function(
+        "([from, to]) => chakraReport.view.to - chakraReport.view.from < to - from", arg=whole
+    )
+    # The node under the cursor stays under it.
+    assert abs(place(page, "ncclAllReduce", 1)[0] - x) < 2
+    before = page.evaluate(window)
+    page.mouse.down()
+    page.mouse.move(x - 50, y)
+    page.mouse.up()
+    assert page.evaluate(window)[0] > before[0]
+    page.locator("canvas").press("0")
+    assert page.evaluate(window) == pytest.approx(whole)
+
+
+def test_search_lights_what_it_finds(shown: Any, made_page: Path) -> None:
+    page = shown(made_page)
+    timeline(page)
+    dimmed = place(page, "aten::mm", 0)
+    before = pixel(page, *dimmed)
+    page.locator("#search").fill("ALLREDUCE")
+    assert "4 nodes" in page.locator("#timeline output").inner_text()
+    assert pixel(page, *dimmed) != before
+    page.locator("#search").press("Enter")
+    assert "1 of 4" in page.locator("#timeline output").inner_text()
+    assert "allreduce" in page.locator(".details h3").inner_text().lower()
+
+
+def test_the_critical_path_is_lit(shown: Any, made_page: Path) -> None:
+    page = shown(made_page)
+    timeline(page)
+    on_path, beside = place(page, "aten::mm", 1), place(page, "aten::mm", 0)
+    was = [pixel(page, *on_path), pixel(page, *beside)]
+    page.locator("#path").click()
+    assert pixel(page, *on_path) == was[0]
+    assert pixel(page, *beside) != was[1]
+
+
+def test_a_click_on_a_column_sorts(shown: Any, made_page: Path) -> None:
+    page = shown(made_page)
+    table = page.locator("#operators table")
+    names = lambda: table.locator("tbody td:first-child").all_inner_texts()  # noqa: E731
+    assert names()[0] in ("aten::mm", "Optimizer.step")
+    table.locator("th", has_text="name").click()
+    assert names() == sorted(names(), key=str.lower)
+    table.locator("th", has_text="name").click()
+    assert names() == sorted(names(), key=str.lower, reverse=True)
+    page.locator("#operators input").fill("mm")
+    assert names() == ["aten::mm"]
+
+
+def test_dark_mode_and_print(shown: Any, made_page: Path) -> None:
+    page = shown(made_page, scheme="dark")
+    background = "getComputedStyle(document.body).backgroundColor"
+    dark = page.evaluate(background)
+    page.locator("#theme").click()
+    assert page.evaluate(background) == "rgb(255, 255, 255)" != dark
+    page.locator("#theme").click()
+    page.emulate_media(media="print")
+    assert page.locator("#theme").is_hidden()
+    assert page.evaluate(background) == "rgb(255, 255, 255)"
+
+
+def test_two_runs_side_by_side(shown: Any, tmp_path: Path) -> None:
+    write_run(tmp_path, "before")
+    write_run(tmp_path, "after", slow=50)
+    names = [str(tmp_path / name) for name in ("before", "after")]
+    assert main(["compare", *names, "-o", str(tmp_path / "page.html")]) == 0
+    page = shown(tmp_path / "page.html")
+    assert "after" in page.locator(".lead").inner_text()
+    page.locator("[role=tab]", has_text="kernels").click()
+    assert "−20.0 µs" in page.locator("#changes tbody").inner_text()
+    page.locator("[role=tab]", has_text="modules").click()
+    assert "Linear_0" in page.locator("#changes tbody").inner_text()
+
+
+def test_a_page_without_communication_or_steps(shown: Any, tmp_path: Path) -> None:
+    folder = Path(__file__).resolve().parents[1] / "fixtures" / "traces" / "no_profiler_step"
+    assert main(["report", str(folder), "-o", str(tmp_path / "page.html")]) == 0
+    page = shown(tmp_path / "page.html")
+    assert "What this page lacks" in page.locator("#summary").inner_text()
+
+
+@pytest.mark.slow
+def test_200_000_nodes_are_shown_within_two_seconds(shown: Any, tmp_path: Path) -> None:
+    write_large(tmp_path, 2, 100_000)
+    assert main(["report", str(tmp_path / "large")]) == 0
+    ready = [
+        float(shown(tmp_path / "large_report.html").evaluate("document.documentElement.dataset.ready"))
+        for _ in range(3)
+    ]
+    assert min(ready) <= 2000
+
+
+@pytest.mark.slow
+def test_real_gpu_traces_are_shown(shown: Any, tmp_path: Path) -> None:
+    folder = shared_path("data/traces/public", "mi300_resnet_rank0.json.gz")
+    for path in sorted(folder.glob("*.json.gz")):
+        assert main(["report", str(path), "-o", str(tmp_path / "page.html")]) == 0
+        assert shown(tmp_path / "page.html").locator("canvas").is_visible()

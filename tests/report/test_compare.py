@@ -1,0 +1,69 @@
+"""``chakra-et compare``: times per step and rank, matched by name, with a change that was put in by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from chakra_et.__main__ import main
+from chakra_et.report.compare import compare_content, efficiency, match_entries, match_modules, side
+from chakra_et.report.inputs import find_run
+from chakra_et.report.run import load
+from tests.report.made_run import write_run
+
+
+def two_runs(folder: Path) -> list:
+    write_run(folder, "before")
+    # Both ranks' kernels now take 50 µs: 20 µs per rank less on average.
+    write_run(folder, "after", slow=50)
+    return [side(load(find_run([str(folder / name)]))) for name in ("before", "after")]
+
+
+def test_what_changed_is_found(tmp_path: Path) -> None:
+    sides = two_runs(tmp_path)
+    first = match_entries(sides)
+    gemm = next(each for each in first if each.name == "gemm")
+    assert gemm.self_ns == (70_000, 50_000)
+    assert gemm.count == (1, 1)
+    mm = next(each for each in first if each.name == "aten::mm")
+    assert mm.self_ns == (20_000, 20_000)
+    assert mm.device_ns == (70_000, 50_000)
+    (module,) = match_modules(sides)
+    assert module.difference_ns == -20_000
+
+
+def test_a_kernel_that_is_gone_has_no_time(tmp_path: Path) -> None:
+    write_run(tmp_path, "a")
+    write_run(tmp_path, "b", gemm_name="other_gemm")
+    sides = [side(load(find_run([str(tmp_path / name)]))) for name in "ab"]
+    rows = {each.name: each for each in match_entries(sides)}
+    assert rows["gemm"].self_ns == (70_000, None)
+    assert rows["other_gemm"].self_ns == (None, 70_000)
+
+
+def test_scaling_efficiency(tmp_path: Path) -> None:
+    sides = two_runs(tmp_path)
+    assert efficiency(sides, 1) == (1.0, 1.0)
+    files = write_run(tmp_path, "alone")
+    files.et_file(1).unlink()
+    sides = [side(load(find_run([str(tmp_path / name)]))) for name in ("alone", "before")]
+    assert efficiency(sides, 1) == (1.0, 0.5)
+    assert compare_content(sides)["runs"][1]["efficiency"] == (1.0, 0.5)
+
+
+def test_the_table_and_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    two_runs(tmp_path)
+    page = tmp_path / "page.html"
+    assert main(["compare", str(tmp_path / "before"), str(tmp_path / "after"), "-o", str(page)]) == 0
+    out = capsys.readouterr().out
+    assert "gemm" in out
+    assert "-20.0 µs" in out
+    assert page.stat().st_size < 200_000
+
+
+def test_one_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(tmp_path)
+    names = [str(tmp_path / "made.0.et"), str(tmp_path / "made.1.et")]
+    assert main(["compare", *names]) == 2
+    assert "files of one run" in capsys.readouterr().err

@@ -1,0 +1,186 @@
+"""``chakra-et report``: which runs it takes, what is in its page, and what it refuses."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from chakra_et.__main__ import main
+from chakra_et.errors import TraceError
+from chakra_et.report.inputs import find_run, find_runs
+from chakra_et.report.lanes import stacked
+from chakra_et.report.pack import Columns, unpack
+from tests.report.made_run import HOSTILE, write_run
+from tests.shared import shared_path
+
+FIXTURES = Path(__file__).resolve().parents[1] / "fixtures"
+
+
+def page_data(path: Path) -> tuple[dict, dict[str, np.ndarray]]:
+    found = re.search(r'id="data">([A-Za-z0-9+/=]+)</script>', path.read_text())
+    assert found is not None
+    return unpack(base64.b64decode(found[1]))
+
+
+def test_a_page_holds_every_node_and_dependency(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(tmp_path)
+    assert main(["report", str(tmp_path / "made")]) == 0
+    assert "2 ranks, 1 step: 160 µs per step" in capsys.readouterr().out
+    content, columns = page_data(tmp_path / "made_report.html")
+    assert content["name"] == "made"
+    tables = content["timeline"]
+    fields = [columns[name].tolist() for name in ("row", "name", "start", "length")]
+    nodes = [
+        (tables["rows"][row][0], tables["names"][name], start, length)
+        for row, name, start, length in zip(*fields, strict=True)
+    ]
+    assert len(nodes) == 14
+    assert (1, "gemm", 30, 90) in nodes
+    assert (0, "ncclAllReduce", 80, 60) in nodes
+    target = np.repeat(np.arange(len(nodes)), columns["degree"])
+    source = (target - columns["edge"].astype(np.int64)) % (1 << 32)
+    kinds = [tables["edge_kinds"][kind] for kind in columns["edge_kind"].tolist()]
+    edges = {
+        (nodes[a][0], nodes[a][1], nodes[b][1], kind)
+        for a, b, kind in zip(source, target, kinds, strict=True)
+    }
+    assert (0, "aten::mm", "gemm", "launch") in edges
+    assert (1, "gemm", "ncclAllReduce", "collective") in edges
+    assert len(edges) == 14
+
+
+def test_a_page_loads_nothing_from_anywhere(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    assert main(["report", str(tmp_path / "made")]) == 0
+    page = (tmp_path / "made_report.html").read_text()
+    assert not re.findall(
+        r"""(?:src|href)\s*=\s*["']?(?!data:|#)[a-z]""",
+        re.sub(r"<script>.*</script>", "", page, flags=re.DOTALL),
+    )
+    assert not re.findall(r"https?://|@import|fetch\(|XMLHttpRequest|import\(", page)
+
+
+def test_names_from_traces_are_never_markup(tmp_path: Path) -> None:
+    write_run(tmp_path, name="made", gemm_name=HOSTILE)
+    assert main(["report", str(tmp_path / "made")]) == 0
+    path = tmp_path / "made_report.html"
+    assert "<img" not in path.read_text()
+    assert HOSTILE in page_data(path)[0]["timeline"]["names"]
+
+
+def test_the_title_is_escaped(tmp_path: Path) -> None:
+    name = "a<b>&c"
+    write_run(tmp_path, name=name)
+    assert main(["report", str(tmp_path / name)]) == 0
+    assert "<title>a&lt;b&gt;&amp;c: report</title>" in (tmp_path / f"{name}_report.html").read_text()
+
+
+def test_the_files_of_a_run_name_it(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    shutil.copy(tmp_path / "made.0.et", tmp_path / "made.et")
+    (tmp_path / "made_manifest.json").write_text("{}")
+    assert main(["report", str(tmp_path / "made")]) == 0
+    words = sorted(map(str, tmp_path.glob("made*")))
+    assert len(words) == 6
+    found = find_run(words)
+    assert found.name == "made"
+    assert list(found.ranks) == [0, 1]
+    assert [run.name for run in find_runs([str(tmp_path)])] == ["made"]
+
+
+def test_files_of_two_runs_are_refused(tmp_path: Path) -> None:
+    write_run(tmp_path, "a")
+    write_run(tmp_path, "b")
+    with pytest.raises(TraceError, match=r"files of 2 runs .*chakra-et compare"):
+        find_run(sorted(map(str, tmp_path.glob("*.et"))))
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["absent"], "neither a file nor the NAME of a run"),
+        (["notes.txt"], "neither an .et file nor a trace"),
+        (["empty.0.et"], "the file is empty"),
+        ([], "give the run to report on"),
+    ],
+)
+def test_bad_names_get_one_sentence(
+    tmp_path: Path, words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "notes.txt").write_text("x")
+    (tmp_path / "empty.0.et").touch()
+    try:
+        status = main(["report", *(str(tmp_path / word) for word in words)])
+    except SystemExit as error:
+        status = error.code
+    assert status == 2
+    assert sentence in capsys.readouterr().err
+    assert not list(tmp_path.glob("*.html"))
+
+
+def test_a_missing_rank_is_named(tmp_path: Path) -> None:
+    files = write_run(tmp_path)
+    files.et_file(1).unlink()
+    assert main(["report", str(tmp_path / "made")]) == 0
+    lacks = " ".join(page_data(tmp_path / "made_report.html")[0]["lacks"])
+    assert "1 of 2 ranks are missing (1)" in lacks
+
+
+def test_traces_are_converted_on_the_way(tmp_path: Path) -> None:
+    folder = FIXTURES / "traces" / "no_profiler_step"
+    assert main(["report", str(folder), "-o", str(tmp_path / "page.html")]) == 0
+    content, columns = page_data(tmp_path / "page.html")
+    assert len(columns["row"]) > 0
+    assert any("no ProfilerStep" in text for text in content["lacks"])
+    assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
+
+
+def test_the_same_run_gives_the_same_page(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    for name in ("a.html", "b.html"):
+        assert main(["report", str(tmp_path / "made"), "-o", str(tmp_path / name)]) == 0
+    assert (tmp_path / "a.html").read_bytes() == (tmp_path / "b.html").read_bytes()
+
+
+def test_columns_come_back_as_they_were() -> None:
+    columns = Columns()
+    values = {
+        "small": np.array([3, 0, 255]), "large": np.array([0, 1 << 31]), "falling": np.array([9, 3, 70_000]),
+        "halves": np.array([0.5, -2.25]), "none": np.zeros(0, np.int64),
+    }  # fmt: skip
+    for name, column in values.items():
+        columns.add(name, column, delta=name == "falling")
+    content, found = unpack(columns.pack({"text": "ü"}))
+    assert content["text"] == "ü"
+    assert {name: column.tolist() for name, column in found.items()} == {
+        name: column.tolist() for name, column in values.items()
+    }
+
+
+def test_overlapping_spans_get_rows_of_their_own() -> None:
+    start, end = np.array([0, 5_000, 10_000, 40_000]), np.array([30_000, 20_000, 12_000, 50_000])
+    assert stacked(start, end).tolist() == [0, 1, 2, 0]
+    assert stacked(np.array([0, 999, 2_000]), np.array([1_500, 2_500, 3_000])).tolist() == [0, 0, 0]
+
+
+def test_real_ranks_of_a_gpu_run(tmp_path: Path) -> None:
+    folder = shared_path(
+        "data/traces/dlrm_8gpu", *(f"dlrm_8gpu_rank{rank}_device.json.gz" for rank in range(8))
+    )
+    names = [
+        str(folder / f"dlrm_8gpu_rank{rank}_{side}.json.gz") for rank in (0, 1) for side in ("host", "device")
+    ]
+    for name in names:
+        shutil.copy(name, tmp_path)
+    assert main(["report", str(tmp_path / "dlrm_8gpu")]) == 0
+    content, _ = page_data(tmp_path / "dlrm_8gpu_report.html")
+    assert [rank["rank"] for rank in content["ranks"]] == [0, 1]
+    assert {kind for kind, *_ in content["entries"]} >= {"operator", "kernel", "transfer"}
+    assert (tmp_path / "dlrm_8gpu_report.html").stat().st_size < 3_000_000
+    assert json.dumps(content["lacks"]).count("ranks are missing") == 1

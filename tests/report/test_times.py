@@ -1,0 +1,171 @@
+"""Where the time goes: the parts of a step, the critical path, and who waited for whom, added up by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from chakra_et.replay.breakdown import ACTIVITIES, activity
+from chakra_et.report.collectives import (
+    bus_factor,
+    collectives,
+    lateness,
+    traffic,
+    waits_by_rank,
+    whole_bytes,
+)
+from chakra_et.report.profile import by_module, by_name
+from chakra_et.report.run import Run
+from chakra_et.report.steps import find_times
+from chakra_et.report.verdict import duration, headline, lacks, path_by_kind, rank_rows
+from tests.chakra_et.replay_traces import cpu, kernel, make_trace
+from tests.report.made_run import made_run
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return made_run(tmp_path)
+
+
+def test_the_parts_of_a_step_add_up(run: Run) -> None:
+    steps = find_times(run).steps
+    assert [(step.rank, step.name, step.lasts_ns) for step in steps] == [(0, "5", 160_000), (1, "5", 160_000)]
+    parts = [dict(zip(ACTIVITIES, step.parts_ns, strict=True)) for step in steps]
+    assert parts[0] == {
+        "compute": 50_000, "memory": 10_000, "communication": 20_000, "wait": 40_000, "host overhead": 40_000,
+        "idle": 0,
+    }  # fmt: skip
+    assert parts[1] == {
+        "compute": 90_000, "memory": 10_000, "communication": 20_000, "wait": 0, "host overhead": 40_000,
+        "idle": 0,
+    }  # fmt: skip
+    assert [step.phases_ns for step in steps] == [(50_000, 0, 0), (90_000, 0, 0)]
+    assert [step.replayed_ns for step in steps] == [160_000, 160_000]
+
+
+def test_communication_behind_a_kernel_is_hidden() -> None:
+    trace = make_trace(
+        kernel(1, 30, start=0, kind="kernel"), kernel(2, 40, start=10, stream=9, kind="collective", type=7)
+    )
+    start, end, wait = np.array([0, 10]), np.array([30, 50]), np.array([0, 5])
+    found = activity(trace, start, end, wait)
+    assert found.parts(np.array([0]), np.array([60])).tolist() == [[30, 0, 20, 0, 0, 10]]
+    assert found.hidden_ns(np.array([0]), np.array([60])).tolist() == [15]
+
+
+def test_a_rank_without_device_work_computes_on_its_threads() -> None:
+    trace = make_trace(
+        cpu(1, 10, start=0, kind="operator"),
+        cpu(2, 5, start=10, kind="host-overhead"),
+        cpu(3, 5, start=20, tid=2),
+    )
+    start = np.array([0, 10, 20])
+    found = activity(trace, start, start + np.array([10, 5, 5]), np.zeros(3, np.int64))
+    assert found.parts(np.array([0, 12]), np.array([25, 22])).tolist() == [
+        [15, 0, 0, 0, 5, 5],
+        [2, 0, 0, 0, 3, 5],
+    ]
+
+
+def test_the_critical_path_goes_through_the_rank_that_came_last(run: Run) -> None:
+    assert run.path is not None
+    names = [run.graph.describe(node) for node in run.path.node.tolist()]
+    ranks = [run.graph.rank(node) for node in run.path.node.tolist()]
+    assert [name.split("'")[1] for name in names] == [
+        "ProfilerStep#5", "aten::mm", "gemm", "ncclAllReduce", "ncclAllReduce", "Optimizer.step",
+    ]  # fmt: skip
+    assert ranks == [1, 1, 1, 1, 0, 0]
+    assert int(run.path.lasts_ns.sum()) == 160_000
+    kinds = {kind: ns for kind, ns in path_by_kind(run).items() if ns}
+    assert kinds == {"operator": 50_000, "kernel": 90_000, "transfer": 20_000}
+
+
+def test_waits_go_to_the_rank_that_came_last(run: Run) -> None:
+    assert waits_by_rank(run).tolist() == [[0, 40_000], [0, 0]]
+    labels, late = lateness(run)
+    assert labels == ["operation 1: all-reduce"]
+    assert late.tolist() == [[0.0], [40_000.0]]
+    assert any(
+        "100% of it for rank 1, which came last 1 of 1 times" in line
+        for line in headline(run, find_times(run))
+    )
+
+
+def test_bandwidth_of_a_collective(run: Run) -> None:
+    (found,) = collectives(run)
+    assert (found.type, found.bytes, found.group, found.ranks, found.count) == ("all-reduce", 1000, "1", 2, 1)
+    assert found.transfer_ns == 20_000
+    assert found.algorithm == pytest.approx(0.05)
+    assert found.bus == pytest.approx(0.05)
+    assert found.skew_ns == (40_000.0, 40_000)
+    assert found.last == {1: 1}
+    assert traffic(run)[1].tolist() == [[0, 1000], [1000, 0]]
+
+
+@pytest.mark.parametrize(
+    ("kind", "factor"),
+    [
+        ("all-reduce", 1.75),
+        ("all-gather", 0.875),
+        ("reduce-scatter", 0.875),
+        ("broadcast", 1.0),
+        ("barrier", None),
+    ],
+)
+def test_bus_factors_are_those_of_nccl_tests(kind: str, factor: float | None) -> None:
+    assert bus_factor(kind, 8) == factor
+    assert whole_bytes("all-gather", 10, 8) == 80
+    assert whole_bytes("all-reduce", 10, 8) == 10
+
+
+def test_time_by_name_and_module(run: Run) -> None:
+    entries = {(entry.kind, entry.name): entry for entry in by_name(run)}
+    gemm = entries["kernel", "gemm"]
+    assert (gemm.count, gemm.self_ns, gemm.longest_ns, gemm.rank_ns) == (2, 140_000, 90_000, (50_000, 90_000))
+    assert gemm.per_second == pytest.approx(1e7 / 140e-6)
+    assert gemm.bytes_per_second == pytest.approx(2e5 / 140e-6)
+    assert entries["operator", "aten::mm"].device_ns == 140_000
+    assert ("annotation", "ProfilerStep#5") not in entries
+    (module,) = by_module(run)
+    assert (module.path, module.count, module.host_ns, module.device_ns) == (
+        "Net_0/Linear_0",
+        2,
+        40_000,
+        140_000,
+    )
+    assert module.phases_ns == (140_000, 0, 0)
+
+
+def test_a_verdict_for_each_rank(run: Run) -> None:
+    rows = rank_rows(run, find_times(run))
+    assert [(row["rank"], row["measured_ns"], row["replayed_ns"]) for row in rows] == [
+        (0, 160_000, 160_000),
+        (1, 160_000, 160_000),
+    ]
+    assert all(row["reasons"] == [] for row in rows)
+
+
+def test_what_a_run_lacks_is_named(run: Run) -> None:
+    found = " ".join(lacks(run, find_times(run)))
+    assert "one step only" in found
+    assert "no manifest" in found
+    assert "no conversion report" in found
+    assert "ranks are missing" not in found
+    assert "no modules" not in found
+
+
+@pytest.mark.parametrize(
+    ("ns", "text"),
+    [
+        (0, "0"),
+        (999, "999 ns"),
+        (1000, "1.00 µs"),
+        (999_950, "1.00 ms"),
+        (45_600_000, "45.6 ms"),
+        (7.89e9, "7.89 s"),
+    ],
+)
+def test_durations_have_three_digits(ns: float, text: str) -> None:
+    assert duration(ns) == text
