@@ -104,20 +104,20 @@ class Made:
         ]
         return fmean(times) / self.step_time(ideal)
 
-    def write(self, folder: Path, tp: int = 1, **changed: Any) -> tuple[Path, Path]:
-        """``trace.parquet`` and ``meta.yaml``; ``changed``: other values for the latter."""
+    def write(self, folder: Path, rows: list[dict[str, Any]] | None = None) -> tuple[Path, Path]:
+        """``trace.parquet`` (of other ``rows`` if given) and ``meta.yaml``."""
         pyarrow = pytest.importorskip("pyarrow")
         from pyarrow import parquet
 
-        table = pyarrow.Table.from_pylist(self.rows(tp))
+        table = pyarrow.Table.from_pylist(self.rows() if rows is None else rows)
         parquet.write_table(table, folder / "trace.parquet")
         meta = {"trial_name": "made", "run_id": 0, "dp_size": self.dp, "dsp_size": 1, "pp_size": self.pp}
-        meta |= {"tp_size": tp, "vpp_size": self.vpp, "world_size": self.dp * self.pp * tp} | changed
+        meta |= {"tp_size": 1, "vpp_size": self.vpp, "world_size": self.dp * self.pp}
         lines = [f"{name}: {value}\n" for name, value in meta.items()]
         (folder / "meta.yaml").write_text("".join(lines))
         return folder / "trace.parquet", folder / "meta.yaml"
 
-    def rows(self, tp: int = 1) -> list[dict[str, Any]]:
+    def rows(self) -> list[dict[str, Any]]:
         """One row per operation; steps are sampled, so their numbers have gaps."""
         rows = []
         for step, work in enumerate(self.works):
@@ -126,7 +126,7 @@ class Made:
                 operation = self.operations[key]
                 rows.append(
                     {
-                        "dp_rank": dp, "stage": stage, "rank": (stage * self.dp + dp) * tp,
+                        "dp_rank": dp, "stage": stage, "rank": stage * self.dp + dp,
                         "step": 10 + 7 * step, "optype": optype, "start_ts": start, "duration": end - start,
                         "seq_id": number, "mb_id": operation.microbatch, "mc": operation.mc,
                         "gmc": operation.gmc,

@@ -36,7 +36,7 @@ def hash_of(key: Key) -> int:
     return rank * 7919 + stage * 104729 + number * 1299709 + sum(map(ord, optype))
 
 
-LAYOUTS = {
+LAYOUTS: dict[str, dict[str, Any]] = {
     "1f1b": {},
     "one microbatch less than stages": {"microbatches": 3},
     "interleaved": {"vpp": 2},
@@ -49,10 +49,13 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("factor", [_slow_worker, _long_last_stage, _uneven])
-@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
-def test_made_up_jobs(tmp_path: Path, layout: dict[str, Any], factor: Callable[[int, Key], float]) -> None:
-    made = make_job(**layout, factor=factor)
+CASES = [(layout, _uneven) for layout in LAYOUTS]
+CASES += [("1f1b", _slow_worker), ("1f1b", _long_last_stage), ("overlapped and interleaved", _slow_worker)]
+
+
+@pytest.mark.parametrize(("layout", "factor"), CASES)
+def test_made_up_jobs(tmp_path: Path, layout: str, factor: Callable[[int, Key], float]) -> None:
+    made = make_job(**LAYOUTS[layout], factor=factor)
     trace, meta = made.write(tmp_path)
     found = find_stragglers(str(trace), str(meta), threshold=0.0)
     analysis, ideal = found.analysis, made.typical()
@@ -91,6 +94,25 @@ def test_what_one_slow_worker_costs(tmp_path: Path) -> None:
     assert found.analysis.blocking_slowdown == pytest.approx(slow / ideal, rel=1e-6)
     assert found.worst_ranks == [3]
     assert found.worst_workers is not None and found.worst_workers.rem == pytest.approx(1.0, abs=1e-6)
+
+
+def test_delays_are_the_launch_slowdown(tmp_path: Path) -> None:
+    """The third forward begins 0.5 s after what it waited for has ended; all that follows is as late."""
+    made = make_job(pp=1, dp=1, microbatches=4, steps=2)
+    rows = made.rows()
+    late = next(row["start_ts"] for row in rows if row["optype"] == "forward-compute" and row["seq_id"] == 2)
+    moved = [row | {"start_ts": row["start_ts"] + (0.5 if row["start_ts"] >= late else 0)} for row in rows]
+    trace, meta = made.write(tmp_path, rows=moved)
+    analysis = find_stragglers(str(trace), str(meta)).analysis
+    step_s = made.step_time(made.works[0])
+    slowdown = (step_s + 0.5) / step_s
+    assert analysis.launch_slowdown == pytest.approx(slowdown)
+    assert analysis.blocking_slowdown == pytest.approx(1.0)
+    assert analysis.blocking_decompose_by_optype is None
+    by_type = analysis.launch_decompose_by_optype
+    assert by_type is not None
+    assert by_type.pop("forward-compute") == pytest.approx(slowdown)
+    assert set(by_type.values()) == {1.0} and "first-op" in by_type
 
 
 @pytest.mark.parametrize("name", ["AR", "ST"])
