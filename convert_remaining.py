@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Convert what is not converted yet, or whose last conversion failed.
+"""Convert the runs that are not converted yet or whose last conversion failed.
 
     python convert_remaining.py --dir outputs
 
-A run is left alone when all its .et files are there, newer than its traces and made with the same flags,
-and its report says that nothing failed. Of any other run the valid files stay, the others are made, and the
-run is checked as a whole. Flags and exit status are those of convert_to_et.py.
+A run is skipped if all its .et files exist, are newer than its traces and were made with the same flags, and
+its report has no error. For any other run, valid files are kept, the others are converted, and the run is
+checked as a whole. Flags and exit status are those of convert_to_et.py.
 """
 
 from __future__ import annotations

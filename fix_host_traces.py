@@ -5,8 +5,8 @@
     python fix_host_traces.py --dir runs --keep all    keep every object of a file, not only the last
     python fix_host_traces.py outputs/a_host.json      these files
 
-A file that is changed is kept as NAME.backup; a good file is not touched. Exit status: 0 if every file is
-good or repaired, 1 if one could not be saved.
+The original of a changed file is kept as NAME.backup; an intact file is not touched. Exit status: 0 if every
+file is intact or repaired, 1 if one could not be repaired.
 """
 
 from __future__ import annotations

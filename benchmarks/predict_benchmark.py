@@ -54,7 +54,7 @@ class Config:
     """What is measured."""
 
     parts: tuple[str, ...] = field(
-        default=("machine", "compute", "network", "gpu"), metadata={"help": "parts to run"}
+        default=("machine", "compute", "network", "shapes", "gpu"), metadata={"help": "parts to run"}
     )
     rounds: int = field(default=5, metadata={"help": "times that the cases of a part are run in turns"})
     pairs: str = field(
@@ -64,9 +64,9 @@ class Config:
     keep: str | None = field(default=None, metadata={"help": "folder in which the traces are kept"})
 
     def __post_init__(self) -> None:
-        unknown = set(self.parts) - {"machine", "compute", "network", "gpu"}
+        unknown = set(self.parts) - {"machine", "compute", "network", "shapes", "gpu"}
         if unknown:
-            raise ValueError(f"--parts {min(unknown)}: use machine, compute, network, gpu")
+            raise ValueError(f"--parts {min(unknown)}: use machine, compute, network, shapes, gpu")
 
 
 def main() -> int:
@@ -166,12 +166,12 @@ def _length(run) -> int:  # type: ignore[no-untyped-def]
     return max(event.end for event in recorded) - min(event.start for event in recorded)
 
 
-def gpu_rows(folder: Path) -> list[Row]:
+def gpu_rows(folder: Path, only: str = "") -> list[Row]:
     """All models in both directions: the time of each kernel class, of all kernels and copies, and of the
     step.
     """
     models = sorted(path.name.removeprefix("h100_") for path in folder.glob("h100_*.json*"))
-    models = [name for name in models if (folder / f"mi300_{name}").exists()]
+    models = [name for name in models if only in name and (folder / f"mi300_{name}").exists()]
     if not models:
         raise TraceError(f"no pairs h100_MODEL.json.gz and mi300_MODEL.json.gz in {folder}")
     rows = []

@@ -10,7 +10,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from chakra_et.network.units import parse_bandwidth
 from chakra_et.predict.changes import Change, RankAs, Scale
 from chakra_et.predict.network import Network
 from chakra_et.predict.predict import predict
+from chakra_et.predict.resize import Resize, operator_ratios
 from chakra_et.predict.run import Run, load_run
 from chakra_et.replay.report import measured_times, step_rows
 from chakra_et.traces import sets as trace_sets
@@ -220,6 +221,19 @@ def _computing(run: Run) -> float:
     return float(run.graph.own_ns[nodes].sum()) / len(run.steps[0].names) / 1e6
 
 
+def _by_operations(sizes: Mapping[int, int]) -> Callable[[Run], float]:
+    """The computing of a step, as its operations grow, and the communication as it was."""
+
+    def scaled(run: Run) -> float:
+        trace = run.graph.traces[0]
+        operations, ratio, works_itself = operator_ratios(trace, sizes)
+        assert trace.inputs is not None
+        counted = (operations * works_itself)[trace.inputs.rows]
+        return _computing(run) * float((counted * ratio[trace.inputs.rows]).sum() / counted.sum())
+
+    return scaled
+
+
 def _by_bytes(rate: str) -> Callable[[Run], float]:
     return lambda run: _computing(run) + _bytes(run) / parse_bandwidth(rate) * 1e3
 
@@ -271,4 +285,24 @@ class _OnRank:
         return replace(scaled, own_ns=np.where(here, scaled.own_ns, setting.own_ns))
 
 
-CASES: dict[str, Callable[[], list[Case]]] = {"network": _network, "compute": _compute}
+def _shapes() -> list[Case]:
+    """The sizes of predict_workload.MODEL: a batch of 10, sequences of 72, 256 wide, in 4 heads of 64."""
+    batch, sequence = {10: 20, 720: 1440}, {72: 144, 73: 145, 720: 1440}
+    wide = {256: 384, 768: 1152, 1024: 1536, 64: 96}
+    return [
+        Case("base", {"bucket_mb": 4}, []),
+        Case("nothing", {"bucket_mb": 4}, []),
+        Case("batch × 2", {"bucket_mb": 4, "model": {"batch": 20}}, [Resize(batch)], _by_operations(batch)),
+        Case(
+            "sequence × 2",
+            {"bucket_mb": 4, "model": {"sequence": 144}},
+            [Resize(sequence)],
+            _by_operations(sequence),
+        ),
+        Case(
+            "hidden × 1.5", {"bucket_mb": 4, "model": {"hidden": 384}}, [Resize(wide)], _by_operations(wide)
+        ),
+    ]
+
+
+CASES: dict[str, Callable[[], list[Case]]] = {"network": _network, "compute": _compute, "shapes": _shapes}

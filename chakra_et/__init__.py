@@ -1,9 +1,9 @@
 """From PyTorch traces to Chakra execution traces: capture, repair, convert, check, replay.
 
-The packages, in the order in which data passes through them: ``capture`` records a training process,
-``traces`` reads what was recorded, ``repair`` mends damaged files, ``graph`` links both traces of a rank and
-finds its dependencies, ``convert`` writes the .et files, ``et`` is their format, ``validate``, ``replay`` and
-``info`` work on the result. ``ChakraTracer`` is loaded on first use, as it needs PyTorch.
+The packages in the order of the data flow: ``capture`` records a training process, ``traces`` reads the
+recorded files, ``repair`` mends damaged ones, ``graph`` links both traces of a rank and finds dependencies,
+``convert`` writes .et files, ``et`` is their format, and ``validate``, ``replay`` and ``info`` read them.
+``ChakraTracer`` is loaded on first use, as it needs PyTorch.
 """
 
 from __future__ import annotations

@@ -1,11 +1,16 @@
 """The command line of every script, made from its config dataclass.
 
-Each field is a flag: ``max_steps: int = field(default=10, metadata={"help": "…"})`` gives
-``--max-steps`` and ``--max_steps``. A bool gives ``--flag`` and ``--no-flag``, a ``Literal`` its
-choices, a ``tuple[str, ...]`` takes any number of words. Metadata ``{"positional": True}`` drops the
-dashes, ``{"group": "for damaged files"}`` lists the flag under that heading of ``--help``. The
-dataclass's ``__post_init__`` refuses values by raising ``ValueError``, which ends the script with one
-sentence and exit status 2.
+Each field is a flag: ``max_steps: int = field(default=10, metadata={"help": "…"})`` gives ``--max-steps``;
+``--max_steps`` is accepted too. A bool gives ``--flag`` and ``--no-flag``, a ``Literal`` its choices, a
+``tuple[str, ...]`` takes any number of words. Further metadata:
+
+- ``"positional": True``: an argument without dashes
+- ``"short": "-o"``: a second, short name
+- ``"group": "for damaged or hostile files"``: list the flag under this heading of ``--help``
+- ``"metavar": "FOLDER"``: the placeholder for the value in ``--help``
+
+``__post_init__`` of the dataclass rejects a value by raising ``ValueError``: the script prints one line and
+exits with status 2.
 """
 
 from __future__ import annotations
@@ -24,7 +29,7 @@ from typing import Any, Literal, TypeVar, Union
 from chakra_et.text import printable
 
 Config = TypeVar("Config")
-# The program and command that ``dispatch`` runs, as usage lines show them.
+# The program and command that ``dispatch`` runs, for usage lines.
 _running: str | None = None
 
 
@@ -32,13 +37,14 @@ def parse(config_class: type[Config], argv: Sequence[str] | None = None, **parse
     """Read the command line into one config.
 
     ``argv`` is as for ``argparse`` (None: ``sys.argv[1:]``); ``parser_options`` are passed to
-    ``argparse.ArgumentParser``. Raises ``SystemExit(2)`` for an unknown flag or a refused value.
+    ``argparse.ArgumentParser``. Raises ``SystemExit(2)`` for an unknown flag or a rejected value.
     """
     parser = _Parser(
         formatter_class=_HelpFormatter, allow_abbrev=False, **({"prog": _running} | parser_options)
     )
     _add_flags(parser, config_class)
-    values = vars(parser.parse_args(argv))
+    given = vars(parser.parse_args(argv))
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
     try:
         return config_class(**values)
     except ValueError as error:
@@ -46,14 +52,29 @@ def parse(config_class: type[Config], argv: Sequence[str] | None = None, **parse
 
 
 def _add_flags(parser: argparse.ArgumentParser, config_class: type) -> None:
-    """Add one flag for each field of the dataclass to ``parser``."""
+    """Add one flag per field of the dataclass to ``parser``, and the usage line."""
     hints = typing.get_type_hints(config_class)
+    actions = []
     headings: dict[str, argparse._ArgumentGroup] = {}
     for field in dataclasses.fields(config_class):
         heading = field.metadata.get("group")
         if heading and heading not in headings:
             headings[heading] = parser.add_argument_group(heading)
-        _add_flag(headings[heading] if heading else parser, field, hints[field.name])
+        actions.append(_add_flag(headings[heading] if heading else parser, field, hints[field.name]))
+    words = ["%(prog)s", *map(_required, actions), "[flags]", *map(_positional, actions)]
+    parser.usage = " ".join(filter(None, words))
+
+
+def _required(action: argparse.Action) -> str:
+    names = action.option_strings
+    return f"{names[0]} {action.metavar}" if names and action.required else ""
+
+
+def _positional(action: argparse.Action) -> str:
+    if action.option_strings:
+        return ""
+    name = str(action.metavar)
+    return {"*": f"[{name} ...]", "?": f"[{name}]"}.get(str(action.nargs), name)
 
 
 def dispatch(
@@ -65,7 +86,7 @@ def dispatch(
     """Run ``program COMMAND …`` and return its exit status, 2 for unusable arguments or input.
 
     ``commands``: name → (module with ``main(argv) -> status``, one line of help). Only the module of the
-    command that runs is imported. ``refusal`` is the error by which a command refuses bad input.
+    command that runs is imported. ``refusal`` is the error that a command raises for bad input.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in ("-h", "--help"):
@@ -110,17 +131,48 @@ def run(work: Callable[[], int | None], refusal: type[Exception], interrupted: s
 
 
 class _Parser(argparse.ArgumentParser):
-    """Answers a bad command line with one line instead of the usage of every flag."""
+    """Reports a bad command line in one line, without the usage."""
 
     def error(self, message: str) -> typing.NoReturn:
         self.exit(2, printable(f"{self.prog}: error: {message} (see {self.prog} --help)") + "\n")
 
 
-class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
-    """Shows defaults, but for flags without one: their help says what happens then."""
+class _Switch(argparse.Action):
+    """``--flag`` gives True, ``--no-flag`` False."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, **options: Any) -> None:
+        self.negative = [f"--no-{name[2:]}" for name in option_strings if name.startswith("--")]
+        super().__init__([*option_strings, *self.negative], dest, nargs=0, **options)
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: Any = None
+    ) -> None:
+        setattr(namespace, self.dest, option not in self.negative)
+
+
+class _HelpFormatter(argparse.HelpFormatter):
+    """One dashed spelling per flag, ``--no-flag`` only for flags that are on, and no empty default."""
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if not action.option_strings:
+            return super()._format_action_invocation(action)
+        names = [name for name in action.option_strings if "_" not in name]
+        if isinstance(action, _Switch) and action.default is False:
+            names = [name for name in names if name not in action.negative]
+        value = "" if action.nargs == 0 else f" {self._format_args(action, action.dest.upper()).strip('[]')}"
+        return ", ".join(names) + value
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        return action.help if action.default is None else super()._get_help_string(action)
+        text, default = action.help or "", action.default
+        if default is None or default is False or default in ("", (), argparse.SUPPRESS):
+            return text
+        if default is True:
+            shown = "on"
+        elif type(default) is float:
+            shown = f"{default:g}"
+        else:
+            shown = " ".join(map(str, default)) if isinstance(default, tuple) else str(default)
+        return f"{text} (default: {shown})".replace("%", "%%")
 
 
 def _fail(sentence: str, status: int) -> int:
@@ -128,7 +180,9 @@ def _fail(sentence: str, status: int) -> int:
     return status
 
 
-def _add_flag(parser: argparse._ActionsContainer, field: dataclasses.Field[Any], hint: Any) -> None:
+def _add_flag(
+    parser: argparse._ActionsContainer, field: dataclasses.Field[Any], hint: Any
+) -> argparse.Action:
     options: dict[str, Any] = {"help": field.metadata.get("help", "")}
     if field.default is not dataclasses.MISSING:
         options["default"] = field.default
@@ -144,28 +198,37 @@ def _add_flag(parser: argparse._ActionsContainer, field: dataclasses.Field[Any],
     elif typing.get_origin(hint) is tuple:
         options.update(nargs="*", type=typing.get_args(hint)[0])
     elif hint is bool:
-        options["action"] = argparse.BooleanOptionalAction
+        options["action"] = _Switch
     else:
         options["type"] = hint
+    if hint is not bool and "choices" not in options:
+        options["metavar"] = field.metadata.get("metavar") or _metavar(field, options["type"])
 
     if field.metadata.get("positional"):
         options.pop("required", None)
         if "default" in options and "nargs" not in options:
             options["nargs"] = "?"
-        parser.add_argument(field.name, **options)
-        return
-    # A trailing _ is of a name that Python keeps for itself: ``for_`` is --for.
+        return parser.add_argument(field.name, **options)
+    # A trailing underscore avoids a Python keyword: ``for_`` is --for.
     name = field.name.rstrip("_")
     names = ["--" + name.replace("_", "-")]
     if "_" in name:
         names.append("--" + name)
     if "short" in field.metadata:
         names.insert(0, field.metadata["short"])
-    parser.add_argument(*names, dest=field.name, **options)
+    return parser.add_argument(*names, dest=field.name, **options)
+
+
+def _metavar(field: dataclasses.Field[Any], kind: type) -> str:
+    """The placeholder for a value: N or X for a number, or else the last word of the field's name."""
+    word = field.name.rstrip("_").rsplit("_", 1)[-1].upper()
+    if field.metadata.get("positional"):
+        return word.removesuffix("S")
+    return {int: "N", float: "X"}.get(kind, word)
 
 
 def _without_none(hint: Any) -> Any:
-    """``X`` for ``X | None``: None stands for a flag that was not given."""
+    """``X`` for ``X | None``; None means that the flag was not given."""
     if typing.get_origin(hint) in (Union, types.UnionType):
         (hint,) = (part for part in typing.get_args(hint) if part is not type(None))
     return hint

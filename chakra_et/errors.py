@@ -8,7 +8,7 @@ from pathlib import Path
 class TraceError(ValueError):
     """A trace, pair of traces or .et file that cannot be used.
 
-    Its text is one sentence for the user: what is wrong, in which file, rank and node, and what to do.
+    The text is one sentence for the user: what is wrong, in which file, rank and node, and what to do.
     Commands print it without a traceback and exit with a non-zero status.
     """
 

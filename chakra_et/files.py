@@ -1,7 +1,7 @@
-"""Atomic writes, and the removal of what killed processes leave.
+"""Atomic writes, and the removal of files that killed processes left behind.
 
-Until it is complete, a file has a hidden name in its own folder and is locked. A hidden file without a lock
-has been abandoned.
+An incomplete file has a hidden name in its final folder and is locked. A hidden file without a lock has been
+abandoned.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from pathlib import Path
 from typing import IO, Any
 
 ABANDONED = re.compile(r"\..+\.(?P<host>[0-9a-f]{8})[0-9a-f]{8}\.tmp", re.DOTALL)
-# Some cluster file systems lock per machine only, so files of other machines are kept for a day.
+# Some cluster file systems lock per machine only, so keep other machines' files for a day.
 OTHER_HOST_SECONDS = 86_400
 HOST = f"{zlib.crc32(socket.gethostname().encode()):08x}"
 
 
 @dataclass
 class Temporary:
-    """A file under a hidden name, in the folder in which it will appear as ``place``."""
+    """An open file with a hidden name, in the folder where it will become ``place``."""
 
     path: Path
     place: Path
     file: IO[bytes]
 
     def put_in_place(self) -> None:
-        """Flush the file to disk and give it its final name, replacing any older file."""
+        """Flush the file to disk and rename it to ``place``, replacing an older file."""
         self.file.flush()
         os.fsync(self.file.fileno())
         os.replace(self.path, self.place)
@@ -44,20 +44,20 @@ class Temporary:
 
 @contextlib.contextmanager
 def temporary_file(place: str | Path) -> Iterator[Temporary]:
-    """A file to write; ``put_in_place`` makes it ``place``, otherwise it is removed at the end."""
+    """A file to write. It becomes ``place`` by ``put_in_place``, otherwise it is removed on exit."""
     place = Path(place)
     try:
         with _temporary(place, _new_file) as (path, handle), open(handle, "wb", closefd=False) as file:
             yield Temporary(path, place, file)
     except OSError as error:
-        # A failed write knows only its handle.
+        # The error of a failed write has no file name.
         error.filename = error.filename or str(place)
         raise
 
 
 @contextlib.contextmanager
 def atomic_file(path: str | Path) -> Iterator[IO[bytes]]:
-    """A file to write that appears as ``path`` only when it is complete and on disk."""
+    """A file to write that becomes ``path`` on exit, once it is on disk. Raises ``OSError``."""
     with temporary_file(path) as temporary:
         yield temporary.file
         temporary.put_in_place()
@@ -91,7 +91,7 @@ def copy(source: Path, target: Path) -> None:
 
 @contextlib.contextmanager
 def scratch_folder(beside: Path) -> Iterator[Path]:
-    """A new folder beside ``beside``, removed at the end."""
+    """A new folder in the same folder as ``beside``, removed on exit."""
     with _temporary(beside, _new_folder) as (temporary, _):
         yield temporary
 
@@ -100,7 +100,7 @@ def scratch_folder(beside: Path) -> Iterator[Path]:
 def folder_lock(folder: Path, shared: bool, wait: Callable[[], None]) -> Iterator[None]:
     """Hold a lock on ``folder``, exclusive or ``shared``.
 
-    ``wait`` is called once if another process holds it. On a file system without locks nothing waits.
+    ``wait`` is called once if another process holds it. File systems without locks are not waited for.
     """
     handle = os.open(folder, os.O_RDONLY)
     kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
@@ -118,7 +118,7 @@ def folder_lock(folder: Path, shared: bool, wait: Callable[[], None]) -> Iterato
 
 
 def remove_abandoned(folder: Path) -> None:
-    """Remove the unfinished files in ``folder`` that no process is writing."""
+    """Remove the incomplete files in ``folder`` that no process is writing."""
     with contextlib.suppress(OSError):
         for path in list(folder.iterdir()):
             found = ABANDONED.fullmatch(path.name)
@@ -147,16 +147,16 @@ def _remove(path: Path) -> None:
 
 @contextlib.contextmanager
 def _temporary(place: Path, make: Callable[[Path], int]) -> Iterator[tuple[Path, int]]:
-    """A new file or folder beside ``place`` and its handle; removed at the end unless it was renamed."""
+    """A new file or folder beside ``place``, and its handle; removed on exit unless it was renamed."""
     while True:
-        # File names are limited to 255 bytes, and a letter may take four.
+        # File names are limited to 255 bytes, and a character may take four.
         stem = os.fsdecode(os.fsencode(place.name)[:200])
         path = place.with_name(f".{stem}.{HOST}{os.urandom(4).hex()}.tmp")
         handle = make(path)
         try:
             with contextlib.suppress(OSError):
                 fcntl.flock(handle, fcntl.LOCK_EX)
-            # Another process may have removed it before it was locked.
+            # Another process may have removed it before the lock was taken.
             if not path.exists():
                 continue
             yield path, handle

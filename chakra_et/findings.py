@@ -1,7 +1,7 @@
-"""Everything that a conversion can lose, repair, guess or note: one stable id and one sentence each.
+"""The losses, repairs, warnings and notes of a conversion: a stable id and a sentence for each.
 
-Stages count what they find in a ``Findings``. A key is an id of ``TABLE``, or ``id:detail`` where the table's
-sentence has a ``{}`` for the detail. Ids stay the same between versions; sentences may change.
+Stages count them in a ``Findings``. A key is an id of ``TABLE``, or ``id:detail`` if the sentence has a
+``{}`` for the detail. Ids stay the same between versions; sentences may change.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any, Literal
 Kind = Literal["loss", "repair", "warning", "note"]
 KINDS: tuple[Kind, ...] = ("loss", "repair", "warning", "note")
 
-# id → (kind, sentence). A loss is an event of the device trace that becomes no node. A repair changed a
-# damaged value. A warning is a guess or a default, with which the graph may differ from what happened.
+# id → (kind, sentence). A loss is an event of the device trace without a node. A repair changed a damaged
+# value. A warning is a guess or default that can make the graph differ from the actual execution.
 TABLE: dict[str, tuple[Kind, str]] = {
     # losses
     "profiler-span": ("loss", "span of the profiler itself"),
@@ -48,6 +48,10 @@ TABLE: dict[str, tuple[Kind, str]] = {
     "host-only-operators": ("warning", "host operators with CUDA tensors in steps without any device work"),
     "launch-without-work": ("warning", "kernel launches whose kernel is not in the device trace"),
     "missing-communication": ("warning", "communication operators whose kernel is not in the device trace"),
+    "work-before-recording": (
+        "warning",
+        "streams that were still busy with work from before the recording: the wait for it is overhead",
+    ),
     "missing-gpu-work": ("warning", "the host trace has CUDA tensors and the device trace no GPU work"),
     "communication-size": ("warning", "communication whose size is not recorded"),
     "communication-kind": ("warning", "communication kernel of unknown kind {}, kept without a type"),
@@ -94,19 +98,19 @@ class Findings(dict[str, int]):
     """Counts by key."""
 
     def add(self, key: str, count: int = 1, detail: str = "") -> None:
-        """Count ``count`` more of ``key``. Raises ``KeyError`` for an id without a sentence."""
+        """Add ``count`` to ``key``. Raises ``KeyError`` for an id that is not in ``TABLE``."""
         TABLE[key]
         if count:
             full = f"{key}:{detail}" if detail else key
             self[full] = self.get(full, 0) + int(count)
 
     def of(self, kind: Kind) -> dict[str, int]:
-        """Those of one kind."""
+        """The findings of one kind."""
         return {key: count for key, count in self.items() if kind_of(key) == kind}
 
 
 def joined(*parts: Mapping[str, int]) -> Findings:
-    """All counts together."""
+    """The sum of all counts."""
     total = Findings()
     for part in parts:
         for key, count in part.items():
@@ -115,21 +119,22 @@ def joined(*parts: Mapping[str, int]) -> Findings:
 
 
 def kind_of(key: str) -> Kind:
+    """The kind of a key."""
     return TABLE[key.partition(":")[0]][0]
 
 
 def sentence(key: str) -> str:
-    """The sentence for a key."""
+    """The sentence for a key, with its detail filled in."""
     name, _, detail = key.partition(":")
     return TABLE[name][1].replace("{}", detail)
 
 
 def listed(counts: Mapping[str, int]) -> list[dict[str, Any]]:
-    """For JSON: ``[{"id", "count", "text"}]``, with ``detail`` where there is one, by key."""
-    found = []
+    """For JSON: ``[{"id", "count", "text"}]`` sorted by key, with ``detail`` if the key has one."""
+    entries = []
     for key, count in sorted(counts.items()):
         name, _, detail = key.partition(":")
-        found.append(
+        entries.append(
             {"id": name, **({"detail": detail} if detail else {}), "count": count, "text": sentence(key)}
         )
-    return found
+    return entries

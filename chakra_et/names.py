@@ -2,9 +2,9 @@
 
 For a run NAME: ``NAME_host.json`` and ``NAME_device.json`` are the traces of rank 0,
 ``NAME_rank1_host.json`` … those of the other ranks (each also as ``.json.gz``). ``NAME.0.et``, ``NAME.1.et``
-… are the Chakra traces under the names that simulators expect, ``NAME.et`` is a copy of rank 0's. The name
-of every file that we write is made here; names found inside files are never used. ``NAME_kineto.json``, as
-older captures have it, is read as a device trace.
+… are the Chakra traces, named as simulators expect; ``NAME.et`` is a copy of rank 0's. All output names are
+made here; names found inside files are never used. ``NAME_kineto.json``, the name in
+older captures, is read as a device trace.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ _TRACE = re.compile(
     r"(?P<run>.+?)(?:_rank(?P<rank>[0-9]{1,6}))?_(?P<side>host|device|kineto)\.json(?:\.gz)?", re.DOTALL
 )
 _ET = re.compile(r"(?P<run>.+)\.(?P<rank>[0-9]{1,9})\.et", re.DOTALL)
-# Shell patterns that find all traces.
+# Glob patterns for all traces.
 TRACE_GLOBS = tuple(f"*_{side}.json{ending}" for side in SIDES for ending in ("", ".gz"))
 
 
-# Megatron-LM and Megatron-Bridge put Kineto's traces beside --tensorboard-dir, and execution traces too if
-# they run with pytorch_profiler_collect_chakra.
+# Megatron-LM and Megatron-Bridge write Kineto traces beside --tensorboard-dir, and host traces as well with
+# pytorch_profiler_collect_chakra.
 _MEGATRON_DEVICE, _MEGATRON_HOST = "torch_profile", "chakra"
 _MEGATRON = re.compile(r"rank-[0-9]{1,6}\.json(?:\.gz)?")
-# torchtitan: iteration_STEP/rankN_trace.json, or one folder deeper for each replica.
+# torchtitan: iteration_STEP/rankN_trace.json, or one folder deeper per replica.
 _TORCHTITAN_FOLDER = re.compile(r"iteration_[0-9]{1,12}")
 _TORCHTITAN = re.compile(r"rank[0-9]{1,6}_trace\.json(?:\.gz)?")
 # torch.profiler.tensorboard_trace_handler: HOST_PID.NANOSECONDS.pt.trace.json, unless a worker_name is given.
@@ -45,7 +45,7 @@ class TraceName(NamedTuple):
 
 
 def parse_trace(file_name: str) -> TraceName | None:
-    """Run, rank and side of ``NAME_rank3_host.json.gz``; None for any other form of name."""
+    """Run, rank and side of a name such as ``NAME_rank3_host.json.gz``; None for other names."""
     found = _TRACE.fullmatch(file_name)
     if not found:
         return None
@@ -55,9 +55,9 @@ def parse_trace(file_name: str) -> TraceName | None:
 def framework_runs(folder: Path) -> dict[str, list[Path]]:
     """The traces that training frameworks wrote below ``folder``: run name → host and device traces.
 
-    Knows the layouts of Megatron-LM and Megatron-Bridge (``torch_profile/`` with or without ``chakra/``;
-    either folder or the one above may be given) and of torchtitan (``iteration_STEP/``, in its
-    ``profile_traces``). Sources: Megatron-LM's training.py, torchtitan's tools/profiling.py.
+    Layouts: Megatron-LM and Megatron-Bridge (``torch_profile/`` with or without ``chakra/``; ``folder`` is
+    one of these or their parent) and torchtitan (``iteration_STEP/`` in ``profile_traces/``). Sources:
+    Megatron-LM's training.py, torchtitan's tools/profiling.py.
     """
     runs: dict[str, list[Path]] = {}
     above = folder.parent if folder.name in (_MEGATRON_DEVICE, _MEGATRON_HOST) else folder
@@ -74,10 +74,10 @@ def framework_runs(folder: Path) -> dict[str, list[Path]]:
 
 
 def process_of(file_name: str) -> int | None:
-    """The process id in the name that ``torch.profiler.tensorboard_trace_handler`` gives a device trace.
+    """The process id in the file names of ``torch.profiler.tensorboard_trace_handler``; None for other names.
 
-    The execution trace that ENABLE_PYTORCH_EXECUTION_TRACE=1 leaves in the temporary folder
-    (``tmpXXXX.et.json``) has neither rank nor process in its name, but the process inside.
+    The host trace that ENABLE_PYTORCH_EXECUTION_TRACE=1 writes to the temporary folder (``tmpXXXX.et.json``)
+    has the process id in its content only.
     """
     found = _TENSORBOARD.fullmatch(file_name)
     return int(found["pid"]) if found else None
@@ -106,20 +106,20 @@ class RunFiles:
         return self.folder / f"{self.name}{f'_rank{rank}' if rank else ''}_{ending}"
 
     def trace_file(self, rank: int, side: Side) -> Path:
-        """The uncompressed trace; pass it to ``gz`` for the name that ``--trace-gzip`` writes."""
+        """The uncompressed trace; ``gz`` gives the name of the compressed one."""
         return self._of_rank(rank, f"{side}.json")
 
     def merged_file(self, rank: int) -> Path:
-        """Both traces of a rank as one, written by ``--keep-merged``."""
+        """Both traces of a rank in one file, written by ``--keep-merged``."""
         return self._of_rank(rank, "merged.json")
 
     def et_file(self, rank: int) -> Path:
-        """The name that simulators expect."""
+        """The .et file of a rank, named as simulators expect."""
         return self.folder / f"{self.name}.{rank}.et"
 
     @property
     def first_et_file(self) -> Path:
-        """A copy of rank 0's file under the name that users expect."""
+        """A copy of rank 0's .et file for runs of one rank."""
         return self.folder / f"{self.name}.et"
 
     @property
@@ -132,7 +132,7 @@ class RunFiles:
 
     @property
     def groups_file(self) -> Path:
-        """Process group number → ranks, as ASTRA-sim reads it."""
+        """The comm-group file: group id → ranks, as ASTRA-sim reads it."""
         return self.folder / f"{self.name}_comm_groups.json"
 
     @property
@@ -145,7 +145,7 @@ class RunFiles:
         return self.folder / f"{self.name}_report.html"
 
     def et_files(self) -> list[tuple[int, Path]]:
-        """(rank, path) of the existing ``NAME.N.et``, in order of rank."""
+        """(rank, path) of the existing ``NAME.N.et``, sorted by rank."""
         found = []
         for path in self.folder.iterdir() if self.folder.is_dir() else ():
             parsed = parse_et(path.name)
@@ -155,11 +155,11 @@ class RunFiles:
 
 
 def gz(path: Path) -> Path:
-    """The name of the gzip file."""
+    """The name of the gzip file of ``path``."""
     return path.with_name(path.name + ".gz")
 
 
 def run_at(prefix: str) -> RunFiles:
-    """``folder/NAME`` as the files of that run."""
+    """The files of the run ``folder/NAME``."""
     path = Path(prefix)
     return RunFiles(path.parent, path.name)

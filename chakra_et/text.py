@@ -1,4 +1,4 @@
-"""Text for terminals: aligned tables, and untrusted names made safe to print."""
+"""Text for terminals: aligned tables, and untrusted names escaped for printing."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 
 def printable(text: str) -> str:
-    """``text`` on one line, with control characters and line breaks as escapes."""
+    """``text`` on one line, with control characters and line breaks escaped."""
     return "".join(
         letter if letter.isprintable() else letter.encode("unicode_escape", "surrogatepass").decode()
         for letter in text
@@ -14,15 +14,15 @@ def printable(text: str) -> str:
 
 
 def shortened(text: str, length: int) -> str:
-    """At most ``length`` printable characters."""
+    """``printable(text)`` cut to at most ``length`` characters."""
     text = printable(text)
     return text if len(text) <= length else text[: length - 1] + "…"
 
 
 def table(rows: Sequence[Sequence[str]], right: Collection[int] | None = None, indent: str = "") -> list[str]:
-    """Rows, of which the first is the header, as aligned lines.
+    """The rows as aligned lines; the first row is the header. No lines if there are no other rows.
 
-    ``right``: the columns to align right; None: those that hold only figures.
+    ``right``: indices of right-aligned columns; None: all columns that have only figures.
     """
     if len(rows) < 2:
         return []

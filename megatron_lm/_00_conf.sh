@@ -20,8 +20,10 @@ SETTINGS=(
     RELOAD_CONTAINER CONTAINER_IMAGE_PATH CONTAINER_PATH CONTAINER_NAME CONTAINER_PYTHON
 )
 # Start from the environment's MEGATRON_NAME only: other programs use some of these names without the prefix.
+unprefixed=
 for name in "${SETTINGS[@]}"; do
     prefixed=MEGATRON_$name
+    if [ -n "${!name+set}" ] && [ -z "${!prefixed+set}" ]; then unprefixed="$unprefixed $name=${!name}"; fi
     unset "$name"
     if [ -n "${!prefixed+set}" ]; then printf -v "$name" '%s' "${!prefixed}"; fi
 done
@@ -128,7 +130,7 @@ CONTAINER_PYTHON="${CONTAINER_PYTHON:-python3}" # interpreter in the container
 for name in "${SETTINGS[@]}"; do
     if [ -n "${!name+set}" ]; then export "MEGATRON_$name=${!name}"; fi
 done
-derived=$("${SETTINGS_PYTHON:-python3}" "$(dirname "${BASH_SOURCE[0]}")/settings") || return 2 2>/dev/null || exit 2
+derived=$(UNPREFIXED=$unprefixed "${SETTINGS_PYTHON:-python3}" "$(dirname "${BASH_SOURCE[0]}")/settings") || return 2 2>/dev/null || exit 2
 eval "$derived"
 for name in "${SETTINGS[@]}"; do export "MEGATRON_$name=${!name}"; done
-unset name prefixed derived
+unset name prefixed unprefixed derived

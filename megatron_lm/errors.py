@@ -8,4 +8,4 @@ class RunError(ValueError):
 
 
 class SettingsError(RunError):
-    """A setting, or a set of settings, that can't be used; the text says which values would work."""
+    """A setting, or a set of settings, that can't be used; the text names values that would work."""

@@ -21,7 +21,7 @@ from utils.data.tokenizers import Family
 __all__ = ["SquadDataset", "build_datasets", "stack"]
 
 IGNORED = -100
-MULTIPLE = 8  # of tokens per sample: what matrix units like
+MULTIPLE = 8  # Tensor Cores are fastest on sizes that are multiples of 8
 MASKED_SHARE = 0.15
 Sample = dict[str, torch.Tensor]
 Ids = npt.NDArray[np.int64]

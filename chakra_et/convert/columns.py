@@ -1,4 +1,4 @@
-"""Helpers to build the attribute columns of an .et file."""
+"""Build the attribute columns of an .et file."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import numpy as np
 from chakra_et.et.columns import Attribute, Strings, ValueKind
 
 Add = Callable[[str, ValueKind, np.ndarray, Any], None]
-"""Adds one attribute: name, kind, rows that have it (ascending), their values."""
+"""Add one attribute: name, kind, the rows that have it (ascending), and their values."""
 
 
 def collector(attributes: dict[str, Attribute]) -> Add:
-    """A function that adds to ``attributes``; an attribute that no node has is left out."""
+    """A function that adds attributes to ``attributes``, except those that no node has."""
 
     def add(name: str, kind: ValueKind, rows: np.ndarray, values: Any) -> None:
         if len(rows):
@@ -24,12 +24,12 @@ def collector(attributes: dict[str, Attribute]) -> Add:
 
 
 def strings(values: list[str]) -> Strings:
-    """A string column; equal strings are stored once."""
+    """A string column that stores equal strings once."""
     table: dict[str, int] = {}
     index = [table.setdefault(value, len(table)) for value in values]
     return Strings([text.encode("utf-8", "replace") for text in table], np.array(index, dtype=np.int32))
 
 
 def coded(names: list[str], index: np.ndarray) -> Strings:
-    """A string column of indices into ``names``."""
+    """A string column from ``index``, int[rows] into ``names``."""
     return Strings([name.encode("utf-8", "replace") for name in names], index.astype(np.int32))

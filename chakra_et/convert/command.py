@@ -1,15 +1,15 @@
-"""``chakra-et convert``: host and device traces to Chakra execution traces.
+"""``chakra-et convert``: convert host and device traces to Chakra execution traces.
 
-For each run NAME: NAME.0.et, NAME.1.et … (as simulators look for them), NAME.et (rank 0's bytes),
-NAME_comm_groups.json and NAME_conversion.json (what went in, what came out, every loss). The exit status is 0
-if every rank of every run was converted and its file is valid, 1 if not, 2 if nothing could be done.
+For each run NAME: NAME.0.et, NAME.1.et … (named as simulators expect), NAME.et (a copy of rank 0's file),
+NAME_comm_groups.json and NAME_conversion.json (events in, nodes out, every loss). Exit status: 0 if every
+rank of every run was converted and its file is valid, 1 if not, 2 for unusable arguments or input.
 """
 
 from __future__ import annotations
 
 import os
 
-# Nothing here multiplies matrices, and the threads for it cost a fifth of a small conversion's time.
+# The conversion multiplies no matrices, and starting BLAS threads takes a fifth of a small conversion.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import signal
@@ -29,7 +29,7 @@ from chakra_et.traces import sets as trace_sets
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Convert what the flags name, and return the exit status."""
+    """Run the command and return its exit status."""
     config = cli.parse(
         ConvertConfig, argv, description="Convert host and device traces to Chakra execution traces."
     )
@@ -37,9 +37,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def main_remaining(argv: Sequence[str] | None = None) -> int:
-    """The same for what is not converted yet, or whose last conversion failed."""
+    """Convert only runs that are not converted yet or whose last conversion failed."""
     config = cli.parse(
-        ConvertConfig, argv, description="Convert what is not converted yet, or whose last conversion failed."
+        ConvertConfig, argv, description="Convert runs that are not converted yet or whose conversion failed."
     )
     return command(lambda: _convert_remaining(config))
 
@@ -48,33 +48,36 @@ def _convert_remaining(config: ConvertConfig) -> int:
     sets = config.sets()
     options, run = config.pair_options(), config.run_options(1, keep=True)
     remaining = [traces for traces in sets if not is_converted(traces, options, run)]
-    print(f"{len(sets) - len(remaining)} of {len(sets)} runs are converted already.")
+    print(f"{len(sets) - len(remaining)} of {len(sets)} runs are already converted.")
     return show(convert(config, remaining, keep=True), config)
 
 
 def convert(config: ConvertConfig, sets: list[trace_sets.TraceSet], keep: bool = False) -> list[SetResult]:
-    """Convert ``sets``; with ``keep`` files that are valid and newer than their traces stay."""
+    """Convert ``sets``. With ``keep``, keep files that are valid and newer than their traces."""
     pairs = sum(len(traces.pairs) for traces in sets)
     with config.progress_bar(pairs) as progress:
         return convert_sets(sets, config.pair_options(), config.run_options(pairs, keep), progress)
 
 
 def command(work: Callable[[], int]) -> int:
-    """Run a conversion command to its exit status; SIGTERM ends it as Ctrl-C does: workers end, unfinished
-    files go."""
+    """Run a conversion command and return its exit status. SIGTERM ends it as Ctrl-C does: workers are ended
+    and incomplete files removed."""
 
     def stop(number: int, frame: object) -> None:
         raise SystemExit(128 + number)
 
     signal.signal(signal.SIGTERM, stop)
-    left = "interrupted; files that are there are whole, and convert_remaining.py makes the others."
-    return cli.run(work, TraceError, left)
+    interrupted = "interrupted; the files written are complete, and convert_remaining.py converts the rest."
+    return cli.run(work, TraceError, interrupted)
 
 
 def show(results: list[SetResult], config: ConvertConfig) -> int:
-    """Print what became of each rank; returns the exit status."""
-    rows = [("file", "nodes", "edges", "KB", "linked", "left out", "overhead", "steps ms", "result")]
-    sentences, reports = [], []
+    """Print the result of each rank and return the exit status."""
+    rows: list[tuple[str, ...]] = [
+        ("file", "nodes", "edges", "KB", "linked", "left out", "overhead", "steps ms", "result")
+    ]
+    sentences: list[str] = []
+    reports: list[str] = []
     for result in results:
         traces = result.traces
         for rank, outcome in sorted(result.ranks.items()):
@@ -97,20 +100,20 @@ def show(results: list[SetResult], config: ConvertConfig) -> int:
             print("\n".join(printable(line) for line in report.splitlines()))
     sys.stdout.flush()
     for line in sentences:
-        _say(line)
+        print(printable(line), file=sys.stderr)
     _print_totals(results, config)
     return 1 if any(result.failed for result in results) else 0
 
 
 def _print_totals(results: list[SetResult], config: ConvertConfig) -> None:
-    good = [outcome for result in results for outcome in result.good.values()]
-    kept = sum(outcome.kept for outcome in good)
+    converted = [outcome for result in results for outcome in result.good.values()]
+    kept = sum(outcome.kept for outcome in converted)
     failed = sum(result.failed for result in results)
-    line = f"{len(good) - kept} files written to {printable(_where(results, config))}"
+    line = f"{len(converted) - kept} files written to {printable(_where(results, config))}"
     line += f", {kept} kept" if kept else ""
     print(f"{line}; {failed} of {len(results)} runs with errors.")
     if config.ranks:
-        print("these are parts of runs: convert_remaining.py checks and completes them when all are there.")
+        print("only some ranks were converted: run convert_remaining.py once all ranks are there.")
 
 
 def _where(results: list[SetResult], config: ConvertConfig) -> str:
@@ -119,35 +122,35 @@ def _where(results: list[SetResult], config: ConvertConfig) -> str:
 
 
 def _warnings(result: SetResult) -> list[str]:
-    """One sentence for each warning of a run, with its count over all ranks."""
-    of_key: dict[str, dict[int, int]] = {}
+    """One sentence per warning of a run, with its count over all ranks."""
+    by_key: dict[str, dict[int, int]] = {}
     for rank, outcome in result.good.items():
         for key, count in outcome.report.warnings.items():
-            of_key.setdefault(key, {})[rank] = count
+            by_key.setdefault(key, {})[rank] = count
     return [
         f"warning: {_named(result, list(counts))}: {sentence(key)}: {sum(counts.values())}"
-        for key, counts in sorted(of_key.items())
+        for key, counts in sorted(by_key.items())
     ]
 
 
-def _overhead(result: SetResult, most: float) -> list[str]:
-    """A warning where much of a critical path is unexplained, with the worst rank's figures."""
+def _overhead(result: SetResult, limit: float) -> list[str]:
+    """A warning if more than ``limit`` percent of a critical path is overhead, for the worst rank."""
     shares = {rank: outcome.report.overhead_share for rank, outcome in result.good.items()}
-    beyond = {rank: share for rank, share in shares.items() if share is not None and share * 100 > most}
-    if not beyond:
+    above = {rank: share for rank, share in shares.items() if share is not None and share * 100 > limit}
+    if not above:
         return []
-    worst = max(beyond, key=lambda rank: beyond[rank])
+    worst = max(above, key=lambda rank: above[rank])
     path = result.good[worst].report.critical_path_us
     host, device = (path[f"{side}-overhead"] / sum(path.values()) for side in ("host", "device"))
     return [
-        f"warning: {_named(result, list(beyond))}: {'up to ' * (len(beyond) > 1)}{beyond[worst]:.0%} of the "
+        f"warning: {_named(result, list(above))}: {'up to ' * (len(above) > 1)}{above[worst]:.0%} of the "
         f"critical path is overhead that no event explains ({host:.0%} on the host, mostly Python between "
         f"operators; {device:.0%} on the device)"
     ]
 
 
 def _named(result: SetResult, ranks: list[int]) -> str:
-    """The file of one rank, or the run and the ranks in question."""
+    """The file of one rank, or the run and the numbers of several."""
     traces = result.traces
     if len(ranks) == 1:
         return str(traces.et_file(ranks[0]))
@@ -159,11 +162,10 @@ def _state(outcome: RankResult) -> str:
     if outcome.problems:
         return "invalid"
     cut = any(is_cut(outcome.report, side) for side in SIDES)
-    words = ["kept" if outcome.kept else "cut" if cut else "ok"]
-    found = outcome.report.repairs.items()
-    repairs = sum(count for key, count in found if key.startswith(("host-repair", "device-repair")))
-    words += [f"{repairs} repairs" if repairs > 1 else "1 repair"] if repairs else []
-    return ", ".join(words)
+    state = "kept" if outcome.kept else "cut" if cut else "ok"
+    counts = outcome.report.repairs.items()
+    repairs = sum(count for key, count in counts if key.startswith(("host-repair", "device-repair")))
+    return f"{state}, {repairs} repair{'s' * (repairs > 1)}" if repairs else state
 
 
 def _figures(outcome: RankResult, config: ConvertConfig) -> tuple[str, ...]:
@@ -176,7 +178,3 @@ def _figures(outcome: RankResult, config: ConvertConfig) -> tuple[str, ...]:
     linked = f"{report.link_rate:.1%}" if "no-host-trace" not in report.findings else "-"
     overhead = "-" if report.overhead_share is None else f"{report.overhead_share:.1%}"
     return (f"{report.nodes:,}", f"{report.edges:,}", size, linked, left_out, overhead, steps)
-
-
-def _say(sentence: str) -> None:
-    print(printable(sentence), file=sys.stderr)

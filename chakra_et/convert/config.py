@@ -1,4 +1,4 @@
-"""The flags of the conversion scripts, how they end, and the table that they end with."""
+"""The flags of the conversion commands, and the options that they stand for."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from chakra_et.convert.emit_communication import CommTypes
 from chakra_et.convert.pair import PairOptions
@@ -16,96 +17,81 @@ from chakra_et.graph.gaps import HostGaps
 from chakra_et.traces import sets as trace_sets
 from chakra_et.traces.limits import DEFAULT_LIMITS, Limits
 
+RARE = "for damaged or hostile files"
+
+
+def _flag(default: Any, text: str, **metadata: Any) -> Any:
+    return field(default=default, metadata={"help": text, **metadata})
+
 
 @dataclass
 class ConvertConfig:
     """How a folder of traces is converted."""
 
-    files: tuple[str, ...] = field(
-        default=(),
-        metadata={"positional": True, "help": "traces of any names, or one folder (default: --dir)"},
+    files: tuple[str, ...] = _flag((), "trace files, or one folder (default: --dir)", positional=True)
+    dir: str = _flag("outputs", "folder with the traces", metavar="FOLDER")
+    output: str = _flag(
+        "", "folder for the .et files (default: that of the traces)", short="-o", metavar="FOLDER"
     )
-    dir: str = field(default="outputs", metadata={"help": "folder with the traces"})
-    output: str = field(
-        default="", metadata={"help": "folder for the .et files (default: that of the traces)", "short": "-o"}
+    host: str = _flag("", "host trace of one rank; needs --device", metavar="FILE")
+    device: str = _flag("", "device trace of one rank; needs --host", metavar="FILE")
+    name: str = _flag("*", "convert only runs whose NAME matches this glob", metavar="GLOB")
+    ranks: str = _flag(
+        "",
+        "convert only these ranks: 0-7,12, or I/N for every Nth rank from I on; convert_remaining.py then "
+        "finishes the run",
     )
-    host: str = field(default="", metadata={"help": "host trace of one rank; needs --device"})
-    device: str = field(default="", metadata={"help": "device trace of one rank; needs --host"})
-    name: str = field(default="*", metadata={"help": "only runs whose NAME fits this glob"})
-    ranks: str = field(
-        default="",
-        metadata={
-            "help": "only these ranks: 0-7,12, or I/N for every N-th from I on; convert_remaining.py then "
-            "finishes the run"
-        },
+    comm_kernels: str = _flag("", "JSON table of additional communication kernels, by name", metavar="FILE")
+    graph_capture: str = _flag(
+        "", "device trace of the capture of CUDA or HIP graphs, to name their kernels", metavar="FILE"
     )
-    comm_kernels: str = field(
-        default="", metadata={"help": "JSON table of further communication kernels, by name"}
+    max_overhead: float = _flag(
+        10.0, "warn if more than this percentage of a critical path is unexplained", metavar="PERCENT"
     )
-    graph_capture: str = field(
-        default="",
-        metadata={"help": "device trace of the capture of CUDA or HIP graphs, to name their kernels"},
+    engine: Engine = _flag("native", "this converter, or MLCommons' chakra_trace_link and chakra_converter")
+    workers: int = _flag(0, "number of processes; 0: one per core")
+    step: str = _flag("all", "number of the one ProfilerStep to convert, or all")
+    host_gaps: HostGaps = _flag(
+        "node", "host time outside operators: as nodes of its own, folded into the next node, or dropped"
     )
-    max_overhead: float = field(
-        default=10.0,
-        metadata={"help": "warn where more than this percentage of a critical path is unexplained"},
+    timestamps: bool = _flag(True, "write start_time_micros")
+    comm_types: CommTypes = _flag(
+        "schema", "collective types of the schema, or only those that ASTRA-sim simulates"
     )
-    engine: Engine = field(
-        default="native",
-        metadata={"help": "our converter, or MLCommons' chakra_trace_link and chakra_converter"},
+    keep_merged: bool = _flag(False, "also write NAME_merged.json: both traces in one file")
+    report: bool = _flag(False, "print the conversion report of each rank: events in, nodes out, losses")
+    allow_unlinked: bool = _flag(
+        False, "continue if host and device trace hardly match or come from two processes", group=RARE
     )
-    workers: int = field(default=0, metadata={"help": "processes, 0: one for each core"})
-    timeout: float = field(default=0.0, metadata={"help": "seconds for one rank, 0: no limit"})
-    step: str = field(default="all", metadata={"help": "all, or the number of one ProfilerStep"})
-    host_gaps: HostGaps = field(
-        default="node",
-        metadata={"help": "time outside of operators: as nodes, in the next node, or left out"},
+    allow_truncated: bool = _flag(
+        False, "continue if a trace was cut off or device work is missing", group=RARE
     )
-    timestamps: bool = field(default=True, metadata={"help": "write start_time_micros"})
-    comm_types: CommTypes = field(
-        default="schema",
-        metadata={"help": "collective types as in the schema, or only those that ASTRA-sim runs"},
+    allow_missing_ranks: bool = _flag(False, "continue if traces of some ranks are missing", group=RARE)
+    allow_mixed: bool = _flag(
+        False, "continue if a damaged trace mixes records of several processes", group=RARE
     )
-    keep_merged: bool = field(
-        default=False, metadata={"help": "also write NAME_merged.json: both traces as one"}
+    min_records: int = _flag(
+        DEFAULT_LIMITS.min_records, "reject a damaged trace with fewer intact nodes or events", group=RARE
     )
-    report: bool = field(default=False, metadata={"help": "print what went in and came out of each rank"})
-    allow_unlinked: bool = field(
-        default=False,
-        metadata={"help": "go on although host and device trace hardly match, or are of two processes"},
+    max_bytes: int = _flag(8 << 30, "reject a larger trace (uncompressed size)", group=RARE)
+    max_ratio: int = _flag(
+        DEFAULT_LIMITS.max_ratio, "reject a gzip file that expands by more than this factor", group=RARE
     )
-    allow_truncated: bool = field(
-        default=False,
-        metadata={"help": "go on although a trace was cut off or lacks the device's work"},
-    )
-    allow_missing_ranks: bool = field(
-        default=False, metadata={"help": "go on although traces of some ranks are missing"}
-    )
-    allow_mixed: bool = field(
-        default=False, metadata={"help": "go on with a damaged trace that mixes several processes' records"}
-    )
-    min_records: int = field(
-        default=DEFAULT_LIMITS.min_records,
-        metadata={"help": "nodes or events that must be left of a damaged trace, or it is refused"},
-    )
-    max_bytes: int = field(default=8 << 30, metadata={"help": "size of a trace, unpacked"})
-    max_ratio: int = field(
-        default=DEFAULT_LIMITS.max_ratio, metadata={"help": "unpacked size of a gzip trace over its size"}
-    )
+    timeout: float = _flag(0.0, "seconds per rank; 0: no limit", group=RARE, metavar="SECONDS")
 
     def __post_init__(self) -> None:
         if self.workers < 0:
-            raise ValueError(f"--workers must be 1 or more, or 0 for one per core, not {self.workers}")
+            raise ValueError(f"--workers must be 0 (one per core) or more, not {self.workers}")
         if not self.timeout >= 0:
-            raise ValueError(f"--timeout must be seconds, or 0 for no limit, not {self.timeout}")
+            raise ValueError(f"--timeout must be 0 (no limit) or more seconds, not {self.timeout}")
         if self.step != "all" and not (self.step.isascii() and self.step.isdigit()):
-            raise ValueError(f"--step must be the number of a ProfilerStep, or all, not {self.step}")
+            raise ValueError(f"--step must be the number of a ProfilerStep or all, not {self.step!r}")
         if bool(self.host) != bool(self.device):
-            raise ValueError("--host and --device go together: they name the two traces of one rank")
+            raise ValueError("--host and --device need each other: they name the two traces of one rank")
         if self.host and self.files:
             raise ValueError("give either trace files, or --host and --device")
         if not 0 <= self.max_overhead <= 100:
-            raise ValueError(f"--max-overhead must be a percentage, not {self.max_overhead}")
+            raise ValueError(f"--max-overhead must be between 0 and 100 percent, not {self.max_overhead}")
         try:
             trace_sets.rank_choice(self.ranks)
         except ValueError as error:
@@ -121,7 +107,7 @@ class ConvertConfig:
         )
 
     def pair_options(self) -> PairOptions:
-        """The options of one rank's conversion."""
+        """The options for converting one rank."""
         return PairOptions(
             self.step,
             self.host_gaps,
@@ -135,7 +121,7 @@ class ConvertConfig:
         )
 
     def sets(self) -> list[trace_sets.TraceSet]:
-        """The runs that the flags name. Raises ``TraceError`` for files and folders that hold none."""
+        """The runs that the flags name. Raises ``TraceError`` if the files or folders hold no traces."""
         output = Path(self.output) if self.output else None
         if output:
             output.mkdir(parents=True, exist_ok=True)
@@ -147,7 +133,10 @@ class ConvertConfig:
         return trace_sets.of_files(paths, output)
 
     def run_options(self, pairs: int, keep: bool) -> RunOptions:
-        """How the runs, ``pairs`` ranks in all, are converted; ``keep``: what is there and valid stays."""
+        """The options for converting runs with ``pairs`` ranks in total.
+
+        ``keep``: keep valid files of an earlier conversion.
+        """
         return RunOptions(
             self.engine,
             self.workers or default_workers(pairs),
@@ -160,12 +149,12 @@ class ConvertConfig:
 
     @contextlib.contextmanager
     def progress_bar(self, total: int) -> Iterator[Callable[[], None]]:
-        """A bar over ``total`` ranks; nothing where the output is not a terminal."""
+        """A progress bar over ``total`` ranks; none if stderr is not a terminal."""
         if not sys.stderr.isatty() or total < 2:
             yield lambda: None
             return
         from tqdm import tqdm
 
-        tqdm.monitor_interval = 0  # its thread would be there when workers are forked
+        tqdm.monitor_interval = 0  # no monitor thread: the workers are forked from this process
         with tqdm(total=total, unit="rank", desc="converting") as bar:
             yield lambda: bar.update() and None

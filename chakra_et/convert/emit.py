@@ -1,9 +1,9 @@
-"""From the graph to the columns of an .et file, for both feeders of the Chakra schema.
+"""Turn the graph of a rank into the columns of an .et file that both feeders of the Chakra schema can read.
 
-Every attribute that MLCommons' converter writes is there under its name and type: rf_id, fw_parent,
-seq_id, scope, tid, fw_tid, op_schema, is_cpu_op, stream; comm_type, comm_size, pg_name. ``pg_name`` is an
-integer ≥ 1, as ASTRA-sim reads it as one; PyTorch's own name is in ``pg_original_name``. All dependencies are
-data dependencies, because Chakra's feeder reads no others.
+Every attribute of MLCommons' converter is there with its name and type: rf_id, fw_parent, seq_id, scope, tid,
+fw_tid, op_schema, is_cpu_op, stream; comm_type, comm_size, pg_name. ``pg_name`` is an integer ≥ 1, as
+ASTRA-sim parses it as an integer; PyTorch's name is in ``pg_original_name``. All dependencies are data
+dependencies, as Chakra's feeder reads no others.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from chakra_et.graph.nodes import KIND_NAMES, Graph
 from chakra_et.graph.timeline import Lane
 from chakra_et.graph.work import find_work
 
-# One letter for each dependency of a node, in the order of its data_deps.
+# Letters by ``EdgeKind`` for the attribute ``dep_kinds``: one per dependency, in the order of data_deps.
 EDGE_LETTERS = b"PLSYTC"
 
 
@@ -36,9 +36,9 @@ def emit(
     comm_types: CommTypes = "schema",
     captured: Captured | None = None,
 ) -> ExecutionTrace:
-    """The columns of rank ``number``'s file; node i of the graph gets id i + 1.
+    """The columns of the file of rank ``number``. Node i of the graph gets id i + 1.
 
-    ``captured``: what the kernels of its graphs are.
+    ``captured``: the operators that launched the kernels of CUDA or HIP graphs.
     """
     rows = len(graph)
     everywhere = np.arange(rows)
@@ -62,15 +62,15 @@ def emit(
     add("segment", "int64", further, graph.segment[further])
     emit_operators.add_hierarchy(graph, hierarchy, add)
     emit_operators.add_device(rank, graph, work, captured, add)
-    talking = communicating(graph, rank.communication.items, comm_types)
-    of_node = [rank.communication.items[item] for item in graph.item[talking].tolist()]
-    add_communication(talking, of_node, number, comm_types, add)
+    communication = communicating(graph, rank.communication.items, comm_types)
+    of_node = [rank.communication.items[item] for item in graph.item[communication].tolist()]
+    add_communication(communication, of_node, number, comm_types, add)
 
     sources = (graph.source + 1).astype(np.uint64)
     offsets = np.searchsorted(graph.target, np.arange(rows + 1)).astype(np.int64)
     add("dep_kinds", "string", np.flatnonzero(np.diff(offsets)), _dependency_kinds(graph, offsets))
     types = np.full(rows, NodeType.COMP, dtype=np.uint8)
-    types[talking] = [item.type for item in of_node]
+    types[communication] = [item.type for item in of_node]
     start = graph.start // 1000 if timestamps else np.zeros(rows, dtype=np.int64)
     return ExecutionTrace(
         ids=np.arange(1, rows + 1, dtype=np.uint64),
@@ -90,7 +90,7 @@ def emit(
 
 
 def _durations(graph: Graph) -> np.ndarray:
-    """Whole µs; what is cut off a node is carried to the next on its lane, so that no lane loses time."""
+    """int64[N]: whole µs. The remainder is carried to the next node of the lane, so lanes lose no time."""
     order = np.argsort(graph.lane, kind="stable")
     length = (graph.end - graph.start)[order]
     lane = graph.lane[order]
@@ -112,5 +112,5 @@ def _dependency_kinds(graph: Graph, offsets: np.ndarray) -> Strings:
 
 
 def lanes_text(lanes: list[Lane]) -> list[dict[str, Any]]:
-    """The lanes as the file's metadata holds them."""
+    """The lanes for the file's metadata."""
     return [{"kind": lane.kind, "label": lane.label} for lane in lanes]

@@ -13,7 +13,7 @@ from chakra_et.graph.groups import group_number
 from chakra_et.graph.nodes import Graph
 
 CommTypes = Literal["schema", "astra-sim"]
-# Collectives that ASTRA-sim does not know, as the nearest that it does.
+# The substitutes for collectives that ASTRA-sim does not simulate.
 NEAREST_IN_ASTRA_SIM = {
     CollectiveType.BARRIER: CollectiveType.ALL_REDUCE,
     CollectiveType.REDUCE: CollectiveType.ALL_REDUCE,
@@ -24,15 +24,16 @@ NEAREST_IN_ASTRA_SIM = {
 
 
 def communicating(graph: Graph, items: list[Communication], comm_types: CommTypes) -> np.ndarray:
-    """The nodes that are communication with another rank; for ASTRA-sim those that it can run as such."""
+    """The nodes that communicate with other ranks; for ASTRA-sim, only those that it can simulate."""
     nodes = np.flatnonzero(graph.item >= 0)
     of_node = (items[number] for number in graph.item[nodes].tolist())
     kept = [not item.is_local and (comm_types == "schema" or _is_complete(item)) for item in of_node]
-    return nodes[np.array(kept, dtype=bool)]
+    communication: np.ndarray = nodes[np.array(kept, dtype=bool)]
+    return communication
 
 
 def _is_complete(item: Communication) -> bool:
-    """Whether a simulator has what it needs to run it."""
+    """Whether size and peer or type are known, which a simulator needs."""
     return item.size > 0 and (item.peer >= 0 if item.is_message else item.collective is not None)
 
 
@@ -41,17 +42,17 @@ def _type_and_size(item: Communication, comm_types: CommTypes) -> tuple[Collecti
         return item.collective, item.size
     size = item.size
     if item.collective is CollectiveType.SCATTER and item.is_root and item.group.ranks:
-        size = max(1, size // len(item.group.ranks))  # the root puts in what all ranks take out
+        size = max(1, size // len(item.group.ranks))  # the root's input is the output of all ranks
     return NEAREST_IN_ASTRA_SIM[item.collective], size
 
 
 def add_communication(
     nodes: np.ndarray, of_node: list[Communication], rank: int, comm_types: CommTypes, add: Add
 ) -> None:
-    """Add the attributes of the communication ``nodes``, ``of_node`` one per node.
+    """Add the attributes of the communication ``nodes``; ``of_node`` has one entry per node.
 
-    An unknown kind or size has no attribute. ``comm_types``: the schema's collective types as they are, or
-    those that ASTRA-sim does not know as the nearest that it does (``comm_operator`` keeps the operator).
+    An unknown type or size is left out. ``comm_types``: "schema" keeps the collective types, "astra-sim"
+    substitutes those that ASTRA-sim does not simulate (``comm_operator`` has the actual operator).
     """
 
     def add_known(name: str, kind: ValueKind, values: list[int | None]) -> None:

@@ -1,4 +1,4 @@
-"""The attributes that operators, calls and kernels have: the host trace's, hierarchy, work, tensors."""
+"""The attributes of operators, calls and kernels: host trace, hierarchy, work, tensors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DEVICE_KINDS = (NodeKind.KERNEL, NodeKind.MEMCPY, NodeKind.MEMSET)
 
 
 def host_rows(rank: LinkedRank, graph: Graph) -> np.ndarray:
-    """For each node the host row of its operator: its own, or that around its runtime or launching call."""
+    """int64[N]: the host row of each node's operator (its own, or the one around its call), -1 for none."""
     row = rank.link.host_row.copy()
     via = np.where(rank.calls >= 0, rank.calls, rank.timeline.parent)
     pending = np.flatnonzero(row < 0)
@@ -33,7 +33,7 @@ def host_rows(rank: LinkedRank, graph: Graph) -> np.ndarray:
 
 
 def add_host(rank: LinkedRank, graph: Graph, host_row: np.ndarray, add: Add) -> None:
-    """rf_id, fw_parent, seq_id, scope, tid, fw_tid and op_schema, on every node as the reference has them."""
+    """rf_id, fw_parent, seq_id, scope, tid, fw_tid and op_schema on all nodes, as in MLCommons' converter."""
     host = rank.host
     everywhere = np.arange(len(graph))
     for name in NUMERIC:
@@ -49,7 +49,7 @@ def add_host(rank: LinkedRank, graph: Graph, host_row: np.ndarray, add: Add) -> 
 
 
 def _tid_of_lane(graph: Graph, host: HostTrace, host_row: np.ndarray) -> np.ndarray:
-    """The host trace's number of the thread of each lane, for nodes that have no operator."""
+    """int64[lanes]: the thread number of each lane in the host trace, for nodes without an operator."""
     tids = np.zeros(len(graph.lanes), dtype=np.int64)
     known = np.flatnonzero(host_row >= 0)
     lanes, first = np.unique(graph.lane[known], return_index=True)
@@ -58,7 +58,7 @@ def _tid_of_lane(graph: Graph, host: HostTrace, host_row: np.ndarray) -> np.ndar
 
 
 def add_texts(rank: LinkedRank, graph: Graph, add: Add) -> None:
-    """Kernel attributes of operators, where the host trace has any."""
+    """Text attributes of operators, such as kernel attributes, if the host trace has any."""
     texts_of = rank.host.texts
     if not texts_of:
         return
@@ -75,7 +75,7 @@ def add_texts(rank: LinkedRank, graph: Graph, add: Add) -> None:
 
 
 def add_hierarchy(graph: Graph, hierarchy: Hierarchy, add: Add) -> None:
-    """``parent`` (id of the node that stands for the enclosing operator), ``module`` and ``phase``."""
+    """``parent`` (id of the enclosing operator's first node), ``module`` and ``phase``."""
     node_of = np.full(len(hierarchy.parent), -1, dtype=np.int64)
     stands = np.flatnonzero((graph.event >= 0) & (graph.segment == 0))[::-1]
     node_of[graph.event[stands]] = stands
@@ -93,10 +93,10 @@ def add_hierarchy(graph: Graph, hierarchy: Hierarchy, add: Add) -> None:
 
 
 def add_device(rank: LinkedRank, graph: Graph, work: Work, captured: Captured | None, add: Add) -> None:
-    """What device nodes have: ``num_ops``, ``tensor_size``, ``grid``, ``block``, ``graph_id``,
-    ``graph_launch`` (id of the launching node); ``launch_latency_ns``, on the node or on the overhead
-    in front of it: it starts no earlier than this after its launch; ``stream_gap_ns`` of such overhead: what
-    remains of it behind its other dependencies."""
+    """Attributes of device nodes: ``num_ops``, ``tensor_size``, ``grid``, ``block``, ``graph_id`` and
+    ``graph_launch`` (id of the launching node). Also ``launch_latency_ns``, of the node or of the overhead in
+    front of it: the earliest start after the launch; and ``stream_gap_ns`` of such overhead: the part of it
+    that remains after the other dependencies."""
     device = rank.device
     at = np.flatnonzero(np.isin(graph.kind, DEVICE_KINDS))
     event = graph.event[at]
@@ -123,7 +123,7 @@ def add_device(rank: LinkedRank, graph: Graph, work: Work, captured: Captured | 
 
 
 def _add_captured(graph: Graph, nodes: np.ndarray, captured: Captured | None, add: Add) -> None:
-    """``captured_op``: the operator that launched the kernel when its graph was captured."""
+    """``captured_op``: the operator that launched the kernel while its graph was captured."""
     if captured is None or captured.captures is None:
         return
     device = captured.captures.rank.device
@@ -157,7 +157,7 @@ def with_captured(info: TensorInfo, graph: Graph, captured: Captured | None) -> 
 def tensor_info(
     rank: LinkedRank, graph: Graph, host_row: np.ndarray, columns: tuple[list[bytes], ...]
 ) -> TensorInfo:
-    """Inputs or outputs of the nodes that stand for an operator or a communication, and of device work."""
+    """Inputs or outputs of operators, communication and device work."""
     row = np.where(graph.event >= 0, rank.link.host_row[graph.event], -1)
     row[graph.segment > 0] = -1
     on_device = (graph.event >= 0) & (rank.device.category[graph.event] >= KERNEL)
@@ -175,7 +175,7 @@ def tensor_info(
 
 
 def names(graph: Graph, rank: LinkedRank) -> Strings:
-    """The events' names; overhead outside of events is ``host-overhead`` and ``device-overhead``."""
+    """The names of the nodes: those of the events, ``host-overhead`` or ``device-overhead``."""
     table = [*rank.device.names, "host-overhead", "device-overhead"]
     index = rank.device.name[np.maximum(graph.event, 0)].astype(np.int32)
     index = np.where(graph.kind == NodeKind.HOST_OVERHEAD, len(table) - 2, index)

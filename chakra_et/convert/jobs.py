@@ -1,4 +1,4 @@
-"""Run independent jobs on several processes, each with a time limit and none able to take others down."""
+"""Run independent jobs in several processes, with a time limit per job. A job that dies affects no other."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
 
@@ -22,18 +22,22 @@ STOPPING = (signal.SIGINT, signal.SIGTERM)
 
 def run(
     function: Callable[[Argument], Any], arguments: Sequence[Argument], workers: int, timeout: float = 0
-) -> Iterator[tuple[int, Any]]:
-    """Yield (number of the argument, result or the ``TraceError`` that it ended with), as they finish.
+) -> Generator[tuple[int, Any], None, None]:
+    """Yield (index of the argument, result or ``TraceError``) as the jobs finish.
 
-    With 0 workers the jobs run in this process. A worker that dies, or is not done within ``timeout``
-    seconds (0: no limit), becomes a ``TraceError`` of its job alone. All workers are gone when the iterator
-    ends, also by an exception, and soon after this process was killed.
+    With 0 workers the jobs run in this process. If a worker dies or exceeds ``timeout`` seconds (0: none),
+    its job gives a ``TraceError``. All workers have ended when the generator ends, also by an
+    exception, and soon after this process is killed.
     """
     if not workers:
         for number, argument in enumerate(arguments):
             yield number, _call(function, argument)
         return
-    context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+    context: multiprocessing.context.ForkContext | multiprocessing.context.SpawnContext
+    if sys.platform == "linux":
+        context = multiprocessing.get_context("fork")
+    else:
+        context = multiprocessing.get_context("spawn")
     waiting = list(enumerate(arguments))[::-1]
     running: dict[Connection, tuple[int, Any, float]] = {}
     try:
@@ -43,7 +47,7 @@ def run(
                 receiver, sender = context.Pipe(duplex=False)
                 process = context.Process(target=_child, args=(function, argument, sender, os.getpid()))
                 deadline = time.monotonic() + timeout if timeout else float("inf")
-                with _signals_held():  # or a worker could be started that nobody knows of
+                with _signals_held():  # or an interrupt could leave a worker that is not in running
                     process.start()
                     running[receiver] = (number, process, deadline)
                 sender.close()
@@ -56,7 +60,7 @@ def run(
                     result = _receive(receiver, process)
                 elif now >= deadline:
                     result = TraceError(
-                        f"gave up after {timeout:g} s; raise --timeout, or see whether the trace is whole."
+                        f"gave up after {timeout:g} s; increase --timeout, or check the trace."
                     )
                 else:
                     continue
@@ -71,7 +75,7 @@ def run(
 
 @contextlib.contextmanager
 def _signals_held() -> Iterator[None]:
-    """Let SIGINT and SIGTERM wait until the block has ended."""
+    """Block SIGINT and SIGTERM until the end of the block."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
     try:
         yield
@@ -92,17 +96,17 @@ def _receive(receiver: Connection, process: Any) -> Any:
 
 
 def _end(process: Any) -> None:
-    """Kill what is left of a worker: itself and the tools that it runs."""
+    """Kill a worker and the tools that it runs."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
-        process.kill()  # not the leader of a group yet
+        process.kill()  # not yet the leader of a group
     process.join()
 
 
 def _child(function: Callable[[Any], Any], argument: Any, sender: Connection, parent: int) -> None:
     os.setpgid(0, 0)
-    # What stops the parent stops its workers: by the parent, or, if that was killed, by this thread.
+    # The parent ends its workers when it is stopped; this thread does so if the parent was killed.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
@@ -126,7 +130,7 @@ def _call(function: Callable[[Any], Any], argument: Any) -> Any:
         return TraceError("not enough memory; try fewer --workers.")
     except OSError as error:
         return TraceError(f"{error.filename or 'a file'}: {error.strerror or error}.")
-    except Exception as error:  # a defect of ours must not stop the other pairs
+    except Exception as error:  # an internal error must not stop the other jobs
         place = traceback.extract_tb(error.__traceback__)[-1]
         return TraceError(
             f"internal error {type(error).__name__}: {error} ({place.filename}:{place.lineno}); "

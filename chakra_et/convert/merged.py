@@ -1,8 +1,8 @@
-"""Both traces of a rank as one JSON file, in the layout of MLCommons' chakra_trace_link.
+"""Both traces of a rank in one JSON file, in the layout of MLCommons' chakra_trace_link.
 
 Host nodes with the times of their device records (``ts``, ``inclusive_dur``, ``exclusive_dur`` in µs) and
-with the parents that these times show; after them a node for each kernel, copy and memset below the
-operator that launched it. chakra_converter reads it, and so can people.
+with parents by these times; then one node per kernel, copy and memset, below the operator that launched it.
+chakra_converter can read the file.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from chakra_et.traces.device import DeviceTrace
 from chakra_et.traces.device_format import CATEGORIES, KERNEL, SYNC
 from chakra_et.traces.host import HostTrace
 
-# The schema versions that chakra_converter 1.0.0 knows; they differ in nothing that it reads.
+# A schema version that chakra_converter 1.0.0 accepts. Versions differ in nothing that it reads.
 READABLE_SCHEMA = "1.1.1-chakra.0.0.4"
 _EMPTY: dict[str, Any] = {"values": [], "shapes": [], "types": []}
 
@@ -54,7 +54,7 @@ def _whole(value: Any) -> int:
 
 
 def _host_nodes(host: HostTrace) -> list[dict[str, Any]]:
-    """A node for each row; its id is that of the trace, or a new one if another row has it."""
+    """One node per row. Its id is that of the trace, or a new one if another row has the same."""
     nodes: list[dict[str, Any]] = []
     taken: set[int] = set()
     free_id = max(int(host.id.max()), 0)
@@ -92,17 +92,17 @@ def _device_nodes(
     calls: np.ndarray,
     linked: link.Link,
 ) -> list[dict[str, Any]]:
-    """A node for each kernel, copy and memset, with the attributes of the operator that launched it."""
+    """One node per kernel, copy and memset, with the attributes of the operator that launched it."""
     last_id = max(node["id"] for node in nodes)
-    found = []
+    added: list[dict[str, Any]] = []
     for row in np.flatnonzero((device.category >= KERNEL) & (device.category != SYNC)).tolist():
         launcher = _operator(int(calls[row]), time.parent, linked.host_row)
         base = nodes[linked.host_row[launcher]] if launcher >= 0 else {"inputs": _EMPTY, "outputs": _EMPTY}
         length = int(device.end[row] - device.start[row]) / 1000
-        found.append(
+        added.append(
             base
             | {
-                "id": last_id + len(found) + 1,
+                "id": last_id + len(added) + 1,
                 "name": device.names[device.name[row]],
                 "ctrl_deps": base.get("id", 1),
                 "cat": CATEGORIES[device.category[row]],
@@ -113,16 +113,16 @@ def _device_nodes(
                 "stream": int(device.stream[row]),
             }
         )
-    return found
+    return added
 
 
 def _exclusive(device: device_trace.DeviceTrace, time: timeline.Timeline) -> np.ndarray:
-    """ns that each event spends outside of its children."""
-    exclusive = device.end - device.start
-    pieces = time.self_time
-    owned = pieces.owner >= 0
-    exclusive[np.unique(pieces.owner[owned])] = 0
-    np.add.at(exclusive, pieces.owner[owned], (pieces.end - pieces.start)[owned])
+    """int64[events]: self time of each event, ns."""
+    exclusive: np.ndarray = device.end - device.start
+    segments = time.self_time
+    owned = segments.owner >= 0
+    exclusive[np.unique(segments.owner[owned])] = 0
+    np.add.at(exclusive, segments.owner[owned], (segments.end - segments.start)[owned])
     return exclusive
 
 

@@ -1,7 +1,7 @@
-"""MLCommons' own tools, for comparison: chakra_trace_link, then chakra_converter.
+"""Run MLCommons' tools for comparison: chakra_trace_link, then chakra_converter.
 
-Both run as processes of their own in a scratch folder, with absolute paths and with a recursion limit and
-a stack that hold a deep graph: the converter's search for cycles is recursive.
+Each runs as a process in a scratch folder, with absolute paths and with a recursion limit and stack size for
+deep graphs, as the converter's search for cycles is recursive.
 """
 
 from __future__ import annotations
@@ -38,14 +38,12 @@ sys.exit(outcome[0] if outcome else 1)
 
 
 def convert(pair: Pair, output: Path, merged: Path | None = None) -> None:
-    """Convert one rank with the upstream tools; ``merged`` keeps the linked JSON.
+    """Convert one rank with MLCommons' tools. ``merged``: where to keep the linked JSON.
 
-    Raises ``TraceError`` where a tool is not installed or fails; then ``output`` is as it was.
+    Raises ``TraceError`` if a tool is not installed or fails; ``output`` is then unchanged.
     """
     if pair.host is None:
-        raise TraceError(
-            f"{pair.device}: --engine mlcommons needs a host trace beside it; use --engine native."
-        )
+        raise TraceError(f"{pair.device}: --engine mlcommons needs a host trace too; use --engine native.")
     with files.scratch_folder(output.resolve()) as folder:
         linked, result = folder / "linked.json", folder / "result.et"
         _run(
@@ -72,8 +70,8 @@ def _run(pair: Pair, output: Path, module: str, *arguments: str) -> None:
         return
     if "No module named" in done.stderr or "et_replay" in done.stderr:
         raise TraceError(
-            "--engine mlcommons: chakra_trace_link or what it needs (et_replay, HolisticTraceAnalysis) is "
-            "not installed; run ./install_chakra_tools.sh."
+            "--engine mlcommons: chakra_trace_link or one of its requirements (et_replay, "
+            "HolisticTraceAnalysis) is not installed; run ./install_chakra_tools.sh."
         )
     lines = [line for line in done.stderr.splitlines() if "Error" in line]
     reason = lines[-1] if lines else f"status {done.returncode}" if done.returncode else "it wrote no file"
@@ -81,7 +79,7 @@ def _run(pair: Pair, output: Path, module: str, *arguments: str) -> None:
 
 
 def _plain(path: Path, folder: Path) -> Path:
-    """The upstream tools read plain JSON by absolute path."""
+    """The absolute path of ``path``, decompressed into ``folder`` if it is a gzip file."""
     with open(path, "rb") as file:
         if file.read(2) != b"\x1f\x8b":
             return path.resolve()

@@ -1,6 +1,6 @@
-"""One rank: host trace and device trace in, .et columns and a report out.
+"""Convert one rank in memory: host and device trace in, .et columns and a report out.
 
-The stages, in order: traces → link, timeline, communication (one ``LinkedRank``) → dependencies → graph →
+The stages in order: traces → link, timeline, communication (one ``LinkedRank``) → dependencies → graph →
 columns.
 """
 
@@ -39,13 +39,13 @@ from chakra_et.traces.sets import Pair
 
 @dataclass(frozen=True)
 class PairOptions:
-    """How one rank is converted.
+    """Options for the conversion of one rank.
 
     ``step``: "all" or the number of one ProfilerStep. ``groups``, ``world_size`` and ``hosts`` (rank, its
-    host) come from the run's manifest; without one the traces must tell. ``ranks_here``: how many ranks there
-    are at least. ``allow_unlinked``: go on although host and device trace hardly match, or are of two
-    processes. ``comm_kernels``: a user's table of communication kernels; ``graph_capture``: the device trace
-    of the process that captured the CUDA graphs.
+    host) are from the run's manifest; without one they are taken from the traces. ``ranks_here``: a lower
+    bound on the number of ranks. ``allow_unlinked``: continue if host and device trace hardly match or come
+    from two processes. ``comm_kernels``: file with a user's table of communication kernels.
+    ``graph_capture``: device trace of the process that captured the CUDA or HIP graphs.
     """
 
     step: str = "all"
@@ -65,7 +65,7 @@ class PairOptions:
 
 @dataclass
 class Converted:
-    """One rank's conversion. ``groups``: number in the file → (name, description, ranks)."""
+    """The result for one rank. ``groups``: group id in the file → (name, description, ranks)."""
 
     trace: ExecutionTrace
     report: RankReport
@@ -75,9 +75,9 @@ class Converted:
 
 
 def convert_pair(pair: Pair, options: PairOptions = PairOptions()) -> Converted:
-    """Convert one rank's traces. Raises ``TraceError`` naming what is wrong."""
+    """Convert the traces of one rank. Raises ``TraceError``."""
     collecting = gc.isenabled()
-    gc.disable()  # millions of short-lived records that refer to nothing
+    gc.disable()  # millions of short-lived records without reference cycles
     try:
         device = device_trace.load(pair.device, options.limits, operators=pair.host is None)
         host = host_trace.load(pair.host, options.limits) if pair.host else operators_of(device)
@@ -92,15 +92,15 @@ def _convert(pair: Pair, host: HostTrace, device: DeviceTrace, options: PairOpti
         pair.rank, options.world_size, options.ranks_here, host, device
     )
     rank = link_rank(host, device, options.groups, options.step, options.allow_unlinked, options.comm_kernels)
-    found = find_dependencies(rank)
-    graph, gap_findings = gaps.apply(build(rank, found), options.host_gaps)
+    dependencies = find_dependencies(rank)
+    graph, gap_findings = gaps.apply(build(rank, dependencies), options.host_gaps)
     if not len(graph):
-        raise TraceError(f"{pair.device}: nothing of it is left to convert; was the right step asked for?")
+        raise TraceError(f"{pair.device}: there is nothing to convert; check --step.")
     captures = load_captures(options.graph_capture, options.limits) if options.graph_capture else None
     captured = match_captures(rank, captures)
-    found_all = joined(found.findings, gap_findings, captured.findings, check_complete(rank))
-    del found  # as large as the graph; what follows needs the memory
-    report = make_report(number, rank, graph, found_all)
+    findings = joined(dependencies.findings, gap_findings, captured.findings, check_complete(rank))
+    del dependencies  # as large as the graph, and the memory is needed below
+    report = make_report(number, rank, graph, findings)
     if not report.conserved():
         raise TraceError(
             f"{pair.device}: the conversion lost events without a reason; please report this trace."

@@ -1,6 +1,6 @@
-"""One rank's files: convert a pair of traces, repaired if need be, check the result and write it.
+"""Convert the files of one rank: repair the traces if necessary, convert, check the result and write it.
 
-A file tells how and from what it was made, so that a later run can keep it instead of making it again.
+The metadata of an .et file records its options and the sizes of its traces, so that a later run can keep it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from chakra_et.errors import TraceError, UnreadableTrace
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import ExecutionTrace
 from chakra_et.findings import sentence
-from chakra_et.names import Side
+from chakra_et.names import SIDES, Side
 from chakra_et.traces.sets import Pair
 from chakra_et.validate import check as validate
 from chakra_et.validate.check import Problem
@@ -32,14 +32,16 @@ Engine = Literal["native", "mlcommons"]
 Groups = dict[int, tuple[str, str, tuple[int, ...]]]
 LISTED_REPAIRS = 20
 CUT = re.compile(r": (truncated|gz-truncated)\b")
-# Rules of ``validate`` that what the traces record can't meet.
+# Rules of ``validate`` that a file breaks if the traces lack the information.
 NOT_RECORDED = ("comm-type-missing", "comm-size-missing", "comm-peer-missing", "p2p-rank")
 
 
 @dataclass(frozen=True)
 class RankJob:
-    """One rank's conversion, as it is handed to a worker process. ``keep``: a file that was made in this way
-    from these traces is read back."""
+    """The conversion of one rank, as passed to a worker process.
+
+    ``keep``: reuse an existing file that was made with these options from these traces.
+    """
 
     pair: Pair
     output: Path
@@ -51,9 +53,12 @@ class RankJob:
 
 @dataclass
 class RankResult:
-    """``problems``: what the validator found wrong with the file, one sentence each. ``communication``: its
-    communication nodes, to hold against the other ranks'. ``process``: host, process id and start of the
-    trace, which no two ranks share. ``kept``: the file is of an earlier run."""
+    """The result for one rank.
+
+    ``communication``: the communication nodes, for the checks across ranks. ``process``: host, process id and
+    start of the trace, which differ between ranks. ``problems``: errors of the validator, one sentence each.
+    ``kept``: the file is from an earlier run.
+    """
 
     report: RankReport
     communication: ExecutionTrace | None = None
@@ -66,9 +71,9 @@ class RankResult:
 
 
 def convert_rank(job: RankJob) -> RankResult:
-    """Convert one pair and write its file. Traces that can't be read are repaired into a copy first.
+    """Convert one pair and write its file. Damaged traces are first repaired into a copy.
 
-    Raises ``TraceError``; then the output is as it was.
+    Raises ``TraceError``; the output is then unchanged.
     """
     if job.keep and (kept := _read_back(job)):
         return kept
@@ -104,15 +109,15 @@ def options_text(options: PairOptions) -> str:
 
 
 def _checksum(path: str | Path | None) -> int:
-    """Of a file that the options name; 0 without one."""
+    """The checksum of a file; 0 without one."""
     try:
         return zlib.crc32(Path(path).read_bytes()) if path else 0
     except OSError:
-        return 0  # the conversion says what is wrong with it
+        return 0  # the conversion reports the error
 
 
 def _trace_bytes(pair: Pair) -> str:
-    """Sizes of the traces, unpacked, modulo 2**32: alike for a trace and its gzip (RFC 1952, ISIZE)."""
+    """Uncompressed sizes of the traces modulo 2**32, the same for a trace and its gzip (RFC 1952, ISIZE)."""
     return " ".join(str(_unpacked(path)) for path in pair.files)
 
 
@@ -125,18 +130,21 @@ def _unpacked(path: Path) -> int:
 
 
 def _convert(job: RankJob, stack: contextlib.ExitStack) -> convert.Converted:
-    """The conversion; of repaired copies, in a folder of ``stack``, where the originals can't be read."""
-    pair, repairs = job.pair, {}
+    """Convert the pair; unreadable traces are repaired first, in scratch folders that ``stack`` removes."""
+    pair = job.pair
+    repairs: dict[str, int] = {}
     while True:
         try:
             converted = convert.convert_pair(pair, job.options)
             break
         except UnreadableTrace as error:
-            kind = "host" if error.path == pair.host else "device"
-            if getattr(pair, kind) != getattr(job.pair, kind):
+            side: Side = "host" if error.path == pair.host else "device"
+            if getattr(pair, side) != getattr(job.pair, side):
                 raise _of_originals(error, pair, job.pair) from None
             folder = stack.enter_context(files.scratch_folder(job.output))
-            pair = dataclasses.replace(pair, **{kind: _repair(kind, job, folder, repairs, error)})
+            copy = _repair(side, job, folder, repairs, error)
+            pair = dataclasses.replace(pair, host=copy if side == "host" else pair.host)
+            pair = dataclasses.replace(pair, device=copy if side == "device" else pair.device)
         except TraceError as error:
             raise _of_originals(error, pair, job.pair) from None
     if repairs:
@@ -148,26 +156,29 @@ def _convert(job: RankJob, stack: contextlib.ExitStack) -> convert.Converted:
     return converted
 
 
-def _repair(kind: str, job: RankJob, folder: Path, repairs: dict[str, int], error: TraceError) -> Path:
-    """A repaired copy of one trace; raises ``error`` where there is nothing to repair."""
+def _repair(side: Side, job: RankJob, folder: Path, repairs: dict[str, int], error: TraceError) -> Path:
+    """A repaired copy of one trace, whose repairs are added to ``repairs``.
+
+    Raises ``error`` if there is nothing to repair.
+    """
     from chakra_et.repair import file as repair
 
-    copy = folder / f"{kind}.json"
-    report = repair.repair_file(getattr(job.pair, kind), output=copy, limits=job.options.limits)
+    copy = folder / f"{side}.json"
+    report = repair.repair_file(getattr(job.pair, side), output=copy, limits=job.options.limits)
     if not report.changed:
         raise error
     for change in report.repairs[:LISTED_REPAIRS]:
-        repairs[f"{kind}-repair:{change}"] = 1
+        repairs[f"{side}-repair:{change}"] = 1
     if further := len(report.repairs[LISTED_REPAIRS:]):
-        repairs[f"{kind}-repair:further repairs (fix_host_traces.py --dry-run lists them)"] = further
+        repairs[f"{side}-repair:further repairs (fix_host_traces.py --dry-run lists them)"] = further
     return copy
 
 
 def _of_originals(error: TraceError, pair: Pair, originals: Pair) -> TraceError:
-    """The error with the names of the files that the user knows."""
+    """The error with the names of the original files instead of the copies'."""
     text = str(error)
-    for kind in ("host", "device"):
-        used, original = getattr(pair, kind), getattr(originals, kind)
+    for side in SIDES:
+        used, original = getattr(pair, side), getattr(originals, side)
         if used != original:
             text = text.replace(str(used), f"{original} (repaired)")
     return TraceError(text)
@@ -175,65 +186,66 @@ def _of_originals(error: TraceError, pair: Pair, originals: Pair) -> TraceError:
 
 def _result(job: RankJob, trace: ExecutionTrace, report: RankReport, groups: Groups) -> RankResult:
     of_file = {str(number): list(ranks) for number, (_, _, ranks) in groups.items() if ranks}
-    found = validate.check(trace, of_file or None, str(job.output))
-    said = trace.metadata
+    problems = validate.check(trace, of_file or None, str(job.output))
+    process = (trace.metadata_int("pid") or 0, trace.metadata_int("trace_start_ns") or 0)
     return RankResult(
         report,
         trace.communication(),
         groups,
-        said["world_size"],
-        (said["clock_domain"], said["pid"], said["trace_start_ns"]),
+        trace.metadata_int("world_size") or 1,
+        (trace.metadata_str("clock_domain"), *process),
         problems=[
-            *(str(problem).removeprefix("error: ") for problem in found if _is_ours(problem)),
+            *(str(problem).removeprefix("error: ") for problem in problems if _is_ours(problem)),
             *(() if job.options.allow_truncated else truncation(job.pair, report)),
         ],
     )
 
 
 def _is_ours(problem: Problem) -> bool:
-    """Whether a problem is a fault of the conversion: what the trace does not record is a warning already."""
+    """Whether the conversion caused a problem. Missing information in the traces is already a warning."""
     return problem.severity == "error" and problem.rule not in NOT_RECORDED
 
 
 def is_cut(report: RankReport, side: Side) -> bool:
-    """Whether that trace of the rank was cut off, as its repair found."""
+    """Whether the repair found that this trace of the rank was cut off."""
     return any(key.startswith(f"{side}-repair:") and CUT.search(key) for key in report.repairs)
 
 
 def truncation(pair: Pair, report: RankReport) -> list[str]:
-    """A sentence for each sign that work of the device is missing."""
+    """One sentence per indication that device work is missing."""
     problems = []
     if is_cut(report, "device"):
         problems.append(
-            f"{pair.device}: was cut off, so that its last events, the device's work, are lost; record it "
-            "again, or go on with --allow-truncated."
+            f"{pair.device}: was cut off, so its last events, the device work, are lost; record it again, or "
+            "use --allow-truncated."
         )
     for key in ("missing-gpu-work", "launch-without-work", "missing-communication"):
         if count := report.warnings.get(key):
             problems.append(
-                f"{pair.device}: {sentence(key)} ({count}); record it again, or go on with --allow-truncated."
+                f"{pair.device}: {sentence(key)} ({count}); record it again, or use --allow-truncated."
             )
     return problems
 
 
 def _read_back(job: RankJob) -> RankResult | None:
-    """The result that the output was written with; None if it is older than its traces, made in another way,
-    damaged or not valid."""
+    """The result stored in an existing output. None if that is older than its traces, was made with other
+    options, is damaged or not valid."""
     written = [job.output] + ([job.merged] if job.merged else [])
     try:
         made = min(path.stat().st_mtime_ns for path in written)
         if made < max(path.stat().st_mtime_ns for path in job.pair.files):
             return None
         trace = et_file.read(job.output)
-        said = trace.metadata
-        told = said["conversion_options"], said["trace_bytes"]
-        if told != (options_text(job.options), _trace_bytes(job.pair)):
+        recorded = trace.metadata_str("conversion_options"), trace.metadata_str("trace_bytes")
+        if recorded != (options_text(job.options), _trace_bytes(job.pair)):
             return None
+        stored_groups = json.loads(trace.metadata_str("process_groups"))
+        report = RankReport.from_dict(json.loads(trace.metadata_str("conversion_report")))
         groups = {
             int(number): (str(name), str(description), tuple(ranks))
-            for number, (name, description, ranks) in json.loads(said["process_groups"]).items()
+            for number, (name, description, ranks) in stored_groups.items()
         }
-        result = _result(job, trace, RankReport.from_dict(json.loads(said["conversion_report"])), groups)
+        result = _result(job, trace, report, groups)
         result.bytes, result.kept = job.output.stat().st_size, True
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None

@@ -1,4 +1,4 @@
-"""The report of a conversion: events in, nodes out, and every loss by its reason."""
+"""The report of a conversion: events in, nodes out, and every loss with its reason."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from chakra_et.findings import Findings, joined, listed, sentence
+from chakra_et.findings import Findings, Kind, joined, listed, sentence
 from chakra_et.graph.dependencies import EdgeKind
 from chakra_et.graph.linked import LinkedRank
 from chakra_et.graph.nodes import KIND_NAMES, Graph, NodeKind
@@ -14,19 +14,29 @@ from chakra_et.replay.shares import Shares
 from chakra_et.traces.device_format import KERNEL, RUNTIME, SYNC
 
 SCHEMA_VERSION = 2
-"""Of NAME_conversion.json."""
+"""The schema version of NAME_conversion.json."""
+
+
+_KIND_OF_NAME: dict[str, Kind] = {
+    "losses": "loss",
+    "repairs": "repair",
+    "warnings": "warning",
+    "notes": "note",
+}
 
 
 @dataclass
 class RankReport:
-    """One rank's conversion. Counts unless a name says otherwise.
+    """The conversion of one rank. Values are counts unless noted.
 
-    ``events_in`` = ``events_kept`` + the sum of ``losses``; ``nodes`` = ``events_kept`` + ``segments`` +
-    ``overhead``. ``link_rate``: part of the host operators with a device record; ``kernel_link_rate``: part
-    of the device work with a launching call. ``time_ns``: ns by kind of node. ``steps_us``: measured µs by
-    step number. ``critical_path_us`` and ``busy_us``: µs along the critical path and of all nodes, by kind of
-    ``replay.shares``; empty without start times. ``findings``: every loss, repair, warning and note by its
-    key; see ``chakra_et.findings``.
+    - ``events_in`` = ``events_kept`` + sum of ``losses``; ``nodes`` = ``events_kept`` + ``segments`` +
+      ``overhead``, where ``segments`` are further nodes of events that are split
+    - ``link_rate``: part (0 to 1) of the host operators with a device record
+    - ``kernel_link_rate``: part (0 to 1) of the device work with a launching call
+    - ``time_ns``: ns by kind of node; ``steps_us``: measured µs by step number
+    - ``critical_path_us``, ``busy_us``: µs along the critical path and of all nodes, by kind as in
+      ``replay.shares``; empty without start times
+    - ``findings``: every loss, repair, warning and note by key, see ``chakra_et.findings``
     """
 
     rank: int
@@ -66,24 +76,24 @@ class RankReport:
 
     @property
     def overhead_share(self) -> float | None:
-        """The part of the critical path that nothing explains, 0 to 1; None where it is not known."""
+        """The part (0 to 1) of the critical path that is overhead; None without start times."""
         path = self.critical_path_us
         return Shares(path, self.busy_us).overhead if path else None
 
     def add_shares(self, found: Shares | None) -> None:
-        """Take in where the time goes."""
+        """Set ``critical_path_us`` and ``busy_us``."""
         if found is not None:
             self.critical_path_us, self.busy_us = found.path, found.busy
 
     def conserved(self) -> bool:
-        """Whether the counts add up."""
+        """Whether the counts add up, see the class."""
         kept_and_lost = self.events_kept + sum(self.losses.values())
         return (
             self.events_in == kept_and_lost and self.nodes == self.events_kept + self.segments + self.overhead
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """The fields; keys in a fixed order, so that the same conversion gives the same bytes."""
+        """The fields as a dict with keys in a fixed order, so that equal conversions give equal bytes."""
         return {
             name: dict(sorted(value.items())) if isinstance(value, dict) else value
             for name, value in vars(self).items()
@@ -91,18 +101,17 @@ class RankReport:
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> RankReport:
-        """The report that ``as_dict`` gave. Raises ``TypeError`` or ``KeyError`` for anything else."""
+        """The inverse of ``as_dict``. Raises ``TypeError`` or ``KeyError`` for other dicts."""
         return cls(**fields | {"findings": Findings(fields["findings"])})
 
     def as_json(self) -> dict[str, Any]:
         """For NAME_conversion.json: the findings by kind, each with its id, count and sentence."""
         fields = self.as_dict()
-        found = fields.pop("findings")
-        kinds = {"losses": "loss", "repairs": "repair", "warnings": "warning", "notes": "note"}
-        return fields | {name: listed(Findings(found).of(kind)) for name, kind in kinds.items()}  # type: ignore[arg-type]
+        findings = Findings(fields.pop("findings"))
+        return fields | {name: listed(findings.of(kind)) for name, kind in _KIND_OF_NAME.items()}
 
     def text(self) -> str:
-        """For people."""
+        """The report as text."""
         left_out = sum(self.losses.values())
         on_device = any(self.nodes_by_kind.get(kind) for kind in ("kernel", "memcpy", "memset"))
         lines = [
@@ -140,8 +149,8 @@ class RankReport:
         return "\n".join(lines)
 
 
-def make_report(number: int, rank: LinkedRank, graph: Graph, found: Findings) -> RankReport:
-    """The report of rank ``number``; ``found`` is what the dependencies and later stages found."""
+def make_report(number: int, rank: LinkedRank, graph: Graph, later: Findings) -> RankReport:
+    """The report of rank ``number``. ``later``: the findings of the dependencies and later stages."""
     host, device, time, items = rank.host, rank.device, rank.timeline, rank.communication.items
     overhead = (graph.kind == NodeKind.HOST_OVERHEAD) | (graph.kind == NodeKind.DEVICE_OVERHEAD)
     stands = (graph.event >= 0) & (graph.segment == 0)
@@ -152,7 +161,7 @@ def make_report(number: int, rank: LinkedRank, graph: Graph, found: Findings) ->
         name = host.names[host.name[row]]
         missing[name] = missing.get(name, 0) + 1
 
-    findings = joined(rank.findings, graph.findings, found)
+    findings = joined(rank.findings, graph.findings, later)
     findings.add("sync-record", int((device.category == SYNC).sum()))
     unknown = rank.communication_rows.cpu.copy()
     unknown[[item.event for item in items if not item.on_gpu]] = False

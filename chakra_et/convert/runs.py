@@ -1,7 +1,7 @@
-"""Whole runs: every rank of every run in a folder, converted, checked and written.
+"""Convert whole runs: every rank of every run in a folder is converted, checked and written.
 
-A rank that fails does not stop the others. Files appear complete or not at all; a rank's file of an
-earlier conversion stays until the new one is there.
+A rank that fails does not stop the others. Files are written atomically: the file of an earlier conversion
+stays until the new one replaces it.
 """
 
 from __future__ import annotations
@@ -28,15 +28,18 @@ from chakra_et.graph.pairing import list_ranks
 from chakra_et.traces.sets import TraceSet
 from chakra_et.validate import check as validate
 
-# Rules that are checked here, with the names of the traces.
+# Rules of ``validate`` that are checked here instead, with the names of the traces.
 CHECKED_HERE = ("rank-missing", "rank-twice", "world-size")
 
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How runs are converted. ``workers``: processes; ``timeout``: seconds a rank, 0: no limit. ``ranks``:
-    only those ranks, and then nothing of the run as a whole. ``keep``: files of an earlier conversion that
-    are valid and newer than their traces stay."""
+    """Options for the conversion of runs.
+
+    ``workers``: number of processes; ``timeout``: seconds per rank, 0 for no limit. ``ranks``: convert only
+    these ranks, and write no files of the run as a whole. ``keep``: keep files of an earlier conversion that
+    are valid and newer than their traces.
+    """
 
     engine: Engine = "native"
     workers: int = 1
@@ -49,8 +52,11 @@ class RunOptions:
 
 @dataclass
 class SetResult:
-    """One run. ``ranks``: the result, or the error, of each rank; ``problems`` and ``notes``: of the run as a
-    whole, one sentence each."""
+    """The result for one run.
+
+    ``ranks``: the result or error of each rank. ``problems``, ``notes``: of the run as a whole, one sentence
+    each.
+    """
 
     traces: TraceSet
     ranks: dict[int, RankResult | TraceError] = field(default_factory=dict)
@@ -59,10 +65,12 @@ class SetResult:
 
     @property
     def good(self) -> dict[int, RankResult]:
+        """The ranks that were converted, by rank."""
         return {rank: r for rank, r in sorted(self.ranks.items()) if isinstance(r, RankResult)}
 
     @property
     def failed(self) -> bool:
+        """Whether a rank or the run as a whole has an error."""
         return bool(self.problems) or any(
             isinstance(result, TraceError) or result.problems for result in self.ranks.values()
         )
@@ -79,7 +87,7 @@ def convert_sets(
     folders = sorted({result.traces.folder for result in results})
     with contextlib.ExitStack() as stack:
         for folder in folders:
-            # Parts of a run may be converted at once; whole runs take turns.
+            # Parts of a run may be converted at the same time, whole runs may not.
             stack.enter_context(_locked(folder, shared=run.ranks is not None))
             stack.callback(files.remove_abandoned, folder)
             files.remove_abandoned(folder)
@@ -96,7 +104,7 @@ def convert_sets(
 
 def _locked(folder: Path, shared: bool) -> contextlib.AbstractContextManager[None]:
     def wait() -> None:
-        print(f"{folder}: waiting for another conversion there to end", file=sys.stderr, flush=True)
+        print(f"{folder}: waiting for another conversion in this folder", file=sys.stderr, flush=True)
 
     return files.folder_lock(folder, shared, wait)
 
@@ -119,11 +127,11 @@ def _convert_ranks(
                     result.notes.append(sentence)
                 else:
                     result.ranks[rank] = TraceError(sentence)
-    # MLCommons' tools are processes of their own; only a worker of ours takes them with it when it is killed.
-    apart = len(work) > 1 or run.engine == "mlcommons" or run.timeout > 0
+    # MLCommons' tools run as processes, which only end with us if a worker runs them.
+    in_workers = len(work) > 1 or run.engine == "mlcommons" or run.timeout > 0
     todo = [job for _, _, job in work]
-    outcomes = jobs.run(convert_rank, todo, run.workers if apart else 0, run.timeout)
-    with contextlib.closing(outcomes):  # ends the workers before anything else happens
+    outcomes = jobs.run(convert_rank, todo, run.workers if in_workers else 0, run.timeout)
+    with contextlib.closing(outcomes):  # ends the workers also by an exception
         for number, outcome in outcomes:
             result, rank, job = work[number]
             if isinstance(outcome, TraceError):
@@ -143,17 +151,17 @@ def _options(traces: TraceSet, options: PairOptions) -> PairOptions:
 
 
 def _with_names(error: TraceError, job: RankJob) -> TraceError:
-    """The error with the trace that it is about, and what is left under its name."""
+    """The error with the path of the trace, and a note about an old output file."""
     text = str(error)
     if not any(str(path) in text for path in job.pair.files):
         text = f"{job.pair.files[0]}: {text}"
     if job.output.exists():
-        text += f" {job.output.name} is of an earlier conversion."
+        text += f" {job.output.name} is from an earlier conversion."
     return TraceError(text)
 
 
 def _finish(result: SetResult, options: PairOptions, run: RunOptions) -> None:
-    """What belongs to the run as a whole: rank 0's bytes under the users' name, groups, report, checks."""
+    """The run as a whole: the copy of rank 0's file, the groups, the report and the checks across ranks."""
     traces = result.traces
     if run.ranks is not None:
         _copy_first(result)
@@ -173,7 +181,7 @@ def _finish(result: SetResult, options: PairOptions, run: RunOptions) -> None:
 
 
 def _summary(result: SetResult, options: PairOptions, run: RunOptions) -> dict[str, Any]:
-    """The report of the run; the same wherever the folder is."""
+    """The report of the run, without the path of its folder."""
     folder = re.compile(rf"(?<![^\s'\"(]){re.escape(str(result.traces.folder))}{os.sep}")
 
     def short(texts: list[str]) -> list[str]:
@@ -196,8 +204,8 @@ def _summary(result: SetResult, options: PairOptions, run: RunOptions) -> dict[s
 
 
 def _check_ranks(result: SetResult, world: int, allow_missing: bool) -> None:
-    """Are the ranks all there, each once, and of one run?"""
-    traces, good = result.traces, result.good
+    """Check that all ranks are there, each once, and that they belong to one run."""
+    traces, converted = result.traces, result.good
     absent = [rank for rank in range(world) if rank not in traces.pairs and rank not in traces.incomplete]
     if absent:
         sentence = (
@@ -206,32 +214,32 @@ def _check_ranks(result: SetResult, world: int, allow_missing: bool) -> None:
         if allow_missing:
             result.notes.append(f"{sentence}.")
         else:
-            result.problems.append(f"{sentence}; add them, or go on with --allow-missing-ranks.")
+            result.problems.append(f"{sentence}; add them, or use --allow-missing-ranks.")
     first_of: dict[tuple[str, int, int], int] = {}
-    for rank, r in good.items():
-        here, lowest = traces.pairs[rank].device, next(iter(good))
-        if r.world_size != good[lowest].world_size:
+    for rank, r in converted.items():
+        here, lowest = traces.pairs[rank].device, next(iter(converted))
+        if r.world_size != converted[lowest].world_size:
             result.problems.append(
-                f"{here} is of a run of {r.world_size} ranks, {traces.pairs[lowest].device} of one of "
-                f"{good[lowest].world_size}; convert traces of one run together."
+                f"{here} is from a run of {r.world_size} ranks, {traces.pairs[lowest].device} from a run of "
+                f"{converted[lowest].world_size}; convert traces of one run together."
             )
         other = first_of.setdefault(r.process, rank) if r.process[1] else rank
         if other != rank:
             result.problems.append(
                 f"{here} and {traces.pairs[other].device} are traces of the same process, {r.process[1]}; "
-                f"one of them is not of rank {rank}."
+                f"one of them is not the trace of its rank."
             )
-        told = traces.processes.get(rank)
-        if told and r.process[1] and told != r.process[1]:
+        listed = traces.processes.get(rank)
+        if listed and r.process[1] and listed != r.process[1]:
             first = traces.pairs[rank].files[0]
             result.problems.append(
-                f"{traces.manifest_file} has rank {rank} as process {told}, {first} as process "
-                f"{r.process[1]}; remove the manifest if it is of another run."
+                f"{traces.manifest_file} lists process {listed} for rank {rank}, but {first} is from process "
+                f"{r.process[1]}; remove the manifest if it belongs to another run."
             )
 
 
 def _groups(result: SetResult) -> dict[str, list[int]]:
-    """The run's process groups: number → ranks."""
+    """The process groups of the run: group id → ranks."""
     groups: dict[int, tuple[int, ...]] = {}
     first: dict[int, int] = {}
     for rank, r in result.good.items():
@@ -242,14 +250,14 @@ def _groups(result: SetResult) -> dict[str, list[int]]:
                 result.problems.append(
                     f"process group {name!r} has ranks {list_ranks(list(members))} in "
                     f"{result.traces.pairs[rank].device} and {list_ranks(list(groups[number]))} in {other}; "
-                    "the traces are not of one run."
+                    "the traces are not from one run."
                 )
             first.setdefault(number, rank)
     return {str(number): list(ranks) for number, ranks in sorted(groups.items())}
 
 
 def _check_together(result: SetResult, groups: dict[str, list[int]]) -> list[str]:
-    """The ranks against each other."""
+    """Check the ranks against each other."""
     communication = {rank: r.communication for rank, r in result.good.items() if r.communication is not None}
     names = {rank: str(result.traces.et_file(rank)) for rank in communication}
     return [
@@ -265,7 +273,7 @@ def _copy_first(result: SetResult) -> None:
 
 
 def _add_joint_times(result: SetResult, groups: dict[str, list[int]], run: RunOptions) -> None:
-    """Add to each rank's file what only all ranks together can tell."""
+    """Add the joint times to the file of each rank."""
     communication = {rank: r.communication for rank, r in result.good.items() if r.communication is not None}
     times = joint_times(communication, groups)
     work = [(rank, Finish(result.traces.et_file(rank), found, result.good[rank].report))
@@ -281,21 +289,21 @@ def _add_joint_times(result: SetResult, groups: dict[str, list[int]], run: RunOp
 
 
 def _remove_stale(traces: TraceSet, world: int) -> None:
-    """Files of ranks that an earlier, larger run of this name had: simulators would take them for ours."""
+    """Remove files of an earlier, larger run with this name, which simulators would take for this run's."""
     for rank, path in traces.et_files():
         if rank >= world:
             path.unlink()
 
 
 def default_workers(jobs_to_do: int) -> int:
-    """One for each core that this process may use, no more than there is to do."""
+    """One per core that this process may use, but no more than there are jobs."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(cores, jobs_to_do))
 
 
 def is_converted(traces: TraceSet, options: PairOptions, run: RunOptions) -> bool:
-    """Whether every rank's file is there, newer than its traces and made in this way, and the last report
-    tells of no failure."""
+    """Whether every rank's file is there, newer than its traces and made with these options, and the last
+    report has no error."""
     try:
         report = json.loads(traces.report_file.read_bytes())
         bad = report["problems"] or any(
@@ -314,7 +322,7 @@ def is_converted(traces: TraceSet, options: PairOptions, run: RunOptions) -> boo
 
 
 def _written(traces: TraceSet, rank: int, run: RunOptions) -> list[Path]:
-    """What a conversion writes for one rank."""
+    """The files that a conversion writes for one rank."""
     written = [traces.et_file(rank)]
     if rank == 0:
         written.append(traces.first_et_file)

@@ -1,4 +1,4 @@
-"""What only all ranks of a run together can tell: clock offsets, and how long each communication waited."""
+"""Times that need all ranks of a run: clock offsets, and the wait of each communication node."""
 
 from __future__ import annotations
 
@@ -21,8 +21,11 @@ from chakra_et.replay.shares import shares
 
 @dataclass(frozen=True)
 class JointTimes:
-    """One rank's part. ``offset_ns`` is added to its clock, ``spread_ns`` is what that is uncertain by.
-    ``wait_micros``: of each communication node, in the order of the file, -1 where a member is missing."""
+    """The joint times of one rank.
+
+    ``offset_ns``: to be added to its clock, with the uncertainty ``spread_ns``. ``wait_micros``, int64: the
+    wait of each communication node in the order of the file, -1 if a member is missing.
+    """
 
     offset_ns: int
     spread_ns: int
@@ -31,7 +34,7 @@ class JointTimes:
 
 @dataclass(frozen=True)
 class Finish:
-    """A rank's file and what to add to it, as it is handed to a worker process."""
+    """A rank's file and the times to add, as passed to a worker process."""
 
     path: Path
     times: JointTimes
@@ -41,9 +44,9 @@ class Finish:
 def joint_times(
     communication: Mapping[int, ExecutionTrace], groups: Mapping[str, Sequence[int]]
 ) -> dict[int, JointTimes]:
-    """The joint times of the ranks, of which only the communication nodes are needed.
+    """The joint times by rank. ``communication``: traces with the communication nodes are enough.
 
-    Empty where the clocks can't be compared: no start times, or no symmetric collective in common.
+    Empty if the clocks cannot be compared: without start times, or without a common symmetric collective.
     """
     ranks = sorted(rank for rank, trace in communication.items() if len(trace))
     traces = [communication[rank] for rank in ranks]
@@ -53,9 +56,9 @@ def joint_times(
         graph = build_graph(traces, ranks)
         matching = match(graph, groups)
     except TraceError:
-        return {}  # the checks of the ranks against each other name what is wrong
+        return {}  # the checks across ranks report the error
     assert graph.local_start_ns is not None
-    origins = [trace.metadata.get("trace_start_ns", 0) for trace in traces]
+    origins = [trace.metadata_int("trace_start_ns") or 0 for trace in traces]
     offsets = spread = np.zeros(len(ranks), dtype=np.int64)
     domains = {trace.metadata.get("clock_domain") for trace in traces}
     if len(domains) != 1 or domains & {None, ""}:
@@ -75,9 +78,9 @@ def joint_times(
 
 
 def finish_rank(job: Finish) -> RankReport:
-    """Add the joint times to a rank's file, and return its report with the shares that follow from them.
+    """Add the joint times to a rank's file, and return its report with the resulting shares.
 
-    A file that has them already is left as it is.
+    A file that already has these times is not written again.
     """
     trace = et_file.read(job.path)
     rows = np.flatnonzero(trace.types >= NodeType.COMM_SEND)
@@ -98,7 +101,11 @@ def finish_rank(job: Finish) -> RankReport:
     return job.report
 
 
-def _same(before: tuple[dict, dict], after: tuple[dict, dict]) -> bool:
+_Content = tuple[dict[str, Attribute], dict[str, int | str | bool | float]]
+
+
+def _same(before: _Content, after: _Content) -> bool:
+    """Whether the joint times and the metadata are the same."""
     names = ("transfer_micros", "wait_micros")
     columns = [[attributes.get(name) for name in names] for attributes, _ in (before, after)]
     if before[1] != after[1] or [c is None for c in columns[0]] != [c is None for c in columns[1]]:

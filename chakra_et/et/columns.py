@@ -1,8 +1,7 @@
-"""What one .et file holds, as columns: the type between the converter, the writer, the reader,
-the validator and the replay.
+"""One .et file as columns: the type shared by the converter, the writer, the reader and all analyses.
 
-Row i of every column is the i-th node of the file. Strings that repeat are stored once, in a table,
-and rows hold indices into it, so a million nodes are a few arrays and not a million objects.
+Row i of every column is the ith node of the file. Each distinct string is stored once, in a table, and rows
+hold indices into it, so a million nodes are a few arrays and not a million objects.
 Source of the schema: chakra/schema/protobuf/et_def.proto in the PyPI wheel ``mlc-chakra`` 1.0.0.
 """
 
@@ -44,8 +43,8 @@ class CollectiveType(IntEnum):
 
 
 ValueKind = Literal["int32", "int64", "uint64", "bool", "string", "double"] | str
-"""Which member of ``AttributeProto.value`` an attribute uses (``int64`` is ``int64_val``). Foreign files
-may use any other: ``et_schema.MEMBERS`` has them all."""
+"""The member of ``AttributeProto.value`` that an attribute uses (``int64`` is ``int64_val``). Foreign files
+may use other members: ``schema.MEMBERS`` lists all."""
 
 
 @dataclass
@@ -64,7 +63,7 @@ class Strings:
 
 @dataclass
 class Ragged:
-    """A list of integers for each row: row i has ``values[offsets[i]:offsets[i + 1]]``.
+    """One list of integers per row: row i has ``values[offsets[i]:offsets[i + 1]]``.
 
     ``offsets`` is int64[rows + 1], ``values`` uint64.
     """
@@ -75,11 +74,11 @@ class Ragged:
 
 @dataclass
 class Attribute:
-    """One attribute over the nodes that have it.
+    """One attribute of the K nodes that have it.
 
-    ``rows`` is int64[K], ascending: the nodes that have it. ``values`` has K entries: int64 (kinds
-    int32, int64, bool), uint64, float64, or a ``Strings`` column of K rows for kind ``string`` (of a
-    foreign file also ``bytes``, and the lists, whose message stays as it was encoded).
+    ``rows`` is int64[K], ascending. ``values`` has K entries: int64 (kinds int32, int64, bool), uint64,
+    float64, or a ``Strings`` column for kind ``string`` (in foreign files also for ``bytes`` and for lists,
+    which stay encoded).
     """
 
     kind: ValueKind
@@ -89,7 +88,7 @@ class Attribute:
 
 @dataclass
 class TensorInfo:
-    """The ``IOInfo`` of inputs or outputs for the rows that have one: three parallel byte strings each.
+    """The ``IOInfo`` of the inputs or outputs of the K nodes that have one.
 
     ``rows`` is int64[K], ascending; ``values``, ``shapes`` and ``types`` are lists of K UTF-8 byte strings.
     """
@@ -102,15 +101,17 @@ class TensorInfo:
 
 @dataclass
 class ExecutionTrace:
-    """The nodes of one rank's .et file.
+    """The N nodes of one rank's .et file.
 
-    ``ids`` uint64[N]; ``names`` N strings; ``types`` uint8[N] of ``NodeType``; ``start_micros`` and
-    ``duration_micros`` uint64[N] in µs; ``data_deps`` and ``ctrl_deps`` ragged lists of node ids;
-    ``attributes`` by name, in the order in which they are written (a foreign file may hold one name with
-    two kinds: the reader then keeps the second under ``name#kind``). ``metadata`` is the
-    ``GlobalMetadata``: name → int (int64_val; uint64_val for pid, start_ts and finish_ts, as the reference
-    converter has it), str (string_val), bool or float; ``version`` is its own field. ``has_metadata`` is
-    False for a file whose first message is a node. ``unread_fields`` counts what the reader left out.
+    - ``ids`` uint64[N]; ``names``: N strings; ``types`` uint8[N] of ``NodeType``
+    - ``start_micros``, ``duration_micros``: uint64[N], µs
+    - ``data_deps``, ``ctrl_deps``: one list of node ids per node
+    - ``attributes``: by name, in the order in which they are written. If a foreign file has a name with two
+      kinds of value, the second is kept as ``name#kind``.
+    - ``metadata``: the ``GlobalMetadata`` as name → int (int64_val; uint64_val for pid, start_ts and
+      finish_ts, as in MLCommons' converter), str (string_val), bool or float, and the field ``version``
+    - ``has_metadata``: False for a file whose first message is a node
+    - ``unread_fields``: the number of fields that the reader ignored
     """
 
     ids: np.ndarray
@@ -131,7 +132,7 @@ class ExecutionTrace:
         return len(self.ids)
 
     def column(self, name: str, default: int = 0) -> np.ndarray:
-        """Integer attribute ``name`` as a dense int64[N], ``default`` where a node lacks it."""
+        """Integer attribute ``name`` as int64[N], ``default`` for nodes without it."""
         dense = np.full(len(self), default, dtype=np.int64)
         attribute = self.attributes.get(name)
         if attribute is None or isinstance(attribute.values, Strings):
@@ -140,8 +141,18 @@ class ExecutionTrace:
             dense[attribute.rows] = attribute.values
         return dense
 
+    def metadata_int(self, name: str) -> int | None:
+        """Integer ``name`` of the metadata; None if it is missing or not an integer."""
+        value = self.metadata.get(name)
+        return value if type(value) is int else None
+
+    def metadata_str(self, name: str) -> str:
+        """String ``name`` of the metadata; "" if it is missing or not a string."""
+        value = self.metadata.get(name)
+        return value if isinstance(value, str) else ""
+
     def communication(self) -> ExecutionTrace:
-        """A trace of the communication nodes alone, without what they depend on."""
+        """A trace of the communication nodes only, without dependencies and tensors."""
         rows = np.flatnonzero(self.types >= NodeType.COMM_SEND)
         place = np.full(len(self), -1, dtype=np.int64)
         place[rows] = np.arange(len(rows))

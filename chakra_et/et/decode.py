@@ -1,4 +1,4 @@
-"""The bytes of an .et file to columns, whoever wrote it."""
+"""Decode the bytes of an .et file from any writer into columns."""
 
 from __future__ import annotations
 
@@ -31,34 +31,34 @@ from chakra_et.et.schema import (
 )
 from chakra_et.et.wire import LENGTH, VARINT, Fields, WireError
 
-# Nodes that are decoded together: enough to hide numpy's overhead, few enough for little memory.
+# Nodes decoded at a time: enough to amortise numpy's overhead, few enough to need little memory.
 CHUNK = 8192
-# Distinct strings of one length that are compared with a whole column before rows are looked up one by one.
+# Strings of one length to compare with the whole column before looking up rows one by one.
 COMPARED = 8
-# Each name is a column, and real files have some twenty: a limit on what a hostile file can cost.
+# Real files have about twenty names, and each is a column: this limits the cost of a hostile file.
 MOST_ATTRIBUTES = 4096
-# Enough for the key of any value: the rest of a column's number is the number of its name.
+# Bits for the field key in a column's number; the bits above hold the number of its name.
 KEY_BITS = 9
-# By a field's key: whether a node has it, and whether it is an attribute's value.
+# By field key: whether Node has the field, and whether it is a value of AttributeProto.
 IS_NODE_KEY, IS_VALUE_KEY = np.zeros((2, 1 << KEY_BITS), bool)
 IS_NODE_KEY[[number << 3 | VARINT for number in (ID, TYPE, START, DURATION, CTRL_DEPS, DATA_DEPS)]] = True
 IS_NODE_KEY[[number << 3 | LENGTH for number in (NAME, CTRL_DEPS, DATA_DEPS, INPUTS, OUTPUTS, ATTR)]] = True
 IS_VALUE_KEY[list(KIND_OF_KEY)] = True
 
 
-# (rows, the texts of each of IO_FIELDS) of a chunk of nodes.
+# One chunk of nodes: (rows, the texts of each field in IO_FIELDS).
 _TensorBlock = tuple[np.ndarray, list[list[bytes]]]
 
 
 class _Interned(dict[bytes, int]):
-    """Distinct byte strings → their index, in the order of first sight."""
+    """Distinct byte strings → index, in the order of first occurrence."""
 
     def __missing__(self, text: bytes) -> int:
         self[text] = len(self)
         return len(self) - 1
 
     def index(self, raw: bytes, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
-        """int32[K]: which string ``raw[starts[i]:ends[i]]`` is."""
+        """int32[K]: the index of each string ``raw[starts[i]:ends[i]]``."""
         index = np.empty(len(starts), np.int32)
         order, edges = wire.by_length(ends - starts)
         for low, high in zip(edges[:-1], edges[1:], strict=True):
@@ -68,11 +68,11 @@ class _Interned(dict[bytes, int]):
     def _index_group(
         self, raw: bytes, starts: np.ndarray, ends: np.ndarray, rows: np.ndarray, index: np.ndarray
     ) -> None:
-        """The same for ``rows``, whose strings are equally long."""
+        """``index`` of ``rows``, whose strings have the same length."""
         if not len(rows):
             return
-        # Most columns repeat a few strings: comparing all rows with one string costs much less than
-        # looking each row up.
+        # Most columns repeat a few strings, and comparing all rows with one string costs much less than
+        # looking up each row.
         begin = starts[rows]
         length = int(ends[rows[0]] - begin[0])
         found = np.full(len(rows), -1, np.int32)
@@ -92,7 +92,7 @@ class _Interned(dict[bytes, int]):
 
 @dataclass
 class _Column:
-    """One attribute, gathered chunk by chunk."""
+    """One attribute, collected chunk by chunk."""
 
     kind: str
     rows: list[np.ndarray] = field(default_factory=list)
@@ -108,7 +108,7 @@ class _Column:
 
 
 class _Attributes:
-    """All attributes of the nodes, or of the metadata."""
+    """The attributes of all nodes, or of the metadata."""
 
     def __init__(self) -> None:
         self.names = _Interned()
@@ -117,7 +117,7 @@ class _Attributes:
         self.unread = 0
 
     def add(self, raw: bytes, fields: Fields, first: int) -> None:
-        """Take in the attribute messages ``fields``, whose nodes are numbered from ``first``."""
+        """Add the attribute messages ``fields``; their nodes are numbered from ``first``."""
         fields = fields.take(np.argsort(fields.message, kind="stable"))
         owners = fields.message + first
         parts = wire.scan(raw, fields.start, fields.end, owners)
@@ -126,13 +126,11 @@ class _Attributes:
         start, end = _spans(label, len(owners))
         names = self.names.index(raw, start, end).astype(np.int64)
         if len(self.names) > MOST_ATTRIBUTES:
-            raise WireError(
-                f"more than {MOST_ATTRIBUTES} names of attributes", int(owners[-1]), int(start[-1])
-            )
+            raise WireError(f"more than {MOST_ATTRIBUTES} attribute names", int(owners[-1]), int(start[-1]))
 
         chosen = np.full(len(owners), -1)
         valued = np.flatnonzero(IS_VALUE_KEY.take(parts.key, mode="clip"))
-        chosen[parts.message[valued]] = valued  # The last member that is set wins, as in any oneof.
+        chosen[parts.message[valued]] = valued  # the last member wins, as in any oneof
         present = np.flatnonzero(chosen >= 0)
         chosen, owners = chosen[present], owners[present]
         values = parts.take(chosen)
@@ -143,7 +141,7 @@ class _Attributes:
         found = np.flatnonzero(np.bincount(keys)).tolist()
         for key in sorted(found, key=lambda key: int(np.argmax(keys == key))):
             which = np.flatnonzero(keys == key)
-            # Of one attribute that a node has twice, the last one counts.
+            # If a node has an attribute twice, the last one counts.
             which = which[np.append(owners[which[1:]] != owners[which[:-1]], True)]
             kept += len(which)
             column = self.columns.setdefault(key, _Column(KIND_OF_KEY[key & (1 << KEY_BITS) - 1]))
@@ -158,7 +156,7 @@ class _Attributes:
             self.follows.setdefault(pair & 0xFFFFFFFF, set()).add(pair >> 32)
 
     def finish(self) -> dict[str, Attribute]:
-        """The attributes by name, in an order that every node keeps to, if there is one."""
+        """The attributes by name, in an order consistent with every node if there is one."""
         order = list(self.columns)
         sorter = TopologicalSorter({key: sorted(self.follows.get(key, ())) for key in order})
         with contextlib.suppress(CycleError):
@@ -173,7 +171,7 @@ class _Attributes:
 
 
 def decode(raw: bytes) -> ExecutionTrace:
-    """The trace in the bytes of a file. Raises ``WireError`` with the node's number, -1 for the metadata."""
+    """The trace in the bytes of a file. Raises ``WireError`` with the node's index, -1 for the metadata."""
     starts, ends = _messages(raw)
     has_metadata = _starts_with_metadata(raw, starts, ends)
     metadata, unread = _metadata(raw, starts[:1], ends[:1]) if has_metadata else ({}, 0)
@@ -218,13 +216,13 @@ def decode(raw: bytes) -> ExecutionTrace:
 
 
 def _starts_with_metadata(raw: bytes, starts: np.ndarray, ends: np.ndarray) -> bool:
-    """Whether the first message is a ``GlobalMetadata``: it has two fields, and only text in the first."""
+    """Whether the first message is a ``GlobalMetadata``, which has only length-delimited fields 1 and 2."""
     keys = wire.scan(raw, starts[:1], ends[:1], np.array([-1])).key
     return bool(np.isin(keys, (VERSION << 3 | LENGTH, METADATA_ATTR << 3 | LENGTH)).all())
 
 
 def _messages(raw: bytes) -> tuple[np.ndarray, np.ndarray]:
-    """Where the messages start and end."""
+    """Start and end offsets of the messages. Raises ``WireError``."""
     marks = array("q")
     at, size = 0, len(raw)
     what = ""
@@ -238,11 +236,11 @@ def _messages(raw: bytes) -> tuple[np.ndarray, np.ndarray]:
         else:
             length, after = wire.read_varint(raw, at, min(at + 5, size))
             if not length:
-                what = "an empty message, where readers stop" if after == at + 1 else "no length of a message"
+                what = "an empty message, where readers stop" if after == at + 1 else "not a message length"
             at = after + length
     starts, ends = wire.varint_prefixed(raw, np.frombuffer(marks, np.int64))
     if at > size:
-        what = what or f"the message has {ends[-1] - starts[-1]} bytes, and only {size - starts[-1]} are left"
+        what = what or f"the message has {ends[-1] - starts[-1]} bytes, but only {size - starts[-1]} are left"
     if what:
         node = len(marks) - 1 - int(_starts_with_metadata(raw, starts, ends)) if len(marks) > 1 else -1
         raise WireError(what, node, marks[-1])
@@ -271,14 +269,14 @@ def _metadata(
 
 
 def _spans(fields: Fields, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Start and end of the payload of each message's last such field; 0 and 0 where it has none."""
+    """Start and end of the payload of the last of ``fields`` in each message; 0 and 0 if it has none."""
     start, end = np.zeros(count, np.int64), np.zeros(count, np.int64)
     start[fields.message], end[fields.message] = fields.start, fields.end
     return start, end
 
 
 def _numbers(raw: bytes, fields: Fields, owners: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(values, how many each message has) of a repeated uint64, packed or not."""
+    """(values, count per message) of a repeated uint64 field, packed or not."""
     fields = fields.take(np.argsort(fields.message, kind="stable"))
     values, counts = wire.decode_varints(raw, fields.start, fields.end, owners[fields.message])
     return values, np.bincount(fields.message, counts, len(owners)).astype(np.int64)
@@ -292,7 +290,7 @@ def _ragged(chunks: list[tuple[np.ndarray, np.ndarray]]) -> Ragged:
 
 
 def _tensors(raw: bytes, fields: Fields, owners: np.ndarray, first: int, blocks: list[_TensorBlock]) -> int:
-    """Append (rows, values, shapes, types) of the IOInfo messages; returns how many fields are unknown."""
+    """Append the IOInfo messages to ``blocks``; returns the number of unknown fields."""
     parts = wire.scan(raw, fields.start, fields.end, owners[fields.message])
     rows = np.unique(fields.message)
     unread = len(parts.key)
@@ -316,7 +314,7 @@ def _join_tensors(blocks: list[_TensorBlock]) -> TensorInfo | None:
 
 
 def _values(raw: bytes, column: _Column, fields: Fields) -> np.ndarray:
-    """The payloads as the column holds them: numbers, or indices into its table."""
+    """The payloads as values of ``column``: numbers, or indices into its table."""
     kind = MEMBERS[column.kind]
     if kind.wire == LENGTH:
         return column.table.index(raw, fields.start, fields.end)

@@ -1,4 +1,4 @@
-"""The dependencies of one .et file as edges between rows, for files that may be wrong."""
+"""The dependencies of one .et file as edges between rows. Invalid files are allowed."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ import numpy as np
 
 from chakra_et.et.columns import ExecutionTrace, Ragged
 
-# Ids this much sparser than the nodes aren't looked up in a table.
+# Use a lookup table unless the range of ids exceeds the number of nodes by this factor.
 SPARSE = 8
 
 
 @dataclass
 class Edges:
-    """All dependencies, data before ctrl: ``child`` int64[E] rows, ``parent`` int64[E] rows or -1 where no
-    node has the id, ``dependency`` uint64[E] the id that was named, ``is_ctrl`` bool[E]."""
+    """All E dependencies, data before ctrl.
+
+    ``child`` int64[E]: rows; ``parent`` int64[E]: rows, -1 if no node has the id; ``dependency`` uint64[E]:
+    the id in the file; ``is_ctrl`` bool[E].
+    """
 
     child: np.ndarray
     parent: np.ndarray
@@ -26,7 +29,7 @@ class Edges:
 
 
 def edges_of(trace: ExecutionTrace) -> Edges:
-    """The edges of a trace; an id that several nodes have stands for the last of them, as in ASTRA-sim."""
+    """The edges of a trace. A duplicate id refers to its last node, as in ASTRA-sim."""
     children = [
         np.repeat(np.arange(len(trace)), np.diff(deps.offsets)) for deps in (trace.data_deps, trace.ctrl_deps)
     ]
@@ -40,7 +43,7 @@ def edges_of(trace: ExecutionTrace) -> Edges:
 
 
 def rows_of(ids: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """The last row with each wanted id, int64[W]; -1 where there is none."""
+    """int64[W]: the last row with each wanted id, -1 if there is none."""
     if not len(ids) or not len(wanted):
         return np.full(len(wanted), -1)
     low, high = int(ids.min()), int(ids.max())
@@ -57,7 +60,7 @@ def rows_of(ids: np.ndarray, wanted: np.ndarray) -> np.ndarray:
 
 
 def repeated(deps: Ragged) -> np.ndarray:
-    """The rows whose list names an id twice."""
+    """The rows whose list has an id more than once."""
     owner = np.repeat(np.arange(len(deps.offsets) - 1), np.diff(deps.offsets))
     values = deps.values
     same_list = owner[1:] == owner[:-1]
@@ -68,10 +71,10 @@ def repeated(deps: Ragged) -> np.ndarray:
 
 
 def forward_position(trace: ExecutionTrace, edges: Edges) -> np.ndarray | None:
-    """A position for each row, int64[N], by which every edge points forward; None where there is none.
+    """int64[N]: a position per row so that every edge points forward; None if there is a cycle.
 
-    A converter's ids, rows or start times are such an order, which is quickly seen; only other files are
-    sorted node by node. Edges to absent nodes don't count.
+    The ids, rows or start times of most files are such an order, which is cheap to check; other files are
+    sorted node by node. Edges to absent nodes are ignored.
     """
     known = edges.parent >= 0
     parent, child = edges.parent[known], edges.child[known]
@@ -90,9 +93,9 @@ def forward_position(trace: ExecutionTrace, edges: Edges) -> np.ndarray | None:
 
 
 def short_cycle(count: int, edges: Edges) -> list[int]:
-    """The rows of a cycle, each a dependency of the next and the last one of the first.
+    """The rows of a cycle, lowest first: each is a dependency of the next, the last one of the first.
 
-    It is the shortest that leads through one of its nodes, from its first row on. There must be a cycle.
+    The cycle is the shortest one through one of its nodes. ``edges`` must have a cycle.
     """
     known = (edges.parent >= 0) & (edges.parent != edges.child)
     parent, child = edges.parent[known], edges.child[known]
@@ -100,10 +103,11 @@ def short_cycle(count: int, edges: Edges) -> list[int]:
     left[topological_order(count, parent, child)] = False
     inside = left[parent] & left[child]
     parent, child = parent[inside], child[inside]
-    # Every node that is left waits for another one that is left: walking back must come round.
+    # Every remaining node depends on another remaining node, so walking back must revisit a node.
     waits_for = np.full(count, -1)
     waits_for[child] = parent
-    row, seen = int(child[0]), set()
+    row = int(child[0])
+    seen: set[int] = set()
     while row not in seen:
         seen.add(row)
         row = int(waits_for[row])
@@ -127,14 +131,13 @@ def short_cycle(count: int, edges: Edges) -> list[int]:
 
 
 def topological_order(count: int, source: np.ndarray, target: np.ndarray) -> list[int]:
-    """Nodes 0 … count − 1 in an order in which every edge points forward, the lowest ready number first.
+    """Nodes 0 … count − 1 in topological order, lowest ready number first (Kahn's algorithm).
 
-    Nodes on a cycle and those behind one are left out, so that a shorter list means a cycle. Needs no
-    recursion: Kahn's algorithm.
+    Nodes on or behind a cycle are left out: a shorter list means that there is a cycle.
     """
     offsets, successors = successor_lists(count, source, target)
     degrees = np.bincount(target, minlength=count)
-    # Ascending, and so a heap already.
+    # Ascending, so already a heap.
     ready, waiting, order = np.flatnonzero(degrees == 0).tolist(), degrees.tolist(), []
     while ready:
         node = heapq.heappop(ready)
@@ -153,9 +156,9 @@ def successor_lists(count: int, source: np.ndarray, target: np.ndarray) -> tuple
 
 
 def widest_ready_set(trace: ExecutionTrace, edges: Edges, position: np.ndarray) -> tuple[int, int]:
-    """(most nodes ready at once when nodes run one by one in ``position``'s order, the row then run).
+    """(most nodes ready at once if nodes run one by one in order of ``position``, the row run then).
 
-    A node is ready from the moment its last dependency has run until it runs itself.
+    A node is ready from when its last dependency has run until it runs itself.
     """
     known = edges.parent >= 0
     ready_at = np.zeros(len(trace), np.int64)

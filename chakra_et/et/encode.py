@@ -1,7 +1,7 @@
-"""Columns to the bytes of an .et file.
+"""Encode columns as the bytes of an .et file.
 
-The bytes are those that the protobuf library writes for the same content: fields in ascending order,
-defaults left out except in an attribute's value, dependencies packed.
+The bytes are the same as those of the protobuf library: fields in ascending order, defaults left out except
+in attribute values, dependencies packed.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from chakra_et.et.schema import (
 )
 from chakra_et.et.wire import LENGTH, VARINT, Cells, Part
 
-# Nodes that are encoded together: enough to hide numpy's overhead, few enough to stay in the cache.
+# Nodes encoded at a time: enough to amortise numpy's overhead, few enough to stay in the cache.
 CHUNK = 8192
-# No protobuf library reads a longer one.
+# Protobuf libraries read no longer message.
 LARGEST_MESSAGE = (1 << 31) - 1
 
 
@@ -45,7 +45,7 @@ def encode(trace: ExecutionTrace) -> Iterator[memoryview]:
     if trace.has_metadata:
         yield _messages(1, _metadata_parts(trace.metadata))
     names = _string_fields(NAME, trace.names.table)
-    # What repeats is encoded once: the rows of a string attribute share the fields of its table.
+    # Each distinct string is encoded once, and rows share its bytes.
     tables = {
         name: _attribute_fields(ATTR, name, attribute.kind, _table(attribute.kind, attribute.values.table))
         for name, attribute in trace.attributes.items()
@@ -57,7 +57,7 @@ def encode(trace: ExecutionTrace) -> Iterator[memoryview]:
 
 
 def _messages(rows: int, parts: list[Part]) -> memoryview:
-    """A message of each row, after its length."""
+    """One message per row, each prefixed by its length."""
     sizes = wire.row_lengths(rows, parts)
     if len(sizes) and sizes.max() > LARGEST_MESSAGE:
         raise TraceError("a node takes more than 2 GiB in the .et file: shorten its inputs and outputs")
@@ -68,7 +68,7 @@ def _metadata_parts(metadata: dict[str, int | str | bool | float]) -> list[Part]
     values = dict(metadata)
     version = _text(str(values.pop("version", DEFAULT_VERSION)))
     if not version and not values:
-        version = _text(DEFAULT_VERSION)  # An empty first message ends the file for some readers.
+        version = _text(DEFAULT_VERSION)  # some readers stop at an empty first message
     parts: list[Part] = [(None, _string_fields(VERSION, [version]))]
     for name, value in values.items():
         parts.append((None, _attribute_fields(METADATA_ATTR, name, *_metadata_column(name, value))))
@@ -146,7 +146,7 @@ def _tensor_parts(number: int, tensors: TensorInfo | None, first: int, last: int
 
 
 def _string_fields(number: int, strings: list[bytes]) -> Cells:
-    """A plain string field of each string, empty where the string is."""
+    """One string field per string, without bytes if the string is empty."""
     cells = _utf8_strings(strings)
     filled = np.flatnonzero(cells.lengths)
     cells = cells.take(filled)
@@ -164,9 +164,9 @@ def _attribute_fields(number: int, name: str, kind: str, values: Cells | np.ndar
 
 
 def _attribute_cells(number: int, name: str, kind: str, values: Cells | np.ndarray) -> list[Cells]:
-    """Field ``number`` with this attribute for each value, which is written even when it is 0 or empty.
+    """Field ``number`` with this attribute, one per value. 0 and empty values are written too.
 
-    ``name`` may end in ``#kind``, which tells two kinds of one name apart and isn't written.
+    A suffix ``#kind`` of ``name``, which distinguishes two kinds of one name, is not written.
     """
     member = MEMBERS[kind]
     prefix = wire.tag(number, LENGTH)
@@ -181,7 +181,7 @@ def _attribute_cells(number: int, name: str, kind: str, values: Cells | np.ndarr
         payload = wire.varints(_to_unsigned(values, kind))
     else:
         payload = wire.fixed(values.astype(member.dtype))
-    # A number takes at most ten bytes: what comes before it is one of few.
+    # A number takes at most ten bytes, so there are few distinct heads.
     lengths = range(wire.LONGEST_VARINT + 1)
     heads = wire.byte_strings(
         [prefix + wire.bytes_of_varint(len(head) + length) + head for length in lengths]
@@ -190,7 +190,7 @@ def _attribute_cells(number: int, name: str, kind: str, values: Cells | np.ndarr
 
 
 def _to_unsigned(values: np.ndarray, kind: str) -> np.ndarray:
-    """Integers as the uint64 whose varint stands for them: two's complement, or zigzag for sint."""
+    """Integers as the uint64 whose varint encodes them: two's complement, or zigzag for sint."""
     if MEMBERS[kind].dtype == "zigzag":
         signed = values.astype(np.int64)
         return ((signed << 1) ^ (signed >> 63)).view(np.uint64)

@@ -1,7 +1,7 @@
-"""Chakra execution trace files (.et), with no protobuf library.
+"""Read and write Chakra execution trace files (.et) without a protobuf library.
 
-A file is a sequence of messages, each after its length as a varint32: one ``GlobalMetadata``, then a
-``Node`` for each node. Source: chakra/src/third_party/utils/protolib.py in the PyPI wheel ``mlc-chakra``
+A file is a sequence of messages, each prefixed by its length as a varint32: one ``GlobalMetadata``, then one
+``Node`` per node. Source: chakra/src/third_party/utils/protolib.py in the PyPI wheel ``mlc-chakra``
 1.0.0.
 """
 
@@ -18,11 +18,10 @@ from chakra_et.files import atomic_file
 
 
 def write(path: str | Path, trace: ExecutionTrace) -> None:
-    """Write ``trace`` to ``path``: the whole file or nothing of it.
+    """Write ``trace`` to ``path`` atomically.
 
-    The same columns give the same bytes. Text that isn't UTF-8 has its bad bytes replaced, as no
-    protobuf reader would take it. Raises ``TraceError`` for a node of 2 GiB or more, ``OSError`` where
-    the file can't be written.
+    The same columns always give the same bytes. Invalid UTF-8 is replaced, as protobuf readers would reject
+    it. Raises ``TraceError`` for a node of 2 GiB or more and ``OSError`` if the file cannot be written.
     """
     with atomic_file(path) as file:
         for block in encode(trace):
@@ -30,17 +29,16 @@ def write(path: str | Path, trace: ExecutionTrace) -> None:
 
 
 def read(path: str | Path) -> ExecutionTrace:
-    """Read an .et file of any writer.
+    """Read an .et file from any writer.
 
-    Fields may come in any order; fields that the schema doesn't have are left out and counted in
-    ``unread_fields``, as are all but the last of one attribute that a node has twice. Raises
-    ``TraceError`` with the byte offset and the node's number (from 0, in the file's order) where the
-    bytes aren't an execution trace.
+    Fields may come in any order. Fields that are not in the schema, and all but the last of duplicate
+    attributes of a node, are ignored and counted in ``unread_fields``. Raises ``TraceError`` with the byte
+    offset and the index of the node in the file (from 0) if the bytes are not an execution trace.
     """
     try:
         raw = Path(path).read_bytes()
     except OSError as error:
-        raise TraceError(f"{path}: can't be read: {error.strerror or error}") from None
+        raise TraceError(f"{path}: cannot be read: {error.strerror or error}") from None
     if not raw:
         raise TraceError(f"{path}: the file is empty: convert the trace again")
     try:
@@ -51,9 +49,9 @@ def read(path: str | Path) -> ExecutionTrace:
 
 
 def _guess(raw: bytes) -> str:
-    """What the file may be instead."""
+    """A hint at what else the file may be."""
     if raw[:2] == b"\x1f\x8b":
-        return "; it's a gzip file, which the simulators don't open: decompress it first"
+        return "; it is a gzip file, which simulators do not read: decompress it first"
     if raw.lstrip()[:1] in (b"{", b"["):
-        return "; it looks like JSON, not like an .et file: convert it first"
-    return "; the file is damaged or isn't an .et file"
+        return "; it looks like JSON: convert it to an .et file first"
+    return "; the file is damaged or not an .et file"

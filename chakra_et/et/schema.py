@@ -1,4 +1,4 @@
-"""The Chakra schema as data: field numbers and the members of an attribute's value.
+"""The Chakra schema as data: field numbers, and the members of ``AttributeProto.value``.
 
 Source: chakra/schema/protobuf/et_def.proto in the PyPI wheel ``mlc-chakra`` 1.0.0.
 """
@@ -10,7 +10,7 @@ from typing import NamedTuple
 from chakra_et.et.wire import FIXED32, FIXED64, LENGTH, VARINT
 
 DEFAULT_VERSION = "1.0.0"
-# The reference converter writes these with uint64_val, and every other number with int64_val.
+# MLCommons' converter writes these with uint64_val, and every other number with int64_val.
 UNSIGNED_METADATA = frozenset({"pid", "start_ts", "finish_ts"})
 # Fields of Node.
 ID, NAME, TYPE, CTRL_DEPS, DATA_DEPS, START, DURATION, INPUTS, OUTPUTS, ATTR = range(1, 11)
@@ -45,6 +45,6 @@ MEMBERS = {
     "string": Member(29, LENGTH, "bytes"),
     "bytes": Member(31, LENGTH, "bytes"),
 }
-# A list keeps its encoded message as its value.
+# The value of a list is its encoded message.
 MEMBERS |= {f"{kind}_list": Member(member.number + 1, LENGTH, "bytes") for kind, member in MEMBERS.items()}
 KIND_OF_KEY = {member.number << 3 | member.wire: kind for kind, member in MEMBERS.items()}

@@ -1,4 +1,4 @@
-"""Which .et files belong together: ``NAME.0.et``, ``NAME.1.et``, … and ``NAME_comm_groups.json``."""
+"""Group the .et files of a run: ``NAME.0.et``, ``NAME.1.et``, … and ``NAME_comm_groups.json``."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from chakra_et.names import parse_et, run_at
 
 @dataclass
 class RankSet:
-    """Files of one run: ``files`` rank → path (None: a file whose name says no rank, alone in its set).
+    """The files of one run. ``files``: rank → path; None is a file without a rank in its name, the only one.
 
-    ``by_name`` is True where the user named the run and not its files, so that all of it is meant.
+    ``by_name``: the user gave the name of the run, not of its files, and so means all of them.
     """
 
     name: str
@@ -24,25 +24,25 @@ class RankSet:
 
     @property
     def is_run(self) -> bool:
-        """Whether the files are to be checked against each other."""
+        """Whether to treat the files as the ranks of one run."""
         return None not in self.files and (self.by_name or len(self.files) > 1)
 
     def comm_groups(self) -> dict[str, list[int]] | None:
-        """The comm groups beside the files, None where there is no such file."""
+        """The groups in the comm-group file (group id → ranks); None if there is no such file."""
         path = self.groups_file
         return None if path is None else read_comm_groups(path)
 
     @property
     def groups_file(self) -> Path | None:
-        """The comm-group file beside the files, None where there is none."""
+        """The comm-group file in the same folder; None if there is none."""
         path = run_at(self.name).groups_file
         return path if path.is_file() else None
 
 
 def find_rank_sets(names: Iterable[str]) -> list[RankSet]:
-    """Group files by run. A name is a file, or a run's NAME for all its files.
+    """Group files by run. A name is a file, or the NAME of a run for all its files.
 
-    Raises ``TraceError`` for a name that is neither, and for two files that are one rank of one run.
+    Raises ``TraceError`` for a name that is neither, and for two files of the same rank of a run.
     """
     sets: dict[str, RankSet] = {}
     for name in names:
@@ -54,7 +54,7 @@ def find_rank_sets(names: Iterable[str]) -> list[RankSet]:
             group.by_name |= path != Path(name)
             known = group.files.setdefault(rank, path)
             if known != path:
-                raise TraceError(f"{known} and {path} are both rank {rank} of {key}: give one of them")
+                raise TraceError(f"{known} and {path} are both rank {rank} of {key}: give only one of them")
     for group in sets.values():
         group.files = dict(sorted(group.files.items(), key=lambda item: (item[0] is not None, item[0])))
     return list(sets.values())
@@ -71,19 +71,17 @@ def _files_of_run(name: str) -> list[Path]:
 
 
 def read_comm_groups(path: Path) -> dict[str, list[int]]:
-    """A comm-group file: JSON object, group id → ranks. Raises ``TraceError`` where it isn't that."""
+    """Read a comm-group file, a JSON object of group id → ranks. Raises ``TraceError`` for anything else."""
     try:
         groups: dict[str, list[int]] = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
-        raise TraceError(
-            f"{path}: can't be read as JSON ({error}): mend it, or convert the traces again"
-        ) from error
+        raise TraceError(f"{path}: is not JSON ({error}): correct it or convert the traces again") from error
     whole = isinstance(groups, dict) and all(
         isinstance(ranks, list) and ranks and all(type(rank) is int for rank in ranks)
         for ranks in groups.values()
     )
     if not whole:
         raise TraceError(
-            f"{path}: must be a JSON object of group id → list of ranks: mend it, or convert the traces again"
+            f"{path}: must be a JSON object of group id → list of ranks: correct it or convert again"
         )
     return groups

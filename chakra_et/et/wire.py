@@ -1,7 +1,7 @@
-"""The protobuf wire format on whole columns: no Python object for a field of a message.
+"""The protobuf wire format on whole columns, without a Python object per field.
 
-Encoding: a field of all rows is a ``Cells`` column of byte strings; ``assemble`` puts columns side by
-side, row by row. Decoding: ``scan`` steps through the fields of many messages at once.
+Encoding: one field of all rows is a ``Cells`` column of byte strings; ``assemble`` concatenates columns row
+by row. Decoding: ``scan`` steps through the fields of many messages at once.
 Source of the format: https://protobuf.dev/programming-guides/encoding/
 """
 
@@ -16,14 +16,14 @@ import numpy as np
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
 FIXED_BYTES = {FIXED64: 8, FIXED32: 4}
 LONGEST_VARINT = 10
-# Bytes of a payload of fixed size; those of the wire types that proto3 doesn't have fit no message.
+# Payload bytes by wire type if fixed. Wire types that proto3 lacks get a size that fits no message.
 SIZE_OF_WIRE = np.array([0, 8, 0, 1 << 62, 1 << 62, 4, 1 << 62, 1 << 62])
-# Below this many messages one numpy call a field costs more than plain Python does.
+# Below this many messages, one numpy call per field costs more than plain Python.
 FEW = 128
 
 
 class WireError(ValueError):
-    """Bytes that are no protobuf message: ``owner`` is the message's number, ``offset`` in bytes."""
+    """Invalid protobuf bytes. ``owner``: number of the message; ``offset``: in bytes."""
 
     def __init__(self, what: str, owner: int, offset: int) -> None:
         super().__init__(what)
@@ -49,7 +49,7 @@ class Cells:
 
 
 Part = tuple["np.ndarray | None", Cells]
-"""A column and the rows that have it, ascending (None: all of them)."""
+"""A column and the rows that have it, ascending (None: all rows)."""
 
 
 def constant(data: bytes, rows: int) -> Cells:
@@ -59,14 +59,14 @@ def constant(data: bytes, rows: int) -> Cells:
 
 
 def byte_strings(strings: Sequence[bytes], between: bytes = b"") -> Cells:
-    """One row a string. ``between`` stands between the strings in the buffer, and belongs to no row."""
+    """One row per string. ``between`` separates the strings in the buffer and belongs to no row."""
     lengths = np.fromiter(map(len, strings), np.int64, len(strings))
     starts = np.cumsum(lengths) - lengths + np.arange(len(strings)) * len(between)
     return Cells(np.frombuffer(between.join(strings), np.uint8), starts, lengths)
 
 
 def varint_lengths(values: np.ndarray) -> np.ndarray:
-    """Bytes that each of uint64[K] takes as a varint, int64[K]."""
+    """int64[K]: bytes that each of uint64[K] takes as a varint."""
     lengths = np.ones(len(values), np.int64)
     top = int(values.max()) if len(values) else 0
     for shift in range(7, max(top.bit_length(), 1), 7):
@@ -75,7 +75,7 @@ def varint_lengths(values: np.ndarray) -> np.ndarray:
 
 
 def varints(values: np.ndarray) -> Cells:
-    """uint64[K] as varints, one a row."""
+    """uint64[K] as varints, one per row."""
     values = np.ascontiguousarray(values, np.uint64)
     lengths = varint_lengths(values)
     width = int(lengths.max()) if len(values) else 1
@@ -87,7 +87,7 @@ def varints(values: np.ndarray) -> Cells:
 
 
 def fixed(values: np.ndarray) -> Cells:
-    """A little-endian number array as fixed32 or fixed64, one a row."""
+    """A little-endian number array as fixed32 or fixed64, one per row."""
     width = values.dtype.itemsize
     starts = np.arange(len(values)) * width
     return Cells(values.view(np.uint8), starts, np.full(len(values), width, np.int64))
@@ -107,7 +107,7 @@ def bytes_of_varint(value: int) -> bytes:
 
 
 def row_lengths(rows: int, parts: Sequence[Part]) -> np.ndarray:
-    """Bytes of each row over all the columns, int64[rows]."""
+    """int64[rows]: bytes of each row over all columns."""
     lengths = np.zeros(rows, np.int64)
     for which, cells in parts:
         lengths[slice(None) if which is None or len(which) == rows else which] += cells.lengths
@@ -115,7 +115,7 @@ def row_lengths(rows: int, parts: Sequence[Part]) -> np.ndarray:
 
 
 def assemble(rows: int, parts: Sequence[Part]) -> Cells:
-    """Put the columns side by side: row i is the i-th row of each part, in the order of the parts."""
+    """Concatenate columns row by row: row i is the ith row of each part, in the order of the parts."""
     lengths = row_lengths(rows, parts)
     starts = np.cumsum(lengths) - lengths
     buffer = np.empty(int(lengths.sum()), np.uint8)
@@ -132,15 +132,15 @@ def assemble(rows: int, parts: Sequence[Part]) -> Cells:
 
 
 def length_delimited(prefix: bytes, lengths: np.ndarray) -> list[Cells]:
-    """``prefix`` and each length as a varint: what comes before the payloads of a field of wire type 2."""
+    """``prefix`` and each length as a varint: the head of a length-delimited field (wire type 2)."""
     return [constant(prefix, len(lengths)), varints(lengths.astype(np.uint64))]
 
 
 def _copy(target: np.ndarray, places: np.ndarray, cells: Cells) -> None:
     """Write row i of ``cells`` at ``target[places[i]:]``.
 
-    Rows of one length are copied together as elements of that many bytes, which is several times
-    faster than a gather of single bytes.
+    Rows of equal length are copied together as elements of that many bytes, which is several times faster
+    than a gather of single bytes.
     """
     lengths = cells.lengths
     if not len(lengths):
@@ -162,8 +162,8 @@ def _copy(target: np.ndarray, places: np.ndarray, cells: Cells) -> None:
 
 
 def by_length(lengths: np.ndarray) -> tuple[np.ndarray, list[int]]:
-    """(stable order by length, where in it each group of one length starts, and its end)."""
-    # Short keys: numpy sorts 16-bit integers by radix.
+    """(stable order by length, offsets in it of the groups of equal length)."""
+    # numpy sorts 16-bit integers by radix.
     narrow = len(lengths) and int(lengths.max()) < 1 << 16
     order = np.argsort(lengths.astype(np.uint16) if narrow else lengths, kind="stable")
     in_order = lengths[order]
@@ -172,12 +172,12 @@ def by_length(lengths: np.ndarray) -> tuple[np.ndarray, list[int]]:
 
 
 @functools.lru_cache(maxsize=4096)
-def _bytes_dtype(length: int) -> np.dtype:
+def _bytes_dtype(length: int) -> np.dtype[np.void]:
     return np.dtype((np.void, length))
 
 
 def windows(buffer: np.ndarray, length: int) -> np.ndarray:
-    """``result[i]`` is ``buffer[i:i + length]`` as one element: overlapping views of the same memory."""
+    """``result[i]`` is ``buffer[i:i + length]`` as one element: overlapping views into the same memory."""
     return np.ndarray((len(buffer) - length + 1,), _bytes_dtype(length), buffer, strides=(1,))
 
 
@@ -186,11 +186,11 @@ def windows(buffer: np.ndarray, length: int) -> np.ndarray:
 
 @dataclass
 class Fields:
-    """The fields of many messages: one row a field; rows of one message are in the order of its bytes.
+    """The fields of many messages, one row per field; rows of one message are in byte order.
 
-    ``message`` is the index into what was scanned, ``key`` is ``number << 3 | wire type``, the payload is
-    ``data[start:end]`` (of a varint: its own bytes) and ``value`` is a varint's value. All int64, but
-    ``value``, which is uint64.
+    ``message``: index of the message among those scanned; ``key``: ``number << 3 | wire type``; payload:
+    ``data[start:end]`` (the varint's own bytes for a varint); ``value``: the value of a varint, uint64. All
+    others are int64.
     """
 
     message: np.ndarray
@@ -205,7 +205,7 @@ class Fields:
         )
 
     def where(self, number: int, *wires: int) -> Fields:
-        """The fields of that number with one of those wire types."""
+        """The fields with this number and one of these wire types."""
         found = self.key == (number << 3 | wires[0])
         for wire in wires[1:]:
             found |= self.key == (number << 3 | wire)
@@ -215,9 +215,9 @@ class Fields:
 def scan(raw: bytes, starts: np.ndarray, ends: np.ndarray, owners: np.ndarray) -> Fields:
     """Split the messages ``raw[starts[i]:ends[i]]`` into fields.
 
-    ``owners`` int64[K] are the numbers by which an error names a message. Every message advances one
-    field a step, and those that are done drop out, so the work is linear in the bytes. Raises
-    ``WireError`` on a field that doesn't fit its message and on a wire type that proto3 doesn't have.
+    ``owners`` int64[K]: the message numbers for errors. Each pass advances every message by one field and
+    drops messages that are done, so the work is linear in the bytes. Raises ``WireError`` for a field that
+    does not fit its message and for a wire type that proto3 lacks.
     """
     data = np.frombuffer(raw, np.uint8)
     active = np.flatnonzero(starts < ends)
@@ -233,7 +233,7 @@ def scan(raw: bytes, starts: np.ndarray, ends: np.ndarray, owners: np.ndarray) -
         legal = (end <= stop) & (start <= end) & ((key >> 3) != 0)
         if not legal.all():
             bad = int(np.flatnonzero(~legal)[0])
-            raise WireError("a field doesn't fit its message", int(owners[active[bad]]), int(position[bad]))
+            raise WireError("a field does not fit its message", int(owners[active[bad]]), int(position[bad]))
         steps.append((active, key, start, end, value))
         going_on = np.flatnonzero(end < stop)
         if len(going_on) == len(active):
@@ -247,9 +247,9 @@ def scan(raw: bytes, starts: np.ndarray, ends: np.ndarray, owners: np.ndarray) -
 def _payloads(
     wire: np.ndarray, value: np.ndarray, start: np.ndarray, end: np.ndarray, stop: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(start, end) of each payload, when the number after its key has been read as a varint."""
+    """(start, end) of each payload, given the varint after its key."""
     long = wire == LENGTH
-    # A hostile length can be any uint64; one more byte than the message has is enough to be refused.
+    # A hostile length can be any uint64: clip it to one byte more than the message has.
     room = stop + 1 - np.minimum(end, stop)
     last = end + np.where(long, np.minimum(value, room.view(np.uint64)).view(np.int64), 0)
     begin = np.where(long, end, start)
@@ -259,8 +259,8 @@ def _payloads(
 
 
 def _read_varints(data: np.ndarray, position: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(values uint64, positions after them). One that is longer than 10 bytes or than 64 bits, or that
-    leaves the data, ends far behind the data, where no message does."""
+    """(values uint64, positions after them). A varint over 10 bytes or 64 bits, or beyond the end of the
+    data, gets a position far behind the data, where no message ends."""
     first = data.take(position, mode="clip")
     value = (first & 0x7F).astype(np.uint64)
     after = position + 1
@@ -280,7 +280,7 @@ def _read_varints(data: np.ndarray, position: np.ndarray) -> tuple[np.ndarray, n
 def _scan_few(
     raw: bytes, active: np.ndarray, position: np.ndarray, stop: np.ndarray, owners: np.ndarray
 ) -> tuple[np.ndarray, ...]:
-    """The rest of a few messages, one field at a time."""
+    """The remaining fields of a few messages, one at a time."""
     rows: list[tuple[int, int, int, int, int]] = []
     for message, at, last in zip(active.tolist(), position.tolist(), stop.tolist(), strict=True):
         while at < last:
@@ -292,7 +292,7 @@ def _scan_few(
             elif wire != VARINT:
                 end = start + FIXED_BYTES.get(wire, last)
             if key < 8 or end > last:
-                raise WireError("a field doesn't fit its message", int(owners[message]), at)
+                raise WireError("a field does not fit its message", int(owners[message]), at)
             rows.append((message, key, start, end, value))
             at = end
     columns = zip(*rows, strict=True) if rows else ((),) * 5
@@ -301,7 +301,7 @@ def _scan_few(
 
 
 def read_varint(raw: bytes, at: int, stop: int) -> tuple[int, int]:
-    """(value, position after it); a position behind ``stop`` where there is no varint before ``stop``."""
+    """(value, position after it); the position is behind ``stop`` if there is no valid varint before it."""
     value = shift = 0
     for place in range(at, min(at + LONGEST_VARINT, stop)):
         byte = raw[place]
@@ -313,7 +313,7 @@ def read_varint(raw: bytes, at: int, stop: int) -> tuple[int, int]:
 
 
 def varint_prefixed(raw: bytes, marks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(start, end) of what follows the length at each of ``marks``."""
+    """(start, end) of the message after the length at each of ``marks``."""
     lengths, starts = _read_varints(np.frombuffer(raw, np.uint8), marks)
     return starts, starts + lengths.astype(np.int64)
 
@@ -321,9 +321,9 @@ def varint_prefixed(raw: bytes, marks: np.ndarray) -> tuple[np.ndarray, np.ndarr
 def decode_varints(
     raw: bytes, starts: np.ndarray, ends: np.ndarray, owners: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The varints that fill each span ``raw[starts[i]:ends[i]]``: (values uint64, count of each span).
+    """Decode spans ``raw[starts[i]:ends[i]]`` that are filled with varints: (values uint64, count per span).
 
-    Raises ``WireError`` where a span doesn't end with a whole varint or holds one beyond 64 bits.
+    Raises ``WireError`` for a span that ends within a varint, or with a value beyond 64 bits.
     """
     lengths = ends - starts
     at = np.repeat(starts - (np.cumsum(lengths) - lengths), lengths) + np.arange(int(lengths.sum()))

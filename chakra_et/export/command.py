@@ -1,11 +1,13 @@
 """``chakra-et export NAME --format …``: a run, or a part of it, for other tools.
 
-    perfetto   NAME.pftrace: open in https://ui.perfetto.dev
-    chrome     NAME_trace.json.gz: chrome://tracing
-    graphml    NAME.graphml: Gephi, yEd, NetworkX
-    dot        NAME.dot: Graphviz
-    parquet    NAME_nodes.parquet, NAME_edges.parquet
-    csv        NAME_nodes.csv, NAME_edges.csv
+    perfetto     NAME.pftrace: open in https://ui.perfetto.dev
+    chrome       NAME_trace.json.gz: chrome://tracing
+    graphml      NAME.graphml: Gephi, yEd, NetworkX
+    dot          NAME.dot: Graphviz
+    parquet      NAME_nodes.parquet, NAME_edges.parquet
+    csv          NAME_nodes.csv, NAME_edges.csv
+    tensorboard  scalars per step and rank, and the trace, in the folder -o
+    wandb        the report and its tables, in the project -o
 
 The run is given as in ``chakra-et report``. Exit status: 0; 2 for arguments or files that can't be used.
 """
@@ -19,13 +21,13 @@ from typing import IO, Literal
 
 from chakra_et import cli
 from chakra_et.errors import TraceError
-from chakra_et.export import chrome, graphs, perfetto, tables
+from chakra_et.export import chrome, graphs, perfetto, publish, tables
 from chakra_et.export.window import Window, choose
 from chakra_et.files import atomic_file
 from chakra_et.report.inputs import find_run
 from chakra_et.report.run import load
 
-Format = Literal["perfetto", "chrome", "graphml", "dot", "parquet", "csv"]
+Format = Literal["perfetto", "chrome", "graphml", "dot", "parquet", "csv", "tensorboard", "wandb"]
 ENDINGS = {"perfetto": ".pftrace", "chrome": "_trace.json.gz", "graphml": ".graphml", "dot": ".dot"}
 
 
@@ -40,7 +42,10 @@ class ExportConfig:
     format: Format = field(default="perfetto", metadata={"help": "what to write"})
     output: str | None = field(
         default=None,
-        metadata={"short": "-o", "help": "file to write; for parquet and csv the NAME of the two files"},
+        metadata={
+            "short": "-o",
+            "help": "file to write; NAME for parquet and csv, a folder for tensorboard, a project for wandb",
+        },
     )
     step: str = field(default="", metadata={"help": "only nodes that start in this step"})
     ranks: str = field(default="", metadata={"help": "only these ranks, such as 0-7,12"})
@@ -64,8 +69,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def export(config: ExportConfig) -> None:
     chosen = find_run(config.names)
-    window = choose(load(chosen), config.step, config.ranks, config.around, config.hops)
+    run = load(chosen)
+    window = choose(run, config.step, config.ranks, config.around, config.hops)
     beside = chosen.files.folder / chosen.name
+    if config.format == "tensorboard":
+        folder = config.output or f"{beside}_tensorboard"
+        publish.to_tensorboard(window, Path(folder))
+        print(f"{folder}: look at it by `tensorboard --logdir {folder}`")
+        return
+    if config.format == "wandb":
+        publish.to_wandb(run, config.output or "chakra-et")
+        return
     if config.format in ENDINGS:
         path = Path(config.output or f"{beside}{ENDINGS[config.format]}")
         files = [(path, _writer(config.format, window, path))]

@@ -9,6 +9,7 @@ from typing import IO, Any
 import numpy as np
 
 from chakra_et.errors import TraceError
+from chakra_et.et.columns import NodeType
 from chakra_et.export.window import Window
 from chakra_et.report.columns import COMM_NAMES, PHASES, comm_types, shared_codes
 
@@ -22,11 +23,9 @@ def nodes(window: Window) -> dict[str, list[Any]]:
     code, names = window.names
     phase, _ = shared_codes(run, "phase", PHASES)
     module, modules = shared_codes(run, "module")
-    collective = run.graph.types[node] >= 5
-    kinds = [COMM_NAMES[kind] if talks else None for kind, talks in zip(
-        comm_types(run)[node].tolist(), collective.tolist(), strict=True)]  # fmt: skip
-    groups = [run.graph.groups[group] if talks else None for group, talks in zip(
-        run.graph.group[node].tolist(), collective.tolist(), strict=True)]  # fmt: skip
+    communicates = run.graph.types[node] >= NodeType.COMM_SEND
+    types = np.where(communicates, comm_types(run)[node], -1).tolist()
+    groups = np.where(communicates, run.graph.group[node], -1).tolist()
     parent = run.parent[node]
     ids = run.graph.gather([trace.ids.astype(np.int64) for trace in run.traces])
     on_path = np.zeros(len(run.graph), dtype=bool)
@@ -44,8 +43,8 @@ def nodes(window: Window) -> dict[str, list[Any]]:
         "phase": [PHASES[at] if at >= 0 else None for at in phase[node].tolist()],
         "module": [modules[at] if at >= 0 else None for at in module[node].tolist()],
         "parent": [at if at >= 0 else None for at in np.where(parent >= 0, ids[parent], -1).tolist()],
-        "comm_type": kinds,
-        "comm_group": groups,
+        "comm_type": [COMM_NAMES[at] if at >= 0 else None for at in types],
+        "comm_group": [run.graph.groups[at] if at >= 0 else None for at in groups],
         "on_critical_path": on_path[node].tolist(),
     }
     for name in ATTRIBUTES:

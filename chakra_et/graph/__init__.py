@@ -1,6 +1,7 @@
-"""The causal graph of one rank: host and device columns in, nodes and dependency edges out.
+"""Build the execution graph of one rank: host and device columns in, nodes and dependency edges out.
 
-In order: ``link`` matches the two traces, ``timeline`` gives each event a thread or stream, ``communication``
-says what each communication event is, the ``dependencies`` modules find why each piece of work started when
-it did, ``build`` makes nodes and edges of it. Each stage returns its own value and leaves its inputs alone.
+In order: ``link`` matches the two traces, ``timeline`` assigns each event to a thread or stream,
+``communication`` identifies communication events, the ``dependencies`` modules find the dependencies of each
+operator and kernel, and ``build`` makes nodes and edges. Each stage returns a value and does not change its
+inputs.
 """

@@ -1,8 +1,8 @@
-"""Sends and receives on a device: which messages each kernel carries.
+"""Sends and receives on a device: the messages of each kernel.
 
-NCCL runs a batch of sends and receives (``batch_isend_irecv``, pipelines) as one kernel, which is launched
-when the batch ends and has no metadata of its own (mlcommons/chakra#178). Its messages are the operators that
-the same thread called since the last such kernel.
+NCCL runs a batch of sends and receives (``batch_isend_irecv``, pipelines) as one kernel, which is launched at
+the end of the batch and has no metadata (mlcommons/chakra#178). Its messages are the operators that the same
+thread has called since the previous such kernel.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ RECEIVES = ("c10d::recv_", "c10d::recv_any_source_")
 
 @dataclass(frozen=True)
 class Message:
-    """One send or receive. ``peer`` is its rank in the group, or global where ``facts`` record it."""
+    """One send or receive. ``launch``: row of its operator; ``size``: bytes; ``peer``: rank in the group."""
 
     launch: int
     type: NodeType
@@ -35,7 +35,7 @@ class Message:
 
 
 class Pending:
-    """The communication operators of each thread that no kernel has run yet."""
+    """The communication operators of each thread that no kernel has executed yet."""
 
     def __init__(self, around: Around, launchers: Launchers) -> None:
         self._around = around
@@ -51,9 +51,9 @@ class Pending:
                 self._recorded.setdefault(outer, row)
 
     def take(self, call: int, chain: list[int]) -> list[int]:
-        """The operators of the kernel that ``call`` (with ``chain`` around it) launches, in order of time.
+        """The operators of the kernel that ``call`` launches, in time order; they are no longer pending.
 
-        A kernel that is launched inside an operator runs that one alone.
+        A kernel launched inside an operator (in ``chain``, the events around ``call``) executes only that.
         """
         if call < 0:
             return []
@@ -70,7 +70,7 @@ class Pending:
         return [self._message(row) for row in rows if self._around.name(row) in (*SENDS, *RECEIVES)]
 
     def bytes(self, rows: list[int], what: Operation | None) -> int:
-        """Bytes that the operators of kind ``what`` among ``rows`` put in together."""
+        """Total bytes that the operators of type ``what`` among ``rows`` contribute."""
         return sum(self._size(row) for row in rows if operation_named(self._around.name(row)) is what)
 
     def _size(self, row: int) -> int:

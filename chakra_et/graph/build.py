@@ -1,8 +1,8 @@
-"""One rank's execution graph: nodes are rows, edges are rows.
+"""Build the execution graph of one rank: nodes are rows, edges are rows.
 
-Built so that a replay gives the measured times back: a node starts when its lane is free and what it
-depends on has ended; what neither explains becomes an overhead node in front of it. Edges point from
-lower to higher node numbers, so the graph is acyclic by construction; ``validate`` proves it of the file.
+A replay of the graph reproduces the measured times: a node starts when its lane is free and its dependencies
+have ended, and any further delay becomes an overhead node in front of it. Edges point from lower to higher
+node numbers, so the graph is acyclic by construction; ``validate`` checks that for the file.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from chakra_et.traces.device_format import ANNOTATION, KERNEL, RUNTIME, SYNC
 
 
 def build(rank: LinkedRank, found: Dependencies) -> Graph:
-    """Make the graph of a rank from its timeline and dependencies."""
+    """The graph of a rank, from its timeline and its dependencies ``found``."""
     findings = Findings()
     device, time, items = rank.device, rank.timeline, rank.communication.items
     rows = Rows.join(
@@ -32,7 +32,7 @@ def build(rank: LinkedRank, found: Dependencies) -> Graph:
     beside = messages_beside(rows, items)
     rows, source, target, kind = fill_overhead(rows, source, target, kind, time.begin, found.lanes, beside)
 
-    # Number the nodes by start time; among equals what takes no time first, as others may wait for it.
+    # Number the nodes by start time. Nodes of duration 0 come first, as others may depend on them.
     order = np.lexsort((np.arange(len(rows.lane)), rows.lane, rows.end > rows.start, rows.start))
     number = np.empty(len(order), dtype=np.int64)
     number[order] = np.arange(len(order))
@@ -47,24 +47,24 @@ def build(rank: LinkedRank, found: Dependencies) -> Graph:
 
 
 def _cpu_rows(device: DeviceTrace, time: Timeline, found: Dependencies) -> Rows:
-    """The threads' pieces, cut where an edge starts or ends and without the waits."""
-    pieces = time.self_time
-    first = np.zeros(len(pieces.owner), dtype=bool)
-    owned = np.flatnonzero(pieces.owner >= 0)
-    # Written backwards, so that what stays is each owner's first piece.
+    """The self time of the threads, cut where an edge starts or ends, without blocking intervals."""
+    segments = time.self_time
+    first = np.zeros(len(segments.owner), dtype=bool)
+    owned = np.flatnonzero(segments.owner >= 0)
+    # Assigned in reverse order, so that each owner's first segment remains.
     of_owner = np.zeros(len(device), dtype=np.int64)
-    of_owner[pieces.owner[owned[::-1]]] = owned[::-1]
-    first[of_owner[pieces.owner[owned]]] = True
+    of_owner[segments.owner[owned[::-1]]] = owned[::-1]
+    first[of_owner[segments.owner[owned]]] = True
     edges, waits = found.edges, found.waits
     cuts = np.concatenate([edges[:, 1:3], edges[:, 3:5], waits[:, [0, 1]], waits[:, [0, 2]]])
     parts = []
-    for lane in range(len(time.lanes)):
-        at = np.flatnonzero(pieces.lane == lane)
+    for number in range(len(time.lanes)):
+        at = np.flatnonzero(segments.lane == number)
         if not len(at):
             continue
-        own = SelfTime(pieces.lane[at], pieces.start[at], pieces.end[at], pieces.owner[at])
-        own, is_first = _cut(own, first[at], np.sort(cuts[cuts[:, 0] == lane, 1]))
-        keep = _outside(own, is_first, waits[waits[:, 0] == lane, 1:])
+        own = SelfTime(segments.lane[at], segments.start[at], segments.end[at], segments.owner[at])
+        own, is_first = _cut(own, first[at], np.sort(cuts[cuts[:, 0] == number, 1]))
+        keep = _outside(own, is_first, waits[waits[:, 0] == number, 1:])
         parts.append((own.lane[keep], own.start[keep], own.end[keep], own.owner[keep], is_first[keep]))
     if not parts:
         empty = np.zeros(0, dtype=np.int64)
@@ -79,9 +79,8 @@ def _cpu_rows(device: DeviceTrace, time: Timeline, found: Dependencies) -> Rows:
     runtime[work] = device.category[owner[work]] >= RUNTIME
     kind[work] = NodeKind.OPERATOR
     kind[runtime] = NodeKind.RUNTIME
-    item = np.full(len(owner), -1, dtype=np.int64)
-    rows = rows_of(lane, start, end, owner, kind, item)
-    # An annotation marks a moment; the time in it is spent by Python around the operators.
+    rows = rows_of(lane, start, end, owner, kind, np.full(len(owner), -1, dtype=np.int64))
+    # An annotation is a node of duration 0: its self time is Python around the operators.
     marks = annotation & is_first
     mark_rows = rows.take(np.flatnonzero(marks))
     mark_rows.kind[:] = NodeKind.ANNOTATION
@@ -91,34 +90,34 @@ def _cpu_rows(device: DeviceTrace, time: Timeline, found: Dependencies) -> Rows:
     return Rows.join([mark_rows, rest]).take(np.argsort(position, kind="stable"))
 
 
-def _cut(pieces: SelfTime, first: np.ndarray, cuts: np.ndarray) -> tuple[SelfTime, np.ndarray]:
-    """Split the pieces of one lane at ``cuts`` (ascending); only the first part stays ``first``."""
+def _cut(segments: SelfTime, first: np.ndarray, cuts: np.ndarray) -> tuple[SelfTime, np.ndarray]:
+    """Split the segments of one lane at ``cuts`` (ascending); only the first part stays ``first``."""
     cuts = cuts[np.concatenate([[True], cuts[1:] != cuts[:-1]])[: len(cuts)]]
-    at = np.searchsorted(pieces.start, cuts, side="right") - 1
-    inside = (at >= 0) & (pieces.start[at] < cuts) & (cuts < pieces.end[at])
+    at = np.searchsorted(segments.start, cuts, side="right") - 1
+    inside = (at >= 0) & (segments.start[at] < cuts) & (cuts < segments.end[at])
     at, cuts = at[inside], cuts[inside]
-    index = np.concatenate([np.arange(len(pieces.start)), at])
-    start = np.concatenate([pieces.start, cuts])
+    index = np.concatenate([np.arange(len(segments.start)), at])
+    start = np.concatenate([segments.start, cuts])
     order = np.lexsort((start, index))
     index, start = index[order], start[order]
-    end = pieces.end[index]
+    end = segments.end[index]
     same = index[1:] == index[:-1]
     end[:-1][same] = start[1:][same]
     is_first = first[index]
     is_first[1:][same] = False
-    return SelfTime(pieces.lane[index], start, end, pieces.owner[index]), is_first
+    return SelfTime(segments.lane[index], start, end, segments.owner[index]), is_first
 
 
-def _outside(pieces: SelfTime, first: np.ndarray, waits: np.ndarray) -> np.ndarray:
-    """Rows that stay once the waits are taken out; an event's first piece stays as a mark of length 0."""
-    keep = np.ones(len(pieces.start), dtype=bool)
+def _outside(segments: SelfTime, first: np.ndarray, waits: np.ndarray) -> np.ndarray:
+    """The rows outside the blocking intervals; an event's first segment stays, with duration 0."""
+    keep = np.ones(len(segments.start), dtype=bool)
     if len(waits):
         waits = waits[np.argsort(waits[:, 0], kind="stable")]
         reach = np.maximum.accumulate(waits[:, 1])
-        at = np.searchsorted(waits[:, 0], pieces.start, side="right") - 1
-        blocked = (at >= 0) & (pieces.end <= reach[at]) & (pieces.start < pieces.end)
+        at = np.searchsorted(waits[:, 0], segments.start, side="right") - 1
+        blocked = (at >= 0) & (segments.end <= reach[at]) & (segments.start < segments.end)
         keep = ~blocked | first
-        pieces.end = np.where(blocked & first, pieces.start, pieces.end)
+        segments.end = np.where(blocked & first, segments.start, segments.end)
     return np.flatnonzero(keep)
 
 
@@ -131,17 +130,17 @@ def _gpu_rows(device: DeviceTrace, time: Timeline, items: list[Communication]) -
     for number, item in enumerate(items):
         if item.on_gpu and not item.part:
             item_of[item.event] = number
-    item = item_of[event]
-    kind[item >= 0] = [_communication_kind(items[number]) for number in item[item >= 0].tolist()]
-    return rows_of(time.lane[event], time.start[event], time.end[event], event, kind.astype(np.int64), item)
+    of_row = item_of[event]
+    kind[of_row >= 0] = [_communication_kind(items[number]) for number in of_row[of_row >= 0].tolist()]
+    return rows_of(time.lane[event], time.start[event], time.end[event], event, kind.astype(np.int64), of_row)
 
 
 def _placed_rows(found: Dependencies, items: list[Communication]) -> Rows:
-    item = np.array(sorted(found.placed), dtype=np.int64)
-    place = np.array([found.placed[number] for number in item.tolist()], dtype=np.int64).reshape(-1, 3)
-    kind = np.array([_communication_kind(items[number]) for number in item.tolist()], dtype=np.int64)
-    event = np.array([items[number].event for number in item.tolist()], dtype=np.int64)
-    return rows_of(place[:, 0], place[:, 1], place[:, 2], event, kind, item)
+    numbers = sorted(found.placed)
+    place = np.array([found.placed[number] for number in numbers], dtype=np.int64).reshape(-1, 3)
+    kind = np.array([_communication_kind(items[number]) for number in numbers], dtype=np.int64)
+    event = np.array([items[number].event for number in numbers], dtype=np.int64)
+    return rows_of(place[:, 0], place[:, 1], place[:, 2], event, kind, np.array(numbers, dtype=np.int64))
 
 
 def _communication_kind(item: Communication) -> NodeKind:
@@ -149,7 +148,7 @@ def _communication_kind(item: Communication) -> NodeKind:
 
 
 def _connect(rows: Rows, found: Dependencies) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Edges between rows: the order on each lane, and the causes' points looked up on their lanes."""
+    """Edges between rows: the order of each lane, and the dependencies by their points on lanes."""
     sources, targets, kinds = [], [], []
     edges = found.edges
     bounds = np.searchsorted(rows.lane, np.arange(len(found.lanes) + 1))
@@ -182,9 +181,9 @@ def _connect(rows: Rows, found: Dependencies) -> tuple[np.ndarray, np.ndarray, n
 def _forward_only(
     rows: Rows, source: np.ndarray, target: np.ndarray, kind: np.ndarray, findings: Findings
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Drop repeated edges and those that do not point forward, which only rounding of times brings about.
+    """Drop duplicate edges and edges that do not point forward, which only the rounding of times causes.
 
-    An edge between two nodes that take no time at one moment starts at the node before instead.
+    Between two nodes of duration 0 at the same time, the edge starts at the node before instead.
     """
     before = np.full(len(rows.lane), -1, dtype=np.int64)
     by_lane = np.argsort(rows.lane, kind="stable")
@@ -203,7 +202,7 @@ def _forward_only(
 
 
 def _segments(rows: Rows) -> np.ndarray:
-    """Number the nodes of each event, in order of time: its own first, then the rest of its time."""
+    """int64[rows]: the index of each node among the nodes of its event, in time order."""
     segment = np.zeros(len(rows.event), dtype=np.int64)
     owned = np.flatnonzero(rows.event >= 0)
     order = owned[np.argsort(rows.event[owned], kind="stable")]

@@ -1,7 +1,7 @@
-"""What the kernels of a CUDA or HIP graph are: from the trace of the process when it captured the graph.
+"""Identify the kernels of a CUDA or HIP graph from a trace of the process that captured the graph.
 
-A graph launch starts hundreds of kernels that no operator stands around. The capture does launch them one by
-one from their operators, but runs nothing: its launch calls, in order, are the graph's kernels.
+A graph launch starts hundreds of kernels without enclosing operators. During the capture, operators launch
+them one by one, but nothing runs: the launch calls, in order, are the kernels of the graph.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ GRAPH_LAUNCH = "GraphLaunch"
 
 @dataclass(frozen=True)
 class Captures:
-    """The graphs that one trace captured. ``graphs``: for each the rows of its launch calls, in order."""
+    """The graphs captured in one trace. ``graphs``: the rows of each graph's launch calls, in order."""
 
     rank: LinkedRank
     hierarchy: Hierarchy
@@ -53,7 +53,7 @@ class Captured:
 
 
 def load_captures(path: Path, limits: Limits = DEFAULT_LIMITS) -> Captures:
-    """Read the device trace of a capture. Raises ``TraceError`` where nothing was captured in it."""
+    """Read the device trace of a capture. Raises ``TraceError`` if it contains no capture."""
     device = device_trace.load(path, limits, operators=True)
     rank = link_rank(operators_of(device), device, allow_unlinked=True)
     graphs: list[list[int]] = []
@@ -70,13 +70,13 @@ def load_captures(path: Path, limits: Limits = DEFAULT_LIMITS) -> Captures:
                 graphs.append(launches)
                 launches = None
             elif role == "launch" and launches is not None and device.start[row] >= last_end:
-                launches.append(row)  # a driver call in a runtime call is the same launch
+                launches.append(row)  # a driver call within a runtime call is the same launch
                 last_end = int(device.end[row])
     graphs = [launches for launches in graphs if launches]
     if not graphs:
         raise TraceError(
-            f"{path}: no graph was captured in it: give the trace of the process from before the captures "
-            "(cudaStreamBeginCapture) to after them."
+            f"{path}: contains no graph capture: give a trace of the process that covers the captures, from "
+            "before cudaStreamBeginCapture to after cudaStreamEndCapture."
         )
     return Captures(rank, find_hierarchy(rank), graphs)
 
@@ -91,8 +91,8 @@ def _role(name: str) -> str:
 def match_captures(rank: LinkedRank, captures: Captures | None) -> Captured:
     """Find the capture of each graph that the rank launched.
 
-    A capture fits if it has as many launches as the graph has kernels and copies, with the same kernel names
-    where the capture has them (HIP does, CUDA does not).
+    A capture matches if it has as many launches as the graph has kernels and copies, with the same kernel
+    names if the capture records them (HIP does, CUDA does not).
     """
     device = rank.device
     found = Captured(
@@ -127,7 +127,7 @@ def match_captures(rank: LinkedRank, captures: Captures | None) -> Captured:
 def _paired(
     rank: LinkedRank, kernels: list[int], captures: Captures, launches: list[int]
 ) -> dict[int, int] | None:
-    """Row of the rank → row of its launch call in the capture; None where the two don't fit."""
+    """Row of the rank → row of its launch call in the capture; None if the two do not match."""
     if len(kernels) != len(launches):
         return None
     device, recorded = rank.device, captures.rank.device.launched
@@ -137,7 +137,7 @@ def _paired(
         return dict(zip(kernels, launches, strict=True)) if fits else None
     if Counter(names) != Counter(recorded[row] for row in launches):
         return None
-    # By name: streams of one graph run side by side, not in the order of the capture.
+    # Match by name: streams of a graph run concurrently, not in the order of the capture.
     of_name = defaultdict(list)
     for row in reversed(launches):
         of_name[recorded[row]].append(row)
@@ -154,7 +154,7 @@ def _arguments(captures: Captures, launch: int) -> tuple[bytes, ...]:
 
 
 def with_captured_work(rank: LinkedRank, work: Work, captured: Captured) -> Work:
-    """``work`` with that of captured kernels."""
+    """``work``, with the work of captured kernels added."""
     if captured.captures is None:
         return work
     operations, moved = work.operations.copy(), work.bytes.copy()
@@ -171,7 +171,7 @@ def with_captured_work(rank: LinkedRank, work: Work, captured: Captured) -> Work
 
 
 def with_captured_modules(hierarchy: Hierarchy, captured: Captured) -> Hierarchy:
-    """``hierarchy`` with the modules and phases of captured kernels."""
+    """``hierarchy``, with the modules and phases of captured kernels added."""
     if captured.captures is None:
         return hierarchy
     other = captured.captures.hierarchy
@@ -184,7 +184,7 @@ def with_captured_modules(hierarchy: Hierarchy, captured: Captured) -> Hierarchy
 
 
 def captured_operators(captured: Captured, rows: np.ndarray) -> np.ndarray:
-    """For device rows the row of the operator in the capture that launched each, -1 for none."""
+    """int64[rows]: the row of the operator in the capture that launched each device row, -1 for none."""
     found = np.full(len(rows), -1, dtype=np.int64)
     if captured.captures is not None:
         rank, parent = captured.captures.rank, captured.captures.hierarchy.parent

@@ -1,8 +1,8 @@
-"""Each communication event of a rank: operation, bytes, group, peer.
+"""Identify the communication of a rank: operation, bytes, group, peer.
 
-NCCL's metadata stands on the kernel (recent PyTorch), on ``record_param_comms`` (PyTorch 2.2 on), or has to
-be read off the operators that enclose the launch; gloo's operators record tensors only. What no trace records
-stays unknown, and is counted.
+NCCL's metadata is on the kernel (recent PyTorch), on ``record_param_comms`` (from PyTorch 2.2), or has to be
+derived from the operators around the launch. Gloo's operators only record tensors. Missing values stay
+unknown and are counted.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from chakra_et.traces.host import HostTrace
 
 MAX_BYTES = 1 << 50
 BACKEND_NAMES = ("gloo:", "mpi:", "ucc:")
-# Operators whose names say what is communicated.
+# Prefixes of operators whose names contain the operation.
 OPERATOR_NAMES = ("nccl:", "c10d::", "_c10d_functional", "record_param_comms", "symm_mem::", "xccl:", "hccl:")
 PEERS = re.compile(r"\d+(->|<-)(\d+)")
 """ProcessGroupNCCL's ``nccl:send ME->PEER`` and ``nccl:recv ME<-PEER``."""
@@ -38,13 +38,17 @@ PEERS = re.compile(r"\d+(->|<-)(\d+)")
 
 @dataclass(frozen=True)
 class Communication:
-    """One operation. ``event``: its row; ``launch``: row of the operator that started it, or -1.
+    """One communication operation of a rank.
 
-    ``type`` is COMM_SEND, COMM_RECV or COMM_COLL; ``collective`` is None for messages and where the kind is
-    not known. ``size``: bytes that this rank puts in (for an all-gather the shard; for a receive what it
-    takes out), 0 where they are not recorded, 1 for a barrier. ``peer``: global rank of the other side of a
-    message, -1 where unknown. ``is_root``: of a scatter. ``sequence``: its number among the collectives of
-    its group, from 0. ``part``: its number among the messages of one kernel.
+    - ``event``: row in the device trace; ``launch``: row of the operator that started it, -1 for none
+    - ``type``: COMM_SEND, COMM_RECV or COMM_COLL
+    - ``collective``: None for messages and for unknown operations
+    - ``size``: bytes that this rank contributes (the shard of an all-gather) or receives (COMM_RECV); 0 if
+      not recorded, 1 for a barrier
+    - ``peer``: global rank of the other side of a message, -1 if unknown
+    - ``is_root``: whether this rank is the root of a scatter
+    - ``sequence``: index among the collectives of its group, from 0
+    - ``part``: index among the messages of one kernel
     """
 
     event: int
@@ -66,23 +70,26 @@ class Communication:
 
     @property
     def is_message(self) -> bool:
+        """Whether it is a send or receive."""
         return self.type is not NodeType.COMM_COLL
 
     @property
     def is_local(self) -> bool:
-        """A collective of one rank moves nothing, and a simulator never finishes it: it counts as compute."""
+        """Whether it is a collective of one rank: it moves no data and counts as compute."""
         return not self.is_message and len(self.group.ranks) == 1
 
     @property
     def start_row(self) -> int:
-        """The row by whose time communication is ordered."""
+        """The row whose start time orders the communication."""
         return self.launch if self.launch >= 0 else self.event
 
 
 @dataclass(frozen=True)
 class CommunicationRows:
-    """Which rows of a device trace are communication: ``cpu`` and ``gpu`` are bool[rows], ``patterns`` maps
-    kernel names (their index) to rows of the table."""
+    """The communication rows of a device trace.
+
+    ``cpu``, ``gpu``: bool[rows]; ``patterns``: index of a kernel name → its row in the kernel table.
+    """
 
     cpu: np.ndarray
     gpu: np.ndarray
@@ -91,7 +98,7 @@ class CommunicationRows:
 
 @dataclass(frozen=True)
 class Communications:
-    """All communication of a rank in launch order, its process groups by name, and what was guessed."""
+    """All communication of a rank in launch order, its process groups by name, and the findings."""
 
     items: list[Communication] = field(default_factory=list)
     groups: dict[str, Group] = field(default_factory=dict)
@@ -99,9 +106,9 @@ class Communications:
 
 
 def communication_rows(device: DeviceTrace, added_kernels: str = "") -> CommunicationRows:
-    """Find the communication itself, on a CPU backend's thread or on the GPU.
+    """Find the communication events, on threads of a CPU backend and on the GPU.
 
-    ``added_kernels``: a user's table of kernel names. Raises ``TraceError`` for a table that is wrong.
+    ``added_kernels``: path of a user's kernel table. Raises ``TraceError`` for an invalid table.
     """
     backend = np.array([name.startswith(BACKEND_NAMES) for name in device.names], dtype=bool)
     on_gpu = device.category == KERNEL
@@ -124,8 +131,8 @@ def describe(
 ) -> Communications:  # fmt: skip
     """Identify each communication event.
 
-    ``parent``: the nesting of the timeline; ``calls[i]``: row of the call that launched device row i, or -1;
-    ``manifest``: process groups that the run's manifest lists.
+    ``parent``: nesting of the timeline; ``calls[i]``: row of the call that launched row i, or -1;
+    ``manifest``: the process groups in the run's manifest.
     """
     findings = Findings()
     around = Around(host, device, linked, parent)
@@ -159,7 +166,7 @@ def _numbered(items: list[Communication]) -> list[Communication]:
 
 
 def _within_bounds(item: Communication) -> Communication:
-    """A size, peer or tag that no run has, from a damaged or hostile trace, counts as not recorded."""
+    """``item`` with an absurd size, peer or tag (from a damaged or hostile trace) set to not recorded."""
     return replace(
         item,
         size=item.size if 0 <= item.size <= MAX_BYTES else 0,
@@ -177,7 +184,7 @@ def _on_gpu(
 ) -> list[Communication]:  # fmt: skip
     device = around.device
     pending = Pending(around, launchers)
-    # In the order of their launches, as a batch of messages belongs to the next kernel that is launched.
+    # In launch order, as a batch of messages belongs to the kernel that is launched next.
     launched = np.where(calls[rows] >= 0, device.start[calls[rows]], -1)
     items: list[Communication] = []
     for row in rows[np.lexsort((device.start[rows], launched))].tolist():
@@ -239,8 +246,7 @@ def _operation(
 def _tensors(
     around: Around, facts: Facts, chain: list[int], what: Operation | None
 ) -> tuple[frozenset[int], int, str]:
-    """Storages, bytes and type: as recorded, or else those of the communication operator around the
-    launch."""
+    """Storages, bytes and element type: as recorded, or else from the operators around the launch."""
     received = what is NodeType.COMM_RECV or (what is CollectiveType.SCATTER and not facts.in_elements)
     size, dtype = facts.bytes(received) or 0, facts.dtype
     storages: frozenset[int] = frozenset()
@@ -252,7 +258,7 @@ def _tensors(
             size = size or sum(each for each, _ in found)
             dtype = dtype or around.dtype(at)
     if not size:
-        # A library's own operator, such as a custom all-reduce: its first tensor is what it reduces.
+        # An operator of another library, such as a custom all-reduce: use its first tensor.
         first = next((found for at in chain[:4] if (found := around.tensors(at))), [])
         size = first[0][0] if first else 0
     return storages, size, dtype
@@ -282,20 +288,20 @@ def _on_cpu(
 
 
 def _backend(around: Around, row: int, launch: int, group: Group) -> Communication | None:
-    """A CPU backend's operator, such as ``gloo:all_reduce``, that row ``launch`` (-1: none) started."""
+    """A CPU backend's operator, such as ``gloo:all_reduce``. ``launch``: row that started it, -1 for none."""
     api = around.name(launch) if launch >= 0 else around.name(row)
     what = operation_named(around.name(row))
-    # Gloo runs a reduce-scatter as an all-reduce and so on: the launcher is what the program asked for.
-    asked = operation_named(api)
-    same_side = isinstance(asked, CollectiveType) == isinstance(what, CollectiveType)
-    if what is None or (asked is not None and same_side):
-        what = asked
+    # The launcher has the requested operation: gloo runs a reduce-scatter as an all-reduce, for example.
+    requested = operation_named(api)
+    same_side = isinstance(requested, CollectiveType) == isinstance(what, CollectiveType)
+    if what is None or (requested is not None and same_side):
+        what = requested
     if what is None:
         return None
-    own, asked_with = around.tensors(row), around.tensors(launch)
+    own, arguments = around.tensors(row), around.tensors(launch)
     size = sum(each for each, _ in own)
     if not size and what is CollectiveType.SCATTER:
-        size = asked_with[0][0] if asked_with else 0  # not the root: its output is the shard
+        size = arguments[0][0] if arguments else 0  # not the root: its output is the shard
     is_root = what is CollectiveType.SCATTER and bool(own)
     values = around.values(launch)
     item = Communication(
@@ -307,7 +313,7 @@ def _backend(around: Around, row: int, launch: int, group: Group) -> Communicati
         group=group,
         dtype=around.dtype(row) or around.dtype(launch),
         api=api,
-        storages=frozenset(storage for _, storage in (*own, *asked_with) if storage >= 0),
+        storages=frozenset(storage for _, storage in (*own, *arguments) if storage >= 0),
         is_root=is_root,
     )
     if isinstance(what, CollectiveType):
@@ -317,6 +323,6 @@ def _backend(around: Around, row: int, launch: int, group: Group) -> Communicati
 
 
 def _async_flag(values: list[Any]) -> bool | None:
-    """``async_op`` of a c10d operator: its only boolean argument, where the version has it."""
+    """``async_op`` of a c10d operator, its only boolean argument; None if this version has none."""
     flags = [value for value in values if isinstance(value, bool)]
     return flags[-1] if flags else None

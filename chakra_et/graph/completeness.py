@@ -1,4 +1,4 @@
-"""Is everything there that the traces themselves announce? A device trace that was cut loses its GPU work."""
+"""Check for missing device work: a device trace that was cut off loses its last events."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ LAUNCH = re.compile(
 )
 CAPTURE = re.compile(r"(cuda|hip|cu)StreamBeginCapture\w*"), re.compile(r"(cuda|hip|cu)StreamEndCapture\w*")
 CUDA_TENSOR = re.compile(rb'"(cuda|hip|xpu):\d+"')
-# Launches at the very end of a recording may lose their kernels.
+# The part of launches that may have no kernel, as launches at the end of a recording lose theirs.
 TOLERATED = 0.02
+# No idle device takes as long from a launch to the start of its work.
+LONGEST_LAUNCH_NS = 1_000_000
 
 
 def check_complete(rank: LinkedRank) -> Findings:
-    """Launches, communication operators and tensors that have no work on the device, as warnings."""
+    """Warnings for launches, communication operators and CUDA tensors without device work."""
     device = rank.device
     findings = Findings()
     gpu = (device.category >= KERNEL) & (device.category != SYNC)
@@ -30,13 +32,29 @@ def check_complete(rank: LinkedRank) -> Findings:
     if not gpu.any() and rank.host.recorded and _has_cuda_tensors(rank):
         findings.add("missing-gpu-work")
     findings.add("missing-communication", _communication_without_kernel(rank))
+    findings.add("work-before-recording", _delayed_streams(rank))
     if rank.host.recorded:
         findings.add("steps-without-host", _steps_without_host(rank))
     return findings
 
 
+def _delayed_streams(rank: LinkedRank) -> int:
+    """Streams whose first work starts long after its launch although no recorded work ran in between."""
+    device = rank.device
+    gpu = np.flatnonzero((device.category >= KERNEL) & (device.category != SYNC))
+    gpu = gpu[np.argsort(device.start[gpu], kind="stable")]
+    latest_end = np.maximum.accumulate(np.append(-1, device.end[gpu]))
+    place = np.column_stack((device.device[gpu], device.stream[gpu]))
+    _, first = np.unique(place, axis=0, return_index=True)
+    row = gpu[first]
+    call = rank.calls[row]
+    launched = np.where(call >= 0, device.end[call], device.start[row])
+    free = np.maximum(launched, latest_end[first])
+    return int((device.start[row] - free > LONGEST_LAUNCH_NS).sum())
+
+
 def _launches_without_work(rank: LinkedRank) -> np.ndarray:
-    """bool per launch call outside of graph capture: whether no device work has its correlation id."""
+    """bool per launch call outside graph captures: whether no device work has its correlation id."""
     device = rank.device
     names = np.array([bool(LAUNCH.search(name)) for name in device.names], dtype=bool)
     calls = np.flatnonzero(
@@ -55,7 +73,7 @@ def _launches_without_work(rank: LinkedRank) -> np.ndarray:
                 (device.thread[calls] != thread) | (device.start[calls] < begin) | (device.start[calls] > end)
             ]
     gpu = (device.category >= KERNEL) & (device.category != SYNC)
-    # A driver call inside a runtime call has the id of the same launch.
+    # A driver call within a runtime call has the same correlation id.
     return ~np.isin(device.correlation[calls], device.correlation[gpu])
 
 
@@ -65,7 +83,7 @@ def _has_cuda_tensors(rank: LinkedRank) -> bool:
 
 
 def _communication_without_kernel(rank: LinkedRank) -> int:
-    """NCCL operators that launched a kernel which is not there. Coalesced operators share one."""
+    """The number of NCCL operators without a kernel. Coalesced operators share a kernel."""
     device = rank.device
     named = np.array([name.startswith("nccl:") for name in device.names], dtype=bool)
     operators = np.flatnonzero(named[device.name] & (device.category <= CPU_OP + 1))
@@ -74,7 +92,7 @@ def _communication_without_kernel(rank: LinkedRank) -> int:
 
 
 def _steps_without_host(rank: LinkedRank) -> int:
-    """Steps of the device trace of which the host trace has no operator."""
+    """The number of steps in the device trace without an operator in the host trace."""
     device, missing = rank.device, 0
     operators = np.flatnonzero(device.category == CPU_OP)
     for _, row in rank.timeline.steps:

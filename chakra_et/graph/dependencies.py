@@ -1,7 +1,7 @@
 """Dependency edges and blocking intervals.
 
-An edge runs between two points (lane, time). A blocking interval (lane, from, to) is time in which a thread
-waited: it becomes no node, as the edge at its end explains it.
+An edge connects two points (lane, time). A blocking interval (lane, from, to) is time that a thread waited.
+It becomes no node, as the edge at its end accounts for it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from chakra_et.graph.timeline import Lane
 
 
 class EdgeKind(IntEnum):
-    """Why one node comes after another."""
+    """The kind of a dependency."""
 
     PROGRAM_ORDER = 0
     LAUNCH = 1
@@ -28,7 +28,7 @@ class EdgeKind(IntEnum):
 
 @dataclass
 class Found:
-    """Dependencies while they are collected; see ``Dependencies``."""
+    """Collects dependencies, see ``Dependencies``. ``first_lane``: number of lanes of the timeline."""
 
     first_lane: int
     lanes: list[Lane] = field(default_factory=list)
@@ -38,26 +38,28 @@ class Found:
     findings: Findings = field(default_factory=Findings)
 
     def edge(self, kind: EdgeKind, source: tuple[int, int], target: tuple[int, int]) -> None:
+        """Add an edge between two points (lane, ns)."""
         self.edges.append(np.array([[kind, *source, *target]], dtype=np.int64))
 
     def wait(self, lane: int, begin: int, end: int) -> None:
+        """Add a blocking interval, ns."""
         if end > begin:
             self.waits.append((lane, begin, end))
 
     def new_lane(self, lane: Lane) -> int:
-        """The index of one more lane behind those of the timeline."""
+        """Add a lane after those of the timeline and return its index."""
         self.lanes.append(lane)
         return self.first_lane + len(self.lanes) - 1
 
 
 @dataclass(frozen=True)
 class Dependencies:
-    """Why each piece of work started when it did.
+    """The dependencies of one rank; times in ns.
 
-    ``edges`` is int64[E, 5]: kind, source lane, source time, target lane, target time, times in ns. ``waits``
-    is int64[W, 3]: lane, from, to. ``lanes``: those of the timeline and, behind them, one or more for each
-    process group that communicates on the CPU. ``placed``: index of a communication on such a lane → (lane,
-    start, end). ``findings``: how many were found by which rule.
+    ``edges`` int64[E, 5]: kind, source lane, source time, target lane, target time. ``waits`` int64[W, 3]:
+    the blocking intervals as lane, from, to. ``lanes``: the lanes of the timeline, followed by one or more
+    per process group that communicates on the CPU. ``placed``: index of a communication on such a lane →
+    (lane, start, end). ``findings``: counts by rule.
     """
 
     edges: np.ndarray
@@ -68,7 +70,7 @@ class Dependencies:
 
 
 def collected(found: Found, lanes: list[Lane]) -> Dependencies:
-    """The value of what was ``found``; ``lanes`` are the timeline's."""
+    """``found`` as ``Dependencies``; ``lanes`` are the timeline's."""
     return Dependencies(
         np.concatenate(found.edges) if found.edges else np.zeros((0, 5), np.int64),
         np.array(found.waits, dtype=np.int64).reshape(-1, 3),

@@ -12,12 +12,12 @@ from chakra_et.graph.timeline import Lane, Timeline
 from chakra_et.traces.device_format import DRIVER, MEMCPY, RUNTIME
 from chakra_et.traces.fields import as_number
 
-# Clocks of host and device differ by up to this much after Kineto has aligned them.
+# Kineto aligns the clocks of host and device up to this difference.
 CLOCK_TOLERANCE_NS = 5_000
 
 
 def find(rank: LinkedRank, found: Found) -> None:
-    """Add the dependencies of the work on devices, and of the threads that wait for it."""
+    """Add the dependencies of device work, and of the threads that wait for it."""
     launches = launches_of(rank.device, rank.timeline, rank.calls)
     if len(launches.gpu):
         _launches(rank, launches, found)
@@ -34,14 +34,14 @@ def _launches(rank: LinkedRank, launches: Launches, found: Found) -> None:
     start, end = time.start, time.end
     known = gpu[calls[gpu] >= 0]
     call, before = calls[known], launches.before[known]
-    # The call has returned, or the work began while it was still running.
+    # The edge starts at the end of the call, or at the start of work that began during the call.
     at = np.minimum(start[known], end[call])
     by_operator = device.category[call] < RUNTIME
     at[by_operator] = launches.time[known[by_operator]]
     found.findings.add("early-start", int((start[known] < start[call]).sum()))
     blocking = (device.category[known] == MEMCPY) & (end[known] <= end[call]) & (end[known] > start[call])
     free = np.where(before >= 0, end[before], BEFORE_RECORDING)
-    # A blocking copy whose stream was busy held the caller from the beginning of the call.
+    # A blocking copy on a busy stream blocks the caller from the start of the call.
     at = np.where(blocking & (free > start[call]), np.minimum(start[call], start[known]), at)
     kind = np.full(len(known), EdgeKind.LAUNCH)
     found.edges.append(np.stack([kind, time.lane[call], at, time.lane[known], start[known]], axis=1))
@@ -68,17 +68,17 @@ def _overlapping_lanes(time: Timeline, found: Found) -> None:
         if len(of_stream) < 2:
             continue
         rows = {lane: np.flatnonzero(time.lane == lane) for lane in of_stream}
-        for lane, other in ((a, b) for a in of_stream for b in of_stream if a != b):
-            start, end = time.start[rows[lane]], time.end[rows[other]]
+        for own, other in ((a, b) for a in of_stream for b in of_stream if a != b):
+            start, end = time.start[rows[own]], time.end[rows[other]]
             at = np.searchsorted(end, start, side="right") - 1
             first = np.flatnonzero(np.diff(at, prepend=-1) > 0)  # the order on the lane implies the rest
             kind = np.full(len(first), EdgeKind.STREAM_ORDER)
-            places = np.full(len(first), other), end[at[first]], np.full(len(first), lane), start[first]
+            places = np.full(len(first), other), end[at[first]], np.full(len(first), own), start[first]
             found.edges.append(np.stack([kind, *places], axis=1))
 
 
 def _further_messages(rank: LinkedRank, found: Found) -> None:
-    """Place the messages that share a kernel with another one beside it: they start and end with it."""
+    """Place further messages of a kernel on lanes of their own: they start and end with the kernel."""
     time, calls = rank.timeline, rank.calls
     lanes: dict[tuple[int, int], int] = {}
     for number, item in enumerate(rank.communication.items):
@@ -100,7 +100,7 @@ def _further_messages(rank: LinkedRank, found: Found) -> None:
 
 
 def _device_waits(rank: LinkedRank, launches: Launches, order: StreamOrder, found: Found) -> None:
-    """Calls that block the CPU until the device is done: the wait becomes an edge."""
+    """Edges for calls that block the CPU until the device is done."""
     device, time, gpu = rank.device, rank.timeline, launches.gpu
     blocking = np.array([name.endswith("Synchronize") for name in device.names], dtype=bool)[device.name]
     calls = np.flatnonzero(

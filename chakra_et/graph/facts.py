@@ -1,4 +1,4 @@
-"""What the traces record of one communication: the kernel's own arguments, and the operators around it."""
+"""The recorded facts of a communication: the kernel's arguments, and the operators around its launch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ITEM_BYTES = {
 
 @dataclass(frozen=True)
 class Facts:
-    """Fields of NCCL's metadata; None or empty where they are not recorded. ``ranks``: the group's."""
+    """Fields of NCCL's metadata; None or empty if not recorded. ``ranks``: the members of the group."""
 
     collective: str = ""
     dtype: str = ""
@@ -42,13 +42,13 @@ class Facts:
     target: int | None = None
 
     def over(self, other: Facts) -> Facts:
-        """These facts, with ``other``'s where these have none."""
+        """These facts; missing ones are taken from ``other``."""
         empty = (None, "")
         mine = {name: value for name, value in vars(self).items() if value not in empty}
         return replace(other, **mine)
 
     def bytes(self, received: bool) -> int | None:
-        """Bytes that this rank puts in, or with ``received`` takes out; None where they are not recorded."""
+        """Bytes that this rank contributes, or receives with ``received``; None if not recorded."""
         elements = self.out_elements if received else self.in_elements
         each = item_bytes(self.dtype)
         return elements * each if elements is not None and each else None
@@ -62,7 +62,7 @@ def item_bytes(dtype: str) -> int:
 
 
 def facts_of(args: Args | None, attributes: dict[str, Any]) -> Facts:
-    """What Kineto's arguments and the host trace's attributes of one event hold; Kineto's go first."""
+    """The facts in Kineto's arguments and the host trace's attributes of an event; the former win."""
     recorded = Facts(
         collective=str(attributes.get("collective_name") or ""),
         dtype=str(attributes.get("dtype") or ""),
@@ -97,13 +97,13 @@ def _rank(value: Any) -> int | None:
 
 
 class Around:
-    """The operators around an event, innermost first, and what they record."""
+    """Access to the operators around an event, and to their arguments."""
 
     def __init__(self, host: HostTrace, device: DeviceTrace, linked: Link, parent: np.ndarray) -> None:
         self.host, self.device, self.linked, self._parent = host, device, linked, parent
 
     def chain(self, row: int) -> list[int]:
-        """``row`` and the events that enclose it."""
+        """``row`` and the events around it, innermost first."""
         found = []
         while row >= 0:
             found.append(row)
@@ -111,10 +111,11 @@ class Around:
         return found
 
     def name(self, row: int) -> str:
-        return self.device.names[self.device.name[row]]
+        """The name of an event."""
+        return self.device.names[int(self.device.name[row])]
 
     def facts(self, rows: Iterable[int]) -> Facts:
-        """The facts of all ``rows`` together; the first that has one counts."""
+        """The merged facts of ``rows``; earlier rows win."""
         found = Facts()
         for row in rows:
             host_row = int(self.linked.host_row[row])
@@ -125,7 +126,7 @@ class Around:
         return found
 
     def values(self, row: int) -> list[Any]:
-        """The operator's arguments; strings that hold JSON, as Kineto writes scalars, as what they hold."""
+        """The operator's arguments. Kineto writes scalars as JSON in strings, which are decoded."""
         host_row = int(self.linked.host_row[row]) if row >= 0 else -1
         try:
             values = msgspec.json.decode(self.host.inputs[0][host_row]) if host_row >= 0 else []
@@ -149,7 +150,7 @@ class Around:
         return [(size, -1) for size in shape_bytes(shapes, types)]
 
     def dtype(self, row: int) -> str:
-        """Of the operator's first tensor, empty where it has none."""
+        """The element type of the operator's first tensor, "" if it has none."""
         host_row = int(self.linked.host_row[row]) if row >= 0 else -1
         match = re.search(rb"Tensor\(([^)\[,]*)", self.host.inputs[2][host_row]) if host_row >= 0 else None
         return match.group(1).decode("utf-8", "replace") if match else ""
@@ -183,7 +184,7 @@ def shape_bytes(shapes: bytes, types: bytes) -> tuple[int, ...]:
 
 
 def message_ends(values: list[Any]) -> tuple[int, int]:
-    """Peer (rank in the group) and tag of ``c10d::send`` and ``recv_``, their last two arguments; -1 and 0
-    where they are not recorded."""
-    *_, peer, tag = (None, None, *values)
+    """Peer (rank in the group) and tag of ``c10d::send`` and ``recv_``, their last two arguments; -1 and 0 if
+    not recorded."""
+    peer, tag = values[-2:] if len(values) > 1 else (None, None)
     return (peer, tag) if type(peer) is int and type(tag) is int else (-1, 0)

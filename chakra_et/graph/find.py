@@ -1,4 +1,4 @@
-"""Find the dependencies of one rank: launches, waits, threads that wake each other."""
+"""Find the dependencies of one rank: launches, waits, and threads that wake each other."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from chakra_et.graph.linked import LinkedRank
 
 
 def find_dependencies(rank: LinkedRank) -> Dependencies:
-    """All dependencies between the rank's threads, streams and communication."""
+    """All dependencies between threads, streams and communication of a rank."""
     found = Found(first_lane=len(rank.timeline.lanes))
     device_dependencies.find(rank, found)
     thread_dependencies.find(rank, found)

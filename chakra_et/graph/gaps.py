@@ -1,4 +1,4 @@
-"""What to do with host overhead: time of a thread outside of every operator (Python, data loading)."""
+"""Keep, fold or drop host overhead: thread time outside all operators (Python, data loading)."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ HostGaps = Literal["node", "fold", "drop"]
 def apply(graph: Graph, mode: HostGaps) -> tuple[Graph, Findings]:
     """Keep host overhead as nodes, fold it into the next node of its lane, or drop it.
 
-    ``fold`` keeps as nodes what other lanes depend on, and what stands before a node that has other causes
-    too, so that times stay right. Returns the graph and the losses: the count of nodes left out and, for
-    ``drop``, the ns lost with them.
+    ``fold`` keeps overhead nodes on which other lanes depend, and those before a node with further
+    dependencies, so that times stay correct. Returns the graph and the findings: the number of nodes removed
+    and, for ``drop``, their ns.
     """
     overhead = graph.kind == NodeKind.HOST_OVERHEAD
     findings = Findings()
@@ -32,12 +32,12 @@ def apply(graph: Graph, mode: HostGaps) -> tuple[Graph, Findings]:
         same_lane = graph.lane[graph.source] == graph.lane[graph.target]
         removed[graph.source[~same_lane]] = False
         removed &= leaves == 1
-        # From the last to the first, so that a run of gaps ends up in the one node after it.
+        # From last to first, so that consecutive gaps are folded into the same node.
         next_of = np.full(len(graph), -1, dtype=np.int64)
         next_of[graph.source[same_lane]] = graph.target[same_lane]
         for node in np.flatnonzero(removed)[::-1].tolist():
             follower = next_of[node]
-            # What also waits for something else would do so before the gap, not after it.
+            # With other dependencies, the node would wait for them before the gap instead of after it.
             if graph.item[follower] >= 0 or arrives[follower] > 1:
                 removed[node] = False
         for node in np.flatnonzero(removed).tolist():
@@ -52,7 +52,7 @@ def apply(graph: Graph, mode: HostGaps) -> tuple[Graph, Findings]:
 
 
 def _without(graph: Graph, removed: np.ndarray) -> Graph:
-    """The graph without some nodes: what came before one comes before what came after it."""
+    """The graph without the nodes ``removed``; edges into one are passed on to its successors."""
     into: dict[int, list[tuple[int, int]]] = {}
     touched = removed[graph.source]
     for source, target, kind in zip(
@@ -78,7 +78,7 @@ def _without(graph: Graph, removed: np.ndarray) -> Graph:
     target = np.concatenate([graph.target[keep], more[:, 1]])
     kind = np.concatenate([graph.edge_kind[keep], more[:, 2]])
     kept = np.flatnonzero(~removed)
-    # A folded gap moves the start of the node after it forward: number the nodes anew.
+    # A folded gap moves the start of the next node, so renumber the nodes.
     kept = kept[np.lexsort((kept, graph.end[kept] > graph.start[kept], graph.start[kept]))]
     rank = np.full(len(graph), -1, dtype=np.int64)
     rank[kept] = np.arange(len(kept))

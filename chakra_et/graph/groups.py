@@ -1,4 +1,4 @@
-"""Process groups: their ranks, their numbers in the files, and which one a communication belongs to."""
+"""Process groups: their ranks, their ids in the files, and the group of each communication."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FUNCTIONAL = "_c10d_functional"
 
 @dataclass(frozen=True)
 class Group:
-    """A process group: its name and description in PyTorch, and the global ranks (empty: not recorded)."""
+    """A process group: name and description in PyTorch, and global ranks (empty if not recorded)."""
 
     name: str
     description: str = ""
@@ -34,10 +34,10 @@ class Group:
 
 
 def group_number(group: Group) -> int:
-    """The integer ≥ 1 that stands for a group in the files, the same on every rank.
+    """The id of a group in the files: an integer ≥ 1, the same on all ranks.
 
-    PyTorch names groups by a counter from 0, so the default group becomes 1; a name that is no number gets
-    a number from its hash.
+    PyTorch names groups by a counter from 0, so the default group gets id 1. For a name that is not a number,
+    the id is made from its hash.
     """
     if group.name.isascii() and group.name.isdigit() and len(group.name) < 9:
         return int(group.name) + 1
@@ -46,11 +46,12 @@ def group_number(group: Group) -> int:
 
 
 def global_rank(rank: int, group: Group) -> int:
+    """The global rank of ``rank`` in ``group``; ``rank`` itself if the members are not recorded."""
     return group.ranks[rank] if 0 <= rank < len(group.ranks) else rank
 
 
 def read_ranks(value: Any) -> tuple[int, ...]:
-    """Ranks from a list or its text; none where it is anything else, or cut short by the profiler."""
+    """Ranks from a list or its text; empty for other values and for text that the profiler truncated."""
     if isinstance(value, str):
         value = [] if "..." in value else [int(part) for part in re.findall(r"[0-9]{1,9}", value)]
     if not isinstance(value, list) or not all(type(rank) is int and 0 <= rank < MAX_RANKS for rank in value):
@@ -60,12 +61,12 @@ def read_ranks(value: Any) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Groups:
-    """The process groups that a rank knows, and how each communication finds its own.
+    """The process groups of a rank, and the lookup of a communication's group.
 
-    ``declared``: those that a manifest or a process-group record lists; ``by_name``: these and those that
-    only single events name. ``of_launcher``: launching operator → the group that it names itself.
-    ``are_listed``: a record lists the groups; without one the default group is assumed. ``streams``: those
-    that communication kernels run on.
+    ``declared``: groups in a manifest or process-group record; ``by_name``: these and groups that only occur
+    in single events. ``of_launcher``: launching operator → its group. ``are_listed``: whether there is a
+    record of groups; otherwise the default group is assumed. ``streams``: (device, stream) of the
+    communication kernels.
     """
 
     around: Around
@@ -77,6 +78,7 @@ class Groups:
 
     @property
     def default(self) -> Group:
+        """The default group."""
         return self.by_name.get("0") or next(iter(self.by_name.values()), Group("0"))
 
     def of_kernel(self, row: int, facts: Facts, chain: list[int], findings: Findings) -> Group:
@@ -91,7 +93,7 @@ class Groups:
             return shared[0]
         device = self.around.device
         if len(self.streams) > 1:
-            # NCCL has a stream of its own for each communicator.
+            # NCCL uses one stream per communicator.
             findings.add("group-by-stream")
             name = f"stream {device.device[row]}:{device.stream[row]}"
             return Group(name, "communicator of this stream", self.default.ranks)
@@ -104,7 +106,7 @@ class Groups:
         return self.by_name.get(name or "") or self.of_launcher.get(message.launch) or self.default
 
     def of_backend(self, launch_of: dict[int, int], findings: Findings) -> dict[int, Group]:
-        """The group of each CPU backend's event (row → its launcher, -1 for none)."""
+        """The group of each event of a CPU backend. ``launch_of``: row → row of its launcher, -1 for none."""
         unnamed = [row for row, launch in launch_of.items() if launch not in self.of_launcher]
         threads = _group_of_thread(self.around.device, unnamed, self.declared, findings)
         thread = self.around.device.thread
@@ -118,8 +120,10 @@ def collect_groups(
     host: HostTrace, device: DeviceTrace, around: Around, launchers: np.ndarray,
     kernels: np.ndarray, manifest: Sequence[dict[str, Any]] = (),
 ) -> Groups:  # fmt: skip
-    """The groups of a rank. ``launchers`` are the rows of the operators that start communication, ``kernels``
-    those of the kernels that communicate."""
+    """The groups of a rank.
+
+    ``launchers``: rows of operators that start communication; ``kernels``: rows of communication kernels.
+    """
     declared = declared_groups(host, device, manifest)
     by_name = declared | _mentioned(host, device, declared)
     of_launcher = _named_by_launchers(around, launchers.tolist(), by_name)
@@ -131,10 +135,10 @@ def collect_groups(
 def declared_groups(
     host: HostTrace, device: DeviceTrace, manifest: Sequence[dict[str, Any]] = ()
 ) -> dict[str, Group]:
-    """The process groups that the records list, by name.
+    """The recorded process groups, by name.
 
-    Taken from the run's manifest, Kineto's distributedInfo and the host trace's record, in this order; the
-    default group's ranks are all ranks where none of them lists them.
+    Sources in order of precedence: the run's manifest, Kineto's distributedInfo, the host trace's record. If
+    the ranks of the default group are not recorded, they are all ranks.
     """
     world = int(as_number(device.distributed.get("world_size"), 0) or 0)
     found: dict[str, Group] = {}
@@ -146,7 +150,7 @@ def declared_groups(
         known = found.get(name, Group(name))
         description = known.description or str(record.get("pg_desc") or "")
         found[name] = Group(name, description, known.ranks or read_ranks(record.get("ranks")))
-        if name == "0" and not world:  # the host trace lists no ranks of the default group, only how many
+        if name == "0" and not world:  # the host trace has only the size of the default group
             world = min(int(as_number(record.get("group_size"), 0)), MAX_RANKS)
     if world and not found:
         found["0"] = Group("0", "default_pg")
@@ -160,7 +164,7 @@ def declared_groups(
 
 
 def _mentioned(host: HostTrace, device: DeviceTrace, known: dict[str, Group]) -> dict[str, Group]:
-    """The groups that single events name and no record lists, by name."""
+    """The groups in single events that are not in ``known``, by name."""
     found: dict[str, Group] = {}
     for args in device.communication.values():
         if args.group_name not in (None, "") and (name := str(args.group_name)) not in known:
@@ -178,8 +182,8 @@ def _mentioned(host: HostTrace, device: DeviceTrace, known: dict[str, Group]) ->
 
 
 def _named_by_launchers(around: Around, launchers: list[int], by_name: dict[str, Group]) -> dict[int, Group]:
-    """Launcher → its group: an enclosing ``process_group:NAME``, as our tracer writes it, or the last text
-    argument of a functional collective."""
+    """Launcher → its group: by an enclosing ``process_group:NAME``, which our tracer writes, or by the last
+    text argument of a functional collective."""
     found: dict[int, Group] = {}
     for launch in launchers:
         for at in around.chain(launch):
@@ -197,17 +201,17 @@ def _named_by_launchers(around: Around, launchers: list[int], by_name: dict[str,
 
 
 def _is_text(around: Around, row: int, value: str | int) -> bool:
-    """Whether the operator's last argument is text: Kineto writes the group "1" like the number 1."""
+    """Whether the operator's last argument is text. Kineto writes the group "1" like the number 1."""
     return isinstance(value, str) or not around.host.recorded
 
 
 def _group_of_thread(
     device: DeviceTrace, rows: list[int], groups: dict[str, Group], findings: Findings
 ) -> dict[int, Group]:
-    """Which group a gloo worker thread belongs to.
+    """The group of each gloo worker thread.
 
-    Gloo's operators do not name their group, but each group makes threads of its own when it is made, so
-    threads with neighbouring ids belong together and come in the order of the groups.
+    Gloo's operators do not record their group. But each group starts its own threads when it is created, so
+    threads with consecutive ids belong to one group, and the groups are in the order of their threads.
     """
     rank = int(as_number(device.distributed.get("rank"), -1))
     mine = [group for group in groups.values() if not group.ranks or rank < 0 or rank in group.ranks]
@@ -230,6 +234,6 @@ def _group_of_thread(
 
 
 def _is_python_thread(device: DeviceTrace, thread: int) -> bool:
-    """Sends and receives are recorded on the thread that asked for them."""
+    """Whether it is a Python thread, which records its own sends and receives, not a gloo worker."""
     ops = device.name[(device.thread == thread) & (device.category < KERNEL)]
     return any(device.names[code].startswith(("c10d::", FUNCTIONAL)) for code in np.unique(ops).tolist())

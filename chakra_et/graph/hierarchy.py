@@ -1,4 +1,4 @@
-"""Where each event belongs: its parent operator, the module that called it, and the phase of the step."""
+"""The hierarchy of events: parent operator, calling module, and phase of the training step."""
 
 from __future__ import annotations
 
@@ -28,9 +28,12 @@ PHASE_NAMES = [phase.name.lower() for phase in Phase]
 
 @dataclass(frozen=True)
 class Hierarchy:
-    """One entry per row of the device trace. ``parent``: row of the innermost operator or annotation around
-    it, for device work around its launch; -1 at the top. ``module``: index into ``modules``, paths such as
-    ``ResNet_0/Conv2d_3``; -1 for none. ``phase``: of ``Phase``. All int64."""
+    """One entry per row of the device trace, int64.
+
+    ``parent``: row of the innermost operator or annotation around it (for device work, around its launch), -1
+    at the top. ``module``: index into ``modules``, paths such as ``ResNet_0/Conv2d_3``, -1 for none.
+    ``phase``: value of ``Phase``.
+    """
 
     parent: np.ndarray
     module: np.ndarray
@@ -53,13 +56,13 @@ def _operator_parents(rank: LinkedRank) -> np.ndarray:
         if not item.on_gpu:
             parent[item.event] = item.launch
     named = (device.category == CPU_OP) | (device.category == ANNOTATION)
-    # Runtime calls and other events without a name of their own stand aside.
+    # Skip runtime calls and other events that are neither operators nor annotations.
     nearest = _nearest(named, rank.timeline.parent)
     return np.where(parent >= 0, nearest[parent], -1)
 
 
 def _module_paths(rank: LinkedRank) -> tuple[list[str], np.ndarray]:
-    """The paths, and the path of each module frame."""
+    """The paths, and the index of the path of each module frame."""
     frames = rank.device.modules
     paths: dict[str, int] = {}
     of_frame = np.zeros(len(frames), dtype=np.int64)
@@ -87,7 +90,7 @@ def _modules_of_rows(rank: LinkedRank, parent: np.ndarray, of_frame: np.ndarray)
         rows = np.flatnonzero((device.thread == thread) & (device.category < RUNTIME))
         around = _enclosing(frames.start[own], frames.end[own], device.start[rows])
         module[rows] = np.where(around >= 0, of_frame[own[around]], -1)
-    # The backward of an operator belongs to the module that its forward does.
+    # A backward operator belongs to the module of its forward operator.
     forward = np.flatnonzero((device.sequence >= 0) & (device.forward_thread <= 0) & (module >= 0))
     of_sequence = dict(zip(device.sequence[forward].tolist(), module[forward].tolist(), strict=True))
     backward = np.flatnonzero((device.sequence >= 0) & (device.forward_thread > 0) & (module < 0))
@@ -96,7 +99,7 @@ def _modules_of_rows(rank: LinkedRank, parent: np.ndarray, of_frame: np.ndarray)
 
 
 def _enclosing(start: np.ndarray, end: np.ndarray, moments: np.ndarray) -> np.ndarray:
-    """For each moment the innermost of the nested spans (by start) that holds it, -1 for none."""
+    """For each moment, the innermost of the nested spans (sorted by start) that contains it, -1 for none."""
     outer = np.full(len(start), -1, dtype=np.int64)
     stack: list[int] = []
     for row, (s, _) in enumerate(zip(start.tolist(), end.tolist(), strict=True)):
@@ -120,22 +123,22 @@ def _phases(rank: LinkedRank, parent: np.ndarray, module: np.ndarray) -> np.ndar
     phase[operators & ((module >= 0) | (device.sequence >= 0))] = Phase.FORWARD
     phase[engine | (operators & (device.forward_thread > 0))] = Phase.BACKWARD
     phase[optimizer] = Phase.OPTIMIZER
-    # What the engine runs is backward, even where it computes activations again.
+    # Everything that the engine runs is backward, even recomputed activations.
     inside = _inherited(np.where(engine | optimizer, phase, Phase.UNKNOWN), parent, Phase.UNKNOWN)
     phase = np.where(inside != Phase.UNKNOWN, inside, phase)
     return _inherited(phase, parent, Phase.UNKNOWN)
 
 
 def _nearest(known: np.ndarray, parent: np.ndarray) -> np.ndarray:
-    """For each row itself or its nearest ancestor that is ``known``, -1 for none; any depth, no recursion."""
+    """For each row, itself or its nearest ancestor that is ``known``, -1 for none; without recursion."""
     rows = np.arange(len(parent))
     up = np.append(np.where(known, rows, parent), -1)  # the last entry stands for no ancestor
     for _ in range(len(parent).bit_length()):
-        up = up[up]  # twice as far in each round
+        up = up[up]  # each round doubles the distance
     return up[:-1]
 
 
 def _inherited(values: np.ndarray, parent: np.ndarray, missing: int) -> np.ndarray:
-    """``values`` with each missing one taken from the nearest ancestor that has one."""
+    """``values``; missing ones are taken from the nearest ancestor that has one."""
     at = _nearest(values != missing, parent)
     return np.where(at >= 0, values[at], missing)

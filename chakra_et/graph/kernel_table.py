@@ -1,4 +1,4 @@
-"""Which device kernels communicate, by their names: a table that is data, and that users can add to."""
+"""Communication kernels by name: a table in a data file, which users can extend."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Operation = CollectiveType | Literal[NodeType.COMM_SEND, NodeType.COMM_RECV]
 SENDRECV = "sendrecv"
 TABLE = Path(__file__).with_name("communication_kernels.json")
 
-# Part of a name, letters only, → the operation. The first that fits counts.
+# Part of a name, letters only → operation. The first match wins.
 _PARTS: tuple[tuple[str, Operation], ...] = (
     ("barrier", CollectiveType.BARRIER),
     ("allreduce", CollectiveType.ALL_REDUCE),
@@ -36,7 +36,7 @@ _BY_WORD |= {"send": NodeType.COMM_SEND, "recv": NodeType.COMM_RECV}
 
 @dataclass(frozen=True)
 class Pattern:
-    """One row of the table. ``ambiguous``: a send/receive kernel, which is also how NCCL runs all-to-alls."""
+    """One row of the table. ``ambiguous``: a send/receive kernel, which NCCL also uses for all-to-alls."""
 
     pattern: re.Pattern[str]
     library: str
@@ -45,8 +45,8 @@ class Pattern:
 
 
 def operation_named(name: str) -> Operation | None:
-    """The operation that a name such as ``c10d::_allgather_base_`` or ``ncclDevKernel_AllReduce_Sum_f32``
-    contains; None for none, and for a name that has both send and receive."""
+    """The operation in a name such as ``c10d::_allgather_base_`` or ``ncclDevKernel_AllReduce_Sum_f32``; None
+    if there is none, or both send and receive."""
     letters = re.sub(r"[^a-z]", "", name.lower())
     if "sendrecv" in letters:
         return None
@@ -55,9 +55,9 @@ def operation_named(name: str) -> Operation | None:
 
 @functools.cache
 def kernel_patterns(added: str = "") -> tuple[Pattern, ...]:
-    """The table's rows, those of the user's file ``added`` first.
+    """The rows of the table, those of the user's file ``added`` first.
 
-    Raises ``TraceError`` for a file that can't be read or a row that is wrong.
+    Raises ``TraceError`` for an unreadable file or an invalid row.
     """
     return (*(_read(Path(added)) if added else ()), *_read(TABLE))
 
@@ -76,18 +76,18 @@ def _read(path: Path) -> tuple[Pattern, ...]:
 def _row(row: dict[str, str | None]) -> Pattern:
     word = row.get("operation")
     if word is not None and word != SENDRECV and word not in _BY_WORD:
-        raise ValueError(f"operation {word!r} is none of {', '.join(_BY_WORD)}, {SENDRECV} or null")
+        raise ValueError(f"operation {word!r} is not one of {', '.join(_BY_WORD)}, {SENDRECV} or null")
     operation = None if word in (None, SENDRECV) else _BY_WORD[str(word)]
     pattern = re.compile(str(row["pattern"]), re.IGNORECASE)
     return Pattern(pattern, str(row.get("library") or ""), operation, word == SENDRECV)
 
 
 def communication_names(names: list[str], added: str = "") -> dict[int, Pattern]:
-    """Index of each kernel name that communicates → its row of the table."""
+    """Index of each communication kernel in ``names`` → its row of the table."""
     patterns = kernel_patterns(added)
     found = {}
     for code, name in enumerate(names):
-        # Template arguments name types and other kernels, and can take thousands of letters.
+        # Template arguments contain other names and can be thousands of characters long.
         head = name[:200]
         match = next((row for row in patterns if row.pattern.search(head)), None)
         if match:

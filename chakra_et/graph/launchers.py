@@ -8,12 +8,12 @@ from chakra_et.graph.facts import Around
 from chakra_et.traces.device import DeviceTrace
 from chakra_et.traces.device_format import KERNEL
 
-# Functional operators that only hand over or wait for a result.
+# Functional operators that only pass on or wait for a result.
 _NOT_LAUNCHERS = ("wait_tensor", "_wrap_tensor_autograd")
 
 
 class Launchers:
-    """The rows of the operators that start communication, in order of time and in order of their numbers."""
+    """The rows of the operators that start communication, sorted by time and by record-function id."""
 
     PREFIXES = ("c10d::", "_c10d_functional")
 
@@ -30,7 +30,7 @@ class Launchers:
         self._ids = device.rf_id[self._by_id]
 
     def last_before(self, row: int) -> int:
-        """The one that was recorded last before event ``row``, -1 for none."""
+        """The last launcher that was recorded before event ``row``, -1 for none."""
         device = self._device
         if device.rf_id[row] > 0:
             at = int(np.searchsorted(self._ids, device.rf_id[row], side="left")) - 1

@@ -1,4 +1,4 @@
-"""Which call launched each piece of device work, and when."""
+"""The launching call and launch time of device work."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ BEFORE_RECORDING = np.iinfo(np.int64).min
 
 
 def launch_calls(device: DeviceTrace) -> np.ndarray:
-    """For each row on the GPU the row of the call that launched it, -1 where the trace has none.
+    """int64[rows]: the row of the call that launched each row on the GPU, -1 for none.
 
-    By correlation id; by external id (the operator, not the call) where the runtime call is missing.
+    By correlation id, or by external id (of the operator, not the call) if the runtime call is missing.
     """
     calls = np.full(len(device), -1, dtype=np.int64)
     gpu = np.flatnonzero((device.category >= KERNEL) & (device.category != SYNC))
@@ -26,7 +26,7 @@ def launch_calls(device: DeviceTrace) -> np.ndarray:
     ):
         missing = gpu[(calls[gpu] < 0) & (id_of[gpu] > 0)]
         rows = np.flatnonzero(candidates & (id_of > 0))
-        # A runtime call wraps the driver call of the same id and sorts before it.
+        # A runtime call encloses the driver call with the same id and sorts before it.
         rows = rows[np.lexsort((device.category[rows], id_of[rows]))]
         if not len(missing) or not len(rows):
             continue
@@ -39,9 +39,12 @@ def launch_calls(device: DeviceTrace) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Launches:
-    """The device work of a rank. ``gpu``: its rows. ``time``: ns at which each row was launched,
-    ``BEFORE_RECORDING`` where the trace has no launch; ``before``: the row that its stream did before it, -1
-    for the first. Both int64[rows of the trace], meaningless off the GPU."""
+    """The device work of a rank.
+
+    ``gpu``: its rows. ``time``: launch time of each row in ns, ``BEFORE_RECORDING`` without a launch in the
+    trace. ``before``: the previous row on its stream, -1 for the first. The latter two are int64[rows of the
+    trace] and undefined for rows that are not on the GPU.
+    """
 
     gpu: np.ndarray
     time: np.ndarray
@@ -49,7 +52,7 @@ class Launches:
 
 
 def launches_of(device: DeviceTrace, timeline: Timeline, calls: np.ndarray) -> Launches:
-    """When each piece of device work was launched."""
+    """The launch times of all device work."""
     gpu = np.flatnonzero((device.category >= KERNEL) & (device.category != SYNC))
     start = timeline.start
     before = np.full(len(device), -1, dtype=np.int64)
@@ -63,14 +66,14 @@ def launches_of(device: DeviceTrace, timeline: Timeline, calls: np.ndarray) -> L
     time[known] = np.minimum(start[call], start[known])
     for row, at in zip(known.tolist(), call.tolist(), strict=True):
         if device.category[at] < RUNTIME:
-            # Only the operator is known, not the call in it: no sooner than what the stream was given before.
+            # Only the operator is known, not the call: not before the previous launch on the stream.
             previous = int(time[before[row]]) if before[row] >= 0 else BEFORE_RECORDING
             time[row] = min(max(int(start[at]), previous), int(start[row]))
     return Launches(gpu, time, before)
 
 
 class StreamOrder:
-    """The work of each stream in launch order, to ask what was launched before or after a moment."""
+    """Lookup of the work that was launched on a stream before or after a moment."""
 
     def __init__(self, device: DeviceTrace, launches: Launches) -> None:
         self.streams: dict[tuple[int, int], tuple[np.ndarray, np.ndarray]] = {}
@@ -82,13 +85,13 @@ class StreamOrder:
             self.streams[d, s] = (launches.time[rows], rows)
 
     def last_before(self, stream: tuple[int, int], moment: int) -> int:
-        """The row launched last on ``stream`` up to ``moment``, -1 for none."""
+        """The last row launched on ``stream`` up to ``moment``, -1 for none."""
         times, rows = self.streams.get(stream, (np.zeros(0, np.int64), np.zeros(0, np.int64)))
         at = int(np.searchsorted(times, moment, side="right")) - 1
         return int(rows[at]) if at >= 0 else -1
 
     def first_after(self, stream: tuple[int, int], moment: int) -> int:
-        """The row launched first on ``stream`` from ``moment`` on, -1 for none."""
+        """The first row launched on ``stream`` from ``moment`` on, -1 for none."""
         times, rows = self.streams.get(stream, (np.zeros(0, np.int64), np.zeros(0, np.int64)))
         at = int(np.searchsorted(times, moment, side="left"))
         return int(rows[at]) if at < len(rows) else -1

@@ -1,7 +1,7 @@
-"""Find the host node of each event on the CPU.
+"""Match the events on the CPU with the nodes of the host trace.
 
-Both traces number the recorded functions alike ("Record function id" = ``rf_id``). Traces without these
-ids (schema 1.0.1) are matched by thread, order and name.
+Both traces have the same record-function ids ("Record function id" = ``rf_id``). Traces without these ids
+(schema 1.0.1) are matched by thread, order and name.
 """
 
 from __future__ import annotations
@@ -18,32 +18,37 @@ from chakra_et.traces.host import GROUP_RECORD, STRUCTURE, HostTrace
 LOOK_AHEAD = 64
 
 
+How = Literal["record-function id", "thread, order and name", "no host trace"]
+
+
 @dataclass
 class Link:
-    """``host_row[i]``: the row of the host trace for row i of the device trace, -1 where there is none.
+    """The match of the two traces.
 
-    ``unmatched``: host rows that should have an event and have none (the roots and the process-group
-    record, which the profiler writes by itself, are not expected to have one).
+    ``host_row[i]``: the row of the host trace for row i of the device trace, -1 for none. ``unmatched``: host
+    rows without an event, except for the roots and the process-group record, which have none. ``how``: the
+    method of matching.
     """
 
     host_row: np.ndarray
     unmatched: np.ndarray
-    how: Literal["record-function id", "thread, order and name", "no host trace"]
+    how: How
 
     def rate(self, host: HostTrace) -> float:
-        """Part of the host operators that have a device record; 0 of none."""
+        """The part (0 to 1) of the host operators with a device record; 0 if there are no operators."""
         expected = int(_operators(host).sum())
         return 1.0 - len(self.unmatched) / expected if expected else 0.0
 
 
 def link(host: HostTrace, device: DeviceTrace) -> Link:
-    """Match the two traces of one rank. Never fails: what has no partner is listed."""
+    """Match the two traces of one rank. Never fails: the result lists unmatched rows."""
     on_cpu = (device.category == CPU_OP) | (device.category == ANNOTATION)
     if not host.recorded:
         host_row = np.where(on_cpu, np.cumsum(on_cpu) - 1, -1)
         return Link(host_row, np.zeros(0, dtype=np.int64), "no host trace")
     expected = _operators(host)
     rows = np.flatnonzero(on_cpu & (device.rf_id > 0))
+    how: How
     if len(rows):
         host_row = _by_id(host, device, rows, np.flatnonzero(expected))
         how = "record-function id"
@@ -71,7 +76,7 @@ def _by_id(host: HostTrace, device: DeviceTrace, rows: np.ndarray, host_rows: np
 
 
 def _by_order(host: HostTrace, device: DeviceTrace, rows: np.ndarray, expected: np.ndarray) -> np.ndarray:
-    """Pair each host thread with the device thread whose names are most alike, then align in order."""
+    """Pair each host thread with the device thread that has most names in common, then align in order."""
     result = np.full(len(device), -1, dtype=np.int64)
     host_threads = []
     for tid in np.unique(host.tid[expected]).tolist():
@@ -98,7 +103,7 @@ def _by_order(host: HostTrace, device: DeviceTrace, rows: np.ndarray, expected: 
 def _align(
     host: HostTrace, device: DeviceTrace, host_rows: np.ndarray, device_rows: np.ndarray, result: np.ndarray
 ) -> None:
-    """Walk both sequences; where names differ, skip on the side that finds the other's name sooner."""
+    """Align two sequences. If names differ, skip on the side where the other's name comes sooner."""
     h_names = [host.names[n] for n in host.name[host_rows]]
     d_names = [device.names[n] for n in device.name[device_rows]]
     h = d = 0

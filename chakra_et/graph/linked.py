@@ -1,4 +1,4 @@
-"""The linked rank: everything known of one rank before its dependencies are looked for."""
+"""The linked rank: both traces of a rank, matched, as the input of all later stages."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from chakra_et.traces.host import HostTrace
 
 @dataclass(frozen=True)
 class LinkedRank:
-    """Both traces of one rank, matched, nested and with their communication identified.
+    """Both traces of one rank, matched and nested, with communication identified.
 
-    Built once by ``link_rank``; every later stage takes it and leaves it as it is. ``calls[i]`` is the row of
-    the call that launched device row i, or -1. ``link_rate``: the part of the host operators that have a
-    device record, over the whole recording. ``findings``: all that was found so far.
+    Built once by ``link_rank``; later stages do not change it. ``calls[i]``: row of the call that launched
+    device row i, -1 for none. ``link_rate``: part (0 to 1) of the host operators with a device record, over
+    the whole recording. ``findings``: the findings of all stages so far.
     """
 
     host: HostTrace
@@ -50,9 +50,9 @@ def link_rank(
 ) -> LinkedRank:
     """Match the two traces of a rank.
 
-    ``groups``: process groups from the run's manifest; ``step``: "all", or the number of the one ProfilerStep
-    to keep; ``added_kernels``: a user's table of communication kernels. Raises ``TraceError`` for traces that
-    don't belong together, unless ``allow_unlinked``, and for a step that was not recorded.
+    ``groups``: process groups in the run's manifest; ``step``: "all", or the number of the one ProfilerStep
+    to keep; ``added_kernels``: path of a user's kernel table. Raises ``TraceError`` for traces of different
+    runs (unless ``allow_unlinked``) and for a step that was not recorded.
     """
     linked, warnings = pairing.check(host, device, link(host, device), allow_unlinked)
     rate = linked.rate(host)
@@ -73,12 +73,12 @@ def link_rank(
 
 
 def _rows_of_step(device: DeviceTrace, calls: np.ndarray, step: str) -> np.ndarray:
-    """Rows of one ProfilerStep: CPU events that start in it, and the work that they launch."""
+    """The rows of one ProfilerStep: CPU events that start in it, and the work that they launch."""
     known = dict(timeline.steps(device))
     if not step.isdigit() or int(step) not in known:
         names = ", ".join(str(number) for number in known) or "none"
         raise TraceError(
-            f"{device.path}: no ProfilerStep#{step} in it (it has: {names}); choose one, or --step all."
+            f"{device.path}: has no ProfilerStep#{step} (its steps: {names}); choose one, or use --step all."
         )
     row = known[int(step)]
     inside = (device.start >= device.start[row]) & (device.start < device.end[row])

@@ -13,7 +13,7 @@ from chakra_et.traces.device_format import ANNOTATION, DRIVER, KERNEL, MEMCPY, M
 
 
 class NodeKind(IntEnum):
-    """What a node is; the names are the values of the ``kind`` attribute."""
+    """The kind of a node. The names are the values of the attribute ``kind``."""
 
     OPERATOR = 0
     ANNOTATION = 1
@@ -42,13 +42,14 @@ KIND_OF_CATEGORY = {
 class Graph:
     """N nodes in order of start time; E edges.
 
-    ``start``, ``end``: ns since the first event. ``lane``: index into ``lanes``. ``event``: row of the device
-    trace that the node is or goes on with, -1 for overhead outside of events. ``segment``: 0 for the node
-    that stands for the event, 1, 2, … for the further stretches of its own time. ``item``: index of the
-    communication, or -1. ``kind``: ``NodeKind``. ``source``, ``target``, ``edge_kind``: the edges.
-    ``launch_latency``: of device work or of the overhead in front of it, ns, -1 for none: it starts no
-    earlier than this after its launch has ended. ``stream_gap``: of such overhead, ns, -1 for none: what
-    remains of it behind its other dependencies.
+    - ``start``, ``end``: ns since the first event; ``lane``: index into ``lanes``
+    - ``event``: row in the device trace, -1 for overhead outside events
+    - ``segment``: index among the nodes of the event, 0 for the first, then its further self time
+    - ``item``: index of the communication, -1 for none; ``kind``: ``NodeKind``
+    - ``source``, ``target``, ``edge_kind``: the edges
+    - ``launch_latency``: ns between the end of the launch and the earliest start, of device work or of the
+      overhead in front of it; -1 for none
+    - ``stream_gap``: ns of such overhead that remain after the other dependencies; -1 for none
     """
 
     lane: np.ndarray
@@ -72,7 +73,7 @@ class Graph:
 
 @dataclass
 class Rows:
-    """Nodes before they have numbers; the columns are those of ``Graph``."""
+    """Nodes before they are numbered; the columns are those of ``Graph``."""
 
     lane: np.ndarray
     start: np.ndarray
@@ -99,6 +100,6 @@ def rows_of(
     kind: np.ndarray,
     item: np.ndarray,
 ) -> Rows:
-    """Rows of events, which have no launch latency of their own."""
+    """Rows without launch latency and stream gap."""
     none = np.full(len(lane), -1, dtype=np.int64)
     return Rows(lane, start, end, event, kind, item, none, none)

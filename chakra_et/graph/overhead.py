@@ -1,9 +1,9 @@
-"""Overhead: time between a node and its dependencies that nothing in the trace explains.
+"""Overhead: time between a node and its dependencies that nothing in the trace accounts for.
 
-On the device it has two parts that behave differently once durations change. A kernel starts a launch latency
-after its launch, while earlier kernels of the stream may still run, and a short gap after the kernel before
-it. Which of the two set the pace is recorded with each overhead node, so that a prediction need not add
-launch latencies up where the device is the bottleneck.
+On the device it has two parts that behave differently when durations change. A kernel starts one launch
+latency after its launch, which overlaps with earlier kernels of the stream, and a short gap after the
+previous kernel. Each overhead node records both, so that a prediction does not add up launch latencies if the
+device is the bottleneck.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from chakra_et.graph.dependencies import EdgeKind
 from chakra_et.graph.nodes import NodeKind, Rows
 from chakra_et.graph.timeline import Lane
 
-# A kernel that starts within this many typical latencies of its launch started because of it, even where the
-# kernel before it ended in the meantime.
+# A kernel that starts within this many typical latencies of its launch was not delayed by its stream, even if
+# the previous kernel ended in the meantime.
 _PROMPT = 1.5
 
 
 def messages_beside(rows: Rows, items: list[Communication]) -> np.ndarray:
-    """For each row that is a further message of a kernel the kernel's own row, -1 for all others."""
+    """int64[rows]: for a further message of a kernel, the row of the kernel; -1 for all other rows."""
     further = np.array([item.on_gpu and item.part > 0 for item in items] + [False], dtype=bool)[rows.item]
     beside = np.full(len(rows.start), -1, dtype=np.int64)
     if further.any():
@@ -38,9 +38,10 @@ def fill_overhead(
     rows: Rows, source: np.ndarray, target: np.ndarray, kind: np.ndarray, begin: int, lanes: list[Lane],
     beside: np.ndarray,
 ) -> tuple[Rows, np.ndarray, np.ndarray, np.ndarray]:  # fmt: skip
-    """Put an overhead row in front of each row that starts later than its lane and its dependencies explain.
+    """Insert an overhead row before each row that starts later than its lane and dependencies allow.
 
-    A row ``beside`` another one starts with it, behind the same overhead. Returns the rows and the edges.
+    A row ``beside`` another one shares its overhead. Returns the rows, and source, target and kind of the
+    edges.
     """
     valid = rows.end[source] <= rows.start[target]
     launch = kind == EdgeKind.LAUNCH
@@ -53,7 +54,7 @@ def fill_overhead(
     late = np.flatnonzero((rows.start > ready) & behind)
     on_gpu = np.array([lane.kind == "gpu" for lane in lanes], dtype=bool)[rows.lane]
     latency, gap = _latency_and_gap(rows.start, np.where(on_gpu & behind, launched, -1), others)
-    # Without overhead in front of it the row itself has the latency, and no gap.
+    # Without an overhead row, the row itself has the latency, and no gap.
     rows = replace(rows, launch_latency=latency.copy())
     rows.launch_latency[late] = -1
     on_gpu, latency, gap = on_gpu[late], latency[late], gap[late]

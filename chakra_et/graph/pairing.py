@@ -1,4 +1,4 @@
-"""Do a host and a device trace come from the same process, and which rank of how many was it?"""
+"""Check that a host and a device trace are from the same process, and determine its rank."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ CLOCK_SECONDS = 5.0
 
 
 def check(host: HostTrace, device: DeviceTrace, linked: Link, allow_unlinked: bool) -> tuple[Link, Findings]:
-    """The link without pairs whose names differ, and warnings.
+    """The link without pairs of different names, and warnings.
 
-    Raises ``TraceError`` where the traces are of two processes, or hardly have an operator in common, unless
-    ``allow_unlinked``. One of the traces may cover more steps than the other.
+    Raises ``TraceError`` if the traces are from two processes or have few operators in common, unless
+    ``allow_unlinked``. One trace may cover more steps than the other.
     """
     if not host.recorded:
         return linked, Findings({"no-host-trace": 1})
@@ -36,8 +36,8 @@ def check(host: HostTrace, device: DeviceTrace, linked: Link, allow_unlinked: bo
         reason = f"only {rate:.0%} of their operators match: {difference}"
     if reason is not None and not allow_unlinked:
         raise TraceError(
-            f"{host.path} and {device.path} are not of the same run: {reason}; pair the right files, or "
-            "go on with --allow-unlinked."
+            f"{host.path} and {device.path} are not from the same run: {reason}; pair the right files, or "
+            "use --allow-unlinked."
         )
     findings = Findings()
     findings.add("name-mismatch", len(other))
@@ -53,27 +53,29 @@ def rank_and_world(
 ) -> tuple[int, int]:
     """Rank and number of ranks.
 
-    The device trace, the file's name (``path_rank``, -1: none) and the manifest (0: none) must agree. Where
-    neither says the number, the size of the default group does, or ``ranks_here``.
+    The device trace, the file name (``path_rank``, -1: none) and the manifest (``manifest_world``, 0: none)
+    must agree. Without a recorded number of ranks it is the size of the default group, or ``ranks_here``.
+    Raises ``TraceError``.
     """
     rank = _whole(device.distributed.get("rank"), -1)
     if rank >= 0 and path_rank >= 0 and rank != path_rank:
         raise TraceError(
-            f"{device.path}: its name says rank {path_rank}, its distributedInfo rank {rank}; rename it "
-            "to the rank that it is."
+            f"{device.path}: is rank {path_rank} by its name and rank {rank} by its distributedInfo; rename "
+            "the file."
         )
     rank = rank if rank >= 0 else max(path_rank, 0)
     world = _whole(device.distributed.get("world_size"), 0)
     if manifest_world and world and world != manifest_world:
         raise TraceError(
-            f"{device.path}: its distributedInfo says a world size of {world}, the manifest "
-            f"{manifest_world}; convert traces of one run together."
+            f"{device.path}: the world size is {world} in its distributedInfo and {manifest_world} in the "
+            "manifest; convert traces of one run together."
         )
     default = [group.get("group_size") for group in host.groups if str(group.get("pg_name")) == "0"]
     world = world or manifest_world or max(_whole(next(iter(default), 0), 0), ranks_here, rank + 1)
     if not rank < world <= MAX_RANKS:
         raise TraceError(
-            f"{device.path}: its rank is {rank} of {world} ranks; a rank must be below the number of ranks."
+            f"{device.path}: is rank {rank} of {world}; ranks must be below the number of ranks (at most "
+            f"{MAX_RANKS})."
         )
     return rank, world
 
@@ -88,11 +90,12 @@ def _other_process(host: HostTrace, device: DeviceTrace) -> str | None:
     if not _whole(pid, 0) or not processes or str(pid) in processes:
         return None
     named = ", ".join(process[:20] for process in processes[:3])
-    return f"the host trace is of process {pid}, the device trace of process {named}"
+    return f"the host trace is from process {pid}, the device trace from process {named}"
 
 
 def _on_cpu(device: DeviceTrace) -> np.ndarray:
-    return (device.category == CPU_OP) | (device.category == ANNOTATION)
+    on_cpu: np.ndarray = (device.category == CPU_OP) | (device.category == ANNOTATION)
+    return on_cpu
 
 
 def _other_name(host: HostTrace, device: DeviceTrace, linked: Link) -> np.ndarray:
@@ -100,11 +103,12 @@ def _other_name(host: HostTrace, device: DeviceTrace, linked: Link) -> np.ndarra
     numbers = {name: number for number, name in enumerate(host.names)}
     as_host = np.array([numbers.get(name, -1) for name in device.names], dtype=np.int64)
     rows = np.flatnonzero(linked.host_row >= 0)
-    return rows[as_host[device.name[rows]] != host.name[linked.host_row[rows]]]
+    other: np.ndarray = rows[as_host[device.name[rows]] != host.name[linked.host_row[rows]]]
+    return other
 
 
 def _match_rate(host: HostTrace, device: DeviceTrace, linked: Link, other: np.ndarray) -> float:
-    """The part of the operators of the trace with fewer of them that is in the other one too."""
+    """Of the trace with fewer operators, the part (0 to 1) that is also in the other trace."""
     matched = int((linked.host_row >= 0).sum()) - len(other)
     of_device = matched / max(int(_on_cpu(device).sum()), 1)
     return max(of_device, linked.rate(host) if not len(other) else 0.0)
@@ -131,14 +135,14 @@ def _first_difference(host: HostTrace, device: DeviceTrace, linked: Link, other:
 
 
 def _clock_gap(host: HostTrace, device: DeviceTrace) -> int:
-    """Seconds between the times at which the traces were recorded, 0 where they overlap or don't say.
+    """Seconds between the recordings of the two traces, 0 if they overlap or have no times.
 
-    The host trace has the local time of an unknown zone, so whole quarters of an hour tell nothing.
+    The host trace has local time in an unknown time zone, so the gap is only known modulo 15 minutes.
     """
     try:
-        told = datetime.datetime.strptime(str(host.header["time"]), "%Y-%m-%d %H:%M:%S")
-        began = told.replace(tzinfo=datetime.timezone.utc).timestamp()
-        length = (host.header["finish_ts"] - host.header["start_ts"]) / 1000
+        local = datetime.datetime.strptime(str(host.header["time"]), "%Y-%m-%d %H:%M:%S")
+        began = local.replace(tzinfo=datetime.timezone.utc).timestamp()
+        length = float(host.header["finish_ts"] - host.header["start_ts"]) / 1000
     except (ValueError, TypeError, OverflowError):
         return 0
     first, last = device.origin_ns / 1e9, (device.origin_ns + int(device.end.max(initial=0))) / 1e9
@@ -151,7 +155,7 @@ def _clock_gap(host: HostTrace, device: DeviceTrace) -> int:
 
 
 def list_ranks(ranks: list[int]) -> str:
-    """Ranks in order, neighbours as a span: ``0-3, 7``."""
+    """Ranks in order, consecutive ones as a range: ``0-3, 7``."""
     spans: list[list[int]] = []
     for rank in sorted(ranks):
         if spans and rank == spans[-1][1] + 1:

@@ -1,8 +1,8 @@
-"""Kinds and sizes of kernels that were launched before the recording began.
+"""Infer type and size of communication kernels that were launched before the recording began.
 
-A device that lags behind its host runs, at the start of a recording, kernels of an earlier step, whose
-launches and metadata were not recorded. Training repeats the same communication every step: where the
-sequence that follows on a communicator's stream is periodic, what came before it is known.
+A device that lags behind its host starts a recording with kernels of an earlier step, whose launches and
+metadata were not recorded. Training repeats the same communication in every step: if the recorded sequence on
+a communicator's stream is periodic, so were the kernels before it.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 def fill_from_period(
     items: list[Communication], device: DeviceTrace, findings: Findings
 ) -> list[Communication]:
-    """``items`` with device kernels without a launch described by the period that follows; each is a
-    warning."""
+    """``items``, with unknown device kernels filled in from the following period; each is a warning."""
     filled = list(items)
     streams: dict[tuple[int, int], list[int]] = {}
     for index, item in enumerate(items):
@@ -65,7 +64,7 @@ def _kind(item: Communication) -> tuple[object, ...]:
 
 
 def _period(kinds: list[tuple[object, ...]]) -> int:
-    """The shortest period that the sequence repeats at least once, 0 for none."""
+    """The shortest period that occurs at least twice, 0 for none."""
     for period in range(1, len(kinds) // 2 + 1):
         if all(a == b for a, b in zip(kinds, kinds[period:], strict=False)):
             return period

@@ -1,9 +1,9 @@
-"""Streams that wait for other streams: from the work before an event's record to the work after the wait.
+"""Edges between streams: from the work before an event record to the work after the wait for the event.
 
-With cuda_sync records (``enable_cuda_sync_events``) each wait names its event. Without them a wait is a call
-whose event is unknown, and waits of before the recording are not there at all; then two things are known:
-each asynchronous communication is waited for once, in the order of its launches, and a stream that was idle
-and goes on right after work on another stream ended had waited for that work.
+With cuda_sync records (``enable_cuda_sync_events``), each wait has its event. Without them, the event of a
+wait is unknown, and waits from before the recording are missing. Edges are then inferred: each asynchronous
+communication is waited for once, in launch order; and an idle stream that resumes right after work on another
+stream ended was waiting for that work.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from chakra_et.traces.device import DeviceTrace
 from chakra_et.traces.device_format import DRIVER, RUNTIME
 from chakra_et.traces.fields import as_number
 
-# A stream goes on this soon after the event that it waited for (14 to 19 µs on an MI300X, 2 to 8 µs on CUDA).
+# A stream resumes within this time after the event (14 to 19 µs on an MI300X, 2 to 8 µs on CUDA).
 RESUME_NS = 30_000
-# A kernel starts this soon after its launch where nothing else holds it back.
+# A kernel starts within this time after its launch if nothing else delays it.
 LAUNCH_NS = 25_000
-# Back-to-back kernels on a stream are closer together than this.
+# The gap between back-to-back kernels on a stream is below this.
 BACK_TO_BACK_NS = 6_000
 
 
@@ -43,7 +43,7 @@ def call_by_correlation(device: DeviceTrace) -> dict[int, int]:
 
 
 def _recorded(rank: LinkedRank, order: StreamOrder, found: Found) -> bool:
-    """Waits that cuda_sync records name; whether there is one."""
+    """Add the waits in cuda_sync records; returns whether there are any."""
     device = rank.device
     call_of = call_by_correlation(device)
     recorded = False
@@ -66,8 +66,8 @@ def _recorded(rank: LinkedRank, order: StreamOrder, found: Found) -> bool:
 
 
 def _resumptions(rank: LinkedRank, launches: Launches) -> dict[int, int]:
-    """Target → source: work that starts on an idle stream right after work on another stream ended, and whose
-    own launch was long before."""
+    """Target → source. Targets start on an idle stream right after the source ended on another stream, and
+    were launched long before."""
     device, time, gpu = rank.device, rank.timeline, launches.gpu
     start, end = time.start, time.end
     communication = rank.communication_rows.gpu
@@ -77,7 +77,7 @@ def _resumptions(rank: LinkedRank, launches: Launches) -> dict[int, int]:
     found: dict[int, int] = {}
     before = launches.before[gpu]
     free = np.where(before >= 0, end[before], time.begin)
-    # The call's end, where there is one: a launch that takes long ends after its kernel has started.
+    # The end of the call, limited by the start: a slow launch ends after its kernel has started.
     called = np.where(rank.calls[gpu] >= 0, np.minimum(end[rank.calls[gpu]], start[gpu]), time.begin)
     early = (launches.time[gpu] == BEFORE_RECORDING) | (start[gpu] - called > LAUNCH_NS)
     idle = (start[gpu] - free > BACK_TO_BACK_NS) & early
@@ -94,11 +94,11 @@ def _resumptions(rank: LinkedRank, launches: Launches) -> dict[int, int]:
 
 
 def _by_calls(rank: LinkedRank, launches: Launches, sources: dict[int, int], found: Found) -> None:
-    """Match the calls that make a stream wait with the work that they wait for.
+    """Match calls that make a stream wait with the work that they wait for.
 
-    The call's target is the thread's next launch. A communication kernel waits for the compute stream that
-    feeds it. Any other kernel waits for communication that was launched before and not yet waited for, oldest
-    first, or else for the work of another stream that ended last.
+    The target of a call is the thread's next launch. A communication kernel waits for the compute stream that
+    feeds it. Any other kernel waits for the oldest communication that was launched before and not yet waited
+    for, or else for the work on another stream that ended last.
     """
     device, time, gpu = rank.device, rank.timeline, launches.gpu
     waiting = np.array([name.endswith("StreamWaitEvent") for name in device.names], dtype=bool)[device.name]
@@ -126,7 +126,7 @@ def _by_calls(rank: LinkedRank, launches: Launches, sources: dict[int, int], fou
         if communication[target]:
             source = _feeding(rank, rows[:at], target)
         elif _inside_communication(rank, call):
-            continue  # NCCL's own streams, after its kernel
+            continue  # a wait of NCCL's own streams, after its kernel
         else:
             ready = (
                 row
@@ -160,17 +160,17 @@ def _other_stream(device: DeviceTrace, a: int, b: int) -> bool:
 
 
 def _feeding(rank: LinkedRank, launched_before: np.ndarray, target: int) -> int:
-    """The last work before ``target`` that its thread launched on another stream."""
+    """The last work that ``target``'s thread launched before it on another stream, -1 for none."""
     device, time = rank.device, rank.timeline
     compute = launched_before[~rank.communication_rows.gpu[launched_before]]
     for row in compute[::-1][:256].tolist():
         if _other_stream(device, row, target) and time.end[row] <= time.start[target]:
-            return row
+            return int(row)
     return -1
 
 
 def _last_elsewhere(rank: LinkedRank, launches: Launches, target: int, moment: int) -> int:
-    """The work on another stream, launched before ``moment``, that ended last before ``target`` started."""
+    """The work on another stream, launched by ``moment``, that ended last before ``target``, -1 for none."""
     device, time, gpu = rank.device, rank.timeline, launches.gpu
     other = (device.stream[gpu] != device.stream[target]) | (device.device[gpu] != device.device[target])
     rows = gpu[other & (launches.time[gpu] <= moment) & (time.end[gpu] <= time.start[target])]

@@ -1,4 +1,4 @@
-"""Found between threads: CPU communication and who waits for it, threads that wake each other, backward."""
+"""Dependencies between threads: CPU communication and its waits, threads that wake each other, backward."""
 
 from __future__ import annotations
 
@@ -17,14 +17,17 @@ from chakra_et.traces.device import DeviceTrace
 from chakra_et.traces.device_format import ANNOTATION, KERNEL
 from chakra_et.traces.host import HostTrace, tensors
 
-# A wait that was blocked ends soon after what it waited for.
+# A blocked wait ends within this time after the end of the communication.
 WAKE_UP_NS = 200_000
-# A preempted worker records the end of communication at most this long after the waiting thread went on, and
-# that thread waited at least this many times as long.
+# A preempted worker may record the end of communication up to LATE_NS after the waiting thread resumed, if
+# that thread had waited at least LATE_FACTOR times as long.
 LATE_NS = 5_000_000
 LATE_FACTOR = 20
 WAIT_OPERATOR = re.compile(r"(^|::|\.)wait(_tensor)?$")
-"""Operators that do nothing but wait, however late the thread goes on."""
+"""Operators that only wait, however late the thread resumes."""
+
+# (group,) or (group, type, peer), and the number of the lane.
+_LaneKey = tuple[object, ...]
 
 
 def find(rank: LinkedRank, found: Found) -> None:
@@ -41,10 +44,10 @@ def _communication(
     linked: Link,
     time: Timeline,
     items: list[Communication],
-    causes: Found,
+    found: Found,
 ) -> None:
-    """CPU communication: on a lane of its group, started by its operator, waited for by that thread."""
-    lanes: dict[tuple, int] = {}
+    """Place CPU communication on lanes of its group, with edges from its operator and to its waiter."""
+    lanes: dict[_LaneKey, int] = {}
     busy: dict[int, int] = {}
     callers: dict[int, _Caller] = {}
     users = _users(
@@ -55,29 +58,34 @@ def _communication(
             continue
         begin, end = int(device.start[item.event]), int(device.end[item.event])
         caller = int(time.lane[item.launch]) if item.launch >= 0 else time.main
-        asked = min(begin, int(time.end[item.launch])) if item.launch >= 0 else begin
+        issued = min(begin, int(time.end[item.launch])) if item.launch >= 0 else begin
         if caller not in callers:
             callers[caller] = _Caller(time, caller)
-        resumed = _resumed_before(device, time, callers[caller], begin, asked, end)
+        resumed = _resumed_before(device, time, callers[caller], begin, issued, end)
         if resumed is not None:
             end = resumed
-            causes.findings.add("communication-ends-late")
+            found.findings.add("communication-ends-late")
         key = (
             (item.group.name,) if item.type is NodeType.COMM_COLL else (item.group.name, item.type, item.peer)
         )
-        lane = _free_lane(causes, lanes, busy, key, item, end)
-        # The time in the backend's queue, and behind the group's previous operation, is the network's.
-        from_ = max(asked, busy.get(lane, asked))
-        causes.placed[number] = (lane, from_, end)
+        lane = _free_lane(found, lanes, busy, key, item, end)
+        # Time in the backend's queue counts as communication, unless the group was still busy.
+        from_ = max(issued, busy.get(lane, issued))
+        found.placed[number] = (lane, from_, end)
         busy[lane] = end
-        causes.edge(EdgeKind.LAUNCH, (caller, asked), (lane, from_))
-        _wait_for(device, time, users, item, callers[caller], lane, end, causes)
+        found.edge(EdgeKind.LAUNCH, (caller, issued), (lane, from_))
+        _wait_for(device, time, users, item, callers[caller], lane, end, found)
 
 
 def _free_lane(
-    causes: Found, lanes: dict[tuple, int], busy: dict[int, int], key: tuple, item: Communication, end: int
+    found: Found,
+    lanes: dict[_LaneKey, int],
+    busy: dict[int, int],
+    key: _LaneKey,
+    item: Communication,
+    end: int,
 ) -> int:
-    """The group's lane; one more where this operation ended before the group's previous one did."""
+    """The group's lane, or a further one if this operation ended before the previous one on that lane."""
     for number in range(len(lanes) + 1):
         lane = lanes.get((*key, number))
         if lane is None:
@@ -85,16 +93,18 @@ def _free_lane(
                 "" if item.type is NodeType.COMM_COLL else f" {item.type.name[5:].lower()} {item.peer}"
             )
             label = f"group {item.group.name}{direction}" + f" #{number}" * (number > 0)
-            lane = lanes[(*key, number)] = causes.new_lane(Lane("communication", label))
+            lane = lanes[(*key, number)] = found.new_lane(Lane("communication", label))
             return lane
         if busy[lane] <= end:
             return lane
     raise AssertionError("one of the lanes above is free")
 
 
-def _users(host: HostTrace, linked: Link, time: Timeline, storages: frozenset[int]) -> dict[tuple, list[int]]:
-    """(lane, storage) → start times of the operators that take a tensor in that storage, ascending."""
-    users: dict[tuple, list[int]] = {}
+def _users(
+    host: HostTrace, linked: Link, time: Timeline, storages: frozenset[int]
+) -> dict[tuple[int, int], list[int]]:
+    """(lane, storage) → start times of the operators with an input tensor in that storage, ascending."""
+    users: dict[tuple[int, int], list[int]] = {}
     if not storages:
         return users
     rows = np.flatnonzero((linked.host_row >= 0) & (time.lane >= 0))
@@ -108,60 +118,60 @@ def _users(host: HostTrace, linked: Link, time: Timeline, storages: frozenset[in
 
 
 class _Caller:
-    """A thread that starts communication: its pieces, and the starts of its events, in order of time."""
+    """A thread that starts communication: its self time, and the starts of its events, in time order."""
 
     def __init__(self, time: Timeline, lane: int) -> None:
         self.lane = lane
-        self.pieces = np.flatnonzero(time.self_time.lane == lane)
-        self.piece_starts = time.self_time.start[self.pieces]
+        self.segments = np.flatnonzero(time.self_time.lane == lane)
+        self.segment_starts = time.self_time.start[self.segments]
         self.starts = time.start[time.lane == lane]
 
 
 def _wait_for(
-    device: DeviceTrace, time: Timeline, users: dict[tuple, list[int]], item: Communication,
-    thread: _Caller, lane: int, end: int, causes: Found,
+    device: DeviceTrace, time: Timeline, users: dict[tuple[int, int], list[int]], item: Communication,
+    thread: _Caller, lane: int, end: int, found: Found,
 ) -> None:  # fmt: skip
-    """Find where the thread that started a communication waited for it."""
-    pieces, of_lane, caller = time.self_time, thread.pieces, thread.lane
-    at = int(np.searchsorted(thread.piece_starts, end, side="left")) - 1
+    """Add the wait of the thread that started a communication."""
+    segments, of_lane, caller = time.self_time, thread.segments, thread.lane
+    at = int(np.searchsorted(thread.segment_starts, end, side="left")) - 1
     launched = int(time.end[item.launch]) if item.launch >= 0 else end
     uses = [times[at_use] for storage in item.storages if (times := users.get((caller, storage)))
             and (at_use := bisect_left(times, end)) < len(times)]  # fmt: skip
     used = min(uses, default=None)
-    if at >= 0 and _can_wait(device, int(pieces.owner[of_lane[at]])):
-        begin, until = int(pieces.start[of_lane[at]]), int(pieces.end[of_lane[at]])
+    if at >= 0 and _can_wait(device, int(segments.owner[of_lane[at]])):
+        begin, until = int(segments.start[of_lane[at]]), int(segments.end[of_lane[at]])
         began = np.searchsorted(thread.starts, (launched, end), side="left")
         at_once = began[0] >= began[1]
         prompt = until - end <= WAKE_UP_NS and end - begin > 4 * (until - end)
-        only_waits = _only_waits(device, int(pieces.owner[of_lane[at]]))
+        only_waits = _only_waits(device, int(segments.owner[of_lane[at]]))
         if begin < end <= until and (at_once or used == until or prompt or only_waits):
-            # What an operator that only waits takes after that is the scheduler's delay, and no work.
+            # For an operator that only waits, the time after the end is scheduling delay, not work.
             resumed = until if only_waits and until - end > WAKE_UP_NS else end
-            causes.wait(caller, max(begin, min(launched, end)), resumed)
-            causes.edge(EdgeKind.COLLECTIVE, (lane, end), (caller, resumed))
-            causes.findings.add("wait-blocked")
+            found.wait(caller, max(begin, min(launched, end)), resumed)
+            found.edge(EdgeKind.COLLECTIVE, (lane, end), (caller, resumed))
+            found.findings.add("wait-blocked")
             return
     if used is None:
-        causes.findings.add("wait-not-found")
+        found.findings.add("wait-not-found")
         return
-    causes.edge(EdgeKind.COLLECTIVE, (lane, end), (caller, used))
-    causes.findings.add("wait-done")
+    found.edge(EdgeKind.COLLECTIVE, (lane, end), (caller, used))
+    found.findings.add("wait-done")
 
 
 def _resumed_before(
-    device: DeviceTrace, time: Timeline, thread: _Caller, begin: int, asked: int, end: int
+    device: DeviceTrace, time: Timeline, thread: _Caller, begin: int, issued: int, end: int
 ) -> int | None:
-    """When the thread that waited for a communication went on, where its record ends later than that.
+    """When the thread that waited for a communication resumed, if that is before the recorded end.
 
-    ``begin``, ``end``: of the record; ``asked``: when it was launched. None where the thread was still
-    waiting at ``end``, or did not wait.
+    ``begin``, ``end``: of the record; ``issued``: launch time. None if the thread still waited at ``end``
+    or did not wait.
     """
-    pieces, of_lane = time.self_time, thread.pieces
-    at = int(np.searchsorted(thread.piece_starts, end, side="left")) - 1
+    segments, of_lane = time.self_time, thread.segments
+    at = int(np.searchsorted(thread.segment_starts, end, side="left")) - 1
     while at >= 0:
-        piece = int(of_lane[at])
-        started, until = max(int(pieces.start[piece]), asked), int(pieces.end[piece])
-        waits = _can_wait(device, int(pieces.owner[piece]))
+        segment = int(of_lane[at])
+        started, until = max(int(segments.start[segment]), issued), int(segments.end[segment])
+        waits = _can_wait(device, int(segments.owner[segment]))
         if until >= end:
             if waits and end - started > LATE_FACTOR * (until - end):
                 return None
@@ -174,12 +184,12 @@ def _resumed_before(
 
 
 def _outside(device: DeviceTrace, owner: int) -> bool:
-    """Whether a stretch of a thread is outside of every operator."""
+    """Whether self time with this owner is outside all operators."""
     return owner < 0 or device.category[owner] == ANNOTATION
 
 
 def _can_wait(device: DeviceTrace, owner: int) -> bool:
-    """Whether a stretch of a thread may be a wait: outside of operators, or in one that is known to block."""
+    """Whether self time with this owner may be a wait: outside operators, or in one that may block."""
     if _outside(device, owner):
         return True
     name = device.names[device.name[owner]]
@@ -187,18 +197,20 @@ def _can_wait(device: DeviceTrace, owner: int) -> bool:
 
 
 def _only_waits(device: DeviceTrace, owner: int) -> bool:
-    """Whether a stretch of a thread belongs to an operator that does nothing but wait."""
+    """Whether self time with this owner belongs to an operator that only waits."""
     return owner >= 0 and bool(WAIT_OPERATOR.search(device.names[device.name[owner]]))
 
 
-def _threads(device: DeviceTrace, time: Timeline, causes: Found) -> None:
-    """Other CPU threads: woken by the main thread, which waits while an autograd thread works for it."""
-    pieces = time.self_time
-    main = np.flatnonzero(pieces.lane == time.main)
-    working = main[pieces.owner[main] >= 0]
-    main_start, main_end, main_owner = pieces.start[main], pieces.end[main], pieces.owner[main]
+def _threads(device: DeviceTrace, time: Timeline, found: Found) -> None:
+    """Edges to and from other CPU threads: the main thread wakes them, and waits for autograd threads."""
+    segments = time.self_time
+    main = np.flatnonzero(segments.lane == time.main)
+    working = main[segments.owner[main] >= 0]
+    main_start, main_end, main_owner = segments.start[main], segments.end[main], segments.owner[main]
     boundaries = (
-        np.sort(np.concatenate([pieces.start[working], pieces.end[working]])) if len(working) else main_start
+        np.sort(np.concatenate([segments.start[working], segments.end[working]]))
+        if len(working)
+        else main_start
     )
     autograd = np.array(
         [n.startswith("autograd::engine") or "Backward" in n for n in device.names], dtype=bool
@@ -208,55 +220,57 @@ def _threads(device: DeviceTrace, time: Timeline, causes: Found) -> None:
     for lane, info in enumerate(time.lanes):
         if info.kind != "cpu" or lane == time.main:
             continue
-        own = np.flatnonzero(pieces.lane == lane)
-        own_start, own_end = pieces.start[own], pieces.end[own]
-        idle = own[pieces.owner[own] < 0]
-        # Woken from outside: the main thread went on while this one was idle. Where the main thread only
-        # accumulates gradients, the backward pass is still on, and a gap in it is the engine's own time.
-        owners = np.unique(pieces.owner[own])
+        own = np.flatnonzero(segments.lane == lane)
+        own_start, own_end = segments.start[own], segments.end[own]
+        idle = own[segments.owner[own] < 0]
+        # A thread was woken from outside if the main thread made progress while it was idle. While the main
+        # thread only accumulates gradients, the backward pass continues: a gap is the engine's own time.
+        owners = np.unique(segments.owner[own])
         moments = outside_backward if autograd[device.name[owners[owners >= 0]]].any() else boundaries
-        seen = np.searchsorted(moments, pieces.end[idle], "left") - np.searchsorted(
-            moments, pieces.start[idle], "right"
+        seen = np.searchsorted(moments, segments.end[idle], "left") - np.searchsorted(
+            moments, segments.start[idle], "right"
         )
-        woken = idle[(seen > 0) | (pieces.start[idle] == time.begin)]
-        for number, piece in enumerate(woken.tolist()):
-            moment = int(pieces.end[piece])
-            causes.waits.append((lane, int(pieces.start[piece]), moment))
-            causes.edge(EdgeKind.INTER_THREAD, (time.main, moment), (lane, moment))
+        woken = idle[(seen > 0) | (segments.start[idle] == time.begin)]
+        for number, segment in enumerate(woken.tolist()):
+            moment = int(segments.end[segment])
+            found.waits.append((lane, int(segments.start[segment]), moment))
+            found.edge(EdgeKind.INTER_THREAD, (time.main, moment), (lane, moment))
             until = (
-                int(pieces.start[woken[number + 1]]) if number + 1 < len(woken) else int(pieces.end[own[-1]])
+                int(segments.start[woken[number + 1]])
+                if number + 1 < len(woken)
+                else int(segments.end[own[-1]])
             )
             first = np.searchsorted(own_start, moment, side="left")
             burst = own[first : np.searchsorted(own_end, until, side="right")]
-            owners = np.unique(pieces.owner[burst])
+            owners = np.unique(segments.owner[burst])
             if not autograd[device.name[owners[owners >= 0]]].any():
                 continue
             low = int(np.searchsorted(main_end, moment, side="right"))
             high = int(np.searchsorted(main_start, until, side="left"))
             blocked = [at for at in range(low, high) if _outside(device, int(main_owner[at]))]
             for at in blocked:
-                # Woken in between, the main thread had a task for its own queue (a gradient to accumulate).
+                # The main thread may wake in between for a task of its own, such as a gradient to accumulate.
                 freed = min(until, int(main_end[at]))
-                causes.wait(time.main, max(moment, int(main_start[at])), freed)
-                causes.edge(EdgeKind.INTER_THREAD, (lane, freed), (time.main, freed))
+                found.wait(time.main, max(moment, int(main_start[at])), freed)
+                found.edge(EdgeKind.INTER_THREAD, (lane, freed), (time.main, freed))
             if high - 1 not in blocked and _inside(engine, np.array([until]))[0]:
-                # Still at its own task when the other was done, it would have waited afterwards.
+                # Busy with a task of its own when the other thread finished, it would have waited afterwards.
                 later = (at for at in range(high, len(main)) if _outside(device, int(main_owner[at])))
                 rest = next(later, high - 1)
                 if rest >= high:
-                    causes.edge(EdgeKind.INTER_THREAD, (lane, until), (time.main, int(main_start[rest])))
-            causes.findings.add("backward-waited", bool(blocked))
+                    found.edge(EdgeKind.INTER_THREAD, (lane, until), (time.main, int(main_start[rest])))
+            found.findings.add("backward-waited", bool(blocked))
 
 
 def _engine_spans(device: DeviceTrace, time: Timeline) -> tuple[np.ndarray, np.ndarray]:
-    """Starts of the operators that the autograd engine runs on the main thread, and how far they reach."""
+    """Starts, and running maximum of the ends, of the operators that autograd runs on the main thread."""
     engine = np.array([name.startswith("autograd::engine") for name in device.names], dtype=bool)
     rows = np.flatnonzero(engine[device.name] & (time.lane == time.main))
     return time.start[rows], np.maximum.accumulate(time.end[rows])
 
 
 def _inside(spans: tuple[np.ndarray, np.ndarray], moments: np.ndarray) -> np.ndarray:
-    """bool: which moments lie in one of the spans."""
+    """bool[moments]: whether each moment is in one of the spans."""
     starts, reach = spans
     at = np.searchsorted(starts, moments, side="right") - 1
     inside = at >= 0
@@ -264,16 +278,16 @@ def _inside(spans: tuple[np.ndarray, np.ndarray], moments: np.ndarray) -> np.nda
     return inside
 
 
-def _forward_backward(device: DeviceTrace, time: Timeline, causes: Found) -> None:
-    """Forward operator → its backward on another thread, by flow or by sequence number."""
+def _forward_backward(device: DeviceTrace, time: Timeline, found: Found) -> None:
+    """Edges from forward operators to their backward on another thread, by flow or sequence number."""
     if len([lane for lane in time.lanes if lane.kind == "cpu"]) < 2:
         return
     pairs: list[tuple[int, int]] = []
-    by_place = {}
+    by_place: dict[tuple[int, int], int] = {}
     for lane, info in enumerate(time.lanes):
         if info.kind == "cpu":
             rows = np.flatnonzero(time.lane == lane)
-            # Of those that start together the outermost that autograd numbers, or else just the outermost.
+            # Of events with the same start: the outermost with a sequence number, or else the outermost.
             for some in (rows, rows[device.sequence[rows] >= 0]):
                 by_place |= {(int(device.thread[row]), int(time.start[row])): int(row) for row in some[::-1]}
     for (thread_f, ts_f), (thread_b, ts_b) in device.forward_backward.tolist():
@@ -289,7 +303,7 @@ def _forward_backward(device: DeviceTrace, time: Timeline, causes: Found) -> Non
         pairs = [(forward[number], row) for number, row in backward.items() if number in forward]
     for source, target in pairs:
         if time.lane[source] != time.lane[target] and time.end[source] <= time.start[target]:
-            causes.edge(
+            found.edge(
                 EdgeKind.INTER_THREAD,
                 (int(time.lane[source]), int(time.end[source])),
                 (int(time.lane[target]), int(time.start[target])),

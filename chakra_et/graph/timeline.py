@@ -1,9 +1,9 @@
-"""Give every event a lane, and nest the events of each CPU thread by their times.
+"""Assign events to lanes, and nest the events of each CPU thread by their times.
 
-A lane runs one thing at a time: a CPU thread, a device stream, or the communication of one process group
-(gloo works on threads of its own, whose events don't show which thread waits). Nesting comes from the device
-trace's times alone, as the host trace's parents are wrong for a few percent of the nodes once worker threads
-are active.
+A lane runs one node at a time: a CPU thread, a device stream, or the communication of one process group (gloo
+has threads of its own, whose events do not show which thread waits). Nesting is by the times of the device
+trace only, as the parents in the host trace are wrong for a few percent of the nodes if worker threads are
+active.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ POLLING = re.compile(
     r"(cuda|hip|cu)(Event(Query|Destroy\w*|ElapsedTime)|Stream(Query|IsCapturing|GetCaptureInfo\w*)|"
     r"ThreadExchangeStreamCaptureMode|(Get|Set)Device|GetLastError|PeekAtLastError|CtxGetCurrent)"
 )
-"""Calls of a thread that only polls."""
+"""Calls by which a thread polls the device."""
 WATCHDOG = re.compile(r"pt_nccl_(watchdg|heartbt)|watchdog|heartbeat", re.IGNORECASE)
 
 
 @dataclass
 class Lane:
-    """``tid`` is the operating system's thread id of a CPU lane; ``device`` and ``stream`` of a GPU lane."""
+    """``tid``: system thread id of a CPU lane; ``device``, ``stream``: of a GPU lane."""
 
     kind: Literal["cpu", "gpu", "communication"]
     label: str
@@ -40,13 +40,14 @@ class Lane:
 
 @dataclass
 class Timeline:
-    """``lane[i]``: lane of event i, -1 for events that occupy none (cuda_sync, polling, CPU communication).
+    """Events on lanes.
 
-    ``start``, ``end``: ns, nested exactly on each CPU lane. ``parent[i]``: row of the enclosing event, -1 at
-    the top. ``main``: the lane of the thread that runs the training step. ``begin``: ns at which the graph
-    starts. ``self_time`` divides each CPU lane into stretches: the owner is the innermost event, or -1 where
-    the thread is outside of every event; each event owns at least one, the first possibly of length 0.
-    ``steps``: (number, row) of each ProfilerStep, in order of time.
+    - ``lane[i]``: lane of event i, -1 for none (cuda_sync, polling, CPU communication)
+    - ``start``, ``end``: ns, properly nested on each CPU lane; ``parent[i]``: row of the enclosing event, -1
+      at the top
+    - ``main``: lane of the thread that runs the training step; ``begin``: start of the graph, ns
+    - ``self_time``: segments of each CPU lane by their owner, see ``SelfTime``
+    - ``steps``: (number, row) of each ProfilerStep, in time order
     """
 
     lanes: list[Lane]
@@ -63,7 +64,11 @@ class Timeline:
 
 @dataclass
 class SelfTime:
-    """Stretches of the CPU lanes, in order: ``lane``, ``start``, ``end`` and ``owner``, all int64."""
+    """Segments of the CPU lanes, in order, all int64.
+
+    ``owner``: the innermost event, -1 outside all events. Each event owns at least one segment, the first of
+    which may have length 0.
+    """
 
     lane: np.ndarray
     start: np.ndarray
@@ -72,7 +77,7 @@ class SelfTime:
 
 
 def build(device: DeviceTrace, communication: np.ndarray) -> Timeline:
-    """Lay out the events; ``communication`` (bool) marks CPU rows that get lanes of their own later."""
+    """Build the timeline. ``communication`` (bool[rows]) marks CPU rows that are placed on lanes later."""
     lane = np.full(len(device), -1, dtype=np.int64)
     start, end = device.start.copy(), device.end.copy()
     parent = np.full(len(device), -1, dtype=np.int64)
@@ -102,7 +107,7 @@ def build(device: DeviceTrace, communication: np.ndarray) -> Timeline:
 
 
 def steps(device: DeviceTrace) -> list[tuple[int, int]]:
-    """The active steps: (number, row of its annotation), in order of time."""
+    """The active steps as (number, row of the annotation), in time order."""
     numbers = {
         code: int(name[len(STEP) :])
         for code, name in enumerate(device.names)
@@ -113,9 +118,9 @@ def steps(device: DeviceTrace) -> list[tuple[int, int]]:
 
 
 def _polling_threads(device: DeviceTrace, on_cpu: np.ndarray) -> list[int]:
-    """Threads that do nothing but ask the device whether work has finished, such as NCCL's watchdog.
+    """Threads that only ask the device whether work has finished, such as NCCL's watchdog.
 
-    Between two polls they sleep: their time is waiting, however late they wake, and no work of the rank.
+    Between polls they sleep, so their time is no work of the rank.
     """
     polls = np.array([bool(POLLING.fullmatch(name)) for name in device.names], dtype=bool)
     asks = np.array(["Query" in name for name in device.names], dtype=bool)
@@ -133,7 +138,7 @@ def _is_watchdog(device: DeviceTrace, thread: int) -> bool:
 
 
 def _threads(device: DeviceTrace, on_cpu: np.ndarray, known_steps: list[tuple[int, int]]) -> list[int]:
-    """CPU threads with work, the main one first, then in order of their first event."""
+    """CPU threads with events: the main thread first, then in the order of their first events."""
     used, first = np.unique(device.thread[on_cpu], return_index=True)
     order = used[np.argsort(first, kind="stable")].tolist()
     if not order:
@@ -156,14 +161,14 @@ def _nest(
     lane: int,
     findings: Findings,
 ) -> tuple[np.ndarray, ...]:
-    """Nest the events ``rows`` (by start, longest first) of one thread and cut its time into pieces.
+    """Nest the events ``rows`` (by start, longest first) of one thread, and return its self time.
 
-    Writes ``parent``, and ``end`` of events that stick out of the one that encloses them.
+    Sets ``parent``, and clips ``end`` of events that end after the enclosing event.
     """
     starts, ends, owners = [], [], []
     stack: list[int] = []
     stack_end: list[int] = []
-    fresh = False  # the event on top of the stack owns no piece yet
+    fresh = False  # the event on top of the stack owns no segment yet
     clock = begin
     clipped = lost = 0
     start_of, end_of = start[rows].tolist(), end[rows].tolist()
@@ -216,7 +221,7 @@ def _nest(
 
 
 def _place_streams(device: DeviceTrace, lanes: list[Lane], lane: np.ndarray) -> None:
-    """One lane a stream; work that overlaps on a stream (graphs, programmatic launch) gets further lanes."""
+    """One lane per stream; work that overlaps on it (graphs, programmatic launch) gets further lanes."""
     on_gpu = np.flatnonzero((device.category >= KERNEL) & (device.category != SYNC))
     if not len(on_gpu):
         return

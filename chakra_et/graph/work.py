@@ -25,18 +25,18 @@ from chakra_et.traces.device_format import CPU_OP, KERNEL, MEMCPY, MEMSET
 
 Shape = tuple[int, ...]
 Counted = tuple[int, int] | None
-"""Operations, and elements of the result; None where the shapes don't fit."""
+"""Operations, and elements of the result; None if the shapes do not match the formula."""
 Rule = Callable[[list[Shape | None], list[Any]], Counted]
 # Twice the bandwidth (8 TB/s) and the sparse 4-bit rate (20 PFLOP/s) of NVIDIA's B200, its data sheet, 2024.
 MOST_BYTES_PER_NS = 16_000
 MOST_OPERATIONS_PER_NS = 40_000_000
 DEPTH = 8
-"""Operators around a launch that are looked at for a formula."""
+"""How many operators around a launch are searched for a formula."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """One entry per row of the device trace, 0 where not known: ``operations``, ``bytes``; int64."""
+    """Operations and bytes per row of the device trace, int64; 0 if not known."""
 
     operations: np.ndarray
     bytes: np.ndarray
@@ -65,8 +65,8 @@ def divided(works: Sequence[Counted], of: np.ndarray, length: np.ndarray) -> tup
     """(operations, bytes) of each kernel: those of its operator, divided by the kernels' durations.
 
     ``works``: of each operator; ``of``: each kernel's operator; ``length``: each kernel's duration in ns.
-    0 where no device could do as much in that time: an operator that takes a few rows of a large table does
-    not read all of it.
+    0 if no device could do as much in that time: an operator that takes a few rows of a large table does not
+    read all of it.
     """
     whole = np.array([work or (0, 0) for work in works], dtype=np.float64).reshape(-1, 2)
     total = np.maximum(np.bincount(of, length, len(whole)), 1)
@@ -147,7 +147,7 @@ def operator_work(
 
 @functools.lru_cache(maxsize=4096)
 def rule_of(name: str) -> Rule | None:
-    """The formula for an operator; None: one operation per element."""
+    """The formula for an operator; None means one operation per element."""
     short = name.rpartition("::")[2].rstrip("_")
     return next((rule for pattern, rule in FORMULAS if pattern.fullmatch(short)), None)
 
@@ -226,7 +226,7 @@ def _convolution(shapes: list[Shape | None], values: list[Any], padding_first: b
 
 
 def _library_convolution(shapes: list[Shape | None], values: list[Any]) -> Counted:
-    """cuDNN's, MIOpen's and oneDNN's operators take the padding before the stride."""
+    """Operators of cuDNN, MIOpen and oneDNN have the padding before the stride."""
     return _convolution(shapes, values, padding_first=True)
 
 
@@ -262,7 +262,7 @@ def _attended(q: Shape | None, k: Shape | None, v: Shape | None, factor: int) ->
 
 
 def _gather(shapes: list[Shape | None], values: list[Any]) -> Counted:
-    """The rows that are taken, not the whole table."""
+    """Only the selected rows, not the whole table."""
     table, index = _at(shapes, 0), _at(shapes, 1)
     if not table or index is None:
         return None

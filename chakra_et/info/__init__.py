@@ -1,1 +1,1 @@
-"""Show what .et files hold: columns in, one dict per file out, as JSON or as text."""
+"""Describe .et files: columns in, one dict per file out, printed as JSON or text."""

@@ -1,14 +1,14 @@
-"""``python -m chakra_et info FILE…``: what .et files hold, as text or JSON.
+"""``chakra-et info FILE…``: the contents of .et files, as text or JSON.
 
-JSON: ``{"files": [{...}]}``, for each file: ``file``; ``bytes``; ``nodes``; ``nodes_by_type`` and
+JSON: ``{"files": [{...}]}`` with, per file: ``file``; ``bytes``; ``nodes``; ``nodes_by_type`` and
 ``nodes_by_kind``; ``edges`` {``data``, ``ctrl``, ``by_kind``}; ``time`` {``start_micros``, ``end_micros``,
-``span_micros``, ``longest_path_micros``}, the last null where the dependencies can't be followed;
-``critical_path_micros`` and ``busy_micros`` by kind of ``replay.shares``, empty without start times;
+``span_micros``, ``longest_path_micros``}, the latter null if the dependencies have a cycle or a gap;
+``critical_path_micros`` and ``busy_micros`` by kind as in ``replay.shares``, empty without start times;
 ``lanes`` [{``lane``, ``kind``, ``label``, ``nodes``, ``compute_micros``, ``communication_micros``}];
 ``collectives`` [{``group``, ``name``, ``ranks``, ``type``, ``count``, ``bytes``, ``micros``,
-``wait_micros``}], the last null unless all ranks were converted together; ``messages`` [{``direction``,
-``peer``, ``count``, ``bytes``}]; ``notes``; ``metadata``. A file that can't be read has ``file`` and
-``error`` only. Exit status: 0; 1 where a file can't be read; 2 for arguments that can't be used.
+``wait_micros``}], the latter null unless all ranks were converted together; ``messages`` [{``direction``,
+``peer``, ``count``, ``bytes``}]; ``notes``; ``metadata``. An unreadable file has ``file`` and ``error`` only.
+Exit status: 0; 1 if a file cannot be read; 2 for unusable arguments.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class InfoConfig:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
-    config = parse(InfoConfig, argv, prog="python -m chakra_et info", description="Show what .et files hold.")
+    config = parse(InfoConfig, argv, description="Show the contents of .et files.")
     status, answers = 0, []
     for run in find_rank_sets(config.files):
         groups = run.comm_groups()

@@ -1,4 +1,4 @@
-"""What an .et file holds, as one dict; see ``info.command`` for its fields."""
+"""Describe an .et file as one dict; ``info.command`` documents its fields."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from chakra_et.errors import TraceError
 from chakra_et.et.columns import Attribute, CollectiveType, ExecutionTrace, NodeType, Strings
 from chakra_et.validate.table import RING_OF_TWO
 
-# The letters of the attribute ``dep_kinds``, one for each data dependency.
+# The letters in the attribute ``dep_kinds``, one per data dependency.
 EDGE_KINDS = {
     "P": "program order",
     "L": "launch",
@@ -24,20 +24,20 @@ COMMUNICATION = (NodeType.COMM_COLL, NodeType.COMM_SEND, NodeType.COMM_RECV)
 
 
 def describe(trace: ExecutionTrace, comm_groups: dict[str, list[int]] | None = None) -> dict[str, Any]:
-    """What a trace holds: see the module's text, without ``file`` and ``bytes``.
+    """The fields that ``info.command`` documents, except for ``file`` and ``bytes``.
 
-    ``comm_groups``: group id → ranks, to name the members of each group.
+    ``comm_groups``: group id → ranks, to list the members of each group.
     """
     from chakra_et.replay.shares import shares
 
     notes: list[str] = []
-    found = shares(trace)
-    # Doubles, as a damaged file's times may not add up within 64 bits.
+    time_shares = shares(trace)
+    # In float64: the times of a damaged file may overflow 64 bits.
     end = (trace.start_micros.astype(float) + trace.duration_micros).max() if len(trace) else 0
     start = trace.start_micros.min() if len(trace) else 0
     timed = bool(trace.start_micros.any())
     if not timed:
-        notes.append("no start times in the file: convert with --timestamps for a time span")
+        notes.append("the file has no start times: convert with --timestamps to get a time span")
     if trace.metadata.get("world_size") == 2:
         notes.append(RING_OF_TWO)
     return {
@@ -55,8 +55,8 @@ def describe(trace: ExecutionTrace, comm_groups: dict[str, list[int]] | None = N
             "span_micros": int(end) - int(start) if timed else None,
             "longest_path_micros": _longest_path(trace, notes),
         },
-        "critical_path_micros": found.path if found else {},
-        "busy_micros": found.busy if found else {},
+        "critical_path_micros": time_shares.path if time_shares else {},
+        "busy_micros": time_shares.busy if time_shares else {},
         "lanes": _lanes(trace),
         "collectives": _collectives(trace, comm_groups or {}),
         "messages": _messages(trace),
@@ -82,7 +82,7 @@ def _text_counts(attribute: Attribute | None) -> dict[str, int]:
 
 
 def _edge_kinds(attribute: Attribute | None) -> dict[str, int]:
-    """Edges by kind, where the file has it."""
+    """Edges by kind; empty if the file has no ``dep_kinds``."""
     kinds = dict.fromkeys(EDGE_KINDS.values(), 0)
     for letters, count in _text_counts(attribute).items():
         for letter in letters:
@@ -102,7 +102,7 @@ def _longest_path(trace: ExecutionTrace, notes: list[str]) -> int | None:
 
 
 def _unpacked(value: Any) -> Any:
-    """JSON in a string, as our converter's metadata has it, as what it stands for."""
+    """The value of a JSON list or object in a string, such as our converter's metadata has."""
     if isinstance(value, str) and value[:1] in ("[", "{"):
         try:
             return json.loads(value)
@@ -112,7 +112,7 @@ def _unpacked(value: Any) -> Any:
 
 
 def _lanes(trace: ExecutionTrace) -> list[dict[str, Any]]:
-    """Nodes and durations of each lane: the file's own lanes, or else threads and streams."""
+    """Nodes and durations per lane: by the attribute ``lane``, or else per thread and stream."""
     if not len(trace):
         return []
     on_cpu = trace.column("is_cpu_op") != 0
@@ -121,7 +121,7 @@ def _lanes(trace: ExecutionTrace) -> list[dict[str, Any]]:
     if "lane" in trace.attributes:
         key = trace.column("lane", -1)
     else:
-        # Threads and streams are numbered apart, so that both fit one column.
+        # Even keys are threads, odd keys streams.
         names = None
         key = np.where(on_cpu, 2 * trace.column("tid", -1), 2 * trace.column("stream", -1) + 1)
     values, index = np.unique(key, return_inverse=True)
@@ -202,7 +202,7 @@ def _messages(trace: ExecutionTrace) -> list[dict[str, Any]]:
 
 
 def _texts(trace: ExecutionTrace, name: str) -> dict[int, str]:
-    """A string attribute of communication nodes, by row."""
+    """A string attribute of communication nodes: row → value."""
     attribute = trace.attributes.get(name)
     if attribute is None or not isinstance(attribute.values, Strings):
         return {}

@@ -1,4 +1,4 @@
-"""What ``info`` found in a file, as text for a terminal."""
+"""The description of an .et file as text for a terminal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ BAR = 30
 
 
 def text(answer: dict[str, Any]) -> str:
-    """One file's description for people."""
+    """The lines for one file. ``answer``: its dict from ``info.describe``, with ``file`` and ``bytes``."""
     edges, times = answer["edges"], answer["time"]
     by_edge = edges["by_kind"] or {}
     lines = [
@@ -57,7 +57,7 @@ def text(answer: dict[str, Any]) -> str:
 
 
 def _transfer_and_wait(entry: dict[str, Any]) -> tuple[str, str, str]:
-    """Total, transfer and wait, ms; the latter two only where all ranks were converted together."""
+    """Total, transfer and wait in ms; "-" for the latter two unless all ranks were converted together."""
     total, wait = entry["micros"], entry["wait_micros"]
     parts = ("-", "-") if wait is None else (f"{(total - wait) / 1000:,.3f}", f"{wait / 1000:,.3f}")
     return (f"{total / 1000:,.3f}", *parts)

@@ -1,7 +1,7 @@
-"""How long communication takes on a named network: topology and bytes in, nanoseconds out.
+"""The time of communication on a given network: topology and bytes in, nanoseconds out.
 
-``units`` reads bandwidths and times with their units, ``presets`` the GPUs and nodes of ``presets.json``
-(each with its source), ``topology`` the dimensions of a network from one line of text or JSON, and
-``collectives`` has the α–β–γ model: each message costs α ns and each byte β, each reduced byte γ. Everything
-is pure; nothing here knows execution traces beyond the names of the collectives.
+``units`` parses bandwidths and times with their units, ``presets`` the GPUs and nodes in ``presets.json``
+(each with its source), ``topology`` the dimensions of a network from one line of text or JSON.
+``collectives`` has the α–β–γ model: α ns per message, β per byte and γ per reduced byte. All functions are
+pure, and none needs an execution trace.
 """

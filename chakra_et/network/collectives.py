@@ -1,24 +1,24 @@
 """The time of a collective or a message on a topology, by the α–β–γ model.
 
-A message of n bytes takes α + nβ ns on its link, and reducing n received bytes nγ. With p members that each
-put in n bytes (``comm_size``: the shard of an all-gather, the whole input of everything else) a ring takes
+A message of n bytes takes α + nβ ns on its link; reducing n received bytes takes nγ. With p members that each
+contribute n bytes (``comm_size``: the shard of an all-gather, the whole input of all others), a ring takes
 
     ALL_REDUCE      2(p−1)α + 2(p−1)/p·nβ + (p−1)/p·nγ
     REDUCE_SCATTER   (p−1)α +  (p−1)/p·nβ + (p−1)/p·nγ
     ALL_GATHER       (p−1)α +  (p−1)·nβ
     ALL_TO_ALL       (p−1)α +  (p−1)/p·nβ                     pairwise exchange
-    BROADCAST        (p−1)α + nβ,  REDUCE the same + nγ       pipelined along the ring, as NCCL's
-    GATHER, SCATTER  (p−1)α + what the root moves             directly between it and each member
+    BROADCAST        (p−1)α + nβ,  REDUCE the same + nγ       pipelined along the ring, as in NCCL
+    GATHER, SCATTER  (p−1)α + β × bytes that the root moves   directly between the root and each member
     BARRIER          ⌈lg p⌉α                                  dissemination
 
-and a tree ⌈lg p⌉ times the messages of a path: ALL_REDUCE 2⌈lg p⌉α + 2nβ + nγ, BROADCAST and REDUCE half of
-it. Hierarchical: an all-reduce is a reduce-scatter within the node, an all-reduce among the GPUs with the
-same place in each node, which have 1/p₀ of the bytes, and an all-gather within the node; the others likewise.
+and a tree of depth ⌈lg p⌉: ALL_REDUCE 2⌈lg p⌉α + 2nβ + nγ, BROADCAST ⌈lg p⌉α + nβ, REDUCE the same + nγ.
+Hierarchical: an all-reduce is a reduce-scatter within the node, an all-reduce of 1/p₀ of the bytes among the
+GPUs with the same index in each node, and an all-gather within the node; the others likewise.
 
 Sources: Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH",
 IJHPCA 19 (2005), for rings, pairwise exchange and the cost model; nccl-tests, doc/PERFORMANCE.md, for the
-bytes that each link carries (its bus bandwidth is 1/β); Sanders, Speck and Träff, "Two-tree algorithms for
-full bandwidth broadcast, reduction and scan" (2009) for trees as NCCL has them.
+bytes per link (its bus bandwidth is 1/β); Sanders, Speck and Träff, "Two-tree algorithms for
+full bandwidth broadcast, reduction and scan" (2009) for trees as in NCCL.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ def collective_time(
     topology: Topology,
     algorithm: Algorithm = "auto",
 ) -> float:
-    """ns from the arrival of the last member to the end, which is the same on all of them.
+    """ns from the arrival of the last member to the common end of the collective.
 
-    ``size``: bytes that one rank puts in (``comm_size``). ``ranks``: the members; their places in the
-    topology decide which links they use. ``auto``: hierarchical where the members fill a grid over several
-    dimensions, else a ring. ``tree`` stands for a ring where the collective has no tree. Raises
-    ``ValueError`` for a rank that is not in the topology.
+    ``size``: bytes that one rank contributes (``comm_size``). ``ranks``: the members; their coordinates
+    determine the links. ``auto``: hierarchical if the members fill a grid over several dimensions,
+    otherwise a ring. ``tree`` means a ring for a collective without a tree algorithm. Raises ``ValueError``
+    for a rank that is not in the topology.
     """
     if min(ranks, default=0) < 0 or max(ranks, default=0) >= topology.ranks:
         raise ValueError(f"ranks {min(ranks)} to {max(ranks)} are not all in a topology of {topology.ranks}")
@@ -70,14 +70,13 @@ def collective_time(
 
 
 def message_time(size: int, source: int, target: int, topology: Topology) -> float:
-    """ns that a message between two ranks takes: α + nβ of the outermost dimension that it crosses."""
+    """ns for a message between two ranks: α + nβ of the outermost dimension that it crosses."""
     alpha, beta = _slowest_hop(topology, (source, target))
     return topology.call_ns + alpha + size * beta
 
 
 def _slowest_hop(topology: Topology, ranks: Sequence[int]) -> tuple[float, float]:
-    """The largest α and β between neighbours of the ring ``ranks``: each of its steps lasts as long as the
-    slowest."""
+    """The largest α and β between neighbours in the ring ``ranks``, which determine the time of each step."""
     places = [topology.coordinates(rank) for rank in ranks]
     crossed = {_crossed(a, b) for a, b in zip(places, [*places[1:], places[0]], strict=True)} - {-1}
     used = [topology.dimensions[at] for at in crossed]
@@ -85,7 +84,7 @@ def _slowest_hop(topology: Topology, ranks: Sequence[int]) -> tuple[float, float
 
 
 def _crossed(a: tuple[int, ...], b: tuple[int, ...]) -> int:
-    """The outermost dimension in which two places differ, -1 for none."""
+    """The outermost dimension in which two coordinates differ, -1 for none."""
     return max((at for at in range(len(a)) if a[at] != b[at]), default=-1)
 
 

@@ -1,4 +1,4 @@
-"""GPUs and nodes by name, from ``presets.json``; every entry there has its source."""
+"""GPUs and nodes by name, from ``presets.json``, which has a source for each entry."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ from chakra_et.network.units import parse_bandwidth, parse_latency, parse_rate
 
 FILE = Path(__file__).with_name("presets.json")
 REDUCTION_PASSES = 3
-"""Memory traffic of reducing one byte: two reads and a write, as ASTRA-sim counts it."""
+"""Memory traffic per reduced byte: two reads and a write, as in ASTRA-sim."""
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """``bandwidth`` (bytes per second and direction) and ``latency_ns`` of the link ``link`` to another GPU
-    of the node; ``memory``: bytes per second; ``peak``: operations per second."""
+    """A GPU and its link to the other GPUs of the node.
+
+    ``bandwidth``: bytes per second and direction of ``link``; ``memory``: bytes per second; ``peak``:
+    operations per second.
+    """
 
     name: str
     link: str
@@ -31,7 +34,7 @@ class Gpu:
 
 
 def gpu(name: str, link: str = "") -> Gpu:
-    """The GPU of that name (any case) with that link ("": its usual one). Raises ``TraceError``."""
+    """The GPU ``name`` (in any case) with ``link`` ("": its default link). Raises ``TraceError``."""
     entries = _presets()["gpus"]
     known = {key.lower(): key for key in entries}
     if name.lower() not in known:
@@ -57,7 +60,7 @@ def gpu(name: str, link: str = "") -> Gpu:
 
 
 def node(name: str) -> str | None:
-    """The text that a node preset such as ``dgx-h100`` stands for; None for no such preset."""
+    """The topology text of a node preset such as ``dgx-h100``; None if there is no such preset."""
     entry = _presets()["nodes"].get(name.lower())
     return None if entry is None else str(entry["text"])
 
@@ -68,8 +71,7 @@ def names() -> list[str]:
 
 
 def assumed_latency(place: str) -> tuple[float, str]:
-    """The latency, ns and as text, that stands in where none is given: ``between_nodes``,
-    ``within_a_node``."""
+    """The default latency, in ns and as text. ``place``: ``between_nodes`` or ``within_a_node``."""
     text = str(_presets()["assumed_latency"][place])
     return parse_latency(text), text
 

@@ -1,9 +1,9 @@
-"""A network as dimensions: GPUs within a node, nodes among each other, from one line of text or JSON.
+"""A network as dimensions (GPUs within a node, then nodes), parsed from one line of text or JSON.
 
-8xH100 NVLink, 4 nodes, 400 Gbit/s          400 Gbit/s for each GPU; `400 Gbit/s per node` is shared by 8
-8xH100 NVLink 370 GB/s, 4 nodes, 400 Gbit/s, 8 us         measured figures in place of the specification
+8xH100 NVLink, 4 nodes, 400 Gbit/s          400 Gbit/s per GPU; `400 Gbit/s per node` is shared by 8
+8xH100 NVLink 370 GB/s, 4 nodes, 400 Gbit/s, 8 us         measured figures instead of the specification
 dgx-h100, 4 nodes                           a node preset
-4 ranks, 10 Gbit/s, 30 us                   one dimension; the number of ranks may be left out
+4 ranks, 10 Gbit/s, 30 us                   one dimension; the number of ranks is optional
 {"dimensions": [{"size": 8, "bandwidth": "450 GB/s", "latency": "2 us", "kind": "Switch"},
                 {"size": 4, "bandwidth": "400 Gbit/s", "latency": "5 us"}], "memory": "3350 GB/s"}
 """
@@ -32,8 +32,10 @@ LARGEST = 1 << 20
 
 @dataclass(frozen=True)
 class Dimension:
-    """``size`` ranks that reach each other: ``bandwidth`` bytes per second that one rank sends, per
-    direction; ``latency_ns``: fixed cost of one message, end to end."""
+    """``size`` ranks with links between them.
+
+    ``bandwidth``: bytes per second of one rank, per direction; ``latency_ns``: end-to-end cost per message.
+    """
 
     size: int
     bandwidth: float
@@ -45,9 +47,9 @@ class Dimension:
 class Topology:
     """``dimensions``, innermost first: ranks 0 to ``dimensions[0].size`` - 1 share a node.
 
-    ``reduce_bandwidth``: bytes per second at which a rank reduces what it received. ``call_ns``: fixed cost
-    of a collective call. ``peak``: operations per second of one rank, None where not given. ``notes``: what
-    was assumed in reading it, one sentence each.
+    ``reduce_bandwidth``: bytes per second at which a rank reduces received data. ``call_ns``: fixed cost of a
+    collective call. ``peak``: operations per second of one rank, None if not given. ``notes``: assumptions
+    made in parsing, one sentence each.
     """
 
     dimensions: tuple[Dimension, ...]
@@ -59,6 +61,7 @@ class Topology:
 
     @property
     def ranks(self) -> int:
+        """The number of ranks."""
         return math.prod(dimension.size for dimension in self.dimensions)
 
     @classmethod
@@ -74,7 +77,7 @@ class Topology:
         return cls((Dimension(ranks, bandwidth, latency_ns),), reduce_bandwidth, call_ns)
 
     def coordinates(self, rank: int) -> tuple[int, ...]:
-        """The place of a rank in each dimension, innermost first."""
+        """The coordinates of a rank, one per dimension, innermost first."""
         place = []
         for dimension in self.dimensions:
             rank, at = divmod(rank, dimension.size)
@@ -85,8 +88,8 @@ class Topology:
 def parse_topology(text: str, ranks: int | None = None) -> Topology:
     """The topology that ``text`` describes: a line, JSON, or the path of a JSON file.
 
-    ``ranks``: how many there must be; a number of nodes or ranks that the text leaves out follows from it.
-    Raises ``TraceError``, in one sentence.
+    ``ranks``: the required number of ranks, from which missing numbers of nodes or ranks in the text follow.
+    Raises ``TraceError``.
     """
     text = text.strip()
     if text.startswith("{"):
@@ -95,7 +98,7 @@ def parse_topology(text: str, ranks: int | None = None) -> Topology:
         try:
             topology = _from_json(Path(text).read_text(encoding="utf-8"), text)
         except (OSError, UnicodeDecodeError) as error:
-            raise TraceError(f"{text}: can't be read: {getattr(error, 'strerror', None) or error}") from None
+            raise TraceError(f"{text}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
     else:
         topology = _from_text(text, ranks)
     if not 2 <= topology.ranks <= LARGEST:
@@ -103,15 +106,15 @@ def parse_topology(text: str, ranks: int | None = None) -> Topology:
     if ranks is not None and topology.ranks != ranks:
         sizes = " × ".join(str(dimension.size) for dimension in topology.dimensions)
         raise TraceError(
-            f"topology {text!r} has {topology.ranks} GPUs ({sizes}) and the set {ranks} ranks: "
-            "change one of them"
+            f"topology {text!r} has {topology.ranks} GPUs ({sizes}), but there are {ranks} ranks: "
+            "they must agree"
         )
     return topology
 
 
 @dataclass
 class _Read:
-    """What the parts of a line say."""
+    """The values in the parts of a line."""
 
     devices: presets.Gpu | None = None
     per_node: int = 1
@@ -136,8 +139,7 @@ def _from_text(text: str, ranks: int | None) -> Topology:
         nodes, rest = divmod(total, read.per_node)
         if rest or not nodes:
             raise TraceError(
-                f"topology {text!r} has {read.per_node} GPUs per node, which do not make up {total} ranks: "
-                "change one of them"
+                f"topology {text!r} has {read.per_node} GPUs per node, and {total} ranks is not a multiple"
             )
     gpu = read.devices
     dimensions = [Dimension(read.per_node, gpu.bandwidth, gpu.latency_ns)] if read.per_node > 1 else []
@@ -150,7 +152,7 @@ def _from_text(text: str, ranks: int | None) -> Topology:
 
 
 def _parts(text: str) -> list[str]:
-    """The comma-separated parts, with node presets written out."""
+    """The comma-separated parts, with node presets expanded."""
     parts: list[str] = []
     for part in text.split(","):
         preset = presets.node(part.strip())
@@ -203,8 +205,8 @@ def _between_nodes(read: _Read, nodes: int, text: str, notes: list[str]) -> tupl
         bandwidth /= read.per_node
     elif not read.per and read.per_node > 1:
         notes.append(
-            "the bandwidth between nodes is taken as that of each GPU: write `per node` where the "
-            f"{read.per_node} GPUs of a node share it"
+            "the bandwidth between nodes is assumed to be per GPU: "
+            f"write `per node` if the {read.per_node} GPUs of a node share it"
         )
     if read.latency is not None:
         return bandwidth, read.latency
@@ -216,7 +218,7 @@ def _between_nodes(read: _Read, nodes: int, text: str, notes: list[str]) -> tupl
 def _flat(read: _Read, text: str, ranks: int | None) -> Topology:
     if read.bandwidth is None:
         raise TraceError(
-            f"topology {text!r} names neither a GPU nor a bandwidth: write it as in '8xH100 NVLink, 4 nodes, "
+            f"topology {text!r} has neither a GPU nor a bandwidth: write it as in '8xH100 NVLink, 4 nodes, "
             "400 Gbit/s' or '4 ranks, 10 Gbit/s, 30 us'"
         )
     total = read.ranks or read.nodes or ranks
@@ -235,7 +237,7 @@ def _from_json(text: str, where: str) -> Topology:
     try:
         entry = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise TraceError(f"{where}: isn't JSON ({error})") from None
+        raise TraceError(f"{where}: is not JSON ({error})") from None
     if (
         not isinstance(entry, dict)
         or not isinstance(entry.get("dimensions"), list)
@@ -274,12 +276,12 @@ def _dimension(entry: Any, number: int) -> Dimension:
 
 
 def _text(value: Any) -> str:
-    """Figures in JSON must carry their unit too."""
+    """Figures in JSON must have a unit too."""
     return value if isinstance(value, str) else f"{value}"
 
 
 def fills_grid(topology: Topology, ranks: Sequence[int]) -> tuple[int, ...] | None:
-    """How many places ``ranks`` take up in each dimension, where they fill a grid; None where they do not."""
+    """The number of distinct coordinates of ``ranks`` per dimension if they fill a grid, otherwise None."""
     places = [topology.coordinates(rank) for rank in ranks]
     counts = tuple(len(set(along)) for along in zip(*places, strict=True))
     return counts if math.prod(counts) == len(set(places)) else None

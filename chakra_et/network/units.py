@@ -1,4 +1,4 @@
-"""Bandwidths, times and arithmetic rates from text. A figure without a unit is refused, never guessed."""
+"""Parse bandwidths, times and arithmetic rates. A figure without a unit is rejected, never guessed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ GIB = 1 << 30
 _PREFIX = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 _BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
 _NUMBER = r"(?P<number>[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?)"
-# Bits have a small b or are spelled out, bytes a capital B, as network and memory vendors write them.
+# As vendors write them: bits have a small b or are spelled out, bytes have a capital B.
 BANDWIDTH = re.compile(
     _NUMBER + r"\s*(?P<prefix>[kKMGTP]?)(?:(?P<bits>(?i:bits?)/s|b/s|bps)|(?P<binary>i?)B(?:/s|ps))"
 )
@@ -24,8 +24,8 @@ _NANOSECONDS = {"ns": 1.0, "us": 1e3, "µs": 1e3, "μs": 1e3, "ms": 1e6, "s": 1e
 def parse_bandwidth(text: str) -> float:
     """``400 Gbit/s``, ``50 GB/s``, ``46.6 GiB/s`` as bytes per second.
 
-    Gbit/s, Gb/s and Gbps are bits, GB/s and GBps bytes, decimal; GiB/s is binary. Raises ``TraceError``, in
-    one sentence, where there is no unit or the figure is not above 0.
+    Gbit/s, Gb/s and Gbps are decimal bits, GB/s and GBps decimal bytes, GiB/s binary bytes. Raises
+    ``TraceError`` if the unit is missing or the figure is not above 0.
     """
     found = BANDWIDTH.fullmatch(text.strip())
     if not found:
@@ -41,7 +41,7 @@ def parse_bandwidth(text: str) -> float:
 
 
 def parse_latency(text: str) -> float:
-    """``5 us`` as ns. Raises ``TraceError`` where there is no unit or the figure is below 0."""
+    """``5 us`` as ns. Raises ``TraceError`` if the unit is missing or the figure is below 0."""
     found = TIME.fullmatch(text.strip())
     if not found:
         raise TraceError(_refusal("latency", text, "5 us or 900 ns"))
@@ -68,4 +68,4 @@ def _positive(what: str, text: str, value: float) -> float:
 def _refusal(what: str, text: str, example: str) -> str:
     if _BARE.fullmatch(text.strip()):
         return f"{what} {text.strip()!r} has no unit: write it as in {example}"
-    return f"{what} {text.strip()!r} can't be read: write it as in {example}"
+    return f"{what} {text.strip()!r} is not valid: write it as in {example}"

@@ -27,6 +27,7 @@ from chakra_et.predict.gpu import parse_gpu
 from chakra_et.predict.network import Network
 from chakra_et.predict.overlap import Overlap
 from chakra_et.predict.predict import Prediction, RankPrediction, predict
+from chakra_et.predict.resize import parse_resize
 from chakra_et.predict.run import Run, load_run
 from chakra_et.predict.write import write_prediction
 
@@ -44,6 +45,9 @@ class PredictConfig:
     fuse: tuple[str, ...] = _option("PATTERN: successive kernels whose names match become one kernel", ())
     rank: tuple[str, ...] = _option("RANK as median: computes like the median of the others; or as OTHER", ())
     gpu: str | None = _option("FROM→TO: kernels as they would be on another GPU: H100→MI300X or H100:MI300X")
+    resize: tuple[str, ...] = _option(
+        "OLD=NEW: dimensions of tensors: 10=20 720=1440 for twice a batch of 10", ()
+    )
     bandwidth: str | None = _option(
         "of each rank's link per direction, with its unit: 100Gbit/s", group="network"
     )
@@ -74,6 +78,7 @@ class PredictConfig:
             parse_rank(self.rank)
         if self.gpu:
             parse_gpu(self.gpu)
+        parse_resize(self.resize)
         if self.topology and (self.bandwidth or self.latency):
             raise ValueError(
                 "--topology has bandwidth and latency of its own: give it or --bandwidth/--latency"
@@ -107,6 +112,8 @@ def changes(config: PredictConfig, run: Run) -> list[Change]:
     found += [Fuse(pattern) for pattern in config.fuse]
     if config.gpu:
         found.insert(0, parse_gpu(config.gpu))
+    if config.resize:
+        found.insert(0, parse_resize(config.resize))
     if config.overlap:
         found.append(Overlap(config.overlap == "on"))
     if any((config.bandwidth, config.latency, config.algorithm, config.topology)):

@@ -70,7 +70,7 @@ def repair_file(
     except FileNotFoundError:
         raise TraceError(f"{path}: no such file.") from None
     except OSError as error:
-        raise TraceError(f"{path}: can't be repaired ({error.strerror or error}); it is as it was.") from None
+        raise TraceError(f"{path}: cannot be repaired, is unchanged ({error.strerror or error}).") from None
 
 
 @dataclass
@@ -187,7 +187,7 @@ def _choose(
         raise TraceError(f"{path}: {_too_few(found, limits)}, nothing to save; record the trace again.")
     if not clear:
         raise TraceError(
-            f"{path}: the writes of several processes are mixed in it and can't be told apart; trace every "
+            f"{path}: the writes of several processes are mixed in it and cannot be separated; trace every "
             "rank to a file of its own (--allow-mixed keeps the mixture)."
         )
     best = [item for item in clear if item[1].complete] or clear
@@ -219,7 +219,7 @@ def _verify(result: Path, document: Document, path: Path, limits: Limits) -> Non
         source = open_source(file, str(result), limits, lambda *note: notes.append(note))
         scanner = _scan(source, path, limits, NoSink())
     if notes or scanner.repairs or [found.nodes for found in scanner.documents] != [document.nodes]:
-        raise TraceError(f"{path}: damaged in a way that can't be repaired; it is as it was.")
+        raise TraceError(f"{path}: damaged in a way that cannot be repaired; it is unchanged.")
 
 
 def _target(path: Path, in_place: bool) -> Path:

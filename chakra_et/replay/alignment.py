@@ -1,9 +1,9 @@
-"""Align the clocks of ranks by their collectives, and split communication into waiting and transfer.
+"""Align the clocks of ranks by their collectives, and split communication into wait and transfer.
 
-Ranks of one host share a clock; others differ by milliseconds and more. But all members of an all-reduce,
-all-gather, reduce-scatter, all-to-all or barrier end within microseconds of each other, whoever came last.
-The median difference of the ends of all collectives that two ranks have in common is the offset of their
-clocks, and the spread around it is what the offset is uncertain by.
+Ranks on one host share a clock; clocks of different hosts differ by milliseconds or more. But all members of
+an all-reduce, all-gather, reduce-scatter, all-to-all or barrier end within microseconds of each other. So the
+clock offset of two ranks is the median difference between the ends of their common collectives, and its
+uncertainty is the spread around that median.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from chakra_et.et.columns import CollectiveType, NodeType
 from chakra_et.replay.joint import ReplayGraph
 from chakra_et.replay.matching import Matching
 
-# Collectives that end on all ranks together; a broadcast's root or a reduce's leaf may end before the others.
+# Collectives that end at the same time on all ranks. A broadcast's root or a reduce's leaf may end earlier.
 SYMMETRIC = (
     CollectiveType.ALL_REDUCE,
     CollectiveType.ALL_GATHER,
@@ -28,8 +28,11 @@ SYMMETRIC = (
 
 @dataclass(frozen=True)
 class Alignment:
-    """``offset_ns[T]`` is added to the clock of each trace; ``spread_ns[T]`` is the median absolute deviation
-    of the collectives' ends around it. ``matched``: collectives that were compared."""
+    """Clock offsets of T traces, int64[T]: add ``offset_ns`` to the recorded times of each trace.
+
+    ``spread_ns``, int64[T], is the median absolute deviation of the collectives' ends around the offset,
+    ``matched`` the number of collectives compared.
+    """
 
     offset_ns: np.ndarray
     spread_ns: np.ndarray
@@ -37,9 +40,9 @@ class Alignment:
 
 
 def align(graph: ReplayGraph, matching: Matching, starts_ns: np.ndarray) -> Alignment | None:
-    """The offsets of the ranks' clocks; None where some rank shares no collective with the others.
+    """The clock offsets of all ranks; None if some rank has no collective in common with the others.
 
-    ``starts_ns`` int64[N]: recorded starts, each on the clock of its rank.
+    ``starts_ns`` int64[N]: recorded start times, each on the clock of its rank.
     """
     ends = starts_ns + graph.duration_ns
     operations = _operations(graph, matching)
@@ -51,7 +54,7 @@ def align(graph: ReplayGraph, matching: Matching, starts_ns: np.ndarray) -> Alig
         for trace, end in by_trace[1:]:
             differences.setdefault((first, trace), []).append(reference - end)
     offset: dict[int, tuple[int, int]] = {0: (0, 0)}
-    # From rank to rank, the pair with the most collectives in common first.
+    # Go from rank to rank, starting with the pairs that have most collectives in common.
     pairs = sorted(differences, key=lambda pair: -len(differences[pair]))
     while len(offset) < count:
         link = next((pair for pair in pairs if (pair[0] in offset) != (pair[1] in offset)), None)
@@ -68,9 +71,9 @@ def align(graph: ReplayGraph, matching: Matching, starts_ns: np.ndarray) -> Alig
 
 
 def waits(graph: ReplayGraph, matching: Matching, starts_ns: np.ndarray) -> np.ndarray:
-    """ns that each matched node waited for the last of its operation to arrive, int64[N], 0 for all others.
+    """int64[N]: ns that each matched node waited for the last member of its operation, 0 for other nodes.
 
-    ``starts_ns``: recorded starts on one clock.
+    ``starts_ns`` int64[N]: recorded start times on a common clock.
     """
     wait = np.zeros(len(graph), dtype=np.int64)
     key, complete = _complete(graph, matching)
@@ -85,7 +88,7 @@ def waits(graph: ReplayGraph, matching: Matching, starts_ns: np.ndarray) -> np.n
 
 
 def _complete(graph: ReplayGraph, matching: Matching) -> tuple[np.ndarray, np.ndarray]:
-    """(channel, ordinal) of each node, int64[N, 2], and whether all sides of that operation are there."""
+    """(channel, ordinal) of each node, int64[N, 2], and whether all sides of its operation are present."""
     key = np.stack([matching.channel, matching.ordinals(graph.position)], axis=1)
     complete = matching.channel >= 0
     sides = np.array([len(channel.sides) for channel in matching.channels] or [0], dtype=np.int64)
@@ -97,7 +100,7 @@ def _complete(graph: ReplayGraph, matching: Matching) -> tuple[np.ndarray, np.nd
 
 
 def _operations(graph: ReplayGraph, matching: Matching) -> list[list[int]]:
-    """The symmetric collectives of which every member is there: their nodes."""
+    """The nodes of each symmetric collective whose members are all present."""
     key, complete = _complete(graph, matching)
     kind = graph.attribute("comm_type", -1)
     wanted = complete & (graph.types == NodeType.COMM_COLL) & np.isin(kind, SYMMETRIC)

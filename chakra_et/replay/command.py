@@ -1,8 +1,8 @@
-"""``python -m chakra_et replay NAME…``: replay .et files and compare the result with what was measured.
+"""``chakra-et replay NAME…``: replay .et files and compare the result with the measured times.
 
-A name is a file, or the prefix of ``PREFIX.0.et``, ``PREFIX.1.et``, …: the ranks of one prefix are replayed
-together, with their collectives matched. Exit status: 0; 1 where a rank's error exceeds ``--max-error``;
-2 for arguments or files that can't be used.
+A name is a file, or the prefix of ``PREFIX.0.et``, ``PREFIX.1.et``, …: ranks with one prefix are replayed
+together, with their collectives matched. Exit status: 0; 1 if the error of a rank exceeds ``--max-error``;
+2 for unusable arguments or files.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from chakra_et.cli import parse
 from chakra_et.errors import TraceError
@@ -49,37 +49,46 @@ class ReplayConfig:
     )
     semantics: Literal["device", "astra", "both"] = field(
         default="both",
-        metadata={"help": "device: each thread and stream a lane; astra: as ASTRA-sim issues nodes"},
+        metadata={
+            "help": "device: each thread and stream runs its nodes in order; astra: as ASTRA-sim issues nodes"
+        },
     )
     max_error: float | None = field(
         default=None,
-        metadata={"help": "exit with 1 if a rank's step time is off by more than this percentage"},
+        metadata={
+            "help": "exit with 1 if a rank's step time is off by more than this percentage",
+            "metavar": "PERCENT",
+        },
     )
     transfer: Literal["own", "shortest"] = field(
         default="own",
         metadata={
-            "help": "how long a collective lasts once all ranks are there: each rank's own transfer time, or "
+            "help": "duration of a collective once all ranks have arrived: each rank's own transfer time, or "
             "the shortest recorded duration"
         },
     )
     alone: bool = field(
-        default=False, metadata={"help": "replay each rank on its own, collectives as recorded"}
+        default=False, metadata={"help": "replay each rank by itself, with recorded collective durations"}
     )
     comm_groups: str | None = field(
-        default=None, metadata={"help": "JSON file of group id → ranks, in place of PREFIX_comm_groups.json"}
+        default=None,
+        metadata={
+            "help": "JSON file of group id → ranks (default: PREFIX_comm_groups.json)",
+            "metavar": "FILE",
+        },
     )
     json: bool = field(default=False, metadata={"help": "print JSON"})
 
     def __post_init__(self) -> None:
         if not self.names:
-            raise ValueError("name at least one .et file or prefix to replay")
+            raise ValueError("give at least one .et file or prefix to replay")
         if self.max_error is not None and not 0 <= self.max_error < math.inf:
-            raise ValueError(f"--max-error must be a percentage from 0 on, not {self.max_error}")
+            raise ValueError(f"--max-error must be 0 or more percent, not {self.max_error}")
 
 
 @dataclass
 class Job:
-    """The files that are replayed together: rank → path."""
+    """Files to replay together. ``files``: rank → path; ``comm_groups``: the comm-group file, if any."""
 
     name: str
     files: dict[int, Path]
@@ -88,8 +97,10 @@ class Job:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
-    config = parse(ReplayConfig, argv, prog="python -m chakra_et replay", description="Replay .et files.")
-    status, answers = 0, []
+    description = "Replay .et files and compare the result with the measured times."
+    config = parse(ReplayConfig, argv, description=description)
+    status = 0
+    answers: list[dict[str, Any]] = []
     try:
         jobs = find_jobs(config)
     except TraceError as error:
@@ -104,19 +115,21 @@ def main(argv: Sequence[str] | None = None) -> int:
             answers.append({"name": job.name, "error": text})
             status = 2
             continue
-        late = [] if config.max_error is None else _beyond(reports, config.max_error)
-        status = max(status, 1 if late else 0)
+        exceeded = [] if config.max_error is None else _exceeded(reports, config.max_error)
+        status = max(status, 1 if exceeded else 0)
         answers.append(
             {
                 "name": job.name,
                 "files": {rank: str(path) for rank, path in job.files.items()},
-                "notes": notes + late,
+                "notes": notes + exceeded,
                 "replays": {name: [rank.as_json() for rank in ranks] for name, ranks in reports.items()},
             }
         )
         if not config.json:
             print(
-                "\n".join([f"{job.name}:", *table(reports), *(f"note: {note}" for note in notes + late), ""])
+                "\n".join(
+                    [f"{job.name}:", *table(reports), *(f"note: {note}" for note in notes + exceeded), ""]
+                )
             )
     if config.json:
         print(
@@ -126,6 +139,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(job: Job, config: ReplayConfig) -> tuple[dict[str, list[RankReplay]], list[str]]:
+    """Replay one job: results of the ranks by semantics, and notes. Raises ``TraceError`` for bad files."""
     ranks = list(job.files)
     traces: list[ExecutionTrace] = [et_file.read(path) for path in job.files.values()]
     graph = build_graph(traces, ranks)
@@ -134,21 +148,21 @@ def run(job: Job, config: ReplayConfig) -> tuple[dict[str, list[RankReplay]], li
     notes = matching.notes + times.notes
     if any(not trace.start_micros.any() for trace in traces):
         notes.append(
-            "no start times in the file, so only simulated times are shown: convert with --timestamps"
+            "the file has no start times, so there is nothing to compare with: convert with --timestamps"
         )
     chosen = list(_SIMULATORS) if config.semantics == "both" else [config.semantics]
     return {name: report(traces, ranks, _SIMULATORS[name](graph, matching, times)) for name in chosen}, notes
 
 
-def _beyond(reports: dict[str, list[RankReplay]], max_error: float) -> list[str]:
-    """One sentence for each rank whose error exceeds ``max_error`` percent, or was not measured."""
+def _exceeded(reports: dict[str, list[RankReplay]], max_error: float) -> list[str]:
+    """One sentence per rank whose error exceeds ``max_error`` percent or has no measurement."""
     sentences = []
     for semantics, ranks in reports.items():
         for rank in ranks:
             error = rank.total.error_percent
             if error is None:
                 sentences.append(
-                    f"rank {rank.rank} ({semantics}) has no measured time to compare with --max-error"
+                    f"rank {rank.rank} ({semantics}) has no measured time to check against --max-error"
                 )
             elif abs(error) > max_error:
                 sentences.append(
@@ -166,15 +180,16 @@ def find_jobs(config: ReplayConfig) -> list[Job]:
     sets = find_rank_sets(config.names)
     ranks_of = {run.name: run.files for run in sets if None not in run.files}
     for run in sets:
+        ranked = {rank: path for rank, path in run.files.items() if rank is not None}
         comm_groups = Path(config.comm_groups) if config.comm_groups else run.groups_file
         single = run.files.get(None)
         if single is not None:
-            # NAME.et holds rank 0's bytes for those who want one file.
+            # The converter writes NAME.et as a copy of rank 0's file.
             first = ranks_of.get(run.name, {}).get(0)
             if first is None or not filecmp.cmp(single, first, shallow=False):
                 jobs.append(Job(str(single), {0: single}, comm_groups))
         elif config.alone:
-            jobs += [Job(str(path), {rank: path}, comm_groups) for rank, path in run.files.items()]
+            jobs += [Job(str(path), {rank: path}, comm_groups) for rank, path in ranked.items()]
         else:
-            jobs.append(Job(run.name, run.files, comm_groups))
+            jobs.append(Job(run.name, ranked, comm_groups))
     return jobs

@@ -1,4 +1,4 @@
-"""All ranks' nodes as one graph: what both replays start from.
+"""The nodes of all ranks as one graph, the input of both replays.
 
 Nodes are numbered by (rank, id), so "lowest id first" is "lowest number first" within a rank.
 """
@@ -15,25 +15,29 @@ from chakra_et.et.columns import ExecutionTrace, NodeType, Strings
 from chakra_et.et.edges import topological_order
 
 EVERY_RANK = "0"
-"""The group that ASTRA-sim takes for a ``pg_name`` of "", "0" or none: every rank."""
+"""The group of all ranks: what ASTRA-sim uses if ``pg_name`` is "", "0" or missing."""
 
 _LIMIT_NS = 2**62
 
 
 @dataclass
 class ReplayGraph:
-    """The N nodes and E dependencies of T traces; arrays are int64 unless said.
+    """The N nodes and E dependencies of T traces. Arrays are int64 unless noted.
 
-    ``first[T + 1]`` where each trace's nodes begin; ``trace_of[N]``; ``row[N]`` the node's row in its
-    trace; ``types[N]`` uint8; ``is_cpu[N]`` bool; ``group[N]`` index into ``groups``, the names of
-    process groups; ``duration_ns[N]``; ``source``/``target``[E] node numbers; ``position[N]`` a
-    topological order that follows ids; ``local_start_ns[N]`` recorded starts, each on its rank's own clock,
-    None where a file has none; ``transfer[N]`` float64, the part of a communication node's duration that it
-    transferred rather than waited, where the files have it (attributes transfer_micros and wait_micros);
-    ``clock_ns[T]`` what to add to the clock of each rank, None where the files don't have it. ``lag_ns[E]``
-    and ``own_ns[N]``: a node ends ``own_ns`` after the latest of its dependencies' ends + ``lag_ns``. Both
-    differ from 0 and ``duration_ns`` only for device work and the overhead in front of it: a launch's latency
-    passes while earlier kernels run (attributes launch_latency_ns and stream_gap_ns).
+    - ``first[T + 1]``: the number of each trace's first node
+    - ``trace_of[N]``: index of the node's trace; ``row[N]``: its row there
+    - ``types[N]`` uint8; ``is_cpu[N]`` bool; ``duration_ns[N]``
+    - ``group[N]``: index into ``groups``, the names of process groups
+    - ``source[E]``, ``target[E]``: node numbers
+    - ``position[N]``: topological order, lowest ready id first
+    - ``local_start_ns[N]``: recorded start times, each on its rank's clock; None if a file has none
+    - ``transfer[N]`` float64: the part (0 to 1) of a communication node's duration that is transfer, not
+      wait, from ``transfer_micros`` and ``wait_micros``; None if no file has them
+    - ``clock_ns[T]``: what to add to each rank's clock; None if the files do not have it
+    - ``lag_ns[E]``, ``own_ns[N]``: a node ends ``own_ns`` after the latest end + ``lag_ns`` of its
+      dependencies. ``lag_ns`` is 0 and ``own_ns`` is ``duration_ns`` except for device work and the overhead
+      in front of it, as a launch latency overlaps with earlier kernels (``launch_latency_ns``,
+      ``stream_gap_ns``).
     """
 
     traces: list[ExecutionTrace]
@@ -63,29 +67,31 @@ class ReplayGraph:
         return self.gather([trace.column(name, default) for trace in self.traces])
 
     def gather(self, columns: list[np.ndarray]) -> np.ndarray:
-        """One column a trace, in row order, as one array in node order."""
-        return np.concatenate(columns)[self.first[self.trace_of] + self.row]
+        """One column per trace, in row order, as one array in node order."""
+        gathered: np.ndarray = np.concatenate(columns)[self.first[self.trace_of] + self.row]
+        return gathered
 
     def scatter(self, values: Sequence[int] | np.ndarray) -> list[np.ndarray]:
-        """Values in node order as one int64 array a trace, in row order."""
+        """Values in node order as one int64 array per trace, in row order."""
         flat = np.empty(len(self), dtype=np.int64)
         flat[self.first[self.trace_of] + self.row] = values
         return [flat[a:b] for a, b in zip(self.first[:-1], self.first[1:], strict=True)]
 
     def rank(self, node: int) -> int:
-        return self.ranks[self.trace_of[node]]
+        """The rank of a node."""
+        return self.ranks[int(self.trace_of[node])]
 
     def describe(self, node: int) -> str:
         """``node 12 'aten::mm'``, for messages."""
-        trace, row = self.traces[self.trace_of[node]], self.row[node]
+        trace, row = self.traces[int(self.trace_of[node])], int(self.row[node])
         return f"node {trace.ids[row]} {trace.names[row][:80]!r}"
 
     def lanes(self) -> np.ndarray:
-        """The thread, stream or communicator of each node, int64[N], -1 for none."""
+        """int64[N]: the thread, stream or communicator of each node, -1 for none."""
         return _lanes(self)
 
     def lane_edges(self) -> tuple[np.ndarray, np.ndarray]:
-        """The nodes of each lane as a chain in the order of ``position``: (source, target)."""
+        """Edges (source, target) that chain the nodes of each lane in the order of ``position``."""
         lanes = self.lanes()
         order = np.lexsort((self.position, lanes))
         linked = (lanes[order[1:]] == lanes[order[:-1]]) & (lanes[order[1:]] >= 0)
@@ -95,15 +101,15 @@ class ReplayGraph:
 def build_graph(
     traces: ExecutionTrace | Sequence[ExecutionTrace], ranks: Sequence[int] | None = None
 ) -> ReplayGraph:
-    """Join the traces of ``ranks`` (default 0, 1, …) to one graph.
+    """Join the traces of ``ranks`` (default: 0, 1, …) into one graph.
 
-    Raises ``TraceError`` for what no simulator can run: no nodes, a duplicate id, a dependency on an
-    absent node, a cycle, times that add up to 2^62 ns.
+    Raises ``TraceError`` for traces that no simulator can run: no nodes, a duplicate id, a dependency on an
+    absent node, a cycle, times that add up to 2^62 ns or more.
     """
     traces = [traces] if isinstance(traces, ExecutionTrace) else list(traces)
     ranks = list(range(len(traces))) if ranks is None else list(ranks)
     if not traces or len(ranks) != len(traces) or len(set(ranks)) != len(ranks):
-        raise TraceError(f"{len(traces)} traces can't be ranks {ranks}: give one trace for each rank")
+        raise TraceError(f"{len(traces)} traces do not match ranks {ranks}: give one trace per rank")
     first = np.concatenate(([0], np.cumsum([len(trace) for trace in traces], dtype=np.int64)))
     rows, sources, targets = [], [], []
     for rank, start, trace in zip(ranks, first, traces, strict=False):
@@ -158,13 +164,13 @@ def _check_times(trace: ExecutionTrace, rank: int, limit_ns: int) -> None:
 
 
 def _edges(trace: ExecutionTrace, rank: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Rows in id order, and the dependencies as (source, target) numbers in that order."""
+    """Rows in id order, and source and target of each dependency as numbers in that order."""
     order = np.argsort(trace.ids, kind="stable")
     ids = trace.ids[order]
     twice = np.flatnonzero(ids[1:] == ids[:-1])
     if len(twice):
         raise TraceError(
-            f"rank {rank} has two nodes with id {ids[twice[0]]}: ids must be unique, convert it again"
+            f"rank {rank} has two nodes with id {ids[twice[0]]}: ids must be unique, so convert it again"
         )
     number = np.empty(len(ids), np.int64)
     number[order] = np.arange(len(ids))
@@ -176,7 +182,7 @@ def _edges(trace: ExecutionTrace, rank: int) -> tuple[np.ndarray, np.ndarray, np
         if len(absent):
             raise TraceError(
                 f"node {ids[target[absent[0]]]} of rank {rank} depends on node {deps.values[absent[0]]}, "
-                "which is not in the file: run `python -m chakra_et validate` on it"
+                "which is not in the file: check the file with `chakra-et validate`"
             )
         sources.append(source)
         targets.append(target)
@@ -184,7 +190,7 @@ def _edges(trace: ExecutionTrace, rank: int) -> tuple[np.ndarray, np.ndarray, np
 
 
 def _group_column(trace: ExecutionTrace, groups: dict[str, int]) -> np.ndarray:
-    """``pg_name`` as indices into ``groups`` (extended here), int64[rows of the trace]."""
+    """int64[rows]: ``pg_name`` as indices into ``groups``, to which new names are added."""
     column = np.full(len(trace), groups.setdefault(EVERY_RANK, len(groups)), dtype=np.int64)
     attribute = trace.attributes.get("pg_name")
     if attribute is None:
@@ -203,7 +209,7 @@ def _group_column(trace: ExecutionTrace, groups: dict[str, int]) -> np.ndarray:
 
 
 def _lags(graph: ReplayGraph) -> tuple[np.ndarray, np.ndarray]:
-    """``lag_ns`` and ``own_ns``."""
+    """``lag_ns`` and ``own_ns`` of the graph."""
     latency, gap = graph.attribute("launch_latency_ns", -1), graph.attribute("stream_gap_ns", -1)
     by_launch = (latency >= 0)[graph.target] & graph.is_cpu[graph.source]
     lag = np.where(by_launch, (latency - np.maximum(gap, 0))[graph.target], 0)
@@ -211,12 +217,12 @@ def _lags(graph: ReplayGraph) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _starts(trace: ExecutionTrace) -> np.ndarray:
-    """Recorded starts, ns since ``trace_start_ns`` of the metadata or since an unknown moment."""
+    """Recorded start times, ns since ``trace_start_ns`` of the metadata if that is there."""
     return trace.start_micros.astype(np.int64) * 1000
 
 
 def _transfer(traces: list[ExecutionTrace], in_order: np.ndarray) -> np.ndarray | None:
-    """The part of each duration that is transfer, 1 where nothing is recorded; None where no file has it."""
+    """The part of each duration that is transfer, 1 if not recorded; None if no file records it."""
     if not any("wait_micros" in trace.attributes for trace in traces):
         return None
     transfer, wait = (
@@ -224,35 +230,36 @@ def _transfer(traces: list[ExecutionTrace], in_order: np.ndarray) -> np.ndarray 
         for name in ("transfer_micros", "wait_micros")
     )
     total = transfer + wait
-    return np.divide(transfer, total, out=np.ones(len(total)), where=total > 0)
+    share: np.ndarray = np.divide(transfer, total, out=np.ones(len(total)), where=total > 0)
+    return share
 
 
 def _clocks(traces: list[ExecutionTrace]) -> list[int] | None:
-    """What to add to the recorded starts of each rank, ns, so that they are on one clock.
+    """ns to add to the recorded start times of each rank to put them on one clock; None if not known.
 
-    From ``trace_start_ns`` and ``clock_offset_ns``, which the converter writes; without the latter only where
-    all ranks name the same ``clock_domain``, as the clocks of two hosts can differ by more than a step lasts.
+    Taken from ``trace_start_ns`` and ``clock_offset_ns``, which the converter writes. Without the latter, all
+    ranks must have the same ``clock_domain``: clocks of two hosts can differ by more than one step time.
     """
     if len(traces) == 1:
         return [0]
-    origins = [trace.metadata.get("trace_start_ns") for trace in traces]
-    offsets = [trace.metadata.get("clock_offset_ns") for trace in traces]
-    domains = {trace.metadata.get("clock_domain") for trace in traces}
-    if not all(type(origin) is int for origin in origins):
-        return None
-    if not all(type(offset) is int for offset in offsets):
+    origins = [trace.metadata_int("trace_start_ns") for trace in traces]
+    offsets = [trace.metadata_int("clock_offset_ns") for trace in traces]
+    if None in offsets:
+        domains = {trace.metadata.get("clock_domain") for trace in traces}
         if len(domains) != 1 or domains & {None, ""}:
             return None
         offsets = [0] * len(traces)
-    return [int(origin) + int(offset) for origin, offset in zip(origins, offsets, strict=True)]  # type: ignore[arg-type]
+    pairs = zip(origins, offsets, strict=True)
+    clocks = [origin + offset for origin, offset in pairs if origin is not None and offset is not None]
+    return clocks if len(clocks) == len(traces) else None
 
 
 def _lanes(graph: ReplayGraph) -> np.ndarray:
-    """The lane of each node, int64[N], -1 for none.
+    """int64[N]: the lane of each node, -1 for none.
 
-    Our files say it (attribute ``lane``). Elsewhere: the thread of a CPU node, the stream of a device
-    node, the group of a collective with no stream; messages with no stream have no lane, as a receive
-    must not hold up what follows it.
+    The attribute ``lane`` if the file has it. Otherwise the thread of a CPU node, the stream of a device
+    node, or the group of a collective without a stream. A send or receive without a stream has no lane, as a
+    receive must not block the nodes after it.
     """
     lane, tid, stream = (graph.attribute(name, -1) for name in ("lane", "tid", "stream"))
     is_message = np.isin(graph.types, (NodeType.COMM_SEND, NodeType.COMM_RECV))
@@ -264,7 +271,7 @@ def _lanes(graph: ReplayGraph) -> np.ndarray:
 
 
 def _topological_positions(graph: ReplayGraph) -> np.ndarray:
-    """Positions in a topological order, lowest ready id first, for files whose ids are not in order."""
+    """A topological order, lowest ready id first, for files whose ids are not in that order."""
     count = len(graph)
     order = topological_order(count, graph.source, graph.target)
     if len(order) < count:
@@ -279,7 +286,8 @@ def _topological_positions(graph: ReplayGraph) -> np.ndarray:
 def _describe_cycle(graph: ReplayGraph, left: np.ndarray) -> str:
     inside = left[graph.source] & left[graph.target]
     parent = dict(zip(graph.target[inside].tolist(), graph.source[inside].tolist(), strict=True))
-    node, seen = next(iter(parent)), {}
+    node = next(iter(parent))
+    seen: dict[int, int] = {}
     while node not in seen:
         seen[node] = len(seen)
         node = parent[node]

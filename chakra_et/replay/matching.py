@@ -1,9 +1,9 @@
-"""Which communication nodes of different ranks belong together, and what to say when they do not.
+"""Match the communication nodes of different ranks, and report mismatches.
 
-A channel is the collectives of one process group, or the messages of one (source, destination, tag,
-size). It has sides: the member ranks of a group, or send and receive. The n-th nodes of all sides are
-one operation, which runs from the moment the last of them is ready: see ``timing``. A node with
-no channel is replayed alone, for its own recorded duration.
+A channel is the collectives of one process group, or the messages with one (source, destination, tag, size).
+Its sides are the member ranks of the group, or send and receive. The nth nodes of all sides are one
+operation, which starts when the last of them is ready (see ``timing``). A node without a channel is replayed
+by itself, for its own recorded duration.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _EQUAL_SIZES = (CollectiveType.ALL_REDUCE, CollectiveType.REDUCE, CollectiveType
 
 @dataclass
 class Channel:
-    """``sides`` maps each side (the rank's index among the traces, or 0 = send, 1 = receive) to its rank."""
+    """``sides``: side → rank. A side is a trace index for a group, or 0 (send) and 1 (receive)."""
 
     label: str
     sides: dict[int, int]
@@ -33,7 +33,7 @@ class Channel:
 
 @dataclass
 class Matching:
-    """``channel[N]``, ``side[N]``: int64, -1 for a node replayed alone; ``notes`` say why, once each."""
+    """``channel``, ``side``: int64[N], -1 for a node replayed by itself; ``notes`` give the reasons."""
 
     channel: np.ndarray
     side: np.ndarray
@@ -41,7 +41,7 @@ class Matching:
     notes: list[str] = field(default_factory=list)
 
     def ordinals(self, position: np.ndarray) -> np.ndarray:
-        """Each node's place among those of its channel and side, in the order of ``position``; int64[N]."""
+        """int64[N]: each node's index within its channel and side, in the order of ``position``."""
         order = np.lexsort((position, self.side, self.channel))
         channel, side = self.channel[order], self.side[order]
         starts = np.flatnonzero(np.r_[True, (np.diff(channel) != 0) | (np.diff(side) != 0)])
@@ -53,9 +53,9 @@ class Matching:
 def match(graph: ReplayGraph, comm_groups: Mapping[str, Sequence[int]] | None = None) -> Matching:
     """Find the channels of all communication nodes.
 
-    ``comm_groups`` is group → ranks, as in ASTRA-sim's comm-group file; a group that it lacks has for
-    members the given ranks that use it, and the group of all ranks as many as ``world_size`` in the
-    metadata says, or else the given ones. Raises ``TraceError`` where a rank uses a group it is not in.
+    ``comm_groups``: group id → ranks, as in ASTRA-sim's comm-group file. The members of a group that is not
+    in it are the given ranks that use it; the group of all ranks has ``world_size`` members if the metadata
+    has that, or else the given ranks. Raises ``TraceError`` if a rank uses a group that does not include it.
     """
     count = len(graph)
     matching = Matching(np.full(count, -1), np.full(count, -1))
@@ -64,7 +64,7 @@ def match(graph: ReplayGraph, comm_groups: Mapping[str, Sequence[int]] | None = 
         _match_messages(graph, matching)
     elif communications := int(np.isin(graph.types, _COMMUNICATION).sum()):
         matching.notes.append(
-            f"{communications} communication nodes run alone, for their own durations: one rank was given"
+            f"{communications} communication nodes run unmatched for their own durations: there is one rank"
         )
     return matching
 
@@ -95,11 +95,11 @@ def _match_collectives(
             matching.channels.append(Channel(f"group {name}", sides, is_group=True))
     if alone:
         matching.notes.append(
-            f"collectives of group {_few(alone)} run alone, for their own durations: "
+            f"collectives of group {_few(alone)} run unmatched for their own durations: "
             "the files of some members were not given"
         )
     if single:
-        matching.notes.append(f"collectives of group {_few(single)} run alone: only one rank is in the group")
+        matching.notes.append(f"collectives of group {_few(single)} run unmatched: the group has one rank")
 
 
 def _members(
@@ -109,8 +109,8 @@ def _members(
         return set(comm_groups[group])
     if group != EVERY_RANK:
         return users
-    sizes = [trace.metadata.get("world_size") for trace in graph.traces]
-    return set(graph.ranks).union(*(range(min(size, 2**16)) for size in sizes if type(size) is int))
+    sizes = [trace.metadata_int("world_size") for trace in graph.traces]
+    return set(graph.ranks).union(*(range(min(size, 2**16)) for size in sizes if size is not None))
 
 
 def _match_messages(graph: ReplayGraph, matching: Matching) -> None:
@@ -125,8 +125,8 @@ def _match_messages(graph: ReplayGraph, matching: Matching) -> None:
     given = np.isin(source, graph.ranks) & np.isin(destination, graph.ranks)
     if not given.all():
         matching.notes.append(
-            f"{int((~given).sum())} sends and receives run alone, for their own durations: the peer is not "
-            "named or its file was not given"
+            f"{int((~given).sum())} sends and receives run unmatched for their own durations: the peer is "
+            "not recorded or its file was not given"
         )
     if not given.any():
         return
@@ -140,13 +140,13 @@ def _match_messages(graph: ReplayGraph, matching: Matching) -> None:
 
 
 def check_same(graph: ReplayGraph, channel: Channel, ordinal: int, nodes: list[int]) -> None:
-    """Raise ``TraceError`` where the matched collectives ``nodes`` are not one operation."""
+    """Raise ``TraceError`` if the matched collectives ``nodes`` differ in type or size."""
     if not channel.is_group:
         return
     nodes, operations = sorted(nodes), []
     for node in nodes:
         kind = _attribute(graph, node, "comm_type")
-        # Gathers, scatters and all-to-alls may carry another size on each rank.
+        # The sizes of gathers, scatters and all-to-alls may differ between ranks.
         operations.append((kind, _attribute(graph, node, "comm_size") if kind in _EQUAL_SIZES else None))
     for node, operation in zip(nodes, operations, strict=True):
         if operation != operations[0]:
@@ -180,9 +180,9 @@ def deadlock(
     arrived: Mapping[tuple[int, int], list[int]],
     unfinished: np.ndarray,
 ) -> TraceError:
-    """The error that says which rank waits for what.
+    """The error that lists which rank waits for what.
 
-    ``arrived``: (channel, ordinal) → the nodes that wait there; ``unfinished``: int64, node numbers.
+    ``arrived``: (channel, ordinal) → the nodes that wait there; ``unfinished``: node numbers, int64.
     """
     waits = []
     for (number, ordinal), nodes in sorted(arrived.items())[:3]:

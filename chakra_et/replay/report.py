@@ -1,9 +1,10 @@
-"""Simulated against measured: step times and start times of one replay, as values, text and JSON."""
+"""Compare a replay with the measurement: step times and start times, as values, text and JSON."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +18,7 @@ _STEP_NAME = re.compile(rb"ProfilerStep#(\d+)")
 
 @dataclass
 class StepTime:
-    """One training step, ns; ``measured_ns`` is None where the file holds no start times."""
+    """The time of one training step, ns; ``measured_ns`` is None if the file has no start times."""
 
     name: str
     simulated_ns: int
@@ -25,7 +26,7 @@ class StepTime:
 
     @property
     def error_percent(self) -> float | None:
-        """Signed; above 0 where the replay is slower than the measurement."""
+        """Signed error in percent, positive if the replay is slower; None without a measurement."""
         return (
             100 * (self.simulated_ns / self.measured_ns - 1)
             if self.measured_ns and self.measured_ns > 0
@@ -35,11 +36,10 @@ class StepTime:
 
 @dataclass
 class RankReplay:
-    """One rank's replay: ``total`` is all steps, from the first step's start to the end of the trace.
+    """The replay of one rank. ``total`` runs from the start of the first step to the end of the trace.
 
-    ``start_error_us``: median and 95th percentile of |simulated - measured start| over all nodes, each
-    counted from the rank's first node; None without start times. ``shares``: where the measured time went,
-    None without start times.
+    ``start_error_us``: median and 95th percentile of |simulated - measured start| over all nodes, with starts
+    relative to the rank's first node; ``shares``: measured time by kind. Both are None without start times.
     """
 
     rank: int
@@ -51,11 +51,12 @@ class RankReplay:
 
     @property
     def worst_step_percent(self) -> float | None:
+        """The step error with the largest magnitude, in percent."""
         errors = [step.error_percent for step in self.steps if step.error_percent is not None]
         return max(errors, key=abs, default=None)
 
-    def as_json(self) -> dict:
-        """Times in µs, errors in percent; null where there is no measurement."""
+    def as_json(self) -> dict[str, Any]:
+        """Times in µs, errors in percent; None without a measurement."""
         median, p95 = self.start_error_us or (None, None)
         return {
             "rank": self.rank,
@@ -105,10 +106,10 @@ def _rank_report(trace: ExecutionTrace, rank: int, result: ReplayResult, index: 
 
 
 def measured_times(trace: ExecutionTrace) -> tuple[np.ndarray | None, int]:
-    """Recorded start of each node and the end of the trace, ns after the first node's start.
+    """Recorded start of each node, int64[N], and the end of the trace, in ns after the first node's start.
 
     The end is ``measured_end_micros`` of the metadata (on the clock of ``start_micros``), or else the end
-    of the last node. (None, 0) for a file written without start times.
+    of the last node. (None, 0) for a file without start times.
     """
     if not trace.start_micros.any():
         return None, 0
@@ -121,9 +122,9 @@ def measured_times(trace: ExecutionTrace) -> tuple[np.ndarray | None, int]:
 
 
 def step_rows(trace: ExecutionTrace) -> tuple[list[str], np.ndarray]:
-    """The names ``ProfilerStep#K`` in the order of K, and the row where each begins.
+    """The names ``ProfilerStep#K`` in the order of K, and the row where each step begins, int64.
 
-    A step may be several nodes (its own time before, between and after its operators): the first counts.
+    A step may have several nodes (its self time before, between and after its operators): use the first.
     """
     numbers = {
         index: int(found[1])
@@ -140,9 +141,9 @@ def step_rows(trace: ExecutionTrace) -> tuple[list[str], np.ndarray]:
 
 
 def table(reports: dict[str, list[RankReplay]]) -> list[str]:
-    """Lines of text: a row for each semantics and rank, then one for each step where there are several.
+    """Lines of text: one row per semantics and rank, followed by one row per step if there are several.
 
-    Transfer, wait and overhead are as measured: of all communication, and of the critical path.
+    Transfer and wait are measured over all communication, overhead along the measured critical path.
     """
     rows = [
         (
@@ -177,7 +178,7 @@ def table(reports: dict[str, list[RankReplay]]) -> list[str]:
     return text.table(rows, right=range(1, len(rows[0])))
 
 
-def _step_json(step: StepTime) -> dict:
+def _step_json(step: StepTime) -> dict[str, Any]:
     measured = None if step.measured_ns is None else step.measured_ns / 1000
     return {
         "measured_us": measured,
@@ -192,7 +193,7 @@ def _cells(step: StepTime) -> tuple[str, str, str]:
 
 
 def _share_cells(found: Shares | None) -> tuple[str, str, str]:
-    """Transfer and wait of all communication, ms, and the part of the critical path that is overhead."""
+    """Transfer and wait of all communication, ms, and overhead in percent of the critical path."""
     if found is None:
         return ("-", "-", "-")
     transfer, wait = (f"{found.busy[kind] / 1000:,.3f}" for kind in ("transfer", "wait"))

@@ -1,4 +1,4 @@
-"""Where the time of a rank goes, by kind: along its critical path, and over all its threads and streams."""
+"""The time of a rank by kind: along its critical path, and over all its threads and streams."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _OF_ATTRIBUTE = {
 
 @dataclass(frozen=True)
 class Shares:
-    """µs by kind of ``KINDS``: along the critical path, and of all nodes (``busy``)."""
+    """µs by kind in ``KINDS``: along the critical path (``path``) and summed over all nodes (``busy``)."""
 
     path: dict[str, int]
     busy: dict[str, int]
 
     @property
     def overhead(self) -> float:
-        """The part of the critical path that no operator, call, kernel or communication explains, 0 to 1."""
+        """The part (0 to 1) of the critical path that no operator, call, kernel or communication explains."""
         total = sum(self.path.values())
         return sum(self.path[kind] for kind in OVERHEAD) / total if total else 0.0
 
@@ -43,8 +43,8 @@ class Shares:
 def shares(trace: ExecutionTrace) -> Shares | None:
     """The shares of one rank's file; None for a file without start times.
 
-    The critical path runs back from the node that ends last, from each node to its dependency that ends last.
-    Communication counts as transfer, but for what ``wait_micros`` says.
+    The critical path is traced back from the node that ends last, from each node to its dependency that ends
+    last. Communication counts as transfer, except for ``wait_micros``, which counts as wait.
     """
     if not len(trace) or not trace.start_micros.any():
         return None
@@ -56,28 +56,28 @@ def shares(trace: ExecutionTrace) -> Shares | None:
 
 
 def critical_path(trace: ExecutionTrace) -> np.ndarray:
-    """The rows of the critical path by recorded times, from its last node to its first; int64."""
+    """The rows of the critical path by recorded times, from its last node to its first, int64."""
     end = trace.start_micros.astype(np.int64) + trace.duration_micros.astype(np.int64)
     edges = edges_of(trace)
     known = edges.parent >= 0
     child, parent = edges.child[known], edges.parent[known]
-    # The dependency of each row that ends last: the last of its run when sorted by end.
+    # Of each row's dependencies, sorted by end, take the last.
     order = np.lexsort((end[parent], child))
     child, parent = child[order], parent[order]
     last = np.flatnonzero(np.append(child[1:] != child[:-1], True)) if len(child) else child
     latest = np.full(len(trace), -1, dtype=np.int64)
     latest[child[last]] = parent[last]
-    row, found = int(np.argmax(end)), []
-    for _ in range(len(trace)):  # a file of others may have a cycle
+    row, path = int(np.argmax(end)), []
+    for _ in range(len(trace)):  # a foreign file may have a cycle
         if row < 0:
             break
-        found.append(row)
+        path.append(row)
         row = int(latest[row])
-    return np.array(found, dtype=np.int64)
+    return np.array(path, dtype=np.int64)
 
 
 def node_kinds(trace: ExecutionTrace) -> np.ndarray:
-    """Index into ``KINDS`` of each row: as the converter wrote it, or by type and place."""
+    """int64[N]: index into ``KINDS``, by the attribute ``kind``, or else by node type and ``is_cpu_op``."""
     place = {name: at for at, name in enumerate(KINDS)}
     on_cpu = trace.column("is_cpu_op") != 0
     kind = np.where(on_cpu, place["operator"], place["kernel"])
@@ -86,8 +86,8 @@ def node_kinds(trace: ExecutionTrace) -> np.ndarray:
     if attribute is not None and isinstance(attribute.values, Strings):
         names = [text.decode("utf-8", "replace") for text in attribute.values.table]
         codes = np.array([place.get(_OF_ATTRIBUTE.get(name, ""), -1) for name in names], dtype=np.int64)
-        found = codes[attribute.values.index]
-        kind[attribute.rows[found >= 0]] = found[found >= 0]
+        recorded = codes[attribute.values.index]
+        kind[attribute.rows[recorded >= 0]] = recorded[recorded >= 0]
     kind[np.isin(trace.types, (NodeType.COMM_COLL, NodeType.COMM_SEND, NodeType.COMM_RECV))] = place[
         "transfer"
     ]

@@ -1,7 +1,7 @@
-"""The two replays: when each node starts and ends, from durations and dependencies alone.
+"""The two replays: start and end times from durations and dependencies alone.
 
-Recorded start times do not come in here (but to separate a collective's waiting from its transfer, see
-``timing``): comparing them with the simulated ones is the test.
+Recorded start times are not used here, except to separate the wait of a collective from its transfer (see
+``timing``): comparing them with the simulated times is the test.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ CPU, GPU, COMM, RECV = range(4)
 
 @dataclass
 class ReplayResult:
-    """One replay; times in ns on the clock of the earliest rank.
+    """The result of one replay. Times are in ns, 0 is the start of the earliest rank.
 
-    ``start_ns``/``end_ns``: int64[rows] for each trace, in its row order. A matched collective starts on
-    each rank when that rank is ready for it. ``release_ns``: when each rank began.
+    ``start_ns``, ``end_ns``: one int64[rows] per trace, in its row order. A matched collective starts on each
+    rank when that rank is ready for it. ``release_ns``: the start of each rank.
     """
 
     start_ns: list[np.ndarray]
@@ -37,7 +37,7 @@ class ReplayResult:
 
     @property
     def makespan_ns(self) -> int:
-        """From 0 to the end of the last node."""
+        """The end of the last node."""
         return max(int(end.max()) for end in self.end_ns)
 
 
@@ -46,10 +46,10 @@ def replay_device(
     ranks: Sequence[int] | None = None,
     comm_groups: Mapping[str, Sequence[int]] | None = None,
 ) -> ReplayResult:
-    """Replay with every CPU thread, stream and communicator a lane that runs one node at a time, in id order.
+    """Replay with each CPU thread, stream and communicator running one node at a time, in id order.
 
-    Arguments and errors as for ``build_graph`` and ``match``; ``TraceError`` also where ranks wait for
-    each other for ever.
+    Arguments and errors as for ``build_graph`` and ``match``. Also raises ``TraceError`` for a deadlock
+    between ranks.
     """
     graph = build_graph(traces, ranks)
     matching = match(graph, comm_groups)
@@ -61,10 +61,10 @@ def replay_astra(
     ranks: Sequence[int] | None = None,
     comm_groups: Mapping[str, Sequence[int]] | None = None,
 ) -> ReplayResult:
-    """Replay as ASTRA-sim issues nodes: one CPU, one GPU compute and one other node a rank at a time.
+    """Replay as ASTRA-sim issues nodes: per rank, one CPU, one GPU compute and one other node at a time.
 
-    Of the ready nodes the lowest id goes first; receives need no slot; a duration of 0 becomes 1 ns. Unlike
-    ASTRA-sim, which simulates collectives from their size, this takes their recorded durations.
+    The ready node with the lowest id goes first, receives need no slot, and a duration of 0 becomes 1 ns.
+    Unlike ASTRA-sim, which simulates collectives from their size, this uses their recorded durations.
     Arguments and errors as for ``replay_device``.
     """
     graph = build_graph(traces, ranks)
@@ -73,7 +73,7 @@ def replay_astra(
 
 
 def longest_path(trace: ExecutionTrace) -> int:
-    """Length of the longest chain of dependencies, ns: no replay of the trace can be shorter."""
+    """Length in ns of the longest dependency chain, a lower bound on every replay of the trace."""
     graph = build_graph(trace)
     none = np.empty(0, np.int64)
     matching = match(graph)
@@ -88,7 +88,7 @@ def device_replay(graph: ReplayGraph, matching: Matching, times: Timing) -> Repl
 def _run_lanes(
     graph: ReplayGraph, matching: Matching, times: Timing, lane_source: np.ndarray, lane_target: np.ndarray
 ) -> ReplayResult:
-    """Longest paths by counting down unfinished predecessors: each node and edge is visited once."""
+    """Longest paths by counting down unfinished predecessors. Visits each node and edge once."""
     source, target = np.r_[graph.source, lane_source], np.r_[graph.target, lane_target]
     offsets, successors = successor_lists(len(graph), source, target)
     lags = np.r_[graph.lag_ns, np.zeros(len(lane_source), np.int64)][
@@ -105,7 +105,7 @@ def _run_lanes(
     while ready:
         node = ready.pop()
         if channel[node] < 0:
-            ended, lasting, began = [node], [duration[node]], start[node]
+            ended, durations, began = [node], [duration[node]], start[node]
         else:
             key = channel[node], ordinal[node]
             arrived[key].append(node)
@@ -113,9 +113,9 @@ def _run_lanes(
                 continue
             ended = arrived.pop(key)
             check_same(graph, matching.channels[key[0]], key[1], ended)
-            lasting, began = times.lasting(graph, ended), max(start[member] for member in ended)
-        for member, lasts in zip(ended, lasting, strict=True):
-            now = end[member] = began + lasts
+            durations, began = times.durations(graph, ended), max(start[member] for member in ended)
+        for member, length in zip(ended, durations, strict=True):
+            now = end[member] = began + length
             for edge in range(offsets[member], offsets[member + 1]):
                 successor = successors[edge]
                 if start[successor] < now + lags[edge]:
@@ -129,8 +129,8 @@ def _run_lanes(
 def astra_replay(graph: ReplayGraph, matching: Matching, times: Timing) -> ReplayResult:
     """``replay_astra`` on a graph that is already built.
 
-    Completions at the same instant are handled in the order in which they were scheduled, each issuing
-    what it freed, as ASTRA-sim's event queue does.
+    As in ASTRA-sim's event queue, completions at the same time are handled in the order in which they were
+    scheduled, and each issues the nodes that it freed.
     """
     offsets, successors = successor_lists(len(graph), graph.source, graph.target)
     degrees = np.bincount(graph.target, minlength=len(graph))
@@ -142,8 +142,8 @@ def astra_replay(graph: ReplayGraph, matching: Matching, times: Timing) -> Repla
     )
     slot = (graph.trace_of * 4 + kind).tolist()
     duration = np.maximum(graph.duration_ns, 1).tolist()
-    # ASTRA-sim takes a communication node that is marked as a CPU operation for computation, and replays a
-    # broadcast without synchronising.
+    # ASTRA-sim treats a communication node with is_cpu_op=true as computation, and replays a broadcast
+    # without synchronising the ranks.
     is_broadcast = (graph.types == NodeType.COMM_COLL) & (
         graph.attribute("comm_type", -1) == CollectiveType.BROADCAST
     )
@@ -157,7 +157,7 @@ def astra_replay(graph: ReplayGraph, matching: Matching, times: Timing) -> Repla
     busy = [False] * len(ready)
     issued: dict[tuple[int, int], int] = defaultdict(int)
     arrived: dict[tuple[int, int], list[int]] = defaultdict(list)
-    # (time, order of scheduling, node); a rank's start is the node -1 - its index.
+    # (time, scheduling order, node). The start of the rank with index i is the pseudo-node -1 - i.
     events = [(release, rank, -1 - rank) for rank, release in enumerate(times.release_ns)]
     heapq.heapify(events)
     scheduled = len(events)
@@ -189,7 +189,7 @@ def astra_replay(graph: ReplayGraph, matching: Matching, times: Timing) -> Repla
                 heapq.heappush(events, (now + duration[lowest], scheduled, lowest))
                 scheduled += 1
                 continue
-            # Matched as they are issued, like ASTRA-sim, and not by id.
+            # Match in the order of issue, as ASTRA-sim does, not by id.
             count = issued[channel[lowest], side[lowest]]
             issued[channel[lowest], side[lowest]] += 1
             members = arrived[channel[lowest], count]
@@ -197,8 +197,8 @@ def astra_replay(graph: ReplayGraph, matching: Matching, times: Timing) -> Repla
             if len(members) == len(matching.channels[channel[lowest]].sides):
                 del arrived[channel[lowest], count]
                 check_same(graph, matching.channels[channel[lowest]], count, members)
-                for member, lasts in zip(members, times.lasting(graph, members), strict=True):
-                    heapq.heappush(events, (now + max(lasts, 1), scheduled, member))
+                for member, length in zip(members, times.durations(graph, members), strict=True):
+                    heapq.heappush(events, (now + max(length, 1), scheduled, member))
                     scheduled += 1
     return _result(graph, matching, times, start, end, arrived)
 

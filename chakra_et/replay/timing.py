@@ -1,4 +1,4 @@
-"""When each rank begins, and how long a matched communication lasts once all its members are there."""
+"""When each rank begins, and how long matched communication takes once all members have arrived."""
 
 from __future__ import annotations
 
@@ -11,22 +11,25 @@ from chakra_et.replay.alignment import align, waits
 from chakra_et.replay.joint import ReplayGraph
 from chakra_et.replay.matching import Matching
 
-# Ranks of one run wait for each other at every step.
+# Ranks of one run synchronise in every step, so a larger skew means different runs.
 _LONGEST_SKEW_NS = 3600 * 10**9
 
 
 @dataclass(frozen=True)
 class Timing:
-    """``release_ns[T]``: when each rank's first node may start, the earliest rank at 0. ``transfer_ns[N]``:
-    what each communication node lasts after the last member of its operation has arrived; None where that is
-    not known, and the shortest duration of the operation stands for all its members."""
+    """Release and transfer times of a replay, ns.
+
+    ``release_ns[T]``: when each rank's first node may start, 0 for the earliest rank. ``transfer_ns``,
+    int64[N]: how long each communication node lasts once the last member of its operation has arrived; None
+    if not known, and then the shortest duration of an operation is used for all its members.
+    """
 
     release_ns: list[int]
     transfer_ns: np.ndarray | None
     notes: list[str] = field(default_factory=list)
 
-    def lasting(self, graph: ReplayGraph, nodes: list[int]) -> list[int]:
-        """How long each of the matched ``nodes`` runs on after the last of them has started, ns."""
+    def durations(self, graph: ReplayGraph, nodes: list[int]) -> list[int]:
+        """How long each of the matched ``nodes`` runs after the last of them has started, ns."""
         if self.transfer_ns is None:
             return [int(graph.duration_ns[nodes].min())] * len(nodes)
         return [int(each) for each in self.transfer_ns[nodes]]
@@ -35,10 +38,10 @@ class Timing:
 def timing(graph: ReplayGraph, matching: Matching, own_transfer: bool = True) -> Timing:
     """The timing of a replay, from what the files record.
 
-    A recorded duration includes waiting for the last rank. What is transfer is in the files that our
-    converter wrote for whole runs; otherwise it comes from the recorded starts, on clocks that are aligned by
-    the ends of common collectives. With ``own_transfer`` False, or without recorded starts, the shortest
-    duration is taken for all members. Raises ``TraceError`` for ranks whose traces begin an hour apart.
+    A recorded duration includes the wait for the last rank. The converter stores the transfer part when it
+    converts a whole run; otherwise it is computed from recorded start times, on clocks aligned by the ends of
+    common collectives. If ``own_transfer`` is False, or there are no start times, the shortest duration is
+    used for all members. Raises ``TraceError`` if the traces of two ranks begin more than an hour apart.
     """
     count = len(graph.traces)
     if count == 1:
@@ -51,7 +54,7 @@ def timing(graph: ReplayGraph, matching: Matching, own_transfer: bool = True) ->
         if aligned is not None:
             clocks = aligned.offset_ns.tolist()
             notes.append(
-                f"clocks aligned by {aligned.matched} collectives; the offsets are uncertain by up to "
+                f"clocks aligned by {aligned.matched} collectives; the uncertainty of the offsets is up to "
                 f"{int(aligned.spread_ns.max()) / 1000:.0f} µs"
             )
     release = [0] * count
@@ -61,15 +64,15 @@ def timing(graph: ReplayGraph, matching: Matching, own_transfer: bool = True) ->
     if not own_transfer or not matching.channels:
         if matching.channels:
             notes.append(
-                "a collective lasts on all ranks what it lasted on the shortest (--transfer shortest)"
+                "each collective takes its shortest recorded duration on all ranks (--transfer shortest)"
             )
         return Timing(release, None, notes)
     if graph.transfer is not None:
         return Timing(release, np.rint(graph.duration_ns * graph.transfer).astype(np.int64), notes)
     if starts is None:
         notes.append(
-            "a collective lasts on all ranks what it lasted on the shortest: the files have no start times, "
-            "or too few collectives in common to align their clocks"
+            "each collective takes its shortest recorded duration on all ranks: the files have no start "
+            "times, or too few common collectives to align their clocks"
         )
         return Timing(release, None, notes)
     return Timing(release, graph.duration_ns - waits(graph, matching, starts), notes)

@@ -99,7 +99,7 @@ def collectives(run: Run) -> list[Collective]:
 
 
 def _members(run: Run, group: int, nodes: np.ndarray) -> int:
-    """How many ranks a group has: as the groups file says, or else as many as use it here."""
+    """How many ranks a group has: from the groups file, or else as many as use it here."""
     known = run.groups.get(run.graph.groups[group])
     if known:
         return len(known)

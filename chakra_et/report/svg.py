@@ -25,9 +25,12 @@ LETTER = 6.6  # pixels, of a label in a span
 LEGEND_LETTER = 7.2
 # Spans narrower than a pixel, one after another, of one kind and strip, are drawn as one.
 NARROW = 1.0
+# Wider ones have an outline, which keeps neighbours apart.
+OUTLINED = 3.0
 STYLE = """
 .t{fill:#1b2330}.m{fill:#66707f}.l{fill:#eef1f5}.a{stroke:#8a94a3}.k{stroke:#1b2330;stroke-width:1.5}.w{fill:#fff}
-@media(prefers-color-scheme:dark){.t{fill:#e4e8ee}.m{fill:#98a3b3}.l{fill:#1b212b}.k{stroke:#e4e8ee}}
+.b{stroke:#eef1f5;stroke-width:.6}
+@media(prefers-color-scheme:dark){.t{fill:#e4e8ee}.m{fill:#98a3b3}.l{fill:#1b212b}.k{stroke:#e4e8ee}.b{stroke:#1b212b}}
 """
 
 
@@ -161,8 +164,9 @@ def _bar(picture: Picture, span: Span, scale: float, height: int) -> str:
         picture.strips[span.strip],
     )
     title = f"<title>{html.escape(span.title)}</title>" if span.title else ""
+    edge = ' class="b"' if width > OUTLINED else ""
     text = (
-        f'<rect x="{x:.2f}" y="{top}" width="{width:.2f}" height="{tall - 1}" '
+        f'<rect{edge} x="{x:.2f}" y="{top}" width="{width:.2f}" height="{tall - 1}" '
         f'fill="{html.escape(picture.kinds[span.kind].colour)}">{title}</rect>'
     )
     if span.label and tall >= 14 and width >= LETTER * len(span.label) + 4:

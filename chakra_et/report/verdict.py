@@ -14,7 +14,7 @@ from chakra_et.report.collectives import waits_by_rank
 from chakra_et.report.run import Run
 from chakra_et.report.steps import WHOLE, Times
 
-# Where a figure is worse than this, the page says "check" beside it. Overhead as in `chakra-et convert`.
+# Where a figure is worse than this, the page shows "check" beside it. Overhead as in `chakra-et convert`.
 WORST_REPLAY_PERCENT, WORST_OVERHEAD, LEAST_LINKED = 3.0, 0.10, 0.99
 
 
@@ -68,12 +68,13 @@ def headline(run: Run, times: Times) -> list[str]:
     lasts = np.array([step.lasts_ns for step in steps], dtype=np.int64)
     slowest = steps[int(np.argmax(lasts))]
     names = {step.name for step in steps}
-    longest = f", at most {duration(slowest.lasts_ns)} ({_where(slowest.rank, slowest.name)})"
+    mean, most = duration(lasts.mean()), duration(slowest.lasts_ns)
+    longest = f", at most {most} ({_where(slowest.rank, slowest.name)})" if most != mean else ""
     what = {"measured": "", "replayed": " as replayed", "planned": " as planned"}[run.base]
     per = "for the whole trace" if names == {WHOLE} else "per step"
     lines = [
         f"{_plural(ranks, 'rank')}, {_plural(0 if names == {WHOLE} else len(names), 'step')}: "
-        f"{duration(lasts.mean())} {per}{what}" + (f"{longest}." if len(steps) > 1 else ".")
+        f"{mean} {per}{what}{longest}."
     ]
     parts = np.array([step.parts_ns for step in steps], dtype=np.int64).sum(axis=0)
     share = parts / max(int(parts.sum()), 1)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from chakra_et.stragglers import heatmap
-from chakra_et.stragglers.operations import Job, JobMeta, Operations, Typical, typical
+from chakra_et.stragglers.operations import Job, JobMeta, Operations, Setting, Typical, typical
 
 # As the artifact groups the types of messages.
 _MESSAGES = {
@@ -124,29 +124,21 @@ def analyse(job: Job, compute: Typical = "mean", threshold: float = 1.03) -> Str
     """
     operations = job.operations
     recorded, ideal = operations.work_s, typical(operations, compute)
-    base, nodelay, noblk = job.measured_s, job.simulate(recorded), job.simulate(ideal)
+    nodelay, noblk = job.simulate([Setting(recorded), Setting(ideal)])
+    base = job.measured_s
     blocking, launch = float(nodelay.mean() / noblk.mean()), float(base.mean() / nodelay.mean())
     decomposed: dict[str, Any] = {}
+    parts = _parts(operations)
     if blocking >= threshold:
-
-        def keeping(chosen: np.ndarray) -> np.ndarray:
-            work = np.where(chosen, recorded, ideal)
-            return noblk if (work == ideal).all() else job.simulate(work)
-
-        for name, part in _parts(operations).items():
-            times = {x: keeping(part == x) for x in np.unique(part).tolist()}
-            decomposed |= _decomposed(f"blocking_decompose_by_{name}", job.steps, times, nodelay, noblk)
+        chosen = _each(parts)
+        settings = [Setting(np.where(keeps, recorded, ideal)) for _, _, keeps in chosen]
+        times = dict(zip([(name, x) for name, x, _ in chosen], job.simulate(settings), strict=True))
+        decomposed |= _decomposed("blocking", job.steps, times, nodelay, noblk)
     if launch >= threshold:
-
-        def delayed(chosen: np.ndarray) -> np.ndarray:
-            delay = np.where(chosen, operations.delay_s, 0)
-            return job.simulate(recorded, delay) if delay.any() else nodelay
-
-        parts = _parts(operations)
-        parts["optype"] = np.where(operations.is_first, FIRST_OP, parts["optype"])
-        for name, part in parts.items():
-            times = {x: delayed(part == x) for x in np.unique(part).tolist()}
-            decomposed |= _decomposed(f"launch_decompose_by_{name}", job.steps, times, base, nodelay)
+        chosen = _each(parts | {"optype": np.where(operations.is_first, FIRST_OP, parts["optype"])})
+        settings = [Setting(recorded, np.where(keeps, operations.delay_s, 0)) for _, _, keeps in chosen]
+        times = dict(zip([(name, x) for name, x, _ in chosen], job.simulate(settings), strict=True))
+        decomposed |= _decomposed("launch", job.steps, times, base, nodelay)
     analysis = Analysis(
         step_t_base=_by_step(job.steps, base),
         step_t_nodelay=_by_step(job.steps, nodelay),
@@ -159,8 +151,8 @@ def analyse(job: Job, compute: Typical = "mean", threshold: float = 1.03) -> Str
     )
 
     def restored(chosen: np.ndarray) -> Restored:
-        trem = float(job.simulate(np.where(chosen, ideal, recorded)).mean())
-        tadd = float(job.simulate(np.where(chosen, recorded, ideal)).mean())
+        without, alone = np.where(chosen, ideal, recorded), np.where(chosen, recorded, ideal)
+        trem, tadd = (float(times.mean()) for times in job.simulate([Setting(without), Setting(alone)]))
         tori, tideal = float(nodelay.mean()), float(noblk.mean())
         lost = tori - tideal
         rem, add = ((tori - trem) / lost, (tadd - tideal) / lost) if lost else (None, None)
@@ -226,19 +218,28 @@ def _parts(operations: Operations) -> dict[str, np.ndarray]:
     }
 
 
+def _each(parts: dict[str, np.ndarray]) -> list[tuple[str, Any, np.ndarray]]:
+    """(name, part, whether each operation belongs to it) of all parts."""
+    return [(name, x, part == x) for name, part in parts.items() for x in np.unique(part).tolist()]
+
+
 def _decomposed(
-    name: str, steps: list[int], times: dict[Any, np.ndarray], slow: np.ndarray, ideal: np.ndarray
+    kind: str, steps: list[int], times: dict[tuple[str, Any], np.ndarray], slow: np.ndarray, ideal: np.ndarray
 ) -> dict[str, Any]:
-    """The fields ``name`` and ``name_per_step`` from the step times for each part; ``slow`` orders the
-    steps."""
-    per_step = {
-        step: _largest_first({part: float(time[at] / ideal[at]) for part, time in times.items()})
-        for at, step in enumerate(steps)
-    }
-    return {
-        name: _largest_first({part: float(time.mean() / ideal.mean()) for part, time in times.items()}),
-        f"{name}_per_step": {step: per_step[step] for step in _largest_first(_by_step(steps, slow / ideal))},
-    }
+    """The fields ``KIND_decompose_by_NAME`` and ``…_per_step`` from the step times for each (name, part);
+    ``slow`` orders the steps."""
+    fields: dict[str, Any] = {}
+    order = list(_largest_first(_by_step(steps, slow / ideal)))
+    for name in dict.fromkeys(name for name, _ in times):
+        own = {part: time for (of, part), time in times.items() if of == name}
+        per_step = {
+            step: _largest_first({part: float(time[at] / ideal[at]) for part, time in own.items()})
+            for at, step in enumerate(steps)
+        }
+        slowdowns = {part: float(time.mean() / ideal.mean()) for part, time in own.items()}
+        fields[f"{kind}_decompose_by_{name}"] = _largest_first(slowdowns)
+        fields[f"{kind}_decompose_by_{name}_per_step"] = {step: per_step[step] for step in order}
+    return fields
 
 
 def _by_step(steps: list[int], values: np.ndarray) -> dict[int, float]:

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import numpy as np
 
 Typical = Literal["mean", "median"]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What each of N operations takes, and its delay (None: no delays); float64[N] in s."""
+
+    work_s: np.ndarray
+    delay_s: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -26,7 +35,7 @@ class JobMeta:
 
 @dataclass(frozen=True)
 class Operations:
-    """N operations of all workers of a job; arrays have N entries, int64 unless said.
+    """N operations of all workers of a job; arrays have N entries, int64 unless stated.
 
     ``optype``: index into ``optypes``. ``dp_rank``, ``stage``, ``rank``: who ran it; one rank per
     data-parallel rank and stage. ``step``: its training step. ``group``: operations with the same number do
@@ -67,8 +76,8 @@ class Job(Protocol):
     @property
     def operations(self) -> Operations: ...
 
-    def simulate(self, work_s: np.ndarray, delay_s: np.ndarray | None = None) -> np.ndarray:
-        """Step times in s, float64[steps], with these times for each operation (no delays: None)."""
+    def simulate(self, settings: Sequence[Setting]) -> list[np.ndarray]:
+        """Step times in s, float64[steps], of each setting."""
         ...
 
 

@@ -143,11 +143,11 @@ def read_meta(path: Path) -> JobMeta:
                 f"{path}: {name} must be an integer from {lowest} on, not {printable(repr(size))}"
             )
     meta = JobMeta(trial_name=str(content["trial_name"]), **sizes)
-    product = meta.dp_size * meta.pp_size * meta.tp_size * meta.dsp_size
-    if meta.world_size != product:
+    product = meta.dp_size * meta.pp_size * meta.tp_size
+    if meta.world_size not in (product, product * meta.dsp_size):  # dsp ranks may count as dp ranks
         raise TraceError(
             f"{path}: world_size is {meta.world_size}, but dp_size × pp_size × tp_size × dsp_size is "
-            f"{product}: correct the file"
+            f"{product * meta.dsp_size}: correct the file"
         )
     return meta
 

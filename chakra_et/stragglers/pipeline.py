@@ -5,13 +5,14 @@ They share one dependency graph, so each operation of it is an array of steps ×
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from chakra_et.errors import TraceError
 from chakra_et.stragglers.dependencies import ACROSS_DP, Dependencies, Operation, find_dependencies
-from chakra_et.stragglers.operations import JobMeta, Operations
+from chakra_et.stragglers.operations import JobMeta, Operations, Setting
 from chakra_et.stragglers.parquet import (
     COMPUTE,
     EMBEDDING,
@@ -62,10 +63,13 @@ class PipelineJob:
     events: list[_Event]
     last: list[int]
 
-    def simulate(self, work_s: np.ndarray, delay_s: np.ndarray | None = None) -> np.ndarray:
-        """Step times in s, float64[steps]; see ``Job``."""
-        work = work_s[self.place]
-        delay = None if delay_s is None else delay_s[self.place]
+    def simulate(self, settings: Sequence[Setting]) -> list[np.ndarray]:
+        """Step times in s, float64[steps], of each setting; see ``Job``."""
+        return [self._step_times(setting) for setting in settings]
+
+    def _step_times(self, setting: Setting) -> np.ndarray:
+        work = setting.work_s[self.place]
+        delay = None if setting.delay_s is None else setting.delay_s[self.place]
         end = np.zeros_like(work)
         for event in self.events:
             latest = self._start(event.members[0], end, delay)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,12 +12,12 @@ from chakra_et.et import file as et_file
 from chakra_et.et.columns import ExecutionTrace
 from chakra_et.et.sets import RankSet
 from chakra_et.names import run_at
+from chakra_et.predict.schedule import Schedule, make_schedule
 from chakra_et.replay.joint import ReplayGraph, build_graph
-from chakra_et.replay.matching import Matching, match
-from chakra_et.replay.simulators import device_replay
-from chakra_et.replay.timing import Timing, timing
+from chakra_et.replay.matching import match
+from chakra_et.replay.timing import timing
 from chakra_et.stragglers.mesh import stages_of
-from chakra_et.stragglers.operations import JobMeta, Operations
+from chakra_et.stragglers.operations import JobMeta, Operations, Setting
 from chakra_et.stragglers.stretches import find_stretches
 from chakra_et.stragglers.table import NS, Table, make_table
 
@@ -33,7 +34,7 @@ class RecordedJob:
     measured_s: np.ndarray
     notes: list[str]
     graph: ReplayGraph
-    matching: Matching
+    schedule: Schedule
     step_of_node: np.ndarray
     table: Table
 
@@ -41,16 +42,19 @@ class RecordedJob:
     def operations(self) -> Operations:
         return self.table.operations
 
-    def simulate(self, work_s: np.ndarray, delay_s: np.ndarray | None = None) -> np.ndarray:
-        """Step times in s, float64[steps]; see ``Job``. The delays of a rank's operations hold up its
-        beginning."""
+    def simulate(self, settings: Sequence[Setting]) -> list[np.ndarray]:
+        """Step times in s, float64[steps], of each setting; see ``Job``."""
+        return [self._step_times(setting) for setting in settings]
+
+    def _step_times(self, setting: Setting) -> np.ndarray:
+        """The delays of a rank's operations hold up its beginning."""
+        own = self.table.durations(self.graph.own_ns, setting.work_s / NS)
         release = np.zeros(len(self.graph.traces))
-        if delay_s is not None:
-            np.add.at(release, self.table.trace, delay_s)
-        own = self.table.durations(self.graph.own_ns, work_s / NS)
-        times = Timing(np.rint(release / NS).astype(np.int64).tolist(), own)
-        result = device_replay(replace(self.graph, own_ns=own), self.matching, times)
-        return _step_times(self.graph.gather(result.end_ns), self.step_of_node, len(self.steps), 0)
+        if setting.delay_s is not None:
+            np.add.at(release, self.table.trace, setting.delay_s)
+        release_ns = np.rint(release / NS).astype(np.int64)[self.graph.trace_of]
+        _, end = self.schedule.run(own, own, release_ns)
+        return _step_times(end, self.step_of_node, len(self.steps), 0)
 
 
 def recorded_job(run: RankSet) -> RecordedJob:
@@ -67,6 +71,7 @@ def recorded_job(run: RankSet) -> RecordedJob:
             f"{run.name}: its ranks have no communication in common, so none waits for another: give the .et "
             "files of one job"
         )
+    schedule = make_schedule(graph, matching)
     found = find_stretches(run.name, graph)
     stages = stages_of(traces, ranks)
     table = make_table(graph, found, matching, times, stages)
@@ -86,7 +91,7 @@ def recorded_job(run: RankSet) -> RecordedJob:
         measured_s=np.empty(0),
         notes=matching.notes + times.notes + table.notes,
         graph=graph,
-        matching=matching,
+        schedule=schedule,
         step_of_node=found.step,
         table=table,
     )
@@ -97,7 +102,7 @@ def recorded_job(run: RankSet) -> RecordedJob:
         )
     if step_s is None:
         job.notes.append("the files hold no start times on one clock: step_t_base is simulated")
-        step_s = job.simulate(job.operations.work_s, job.operations.delay_s)
+        (step_s,) = job.simulate([Setting(job.operations.work_s, job.operations.delay_s)])
     return replace(job, measured_s=step_s)
 
 

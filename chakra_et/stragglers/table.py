@@ -58,7 +58,7 @@ def make_table(
     kind_of_cell = _kinds_of_cells(graph, found, cell, stages)
     place = (found.ordinal * 2 + found.on_host) * len(found.optypes) + found.optype
     places = int(place.max()) + 1
-    nodes, talks = np.flatnonzero(~found.communicates), np.flatnonzero(found.communicates)
+    nodes, comm = np.flatnonzero(~found.communicates), np.flatnonzero(found.communicates)
 
     groups, group_of_node = np.unique((kind_of_cell[cell] * places + place)[nodes], return_inverse=True)
     row_group, row_cell, row_of_node = _rows(kind_of_cell, groups // places, group_of_node, cell[nodes])
@@ -74,25 +74,25 @@ def make_table(
     stretch = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
     stretch = np.where(known[stretch] == wanted, stretch, -1)
 
-    _, talk_group = np.unique((kind_of_cell[cell] * places + place)[talks], return_inverse=True)
-    trace = np.concatenate([row_cell, cell[talks]]) // steps
+    _, comm_group = np.unique((kind_of_cell[cell] * places + place)[comm], return_inverse=True)
+    trace = np.concatenate([row_cell, cell[comm]]) // steps
     transfer = _transfers(graph, matching, times)
     rank = np.array(graph.ranks)[trace]
     dp_rank = dp_ranks_of(stages)
     _, first = np.unique(trace, return_index=True)
     delay = np.zeros(len(trace))
     delay[first] = np.array(times.release_ns) * NS
-    nothing = np.full(len(talks), -1, dtype=np.int64)
+    nothing = np.full(len(comm), -1, dtype=np.int64)
     operations = Operations(
         optypes=found.optypes,
-        optype=np.concatenate([row_place % len(found.optypes), found.optype[talks]]),
+        optype=np.concatenate([row_place % len(found.optypes), found.optype[comm]]),
         dp_rank=np.array([dp_rank[each] for each in graph.ranks])[trace],
         stage=np.array([stages[each] for each in graph.ranks])[trace],
         rank=rank,
-        step=np.array(found.steps)[np.concatenate([row_cell, cell[talks]]) % steps],
-        group=np.concatenate([row_group, len(groups) + talk_group]),
+        step=np.array(found.steps)[np.concatenate([row_cell, cell[comm]]) % steps],
+        group=np.concatenate([row_group, len(groups) + comm_group]),
         by_median=np.arange(len(trace)) >= len(row_group),
-        work_s=np.concatenate([work, transfer[talks]]) * NS,
+        work_s=np.concatenate([work, transfer[comm]]) * NS,
         delay_s=delay,
         is_first=np.isin(np.arange(len(trace)), first),
     )
@@ -100,7 +100,7 @@ def make_table(
         operations=operations,
         stretch_of_node=stretch_of_node,
         stretch=np.concatenate([stretch, nothing]),
-        node=np.concatenate([np.full(len(row_group), -1, dtype=np.int64), talks]),
+        node=np.concatenate([np.full(len(row_group), -1, dtype=np.int64), comm]),
         trace=trace,
         notes=_notes(kind_of_cell, steps, stretch),
     )
@@ -111,14 +111,14 @@ def _kinds_of_cells(
 ) -> np.ndarray:
     """One number for the cells, (rank, step), that do the same work: of one stage, with the same
     communication."""
-    talks = np.flatnonzero(found.communicates)
-    talks = talks[np.lexsort((found.ordinal[talks], cell[talks]))]
+    comm = np.flatnonzero(found.communicates)
+    comm = comm[np.lexsort((found.ordinal[comm], cell[comm]))]
     cells = len(graph.traces) * len(found.steps)
-    bounds = np.searchsorted(cell[talks], np.arange(cells + 1))
+    bounds = np.searchsorted(cell[comm], np.arange(cells + 1))
     numbers: dict[tuple[int, bytes], int] = {}
     kinds = []
     for at in range(cells):
-        sequence = found.optype[talks[bounds[at] : bounds[at + 1]]].tobytes()
+        sequence = found.optype[comm[bounds[at] : bounds[at + 1]]].tobytes()
         key = stages[graph.ranks[at // len(found.steps)]], sequence
         kinds.append(numbers.setdefault(key, len(numbers)))
     return np.array(kinds, dtype=np.int64)

@@ -1,6 +1,6 @@
 """Read recorded traces: JSON files in, columns out.
 
-``host.HostTrace`` is what the ExecutionTraceObserver wrote, ``device.DeviceTrace`` what Kineto wrote, each as
-numpy columns with one row per record; ``sets`` finds the traces of a folder, ``records`` decodes their JSON
-piece by piece within ``limits``. The format's field names of all known writers stand here and nowhere else.
+``host.HostTrace`` has the records of the ExecutionTraceObserver, ``device.DeviceTrace`` those of Kineto, as
+numpy columns with one row per record. ``sets`` finds the traces of a folder, and ``records`` decodes their
+JSON piece by piece within ``limits``. Only this package has field names of the trace formats.
 """

@@ -1,7 +1,7 @@
 """Kineto's device trace (Chrome trace JSON) as columns.
 
-Times are int64 nanoseconds since the first event of the trace. Only what the conversion needs is decoded;
-``device_format`` has the field names of all known writers.
+Times are int64 nanoseconds since the first event of the trace. Only the fields that the conversion needs are
+decoded; ``device_format`` has the field names of all known writers.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from chakra_et.traces.device_format import (
     Args,
     Event,
     Header,
+    HeaderFields,
     OperatorHeader,
 )
 from chakra_et.traces.fields import Number, as_column, as_number
@@ -35,7 +36,7 @@ from chakra_et.traces.records import read_records
 
 MAX_MICROSECONDS = 2.0**53
 MAX_SPAN = 7 * 86_400e6
-"""µs from the middle of a trace to any event of it, and of one event: profiling takes minutes."""
+"""Longest time in µs from the median event to any other event, and of one event: profiling takes minutes."""
 _PER_ROW = (
     "name", "category", "start", "end", "thread", "device", "stream", "rf_id", "external_id", "correlation",
     "sequence", "forward_thread", "bytes", "graph", "shape",
@@ -44,8 +45,10 @@ _PER_ROW = (
 
 @dataclass
 class Modules:
-    """Forward calls of modules, K of them by start: ``thread``, ``start`` and ``end`` (ns) and ``name``, an
-    index into ``names`` (``ResNet_0``, without the prefix), all int64."""
+    """K forward calls of modules, sorted by start. All columns are int64[K].
+
+    ``start``, ``end``: ns; ``name``: index into ``names`` (``ResNet_0``, without the prefix).
+    """
 
     thread: np.ndarray
     start: np.ndarray
@@ -59,8 +62,10 @@ class Modules:
 
 @dataclass
 class OperatorInputs:
-    """The arguments of the operators as Kineto records them, one JSON text per row (empty: none): ``values``
-    (concrete inputs), ``shapes`` and ``types``."""
+    """The operators' arguments as recorded by Kineto: one JSON text per row, empty for none.
+
+    ``values``: concrete inputs; ``shapes`` and ``types`` of the tensors.
+    """
 
     values: list[bytes]
     shapes: list[bytes]
@@ -69,17 +74,20 @@ class OperatorInputs:
 
 @dataclass
 class DeviceTrace:
-    """The events of one rank that did work, one row each, ordered by start time.
+    """The events of one rank that become nodes or edges, one row each, sorted by start time.
 
-    ``category``: index into ``CATEGORIES``. ``start``, ``end``: ns. ``thread``: index into ``threads``
-    (pid, tid) for rows on the CPU, -1 otherwise. ``device``, ``stream``: for rows on the GPU, -1
-    otherwise. ``rf_id``, ``external_id``, ``correlation``, ``sequence``, ``forward_thread``, ``bytes`` (of
-    copies and memsets), ``graph`` (CUDA graph): -1 where absent. ``name`` indexes ``names``, ``shape``
-    indexes ``shapes`` (grid and block of a kernel, -1: none). ``communication`` holds the arguments of the
-    rows that describe communication; ``waits`` the cuda_sync arguments. ``forward_backward`` is int64[K, 2,
-    2]: (thread, time) of the start and finish of each fwdbwd flow. ``findings`` counts what was left out or
-    repaired. ``inputs`` is None where they were not asked for, and so empty is ``launched``: row of a launch
-    call → name of the kernel, which HIP records.
+    - ``category``: index into ``CATEGORIES``; ``start``, ``end``: ns; ``name``: index into ``names``
+    - ``thread``: index into ``threads`` (pid, tid) for rows on the CPU, otherwise -1
+    - ``device``, ``stream``: for rows on the GPU, otherwise -1
+    - ``rf_id``, ``external_id``, ``correlation``, ``sequence``, ``forward_thread``, ``bytes`` (of copies and
+      memsets), ``graph`` (CUDA or HIP graph): -1 if absent
+    - ``shape``: index into ``shapes`` (grid and block of a kernel), -1 for none
+    - ``communication``: row → arguments that describe communication; ``waits``: row → cuda_sync arguments
+    - ``forward_backward`` int64[K, 2, 2]: (thread, time) of the start and finish of each fwdbwd flow
+    - ``origin_ns``: absolute time of the first event; ``events_in``: number of events in the file
+    - ``findings``: counts of what was left out or repaired
+    - ``inputs``: None unless requested; ``launched``: row of a launch call → name of the kernel (only HIP
+      records it), empty unless requested
     """
 
     path: Path
@@ -132,9 +140,9 @@ class DeviceTrace:
 
 
 def load(path: str | Path, limits: Limits = DEFAULT_LIMITS, operators: bool = False) -> DeviceTrace:
-    """Read a device trace (``.json`` or ``.json.gz``); ``operators``: with the operators' arguments.
+    """Read a device trace (``.json`` or ``.json.gz``). ``operators``: also read the operators' arguments.
 
-    Raises ``TraceError`` if it is not readable, beyond the limits or holds no event that did work.
+    Raises ``TraceError`` if it is not readable, exceeds the limits or has no operator, call or kernel.
     """
     path = Path(path)
     columns = _Columns(operators)
@@ -142,13 +150,13 @@ def load(path: str | Path, limits: Limits = DEFAULT_LIMITS, operators: bool = Fa
     header = read_records(path, "traceEvents", lambda head: layout, columns, limits)
     if columns.rows == 0:
         raise TraceError(
-            f"{path}: no operator, runtime call or kernel in it; was the profiler's active step reached?"
+            f"{path}: has no operator, runtime call or kernel; did the run reach an active profiler step?"
         )
     return _finish(path, columns, header)
 
 
 class _Columns:
-    """Collects columns over the pieces of the file."""
+    """Collects columns piece by piece."""
 
     def __init__(self, operators: bool) -> None:
         self.numbers: dict[str, list[np.ndarray]] = {}
@@ -267,16 +275,16 @@ class _Columns:
 
 
 def _triple(value: Any) -> str:
-    """A grid or block, which writers give as a list or as text, as ``x,y,z``."""
+    """A grid or block as ``x,y,z``, from a list or text."""
     numbers = value if isinstance(value, list) else str(value).strip("[]").split(",")
     return ",".join(str(number).strip()[:12] for number in numbers[:3])
 
 
-def _finish(path: Path, columns: _Columns, header: Header) -> DeviceTrace:
+def _finish(path: Path, columns: _Columns, header: HeaderFields) -> DeviceTrace:
     joined = {name: np.concatenate(parts) for name, parts in columns.numbers.items()}
     start_us, length = joined.pop("start"), joined.pop("length")
     findings = columns.findings
-    # The comparison is false for NaN, so that what can't be placed in time is refused here as well.
+    # The comparison is false for NaN, so this also rejects events without a time.
     sane = (np.abs(start_us) < MAX_MICROSECONDS) & (length < MAX_SPAN) & (length > -MAX_SPAN)
     if sane.any():
         sane &= np.abs(start_us - np.median(start_us[sane])) < MAX_SPAN
@@ -286,14 +294,14 @@ def _finish(path: Path, columns: _Columns, header: Header) -> DeviceTrace:
         findings.add("negative-duration", int(negative.sum()))
         length = np.where(negative, 0.0, length)
     if not (sane & (joined["category"] != SYNC)).any():
-        raise TraceError(f"{path}: no operator, runtime call or kernel in it has a usable time stamp.")
+        raise TraceError(f"{path}: has no operator, runtime call or kernel with a usable time stamp.")
     origin_us = float(np.floor(start_us[sane].min()))
     start = np.zeros(len(start_us), dtype=np.int64)
     end = start.copy()
     start[sane] = np.rint((start_us[sane] - origin_us) * 1000).astype(np.int64)
     end[sane] = start[sane] + np.rint(length[sane] * 1000).astype(np.int64)
-    # Same start and end: a runtime call is in its operator, a driver call in a runtime call; of two operators
-    # the outer was recorded first and has the lower id.
+    # With equal times, a runtime call is inside an operator and a driver call inside a runtime call; of two
+    # operators, the outer one has the lower id.
     depth = np.maximum(joined["category"], ANNOTATION)
     order = np.lexsort((joined["external_id"], depth, -end, start))
     order = order[sane[order]]
@@ -359,8 +367,8 @@ def _modules(columns: _Columns, origin_us: float) -> Modules:
             rows.append((round(after * 1000), -round(length * 1000), thread, name))
     rows.sort()
     table = np.array(rows, dtype=np.int64).reshape(-1, 4)
-    start, length = table[:, 0], -table[:, 1]
-    return Modules(table[:, 2], start, start + length, table[:, 3], list(names))
+    start, end = table[:, 0], table[:, 0] - table[:, 1]
+    return Modules(table[:, 2], start, end, table[:, 3], list(names))
 
 
 def _either(value: Number, otherwise: Number) -> Number:

@@ -1,4 +1,4 @@
-"""Kineto's field names and categories, of all writers that are known: the one place that has them."""
+"""Field names and event categories in the Kineto traces of all known writers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ GPU_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
 SYNC_CATEGORY = "cuda_sync"
 CATEGORIES = (*CPU_CATEGORIES, *GPU_CATEGORIES, SYNC_CATEGORY)
 CPU_OP, ANNOTATION, RUNTIME, DRIVER, KERNEL, MEMCPY, MEMSET, SYNC = range(len(CATEGORIES))
-# Older writers and other vendors: another name for one of the above.
+# Names for the above in traces of older writers and other vendors.
 CATEGORY_ALIASES = {
     "Operator": "cpu_op",
     "cpu_instant_event": "cpu_op",
@@ -31,7 +31,7 @@ CATEGORY_ALIASES = {
 }
 CODE_OF_CATEGORY = {name: code for code, name in enumerate(CATEGORIES)}
 CODE_OF_CATEGORY |= {alias: CODE_OF_CATEGORY[name] for alias, name in CATEGORY_ALIASES.items()}
-# Category → why its events become no node (an id of ``findings.TABLE``).
+# Category → the loss as which its events are counted (an id of ``findings.TABLE``), as they become no node.
 NOT_A_NODE = {
     "Trace": "profiler-span",
     "gpu_user_annotation": "gpu-annotation",
@@ -40,11 +40,11 @@ NOT_A_NODE = {
     "overhead": "profiler-overhead",
 }
 MODULE = "nn.Module: "
-"""How the name of a Python frame begins that is a module's forward call."""
+"""Prefix of the names of Python frames that are forward calls of modules."""
 
 
 class Args(msgspec.Struct, gc=False):
-    """The arguments that the conversion needs; absent ones are None."""
+    """The arguments that the conversion needs; None if absent."""
 
     external_id: Number = msgspec.field(name="External id", default=None)
     rf_id: Number = msgspec.field(name="Record function id", default=None)
@@ -77,7 +77,7 @@ class Args(msgspec.Struct, gc=False):
 
 
 class OperatorArgs(Args, gc=False):
-    """With the operator's arguments, which are read where no host trace has them."""
+    """The same with the operator's arguments, which are read if there is no host trace."""
 
     dims: msgspec.Raw = msgspec.field(name="Input Dims", default=msgspec.Raw(b""))
     types: msgspec.Raw = msgspec.field(name="Input type", default=msgspec.Raw(b""))
@@ -101,8 +101,9 @@ class OperatorEvent(Event, gc=False):
     args: OperatorArgs | None = None
 
 
-class Header(msgspec.Struct):
-    traceEvents: list[Event]
+class HeaderFields(msgspec.Struct):
+    """A trace without its events."""
+
     schemaVersion: Any = None
     distributedInfo: Any = None
     deviceProperties: Any = None
@@ -111,7 +112,11 @@ class Header(msgspec.Struct):
     host_name: Any = None
 
 
-class OperatorHeader(Header):
+class Header(HeaderFields, kw_only=True):
+    traceEvents: list[Event]
+
+
+class OperatorHeader(HeaderFields, kw_only=True):
     traceEvents: list[OperatorEvent]
 
 

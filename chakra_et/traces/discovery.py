@@ -1,9 +1,8 @@
-"""Find traces that are not named as our tracer names them, by what they contain.
+"""Find traces with arbitrary names by their content.
 
-PyTorch and the frameworks on top of it choose many names (``worker0.1700.pt.trace.json.gz``,
-``rank3_trace.json``, ``rank-0_et.json``), so the content decides: a JSON object with ``traceEvents`` is
-Kineto's device trace, one with ``schema`` and ``nodes`` is a host trace. Rank and world size come from
-Kineto's distributedInfo, or else from the file's name.
+PyTorch and its frameworks use many names (``worker0.1700.pt.trace.json.gz``, ``rank3_trace.json``,
+``rank-0_et.json``). A JSON object with ``traceEvents`` is a Kineto device trace, one with ``schema`` and
+``nodes`` is a host trace. Rank and world size come from Kineto's distributedInfo, or else from the file name.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ _RANK = re.compile(rb'"distributedInfo"\s*:\s*\{[^{}\[]*?"rank"\s*:\s*(\d{1,6})'
 _WORLD = re.compile(rb'"distributedInfo"\s*:\s*\{[^{}\[]*?"world_size"\s*:\s*(\d{1,6})')
 _RANK_IN_NAME = re.compile(r"(?:^|(?<=[._-]))(?:rank|worker|r)[._-]?(\d{1,6})(?=[._-]|$)", re.IGNORECASE)
 _ENDINGS = (".gz", ".json", ".trace", ".pt", ".chrome", ".kineto", ".device", ".host")
-# What we write beside the traces.
+# Other files that we write to the same folder.
 _OURS = ("_manifest.json", "_conversion.json", "_comm_groups.json", "_merged.json")
 
 
 @dataclass(frozen=True)
 class Found:
-    """A trace. ``rank`` and ``world`` are -1 and 0 where neither the file nor its name has them."""
+    """A trace. ``rank`` is -1 and ``world`` 0 if neither the file nor its name has them."""
 
     path: Path
     side: Side
@@ -41,7 +40,7 @@ class Found:
 
     @property
     def stem(self) -> str:
-        """The name without endings and without the rank, which all ranks of a run share at best."""
+        """The name without endings and rank, ideally the same for all ranks of a run."""
         name = self.path.name
         while (shorter := next((name[: -len(end)] for end in _ENDINGS if name.endswith(end)), "")) or False:
             name = shorter
@@ -50,7 +49,7 @@ class Found:
 
 
 def look_at(path: Path) -> Found | None:
-    """What ``path`` is, from its first bytes; None for anything but a trace. Never raises for its content."""
+    """Identify ``path`` by its first bytes; None if it is not a trace. Never raises for bad content."""
     if not path.is_file() or path.name.endswith(_OURS):
         return None
     try:
@@ -78,8 +77,8 @@ def look_for(paths: Iterable[Path]) -> list[Found]:
 def runs_of(traces: list[Found]) -> dict[str, list[Found]]:
     """The device traces by run: name → traces of distinct ranks.
 
-    Traces whose names differ by their rank alone belong together; so do all those of one world of several
-    ranks, if their ranks are distinct. Names are made unique.
+    Traces belong together if their names differ only in the rank, or if they have the same world size above 1
+    and distinct ranks. The names of runs are made unique.
     """
     devices = [found for found in traces if found.side == "device"]
     by_stem: dict[tuple[str, int], list[Found]] = {}

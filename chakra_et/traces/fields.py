@@ -1,4 +1,4 @@
-"""Values of JSON fields that should be numbers, and may be text or absent."""
+"""Convert JSON fields that should be numbers but may be text or absent."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ MAX_RANKS = 1_000_000
 
 
 def as_column(values: list[Number], dtype: type = np.int64) -> np.ndarray:
-    """Values as a column, -1 where there is none; text that holds a number counts as that number."""
+    """Values as a column, with text converted to numbers; -1 (float64: NaN) for anything else."""
     if dtype is np.int64:
         values = [-1 if value is None else value for value in values]
     with contextlib.suppress(ValueError, TypeError, OverflowError):
-        column = np.array(values, dtype=dtype)
+        column: np.ndarray = np.array(values, dtype=dtype)
         if column.ndim == 1:
             return column
     missing = float("nan") if dtype is np.float64 else -1
@@ -23,7 +23,7 @@ def as_column(values: list[Number], dtype: type = np.int64) -> np.ndarray:
 
 
 def as_number(value: Number, missing: float = -1) -> float | int:
-    """A number from a field that may be a number, text or nothing; ``missing`` where it can't be one."""
+    """The number in a field that may be a number, text or None; ``missing`` if it is not a number."""
     try:
         found = float(value) if isinstance(value, str) and not value.lstrip("-").isdigit() else value
         found = int(found) if isinstance(found, str) else found

@@ -1,7 +1,7 @@
-"""The ExecutionTraceObserver's host trace as columns.
+"""The host trace of PyTorch's ExecutionTraceObserver as columns.
 
-Two layouts exist: schema 1.0.x keeps every field flat on the node, later ones keep them in ``inputs``,
-``outputs`` and ``attrs``. Which one a file has is seen from its nodes, never from its version string.
+There are two layouts: schema 1.0.x has all fields on the node, later ones have them in ``inputs``,
+``outputs`` and ``attrs``. The layout is determined by the nodes, never by the version string.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from chakra_et.traces.records import read_records
 
 NUMERIC = ("rf_id", "fw_parent", "seq_id", "scope", "tid", "fw_tid")
 DEFAULTS = {"rf_id": 0, "fw_parent": 0, "seq_id": -1, "scope": 0, "tid": 0, "fw_tid": 0}
-# What record_param_comms says of its collective, from PyTorch 2.2 on.
+# Attributes of record_param_comms that describe its collective, from PyTorch 2.2.
 COMMUNICATION = frozenset(
     (
         "collective_name",
@@ -39,7 +39,7 @@ COMMUNICATION = frozenset(
         "pg_size",
     )
 )
-# Attributes that are text about the operator's kernel; empty for nearly all operators.
+# Text attributes about the operator's kernel, empty for nearly all operators.
 TEXT = frozenset(("kernel_backend", "kernel_file", "tensor_range"))
 STRUCTURE = (
     "[pytorch|profiler|execution_trace|process]",
@@ -63,13 +63,13 @@ class Attr(msgspec.Struct, gc=False):
     value: Any = None
 
 
-# Getters for map: a million calls from C take half the time of a comprehension's.
+# Getters for map, which takes half the time of a comprehension over a million records.
 _attr_name, _attr_value = attrgetter("name"), attrgetter("value")
 _values, _shapes, _types = attrgetter("values"), attrgetter("shapes"), attrgetter("types")
 
 
 class Node(msgspec.Struct, gc=False):
-    """A node of the layout with ``attrs``. ``ctrl_deps`` is the one parent."""
+    """A node of the layout with ``attrs``. ``ctrl_deps`` is the parent."""
 
     id: Number
     name: Any = ""
@@ -100,8 +100,9 @@ class FlatNode(msgspec.Struct, gc=False):
     output_types: msgspec.Raw = msgspec.Raw(b"[]")
 
 
-class Document(msgspec.Struct):
-    nodes: list[Node]
+class DocumentFields(msgspec.Struct):
+    """A host trace without its nodes."""
+
     schema: Any = ""
     pid: Any = 0
     time: Any = ""
@@ -109,7 +110,11 @@ class Document(msgspec.Struct):
     finish_ts: Any = 0
 
 
-class FlatDocument(Document):
+class Document(DocumentFields, kw_only=True):
+    nodes: list[Node]
+
+
+class FlatDocument(DocumentFields, kw_only=True):
     nodes: list[FlatNode]
 
 
@@ -117,12 +122,13 @@ class FlatDocument(Document):
 class HostTrace:
     """The nodes of one rank, one row each, in file order.
 
-    ``id``, ``parent`` (-1: none), ``rf_id``, ``fw_parent``, ``seq_id``, ``scope``, ``tid``, ``fw_tid``:
-    int64. ``name`` and ``op_schema`` index ``names`` and ``schemas``. ``inputs``, ``outputs``: values,
-    shapes and types of row i as the JSON text of the trace (UTF-8). ``communication``: the collective's
-    attributes of the rows that have them. ``texts``: other text attributes that are not empty.
-    ``groups``: the process groups as recorded. ``header``: schema, pid, time, start_ts, finish_ts.
-    ``recorded`` is False where there is no host trace, and the operators come from the device trace.
+    - ``id``, ``parent`` (-1: none), ``rf_id``, ``fw_parent``, ``seq_id``, ``scope``, ``tid``, ``fw_tid``:
+      int64[rows]
+    - ``name``: index into ``names``; ``op_schema``: index into ``schemas``
+    - ``inputs``, ``outputs``: values, shapes and types of each row as JSON text of the trace (UTF-8)
+    - ``communication``: row → attributes of a collective; ``texts``: row → other non-empty text attributes
+    - ``groups``: the recorded process groups; ``header``: schema, pid, time, start_ts, finish_ts
+    - ``recorded``: False if there is no host trace and the operators come from the device trace
     """
 
     path: Path
@@ -152,14 +158,14 @@ class HostTrace:
 
 
 class _Columns:
-    """Collects columns over the pieces of the file."""
+    """Collects columns piece by piece."""
 
     def __init__(self) -> None:
         self.numbers: dict[str, list[np.ndarray]] = {}
         self.names: dict[str, int] = {}
         self.schemas: dict[str, int] = {}
-        self.inputs: tuple[list[bytes], ...] = ([], [], [])
-        self.outputs: tuple[list[bytes], ...] = ([], [], [])
+        self.inputs: tuple[list[bytes], list[bytes], list[bytes]] = ([], [], [])
+        self.outputs: tuple[list[bytes], list[bytes], list[bytes]] = ([], [], [])
         self.known: dict[bytes, bytes] = {}
         self.communication: dict[int, dict[str, Any]] = {}
         self.texts: dict[int, dict[str, str]] = {}
@@ -194,9 +200,9 @@ class _Columns:
         self.findings.add("bad-node")
 
     def _take_attrs(self, nodes: list[Node]) -> list[int]:
-        """Split the nodes' attributes into columns; returns their operator schemas' indices.
+        """Split the attributes of the nodes into columns; returns the indices of their operator schemas.
 
-        Nearly all nodes carry the same attributes in the same order, so these are taken a column at a time.
+        Nearly all nodes have the same attributes in the same order, so these are read column by column.
         """
         schemas = self.schemas
         columns: dict[str, list[Any]] = {name: [DEFAULTS[name]] * len(nodes) for name in NUMERIC}
@@ -207,7 +213,7 @@ class _Columns:
         for position in zip(*[nodes[at].attrs for at in alike], strict=True):
             name = position[0].name
             if len(set(map(_attr_name, position))) > 1:
-                places = [(at, nodes[at].attrs) for at in alike]
+                places = [(at, nodes[at].attrs or []) for at in alike]
                 break
             values = list(map(_attr_value, position))
             if name in columns:
@@ -248,7 +254,7 @@ class _Columns:
 
 
 def _keep(target: tuple[list[bytes], ...], sources: list[Values], known: dict[bytes, bytes]) -> None:
-    """Add the texts of ``sources`` to ``target``; ``known`` keeps one copy of each that repeats."""
+    """Add the texts of ``sources`` to ``target``; ``known`` holds one copy of each shape and type text."""
     values, shapes, types = target
     values += map(bytes, map(_values, sources))
     for texts, get in ((shapes, _shapes), (types, _types)):
@@ -259,7 +265,7 @@ def _keep(target: tuple[list[bytes], ...], sources: list[Values], known: dict[by
 def load(path: str | Path, limits: Limits = DEFAULT_LIMITS) -> HostTrace:
     """Read a host trace (``.json`` or ``.json.gz``).
 
-    Raises ``TraceError`` if it is not readable, beyond the limits or holds no node.
+    Raises ``TraceError`` if it is not readable, exceeds the limits or has no node.
     """
     path = Path(path)
     columns = _Columns()
@@ -269,13 +275,23 @@ def load(path: str | Path, limits: Limits = DEFAULT_LIMITS) -> HostTrace:
 
     document = read_records(path, "nodes", layout, columns, limits)
     if columns.rows == 0:
-        raise TraceError(f"{path}: no node in it; was the profiler's active step reached?")
+        raise TraceError(f"{path}: has no node; did the run reach an active profiler step?")
     joined = {name: np.concatenate(parts) for name, parts in columns.numbers.items()}
     _check_family(joined["id"], joined["parent"], columns.findings)
     return HostTrace(
         path=path,
+        id=joined["id"],
+        parent=joined["parent"],
+        name=joined["name"],
         names=list(columns.names),
+        op_schema=joined["op_schema"],
         schemas=list(columns.schemas),
+        rf_id=joined["rf_id"],
+        fw_parent=joined["fw_parent"],
+        seq_id=joined["seq_id"],
+        scope=joined["scope"],
+        tid=joined["tid"],
+        fw_tid=joined["fw_tid"],
         inputs=columns.inputs,
         outputs=columns.outputs,
         communication=columns.communication,
@@ -283,30 +299,29 @@ def load(path: str | Path, limits: Limits = DEFAULT_LIMITS) -> HostTrace:
         groups=_groups(columns, joined["name"]),
         header={key: getattr(document, key) for key in ("schema", "pid", "time", "start_ts", "finish_ts")},
         findings=columns.findings,
-        **joined,
     )
 
 
 def _check_family(ids: np.ndarray, parents: np.ndarray, findings: Findings) -> None:
-    """Count wrong ids and parents. They cost no node: nesting is taken from the times."""
+    """Count invalid ids and parents. No node is lost, as nesting is by time."""
     known, first = np.unique(ids, return_index=True)
     parents = parents[first]
     up = np.minimum(np.searchsorted(known, parents), len(known) - 1)
     absent = known[up] != parents
     nodes = np.arange(len(known))
     up = np.where(absent, nodes, up)
-    # The process has no parent or itself; it has the lowest id, and may not be in the trace.
+    # The root has the lowest id and no parent or itself as parent; it may be missing from the trace.
     ends = absent | ((up == nodes) & (nodes == 0))
     absent &= (nodes > 0) & (parents != known[0] - 1)
     for _ in range(len(known).bit_length()):
-        up = up[up]  # twice as far in each round
+        up = up[up]  # each round doubles the distance
     findings.add("duplicate-host-id", len(ids) - len(known))
     findings.add("absent-host-parent", int(absent.sum()))
     findings.add("cyclic-host-parent", int((~ends[up]).sum()))
 
 
 def tensors(values: bytes) -> list[tuple[int, int, int]]:
-    """The tensors in the JSON text of a node's values: (storage id, elements, bytes per element) each."""
+    """(storage id, elements, bytes per element) of each tensor in the JSON text of a node's values."""
     return [(int(t[1]), int(t[3]), int(t[4])) for t in TENSOR.findall(values)]
 
 
@@ -315,7 +330,7 @@ def _parent(value: Any) -> Number:
 
 
 def _groups(columns: _Columns, name: np.ndarray) -> list[dict[str, Any]]:
-    """The payload of the process-group record: JSON inside a string."""
+    """The process groups in the process-group record, which are JSON in a string."""
     code = columns.names.get(GROUP_RECORD, -1)
     for row in np.flatnonzero(name == code).tolist():
         try:

@@ -1,4 +1,4 @@
-"""How much of a file is read: limits that keep a damaged or hostile file from filling memory and disk."""
+"""Limits on reading, so that a damaged or hostile file cannot fill memory or disk."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from chakra_et.errors import TraceError
 
 @dataclass(frozen=True)
 class Limits:
-    """Where reading and repairing stop.
+    """Limits for reading and repairing.
 
-    Records (nodes, events) beyond a limit are left out and listed; a file beyond ``max_bytes``,
-    ``max_ratio`` or ``max_objects``, or with fewer than ``min_records``, is refused. So is one with nothing
-    but records of several processes that can't be separated, unless ``allow_mixed``.
+    Records (nodes, events) beyond a limit are left out and listed. A file beyond ``max_bytes``, ``max_ratio``
+    or ``max_objects``, or with fewer than ``min_records`` intact records, is rejected. So is a file that only
+    has records of several processes that cannot be separated, unless ``allow_mixed``.
     """
 
     min_records: int = 1
@@ -38,16 +38,16 @@ DEFAULT_LIMITS = Limits()
 
 @dataclass
 class TextMeter:
-    """Counts the text that is read of the file ``name``, and refuses more than the limits allow."""
+    """Counts the text read from the file ``name``, and stops at the limits."""
 
     name: str
     limits: Limits
     given: int = 0
 
     def add(self, text_bytes: int, file_bytes: int) -> None:
-        """``text_bytes`` more were read; ``file_bytes`` of the (compressed) file are behind all of them.
+        """Count ``text_bytes`` more. ``file_bytes``: bytes of the (compressed) file that were read in total.
 
-        Raises ``TraceError``.
+        Raises ``TraceError`` beyond a limit.
         """
         self.given += text_bytes
         limits = self.limits

@@ -1,7 +1,7 @@
-"""The operators of a rank that has no host trace, taken from its device trace.
+"""The operators of a rank without a host trace, from its device trace.
 
-Nearly every framework writes only Kineto's trace. Its operators carry shapes, types and scalar arguments, but
-no tensor ids, storages and schemas.
+Most frameworks only write Kineto's trace. Its operators have shapes, types and scalar arguments, but no
+tensor ids, storages and schemas.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _NOTHING = b"[]"
 def operators_of(device: DeviceTrace) -> HostTrace:
     """The operators and annotations of ``device`` as host nodes, in the order of its rows.
 
-    The record-function id of a node is 1 + its row, so that no two nodes share one. ``device`` must have been
-    loaded with ``operators=True``.
+    The record-function id of a node is its row + 1, which makes it unique. ``device`` must be loaded with
+    ``operators=True``.
     """
     rows = np.flatnonzero((device.category == CPU_OP) | (device.category == ANNOTATION))
     count = len(rows)
@@ -63,7 +63,7 @@ def operators_of(device: DeviceTrace) -> HostTrace:
 
 @functools.lru_cache(maxsize=65536)
 def _host_types(types: bytes) -> bytes:
-    """Kineto's types as the observer writes them: ``"float"`` of a tensor is ``"Tensor(float)"``."""
+    """Kineto's types in the observer's notation: ``"float"`` of a tensor becomes ``"Tensor(float)"``."""
     if not types:
         return _NOTHING
 
@@ -74,5 +74,5 @@ def _host_types(types: bytes) -> bytes:
 
 
 def _pid(device: DeviceTrace) -> int:
-    """The process of the first CPU thread, 0 where that is no number."""
+    """The process id of the first CPU thread with a numeric one, 0 for none."""
     return next((pid for pid, _ in device.threads if isinstance(pid, int) and pid > 0), 0)

@@ -1,21 +1,22 @@
-"""Read a trace whose bulk is one JSON array of records, a piece at a time.
+"""Read a trace, which is mostly one JSON array of records, piece by piece.
 
-Both traces look alike: a few header fields, one long array (``nodes`` or ``traceEvents``), perhaps a
-footer. A piece ends where the next record starts; it is decoded by msgspec into typed structs and
-handed on, so that memory is bounded by the piece and not by the file. A piece that was cut in the wrong
-place does not decode (its brackets do not balance), and the cut is moved.
+Both kinds of trace have a few header fields, one long array (``nodes`` or ``traceEvents``) and possibly a
+footer. A piece ends where a record starts. msgspec decodes it into typed structs, so memory is bounded by the
+piece, not by the file. If a piece is cut at a wrong place, it does not decode (its brackets do not balance),
+and the cut is moved.
 """
 
 from __future__ import annotations
 
 import gzip
+import io
 import itertools
 import os
 import re
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any, Protocol, get_type_hints
+from typing import Any, Protocol, get_type_hints
 
 import msgspec
 
@@ -24,7 +25,7 @@ from chakra_et.traces.limits import DEFAULT_LIMITS, Limits, TextMeter
 
 PIECE_BYTES = 16 << 20
 MAX_CUTS = 64
-# Of text that no record ends in; a damaged file must not fill the memory before it is called damaged.
+# Stop after this many pieces without the end of a record, so that a damaged file does not fill the memory.
 MAX_RECORD_PIECES = 4
 RECORD_END = re.compile(rb"\}\s*,\s*(?=\{)")
 RAW_RECORDS = msgspec.json.Decoder(list[msgspec.Raw])
@@ -34,14 +35,14 @@ class Taker(Protocol):
     """Collects the records of a trace."""
 
     def take(self, records: list[Any]) -> None:
-        """Records in the order of the file."""
+        """Collect records, in the order of the file."""
 
     def leave_out(self, record: bytes) -> None:
-        """A record that is JSON, with a field of a type that it can't have."""
+        """Count a record that is valid JSON but has a field of the wrong type."""
 
 
-def open_trace(path: Path) -> IO[bytes]:
-    """Open a plain or gzip-compressed trace for reading; the content decides, not the name."""
+def open_trace(path: Path) -> gzip.GzipFile | io.BufferedReader:
+    """Open a plain or gzip-compressed trace for reading, recognised by content, not by name."""
     with open(path, "rb") as file:
         magic = file.read(2)
     return gzip.open(path, "rb") if magic == b"\x1f\x8b" else open(path, "rb")
@@ -57,12 +58,12 @@ def read_records(
 ) -> Any:
     """Decode the array ``array_key`` of the JSON object in ``path``.
 
-    ``document_type`` chooses the struct of the whole document from the first bytes of the file; its field
-    ``array_key`` is a list of the struct of one record. Returns the document with an empty array: the header
-    and footer fields.
+    ``document_type`` selects the struct of the document by the first bytes of the file; its field
+    ``array_key`` is a list of the struct of one record. Returns the document with an empty array, that is the
+    header and footer fields.
 
     Raises ``UnreadableTrace`` if the file is not one JSON object with that array, and ``TraceError`` if it
-    can't be opened or is larger than ``limits`` allow.
+    cannot be opened or exceeds ``limits``.
     """
     try:
         with open_trace(path) as file:
@@ -77,9 +78,9 @@ def read_records(
 
 
 class _Limited:
-    """The text of a trace, no more of it than the limits allow."""
+    """The text of a trace, read within the limits."""
 
-    def __init__(self, file: IO[bytes], path: Path, limits: Limits) -> None:
+    def __init__(self, file: gzip.GzipFile | io.BufferedReader, path: Path, limits: Limits) -> None:
         self._file, self._meter, self._size = file, TextMeter(str(path), limits), os.path.getsize(path)
 
     def read(self, size: int) -> bytes:
@@ -108,7 +109,7 @@ def _read(
     decoder = _Decoder(get_type_hints(document)[array_key], taker)
     start = re.match(rb'\{\s*"[^"\\]*"\s*:', rest)
     while start is not None:
-        # The piece stands in one buffer, as a list of its own, and is decoded where it stands.
+        # The piece is decoded in place, as a JSON list in its own buffer.
         piece = bytearray(b"[" + rest)
         kept = len(piece)
         piece += file.read(piece_bytes)
@@ -122,8 +123,9 @@ def _read(
 
 
 def _last(text: bytes, document: type, array_key: str, decoder: _Decoder) -> Any:
-    """Decode header, what is left of the records, and footer."""
+    """Decode the header, the remaining records and the footer."""
     _check_text(text)
+    last: Any
     try:
         last = msgspec.json.Decoder(document).decode(text)
     except msgspec.ValidationError:
@@ -137,7 +139,7 @@ def _last(text: bytes, document: type, array_key: str, decoder: _Decoder) -> Any
 
 
 class _Decoder:
-    """Decodes a JSON array of records and hands them on."""
+    """Decodes a JSON array of records and passes them on."""
 
     def __init__(self, array_type: Any, taker: Taker) -> None:
         self.taker = taker
@@ -154,7 +156,7 @@ class _Decoder:
             self.taker.take(records)
 
     def one_by_one(self, text: Any) -> None:
-        """Slower: a field of the wrong type costs its own record only."""
+        """Slower, but a field of the wrong type affects only its own record."""
         records, bad = [], []
         for raw in RAW_RECORDS.decode(text):
             try:
@@ -167,7 +169,7 @@ class _Decoder:
 
 
 def _decode_piece(piece: bytearray, record_start: bytes, decoder: _Decoder) -> int:
-    """Decode the records of ``piece`` that are complete; returns where the rest starts, 0 if none was."""
+    """Decode the complete records of ``piece``; returns the offset of the rest, 0 if there are none."""
     for cut, comma in _cuts(piece, record_start):
         piece[comma] = ord("]")
         try:
@@ -181,7 +183,7 @@ def _decode_piece(piece: bytearray, record_start: bytes, decoder: _Decoder) -> i
 
 
 def _check_text(text: Any) -> None:
-    """What is kept as it stands, such as the values of tensors, was not looked into by the decoder."""
+    """Check the encoding, as the decoder does not check raw values such as those of tensors."""
     if not bytes(text).isascii():
         str(text, "utf-8")
 
@@ -197,7 +199,7 @@ def _cuts(piece: bytearray, record_start: bytes) -> Iterator[tuple[int, int]]:
         text = piece[begin:cut].rstrip()
         if text.endswith(b","):
             yield cut, begin + len(text) - 1
-    # Records that start in other ways than the first one.
+    # Records that start differently from the first one.
     begin = max(0, len(piece) - (1 << 20))
     ends = list(RECORD_END.finditer(piece[begin:]))[::-1]
     for end in itertools.islice(ends, MAX_CUTS):

@@ -1,7 +1,7 @@
-"""The traces of a folder: which files are the host and device traces of which rank of which run.
+"""Group the traces in a folder by run and rank.
 
-Files named as our tracer names them (``names``) go by their names; all others by what they contain
-(``discovery``). ``NAME_manifest.json`` adds what our tracer knows of the run, where it wrote one.
+Files with our tracer's names (see ``names``) are grouped by name, all others by content (see ``discovery``).
+``NAME_manifest.json``, if our tracer wrote one, describes the run.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ MAX_MANIFEST_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class Pair:
-    """The traces of one rank; ``host`` is None where only Kineto's trace was written. ``rank`` is -1 where
-    only the traces themselves can tell."""
+    """The traces of one rank.
+
+    ``host``: None if only Kineto's trace was written; ``rank``: -1 if the file names do not contain it.
+    """
 
     rank: int
     host: Path | None
@@ -34,15 +36,17 @@ class Pair:
 
     @property
     def files(self) -> list[Path]:
+        """The host trace, if any, and the device trace."""
         return [path for path in (self.host, self.device) if path is not None]
 
 
 @dataclass
 class TraceSet(RunFiles):
-    """The traces of one run, which is written to ``folder``. ``pairs`` by rank; ``incomplete``: a sentence
-    for
-    each rank that has only one of its traces; ``problems``: one for anything else that is wrong with the
-    files. ``partial``: ranks may be missing, as nobody promised all of them.
+    """The traces of one run; its results are written to ``folder``.
+
+    ``pairs``: by rank. ``incomplete``: one sentence for each rank with only one of its traces; ``problems``:
+    one for each other error in the files. ``partial``: nothing shows how many ranks there are, so some may be
+    missing.
     """
 
     pairs: dict[int, Pair] = field(default_factory=dict)
@@ -53,18 +57,18 @@ class TraceSet(RunFiles):
 
     @property
     def ranks_here(self) -> int:
-        """How many ranks there are at least, as the files are named."""
+        """A lower bound on the number of ranks, from the file names."""
         return max([*self.pairs, *self.incomplete], default=-1) + 1
 
     @property
     def world_size(self) -> int:
-        """As the manifest says, 0 where there is none."""
+        """The world size in the manifest, 0 if not known."""
         size = self.manifest.get("world_size")
         return size if type(size) is int and 0 < size <= MAX_RANKS else 0
 
     @property
     def groups(self) -> tuple[dict[str, Any], ...]:
-        """The manifest's process groups, with the field names that Kineto uses."""
+        """The process groups in the manifest, with Kineto's field names."""
         return tuple(
             {"pg_name": group["name"], "pg_desc": group.get("description"), "ranks": group.get("ranks")}
             for group in _objects(self.manifest.get("process_groups"))
@@ -73,13 +77,13 @@ class TraceSet(RunFiles):
 
     @property
     def hosts(self) -> tuple[tuple[int, str], ...]:
-        """(rank, its host) as the manifest says; ranks of one host share a clock."""
+        """(rank, its host) from the manifest; ranks on one host share a clock."""
         pairs = [(rank.get("rank"), rank.get("host")) for rank in _objects(self.manifest.get("ranks"))]
         return tuple((rank, host) for rank, host in pairs if type(rank) is int and isinstance(host, str))
 
     @property
     def processes(self) -> dict[int, int]:
-        """Rank → process id, as the manifest says."""
+        """Rank → process id, from the manifest."""
         pairs = [(rank.get("rank"), rank.get("pid")) for rank in _objects(self.manifest.get("ranks"))]
         return {rank: pid for rank, pid in pairs if type(rank) is int and type(pid) is int}
 
@@ -89,13 +93,13 @@ def _objects(value: Any) -> list[dict[str, Any]]:
 
 
 def find(folder: Path, pattern: str = "*", output: Path | None = None) -> list[TraceSet]:
-    """The runs in ``folder`` whose name fits ``pattern`` (a glob), to be written to ``output`` (default:
-    ``folder``).
+    """The runs in ``folder`` whose name matches ``pattern`` (a glob).
 
-    Raises ``TraceError`` if the folder is not there, can't be read or holds none.
+    ``output``: the folder for the results (default: ``folder``). Raises ``TraceError`` if the folder does not
+    exist, cannot be read or has no matching traces.
     """
     if not folder.is_dir():
-        raise TraceError(f"{folder}: no such folder; give the one with the traces by --dir.")
+        raise TraceError(f"{folder}: no such folder; give the folder of the traces with --dir.")
     try:
         paths = sorted(folder.iterdir())
     except OSError as error:
@@ -110,7 +114,7 @@ def find(folder: Path, pattern: str = "*", output: Path | None = None) -> list[T
         other = kinds.setdefault(found.side, path)
         if other != path:
             problems.setdefault(found.run, []).append(
-                f"{other} and {path} are both rank {found.rank}'s {found.side} trace; remove one of them."
+                f"{other} and {path} are both the {found.side} trace of rank {found.rank}; remove one."
             )
     sets = [_named_set(folder, name, ranks, problems.get(name, [])) for name, ranks in files.items()]
     named = {path for ranks in files.values() for kinds in ranks.values() for path in kinds.values()}
@@ -123,8 +127,8 @@ def find(folder: Path, pattern: str = "*", output: Path | None = None) -> list[T
     ]
     if not sets:
         raise TraceError(
-            f"{folder}: no trace whose name fits {pattern!r}: neither a NAME_device.json nor any other file "
-            "that PyTorch's profiler writes."
+            f"{folder}: no trace matches {pattern!r}, neither a NAME_device.json nor another file of "
+            "PyTorch's profiler."
         )
     if output is not None:
         for traces in sets:
@@ -133,33 +137,35 @@ def find(folder: Path, pattern: str = "*", output: Path | None = None) -> list[T
 
 
 def of_files(paths: Sequence[Path], output: Path | None = None) -> list[TraceSet]:
-    """The runs that the given files belong to, to be written to ``output`` (default: the first file's
-    folder).
+    """The runs of the given files.
 
-    Raises ``TraceError`` for a file that is no trace, and a host trace without its device trace.
+    ``output``: the folder for the results (default: the folder of the first file). Raises ``TraceError`` for
+    a file that is not a trace, and for a host trace without its device trace.
     """
     found = []
     for path in paths:
         trace = look_at(path)
         if trace is None:
             why = "no such file" if not path.exists() else "neither a Kineto device trace nor a host trace"
-            raise TraceError(f"{path}: {why}; give traces that PyTorch's profiler wrote.")
+            raise TraceError(f"{path}: {why}; give traces of PyTorch's profiler.")
         found.append(trace)
     sets = _found_sets(found, output or paths[0].parent)
     used = {file for traces in sets for pair in traces.pairs.values() for file in pair.files}
     alone = next((trace.path for trace in found if trace.path not in used), None)
     if alone is not None:
-        raise TraceError(f"{alone}: a trace without a device trace of its rank; give that too.")
+        raise TraceError(f"{alone}: the device trace of this rank is missing; give it too.")
     return sets
 
 
 def of_pair(host: Path, device: Path, output: Path | None = None) -> TraceSet:
-    """The run of one named pair. Raises ``TraceError`` for files that are not these traces."""
+    """The run of one pair of traces. Raises ``TraceError`` for files that are not these traces."""
     for path, side in ((host, "host"), (device, "device")):
         trace = look_at(path)
         if trace is None or trace.side != side:
-            what = "is not there" if not path.exists() else f"is no {side} trace"
-            raise TraceError(f"{path}: {what}; give the host trace by --host, the device trace by --device.")
+            what = "does not exist" if not path.exists() else f"is not a {side} trace"
+            raise TraceError(
+                f"{path}: {what}; use --host for the host trace and --device for the device trace."
+            )
     found = look_at(device)
     assert found is not None
     rank = max(found.rank, 0)
@@ -169,9 +175,9 @@ def of_pair(host: Path, device: Path, output: Path | None = None) -> TraceSet:
 
 
 def _named_set(folder: Path, name: str, ranks: dict[int, dict[str, Path]], problems: list[str]) -> TraceSet:
-    """A run whose files are named as our tracer names them."""
+    """A run whose files have our tracer's names."""
     traces = TraceSet(folder, name, problems=problems)
-    # Device traces alone are a run of their own kind; one rank without its host trace is a lost file.
+    # A run may have device traces only. If other ranks have a host trace, a missing one is an error.
     device_only = all("host" not in kinds for kinds in ranks.values())
     traces.partial = device_only
     for rank, kinds in sorted(ranks.items()):
@@ -189,7 +195,7 @@ def _named_set(folder: Path, name: str, ranks: dict[int, dict[str, Path]], probl
 
 
 def _found_sets(found: list[Found], folder: Path) -> list[TraceSet]:
-    """The runs of traces that go by their content."""
+    """The runs of traces that were found by content."""
     hosts = [trace for trace in found if trace.side == "host"]
     sets = []
     for name, devices in runs_of(found).items():
@@ -199,7 +205,7 @@ def _found_sets(found: list[Found], folder: Path) -> list[TraceSet]:
             beside = [
                 host for host in hosts if host.rank == trace.rank or (host.rank < 0 and len(devices) == 1)
             ]
-            # Of several candidates the one whose name is most alike.
+            # Of several candidates, take the one with the most similar name.
             beside.sort(key=lambda host: -len(os.path.commonprefix([host.path.name, trace.path.name])))
             traces.pairs[rank] = Pair(trace.rank, beside[0].path if beside else None, trace.path)
         sets.append(traces)
@@ -207,7 +213,7 @@ def _found_sets(found: list[Found], folder: Path) -> list[TraceSet]:
 
 
 def _manifest(path: Path) -> dict[str, Any]:
-    """The manifest, {} where there is none. Raises ``TraceError`` where it can't be read."""
+    """The manifest, {} if there is none. Raises ``TraceError`` if it cannot be read."""
     without = "remove it to convert without it"
     if not path.is_file():
         return {}
@@ -227,19 +233,21 @@ def _manifest(path: Path) -> dict[str, Any]:
 
 
 def rank_choice(text: str) -> Callable[[int], bool]:
-    """Which ranks ``text`` means: ``0-7,12``, or ``I/N`` for every N-th from I on; all where it is empty.
+    """A filter for the ranks in ``text``: ``0-7,12``, or ``I/N`` for every Nth rank from I on; "" for all.
 
-    Raises ``ValueError`` for any other text.
+    Raises ``ValueError`` for other text.
     """
     if not text:
         return lambda rank: True
-    if part := re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", text):
-        first, every = int(part[1]), int(part[2])
+    if every_nth := re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", text):
+        first, every = int(every_nth[1]), int(every_nth[2])
         if first >= every:
-            raise ValueError(f"{text} makes no sense: in I/N, I is 0 to N-1")
+            raise ValueError(f"must be I/N with I from 0 to N-1, not {text}")
         return lambda rank: rank % every == first
-    spans = [re.fullmatch(r"([0-9]{1,6})(?:-([0-9]{1,6}))?", span.strip()) for span in text.split(",")]
-    if not all(spans):
-        raise ValueError(f"{text} makes no sense: give ranks such as 0-7,12, or I/N for every N-th from I on")
-    limits = [(int(span[1]), int(span[2] or span[1])) for span in spans]
-    return lambda rank: any(low <= rank <= high for low, high in limits)
+    spans = []
+    for part in text.split(","):
+        span = re.fullmatch(r"([0-9]{1,6})(?:-([0-9]{1,6}))?", part.strip())
+        if span is None:
+            raise ValueError(f"must be ranks such as 0-7,12, or I/N for every Nth rank from I on, not {text}")
+        spans.append((int(span[1]), int(span[2] or span[1])))
+    return lambda rank: any(low <= rank <= high for low, high in spans)

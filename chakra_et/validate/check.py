@@ -1,4 +1,4 @@
-"""Check .et files, each alone and the files of one run against each other."""
+"""Check .et files, each by itself and the files of a run against each other."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ LONGEST_NAME = 80
 
 @dataclass
 class Problem:
-    """A rule of ``validate_table.RULES`` that a file breaks.
+    """A rule of ``table.RULES`` that a file breaks.
 
-    ``severity`` is "error", "warning" or "note". ``rank``, ``node`` (its id) and ``name`` are None where the
-    problem has none. ``count`` is the number of nodes with it; the message is about the first.
+    ``severity`` is "error", "warning" or "note". ``rank``, ``node`` (an id) and ``name`` (of that node) are
+    None if the problem concerns no single rank or node. ``count`` is the number of nodes that break the rule;
+    the message describes the first one.
     """
 
     severity: str
@@ -47,15 +48,16 @@ def check(
     files: Mapping[int, str] | str | None = None,
     dataset_splits: int = 4,
 ) -> list[Problem]:
-    """Check one trace, or the traces of a run by rank, each alone and against each other.
+    """Check one trace, or the traces of a run (rank → trace) by themselves and against each other.
 
-    ``comm_groups`` is group id → ranks, as in the comm-group file (None: there is none); ``files`` are
-    the names to use in problems; ``dataset_splits`` is ASTRA-sim's ``preferred-dataset-splits``, the
-    fewest bytes that an all-gather finishes with. A problem stands for all nodes that have it.
+    ``comm_groups`` maps group ids to ranks, as in the comm-group file (None: no such file). ``files`` is the
+    file name to report: one string for one trace, or one per rank. ``dataset_splits`` is ASTRA-sim's
+    ``preferred-dataset-splits``: an all-gather of fewer bytes never finishes. Returns one problem per broken
+    rule and file.
     """
     if isinstance(traces, ExecutionTrace):
         return _check_one(traces, None, comm_groups, str(files or "trace"), dataset_splits)
-    names = _names(traces, files)
+    names = _names(traces, None if isinstance(files, str) else files)
     alone = [
         _check_one(trace, rank, comm_groups, names[rank], dataset_splits) for rank, trace in traces.items()
     ]
@@ -67,7 +69,7 @@ def check_together(
     comm_groups: dict[str, list[int]] | None = None,
     files: Mapping[int, str] | None = None,
 ) -> list[Problem]:
-    """Check the traces of a run against each other only; their communication nodes are enough for it."""
+    """Check the traces of a run against each other only. Traces of the communication nodes are enough."""
     names = _names(traces, files)
     together = {rank: File(trace, rank, comm_groups) for rank, trace in traces.items()}
     name = ", ".join([*names.values()][:2]) + (", …" if len(names) > 2 else "")
@@ -84,20 +86,22 @@ def _names(traces: Mapping[int, ExecutionTrace], files: Mapping[int, str] | None
 def _check_one(
     trace: ExecutionTrace, rank: int | None, groups: dict[str, list[int]] | None, name: str, splits: int
 ) -> list[Problem]:
-    """``rank`` None: what the metadata says."""
-    said = trace.metadata.get("rank")
-    file = File(trace, said if rank is None and type(said) is int else rank, groups, splits)
+    """``rank`` None: use the rank in the metadata, if any."""
+    file = File(trace, trace.metadata_int("rank") if rank is None else rank, groups, splits)
     return [_problem(finding, name, file) for finding in check_file(file)]
 
 
 def _problem(finding: Finding, name: str, file: File | None) -> Problem:
-    row = int(finding.rows[0]) if file is not None and len(finding.rows) else None
+    node = node_name = None
+    if file is not None and len(finding.rows):
+        row = int(finding.rows[0])
+        node, node_name = int(file.trace.ids[row]), file.trace.names[row][:LONGEST_NAME]
     return Problem(
         severity=RULES[finding.rule][0],
         file=name,
         rank=None if file is None else file.rank,
-        node=None if row is None else int(file.trace.ids[row]),
-        name=None if row is None else file.trace.names[row][:LONGEST_NAME],
+        node=node,
+        name=node_name,
         rule=finding.rule,
         message=finding.message,
         count=max(len(finding.rows), 1),
@@ -105,17 +109,17 @@ def _problem(finding: Finding, name: str, file: File | None) -> Problem:
 
 
 def check_set(run: RankSet, dataset_splits: int = 4, for_astra: bool = False) -> list[Problem]:
-    """Read and check the files of one run. A file that can't be read is a problem of rule "unreadable".
+    """Read and check the files of one run. A file that can't be read breaks the rule "unreadable".
 
-    ``for_astra``: also what ASTRA-sim needs, of the files and of the bundle around them; system.json's
-    ``preferred-dataset-splits`` is then taken in place of ``dataset_splits``.
+    ``for_astra``: also check the files and the bundle around them against the needs of ASTRA-sim, with
+    ``preferred-dataset-splits`` of system.json instead of ``dataset_splits``.
     """
     groups = run.comm_groups()
     folder = Path(run.name).parent
     system = (read_system(folder) if for_astra else None) or {}
     splits = system.get("preferred-dataset-splits")
     dataset_splits = splits if type(splits) is int and splits > 0 else dataset_splits
-    talk: dict[int | None, ExecutionTrace] = {}
+    communication: dict[int, ExecutionTrace] = {}
     problems: list[Problem] = []
     for rank, path in run.files.items():
         try:
@@ -129,10 +133,12 @@ def check_set(run: RankSet, dataset_splits: int = 4, for_astra: bool = False) ->
             file = File(trace, rank, groups, dataset_splits)
             found = check_file_for_astra(trace, bool(system.get("roofline-enabled")))
             problems += [_problem(finding, str(path), file) for finding in found]
-        # All that is needed of a rank once it has been checked by itself: a run can have hundreds.
-        talk[rank] = trace.communication()
-    if run.is_run and len(talk) == len(run.files):
-        problems += check_together(talk, groups, {rank: str(path) for rank, path in run.files.items()})
+        # A run can have hundreds of ranks: keep only what the check of the whole run needs.
+        if rank is not None:
+            communication[rank] = trace.communication()
+    if run.is_run and len(communication) == len(run.files):
+        names = {rank: str(path) for rank, path in run.files.items() if rank is not None}
+        problems += check_together(communication, groups, names)
     if for_astra:
         about = check_run_for_astra(folder, Path(run.name).name, groups, len(run.files))
         problems += [_problem(finding, run.name, None) for finding in about]

@@ -1,8 +1,4 @@
-"""``python -m chakra_et validate FILE…``: check .et files before a simulator sees them.
-
-Files of one run (``NAME.0.et``, ``NAME.1.et``, …, or just ``NAME``) are also checked against each other.
-Exit status: 0 valid (with ``--strict``: and no warnings); 1 not valid; 2 arguments that can't be used.
-"""
+"""``chakra-et validate FILE…``: check .et files before a simulator reads them."""
 
 from __future__ import annotations
 
@@ -17,6 +13,11 @@ from chakra_et.errors import TraceError
 from chakra_et.et.sets import find_rank_sets
 from chakra_et.validate.check import check_set
 
+DESCRIPTION = (
+    "Check .et files before a simulator reads them. Files of one run (NAME.0.et, NAME.1.et, …, or just NAME) "
+    "are also checked against each other. Exit status: 0 if valid, 1 if not, 2 for unusable arguments."
+)
+
 
 @dataclass
 class ValidateConfig:
@@ -25,10 +26,11 @@ class ValidateConfig:
     files: tuple[str, ...] = field(
         default=(), metadata={"positional": True, "help": ".et files, or NAME for NAME.0.et, NAME.1.et, …"}
     )
-    json: bool = field(default=False, metadata={"help": "print JSON: {valid, files, problems}"})
-    strict: bool = field(default=False, metadata={"help": "warnings make a file invalid too"})
+    json: bool = field(default=False, metadata={"help": "print JSON with the keys valid, files, problems"})
+    strict: bool = field(default=False, metadata={"help": "treat warnings as errors"})
     dataset_splits: int = field(
-        default=4, metadata={"help": "preferred-dataset-splits of the system: fewer bytes hang an all-gather"}
+        default=4,
+        metadata={"help": "preferred-dataset-splits of the system: an all-gather of fewer bytes hangs"},
     )
 
     for_: Literal["any", "astra-sim"] = field(
@@ -47,7 +49,7 @@ class ValidateConfig:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
-    config = parse(ValidateConfig, argv, prog="python -m chakra_et validate", description=__doc__)
+    config = parse(ValidateConfig, argv, description=DESCRIPTION)
     try:
         sets = find_rank_sets(config.files)
         problems = [

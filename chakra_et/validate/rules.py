@@ -1,4 +1,4 @@
-"""The rules that one .et file must keep, a function for a few of them each."""
+"""The rules for a single .et file. Each function checks a few related ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from chakra_et.et.columns import CollectiveType, NodeType, Ragged, Strings
 from chakra_et.et.edges import Edges, forward_position, repeated, short_cycle, widest_ready_set
 from chakra_et.validate.table import ALL_RANKS, INTEGER, TEXT_GROUP, File, Finding
 
-# Attributes that a feeder reads, and what the reference converter writes beside them.
+# Attributes that the feeders read, and the kind of value that they expect.
 FEEDER_KINDS = {
     "is_cpu_op": "bool",
     "comm_type": "int64",
@@ -23,6 +23,7 @@ FEEDER_KINDS = {
     "tensor_size": "uint64",
     "pg_name": "string",
 }
+# Further attributes, and the kind of value that MLCommons' converter writes.
 USUAL_KINDS = dict.fromkeys(("rf_id", "fw_parent", "seq_id", "scope", "tid", "fw_tid", "stream"), "int64")
 USUAL_KINDS["op_schema"] = "string"
 SIMULATED = (
@@ -35,16 +36,18 @@ LONGEST_MICROS = 30 * 24 * 3600 * 10**6
 LATEST_MICROS = 1 << 53
 NEGATIVE = 1 << 63
 WIDE_READY_SET = 1000
-# Rules that may name no node.
+# Rules whose findings may have no rows.
 WHOLE_FILE = frozenset(
     {"no-root", "unknown-field", "group-file", "comm-groups-missing", "no-durations", "rank-beyond-world"}
 )
 
 
 def check_file(file: File) -> Iterator[Finding]:
-    """All findings of one file."""
+    """All findings in one file."""
     if not file.trace.has_metadata:
-        yield Finding("metadata-missing", [], "the first message is a node: write GlobalMetadata before it")
+        yield Finding(
+            "metadata-missing", [], "the first message is a node: write a GlobalMetadata message before it"
+        )
     if not len(file.trace):
         yield Finding("no-nodes", [], "the file has no nodes: convert the trace again")
     for rule in (
@@ -80,7 +83,7 @@ def _dependencies(file: File) -> Iterator[Finding]:
     absent = _where(edges.parent < 0)
     if len(absent):
         first = absent[np.argmin(edges.child[absent])]
-        message = f"depends on node {edges.dependency[first]}, which the file doesn't have"
+        message = f"depends on node {edges.dependency[first]}, which is not in the file"
         yield Finding("absent-dependency", np.unique(edges.child[absent]), message)
     for rule, deps in (
         ("repeated-dependency", trace.data_deps),
@@ -88,13 +91,13 @@ def _dependencies(file: File) -> Iterator[Finding]:
     ):
         rows = repeated(deps)
         if len(rows):
-            yield Finding(rule, rows, f"names dependency {_twice(deps, int(rows[0]))} twice in one list")
+            yield Finding(rule, rows, f"lists dependency {_twice(deps, int(rows[0]))} more than once")
     itself = edges.parent == edges.child
     yield Finding("self-dependency", np.unique(edges.child[itself]), "depends on itself")
     rooted = np.ones(len(trace), bool)
     rooted[edges.child] = False
     if len(trace) and not rooted.any():
-        yield Finding("no-root", [], "every node depends on another one: none can run first")
+        yield Finding("no-root", [], "every node depends on another node: none can run first")
 
 
 def _twice(deps: Ragged, row: int) -> int:
@@ -105,7 +108,7 @@ def _twice(deps: Ragged, row: int) -> int:
 def _order(file: File) -> Iterator[Finding]:
     trace, edges = file.trace, file.edges
     itself = edges.parent == edges.child
-    if itself.any():  # Reported on its own; what remains may still have a cycle.
+    if itself.any():  # reported by _dependencies; the other edges may still form a cycle
         edges = Edges(
             edges.child[~itself], edges.parent[~itself], edges.dependency[~itself], edges.is_ctrl[~itself]
         )
@@ -114,12 +117,12 @@ def _order(file: File) -> Iterator[Finding]:
         cycle = short_cycle(len(trace), edges)
         named = [str(trace.ids[row]) for row in cycle[:8]] + (["…"] if len(cycle) > 8 else [])
         path = " → ".join([*named, str(trace.ids[cycle[0]])])
-        yield Finding("cycle", cycle, f"lies on a cycle of {len(cycle)} nodes ({path})")
+        yield Finding("cycle", cycle, f"is on a dependency cycle of {len(cycle)} nodes ({path})")
     elif len(trace):
         width, row = widest_ready_set(trace, edges, file.position)
         wide = [row] if width > WIDE_READY_SET else []
         yield Finding(
-            "ready-set", wide, f"{width} nodes are ready when it runs: keep the order of each lane as edges"
+            "ready-set", wide, f"{width} nodes are ready at once when it runs: add edges for program order"
         )
     order = np.argsort(trace.ids, kind="stable")
     start = trace.start_micros[order]
@@ -132,9 +135,7 @@ def _types(file: File) -> Iterator[Finding]:
     known = np.isin(types, [kind for kind in NodeType if kind != NodeType.INVALID])
     wrong = _where(~known)
     if len(wrong):
-        yield Finding(
-            "node-type", wrong, f"has type {types[wrong[0]]}, which is none of {NodeType.METADATA:d} to 7"
-        )
+        yield Finding("node-type", wrong, f"has type {types[wrong[0]]}: types are {NodeType.METADATA:d} to 7")
     yield Finding("metadata-node", _where(types == NodeType.METADATA), "is a METADATA node: leave it out")
     unsized = file.of_type(NodeType.MEM_LOAD, NodeType.MEM_STORE) & ~file.has("tensor_size")
     yield Finding("tensor-size-missing", _where(unsized), "is a memory node without tensor_size")
@@ -149,28 +150,32 @@ def _kinds(file: File) -> Iterator[Finding]:
                         rule, column.rows, f"has {name} as {column.kind}_val: write it as {kind}_val"
                     )
     if file.trace.unread_fields:
-        message = f"{file.trace.unread_fields} fields are unknown or given twice, and were left out"
+        message = f"{file.trace.unread_fields} fields are unknown or duplicate and were ignored"
         yield Finding("unknown-field", [], message)
 
 
 def _text(file: File) -> Iterator[Finding]:
     trace = file.trace
-    columns: list[tuple[str, np.ndarray | None, Strings]] = [("its name", None, trace.names)]
-    for name, column in trace.attributes.items():
-        if column.kind == "string":
-            columns.append((f"its attribute {name}", column.rows, column.values))
+    columns: list[tuple[str, np.ndarray | None, Strings]] = [("name", None, trace.names)]
+    for name, attribute in trace.attributes.items():
+        if attribute.kind == "string" and isinstance(attribute.values, Strings):
+            columns.append((f"attribute {name}", attribute.rows, attribute.values))
     for what, rows, strings in columns:
         bad = [at for at, text in enumerate(strings.table) if not _is_utf8(text)]
         if bad:
             hit = _where(np.isin(strings.index, bad))
-            yield Finding("text-encoding", hit if rows is None else rows[hit], f"{what} isn't UTF-8")
+            yield Finding(
+                "text-encoding", hit if rows is None else rows[hit], f"its {what} is not valid UTF-8"
+            )
     for what, tensors in (("inputs", trace.inputs), ("outputs", trace.outputs)):
+        if tensors is None:
+            continue
         bad_rows: set[int] = set()
-        for column in (tensors.values, tensors.shapes, tensors.types) if tensors else ():
-            # No character spans a zero byte: good as a whole, good each.
+        for column in (tensors.values, tensors.shapes, tensors.types):
+            # No character spans a zero byte: if the joined text is valid, so is each part.
             if not _is_utf8(b"\0".join(column)):
                 bad_rows |= {int(tensors.rows[at]) for at, text in enumerate(column) if not _is_utf8(text)}
-        yield Finding("text-encoding", sorted(bad_rows), f"its {what} aren't UTF-8")
+        yield Finding("text-encoding", sorted(bad_rows), f"its {what} are not valid UTF-8")
 
 
 def _is_utf8(text: bytes) -> bool:
@@ -192,18 +197,18 @@ def _collectives(file: File) -> Iterator[Finding]:
     unknown = _where(is_collective & has_type & ~known)
     if len(unknown):
         yield Finding(
-            "comm-type-unknown", unknown, f"has comm_type {kind[unknown[0]]}, which is no collective"
+            "comm-type-unknown", unknown, f"has comm_type {kind[unknown[0]]}, which is not a collective"
         )
     for other in CollectiveType:
-        rows = _where(kind == other) if other not in SIMULATED else []
-        if len(rows):
+        rows = _where(kind == other)
+        if len(rows) and other not in SIMULATED:
             does = (
                 "replays it without waiting for other ranks"
                 if other == CollectiveType.BROADCAST
                 else "throws"
             )
             yield Finding("comm-type-unsupported", rows, f"is a {other.name}: ASTRA-sim {does}")
-    # A barrier moves nothing, and a broadcast is replayed by its duration.
+    # A barrier moves no data, and a broadcast is replayed by its duration.
     by_size = ~np.isin(kind, (CollectiveType.BARRIER, CollectiveType.BROADCAST))
     empty = _where(file.communicates & has_size & by_size & (file.size <= 0))
     if len(empty):
@@ -212,11 +217,11 @@ def _collectives(file: File) -> Iterator[Finding]:
     if small.any():
         size = file.size[_where(small)[0]]
         message = (
-            f"gathers {size} bytes, fewer than the {file.dataset_splits} preferred-dataset-splits: it hangs"
+            f"gathers {size} bytes, fewer than preferred-dataset-splits ({file.dataset_splits}): it hangs"
         )
         yield Finding("all-gather-small", _where(small), message)
     on_cpu = file.communicates & (file.integer("is_cpu_op", 0) != 0)
-    yield Finding("comm-on-cpu", _where(on_cpu), "communicates with is_cpu_op=true: write false")
+    yield Finding("comm-on-cpu", _where(on_cpu), "is a communication node with is_cpu_op=true: write false")
 
 
 def _peers(file: File) -> Iterator[Finding]:
@@ -234,41 +239,37 @@ def _group_names(file: File) -> Iterator[Finding]:
         if len(rows):
             name = named.values[int(np.searchsorted(named.rows, rows[0]))]
             yield Finding(
-                "pg-name-text", rows, f"has pg_name {name[:40]!r}: write the integer of a group from 1 on"
+                "pg-name-text", rows, f"has pg_name {name[:40]!r}: write the integer id of a group, 1 or more"
             )
         zero = [at for at, text in enumerate(named.values.table) if text == b"0"]
         rows = named.rows[file.communicates[named.rows] & np.isin(named.values.index, zero)]
-        yield Finding(
-            "pg-name-zero", rows, "has pg_name '0', which stands for all ranks whatever group was meant"
-        )
+        yield Finding("pg-name-zero", rows, "has pg_name '0', which means all ranks, whatever the group was")
     if file.trace.metadata.get("world_size") == 1:
         rows = _where(file.communicates & (group == ALL_RANKS))
-        yield Finding("group-one-member", rows, "communicates with all ranks of a run that has one rank")
+        yield Finding("group-one-member", rows, "communicates with all ranks of a run of one rank")
     used = np.unique(group[file.communicates & (group > 0)]).tolist()
     if groups is None:
         if used:
-            message = f"groups {', '.join(map(str, used[:8]))} are used and no comm-group file is at hand"
+            message = f"groups {', '.join(map(str, used[:8]))} are used, but there is no comm-group file"
             yield Finding("comm-groups-missing", [], message)
         return
     for name, ranks in groups.items():
         if not INTEGER.fullmatch(name.encode()) or len(set(ranks)) < len(ranks) or min(ranks, default=-1) < 0:
             message = (
-                f"group {name[:40]!r} of the comm-group file must be an integer from 1 on with distinct ranks"
+                f"group {name[:40]!r} in the comm-group file: ids are integers from 1 on, ranks are distinct"
             )
             yield Finding("group-file", [], message)
     for number in used:
         rows = _where(file.communicates & (group == number))
-        ranks = groups.get(str(number))
-        if ranks is None:
-            yield Finding(
-                "pg-name-unknown", rows, f"has pg_name {number}, which the comm-group file doesn't have"
-            )
-        elif len(ranks) == 1:
-            yield Finding(
-                "group-one-member", rows, f"communicates in group {number}, whose one member is {ranks[0]}"
-            )
-        elif file.rank is not None and file.rank not in ranks:
-            message = f"communicates in group {number}, which rank {file.rank} isn't in"
+        members = groups.get(str(number))
+        if members is None:
+            message = f"has pg_name {number}, which is not in the comm-group file"
+            yield Finding("pg-name-unknown", rows, message)
+        elif len(members) == 1:
+            message = f"communicates in group {number}, whose only member is rank {members[0]}"
+            yield Finding("group-one-member", rows, message)
+        elif file.rank is not None and file.rank not in members:
+            message = f"communicates in group {number}, which does not include rank {file.rank}"
             yield Finding("rank-not-in-group", rows, message)
 
 
@@ -285,6 +286,6 @@ def _times(file: File) -> Iterator[Finding]:
     computes = file.of_type(NodeType.COMP)
     if computes.any() and not trace.duration_micros.any():
         yield Finding("no-durations", [], "all durations are 0: a replay of this file takes no time")
-    rank, world = (trace.metadata.get(name) for name in ("rank", "world_size"))
-    if type(rank) is int and type(world) is int and not 0 <= rank < world:
-        yield Finding("rank-beyond-world", [], f"the metadata says rank {rank} of world_size {world}")
+    rank, world = trace.metadata_int("rank"), trace.metadata_int("world_size")
+    if rank is not None and world is not None and not 0 <= rank < world:
+        yield Finding("rank-beyond-world", [], f"the metadata has rank {rank} and world_size {world}")

@@ -1,6 +1,6 @@
-"""What a check of .et files looks for, as a table, and one file as the rules see it.
+"""The table of rules for .et files, and the view of a file that the rules work on.
 
-Sources: mlc-chakra 1.0.0's feeder and ASTRA-sim's workload layer, by their behaviour.
+Source of the rules: the observed behaviour of mlc-chakra 1.0.0's feeder and of ASTRA-sim's workload layer.
 """
 
 from __future__ import annotations
@@ -15,68 +15,80 @@ import numpy as np
 from chakra_et.et.columns import Attribute, ExecutionTrace, NodeType, Strings
 from chakra_et.et.edges import Edges, edges_of, forward_position
 
-RING_OF_TWO = "two ranks: ASTRA-sim's congestion-aware network goes wrong on a Ring of 2, so choose a Switch"
+RING_OF_TWO = "two ranks: ASTRA-sim's congestion-aware Ring gives wrong results for 2 ranks, so use a Switch"
 
-# Rule → (severity, what happens to who ignores it). A "note" is about the simulator's set-up, not the file.
+# Rule → (severity, consequence). A "note" concerns the simulator's configuration, not the file.
 RULES: dict[str, tuple[str, str]] = {
-    "unreadable": ("error", "the bytes aren't an execution trace"),
-    "metadata-missing": ("error", "a file that doesn't start with GlobalMetadata loses its first node"),
-    "no-nodes": ("error", "nothing to run"),
-    "duplicate-id": ("error", "the last node of an id replaces the others"),
+    "unreadable": ("error", "the file is not an execution trace"),
+    "metadata-missing": (
+        "error",
+        "readers take the first message for GlobalMetadata, so the first node is lost",
+    ),
+    "no-nodes": ("error", "there is nothing to run"),
+    "duplicate-id": ("error", "the last node with an id replaces the others"),
     "absent-dependency": ("error", "ASTRA-sim aborts; the Chakra feeder never frees the node"),
-    "repeated-dependency": ("error", "the Chakra feeder never frees a node that names a dependency twice"),
-    "repeated-ctrl-dependency": ("warning", "harmless today: no feeder counts ctrl_deps"),
+    "repeated-dependency": ("error", "the Chakra feeder never frees a node that lists a dependency twice"),
+    "repeated-ctrl-dependency": ("warning", "harmless so far: no feeder counts ctrl_deps"),
     "self-dependency": ("error", "the node never runs, and the simulator still exits with 0"),
     "cycle": ("error", "the nodes never run, and the simulator still exits with 0"),
     "no-root": ("error", "no node can run first: ASTRA-sim aborts"),
-    "ready-set": ("warning", "very many nodes ready at once make ASTRA-sim slow"),
-    "id-order": ("warning", "lowest ready id first: ids against start times change the order between ranks"),
+    "ready-set": ("warning", "thousands of nodes that are ready at once make ASTRA-sim slow"),
+    "id-order": (
+        "warning",
+        "simulators run the lowest ready id first, so ids out of time order change the order of nodes",
+    ),
     "node-type": ("error", "no such node type"),
     "metadata-node": ("error", "ASTRA-sim aborts on METADATA nodes"),
-    "attribute-kind": ("error", "the feeders read the attribute from one member of its value only"),
-    "attribute-kind-unusual": ("warning", "the reference converter writes the attribute with another kind"),
-    "unknown-field": ("warning", "fields that the schema doesn't have, or attributes given twice"),
-    "text-encoding": ("error", "protobuf readers refuse text that isn't UTF-8"),
+    "attribute-kind": (
+        "error",
+        "the feeders read the attribute from one member of AttributeProto.value only",
+    ),
+    "attribute-kind-unusual": ("warning", "MLCommons' converter writes another kind of value"),
+    "unknown-field": ("warning", "fields that are not in the schema, or duplicate attributes, are ignored"),
+    "text-encoding": ("error", "protobuf readers reject text that is not valid UTF-8"),
     "comm-type-missing": ("error", "ASTRA-sim throws without it"),
     "comm-type-unknown": ("error", "no such collective"),
-    "comm-type-unsupported": ("warning", "ASTRA-sim doesn't simulate the collective"),
+    "comm-type-unsupported": ("warning", "ASTRA-sim does not simulate the collective"),
     "comm-size-missing": ("error", "ASTRA-sim throws without it"),
-    "comm-size-zero": ("error", "a communication of no bytes never finishes"),
+    "comm-size-zero": ("error", "communication of 0 bytes never finishes"),
     "all-gather-small": ("error", "an all-gather of fewer bytes than preferred-dataset-splits hangs"),
     "comm-peer-missing": ("error", "a send needs comm_dst and comm_tag, a receive comm_src and comm_tag"),
-    "tensor-size-missing": ("warning", "memory nodes are simulated from tensor_size"),
-    "comm-on-cpu": ("error", "communication with is_cpu_op=true is run as a CPU operator"),
-    "pg-name-text": ("error", "pg_name must be an integer: '12ab' reads as 12"),
-    "pg-name-zero": ("warning", "pg_name '0' stands for all ranks"),
-    "pg-name-unknown": ("error", "pg_name isn't in the comm-group file"),
-    "comm-groups-missing": ("warning", "without a comm-group file groups can't be checked, nor simulated"),
-    "group-file": ("error", "group ids are integers from 1 on, ranks are from 0 on and unique"),
-    "group-one-member": ("error", "a group with one member never finishes"),
-    "rank-not-in-group": ("error", "a rank communicates in a group that it isn't in"),
-    "duration-bound": ("error", "a duration that is negative or longer than 30 days"),
-    "start-bound": ("error", "a start time that is negative or beyond 2^53 µs"),
+    "tensor-size-missing": ("warning", "simulators time memory nodes by tensor_size"),
+    "comm-on-cpu": ("error", "a communication node with is_cpu_op=true runs as a CPU operator"),
+    "pg-name-text": ("error", "pg_name must be an integer: '12ab' is read as 12"),
+    "pg-name-zero": ("warning", "pg_name '0' means all ranks"),
+    "pg-name-unknown": ("error", "the group is not in the comm-group file"),
+    "comm-groups-missing": (
+        "warning",
+        "without a comm-group file, groups can be neither checked nor simulated",
+    ),
+    "group-file": ("error", "group ids must be integers from 1 on, ranks distinct integers from 0 on"),
+    "group-one-member": ("error", "a collective in a group of one never finishes"),
+    "rank-not-in-group": ("error", "a rank communicates in a group that does not include it"),
+    "duration-bound": ("error", "a duration is negative or longer than 30 days"),
+    "start-bound": ("error", "a start time is negative or beyond 2^53 µs"),
     "no-durations": ("warning", "all durations are 0: a replay takes no time"),
-    "rank-beyond-world": ("error", "the metadata's rank isn't below its world_size"),
-    # Of files checked against each other:
-    "single-rank": ("warning", "ASTRA-sim needs two ranks or more"),
-    "ring-of-two": ("note", "a congestion-aware Ring with 2 ranks goes wrong in ASTRA-sim"),
-    "rank-missing": ("error", "ASTRA-sim opens the file of each rank, and ends where one is missing"),
+    "rank-beyond-world": ("error", "rank in the metadata must be below world_size"),
+    # Rules across the files of a run:
+    "single-rank": ("warning", "ASTRA-sim needs at least two ranks"),
+    "ring-of-two": ("note", "ASTRA-sim's congestion-aware Ring gives wrong results for 2 ranks"),
+    "rank-missing": ("error", "ASTRA-sim opens one file per rank and exits if one is missing"),
     "rank-twice": ("error", "two files hold the same rank"),
-    "rank-name": ("error", "the file's name and its metadata say different ranks"),
+    "rank-name": ("error", "the file's name and its metadata disagree about the rank"),
     "world-size": ("error", "the files come from runs with different numbers of ranks"),
-    "group-rank-absent": ("error", "a group has a member that isn't a rank of the run"),
+    "group-rank-absent": ("error", "a group has a member that is not a rank of the run"),
     "collective-count": ("error", "ranks are left waiting, and the simulator still exits with 0"),
     "collective-type": ("error", "ranks are left waiting, and the simulator still exits with 0"),
     "collective-size": ("error", "ranks are left waiting, and the simulator still exits with 0"),
-    "collective-size-uneven": ("warning", "ranks of this collective may differ, but no simulator expects it"),
-    "p2p-rank": ("error", "a send or receive whose peer isn't another rank of the run"),
-    # Of --for astra-sim:
+    "collective-size-uneven": ("warning", "the sizes may differ between ranks, but no simulator expects it"),
+    "p2p-rank": ("error", "the peer of a send or receive is not another rank of the run"),
+    # Rules of --for astra-sim:
     "astra-memory-node": ("error", "ASTRA-sim ends the run: it has no remote memory"),
     "astra-collective": ("error", "ASTRA-sim throws"),
     "astra-roofline": ("error", "the compute node takes no time"),
     "astra-group-file": ("error", "every group but that of all ranks is unknown: ASTRA-sim ends the run"),
     "astra-network": ("error", "ASTRA-sim aborts, or simulates other links"),
-    "astra-bandwidth": ("warning", "GB/s for GiB/s make the network 7.4% too fast"),
+    "astra-bandwidth": ("warning", "GB/s taken for GiB/s makes the network 7.4% too fast"),
     "astra-dimensions": ("warning", "ASTRA-sim aborts at the end of the run, after correct results"),
     "astra-system": ("error", "ASTRA-sim aborts, or hangs"),
     "p2p-unmatched": ("error", "a send and its receive must agree on source, target, tag and size"),
@@ -87,7 +99,7 @@ TEXT_GROUP, ALL_RANKS = -1, 0
 
 
 class Finding(NamedTuple):
-    """``rows`` (maybe none) break ``rule``; ``message`` says how the first of them does, and what to do."""
+    """``rows`` (possibly none) break ``rule``; ``message`` describes the first one and what to do."""
 
     rule: str
     rows: np.ndarray | list[int]
@@ -96,7 +108,7 @@ class Finding(NamedTuple):
 
 @dataclass
 class File:
-    """One file under check. ``rank`` None: unknown; ``comm_groups`` None: no comm-group file."""
+    """The file being checked. ``rank`` None: unknown; ``comm_groups`` None: no comm-group file."""
 
     trace: ExecutionTrace
     rank: int | None = None
@@ -119,18 +131,19 @@ class File:
         return np.isin(self.trace.types, types)
 
     def columns(self, name: str) -> list[Attribute]:
-        """The attribute with every kind that it has in the file."""
+        """The columns of an attribute: one for each kind of value that it has in the file."""
         attributes = self.trace.attributes.items()
         return [column for key, column in attributes if key == name or key.startswith(f"{name}#")]
 
     def has(self, name: str) -> np.ndarray:
+        """bool[N]: which nodes have the attribute."""
         present = np.zeros(len(self.trace), bool)
         for column in self.columns(name):
             present[column.rows] = True
         return present
 
     def integer(self, name: str, default: int) -> np.ndarray:
-        """The attribute as int64[N], whichever kind of integer it has."""
+        """The attribute as int64[N], for any integer kind; ``default`` where a node lacks it."""
         dense = np.full(len(self.trace), default, np.int64)
         for column in self.columns(name):
             if not isinstance(column.values, Strings) and column.values.dtype.kind in "iu":
@@ -147,12 +160,12 @@ class File:
 
     @cached_property
     def collective(self) -> np.ndarray:
-        """``comm_type`` of the collectives that have one, -1 for all other nodes."""
+        """int64[N]: ``comm_type`` of collectives, -1 for all other nodes and where it is missing."""
         return np.where(self.of_type(NodeType.COMM_COLL), self.integer("comm_type", -1), -1)
 
 
 def _groups(file: File) -> np.ndarray:
-    """The group of each node, int64[N]: ``ALL_RANKS``, a positive id, or ``TEXT_GROUP`` for no number."""
+    """int64[N]: the group of each node: ``ALL_RANKS``, a positive id, or ``TEXT_GROUP`` if not a number."""
     groups = np.full(len(file.trace), ALL_RANKS)
     for column in file.columns("pg_name"):
         if isinstance(column.values, Strings):

@@ -106,6 +106,8 @@ class Config:
             raise ValueError(f"--workers is {self.workers}: give at least 0")
         if self.json and self.csv:
             raise ValueError("--json and --csv exclude each other: choose one")
+        if self.interleave and (self.objective != "time" or self.all):
+            raise ValueError("--interleave searches for the shortest step: leave out --objective and --all")
         if self.per_stage and (self.tp or self.dp or self.mbs):
             raise ValueError("--per-stage has no one --tp, --dp or --mbs: leave them out")
         if self.cost_model == "hpdc24":
@@ -208,11 +210,18 @@ def _exact(config: Config, model: Model, clusters: list[Cluster], cost_files: li
 
     # Every row of every shape is one for all GPUs.
     idle = config.idle and not config.all
+    goal = config.goal
+    if config.interleave:
+        from fasop.search.chunked import WIDER, interleave
+
+        goal = replace(goal, top=WIDER * goal.top)
     with _progress() as progress:
         plans = search(
-            *(model, clusters, cost_files, config.options, config.goal, config.max_tp, config.iterations),
+            *(model, clusters, cost_files, config.options, goal, config.max_tp, config.iterations),
             *(idle, config.workers, progress),
         )
+    if config.interleave:
+        plans = interleave(plans, cost_files, config.iterations)
     if not plans:
         from fasop.search.advice import no_plan
 

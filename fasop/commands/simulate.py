@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if config.picture:
         from fasop.output import picture
 
-        draw = picture.svg if config.picture.endswith(".svg") else picture.page
+        draw = picture.draw if config.picture.endswith(".svg") else picture.page
         files.write_text(Path(config.picture), draw(plan, found, schedule))
         lines.append(f"picture: {config.picture}")
     if config.et:

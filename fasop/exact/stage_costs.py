@@ -105,13 +105,13 @@ class StageCosts:
                 slowest = np.maximum(slowest, seconds)
         return slowest
 
-    def memory(self, variant: Variant, in_flight: int) -> np.ndarray:
+    def memory(self, variant: Variant, in_flight: float) -> np.ndarray:
         """GiB of one GPU [a, b], the margin included, with the activations of that many micro-batches."""
         most = max(mbs for _, mbs in variant.shares)
         return self._memory(variant.tp, most, variant.recompute, in_flight)
 
     @memo
-    def _memory(self, tp: int, mbs: int, recompute: Recompute, in_flight: int) -> np.ndarray:
+    def _memory(self, tp: int, mbs: int, recompute: Recompute, in_flight: float) -> np.ndarray:
         kept, head, largest = self._activations(tp, mbs, recompute)
         replica = (tp, self.shape.ep, self.shape.group // tp)
         held = self._held(tp)

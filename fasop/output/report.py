@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from chakra_et import text
 from fasop.hpdc24 import schedule as hpdc24_schedule
 from fasop.inputs.clusters import Cluster
 from fasop.plans.plan import Plan
-from fasop.schedule import one_f_one_b
+from fasop.schedule import events, one_f_one_b
 from fasop.search.assembled import sharded_memory
 
 # The published tool's columns, which its users' notebooks read.
@@ -47,8 +48,12 @@ def placement(nodes: Sequence[str]) -> str:
 
 def message_time(plan: Plan) -> float:
     """Seconds that the messages between stages add to the pipeline."""
-    if plan.pp == 1 or plan.virtual_stages > 1:
+    if plan.pp == 1:
         return 0.0
+    if plan.virtual_stages > 1:
+        silenced = replace(plan, p2p=(0.0,) * (plan.pp - 1), wrap=0.0)
+        silent = max(event.end for event in events.of_plan(silenced) if event.kind == "backward")
+        return plan.pipeline_time - silent
     if plan.cost_model == "exact":
         free = [0.0] * (plan.pp - 1)
         passes = list(plan.stage_forward), list(plan.stage_backward)

@@ -76,5 +76,5 @@ def _check_layers(
         raise PlanError(
             f"{own}: {layers:g} layers with a feed-forward part of {width} in it, {model.layers} in the "
             "model: give the model it is of; a rank with fewer layers holds a part of a pipeline, and "
-            "compiled or fused layers can't be recognised."
+            "compiled or fused layers can't be told apart."
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from fasop.exact.passes import Passes
 from fasop.exact.price import price_per_step
 from fasop.exact.stage_costs import StageCosts, message_bytes
 from fasop.exact.variants import Variant, tensor_group
+from fasop.plans.options import Options
 from fasop.plans.plan import Plan, StageChoice, StageParts
 from fasop.plans.shapes import gpu_types
 
@@ -135,15 +137,24 @@ def _notes(tables: StageCosts, assignment: Assignment, variants: list[Variant]) 
 def sharded_memory(plan: Plan) -> tuple[float, ...]:
     """GiB of one GPU of each stage of a plan, if its replicas shared the optimizer states."""
     options = replace(plan.options, zero=max(plan.options.zero, 1))
+    return memory_with(plan, options, [min(plan.pp - i, plan.micro_batches) for i in range(plan.pp)])
+
+
+def memory_with(plan: Plan, options: Options, in_flight: Sequence[float]) -> tuple[float, ...]:
+    """GiB of one GPU of each stage of a plan, if it ran with other options.
+
+    in_flight: micro-batches, or parts of them, whose activations each stage keeps at once.
+    """
     passes = Passes(plan.model, Compute([], plan.model, options), Links(plan.cluster), options)
     tables = StageCosts(passes, plan.shape)
     sizes, begin = [], 0
     for stage, units in enumerate(plan.partition):
-        variant = Variant(plan.tp, options.recompute, ((plan.stage_gpu[stage], plan.mbs),))
+        types = plan.stage_gpu[stage].split("+")
+        variant = Variant(plan.tp, options.recompute, tuple((name, plan.mbs) for name in types))
         if plan.choices:
             choice = plan.choices[stage]
             variant = Variant(choice.tp, choice.recompute, choice.shares)
-        in_flight = min(plan.pp - stage, plan.micro_batches)
-        sizes.append(float(tables.memory(variant, in_flight)[begin, begin + units]))
+        own = float(tables.memory(variant, in_flight[stage])[begin, begin + units])
+        sizes.append(own + max(plan.cluster.gpu(name).reserved_gib for name in types))
         begin += units
     return tuple(sizes)

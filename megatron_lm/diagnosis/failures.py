@@ -114,7 +114,7 @@ def _give_to_ranks(by_rank: dict[int | None, list[_Finding]]) -> None:
     first = min(ends)[1]
     kinds = [Kind.EXCEPTION, Kind.DEATH]
     if all(finding.statement.kind is Kind.RANK_END for finding in by_rank[first]):
-        # It has said nothing else under its own name.
+        # Nothing else in the log has its rank.
         kinds += [Kind.TOOL, Kind.RECORD]
     _move(by_rank, first, lambda one: one.statement.kind in kinds and not _is_launcher(one))
 
@@ -129,14 +129,16 @@ def _move(by_rank: dict[int | None, list[_Finding]], rank: int, belongs: Callabl
 
 
 def _failure(log: Log, rank: int | None, group: list[_Finding]) -> Failure:
-    # That a rank ended says least, but when it ended is said nowhere else.
-    said = [
+    # A rank's end explains least, but only torchrun's report of it has a time.
+    informative = [
         finding
         for finding in group
         if (finding.statement.kind is not Kind.RANK_END or finding.cause.is_known)
         and not _is_launcher(finding)
     ]
-    statement, cause = min(said or group, key=lambda finding: (finding.cause.weight, finding.cause.order))
+    statement, cause = min(
+        informative or group, key=lambda finding: (finding.cause.weight, finding.cause.order)
+    )
     times = [finding.statement.when for finding in group if finding.statement.when]
     when = statement.when or min(times, default=None)
     place = f"node {log.node}" if log.node else ""

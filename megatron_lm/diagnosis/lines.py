@@ -41,7 +41,7 @@ HEADERS = [
     r"(?:\[ *\d+\.\d{6}\] |\w{3} +\d+ [\d:]{8} \S+ kernel: (?:\[ *\d+\.\d+\] )?)(?P<text>.*)",
 ]
 PATTERNS = [re.compile(header) for header in HEADERS]
-# Who speaks, within a record of torch: [Rank 3] …, [PG ID 0 PG GUID 0(default_pg) Rank 3] …
+# The rank within a record of torch: [Rank 3] …, [PG ID 0 PG GUID 0(default_pg) Rank 3] …
 OWN_RANK = re.compile(r"\[(?:PG [^\]]*)?Rank (\d+)\]:? ")
 SEVERE = ("E", "F", "ERROR", "CRITICAL", "FATAL")
 MILD = ("I", "W", "V", "D", "DEBUG", "INFO", "NOTICE", "WARN", "WARNING", "TRACE")

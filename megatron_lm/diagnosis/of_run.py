@@ -12,7 +12,7 @@ from megatron_lm.logs import records, state
 from megatron_lm.logs.runs import Node, Run
 from megatron_lm.logs.state import State
 
-# What Slurm's state of a job means, where no log says it.
+# What Slurm's state of a job means, where no log explains it.
 SENTENCES = {
     "CANCELLED": "job {job} was cancelled",
     "TIMEOUT": "job {job} reached its time limit",

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from megatron_lm.diagnosis.statements import Kind
 
-# How much a statement says about where a failure began. WEAK: the process may have gone on. PEER: it only
-# reports that another process went away or did not answer.
+# How well a statement shows where a failure began. WEAK: the process may have gone on. PEER: another process
+# went away or did not answer.
 PRIMARY, WEAK, PEER = range(3)
 MESSAGES = (Kind.TOOL, Kind.RECORD, Kind.EXCEPTION)
 SLURM = (Kind.SLURM,)
@@ -37,12 +37,18 @@ def _rule(pattern: str, sentence: str, weight: int = PRIMARY, kinds: tuple[Kind,
 _OF_SLURM = [
     _rule(r"nodes? (?P<node>\S+) not responding", "node {node} did not respond", kinds=SLURM),
     _rule(r"Node failure on (?P<node>\S+)", "node {node} failed", kinds=SLURM),
-    _rule(r"JOB \d+ ON \S+ CANCELLED AT \S+ DUE TO NODE FAILURE", "a node of the job failed", kinds=SLURM),
     _rule(
-        r"JOB \d+ ON \S+ CANCELLED AT \S+ DUE TO TIME LIMIT", "the job reached its time limit", kinds=SLURM
+        r"(?:JOB|STEP) \S+ ON \S+ CANCELLED AT \S+ DUE TO NODE FAILURE",
+        "a node of the job failed",
+        kinds=SLURM,
     ),
     _rule(
-        r"JOB \d+ ON \S+ CANCELLED AT \S+ DUE TO PREEMPTION",
+        r"(?:JOB|STEP) \S+ ON \S+ CANCELLED AT \S+ DUE TO TIME LIMIT",
+        "the job reached its time limit",
+        kinds=SLURM,
+    ),
+    _rule(
+        r"(?:JOB|STEP) \S+ ON \S+ CANCELLED AT \S+ DUE TO PREEMPTION",
         "the job was preempted by another job",
         kinds=SLURM,
     ),
@@ -72,6 +78,12 @@ _OF_SLURM = [
         r"(?P<node>\S+): tasks? [\d,-]+: (?P<how>Segmentation fault|Bus error|Aborted)",
         "a process on {node} ended by: {how}",
         WEAK,
+        SLURM,
+    ),
+    _rule(
+        r"(?P<node>\S+): tasks? [\d,-]+: Exited with exit code (?P<code>\d+)",
+        "a task on {node} ended with exit code {code}",
+        PEER,
         SLURM,
     ),
     _rule(

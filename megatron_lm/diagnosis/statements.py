@@ -1,4 +1,4 @@
-"""What a log reports of failures, found by form and not by words.
+"""The failures that a log reports, recognized by the form of a message.
 
 A line that contains "error" reports nothing by itself. What counts is: a traceback or exception that is not
 part of a warning; a record of level error; a message of a program in the form ``program: … : <text of an

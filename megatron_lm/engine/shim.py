@@ -1,12 +1,13 @@
 """Lets megatron-core run without CUDA, on the CPU with gloo. Applied only where there is no CUDA.
 
 megatron-core takes a GPU for granted in some places: where it makes tensors, in the state of random
-numbers, and where its optimizers look at tensor types. Each patch below stands for one of them; on GPUs
-nothing is patched.
+numbers, where it coalesces collectives, and where its optimizers look at tensor types. Each patch below
+stands for one of them; on GPUs nothing is patched.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 
 def apply() -> None:
     """Patch torch and megatron-core in this process. Call it before a model is built."""
+    from megatron.core.distributed import param_and_grad_buffer
     from megatron.core.tensor_parallel import random
 
     cpu = torch.device("cpu")
@@ -28,6 +30,9 @@ def apply() -> None:
     random._get_cuda_rng_state = lambda *args, **options: torch.get_rng_state()
     random._set_cuda_rng_state = lambda state, *args, **options: torch.set_rng_state(state)
     tensor.cuda = lambda self, *args, **options: self
+    # gloo has no coalesced collectives, and traces lack the group of those that PyTorch puts in their place.
+    buffers: Any = param_and_grad_buffer
+    buffers._coalescing_manager = lambda *args, **options: contextlib.nullcontext()
     # The schedules count tokens, and the optimizers scale and clip, in tensors with device="cuda".
     for name in ("zeros", "tensor", "empty"):
         setattr(library, name, _on_cpu(getattr(torch, name)))

@@ -24,9 +24,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from chakra_et import cli, files
+from fasop.profiling.fit import UnitFit, fit_units
 from megatron_lm import planner
 from megatron_lm.errors import RunError
 from megatron_lm.logs import runs
@@ -60,7 +59,10 @@ class CompareConfig:
 
 
 class Measured(NamedTuple):
-    """Seconds. stage_forward, stage_backward: per micro-batch; message: the shortest one; bubble: 0 to 1."""
+    """Seconds. stage_forward, stage_backward: per micro-batch; message: the shortest one; bubble: 0 to 1.
+
+    spread: the widest interquartile range of a stage's times, over their median.
+    """
 
     job: str
     iteration: float
@@ -69,6 +71,7 @@ class Measured(NamedTuple):
     stage_backward: list[float]
     message: float
     bubble: float
+    spread: float = 0.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -86,7 +89,8 @@ def compare(config: CompareConfig) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     partitions = calibration_partitions(config.stages)
     measured = [run(config, partition) for partition in partitions]
-    files.write_json(folder / "costs.json", unit_costs(partitions, measured))
+    fits = unit_fits(partitions, measured)
+    files.write_json(folder / "costs.json", unit_costs(fits))
     # JSON is YAML, which fasop reads.
     files.write_json(folder / "models.yaml", {"models": {MODEL: model(config.global_batch)}})
     message = min(each.message for each in measured)
@@ -95,7 +99,7 @@ def compare(config: CompareConfig) -> str:
     plan = predicted.read_plan(folder / planner.PLANS)
     result = run(config, plan.layers, settings)
     heading = f"Predicted and measured: {MODEL}, {'-'.join(map(str, plan.layers))}"
-    text = pages.markdown(heading, [], [comparison(plan, result)])
+    text = pages.markdown(heading, [], [comparison(plan, result), fitted(fits, [*measured, result])])
     pages.write(folder / "compare.md", text)
     pages.write(folder / "compare.html", drawn(result.job, plan))
     return text
@@ -146,6 +150,13 @@ def read_run(job: str, stages: int) -> Measured:
     def median(task: str, stage: int) -> float:
         return statistics.median(e.end - e.start for e in events if e.task == task and e.rank == stage)
 
+    def spread(task: str, stage: int) -> float:
+        times = [e.end - e.start for e in events if e.task == task and e.rank == stage]
+        if len(times) < 2:
+            return 0.0
+        low, middle, high = statistics.quantiles(times, n=4)
+        return (high - low) / middle if middle else 0.0
+
     pipelines = []
     for number in sorted({event.iteration for event in events}):
         work = [e for e in events if e.iteration == number and e.task in ("forward", "backward")]
@@ -159,27 +170,28 @@ def read_run(job: str, stages: int) -> Measured:
         [median("backward", stage) for stage in range(stages)],
         min(e.end - e.start for e in events if e.task in ("forward-recv", "backward-recv", "forward-send")),
         1 - sum(bubble.compute for bubble in bubbles) / sum(bubble.seconds for bubble in bubbles),
+        max(spread(task, stage) for task in ("forward", "backward") for stage in range(stages)),
     )
 
 
-def unit_costs(partitions: list[tuple[int, ...]], measured: list[Measured]) -> dict[str, Any]:
-    """Cost of E, T and P per micro-batch, fitted to the stage times by least squares, not below 0.
+def unit_fits(partitions: list[tuple[int, ...]], measured: list[Measured]) -> tuple[UnitFit, UnitFit]:
+    """Cost of E, T and P per micro-batch, forward and backward, fitted to the stage times.
 
-    Returned as a cost file of fasop.
+    Raises ``RunError``.
     """
-    rows, forward, backward = [], [], []
-    for layers, of_run in zip(partitions, measured, strict=True):
-        for stage, count in enumerate(layers):
-            rows.append([stage == 0, count, stage == len(layers) - 1])
-        forward += of_run.stage_forward
-        backward += of_run.stage_backward
-    matrix = np.array(rows, dtype=float)
-    # Dividing each row by its time weighs stages by relative error.
-    fits = [
-        np.linalg.lstsq(matrix / np.array(times)[:, None], np.ones(len(times)), rcond=None)[0]
-        for times in (forward, backward)
-    ]
-    per_unit = [[e, *[t] * MODELS[MODEL].layers, p] for e, t, p in np.maximum(fits, 0.0).tolist()]
+    try:
+        return (
+            fit_units(partitions, [of_run.stage_forward for of_run in measured]),
+            fit_units(partitions, [of_run.stage_backward for of_run in measured]),
+        )
+    except ValueError as error:
+        raise RunError(f"the runs have no usable stage times: {error}.") from None
+
+
+def unit_costs(fits: tuple[UnitFit, UnitFit]) -> dict[str, Any]:
+    """The fitted costs as a cost file of fasop."""
+    layers = MODELS[MODEL].layers
+    per_unit = [[e, *[t] * layers, p] for e, t, p in (fit.units for fit in fits)]
     entry = {"model": MODEL, "gpu": GPU, "tp": 1, "mbs": 1, "forward": per_unit[0], "backward": per_unit[1]}
     return {
         "format": 1,
@@ -187,6 +199,21 @@ def unit_costs(partitions: list[tuple[int, ...]], measured: list[Measured]) -> d
         "models": {MODEL: {"name": MODEL, **model(1)}},
         "entries": [entry],
     }
+
+
+def fitted(fits: tuple[UnitFit, UnitFit], measured: list[Measured]) -> Table:
+    """What was fitted, how well it reproduces the stage times, and how steady these are."""
+    rows = []
+    for name, fit in zip(("forward", "backward"), fits, strict=True):
+        for at, unit in enumerate(("embedding", "layer", "head")):
+            spread = f"{1000 * fit.spread[at]:.2f}" if fit.spread else "too few stages"
+            rows.append((f"{name} of the {unit}, ms", f"{1000 * fit.units[at]:.2f}", spread))
+        rows.append((f"{name}, residual, %", f"{100 * fit.residual:.1f}", ""))
+    widest = max(each.spread for each in measured)
+    rows.append(
+        ("widest interquartile range of a stage's times, % of their median", f"{100 * widest:.1f}", "")
+    )
+    return Table("Fitted costs", ("", "value", "standard error"), rows)
 
 
 def cluster(stages: int, message: float) -> dict[str, Any]:

@@ -17,6 +17,8 @@ from megatron_lm.settings import environment
 
 def main() -> int:
     try:
+        words = os.environ.get("UNPREFIXED", "").split()
+        environment.refuse_misplaced(dict(word.split("=", 1) for word in words if "=" in word))
         settings = environment.from_environment(os.environ)
     except SettingsError as error:
         print(f"_00_conf.sh: {error}", file=sys.stderr)

@@ -70,9 +70,14 @@ def prefixed(environment: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def misplaced(environment: Mapping[str, str]) -> list[str]:
-    """The settings that stand in the environment without their prefix, and can only be meant for us."""
-    return [name for name in UNMISTAKABLE if name in environment and PREFIX + name not in environment]
+def refuse_misplaced(environment: Mapping[str, str]) -> None:
+    """Raise ``SettingsError`` for a setting without its prefix that can only be meant for these scripts."""
+    for name in UNMISTAKABLE:
+        if name in environment and PREFIX + name not in environment:
+            raise SettingsError(
+                f"{name}={environment[name]} in the environment: settings are read from {PREFIX}{name} only; "
+                f"set that, or give {name}={environment[name]} to _03_submit.sh as an argument."
+            )
 
 
 def read_file(path: str | Path) -> dict[str, str]:

@@ -19,7 +19,7 @@ HOMOGENEOUS, MASTER, SLAVE = "_02_homo_job.sh", "_02_hetero_master_job.sh", "_02
 
 
 class Job(NamedTuple):
-    """A job to submit. after: it starts once the job before it has started, and is told that job's id."""
+    """A job to submit. after: it starts once the job before it has started, whose id it gets."""
 
     script: str
     after: bool = False
@@ -27,7 +27,7 @@ class Job(NamedTuple):
 
 @dataclass(frozen=True)
 class Component:
-    """What Slurm is asked for: nodes of one kind."""
+    """A request to Slurm for nodes of one kind."""
 
     body: str
     nodes: int

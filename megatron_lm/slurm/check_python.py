@@ -7,7 +7,14 @@ import importlib.metadata
 import re
 import sys
 
-NEEDED = {"torch": (2, 6), "megatron-core": (0, 16), "numpy": (1,)}
+NEEDED = {
+    "torch": (2, 6),
+    "megatron-core": (0, 16),
+    "numpy": (1,),
+    "transformers": (4, 44),
+    "msgspec": (0, 18),
+    "tqdm": (4,),
+}
 
 
 def problem() -> str:

@@ -98,13 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def settings_of(config: SubmitConfig) -> dict[str, str]:
     """The complete settings of the run. Raises ``SettingsError``."""
-    misplaced = environment.misplaced(os.environ)
-    if misplaced:
-        name = misplaced[0]
-        raise SettingsError(
-            f"{name}={os.environ[name]} in the environment: settings are read from {PREFIX}{name} only; "
-            f"set that, or give {name}={os.environ[name]} as an argument."
-        )
+    environment.refuse_misplaced(os.environ)
     overrides = environment.prefixed(os.environ)
     if config.settings:
         overrides |= environment.read_file(config.settings)

@@ -1,4 +1,4 @@
-"""Traces to write and read: random ones for hypothesis, and a big one."""
+"""Traces to write and read: random ones for hypothesis, and a large one."""
 
 from __future__ import annotations
 

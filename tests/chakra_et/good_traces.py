@@ -1,4 +1,4 @@
-"""A good trace, a good run of two ranks, and ways to break them."""
+"""A valid trace, a valid run of two ranks, and ways to break them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CPU, KERNEL, REDUCE, GATHER, SEND, RECV, LOAD, LAST = range(8)
 
 
 def make(*nodes: dict, **metadata: int | str) -> ExecutionTrace:
-    """A trace of these nodes: type, deps, ctrl, start, duration, name; all else becomes an attribute."""
+    """A trace of these nodes: type, deps, ctrl, start, duration, name; other keys become attributes."""
     own = {"id", "name", "type", "deps", "ctrl", "start", "duration"}
     names = [name for node in nodes for name in node if name not in own]
     return ExecutionTrace(
@@ -117,7 +117,7 @@ def to_kind(trace: ExecutionTrace, name: str, kind: str) -> None:
 
 
 def lose_collective(trace: ExecutionTrace) -> None:
-    """The all-reduce becomes a kernel."""
+    """Turn the all-reduce into a kernel."""
     trace.types[REDUCE] = NodeType.COMP
     for name in ("comm_type", "comm_size", "pg_name"):
         drop(trace, name, REDUCE)

@@ -1,4 +1,4 @@
-"""Execution traces written down node by node, for tests of the replay."""
+"""Hand-written execution traces for tests of the replay."""
 
 from __future__ import annotations
 

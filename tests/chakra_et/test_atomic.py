@@ -1,4 +1,4 @@
-"""Conversions that are killed, find no room, meet others or may not write: the old file or the new one."""
+"""Conversions that are killed, run out of space, overlap or may not write leave an old or a new file."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def run(script: str, folder: Path, *flags: str, **options) -> subprocess.Complet
 
 
 def made(folder: Path) -> dict[str, bytes]:
-    """What a conversion wrote."""
+    """The files that a conversion wrote."""
     ours = (".et", "_conversion.json", "_comm_groups.json")
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.name.endswith(ours)}
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """What an undisturbed conversion of both captures writes."""
+    """The files of an undisturbed conversion of both captures."""
     folder = capture(tmp_path_factory.mktemp("whole"))
     assert run("convert_to_et.py", folder).returncode == 0
     return made(folder)
@@ -58,7 +58,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """The ranks' files as they are before all ranks are there: without what only all together tell."""
+    """The files of the ranks before all ranks are converted: without joint times."""
     folder = capture(tmp_path_factory.mktemp("alone"))
     assert run("convert_to_et.py", folder, "--ranks", "0-9").returncode == 0
     return made(folder)
@@ -72,7 +72,7 @@ def without_leavings(folder: Path) -> None:
 def test_killed_at_any_moment(
     tmp_path: Path, whole: dict[str, bytes], alone: dict[str, bytes], number: int
 ) -> None:
-    """Whatever is there is whole, no process is left, and the next run makes the rest."""
+    """Existing files are complete, no process is left, and the next run converts the rest."""
     folder, random = capture(tmp_path / "run"), Random(int(number))
     seen = set()
     for _ in range(6):
@@ -104,7 +104,7 @@ def test_killed_at_any_moment(
 
 
 def _group_is_there(group: int) -> bool:
-    """Whether a process of the session still works (one that ended and waits to be reaped does not)."""
+    """Whether a process of the session is still running (a zombie is not)."""
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = path.read_text().rpartition(")")[2].split()
@@ -134,7 +134,7 @@ def test_killed_while_replacing_older_files(
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system with room for the traces of one capture and little more."""
+    """A file system with space for the traces of one capture and little more."""
     folder = tmp_path / "small"
     folder.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", str(folder)]
@@ -223,7 +223,7 @@ def test_the_same_bytes_from_any_number_of_workers_and_any_hash_seed(
         assert made(folder) == whole, f"{workers} workers, hash seed {seed}"
 
 
-def test_what_a_killed_conversion_left_is_removed(tmp_path: Path, whole: dict[str, bytes]) -> None:
+def test_leftovers_of_a_killed_conversion_are_removed(tmp_path: Path, whole: dict[str, bytes]) -> None:
     """A process that can't clean up leaves a hidden file, no .et; the next conversion removes it."""
     folder = capture(tmp_path / "run", "tiny_1gpu*")
     code = (

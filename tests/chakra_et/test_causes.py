@@ -1,4 +1,4 @@
-"""Launches, fences between streams and waits for the device, case by case. Times in µs."""
+"""Launches, waits between streams and waits for the device, case by case. Times in µs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def lengths(stages: Stages) -> dict[str, float]:
     return total
 
 
-def test_a_launch_comes_from_the_call_of_the_same_correlation(tmp_path: Path) -> None:
+def test_launch_by_correlation_id(tmp_path: Path) -> None:
     stages = Stages(
         tmp_path,
         [
@@ -34,7 +34,7 @@ def test_a_launch_comes_from_the_call_of_the_same_correlation(tmp_path: Path) ->
     assert stages.replayed()
 
 
-def test_the_driver_call_in_a_runtime_call_launches(tmp_path: Path) -> None:
+def test_driver_call_within_a_runtime_call_launches(tmp_path: Path) -> None:
     stages = Stages(
         tmp_path,
         [
@@ -47,14 +47,14 @@ def test_the_driver_call_in_a_runtime_call_launches(tmp_path: Path) -> None:
     assert stages.edges(EdgeKind.LAUNCH) == {("cudaLaunchKernel", "k")} and stages.replayed()
 
 
-def test_one_graph_launch_starts_many_kernels(tmp_path: Path) -> None:
+def test_graph_launch_starts_many_kernels(tmp_path: Path) -> None:
     kernels = [kernel(f"k{n}", 5 + n, 1, 50, stream=7 + n % 2) for n in range(6)]
     stages = Stages(tmp_path, [op("aten::mm", 0, 5, 3), call("cudaGraphLaunch", 1, 3, 50), *kernels])
     assert stages.edges(EdgeKind.LAUNCH) == {("cudaGraphLaunch", "overhead")}
     assert (stages.graph.edge_kind == EdgeKind.LAUNCH).sum() == 6 and stages.replayed()
 
 
-def test_work_without_a_runtime_call_hangs_on_its_operator(tmp_path: Path) -> None:
+def test_work_without_a_runtime_call_depends_on_its_operator(tmp_path: Path) -> None:
     stages = Stages(
         tmp_path,
         [
@@ -70,7 +70,7 @@ def test_work_without_a_runtime_call_hangs_on_its_operator(tmp_path: Path) -> No
     assert stages.replayed()
 
 
-def test_orphans_are_attached_by_stream_and_time_and_counted(tmp_path: Path) -> None:
+def test_work_without_a_launch_is_ordered_by_stream_and_counted(tmp_path: Path) -> None:
     stages = Stages(
         tmp_path, [op("a", 0, 2, 3), kernel("o1", 5, 1, 70), kernel("o2", 7, 1), kernel("m", 8, 1, stream=9)]
     )
@@ -80,7 +80,7 @@ def test_orphans_are_attached_by_stream_and_time_and_counted(tmp_path: Path) -> 
     assert stages.replayed()
 
 
-def test_a_kernel_before_its_launch_is_noted_not_lost(tmp_path: Path) -> None:
+def test_kernel_before_its_launch_is_a_note(tmp_path: Path) -> None:
     """Host and device clocks differ by a few microseconds."""
     stages = Stages(tmp_path, [op("a", 0, 9, 3), call("cudaLaunchKernel", 5, 3, 50), kernel("k", 3, 4, 50)])
     assert stages.causes.findings["early-start"] == 1
@@ -96,21 +96,21 @@ def copy_of(start: float, end: float, *more: dict) -> list[dict]:
     ]
 
 
-def test_a_blocking_copy_is_a_wait(tmp_path: Path) -> None:
+def test_blocking_copy_is_a_wait(tmp_path: Path) -> None:
     stages = Stages(tmp_path, copy_of(8, 24))
     assert lengths(stages)["cudaMemcpyAsync"] == 3 + 1, "until the copy began, and after it"
     assert ("Memcpy DtoH (Device -> Pageable)", "cudaMemcpyAsync") in stages.edges(EdgeKind.SYNCHRONISATION)
     assert stages.causes.findings["blocking-copy"] == 1 and stages.replayed()
 
 
-def test_a_blocking_copy_behind_a_kernel_waits_for_both(tmp_path: Path) -> None:
+def test_blocking_copy_behind_a_kernel_waits_for_both(tmp_path: Path) -> None:
     before = [call("cudaLaunchKernel", 1, 1, 49), kernel("k", 3, 17, 49)]
     stages = Stages(tmp_path, copy_of(20, 24, *before))
     assert lengths(stages)["cudaMemcpyAsync"] == 1
     assert stages.replayed()
 
 
-def test_an_asynchronous_copy_is_none(tmp_path: Path) -> None:
+def test_asynchronous_copy_is_no_wait(tmp_path: Path) -> None:
     stages = Stages(tmp_path, copy_of(8, 40))
     assert lengths(stages)["cudaMemcpyAsync"] == 20 and "blocking-copy" not in stages.causes.findings
 
@@ -135,7 +135,7 @@ WAITS = {
 
 @pytest.mark.parametrize("name", WAITS)
 @pytest.mark.parametrize("dialect", ("cuda", "hip"))
-def test_a_synchronising_call_waits_and_keeps_its_own_time(name: str, dialect: str, tmp_path: Path) -> None:
+def test_synchronising_call_waits_and_keeps_its_self_time(name: str, dialect: str, tmp_path: Path) -> None:
     record, sources, done = WAITS[name]
     name = name.replace("cuda", dialect)
     waiting = [call("cudaEventRecord", 6, 1, 52), call(name, 10, done - 8, 60), op("after", 70, 1, 4)]
@@ -145,7 +145,7 @@ def test_a_synchronising_call_waits_and_keeps_its_own_time(name: str, dialect: s
 
 
 @pytest.mark.parametrize("name", WAITS)
-def test_the_same_without_sync_records_is_found_by_time(name: str, tmp_path: Path) -> None:
+def test_synchronisation_without_sync_records_is_matched_by_time(name: str, tmp_path: Path) -> None:
     _, sources, done = WAITS[name]
     stages = Stages(tmp_path, [*LAUNCHES, call(name, 10, done - 8, 60), op("after", 70, 1, 4)])
     found = {a for a, b in stages.edges(EdgeKind.SYNCHRONISATION) if b == name}
@@ -153,7 +153,7 @@ def test_the_same_without_sync_records_is_found_by_time(name: str, tmp_path: Pat
     assert lengths(stages)[name] == 2 and stages.replayed()
 
 
-def test_a_call_that_returns_at_once_is_no_wait(tmp_path: Path) -> None:
+def test_call_that_returns_immediately_is_no_wait(tmp_path: Path) -> None:
     events = [*LAUNCHES, call("cudaStreamSynchronize", 60, 4, 60), sync("Stream Sync", 60, 4, 60, 7)]
     stages = Stages(tmp_path, events)
     assert lengths(stages)["cudaStreamSynchronize"] == 4
@@ -161,15 +161,15 @@ def test_a_call_that_returns_at_once_is_no_wait(tmp_path: Path) -> None:
     assert ("k", "overhead") in stages.edges() or ("k", "cudaStreamSynchronize") in stages.edges()
 
 
-def test_work_that_ends_after_the_wait_was_not_waited_for(tmp_path: Path) -> None:
-    """A synchronise of a stream that the trace does not show any more, or of another context."""
+def test_work_that_ends_after_the_wait_is_not_its_source(tmp_path: Path) -> None:
+    """A synchronisation with a stream that is not in the trace, or with another context."""
     stages = Stages(tmp_path, [*LAUNCHES, call("cudaDeviceSynchronize", 10, 4, 60)])
     assert stages.edges(EdgeKind.SYNCHRONISATION) == set() and lengths(stages)["cudaDeviceSynchronize"] == 4
 
 
 @pytest.mark.parametrize("late", (3.0, 20.0))
-def test_clocks_may_differ_a_little(late: float, tmp_path: Path) -> None:
-    """The kernel seems to end after the call that waited for it: by up to 5 µs that is the clocks."""
+def test_small_clock_difference_is_tolerated(late: float, tmp_path: Path) -> None:
+    """The kernel seems to end after the call that waited for it: up to 5 µs are due to the clocks."""
     events = [
         op("aten::mm", 0, 5, 3),
         call("cudaLaunchKernel", 1, 1, 50),
@@ -182,7 +182,7 @@ def test_clocks_may_differ_a_little(late: float, tmp_path: Path) -> None:
     assert waited == (late < 5) and stages.replayed()
 
 
-def test_each_device_is_synchronised_by_itself(tmp_path: Path) -> None:
+def test_devices_are_synchronised_separately(tmp_path: Path) -> None:
     """Found on a process with two GPUs: cudaDeviceSynchronize waited for the other one too."""
     events = [
         op("aten::mm", 0, 5, 3),
@@ -211,7 +211,7 @@ FENCE = [
 
 
 @pytest.mark.parametrize("stream", (7, "7"))
-def test_a_stream_waits_for_an_event_of_another(stream, tmp_path: Path) -> None:
+def test_stream_waits_for_an_event_on_another_stream(stream, tmp_path: Path) -> None:
     record = sync(
         "Stream Wait Event", 5, 1, 52, 20, wait_on_stream=stream, wait_on_cuda_event_record_corr_id=51
     )
@@ -220,14 +220,14 @@ def test_a_stream_waits_for_an_event_of_another(stream, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("record", ([], [sync("Stream Wait Event", 5, 1, 52, 20, wait_on_stream=-1)]))
-def test_without_a_usable_record_the_fence_is_found_by_time(record: list[dict], tmp_path: Path) -> None:
+def test_stream_wait_without_a_usable_record_is_found_by_time(record: list[dict], tmp_path: Path) -> None:
     stages = Stages(tmp_path, [*FENCE, *record])
     assert stages.edges(EdgeKind.SYNCHRONISATION) == {("first", "waits")}
     assert stages.causes.findings["stream-wait-inferred"] == 1
     assert stages.causes.findings.get("stream-wait-no-record", 0) == len(record)
 
 
-def test_a_fence_that_the_times_contradict_is_left_out_and_noted(tmp_path: Path) -> None:
+def test_stream_wait_that_contradicts_the_times_is_a_note(tmp_path: Path) -> None:
     events = [event if event["name"] != "waits" else kernel("waits", 20, 5, 53, stream=20) for event in FENCE]
     record = sync("Stream Wait Event", 5, 1, 52, 20, wait_on_stream=7, wait_on_cuda_event_record_corr_id=51)
     stages = Stages(tmp_path, [*events, record])
@@ -235,7 +235,7 @@ def test_a_fence_that_the_times_contradict_is_left_out_and_noted(tmp_path: Path)
     assert stages.causes.findings["stream-wait-contradicted"] == 1
 
 
-def test_work_that_overlaps_on_a_stream_is_ordered_with_the_rest(tmp_path: Path) -> None:
+def test_overlapping_work_is_ordered_with_the_rest_of_its_stream(tmp_path: Path) -> None:
     kernels = [
         kernel("before", 5, 2, 50),
         kernel("a", 7, 9, 50),

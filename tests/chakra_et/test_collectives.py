@@ -1,4 +1,4 @@
-"""What each communication is: type, bytes of this rank, group, peer, tag, sequence, asynchronous or not."""
+"""Communication: type, bytes of this rank, group, peer, tag, sequence, asynchronous or not."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ SOURCES = {
 
 
 def described(c: Converted) -> list[tuple[Communication, object]]:
-    """(what the converter says, the machine's truth) of each communication."""
+    """(converter's result, true value) of each communication."""
     by_row = {row: number for number, row in c.row.items()}
     events = {event.number: event for event in c.generated.run.events}
     assert len(c.talk.items) == sum(e.comm is not None and e.lane[0] != "cpu" for e in events.values())
@@ -52,7 +52,7 @@ def described(c: Converted) -> list[tuple[Communication, object]]:
 
 @pytest.mark.parametrize("kernels", ("old", "dev", "rccl"))
 @pytest.mark.parametrize("source", SOURCES)
-def test_nccl_wherever_it_is_told(source: str, kernels: str, tmp_path: Path) -> None:
+def test_nccl_metadata_in_every_place(source: str, kernels: str, tmp_path: Path) -> None:
     layout = SOURCES[source]
     # Without any argument only the default group can be told.
     groups = 1 if source == "tensors of the operators" else 3
@@ -87,8 +87,8 @@ def test_gloo(late: bool, tmp_path: Path) -> None:
             assert item.peer == (true.target if true.kind == "send" else true.source)
 
 
-def test_groups_of_gloo_are_told_by_their_threads(tmp_path: Path) -> None:
-    """Gloo's operators do not say their group, but every group makes its threads at one go."""
+def test_gloo_groups_are_found_by_their_threads(tmp_path: Path) -> None:
+    """Gloo's operators do not record their group, but each group creates all its threads at once."""
     features = Features(devices=0, gloo=("allreduce",) * 9, groups=3)
     told = 0
     for seed in range(4):
@@ -103,7 +103,7 @@ def test_groups_of_gloo_are_told_by_their_threads(tmp_path: Path) -> None:
     assert told
 
 
-def test_sequence_numbers_count_each_group(tmp_path: Path) -> None:
+def test_sequence_numbers_count_per_group(tmp_path: Path) -> None:
     c = convert(generate(Features(seed=2, nccl=("allreduce", "broadcast", "send") * 3, groups=2)), tmp_path)
     counts: dict[str, int] = {}
     order = sorted(described(c), key=lambda pair: pair[0].event)
@@ -143,8 +143,8 @@ def test_names_of_operations(name: str, what: CollectiveType | NodeType | None) 
     assert operation_named(name) is what
 
 
-def test_the_wait_of_a_work_is_no_collective(tmp_path: Path) -> None:
-    """DLRM's traces hold record_param_comms nodes named "wait", which start nothing."""
+def test_wait_record_is_no_collective(tmp_path: Path) -> None:
+    """DLRM's traces have record_param_comms nodes named "wait", which start nothing."""
     stages = Stages(
         tmp_path,
         [
@@ -164,7 +164,7 @@ def test_the_wait_of_a_work_is_no_collective(tmp_path: Path) -> None:
 
 
 def test_sizes_of_nested_tensor_lists(tmp_path: Path) -> None:
-    """All-to-all with a list, coalesced all-reduce: the bytes of all tensors that go in."""
+    """All-to-all with a list, coalesced all-reduce: the bytes of all input tensors."""
     values = [[tensor(3, 50), tensor(4, 25, 8)], "<Object>"]
     stages = Stages(
         tmp_path,
@@ -184,8 +184,8 @@ def test_sizes_of_nested_tensor_lists(tmp_path: Path) -> None:
     assert (item.size, item.dtype, item.storages) == (400, "c10::Half", {3, 4})
 
 
-def test_a_coalesced_launch_without_arguments_takes_its_kernels_word(tmp_path: Path) -> None:
-    """Under a coalescing manager the kernel starts outside of every c10d operator."""
+def test_coalesced_launch_without_arguments_uses_the_kernels_metadata(tmp_path: Path) -> None:
+    """Under a coalescing manager, the kernel is launched outside all c10d operators."""
     stages = Stages(
         tmp_path,
         [
@@ -201,7 +201,7 @@ def test_a_coalesced_launch_without_arguments_takes_its_kernels_word(tmp_path: P
     assert item.collective is CollectiveType.ALL_REDUCE and item.size == 400
 
 
-def test_a_kernel_of_unknown_kind_is_communication_and_named(tmp_path: Path) -> None:
+def test_communication_kernel_of_unknown_kind_is_a_warning(tmp_path: Path) -> None:
     stages = Stages(tmp_path, [op("aten::mm", 0, 1, 4), kernel("ncclDevKernel_Generic_4()", 6, 9)])
     (item,) = stages.talk.items
     assert (item.type, item.collective, item.size) == (NodeType.COMM_COLL, None, 0)
@@ -241,7 +241,7 @@ def test_peers_of_nccl_from_the_annotation(tmp_path: Path) -> None:
 def test_the_ranks_of_the_default_group(
     device, manifest, host, ranks: tuple[int, ...], tmp_path: Path
 ) -> None:
-    """From the manifest, Kineto's distributedInfo or the host trace's record, whichever knows."""
+    """From the manifest, Kineto's distributedInfo or the host trace's record."""
     info = {"pg_config": [{"pg_name": "0", "ranks": device}]} if device is not None else {}
     record = f'[{{"pg_name": "0", "pg_desc": "default_pg", "ranks": {host}, "group_size": 2}}]'
     nodes = [node("## process_group:init ##", 1, [record], ["String"])] if host is not None else []
@@ -249,7 +249,7 @@ def test_the_ranks_of_the_default_group(
     assert declared_groups(stages.host, stages.device, manifest)["0"].ranks == ranks
 
 
-def test_group_numbers_are_integers_from_1_and_alike_on_all_ranks() -> None:
+def test_group_ids_are_integers_from_1_and_equal_on_all_ranks() -> None:
     assert [group_number(Group(str(n))) for n in range(3)] == [1, 2, 3]
     named = Group("mesh_dp", "", (0, 2))
     assert 2**20 < group_number(named) == group_number(Group("mesh_dp", "other words", (0, 2))) < 2**31
@@ -260,7 +260,7 @@ def test_group_numbers_are_integers_from_1_and_alike_on_all_ranks() -> None:
 @pytest.mark.parametrize(
     "kinds", [{"nccl": ALL}, {"gloo": ("allreduce", "_allgather_base", "send"), "devices": 0}]
 )
-def test_the_file_holds_it_for_both_feeders(kinds: dict, tmp_path: Path) -> None:
+def test_file_has_the_attributes_of_both_feeders(kinds: dict, tmp_path: Path) -> None:
     made = generate(Features(seed=1, **kinds))
     converted = convert_pair(Pair(-1, *made.write(tmp_path)))
     et_file.write(tmp_path / "x.0.et", converted.trace)
@@ -280,7 +280,7 @@ def test_the_file_holds_it_for_both_feeders(kinds: dict, tmp_path: Path) -> None
     ]
 
 
-def test_communication_is_seen_on_both_kinds_of_thread(tmp_path: Path) -> None:
+def test_communication_is_found_on_both_kinds_of_thread(tmp_path: Path) -> None:
     events = [
         op("gloo:all_reduce", 0, 1, 4, tid=99),
         op("glooming", 0, 1, 5),

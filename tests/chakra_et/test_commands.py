@@ -49,7 +49,7 @@ def written(folder: Path) -> dict[str, bytes]:
 
 
 def without_trace_bytes(path: Path) -> bytes:
-    """The file as it would be if its traces had other sizes."""
+    """The file as if its traces had other sizes."""
     trace = et_file.read(path)
     del trace.metadata["trace_bytes"]
     et_file.write(path.with_suffix(".again"), trace)
@@ -101,7 +101,7 @@ def test_the_same_bytes_with_any_number_of_workers_and_any_hash_seed(folder: Pat
     assert written(folder) == first
 
 
-def test_one_bad_pair_stops_no_other(folder: Path) -> None:
+def test_bad_pair_does_not_stop_the_others(folder: Path) -> None:
     (folder / "bad_host.json").write_text("no trace")
     (folder / "bad_device.json").write_text("{}")
     (folder / "lonely_host.json").write_text("{}")
@@ -114,7 +114,7 @@ def test_one_bad_pair_stops_no_other(folder: Path) -> None:
 
 def test_remaining_converts_only_what_is_missing_or_older_than_its_traces(folder: Path) -> None:
     assert run("convert_to_et.py", "--dir", folder).returncode == 0
-    assert "2 of 2 runs are converted already" in run("convert_remaining.py", "--dir", folder).stdout
+    assert "2 of 2 runs are already converted" in run("convert_remaining.py", "--dir", folder).stdout
     (folder / "tiny_2gpu.1.et").unlink()
     done = run("convert_remaining.py", "--dir", folder)
     assert done.returncode == 0 and "1 of 2" in done.stdout and "tiny_2gpu.1.et" in written(folder)
@@ -129,7 +129,7 @@ def test_files_of_ranks_that_the_run_no_longer_has_are_removed(folder: Path) -> 
     assert "tiny_2gpu.7.et" not in written(folder) and "tiny_2gpu.x.et" in written(folder)
 
 
-def test_a_host_trace_that_breaks_off_is_repaired_on_the_way(folder: Path) -> None:
+def test_truncated_host_trace_is_repaired_during_conversion(folder: Path) -> None:
     host = folder / "tiny_1gpu_host.json"
     cut = host.read_bytes()[: host.stat().st_size * 3 // 4]
     host.write_bytes(cut)
@@ -161,13 +161,13 @@ def test_a_host_trace_with_two_objects_in_it(folder: Path) -> None:
     assert without_trace_bytes(folder / "tiny_1gpu.0.et") == first
 
 
-def test_good_traces_are_left_as_they_are(folder: Path) -> None:
+def test_intact_traces_are_not_changed(folder: Path) -> None:
     before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.iterdir()}
     assert run("fix_host_traces.py", "--dir", folder).returncode == 0
     assert {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.iterdir()} == before
 
 
-def test_traces_of_different_runs_are_told_apart(folder: Path) -> None:
+def test_traces_of_different_runs_are_rejected(folder: Path) -> None:
     other = folder / "tiny_2gpu_rank1_device.json"
     shutil.copy(other, folder / "tiny_1gpu_device.json")
     done = run("convert_to_et.py", "--dir", folder, "--name", "tiny_1gpu")
@@ -176,7 +176,7 @@ def test_traces_of_different_runs_are_told_apart(folder: Path) -> None:
     assert not written(folder)
 
 
-def test_a_missing_rank_is_named(folder: Path) -> None:
+def test_missing_rank_is_reported(folder: Path) -> None:
     (folder / "tiny_2gpu_rank1_host.json").unlink()
     (folder / "tiny_2gpu_rank1_device.json").unlink()
     done = run("convert_to_et.py", "--dir", folder, "--name", "tiny_2gpu")
@@ -194,10 +194,10 @@ def test_one_step_of_several(folder: Path) -> None:
     one = et_file.read(folder / "tiny_1gpu.0.et")
     assert len(one) < nodes if len(steps) > 1 else len(one) == nodes
     wrong = run("convert_to_et.py", "--dir", folder, "--name", "tiny_1gpu", "--step", "999")
-    assert wrong.returncode == 1 and "no ProfilerStep#999" in wrong.stderr
+    assert wrong.returncode == 1 and "has no ProfilerStep#999" in wrong.stderr
 
 
-def test_the_merged_trace_is_what_chakra_converter_reads(folder: Path) -> None:
+def test_chakra_converter_reads_the_merged_trace(folder: Path) -> None:
     pytest.importorskip(
         "chakra.src.converter.pytorch_converter",
         reason="mlc-chakra is not installed: ./run_tests.sh installs it",
@@ -217,7 +217,7 @@ def test_the_merged_trace_is_what_chakra_converter_reads(folder: Path) -> None:
     assert len(et_file.read(folder / "up.et")) > 0
 
 
-def test_the_upstream_engine_says_what_it_lacks(folder: Path) -> None:
+def test_mlcommons_engine_reports_missing_tools(folder: Path) -> None:
     if subprocess.run([sys.executable, "-c", "import et_replay"], capture_output=True).returncode == 0:
         pytest.skip("et_replay is installed")
     done = run("convert_to_et.py", "--dir", folder, "--name", "tiny_1gpu", "--engine", "mlcommons")
@@ -228,13 +228,13 @@ def test_the_upstream_engine_says_what_it_lacks(folder: Path) -> None:
     ("arguments", "words"),
     [
         (["--dir", "nowhere"], "no such folder"),
-        (["--dir", "."], "no trace whose name fits"),
+        (["--dir", "."], "no trace matches"),
         (["--workers", "-1"], "--workers must be"),
         (["--step", "last"], "--step must be"),
         (["--timeout", "-2"], "--timeout must be"),
     ],
 )
-def test_bad_arguments_end_with_one_sentence(tmp_path: Path, arguments: list[str], words: str) -> None:
+def test_bad_arguments_are_one_sentence(tmp_path: Path, arguments: list[str], words: str) -> None:
     command = [sys.executable, str(ROOT / "convert_to_et.py"), *arguments]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 2 and words in done.stderr and "Traceback" not in done.stderr
@@ -250,7 +250,7 @@ def sleeps_or_dies(what: str) -> str:
     return what
 
 
-def test_a_job_that_hangs_dies_or_fails_takes_no_other_down() -> None:
+def test_job_that_hangs_dies_or_fails_affects_no_other() -> None:
     results = dict(jobs.run(sleeps_or_dies, ["sleeps", "dies", "fails", "works"], workers=4, timeout=3))
     assert results[3] == "works"
     assert all(isinstance(results[number], TraceError) for number in range(3))

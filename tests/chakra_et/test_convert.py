@@ -1,4 +1,4 @@
-"""One pair through all stages: what goes in comes out or is named, steps can be picked, time is kept."""
+"""One pair through all stages: no event is lost uncounted, steps can be selected, time is preserved."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def convert(folder: Path, features: Features = RICH, layout: Layout | None = Non
 
 
 def by_hand(folder: Path, events: list[dict], nodes: list[dict] | None = None, **header) -> Converted:
-    """Convert these events; each that has a record-function id and no node here gets a node."""
+    """Convert these events; each with a record-function id but without a node gets a host node."""
     nodes = list(nodes or [])
     known = {entry["value"] for one in nodes for entry in one["attrs"] if entry["name"] == "rf_id"}
     wanted = {e["args"]["Record function id"]: e["name"] for e in events if "Record function id" in e["args"]}
@@ -57,7 +57,7 @@ def names(converted: Converted) -> list[str]:
     return [converted.trace.names[row] for row in range(len(converted.trace))]
 
 
-def test_events_in_are_nodes_out_and_losses_by_reason(tmp_path: Path) -> None:
+def test_events_become_nodes_or_counted_losses(tmp_path: Path) -> None:
     report = convert(tmp_path).report
     assert report.conserved()
     assert report.events_in == report.events_kept + sum(report.losses.values())
@@ -77,7 +77,7 @@ def test_events_in_are_nodes_out_and_losses_by_reason(tmp_path: Path) -> None:
     }
 
 
-def test_the_report_stands_in_the_files_metadata_and_reads_well(tmp_path: Path) -> None:
+def test_report_in_the_metadata_and_as_text(tmp_path: Path) -> None:
     converted = convert(tmp_path)
     et_file.write(tmp_path / "x.et", converted.trace)
     metadata = et_file.read(tmp_path / "x.et").metadata
@@ -102,9 +102,9 @@ def test_one_step_of_three(step: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("step", ("9", "x", "-1", ""))
-def test_a_step_that_is_not_there(step: str, tmp_path: Path) -> None:
+def test_missing_step_is_an_error(step: str, tmp_path: Path) -> None:
     with pytest.raises(
-        TraceError, match=f"no ProfilerStep#{step} in it .it has: 2, 3, 4.; choose one, or --step all"
+        TraceError, match=rf"has no ProfilerStep#{step} \(its steps: 2, 3, 4\); choose one, or use --step all"
     ):
         convert(tmp_path, step=step)
 
@@ -114,7 +114,7 @@ def test_a_trace_without_steps(tmp_path: Path) -> None:
     converted = convert(tmp_path, features)
     assert converted.report.conserved() and converted.report.steps_us == {}
     assert abs(replay_device(converted.trace).makespan_ns / 1000 / measured(converted) - 1) < 0.001
-    with pytest.raises(TraceError, match="it has: none"):
+    with pytest.raises(TraceError, match="its steps: none"):
         convert(tmp_path, features, step="2")
 
 
@@ -124,7 +124,7 @@ def test_the_same_traces_give_the_same_bytes(tmp_path: Path) -> None:
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
-def test_times_are_left_out_on_demand(tmp_path: Path) -> None:
+def test_no_timestamps(tmp_path: Path) -> None:
     with_times, without = convert(tmp_path), convert(tmp_path, timestamps=False)
     assert with_times.trace.start_micros.any() and not without.trace.start_micros.any()
     assert (with_times.trace.duration_micros == without.trace.duration_micros).all()
@@ -132,7 +132,7 @@ def test_times_are_left_out_on_demand(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", ("node", "fold", "drop"))
 def test_host_gaps(mode: str, tmp_path: Path) -> None:
-    """Folded or as nodes, no time vanishes; dropped, the report says how much."""
+    """No time is lost if gaps are folded or nodes; if they are dropped, the report counts the lost time."""
     usual, converted = convert(tmp_path), convert(tmp_path, host_gaps=mode)
     assert converted.report.conserved()
     total = [int(c.trace.duration_micros.sum()) for c in (usual, converted)]
@@ -148,7 +148,7 @@ def test_host_gaps(mode: str, tmp_path: Path) -> None:
         assert names(converted).count("host-overhead") < names(usual).count("host-overhead") / 2
 
 
-def test_memsets_broadcasts_orphans_and_the_unlinked_are_kept(tmp_path: Path) -> None:
+def test_memsets_broadcasts_orphans_and_unlinked_events_are_kept(tmp_path: Path) -> None:
     events = [
         op("aten::zero_", 0, 9, 3),
         call("cudaMemsetAsync", 1, 2, 50),
@@ -171,13 +171,13 @@ def test_children_of_absent_parents_are_kept(tmp_path: Path) -> None:
     assert "aten::add" in names(converted) and converted.report.link_rate == 1.0
 
 
-def test_host_operators_without_an_event_are_named(tmp_path: Path) -> None:
+def test_host_operators_without_an_event_are_reported(tmp_path: Path) -> None:
     converted = by_hand(tmp_path, [op("aten::add", 1, 2, 9)], [node("aten::item", 30)])
     assert converted.report.host_operators_without_record == {"aten::item": 1}
     assert converted.report.link_rate == 0.5 and "aten::item 1" in converted.report.text()
 
 
-def test_oddities_together_are_all_accounted_for(tmp_path: Path) -> None:
+def test_many_oddities_at_once_are_all_counted(tmp_path: Path) -> None:
     events = [
         annotation("ProfilerStep#1", 0, 100, 2),
         op("a", 1, -5, 3),
@@ -202,24 +202,24 @@ def test_oddities_together_are_all_accounted_for(tmp_path: Path) -> None:
 def test_a_device_trace_with_nothing_but_kernels(tmp_path: Path) -> None:
     events = [kernel("k", 1, 3), kernel("l", 5, 3, stream=9)]
     paths = write_host(tmp_path, [node("a", 3)]), write_device(tmp_path, events)
-    with pytest.raises(TraceError, match="not of the same run"):
+    with pytest.raises(TraceError, match="not from the same run"):
         convert_pair(Pair(-1, *paths))
     converted = convert_pair(Pair(-1, *paths), PairOptions(allow_unlinked=True))
     assert {"k", "l"} <= set(names(converted)) and converted.report.conserved()
 
 
-def test_the_file_name_must_not_contradict_the_trace(tmp_path: Path) -> None:
+def test_file_name_that_contradicts_the_trace_is_an_error(tmp_path: Path) -> None:
     host, device = generate(Features(rank=1, world_size=4, gloo=("allreduce",), devices=0)).write(tmp_path)
     assert convert_pair(Pair(1, host, device)).trace.metadata["rank"] == 1
-    with pytest.raises(TraceError, match="its name says rank 3, its distributedInfo rank 1"):
+    with pytest.raises(TraceError, match="is rank 3 by its name and rank 1 by its distributedInfo"):
         convert_pair(Pair(3, host, device))
-    with pytest.raises(TraceError, match="says a world size of 4, the manifest 8"):
+    with pytest.raises(TraceError, match="world size is 4 in its distributedInfo and 8 in the manifest"):
         convert_pair(Pair(1, host, device), PairOptions(world_size=8))
 
 
 @pytest.mark.parametrize("kinds", [{"nccl": ("allreduce", "_allgather_base")}, {"gloo": ("allreduce",) * 3}])
-def test_two_ranks_fit_together(kinds: dict, tmp_path: Path) -> None:
-    """Same collectives in the same order: the set is valid, and its replay ends on all ranks."""
+def test_two_ranks_match(kinds: dict, tmp_path: Path) -> None:
+    """With the same collectives in the same order, the set is valid and its replay ends on all ranks."""
     traces = {}
     for rank in (0, 1):
         features = Features(seed=2, rank=rank, autograd_thread=True, **kinds)
@@ -239,7 +239,7 @@ def test_a_collective_of_one_rank_is_compute(tmp_path: Path) -> None:
     assert any("ncclDevKernel" in name for name in names(converted))
 
 
-def test_the_garbage_collector_is_left_as_it_was(tmp_path: Path) -> None:
+def test_garbage_collector_state_is_restored(tmp_path: Path) -> None:
     for enabled in (True, False):
         (gc.enable if enabled else gc.disable)()
         try:
@@ -263,7 +263,7 @@ def test_attributes_of_the_host_trace_stay_with_their_operators(tmp_path: Path) 
     assert json.loads(inputs[rows[0]])[0][3] == min(expected, key=lambda e: e.start).tensors[0].elements
 
 
-def test_work_on_the_device_has_the_operator_that_launched_it(tmp_path: Path) -> None:
+def test_device_work_has_the_attributes_of_its_operator(tmp_path: Path) -> None:
     events = [op("aten::mm", 0, 9, 31), call("cudaLaunchKernel", 1, 2, 50), kernel("k", 4, 1, 50)]
     converted = by_hand(tmp_path, events, [node("aten::mm", 31, seq_id=7, tid=1)])
     rf_id, stream = converted.trace.column("rf_id"), converted.trace.column("stream", -1)

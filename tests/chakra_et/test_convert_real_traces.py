@@ -45,7 +45,7 @@ def capture(name: str) -> Converted:
 
 
 def check_replay(trace: ExecutionTrace, percent: float) -> None:
-    """In device semantics; and no chain of dependencies is longer than what was measured."""
+    """In device semantics; no dependency chain is longer than the measured time."""
     measured = int(trace.metadata["measured_end_micros"]) * 1000
     simulated = replay_device(trace).makespan_ns
     assert abs(simulated / measured - 1) * 100 <= percent
@@ -68,7 +68,7 @@ def test_dlrm_replays_in_its_measured_time(rank: int) -> None:
 
 
 @pytest.mark.parametrize("rank", RANKS)
-def test_dlrm_holds_every_kind_of_edge(rank: int) -> None:
+def test_dlrm_has_every_kind_of_edge(rank: int) -> None:
     edges = dlrm(rank).report.edges_by_kind
     assert set(edges) == {"program order", "launch", "stream order", "synchronisation", "inter thread"}
     assert dlrm(rank).report.notes["backward-waited"] == 1

@@ -1,4 +1,4 @@
-"""The kept damaged traces, one folder for each kind of damage: each ends as it did, and nothing is lost."""
+"""The damaged fixtures, one folder per kind of damage, still give their kept results."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ NOT_KEPT = {"damaged-footer", "mixed-processes", "not-listed"}
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
-def test_damage_ends_as_it_did(folder: Path) -> None:
+def test_damaged_fixture_gives_the_kept_result(folder: Path) -> None:
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     assert result(folder) == json.loads((folder / "expected.json").read_text())
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
-def test_each_folder_says_where_its_damage_comes_from() -> None:
+def test_each_folder_documents_the_origin_of_its_damage() -> None:
     assert {folder.name for folder in FOLDERS} == set(DAMAGE)
     for folder in FOLDERS:
         assert len((folder / "README.md").read_text().strip().splitlines()) == 1

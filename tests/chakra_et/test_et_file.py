@@ -1,4 +1,4 @@
-"""The .et writer and reader, against the protobuf library's own view wherever it is installed."""
+"""The .et writer and reader, compared with the protobuf library where that is installed."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_many_chunks_are_read_back(tmp_path: Path) -> None:
     assert_same(trace, et_file.read(tmp_path / "big.et"))
 
 
-def test_the_reference_converters_metadata_kinds(pb2: ModuleType, tmp_path: Path) -> None:
+def test_metadata_kinds_of_the_mlcommons_converter(pb2: ModuleType, tmp_path: Path) -> None:
     trace = big_trace(1)
     trace.metadata = {
         "schema": "1.1.1",
@@ -135,9 +135,7 @@ def test_the_reference_converters_metadata_kinds(pb2: ModuleType, tmp_path: Path
     assert et_file.read(tmp_path / "a.et").metadata == {**trace.metadata, "version": "1.0.0"}
 
 
-def test_text_that_is_not_utf8_is_replaced_as_no_reader_would_take_it(
-    pb2: ModuleType, tmp_path: Path
-) -> None:
+def test_invalid_utf8_is_replaced(pb2: ModuleType, tmp_path: Path) -> None:
     trace = big_trace(2)
     trace.names = Strings([b"ok", b"\xff\xfe"], np.array([0, 1]))
     trace.inputs = TensorInfo(np.array([1]), [b"\xe2\x82"], [b"\xac"], [b""])
@@ -270,7 +268,7 @@ def test_a_file_gets_the_usual_permissions(tmp_path: Path) -> None:
     assert (tmp_path / "a.et").stat().st_mode == (tmp_path / "b").stat().st_mode
 
 
-def test_metadata_with_nothing_in_it_is_never_an_empty_message() -> None:
+def test_empty_metadata_is_never_an_empty_message() -> None:
     trace = big_trace(1)
     trace.metadata = {"version": ""}
     assert file_bytes(trace).startswith(framed(b"\x0a\x051.0.0"))

@@ -1,4 +1,4 @@
-"""The dependency graph of a file that may be wrong, against brute force on small random ones."""
+"""The dependency graph of possibly invalid files, compared with brute force on small random graphs."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def has_cycle(trace: ExecutionTrace) -> bool:
 
 @settings(max_examples=120, deadline=None)
 @given(trace=graphs())
-def test_an_order_is_found_where_there_is_one(trace: ExecutionTrace) -> None:
+def test_topological_order_is_found_if_there_is_one(trace: ExecutionTrace) -> None:
     edges = edges_of(trace)
     position = forward_position(trace, edges)
     assert (position is None) == has_cycle(trace)
@@ -75,7 +75,7 @@ def test_an_order_is_found_where_there_is_one(trace: ExecutionTrace) -> None:
 
 @settings(max_examples=120, deadline=None)
 @given(trace=graphs())
-def test_the_cycle_that_is_named_is_one(trace: ExecutionTrace) -> None:
+def test_reported_cycle_is_a_cycle(trace: ExecutionTrace) -> None:
     pairs = {(parent, child) for parent, child in links(trace) if parent != child}
     edges = edges_of(trace)
     itself = edges.parent == edges.child
@@ -89,7 +89,7 @@ def test_the_cycle_that_is_named_is_one(trace: ExecutionTrace) -> None:
 
 @settings(max_examples=80, deadline=None)
 @given(trace=graphs())
-def test_the_ready_set_is_that_of_a_run_node_by_node(trace: ExecutionTrace) -> None:
+def test_widest_ready_set_matches_a_run_node_by_node(trace: ExecutionTrace) -> None:
     edges = edges_of(trace)
     position = forward_position(trace, edges)
     if position is None:
@@ -107,7 +107,7 @@ def test_the_ready_set_is_that_of_a_run_node_by_node(trace: ExecutionTrace) -> N
 
 
 @given(lists=st.lists(st.lists(st.integers(0, 4), max_size=5), max_size=5))
-def test_lists_that_name_an_id_twice(lists: list[list[int]]) -> None:
+def test_lists_with_a_repeated_id(lists: list[list[int]]) -> None:
     offsets = np.concatenate(([0], np.cumsum([len(each) for each in lists], dtype=np.int64)))
     values = np.array([value for each in lists for value in each], np.uint64)
     expected = [row for row, each in enumerate(lists) if len(set(each)) < len(each)]
@@ -125,7 +125,7 @@ def test_the_last_node_of_an_id_is_found(have: list[int], wanted: list[int]) -> 
 
 
 def test_a_chain_of_two_million_nodes_needs_no_recursion() -> None:
-    """Against the ids, the rows and the start times, so that it must be sorted node by node."""
+    """Against the order of ids, rows and start times, so that it must be sorted node by node."""
     count = 2_000_000
     number = np.arange(count, dtype=np.uint64)
     even_first = np.concatenate((number[::2], number[1::2]))

@@ -1,4 +1,4 @@
-"""The kept traces, one folder for each oddity of the formats: each converts to the kept result."""
+"""The fixtures, one folder per oddity of the formats, still convert to their kept results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FOLDERS = sorted(path for path in FOLDER.iterdir() if path.is_dir())
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
-def test_an_oddity_converts_as_it_did(folder: Path) -> None:
+def test_fixture_converts_to_the_kept_result(folder: Path) -> None:
     converted = convert(folder)
     assert summary(converted) == json.loads((folder / "expected.json").read_text())
     assert converted.report.conserved() and converted.report.link_rate == 1.0
@@ -22,7 +22,7 @@ def test_an_oddity_converts_as_it_did(folder: Path) -> None:
     assert abs(replay_device(converted.trace).makespan_ns / 1000 - (end - begin)) <= 5
 
 
-def test_each_folder_says_where_its_oddity_comes_from() -> None:
+def test_each_folder_documents_the_origin_of_its_oddity() -> None:
     assert {folder.name for folder in FOLDERS} == set(ODDITIES)
     for folder in FOLDERS:
         assert len((folder / "README.md").read_text().strip().splitlines()) == 1

@@ -1,4 +1,4 @@
-"""One program, written down as each version does it, gives one graph."""
+"""The traces of one program in the layouts of all versions give the same graph."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_the_same_graph_from_every_layout(name: str, tmp_path: Path) -> None:
     assert found.report.edges_by_kind == expected.report.edges_by_kind
 
 
-def test_how_traces_without_ids_were_linked_is_reported(tmp_path: Path) -> None:
+def test_report_has_the_link_method(tmp_path: Path) -> None:
     report = convert(LAYOUTS["schema 1.0.1 without record-function ids"], tmp_path).report
     assert report.linked_by == "thread, order and name"
     assert "linked by thread, order and name: 100.00% of the host operators" in report.text()
@@ -113,7 +113,7 @@ def test_the_origin_is_absolute(tmp_path: Path) -> None:
     assert device.host_name == "node0"
 
 
-def test_a_host_trace_of_another_run_is_refused(tmp_path: Path) -> None:
+def test_host_trace_of_another_run_is_rejected(tmp_path: Path) -> None:
     host, _ = generated(Layout()).write(tmp_path, "one")
     other = generate(Features(seed=9, steps=1, devices=0))
     for event in other.device["traceEvents"]:
@@ -121,13 +121,13 @@ def test_a_host_trace_of_another_run_is_refused(tmp_path: Path) -> None:
             event["args"]["Record function id"] += 10**6
     _, device = other.write(tmp_path, "other")
     with pytest.raises(
-        TraceError, match="not of the same run: only 0% of their operators match.*--allow-unl"
+        TraceError, match="not from the same run: only 0% of their operators match.*--allow-unl"
     ):
         convert_pair(Pair(-1, host, device))
 
 
 def test_the_generator_writes_what_the_profilers_write(tmp_path: Path) -> None:
-    """The field names that the real layouts have, so that the tests here stand for real traces."""
+    """The generated traces have the field names of real traces."""
     made = generated(Layout())
     host, device = made.write(tmp_path)
     node = json.loads(host.read_text())["nodes"][5]

@@ -1,4 +1,4 @@
-"""What holds for every trace, whatever program and layout it comes from."""
+"""Properties of every conversion, for any program and layout."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ layouts = st.builds(
 
 
 def examples(fast: int, slow: int):
-    """The same test twice: few examples always, many with --slow."""
+    """Run a test with few examples by default, and with many under --slow."""
 
     def decorate(test):
         given_both = given(programs(), layouts)
@@ -99,8 +99,8 @@ def convert(generated: Generated, folder: Path, **options) -> Converted:
 
 
 @examples(fast=12, slow=120)
-def test_every_conversion_keeps_the_rules(program: Features, layout: Layout) -> None:
-    """Conserved, acyclic, in order of time, nothing for the validator to find, and the same bytes twice."""
+def test_invariants_of_every_conversion(program: Features, layout: Layout) -> None:
+    """Events are conserved; the graph is acyclic, in time order, valid; two conversions give equal bytes."""
     with tempfile.TemporaryDirectory() as folder:
         generated = generate(program, layout)
         converted = convert(generated, Path(folder))
@@ -147,14 +147,14 @@ def check_structure(trace: ExecutionTrace) -> None:
 
 
 def check_lanes(converted: Converted) -> None:
-    """µs of the file against ns of the report, lane by lane: no more than 1 µs a lane is lost."""
+    """µs in the file against ns in the report: at most 1 µs per lane is lost."""
     trace, lanes = converted.trace, len(np.unique(converted.trace.column("lane")))
     total = sum(converted.report.time_ns.values()) / 1000
     assert abs(int(trace.duration_micros.sum()) - total) <= lanes
 
 
 def check_replay(converted: Converted) -> None:
-    """The replay follows the start times in the file; each change of lane can round by 1 µs."""
+    """The replay reproduces the start times in the file; each change of lane can round by 1 µs."""
     trace = converted.trace
     lane = trace.column("lane")
     target = np.repeat(np.arange(len(trace)), np.diff(trace.data_deps.offsets))
@@ -176,8 +176,8 @@ def check_bytes(generated: Generated, converted: Converted, folder: Path) -> Non
 
 
 @examples(fast=6, slow=120)
-def test_no_gap_mode_breaks_the_rules(program: Features, layout: Layout) -> None:
-    """Folding keeps all time, dropping says what it lost; both stay valid."""
+def test_invariants_of_every_gap_mode(program: Features, layout: Layout) -> None:
+    """Folding preserves all time, dropping reports the loss, and both give valid files."""
     with tempfile.TemporaryDirectory() as folder:
         generated = generate(program, layout)
         kept, folded, dropped = (
@@ -197,7 +197,7 @@ def test_no_gap_mode_breaks_the_rules(program: Features, layout: Layout) -> None
 
 @examples(fast=6, slow=120)
 def test_one_step_is_a_part_of_all(program: Features, layout: Layout) -> None:
-    """What --step leaves out is named and counted."""
+    """Events outside the step are counted losses."""
     with tempfile.TemporaryDirectory() as folder:
         generated = generate(program, layout)
         steps = [e.name[13:] for e in generated.run.events if e.name.startswith("ProfilerStep#")]

@@ -1,4 +1,4 @@
-"""The converter against a simulated machine that knows what waited for what.
+"""The converter against a simulated machine with known dependencies.
 
 The machine's times are explained by its dependencies alone (no latencies), so everything must agree to the
 nanosecond: the edges, the time that threads worked, the replay, and the times after a duration is changed.
@@ -57,7 +57,7 @@ CASES: dict[str, dict] = {
 
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("case", CASES)
-def test_the_graph_is_the_true_one(case: str, seed: int, tmp_path: Path) -> None:
+def test_graph_is_the_true_graph(case: str, seed: int, tmp_path: Path) -> None:
     c = convert(generate(Features(seed=seed, **CASES[case])), tmp_path)
     assert missing_edges(c) == []
     assert unexplained_edges(c) == []
@@ -115,7 +115,7 @@ def test_without_sync_records_waits_are_found_by_time(seed: int, tmp_path: Path)
 
 
 def _blocked(c: Converted, edge: Edge) -> bool:
-    """Whether an edge ended a wait of a call that lasted some time."""
+    """Whether an edge ended the wait of a call with a duration above 0."""
     calls = [event for event in c.generated.run.events if event.sync and event.lane == edge.target[0]]
     waiting = any(call.start < edge.target[1] <= call.end for call in calls)
     return edge.source[1] == edge.target[1] and (edge.kind != "synchronisation" or waiting)
@@ -143,8 +143,8 @@ def test_latencies_blur_changed_durations_by_no_more_than_themselves(what: str, 
 
 
 @pytest.mark.parametrize("kinds", ["launch", "stream order", "synchronisation", "inter thread", "collective"])
-def test_an_edge_that_is_taken_out_is_missed(kinds: str, tmp_path: Path) -> None:
-    """The checks above see what they claim to see."""
+def test_checks_detect_a_removed_edge(kinds: str, tmp_path: Path) -> None:
+    """The checks above detect a missing edge."""
     c = convert(generate(Features(seed=1, **EVERYTHING, gloo=("allreduce",))), tmp_path)
     number = ["", "launch", "stream order", "synchronisation", "inter thread", "collective"].index(kinds)
     keep = c.graph.edge_kind != number
@@ -153,7 +153,7 @@ def test_an_edge_that_is_taken_out_is_missed(kinds: str, tmp_path: Path) -> None
     assert {edge.kind for edge in missing_edges(c)} >= {kinds}
 
 
-def test_overhead_stands_only_where_nothing_else_explains_a_start(tmp_path: Path) -> None:
+def test_overhead_only_where_no_dependency_explains_a_start(tmp_path: Path) -> None:
     c = convert(generate(Features(seed=2, **EVERYTHING)), tmp_path)
     assert not (c.graph.kind == NodeKind.DEVICE_OVERHEAD).any()
     late = convert(generate(Features(seed=2, **EVERYTHING, latency=3_000)), tmp_path)

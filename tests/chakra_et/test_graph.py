@@ -1,4 +1,4 @@
-"""Nodes and edges as rows: cut, numbered by time, acyclic, every start explained."""
+"""Nodes and edges as rows: split, numbered by time, acyclic, with every start accounted for."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from tests.generator.program import Busy, Launch, Op
 from tests.generator.truth import convert, replay
 
 
-def test_an_operator_is_a_node_for_each_stretch_of_its_own_time(tmp_path: Path) -> None:
+def test_operator_is_one_node_per_segment_of_self_time(tmp_path: Path) -> None:
     stages = Stages(tmp_path, [op("a", 0, 10, 3), op("b", 2, 3, 4), op("c", 6, 2, 5)])
     assert stages.nodes() == [("a", 0, 2), ("b", 2, 5), ("a", 5, 6), ("c", 6, 8), ("a", 8, 10)]
     assert stages.graph.segment.tolist() == [0, 0, 1, 0, 2]
     assert (stages.graph.kind == NodeKind.OPERATOR).all()
 
 
-def test_an_annotation_is_a_mark_and_the_time_in_it_is_pythons(tmp_path: Path) -> None:
+def test_annotation_has_duration_0_and_its_self_time_is_overhead(tmp_path: Path) -> None:
     stages = Stages(tmp_path, [annotation("step", 0, 10, 2), op("a", 3, 2, 3)])
     assert stages.nodes() == [("step", 0, 0), ("step", 0, 3), ("a", 3, 5), ("step", 5, 10)]
     overhead = NodeKind.HOST_OVERHEAD
     assert stages.graph.kind.tolist() == [NodeKind.ANNOTATION, overhead, NodeKind.OPERATOR, overhead]
 
 
-def test_an_operator_is_cut_where_it_launches(tmp_path: Path) -> None:
-    """What starts in the middle of a call must not wait for its end."""
+def test_operator_is_split_where_it_launches(tmp_path: Path) -> None:
+    """Work that starts during a call must not wait for its end."""
     stages = Stages(tmp_path, [op("a", 0, 20, 3), call("cudaLaunchKernel", 2, 10, 9), kernel("k", 5, 30, 9)])
     assert ("cudaLaunchKernel", 2, 5) in stages.nodes() and ("cudaLaunchKernel", 5, 12) in stages.nodes()
     assert stages.replayed()
@@ -62,7 +62,7 @@ def test_every_event_is_one_node_and_its_further_segments(tmp_path: Path) -> Non
     assert sorted(stands.tolist()) == sorted(c.row.values())
 
 
-def test_a_start_that_nothing_explains_gets_overhead(tmp_path: Path) -> None:
+def test_unexplained_start_gets_overhead(tmp_path: Path) -> None:
     stages = Stages(
         tmp_path,
         [op("a", 0, 5, 3), op("b", 8, 2, 4), call("cudaLaunchKernel", 1, 1, 9), kernel("k", 6, 1, 9)],
@@ -75,7 +75,7 @@ def test_a_start_that_nothing_explains_gets_overhead(tmp_path: Path) -> None:
     assert kinds == {("overhead", "HOST_OVERHEAD", 5), ("overhead", "DEVICE_OVERHEAD", 2)}
 
 
-def test_an_edge_back_in_time_is_left_out_and_counted(tmp_path: Path) -> None:
+def test_backward_edge_is_left_out_and_counted(tmp_path: Path) -> None:
     events = [annotation("ProfilerStep#1", 0, 15, 2), op("b", 10, 5, 4), op("x", 0, 20, 5, tid=11)]
     stages = Stages(tmp_path, events)
     causes = Found(first_lane=len(stages.time.lanes))
@@ -84,7 +84,7 @@ def test_an_edge_back_in_time_is_left_out_and_counted(tmp_path: Path) -> None:
     assert graph.findings == {"backward-edge": 1}
 
 
-def test_waits_take_no_time_but_leave_a_mark(tmp_path: Path) -> None:
+def test_waits_become_nodes_of_duration_0(tmp_path: Path) -> None:
     stages = Stages(tmp_path, [op("a", 0, 5, 3), op("c10d::wait", 5, 20, 4), op("b", 25, 5, 5)])
     causes = Found(first_lane=len(stages.time.lanes))
     causes.wait(0, 5_000, 25_000)
@@ -97,7 +97,7 @@ def test_waits_take_no_time_but_leave_a_mark(tmp_path: Path) -> None:
 
 
 def test_durations_in_micros_lose_less_than_one_per_lane(tmp_path: Path) -> None:
-    """Thousands of sub-microsecond operators: nothing is truncated away, the rest is carried on."""
+    """Thousands of sub-microsecond operators: the remainder is carried over, not lost."""
     events = [op("a", n * 0.3, 0.3, n + 3) for n in range(5_000)]
     stages = Stages(tmp_path, events)
     micros = emit._durations(stages.graph)
@@ -135,8 +135,8 @@ def test_gaps(mode: gaps.HostGaps, tmp_path: Path) -> None:
         )
 
 
-def test_a_gap_before_a_node_with_other_causes_is_not_folded(tmp_path: Path) -> None:
-    """Found by the property tests: the node would have begun before what it waits for had ended."""
+def test_gap_before_a_node_with_other_dependencies_is_not_folded(tmp_path: Path) -> None:
+    """Found by the property tests: the node would have started before its dependency ended."""
     stages = Stages(
         tmp_path,
         [
@@ -151,7 +151,7 @@ def test_a_gap_before_a_node_with_other_causes_is_not_folded(tmp_path: Path) -> 
 
 
 def _short_kernels(latency: int) -> Program:
-    """A thread that launches 3 µs kernels every 6 µs: it, and not the device, sets the pace."""
+    """A thread that launches 3 µs kernels every 6 µs and is the bottleneck."""
     body: list = []
     parts = Parts(random.Random(1))
     for number in range(100):
@@ -162,7 +162,7 @@ def _short_kernels(latency: int) -> Program:
 
 
 @pytest.mark.parametrize("latency", [0, 4_000])
-def test_slower_kernels_are_predicted_where_the_cpu_set_the_pace(latency: int, tmp_path: Path) -> None:
+def test_slower_kernels_are_predicted_if_the_cpu_was_the_bottleneck(latency: int, tmp_path: Path) -> None:
     """Kernels of 10 µs instead of 3 make the device the bottleneck: 100 of them take 1 ms."""
     c = convert(generate(_short_kernels(latency)), tmp_path)
     changes = {f"kernel {number}": 7_000 for number in range(100)}

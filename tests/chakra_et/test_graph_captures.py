@@ -1,4 +1,4 @@
-"""CUDA and HIP graphs: kernels hang on their launch, and the trace of the capture names them."""
+"""CUDA and HIP graphs: kernels depend on their launch, and a trace of the capture identifies them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SHAPES = {"Input type": ["float", "float"], "Concrete Inputs": ["", ""]}
 
 
 def capture(rows: int = 8, prefix: str = "hip", names: bool = True) -> list[dict[str, Any]]:
-    """A matrix product and an addition, captured to a graph; CUDA does not record the kernels' names."""
+    """A matrix product and an addition, captured in a graph; CUDA does not record the kernels' names."""
 
     def launch(kernel_name: str, ts: float, correlation: int) -> dict[str, Any]:
         return call(f"{prefix}LaunchKernel", ts, 5, correlation, **({"kernel": kernel_name} if names else {}))
@@ -56,7 +56,7 @@ def strings(converted: Converted, name: str) -> list[str]:
     return [] if attribute is None else [attribute.values[at] for at in range(len(attribute.rows))]
 
 
-def test_kernels_of_a_graph_hang_on_their_launch(tmp_path: Path) -> None:
+def test_kernels_of_a_graph_depend_on_their_launch(tmp_path: Path) -> None:
     converted = convert(tmp_path, None, execution())
     trace = converted.trace
     kind = np.array(strings(converted, "kind"))
@@ -68,7 +68,7 @@ def test_kernels_of_a_graph_hang_on_their_launch(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("prefix, names", [("hip", True), ("cuda", False)])
-def test_the_capture_names_operators_modules_and_shapes(prefix: str, names: bool, tmp_path: Path) -> None:
+def test_capture_gives_operators_modules_and_shapes(prefix: str, names: bool, tmp_path: Path) -> None:
     converted = convert(tmp_path, capture(prefix=prefix, names=names), execution(prefix))
     trace = converted.trace
     assert strings(converted, "captured_op") == ["aten::mm", "aten::add"] * 2
@@ -81,7 +81,7 @@ def test_the_capture_names_operators_modules_and_shapes(prefix: str, names: bool
     assert converted.report.notes["graph-captured"] == 4 and not converted.report.warnings
 
 
-def test_captures_that_differ_in_shapes_leave_them_out(tmp_path: Path) -> None:
+def test_shapes_that_differ_between_captures_are_left_out(tmp_path: Path) -> None:
     """Serving captures one graph per batch size, with the same kernels."""
     later = [e | {"ts": e["ts"] + 1000} for e in capture(rows=16)]
     converted = convert(tmp_path, [*capture(rows=8), *later], execution())
@@ -105,8 +105,8 @@ def test_streams_of_a_graph_may_run_in_another_order(tmp_path: Path) -> None:
     assert strings(converted, "captured_op") == ["aten::add", "aten::mm"]
 
 
-def test_a_trace_without_a_capture_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_trace_without_a_capture_is_rejected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ran = write_kineto(tmp_path / "ran.json", execution())
     assert main(["convert", str(ran), "-o", str(tmp_path / "out"), "--graph-capture", str(ran)]) == 1
-    assert "no graph was captured in it" in capsys.readouterr().err
+    assert "contains no graph capture" in capsys.readouterr().err
     assert not list((tmp_path / "out").glob("*.et"))

@@ -1,4 +1,4 @@
-"""Which process group each communication belongs to, and that nothing lands in the world group unnoticed."""
+"""The process group of each communication; falling back to the default group is a warning."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def functional(group: str, host: bool) -> tuple[list[dict[str, Any]], list[dict[
 
 @pytest.mark.parametrize("host", [True, False])
 @pytest.mark.parametrize("group", ["0", "2"])
-def test_a_functional_collective_names_its_group(group: str, host: bool, tmp_path: Path) -> None:
+def test_group_of_a_functional_collective(group: str, host: bool, tmp_path: Path) -> None:
     events, nodes = functional(group, host)
     header = {"distributedInfo": {"rank": 2, "world_size": 4, "pg_config": PAIRS}}
     device = write_device(tmp_path, events, **header)
@@ -68,7 +68,7 @@ def test_a_functional_collective_names_its_group(group: str, host: bool, tmp_pat
     }  # fmt: skip
 
 
-def test_the_manifest_lists_groups_that_nothing_used(tmp_path: Path) -> None:
+def test_unused_groups_in_the_manifest_are_listed(tmp_path: Path) -> None:
     path = write_kineto(tmp_path / "one.json", [op("aten::add", 1, 5)], 0, 4)
     converted = convert_pair(Pair(-1, None, path), PairOptions(groups=tuple(PAIRS)))
     assert set(converted.groups) == {1, 2, 3}
@@ -87,7 +87,7 @@ def all_reduces(streams: tuple[int, ...]) -> list[dict[str, Any]]:
     ]
 
 
-def test_without_names_each_communicator_has_its_stream(tmp_path: Path) -> None:
+def test_unnamed_communicators_are_separated_by_stream(tmp_path: Path) -> None:
     path = write_kineto(tmp_path / "one.json", all_reduces((20, 24, 20)), 0, 2)
     converted = convert_pair(Pair(-1, None, path))
     assert groups_of(converted) == ["stream 0:20", "stream 0:24", "stream 0:20"]
@@ -103,7 +103,7 @@ def test_a_guessed_group_is_a_warning_with_a_count(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("rank, size", [(0, 4 * 64), (1, 64)])
 def test_the_size_of_a_scatter_comes_from_the_other_side(rank: int, size: int, tmp_path: Path) -> None:
-    """The root puts in a tensor per rank; the others have an output only."""
+    """The root has an input tensor per rank; the others only have an output."""
     values = [[tensor(1, 16)], [[tensor(n + 2, 16) for n in range(4)]] if rank == 0 else [[]]]
     types = ["GenericList[Tensor(float)]", "GenericList[GenericList[Tensor(float)]]"]
     inside = [tensor(n + 2, 16) for n in range(4)] if rank == 0 else []

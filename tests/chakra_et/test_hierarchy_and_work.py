@@ -1,4 +1,4 @@
-"""Each node names its operator, module and phase; device work has bytes, operations and shapes."""
+"""Nodes have operator, module and phase; device work has bytes, operations and shapes."""
 
 from __future__ import annotations
 
@@ -161,8 +161,8 @@ def test_element_wise_work_is_one_operation_per_element_and_all_bytes() -> None:
     assert counted("aten::embedding", [[50_000, 64], [10]])[0] == 640
 
 
-def test_what_no_device_could_do_in_its_time_is_not_claimed(tmp_path: Path) -> None:
-    """An operator that takes a few rows of a table of gigabytes has not read all of it."""
+def test_work_beyond_the_limits_of_any_device_is_left_out(tmp_path: Path) -> None:
+    """An operator that takes a few rows of a huge table does not read all of it."""
     shapes = {
         "Input Dims": [[1_000_000, 4096], [4]], "Input type": ["float", "long int"],
         "Concrete Inputs": ["", ""],

@@ -1,4 +1,4 @@
-"""The observer's host trace in its two layouts, and what it leaves out or gets wrong."""
+"""The observer's host trace in both layouts, with missing and wrong fields."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_attributes_may_come_in_any_order_and_number(tmp_path: Path) -> None:
     assert host.findings == {"unknown-attribute:from_2031": 1}
 
 
-def test_missing_parts_have_their_usual_values(tmp_path: Path) -> None:
+def test_missing_fields_have_defaults(tmp_path: Path) -> None:
     bare = {"id": 9, "name": "aten::mm", "ctrl_deps": None}
     host = load(tmp_path, bare)
     assert (host.id[1], host.parent[1], host.rf_id[1], host.seq_id[1], host.tid[1]) == (9, -1, 0, -1, 0)
@@ -62,7 +62,7 @@ def test_the_parent_is_one_id_or_the_first_of_a_list(written, parent: int, tmp_p
     assert host.parent[1] == parent
 
 
-def test_a_node_with_a_wrong_field_is_left_out_and_counted(tmp_path: Path) -> None:
+def test_node_with_a_field_of_the_wrong_type_is_counted(tmp_path: Path) -> None:
     host = load(
         tmp_path, node("a", 3), node("b", 4) | {"inputs": "none"}, node("c", 5) | {"id": {}}, node("d", 6)
     )
@@ -93,21 +93,21 @@ def test_attributes_of_collectives_are_kept_with_their_rows(tmp_path: Path) -> N
     assert host.communication == {2: {"collective_name": "allreduce", "pg_name": "0", "dtype": "Float"}}
 
 
-def test_a_group_record_that_is_not_readable_is_noted(tmp_path: Path) -> None:
+def test_unreadable_group_record_is_counted(tmp_path: Path) -> None:
     host = load(tmp_path, node("## process_group:init ##", 1, ["not JSON"], ["String"]))
     assert host.groups == [] and host.findings == {"bad-group-record": 1}
 
 
-def test_a_host_trace_without_nodes_is_refused(tmp_path: Path) -> None:
+def test_host_trace_without_nodes_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "empty_host.json"
     path.write_text('{"schema": "1.1.1-chakra.0.0.4", "nodes": []}')
     with pytest.raises(
-        TraceError, match="empty_host.json: no node in it; was the profiler's active step reached"
+        TraceError, match="empty_host.json: has no node; did the run reach an active profiler step"
     ):
         host_trace.load(path)
 
 
-def test_a_device_trace_is_not_taken_for_a_host_trace(tmp_path: Path) -> None:
+def test_device_trace_is_not_read_as_a_host_trace(tmp_path: Path) -> None:
     path = tmp_path / "device.json"
     path.write_text('{"traceEvents": [{"ph": "X", "name": "a"}]}')
     with pytest.raises(TraceError, match='has no "nodes" array'):

@@ -1,4 +1,4 @@
-"""Traces that want to fool or exhaust the converter, and names that want to leave the folder."""
+"""Hostile traces that try to exhaust the converter, and names that try to escape the folder."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def command(folder: Path, *flags: str, megabytes: int = 0) -> subprocess.Complet
 
 
 def refused(done: subprocess.CompletedProcess[str], words: str) -> None:
-    """One sentence with ``words``, a status that is not 0, and no file."""
+    """One sentence with ``words``, a non-zero status, and no file."""
     assert done.returncode in (1, 2) and words in done.stderr, done.stderr
     assert "Traceback" not in done.stderr and "internal error" not in done.stderr
 
@@ -64,7 +64,7 @@ def spans(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("field", ["ts", "dur"])
 @pytest.mark.parametrize("value", [2**53 + 1, -(2**60), 1e300, "soon", None, [1], {"a": 1}, True])
-def test_absurd_times_cost_their_event_alone(pair: tuple[Path, Path], field: str, value: object) -> None:
+def test_absurd_times_affect_only_their_event(pair: tuple[Path, Path], field: str, value: object) -> None:
     whole = convert_pair(Pair(0, *pair))
     edit(pair[1], lambda records: spans(records)[3].update({field: value}))
     converted = convert_pair(Pair(0, *pair))
@@ -218,7 +218,7 @@ def test_pipes_and_folders_are_no_traces(tmp_path: Path, pair: tuple[Path, Path]
 
 
 def test_html_in_names_stays_text(tmp_path: Path, pair: tuple[Path, Path]) -> None:
-    """The .et holds the name as it is; what prints it, escapes what a terminal would obey."""
+    """The .et file has the name unchanged; printing escapes control characters."""
     odd = "<script>alert(1)</script>\x1b[31m\x00\n"
     edit(pair[1], lambda records: spans(records)[3].update(name=odd))
     assert command(tmp_path, "--allow-unlinked").returncode == 0
@@ -283,5 +283,5 @@ def test_a_device_trace_of_synchronisations_alone(pair: tuple[Path, Path]) -> No
     """Found by the mutation campaign: there was nothing to take the first time from."""
     sync = {"ph": "X", "cat": "cuda_sync", "name": "Event Sync", "pid": 0, "tid": 7, "ts": 5, "dur": 1}
     pair[1].write_text(json.dumps({"traceEvents": [sync]}))
-    with pytest.raises(TraceError, match="no operator, runtime call or kernel in it has a usable time stamp"):
+    with pytest.raises(TraceError, match="has no operator, runtime call or kernel with a usable time stamp"):
         convert_pair(Pair(0, *pair))

@@ -1,4 +1,4 @@
-"""``python -m chakra_et info``: every figure against a trace whose figures are known."""
+"""``chakra-et info``: every figure, on a trace with known figures."""
 
 from __future__ import annotations
 
@@ -118,14 +118,14 @@ def test_a_file_without_lanes_shows_threads_and_streams() -> None:
     ]
     assert answer["time"]["span_micros"] is None
     assert answer["nodes_by_kind"] == answer["edges"]["by_kind"] == {}
-    assert answer["notes"] == ["no start times in the file: convert with --timestamps for a time span"]
+    assert answer["notes"] == ["the file has no start times: convert with --timestamps to get a time span"]
 
 
-def test_a_run_of_two_is_told_of_the_ring() -> None:
-    assert "Ring of 2" in " ".join(describe(known(world_size=2))["notes"])
+def test_run_of_two_ranks_gets_the_ring_note() -> None:
+    assert "Ring gives wrong results for 2 ranks" in " ".join(describe(known(world_size=2))["notes"])
 
 
-def test_a_broken_file_is_still_described() -> None:
+def test_file_with_a_cycle_is_described() -> None:
     trace = known()
     trace.data_deps.values[0] = 3
     trace.types[0] = 99
@@ -193,12 +193,12 @@ def test_an_unreadable_file_does_not_stop_the_others(run: str, capsys: pytest.Ca
     assert list(files[0]) == ["file", "error"]
 
 
-def test_a_path_that_is_not_there_exits_with_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_path_exits_with_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["info", str(tmp_path / "none")]) == 2
     assert capsys.readouterr().err.startswith(f"error: {tmp_path / 'none'}: neither a file nor")
 
 
-# ---- python -m chakra_et ----
+# ---- chakra-et ----
 
 
 def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
@@ -210,8 +210,8 @@ def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert "no command 'nope'" in capsys.readouterr().err
 
 
-def test_nothing_heavy_is_imported_to_validate_a_file(run: str, repo_root: Path) -> None:
-    """A laptop with numpy alone must do, and start in no time."""
+def test_validate_imports_no_heavy_library(run: str, repo_root: Path) -> None:
+    """numpy alone must be enough, and the start must be fast."""
     code = (
         "import sys; from chakra_et.__main__ import main; main(['validate', sys.argv[1]]);"
         "print([name for name in ('torch', 'scipy', 'tqdm', 'msgspec', 'google.protobuf', 'pandas')"
@@ -223,7 +223,7 @@ def test_nothing_heavy_is_imported_to_validate_a_file(run: str, repo_root: Path)
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-def test_a_reader_that_leaves_early_is_no_traceback(run: str, repo_root: Path) -> None:
+def test_closed_pipe_is_no_traceback(run: str, repo_root: Path) -> None:
     many = [f"{run}.0.et"] * 1 + [f"{run}.1.et"]
     for copy in range(300):
         path = f"{run}{copy}.0.et"
@@ -241,7 +241,7 @@ def test_a_reader_that_leaves_early_is_no_traceback(run: str, repo_root: Path) -
     assert process.wait(timeout=60) == 1
 
 
-def test_types_outside_of_the_schema_have_a_name() -> None:
+def test_types_outside_the_schema_have_a_name() -> None:
     trace = known()
     trace.types[:] = np.array([0, 1, 2, 3, 4, 5, 6, 200])
     names = list(describe(trace)["nodes_by_type"])

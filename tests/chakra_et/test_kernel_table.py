@@ -1,4 +1,4 @@
-"""Kernels that communicate are known by a table of names, to which users can add."""
+"""Communication kernels are identified by a table of names, which users can extend."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ def test_kernels_of_many_libraries_communicate(name: str, kind: CollectiveType, 
 
 
 @pytest.mark.parametrize("name", ["mscclpp_kernel_x", "nvshmemi_put_block", "ccl_kernel_sycl", "hcom_x"])
-def test_one_of_unknown_kind_is_communication_named_and_counted(name: str, tmp_path: Path) -> None:
+def test_kernel_of_unknown_kind_is_a_warning(name: str, tmp_path: Path) -> None:
     converted = convert(tmp_path, name)
     at = np.flatnonzero(converted.trace.types == NodeType.COMM_COLL)
     assert [converted.trace.names[row] for row in at] == [name]
 
 
-def test_a_users_table_goes_first(tmp_path: Path) -> None:
+def test_user_table_has_precedence(tmp_path: Path) -> None:
     table = tmp_path / "mine.json"
     table.write_text(json.dumps({"kernels": [{"pattern": "^my_ring", "operation": "all_gather"}]}))
     assert not (convert(tmp_path, "my_ring_kernel").trace.types == NodeType.COMM_COLL).any()
@@ -74,10 +74,10 @@ def test_a_users_table_goes_first(tmp_path: Path) -> None:
     [
         ("{", "not a table of communication kernels"),
         ('{"kernels": [{"pattern": "("}]}', "not a table of communication kernels"),
-        ('{"kernels": [{"pattern": "x", "operation": "allreduce"}]}', "is none of"),
+        ('{"kernels": [{"pattern": "x", "operation": "allreduce"}]}', "is not one of"),
     ],
 )
-def test_a_table_that_is_none_is_one_sentence(
+def test_invalid_kernel_table_is_one_sentence(
     text: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     table = tmp_path / "mine.json"

@@ -1,4 +1,4 @@
-"""Kineto traces without a host trace: found under any name, converted with all that they record."""
+"""Kineto traces without a host trace: found under any name, converted with everything they record."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.generator.hand_made import annotation, call, event, frame, kernel, op
 
 
 def step() -> list[dict[str, Any]]:
-    """A step: a matrix product in a module, then an all-reduce of 1,024 floats over two ranks."""
+    """One step: a matrix product in a module, then an all-reduce of 1,024 floats over two ranks."""
     shapes = {"Input Dims": [[8, 16], [16, 4]], "Input type": ["float", "float"], "Concrete Inputs": ["", ""]}
     group = {
         "Collective name": "allreduce", "In msg nelems": 1024, "Out msg nelems": 1024, "dtype": "Float",
@@ -84,18 +84,18 @@ def test_a_named_pair(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     host = write_host(tmp_path, [])
     arguments = ["convert", "--host", str(host), "--device", str(device), "-o", str(tmp_path / "out")]
     assert main(arguments) == 1
-    assert "are not of the same run" in capsys.readouterr().err
+    assert "are not from the same run" in capsys.readouterr().err
     assert main([*arguments, "--allow-unlinked"]) == 0
     with pytest.raises(SystemExit):
         main(["convert", "--host", str(host)])
-    assert "--host and --device go together" in capsys.readouterr().err
+    assert "--host and --device need each other" in capsys.readouterr().err
 
 
 def one(folder: Path, events: list[dict[str, Any]]) -> Converted:
     return convert_pair(Pair(-1, None, write_kineto(folder / "one.json", events)))
 
 
-def test_what_a_kineto_trace_records_is_in_the_file(tmp_path: Path) -> None:
+def test_file_has_everything_that_kineto_records(tmp_path: Path) -> None:
     converted = one(tmp_path, step())
     trace = converted.trace
     row = {trace.names[row]: row for row in range(len(trace)) if not trace.column("segment")[row]}
@@ -122,7 +122,7 @@ def test_what_a_kineto_trace_records_is_in_the_file(tmp_path: Path) -> None:
     assert not converted.report.warnings and converted.report.conserved()
 
 
-def test_categories_that_nobody_knows_are_a_warning(tmp_path: Path) -> None:
+def test_unknown_categories_are_a_warning(tmp_path: Path) -> None:
     converted = one(tmp_path, [*step(), event("npu_kernel", "matmul", 60, 20, 3)])
     assert converted.report.warnings["unknown-events"] == 1
     assert converted.report.losses["unknown-category:npu_kernel"] == 1

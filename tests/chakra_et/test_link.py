@@ -1,4 +1,4 @@
-"""Which host node is which event: by number, or by thread, order and name where there are no numbers."""
+"""Matching host nodes and events: by id, or by thread, order and name without ids."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_by_order_over_gaps_on_both_sides(tmp_path: Path) -> None:
     assert right == 55
 
 
-def test_threads_are_paired_by_what_they_do(tmp_path: Path) -> None:
+def test_threads_are_paired_by_their_operators(tmp_path: Path) -> None:
     forward, backward = [f"f{n}" for n in range(9)], [f"b{n}" for n in range(5)]
     events = [op(name, n, 1, tid=900) for n, name in enumerate(backward)]
     events += [op(name, n, 1, tid=100) for n, name in enumerate(forward)]

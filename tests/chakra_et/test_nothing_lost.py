@@ -1,4 +1,4 @@
-"""What is missing or unexplained is said: truncated traces, steps without a host side, overhead."""
+"""Missing or unexplained work is reported: truncated traces, steps without host operators, overhead."""
 
 from __future__ import annotations
 
@@ -59,10 +59,10 @@ def write(folder: Path, events: list[dict[str, Any]], cut: int | None = None) ->
         ),
     ],
 )
-def test_a_device_trace_that_lost_its_end_is_an_error(
+def test_truncated_device_trace_is_an_error(
     events: list[dict[str, Any]], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Kineto writes the device's work last, and a JSON that ends before it can still be whole."""
+    """Kineto writes device work last, and JSON that ends before it can still be valid."""
     arguments = write(tmp_path, events)
     assert main(arguments) == 1
     error = capsys.readouterr().err
@@ -71,7 +71,7 @@ def test_a_device_trace_that_lost_its_end_is_an_error(
     assert words.partition(" (")[0] in capsys.readouterr().err  # still a warning
 
 
-def test_a_cut_trace_is_never_ok(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_truncated_trace_never_has_status_ok(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = write(tmp_path, [*launches(), *kernels()], cut=0)
     assert main(arguments) == 1
     printed = capsys.readouterr()
@@ -94,7 +94,7 @@ def test_communication_operators_without_kernels_are_an_error(
     assert "communication operators whose kernel is not in the device trace" in capsys.readouterr().err
 
 
-def test_steps_without_a_host_side_are_named(tmp_path: Path) -> None:
+def test_steps_without_host_operators_are_reported(tmp_path: Path) -> None:
     steps = [annotation(f"ProfilerStep#{n}", 300 * n, 290) for n in range(3)]
     events = [*steps, *launches(9), *kernels(9)]
     host = write_host(tmp_path, cuda_nodes(3))
@@ -106,7 +106,7 @@ def test_steps_without_a_host_side_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("side", ["host", "device"])
-def test_linked_100_percent_of_nothing_is_an_error(side: str, tmp_path: Path) -> None:
+def test_no_operators_to_link_is_an_error(side: str, tmp_path: Path) -> None:
     host = write_host(tmp_path, [] if side == "host" else cuda_nodes())
     events = kernels() + (launches() if side == "host" else [])
     pair = Pair(-1, host, write_device(tmp_path, events))
@@ -117,7 +117,7 @@ def test_linked_100_percent_of_nothing_is_an_error(side: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("most, warned", [("10", True), ("60", True), ("90", False)])
-def test_unexplained_time_is_a_warning_from_a_share_on(
+def test_unexplained_time_above_a_share_is_a_warning(
     most: str, warned: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Two operators of 100 µs with 600 µs of Python between them: 75% of the critical path."""
@@ -130,3 +130,11 @@ def test_unexplained_time_is_a_warning_from_a_share_on(
     report = json.loads(next((tmp_path / "out").glob("*_conversion.json")).read_text())["ranks"]["0"]
     assert report["critical_path_us"]["host-overhead"] == 600
     assert sum(report["critical_path_us"].values()) == sum(report["busy_us"].values()) == 800
+
+
+@pytest.mark.parametrize(("delay", "streams"), [(20, 0), (5000, 1)])
+def test_work_from_before_the_recording_is_reported(delay: float, streams: int, tmp_path: Path) -> None:
+    """Its wait was half of a real trace's critical path, and nothing named it."""
+    events = [op("aten::mm", 0, 50), call("cudaLaunchKernel", 5, 5, 1), kernel("gemm", 10 + delay, 30, 1)]
+    converted = convert_pair(Pair(0, None, write_kineto(tmp_path / "a_rank0.json", events, 0)))
+    assert converted.report.findings.get("work-before-recording", 0) == streams

@@ -1,4 +1,4 @@
-"""The package as another project gets it: a wheel in an empty environment, beside that project's utils.py."""
+"""The package installed from a wheel in an empty environment, beside another project's utils.py."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory, repo_root: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(wheel: Path) -> Path:
-    """The bin folder of an environment with the wheel and the packages that it declares, and no others."""
+    """The bin folder of an environment with only the wheel and its dependencies."""
     folder = wheel.parent / "environment"
     run(sys.executable, "-m", "venv", "--without-pip", folder, cwd=wheel.parent)
     python = folder / "bin" / "python"
@@ -84,7 +84,7 @@ def test_the_wheel_holds_one_package_and_its_marker_of_types(wheel: Path) -> Non
     assert declared(wheel) == ["numpy", "msgspec", "tqdm"]
 
 
-def test_it_lives_beside_another_projects_utils(installed: Path, project: Path) -> None:
+def test_it_works_beside_another_projects_utils(installed: Path, project: Path) -> None:
     found = run(installed / "python", "main.py", cwd=project)
     assert Path(found.strip()).is_relative_to(installed.parent)
 

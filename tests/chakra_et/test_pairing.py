@@ -1,4 +1,4 @@
-"""Traces that do not belong together are named: both files and the first point of difference."""
+"""Traces that do not belong together are reported with both files and the first difference."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_host_and_device_of_two_processes(tmp_path: Path) -> None:
         convert_pair(Pair(0, host, device))
     text = str(caught.value)
     assert str(host) in text and str(device) in text
-    assert "host trace is of process 77, the device trace of process 1000" in text
+    assert "host trace is from process 77, the device trace from process 1000" in text
     converted = convert_pair(Pair(0, host, device), PairOptions(allow_unlinked=True))
     assert converted.report.link_rate == 1.0
 
@@ -85,7 +85,7 @@ def test_host_and_device_of_two_steps(tmp_path: Path) -> None:
         convert_pair(Pair(0, host, device))
 
 
-def test_same_numbers_other_names_shows_the_first_difference(tmp_path: Path) -> None:
+def test_equal_ids_with_different_names_report_the_first_difference(tmp_path: Path) -> None:
     host, device = write(tmp_path)
 
     def rename(document: dict) -> None:
@@ -110,7 +110,9 @@ def test_ranks_that_differ_in_the_order_of_collectives(tmp_path: Path) -> None:
     write(tmp_path, 0)
     write(tmp_path, 1, gloo=("allreduce", "allreduce", "broadcast"))
     sentence = " ".join(convert(tmp_path).problems)
-    assert re.search(r"run\.1\.et: node \d+ 'gloo:broadcast': number \d of group 1 is BROADCAST", sentence)
+    assert re.search(
+        r"run\.1\.et: node \d+ 'gloo:broadcast': collective \d of group 1 is BROADCAST", sentence
+    )
     assert re.search(r"ALL_REDUCE of \d+ bytes \(node \d+ 'gloo:all_reduce'\) in .*run\.0\.et", sentence)
     assert "run.0.et" in sentence and "run.1.et" in sentence
 
@@ -140,7 +142,7 @@ def test_ranks_that_differ_in_a_group(tmp_path: Path) -> None:
         for path in paths[rank]:
             edit(path, lambda document, m=members: _set_groups(document, m))
     sentences = " ".join(convert(tmp_path, allow_missing_ranks=True).problems)
-    assert "process group '0' has ranks" in sentences and "not of one run" in sentences
+    assert "process group '0' has ranks" in sentences and "not from one run" in sentences
     assert all(path.name in sentences for path in (paths[0][1], paths[1][1]))
 
 
@@ -180,7 +182,7 @@ def test_the_same_rank_twice(tmp_path: Path) -> None:
         kind = path.name.rsplit("_", 1)[1]
         shutil.copy(path, tmp_path / f"run_rank1_{kind}")
     result = convert(tmp_path)
-    assert "its name says rank 1, its distributedInfo rank 0" in str(result.ranks[1])
+    assert "is rank 1 by its name and rank 0 by its distributedInfo" in str(result.ranks[1])
     for path in (device, tmp_path / "run_rank1_device.json"):
         edit(path, lambda document: document["distributedInfo"].pop("rank"))
     result = convert(tmp_path)
@@ -191,14 +193,14 @@ def test_two_files_for_one_trace(tmp_path: Path) -> None:
     host, _ = write(tmp_path, world_size=1)
     shutil.copy(host, tmp_path / "run_rank0_host.json")
     sentence = " ".join(convert(tmp_path).problems)
-    assert "are both rank 0's host trace; remove one of them" in sentence
+    assert "are both the host trace of rank 0; remove one" in sentence
 
 
 def test_world_sizes_that_differ(tmp_path: Path) -> None:
     write(tmp_path, 0, world_size=2)
     write(tmp_path, 1, world_size=4)
     sentences = " ".join(convert(tmp_path, allow_missing_ranks=True).problems)
-    assert "of a run of 4 ranks" in sentences and "one of 2" in sentences
+    assert "from a run of 4 ranks" in sentences and "a run of 2" in sentences
 
 
 def test_a_manifest_of_another_run(tmp_path: Path) -> None:
@@ -206,14 +208,14 @@ def test_a_manifest_of_another_run(tmp_path: Path) -> None:
     manifest = tmp_path / "run_manifest.json"
     manifest.write_text(json.dumps({"world_size": 2, "ranks": [{"rank": 1, "pid": 5}]}))
     sentence = only_problem(convert(tmp_path))
-    assert "run_manifest.json has rank 1 as process 5" in sentence and "process 1001" in sentence
+    assert "run_manifest.json lists process 5 for rank 1" in sentence and "process 1001" in sentence
     manifest.write_text(json.dumps({"world_size": 8}))
     result = convert(tmp_path)
     for refused in result.ranks.values():
-        assert "distributedInfo says a world size of 2, the manifest 8" in str(refused)
+        assert "world size is 2 in its distributedInfo and 8 in the manifest" in str(refused)
 
 
-def test_recordings_minutes_apart_are_warned_of(tmp_path: Path) -> None:
+def test_recordings_minutes_apart_are_a_warning(tmp_path: Path) -> None:
     host, device = write(tmp_path, world_size=1)
     base = json.loads(device.read_text())["baseTimeNanoseconds"]
     assert base > 1e18

@@ -1,4 +1,4 @@
-"""Sends and receives on the GPU: a batch is one kernel without metadata, and never a 1-byte all-to-all."""
+"""Sends and receives on the GPU: a batch is one kernel without metadata, not a 1-byte all-to-all."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_an_all_to_all_stays_one(where: str, tmp_path: Path) -> None:
     assert converted.trace.column("comm_type")[at] == CollectiveType.ALL_TO_ALL
 
 
-def test_without_any_operator_kind_and_size_are_left_open(tmp_path: Path) -> None:
+def test_kind_and_size_are_unknown_without_operators(tmp_path: Path) -> None:
     events = [call("cudaLaunchKernel", 20, 5, 1), kernel(SENDRECV, 60, 50, 1, stream=20)]
     converted = convert(tmp_path, events)
     assert "comm_size" not in converted.trace.attributes and "comm_type" not in converted.trace.attributes

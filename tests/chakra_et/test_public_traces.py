@@ -1,4 +1,4 @@
-"""Traces of real GPUs that public repositories hold: what their graphs must show and predict."""
+"""Traces of real GPUs from public repositories: properties and predictions of their graphs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def measured_micros(trace: ExecutionTrace) -> int:
 
 @pytest.mark.parametrize("name", [A100, MI300])
 def test_astra_sim_needs_the_measured_time(name: str) -> None:
-    """Polling threads used to hold ASTRA-sim's one CPU lane: 25% and 32% late."""
+    """Polling threads used to block ASTRA-sim's CPU slot: 25% and 32% late."""
     trace = converted(name).trace
     for replay in (replay_astra, replay_device):
         assert abs(replay(trace).makespan_ns / 1000 / measured_micros(trace) - 1) <= 0.03

@@ -1,4 +1,4 @@
-"""Reading the one long array of a trace, wherever a piece happens to end."""
+"""Reading the record array of a trace in pieces that end anywhere."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from chakra_et.traces.records import read_records
 from tests.generator import Features, Layout, generate
 
 PIECES = (1_000, 1_024, 4_099, 65_536, 1 << 24)
-"""Bytes: less than the longest record, odd ones, and the whole file at once."""
+"""Piece sizes in bytes: below the longest record, odd ones, and the whole file at once."""
 
 
 DAMAGED = "is not a readable trace|is damaged, or one record"
@@ -87,7 +87,7 @@ def test_the_same_records_wherever_pieces_end(name: str, piece_bytes: int, tmp_p
 
 
 @pytest.mark.parametrize("piece_bytes", (1_000, 1 << 24))
-def test_gzip_is_told_by_its_content(piece_bytes: int, tmp_path: Path) -> None:
+def test_gzip_is_recognised_by_content(piece_bytes: int, tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     path.write_bytes(gzip.compress(TEXTS["indented"].encode()))
     found, _ = read(path, piece_bytes)
@@ -108,7 +108,7 @@ def test_few_records(records: list, tmp_path: Path) -> None:
         assert len(found) == len(records) and document.foot == 3
 
 
-def test_a_record_of_a_wrong_type_costs_itself_only(tmp_path: Path) -> None:
+def test_record_of_the_wrong_type_affects_only_itself(tmp_path: Path) -> None:
     records: list[Any] = [{"id": number, "text": "t"} for number in range(300)]
     records[7], records[150], records[299] = {"id": "seven"}, {"text": "no id"}, {"id": None}
     for indent in (None, 2):
@@ -139,7 +139,7 @@ def test_a_record_of_a_wrong_type_costs_itself_only(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("piece_bytes", (1_000, 1 << 24))
-def test_what_is_no_such_trace_is_refused_in_one_sentence(
+def test_file_that_is_no_trace_is_rejected_in_one_sentence(
     text: str, says: str, piece_bytes: int, tmp_path: Path
 ) -> None:
     path = write(tmp_path / "broken.json", text)
@@ -148,7 +148,7 @@ def test_what_is_no_such_trace_is_refused_in_one_sentence(
     assert str(path) in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_damaged_gzip_and_missing_files_are_named(tmp_path: Path) -> None:
+def test_damaged_gzip_and_missing_files_are_reported(tmp_path: Path) -> None:
     whole = gzip.compress(TEXTS["one line"].encode())
     for name, data in (("cut.json.gz", whole[: len(whole) // 2]), ("bad.json.gz", whole[:40] + b"\0" * 99)):
         (tmp_path / name).write_bytes(data)
@@ -161,7 +161,7 @@ def test_damaged_gzip_and_missing_files_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("layout", [Layout(), Layout(text="line", gz=True), Layout(host="1.0.1")], ids=str)
-def test_generated_traces_read_alike_in_pieces(
+def test_generated_traces_read_in_pieces(
     layout: Layout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host_path, device_path = generate(Features(seed=1, nccl=("allreduce",), steps=2), layout).write(tmp_path)

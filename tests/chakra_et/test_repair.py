@@ -1,4 +1,4 @@
-"""Repair of damaged traces: every oddity, every cut, and nothing lost."""
+"""Repair of damaged traces: every kind of damage, every truncation, and no intact record lost."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def device(events: int = 4) -> str:
 
 
 def records_of(path: Path) -> list[dict]:
-    """The longest list: damage may have hit the name under which the records stand."""
+    """The longest list in the document, as damage may have hit the key of the record array."""
     return max(
         (v for v in json.loads(path.read_bytes()).values() if isinstance(v, list)), key=len, default=[]
     )
@@ -68,7 +68,7 @@ ODDITIES: dict[str, tuple[Callable[[], bytes], str, int]] = {
 
 
 @pytest.mark.parametrize("name", ODDITIES)
-def test_an_oddity_is_mended_and_named(tmp_path: Path, name: str) -> None:
+def test_damage_is_repaired_and_listed(tmp_path: Path, name: str) -> None:
     damaged, kind, left = ODDITIES[name]
     path = tmp_path / "a_host.json"
     path.write_bytes(damaged())
@@ -83,7 +83,7 @@ def test_an_oddity_is_mended_and_named(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize(
     "text", [host(), device(), host().replace("\n", "\r\n"), json.dumps(json.loads(host()))]
 )
-def test_a_good_file_stays_as_it_is(tmp_path: Path, text: str) -> None:
+def test_intact_file_is_not_changed(tmp_path: Path, text: str) -> None:
     path = tmp_path / "a_host.json"
     path.write_bytes(text.encode())
     before = path.stat().st_mtime_ns
@@ -92,7 +92,7 @@ def test_a_good_file_stays_as_it_is(tmp_path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize("text", [host(3), device(3)], ids=["host", "device"])
-def test_every_truncation_is_saved_or_refused(tmp_path: Path, text: str) -> None:
+def test_every_truncation_is_repaired_or_rejected(tmp_path: Path, text: str) -> None:
     whole = text.encode()
     ends = [at for at in range(len(whole)) if json_records(whole[:at]) is not None]
     path = tmp_path / "a_host.json"
@@ -140,7 +140,7 @@ def test_all_objects_can_be_kept(tmp_path: Path) -> None:
     assert [len(records_of(file)) for file in (path, *report.others)] == [2, 4, 5]
 
 
-def test_a_gzip_file_that_breaks_off(tmp_path: Path) -> None:
+def test_truncated_gzip_file(tmp_path: Path) -> None:
     path = tmp_path / "a_device.json.gz"
     whole = gzip.compress(device(2000).encode())
     path.write_bytes(whole[: len(whole) // 2])
@@ -159,7 +159,7 @@ def test_a_gzip_file_that_breaks_off(tmp_path: Path) -> None:
         (b'{"nodes": [' + b'{"id": ' * 100_000, "no complete node"),
     ],
 )
-def test_what_holds_nothing_is_refused_in_one_sentence(tmp_path: Path, content: bytes, words: str) -> None:
+def test_file_without_records_is_rejected_in_one_sentence(tmp_path: Path, content: bytes, words: str) -> None:
     path = tmp_path / "a_host.json"
     path.write_bytes(content)
     with pytest.raises(TraceError, match=words):
@@ -167,7 +167,7 @@ def test_what_holds_nothing_is_refused_in_one_sentence(tmp_path: Path, content: 
     assert path.read_bytes() == content and list(tmp_path.iterdir()) == [path]
 
 
-def test_a_bomb_is_refused(tmp_path: Path) -> None:
+def test_gzip_bomb_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "a_host.json.gz"
     text = host().replace("aten::op3", " " * 3_000_000)
     path.write_bytes(gzip.compress(text.encode()))
@@ -176,7 +176,7 @@ def test_a_bomb_is_refused(tmp_path: Path) -> None:
         repair_file(path, limits=limits)
 
 
-def test_random_damage_never_ends_in_anything_but_a_trace_or_a_sentence(tmp_path: Path) -> None:
+def test_random_damage_gives_a_trace_or_one_sentence(tmp_path: Path) -> None:
     source = random.Random(20261121)
     path, out = tmp_path / "a_host.json", tmp_path / "out.json"
     for _ in range(300):
@@ -200,7 +200,7 @@ def test_random_damage_never_ends_in_anything_but_a_trace_or_a_sentence(tmp_path
         assert len(records_of(out if report.changed else path)) == report.nodes_kept
 
 
-def test_the_command_repairs_a_folder_and_says_so(tmp_path: Path) -> None:
+def test_command_repairs_a_folder_and_lists_the_repairs(tmp_path: Path) -> None:
     (tmp_path / "a_host.json").write_text(host(4) + host(3))
     (tmp_path / "b_device.json").write_text(device())
     (tmp_path / "c_host.json").write_text("nothing")

@@ -23,7 +23,7 @@ def test_chain(replay):
 
 
 @BOTH
-def test_control_dependencies_count_and_a_repeated_one_counts_once(replay):
+def test_control_dependencies_and_repeated_dependencies(replay):
     result = replay(make_trace(cpu(1, 5), kernel(2, 4, (1, 1), ctrl=(1,))))
     assert times(result) == [(0, 5), (5, 9)]
 
@@ -45,7 +45,7 @@ def test_device_lane_attribute_overrules_thread_and_stream():
     assert times(replay_device(trace)) == [(0, 10), (0, 10), (10, 20)]
 
 
-def test_device_lane_keeps_id_order_though_a_later_node_is_ready():
+def test_device_lane_keeps_id_order_even_if_a_later_node_is_ready():
     trace = make_trace(cpu(1, 50, tid=1), kernel(2, 1, (1,)), kernel(3, 1))
     assert times(replay_device(trace)) == [(0, 50), (50, 51), (51, 52)]
 
@@ -60,7 +60,7 @@ def test_astra_has_one_cpu_and_one_gpu_slot():
     assert times(replay_astra(trace)) == [(0, 10), (10, 20), (0, 7), (7, 14)]
 
 
-def test_astra_takes_the_lowest_ready_id_and_not_the_longest_waiting():
+def test_astra_takes_the_lowest_ready_id_not_the_longest_waiting():
     # At 10 both 3 (freed now) and 4 (ready from the start) wait for the CPU.
     trace = make_trace(cpu(1, 10), cpu(3, 1, (1,)), cpu(4, 1))
     assert times(replay_astra(trace)) == [(0, 10), (10, 11), (11, 12)]
@@ -76,7 +76,7 @@ def test_astra_has_one_communication_slot_and_receives_need_none():
     assert times(replay_astra(trace)) == [(0, 10), (10, 15), (0, 5), (0, 5)]
 
 
-def test_astra_takes_memory_nodes_of_the_device_for_communication():
+def test_astra_runs_device_memory_nodes_in_the_communication_slot():
     trace = make_trace(kernel(1, 10, type=NodeType.MEM_LOAD), collective(2, 5), kernel(3, 1))
     assert times(replay_astra(trace)) == [(0, 10), (10, 15), (0, 1)]
 
@@ -87,7 +87,7 @@ def test_zero_duration_is_one_nanosecond_in_astra_only():
     assert replay_device(trace).end_ns[0].tolist() == [0, 0, 0]
 
 
-def test_astra_completions_at_one_instant_keep_their_order_of_scheduling():
+def test_astra_handles_simultaneous_completions_in_scheduling_order():
     # 3 and 2 both end at 10; 3 was issued first and frees 5, which takes the slot before 2 frees 4.
     trace = make_trace(
         cpu(1, 5), cpu(2, 5, (1,)), kernel(3, 10), collective(4, 1, (2,)), collective(5, 2, (3,))
@@ -115,7 +115,7 @@ def test_ids_need_not_be_topological(replay):
     assert times(result) == [(5, 8), (0, 5), (8, 9)]
 
 
-def test_lanes_keep_id_order_as_far_as_dependencies_against_it_allow():
+def test_lanes_keep_id_order_where_dependencies_allow_it():
     trace = make_trace(cpu(1, 3, (9,)), cpu(9, 5), kernel(2, 10), kernel(3, 1), kernel(4, 1))
     assert times(replay_device(trace))[2:] == [(0, 10), (10, 11), (11, 12)]
 
@@ -141,12 +141,12 @@ def test_longest_path_has_no_lanes():
         ([cpu(1, 2**51), cpu(2, 2**51), cpu(3, 2**51)], "add up to more than"),
     ],
 )
-def test_unusable_graph_is_one_sentence(replay, nodes, message):
+def test_unusable_graph_is_rejected(replay, nodes, message):
     with pytest.raises(TraceError, match=message):
         replay(make_trace(*nodes))
 
 
-def test_largest_ids_are_kept_apart():
+def test_largest_ids_stay_distinct():
     big = 2**64 - 1
     result = replay_device(make_trace(cpu(big - 1, 3), cpu(big, 4, (big - 1,))))
     assert times(result) == [(0, 3), (3, 7)]
@@ -156,7 +156,7 @@ def test_largest_ids_are_kept_apart():
 
 
 def large_trace(count: int) -> ExecutionTrace:
-    """CPU threads that launch kernels on streams: 2.5 dependencies a node, one node in 1000 a collective."""
+    """CPU threads that launch kernels on streams: 2.5 dependencies per node, 0.1% collectives."""
     generator = np.random.default_rng(7)
     number = np.arange(count)
     is_cpu = number % 2 == 0

@@ -1,4 +1,4 @@
-"""``python -m chakra_et replay``: files in, report and exit status out."""
+"""``chakra-et replay``: files in, report and exit status out."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.chakra_et.replay_traces import collective, cpu, kernel, make_trace
 
 
 def one_step(step: int, begin: int, wait: int = 0) -> list[dict]:
-    """100 µs on the CPU and 50 on the device, after ``wait`` µs that nothing in the file explains."""
+    """100 µs on the CPU and 50 on the device, after ``wait`` µs that no node accounts for."""
     first = 10 * step
     previous = (first - 9,) if step else ()
     return [
@@ -53,7 +53,7 @@ def test_exact_replay(tmp_path, capsys):
         assert steps == [("ProfilerStep#3", 100, 100), ("ProfilerStep#4", 150, 150)]
 
 
-def test_lost_time_is_shown_and_refused(tmp_path, capsys):
+def test_unexplained_time_exceeds_max_error(tmp_path, capsys):
     # 25 µs before the second step are in the measurement (275 µs) and not in the graph (250 µs).
     name = save(tmp_path / "a.et", two_steps(wait=25))
     status, answer = run_json(capsys, name, "--semantics", "device", "--max-error", "9")
@@ -85,7 +85,7 @@ def test_module_command(tmp_path, repo_root):
     assert subprocess.run([*command, "x"], cwd=repo_root, capture_output=True).returncode == 2
 
 
-def test_measured_end_of_the_metadata_counts(tmp_path, capsys):
+def test_measured_end_from_the_metadata(tmp_path, capsys):
     name = save(tmp_path / "a.et", two_steps(measured_end_micros=1300))
     _, answer = run_json(capsys, name)
     assert answer["jobs"][0]["replays"]["astra"][0]["measured_us"] == 300
@@ -121,7 +121,7 @@ def rank_files(folder: Path, prefix: str = "run") -> list[str]:
 
 
 @pytest.mark.parametrize("by", ["prefix", "files"])
-def test_ranks_of_one_prefix_go_together(tmp_path, capsys, by):
+def test_ranks_with_one_prefix_are_replayed_together(tmp_path, capsys, by):
     files = rank_files(tmp_path)
     status, answer = run_json(capsys, *([str(tmp_path / "run")] if by == "prefix" else files))
     (job,) = answer["jobs"]
@@ -133,7 +133,7 @@ def test_ranks_of_one_prefix_go_together(tmp_path, capsys, by):
         ]
 
 
-def test_shortest_transfer_on_request(tmp_path, capsys):
+def test_transfer_shortest(tmp_path, capsys):
     for rank, (work, duration) in enumerate([(10, 45), (50, 9)]):
         nodes = cpu(1, work, start=1), collective(2, duration, (1,), start=1 + work)
         save(tmp_path / f"run.{rank}.et", make_trace(*nodes, trace_start_ns=0, clock_domain="host"))
@@ -147,7 +147,7 @@ def test_alone_replays_each_rank_by_itself(tmp_path, capsys):
     rank_files(tmp_path)
     _, answer = run_json(capsys, str(tmp_path / "run"), "--alone")
     assert [list(job["files"]) for job in answer["jobs"]] == [["0"], ["1"]]
-    assert any("run alone" in note for note in answer["jobs"][0]["notes"])
+    assert any("run unmatched" in note for note in answer["jobs"][0]["notes"])
 
 
 def test_copy_of_rank_0_is_not_replayed_twice(tmp_path, capsys):
@@ -177,7 +177,7 @@ def test_comm_groups_beside_the_files_are_used(tmp_path, capsys):
     assert not any("not given" in note for note in answer["jobs"][0]["notes"])
 
 
-def test_ranks_that_disagree_end_with_a_sentence(tmp_path, capsys):
+def test_ranks_that_disagree_are_reported(tmp_path, capsys):
     files = rank_files(tmp_path)
     save(Path(files[1]), make_trace(cpu(1, 10)))
     (tmp_path / "run_comm_groups.json").write_text('{"1": [0, 1]}')
@@ -197,7 +197,7 @@ def test_one_bad_file_does_not_stop_the_others(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ([], "name at least one"),
+        ([], "give at least one"),
         (["x", "--max-error", "nan"], "--max-error"),
         (["x", "--max-error", "-1"], "--max-error"),
         (["x", "--semantics", "other"], "--semantics"),
@@ -235,7 +235,7 @@ def test_names_with_odd_characters(tmp_path, capsys):
     assert len(answer["jobs"][0]["files"]) == 2
 
 
-def test_step_of_several_nodes_begins_with_the_first():
+def test_step_begins_with_its_first_node():
     step = "ProfilerStep#12"
     trace = make_trace(
         cpu(5, 1, start=30, name=step),

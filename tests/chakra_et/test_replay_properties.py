@@ -1,4 +1,4 @@
-"""The replays against slow simulators that follow the rules word by word, on random graphs."""
+"""Property tests: the replays against slow, literal simulators of the same rules, on random graphs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Times = dict[tuple[int, int], tuple[int, int]]
 
 
 class Naive:
-    """What both slow simulators share: nodes as dicts by (rank, id), and the partners of a communication."""
+    """The common part of both slow simulators: nodes as dicts by (rank, id), and matching."""
 
     def __init__(self, ranks: list[list[dict]]):
         self.nodes = {(rank, node["id"]): node for rank, nodes in enumerate(ranks) for node in nodes}
@@ -27,7 +27,7 @@ class Naive:
         return {(key[0], dep) for dep in self.nodes[key]["deps"]}
 
     def channel(self, key: tuple[int, int]):
-        """(what is matched, this node's side, all sides), or None for a node that runs alone."""
+        """(channel, this node's side, all sides), or None for a node that runs unmatched."""
         node, rank = self.nodes[key], key[0]
         kind = node.get("type")
         if not self.together or kind is None:
@@ -43,7 +43,7 @@ class Naive:
 
 
 def naive_device(ranks: list[list[dict]]) -> Times | None:
-    """(Start, end) in ns of each node, or None for a deadlock: looks again and again for what can run."""
+    """(start, end) of each node in ns, or None for a deadlock. Rescans until no node can run."""
     sim = Naive(ranks)
 
     def lane(key):
@@ -87,7 +87,7 @@ def naive_device(ranks: list[list[dict]]) -> Times | None:
 
 
 def naive_astra(ranks: list[list[dict]]) -> Times | None:
-    """The same by ASTRA-sim's rules: after each completion, the rank's ready nodes are gone through by id."""
+    """The same by ASTRA-sim's rules: after each completion, go through the rank's ready nodes by id."""
     sim = Naive(ranks)
     running: list[tuple[int, int, tuple[int, int]]] = []  # (end, order of scheduling, node)
     started: dict[tuple[int, int], int] = {}
@@ -134,7 +134,7 @@ def naive_astra(ranks: list[list[dict]]) -> Times | None:
 
 @st.composite
 def rank_sets(draw: st.DrawFn) -> list[list[dict]]:
-    """One to three ranks of up to 14 nodes; communications may fit together or not."""
+    """One to three ranks of up to 14 nodes, whose communication may match or not."""
     ranks = []
     count = draw(st.integers(1, 3))
     for rank in range(count):
@@ -166,7 +166,7 @@ def rank_sets(draw: st.DrawFn) -> list[list[dict]]:
 
 
 def _make_fit(ranks: list[list[dict]]) -> None:
-    """Leave rank 0's collectives on all ranks and no messages, so that most draws run to the end."""
+    """Give all ranks rank 0's collectives and no messages, so that most draws run to the end."""
     wanted = [(n["comm_type"], n["pg_name"]) for n in ranks[0] if n.get("type") == NodeType.COMM_COLL]
     for nodes in ranks:
         nodes[:] = [n if "type" not in n else kernel(n["id"], n["duration"], n["deps"]) for n in nodes]
@@ -207,7 +207,7 @@ def test_astra_replay_equals_the_naive_simulator(ranks):
 @settings(max_examples=100, deadline=None)
 @given(rank_sets(), st.randoms())
 def test_row_order_and_id_values_change_nothing(ranks, random):
-    """Ids only order the nodes: with gaps between them and rows shuffled, times stay."""
+    """Only the order of ids matters: gaps between ids and shuffled rows do not change the times."""
     nodes = ranks[0]
     shuffled = [{**n, "id": n["id"] * 1000, "deps": tuple(d * 1000 for d in n["deps"])} for n in nodes]
     random.shuffle(shuffled)
@@ -229,7 +229,7 @@ def test_no_replay_is_shorter_than_the_longest_path_or_longer_than_the_sum(ranks
 @settings(max_examples=100, deadline=None)
 @given(rank_sets(), st.randoms())
 def test_device_replay_with_ids_against_the_dependencies(ranks, random):
-    """Foreign ids may run against the dependencies: the result still obeys each of them, one node a lane."""
+    """Foreign ids may contradict the dependencies: the result still obeys every dependency and every lane."""
     nodes = ranks[0]
     ids = [node["id"] for node in nodes]
     random.shuffle(ids)

@@ -1,4 +1,4 @@
-"""Replays of several ranks together: what is matched, what waits, and what is said when they disagree."""
+"""Joint replays of several ranks: matching, waiting, and the errors for ranks that disagree."""
 
 from __future__ import annotations
 
@@ -49,20 +49,20 @@ def test_no_group_is_all_ranks(replay, names):
 
 
 @BOTH
-def test_collectives_run_alone_when_a_member_is_missing(replay):
+def test_collectives_run_unmatched_if_a_member_is_missing(replay):
     traces = [make_trace(collective(1, 10)), make_trace(collective(1, 30))]
     result = replay(traces, comm_groups={"1": [0, 1, 2]})
     assert [times(result, rank) for rank in (0, 1)] == [[(0, 10)], [(0, 30)]]
-    assert any("group 1 run alone" in note and "not given" in note for note in result.notes)
+    assert any("group 1 run unmatched" in note and "not given" in note for note in result.notes)
     result = replay([make_trace(collective(1, 10, group="", x=1), world_size=3) for _ in range(2)])
-    assert any("group 0 run alone" in note for note in result.notes)
+    assert any("group 0 run unmatched" in note for note in result.notes)
 
 
 @BOTH
-def test_group_of_one_runs_alone(replay):
+def test_group_of_one_runs_unmatched(replay):
     result = replay([make_trace(collective(1, 10, group="5")), make_trace(cpu(1, 1))])
     assert times(result, 0) == [(0, 10)]
-    assert any("only one rank" in note for note in result.notes)
+    assert any("has one rank" in note for note in result.notes)
 
 
 def test_astra_replays_broadcast_without_synchronising():
@@ -75,7 +75,7 @@ def test_astra_replays_broadcast_without_synchronising():
     assert times(replay_device(traces), 1) == [(0, 55)]
 
 
-def test_astra_takes_a_collective_marked_as_cpu_operation_for_computation():
+def test_astra_treats_a_collective_with_is_cpu_op_as_computation():
     traces = [
         make_trace(cpu(1, 50), collective(2, 5, (1,), is_cpu_op=1)),
         make_trace(collective(2, 9, is_cpu_op=1)),
@@ -96,12 +96,12 @@ def test_send_and_receive_are_matched_by_ranks_tag_and_size(replay):
 
 
 @BOTH
-def test_messages_to_ranks_not_given_or_not_named_run_alone(replay):
+def test_messages_without_a_given_peer_run_unmatched(replay):
     nameless = send(2, 3, dst=0, deps=(1,))
     del nameless["comm_dst"]
     result = replay([make_trace(send(1, 6, dst=7), nameless), make_trace(cpu(1, 1))])
     assert times(result, 0) == [(0, 6), (6, 9)]
-    assert any("2 sends and receives run alone" in note for note in result.notes)
+    assert any("2 sends and receives run unmatched" in note for note in result.notes)
 
 
 @BOTH
@@ -111,7 +111,7 @@ def test_a_rank_may_send_to_itself(replay):
 
 
 @BOTH
-def test_missing_collective_is_named_with_rank_group_and_place(replay):
+def test_missing_collective_is_reported_with_rank_group_and_index(replay):
     traces = [
         make_trace(collective(1, 1), collective(2, 1, (1,), name="second"), cpu(3, 1, (2,))),
         make_trace(collective(1, 1)),
@@ -124,7 +124,7 @@ def test_missing_collective_is_named_with_rank_group_and_place(replay):
 
 
 @BOTH
-def test_crossed_groups_are_a_deadlock_and_not_a_hang(replay):
+def test_crossed_groups_are_reported_as_a_deadlock(replay):
     groups = {"1": [0, 1], "2": [0, 1]}
     traces = [
         make_trace(collective(1, 1, group="1"), collective(2, 1, (1,), group="2")),
@@ -135,14 +135,14 @@ def test_crossed_groups_are_a_deadlock_and_not_a_hang(replay):
 
 
 @BOTH
-def test_missing_receive_is_named(replay):
+def test_missing_receive_is_reported(replay):
     with pytest.raises(TraceError, match="send 1 of rank 0 to rank 1, tag 0, 8 bytes .* has 0 of them"):
         replay([make_trace(send(1, 1, dst=1)), make_trace(cpu(1, 1))])
 
 
 @BOTH
 @pytest.mark.parametrize("other", [{"comm_type": 2}, {"comm_size": 16}])
-def test_collectives_of_another_type_or_size_are_named(replay, other):
+def test_collectives_of_different_type_or_size_are_reported(replay, other):
     with pytest.raises(
         TraceError, match="collective 1 of group 1 is ALL_REDUCE of 8 bytes on rank 0 .* but "
     ):
@@ -186,7 +186,7 @@ def test_ranks_start_apart_when_they_share_a_clock(replay):
         {"trace_start_ns": "7", "clock_domain": "host"},
     ],
 )
-def test_clock_that_is_not_fully_stated_is_not_used(metadata):
+def test_incomplete_clock_metadata_is_not_used(metadata):
     traces = [make_trace(cpu(1, 1, start=1), **metadata) for _ in range(2)]
     assert build_graph(traces).clock_ns is None
 
@@ -217,7 +217,7 @@ def test_collective_that_ended_before_another_rank_began_takes_no_time(replay):
 
 
 @BOTH
-def test_ranks_of_two_runs_are_named(replay):
+def test_ranks_of_two_runs_are_rejected(replay):
     traces = [
         make_trace(cpu(1, 1, start=1), trace_start_ns=day * 86_400 * 10**9, clock_domain="host")
         for day in (1, 2)
@@ -230,7 +230,7 @@ def test_ranks_of_two_runs_are_named(replay):
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
 @pytest.mark.parametrize("name", ["lane", "tid", "stream", "is_cpu_op", "comm_type", "comm_size", "comm_dst"])
 @pytest.mark.parametrize("value", ["text", 2.5, float("nan"), -(2**63)])
-def test_attributes_of_another_kind_do_no_harm(replay, name, value):
+def test_attributes_of_another_kind_are_ignored(replay, name, value):
     node = collective(1, 5, name="c") if name in ("comm_type", "comm_size") else cpu(1, 5)
     traces = [make_trace({**node, name: value}, send(2, 3, dst=7, deps=(1,))) for _ in range(2)]
     assert replay(traces).makespan_ns == 8_000

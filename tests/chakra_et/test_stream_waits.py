@@ -1,4 +1,4 @@
-"""Waits between streams, found in traces without cuda_sync records, and launches that set the pace."""
+"""Waits between streams in traces without cuda_sync records, and launches that are the bottleneck."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def convert(folder: Path, events: list[dict[str, Any]]) -> Converted:
 
 
 def edges(converted: Converted, letter: str = "Y") -> set[tuple[str, str]]:
-    """(name, name) of the synchronisation edges, overhead in front of a node counted as the node."""
+    """(name, name) of the synchronisation edges; overhead in front of a node counts as that node."""
     trace = converted.trace
     kinds = trace.attributes["dep_kinds"]
     letters = dict(zip(kinds.rows.tolist(), range(len(kinds.rows)), strict=True))
@@ -64,8 +64,8 @@ def test_communication_waits_for_the_stream_that_feeds_it(tmp_path: Path) -> Non
     assert ("grad1", NCCL + "1") in found and ("grad2", NCCL + "2") in found
 
 
-def test_a_wait_is_for_work_launched_before_it_not_only_the_last(tmp_path: Path) -> None:
-    """The optimizer's kernel starts 15 µs after the last all-reduce, which nothing records as its cause."""
+def test_wait_is_for_earlier_launches_not_only_the_last(tmp_path: Path) -> None:
+    """The optimizer's kernel starts 15 µs after the last all-reduce, without a recorded dependency."""
     converted = convert(tmp_path, buckets())
     assert (NCCL + "2", "step") in edges(converted)
     path = converted.report.critical_path_us
@@ -73,8 +73,8 @@ def test_a_wait_is_for_work_launched_before_it_not_only_the_last(tmp_path: Path)
     assert converted.report.warnings["stream-wait-inferred"] >= 3
 
 
-def test_a_resumption_without_any_call_is_found_by_its_time(tmp_path: Path) -> None:
-    """Waits of before the recording, or of a stream that the library hides."""
+def test_stream_that_resumes_without_a_call_is_found_by_time(tmp_path: Path) -> None:
+    """Waits from before the recording, or of a stream that the library hides."""
     assert (NCCL + "2", "step") in edges(convert(tmp_path, buckets(record=False)))
 
 
@@ -86,7 +86,7 @@ def test_a_kernel_without_a_launch_does_not_shift_the_matching(tmp_path: Path) -
 
 
 def test_faster_collectives_are_predicted(tmp_path: Path) -> None:
-    """With all-reduces of a tenth the time the step ends when the second one, now short, is done."""
+    """With all-reduces of a tenth of the time, the step ends when the second one is done."""
     converted = convert(tmp_path, buckets())
     trace = converted.trace
     collective = np.isin(trace.types, 7)
@@ -97,7 +97,7 @@ def test_faster_collectives_are_predicted(tmp_path: Path) -> None:
     assert 130 <= end <= 150
 
 
-def test_a_kernel_that_starts_with_its_launch_waits_for_nobody(tmp_path: Path) -> None:
+def test_kernel_that_starts_with_its_launch_has_no_stream_wait(tmp_path: Path) -> None:
     events = [
         call("cudaLaunchKernel", 0, 3, 1), kernel("side", 5, 40, 1, stream=20),
         call("cudaLaunchKernel", 43, 3, 2), kernel("main", 50, 10, 2),

@@ -1,4 +1,4 @@
-"""Threads that wake each other, and communication on the CPU with those who wait for it. Times in µs."""
+"""Threads that wake each other, and CPU communication with its waits. Times in µs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_backward_on_another_thread_is_not_counted_twice(tmp_path: Path) -> None
     assert stages.causes.findings == {"backward-waited": 1} and stages.replayed()
 
 
-def test_the_wait_for_backward_ends_when_the_main_thread_has_a_task(tmp_path: Path) -> None:
+def test_wait_for_backward_ends_with_a_task_of_the_main_thread(tmp_path: Path) -> None:
     task = op("autograd::engine::evaluate_function: torch::autograd::AccumulateGrad", 40, 10, 5)
     stages = Stages(tmp_path, [*backward_events(77), task])
     assert lengths(stages)[task["name"]] == 10, "its own work is no wait"
@@ -53,8 +53,8 @@ def test_the_wait_for_backward_ends_when_the_main_thread_has_a_task(tmp_path: Pa
     assert stages.replayed()
 
 
-def test_a_task_that_outlasts_backward_is_followed_by_the_wait(tmp_path: Path) -> None:
-    """Found by scaling: a slower backward pass would have held the main thread up after its own task."""
+def test_wait_for_backward_after_a_longer_task(tmp_path: Path) -> None:
+    """Found by scaling: a slower backward pass would have delayed the main thread after its own task."""
     task = op("autograd::engine::evaluate_function: torch::autograd::AccumulateGrad", 60, 12, 5)
     stages = Stages(tmp_path, [*backward_events(77), task])
     engine = "autograd::engine::evaluate_function: MmBackward0"
@@ -67,7 +67,7 @@ def test_a_task_that_outlasts_backward_is_followed_by_the_wait(tmp_path: Path) -
     assert 72_000 in late
 
 
-def test_a_worker_is_woken_by_the_main_thread_and_nobody_waits_for_it(tmp_path: Path) -> None:
+def test_worker_is_woken_by_the_main_thread_without_a_wait(tmp_path: Path) -> None:
     stages = Stages(
         tmp_path, [annotation("ProfilerStep#1", 0, 50, 2), op("a", 5, 10, 3), op("load", 20, 9, 4, tid=78)]
     )
@@ -92,7 +92,7 @@ def gloo(launch: dict, begin: float, end: float, *more: dict) -> tuple[list[dict
     return events, nodes
 
 
-def test_a_collective_that_is_waited_for_at_once(tmp_path: Path) -> None:
+def test_collective_with_an_immediate_wait(tmp_path: Path) -> None:
     stages = Stages(tmp_path, *gloo(op("c10d::allreduce_", 10, 5, 20), 15, 100, op("next", 110, 5, 30)))
     assert ("c10d::allreduce_", "gloo:all_reduce") in stages.edges(EdgeKind.LAUNCH)
     assert ("gloo:all_reduce", "ProfilerStep#1") in stages.edges(EdgeKind.COLLECTIVE)
@@ -100,8 +100,8 @@ def test_a_collective_that_is_waited_for_at_once(tmp_path: Path) -> None:
     assert stages.causes.findings == {"wait-blocked": 1} and stages.replayed()
 
 
-def test_a_collective_that_work_hides(tmp_path: Path) -> None:
-    """An async all-reduce and its wait must not be counted twice."""
+def test_collective_hidden_by_work(tmp_path: Path) -> None:
+    """An asynchronous all-reduce and its wait must not be counted twice."""
     use = op("aten::div_", 200, 5, 30)
     events, nodes = gloo(op("c10d::allreduce_", 10, 5, 20), 15, 100, op("work", 20, 150, 25), use)
     stages = Stages(tmp_path, events, [*nodes, node("aten::div_", 30, [tensor(3, 50)])])
@@ -110,12 +110,12 @@ def test_a_collective_that_work_hides(tmp_path: Path) -> None:
     assert lengths(stages)["gloo:all_reduce"] == 85 and lengths(stages)["work"] == 150 and stages.replayed()
 
 
-def test_a_collective_that_nobody_waits_for_is_noted(tmp_path: Path) -> None:
+def test_collective_without_a_wait_is_a_note(tmp_path: Path) -> None:
     stages = Stages(tmp_path, *gloo(op("c10d::allreduce_", 10, 5, 20), 15, 100, op("work", 20, 150, 25)))
     assert stages.causes.findings == {"wait-not-found": 1} and stages.replayed()
 
 
-def test_time_in_the_backends_queue_is_the_networks(tmp_path: Path) -> None:
+def test_time_in_the_backends_queue_counts_as_communication(tmp_path: Path) -> None:
     stages = Stages(tmp_path, *gloo(op("c10d::allreduce_", 10, 5, 20), 60, 100, op("next", 110, 5, 30)))
     assert ("gloo:all_reduce", 15, 100) in stages.nodes() and stages.replayed()
 
@@ -130,7 +130,7 @@ def test_collectives_of_one_group_share_its_lane(tmp_path: Path) -> None:
     assert ("gloo:all_reduce", "gloo:all_reduce") in stages.edges(EdgeKind.COLLECTIVE)
 
 
-def test_one_that_overtakes_gets_a_lane_of_its_own(tmp_path: Path) -> None:
+def test_overtaking_collective_gets_a_lane_of_its_own(tmp_path: Path) -> None:
     events, nodes = gloo(op("c10d::allreduce_", 10, 5, 20), 15, 100)
     events += [op("c10d::allreduce_", 20, 5, 22), op("gloo:all_reduce", 25, 30, 23, tid=91)]
     stages = Stages(tmp_path, events, [*nodes, node("c10d::allreduce_", 22), node("gloo:all_reduce", 23)])
@@ -139,7 +139,7 @@ def test_one_that_overtakes_gets_a_lane_of_its_own(tmp_path: Path) -> None:
 
 
 def test_messages_have_a_lane_for_each_direction_and_peer(tmp_path: Path) -> None:
-    """isend and irecv of one batch overlap on the thread that asked for them."""
+    """isend and irecv of one batch overlap on the thread that called them."""
     events = [
         op("c10d::send", 0, 5, 5),
         annotation("gloo:send", 4, 50, 6),
@@ -163,7 +163,7 @@ def test_messages_have_a_lane_for_each_direction_and_peer(tmp_path: Path) -> Non
 
 
 def preempted(resumed: float) -> tuple[list[dict], list[dict]]:
-    """A thread waits for an all-reduce that ends at 9000 µs, by the record of its worker at 9100 µs."""
+    """A thread waits for an all-reduce that ends at 9000 µs, but at 9100 µs in its worker's record."""
     events, nodes = gloo(
         op("c10d::allreduce_", 10, 5, 20),
         15,
@@ -175,8 +175,8 @@ def preempted(resumed: float) -> tuple[list[dict], list[dict]]:
     return events, nodes
 
 
-def test_a_communication_whose_record_ends_late_ends_when_its_waiter_goes_on(tmp_path: Path) -> None:
-    """On a busy machine: the wait was taken for 9 ms of work."""
+def test_communication_with_a_late_end_ends_when_its_waiter_resumes(tmp_path: Path) -> None:
+    """Seen on a busy machine: the wait was counted as 9 ms of work."""
     stages = Stages(tmp_path, *preempted(9000))
     assert stages.causes.findings["communication-ends-late"] == 1
     assert stages.causes.findings["wait-blocked"] == 1
@@ -185,7 +185,7 @@ def test_a_communication_whose_record_ends_late_ends_when_its_waiter_goes_on(tmp
     assert sum(end - start for name, start, end in stages.nodes() if name != "gloo:all_reduce") == 1015
 
 
-def test_a_thread_that_went_on_long_before_did_not_wait_for_the_communication(tmp_path: Path) -> None:
+def test_thread_that_resumed_long_before_did_not_wait(tmp_path: Path) -> None:
     stages = Stages(tmp_path, *preempted(8000))
     assert "communication-ends-late" not in stages.causes.findings
     assert ("gloo:all_reduce", 15, 9100) in stages.nodes() and stages.replayed()

@@ -1,4 +1,4 @@
-"""Lanes, nesting by time and the stretches that belong to each event alone."""
+"""Lanes, nesting by time, and self time."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def parents(device: DeviceTrace, time: Timeline) -> dict[str, str]:
     return {name[row]: name[at] if at >= 0 else "" for row, at in enumerate(time.parent.tolist())}
 
 
-def test_own_time_stays_before_between_and_after_the_children(tmp_path: Path) -> None:
+def test_self_time_before_between_and_after_children(tmp_path: Path) -> None:
     device, time = build(
         tmp_path, op("a", 0, 10), op("b", 2, 3), op("c", 6, 2), op("d", 6.5, 1), op("e", 12, 1)
     )
@@ -57,20 +57,20 @@ def test_own_time_stays_before_between_and_after_the_children(tmp_path: Path) ->
     assert parents(device, time) == {"a": "", "b": "a", "c": "a", "d": "c", "e": ""}
 
 
-def test_an_event_without_time_of_its_own_still_has_a_piece(tmp_path: Path) -> None:
+def test_event_without_self_time_has_an_empty_segment(tmp_path: Path) -> None:
     device, time = build(tmp_path, op("a", 0, 4), op("b", 0, 4), op("c", 0, 4), op("zero", 6, 0))
     owners = [owner for owner, _, _ in pieces(device, time)]
     assert owners == ["a", "b", "c", "", "zero"]
     assert [(s, e) for _, s, e in pieces(device, time)] == [(0, 0), (0, 0), (0, 4), (4, 6), (6, 6)]
 
 
-def test_what_sticks_out_of_its_parent_is_cut_and_counted(tmp_path: Path) -> None:
+def test_event_that_ends_after_its_parent_is_clipped_and_counted(tmp_path: Path) -> None:
     device, time = build(tmp_path, op("a", 0, 5), op("b", 3, 4), op("c", 6, 2))
     assert pieces(device, time) == [("a", 0, 3), ("b", 3, 5), ("", 5, 6), ("c", 6, 8)]
     assert time.findings == {"clipped-event": 1, "clipped-ns": 2_000}
 
 
-def test_each_thread_is_a_lane_the_one_with_the_steps_first(tmp_path: Path) -> None:
+def test_each_thread_is_a_lane_main_thread_first(tmp_path: Path) -> None:
     _, time = build(
         tmp_path,
         op("w", 0, 50, tid=9),

@@ -1,4 +1,4 @@
-"""All ranks together: clocks are aligned by common collectives, and waiting is told from transfer."""
+"""All ranks together: clocks are aligned by common collectives, and wait is separated from transfer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HOST_PROCESS = 10
 
 
 class Machine:
-    """Ranks that compute and all-reduce in turns; ``work[rank][step]`` is µs of computation.
+    """Ranks that alternate computation and all-reduce; ``work[rank][step]`` is µs of computation.
 
     The truth that the converter has to find: a collective begins on each rank when that rank is ready and
     ends on all of them ``TRANSFER`` after the last. Each rank's clock is off by ``clock[rank]`` µs.
@@ -89,7 +89,7 @@ def collectives(trace: ExecutionTrace) -> np.ndarray:
 
 
 def errors(traces: list[ExecutionTrace], groups: dict[str, list[int]]) -> list[float]:
-    """Replayed over measured time of each rank, minus 1, from its first node to its last."""
+    """Replayed / measured time of each rank - 1, from its first node to its last."""
     result = replay_device(traces, comm_groups=groups)
     return [
         (int(end.max()) - release) / 1000 / int(trace.metadata["measured_end_micros"]) - 1
@@ -106,7 +106,7 @@ CLOCKS = {
 
 @pytest.mark.parametrize("names", [None, ["a", "a", "b"]])
 @pytest.mark.parametrize("clock", CLOCKS)
-def test_waiting_is_told_from_transfer_on_any_clocks(
+def test_wait_is_separated_from_transfer_on_any_clocks(
     clock: str, names: list[str] | None, tmp_path: Path
 ) -> None:
     noise = random.Random(1)
@@ -122,14 +122,14 @@ def test_waiting_is_told_from_transfer_on_any_clocks(
     assert max(map(abs, errors(traces, {"1": [0, 1, 2]}))) < 0.01
 
 
-def test_one_clock_of_one_host_is_believed(tmp_path: Path) -> None:
+def test_clock_of_one_host_is_used_as_it_is(tmp_path: Path) -> None:
     machine = Machine([[300.0] * STEPS, [500.0] * STEPS], [0.0, 0.0])
     traces = converted(machine.write(tmp_path, ["a", "a"]))
     assert [int(trace.metadata["clock_offset_ns"]) for trace in traces] == [0, 0]
 
 
-def test_a_straggler_does_not_move_the_clocks(tmp_path: Path) -> None:
-    """One rank is late in every step: it ends with the others all the same."""
+def test_straggler_does_not_affect_clock_offsets(tmp_path: Path) -> None:
+    """One rank is late in every step, but its collectives end with the others."""
     machine = Machine([[200.0] * STEPS, [200.0] * STEPS, [2000.0] * STEPS], [0.0, 900.0, 0.0], jitter=1)
     traces = converted(machine.write(tmp_path))
     offsets = [int(trace.metadata["clock_offset_ns"]) / 1000 for trace in traces]
@@ -138,8 +138,8 @@ def test_a_straggler_does_not_move_the_clocks(tmp_path: Path) -> None:
     assert traces[0].column("wait_micros")[collectives(traces[0])].min() >= 1790
 
 
-def test_edited_durations_replay_as_the_machine_would(tmp_path: Path) -> None:
-    """No recorded start is used: a faster straggler shortens the waits of all others."""
+def test_edited_durations_replay_as_on_the_machine(tmp_path: Path) -> None:
+    """No recorded start times are used: a faster straggler shortens the waits of all others."""
     slow = [[200.0] * STEPS, [200.0] * STEPS, [2000.0] * STEPS]
     traces = converted(Machine(slow, [0.0, 900.0, 0.0], jitter=1).write(tmp_path))
     quick = [*slow[:2], [300.0] * STEPS]
@@ -154,7 +154,7 @@ def test_edited_durations_replay_as_the_machine_would(tmp_path: Path) -> None:
     assert all(abs(end / 1000 / true_end - 1) < 0.02 for end in ends)
 
 
-def test_ranks_without_a_common_collective_are_left_as_they_are(tmp_path: Path) -> None:
+def test_ranks_without_a_common_collective_get_no_joint_times(tmp_path: Path) -> None:
     for rank in range(2):
         write_kineto(tmp_path / f"run_rank{rank}.json", [op("aten::mm", 1, 5)], rank, 2,
                      baseTimeNanoseconds=10**18 + rank)  # fmt: skip

@@ -1,4 +1,4 @@
-"""Which files are the traces of which rank, which ranks are asked for, and what a manifest may say."""
+"""Grouping trace files by run and rank, the choice of ranks, and manifests."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from tests.generator import Features, generate
     ("text", "ranks"),
     [("", [0, 1, 2, 3]), ("1", [1]), ("0-1, 3", [0, 1, 3]), ("1/2", [1, 3]), ("0/1", [0, 1, 2, 3])],
 )
-def test_ranks_asked_for(text: str, ranks: list[int]) -> None:
+def test_rank_choice(text: str, ranks: list[int]) -> None:
     chosen = trace_sets.rank_choice(text)
     assert [rank for rank in range(4) if chosen(rank)] == ranks
 
 
 @pytest.mark.parametrize("text", ["x", "3/3", "1-", "-1", "1/0", "0-2;5", "1/2/3", "٣"])
-def test_ranks_that_make_no_sense(text: str) -> None:
-    with pytest.raises(ValueError, match="makes no sense"):
+def test_invalid_rank_choice(text: str) -> None:
+    with pytest.raises(ValueError, match="must be"):
         trace_sets.rank_choice(text)
 
 
@@ -41,7 +41,7 @@ def named(folder: Path, *names: str) -> list[trace_sets.TraceSet]:
     return trace_sets.find(folder)
 
 
-def test_names_tell_run_and_rank(tmp_path: Path) -> None:
+def test_run_and_rank_from_file_names(tmp_path: Path) -> None:
     names = ("a_host.json", "a_device.json.gz", "a_rank3_host.json", "a_rank3_device.json", "b.json")
     (one,) = named(tmp_path, *names)
     assert one.name == "a" and sorted(one.pairs) == [0, 3] and one.ranks_here == 4
@@ -49,13 +49,13 @@ def test_names_tell_run_and_rank(tmp_path: Path) -> None:
     assert one.merged_file(0).name == "a_merged.json" and one.merged_file(3).name == "a_rank3_merged.json"
 
 
-def test_what_is_no_folder_or_empty(tmp_path: Path) -> None:
+def test_missing_and_empty_folders(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="no such folder"):
         trace_sets.find(tmp_path / "none")
-    with pytest.raises(TraceError, match="no trace whose name fits"):
+    with pytest.raises(TraceError, match="no trace matches"):
         trace_sets.find(tmp_path)
     named(tmp_path, "a_host.json")
-    with pytest.raises(TraceError, match="whose name fits 'b'"):
+    with pytest.raises(TraceError, match="no trace matches 'b'"):
         trace_sets.find(tmp_path, "b")
 
 
@@ -63,14 +63,14 @@ def test_what_is_no_folder_or_empty(tmp_path: Path) -> None:
     ("text", "words"),
     [("[1]", "no JSON object"), ("{", "not a readable manifest"), ("[" * 100_000, "not a readable manifest")],
 )
-def test_a_manifest_that_is_none_is_named(tmp_path: Path, text: str, words: str) -> None:
+def test_invalid_manifest_is_reported(tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "a_manifest.json").write_text(text)
     (one,) = named(tmp_path, "a_host.json", "a_device.json")
     assert len(one.problems) == 1 and words in one.problems[0] and "remove it" in one.problems[0]
     assert one.manifest == {} and one.world_size == 0 and one.groups == () and one.hosts == ()
 
 
-def test_a_manifest_of_any_size_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_huge_manifest_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trace_sets, "MAX_MANIFEST_BYTES", 10)
     (tmp_path / "a_manifest.json").write_text('{"world_size": 2}')
     (one,) = named(tmp_path, "a_host.json", "a_device.json")
@@ -106,7 +106,7 @@ def test_a_valid_file_of_these_traces_is_kept(job: RankJob) -> None:
 @pytest.mark.parametrize(
     "change", ["flags", "newer trace", "other trace", "damaged", "older version", "merged"]
 )
-def test_any_other_file_is_made_again(job: RankJob, change: str, tmp_path: Path) -> None:
+def test_any_other_file_is_converted_again(job: RankJob, change: str, tmp_path: Path) -> None:
     convert_rank.convert_rank(job)
     if change == "flags":
         job = dataclasses.replace(job, options=PairOptions(timestamps=False))

@@ -1,4 +1,4 @@
-"""The validator: for each rule, a trace that breaks just this rule is named by just this rule."""
+"""Rules for a single .et file: a trace that breaks exactly one rule is reported under that rule alone."""
 
 from __future__ import annotations
 
@@ -87,20 +87,20 @@ def assign(name: str, row: int, value: int) -> Callable[[ExecutionTrace], None]:
 
 
 SINGLE: list[tuple[str, Callable[[ExecutionTrace], object], int | None, str]] = [
-    # rule, how a good trace is broken, the node that is named, part of the message
+    # rule, change to a valid trace, reported node, part of the message
     ("metadata-missing", no_metadata, None, "the first message is a node"),
     ("no-nodes", lambda t: t.__dict__.update(make(rank=0, world_size=2).__dict__), None, "no nodes"),
     ("duplicate-id", same_id, 6, "same id"),
     ("absent-dependency", lambda t: depend(t, LAST, 5, 99), 8, "depends on node 99"),
     ("absent-dependency", lambda t: depend(t, LAST, 2**64 - 1), 8, f"depends on node {2**64 - 1}"),
     ("absent-dependency", lambda t: depend(t, LAST, 6, 77, ctrl=True), 8, "depends on node 77"),
-    ("repeated-dependency", lambda t: depend(t, LAST, 6, 5, 6), 8, "names dependency 6 twice"),
-    ("repeated-ctrl-dependency", lambda t: depend(t, LAST, 7, 7, ctrl=True), 8, "names dependency 7 twice"),
+    ("repeated-dependency", lambda t: depend(t, LAST, 6, 5, 6), 8, "lists dependency 6"),
+    ("repeated-ctrl-dependency", lambda t: depend(t, LAST, 7, 7, ctrl=True), 8, "lists dependency 7"),
     ("self-dependency", lambda t: depend(t, LAST, 8), 8, "depends on itself"),
     ("self-dependency", lambda t: depend(t, LAST, 8, ctrl=True), 8, "depends on itself"),
     ("cycle", lambda t: depend(t, GATHER, 8), 4, "cycle of 3 nodes (4 → "),
     ("cycle", lambda t: depend(t, KERNEL, 1, 4, ctrl=True), 2, "cycle of 3 nodes (2 → 3 → 4 → 2)"),
-    ("ready-set", widen, 0, "1500 nodes are ready"),
+    ("ready-set", widen, 0, "1500 nodes are ready at once"),
     ("id-order", assign("start_micros", GATHER, 1), 4, "starts before the node with the next lower id"),
     ("node-type", assign("types", KERNEL, 0), 2, "has type 0"),
     ("node-type", assign("types", KERNEL, 8), 2, "has type 8"),
@@ -126,9 +126,9 @@ SINGLE: list[tuple[str, Callable[[ExecutionTrace], object], int | None, str]] = 
     ("attribute-kind", lambda t: t.attributes.update(num_ops=t.attributes["comm_dst"]), 5, "as int32_val"),
     ("attribute-kind-unusual", lambda t: to_kind(t, "rf_id", "uint64"), 1, "has rf_id as uint64_val"),
     ("unknown-field", lambda t: setattr(t, "unread_fields", 3), None, "3 fields"),
-    ("text-encoding", bad_text, 2, "its name isn't UTF-8"),
-    ("text-encoding", bad_attribute_text, 1, "its attribute op_schema isn't UTF-8"),
-    ("text-encoding", bad_tensor_text, 2, "its inputs aren't UTF-8"),
+    ("text-encoding", bad_text, 2, "its name is not valid UTF-8"),
+    ("text-encoding", bad_attribute_text, 1, "its attribute op_schema is not valid UTF-8"),
+    ("text-encoding", bad_tensor_text, 2, "its inputs are not valid UTF-8"),
     ("comm-type-missing", lambda t: drop(t, "comm_type", GATHER), 4, "without comm_type"),
     ("comm-type-unknown", lambda t: put(t, "comm_type", REDUCE, 10), 3, "comm_type 10"),
     ("comm-type-unknown", lambda t: put(t, "comm_type", REDUCE, -1), 3, "comm_type -1"),
@@ -152,15 +152,15 @@ SINGLE: list[tuple[str, Callable[[ExecutionTrace], object], int | None, str]] = 
     ("pg-name-text", lambda t: put(t, "pg_name", REDUCE, "default_pg"), 3, "pg_name 'default_pg'"),
     ("pg-name-text", lambda t: put(t, "pg_name", REDUCE, "-1"), 3, "pg_name '-1'"),
     ("pg-name-text", lambda t: put(t, "pg_name", REDUCE, "99999999999"), 3, "pg_name '99999999999'"),
-    ("pg-name-zero", lambda t: put(t, "pg_name", REDUCE, "0"), 3, "stands for all ranks"),
-    ("group-one-member", alone, 4, "all ranks of a run that has one rank"),
+    ("pg-name-zero", lambda t: put(t, "pg_name", REDUCE, "0"), 3, "means all ranks"),
+    ("group-one-member", alone, 4, "all ranks of a run of one rank"),
     ("pg-name-unknown", lambda t: put(t, "pg_name", REDUCE, "7"), 3, "pg_name 7"),
     ("duration-bound", assign("duration_micros", KERNEL, 2**64 - 5), 2, "lasts -5 µs"),
     ("duration-bound", assign("duration_micros", KERNEL, 10**13), 2, "lasts 10000000000000 µs"),
     ("start-bound", assign("start_micros", LAST, 2**53 + 1), 8, "starts at 9007199254740993 µs"),
     ("start-bound", assign("start_micros", LAST, 2**64 - 1), 8, "starts at -1 µs"),
     ("no-durations", assign("duration_micros", slice(None), 0), None, "takes no time"),
-    ("rank-beyond-world", lambda t: t.metadata.update(world_size=0), None, "rank 0 of world_size 0"),
+    ("rank-beyond-world", lambda t: t.metadata.update(world_size=0), None, "rank 0 and world_size 0"),
 ]  # fmt: skip
 
 BY_GROUPS: list[tuple[str, dict | None, int | None, str]] = [
@@ -169,41 +169,39 @@ BY_GROUPS: list[tuple[str, dict | None, int | None, str]] = [
     ("group-file", {**GROUPS, "3": [1, 1]}, None, "group '3'"),
     ("group-file", {**GROUPS, "3": [-1, 1]}, None, "group '3'"),
     ("group-file", {**GROUPS, "dp": [0, 1]}, None, "group 'dp'"),
-    ("group-one-member", {**GROUPS, "2": [0]}, 4, "whose one member is 0"),
-    ("rank-not-in-group", {**GROUPS, "2": [1, 2]}, 4, "which rank 0 isn't in"),
+    ("group-one-member", {**GROUPS, "2": [0]}, 4, "whose only member is rank 0"),
+    ("rank-not-in-group", {**GROUPS, "2": [1, 2]}, 4, "which does not include rank 0"),
 ]
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_good_trace_has_no_problems(rank: int) -> None:
+def test_valid_trace_has_no_problems(rank: int) -> None:
     assert check(good(rank), GROUPS) == []
 
 
-@pytest.mark.parametrize(("rule", "break_it", "node", "says"), SINGLE, ids=[case[0] for case in SINGLE])
-def test_a_broken_rule_is_named(
-    rule: str, break_it: Callable[[ExecutionTrace], object], node: int | None, says: str, tmp_path: Path
+@pytest.mark.parametrize(("rule", "break_it", "node", "text"), SINGLE, ids=[case[0] for case in SINGLE])
+def test_broken_rule_is_reported(
+    rule: str, break_it: Callable[[ExecutionTrace], object], node: int | None, text: str, tmp_path: Path
 ) -> None:
     trace = good()
     break_it(trace)
     (problem,) = check(trace, GROUPS, "a.et")
     assert problem.rule == rule
     assert problem.severity == RULES[rule][0]
-    assert says in problem.message
+    assert text in problem.message
     assert problem.file == "a.et"
     assert node is None or problem.node == node
     assert (problem.name is None) == (problem.node is None)
 
 
-@pytest.mark.parametrize(("rule", "groups", "node", "says"), BY_GROUPS, ids=[case[0] for case in BY_GROUPS])
-def test_a_comm_group_that_does_not_fit_is_named(
-    rule: str, groups: dict | None, node: int | None, says: str
-) -> None:
+@pytest.mark.parametrize(("rule", "groups", "node", "text"), BY_GROUPS, ids=[case[0] for case in BY_GROUPS])
+def test_comm_group_mismatch_is_reported(rule: str, groups: dict | None, node: int | None, text: str) -> None:
     (problem,) = check(good(), groups)
     assert (problem.rule, problem.node) == (rule, node)
-    assert says in problem.message
+    assert text in problem.message
 
 
-def test_no_root_always_comes_with_its_cause() -> None:
+def test_no_root_comes_with_the_cycle_behind_it() -> None:
     trace = good()
     unroot(trace)
     assert {problem.rule for problem in check(trace, GROUPS)} == {"no-root", "cycle"}
@@ -216,7 +214,7 @@ def test_a_self_dependency_does_not_hide_a_cycle() -> None:
     assert {problem.rule for problem in check(trace, GROUPS)} == {"self-dependency", "cycle"}
 
 
-def test_the_number_of_nodes_is_counted() -> None:
+def test_problem_counts_its_nodes() -> None:
     trace = good()
     trace.attributes.pop("comm_type")
     (problem,) = check(trace, GROUPS)
@@ -224,13 +222,13 @@ def test_the_number_of_nodes_is_counted() -> None:
     assert "(and 1 more)" in str(problem)
 
 
-def test_the_bound_of_small_all_gathers_can_be_set() -> None:
+def test_dataset_splits_set_the_all_gather_limit() -> None:
     assert [problem.rule for problem in check(good(), GROUPS, dataset_splits=65)] == ["all-gather-small"]
     assert check(good(), GROUPS, dataset_splits=64) == []
 
 
-def test_the_shortest_cycle_through_a_node_is_shown() -> None:
-    """A cycle of 5000 nodes with a short cut of 3: the short one is told."""
+def test_shortest_cycle_is_reported() -> None:
+    """A cycle of 5000 nodes has a shortcut of 3 nodes: report the short one."""
     nodes = [{"id": i, "deps": (i - 1,) if i else (), "is_cpu_op": 1} for i in range(5000)]
     nodes[1]["deps"] = (0, 4999, 3)
     (problem,) = check(make(*nodes))
@@ -238,14 +236,14 @@ def test_the_shortest_cycle_through_a_node_is_shown() -> None:
     assert "cycle of 3 nodes (" in problem.message
 
 
-def test_ids_out_of_order_without_a_cycle_are_fine() -> None:
+def test_unordered_ids_without_a_cycle_are_valid() -> None:
     nodes = [{"id": i, "deps": (i + 1,) if i < 3000 else (), "is_cpu_op": 1} for i in range(3001)]
     assert check(make(*nodes)) == []
     shuffled = [nodes[i] for i in np.random.default_rng(1).permutation(3001)]
     assert check(make(*shuffled)) == []
 
 
-def test_sparse_ids_are_found() -> None:
+def test_sparse_ids_are_resolved() -> None:
     nodes = [{"id": i * 10**15, "deps": ((i - 1) * 10**15,) if i else (), "is_cpu_op": 1} for i in range(100)]
     assert check(make(*nodes)) == []
     nodes[50]["deps"] = (7,)
@@ -253,8 +251,8 @@ def test_sparse_ids_are_found() -> None:
     assert problem.message.startswith("depends on node 7,")
 
 
-def test_damaged_files_are_refused_or_checked() -> None:
-    """Random damage to the bytes of a good file: never anything but a refusal or a list of problems."""
+def test_random_damage_is_rejected_or_checked() -> None:
+    """Random changes to the bytes of a valid file give a WireError or a list of problems, nothing else."""
     whole = b"".join(encode(good()))
     random = np.random.default_rng(7)
     outcomes = set()
@@ -265,15 +263,15 @@ def test_damaged_files_are_refused_or_checked() -> None:
         try:
             trace = decode(bytes(raw))
         except WireError:
-            outcomes.add("refused")
+            outcomes.add("rejected")
             continue
         problems = check(trace, GROUPS) + check({0: trace, 1: good(1)}, GROUPS)
         outcomes.add("errors" if any(problem.severity == "error" for problem in problems) else "none")
-    assert outcomes == {"refused", "errors", "none"}
+    assert outcomes == {"rejected", "errors", "none"}
 
 
-def test_a_million_nodes_take_about_a_second() -> None:
-    """Far above the 0.5 s measured, far below what anything but linear takes."""
+def test_a_million_nodes_take_seconds() -> None:
+    """The limit is far above the measured 0.5 s and far below what a non-linear check would take."""
     count = 1_000_000
     ids = np.arange(count, dtype=np.uint64)
     trace = ExecutionTrace(

@@ -1,4 +1,4 @@
-"""``python -m chakra_et validate``: files, runs, exit statuses and JSON."""
+"""``chakra-et validate``: files, runs, exit statuses and JSON."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def save(folder: Path, run: dict[int, ExecutionTrace], groups: dict | None = Non
     return str(folder / name)
 
 
-def test_the_command_on_a_good_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_valid_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     name = save(tmp_path, run_of_two(), GROUPS)
     assert main(["validate", name, "--strict"]) == 0
     out = capsys.readouterr().out.splitlines()
@@ -45,19 +45,19 @@ def test_the_command_on_a_good_run(tmp_path: Path, capsys: pytest.CaptureFixture
     assert main(["validate", f"{name}.1.et"]) == 0, "one file of a run is checked by itself"
 
 
-def test_the_command_on_a_bad_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = run_of_two()
     put(run[1], "comm_size", REDUCE, 32)
     name = save(tmp_path, run, GROUPS)
     assert main(["validate", name]) == 1
     out = capsys.readouterr().out
     assert out.splitlines()[1].startswith(
-        f"error: {name}.1.et: node 3 'op': number 1 of group 1 is ALL_REDUCE of 32 bytes"
+        f"error: {name}.1.et: node 3 'op': collective 1 of group 1 is ALL_REDUCE of 32 bytes"
     )
     assert out.endswith("2 files: not valid (1 error, 0 warnings)\n")
 
 
-def test_the_command_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_output(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = run_of_two()
     run[1].names.table[0] = "<script>\n한국어".encode()
     run[1].types[0] = 1
@@ -80,7 +80,7 @@ def test_the_command_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     ]
 
 
-def test_warnings_fail_only_when_strict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_warnings_fail_only_with_strict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     name = save(tmp_path, run_of_two())
     assert main(["validate", name]) == 0
     assert "[comm-groups-missing]" in capsys.readouterr().out
@@ -100,9 +100,7 @@ def test_an_unreadable_file_does_not_stop_the_others(
 
 
 @pytest.mark.parametrize("arguments", [[], ["none.et"], ["--dataset-splits", "0", "x"], ["--nope"]])
-def test_arguments_that_make_no_sense_exit_with_2(
-    arguments: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_arguments_exit_with_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     try:
         status = main(["validate", *arguments])
     except SystemExit as end:
@@ -114,7 +112,7 @@ def test_arguments_that_make_no_sense_exit_with_2(
 
 
 @pytest.mark.parametrize("content", ["[]", "{", '{"1": 3}', '{"1": ["a"]}', "[" * 100_000, "\udcff"])
-def test_a_comm_group_file_that_is_none_exits_with_2(
+def test_malformed_comm_group_file_exits_with_2(
     content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     name = save(tmp_path, run_of_two())
@@ -123,7 +121,7 @@ def test_a_comm_group_file_that_is_none_exits_with_2(
     assert f"error: {name}_comm_groups.json: " in capsys.readouterr().err
 
 
-def test_a_terminal_without_the_letters_is_no_traceback(tmp_path: Path, repo_root: Path) -> None:
+def test_output_encoding_without_the_characters_is_no_traceback(tmp_path: Path, repo_root: Path) -> None:
     trace = good()
     trace.types[0] = 1
     trace.names.table[0] = "한국어".encode()
@@ -136,7 +134,7 @@ def test_a_terminal_without_the_letters_is_no_traceback(tmp_path: Path, repo_roo
     assert r"\xe9.et: node 1 '\ud55c\uad6d\uc5b4': is a METADATA node" in done.stdout
 
 
-def test_runs_are_told_by_name(tmp_path: Path) -> None:
+def test_runs_are_found_by_name(tmp_path: Path) -> None:
     for name in ("a.0.et", "a.1.et", "a.b.0.et", "a.et", "a [x].0.et", "b.et"):
         (tmp_path / name).write_bytes(b"")
     (run,) = find_rank_sets([str(tmp_path / "a")])
@@ -156,7 +154,7 @@ def test_runs_are_told_by_name(tmp_path: Path) -> None:
         find_rank_sets([str(tmp_path / "a")])
 
 
-def test_one_file_is_counted_as_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_singular_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     name = save(tmp_path, {0: good()}, GROUPS)
     assert main(["validate", f"{name}.0.et"]) == 0
     assert capsys.readouterr().out.endswith("1 file: valid (0 errors, 0 warnings)\n")
@@ -167,7 +165,7 @@ def test_one_file_is_counted_as_one(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "ALL_REDUCE of 128 bytes" in error and "(and" not in error
 
 
-def test_splits_of_a_data_set(tmp_path: Path) -> None:
+def test_dataset_splits(tmp_path: Path) -> None:
     assert ValidateConfig(("x",), dataset_splits=1).dataset_splits == 1
     assert ValidateConfig(("x",)).dataset_splits == 4
     with pytest.raises(ValueError, match="--dataset-splits"):

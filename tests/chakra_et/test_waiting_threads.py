@@ -1,4 +1,4 @@
-"""Threads that only wait do no work, however late they wake."""
+"""Threads that only wait do no work, however late they resume."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.generator.hand_made import (
 
 
 def watchdog(name: str = "", count: int = 20) -> list[dict[str, Any]]:
-    """NCCL's watchdog asks every 50 µs whether a kernel is done."""
+    """NCCL's watchdog polls every 50 µs whether a kernel is done."""
     polls = [call("cudaEventQuery", 10 + 50 * at, 45, 1000 + at, tid=99) for at in range(count)]
     if name:
         polls.append(call("cudaEventDestroy", 10 + 50 * count, 5, 3000, tid=99))
@@ -78,8 +78,8 @@ def gloo(wait: str, wakes: float) -> tuple[list[dict[str, Any]], list[dict[str, 
 
 @pytest.mark.parametrize("wakes", [1031, 1900])
 @pytest.mark.parametrize("wait", ["_c10d_functional::wait_tensor", "c10d_functional::wait_tensor"])
-def test_wait_tensor_is_waiting_however_late_it_wakes(wait: str, wakes: float, tmp_path: Path) -> None:
-    """The tensor that it returns is another one, so that only its name tells what it does."""
+def test_wait_tensor_is_a_wait_however_late_it_resumes(wait: str, wakes: float, tmp_path: Path) -> None:
+    """It returns another tensor, so only its name identifies it as a wait."""
     events, nodes = gloo(wait, wakes)
     nodes += [
         node(e["name"], e["args"]["Record function id"]) for e in events if e["name"].startswith("aten")

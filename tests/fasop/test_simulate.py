@@ -14,6 +14,7 @@ import pytest
 
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import NodeType
+from chakra_et.report import svg
 from fasop.__main__ import main
 from fasop.errors import PlanError
 from fasop.output import export, picture
@@ -129,17 +130,15 @@ def test_the_picture_holds_every_event_and_no_markup_of_names(plans: Path, tmp_p
         plan, cluster=dataclasses.replace(plan.cluster, name="<script>alert(1)</script>")
     )
     found = events_.of_plan(plan)
-    drawn = picture.svg(plan, found, "1f1b")
+    drawn = picture.draw(plan, found, "1f1b")
     root = ElementTree.fromstring(drawn)
     space = "{http://www.w3.org/2000/svg}"
     bars = [rect for rect in root.iter(f"{space}rect") if rect.find(f"{space}title") is not None]
-    assert len(bars) == sum(event.kind in picture.COLOURS for event in found)
-    by_colour = {
-        colour: [bar for bar in bars if bar.get("fill") == colour] for colour in picture.COLOURS.values()
-    }
-    assert len(by_colour[picture.COLOURS["forward"]]) == plan.pp * plan.micro_batches
-    assert len(by_colour[picture.COLOURS["backward"]]) == plan.pp * plan.micro_batches
-    assert all(0 <= float(bar.get("x", -1)) <= picture.WIDTH for bar in bars)
+    assert len(bars) == sum(event.kind in picture.KINDS for event in found)
+    for kind in ("forward", "backward"):
+        of_kind = [bar for bar in bars if bar.get("fill") == picture.KINDS[kind].colour]
+        assert len(of_kind) == plan.pp * plan.micro_batches
+    assert all(0 <= float(bar.get("x", -1)) <= svg.WIDTH for bar in bars)
     page = picture.page(plan, found, "1f1b")
     assert (
         "<script>" not in page

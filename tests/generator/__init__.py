@@ -25,7 +25,7 @@ __all__ = ["Features", "Generated", "Layout", "Program", "Run", "build", "genera
 
 @dataclass
 class Generated:
-    """A program, what it did, and the two traces of it as documents."""
+    """A program, its execution, and its two traces as documents."""
 
     program: Program
     run: Run
@@ -46,7 +46,7 @@ class Generated:
 
 
 def generate(program: Program | Features, layout: Layout | None = None) -> Generated:
-    """Run a program, or the one for these features, and write its traces down (default: as PyTorch 2.13)."""
+    """Run a program, or the one for these features, and make its traces (default layout: PyTorch 2.13)."""
     layout = layout or Layout()
     program = build(program) if isinstance(program, Features) else program
     happened = run(program)

@@ -1,4 +1,4 @@
-"""Random training programs: so many steps, threads, streams and oddities as asked for."""
+"""Random training programs with the given steps, threads, streams and oddities."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SIDE_STREAM = 20
 
 @dataclass(frozen=True)
 class Features:
-    """What a program does. Sizes: ``steps``, ``operators`` a step, ``depth`` of nesting.
+    """The features of a program. Sizes: ``steps``, ``operators`` per step, ``depth`` of nesting.
 
     ``devices``: GPUs of the process (0: none). ``nccl`` and ``gloo`` list collectives, by their c10d names;
     ``late``: the gloo collectives are asynchronous and waited for where their data is used. ``groups``:
@@ -123,7 +123,7 @@ class _Builder:
         ]
 
     def _extras(self) -> list[list[Instruction]]:
-        """Groups of instructions, one for each feature, that go between the forward operators."""
+        """Groups of instructions, one per feature, to insert between the forward operators."""
         f, parts, stream = self.features, self.parts, self._stream()
         extras: list[list[Instruction]] = []
         if stream is not None:
@@ -200,7 +200,7 @@ class _Builder:
         return [Signal(f"backward {name}"), *middle, Await(f"backward done {name}"), parts.python()]
 
     def _worker(self) -> list[Instruction]:
-        """A thread that works by itself, such as one that loads data."""
+        """An independent thread, such as a data loader."""
         body: list[Instruction] = []
         for _ in range(3 * self.features.steps):
             body += [Busy(self.parts.ns(5_000, 40_000)), self.parts.leaf()]

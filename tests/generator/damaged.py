@@ -1,4 +1,4 @@
-"""Write tests/fixtures/damaged: a folder for each kind of damage, with what the converter makes of it.
+"""Write tests/fixtures/damaged: one folder per kind of damage, with the converter's result.
 
     python -m tests.generator.damaged
 
@@ -69,14 +69,14 @@ def _striped(run: Run) -> None:
 
 
 def _torn_turns(run: Run) -> None:
-    """Blocks of no equal size: which record is whose can't be told."""
+    """Blocks of different sizes, so the writers of the records cannot be separated."""
     one, other = run[HOST], good(22)[HOST].replace(b"4242", b"4243")
     a, b = len(one) // 3, len(other) // 4
     run[HOST] = one[:a] + other[:b] + one[a : 2 * a] + other[b:] + one[2 * a :]
 
 
 def _named(raw: bytes, name: str) -> Change:
-    """Operators called ``name``, which the observer writes as it is (``raw``) and Kineto escapes."""
+    """Operators called ``name``, which the observer writes unescaped (``raw``) and Kineto escapes."""
 
     def apply(run: Run) -> None:
         run[HOST] = run[HOST].replace(b'"aten::', b'"' + raw)
@@ -172,7 +172,7 @@ DAMAGE: dict[str, tuple[str, Change]] = {
 
 
 def result(folder: Path) -> dict[str, Any]:
-    """What repair and conversion make of a copy of the traces in ``folder``."""
+    """The result of repairing and converting a copy of the traces in ``folder``."""
     with tempfile.TemporaryDirectory() as scratch:
         copy = Path(scratch)
         for path in folder.glob("run_*"):

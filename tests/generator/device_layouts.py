@@ -157,7 +157,7 @@ class _Device:
         }
 
     def _extras(self) -> list[dict[str, Any]]:
-        """What the converter must count and leave out."""
+        """Events that the converter must count and leave out."""
         start, length = self._time(0), self._duration(self.run.end)
         shared = {"ph": "X", "ts": start, "dur": length}
         return [
@@ -260,10 +260,10 @@ class _Device:
 
 
 def comm_bytes(comm: Comm) -> int:
-    """What this rank puts in."""
+    """The input of this rank."""
     return comm.elements * DTYPE_BYTES[comm.dtype]
 
 
 def device_text(document: dict[str, Any], layout: Layout) -> str:
-    """Indented as Kineto does it, or on one line."""
+    """Indented as by Kineto, or on one line."""
     return json.dumps(document) if layout.text == "line" else json.dumps(document, indent=2)

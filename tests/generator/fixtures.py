@@ -1,4 +1,4 @@
-"""Write tests/fixtures/traces: a folder for each oddity of the formats, with the converter's result.
+"""Write tests/fixtures/traces: one folder per oddity of the formats, with the converter's result.
 
     python -m tests.generator.fixtures
 
@@ -84,7 +84,7 @@ ODDITIES: dict[str, tuple[str, Features, Layout]] = {
 
 
 def summary(converted: Converted) -> dict[str, Any]:
-    """What is held against the kept result."""
+    """The values that are compared with the kept result."""
     report = converted.report
     kept = (
         "events_in",

@@ -1,4 +1,4 @@
-"""Traces written down event by event, for what is too odd for the machine. Times in µs."""
+"""Hand-written traces for cases that the simulated machine does not have. Times in µs."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def event(category: str, name: str, ts: float, dur: float, tid: Any = TID, **arg
 def node(
     name: str, rf: int, values: list | None = None, types: list | None = None, parent: int = 2, **attrs: Any
 ) -> dict:
-    """A host node of schema 1.1.1 with one string for each input's type."""
+    """A host node of schema 1.1.1 with one string per input type."""
     numbers = {
         "rf_id": rf,
         "fw_parent": 0,
@@ -118,7 +118,7 @@ def write_host(folder: Path, nodes: list[dict[str, Any]], **header: Any) -> Path
 
 
 class Stages:
-    """All stages of a pair; events that have no host node of their own get one."""
+    """All stages for one pair; events without a host node get one."""
 
     def __init__(
         self, folder: Path, events: list[dict[str, Any]], nodes: list[dict] | None = None, **header: Any
@@ -152,7 +152,7 @@ class Stages:
         return {(self.name(a), self.name(b)) for a, b, k in pairs if kind is None or k == kind}
 
     def replayed(self) -> bool:
-        """Whether edges and durations alone give the start times back."""
+        """Whether edges and durations alone reproduce the start times."""
         graph = self.graph
         start = [self.time.begin] * len(graph)
         length = (graph.end - graph.start).tolist()
@@ -169,7 +169,7 @@ def frame(name: str, ts: float, dur: float, tid: Any = TID) -> dict[str, Any]:
 def write_kineto(
     path: Path, events: list[dict[str, Any]], rank: int | None = None, world: int = 1, **header: Any
 ) -> Path:
-    """Kineto's trace of one rank, as frameworks write it: under any name, without a host trace."""
+    """A Kineto trace of one rank as frameworks write it: with any name, without a host trace."""
     if rank is not None:
         header["distributedInfo"] = {"backend": "nccl", "rank": rank, "world_size": world}
     path.parent.mkdir(parents=True, exist_ok=True)

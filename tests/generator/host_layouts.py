@@ -227,7 +227,7 @@ class _Host:
 
 
 def host_text(document: dict[str, Any], layout: Layout) -> str:
-    """As the observer writes it, a line for each part of a node, or as ``json.dump`` does."""
+    """Formatted as by the observer, with one line per field of a node, or by ``json.dump``."""
     if layout.text == "line" or layout.host in FLAT:
         return json.dumps(document)
     header = {key: value for key, value in document.items() if key not in ("nodes", "finish_ts")}

@@ -1,4 +1,4 @@
-"""How the profilers of each version write things down."""
+"""The trace layouts of all profiler versions."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def thread_ids(threads: list[str]) -> dict[str, int]:
 
 
 def worker_id(group: int, worker: int) -> int:
-    """The thread id of a gloo worker: each group makes its threads in a row."""
+    """The thread id of a gloo worker: each group creates its threads consecutively."""
     return PID + 5000 + 10 * group + worker
 
 

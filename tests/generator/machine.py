@@ -1,4 +1,4 @@
-"""Run a program: when everything happens, and what made it wait.
+"""Run a program: compute all times and dependencies.
 
 Threads run at the same time; each stream does its queue in order; each gloo group has one network link,
 which its communications share in order. Nothing else is contended for.
@@ -36,7 +36,7 @@ Point = tuple[Lane, int]
 
 @dataclass
 class Event:
-    """Something that was recorded, ns. ``busy``: its own working time without children and waits.
+    """A recorded event, ns. ``busy``: its self time without waits.
 
     ``call``: number of the launching call, ``launch_ns`` when it was put on the queue (device work);
     ``launcher`` likewise of a communication. ``recorded`` is False for what the trace does not show.
@@ -67,7 +67,7 @@ class Event:
 
 @dataclass
 class Edge:
-    """Why ``target`` could not be earlier. Kinds as in the report of a conversion.
+    """A true dependency of ``target``. Kinds as in the report of a conversion.
 
     ``source_event``, ``target_event``: numbers of the events off the CPU at its ends, -1 on a CPU thread.
     """
@@ -81,7 +81,7 @@ class Edge:
 
 @dataclass
 class Run:
-    """What happened. ``busy``: ns that each CPU thread worked between its first and last event, not counting
+    """The execution. ``busy``: ns that each CPU thread worked between its first and last event, without
     waits. ``flows``: (forward, backward) event numbers, as Kineto draws its fwdbwd arrows."""
 
     events: list[Event]
@@ -116,7 +116,7 @@ class _Thread:
 
 @dataclass
 class _Queue:
-    """A stream: when it is free, its last work, and what the next work has to wait for.
+    """A stream: when it is free, its last work, and what its next work must wait for.
 
     ``before_call``: free and last as they were before the call ``call`` launched anything.
     """
@@ -179,7 +179,7 @@ class _Machine:
                 yield _Exit(None)
 
     def _step(self, thread: _Thread, instruction: Instruction | _Exit) -> list[_Thread]:
-        """Do one instruction; returns the threads that can go on."""
+        """Execute one instruction; returns the threads that can resume."""
         match instruction:
             case Op():
                 thread.stack.append(self._enter(thread, instruction))

@@ -1,4 +1,4 @@
-"""Patterns of calls and operators that training programs are made of."""
+"""Patterns of calls and operators in training programs."""
 
 from __future__ import annotations
 
@@ -81,12 +81,12 @@ class Parts:
         return Tensor(self.storages, self.random.randint(1, 4096), device=device or self.memory)
 
     def leaf(self) -> Op:
-        """An operator that does nothing but work; its duration has a key."""
+        """An operator that only works; its duration has a key."""
         name = self.random.choice(OPERATORS)
         return Op(name, [Busy(self.ns(500, 20_000), self.key("op"))], tensors=[self.tensor()])
 
     def operator(self, stream: Stream | None, depth: int) -> Op:
-        """An operator with its own time around others, which launch on ``stream`` (None: on a CPU)."""
+        """An operator with self time around others, which launch on ``stream`` (None: on a CPU)."""
         body: list[Instruction] = [Busy(self.ns(100, 5_000))]
         for _ in range(self.random.randint(1, 3)):
             if depth > 1 and self.random.random() < 0.5:
@@ -124,7 +124,7 @@ class Parts:
         return self.call(call, work, *([Busy(self.tail)] if self.tail else []), recorded=recorded)
 
     def graph(self, stream: Stream, kernels: int, overlap: bool) -> Op:
-        """cudaGraphLaunch of several kernels, the last beside the others if ``overlap``."""
+        """cudaGraphLaunch of several kernels, the last of which overlaps the others if ``overlap``."""
         works = []
         for number in range(kernels):
             key = self.key("kernel")
@@ -143,7 +143,7 @@ class Parts:
         return self.call("cudaStreamWaitEvent", StreamWait(event, stream))
 
     def synchronise(self, on: str, stream: Stream, event: str = "") -> Op:
-        """cudaDeviceSynchronize and its like; all the time before the wait belongs to the wait."""
+        """cudaDeviceSynchronize or similar; all time before the wait belongs to the wait."""
         name = {
             "device": "cudaDeviceSynchronize",
             "stream": "cudaStreamSynchronize",
@@ -180,7 +180,7 @@ class Parts:
         return Op("aten::copy_", [Busy(self.ns(100, 2_000)), call], tensors=[self.tensor()])
 
     def side_stream(self, stream: Stream, side: Stream, between: list[Instruction]) -> list[Instruction]:
-        """Kernels on another stream, fenced by events on both sides; ``between`` goes on meanwhile."""
+        """Kernels on another stream between two event waits; ``between`` runs at the same time."""
         fork, join = self.key("event"), self.key("event")
         kernels = [self.launch(side) for _ in range(self.random.randint(1, 3))]
         return [
@@ -196,7 +196,7 @@ class Parts:
     def nccl(
         self, comm: Comm, stream: Stream, comm_stream: Stream, recorded: bool = True
     ) -> tuple[Op, list[Instruction]]:
-        """A collective, send or receive on the GPU, and what ``work.wait()`` of it does."""
+        """A collective, send or receive on the GPU, and its ``work.wait()``."""
         operator, annotation, kernel = COLLECTIVES[comm.kind]
         before, after = self.key("event"), self.key("event")
         peers = {"send": f" {comm.source}->{comm.target}", "recv": f" {comm.target}<-{comm.source}"}.get(
@@ -214,7 +214,7 @@ class Parts:
         return op, [self.stream_wait(after, stream)]
 
     def gloo(self, comm: Comm, late: list[Instruction] | None = None) -> list[Instruction]:
-        """A collective on the CPU: waited for at once, or after ``late`` and just before its data is used."""
+        """A collective on the CPU; its wait follows at once, or after ``late`` before its data is used."""
         operator, name, _ = COLLECTIVES[comm.kind]
         comm.asynchronous = late is not None
         self.storages += 1

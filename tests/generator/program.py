@@ -1,4 +1,4 @@
-"""What a simulated process does: threads of instructions, with operators around them.
+"""The program of a simulated process: threads of instructions, with operators around them.
 
 A duration that a test may want to change has a ``key``; ``machine.run`` takes the changes by key.
 """
@@ -14,7 +14,7 @@ Stream = tuple[int, int]
 
 @dataclass
 class Tensor:
-    """A tensor as the host trace names it."""
+    """A tensor as in the host trace."""
 
     storage: int
     elements: int
@@ -24,7 +24,7 @@ class Tensor:
 
 @dataclass
 class Comm:
-    """What one collective, send or receive is. ``kind``: as c10d's ``record_param_comms`` names it."""
+    """One collective, send or receive. ``kind``: its name in c10d's ``record_param_comms``."""
 
     kind: str
     group: str = "0"
@@ -84,7 +84,7 @@ class Launch:
 
 @dataclass
 class Record:
-    """cudaEventRecord: ``event`` stands for all work on the stream up to now."""
+    """cudaEventRecord: ``event`` covers all work on the stream so far."""
 
     event: str
     stream: Stream
@@ -92,7 +92,7 @@ class Record:
 
 @dataclass
 class StreamWait:
-    """cudaStreamWaitEvent: what is launched on ``stream`` from now on waits for ``event``."""
+    """cudaStreamWaitEvent: later launches on ``stream`` wait for ``event``."""
 
     event: str
     stream: Stream
@@ -109,7 +109,7 @@ class Block:
 
 @dataclass
 class Signal:
-    """Wake whoever awaits ``key``."""
+    """Wake all threads that wait for ``key``."""
 
     key: str
 
@@ -123,7 +123,7 @@ class Await:
 
 @dataclass
 class Post:
-    """Hand a communication to the backend's worker threads (gloo)."""
+    """Pass a communication to the backend's worker threads (gloo)."""
 
     name: str
     ns: int

@@ -1,4 +1,4 @@
-"""Hold what the converter made of two generated traces against what really happened."""
+"""Compare the converter's result for two generated traces with the true execution."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.generator.machine import Edge, Event, Lane, Run, run
 
 @dataclass
 class Converted:
-    """The stages' results for one generated pair, and where the machine's events are in them.
+    """The results of all stages for one generated pair, and the rows of the machine's events in them.
 
     ``row``: event number → row of the device trace; ``nodes``: event number → its nodes, in order of time.
     ``lanes``: lane of the timeline → the machine's lane. ``offset``: ns from the machine's clock to the
@@ -48,7 +48,7 @@ class Converted:
 
 
 def convert(generated: Generated, folder: Path) -> Converted:
-    """Write the traces and take them through the stages up to the graph."""
+    """Write the traces and run the stages up to the graph."""
     host_path, device_path = generated.write(folder)
     host, device = host_trace.load(host_path), device_trace.load(device_path)
     rank = link_rank(host, device, allow_unlinked=True)
@@ -67,7 +67,7 @@ def convert(generated: Generated, folder: Path) -> Converted:
 
 
 def _rows(generated: Generated, device: DeviceTrace, offset: int) -> dict[int, int]:
-    """Event number → row, by name, category, place and times; equals among them in their order."""
+    """Event number → row, by name, category, place and times; equal events in order."""
     rows = defaultdict(list)
     for row in range(len(device)):
         thread = int(device.thread[row])
@@ -115,7 +115,7 @@ def _lanes(generated: Generated, talk: collectives.Communications, found: Depend
 
 
 def missing_edges(c: Converted, kinds: tuple[str, ...] = ()) -> list[Edge]:
-    """True edges that the graph does not have, not even through nodes that take no time of an event."""
+    """True edges that the graph lacks, even as a path through nodes of duration 0."""
     into = defaultdict(list)
     for source, target in zip(c.graph.source.tolist(), c.graph.target.tolist(), strict=True):
         into[target].append(source)
@@ -178,7 +178,7 @@ def _of_lane(c: Converted, lane: Lane) -> list[int]:
 
 
 def unexplained_edges(c: Converted) -> list[tuple[int, int]]:
-    """Edges of the graph between lanes, as node numbers, that nothing in the machine brings about."""
+    """Edges between lanes, as node numbers, without a true dependency on the machine."""
     leaving: dict[Lane, list[Edge]] = defaultdict(list)
     for edge in c.generated.run.edges:
         leaving[edge.source[0]].append(edge)
@@ -197,12 +197,12 @@ def unexplained_edges(c: Converted) -> list[tuple[int, int]]:
 
 
 def _takes_no_time(c: Converted, node: int) -> bool:
-    """Whether a node is a mark, or overhead that stands in front of another."""
+    """Whether a node has duration 0 or is overhead in front of another node."""
     return bool(c.graph.event[node] < 0 or c.graph.start[node] == c.graph.end[node])
 
 
 def _reachable(leaving: dict[Lane, list[Edge]], lane: Lane, moment: int) -> dict[Lane, int]:
-    """The earliest moment on each lane that depends on what ended on ``lane`` at ``moment``."""
+    """The earliest time on each lane that depends on the end of work on ``lane`` at ``moment``."""
     reached = {lane: moment}
     pending = [lane]
     while pending:
@@ -226,7 +226,7 @@ def _next_on_lane(c: Converted) -> list[int]:
 
 
 def busy_of_lane(c: Converted, thread: str) -> int:
-    """ns that the graph's nodes of one CPU thread take, from its first event on."""
+    """Total ns of the nodes of one CPU thread, from its first event."""
     nodes = np.array(_of_lane(c, ("cpu", thread)))
     first = int(np.argmax(c.graph.event[nodes] >= 0))
     return int((c.graph.end - c.graph.start)[nodes[first:]].sum())
@@ -251,7 +251,7 @@ def replay(c: Converted, changes: dict[int, int] | None = None) -> np.ndarray:
 
 
 def what_if(c: Converted, changes: dict[str, int]) -> tuple[int, int]:
-    """Change durations (key → ns to add) in the machine and in the graph alike.
+    """Change durations (key → ns to add) both on the machine and in the graph.
 
     Returns the largest difference of any start of device work, communication or annotation between the two,
     and how far the change moved the latest of them, both in ns.

@@ -22,6 +22,13 @@ def as_environment(settings: dict[str, str]) -> dict[str, str]:
     return {PREFIX + name if name in NAMES else name: value for name, value in settings.items()}
 
 
+def put_tool(folder: Path, name: str, body: str) -> None:
+    """A program ``name`` in ``folder``, of these lines of bash."""
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(f"#!/usr/bin/env bash\n{body}")
+    (folder / name).chmod(0o755)
+
+
 @pytest.fixture
 def tiny(tmp_path: Path, free_port: int) -> dict[str, str]:
     """The environment of a run of the tiny model that logs every iteration under ``tmp_path``."""

@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatron_lm.diagnosis import failures, of_run, statements
@@ -71,6 +71,7 @@ def test_labels_colours_and_line_ends_change_nothing(name: str, form: str, tmp_p
     assert ([failure.where, failure.sentence] if failure else ["none"]) == expected(name)
 
 
+@settings(deadline=None)
 @given(st.text(), st.binary())
 def test_any_text_is_read(text: str, data: bytes) -> None:
     for content in (text, data.decode(errors="replace")):

@@ -59,7 +59,7 @@ def test_only_prefixed_variables_override() -> None:
     )
     expected = {"DP_SIZE": "2", "WORLD_SIZE": "16", "LOG_INTERVAL": "5", "GRES": "", "MASTER_GRES": ""}
     assert found.items() >= expected.items()
-    leaked = dict.fromkeys(("CONTAINER_NAME", "WORLD_SIZE", "LOAD", "SAVE", "MODEL", "MASTER_PORT"), "7")
+    leaked = dict.fromkeys(("CONTAINER_NAME", "WORLD_SIZE", "LOAD", "SAVE", "SEED", "MASTER_PORT"), "7")
     assert values(conf(**leaked)) == values(conf())
 
 
@@ -193,12 +193,16 @@ def test_relative_paths_start_where_they_were_given(tmp_path: Path) -> None:
     assert found["TRACE_OUTPUT_DIR"] == f"{root}/outputs" and found["HIDDEN_SIZE"] == "64"
 
 
-def test_settings_in_the_environment_without_the_prefix_are_noticed() -> None:
-    assert settings_text.misplaced({"NNODES": "08", "CONTAINER_NAME": "x", "MODEL": "tiny"}) == [
-        "MODEL",
-        "NNODES",
-    ]
-    assert settings_text.misplaced({"NNODES": "2", "MEGATRON_NNODES": "2"}) == []
+def test_settings_in_the_environment_without_the_prefix_are_refused() -> None:
+    """Also where a node is launched by hand, with a script that sources ``_00_conf.sh``."""
+    with pytest.raises(SettingsError, match="MODEL=tiny in the environment: .* from MEGATRON_MODEL only"):
+        settings_text.refuse_misplaced({"NNODES": "08", "CONTAINER_NAME": "x", "MODEL": "tiny"})
+    settings_text.refuse_misplaced({"NNODES": "2", "MEGATRON_NNODES": "2", "LOAD": "x"})
+    done = conf(NNODES="2")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert done.stderr.startswith(
+        "_00_conf.sh: NNODES=2 in the environment: settings are read from MEGATRON_NN"
+    )
     assert as_environment({"MODEL": "tiny"}) == {"MEGATRON_MODEL": "tiny"}
 
 
@@ -211,6 +215,39 @@ def test_what_fasop_exports_is_a_file_of_settings(tmp_path: Path) -> None:
     assert (found["HOMOGENEOUS_CLUSTER"], found["MODEL"], found["WORLD_SIZE"]) == ("false", "xl", "32")
     partition = "-".join(map(str, launched_layers(json.loads(plans.read_text())["plans"][0])))
     assert found["PARTITION"] == partition
+
+
+def test_a_plan_of_a_llama_brings_its_sizes_nodes_and_options(tmp_path: Path) -> None:
+    gpu = {"nodes": 4, "memory_gib": 78, "price_per_hour": 32, "inter_bandwidth": 4e11, "queue": "dgx"}
+    gpu |= {"intra_bandwidth": 2e12, "hosts": ["a1", "a2", "a3", "a4"]}
+    (tmp_path / "mine.yaml").write_text(
+        json.dumps({"clusters": {"mine": {"gpus_per_node": 8, "gpus": {"A100": gpu}}}})
+    )
+    words = [
+        "plan",
+        "--model",
+        "llama3-8b",
+        "--cluster",
+        str(tmp_path / "mine.yaml"),
+        "--tp",
+        "2",
+        "--pp",
+        "2",
+    ]
+    options = ["--recompute", "selective", "--sharded-optimizer", "--sequence-parallel"]
+    (tmp_path / "plans.json").write_text(fasop(*words, *options, "--top", "1", "--json"))
+    (tmp_path / "plan.conf").write_text(fasop("export", str(tmp_path / "plans.json")))
+    found = complete(settings_text.read_file(tmp_path / "plan.conf"))
+    wanted = {"RECOMPUTE": "selective", "SHARDED_OPTIMIZER": "true", "SEQUENCE_PARALLEL": "true"}
+    wanted |= {
+        "TENSOR_MP_SIZE": "2",
+        "PIPELINE_MP_SIZE": "2",
+        "NODELIST": "a1,a2,a3,a4",
+        "SLURM_QUEUE": "dgx",
+    }
+    assert found.items() >= wanted.items()
+    settings = from_environment(environment(found))
+    assert settings.size == MODELS["llama3-8b"]
 
 
 def fasop(*words: str) -> str:

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from megatron_lm import datasets
 from megatron_lm.logs import records
-from tests.megatron_lm.conftest import REPO_ROOT, Script
+from tests.megatron_lm.conftest import REPO_ROOT, Script, put_tool
 from tests.megatron_lm.processes import processes_with, wait_for
 
 
@@ -181,7 +180,7 @@ def test_a_setting_in_the_environment_without_its_prefix_is_refused(
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
         "error: NNODES=08 in the environment: settings are read from MEGATRON_NNODES only; set that, or give "
-        "NNODES=08 as an argument.\n"
+        "NNODES=08 to _03_submit.sh as an argument.\n"
     )
 
 
@@ -295,70 +294,6 @@ def test_the_scripts_are_clean_for_shellcheck() -> None:
     done = subprocess.run([shellcheck, "-x", "-P", REPO_ROOT, *scripts], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
     assert len(scripts) >= 9
-
-
-def put_tool(folder: Path, name: str, body: str) -> None:
-    folder.mkdir(exist_ok=True)
-    (folder / name).write_text(f"#!/usr/bin/env bash\n{body}")
-    (folder / name).chmod(0o755)
-
-
-ENROOT = """
-printf '%s\\n' "$*" >>"$0.log"
-case $1 in
-    list) [ ! -e "$0.made" ] || echo megatron-lm ;;
-    create) touch "$0.made" ;;
-    remove) rm -f "$0.made" ;;
-    start)
-        shift
-        while [ "$1" != megatron-lm ]; do
-            case $1 in --mount | --env) shift 2 ;; *) shift ;; esac
-        done
-        shift
-        exec "$@" ;;
-esac
-"""
-
-
-def test_with_enroot_the_ranks_run_in_the_container(
-    script: Script, tiny: dict[str, str], tmp_path: Path
-) -> None:
-    """A stand-in for enroot notes how it is called, and runs what it is given without a container."""
-    put_tool(tmp_path / "bin", "enroot", ENROOT)
-    image = tmp_path / "megatron.sqsh"
-    image.touch()
-    env = {
-        "PATH": f"{tmp_path / 'bin'}:{tiny['PATH']}",
-        "CONTAINER_IMAGE_PATH": str(image),
-        "CONTAINER_PATH": str(tmp_path / "unpacked"),
-        "CONTAINER_NAME": "megatron-lm",
-        "CONTAINER_PYTHON": sys.executable,
-        "DATA_PATH": str(tmp_path / "data/squad/text"),
-    }
-    (tmp_path / "data/squad").mkdir(parents=True)
-    header = datasets.HEADER.pack(datasets.MAGIC, 1, 8, 1, 1)
-    (tmp_path / "data/squad/text.idx").write_bytes(header + bytes(4 + 2 * 8))
-    (tmp_path / "data/squad/text.bin").touch()
-    calls = tmp_path / "bin/enroot.log"
-    for reload, expected in (("false", 4), ("false", 3), ("true", 5)):
-        done = script("_03_submit.sh", "--local", RELOAD_CONTAINER=reload, **env)
-        assert done.returncode == 0, done.stderr
-        said = calls.read_text().splitlines()
-        calls.unlink()
-        kinds = [line.split()[0] for line in said]
-        assert kinds == [
-            *(["remove"] if reload == "true" else []),
-            "list",
-            *(["create"] if expected > 3 else []),
-            "start",  # check_python.py
-            "start",
-        ]
-    assert f"create --name megatron-lm {image}" in said
-    start = said[-1]
-    for mounted in (f"{tmp_path}/repo", f"{tmp_path}/log2", f"{tmp_path}/data/squad"):
-        assert f"--mount {mounted}:{mounted} " in start
-    assert "--env MEGATRON_MODEL=tiny " in start and "--env MEGATRON_PARTITION=2-2 " in start
-    assert "-m torch.distributed.run" in start
 
 
 @pytest.mark.parametrize(

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from chakra_et.errors import TraceError
-from chakra_et.et.columns import CollectiveType
+from chakra_et.et.columns import CollectiveType, TensorInfo
 from chakra_et.predict.changes import Fuse, RankAs, Scale, parse_rank, parse_scale
 from chakra_et.predict.fit import Model, Sample, fit_model, read_model, write_model
 from chakra_et.predict.gpu import CLASSES, Gpu, kernel_classes, parse_gpu
 from chakra_et.predict.network import TCP_PAYLOAD, Network
 from chakra_et.predict.overlap import Overlap
 from chakra_et.predict.predict import Prediction, predict
+from chakra_et.predict.resize import Resize, parse_resize
 from chakra_et.predict.run import Run, make_run
 from tests.chakra_et.replay_traces import collective, cpu, kernel, make_trace
 
@@ -222,3 +225,53 @@ def test_gpus_are_read(text: str) -> None:
     assert parse_gpu(text) == Gpu("H100", "MI300X")
     with pytest.raises(ValueError, match="FROM→TO"):
         parse_gpu("H100")
+
+
+def with_shapes(run_of: list[dict], shapes: dict[int, str]) -> Run:
+    """The nodes as a run, with the shapes of the float tensors that operators (by id) are given."""
+    trace = make_trace(*run_of)
+    rows = [row for row, node in enumerate(run_of) if node["id"] in shapes]
+    texts = [shapes[run_of[row]["id"]].encode() for row in rows]
+    kinds = [b'["Tensor(float)","Tensor(float)"]'] * len(rows)
+    tensors = TensorInfo(np.array(rows, np.int64), [b"[]"] * len(rows), texts, kinds)
+    return make_run("shapes", [replace(trace, inputs=tensors)], [0])
+
+
+def test_other_sizes_change_what_works_on_them() -> None:
+    operator = {"kind": "operator"}
+    run = with_shapes(
+        [
+            cpu(1, 1, name="ProfilerStep#1", kind="annotation"),
+            cpu(2, 10, (1,), name="aten::linear", rf_id=1, **operator),
+            cpu(3, 100, (2,), name="aten::mm", rf_id=2, parent=2, **operator),
+            cpu(4, 2, (3,), name="aten::t", rf_id=3, parent=3, **operator),
+            cpu(5, 50, (4,), name="aten::mm", rf_id=2, parent=2, segment=1, **operator),  # the rest of node 3
+            cpu(6, 30, (5,), name="aten::add_", rf_id=4, **operator),  # parameters
+            cpu(7, 3, (6,), name="aten::add", rf_id=5, **operator),
+            kernel(8, 40, (7,), name="vectorized", kind="kernel", parent=7),
+        ],
+        {
+            2: "[[720,256],[512,256]]",
+            3: "[[720,256],[256,512]]",
+            4: "[[256,512]]",
+            6: "[[512,256],[512,256]]",
+            7: "[[10,72,512],[10,72,512]]",
+        },
+    )
+    prediction = predict(run, [Resize({10: 20, 720: 1440})])
+    # Of each node 2 µs, as aten::t takes, don't grow; nor does the call of the product within linear.
+    grown = (2 + 98 * 2) + (2 + 48 * 2) + (2 + 1 * 2) + (2 + 38 * 2)
+    assert us(prediction) == pytest.approx([1 + 10 + 2 + 30 + grown], abs=0.01)
+    # The longer sequence is in the flattened dimension too.
+    assert us(predict(run, [Resize({72: 144})]))[0] < us(predict(run, [Resize({72: 144, 720: 1440})]))[0]
+    with pytest.raises(
+        TraceError, match="no operator's work depends on a dimension of 11: the sizes are 256"
+    ):
+        predict(run, [Resize({11: 12})])
+
+
+def test_sizes_are_read() -> None:
+    assert parse_resize(["10=20", "720=1440"]).sizes == {10: 20, 720: 1440}
+    for text in ("10", "10=0", "a=b", "0=1"):
+        with pytest.raises(ValueError, match="OLD=NEW"):
+            parse_resize([text])

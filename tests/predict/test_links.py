@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chakra_et.predict.links import share
@@ -35,6 +35,7 @@ def test_nothing_to_send_ends_at_once() -> None:
     assert ends([5, 7], [0, 10], [[0, 1], [0, 1]]) == [5, 17]
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 1000), st.integers(1, 500)), min_size=1, max_size=12))
 def test_a_shared_link_is_never_idle_while_something_waits(transfers: list[tuple[int, int]]) -> None:
     begin, wire = (np.array(column, np.float64) for column in zip(*transfers, strict=True))

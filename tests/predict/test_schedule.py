@@ -17,7 +17,7 @@ from tests.chakra_et.replay_traces import collective, cpu, kernel, make_trace
 from tests.chakra_et.test_replay_properties import rank_sets
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(rank_sets())
 def test_the_schedule_equals_the_replay(ranks: list[list[dict]]) -> None:
     traces = [make_trace(*nodes) for nodes in ranks]

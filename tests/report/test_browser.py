@@ -199,8 +199,10 @@ def test_dark_mode_and_print(shown: Any, made_page: Path) -> None:
     dark = page.evaluate(background)
     page.locator("#theme").click()
     assert page.evaluate(background) == "rgb(255, 255, 255)" != dark
+    page.locator("#theme").click()
     page.emulate_media(media="print")
     assert page.locator("#theme").is_hidden()
+    assert page.evaluate(background) == "rgb(255, 255, 255)"
 
 
 def test_two_runs_side_by_side(shown: Any, tmp_path: Path) -> None:

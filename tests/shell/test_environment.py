@@ -287,13 +287,19 @@ def test_unmet_agrees_with_packaging(requirement: str, tmp_path: Path, repo_root
 def test_this_checkouts_requirement_files_agree(repo_root: Path) -> None:
     lines = {
         name: [line for line in (repo_root / name).read_text().splitlines() if line and line[0] != "#"]
-        for name in ("requirements.txt", "requirements-convert.txt", "requirements-dev.txt")
+        for name in (
+            "requirements.txt",
+            "requirements-convert.txt",
+            "requirements-dev.txt",
+            "requirements-stragglers.txt",
+        )
     }
     assert set(lines["requirements-convert.txt"]) <= set(lines["requirements.txt"])
     for pins in ("constraints.txt", "constraints-image.txt"):
         pinned = [Requirement(line) for line in (repo_root / pins).read_text().splitlines() if line[0] != "#"]
         by_name = {pin.name.lower().replace("_", "-"): pin for pin in pinned}
-        for wanted in map(Requirement, lines["requirements.txt"] + lines["requirements-dev.txt"]):
+        files = ("requirements.txt", "requirements-dev.txt", "requirements-stragglers.txt")
+        for wanted in map(Requirement, [line for name in files for line in lines[name]]):
             if pins == "constraints-image.txt" and wanted.name == "torch":
                 continue
             (version,) = (bound.version for bound in by_name[wanted.name.lower()].specifier)

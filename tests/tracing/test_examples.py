@@ -98,4 +98,4 @@ def test_the_guide_shows_the_example_as_it_is(example: str) -> None:
     text = (ROOT / "examples" / f"{example}.py").read_text()
     assert len(text.splitlines()) <= 30
     assert f"torchrun --nproc_per_node 2 examples/{example}.py" in text
-    assert f"```python\n{text}```" in (ROOT / "CAPTURE_GUIDE.md").read_text(encoding="utf-8")
+    assert f"```python\n{text}```" in (ROOT / "docs" / "CAPTURE.md").read_text(encoding="utf-8")

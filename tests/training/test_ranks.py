@@ -297,3 +297,18 @@ def test_compile_on_two_ranks_with_accumulation(start_job: Start) -> None:
         assert job.finish(400) == 0, job.output
         curves.append(losses(folder_of(job) / "checkpoints" / "gpt2"))
     assert curves[1] == pytest.approx(curves[0], rel=1e-4)
+
+
+@pytest.mark.slow
+def test_traces_of_two_ranks_end_as_et_files(start_job: Start) -> None:
+    flags = ("--max-steps", 6, "--skip-eval", "--save-steps", 0, "--enable-tracing")
+    job = start_job(2, GPT2, *TINY, *flags)
+    assert job.finish(200) == 0, job.output
+    outputs = folder_of(job) / "outputs"
+    assert {path.name for path in outputs.glob("*.et")} == {
+        *("gpt2_2gpu_trace.et", "gpt2_2gpu_trace.0.et", "gpt2_2gpu_trace.1.et")
+    }
+    again = start_job(2, GPT2, *TINY, *flags, "--no-convert")
+    assert again.finish(200) == 0, again.output
+    assert not list((folder_of(again) / "outputs").glob("*.et"))
+    assert (folder_of(again) / "outputs" / "gpt2_2gpu_trace_rank1_host.json").is_file()

@@ -7,10 +7,13 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from tests.training.jobs import losses, read_log
+from utils.training import metrics
 from utils.training.conversion import convert_traces
 from utils.training.optim import learning_rate_at
 from utils.training.trainer import Trainer
@@ -29,23 +32,46 @@ def test_figures_of_the_log(train_alone: Callable[..., Path], capsys: pytest.Cap
         assert 0 < row["tokens_per_second"] * row["step_seconds"] <= 64
     summary = capsys.readouterr().out
     assert "gpt2 tiny: 5 steps on 1 x cpu, loss " in summary
-    assert "model: checkpoints/gpt2/best_model" in summary
+    assert "data: 261 samples of the sample in data/; model: checkpoints/gpt2/best_model" in summary
+
+
+def test_a_log_that_can_not_be_written_is_one_warning(
+    make_trainer: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    full = Path("/dev/full")
+    if not full.exists():
+        pytest.skip("needs /dev/full")
+    monkeypatch.setattr(metrics, "_continued", lambda *_: full.open("ab", buffering=0))
+    assert make_trainer("gpt2", *SHORT, "--max-steps", 3).train() == 0
+    failures = [line for line in caplog.messages if "training_log.jsonl can't be written: No space" in line]
+    assert len(failures) == 1 and failures[0].endswith("; training goes on")
 
 
 def test_the_speed_is_of_the_steps_alone(
     make_trainer: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def slow(*_: object) -> float:
-        time.sleep(1)
-        return 1.0
+    clock = {"now": 0.0}
 
-    monkeypatch.setattr("utils.training.trainer.validation_loss", slow)
+    def lasting(seconds: float, work: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*arguments: Any, **options: Any) -> Any:
+            clock["now"] += seconds
+            return work(*arguments, **options)
+
+        return run
+
+    monkeypatch.setattr("utils.training.trainer.time", SimpleNamespace(perf_counter=lambda: clock["now"]))
+    monkeypatch.setattr("utils.training.trainer.validation_loss", lasting(60, lambda *_: 1.0))
     trainer = make_trainer("gpt2", "--max-steps", 3, "--eval-steps", 1, "--save-steps", 2)
-    monkeypatch.setattr(trainer.saver, "checkpoint", lambda *_, **__: time.sleep(1) or 1.0)
+    monkeypatch.setattr(trainer.stepper, "run", lasting(2, trainer.stepper.run))
+    monkeypatch.setattr(trainer.saver, "checkpoint", lasting(30, lambda *_: 30.0))
     trainer.train()
     rows = read_log(trainer.save_dir)
-    assert all(row["step_seconds"] < 0.9 for row in rows if "loss" in row)
-    assert [row["step"] for row in rows if row.get("eval_seconds", 0) >= 1] == [1, 2, 3]
+    steps = [row for row in rows if "loss" in row]
+    assert [row["step_seconds"] for row in steps] == [2, 2, 2]
+    assert all(0 < row["tokens_per_second"] <= 64 / 2 for row in steps)
+    assert [(row["step"], row["eval_seconds"]) for row in rows if "eval_seconds" in row] == [
+        *((1, 60), (2, 60), (3, 60))
+    ]
     assert [row["step"] for row in rows if "checkpoint_seconds" in row] == [2, 3]
 
 
@@ -160,5 +186,6 @@ def test_traces_of_other_machines_are_asked_for(tmp_path: Path, caplog: pytest.L
     (tmp_path / "run_manifest.json").write_text(json.dumps({"ranks": ranks}))
     (tmp_path / "run_rank0_host.json").write_text("{}")
     assert not convert_traces(str(tmp_path), "run")
+    assert not convert_traces(str(tmp_path), "absent")
     assert f"the traces of rank 1 are not in {tmp_path} here" in caplog.text
     assert f"chakra-et convert {tmp_path} --name run" in caplog.text

@@ -24,7 +24,9 @@ def convert_traces(folder: str, name: str) -> bool:
     try:
         ranks = json.loads((place / f"{name}_manifest.json").read_text(encoding="utf-8"))["ranks"]
     except OSError:
-        return False  # the tracer has logged why there is none
+        ranks = []
+    if not any(rank["files"] for rank in ranks):
+        return False  # the tracer has logged why there are none
     elsewhere = [rank["rank"] for rank in ranks if not _is_here(place, rank)]
     if elsewhere:
         listed = ", ".join(map(str, elsewhere))

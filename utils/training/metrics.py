@@ -35,6 +35,7 @@ class Metrics:
         self._closing = contextlib.ExitStack()
         self._writer: Any = None
         self._wandb: Any = None
+        self._failed = False
         if not active:
             return
         folder = Path(config.save_dir)
@@ -91,8 +92,7 @@ class Metrics:
             return
         # JSON has no infinity, which a gradient norm under float16 can be.
         content = {name: value if math.isfinite(value) else None for name, value in figures.items()}
-        self._file.write(json.dumps({"step": step, **content}) + "\n")
-        self._file.flush()
+        self._append(json.dumps({"step": step, **content}) + "\n")
         text = "  ".join(f"{name} {_short(value)}" for name, value in figures.items())
         if self._bar.disable:
             log.info("step %d/%d  %s", step, self.total_steps, text)
@@ -104,6 +104,14 @@ class Metrics:
         if self._wandb is not None:
             self._wandb.log(figures, step=step)
 
+    def _append(self, line: str) -> None:
+        try:
+            self._file.write(line.encode())
+        except OSError as error:
+            if not self._failed:
+                log.warning("%s can't be written: %s; training goes on", LOG_FILE, error.strerror)
+            self._failed = True
+
 
 def _continued(path: Path, first_step: int) -> Any:
     """Open the log for appending, without the lines that a resumed run will write again."""
@@ -114,7 +122,8 @@ def _continued(path: Path, first_step: int) -> Any:
                 if json.loads(line)["step"] <= first_step:
                     kept.append(line + "\n")
     write_text(path, "".join(kept))
-    return path.open("a", encoding="utf-8")
+    # Without a buffer, which would fail again when the file is closed.
+    return path.open("ab", buffering=0)
 
 
 def _tensorboard(folder: Path) -> Any:

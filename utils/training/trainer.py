@@ -309,7 +309,8 @@ class Trainer:
 
     def _summary(self, metrics: Metrics) -> str:
         config, world = self.config, self.world
-        where = f"model: {self.save_dir / checkpoint.BEST}"
+        where = f"data: {len(self.training_set):,} samples of {self.training_set.source}"
+        where += f"; model: {self.save_dir / checkpoint.BEST}"
         if config.enable_tracing:
             where += f"; traces: {Path(config.trace_output_dir, str(config.trace_name))}_*"
         done = f"{metrics.steps} steps on {world.size} x {world.device.type}{metrics.span()}"

@@ -5,14 +5,14 @@ function legend(entries) {
     el("li", { title: help }, el("i", { style: `background: ${css}` }), name)));
 }
 
-// rows: [{label, parts: [ns], marks: [[ns, title]], note}], names and colours of the parts.
+// rows: [{label, parts: [ns], marks: [[ns, title]], note, hints: {name: text}}], names of the parts.
 function stackedBars(rows, names, { onrow = null } = {}) {
   const most = Math.max(1, ...rows.map(row => Math.max(sum(row.parts), ...(row.marks || []).map(([at]) => at))));
   return el("div", { class: "bars" }, ...rows.map(row => {
     const total = sum(row.parts);
     const bar = el("div", { class: "bar" }, ...row.parts.map((part, at) => part <= 0 ? null : el("span", {
       style: `width: ${100 * part / most}%; background: var(${variable(names[at])})`,
-      title: `${names[at]}: ${duration(part)}, ${percent(part / total)}`,
+      title: `${names[at]}: ${duration(part)}, ${percent(part / total)}${row.hints?.[names[at]] || ""}`,
     }, part / most > 0.06 ? percent(part / total) : "")), ...(row.marks || []).map(([at, title]) =>
       el("b", { style: `left: ${100 * at / most}%`, title })));
     return el("div", { class: onrow ? "row link" : "row", onclick: onrow ? () => onrow(row) : null },

@@ -17,10 +17,10 @@ function summary(content) {
 }
 
 function verdicts(content) {
-  const good = content.ranks.filter(rank => rank.reasons.length === 0).length;
+  const good = content.ranks.filter(rank => verdict(rank) === "good").length;
   const columns = [
     { name: "rank", value: rank => rank.rank },
-    { name: "verdict", value: rank => rank.reasons.length === 0 ? "good" : "check", node: verdictNode },
+    { name: "verdict", value: verdict, node: verdictNode },
     ...(content.ranks.some(rank => rank.device) ? [{ name: "device", value: rank => rank.device }] : []),
     { name: "nodes", value: rank => rank.nodes },
     { name: "linked", help: "host operators found in the device trace", value: rank => rank.linked, text: rank => percent(rank.linked, 1) },
@@ -34,9 +34,15 @@ function verdicts(content) {
     sortableTable(columns, content.ranks, { label: "verdict per rank", limit: 16 }));
 }
 
+// "unknown" where nothing was measured that could confirm a trace: a planned run, or one without start times.
+function verdict(rank) {
+  if (rank.reasons.length > 0) return "check";
+  return [rank.linked, rank.replay_error, rank.overhead].every(figure => figure === null) ? "unknown" : "good";
+}
+
 function verdictNode(rank) {
   const notes = rank.findings.map(([kind, text, number]) => `${kind}: ${text} (${count(number)})`);
-  const badge = el("span", { class: `badge ${rank.reasons.length === 0 ? "good" : "check"}` }, rank.reasons.length === 0 ? "good" : "check");
+  const badge = el("span", { class: `badge ${verdict(rank)}` }, verdict(rank));
   if (rank.reasons.length + notes.length === 0) return badge;
   const lines = [...rank.reasons, ...notes].map(text => el("li", {}, text));
   return el("details", { class: "reasons" }, el("summary", {}, badge, rank.reasons.length > 0 ? ` ${rank.reasons[0]}` : ""), el("ul", {}, ...lines));
@@ -51,18 +57,21 @@ const HELP = {
   idle: "none of these",
 };
 
+const BY_STEP = "by step";
+
 function breakdown(content) {
   const steps = content.steps.map(([rank, step, start, end, parts, hidden, phases, replayed]) =>
     ({ rank, step, lasts: end - start, parts, hidden, phases, replayed }));
   const choice = el("div"), several = new Set(steps.map(step => step.step)).size > 1;
   const names = [...new Set(steps.map(step => step.step))];
-  const select = el("select", { "aria-label": "step", onchange: () => fill() }, el("option", { value: "" }, several ? "mean step" : "step"),
-    ...(several ? names.map(name => el("option", { value: name }, `step ${name}`)) : []));
+  const select = el("select", { "aria-label": "step", onchange: () => fill() }, el("option", { value: "" }, "by rank, mean step"),
+    el("option", { value: BY_STEP }, "by step, mean rank"), ...names.slice(0, 200).map(name => el("option", { value: name }, `by rank, step ${name}`)));
 
   function fill() {
-    const chosen = select.value === "" ? steps : steps.filter(step => step.step === select.value);
-    const ranks = [...Map.groupBy(chosen, step => step.rank)].map(([rank, own]) => mean(`rank ${rank}`, own, content));
-    choice.replaceChildren(stackedBars(ranks, content.activities));
+    const bySteps = select.value === BY_STEP;
+    const chosen = bySteps || select.value === "" ? steps : steps.filter(step => step.step === select.value);
+    const groups = Map.groupBy(chosen, step => bySteps ? `step ${step.step}` : `rank ${step.rank}`);
+    choice.replaceChildren(stackedBars([...groups].map(([label, own]) => mean(label, own, content)), content.activities));
   }
   fill();
   const phases = phaseBars(content, steps);
@@ -78,7 +87,16 @@ function mean(label, own, content) {
   const replayed = own.every(step => step.replayed !== null) ? average(own.map(step => step.replayed)) : null;
   const parts = content.activities.map((_, at) => average(own.map(step => step.parts[at])));
   const marks = replayed === null ? [] : [[replayed, `replayed: ${duration(replayed)}`]];
-  return { label, parts, marks, note: duration(sum(parts)) };
+  return { label, parts, marks, note: duration(sum(parts)), hints: { wait: waitedFor(content, own[0].rank) } };
+}
+
+// Which rank a rank waited for most, over the whole run.
+function waitedFor(content, rank) {
+  const waits = content.waits?.[content.ranks.findIndex(each => each.rank === rank)];
+  const total = waits ? sum(waits) : 0;
+  if (total === 0) return "";
+  const most = waits.indexOf(Math.max(...waits));
+  return `; ${percent(waits[most] / total)} of all waiting of rank ${rank} was for rank ${content.ranks[most].rank}`;
 }
 
 function phaseBars(content, steps) {

@@ -3,6 +3,8 @@
 
 const GUTTER = 148, OVERVIEW = 34, RULER = 22, TOP = OVERVIEW + RULER, HEADER = 22, SQUASHED = 26;
 const LOWEST_ROW = 19, HIGHEST_ROW = 34, HIGHEST = 560;
+// With more ranks than this, each begins as one line.
+const MOST_OPEN = 16;
 const SHADES = 5;
 
 class Timeline {
@@ -19,6 +21,7 @@ class Timeline {
     this.lit = null;
     this.showsPath = false;
     this.folded = new Set();
+    if (content.ranks.length > MOST_OPEN) nodes.tables.rows.forEach(([rank]) => this.folded.add(rank));
     this.path = nodes.columns.path ? new Uint32Array([...new Set(nodes.columns.path)].sort((a, b) => a - b)) : null;
     this.listeners = [];
     this.canvas = el("canvas", { tabindex: 0, role: "img", "aria-label": "Timeline of all ranks. Select a node to see its dependencies in the list beside it." });
@@ -65,7 +68,7 @@ class Timeline {
     }
     this.height = top;
     this.spacer.style.height = `${top}px`;
-    document.documentElement.style.setProperty("--height", `${Math.min(HIGHEST, Math.max(260, top + TOP + 4))}px`);
+    document.documentElement.style.setProperty("--height", `${Math.min(HIGHEST, Math.max(300, top + TOP + 4))}px`);
     this.resize();
   }
 

@@ -38,7 +38,11 @@ function count(n) { return n === null || n === undefined ? "–" : n.toLocaleStr
 function percent(share, places = 0) {
   return share === null || share === undefined ? "–" : `${(100 * share).toFixed(places)}%`;
 }
-function signed(value) { return value === null ? "–" : `${value > 0 ? "+" : ""}${value.toFixed(2)}%`; }
+function signed(value) {
+  if (value === null) return "–";
+  const text = value.toFixed(2);
+  return Number(text) === 0 ? "0.00%" : `${value > 0 ? "+" : ""}${text}%`;
+}
 function plural(n, what) { return `${count(n)} ${what}${n === 1 ? "" : "s"}`; }
 function sum(values) { return values.reduce((total, value) => total + value, 0); }
 

@@ -1,0 +1,159 @@
+"""Other tensor sizes: a larger batch, longer sequences, wider layers, from the shapes of the operators."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from chakra_et.errors import TraceError
+from chakra_et.et.columns import ExecutionTrace
+from chakra_et.et.edges import rows_of
+from chakra_et.graph.work import DEPTH, WITH_VALUES, operator_work, rule_of
+from chakra_et.predict.run import Run, Setting
+from chakra_et.replay.shares import KINDS
+
+_NUMBER = re.compile(rb"\d+")
+_LARGEST_DOUBT = 0.5
+# Operators that return a view, or memory as it is: their time doesn't depend on sizes.
+_VIEWS = re.compile(
+    r"aten::(_unsafe_view|view|reshape|t|transpose|permute|expand|as_strided|slice|select|narrow|split|chunk|"
+    r"unbind|unsqueeze|squeeze|flatten|detach_?|alias|resolve_conj|resolve_neg|empty\w*|resize_|to)"
+)
+
+
+@dataclass(frozen=True)
+class Resize:
+    """Dimensions of recorded tensors change: ``sizes`` maps old sizes to new ones, ``{10: 20, 720: 1440}``
+    for twice a batch of 10, where 720 is 10 sequences of 72.
+
+    The own time of each operator that doesn't leave its work to others, and its kernels' time, changes with
+    its operations (see ``graph.work``), but for what an operator without work takes. The sizes of
+    collectives stay; so do graphs: what runs only for some sizes can't be known.
+    """
+
+    sizes: Mapping[int, int] = field(hash=False)
+
+    def apply(self, run: Run, setting: Setting) -> Setting:
+        graph = run.graph
+        found = [operator_ratios(trace, self.sizes) for trace in graph.traces]
+        operations, ratio, leaf = (graph.gather([each[at] for each in found]) for at in range(3))
+        if not (ratio != 1).any():
+            common = Counter(size for trace in graph.traces for size in _dimensions(trace))
+            most = ", ".join(str(size) for size, _ in common.most_common(8)) or "none recorded"
+            old = ", ".join(map(str, self.sizes))
+            raise TraceError(
+                f"--resize: no operator's work depends on a dimension of {old}: the sizes are {most}"
+            )
+        on_cpu = graph.is_cpu & (leaf > 0) & (run.kind == KINDS.index("operator"))
+        on_device = np.isin(run.kind, [KINDS.index("kernel"), KINDS.index("copy")]) & ~run.is_communication
+        changes = (on_cpu | on_device) & (ratio != 1)
+        idle = on_cpu & (operations == 0)
+        floor = np.where(on_cpu, np.median(graph.own_ns[idle]) if idle.any() else 0.0, 2_000.0)
+        taken = setting.own_ns.astype(float)
+        changed = np.where(changes & (taken > floor), floor + (taken - floor) * ratio, taken)
+        before, after = taken[changes].sum(), changed[changes].sum()
+        names = ", ".join(f"{old} → {new}" for old, new in self.sizes.items())
+        return (
+            replace(setting, own_ns=np.rint(changed).astype(np.int64))
+            .noting(
+                f"--resize {names}: {int(changes.sum()):,} nodes, {before / 1e6:,.3f} ms, take "
+                f"{after / 1e6:,.3f} ms; collectives keep their sizes"
+            )
+            .doubting(
+                "time per operation of an operator",
+                own_ns=np.where(changes, np.abs(changed - taken) * _spread(run, operations, changes), 0),
+            )
+        )
+
+
+def parse_resize(words: Sequence[str]) -> Resize:
+    """``10=20 720=1440``. Raises ``ValueError``."""
+    sizes = {}
+    for word in words:
+        found = re.fullmatch(r"(\d{1,12})=(\d{1,12})", word)
+        if not found or not int(found[1]) or not int(found[2]):
+            raise ValueError(f"--resize {word!r}: write OLD=NEW with sizes above 0, as 10=20 720=1440")
+        sizes[int(found[1])] = int(found[2])
+    return Resize(sizes)
+
+
+def operator_ratios(
+    trace: ExecutionTrace, sizes: Mapping[int, int]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """For each row: the operations of its operator, their ratio of new to old, and whether it is an operator
+    with shapes that does its work itself; float64."""
+    operations, ratio = np.zeros(len(trace)), np.ones(len(trace))
+    parent = rows_of(trace.ids, trace.column("parent", -1).clip(0).astype(np.uint64))
+    leaf, on_cpu = np.zeros(len(trace)), trace.column("is_cpu_op") != 0
+    if trace.inputs is None:
+        return operations, ratio, leaf
+    tensors = trace.inputs
+    for at, row in enumerate(tensors.rows.tolist()):
+        name, shapes, types = trace.names[row], tensors.shapes[at], tensors.types[at]
+        if _VIEWS.fullmatch(name):
+            continue
+        values = tensors.values[at] if rule_of(name) in WITH_VALUES else b"[]"
+        before = operator_work(name, values, shapes, types, b"[]", b"[]")
+        if before is None or not before[0]:
+            continue
+        operations[row] = before[0]
+        changed = _resized(shapes, sizes)
+        if changed != shapes:
+            after = operator_work(name, values, changed, types, b"[]", b"[]")
+            ratio[row] = after[0] / before[0] if after else 1.0
+    # An operator does its work itself where none that it calls has a good part of its operations.
+    called = np.zeros(len(trace))
+    below = np.flatnonzero(on_cpu & (parent >= 0))
+    np.maximum.at(called, parent[below], operations[below])
+    leaf[tensors.rows] = (called <= operations / 2)[tensors.rows]
+    # Of an operator that was interrupted by others, the first node has the shapes.
+    first = _first_nodes(trace, tensors.rows)
+    rest = np.flatnonzero(on_cpu & (first >= 0))
+    operations[rest], ratio[rest], leaf[rest] = (each[first[rest]] for each in (operations, ratio, leaf))
+    around = np.where(on_cpu, -1, parent)
+    for _ in range(DEPTH):  # device work has its launcher's ratio
+        known = (around >= 0) & (operations[around] > 0)
+        operations = np.where(known, operations[around], operations)
+        ratio = np.where(known, ratio[around], ratio)
+        around = np.where((around >= 0) & ~known, parent[around], -1)
+    return operations, ratio, leaf
+
+
+def _first_nodes(trace: ExecutionTrace, rows: np.ndarray) -> np.ndarray:
+    """For each row, that of ``rows`` which is of the same operator (attribute rf_id), -1 for none; int64."""
+    record = trace.column("rf_id", -1)
+    known = rows[record[rows] > 0]
+    found = np.full(len(trace), -1)
+    if len(known):
+        known = known[np.argsort(record[known], kind="stable")]
+        at = np.minimum(np.searchsorted(record[known], record), len(known) - 1)
+        found = np.where(record[known][at] == record, known[at], -1)
+    return found
+
+
+def _resized(shapes: bytes, sizes: Mapping[int, int]) -> bytes:
+    return _NUMBER.sub(lambda found: str(sizes.get(int(found[0]), int(found[0]))).encode(), shapes)
+
+
+def _dimensions(trace: ExecutionTrace) -> list[int]:
+    """All dimensions of all recorded tensors."""
+    if trace.inputs is None:
+        return []
+    return [int(found) for shapes in trace.inputs.shapes for found in _NUMBER.findall(shapes)]
+
+
+def _spread(run: Run, operations: np.ndarray, changes: np.ndarray) -> np.ndarray:
+    """How much the time per operation varies among the nodes of each name, as a part of it; float64[N]."""
+    nodes = np.flatnonzero(changes & (operations > 0) & (run.graph.own_ns > 0))
+    rate = operations[nodes] / run.graph.own_ns[nodes]
+    weight, name = run.graph.own_ns[nodes].astype(float), run.name_of[nodes]
+    total = np.maximum(np.bincount(name, weight, len(run.names)), 1)
+    mean = np.bincount(name, weight * rate, len(run.names)) / total
+    off = np.bincount(name, weight * (rate - mean[name]) ** 2, len(run.names)) / total
+    spread = np.minimum(np.sqrt(off) / np.maximum(mean, 1e-30), _LARGEST_DOUBT)
+    found: np.ndarray = spread[run.name_of]
+    return found

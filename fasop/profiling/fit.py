@@ -1,0 +1,74 @@
+"""Costs of embedding, layer and head from the times of whole stages, and how far they can be trusted."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fasop.profiling.units import UnitSeconds
+
+
+class UnitFit(NamedTuple):
+    """residual: root mean square of (fitted − measured) / measured over the stages; spread: the standard
+    error of each unit in seconds, from the fits that leave out one stage (jackknife); None with too few.
+    """
+
+    units: UnitSeconds
+    residual: float
+    spread: UnitSeconds | None
+
+
+def fit_units(partitions: Sequence[Sequence[int]], times: Sequence[Sequence[float]]) -> UnitFit:
+    """Least squares of the relative errors, with no unit below 0.
+
+    partitions: layers of each stage, of each run; times: seconds of its stages. Raises ``ValueError`` where
+    no stage took any time.
+    """
+    rows = [
+        (float(stage == 0), float(count), float(stage == len(layers) - 1))
+        for layers in partitions
+        for stage, count in enumerate(layers)
+    ]
+    matrix = np.array(rows)
+    seconds = np.array([value for of_run in times for value in of_run], dtype=float)
+    # A stage without a measurable time has no relative error.
+    known = seconds > 0
+    if not known.any():
+        raise ValueError("every stage took 0 seconds: nothing can be fitted")
+    matrix, seconds = matrix[known], seconds[known]
+    units = _non_negative(matrix / seconds[:, None])
+    errors = matrix @ units / seconds - 1
+    residual = float(np.sqrt(np.mean(errors**2)))
+    return UnitFit(UnitSeconds(*units.tolist()), residual, _spread(matrix, seconds))
+
+
+def _non_negative(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The x ≥ 0 for which |matrix · x − 1| is least, found by trying which of the three are 0."""
+    best, least = np.zeros(matrix.shape[1]), np.inf
+    columns = range(matrix.shape[1])
+    for size in columns:
+        for chosen in itertools.combinations(columns, size + 1):
+            found = np.linalg.lstsq(matrix[:, chosen], np.ones(len(matrix)), rcond=None)[0]
+            x = np.zeros(matrix.shape[1])
+            x[list(chosen)] = found
+            error = float(((matrix @ x - 1) ** 2).sum())
+            if found.min() >= 0 and error < least - 1e-12:
+                best, least = x, error
+    return best
+
+
+def _spread(matrix: NDArray[np.float64], seconds: NDArray[np.float64]) -> UnitSeconds | None:
+    count = len(seconds)
+    fits = []
+    for left_out in range(count):
+        kept = np.arange(count) != left_out
+        if np.linalg.matrix_rank(matrix[kept]) == matrix.shape[1]:
+            fits.append(_non_negative(matrix[kept] / seconds[kept][:, None]))
+    if len(fits) < 2:
+        return None
+    deviation = np.std(fits, axis=0) * np.sqrt(len(fits) - 1)
+    return UnitSeconds(*deviation.tolist())
