@@ -3,6 +3,7 @@
 
     python benchmarks/make_examples.py                 all three, some minutes on two cores
     python benchmarks/make_examples.py gpt2-gloo       one of them
+    python benchmarks/make_examples.py --repack        new folders around the sets that are there
 
 gpt2-gloo: GPT-2 (tiny) on two gloo processes. megatron-pp2-dp2: a tiny GPT in two pipeline stages and two
 replicas, on megatron-core (requirements-megatron.txt). gpt2-xl-planned: a plan of the planner on eight GPUs.
@@ -30,7 +31,8 @@ sys.path.insert(0, str(ROOT))
 from chakra_et import cli
 from chakra_et.__main__ import main as chakra_et
 from chakra_et.files import write_json
-from chakra_et.simulators.examples import FOLDER
+from chakra_et.simulators.bundle import EXPECTED_FILE
+from chakra_et.simulators.examples import FOLDER, fetch
 
 LARGEST = 2_000_000
 
@@ -49,6 +51,10 @@ class Example(NamedTuple):
 class Config:
     names: tuple[str, ...] = field(
         default=(), metadata={"positional": True, "help": "the examples to make (default: all)"}
+    )
+
+    repack: bool = field(
+        default=False, metadata={"help": "write the folders anew around the captured sets in the archives"}
     )
 
     def __post_init__(self) -> None:
@@ -152,7 +158,10 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as scratch:
             folder = Path(scratch)
             (folder / "set").mkdir()
-            made = EXAMPLES[name].make(folder / "set")
+            captured = bool(EXAMPLES[name].topology)
+            made = (
+                _packed(name, folder) if config.repack and captured else EXAMPLES[name].make(folder / "set")
+            )
             bundle = folder / name
             topology = EXAMPLES[name].topology or str(folder / "set" / "plan.json")
             if chakra_et(["astra", made, "-o", str(bundle), "--topology", topology]):
@@ -163,6 +172,12 @@ def main() -> int:
     total = sum(path.stat().st_size for path in FOLDER.iterdir())
     print(f"{FOLDER}: {total:,} bytes")
     return int(total > LARGEST)
+
+
+def _packed(name: str, folder: Path) -> str:
+    """The NAME of the set in the archive."""
+    old = fetch(name, folder / "old")
+    return str(old / json.loads((old / EXPECTED_FILE).read_text())["name"])
 
 
 def pack(folder: Path, archive: Path) -> None:

@@ -269,7 +269,8 @@ def gloo(folder: Path, config: Config) -> tuple[float, float, float]:
         four.append(step_ms(large, True, 1))
         guess.append(step_ms(scaled(Path(small), 4, config.seed + number), first=1))
         print(
-            f"  gloo {number + 1}: 2 ranks {two[-1]:.1f}, scaled to 4 {guess[-1]:.1f}, 4 ranks {four[-1]:.1f} ms",
+            f"  gloo {number + 1}: 2 ranks {two[-1]:.1f}, scaled to 4 {guess[-1]:.1f}, "
+            f"4 ranks {four[-1]:.1f} ms",
             flush=True,
         )
     return statistics.median(guess), statistics.median(four), statistics.median(two)

@@ -209,6 +209,8 @@ def _add_flag(
         if "default" in options and "nargs" not in options:
             options["nargs"] = "?"
         return parser.add_argument(field.name, **options)
+    if typing.get_origin(hint) is tuple:
+        options["action"] = _Collect
     # A trailing underscore avoids a Python keyword: ``for_`` is --for.
     name = field.name.rstrip("_")
     names = ["--" + name.replace("_", "-")]
@@ -225,6 +227,20 @@ def _metavar(field: dataclasses.Field[Any], kind: type) -> str:
     if field.metadata.get("positional"):
         return word.removesuffix("S")
     return {int: "N", float: "X"}.get(kind, word)
+
+
+class _Collect(argparse.Action):
+    """The values of a flag that is given several times, all of them."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        earlier = getattr(namespace, self.dest)
+        setattr(namespace, self.dest, values if earlier is self.default else [*earlier, *values])
 
 
 def _without_none(hint: Any) -> Any:

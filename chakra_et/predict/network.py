@@ -69,10 +69,14 @@ class Network:
         tcp = any(each.gloo for each in found)
         topology = self.topology or Topology.flat(
             max(count, *(max(each.ranks) + 1 for each in found)),
-            (self.bandwidth or 0.0) * (TCP_PAYLOAD if tcp else 1.0),
+            self.bandwidth or 0.0,
             fitted.latency_ns if self.latency_ns is None else self.latency_ns,
         )
-        if tcp and self.topology is None:
+        for note in topology.notes:
+            setting = setting.noting(note)
+        if tcp:
+            payload = (replace(d, bandwidth=d.bandwidth * TCP_PAYLOAD) for d in topology.dimensions)
+            topology = replace(topology, dimensions=tuple(payload))
             setting = setting.noting(f"gloo sends over TCP: {TCP_PAYLOAD:.1%} of the bandwidth is payload")
         extra = Topology.flat(topology.ranks, float("inf"), 0.0, fitted.reduce_bandwidth, fitted.call_ns)
         free = replace(topology, dimensions=tuple(replace(d, latency_ns=0.0) for d in topology.dimensions))

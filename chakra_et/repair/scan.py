@@ -116,7 +116,7 @@ class Scanner(RecordReader):
         self.loose = False
 
     def _break_off(self, document: Document) -> None:
-        """Close ``document``, whose end never came."""
+        """Close ``document`` at the end of the text, without its own end."""
         end = len(self.window.data)
         offset, line = document.left or (self.window.base + end, self.window.line(end))
         lost = f"; {len(document.torn)} bytes of a node or event left out" if document.torn else ""
@@ -174,7 +174,7 @@ class Scanner(RecordReader):
             self.mix(last, self.window.pos, "the end of another object follows this one")
 
     def _headerless(self, kind: str, start: int, at: int) -> None:
-        """Begin the document of an object of whose header only ``data[start:at]`` remains."""
+        """Begin the document of an object with a damaged header; ``data[start:at]`` is what remains of it."""
         fields = salvage_fields(self.window.data[start:at], kind, self.limits)
         # Footer fields belong to the object before.
         fields = {name: value for name, value in fields.items() if name not in FOOTER_FIELDS}

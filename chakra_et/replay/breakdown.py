@@ -1,17 +1,17 @@
-"""Where the time of a rank goes, moment by moment: the breakdown of its steps.
+"""The breakdown of a rank's step time.
 
-Every moment counts once, for the first of these that applies, so that the parts of a step add up to its time:
+Each moment counts as the first of these that applies, so the parts of a step add up to its time:
 
     compute         a kernel runs; on a rank without device work, an operator runs on some thread
     memory          a copy or memset runs
-    communication   data is on its way to or from another rank, and nothing of the above runs ("exposed")
-    wait            a communication waits for another rank to arrive, and nothing of the above runs
-    host overhead   a thread is busy and the device has nothing to do; on a rank without device work, a thread
-                    spends time outside of operators, mostly in Python
+    communication   data is transferred to or from another rank, and none of the above runs ("exposed")
+    wait            communication waits for another rank to arrive, and none of the above runs
+    host overhead   a thread is busy while the device is idle; on a rank without device work, a thread is
+                    outside operators, mostly in Python
     idle            none of these
 
-The resource that is followed is thus the device where a rank has one, and its threads otherwise.
-Communication behind compute or memory is "hidden": it is reported beside the parts and not one of them.
+So the breakdown follows the device if a rank has one, and its threads otherwise. Communication that overlaps
+with compute or memory is "hidden"; it is reported separately and is not one of the parts.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class Spans:
 
 @dataclass(frozen=True)
 class Activity:
-    """What one rank does over time, in K stretches: stretch i lasts from ``at_ns[i]`` to ``at_ns[i + 1]``.
+    """The activity of one rank over time, in K intervals from ``at_ns[i]`` to ``at_ns[i + 1]``.
 
-    ``at_ns`` int64[K + 1]; ``state`` uint8[K], index into ``ACTIVITIES``; ``hidden`` bool[K]: communication
-    runs behind compute or memory.
+    ``at_ns`` int64[K + 1]; ``state`` uint8[K]: index into ``ACTIVITIES``; ``hidden`` bool[K]: whether
+    communication overlaps with compute or memory.
     """
 
     at_ns: np.ndarray
@@ -50,7 +50,7 @@ class Activity:
     def parts(self, start_ns: np.ndarray, end_ns: np.ndarray) -> np.ndarray:
         """int64[W, 6]: ns of each of ``ACTIVITIES`` in each window; a row adds up to end - start.
 
-        Time before the first and after the last stretch is idle.
+        Time before the first and after the last interval is idle.
         """
         rows = [_within(self.at_ns, self.state == state, start_ns, end_ns) for state in range(IDLE)]
         used = np.stack(rows, axis=1)
@@ -64,8 +64,10 @@ class Activity:
 def activity(
     trace: ExecutionTrace, start_ns: np.ndarray, end_ns: np.ndarray, wait_ns: np.ndarray
 ) -> Activity:
-    """The activity of one rank. Arrays in the order of its rows: when each node starts and ends, and how much
-    of a communication's time is waiting, which comes first."""
+    """The activity of one rank.
+
+    ``start_ns``, ``end_ns``, ``wait_ns``: int64[rows]; ``wait_ns`` is the first part of communication.
+    """
     kind = np.array(KINDS)[node_kinds(trace)]
     on_cpu = (trace.column("is_cpu_op") != 0) & (trace.types < NodeType.COMM_SEND)
     kernels = (kind == "kernel") & ~on_cpu
@@ -88,7 +90,7 @@ def activity(
 
 
 def union_ns(spans: Spans, start_ns: np.ndarray, end_ns: np.ndarray) -> np.ndarray:
-    """int64[W]: ns of each window in which at least one of the spans runs."""
+    """int64[W]: ns of each window that at least one of the spans covers."""
     at = _boundaries([spans])
     return _within(at, _covered(at, spans), start_ns, end_ns)
 
@@ -103,19 +105,19 @@ def _first_that_applies(spans: dict[int, Spans]) -> Activity:
             hidden = runs
         state[runs] = number
     hidden &= state < COMMUNICATION
-    # Neighbours that are alike are one stretch.
+    # Merge neighbours with the same state.
     new = np.append(True, (state[1:] != state[:-1]) | (hidden[1:] != hidden[:-1]))[: len(state)]
     return Activity(np.append(at[:-1][new], at[-1:]), state[new], hidden[new])
 
 
 def _boundaries(spans: list[Spans]) -> np.ndarray:
-    """All starts and ends, ascending, each once; at least two."""
+    """The distinct starts and ends in ascending order, at least two."""
     at = np.unique(np.concatenate([np.concatenate([each.start, each.end]) for each in spans]))
     return at if len(at) > 1 else np.append(at, at if len(at) else [0, 0])
 
 
 def _covered(at: np.ndarray, spans: Spans) -> np.ndarray:
-    """bool[K]: whether some span runs in each stretch between two boundaries."""
+    """bool[K]: whether a span covers each interval between two boundaries."""
     count = len(at)
     change = np.bincount(np.searchsorted(at, spans.start), minlength=count)
     change -= np.bincount(np.searchsorted(at, spans.end), minlength=count)
@@ -123,13 +125,13 @@ def _covered(at: np.ndarray, spans: Spans) -> np.ndarray:
 
 
 def _within(at: np.ndarray, runs: np.ndarray, start_ns: np.ndarray, end_ns: np.ndarray) -> np.ndarray:
-    """int64[W]: ns of each window that fall into the stretches which ``runs``."""
+    """int64[W]: ns of each window in the intervals for which ``runs`` is true."""
     before = np.concatenate(([0], np.cumsum(np.where(runs, np.diff(at), 0))))
 
     def until(moment: np.ndarray) -> np.ndarray:
-        stretch = np.clip(np.searchsorted(at, moment, side="right") - 1, 0, len(runs) - 1)
-        inside = np.clip(moment - at[stretch], 0, at[stretch + 1] - at[stretch])
-        total: np.ndarray = before[stretch] + np.where(runs[stretch], inside, 0)
+        interval = np.clip(np.searchsorted(at, moment, side="right") - 1, 0, len(runs) - 1)
+        inside = np.clip(moment - at[interval], 0, at[interval + 1] - at[interval])
+        total: np.ndarray = before[interval] + np.where(runs[interval], inside, 0)
         return total
 
     within: np.ndarray = until(end_ns) - until(start_ns)

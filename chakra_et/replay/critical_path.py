@@ -1,9 +1,8 @@
-"""The critical path across ranks: the chain of nodes that a replay had to wait for, from its end back to its
-start.
+"""The critical path across ranks: the chain of nodes that determines the time of a replay.
 
-It runs back from the node that ends last, each time to the dependency (or the node before it on its thread or
-stream) that ended last. At a communication it continues on the rank that arrived last: the others waited for
-that rank, so nothing that they did before could have made the run shorter.
+It is traced back from the node that ends last, each time to the dependency (or the previous node on the
+thread or stream) that ended last. At a communication it continues on the rank that arrived last: the others
+waited for that rank, so nothing before on their side could have made the run shorter.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from chakra_et.replay.simulators import ReplayResult
 
 @dataclass(frozen=True)
 class CriticalPath:
-    """``node`` int64[P], in order of time; node i accounts for the time from ``from_ns[i]`` to ``to_ns[i]``.
+    """The P nodes of the path in time order, int64[P]; node i accounts for ``from_ns[i]`` to ``to_ns[i]``.
 
-    ``from_ns[i + 1]`` is ``to_ns[i]``, so the path covers the replay without a gap, from its first node to
-    its end. Where the path changes ranks at a communication, the node that arrived last comes before
-    the node whose end the path follows, and only the latter accounts for the transfer.
+    ``from_ns[i + 1]`` is ``to_ns[i]``: the path covers the replay from first node to end without gaps. If the
+    path changes ranks at a communication, the node that arrived last comes before the node whose end the path
+    follows, and only the latter accounts for the transfer.
     """
 
     node: np.ndarray
@@ -32,6 +31,7 @@ class CriticalPath:
 
     @property
     def lasts_ns(self) -> np.ndarray:
+        """int64[P]: the time that each node accounts for."""
         lasts: np.ndarray = self.to_ns - self.from_ns
         return lasts
 
@@ -51,7 +51,7 @@ def critical_path(graph: ReplayGraph, operations: Operations, result: ReplayResu
             node = last
             continue
         ahead = int(before[node])
-        # A launch's latency may pass while what the node waits for still runs.
+        # A launch latency may overlap with the dependency that ended last.
         bounds.append(min(int(end[ahead]) if ahead >= 0 else int(start[node]), bounds[-1]))
         node = ahead
     at = np.array(bounds[::-1], dtype=np.int64)
@@ -59,13 +59,13 @@ def critical_path(graph: ReplayGraph, operations: Operations, result: ReplayResu
 
 
 def _binding(graph: ReplayGraph, end: np.ndarray) -> np.ndarray:
-    """For each node what it started after: of all that it had to wait for, what ended last; -1 for none."""
+    """int64[N]: the dependency or previous node on the lane that ended last before each node, -1 for none."""
     lane_source, lane_target = graph.lane_edges()
     source = np.concatenate([graph.source, lane_source])
     target = np.concatenate([graph.target, lane_target])
     free = end[source] + np.concatenate([graph.lag_ns, np.zeros(len(lane_source), np.int64)])
     order = np.lexsort((free, target))
     last = np.flatnonzero(np.append(np.diff(target[order]) != 0, True)) if len(order) else order
-    found = np.full(len(graph), -1, dtype=np.int64)
-    found[target[order[last]]] = source[order[last]]
-    return found
+    latest = np.full(len(graph), -1, dtype=np.int64)
+    latest[target[order[last]]] = source[order[last]]
+    return latest

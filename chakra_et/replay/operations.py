@@ -1,4 +1,4 @@
-"""Communication as operations of several ranks: who takes part, who came last, who waited for whom."""
+"""Communication as operations of several ranks: participants, the last to arrive, and waits."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from chakra_et.replay.matching import Matching
 
 @dataclass(frozen=True)
 class Operations:
-    """The K operations of which every side is there.
+    """The K operations with all sides present, numbered by the arrival of ``last``.
 
-    ``of_node[N]``: the operation of each node, -1 for all others. ``last[K]``: the node that arrived last,
-    which ended the waits of the others. All int64; operations are numbered by the arrival of ``last``.
+    ``of_node`` int64[N]: the operation of each node, -1 for none. ``last`` int64[K]: the node that arrived
+    last and ended the waits of the others.
     """
 
     of_node: np.ndarray
@@ -26,7 +26,7 @@ class Operations:
 
 
 def find_operations(graph: ReplayGraph, matching: Matching, start_ns: np.ndarray) -> Operations:
-    """The operations by what was matched; ``start_ns`` int64[N]: when each node arrives, on one clock."""
+    """The operations of ``matching``. ``start_ns`` int64[N]: start of each node, on a common clock."""
     of_node = np.full(len(graph), -1, dtype=np.int64)
     nodes = np.flatnonzero(matching.channel >= 0)
     if not len(nodes):
@@ -51,9 +51,9 @@ def find_operations(graph: ReplayGraph, matching: Matching, start_ns: np.ndarray
 
 
 def waited_for(graph: ReplayGraph, operations: Operations, wait_ns: np.ndarray) -> np.ndarray:
-    """int64[T, T]: ns that trace i waited until trace j, the last of an operation, arrived.
+    """int64[T, T]: ns that trace i waited for trace j, the last to arrive at an operation.
 
-    ``wait_ns`` int64[N]: how long each communication node waited.
+    ``wait_ns`` int64[N]: wait of each communication node.
     """
     count = len(graph.traces)
     nodes = np.flatnonzero(operations.of_node >= 0)

@@ -1,6 +1,6 @@
-"""The runs that the words of a command line name.
+"""Finds the runs that command-line arguments name.
 
-A word is NAME of a run, one of its files, a folder, or any trace that PyTorch's profiler wrote, so that
+An argument is the NAME of a run, one of its files, a folder, or any trace that PyTorch's profiler wrote, so
 ``outputs/NAME*`` means the run NAME. A run with .et files is read from them; traces alone are converted to a
 temporary folder first.
 """
@@ -23,7 +23,7 @@ from chakra_et.names import RunFiles, parse_et, parse_trace, run_at
 from chakra_et.traces import sets as trace_sets
 from chakra_et.traces.sets import TraceSet
 
-# Files that belong to a run and hold nothing to read first.
+# Files that belong to a run but don't have to be named: they are found beside its .et files.
 BESIDE = re.compile(
     r"(?P<run>.+?)(_comm_groups\.json|_conversion\.json|_manifest\.json|(_rank\d+)?_merged\.json"
     r"|_stacks\.txt|_report\.html)",
@@ -45,7 +45,7 @@ class RunInput:
 
 
 def find_run(words: Iterable[str]) -> RunInput:
-    """The one run that ``words`` name. Raises ``TraceError`` for none, and for several."""
+    """The one run that ``words`` name. Raises ``TraceError`` if there is none, or more than one."""
     runs = find_runs(words)
     if len(runs) > 1:
         names = ", ".join(str(run.files.folder / run.name) for run in runs[:5])
@@ -57,9 +57,9 @@ def find_run(words: Iterable[str]) -> RunInput:
 
 
 def find_runs(words: Iterable[str]) -> list[RunInput]:
-    """The runs in the order in which they are named.
+    """The runs, in the order in which they are named.
 
-    Raises ``TraceError`` for a word that is neither a file of a run, a folder with some, nor the NAME of one.
+    Raises ``TraceError`` for a word that is not a file of a run, a folder with runs, or the NAME of a run.
     """
     found = _Found()
     for word in words:
@@ -74,8 +74,7 @@ def find_runs(words: Iterable[str]) -> list[RunInput]:
 def with_et_files(run: RunInput) -> Iterator[tuple[RunInput, list[str]]]:
     """The run with .et files, and a sentence for each rank that can't be converted.
 
-    Files that are converted on the way are gone at the end. Raises ``TraceError`` where nothing of a run can
-    be converted.
+    Files converted for this are deleted at the end. Raises ``TraceError`` if no rank can be converted.
     """
     if run.traces is None:
         yield run, []

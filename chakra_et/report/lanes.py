@@ -1,4 +1,4 @@
-"""Rows of a timeline: every thread, stream and communicator of every rank, without overlaps within a row."""
+"""The rows of a timeline: every thread, stream and communicator of every rank, without overlap in a row."""
 
 from __future__ import annotations
 

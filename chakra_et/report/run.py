@@ -25,7 +25,7 @@ from chakra_et.replay.simulators import ReplayResult, device_replay
 from chakra_et.replay.timing import Timing, timing
 from chakra_et.report.inputs import RunInput, with_et_files
 
-# What a report needs of a node; the other attributes are let go as soon as a file is read.
+# The attributes that a report needs; all others are dropped as soon as a file is read.
 NEEDED = frozenset(
     (
         "is_cpu_op", "kind", "lane", "stream", "tid", "parent", "module", "phase", "segment", "num_ops",
@@ -47,7 +47,7 @@ class Run:
     communication, at its start, in which it waited for other ranks. ``operations``: by these times.
     ``replay`` and ``path``: the joint device replay and its critical path, None where the ranks can't be
     replayed together. ``groups``: process group → ranks. ``manifest`` and ``conversion``: the files of these
-    names, {} where there are none. ``lacks``: a sentence for each thing that is missing.
+    names, {} where there are none. ``lacks``: one sentence per thing that is missing.
     """
 
     name: str

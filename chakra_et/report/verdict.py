@@ -24,13 +24,11 @@ def rank_rows(run: Run, times: Times) -> list[dict[str, Any]]:
     ``reasons``: one sentence for each thing that is wrong; ``findings``: [kind, sentence, count] of the
     conversion.
     """
-    reports = run.conversion.get("ranks")
-    reports = reports if isinstance(reports, dict) else {}
+    reports = _reports(run)
     devices = _devices(run.manifest)
     rows = []
     for number, rank in enumerate(run.ranks):
-        report = reports.get(str(rank))
-        report = report if isinstance(report, dict) else {}
+        report = reports.get(str(rank), {})
         replay = times.replays[number].total if times.replays else None
         measured = None if replay is None or run.base != "measured" else replay.measured_ns
         error = None if measured is None or replay is None else replay.error_percent
@@ -86,7 +84,9 @@ def headline(run: Run, times: Times) -> list[str]:
     )
     hidden, exposed = sum(step.hidden_ns for step in steps), int(parts[2])
     if hidden + exposed:
-        lines.append(f"{hidden / (hidden + exposed):.0%} of the communication is hidden behind compute.")
+        share_hidden = hidden / (hidden + exposed)
+        amount = f"{share_hidden:.0%}" if share_hidden >= 0.005 else "None"
+        lines.append(f"{amount} of the communication is hidden behind compute.")
     lines += _blame(run)
     if share[HOST] >= 0.3:
         lines.append(
@@ -117,7 +117,7 @@ def _path(run: Run) -> list[str]:
     kinds = path_by_kind(run)
     total = sum(kinds.values())
     largest = sorted(kinds, key=lambda kind: -kinds[kind])[:3]
-    text = ", ".join(f"{kind} {kinds[kind] / total:.0%}" for kind in largest if kinds[kind])
+    text = ", ".join(f"{kind} {kinds[kind] / total:.0%}" for kind in largest if kinds[kind] >= 0.005 * total)
     ranks = np.bincount(run.graph.trace_of[run.path.node], run.path.lasts_ns, len(run.ranks))
     most = int(ranks.argmax())
     where = f", {ranks[most] / total:.0%} of it on rank {run.ranks[most]}" if len(run.ranks) > 1 else ""
@@ -147,6 +147,13 @@ def _has_device(run: Run) -> bool:
         "stream" in trace.attributes and bool((trace.column("is_cpu_op", 1) == 0).any())
         for trace in run.traces
     )
+
+
+def _reports(run: Run) -> dict[str, dict[str, Any]]:
+    """What the conversion reported of each rank."""
+    found = run.conversion.get("ranks")
+    found = found if isinstance(found, dict) else {}
+    return {str(rank): report for rank, report in found.items() if isinstance(report, dict)}
 
 
 def _devices(manifest: Mapping[str, Any]) -> dict[int, str]:
@@ -209,10 +216,12 @@ def lacks(run: Run, times: Times) -> list[str]:
     sizes = [size for trace in run.traces if type(size := trace.metadata.get("world_size")) is int]
     world = max([*sizes, max(run.ranks) + 1])
     if len(run.ranks) < world:
-        missing = [rank for rank in range(min(world, 1 << 16)) if rank not in set(run.ranks)]
+        here = set(run.ranks)
+        missing = [rank for rank in range(min(world, 1 << 16)) if rank not in here]
         few = ", ".join(map(str, missing[:8])) + (", …" if len(missing) > 8 else "")
         found.append(
-            f"{len(missing)} of {world} ranks are missing ({few}): waiting for them counts as communication"
+            f"{world - len(here)} of {world} ranks are missing ({few}): waiting for them counts as "
+            "communication"
         )
     if run.base == "planned":
         found.append("a planned run: its times are predictions of the planner, not measurements")
@@ -227,7 +236,7 @@ def lacks(run: Run, times: Times) -> list[str]:
         found.append("no manifest: versions, devices and configuration of the run are not known")
     if not run.conversion:
         found.append("no conversion report: what was lost or guessed in the conversion is not known")
-    elif any(_noted(report, "no-host-trace") for report in run.conversion.get("ranks", {}).values()):
+    elif any(_noted(report, "no-host-trace") for report in _reports(run).values()):
         found.append(f"Kineto traces only: {sentence('no-host-trace').partition(': ')[2]}")
     attributes = {name for trace in run.traces for name in trace.attributes}
     if "module" not in attributes:

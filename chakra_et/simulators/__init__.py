@@ -1,8 +1,14 @@
-"""From a set of .et files to a simulation that runs.
+"""From a set of .et files to a simulation that runs, at any number of data-parallel ranks.
 
-In goes a set (NAME.0.et …, NAME_comm_groups.json and, where there is one, NAME_manifest.json) with a network;
-out comes a folder with everything that ASTRA-sim reads and what it should answer. ``sets`` reads, ``trim``
-leaves missing ranks out, ``prepare`` makes each rank's nodes what the simulator runs, ``dimensions`` is its
-network, ``expected`` replays, ``bundle`` and ``texts`` write, ``check_log`` compares a log; ``edit`` makes
-new traces from given ones. ``astra`` is the command.
+In goes a set (NAME.0.et …, NAME_comm_groups.json and, where there is one, NAME_manifest.json), read by
+``sets``.
+
+``astra`` writes a folder that ASTRA-sim runs: ``trim`` and ``fill`` deal with missing ranks, ``prepare``
+makes each rank's nodes what the simulator runs, ``networks`` reads the topology, ``dimensions`` has
+ASTRA-sim's network, ``expected`` replays, ``bundle`` and ``texts`` write, ``check_log`` compares a log.
+
+``scale`` writes a set of more or fewer ranks: ``mesh`` has the places of ranks and their groups, ``copies``
+makes new ranks of captured ones, ``spread`` varies their times, ``fit`` finds the network of the capture.
+
+``edit`` makes new traces from given ones. ``examples`` unpacks the sets in ``data``.
 """

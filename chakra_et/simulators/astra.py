@@ -1,5 +1,4 @@
-"""``chakra-et astra outputs/NAME -o DIR --topology "8xH100 NVLink, 4 nodes, 400 Gbit/s"``: a folder that
-ASTRA-sim runs.
+"""``chakra-et astra outputs/NAME -o DIR --topology "dgx-h100, 4 nodes"``: a folder that ASTRA-sim runs.
 
 ``chakra-et astra DIR --check LOG`` compares a log of that run with what was expected. Exit status: 0; 1 where
 ranks did not finish or are off by more than ``--max-error``; 2 for arguments or files that can't be used.

@@ -32,8 +32,7 @@ EXPECTED_FILE = "expected.json"
 
 @dataclass(frozen=True)
 class Ranks:
-    """What goes into a bundle: rank → where its nodes come from. Ranks with the same source share one
-    file."""
+    """What goes into a bundle. ``sources``: rank → file; ranks whose files are hard links to one share it."""
 
     name: str
     sources: Mapping[int, Path]
@@ -210,8 +209,7 @@ def _notes(
     if several and len(topology.dimensions) == 1:
         yield (
             f"{count} ranks can't be split into two dimensions, and ASTRA-sim aborts at the end of a run "
-            "with "
-            "several groups on one dimension; the ranks that finished until then are right"
+            "with several groups on one dimension; the ranks that finished until then are right"
         )
     if count == 2 and topology.dimensions[0].kind == "Ring":
         yield "two ranks on a Ring make the congestion-aware ASTRA-sim abort: run the congestion-unaware one"

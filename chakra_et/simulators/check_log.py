@@ -85,8 +85,7 @@ def lines(found: LogCheck) -> list[str]:
         absent = ", ".join(map(str, found.unfinished[:8])) + (", …" if len(found.unfinished) > 8 else "")
         answer.append(
             f"{len(found.unfinished)} of {found.expected['ranks']} ranks did not finish: {absent}; the "
-            "simulation "
-            "stopped early, or the ranks wait for each other"
+            "simulation stopped early, or the ranks wait for each other"
         )
     return answer
 

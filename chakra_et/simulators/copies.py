@@ -1,5 +1,4 @@
-"""Copies of a captured rank for other places of the mesh: times without waiting, sizes, groups, peers,
-spread."""
+"""Copies of a captured rank for other places of the mesh: groups, peers, sizes and times of their own."""
 
 from __future__ import annotations
 
@@ -114,8 +113,7 @@ def relabelled(
 
 
 def names_in(trace: ExecutionTrace, groups: ScaledGroups, source: Place, data: int) -> dict[str, str]:
-    """Captured group → new group, of those that the captured rank at ``source`` uses, for its copy at
-    ``data``."""
+    """Captured group → new group, of those that the rank at ``source`` uses, for its copy at ``data``."""
     used = [name for name in texts(trace, "pg_name")[0] if name in groups.shapes]
     return {name: groups.name_for(name, source, data) for name in used}
 
@@ -163,8 +161,7 @@ def timed(trace: ExecutionTrace, groups: Mapping[str, Sequence[int]], topology: 
 
 
 def varied(trace: ExecutionTrace, recorded: ExecutionTrace, factors: np.ndarray) -> ExecutionTrace:
-    """The trace with its compute times multiplied by the factor of their step; ``recorded`` has the
-    starts."""
+    """The trace with compute times multiplied by the factor of their step; ``recorded`` has the starts."""
     computes = trace.types < NodeType.COMM_SEND
     of_node = factors[np.minimum(step_of(recorded), len(factors) - 1)]
     duration = trace.duration_micros.copy()

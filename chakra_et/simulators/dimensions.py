@@ -35,8 +35,7 @@ class Crossings:
 
 def simulated_dimensions(topology: Topology, split: bool) -> Topology:
     """The topology as network.yml has it. ``split``: a single dimension becomes two with the same links,
-    where its size allows, because ASTRA-sim aborts at the end of a run with several groups on one
-    dimension."""
+    where its size allows: ASTRA-sim aborts at the end of a run with several groups on one dimension."""
     if not split or len(topology.dimensions) > 1:
         return topology
     whole = topology.dimensions[0]

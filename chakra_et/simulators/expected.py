@@ -1,5 +1,4 @@
-"""What a simulation of a bundle should answer: the time of each rank, measured, replayed and on the new
-network."""
+"""What a simulation of a bundle should answer: each rank's time, measured, replayed and on its network."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Ranks that are missing from a set, made from those with the same work: same tensor-parallel place and
-stage."""
+"""Ranks that are missing from a set, made from those of the same stage and tensor-parallel place."""
 
 from __future__ import annotations
 
@@ -41,8 +40,7 @@ def filled(found: InputSet, folder: Path, mesh_text: str = "", seed: int = 0) ->
         if not alike:
             raise TraceError(
                 f"{found.name}: rank {rank} can't be made: no rank with tensor-parallel place {place.tensor} "
-                "and stage "
-                f"{place.stage} is there ({mesh}); convert one of them, use --mesh, or --trim"
+                f"and stage {place.stage} is there ({mesh}); convert one of them, use --mesh, or --trim"
             )
         source = min(alike, key=lambda other: (abs(mesh.place(other).data - place.data), other))
         busy = [compute_micros(traces[other]) for other in alike]
@@ -58,9 +56,7 @@ def filled(found: InputSet, folder: Path, mesh_text: str = "", seed: int = 0) ->
     absent = ", ".join(map(str, found.missing[:5])) + (", …" if len(found.missing) > 5 else "")
     step = (
         f"{len(found.missing)} of {found.world} ranks have no file ({absent}) and were made from ranks of "
-        "the same "
-        f"stage (--fill, mesh {mesh}); their compute times vary by {100 * max(spreads, default=0):.2f}% per "
-        "step, as "
-        f"measured (seed {seed})"
+        f"the same stage (--fill, mesh {mesh}); their compute times vary by "
+        f"{100 * max(spreads, default=0):.2f}% per step, as measured (seed {seed})"
     )
     return Ranks(found.name, dict(sorted(sources.items())), {**found.groups, **groups.all()}, (step,))

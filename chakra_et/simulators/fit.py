@@ -1,5 +1,4 @@
-"""The latency and bandwidth of a network from the collectives of a set, for times at other numbers of
-ranks."""
+"""The latency and bandwidth that explain a set's collectives, for times at other numbers of ranks."""
 
 from __future__ import annotations
 
@@ -25,8 +24,7 @@ def fitted(
     groups: Mapping[str, Sequence[int]],
 ) -> Topology | None:
     """One-dimensional network with the α and β that explain the collectives best, by relative error; None
-    where the set has no collectives. ``lasting``: µs of each node, by rank. Its notes have what was
-    assumed."""
+    where the set has no collectives. ``lasting``: µs of each node, by rank. Notes: what was assumed."""
     rows: list[tuple[float, float, float]] = []
     for rank, trace in traces.items():
         table, index = texts(trace, "pg_name")
@@ -47,8 +45,7 @@ def fitted(
         flat = Topology.flat(world, 1e9 / max(beta, NEXT_TO_NOTHING), 0.0)
         note = (
             "all collectives move about as many bytes, so that latency and bandwidth can't be told apart: "
-            "all of "
-            "their time is taken for bandwidth; name a --topology"
+            "all of their time is taken for bandwidth; name a --topology"
         )
         return dataclasses.replace(flat, notes=(note,))
     alpha, beta = _non_negative(terms)

@@ -1,8 +1,7 @@
 """The mesh of a set: which ranks share tensors, data and pipeline stages, and its groups at another size.
 
 Rank = t + tp·(d + dp·p), tensor-parallel place t, data-parallel place d and pipeline stage p: the order of
-Megatron (tp-dp-pp), of DDP (dp alone) and of planned sets. A group is taken as a grid of places along the
-three axes.
+Megatron (tp-dp-pp), of DDP (dp alone) and of planned sets. A group is a grid of places along the three axes.
 """
 
 from __future__ import annotations
@@ -97,8 +96,7 @@ def mesh_of(groups: Groups, described: Mapping[str, Sequence[int]], messages: se
         if shape_of(members, mesh) is None:
             raise TraceError(
                 f"group {name} (ranks {', '.join(map(str, members[:4]))}…) is no grid of {mesh}: give the "
-                "mesh, as in "
-                "--mesh tp2,dp4,pp2"
+                "mesh, as in --mesh tp2,dp4,pp2"
             )
     return mesh
 
@@ -108,8 +106,7 @@ def _is_pipeline(text: str) -> bool:
 
 
 def _tensor_ranks(groups: Groups, stage: int) -> int:
-    """The size of groups of neighbours where others stride over them; else 1, as all ranks may be
-    data-parallel."""
+    """The size of groups of neighbours that other groups stride over; else 1: all may be data-parallel."""
     sizes = {len(m) for m in groups.values() if 1 < len(m) < stage and max(m) - min(m) == len(m) - 1}
     strides = {m[1] - m[0] for m in map(sorted, groups.values()) if len(m) > 1 and m[1] - m[0] > 1}
     return next((size for size in sorted(sizes) if size in strides and stage % size == 0), 1)
@@ -139,8 +136,7 @@ def shape_of(members: Sequence[int], mesh: Mesh) -> GroupShape | None:
 
 
 class ScaledGroups:
-    """The groups of a mesh with more or fewer data-parallel places, numbered from 1 in the order of first
-    use."""
+    """The groups of a mesh with other numbers of data-parallel places, numbered in the order of first use."""
 
     def __init__(self, groups: Groups, old: Mesh, new: Mesh):
         self.old, self.new = old, new
@@ -164,8 +160,7 @@ class ScaledGroups:
                 )
 
     def name_for(self, group: str, source: Place, data: int) -> str:
-        """The group that stands for ``group`` of the captured rank at ``source`` on its copy with place
-        ``data``."""
+        """The group that stands for ``group`` of the rank at ``source`` on its copy at place ``data``."""
         shape = self.shapes[group]
         assert shape is not None
         key = tuple(self._members(shape, source, data)), self.twin[group]

@@ -47,8 +47,7 @@ def _of_plan(path: Path, loaded: Mapping[str, Any], ranks: int) -> Topology:
     if topology.ranks != ranks:
         raise TraceError(
             f"{path}: its first plan is for {topology.ranks} GPUs, and the set has {ranks} ranks: give the "
-            "plan of "
-            "this set"
+            "plan of this set"
         )
     return topology
 

@@ -75,8 +75,7 @@ def captured(found: InputSet) -> dict[int, ExecutionTrace]:
     if found.missing:
         raise TraceError(
             f"{found.name}: {len(found.missing)} of {found.world} ranks have no file, rank "
-            f"{found.missing[0]} for one: "
-            "convert them"
+            f"{found.missing[0]} for one: convert them"
         )
     if not found.groups:
         raise TraceError(f"{found.name}: no comm-group file: convert the traces again")
@@ -110,8 +109,7 @@ def scale(found: InputSet, traces: Mapping[int, ExecutionTrace], wanted: Scaling
         if count not in (None, have):
             raise TraceError(
                 f"--{axis} {count} differs from the {have} that was captured: the work of a rank would "
-                "change in a way "
-                f"that the capture doesn't show, so capture --{axis} {count} and scale --dp"
+                f"change in a way that the capture doesn't show, so capture --{axis} {count} and scale --dp"
             )
     if old.dp == 1 < wanted.dp:
         raise TraceError(
@@ -138,8 +136,8 @@ def scale(found: InputSet, traces: Mapping[int, ExecutionTrace], wanted: Scaling
         only = measured.dimensions[0]
         notes.append(
             "communication of other numbers of ranks lasts what a ring does on the network that fits the "
-            "captured "
-            f"collectives: {only.bandwidth / 1e9:.3g} GB/s, {only.latency_ns / 1000:.3g} us per message"
+            f"captured collectives: {only.bandwidth / 1e9:.3g} GB/s, {only.latency_ns / 1000:.3g} us per "
+            "message"
         )
         notes += measured.notes
     run.folder.mkdir(parents=True, exist_ok=True)
@@ -205,8 +203,7 @@ class _Ranks:
         how = "measured between steps and ranks with the same work" if self.wanted.spread is None else "given"
         yield (
             f"compute times of new ranks vary from step to step by {100 * low:.2f}% to {100 * high:.2f}% "
-            f"({how}; seed "
-            f"{self.wanted.seed}, {self.wanted.variants} draws per captured rank)"
+            f"({how}; seed {self.wanted.seed}, {self.wanted.variants} draws per captured rank)"
         )
 
     def write(self, run: RunFiles) -> int:

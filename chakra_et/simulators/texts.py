@@ -172,16 +172,15 @@ of one hop: a message through a Switch makes two. ASTRA-sim's cycles are ns.
 - Links carry their traffic without contention: the congestion-aware network has one dimension only.
 - A collective is not cut into chunks (`preferred-dataset-splits` {DATASET_SPLITS}).
 - All ranks start together.
-- `expected.json` has the members of a collective end together. A rank that waited may end earlier in
-ASTRA-sim,
-  by up to half of a collective of two ranks, as the messages of a ring don't slow each other down there.
+- `expected.json` has the members of a collective end together. In ASTRA-sim a rank that waited may end
+  earlier, by up to half of a collective of two ranks: messages of a ring don't slow each other down there.
 
 ## What was changed
 {changed}
 ## Notes
 {notes}- "critical" lines about the extraction of overlap are harmless.
-- The exit status of ASTRA-sim is 0 when nothing finished, and can differ from 0 when all did: `run.sh`
-counts. - The formats follow the sources of {READ_AT}.
+- ASTRA-sim's exit status is 0 when nothing finished, and can differ from 0 when all did: `run.sh` counts.
+- The formats follow the sources of {READ_AT}.
 """
 
 

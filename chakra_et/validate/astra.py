@@ -1,10 +1,9 @@
-"""What ASTRA-sim needs beyond valid files: ``chakra-et validate --for astra-sim``.
+"""Rules of ASTRA-sim for files that are otherwise valid: ``chakra-et validate --for astra-sim``.
 
-Facts from astra-sim/workload/Workload.cc and the analytical network: there is no remote memory for memory
-nodes; collectives other than all-reduce, all-gather, reduce-scatter, all-to-all and broadcast throw; roofline
-mode skips GPU compute without a ``tensor_size``; a run with several groups on one dimension aborts at its
-end; the congestion-aware network aborts on a Ring of two. A bundle's network.yml and system.json are read
-where they are.
+From astra-sim/workload/Workload.cc and the analytical network: there is no remote memory for memory nodes;
+collectives other than all-reduce, all-gather, reduce-scatter, all-to-all and broadcast throw; roofline mode
+skips GPU compute without a ``tensor_size``; a run with several groups on one dimension aborts at its end; the
+congestion-aware network aborts on a Ring of two. network.yml and system.json beside the files are read too.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _RUN = (
 
 
 def check_file_for_astra(trace: ExecutionTrace, roofline: bool) -> Iterator[Finding]:
-    """Findings of one file. ``roofline``: system.json has ``roofline-enabled``."""
+    """Findings in one file. ``roofline``: whether system.json has ``roofline-enabled``."""
     memory = np.flatnonzero(np.isin(trace.types, (NodeType.MEM_LOAD, NodeType.MEM_STORE)))
     if len(memory):
         yield Finding("astra-memory-node", memory, "is a memory node: no remote memory is modelled")
@@ -53,7 +52,7 @@ def check_file_for_astra(trace: ExecutionTrace, roofline: bool) -> Iterator[Find
 def check_run_for_astra(
     folder: Path, name: str, groups: Mapping[str, list[int]] | None, ranks: int
 ) -> Iterator[Finding]:
-    """Findings about a set of ``ranks`` files and the bundle around it, if there is one."""
+    """Findings in the run of ``ranks`` files and in the network.yml and system.json beside it, if any."""
     if not groups:
         yield Finding("astra-group-file", [], "there is no comm-group file, and ASTRA-sim needs it")
     if "empty" in f"{name}_comm_groups.json":
@@ -69,7 +68,7 @@ def check_run_for_astra(
 
 
 def read_network(folder: Path) -> dict[str, list[str]] | None:
-    """The lists of network.yml; None where there is none."""
+    """The lists in network.yml; None if there is no such file."""
     try:
         content = (folder / "network.yml").read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
@@ -78,7 +77,7 @@ def read_network(folder: Path) -> dict[str, list[str]] | None:
 
 
 def read_system(folder: Path) -> dict[str, Any] | None:
-    """system.json; None where there is none that can be read."""
+    """The content of system.json; None if there is no readable one."""
     try:
         loaded = json.loads((folder / "system.json").read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -116,7 +115,7 @@ def _network(
 
 
 def _units(network: Mapping[str, list[str]]) -> Iterator[Finding]:
-    """Bandwidths that were hardly written in GiB/s; those of our own bundles were."""
+    """A warning for round bandwidths, which are rarely meant in GiB/s. Our own bundles are in GiB/s."""
     if any(re.fullmatch(r"[1-9]\d*(\.0*)?", each) for each in network.get("bandwidth", [])):
         message = f"network.yml has round bandwidths, in GiB/s: 1 GB/s is {GIB_PER_GB:.4f} GiB/s"
         yield Finding("astra-bandwidth", [], message)

@@ -36,7 +36,7 @@ class ValidateConfig:
     for_: Literal["any", "astra-sim"] = field(
         default="any",
         metadata={
-            "help": "astra-sim: also what it needs, and the network.yml and system.json beside the files"
+            "help": "astra-sim: also check its rules, and the network.yml and system.json beside the files"
         },
     )
 

@@ -21,8 +21,8 @@ from megatron_lm.settings import conf
 from megatron_lm.slurm import replan
 
 
-def settings_of(job: str, without: Sequence[str]) -> dict[str, str]:
-    """The settings that continue the run of ``job``. Raises ``RunError``."""
+def settings_of(job: str, without: Sequence[str], given: Mapping[str, str]) -> dict[str, str]:
+    """The settings that continue the run of ``job``, with those ``given`` now. Raises ``RunError``."""
     run = runs.find((job,), conf.log_dir())
     values = runs.submitted(run)
     if not values:
@@ -33,6 +33,7 @@ def settings_of(job: str, without: Sequence[str]) -> dict[str, str]:
         known = state.of_job(run, each)
         if known.word in state.ALIVE:
             raise RunError(f"job {each} is still {known.word}: cancel it before you continue its run.")
+    values |= given
     folder = _checkpoint(job, values)
     print(f"job {job}: continuing from {folder}", file=sys.stderr)
     values = {**values, "LOAD": values["SAVE"]}
@@ -57,8 +58,8 @@ def _checkpoint(job: str, values: Mapping[str, str]) -> Path:
         raise RunError(f"{folder}: can't be read ({error}); set LOAD to another checkpoint.") from None
     if done >= int(values["TRAIN_ITERS"]):
         raise RunError(
-            f"job {job} has done all its {values['TRAIN_ITERS']} iterations: to train on, submit it with "
-            f"a larger TRAIN_ITERS and LOAD={values['SAVE']}."
+            f"job {job} has done {done} iterations of TRAIN_ITERS={values['TRAIN_ITERS']}: to train on, "
+            "give a larger TRAIN_ITERS."
         )
     return folder
 

@@ -99,6 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def settings_of(config: SubmitConfig) -> dict[str, str]:
     """The complete settings of the run. Raises ``SettingsError``."""
     environment.refuse_misplaced(os.environ)
+    given = conf.from_caller(dict(map(environment.parse_word, config.words)), Path.cwd())
     overrides = environment.prefixed(os.environ)
     if config.settings:
         overrides |= environment.read_file(config.settings)
@@ -106,8 +107,9 @@ def settings_of(config: SubmitConfig) -> dict[str, str]:
         # Only a resumed run needs to read logs, and to plan.
         from megatron_lm.slurm import resume
 
-        overrides |= resume.settings_of(config.resume, [name for name in config.without.split(",") if name])
-    overrides |= dict(map(environment.parse_word, config.words))
+        without = [name for name in config.without.split(",") if name]
+        overrides |= resume.settings_of(config.resume, without, given)
+    overrides |= given
     overrides = conf.from_caller(overrides, Path.cwd())
     if config.local:
         overrides = overrides | _on_one_node(overrides)

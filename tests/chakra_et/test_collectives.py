@@ -46,15 +46,17 @@ def described(c: Converted) -> list[tuple[Communication, object]]:
     """(converter's result, true value) of each communication."""
     by_row = {row: number for number, row in c.row.items()}
     events = {event.number: event for event in c.generated.run.events}
-    assert len(c.talk.items) == sum(e.comm is not None and e.lane[0] != "cpu" for e in events.values())
-    return [(item, events[by_row[item.event]].comm) for item in c.talk.items]
+    assert len(c.communication.items) == sum(
+        e.comm is not None and e.lane[0] != "cpu" for e in events.values()
+    )
+    return [(item, events[by_row[item.event]].comm) for item in c.communication.items]
 
 
 @pytest.mark.parametrize("kernels", ("old", "dev", "rccl"))
 @pytest.mark.parametrize("source", SOURCES)
 def test_nccl_metadata_in_every_place(source: str, kernels: str, tmp_path: Path) -> None:
     layout = SOURCES[source]
-    # Without any argument only the default group can be told.
+    # Without any argument only the default group is known.
     groups = 1 if source == "tensors of the operators" else 3
     made = generate(
         Features(seed=3, nccl=ALL, nccl_kernels=kernels, groups=groups, rank=1, world_size=4), layout
@@ -90,17 +92,17 @@ def test_gloo(late: bool, tmp_path: Path) -> None:
 def test_gloo_groups_are_found_by_their_threads(tmp_path: Path) -> None:
     """Gloo's operators do not record their group, but each group creates all its threads at once."""
     features = Features(devices=0, gloo=("allreduce",) * 9, groups=3)
-    told = 0
+    compared = 0
     for seed in range(4):
         c = convert(generate(Features(**{**vars(features), "seed": seed})), tmp_path)
         used = {true.group for _, true in described(c)}
         if len(used) == 3:
-            told += 1
+            compared += 1
             assert all(item.group.name == true.group for item, true in described(c))
-            assert c.talk.findings == {"group-by-thread": 9}
+            assert c.communication.findings == {"group-by-thread": 9}
         else:
-            assert c.talk.findings == {"group-default": 9}
-    assert told
+            assert c.communication.findings == {"group-default": 9}
+    assert compared
 
 
 def test_sequence_numbers_count_per_group(tmp_path: Path) -> None:
@@ -159,7 +161,7 @@ def test_wait_record_is_no_collective(tmp_path: Path) -> None:
             node("record_param_comms", 7, [[tensor(3, 50)]]),
         ],
     )
-    (item,) = stages.talk.items
+    (item,) = stages.communication.items
     assert item.collective is CollectiveType.ALL_REDUCE and item.size == 200
 
 
@@ -179,7 +181,7 @@ def test_sizes_of_nested_tensor_lists(tmp_path: Path) -> None:
             node("record_param_comms", 7, values, ["GenericList[Tensor(c10::Half)]"]),
         ],
     )
-    (item,) = stages.talk.items
+    (item,) = stages.communication.items
     assert item.collective is CollectiveType.ALL_TO_ALL
     assert (item.size, item.dtype, item.storages) == (400, "c10::Half", {3, 4})
 
@@ -197,15 +199,15 @@ def test_coalesced_launch_without_arguments_uses_the_kernels_metadata(tmp_path: 
         ],
         [node("nccl:coalesced", 6, [[tensor(3, 50), tensor(4, 50)]])],
     )
-    (item,) = stages.talk.items
+    (item,) = stages.communication.items
     assert item.collective is CollectiveType.ALL_REDUCE and item.size == 400
 
 
 def test_communication_kernel_of_unknown_kind_is_a_warning(tmp_path: Path) -> None:
     stages = Stages(tmp_path, [op("aten::mm", 0, 1, 4), kernel("ncclDevKernel_Generic_4()", 6, 9)])
-    (item,) = stages.talk.items
+    (item,) = stages.communication.items
     assert (item.type, item.collective, item.size) == (NodeType.COMM_COLL, None, 0)
-    assert stages.talk.findings == {
+    assert stages.communication.findings == {
         "communication-kind:ncclDevKernel_Generic_4()": 1, "communication-size": 1, "group-default": 1
     }  # fmt: skip
 
@@ -225,7 +227,10 @@ def test_peers_of_nccl_from_the_annotation(tmp_path: Path) -> None:
         ],
         distributedInfo=groups,
     )
-    assert [(item.type.name, item.peer) for item in stages.talk.items] == [("COMM_SEND", 7), ("COMM_RECV", 6)]
+    assert [(item.type.name, item.peer) for item in stages.communication.items] == [
+        ("COMM_SEND", 7),
+        ("COMM_RECV", 6),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -266,17 +271,19 @@ def test_file_has_the_attributes_of_both_feeders(kinds: dict, tmp_path: Path) ->
     et_file.write(tmp_path / "x.0.et", converted.trace)
     trace = et_file.read(tmp_path / "x.0.et")
     assert [p for p in validate.check(trace, {"1": [0, 1]}) if p.severity == "error"] == []
-    talk = [e.comm for e in made.run.events if e.comm is not None and e.lane[0] != "cpu"]
-    sizes = sorted(1 if c.kind == "barrier" and not kinds.get("nccl") else comm_bytes(c) for c in talk)
+    communication = [e.comm for e in made.run.events if e.comm is not None and e.lane[0] != "cpu"]
+    sizes = sorted(
+        1 if c.kind == "barrier" and not kinds.get("nccl") else comm_bytes(c) for c in communication
+    )
     assert sorted(trace.attributes["comm_size"].values.tolist()) == sizes
     assert trace.attributes["comm_size"].kind == "int64"
-    assert {trace.attributes["pg_name"].values[row] for row in range(len(talk))} == {"1"}
+    assert {trace.attributes["pg_name"].values[row] for row in range(len(communication))} == {"1"}
     types = [NodeType.COMM_SEND, NodeType.COMM_RECV, NodeType.COMM_COLL]
     counted = [int((trace.types == kind).sum()) for kind in types]
     assert counted == [
-        sum(c.kind == "send" for c in talk),
-        sum(c.kind == "recv" for c in talk),
-        sum(c.kind in TYPES for c in talk),
+        sum(c.kind == "send" for c in communication),
+        sum(c.kind == "recv" for c in communication),
+        sum(c.kind in TYPES for c in communication),
     ]
 
 

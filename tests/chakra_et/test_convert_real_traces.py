@@ -129,13 +129,19 @@ def test_a_gloo_capture(name: str) -> None:
     assert report.conserved() and report.link_rate == 1.0
     assert len(report.steps_us) == 2
     check_replay(trace, percent=2.0)
-    talk = int(np.isin(trace.types, (NodeType.COMM_COLL, NodeType.COMM_SEND, NodeType.COMM_RECV)).sum())
+    communication = int(
+        np.isin(trace.types, (NodeType.COMM_COLL, NodeType.COMM_SEND, NodeType.COMM_RECV)).sum()
+    )
     if "2gpu" not in name:
-        assert talk == 0
+        assert communication == 0
         return
     # Several all-reduces a step, each waited for by the thread that started it.
     waited = sum(report.notes.get(key, 0) for key in ("wait-blocked", "wait-done"))
-    assert talk >= 4 and report.edges_by_kind["launch"] == talk and waited >= 0.8 * talk
+    assert (
+        communication >= 4
+        and report.edges_by_kind["launch"] == communication
+        and waited >= 0.8 * communication
+    )
     assert (trace.column("comm_size")[trace.types == NodeType.COMM_COLL] > 1).all()
 
 

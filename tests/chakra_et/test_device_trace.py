@@ -148,9 +148,9 @@ def test_names_of_threads_host_and_group(tmp_path: Path) -> None:
     assert trace.host_name == "n1" and trace.distributed["rank"] == 3
 
 
-@pytest.mark.parametrize("told", (None, [], "nccl", 5))
-def test_distributed_info_that_is_no_object_is_ignored(told, tmp_path: Path) -> None:
-    assert load(tmp_path, op("a", 1, 1), distributedInfo=told).distributed == {}
+@pytest.mark.parametrize("value", (None, [], "nccl", 5))
+def test_distributed_info_that_is_no_object_is_ignored(value, tmp_path: Path) -> None:
+    assert load(tmp_path, op("a", 1, 1), distributedInfo=value).distributed == {}
 
 
 def test_arguments_of_collectives_and_waits_stay_with_their_rows(tmp_path: Path) -> None:

@@ -240,7 +240,7 @@ def test_a_file_without_metadata_keeps_its_first_node(tmp_path: Path) -> None:
     et_file.write(tmp_path / "a.et", trace)
     back = et_file.read(tmp_path / "a.et")
     assert_same(trace, back)
-    assert back.ids[0] == 0, "a first node with id 0 has no id field to be told by"
+    assert back.ids[0] == 0, "a first node with id 0 has no id field"
 
 
 # ---- whole files or nothing ----

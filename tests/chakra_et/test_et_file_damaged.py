@@ -30,7 +30,7 @@ def after_metadata(*nodes: bytes) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("raw", "says"),
+    ("raw", "sentence"),
     [
         (b"", "is empty"),
         (METADATA + b"\x00" + METADATA, "byte 6, node number 0: an empty message"),
@@ -63,12 +63,12 @@ def after_metadata(*nodes: bytes) -> bytes:
         (gzip.compress(METADATA * 50, mtime=0), "gzip file, which simulators do not read: decompress it"),
     ],
 )
-def test_file_that_is_no_trace_is_one_sentence(tmp_path: Path, raw: bytes, says: str) -> None:
+def test_file_that_is_no_trace_is_one_sentence(tmp_path: Path, raw: bytes, sentence: str) -> None:
     path = tmp_path / "bad.et"
     path.write_bytes(raw)
     with pytest.raises(TraceError) as caught:
         et_file.read(path)
-    assert says in str(caught.value)
+    assert sentence in str(caught.value)
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
 

@@ -86,10 +86,10 @@ def test_tensors_are_found_in_nested_lists() -> None:
 
 
 def test_attributes_of_collectives_are_kept_with_their_rows(tmp_path: Path) -> None:
-    talk = node(
+    communication = node(
         "record_param_comms", 4, collective_name="allreduce", pg_name="0", in_msg_nelems=0, dtype="Float"
     )
-    host = load(tmp_path, node("aten::mm", 3), talk, node("aten::mm", 5))
+    host = load(tmp_path, node("aten::mm", 3), communication, node("aten::mm", 5))
     assert host.communication == {2: {"collective_name": "allreduce", "pg_name": "0", "dtype": "Float"}}
 
 

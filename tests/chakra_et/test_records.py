@@ -120,7 +120,7 @@ def test_record_of_the_wrong_type_affects_only_itself(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "sentence"),
     [
         ("", 'has no "records" array'),
         ("[1, 2]", 'has no "records" array'),
@@ -140,10 +140,10 @@ def test_record_of_the_wrong_type_affects_only_itself(tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("piece_bytes", (1_000, 1 << 24))
 def test_file_that_is_no_trace_is_rejected_in_one_sentence(
-    text: str, says: str, piece_bytes: int, tmp_path: Path
+    text: str, sentence: str, piece_bytes: int, tmp_path: Path
 ) -> None:
     path = write(tmp_path / "broken.json", text)
-    with pytest.raises(UnreadableTrace, match=says) as caught:
+    with pytest.raises(UnreadableTrace, match=sentence) as caught:
         read(path, piece_bytes)
     assert str(path) in str(caught.value) and "\n" not in str(caught.value)
 

@@ -125,8 +125,8 @@ def test_collectives_of_one_group_share_its_lane(tmp_path: Path) -> None:
     events, nodes = gloo(op("c10d::allreduce_", 10, 5, 20), 15, 100)
     events += [op("c10d::allreduce_", 20, 5, 22), op("gloo:all_reduce", 25, 100, 23, tid=91)]
     stages = Stages(tmp_path, events, [*nodes, node("c10d::allreduce_", 22), node("gloo:all_reduce", 23)])
-    talk = [(start, end) for name, start, end in stages.nodes() if name == "gloo:all_reduce"]
-    assert talk == [(15, 100), (100, 125)] and stages.replayed()
+    communication = [(start, end) for name, start, end in stages.nodes() if name == "gloo:all_reduce"]
+    assert communication == [(15, 100), (100, 125)] and stages.replayed()
     assert ("gloo:all_reduce", "gloo:all_reduce") in stages.edges(EdgeKind.COLLECTIVE)
 
 
@@ -154,7 +154,7 @@ def test_messages_have_a_lane_for_each_direction_and_peer(tmp_path: Path) -> Non
         node("gloo:recv", 8, [tensor(4, 5)]),
     ]
     stages = Stages(tmp_path, events, nodes)
-    assert [(item.type.name, item.peer, item.tag) for item in stages.talk.items] == [
+    assert [(item.type.name, item.peer, item.tag) for item in stages.communication.items] == [
         ("COMM_SEND", 1, 7),
         ("COMM_RECV", 1, 8),
     ]

@@ -1,6 +1,6 @@
 """Host and device traces made from a small simulated machine, so that the true graph is known.
 
-``program`` says what a process does (threads, operators, launches, waits), ``parts`` and ``build`` make
+``program`` defines what a process does (threads, operators, launches, waits), ``parts`` and ``build`` make
 random training programs of it, ``machine`` runs them and knows when everything happens and why,
 ``host_layouts`` and ``device_layouts`` write it down as the profilers of all versions would, and ``truth``
 compares what a converter made of that with what happened.

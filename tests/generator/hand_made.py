@@ -132,7 +132,11 @@ class Stages:
         self.host = host_trace.load(write_host(folder, nodes))
         self.device = device_trace.load(write_device(folder, events, **header))
         self.rank = link_rank(self.host, self.device, allow_unlinked=True)
-        self.linked, self.time, self.talk = self.rank.link, self.rank.timeline, self.rank.communication
+        self.linked, self.time, self.communication = (
+            self.rank.link,
+            self.rank.timeline,
+            self.rank.communication,
+        )
         self.causes = find_dependencies(self.rank)
         self.graph = build(self.rank, self.causes)
 

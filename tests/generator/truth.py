@@ -38,7 +38,7 @@ class Converted:
     device: DeviceTrace
     linked: link.Link
     time: timeline.Timeline
-    talk: collectives.Communications
+    communication: collectives.Communications
     causes: Dependencies
     graph: graph.Graph
     row: dict[int, int]
@@ -52,7 +52,7 @@ def convert(generated: Generated, folder: Path) -> Converted:
     host_path, device_path = generated.write(folder)
     host, device = host_trace.load(host_path), device_trace.load(device_path)
     rank = link_rank(host, device, allow_unlinked=True)
-    linked, time, talk = rank.link, rank.timeline, rank.communication
+    linked, time, communication = rank.link, rank.timeline, rank.communication
     found = find_dependencies(rank)
     made = build(rank, found)
     offset = zero_ns(generated.layout) - device.origin_ns
@@ -62,8 +62,10 @@ def convert(generated: Generated, folder: Path) -> Converted:
         if event >= 0:
             of_row[event].append(node)
     nodes = {number: of_row[at] for number, at in row.items()}
-    lanes = _lanes(generated, talk, found)
-    return Converted(generated, host, device, linked, time, talk, found, made, row, nodes, lanes, offset)
+    lanes = _lanes(generated, communication, found)
+    return Converted(
+        generated, host, device, linked, time, communication, found, made, row, nodes, lanes, offset
+    )
 
 
 def _rows(generated: Generated, device: DeviceTrace, offset: int) -> dict[int, int]:
@@ -94,7 +96,9 @@ def _rows(generated: Generated, device: DeviceTrace, offset: int) -> dict[int, i
     return found
 
 
-def _lanes(generated: Generated, talk: collectives.Communications, found: Dependencies) -> list[Lane]:
+def _lanes(
+    generated: Generated, communication: collectives.Communications, found: Dependencies
+) -> list[Lane]:
     name_of = {tid: name for name, tid in thread_ids(list(generated.program.threads)).items()}
     lanes: list[Lane] = []
     for lane in found.lanes:
@@ -105,7 +109,7 @@ def _lanes(generated: Generated, talk: collectives.Communications, found: Depend
         else:
             lanes.append(("comm",))
     for number, (lane, _, _) in found.placed.items():
-        item = talk.items[number]
+        item = communication.items[number]
         ends = ()
         if item.collective is None:
             mine = generated.program.rank

@@ -140,7 +140,8 @@ def test_a_run_without_checkpoints_settings_or_iterations_left_is_refused(
     assert done.returncode == 2 and "wrote no checkpoints, as SAVE was empty" in done.stderr
     write_run(tmp_path, {"n1": NO_GPU}, done=50)
     done = script("_03_submit.sh", "--resume", "12", "--dry-run")
-    assert done.returncode == 2 and "has done all its 50 iterations" in done.stderr
+    assert done.returncode == 2 and "has done 50 iterations of TRAIN_ITERS=50" in done.stderr
+    assert script("_03_submit.sh", "--resume", "12", "--dry-run", "TRAIN_ITERS=60").returncode == 0
     (tmp_path / "log2/12/settings").unlink()
     done = script("_03_submit.sh", "--resume", "12", "--dry-run")
     assert done.returncode == 2 and "its settings were not kept" in done.stderr

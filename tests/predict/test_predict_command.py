@@ -47,6 +47,11 @@ def test_json(two: str, capsys: pytest.CaptureFixture) -> None:
         assert rank["bound_after"] == pytest.approx({"operator": 85 / 135, "transfer": 50 / 135})
 
 
+def test_a_flag_given_twice_counts_twice(two: str, capsys: pytest.CaptureFixture) -> None:
+    assert main(["predict", two, "--scale", "aten::mm=0.5", "--scale", "optimizer=2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["step_us"]["after"] == 145
+
+
 def test_text_and_files(two: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     output = tmp_path / "new" / "predicted"
     words = [

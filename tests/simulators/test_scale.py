@@ -65,12 +65,12 @@ def test_data_parallel_ranks_share_files(pair: str, tmp_path: Path) -> None:
 
 
 def test_copies_vary_as_the_captured_ranks_do(pair: str, tmp_path: Path) -> None:
-    traces = scaled(pair, tmp_path / "out", 400, "--variants", "400")
+    traces = scaled(pair, tmp_path / "out", 150, "--variants", "150")
     computes = traces[0].types == NodeType.COMP
     totals = np.array([float(trace.duration_micros[computes].sum()) for trace in traces.values()])
     # Ranks 0 and 1 had 1101 and 1201 µs per step: a standard deviation of 6.1% of their mean.
     per_step = np.std(totals[2:] / totals[2:].mean(), ddof=1) * np.sqrt(2)
-    assert per_step == pytest.approx(100 / np.sqrt(2) / 1151, rel=0.15)
+    assert per_step == pytest.approx(100 / np.sqrt(2) / 1151, rel=0.25)
     assert totals[2:].mean() == pytest.approx(2 * 1151, rel=0.01)
     assert totals[:2].tolist() == [2 * 1101 + 0, 2 * 1201]
 

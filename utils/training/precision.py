@@ -62,10 +62,19 @@ class Precision:
             self.scaler.load_state_dict(state)
 
 
-def rescale(parameters: Iterable[torch.nn.Parameter], factor: float) -> None:
-    """Multiply all gradients by ``factor``."""
+def rescale(parameters: Iterable[torch.nn.Parameter], factor: float, max_norm: float) -> Tensor | None:
+    """Multiply all gradients by ``factor``, or by less if their norm would exceed ``max_norm``.
+
+    Returns their norm before clipping; None without clipping (``max_norm`` 0). One pass over the gradients
+    less than rescaling them and then calling ``clip_grad_norm_``, whose formula it is.
+    """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    torch._foreach_mul_(gradients, factor)
+    if not max_norm:
+        torch._foreach_mul_(gradients, factor)
+        return None
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients))) * factor
+    torch._foreach_mul_(gradients, factor * (max_norm / (norm + 1e-6)).clamp(max=1.0))
+    return norm
 
 
 def _has_amx() -> bool:

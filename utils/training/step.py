@@ -113,12 +113,9 @@ class Stepper:
         """Apply the gradients of ``predicted`` tokens; returns figures for the log."""
         self.precision.unscale(self.optimizer)
         # DDP has averaged gradients of sums over ranks; rescale them to the mean over all tokens.
-        rescale(self.model.parameters(), self.world.size * self.divisor / max(1.0, predicted))
-        figures: dict[str, Any] = {}
-        if self.config.max_grad_norm:
-            figures["grad_norm"] = nn.utils.clip_grad_norm_(
-                self.model.parameters(), self.config.max_grad_norm
-            )
+        factor = self.world.size * self.divisor / max(1.0, predicted)
+        norm = rescale(self.model.parameters(), factor, self.config.max_grad_norm)
+        figures: dict[str, Any] = {} if norm is None else {"grad_norm": norm}
         self.precision.step(self.optimizer)
         self.optimizer.zero_grad(set_to_none=True)
         return figures | self.precision.figures

@@ -52,7 +52,7 @@ function changes(content) {
     ["overhead", of(["host overhead", "device overhead"]), self]]
     .filter(([, rows]) => rows.length > 0).map(([name, rows, times]) => [name, () => matchedTable(content, rows, name, times)]);
   if (content.modules.length > 0) views.push(["modules", () => moduleChanges(content)]);
-  return el("section", { id: "changes" }, el("h2", {}, "What got slower"), el("p", { class: "muted" },
+  return el("section", { id: "changes" }, el("h2", {}, "What changed"), el("p", { class: "muted" },
     "Per step and rank, matched by name. Kernels have other names on other devices: compare the device time of the operators that launched them."), tabbed(views));
 }
 
