@@ -12,7 +12,8 @@ import numpy as np
 from chakra_et.errors import TraceError
 from chakra_et.findings import Findings, joined
 from chakra_et.graph import pairing, timeline
-from chakra_et.graph.communication import CommunicationRows, Communications, communication_rows, describe
+from chakra_et.graph.communication import Communications
+from chakra_et.graph.identify import CommunicationRows, communication_rows, describe
 from chakra_et.graph.launches import launch_calls
 from chakra_et.graph.link import Link, link
 from chakra_et.graph.timeline import Timeline

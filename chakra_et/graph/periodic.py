@@ -8,13 +8,10 @@ a communicator's stream is periodic, so were the kernels before it.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from chakra_et.findings import Findings
+from chakra_et.graph.communication import Communication
 from chakra_et.traces.device import DeviceTrace
-
-if TYPE_CHECKING:
-    from chakra_et.graph.communication import Communication
 
 
 def fill_from_period(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,10 +17,8 @@ from fasop.exact.variants import Variant, tensor_group
 from fasop.plans.options import Options
 from fasop.plans.plan import Plan, StageChoice, StageParts
 from fasop.plans.shapes import gpu_types
-
-if TYPE_CHECKING:
-    from fasop.search.partition import Assignment
-    from fasop.search.planner import Simulated
+from fasop.search.partition import Assignment
+from fasop.search.simulated import Simulated
 
 
 def made_plan(

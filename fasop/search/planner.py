@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -23,26 +22,9 @@ from fasop.schedule import one_f_one_b
 from fasop.search.assembled import made_plan
 from fasop.search.lattice import Lattice
 from fasop.search.partition import Assignment, Search
-from fasop.search.simulated import best_of_all, improve
+from fasop.search.simulated import Simulated, best_of_all, improve
 
 WORTH = 1.02  # of a step, by which another stage's gradients must prolong it to be worth another search
-
-
-@dataclass(frozen=True)
-class Simulated:
-    """What an assignment takes, in seconds: per stage, per boundary and per step; ``chosen``: each stage's
-    variant.
-    """
-
-    forward: tuple[float, ...]
-    backward: tuple[float, ...]
-    p2p: tuple[float, ...]
-    reduction: tuple[float, ...]
-    update: tuple[float, ...]
-    chosen: tuple[int, ...]
-    embedding: float
-    pipeline: float
-    step: float
 
 
 class Planner:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -27,6 +27,23 @@ TIE = 1e-6  # of a step, by which uneven stages count as longer: from equal step
 STARTS = 16  # assignments that are improved
 AGAIN = 4  # of them, from which it goes on once more
 WORK = 1_000_000  # assignments × stages × micro-batches of one round up to which there are so many
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """What an assignment takes, in seconds: per stage, per boundary and per step; ``chosen``: each stage's
+    variant.
+    """
+
+    forward: tuple[float, ...]
+    backward: tuple[float, ...]
+    p2p: tuple[float, ...]
+    reduction: tuple[float, ...]
+    update: tuple[float, ...]
+    chosen: tuple[int, ...]
+    embedding: float
+    pipeline: float
+    step: float
 
 
 Placed = tuple[tuple[str, ...], tuple[Seats, ...]]  # GPU type of each node, seats of each stage

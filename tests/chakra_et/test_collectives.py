@@ -9,8 +9,9 @@ import pytest
 from chakra_et.convert.pair import convert_pair
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import CollectiveType, NodeType
-from chakra_et.graph.communication import Communication, communication_rows
+from chakra_et.graph.communication import Communication
 from chakra_et.graph.groups import Group, declared_groups, group_number
+from chakra_et.graph.identify import communication_rows
 from chakra_et.graph.kernel_table import operation_named
 from chakra_et.traces.sets import Pair
 from chakra_et.validate import check as validate

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from chakra_et.graph import timeline
-from chakra_et.graph.communication import communication_rows
+from chakra_et.graph.identify import communication_rows
 from chakra_et.graph.timeline import Timeline
 from chakra_et.traces import device as device_trace
 from chakra_et.traces.device import DeviceTrace

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from chakra_et.graph import communication as collectives
 from chakra_et.graph import link, timeline
 from chakra_et.graph import nodes as graph
 from chakra_et.graph.build import build
+from chakra_et.graph.communication import Communications
 from chakra_et.graph.dependencies import Dependencies, EdgeKind
 from chakra_et.graph.find import find_dependencies
 from chakra_et.graph.linked import link_rank
@@ -38,7 +38,7 @@ class Converted:
     device: DeviceTrace
     linked: link.Link
     time: timeline.Timeline
-    communication: collectives.Communications
+    communication: Communications
     causes: Dependencies
     graph: graph.Graph
     row: dict[int, int]
@@ -96,9 +96,7 @@ def _rows(generated: Generated, device: DeviceTrace, offset: int) -> dict[int, i
     return found
 
 
-def _lanes(
-    generated: Generated, communication: collectives.Communications, found: Dependencies
-) -> list[Lane]:
+def _lanes(generated: Generated, communication: Communications, found: Dependencies) -> list[Lane]:
     name_of = {tid: name for name, tid in thread_ids(list(generated.program.threads)).items()}
     lanes: list[Lane] = []
     for lane in found.lanes:
