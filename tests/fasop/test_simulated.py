@@ -91,7 +91,10 @@ def test_assignments_near_the_best_are_assignments_and_one_of_them_is_improved(
 
 # Clusters whose best plan became up to 2.7% slower on better hardware, while little more than the dynamic
 # program's own optimum was simulated.
-@pytest.mark.parametrize("seed", [11, 18, 81, 133, 159, 202, 1017, 2132, 2182])
+@pytest.mark.parametrize(
+    "seed",
+    [11, 81, 202, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (18, 133, 159, 1017, 2132, 2182))],
+)
 def test_better_hardware_gave_a_slower_plan(seed: int) -> None:
     found = fasop_monotony.steps(seed)
     assert len(found) == len(fasop_monotony.FACTORS)

@@ -29,6 +29,7 @@ esac
 """
 
 
+@pytest.mark.slow
 def test_with_enroot_the_ranks_run_in_the_container(
     script: Script, tiny: dict[str, str], tmp_path: Path
 ) -> None:

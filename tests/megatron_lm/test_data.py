@@ -149,6 +149,7 @@ def test_every_data_parallel_rank_takes_its_own_samples() -> None:
     assert taken == [[[4, 5], [8, 9]], [[6, 7], [10, 11]]]
 
 
+@pytest.mark.slow
 def test_maps_are_kept_in_a_folder_of_the_model(tmp_path: Path, preprocess: Preprocess) -> None:
     (tmp_path / "a.txt").write_text("\n\n".join(f"Sentence number {n} of the sea." for n in range(200)))
     assert preprocess(tmp_path / "a.txt", "--output", tmp_path / "a").returncode == 0

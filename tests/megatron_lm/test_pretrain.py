@@ -97,6 +97,7 @@ def test_timers_of_every_rank_with_start_and_end(four_ranks: Done) -> None:
     assert sum(summed) == pytest.approx((spans.end - spans.start).sum() * 1000, abs=0.1)
 
 
+@pytest.mark.slow
 def test_an_export_is_what_hugging_face_computes(
     alone: Done, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,6 +161,7 @@ def _samples(iterations: int):
     return from_environment(environment(values)), json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_another_model_or_none_is_refused(alone: Done, tmp_path: Path) -> None:
     done = train(**layout(), LOAD=str(tmp_path))
     assert done.returncode != 0 and f"LOAD={tmp_path}: there is no checkpoint" in done.stderr

@@ -56,8 +56,9 @@ def communication(path: Path) -> Sizes:
     return dict(found)
 
 
+FAST = ("ddp", "fsdp2")
 RUNS = [
-    pytest.param(example, world, marks=[pytest.mark.slow] if world == 4 or example == "hf_trainer" else [])
+    pytest.param(example, world, marks=[pytest.mark.slow] if world == 4 or example not in FAST else [])
     for example in EXAMPLES
     for world in (2, 4)
 ]

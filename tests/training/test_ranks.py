@@ -50,6 +50,7 @@ def test_two_ranks_give_the_losses_of_one(start_job: Start, train_alone: Callabl
     job.wait_until_gone(5)
 
 
+@pytest.mark.slow
 def test_a_run_resumed_after_sigterm_repeats_the_uninterrupted_one(start_job: Start, tmp_path: Path) -> None:
     """Dropout is on; the signal goes to torchrun, as from a cluster's scheduler."""
     flags = [*TINY, "--max-steps", 60, "--skip-eval", "--save-dir", tmp_path / "saved"]
@@ -76,6 +77,7 @@ def test_a_run_resumed_after_sigterm_repeats_the_uninterrupted_one(start_job: St
     assert after == losses(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_kill_9_of_a_rank_ends_the_other_which_names_it_and_keeps_its_trace(start_job: Start) -> None:
     trace = ("--enable-tracing", "--trace-wait-steps", 0, "--trace-active-steps", 50_000)
     job = start_job(2, GPT2, *TINY, *ENDLESS, *trace)
