@@ -33,6 +33,7 @@ from benchmarks.synthetic import write_pair
 from chakra_et import cli
 from chakra_et.convert import merged
 from chakra_et.convert.mlcommons import RECURSION
+from chakra_et.convert.pair import convert_pair
 from chakra_et.traces.sets import Pair
 
 JSON_LOAD = "import json, sys; [json.load(open(path, encoding='utf-8')) for path in sys.argv[1:]]"
@@ -117,7 +118,7 @@ def compare(host: Path, device: Path, repeat: int) -> list[str]:
             print("note: mlc-chakra is not installed (./install_chakra_tools.sh): upstream is left out")
         else:
             linked = folder / "linked.json"
-            merged.write(linked, Pair(0, host, device))
+            merged.write(linked, convert_pair(Pair(0, host, device)).rank)
             upstream = [sys.executable, "-c", RECURSION.format(module="chakra.src.converter.converter")]
             upstream += ["--log-filename", os.devnull, "PyTorch", "--input", str(linked)]
             cost = best([*upstream, "--output", str(folder / "upstream.et")], 1, may_fail=True)

@@ -140,7 +140,7 @@ def _clock_gap(host: HostTrace, device: DeviceTrace) -> int:
     The host trace has local time in an unknown time zone, so the gap is only known modulo 15 minutes.
     """
     try:
-        local = datetime.datetime.strptime(str(host.header["time"]), "%Y-%m-%d %H:%M:%S")
+        local = datetime.datetime.fromisoformat(str(host.header["time"]))
         began = local.replace(tzinfo=datetime.timezone.utc).timestamp()
         length = float(host.header["finish_ts"] - host.header["start_ts"]) / 1000
     except (ValueError, TypeError, OverflowError):

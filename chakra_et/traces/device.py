@@ -287,7 +287,9 @@ def _finish(path: Path, columns: _Columns, header: HeaderFields) -> DeviceTrace:
     # The comparison is false for NaN, so this also rejects events without a time.
     sane = (np.abs(start_us) < MAX_MICROSECONDS) & (length < MAX_SPAN) & (length > -MAX_SPAN)
     if sane.any():
-        sane &= np.abs(start_us - np.median(start_us[sane])) < MAX_SPAN
+        # np.median imports numpy.ma, which takes as long as reading a small trace.
+        middle = np.partition(start_us[sane], int(sane.sum()) // 2)[int(sane.sum()) // 2]
+        sane &= np.abs(start_us - middle) < MAX_SPAN
     findings.add("bad-time", int((~sane).sum()))
     negative = sane & (length < 0)
     if negative.any():
