@@ -222,7 +222,7 @@ def _computing(run: Run) -> float:
 
 
 def _by_operations(sizes: Mapping[int, int]) -> Callable[[Run], float]:
-    """The computing of a step, as its operations grow, and the communication as it was."""
+    """Predict by scaling the compute time per step with its operations and keeping the communication time."""
 
     def scaled(run: Run) -> float:
         trace = run.graph.traces[0]
