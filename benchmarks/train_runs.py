@@ -1,15 +1,17 @@
 """One training run of benchmarks/train_benchmark.py, in a process of its own; prints its figures as JSON.
 
-    python benchmarks/train_runs.py ours|hf [flags of gpt2/train.py]
+    python benchmarks/train_runs.py ours|hf|tracing [flags of gpt2/train.py]
 
-Both train the same GPT-2 on the same samples with the same batch, precision and optimizer settings: ``ours``
-with utils/training, ``hf`` with Hugging Face's Trainer, its other settings left as they are. The figures: the
-time and the CPU time of this process when each step began, the step's tokens that are not padding, peak
-memory in MB, and with --enable-tracing the size of the trace pair.
+``ours`` and ``hf`` train the same GPT-2 on the same samples with the same batch, precision and optimizer
+settings: ``ours`` with utils/training, ``hf`` with Hugging Face's Trainer, its other settings left alone. The
+figures: the time and the CPU time of this process when each step began, the step's tokens that are not
+padding, peak memory in MB, and with --enable-tracing the size of the trace pair. ``tracing`` takes the same
+step again and again, in turns without a tracer, before a trace and in it; its figures are the times of each.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import resource
@@ -28,11 +30,15 @@ from utils.distributed import read_world, set_threads
 from utils.training.config import TrainConfig
 
 Clocks = tuple[float, float]
+TURNS = 8
 
 
 def main(kind: str, flags: list[str]) -> None:
     config = cli.parse(GPT2TrainConfig, flags)
     set_threads(1)
+    if kind == "tracing":
+        print(json.dumps(tracing(config)), flush=True)
+        return
     began, tokens = {"ours": ours, "hf": huggingface}[kind](config)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     gpu = torch.cuda.max_memory_allocated() / 1e6 if torch.cuda.is_available() else 0.0
@@ -43,14 +49,17 @@ def main(kind: str, flags: list[str]) -> None:
     print(json.dumps(figures), flush=True)
 
 
-def ours(config: TrainConfig) -> tuple[list[Clocks], list[float]]:
-    """Train with utils/training; when each step began, and its tokens."""
+def our_trainer(config: TrainConfig) -> Any:
     from gpt2.model import GPT2
     from utils.training.trainer import Trainer
     from utils.watch import Watch
 
-    world = read_world()
-    trainer = Trainer(config, GPT2, world, Watch(0, 1, config.dist_timeout))
+    return Trainer(config, GPT2, read_world(), Watch(0, 1, config.dist_timeout))
+
+
+def ours(config: TrainConfig) -> tuple[list[Clocks], list[float]]:
+    """Train with utils/training; when each step began, and its tokens."""
+    trainer = our_trainer(config)
     began: list[Clocks] = []
     tokens: list[float] = []
     run = trainer.stepper.run
@@ -61,9 +70,42 @@ def ours(config: TrainConfig) -> tuple[list[Clocks], list[float]]:
         tokens.append(result.tokens)
         return result
 
-    trainer.stepper.run = timed  # type: ignore[method-assign, assignment]
+    trainer.stepper.run = timed
     trainer.train()
     return began, tokens
+
+
+def tracing(config: TrainConfig) -> dict[str, Any]:
+    """Seconds (time, CPU time) of equal steps in each turn: without a tracer, before a trace, in it.
+
+    Steps at whose end the profiler starts, stops or writes are left out.
+    """
+    from chakra_et import ChakraTracer
+
+    trainer = our_trainer(config)
+    trainer.model.train()
+    batch = next(trainer._micro_batches())
+
+    def step(tracer: ChakraTracer | None = None) -> Clocks:
+        wall, cpu = now()
+        trainer.stepper.run(0, itertools.repeat(batch))
+        if tracer is not None:
+            tracer.step()
+        after = now()
+        return after[0] - wall, after[1] - cpu
+
+    for _ in range(3):  # caches and memory settle
+        step()
+    times: dict[str, list[list[Clocks]]] = {"plain": [], "before": [], "traced": []}
+    for turn in range(TURNS):
+        plain = [step(), step()]
+        with ChakraTracer(
+            config.trace_output_dir, f"turn{turn}", wait_steps=3, warmup_steps=1, active_steps=3
+        ) as tracer:
+            steps = [step(tracer) for _ in range(7)]
+        for name, own in zip(times, (plain, steps[:2], steps[4:6]), strict=True):
+            times[name].append(own)
+    return {**times, "gpu": torch.cuda.is_available()}
 
 
 def huggingface(config: TrainConfig) -> tuple[list[Clocks], list[float]]:
