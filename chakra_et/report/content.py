@@ -8,6 +8,7 @@ steps                           [rank, step, start, end, parts, hidden, phases, 
 path                            {kind: ns} of the critical path
 entries, modules                see ``profile``, as lists in the order of their fields
 collectives                     see ``collectives.Collective``, as dicts
+memory                          see ``memory.Usage``, as dicts, with the name of the peak's node
 traffic                         {messages, collectives}: bytes, rows send
 late                            {labels, ns}: rows are ranks, null where a rank took no part
 waits                           ns that the rank of the row waited for the rank of the column
@@ -25,7 +26,8 @@ import numpy as np
 
 from chakra_et.replay.breakdown import ACTIVITIES
 from chakra_et.report.collectives import collectives, lateness, traffic, waits_by_rank
-from chakra_et.report.columns import PHASES, add_nodes
+from chakra_et.report.columns import PHASES, add_nodes, name_codes
+from chakra_et.report.memory import device_name, usage
 from chakra_et.report.pack import Columns
 from chakra_et.report.profile import by_module, by_name
 from chakra_et.report.run import Run
@@ -75,6 +77,7 @@ def tables(run: Run, times: Times) -> dict[str, Any]:
         "entries": [astuple(entry) for entry in by_name(run)[:MOST_ENTRIES]],
         "modules": [astuple(module) for module in by_module(run)[:MOST_MODULES]],
         "collectives": [asdict(each) for each in collectives(run)],
+        "memory": memory_rows(run),
         "traffic": None if many else {"messages": messages.tolist(), "collectives": shared.tolist()},
         "late": {"labels": labels, "ns": _rounded(late)},
         "waits": None if many else waits_by_rank(run).tolist(),
@@ -83,6 +86,16 @@ def tables(run: Run, times: Times) -> dict[str, Any]:
 
 def _rounded(values: np.ndarray) -> list[list[int | None]]:
     return [[None if each != each else round(each) for each in row] for row in values.tolist()]
+
+
+def memory_rows(run: Run) -> list[dict[str, Any]]:
+    """One dict for each rank and device with memory."""
+    found = usage(run)
+    code, names = name_codes(run) if found else (np.zeros(0, np.int64), [])
+    return [
+        asdict(each) | {"device": device_name(each.device), "peak_name": names[int(code[each.peak_node])]}
+        for each in found
+    ]
 
 
 def made_by() -> str:

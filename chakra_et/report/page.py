@@ -15,8 +15,8 @@ from chakra_et.report.pack import Columns
 STYLES = ("page.css", "timeline.css")
 SHARED = ("units.js", "data.js", "tables.js", "charts.js")
 SCRIPTS = {
-    "report": (*SHARED, "nodes.js", "levels.js", "timeline.js", "draw.js", "input.js", "details.js",
-               "sections.js", "report.js", "start.js"),
+    "report": (*SHARED, "nodes.js", "levels.js", "timeline.js", "draw.js", "memory.js", "input.js",
+               "details.js", "sections.js", "report.js", "start.js"),
     "compare": (*SHARED, "compare.js", "start.js"),
 }  # fmt: skip
 

@@ -188,6 +188,26 @@ def test_overlapping_spans_get_rows_of_their_own() -> None:
     assert stacked(np.array([0, 999, 2_000]), np.array([1_500, 2_500, 3_000])).tolist() == [0, 0, 0]
 
 
+def test_memory_is_a_table_and_a_curve(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(tmp_path, memory=True)
+    assert main(["report", str(tmp_path / "made")]) == 0
+    content, columns = page_data(tmp_path / "made_report.html")
+    (row,) = content["memory"]
+    assert (row["rank"], row["device"], row["peak_bytes"], row["peak_ns"]) == (1, "gpu 0", 9_000_000, 10_000)
+    assert (row["peak_name"], row["reserved_bytes"]) == ("aten::mm", 16_000_000)
+    assert (row["allocations"], row["frees"], row["freed_bytes"]) == (2, 3, 3_000_000)
+    assert content["timeline"]["memory"] == [[1, "gpu 0", 0, 4, True]]
+    moments = zip(columns["memory_time"].tolist(), columns["memory_allocated"].tolist(), strict=True)
+    assert list(moments) == [(10, 9e6), (30, 8e6), (140, 8e6), (160, 6e6)]
+    assert "Peak memory: 9.00 MB allocated, 16.0 MB reserved, on rank 1, gpu 0." in content["headline"]
+    assert not any(text.startswith("no memory") for text in content["lacks"])
+    write_run(tmp_path)
+    assert main(["report", str(tmp_path / "made")]) == 0
+    content, columns = page_data(tmp_path / "made_report.html")
+    assert (content["memory"], "memory_time" in columns) == ([], False)
+    assert any(text.startswith("no memory") for text in content["lacks"])
+
+
 def union_micros(spans: list[tuple[int, int]]) -> int:
     total, end = 0, 0
     for start, stop in sorted(spans):

@@ -15,6 +15,8 @@ function runTable(content) {
     { name: "replayed", value: run => run.replayed_ns, text: run => duration(run.replayed_ns) },
     ...content.activities.map((name, at) => ({ name, value: run => run.parts_ns[at], text: run => duration(run.parts_ns[at]), share: run => run.parts_ns[at] / run.step_ns })),
     { name: "hidden communication", value: run => run.hidden_ns, text: run => duration(run.hidden_ns) },
+    ...(content.runs.some(run => run.peak_bytes !== null)
+      ? [{ name: "peak memory", help: "the most that one device of any rank had allocated", value: run => run.peak_bytes, text: run => bytes(run.peak_bytes) }] : []),
     ...content.phases.map((name, at) => ({ name, value: run => run.phases_ns[at], text: run => duration(run.phases_ns[at]) })),
   ];
   return sortableTable(columns, content.runs, { label: "runs" });

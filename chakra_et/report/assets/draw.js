@@ -12,7 +12,8 @@ function drawTimeline(view) {
   for (const line of view.lines) {
     const y = line.top + TOP - view.scroller.scrollTop;
     if (y + line.height < TOP || y > view.visible) continue;
-    if (line.row < 0) drawHeader(view, pen, line, y, lights);
+    if (line.curve !== null) drawMemory(view, pen, line, y, line.height);
+    else if (line.row < 0) drawHeader(view, pen, line, y, lights);
     else {
       drawRow(view, pen, line.row, y + 1, line.height - 2, lights);
       drawLabel(view, pen, view.nodes.tables.rows[line.row][2], 14, y, line.height, view.style.muted);
@@ -53,7 +54,7 @@ function drawHeader(view, pen, line, y, lights) {
       drawRow(view, pen, row, view.y(row), Math.max(1, height - (height > 4 ? 1 : 0)), lights);
     }
   }
-  const bottom = Math.min(view.visible, line.folded ? y + line.height : y + line.height + (line.end - line.first) * view.rowHeight);
+  const bottom = Math.min(view.visible, y + line.bottom - line.top);
   clip(pen, GUTTER, TOP, view.width - GUTTER, view.visible - TOP, () => {
     for (const step of view.steps.get(line.rank) || []) {
       const left = view.x(step.start / unit), right = view.x(step.end / unit);

@@ -35,7 +35,8 @@ function communication(content) {
 function timelineSection(content, view) {
   const kinds = [...new Set(content.entries.map(entry => entry[0]))].map(kind => [kind, `var(${variable(kind)})`]);
   return section("timeline", "Timeline", toolbar(view), el("div", { class: "split" }, view.element, detailsPanel(view)),
-    legend([...kinds, ["waits for other ranks", "var(--wait)"], ["waits for", "var(--before)"], ["leads to", "var(--after)"]]));
+    legend([...kinds, ["waits for other ranks", "var(--wait)"], ["waits for", "var(--before)"], ["leads to", "var(--after)"],
+      ...(content.memory.length > 0 ? [["memory allocated", "var(--memory)"], ["reserved", "var(--ink)"]] : [])]));
 }
 
 async function main() {
@@ -48,8 +49,14 @@ async function main() {
     input.dispatchEvent(new Event("input"));
     document.getElementById("timeline").scrollIntoView({ behavior: "smooth" });
   };
+  const go = ns => {
+    const middle = ns / view.nodes.unit, half = view.nodes.last / 100;
+    view.show(middle - half, middle + half);
+    document.getElementById("timeline").scrollIntoView({ behavior: "smooth" });
+  };
   const sections = [["Summary", summary(content)], ["Timeline", timelineSection(content, view)], ["Where the time went", breakdown(content)],
-    ["Operators", operators(content, search)], ["Communication", communication(content)]];
+    ["Operators", operators(content, search)], ["Memory", memorySection(content, go)], ["Communication", communication(content)]]
+    .filter(([, element]) => element !== null);
   const links = sections.map(([name, element]) => el("a", { href: `#${element.id}` }, name));
   page.replaceChildren(
     el("header", {}, el("div", {}, el("h1", {}, content.name), el("p", { class: "muted" }, `Chakra execution trace, ${content.base} times`)),

@@ -12,6 +12,7 @@ class Timeline {
     this.content = content;
     this.nodes = nodes;
     this.levels = new Levels(nodes);
+    this.curves = memoryCurves(nodes);
     this.steps = byRank(content.steps);
     this.from = 0;
     this.to = nodes.last;
@@ -42,7 +43,7 @@ class Timeline {
   layOut() {
     const { rows } = this.nodes.tables;
     const ranks = new Set(rows.map(([rank]) => rank)).size;
-    this.rowHeight = Math.max(LOWEST_ROW, Math.min(HIGHEST_ROW, Math.floor((HIGHEST - TOP - HEADER * ranks) / rows.length)));
+    this.rowHeight = Math.max(LOWEST_ROW, Math.min(HIGHEST_ROW, Math.floor((HIGHEST - TOP - HEADER * ranks - MEMORY_ROW * this.curves.length) / rows.length)));
     this.lines = [];
     this.lineOfRow = new Array(rows.length);
     let top = 0;
@@ -51,7 +52,7 @@ class Timeline {
       let end = row;
       while (end < rows.length && rows[end][0] === rank) end++;
       const folded = this.folded.has(rank);
-      const header = { rank, top, height: folded ? SQUASHED : HEADER, first: row, end, folded, row: -1 };
+      const header = { rank, top, height: folded ? SQUASHED : HEADER, first: row, end, folded, row: -1, curve: null };
       this.lines.push(header);
       top += header.height;
       for (; row < end; row++) {
@@ -59,12 +60,17 @@ class Timeline {
           const each = (SQUASHED - 6) / (end - header.first);
           this.lineOfRow[row] = { row, top: header.top + 3 + (row - header.first) * each, height: each };
         } else {
-          const line = { rank, row, top, height: this.rowHeight };
+          const line = { rank, row, top, height: this.rowHeight, curve: null };
           this.lines.push(line);
           this.lineOfRow[row] = line;
           top += this.rowHeight;
         }
       }
+      for (const curve of folded ? [] : this.curves.filter(each => each.rank === rank)) {
+        this.lines.push({ rank, row: -1, top, height: MEMORY_ROW, curve });
+        top += MEMORY_ROW;
+      }
+      header.bottom = top;
     }
     this.height = top;
     this.spacer.style.height = `${top}px`;
@@ -87,7 +93,7 @@ class Timeline {
 
   recolour() {
     this.style = {};
-    for (const name of ["ink", "muted", "line", "paper", "panel", "accent", "wait", "path", "before", "after", "found"]) this.style[name] = colour(`--${name}`);
+    for (const name of ["ink", "muted", "line", "paper", "panel", "accent", "wait", "path", "before", "after", "found", "memory"]) this.style[name] = colour(`--${name}`);
     const { kinds, phases } = this.nodes.tables;
     const several = (css) => Array.from({ length: SHADES }, (_, at) => shade(css, (at - 2) * 0.07));
     this.palettes = {
