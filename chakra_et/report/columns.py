@@ -189,7 +189,7 @@ def _add_communication(run: Run, place: np.ndarray, columns: Columns, units: Any
 
 
 def _add_memory(run: Run, columns: Columns, units: Any) -> list[list[Any]]:
-    """Add the memory of all ranks; of each curve: [rank, device, first row, end, whether some is reserved]."""
+    """Add all memory; of each curve: [rank, device, first row, end, whether some is reserved]."""
     found = curves(run)
     if not found:
         return []

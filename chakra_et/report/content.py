@@ -12,6 +12,7 @@ memory                          see ``memory.Usage``, as dicts, with the name of
 traffic                         {messages, collectives}: bytes, rows send
 late                            {labels, ns}: rows are ranks, null where a rank took no part
 waits                           ns that the rank of the row waited for the rank of the column
+stragglers                      see ``slowdown.slowdowns``, None where there is nothing to show
 timeline                        the tables that the nodes' columns refer to: see ``columns``
 """
 
@@ -31,6 +32,7 @@ from chakra_et.report.memory import device_name, usage
 from chakra_et.report.pack import Columns
 from chakra_et.report.profile import by_module, by_name
 from chakra_et.report.run import Run
+from chakra_et.report.slowdown import slowdowns
 from chakra_et.report.steps import Times, find_times
 from chakra_et.report.verdict import headline, lacks, path_by_kind, rank_rows
 
@@ -53,7 +55,8 @@ def tables(run: Run, times: Times) -> dict[str, Any]:
     messages, shared = traffic(run)
     labels, late = lateness(run)
     many = len(run.ranks) > MOST_RANKS
-    missing = lacks(run, times)
+    stragglers, without = slowdowns(run)
+    missing = [*lacks(run, times), *without]
     if many:
         missing.append(f"tables of rank by rank: left out for more than {MOST_RANKS} ranks")
     if len(times.steps) > MOST_STEPS:
@@ -80,6 +83,7 @@ def tables(run: Run, times: Times) -> dict[str, Any]:
         "memory": memory_rows(run),
         "traffic": None if many else {"messages": messages.tolist(), "collectives": shared.tolist()},
         "late": {"labels": labels, "ns": _rounded(late)},
+        "stragglers": stragglers,
         "waits": None if many else waits_by_rank(run).tolist(),
     }  # fmt: skip
 

@@ -11,6 +11,7 @@ rank 1 takes 40 µs longer, and rank 0 waits for it in the all-reduce.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -27,15 +28,23 @@ HOSTILE = '</script><img src=x onerror="document.title=1">&amp;'
 
 # Rank 1 holds 5 MB, allocates 4 and frees 1 in aten::mm, and frees 2 in Optimizer.step.
 ALLOCATES = {
-    "gpu0_allocated_bytes": 8_000_000, "gpu0_allocated_bytes_peak": 9_000_000,
-    "gpu0_reserved_bytes": 16_000_000, "gpu0_allocations": 2, "gpu0_frees": 1, "gpu0_allocated_bytes_in_node": 4_000_000,
+    "gpu0_allocated_bytes": 8_000_000,
+    "gpu0_allocated_bytes_peak": 9_000_000,
+    "gpu0_reserved_bytes": 16_000_000,
+    "gpu0_allocations": 2,
+    "gpu0_frees": 1,
+    "gpu0_allocated_bytes_in_node": 4_000_000,
     "gpu0_freed_bytes_in_node": 1_000_000,
-}  # fmt: skip
+}
 FREES = {
-    "gpu0_allocated_bytes": 6_000_000, "gpu0_allocated_bytes_peak": 8_000_000,
-    "gpu0_reserved_bytes": 16_000_000, "gpu0_allocations": 0, "gpu0_frees": 2, "gpu0_allocated_bytes_in_node": 0,
+    "gpu0_allocated_bytes": 6_000_000,
+    "gpu0_allocated_bytes_peak": 8_000_000,
+    "gpu0_reserved_bytes": 16_000_000,
+    "gpu0_allocations": 0,
+    "gpu0_frees": 2,
+    "gpu0_allocated_bytes_in_node": 0,
     "gpu0_freed_bytes_in_node": 2_000_000,
-}  # fmt: skip
+}
 
 
 def rank_trace(rank: int, gemm: int, gemm_name: str = "gemm", memory: bool = False) -> ExecutionTrace:
@@ -74,8 +83,12 @@ def made_run(folder: Path) -> Run:
     return load(find_run([str(folder / "made")]))
 
 
+BETWEEN = 100
+
+
 def large_trace(rank: int, nodes: int) -> ExecutionTrace:
-    """``nodes`` nodes: for every three an operator, a launch and a kernel; times are random."""
+    """``nodes`` nodes: for every three an operator, a launch and a kernel; times are random. Every
+    ``BETWEEN``th kernel is an all-reduce."""
     groups = nodes // 3
     index = np.arange(groups * 3)
     group, part = index // 3, index % 3
@@ -87,6 +100,10 @@ def large_trace(rank: int, nodes: int) -> ExecutionTrace:
     start = begin[group] + np.select([part == 0, part == 1], [0, 4], 9)
     length = np.select([part == 0, part == 1], [3, 4], random.integers(2, 13, len(index)))
     rows = np.arange(len(index))
+    reduces = np.flatnonzero((part == 2) & (group % BETWEEN == BETWEEN - 1))
+    types = np.full(len(index), NodeType.COMP, np.uint8)
+    types[reduces] = NodeType.COMM_COLL
+    ones = np.ones(len(reduces), np.int32)
     on_device = np.flatnonzero(part == 2)
     # Every node follows the one before on its thread, and every kernel its launch and the kernel before.
     deps = [[] if at == 0 else [at] if part[at] else [at - 1] for at in range(len(index))]
@@ -98,7 +115,7 @@ def large_trace(rank: int, nodes: int) -> ExecutionTrace:
     return ExecutionTrace(
         ids=(index + 1).astype(np.uint64),
         names=Strings(table, (part * 200 + group % 200).astype(np.int32)),
-        types=np.full(len(index), NodeType.COMP, np.uint8),
+        types=types,
         start_micros=start.astype(np.uint64),
         duration_micros=length.astype(np.uint64),
         data_deps=Ragged(
@@ -111,6 +128,9 @@ def large_trace(rank: int, nodes: int) -> ExecutionTrace:
             "kind": Attribute("string", rows, Strings(kinds, part.astype(np.int32))),
             "tid": integers(np.ones(int((part < 2).sum())), np.flatnonzero(part < 2)),
             "stream": integers(np.full(len(on_device), 7), on_device),
+            "comm_type": integers(0 * ones, reduces),
+            "comm_size": integers(4096 * ones, reduces),
+            "pg_name": Attribute("string", reduces, Strings([b"0", b"1"], ones)),
         },
         metadata={"rank": rank, "trace_start_ns": 1000, "clock_offset_ns": 0},
     )
@@ -120,4 +140,5 @@ def write_large(folder: Path, ranks: int, nodes: int, name: str = "large") -> Ru
     files = RunFiles(folder, name)
     for rank in range(ranks):
         et_file.write(files.et_file(rank), large_trace(rank, nodes))
+    files.groups_file.write_text(json.dumps({"1": list(range(ranks))}))
     return files

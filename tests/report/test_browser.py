@@ -205,6 +205,15 @@ def test_dark_mode_and_print(shown: Any, made_page: Path) -> None:
     assert page.evaluate(background) == "rgb(255, 255, 255)"
 
 
+def test_a_heat_map_shows_who_slows_the_steps_down(shown: Any, made_page: Path) -> None:
+    page = shown(made_page)
+    cells = page.locator("#communication td[title*='step 5']")
+    slow = page.locator("#communication td[title='rank 1, step 5: ×1.13']")
+    assert (cells.count(), slow.inner_text()) == (2, "×1.13")
+    colour = "element => getComputedStyle(element).backgroundColor"
+    assert slow.evaluate(colour) != cells.first.evaluate(colour)
+
+
 def test_memory_has_a_curve_and_a_table(shown: Any, tmp_path: Path) -> None:
     write_run(tmp_path, memory=True)
     assert main(["report", str(tmp_path / "made")]) == 0

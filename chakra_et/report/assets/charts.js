@@ -20,16 +20,16 @@ function stackedBars(rows, names, { onrow = null } = {}) {
   }));
 }
 
-// values[row][column], null for none; colours from transparent to the CSS variable.
-function heatMap(rowNames, columnNames, values, text, { css = "--heat", corner = "", numbers = false } = {}) {
+// values[row][column], null for none; colours from transparent (`base` and below) to the CSS variable (the largest).
+function heatMap(rowNames, columnNames, values, text, { css = "--heat", corner = "", numbers = false, base = 0, none = "took no part" } = {}) {
   const most = Math.max(0, ...values.flat().filter(value => value !== null));
   const head = numbers ? [el("thead", {}, el("tr", {}, el("th", {}, corner), ...columnNames.map(name => el("th", { class: "figure" }, name))))] : [];
   const rows = values.map((row, at) => el("tr", {}, el("th", { scope: "row" }, rowNames[at]), ...row.map((value, column) => {
-    const share = value === null || most === 0 ? 0 : value / most;
+    const share = value === null || most <= base ? 0 : Math.max(0, (value - base) / (most - base));
     return el("td", {
       class: numbers ? "figure" : "",
       style: `background: color-mix(in srgb, var(${css}) ${(100 * Math.sqrt(share)).toFixed(0)}%, transparent)`,
-      title: `${rowNames[at]}, ${columnNames[column]}: ${value === null ? "took no part" : text(value)}`,
+      title: `${rowNames[at]}, ${columnNames[column]}: ${value === null ? none : text(value)}`,
     }, numbers && value ? text(value) : "");
   })));
   return el("div", { class: "scroll" }, el("table", { class: numbers ? "heat numbers" : "heat" }, ...head, el("tbody", {}, ...rows)));
