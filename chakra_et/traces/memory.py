@@ -45,13 +45,16 @@ class Memory:
 
     def take(self, rows: np.ndarray) -> Memory:
         """The same with only ``rows``."""
-        names = ("thread", "time", "device", "bytes", "allocated", "reserved")
-        return Memory(*(getattr(self, name)[rows] for name in names), devices=self.devices)
+        return Memory(
+            self.thread[rows], self.time[rows], self.device[rows], self.bytes[rows],
+            self.allocated[rows], self.reserved[rows], self.devices,
+        )  # fmt: skip
 
 
 def no_memory() -> Memory:
     """Of a trace that has no such events."""
-    return Memory(*(np.zeros(0, dtype=np.int64) for _ in range(6)))
+    nothing = np.zeros(0, dtype=np.int64)
+    return Memory(nothing, nothing, nothing, nothing, nothing, nothing)
 
 
 def read_memory(

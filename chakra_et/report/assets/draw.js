@@ -19,6 +19,7 @@ function drawTimeline(view) {
       drawLabel(view, pen, view.nodes.tables.rows[line.row][2], 14, y, line.height, view.style.muted);
     }
   }
+  drawRules(view, pen);
   clip(pen, GUTTER, TOP, view.width - GUTTER, view.visible - TOP, () => {
     if (view.showsPath && view.path !== null) drawPath(view, pen);
     if (view.selected >= 0) drawEdges(view, pen, view.selected, 1);
@@ -27,6 +28,16 @@ function drawTimeline(view) {
   });
   drawRuler(view, pen);
   drawOverview(view, pen);
+}
+
+// Bold lines below some lanes, such as the last one of a pipeline stage.
+function drawRules(view, pen) {
+  const rules = new Set(view.nodes.tables.rules || []);
+  pen.fillStyle = view.style.ink;
+  for (const { rank, row, curve, bottom } of view.lines) {
+    const y = bottom + TOP - view.scroller.scrollTop;
+    if (row < 0 && curve === null && rules.has(rank) && y > TOP) pen.fillRect(0, y - 1.5, view.width, 3);
+  }
 }
 
 function clip(pen, x, y, width, height, draw) {
@@ -46,7 +57,7 @@ function drawLabel(view, pen, text, x, y, height, css) {
 function drawHeader(view, pen, line, y, lights) {
   pen.fillStyle = view.style.panel;
   pen.fillRect(0, y, view.width, line.height);
-  drawLabel(view, pen, `${line.folded ? "▸" : "▾"} rank ${line.rank}`, 4, y, line.height, view.style.ink);
+  drawLabel(view, pen, `${line.folded ? "▸" : "▾"} ${view.nodes.lane(line.rank)}`, 4, y, line.height, view.style.ink);
   const { unit } = view.nodes;
   if (line.folded) {
     for (let row = line.first; row < line.end; row++) {
@@ -64,10 +75,22 @@ function drawHeader(view, pen, line, y, lights) {
       pen.fillRect(right, y, 1, bottom - y);
       if (line.folded || right - left < 60) continue;
       pen.fillStyle = view.style.muted;
-      const name = step.name === "whole trace" ? step.name : `step ${step.name}`;
       clip(pen, Math.max(left, GUTTER), y, right - Math.max(left, GUTTER), HEADER, () =>
-        pen.fillText(`${name} · ${duration(step.end - step.start)}`, Math.max(left, GUTTER) + 5, y + HEADER / 2));
+        pen.fillText(`${stepTitle(step.name)} · ${duration(step.end - step.start)}`, Math.max(left, GUTTER) + 5, y + HEADER / 2));
     }
+  });
+  const note = view.nodes.tables.notes?.[line.rank];
+  if (note && !line.folded) drawNote(view, pen, note, y, line.height);
+}
+
+// A few words about a lane, such as its idle time, at its right end.
+function drawNote(view, pen, text, y, height) {
+  const width = pen.measureText(text).width + 12;
+  pen.fillStyle = view.style.panel;
+  clip(pen, view.width - width, TOP, width, view.visible - TOP, () => {
+    pen.fillRect(view.width - width, y, width, height);
+    pen.fillStyle = view.style.ink;
+    pen.fillText(text, view.width - width + 6, y + height / 2);
   });
 }
 

@@ -130,6 +130,7 @@ function tipLines(view, node) {
     const wait = communication.wait > 0 ? `, waits ${duration(communication.wait)} for other ranks` : "";
     lines.push(el("span", {}, `${communication.type}, ${bytes(communication.bytes)}${wait}`));
   }
+  if (nodes.tables.lanes) lines.push(el("span", {}, view.place(node)));
   if (nodes.module[node]) lines.push(el("span", {}, shortened(nodes.tables.modules[nodes.module[node] - 1], 90)));
   return lines;
 }

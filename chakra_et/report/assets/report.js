@@ -53,8 +53,9 @@ function stragglers({ stragglers: found }) {
 }
 
 function timelineSection(content, view) {
+  view.frame.append(detailsPanel(view));
   const kinds = [...new Set(content.entries.map(entry => entry[0]))].map(kind => [kind, `var(${variable(kind)})`]);
-  return section("timeline", "Timeline", toolbar(view), el("div", { class: "split" }, view.element, detailsPanel(view)),
+  return section("timeline", "Timeline", toolbar(view), view.frame,
     legend([...kinds, ["waits for other ranks", "var(--wait)"], ["waits for", "var(--before)"], ["leads to", "var(--after)"],
       ...(content.memory.length > 0 ? [["memory allocated", "var(--memory)"], ["reserved", "var(--ink)"]] : [])]));
 }

@@ -22,7 +22,7 @@ class Timeline {
     this.lit = null;
     this.showsPath = false;
     this.folded = new Set();
-    if (content.ranks.length > MOST_OPEN) nodes.tables.rows.forEach(([rank]) => this.folded.add(rank));
+    if (new Set(nodes.tables.rows.map(([rank]) => rank)).size > MOST_OPEN) nodes.tables.rows.forEach(([rank]) => this.folded.add(rank));
     this.path = nodes.columns.path ? new Uint32Array([...new Set(nodes.columns.path)].sort((a, b) => a - b)) : null;
     this.listeners = [];
     this.canvas = el("canvas", { tabindex: 0, role: "img", "aria-label": "Timeline of all ranks. Select a node to see its dependencies in the list beside it." });
@@ -30,6 +30,8 @@ class Timeline {
     this.tip = el("div", { class: "tip", hidden: true });
     this.scroller = el("div", { class: "scroller" }, this.canvas, this.spacer);
     this.element = el("div", { class: "timeline" }, this.scroller, this.tip);
+    // The timeline, and what is put beside it.
+    this.frame = el("div", { class: "split" }, this.element);
     this.scroller.addEventListener("scroll", () => this.redraw());
     this.lines = [];
     this.layOut();
@@ -74,7 +76,7 @@ class Timeline {
     }
     this.height = top;
     this.spacer.style.height = `${top}px`;
-    document.documentElement.style.setProperty("--height", `${Math.min(HIGHEST, Math.max(300, top + TOP + 4))}px`);
+    this.frame.style.setProperty("--height", `${Math.min(HIGHEST, Math.max(300, top + TOP + 4))}px`);
     this.resize();
   }
 
@@ -94,10 +96,10 @@ class Timeline {
   recolour() {
     this.style = {};
     for (const name of ["ink", "muted", "line", "paper", "panel", "accent", "wait", "path", "before", "after", "found", "memory"]) this.style[name] = colour(`--${name}`);
-    const { kinds, phases } = this.nodes.tables;
-    const several = (css) => Array.from({ length: SHADES }, (_, at) => shade(css, (at - 2) * 0.07));
+    const { kinds, phases, colours } = this.nodes.tables;
+    const several = css => Array.from({ length: SHADES }, (_, at) => colours ? css : shade(css, (at - 2) * 0.07));
     this.palettes = {
-      kind: kinds.flatMap(kind => several(colour(variable(kind)))),
+      kind: kinds.flatMap((kind, at) => several(colours ? colours[at] : colour(variable(kind)))),
       phase: [colour("--annotation"), ...phases.map(phase => colour(variable(phase)))],
       many: Array.from({ length: 12 }, (_, at) => colour(`--many-${at}`)),
     };
@@ -148,6 +150,13 @@ class Timeline {
   pan(units) { this.show(this.from + units, this.to + units); }
   fit() { this.show(0, this.nodes.last); }
 
+  // Where a node stands: its lane and the step that it begins in.
+  place(node) {
+    const rank = this.nodes.rank(node), at = this.nodes.ns(this.nodes.start[node]);
+    const step = (this.steps.get(rank) || []).find(({ start, end }) => at >= start && at < end);
+    return [this.nodes.lane(rank), ...(step ? [stepTitle(step.name)] : [])].join(", ");
+  }
+
   select(node, reveal = false) {
     this.selected = node;
     if (node >= 0 && reveal) this.reveal(node);
@@ -189,6 +198,8 @@ class Timeline {
 
   draw() { drawTimeline(this); }
 }
+
+function stepTitle(name) { return /^\d+$/.test(name) ? `step ${name}` : name; }
 
 function byRank(steps) {
   const found = new Map();
