@@ -1,7 +1,7 @@
 // The timeline's state: which stretch of time and which rows are shown, what is selected and lit. Times are in the
 // units of the nodes' columns.
 
-const GUTTER = 148, OVERVIEW = 34, RULER = 22, TOP = OVERVIEW + RULER, HEADER = 22, SQUASHED = 26;
+const GUTTER = 168, OVERVIEW = 34, RULER = 22, TOP = OVERVIEW + RULER, HEADER = 22, SQUASHED = 26;
 const LOWEST_ROW = 19, HIGHEST_ROW = 34, HIGHEST = 560;
 // With more ranks than this, each begins as one line.
 const MOST_OPEN = 16;
