@@ -99,6 +99,9 @@ def test_wandb_gets_the_page_and_tables(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("WANDB_MODE", "offline")
     write_run(tmp_path)
     assert main(["export", str(tmp_path / "made"), "--format", "wandb", "-o", "runs"]) == 0
+    (log,) = (tmp_path / "wandb").rglob("run-*.wandb")
+    logged = log.read_bytes()
+    assert b"report.html" in logged and b"made" in logged
     names = [path.name for path in (tmp_path / "wandb").rglob("*.table.json")]
     assert [any(name.startswith(table) for name in names) for table in ("steps", "entries", "modules")] == [
         True
