@@ -26,9 +26,10 @@ function heatMap(rowNames, columnNames, values, text, { css = "--heat", corner =
   const head = numbers ? [el("thead", {}, el("tr", {}, el("th", {}, corner), ...columnNames.map(name => el("th", { class: "figure" }, name))))] : [];
   const rows = values.map((row, at) => el("tr", {}, el("th", { scope: "row" }, rowNames[at]), ...row.map((value, column) => {
     const share = value === null || most <= base ? 0 : Math.max(0, (value - base) / (most - base));
+    const strength = Math.sqrt(share);
     return el("td", {
       class: numbers ? "figure" : "",
-      style: `background: color-mix(in srgb, var(${css}) ${(100 * Math.sqrt(share)).toFixed(0)}%, transparent)`,
+      style: `background: color-mix(in srgb, var(${css}) ${(100 * strength).toFixed(0)}%, transparent)${strength > 0.6 ? "; color: var(--paper)" : ""}`,
       title: `${rowNames[at]}, ${columnNames[column]}: ${value === null ? none : text(value)}`,
     }, numbers && value ? text(value) : "");
   })));
