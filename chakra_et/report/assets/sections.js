@@ -112,7 +112,7 @@ function pathBar(content) {
   const kinds = Object.keys(content.path).filter(kind => content.path[kind] > 0);
   if (kinds.length === 0) return null;
   return el("div", {}, el("h3", {}, content.ranks.length > 1 ? "Critical path across ranks" : "Critical path"), legend(kinds.map(kind => [kind, `var(${variable(kind)})`])),
-    stackedBars([{ label: "all ranks", parts: kinds.map(kind => content.path[kind]) }], kinds));
+    stackedBars([{ label: content.ranks.length > 1 ? "all ranks" : `rank ${content.ranks[0].rank}`, parts: kinds.map(kind => content.path[kind]) }], kinds));
 }
 
 function stepTable(content, steps) {
