@@ -20,8 +20,9 @@ MOST_REPLAYED = 100_000_000
 
 def slowdowns(run: Run) -> tuple[dict[str, Any] | None, list[str]]:
     """(what the page shows, what it lacks): ``slowdown`` of the run, ``rank_by_step`` and
-    ``stage_by_dp_rank`` as {rows, columns, values}, ``notes``; None for one rank, and where there is none."""
-    if len(run.ranks) < 2 or run.replay is None or not run.matching.channels:
+    ``stage_by_dp_rank`` as {rows, columns, values}, ``notes``; None for one rank, a plan, and ranks without
+    communication."""
+    if len(run.ranks) < 2 or run.base == "planned" or run.replay is None or not run.matching.channels:
         return None, []
     world = max(size for trace in run.traces if type(size := trace.metadata.get("world_size", 0)) is int)
     if world > len(run.ranks):

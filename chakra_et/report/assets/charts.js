@@ -5,13 +5,16 @@ function legend(entries) {
     el("li", { title: help }, el("i", { style: `background: ${css}` }), name)));
 }
 
+// Greys, on which white letters can't be read.
+const PALE = ["idle", "host overhead", "device overhead", "annotation"];
+
 // rows: [{label, parts: [ns], marks: [[ns, title]], note, hints: {name: text}}], names of the parts.
 function stackedBars(rows, names, { onrow = null } = {}) {
   const most = Math.max(1, ...rows.map(row => Math.max(sum(row.parts), ...(row.marks || []).map(([at]) => at))));
   return el("div", { class: "bars" }, ...rows.map(row => {
     const total = sum(row.parts);
     const bar = el("div", { class: "bar" }, ...row.parts.map((part, at) => part <= 0 ? null : el("span", {
-      style: `width: ${100 * part / most}%; background: var(${variable(names[at])})`,
+      style: `width: ${100 * part / most}%; background: var(${variable(names[at])})${PALE.includes(names[at]) ? "; color: var(--ink)" : ""}`,
       title: `${names[at]}: ${duration(part)}, ${percent(part / total)}${row.hints?.[names[at]] || ""}`,
     }, part / most > 0.06 ? percent(part / total) : "")), ...(row.marks || []).map(([at, title]) =>
       el("b", { style: `left: ${100 * at / most}%`, title })));

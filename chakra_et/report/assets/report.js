@@ -16,7 +16,7 @@ function communication(content) {
       text: row => worst(row) ? `${worst(row)[0]} (${worst(row)[1]} of ${row.count})` : "–" },
   ];
   const parts = [sortableTable(columns, content.collectives, { label: "collectives" })];
-  if (content.late.labels.length > 0) {
+  if (content.late.ns.flat().some(Boolean)) {
     parts.push(el("h3", {}, "Who came late"), el("p", { class: "muted" }, "One column per operation in order of time. The stronger the colour of a cell, the later that rank arrived after the first one."),
       heatMap(ranks.map(rank => `rank ${rank}`), content.late.labels, content.late.ns, duration));
   }

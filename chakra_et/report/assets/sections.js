@@ -124,7 +124,8 @@ function stepTable(content, steps) {
       name, help: HELP[name], value: step => step.parts[at], text: step => duration(step.parts[at]), share: step => step.parts[at] / step.lasts,
     })),
     { name: "hidden communication", help: "communication behind compute or copies", value: step => step.hidden, text: step => duration(step.hidden) },
-    ...content.phases.map((name, at) => ({ name, value: step => step.phases[at], text: step => duration(step.phases[at]) })),
+    ...content.phases.map((name, at) => ({ name, value: step => step.phases[at], text: step => duration(step.phases[at]), known: steps.some(step => step.phases[at] > 0) }))
+      .filter(column => column.known),
   ];
   return el("details", { open: steps.length <= 16 }, el("summary", {}, "Every step of every rank"), sortableTable(columns, steps, { label: "steps", limit: 32 }));
 }
