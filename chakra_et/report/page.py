@@ -14,11 +14,19 @@ from chakra_et.report.pack import Columns
 
 STYLES = ("page.css", "timeline.css")
 SHARED = ("units.js", "data.js", "tables.js", "charts.js")
+TIMELINE = (
+    "nodes.js",
+    "levels.js",
+    "timeline.js",
+    "draw.js",
+    "ruler.js",
+    "memory.js",
+    "input.js",
+    "details.js",
+)
 SCRIPTS = {
-    "report": (*SHARED, "nodes.js", "levels.js", "timeline.js", "draw.js", "memory.js", "input.js",
-               "details.js", "sections.js", "report.js", "start.js"),
-    "schedule": (*SHARED, "nodes.js", "levels.js", "timeline.js", "draw.js", "memory.js", "input.js",
-                 "details.js", "schedule.js", "start.js"),
+    "report": (*SHARED, *TIMELINE, "sections.js", "report.js", "start.js"),
+    "schedule": (*SHARED, *TIMELINE, "schedule.js", "start.js"),
     "compare": (*SHARED, "compare.js", "start.js"),
 }  # fmt: skip
 
