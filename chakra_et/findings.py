@@ -31,6 +31,10 @@ TABLE: dict[str, tuple[Kind, str]] = {
     # repairs
     "negative-duration": ("repair", "negative duration set to 0"),
     "bad-record": ("repair", "record with a field of the wrong type left out"),
+    "bad-memory-event": (
+        "repair",
+        "allocations and frees without a usable time, size or device left out",
+    ),
     "bad-node": ("repair", "host node with a field of the wrong type left out"),
     "unknown-attribute": ("repair", "unknown attribute {} of host nodes left out"),
     "bad-group-record": ("repair", "process-group record that can't be read"),
@@ -71,10 +75,15 @@ TABLE: dict[str, tuple[Kind, str]] = {
         "CPU communication whose record ends after the thread that waited for it went on: cut to that time",
     ),
     "stream-wait-inferred": ("warning", "stream waits without cuda_sync records, inferred from launch order"),
+    "memory-total": (
+        "warning",
+        "allocations and frees without totals: memory counted from the start of the recording",
+    ),
     "unknown-events": ("warning", "events of unknown categories left out; the losses name them"),
     # notes
     "no-host-trace": ("note", "no host trace: nodes have no tensor ids, storages and operator schemas"),
     "no-host-node": ("note", "operators and annotations without a host node, kept with their times"),
+    "memory-event": ("note", "allocations and frees: memory of the nodes in which they happened"),
     "graph-kernel": ("note", "kernels of CUDA or HIP graphs: --graph-capture names their operators"),
     "graph-captured": ("note", "kernels of CUDA or HIP graphs, named by the trace of the capture"),
     "blocking-copy": ("note", "copies that blocked the calling thread"),

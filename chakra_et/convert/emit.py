@@ -15,6 +15,7 @@ import numpy as np
 from chakra_et.convert import emit_operators
 from chakra_et.convert.columns import coded, collector
 from chakra_et.convert.emit_communication import CommTypes, add_communication, communicating
+from chakra_et.convert.emit_memory import add_memory
 from chakra_et.et.columns import Attribute, ExecutionTrace, NodeType, Ragged, Strings
 from chakra_et.graph.captures import Captured, with_captured_modules, with_captured_work
 from chakra_et.graph.hierarchy import find_hierarchy
@@ -62,6 +63,7 @@ def emit(
     add("segment", "int64", further, graph.segment[further])
     emit_operators.add_hierarchy(graph, hierarchy, add)
     emit_operators.add_device(rank, graph, work, captured, add)
+    add_memory(rank, graph, add)
     communication = communicating(graph, rank.communication.items, comm_types)
     of_node = [rank.communication.items[item] for item in graph.item[communication].tolist()]
     add_communication(communication, of_node, number, comm_types, add)

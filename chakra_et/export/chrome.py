@@ -15,6 +15,7 @@ import numpy as np
 
 from chakra_et.export.window import Window
 from chakra_et.report.columns import NODE_KINDS
+from chakra_et.report.memory import device_name
 
 
 def write(window: Window, file: IO[bytes], compress: bool) -> None:
@@ -59,6 +60,21 @@ def _events(window: Window) -> Iterator[dict[str, Any]]:
             "ts": start / 1000, "dur": (end - start) / 1000, "args": args,
         }  # fmt: skip
     yield from _flows(window)
+    yield from _memory(window)
+
+
+def _memory(window: Window) -> Iterator[dict[str, Any]]:
+    """A counter for each device of each rank; viewers stack its values, so the second is what is left."""
+    for curve in window.memory():
+        shared = {"ph": "C", "name": f"{device_name(curve.device)} memory", "pid": curve.rank}
+        free = None if curve.reserved is None else np.maximum(curve.reserved - curve.allocated, 0)
+        for at, (time, allocated) in enumerate(
+            zip(curve.time_ns.tolist(), curve.allocated.tolist(), strict=True)
+        ):
+            args = {"allocated": allocated}
+            if free is not None:
+                args["reserved, not allocated"] = int(free[at])
+            yield {**shared, "ts": time / 1000, "args": args}
 
 
 def _flows(window: Window) -> Iterator[dict[str, Any]]:

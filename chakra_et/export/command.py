@@ -74,7 +74,9 @@ def export(config: ExportConfig) -> None:
     beside = chosen.files.folder / chosen.name
     if config.format == "tensorboard":
         folder = config.output or f"{beside}_tensorboard"
-        publish.to_tensorboard(window, Path(folder))
+        whole = not config.step and not config.around
+        recorded = publish.recorded_traces(chosen, run.ranks) if whole else {}
+        publish.to_tensorboard(window, Path(folder), recorded)
         print(f"{folder}: look at it by `tensorboard --logdir {folder}`")
         return
     if config.format == "wandb":

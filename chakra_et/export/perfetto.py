@@ -1,7 +1,7 @@
 """A run as a Perfetto trace (.pftrace), which https://ui.perfetto.dev and its trace processor open.
 
 Every rank is a process and every row of the timeline a thread; dependencies between rows are flows. Counters
-of each rank: communication that runs, its bytes, and device work that is launched and has not started.
+of each rank: communication that runs, its bytes, device work that is launched and has not started, memory.
 Source of the field numbers: perfetto's protos/perfetto/trace (trace_packet, track_event, track_descriptor,
 interned_data); times are ns on the trace's default clock.
 """
@@ -17,6 +17,7 @@ import numpy as np
 from chakra_et.et.columns import NodeType
 from chakra_et.export.window import Window
 from chakra_et.report.columns import NODE_KINDS
+from chakra_et.report.memory import device_name
 
 SEQUENCE = 1
 CLEARED, NEEDED = 1, 2  # SequenceFlags
@@ -42,6 +43,7 @@ def _packets(window: Window) -> Iterator[bytes]:
     yield _interned(window)
     yield from _slices(window)
     yield from _counters(window)
+    yield from _memory(window)
 
 
 def _tracks(window: Window) -> Iterator[bytes]:
@@ -127,20 +129,38 @@ def _counters(window: Window) -> Iterator[bytes]:
         ):
             if len(begin):
                 uuid += 1
-                counter = _message(8, _text(6, unit))
-                track = _number(1, uuid) + _number(5, _process_uuid(rank)) + _text(2, label)
-                yield _message(60, track + counter)
+                yield _counter_track(uuid, rank, label, unit)
                 yield from _counter_values(uuid, begin, np.maximum(end, begin), amount)
+
+
+def _memory(window: Window) -> Iterator[bytes]:
+    """Counter tracks of each rank's memory: allocated, and reserved by the caching allocator."""
+    for number, curve in enumerate(window.memory()):
+        for place, (what, values) in enumerate(
+            (("allocated", curve.allocated), ("reserved", curve.reserved))
+        ):
+            if values is None:
+                continue
+            uuid = (1 << 42) + 2 * number + place
+            yield _counter_track(uuid, curve.rank, f"{device_name(curve.device)} memory {what}", "bytes")
+            yield from _levels(uuid, curve.time_ns, values)
+
+
+def _counter_track(uuid: int, rank: int, label: str, unit: str) -> bytes:
+    track = _number(1, uuid) + _number(5, _process_uuid(rank)) + _text(2, label)
+    return _message(60, track + _message(8, _text(6, unit)))
 
 
 def _counter_values(uuid: int, begin: np.ndarray, end: np.ndarray, amount: np.ndarray) -> Iterator[bytes]:
     moment, index = np.unique(np.concatenate([begin, end]), return_inverse=True)
     change = np.bincount(index.reshape(-1), np.concatenate([amount, -amount]), len(moment))
+    yield from _levels(uuid, moment, np.rint(np.cumsum(change)).astype(np.int64))
+
+
+def _levels(uuid: int, moment: np.ndarray, level: np.ndarray) -> Iterator[bytes]:
     head = _number(10, SEQUENCE)
     event = _number(9, COUNTER) + _number(11, uuid)
-    for time, value in zip(
-        moment.tolist(), np.rint(np.cumsum(change)).astype(np.int64).tolist(), strict=True
-    ):
+    for time, value in zip(moment.tolist(), level.tolist(), strict=True):
         yield _number(8, time) + head + _message(11, event + _number(30, max(value, 0)))
 
 

@@ -1,25 +1,30 @@
 """A report's figures in TensorBoard, and its page and tables in Weights & Biases.
 
-Both libraries are optional. TensorBoard gets scalars per step and rank, and the timeline as a Chrome trace.
+Both libraries are optional. TensorBoard gets scalars per step and rank, and the trace of each rank.
 wandb gets one artifact with the page, and three tables.
 """
 
 from __future__ import annotations
 
+import gzip
 import re
+import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from chakra_et.errors import TraceError
-from chakra_et.export import chrome
+from chakra_et.export import kineto
 from chakra_et.export.window import Window
 from chakra_et.files import atomic_file
+from chakra_et.names import gz
 from chakra_et.report.content import content, tables
+from chakra_et.report.inputs import RunInput
 from chakra_et.report.page import write_page
 from chakra_et.report.run import Run
 from chakra_et.report.steps import find_times
+from chakra_et.traces.records import open_trace
 
 # The entries of the page's content that become wandb tables: their columns.
 TABLES = {
@@ -45,9 +50,11 @@ def scalars(content: dict[str, Any]) -> Iterator[tuple[int, int, str, float]]:
             yield rank, number, f"phase/{name}", part / 1e6
 
 
-def to_tensorboard(window: Window, folder: Path) -> None:
-    """Write scalars to FOLDER/NAME/rankN, and the window to FOLDER/NAME/NAME.pt.trace.json.gz.
+def to_tensorboard(window: Window, folder: Path, recorded: Mapping[int, Path]) -> None:
+    """Write scalars to FOLDER/NAME/rankN, and the trace of each rank to FOLDER/NAME/rankN.pt.trace.json.gz,
+    where TensorBoard's plugin looks for it.
 
+    ``recorded``: rank → its device trace, which is taken as it is; ranks without one get what ``window`` has.
     Raises ``TraceError`` where torch or tensorboard is not installed.
     """
     try:
@@ -57,13 +64,32 @@ def to_tensorboard(window: Window, folder: Path) -> None:
     run = window.run
     found = list(scalars(tables(run, find_times(run))))
     place = folder / run.name
-    for rank in run.ranks:
+    for rank in sorted(set(window.rank.tolist())):
         with SummaryWriter(str(place / f"rank{rank}")) as writer:
             for of_rank, step, name, value in found:
                 if of_rank == rank:
                     writer.add_scalar(f"{name}_ms", value, step)
-    with atomic_file(place / f"{run.name}.pt.trace.json.gz") as file:
-        chrome.write(window, file, compress=True)
+        with atomic_file(place / f"rank{rank}.pt.trace.json.gz") as file:
+            if rank in recorded:
+                with (
+                    open_trace(recorded[rank]) as trace,
+                    gzip.GzipFile(fileobj=file, mode="wb", filename="", mtime=0) as packed,
+                ):
+                    shutil.copyfileobj(trace, packed)
+            else:
+                kineto.write(window, rank, file)
+
+
+def recorded_traces(chosen: RunInput, ranks: Iterable[int]) -> dict[int, Path]:
+    """The device traces that a run was converted from, as far as they are there."""
+    if chosen.traces is not None:
+        return {rank: pair.device for rank, pair in chosen.traces.pairs.items()}
+    found = {}
+    for rank in ranks:
+        path = chosen.files.trace_file(rank, "device")
+        if there := [each for each in (path, gz(path)) if each.is_file()]:
+            found[rank] = there[0]
+    return found
 
 
 def to_wandb(run: Run, project: str) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 from chakra_et.errors import TraceError
 from chakra_et.report.columns import EDGE_NAMES, NODE_KINDS, edge_kinds, name_codes, page_kinds
 from chakra_et.report.lanes import Row, lay_out
+from chakra_et.report.memory import Curve, curves
 from chakra_et.report.run import Run
 from chakra_et.report.steps import find_times
 from chakra_et.traces.sets import rank_choice
@@ -86,6 +87,13 @@ class Window:
         ids = self.run.graph.gather([trace.ids for trace in self.run.traces])
         found: np.ndarray = ids[self.node]
         return found
+
+    def memory(self) -> list[Curve]:
+        """The memory of the devices, at the moments at which a chosen node changes it."""
+        chosen = np.zeros(len(self.run.graph), dtype=bool)
+        chosen[self.node] = True
+        found = [each.take(np.flatnonzero(chosen[each.node])) for each in curves(self.run)]
+        return [each for each in found if len(each.time_ns)]
 
     def kind_names(self) -> list[str]:
         return [NODE_KINDS[kind] for kind in self.kind.tolist()]

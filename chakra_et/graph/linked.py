@@ -64,7 +64,8 @@ def link_rank(
         findings.add("outside-step", len(device) - len(kept), step)
         place = np.full(len(device) + 1, -1, dtype=np.int64)
         place[kept] = np.arange(len(kept))
-        device, calls = device.select(kept), place[calls[kept]]
+        memory = device.memory.take(_memory_of_step(device, step))
+        device, calls = dataclasses.replace(device.select(kept), memory=memory), place[calls[kept]]
         linked = dataclasses.replace(linked, host_row=linked.host_row[kept])
     rows = communication_rows(device, added_kernels)
     time = timeline.build(device, rows.cpu)
@@ -84,3 +85,9 @@ def _rows_of_step(device: DeviceTrace, calls: np.ndarray, step: str) -> np.ndarr
     row = known[int(step)]
     inside = (device.start >= device.start[row]) & (device.start < device.end[row])
     return np.flatnonzero(np.where(calls >= 0, inside[calls], inside))
+
+
+def _memory_of_step(device: DeviceTrace, step: str) -> np.ndarray:
+    """The allocations and frees during one ProfilerStep that is in the trace."""
+    row = dict(timeline.steps(device))[int(step)]
+    return np.flatnonzero((device.memory.time >= device.start[row]) & (device.memory.time < device.end[row]))

@@ -9,6 +9,7 @@ import numpy as np
 
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import Attribute, ExecutionTrace, Ragged, Strings
+from chakra_et.et.memory import is_memory
 from chakra_et.files import write_json
 from chakra_et.names import run_at
 from chakra_et.predict.predict import Prediction
@@ -47,7 +48,8 @@ def _predicted(
     """The trace with new times, µs. All ranks count from the moment 0 of the joint replay."""
     begin_us, end_us = start // 1000, end // 1000
     duration = end_us - begin_us
-    attributes = dict(trace.attributes)
+    # What the changed run would allocate is not predicted.
+    attributes = {name: column for name, column in trace.attributes.items() if not is_memory(name)}
     rows = np.flatnonzero(matched)
     if len(rows) and "wait_micros" in attributes:
         transfer = np.minimum(lasting // 1000, duration)

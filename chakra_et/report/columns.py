@@ -11,6 +11,7 @@ from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType, Strin
 from chakra_et.info.describe import EDGE_KINDS
 from chakra_et.replay.shares import KINDS, node_kinds
 from chakra_et.report.lanes import lay_out
+from chakra_et.report.memory import curves, device_name
 from chakra_et.report.pack import Columns
 from chakra_et.report.run import Run, text_column
 
@@ -32,7 +33,8 @@ def add_nodes(run: Run, columns: Columns) -> dict[str, Any]:
     ``edge`` (distance to the node that is waited for modulo 2^32) and ``edge_kind``. Of device work:
     ``work_node``, ``work_ops``, ``work_bytes``. Of communication: ``comm_node``, ``comm_type``,
     ``comm_bytes``, ``comm_group``, ``comm_wait``, ``comm_operation`` (0: not matched). Of the critical path:
-    ``path`` (nodes), ``path_from``, ``path_to``.
+    ``path`` (nodes), ``path_from``, ``path_to``. Of memory, curve by curve: ``memory_time``,
+    ``memory_allocated`` and ``memory_reserved``, in bytes.
     """
     graph = run.graph
     rows, of_node = lay_out(run)
@@ -67,6 +69,7 @@ def add_nodes(run: Run, columns: Columns) -> dict[str, Any]:
     _add_edges(run, place, columns)
     _add_work(run, place, columns)
     groups = _add_communication(run, place, columns, units)
+    memory = _add_memory(run, columns, units)
     return {
         "unit_ns": unit,
         "rows": [[row.rank, row.kind, row.label] for row in rows],
@@ -77,6 +80,7 @@ def add_nodes(run: Run, columns: Columns) -> dict[str, Any]:
         "edge_kinds": EDGE_NAMES,
         "comm_types": COMM_NAMES,
         "groups": groups,
+        "memory": memory,
     }
 
 
@@ -182,6 +186,22 @@ def _add_communication(run: Run, place: np.ndarray, columns: Columns, units: Any
     columns.add("comm_wait", units(run.wait_ns[node]))
     columns.add("comm_operation", run.operations.of_node[node] + 1)
     return graph.groups
+
+
+def _add_memory(run: Run, columns: Columns, units: Any) -> list[list[Any]]:
+    """Add all memory; of each curve: [rank, device, first row, end, whether some is reserved]."""
+    found = curves(run)
+    if not found:
+        return []
+    columns.add("memory_time", units(np.concatenate([each.time_ns for each in found])), delta=True)
+    columns.add("memory_allocated", np.concatenate([each.allocated for each in found]).astype(np.float64))
+    reserved = [np.zeros_like(each.allocated) if each.reserved is None else each.reserved for each in found]
+    columns.add("memory_reserved", np.concatenate(reserved).astype(np.float64))
+    end = np.cumsum([len(each.time_ns) for each in found]).tolist()
+    return [
+        [each.rank, device_name(each.device), first, last, each.reserved is not None]
+        for each, first, last in zip(found, [0, *end], end, strict=False)
+    ]
 
 
 def comm_types(run: Run) -> np.ndarray:

@@ -15,6 +15,7 @@ import numpy as np
 from chakra_et.replay.breakdown import ACTIVITIES
 from chakra_et.report.columns import PHASES
 from chakra_et.report.content import facts, made_by
+from chakra_et.report.memory import largest_peak
 from chakra_et.report.profile import Entry, Module, by_module, by_name
 from chakra_et.report.run import Run
 from chakra_et.report.steps import WHOLE, find_times
@@ -26,7 +27,8 @@ MOST_ROWS = 3000
 
 @dataclass(frozen=True)
 class Side:
-    """One run. Times are means per step and rank, ns; ``steps`` is 0 where the whole trace is one stretch."""
+    """One run. Times are means per step and rank, ns; ``steps`` is 0 where the whole trace is one stretch.
+    ``peak_bytes``: see ``largest_peak``."""
 
     name: str
     ranks: int
@@ -37,6 +39,7 @@ class Side:
     parts_ns: tuple[float, ...]
     hidden_ns: float
     phases_ns: tuple[float, ...]
+    peak_bytes: int | None
     entries: list[Entry]
     modules: list[Module]
     facts: list[list[str]]
@@ -89,6 +92,7 @@ def side(run: Run) -> Side:
         parts_ns=tuple(parts.tolist()),
         hidden_ns=float(np.mean([step.hidden_ns for step in steps])),
         phases_ns=tuple(phases.tolist()),
+        peak_bytes=largest_peak(run),
         entries=by_name(run),
         modules=by_module(run),
         facts=facts(run.manifest, run),
@@ -189,6 +193,7 @@ def compare_content(sides: list[Side]) -> dict[str, Any]:
                 "parts_ns": each.parts_ns,
                 "hidden_ns": each.hidden_ns,
                 "phases_ns": each.phases_ns,
+                "peak_bytes": each.peak_bytes,
                 "speedup": speedup(sides, at),
                 "efficiency": efficiency(sides, at),
                 "facts": each.facts,

@@ -24,6 +24,7 @@ from chakra_et.report.compare import (
     speedup,
 )
 from chakra_et.report.inputs import find_runs
+from chakra_et.report.memory import size
 from chakra_et.report.pack import Columns
 from chakra_et.report.page import write_page
 from chakra_et.report.run import load
@@ -71,13 +72,14 @@ def compare(config: CompareConfig) -> None:
     print("\n".join(lines(sides, config.top)))
     if config.output:
         title = "compared: " + ", ".join(each.name for each in sides)
-        size = write_page(Path(config.output), "compare", title, compare_content(sides), Columns())
-        print(f"\n{config.output}: {size / 1e6:.1f} MB, open it in a browser")
+        written = write_page(Path(config.output), "compare", title, compare_content(sides), Columns())
+        print(f"\n{config.output}: {written / 1e6:.1f} MB, open it in a browser")
 
 
 def lines(sides: list[Side], top: int) -> list[str]:
     """The comparison as text: a row for each run, then the operators and kernels that changed most."""
     several = len({each.ranks for each in sides}) > 1
+    memory = any(each.peak_bytes is not None for each in sides)
     head = [
         "run",
         "ranks",
@@ -87,6 +89,7 @@ def lines(sides: list[Side], top: int) -> list[str]:
         *(["weak", "strong"] if several else []),
         *ACTIVITIES,
         "hidden",
+        *(["peak memory"] if memory else []),
     ]
     rows = [head]
     for at, each in enumerate(sides):
@@ -103,6 +106,7 @@ def lines(sides: list[Side], top: int) -> list[str]:
                 *scaling,
                 *map(duration, each.parts_ns),
                 duration(each.hidden_ns),
+                *([size(each.peak_bytes)] if memory else []),
             ]
         )
     text = table(rows, right=range(1, len(head)))

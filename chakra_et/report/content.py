@@ -8,9 +8,11 @@ steps                           [rank, step, start, end, parts, hidden, phases, 
 path                            {kind: ns} of the critical path
 entries, modules                see ``profile``, as lists in the order of their fields
 collectives                     see ``collectives.Collective``, as dicts
+memory                          see ``memory.Usage``, as dicts, with the name of the peak's node
 traffic                         {messages, collectives}: bytes, rows send
 late                            {labels, ns}: rows are ranks, null where a rank took no part
 waits                           ns that the rank of the row waited for the rank of the column
+stragglers                      see ``slowdown.slowdowns``, None where there is nothing to show
 timeline                        the tables that the nodes' columns refer to: see ``columns``
 """
 
@@ -25,10 +27,12 @@ import numpy as np
 
 from chakra_et.replay.breakdown import ACTIVITIES
 from chakra_et.report.collectives import collectives, lateness, traffic, waits_by_rank
-from chakra_et.report.columns import PHASES, add_nodes
+from chakra_et.report.columns import PHASES, add_nodes, name_codes
+from chakra_et.report.memory import device_name, usage
 from chakra_et.report.pack import Columns
 from chakra_et.report.profile import by_module, by_name
 from chakra_et.report.run import Run
+from chakra_et.report.slowdown import slowdowns
 from chakra_et.report.steps import Times, find_times
 from chakra_et.report.verdict import headline, lacks, path_by_kind, rank_rows
 
@@ -51,7 +55,8 @@ def tables(run: Run, times: Times) -> dict[str, Any]:
     messages, shared = traffic(run)
     labels, late = lateness(run)
     many = len(run.ranks) > MOST_RANKS
-    missing = lacks(run, times)
+    stragglers, without = slowdowns(run)
+    missing = [*lacks(run, times), *without]
     if many:
         missing.append(f"tables of rank by rank: left out for more than {MOST_RANKS} ranks")
     if len(times.steps) > MOST_STEPS:
@@ -75,14 +80,26 @@ def tables(run: Run, times: Times) -> dict[str, Any]:
         "entries": [astuple(entry) for entry in by_name(run)[:MOST_ENTRIES]],
         "modules": [astuple(module) for module in by_module(run)[:MOST_MODULES]],
         "collectives": [asdict(each) for each in collectives(run)],
+        "memory": memory_rows(run),
         "traffic": None if many else {"messages": messages.tolist(), "collectives": shared.tolist()},
         "late": {"labels": labels, "ns": _rounded(late)},
+        "stragglers": stragglers,
         "waits": None if many else waits_by_rank(run).tolist(),
     }  # fmt: skip
 
 
 def _rounded(values: np.ndarray) -> list[list[int | None]]:
     return [[None if each != each else round(each) for each in row] for row in values.tolist()]
+
+
+def memory_rows(run: Run) -> list[dict[str, Any]]:
+    """One dict for each rank and device with memory."""
+    found = usage(run)
+    code, names = name_codes(run) if found else (np.zeros(0, np.int64), [])
+    return [
+        asdict(each) | {"device": device_name(each.device), "peak_name": names[int(code[each.peak_node])]}
+        for each in found
+    ]
 
 
 def made_by() -> str:

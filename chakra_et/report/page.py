@@ -14,22 +14,38 @@ from chakra_et.report.pack import Columns
 
 STYLES = ("page.css", "timeline.css")
 SHARED = ("units.js", "data.js", "tables.js", "charts.js")
+TIMELINE = (
+    "nodes.js",
+    "levels.js",
+    "timeline.js",
+    "draw.js",
+    "ruler.js",
+    "memory.js",
+    "input.js",
+    "details.js",
+)
 SCRIPTS = {
-    "report": (*SHARED, "nodes.js", "levels.js", "timeline.js", "draw.js", "input.js", "details.js",
-               "sections.js", "report.js", "start.js"),
+    "report": (*SHARED, *TIMELINE, "sections.js", "report.js", "start.js"),
+    "schedule": (*SHARED, *TIMELINE, "schedule.js", "start.js"),
     "compare": (*SHARED, "compare.js", "start.js"),
 }  # fmt: skip
 
 
 def write_page(path: Path, kind: str, title: str, content: dict[str, Any], columns: Columns) -> int:
-    """Write a page of one kind of ``SCRIPTS`` atomically, and return its size in bytes.
+    """Write a page atomically, and return its size in bytes."""
+    with atomic_file(path) as file:
+        return sum(file.write(part) for part in page_parts(kind, title, content, columns))
+
+
+def page_parts(
+    kind: str, title: str, content: dict[str, Any], columns: Columns
+) -> tuple[bytes, bytes, bytes]:
+    """The parts of a page of one kind of ``SCRIPTS``, UTF-8.
 
     Names from traces go into the compressed data alone, which scripts show as text and never as markup.
     """
-    data = base64.b64encode(columns.pack(content))
     head, tail = _page(kind, title).split("{data}")
-    with atomic_file(path) as file:
-        return sum(file.write(part) for part in (head.encode(), data, tail.encode()))
+    return head.encode(), base64.b64encode(columns.pack(content)), tail.encode()
 
 
 def _page(kind: str, title: str) -> str:

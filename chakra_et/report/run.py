@@ -15,6 +15,7 @@ from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import ExecutionTrace, Strings
 from chakra_et.et.edges import rows_of
+from chakra_et.et.memory import is_memory
 from chakra_et.et.sets import read_comm_groups
 from chakra_et.replay.alignment import align
 from chakra_et.replay.critical_path import CriticalPath, critical_path
@@ -25,7 +26,7 @@ from chakra_et.replay.simulators import ReplayResult, device_replay
 from chakra_et.replay.timing import Timing, timing
 from chakra_et.report.inputs import RunInput, with_et_files
 
-# The attributes that a report needs; all others are dropped as soon as a file is read.
+# The attributes that a report needs, with those of memory; all others are dropped as soon as a file is read.
 NEEDED = frozenset(
     (
         "is_cpu_op", "kind", "lane", "stream", "tid", "parent", "module", "phase", "segment", "num_ops",
@@ -153,7 +154,9 @@ def _read(path: Path, keep: frozenset[str] | None) -> ExecutionTrace:
     trace = et_file.read(path)
     if keep is None:
         return trace
-    attributes = {name: column for name, column in trace.attributes.items() if name in keep}
+    attributes = {
+        name: column for name, column in trace.attributes.items() if name in keep or is_memory(name)
+    }
     return replace(trace, inputs=None, outputs=None, attributes=attributes)
 
 

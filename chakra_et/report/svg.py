@@ -78,7 +78,8 @@ class Mark:
 @dataclass(frozen=True)
 class Picture:
     """What is drawn. ``strips``: heights of the parts of a lane, pixels. ``until``: seconds at the right
-    end, None for the last end of a span. ``time``: how the axis shows a time."""
+    end, None for the last end of a span. ``time``: how the axis shows a time. ``strip_labels``: of the parts,
+    for pages that give each a row. ``rules``: lanes below which there is a bold line."""
 
     title: str
     lanes: Sequence[Lane]
@@ -88,6 +89,8 @@ class Picture:
     marks: Sequence[Mark] = ()
     until: float | None = None
     time: Callable[[float], str] = field(default=lambda seconds: seconds_text(seconds))
+    strip_labels: Sequence[str] = ()
+    rules: Sequence[int] = ()
 
 
 def draw(picture: Picture) -> str:
@@ -115,6 +118,7 @@ def draw(picture: Picture) -> str:
         ]
     parts += [_bar(picture, span, scale, height) for span in _merged(picture, scale)]
     parts += [_mark(mark, scale, bottom) for mark in picture.marks]
+    parts += [_rule(TOP + (lane + 1) * height - GAP / 2) for lane in picture.rules]
     parts += _axis(picture, until, scale, bottom)
     return "\n".join([*parts, "</svg>"]) + "\n"
 
@@ -193,6 +197,10 @@ def _mark(mark: Mark, scale: float, bottom: int) -> str:
         line
         + f'<text class="m" x="{x + 4:.1f}" y="{TOP - 4}" font-size="10">{html.escape(mark.label)}</text>'
     )
+
+
+def _rule(y: float) -> str:
+    return f'<line class="k" style="stroke-width:3" x1="12" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}"/>'
 
 
 def _axis(picture: Picture, until: float, scale: float, y: int) -> list[str]:

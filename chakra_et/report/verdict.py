@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from chakra_et.et.memory import is_memory
 from chakra_et.findings import sentence
 from chakra_et.replay.breakdown import ACTIVITIES, HOST, WAIT
 from chakra_et.replay.shares import KINDS, OVERHEAD, Shares, node_kinds, shares
 from chakra_et.report.collectives import waits_by_rank
+from chakra_et.report.memory import memory_sentence
 from chakra_et.report.run import Run
 from chakra_et.report.steps import WHOLE, Times
 
@@ -94,8 +96,7 @@ def headline(run: Run, times: Times) -> list[str]:
             if any(step.parts_ns[1] for step in steps) or _has_device(run)
             else "Much of the time is spent outside of operators, mostly in Python."
         )
-    lines += _path(run)
-    return lines
+    return [*lines, *_path(run), *memory_sentence(run)]
 
 
 def _blame(run: Run) -> list[str]:
@@ -243,6 +244,8 @@ def lacks(run: Run, times: Times) -> list[str]:
         found.append("no modules: record Python frames (with_stack) to see time by module")
     if not any(int(trace.column("num_ops").max(initial=0)) for trace in run.traces):
         found.append("no operation counts: rates in FLOP/s are not known")
+    if run.base != "planned" and not any(is_memory(name) for name in attributes):
+        found.append("no memory: record allocations (--trace-memory, or profile_memory=True) to see it")
     if len(run.ranks) > 1 and not len(run.operations):
         found.append("no communication that all its ranks recorded: waiting can't be told from transfer")
     return [*found, *dict.fromkeys(run.lacks)]

@@ -173,6 +173,43 @@ def analyse(job: Job, compute: Typical = "mean", threshold: float = 1.03) -> Str
     )
 
 
+@dataclass(frozen=True)
+class RankSlowdowns:
+    """``slowdown``: mean step time with recorded durations over that of the ideal job. ``rank_by_step``,
+    ``stage_by_dp_rank``: the same where only that rank, or stage of a data-parallel rank, keeps its own."""
+
+    slowdown: float
+    rank_by_step: heatmap.HeatMap
+    stage_by_dp_rank: heatmap.HeatMap
+    notes: list[str]
+
+
+def rank_slowdowns(job: Job, compute: Typical = "mean") -> RankSlowdowns:
+    """The heat maps of ``analyse`` alone, whatever the slowdown is; ``compute`` as there."""
+    operations = job.operations
+    recorded, ideal = operations.work_s, typical(operations, compute)
+    nodelay, noblk = job.simulate([Setting(recorded), Setting(ideal)])
+    parts = {"dp_rank": operations.dp_rank, "stage": operations.stage}
+    slow: dict[str, dict[int, np.ndarray]] = {"dp_rank": {}, "stage": {}}
+    for name, part, keeps in _each(parts):
+        (times,) = [nodelay] if keeps.all() else job.simulate([Setting(np.where(keeps, recorded, ideal))])
+        slow[name][part] = times
+    per_step = {
+        name: {
+            step: {part: float(times[at] / noblk[at]) for part, times in own.items()}
+            for at, step in enumerate(job.steps)
+        }
+        for name, own in slow.items()
+    }
+    means = {
+        name: {part: float(times.mean() / noblk.mean()) for part, times in own.items()}
+        for name, own in slow.items()
+    }
+    by_step = heatmap.rank_by_step(job.steps, workers(operations), per_step["dp_rank"], per_step["stage"])
+    by_stage = heatmap.stage_by_dp_rank(means["dp_rank"], means["stage"])
+    return RankSlowdowns(float(nodelay.mean() / noblk.mean()), by_step, by_stage, job.notes)
+
+
 def worker_slowdowns(places: dict[int, tuple[int, int]], analysis: Analysis) -> Slowdowns | None:
     """Rank → slowdown, the smaller one of its data-parallel rank and its stage (equation 4); largest first.
 

@@ -14,8 +14,8 @@ from chakra_et.et.sets import RankSet
 from chakra_et.names import run_at
 from chakra_et.predict.schedule import Schedule, make_schedule
 from chakra_et.replay.joint import ReplayGraph, build_graph
-from chakra_et.replay.matching import match
-from chakra_et.replay.timing import timing
+from chakra_et.replay.matching import Matching, match
+from chakra_et.replay.timing import Timing, timing
 from chakra_et.stragglers.mesh import stages_of
 from chakra_et.stragglers.operations import JobMeta, Operations, Setting
 from chakra_et.stragglers.stretches import find_stretches
@@ -65,15 +65,22 @@ def recorded_job(run: RankSet) -> RecordedJob:
     traces, ranks = _read(run)
     graph = build_graph(traces, ranks)
     matching = match(graph, run.comm_groups() or {})
-    times = timing(graph, matching)
+    return job_of(run.name, graph, matching, timing(graph, matching))
+
+
+def job_of(name: str, graph: ReplayGraph, matching: Matching, times: Timing) -> RecordedJob:
+    """The job of traces that are already joined; ``name``: the run, or its path.
+
+    Raises ``TraceError`` for ranks without common communication and for those that recorded different steps.
+    """
     if not matching.channels:
         raise TraceError(
-            f"{run.name}: its ranks have no communication in common, so none waits for another: give the .et "
+            f"{name}: its ranks have no communication in common, so none waits for another: give the .et "
             "files of one job"
         )
     schedule = make_schedule(graph, matching)
-    found = find_stretches(run.name, graph)
-    stages = stages_of(traces, ranks)
+    found = find_stretches(name, graph)
+    stages = stages_of(graph.traces, graph.ranks)
     table = make_table(graph, found, matching, times, stages)
     apart_s = max(times.release_ns) * NS
     step_s = None
@@ -82,10 +89,10 @@ def recorded_job(run: RankSet) -> RecordedJob:
         step_s = _step_times(starts + graph.duration_ns, found.step, len(found.steps), int(starts.min()))
     job = RecordedJob(
         meta=JobMeta(
-            trial_name=run_at(run.name).name,
+            trial_name=run_at(name).name,
             dp_size=int(table.operations.dp_rank.max()) + 1,
             pp_size=len(set(stages.values())),
-            world_size=len(ranks),
+            world_size=len(graph.ranks),
         ),
         steps=found.steps,
         measured_s=np.empty(0),

@@ -32,6 +32,7 @@ from chakra_et.traces.device_format import (
 )
 from chakra_et.traces.fields import Number, as_column, as_number
 from chakra_et.traces.limits import DEFAULT_LIMITS, Limits
+from chakra_et.traces.memory import MEMORY, Memory, no_memory, read_memory
 from chakra_et.traces.records import read_records
 
 MAX_MICROSECONDS = 2.0**53
@@ -86,6 +87,7 @@ class DeviceTrace:
     - ``forward_backward`` int64[K, 2, 2]: (thread, time) of the start and finish of each fwdbwd flow
     - ``origin_ns``: absolute time of the first event; ``events_in``: number of events in the file
     - ``findings``: counts of what was left out or repaired
+    - ``memory``: allocations and frees, if they were recorded
     - ``inputs``: None unless requested; ``launched``: row of a launch call → name of the kernel (only HIP
       records it), empty unless requested
     """
@@ -122,6 +124,7 @@ class DeviceTrace:
     device_name: str = ""
     inputs: OperatorInputs | None = None
     launched: dict[int, str] = field(default_factory=dict)
+    memory: Memory = field(default_factory=no_memory)
 
     def __len__(self) -> int:
         return len(self.start)
@@ -169,6 +172,7 @@ class _Columns:
         self.waits: dict[int, Args] = {}
         self.flows: dict[Any, list[Any]] = {}
         self.modules: list[Event] = []
+        self.memory: list[Event] = []
         self.inputs: tuple[list[bytes], list[bytes], list[bytes]] | None = ([], [], []) if operators else None
         self.launched: dict[int, str] = {}
         self.findings = Findings()
@@ -188,6 +192,8 @@ class _Columns:
                     codes.append(code)
                 else:
                     self._leave_out(event)
+            elif ph == "i" and event.name == MEMORY and event.args is not None:
+                self.memory.append(event)
             elif event.cat == "fwdbwd" and ph in "sf":
                 self.flows.setdefault(event.id, [None, None])[ph == "f"] = event
             elif ph == "M" and event.name == "thread_name" and event.args is not None:
@@ -338,6 +344,7 @@ def _finish(path: Path, columns: _Columns, header: HeaderFields) -> DeviceTrace:
         device_name=str(first.get("name") or "") if isinstance(first, dict) else "",
         inputs=inputs,
         launched=placed(columns.launched),
+        memory=read_memory(columns.memory, columns.threads, origin_us, 2 * MAX_SPAN, findings),
         **{name: column[order] for name, column in joined.items()},
     )
 

@@ -74,6 +74,11 @@ class Args(msgspec.Struct, gc=False):
     block: Any = None
     graph_id: Number = msgspec.field(name="graph id", default=None)
     name: Any = None
+    memory_bytes: Any = msgspec.field(name="Bytes", default=None)
+    allocated: Any = msgspec.field(name="Total Allocated", default=None)
+    reserved: Any = msgspec.field(name="Total Reserved", default=None)
+    device_type: Any = msgspec.field(name="Device Type", default=None)
+    device_id: Any = msgspec.field(name="Device Id", default=None)
 
 
 class OperatorArgs(Args, gc=False):

@@ -37,7 +37,7 @@ def markdown(heading: str, wrong: list[str], tables: list[Table]) -> str:
 
 
 def page(heading: str, wrong: list[str], tables: list[Table], charts: list[str]) -> str:
-    """One HTML page; ``charts`` are HTML, the first of which carries plotly's script."""
+    """One HTML page; ``charts`` are SVG."""
     parts = [
         "<!DOCTYPE html><html lang='en'><head><meta charset='utf-8'>",
         f"<title>{html.escape(heading)}</title><style>{STYLE}</style></head>",

@@ -2,23 +2,23 @@
 
     python megatron_lm/_05_report_visualization.py JOBID [--node n1 n2] [--iterations 9-10] [--plan PLAN.json]
 
-x: seconds; y: ranks, with three lanes each: compute (forward blue, backward red, optimizer navy), its
-sub-steps, communication (green). A bold line marks the end of each pipeline stage's data-parallel group.
-The table below gives the idle time of each rank. With a plan of ``python -m fasop``, its predicted schedule
-follows on the same scale. Node clocks are not corrected: synchronise them with NTP.
+x: time; y: ranks, with three rows each: compute (forward blue, backward red, optimizer navy), its sub-steps,
+communication (green). A bold line marks the end of each pipeline stage's data-parallel group. The timeline is
+that of ``chakra-et report``: it zooms, searches, and names what is under the cursor. A table gives the
+idle time of each rank. With a plan of ``python -m fasop``, its predicted schedule follows on the same scale.
+Node clocks are not corrected: synchronise them with NTP.
 """
 
 from __future__ import annotations
 
-import html
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import plotly.graph_objects as go
-
 from chakra_et import cli
+from chakra_et.report.schedule import TextTable, schedule_page
+from chakra_et.report.svg import Kind, Lane, Mark, Picture, Span
 from megatron_lm.errors import RunError
 from megatron_lm.logs import records, runs
 from megatron_lm.logs.runs import Run
@@ -27,10 +27,15 @@ from megatron_lm.results.pages import Table
 from megatron_lm.results.timeline import Event
 from megatron_lm.settings import conf
 
-COLOURS = {"forward": "#1f77ff", "backward": "#d62728", "optimizer": "#001f5b"}
-COMMUNICATION_COLOUR, COLLECTIVE_COLOUR, SUB_STEP_COLOUR = "#2ca02c", "#145a14", "#f0a830"
-LANE_HEIGHT = 0.26
-LABELLED = 4000  # events; more labels than this slow the browser down and can't be read anyway
+KINDS = {
+    "forward": Kind("forward", "#1f77ff"),
+    "backward": Kind("backward", "#d62728"),
+    "optimizer": Kind("optimizer", "#001f5b"),
+    "sub-step": Kind("sub-steps", "#f0a830"),
+    "p2p": Kind("p2p", "#2ca02c"),
+    "collective": Kind("collectives", "#145a14"),
+}
+STRIPS = (26, 10, 10)  # by lane of the timeline
 MOST_EVENTS = 200_000  # that a browser can hold
 
 
@@ -104,86 +109,58 @@ def read_events(run: Run, only: tuple[str, ...], wanted: str) -> tuple[list[Even
 
 def draw(run: Run, found: list[Event], settings: dict[str, str], predicted: list[Event]) -> str:
     """The page: measured schedule, predicted schedule if there is one, tables."""
-    group = stage_ranks(settings, len({event.rank for event in found}))
-    iterations = sorted({event.iteration for event in found})
-    measured = figure(found, group, f"Measured: {_span(iterations)}")
-    figures = [measured]
-    if predicted:
-        figures.append(
-            figure(predicted, 1, "Predicted by FASOP: one iteration, one row per stage", row="stage")
-        )
-        longest = max(_length(found), _length(predicted))
-        for each in figures:
-            each.update_xaxes(range=[0, longest * 1.02])
-    charts = [
-        each.to_html(full_html=False, include_plotlyjs=number == 0) for number, each in enumerate(figures)
-    ]
+    pictures = [measured_picture(found, stage_ranks(settings, len({event.rank for event in found})))]
     tables = [bubble_table("Bubbles, measured", found, "rank")]
     if predicted:
+        pictures.append(picture_of(predicted, "predicted", "stage"))
         tables.append(bubble_table("Bubbles, predicted", predicted, "stage"))
     stages, micro_batches = _schedule(settings)
-    notes = []
     if stages and micro_batches:
         ideal = (stages - 1) / (micro_batches + stages - 1)
-        notes.append(Table("Ideal", ("stages", "micro-batches", "bubble if all stages were equal, %"),
-                           [(str(stages), str(micro_batches), f"{100 * ideal:.1f}")]))  # fmt: skip
-    return pages.page(f"Run {' '.join(run.jobs)}", [], [*tables, *notes], charts)
+        tables.append(Table("Ideal", ("stages", "micro-batches", "bubble if all stages were equal, %"),
+                            [(str(stages), str(micro_batches), f"{100 * ideal:.1f}")]))  # fmt: skip
+    note = f"Measured: {_span(sorted({event.iteration for event in found}))}"
+    if predicted:
+        note += ". Predicted by FASOP: one iteration, one lane per stage, on the same scale"
+    return schedule_page(
+        f"Run {' '.join(run.jobs)}", pictures, [TextTable(*table) for table in tables], f"{note}."
+    )
 
 
-def figure(found: list[Event], group: int, heading: str, row: str = "rank") -> go.Figure:
-    """Events as bars. group: number of ranks per pipeline stage; a bold line follows each group."""
-    zero = min(event.start for event in found)
+def measured_picture(found: Sequence[Event], group: int) -> Picture:
+    """Measured events; a bold line follows each ``group`` ranks, those of one pipeline stage."""
     ranks = sorted({event.rank for event in found})
+    ends = [at for at, rank in enumerate(ranks[:-1]) if rank // group != ranks[at + 1] // group]
+    return replace(picture_of(found, "measured", "rank"), rules=ends)
+
+
+def picture_of(found: Sequence[Event], title: str, row: str) -> Picture:
+    """Events as lanes of bars, from the start of the first one on; ``row``: what a lane is."""
+    zero = min(event.start for event in found)
+    lane_of = {rank: at for at, rank in enumerate(sorted({event.rank for event in found}))}
     nodes = {event.rank: event.node for event in found}
-    chart = go.Figure()
-    by_colour: dict[tuple[int, str, str], list[Event]] = {}
+    idle = {bubble.rank: bubble.share for bubble in timeline.bubbles(found)}
+    iterations: dict[int, float] = {}
     for event in found:
-        by_colour.setdefault((event.lane, *_colour(event)), []).append(event)
-    for (lane, name, colour), events in sorted(by_colour.items()):
-        # One bar trace per colour: a shape per event would be much slower.
-        chart.add_bar(
-            orientation="h",
-            name=name,
-            base=[event.start - zero for event in events],
-            x=[event.end - event.start for event in events],
-            y=[event.rank + (lane - 1) * LANE_HEIGHT * 1.1 for event in events],
-            width=LANE_HEIGHT,
-            marker={"color": colour, "line": {"width": 0}},
-            text=[event.label for event in events] if len(found) <= LABELLED else None,
-            textposition="inside",
-            insidetextanchor="middle",
-            constraintext="inside",
-            textangle=0,
-            textfont={"color": "white", "size": 9},
-            customdata=[(event.label, event.rank, event.node, event.iteration) for event in events],
-            hovertemplate=f"%{{customdata[0]}}<br>{row} %{{customdata[1]}} on %{{customdata[2]}}, iteration "
-            "%{customdata[3]}<br>start %{base:.6f} s, %{x:.6f} s<extra></extra>",
-        )
-    chart.update_yaxes(
-        tickvals=ranks,
-        ticktext=[html.escape(f"{row} {rank} ({nodes[rank]})") for rank in ranks],
-        range=[ranks[-1] + 0.55, ranks[0] - 0.55],
-        showgrid=False,
-        # Equal margins on all charts of a page, so that their time axes line up.
-        automargin=False,
-    )
-    lines = sorted(
-        {rank // group * group + group for rank in ranks if rank // group * group + group <= ranks[-1]}
-    )
-    for line in lines:
-        chart.add_hline(y=line - 0.5, line_width=3, line_color="black")
-    chart.update_layout(
-        title=heading,
-        barmode="overlay",
-        xaxis_title="seconds",
-        height=160 + 70 * len(ranks),
-        margin={"l": 150, "r": 30},
-        plot_bgcolor="#f7f7f7",
-        # Labels that do not fit their bar are hidden until the user zooms in.
-        uniformtext={"minsize": 7, "mode": "hide"},
-        legend={"orientation": "h", "y": 1.0, "yanchor": "bottom"},
-    )
-    return chart
+        iterations[event.iteration] = min(iterations.get(event.iteration, event.start), event.start)
+    return Picture(
+        title,
+        [
+            Lane(f"{row} {rank} ({nodes[rank]})", f"{idle[rank]:.1%} bubble" if rank in idle else "")
+            for rank in lane_of
+        ],
+        [
+            Span(
+                lane_of[event.rank], event.start - zero, event.end - zero, _kind(event), event.label,
+                f"{event.label}: {1000 * (event.end - event.start):.3f} ms", event.lane,
+            )
+            for event in found
+        ],
+        {name: KINDS[name] for name in KINDS if any(_kind(event) == name for event in found)},
+        strips=STRIPS,
+        strip_labels=("compute", "sub-steps", "communication"),
+        marks=[Mark(start - zero, f"iteration {number}") for number, start in sorted(iterations.items())],
+    )  # fmt: skip
 
 
 def bubble_table(heading: str, found: Iterable[Event], row: str) -> Table:
@@ -212,14 +189,13 @@ def bubble_table(heading: str, found: Iterable[Event], row: str) -> Table:
     return Table(heading, header, rows)
 
 
-def _colour(event: Event) -> tuple[str, str]:
-    if event.task in COLOURS:
-        return event.task, COLOURS[event.task]
+def _kind(event: Event) -> str:
+    """One of ``KINDS``."""
+    if event.task in KINDS:
+        return event.task
     if event.lane == timeline.SUB_STEP:
-        return "sub-steps", SUB_STEP_COLOUR
-    if timeline.COLLECTIVE.fullmatch(event.task):
-        return "collectives", COLLECTIVE_COLOUR
-    return "p2p", COMMUNICATION_COLOUR
+        return "sub-step"
+    return "collective" if timeline.COLLECTIVE.fullmatch(event.task) else "p2p"
 
 
 def _chosen(wanted: str, first: int, last: int) -> range:
@@ -257,7 +233,3 @@ def _schedule(settings: dict[str, str]) -> tuple[int, int]:
 
 def _span(numbers: list[int]) -> str:
     return f"iteration {numbers[0]}" if len(numbers) == 1 else f"iterations {numbers[0]} to {numbers[-1]}"
-
-
-def _length(found: list[Event]) -> float:
-    return max(event.end for event in found) - min(event.start for event in found)

@@ -16,6 +16,7 @@ from megatron_lm.logs import gpus, records, runs, state
 from megatron_lm.logs.gpus import Gpu
 from megatron_lm.logs.runs import Node, Run
 from megatron_lm.results import pages, speed
+from megatron_lm.results.charts import bar_chart, line_chart
 from megatron_lm.results.get_result import problems, setting_lines
 from megatron_lm.results.pages import Table
 from megatron_lm.settings import conf
@@ -124,33 +125,25 @@ def gpu_table(node: Node, samples: Samples) -> Table:
 def summary_charts(
     found: list[records.Iteration], memory: list[records.Memory], use: dict[Node, Samples]
 ) -> list[str]:
-    """The charts as HTML; the first one carries plotly's script."""
-    import plotly.graph_objects as go
-
-    figures = []
-    if found:
-        x, y = [it.number for it in found], [it.seconds for it in found]
-        figure = go.Figure(go.Scatter(x=x, y=y, mode="lines+markers"))
-        figure.update_layout(title="Time per iteration", xaxis_title="iteration", yaxis_title="s")
-        figures.append(figure)
-    if memory:
-        last = {line.rank: line for line in memory}
-        ranks = sorted(last)
-        figure = go.Figure()
-        for name, at in (("max allocated", 1), ("max reserved", 3)):
-            figure.add_bar(x=ranks, y=[_sizes(last[rank])[at] for rank in ranks], name=name)
-        figures.append(figure.update_layout(title="Memory by rank", xaxis_title="rank", yaxis_title="MB"))
-    if any(use.values()):
-        figure = go.Figure()
-        for node, samples in use.items():
-            for index in _indices(samples):
-                percents = [
-                    next((gpu.percent for gpu in sample if gpu.index == index), None)
-                    for sample in samples.values()
-                ]
-                figure.add_scatter(x=list(samples), y=percents, name=f"{node.name} [{index}]", mode="lines")
-        figures.append(figure.update_layout(title="GPU use over time", xaxis_title="s", yaxis_title="%"))
-    return [each.to_html(full_html=False, include_plotlyjs=at == 0) for at, each in enumerate(figures)]
+    """Time per iteration, memory by rank and GPU use over time, as SVG; what has no figures is left out."""
+    last = {line.rank: _sizes(line) for line in memory}
+    sizes = (("max allocated", 1), ("max reserved", 3))
+    used = {
+        f"{node.name} [{index}]": [
+            (second, next((gpu.percent for gpu in sample if gpu.index == index), None))
+            for second, sample in samples.items()
+        ]
+        for node, samples in use.items()
+        for index in _indices(samples)
+    }
+    seconds = [(it.number, it.seconds) for it in found]
+    drawn = [
+        line_chart("Time per iteration", "iteration", "s", {"time": seconds}),
+        bar_chart("Memory by rank", "rank", "MB",
+                  {name: {str(rank): last[rank][at] for rank in sorted(last)} for name, at in sizes}),
+        line_chart("GPU use over time", "s", "%", used),
+    ]  # fmt: skip
+    return [chart for chart in drawn if chart]
 
 
 def _speed_tables(found: list[records.Iteration], settings: dict[str, str]) -> Iterator[Table]:

@@ -19,8 +19,8 @@ from chakra_et.export.window import choose
 from tests.report.made_run import HOSTILE, made_run, write_run
 
 
-def exported(folder: Path, form: str, name: str, *flags: str) -> Path:
-    write_run(folder)
+def exported(folder: Path, form: str, name: str, *flags: str, memory: bool = False) -> Path:
+    write_run(folder, memory=memory)
     output = folder / name
     assert main(["export", str(folder / "made"), "--format", form, "-o", str(output), *flags]) == 0
     return output
@@ -63,26 +63,46 @@ def test_perfetto_has_every_node_as_a_slice(tmp_path: Path) -> None:
     assert ["aten::mm", "gemm"] in [sorted(ends) for ends in flows.values()]
 
 
-def test_perfetto_counts_running_communication(tmp_path: Path) -> None:
-    trace = perfetto_trace(exported(tmp_path, "perfetto", "made.pftrace"))
+def counter_values(path: Path) -> list[tuple[str, int, int]]:
+    """(name of the counter, time, value) of a Perfetto trace."""
+    trace = perfetto_trace(path)
     names = {packet.track_descriptor.uuid: packet.track_descriptor.name for packet in trace.packet}
-    values = [
+    return [
         (names[packet.track_event.track_uuid], packet.timestamp, packet.track_event.counter_value)
         for packet in trace.packet
         if packet.track_event.type == 4
     ]
+
+
+def test_perfetto_counts_running_communication(tmp_path: Path) -> None:
+    values = counter_values(exported(tmp_path, "perfetto", "made.pftrace"))
+    assert not [name for name, _, _ in values if "memory" in name]
     assert ("communication bytes that run", 80_000, 1000) in values
     assert ("communication bytes that run", 140_000, 0) in values
 
 
-@pytest.mark.skipif(
-    shutil.which("trace_processor_shell") is None, reason="no trace_processor_shell on the PATH"
-)
+def test_perfetto_counts_memory(tmp_path: Path) -> None:
+    values = counter_values(exported(tmp_path, "perfetto", "made.pftrace", memory=True))
+    assert [(time, value) for name, time, value in values if name == "gpu 0 memory allocated"] == [
+        (10_000, 9_000_000), (30_000, 8_000_000), (140_000, 8_000_000), (160_000, 6_000_000),
+    ]  # fmt: skip
+    assert ("gpu 0 memory reserved", 10_000, 16_000_000) in values
+    only = counter_values(exported(tmp_path, "perfetto", "0.pftrace", "--ranks", "0", memory=True))
+    assert not [name for name, _, _ in only if "memory" in name]
+
+
+def trace_processor() -> str | None:
+    """Its binary: on the PATH, or where the Python package keeps the one that it downloads on first use."""
+    kept = (Path.home() / ".local/share/perfetto/prebuilts").glob("trace_processor_shell*")
+    return shutil.which("trace_processor_shell") or next((str(path) for path in kept if path.is_file()), None)
+
+
+@pytest.mark.skipif(trace_processor() is None, reason="no trace_processor_shell, and tests download nothing")
 def test_the_trace_processor_reads_perfetto(tmp_path: Path) -> None:
     path = exported(tmp_path, "perfetto", "made.pftrace")
     from perfetto.trace_processor import TraceProcessor, TraceProcessorConfig
 
-    config = TraceProcessorConfig(bin_path=shutil.which("trace_processor_shell"))
+    config = TraceProcessorConfig(bin_path=trace_processor())
     with TraceProcessor(trace=str(path), config=config) as processor:
         assert [row.n for row in processor.query("select count(*) as n from slice")] == [14]
         assert [
@@ -99,6 +119,17 @@ def test_chrome_events(tmp_path: Path) -> None:
     assert len(slices) == 14
     starts, ends = ([event["id"] for event in events if event["ph"] == phase] for phase in "sf")
     assert sorted(starts) == sorted(ends) != []
+
+
+def test_chrome_counts_memory(tmp_path: Path) -> None:
+    path = exported(tmp_path, "chrome", "made.json", memory=True)
+    counters = [event for event in json.loads(path.read_text())["traceEvents"] if event["ph"] == "C"]
+    assert {(event["pid"], event["name"]) for event in counters} == {(1, "gpu 0 memory")}
+    first = counters[0]
+    assert (first["ts"], first["args"]) == (
+        10,
+        {"allocated": 9_000_000, "reserved, not allocated": 7_000_000},
+    )
 
 
 def test_graphml_is_xml_with_all_nodes(tmp_path: Path) -> None:

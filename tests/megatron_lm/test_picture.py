@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import re
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -107,18 +104,19 @@ def test_each_timer_has_its_lane(timer: str, lane: int) -> None:
 
 def test_colours_and_bold_lines_are_those_of_the_format(log_dir: Path) -> None:
     found, settings = picture.read_events(runs.find(("5",), log_dir), (), "last")
-    chart = picture.figure(found, picture.stage_ranks(settings, 8), "x")
-    colour = {trace.name: trace.marker.color for trace in chart.data}
+    drawn = picture.measured_picture(found, picture.stage_ranks(settings, 8))
+    colour = {name: kind.colour for name, kind in drawn.kinds.items()}
     assert (
         colour["forward"] == "#1f77ff"
         and colour["backward"] == "#d62728"
         and colour["optimizer"] == "#001f5b"
     )
     # A line under every stage's two ranks, but not under the last.
-    assert [shape.y0 for shape in chart.layout.shapes] == [1.5, 3.5, 5.5]
-    assert all(shape.line.width == 3 for shape in chart.layout.shapes)
-    forward = next(trace for trace in chart.data if trace.name == "forward")
-    assert forward.text[0] == "forward-0" and min(forward.base) == pytest.approx(0.0, abs=0.01)
+    assert list(drawn.rules) == [1, 3, 5]
+    forward = next(span for span in drawn.spans if span.kind == "forward")
+    assert forward.label == "forward-0" and min(span.start for span in drawn.spans) == 0
+    assert [mark.label for mark in drawn.marks] == ["iteration 13"]
+    assert drawn.lanes[0].note == f"{100 * (STAGES - 1) / (MICRO_BATCHES + STAGES - 1):.1f}% bubble"
 
 
 def test_nodes_and_iterations_can_be_chosen(log_dir: Path, capsys) -> None:
@@ -141,21 +139,50 @@ def test_logs_without_times_say_how_to_get_them(log_dir: Path, capsys) -> None:
     assert "PROFILE=true" in said and said.count("\n") == 1 and not Path("out.html").exists()
 
 
-def test_a_real_browser_draws_the_page(log_dir: Path, tmp_path: Path) -> None:
-    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if browser is None:
+def test_a_real_browser_zooms_and_names_what_is_under_the_cursor(log_dir: Path, tmp_path: Path) -> None:
+    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if chromium is None:
         pytest.skip("no chromium to look at the page with (apt-get install chromium)")
-    assert picture.main(["5"]) == 0
-    page = Path("out.html").read_text()
-    assert not re.search(r"""<(?:script|link|img)[^>]*\b(?:src|href)=""", page)  # nothing from elsewhere
-    command = [browser, "--headless=new", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=5000"]
-    command += [f"--user-data-dir={tmp_path / 'profile'}", "--window-size=1400,1000", "--dump-dom"]
-    env = os.environ | {"HOME": str(tmp_path)}
-    done = subprocess.run(
-        [*command, (tmp_path / "out.html").as_uri()], env=env, capture_output=True, text=True, timeout=120
-    )
-    drawn = done.stdout
-    # What plotly's own script has drawn, not what the page brought along.
-    bars = re.findall(r'<g class="point"><path d="[^"]+"[^>]*style="[^"]*fill: rgb\(31, 119, 255\)', drawn)
-    assert len(bars) == 2 * STAGES * MICRO_BATCHES
-    assert ">rank 7 (n4)</text>" in drawn and ">backward-3</text>" in drawn
+    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    assert picture.main(["5", "--iterations", "all"]) == 0
+    with api.sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        page = browser.new_context(viewport={"width": 1400, "height": 900}, offline=True).new_page()
+        messages: list[str] = []
+        page.on("console", lambda message: messages.append(message.text))
+        page.on("pageerror", lambda error: messages.append(str(error)))
+        page.goto((tmp_path / "out.html").as_uri())
+        page.wait_for_selector("html[data-ready]", timeout=60_000)
+        assert "iterations 11 to 13" in page.locator("header").inner_text()
+        forwards = page.evaluate(
+            """() => {
+                const { nodes } = chakraReport.view;
+                return nodes.kind.filter((_, node) => nodes.kindName(node) === "forward").length;
+            }"""
+        )
+        assert forwards == 2 * STAGES * MICRO_BATCHES * ITERATIONS
+        assert "rank 7 (n4)" in page.evaluate("chakraReport.content.timeline.lanes")
+        page.select_option("#step", "iteration 12")
+        before = page.evaluate("chakraReport.view.to - chakraReport.view.from")
+        page.locator("#search").fill("backward-3")
+        assert "24 nodes" in page.locator("#timeline output").inner_text()
+        page.locator("#search").press("Enter")
+        assert "backward-3" in page.locator(".details h3").inner_text()
+        x, y, row = page.evaluate(
+            """() => {
+                const { view } = chakraReport, { nodes } = view, box = view.canvas.getBoundingClientRect();
+                const node = view.selected, at = (view.x(nodes.start[node]) + view.x(nodes.end(node))) / 2;
+                return [box.left + at, box.top + view.y(nodes.row[node]) + 6, nodes.lane(nodes.rank(node))];
+            }"""
+        )
+        page.mouse.move(x, y)
+        tip = page.locator(".tip").inner_text()
+        assert "backward-3" in tip and "20.0 ms" in tip and f"{row}, iteration" in tip
+        page.keyboard.down("Control")
+        page.mouse.wheel(0, -200)
+        page.keyboard.up("Control")
+        page.wait_for_function("span => chakraReport.view.to - chakraReport.view.from < span", arg=before)
+        header = page.locator("table[aria-label='Bubbles, measured'] th", has_text="compute, s")
+        assert header.count() == 1
+        browser.close()
+    assert messages == []

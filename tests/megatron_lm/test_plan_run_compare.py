@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from chakra_et.report.pack import unpack
 from megatron_lm import planner
 from megatron_lm.__main__ import main as command
 from megatron_lm.errors import RunError
@@ -86,10 +88,15 @@ def test_a_plan_is_drawn_beside_its_run(planned: Path, monkeypatch: pytest.Monke
         write_node(planned / "log2/5", f"n{rank}", out=f"NODE_RANK: {rank}\nstart\n{block}")
     out = planned / "out.html"
     assert picture.main(["5", "--plan", str(planned / "plan.json"), "--output", str(out)]) == 0
-    page = out.read_text()
-    assert (
-        "Predicted by FASOP" in page and "Bubbles, predicted" in page and page.count("Plotly.newPlot(") == 2
-    )
+    found = re.search(r'id="data">([A-Za-z0-9+/=]+)</script>', out.read_text())
+    assert found is not None
+    content, _ = unpack(base64.b64decode(found[1]))
+    assert "Predicted by FASOP" in content["note"]
+    assert [table["title"] for table in content["tables"]] == ["Bubbles, measured", "Bubbles, predicted"]
+    assert content["timeline"]["lanes"] == [
+        "measured · rank 0 (n0)", "measured · rank 1 (n1)",
+        "predicted · stage 0 (CPU)", "predicted · stage 1 (CPU)",
+    ]  # fmt: skip
     (planned / "plan.json").write_text("{}")
     assert command(["picture", "5", "--plan", str(planned / "plan.json"), "--output", str(out)]) == 2
     said = capsys.readouterr().err

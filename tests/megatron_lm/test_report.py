@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -76,6 +77,13 @@ def test_the_summary_has_settings_times_memory_and_gpu_use(run: Path, capsys) ->
     page.feed(paths[1].read_text())
     assert not page.outside  # nothing is fetched from elsewhere
     assert "12-12" in page.cells and "GPU use over time" in paths[1].read_text()
+    drawings = re.findall(r"<svg.*?</svg>", paths[1].read_text(), flags=re.DOTALL)
+    assert len(drawings) == 3
+    # A bar for each figure of the one rank, as high as the figure.
+    bars = re.findall(r'<rect [^>]*height="([\d.]+)"[^>]*><title>([^<]*)', drawings[1])
+    heights = {title: float(height) for height, title in bars}
+    reserved = heights["max reserved, rank 0: 400 MB"]
+    assert heights["max allocated, rank 0: 200.25 MB"] == pytest.approx(reserved * 200.25 / 400, abs=0.1)
     assert not list(run.glob(".summary*"))
 
 

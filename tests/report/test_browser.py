@@ -205,6 +205,36 @@ def test_dark_mode_and_print(shown: Any, made_page: Path) -> None:
     assert page.evaluate(background) == "rgb(255, 255, 255)"
 
 
+def test_a_heat_map_shows_who_slows_the_steps_down(shown: Any, made_page: Path) -> None:
+    page = shown(made_page)
+    cells = page.locator("#communication td[title*='step 5']")
+    slow = page.locator("#communication td[title='rank 1, step 5: ×1.13']")
+    assert (cells.count(), slow.inner_text()) == (2, "×1.13")
+    colour = "element => getComputedStyle(element).backgroundColor"
+    assert slow.evaluate(colour) != cells.first.evaluate(colour)
+
+
+def test_memory_has_a_curve_and_a_table(shown: Any, tmp_path: Path) -> None:
+    write_run(tmp_path, memory=True)
+    assert main(["report", str(tmp_path / "made")]) == 0
+    page = shown(tmp_path / "made_report.html")
+    timeline(page)
+    x, y, bottom = page.evaluate(
+        """() => {
+            const { view } = chakraReport, box = view.canvas.getBoundingClientRect();
+            const line = view.lines.find(each => each.curve !== null);
+            const top = box.top + TOP - view.scroller.scrollTop + line.top;
+            return [box.left + view.x(100), top + 4, top + line.height - 4];
+        }""".replace("TOP", "56")
+    )
+    page.mouse.move(x, bottom)
+    assert "8.00 MB allocated, 16.0 MB reserved" in page.locator(".tip").inner_text()
+    assert pixel(page, x, bottom) != pixel(page, x, y), "the curve is half as high as what is reserved"
+    assert "9.00 MB" in page.locator("#memory tbody tr").inner_text()
+    page.locator("#memory tbody tr").click()
+    assert page.evaluate("chakraReport.view.to - chakraReport.view.from") < 20
+
+
 def test_two_runs_side_by_side(shown: Any, tmp_path: Path) -> None:
     write_run(tmp_path, "before")
     write_run(tmp_path, "after", slow=50)

@@ -188,6 +188,48 @@ def test_overlapping_spans_get_rows_of_their_own() -> None:
     assert stacked(np.array([0, 999, 2_000]), np.array([1_500, 2_500, 3_000])).tolist() == [0, 0, 0]
 
 
+def test_memory_is_a_table_and_a_curve(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(tmp_path, memory=True)
+    assert main(["report", str(tmp_path / "made")]) == 0
+    content, columns = page_data(tmp_path / "made_report.html")
+    (row,) = content["memory"]
+    assert (row["rank"], row["device"], row["peak_bytes"], row["peak_ns"]) == (1, "gpu 0", 9_000_000, 10_000)
+    assert (row["peak_name"], row["reserved_bytes"]) == ("aten::mm", 16_000_000)
+    assert (row["allocations"], row["frees"], row["freed_bytes"]) == (2, 3, 3_000_000)
+    assert content["timeline"]["memory"] == [[1, "gpu 0", 0, 4, True]]
+    moments = zip(columns["memory_time"].tolist(), columns["memory_allocated"].tolist(), strict=True)
+    assert list(moments) == [(10, 9e6), (30, 8e6), (140, 8e6), (160, 6e6)]
+    assert "Peak memory: 9.00 MB allocated, 16.0 MB reserved, on rank 1, gpu 0." in content["headline"]
+    assert not any(text.startswith("no memory") for text in content["lacks"])
+    write_run(tmp_path)
+    assert main(["report", str(tmp_path / "made")]) == 0
+    content, columns = page_data(tmp_path / "made_report.html")
+    assert (content["memory"], "memory_time" in columns) == ([], False)
+    assert any(text.startswith("no memory") for text in content["lacks"])
+
+
+def test_the_slow_rank_is_the_one_that_slows_the_step_down(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    assert main(["report", str(tmp_path / "made")]) == 0
+    content, _ = page_data(tmp_path / "made_report.html")
+    found = content["stragglers"]
+    assert (found["rank_by_step"]["rows"], found["rank_by_step"]["columns"]) == ([0, 1], [5])
+    (fast,), (slow,) = found["rank_by_step"]["values"]
+    # The kernel and the copy of rank 1 take 100 µs, typical are 80: its kernel takes 72 instead of 90.
+    assert slow == found["slowdown"] == pytest.approx(160 / 142, abs=1e-4)
+    assert fast <= 1
+    write_run(tmp_path, "even", slow=50)
+    assert main(["report", str(tmp_path / "even")]) == 0
+    content, _ = page_data(tmp_path / "even_report.html")
+    assert content["stragglers"]["rank_by_step"]["values"] == [[1], [1]]
+
+
+def test_without_all_ranks_there_is_no_slowdown(tmp_path: Path) -> None:
+    write_run(tmp_path).et_file(1).unlink()
+    assert main(["report", str(tmp_path / "made")]) == 0
+    assert page_data(tmp_path / "made_report.html")[0]["stragglers"] is None
+
+
 def union_micros(spans: list[tuple[int, int]]) -> int:
     total, end = 0, 0
     for start, stop in sorted(spans):

@@ -51,6 +51,14 @@ def test_it_shows_files_nodes_and_step_times(run_folder: Path) -> None:
     assert f" -m chakra_et info {run_folder / NAME}.0.et " in text
 
 
+def test_the_report_is_listed_once_it_is_there(run_folder: Path) -> None:
+    page = run_folder / f"{NAME}_report.html"
+    assert page.name not in "\n".join(summary(run_folder, NAME))
+    page.write_text("x" * 1500)
+    (line,) = [line for line in summary(run_folder, NAME) if page.name in line]
+    assert "1.5 kB" in line and "open it in a browser" in line
+
+
 def test_files_of_other_runs_and_backups_are_not_shown(run_folder: Path) -> None:
     shown = {path.name for path, _, _ in files_of(run_folder, NAME)}
     assert not any("v2" in name or "backup" in name for name in shown)

@@ -5,13 +5,16 @@ function legend(entries) {
     el("li", { title: help }, el("i", { style: `background: ${css}` }), name)));
 }
 
+// Greys, on which white letters can't be read.
+const PALE = ["idle", "host overhead", "device overhead", "annotation"];
+
 // rows: [{label, parts: [ns], marks: [[ns, title]], note, hints: {name: text}}], names of the parts.
 function stackedBars(rows, names, { onrow = null } = {}) {
   const most = Math.max(1, ...rows.map(row => Math.max(sum(row.parts), ...(row.marks || []).map(([at]) => at))));
   return el("div", { class: "bars" }, ...rows.map(row => {
     const total = sum(row.parts);
     const bar = el("div", { class: "bar" }, ...row.parts.map((part, at) => part <= 0 ? null : el("span", {
-      style: `width: ${100 * part / most}%; background: var(${variable(names[at])})`,
+      style: `width: ${100 * part / most}%; background: var(${variable(names[at])})${PALE.includes(names[at]) ? "; color: var(--ink)" : ""}`,
       title: `${names[at]}: ${duration(part)}, ${percent(part / total)}${row.hints?.[names[at]] || ""}`,
     }, part / most > 0.06 ? percent(part / total) : "")), ...(row.marks || []).map(([at, title]) =>
       el("b", { style: `left: ${100 * at / most}%`, title })));
@@ -20,16 +23,17 @@ function stackedBars(rows, names, { onrow = null } = {}) {
   }));
 }
 
-// values[row][column], null for none; colours from transparent to the CSS variable.
-function heatMap(rowNames, columnNames, values, text, { css = "--heat", corner = "", numbers = false } = {}) {
+// values[row][column], null for none; colours from transparent (`base` and below) to the CSS variable (the largest).
+function heatMap(rowNames, columnNames, values, text, { css = "--heat", corner = "", numbers = false, base = 0, none = "took no part" } = {}) {
   const most = Math.max(0, ...values.flat().filter(value => value !== null));
   const head = numbers ? [el("thead", {}, el("tr", {}, el("th", {}, corner), ...columnNames.map(name => el("th", { class: "figure" }, name))))] : [];
   const rows = values.map((row, at) => el("tr", {}, el("th", { scope: "row" }, rowNames[at]), ...row.map((value, column) => {
-    const share = value === null || most === 0 ? 0 : value / most;
+    const share = value === null || most <= base ? 0 : Math.max(0, (value - base) / (most - base));
+    const strength = Math.sqrt(share);
     return el("td", {
       class: numbers ? "figure" : "",
-      style: `background: color-mix(in srgb, var(${css}) ${(100 * Math.sqrt(share)).toFixed(0)}%, transparent)`,
-      title: `${rowNames[at]}, ${columnNames[column]}: ${value === null ? "took no part" : text(value)}`,
+      style: `background: color-mix(in srgb, var(${css}) ${(100 * strength).toFixed(0)}%, transparent)${strength > 0.6 ? "; color: var(--paper)" : ""}`,
+      title: `${rowNames[at]}, ${columnNames[column]}: ${value === null ? none : text(value)}`,
     }, numbers && value ? text(value) : "");
   })));
   return el("div", { class: "scroll" }, el("table", { class: numbers ? "heat numbers" : "heat" }, ...head, el("tbody", {}, ...rows)));

@@ -12,6 +12,8 @@ function runTable(content) {
       { name: "weak scaling", help: "efficiency if each rank has the same work in all runs", value: run => run.efficiency[0], text: run => percent(run.efficiency[0]) },
       { name: "strong scaling", help: "efficiency if all ranks share the same work", value: run => run.efficiency[1], text: run => percent(run.efficiency[1]) },
     ] : []),
+    ...(content.runs.some(run => run.peak_bytes !== null)
+      ? [{ name: "peak memory", help: "the most that one device of any rank had allocated", value: run => run.peak_bytes, text: run => bytes(run.peak_bytes) }] : []),
     { name: "replayed", value: run => run.replayed_ns, text: run => duration(run.replayed_ns) },
     ...content.activities.map((name, at) => ({ name, value: run => run.parts_ns[at], text: run => duration(run.parts_ns[at]), share: run => run.parts_ns[at] / run.step_ns })),
     { name: "hidden communication", value: run => run.hidden_ns, text: run => duration(run.hidden_ns) },
@@ -77,7 +79,7 @@ async function main() {
     el("header", {}, el("div", {}, el("h1", {}, names.join(" · ")), el("p", { class: "muted" }, `${names.length} runs compared with ${names[0]}`)),
       el("nav", {}, themeButton(() => {}))),
     el("section", { id: "summary" },
-      el("p", { class: "lead" }, `${last.name}: ${duration(last.step_ns)} per step, ${last.speedup >= 1 ? `${last.speedup.toFixed(2)} times as fast as` : `${(1 / last.speedup).toFixed(2)} times as slow as`} ${names[0]} (${duration(content.runs[0].step_ns)}).`),
+      el("p", { class: "lead" }, `${last.name}: ${duration(last.step_ns)} per step, ${last.speedup >= 1 ? `${last.speedup.toFixed(2)} times as fast as` : `${(1 / last.speedup).toFixed(2)} times as long as`} ${names[0]} (${duration(content.runs[0].step_ns)}).`),
       content.notes.length === 0 ? null : el("div", { class: "lacks" }, el("ul", {}, ...content.notes.map(text => el("li", {}, text)))),
       el("div", { class: "wide" }, legend(content.activities.map(name => [name, `var(${variable(name)})`])), stackedBars(bars, content.activities)), runTable(content)),
     changes(content),

@@ -4,19 +4,20 @@ const MOST_LINKS = 40;
 
 function detailsPanel(view) {
   const panel = el("aside", { class: "details", "aria-live": "polite", "aria-label": "Selected node" });
-  const show = node => panel.replaceChildren(...(node < 0 ? help() : describe(view, node)));
+  const show = node => panel.replaceChildren(...(node < 0 ? help(view) : describe(view, node)));
   view.listeners.push(show);
   show(-1);
   return panel;
 }
 
-function help() {
+function help({ nodes }) {
   const keys = [
-    ["click", "select a node and see its dependencies"], ["Ctrl + wheel, W, S", "zoom"], ["drag, shift + wheel, A, D", "move"],
-    ["drag on the ruler", "zoom to a stretch"], ["double click", "zoom to a node"], ["[ and ]", "go to what it waited for, or to what waits for it"],
+    ["click", nodes.hasEdges ? "select a node and see its dependencies" : "select"], ["Ctrl + wheel, W, S", "zoom"], ["drag, shift + wheel, A, D", "move"],
+    ["drag on the ruler", "zoom to a stretch"], ["double click", "zoom to a bar"],
+    ...(nodes.hasEdges ? [["[ and ]", "go to what it waited for, or to what waits for it"]] : []),
     [", and .", "go to its neighbours"], ["0", "show everything"],
   ];
-  return [el("h3", {}, "Timeline"), el("p", { class: "muted" }, "Click a node to follow its dependencies from rank to rank."),
+  return [el("h3", {}, "Timeline"), ...(nodes.hasEdges ? [el("p", { class: "muted" }, "Click a node to follow its dependencies from rank to rank.")] : []),
     el("dl", { class: "keys" }, ...keys.flatMap(([key, text]) => [el("dt", {}, key), el("dd", {}, text)]))];
 }
 
@@ -25,7 +26,7 @@ function describe(view, node) {
   const [rank, , lane] = nodes.tables.rows[nodes.row[node]];
   const length = nodes.ns(nodes.length[node]);
   const rows = [
-    ["kind", nodes.kindName(node)], ["where", `rank ${rank}, ${lane}`],
+    ["kind", nodes.kindName(node)], ["where", [nodes.lane(rank), lane].filter(Boolean).join(", ")],
     ["start", duration(nodes.ns(nodes.start[node]))], ["lasts", duration(length)],
   ];
   if (nodes.phase[node]) rows.push(["phase", nodes.tables.phases[nodes.phase[node] - 1]]);
@@ -51,8 +52,8 @@ function describe(view, node) {
     el("h3", {}, el("i", { style: `background: ${view.colourOf(node)}` }), nodes.title(node)),
     el("dl", {}, ...rows.flatMap(([name, text]) => [el("dt", {}, name), el("dd", {}, text)])),
     ...(parent < 0 ? [] : list("Inside", [link(view, parent, "")])),
-    ...list(`Waits for (${before.length})`, before.slice(0, MOST_LINKS).map(edge => link(view, edge.node, edgeText(edge))), "before"),
-    ...list(`Leads to (${after.length})`, after.slice(0, MOST_LINKS).map(edge => link(view, edge.node, edgeText(edge))), "after"),
+    ...(!nodes.hasEdges ? [] : list(`Waits for (${before.length})`, before.slice(0, MOST_LINKS).map(edge => link(view, edge.node, edgeText(edge))), "before")),
+    ...(!nodes.hasEdges ? [] : list(`Leads to (${after.length})`, after.slice(0, MOST_LINKS).map(edge => link(view, edge.node, edgeText(edge))), "after")),
     ...(communication === null || communication.peers.length === 0 ? []
       : list(`On the other ranks (${communication.peers.length})`, communication.peers.slice(0, MOST_LINKS).map(peer =>
         link(view, peer, `rank ${nodes.rank(peer)}: arrives ${relative(nodes.ns(nodes.start[peer] - nodes.start[node]))}`)), "peers")),
@@ -78,7 +79,7 @@ function toolbar(view) {
   const result = el("output", { class: "muted" });
   let found = [], at = -1;
   const input = el("input", {
-    type: "search", id: "search", placeholder: "search nodes by name  ( / )", "aria-label": "search nodes by name",
+    type: "search", id: "search", placeholder: "search by name  ( / )", "aria-label": "search by name",
     oninput: () => look(), onkeydown: event => { if (event.key === "Enter") go(event.shiftKey ? -1 : 1); },
   });
   addEventListener("keydown", event => {
@@ -106,7 +107,7 @@ function toolbar(view) {
   }
 
   const colouring = el("select", { "aria-label": "colour by", onchange: event => { view.colouring = event.target.value; view.redraw(); } },
-    ...["kind", "phase", "name", "module"].filter(each => each !== "module" || nodes.tables.modules.length > 0)
+    ...["kind", "phase", "name", "module"].filter(each => !(`${each}s` in nodes.tables) || each === "kind" || nodes.tables[`${each}s`].length > 0)
       .map(each => el("option", { value: each }, `colour by ${each}`)));
   const path = view.path === null ? null : el("button", {
     id: "path", "aria-pressed": "false", title: "Light the chain of nodes, across ranks, that the run had to wait for",
@@ -121,7 +122,7 @@ function toolbar(view) {
     el("span", { class: "group" }, el("button", { onclick: () => go(-1), title: "previous match", "aria-label": "previous match" }, "‹"),
       el("button", { onclick: () => go(1), title: "next match", "aria-label": "next match" }, "›")), result,
     el("span", { class: "space" }), colouring, path, stepChoice(view),
-    several ? el("button", { onclick: () => view.foldAll(view.folded.size === 0), title: "one line per rank, or all threads and streams" }, "fold ranks") : null,
+    several ? el("button", { onclick: () => view.foldAll(view.folded.size === 0), title: "one line each, or all rows" }, nodes.tables.lanes ? "fold lanes" : "fold ranks") : null,
     el("span", { class: "group" }, el("button", { onclick: () => view.zoom(1 / 0.5), "aria-label": "zoom out", title: "zoom out" }, "−"),
       el("button", { onclick: () => view.zoom(0.5), "aria-label": "zoom in", title: "zoom in" }, "+"),
       el("button", { onclick: () => view.fit() }, "all")));
@@ -140,5 +141,5 @@ function stepChoice(view) {
     if (event.target.value === "") return view.fit();
     const [start, end] = spans.get(event.target.value).map(time => time / view.nodes.unit);
     return view.show(start - 0.02 * (end - start), end + 0.02 * (end - start));
-  } }, el("option", { value: "" }, "all steps"), ...[...spans.keys()].map(name => el("option", { value: name }, `step ${name}`)));
+  } }, el("option", { value: "" }, "all steps"), ...[...spans.keys()].map(name => el("option", { value: name }, stepTitle(name))));
 }

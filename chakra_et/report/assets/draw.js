@@ -1,4 +1,4 @@
-// How the timeline is drawn: overview, ruler, rows, dependencies and the critical path.
+// How the timeline is drawn: rows, dependencies and the critical path.
 
 function drawTimeline(view) {
   const scale = devicePixelRatio || 1;
@@ -12,12 +12,14 @@ function drawTimeline(view) {
   for (const line of view.lines) {
     const y = line.top + TOP - view.scroller.scrollTop;
     if (y + line.height < TOP || y > view.visible) continue;
-    if (line.row < 0) drawHeader(view, pen, line, y, lights);
+    if (line.curve !== null) drawMemory(view, pen, line, y, line.height);
+    else if (line.row < 0) drawHeader(view, pen, line, y, lights);
     else {
       drawRow(view, pen, line.row, y + 1, line.height - 2, lights);
       drawLabel(view, pen, view.nodes.tables.rows[line.row][2], 14, y, line.height, view.style.muted);
     }
   }
+  drawRules(view, pen);
   clip(pen, GUTTER, TOP, view.width - GUTTER, view.visible - TOP, () => {
     if (view.showsPath && view.path !== null) drawPath(view, pen);
     if (view.selected >= 0) drawEdges(view, pen, view.selected, 1);
@@ -26,6 +28,16 @@ function drawTimeline(view) {
   });
   drawRuler(view, pen);
   drawOverview(view, pen);
+}
+
+// Bold lines below some lanes, such as the last one of a pipeline stage.
+function drawRules(view, pen) {
+  const rules = new Set(view.nodes.tables.rules || []);
+  pen.fillStyle = view.style.ink;
+  for (const { rank, row, curve, bottom } of view.lines) {
+    const y = bottom + TOP - view.scroller.scrollTop;
+    if (row < 0 && curve === null && rules.has(rank) && y > TOP) pen.fillRect(0, y - 1.5, view.width, 3);
+  }
 }
 
 function clip(pen, x, y, width, height, draw) {
@@ -45,7 +57,7 @@ function drawLabel(view, pen, text, x, y, height, css) {
 function drawHeader(view, pen, line, y, lights) {
   pen.fillStyle = view.style.panel;
   pen.fillRect(0, y, view.width, line.height);
-  drawLabel(view, pen, `${line.folded ? "▸" : "▾"} rank ${line.rank}`, 4, y, line.height, view.style.ink);
+  drawLabel(view, pen, `${line.folded ? "▸" : "▾"} ${view.nodes.lane(line.rank)}`, 4, y, line.height, view.style.ink);
   const { unit } = view.nodes;
   if (line.folded) {
     for (let row = line.first; row < line.end; row++) {
@@ -53,7 +65,7 @@ function drawHeader(view, pen, line, y, lights) {
       drawRow(view, pen, row, view.y(row), Math.max(1, height - (height > 4 ? 1 : 0)), lights);
     }
   }
-  const bottom = Math.min(view.visible, line.folded ? y + line.height : y + line.height + (line.end - line.first) * view.rowHeight);
+  const bottom = Math.min(view.visible, y + line.bottom - line.top);
   clip(pen, GUTTER, TOP, view.width - GUTTER, view.visible - TOP, () => {
     for (const step of view.steps.get(line.rank) || []) {
       const left = view.x(step.start / unit), right = view.x(step.end / unit);
@@ -63,10 +75,22 @@ function drawHeader(view, pen, line, y, lights) {
       pen.fillRect(right, y, 1, bottom - y);
       if (line.folded || right - left < 60) continue;
       pen.fillStyle = view.style.muted;
-      const name = step.name === "whole trace" ? step.name : `step ${step.name}`;
       clip(pen, Math.max(left, GUTTER), y, right - Math.max(left, GUTTER), HEADER, () =>
-        pen.fillText(`${name} · ${duration(step.end - step.start)}`, Math.max(left, GUTTER) + 5, y + HEADER / 2));
+        pen.fillText(`${stepTitle(step.name)} · ${duration(step.end - step.start)}`, Math.max(left, GUTTER) + 5, y + HEADER / 2));
     }
+  });
+  const note = view.nodes.tables.notes?.[line.rank];
+  if (note && !line.folded) drawNote(view, pen, note, y, line.height);
+}
+
+// A few words about a lane, such as its idle time, at its right end.
+function drawNote(view, pen, text, y, height) {
+  const width = pen.measureText(text).width + 12;
+  pen.fillStyle = view.style.panel;
+  clip(pen, view.width - width, TOP, width, view.visible - TOP, () => {
+    pen.fillRect(view.width - width, y, width, height);
+    pen.fillStyle = view.style.ink;
+    pen.fillText(text, view.width - width + 6, y + height / 2);
   });
 }
 
@@ -205,74 +229,4 @@ function outline(view, pen, node, width) {
   pen.strokeStyle = view.style.ink;
   pen.lineWidth = width;
   pen.strokeRect(left, view.y(view.nodes.row[node]) + 0.5, Math.max(right - left, 2), line.height - 1);
-}
-
-function drawRuler(view, pen) {
-  const { unit } = view.nodes;
-  pen.fillStyle = view.style.panel;
-  pen.fillRect(0, OVERVIEW, view.width, RULER);
-  pen.fillStyle = view.style.muted;
-  pen.fillText("drag to zoom in", 4, OVERVIEW + RULER / 2);
-  const step = tick((view.to - view.from) * unit / ((view.width - GUTTER) / 95)) / unit;
-  clip(pen, GUTTER, OVERVIEW, view.width - GUTTER, view.visible, () => {
-    for (let time = Math.ceil(view.from / step) * step; time <= view.to; time += step) {
-      const x = view.x(time);
-      pen.fillStyle = view.style.muted;
-      pen.fillText(duration(Math.round(time * unit)), x + 4, OVERVIEW + RULER / 2);
-      pen.fillStyle = view.style.line;
-      pen.fillRect(x, OVERVIEW + 3, 1, RULER - 3);
-    }
-    if (view.chosen) {
-      pen.fillStyle = view.style.accent;
-      pen.globalAlpha = 0.25;
-      const [a, b] = view.chosen.map(time => view.x(time));
-      pen.fillRect(Math.min(a, b), OVERVIEW, Math.abs(b - a), view.visible);
-      pen.globalAlpha = 1;
-    }
-  });
-}
-
-// A round number of ns that is not below the wanted one: 1, 2 or 5 times a power of ten.
-function tick(wanted) {
-  const power = 10 ** Math.floor(Math.log10(Math.max(wanted, 1)));
-  return [1, 2, 5, 10].map(factor => factor * power).find(size => size >= wanted);
-}
-
-function overviewX(view, time) { return GUTTER + time / view.nodes.last * (view.width - GUTTER); }
-function overviewTime(view, x) { return (x - GUTTER) / (view.width - GUTTER) * view.nodes.last; }
-
-// All rows squeezed into a strip, drawn once for each width and colouring, with the shown stretch left bright.
-function drawOverview(view, pen) {
-  const key = [view.width, view.colouring, view.style.paper, view.style.ink].join();
-  if (!view.overview || view.overview.key !== key) view.overview = { key, image: overviewImage(view) };
-  pen.fillStyle = view.style.paper;
-  pen.fillRect(0, 0, view.width, OVERVIEW);
-  pen.drawImage(view.overview.image, GUTTER, 0, view.width - GUTTER, OVERVIEW);
-  pen.fillStyle = view.style.muted;
-  pen.fillText("whole run", 4, OVERVIEW / 2);
-  const left = overviewX(view, Math.max(0, view.from)), right = overviewX(view, Math.min(view.nodes.last, view.to));
-  pen.globalAlpha = 0.72;
-  pen.fillStyle = view.style.paper;
-  pen.fillRect(GUTTER, 0, left - GUTTER, OVERVIEW);
-  pen.fillRect(right, 0, view.width - right, OVERVIEW);
-  pen.globalAlpha = 1;
-  pen.strokeStyle = view.style.ink;
-  pen.lineWidth = 1;
-  pen.strokeRect(left + 0.5, 0.5, Math.max(right - left - 1, 2), OVERVIEW - 1);
-}
-
-function overviewImage(view) {
-  const width = view.width - GUTTER, rows = view.nodes.tables.rows.length;
-  const image = new OffscreenCanvas(width, OVERVIEW), pen = image.getContext("2d");
-  const pixel = view.nodes.last / width, level = view.levels.forPixel(pixel);
-  const height = (OVERVIEW - 2) / rows;
-  for (let row = 0; row < rows; row++) {
-    for (let at = level.first[row]; at < level.first[row + 1]; at++) {
-      pen.fillStyle = view.colourOf(level.node[at]);
-      const extent = level.end[at] - level.start[at];
-      pen.globalAlpha = extent > 0 ? 0.3 + 0.7 * Math.min(1, level.busy[at] / extent) : 0.3;
-      pen.fillRect(level.start[at] / pixel, 1 + row * height, Math.max(extent / pixel, 0.7), Math.max(height, 0.8));
-    }
-  }
-  return image;
 }

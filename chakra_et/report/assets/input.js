@@ -71,7 +71,7 @@ function listen(view) {
 
   function click(x, y) {
     const line = view.lineAt(y);
-    if (line !== null && line.row < 0 && x < GUTTER) view.fold(line.rank);
+    if (line !== null && line.row < 0 && line.curve === null && x < GUTTER) view.fold(line.rank);
     else view.select(view.nodeAt(x, y));
   }
 
@@ -82,9 +82,10 @@ function listen(view) {
       view.hovered = node;
       view.redraw();
     }
-    view.tip.hidden = node < 0;
-    if (node < 0) return;
-    view.tip.replaceChildren(...tipLines(view, node));
+    const line = x < GUTTER ? null : view.lineAt(y), curve = line !== null && line.curve !== null;
+    view.tip.hidden = node < 0 && !curve;
+    if (view.tip.hidden) return;
+    view.tip.replaceChildren(...(curve ? memoryTip(view, line, x) : tipLines(view, node)));
     const right = x > view.width / 2;
     view.tip.style.left = right ? "auto" : `${x + 14}px`;
     view.tip.style.right = right ? `${view.width - x + 14}px` : "auto";
@@ -129,6 +130,7 @@ function tipLines(view, node) {
     const wait = communication.wait > 0 ? `, waits ${duration(communication.wait)} for other ranks` : "";
     lines.push(el("span", {}, `${communication.type}, ${bytes(communication.bytes)}${wait}`));
   }
+  if (nodes.tables.lanes) lines.push(el("span", {}, view.place(node)));
   if (nodes.module[node]) lines.push(el("span", {}, shortened(nodes.tables.modules[nodes.module[node] - 1], 90)));
   return lines;
 }

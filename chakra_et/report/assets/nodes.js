@@ -11,6 +11,7 @@ class Nodes {
     this.sourceFirst = offsets(columns.degree);
     this.source = distances(columns);
     [this.targetFirst, this.target, this.targetEdge] = reversed(this.source, this.sourceFirst, this.count);
+    this.hasEdges = this.source.length > 0;
     this.last = 1;
     for (let node = 0; node < this.count; node++) {
       const end = this.start[node] + this.length[node];
@@ -22,6 +23,8 @@ class Nodes {
   }
 
   end(node) { return this.start[node] + this.length[node]; }
+  // The name of a rank's lanes; pages of schedules have names of their own.
+  lane(rank) { return this.tables.lanes ? this.tables.lanes[rank] : `rank ${rank}`; }
   rank(node) { return this.tables.rows[this.row[node]][0]; }
   title(node) { return this.tables.names[this.name[node]]; }
   kindName(node) { return this.tables.kinds[this.kind[node]]; }

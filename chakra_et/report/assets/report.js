@@ -8,18 +8,19 @@ function communication(content) {
     { name: "type", value: row => row.type }, { name: "bytes", help: "of the whole buffer, as in nccl-tests", value: row => row.bytes, text: row => bytes(row.bytes) },
     { name: "group", value: row => row.group }, { name: "ranks", value: row => row.ranks }, { name: "count", value: row => row.count },
     { name: "transfer", help: "mean, once all ranks have arrived", value: row => row.transfer_ns, text: row => duration(row.transfer_ns) },
-    { name: "algorithm GB/s", help: "bytes / transfer time", value: row => row.algorithm, text: row => row.algorithm === null ? "–" : digits(row.algorithm) },
-    { name: "bus GB/s", help: "what a link carries: algorithm bandwidth × the factor of nccl-tests", value: row => row.bus, text: row => row.bus === null ? "–" : digits(row.bus) },
+    { name: "algorithm bandwidth", help: "bytes / transfer time", value: row => row.algorithm, text: row => row.algorithm === null ? "–" : rate(row.algorithm * 1e9, "B/s") },
+    { name: "bus bandwidth", help: "what a link carries: algorithm bandwidth × the factor of nccl-tests", value: row => row.bus, text: row => row.bus === null ? "–" : rate(row.bus * 1e9, "B/s") },
     { name: "skew", help: "mean time from the first to the last arrival", value: row => row.skew_ns ? row.skew_ns[0] : null, text: row => duration(row.skew_ns ? row.skew_ns[0] : null) },
     { name: "most skew", value: row => row.skew_ns ? row.skew_ns[1] : null, text: row => duration(row.skew_ns ? row.skew_ns[1] : null) },
     { name: "last rank", help: "the rank that came last most often", value: row => worst(row) ? worst(row)[1] : null,
       text: row => worst(row) ? `${worst(row)[0]} (${worst(row)[1]} of ${row.count})` : "–" },
   ];
   const parts = [sortableTable(columns, content.collectives, { label: "collectives" })];
-  if (content.late.labels.length > 0) {
-    parts.push(el("h3", {}, "Who came late"), el("p", { class: "muted" }, "One column per operation in order of time. The darker a cell, the later that rank arrived after the first one."),
+  if (content.late.ns.flat().some(Boolean)) {
+    parts.push(el("h3", {}, "Who came late"), el("p", { class: "muted" }, "One column per operation in order of time. The stronger the colour of a cell, the later that rank arrived after the first one."),
       heatMap(ranks.map(rank => `rank ${rank}`), content.late.labels, content.late.ns, duration));
   }
+  parts.push(...stragglers(content));
   const grids = [];
   if (content.waits && content.waits.flat().some(Boolean)) grids.push(["Waiting", "time that the rank of the row waited for the rank of the column", content.waits, duration, "waits ↓ for →"]);
   const { messages, collectives } = content.traffic || {};
@@ -32,10 +33,31 @@ function communication(content) {
   return section("communication", "Communication", ...parts);
 }
 
+// The difference that counts: below it the colours would show noise alone.
+const LEAST_SLOWDOWN = 1.02;
+
+function stragglers({ stragglers: found }) {
+  if (found === null || found.slowdown === null) return [];
+  const times = value => value === null ? "–" : `×${value.toFixed(2)}`;
+  const map = ({ rows, columns, values }, row, column) => {
+    const numbers = columns.length <= 16, shown = values.flat().some(value => value !== null && value >= LEAST_SLOWDOWN);
+    return heatMap(rows.map(each => `${row} ${each}`), columns.map(each => `${column} ${each}`), values, times,
+      { numbers, base: shown ? 1 : Infinity, none: "not known" });
+  };
+  const stages = found.stage_by_dp_rank.rows.length;
+  return [el("h3", {}, "Slowdown by rank and step"),
+    el("p", { class: "muted" }, `How many times as long a step takes if this rank keeps its times and all others take typical ones; with the times of all ranks: ${times(found.slowdown)}.`),
+    map(found.rank_by_step, "rank", "step"),
+    ...(stages < 2 ? [] : [el("h3", {}, "Slowdown by stage and data-parallel rank"), map(found.stage_by_dp_rank, "stage", "dp rank")]),
+    ...(found.notes.length === 0 ? [] : [el("p", { class: "muted" }, `Notes: ${found.notes.join("; ")}.`)])];
+}
+
 function timelineSection(content, view) {
+  view.frame.append(detailsPanel(view));
   const kinds = [...new Set(content.entries.map(entry => entry[0]))].map(kind => [kind, `var(${variable(kind)})`]);
-  return section("timeline", "Timeline", toolbar(view), el("div", { class: "split" }, view.element, detailsPanel(view)),
-    legend([...kinds, ["waits for other ranks", "var(--wait)"], ["waits for", "var(--before)"], ["leads to", "var(--after)"]]));
+  return section("timeline", "Timeline", toolbar(view), view.frame,
+    legend([...kinds, ["waits for other ranks", "var(--wait)"], ["waits for", "var(--before)"], ["leads to", "var(--after)"],
+      ...(content.memory.length > 0 ? [["memory allocated", "var(--memory)"], ["reserved", "var(--ink)"]] : [])]));
 }
 
 async function main() {
@@ -48,8 +70,14 @@ async function main() {
     input.dispatchEvent(new Event("input"));
     document.getElementById("timeline").scrollIntoView({ behavior: "smooth" });
   };
+  const go = ns => {
+    const middle = ns / view.nodes.unit, half = view.nodes.last / 100;
+    view.show(middle - half, middle + half);
+    document.getElementById("timeline").scrollIntoView({ behavior: "smooth" });
+  };
   const sections = [["Summary", summary(content)], ["Timeline", timelineSection(content, view)], ["Where the time went", breakdown(content)],
-    ["Operators", operators(content, search)], ["Communication", communication(content)]];
+    ["Operators", operators(content, search)], ["Memory", memorySection(content, go)], ["Communication", communication(content)]]
+    .filter(([, element]) => element !== null);
   const links = sections.map(([name, element]) => el("a", { href: `#${element.id}` }, name));
   page.replaceChildren(
     el("header", {}, el("div", {}, el("h1", {}, content.name), el("p", { class: "muted" }, `Chakra execution trace, ${content.base} times`)),

@@ -112,7 +112,7 @@ function pathBar(content) {
   const kinds = Object.keys(content.path).filter(kind => content.path[kind] > 0);
   if (kinds.length === 0) return null;
   return el("div", {}, el("h3", {}, content.ranks.length > 1 ? "Critical path across ranks" : "Critical path"), legend(kinds.map(kind => [kind, `var(${variable(kind)})`])),
-    stackedBars([{ label: "all ranks", parts: kinds.map(kind => content.path[kind]) }], kinds));
+    stackedBars([{ label: content.ranks.length > 1 ? "all ranks" : `rank ${content.ranks[0].rank}`, parts: kinds.map(kind => content.path[kind]) }], kinds));
 }
 
 function stepTable(content, steps) {
@@ -124,7 +124,8 @@ function stepTable(content, steps) {
       name, help: HELP[name], value: step => step.parts[at], text: step => duration(step.parts[at]), share: step => step.parts[at] / step.lasts,
     })),
     { name: "hidden communication", help: "communication behind compute or copies", value: step => step.hidden, text: step => duration(step.hidden) },
-    ...content.phases.map((name, at) => ({ name, value: step => step.phases[at], text: step => duration(step.phases[at]) })),
+    ...content.phases.map((name, at) => ({ name, value: step => step.phases[at], text: step => duration(step.phases[at]), known: steps.some(step => step.phases[at] > 0) }))
+      .filter(column => column.known),
   ];
   return el("details", { open: steps.length <= 16 }, el("summary", {}, "Every step of every rank"), sortableTable(columns, steps, { label: "steps", limit: 32 }));
 }

@@ -1,7 +1,7 @@
 // The timeline's state: which stretch of time and which rows are shown, what is selected and lit. Times are in the
 // units of the nodes' columns.
 
-const GUTTER = 148, OVERVIEW = 34, RULER = 22, TOP = OVERVIEW + RULER, HEADER = 22, SQUASHED = 26;
+const GUTTER = 168, OVERVIEW = 34, RULER = 22, TOP = OVERVIEW + RULER, HEADER = 22, SQUASHED = 26;
 const LOWEST_ROW = 19, HIGHEST_ROW = 34, HIGHEST = 560;
 // With more ranks than this, each begins as one line.
 const MOST_OPEN = 16;
@@ -12,6 +12,7 @@ class Timeline {
     this.content = content;
     this.nodes = nodes;
     this.levels = new Levels(nodes);
+    this.curves = memoryCurves(nodes);
     this.steps = byRank(content.steps);
     this.from = 0;
     this.to = nodes.last;
@@ -21,7 +22,7 @@ class Timeline {
     this.lit = null;
     this.showsPath = false;
     this.folded = new Set();
-    if (content.ranks.length > MOST_OPEN) nodes.tables.rows.forEach(([rank]) => this.folded.add(rank));
+    if (new Set(nodes.tables.rows.map(([rank]) => rank)).size > MOST_OPEN) nodes.tables.rows.forEach(([rank]) => this.folded.add(rank));
     this.path = nodes.columns.path ? new Uint32Array([...new Set(nodes.columns.path)].sort((a, b) => a - b)) : null;
     this.listeners = [];
     this.canvas = el("canvas", { tabindex: 0, role: "img", "aria-label": "Timeline of all ranks. Select a node to see its dependencies in the list beside it." });
@@ -29,6 +30,8 @@ class Timeline {
     this.tip = el("div", { class: "tip", hidden: true });
     this.scroller = el("div", { class: "scroller" }, this.canvas, this.spacer);
     this.element = el("div", { class: "timeline" }, this.scroller, this.tip);
+    // The timeline, and what is put beside it.
+    this.frame = el("div", { class: "split" }, this.element);
     this.scroller.addEventListener("scroll", () => this.redraw());
     this.lines = [];
     this.layOut();
@@ -42,7 +45,7 @@ class Timeline {
   layOut() {
     const { rows } = this.nodes.tables;
     const ranks = new Set(rows.map(([rank]) => rank)).size;
-    this.rowHeight = Math.max(LOWEST_ROW, Math.min(HIGHEST_ROW, Math.floor((HIGHEST - TOP - HEADER * ranks) / rows.length)));
+    this.rowHeight = Math.max(LOWEST_ROW, Math.min(HIGHEST_ROW, Math.floor((HIGHEST - TOP - HEADER * ranks - MEMORY_ROW * this.curves.length) / rows.length)));
     this.lines = [];
     this.lineOfRow = new Array(rows.length);
     let top = 0;
@@ -51,7 +54,7 @@ class Timeline {
       let end = row;
       while (end < rows.length && rows[end][0] === rank) end++;
       const folded = this.folded.has(rank);
-      const header = { rank, top, height: folded ? SQUASHED : HEADER, first: row, end, folded, row: -1 };
+      const header = { rank, top, height: folded ? SQUASHED : HEADER, first: row, end, folded, row: -1, curve: null };
       this.lines.push(header);
       top += header.height;
       for (; row < end; row++) {
@@ -59,16 +62,21 @@ class Timeline {
           const each = (SQUASHED - 6) / (end - header.first);
           this.lineOfRow[row] = { row, top: header.top + 3 + (row - header.first) * each, height: each };
         } else {
-          const line = { rank, row, top, height: this.rowHeight };
+          const line = { rank, row, top, height: this.rowHeight, curve: null };
           this.lines.push(line);
           this.lineOfRow[row] = line;
           top += this.rowHeight;
         }
       }
+      for (const curve of folded ? [] : this.curves.filter(each => each.rank === rank)) {
+        this.lines.push({ rank, row: -1, top, height: MEMORY_ROW, curve });
+        top += MEMORY_ROW;
+      }
+      header.bottom = top;
     }
     this.height = top;
     this.spacer.style.height = `${top}px`;
-    document.documentElement.style.setProperty("--height", `${Math.min(HIGHEST, Math.max(300, top + TOP + 4))}px`);
+    this.frame.style.setProperty("--height", `${Math.min(HIGHEST, Math.max(300, top + TOP + 4))}px`);
     this.resize();
   }
 
@@ -87,11 +95,11 @@ class Timeline {
 
   recolour() {
     this.style = {};
-    for (const name of ["ink", "muted", "line", "paper", "panel", "accent", "wait", "path", "before", "after", "found"]) this.style[name] = colour(`--${name}`);
-    const { kinds, phases } = this.nodes.tables;
-    const several = (css) => Array.from({ length: SHADES }, (_, at) => shade(css, (at - 2) * 0.07));
+    for (const name of ["ink", "muted", "line", "paper", "panel", "accent", "wait", "path", "before", "after", "found", "memory"]) this.style[name] = colour(`--${name}`);
+    const { kinds, phases, colours } = this.nodes.tables;
+    const several = css => Array.from({ length: SHADES }, (_, at) => colours ? css : shade(css, (at - 2) * 0.07));
     this.palettes = {
-      kind: kinds.flatMap(kind => several(colour(variable(kind)))),
+      kind: kinds.flatMap((kind, at) => several(colours ? colours[at] : colour(variable(kind)))),
       phase: [colour("--annotation"), ...phases.map(phase => colour(variable(phase)))],
       many: Array.from({ length: 12 }, (_, at) => colour(`--many-${at}`)),
     };
@@ -142,6 +150,13 @@ class Timeline {
   pan(units) { this.show(this.from + units, this.to + units); }
   fit() { this.show(0, this.nodes.last); }
 
+  // Where a node stands: its lane and the step that it begins in.
+  place(node) {
+    const rank = this.nodes.rank(node), at = this.nodes.ns(this.nodes.start[node]);
+    const step = (this.steps.get(rank) || []).find(({ start, end }) => at >= start && at < end);
+    return [this.nodes.lane(rank), ...(step ? [stepTitle(step.name)] : [])].join(", ");
+  }
+
   select(node, reveal = false) {
     this.selected = node;
     if (node >= 0 && reveal) this.reveal(node);
@@ -183,6 +198,8 @@ class Timeline {
 
   draw() { drawTimeline(this); }
 }
+
+function stepTitle(name) { return /^\d+$/.test(name) ? `step ${name}` : name; }
 
 function byRank(steps) {
   const found = new Map();

@@ -32,7 +32,7 @@ const TIME_STEPS = [["s", 1e9], ["ms", 1e6], ["µs", 1e3]];
 const SI_STEPS = [["P", 1e15], ["T", 1e12], ["G", 1e9], ["M", 1e6], ["k", 1e3]];
 
 function duration(ns) { return ns === 0 ? "0" : scaled(ns, TIME_STEPS, ns !== null && Math.abs(ns) < 999.5 ? "ns" : ""); }
-function bytes(n) { return scaled(n, SI_STEPS, "B"); }
+function bytes(n) { return n !== null && n >= 0 && n < 999.5 ? `${count(Math.round(n))} B` : scaled(n, SI_STEPS, "B"); }
 function rate(n, unit) { return scaled(n, SI_STEPS, unit); }
 function count(n) { return n === null || n === undefined ? "–" : n.toLocaleString("en-US"); }
 function percent(share, places = 0) {
