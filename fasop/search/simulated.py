@@ -18,6 +18,7 @@ from fasop.exact.once_per_step import synchronized
 from fasop.exact.stage_costs import StageCosts
 from fasop.plans.shapes import Block, Seats, inside_node
 from fasop.schedule import one_f_one_b
+from fasop.search.arrays import distinct
 from fasop.search.dynamic_program import SLACK
 from fasop.search.lattice import Lattice
 from fasop.search.partition import Assignment, placed
@@ -104,12 +105,15 @@ def _with_embedding(
     if model.encoder_layers is not None:
         holders[1] = (ends <= model.encoder_layers + 1).sum(axis=0)
     types = seats[holders.clip(max=pp - 1), np.arange(seats.shape[1])]
-    distinct, group = np.unique(np.concatenate([holders, types]).T, axis=0, return_inverse=True)
+    # One number for each combination of stages and types.
+    rows = np.concatenate([holders, types])
+    sizes = [pp + 1] * len(holders) + [len(kinds)] * len(types)
+    first, group = distinct(np.ravel_multi_index(tuple(rows), sizes))
     done = synced.copy()
-    for index, row in enumerate(distinct):
-        copies = dict(zip(row[:3].tolist(), row[3:].tolist(), strict=True))
+    for index, row in enumerate(rows.T[first].tolist()):
+        copies = dict(zip(row[:3], row[3:], strict=True))
         sync = tables.embedding_sync(tuple(kinds[kind] for kind in copies.values()))
-        (of,) = np.nonzero(group.ravel() == index)
+        (of,) = np.nonzero(group == index)
         stages = np.array(list(copies))
         done[stages[:, None], of] = synced[stages[:, None], of].max(axis=0) + sync
     return done
@@ -178,7 +182,7 @@ class _Pool:
     def first(self) -> np.ndarray:
         """The best, those of each placement before others of the same."""
         order = self.seconds.argsort(kind="stable")
-        _, first = np.unique(self.which[order], return_index=True)
+        first, _ = distinct(self.which[order])
         starts: np.ndarray = np.concatenate([order[np.sort(first)], np.delete(order, first)])[:STARTS]
         return starts
 
