@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fasop.errors import PlanError, nearest
+from fasop.exact.extrapolation import beyond_curve, beyond_measured
 from fasop.exact.roofline import unit_seconds
 from fasop.inputs.clusters import Gpu
 from fasop.inputs.costs import CostFile, Entry, Steps, growth_factor, other_depth, work_ratios
@@ -30,7 +31,8 @@ class UnitSeconds:
     """Seconds per unit [unit]: forward, backward, the part of the forward that selective recomputation runs
     again, and the optimizer's update (None: not measured). has_collectives: the tensor-parallel collectives
     of the node they were measured in are in them. least: forward and backward where kernels, not their
-    launches, decide. notes: what was not measured.
+    launches, decide. notes: what was not measured; beyond:
+    how far the layers lie outside of what was.
     """
 
     forward: np.ndarray
@@ -40,6 +42,7 @@ class UnitSeconds:
     has_collectives: bool
     least: tuple[np.ndarray, np.ndarray]
     notes: tuple[str, ...]
+    beyond: str
 
 
 @dataclass(frozen=True)
@@ -112,6 +115,7 @@ class Compute:
             found.has_collectives and tp > 1,
             (found.least[0] / speed, found.least[1] / speed),
             (*own, *found.notes),
+            found.beyond,
         )
 
     def sizes(self, gpu: Gpu, tp: int) -> tuple[np.ndarray, np.ndarray] | None:
@@ -137,7 +141,8 @@ class Compute:
         if known[gpu].matmul_share is None:
             notes.append(f"{gpu}: 0.8 of the datasheet's rate is assumed for the best matrix product")
         least = table[:, 0], table[:, 1]
-        return UnitSeconds(*table.T, None, False, least, tuple(notes))
+        beyond = beyond_curve(self.model, gpu, tp, mbs)
+        return UnitSeconds(*table.T, None, False, least, tuple(notes), beyond)
 
     @memo
     def _roofline(self, gpu: str, kind: str, tp: int, mbs: int, ep: int) -> tuple[float, float, float]:
@@ -166,7 +171,12 @@ class Compute:
         update = np.array(other_depth(shape, tuple(rows[2]), model)) if rest else None
         scores = forward * _scores_share(model) * np.array([kind in "TD" for kind in model.kinds])
         included = source.file.collectives == "included"
-        return UnitSeconds(forward, backward, scores, update, included, (least[0], least[1]), tuple(notes))
+        beyond = ""
+        if not (source.file.growth or {}).get(shape.name, {}).get(gpu):
+            near = tp if tp in degrees else max((one for one in degrees if one < tp), default=degrees[0])
+            beyond = beyond_measured(gpu, batch, source.sizes(gpu, near))
+        passes = forward, backward, scores, update
+        return UnitSeconds(*passes, included, (least[0], least[1]), tuple(notes), beyond)
 
     def _other_degree(
         self, source: _Source, gpu: str, degrees: list[int], tp: int, batch: float, mbs: int

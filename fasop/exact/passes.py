@@ -102,6 +102,9 @@ class Passes:
 
     def over_replicas(self, data: Group, tp: int, size: np.ndarray, reduces: bool) -> np.ndarray:
         """Seconds of a collective of ``size`` bytes per GPU among the replicas of a stage; 0 for 0 bytes."""
-        begin, per_byte = self.links.ring(data, float(size.max(initial=0.0)), tp, reduces)
+        # Where the stage has but a part of a node between others, its neighbour reduces over the same link.
+        sizes = [self.links.cluster.size(self.links.cluster.gpu(part.gpu)) for part in data]
+        shared = len(data) > 1 and any(part.gpus * tp < size for part, size in zip(data, sizes, strict=True))
+        begin, per_byte = self.links.ring(data, float(size.max(initial=0.0)), tp * (1 + shared), reduces)
         seconds: np.ndarray = np.where(size > 0, begin + size * per_byte, 0.0)
         return seconds

@@ -17,7 +17,7 @@ from fasop.inputs.models import Model
 from fasop.memo import memo
 from fasop.plans.options import Options
 from fasop.plans.plan import Plan
-from fasop.plans.shapes import Block, Seats, Shape, blocks, inside_node, stage_seats
+from fasop.plans.shapes import Block, Seats, Shape, blocks, stage_seats
 from fasop.schedule import one_f_one_b
 from fasop.search.assembled import made_plan
 from fasop.search.lattice import Lattice
@@ -249,9 +249,9 @@ class Planner:
             table = tables.table(assignment.seats[i], min(pp - i, m), fit)
             rows.append([float(way[a, b]) for way in table])
         forward, backward, reduction, update, chosen = zip(*rows, strict=True)
-        inside = inside_node(self.cluster, assignment.placement, tables.shape)
-        pairs = zip(assignment.seats[:-1], assignment.seats[1:], inside, strict=True)
-        p2p = tuple(tables.p2p(left, right, within) for left, right, within in pairs)
+        kinds = tables.boundaries(assignment.placement)
+        pairs = zip(assignment.seats[:-1], assignment.seats[1:], kinds, strict=True)
+        p2p = tuple(tables.p2p(left, right, kind) for left, right, kind in pairs)
         line = one_f_one_b.run(list(forward), list(backward), list(p2p), m)
         ends = zip(line.stage_end, line.backward_end, reduction, strict=True)
         synced = [float(synchronized(self.options, *of_stage)) for of_stage in ends]

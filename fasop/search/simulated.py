@@ -16,7 +16,7 @@ import numpy as np
 
 from fasop.exact.once_per_step import synchronized
 from fasop.exact.stage_costs import StageCosts
-from fasop.plans.shapes import Block, Seats, inside_node
+from fasop.plans.shapes import BETWEEN, CROWDED, INSIDE, Block, Seats
 from fasop.schedule import one_f_one_b
 from fasop.search.arrays import distinct
 from fasop.search.dynamic_program import SLACK
@@ -77,11 +77,14 @@ def step_times(
     # What does not fit is simulated too, as if it took no time: inf − inf would be none.
     forward, backward = (np.where(fits, seconds, 0.0) for seconds in (forward, backward))
 
-    insides = np.array([inside_node(tables.cluster, nodes, tables.shape) for nodes, _ in placements])
+    boundaries = np.array([tables.boundaries(nodes) for nodes, _ in placements])
     message = np.array(
-        [[[tables.p2p(left, right, inside) for right in kinds] for left in kinds] for inside in (False, True)]
+        [
+            [[tables.p2p(left, right, kind) for right in kinds] for left in kinds]
+            for kind in (BETWEEN, INSIDE, CROWDED)
+        ]
     )
-    p2p = [message[insides[which, i].astype(int), seats[i], seats[i + 1]] for i in range(pp - 1)]
+    p2p = [message[boundaries[which, i], seats[i], seats[i + 1]] for i in range(pp - 1)]
     line = one_f_one_b.run(list(forward), list(backward), p2p, m)
     ends = np.array(line.stage_end), np.array(line.backward_end)
     synced = synchronized(tables.options, *ends, reduction)
