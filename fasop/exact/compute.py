@@ -140,9 +140,11 @@ class Compute:
         notes += [self.skipped] if self.skipped else []
         if known[gpu].matmul_share is None:
             notes.append(f"{gpu}: 0.8 of the datasheet's rate is assumed for the best matrix product")
-        least = table[:, 0], table[:, 1]
+        forward, backward, scores = table.T
         beyond = beyond_curve(self.model, gpu, tp, mbs)
-        return UnitSeconds(*table.T, None, False, least, tuple(notes), beyond)
+        return UnitSeconds(
+            *(forward, backward, scores, None, False, (forward, backward)), tuple(notes), beyond
+        )
 
     @memo
     def _roofline(self, gpu: str, kind: str, tp: int, mbs: int, ep: int) -> tuple[float, float, float]:

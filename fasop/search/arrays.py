@@ -67,7 +67,7 @@ def min_plus(values: np.ndarray, sums: np.ndarray) -> np.ndarray:
         shifted = np.ndarray(shape, buffer=padded, offset=one * (sizes - 1), strides=strides)
         least: np.ndarray = (shifted + sums[:, None]).min(axis=2)
         return least
-    result = values + sums[:, None, 0]
+    result: np.ndarray = values + sums[:, None, 0]
     for size in range(1, sizes):
         step = sums[:, None, size, size:]
         if np.isfinite(step).any():
