@@ -21,7 +21,7 @@ from fasop.exact.once_per_step import (
 from fasop.exact.passes import Passes
 from fasop.exact.variants import Variant, Variants, data_group, tensor_group
 from fasop.inputs.models import Model
-from fasop.memo import memo
+from fasop.memo import memo, sharing
 from fasop.plans.groups import Group, Part
 from fasop.plans.options import Options, Recompute
 from fasop.plans.shapes import CROWDED, INSIDE, Seats, Shape, boundary_kinds
@@ -50,6 +50,13 @@ class StageCosts:
         self.micro_batches = self.model.global_batch // shape.batch
         self.variants = Variants(passes, shape)
         self._message = shape.batch * message_bytes(self.model, self.options, shape.tp)
+        self.by_size: dict[object, dict[object, object]] = {}  # what searches derive from the tables
+
+    def of(self, shape: Shape) -> StageCosts:
+        """The same tables for a shape with another number of stages, of which both have several, or one."""
+        made = sharing(self, "boundaries")
+        made.shape = shape
+        return made
 
     @memo
     def _times(self, seats: Seats, variant: Variant) -> tuple[np.ndarray, ...]:

@@ -31,6 +31,9 @@ class DynamicProgram:
     def __init__(self, costs: StageCosts, lattice: Lattice, fit: bool = True, paced: bool = False) -> None:
         """``fit`` False: as if every GPU had memory without end."""
         self.costs, self.lattice, self.fit, self.paced = costs, lattice, fit, paced
+        # Shapes that differ in their number of stages alone have these in common.
+        for name in ("load", "_stage"):
+            self.__dict__[f"_memo_{name}"] = costs.by_size.setdefault((name, fit, paced), {})
         self.blocks = lattice.blocks
         self.stages = costs.shape.pp
         self.each = len(self.blocks[0].stages)  # stages of a block

@@ -74,7 +74,7 @@ class Search:
         """The assignment with the smallest objective; None where none fits into memory, or none is below
         ``limit``.
         """
-        bounds = self._bounds()
+        bounds = self._bounds(limit)
         chosen = None
         if not len(bounds):
             return None
@@ -156,8 +156,8 @@ class Search:
             groups.setdefault(self.program.embedding(block.stages[0], block.stages[0]), []).append(index)
         return list(groups.values())
 
-    def _bounds(self) -> np.ndarray:
-        """All values that the maximum can have, ascending."""
+    def _bounds(self, limit: float) -> np.ndarray:
+        """All values below ``limit`` that the maximum can have, ascending."""
         values = []
         keys = itertools.product(range(len(self.blocks)), range(self.each if self.stages > 1 else 0))
         times = {seconds for block, stage in keys for seconds, _ in self.program.onward((block, 0.0), stage)}
@@ -169,7 +169,8 @@ class Search:
             sums = (self.m - 1) * np.array(sorted({a + b for a in before for b in after}))
             for seats in self.program.all_seats():
                 load = self._loads(seats, self.program.in_flight(stage))
-                values.append((load[:, None] + sums[None]).ravel())
+                here = (load[:, None] + sums[None]).ravel()
+                values.append(here[here < limit] if limit < INF else here)
         bounds = np.sort(np.concatenate(values))
         if not len(bounds):
             return bounds

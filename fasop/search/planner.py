@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 
 import numpy as np
 
@@ -24,6 +25,8 @@ from fasop.search.lattice import Lattice
 from fasop.search.partition import Assignment, Search
 from fasop.search.simulated import Simulated, best_of_all, improve
 
+LARGE = 256  # GPUs from which tables take so much memory that few are kept, else
+MANY = 24
 WORTH = 1.02  # of a step, by which another stage's gradients must prolong it to be worth another search
 
 
@@ -44,10 +47,20 @@ class Planner:
         self.iterations, self.idle = iterations, idle
         self.compute = Compute(cost_files, model, options)
         self.passes = Passes(model, self.compute, Links(cluster), options)
+        self._tables: OrderedDict[tuple[object, ...], StageCosts] = OrderedDict()  # the last used last
         self._known_speeds: dict[tuple[int, ...], tuple[float, list[tuple[float, int, float]]]] = {}
 
     def tables(self, shape: Shape) -> StageCosts:
-        return StageCosts(self.passes, shape)
+        """The tables of a shape, in part those of shapes with other numbers of stages."""
+        key = shape.tp, shape.dp, shape.mbs, shape.ep, shape.pp > 1
+        if key in self._tables:
+            self._tables.move_to_end(key)
+        else:
+            self._tables[key] = StageCosts(self.passes, shape)
+            while len(self._tables) > (MANY if self.cluster.gpu_count <= LARGE else 4):
+                self._tables.popitem(last=False)
+        found = self._tables[key]
+        return found if found.shape == shape else found.of(shape)
 
     def lattice(self, shape: Shape) -> Lattice:
         return self._lattice(shape.group, shape.pp)
