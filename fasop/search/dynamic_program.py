@@ -91,7 +91,7 @@ class DynamicProgram:
             return [(self.costs.p2p(seats, block.stages[position + 1], block.inside[position]), [key[0]])]
         by_time: dict[float, list[int]] = {}
         for index, after in enumerate(self.blocks):
-            by_time.setdefault(self.costs.p2p(seats, after.stages[0], False), []).append(index)
+            by_time.setdefault(self.costs.p2p(seats, after.stages[0], self.lattice.between), []).append(index)
         return list(by_time.items())
 
     def _walk(self) -> Iterator[tuple[int, int | None, list[tuple[np.ndarray, np.ndarray]]]]:

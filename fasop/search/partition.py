@@ -24,7 +24,7 @@ import numpy as np
 from fasop.exact.stage_costs import StageCosts
 from fasop.inputs.clusters import Cluster
 from fasop.memo import memo
-from fasop.plans.shapes import Block, Seats, Shape, inside_node
+from fasop.plans.shapes import INSIDE, Block, Seats, Shape, inside_node
 from fasop.search.arrays import INF, distinct
 from fasop.search.dynamic_program import SLACK, DynamicProgram
 from fasop.search.lattice import Lattice
@@ -209,7 +209,8 @@ class Search:
     def _maximum(self, assignment: Assignment) -> float:
         """The maximum in a assignment's objective."""
         inside = inside_node(self.costs.cluster, assignment.placement, self.costs.shape)
-        pairs = zip(assignment.seats[:-1], assignment.seats[1:], inside, strict=True)
+        kinds = [INSIDE if within else self.program.lattice.between for within in inside]
+        pairs = zip(assignment.seats[:-1], assignment.seats[1:], kinds, strict=True)
         messages = [0.0, *(self.costs.p2p(*pair) for pair in pairs), 0.0]
         ends = itertools.accumulate(assignment.partition)
         return max(

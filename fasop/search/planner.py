@@ -18,7 +18,7 @@ from fasop.inputs.models import Model
 from fasop.memo import memo
 from fasop.plans.options import Options
 from fasop.plans.plan import Plan
-from fasop.plans.shapes import Block, Seats, Shape, blocks, stage_seats
+from fasop.plans.shapes import BETWEEN, CROWDED, INSIDE, Block, Seats, Shape, blocks, stage_seats
 from fasop.schedule import one_f_one_b
 from fasop.search.assembled import made_plan
 from fasop.search.lattice import Lattice
@@ -155,8 +155,9 @@ class Planner:
         # A stage over parts of two nodes shares its messages among more links than one in whole nodes.
         if pp > 1 and all(size % shape.group == 0 or shape.group % size == 0 for size in sizes):
             pairs = [(seats[one], seats[two]) for one in names for two in names]
-            across = min(tables.p2p(one, two, False) for one, two in pairs)
-            within = min(tables.p2p(seats[name], seats[name], True) for name in names)
+            several = min(sizes) // shape.group > 1 and -(-pp * shape.group // max(sizes)) > 2
+            across = min(tables.p2p(one, two, CROWDED if several else BETWEEN) for one, two in pairs)
+            within = min(tables.p2p(seats[name], seats[name], INSIDE) for name in names)
             inside = self._inside(shape)
             messages = inside * within + (pp - 1 - inside) * min(across, within if inside else across)
             each = min(within, across) if inside else across
