@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import json
 import shutil
 import subprocess
 import sys
@@ -24,6 +23,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
+
+from benchmarks.digests import Config, saved_or_compared
+from chakra_et import cli
 
 FIXTURES = ROOT / "tests" / "fixtures"
 SHARED = ROOT.parent / "shared" / "data" / "traces"
@@ -37,36 +39,15 @@ VARIANTS = {
 
 
 @dataclass
-class Config:
-    """What is compared with what."""
-
-    save: str = field(default="", metadata={"help": "write the digests to this file"})
-    compare: str = field(default="", metadata={"help": "compare with the digests in this file"})
+class EtConfig(Config):
     nodes_only: bool = field(
         default=False, metadata={"help": "compare the nodes of .et files, and not reports and metadata"}
     )
 
-    def __post_init__(self) -> None:
-        if bool(self.save) == bool(self.compare):
-            raise ValueError("give either --save FILE or --compare FILE")
-
 
 def main() -> int:
-    from chakra_et.cli import parse
-
-    config = parse(Config, description=__doc__.splitlines()[0])
-    found = digests()
-    print(f"{len(found)} files, of them {sum(name.endswith('.et') for name in found)} .et files")
-    if config.save:
-        Path(config.save).write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
-        return 0
-    known = json.loads(Path(config.compare).read_text())
-    if config.nodes_only:
-        known, found = ({k: v[1:] for k, v in table.items() if k.endswith(".et")} for table in (known, found))
-    differ = sorted(name for name in known | found if known.get(name) != found.get(name))
-    print(f"{len(found) - len(set(differ) & set(found))} are the same, {len(differ)} differ")
-    print("\n".join(f"  {name}" for name in differ))
-    return 1 if differ else 0
+    config = cli.parse(EtConfig, description=__doc__.splitlines()[0])
+    return saved_or_compared(config, digests(), config.nodes_only)
 
 
 def digests() -> dict[str, list[str]]:

@@ -12,15 +12,16 @@ The exit status is 1 where an output differs, is missing or is new.
 from __future__ import annotations
 
 import hashlib
-import json
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
+
+from benchmarks.digests import Config, saved_or_compared
+from chakra_et import cli
 
 PRESETS = [
     ("bert-large", "paper-bert"),
@@ -37,32 +38,9 @@ GRID = ("gpt2-xl", "paper-pareto", "--objective", "pareto")
 SIMULATED = [("bert-large", "paper-bert-het"), ("gpt2-xl", "paper-gpt2xl-het"), ("t5", "paper-t5-het")]
 
 
-@dataclass
-class Config:
-    """What is compared with what."""
-
-    save: str = field(default="", metadata={"help": "write the digests to this file"})
-    compare: str = field(default="", metadata={"help": "compare with the digests in this file"})
-
-    def __post_init__(self) -> None:
-        if bool(self.save) == bool(self.compare):
-            raise ValueError("give either --save FILE or --compare FILE")
-
-
 def main() -> int:
-    from chakra_et.cli import parse
-
-    config = parse(Config, description=__doc__.splitlines()[0])
-    found = digests()
-    print(f"{len(found)} outputs, of them {sum(name.endswith('.et') for name in found)} .et files")
-    if config.save:
-        Path(config.save).write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
-        return 0
-    known = json.loads(Path(config.compare).read_text())
-    differ = sorted(name for name in known | found if known.get(name) != found.get(name))
-    print(f"{len(found) - len(set(differ) & set(found))} are the same, {len(differ)} differ")
-    print("\n".join(f"  {name}" for name in differ))
-    return 1 if differ else 0
+    config = cli.parse(Config, description=__doc__.splitlines()[0])
+    return saved_or_compared(config, digests())
 
 
 def digests() -> dict[str, str]:

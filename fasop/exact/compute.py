@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fasop.errors import PlanError, nearest
+from fasop.exact.extrapolation import beyond_curve, beyond_measured
 from fasop.exact.roofline import unit_seconds
 from fasop.inputs.clusters import Gpu
 from fasop.inputs.costs import CostFile, Entry, Steps, growth_factor, other_depth, work_ratios
@@ -21,12 +22,17 @@ from fasop.inputs.models import Model
 from fasop.memo import memo
 from fasop.plans.options import Options
 
+# Launches decide where time grows by less than this part of what the micro-batch grows.
+LAUNCHES_BIND = 0.5
+
 
 @dataclass(frozen=True)
 class UnitSeconds:
     """Seconds per unit [unit]: forward, backward, the part of the forward that selective recomputation runs
     again, and the optimizer's update (None: not measured). has_collectives: the tensor-parallel collectives
-    of the node they were measured in are in them. notes: what was not measured.
+    of the node they were measured in are in them. least: forward and backward where kernels, not their
+    launches, decide. notes: what was not measured; beyond:
+    how far the layers lie outside of what was.
     """
 
     forward: np.ndarray
@@ -34,7 +40,9 @@ class UnitSeconds:
     scores: np.ndarray
     update: np.ndarray | None
     has_collectives: bool
+    least: tuple[np.ndarray, np.ndarray]
     notes: tuple[str, ...]
+    beyond: str
 
 
 @dataclass(frozen=True)
@@ -105,7 +113,9 @@ class Compute:
             found.scores / speed,
             None if found.update is None else found.update / speed,
             found.has_collectives and tp > 1,
+            (found.least[0] / speed, found.least[1] / speed),
             (*own, *found.notes),
+            found.beyond,
         )
 
     def sizes(self, gpu: Gpu, tp: int) -> tuple[np.ndarray, np.ndarray] | None:
@@ -130,7 +140,11 @@ class Compute:
         notes += [self.skipped] if self.skipped else []
         if known[gpu].matmul_share is None:
             notes.append(f"{gpu}: 0.8 of the datasheet's rate is assumed for the best matrix product")
-        return UnitSeconds(table[:, 0], table[:, 1], table[:, 2], None, False, tuple(notes))
+        forward, backward, scores = table.T
+        beyond = beyond_curve(self.model, gpu, tp, mbs)
+        return UnitSeconds(
+            *(forward, backward, scores, None, False, (forward, backward)), tuple(notes), beyond
+        )
 
     @memo
     def _roofline(self, gpu: str, kind: str, tp: int, mbs: int, ep: int) -> tuple[float, float, float]:
@@ -151,11 +165,20 @@ class Compute:
             rows, note = self._other_degree(source, gpu, degrees, tp, batch, mbs)
             notes.append(note)
         ratios = np.array(work_ratios(shape, model))
+        least = [
+            np.array(other_depth(shape, tuple(row), model)) * ratios
+            for row in _of_kernels(source, gpu, tp, batch, rows)
+        ]
         forward, backward, *rest = (np.array(other_depth(shape, tuple(row), model)) * ratios for row in rows)
         update = np.array(other_depth(shape, tuple(rows[2]), model)) if rest else None
         scores = forward * _scores_share(model) * np.array([kind in "TD" for kind in model.kinds])
         included = source.file.collectives == "included"
-        return UnitSeconds(forward, backward, scores, update, included, tuple(notes))
+        beyond = ""
+        if not (source.file.growth or {}).get(shape.name, {}).get(gpu):
+            near = tp if tp in degrees else max((one for one in degrees if one < tp), default=degrees[0])
+            beyond = beyond_measured(gpu, batch, source.sizes(gpu, near))
+        passes = forward, backward, scores, update
+        return UnitSeconds(*passes, included, (least[0], least[1]), tuple(notes), beyond)
 
     def _other_degree(
         self, source: _Source, gpu: str, degrees: list[int], tp: int, batch: float, mbs: int
@@ -204,6 +227,22 @@ def _grown(source: _Source, gpu: str, tp: int, batch: float) -> list[np.ndarray]
         return [low[0] * factor, low[1] * factor, *low[2:]]
     share = (batch - below) / (above - below)
     return [a + (b - a) * share for a, b in zip(low, high, strict=True)]
+
+
+def _of_kernels(source: _Source, gpu: str, tp: int, batch: float, rows: list[np.ndarray]) -> list[np.ndarray]:
+    """Forward and backward seconds that a unit's kernels need at least.
+
+    Where a larger measured micro-batch takes hardly longer, launches decide, and the kernels of this one need
+    at most their share of the larger one's time.
+    """
+    size = next((size for size in source.sizes(gpu, tp) if size > batch), None)
+    if size is None or (source.file.growth or {}).get(source.shape.name, {}).get(gpu):
+        return rows[:2]
+    found = []
+    for now, then in zip(rows[:2], _passes(source.entries[gpu, tp, size]), strict=False):
+        bound = then - now < LAUNCHES_BIND * now * (size / batch - 1)
+        found.append(np.where(bound, np.minimum(now, then * batch / size), now))
+    return found
 
 
 def _growth(steps: Steps | None, batch: float, size: int) -> float:

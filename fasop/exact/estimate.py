@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fasop.exact.compute import Compute
+from fasop.exact.extrapolation import counted
 from fasop.exact.links import SEND_BUFFER, Links
 from fasop.exact.memory import activations, parameters, stage_gib
 from fasop.exact.once_per_step import (
@@ -23,6 +24,7 @@ from fasop.inputs.costs import CostFile
 from fasop.plans.groups import Group, Part, group_size, merged
 from fasop.plans.layout import Layout, LayoutStage, Replica
 from fasop.plans.options import Options
+from fasop.plans.shapes import crowded
 from fasop.schedule import deepspeed, one_f_one_b
 
 
@@ -175,7 +177,9 @@ class _Estimator:
     def _messages(self, column: int | None) -> tuple[tuple[float, float], ...]:
         """Seconds of a message over each boundary, and for how long it holds its sender."""
         found = []
-        for left, right in zip(self.layout.stages, self.layout.stages[1:], strict=False):
+        nodes = [{part.node for r in stage.replicas for part in r.group} for stage in self.layout.stages]
+        pairs = zip(self.layout.stages, self.layout.stages[1:], crowded(nodes), strict=False)
+        for left, right, is_crowded in pairs:
             if column is None:
                 source, target = (merged([r.group for r in stage.replicas]) for stage in (left, right))
                 batch, flows = sum(replica.mbs for replica in left.replicas), 1
@@ -184,7 +188,7 @@ class _Estimator:
                 batch = left.replicas[column].mbs
                 flows = max(_sharing(left, source), _sharing(right, target))
             size = batch * message_bytes(self.model, self.options, left.replicas[column or 0].tp)
-            seconds = self.links.message(source, target, size, flows)
+            seconds = self.links.message(source, target, size, flows * (1 + is_crowded))
             each = size / group_size(source)
             hold = seconds * max(0.0, 1 - SEND_BUFFER / each)
             ends = tuple(_alone(stage.replicas[column or 0].group) for stage in (left, right))
@@ -262,12 +266,18 @@ class _Estimator:
 
     def _notes(self) -> tuple[str, ...]:
         found: dict[str, None] = {}
-        for stage in self.layout.stages:
-            for replica in stage.replicas:
-                gpu = self.layout.cluster.gpu(replica.group[0].gpu)
-                units = self.passes.compute.of(gpu, replica.tp, replica.mbs, replica.ep)
-                found.update(dict.fromkeys(units.notes))
-        return tuple(found)
+        beyond = []
+        for stage, (begin, end) in zip(self.layout.stages, self.spans, strict=True):
+            each = [
+                self.passes.compute.of(
+                    self.layout.cluster.gpu(replica.group[0].gpu), replica.tp, replica.mbs, replica.ep
+                )
+                for replica in stage.replicas
+            ]
+            found.update(dict.fromkeys(note for units in each for note in units.notes))
+            layers = int(self.passes.layers[begin:end].sum())
+            beyond += [(text, layers) for text in dict.fromkeys(units.beyond for units in each)]
+        return (*found, *counted(beyond))
 
 
 def _alone(group: Group) -> Group:

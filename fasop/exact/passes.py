@@ -48,8 +48,15 @@ class Passes:
         gpu = self.links.cluster.gpu(tensor[0].gpu)
         units = self.compute.of(gpu, tp, mbs, ep)
         forward, backward = units.forward, units.backward
-        if not units.has_collectives:
-            once = self.sum_seconds(tensor, mbs)
+        once = self.sum_seconds(tensor, mbs)
+        if units.has_collectives:
+            # A unit that was timed alone ends with its last collective. Where launches decide, the next
+            # unit's are made meanwhile in a run.
+            forward, backward = (
+                np.maximum(least, seconds - once * (sums > 0))
+                for seconds, least, sums in zip((forward, backward), units.least, self._sums, strict=True)
+            )
+        else:
             forward, backward = (
                 seconds + once * sums for seconds, sums in zip((forward, backward), self._sums, strict=True)
             )
@@ -95,6 +102,9 @@ class Passes:
 
     def over_replicas(self, data: Group, tp: int, size: np.ndarray, reduces: bool) -> np.ndarray:
         """Seconds of a collective of ``size`` bytes per GPU among the replicas of a stage; 0 for 0 bytes."""
-        begin, per_byte = self.links.ring(data, float(size.max(initial=0.0)), tp, reduces)
+        # Where the stage has but a part of a node between others, its neighbour reduces over the same link.
+        sizes = [self.links.cluster.size(self.links.cluster.gpu(part.gpu)) for part in data]
+        shared = len(data) > 1 and any(part.gpus * tp < size for part, size in zip(data, sizes, strict=True))
+        begin, per_byte = self.links.ring(data, float(size.max(initial=0.0)), tp * (1 + shared), reduces)
         seconds: np.ndarray = np.where(size > 0, begin + size * per_byte, 0.0)
         return seconds

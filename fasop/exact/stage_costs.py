@@ -21,10 +21,10 @@ from fasop.exact.once_per_step import (
 from fasop.exact.passes import Passes
 from fasop.exact.variants import Variant, Variants, data_group, tensor_group
 from fasop.inputs.models import Model
-from fasop.memo import memo
+from fasop.memo import memo, sharing
 from fasop.plans.groups import Group, Part
 from fasop.plans.options import Options, Recompute
-from fasop.plans.shapes import Seats, Shape
+from fasop.plans.shapes import CROWDED, INSIDE, Seats, Shape, boundary_kinds
 
 
 class Table(NamedTuple):
@@ -50,6 +50,13 @@ class StageCosts:
         self.micro_batches = self.model.global_batch // shape.batch
         self.variants = Variants(passes, shape)
         self._message = shape.batch * message_bytes(self.model, self.options, shape.tp)
+        self.by_size: dict[object, dict[object, object]] = {}  # what searches derive from the tables
+
+    def of(self, shape: Shape) -> StageCosts:
+        """The same tables for a shape with another number of stages, of which both have several, or one."""
+        made = sharing(self, "boundaries")
+        made.shape = shape
+        return made
 
     @memo
     def _times(self, seats: Seats, variant: Variant) -> tuple[np.ndarray, ...]:
@@ -167,14 +174,19 @@ class StageCosts:
         return best
 
     @memo
-    def p2p(self, left: Seats, right: Seats, inside: bool) -> float:
-        """Seconds of one message between two stages, ``inside`` one node or between nodes."""
+    def p2p(self, left: Seats, right: Seats, kind: int) -> float:
+        """Seconds of one message between two stages; kind: of their boundary (``boundary_kinds``)."""
         source = tuple(Part(node, name, count) for node, (name, count) in enumerate(left))
-        shift = 0 if inside else len(left)
+        shift = 0 if kind == INSIDE else len(left)
         target = tuple(Part(node + shift, name, count) for node, (name, count) in enumerate(right))
-        seconds = self.links.message(source, target, self._message)
+        seconds = self.links.message(source, target, self._message, 2 if kind == CROWDED else 1)
         ends = (tensor_group(seats, seats[0][0], self.shape.tp) for seats in (left, right))
         return seconds + output_gather(self.passes, tuple(ends), self.shape.mbs)
+
+    @memo
+    def boundaries(self, placement: tuple[str, ...]) -> tuple[int, ...]:
+        """What the messages over each boundary cross, as in ``boundary_kinds``."""
+        return boundary_kinds(self.cluster, placement, self.shape)
 
     @memo
     def embedding_sync(self, holders: tuple[Seats, ...]) -> float:

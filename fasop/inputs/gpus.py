@@ -27,8 +27,11 @@ class Hardware:
 
     def matmul_rate(self, width: int) -> float:
         """Operations/s of the best matrix product of numbers of 2 or 4 bytes."""
-        tflops = self.tensor_tflops if width == 2 else self.fp32_tflops
-        return tflops * 1e12 * (self.matmul_share or ASSUMED_SHARE)
+        return self.peak_rate(width) * (self.matmul_share or ASSUMED_SHARE)
+
+    def peak_rate(self, width: int) -> float:
+        """Operations/s of the datasheet."""
+        return 1e12 * (self.tensor_tflops if width == 2 else self.fp32_tflops)
 
     @property
     def bytes_per_second(self) -> float:

@@ -14,6 +14,7 @@ from fasop.inputs.models import Model
 
 # The GPUs of one stage: (type, how many of them) for each of its nodes, sorted.
 Seats = tuple[tuple[str, int], ...]
+BETWEEN, INSIDE, CROWDED = range(3)  # what messages cross
 MOST_MIXES = 60  # of nodes of different sizes in one stage
 
 
@@ -247,6 +248,33 @@ def inside_node(cluster: Cluster, placement: Sequence[str], shape: Shape) -> tup
     """Of each boundary between stages, whether all its messages stay within one node."""
     sizes = {gpu.name: cluster.size(gpu) for gpu in cluster.gpus}
     return _inside(placement, sizes, shape.group)[: shape.pp - 1]
+
+
+def crowded(stage_nodes: Sequence[set[int]]) -> tuple[bool, ...]:
+    """Of each boundary between stages, whether messages of another use a link of the same node.
+
+    stage_nodes: the nodes of each stage. Two boundaries of one stage have messages at different times.
+    """
+    nodes = [left | right for left, right in itertools.pairwise(stage_nodes)]
+    across: dict[int, list[int]] = {}  # boundaries whose messages leave or enter each node
+    for boundary, of in enumerate(nodes):
+        for node in of if len(of) > 1 else ():
+            across.setdefault(node, []).append(boundary)
+    return tuple(
+        len(of) > 1 and any(boundary - across[n][0] > 1 or across[n][-1] - boundary > 1 for n in of)
+        for boundary, of in enumerate(nodes)
+    )
+
+
+def boundary_kinds(cluster: Cluster, placement: Sequence[str], shape: Shape) -> tuple[int, ...]:
+    """Of each boundary between stages: ``INSIDE`` one node, ``BETWEEN`` nodes, or ``CROWDED``."""
+    node_of = [at for at, name in enumerate(placement) for _ in range(cluster.size(cluster.gpu(name)))]
+    g = shape.group
+    others = crowded([set(node_of[k * g : (k + 1) * g]) for k in range(shape.pp)])
+    return tuple(
+        INSIDE if inside else CROWDED if other else BETWEEN
+        for inside, other in zip(inside_node(cluster, placement, shape), others, strict=True)
+    )
 
 
 def stage_seats(cluster: Cluster, placement: Sequence[str], shape: Shape) -> tuple[Seats, ...]:

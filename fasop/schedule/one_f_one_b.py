@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fasop.schedule.task import Task
 
 Time = Any  # a float, or an array with one value for each candidate
+Numbers = Any  # an integer, or an array of them
 
 
 @dataclass
@@ -45,113 +46,127 @@ def run(forward: list[Time], backward: list[Time], p2p: list[Time], micro_batche
 
     forward, backward: seconds of each stage per micro-batch; p2p: seconds per message over each boundary.
     """
-    stages, m = len(forward), micro_batches
-    program, frees, last, last_backward = _program(stages, m)
+    program = _program(len(forward), micro_batches)
     durations = [*forward, *backward, *p2p]
-    ends: list[Time] = [None] * len(program)
+    # Behind the tasks: the beginning, for what waits for nothing, and what is dropped where nothing is.
+    ends: list[Time] = [*[None] * len(program.steps), 0.0, None]
     if isinstance(forward[0], np.ndarray):
-        for index, (duration, waits) in enumerate(program):
-            if not waits:
-                end = durations[duration]
-            elif len(waits) == 1:
-                end = ends[waits[0]] + durations[duration]
+        beginning = len(program.steps)
+        for index, (duration, one, two, *drop) in enumerate(program.steps):
+            if two == beginning:
+                end = ends[one] + durations[duration]
             else:
-                end = np.maximum(ends[waits[0]], ends[waits[1]])
+                end = np.maximum(ends[one], ends[two])
                 end += durations[duration]
             ends[index] = end
-            for free in frees[index]:
-                # Nobody waits for it any more: memory that is used again is faster memory.
-                ends[free] = None
+            # Nobody waits for these any more: memory that is used again is faster memory.
+            ends[drop[0]] = ends[drop[1]] = None
     else:
-        for index, (duration, waits) in enumerate(program):
-            begin = max([ends[wait] for wait in waits]) if waits else 0.0
-            ends[index] = begin + durations[duration]
-    return Timeline(ends, *([ends[index] for index in which] for which in (last, last_backward)))
+        for index, (duration, one, two, *_) in enumerate(program.steps):
+            left, right = ends[one], ends[two]
+            ends[index] = (left if left > right else right) + durations[duration]
+    kept = ([ends[index] for index in which] for which in (program.last, program.last_backward))
+    return Timeline(ends[:-2], *kept)
+
+
+class _Program(NamedTuple):
+    """steps: of each task the index of its duration, the two tasks that it waits for, and those that no later
+    one waits for; last: each stage's last task, and its last backward.
+    """
+
+    steps: list[tuple[int, ...]]
+    last: list[int]
+    last_backward: list[int]
 
 
 @functools.lru_cache(maxsize=64)
-def _program(
-    stages: int, m: int
-) -> tuple[list[tuple[int, tuple[int, ...]]], list[list[int]], list[int], list[int]]:
-    """(index of its duration, what it waits for) of each task; the tasks that no later one waits for, by the
-    task after which that is so; each stage's last task, and its last backward.
-    """
-    found = tasks(stages, m)
-    program, last_use = [], list(range(len(found)))
-    frees: list[list[int]] = [[] for _ in found]
-    for index, task in enumerate(found):
-        if task.is_message:
-            duration = 2 * stages + min(task.stage, task.peer)
-        else:
-            duration = task.stage if task.is_forward else stages + task.stage
-        program.append((duration, task.waits))
-        for wait in task.waits:
-            last_use[wait] = index
-    last, last_backward = [0] * stages, [0] * stages
-    for index, task in enumerate(found):
-        if task.micro_batch == m - 1 and not task.is_forward:
-            (last if task.is_message else last_backward)[task.stage] = index
-    last[0] = last_backward[0]
-    kept = {*last, *last_backward}
-    for index, use in enumerate(last_use):
-        if index not in kept:
-            frees[use].append(index)
-    return program, frees, last, last_backward
+def _program(stages: int, m: int) -> _Program:
+    names = _Names(stages, m)
+    order, place = _order(names)
+    waits = place[_waits(names)[order]].T
+    count = len(order)
+    last = place[[names.backward(0, m - 1), *(names.down(i, m - 1) for i in range(stages - 1))]]
+    last_backward = place[[names.backward(i, m - 1) for i in range(stages)]]
+    last_use = np.zeros(count + 1, dtype=int)
+    for of in waits:
+        last_use[of] = np.maximum(last_use[of], np.arange(count))
+    last_use[[*last, *last_backward, count]] = -1
+    drops = [np.where(last_use[of] == np.arange(count), of, count + 1) for of in waits]
+    # Forwards, backwards, messages up and messages down, the stages of each one after the other.
+    durations = [*range(2 * stages), *2 * list(range(2 * stages, 3 * stages - 1))]
+    columns = (np.repeat(durations, m)[order], *waits, *drops)
+    steps = list(zip(*(column.tolist() for column in columns), strict=True))
+    return _Program(steps, last.tolist(), last_backward.tolist())
 
 
 @functools.lru_cache(maxsize=64)
 def tasks(stages: int, m: int) -> list[Task]:
     """All tasks of a step, each after all that it waits for."""
-    order = _order(stages, m)
-    number = {key: index for index, key in enumerate(order)}
-    warm = warm_up(stages, m)
+    order, place = _order(_Names(stages, m))
+    waits = place[_waits(_Names(stages, m))[order]].tolist()
     found = []
-    for is_message, at, j, is_forward in order:
-        waits = (_message_waits if is_message else _compute_waits)(at, j, is_forward, stages, m, warm)
-        stage, peer = (at, -1) if not is_message else (at, at + 1) if is_forward else (at + 1, at)
-        found.append(Task(stage, peer, j, is_forward, tuple(number[wait] for wait in waits)))
+    for index, of in zip(order.tolist(), waits, strict=True):
+        row, j = divmod(index, m)
+        own = tuple(wait for wait in of if wait < len(order))
+        if row < 2 * stages:
+            found.append(Task(row % stages, -1, j, row < stages, own))
+            continue
+        is_down, at = divmod(row - 2 * stages, stages - 1)
+        found.append(Task(at + is_down, at + 1 - is_down, j, not is_down, own))
     return found
 
 
-# Whether it is a message, its stage or boundary, its micro-batch, and whether it is forward.
-Name = tuple[bool, int, int, bool]
+class _Names(NamedTuple):
+    """A number for each task: computations by stage and micro-batch, messages by the boundary that they
+    cross; one more for the beginning.
+    """
+
+    stages: int
+    m: int
+
+    @property
+    def beginning(self) -> int:
+        return (4 * self.stages - 2) * self.m
+
+    def forward(self, stage: Numbers, j: Numbers) -> Numbers:
+        return stage * self.m + j
+
+    def backward(self, stage: Numbers, j: Numbers) -> Numbers:
+        return (self.stages + stage) * self.m + j
+
+    def up(self, boundary: Numbers, j: Numbers) -> Numbers:
+        return (2 * self.stages + boundary) * self.m + j
+
+    def down(self, boundary: Numbers, j: Numbers) -> Numbers:
+        return (3 * self.stages - 1 + boundary) * self.m + j
 
 
-def _compute_waits(i: int, j: int, is_forward: bool, stages: int, m: int, warm: list[int]) -> list[Name]:
-    w = warm[i]
-
-    def up(at: int, k: int) -> Name:
-        return True, at, k, True
-
-    def down(at: int, k: int) -> Name:
-        return True, at, k, False
-
-    if is_forward:
-        if i:
-            return [up(i - 1, j), *([down(i - 1, j - 1 - w)] if j > w else [])]
-        if j > w:
-            return [(False, 0, j - 1 - w, False)]
-        return [up(0, j - 1)] if j else []
-    if i == stages - 1:
-        return [(False, i, j, True)]
-    return [*([up(i, w + j)] if w + j < m else []), down(i, j)]
-
-
-def _message_waits(i: int, j: int, is_forward: bool, stages: int, m: int, warm: list[int]) -> list[Name]:
-    """What the sender waits for, then what the receiver was busy with."""
-    if is_forward:
-        ahead = warm[i + 1]
-        sent: list[Name] = [(False, i, j, True)]
-        if j > ahead:
-            return [*sent, (False, i + 1, j - 1 - ahead, False)]
-        return [*sent, (True, i + 1, j - 1, True)] if j else sent
-    sent = [(False, i + 1, j, False)]
-    w = warm[i]
-    if w + j < m:
-        return [*sent, (False, i, w + j, True)]
-    if j == 0:
-        return [*sent, (True, i, m - 1, True)]
-    return [*sent, (True, i - 1, j - 1, False) if i else (False, 0, j - 1, False)]
+def _waits(names: _Names) -> np.ndarray:
+    """The two tasks that each one waits for [task, 2]; the second is the beginning where there is but one."""
+    stages, m = names.stages, names.m
+    i, j = np.arange(stages)[:, None], np.arange(m)[None]
+    w = np.array(warm_up(stages, m))[:, None]
+    none = np.full((stages, m), names.beginning)
+    later = np.where(j > w, names.backward(0, j - 1 - w), np.where(j > 0, names.up(0, j - 1), none))
+    forward = (
+        np.where(i > 0, names.up(i - 1, j), later),
+        np.where((i > 0) & (j > w), names.down(i - 1, j - 1 - w), none),
+    )
+    is_last, steady = i == stages - 1, w + j < m
+    received = np.where(steady, names.up(i, w + j), names.down(i, j))
+    backward = (
+        np.where(is_last, names.forward(i, j), received),
+        np.where(~is_last & steady, names.down(i, j), none),
+    )
+    # A message waits for its sender's result, and for what its receiver was busy with.
+    i, ahead, none, steady = i[:-1], w[1:], none[:-1], steady[:-1]
+    busy = np.where(j > 0, names.up(i + 1, j - 1), none)
+    up = names.forward(i, j), np.where(j > ahead, names.backward(i + 1, j - 1 - ahead), busy)
+    before = np.where(i > 0, names.down(i - 1, j - 1), names.backward(0, j - 1))
+    busy = np.where(j > 0, before, names.up(i, m - 1))
+    down = names.backward(i + 1, j), np.where(steady, names.forward(i, w[:-1] + j), busy)
+    pairs = [np.stack([one.ravel(), two.ravel()], axis=1) for one, two in (forward, backward, up, down)]
+    return np.concatenate(pairs)
 
 
 def warm_up(stages: int, micro_batches: int) -> list[int]:
@@ -159,20 +174,23 @@ def warm_up(stages: int, micro_batches: int) -> list[int]:
     return [min(stages - 1 - i, micro_batches) for i in range(stages)]
 
 
-def _order(stages: int, m: int) -> list[Name]:
-    """All tasks, each after all that it waits for.
+def _order(names: _Names) -> tuple[np.ndarray, np.ndarray]:
+    """All tasks, each after all that it waits for; and the place of each, and of the beginning, in it.
 
     The key is the time at which each would happen if every computation took 1 and every message nothing;
     among the messages of one moment, those further down the pipeline free the ones before them.
     """
-    items = []
-    for i, w in enumerate(warm_up(stages, m)):
-        for j in range(m):
-            slot = i + j if j < w else 2 * stages - i + 2 * (j - w) - 2
-            items.append((slot, False, -i, j, True))
-            if i + 1 < stages:
-                items.append((slot, True, -i, j, True))
-                items.append((2 * stages - 2 - i + 2 * j, True, -i, j, False))
-            items.append((2 * stages - 1 - i + 2 * j, False, -i, j, False))
-    items.sort()
-    return [(is_message, -i, j, is_forward) for _, is_message, i, j, is_forward in items]
+    stages, m = names.stages, names.m
+    i, j = (each.ravel() for each in np.indices((stages, m)))
+    w = np.repeat(warm_up(stages, m), m)
+    forward = np.where(j < w, i + j, 2 * stages - i + 2 * (j - w) - 2)
+    backward = 2 * stages - 1 - i + 2 * j
+    within = (stages - 1) * m  # of messages
+    moment = np.concatenate([forward, backward, forward[:within], backward[:within] - 1])
+    computes = np.arange(len(moment)) < 2 * stages * m
+    at, micro_batch = (np.concatenate([each, each, each[:within], each[:within]]) for each in (i, j))
+    is_forward = np.repeat([1, 0, 1, 0], [stages * m, stages * m, within, within])
+    order = np.lexsort((is_forward, micro_batch, -at, ~computes, moment))
+    place = np.empty(len(order) + 1, dtype=int)
+    place[order], place[-1] = np.arange(len(order)), len(order)
+    return order, place

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from fasop.exact.compute import Compute
+from fasop.exact.extrapolation import counted
 from fasop.exact.links import Links
 from fasop.exact.memory import parameters
 from fasop.exact.passes import Passes
@@ -124,11 +125,15 @@ def _price(tables: StageCosts, assignment: Assignment, variants: list[Variant], 
 
 def _notes(tables: StageCosts, assignment: Assignment, variants: list[Variant]) -> tuple[str, ...]:
     found: dict[str, None] = {}
-    for variant in variants:
+    beyond, begin = [], 0
+    for variant, size in zip(variants, assignment.partition, strict=True):
+        layers = int(tables.passes.layers[begin : begin + size].sum())
+        begin += size
         for name, mbs in variant.shares:
             units = tables.passes.compute.of(tables.cluster.gpu(name), variant.tp, mbs, tables.shape.ep)
             found.update(dict.fromkeys(units.notes))
-    return tuple(found)
+            beyond.append((units.beyond, layers))
+    return (*found, *counted(beyond))
 
 
 def sharded_memory(plan: Plan) -> tuple[float, ...]:

@@ -7,6 +7,7 @@ message into it, and the units placed.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 import numpy as np
@@ -14,12 +15,11 @@ import numpy as np
 from fasop.exact.stage_costs import StageCosts
 from fasop.memo import memo
 from fasop.plans.shapes import Seats
+from fasop.search.arrays import INF, SMALL, Noise, by_size, min_plus
 from fasop.search.lattice import Lattice
 
-INF = np.inf
 SLACK = 1 + 1e-9  # sums of the same durations in another order are the same
 BATCH = 8  # bounds that are tried at once, where that is not slower
-SMALL = 200_000  # elements up to which one array operation beats a loop over the stage sizes
 
 Key = tuple[int, float]  # a block, and the seconds of the message into its current stage
 Before = tuple[Key, int]  # the key of a stage, and the state that it came from
@@ -31,10 +31,15 @@ class DynamicProgram:
     def __init__(self, costs: StageCosts, lattice: Lattice, fit: bool = True, paced: bool = False) -> None:
         """``fit`` False: as if every GPU had memory without end."""
         self.costs, self.lattice, self.fit, self.paced = costs, lattice, fit, paced
+        # Shapes that differ in their number of stages alone have these in common.
+        for name in ("load", "_stage"):
+            self.__dict__[f"_memo_{name}"] = costs.by_size.setdefault((name, fit, paced), {})
         self.blocks = lattice.blocks
         self.stages = costs.shape.pp
         self.each = len(self.blocks[0].stages)  # stages of a block
         self.units = len(costs.model.units)
+        # Each stage takes a unit at least: before stage i lie i units and fewer than this many more.
+        self.width = max(self.units - self.stages + 1, 1)
         self.m = costs.micro_batches
         self.even = 0.0  # seconds that a stage at the bound counts as longer, its square below
         most = max(len(states) for states in lattice.states)
@@ -63,7 +68,7 @@ class DynamicProgram:
         load = (self.m - 1) * (forward + backward) - (in_flight - 1) * forward
         if self.paced:
             load = load + np.where(possible, table.reduction + table.update, 0.0)
-        return _by_size(np.where(possible, load, INF))
+        return by_size(np.where(possible, load, INF))
 
     @memo
     def _stage(self, seats: Seats, in_flight: int, is_first: bool) -> tuple[np.ndarray, ...]:
@@ -75,7 +80,7 @@ class DynamicProgram:
         if is_first and not self.paced:
             seconds = seconds + table.reduction + table.update
         load = self.load(seats, in_flight)
-        return _by_size(seconds), load, np.minimum.accumulate(load.min(axis=1)[::-1])[::-1]
+        return by_size(seconds), load, np.minimum.accumulate(load.min(axis=1)[::-1])[::-1]
 
     @memo
     def onward(self, key: Key, stage: int) -> list[tuple[float, list[int]]]:
@@ -86,7 +91,7 @@ class DynamicProgram:
             return [(self.costs.p2p(seats, block.stages[position + 1], block.inside[position]), [key[0]])]
         by_time: dict[float, list[int]] = {}
         for index, after in enumerate(self.blocks):
-            by_time.setdefault(self.costs.p2p(seats, after.stages[0], False), []).append(index)
+            by_time.setdefault(self.costs.p2p(seats, after.stages[0], self.lattice.between), []).append(index)
         return list(by_time.items())
 
     def _walk(self) -> Iterator[tuple[int, int | None, list[tuple[np.ndarray, np.ndarray]]]]:
@@ -105,7 +110,7 @@ class DynamicProgram:
         """
         seconds, load, least = self._stage(seats, self.in_flight(stage), stage == 0)
         most = bounds * SLACK - (self.m - 1) * messages
-        sizes = min(int(least.searchsorted(most[-1], side="right")), self.units - self.stages + 2)
+        sizes = min(int(least.searchsorted(most[-1], side="right")), self.width + 1)
         seconds, load = seconds[: max(sizes, 1), ends], load[: max(sizes, 1), ends]
         if self.even:
             seconds = seconds + self.even * np.where(load < INF, load / most[-1], 0.0) ** 2
@@ -128,38 +133,43 @@ class DynamicProgram:
         for key, values in last.items():
             seats = self.blocks[key[0]].stages[stage % self.each]
             sums = self._stage_sums(seats, stage, key[1], bounds, slice(self.units, None))[:, :, 0]
-            before = values[:, :, ::-1][:, :, : sums.shape[1]]
-            yield before + sums[:, None] + self.embedding(first_seats, seats), key
+            totals = np.full((*values.shape[:2], sums.shape[1]), INF)
+            before = values[:, :, ::-1][:, :, : sums.shape[1] - 1]
+            totals[:, :, 1:] = before + sums[:, None, 1:] + self.embedding(first_seats, seats)
+            yield totals, key
 
     def _steps(self, bounds: np.ndarray, first: list[int]) -> Iterator[dict[Key, np.ndarray]]:
-        """Before each stage: the smallest sums [bound, state, units placed] so far."""
+        """Before each stage i: the smallest sums [bound, state, units placed less i] so far."""
         now: dict[Key, np.ndarray] = {}
         for b in first:
-            values = np.full((len(bounds), len(self.lattice.states[1]), self.units + 1), INF)
+            values = np.full((len(bounds), len(self.lattice.states[1]), self.width), INF)
             values[:, self.lattice.steps[0][b][1], 0] = 0.0
             now[b, 0.0] = values
         yield now
         for stage, step, pairs in self._walk():
-            new: dict[Key, np.ndarray] = {}
-            # Each stage before and after takes a unit at least.
-            ends = slice(stage + 1, self.units - self.stages + stage + 2)
+            ends = slice(stage + 1, stage + 1 + self.width)
+            parts: list[np.ndarray] = []
+            sources: dict[Key, list[int]] = {}  # the parts that each key's sums are the least of
             for key, values in now.items():
                 seats = self.blocks[key[0]].stages[stage % self.each]
                 for out, successors in self.onward(key, stage):
                     sums = self._stage_sums(seats, stage, key[1] + out, bounds, ends)
-                    got = np.full_like(values, INF)
-                    got[:, :, ends] = _min_plus(values, sums, ends) + 2 * out
                     for b in successors:
-                        if step is None:
-                            old = new.get((b, out))
-                            new[b, out] = got if old is None else np.minimum(old, got)
-                            continue
-                        before, after = pairs[b]
-                        if (b, out) not in new:
-                            states = len(self.lattice.states[step + 1])
-                            new[b, out] = np.full((len(bounds), states, self.units + 1), INF)
-                        new[b, out][:, after] = np.minimum(new[b, out][:, after], got[:, before])
-            now = new
+                        sources.setdefault((b, out), []).append(len(parts))
+                    parts.append(min_plus(values, sums[:, 1:]) + 2 * out)
+            least = {
+                which: functools.reduce(np.minimum, (parts[part] for part in which))
+                for which in {tuple(which) for which in sources.values()}
+            }
+            now = {}
+            for (b, out), which in sources.items():
+                values = least[tuple(which)]
+                if step is not None:
+                    before, after = pairs[b]
+                    states = len(self.lattice.states[step + 1])
+                    values = np.full((len(bounds), states, self.width), INF)
+                    values[:, after] = least[tuple(which)][:, before]
+                now[b, out] = values
             yield now
 
     def draw(
@@ -174,7 +184,7 @@ class DynamicProgram:
         history = list(self._steps(bounds, first))
         rows, partitions = np.zeros((2, count, self.stages), dtype=int)
         units = np.full(count, self.units)
-        dice = np.random.default_rng(0)
+        noise = Noise()
         # Draws by the stage after, its key and the state before it.
         draws: dict[tuple[Key | None, int], np.ndarray] = {(None, 0): np.arange(count)}
         for stage in range(self.stages - 1, -1, -1):
@@ -193,7 +203,7 @@ class DynamicProgram:
                 each = [np.broadcast_to(s, shape) for (_, s), shape in zip(options, shapes, strict=True)]
                 sums = np.concatenate(each, axis=1)
                 if spread:
-                    sums = sums + spread * dice.exponential(size=sums.shape) * (who > 0)[:, None]
+                    sums = sums + spread * noise.exponential(sums.shape) * (who > 0)[:, None]
                 best = sums.argmin(axis=1)
                 if not np.isfinite(sums[np.arange(len(who)), best]).all():
                     return rows[:0], partitions[:0]
@@ -234,38 +244,7 @@ class DynamicProgram:
                         continue
                     origin = int(pairs[0][where[0]])
                 sums = self._stage_sums(seats, stage, key[1] + out, bounds, units)[0]
-                begin = units[:, None] - np.arange(len(sums))
-                placed = np.where(begin < 0, INF, values[0, origin][begin])
+                begin = units[:, None] - np.arange(len(sums)) - stage
+                possible = (begin >= 0) & (begin < self.width)
+                placed = np.where(possible, values[0, origin][np.where(possible, begin, 0)], INF)
                 yield (key, origin), placed + sums.T
-
-
-def _by_size(table: np.ndarray) -> np.ndarray:
-    """A table [a, b] as [b − a, b]: a stage's units, and where it ends; inf where it would begin before 0."""
-    n = len(table)
-    above = np.concatenate([np.full_like(table, INF), table])
-    # One unit more is a row up, a later end a row down and a column to the right.
-    row, one = above.strides
-    return np.ndarray((n, n), buffer=above, offset=row * n, strides=(-row, row + one)).copy()
-
-
-def _min_plus(values: np.ndarray, sums: np.ndarray, ends: slice) -> np.ndarray:
-    """min over size of values[k, :, end − size] + sums[k, size, end], as [k, :, end]."""
-    bounds, states, width = values.shape
-    sizes, count = sums.shape[1:]
-    padded = np.full((bounds, states, sizes - 1 + width), INF)
-    padded[:, :, sizes - 1 :] = values
-    begin = sizes - 1 + ends.start
-    if bounds * states * sizes * count <= SMALL:
-        # [k, :, size, end] without a copy: one unit more is one place further to the left.
-        far, near, one = padded.strides
-        shape, strides = (bounds, states, sizes, count), (far, near, -one, one)
-        shifted = np.ndarray(shape, buffer=padded, offset=one * begin, strides=strides)
-        least: np.ndarray = (shifted + sums[:, None]).min(axis=2)
-        return least
-    result = np.full((bounds, states, count), INF)
-    for size in range(1, sizes):
-        step = sums[:, None, size]
-        if np.isfinite(step).any():
-            before = padded[:, :, begin - size : begin - size + count]
-            np.minimum(result, before + step, out=result)
-    return result

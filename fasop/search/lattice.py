@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from fasop.inputs.clusters import Cluster
-from fasop.plans.shapes import Block
+from fasop.plans.shapes import BETWEEN, CROWDED, Block
 
 State = tuple[int, ...]
 
@@ -16,7 +16,8 @@ class Lattice:
     """How many nodes of each type are used after each block: the states of the dynamic program.
 
     states[k]: node counts after k blocks; steps[k][b]: indices of the states before and after block b, placed
-    after k others; possible: whether there are enough nodes, and none is left over where none may be.
+    after k others; possible: whether there are enough nodes, and none is left over where none may be;
+    between: what messages between blocks cross at least.
     """
 
     def __init__(self, cluster: Cluster, blocks: list[Block], stages: int, idle: bool = False) -> None:
@@ -26,6 +27,9 @@ class Lattice:
         self.uses = [tuple(block.nodes.count(name) for name in names) for block in blocks]
         each = len(blocks[0].stages) if blocks else 1
         self.count = -(-stages // each)
+        # With several stages in each of three nodes or more, every message between nodes meets another's.
+        whole = blocks and all(len(block.nodes) == 1 for block in blocks)
+        self.between = CROWDED if whole and each > 1 and self.count > 2 else BETWEEN
         zero: State = (0,) * len(names)
         layers: list[set[State]] = [{zero}]
         for _ in range(self.count):

@@ -24,12 +24,16 @@ import numpy as np
 from fasop.exact.stage_costs import StageCosts
 from fasop.inputs.clusters import Cluster
 from fasop.memo import memo
-from fasop.plans.shapes import Block, Seats, Shape, inside_node
-from fasop.search.dynamic_program import INF, SLACK, DynamicProgram
+from fasop.plans.shapes import INSIDE, Block, Seats, Shape, inside_node
+from fasop.search.arrays import INF, distinct
+from fasop.search.dynamic_program import SLACK, DynamicProgram
 from fasop.search.lattice import Lattice
 
 DRAWS = 64  # assignments near the best
 SPREAD, WIDER = 0.002, 0.03  # of the objective: noise of a random choice, and bounds above the best
+TIGHTER = (
+    3  # single bounds that are tried before intervals are divided, where few assignments are below a limit
+)
 EVEN = 0.05  # of a mean stage: how much longer one at the bound counts there, so that even ones are drawn
 
 
@@ -70,7 +74,7 @@ class Search:
         """The assignment with the smallest objective; None where none fits into memory, or none is below
         ``limit``.
         """
-        bounds = self._bounds()
+        bounds = self._bounds(limit)
         chosen = None
         if not len(bounds):
             return None
@@ -110,6 +114,18 @@ class Search:
             return best
         if least + bounds[top] < limit:
             best = float(least + bounds[top]), float(bounds[top])
+        else:
+            # Nothing above this bound is below the limit; with the sum there, nothing above a lower one.
+            for _ in range(TIGHTER):
+                top = min(top, int(np.searchsorted(bounds, limit - least)) - 1)
+                if top < 0:
+                    return best
+                (least,) = self.program.sums(bounds[top : top + 1], first)
+                if least == INF:
+                    return best
+                if least + bounds[top] < limit:
+                    best = float(least + bounds[top]), float(bounds[top])
+                    break
         # Intervals (a, b) of bounds still to be searched, with the sums at both ends.
         pending = [(-1, top, INF, float(least))]
         while pending:
@@ -118,7 +134,8 @@ class Search:
             b = min(b, int(np.searchsorted(bounds, best[0] - below)))
             if b - a < 2 or above == below or below + bounds[a + 1] >= best[0] / SLACK:
                 continue
-            tried = np.unique(np.linspace(a, b, self.program.batch + 2).astype(int)[1:-1].clip(a + 1))
+            spread = np.linspace(a, b, self.program.batch + 2).astype(int)[1:-1].clip(a + 1)
+            tried = np.array(sorted(set(spread.tolist())))
             sums = self.program.sums(bounds[tried], first)
             at = int((sums + bounds[tried]).argmin())
             if sums[at] + bounds[tried[at]] < best[0]:
@@ -139,8 +156,8 @@ class Search:
             groups.setdefault(self.program.embedding(block.stages[0], block.stages[0]), []).append(index)
         return list(groups.values())
 
-    def _bounds(self) -> np.ndarray:
-        """All values that the maximum can have, ascending."""
+    def _bounds(self, limit: float) -> np.ndarray:
+        """All values below ``limit`` that the maximum can have, ascending."""
         values = []
         keys = itertools.product(range(len(self.blocks)), range(self.each if self.stages > 1 else 0))
         times = {seconds for block, stage in keys for seconds, _ in self.program.onward((block, 0.0), stage)}
@@ -152,8 +169,9 @@ class Search:
             sums = (self.m - 1) * np.array(sorted({a + b for a in before for b in after}))
             for seats in self.program.all_seats():
                 load = self._loads(seats, self.program.in_flight(stage))
-                values.append((load[:, None] + sums[None]).ravel())
-        bounds = np.unique(np.concatenate(values))
+                here = (load[:, None] + sums[None]).ravel()
+                values.append(here[here < limit] if limit < INF else here)
+        bounds = np.sort(np.concatenate(values))
         if not len(bounds):
             return bounds
         # The same duration summed in another order is the same bound.
@@ -185,13 +203,14 @@ class Search:
         mixed = np.sum(
             [each * weight for each, weight in zip(times, (1.0, 0.618, 0.414), strict=True)], axis=0
         )
-        _, first = np.unique(np.round(mixed / mixed.max(), 11), return_index=True)
+        first, _ = distinct(np.round(mixed / mixed.max(), 11))
         return tuple(each[first] for each in times)
 
     def _maximum(self, assignment: Assignment) -> float:
         """The maximum in a assignment's objective."""
         inside = inside_node(self.costs.cluster, assignment.placement, self.costs.shape)
-        pairs = zip(assignment.seats[:-1], assignment.seats[1:], inside, strict=True)
+        kinds = [INSIDE if within else self.program.lattice.between for within in inside]
+        pairs = zip(assignment.seats[:-1], assignment.seats[1:], kinds, strict=True)
         messages = [0.0, *(self.costs.p2p(*pair) for pair in pairs), 0.0]
         ends = itertools.accumulate(assignment.partition)
         return max(

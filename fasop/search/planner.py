@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 
 import numpy as np
 
@@ -17,13 +18,15 @@ from fasop.inputs.models import Model
 from fasop.memo import memo
 from fasop.plans.options import Options
 from fasop.plans.plan import Plan
-from fasop.plans.shapes import Block, Seats, Shape, blocks, inside_node, stage_seats
+from fasop.plans.shapes import BETWEEN, CROWDED, INSIDE, Block, Seats, Shape, blocks, stage_seats
 from fasop.schedule import one_f_one_b
 from fasop.search.assembled import made_plan
 from fasop.search.lattice import Lattice
 from fasop.search.partition import Assignment, Search
 from fasop.search.simulated import Simulated, best_of_all, improve
 
+LARGE = 256  # GPUs from which tables take so much memory that few are kept, else
+MANY = 24
 WORTH = 1.02  # of a step, by which another stage's gradients must prolong it to be worth another search
 
 
@@ -44,10 +47,20 @@ class Planner:
         self.iterations, self.idle = iterations, idle
         self.compute = Compute(cost_files, model, options)
         self.passes = Passes(model, self.compute, Links(cluster), options)
+        self._tables: OrderedDict[tuple[object, ...], StageCosts] = OrderedDict()  # the last used last
         self._known_speeds: dict[tuple[int, ...], tuple[float, list[tuple[float, int, float]]]] = {}
 
     def tables(self, shape: Shape) -> StageCosts:
-        return StageCosts(self.passes, shape)
+        """The tables of a shape, in part those of shapes with other numbers of stages."""
+        key = shape.tp, shape.dp, shape.mbs, shape.ep, shape.pp > 1
+        if key in self._tables:
+            self._tables.move_to_end(key)
+        else:
+            self._tables[key] = StageCosts(self.passes, shape)
+            while len(self._tables) > (MANY if self.cluster.gpu_count <= LARGE else 4):
+                self._tables.popitem(last=False)
+        found = self._tables[key]
+        return found if found.shape == shape else found.of(shape)
 
     def lattice(self, shape: Shape) -> Lattice:
         return self._lattice(shape.group, shape.pp)
@@ -142,8 +155,9 @@ class Planner:
         # A stage over parts of two nodes shares its messages among more links than one in whole nodes.
         if pp > 1 and all(size % shape.group == 0 or shape.group % size == 0 for size in sizes):
             pairs = [(seats[one], seats[two]) for one in names for two in names]
-            across = min(tables.p2p(one, two, False) for one, two in pairs)
-            within = min(tables.p2p(seats[name], seats[name], True) for name in names)
+            several = min(sizes) // shape.group > 1 and -(-pp * shape.group // max(sizes)) > 2
+            across = min(tables.p2p(one, two, CROWDED if several else BETWEEN) for one, two in pairs)
+            within = min(tables.p2p(seats[name], seats[name], INSIDE) for name in names)
             inside = self._inside(shape)
             messages = inside * within + (pp - 1 - inside) * min(across, within if inside else across)
             each = min(within, across) if inside else across
@@ -249,9 +263,9 @@ class Planner:
             table = tables.table(assignment.seats[i], min(pp - i, m), fit)
             rows.append([float(way[a, b]) for way in table])
         forward, backward, reduction, update, chosen = zip(*rows, strict=True)
-        inside = inside_node(self.cluster, assignment.placement, tables.shape)
-        pairs = zip(assignment.seats[:-1], assignment.seats[1:], inside, strict=True)
-        p2p = tuple(tables.p2p(left, right, within) for left, right, within in pairs)
+        kinds = tables.boundaries(assignment.placement)
+        pairs = zip(assignment.seats[:-1], assignment.seats[1:], kinds, strict=True)
+        p2p = tuple(tables.p2p(left, right, kind) for left, right, kind in pairs)
         line = one_f_one_b.run(list(forward), list(backward), list(p2p), m)
         ends = zip(line.stage_end, line.backward_end, reduction, strict=True)
         synced = [float(synchronized(self.options, *of_stage)) for of_stage in ends]

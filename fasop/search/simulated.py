@@ -16,8 +16,9 @@ import numpy as np
 
 from fasop.exact.once_per_step import synchronized
 from fasop.exact.stage_costs import StageCosts
-from fasop.plans.shapes import Block, Seats, inside_node
+from fasop.plans.shapes import BETWEEN, CROWDED, INSIDE, Block, Seats
 from fasop.schedule import one_f_one_b
+from fasop.search.arrays import distinct
 from fasop.search.dynamic_program import SLACK
 from fasop.search.lattice import Lattice
 from fasop.search.partition import Assignment, placed
@@ -76,11 +77,14 @@ def step_times(
     # What does not fit is simulated too, as if it took no time: inf − inf would be none.
     forward, backward = (np.where(fits, seconds, 0.0) for seconds in (forward, backward))
 
-    insides = np.array([inside_node(tables.cluster, nodes, tables.shape) for nodes, _ in placements])
+    boundaries = np.array([tables.boundaries(nodes) for nodes, _ in placements])
     message = np.array(
-        [[[tables.p2p(left, right, inside) for right in kinds] for left in kinds] for inside in (False, True)]
+        [
+            [[tables.p2p(left, right, kind) for right in kinds] for left in kinds]
+            for kind in (BETWEEN, INSIDE, CROWDED)
+        ]
     )
-    p2p = [message[insides[which, i].astype(int), seats[i], seats[i + 1]] for i in range(pp - 1)]
+    p2p = [message[boundaries[which, i], seats[i], seats[i + 1]] for i in range(pp - 1)]
     line = one_f_one_b.run(list(forward), list(backward), p2p, m)
     ends = np.array(line.stage_end), np.array(line.backward_end)
     synced = synchronized(tables.options, *ends, reduction)
@@ -104,12 +108,15 @@ def _with_embedding(
     if model.encoder_layers is not None:
         holders[1] = (ends <= model.encoder_layers + 1).sum(axis=0)
     types = seats[holders.clip(max=pp - 1), np.arange(seats.shape[1])]
-    distinct, group = np.unique(np.concatenate([holders, types]).T, axis=0, return_inverse=True)
+    # One number for each combination of stages and types.
+    rows = np.concatenate([holders, types])
+    sizes = [pp + 1] * len(holders) + [len(kinds)] * len(types)
+    first, group = distinct(np.ravel_multi_index(tuple(rows), sizes))
     done = synced.copy()
-    for index, row in enumerate(distinct):
-        copies = dict(zip(row[:3].tolist(), row[3:].tolist(), strict=True))
+    for index, row in enumerate(rows.T[first].tolist()):
+        copies = dict(zip(row[:3], row[3:], strict=True))
         sync = tables.embedding_sync(tuple(kinds[kind] for kind in copies.values()))
-        (of,) = np.nonzero(group.ravel() == index)
+        (of,) = np.nonzero(group == index)
         stages = np.array(list(copies))
         done[stages[:, None], of] = synced[stages[:, None], of].max(axis=0) + sync
     return done
@@ -178,7 +185,7 @@ class _Pool:
     def first(self) -> np.ndarray:
         """The best, those of each placement before others of the same."""
         order = self.seconds.argsort(kind="stable")
-        _, first = np.unique(self.which[order], return_index=True)
+        first, _ = distinct(self.which[order])
         starts: np.ndarray = np.concatenate([order[np.sort(first)], np.delete(order, first)])[:STARTS]
         return starts
 

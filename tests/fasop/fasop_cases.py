@@ -15,7 +15,8 @@ from fasop.inputs.clusters import Cluster, Gpu
 from fasop.inputs.costs import CostFile, Entry
 from fasop.inputs.models import Model
 from fasop.plans.options import Options
-from fasop.plans.shapes import Shape, inside_node, stage_seats
+from fasop.plans.shapes import INSIDE, Shape, blocks, inside_node, stage_seats
+from fasop.search.lattice import Lattice
 from fasop.search.planner import Planner
 
 
@@ -69,11 +70,18 @@ def crosses(of: Model, partition: tuple[int, ...]) -> bool:
     return border is not None and len(partition) > 1 and border not in itertools.accumulate(partition)
 
 
+def searched_messages(of: StageCosts, placement: tuple[str, ...]) -> list[float]:
+    """Seconds of a message over each boundary, as the search counts them."""
+    seats = stage_seats(of.cluster, placement, of.shape)
+    between = Lattice(of.cluster, blocks(of.cluster, of.shape.group), of.shape.pp).between
+    inside = inside_node(of.cluster, placement, of.shape)
+    return [of.p2p(seats[i], seats[i + 1], INSIDE if inside[i] else between) for i in range(of.shape.pp - 1)]
+
+
 def objective(of: StageCosts, placement: tuple[str, ...], partition: tuple[int, ...], paced: bool) -> float:
     """What ``partition.Search`` minimises, from its definition; inf where a stage does not fit."""
     shape = of.shape
-    seats, inside = stage_seats(of.cluster, placement, shape), inside_node(of.cluster, placement, shape)
-    messages = [of.p2p(seats[i], seats[i + 1], inside[i]) for i in range(shape.pp - 1)]
+    seats, messages = stage_seats(of.cluster, placement, shape), searched_messages(of, placement)
     around = [0.0, *messages, 0.0]
     m, begin, total, slowest = of.micro_batches, 0, 2 * sum(messages), -np.inf
     if crosses(of.model, partition):

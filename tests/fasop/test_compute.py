@@ -12,11 +12,12 @@ from fasop.exact import roofline
 from fasop.exact.compute import Compute
 from fasop.exact.estimate import estimate
 from fasop.exact.links import COLLECTIVE_START, HOP, Links
+from fasop.exact.passes import Passes
 from fasop.exact.work import Matmul
 from fasop.hpdc24.costs import PublishedCosts
 from fasop.inputs.cluster_files import load_clusters
 from fasop.inputs.clusters import Cluster, Gpu
-from fasop.inputs.costs import CostFile, Entry, read_costs
+from fasop.inputs.costs import CostFile, Entry, MeasuredOn, read_costs
 from fasop.inputs.gpus import hardware
 from fasop.inputs.models import Model, find_model
 from fasop.plans.groups import Part
@@ -113,12 +114,40 @@ def test_more_tensor_parallel_ranks_than_measured_follow_the_computed_ratio() ->
     assert any("tp 8 was not measured" in note for note in eight.notes) and not four.notes
 
 
+def test_a_launch_bound_unit_does_not_wait_for_its_last_collective() -> None:
+    # Timed alone, a unit ends with its collective; in a run the next unit's launches go on beside it.
+    bound, busy = (1.5e-3, 1.6e-3), (1.5e-3, 3.0e-3)  # micro-batches of 1 and 2 sequences
+    for times, hidden in ((bound, True), (busy, False)):
+        entries = tuple(
+            Entry("small", "X", 2, mbs, (seconds,) * 6) for mbs, seconds in zip((1, 2), times, strict=True)
+        )
+        gpu = cases.gpu("X", gpus_per_node=2)
+        nodes = {"X": MeasuredOn(gpu.intra_bandwidth, gpu.shared_bus)}
+        model, cluster = cases.model(), Cluster("one", 2, (gpu,), (1,))
+        costs = compute([small(entries=entries, collectives="included", nodes=nodes)], model)
+        passes = Passes(model, costs, Links(cluster), Options())
+        tensor = (Part(0, "X", 2),)
+        forward, _ = passes.replica(1, "none", tensor, (Part(0, "X", 1),), ())
+        once = passes.sum_seconds(tensor, 1)
+        assert 0 < once < 0.5e-3
+        assert forward[1] == pytest.approx(1.5e-3 - once * hidden)
+
+
 def test_a_large_product_reaches_the_published_rate_and_a_small_one_the_launch() -> None:
     gpu = hardware()["A100"]
     large = Matmul(6912, 16384, 2048)
     rate = 2 * 6912 * 16384 * 2048 / roofline.kernel_seconds(large, gpu, 2)
     assert rate == pytest.approx(267.9e12 * roofline.SUSTAINED, rel=0.06)
     assert roofline.kernel_seconds(Matmul(8, 8, 8), gpu, 2) == roofline.LAUNCH
+
+
+def test_a_short_product_loses_what_each_wave_fetches_and_writes() -> None:
+    gpu = hardware()["A100"]
+    rates = [
+        2 * 6912 * 16384 * k / roofline.kernel_seconds(Matmul(6912, 16384, k), gpu, 2)
+        for k in (256, 2048, 16384)
+    ]
+    assert rates[0] < 0.7 * rates[1] and 1.03 * rates[1] < rates[2] < 312e12 * roofline.SUSTAINED
 
 
 def test_a_last_wave_that_is_not_full_takes_as_long_as_a_full_one() -> None:

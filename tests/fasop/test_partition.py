@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from fasop.plans.shapes import Shape, blocks, inside_node, placements, stage_seats
+from fasop.plans.shapes import Shape, blocks, placements, stage_seats
 from fasop.search.lattice import Lattice
 from fasop.search.partition import Search
 from tests.fasop import fasop_cases as cases
@@ -108,9 +108,8 @@ def test_highs_finds_the_same_optimum(seed: int) -> None:
 def _milp(optimize, tables, placement: tuple[str, ...]) -> float:
     """The objective's optimum for one placement: x[i, a, b] says that stage i holds the units a … b−1."""
     seats = stage_seats(tables.cluster, placement, tables.shape)
-    inside = inside_node(tables.cluster, placement, tables.shape)
     pp, n, m = len(seats), len(tables.model.units), tables.micro_batches
-    messages = [tables.p2p(seats[i], seats[i + 1], inside[i]) for i in range(pp - 1)]
+    messages = cases.searched_messages(tables, placement)
     around = [0.0, *messages, 0.0]
     columns, cost, load = [], [], []
     for i in range(pp):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 from fasop.exact.links import COLLECTIVE_START, HOP
@@ -11,7 +14,8 @@ from fasop.exact.variants import Variant
 from fasop.inputs.cluster_files import load_clusters
 from fasop.inputs.costs import read_costs
 from fasop.inputs.models import find_model
-from fasop.plans.shapes import Shape
+from fasop.plans.groups import Part
+from fasop.plans.shapes import BETWEEN, CROWDED, INSIDE, Shape, boundary_kinds
 from fasop.search.partition import Assignment
 from tests.fasop import fasop_cases as cases
 
@@ -188,3 +192,29 @@ def test_untied_models_have_no_embedding_to_sum() -> None:
         planner.tables(Shape(4, 1, 2, 1)), Assignment(("A100", "A10"), seats, (20, 14)), False
     )
     assert found.embedding == 0
+
+
+def test_messages_of_other_stages_share_a_node_s_link() -> None:
+    shape = Shape(1, 2, 4, 1)
+    two, three = (cases.cluster({"X": nodes}, size=4) for nodes in (2, 3))
+    assert boundary_kinds(two, ("X", "X"), shape) == (INSIDE, BETWEEN, INSIDE)
+    wider = replace(shape, pp=6)
+    assert boundary_kinds(three, ("X", "X", "X"), wider) == (INSIDE, CROWDED, INSIDE, CROWDED, INSIDE)
+    # A stage per node has messages to one side at a time.
+    assert boundary_kinds(three, ("X", "X", "X"), Shape(1, 4, 3, 1)) == (BETWEEN, BETWEEN)
+    model = cases.model(layers=6)
+    tables = cases.tables(model, three, cases.costs(model, {"X": 1.0}), wider)
+    seats = (("X", 2),)
+    assert tables.p2p(seats, seats, CROWDED) == pytest.approx(2 * tables.p2p(seats, seats, BETWEEN))
+
+
+def test_stages_that_meet_in_a_node_reduce_over_one_link() -> None:
+    model, cluster = cases.model(), cases.cluster({"X": 3}, size=4)
+    tables = cases.tables(model, cluster, cases.costs(model, {"X": 1.0}), Shape(1, 6, 2, 1))
+    passes, size = tables.passes, np.array(1e9)
+    whole, part = (
+        float(passes.over_replicas((Part(0, "X", 4), Part(1, "X", gpus)), 1, size, True)) for gpus in (4, 2)
+    )
+    # A ring of 8 sends 7/4 of the bytes, one of 6 sends 5/3, at half the rate.
+    begin = COLLECTIVE_START + HOP
+    assert (part - begin) / (whole - begin) == pytest.approx(2 * (5 / 3) / (7 / 4), rel=1e-3)
