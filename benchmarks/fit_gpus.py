@@ -1,0 +1,254 @@
+#!/usr/bin/env python3
+"""Fit what chakra_et/predict/gpus.json says of H100 and MI300X, and how far off models are that the fit never
+saw.
+
+    python benchmarks/fit_gpus.py             print parameters and the errors of each model when left out
+    python benchmarks/fit_gpus.py --write     also write them into gpus.json
+
+The data: operators of pairs of traces, h100_MODEL.json.gz and mi300_MODEL.json.gz , and of further MI300X
+traces. Every parameter starts from ``PRIORS``, a value with a standard deviation of its
+logarithm, and moves as far as the data ask for: maximum a posteriori, least squares of the logarithms of
+times, each operator weighted by its share of its class's time in its trace. So a parameter of which the data
+say nothing keeps its prior. Leaving out a model leaves out both of its traces.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import numpy as np
+from scipy.optimize import least_squares
+
+from chakra_et import cli
+from chakra_et.convert.pair import convert_pair
+from chakra_et.errors import TraceError
+from chakra_et.predict import gpu_times
+from chakra_et.predict.gpu import ratio
+from chakra_et.predict.gpu_times import CLASSES, GpuModel, Work, gpu_model
+from chakra_et.predict.gpu_work import operators
+from chakra_et.predict.run import make_run
+from chakra_et.text import table
+from chakra_et.traces.sets import Pair
+
+GPUS = ("H100", "MI300X")
+# (H100, MI300X, standard deviation of the logarithm). Where a source is named, the value is its.
+PRIORS: dict[str, tuple[float, float, float]] = {
+    # Dense bf16: H100 720 of 989, MI300X 500 to 620 of 1307 TFLOP/s: SemiAnalysis, MI300X vs H100 vs H200
+    # training (2024).
+    "matrix product.compute": (0.75, 0.45, 0.2),
+    # BabelStream and memcpy: 2.9 of 3.35 TB/s; 4.0 to 4.3 of 5.3 TB/s (ROCm/legacy-rocm-build#5070: 4.2).
+    "matrix product.memory": (0.87, 0.78, 0.1),
+    "matrix product.unaligned": (0.35, 0.35, 0.5),
+    "matrix product.launch": (4.0, 4.0, 0.3),
+    "matrix product.depth": (1.4, 1.4, 0.4),
+    "matrix product.tile": (0.3, 1.5, 0.5),
+    # PyTorch's flash attention, head size 128: 300 TFLOP/s on H100 (pytorch/pytorch#128888). MI300X: 97 - 40 µs
+    # for 512 - 128 keys (pytorch/pytorch#122857).
+    "attention.compute": (0.303, 0.228, 0.2),
+    "attention.keys": (50.0, 151.0, 0.5),
+    "attention.launch": (2.5, 5.0, 0.4),
+    "convolution.compute": (0.4, 0.15, 0.5),
+    "convolution.thin": (0.05, 0.05, 1.0),
+    "convolution.launch": (10.0, 30.0, 0.5),
+    "softmax.memory": (0.6, 0.5, 0.3),
+    "softmax.long": (0.3, 0.3, 0.5),
+    "softmax.launch": (1.7, 4.5, 0.3),
+    "normalization.memory": (0.6, 0.5, 0.4),
+    "normalization.launch": (2.5, 4.5, 0.3),
+    "copy.memory": (0.8, 0.7, 0.4),
+    "copy.launch": (2.0, 4.5, 0.3),
+    "gather.memory": (0.6, 0.5, 0.4),
+    "gather.launch": (2.5, 4.5, 0.3),
+    "reduction.memory": (0.6, 0.5, 0.4),
+    "reduction.launch": (3.5, 4.5, 0.3),
+    "elementwise.memory": (0.87, 0.78, 0.1),
+    "elementwise.launch": (1.7, 4.0, 0.3),
+    "scattered.memory": (0.2, 0.15, 0.4),
+    # What is found in the cache (H100) and what a launch takes on an idle GPU (MI300X).
+    "cache.speedup": (1.4, 1.0, 0.2),
+    "idle.launch": (1.0, 0.6, 0.2),
+}
+_STANDS = {("H100", "idle.launch"), ("MI300X", "cache.speedup")}
+"""No such effect shows in any trace: these keep their values."""
+_SCATTER = 0.15
+"""Standard deviation of the logarithm of an operator's time, for the weight of the priors."""
+_LEAST_SHARE, _ROBUST, _STEP = 0.02, 2.0, 1e-3
+_SMALLEST_SHARE = 0.02
+_LEAST_ERROR, _UNTESTED_ERROR = 0.06, 0.3
+
+_OTHERS = (
+    "mi300_resnet_rank0.json.gz",
+    "sglang_qwen3_prefilldecode.json.gz",
+    "torch_compile_triton.json.gz",
+    "vllm_decode_full/graph_execution.json.gz",
+)
+
+
+class Sample(NamedTuple):
+    """Calls of an operator that are alike, µs of one; ``fits``: the fit may use it, as its shapes are those of
+    PyTorch's operators and it isn't a batch normalization, of which training takes several kernels."""
+
+    work: Work
+    micros: float
+    calls: int
+    fits: bool
+
+
+Trace = list[Sample]
+
+
+@dataclass
+class Config:
+    """What is fitted."""
+
+    public: str = field(
+        default="../shared/data/traces/public",
+        metadata={"help": "folder of further MI300X traces, and pairs/{h100,mi300}_MODEL.json.gz"},
+    )
+    write: bool = field(default=False, metadata={"help": "write the parameters into gpus.json"})
+
+
+def main() -> int:
+    config = cli.parse(Config, description=__doc__.splitlines()[0])
+    folder = Path(config.public) / "pairs"
+    models = sorted(path.name.removeprefix("h100_") for path in folder.glob("h100_*.json*"))
+    pairs = {
+        model: {gpu: read(folder / f"{prefix}{model}") for gpu, prefix in zip(GPUS, ("h100_", "mi300_"), strict=True)}
+        for model in models
+    }
+    if len(pairs) < 2:
+        raise TraceError(f"{folder}: two pairs of traces at least are needed")
+    others = [read(Path(config.public) / name) for name in _OTHERS]
+    rows, errors = [], {}
+    for left in models:
+        rest = {model: pair for model, pair in pairs.items() if model != left}
+        fits = fit_all(rest, others)
+        for source, target in (GPUS, GPUS[::-1]):
+            for kind, share, error in class_errors(pairs[left], fits, source, target):
+                rows.append((left.split(".")[0][:20], f"{source}→{target}", kind, share, error))
+                if share >= _SMALLEST_SHARE:
+                    errors.setdefault(kind, []).append(error)
+    fits = fit_all(pairs, others)
+    show(rows, fits)
+    if config.write:
+        write(fits, errors)
+    return 0
+
+
+def read(path: Path) -> Trace:
+    """The operators of a trace, alike ones together."""
+    run = make_run(path.name, [convert_pair(Pair(-1, None, path)).trace], [0])
+    found = operators(run)
+    total = np.bincount(found.of, run.graph.own_ns[found.nodes] / 1e3, len(found.work))
+    together: dict[tuple[Work, bool], list[float]] = {}
+    names = [run.names[name] for name in run.name_of[found.launcher]]
+    for work, micros, name in zip(found.work, total.tolist(), names, strict=True):
+        if work.kind != "memory copy" and micros > 0:
+            fits = name.startswith("aten::") and "batch_norm" not in name
+            together.setdefault((work, fits), []).append(micros)
+    return [
+        Sample(work, float(np.mean(times)), len(times), fits) for (work, fits), times in together.items()
+    ]
+
+
+def fit_all(
+    pairs: Mapping[str, Mapping[str, Trace]], others: Sequence[Trace]
+) -> dict[str, GpuModel]:
+    """Both GPUs from these traces alone."""
+    return {
+        gpu: fit(gpu, [pair[gpu] for pair in pairs.values()] + (list(others) if gpu == "MI300X" else []))
+        for gpu in GPUS
+    }
+
+
+def class_errors(
+    pair: Mapping[str, Trace],
+    fits: Mapping[str, GpuModel],
+    source: str,
+    target: str,
+) -> list[tuple[str, float, float]]:
+    """Of each class: its share of the target's time, and the error of the predicted time."""
+    sums = {kind: [0.0, 0.0] for kind in CLASSES}
+    for work, micros, calls, _ in pair[source]:
+        sums[work.kind][0] += calls * micros * ratio(work, micros, fits[source], fits[target])
+    for work, micros, calls, _ in pair[target]:
+        sums[work.kind][1] += calls * micros
+    whole = sum(measured for _, measured in sums.values())
+    return [(kind, real / whole, made / real - 1) for kind, (made, real) in sums.items() if made and real]
+
+
+def fit(gpu: str, traces: Sequence[Trace]) -> GpuModel:
+    """The parameters of ``gpu`` by which its operators take what they took."""
+    names = list(PRIORS)
+    prior = np.log([PRIORS[name][GPUS.index(gpu)] for name in names])
+    width = np.array([0.02 if (gpu, name) in _STANDS else PRIORS[name][2] for name in names])
+    start = gpu_model(gpu, dict(zip(names, np.exp(prior).tolist(), strict=True)))
+    works, micros, weight = [], [], []
+    for trace in traces:
+        sums: dict[str, float] = {}
+        known = [sample for sample in trace if sample.work.known and sample.fits]
+        for work, each, calls, _ in known:
+            sums[work.kind] = sums.get(work.kind, 0.0) + each * calls
+        for work, each, calls, _ in known:
+            works.append(start.marked(work, each))
+            micros.append(each)
+            weight.append(max(each * calls / sums[work.kind], _LEAST_SHARE))
+    root, log = np.sqrt(weight) / _SCATTER, np.log(micros)
+
+    def off(logs: np.ndarray) -> np.ndarray:
+        model = gpu_model(gpu, dict(zip(names, np.exp(logs).tolist(), strict=True)))
+        made = np.log([model.micros(work) for work in works])
+        return np.concatenate([root * (made - log), (logs - prior) / width])
+
+    found = least_squares(off, prior, loss="soft_l1", f_scale=_ROBUST, diff_step=_STEP)
+    return gpu_model(gpu, dict(zip(names, np.exp(found.x).tolist(), strict=True)))
+
+
+def show(
+    rows: Sequence[tuple[str, str, str, float, float]], fits: Mapping[str, GpuModel]
+) -> None:
+    print("Each model left out of the fit:\n")
+    lines = [("model", "direction", "class", "share of time", "error")]
+    lines += [(a, b, c, f"{share:.1%}", f"{error:+.1%}") for a, b, c, share, error in rows]
+    print("\n".join(table(lines, right=(3, 4))))
+    print("\nParameters, fitted to all:\n")
+    lines = [("parameter", *GPUS, "prior", "prior")]
+    for name, (first, second, _) in PRIORS.items():
+        made = [f"{fits[gpu].parameters[name]:.3g}" for gpu in GPUS]
+        lines.append((name, *made, f"{first:g}", f"{second:g}"))
+    print("\n".join(table(lines, right=range(1, 5))))
+
+
+def write(
+    fits: Mapping[str, GpuModel], errors: Mapping[str, Sequence[float]]
+) -> None:
+    """``gpus.json`` with these parameters; the errors are those of the models left out, one deviation."""
+    content = json.loads(gpu_times.FILE.read_text(encoding="utf-8"))
+    for gpu in GPUS:
+        content[gpu]["parameters"] = {name: float(f"{fits[gpu].parameters[name]:.3g}") for name in PRIORS}
+    content["errors"] = {
+        kind: _deviation(errors.get(kind, ())) for kind in CLASSES if kind != "memory copy"
+    }
+    temporary = gpu_times.FILE.with_suffix(".new")
+    temporary.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    os.replace(temporary, gpu_times.FILE)
+    print(f"\nwrote {gpu_times.FILE}")
+
+
+def _deviation(errors: Sequence[float]) -> float:
+    """Root mean square, where there are two models at least."""
+    if len(errors) < 3:
+        return max(_UNTESTED_ERROR, *map(abs, errors), 0.0)
+    return round(max(float(np.sqrt(np.mean(np.log1p(errors) ** 2))), _LEAST_ERROR), 2)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
