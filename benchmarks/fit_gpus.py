@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -39,19 +40,20 @@ from chakra_et.text import table
 from chakra_et.traces.sets import Pair
 
 GPUS = ("H100", "MI300X")
-# (H100, MI300X, standard deviation of the logarithm). Where a source is named, the value is its.
+# (H100, MI300X, standard deviation of the logarithm). What has no source is assumed.
 PRIORS: dict[str, tuple[float, float, float]] = {
-    # Dense bf16: H100 720 of 989, MI300X 500 to 620 of 1307 TFLOP/s: SemiAnalysis, MI300X vs H100 vs H200
-    # training (2024).
+    # H100: at most 780 of 989 TFLOP/s (gist.github.com/Chillee/2ec89696db8b7ed1c24461159e325405). MI300X:
+    # about 45 % of its peak (Ambati et al., arXiv:2510.27583, 2025, read in a summary).
     "matrix product.compute": (0.75, 0.45, 0.2),
-    # BabelStream and memcpy: 2.9 of 3.35 TB/s; 4.0 to 4.3 of 5.3 TB/s (ROCm/legacy-rocm-build#5070: 4.2).
+    # MI300X: 4.2 of 5.3 TB/s (ROCm/legacy-rocm-build#5070).
     "matrix product.memory": (0.87, 0.78, 0.1),
     "matrix product.unaligned": (0.35, 0.35, 0.5),
     "matrix product.launch": (4.0, 4.0, 0.3),
-    "matrix product.depth": (1.4, 1.4, 0.4),
+    "matrix product.depth": (5.0, 1.5, 0.4),
+    "matrix product.split": (2.0, 2.0, 0.4),
     "matrix product.tile": (0.3, 1.5, 0.5),
-    # PyTorch's flash attention, head size 128: 300 TFLOP/s on H100 (pytorch/pytorch#128888). MI300X: 97 - 40 µs
-    # for 512 - 128 keys (pytorch/pytorch#122857).
+    # Flash attention, head size 128. H100: 457 µs for 4096 tokens and 16 heads (pytorch/pytorch#128888).
+    # MI300X: 97.2 - 40.5 µs for 512 - 128 keys (pytorch/pytorch#122857); arithmetic as on H100.
     "attention.compute": (0.303, 0.228, 0.2),
     "attention.keys": (50.0, 151.0, 0.5),
     "attention.launch": (2.5, 5.0, 0.4),
@@ -74,16 +76,17 @@ PRIORS: dict[str, tuple[float, float, float]] = {
     "scattered.memory": (0.2, 0.15, 0.4),
     # What is found in the cache (H100) and what a launch takes on an idle GPU (MI300X).
     "cache.speedup": (1.4, 1.0, 0.2),
-    "idle.launch": (1.0, 0.6, 0.2),
+    "idle.less": (0.05, 1.8, 0.3),
 }
-_STANDS = {("H100", "idle.launch"), ("MI300X", "cache.speedup")}
+_STANDS = {("H100", "idle.less"), ("MI300X", "cache.speedup")}
 """No such effect shows in any trace: these keep their values."""
 _SCATTER = 0.15
 """Standard deviation of the logarithm of an operator's time, for the weight of the priors."""
-_LEAST_SHARE, _ROBUST, _STEP = 0.02, 2.0, 1e-3
-_SMALLEST_SHARE = 0.02
-_LEAST_ERROR, _UNTESTED_ERROR = 0.06, 0.3
+_LEAST_SHARE, _ROBUST, _STEP = 0.02, 1.0, 1e-3
+_SMALLEST_SHARE = 0.01
+_LEAST_ERROR, _UNTESTED_ERROR = 0.1, 0.3
 
+_PREFIXES = {"H100": "h100_", "MI300X": "mi300_"}
 _OTHERS = (
     "mi300_resnet_rank0.json.gz",
     "sglang_qwen3_prefilldecode.json.gz",
@@ -93,13 +96,24 @@ _OTHERS = (
 
 
 class Sample(NamedTuple):
-    """Calls of an operator that are alike, µs of one; ``fits``: the fit may use it, as its shapes are those of
-    PyTorch's operators and it isn't a batch normalization, of which training takes several kernels."""
+    """Calls of an operator that are alike, µs of one; ``fits``: the fit may use it, as its shapes are those
+    of PyTorch's operators and it isn't a batch normalization (several kernels in training) or an argmax
+    (bound by the few rows)."""
 
     work: Work
     micros: float
     calls: int
     fits: bool
+
+
+class Row(NamedTuple):
+    """A class of kernels of a model that was left out: its share of the target's time, and the error."""
+
+    model: str
+    direction: str
+    kind: str
+    share: float
+    error: float
 
 
 Trace = list[Sample]
@@ -118,50 +132,54 @@ class Config:
 
 def main() -> int:
     config = cli.parse(Config, description=__doc__.splitlines()[0])
-    folder = Path(config.public) / "pairs"
-    models = sorted(path.name.removeprefix("h100_") for path in folder.glob("h100_*.json*"))
-    pairs = {
-        model: {gpu: read(folder / f"{prefix}{model}") for gpu, prefix in zip(GPUS, ("h100_", "mi300_"), strict=True)}
-        for model in models
-    }
-    if len(pairs) < 2:
-        raise TraceError(f"{folder}: two pairs of traces at least are needed")
-    others = [read(Path(config.public) / name) for name in _OTHERS]
-    rows, errors = [], {}
-    for left in models:
-        rest = {model: pair for model, pair in pairs.items() if model != left}
-        fits = fit_all(rest, others)
-        for source, target in (GPUS, GPUS[::-1]):
-            for kind, share, error in class_errors(pairs[left], fits, source, target):
-                rows.append((left.split(".")[0][:20], f"{source}→{target}", kind, share, error))
-                if share >= _SMALLEST_SHARE:
-                    errors.setdefault(kind, []).append(error)
+    pairs, others = read_all(Path(config.public))
+    rows = left_out(pairs, others)
     fits = fit_all(pairs, others)
     show(rows, fits)
     if config.write:
-        write(fits, errors)
+        write(fits, rows)
     return 0
 
 
-def read(path: Path) -> Trace:
-    """The operators of a trace, alike ones together."""
+def read_all(public: Path) -> tuple[dict[str, dict[str, Trace]], list[Trace]]:
+    """Of each model its trace on both GPUs, and further traces of an MI300X."""
+    folder = public / "pairs"
+    models = sorted(path.name.removeprefix("h100_") for path in folder.glob("h100_*.json*"))
+    if len(models) < 2:
+        raise TraceError(f"{folder}: two pairs of traces at least are needed")
+    pairs = {
+        model.split(".")[0]: {gpu: read(folder / f"{_PREFIXES[gpu]}{model}", gpu) for gpu in GPUS}
+        for model in models
+    }
+    return pairs, [read(public / name, "MI300X") for name in _OTHERS]
+
+
+def left_out(pairs: Mapping[str, Mapping[str, Trace]], others: Sequence[Trace]) -> list[Row]:
+    """How far off each model is, in both directions, by parameters that were fitted without it."""
+    rows = []
+    for left in pairs:
+        fits = fit_all({model: pair for model, pair in pairs.items() if model != left}, others)
+        for source, target in (GPUS, GPUS[::-1]):
+            for kind, share, error in class_errors(pairs[left], fits, source, target):
+                rows.append(Row(left, f"{source}→{target}", kind, share, error))
+    return rows
+
+
+def read(path: Path, gpu: str) -> Trace:
+    """The operators of a trace of ``gpu``, alike ones together."""
     run = make_run(path.name, [convert_pair(Pair(-1, None, path)).trace], [0])
-    found = operators(run)
+    found, model = operators(run), gpu_model(gpu)
     total = np.bincount(found.of, run.graph.own_ns[found.nodes] / 1e3, len(found.work))
     together: dict[tuple[Work, bool], list[float]] = {}
     names = [run.names[name] for name in run.name_of[found.launcher]]
     for work, micros, name in zip(found.work, total.tolist(), names, strict=True):
         if work.kind != "memory copy" and micros > 0:
-            fits = name.startswith("aten::") and "batch_norm" not in name
-            together.setdefault((work, fits), []).append(micros)
-    return [
-        Sample(work, float(np.mean(times)), len(times), fits) for (work, fits), times in together.items()
-    ]
+            fits = name.startswith("aten::") and not re.search("batch_norm|::arg", name)
+            together.setdefault((model.marked(work, micros), fits), []).append(micros)
+    return [Sample(work, float(np.mean(times)), len(times), fits) for (work, fits), times in together.items()]
 
 
-def fit_all(
-    pairs: Mapping[str, Mapping[str, Trace]], others: Sequence[Trace]
-) -> dict[str, GpuModel]:
+def fit_all(pairs: Mapping[str, Mapping[str, Trace]], others: Sequence[Trace]) -> dict[str, GpuModel]:
     """Both GPUs from these traces alone."""
     return {
         gpu: fit(gpu, [pair[gpu] for pair in pairs.values()] + (list(others) if gpu == "MI300X" else []))
@@ -190,7 +208,6 @@ def fit(gpu: str, traces: Sequence[Trace]) -> GpuModel:
     names = list(PRIORS)
     prior = np.log([PRIORS[name][GPUS.index(gpu)] for name in names])
     width = np.array([0.02 if (gpu, name) in _STANDS else PRIORS[name][2] for name in names])
-    start = gpu_model(gpu, dict(zip(names, np.exp(prior).tolist(), strict=True)))
     works, micros, weight = [], [], []
     for trace in traces:
         sums: dict[str, float] = {}
@@ -198,7 +215,7 @@ def fit(gpu: str, traces: Sequence[Trace]) -> GpuModel:
         for work, each, calls, _ in known:
             sums[work.kind] = sums.get(work.kind, 0.0) + each * calls
         for work, each, calls, _ in known:
-            works.append(start.marked(work, each))
+            works.append(work)
             micros.append(each)
             weight.append(max(each * calls / sums[work.kind], _LEAST_SHARE))
     root, log = np.sqrt(weight) / _SCATTER, np.log(micros)
@@ -212,12 +229,10 @@ def fit(gpu: str, traces: Sequence[Trace]) -> GpuModel:
     return gpu_model(gpu, dict(zip(names, np.exp(found.x).tolist(), strict=True)))
 
 
-def show(
-    rows: Sequence[tuple[str, str, str, float, float]], fits: Mapping[str, GpuModel]
-) -> None:
+def show(rows: Sequence[Row], fits: Mapping[str, GpuModel]) -> None:
     print("Each model left out of the fit:\n")
     lines = [("model", "direction", "class", "share of time", "error")]
-    lines += [(a, b, c, f"{share:.1%}", f"{error:+.1%}") for a, b, c, share, error in rows]
+    lines += [(a[:20], b, c, f"{share:.1%}", f"{error:+.1%}") for a, b, c, share, error in rows]
     print("\n".join(table(lines, right=(3, 4))))
     print("\nParameters, fitted to all:\n")
     lines = [("parameter", *GPUS, "prior", "prior")]
@@ -227,16 +242,16 @@ def show(
     print("\n".join(table(lines, right=range(1, 5))))
 
 
-def write(
-    fits: Mapping[str, GpuModel], errors: Mapping[str, Sequence[float]]
-) -> None:
+def write(fits: Mapping[str, GpuModel], rows: Sequence[Row]) -> None:
     """``gpus.json`` with these parameters; the errors are those of the models left out, one deviation."""
+    errors: dict[str, list[float]] = {kind: [] for kind in CLASSES if kind != "memory copy"}
+    for row in rows:
+        if row.share >= _SMALLEST_SHARE:
+            errors[row.kind].append(row.error)
     content = json.loads(gpu_times.FILE.read_text(encoding="utf-8"))
     for gpu in GPUS:
         content[gpu]["parameters"] = {name: float(f"{fits[gpu].parameters[name]:.3g}") for name in PRIORS}
-    content["errors"] = {
-        kind: _deviation(errors.get(kind, ())) for kind in CLASSES if kind != "memory copy"
-    }
+    content["errors"] = {kind: _deviation(each) for kind, each in errors.items()}
     temporary = gpu_times.FILE.with_suffix(".new")
     temporary.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     os.replace(temporary, gpu_times.FILE)
@@ -246,7 +261,7 @@ def write(
 def _deviation(errors: Sequence[float]) -> float:
     """Root mean square, where there are two models at least."""
     if len(errors) < 3:
-        return max(_UNTESTED_ERROR, *map(abs, errors), 0.0)
+        return round(max(_UNTESTED_ERROR, *map(abs, errors), 0.0), 2)
     return round(max(float(np.sqrt(np.mean(np.log1p(errors) ** 2))), _LEAST_ERROR), 2)
 
 

@@ -24,6 +24,8 @@ from chakra_et.predict.run import Run, Setting
 
 _BY_LIBRARIES = ("attention", "convolution", "matrix product")
 """Classes whose kernels come from each vendor's own libraries."""
+_FURTHEST = 8.0
+"""Beyond this factor between measured and modelled time, the operator is not what its shapes say."""
 _SAME_VENDOR_ERROR = 0.1
 
 
@@ -44,9 +46,8 @@ class Gpu:
             raise TraceError(f"--gpu {self.source}→{self.target}: the run has no kernels")
         taken = setting.own_ns[found.nodes].astype(float)
         total = np.bincount(found.of, taken, len(found.work)) / 1e3
-        changed = taken * np.array(
-            [ratio(work, micros, source, target) for work, micros in zip(found.work, total, strict=True)]
-        )[found.of]
+        ratios = [ratio(work, micros, source, target) for work, micros in zip(found.work, total, strict=True)]
+        changed = taken * np.array(ratios)[found.of]
         own = setting.own_ns.copy()
         own[found.nodes] = np.rint(changed)
         doubt = np.zeros(len(run.graph))
@@ -77,9 +78,10 @@ def ratio(work: Work, micros: float, source: GpuModel, target: GpuModel) -> floa
         return _unknown(work, micros, source, target)
     work = source.marked(work, micros)
     before, after = source.micros(work), target.micros(work)
-    if source.vendor != target.vendor and work.kind in _BY_LIBRARIES:
-        return after / micros
-    return after / before
+    alike = source.vendor == target.vendor or work.kind not in _BY_LIBRARIES
+    if alike or not work.shaped or not 1 / _FURTHEST < micros / before < _FURTHEST:
+        return after / before
+    return after / micros
 
 
 def _unknown(work: Work, micros: float, source: GpuModel, target: GpuModel) -> float:
@@ -110,5 +112,5 @@ def _notes(found: Operators, taken: np.ndarray, source: GpuModel, target: GpuMod
     for gpu in (source, target):
         like = table()[gpu.name].get("like")
         if like:
-            notes.append(f"{gpu.name}'s kernels are taken to reach the parts of its rates that {like}'s reach")
+            notes.append(f"kernels on {gpu.name} are taken to reach the parts of its rates that {like}'s do")
     return notes

@@ -45,28 +45,31 @@ _PRECISIONS = {
 }
 _LARGEST_TILE = 256 * 256
 _FULL_TILE = 64.0  # 128 · 128 / (128 + 128): operations per element from which a tile is bound by arithmetic
+_SPLITS, _LEAST_DEPTH = (1, 2, 4, 8), 256
+"""Into how many parts K is split, where each keeps this many elements; their results are summed up."""
 _LONG_ROW = 1024
 """PyTorch's softmax reads longer rows more than once (aten/src/ATen/native/cuda/SoftMax.cu)."""
 _FEW_CHANNELS = 4
 _QUERIES, _KEYS, _ATTENTION_BLOCKS = 128, 64, 2
 """A block of flash attention has 128 queries and loops over 64 keys at a time; two run on a unit."""
-_ALIGNED_BYTES = 16
+_ALIGNED_BYTES, _NARROW = 16, 2
+"""Numbers of at most so many bytes are moved 16 bytes at a time, or else far slower."""
 _THREADS = 2048
 """Threads that a streaming multiprocessor or compute unit holds."""
 _PER_THREAD = {"nvidia": 4, "amd": 8}
 """Elements per thread of PyTorch's kernels for tensors that aren't contiguous."""
 _LARGE, _SCATTERED = 16e6, 0.3
-"""A copy of more bytes than the first at less than this part of the bandwidth has strides that recorded shapes
-don't tell."""
+"""A copy of more bytes than the first at less than this part of the bandwidth has strides that recorded
+shapes don't tell."""
 _CACHED_UP_TO = 1.5
 """Where data are this many times the cache, none of them are found in it."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """One call of an operator. ``operations``, ``moved`` (bytes): 0 for none or unknown. ``product``: batch, M,
-    N, K of a matrix product. Attention: ``batch`` (times heads), ``queries``, ``keys``. ``row``: elements over
-    which softmax runs. ``channels``: input channels of a convolution. ``idle``: the GPU did nothing just
+    """One call of an operator. ``operations``, ``moved`` (bytes): 0 for none or unknown. ``product``: batch,
+    M, N, K of a matrix product. Attention: ``batch`` (times heads), ``queries``, ``keys``. ``row``: elements
+    over which softmax runs. ``channels``: input channels of a convolution. ``idle``: the GPU did nothing just
     before. ``scattered``: neighbours in memory aren't moved together. ``type``: of the first tensor, as
     PyTorch names it, or ``tf32``.
     """
@@ -87,6 +90,11 @@ class Work:
     @property
     def known(self) -> bool:
         return self.operations > 0 or self.moved > 0
+
+    @property
+    def shaped(self) -> bool:
+        """Whether the sizes are known by which a library chooses kernels."""
+        return self.product is not None or self.keys > 0 or self.channels > 0
 
 
 @dataclass(frozen=True)
@@ -116,7 +124,7 @@ class GpuModel:
     def micros(self, work: Work) -> float:
         """What an operator of known work takes."""
         full = self.of(work.kind, "launch")
-        launch = full * self.of("idle", "launch")
+        launch = max(full - self.of("idle", "less"), 0.0)
         busy = launch if work.idle else full
         if work.kind == "matrix product":
             return busy + self._product(work)
@@ -130,8 +138,10 @@ class GpuModel:
             thin = 0 < work.channels <= _FEW_CHANNELS
             return busy + max(self._arithmetic(work, "thin" if thin else "compute"), self._stream(work.moved))
         long = work.kind == "softmax" and work.row > _LONG_ROW
-        part = self.of("scattered", "memory") if work.scattered else self.of(work.kind, "long" if long else "memory")
-        moved = work.moved * (self._waves(work) if work.kind == "copy" and not work.scattered else 1.0)
+        part = self.of(work.kind, "long" if long else "memory")
+        moved = work.moved * (self._waves(work) if work.kind == "copy" else 1.0)
+        if work.scattered:
+            part, moved = self.of("scattered", "memory"), work.moved
         taken = launch + self._stream(moved, part)
         return taken if work.idle else max(taken, full)
 
@@ -144,7 +154,7 @@ class GpuModel:
         return self.of(kind, "launch"), fast
 
     def marked(self, work: Work, micros: float) -> Work:
-        """``work``, marked as scattered if it took so long here that it can't have moved neighbours together."""
+        """``work``, marked as scattered if it took too long here to have moved neighbours together."""
         large = work.kind in ("copy", "elementwise") and work.moved >= _LARGE
         return replace(work, scattered=large and work.moved / micros * 1e6 < _SCATTERED * self.memory)
 
@@ -168,18 +178,22 @@ class GpuModel:
         if work.product is None:
             return max(self._arithmetic(work, "compute"), self._stream(work.moved, part))
         batch, rows, columns, depth = work.product
-        if (columns * size) % _ALIGNED_BYTES or (depth * size) % _ALIGNED_BYTES:
+        if size <= _NARROW and any(side * size % _ALIGNED_BYTES for side in (columns, depth)):
             part = self.of("matrix product", "unaligned")
         rate = self.peak(work.type) * self.of("matrix product", "compute") / self.units / 1e6
         if min(rows, columns) == 1 and self.vendor == "nvidia":  # cuBLAS has kernels for vectors
             return self._stream(work.moved, part)
-        latency = depth / 1024 * self.of("matrix product", "depth")
+        fixed, waiting = self.of("matrix product", "tile"), self.of("matrix product", "depth") / 1024
         best = math.inf
         for high, wide in _tiles(self.vendor):
             tiles = batch * math.ceil(rows / high) * math.ceil(columns / wide)
             full = math.sqrt(min(high * wide / (high + wide) / _FULL_TILE, 1.0))
-            each = max(2 * high * wide * depth / (rate * full), latency) + self.of("matrix product", "tile")
-            best = min(best, math.ceil(tiles / self.units) * each)
+            each = max(2 * high * wide / (rate * full), waiting)  # µs per element of K
+            for parts in _SPLITS:
+                if parts == 1 or depth >= parts * _LEAST_DEPTH:
+                    rounds = math.ceil(tiles * parts / self.units)
+                    summed = self.of("matrix product", "split") if parts > 1 else 0.0
+                    best = min(best, rounds * (depth / parts * each + fixed) + summed)
         return max(best, self._stream(work.moved, part))
 
 

@@ -23,7 +23,7 @@ from chakra_et.predict.run import Run
 from chakra_et.replay.shares import KINDS
 
 _CLASSES = (
-    ("attention", r"attention|flash|::f?mha"),
+    ("attention", r"(?<!multi_head_)attention|flash|::f?mha"),
     ("convolution", r"conv(olution|[123]d|_depthwise)"),
     ("matrix product", r"::(_scaled_)?(addmm|mm|bmm|baddbmm|addbmm|matmul|linear|mv|addmv|dot)$|^_?gemm"),
     ("softmax", r"softmax"),
@@ -40,14 +40,14 @@ _WHOLE = (CLASSES.index("attention"), CLASSES.index("convolution"))
 _COPY = CLASSES.index("memory copy")
 _SELECTS = ("aten::index_select", "aten::embedding", "aten::gather")
 _IDLE_NS = 3_000
-"""A kernel that starts this much after the one before found an idle GPU: kernels in a queue follow within 2 µs."""
+"""A kernel that starts this much after the one before found an idle GPU: in a queue, within 2 µs."""
 
 
 @dataclass(frozen=True)
 class Operators:
     """The K kernels and copies of a run, ``nodes[K]``, ``kind[K]`` (index into ``CLASSES``), and the O
-    operators that launched them: ``of[K]`` int64; ``launcher[O]``: the operators' nodes, ``work``: O entries. A
-    memory copy, and a kernel without operator, is its own.
+    operators that launched them: ``of[K]`` int64; ``launcher[O]``: the operators' nodes, ``work``: O entries.
+    A memory copy, and a kernel without operator, is its own.
     """
 
     nodes: np.ndarray
@@ -64,12 +64,14 @@ def device_work(run: Run) -> np.ndarray:
 
 
 def kernel_classes(run: Run) -> np.ndarray:
-    """Index into ``CLASSES`` of each node, by the operator that launched it or else its own name; int64[N]."""
+    """Index into ``CLASSES`` of each node, by the operator that launched it or else its name; int64[N]."""
     return _classes(run, _launchers(run))
 
 
 def operators(run: Run) -> Operators:
-    """All device work of a run by operator."""
+    """All device work of a run by operator. Convolutions use TF32 where the GPU has it, unless PyTorch is
+    told otherwise; of matrix products, names of kernels tell.
+    """
     launcher = _launchers(run)
     nodes = device_work(run)
     kind = _classes(run, launcher)[nodes]
@@ -82,12 +84,16 @@ def operators(run: Run) -> Operators:
         np.bincount(of, run.graph.attribute(name, 0)[nodes].astype(float), len(first))
         for name in ("num_ops", "tensor_size")
     ]
+    named = np.array(["tf32" in name for name in run.names])[run.name_of[nodes]]
+    tf32 = np.bincount(of, named, len(first)) > 0
     shapes = _Shapes(run)
     work = []
     for at, k in enumerate(first.tolist()):
         found = Work(CLASSES[kind[k]]) if alone[k] else shapes.work(CLASSES[kind[k]], int(launcher[nodes[k]]))
         if not found.known and found.kind != "gather":  # the attributes count the whole table
             found = replace(found, operations=float(sums[0][at]), moved=float(sums[1][at]))
+        if found.type == "float" and (tf32[at] or found.kind == "convolution"):
+            found = replace(found, type="tf32")
         work.append(replace(found, idle=bool(idle[at])))
     return Operators(nodes, kind, of, np.where(alone, nodes, launcher[nodes])[first], work)
 
@@ -139,7 +145,8 @@ def _is_operator(name: str) -> bool:
 
 def _class(name: str) -> int:
     short = name.lower()
-    return next((CLASSES.index(kind) for kind, pattern in _CLASSES if re.search(pattern, short)), 8)
+    found = next((kind for kind, pattern in _CLASSES if re.search(pattern, short)), "elementwise")
+    return CLASSES.index(found)
 
 
 def _kernel_class(name: str) -> int:
@@ -235,7 +242,7 @@ def _gathered(work: Work, name: str, tensors: Sequence[Any]) -> Work:
 
 
 def _attention(work: Work, tensors: Sequence[Any], heads_first: bool) -> Work:
-    """With the keys and the number of blocks of queries. PyTorch's flash operators have tokens before heads."""
+    """With queries and keys. PyTorch's flash and efficient operators have tokens before heads."""
     if len(tensors) < 2 or len(tensors[0]) != 4 or len(tensors[1]) != 4:
         return work
     tokens, heads = (2, 1) if heads_first else (1, 2)
