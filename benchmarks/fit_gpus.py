@@ -4,6 +4,7 @@ saw.
 
     python benchmarks/fit_gpus.py             print parameters and the errors of each model when left out
     python benchmarks/fit_gpus.py --write     also write them into gpus.json
+    python benchmarks/fit_gpus.py --operators each operator beside what the fit makes of it
 
 The data: operators of pairs of traces, h100_MODEL.json.gz and mi300_MODEL.json.gz , and of further MI300X
 traces. Every parameter starts from ``PRIORS``, a value with a standard deviation of its
@@ -127,6 +128,7 @@ class Config:
         default="../shared/data/traces/public",
         metadata={"help": "folder of further MI300X traces, and pairs/{h100,mi300}_MODEL.json.gz"},
     )
+    operators: bool = field(default=False, metadata={"help": "also print operators, measured and fitted"})
     write: bool = field(default=False, metadata={"help": "write the parameters into gpus.json"})
 
 
@@ -136,6 +138,12 @@ def main() -> int:
     rows = left_out(pairs, others)
     fits = fit_all(pairs, others)
     show(rows, fits)
+    if config.operators:
+        for gpu in GPUS:
+            traces = {model: pair[gpu] for model, pair in pairs.items()}
+            if gpu == "MI300X":
+                traces |= dict(zip(_OTHERS, others, strict=True))
+            show_operators(traces, fits[gpu])
     if config.write:
         write(fits, rows)
     return 0
@@ -240,6 +248,21 @@ def show(rows: Sequence[Row], fits: Mapping[str, GpuModel]) -> None:
         made = [f"{fits[gpu].parameters[name]:.3g}" for gpu in GPUS]
         lines.append((name, *made, f"{first:g}", f"{second:g}"))
     print("\n".join(table(lines, right=range(1, 5))))
+
+
+def show_operators(traces: Mapping[str, Trace], fitted: GpuModel) -> None:
+    """The operators that took a good part of their class's time, µs per call."""
+    lines = [(fitted.name, "class", "shape", "calls", "measured", "fitted", "error")]
+    for name, trace in traces.items():
+        known = [sample for sample in trace if sample.fits and sample.work.known]
+        for work, micros, calls, _ in known:
+            whole = sum(each.micros * each.calls for each in known if each.work.kind == work.kind)
+            if micros * calls >= _SMALLEST_SHARE * whole:
+                shape = work.product or (work.batch, work.queries, work.keys) if work.shaped else ""
+                made = fitted.micros(work)
+                row = (f"{calls}", f"{micros:,.1f}", f"{made:,.1f}", f"{made / micros - 1:+.0%}")
+                lines.append((name[:20], work.kind, f"{shape or f'{work.moved / 1e6:,.2f} MB'}", *row))
+    print("\n" + "\n".join(table(lines, right=range(3, 7))))
 
 
 def write(fits: Mapping[str, GpuModel], rows: Sequence[Row]) -> None:

@@ -13,7 +13,7 @@ import functools
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +100,7 @@ class Work:
 @dataclass(frozen=True)
 class GpuModel:
     """A GPU: ``units`` that run tiles, ``cache`` bytes, ``memory`` bytes per second, ``peaks`` operations per
-    second by type of number, and fitted ``parameters`` by "class.name"; times in µs.
+    second by type of number, and fitted ``parameters`` by "class.name"; times in µs. ``seen``: results.
     """
 
     name: str
@@ -110,6 +110,7 @@ class GpuModel:
     memory: float
     peaks: Mapping[str, float]
     parameters: Mapping[str, float]
+    seen: dict[Work, float] = field(default_factory=dict, compare=False, repr=False)
 
     def of(self, kind: str, name: str) -> float:
         return self.parameters[f"{'elementwise' if kind == 'memset' else kind}.{name}"]
@@ -123,6 +124,11 @@ class GpuModel:
 
     def micros(self, work: Work) -> float:
         """What an operator of known work takes."""
+        if work not in self.seen:
+            self.seen[work] = self._micros(work)
+        return self.seen[work]
+
+    def _micros(self, work: Work) -> float:
         full = self.of(work.kind, "launch")
         launch = max(full - self.of("idle", "less"), 0.0)
         busy = launch if work.idle else full
@@ -156,7 +162,8 @@ class GpuModel:
     def marked(self, work: Work, micros: float) -> Work:
         """``work``, marked as scattered if it took too long here to have moved neighbours together."""
         large = work.kind in ("copy", "elementwise") and work.moved >= _LARGE
-        return replace(work, scattered=large and work.moved / micros * 1e6 < _SCATTERED * self.memory)
+        slow = large and work.moved / micros * 1e6 < _SCATTERED * self.memory
+        return replace(work, scattered=True) if slow else work
 
     def _arithmetic(self, work: Work, name: str) -> float:
         return work.operations / (self.peak(work.type) * self.of(work.kind, name)) * 1e6
