@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from benchmarks import fit_gpus
-from benchmarks.fit_gpus import GPUS, PRIORS, Sample, class_errors, fit, fit_all, left_out, read_all
+from benchmarks.fit_gpus import Sample, class_errors, fit, fit_all, left_out, read_all
+from benchmarks.gpu_priors import GPUS, PRIORS
 from chakra_et.et.columns import TensorInfo
 from chakra_et.network import presets
 from chakra_et.predict import gpu_times
