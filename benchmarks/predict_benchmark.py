@@ -29,24 +29,21 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 
 from benchmarks import predict_runs
+from benchmarks.predict_gpus import gpu_rows
 from benchmarks.predict_runs import Row
 from chakra_et import cli
 from chakra_et.convert.pair import PairOptions, convert_pair
 from chakra_et.errors import TraceError
-from chakra_et.network import presets
 from chakra_et.predict.changes import Scale
-from chakra_et.predict.gpu import CLASSES, Gpu, device_work, kernel_classes
 from chakra_et.predict.predict import predict
-from chakra_et.predict.run import Run, make_run
-from chakra_et.text import shortened, table
+from chakra_et.predict.run import make_run
+from chakra_et.text import table
 from chakra_et.traces.sets import Pair
 from tests.generator import Features, generate
 from tests.generator.machine import run as run_machine
 
 MEAN, WORST, MACHINE, PER_CLASS = 3.3, 10.0, 1.0, 12.0
 """Targets, percent."""
-SMALLEST_SHARE = 0.02
-"""Kernel classes with less of the time than this have no row."""
 
 
 @dataclass
@@ -164,79 +161,6 @@ def machine_rows() -> list[Row]:
 def _length(run) -> int:  # type: ignore[no-untyped-def]
     recorded = [event for event in run.events if event.recorded]
     return max(event.end for event in recorded) - min(event.start for event in recorded)
-
-
-def gpu_rows(folder: Path, only: str = "") -> list[Row]:
-    """All models in both directions: the time of each kernel class, of all kernels and copies, and of the
-    step.
-    """
-    models = sorted(path.name.removeprefix("h100_") for path in folder.glob("h100_*.json*"))
-    models = [name for name in models if only in name and (folder / f"mi300_{name}").exists()]
-    if not models:
-        raise TraceError(f"no pairs h100_MODEL.json.gz and mi300_MODEL.json.gz in {folder}")
-    rows = []
-    for model in models:
-        runs = {}
-        for gpu, prefix in (("H100", "h100_"), ("MI300X", "mi300_")):
-            runs[gpu] = make_run(
-                model, [convert_pair(Pair(-1, None, folder / f"{prefix}{model}")).trace], [0]
-            )
-        for source, target in (("H100", "MI300X"), ("MI300X", "H100")):
-            rows += _pair_rows(shortened(model.split(".")[0], 24), runs[source], runs[target], source, target)
-    return rows
-
-
-def _pair_rows(model: str, run: Run, truth: Run, source: str, target: str) -> list[Row]:
-    prediction = predict(run, [Gpu(source, target)])
-    after = prediction.after.setting.own_ns
-    before, measured, predicted = (
-        _by_class(each, times)
-        for each, times in ((run, run.graph.own_ns), (truth, truth.graph.own_ns), (run, after))
-    )
-    names = [presets.gpu(name) for name in (source, target)]
-    operations, moved = (names[0].peak / names[1].peak, names[0].memory / names[1].memory)
-    intense = _compute_bound(run, names[0].peak / names[0].memory)
-    baseline = before.copy()
-    for at in range(len(CLASSES)):
-        baseline[at] = before[at] * (operations * intense[at] + moved * (1 - intense[at]))
-    head = f"{model} {source}→{target}"
-    rows = [
-        Row(
-            f"{head}: {CLASSES[at]}",
-            *(each[at] / 1e6 for each in (before, measured, predicted)),
-            baseline[at] / 1e6,
-        )
-        for at in np.argsort(-measured).tolist()
-        if measured[at] >= SMALLEST_SHARE * measured.sum() and before[at] and CLASSES[at] != "memory copy"
-    ]
-    rows.append(
-        Row(
-            f"{head}: all kernels",
-            *(each.sum() / 1e6 for each in (before, measured, predicted)),
-            baseline.sum() / 1e6,
-        )
-    )
-    steps = (prediction.ranks[0].before_ms, predict(truth, [], False).ranks[0].before_ms, prediction.after_ms)
-    rows.append(
-        Row(f"{head}: step (other host CPU)", *steps, None, prediction.ranks[0].uncertainty_ms, is_noise=True)
-    )
-    return rows
-
-
-def _by_class(run: Run, times: np.ndarray) -> np.ndarray:
-    """ns of each kernel class."""
-    nodes = device_work(run)
-    return np.bincount(kernel_classes(run)[nodes], times[nodes], len(CLASSES))
-
-
-def _compute_bound(run: Run, ridge: float) -> np.ndarray:
-    """The part of each class's time whose kernels have more operations per byte than the ridge."""
-    nodes = device_work(run)
-    classes = kernel_classes(run)[nodes]
-    operations, moved = (run.graph.attribute(name, 0)[nodes] for name in ("num_ops", "tensor_size"))
-    times = run.graph.own_ns[nodes]
-    intense = np.bincount(classes, times * (operations > ridge * np.maximum(moved, 1)), len(CLASSES))
-    return intense / np.maximum(np.bincount(classes, times, len(CLASSES)), 1)
 
 
 if __name__ == "__main__":

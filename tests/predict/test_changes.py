@@ -12,7 +12,7 @@ from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType, TensorInfo
 from chakra_et.predict.changes import Fuse, RankAs, Scale, parse_rank, parse_scale
 from chakra_et.predict.fit import Model, Sample, fit_model, read_model, write_model
-from chakra_et.predict.gpu import CLASSES, Gpu, kernel_classes, parse_gpu
+from chakra_et.predict.gpu import Gpu, parse_gpu
 from chakra_et.predict.network import TCP_PAYLOAD, Network
 from chakra_et.predict.overlap import Overlap
 from chakra_et.predict.predict import Prediction, predict
@@ -151,41 +151,6 @@ def test_a_model_survives_its_file(tmp_path) -> None:
     (tmp_path / "net.json").write_text("{}")
     with pytest.raises(TraceError, match="isn't a network model"):
         read_model(tmp_path / "net.json")
-
-
-def on_gpu() -> Run:
-    """Three kernels that bound the step: a matrix product, an addition and one of unknown work."""
-    work = {"num_ops": 989 * 10**8, "tensor_size": 10**6}  # 100 µs at H100's peak
-    add = {"num_ops": 10**6, "tensor_size": 335 * 10**6}  # 100 µs at its memory bandwidth
-    return alone(
-        cpu(1, 1, name="ProfilerStep#1"),
-        cpu(2, 1, (1,), name="aten::mm"),
-        kernel(3, 200, (2,), kind="kernel", name="sm90_gemm", parent=2, **work),
-        cpu(4, 1, (2,), name="aten::add"),
-        kernel(5, 110, (4,), kind="kernel", name="vectorized", parent=4, **add),
-        kernel(6, 2, (4,), kind="kernel", name="tiny"),
-    )
-
-
-def test_another_gpu_changes_kernels_by_the_roofline() -> None:
-    run = on_gpu()
-    assert us(predict(run, [])) == [2 + 200 + 110 + 2]
-    prediction = predict(run, [Gpu("H100", "MI300X")])
-    product = 2 + 198 * (989 * 0.93) / (1307 * 0.45)
-    addition = 2 + 108 * (3350 * 0.93) / (5300 * 0.81)
-    assert us(prediction) == pytest.approx([2 + product + addition + 2], abs=0.01)
-    assert "1 kernels" in prediction.notes[-1] and "no recorded operations" in prediction.notes[-1]
-    # Without measured rates of both, the specified ones.
-    assert us(predict(run, [Gpu("H100", "A100")])) == pytest.approx(
-        [2 + 2 + 198 * 989 / 312 + 2 + 108 * 3350 / 2039 + 2], abs=0.01
-    )
-    assert kernel_classes(run).tolist()[2] == CLASSES.index("matrix product")
-
-
-def test_a_gpu_and_back_is_no_change() -> None:
-    run = on_gpu()
-    there = predict(run, [Gpu("H100", "B200"), Gpu("B200", "H100")])
-    assert us(there) == pytest.approx(us(predict(run, [])), abs=0.01)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,254 @@
+#!/usr/bin/env python3
+"""Fit what chakra_et/predict/gpus.json says of H100 and MI300X, and how far off models are that the fit never
+saw.
+
+    python benchmarks/fit_gpus.py             print parameters and the errors of each model when left out
+    python benchmarks/fit_gpus.py --write     also write them into gpus.json
+    python benchmarks/fit_gpus.py --operators each operator beside what the fit makes of it
+
+The data: operators of pairs of traces, h100_MODEL.json.gz and mi300_MODEL.json.gz , and of further MI300X
+traces. Every parameter starts from ``PRIORS``, a value with a standard deviation of its
+logarithm, and moves as far as the data ask for: maximum a posteriori, least squares of the logarithms of
+times, each operator weighted by its share of its class's time in its trace. So a parameter of which the data
+say nothing keeps its prior. Leaving out a model leaves out both of its traces.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import numpy as np
+from scipy.optimize import least_squares
+
+from benchmarks.gpu_priors import GPUS, PRIORS
+from chakra_et import cli
+from chakra_et.convert.pair import convert_pair
+from chakra_et.errors import TraceError
+from chakra_et.predict import gpu_times
+from chakra_et.predict.gpu import ratio
+from chakra_et.predict.gpu_times import CLASSES, GpuModel, Work, gpu_model
+from chakra_et.predict.gpu_work import operators
+from chakra_et.predict.run import make_run
+from chakra_et.text import table
+from chakra_et.traces.sets import Pair
+
+_STANDS = {("H100", "idle.less"), ("MI300X", "cache.speedup")}
+"""No such effect shows in any trace: these keep their values."""
+_SCATTER = 0.15
+"""Standard deviation of the logarithm of an operator's time, for the weight of the priors."""
+_LEAST_SHARE, _ROBUST, _STEP = 0.02, 1.0, 1e-3
+_SMALLEST_SHARE = 0.01
+_LEAST_ERROR, _UNTESTED_ERROR = 0.1, 0.3
+
+_PREFIXES = {"H100": "h100_", "MI300X": "mi300_"}
+_OTHERS = (
+    "mi300_resnet_rank0.json.gz",
+    "sglang_qwen3_prefilldecode.json.gz",
+    "torch_compile_triton.json.gz",
+    "vllm_decode_full/graph_execution.json.gz",
+)
+
+
+class Sample(NamedTuple):
+    """Calls of an operator that are alike, µs of one; ``fits``: the fit may use it, as its shapes are those
+    of PyTorch's operators and it isn't a batch normalization (several kernels in training) or an argmax
+    (bound by the few rows)."""
+
+    work: Work
+    micros: float
+    calls: int
+    fits: bool
+
+
+class Row(NamedTuple):
+    """A class of kernels of a model that was left out: its share of the target's time, and the error."""
+
+    model: str
+    direction: str
+    kind: str
+    share: float
+    error: float
+
+
+Trace = list[Sample]
+
+
+@dataclass
+class Config:
+    """What is fitted."""
+
+    public: str = field(
+        default="../shared/data/traces/public",
+        metadata={"help": "folder of further MI300X traces, and pairs/{h100,mi300}_MODEL.json.gz"},
+    )
+    operators: bool = field(default=False, metadata={"help": "also print operators, measured and fitted"})
+    write: bool = field(default=False, metadata={"help": "write the parameters into gpus.json"})
+
+
+def main() -> int:
+    config = cli.parse(Config, description=__doc__.splitlines()[0])
+    pairs, others = read_all(Path(config.public))
+    rows = left_out(pairs, others)
+    fits = fit_all(pairs, others)
+    show(rows, fits)
+    if config.operators:
+        for gpu in GPUS:
+            traces = {model: pair[gpu] for model, pair in pairs.items()}
+            if gpu == "MI300X":
+                traces |= dict(zip(_OTHERS, others, strict=True))
+            show_operators(traces, fits[gpu])
+    if config.write:
+        write(fits, rows)
+    return 0
+
+
+def read_all(public: Path) -> tuple[dict[str, dict[str, Trace]], list[Trace]]:
+    """Of each model its trace on both GPUs, and further traces of an MI300X."""
+    folder = public / "pairs"
+    models = sorted(path.name.removeprefix("h100_") for path in folder.glob("h100_*.json*"))
+    if len(models) < 2:
+        raise TraceError(f"{folder}: two pairs of traces at least are needed")
+    pairs = {
+        model.split(".")[0]: {gpu: read(folder / f"{_PREFIXES[gpu]}{model}", gpu) for gpu in GPUS}
+        for model in models
+    }
+    return pairs, [read(public / name, "MI300X") for name in _OTHERS]
+
+
+def left_out(pairs: Mapping[str, Mapping[str, Trace]], others: Sequence[Trace]) -> list[Row]:
+    """How far off each model is, in both directions, by parameters that were fitted without it."""
+    rows = []
+    for left in pairs:
+        fits = fit_all({model: pair for model, pair in pairs.items() if model != left}, others)
+        for source, target in (GPUS, GPUS[::-1]):
+            for kind, share, error in class_errors(pairs[left], fits, source, target):
+                rows.append(Row(left, f"{source}→{target}", kind, share, error))
+    return rows
+
+
+def read(path: Path, gpu: str) -> Trace:
+    """The operators of a trace of ``gpu``, alike ones together."""
+    run = make_run(path.name, [convert_pair(Pair(-1, None, path)).trace], [0])
+    found, model = operators(run), gpu_model(gpu)
+    total = np.bincount(found.of, run.graph.own_ns[found.nodes] / 1e3, len(found.work))
+    together: dict[tuple[Work, bool], list[float]] = {}
+    names = [run.names[name] for name in run.name_of[found.launcher]]
+    for work, micros, name in zip(found.work, total.tolist(), names, strict=True):
+        if work.kind != "memory copy" and micros > 0:
+            fits = name.startswith("aten::") and not re.search("batch_norm|::arg", name)
+            together.setdefault((model.marked(work, micros), fits), []).append(micros)
+    return [Sample(work, float(np.mean(times)), len(times), fits) for (work, fits), times in together.items()]
+
+
+def fit_all(pairs: Mapping[str, Mapping[str, Trace]], others: Sequence[Trace]) -> dict[str, GpuModel]:
+    """Both GPUs from these traces alone."""
+    return {
+        gpu: fit(gpu, [pair[gpu] for pair in pairs.values()] + (list(others) if gpu == "MI300X" else []))
+        for gpu in GPUS
+    }
+
+
+def class_errors(
+    pair: Mapping[str, Trace],
+    fits: Mapping[str, GpuModel],
+    source: str,
+    target: str,
+) -> list[tuple[str, float, float]]:
+    """Of each class: its share of the target's time, and the error of the predicted time."""
+    sums = {kind: [0.0, 0.0] for kind in CLASSES}
+    for work, micros, calls, _ in pair[source]:
+        sums[work.kind][0] += calls * micros * ratio(work, micros, fits[source], fits[target])
+    for work, micros, calls, _ in pair[target]:
+        sums[work.kind][1] += calls * micros
+    whole = sum(measured for _, measured in sums.values())
+    return [(kind, real / whole, made / real - 1) for kind, (made, real) in sums.items() if made and real]
+
+
+def fit(gpu: str, traces: Sequence[Trace]) -> GpuModel:
+    """The parameters of ``gpu`` by which its operators take what they took."""
+    names = list(PRIORS)
+    prior = np.log([PRIORS[name][GPUS.index(gpu)] for name in names])
+    width = np.array([0.02 if (gpu, name) in _STANDS else PRIORS[name][2] for name in names])
+    works, micros, weight = [], [], []
+    for trace in traces:
+        sums: dict[str, float] = {}
+        known = [sample for sample in trace if sample.work.known and sample.fits]
+        for work, each, calls, _ in known:
+            sums[work.kind] = sums.get(work.kind, 0.0) + each * calls
+        for work, each, calls, _ in known:
+            works.append(work)
+            micros.append(each)
+            weight.append(max(each * calls / sums[work.kind], _LEAST_SHARE))
+    root, log = np.sqrt(weight) / _SCATTER, np.log(micros)
+
+    def off(logs: np.ndarray) -> np.ndarray:
+        model = gpu_model(gpu, dict(zip(names, np.exp(logs).tolist(), strict=True)))
+        made = np.log([model.micros(work) for work in works])
+        return np.concatenate([root * (made - log), (logs - prior) / width])
+
+    found = least_squares(off, prior, loss="soft_l1", f_scale=_ROBUST, diff_step=_STEP)
+    return gpu_model(gpu, dict(zip(names, np.exp(found.x).tolist(), strict=True)))
+
+
+def show(rows: Sequence[Row], fits: Mapping[str, GpuModel]) -> None:
+    print("Each model left out of the fit:\n")
+    lines = [("model", "direction", "class", "share of time", "error")]
+    lines += [(a[:20], b, c, f"{share:.1%}", f"{error:+.1%}") for a, b, c, share, error in rows]
+    print("\n".join(table(lines, right=(3, 4))))
+    print("\nParameters, fitted to all:\n")
+    lines = [("parameter", *GPUS, "prior", "prior")]
+    for name, (first, second, _) in PRIORS.items():
+        made = [f"{fits[gpu].parameters[name]:.3g}" for gpu in GPUS]
+        lines.append((name, *made, f"{first:g}", f"{second:g}"))
+    print("\n".join(table(lines, right=range(1, 5))))
+
+
+def show_operators(traces: Mapping[str, Trace], fitted: GpuModel) -> None:
+    """The operators that took a good part of their class's time, µs per call."""
+    lines = [(fitted.name, "class", "shape", "calls", "measured", "fitted", "error")]
+    for name, trace in traces.items():
+        known = [sample for sample in trace if sample.fits and sample.work.known]
+        for work, micros, calls, _ in known:
+            whole = sum(each.micros * each.calls for each in known if each.work.kind == work.kind)
+            if micros * calls >= _SMALLEST_SHARE * whole:
+                shape = work.product or (work.batch, work.queries, work.keys) if work.shaped else ""
+                made = fitted.micros(work)
+                row = (f"{calls}", f"{micros:,.1f}", f"{made:,.1f}", f"{made / micros - 1:+.0%}")
+                lines.append((name[:20], work.kind, f"{shape or f'{work.moved / 1e6:,.2f} MB'}", *row))
+    print("\n" + "\n".join(table(lines, right=range(3, 7))))
+
+
+def write(fits: Mapping[str, GpuModel], rows: Sequence[Row]) -> None:
+    """``gpus.json`` with these parameters; the errors are those of the models left out, one deviation."""
+    errors: dict[str, list[float]] = {kind: [] for kind in CLASSES if kind != "memory copy"}
+    for row in rows:
+        if row.share >= _SMALLEST_SHARE:
+            errors[row.kind].append(row.error)
+    content = json.loads(gpu_times.FILE.read_text(encoding="utf-8"))
+    for gpu in GPUS:
+        content[gpu]["parameters"] = {name: float(f"{fits[gpu].parameters[name]:.3g}") for name in PRIORS}
+    content["errors"] = {kind: _deviation(each) for kind, each in errors.items()}
+    temporary = gpu_times.FILE.with_suffix(".new")
+    temporary.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    os.replace(temporary, gpu_times.FILE)
+    print(f"\nwrote {gpu_times.FILE}")
+
+
+def _deviation(errors: Sequence[float]) -> float:
+    """Root mean square, where there are two models at least."""
+    if len(errors) < 3:
+        return round(max(_UNTESTED_ERROR, *map(abs, errors), 0.0), 2)
+    return round(max(float(np.sqrt(np.mean(np.log1p(errors) ** 2))), _LEAST_ERROR), 2)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,213 @@
+"""Another GPU: which kernels belong to which operator, and what operators take."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from benchmarks import fit_gpus
+from benchmarks.fit_gpus import Sample, class_errors, fit, fit_all, left_out, read_all
+from benchmarks.gpu_priors import GPUS, PRIORS
+from chakra_et.et.columns import TensorInfo
+from chakra_et.network import presets
+from chakra_et.predict import gpu_times
+from chakra_et.predict.gpu import Gpu, ratio
+from chakra_et.predict.gpu_times import CLASSES, Work, gpu_model
+from chakra_et.predict.gpu_work import kernel_classes, operators
+from chakra_et.predict.predict import Prediction, predict
+from chakra_et.predict.run import Run, make_run
+from tests.chakra_et.replay_traces import cpu, kernel, make_trace
+from tests.shared import shared_path
+
+H100, MI300X = gpu_model("H100"), gpu_model("MI300X")
+ADD = Work("elementwise", operations=2e7, moved=335e6, idle=True)
+PRODUCT = Work("matrix product", 2 * 4096**3, 3 * 2 * 4096**2, product=(1, 4096, 4096, 4096))
+
+
+def run_of(nodes: list[dict], arguments: dict[int, tuple[list, str]] | None = None) -> Run:
+    """The nodes as a run; ``arguments``: shapes and type of the tensors that operators (by id) are given."""
+    trace = make_trace(*nodes)
+    rows = [row for row, node in enumerate(nodes) if node["id"] in (arguments or {})]
+    given = [(arguments or {})[nodes[row]["id"]] for row in rows]
+    shapes = [json.dumps(shape).encode() for shape, _ in given]
+    types = [json.dumps([f"Tensor({kind})"] * len(shape)).encode() for shape, kind in given]
+    tensors = TensorInfo(np.array(rows, np.int64), [b"[]"] * len(rows), shapes, types)
+    return make_run("gpu", [replace(trace, inputs=tensors)], [0])
+
+
+def after(prediction: Prediction) -> list[float]:
+    """µs of each node."""
+    return (prediction.after.setting.own_ns / 1e3).tolist()
+
+
+def two_operators() -> Run:
+    """A product of two kernels and a memset, an addition, a kernel of its own and a copy to the host."""
+    return run_of(
+        [
+            cpu(1, 1, name="ProfilerStep#1"),
+            cpu(2, 1, (1,), name="aten::mm"),
+            kernel(3, 200, (2,), kind="kernel", name="sm90_gemm", parent=2),
+            kernel(4, 3, (3,), kind="memset", name="Memset (Device)", parent=2),
+            kernel(5, 10, (4,), kind="kernel", name="splitKreduce", parent=2),
+            cpu(6, 1, (2,), name="aten::add"),
+            kernel(7, 250, (5,), kind="kernel", name="vectorized", parent=6),
+            kernel(8, 9, (7,), kind="kernel", name="mine"),
+            cpu(9, 1, (6,), name="aten::copy_"),
+            kernel(10, 50, (8,), kind="memcpy", name="Memcpy DtoH (Device -> Pageable)", parent=9),
+        ],
+        {
+            2: ([[4096, 4096], [4096, 4096]], "c10::BFloat16"),
+            6: ([[8192, 8192], [8192, 8192]], "c10::BFloat16"),
+            9: ([[10], [10]], "float"),
+        },
+    )
+
+
+def test_kernels_belong_to_the_operator_that_launched_them() -> None:
+    run = two_operators()
+    kinds = [CLASSES[kind] for kind in kernel_classes(run)]
+    assert [kinds[at] for at in (2, 3, 4, 6, 7, 9)] == [
+        *("matrix product",) * 3,
+        "elementwise",
+        "elementwise",
+        "memory copy",
+    ]
+    found = operators(run)
+    assert len(found.work) == 4
+    work = {each.kind: each for each in found.work if each.known}
+    assert work["matrix product"].product == (1, 4096, 4096, 4096)
+    assert work["elementwise"].moved == 3 * 2 * 8192**2
+
+
+def test_a_library_s_operator_takes_what_the_other_library_s_does() -> None:
+    before, changed = two_operators(), after(predict(two_operators(), [Gpu("H100", "MI300X")]))
+    product = operators(before).work[0]
+    whole = MI300X.micros(product)
+    assert changed[2] + changed[3] + changed[4] == pytest.approx(whole, rel=1e-3)
+    assert changed[2] == pytest.approx(whole * 200 / 213, rel=1e-3)
+    assert changed[9] == 50  # a copy to the host
+
+
+def test_pytorch_s_own_kernels_keep_their_efficiency() -> None:
+    slow = ratio(ADD, 2 * H100.micros(ADD), H100, MI300X)
+    usual = ratio(ADD, H100.micros(ADD), H100, MI300X)
+    assert slow == usual == pytest.approx(MI300X.micros(ADD) / H100.micros(ADD))
+
+
+def test_a_gpu_of_the_vendor_and_back_is_no_change() -> None:
+    there = predict(two_operators(), [Gpu("H100", "B200"), Gpu("B200", "H100")])
+    assert after(there) == pytest.approx(after(predict(two_operators(), [])), abs=0.01)
+    assert any("B200" in note and "H100" in note for note in there.notes)
+    assert any("no recorded operations" in note for note in there.notes)
+
+
+def test_attention_counts_with_all_that_it_calls() -> None:
+    """One vendor's library has one kernel for it, the other falls back to products and a softmax."""
+    shape = [[2, 8, 256, 64]] * 3
+    run = run_of(
+        [
+            cpu(1, 1, name="aten::scaled_dot_product_attention"),
+            cpu(2, 1, (1,), name="aten::_scaled_dot_product_attention_math", parent=1),
+            cpu(3, 1, (2,), name="aten::bmm", parent=2),
+            kernel(4, 10, (3,), kind="kernel", name="gemm", parent=3),
+            cpu(5, 1, (3,), name="aten::_softmax", parent=2),
+            kernel(6, 8, (5,), kind="kernel", name="softmax_warp_forward", parent=5),
+        ],
+        {1: (shape, "c10::Half"), 3: ([[16, 256, 64], [16, 64, 256]], "c10::Half")},
+    )
+    found = operators(run)
+    assert [CLASSES[kind] for kind in found.kind] == ["attention", "attention"]
+    (work,) = found.work
+    assert (work.batch, work.queries, work.keys) == (16, 256, 256)
+    assert sum(after(predict(run, [Gpu("H100", "MI300X")]))[at] for at in (3, 5)) == pytest.approx(
+        MI300X.micros(work), rel=1e-3
+    )
+
+
+def test_kernels_in_a_queue_take_longer_on_amd_than_on_an_idle_gpu() -> None:
+    tiny = Work("elementwise", 100, 600)
+    idle = replace(tiny, idle=True)
+    assert MI300X.micros(tiny) > 1.5 * MI300X.micros(idle)
+    assert H100.micros(tiny) == pytest.approx(H100.micros(idle), rel=0.1)
+
+
+def test_rows_that_are_not_aligned_make_products_slow() -> None:
+    odd = replace(PRODUCT, product=(16, 4095, 4095, 64), operations=2 * 16 * 4095**2 * 64, moved=5.4e8)
+    even = replace(odd, product=(16, 4096, 4096, 64))
+    assert H100.micros(odd) > 2 * H100.micros(even)
+    single = [replace(work, type="float") for work in (odd, even)]
+    assert H100.micros(single[0]) == pytest.approx(H100.micros(single[1]), rel=0.1)
+
+
+def test_a_product_s_tiles_fill_whole_rounds() -> None:
+    """From 132 tiles to 133 on as many multiprocessors, a round is added."""
+    times = [
+        H100.micros(Work("matrix product", 0, 1, product=(tiles, 256, 256, 8192)))
+        for tiles in (131, 132, 133)
+    ]
+    assert times[0] == times[1] and times[2] > 1.05 * times[1]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "kind", "rate"),
+    [
+        ("H100", "float", 67e12),
+        ("H100", "tf32", 495e12),
+        ("H100", "c10::Half", 989e12),
+        ("H100", "Float8_e4m3fn", 1979e12),
+        ("MI300X", "tf32", 163.4e12),
+        ("V100", "tf32", 15.7e12),
+        ("A100", "Float8_e4m3fn", 312e12),
+    ],
+)
+def test_the_type_of_numbers_decides_the_peak(gpu: str, kind: str, rate: float) -> None:
+    assert gpu_model(gpu).peak(kind) == rate
+
+
+def test_every_gpu_of_the_presets_has_what_the_model_needs() -> None:
+    names = [name for name in json.loads(presets.FILE.read_text(encoding="utf-8"))["gpus"]]
+    for name in names:
+        model = gpu_model(name)
+        assert set(model.parameters) == set(PRIORS), name
+        for kind in CLASSES:
+            if kind != "memory copy":
+                assert model.micros(dataclasses.replace(ADD, kind=kind)) > 0, (name, kind)
+        assert gpu_times.table()[name]["source"]
+
+
+def trace_of(model: gpu_times.GpuModel, sizes: list[float]) -> list[Sample]:
+    works = [Work("elementwise", size / 6, size, idle=True) for size in sizes]
+    return [Sample(work, model.micros(work), 3, True) for work in works]
+
+
+def test_the_fit_finds_what_a_gpu_s_kernels_reach() -> None:
+    sizes = np.geomspace(1e4, 1e9, 12).tolist()
+    truth = gpu_model("MI300X", dict(MI300X.parameters) | {"elementwise.memory": 0.6})
+    found = fit("MI300X", [trace_of(truth, sizes)] * 20)  # enough to outweigh the prior of 0.78
+    assert found.parameters["elementwise.memory"] == pytest.approx(0.6, rel=0.03)
+    assert found.parameters["attention.keys"] == pytest.approx(PRIORS["attention.keys"][1], rel=1e-3)
+
+
+def test_a_model_left_out_is_judged_by_the_others() -> None:
+    models = dict(zip(GPUS, (H100, MI300X), strict=True))
+    pairs = {
+        name: {gpu: trace_of(model, [1e6 * scale, 1e8 * scale]) for gpu, model in models.items()}
+        for name, scale in (("small", 1), ("large", 10))
+    }
+    fits = fit_all({"large": pairs["large"]}, [])
+    ((kind, share, error),) = class_errors(pairs["small"], fits, *GPUS)
+    assert (kind, share) == ("elementwise", 1.0) and abs(error) < 0.1
+
+
+@pytest.mark.slow
+def test_models_left_out_are_within_two_deviations() -> None:
+    """What gpus.json says of its error holds for each public model when the fit hasn't seen it."""
+    public = shared_path("data/traces/public", "pairs", *fit_gpus._OTHERS)
+    known = gpu_times.table()["errors"]
+    rows = [row for row in left_out(*read_all(public)) if row.share >= 0.02]
+    assert len({row.model for row in rows}) >= 3
+    assert [row for row in rows if abs(np.log1p(row.error)) > 2 * known[row.kind] + 0.01] == []
