@@ -7,7 +7,9 @@ There are two layouts: schema 1.0.x has all fields on the node, later ones have 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ import numpy as np
 
 from chakra_et.errors import TraceError
 from chakra_et.findings import Findings
-from chakra_et.traces.fields import Number, as_column
+from chakra_et.traces.fields import Number, as_column, copies, indices
 from chakra_et.traces.limits import DEFAULT_LIMITS, Limits
 from chakra_et.traces.records import read_records
 
@@ -66,6 +68,7 @@ class Attr(msgspec.Struct, gc=False):
 # Getters for map, which takes half the time of a comprehension over a million records.
 _attr_name, _attr_value = attrgetter("name"), attrgetter("value")
 _values, _shapes, _types = attrgetter("values"), attrgetter("shapes"), attrgetter("types")
+_id, _name, _attrs = attrgetter("id"), attrgetter("name"), attrgetter("attrs")
 
 
 class Node(msgspec.Struct, gc=False):
@@ -175,15 +178,14 @@ class _Columns:
     def take(self, nodes: list[Any]) -> None:
         if not nodes:
             return
-        names, schemas = self.names, self.schemas
         flat = isinstance(nodes[0], FlatNode)
-        self._add("id", as_column([node.id for node in nodes]))
-        self._add("parent", as_column([_parent(node.parent if flat else node.ctrl_deps) for node in nodes]))
-        self._add("name", np.array([names.setdefault(str(n.name), len(names)) for n in nodes], np.int32))
+        self._add("id", as_column(list(map(_id, nodes))))
+        self._add("parent", _parents([node.parent if flat else node.ctrl_deps for node in nodes]))
+        self._add("name", indices(list(map(_name, nodes)), self.names))
         if flat:
             for column in NUMERIC:
                 self._add(column, as_column([getattr(node, column) for node in nodes]))
-            schema = [schemas.setdefault(str(node.op_schema), len(schemas)) for node in nodes]
+            schema = indices([node.op_schema for node in nodes], self.schemas)
             nodes_in = [Values(n.inputs, n.input_shapes, n.input_types) for n in nodes]
             nodes_out = [Values(n.outputs, n.output_shapes, n.output_types) for n in nodes]
         else:
@@ -193,61 +195,60 @@ class _Columns:
             nodes_out = [node.outputs or empty for node in nodes]
         _keep(self.inputs, nodes_in, self.known)
         _keep(self.outputs, nodes_out, self.known)
-        self._add("op_schema", np.array(schema, np.int32))
+        self._add("op_schema", schema)
         self.rows += len(nodes)
 
     def leave_out(self, record: bytes) -> None:
         self.findings.add("bad-node")
 
-    def _take_attrs(self, nodes: list[Node]) -> list[int]:
+    def _take_attrs(self, nodes: list[Node]) -> np.ndarray:
         """Split the attributes of the nodes into columns; returns the indices of their operator schemas.
 
         Nearly all nodes have the same attributes in the same order, so these are read column by column.
         """
-        schemas = self.schemas
         columns: dict[str, list[Any]] = {name: [DEFAULTS[name]] * len(nodes) for name in NUMERIC}
-        op_schema = [schemas.setdefault("", len(schemas))] * len(nodes)
-        usual = len(nodes[len(nodes) // 2].attrs or ())
-        alike = [at for at, node in enumerate(nodes) if node.attrs and len(node.attrs) == usual]
-        places: list[tuple[int, list[Attr]]] = []
-        for position in zip(*[nodes[at].attrs for at in alike], strict=True):
-            name = position[0].name
-            if len(set(map(_attr_name, position))) > 1:
-                places = [(at, nodes[at].attrs or []) for at in alike]
-                break
-            values = list(map(_attr_value, position))
-            if name in columns:
-                full = columns[name]
-                if len(alike) == len(nodes):
-                    columns[name] = values
-                else:
-                    for at, value in zip(alike, values, strict=True):
-                        full[at] = value
-            elif name == "op_schema":
-                for at, value in zip(alike, values, strict=True):
-                    op_schema[at] = schemas.setdefault(str(value), len(schemas))
-            elif any(values):
-                places += [(at, [attr]) for at, attr in zip(alike, position, strict=True) if attr.value]
+        columns["op_schema"] = [""] * len(nodes)
+        attrs = [attrs or [] for attrs in map(_attrs, nodes)]
+        usual = list(map(_attr_name, attrs[len(nodes) // 2]))
+        width = len(usual)
+        alike = [at for at, of_node in enumerate(attrs) if len(of_node) == width]
+        flat = list(chain.from_iterable(attrs if len(alike) == len(nodes) else [attrs[at] for at in alike]))
+        if not width or list(map(_attr_name, flat)) != usual * len(alike):
+            alike, usual = [], []
+        values = list(map(_attr_value, flat))
+        for place, name in enumerate(usual):
+            of_all = values[place::width]
+            if name in columns and len(alike) == len(nodes):
+                columns[name] = of_all
+            elif name in columns:
+                column = columns[name]
+                for at, value in zip(alike, of_all, strict=True):
+                    column[at] = value
+            elif any(of_all):
+                for at, value in zip(alike, of_all, strict=True):
+                    self._take_attr(columns, at, name, value)
         taken = set(alike)
-        places += [(at, node.attrs or []) for at, node in enumerate(nodes) if at not in taken]
-        for at, attrs in places:
-            for attr in attrs:
-                name, value = attr.name, attr.value
-                if name in columns:
-                    columns[name][at] = value
-                elif name == "op_schema":
-                    op_schema[at] = schemas.setdefault(str(value), len(schemas))
-                elif not value:
-                    continue
-                elif name in COMMUNICATION:
-                    self.communication.setdefault(self.rows + at, {})[name] = value
-                elif name in TEXT:
-                    self.texts.setdefault(self.rows + at, {})[name] = str(value)
-                else:
-                    self.findings.add("unknown-attribute", detail=name)
+        for at in range(len(nodes)) if len(taken) < len(nodes) else ():
+            if at not in taken:
+                for attr in attrs[at]:
+                    self._take_attr(columns, at, attr.name, attr.value)
+        op_schema = indices(columns.pop("op_schema"), self.schemas)
         for name, values in columns.items():
             self._add(name, as_column(values))
         return op_schema
+
+    def _take_attr(self, columns: dict[str, list[Any]], at: int, name: str, value: Any) -> None:
+        """Put one attribute of the node ``at`` of this piece where it belongs."""
+        if name in columns:
+            columns[name][at] = value
+        elif not value:
+            pass
+        elif name in COMMUNICATION:
+            self.communication.setdefault(self.rows + at, {})[name] = value
+        elif name in TEXT:
+            self.texts.setdefault(self.rows + at, {})[name] = str(value)
+        else:
+            self.findings.add("unknown-attribute", detail=name)
 
     def _add(self, name: str, column: np.ndarray) -> None:
         self.numbers.setdefault(name, []).append(column)
@@ -256,9 +257,9 @@ class _Columns:
 def _keep(target: tuple[list[bytes], ...], sources: list[Values], known: dict[bytes, bytes]) -> None:
     """Add the texts of ``sources`` to ``target``; ``known`` holds one copy of each shape and type text."""
     values, shapes, types = target
-    values += map(bytes, map(_values, sources))
+    values += copies(list(map(_values, sources)))
     for texts, get in ((shapes, _shapes), (types, _types)):
-        read = list(map(bytes, map(get, sources)))
+        read = copies(list(map(get, sources)))
         texts += map(known.setdefault, read, read)
 
 
@@ -323,6 +324,12 @@ def _check_family(ids: np.ndarray, parents: np.ndarray, findings: Findings) -> N
 def tensors(values: bytes) -> list[tuple[int, int, int]]:
     """(storage id, elements, bytes per element) of each tensor in the JSON text of a node's values."""
     return [(int(t[1]), int(t[3]), int(t[4])) for t in TENSOR.findall(values)]
+
+
+def _parents(recorded: Sequence[Any]) -> np.ndarray:
+    if set(map(type, recorded)) == {int}:
+        return as_column(list(recorded))
+    return as_column([_parent(value) for value in recorded])
 
 
 def _parent(value: Any) -> Number:
