@@ -7,9 +7,10 @@ Source of the schema: chakra/schema/protobuf/et_def.proto in the PyPI wheel ``ml
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -61,6 +62,43 @@ class Strings:
         return self.table[int(self.index[row])].decode("utf-8", "replace")
 
 
+class Texts(Sequence[bytes]):
+    """A list of byte strings with few distinct ones: string i is ``table[codes[i]]``.
+
+    ``codes`` is int32[strings].
+    """
+
+    def __init__(self, table: list[bytes], codes: np.ndarray) -> None:
+        self.table, self.codes = table, codes
+
+    @staticmethod
+    def of(texts: Sequence[bytes]) -> Texts:
+        """The same strings, each stored once."""
+        if isinstance(texts, Texts):
+            return texts
+        table: dict[bytes, int] = {}
+        codes = [table.setdefault(text, len(table)) for text in texts]
+        return Texts(list(table), np.array(codes, dtype=np.int32))
+
+    def take(self, rows: np.ndarray) -> Texts:
+        """The strings at ``rows``."""
+        return Texts(self.table, self.codes[rows])
+
+    def __getitem__(self, row: Any) -> Any:
+        return list(self)[row] if isinstance(row, slice) else self.table[self.codes[row]]
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def __iter__(self) -> Iterator[bytes]:
+        return map(self.table.__getitem__, self.codes.tolist())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
 @dataclass
 class Ragged:
     """One list of integers per row: row i has ``values[offsets[i]:offsets[i + 1]]``.
@@ -90,13 +128,13 @@ class Attribute:
 class TensorInfo:
     """The ``IOInfo`` of the inputs or outputs of the K nodes that have one.
 
-    ``rows`` is int64[K], ascending; ``values``, ``shapes`` and ``types`` are lists of K UTF-8 byte strings.
+    ``rows`` is int64[K], ascending; ``values``, ``shapes`` and ``types`` are K UTF-8 byte strings each.
     """
 
     rows: np.ndarray
     values: list[bytes]
-    shapes: list[bytes]
-    types: list[bytes]
+    shapes: Sequence[bytes]
+    types: Sequence[bytes]
 
 
 @dataclass

@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 
 from chakra_et.errors import TraceError
+from chakra_et.et.columns import Texts
 from chakra_et.findings import Findings
 from chakra_et.traces.fields import Number, as_column, copies, indices
 from chakra_et.traces.limits import DEFAULT_LIMITS, Limits
@@ -147,8 +148,8 @@ class HostTrace:
     scope: np.ndarray
     tid: np.ndarray
     fw_tid: np.ndarray
-    inputs: tuple[list[bytes], list[bytes], list[bytes]]
-    outputs: tuple[list[bytes], list[bytes], list[bytes]]
+    inputs: tuple[list[bytes], Texts, Texts]
+    outputs: tuple[list[bytes], Texts, Texts]
     communication: dict[int, dict[str, Any]]
     texts: dict[int, dict[str, str]]
     groups: list[dict[str, Any]]
@@ -167,9 +168,9 @@ class _Columns:
         self.numbers: dict[str, list[np.ndarray]] = {}
         self.names: dict[str, int] = {}
         self.schemas: dict[str, int] = {}
-        self.inputs: tuple[list[bytes], list[bytes], list[bytes]] = ([], [], [])
-        self.outputs: tuple[list[bytes], list[bytes], list[bytes]] = ([], [], [])
-        self.known: dict[bytes, bytes] = {}
+        self.inputs: list[bytes] = []
+        self.outputs: list[bytes] = []
+        self.texts_known: dict[bytes, int] = {}
         self.communication: dict[int, dict[str, Any]] = {}
         self.texts: dict[int, dict[str, str]] = {}
         self.findings = Findings()
@@ -193,8 +194,8 @@ class _Columns:
             empty = Values()
             nodes_in = [node.inputs or empty for node in nodes]
             nodes_out = [node.outputs or empty for node in nodes]
-        _keep(self.inputs, nodes_in, self.known)
-        _keep(self.outputs, nodes_out, self.known)
+        self._take_values("inputs", self.inputs, nodes_in)
+        self._take_values("outputs", self.outputs, nodes_out)
         self._add("op_schema", schema)
         self.rows += len(nodes)
 
@@ -250,17 +251,14 @@ class _Columns:
         else:
             self.findings.add("unknown-attribute", detail=name)
 
+    def _take_values(self, side: str, values: list[bytes], sources: list[Values]) -> None:
+        values += copies(list(map(_values, sources)))
+        for name, get in (("shapes", _shapes), ("types", _types)):
+            texts = copies(list(map(get, sources)))
+            self._add(f"{side} {name}", indices(texts, self.texts_known, bytes))
+
     def _add(self, name: str, column: np.ndarray) -> None:
         self.numbers.setdefault(name, []).append(column)
-
-
-def _keep(target: tuple[list[bytes], ...], sources: list[Values], known: dict[bytes, bytes]) -> None:
-    """Add the texts of ``sources`` to ``target``; ``known`` holds one copy of each shape and type text."""
-    values, shapes, types = target
-    values += copies(list(map(_values, sources)))
-    for texts, get in ((shapes, _shapes), (types, _types)):
-        read = copies(list(map(get, sources)))
-        texts += map(known.setdefault, read, read)
 
 
 def load(path: str | Path, limits: Limits = DEFAULT_LIMITS) -> HostTrace:
@@ -278,6 +276,7 @@ def load(path: str | Path, limits: Limits = DEFAULT_LIMITS) -> HostTrace:
     if columns.rows == 0:
         raise TraceError(f"{path}: has no node; did the run reach an active profiler step?")
     joined = {name: np.concatenate(parts) for name, parts in columns.numbers.items()}
+    texts = list(columns.texts_known)
     _check_family(joined["id"], joined["parent"], columns.findings)
     return HostTrace(
         path=path,
@@ -293,8 +292,12 @@ def load(path: str | Path, limits: Limits = DEFAULT_LIMITS) -> HostTrace:
         scope=joined["scope"],
         tid=joined["tid"],
         fw_tid=joined["fw_tid"],
-        inputs=columns.inputs,
-        outputs=columns.outputs,
+        inputs=(columns.inputs, Texts(texts, joined["inputs shapes"]), Texts(texts, joined["inputs types"])),
+        outputs=(
+            columns.outputs,
+            Texts(texts, joined["outputs shapes"]),
+            Texts(texts, joined["outputs types"]),
+        ),
         communication=columns.communication,
         texts=columns.texts,
         groups=_groups(columns, joined["name"]),
@@ -341,7 +344,7 @@ def _groups(columns: _Columns, name: np.ndarray) -> list[dict[str, Any]]:
     code = columns.names.get(GROUP_RECORD, -1)
     for row in np.flatnonzero(name == code).tolist():
         try:
-            (payload, *_) = msgspec.json.decode(columns.inputs[0][row], type=list[str])
+            (payload, *_) = msgspec.json.decode(columns.inputs[row], type=list[str])
             return msgspec.json.decode(payload, type=list[dict[str, Any]])
         except (msgspec.DecodeError, ValueError, RecursionError):
             columns.findings.add("bad-group-record")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from chakra_et.et.columns import CollectiveType, NodeType, Ragged, Strings
+from chakra_et.et.columns import CollectiveType, NodeType, Ragged, Strings, Texts
 from chakra_et.et.edges import Edges, forward_position, repeated, short_cycle, widest_ready_set
 from chakra_et.validate.table import ALL_RANKS, INTEGER, TEXT_GROUP, File, Finding
 
@@ -173,7 +173,7 @@ def _text(file: File) -> Iterator[Finding]:
         bad_rows: set[int] = set()
         for column in (tensors.values, tensors.shapes, tensors.types):
             # No character spans a zero byte: if the joined text is valid, so is each part.
-            if not _is_utf8(b"\0".join(column)):
+            if not _is_utf8(b"\0".join(column.table if isinstance(column, Texts) else column)):
                 bad_rows |= {int(tensors.rows[at]) for at, text in enumerate(column) if not _is_utf8(text)}
         yield Finding("text-encoding", sorted(bad_rows), f"its {what} are not valid UTF-8")
 
