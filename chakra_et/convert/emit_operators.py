@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from chakra_et.arrays import first_rows
 from chakra_et.convert.columns import Add, coded, strings
 from chakra_et.et.columns import Strings, TensorInfo, Texts
 from chakra_et.graph.captures import Captured, captured_operators
@@ -54,7 +55,7 @@ def _tid_of_lane(graph: Graph, host: HostTrace, host_row: np.ndarray) -> np.ndar
     """int64[lanes]: the thread number of each lane in the host trace, for nodes without an operator."""
     tids = np.zeros(len(graph.lanes), dtype=np.int64)
     known = np.flatnonzero(host_row >= 0)
-    lanes, first = np.unique(graph.lane[known], return_index=True)
+    lanes, first = first_rows(graph.lane[known])
     tids[lanes] = host.tid[host_row[known[first]]]
     return tids
 

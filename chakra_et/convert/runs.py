@@ -22,7 +22,6 @@ from chakra_et.convert import jobs
 from chakra_et.convert.pair import PairOptions
 from chakra_et.convert.rank import NOT_RECORDED, Engine, RankJob, RankResult, convert_rank, options_text
 from chakra_et.convert.report import SCHEMA_VERSION
-from chakra_et.convert.together import Finish, finish_rank, joint_times
 from chakra_et.errors import TraceError
 from chakra_et.graph.pairing import list_ranks
 from chakra_et.traces.sets import TraceSet
@@ -274,6 +273,8 @@ def _copy_first(result: SetResult) -> None:
 
 def _add_joint_times(result: SetResult, groups: dict[str, list[int]], run: RunOptions) -> None:
     """Add the joint times to the file of each rank."""
+    from chakra_et.convert.together import Finish, finish_rank, joint_times
+
     communication = {rank: r.communication for rank, r in result.good.items() if r.communication is not None}
     times = joint_times(communication, groups)
     work = [(rank, Finish(result.traces.et_file(rank), found, result.good[rank].report))

@@ -20,7 +20,7 @@ WIDEST_RANGE = 4096
 """Integers in a range up to this are encoded as a table of all of the range that occur."""
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Coded:
     """Row i is row ``index[i]`` of ``table``. ``index`` is int32[rows]."""
 

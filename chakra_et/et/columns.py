@@ -48,7 +48,7 @@ ValueKind = Literal["int32", "int64", "uint64", "bool", "string", "double"] | st
 may use other members: ``schema.MEMBERS`` lists all."""
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Strings:
     """A column of strings: ``table[index[i]]`` is the string of row i.
 
@@ -99,7 +99,7 @@ class Texts(Sequence[bytes]):
     __hash__ = None  # type: ignore[assignment]
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Ragged:
     """One list of integers per row: row i has ``values[offsets[i]:offsets[i + 1]]``.
 
@@ -110,7 +110,7 @@ class Ragged:
     values: np.ndarray
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Attribute:
     """One attribute of the K nodes that have it.
 
@@ -124,7 +124,7 @@ class Attribute:
     values: np.ndarray | Strings
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class TensorInfo:
     """The ``IOInfo`` of the inputs or outputs of the K nodes that have one.
 
@@ -137,7 +137,7 @@ class TensorInfo:
     types: Sequence[bytes]
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class ExecutionTrace:
     """The N nodes of one rank's .et file.
 

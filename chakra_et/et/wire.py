@@ -33,7 +33,7 @@ class WireError(ValueError):
 # ---- encoding ----
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Cells:
     """A column of byte strings: row i is ``buffer[starts[i]:starts[i] + lengths[i]]``.
 
@@ -197,7 +197,7 @@ def windows(buffer: np.ndarray, length: int) -> np.ndarray:
 # ---- decoding ----
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Fields:
     """The fields of many messages, one row per field; rows of one message are in byte order.
 

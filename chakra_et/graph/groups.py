@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from chakra_et.arrays import unique
 from chakra_et.findings import Findings
 from chakra_et.graph.facts import Around, Facts
 from chakra_et.traces.device import DeviceTrace
@@ -236,4 +237,4 @@ def _group_of_thread(
 def _is_python_thread(device: DeviceTrace, thread: int) -> bool:
     """Whether it is a Python thread, which records its own sends and receives, not a gloo worker."""
     ops = device.name[(device.thread == thread) & (device.category < KERNEL)]
-    return any(device.names[code].startswith(("c10d::", FUNCTIONAL)) for code in np.unique(ops).tolist())
+    return any(device.names[code].startswith(("c10d::", FUNCTIONAL)) for code in unique(ops).tolist())

@@ -38,7 +38,7 @@ KIND_OF_CATEGORY = {
 }
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Graph:
     """N nodes in order of start time; E edges.
 
@@ -71,7 +71,7 @@ class Graph:
         return len(self.start)
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Rows:
     """Nodes before they are numbered; the columns are those of ``Graph``."""
 

@@ -57,7 +57,7 @@ _PER_ROW = (
 )  # fmt: skip
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Modules:
     """K forward calls of modules, sorted by start. All columns are int64[K].
 
@@ -74,7 +74,7 @@ class Modules:
         return len(self.start)
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class OperatorInputs:
     """The operators' arguments as recorded by Kineto: one JSON text per row, empty for none.
 
@@ -86,7 +86,7 @@ class OperatorInputs:
     types: list[bytes]
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class DeviceTrace:
     """The events of one rank that become nodes or edges, one row each, sorted by start time.
 

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from chakra_et.arrays import first_rows
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import Texts
 from chakra_et.findings import Findings
@@ -122,7 +123,7 @@ class FlatDocument(DocumentFields, kw_only=True):
     nodes: list[FlatNode]
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class HostTrace:
     """The nodes of one rank, one row each, in file order.
 
@@ -308,7 +309,7 @@ def load(path: str | Path, limits: Limits = DEFAULT_LIMITS) -> HostTrace:
 
 def _check_family(ids: np.ndarray, parents: np.ndarray, findings: Findings) -> None:
     """Count invalid ids and parents. No node is lost, as nesting is by time."""
-    known, first = np.unique(ids, return_index=True)
+    known, first = first_rows(ids)
     parents = parents[first]
     up = np.minimum(np.searchsorted(known, parents), len(known) - 1)
     absent = known[up] != parents
