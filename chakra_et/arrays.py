@@ -11,7 +11,8 @@ import numpy as np
 def unique(values: np.ndarray) -> np.ndarray:
     """The distinct values, ascending."""
     ordered = np.sort(values)
-    return ordered[_starts(ordered)]
+    found: np.ndarray = ordered[_starts(ordered)]
+    return found
 
 
 def first_rows(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

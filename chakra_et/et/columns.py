@@ -114,9 +114,9 @@ class Ragged:
 class Attribute:
     """One attribute of the K nodes that have it.
 
-    ``rows`` is int64[K], ascending. ``values`` has K entries: int64 (kinds int32, int64, bool), uint64,
-    float64, or a ``Strings`` column for kind ``string`` (in foreign files also for ``bytes`` and for lists,
-    which stay encoded).
+    ``rows`` is int64[K], ascending. ``values`` has K entries: int64 or int32 (kinds int32, int64, bool),
+    uint64, float64, or a ``Strings`` column for kind ``string`` (in foreign files also for ``bytes`` and for
+    lists, which stay encoded).
     """
 
     kind: ValueKind
