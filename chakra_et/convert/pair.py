@@ -93,6 +93,7 @@ def _convert(pair: Pair, host: HostTrace, device: DeviceTrace, options: PairOpti
         pair.rank, options.world_size, options.ranks_here, host, device
     )
     rank = link_rank(host, device, options.groups, options.step, options.allow_unlinked, options.comm_kernels)
+    give_back(len(device))
     dependencies = find_dependencies(rank)
     graph, gap_findings = gaps.apply(build(rank, dependencies), options.host_gaps)
     if not len(graph):
