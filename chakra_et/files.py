@@ -12,7 +12,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -23,7 +22,7 @@ from typing import IO, Any
 ABANDONED = re.compile(r"\..+\.(?P<host>[0-9a-f]{8})[0-9a-f]{8}\.tmp", re.DOTALL)
 # Some cluster file systems lock per machine only, so keep other machines' files for a day.
 OTHER_HOST_SECONDS = 86_400
-HOST = f"{zlib.crc32(socket.gethostname().encode()):08x}"
+HOST = f"{zlib.crc32(os.uname().nodename.encode()):08x}"
 
 
 @dataclass

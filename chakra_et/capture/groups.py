@@ -16,8 +16,9 @@ from torch.distributed import ProcessGroup
 
 OPERATIONS = (
     "allreduce", "allreduce_coalesced", "broadcast", "reduce", "allgather", "allgather_coalesced",
-    "_allgather_base", "allgather_into_tensor_coalesced", "all_gather_single", "gather", "scatter",
-    "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor_coalesced", "reduce_scatter_single",
+    "_allgather_base", "allgather_into_tensor_coalesced", "all_gather_single", "all_gather_single_coalesced",
+    "gather", "scatter", "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor_coalesced",
+    "reduce_scatter_single", "reduce_scatter_single_coalesced",
     "alltoall", "alltoall_base", "all_to_all_single", "barrier", "send", "recv", "recv_anysource",
 )  # fmt: skip
 PREFIX = "process_group:"

@@ -18,9 +18,17 @@ def collector(attributes: dict[str, Attribute]) -> Add:
 
     def add(name: str, kind: ValueKind, rows: np.ndarray, values: Any) -> None:
         if len(rows):
-            attributes[name] = Attribute(kind, rows, values)
+            attributes[name] = Attribute(kind, rows, _narrowed(values))
 
     return add
+
+
+def _narrowed(values: Any) -> Any:
+    """int64 values as int32 if they fit, as half of the memory of a conversion is attributes."""
+    if not isinstance(values, np.ndarray) or values.dtype != np.int64:
+        return values
+    bounds = np.iinfo(np.int32)
+    return values.astype(np.int32) if bounds.min <= values.min() and values.max() <= bounds.max else values
 
 
 def strings(values: list[str]) -> Strings:

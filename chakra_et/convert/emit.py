@@ -52,7 +52,7 @@ def emit(
     add = collector(attributes)
     emit_operators.add_host(rank, graph, host_row, add)
     lane_kind = np.array([lane.kind for lane in graph.lanes])
-    add("is_cpu_op", "bool", everywhere, (lane_kind == "cpu")[graph.lane].astype(np.int64))
+    add("is_cpu_op", "bool", everywhere, (lane_kind == "cpu")[graph.lane].astype(np.int32))
     on_gpu = np.flatnonzero((lane_kind == "gpu")[graph.lane])
     for name in ("stream", "device"):
         of_lane = np.array([getattr(lane, name) for lane in graph.lanes], dtype=np.int64)
@@ -64,11 +64,12 @@ def emit(
     emit_operators.add_hierarchy(graph, hierarchy, add)
     emit_operators.add_device(rank, graph, work, captured, add)
     add_memory(rank, graph, add)
+    del hierarchy, work  # each with columns of all events
     communication = communicating(graph, rank.communication.items, comm_types)
     of_node = [rank.communication.items[item] for item in graph.item[communication].tolist()]
     add_communication(communication, of_node, number, comm_types, add)
 
-    sources = (graph.source + 1).astype(np.uint64)
+    sources = graph.source.astype(np.uint64) + np.uint64(1)
     offsets = np.searchsorted(graph.target, np.arange(rows + 1)).astype(np.int64)
     add("dep_kinds", "string", np.flatnonzero(np.diff(offsets)), _dependency_kinds(graph, offsets))
     types = np.full(rows, NodeType.COMP, dtype=np.uint8)
@@ -81,7 +82,7 @@ def emit(
         start_micros=start.astype(np.uint64),
         duration_micros=_durations(graph).astype(np.uint64),
         data_deps=Ragged(offsets, sources),
-        ctrl_deps=Ragged(np.zeros(rows + 1, dtype=np.int64), np.zeros(0, dtype=np.uint64)),
+        ctrl_deps=Ragged(np.broadcast_to(np.int64(0), rows + 1), np.zeros(0, dtype=np.uint64)),
         inputs=emit_operators.with_captured(
             emit_operators.tensor_info(rank, graph, host_row, rank.host.inputs), graph, captured
         ),
@@ -107,10 +108,14 @@ def _durations(graph: Graph) -> np.ndarray:
 
 def _dependency_kinds(graph: Graph, offsets: np.ndarray) -> Strings:
     letters = np.frombuffer(EDGE_LETTERS, dtype=np.uint8)[graph.edge_kind].tobytes()
-    table: dict[bytes, int] = {}
-    some = offsets[np.flatnonzero(np.diff(offsets))].tolist() + [int(offsets[-1])]
-    index = [table.setdefault(letters[a:b], len(table)) for a, b in zip(some, some[1:], strict=False)]
-    return Strings(list(table), np.array(index, dtype=np.int32))
+    table = {EDGE_LETTERS[kind : kind + 1]: kind for kind in range(len(EDGE_LETTERS))}
+    some = np.flatnonzero(np.diff(offsets))
+    first, last = offsets[some], offsets[some + 1]
+    index = graph.edge_kind[first].astype(np.int32)
+    several = np.flatnonzero(last > first + 1)
+    spans = zip(first[several].tolist(), last[several].tolist(), strict=True)
+    index[several] = [table.setdefault(letters[a:b], len(table)) for a, b in spans]
+    return Strings(list(table), index)
 
 
 def lanes_text(lanes: list[Lane]) -> list[dict[str, Any]]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
+from chakra_et.arrays import first_rows
 from chakra_et.convert.columns import Add, coded, strings
-from chakra_et.et.columns import Strings, TensorInfo
+from chakra_et.et.columns import Strings, TensorInfo, Texts
 from chakra_et.graph.captures import Captured, captured_operators
 from chakra_et.graph.hierarchy import PHASE_NAMES, Hierarchy
 from chakra_et.graph.linked import LinkedRank
@@ -52,7 +55,7 @@ def _tid_of_lane(graph: Graph, host: HostTrace, host_row: np.ndarray) -> np.ndar
     """int64[lanes]: the thread number of each lane in the host trace, for nodes without an operator."""
     tids = np.zeros(len(graph.lanes), dtype=np.int64)
     known = np.flatnonzero(host_row >= 0)
-    lanes, first = np.unique(graph.lane[known], return_index=True)
+    lanes, first = first_rows(graph.lane[known])
     tids[lanes] = host.tid[host_row[known[first]]]
     return tids
 
@@ -146,7 +149,7 @@ def with_captured(info: TensorInfo, graph: Graph, captured: Captured | None) -> 
     rows = np.concatenate([info.rows[kept], nodes])
     order = np.argsort(rows, kind="stable").tolist()
 
-    def joined(own: list[bytes], column: list[bytes]) -> list[bytes]:
+    def joined(own: Sequence[bytes], column: Sequence[bytes]) -> list[bytes]:
         both = [own[at] for at in np.flatnonzero(kept).tolist()] + [column[row] for row in taken]
         return [both[at] for at in order]
 
@@ -155,7 +158,7 @@ def with_captured(info: TensorInfo, graph: Graph, captured: Captured | None) -> 
 
 
 def tensor_info(
-    rank: LinkedRank, graph: Graph, host_row: np.ndarray, columns: tuple[list[bytes], ...]
+    rank: LinkedRank, graph: Graph, host_row: np.ndarray, columns: tuple[list[bytes], Texts, Texts]
 ) -> TensorInfo:
     """Inputs or outputs of operators, communication and device work."""
     row = np.where(graph.event >= 0, rank.link.host_row[graph.event], -1)
@@ -169,9 +172,9 @@ def tensor_info(
         if launch >= 0:
             row[node] = rank.link.host_row[launch]
     nodes = np.flatnonzero(row >= 0)
-    taken = row[nodes].tolist()
-    values, shapes, types = ([column[at] for at in taken] for column in columns)
-    return TensorInfo(nodes, values, shapes, types)
+    taken = row[nodes]
+    values, shapes, types = columns
+    return TensorInfo(nodes, [values[at] for at in taken.tolist()], shapes.take(taken), types.take(taken))
 
 
 def names(graph: Graph, rank: LinkedRank) -> Strings:

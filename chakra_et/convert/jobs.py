@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import signal
 import sys
@@ -11,10 +10,13 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Generator, Iterator, Sequence
-from multiprocessing.connection import Connection, wait
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from chakra_et.errors import TraceError
+
+if TYPE_CHECKING:
+    import multiprocessing.context
+    from multiprocessing.connection import Connection
 
 Argument = TypeVar("Argument")
 STOPPING = (signal.SIGINT, signal.SIGTERM)
@@ -33,6 +35,9 @@ def run(
         for number, argument in enumerate(arguments):
             yield number, _call(function, argument)
         return
+    import multiprocessing  # a tenth of the time of converting a small trace
+    from multiprocessing.connection import wait
+
     context: multiprocessing.context.ForkContext | multiprocessing.context.SpawnContext
     if sys.platform == "linux":
         context = multiprocessing.get_context("fork")

@@ -7,6 +7,7 @@ chakra_converter can read the file.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,7 @@ def _host_nodes(host: HostTrace) -> list[dict[str, Any]]:
     return nodes
 
 
-def _values(columns: tuple[list[bytes], list[bytes], list[bytes]], row: int) -> dict[str, msgspec.Raw]:
+def _values(columns: tuple[Sequence[bytes], ...], row: int) -> dict[str, msgspec.Raw]:
     return {name: msgspec.Raw(column[row]) for name, column in zip(_EMPTY, columns, strict=True)}
 
 

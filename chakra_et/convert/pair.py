@@ -27,6 +27,7 @@ from chakra_et.graph.gaps import HostGaps
 from chakra_et.graph.groups import group_number
 from chakra_et.graph.linked import LinkedRank, link_rank
 from chakra_et.graph.nodes import Graph
+from chakra_et.memory import give_back
 from chakra_et.replay.shares import shares
 from chakra_et.traces import device as device_trace
 from chakra_et.traces import host as host_trace
@@ -92,6 +93,7 @@ def _convert(pair: Pair, host: HostTrace, device: DeviceTrace, options: PairOpti
         pair.rank, options.world_size, options.ranks_here, host, device
     )
     rank = link_rank(host, device, options.groups, options.step, options.allow_unlinked, options.comm_kernels)
+    give_back(len(device))
     dependencies = find_dependencies(rank)
     graph, gap_findings = gaps.apply(build(rank, dependencies), options.host_gaps)
     if not len(graph):
@@ -100,6 +102,7 @@ def _convert(pair: Pair, host: HostTrace, device: DeviceTrace, options: PairOpti
     captured = match_captures(rank, captures)
     findings = joined(dependencies.findings, gap_findings, captured.findings, check_complete(rank))
     del dependencies  # as large as the graph, and the memory is needed below
+    give_back(len(graph))
     report = make_report(number, rank, graph, findings)
     if not report.conserved():
         raise TraceError(
@@ -112,6 +115,7 @@ def _convert(pair: Pair, host: HostTrace, device: DeviceTrace, options: PairOpti
     metadata = _metadata(rank, graph, number, world_size, clock)
     trace = emit(rank, graph, number, metadata, options.timestamps, options.comm_types, captured)
     del graph
+    give_back(len(trace))
     report.add_shares(shares(trace))
     trace.metadata["conversion_report"] = json.dumps(report.as_dict(), separators=(",", ":"))
     return Converted(trace, report, rank, groups, world_size)

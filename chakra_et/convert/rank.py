@@ -23,6 +23,7 @@ from chakra_et.errors import TraceError, UnreadableTrace
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import ExecutionTrace
 from chakra_et.findings import sentence
+from chakra_et.memory import give_back
 from chakra_et.names import SIDES, Side
 from chakra_et.traces.sets import Pair
 from chakra_et.validate import check as validate
@@ -84,17 +85,20 @@ def convert_rank(job: RankJob) -> RankResult:
         return RankResult(RankReport(max(job.pair.rank, 0)), bytes=job.output.stat().st_size)
     with contextlib.ExitStack() as stack:
         converted = _convert(job, stack)
-        converted.trace.metadata |= {
-            "process_groups": json.dumps(converted.groups, separators=(",", ":")),
-            "conversion_options": options_text(job.options),
-            "trace_bytes": _trace_bytes(job.pair),
-        }
-        result = _result(job, converted.trace, converted.report, converted.groups)
-        et_file.write(job.output, converted.trace)
         if job.merged:
             from chakra_et.convert import merged
 
             merged.write(job.merged, converted.rank)
+        trace, report, groups = converted.trace, converted.report, converted.groups
+        del converted  # the linked rank is as large as the trace
+        give_back(len(trace))
+        trace.metadata |= {
+            "process_groups": json.dumps(groups, separators=(",", ":")),
+            "conversion_options": options_text(job.options),
+            "trace_bytes": _trace_bytes(job.pair),
+        }
+        result = _result(job, trace, report, groups)
+        et_file.write(job.output, trace)
     result.bytes = job.output.stat().st_size
     return result
 

@@ -22,12 +22,13 @@ from chakra_et.convert import jobs
 from chakra_et.convert.pair import PairOptions
 from chakra_et.convert.rank import NOT_RECORDED, Engine, RankJob, RankResult, convert_rank, options_text
 from chakra_et.convert.report import SCHEMA_VERSION
-from chakra_et.convert.together import Finish, finish_rank, joint_times
 from chakra_et.errors import TraceError
 from chakra_et.graph.pairing import list_ranks
 from chakra_et.traces.sets import TraceSet
 from chakra_et.validate import check as validate
 
+# Findings of ranks whose groups were guessed, so that collectives may be in the wrong one.
+GUESSED_GROUP = ("group-default", "group-by-thread")
 # Rules of ``validate`` that are checked here instead, with the names of the traces.
 CHECKED_HERE = ("rank-missing", "rank-twice", "world-size")
 
@@ -260,11 +261,20 @@ def _check_together(result: SetResult, groups: dict[str, list[int]]) -> list[str
     """Check the ranks against each other."""
     communication = {rank: r.communication for rank, r in result.good.items() if r.communication is not None}
     names = {rank: str(result.traces.et_file(rank)) for rank in communication}
-    return [
-        str(problem).removeprefix("error: ")
+    found = [
+        problem
         for problem in validate.check_together(communication, groups, names)
         if problem.severity == "error" and problem.rule not in (*CHECKED_HERE, *NOT_RECORDED)
     ]
+    guessed = any(key in r.report.warnings for r in result.good.values() for key in GUESSED_GROUP)
+    wrong = [problem for problem in found if guessed and problem.rule.startswith("collective-")]
+    if wrong:
+        result.notes.append(
+            f"{result.traces.folder / result.traces.name}: {len(wrong)} collectives do not match between "
+            "ranks, as their groups are not recorded and the guess is wrong; simulators would wait for ever. "
+            "Record the run with chakra_et.capture, which names them."
+        )
+    return [str(problem).removeprefix("error: ") for problem in found if problem not in wrong]
 
 
 def _copy_first(result: SetResult) -> None:
@@ -274,6 +284,8 @@ def _copy_first(result: SetResult) -> None:
 
 def _add_joint_times(result: SetResult, groups: dict[str, list[int]], run: RunOptions) -> None:
     """Add the joint times to the file of each rank."""
+    from chakra_et.convert.together import Finish, finish_rank, joint_times
+
     communication = {rank: r.communication for rank, r in result.good.items() if r.communication is not None}
     times = joint_times(communication, groups)
     work = [(rank, Finish(result.traces.et_file(rank), found, result.good[rank].report))

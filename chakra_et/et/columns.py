@@ -7,9 +7,10 @@ Source of the schema: chakra/schema/protobuf/et_def.proto in the PyPI wheel ``ml
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -47,7 +48,7 @@ ValueKind = Literal["int32", "int64", "uint64", "bool", "string", "double"] | st
 may use other members: ``schema.MEMBERS`` lists all."""
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Strings:
     """A column of strings: ``table[index[i]]`` is the string of row i.
 
@@ -61,7 +62,44 @@ class Strings:
         return self.table[int(self.index[row])].decode("utf-8", "replace")
 
 
-@dataclass
+class Texts(Sequence[bytes]):
+    """A list of byte strings with few distinct ones: string i is ``table[codes[i]]``.
+
+    ``codes`` is int32[strings].
+    """
+
+    def __init__(self, table: list[bytes], codes: np.ndarray) -> None:
+        self.table, self.codes = table, codes
+
+    @staticmethod
+    def of(texts: Sequence[bytes]) -> Texts:
+        """The same strings, each stored once."""
+        if isinstance(texts, Texts):
+            return texts
+        table: dict[bytes, int] = {}
+        codes = [table.setdefault(text, len(table)) for text in texts]
+        return Texts(list(table), np.array(codes, dtype=np.int32))
+
+    def take(self, rows: np.ndarray) -> Texts:
+        """The strings at ``rows``."""
+        return Texts(self.table, self.codes[rows])
+
+    def __getitem__(self, row: Any) -> Any:
+        return list(self)[row] if isinstance(row, slice) else self.table[self.codes[row]]
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def __iter__(self) -> Iterator[bytes]:
+        return map(self.table.__getitem__, self.codes.tolist())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@dataclass(eq=False, repr=False)
 class Ragged:
     """One list of integers per row: row i has ``values[offsets[i]:offsets[i + 1]]``.
 
@@ -72,13 +110,13 @@ class Ragged:
     values: np.ndarray
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Attribute:
     """One attribute of the K nodes that have it.
 
-    ``rows`` is int64[K], ascending. ``values`` has K entries: int64 (kinds int32, int64, bool), uint64,
-    float64, or a ``Strings`` column for kind ``string`` (in foreign files also for ``bytes`` and for lists,
-    which stay encoded).
+    ``rows`` is int64[K], ascending. ``values`` has K entries: int64 or int32 (kinds int32, int64, bool),
+    uint64, float64, or a ``Strings`` column for kind ``string`` (in foreign files also for ``bytes`` and for
+    lists, which stay encoded).
     """
 
     kind: ValueKind
@@ -86,20 +124,20 @@ class Attribute:
     values: np.ndarray | Strings
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class TensorInfo:
     """The ``IOInfo`` of the inputs or outputs of the K nodes that have one.
 
-    ``rows`` is int64[K], ascending; ``values``, ``shapes`` and ``types`` are lists of K UTF-8 byte strings.
+    ``rows`` is int64[K], ascending; ``values``, ``shapes`` and ``types`` are K UTF-8 byte strings each.
     """
 
     rows: np.ndarray
     values: list[bytes]
-    shapes: list[bytes]
-    types: list[bytes]
+    shapes: Sequence[bytes]
+    types: Sequence[bytes]
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class ExecutionTrace:
     """The N nodes of one rank's .et file.
 

@@ -6,13 +6,15 @@ in attribute values, dependencies packed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 
 from chakra_et.errors import TraceError
 from chakra_et.et import wire
-from chakra_et.et.columns import ExecutionTrace, Ragged, Strings, TensorInfo
+from chakra_et.et.coded import Coded, distinct, in_narrow_range, joined, where
+from chakra_et.et.columns import Attribute, ExecutionTrace, Ragged, Strings, TensorInfo, Texts
 from chakra_et.et.schema import (
     ATTR,
     ATTR_NAME,
@@ -30,6 +32,7 @@ from chakra_et.et.schema import (
     START,
     TYPE,
     UNSIGNED_METADATA,
+    VALUES,
     VERSION,
 )
 from chakra_et.et.wire import LENGTH, VARINT, Cells, Part
@@ -40,20 +43,45 @@ CHUNK = 8192
 LARGEST_MESSAGE = (1 << 31) - 1
 
 
+Column = Coded | Callable[[int, int], list[Part]]
+"""One or more fields of all nodes: a coded column, or a function of a range of rows."""
+
+
 def encode(trace: ExecutionTrace) -> Iterator[memoryview]:
     """The bytes of the file, in blocks."""
     if trace.has_metadata:
         yield _messages(1, _metadata_parts(trace.metadata))
-    names = _string_fields(NAME, trace.names.table)
-    # Each distinct string is encoded once, and rows share its bytes.
-    tables = {
-        name: _attribute_fields(ATTR, name, attribute.kind, _table(attribute.kind, attribute.values.table))
-        for name, attribute in trace.attributes.items()
-        if isinstance(attribute.values, Strings)
-    }
+    columns: list[Column] = joined(_columns(trace))
     for first in range(0, len(trace), CHUNK):
         last = min(first + CHUNK, len(trace))
-        yield _messages(last - first, _node_parts(trace, names, tables, first, last))
+        parts: list[Part] = []
+        for column in columns:
+            parts += [column.part(first, last)] if isinstance(column, Coded) else column(first, last)
+        yield _messages(last - first, parts)
+
+
+def _columns(trace: ExecutionTrace) -> Iterator[Column]:
+    """The fields of the nodes, in the order in which they are written."""
+    count = len(trace)
+    yield _number_column(ID, trace.ids)
+    yield Coded(_string_fields(NAME, trace.names.table), trace.names.index)
+    yield _number_column(TYPE, trace.types)
+    yield partial(_list_parts, CTRL_DEPS, trace.ctrl_deps)
+    yield partial(_list_parts, DATA_DEPS, trace.data_deps)
+    yield _number_column(START, trace.start_micros)
+    yield _number_column(DURATION, trace.duration_micros)
+    yield _tensor_column(INPUTS, trace.inputs)
+    yield _tensor_column(OUTPUTS, trace.outputs)
+    for name, attribute in trace.attributes.items():
+        kind, rows, values = attribute.kind, attribute.rows, attribute.values
+        if isinstance(values, Strings):
+            table = _attribute_fields(ATTR, name, kind, _table(kind, values.table))
+            yield where(rows, values.index, table, count)
+        elif (narrow := in_narrow_range(values)) is not None:
+            used, index = narrow
+            yield where(rows, index, _attribute_fields(ATTR, name, kind, used), count)
+        else:
+            yield partial(_attribute_parts, name, attribute)
 
 
 def _messages(rows: int, parts: list[Part]) -> memoryview:
@@ -88,38 +116,30 @@ def _metadata_column(name: str, value: int | str | bool | float) -> tuple[str, C
     return "string", wire.byte_strings([_text(value)])
 
 
-def _node_parts(
-    trace: ExecutionTrace, names: Cells, tables: dict[str, Cells], first: int, last: int
-) -> list[Part]:
-    """The fields of the nodes [first, last), in the order in which they are written."""
-    parts = _number_parts(ID, trace.ids[first:last])
-    parts += [(None, names.take(trace.names.index[first:last]))]
-    parts += _number_parts(TYPE, trace.types[first:last])
-    parts += _list_parts(CTRL_DEPS, trace.ctrl_deps, first, last)
-    parts += _list_parts(DATA_DEPS, trace.data_deps, first, last)
-    parts += _number_parts(START, trace.start_micros[first:last])
-    parts += _number_parts(DURATION, trace.duration_micros[first:last])
-    parts += _tensor_parts(INPUTS, trace.inputs, first, last)
-    parts += _tensor_parts(OUTPUTS, trace.outputs, first, last)
-    for name, attribute in trace.attributes.items():
-        low, high = np.searchsorted(attribute.rows, (first, last))
-        rows, values = attribute.rows[low:high] - first, attribute.values
-        if isinstance(values, Strings):
-            parts.append((rows, tables[name].take(values.index[low:high])))
-        elif low < high:
-            parts += [
-                (rows, cells) for cells in _attribute_cells(ATTR, name, attribute.kind, values[low:high])
-            ]
-    return parts
+def _number_column(number: int, values: np.ndarray) -> Column:
+    if (narrow := in_narrow_range(values)) is not None:
+        used, index = narrow
+        return Coded(wire.assemble(len(used), _number_parts(number, used)), index)
+    return lambda first, last: _number_parts(number, values[first:last])
 
 
 def _number_parts(number: int, values: np.ndarray) -> list[Part]:
     rows = np.flatnonzero(values)
-    return [(rows, wire.constant(wire.tag(number, VARINT), len(rows))), (rows, wire.varints(values[rows]))]
+    return [(rows, wire.varints(values[rows], wire.tag(number, VARINT)))]
+
+
+def _attribute_parts(name: str, attribute: Attribute, first: int, last: int) -> list[Part]:
+    low, high = np.searchsorted(attribute.rows, (first, last))
+    rows, values = attribute.rows[low:high] - first, attribute.values
+    if low == high or isinstance(values, Strings):
+        return []
+    return [(rows, cells) for cells in _attribute_cells(ATTR, name, attribute.kind, values[low:high])]
 
 
 def _list_parts(number: int, lists: Ragged, first: int, last: int) -> list[Part]:
     offsets = lists.offsets[first : last + 1] - lists.offsets[first]
+    if not offsets[-1]:
+        return []
     rows = np.flatnonzero(np.diff(offsets))
     values = lists.values[lists.offsets[first] : lists.offsets[last]]
     packed = wire.assemble(len(values), [(None, wire.varints(values))])
@@ -128,21 +148,33 @@ def _list_parts(number: int, lists: Ragged, first: int, last: int) -> list[Part]
     return [(rows, part) for part in (*wire.length_delimited(wire.tag(number, LENGTH), cells.lengths), cells)]
 
 
-def _tensor_parts(number: int, tensors: TensorInfo | None, first: int, last: int) -> list[Part]:
+def _tensor_column(number: int, tensors: TensorInfo | None) -> Column:
     if tensors is None:
-        return []
+        return lambda first, last: []
+    texts = []
+    for place, column in zip(IO_FIELDS[1:], (tensors.shapes, tensors.types), strict=True):
+        strings = Texts.of(column)
+        used, index = distinct(strings.codes)
+        texts.append(Coded(_string_fields(place, [strings.table[at] for at in used.tolist()]), index))
+    return partial(_tensor_parts, number, tensors, joined(texts))
+
+
+def _tensor_parts(number: int, tensors: TensorInfo, texts: list[Coded], first: int, last: int) -> list[Part]:
     low, high = np.searchsorted(tensors.rows, (first, last))
-    fields: list[Part] = []
-    for place, column in zip(IO_FIELDS, (tensors.values, tensors.shapes, tensors.types), strict=True):
-        cells = _utf8_strings(column[low:high])
-        filled = np.flatnonzero(cells.lengths)
-        cells = cells.take(filled)
-        head = wire.length_delimited(wire.tag(place, LENGTH), cells.lengths)
-        fields += [(filled, part) for part in (*head, cells)]
+    if low == high:
+        return []
+    cells = _utf8_strings(tensors.values[low:high])
+    filled = np.flatnonzero(cells.lengths)
+    cells = cells.take(filled)
+    head = wire.length_delimited(wire.tag(VALUES, LENGTH), cells.lengths)
+    fields: list[Part] = [(filled, part) for part in (*head, cells)]
+    fields += [column.part(low, high) for column in texts]
     sizes = wire.row_lengths(high - low, fields)
     rows = tensors.rows[low:high] - first
     head = wire.length_delimited(wire.tag(number, LENGTH), sizes)
-    return [(rows, part) for part in head] + [(rows[where], part) for where, part in fields]
+    return [(rows, part) for part in head] + [
+        (rows if where is None else rows[where], part) for where, part in fields
+    ]
 
 
 def _string_fields(number: int, strings: list[bytes]) -> Cells:
@@ -174,19 +206,18 @@ def _attribute_cells(number: int, name: str, kind: str, values: Cells | np.ndarr
     head = wire.tag(ATTR_NAME, LENGTH) + wire.bytes_of_varint(len(label)) + label if label else b""
     head += wire.tag(member.number, member.wire)
     if isinstance(values, Cells):
-        sizes = wire.varints(values.lengths.astype(np.uint64))
-        before = wire.length_delimited(prefix, len(head) + sizes.lengths + values.lengths)
-        return [*before, wire.constant(head, len(sizes.lengths)), sizes, values]
+        sizes = wire.varints(values.lengths.astype(np.uint64), head)
+        return [*wire.length_delimited(prefix, sizes.lengths + values.lengths), sizes, values]
+    short = len(head) + wire.LONGEST_VARINT < 128  # the length takes one byte, which is filled in below
+    before = prefix + b"\0" + head if short else head
     if member.wire == VARINT:
-        payload = wire.varints(_to_unsigned(values, kind))
+        payload = wire.varints(_to_unsigned(values, kind), before)
     else:
-        payload = wire.fixed(values.astype(member.dtype))
-    # A number takes at most ten bytes, so there are few distinct heads.
-    lengths = range(wire.LONGEST_VARINT + 1)
-    heads = wire.byte_strings(
-        [prefix + wire.bytes_of_varint(len(head) + length) + head for length in lengths]
-    )
-    return [heads.take(payload.lengths), payload]
+        payload = wire.fixed(values.astype(member.dtype), before)
+    if not short:
+        return [*wire.length_delimited(prefix, payload.lengths), payload]
+    payload.buffer[payload.starts + len(prefix)] = payload.lengths - len(prefix) - 1
+    return [payload]
 
 
 def _to_unsigned(values: np.ndarray, kind: str) -> np.ndarray:

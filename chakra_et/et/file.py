@@ -11,7 +11,6 @@ from pathlib import Path
 
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import ExecutionTrace
-from chakra_et.et.decode import decode
 from chakra_et.et.encode import encode
 from chakra_et.et.wire import WireError
 from chakra_et.files import atomic_file
@@ -39,6 +38,8 @@ def read(path: str | Path) -> ExecutionTrace:
         raw = Path(path).read_bytes()
     except OSError as error:
         raise TraceError(f"{path}: cannot be read: {error.strerror or error}") from None
+    from chakra_et.et.decode import decode  # a conversion only writes
+
     if not raw:
         raise TraceError(f"{path}: the file is empty: convert the trace again")
     try:

@@ -33,7 +33,7 @@ class WireError(ValueError):
 # ---- encoding ----
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Cells:
     """A column of byte strings: row i is ``buffer[starts[i]:starts[i] + lengths[i]]``.
 
@@ -74,23 +74,36 @@ def varint_lengths(values: np.ndarray) -> np.ndarray:
     return lengths
 
 
-def varints(values: np.ndarray) -> Cells:
-    """uint64[K] as varints, one per row."""
+def varints(values: np.ndarray, prefix: bytes = b"") -> Cells:
+    """uint64[K] as varints behind ``prefix``, one per row."""
     values = np.ascontiguousarray(values, np.uint64)
     lengths = varint_lengths(values)
     width = int(lengths.max()) if len(values) else 1
-    table = np.empty((len(values), width), np.uint8)
+    table = _prefixed(prefix, len(values), width)
     for place in range(width):
-        more = (lengths > place + 1).astype(np.uint8)
-        table[:, place] = ((values >> np.uint64(7 * place)) & np.uint64(0x7F)).astype(np.uint8) | (more << 7)
-    return Cells(table.reshape(-1), np.arange(len(values)) * width, lengths)
+        byte = ((values >> np.uint64(7 * place)) & np.uint64(0x7F)).astype(np.uint8)
+        if place + 1 < width:
+            byte |= (lengths > place + 1).view(np.uint8) << 7
+        table[:, len(prefix) + place] = byte
+    return _rows_of(table, lengths + len(prefix))
 
 
-def fixed(values: np.ndarray) -> Cells:
-    """A little-endian number array as fixed32 or fixed64, one per row."""
+def fixed(values: np.ndarray, prefix: bytes = b"") -> Cells:
+    """A little-endian number array as fixed32 or fixed64 behind ``prefix``, one per row."""
     width = values.dtype.itemsize
-    starts = np.arange(len(values)) * width
-    return Cells(values.view(np.uint8), starts, np.full(len(values), width, np.int64))
+    table = _prefixed(prefix, len(values), width)
+    table[:, len(prefix) :] = values.view(np.uint8).reshape(-1, width)
+    return _rows_of(table, np.full(len(values), len(prefix) + width, np.int64))
+
+
+def _prefixed(prefix: bytes, rows: int, width: int) -> np.ndarray:
+    table = np.empty((rows, len(prefix) + width), np.uint8)
+    table[:, : len(prefix)] = np.frombuffer(prefix, np.uint8)
+    return table
+
+
+def _rows_of(table: np.ndarray, lengths: np.ndarray) -> Cells:
+    return Cells(table.reshape(-1), np.arange(len(table)) * table.shape[1], lengths)
 
 
 def tag(number: int, wire: int) -> bytes:
@@ -133,7 +146,7 @@ def assemble(rows: int, parts: Sequence[Part]) -> Cells:
 
 def length_delimited(prefix: bytes, lengths: np.ndarray) -> list[Cells]:
     """``prefix`` and each length as a varint: the head of a length-delimited field (wire type 2)."""
-    return [constant(prefix, len(lengths)), varints(lengths.astype(np.uint64))]
+    return [varints(lengths.astype(np.uint64), prefix)]
 
 
 def _copy(target: np.ndarray, places: np.ndarray, cells: Cells) -> None:
@@ -184,7 +197,7 @@ def windows(buffer: np.ndarray, length: int) -> np.ndarray:
 # ---- decoding ----
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Fields:
     """The fields of many messages, one row per field; rows of one message are in byte order.
 

@@ -41,7 +41,8 @@ def build(rank: LinkedRank, found: Dependencies) -> Graph:
     source, target, kind = _forward_only(rows, source, target, kind, findings)
     return Graph(
         lane=rows.lane, start=rows.start, end=rows.end, event=rows.event, segment=_segments(rows),
-        item=rows.item, kind=rows.kind, source=source, target=target, edge_kind=kind,
+        item=rows.item, kind=rows.kind, source=source.astype(np.int32), target=target.astype(np.int32),
+        edge_kind=kind.astype(np.int8),
         launch_latency=rows.launch_latency, stream_gap=rows.stream_gap, lanes=found.lanes, findings=findings,
     )  # fmt: skip
 
@@ -202,8 +203,8 @@ def _forward_only(
 
 
 def _segments(rows: Rows) -> np.ndarray:
-    """int64[rows]: the index of each node among the nodes of its event, in time order."""
-    segment = np.zeros(len(rows.event), dtype=np.int64)
+    """int32[rows]: the index of each node among the nodes of its event, in time order."""
+    segment = np.zeros(len(rows.event), dtype=np.int32)
     owned = np.flatnonzero(rows.event >= 0)
     order = owned[np.argsort(rows.event[owned], kind="stable")]
     change = np.ones(len(order), dtype=bool)

@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 
+from chakra_et.arrays import unique
 from chakra_et.findings import Findings
 from chakra_et.graph.linked import LinkedRank
 from chakra_et.traces.device_format import CPU_OP, DRIVER, KERNEL, RUNTIME, SYNC
@@ -44,6 +45,8 @@ def _delayed_streams(rank: LinkedRank) -> int:
     gpu = np.flatnonzero((device.category >= KERNEL) & (device.category != SYNC))
     gpu = gpu[np.argsort(device.start[gpu], kind="stable")]
     latest_end = np.maximum.accumulate(np.append(-1, device.end[gpu]))
+    if not len(gpu):
+        return 0
     place = np.column_stack((device.device[gpu], device.stream[gpu]))
     _, first = np.unique(place, axis=0, return_index=True)
     row = gpu[first]
@@ -63,7 +66,7 @@ def _launches_without_work(rank: LinkedRank) -> np.ndarray:
     )  # fmt: skip
     if not len(calls):
         return np.zeros(0, dtype=bool)
-    for thread in np.unique(device.thread[calls]).tolist():
+    for thread in unique(device.thread[calls]).tolist():
         marks = []
         for pattern in CAPTURE:
             named = np.array([bool(pattern.fullmatch(name)) for name in device.names], dtype=bool)

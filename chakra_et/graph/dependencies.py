@@ -26,7 +26,7 @@ class EdgeKind(IntEnum):
     COLLECTIVE = 5
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Found:
     """Collects dependencies, see ``Dependencies``. ``first_lane``: number of lanes of the timeline."""
 

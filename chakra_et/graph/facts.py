@@ -149,11 +149,32 @@ class Around:
         shapes, types = self.host.inputs[1][host_row], self.host.inputs[2][host_row]
         return [(size, -1) for size in shape_bytes(shapes, types)]
 
+    def members(self, row: int) -> int:
+        """The size of the group of a ``c10d`` all-gather or reduce-scatter, by how much larger one side is
+        than the other; 0 for other operators and if the shapes are not recorded."""
+        host_row = int(self.linked.host_row[row]) if row >= 0 else -1
+        letters = self.name(row).replace("_", "") if host_row >= 0 else ""
+        if not letters.startswith(("c10d::allgather", "c10d::reducescatter")):
+            return 0
+        try:
+            output, given = map(_elements, msgspec.json.decode(self.host.inputs[1][host_row])[:2])
+        except (msgspec.DecodeError, ValueError, TypeError, RecursionError):
+            return 0
+        whole, part = (given, output) if "reduce" in letters else (output, given)
+        return whole // part if part and whole % part == 0 else 0
+
     def dtype(self, row: int) -> str:
         """The element type of the operator's first tensor, "" if it has none."""
         host_row = int(self.linked.host_row[row]) if row >= 0 else -1
         match = re.search(rb"Tensor\(([^)\[,]*)", self.host.inputs[2][host_row]) if host_row >= 0 else None
         return match.group(1).decode("utf-8", "replace") if match else ""
+
+
+def _elements(dims: list[Any]) -> int:
+    """The elements of a tensor or of all tensors of a list, from shapes."""
+    if all(type(n) is int and 0 <= n < 1 << 40 for n in dims):
+        return math.prod(dims)
+    return sum(map(_elements, dims))
 
 
 def _scalar(value: Any) -> Any:

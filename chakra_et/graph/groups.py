@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from chakra_et.arrays import unique
 from chakra_et.findings import Findings
 from chakra_et.graph.facts import Around, Facts
 from chakra_et.traces.device import DeviceTrace
@@ -108,7 +109,8 @@ class Groups:
     def of_backend(self, launch_of: dict[int, int], findings: Findings) -> dict[int, Group]:
         """The group of each event of a CPU backend. ``launch_of``: row → row of its launcher, -1 for none."""
         unnamed = [row for row, launch in launch_of.items() if launch not in self.of_launcher]
-        threads = _group_of_thread(self.around.device, unnamed, self.declared, findings)
+        sizes = {row: self.around.members(launch_of[row]) for row in unnamed}
+        threads = _group_of_thread(self.around.device, sizes, self.declared, findings)
         thread = self.around.device.thread
         return {
             row: self.of_launcher.get(launch) or threads.get(int(thread[row])) or self.default
@@ -206,13 +208,15 @@ def _is_text(around: Around, row: int, value: str | int) -> bool:
 
 
 def _group_of_thread(
-    device: DeviceTrace, rows: list[int], groups: dict[str, Group], findings: Findings
+    device: DeviceTrace, sizes: dict[int, int], groups: dict[str, Group], findings: Findings
 ) -> dict[int, Group]:
-    """The group of each gloo worker thread.
+    """The group of each gloo worker thread. ``sizes``: row → size of its group, 0 if not known.
 
     Gloo's operators do not record their group. But each group starts its own threads when it is created, so
-    threads with consecutive ids belong to one group, and the groups are in the order of their threads.
+    threads with consecutive ids belong to one group, and the groups are in the order of their threads. Where
+    not every group has threads, the sizes tell.
     """
+    rows = list(sizes)
     rank = int(as_number(device.distributed.get("rank"), -1))
     mine = [group for group in groups.values() if not group.ranks or rank < 0 or rank in group.ranks]
     if len(mine) < 2 or not rows:
@@ -226,14 +230,20 @@ def _group_of_thread(
             clusters.append([])
         clusters[-1].append(thread)
         previous = tid
-    if len(clusters) != len(mine):
-        findings.add("group-default", len(rows))
-        return {}
-    findings.add("group-by-thread", len(rows))
-    return {thread: group for cluster, group in zip(clusters, mine, strict=True) for thread in cluster}
+    members = [{size for row, size in sizes.items() if size and device.thread[row] in c} for c in clusters]
+    fits = [[g for g in mine if known == {len(g.ranks)}] if known else mine for known in members]
+    if len(clusters) == len(mine) and all(own in fit for own, fit in zip(mine, fits, strict=True)):
+        found = list(zip(clusters, mine, strict=True))
+    else:
+        found = [(c, fit[0]) for c, fit in zip(clusters, fits, strict=True) if len(fit) == 1]
+    of_thread = {thread: group for cluster, group in found for thread in cluster}
+    known_rows = sum(int(device.thread[row]) in of_thread for row in rows)
+    findings.add("group-by-thread", known_rows)
+    findings.add("group-default", len(rows) - known_rows)
+    return of_thread
 
 
 def _is_python_thread(device: DeviceTrace, thread: int) -> bool:
     """Whether it is a Python thread, which records its own sends and receives, not a gloo worker."""
     ops = device.name[(device.thread == thread) & (device.category < KERNEL)]
-    return any(device.names[code].startswith(("c10d::", FUNCTIONAL)) for code in np.unique(ops).tolist())
+    return any(device.names[code].startswith(("c10d::", FUNCTIONAL)) for code in unique(ops).tolist())

@@ -21,7 +21,7 @@ LOOK_AHEAD = 64
 How = Literal["record-function id", "thread, order and name", "no host trace"]
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Link:
     """The match of the two traces.
 

@@ -38,7 +38,7 @@ KIND_OF_CATEGORY = {
 }
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Graph:
     """N nodes in order of start time; E edges.
 
@@ -71,9 +71,12 @@ class Graph:
         return len(self.start)
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Rows:
-    """Nodes before they are numbered; the columns are those of ``Graph``."""
+    """Nodes before they are numbered; the columns are those of ``Graph``.
+
+    Indices are int32 and kinds int8, as several copies of the columns of all nodes exist at a time.
+    """
 
     lane: np.ndarray
     start: np.ndarray
@@ -83,6 +86,11 @@ class Rows:
     item: np.ndarray
     launch_latency: np.ndarray
     stream_gap: np.ndarray
+
+    def __post_init__(self) -> None:
+        for name in ("lane", "event", "item"):
+            setattr(self, name, getattr(self, name).astype(np.int32, copy=False))
+        self.kind = self.kind.astype(np.int8, copy=False)
 
     def take(self, index: np.ndarray) -> Rows:
         return Rows(*(column[index] for column in vars(self).values()))

@@ -6,6 +6,7 @@ import datetime
 
 import numpy as np
 
+from chakra_et.arrays import unique
 from chakra_et.errors import TraceError
 from chakra_et.findings import Findings
 from chakra_et.graph import timeline
@@ -44,7 +45,7 @@ def check(host: HostTrace, device: DeviceTrace, linked: Link, allow_unlinked: bo
     findings.add("clock-gap", _clock_gap(host, device))
     host_row = linked.host_row.copy()
     host_row[other] = -1
-    unmatched = np.union1d(linked.unmatched, linked.host_row[other])
+    unmatched = unique(np.concatenate((linked.unmatched, linked.host_row[other])))
     return Link(host_row, unmatched, linked.how), findings
 
 

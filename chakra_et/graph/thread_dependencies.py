@@ -7,6 +7,7 @@ from bisect import bisect_left
 
 import numpy as np
 
+from chakra_et.arrays import unique
 from chakra_et.et.columns import NodeType
 from chakra_et.graph.communication import Communication
 from chakra_et.graph.dependencies import EdgeKind, Found
@@ -225,7 +226,7 @@ def _threads(device: DeviceTrace, time: Timeline, found: Found) -> None:
         idle = own[segments.owner[own] < 0]
         # A thread was woken from outside if the main thread made progress while it was idle. While the main
         # thread only accumulates gradients, the backward pass continues: a gap is the engine's own time.
-        owners = np.unique(segments.owner[own])
+        owners = unique(segments.owner[own])
         moments = outside_backward if autograd[device.name[owners[owners >= 0]]].any() else boundaries
         seen = np.searchsorted(moments, segments.end[idle], "left") - np.searchsorted(
             moments, segments.start[idle], "right"
@@ -242,7 +243,7 @@ def _threads(device: DeviceTrace, time: Timeline, found: Found) -> None:
             )
             first = np.searchsorted(own_start, moment, side="left")
             burst = own[first : np.searchsorted(own_end, until, side="right")]
-            owners = np.unique(segments.owner[burst])
+            owners = unique(segments.owner[burst])
             if not autograd[device.name[owners[owners >= 0]]].any():
                 continue
             low = int(np.searchsorted(main_end, moment, side="right"))

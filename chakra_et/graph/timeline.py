@@ -14,6 +14,7 @@ from typing import Literal
 
 import numpy as np
 
+from chakra_et.arrays import first_rows, unique
 from chakra_et.findings import Findings
 from chakra_et.traces.device import DeviceTrace
 from chakra_et.traces.device_format import KERNEL, SYNC
@@ -38,7 +39,7 @@ class Lane:
     stream: int = -1
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Timeline:
     """Events on lanes.
 
@@ -62,7 +63,7 @@ class Timeline:
     findings: Findings
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class SelfTime:
     """Segments of the CPU lanes, in order, all int64.
 
@@ -125,7 +126,7 @@ def _polling_threads(device: DeviceTrace, on_cpu: np.ndarray) -> list[int]:
     polls = np.array([bool(POLLING.fullmatch(name)) for name in device.names], dtype=bool)
     asks = np.array(["Query" in name for name in device.names], dtype=bool)
     found = []
-    for thread in np.unique(device.thread[on_cpu]).tolist():
+    for thread in unique(device.thread[on_cpu]).tolist():
         names = device.name[on_cpu & (device.thread == thread)]
         if (polls[names].all() and asks[names].any()) or _is_watchdog(device, thread):
             found.append(thread)
@@ -139,7 +140,7 @@ def _is_watchdog(device: DeviceTrace, thread: int) -> bool:
 
 def _threads(device: DeviceTrace, on_cpu: np.ndarray, known_steps: list[tuple[int, int]]) -> list[int]:
     """CPU threads with events: the main thread first, then in the order of their first events."""
-    used, first = np.unique(device.thread[on_cpu], return_index=True)
+    used, first = first_rows(device.thread[on_cpu])
     order = used[np.argsort(first, kind="stable")].tolist()
     if not order:
         return []

@@ -149,7 +149,7 @@ def operator_work(
 def rule_of(name: str) -> Rule | None:
     """The formula for an operator; None means one operation per element."""
     short = name.rpartition("::")[2].rstrip("_")
-    return next((rule for pattern, rule in FORMULAS if pattern.fullmatch(short)), None)
+    return next((rule for pattern, rule in FORMULAS if re.fullmatch(pattern, short)), None)
 
 
 def _is_shape(value: Any) -> bool:
@@ -270,18 +270,15 @@ def _gather(shapes: list[Shape | None], values: list[Any]) -> Counted:
     return made, made
 
 
-FORMULAS: tuple[tuple[re.Pattern[str], Rule], ...] = tuple(
-    (re.compile(pattern), rule)
-    for pattern, rule in (
-        (r"mm|bmm|matmul|_scaled_mm|dot|mv", _mm),
-        (r"addmm|baddbmm|addbmm|_addmm_activation|addmv", _addmm),
-        (r"linear", _linear),
-        (r"convolution_backward", _convolution_backward),
-        (r"conv[123]d|_?convolution|convolution_overrideable", _convolution),
-        (r"(cudnn|miopen|mkldnn)_convolution(_relu|_add_relu)?", _library_convolution),
-        (r"embedding|index_select|gather|index", _gather),
-        (r"_(scaled_dot_product|flash|efficient|cudnn)_?\w*attention\w*backward", _attention_backward),
-        (r"_?(scaled_dot_product|flash|efficient|cudnn)_?\w*attention\w*", _attention),
-    )
+FORMULAS: tuple[tuple[str, Rule], ...] = (
+    (r"mm|bmm|matmul|_scaled_mm|dot|mv", _mm),
+    (r"addmm|baddbmm|addbmm|_addmm_activation|addmv", _addmm),
+    (r"linear", _linear),
+    (r"convolution_backward", _convolution_backward),
+    (r"conv[123]d|_?convolution|convolution_overrideable", _convolution),
+    (r"(cudnn|miopen|mkldnn)_convolution(_relu|_add_relu)?", _library_convolution),
+    (r"embedding|index_select|gather|index", _gather),
+    (r"_(scaled_dot_product|flash|efficient|cudnn)_?\w*attention\w*backward", _attention_backward),
+    (r"_?(scaled_dot_product|flash|efficient|cudnn)_?\w*attention\w*", _attention),
 )
 WITH_VALUES = (_convolution, _library_convolution, _convolution_backward)

@@ -59,12 +59,15 @@ def critical_path(trace: ExecutionTrace) -> np.ndarray:
     """The rows of the critical path by recorded times, from its last node to its first, int64."""
     end = trace.start_micros.astype(np.int64) + trace.duration_micros.astype(np.int64)
     edges = edges_of(trace)
-    known = edges.parent >= 0
-    child, parent = edges.child[known], edges.parent[known]
-    # Of each row's dependencies, sorted by end, take the last.
-    order = np.lexsort((end[parent], child))
-    child, parent = child[order], parent[order]
-    last = np.flatnonzero(np.append(child[1:] != child[:-1], True)) if len(child) else child
+    child, parent = edges.child, edges.parent
+    del edges  # here a conversion takes most memory
+    known = parent >= 0
+    if not known.all():
+        child, parent = child[known], parent[known]
+    # Of each row's dependencies, take the one that ends last; of several such, the last in the file.
+    ready = np.full(len(trace), np.iinfo(np.int64).min)
+    np.maximum.at(ready, child, end[parent])
+    last = np.flatnonzero(end[parent] == ready[child])
     latest = np.full(len(trace), -1, dtype=np.int64)
     latest[child[last]] = parent[last]
     row, path = int(np.argmax(end)), []

@@ -44,13 +44,13 @@ MODULE = "nn.Module: "
 
 
 class Args(msgspec.Struct, gc=False):
-    """The arguments that the conversion needs; None if absent."""
+    """The arguments that the conversion needs; -1, None or empty if absent."""
 
-    external_id: Number = msgspec.field(name="External id", default=None)
-    rf_id: Number = msgspec.field(name="Record function id", default=None)
-    sequence: Number = msgspec.field(name="Sequence number", default=None)
-    forward_thread: Number = msgspec.field(name="Fwd thread id", default=None)
-    correlation: Number = None
+    external_id: Number = msgspec.field(name="External id", default=-1)
+    rf_id: Number = msgspec.field(name="Record function id", default=-1)
+    sequence: Number = msgspec.field(name="Sequence number", default=-1)
+    forward_thread: Number = msgspec.field(name="Fwd thread id", default=-1)
+    correlation: Number = -1
     stream: Number = None
     original_stream: Number = None
     device: Number = None
@@ -69,10 +69,10 @@ class Args(msgspec.Struct, gc=False):
     source_rank: Number = msgspec.field(name="Src Rank", default=None)
     target_rank: Number = msgspec.field(name="Dst Rank", default=None)
     seq: Number = msgspec.field(name="Seq", default=None)
-    bytes: Number = None
-    grid: Any = None
-    block: Any = None
-    graph_id: Number = msgspec.field(name="graph id", default=None)
+    bytes: Number = -1
+    grid: msgspec.Raw = msgspec.Raw(b"")
+    block: msgspec.Raw = msgspec.Raw(b"")
+    graph_id: Number = msgspec.field(name="graph id", default=-1)
     name: Any = None
     memory_bytes: Any = msgspec.field(name="Bytes", default=None)
     allocated: Any = msgspec.field(name="Total Allocated", default=None)
@@ -126,3 +126,4 @@ class OperatorHeader(HeaderFields, kw_only=True):
 
 
 NO_ARGS = OperatorArgs()
+NO_TEXT = msgspec.Raw(b"")

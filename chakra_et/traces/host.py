@@ -7,7 +7,9 @@ There are two layouts: schema 1.0.x has all fields on the node, later ones have 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -15,9 +17,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from chakra_et.arrays import first_rows
 from chakra_et.errors import TraceError
+from chakra_et.et.columns import Texts
 from chakra_et.findings import Findings
-from chakra_et.traces.fields import Number, as_column
+from chakra_et.traces.fields import Number, as_column, copies, indices
 from chakra_et.traces.limits import DEFAULT_LIMITS, Limits
 from chakra_et.traces.records import read_records
 
@@ -66,6 +70,7 @@ class Attr(msgspec.Struct, gc=False):
 # Getters for map, which takes half the time of a comprehension over a million records.
 _attr_name, _attr_value = attrgetter("name"), attrgetter("value")
 _values, _shapes, _types = attrgetter("values"), attrgetter("shapes"), attrgetter("types")
+_id, _name, _attrs = attrgetter("id"), attrgetter("name"), attrgetter("attrs")
 
 
 class Node(msgspec.Struct, gc=False):
@@ -118,7 +123,7 @@ class FlatDocument(DocumentFields, kw_only=True):
     nodes: list[FlatNode]
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class HostTrace:
     """The nodes of one rank, one row each, in file order.
 
@@ -144,8 +149,8 @@ class HostTrace:
     scope: np.ndarray
     tid: np.ndarray
     fw_tid: np.ndarray
-    inputs: tuple[list[bytes], list[bytes], list[bytes]]
-    outputs: tuple[list[bytes], list[bytes], list[bytes]]
+    inputs: tuple[list[bytes], Texts, Texts]
+    outputs: tuple[list[bytes], Texts, Texts]
     communication: dict[int, dict[str, Any]]
     texts: dict[int, dict[str, str]]
     groups: list[dict[str, Any]]
@@ -164,9 +169,9 @@ class _Columns:
         self.numbers: dict[str, list[np.ndarray]] = {}
         self.names: dict[str, int] = {}
         self.schemas: dict[str, int] = {}
-        self.inputs: tuple[list[bytes], list[bytes], list[bytes]] = ([], [], [])
-        self.outputs: tuple[list[bytes], list[bytes], list[bytes]] = ([], [], [])
-        self.known: dict[bytes, bytes] = {}
+        self.inputs: list[bytes] = []
+        self.outputs: list[bytes] = []
+        self.texts_known: dict[bytes, int] = {}
         self.communication: dict[int, dict[str, Any]] = {}
         self.texts: dict[int, dict[str, str]] = {}
         self.findings = Findings()
@@ -175,15 +180,14 @@ class _Columns:
     def take(self, nodes: list[Any]) -> None:
         if not nodes:
             return
-        names, schemas = self.names, self.schemas
         flat = isinstance(nodes[0], FlatNode)
-        self._add("id", as_column([node.id for node in nodes]))
-        self._add("parent", as_column([_parent(node.parent if flat else node.ctrl_deps) for node in nodes]))
-        self._add("name", np.array([names.setdefault(str(n.name), len(names)) for n in nodes], np.int32))
+        self._add("id", as_column(list(map(_id, nodes))))
+        self._add("parent", _parents([node.parent if flat else node.ctrl_deps for node in nodes]))
+        self._add("name", indices(list(map(_name, nodes)), self.names))
         if flat:
             for column in NUMERIC:
                 self._add(column, as_column([getattr(node, column) for node in nodes]))
-            schema = [schemas.setdefault(str(node.op_schema), len(schemas)) for node in nodes]
+            schema = indices([node.op_schema for node in nodes], self.schemas)
             nodes_in = [Values(n.inputs, n.input_shapes, n.input_types) for n in nodes]
             nodes_out = [Values(n.outputs, n.output_shapes, n.output_types) for n in nodes]
         else:
@@ -191,75 +195,71 @@ class _Columns:
             empty = Values()
             nodes_in = [node.inputs or empty for node in nodes]
             nodes_out = [node.outputs or empty for node in nodes]
-        _keep(self.inputs, nodes_in, self.known)
-        _keep(self.outputs, nodes_out, self.known)
-        self._add("op_schema", np.array(schema, np.int32))
+        self._take_values("inputs", self.inputs, nodes_in)
+        self._take_values("outputs", self.outputs, nodes_out)
+        self._add("op_schema", schema)
         self.rows += len(nodes)
 
     def leave_out(self, record: bytes) -> None:
         self.findings.add("bad-node")
 
-    def _take_attrs(self, nodes: list[Node]) -> list[int]:
+    def _take_attrs(self, nodes: list[Node]) -> np.ndarray:
         """Split the attributes of the nodes into columns; returns the indices of their operator schemas.
 
         Nearly all nodes have the same attributes in the same order, so these are read column by column.
         """
-        schemas = self.schemas
         columns: dict[str, list[Any]] = {name: [DEFAULTS[name]] * len(nodes) for name in NUMERIC}
-        op_schema = [schemas.setdefault("", len(schemas))] * len(nodes)
-        usual = len(nodes[len(nodes) // 2].attrs or ())
-        alike = [at for at, node in enumerate(nodes) if node.attrs and len(node.attrs) == usual]
-        places: list[tuple[int, list[Attr]]] = []
-        for position in zip(*[nodes[at].attrs for at in alike], strict=True):
-            name = position[0].name
-            if len(set(map(_attr_name, position))) > 1:
-                places = [(at, nodes[at].attrs or []) for at in alike]
-                break
-            values = list(map(_attr_value, position))
-            if name in columns:
-                full = columns[name]
-                if len(alike) == len(nodes):
-                    columns[name] = values
-                else:
-                    for at, value in zip(alike, values, strict=True):
-                        full[at] = value
-            elif name == "op_schema":
-                for at, value in zip(alike, values, strict=True):
-                    op_schema[at] = schemas.setdefault(str(value), len(schemas))
-            elif any(values):
-                places += [(at, [attr]) for at, attr in zip(alike, position, strict=True) if attr.value]
+        columns["op_schema"] = [""] * len(nodes)
+        attrs = [attrs or [] for attrs in map(_attrs, nodes)]
+        usual = list(map(_attr_name, attrs[len(nodes) // 2]))
+        width = len(usual)
+        alike = [at for at, of_node in enumerate(attrs) if len(of_node) == width]
+        flat = list(chain.from_iterable(attrs if len(alike) == len(nodes) else [attrs[at] for at in alike]))
+        if not width or list(map(_attr_name, flat)) != usual * len(alike):
+            alike, usual = [], []
+        values = list(map(_attr_value, flat))
+        for place, name in enumerate(usual):
+            of_all = values[place::width]
+            if name in columns and len(alike) == len(nodes):
+                columns[name] = of_all
+            elif name in columns:
+                column = columns[name]
+                for at, value in zip(alike, of_all, strict=True):
+                    column[at] = value
+            elif any(of_all):
+                for at, value in zip(alike, of_all, strict=True):
+                    self._take_attr(columns, at, name, value)
         taken = set(alike)
-        places += [(at, node.attrs or []) for at, node in enumerate(nodes) if at not in taken]
-        for at, attrs in places:
-            for attr in attrs:
-                name, value = attr.name, attr.value
-                if name in columns:
-                    columns[name][at] = value
-                elif name == "op_schema":
-                    op_schema[at] = schemas.setdefault(str(value), len(schemas))
-                elif not value:
-                    continue
-                elif name in COMMUNICATION:
-                    self.communication.setdefault(self.rows + at, {})[name] = value
-                elif name in TEXT:
-                    self.texts.setdefault(self.rows + at, {})[name] = str(value)
-                else:
-                    self.findings.add("unknown-attribute", detail=name)
+        for at in range(len(nodes)) if len(taken) < len(nodes) else ():
+            if at not in taken:
+                for attr in attrs[at]:
+                    self._take_attr(columns, at, attr.name, attr.value)
+        op_schema = indices(columns.pop("op_schema"), self.schemas)
         for name, values in columns.items():
             self._add(name, as_column(values))
         return op_schema
 
+    def _take_attr(self, columns: dict[str, list[Any]], at: int, name: str, value: Any) -> None:
+        """Put one attribute of the node ``at`` of this piece where it belongs."""
+        if name in columns:
+            columns[name][at] = value
+        elif not value:
+            pass
+        elif name in COMMUNICATION:
+            self.communication.setdefault(self.rows + at, {})[name] = value
+        elif name in TEXT:
+            self.texts.setdefault(self.rows + at, {})[name] = str(value)
+        else:
+            self.findings.add("unknown-attribute", detail=name)
+
+    def _take_values(self, side: str, values: list[bytes], sources: list[Values]) -> None:
+        values += copies(list(map(_values, sources)))
+        for name, get in (("shapes", _shapes), ("types", _types)):
+            texts = copies(list(map(get, sources)))
+            self._add(f"{side} {name}", indices(texts, self.texts_known, bytes))
+
     def _add(self, name: str, column: np.ndarray) -> None:
         self.numbers.setdefault(name, []).append(column)
-
-
-def _keep(target: tuple[list[bytes], ...], sources: list[Values], known: dict[bytes, bytes]) -> None:
-    """Add the texts of ``sources`` to ``target``; ``known`` holds one copy of each shape and type text."""
-    values, shapes, types = target
-    values += map(bytes, map(_values, sources))
-    for texts, get in ((shapes, _shapes), (types, _types)):
-        read = list(map(bytes, map(get, sources)))
-        texts += map(known.setdefault, read, read)
 
 
 def load(path: str | Path, limits: Limits = DEFAULT_LIMITS) -> HostTrace:
@@ -277,6 +277,7 @@ def load(path: str | Path, limits: Limits = DEFAULT_LIMITS) -> HostTrace:
     if columns.rows == 0:
         raise TraceError(f"{path}: has no node; did the run reach an active profiler step?")
     joined = {name: np.concatenate(parts) for name, parts in columns.numbers.items()}
+    texts = list(columns.texts_known)
     _check_family(joined["id"], joined["parent"], columns.findings)
     return HostTrace(
         path=path,
@@ -292,8 +293,12 @@ def load(path: str | Path, limits: Limits = DEFAULT_LIMITS) -> HostTrace:
         scope=joined["scope"],
         tid=joined["tid"],
         fw_tid=joined["fw_tid"],
-        inputs=columns.inputs,
-        outputs=columns.outputs,
+        inputs=(columns.inputs, Texts(texts, joined["inputs shapes"]), Texts(texts, joined["inputs types"])),
+        outputs=(
+            columns.outputs,
+            Texts(texts, joined["outputs shapes"]),
+            Texts(texts, joined["outputs types"]),
+        ),
         communication=columns.communication,
         texts=columns.texts,
         groups=_groups(columns, joined["name"]),
@@ -304,7 +309,7 @@ def load(path: str | Path, limits: Limits = DEFAULT_LIMITS) -> HostTrace:
 
 def _check_family(ids: np.ndarray, parents: np.ndarray, findings: Findings) -> None:
     """Count invalid ids and parents. No node is lost, as nesting is by time."""
-    known, first = np.unique(ids, return_index=True)
+    known, first = first_rows(ids)
     parents = parents[first]
     up = np.minimum(np.searchsorted(known, parents), len(known) - 1)
     absent = known[up] != parents
@@ -325,6 +330,12 @@ def tensors(values: bytes) -> list[tuple[int, int, int]]:
     return [(int(t[1]), int(t[3]), int(t[4])) for t in TENSOR.findall(values)]
 
 
+def _parents(recorded: Sequence[Any]) -> np.ndarray:
+    if set(map(type, recorded)) == {int}:
+        return as_column(list(recorded))
+    return as_column([_parent(value) for value in recorded])
+
+
 def _parent(value: Any) -> Number:
     return value[0] if isinstance(value, list) and value else value if isinstance(value, int) else None
 
@@ -334,7 +345,7 @@ def _groups(columns: _Columns, name: np.ndarray) -> list[dict[str, Any]]:
     code = columns.names.get(GROUP_RECORD, -1)
     for row in np.flatnonzero(name == code).tolist():
         try:
-            (payload, *_) = msgspec.json.decode(columns.inputs[0][row], type=list[str])
+            (payload, *_) = msgspec.json.decode(columns.inputs[row], type=list[str])
             return msgspec.json.decode(payload, type=list[dict[str, Any]])
         except (msgspec.DecodeError, ValueError, RecursionError):
             columns.findings.add("bad-group-record")

@@ -11,6 +11,7 @@ import re
 
 import numpy as np
 
+from chakra_et.et.columns import Texts
 from chakra_et.traces.device import DeviceTrace, OperatorInputs
 from chakra_et.traces.device_format import ANNOTATION, CPU_OP
 from chakra_et.traces.host import HostTrace
@@ -31,7 +32,7 @@ def operators_of(device: DeviceTrace) -> HostTrace:
     empty = OperatorInputs([b""] * len(device), [b""] * len(device), [b""] * len(device))
     inputs = device.inputs or empty
     taken = rows.tolist()
-    nothing = ([_NOTHING] * count, [_NOTHING] * count, [_NOTHING] * count)
+    nothing = Texts([_NOTHING], np.zeros(count, dtype=np.int32))
     none = np.zeros(count, dtype=np.int64)
     return HostTrace(
         path=device.path,
@@ -49,10 +50,10 @@ def operators_of(device: DeviceTrace) -> HostTrace:
         fw_tid=np.maximum(device.forward_thread[rows], 0),
         inputs=(
             [inputs.values[row] or _NOTHING for row in taken],
-            [inputs.shapes[row] or _NOTHING for row in taken],
-            [_host_types(inputs.types[row]) for row in taken],
+            Texts.of([inputs.shapes[row] or _NOTHING for row in taken]),
+            Texts.of([_host_types(inputs.types[row]) for row in taken]),
         ),
-        outputs=nothing,
+        outputs=([_NOTHING] * count, nothing, nothing),
         communication={},
         texts={},
         groups=[],

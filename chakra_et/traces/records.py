@@ -23,10 +23,13 @@ import msgspec
 from chakra_et.errors import TraceError, UnreadableTrace
 from chakra_et.traces.limits import DEFAULT_LIMITS, Limits, TextMeter
 
-PIECE_BYTES = 16 << 20
+# Of 2**18 to 2**24, the size that takes least time: the records of a piece stay in the cache.
+PIECE_BYTES = 1 << 20
+# The array starts within this many bytes.
+HEAD_BYTES = 16 << 20
 MAX_CUTS = 64
-# Stop after this many pieces without the end of a record, so that a damaged file does not fill the memory.
-MAX_RECORD_PIECES = 4
+# Stop after this much text without the end of a record, so that a damaged file does not fill the memory.
+MAX_RECORD_BYTES = 64 << 20
 RECORD_END = re.compile(rb"\}\s*,\s*(?=\{)")
 RAW_RECORDS = msgspec.json.Decoder(list[msgspec.Raw])
 
@@ -78,14 +81,16 @@ def read_records(
 
 
 class _Limited:
-    """The text of a trace, read within the limits."""
+    """The text of a trace, read within the limits. ``ascii``: whether all text so far is ASCII."""
 
     def __init__(self, file: gzip.GzipFile | io.BufferedReader, path: Path, limits: Limits) -> None:
         self._file, self._meter, self._size = file, TextMeter(str(path), limits), os.path.getsize(path)
+        self.ascii = True
 
     def read(self, size: int) -> bytes:
         data = self._file.read(size)
         self._meter.add(len(data), self._size)
+        self.ascii = self.ascii and data.isascii()
         return data
 
     def rest(self) -> bytes:
@@ -100,31 +105,36 @@ def _read(
     taker: Taker,
     piece_bytes: int,
 ) -> Any:
+    pattern = re.compile(rb'"%s"\s*:\s*\[\s*' % array_key.encode())
     buffer = file.read(piece_bytes)
-    opening = re.search(rb'"%s"\s*:\s*\[\s*' % array_key.encode(), buffer)
+    while (opening := pattern.search(buffer)) is None and len(buffer) < HEAD_BYTES:
+        more = file.read(len(buffer))
+        if not more:
+            break
+        buffer += more
     if opening is None:
         raise UnreadableTrace(f'{path}: has no "{array_key}" array, so it is not such a trace.', path)
     head, rest = buffer[: opening.end()], buffer[opening.end() :]
     document = document_type(buffer[:65536])
-    decoder = _Decoder(get_type_hints(document)[array_key], taker)
+    decoder = _Decoder(get_type_hints(document)[array_key], taker, file)
     start = re.match(rb'\{\s*"[^"\\]*"\s*:', rest)
     while start is not None:
-        # The piece is decoded in place, as a JSON list in its own buffer.
-        piece = bytearray(b"[" + rest)
-        kept = len(piece)
-        piece += file.read(piece_bytes)
-        if len(piece) == kept:
+        # Twice as much each time if no record ends, as all of it is decoded again.
+        more = file.read(max(piece_bytes, len(rest)))
+        if not more:
             break
+        # The piece is decoded in place, as a JSON list in its own buffer.
+        piece = bytearray().join((b"[", rest, more))
         cut = _decode_piece(piece, start.group(), decoder)
-        if not cut and len(piece) > MAX_RECORD_PIECES * piece_bytes:
+        if not cut and len(piece) > MAX_RECORD_BYTES:
             raise UnreadableTrace(f"{path}: is damaged, or one record has {len(piece)} bytes.", path)
-        rest = bytes(piece[cut or 1 :])
+        rest = bytes(memoryview(piece)[cut or 1 :])
     return _last(head + rest + file.rest(), document, array_key, decoder)
 
 
 def _last(text: bytes, document: type, array_key: str, decoder: _Decoder) -> Any:
     """Decode the header, the remaining records and the footer."""
-    _check_text(text)
+    decoder.check_text(text)
     last: Any
     try:
         last = msgspec.json.Decoder(document).decode(text)
@@ -141,8 +151,8 @@ def _last(text: bytes, document: type, array_key: str, decoder: _Decoder) -> Any
 class _Decoder:
     """Decodes a JSON array of records and passes them on."""
 
-    def __init__(self, array_type: Any, taker: Taker) -> None:
-        self.taker = taker
+    def __init__(self, array_type: Any, taker: Taker, file: _Limited) -> None:
+        self.taker, self._file = taker, file
         self._all = msgspec.json.Decoder(array_type)
         (record_type,) = array_type.__args__
         self._one = msgspec.json.Decoder(record_type)
@@ -154,6 +164,11 @@ class _Decoder:
             self.one_by_one(text)
         else:
             self.taker.take(records)
+
+    def check_text(self, text: bytes | memoryview) -> None:
+        """Check the encoding, as the decoder does not check raw values such as those of tensors."""
+        if not self._file.ascii:
+            str(text, "utf-8")
 
     def one_by_one(self, text: Any) -> None:
         """Slower, but a field of the wrong type affects only its own record."""
@@ -177,15 +192,9 @@ def _decode_piece(piece: bytearray, record_start: bytes, decoder: _Decoder) -> i
         except msgspec.DecodeError:
             piece[comma] = ord(",")
             continue
-        _check_text(memoryview(piece)[: comma + 1])
+        decoder.check_text(memoryview(piece)[: comma + 1])
         return cut
     return 0
-
-
-def _check_text(text: Any) -> None:
-    """Check the encoding, as the decoder does not check raw values such as those of tensors."""
-    if not bytes(text).isascii():
-        str(text, "utf-8")
 
 
 def _cuts(piece: bytearray, record_start: bytes) -> Iterator[tuple[int, int]]:
