@@ -16,7 +16,7 @@ from chakra_et.replay.timing import timing
 from chakra_et.simulators.edit import communicates, has, texts, with_integers, with_texts
 from chakra_et.simulators.mesh import Mesh, Place, ScaledGroups
 from chakra_et.simulators.prepare import with_metadata
-from chakra_et.simulators.spread import step_of, stretched
+from chakra_et.simulators.spread import stretched
 
 SHARDED = (CollectiveType.ALL_GATHER, CollectiveType.GATHER)
 """Collectives whose ``comm_size`` is a rank's shard of a whole that keeps its size."""
@@ -160,10 +160,10 @@ def timed(trace: ExecutionTrace, groups: Mapping[str, Sequence[int]], topology: 
     return dataclasses.replace(trace, duration_micros=duration)
 
 
-def varied(trace: ExecutionTrace, recorded: ExecutionTrace, factors: np.ndarray) -> ExecutionTrace:
-    """The trace with compute times multiplied by the factor of their step; ``recorded`` has the starts."""
+def varied(trace: ExecutionTrace, step: np.ndarray, factors: np.ndarray) -> ExecutionTrace:
+    """The trace with compute times multiplied by the factor of their ``step`` (int64[N])."""
     computes = trace.types < NodeType.COMM_SEND
-    of_node = factors[np.minimum(step_of(recorded), len(factors) - 1)]
+    of_node = factors[np.minimum(step, len(factors) - 1)]
     duration = trace.duration_micros.copy()
     duration[computes] = stretched(duration[computes].astype(np.float64), of_node[computes])
     return dataclasses.replace(trace, duration_micros=duration)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from chakra_et.errors import TraceError
@@ -136,11 +136,17 @@ def shape_of(members: Sequence[int], mesh: Mesh) -> GroupShape | None:
 
 
 class ScaledGroups:
-    """The groups of a mesh with other numbers of data-parallel places, numbered in the order of first use."""
+    """The groups of a mesh with other numbers of data-parallel places, numbered in the order of first use.
 
-    def __init__(self, groups: Groups, old: Mesh, new: Mesh):
+    ``apart``: of a mesh with one data-parallel place, the groups that every replica has for itself.
+    """
+
+    def __init__(self, groups: Groups, old: Mesh, new: Mesh, apart: Collection[str] = ()):
         self.old, self.new = old, new
         self.shapes = {name: shape_of(members, old) for name, members in groups.items()}
+        for name in apart:
+            shape = self.shapes[name]
+            self.shapes[name] = None if shape is None else replace(shape, along="one")
         # Groups keep their numbers where the mesh keeps its size.
         kept = groups if old == new else {}
         # Process groups with the same members stay apart: each has an order of its own.

@@ -20,7 +20,6 @@ from chakra_et.et import file as et_file
 from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
 from chakra_et.files import scratch_folder, write_json
 from chakra_et.names import RunFiles
-from chakra_et.network.collectives import collective_time
 from chakra_et.network.topology import Topology
 from chakra_et.simulators.copies import (
     EVERY,
@@ -36,19 +35,23 @@ from chakra_et.simulators.copies import (
 from chakra_et.simulators.fit import fitted
 from chakra_et.simulators.mesh import Mesh, Place, ScaledGroups, mesh_of, parse_mesh
 from chakra_et.simulators.networks import read_topology
+from chakra_et.simulators.remodel import Model, Remodelled, remodelled, retimed, ring_time
+from chakra_et.simulators.replicas import shared_groups, with_reductions
 from chakra_et.simulators.sets import InputSet
-from chakra_et.simulators.spread import compute_micros, deviation, draw, relative_spread
+from chakra_et.simulators.spread import compute_micros, deviation, draw, relative_spread, step_of
 
 MOST_RANKS = 1 << 17
 
 
 @dataclass(frozen=True)
 class Scaling:
-    """``dp``: data-parallel ranks that are wanted. ``topology``: text, "" for the times of the capture.
+    """``dp``: data-parallel ranks that are wanted, None for as many as captured. ``model``: other layers,
+    batch
+    or sequence. ``topology``: text, "" for the times of the capture.
     ``spread``: of compute times, None for the measured one. ``variants``: different draws per captured
     rank."""
 
-    dp: int
+    dp: int | None = None
     topology: str = ""
     mesh: str = ""
     seed: int = 0
@@ -56,6 +59,7 @@ class Scaling:
     variants: int = 8
     tp: int | None = None
     pp: int | None = None
+    model: Model = Model()
 
 
 @dataclass(frozen=True)
@@ -77,7 +81,7 @@ def captured(found: InputSet) -> dict[int, ExecutionTrace]:
             f"{found.name}: {len(found.missing)} of {found.world} ranks have no file, rank "
             f"{found.missing[0]} for one: convert them"
         )
-    if not found.groups:
+    if not found.groups and found.world > 1:
         raise TraceError(f"{found.name}: no comm-group file: convert the traces again")
     return {rank: et_file.read(path) for rank, path in found.files.items()}
 
@@ -111,31 +115,32 @@ def scale(found: InputSet, traces: Mapping[int, ExecutionTrace], wanted: Scaling
                 f"--{axis} {count} differs from the {have} that was captured: the work of a rank would "
                 f"change in a way that the capture doesn't show, so capture --{axis} {count} and scale --dp"
             )
-    if old.dp == 1 < wanted.dp:
-        raise TraceError(
-            f"{found.name}: was captured without data parallelism ({old}), so that it reduces no gradients: "
-            "capture two replicas, and scale those"
-        )
-    new = Mesh(old.tp, wanted.dp, old.pp)
+    dp = wanted.dp or old.dp
+    new = Mesh(old.tp, dp, old.pp)
     if new.ranks > MOST_RANKS:
         raise TraceError(
-            f"--dp {wanted.dp} makes {new.ranks:,} ranks: give at most {MOST_RANKS // (old.tp * old.pp)}"
+            f"--dp {dp} makes {new.ranks:,} ranks: give at most {MOST_RANKS // (old.tp * old.pp)}"
         )
     if run.et_files():
         raise TraceError(
             f"{run.folder / run.name}: there are files of that name: choose another -o, or remove them"
         )
-    groups = ScaledGroups(found.groups, old, new)
     lasting = transfers(traces, found.groups)
     notes: list[str] = [f"the captured mesh is {old} (--mesh where it is another), the new one {new}"]
     topology = read_topology(wanted.topology, new.ranks) if wanted.topology else None
     measured = fitted(traces, lasting, found.groups)
+    if old.dp == 1 < dp and topology is None and measured is None:
+        raise TraceError(
+            f"{found.name}: has no communication between ranks from which its times could be told: give the "
+            "--topology, as '4 ranks, 10 Gbit/s, 30 us'"
+        )
     if topology is not None:
         notes += [f"communication lasts what the topology makes it: {topology.name}", *topology.notes]
-    elif measured is not None:
+    elif measured is not None and (new != old or wanted.model.is_other):
         only = measured.dimensions[0]
         notes.append(
-            "communication of other numbers of ranks lasts what a ring does on the network that fits the "
+            "communication of other numbers of ranks or bytes lasts what a ring does on the network that "
+            "fits the "
             f"captured collectives: {only.bandwidth / 1e9:.3g} GB/s, {only.latency_ns / 1000:.3g} us per "
             "message"
         )
@@ -143,7 +148,13 @@ def scale(found: InputSet, traces: Mapping[int, ExecutionTrace], wanted: Scaling
     run.folder.mkdir(parents=True, exist_ok=True)
     with scratch_folder(run.folder / run.name) as scratch:
         target = RunFiles(scratch, run.name)
-        ranks = _Ranks(traces, lasting, old, groups, topology, measured, wanted)
+        plain = {rank: without_waiting(trace, lasting[rank]) for rank, trace in traces.items()}
+        made = remodelled(plain, old, wanted.model, retimed(measured, found.groups), found.name)
+        notes += made.notes
+        groups = ScaledGroups(found.groups, old, new)
+        if old.dp == 1 < new.dp:
+            made, groups = _reduced(found, made, old, new, notes)
+        ranks = _Ranks(traces, made, old, groups, topology, measured, wanted)
         files = ranks.write(target)
         notes += ranks.notes()
         write_json(target.groups_file, groups.all())
@@ -153,6 +164,24 @@ def scale(found: InputSet, traces: Mapping[int, ExecutionTrace], wanted: Scaling
     return Scaled(run, old, new, files, notes)
 
 
+def _reduced(
+    found: InputSet, made: Remodelled, old: Mesh, new: Mesh, notes: list[str]
+) -> tuple[Remodelled, ScaledGroups]:
+    """The ranks with the reduction of gradients that one replica does without."""
+    reduced = with_reductions(made.traces, found.groups, found.name)
+    source = {rank: made.source[rank][rows] for rank, rows in reduced.source.items()}
+    notes += reduced.notes
+    several = {name for name, members in found.groups.items() if len(members) > 1}
+    apart = several - shared_groups(made.traces)
+    if apart:
+        notes.append(
+            f"{len(apart)} of {len(several)} groups are of one replica (tensor, pipeline or expert "
+            "parallel), "
+            "by their descriptions; each new replica has its own"
+        )
+    return Remodelled(reduced.traces, source, []), ScaledGroups(reduced.groups, old, new, apart)
+
+
 def _record(
     found: InputSet, wanted: Scaling, old: Mesh, new: Mesh, files: int, notes: Sequence[str]
 ) -> dict[str, object]:
@@ -160,6 +189,9 @@ def _record(
         "scaled_from": str(found.run.folder / found.name),
         "captured": {"tp": old.tp, "dp": old.dp, "pp": old.pp},
         "mesh": {"tp": new.tp, "dp": new.dp, "pp": new.pp},
+        "layers": wanted.model.layers or None,
+        "batch": wanted.model.batch or None,
+        "seq": wanted.model.seq or None,
         "topology": wanted.topology or None,
         "seed": wanted.seed,
         "different_files": files,
@@ -174,7 +206,7 @@ class _Ranks:
     def __init__(
         self,
         traces: Mapping[int, ExecutionTrace],
-        lasting: Mapping[int, np.ndarray],
+        made: Remodelled,
         old: Mesh,
         groups: ScaledGroups,
         topology: Topology | None,
@@ -183,7 +215,8 @@ class _Ranks:
     ):
         self.traces, self.old, self.new, self.groups = traces, old, groups.new, groups
         self.topology, self.measured, self.wanted = topology, measured, wanted
-        self.plain = {rank: without_waiting(trace, lasting[rank]) for rank, trace in traces.items()}
+        self.plain = made.traces
+        self.step = {rank: step_of(trace)[made.source[rank]] for rank, trace in traces.items()}
         self.generator = np.random.default_rng(wanted.seed)
         self.busy = {rank: compute_micros(trace) for rank, trace in traces.items()}
         self.alike = {
@@ -214,7 +247,7 @@ class _Ranks:
             place = self.new.place(rank)
             source = self.old.rank(place._replace(data=place.data % self.old.dp))
             variant = -1 if place.data < self.old.dp else int(self.generator.integers(self.wanted.variants))
-            trace, here = self.traces[source], self.old.place(source)
+            trace, here = self.plain[source], self.old.place(source)
             names = names_in(trace, self.groups, here, place.data)
             peers = peers_in(trace, self.old, self.new, here, place.data)
             key = (source, variant, tuple(names.items()), tuple(peers.items()))
@@ -240,14 +273,20 @@ class _Ranks:
             counts = members[group]
             if network is None or counts[0] == counts[1]:
                 return micros
-            return micros * _ring(kind, size, counts[1], network) / _ring(kind, before, counts[0], network)
+            if counts[0] < 2:
+                return ring_time(kind, size, counts[1], network) / 1000
+            return (
+                micros
+                * ring_time(kind, size, counts[1], network)
+                / ring_time(kind, before, counts[0], network)
+            )
 
         trace = resized(self.plain[source], members, lasting)
         if variant >= 0:
             place = self.old.place(source)
             own = deviation(self.busy[source], self.alike[place.tensor, place.stage])
             factors = draw(self.generator, self.spread[place.tensor, place.stage], len(own)) / own
-            trace = varied(trace, self.traces[source], factors)
+            trace = varied(trace, self.step[source], factors)
         return trace
 
     def _members(self, name: str) -> tuple[int, int]:
@@ -261,8 +300,3 @@ class _Ranks:
         elif shape.along == "stride":
             before, after = self.old.dp // shape.size, self.new.dp // shape.size
         return before * len(shape.others), after * len(shape.others)
-
-
-def _ring(kind: CollectiveType, size: int, count: int, network: Topology) -> float:
-    flat = Topology.flat(count, network.dimensions[0].bandwidth, network.dimensions[0].latency_ns)
-    return max(collective_time(kind, size, range(count), flat), 1e-9)
