@@ -46,8 +46,8 @@ def filled(found: InputSet, folder: Path, mesh_text: str = "", seed: int = 0) ->
         busy = [compute_micros(traces[other]) for other in alike]
         spreads.append(relative_spread(busy))
         plain = without_waiting(traces[source], lasting[source])
-        names = names_in(traces[source], groups, mesh.place(source), place.data)
-        peers = peers_in(traces[source], mesh, mesh, mesh.place(source), place.data)
+        names = names_in(traces[source], groups, place)
+        peers = peers_in(traces[source], mesh, mesh, mesh.place(source), place)
         own = deviation(compute_micros(traces[source]), busy)
         factors = draw(generator, spreads[-1], len(own)) / own
         copy = varied(relabelled(plain, names, peers, mesh.ranks), step_of(traces[source]), factors)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -117,6 +117,16 @@ def _launches(operators: Operators) -> dict[int, int]:
     """Row of the launching operator → row of the collective, for those that run on a lane of their own."""
     kinds = operators.trace.types == NodeType.COMM_COLL
     return {int(operators.parent[row]): int(row) for row in np.flatnonzero(kinds & (operators.parent >= 0))}
+
+
+def whole_collectives(operators: Operators, known: Collection[int], held: int) -> Iterator[int]:
+    """Rows of collectives, but for those in ``known``, that have the bytes of all ``held`` elements."""
+    trace = operators.trace
+    sizes = trace.column("comm_size")
+    for row in np.flatnonzero(trace.types == NodeType.COMM_COLL).tolist():
+        each = int(sizes[row]) / max(held, 1)
+        if row not in known and any(abs(each - item) <= NEAR * item for item in (2, 4)):
+            yield row
 
 
 def parameters_of(sweeps: Sequence[Sweep], held: int) -> Parameters:

@@ -26,6 +26,7 @@ from chakra_et.simulators.gradients import (
     launch_tree,
     parameters_of,
     sweeps_of,
+    whole_collectives,
 )
 from chakra_et.simulators.operators import Operators, Shape
 from chakra_et.simulators.unroll import Unrolled, drafted, finished
@@ -90,7 +91,8 @@ def with_layers(
     for sweep in sweeps:
         if set(launch for _, launch in sweep.launches) and not _own(operators, blocks, sweep):
             buckets.reduce(sweep)
-    whole = list(_whole(operators, blocks, sweeps, elements(before)))
+    known = {collective for sweep in sweeps for collective, _ in sweep.launches}
+    whole = [row for row in whole_collectives(operators, known, elements(before)) if blocks.block[row] < 0]
     ratio = elements(after) / elements(before)
     nodes = {draft.old[node]: node for lane in draft.lanes.values() for node in lane}
     for row in whole:
@@ -132,24 +134,6 @@ def _without_launches(operators: Operators, blocks: Blocks, sweeps: Sequence[Swe
 def _own(operators: Operators, blocks: Blocks, sweep: Sweep) -> bool:
     """Whether all collectives of a sweep stay with their blocks."""
     return all(blocks.block[launch] >= 0 for _, launch in sweep.launches)
-
-
-def _whole(operators: Operators, blocks: Blocks, sweeps: Sequence[Sweep], held: int) -> Iterator[int]:
-    """Rows of collectives outside of backward passes that together have the bytes of all parameters."""
-    trace = operators.trace
-    known = {collective for sweep in sweeps for collective, _ in sweep.launches}
-    sizes = trace.column("comm_size")
-    group = trace.attributes.get("pg_name")
-    if group is None:
-        return
-    names = {int(row): str(group.values[at]) for at, row in enumerate(group.rows.tolist())}
-    rows = np.flatnonzero((trace.types == NodeType.COMM_COLL) & (blocks.block < 0))
-    for row in rows.tolist():
-        if row in known:
-            continue
-        members = sizes[row] / max(held, 1)
-        if any(abs(members - item) <= NEAR * item for item in (2, 4)) and names.get(row):
-            yield row
 
 
 def parameter_factors(

@@ -17,6 +17,7 @@ from chakra_et.simulators.layers import Layered, copies_of, wanted_layers, with_
 from chakra_et.simulators.mesh import Mesh, Place
 from chakra_et.simulators.operators import operators_of
 from chakra_et.simulators.sets import Groups
+from chakra_et.simulators.sharding import find_sharding, with_shards
 from chakra_et.simulators.tensors import Resizing, Tokens, find_sizes, resized, wanted_size
 
 
@@ -180,3 +181,31 @@ def _layer_notes(
     if before and not by_rule and not by_bytes and not whole and after != before:
         notes.append("no collective of gradients was recognised: communication outside of blocks stays")
     return notes
+
+
+def resharded(
+    made: Remodelled, groups: Groups, old: Mesh, new: Mesh, retime: Retime, where: str
+) -> Remodelled:
+    """The ranks with the shards of more tensor-parallel ranks. Raises ``TraceError``, naming what was looked
+    for, where shards aren't recognised."""
+    of_rank = {rank: operators_of(trace, f"{where}.{rank}") for rank, trace in made.traces.items()}
+    tensor = {
+        name
+        for name, members in groups.items()
+        if len(members) == old.tp and len({old.place(rank)[1:] for rank in members}) == 1
+    }
+    sharding = find_sharding(of_rank, tensor, old.tp, new.tp, where)
+    shards = {rank: with_shards(each, sharding, retime) for rank, each in of_rank.items()}
+    traces = {rank: each.trace for rank, each in shards.items()}
+    nodes, before, after = (
+        sum(getattr(each, name) for each in shards.values()) for name in ("nodes", "before", "after")
+    )
+    sizes = ", ".join(map(str, sorted(sharding.sharded)))
+    note = (
+        f"each shard of a tensor-parallel operator becomes {sharding.ratio}: sizes {sizes} were recognised "
+        "as "
+        f"sharded, and {nodes:,} nodes that took {before / 1000:,.1f} ms take {after / 1000:,.1f} ms, "
+        "assuming "
+        "that an operator's time follows its operations"
+    )
+    return Remodelled(traces, made.source, [*made.notes, note])

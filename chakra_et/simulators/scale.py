@@ -35,7 +35,7 @@ from chakra_et.simulators.copies import (
 from chakra_et.simulators.fit import fitted
 from chakra_et.simulators.mesh import Mesh, Place, ScaledGroups, mesh_of, parse_mesh
 from chakra_et.simulators.networks import read_topology
-from chakra_et.simulators.remodel import Model, Remodelled, remodelled, retimed, ring_time
+from chakra_et.simulators.remodel import Model, Remodelled, remodelled, resharded, retimed, ring_time
 from chakra_et.simulators.replicas import shared_groups, with_reductions
 from chakra_et.simulators.sets import InputSet
 from chakra_et.simulators.spread import compute_micros, deviation, draw, relative_spread, step_of
@@ -81,9 +81,12 @@ def captured(found: InputSet) -> dict[int, ExecutionTrace]:
             f"{found.name}: {len(found.missing)} of {found.world} ranks have no file, rank "
             f"{found.missing[0]} for one: convert them"
         )
-    if not found.groups and found.world > 1:
+    traces = {rank: et_file.read(path) for rank, path in found.files.items()}
+    if not found.groups and (
+        found.world > 1 or any("pg_name" in each.attributes for each in traces.values())
+    ):
         raise TraceError(f"{found.name}: no comm-group file: convert the traces again")
-    return {rank: et_file.read(path) for rank, path in found.files.items()}
+    return traces
 
 
 def find_mesh(found: InputSet, traces: Mapping[int, ExecutionTrace], text: str) -> Mesh:
@@ -109,18 +112,23 @@ def scale(found: InputSet, traces: Mapping[int, ExecutionTrace], wanted: Scaling
     """Write the scaled set as ``run``. Raises ``TraceError``, with nothing written, where it can't be
     made."""
     old = find_mesh(found, traces, wanted.mesh)
-    for axis, count, have in (("tp", wanted.tp, old.tp), ("pp", wanted.pp, old.pp)):
-        if count not in (None, have):
-            raise TraceError(
-                f"--{axis} {count} differs from the {have} that was captured: the work of a rank would "
-                f"change in a way that the capture doesn't show, so capture --{axis} {count} and scale --dp"
-            )
-    dp = wanted.dp or old.dp
-    new = Mesh(old.tp, dp, old.pp)
-    if new.ranks > MOST_RANKS:
+    if wanted.pp not in (None, old.pp):
         raise TraceError(
-            f"--dp {dp} makes {new.ranks:,} ranks: give at most {MOST_RANKS // (old.tp * old.pp)}"
+            f"--pp {wanted.pp} differs from the {old.pp} that was captured: the order of passes on a stage "
+            "would "
+            f"change, which the capture doesn't show: capture --pp {wanted.pp} and scale the rest"
         )
+    tp = wanted.tp or old.tp
+    if tp != old.tp and (old.tp < 2 or tp % old.tp):
+        raise TraceError(
+            f"--tp {tp} is no multiple of the {old.tp} that was captured, or shards can't be told from one "
+            "rank "
+            f"alone: capture --tp 2 or more, or --tp {tp}"
+        )
+    dp = wanted.dp or old.dp
+    new = Mesh(tp, dp, old.pp)
+    if new.ranks > MOST_RANKS:
+        raise TraceError(f"--dp {dp} makes {new.ranks:,} ranks: give at most {MOST_RANKS // (tp * old.pp)}")
     if run.et_files():
         raise TraceError(
             f"{run.folder / run.name}: there are files of that name: choose another -o, or remove them"
@@ -149,8 +157,12 @@ def scale(found: InputSet, traces: Mapping[int, ExecutionTrace], wanted: Scaling
     with scratch_folder(run.folder / run.name) as scratch:
         target = RunFiles(scratch, run.name)
         plain = {rank: without_waiting(trace, lasting[rank]) for rank, trace in traces.items()}
-        made = remodelled(plain, old, wanted.model, retimed(measured, found.groups), found.name)
+        retime = retimed(measured, found.groups)
+        made = remodelled(plain, old, wanted.model, retime, found.name)
         notes += made.notes
+        if tp != old.tp:
+            made = resharded(made, found.groups, old, new, retime, found.name)
+            notes += made.notes[-1:]
         groups = ScaledGroups(found.groups, old, new)
         if old.dp == 1 < new.dp:
             made, groups = _reduced(found, made, old, new, notes)
@@ -230,7 +242,7 @@ class _Ranks:
         }
 
     def notes(self) -> Iterator[str]:
-        if self.new.dp <= self.old.dp:
+        if self.new.dp <= self.old.dp and self.new.tp <= self.old.tp:
             return
         low, high = min(self.spread.values()), max(self.spread.values())
         how = "measured between steps and ranks with the same work" if self.wanted.spread is None else "given"
@@ -245,11 +257,12 @@ class _Ranks:
         sized: dict[tuple[int, int], ExecutionTrace] = {}
         for rank in range(self.new.ranks):
             place = self.new.place(rank)
-            source = self.old.rank(place._replace(data=place.data % self.old.dp))
-            variant = -1 if place.data < self.old.dp else int(self.generator.integers(self.wanted.variants))
+            source = self.old.rank(Place(place.tensor % self.old.tp, place.data % self.old.dp, place.stage))
+            captured_one = place.data < self.old.dp and place.tensor < self.old.tp
+            variant = -1 if captured_one else int(self.generator.integers(self.wanted.variants))
             trace, here = self.plain[source], self.old.place(source)
-            names = names_in(trace, self.groups, here, place.data)
-            peers = peers_in(trace, self.old, self.new, here, place.data)
+            names = names_in(trace, self.groups, place)
+            peers = peers_in(trace, self.old, self.new, here, place)
             key = (source, variant, tuple(names.items()), tuple(peers.items()))
             path = run.et_file(rank)
             if key in made:
@@ -265,7 +278,7 @@ class _Ranks:
         return len(made)
 
     def _sized(self, source: int, variant: int, names: Mapping[str, str]) -> ExecutionTrace:
-        members = {name: self._members(name) for name in names}
+        members = {name: self.groups.counts(name) for name in names}
         members |= dict.fromkeys(EVERY, (self.old.ranks, self.new.ranks))
         network = self.measured
 
@@ -288,15 +301,3 @@ class _Ranks:
             factors = draw(self.generator, self.spread[place.tensor, place.stage], len(own)) / own
             trace = varied(trace, self.step[source], factors)
         return trace
-
-    def _members(self, name: str) -> tuple[int, int]:
-        shape = self.groups.shapes[name]
-        assert shape is not None
-        before = after = 1
-        if shape.along == "all":
-            before, after = self.old.dp, self.new.dp
-        elif shape.along == "block":
-            before = after = shape.size
-        elif shape.along == "stride":
-            before, after = self.old.dp // shape.size, self.new.dp // shape.size
-        return before * len(shape.others), after * len(shape.others)

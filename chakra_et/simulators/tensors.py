@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -27,6 +28,7 @@ from chakra_et.simulators.gradients import Retime
 from chakra_et.simulators.operators import GRADIENT, Operators, Shape, shapes_in
 
 LARGEST = 1 << 24
+_LISTED = re.compile(r"aten::_(foreach|fused)_")
 
 
 @dataclass(frozen=True)
@@ -186,9 +188,13 @@ class Resized:
     moved: int
 
 
-def resized(trace: ExecutionTrace, text: Callable[[bytes], bytes], retime: Retime) -> Resized:
-    """The trace with the shapes that ``text`` makes of its own, and what follows from them."""
+def resized(
+    trace: ExecutionTrace, text: Callable[[bytes], bytes], retime: Retime, collectives: bool = True
+) -> Resized:
+    """The trace with the shapes that ``text`` makes of its own, and what follows from them. ``collectives``:
+    whether their bytes do."""
     operations, ratio, leaf, moved = work_ratios(trace, text)
+    _lists(trace, text, ratio, leaf)
     talks = trace.types >= NodeType.COMM_SEND
     on_cpu = (trace.column("is_cpu_op") != 0) & (leaf > 0) & ~talks
     on_device = (trace.column("is_cpu_op") == 0) & ~talks
@@ -196,7 +202,7 @@ def resized(trace: ExecutionTrace, text: Callable[[bytes], bytes], retime: Retim
     taken = trace.duration_micros.astype(float) * 1000
     changed = resized_times(taken, idle_ns(taken, on_cpu, operations), on_cpu, ratio)
     duration = np.where(changes, np.rint(changed / 1000), trace.duration_micros).astype(np.uint64)
-    trace, communications = _communication(trace, text, retime, duration)
+    trace, communications = _communication(trace, text, retime, duration, collectives)
     for name, factor in (("num_ops", ratio), ("tensor_size", moved)):
         attribute = trace.attributes.get(name)
         if attribute is not None:
@@ -212,8 +218,26 @@ def resized(trace: ExecutionTrace, text: Callable[[bytes], bytes], retime: Retim
     )
 
 
+def _lists(
+    trace: ExecutionTrace, text: Callable[[bytes], bytes], ratio: np.ndarray, leaf: np.ndarray
+) -> None:
+    """Operators on lists of tensors, as an optimizer's, follow the elements of all; ``ratio`` and ``leaf``
+    are
+    written."""
+    inputs = trace.inputs
+    for at, row in enumerate(inputs.rows.tolist() if inputs is not None else ()):
+        if inputs is not None and _LISTED.search(trace.names[row]):
+            before, after = _elements(inputs.shapes[at]), _elements(text(inputs.shapes[at]))
+            if before and after != before:
+                ratio[row], leaf[row] = after / before, 1.0
+
+
 def _communication(
-    trace: ExecutionTrace, text: Callable[[bytes], bytes], retime: Retime, duration: np.ndarray
+    trace: ExecutionTrace,
+    text: Callable[[bytes], bytes],
+    retime: Retime,
+    duration: np.ndarray,
+    collectives: bool,
 ) -> tuple[ExecutionTrace, int]:
     """The bytes and times of communication, by the elements of its tensors; ``duration`` is written."""
     sizes, kinds = trace.column("comm_size"), trace.column("comm_type", -1)
@@ -222,6 +246,8 @@ def _communication(
     inputs = trace.inputs
     for at, row in enumerate(inputs.rows.tolist() if inputs is not None else ()):
         if inputs is None or trace.types[row] < NodeType.COMM_SEND or not sizes[row]:
+            continue
+        if trace.types[row] == NodeType.COMM_COLL and not collectives:
             continue
         before, after = _elements(inputs.shapes[at]), _elements(text(inputs.shapes[at]))
         if before and after != before:

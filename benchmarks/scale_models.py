@@ -1,0 +1,118 @@
+"""Real runs for ``scale_benchmark.py``: other layers, batch and sequence on two gloo ranks, one rank scaled
+to
+two, and tiny Megatron models with more tensor-parallel ranks or pipeline stages."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+WORKLOAD = Path(__file__).with_name("predict_workload.py")
+SIZES = {"batch": 10, "sequence": 72, "hidden": 256, "layers": 4, "heads": 4, "vocabulary": 1500}
+"""A small GPT whose sizes can be told apart."""
+CASES: dict[str, tuple[dict[str, int], tuple[str, ...]]] = {
+    "layers": ({"layers": 8}, ("--layers", "2x")),
+    "batch": ({"batch": 20}, ("--batch", "2x")),
+    "sequence": ({"sequence": 144}, ("--seq", "2x")),
+}
+"""What a case changes in the model, and the flags that predict it."""
+StepMs = Callable[..., float]
+Command = Callable[..., None]
+
+
+def launch(plan: Mapping[str, Any], path: Path, ranks: int) -> list[subprocess.Popen[bytes]]:
+    """Start the ranks of a plan of ``predict_workload.py``."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    whole = {"world_size": ranks, "init": f"tcp://127.0.0.1:{port}", **plan}
+    path.write_text(json.dumps(whole))
+    env = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    command = [sys.executable, str(WORKLOAD), str(path)]
+    return [
+        subprocess.Popen([*command, str(rank)], env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        for rank in range(ranks)
+    ]
+
+
+def wait(running: list[subprocess.Popen[bytes]]) -> None:
+    for one in running:
+        _, said = one.communicate(timeout=900)
+        if one.returncode:
+            raise SystemExit(f"error: a run failed: {said.decode()[-800:]}")
+
+
+def models(folder: Path, rounds: int, step_ms: StepMs, quietly: Command) -> dict[str, tuple[float, ...]]:
+    """Case → (predicted, real, captured) ms per step, medians over rounds. The cases and what they are
+    predicted from run in turns, in the same two processes."""
+    cases = [{"name": "base", "model": SIZES}]
+    cases += [{"name": name, "model": SIZES | changes} for name, (changes, _) in CASES.items()]
+    plan = {"output": str(folder), "rounds": rounds, "warmup": 1, "plain": 1, "active": 5, "cases": cases}
+    wait(launch(plan, folder / "plan.json", 2))
+    quietly("convert", "--dir", str(folder))
+    found = {}
+    for name, (_, flags) in CASES.items():
+        rows = []
+        for number in range(rounds):
+            base = folder / f"base_r{number}"
+            target = f"{base}-{name}"
+            quietly("scale", str(base), *flags, "-o", target)
+            real = step_ms(str(folder / f"{name}_r{number}"), True, 1)
+            rows.append((step_ms(target, first=1), real, step_ms(str(base), True, 1)))
+        found[name] = tuple(statistics.median(column) for column in zip(*rows, strict=True))
+    return found
+
+
+def from_one(folder: Path, rounds: int, step_ms: StepMs, quietly: Command) -> dict[str, tuple[float, ...]]:
+    """One rank scaled to two: with DistributedDataParallel of one process, and without it. Two single ranks
+    run
+    side by side, as two ranks do, in turns with these; the network is measured apart from all of them."""
+    rows: dict[str, list[tuple[float, ...]]] = {"one rank under DDP": [], "one rank without DDP": []}
+    for number in range(rounds):
+        here = folder / f"turn{number}"
+        common = {"rounds": 1, "warmup": 2, "plain": 1, "active": 5}
+        for name, wrapper in (("ddp", "ddp"), ("bare", "none")):
+            running = []
+            for copy in range(2):
+                where = here / f"{name}{copy}"
+                case = {"name": "one", "model": SIZES, "wrapper": wrapper}
+                running += launch({**common, "output": str(where), "cases": [case]}, where / "plan.json", 1)
+            wait(running)
+        both = {**common, "output": str(here / "two"), "cases": [{"name": "two", "model": SIZES}]}
+        wait(launch(both, here / "two" / "plan.json", 2))
+        network = here / "network.json"
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+        measure = [
+            *torchrun,
+            "-m",
+            "chakra_et",
+            "measure-network",
+            "--output",
+            str(network),
+            "--repeats",
+            "5",
+        ]
+        subprocess.run(
+            measure, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=True, capture_output=True
+        )
+        for part in ("ddp0", "bare0", "two"):
+            quietly("convert", "--dir", str(here / part))
+        real = step_ms(str(here / "two" / "two_r0"), True, 1)
+        for name, part in (("one rank under DDP", "ddp0"), ("one rank without DDP", "bare0")):
+            base = here / part / "one_r0"
+            target = str(here / part / "two")
+            quietly("scale", str(base), "--dp", "2", "-o", target, "--topology", str(network))
+            rows[name].append((step_ms(target, first=1), real, step_ms(str(base), True, 1)))
+    return {
+        name: tuple(statistics.median(column) for column in zip(*each, strict=True))
+        for name, each in rows.items()
+    }
