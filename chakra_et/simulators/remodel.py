@@ -158,6 +158,9 @@ def _layer_notes(
         f"{held} repeated blocks were recognised by {sources}; each of the {wanted} new ones does what the "
         "captured one beside it does, forward and backward, with its kernels and communication"
     ]
+    others = sorted({other for each in blocks.values() for other in each.others})
+    if others:
+        notes.append(f"what else repeats stays as captured: {', '.join(others)}")
     before, after = (sum(each.parameters[at] for each in made.values()) for at in range(2))
     if before:
         notes.append(

@@ -132,18 +132,22 @@ class Resizing:
                     "that differ from all of the model's"
                 )
         self.kept = sizes.parameters | {shape[::-1] for shape in sizes.parameters}
+        joined = {old.batch * (old.sequence + off): new.batch * (new.sequence + off) for off in (0, 1, -1)}
+        if sizes.heads:
+            joined[old.batch * sizes.heads] = new.batch * sizes.heads
+            joined[old.batch * sizes.heads * old.sequence] = new.batch * sizes.heads * new.sequence
+        joined.pop(old.sequence, None)
+        by_length = {old.sequence + off: new.sequence + off for off in (0, 1, -1)}
+        # Products and neighbours of sizes that are also a size of the model are that.
+        self.joined = {size: other for size, other in joined.items() if size not in widths}
+        self.by_length = {size: other for size, other in by_length.items() if size not in widths}
 
     def shape(self, shape: Shape) -> Shape:
         """The new shape of a tensor."""
         if shape in self.kept:
             return shape
         old, new, heads = self.sizes.tokens, self.new, self.sizes.heads
-        joined = {old.batch * (old.sequence + off): new.batch * (new.sequence + off) for off in (0, 1, -1)}
-        if heads:
-            joined[old.batch * heads] = new.batch * heads
-            joined[old.batch * heads * old.sequence] = new.batch * heads * new.sequence
-        joined.pop(old.sequence, None)
-        by_length = {old.sequence + off: new.sequence + off for off in (0, 1, -1)}
+        joined, by_length = self.joined, self.by_length
         found: list[int] = []
         has_batch = any(size in joined for size in shape)
         for size in shape:
