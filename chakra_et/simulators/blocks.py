@@ -241,8 +241,10 @@ def _filled(operators: Operators, passes: Sequence[Pass], source: str, where: st
             inside = rows[np.searchsorted(rows, begin) : np.searchsorted(rows, end)]
             group[inside], block[inside] = number, at
             limits.append((operators.sequence.get(begin, -1), number, at))
-        end = operators.sequence.get(after, -1) if after < count else 1 << 60
-        limits.append((end if end >= 0 else 1 << 60, -1, -1))
+        end = operators.sequence.get(after, -1) if after < count else -1
+        # An operator without a number, such as a send, doesn't show where the last block's numbers end.
+        numbers = operators.trace.column("seq_id", -1)[inside]
+        limits.append((end if end >= 0 else int(numbers.max()) + 1, -1, -1))
     limits.sort()
     for lane, tops in operators.tops.items():
         _fill_backward(operators, lanes[lane], tops, limits, len(passes), group, block)

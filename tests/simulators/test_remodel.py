@@ -15,7 +15,9 @@ import pytest
 from chakra_et.__main__ import main
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import ExecutionTrace, NodeType
+from chakra_et.simulators.blocks import find_blocks
 from chakra_et.simulators.gradients import bucket_sizes, limit_of
+from chakra_et.simulators.operators import operators_of
 from tests.chakra_et.replay_traces import cpu, make_trace
 from tests.simulators.sets import REPO, write_set
 
@@ -162,6 +164,22 @@ def test_layers_of_a_pipeline_go_to_their_stages(tmp_path: Path) -> None:
     ]
     assert counts[1] == 2 * counts[0]
     assert counts[2] * 3 == counts[1]
+
+
+def test_what_follows_a_pass_is_no_part_of_its_last_block(tmp_path: Path) -> None:
+    """The operator after the last block is a send, which has no autograd number."""
+    assert main(["fetch-example", "megatron-pp2-dp2", "-o", str(tmp_path)]) == 0
+    trace = et_file.read(tmp_path / "megatron-pp2-dp2" / "megatron_tiny_4gpu.0.et")
+    blocks = find_blocks({0: operators_of(trace, "run")}, "run")[0]
+    passes = len(blocks.is_backward)
+    counts = np.zeros((passes, blocks.held), dtype=np.int64)
+    np.add.at(counts, (blocks.group[blocks.block >= 0], blocks.block[blocks.block >= 0]), 1)
+    assert counts.shape == (16, 3)
+    for backward in (False, True):
+        of_kind = counts[[flag == backward for flag in blocks.is_backward]]
+        assert of_kind.max() - of_kind.min() <= 2
+    outside = {trace.names[row] for row in np.flatnonzero(blocks.block < 0).tolist()}
+    assert "EmbeddingBackward0" in outside
 
 
 @pytest.mark.parametrize(
