@@ -10,8 +10,8 @@ gloo: GPT-2 (tiny) on 2 processes, scaled to 4 and compared with 4 processes tha
 that each process has as much of the machine; medians over --repeats. machine: the simulated machine of
 tests/generator, 8 ranks scaled to 64 and compared with 64. planned: a plan of the planner on 8 GPUs scaled to
 64 and compared with the plan on 64. models, one, megatron: other layers, batch and sequence, one rank scaled
-to two, and more tensor-parallel ranks (``scale_models.py``). size: 1,024 ranks of the gloo capture, seconds
-and files. The exit status is 1 if a target is missed.
+to two, and more tensor-parallel ranks or stages (``scale_models.py``). size: 1,024 ranks of the gloo capture,
+seconds and files. The exit status is 1 if a target is missed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from typing import Literal
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.scale_models import from_one, models, tensor_parallel
+from benchmarks.scale_models import from_one, megatron, models
 from chakra_et import cli
 from chakra_et.__main__ import main as chakra_et
 from chakra_et.et import file as et_file
@@ -48,7 +48,7 @@ from tests.generator.layouts import PID
 from tests.generator.program import AwaitComm, Busy, Comm, Group, Instruction, Op, Post, Program, Tensor
 
 TARGETS = {"gloo": 10.0, "machine": 2.0, "planned": 2.0}
-MODELS = {"models": models, "one": from_one, "megatron": tensor_parallel}
+MODELS = {"models": models, "one": from_one, "megatron": megatron}
 OF_MODELS = 10.0
 """Percent, for what changes the model or begins with one rank."""
 SECONDS_FOR_1024 = 60.0

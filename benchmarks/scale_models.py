@@ -118,34 +118,39 @@ def from_one(folder: Path, rounds: int, step_ms: StepMs, quietly: Command) -> di
     }
 
 
-def tensor_parallel(
-    folder: Path, rounds: int, step_ms: StepMs, quietly: Command
-) -> dict[str, tuple[float, ...]]:
-    """A tiny GPT on megatron-core, 2 tensor-parallel ranks scaled to 4 and compared with 4 that run at the
-    same
-    time."""
+def megatron(folder: Path, rounds: int, step_ms: StepMs, quietly: Command) -> dict[str, tuple[float, ...]]:
+    """A tiny GPT on megatron-core: 2 tensor-parallel ranks or 2 pipeline stages scaled to 4, and compared
+    with 4
+    that run at the same time."""
     from tests.megatron_lm.training_runs import PRETRAIN, TINY, environment, layout
     from tests.ports import free_port
 
-    rows = []
-    for number in range(rounds):
-        running = []
-        for ranks in (2, 4):
-            where = folder / f"turn{number}" / f"tp{ranks}"
-            where.mkdir(parents=True)
-            more = {"TRAIN_ITERS": "8", "PROFILE_CHAKRA": "true", "GLOBAL_BATCH_SIZE": "4"}
-            settings = TINY | layout("4", tensor=ranks) | more | {"TRACE_OUTPUT_DIR": str(where)}
-            launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
-            command = [sys.executable, *launcher, "--master-port", str(free_port()), str(PRETRAIN)]
-            env = os.environ | environment(settings) | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-            running.append(
-                subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-            )
-        wait(running)
-        here = folder / f"turn{number}"
-        for ranks in (2, 4):
-            quietly("convert", "--dir", str(here / f"tp{ranks}"))
-        base, real = (here / f"tp{ranks}" / f"megatron_tiny_{ranks}gpu" for ranks in (2, 4))
-        quietly("scale", str(base), "--tp", "4", "-o", str(here / "four"))
-        rows.append((step_ms(str(here / "four")), step_ms(str(real), True), step_ms(str(base), True)))
-    return {"Megatron tp 2 → 4": tuple(statistics.median(column) for column in zip(*rows, strict=True))}
+    layouts = {
+        "tp": {2: layout("4", tensor=2), 4: layout("4", tensor=4)},
+        "pp": {2: layout("2-2"), 4: layout("1-1-1-1")},
+    }
+    found = {}
+    for axis, of_ranks in layouts.items():
+        rows = []
+        for number in range(rounds):
+            here = folder / axis / f"turn{number}"
+            running = []
+            for ranks, settings in of_ranks.items():
+                where = here / str(ranks)
+                where.mkdir(parents=True)
+                more = {"TRAIN_ITERS": "8", "PROFILE_CHAKRA": "true", "GLOBAL_BATCH_SIZE": "4"}
+                whole = TINY | settings | more | {"TRACE_OUTPUT_DIR": str(where)}
+                launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
+                command = [sys.executable, *launcher, "--master-port", str(free_port()), str(PRETRAIN)]
+                env = os.environ | environment(whole) | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+                running.append(
+                    subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+                )
+            wait(running)
+            for ranks in of_ranks:
+                quietly("convert", "--dir", str(here / str(ranks)))
+            base, real = (here / str(ranks) / f"megatron_tiny_{ranks}gpu" for ranks in of_ranks)
+            quietly("scale", str(base), f"--{axis}", "4", "-o", str(here / "four"))
+            rows.append((step_ms(str(here / "four")), step_ms(str(real), True), step_ms(str(base), True)))
+        found[f"Megatron {axis} 2 → 4"] = tuple(statistics.median(one) for one in zip(*rows, strict=True))
+    return found

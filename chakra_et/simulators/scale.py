@@ -35,9 +35,9 @@ from chakra_et.simulators.copies import (
 from chakra_et.simulators.fit import fitted
 from chakra_et.simulators.mesh import Mesh, Place, ScaledGroups, mesh_of, parse_mesh
 from chakra_et.simulators.networks import read_topology
-from chakra_et.simulators.remodel import Model, Remodelled, remodelled, resharded, retimed, ring_time
+from chakra_et.simulators.remodel import Model, Remodelled, remodelled, resharded, retimed, ring_time, split
 from chakra_et.simulators.replicas import shared_groups, with_reductions
-from chakra_et.simulators.sets import InputSet
+from chakra_et.simulators.sets import Groups, InputSet
 from chakra_et.simulators.spread import compute_micros, deviation, draw, relative_spread, step_of
 
 MOST_RANKS = 1 << 17
@@ -112,11 +112,12 @@ def scale(found: InputSet, traces: Mapping[int, ExecutionTrace], wanted: Scaling
     """Write the scaled set as ``run``. Raises ``TraceError``, with nothing written, where it can't be
     made."""
     old = find_mesh(found, traces, wanted.mesh)
-    if wanted.pp not in (None, old.pp):
+    pp = wanted.pp or old.pp
+    if pp != old.pp and (old.pp < 2 or pp % old.pp):
         raise TraceError(
-            f"--pp {wanted.pp} differs from the {old.pp} that was captured: the order of passes on a stage "
-            "would "
-            f"change, which the capture doesn't show: capture --pp {wanted.pp} and scale the rest"
+            f"--pp {pp} is no multiple of the {old.pp} that was captured, or shows no messages between "
+            "stages: "
+            f"capture --pp 2 or more, or --pp {pp}"
         )
     tp = wanted.tp or old.tp
     if tp != old.tp and (old.tp < 2 or tp % old.tp):
@@ -126,9 +127,9 @@ def scale(found: InputSet, traces: Mapping[int, ExecutionTrace], wanted: Scaling
             f"alone: capture --tp 2 or more, or --tp {tp}"
         )
     dp = wanted.dp or old.dp
-    new = Mesh(tp, dp, old.pp)
+    new = Mesh(tp, dp, pp)
     if new.ranks > MOST_RANKS:
-        raise TraceError(f"--dp {dp} makes {new.ranks:,} ranks: give at most {MOST_RANKS // (tp * old.pp)}")
+        raise TraceError(f"--dp {dp} makes {new.ranks:,} ranks: give at most {MOST_RANKS // (tp * pp)}")
     if run.et_files():
         raise TraceError(
             f"{run.folder / run.name}: there are files of that name: choose another -o, or remove them"
@@ -160,13 +161,19 @@ def scale(found: InputSet, traces: Mapping[int, ExecutionTrace], wanted: Scaling
         retime = retimed(measured, found.groups)
         made = remodelled(plain, old, wanted.model, retime, found.name)
         notes += made.notes
-        if tp != old.tp:
-            made = resharded(made, found.groups, old, new, retime, found.name)
+        mesh, own = old, found.groups
+        if pp != old.pp:
+            parted = split(made, own, old, pp, retime, found.name)
+            made, mesh, own = parted.made, parted.mesh, parted.groups
+            traces = {rank: traces[parted.captured[rank]] for rank in made.traces}
             notes += made.notes[-1:]
-        groups = ScaledGroups(found.groups, old, new)
+        if tp != old.tp:
+            made = resharded(made, own, mesh, new, retime, found.name)
+            notes += made.notes[-1:]
+        groups = ScaledGroups(own, mesh, new)
         if old.dp == 1 < new.dp:
-            made, groups = _reduced(found, made, old, new, notes)
-        ranks = _Ranks(traces, made, old, groups, topology, measured, wanted)
+            made, groups = _reduced(own, made, mesh, new, notes, found.name)
+        ranks = _Ranks(traces, made, mesh, groups, topology, measured, wanted)
         files = ranks.write(target)
         notes += ranks.notes()
         write_json(target.groups_file, groups.all())
@@ -177,13 +184,13 @@ def scale(found: InputSet, traces: Mapping[int, ExecutionTrace], wanted: Scaling
 
 
 def _reduced(
-    found: InputSet, made: Remodelled, old: Mesh, new: Mesh, notes: list[str]
+    own: Groups, made: Remodelled, old: Mesh, new: Mesh, notes: list[str], where: str
 ) -> tuple[Remodelled, ScaledGroups]:
     """The ranks with the reduction of gradients that one replica does without."""
-    reduced = with_reductions(made.traces, found.groups, found.name)
+    reduced = with_reductions(made.traces, own, where)
     source = {rank: made.source[rank][rows] for rank, rows in reduced.source.items()}
     notes += reduced.notes
-    several = {name for name, members in found.groups.items() if len(members) > 1}
+    several = {name for name, members in own.items() if len(members) > 1}
     apart = several - shared_groups(made.traces)
     if apart:
         notes.append(

@@ -99,6 +99,7 @@ def finished(draft: Draft, trace: ExecutionTrace, blocks: Blocks, where: str) ->
     copy = np.array(draft.copy, dtype=np.int64)[order]
     new = _with_dependencies(taken_rows(trace, source), lists)
     new = _references(new, trace, blocks, source, copy)
+    new = _sequences(new, trace, blocks, source, copy)
     new = _modules(new, blocks, source, copy)
     if draft.sizes:
         sizes = new.column("comm_size")
@@ -218,6 +219,32 @@ def _references(
             values[row] = place.get((other, int(copy[row]) if together else 0), -2) + 1
         new = with_integers(new, name, attribute.kind, values, values > 0)
     return new
+
+
+def _sequences(
+    new: ExecutionTrace, old: ExecutionTrace, blocks: Blocks, source: np.ndarray, copy: np.ndarray
+) -> ExecutionTrace:
+    """The autograd numbers (``seq_id``) of copies follow each other, and tie backward to forward operators as
+    before."""
+    numbers = old.column("seq_id", -1)
+    forward = np.flatnonzero((blocks.group >= 0) & (numbers >= 0))
+    forward = forward[~np.array(blocks.is_backward, dtype=bool)[blocks.group[forward]]]
+    if not len(forward) or "seq_id" not in new.attributes:
+        return new
+    key = blocks.group[forward] * blocks.held + blocks.block[forward]
+    lowest, highest = np.full(int(key.max()) + 1, 1 << 60), np.full(int(key.max()) + 1, -1)
+    np.minimum.at(lowest, key, numbers[forward])
+    np.maximum.at(highest, key, numbers[forward])
+    there = np.argsort(lowest)
+    there = there[highest[there] >= 0]
+    starts, lengths = lowest[there], (highest - lowest + 1)[there]
+    most = int(copy[blocks.block[source] >= 0].max(initial=0)) + 1
+    own = numbers[source]
+    at = np.maximum(np.searchsorted(starts, own, side="right") - 1, 0)
+    inside = (blocks.block[source] >= 0) & (own >= starts[at])
+    values = own * most + np.where(inside, (own - starts[at]) * (1 - most) + copy * lengths[at], 0)
+    kind = new.attributes["seq_id"].kind
+    return with_integers(new, "seq_id", kind, np.where(own >= 0, values, own), has(new, "seq_id"))
 
 
 def _modules(new: ExecutionTrace, blocks: Blocks, source: np.ndarray, copy: np.ndarray) -> ExecutionTrace:

@@ -18,6 +18,7 @@ from chakra_et.et.columns import ExecutionTrace, NodeType
 from chakra_et.simulators.blocks import find_blocks
 from chakra_et.simulators.gradients import bucket_sizes, limit_of
 from chakra_et.simulators.operators import operators_of
+from chakra_et.simulators.stages import one_f_one_b
 from tests.chakra_et.replay_traces import cpu, make_trace
 from tests.simulators.sets import REPO, write_set
 
@@ -164,6 +165,35 @@ def test_layers_of_a_pipeline_go_to_their_stages(tmp_path: Path) -> None:
     ]
     assert counts[1] == 2 * counts[0]
     assert counts[2] * 3 == counts[1]
+
+
+def test_stages_are_cut_between_blocks_and_run_one_f_one_b(tmp_path: Path) -> None:
+    assert one_f_one_b(0, 2, 3) == [(False, 0), (False, 1), (True, 0), (False, 2), (True, 1), (True, 2)]
+    assert one_f_one_b(1, 2, 2) == [(False, 0), (True, 0), (False, 1), (True, 1)]
+    assert one_f_one_b(0, 4, 2) == [(False, 0), (False, 1), (True, 0), (True, 1)]
+    assert main(["fetch-example", "megatron-pp2-dp2", "-o", str(tmp_path)]) == 0
+    name = tmp_path / "megatron-pp2-dp2" / "megatron_tiny_4gpu"
+    # Stages of 3 and 1 layers become ones of 6 and 2, and those become 3, 3, 1, 1.
+    scaled(name, tmp_path / "four", "--layers", "8", "--pp", "4")
+    assert main(["replay", str(tmp_path / "four"), "--semantics", "device"]) == 0
+    ranks = [et_file.read(tmp_path / f"four.{rank}.et") for rank in range(8)]
+    counts = [sum(trace.names[row] == "aten::gelu" for row in range(len(trace))) for trace in ranks]
+    assert [count // counts[-1] for count in counts] == [3, 3, 3, 3, 1, 1, 1, 1]
+    passes = int((et_file.read(f"{name}.0.et").types == NodeType.COMM_SEND).sum())
+    sends = [int((trace.types == NodeType.COMM_SEND).sum()) for trace in ranks]
+    assert sends == [passes] * 2 + [2 * passes] * 4 + [passes] * 2
+    embedding = [trace.column("comm_size").tolist().count(753_664) for trace in ranks]
+    assert embedding == [2, 2, 0, 0, 0, 0, 2, 2]
+    gradients = [int(trace.column("comm_size").max()) for trace in ranks[2:6:2]]
+    assert gradients[0] == pytest.approx(3 * gradients[1], rel=0.02)
+
+
+def test_an_uneven_cut_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fetch-example", "megatron-pp2-dp2", "-o", str(tmp_path)]) == 0
+    name = str(tmp_path / "megatron-pp2-dp2" / "megatron_tiny_4gpu")
+    assert main(["scale", name, "--pp", "4", "-o", str(tmp_path / "new" / "x")]) == 2
+    assert "has 3 repeated blocks, which 2 parts can't share" in capsys.readouterr().err
+    assert not list(tmp_path.glob("new/*"))
 
 
 def test_what_follows_a_pass_is_no_part_of_its_last_block(tmp_path: Path) -> None:

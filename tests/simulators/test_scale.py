@@ -215,7 +215,10 @@ def test_the_mesh_comes_from_groups_messages_or_the_manifest() -> None:
     [
         (["--dp", "0"], "--dp must be 1 or more, not 0"),
         (["--dp", "4", "--tp", "2"], "--tp 2 is no multiple of the 1 that was captured, or shards can"),
-        (["--dp", "4", "--pp", "2"], "--pp 2 differs from the 1 that was captured"),
+        (
+            ["--dp", "4", "--pp", "2"],
+            "--pp 2 is no multiple of the 1 that was captured, or shows no messages",
+        ),
         (["--dp", "4", "--mesh", "tp3"], "--mesh 'tp3' has 3 ranks, and the set 2"),
         (["--dp", "4", "--mesh", "many"], "--mesh 'many' can't be read"),
         (["--dp", "4", "--topology", "8xH100, 4 nodes, 1 Gbit/s"], "has 32 GPUs (8 × 4)"),
