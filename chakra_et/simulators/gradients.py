@@ -82,7 +82,14 @@ def bucket_sizes(sizes: Sequence[int], limit: int, first: int = FIRST_MIB << 20)
 def sweeps_of(operators: Operators, blocks: Blocks | None) -> list[Sweep]:
     """The backward passes of a rank: from each jump of the autograd numbers upwards to the next."""
     launches = _launches(operators)
-    gradients = {row for row in range(len(operators.name)) if operators.name[row] == GRADIENT}
+    # What a stage received is a leaf too, and its gradient is sent back.
+    receives = np.flatnonzero(operators.trace.types == NodeType.COMM_RECV).tolist()
+    received = {shape for row in receives for shape in operators.shapes(row) if len(shape) > 2}
+    gradients = {
+        row
+        for row in range(len(operators.name))
+        if operators.name[row] == GRADIENT and not received.intersection(operators.shapes(row)[:1])
+    }
     found: list[Sweep] = []
     for lane, tops in operators.tops.items():
         inside: dict[int, list[int]] = {}
