@@ -16,9 +16,9 @@ import numpy as np
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import NodeType
 from chakra_et.simulators.blocks import Blocks
+from chakra_et.simulators.buckets import Buckets
 from chakra_et.simulators.gradients import (
     NEAR,
-    Buckets,
     Parameters,
     Retime,
     Sweep,

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 
 from chakra_et.cli import parse
 from chakra_et.names import run_at
+from chakra_et.simulators.ranks import Scaling
 from chakra_et.simulators.remodel import Model
-from chakra_et.simulators.scale import Scaling, captured, scale
+from chakra_et.simulators.scale import captured, scale
 from chakra_et.simulators.sets import read_set
 
 

@@ -18,7 +18,7 @@ from chakra_et.et.columns import ExecutionTrace, NodeType
 from chakra_et.simulators.blocks import find_blocks
 from chakra_et.simulators.gradients import bucket_sizes, limit_of
 from chakra_et.simulators.operators import operators_of
-from chakra_et.simulators.stages import one_f_one_b
+from chakra_et.simulators.passes import one_f_one_b
 from tests.chakra_et.replay_traces import cpu, make_trace
 from tests.simulators.sets import REPO, write_set
 
