@@ -73,22 +73,18 @@ def models(folder: Path, rounds: int, step_ms: StepMs, quietly: Command) -> dict
 
 
 def from_one(folder: Path, rounds: int, step_ms: StepMs, quietly: Command) -> dict[str, tuple[float, ...]]:
-    """One rank scaled to two: with DistributedDataParallel of one process, and without it. Two single ranks
-    run
-    side by side, as two ranks do, in turns with these; the network is measured apart from all of them."""
+    """One rank scaled to two: with DistributedDataParallel of one process, and without it. Both, the two
+    """One rank scaled to two: with DistributedDataParallel of one process, and without it. Both, the two
+    ranks that they are compared with, and the measurement of the network run at the same time, so that each
+    has as much of the machine."""
     rows: dict[str, list[tuple[float, ...]]] = {"one rank under DDP": [], "one rank without DDP": []}
     for number in range(rounds):
         here = folder / f"turn{number}"
-        common = {"rounds": 1, "warmup": 2, "plain": 1, "active": 5}
-        for name, wrapper in (("ddp", "ddp"), ("bare", "none")):
-            running = []
-            for copy in range(2):
-                where = here / f"{name}{copy}"
-                case = {"name": "one", "model": SIZES, "wrapper": wrapper}
-                running += launch({**common, "output": str(where), "cases": [case]}, where / "plan.json", 1)
-            wait(running)
-        both = {**common, "output": str(here / "two"), "cases": [{"name": "two", "model": SIZES}]}
-        wait(launch(both, here / "two" / "plan.json", 2))
+        running = []
+        for name, ranks, wrapper in (("ddp", 1, "ddp"), ("bare", 1, "none"), ("two", 2, "ddp")):
+            case = {"name": name, "model": SIZES, "wrapper": wrapper}
+            plan = {"rounds": 1, "warmup": 2, "plain": 1, "active": 8, "output": str(here), "cases": [case]}
+            running += launch(plan, here / name / "plan.json", ranks)
         network = here / "network.json"
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
         measure = [
@@ -101,15 +97,18 @@ def from_one(folder: Path, rounds: int, step_ms: StepMs, quietly: Command) -> di
             "--repeats",
             "5",
         ]
-        subprocess.run(
-            measure, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=True, capture_output=True
+        env = os.environ | {"OMP_NUM_THREADS": "1"}
+        running.append(
+            subprocess.Popen(measure, cwd=ROOT, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
         )
-        for part in ("ddp0", "bare0", "two"):
-            quietly("convert", "--dir", str(here / part))
-        real = step_ms(str(here / "two" / "two_r0"), True, 1)
-        for name, part in (("one rank under DDP", "ddp0"), ("one rank without DDP", "bare0")):
-            base = here / part / "one_r0"
-            target = str(here / part / "two")
+        wait(running)
+        quietly("convert", "--dir", str(here))
+        real = step_ms(str(here / "two_r0"), True, 1)
+        for name, base in (
+            ("one rank under DDP", here / "ddp_r0"),
+            ("one rank without DDP", here / "bare_r0"),
+        ):
+            target = f"{base}-two"
             quietly("scale", str(base), "--dp", "2", "-o", target, "--topology", str(network))
             rows[name].append((step_ms(target, first=1), real, step_ms(str(base), True, 1)))
     return {

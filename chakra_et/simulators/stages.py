@@ -151,8 +151,10 @@ class Splitter:
     def _foreign(self, part: Part) -> np.ndarray:
         """Collectives of the embedding's copies, which only the first and the last stage have."""
         table, index = texts(self.operators.trace, "pg_description")
-        embedding = np.array([*("EMBEDDING" in text.upper() for text in table), False], dtype=bool)[index]
-        return embedding & (not part.is_edge)
+        embedding: np.ndarray = np.array(
+            [*("EMBEDDING" in text.upper() for text in table), False], dtype=bool
+        )[index]
+        return np.zeros(len(embedding), dtype=bool) if part.is_edge else embedding
 
     def _messages(
         self, draft: Draft, part: Part, place: Sequence[tuple[int, int]]

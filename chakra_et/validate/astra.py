@@ -70,7 +70,7 @@ def check_run_for_astra(
             yield from _units(network)
         system = read_system(folder)
         if system is not None:
-            yield from _system(system, len(network.get("npus_count") or network.get("topology", ())))
+            yield from _system(system, len(network.get("npus_count") or network.get("topology") or ()))
         elif (folder / "system.json").exists():
             yield Finding("astra-system", [], "system.json can't be read as JSON")
 
