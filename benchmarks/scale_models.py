@@ -74,7 +74,6 @@ def models(folder: Path, rounds: int, step_ms: StepMs, quietly: Command) -> dict
 
 def from_one(folder: Path, rounds: int, step_ms: StepMs, quietly: Command) -> dict[str, tuple[float, ...]]:
     """One rank scaled to two: with DistributedDataParallel of one process, and without it. Both, the two
-    """One rank scaled to two: with DistributedDataParallel of one process, and without it. Both, the two
     ranks that they are compared with, and the measurement of the network run at the same time, so that each
     has as much of the machine."""
     rows: dict[str, list[tuple[float, ...]]] = {"one rank under DDP": [], "one rank without DDP": []}
@@ -119,8 +118,7 @@ def from_one(folder: Path, rounds: int, step_ms: StepMs, quietly: Command) -> di
 
 def megatron(folder: Path, rounds: int, step_ms: StepMs, quietly: Command) -> dict[str, tuple[float, ...]]:
     """A tiny GPT on megatron-core: 2 tensor-parallel ranks or 2 pipeline stages scaled to 4, and compared
-    with 4
-    that run at the same time."""
+    with 4 that run at the same time."""
     from tests.megatron_lm.training_runs import PRETRAIN, TINY, environment, layout
     from tests.ports import free_port
 
