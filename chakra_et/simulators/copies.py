@@ -120,8 +120,7 @@ def names_in(trace: ExecutionTrace, groups: ScaledGroups, place: Place) -> dict[
 
 def peers_in(trace: ExecutionTrace, old: Mesh, new: Mesh, source: Place, place: Place) -> dict[int, int]:
     """Captured rank → new rank, of those that messages name: as many places away, for the copy at ``place``
-    of
-    the rank at ``source``."""
+    of the rank at ``source``."""
     named: set[int] = set()
     for name in ("comm_src", "comm_dst"):
         attribute = trace.attributes.get(name)

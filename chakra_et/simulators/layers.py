@@ -109,8 +109,7 @@ def _check(parameters: Parameters, where: str) -> None:
     if other is not None:
         raise TraceError(
             f"{where}: blocks 0 and {other} repeat their operators, and have gradients of other shapes: "
-            "--layers "
-            "needs blocks that are alike"
+            "--layers needs blocks that are alike"
         )
 
 

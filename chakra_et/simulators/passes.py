@@ -77,8 +77,7 @@ def segments_of(operators: Operators, blocks: Blocks, where: str) -> list[Segmen
         if counts[number, False] != counts[number, True]:
             raise TraceError(
                 f"{where}: step {number} has {counts[number, False]} forward and {counts[number, True]} "
-                "backward "
-                "passes: --pp needs whole steps"
+                "backward passes: --pp needs whole steps"
             )
     return found
 

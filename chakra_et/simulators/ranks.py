@@ -22,8 +22,7 @@ from chakra_et.simulators.spread import compute_micros, deviation, draw, relativ
 @dataclass(frozen=True)
 class Scaling:
     """``dp``: data-parallel ranks that are wanted, None for as many as captured. ``model``: other layers,
-    batch
-    or sequence. ``topology``: text, "" for the times of the capture.
+    batch or sequence. ``topology``: text, "" for the times of the capture.
     ``spread``: of compute times, None for the measured one. ``variants``: different draws per captured
     rank."""
 

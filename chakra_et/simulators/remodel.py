@@ -47,8 +47,7 @@ def remodelled(
     traces: Mapping[int, ExecutionTrace], mesh: Mesh, model: Model, retime: Retime, where: str
 ) -> Remodelled:
     """The ranks of the other model, by their numbers. Raises ``TraceError``, naming what was looked for,
-    where
-    the captured model isn't recognised."""
+    where the captured model isn't recognised."""
     found = dict(traces)
     source = {rank: np.arange(len(trace)) for rank, trace in found.items()}
     notes: list[str] = []
@@ -176,8 +175,7 @@ def _layer_notes(
     if by_bytes:
         notes.append(
             f"the buckets of {by_bytes:,} backward passes keep their number, and have the bytes of the "
-            "gradients "
-            "before each"
+            "gradients before each"
         )
     if whole:
         notes.append(f"{whole:,} collectives of all gradients grew with the elements")
@@ -206,9 +204,7 @@ def resharded(
     sizes = ", ".join(map(str, sorted(sharding.sharded)))
     note = (
         f"each shard of a tensor-parallel operator becomes {sharding.ratio}: sizes {sizes} were recognised "
-        "as "
-        f"sharded, and {nodes:,} nodes that took {before / 1000:,.1f} ms take {after / 1000:,.1f} ms, "
-        "assuming "
-        "that an operator's time follows its operations"
+        f"as sharded, and {nodes:,} nodes that took {before / 1000:,.1f} ms take {after / 1000:,.1f} ms, "
+        "assuming that an operator's time follows its operations"
     )
     return Remodelled(traces, made.source, [*made.notes, note])

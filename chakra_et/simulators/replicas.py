@@ -72,10 +72,8 @@ def with_reductions(traces: Mapping[int, ExecutionTrace], groups: Groups, where:
     if put_in:
         notes.append(
             f"no gradients were reduced in the capture: {put_in:,} all-reduces were put in, assuming "
-            "buckets of "
-            f"{BUCKET_MIB} MiB (the first of 1 MiB; the largest has {largest:,} bytes) beside the backward "
-            "pass; "
-            "copies into buckets take no time"
+            f"buckets of {BUCKET_MIB} MiB (the first of 1 MiB; the largest has {largest:,} bytes) beside "
+            "the backward pass; copies into buckets take no time"
         )
     return Reduced(made, own, source, notes)
 

@@ -89,15 +89,13 @@ def scale(found: InputSet, traces: Mapping[int, ExecutionTrace], wanted: Scaling
     if pp != old.pp and (old.pp < 2 or pp % old.pp):
         raise TraceError(
             f"--pp {pp} is no multiple of the {old.pp} that was captured, or shows no messages between "
-            "stages: "
-            f"capture --pp 2 or more, or --pp {pp}"
+            f"stages: capture --pp 2 or more, or --pp {pp}"
         )
     tp = wanted.tp or old.tp
     if tp != old.tp and (old.tp < 2 or tp % old.tp):
         raise TraceError(
             f"--tp {tp} is no multiple of the {old.tp} that was captured, or shards can't be told from one "
-            "rank "
-            f"alone: capture --tp 2 or more, or --tp {tp}"
+            f"rank alone: capture --tp 2 or more, or --tp {tp}"
         )
     dp = wanted.dp or old.dp
     new = Mesh(tp, dp, pp)
@@ -168,8 +166,7 @@ def _reduced(
     if apart:
         notes.append(
             f"{len(apart)} of {len(several)} groups are of one replica (tensor, pipeline or expert "
-            "parallel), "
-            "by their descriptions; each new replica has its own"
+            "parallel), by their descriptions; each new replica has its own"
         )
     return Remodelled(reduced.traces, source, []), ScaledGroups(reduced.groups, old, new, apart)
 

@@ -56,10 +56,8 @@ def split(made: Remodelled, groups: Groups, old: Mesh, stages: int, retime: Reti
             source[own], captured[own] = made.source[rank][cut.source], rank
     note = (
         f"the {old.pp} captured pipeline stages of {', '.join(map(str, held))} repeated blocks became "
-        f"{stages} "
-        "of equal parts, which run 1F1B with a message of the captured size per pass and boundary; sends "
-        "hold "
-        "nobody up"
+        f"{stages} of equal parts, which run 1F1B with a message of the captured size per pass and "
+        "boundary; sends hold nobody up"
     )
     ordered = dict(sorted(traces.items()))
     return Split(Remodelled(ordered, source, [*made.notes, note]), mesh, names.all(), captured)

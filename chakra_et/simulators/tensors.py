@@ -128,8 +128,7 @@ class Resizing:
             if size in widths or size == 1:
                 raise TraceError(
                     f"{where}: {what} can't be told from another size {size} of the model: capture with "
-                    "sizes "
-                    "that differ from all of the model's"
+                    "sizes that differ from all of the model's"
                 )
         self.kept = sizes.parameters | {shape[::-1] for shape in sizes.parameters}
         joined = {old.batch * (old.sequence + off): new.batch * (new.sequence + off) for off in (0, 1, -1)}
@@ -226,8 +225,7 @@ def _lists(
     trace: ExecutionTrace, text: Callable[[bytes], bytes], ratio: np.ndarray, leaf: np.ndarray
 ) -> None:
     """Operators on lists of tensors, as an optimizer's, follow the elements of all; ``ratio`` and ``leaf``
-    are
-    written."""
+    are written."""
     inputs = trace.inputs
     for at, row in enumerate(inputs.rows.tolist() if inputs is not None else ()):
         if inputs is not None and _LISTED.search(trace.names[row]):

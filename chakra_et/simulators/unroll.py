@@ -37,8 +37,7 @@ class Draft:
 @dataclass(frozen=True)
 class Unrolled:
     """``trace``: the new one. ``source``: the row that each of its nodes is a copy of, ``node``: its number
-    in
-    the draft; int64[M]."""
+    in the draft; int64[M]."""
 
     trace: ExecutionTrace
     source: np.ndarray
