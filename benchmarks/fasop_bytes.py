@@ -66,6 +66,7 @@ def digests() -> dict[str, str]:
                 folder = Path(scratch) / cluster / schedule
                 folder.mkdir(parents=True)
                 ask = ["simulate", str(plans), "--schedule", schedule, "--output", str(folder), "--et"]
+                ask.append("--no-bundle")
                 note(f"{cluster}/{schedule}.txt", fasop(*ask, "--picture", str(folder / "plan.svg")))
                 fasop(*ask, "--picture", str(folder / "plan.html"))
                 for path in sorted(folder.iterdir()):

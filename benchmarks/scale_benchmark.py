@@ -2,14 +2,16 @@
 """How well scaled sets predict runs of more ranks: each prediction is checked against a run that it never
 saw.
 
-    python benchmarks/scale_benchmark.py                      all comparisons
-    python benchmarks/scale_benchmark.py --only machine       one of gloo, machine, planned, size
+    python benchmarks/scale_benchmark.py                      all comparisons python
+    benchmarks/scale_benchmark.py --only machine       one of gloo, machine, planned, size, models, one,
+                                                              megatron
 
 gloo: GPT-2 (tiny) on 2 processes, scaled to 4 and compared with 4 processes that run at the same time, so
 that each process has as much of the machine; medians over --repeats. machine: the simulated machine of
 tests/generator, 8 ranks scaled to 64 and compared with 64. planned: a plan of the planner on 8 GPUs scaled to
-64 and compared with the plan on 64. size: 1,024 ranks of the gloo capture, seconds and files. The exit status
-is 1 if a target is missed.
+64 and compared with the plan on 64. models, one, megatron: other layers, batch and sequence, one rank scaled
+to two, and more tensor-parallel ranks or stages (``scale_models.py``). size: 1,024 ranks of the gloo capture,
+seconds and files. The exit status is 1 if a target is missed.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from typing import Literal
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.scale_models import from_one, megatron, models
 from chakra_et import cli
 from chakra_et.__main__ import main as chakra_et
 from chakra_et.et import file as et_file
@@ -45,6 +48,9 @@ from tests.generator.layouts import PID
 from tests.generator.program import AwaitComm, Busy, Comm, Group, Instruction, Op, Post, Program, Tensor
 
 TARGETS = {"gloo": 10.0, "machine": 2.0, "planned": 2.0}
+MODELS = {"models": models, "one": from_one, "megatron": megatron}
+OF_MODELS = 10.0
+"""Percent, for what changes the model or begins with one rank."""
 SECONDS_FOR_1024 = 60.0
 STEPS, LAYERS, BUCKET = 6, 8, 2
 ELEMENTS = (1 << 17, 1 << 20, 1 << 20, 1 << 19)
@@ -55,7 +61,7 @@ ELEMENTS = (1 << 17, 1 << 20, 1 << 20, 1 << 19)
 class Config:
     """What is compared."""
 
-    only: Literal["all", "gloo", "machine", "planned", "size"] = field(
+    only: Literal["all", "gloo", "machine", "planned", "size", "models", "one", "megatron"] = field(
         default="all", metadata={"help": "one comparison"}
     )
     repeats: int = field(default=3, metadata={"help": "captures of each gloo run"})
@@ -67,20 +73,30 @@ def main() -> int:
     missed = False
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        wanted = ("machine", "planned", "gloo", "size") if config.only == "all" else (config.only,)
-        for name in wanted:
+        everything = ("machine", "planned", "gloo", "size", *MODELS)
+        for name in everything if config.only == "all" else (config.only,):
             if name == "size":
                 missed |= size(folder, config)
                 continue
+            if name in MODELS:
+                made = MODELS[name](folder / name, config.repeats, step_ms, quietly)
+                missed |= any([tell(case, OF_MODELS, *times) for case, times in made.items()])
+                continue
             compare = {"gloo": gloo, "machine": machine, "planned": planned}[name]
             predicted, real, base = compare(folder, config)
-            error = 100 * (predicted / real - 1)
-            missed |= abs(error) > TARGETS[name]
-            print(
-                f"{name}: predicted {predicted:,.3f} ms per step, real {real:,.3f} ms ({error:+.2f}%, target "
-                f"{TARGETS[name]:g}%); the captured set has {base:,.3f} ms ({100 * (base / real - 1):+.2f}%)"
-            )
+            missed |= tell(name, TARGETS[name], predicted, real, base)
     return int(missed)
+
+
+def tell(name: str, target: float, predicted: float, real: float, base: float) -> bool:
+    """Print a comparison, and return whether it misses its target."""
+    error = 100 * (predicted / real - 1)
+    print(
+        f"{name}: predicted {predicted:,.3f} ms per step, real {real:,.3f} ms ({error:+.2f}%, target "
+        f"{target:g}%); the captured set has {base:,.3f} ms ({100 * (base / real - 1):+.2f}%)",
+        flush=True,
+    )
+    return abs(error) > target
 
 
 def step_ms(name: str, measured: bool = False, first: int = 0) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -18,6 +18,7 @@ from chakra_et.replay.shares import KINDS
 
 _NUMBER = re.compile(rb"\d+")
 _LARGEST_DOUBT = 0.5
+_IDLE_KERNEL_NS = 2_000.0
 # Operators that return a view, or memory as it is: their time doesn't depend on sizes.
 _VIEWS = re.compile(
     r"aten::(_unsafe_view|view|reshape|t|transpose|permute|expand|as_strided|slice|select|narrow|split|chunk|"
@@ -51,10 +52,10 @@ class Resize:
         on_cpu = graph.is_cpu & (leaf > 0) & (run.kind == KINDS.index("operator"))
         on_device = np.isin(run.kind, [KINDS.index("kernel"), KINDS.index("copy")]) & ~run.is_communication
         changes = (on_cpu | on_device) & (ratio != 1)
-        idle = on_cpu & (operations == 0)
-        floor = np.where(on_cpu, np.median(graph.own_ns[idle]) if idle.any() else 0.0, 2_000.0)
         taken = setting.own_ns.astype(float)
-        changed = np.where(changes & (taken > floor), floor + (taken - floor) * ratio, taken)
+        changed = np.where(
+            changes, resized_times(taken, idle_ns(graph.own_ns, on_cpu, operations), on_cpu, ratio), taken
+        )
         before, after = taken[changes].sum(), changed[changes].sum()
         names = ", ".join(f"{old} → {new}" for old, new in self.sizes.items())
         return (
@@ -81,16 +82,38 @@ def parse_resize(words: Sequence[str]) -> Resize:
     return Resize(sizes)
 
 
+def idle_ns(own_ns: np.ndarray, on_cpu: np.ndarray, operations: np.ndarray) -> float:
+    """What an operator of the CPU without work takes: the median."""
+    idle = on_cpu & (operations == 0)
+    return float(np.median(own_ns[idle])) if idle.any() else 0.0
+
+
+def resized_times(taken: np.ndarray, idle: float, on_cpu: np.ndarray, ratio: np.ndarray) -> np.ndarray:
+    """Times in ns after the operations of operators and kernels have changed by ``ratio``: what one takes
+    without work stays."""
+    floor = np.where(on_cpu, idle, _IDLE_KERNEL_NS)
+    changed: np.ndarray = np.where(taken > floor, floor + (taken - floor) * ratio, taken)
+    return changed
+
+
 def operator_ratios(
     trace: ExecutionTrace, sizes: Mapping[int, int]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """For each row: the operations of its operator, their ratio of new to old, and whether it is an operator
     with shapes that does its work itself; float64."""
-    operations, ratio = np.zeros(len(trace)), np.ones(len(trace))
+    return work_ratios(trace, lambda shapes: _resized(shapes, sizes))[:3]
+
+
+def work_ratios(
+    trace: ExecutionTrace, resized: Callable[[bytes], bytes]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """As ``operator_ratios``, with the ratio of bytes as the fourth. ``resized``: the JSON text of an
+    operator's shapes → that of the new ones."""
+    operations, ratio, moved = np.zeros(len(trace)), np.ones(len(trace)), np.ones(len(trace))
     parent = rows_of(trace.ids, trace.column("parent", -1).clip(0).astype(np.uint64))
     leaf, on_cpu = np.zeros(len(trace)), trace.column("is_cpu_op") != 0
     if trace.inputs is None:
-        return operations, ratio, leaf
+        return operations, ratio, leaf, moved
     tensors = trace.inputs
     for at, row in enumerate(tensors.rows.tolist()):
         name, shapes, types = trace.names[row], tensors.shapes[at], tensors.types[at]
@@ -101,10 +124,11 @@ def operator_ratios(
         if before is None or not before[0]:
             continue
         operations[row] = before[0]
-        changed = _resized(shapes, sizes)
+        changed = resized(shapes)
         if changed != shapes:
             after = operator_work(name, values, changed, types, b"[]", b"[]")
             ratio[row] = after[0] / before[0] if after else 1.0
+            moved[row] = after[1] / before[1] if after and before[1] else 1.0
     # An operator does its work itself where none that it calls has a good part of its operations.
     called = np.zeros(len(trace))
     below = np.flatnonzero(on_cpu & (parent >= 0))
@@ -113,14 +137,16 @@ def operator_ratios(
     # Of an operator that was interrupted by others, the first node has the shapes.
     first = _first_nodes(trace, tensors.rows)
     rest = np.flatnonzero(on_cpu & (first >= 0))
-    operations[rest], ratio[rest], leaf[rest] = (each[first[rest]] for each in (operations, ratio, leaf))
+    for column in (operations, ratio, leaf, moved):
+        column[rest] = column[first[rest]]
     around = np.where(on_cpu, -1, parent)
     for _ in range(DEPTH):  # device work has its launcher's ratio
         known = (around >= 0) & (operations[around] > 0)
-        operations = np.where(known, operations[around], operations)
-        ratio = np.where(known, ratio[around], ratio)
+        operations, ratio, moved = (
+            np.where(known, column[around], column) for column in (operations, ratio, moved)
+        )
         around = np.where((around >= 0) & ~known, parent[around], -1)
-    return operations, ratio, leaf
+    return operations, ratio, leaf, moved
 
 
 def _first_nodes(trace: ExecutionTrace, rows: np.ndarray) -> np.ndarray:

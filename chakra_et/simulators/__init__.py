@@ -8,7 +8,14 @@ makes each rank's nodes what the simulator runs, ``networks`` reads the topology
 ASTRA-sim's network, ``expected`` replays, ``bundle`` and ``texts`` write, ``check_log`` compares a log.
 
 ``scale`` writes a set of more or fewer ranks: ``mesh`` has the places of ranks and their groups, ``copies``
-makes new ranks of captured ones, ``spread`` varies their times, ``fit`` finds the network of the capture.
+and ``ranks`` make new ranks of captured ones, ``spread`` varies their times, ``fit`` finds the network of the
+capture, ``replicas`` puts in what one replica does without.
+
+``remodel`` makes the captured ranks those of another model. ``operators`` has the operators of a rank as a
+tree, ``blocks`` finds its repeated blocks, ``gradients`` what its backward passes accumulate and reduce.
+``layers`` changes the number of blocks, with ``unroll`` (nodes and dependencies) and ``buckets`` (collectives
+of gradients); ``tensors`` changes batch and sequence, ``sharding`` the shards of tensor parallelism,
+``stages`` cuts stages.
 
 ``edit`` makes new traces from given ones. ``examples`` unpacks the sets in ``data``.
 """

@@ -61,14 +61,16 @@ def ranks_of(found: InputSet, trim: bool = False) -> Ranks:
     return Ranks(found.name, sources, trimmed_groups(found.groups, there), (step,), there)
 
 
-def write_bundle(ranks: Ranks, topology_text: str, folder: Path, keep: Keep = "all") -> list[str]:
+def write_bundle(ranks: Ranks, network: str | Topology, folder: Path, keep: Keep = "all") -> list[str]:
     """Write the bundle as ``folder`` and return its notes, one sentence each.
+
+    ``network``: a topology, or the text that names one.
 
     Nothing is written where the topology doesn't fit, a file can't be read or the set isn't valid: raises
     ``TraceError``, in one sentence.
     """
     count = len(ranks.sources)
-    topology = read_topology(topology_text, count)
+    topology = read_topology(network, count) if isinstance(network, str) else network
     if "empty" in ranks.name:
         raise TraceError(
             f"{ranks.name}: ASTRA-sim ignores a group file whose name has 'empty' in it: rename the set"
@@ -132,6 +134,7 @@ def _fill(scratch: Path, ranks: Ranks, topology: Topology, keep: Keep) -> list[s
         notes.append(f"more than {LARGEST_REPLAY:,} nodes: expected.json has no times")
     else:
         answer = expected(dict(sorted(whole.items())), ranks.groups, topology)
+        notes += _planned(talk, answer)
     steps = list(ranks.steps)
     if lost:
         steps.append(
@@ -200,6 +203,17 @@ def _modelled(trace: ExecutionTrace) -> bool:
     compute = (trace.types == NodeType.COMP) & (trace.column("is_cpu_op") == 0)
     has_work = (trace.column("num_ops") > 0) & (trace.column("tensor_size") > 0)
     return bool(compute.any() and has_work[compute].all() and not trace.duration_micros[compute].any())
+
+
+def _planned(talk: Mapping[int, ExecutionTrace], answer: Expected) -> Iterator[str]:
+    """How far ASTRA-sim's network is from what a planned set was planned with."""
+    planned = max((trace.metadata_int("planned_step_micros") or 0 for trace in talk.values()), default=0)
+    if planned:
+        expects = max(answer.simulated.values())
+        yield (
+            f"the planner has {planned / 1000:,.3f} ms for the step, and {expects / 1000:,.3f} ms "
+            f"({100 * (expects / planned - 1):+.1f}%) are expected on this network"
+        )
 
 
 def _notes(

@@ -16,7 +16,7 @@ from chakra_et.replay.timing import timing
 from chakra_et.simulators.edit import communicates, has, texts, with_integers, with_texts
 from chakra_et.simulators.mesh import Mesh, Place, ScaledGroups
 from chakra_et.simulators.prepare import with_metadata
-from chakra_et.simulators.spread import step_of, stretched
+from chakra_et.simulators.spread import stretched
 
 SHARDED = (CollectiveType.ALL_GATHER, CollectiveType.GATHER)
 """Collectives whose ``comm_size`` is a rank's shard of a whole that keeps its size."""
@@ -112,14 +112,15 @@ def relabelled(
     return with_metadata(trace, world_size=world)
 
 
-def names_in(trace: ExecutionTrace, groups: ScaledGroups, source: Place, data: int) -> dict[str, str]:
-    """Captured group → new group, of those that the rank at ``source`` uses, for its copy at ``data``."""
+def names_in(trace: ExecutionTrace, groups: ScaledGroups, place: Place) -> dict[str, str]:
+    """Captured group → new group, of those that a rank uses, for its copy at ``place`` of the new mesh."""
     used = [name for name in texts(trace, "pg_name")[0] if name in groups.shapes]
-    return {name: groups.name_for(name, source, data) for name in used}
+    return {name: groups.name_for(name, place) for name in used}
 
 
-def peers_in(trace: ExecutionTrace, old: Mesh, new: Mesh, source: Place, data: int) -> dict[int, int]:
-    """Captured rank → new rank, of those that messages name: as many data-parallel places away."""
+def peers_in(trace: ExecutionTrace, old: Mesh, new: Mesh, source: Place, place: Place) -> dict[int, int]:
+    """Captured rank → new rank, of those that messages name: as many places away, for the copy at ``place``
+    of the rank at ``source``."""
     named: set[int] = set()
     for name in ("comm_src", "comm_dst"):
         attribute = trace.attributes.get(name)
@@ -129,7 +130,9 @@ def peers_in(trace: ExecutionTrace, old: Mesh, new: Mesh, source: Place, data: i
     for rank in sorted(named):
         if 0 <= rank < old.ranks:
             peer = old.place(rank)
-            found[rank] = new.rank(peer._replace(data=(data + peer.data - source.data) % new.dp))
+            data = (place.data + peer.data - source.data) % new.dp
+            tensor = (place.tensor + peer.tensor - source.tensor) % new.tp
+            found[rank] = new.rank(Place(tensor, data, peer.stage))
     return found
 
 
@@ -160,10 +163,10 @@ def timed(trace: ExecutionTrace, groups: Mapping[str, Sequence[int]], topology: 
     return dataclasses.replace(trace, duration_micros=duration)
 
 
-def varied(trace: ExecutionTrace, recorded: ExecutionTrace, factors: np.ndarray) -> ExecutionTrace:
-    """The trace with compute times multiplied by the factor of their step; ``recorded`` has the starts."""
+def varied(trace: ExecutionTrace, step: np.ndarray, factors: np.ndarray) -> ExecutionTrace:
+    """The trace with compute times multiplied by the factor of their ``step`` (int64[N])."""
     computes = trace.types < NodeType.COMM_SEND
-    of_node = factors[np.minimum(step_of(recorded), len(factors) - 1)]
+    of_node = factors[np.minimum(step, len(factors) - 1)]
     duration = trace.duration_micros.copy()
     duration[computes] = stretched(duration[computes].astype(np.float64), of_node[computes])
     return dataclasses.replace(trace, duration_micros=duration)

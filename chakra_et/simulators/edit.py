@@ -119,6 +119,47 @@ def select(trace: ExecutionTrace, keep: np.ndarray, chains: np.ndarray) -> Execu
     )
 
 
+def taken_rows(trace: ExecutionTrace, rows: np.ndarray) -> ExecutionTrace:
+    """The nodes ``rows``, in that order and as often as they are named; ids and dependencies stay as they
+    were."""
+    order = np.argsort(rows, kind="stable")
+    ordered = rows[order]
+
+    def place(owners: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(places in a column with these owners, new rows), ascending by new row."""
+        begin, end = np.searchsorted(ordered, owners), np.searchsorted(ordered, owners, side="right")
+        at = np.repeat(np.arange(len(owners)), end - begin)
+        inside = np.arange(len(at)) - np.repeat(np.cumsum(end - begin) - (end - begin), end - begin)
+        new = order[np.repeat(begin, end - begin) + inside]
+        by_row = np.argsort(new, kind="stable")
+        return at[by_row], new[by_row]
+
+    attributes = {}
+    for name, attribute in trace.attributes.items():
+        at, new = place(attribute.rows)
+        if len(at):
+            attributes[name] = _taken(attribute, at, new)
+    tensors: list[TensorInfo | None] = []
+    for info in (trace.inputs, trace.outputs):
+        if info is None:
+            tensors.append(None)
+            continue
+        at, new = place(info.rows)
+        columns = ([column[n] for n in at.tolist()] for column in (info.values, info.shapes, info.types))
+        tensors.append(TensorInfo(new, *columns))
+    return dataclasses.replace(
+        trace,
+        ids=trace.ids[rows],
+        names=Strings(trace.names.table, trace.names.index[rows]),
+        types=trace.types[rows],
+        start_micros=trace.start_micros[rows],
+        duration_micros=trace.duration_micros[rows],
+        inputs=tensors[0],
+        outputs=tensors[1],
+        attributes=attributes,
+    )
+
+
 def _contracted(trace: ExecutionTrace, keep: np.ndarray, chains: np.ndarray) -> list[list[int]]:
     """For each kept row its kept ancestors, nearest first reached, as rows."""
     edges = edges_of(trace)

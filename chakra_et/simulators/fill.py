@@ -13,7 +13,7 @@ from chakra_et.simulators.copies import names_in, peers_in, relabelled, transfer
 from chakra_et.simulators.mesh import ScaledGroups
 from chakra_et.simulators.scale import find_mesh
 from chakra_et.simulators.sets import InputSet
-from chakra_et.simulators.spread import compute_micros, deviation, draw, relative_spread
+from chakra_et.simulators.spread import compute_micros, deviation, draw, relative_spread, step_of
 
 
 def filled(found: InputSet, folder: Path, mesh_text: str = "", seed: int = 0) -> Ranks:
@@ -46,11 +46,11 @@ def filled(found: InputSet, folder: Path, mesh_text: str = "", seed: int = 0) ->
         busy = [compute_micros(traces[other]) for other in alike]
         spreads.append(relative_spread(busy))
         plain = without_waiting(traces[source], lasting[source])
-        names = names_in(traces[source], groups, mesh.place(source), place.data)
-        peers = peers_in(traces[source], mesh, mesh, mesh.place(source), place.data)
+        names = names_in(traces[source], groups, place)
+        peers = peers_in(traces[source], mesh, mesh, mesh.place(source), place)
         own = deviation(compute_micros(traces[source]), busy)
         factors = draw(generator, spreads[-1], len(own)) / own
-        copy = varied(relabelled(plain, names, peers, mesh.ranks), traces[source], factors)
+        copy = varied(relabelled(plain, names, peers, mesh.ranks), step_of(traces[source]), factors)
         sources[rank] = folder / f"{found.name}.{rank}.et"
         et_file.write(sources[rank], copy)
     absent = ", ".join(map(str, found.missing[:5])) + (", …" if len(found.missing) > 5 else "")

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from chakra_et.errors import TraceError
@@ -79,7 +79,7 @@ def mesh_of(groups: Groups, described: Mapping[str, Sequence[int]], messages: se
     ``described``: description → members, of the manifest's process groups; ``messages``: by how many ranks
     the two ends of a message lie apart. Raises ``TraceError`` where no mesh explains all groups.
     """
-    tensor = [len(members) for text, members in described.items() if "TENSOR" in text.upper()]
+    tensor = [len(members) for text, members in described.items() if _is_tensor(text)]
     stages = [len(members) for text, members in described.items() if _is_pipeline(text)]
     if tensor or stages:
         tp, pp = max(tensor, default=1), max(stages, default=1)
@@ -101,8 +101,13 @@ def mesh_of(groups: Groups, described: Mapping[str, Sequence[int]], messages: se
     return mesh
 
 
+def _is_tensor(text: str) -> bool:
+    """Groups of several kinds of parallelism, such as TENSOR_AND_DATA_PARALLEL_GROUP, are none."""
+    return "TENSOR" in text.upper() and not re.search("PIPELINE|DATA|EXPERT|CONTEXT|_CP", text.upper())
+
+
 def _is_pipeline(text: str) -> bool:
-    return "PIPELINE" in text.upper() and "EMBEDDING" not in text.upper()
+    return "PIPELINE" in text.upper() and not re.search("EMBEDDING|TENSOR|DATA|EXPERT", text.upper())
 
 
 def _tensor_ranks(groups: Groups, stage: int) -> int:
@@ -136,11 +141,25 @@ def shape_of(members: Sequence[int], mesh: Mesh) -> GroupShape | None:
 
 
 class ScaledGroups:
-    """The groups of a mesh with other numbers of data-parallel places, numbered in the order of first use."""
+    """The groups of a mesh with other numbers of data-parallel places, numbered in the order of first use.
 
-    def __init__(self, groups: Groups, old: Mesh, new: Mesh):
+    ``apart``: of a mesh with one data-parallel place, the groups that every replica has for itself.
+    """
+
+    def __init__(self, groups: Groups, old: Mesh, new: Mesh, apart: Collection[str] = ()):
         self.old, self.new = old, new
         self.shapes = {name: shape_of(members, old) for name, members in groups.items()}
+        for name in apart:
+            shape = self.shapes[name]
+            self.shapes[name] = None if shape is None else replace(shape, along="one")
+        for name, shape in self.shapes.items():
+            stages = len({stage for _, stage in shape.others}) if shape is not None else 1
+            if new.tp != old.tp and shape and len(shape.others) not in (stages, stages * old.tp):
+                raise TraceError(
+                    f"group {name} has some of the {old.tp} tensor-parallel places: --tp can't tell what "
+                    "it has "
+                    "of more"
+                )
         # Groups keep their numbers where the mesh keeps its size.
         kept = groups if old == new else {}
         # Process groups with the same members stay apart: each has an order of its own.
@@ -159,18 +178,27 @@ class ScaledGroups:
                     "of data parallelism: choose another"
                 )
 
-    def name_for(self, group: str, source: Place, data: int) -> str:
-        """The group that stands for ``group`` of the rank at ``source`` on its copy at place ``data``."""
+    def name_for(self, group: str, place: Place) -> str:
+        """The group that stands for ``group`` on a copy at ``place`` of the new mesh."""
         shape = self.shapes[group]
         assert shape is not None
-        key = tuple(self._members(shape, source, data)), self.twin[group]
+        key = tuple(self._members(shape, place)), self.twin[group]
         if key not in self.numbers:
             self.numbers[key] = str(self.next)
             self.next += 1
         return self.numbers[key]
 
-    def _members(self, shape: GroupShape, source: Place, data: int) -> list[int]:
-        count = self.new.dp
+    def counts(self, group: str) -> tuple[int, int]:
+        """Members of the group that stands for ``group``, in the old and in the new mesh."""
+        shape = self.shapes[group]
+        assert shape is not None
+        before = {"all": self.old.dp, "one": 1, "block": shape.size}.get(
+            shape.along, self.old.dp // shape.size
+        )
+        return before * len(shape.others), len(self._members(shape, Place(0, 0, 0)))
+
+    def _members(self, shape: GroupShape, place: Place) -> list[int]:
+        count, data = self.new.dp, place.data
         if shape.along == "all":
             along: Sequence[int] = range(count)
         elif shape.along == "one":
@@ -180,7 +208,17 @@ class ScaledGroups:
             along = range(data // shape.size * shape.size, data // shape.size * shape.size + shape.size)
         else:
             along = range(data % shape.size, count, shape.size)
-        return sorted(self.new.rank(Place(t, d, p)) for t, p in shape.others for d in along)
+        others = self._others(shape, place)
+        return sorted(self.new.rank(Place(t, d, p)) for t, p in others for d in along)
+
+    def _others(self, shape: GroupShape, place: Place) -> Sequence[tuple[int, int]]:
+        """(tensor place, stage) of the members: where tensor parallelism grows, all places or the rank's
+        own."""
+        if self.new.tp == self.old.tp:
+            return shape.others
+        stages = list(dict.fromkeys(stage for _, stage in shape.others))
+        whole = len(shape.others) == self.old.tp * len(stages)
+        return [(t, p) for p in stages for t in (range(self.new.tp) if whole else [place.tensor])]
 
     def all(self) -> Groups:
         """Number → ranks, of the groups that were asked for."""

@@ -17,9 +17,9 @@ from chakra_et.errors import TraceError
 from chakra_et.network.topology import Dimension, Topology, parse_topology
 from chakra_et.predict.fit import read_model
 
-# As the planner has them (fasop.exact.links): what messages lose of a node's bandwidth, and the
-# time of a hop where the cluster names none.
-INTER_LOSS, HOP_NS = 1.05, 4000.0
+# As the planner has them (fasop.exact.links): what messages lose of a node's bandwidth, between nodes and
+# within one, and the time of a hop where the cluster names none.
+INTER_LOSS, INTRA_LOSS, HOP_NS = 1.05, 3.5, 4000.0
 
 
 def read_topology(text: str, ranks: int) -> Topology:
@@ -39,16 +39,28 @@ def read_topology(text: str, ranks: int) -> Topology:
 
 
 def _of_plan(path: Path, loaded: Mapping[str, Any], ranks: int) -> Topology:
+    plans = loaded["plans"]
+    if not isinstance(plans, list) or not plans:
+        raise TraceError(f"{path}: holds no plan: write it with fasop plan --json")
+    return planned_topology(plans[0], ranks, f"{path}: its first plan")
+
+
+def planned_topology(plan: Any, ranks: int, where: str) -> Topology:
+    """The network of one entry of a file of plans, with the planner's effective bandwidths.
+
+    Its notes state what of the planner's cluster the dimensions can't express. ``where`` begins a
+    ``TraceError``.
+    """
     try:
-        plan = loaded["plans"][0]
         topology = _dimensions(plan, plan["cluster"])
     except (KeyError, IndexError, TypeError, ValueError, ZeroDivisionError):
-        raise TraceError(f"{path}: isn't a plan that can be read: write it with fasop plan --json") from None
+        raise TraceError(f"{where} isn't a plan that can be read: write it with fasop plan --json") from None
     if topology.ranks != ranks:
         raise TraceError(
-            f"{path}: its first plan is for {topology.ranks} GPUs, and the set has {ranks} ranks: give the "
-            "plan of this set"
+            f"{where} is for {topology.ranks} GPUs, and the set has {ranks} ranks: give the plan of this set"
         )
+    if ranks < 2:
+        raise TraceError(f"{where} is for one GPU: there is no network to simulate")
     return topology
 
 
@@ -63,10 +75,21 @@ def _dimensions(plan: Mapping[str, Any], cluster: Mapping[str, Any]) -> Topology
     dimensions = (Dimension(per_node, intra, intra_ns), Dimension(nodes, inter, inter_ns))
     notes = [
         f"the {per_node} GPUs of a node share its bandwidth, less 5%, as the planner has it for messages "
-        "between "
-        "stages; for rings that cross nodes once it has fewer share it",
+        "between stages; for rings that cross nodes once it has fewer share it",
+        f"the planner gives messages within a node {1 / INTRA_LOSS:.0%} of its bandwidth and rings all of "
+        "it; a dimension has one bandwidth, that of rings",
         "the planner's 32 us until a collective begins are not in the network",
     ]
+    if any(gpu["shared_bus"] for gpu in used):
+        notes.append(
+            "GPUs share a bus, which the planner divides by how many send at once: here by all of the node"
+        )
+    if any(gpu.get("gpu_bandwidth") for gpu in used):
+        notes.append("a GPU alone gets no more than its own share of a node's bandwidth, as all GPUs do here")
+    if plan.get("choices"):
+        notes.append(
+            "stages differ in tensor parallelism; groups of fewer GPUs than a node are rings on its links"
+        )
     if len(used) > 1:
         names = ", ".join(gpu["name"] for gpu in used)
         notes.append(

@@ -1,4 +1,5 @@
-"""``chakra-et scale outputs/NAME --dp 64 -o outputs/NAME-64``: a set of more or fewer data-parallel ranks.
+"""``chakra-et scale outputs/NAME --dp 64 -o outputs/NAME-64``: a set of more or fewer data-parallel ranks, or
+of a model with other layers, batch or sequence.
 
 Each new rank is a copy of a captured one with the measured spread of compute times; groups, peers and sizes
 of collectives are those of its place. Exit status: 0; 2 for arguments or files that can't be used.
@@ -11,7 +12,9 @@ from dataclasses import dataclass, field
 
 from chakra_et.cli import parse
 from chakra_et.names import run_at
-from chakra_et.simulators.scale import Scaling, captured, scale
+from chakra_et.simulators.ranks import Scaling
+from chakra_et.simulators.remodel import Model
+from chakra_et.simulators.scale import captured, scale
 from chakra_et.simulators.sets import read_set
 
 
@@ -20,9 +23,14 @@ class ScaleConfig:
     """The command's arguments."""
 
     name: str = field(metadata={"positional": True, "help": "the captured set: outputs/NAME"})
-    dp: int = field(metadata={"help": "data-parallel ranks of the new set"})
+    dp: int | None = field(default=None, metadata={"help": "data-parallel ranks of the new set"})
+    layers: str = field(
+        default="", metadata={"help": "repeated blocks of the new model: a number, or a factor as 2x"}
+    )
+    batch: str = field(default="", metadata={"help": "sequences of a rank in one pass: a number, or 2x"})
+    seq: str = field(default="", metadata={"help": "tokens of a sequence: a number, or 2x"})
     output: str = field(
-        default="", metadata={"short": "-o", "help": "the new set (NAME-dpN beside the captured one)"}
+        default="", metadata={"short": "-o", "help": "the new set (as NAME-dp64 beside the captured one)"}
     )
     tp: int | None = field(default=None, metadata={"help": "tensor-parallel ranks: as captured"})
     pp: int | None = field(default=None, metadata={"help": "pipeline stages: as captured"})
@@ -47,15 +55,24 @@ class ScaleConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"--{name} must be 1 or more, not {value}")
+        asked = (self.dp, self.tp, self.pp, self.layers, self.batch, self.seq)
+        if not any(asked):
+            raise ValueError("give what is to change: --dp, --tp, --pp, --layers, --batch or --seq")
         if self.spread is not None and not 0 <= self.spread <= 1:
             raise ValueError(f"--spread must be from 0 to 1, not {self.spread}")
+
+    @property
+    def changes(self) -> str:
+        """What is appended to the name: ``-dp64-layers2x``."""
+        given = {name: getattr(self, name) for name in ("dp", "tp", "pp", "layers", "batch", "seq")}
+        return "".join(f"-{name}{value}" for name, value in given.items() if value)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
     config = parse(ScaleConfig, argv, description=__doc__)
     found = read_set(config.name)
-    run = run_at(config.output or str(found.run.folder / f"{found.name}-dp{config.dp}"))
+    run = run_at(config.output or str(found.run.folder / f"{found.name}{config.changes}"))
     wanted = Scaling(
         config.dp,
         config.topology,
@@ -65,6 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         config.variants,
         config.tp,
         config.pp,
+        Model(config.layers, config.batch, config.seq),
     )
     scaled = scale(found, captured(found), wanted, run)
     for note in scaled.notes:

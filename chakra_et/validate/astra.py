@@ -9,8 +9,9 @@ congestion-aware network aborts on a Ring of two. network.yml and system.json be
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,9 @@ from chakra_et.validate.table import Finding
 
 GIB_PER_GB = 1e9 / 2**30
 _ROW = re.compile(r"^\s*(\w+)\s*:\s*\[([^\]]*)\]", re.MULTILINE)
+_COLUMN = re.compile(r"^(\w+)\s*:[ \t]*\n((?:[ \t]*-.*\n?)+)", re.MULTILINE)
+_ENTRY = re.compile(r"-[^\n]*")
+_KINDS = ("Ring", "FullyConnected", "Switch")
 _LISTS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all")
 _REPLAYED = CollectiveType.BROADCAST
 _RUN = (
@@ -58,22 +62,29 @@ def check_run_for_astra(
     if "empty" in f"{name}_comm_groups.json":
         yield Finding("astra-group-file", [], "its name has 'empty' in it: ASTRA-sim ignores the group file")
     network = read_network(folder)
+    if network is None and (folder / "network.yml").exists():
+        yield Finding("astra-network", [], "network.yml can't be read as text")
     if network is not None:
         yield from _network(network, groups or {}, ranks)
         if not (folder / "expected.json").is_file():
             yield from _units(network)
         system = read_system(folder)
         if system is not None:
-            yield from _system(system, len(network.get("npus_count", [])))
+            yield from _system(system, len(network.get("npus_count") or network.get("topology") or ()))
+        elif (folder / "system.json").exists():
+            yield Finding("astra-system", [], "system.json can't be read as JSON")
 
 
 def read_network(folder: Path) -> dict[str, list[str]] | None:
-    """The lists in network.yml; None if there is no such file."""
+    """The lists in network.yml, on one line or an entry per line; None if there is no such file."""
     try:
         content = (folder / "network.yml").read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
         return None
-    return {key: [each.strip() for each in row.split(",")] for key, row in _ROW.findall(content)}
+    content = re.sub(r"(?m)(^|\s)#.*$", "", content)
+    lists = {key: row.split(",") if row.strip() else [] for key, row in _ROW.findall(content)}
+    lists |= {key: [each[1:] for each in _ENTRY.findall(rows)] for key, rows in _COLUMN.findall(content)}
+    return {key: [each.strip(" \t\n\"'") for each in row] for key, row in lists.items()}
 
 
 def read_system(folder: Path) -> dict[str, Any] | None:
@@ -88,23 +99,13 @@ def read_system(folder: Path) -> dict[str, Any] | None:
 def _network(
     network: Mapping[str, list[str]], groups: Mapping[str, list[int]], ranks: int
 ) -> Iterator[Finding]:
-    keys = ("topology", "npus_count", "bandwidth", "latency")
-    lengths = {len(network.get(key, [])) for key in keys}
-    if lengths & {0} or len(lengths) > 1:
-        yield Finding(
-            "astra-network", [], f"network.yml needs {', '.join(keys)} with one entry per dimension"
-        )
+    broken = list(_fields(network))
+    yield from (Finding("astra-network", [], f"network.yml: {message}") for message in broken)
+    if broken:
         return
-    try:
-        counts = [int(each) for each in network["npus_count"]]
-        bandwidths = [float(each) for each in network["bandwidth"]]
-    except ValueError:
-        yield Finding("astra-network", [], "network.yml has a figure that isn't a number")
-        return
-    if int(np.prod(counts)) != ranks:
-        yield Finding("astra-network", [], f"network.yml has {int(np.prod(counts))} ranks, the set {ranks}")
-    if min(bandwidths) <= 0:
-        yield Finding("astra-network", [], "network.yml has a bandwidth that isn't above 0 GiB/s")
+    counts = [int(each) for each in network["npus_count"]]
+    if math.prod(counts) != ranks:
+        yield Finding("astra-network", [], f"network.yml has {math.prod(counts)} ranks, the set {ranks}")
     several = sum(1 < len(members) < ranks for members in groups.values()) > 1
     if several and len(counts) == 1:
         message = "several groups of fewer than all ranks on one dimension: write two (GPUs per node, nodes)"
@@ -112,6 +113,38 @@ def _network(
     if counts == [2] and network["topology"] == ["Ring"]:
         message = "two ranks on a Ring abort in the congestion-aware network: write a Switch"
         yield Finding("astra-network", [], message)
+
+
+def _fields(network: Mapping[str, list[str]]) -> Iterator[str]:
+    """What is wrong with the four lists, a sentence each."""
+    dimensions = max((len(network.get(key, ())) for key in _FIELDS), default=0)
+    for key, (unit, is_good) in _FIELDS.items():
+        values = network.get(key)
+        if values is None:
+            yield f"there is no list {key}: write one entry per dimension, {unit}"
+        elif not values:
+            yield f"{key} is empty: write one entry per dimension, {unit}"
+        elif len(values) != dimensions:
+            yield f"{key} has {len(values)} of {dimensions} entries: write one per dimension"
+        else:
+            bad = next((each for each in values if not is_good(each)), None)
+            if bad is not None:
+                yield f"{key} has {bad[:40]!r}, which isn't {unit}"
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+_FIELDS: dict[str, tuple[str, Callable[[str], bool]]] = {
+    "topology": ("Ring, FullyConnected or Switch", lambda text: text in _KINDS),
+    "npus_count": ("a number of ranks from 1 on", lambda text: text.isdecimal() and int(text) > 0),
+    "bandwidth": ("a number of GiB/s above 0", lambda text: 0 < _number(text) < math.inf),
+    "latency": ("a number of ns from 0 on", lambda text: 0 <= _number(text) < math.inf),
+}
 
 
 def _units(network: Mapping[str, list[str]]) -> Iterator[Finding]:

@@ -31,7 +31,10 @@ class Config:
     )
     virtual_stages: int = field(default=2, metadata={"help": "chunks per stage of --schedule interleaved"})
     picture: str = field(default="", metadata={"help": "file to draw, .html or .svg"})
-    et: bool = field(default=False, metadata={"help": "write an .et file for every rank"})
+    et: bool = field(
+        default=False, metadata={"help": "write an .et file for every rank, and a folder for ASTRA-sim"}
+    )
+    bundle: bool = field(default=True, metadata={"help": "with --et: the folder that ASTRA-sim runs"})
     output: str = field(default=".", metadata={"help": "folder of the .et files"})
     name: str = field(default="", metadata={"help": "their name (default: model and cluster)"})
 
@@ -67,8 +70,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         name = config.name or re.sub(r"[^\w.+-]+", "_", f"{plan.model.name}_{plan.cluster.name}")
         written = traces.write(plan, found, Path(config.output), name)
         lines.append(f"traces: {len(written)} files {Path(config.output) / name}.*.et")
+        if config.bundle:
+            lines += _bundle(plan, Path(config.output), name)
     print("\n".join(lines))
     return 0
+
+
+def _bundle(plan: Plan, folder: Path, name: str) -> list[str]:
+    """What was written for ASTRA-sim, or why nothing was."""
+    from chakra_et.errors import TraceError
+    from fasop.output import bundle
+
+    try:
+        path, notes = bundle.write(plan, folder, name)
+    except TraceError as error:
+        return [f"no folder for ASTRA-sim: {error}"]
+    return [*(f"note: {note}" for note in notes), f"ASTRA-sim: {path / 'run.sh'}"]
 
 
 def _summary(planned: Plan, plan: Plan, found: list[events_.Event], schedule: str) -> list[str]:

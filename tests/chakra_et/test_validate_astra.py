@@ -52,6 +52,38 @@ def test_run_breaks_one_rule(
     assert rules_of_run(tmp_path, NETWORK | network, SYSTEM | system, groups) == {rule}
 
 
+@pytest.mark.parametrize(
+    ("field", "row", "sentence"),
+    [
+        ("latency", "[]", "latency is empty: write one entry per dimension, a number of ns from 0 on"),
+        ("bandwidth", "[ ]", "bandwidth is empty"),
+        ("npus_count", "[]", "npus_count is empty"),
+        ("topology", "[]", "topology is empty"),
+        ("latency", "500", "there is no list latency"),
+        ("latency", "[fast]", "latency has 'fast', which isn't a number of ns from 0 on"),
+        ("latency", "[-1]", "latency has '-1'"),
+        ("latency", "[nan]", "latency has 'nan'"),
+        ("bandwidth", "[0]", "bandwidth has '0', which isn't a number of GiB/s above 0"),
+        ("bandwidth", "[inf]", "bandwidth has 'inf'"),
+        ("bandwidth", "[50.5,]", "npus_count has 1 of 2 entries"),
+        ("bandwidth", "\n- 46.6\n- 46.6", "latency has 1 of 2 entries"),
+        ("npus_count", "[4.0]", "npus_count has '4.0', which isn't a number of ranks from 1 on"),
+        ("topology", "[Torus]", "topology has 'Torus', which isn't Ring, FullyConnected or Switch"),
+    ],
+)
+def test_every_field_of_the_network_is_checked(field: str, row: str, sentence: str, tmp_path: Path) -> None:
+    lines = [f"{key}: {text}" for key, text in (NETWORK | {field: row}).items()]
+    (tmp_path / "network.yml").write_text("\n".join(lines))
+    found = [finding.message for finding in check_run_for_astra(tmp_path, "run", GROUPS, 4)]
+    assert any(sentence in message for message in found), found
+
+
+def test_an_unreadable_system_file_is_reported(tmp_path: Path) -> None:
+    rules_of_run(tmp_path, NETWORK, SYSTEM, GROUPS)
+    (tmp_path / "system.json").write_text("{")
+    assert [found.rule for found in check_run_for_astra(tmp_path, "run", GROUPS, 4)] == ["astra-system"]
+
+
 def test_memory_node() -> None:
     trace = good()
     trace.types[KERNEL] = NodeType.MEM_LOAD

@@ -167,13 +167,15 @@ def test_process_groups_with_the_same_members_stay_apart(tmp_path: Path) -> None
     assert found == {"1": [0, 1, 2, 3], "2": [0, 1, 2, 3]}
 
 
-def test_a_set_without_data_parallelism_is_refused(
+def test_a_set_without_data_parallelism_needs_its_operators(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     traces = {number: make_trace(cpu(1, 10), collective(2, 20, (1,), "1")) for number in range(2)}
     name = write_set(tmp_path / "set", traces, {"1": [0, 1]})
     assert main(["scale", name, "--dp", "4", "--mesh", "tp2", "-o", str(tmp_path / "new" / "big")]) == 2
-    assert "was captured without data parallelism" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "its nodes have no attribute lane, from which operators are told" in said
+    assert not (tmp_path / "new").exists() or not list((tmp_path / "new").iterdir())
 
 
 def test_expert_parallel_sets_are_scaled(tmp_path: Path) -> None:
@@ -212,8 +214,11 @@ def test_the_mesh_comes_from_groups_messages_or_the_manifest() -> None:
     ("flags", "message"),
     [
         (["--dp", "0"], "--dp must be 1 or more, not 0"),
-        (["--dp", "4", "--tp", "2"], "--tp 2 differs from the 1 that was captured"),
-        (["--dp", "4", "--pp", "2"], "--pp 2 differs from the 1 that was captured"),
+        (["--dp", "4", "--tp", "2"], "--tp 2 is no multiple of the 1 that was captured, or shards can"),
+        (
+            ["--dp", "4", "--pp", "2"],
+            "--pp 2 is no multiple of the 1 that was captured, or shows no messages",
+        ),
         (["--dp", "4", "--mesh", "tp3"], "--mesh 'tp3' has 3 ranks, and the set 2"),
         (["--dp", "4", "--mesh", "many"], "--mesh 'many' can't be read"),
         (["--dp", "4", "--topology", "8xH100, 4 nodes, 1 Gbit/s"], "has 32 GPUs (8 × 4)"),

@@ -1,0 +1,280 @@
+"""A trace with its repeated blocks run more or fewer times: nodes, their order on each lane, dependencies.
+
+``drafted`` has the new nodes lane by lane, which may then be edited; ``finished`` makes a trace of them.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from chakra_et.errors import TraceError
+from chakra_et.et.columns import ExecutionTrace, Ragged, Strings
+from chakra_et.et.edges import edges_of
+from chakra_et.simulators.blocks import Blocks
+from chakra_et.simulators.edit import has, taken_rows, texts, with_integers, with_texts
+
+
+@dataclass
+class Draft:
+    """New nodes by number. ``old``: the row that each is a copy of; ``copy``: which copy, in the order of the
+    layers. ``lanes``: nodes in order. ``across``: dependencies (from, to) but for those along a lane: there a
+    node follows the one before it if its row is ``chained``. ``sizes``, ``micros``: other comm_size and
+    duration of nodes."""
+
+    old: list[int]
+    copy: list[int]
+    lanes: dict[int, list[int]]
+    chained: np.ndarray
+    across: list[tuple[int, int]]
+    sizes: dict[int, int] = field(default_factory=dict)
+    micros: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Unrolled:
+    """``trace``: the new one. ``source``: the row that each of its nodes is a copy of, ``node``: its number
+    in the draft; int64[M]."""
+
+    trace: ExecutionTrace
+    source: np.ndarray
+    node: np.ndarray
+
+
+def drafted(trace: ExecutionTrace, blocks: Blocks, copies: Sequence[int]) -> Draft:
+    """Block b of every pass ``copies[b]`` times (0: left out), one copy after the other.
+
+    On a lane each node follows the one before it, as its original did. A dependency within a block, or
+    between its forward and its backward pass, is one within each copy; one from outside holds for all copies,
+    one to outside starts at all of them.
+    """
+    count = len(trace)
+    times = np.ones(count, dtype=np.int64)
+    inside = blocks.block >= 0
+    times[inside] = np.asarray(copies)[blocks.block[inside]]
+    first = np.concatenate(([0], np.cumsum(times)))
+    old = np.repeat(np.arange(count), times)
+    lanes = trace.column("lane")
+    edges = edges_of(trace)
+    known = edges.parent >= 0
+    child, parent = edges.child[known], edges.parent[known]
+    before = _before(lanes)
+    chained = np.zeros(count, dtype=bool)
+    chained[child[before[child] == parent]] = True
+    rest = before[child] != parent
+    return Draft(
+        old.tolist(),
+        (np.arange(len(old)) - first[old]).tolist(),
+        {
+            lane: _run(blocks, np.flatnonzero(lanes == lane), times, first)
+            for lane in np.unique(lanes).tolist()
+        },
+        chained,
+        _across(blocks, parent[rest], child[rest], first),
+    )
+
+
+def finished(draft: Draft, trace: ExecutionTrace, blocks: Blocks, where: str) -> Unrolled:
+    """Raises ``TraceError`` where dependencies make a circle."""
+    edges = [*draft.across]
+    for nodes in draft.lanes.values():
+        edges += [(a, b) for a, b in zip(nodes, nodes[1:], strict=False) if draft.chained[draft.old[b]]]
+    there = sorted(node for nodes in draft.lanes.values() for node in nodes)
+    order = _ordered(there, edges, _priority(draft, blocks))
+    if order is None:
+        raise TraceError(
+            f"{where}: its blocks depend on each other across lanes so that they can't be run more often: "
+            "--layers needs blocks that follow each other"
+        )
+    place = {node: at for at, node in enumerate(order)}
+    lists: list[set[int]] = [set() for _ in order]
+    for one, two in edges:
+        if one in place and two in place:
+            lists[place[two]].add(place[one] + 1)
+    source = np.array(draft.old, dtype=np.int64)[order]
+    copy = np.array(draft.copy, dtype=np.int64)[order]
+    new = _with_dependencies(taken_rows(trace, source), lists)
+    new = _references(new, trace, blocks, source, copy)
+    new = _sequences(new, trace, blocks, source, copy)
+    new = _modules(new, blocks, source, copy)
+    if draft.sizes:
+        sizes = new.column("comm_size")
+        sizes[[place[node] for node in draft.sizes]] = list(draft.sizes.values())
+        new = with_integers(new, "comm_size", new.attributes["comm_size"].kind, sizes, has(new, "comm_size"))
+    if draft.micros:
+        duration = new.duration_micros.copy()
+        duration[[place[node] for node in draft.micros]] = list(draft.micros.values())
+        new = replace(new, duration_micros=duration)
+    return Unrolled(new, source, np.array(order, dtype=np.int64))
+
+
+def _before(lanes: np.ndarray) -> np.ndarray:
+    """The row before each on its lane, -1 for none."""
+    order = np.argsort(lanes, kind="stable")
+    before = np.full(len(lanes), -1)
+    same = lanes[order][1:] == lanes[order][:-1]
+    before[order[1:][same]] = order[:-1][same]
+    return before
+
+
+def _run(blocks: Blocks, rows: np.ndarray, times: np.ndarray, first: np.ndarray) -> list[int]:
+    """The nodes of a lane's rows, the copies of a block after each other: in a backward pass the last
+    first."""
+    group, block = blocks.group[rows], blocks.block[rows]
+    changes = np.flatnonzero((group[1:] != group[:-1]) | (block[1:] != block[:-1])) + 1
+    found: list[int] = []
+    for run in np.split(rows, changes):
+        copies = range(int(times[run[0]]))
+        backward = blocks.group[run[0]] >= 0 and blocks.is_backward[blocks.group[run[0]]]
+        for copy in reversed(copies) if backward else copies:
+            found += (first[run] + copy).tolist()
+    return found
+
+
+def _across(
+    blocks: Blocks, parent: np.ndarray, child: np.ndarray, first: np.ndarray
+) -> list[tuple[int, int]]:
+    found: list[tuple[int, int]] = []
+    same = (blocks.block[parent] == blocks.block[child]) & (blocks.block[parent] >= 0)
+    for p, c, together in zip(parent.tolist(), child.tolist(), same.tolist(), strict=True):
+        ones, twos = range(first[p], first[p + 1]), range(first[c], first[c + 1])
+        if not ones or not twos:
+            continue
+        if together:
+            found += zip(ones, twos, strict=True)
+        elif blocks.group[p] >= 0 and blocks.group[c] >= 0:
+            # Between blocks: from the copy that runs last to the one that runs first.
+            last = ones[0] if blocks.is_backward[blocks.group[p]] else ones[-1]
+            found.append((last, twos[-1] if blocks.is_backward[blocks.group[c]] else twos[0]))
+        else:
+            found += [(one, two) for one in ones for two in twos]
+    return found
+
+
+def _priority(draft: Draft, blocks: Blocks) -> list[tuple[int, int, int]]:
+    """Original row, then place among the copies in the order in which they run."""
+    old, copy = np.array(draft.old), np.array(draft.copy)
+    backward = np.array([*blocks.is_backward, False])[blocks.group[old]]
+    ran = np.where(backward, -copy, copy)
+    return list(zip(old.tolist(), ran.tolist(), range(len(old)), strict=True))
+
+
+def _ordered(
+    nodes: Sequence[int], edges: Sequence[tuple[int, int]], priority: Sequence[tuple[int, int, int]]
+) -> list[int] | None:
+    """The nodes in an order in which all edges point forward, by priority; None for a circle."""
+    after: dict[int, list[int]] = {node: [] for node in nodes}
+    waits = dict.fromkeys(nodes, 0)
+    for one, two in edges:
+        if one in waits and two in waits:
+            after[one].append(two)
+            waits[two] += 1
+    ready = [priority[node] for node in nodes if not waits[node]]
+    heapq.heapify(ready)
+    order: list[int] = []
+    while ready:
+        node = heapq.heappop(ready)[2]
+        order.append(node)
+        for other in after[node]:
+            waits[other] -= 1
+            if not waits[other]:
+                heapq.heappush(ready, priority[other])
+    return order if len(order) == len(waits) else None
+
+
+def _with_dependencies(trace: ExecutionTrace, lists: Sequence[set[int]]) -> ExecutionTrace:
+    offsets = np.concatenate(([0], np.cumsum([len(each) for each in lists], dtype=np.int64)))
+    values = np.array([one for each in lists for one in sorted(each)], dtype=np.uint64)
+    # Orders of calls and kinds of dependencies are those of the captured nodes.
+    gone = ("dep_kinds", "comm_sequence")
+    return replace(
+        trace,
+        ids=np.arange(1, len(lists) + 1, dtype=np.uint64),
+        data_deps=Ragged(offsets, values),
+        ctrl_deps=Ragged(np.zeros(len(lists) + 1, dtype=np.int64), np.zeros(0, dtype=np.uint64)),
+        attributes={name: each for name, each in trace.attributes.items() if name not in gone},
+    )
+
+
+def _references(
+    new: ExecutionTrace, old: ExecutionTrace, blocks: Blocks, source: np.ndarray, copy: np.ndarray
+) -> ExecutionTrace:
+    """``parent`` and ``graph_launch`` name copies of the nodes that they named: in a block, of the same
+    one."""
+    place = {
+        (row, number): at for at, (row, number) in enumerate(zip(source.tolist(), copy.tolist(), strict=True))
+    }
+    for name in ("parent", "graph_launch"):
+        attribute = new.attributes.get(name)
+        if attribute is None or isinstance(attribute.values, Strings):
+            continue
+        values = np.full(len(new), -1)
+        for row, number in zip(attribute.rows.tolist(), attribute.values.tolist(), strict=True):
+            other = number - 1  # converted files count rows from 1
+            together = 0 <= other < len(old) and blocks.block[other] == blocks.block[source[row]] >= 0
+            values[row] = place.get((other, int(copy[row]) if together else 0), -2) + 1
+        new = with_integers(new, name, attribute.kind, values, values > 0)
+    return new
+
+
+def _sequences(
+    new: ExecutionTrace, old: ExecutionTrace, blocks: Blocks, source: np.ndarray, copy: np.ndarray
+) -> ExecutionTrace:
+    """The autograd numbers (``seq_id``) of copies follow each other, and tie backward to forward operators as
+    before."""
+    numbers = old.column("seq_id", -1)
+    forward = np.flatnonzero((blocks.group >= 0) & (numbers >= 0))
+    forward = forward[~np.array(blocks.is_backward, dtype=bool)[blocks.group[forward]]]
+    if not len(forward) or "seq_id" not in new.attributes:
+        return new
+    key = blocks.group[forward] * blocks.held + blocks.block[forward]
+    lowest, highest = np.full(int(key.max()) + 1, 1 << 60), np.full(int(key.max()) + 1, -1)
+    np.minimum.at(lowest, key, numbers[forward])
+    np.maximum.at(highest, key, numbers[forward])
+    there = np.argsort(lowest)
+    there = there[highest[there] >= 0]
+    starts, lengths = lowest[there], (highest - lowest + 1)[there]
+    most = int(copy[blocks.block[source] >= 0].max(initial=0)) + 1
+    own = numbers[source]
+    at = np.maximum(np.searchsorted(starts, own, side="right") - 1, 0)
+    inside = (blocks.block[source] >= 0) & (own >= starts[at])
+    values = own * most + np.where(inside, (own - starts[at]) * (1 - most) + copy * lengths[at], 0)
+    kind = new.attributes["seq_id"].kind
+    return with_integers(new, "seq_id", kind, np.where(own >= 0, values, own), has(new, "seq_id"))
+
+
+def _modules(new: ExecutionTrace, blocks: Blocks, source: np.ndarray, copy: np.ndarray) -> ExecutionTrace:
+    """The modules of blocks with the numbers of their copies."""
+    table, index = texts(new, "module")
+    block = blocks.block[source]
+    depth = _block_depth(table, index, block)
+    if depth < 0:
+        return new
+    most = np.zeros(blocks.held, dtype=np.int64)
+    np.maximum.at(most, block[block >= 0], copy[block >= 0] + 1)
+    begins = np.concatenate(([0], np.cumsum(most)))
+    renamed: dict[tuple[int, int], int] = {}
+    fresh: list[str] = []
+    for row in np.flatnonzero(index >= 0).tolist():
+        number = int(begins[block[row]] + copy[row]) if block[row] >= 0 else -1
+        key = int(index[row]), number
+        if key not in renamed:
+            path = table[key[0]].split("/")
+            if number >= 0 and len(path) > depth:
+                path[depth] = f"{path[depth].rpartition('_')[0]}_{number}"
+            renamed[key] = len(fresh)
+            fresh.append("/".join(path))
+        index[row] = renamed[key]
+    return with_texts(new, "module", fresh, index)
+
+
+def _block_depth(table: Sequence[str], index: np.ndarray, block: np.ndarray) -> int:
+    """The depth in module paths at which blocks differ; -1 for none."""
+    used = [table[at].split("/") for at in np.unique(index[(index >= 0) & (block >= 0)]).tolist()]
+    for depth in range(min(map(len, used), default=0)):
+        if len({path[depth] for path in used}) > 1:
+            return depth
+    return -1
