@@ -23,16 +23,25 @@ from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import NodeType
 from chakra_et.network.units import parse_bandwidth
+from chakra_et.predict.accumulate import Accumulate
+from chakra_et.predict.buckets import Buckets
 from chakra_et.predict.changes import Change, RankAs, Scale
+from chakra_et.predict.fit import read_model
 from chakra_et.predict.network import Network
+from chakra_et.predict.overlap import Overlap
 from chakra_et.predict.predict import predict
+from chakra_et.predict.ranks import Ranks
+from chakra_et.predict.rebuild import Rebuild
 from chakra_et.predict.resize import Resize, operator_ratios
-from chakra_et.predict.run import Run, load_run
+from chakra_et.predict.run import Run, load_run, make_run
+from chakra_et.predict.threads import Threads
 from chakra_et.replay.report import measured_times, step_rows
 from chakra_et.traces import sets as trace_sets
 
 WORKLOAD = Path(__file__).with_name("predict_workload.py")
-STEPS = {"warmup": 1, "plain": 1, "active": 5}
+STEPS = {"warmup": 1, "plain": 1, "active": 4}
+PERIOD_US = 10_000
+"""In which a rank gets its part of a core."""
 LATENCY_NS = 50_000.0
 """Of a message between two processes on one machine; too short to matter beside buckets of megabytes."""
 
@@ -58,35 +67,60 @@ class Row:
 
 @dataclass(frozen=True)
 class Case:
-    """``settings`` for the workload; the ``changes`` that predict it from the case ``source``."""
+    """``settings`` for the workload; the ``changes`` that predict it from the case ``source``, of which only
+    the first ``source_ranks`` count."""
 
     name: str
     settings: dict[str, Any]
-    changes: Sequence[Change]
+    changes: Sequence[Change | Rebuild] | Callable[[], list[Change | Rebuild]]
     baseline: Callable[[Run], float] | None = None
     source: str = "base"
+    source_ranks: int | None = None
 
 
-def rows(part: str, rounds: int, folder: Path) -> list[Row]:
-    """Run a part's cases and compare. Raises ``TraceError`` where this machine can't run them."""
-    cases = CASES[part]()
+@dataclass(frozen=True)
+class Part:
+    """``cases``, run by as many ``processes``. ``shaped``: in network namespaces of their own; ``core``: the
+    part of a core that each may use, in a control group of its own."""
+
+    cases: Callable[[Path], list[Case]]
+    processes: int = 2
+    shaped: bool = False
+    core: float | None = None
+
+
+def rows(part: str, rounds: int, folder: Path, again: bool = False) -> list[Row]:
+    """Run a part's cases and compare, or, ``again``, compare with the traces that are in ``folder``. Raises
+    ``TraceError`` where this machine can't run them."""
+    of = PARTS[part]
     folder.mkdir(parents=True, exist_ok=True)
+    cases = of.cases(folder)
+    if not again:
+        _run(of, cases, rounds, folder)
+    return [_row(case, rounds, folder) for case in cases if case.name not in {each.source for each in cases}]
+
+
+def _run(of: Part, cases: Sequence[Case], rounds: int, folder: Path) -> None:
+    """Run the cases in turns and convert their traces."""
     plan: dict[str, Any] = {
-        "world_size": 2,
+        "world_size": of.processes,
         "output": str(folder),
         "rounds": rounds,
         **STEPS,
         "cases": [{"name": file_name(case.name), **case.settings} for case in cases],
     }
-    if part == "network":
-        with namespaces() as (prefixes, interfaces):
+    with contextlib.ExitStack() as stack:
+        if of.shaped:
+            prefixes, interfaces = stack.enter_context(namespaces())
             plan |= {"init": "tcp://10.77.0.1:29555", "interface": dict(zip("01", interfaces, strict=True))}
-            launch(plan, folder, prefixes, interfaces)
-    else:
-        plan |= {"init": f"tcp://127.0.0.1:{_free_port()}"}
-        launch(plan, folder, [[], []], ["lo", "lo"])
+        else:
+            cores = stack.enter_context(parts_of_a_core(of.processes, of.core)) if of.core else None
+            prefixes, interfaces = cores or [[]] * of.processes, ["lo"] * of.processes
+            plan |= {"init": f"tcp://127.0.0.1:{_free_port()}"}
+            if of.core:
+                measure_network(folder, prefixes)
+        launch(plan, folder, prefixes, interfaces)
     convert_sets.convert_sets(trace_sets.find(folder, "*"), PairOptions())
-    return [_row(case, rounds, folder) for case in cases if case.name != "base"]
 
 
 def file_name(case: str) -> str:
@@ -94,15 +128,38 @@ def file_name(case: str) -> str:
     return re.sub("[^A-Za-z0-9]+", "-", case)
 
 
-def launch(plan: dict[str, Any], folder: Path, prefixes: list[list[str]], interfaces: Sequence[str]) -> None:
-    """Run both ranks of a plan. Raises ``TraceError`` with their last words where one fails."""
+def launch(
+    plan: dict[str, Any], folder: Path, prefixes: Sequence[list[str]], interfaces: Sequence[str]
+) -> None:
+    """Run all ranks of a plan. Raises ``TraceError`` with their last words where one fails."""
     path = folder / "plan.json"
     path.write_text(json.dumps(plan))
+    commands = [
+        [*prefix, sys.executable, str(WORKLOAD), str(path), str(rank)] for rank, prefix in enumerate(prefixes)
+    ]
+    _run_all(commands, folder, [{"GLOO_SOCKET_IFNAME": interface} for interface in interfaces])
+
+
+def measure_network(folder: Path, prefixes: Sequence[list[str]]) -> None:
+    """Measure gloo among as many ranks; the file is folder/network.json."""
+    words = ["-m", "chakra_et", "measure-network", "--largest", "25", "--repeats", "5"]
+    commands = [
+        [*prefix, sys.executable, *words, "--output", str(folder / "network.json")] for prefix in prefixes
+    ]
+    port = str(_free_port())
+    more = {"WORLD_SIZE": str(len(prefixes)), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    root = str(Path(__file__).resolve().parents[1])
+    ranks = [
+        {"RANK": str(at), "LOCAL_RANK": str(at), "PYTHONPATH": root, **more} for at in range(len(prefixes))
+    ]
+    _run_all(commands, folder, ranks)
+
+
+def _run_all(commands: Sequence[list[str]], folder: Path, environments: Sequence[dict[str, str]]) -> None:
     ranks = []
-    for rank, (prefix, interface) in enumerate(zip(prefixes, interfaces, strict=True)):
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": interface}
+    for rank, (command, more) in enumerate(zip(commands, environments, strict=True)):
+        environment = os.environ | {"OMP_NUM_THREADS": "1"} | more
         log = open(folder / f"rank{rank}.log", "w")  # noqa: SIM115
-        command = [*prefix, sys.executable, str(WORKLOAD), str(path), str(rank)]
         ranks.append(
             subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
         )
@@ -114,6 +171,29 @@ def launch(plan: dict[str, Any], folder: Path, prefixes: list[list[str]], interf
     if any(statuses):
         last = (folder / "rank0.log").read_text().strip().splitlines()[-1:] or ["no output"]
         raise TraceError(f"the runs failed: {last[0]}")
+
+
+@contextlib.contextmanager
+def parts_of_a_core(count: int, part: float) -> Iterator[list[list[str]]]:
+    """Control groups that may each use a ``part`` of a core: the commands that enter them.
+
+    Raises ``TraceError`` where they can't be made.
+    """
+    root = Path("/sys/fs/cgroup/cpu")
+    folders = [root / f"cp{os.getpid() % 100_000}r{rank}" for rank in range(count)]
+    try:
+        for folder in folders:
+            folder.mkdir()
+            (folder / "cpu.cfs_period_us").write_text(str(PERIOD_US))
+            (folder / "cpu.cfs_quota_us").write_text(str(round(part * PERIOD_US)))
+        enter = 'echo $$ > "$0/cgroup.procs"; exec "$@"'
+        yield [["bash", "-c", enter, str(folder)] for folder in folders]
+    except OSError as error:
+        raise TraceError(f"parts of a core need control groups of version 1 and root: {error}") from None
+    finally:
+        for folder in folders:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
 
 
 @contextlib.contextmanager
@@ -170,13 +250,15 @@ def _free_port() -> int:
 def _row(case: Case, rounds: int, folder: Path) -> Row:
     """The medians over all rounds; a round is predicted from the source case of that round."""
     before, measured, predicted, baseline, uncertainty = [], [], [], [], []
+    ranks = case.settings.get("ranks")
+    changes = case.changes() if callable(case.changes) else case.changes
     for number in range(rounds):
-        source = load_run(str(folder / f"{file_name(case.source)}_r{number}"))
-        prediction = predict(source, case.changes)
+        source = load(folder / f"{file_name(case.source)}_r{number}", case.source_ranks)
+        prediction = predict(source, changes)
         before.append(measured_ms(source))
         predicted.append(prediction.after_ms)
         uncertainty.append(max(rank.uncertainty_ms for rank in prediction.ranks))
-        measured += steps_ms(folder, f"{file_name(case.name)}_r{number}")
+        measured += steps_ms(folder, f"{file_name(case.name)}_r{number}", ranks)
         if case.baseline:
             baseline.append(case.baseline(source))
     values = [float(np.median(each)) for each in (before, measured, predicted)]
@@ -196,10 +278,18 @@ def measured_ms(run: Run) -> float:
     )
 
 
-def steps_ms(folder: Path, name: str) -> list[float]:
-    """The measured steps of a run, each as long as on its slowest rank."""
+def load(path: Path, ranks: int | None = None) -> Run:
+    """A run, or the first ``ranks`` ranks of it."""
+    if ranks is None:
+        return load_run(str(path))
+    traces = [et_file.read(f"{path}.{rank}.et") for rank in range(ranks)]
+    return make_run(path.name, traces, range(ranks))
+
+
+def steps_ms(folder: Path, name: str, ranks: int | None = None) -> list[float]:
+    """The measured steps of a run, each as long as on the slowest of all ranks, or of the first ``ranks``."""
     columns = []
-    for path in sorted(folder.glob(f"{name}.[0-9]*.et")):
+    for path in sorted(folder.glob(f"{name}.[0-9]*.et"))[:ranks]:
         trace = et_file.read(path)
         starts, end = measured_times(trace)
         assert starts is not None
@@ -238,7 +328,7 @@ def _by_bytes(rate: str) -> Callable[[Run], float]:
     return lambda run: _computing(run) + _bytes(run) / parse_bandwidth(rate) * 1e3
 
 
-def _network() -> list[Case]:
+def _network(_: Path) -> list[Case]:
     shaped = (("1gbit", "1 Gbit/s"), ("500mbit", "500 Mbit/s"), ("200mbit", "200 Mbit/s"))
     return [
         Case("base", {"bucket_mb": 4}, []),
@@ -255,7 +345,7 @@ def _network() -> list[Case]:
     ]
 
 
-def _compute() -> list[Case]:
+def _compute(_: Path) -> list[Case]:
     slow = {
         "gelu": ("forward", "^aten::gelu$", 16),
         "gelu_backward": ("backward", "^aten::gelu_backward$", 12),
@@ -285,7 +375,7 @@ class _OnRank:
         return replace(scaled, own_ns=np.where(here, scaled.own_ns, setting.own_ns))
 
 
-def _shapes() -> list[Case]:
+def _shapes(_: Path) -> list[Case]:
     """The sizes of predict_workload.MODEL: a batch of 10, sequences of 72, 256 wide, in 4 heads of 64."""
     batch, sequence = {10: 20, 720: 1440}, {72: 144, 73: 145, 720: 1440}
     wide = {256: 384, 768: 1152, 1024: 1536, 64: 96}
@@ -305,4 +395,64 @@ def _shapes() -> list[Case]:
     ]
 
 
-CASES: dict[str, Callable[[], list[Case]]] = {"network": _network, "compute": _compute, "shapes": _shapes}
+def _steps(_: Path) -> list[Case]:
+    """Other buckets and accumulation."""
+    base = {"bucket_mb": 4}
+    return [
+        Case("base", base, []),
+        Case("nothing", base, []),
+        Case("buckets of 1 MiB", {"bucket_mb": 1}, [Buckets(1)], _base_step),
+        Case("one bucket", {"bucket_mb": 100}, [Buckets(100)], _base_step),
+        Case("2 passes", base | {"accumulation": 2}, [Accumulate(2)], _times_computing(2)),
+        Case("4 passes", base | {"accumulation": 4}, [Accumulate(4)], _times_computing(4)),
+    ]
+
+
+def _ranks(folder: Path) -> list[Case]:
+    """One rank to two and four, two to four. All processes always run, so that the machine is as busy."""
+    one, two, four = ({"ranks": ranks, "bucket_mb": 4} for ranks in (1, 2, 4))
+
+    def measured(ranks: int) -> list[Change | Rebuild]:
+        # gloo works on the part of a core on which the rank computes: nothing runs beside it.
+        return [Ranks(ranks, 4, read_model(folder / "network.json")), Overlap(False)]
+
+    return [
+        Case("one rank", one, []),
+        Case("two ranks", two, []),
+        Case("1 → 2 ranks", two, lambda: measured(2), _alone, "one rank", 1),
+        Case("1 → 4 ranks", four, lambda: measured(4), _alone, "one rank", 1),
+        Case("2 → 4 ranks", four, [Ranks(4)], _alone, "two ranks", 2),
+    ]
+
+
+def _threads(_: Path) -> list[Case]:
+    return [
+        Case("2 threads", {"threads": 2}, []),
+        Case("nothing", {"threads": 2}, [], source="2 threads"),
+        Case("1 thread", {"threads": 1}, []),
+        Case("2 → 1 threads", {"threads": 1}, [Threads(2, 1)], _base_step, "2 threads"),
+        Case("1 → 2 threads", {"threads": 2}, [Threads(1, 2)], _base_step, "1 thread"),
+    ]
+
+
+def _base_step(run: Run) -> float:
+    """Operations and bytes are the same."""
+    return measured_ms(run)
+
+
+def _alone(run: Run) -> float:
+    return _computing(run)
+
+
+def _times_computing(passes: int) -> Callable[[Run], float]:
+    return lambda run: passes * _computing(run)
+
+
+PARTS: dict[str, Part] = {
+    "network": Part(_network, shaped=True),
+    "compute": Part(_compute),
+    "shapes": Part(_shapes),
+    "steps": Part(_steps),
+    "ranks": Part(_ranks, 4, core=0.45),
+    "threads": Part(_threads, 1),
+}

@@ -35,8 +35,10 @@ def test_a_limited_network_is_as_slow_as_predicted(tmp_path: Path, monkeypatch: 
     reason = predict_runs.cannot_shape()
     if reason:
         pytest.skip(reason)
-    cases = [case for case in predict_runs.CASES["network"]() if case.name in ("base", "200 Mbit/s")]
-    monkeypatch.setitem(predict_runs.CASES, "network", lambda: cases)
+    cases = [
+        case for case in predict_runs.PARTS["network"].cases(tmp_path) if case.name in ("base", "200 Mbit/s")
+    ]
+    monkeypatch.setitem(predict_runs.PARTS, "network", predict_runs.Part(lambda _: cases, shaped=True))
     (row,) = predict_runs.rows("network", 1, tmp_path)
     # A step that lasts twice as long, within what one round on a busy machine can show.
     assert row.measured > 1.5 * row.before
