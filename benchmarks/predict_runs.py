@@ -27,6 +27,7 @@ from chakra_et.predict.accumulate import Accumulate
 from chakra_et.predict.buckets import Buckets
 from chakra_et.predict.changes import Change, RankAs, Scale
 from chakra_et.predict.fit import read_model
+from chakra_et.predict.measure_threads import read_fractions
 from chakra_et.predict.network import Network
 from chakra_et.predict.overlap import Overlap
 from chakra_et.predict.predict import predict
@@ -119,6 +120,8 @@ def _run(of: Part, cases: Sequence[Case], rounds: int, folder: Path) -> None:
             plan |= {"init": f"tcp://127.0.0.1:{_free_port()}"}
             if of.core:
                 measure_network(folder, prefixes)
+            elif of.processes == 1:
+                measure_threads(folder)
         launch(plan, folder, prefixes, interfaces)
     convert_sets.convert_sets(trace_sets.find(folder, "*"), PairOptions())
 
@@ -153,6 +156,13 @@ def measure_network(folder: Path, prefixes: Sequence[list[str]]) -> None:
         {"RANK": str(at), "LOCAL_RANK": str(at), "PYTHONPATH": root, **more} for at in range(len(prefixes))
     ]
     _run_all(commands, folder, ranks)
+
+
+def measure_threads(folder: Path) -> None:
+    """Measure what two threads share; the file is folder/threads.json."""
+    words = ["-m", "chakra_et", "measure-threads", "--output", str(folder / "threads.json")]
+    environment = {"PYTHONPATH": str(Path(__file__).resolve().parents[1])}
+    _run_all([[sys.executable, *words]], folder, [environment])
 
 
 def _run_all(commands: Sequence[list[str]], folder: Path, environments: Sequence[dict[str, str]]) -> None:
@@ -425,13 +435,16 @@ def _ranks(folder: Path) -> list[Case]:
     ]
 
 
-def _threads(_: Path) -> list[Case]:
+def _threads(folder: Path) -> list[Case]:
+    def measured(before: int, after: int) -> list[Change | Rebuild]:
+        return [Threads(before, after, read_fractions(folder / "threads.json"))]
+
     return [
         Case("2 threads", {"threads": 2}, []),
         Case("nothing", {"threads": 2}, [], source="2 threads"),
         Case("1 thread", {"threads": 1}, []),
-        Case("2 → 1 threads", {"threads": 1}, [Threads(2, 1)], _base_step, "2 threads"),
-        Case("1 → 2 threads", {"threads": 2}, [Threads(1, 2)], _base_step, "1 thread"),
+        Case("2 → 1 threads", {"threads": 1}, lambda: measured(2, 1), _base_step, "2 threads"),
+        Case("1 → 2 threads", {"threads": 2}, lambda: measured(1, 2), _base_step, "1 thread"),
     ]
 
 

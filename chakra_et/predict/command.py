@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,6 +27,7 @@ from chakra_et.predict.buckets import Buckets
 from chakra_et.predict.changes import Change, Fuse, parse_rank, parse_scale
 from chakra_et.predict.fit import Model, read_model
 from chakra_et.predict.gpu import parse_gpu
+from chakra_et.predict.measure_threads import read_fractions
 from chakra_et.predict.network import Network
 from chakra_et.predict.overlap import Overlap
 from chakra_et.predict.predict import Prediction, RankPrediction, predict
@@ -75,6 +76,9 @@ class PredictConfig:
     )
     threads: str | None = _option(
         "threads of CPU operators, before and after: 2:1", metavar="FROM:TO", group="distribution"
+    )
+    thread_fractions: str | None = _option(
+        "file of chakra-et measure-threads, in place of assumed fractions", group="distribution"
     )
     bandwidth: str | None = _option(
         "of each rank's link per direction, with its unit: 100Gbit/s; or that of the run and the new one: "
@@ -150,7 +154,12 @@ def changes(config: PredictConfig, run: Run) -> list[Change | Rebuild]:
         found.append(parse_gpu(config.gpu))
     found += [parse_scale(each) for each in config.scale]
     if config.threads:
-        found.append(parse_threads(config.threads))
+        threads = parse_threads(config.threads)
+        if config.thread_fractions:
+            threads = replace(threads, fractions=read_fractions(config.thread_fractions))
+        found.append(threads)
+    elif config.thread_fractions:
+        raise TraceError("--thread-fractions says how threads share: add --threads FROM:TO")
     if config.rank:
         found.append(parse_rank(config.rank))
     found += [Fuse(pattern) for pattern in config.fuse]

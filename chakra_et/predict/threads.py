@@ -19,9 +19,17 @@ GRAIN = 32768
 ATen/TensorIterator.h)."""
 _PRODUCT_GRAIN = 1 << 20
 """Operations of a matrix product that are worth another thread: an assumption."""
-PRODUCT, OTHER = (0.95, 0.04), (0.6, 0.3)
-"""Parallel fraction of the time and its standard deviation, of operators with a formula in graph.work (matrix
-products, convolutions, attention) and of all others (bound by memory): assumptions."""
+
+
+@dataclass(frozen=True)
+class Fractions:
+    """The fraction of an operator's time that threads share, and its standard deviation: of operators with a
+    formula in graph.work (``product``: matrix products, convolutions, attention) and of all others, which
+    memory bounds (``other``). ``source``: whether assumed or measured."""
+
+    product: tuple[float, float] = (0.95, 0.04)
+    other: tuple[float, float] = (0.6, 0.3)
+    source: str = "assumed"
 
 
 @dataclass(frozen=True)
@@ -35,6 +43,7 @@ class Threads:
 
     before: int
     after: int
+    fractions: Fractions = Fractions()
 
     def apply(self, run: Run, setting: Setting) -> Setting:
         graph = run.graph
@@ -60,18 +69,18 @@ class Threads:
             replace(setting, own_ns=own)
             .noting(
                 f"{FLAG} {self.before}:{self.after}: {int(changes.sum()):,} operator nodes, "
-                f"{int(taken[changes].sum()) / 1e6:,.3f} ms, take {int(own[changes].sum()) / 1e6:,.3f} ms; "
-                f"assumed: "
-                f"{PRODUCT[0]:.0%} of the time of {products:,} products and {OTHER[0]:.0%} of that of the "
-                f"others is "
-                "shared by threads"
+                f"{int(taken[changes].sum()) / 1e6:,.3f} ms, take "
+                f"{int(own[changes].sum()) / 1e6:,.3f} ms; {self.fractions.source}: "
+                f"{self.fractions.product[0]:.0%} of the time of {products:,} products and "
+                f"{self.fractions.other[0]:.0%} of that of the others is shared by threads"
             )
             .doubting("parallel fraction of CPU operators", own_ns=doubtful - own)
         )
 
     def _ratio(self, formula: np.ndarray, shares: np.ndarray, off: float) -> np.ndarray:
         """New time per old one, with ``off`` standard deviations less of it shared."""
-        fraction = np.where(formula, PRODUCT[0] - off * PRODUCT[1], OTHER[0] - off * OTHER[1])
+        (product, a), (other, b) = self.fractions.product, self.fractions.other
+        fraction = np.clip(np.where(formula, product - off * a, other - off * b), 0, 1)
         old, new = (
             1 - fraction + fraction / np.minimum(threads, shares) for threads in (self.before, self.after)
         )

@@ -18,7 +18,7 @@ from chakra_et.predict.overlap import Overlap
 from chakra_et.predict.predict import Prediction, predict
 from chakra_et.predict.resize import Resize, parse_resize
 from chakra_et.predict.run import Run, make_run
-from chakra_et.predict.threads import OTHER, PRODUCT, Threads, parse_threads
+from chakra_et.predict.threads import Fractions, Threads, parse_threads
 from tests.chakra_et.replay_traces import collective, cpu, kernel, make_trace
 
 
@@ -316,7 +316,7 @@ def test_other_threads_share_what_is_large_enough() -> None:
             5: "[[720,512]]",
         },
     )
-    (shared, _), (less, _) = PRODUCT, OTHER
+    (shared, _), (less, _) = Fractions().product, Fractions().other
     # An addition of 10,000 elements is one grain, and a view has no work.
     expected = 1 + 1000 * (1 - shared / 2) + 100 * (1 - less / 2) + 200
     prediction = predict(run, [Threads(1, 2)])
