@@ -178,7 +178,7 @@ def main() -> None:
     dist.init_process_group("gloo", init_method=plan["init"], rank=rank, world_size=world_size)
     groups = {
         size: [dist.new_group(range(at, at + size)) for at in range(0, world_size, size)]
-        for size in sorted({case.get("ranks", world_size) for case in plan["cases"]} - {1})
+        for size in sorted({case.get("ranks", world_size) for case in plan["cases"]} - {1, world_size})
     }
     jobs: dict[str, Job] = {}
     walls: dict[str, list[float]] = {}
@@ -189,7 +189,7 @@ def main() -> None:
                 {name: case.get(name) for name in ("model", "accumulation", "wrapper", "bucket_mb", "ranks")}
             )
             if key not in jobs:
-                jobs[key] = Job(case, groups[ranks][rank // ranks] if ranks > 1 else None)
+                jobs[key] = Job(case, groups[ranks][rank // ranks] if ranks in groups else None)
             job = jobs[key]
             torch.set_num_threads(case.get("threads", 1))
             slow = case.get("slow", {}) if rank in case.get("slow_ranks", range(world_size)) else {}

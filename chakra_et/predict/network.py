@@ -28,10 +28,11 @@ class Network:
     times. With a bandwidth, a transfer takes the model's time. ``contention``: whether transfers at the same
     time share their links.
 
-    gloo sums each part of a bucket before it sends it on, and hands it from thread to thread, while its link
-    is idle: the ranks' own work adds to the time on the link. That work is what the transfer took in the run,
-    less the time on the link of then if its bandwidth is given (``present``). Without, ranks of one host had
-    none; between hosts it isn't known which part was the link's, and a transfer takes the larger of both.
+    gloo cuts what a rank sends on into segments and sums one while another is on the link, so that its own
+    work on the last of each phase adds to the time on the link and the rest passes beside it. That work is
+    what the transfer took in the run, less the time on the link of then if its bandwidth is given
+    (``present``). Without, ranks of one host had none; between hosts it isn't known which part was the
+    link's, and a transfer takes the larger of both.
     """
 
     bandwidth: float | None = None
@@ -109,11 +110,20 @@ class Network:
         return replace(setting, demand=Demand(wire, fixed, least)) if self.contention else setting
 
     def _own_work(self, each: Communication, taken: float, one_host: bool) -> tuple[float, float]:
-        """What the ranks' own work adds to a gloo transfer, and what it takes at least; ns."""
-        if self.present is None:
-            return (taken, 0.0) if one_host else (0.0, taken)
-        link = Topology.flat(max(each.ranks) + 1, self.present * TCP_PAYLOAD, 0.0)
-        return max(taken - _time(each, link, "ring"), 0.0), 0.0
+        """What the ranks' own work adds to a gloo transfer, and what the transfer takes at least; ns."""
+        if self.present is not None:
+            link = Topology.flat(max(each.ranks) + 1, self.present * TCP_PAYLOAD, 0.0)
+            taken = max(taken - _time(each, link, "ring"), 0.0)
+        elif not one_host:
+            return 0.0, taken
+        return taken / gloo_segments(each.size, len(each.ranks)), taken
+
+
+def gloo_segments(size: int, ranks: int) -> int:
+    """Into how many segments gloo's ring cuts each rank's part of ``size`` bytes: of 1 MiB at most, and two
+    at least (gloo/allreduce.cc, gloo/allreduce.h)."""
+    segments = max(-(-size // 2**20), 2 * ranks)
+    return -(-segments // ranks)
 
 
 @dataclass(frozen=True)

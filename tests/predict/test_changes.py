@@ -13,7 +13,7 @@ from chakra_et.et.columns import CollectiveType, TensorInfo
 from chakra_et.predict.changes import Fuse, RankAs, Scale, parse_rank, parse_scale
 from chakra_et.predict.fit import Model, Sample, fit_model, read_model, write_model
 from chakra_et.predict.gpu import CLASSES, Gpu, kernel_classes, parse_gpu
-from chakra_et.predict.network import TCP_PAYLOAD, Network
+from chakra_et.predict.network import TCP_PAYLOAD, Network, gloo_segments
 from chakra_et.predict.overlap import Overlap
 from chakra_et.predict.predict import Prediction, predict
 from chakra_et.predict.resize import Resize, parse_resize
@@ -112,17 +112,19 @@ def test_gloo_takes_at_least_its_own_work() -> None:
 
 
 def test_on_one_host_gloo_works_while_its_link_is_idle() -> None:
-    # 1 MB takes 50 µs without a link, and 1 ms on one of 1 GB/s: both, as what is sent was summed before.
+    # 1 MB takes 50 µs without a link, and 1 ms on one of 1 GB/s: with the last of two segments of work.
     run = two_ranks(name="gloo:all_reduce")
     for trace in run.graph.traces:
         trace.metadata["clock_domain"] = "host"
     wire = 1e6 / (1e9 * TCP_PAYLOAD) * 1e6
-    assert us(predict(run, [Network(1e9, 0.0)])) == pytest.approx([110 + wire + 50] * 2, abs=0.01)
+    assert us(predict(run, [Network(1e9, 0.0)])) == pytest.approx([110 + wire + 25] * 2, abs=0.01)
     # Of a run on a link of 40 GB/s, 25 µs and the headers were that link's.
     was = 1e6 / (40e9 * TCP_PAYLOAD) * 1e6
     slower = predict(run, [Network(1e9, 0.0, present=40e9)])
-    assert us(slower) == pytest.approx([110 + wire + 50 - was] * 2, abs=0.01)
-    assert us(predict(run, [Network(40e9, 0.0, present=40e9)])) == pytest.approx([160, 160], abs=0.01)
+    assert us(slower) == pytest.approx([110 + wire + (50 - was) / 2] * 2, abs=0.01)
+    # A link that is no obstacle leaves the work.
+    assert us(predict(run, [Network(1e15, 0.0)])) == pytest.approx([160, 160], abs=0.01)
+    assert [gloo_segments(size, 2) for size in (1, 4 << 20, 5 << 20)] == [2, 2, 3]
 
 
 def test_a_latency_alone_changes_transfers_by_the_ratio_of_the_model() -> None:
