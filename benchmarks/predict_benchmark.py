@@ -20,6 +20,7 @@ operations, plus the bytes that are sent over the bandwidth. The exit status is 
 
 from __future__ import annotations
 
+import signal
 import sys
 import tempfile
 from dataclasses import dataclass, field
@@ -30,6 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 
 from benchmarks import predict_runs
+from benchmarks.predict_cases import PARTS
 from benchmarks.predict_runs import Row
 from chakra_et import cli
 from chakra_et.convert.pair import PairOptions, convert_pair
@@ -54,9 +56,7 @@ SMALLEST_SHARE = 0.02
 class Config:
     """What is measured."""
 
-    parts: tuple[str, ...] = field(
-        default=("machine", *predict_runs.PARTS, "gpu"), metadata={"help": "parts to run"}
-    )
+    parts: tuple[str, ...] = field(default=("machine", *PARTS, "gpu"), metadata={"help": "parts to run"})
     rounds: int = field(default=5, metadata={"help": "times that the cases of a part are run in turns"})
     pairs: str = field(
         default="../shared/data/traces/public/pairs",
@@ -71,7 +71,7 @@ class Config:
     def __post_init__(self) -> None:
         if self.again and not self.keep:
             raise ValueError("--again needs --keep, the folder with the traces")
-        known = ("machine", *predict_runs.PARTS, "gpu")
+        known = ("machine", *PARTS, "gpu")
         unknown = set(self.parts) - set(known)
         if unknown:
             raise ValueError(f"--parts {min(unknown)}: use {', '.join(known)}")
@@ -79,6 +79,8 @@ class Config:
 
 def main() -> int:
     config = cli.parse(Config, description=__doc__.splitlines()[0])
+    # Stopped by a signal, the ranks have to end too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     missed = 0
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(config.keep or scratch)
@@ -99,7 +101,7 @@ def measure(part: str, config: Config, folder: Path) -> tuple[list[Row], dict[st
         return machine_rows(), {"worst": MACHINE}
     if part == "gpu":
         return gpu_rows(Path(config.pairs)), {"worst": PER_CLASS}
-    return predict_runs.rows(part, config.rounds, folder, config.again), {"mean": MEAN, "worst": WORST}
+    return predict_runs.rows(PARTS[part], config.rounds, folder, config.again), {"mean": MEAN, "worst": WORST}
 
 
 def show(rows: list[Row], targets: dict[str, float]) -> int:

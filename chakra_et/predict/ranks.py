@@ -25,8 +25,8 @@ _SAME_SIZE = (
     CollectiveType.REDUCE,
     CollectiveType.BARRIER,
 )
-# As PyTorch 2.x's reducer records them with their operators inside: nodes, self time before and between each.
 _GROUP, _CPU = "1", {"kind": "operator"}
+# As the reducer of PyTorch 2.x records them with their operators inside: nodes, self time between each.
 _INTO_NODES, _LAUNCH_NODES, _BACK_NODES = 11, 2, 6
 
 
