@@ -8,8 +8,9 @@ saw.
 
 Parts: ``machine``: the simulated GPU machine of tests/generator; ``compute``: operators slowed in forward,
 backward and optimizer, and a slow rank, on two gloo ranks; ``network``: two ranks behind a veth pair limited
-by tbf; ``shapes``: other batch, sequence and hidden sizes; ``gpu``: one model on H100 and on MI300X
-(--pairs).
+by tbf; ``shapes``: other batch, sequence and hidden sizes; ``steps``: other buckets, gradient
+accumulation; ``ranks``: one, two and four ranks on a part of a core each (needs root); ``threads``: one and
+two threads of one rank; ``gpu``: one model on H100 and on MI300X (--pairs).
 
 The cases of a part run in turns, several rounds of them, in the same processes, one thread per rank. A
 round's prediction comes from the base case of that round. "nothing" is the base case measured once more: its
@@ -19,6 +20,7 @@ operations, plus the bytes that are sent over the bandwidth. The exit status is 
 
 from __future__ import annotations
 
+import signal
 import sys
 import tempfile
 from dataclasses import dataclass, field
@@ -29,6 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 
 from benchmarks import predict_runs
+from benchmarks.predict_cases import PARTS
 from benchmarks.predict_gpus import gpu_rows
 from benchmarks.predict_runs import Row
 from chakra_et import cli
@@ -50,9 +53,7 @@ MEAN, WORST, MACHINE, PER_CLASS = 3.3, 10.0, 1.0, 12.0
 class Config:
     """What is measured."""
 
-    parts: tuple[str, ...] = field(
-        default=("machine", "compute", "network", "shapes", "gpu"), metadata={"help": "parts to run"}
-    )
+    parts: tuple[str, ...] = field(default=("machine", *PARTS, "gpu"), metadata={"help": "parts to run"})
     rounds: int = field(default=5, metadata={"help": "times that the cases of a part are run in turns"})
     pairs: str = field(
         default="../shared/data/traces/public/pairs",
@@ -60,14 +61,23 @@ class Config:
     )
     keep: str | None = field(default=None, metadata={"help": "folder in which the traces are kept"})
 
+    again: bool = field(
+        default=False, metadata={"help": "predict anew from the traces kept by an earlier run"}
+    )
+
     def __post_init__(self) -> None:
-        unknown = set(self.parts) - {"machine", "compute", "network", "shapes", "gpu"}
+        if self.again and not self.keep:
+            raise ValueError("--again needs --keep, the folder with the traces")
+        known = ("machine", *PARTS, "gpu")
+        unknown = set(self.parts) - set(known)
         if unknown:
-            raise ValueError(f"--parts {min(unknown)}: use machine, compute, network, shapes, gpu")
+            raise ValueError(f"--parts {min(unknown)}: use {', '.join(known)}")
 
 
 def main() -> int:
     config = cli.parse(Config, description=__doc__.splitlines()[0])
+    # Stopped by a signal, the ranks have to end too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     missed = 0
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(config.keep or scratch)
@@ -88,7 +98,7 @@ def measure(part: str, config: Config, folder: Path) -> tuple[list[Row], dict[st
         return machine_rows(), {"worst": MACHINE}
     if part == "gpu":
         return gpu_rows(Path(config.pairs)), {"worst": PER_CLASS}
-    return predict_runs.rows(part, config.rounds, folder), {"mean": MEAN, "worst": WORST}
+    return predict_runs.rows(PARTS[part], config.rounds, folder, config.again), {"mean": MEAN, "worst": WORST}
 
 
 def show(rows: list[Row], targets: dict[str, float]) -> int:

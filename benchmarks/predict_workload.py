@@ -5,7 +5,8 @@
 The plan is JSON: ``world_size``, ``init`` (an init_method of torch.distributed), ``output`` (folder of the
 traces), ``interface`` of each rank (null: the network is not shaped), ``rounds``, ``warmup`` and ``active``
 steps, and ``cases``. The cases are run one after the other, ``rounds`` times, so that whatever else the
-machine does meets all of them alike; each time ``active`` steps are traced as ``CASE_rROUND``.
+machine does meets all of them alike; each time ``active`` steps are traced as ``CASE_rROUND``. A case with
+``ranks`` divides all processes into jobs of as many ranks, of which the first one's traces count.
 """
 
 from __future__ import annotations
@@ -118,14 +119,17 @@ def _local(tensor: Tensor) -> Tensor:
 class Job:
     """A model, wrapped for its ranks, with an optimizer and a batch."""
 
-    def __init__(self, case: dict[str, Any]) -> None:
+    def __init__(self, case: dict[str, Any], group: Any) -> None:
         sizes = MODEL | case.get("model", {})
         torch.manual_seed(0)
         self.model: nn.Module = Model(**sizes)
         self.accumulation = case.get("accumulation", 1)
-        wrapper = case.get("wrapper", "ddp" if dist.get_world_size() > 1 else "none")
+        ranks = case.get("ranks", dist.get_world_size())
+        wrapper = case.get("wrapper", "ddp" if ranks > 1 else "none")
         if wrapper == "ddp":
-            self.model = DistributedDataParallel(self.model, bucket_cap_mb=case.get("bucket_mb", 25))
+            self.model = DistributedDataParallel(
+                self.model, bucket_cap_mb=case.get("bucket_mb", 25), process_group=group
+            )
         elif wrapper == "fsdp2":
             from torch.distributed.device_mesh import init_device_mesh
             from torch.distributed.fsdp import fully_shard
@@ -172,14 +176,21 @@ def main() -> None:
     plan, rank = json.loads(Path(sys.argv[1]).read_text()), int(sys.argv[2])
     world_size, interface = plan["world_size"], (plan.get("interface") or {}).get(str(rank))
     dist.init_process_group("gloo", init_method=plan["init"], rank=rank, world_size=world_size)
+    groups = {
+        size: [dist.new_group(range(at, at + size)) for at in range(0, world_size, size)]
+        for size in sorted({case.get("ranks", world_size) for case in plan["cases"]} - {1, world_size})
+    }
     jobs: dict[str, Job] = {}
     walls: dict[str, list[float]] = {}
     for number in range(plan["rounds"]):
         for case in plan["cases"]:
+            ranks = case.get("ranks", world_size)
             key = json.dumps(
-                {name: case.get(name) for name in ("model", "accumulation", "wrapper", "bucket_mb")}
+                {name: case.get(name) for name in ("model", "accumulation", "wrapper", "bucket_mb", "ranks")}
             )
-            job = jobs.setdefault(key, Job(case)) if key not in jobs else jobs[key]
+            if key not in jobs:
+                jobs[key] = Job(case, groups[ranks][rank // ranks] if ranks in groups else None)
+            job = jobs[key]
             torch.set_num_threads(case.get("threads", 1))
             slow = case.get("slow", {}) if rank in case.get("slow_ranks", range(world_size)) else {}
             times.update({name: slow.get(name, 1) for name in times})

@@ -1,8 +1,10 @@
 """What a run would take under changed conditions, from its execution traces.
 
-``run`` reads all ranks of a run once; ``changes``, ``network``, ``overlap`` and ``gpu`` (by ``gpu_work`` and
-``gpu_times``) hold the what-ifs, each of which turns one ``Setting`` into another; ``schedule`` computes when
-everything happens, jointly over all ranks; ``predict`` puts them together:
+``run`` reads all ranks of a run once. ``changes``, ``network``, ``overlap``, ``resize``, ``threads`` and
+``gpu`` (by ``gpu_work`` and ``gpu_times``) hold the what-ifs that turn one ``Setting`` into another;
+``ranks``, ``buckets`` and ``accumulate`` those that make a run with other nodes, with ``ddp``, ``insert``,
+``edit`` and ``rebuild``. ``schedule`` computes when everything happens, jointly over all ranks; ``predict``
+puts them together:
 
     run = load_run("traces/gpt2")
     prediction = predict(run, [Scale("aten::mm|gemm", 0.5), Network(parse_bandwidth("100 Gbit/s"))])

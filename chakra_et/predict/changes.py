@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from chakra_et.text import shortened
 _LONGEST_NS = 2**61
 
 
+@runtime_checkable
 class Change(Protocol):
     """One what-if."""
 
@@ -52,9 +53,11 @@ class Scale:
 class Fuse:
     """Successive kernels of one stream whose names match ``pattern`` become one kernel.
 
-    The kernels keep their durations; the launching calls of all but the first, the launch overhead of the
-    device and the gaps between them vanish. On a run without kernels, successive operators of a thread lose
-    the overhead between them.
+    The launching calls of all but the first, the launch overhead of the device and the gaps between them
+    vanish. A kernel bound by memory (fewer operations than bytes) that works on as many elements as the one
+    before it is assumed to read what that one wrote: both the write and the read fall away, and the kernels'
+    times change with their bytes. On a run without kernels, successive operators of a thread lose the
+    overhead between them.
     """
 
     pattern: str
@@ -64,6 +67,7 @@ class Fuse:
         on_device = chosen & ~graph.is_cpu & (run.operation < 0) & ~run.is_communication
         overhead = np.isin(run.kind, [KINDS.index("device-overhead"), KINDS.index("host-overhead")])
         fused, vanishing = 0, np.zeros(len(graph), bool)
+        traffic = _Traffic(run)
         lanes = graph.lanes()
         wanted = on_device if on_device.any() else chosen & graph.is_cpu
         for lane in np.unique(lanes[wanted]).tolist():
@@ -74,17 +78,20 @@ class Fuse:
             later = working[1:][follows]
             fused += len(later)
             vanishing[later] = True
+            traffic.join(working[:-1][follows], later)
         if not fused:
             raise TraceError(
                 f"--fuse {self.pattern!r}: no two successive nodes of a stream or thread match it"
             )
         gone = self._overhead_of(run, vanishing, overhead)
         own = np.where(gone, 0, setting.own_ns)
+        kept = np.rint(own * traffic.kept).astype(np.int64)
         lag = np.where(vanishing[graph.target] | gone[graph.target], 0, setting.graph.lag_ns)
         saved = int((setting.own_ns - own).sum())
-        return replace(setting, own_ns=own, graph=replace(setting.graph, lag_ns=lag)).noting(
+        return replace(setting, own_ns=kept, graph=replace(setting.graph, lag_ns=lag)).noting(
             f"--fuse {self.pattern!r}: {fused:,} nodes join the one before them; {saved / 1e6:,.3f} ms of "
-            "calls and overhead vanish"
+            f"calls and overhead vanish, and {int((own - kept).sum()) / 1e6:,.3f} ms of memory traffic of "
+            f"{traffic.pairs:,} pairs of kernels that are assumed to pass on their results"
         )
 
     def _overhead_of(self, run: Run, vanishing: np.ndarray, overhead: np.ndarray) -> np.ndarray:
@@ -97,6 +104,39 @@ class Fuse:
         into = (vanishing | gone)[graph.target] & calls & ~graph.is_cpu[graph.target]
         gone[graph.source[into]] = True
         return gone
+
+
+class _Traffic:
+    """The part of each kernel's time that is left when what it passes on to another stays in registers:
+    ``kept``, float64[N]; ``pairs`` of kernels that do."""
+
+    def __init__(self, run: Run) -> None:
+        self.elements, self.moved = (
+            run.graph.attribute(name, 0).astype(float) for name in ("num_ops", "tensor_size")
+        )
+        self.by_memory = (self.elements > 0) & (self.elements <= self.moved)
+        self.kept = np.ones(len(run.graph))
+        self.pairs = 0
+
+    def join(self, first: np.ndarray, second: np.ndarray) -> None:
+        """Let kernels ``second`` take what kernels ``first`` pass on."""
+        passes = (
+            self.by_memory[first] & self.by_memory[second] & (self.elements[first] == self.elements[second])
+        )
+        first, second = first[passes], second[passes]
+        self.pairs += len(first)
+        # An elementwise kernel moves two to four tensors of as many elements; of each, one is passed on.
+        for nodes in (first, second):
+            tensors = np.clip(
+                np.rint(self.moved[nodes] / (self.elements[nodes] * self._item(nodes))), 2, None
+            )
+            np.subtract.at(self.kept, nodes, 1 / tensors)
+        self.kept = self.kept.clip(0)
+
+    def _item(self, nodes: np.ndarray) -> np.ndarray:
+        """Bytes of an element: the largest of 4, 2 and 1 with which two tensors or more are moved."""
+        each = self.moved[nodes] / self.elements[nodes]
+        return np.select([each >= 8, each >= 4], [4, 2], 1)
 
 
 @dataclass(frozen=True)

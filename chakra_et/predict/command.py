@@ -10,8 +10,9 @@ Exit status: 0; 2 for arguments or files that can't be used.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,16 +21,24 @@ from chakra_et.cli import parse
 from chakra_et.errors import TraceError
 from chakra_et.network.topology import parse_topology
 from chakra_et.network.units import parse_bandwidth, parse_latency
+from chakra_et.predict.accumulate import parse_accumulate
 from chakra_et.predict.bounds import describe
+from chakra_et.predict.buckets import Buckets
 from chakra_et.predict.changes import Change, Fuse, parse_rank, parse_scale
-from chakra_et.predict.fit import read_model
+from chakra_et.predict.fit import Model, read_model
 from chakra_et.predict.gpu import parse_gpu
+from chakra_et.predict.measure_threads import read_fractions
 from chakra_et.predict.network import Network
 from chakra_et.predict.overlap import Overlap
 from chakra_et.predict.predict import Prediction, RankPrediction, predict
-from chakra_et.predict.resize import parse_resize
+from chakra_et.predict.ranks import Ranks
+from chakra_et.predict.rebuild import Rebuild
+from chakra_et.predict.resize import Resize, parse_resize
 from chakra_et.predict.run import Run, load_run
+from chakra_et.predict.threads import parse_threads
 from chakra_et.predict.write import write_prediction
+
+_MOST_RANKS = 1024
 
 
 def _option(help: str, default: Any = None, **metadata: Any) -> Any:
@@ -56,8 +65,25 @@ class PredictConfig:
     resize: tuple[str, ...] = _option(
         "dimensions of tensors: 10=20 720=1440 for twice a batch of 10", (), metavar="OLD=NEW"
     )
+    ranks: int | None = _option("data-parallel ranks in place of the measured ones", group="distribution")
+    bucket_mb: float | None = _option(
+        "DDP's bucket_cap_mb: gradients are all-reduced in buckets of as many MiB", group="distribution"
+    )
+    accumulate: tuple[str, ...] = _option(
+        "forward and backward passes for each step of the optimizer; 4 each: reduced after each of 4",
+        (),
+        group="distribution",
+    )
+    threads: str | None = _option(
+        "threads of CPU operators, before and after: 2:1", metavar="FROM:TO", group="distribution"
+    )
+    thread_fractions: str | None = _option(
+        "file of chakra-et measure-threads, in place of assumed fractions", group="distribution"
+    )
     bandwidth: str | None = _option(
-        "of each rank's link per direction, with its unit: 100Gbit/s", group="network"
+        "of each rank's link per direction, with its unit: 100Gbit/s; or that of the run and the new one: "
+        "1Gbit/s:10Gbit/s",
+        group="network",
     )
     latency: str | None = _option("of one message, with its unit: 5us", group="network")
     algorithm: Literal["auto", "ring", "tree", "hierarchical"] | None = _option(
@@ -87,6 +113,14 @@ class PredictConfig:
         if self.gpu:
             parse_gpu(self.gpu)
         parse_resize(self.resize)
+        if self.accumulate:
+            parse_accumulate(self.accumulate)
+        if self.threads:
+            parse_threads(self.threads)
+        if self.ranks is not None and not 2 <= self.ranks <= _MOST_RANKS:
+            raise ValueError(f"--ranks {self.ranks}: use 2 to {_MOST_RANKS:,}")
+        if self.bucket_mb is not None and not 0 < self.bucket_mb < math.inf:
+            raise ValueError(f"--bucket-mb {self.bucket_mb:g}: use a size above 0")
         if self.topology and (self.bandwidth or self.latency):
             raise ValueError(
                 "--topology has bandwidth and latency of its own: give it or --bandwidth/--latency"
@@ -112,35 +146,64 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def changes(config: PredictConfig, run: Run) -> list[Change]:
+def changes(config: PredictConfig, run: Run) -> list[Change | Rebuild]:
     """The what-ifs of a command line. Raises ``TraceError`` for a figure without a unit."""
-    found: list[Change] = [parse_scale(each) for each in config.scale]
+    model = read_model(config.network) if config.network else None
+    found = _of_nodes(config, run, model)
+    if config.gpu:
+        found.append(parse_gpu(config.gpu))
+    found += [parse_scale(each) for each in config.scale]
+    if config.threads:
+        threads = parse_threads(config.threads)
+        if config.thread_fractions:
+            threads = replace(threads, fractions=read_fractions(config.thread_fractions))
+        found.append(threads)
+    elif config.thread_fractions:
+        raise TraceError("--thread-fractions says how threads share: add --threads FROM:TO")
     if config.rank:
         found.append(parse_rank(config.rank))
     found += [Fuse(pattern) for pattern in config.fuse]
-    if config.gpu:
-        found.insert(0, parse_gpu(config.gpu))
-    if config.resize:
-        found.insert(0, parse_resize(config.resize))
     if config.overlap:
         found.append(Overlap(config.overlap == "on"))
     if any((config.bandwidth, config.latency, config.algorithm, config.topology)):
-        topology = None
-        if config.topology:
-            topology = parse_topology(config.topology, max(run.graph.ranks) + 1)
-        found.append(
-            Network(
-                parse_bandwidth(config.bandwidth) if config.bandwidth else None,
-                parse_latency(config.latency) if config.latency else None,
-                config.algorithm or "auto",
-                topology,
-                read_model(config.network) if config.network else None,
-                config.contention,
-            )
-        )
-    elif config.network:
+        found.append(_network(config, run, model))
+    elif model and not (config.ranks or config.bucket_mb or config.resize):
         raise TraceError("--network describes the present network: add what changes, such as --bandwidth")
     return found
+
+
+def _of_nodes(config: PredictConfig, run: Run, model: Model | None) -> list[Change | Rebuild]:
+    """The what-ifs that change which nodes there are, or their sizes."""
+    found: list[Change | Rebuild] = []
+    if config.resize:
+        found.append(Resize(parse_resize(config.resize).sizes, model))
+    alone = len(run.graph.ranks) == 1
+    if config.ranks:
+        found.append(Ranks(config.ranks, config.bucket_mb if alone else None, model))
+    if config.bucket_mb and not (config.ranks and alone):
+        found.append(Buckets(config.bucket_mb, model=model))
+    if config.accumulate:
+        found.append(parse_accumulate(config.accumulate))
+    return found
+
+
+def _network(config: PredictConfig, run: Run, model: Model | None) -> Network:
+    topology = None
+    ranks = max(max(run.graph.ranks) + 1, config.ranks or 0)
+    if config.topology:
+        topology = parse_topology(config.topology, ranks)
+    rates = [parse_bandwidth(each) for each in (config.bandwidth or "").split(":") if config.bandwidth]
+    if len(rates) > 2:
+        raise TraceError(f"--bandwidth {config.bandwidth!r}: give the new one, or FROM:TO")
+    return Network(
+        rates[-1] if rates else None,
+        parse_latency(config.latency) if config.latency else None,
+        config.algorithm or "auto",
+        topology,
+        model,
+        config.contention,
+        rates[0] if len(rates) == 2 else None,
+    )
 
 
 def lines(prediction: Prediction) -> list[str]:

@@ -25,9 +25,14 @@ class Network:
 
     ``bandwidth``: bytes per second of one rank's link, per direction; ``latency_ns``: of one message.
     ``topology`` takes the place of both. With neither, every transfer changes by the ratio of the model's
-    times. With a bandwidth, a transfer takes the model's time, over gloo at least what it took in the run,
-    as the ranks' own work on it (copies, sums, system calls) is part of that and passes while the link is
-    busy. ``contention``: whether transfers at the same time share their links.
+    times. With a bandwidth, a transfer takes the model's time. ``contention``: whether transfers at the same
+    time share their links.
+
+    gloo cuts what a rank sends on into segments and sums one while another is on the link, so that its own
+    work on the last of each phase adds to the time on the link and the rest passes beside it. That work is
+    what the transfer took in the run, less the time on the link of then if its bandwidth is given
+    (``present``). Without, ranks of one host had none; between hosts it isn't known which part was the
+    link's, and a transfer takes the larger of both.
     """
 
     bandwidth: float | None = None
@@ -36,6 +41,7 @@ class Network:
     topology: Topology | None = None
     model: Model | None = None
     contention: bool = True
+    present: float | None = None
 
     def apply(self, run: Run, setting: Setting) -> Setting:
         found = find_communication(run)
@@ -83,12 +89,14 @@ class Network:
         own, lasting, scatter = setting.own_ns.copy(), setting.lasting_ns.copy(), np.zeros(len(run.graph))
         wire, fixed, least = (np.zeros(len(run.members)) for _ in range(3))
         spread = _scatter(found)
+        alone = _one_host(run)
         for each in found:
             on_wire = _time(each, replace(free, reduce_bandwidth=float("inf"), call_ns=0.0), self.algorithm)
-            # gloo's own work passes beside the transfer and is in ``least``.
-            beside = 0.0 if each.gloo else _time(each, extra, self.algorithm)
             latency = _time(each, topology, self.algorithm) - _time(each, free, self.algorithm)
-            at_least = float(np.median(each.transfer_ns)) if each.gloo else 0.0
+            beside, at_least = _time(each, extra, self.algorithm), 0.0
+            if each.gloo:
+                taken = float(np.median(each.transfer_ns))
+                beside, at_least = self._own_work(each, taken, alone)
             taken = max(on_wire + beside + latency, at_least)
             scatter[each.nodes] = spread[each.kind, each.size]
             if each.matched:
@@ -100,6 +108,22 @@ class Network:
         setting = replace(setting, own_ns=own, lasting_ns=lasting)
         setting = setting.doubting("scatter of transfers of one size", lasting_ns=scatter)
         return replace(setting, demand=Demand(wire, fixed, least)) if self.contention else setting
+
+    def _own_work(self, each: Communication, taken: float, one_host: bool) -> tuple[float, float]:
+        """What the ranks' own work adds to a gloo transfer, and what the transfer takes at least; ns."""
+        if self.present is not None:
+            link = Topology.flat(max(each.ranks) + 1, self.present * TCP_PAYLOAD, 0.0)
+            taken = max(taken - _time(each, link, "ring"), 0.0)
+        elif not one_host:
+            return 0.0, taken
+        return taken / gloo_segments(each.size, len(each.ranks)), taken
+
+
+def gloo_segments(size: int, ranks: int) -> int:
+    """Into how many segments gloo's ring cuts each rank's part of ``size`` bytes: of 1 MiB at most, and two
+    at least (gloo/allreduce.cc, gloo/allreduce.h)."""
+    segments = max(-(-size // 2**20), 2 * ranks)
+    return -(-segments // ranks)
 
 
 @dataclass(frozen=True)
@@ -174,6 +198,12 @@ def _group(run: Run, node: int) -> list[int]:
         return list(run.comm_groups[name])
     size = run.graph.traces[run.graph.trace_of[node]].metadata.get("world_size")
     return list(range(size)) if type(size) is int and 1 < size < 1 << 20 else []
+
+
+def _one_host(run: Run) -> bool:
+    """Whether all ranks had one clock, so that no link between hosts was in their way."""
+    domains = {trace.metadata.get("clock_domain") for trace in run.graph.traces}
+    return len(domains) == 1 and not domains & {None, ""}
 
 
 def _kind(value: int) -> CollectiveType | None:

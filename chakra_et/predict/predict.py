@@ -9,6 +9,7 @@ import numpy as np
 
 from chakra_et.predict.bounds import bounds
 from chakra_et.predict.changes import Change
+from chakra_et.predict.rebuild import Rebuild
 from chakra_et.predict.run import Run, Setting
 from chakra_et.predict.solve import Timeline, solve
 
@@ -55,9 +56,11 @@ class RankPrediction:
 
 @dataclass(frozen=True)
 class Prediction:
-    """A changed run; ``before`` and ``after`` are its timelines."""
+    """A changed run; ``before`` and ``after`` are the timelines of ``run`` as measured and of ``changed``:
+    the same run, but where a change gave it other nodes."""
 
     run: Run
+    changed: Run
     ranks: list[RankPrediction]
     notes: list[str]
     before: Timeline
@@ -74,26 +77,37 @@ class Prediction:
         return max(rank.after_ms for rank in self.ranks)
 
 
-def predict(run: Run, changes: Sequence[Change], explain: bool = True) -> Prediction:
-    """Apply ``changes`` in order and compute the run's times anew, jointly over all ranks.
+def predict(run: Run, changes: Sequence[Change | Rebuild], explain: bool = True) -> Prediction:
+    """Apply ``changes`` in order, first those that change nodes, and compute the run's times anew, jointly
+    over all ranks.
 
     ``explain``: also find what bounds each rank, and the uncertainty that comes from the changes; a sweep is
     quicker without. Raises ``TraceError`` where a change doesn't fit the run.
     """
-    setting = run.measured
+    changed = run
     for change in changes:
-        setting = change.apply(run, setting)
-    before, after = solve(run, run.measured), solve(run, setting)
-    steps = _steps(run, before, after)
-    doubted = [_steps(run, before, solve(run, _doubtful(setting, at))) for at in range(len(setting.doubts))]
-    bound = [bounds(run, before), bounds(run, after)] if explain else [[{}] * len(steps)] * 2
+        if isinstance(change, Rebuild):
+            changed = change.rebuild(changed)
+    setting = changed.measured
+    for change in changes:
+        if isinstance(change, Change):
+            setting = change.apply(changed, setting)
+    before, after = solve(run, run.measured), solve(changed, setting)
+    steps = _steps(run, changed, before, after)
+    doubted = [
+        _steps(run, changed, before, solve(changed, _doubtful(setting, at)))
+        for at in range(len(setting.doubts) if explain else 0)
+    ]
+    none: list[dict[str, float]] = [{}] * max(len(run.steps), len(steps))
+    bound = [bounds(run, before), bounds(changed, after)] if explain else [none, none]
     ranks = []
-    for at, rank in enumerate(run.graph.ranks):
+    for at, rank in enumerate(changed.graph.ranks):
         before_ns, after_ns = (_median(steps[at], of) for of in ("before_ns", "after_ns"))
-        off = [_median(each[at], "after_ns") - after_ns for each in doubted] if explain else []
+        off = [_median(each[at], "after_ns") - after_ns for each in doubted]
         spread = float(np.hypot.reduce([0.0, *off, *_own_error(steps[at], before_ns, after_ns)]))
-        ranks.append(RankPrediction(rank, steps[at], before_ns, after_ns, spread, bound[0][at], bound[1][at]))
-    return Prediction(run, ranks, [*run.notes, *setting.notes], before, after)
+        was = bound[0][at % len(run.steps)]
+        ranks.append(RankPrediction(rank, steps[at], before_ns, after_ns, spread, was, bound[1][at]))
+    return Prediction(run, changed, ranks, [*changed.notes, *setting.notes], before, after)
 
 
 def _doubtful(setting: Setting, at: int) -> Setting:
@@ -108,13 +122,16 @@ def _doubtful(setting: Setting, at: int) -> Setting:
     )
 
 
-def _steps(run: Run, before: Timeline, after: Timeline) -> list[list[StepPrediction]]:
-    """The steps of each rank; a file without steps counts as one."""
-    times = [_step_times(run, each) for each in (before, after)]
+def _steps(run: Run, changed: Run, before: Timeline, after: Timeline) -> list[list[StepPrediction]]:
+    """The steps of each rank of ``changed``, beside those of the measured rank that it was made of; a file
+    without steps counts as one."""
+    times, later = _step_times(run, before), _step_times(changed, after)
     found = []
-    for at, steps in enumerate(run.steps):
+    for at, lasting in enumerate(later):
+        like = at % len(run.steps)
+        steps = run.steps[like]
         measured = [None] * len(steps.names) if steps.measured_ns is None else steps.measured_ns.tolist()
-        rows = zip(steps.names, measured, times[0][at], times[1][at], strict=True)
+        rows = zip(steps.names, measured, times[like], lasting, strict=True)
         found.append([StepPrediction(*row) for row in rows])
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -10,9 +11,13 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from chakra_et.errors import TraceError
-from chakra_et.et.columns import ExecutionTrace
+from chakra_et.et.columns import CollectiveType, ExecutionTrace
 from chakra_et.et.edges import rows_of
 from chakra_et.graph.work import DEPTH, WITH_VALUES, operator_work, rule_of
+from chakra_et.predict.ddp import READY, find_backward
+from chakra_et.predict.edit import lasting, with_integers
+from chakra_et.predict.fit import Model
+from chakra_et.predict.rebuild import Times, as_run, with_transfers
 from chakra_et.predict.run import Run, Setting
 from chakra_et.replay.shares import KINDS
 
@@ -32,11 +37,52 @@ class Resize:
     for twice a batch of 10, where 720 is 10 sequences of 72.
 
     The own time of each operator that doesn't leave its work to others, and its kernels' time, changes with
-    its operations (see ``graph.work``), but for what an operator without work takes. The sizes of
-    collectives stay; so do graphs: what runs only for some sizes can't be known.
+    its operations (see ``graph.work``), but for what an operator without work takes. All-reduces of DDP's
+    gradients change with the shapes of these; the gradients of a bucket stay together, and other collectives
+    keep their sizes. So do graphs: what runs only for some sizes can't be known.
     """
 
     sizes: Mapping[int, int] = field(hash=False)
+    model: Model | None = None
+
+    def rebuild(self, run: Run) -> Run:
+        """The run with other sizes of DDP's gradients and all-reduces."""
+        if not run.is_communication.any():
+            return run
+        times, traces, changed = Times(run, self.model), [], 0
+        for rank, trace in zip(run.graph.ranks, with_transfers(run), strict=True):
+            try:
+                steps = find_backward(trace, rank, "--resize")
+            except TraceError:
+                note = "--resize: collectives keep their sizes, as they aren't those of DDP's gradients"
+                return as_run(run, run.graph.traces, [note])
+            sizes, micros = {}, {}
+            for step in steps:
+                for bucket in step.buckets:
+                    gradients = step.gradients[bucket.first : bucket.last]
+                    old, row = sum(each.size for each in gradients), bucket.collective
+                    new = round(sum(each.size * self._growth(each.shape) for each in gradients))
+                    if old != new:
+                        ratio = times.of_sizes(CollectiveType.ALL_REDUCE, new, old, len(run.graph.ranks))
+                        sizes[row], micros[row] = new, int(trace.duration_micros[row]) * ratio
+            traces.append(self._with_gradients(lasting(with_integers(trace, "comm_size", sizes), micros)))
+            changed += len(sizes)
+        if not changed:
+            return run
+        note = f"--resize: {changed:,} all-reduces of gradients change with the gradients' shapes"
+        return as_run(run, traces, [note])
+
+    def _with_gradients(self, trace: ExecutionTrace) -> ExecutionTrace:
+        """The trace with the new shapes of gradients."""
+        assert trace.inputs is not None
+        shapes = [
+            _resized(shape, self.sizes) if trace.names[row] == READY else shape
+            for row, shape in zip(trace.inputs.rows.tolist(), trace.inputs.shapes, strict=True)
+        ]
+        return replace(trace, inputs=replace(trace.inputs, shapes=shapes))
+
+    def _growth(self, shape: Sequence[int]) -> float:
+        return math.prod(self.sizes.get(size, size) / size for size in shape if size)
 
     def apply(self, run: Run, setting: Setting) -> Setting:
         graph = run.graph
@@ -62,7 +108,7 @@ class Resize:
             replace(setting, own_ns=np.rint(changed).astype(np.int64))
             .noting(
                 f"--resize {names}: {int(changes.sum()):,} nodes, {before / 1e6:,.3f} ms, take "
-                f"{after / 1e6:,.3f} ms; collectives keep their sizes"
+                f"{after / 1e6:,.3f} ms"
             )
             .doubting(
                 "time per operation of an operator",

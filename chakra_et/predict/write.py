@@ -22,7 +22,7 @@ def write_prediction(prediction: Prediction, prefix: str | Path) -> list[Path]:
     Names, ids and attributes are those of the run, so that nodes can be compared one by one. Dependencies are
     too, but where ``--overlap`` changed them.
     """
-    run, timeline = prediction.run, prediction.after
+    run, timeline = prediction.changed, prediction.after
     files = run_at(str(prefix))
     files.folder.mkdir(parents=True, exist_ok=True)
     starts, ends, lasting = (

@@ -13,11 +13,12 @@ from chakra_et.et.columns import CollectiveType, TensorInfo
 from chakra_et.predict.changes import Fuse, RankAs, Scale, parse_rank, parse_scale
 from chakra_et.predict.fit import Model, Sample, fit_model, read_model, write_model
 from chakra_et.predict.gpu import Gpu, parse_gpu
-from chakra_et.predict.network import TCP_PAYLOAD, Network
+from chakra_et.predict.network import TCP_PAYLOAD, Network, gloo_segments
 from chakra_et.predict.overlap import Overlap
 from chakra_et.predict.predict import Prediction, predict
 from chakra_et.predict.resize import Resize, parse_resize
 from chakra_et.predict.run import Run, make_run
+from chakra_et.predict.threads import Fractions, Threads, parse_threads
 from tests.chakra_et.replay_traces import collective, cpu, kernel, make_trace
 
 
@@ -51,6 +52,20 @@ def test_a_launch_bound_step_stays_launch_bound() -> None:
 def test_fused_kernels_lose_their_launches() -> None:
     run = alone(*launches(10))
     assert us(predict(run, [Fuse("gemm")])) == [1 + 10 + 10 * 4]
+
+
+def test_fused_kernels_pass_on_what_they_wrote_in_registers() -> None:
+    # An addition of two tensors of a million floats moves 12 MB, a GELU 8 MB: of these, 4 MB each fall away.
+    nodes = launches(2, length=60, num_ops=10**6, tensor_size=12 * 10**6)
+    nodes[-1]["tensor_size"] = 8 * 10**6
+    prediction = predict(alone(*nodes), [Fuse("gemm")])
+    assert us(prediction) == [1 + 10 + 60 * 2 / 3 + 60 / 2]
+    assert "1 pairs of kernels" in prediction.notes[-1]
+    # Of other sizes, or bound by arithmetic: nothing is passed on.
+    for name, value in (("num_ops", 10**5), ("tensor_size", 10**5)):
+        other = [dict(node) for node in nodes]
+        other[-1][name] = value
+        assert us(predict(alone(*other), [Fuse("gemm")])) == [1 + 10 + 120]
 
 
 def two_ranks(slow: int = 0, **more: str) -> Run:
@@ -94,6 +109,22 @@ def test_gloo_takes_at_least_its_own_work() -> None:
     assert us(predict(run, [Network(1e15, 0.0)])) == [160, 160]
     slow = 1e6 / (1e9 * TCP_PAYLOAD) * 1e6
     assert us(predict(run, [Network(1e9, 0.0)])) == pytest.approx([110 + slow] * 2, abs=0.01)
+
+
+def test_on_one_host_gloo_works_while_its_link_is_idle() -> None:
+    # 1 MB takes 50 µs without a link, and 1 ms on one of 1 GB/s: with the last of two segments of work.
+    run = two_ranks(name="gloo:all_reduce")
+    for trace in run.graph.traces:
+        trace.metadata["clock_domain"] = "host"
+    wire = 1e6 / (1e9 * TCP_PAYLOAD) * 1e6
+    assert us(predict(run, [Network(1e9, 0.0)])) == pytest.approx([110 + wire + 25] * 2, abs=0.01)
+    # Of a run on a link of 40 GB/s, 25 µs and the headers were that link's.
+    was = 1e6 / (40e9 * TCP_PAYLOAD) * 1e6
+    slower = predict(run, [Network(1e9, 0.0, present=40e9)])
+    assert us(slower) == pytest.approx([110 + wire + (50 - was) / 2] * 2, abs=0.01)
+    # A link that is no obstacle leaves the work.
+    assert us(predict(run, [Network(1e15, 0.0)])) == pytest.approx([160, 160], abs=0.01)
+    assert [gloo_segments(size, 2) for size in (1, 4 << 20, 5 << 20)] == [2, 2, 3]
 
 
 def test_a_latency_alone_changes_transfers_by_the_ratio_of_the_model() -> None:
@@ -233,6 +264,41 @@ def test_other_sizes_change_what_works_on_them() -> None:
         TraceError, match="no operator's work depends on a dimension of 11: the sizes are 256"
     ):
         predict(run, [Resize({11: 12})])
+
+
+def test_other_threads_share_what_is_large_enough() -> None:
+    operator = {"kind": "operator"}
+    run = with_shapes(
+        [
+            cpu(1, 1, name="ProfilerStep#1", kind="annotation"),
+            cpu(2, 1000, (1,), name="aten::mm", **operator),
+            cpu(3, 100, (2,), name="aten::add", **operator),
+            cpu(4, 100, (3,), name="aten::add", **operator),
+            cpu(5, 100, (4,), name="aten::t", **operator),
+        ],
+        {
+            2: "[[720,256],[256,512]]",
+            3: "[[720,512],[720,512]]",
+            4: "[[100,100],[100,100]]",
+            5: "[[720,512]]",
+        },
+    )
+    (shared, _), (less, _) = Fractions().product, Fractions().other
+    # An addition of 10,000 elements is one grain, and a view has no work.
+    expected = 1 + 1000 * (1 - shared / 2) + 100 * (1 - less / 2) + 200
+    prediction = predict(run, [Threads(1, 2)])
+    assert us(prediction) == pytest.approx([expected], abs=0.01)
+    assert prediction.ranks[0].uncertainty_ns > 0
+    # There and back is no change, and 12 grains occupy no more than 12 threads.
+    assert us(predict(run, [Threads(1, 2), Threads(2, 1)])) == pytest.approx([1301], abs=0.01)
+    many = us(predict(run, [Threads(1, 1000)]))[0]
+    assert many == pytest.approx(us(predict(run, [Threads(1, 180)]))[0], abs=0.01)
+    assert parse_threads("2:1") == Threads(2, 1)
+    for text in ("2", "0:1", "2:x"):
+        with pytest.raises(ValueError, match="threads before and after"):
+            parse_threads(text)
+    with pytest.raises(TraceError, match="works on more than 32,768 elements"):
+        predict(alone(*launches(2)), [Threads(2, 1)])
 
 
 def test_sizes_are_read() -> None:

@@ -47,6 +47,15 @@ def test_json(two: str, capsys: pytest.CaptureFixture) -> None:
         assert rank["bound_after"] == pytest.approx({"operator": 85 / 135, "transfer": 50 / 135})
 
 
+def test_more_ranks(two: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    assert main(["predict", two, "--ranks", "4", "--json", "--output", str(tmp_path / "four")]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert [rank["rank"] for rank in answer["ranks"]] == [0, 1, 2, 3]
+    assert answer["step_us"]["after"] == 225  # 50 µs of all-reduce become 75
+    assert main(["validate", str(tmp_path / "four")]) == 0
+    assert main(["replay", str(tmp_path / "four"), "--semantics", "device", "--max-error", "0.01"]) == 0
+
+
 def test_a_flag_given_twice_counts_twice(two: str, capsys: pytest.CaptureFixture) -> None:
     assert main(["predict", two, "--scale", "aten::mm=0.5", "--scale", "optimizer=2", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["step_us"]["after"] == 145
@@ -70,8 +79,8 @@ def test_text_and_files(two: str, tmp_path: Path, capsys: pytest.CaptureFixture)
     shown = capsys.readouterr().out
     assert "operator" in shown and "transfer" in shown and "wrote" in shown
     paths = [Path(f"{output}.{rank}.et") for rank in range(2)]
-    # 10 + 90 µs, 2 latencies, 1 MB at 1 Gbit/s of which 1448/1514 is payload, 10 µs.
-    step = 10 + 90 + 10 + 8000 * 1514 / 1448 + 10
+    # 10 + 90 µs, 2 latencies, 1 MB at 1 Gbit/s of which 1448/1514 is payload, half of gloo's 50, 10 µs.
+    step = 10 + 90 + 10 + 8000 * 1514 / 1448 + 25 + 10
     for path in paths:
         trace = et_file.read(path)
         starts = trace.start_micros.astype(int)
@@ -94,6 +103,12 @@ def test_text_and_files(two: str, tmp_path: Path, capsys: pytest.CaptureFixture)
         (["--topology", "2xH100 NVLink", "--bandwidth", "1Gbit/s"], "--topology has bandwidth"),
         (["--network", "absent.json", "--latency", "5us"], "absent.json"),
         (["--output", ""], "NAME of the files"),
+        (["--ranks", "1"], "--ranks 1: use 2 to 1,024"),
+        (["--bucket-mb", "0"], "use a size above 0"),
+        (["--bucket-mb", "4"], "no node torch::autograd::AccumulateGrad"),
+        (["--accumulate", "4", "twice"], "write the number of passes"),
+        (["--threads", "2"], "threads before and after"),
+        (["--bandwidth", "1Gbit/s:2Gbit/s:3Gbit/s"], "give the new one, or FROM:TO"),
     ],
 )
 def test_one_sentence(two: str, words: list[str], message: str, capsys: pytest.CaptureFixture) -> None:

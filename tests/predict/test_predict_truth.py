@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from benchmarks import predict_runs
 from benchmarks.predict_benchmark import MACHINE, gpu_rows, machine_rows
+from benchmarks.predict_cases import PARTS
+from benchmarks.predict_processes import cannot_shape
 from tests.shared import shared_path
 
 
@@ -30,14 +33,13 @@ def test_gpu_pairs_are_compared() -> None:
 
 
 @pytest.mark.slow
-def test_a_limited_network_is_as_slow_as_predicted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_limited_network_is_as_slow_as_predicted(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    reason = predict_runs.cannot_shape()
+    reason = cannot_shape()
     if reason:
         pytest.skip(reason)
-    cases = [case for case in predict_runs.CASES["network"]() if case.name in ("base", "200 Mbit/s")]
-    monkeypatch.setitem(predict_runs.CASES, "network", lambda: cases)
-    (row,) = predict_runs.rows("network", 1, tmp_path)
+    cases = [case for case in PARTS["network"].cases(tmp_path) if case.name in ("base", "200 Mbit/s")]
+    (row,) = predict_runs.rows(replace(PARTS["network"], cases=lambda _: cases), 1, tmp_path)
     # A step that lasts twice as long, within what one round on a busy machine can show.
     assert row.measured > 1.5 * row.before
     assert abs(row.error) <= 15

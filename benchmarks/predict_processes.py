@@ -1,0 +1,146 @@
+"""Processes for ``predict_benchmark.py``: ranks in network namespaces, or with a part of a core each."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from chakra_et.errors import TraceError
+
+WORKLOAD = Path(__file__).with_name("predict_workload.py")
+PERIOD_US = 10_000
+"""In which a rank gets its part of a core."""
+
+
+def launch(
+    plan: dict[str, Any], folder: Path, prefixes: Sequence[list[str]], interfaces: Sequence[str]
+) -> None:
+    """Run all ranks of a plan. Raises ``TraceError`` with their last words where one fails."""
+    path = folder / "plan.json"
+    path.write_text(json.dumps(plan))
+    commands = [
+        [*prefix, sys.executable, str(WORKLOAD), str(path), str(rank)] for rank, prefix in enumerate(prefixes)
+    ]
+    _run_all(commands, folder, [{"GLOO_SOCKET_IFNAME": interface} for interface in interfaces])
+
+
+def measure_network(folder: Path, prefixes: Sequence[list[str]]) -> None:
+    """Measure gloo among as many ranks; the file is folder/network.json."""
+    words = ["-m", "chakra_et", "measure-network", "--largest", "25", "--repeats", "5"]
+    commands = [
+        [*prefix, sys.executable, *words, "--output", str(folder / "network.json")] for prefix in prefixes
+    ]
+    port = str(free_port())
+    more = {"WORLD_SIZE": str(len(prefixes)), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    root = str(Path(__file__).resolve().parents[1])
+    ranks = [
+        {"RANK": str(at), "LOCAL_RANK": str(at), "PYTHONPATH": root, **more} for at in range(len(prefixes))
+    ]
+    _run_all(commands, folder, ranks)
+
+
+def measure_threads(folder: Path) -> None:
+    """Measure what two threads share; the file is folder/threads.json."""
+    words = ["-m", "chakra_et", "measure-threads", "--output", str(folder / "threads.json")]
+    environment = {"PYTHONPATH": str(Path(__file__).resolve().parents[1])}
+    _run_all([[sys.executable, *words]], folder, [environment])
+
+
+def _run_all(commands: Sequence[list[str]], folder: Path, environments: Sequence[dict[str, str]]) -> None:
+    ranks = []
+    for rank, (command, more) in enumerate(zip(commands, environments, strict=True)):
+        environment = os.environ | {"OMP_NUM_THREADS": "1"} | more
+        log = open(folder / f"rank{rank}.log", "w")  # noqa: SIM115
+        ranks.append(
+            subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+        )
+    try:
+        statuses = [rank.wait(timeout=900) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    if any(statuses):
+        last = (folder / "rank0.log").read_text().strip().splitlines()[-1:] or ["no output"]
+        raise TraceError(f"the runs failed: {last[0]}")
+
+
+@contextlib.contextmanager
+def parts_of_a_core(count: int, part: float) -> Iterator[list[list[str]]]:
+    """Control groups that may each use a ``part`` of a core: the commands that enter them.
+
+    Raises ``TraceError`` where they can't be made.
+    """
+    root = Path("/sys/fs/cgroup/cpu")
+    folders = [root / f"cp{os.getpid() % 100_000}r{rank}" for rank in range(count)]
+    try:
+        for folder in folders:
+            folder.mkdir()
+            (folder / "cpu.cfs_period_us").write_text(str(PERIOD_US))
+            (folder / "cpu.cfs_quota_us").write_text(str(round(part * PERIOD_US)))
+        enter = 'echo $$ > "$0/cgroup.procs"; exec "$@"'
+        yield [["bash", "-c", enter, str(folder)] for folder in folders]
+    except OSError as error:
+        raise TraceError(f"parts of a core need control groups of version 1 and root: {error}") from None
+    finally:
+        for folder in folders:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+
+@contextlib.contextmanager
+def namespaces() -> Iterator[tuple[list[list[str]], list[str]]]:
+    """Two network namespaces joined by a veth pair: the commands that enter them, and their interfaces.
+
+    Raises ``TraceError`` where they can't be made: not root, or no ``ip`` or ``tc``.
+    """
+    reason = cannot_shape()
+    if reason:
+        raise TraceError(reason)
+    number = os.getpid() % 100_000
+    names, interfaces = [f"cp{number}{side}" for side in "ab"], [f"cv{number}{side}" for side in "ab"]
+    try:
+        for name in names:
+            _ip("netns", "add", name)
+        peer = ["type", "veth", "peer", "name", interfaces[1], "netns", names[1]]
+        _ip("link", "add", interfaces[0], "netns", names[0], *peer)
+        for at, (name, interface) in enumerate(zip(names, interfaces, strict=True), 1):
+            _ip("-n", name, "addr", "add", f"10.77.0.{at}/24", "dev", interface)
+            for each in (interface, "lo"):
+                _ip("-n", name, "link", "set", each, "up")
+        yield [["ip", "netns", "exec", name] for name in names], interfaces
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], stderr=subprocess.DEVNULL)
+
+
+def cannot_shape() -> str | None:
+    """Why no limited network can be made here, None where it can."""
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    absent = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
+    if absent:
+        return f"network namespaces need the program {absent[0]}"
+    name = f"cp{os.getpid() % 100_000}t"
+    made = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True)
+    subprocess.run(["ip", "netns", "del", name], stderr=subprocess.DEVNULL)
+    return None if made.returncode == 0 else f"no network namespace can be made: {made.stderr.strip()}"
+
+
+def _ip(*words: str) -> None:
+    done = subprocess.run(["ip", *words], capture_output=True, text=True)
+    if done.returncode:
+        raise TraceError(f"ip {' '.join(words)}: {done.stderr.strip()}")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

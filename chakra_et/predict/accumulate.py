@@ -1,0 +1,160 @@
+"""Gradient accumulation: several forward and backward passes for one step of the optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from chakra_et.et.columns import ExecutionTrace, NodeType, Strings
+from chakra_et.predict.ddp import INTO_BUCKET, Backward, find_backward, inside
+from chakra_et.predict.edit import arrange, lanes, parents
+from chakra_et.predict.elementwise import Elementwise
+from chakra_et.predict.insert import New, insert
+from chakra_et.predict.rebuild import as_run, with_transfers
+from chakra_et.predict.run import Run
+
+FLAG = "--accumulate"
+
+
+@dataclass(frozen=True)
+class Accumulate:
+    """Each step runs its forward and backward pass ``times`` times, on batches of the same size, and the
+    optimizer once. ``reduce_each``: gradients are all-reduced after each pass, as without DDP's no_sync().
+
+    Passes without reduction lack the copies to buckets and back and their all-reduces. From the second pass
+    on each gradient is added to the sum of those before, at the run's rate for elementwise operators.
+    """
+
+    times: int
+    reduce_each: bool = False
+
+    def rebuild(self, run: Run) -> Run:
+        traces, added, on_device = [], 0, 0
+        for rank, trace in zip(run.graph.ranks, with_transfers(run), strict=True):
+            steps = find_backward(trace, rank, FLAG)
+            on_device += int(
+                (trace.column("is_cpu_op") == 0).sum() > (trace.types >= NodeType.COMM_SEND).sum()
+            )
+            made, count = self._repeated(trace, steps, not on_device)
+            traces.append(made)
+            added += count
+        reduced = "each pass" if self.reduce_each else "the last pass alone"
+        notes = [f"{FLAG} {self.times}: {len(steps)} steps of {self.times} passes, reduced after {reduced}"]
+        if added:
+            notes.append(
+                f"{FLAG}: {added:,} additions of gradients are assumed, at the rate of elementwise operators"
+            )
+        if on_device:
+            notes.append(f"{FLAG}: the kernels that add gradients of {on_device} ranks aren't counted")
+        return as_run(run, traces, notes)
+
+    def _repeated(
+        self, trace: ExecutionTrace, steps: list[Backward], adds: bool
+    ) -> tuple[ExecutionTrace, int]:
+        lane, launcher = lanes(trace), _launchers(trace)
+        of_optimizer = _phase(trace, b"optimizer")
+        left_out = np.zeros(len(trace), bool) if self.reduce_each else _reduction(trace, steps)
+        rows: list[int] = []
+        copies: list[list[dict[int, int]]] = []  # for each step and pass: row → place
+        more: list[tuple[int, int]] = []
+        done = 0
+        for step in steps:
+            part = self._pass(step, trace, launcher, of_optimizer)
+            first = int(part[0])
+            rows += range(done, first)
+            done = first
+            again = part[~left_out[part]].tolist()
+            passes = []
+            for _ in range(self.times - 1):
+                passes.append(dict(zip(again, range(len(rows), len(rows) + len(again)), strict=True)))
+                rows += again
+            passes.append({row: len(rows) + row - first for row in part.tolist()})
+            copies.append(passes)
+            # A thread that begins a pass has waited for all threads of the pass before.
+            for before, after in zip(passes, passes[1:], strict=False):
+                on_cpu = [row for row in before if launcher[row] == row]
+                start = min(after[row] for row in after if launcher[row] == row)
+                last_of = {int(lane[row]): before[row] for row in on_cpu}
+                more += [(place, start) for place in last_of.values()]
+        rows += range(done, len(trace))
+        new = arrange(trace, np.array(rows), more=more)
+        if not adds:
+            return new, 0
+        return self._with_additions(new, trace, steps, copies)
+
+    def _pass(
+        self, step: Backward, trace: ExecutionTrace, launcher: np.ndarray, of_optimizer: np.ndarray
+    ) -> np.ndarray:
+        """The rows of a step's forward and backward pass."""
+        last = max(max(g.rows) for g in step.gradients)
+        last = max([last, *(row for bucket in step.buckets for row in bucket.launch)])
+        if self.reduce_each:
+            last = max([last, *(g.back for g in step.gradients)])
+        row = np.arange(len(trace))
+        inside = (launcher > step.begin) & (launcher <= last) & (row < step.end) & ~of_optimizer
+        found: np.ndarray = np.flatnonzero(inside)
+        return found
+
+    def _with_additions(
+        self,
+        new: ExecutionTrace,
+        trace: ExecutionTrace,
+        steps: list[Backward],
+        copies: list[list[dict[int, int]]],
+    ) -> tuple[ExecutionTrace, int]:
+        rate = Elementwise(trace)
+        nodes = []
+        for step, passes in zip(steps, copies, strict=True):
+            for places in passes[1:]:
+                for gradient in step.gradients:
+                    at = places[gradient.rows[0]]
+                    # Reads both, writes one.
+                    nodes.append(New(at, at, rate.micros(3 * gradient.size, 1), "aten::add_"))
+        return insert(new, np.zeros(len(new), bool), nodes), len(nodes)
+
+
+def parse_accumulate(words: Sequence[str]) -> Accumulate:
+    """``4`` or ``4 each``. Raises ``ValueError``."""
+    count = words[0] if words else ""
+    if not count.isdecimal() or not 2 <= int(count) <= 1024 or list(words[1:]) not in ([], ["each"]):
+        raise ValueError(
+            f"{FLAG} {' '.join(words)}: write the number of passes, from 2 to 1024, and each if all are "
+            f"reduced: 4 each"
+        )
+    return Accumulate(int(count), len(words) > 1)
+
+
+def _launchers(trace: ExecutionTrace) -> np.ndarray:
+    """The CPU row that a node belongs to: itself, or that around what runs on a device or in a
+    communicator."""
+    on_cpu, parent = trace.column("is_cpu_op") != 0, parents(trace)
+    found = np.where(on_cpu, np.arange(len(trace)), parent)
+    for _ in range(8):
+        moving = (found >= 0) & ~on_cpu[found]
+        found = np.where(moving, parent[found], found)
+    return found
+
+
+def _phase(trace: ExecutionTrace, name: bytes) -> np.ndarray:
+    """bool[N]: the nodes of a phase."""
+    found = np.zeros(len(trace), bool)
+    column = trace.attributes.get("phase")
+    if column is not None and isinstance(column.values, Strings):
+        named = np.array([text == name for text in column.values.table])
+        found[column.rows] = named[column.values.index]
+    return found
+
+
+def _reduction(trace: ExecutionTrace, steps: list[Backward]) -> np.ndarray:
+    """bool[N]: what DDP does for the reduction."""
+    found = np.zeros(len(trace), bool)
+    for step in steps:
+        for bucket in step.buckets:
+            found[[*bucket.launch, bucket.collective]] = True
+    copies = (
+        [row for row in trace.inputs.rows.tolist() if trace.names[row] == INTO_BUCKET] if trace.inputs else []
+    )
+    found |= inside(trace, parents(trace), copies) >= 0
+    return found
