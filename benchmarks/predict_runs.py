@@ -152,7 +152,9 @@ def load(path: Path, ranks: int | None = None) -> Run:
     if ranks is None:
         return load_run(str(path))
     traces = [et_file.read(f"{path}.{rank}.et") for rank in range(ranks)]
-    return make_run(path.name, traces, range(ranks))
+    # gloo's records don't name their group: the collectives of these ranks are of these ranks alone.
+    groups = {str(name): list(range(ranks)) for name in range(1, 4)}
+    return make_run(path.name, traces, range(ranks), groups)
 
 
 def steps_ms(folder: Path, name: str, ranks: int | None = None) -> list[float]:
