@@ -19,6 +19,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from chakra_et.arrays import unique
+from chakra_et.et.columns import Texts
 from chakra_et.graph.facts import item_bytes
 from chakra_et.graph.linked import LinkedRank
 from chakra_et.traces.device_format import CPU_OP, KERNEL, MEMCPY, MEMSET
@@ -55,10 +57,36 @@ def find_work(rank: LinkedRank, parent: np.ndarray) -> Work:
     kernels = np.flatnonzero((device.category == KERNEL) & ~rank.communication_rows.gpu)
     kernels = kernels[parent[kernels] >= 0]
     operators, of = np.unique(parent[kernels], return_inverse=True)
-    works = [work_of(rank, parent, operator) for operator in operators.tolist()]
+    works = _works(rank, parent, operators)
     length = (device.end - device.start)[kernels]
     operations[kernels], moved[kernels] = divided(works, of, length)
     return Work(operations, moved)
+
+
+def _works(rank: LinkedRank, parent: np.ndarray, operators: np.ndarray) -> list[Counted]:
+    """``work_of`` each of ``operators``; calls of one name with the same shapes are looked up once."""
+    host, names = rank.host, rank.device.names
+    row, name = rank.link.host_row[operators], rank.device.name[operators]
+    by_shape = np.zeros(len(names), dtype=bool)
+    by_shape[[code for code in unique(name).tolist() if rule_of(names[code]) not in WITH_VALUES]] = True
+    alike = by_shape[name] & (row >= 0) & (rank.device.category[operators] == CPU_OP)
+    texts = (*host.inputs[1:], *host.outputs[1:])
+    keys = zip(name.tolist(), *(column.codes[row].tolist() for column in texts), strict=True)
+    known: dict[tuple[int, ...], Counted] = {}
+    works = []
+    for operator, is_alike, key in zip(operators.tolist(), alike.tolist(), keys, strict=True):
+        work = known.get(key) if is_alike else None
+        if work is None:
+            work = work_of(rank, parent, operator)
+            # Without a result of its own, it has that of an operator around it, which may be another.
+            if is_alike and operator_work(names[key[0]], b"[]", *_of_codes(texts, key[1:])) is not None:
+                known[key] = work
+        works.append(work)
+    return works
+
+
+def _of_codes(texts: Sequence[Texts], codes: Sequence[int]) -> list[bytes]:
+    return [column.table[code] for column, code in zip(texts, codes, strict=True)]
 
 
 def divided(works: Sequence[Counted], of: np.ndarray, length: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
