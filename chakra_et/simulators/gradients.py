@@ -167,7 +167,7 @@ def limit_of(gradients: Sequence[int], buckets: Sequence[int]) -> int:
     """DDP's limit in bytes that makes these buckets of these gradients, 0 where none does: 25 MiB where that
     fits, else the smallest whole MiB."""
     for mib in [25, *range(1, MOST_MIB)]:
-        limit = mib * (1 << 20)
+        limit: int = mib * (1 << 20)
         made = bucket_sizes(gradients, limit)
         if [sum(gradients[at] for at in bucket) for bucket in made] == list(buckets):
             return limit

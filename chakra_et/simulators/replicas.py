@@ -196,7 +196,8 @@ def _tie(operators: Operators, draft: Draft, node: int, ready: int, end: int) ->
     pass, whose last gradient is in row ``end``, waits for the all-reduce."""
     cpu = draft.lanes[int(operators.lane[ready])]
     draft.across.append((_last_in(operators, cpu, ready), node))
-    after = next((row for row in cpu if row > _last_in(operators, cpu, end)), None)
+    last = _last_in(operators, cpu, end)
+    after = next((row for row in cpu if row > last), None)
     device = [lane for lane in draft.lanes if lane not in operators.tops and lane != max(draft.lanes)]
     waits = False
     for lane in device:
