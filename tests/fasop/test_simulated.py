@@ -14,7 +14,7 @@ from fasop.inputs.costs import read_costs
 from fasop.inputs.models import find_model
 from fasop.plans.shapes import Shape, placements, stage_seats
 from fasop.search.partition import Assignment, Search
-from fasop.search.planner import Planner
+from fasop.search.planner import MANY, Planner
 from fasop.search.simulated import improve, step_times
 from tests.fasop import fasop_cases as cases
 
@@ -114,5 +114,8 @@ def test_a_search_is_gone_with_its_last_reference() -> None:
     search = Search(tables, planner.lattice(shape))
     assert search.best() is not None
     kept = weakref.ref(search), weakref.ref(tables)
+    # The planner keeps the tables of the last shapes, and of no more.
+    for mbs in range(1, 2 * MANY):
+        planner.tables(Shape(1, 2, 8, mbs))
     del search, tables
     assert [reference() for reference in kept] == [None, None]
