@@ -66,7 +66,10 @@ TABLE: dict[str, tuple[Kind, str]] = {
     "communication-peer": ("warning", "sends and receives whose peer is not recorded"),
     "group-default": ("warning", "communication without a recorded group: the default group"),
     "group-by-stream": ("warning", "communication without a recorded group: one group per stream"),
-    "group-by-thread": ("warning", "gloo operators whose group was inferred from their worker threads"),
+    "group-by-thread": (
+        "warning",
+        "gloo operators whose group was inferred from their threads and sizes",
+    ),
     "group-local": ("note", "collectives of a group with one rank, kept as compute"),
     "graph-not-captured": ("warning", "graph launches that no capture of --graph-capture fits"),
     "graph-ambiguous": ("warning", "kernels of graphs whose shapes differ between the captures that fit"),

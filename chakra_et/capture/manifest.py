@@ -181,3 +181,23 @@ def process_groups() -> list[dict[str, Any]]:
         }
         for group in list_groups()
     ]
+
+
+def gloo_threads(groups: list[dict[str, Any]], rank: int) -> dict[str, list[int]]:
+    """The threads (ids of the system) of each gloo group of this process, by the group's name.
+
+    A gloo operation that DDP starts from C++ names no group, but runs on a thread of its group. Each group
+    starts equally many threads when it is created (two by default). Empty where that doesn't add up.
+    """
+    own = [group["name"] for group in groups if rank in group["ranks"] and group["backend"] != "nccl"]
+    threads = []
+    with contextlib.suppress(OSError):
+        for task in Path("/proc/self/task").iterdir():
+            before, _, after = (task / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")
+            if before.partition("(")[2].startswith("pt_gloo_runloop"):
+                threads.append((int(after.split()[19]), int(task.name)))
+    each, rest = divmod(len(threads), max(1, len(own)))
+    if rest or not each:
+        return {}
+    ids = [thread for _, thread in sorted(threads)]
+    return {name: ids[at * each : (at + 1) * each] for at, name in enumerate(own)}

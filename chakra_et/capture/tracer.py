@@ -101,6 +101,7 @@ class ChakraTracer:
         self._mailbox = Mailbox(f"trace/{next(_ordinal)}", self.rank, self.world_size)
         self._groups, self._backend = trace_manifest.process_groups(), trace_manifest.backend()
         self._groups_named = contextlib.ExitStack()
+        self._group_threads: dict[str, list[int]] = {}
         self._recorder = Recorder(self.files.partial("host"), **self.schedule, memory=self.memory)
         with self._guarded():
             self.files.prepare()
@@ -223,6 +224,7 @@ class ChakraTracer:
         self._groups_named.close()
         # Includes groups created since the start; none are listed once the process group is destroyed.
         self._groups = trace_manifest.process_groups() or self._groups
+        self._group_threads = trace_manifest.gloo_threads(self._groups, self.rank)
 
     def _write_partials(self) -> PairReport:
         self._recorder.export(self.files.partial("device"))
@@ -267,6 +269,7 @@ class ChakraTracer:
                 "problems": report.problems,
             },
             "process_groups": self._groups,
+            "group_threads": self._group_threads,
         }
 
     def _write_manifest(self, records: dict[int, dict[str, Any]]) -> dict[str, Any]:

@@ -92,6 +92,7 @@ def show(results: list[SetResult], config: ConvertConfig) -> int:
         sentences += _warnings(result)
         sentences += _overhead(result, config.max_overhead)
         sentences += [f"error: {text}" for text in result.problems]
+        sentences += [f"warning: {text}" for text in result.warnings]
         sentences += [f"note: {text}" for text in result.notes]
     for line in table(rows):
         print(line)

@@ -55,13 +55,14 @@ class RunOptions:
 class SetResult:
     """The result for one run.
 
-    ``ranks``: the result or error of each rank. ``problems``, ``notes``: of the run as a whole, one sentence
+    ``ranks``: the result or error of each rank. ``problems``, ``warnings``, ``notes``: of the run as a whole, one sentence
     each.
     """
 
     traces: TraceSet
     ranks: dict[int, RankResult | TraceError] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -194,7 +195,7 @@ def _summary(result: SetResult, options: PairOptions, run: RunOptions) -> dict[s
         "engine": run.engine,
         "options": options_text(_options(result.traces, options)),
         "problems": short(result.problems),
-        "notes": short(result.notes),
+        "notes": short(result.warnings + result.notes),
         "ranks": {
             str(rank): {"error": short([str(r)])[0]}
             if isinstance(r, TraceError)
@@ -269,7 +270,7 @@ def _check_together(result: SetResult, groups: dict[str, list[int]]) -> list[str
     guessed = any(key in r.report.warnings for r in result.good.values() for key in GUESSED_GROUP)
     wrong = [problem for problem in found if guessed and problem.rule.startswith("collective-")]
     if wrong:
-        result.notes.append(
+        result.warnings.append(
             f"{result.traces.folder / result.traces.name}: {len(wrong)} collectives do not match between "
             "ranks, as their groups are not recorded and the guess is wrong; simulators would wait for ever. "
             "Record the run with chakra_et.capture, which names them."

@@ -67,7 +67,7 @@ class Groups:
     ``declared``: groups in a manifest or process-group record; ``by_name``: these and groups that only occur
     in single events. ``of_launcher``: launching operator → its group. ``are_listed``: whether there is a
     record of groups; otherwise the default group is assumed. ``streams``: (device, stream) of the
-    communication kernels.
+    communication kernels. ``of_thread``: gloo thread → its group, where our tracer recorded it.
     """
 
     around: Around
@@ -76,6 +76,7 @@ class Groups:
     of_launcher: dict[int, Group]
     are_listed: bool
     streams: frozenset[tuple[int, int]]
+    of_thread: dict[int, Group]
 
     @property
     def default(self) -> Group:
@@ -108,10 +109,14 @@ class Groups:
 
     def of_backend(self, launch_of: dict[int, int], findings: Findings) -> dict[int, Group]:
         """The group of each event of a CPU backend. ``launch_of``: row → row of its launcher, -1 for none."""
-        unnamed = [row for row, launch in launch_of.items() if launch not in self.of_launcher]
-        sizes = {row: self.around.members(launch_of[row]) for row in unnamed}
-        threads = _group_of_thread(self.around.device, sizes, self.declared, findings)
         thread = self.around.device.thread
+        unnamed = [
+            row
+            for row, launch in launch_of.items()
+            if launch not in self.of_launcher and int(thread[row]) not in self.of_thread
+        ]
+        sizes = {row: self.around.members(launch_of[row]) for row in unnamed}
+        threads = self.of_thread | _group_of_thread(self.around.device, sizes, self.declared, findings)
         return {
             row: self.of_launcher.get(launch) or threads.get(int(thread[row])) or self.default
             for row, launch in launch_of.items()
@@ -131,7 +136,15 @@ def collect_groups(
     of_launcher = _named_by_launchers(around, launchers.tolist(), by_name)
     listed = bool(manifest or device.distributed.get("pg_config") or host.groups)
     streams = zip(device.device[kernels].tolist(), device.stream[kernels].tolist(), strict=True)
-    return Groups(around, declared, by_name, of_launcher, listed, frozenset(streams))
+    return Groups(
+        around,
+        declared,
+        by_name,
+        of_launcher,
+        listed,
+        frozenset(streams),
+        _recorded_threads(device, declared, manifest),
+    )
 
 
 def declared_groups(
@@ -205,6 +218,25 @@ def _named_by_launchers(around: Around, launchers: list[int], by_name: dict[str,
 def _is_text(around: Around, row: int, value: str | int) -> bool:
     """Whether the operator's last argument is text. Kineto writes the group "1" like the number 1."""
     return isinstance(value, str) or not around.host.recorded
+
+
+def _recorded_threads(
+    device: DeviceTrace, declared: dict[str, Group], manifest: Sequence[dict[str, Any]]
+) -> dict[int, Group]:
+    """Gloo thread → its group, from the manifest of our tracer."""
+    rank = int(as_number(device.distributed.get("rank"), -1))
+    of_tid = {}
+    for record in manifest:
+        threads = record.get("threads")
+        tids = threads.get(rank) if isinstance(threads, dict) else None
+        for tid in tids if isinstance(tids, list) else ():
+            if isinstance(tid, int):
+                of_tid[tid] = declared[str(record["pg_name"])]
+    return {
+        thread: of_tid[tid]
+        for thread, (_, tid) in enumerate(device.threads)
+        if isinstance(tid, int) and tid in of_tid
+    }
 
 
 def _group_of_thread(

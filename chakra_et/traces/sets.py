@@ -68,9 +68,19 @@ class TraceSet(RunFiles):
 
     @property
     def groups(self) -> tuple[dict[str, Any], ...]:
-        """The process groups in the manifest, with Kineto's field names."""
+        """The process groups in the manifest, with Kineto's field names; ``threads``: rank → its threads."""
+        threads = {
+            rank["rank"]: rank["group_threads"]
+            for rank in _objects(self.manifest.get("ranks"))
+            if type(rank.get("rank")) is int and isinstance(rank.get("group_threads"), dict)
+        }
         return tuple(
-            {"pg_name": group["name"], "pg_desc": group.get("description"), "ranks": group.get("ranks")}
+            {
+                "pg_name": group["name"],
+                "pg_desc": group.get("description"),
+                "ranks": group.get("ranks"),
+                "threads": {rank: names.get(str(group["name"])) for rank, names in threads.items()},
+            }
             for group in _objects(self.manifest.get("process_groups"))
             if "name" in group
         )

@@ -25,6 +25,10 @@ model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.L
 parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
 if sharded := hasattr(torch.distributed.fsdp, "fully_shard"):  # not before torch 2.6
     torch.distributed.fsdp.fully_shard(model, mesh=mesh["dp"])
+# DDP reduces from C++, where nothing names the group.
+replicated = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(48, 48), process_group=pair)
+for _ in range(2):  # after the first pass, DDP broadcasts the buckets that it makes anew
+    replicated(torch.ones(4, 48)).sum().backward()
 
 
 def step() -> None:
@@ -32,6 +36,7 @@ def step() -> None:
     (functional.all_reduce(torch.ones(64, 32), "sum", pair) + 1).sum()
     (functional.all_to_all_single(torch.arange(8.0), None, None, pair) * 2).sum()
     (functional.all_gather_tensor(torch.ones(4, 2), 0, pair) + 1).sum()
+    replicated(torch.ones(4, 48)).sum().backward()
     # On all ranks.
     (functional.all_reduce(torch.ones(128), "sum", dist.group.WORLD) + 1).sum()
     received = torch.zeros(16)

@@ -46,6 +46,7 @@ def test_every_communication_of_four_ranks(torchrun, tmp_path):
         expected: Counter[Operation] = Counter({
             ("ALL_REDUCE", pair, 64 * 32 * 4): 1,
             ("ALL_TO_ALL", pair, 8 * 4): 1,
+            ("ALL_REDUCE", pair, (48 * 48 + 48) * 4): 1,  # gradients of DDP
             ("ALL_GATHER", pair, 4 * 2 * 4): 1,
             ("ALL_REDUCE", WORLD, 128 * 4): 1,
             ("SCATTER", WORLD, 16 * 4 * (4 if rank == 0 else 1)): 1,
