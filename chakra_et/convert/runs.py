@@ -55,8 +55,8 @@ class RunOptions:
 class SetResult:
     """The result for one run.
 
-    ``ranks``: the result or error of each rank. ``problems``, ``warnings``, ``notes``: of the run as a whole, one sentence
-    each.
+    ``ranks``: the result or error of each rank. ``problems``, ``warnings``, ``notes``: of the run as a whole,
+    one sentence each.
     """
 
     traces: TraceSet

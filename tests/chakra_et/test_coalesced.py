@@ -53,9 +53,7 @@ def test_default_group_and_pairs_are_told_apart(tmp_path: Path) -> None:
     assert found == [[*default, (REDUCE, 224, pair), *after] for pair in ("1", "1", "2", "2")]
 
 
-def test_a_wrong_guess_is_a_warning_and_no_failure(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_wrong_guess_is_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for path in CAPTURES.glob("pairs_rank*"):
         shutil.copy(path, tmp_path)
     for path in tmp_path.glob("pairs_rank*"):
