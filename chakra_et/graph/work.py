@@ -166,8 +166,8 @@ def operator_work(
     else:
         operations, made = counted
     read = sum(math.prod(shape) * size for shape, size in tensors)
-    if formula is _gather and counted is not None:
-        read = 2 * made * each
+    if formula in SELECTIONS and counted is not None:
+        read = made * each
     written = sum(math.prod(shape) * size for shape, size in outputs) or made * each
     bound = (1 << 62) - 1
     return min(operations, bound), min(read + written, bound)
@@ -289,13 +289,29 @@ def _attended(q: Shape | None, k: Shape | None, v: Shape | None, factor: int) ->
     return factor * tokens * keys * size, math.prod(q)
 
 
-def _gather(shapes: list[Shape | None], values: list[Any]) -> Counted:
-    """Only the selected rows, not the whole table."""
+def _embedding(shapes: list[Shape | None], values: list[Any]) -> Counted:
+    """(table, index): the selected rows, not the whole table."""
     table, index = _at(shapes, 0), _at(shapes, 1)
     if not table or index is None:
         return None
     made = math.prod(index) * table[-1]
     return made, made
+
+
+def _index_select(shapes: list[Shape | None], values: list[Any]) -> Counted:
+    """(table, dimension, index): as many slices of that dimension as the index has elements."""
+    table, index = _at(shapes, 0), _at(shapes, 2)
+    dim = values[1] if len(values) > 1 else None
+    if not table or index is None or type(dim) is not int or not -len(table) <= dim < len(table):
+        return None
+    made = math.prod(index) * math.prod(table) // max(table[dim], 1)
+    return made, made
+
+
+def _gather(shapes: list[Shape | None], values: list[Any]) -> Counted:
+    """(table, dimension, index): one element for each of the index."""
+    index = _at(shapes, 2)
+    return None if index is None else (math.prod(index), math.prod(index))
 
 
 FORMULAS: tuple[tuple[str, Rule], ...] = (
@@ -305,8 +321,12 @@ FORMULAS: tuple[tuple[str, Rule], ...] = (
     (r"convolution_backward", _convolution_backward),
     (r"conv[123]d|_?convolution|convolution_overrideable", _convolution),
     (r"(cudnn|miopen|mkldnn)_convolution(_relu|_add_relu)?", _library_convolution),
-    (r"embedding|index_select|gather|index", _gather),
+    (r"embedding", _embedding),
+    (r"index_select", _index_select),
+    (r"gather", _gather),
     (r"_(scaled_dot_product|flash|efficient|cudnn)_?\w*attention\w*backward", _attention_backward),
     (r"_?(scaled_dot_product|flash|efficient|cudnn)_?\w*attention\w*", _attention),
 )
-WITH_VALUES = (_convolution, _library_convolution, _convolution_backward)
+SELECTIONS = (_embedding, _index_select, _gather)
+"""What they read is as large as what they make."""
+WITH_VALUES = (_index_select, _convolution, _library_convolution, _convolution_backward)

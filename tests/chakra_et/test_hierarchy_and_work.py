@@ -158,7 +158,14 @@ def test_attention_agrees_with_torchs_counter(name: str) -> None:
 
 def test_element_wise_work_is_one_operation_per_element_and_all_bytes() -> None:
     assert counted("aten::add", [[32, 8], [32, 8]]) == (256, 3 * 256 * 4)
-    assert counted("aten::embedding", [[50_000, 64], [10]])[0] == 640
+
+
+def test_selections_count_what_they_take_not_the_table() -> None:
+    assert counted("aten::embedding", [[50_000, 64], [10]]) == (640, 2 * 640 * 4)
+    table, index = [50_000, 64], [10]
+    assert counted("aten::index_select", [table, [], index], ["", "0", ""]) == (640, 2 * 640 * 4)
+    assert counted("aten::index_select", [table, [], index], ["", "-1", ""]) == (500_000, 2 * 500_000 * 4)
+    assert counted("aten::gather", [table, [], [10, 3], []], ["", "0", "", "False"]) == (30, 2 * 30 * 4)
 
 
 def test_work_beyond_the_limits_of_any_device_is_left_out(tmp_path: Path) -> None:
