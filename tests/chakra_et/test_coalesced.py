@@ -14,7 +14,7 @@ from chakra_et.convert import command
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import CollectiveType, NodeType
 
-CAPTURES = Path(__file__).resolve().parents[1] / "fixtures" / "captures" / "gloo_coalesced"
+CAPTURES = Path(__file__).resolve().parents[1] / "fixtures" / "gloo_coalesced"
 REDUCE, GATHER, SCATTER = (
     CollectiveType.ALL_REDUCE,
     CollectiveType.ALL_GATHER,
