@@ -17,7 +17,7 @@ COMMANDS = {
     "info": ("chakra_et.info.command", "show the contents of .et files: nodes, edges, times, collectives"),
     "stragglers": ("chakra_et.stragglers.command", "find what slow ranks cost, and which they are"),
     "replay": ("chakra_et.replay.command", "replay .et files and compare with the measured times"),
-    "scale": ("chakra_et.simulators.scale_command", "make a set of more or fewer data-parallel ranks"),
+    "scale": ("chakra_et.simulators.scale_command", "make a set of other ranks, layers, batch or sequence"),
     "fetch-example": ("chakra_et.simulators.examples", "unpack a small set with its folder for ASTRA-sim"),
     "astra": ("chakra_et.simulators.astra", "write a folder that ASTRA-sim runs, and check its log"),
     "report": ("chakra_et.report.command", "write one HTML page about a run: timeline, breakdown, …"),
