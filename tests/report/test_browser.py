@@ -203,6 +203,10 @@ def test_dark_mode_and_print(shown: Any, made_page: Path) -> None:
     page.emulate_media(media="print")
     assert page.locator("#theme").is_hidden()
     assert page.evaluate(background) == "rgb(255, 255, 255)"
+    window = page.viewport_size
+    page.set_viewport_size({"width": 720, "height": 1000})  # A4 without its margins
+    assert page.evaluate("document.documentElement.scrollWidth") <= 720
+    page.set_viewport_size(window)
 
 
 def test_a_heat_map_shows_who_slows_the_steps_down(shown: Any, made_page: Path) -> None:
