@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from chakra_et.et.columns import Attribute, ExecutionTrace, Ragged, Strings, TensorInfo, ValueKind
+from chakra_et.et.columns import Attribute, ExecutionTrace, Ragged, Strings, ValueKind
 from chakra_et.et.edges import edges_of, rows_of
+from chakra_et.et.rows import take_rows
 
 
 def arrange(
@@ -37,24 +38,8 @@ def arrange(
     target = np.concatenate([target, chained[1], given[:, 1]])
     target, source = np.unique(np.stack([target, source]), axis=1)
     offsets = np.concatenate(([0], np.cumsum(np.bincount(target, minlength=len(rows)))))
-    attributes = {
-        name: taken
-        for name, attribute in trace.attributes.items()
-        if name not in ("dep_kinds", "parent") and (taken := _taken(attribute, rows)) is not None
-    }
-    made = replace(
-        trace,
-        ids=np.arange(1, len(rows) + 1, dtype=np.uint64),
-        names=Strings(trace.names.table, trace.names.index[rows]),
-        types=trace.types[rows],
-        start_micros=trace.start_micros[rows],
-        duration_micros=trace.duration_micros[rows],
-        data_deps=Ragged(offsets.astype(np.int64), (source + 1).astype(np.uint64)),
-        ctrl_deps=Ragged(np.zeros(len(rows) + 1, np.int64), np.zeros(0, np.uint64)),
-        inputs=_tensors(trace.inputs, rows),
-        outputs=_tensors(trace.outputs, rows),
-        attributes=attributes,
-    )
+    data_deps = Ragged(offsets.astype(np.int64), (source + 1).astype(np.uint64))
+    made = take_rows(trace, rows, data_deps, without=("parent",))
     parent = parents(trace)
     inside = np.flatnonzero(parent >= 0)
     above, below = _copied(len(trace) + 1, rows, parent[inside], inside)
@@ -187,29 +172,6 @@ def lanes(trace: ExecutionTrace) -> np.ndarray:
     value = np.select([lane >= 0, on_cpu, stream >= 0], [lane, tid, stream], -1)
     values, code = np.unique(value, return_inverse=True)
     return np.where((kind == 3) | (value < 0), -1, kind * len(values) + code.reshape(-1))
-
-
-def _taken(attribute: Attribute, rows: np.ndarray) -> Attribute | None:
-    """The attribute on copies of its nodes; None where there are none."""
-    at = np.minimum(np.searchsorted(attribute.rows, rows), len(attribute.rows) - 1)
-    have = np.flatnonzero(attribute.rows[at] == rows)
-    values = attribute.values
-    if not len(have):
-        return None
-    taken = Strings(values.table, values.index[at[have]]) if isinstance(values, Strings) else values[at[have]]
-    return Attribute(attribute.kind, have, taken)
-
-
-def _tensors(tensors: TensorInfo | None, rows: np.ndarray) -> TensorInfo | None:
-    if tensors is None or not len(tensors.rows):
-        return tensors
-    at = np.minimum(np.searchsorted(tensors.rows, rows), len(tensors.rows) - 1)
-    have = np.flatnonzero(tensors.rows[at] == rows)
-    columns = (
-        [column[place] for place in at[have].tolist()]
-        for column in (tensors.values, tensors.shapes, tensors.types)
-    )
-    return TensorInfo(have, *columns)
 
 
 def _strings(texts: Sequence[bytes]) -> Strings:

@@ -13,10 +13,10 @@ from chakra_et.et.columns import (
     NodeType,
     Ragged,
     Strings,
-    TensorInfo,
     ValueKind,
 )
 from chakra_et.et.edges import edges_of
+from chakra_et.et.rows import take_rows
 
 COMMUNICATION = (NodeType.COMM_COLL, NodeType.COMM_SEND, NodeType.COMM_RECV)
 
@@ -99,65 +99,7 @@ def select(trace: ExecutionTrace, keep: np.ndarray, chains: np.ndarray) -> Execu
     lists = _contracted(trace, keep, chains)
     offsets = np.concatenate(([0], np.cumsum([len(each) for each in lists], dtype=np.int64)))
     flat = np.array([parent for each in lists for parent in each], dtype=np.int64)
-    attributes = {}
-    for name, attribute in trace.attributes.items():
-        at = np.flatnonzero(place[attribute.rows] >= 0)
-        if len(at) and name != "dep_kinds":
-            attributes[name] = _taken(attribute, at, place[attribute.rows[at]])
-    return dataclasses.replace(
-        trace,
-        ids=np.arange(1, len(rows) + 1, dtype=np.uint64),
-        names=Strings(trace.names.table, trace.names.index[rows]),
-        types=trace.types[rows],
-        start_micros=trace.start_micros[rows],
-        duration_micros=trace.duration_micros[rows],
-        data_deps=Ragged(offsets, (place[flat] + 1).astype(np.uint64)),
-        ctrl_deps=Ragged(np.zeros(len(rows) + 1, dtype=np.int64), np.zeros(0, dtype=np.uint64)),
-        inputs=_tensors(trace.inputs, place),
-        outputs=_tensors(trace.outputs, place),
-        attributes=attributes,
-    )
-
-
-def taken_rows(trace: ExecutionTrace, rows: np.ndarray) -> ExecutionTrace:
-    """The nodes ``rows``, in that order and as often as they are named; ids and dependencies stay as they
-    were."""
-    order = np.argsort(rows, kind="stable")
-    ordered = rows[order]
-
-    def place(owners: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(places in a column with these owners, new rows), ascending by new row."""
-        begin, end = np.searchsorted(ordered, owners), np.searchsorted(ordered, owners, side="right")
-        at = np.repeat(np.arange(len(owners)), end - begin)
-        inside = np.arange(len(at)) - np.repeat(np.cumsum(end - begin) - (end - begin), end - begin)
-        new = order[np.repeat(begin, end - begin) + inside]
-        by_row = np.argsort(new, kind="stable")
-        return at[by_row], new[by_row]
-
-    attributes = {}
-    for name, attribute in trace.attributes.items():
-        at, new = place(attribute.rows)
-        if len(at):
-            attributes[name] = _taken(attribute, at, new)
-    tensors: list[TensorInfo | None] = []
-    for info in (trace.inputs, trace.outputs):
-        if info is None:
-            tensors.append(None)
-            continue
-        at, new = place(info.rows)
-        columns = ([column[n] for n in at.tolist()] for column in (info.values, info.shapes, info.types))
-        tensors.append(TensorInfo(new, *columns))
-    return dataclasses.replace(
-        trace,
-        ids=trace.ids[rows],
-        names=Strings(trace.names.table, trace.names.index[rows]),
-        types=trace.types[rows],
-        start_micros=trace.start_micros[rows],
-        duration_micros=trace.duration_micros[rows],
-        inputs=tensors[0],
-        outputs=tensors[1],
-        attributes=attributes,
-    )
+    return take_rows(trace, rows, Ragged(offsets, (place[flat] + 1).astype(np.uint64)))
 
 
 def _contracted(trace: ExecutionTrace, keep: np.ndarray, chains: np.ndarray) -> list[list[int]]:
@@ -196,11 +138,3 @@ def _taken(attribute: Attribute, at: np.ndarray, rows: np.ndarray) -> Attribute:
     values = attribute.values
     taken = Strings(values.table, values.index[at]) if isinstance(values, Strings) else values[at]
     return Attribute(attribute.kind, rows, taken)
-
-
-def _tensors(tensors: TensorInfo | None, place: np.ndarray) -> TensorInfo | None:
-    if tensors is None:
-        return None
-    at = [n for n, row in enumerate(tensors.rows.tolist()) if place[row] >= 0]
-    columns = ([column[n] for n in at] for column in (tensors.values, tensors.shapes, tensors.types))
-    return TensorInfo(place[tensors.rows[at]] if at else np.zeros(0, dtype=np.int64), *columns)

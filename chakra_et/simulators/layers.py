@@ -31,8 +31,6 @@ from chakra_et.simulators.gradients import (
 from chakra_et.simulators.operators import Operators, Shape
 from chakra_et.simulators.unroll import Unrolled, drafted, finished
 
-MOST_LAYERS = 4096
-
 
 @dataclass(frozen=True)
 class Layered:
@@ -44,21 +42,6 @@ class Layered:
     buckets: tuple[int, int]
     scaled: int
     parameters: tuple[int, int]
-
-
-def wanted_layers(text: str, held: int) -> int:
-    """The number of blocks that ``8`` or ``2x`` asks for, of ``held``. Raises ``TraceError``."""
-    times = text.endswith("x")
-    try:
-        number = float(text[:-1]) * held if times else float(int(text))
-    except ValueError:
-        number = 0.0
-    if not 1 <= number <= MOST_LAYERS or number != int(number):
-        raise TraceError(
-            f"--layers {text}: {held} blocks were recognised: give a number from 1 to {MOST_LAYERS}, or a "
-            "factor that makes a whole one, as 2x"
-        )
-    return int(number)
 
 
 def copies_of(wanted: int, held: Sequence[int]) -> list[list[int]]:

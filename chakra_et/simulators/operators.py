@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import json
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
@@ -127,3 +129,21 @@ def _decoded(text: bytes) -> tuple[Shape, ...]:
 def shapes_in(text: bytes) -> list[Shape]:
     """The shapes in the JSON text of a node's inputs; scalars are left out."""
     return list(_decoded(text))
+
+
+def with_shapes(shapes: bytes, changed: Callable[[Shape], Shape]) -> bytes:
+    """The JSON text of an operator's shapes with each changed; as it is if it can't be read."""
+    try:
+        loaded = msgspec.json.decode(shapes)
+    except (msgspec.DecodeError, RecursionError):
+        return shapes
+    made = _each_shape(loaded, changed)
+    return shapes if made == loaded else json.dumps(made, separators=(",", ":")).encode()
+
+
+def _each_shape(value: object, changed: Callable[[Shape], Shape]) -> object:
+    if not isinstance(value, list):
+        return value
+    if value and all(type(each) is int for each in value):
+        return list(changed(tuple(value)))
+    return [_each_shape(each, changed) for each in value]

@@ -13,12 +13,16 @@ from chakra_et.network.collectives import collective_time
 from chakra_et.network.topology import Topology
 from chakra_et.simulators.blocks import Blocks, find_blocks
 from chakra_et.simulators.gradients import Retime
-from chakra_et.simulators.layers import Layered, copies_of, wanted_layers, with_layers
+from chakra_et.simulators.layers import Layered, copies_of, with_layers
 from chakra_et.simulators.mesh import Mesh, Place
 from chakra_et.simulators.operators import operators_of
 from chakra_et.simulators.sets import Groups
 from chakra_et.simulators.sharding import find_sharding, with_shards
-from chakra_et.simulators.tensors import Resizing, Tokens, find_sizes, resized, wanted_size
+from chakra_et.simulators.tensors import Resizing, Tokens, find_sizes, resized
+
+MOST_LAYERS = 4096
+LARGEST = 1 << 24
+"""Batch or sequence."""
 
 
 @dataclass(frozen=True)
@@ -89,8 +93,8 @@ def _with_tokens(
     )
     old = sizes.tokens
     new = Tokens(
-        wanted_size(model.batch, old.batch, "batch") if model.batch else old.batch,
-        wanted_size(model.seq, old.sequence, "seq") if model.seq else old.sequence,
+        _wanted_size(model.batch, old.batch, "batch") if model.batch else old.batch,
+        _wanted_size(model.seq, old.sequence, "seq") if model.seq else old.sequence,
     )
     resizing = Resizing(sizes, new, where)
     made = {rank: resized(trace, resizing.text, retime) for rank, trace in traces.items()}
@@ -118,7 +122,10 @@ def _with_layers(
     of_rank = {rank: operators_of(trace, f"{where}.{rank}") for rank, trace in traces.items()}
     blocks = find_blocks(of_rank, where)
     held = stage_blocks(blocks, mesh, where)
-    wanted = wanted_layers(model.layers, sum(held))
+    refusal = (
+        f"--layers {model.layers}: {sum(held)} blocks were recognised: give a number from 1 to {MOST_LAYERS}"
+    )
+    wanted = _wanted(model.layers, sum(held), MOST_LAYERS, refusal)
     copies = copies_of(wanted, held)
     empty = next((stage for stage, of_stage in enumerate(copies) if not sum(of_stage)), None)
     if empty is not None:
@@ -208,3 +215,20 @@ def resharded(
         "assuming that an operator's time follows its operations"
     )
     return Remodelled(traces, made.source, [*made.notes, note])
+
+
+def _wanted(text: str, have: int, most: int, refusal: str) -> int:
+    """The number that ``8`` or ``2x`` asks for, of ``have``: 1 to ``most``. Raises ``TraceError``."""
+    try:
+        number = float(text[:-1]) * have if text.endswith("x") else float(int(text))
+    except ValueError:
+        number = 0.0
+    if not 1 <= number <= most or number != int(number):
+        raise TraceError(f"{refusal}, or a factor that makes a whole one, as 2x")
+    return int(number)
+
+
+def _wanted_size(text: str, have: int, flag: str) -> int:
+    return _wanted(
+        text, have, LARGEST, f"--{flag} {text}: the captured one is {have}: give a number from 1 on"
+    )

@@ -12,20 +12,18 @@ takes; the replicated work (norms, residuals) stays.
 from __future__ import annotations
 
 import functools
-import json
 import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-import msgspec
 import numpy as np
 
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType, NodeType
 from chakra_et.simulators.edit import has, texts, with_integers
 from chakra_et.simulators.gradients import Retime, sweeps_of, whole_collectives
-from chakra_et.simulators.operators import GRADIENT, Operators, Shape
+from chakra_et.simulators.operators import GRADIENT, Operators, Shape, with_shapes
 from chakra_et.simulators.tensors import Resized, resized
 
 
@@ -44,19 +42,7 @@ class Sharding:
     @functools.lru_cache(maxsize=65536)  # noqa: B019 - lives as long as one command
     def text(self, shapes: bytes) -> bytes:
         """The JSON text of an operator's shapes with those of the new shards."""
-        try:
-            loaded = msgspec.json.decode(shapes)
-        except (msgspec.DecodeError, RecursionError):
-            return shapes
-        changed = self._changed(loaded)
-        return shapes if changed == loaded else json.dumps(changed, separators=(",", ":")).encode()
-
-    def _changed(self, value: object) -> object:
-        if not isinstance(value, list):
-            return value
-        if value and all(type(each) is int for each in value):
-            return list(self.shape(tuple(value)))
-        return [self._changed(each) for each in value]
+        return with_shapes(shapes, self.shape)
 
 
 def find_sharding(

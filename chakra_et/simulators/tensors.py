@@ -11,13 +11,11 @@ one without work takes; control flow stays.
 from __future__ import annotations
 
 import functools
-import json
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-import msgspec
 import numpy as np
 
 from chakra_et.errors import TraceError
@@ -25,9 +23,8 @@ from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
 from chakra_et.predict.resize import idle_ns, resized_times, work_ratios
 from chakra_et.simulators.edit import has, texts, with_integers
 from chakra_et.simulators.gradients import Retime
-from chakra_et.simulators.operators import GRADIENT, Operators, Shape, shapes_in
+from chakra_et.simulators.operators import GRADIENT, Operators, Shape, shapes_in, with_shapes
 
-LARGEST = 1 << 24
 _LISTED = re.compile(r"aten::_(foreach|fused)_")
 
 
@@ -90,20 +87,6 @@ def find_sizes(of_rank: Mapping[int, Operators], where: str) -> Sizes:
     return Sizes(Tokens(batch, sequence), frozenset(parameters | tables), frozenset(tables), several, width)
 
 
-def wanted_size(text: str, have: int, flag: str) -> int:
-    """The size that ``8`` or ``2x`` asks for. Raises ``TraceError``."""
-    try:
-        number = float(text[:-1]) * have if text.endswith("x") else float(int(text))
-    except ValueError:
-        number = 0.0
-    if not 1 <= number <= LARGEST or number != int(number):
-        raise TraceError(
-            f"--{flag} {text}: the captured one is {have}: give a number from 1 on, or a factor that makes a "
-            "whole one, as 2x"
-        )
-    return int(number)
-
-
 class Resizing:
     """From one batch and sequence to another. Raises ``TraceError`` where their sizes can't be told from
     others."""
@@ -162,21 +145,7 @@ class Resizing:
     @functools.lru_cache(maxsize=65536)  # noqa: B019 - lives as long as one command
     def text(self, shapes: bytes) -> bytes:
         """The JSON text of an operator's shapes with the new ones."""
-        try:
-            loaded = msgspec.json.decode(shapes)
-        except (msgspec.DecodeError, RecursionError):
-            return shapes
-        changed = self._changed(loaded)
-        if changed == loaded:
-            return shapes
-        return json.dumps(changed, separators=(",", ":")).encode()
-
-    def _changed(self, value: object) -> object:
-        if not isinstance(value, list):
-            return value
-        if value and all(type(each) is int for each in value):
-            return list(self.shape(tuple(value)))
-        return [self._changed(each) for each in value]
+        return with_shapes(shapes, self.shape)
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,9 @@ import numpy as np
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import ExecutionTrace, Ragged, Strings
 from chakra_et.et.edges import edges_of
+from chakra_et.et.rows import take_rows
 from chakra_et.simulators.blocks import Blocks
-from chakra_et.simulators.edit import has, taken_rows, texts, with_integers, with_texts
+from chakra_et.simulators.edit import has, texts, with_integers, with_texts
 
 
 @dataclass
@@ -96,7 +97,10 @@ def finished(draft: Draft, trace: ExecutionTrace, blocks: Blocks, where: str) ->
             lists[place[two]].add(place[one] + 1)
     source = np.array(draft.old, dtype=np.int64)[order]
     copy = np.array(draft.copy, dtype=np.int64)[order]
-    new = _with_dependencies(taken_rows(trace, source), lists)
+    offsets = np.concatenate(([0], np.cumsum([len(each) for each in lists], dtype=np.int64)))
+    values = np.array([one for each in lists for one in sorted(each)], dtype=np.uint64)
+    # The orders of calls are those of the captured nodes.
+    new = take_rows(trace, source, Ragged(offsets, values), without=("comm_sequence",))
     new = _references(new, trace, blocks, source, copy)
     new = _sequences(new, trace, blocks, source, copy)
     new = _modules(new, blocks, source, copy)
@@ -183,20 +187,6 @@ def _ordered(
             if not waits[other]:
                 heapq.heappush(ready, priority[other])
     return order if len(order) == len(waits) else None
-
-
-def _with_dependencies(trace: ExecutionTrace, lists: Sequence[set[int]]) -> ExecutionTrace:
-    offsets = np.concatenate(([0], np.cumsum([len(each) for each in lists], dtype=np.int64)))
-    values = np.array([one for each in lists for one in sorted(each)], dtype=np.uint64)
-    # Orders of calls and kinds of dependencies are those of the captured nodes.
-    gone = ("dep_kinds", "comm_sequence")
-    return replace(
-        trace,
-        ids=np.arange(1, len(lists) + 1, dtype=np.uint64),
-        data_deps=Ragged(offsets, values),
-        ctrl_deps=Ragged(np.zeros(len(lists) + 1, dtype=np.int64), np.zeros(0, dtype=np.uint64)),
-        attributes={name: each for name, each in trace.attributes.items() if name not in gone},
-    )
 
 
 def _references(
