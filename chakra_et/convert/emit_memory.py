@@ -56,7 +56,7 @@ def _add_device(memory: Memory, own: np.ndarray, node: np.ndarray, device: str, 
     rows, first = np.unique(node, return_index=True)
     last = np.append(first[1:], len(node)) - 1
     size, level = memory.bytes[own], memory.allocated[own]
-    # The level before an event counts too: a node may only free.
+    # A node that only frees memory has its peak before its first event.
     highest = np.maximum(np.maximum.reduceat(level, first), level[first] - size[first])
     values = {
         names.ALLOCATED: level[last],

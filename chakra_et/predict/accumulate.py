@@ -87,7 +87,7 @@ class Accumulate:
     def _pass(
         self, step: Backward, trace: ExecutionTrace, launcher: np.ndarray, of_optimizer: np.ndarray
     ) -> np.ndarray:
-        """The rows of a step's forward and backward pass."""
+        """The rows of the forward and backward pass of one step."""
         last = max(max(g.rows) for g in step.gradients)
         last = max([last, *(row for bucket in step.buckets for row in bucket.launch)])
         if self.reduce_each:
@@ -127,8 +127,7 @@ def parse_accumulate(words: Sequence[str]) -> Accumulate:
 
 
 def _launchers(trace: ExecutionTrace) -> np.ndarray:
-    """The CPU row that a node belongs to: itself, or that around what runs on a device or in a
-    communicator."""
+    """The CPU row of each node: its own, or that of the CPU node around device work or communication."""
     on_cpu, parent = trace.column("is_cpu_op") != 0, parents(trace)
     found = np.where(on_cpu, np.arange(len(trace)), parent)
     for _ in range(8):

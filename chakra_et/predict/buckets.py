@@ -65,7 +65,7 @@ class Buckets:
 
 
 def plan_buckets(step: Backward, mb: float, first_mb: float) -> list[list[int]]:
-    """The gradients of each bucket of a step."""
+    """The gradients in each bucket of one step."""
     sizes, types = [each.size for each in step.gradients], [each.type for each in step.gradients]
     return assign(sizes, types, mb * 2**20, first_mb * 2**20)
 

@@ -141,7 +141,7 @@ def _shapes(trace: ExecutionTrace) -> dict[int, tuple[bytes, bytes]]:
 
 
 def _size(texts: tuple[bytes, bytes]) -> tuple[int, str, tuple[int, ...]]:
-    """Bytes, element type and shape of a node's first tensor."""
+    """Bytes, element type and shape of the first tensor of a node."""
     shape, kind = json.loads(texts[0])[0], str(json.loads(texts[1])[0])
     kind = kind.removeprefix("Tensor(").removesuffix(")")
     return math.prod(shape) * item_bytes(kind), kind, tuple(shape)
