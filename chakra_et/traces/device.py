@@ -18,6 +18,7 @@ from chakra_et.findings import Findings
 from chakra_et.traces.device_columns import Columns
 from chakra_et.traces.device_format import (
     ANNOTATION,
+    KERNEL,
     MODULE,
     SYNC,
     Args,
@@ -175,6 +176,7 @@ def _finish(path: Path, columns: Columns, header: HeaderFields) -> DeviceTrace:
     end = start.copy()
     start[sane] = np.rint((start_us[sane] - origin_us) * 1000).astype(np.int64)
     end[sane] = start[sane] + np.rint(length[sane] * 1000).astype(np.int64)
+    _cut_rounding(start, end, joined, sane, float(np.abs(start_us[sane]).max()))
     # With equal times, a runtime call is inside an operator and a driver call inside a runtime call; of two
     # operators, the outer one has the lower id.
     depth = np.maximum(joined["category"], ANNOTATION)
@@ -214,6 +216,27 @@ def _finish(path: Path, columns: Columns, header: HeaderFields) -> DeviceTrace:
         memory=read_memory(columns.memory, columns.threads, origin_us, 2 * MAX_SPAN, findings),
         **{name: column[order] for name, column in joined.items()},
     )
+
+
+def _cut_rounding(
+    start: np.ndarray, end: np.ndarray, joined: dict[str, np.ndarray], sane: np.ndarray, largest_us: float
+) -> None:
+    """End work of a stream before the next begins, where it ends later by what a double rounds away.
+
+    PyTorch 2.2 and 2.3 write microseconds since 1970, of which a double holds a quarter; later versions write
+    them since ``baseTimeNanoseconds``.
+    """
+    rounding_ns = int(np.spacing(largest_us) * 1000)
+    if not rounding_ns:
+        return
+    rows = np.flatnonzero(sane & (joined["category"] >= KERNEL) & (joined["category"] != SYNC))
+    rows = rows[np.lexsort((start[rows], joined["stream"][rows], joined["device"][rows]))]
+    before, after = rows[:-1], rows[1:]
+    same = joined["device"][before] == joined["device"][after]
+    same &= joined["stream"][before] == joined["stream"][after]
+    late = end[before] - start[after]
+    cut = same & (late > 0) & (late <= rounding_ns) & (start[before] < start[after])
+    end[before[cut]] = start[after[cut]]
 
 
 def _flows(columns: Columns, origin_us: float) -> np.ndarray:
