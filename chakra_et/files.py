@@ -88,6 +88,21 @@ def copy(source: Path, target: Path) -> None:
         shutil.copyfileobj(content, file, 1 << 20)
 
 
+def link(source: Path, target: Path) -> None:
+    """Give a file a second name atomically; where the file system has no hard links, copy it."""
+
+    def new_link(path: Path) -> int:
+        os.link(source, path)
+        return os.open(path, os.O_RDONLY)
+
+    try:
+        with _temporary(target, new_link) as (path, _):
+            os.replace(path, target)  # changes nothing if both already are the same file
+        sync_folder(target.parent)
+    except OSError:
+        copy(source, target)
+
+
 @contextlib.contextmanager
 def scratch_folder(beside: Path) -> Iterator[Path]:
     """A new folder in the same folder as ``beside``, removed on exit."""

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from chakra_et.arrays import narrowed
 from chakra_et.errors import TraceError
 from chakra_et.findings import Findings
 from chakra_et.traces.device_columns import Columns
@@ -77,7 +78,7 @@ class DeviceTrace:
     - ``thread``: index into ``threads`` (pid, tid) for rows on the CPU, otherwise -1
     - ``device``, ``stream``: for rows on the GPU, otherwise -1
     - ``rf_id``, ``external_id``, ``correlation``, ``sequence``, ``forward_thread``, ``bytes`` (of copies and
-      memsets), ``graph`` (CUDA or HIP graph): -1 if absent
+      memsets), ``graph`` (CUDA or HIP graph): -1 if absent; int64, or int32 where that suffices
     - ``shape``: index into ``shapes`` (grid and block of a kernel), -1 for none
     - ``communication``: row → arguments that describe communication; ``waits``: row → cuda_sync arguments
     - ``forward_backward`` int64[K, 2, 2]: (thread, time) of the start and finish of each fwdbwd flow
@@ -155,8 +156,8 @@ def load(path: str | Path, limits: Limits = DEFAULT_LIMITS, operators: bool = Fa
 
 
 def _finish(path: Path, columns: Columns, header: HeaderFields) -> DeviceTrace:
-    joined = {name: np.concatenate(parts) for name, parts in columns.numbers.items()}
-    start_us, length = joined.pop("start"), joined.pop("length")
+    start_us, length = (np.concatenate(columns.numbers.pop(name)) for name in ("start", "length"))
+    category, outer = (np.concatenate(columns.numbers[name]) for name in ("category", "external_id"))
     findings = columns.findings
     # The comparison is false for NaN, so this also rejects events without a time.
     sane = (np.abs(start_us) < MAX_MICROSECONDS) & (length < MAX_SPAN) & (length > -MAX_SPAN)
@@ -169,7 +170,7 @@ def _finish(path: Path, columns: Columns, header: HeaderFields) -> DeviceTrace:
     if negative.any():
         findings.add("negative-duration", int(negative.sum()))
         length = np.where(negative, 0.0, length)
-    if not (sane & (joined["category"] != SYNC)).any():
+    if not (sane & (category != SYNC)).any():
         raise TraceError(f"{path}: has no operator, runtime call or kernel with a usable time stamp.")
     origin_us = float(np.floor(start_us[sane].min()))
     start = np.zeros(len(start_us), dtype=np.int64)
@@ -179,11 +180,14 @@ def _finish(path: Path, columns: Columns, header: HeaderFields) -> DeviceTrace:
     _cut_rounding(start, end, joined, sane, float(np.abs(start_us[sane]).max()))
     # With equal times, a runtime call is inside an operator and a driver call inside a runtime call; of two
     # operators, the outer one has the lower id.
-    depth = np.maximum(joined["category"], ANNOTATION)
-    order = np.lexsort((joined["external_id"], depth, -end, start))
+    order = np.lexsort((outer, np.maximum(category, ANNOTATION), -end, start))
     order = order[sane[order]]
+    del start_us, length, category, outer, negative
     place = np.full(len(start), -1, dtype=np.int64)
     place[order] = np.arange(len(order))
+
+    def column_of(name: str) -> np.ndarray:
+        return narrowed(np.concatenate(columns.numbers.pop(name))[order])
 
     def placed(table: dict[int, Any]) -> dict[int, Any]:
         return {int(place[row]): args for row, args in table.items() if place[row] >= 0}
@@ -214,7 +218,7 @@ def _finish(path: Path, columns: Columns, header: HeaderFields) -> DeviceTrace:
         inputs=inputs,
         launched=placed(columns.launched),
         memory=read_memory(columns.memory, columns.threads, origin_us, 2 * MAX_SPAN, findings),
-        **{name: column[order] for name, column in joined.items()},
+        **{name: column_of(name) for name in list(columns.numbers)},
     )
 
 

@@ -15,13 +15,13 @@ MAX_RANKS = 1_000_000
 
 def as_column(values: list[Number], dtype: type = np.int64) -> np.ndarray:
     """Values as a column, with text converted to numbers; -1 (float64: NaN) for anything else."""
-    if dtype is np.int64 and None in values:
-        values = [-1 if value is None else value for value in values]
-    with contextlib.suppress(ValueError, TypeError, OverflowError):
-        column: np.ndarray = np.array(values, dtype=dtype)
-        if column.ndim == 1:
-            return column
     missing = float("nan") if dtype is np.float64 else -1
+    for _ in range(2):
+        with contextlib.suppress(ValueError, TypeError, OverflowError):
+            column: np.ndarray = np.array(values, dtype=dtype)
+            if column.ndim == 1:
+                return column
+        values = [missing if value is None else value for value in values]
     return np.array([as_number(value, missing) for value in values], dtype=dtype)
 
 
