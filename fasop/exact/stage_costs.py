@@ -148,6 +148,11 @@ class StageCosts:
             in_flight = 0  # one table for all
         return self._table(seats, in_flight, fit)
 
+    def too_large(self, seats: Seats, in_flight: int) -> np.ndarray:
+        """0 [a, b] where the one variant of a stage fits into memory, else inf."""
+        (variant,) = self.variants.of(seats)
+        return np.where(self.memory(variant, in_flight) <= self.free(seats), 0.0, np.inf)
+
     @memo
     def stacked(self, kinds: tuple[Seats, ...], in_flight: int) -> np.ndarray:
         """Forward, backward, reduction and update seconds of stages that fit [which, kind of seats, a, b]."""
