@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -23,6 +24,10 @@ COMMANDS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
+    words = sys.argv[1:] if argv is None else argv
+    if list(words[:1]) != ["profile"]:
+        # Starting NumPy's threads takes as long as a small search, and only matrix products use them.
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
         return cli.dispatch("python -m fasop", COMMANDS, argv, PlanError)
     except ModuleNotFoundError as error:

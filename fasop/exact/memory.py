@@ -81,17 +81,21 @@ def stage_gib(
     model: Model,
     options: Options,
     replica: tuple[int, int, int],
-    held: np.ndarray,
+    held: tuple[np.ndarray, np.ndarray],
     kept: np.ndarray,
     once: tuple[np.ndarray, np.ndarray],
 ) -> np.ndarray:
     """GiB of one GPU of a stage, the margin included.
 
-    replica: tp, ep and dp; held: parameters; kept: activation bytes of all micro-batches in flight; once:
-    bytes that the head needs, and the most that a layer needs, while it runs.
+    replica: tp, ep and dp; held: parameters, and those of them that belong to experts; kept: activation bytes
+    of all micro-batches in flight; once: bytes that the head needs, and the most that a layer needs, while it
+    runs.
     """
     tp, ep, dp = replica
-    size = bytes_per_parameter(options, dp) * held + kept + once[0] + once[1]
+    whole, of_experts = held
+    # An expert has as many copies as there are groups of ranks among which the experts are spread.
+    size = bytes_per_parameter(options, dp) * (whole - of_experts)
+    size = size + bytes_per_parameter(options, dp // ep) * of_experts + kept + once[0] + once[1]
     if options.zero == 3:
         # The parameters of the unit that runs are whole.
         size = size + float(parameters(model, tp, ep)[0].max()) * options.activation_bytes
