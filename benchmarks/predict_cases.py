@@ -11,11 +11,11 @@ import numpy as np
 
 from benchmarks.predict_runs import Case, Part, measured_ms
 from chakra_et.et.columns import NodeType
+from chakra_et.network.fit import read_model
 from chakra_et.network.units import parse_bandwidth
 from chakra_et.predict.accumulate import Accumulate
 from chakra_et.predict.buckets import Buckets
 from chakra_et.predict.changes import Change, RankAs, Scale
-from chakra_et.predict.fit import read_model
 from chakra_et.predict.measure_threads import read_fractions
 from chakra_et.predict.network import Network
 from chakra_et.predict.overlap import Overlap

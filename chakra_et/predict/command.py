@@ -19,13 +19,13 @@ from typing import Any, Literal
 from chakra_et import text
 from chakra_et.cli import parse
 from chakra_et.errors import TraceError
+from chakra_et.network.fit import Model, read_model
 from chakra_et.network.topology import parse_topology
 from chakra_et.network.units import parse_bandwidth, parse_latency
 from chakra_et.predict.accumulate import parse_accumulate
 from chakra_et.predict.bounds import describe
 from chakra_et.predict.buckets import Buckets
 from chakra_et.predict.changes import Change, Fuse, parse_rank, parse_scale
-from chakra_et.predict.fit import Model, read_model
 from chakra_et.predict.gpu import parse_gpu
 from chakra_et.predict.measure_threads import read_fractions
 from chakra_et.predict.network import Network

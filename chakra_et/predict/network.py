@@ -10,8 +10,8 @@ import numpy as np
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType, NodeType
 from chakra_et.network.collectives import Algorithm, collective_time, message_time
+from chakra_et.network.fit import Model, Sample, fit_model
 from chakra_et.network.topology import Topology
-from chakra_et.predict.fit import Model, Sample, fit_model
 from chakra_et.predict.run import Demand, Run, Setting
 
 TCP_PAYLOAD = 1448 / 1514

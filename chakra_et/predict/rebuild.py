@@ -9,8 +9,8 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from chakra_et.et.columns import CollectiveType, ExecutionTrace
+from chakra_et.network.fit import Model, fit_model
 from chakra_et.predict.edit import lasting
-from chakra_et.predict.fit import Model, fit_model
 from chakra_et.predict.network import find_communication, samples
 from chakra_et.predict.run import Run, make_run
 

@@ -14,9 +14,9 @@ from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType, ExecutionTrace
 from chakra_et.et.edges import rows_of
 from chakra_et.graph.work import DEPTH, WITH_VALUES, operator_work, rule_of
+from chakra_et.network.fit import Model
 from chakra_et.predict.ddp import READY, find_backward
 from chakra_et.predict.edit import lasting, with_integers
-from chakra_et.predict.fit import Model
 from chakra_et.predict.rebuild import Times, as_run, with_transfers
 from chakra_et.predict.run import Run, Setting
 from chakra_et.replay.shares import KINDS

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from chakra_et.et.columns import CollectiveType, NodeType
 from chakra_et.simulators.edit import texts
-from chakra_et.simulators.gradients import Gradient, Retime, Sweep, bucket_sizes, launch_tree, limit_of
+from chakra_et.simulators.gradients import Gradient, Retime, Sweep, bucket_sizes, launch_tree, limits_of
 from chakra_et.simulators.operators import Operators
 from chakra_et.simulators.unroll import Draft
 
@@ -50,10 +50,10 @@ class Buckets:
             if self.draft.old[node] in rows or self.draft.old[node] in launched
         ]
         before = [int(self.sizes[collective]) for collective, _ in sweep.launches]
-        limit = limit_of([gradient.bytes for gradient in sweep.gradients], before)
+        limits = limits_of([gradient.bytes for gradient in sweep.gradients], before)
         alone = all(not self._waits_elsewhere(sweep, collective) for collective, _ in sweep.launches)
-        if limit and alone:
-            self._as_ddp(sweep, events, rows, limit)
+        if limits and alone:
+            self._as_ddp(sweep, events, rows, limits)
             self.as_ddp += 1
         else:
             self._as_bytes(sweep, events, rows, launched, before)
@@ -96,11 +96,11 @@ class Buckets:
         sweep: Sweep,
         events: Sequence[tuple[int, int]],
         rows: dict[int, Gradient],
-        limit: int,
+        limits: tuple[int, int],
     ) -> None:
         draft, trees = self.draft, launch_tree(self.operators, sweep)
         order = [(place, rows[draft.old[node]]) for place, node in events if draft.old[node] in rows]
-        buckets = bucket_sizes([gradient.bytes for _, gradient in order], limit)
+        buckets = bucket_sizes([gradient.bytes for _, gradient in order], limits[1], limits[0])
         ends = [order[bucket[-1]][0] for bucket in buckets]
         whole = [sum(order[at][1].bytes for at in bucket) for bucket in buckets]
         nodes = draft.lanes[sweep.lane]

@@ -126,15 +126,39 @@ def _before(lanes: np.ndarray) -> np.ndarray:
 
 def _run(blocks: Blocks, rows: np.ndarray, times: np.ndarray, first: np.ndarray) -> list[int]:
     """The nodes of a lane's rows, the copies of a block after each other: in a backward pass the last
-    first."""
-    group, block = blocks.group[rows], blocks.block[rows]
-    changes = np.flatnonzero((group[1:] != group[:-1]) | (block[1:] != block[:-1])) + 1
+    first. What lies between the rows of a block and belongs to none is in the copy that runs last."""
     found: list[int] = []
-    for run in np.split(rows, changes):
-        copies = range(int(times[run[0]]))
-        backward = blocks.group[run[0]] >= 0 and blocks.is_backward[blocks.group[run[0]]]
-        for copy in reversed(copies) if backward else copies:
-            found += (first[run] + copy).tolist()
+    for run in np.split(rows, _begins(blocks, rows)):
+        inside = blocks.block[run] >= 0
+        group = blocks.group[run[0]]
+        copies = list(range(int(times[run[0]])))
+        if group >= 0 and blocks.is_backward[group]:
+            copies.reverse()
+        for copy in copies[:-1]:
+            found += (first[run[inside]] + copy).tolist()
+        last = copies[-1:]
+        chosen = run if last else run[~inside]
+        found += (first[chosen] + np.where(blocks.block[chosen] >= 0, sum(last), 0)).tolist()
+    return found
+
+
+def _begins(blocks: Blocks, rows: np.ndarray) -> np.ndarray:
+    """Where in a lane's rows each block or stretch outside of blocks begins, but for the first."""
+    key = np.where(blocks.block[rows] >= 0, blocks.group[rows] * (blocks.held + 1) + blocks.block[rows], -1)
+    inside = np.flatnonzero(key >= 0)
+    # Rows between two of the same block stay with these.
+    before, after = np.full(len(key), -1), np.full(len(key), -1)
+    before[inside], after[inside] = key[inside], key[inside]
+    before = _carried(before)
+    after = _carried(after[::-1])[::-1]
+    whole = np.where(before == after, before, key)
+    return np.flatnonzero(np.diff(whole)) + 1
+
+
+def _carried(values: np.ndarray) -> np.ndarray:
+    """Each value below 0 becomes the last one before it that isn't."""
+    at = np.maximum.accumulate(np.where(values >= 0, np.arange(len(values)), -1))
+    found: np.ndarray = np.where(at >= 0, values[at], -1)
     return found
 
 
