@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import sys
 
-from chakra_et.convert.command import main
+from chakra_et import cli
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(cli.load("chakra_et.convert.command").main())

@@ -11,7 +11,6 @@ import fcntl
 import json
 import os
 import re
-import shutil
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -25,7 +24,7 @@ OTHER_HOST_SECONDS = 86_400
 HOST = f"{zlib.crc32(os.uname().nodename.encode()):08x}"
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Temporary:
     """An open file with a hidden name, in the folder where it will become ``place``."""
 
@@ -84,6 +83,8 @@ def write_json(path: Path, content: Any) -> None:
 
 def copy(source: Path, target: Path) -> None:
     """Copy the content of a file atomically. Raises ``OSError``."""
+    import shutil  # imports all compressions, which few conversions need
+
     with atomic_file(target) as file, open(source, "rb") as content:
         shutil.copyfileobj(content, file, 1 << 20)
 
@@ -154,6 +155,8 @@ def _remove_if_abandoned(path: Path, ours: bool) -> None:
 
 def _remove(path: Path) -> None:
     if path.is_dir():
+        import shutil
+
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)

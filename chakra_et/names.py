@@ -2,8 +2,8 @@
 
 For a run NAME: ``NAME_host.json`` and ``NAME_device.json`` are the traces of rank 0,
 ``NAME_rank1_host.json`` … those of the other ranks (each also as ``.json.gz``). ``NAME.0.et``, ``NAME.1.et``
-… are the Chakra traces, named as simulators expect; ``NAME.et`` is rank 0's file again (a hard link to it where
-the file system has them). All output names are made here; names found inside files are never used.
+… are the Chakra traces, named as simulators expect; ``NAME.et`` is rank 0's file again (a hard link to it
+where the file system has them). All output names are made here; names found inside files are never used.
 ``NAME_kineto.json``, the name in older captures, is read as a device trace.
 """
 

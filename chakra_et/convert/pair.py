@@ -64,7 +64,7 @@ class PairOptions:
     graph_capture: Path | None = None
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Converted:
     """The result for one rank. ``groups``: group id in the file → (name, description, ranks)."""
 

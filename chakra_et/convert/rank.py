@@ -52,7 +52,7 @@ class RankJob:
     keep: bool = False
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class RankResult:
     """The result for one rank.
 

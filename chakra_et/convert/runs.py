@@ -51,7 +51,7 @@ class RunOptions:
     keep: bool = False
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class SetResult:
     """The result for one run.
 

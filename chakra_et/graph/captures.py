@@ -32,7 +32,7 @@ LAUNCH = re.compile(
 GRAPH_LAUNCH = "GraphLaunch"
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class Captures:
     """The graphs captured in one trace. ``graphs``: the rows of each graph's launch calls, in order."""
 
@@ -41,7 +41,7 @@ class Captures:
     graphs: list[list[int]]
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class Captured:
     """The kernels of a rank's graphs and what launched them. ``row[i]``: row of the launch call of device row
     i

@@ -81,8 +81,11 @@ def _launches_without_work(rank: LinkedRank) -> np.ndarray:
 
 
 def _has_cuda_tensors(rank: LinkedRank) -> bool:
+    values = rank.host.inputs[0]
+    if not CUDA_TENSOR.search(values.buffer):
+        return False
     rows = rank.link.host_row[rank.link.host_row >= 0].tolist()
-    return any(CUDA_TENSOR.search(rank.host.inputs[0][row]) for row in rows)
+    return any(CUDA_TENSOR.search(values[row]) for row in rows)
 
 
 def _communication_without_kernel(rank: LinkedRank) -> int:

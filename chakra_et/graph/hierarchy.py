@@ -27,7 +27,7 @@ class Phase(IntEnum):
 PHASE_NAMES = [phase.name.lower() for phase in Phase]
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class Hierarchy:
     """One entry per row of the device trace, int64.
 

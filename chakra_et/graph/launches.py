@@ -38,7 +38,7 @@ def launch_calls(device: DeviceTrace) -> np.ndarray:
     return calls
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class Launches:
     """The device work of a rank.
 

@@ -36,7 +36,7 @@ DEPTH = 8
 """How many operators around a launch are searched for a formula."""
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class Work:
     """Operations and bytes per row of the device trace, int64; 0 if not known."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from operator import attrgetter
 from typing import Any
 
@@ -65,9 +66,7 @@ class Columns:
             self._take_marks([event for event in events if event.ph != "X"])
         codes = list(map(CODE_OF_CATEGORY.get, map(_category, work)))
         if None in codes:
-            for event, code in zip(work, codes, strict=True):
-                if code is None:
-                    self._leave_out(event)
+            self._leave_out([event for event, code in zip(work, codes, strict=True) if code is None])
             work = [event for event, code in zip(work, codes, strict=True) if code is not None]
             codes = [code for code in codes if code is not None]
         if work:
@@ -82,14 +81,14 @@ class Columns:
             elif event.ph == "M" and event.name == "thread_name" and event.args is not None:
                 self.thread_names[(event.pid, event.tid)] = str(event.args.name)
 
-    def _leave_out(self, event: Event) -> None:
-        category = str(event.cat)
-        if category in NOT_A_NODE:
-            self.findings.add(NOT_A_NODE[category])
-            if category == "python_function" and str(event.name).startswith(MODULE):
-                self.modules.append(event)
-        else:
-            self.findings.add("unknown-category", detail=category)
+    def _leave_out(self, events: list[Event]) -> None:
+        for category, count in Counter(map(_category, events)).items():
+            if category in NOT_A_NODE:
+                self.findings.add(NOT_A_NODE[category], count)
+            else:
+                self.findings.add("unknown-category", count, detail=str(category))
+        frames = [event for event in events if event.cat == "python_function"]
+        self.modules += [frame for frame in frames if str(frame.name).startswith(MODULE)]
 
     def leave_out(self, record: bytes) -> None:
         fields = msgspec.json.decode(record)

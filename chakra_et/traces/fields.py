@@ -27,8 +27,11 @@ def as_column(values: list[Number], dtype: type = np.int64) -> np.ndarray:
 
 def indices(values: list[Any], known: dict[Any, int], key: Callable[[Any], Any] = str) -> np.ndarray:
     """int32[values]: the index of ``key(value)`` in ``known``, to which new keys are added."""
-    with contextlib.suppress(TypeError):  # a value is not known yet, or not hashable
-        return np.array(list(map(known.get, values)), dtype=np.int32)
+    for are_new in (False, True):
+        with contextlib.suppress(TypeError):  # not yet known, or not hashable, or not their own keys
+            for value in dict.fromkeys(values) if are_new else ():
+                known.setdefault(key(value), len(known))
+            return np.array(list(map(known.get, values)), dtype=np.int32)
     return np.array([known.setdefault(key(value), len(known)) for value in values], dtype=np.int32)
 
 

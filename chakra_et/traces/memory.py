@@ -24,7 +24,7 @@ MOST_DEVICES = 64
 """A process has fewer devices; more are numbers from a damaged file."""
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class Memory:
     """K allocations and frees in order of time; int64[K].
 
