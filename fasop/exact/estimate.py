@@ -10,7 +10,7 @@ import numpy as np
 from fasop.exact.compute import Compute
 from fasop.exact.extrapolation import counted
 from fasop.exact.links import SEND_BUFFER, Links
-from fasop.exact.memory import activations, parameters, stage_gib
+from fasop.exact.memory import activations, copies, counted_twice, parameters, stage_gib
 from fasop.exact.once_per_step import (
     exposed_seconds,
     gather_seconds,
@@ -229,8 +229,8 @@ class _Estimator:
         if sizes is not None:
             return float(sizes[0][begin:end].sum())
         each = parameters(self.model, replica.tp, replica.ep)[0]
-        whole = len(self.layout.stages) == 1 and self.model.tied and self.model.encoder_layers is None
-        return float(each[begin:end].sum() - (each[-1] if whole else 0))
+        twice = counted_twice(self.model, replica.tp, copies(self.model)[begin:end].sum())
+        return float(each[begin:end].sum() - twice)
 
     def _memory(self, index: int) -> float:
         stage, (begin, end) = self.layout.stages[index], self.spans[index]

@@ -37,7 +37,27 @@ def parameters(model: Model, tp: int, ep: int = 1) -> tuple[np.ndarray, np.ndarr
     each["D"] = each["T"] + attention / tp
     of_experts = {"E": 0.0, "P": 0.0, "T": experts, "D": experts}
     kinds = model.kinds
-    return np.array([each[kind] for kind in kinds]), np.array([of_experts[kind] for kind in kinds])
+    held = np.array([each[kind] for kind in kinds])
+    if model.encoder_layers is not None:
+        held[-1] += each["P"]  # the head is no unit of its own there
+    return held, np.array([of_experts[kind] for kind in kinds])
+
+
+def copies(model: Model) -> np.ndarray:
+    """Of each unit, whether its parameters hold a copy of a matrix that others have too [unit]."""
+    if not model.tied:
+        return np.zeros(len(model.kinds))
+    found = np.array([float(kind in "EP") for kind in model.kinds])
+    found[-1] = 1.0
+    return found
+
+
+def counted_twice(model: Model, tp: int, held_copies: np.ndarray) -> np.ndarray:
+    """Parameters of one GPU that several units of a stage share; held_copies: of the embedding, in its
+    units.
+    """
+    twice: np.ndarray = np.maximum(held_copies - 1, 0) * (model.hidden * model.vocab / tp)
+    return twice
 
 
 def bytes_per_parameter(options: Options, dp: int) -> float:

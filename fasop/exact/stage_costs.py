@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fasop.exact.memory import activations, parameters, stage_gib
+from fasop.exact.memory import activations, copies, counted_twice, parameters, stage_gib
 from fasop.exact.once_per_step import (
     exposed_seconds,
     gather_seconds,
@@ -89,9 +89,7 @@ class StageCosts:
     def held(self, tp: int) -> tuple[np.ndarray, np.ndarray]:
         """Parameters of one GPU [a, b], and those of them that belong to experts, 0 where b ≤ a."""
         held, of_experts = (finite(ranges(each)) for each in parameters(self.model, tp, self.shape.ep))
-        if self.model.tied and self.model.encoder_layers is None:
-            # First and last unit on one stage share one matrix.
-            held[0, -1] -= held[-2, -1]
+        held = held - counted_twice(self.model, tp, finite(ranges(copies(self.model))))
         return held, of_experts
 
     def _update(self, variant: Variant) -> np.ndarray:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from chakra_et.et.columns import CollectiveType
-from fasop.exact.memory import parameters
+from fasop.exact.memory import copies, counted_twice, parameters
 from fasop.exact.passes import BACKWARD_SUMS, FORWARD_SUMS
 from fasop.exact.stage_costs import message_bytes
 from fasop.plans.plan import Plan
@@ -142,9 +142,9 @@ def _held(plan: Plan, stage: int) -> tuple[float, float]:
     """Parameters of a GPU of a stage, and those of them that belong to experts spread over several ranks."""
     begin = sum(plan.partition[:stage])
     own = slice(begin, begin + plan.partition[stage])
-    each, of_experts = parameters(plan.model, stage_tp(plan, stage), plan.ep)
-    both = plan.pp == 1 and plan.model.tied and plan.model.encoder_layers is None
-    held = float(each[own].sum() - (each[-1] if both else 0))
+    tp = stage_tp(plan, stage)
+    each, of_experts = parameters(plan.model, tp, plan.ep)
+    held = float(each[own].sum() - counted_twice(plan.model, tp, copies(plan.model)[own].sum()))
     return held, float(of_experts[own].sum()) if plan.ep > 1 else 0.0
 
 

@@ -155,7 +155,9 @@ def _of_rank(
         )
     rows = attributes["comm_size"].rows
     known = {
-        kind: groups.name(kind, stage, place) for kind in {nodes[row].group for row in rows.tolist()} - {""}
+        # In an order that is the same each time: groups are numbered as they are asked for.
+        kind: groups.name(kind, stage, place)
+        for kind in sorted({nodes[row].group for row in rows.tolist()} - {""})
     }
     attributes["pg_name"] = _text(rows, [known.get(nodes[row].group, WORLD) for row in rows.tolist()])
     used = {name: attribute for name, attribute in attributes.items() if len(attribute.rows)}

@@ -18,6 +18,7 @@ import numpy as np
 
 from fasop.exact.passes import Passes
 from fasop.exact.stage_costs import StageCosts
+from fasop.memo import memo
 from fasop.plans.shapes import BETWEEN, CROWDED, INSIDE, Seats, Shape
 
 HALVINGS = 20  # of an interval in which a bound is searched
@@ -36,7 +37,7 @@ class _Speed(NamedTuple):
 
 class _Speeds(NamedTuple):
     """layers, others: seconds of all layers, and of the other units, on the fastest GPUs; ahead: the largest
-    share of the forward in a layer's passes; types: fastest first.
+    share of the forward in a layer's passes.
     """
 
     layers: float
@@ -46,13 +47,14 @@ class _Speeds(NamedTuple):
 
 
 class _Stages(NamedTuple):
-    """speeds: see there; slow: (seconds per second, stages) of each GPU type that is used, fastest first;
-    slowest: seconds of the slowest stage's passes, at least; busiest: those that are left of the busiest
-    stage, messages not counted.
+    """speeds: see there; slow, layers: (seconds per second, or of a layer; stages) of each GPU type, fastest
+    first; slowest: seconds of the slowest stage's passes, at least; busiest: those that are left of the
+    busiest stage, messages not counted.
     """
 
     speeds: _Speeds
     slow: list[tuple[float, float]]
+    layers: list[tuple[float, float]]
     slowest: float
     busiest: float
 
@@ -81,12 +83,9 @@ class Bounds:
         if stages is None:
             return math.inf
         tables, m = self.tables(shape), self.model.global_batch // shape.batch
-        messages, each, embedding = self._communication(tables)
-        busiest = self._busiest(tables, stages, each)
-        layers = [
-            (one.layer, count) for one, (_, count) in zip(stages.speeds.types, stages.slow, strict=True)
-        ]
-        slowest = max(stages.slowest, _whole_layers(self.model.layers, layers))
+        messages, each, embedding = self._communication(shape)
+        busiest = self.busiest(shape)
+        slowest = max(stages.slowest, _whole_layers(self.model.layers, stages.layers))
 
         def step(limit: float) -> float:
             """Seconds where no stage takes more than ``limit``: what fast GPUs can't take falls to slower."""
@@ -108,25 +107,15 @@ class Bounds:
         once = min(self._least_once(tables, one) for one in seats)
         return max(low + once + embedding, min(self._fullest_stage(tables, one) for one in seats))
 
-    def busiest(self, shape: Shape) -> float:
-        """Of what is left of the busiest stage behind the first micro-batch."""
-        stages = self._stages(shape)
-        if stages is None:
-            return 0.0
-        _, each, _ = self._communication(self.tables(shape))
-        return self._busiest(self.tables(shape), stages, each)
-
+    @memo
     def _stages(self, shape: Shape) -> _Stages | None:
         """None where there are too few GPUs, or none can compute a unit."""
         speeds = self._speeds(shape)
-        slow, slow_any, left = [], [], float(shape.pp)
-        for one in speeds.types:
-            count = min(one.gpus / shape.group, left)
-            left -= count
-            slow.append((one.slow, count))
-            slow_any.append((one.slow_any, count))
+        slow, slow_any, layers = (
+            _fastest_first([(one[which], one.gpus) for one in speeds.types], shape) for which in range(3)
+        )
         work = speeds.layers + speeds.others
-        if not math.isfinite(work) or left > 1e-9:
+        if not math.isfinite(work) or sum(count for _, count in slow) < shape.pp - 1e-9:
             return None
         slowest = max(
             speeds.layers / sum(count / seconds for seconds, count in slow),
@@ -137,16 +126,21 @@ class Bounds:
         busiest = 0.0
         if weights[-1] > 0:
             busiest = speeds.layers / sum(pace / weight for pace, weight in zip(paces, weights, strict=True))
-        return _Stages(speeds, slow, slowest, busiest)
+        return _Stages(speeds, slow, layers, slowest, busiest)
 
     def _weights(self, shape: Shape, ahead: float) -> list[float]:
         """Of each stage: for how many micro-batches' passes it has work left behind the first."""
         rest = self.model.global_batch // shape.batch - 1
         return [rest - min(shape.pp - 1 - stage, rest) * ahead for stage in range(shape.pp)]
 
-    def _busiest(self, tables: StageCosts, stages: _Stages, each: float) -> float:
-        """Seconds that are left of the busiest stage, its messages included, of which one takes ``each``."""
-        m, pp = tables.micro_batches, tables.shape.pp
+    @memo
+    def busiest(self, shape: Shape) -> float:
+        """Of what is left of the busiest stage behind the first micro-batch, its messages included."""
+        stages, (_, each, _) = self._stages(shape), self._communication(shape)
+        tables, pp = self.tables(shape), shape.pp
+        m = tables.micro_batches
+        if stages is None:
+            return 0.0
         sides = [(stage > 0) + (stage < pp - 1) for stage in range(pp)]
         waits = np.array([(m - 1) * each * side for side in sides])
         least = max(stages.busiest, float(waits.max()))
@@ -159,9 +153,8 @@ class Bounds:
         waits[-1] += (m - 1) * min(forward[-1] + backward[-1] for forward, backward in passes)
         weights = np.array(self._weights(tables.shape, stages.speeds.ahead))
         # Of more than two types, all but the fastest count as the second.
-        types = sorted((one.layer, one.gpus) for one in stages.speeds.types)
-        fast, slow = types[0][0] * weights, types[min(1, len(types) - 1)][0] * weights
-        fastest = min(math.ceil(types[0][1] / tables.shape.group), pp)
+        (layer, count), (other, _) = stages.layers[0], stages.layers[min(1, len(stages.layers) - 1)]
+        fast, slow, fastest = layer * weights, other * weights, math.ceil(count)
         low, high = least, float(waits.max() + self.model.layers * slow[-1])
         for _ in range(HALVINGS):
             middle = (low + high) / 2
@@ -174,9 +167,10 @@ class Bounds:
                 low = middle
         return max(least, low)
 
-    def _communication(self, tables: StageCosts) -> tuple[float, float, float]:
+    @memo
+    def _communication(self, shape: Shape) -> tuple[float, float, float]:
         """Seconds of one message over every boundary, of the shortest one, and of the embedding's copies."""
-        shape, names = tables.shape, [gpu.name for gpu in self.cluster.gpus]
+        tables, names = self.tables(shape), [gpu.name for gpu in self.cluster.gpus]
         sizes = [self.cluster.size(gpu) for gpu in self.cluster.gpus]
         # A stage over parts of two nodes shares its messages among more links than one in whole nodes.
         parts = any(size % shape.group and shape.group % size for size in sizes)
@@ -219,7 +213,7 @@ class Bounds:
             ]
             ahead = max(variants.forward_share(gpu.name) for gpu in self.cluster.gpus)
             layers = float(fastest[is_layer].sum())
-            self._known_speeds[key] = _Speeds(layers, float(fastest.sum()) - layers, ahead, sorted(types))
+            self._known_speeds[key] = _Speeds(layers, float(fastest.sum()) - layers, ahead, types)
         return self._known_speeds[key]
 
     def _fullest_stage(self, tables: StageCosts, seats: Seats) -> float:
@@ -235,9 +229,21 @@ class Bounds:
         return tables.micro_batches * passes + float(table.reduction[at] + table.update[at])
 
     def _least_once(self, tables: StageCosts, seats: Seats) -> float:
-        """Seconds that the first stage takes at least for its gradients and their update."""
+        """Seconds that the first stage takes at least for its gradients and their update: what layers add may
+        hide some of the embedding's.
+        """
         table = tables.table(seats, 1, fit=False)
-        return float(table.reduction[0, 1] + table.update[0, 1])
+        return float((table.reduction[0, 1:] + table.update[0, 1:]).min())
+
+
+def _fastest_first(types: list[tuple[float, int]], shape: Shape) -> list[tuple[float, float]]:
+    """(seconds, stages) of the types that a shape's stages would best be on; types: (seconds, GPUs)."""
+    found, left = [], float(shape.pp)
+    for seconds, gpus in sorted(types):
+        count = min(gpus / shape.group, left)
+        left -= count
+        found.append((seconds, count))
+    return found
 
 
 def _along(slow: list[tuple[float, float]], stages: int) -> list[float]:
