@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -24,7 +24,7 @@ class Draft:
     """New nodes by number. ``old``: the row that each is a copy of; ``copy``: which copy, in the order of the
     layers. ``lanes``: nodes in order. ``across``: dependencies (from, to) but for those along a lane: there a
     node follows the one before it if its row is ``chained``. ``sizes``, ``micros``: other comm_size and
-    duration of nodes."""
+    duration of nodes; ``above``: another parent of nodes, as (row, copy)."""
 
     old: list[int]
     copy: list[int]
@@ -33,6 +33,7 @@ class Draft:
     across: list[tuple[int, int]]
     sizes: dict[int, int] = field(default_factory=dict)
     micros: dict[int, int] = field(default_factory=dict)
+    above: dict[int, tuple[int, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,9 @@ def finished(draft: Draft, trace: ExecutionTrace, blocks: Blocks, where: str) ->
     values = np.array([one for each in lists for one in sorted(each)], dtype=np.uint64)
     # The orders of calls are those of the captured nodes.
     new = take_rows(trace, source, Ragged(offsets, values), without=("comm_sequence",))
-    new = _references(new, trace, blocks, source, copy)
+    above = {place[node]: of for node, of in draft.above.items() if node in place}
+    new = _references(new, trace, above, source, copy)
+    new = _records(new, copy)
     new = _sequences(new, trace, blocks, source, copy)
     new = _modules(new, blocks, source, copy)
     if draft.sizes:
@@ -214,10 +217,14 @@ def _ordered(
 
 
 def _references(
-    new: ExecutionTrace, old: ExecutionTrace, blocks: Blocks, source: np.ndarray, copy: np.ndarray
+    new: ExecutionTrace,
+    old: ExecutionTrace,
+    above: Mapping[int, tuple[int, int]],
+    source: np.ndarray,
+    copy: np.ndarray,
 ) -> ExecutionTrace:
-    """``parent`` and ``graph_launch`` name copies of the nodes that they named: in a block, of the same
-    one."""
+    """``parent`` and ``graph_launch`` name the same copy of the nodes that they named, or the only one.
+    ``above``: other parents, by place."""
     place = {
         (row, number): at for at, (row, number) in enumerate(zip(source.tolist(), copy.tolist(), strict=True))
     }
@@ -227,11 +234,21 @@ def _references(
             continue
         values = np.full(len(new), -1)
         for row, number in zip(attribute.rows.tolist(), attribute.values.tolist(), strict=True):
-            other = number - 1  # converted files count rows from 1
-            together = 0 <= other < len(old) and blocks.block[other] == blocks.block[source[row]] >= 0
-            values[row] = place.get((other, int(copy[row]) if together else 0), -2) + 1
+            wanted = number - 1, int(copy[row])  # converted files count rows from 1
+            if name == "parent":
+                wanted = above.get(row, wanted)
+            values[row] = place.get(wanted, place.get((wanted[0], 0), -2)) + 1
         new = with_integers(new, name, attribute.kind, values, values > 0)
     return new
+
+
+def _records(new: ExecutionTrace, copy: np.ndarray) -> ExecutionTrace:
+    """Copies of an operator have records (``rf_id``) of their own, one for all nodes of a copy."""
+    if "rf_id" not in new.attributes:
+        return new
+    record, kind = new.column("rf_id", -1), new.attributes["rf_id"].kind
+    values = np.where(record > 0, record + copy * (int(record.max()) + 1), record)
+    return with_integers(new, "rf_id", kind, values, has(new, "rf_id"))
 
 
 def _sequences(
