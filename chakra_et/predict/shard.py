@@ -40,15 +40,13 @@ class Shard:
     model: Model | None = None
 
     def rebuild(self, run: Run) -> Run:
-        ranks, found = len(run.graph.ranks), with_transfers(run)
-        for rank, trace in zip(run.graph.ranks, found, strict=True):
+        ranks = len(run.graph.ranks)
+        traces = dict(zip(run.graph.ranks, with_transfers(run), strict=True))
+        for rank, trace in traces.items():
             _check_device(trace, rank)
         where = f"{FLAG}: {run.name}"
-        operators = {
-            rank: operators_of(trace, f"{where}.{rank}")
-            for rank, trace in zip(run.graph.ranks, found, strict=True)
-        }
-        backward = {rank: _backward(each.trace, rank) for rank, each in operators.items()}
+        backward = {rank: _backward(trace, rank) for rank, trace in traces.items()}
+        operators = {rank: operators_of(trace, f"{where}.{rank}") for rank, trace in traces.items()}
         blocks = find_blocks(operators, where)
         times = Times(run, self.model, _awaited(run, backward))
         made, planned = [], []
