@@ -20,6 +20,7 @@ from chakra_et.predict.edit import in_phase
 from chakra_et.predict.fsdp_nodes import Nodes
 from chakra_et.predict.fsdp_units import Step, Unit
 from chakra_et.predict.layers import Layers
+from chakra_et.predict.network import find_communication
 from chakra_et.predict.predict import predict
 from chakra_et.predict.ranks import Ranks
 from chakra_et.predict.rebuild import Rebuild
@@ -108,6 +109,11 @@ def test_a_predicted_run_is_written_and_read(captured: Path, tmp_path: Path) -> 
     assert main(["predict", str(captured / "ddp"), *words]) == 0
     assert main(["validate", prefix]) == 0
     assert main(["replay", prefix, "--semantics", "device", "--max-error", "0.01"]) == 0
+
+
+def test_gloo_s_reduce_scatter_is_timed_as_its_all_reduce(captured: Path) -> None:
+    kinds = {each.kind for each in find_communication(load_run(str(captured / "fsdp2")))}
+    assert kinds == {CollectiveType.ALL_GATHER, CollectiveType.ALL_REDUCE}
 
 
 def unit(block: int, rows: tuple[int, int, int], shape: tuple[int, ...]) -> Unit:
