@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.predict_runs import Case, Part, measured_ms
+from benchmarks.predict_shard import BLOCKS
 from chakra_et.et.columns import NodeType
 from chakra_et.network.fit import read_model
 from chakra_et.network.units import parse_bandwidth
@@ -186,6 +187,7 @@ PARTS: dict[str, Part] = {
     "compute": Part(_compute),
     "shapes": Part(_shapes),
     "steps": Part(_steps),
+    "blocks": BLOCKS,
     "ranks": Part(_ranks, 4, core=0.45),
     "threads": Part(_threads, 1),
 }

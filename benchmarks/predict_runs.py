@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.predict_loopback import own_loopback
 from benchmarks.predict_processes import (
     free_port,
     launch,
@@ -101,7 +102,9 @@ def _run(of: Part, cases: Sequence[Case], rounds: int, folder: Path) -> None:
             plan |= {"init": "tcp://10.77.0.1:29555", "interface": dict(zip("01", interfaces, strict=True))}
         else:
             cores = stack.enter_context(parts_of_a_core(of.processes, of.core)) if of.core else None
-            prefixes, interfaces = cores or [[]] * of.processes, ["lo"] * of.processes
+            loopback = stack.enter_context(own_loopback())
+            prefixes = [[*loopback, *core] for core in cores or [[]] * of.processes]
+            interfaces = ["lo"] * of.processes
             plan |= {"init": f"tcp://127.0.0.1:{free_port()}"}
             if of.core:
                 measure_network(folder, prefixes)

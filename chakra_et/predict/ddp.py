@@ -108,7 +108,7 @@ def find_backward(trace: ExecutionTrace, rank: int, flag: str) -> list[Backward]
     return found
 
 
-def reduction(trace: ExecutionTrace, steps: list[Backward]) -> np.ndarray:
+def reduction(trace: ExecutionTrace, steps: Sequence[Backward]) -> np.ndarray:
     """bool[N]: the launches, the all-reduces and the copies of gradients into buckets."""
     found = np.zeros(len(trace), bool)
     for step in steps:

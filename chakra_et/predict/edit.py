@@ -111,7 +111,9 @@ def _kept(tensors: TensorInfo | None, rows: Sequence[int]) -> TensorInfo | None:
     if tensors is None or not np.isin(tensors.rows, list(rows)).any():
         return tensors
     kept = np.flatnonzero(~np.isin(tensors.rows, list(rows)))
-    columns = ([column[n] for n in kept] for column in (tensors.values, tensors.shapes, tensors.types))
+    columns = (
+        [column[n] for n in kept.tolist()] for column in (tensors.values, tensors.shapes, tensors.types)
+    )
     return TensorInfo(tensors.rows[kept], *columns)
 
 

@@ -14,8 +14,8 @@ from chakra_et.predict import edit
 
 @dataclass(eq=False)
 class New:
-    """A node like row ``like`` behind row ``after``, lasting ``micros``. ``name`` None: that of ``like``; a
-    node with a name of its own has no tensors and autograd number.
+    """A node like row ``like`` behind row ``after`` (-1: in front of all), lasting ``micros``. ``name`` None:
+    that of ``like``; a node with a name of its own has no tensors and autograd number.
 
     ``needs``: rows and new nodes that it depends on; ``needed_by``: rows that depend on it; those of its lane
     need not be named. ``parent``: the operator that it is in; None: that of ``like``. ``collective``: the
@@ -48,8 +48,8 @@ def insert(trace: ExecutionTrace, removed: np.ndarray, new: Sequence[New]) -> Ex
         behind[node.after].append(node)
     rows: list[int] = []
     place: dict[int | New, int] = {}
-    for row in range(len(trace)):
-        if not removed[row]:
+    for row in range(-1, len(trace)):
+        if row >= 0 and not removed[row]:
             place[row] = len(rows)
             rows.append(row)
         for node in behind.get(row, ()):

@@ -24,11 +24,11 @@ from chakra_et.replay.shares import KINDS
 _NUMBER = re.compile(rb"\d+")
 _LARGEST_DOUBT = 0.5
 _IDLE_KERNEL_NS = 2_000.0
-# Operators that return a view, or memory as it is: their time doesn't depend on sizes.
-_VIEWS = re.compile(
+VIEWS = re.compile(
     r"aten::(_unsafe_view|view|reshape|t|transpose|permute|expand|as_strided|slice|select|narrow|split|chunk|"
     r"unbind|unsqueeze|squeeze|flatten|detach_?|alias|resolve_conj|resolve_neg|empty\w*|resize_|to)"
 )
+"""Operators that return a view, or memory as it is: their time doesn't depend on sizes."""
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ def work_ratios(
     tensors = trace.inputs
     for at, row in enumerate(tensors.rows.tolist()):
         name, shapes, types = trace.names[row], tensors.shapes[at], tensors.types[at]
-        if _VIEWS.fullmatch(name):
+        if VIEWS.fullmatch(name):
             continue
         values = tensors.values[at] if rule_of(name) in WITH_VALUES else b"[]"
         before = operator_work(name, values, shapes, types, b"[]", b"[]")

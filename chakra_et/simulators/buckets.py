@@ -110,7 +110,14 @@ class Buckets:
         for number in range(len(buckets)):
             last = number == len(buckets) - 1
             tree = old_nodes[-1 if last else min(number, len(trees) - 1)]
-            fresh.append({node: self._copy(node) for node in sorted(tree.values())})
+            number_of_copy = len(draft.old) + 1
+            fresh.append({node: self._copy(node, number_of_copy) for node in sorted(tree.values())})
+            gradient = nodes[ends[number]]
+            parent = int(self.operators.parent[draft.old[gradient]])
+            for node, made in fresh[-1].items():
+                # What launches is in the operator around the gradient that closes its bucket.
+                if self.operators.parent[draft.old[node]] not in tree:
+                    draft.above[made] = parent, draft.copy[gradient]
         removed = {node for tree in old_nodes for node in tree.values()}
         self._place(sweep, fresh, after, removed)
         draft.across = self._copied_edges(fresh, removed)
@@ -127,9 +134,9 @@ class Buckets:
                 if self.draft.old[node] in tree:
                     yield node, self.draft.old[node]
 
-    def _copy(self, node: int) -> int:
+    def _copy(self, node: int, number: int) -> int:
         self.draft.old.append(self.draft.old[node])
-        self.draft.copy.append(1 + max(self.draft.copy[node], len(self.draft.old)))
+        self.draft.copy.append(number)
         return len(self.draft.old) - 1
 
     def _tree_end(self, nodes: Sequence[int], place: int) -> int:
