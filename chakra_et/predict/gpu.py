@@ -79,10 +79,10 @@ def ratio(work: Work, micros: float, source: GpuModel, target: GpuModel) -> floa
     if not work.known:
         return _unknown(work, micros, source, target)
     before, after = source.micros(work), target.micros(work)
+    if not before / _FURTHEST < micros < before * _FURTHEST:
+        return after / before
     library = work.kind in _BY_LIBRARIES and work.shaped and source.vendor != target.vendor
-    if library and before / _FURTHEST < micros < before * _FURTHEST:
-        return after / micros
-    return _carried(work, micros, source, target) / micros
+    return (after if library else _carried(work, micros, source, target)) / micros
 
 
 def _carried(work: Work, micros: float, source: GpuModel, target: GpuModel) -> float:

@@ -100,6 +100,13 @@ def test_pytorch_s_own_kernels_keep_their_efficiency() -> None:
     assert usual == pytest.approx(MI300X.micros(ADD) / H100.micros(ADD))
 
 
+@pytest.mark.parametrize("factor", (0.01, 0.5, 1, 2, 100))
+@pytest.mark.parametrize("work", (ADD, PRODUCT, Work("elementwise", 100, 600), Work("gather")))
+def test_the_same_gpu_is_no_change(work: Work, factor: float) -> None:
+    micros = (H100.micros(work) if work.known else 3.0) * factor
+    assert ratio(work, micros, H100, H100) == pytest.approx(1)
+
+
 def test_what_a_small_kernel_takes_longer_it_takes_on_the_other_gpu_too() -> None:
     """A latency doesn't grow with the launch, which takes MI300X longer."""
     tiny = Work("elementwise", 100, 600)
