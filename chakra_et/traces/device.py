@@ -87,6 +87,8 @@ class DeviceTrace:
     - ``memory``: allocations and frees, if they were recorded
     - ``inputs``: None unless requested; ``launched``: row of a launch call → name of the kernel (only HIP
       records it), empty unless requested
+    - ``strides``: row → strides of an operator's arguments, as JSON text, if one isn't contiguous; empty
+      unless requested
     """
 
     path: Path
@@ -121,6 +123,7 @@ class DeviceTrace:
     device_name: str = ""
     inputs: OperatorInputs | None = None
     launched: dict[int, str] = field(default_factory=dict)
+    strides: dict[int, str] = field(default_factory=dict)
     memory: Memory = field(default_factory=no_memory)
 
     def __len__(self) -> int:
@@ -130,7 +133,7 @@ class DeviceTrace:
         """The same trace with only ``rows`` (ascending)."""
         place = {int(row): at for at, row in enumerate(rows)}
         changes: dict[str, Any] = {column: getattr(self, column)[rows] for column in _PER_ROW}
-        for sparse in ("communication", "waits", "launched"):
+        for sparse in ("communication", "waits", "launched", "strides"):
             table = getattr(self, sparse)
             changes[sparse] = {place[row]: value for row, value in table.items() if row in place}
         if self.inputs:
@@ -217,6 +220,7 @@ def _finish(path: Path, columns: Columns, header: HeaderFields) -> DeviceTrace:
         device_name=str(first.get("name") or "") if isinstance(first, dict) else "",
         inputs=inputs,
         launched=placed(columns.launched),
+        strides=placed(columns.strides),
         memory=read_memory(columns.memory, columns.threads, origin_us, 2 * MAX_SPAN, findings),
         **{name: column_of(name) for name in list(columns.numbers)},
     )

@@ -26,6 +26,7 @@ from chakra_et.findings import Findings
 from chakra_et.traces.fields import Number, as_column, copies, indices
 from chakra_et.traces.limits import DEFAULT_LIMITS, Limits
 from chakra_et.traces.records import read_records
+from chakra_et.traces.strides import STRIDES, contiguous
 
 NUMERIC = ("rf_id", "fw_parent", "seq_id", "scope", "tid", "fw_tid")
 DEFAULTS = {"rf_id": 0, "fw_parent": 0, "seq_id": -1, "scope": 0, "tid": 0, "fw_tid": 0}
@@ -62,6 +63,7 @@ class Values(msgspec.Struct, gc=False):
     values: msgspec.Raw = msgspec.Raw(b"[]")
     shapes: msgspec.Raw = msgspec.Raw(b"[]")
     types: msgspec.Raw = msgspec.Raw(b"[]")
+    strides: msgspec.Raw = msgspec.Raw(b"[]")
 
 
 class AttrName(str, Enum):
@@ -218,6 +220,7 @@ class _Columns:
             nodes_in = [node.inputs or empty for node in nodes]
             nodes_out = [node.outputs or empty for node in nodes]
         self._take_values("inputs", self.inputs, nodes_in)
+        self._take_strides(nodes_in)
         self._take_values("outputs", self.outputs, nodes_out)
         self._add("op_schema", schema)
         self.rows += len(nodes)
@@ -279,6 +282,15 @@ class _Columns:
         for name, get in (("shapes", _shapes), ("types", _types)):
             texts = copies(list(map(get, sources)))
             self._add(f"{side} {name}", indices(texts, self.texts_known, bytes))
+
+    def _take_strides(self, sources: list[Values]) -> None:
+        """Keep those of operators with a tensor that isn't contiguous. Schemas before 1.1.1 have none."""
+        for at, values in enumerate(sources):
+            if len(values.strides) > len(b"[]") and not contiguous(
+                bytes(values.shapes), bytes(values.strides)
+            ):
+                text = bytes(values.strides).decode("utf-8", "replace")
+                self.texts.setdefault(self.rows + at, {})[STRIDES] = text
 
     def _add(self, name: str, column: np.ndarray) -> None:
         self.numbers.setdefault(name, []).append(column)

@@ -16,6 +16,7 @@ from chakra_et.et.packed import Packer
 from chakra_et.traces.device import DeviceTrace, OperatorInputs
 from chakra_et.traces.device_format import ANNOTATION, CPU_OP
 from chakra_et.traces.host import HostTrace
+from chakra_et.traces.strides import STRIDES
 
 _TYPE = re.compile(rb'"([^"\\]*)"')
 _NOT_TENSORS = frozenset((b"", b"Scalar", b"ScalarList", b"TensorList", b"Device", b"Layout", b"Generator"))
@@ -59,7 +60,7 @@ def operators_of(device: DeviceTrace) -> HostTrace:
         ),
         outputs=(results.packed(), nothing, nothing),
         communication={},
-        texts={},
+        texts={row: {STRIDES: device.strides[at]} for row, at in enumerate(taken) if at in device.strides},
         groups=[],
         header={"schema": "", "pid": _pid(device), "time": "", "start_ts": 0, "finish_ts": 0},
         recorded=False,
