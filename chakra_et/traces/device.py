@@ -180,7 +180,10 @@ def _finish(path: Path, columns: Columns, header: HeaderFields) -> DeviceTrace:
     end = start.copy()
     start[sane] = np.rint((start_us[sane] - origin_us) * 1000).astype(np.int64)
     end[sane] = start[sane] + np.rint(length[sane] * 1000).astype(np.int64)
-    _cut_rounding(start, end, joined, sane, float(np.abs(start_us[sane]).max()))
+    rounding_ns = int(np.spacing(np.abs(start_us[sane]).max()) * 1000)
+    if rounding_ns:
+        work = np.flatnonzero(sane & (category >= KERNEL) & (category != SYNC))
+        _cut_rounding(work, start, end, columns.numbers, rounding_ns)
     # With equal times, a runtime call is inside an operator and a driver call inside a runtime call; of two
     # operators, the outer one has the lower id.
     order = np.lexsort((outer, np.maximum(category, ANNOTATION), -end, start))
@@ -227,23 +230,25 @@ def _finish(path: Path, columns: Columns, header: HeaderFields) -> DeviceTrace:
 
 
 def _cut_rounding(
-    start: np.ndarray, end: np.ndarray, joined: dict[str, np.ndarray], sane: np.ndarray, largest_us: float
+    rows: np.ndarray,
+    start: np.ndarray,
+    end: np.ndarray,
+    parts: dict[str, list[np.ndarray]],
+    rounding_ns: int,
 ) -> None:
-    """End work of a stream before the next begins, where it ends later by what a double rounds away.
+    """End device work (``rows``) before the next of its stream begins, where a double's rounding made it
+    late.
 
     PyTorch 2.2 and 2.3 write microseconds since 1970, of which a double holds a quarter; later versions write
     them since ``baseTimeNanoseconds``.
     """
-    rounding_ns = int(np.spacing(largest_us) * 1000)
-    if not rounding_ns:
-        return
-    rows = np.flatnonzero(sane & (joined["category"] >= KERNEL) & (joined["category"] != SYNC))
-    rows = rows[np.lexsort((start[rows], joined["stream"][rows], joined["device"][rows]))]
+    stream, device = (np.concatenate(parts[name])[rows] for name in ("stream", "device"))
+    order = np.lexsort((start[rows], stream, device))
+    rows, stream, device = rows[order], stream[order], device[order]
     before, after = rows[:-1], rows[1:]
-    same = joined["device"][before] == joined["device"][after]
-    same &= joined["stream"][before] == joined["stream"][after]
     late = end[before] - start[after]
-    cut = same & (late > 0) & (late <= rounding_ns) & (start[before] < start[after])
+    cut = (stream[:-1] == stream[1:]) & (device[:-1] == device[1:])
+    cut &= (late > 0) & (late <= rounding_ns) & (start[before] < start[after])
     end[before[cut]] = start[after[cut]]
 
 
