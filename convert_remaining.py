@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 
-from chakra_et.convert.command import main_remaining
+from chakra_et import cli
 
 if __name__ == "__main__":
-    sys.exit(main_remaining())
+    sys.exit(cli.load("chakra_et.convert.command").main_remaining())

@@ -5,7 +5,7 @@
     python convert_to_et.py --name 'gpt2_2gpu*' --workers 2  some of them
     python convert_to_et.py --ranks 3/16                     every 16th rank from rank 3 on
 
-For each run NAME: NAME.0.et, NAME.1.et … (named as simulators expect), NAME.et (a copy of rank 0's file),
+For each run NAME: NAME.0.et, NAME.1.et … (named as simulators expect), NAME.et (rank 0's file again),
 NAME_comm_groups.json and NAME_conversion.json (events in, nodes out, every loss). Exit status: 0 if every
 rank of every run was converted and its file is valid, 1 if not, 2 for unusable arguments or input.
 """
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import sys
 
-from chakra_et.convert.command import main
+from chakra_et import cli
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(cli.load("chakra_et.convert.command").main())

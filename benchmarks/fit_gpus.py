@@ -33,15 +33,16 @@ from benchmarks.gpu_priors import GPUS, PRIORS
 from chakra_et import cli
 from chakra_et.convert.pair import convert_pair
 from chakra_et.errors import TraceError
-from chakra_et.predict import gpu_times
+from chakra_et.predict import gpu_table
 from chakra_et.predict.gpu import ratio
-from chakra_et.predict.gpu_times import CLASSES, GpuModel, Work, gpu_model
+from chakra_et.predict.gpu_call import CLASSES, Work
+from chakra_et.predict.gpu_times import GpuModel, gpu_model
 from chakra_et.predict.gpu_work import operators
 from chakra_et.predict.run import make_run
 from chakra_et.text import table
 from chakra_et.traces.sets import Pair
 
-_STANDS = {("H100", "idle.less"), ("MI300X", "cache.speedup")}
+_STANDS = {("H100", "queue.more"), ("MI300X", "cache.speedup")}
 """No such effect shows in any trace: these keep their values."""
 _SCATTER = 0.15
 """Standard deviation of the logarithm of an operator's time, for the weight of the priors."""
@@ -50,7 +51,7 @@ _SMALLEST_SHARE = 0.01
 _LEAST_ERROR, _UNTESTED_ERROR = 0.1, 0.3
 
 _PREFIXES = {"H100": "h100_", "MI300X": "mi300_"}
-_OTHERS = (
+OTHERS = (
     "mi300_resnet_rank0.json.gz",
     "sglang_qwen3_prefilldecode.json.gz",
     "torch_compile_triton.json.gz",
@@ -104,7 +105,7 @@ def main() -> int:
         for gpu in GPUS:
             traces = {model: pair[gpu] for model, pair in pairs.items()}
             if gpu == "MI300X":
-                traces |= dict(zip(_OTHERS, others, strict=True))
+                traces |= dict(zip(OTHERS, others, strict=True))
             show_operators(traces, fits[gpu])
     if config.write:
         write(fits, rows)
@@ -118,10 +119,10 @@ def read_all(public: Path) -> tuple[dict[str, dict[str, Trace]], list[Trace]]:
     if len(models) < 2:
         raise TraceError(f"{folder}: two pairs of traces at least are needed")
     pairs = {
-        model.split(".")[0]: {gpu: read(folder / f"{_PREFIXES[gpu]}{model}", gpu) for gpu in GPUS}
+        model.split(".")[0]: {gpu: read(folder / f"{_PREFIXES[gpu]}{model}") for gpu in GPUS}
         for model in models
     }
-    return pairs, [read(public / name, "MI300X") for name in _OTHERS]
+    return pairs, [read(public / name) for name in OTHERS]
 
 
 def left_out(pairs: Mapping[str, Mapping[str, Trace]], others: Sequence[Trace]) -> list[Row]:
@@ -135,17 +136,17 @@ def left_out(pairs: Mapping[str, Mapping[str, Trace]], others: Sequence[Trace]) 
     return rows
 
 
-def read(path: Path, gpu: str) -> Trace:
-    """The operators of a trace of ``gpu``, alike ones together."""
-    run = make_run(path.name, [convert_pair(Pair(-1, None, path)).trace], [0])
-    found, model = operators(run), gpu_model(gpu)
+def read(path: Path, host: Path | None = None) -> Trace:
+    """The operators of a trace, alike ones together."""
+    run = make_run(path.name, [convert_pair(Pair(-1, host, path)).trace], [0])
+    found = operators(run)
     total = np.bincount(found.of, run.graph.own_ns[found.nodes] / 1e3, len(found.work))
     together: dict[tuple[Work, bool], list[float]] = {}
     names = [run.names[name] for name in run.name_of[found.launcher]]
     for work, micros, name in zip(found.work, total.tolist(), names, strict=True):
         if work.kind != "memory copy" and micros > 0:
             fits = name.startswith("aten::") and not re.search("batch_norm|::arg", name)
-            together.setdefault((model.marked(work, micros), fits), []).append(micros)
+            together.setdefault((work, fits), []).append(micros)
     return [Sample(work, float(np.mean(times)), len(times), fits) for (work, fits), times in together.items()]
 
 
@@ -204,12 +205,25 @@ def show(rows: Sequence[Row], fits: Mapping[str, GpuModel]) -> None:
     lines = [("model", "direction", "class", "share of time", "error")]
     lines += [(a[:20], b, c, f"{share:.1%}", f"{error:+.1%}") for a, b, c, share, error in rows]
     print("\n".join(table(lines, right=(3, 4))))
+    print("\nMean of the errors' sizes, weighted by the shares of time:\n")
+    lines = [("class", "mean error", "worst with 2% or more")]
+    for kind in CLASSES:
+        of_kind = [row for row in rows if row.kind == kind]
+        if of_kind:
+            large = [abs(row.error) for row in of_kind if row.share >= _LEAST_SHARE]
+            lines.append((kind, f"{_weighted(of_kind):.1%}", f"{max(large):.1%}" if large else ""))
+    lines.append(("all", f"{_weighted(rows):.1%}", ""))
+    print("\n".join(table(lines, right=(1, 2))))
     print("\nParameters, fitted to all:\n")
     lines = [("parameter", *GPUS, "prior", "prior")]
     for name, (first, second, _) in PRIORS.items():
         made = [f"{fits[gpu].parameters[name]:.3g}" for gpu in GPUS]
         lines.append((name, *made, f"{first:g}", f"{second:g}"))
     print("\n".join(table(lines, right=range(1, 5))))
+
+
+def _weighted(rows: Sequence[Row]) -> float:
+    return sum(row.share * abs(row.error) for row in rows) / sum(row.share for row in rows)
 
 
 def show_operators(traces: Mapping[str, Trace], fitted: GpuModel) -> None:
@@ -233,14 +247,14 @@ def write(fits: Mapping[str, GpuModel], rows: Sequence[Row]) -> None:
     for row in rows:
         if row.share >= _SMALLEST_SHARE:
             errors[row.kind].append(row.error)
-    content = json.loads(gpu_times.FILE.read_text(encoding="utf-8"))
+    content = json.loads(gpu_table.FILE.read_text(encoding="utf-8"))
     for gpu in GPUS:
         content[gpu]["parameters"] = {name: float(f"{fits[gpu].parameters[name]:.3g}") for name in PRIORS}
     content["errors"] = {kind: _deviation(each) for kind, each in errors.items()}
-    temporary = gpu_times.FILE.with_suffix(".new")
+    temporary = gpu_table.FILE.with_suffix(".new")
     temporary.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    os.replace(temporary, gpu_times.FILE)
-    print(f"\nwrote {gpu_times.FILE}")
+    os.replace(temporary, gpu_table.FILE)
+    print(f"\nwrote {gpu_table.FILE}")
 
 
 def _deviation(errors: Sequence[float]) -> float:

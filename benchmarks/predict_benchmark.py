@@ -9,8 +9,9 @@ saw.
 Parts: ``machine``: the simulated GPU machine of tests/generator; ``compute``: operators slowed in forward,
 backward and optimizer, and a slow rank, on two gloo ranks; ``network``: two ranks behind a veth pair limited
 by tbf; ``shapes``: other batch, sequence and hidden sizes; ``steps``: other buckets, gradient
-accumulation; ``ranks``: one, two and four ranks on a part of a core each (needs root); ``threads``: one and
-two threads of one rank; ``gpu``: one model on H100 and on MI300X (--pairs).
+accumulation; ``blocks``: twice the layers, FSDP2 in place of DDP; ``ranks``: one, two and four ranks on a
+part of a core each (needs root); ``threads``: one and two threads of one rank; ``gpu``: one model on H100 and
+on MI300X (--pairs).
 
 The cases of a part run in turns, several rounds of them, in the same processes, one thread per rank. A
 round's prediction comes from the base case of that round. "nothing" is the base case measured once more: its
@@ -56,6 +57,7 @@ class Config:
     parts: tuple[str, ...] = field(default=("machine", *PARTS, "gpu"), metadata={"help": "parts to run"})
     rounds: int = field(default=20, metadata={"help": "times that the cases of a part are run in turns"})
     seconds: float = field(default=600.0, metadata={"help": "time within which the rounds of a part begin"})
+    all_steps: bool = field(default=False, metadata={"help": "count steps in which a core was disturbed too"})
     pairs: str = field(
         default="../shared/data/traces/public/pairs",
         metadata={"help": "folder of h100_MODEL.json.gz and mi300_MODEL.json.gz"},
@@ -102,12 +104,14 @@ def measure(part: str, config: Config, folder: Path) -> tuple[list[Row], dict[st
         return machine_rows(), {"worst": MACHINE}
     if part == "gpu":
         return gpu_rows(Path(config.pairs)), {"worst": PER_CLASS}
-    effort = Effort(config.rounds, config.seconds)
+    effort = Effort(config.rounds, config.seconds, config.all_steps)
     rows = predict_runs.rows(PARTS[part], effort, folder, config.again)
-    log, calm = predict_runs.turns(folder), predict_runs.undisturbed(folder)
+    log, calm = predict_runs.turns(folder), predict_runs.counted(folder, config.all_steps)
     counts = [sum(map(len, rounds.values())) for rounds in calm.values()]
     steps = sum(len(turn["slowdown"]) for turn in log)
-    done = f"{1 + log[-1]['round']} rounds; {sum(counts)} of {steps} steps were undisturbed"
+    done = (
+        f"{1 + log[-1]['round']} rounds; {sum(counts)} of {steps} steps count, in which no core was disturbed"
+    )
     print(f"{done}, at least {min(counts)} per case")
     return rows, {"mean": MEAN, "worst": WORST}
 

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 
 from benchmarks.predict_runs import Case, Part, measured_ms
+from benchmarks.predict_shard import BLOCKS
 from chakra_et.et.columns import NodeType
+from chakra_et.network.fit import read_model
 from chakra_et.network.units import parse_bandwidth
 from chakra_et.predict.accumulate import Accumulate
 from chakra_et.predict.buckets import Buckets
 from chakra_et.predict.changes import Change, RankAs, Scale
-from chakra_et.predict.fit import read_model
 from chakra_et.predict.measure_threads import read_fractions
 from chakra_et.predict.network import Network
 from chakra_et.predict.overlap import Overlap
@@ -200,6 +201,7 @@ PARTS: dict[str, Part] = {
     "compute": Part(_compute),
     "shapes": Part(_shapes),
     "steps": Part(_steps),
+    "blocks": BLOCKS,
     "ranks": Part(_ranks, 2, measured="network"),
     "four": Part(_four, 4, core=0.45, measured="network"),
     "threads": Part(_threads, 1, measured="threads"),

@@ -11,7 +11,7 @@ from chakra_et.convert.pair import convert_pair
 from chakra_et.errors import TraceError
 from chakra_et.network import presets
 from chakra_et.predict.gpu import Gpu
-from chakra_et.predict.gpu_times import CLASSES
+from chakra_et.predict.gpu_call import CLASSES
 from chakra_et.predict.gpu_work import device_work, kernel_classes
 from chakra_et.predict.predict import predict
 from chakra_et.predict.run import Run, make_run

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from benchmarks.core_probe import DISTURBED
+from benchmarks.predict_loopback import own_loopback
 from benchmarks.predict_processes import (
     free_port,
     launch,
@@ -88,10 +89,11 @@ class Part:
 @dataclass(frozen=True)
 class Effort:
     """How much is run: ``rounds``, those of an earlier run into the same folder included, that begin within
-    ``seconds``."""
+    ``seconds``. ``all_steps``: those in which a core was disturbed count too."""
 
     rounds: int = 5
     seconds: float = 600.0
+    all_steps: bool = False
 
 
 def rows(of: Part, effort: Effort, folder: Path, again: bool = False) -> list[Row]:
@@ -102,7 +104,7 @@ def rows(of: Part, effort: Effort, folder: Path, again: bool = False) -> list[Ro
     if not again:
         run(of, cases, effort, folder)
     convert_sets.convert_sets(trace_sets.find(folder, "*"), PairOptions(), convert_sets.RunOptions(keep=True))
-    calm = undisturbed(folder)
+    calm = counted(folder, effort.all_steps)
     return [_row(case, calm, folder) for case in cases if case.changes or case.name == "nothing"]
 
 
@@ -113,17 +115,18 @@ def turns(folder: Path) -> list[dict[str, Any]]:
     return found
 
 
-def undisturbed(folder: Path) -> dict[str, dict[int, list[int]]]:
-    """Case → round → the traced steps in which no core was disturbed; all steps where a case has too few."""
+def counted(folder: Path, all_steps: bool = False) -> dict[str, dict[int, list[int]]]:
+    """Case → round → the traced steps in which no core was disturbed, or ``all_steps``. Raises ``TraceError``
+    where a case has too few."""
     found: dict[str, dict[int, list[int]]] = {}
     for turn in turns(folder):
-        calm = [step for step, slowdown in enumerate(turn["slowdown"]) if slowdown <= DISTURBED]
+        calm = [step for step, slowdown in enumerate(turn["slowdown"]) if all_steps or slowdown <= DISTURBED]
         found.setdefault(turn["case"], {})[turn["round"]] = calm
     few = [case for case, rounds in found.items() if sum(map(len, rounds.values())) < FEWEST]
     if few or not found:
         raise TraceError(
-            f"the cores were disturbed in all but {FEWEST - 1} steps, or more, of {few or folder}: "
-            "go on with --keep"
+            f"fewer than {FEWEST} steps of {', '.join(few) or folder} were undisturbed: go on with --keep, or use "
+            "--all-steps"
         )
     return found
 
@@ -145,7 +148,9 @@ def run(of: Part, cases: Sequence[Case], effort: Effort, folder: Path) -> None:
             plan |= {"init": "tcp://10.77.0.1:29555", "interface": dict(zip("01", interfaces, strict=True))}
         else:
             cores = stack.enter_context(parts_of_a_core(of.processes, of.core)) if of.core else None
-            prefixes, interfaces = cores or [[]] * of.processes, ["lo"] * of.processes
+            loopback = stack.enter_context(own_loopback())
+            prefixes = [[*loopback, *core] for core in cores or [[]] * of.processes]
+            interfaces = ["lo"] * of.processes
             plan |= {"init": f"tcp://127.0.0.1:{free_port()}"}
             if of.measured == "network" and not (folder / "network.json").exists():
                 measure_network(folder, prefixes)

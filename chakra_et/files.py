@@ -11,7 +11,6 @@ import fcntl
 import json
 import os
 import re
-import shutil
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -25,7 +24,7 @@ OTHER_HOST_SECONDS = 86_400
 HOST = f"{zlib.crc32(os.uname().nodename.encode()):08x}"
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Temporary:
     """An open file with a hidden name, in the folder where it will become ``place``."""
 
@@ -84,8 +83,25 @@ def write_json(path: Path, content: Any) -> None:
 
 def copy(source: Path, target: Path) -> None:
     """Copy the content of a file atomically. Raises ``OSError``."""
+    import shutil  # imports all compressions, which few conversions need
+
     with atomic_file(target) as file, open(source, "rb") as content:
         shutil.copyfileobj(content, file, 1 << 20)
+
+
+def link(source: Path, target: Path) -> None:
+    """Give a file a second name atomically; where the file system has no hard links, copy it."""
+
+    def new_link(path: Path) -> int:
+        os.link(source, path)
+        return os.open(path, os.O_RDONLY)
+
+    try:
+        with _temporary(target, new_link) as (path, _):
+            os.replace(path, target)  # changes nothing if both already are the same file
+        sync_folder(target.parent)
+    except OSError:
+        copy(source, target)
 
 
 @contextlib.contextmanager
@@ -139,6 +155,8 @@ def _remove_if_abandoned(path: Path, ours: bool) -> None:
 
 def _remove(path: Path) -> None:
     if path.is_dir():
+        import shutil
+
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)

@@ -2,9 +2,9 @@
 
 For a run NAME: ``NAME_host.json`` and ``NAME_device.json`` are the traces of rank 0,
 ``NAME_rank1_host.json`` … those of the other ranks (each also as ``.json.gz``). ``NAME.0.et``, ``NAME.1.et``
-… are the Chakra traces, named as simulators expect; ``NAME.et`` is a copy of rank 0's. All output names are
-made here; names found inside files are never used. ``NAME_kineto.json``, the name in
-older captures, is read as a device trace.
+… are the Chakra traces, named as simulators expect; ``NAME.et`` is rank 0's file again (a hard link to it
+where the file system has them). All output names are made here; names found inside files are never used.
+``NAME_kineto.json``, the name in older captures, is read as a device trace.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class RunFiles:
 
     @property
     def first_et_file(self) -> Path:
-        """A copy of rank 0's .et file for runs of one rank."""
+        """Rank 0's .et file again, for runs of one rank."""
         return self.folder / f"{self.name}.et"
 
     @property

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import sys
 from collections.abc import Sequence
 
@@ -23,6 +25,12 @@ COMMANDS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
+    words = sys.argv[1:] if argv is None else argv
+    if list(words[:1]) != ["profile"]:
+        # Starting NumPy's threads takes as long as a small search, and only matrix products use them.
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+        # Searches make many objects that live on, and hardly any cycles: looking for those is in vain.
+        gc.set_threshold(100_000)
     try:
         return cli.dispatch("python -m fasop", COMMANDS, argv, PlanError)
     except ModuleNotFoundError as error:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from chakra_et.arrays import narrowed
 from chakra_et.et.columns import Attribute, Strings, ValueKind
 
 Add = Callable[[str, ValueKind, np.ndarray, Any], None]
@@ -18,17 +19,10 @@ def collector(attributes: dict[str, Attribute]) -> Add:
 
     def add(name: str, kind: ValueKind, rows: np.ndarray, values: Any) -> None:
         if len(rows):
-            attributes[name] = Attribute(kind, rows, _narrowed(values))
+            known = isinstance(values, Strings) or values.dtype == np.uint64
+            attributes[name] = Attribute(kind, rows, values if known else narrowed(values))
 
     return add
-
-
-def _narrowed(values: Any) -> Any:
-    """int64 values as int32 if they fit, as half of the memory of a conversion is attributes."""
-    if not isinstance(values, np.ndarray) or values.dtype != np.int64:
-        return values
-    bounds = np.iinfo(np.int32)
-    return values.astype(np.int32) if bounds.min <= values.min() and values.max() <= bounds.max else values
 
 
 def strings(values: list[str]) -> Strings:
@@ -40,4 +34,4 @@ def strings(values: list[str]) -> Strings:
 
 def coded(names: list[str], index: np.ndarray) -> Strings:
     """A string column from ``index``, int[rows] into ``names``."""
-    return Strings([name.encode("utf-8", "replace") for name in names], index.astype(np.int32))
+    return Strings([name.encode("utf-8", "replace") for name in names], index.astype(np.int32, copy=False))

@@ -69,8 +69,10 @@ def emit(
     of_node = [rank.communication.items[item] for item in graph.item[communication].tolist()]
     add_communication(communication, of_node, number, comm_types, add)
 
-    sources = graph.source.astype(np.uint64) + np.uint64(1)
-    offsets = np.searchsorted(graph.target, np.arange(rows + 1)).astype(np.int64)
+    sources = graph.source.astype(np.uint64)
+    sources += np.uint64(1)
+    offsets = np.zeros(rows + 1, dtype=np.int64)
+    np.cumsum(np.bincount(graph.target, minlength=rows), out=offsets[1:])
     add("dep_kinds", "string", np.flatnonzero(np.diff(offsets)), _dependency_kinds(graph, offsets))
     types = np.full(rows, NodeType.COMP, dtype=np.uint8)
     types[communication] = [item.type for item in of_node]
@@ -79,8 +81,8 @@ def emit(
         ids=np.arange(1, rows + 1, dtype=np.uint64),
         names=emit_operators.names(graph, rank),
         types=types,
-        start_micros=start.astype(np.uint64),
-        duration_micros=_durations(graph).astype(np.uint64),
+        start_micros=start.view(np.uint64),
+        duration_micros=_durations(graph).view(np.uint64),
         data_deps=Ragged(offsets, sources),
         ctrl_deps=Ragged(np.broadcast_to(np.int64(0), rows + 1), np.zeros(0, dtype=np.uint64)),
         inputs=emit_operators.with_captured(

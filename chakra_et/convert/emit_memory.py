@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from chakra_et.arrays import coded_pairs, first_rows, unique
 from chakra_et.convert.columns import Add
 from chakra_et.et import memory as names
 from chakra_et.graph.linked import LinkedRank
@@ -33,7 +34,7 @@ def _nodes(rank: LinkedRank, graph: Graph, memory: Memory) -> np.ndarray:
     of_thread = _lanes(rank, graph)
     lane = np.array([of_thread.get(thread, rank.timeline.main) for thread in memory.thread.tolist()])
     node = np.zeros(len(memory), dtype=np.int64)
-    for number in np.unique(lane).tolist():
+    for number in unique(lane).tolist():
         rows = np.flatnonzero(graph.lane == number)
         at = np.flatnonzero(lane == number)
         if len(rows):
@@ -46,14 +47,14 @@ def _lanes(rank: LinkedRank, graph: Graph) -> dict[int, int]:
     """The lane of each thread that has nodes."""
     thread, lane = rank.device.thread, rank.timeline.lane
     placed = np.flatnonzero((thread >= 0) & (lane >= 0))
-    used = set(np.unique(graph.lane).tolist())
-    pairs = np.unique(np.stack([thread[placed], lane[placed]]), axis=1).T.tolist()
+    used = set(unique(graph.lane).tolist())
+    pairs, _ = coded_pairs(thread[placed], lane[placed])
     return {each: number for each, number in pairs if number in used}
 
 
 def _add_device(memory: Memory, own: np.ndarray, node: np.ndarray, device: str, add: Add) -> None:
     """``own``: the events of the device, node by node and in order of time; ``node``: their nodes."""
-    rows, first = np.unique(node, return_index=True)
+    rows, first = first_rows(node)
     last = np.append(first[1:], len(node)) - 1
     size, level = memory.bytes[own], memory.allocated[own]
     # A node that only frees memory has its peak before its first event.

@@ -9,6 +9,7 @@ import numpy as np
 from chakra_et.arrays import first_rows
 from chakra_et.convert.columns import Add, coded, strings
 from chakra_et.et.columns import Strings, TensorInfo, Texts
+from chakra_et.et.packed import Packed
 from chakra_et.graph.captures import Captured, captured_operators
 from chakra_et.graph.hierarchy import PHASE_NAMES, Hierarchy
 from chakra_et.graph.linked import LinkedRank
@@ -158,7 +159,7 @@ def with_captured(info: TensorInfo, graph: Graph, captured: Captured | None) -> 
 
 
 def tensor_info(
-    rank: LinkedRank, graph: Graph, host_row: np.ndarray, columns: tuple[list[bytes], Texts, Texts]
+    rank: LinkedRank, graph: Graph, host_row: np.ndarray, columns: tuple[Packed, Texts, Texts]
 ) -> TensorInfo:
     """Inputs or outputs of operators, communication and device work."""
     row = np.where(graph.event >= 0, rank.link.host_row[graph.event], -1)
@@ -173,8 +174,7 @@ def tensor_info(
             row[node] = rank.link.host_row[launch]
     nodes = np.flatnonzero(row >= 0)
     taken = row[nodes]
-    values, shapes, types = columns
-    return TensorInfo(nodes, [values[at] for at in taken.tolist()], shapes.take(taken), types.take(taken))
+    return TensorInfo(nodes, *(column.take(taken) for column in columns))
 
 
 def names(graph: Graph, rank: LinkedRank) -> Strings:

@@ -6,9 +6,7 @@ import contextlib
 import os
 import signal
 import sys
-import threading
 import time
-import traceback
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -115,6 +113,8 @@ def _child(function: Callable[[Any], Any], argument: Any, sender: Connection, pa
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
+    import threading
+
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     sender.send(_call(function, argument))
     sender.close()
@@ -136,6 +136,8 @@ def _call(function: Callable[[Any], Any], argument: Any) -> Any:
     except OSError as error:
         return TraceError(f"{error.filename or 'a file'}: {error.strerror or error}.")
     except Exception as error:  # an internal error must not stop the other jobs
+        import traceback
+
         place = traceback.extract_tb(error.__traceback__)[-1]
         return TraceError(
             f"internal error {type(error).__name__}: {error} ({place.filename}:{place.lineno}); "

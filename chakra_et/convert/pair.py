@@ -64,7 +64,7 @@ class PairOptions:
     graph_capture: Path | None = None
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Converted:
     """The result for one rank. ``groups``: group id in the file → (name, description, ranks)."""
 
@@ -77,6 +77,19 @@ class Converted:
 
 def convert_pair(pair: Pair, options: PairOptions = PairOptions()) -> Converted:
     """Convert the traces of one rank. Raises ``TraceError``."""
+    converted = convert_without_shares(pair, options)
+    add_report(converted.trace, converted.report)
+    return converted
+
+
+def add_report(trace: ExecutionTrace, report: RankReport) -> None:
+    """Add the shares of the critical path to the report, and the report to the file's metadata."""
+    report.add_shares(shares(trace))
+    trace.metadata["conversion_report"] = json.dumps(report.as_dict(), separators=(",", ":"))
+
+
+def convert_without_shares(pair: Pair, options: PairOptions) -> Converted:
+    """``convert_pair`` without ``add_report``, which needs less memory once the linked rank is gone."""
     collecting = gc.isenabled()
     gc.disable()  # millions of short-lived records without reference cycles
     try:
@@ -114,10 +127,6 @@ def _convert(pair: Pair, host: HostTrace, device: DeviceTrace, options: PairOpti
     clock = rank.device.host_name or dict(options.hosts).get(number, "")
     metadata = _metadata(rank, graph, number, world_size, clock)
     trace = emit(rank, graph, number, metadata, options.timestamps, options.comm_types, captured)
-    del graph
-    give_back(len(trace))
-    report.add_shares(shares(trace))
-    trace.metadata["conversion_report"] = json.dumps(report.as_dict(), separators=(",", ":"))
     return Converted(trace, report, rank, groups, world_size)
 
 

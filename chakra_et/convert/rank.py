@@ -52,7 +52,7 @@ class RankJob:
     keep: bool = False
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class RankResult:
     """The result for one rank.
 
@@ -92,6 +92,7 @@ def convert_rank(job: RankJob) -> RankResult:
         trace, report, groups = converted.trace, converted.report, converted.groups
         del converted  # the linked rank is as large as the trace
         give_back(len(trace))
+        convert.add_report(trace, report)
         trace.metadata |= {
             "process_groups": json.dumps(groups, separators=(",", ":")),
             "conversion_options": options_text(job.options),
@@ -139,7 +140,7 @@ def _convert(job: RankJob, stack: contextlib.ExitStack) -> convert.Converted:
     repairs: dict[str, int] = {}
     while True:
         try:
-            converted = convert.convert_pair(pair, job.options)
+            converted = convert.convert_without_shares(pair, job.options)
             break
         except UnreadableTrace as error:
             side: Side = "host" if error.path == pair.host else "device"
@@ -151,12 +152,8 @@ def _convert(job: RankJob, stack: contextlib.ExitStack) -> convert.Converted:
             pair = dataclasses.replace(pair, device=copy if side == "device" else pair.device)
         except TraceError as error:
             raise _of_originals(error, pair, job.pair) from None
-    if repairs:
-        for key, count in repairs.items():
-            converted.report.findings[key] = count
-        converted.trace.metadata["conversion_report"] = json.dumps(
-            converted.report.as_dict(), separators=(",", ":")
-        )
+    for key, count in repairs.items():
+        converted.report.findings[key] = count
     return converted
 
 

@@ -51,7 +51,7 @@ class RunOptions:
     keep: bool = False
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class SetResult:
     """The result for one run.
 
@@ -163,10 +163,10 @@ def _with_names(error: TraceError, job: RankJob) -> TraceError:
 
 
 def _finish(result: SetResult, options: PairOptions, run: RunOptions) -> None:
-    """The run as a whole: the copy of rank 0's file, the groups, the report and the checks across ranks."""
+    """The run as a whole: rank 0's second name, the groups, the report and the checks across ranks."""
     traces = result.traces
     if run.ranks is not None:
-        _copy_first(result)
+        _name_first(result)
         return
     world = max([traces.ranks_here, traces.world_size, *(r.world_size for r in result.good.values())])
     _check_ranks(result, world, run.allow_missing_ranks or traces.partial)
@@ -176,7 +176,7 @@ def _finish(result: SetResult, options: PairOptions, run: RunOptions) -> None:
         if len(result.good) > 1:
             result.problems += _check_together(result, groups)
             _add_joint_times(result, groups, run)
-    _copy_first(result)
+    _name_first(result)
     if len(result.good) == len(traces.pairs):
         _remove_stale(traces, world)
     files.write_json(traces.report_file, _summary(result, options, run))
@@ -278,9 +278,9 @@ def _check_together(result: SetResult, groups: dict[str, list[int]]) -> list[str
     return [str(problem).removeprefix("error: ") for problem in found if problem not in wrong]
 
 
-def _copy_first(result: SetResult) -> None:
+def _name_first(result: SetResult) -> None:
     if 0 in result.good:
-        files.copy(result.traces.et_file(0), result.traces.first_et_file)
+        files.link(result.traces.et_file(0), result.traces.first_et_file)
 
 
 def _add_joint_times(result: SetResult, groups: dict[str, list[int]], run: RunOptions) -> None:

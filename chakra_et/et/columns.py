@@ -132,7 +132,7 @@ class TensorInfo:
     """
 
     rows: np.ndarray
-    values: list[bytes]
+    values: Sequence[bytes]
     shapes: Sequence[bytes]
     types: Sequence[bytes]
 

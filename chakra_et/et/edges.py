@@ -15,7 +15,7 @@ from chakra_et.et.columns import ExecutionTrace, Ragged
 SPARSE = 8
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Edges:
     """All E dependencies, data before ctrl.
 

@@ -6,7 +6,7 @@ in attribute values, dependencies packed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import numpy as np
@@ -15,6 +15,7 @@ from chakra_et.errors import TraceError
 from chakra_et.et import wire
 from chakra_et.et.coded import Coded, distinct, in_narrow_range, joined, where
 from chakra_et.et.columns import Attribute, ExecutionTrace, Ragged, Strings, TensorInfo, Texts
+from chakra_et.et.packed import Packed
 from chakra_et.et.schema import (
     ATTR,
     ATTR_NAME,
@@ -156,25 +157,37 @@ def _tensor_column(number: int, tensors: TensorInfo | None) -> Column:
         strings = Texts.of(column)
         used, index = distinct(strings.codes)
         texts.append(Coded(_string_fields(place, [strings.table[at] for at in used.tolist()]), index))
-    return partial(_tensor_parts, number, tensors, joined(texts))
+    values = tensors.values
+    if isinstance(values, Packed) and not values.is_utf8():
+        values = list(values)
+    return partial(_tensor_parts, number, tensors.rows, values, joined(texts))
 
 
-def _tensor_parts(number: int, tensors: TensorInfo, texts: list[Coded], first: int, last: int) -> list[Part]:
-    low, high = np.searchsorted(tensors.rows, (first, last))
+def _tensor_parts(
+    number: int, rows: np.ndarray, values: Sequence[bytes], texts: list[Coded], first: int, last: int
+) -> list[Part]:
+    low, high = np.searchsorted(rows, (first, last))
     if low == high:
         return []
-    cells = _utf8_strings(tensors.values[low:high])
+    cells = (
+        _packed_strings(values, low, high) if isinstance(values, Packed) else _utf8_strings(values[low:high])
+    )
     filled = np.flatnonzero(cells.lengths)
     cells = cells.take(filled)
     head = wire.length_delimited(wire.tag(VALUES, LENGTH), cells.lengths)
     fields: list[Part] = [(filled, part) for part in (*head, cells)]
     fields += [column.part(low, high) for column in texts]
     sizes = wire.row_lengths(high - low, fields)
-    rows = tensors.rows[low:high] - first
+    rows = rows[low:high] - first
     head = wire.length_delimited(wire.tag(number, LENGTH), sizes)
     return [(rows, part) for part in head] + [
         (rows if where is None else rows[where], part) for where, part in fields
     ]
+
+
+def _packed_strings(strings: Packed, low: int, high: int) -> Cells:
+    buffer = np.frombuffer(strings.buffer, np.uint8)
+    return Cells(buffer, strings.starts[low:high], strings.lengths[low:high].astype(np.int64))
 
 
 def _string_fields(number: int, strings: list[bytes]) -> Cells:

@@ -20,7 +20,7 @@ ALLOCATIONS, FREES = "allocations", "frees"
 """How many there were in the node."""
 ALLOCATED_IN, FREED_IN = "allocated_bytes_in_node", "freed_bytes_in_node"
 FIELDS = (ALLOCATED, PEAK, RESERVED, ALLOCATIONS, FREES, ALLOCATED_IN, FREED_IN)
-_NAME = re.compile(rf"(?P<device>[a-z]+[0-9_]*)_({'|'.join(FIELDS)})")
+_NAME = rf"(?P<device>[a-z]+[0-9_]*)_({'|'.join(FIELDS)})"
 
 
 def attribute(device: str, field: str) -> str:
@@ -30,7 +30,7 @@ def attribute(device: str, field: str) -> str:
 
 def is_memory(name: str) -> bool:
     """Whether this is the name of such an attribute."""
-    return _NAME.fullmatch(name) is not None
+    return re.fullmatch(_NAME, name) is not None
 
 
 def devices(trace: ExecutionTrace) -> list[str]:

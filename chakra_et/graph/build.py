@@ -7,17 +7,27 @@ node numbers, so the graph is acyclic by construction; ``validate`` checks that 
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 
+from chakra_et.arrays import narrowed
 from chakra_et.findings import Findings
 from chakra_et.graph.communication import Communication
 from chakra_et.graph.dependencies import Dependencies, EdgeKind
 from chakra_et.graph.linked import LinkedRank
-from chakra_et.graph.nodes import KIND_OF_CATEGORY, Graph, NodeKind, Rows, rows_of
-from chakra_et.graph.overhead import fill_overhead, messages_beside
-from chakra_et.graph.timeline import SelfTime, Timeline
+from chakra_et.graph.nodes import KIND_OF_CATEGORY, Graph, NodeKind, Rows
+from chakra_et.graph.overhead import Edges, fill_overhead, messages_beside
+from chakra_et.graph.timeline import Lane, SelfTime, Timeline
 from chakra_et.traces.device import DeviceTrace
-from chakra_et.traces.device_format import ANNOTATION, KERNEL, RUNTIME, SYNC
+from chakra_et.traces.device_format import ANNOTATION, CATEGORIES, KERNEL, RUNTIME, SYNC
+
+# Of the dependencies between consecutive rows of a lane.
+ORDER_KINDS = {
+    "cpu": EdgeKind.PROGRAM_ORDER,
+    "gpu": EdgeKind.STREAM_ORDER,
+    "communication": EdgeKind.COLLECTIVE,
+}
 
 
 def build(rank: LinkedRank, found: Dependencies) -> Graph:
@@ -27,23 +37,24 @@ def build(rank: LinkedRank, found: Dependencies) -> Graph:
     rows = Rows.join(
         [_cpu_rows(device, time, found), _gpu_rows(device, time, items), _placed_rows(found, items)]
     )
-    rows = rows.take(np.lexsort((np.arange(len(rows.lane)), rows.start, rows.lane)))
-    source, target, kind = _connect(rows, found)
+    rows.rearrange(np.lexsort((rows.start, rows.lane)))
+    edges = _connect(rows, found)
     beside = messages_beside(rows, items)
-    rows, source, target, kind = fill_overhead(rows, source, target, kind, time.begin, found.lanes, beside)
+    latency, gap, edges = fill_overhead(rows, edges, time.begin, found.lanes, beside)
+    del beside
 
     # Number the nodes by start time. Nodes of duration 0 come first, as others may depend on them.
-    order = np.lexsort((np.arange(len(rows.lane)), rows.lane, rows.end > rows.start, rows.start))
-    number = np.empty(len(order), dtype=np.int64)
-    number[order] = np.arange(len(order))
-    rows = rows.take(order)
-    source, target = number[source], number[target]
-    source, target, kind = _forward_only(rows, source, target, kind, findings)
+    order = np.lexsort((rows.lane, rows.end > rows.start, rows.start))
+    number = np.empty(len(order), dtype=np.int32)
+    number[order] = np.arange(len(order), dtype=np.int32)
+    rows.rearrange(order)
+    latency, gap = narrowed(latency[order]), narrowed(gap[order])
+    source, target, kind = edges
+    source, target, kind = _all_edges(rows, number[source], number[target], kind, found.lanes, findings)
     return Graph(
         lane=rows.lane, start=rows.start, end=rows.end, event=rows.event, segment=_segments(rows),
-        item=rows.item, kind=rows.kind, source=source.astype(np.int32), target=target.astype(np.int32),
-        edge_kind=kind.astype(np.int8),
-        launch_latency=rows.launch_latency, stream_gap=rows.stream_gap, lanes=found.lanes, findings=findings,
+        item=rows.item, kind=rows.kind, source=source, target=target, edge_kind=kind,
+        launch_latency=latency, stream_gap=gap, lanes=found.lanes, findings=findings,
     )  # fmt: skip
 
 
@@ -64,31 +75,27 @@ def _cpu_rows(device: DeviceTrace, time: Timeline, found: Dependencies) -> Rows:
         if not len(at):
             continue
         own = SelfTime(segments.lane[at], segments.start[at], segments.end[at], segments.owner[at])
-        own, is_first = _cut(own, first[at], np.sort(cuts[cuts[:, 0] == number, 1]))
+        own, is_first = _cut(own, first[at], np.sort(cuts[cuts[:, 0] == number, 1], kind="stable"))
         keep = _outside(own, is_first, waits[waits[:, 0] == number, 1:])
         parts.append((own.lane[keep], own.start[keep], own.end[keep], own.owner[keep], is_first[keep]))
     if not parts:
         empty = np.zeros(0, dtype=np.int64)
-        return rows_of(empty, empty, empty, empty, empty, empty)
+        return Rows(empty, empty, empty, empty, empty, empty)
     lane, start, end, owner, is_first = (np.concatenate(columns) for columns in zip(*parts, strict=True))
 
-    annotation = np.zeros(len(owner), dtype=bool)
-    annotation[owner >= 0] = device.category[owner[owner >= 0]] == ANNOTATION
-    kind = np.full(len(owner), NodeKind.HOST_OVERHEAD, dtype=np.int64)
-    work = (owner >= 0) & ~annotation
-    runtime = np.zeros(len(owner), dtype=bool)
-    runtime[work] = device.category[owner[work]] >= RUNTIME
-    kind[work] = NodeKind.OPERATOR
-    kind[runtime] = NodeKind.RUNTIME
-    rows = rows_of(lane, start, end, owner, kind, np.full(len(owner), -1, dtype=np.int64))
+    of_category = np.full(len(CATEGORIES) + 1, NodeKind.OPERATOR, dtype=np.int8)
+    of_category[RUNTIME:] = NodeKind.RUNTIME
+    of_category[[ANNOTATION, -1]] = NodeKind.HOST_OVERHEAD  # outside all events, too
+    category = np.where(owner >= 0, device.category[owner], len(CATEGORIES))
+    rows = Rows(lane, start, end, owner, of_category[category], np.full(len(owner), -1, dtype=np.int32))
     # An annotation is a node of duration 0: its self time is Python around the operators.
-    marks = annotation & is_first
-    mark_rows = rows.take(np.flatnonzero(marks))
-    mark_rows.kind[:] = NodeKind.ANNOTATION
-    mark_rows.end = mark_rows.start.copy()
-    rest = rows.take(np.flatnonzero(~(marks & (start == end))))
-    position = np.concatenate([np.flatnonzero(marks) * 2, np.flatnonzero(~(marks & (start == end))) * 2 + 1])
-    return Rows.join([mark_rows, rest]).take(np.argsort(position, kind="stable"))
+    marks = (category == ANNOTATION) & is_first
+    rows.rearrange(np.repeat(np.arange(len(owner)), 1 + (marks & (start < end))))
+    mark = np.flatnonzero(marks)
+    mark += np.cumsum(start[mark] < end[mark]) - (start[mark] < end[mark])
+    rows.end[mark] = rows.start[mark]
+    rows.kind[mark] = NodeKind.ANNOTATION
+    return rows
 
 
 def _cut(segments: SelfTime, first: np.ndarray, cuts: np.ndarray) -> tuple[SelfTime, np.ndarray]:
@@ -97,15 +104,10 @@ def _cut(segments: SelfTime, first: np.ndarray, cuts: np.ndarray) -> tuple[SelfT
     at = np.searchsorted(segments.start, cuts, side="right") - 1
     inside = (at >= 0) & (segments.start[at] < cuts) & (cuts < segments.end[at])
     at, cuts = at[inside], cuts[inside]
-    index = np.concatenate([np.arange(len(segments.start)), at])
-    start = np.concatenate([segments.start, cuts])
-    order = np.lexsort((start, index))
-    index, start = index[order], start[order]
-    end = segments.end[index]
-    same = index[1:] == index[:-1]
-    end[:-1][same] = start[1:][same]
-    is_first = first[index]
-    is_first[1:][same] = False
+    index = np.repeat(np.arange(len(segments.start)), 1 + np.bincount(at, minlength=len(segments.start)))
+    start, end, is_first = segments.start[index], segments.end[index], first[index]
+    part = at + np.arange(1, len(at) + 1)  # each cut adds a row, behind the segment and its earlier cuts
+    start[part], end[part - 1], is_first[part] = cuts, cuts, False
     return SelfTime(segments.lane[index], start, end, segments.owner[index]), is_first
 
 
@@ -124,7 +126,7 @@ def _outside(segments: SelfTime, first: np.ndarray, waits: np.ndarray) -> np.nda
 
 def _gpu_rows(device: DeviceTrace, time: Timeline, items: list[Communication]) -> Rows:
     event = np.flatnonzero((device.category >= KERNEL) & (device.category != SYNC))
-    kind = np.array([KIND_OF_CATEGORY.get(c, NodeKind.KERNEL) for c in range(SYNC + 1)])[
+    kind = np.array([KIND_OF_CATEGORY.get(c, NodeKind.KERNEL) for c in range(len(CATEGORIES))])[
         device.category[event]
     ]
     item_of = np.full(len(device), -1, dtype=np.int64)
@@ -133,7 +135,7 @@ def _gpu_rows(device: DeviceTrace, time: Timeline, items: list[Communication]) -
             item_of[item.event] = number
     of_row = item_of[event]
     kind[of_row >= 0] = [_communication_kind(items[number]) for number in of_row[of_row >= 0].tolist()]
-    return rows_of(time.lane[event], time.start[event], time.end[event], event, kind.astype(np.int64), of_row)
+    return Rows(time.lane[event], time.start[event], time.end[event], event, kind, of_row)
 
 
 def _placed_rows(found: Dependencies, items: list[Communication]) -> Rows:
@@ -141,31 +143,20 @@ def _placed_rows(found: Dependencies, items: list[Communication]) -> Rows:
     place = np.array([found.placed[number] for number in numbers], dtype=np.int64).reshape(-1, 3)
     kind = np.array([_communication_kind(items[number]) for number in numbers], dtype=np.int64)
     event = np.array([items[number].event for number in numbers], dtype=np.int64)
-    return rows_of(place[:, 0], place[:, 1], place[:, 2], event, kind, np.array(numbers, dtype=np.int64))
+    return Rows(place[:, 0], place[:, 1], place[:, 2], event, kind, np.array(numbers, dtype=np.int64))
 
 
 def _communication_kind(item: Communication) -> NodeKind:
     return NodeKind.P2P if item.is_message else NodeKind.COLLECTIVE
 
 
-def _connect(rows: Rows, found: Dependencies) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Edges between rows: the order of each lane, and the dependencies by their points on lanes."""
-    sources, targets, kinds = [], [], []
+def _connect(rows: Rows, found: Dependencies) -> Edges:
+    """The dependencies as edges between rows, from their points on lanes."""
     edges = found.edges
     bounds = np.searchsorted(rows.lane, np.arange(len(found.lanes) + 1))
-    order_kind = {
-        "cpu": EdgeKind.PROGRAM_ORDER,
-        "gpu": EdgeKind.STREAM_ORDER,
-        "communication": EdgeKind.COLLECTIVE,
-    }
     from_ = np.full(len(edges), -1, dtype=np.int64)
     to = np.full(len(edges), -1, dtype=np.int64)
-    for lane, info in enumerate(found.lanes):
-        low, high = bounds[lane], bounds[lane + 1]
-        if high > low:
-            sources.append(np.arange(low, high - 1))
-            targets.append(np.arange(low + 1, high))
-            kinds.append(np.full(high - low - 1, order_kind[info.kind]))
+    for lane, (low, high) in enumerate(pairwise(bounds.tolist())):
         out = np.flatnonzero(edges[:, 1] == lane)
         at = np.searchsorted(rows.end[low:high], edges[out, 2], side="right") - 1
         from_[out] = np.where(at >= 0, at + low, -1)
@@ -173,33 +164,48 @@ def _connect(rows: Rows, found: Dependencies) -> tuple[np.ndarray, np.ndarray, n
         at = np.searchsorted(rows.start[low:high], edges[into, 4], side="left")
         to[into] = np.where(at < high - low, at + low, -1)
     both = (from_ >= 0) & (to >= 0) & (from_ != to)
-    sources.append(from_[both])
-    targets.append(to[both])
-    kinds.append(edges[both, 0])
-    return np.concatenate(sources), np.concatenate(targets), np.concatenate(kinds)
+    return from_[both], to[both], edges[both, 0]
 
 
-def _forward_only(
-    rows: Rows, source: np.ndarray, target: np.ndarray, kind: np.ndarray, findings: Findings
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Drop duplicate edges and edges that do not point forward, which only the rounding of times causes.
+def _all_edges(
+    rows: Rows, source: np.ndarray, target: np.ndarray, kind: np.ndarray, lanes: list[Lane], found: Findings
+) -> Edges:
+    """The edges between numbered rows, together with those of the order on each lane, by their targets.
 
+    Duplicates are dropped, and edges that do not point forward, which only the rounding of times causes.
     Between two nodes of duration 0 at the same time, the edge starts at the node before instead.
     """
-    before = np.full(len(rows.lane), -1, dtype=np.int64)
-    by_lane = np.argsort(rows.lane, kind="stable")
-    same = rows.lane[by_lane[1:]] == rows.lane[by_lane[:-1]]
-    before[by_lane[1:][same]] = by_lane[:-1][same]
+    before = _before(rows)
     while (back := (source >= target) & (source >= 0)).any():
         source = np.where(back, before[source], source)
+    follows = np.flatnonzero(before >= 0).astype(np.int32)
+    order_kind = np.array([ORDER_KINDS[lane.kind] for lane in lanes], dtype=np.int8)[rows.lane[follows]]
+    # Overhead on a lane of communication is followed by program order.
+    waits = (order_kind == EdgeKind.COLLECTIVE) & (rows.kind[before[follows]] == NodeKind.HOST_OVERHEAD)
+    order_kind[waits] = EdgeKind.PROGRAM_ORDER
+    source = np.concatenate([before[follows], source])
+    target = np.concatenate([follows, target])
+    kind = np.concatenate([order_kind, kind.astype(np.int8)])
+    del before, follows, order_kind
     forward = (source >= 0) & (rows.end[source] <= rows.start[target])
-    findings.add("backward-edge", int((~forward).sum()))
-    source, target, kind = source[forward], target[forward], kind[forward]
+    if not forward.all():
+        found.add("backward-edge", int((~forward).sum()))
+        source, target, kind = source[forward], target[forward], kind[forward]
     order = np.lexsort((kind, source, target))
     source, target, kind = source[order], target[order], kind[order]
     new = np.ones(len(source), dtype=bool)
     new[1:] = (source[1:] != source[:-1]) | (target[1:] != target[:-1])
     return source[new], target[new], kind[new]
+
+
+def _before(rows: Rows) -> np.ndarray:
+    """int32[rows]: the previous row of the same lane, -1 for none."""
+    before = np.full(len(rows.lane), -1, dtype=np.int32)
+    narrow = np.int16 if len(rows.lane) and rows.lane.max() < 1 << 15 else np.int32  # sorted by radix
+    by_lane = np.argsort(rows.lane.astype(narrow), kind="stable").astype(np.int32)
+    same = rows.lane[by_lane[1:]] == rows.lane[by_lane[:-1]]
+    before[by_lane[1:][same]] = by_lane[:-1][same]
+    return before
 
 
 def _segments(rows: Rows) -> np.ndarray:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from chakra_et.arrays import coded_pairs, unique
 from chakra_et.errors import TraceError
 from chakra_et.findings import Findings
 from chakra_et.graph.hierarchy import Hierarchy, find_hierarchy
@@ -31,7 +32,7 @@ LAUNCH = re.compile(
 GRAPH_LAUNCH = "GraphLaunch"
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class Captures:
     """The graphs captured in one trace. ``graphs``: the rows of each graph's launch calls, in order."""
 
@@ -40,7 +41,7 @@ class Captures:
     graphs: list[list[int]]
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class Captured:
     """The kernels of a rank's graphs and what launched them. ``row[i]``: row of the launch call of device row
     i
@@ -59,7 +60,7 @@ def load_captures(path: Path, limits: Limits = DEFAULT_LIMITS) -> Captures:
     graphs: list[list[int]] = []
     of_name = {code: _role(name) for code, name in enumerate(device.names)}
     calls = np.flatnonzero((device.category == RUNTIME) | (device.category == DRIVER))
-    for thread in np.unique(device.thread[calls]).tolist():
+    for thread in unique(device.thread[calls]).tolist():
         launches: list[int] | None = None
         last_end = -1
         for row in calls[device.thread[calls] == thread].tolist():
@@ -163,10 +164,10 @@ def with_captured_work(rank: LinkedRank, work: Work, captured: Captured) -> Work
     operator = parent[captured.row[rows]]
     rows, operator = rows[operator >= 0], operator[operator >= 0]
     # One operator of a capture launches once for each launch of the graph.
-    launched, of = np.unique(np.column_stack((rank.calls[rows], operator)), axis=0, return_inverse=True)
-    works = [work_of(source, parent, operator) for _, operator in launched.tolist()]
+    launched, of = coded_pairs(rank.calls[rows], operator)
+    works = [work_of(source, parent, operator) for _, operator in launched]
     length = (rank.device.end - rank.device.start)[rows]
-    operations[rows], moved[rows] = divided(works, of.ravel(), length)
+    operations[rows], moved[rows] = divided(works, of, length)
     return replace(work, operations=operations, bytes=moved)
 
 

@@ -57,7 +57,7 @@ class Communication:
         return self.launch if self.launch >= 0 else self.event
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class Communications:
     """All communication of a rank in launch order, its process groups by name, and the findings."""
 

@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 
-from chakra_et.arrays import unique
+from chakra_et.arrays import coded_pairs, first_rows, unique
 from chakra_et.findings import Findings
 from chakra_et.graph.linked import LinkedRank
 from chakra_et.traces.device_format import CPU_OP, DRIVER, KERNEL, RUNTIME, SYNC
@@ -47,8 +47,8 @@ def _delayed_streams(rank: LinkedRank) -> int:
     latest_end = np.maximum.accumulate(np.append(-1, device.end[gpu]))
     if not len(gpu):
         return 0
-    place = np.column_stack((device.device[gpu], device.stream[gpu]))
-    _, first = np.unique(place, axis=0, return_index=True)
+    _, stream = coded_pairs(device.device[gpu], device.stream[gpu])
+    _, first = first_rows(stream)
     row = gpu[first]
     call = rank.calls[row]
     launched = np.where(call >= 0, device.end[call], device.start[row])
@@ -81,8 +81,11 @@ def _launches_without_work(rank: LinkedRank) -> np.ndarray:
 
 
 def _has_cuda_tensors(rank: LinkedRank) -> bool:
+    values = rank.host.inputs[0]
+    if not CUDA_TENSOR.search(values.buffer):
+        return False
     rows = rank.link.host_row[rank.link.host_row >= 0].tolist()
-    return any(CUDA_TENSOR.search(rank.host.inputs[0][row]) for row in rows)
+    return any(CUDA_TENSOR.search(values[row]) for row in rows)
 
 
 def _communication_without_kernel(rank: LinkedRank) -> int:

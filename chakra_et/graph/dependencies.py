@@ -52,7 +52,7 @@ class Found:
         return self.first_lane + len(self.lanes) - 1
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class Dependencies:
     """The dependencies of one rank; times in ns.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from chakra_et.arrays import first_rows
 from chakra_et.graph import stream_waits
 from chakra_et.graph.dependencies import EdgeKind, Found
 from chakra_et.graph.launches import BEFORE_RECORDING, Launches, StreamOrder, launches_of
@@ -52,8 +53,8 @@ def _launches(rank: LinkedRank, launches: Launches, found: Found) -> None:
     found.findings.add("blocking-copy", int(blocking.sum()))
     orphans = gpu[calls[gpu] < 0]
     found.findings.add("no-launch", len(orphans))
-    first_of_lane = gpu[np.unique(time.lane[gpu], return_index=True)[1]]
-    for row in np.intersect1d(orphans, first_of_lane).tolist():
+    first_of_lane = gpu[first_rows(time.lane[gpu])[1]]
+    for row in orphans[np.isin(orphans, first_of_lane)].tolist():
         moment = int(start[row])
         found.edge(EdgeKind.INTER_THREAD, (time.main, moment), (int(time.lane[row]), moment))
 

@@ -60,7 +60,7 @@ def read_ranks(value: Any) -> tuple[int, ...]:
     return tuple(value) if len(set(value)) == len(value) else ()
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class Groups:
     """The process groups of a rank, and the lookup of a communication's group.
 

@@ -7,6 +7,7 @@ from enum import IntEnum
 
 import numpy as np
 
+from chakra_et.arrays import unique
 from chakra_et.graph.linked import LinkedRank
 from chakra_et.traces.device_format import ANNOTATION, CPU_OP, RUNTIME
 
@@ -26,7 +27,7 @@ class Phase(IntEnum):
 PHASE_NAMES = [phase.name.lower() for phase in Phase]
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class Hierarchy:
     """One entry per row of the device trace, int64.
 
@@ -85,7 +86,7 @@ def _modules_of_rows(rank: LinkedRank, parent: np.ndarray, of_frame: np.ndarray)
     module = np.full(len(device), -1, dtype=np.int64)
     if not len(frames):
         return module
-    for thread in np.unique(frames.thread).tolist():
+    for thread in unique(frames.thread).tolist():
         own = np.flatnonzero(frames.thread == thread)
         rows = np.flatnonzero((device.thread == thread) & (device.category < RUNTIME))
         around = _enclosing(frames.start[own], frames.end[own], device.start[rows])

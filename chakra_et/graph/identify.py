@@ -37,7 +37,7 @@ PEERS = re.compile(r"\d+(->|<-)(\d+)")
 """ProcessGroupNCCL's ``nccl:send ME->PEER`` and ``nccl:recv ME<-PEER``."""
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class CommunicationRows:
     """The communication rows of a device trace.
 

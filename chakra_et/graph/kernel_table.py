@@ -84,7 +84,7 @@ def _row(row: dict[str, str | None]) -> Pattern:
 
 def communication_names(names: list[str], added: str = "") -> dict[int, Pattern]:
     """Index of each communication kernel in ``names`` → its row of the table."""
-    patterns = kernel_patterns(added)
+    patterns = kernel_patterns(added) if added or any(names) else ()
     found = {}
     for code, name in enumerate(names):
         # Template arguments contain other names and can be thousands of characters long.

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from chakra_et.arrays import coded_pairs
 from chakra_et.graph.timeline import Timeline
 from chakra_et.traces.device import DeviceTrace
 from chakra_et.traces.device_format import DRIVER, KERNEL, RUNTIME, SYNC
@@ -37,7 +38,7 @@ def launch_calls(device: DeviceTrace) -> np.ndarray:
     return calls
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class Launches:
     """The device work of a rank.
 
@@ -78,11 +79,11 @@ class StreamOrder:
     def __init__(self, device: DeviceTrace, launches: Launches) -> None:
         self.streams: dict[tuple[int, int], tuple[np.ndarray, np.ndarray]] = {}
         gpu = launches.gpu
-        keys = np.stack([device.device[gpu], device.stream[gpu]], axis=1)
-        for d, s in np.unique(keys, axis=0).tolist():
-            rows = gpu[(keys == (d, s)).all(axis=1)]
+        streams, index = coded_pairs(device.device[gpu], device.stream[gpu])
+        for number, stream in enumerate(streams):
+            rows = gpu[index == number]
             rows = rows[np.lexsort((device.start[rows], launches.time[rows]))]
-            self.streams[d, s] = (launches.time[rows], rows)
+            self.streams[stream] = (launches.time[rows], rows)
 
     def last_before(self, stream: tuple[int, int], moment: int) -> int:
         """The last row launched on ``stream`` up to ``moment``, -1 for none."""

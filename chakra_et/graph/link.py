@@ -11,6 +11,7 @@ from typing import Literal
 
 import numpy as np
 
+from chakra_et.arrays import unique
 from chakra_et.traces.device import DeviceTrace
 from chakra_et.traces.device_format import ANNOTATION, CPU_OP
 from chakra_et.traces.host import GROUP_RECORD, STRUCTURE, HostTrace
@@ -79,10 +80,10 @@ def _by_order(host: HostTrace, device: DeviceTrace, rows: np.ndarray, expected: 
     """Pair each host thread with the device thread that has most names in common, then align in order."""
     result = np.full(len(device), -1, dtype=np.int64)
     host_threads = []
-    for tid in np.unique(host.tid[expected]).tolist():
+    for tid in unique(host.tid[expected]).tolist():
         of_thread = np.flatnonzero(expected & (host.tid == tid))
         host_threads.append(of_thread[np.argsort(host.rf_id[of_thread], kind="stable")])
-    device_threads = [rows[device.thread[rows] == thread] for thread in np.unique(device.thread[rows])]
+    device_threads = [rows[device.thread[rows] == thread] for thread in unique(device.thread[rows])]
     likeness = []
     for h, host_rows in enumerate(host_threads):
         host_counts = _name_counts([host.names[n] for n in host.name[host_rows]])

@@ -21,7 +21,7 @@ from chakra_et.traces.device import DeviceTrace
 from chakra_et.traces.host import HostTrace
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class LinkedRank:
     """Both traces of one rank, matched and nested, with communication identified.
 

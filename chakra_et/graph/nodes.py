@@ -75,7 +75,7 @@ class Graph:
 class Rows:
     """Nodes before they are numbered; the columns are those of ``Graph``.
 
-    Indices are int32 and kinds int8, as several copies of the columns of all nodes exist at a time.
+    Indices are int32 and kinds int8, as more than one copy of the columns of all nodes exists at a time.
     """
 
     lane: np.ndarray
@@ -84,30 +84,17 @@ class Rows:
     event: np.ndarray
     kind: np.ndarray
     item: np.ndarray
-    launch_latency: np.ndarray
-    stream_gap: np.ndarray
 
     def __post_init__(self) -> None:
         for name in ("lane", "event", "item"):
             setattr(self, name, getattr(self, name).astype(np.int32, copy=False))
         self.kind = self.kind.astype(np.int8, copy=False)
 
-    def take(self, index: np.ndarray) -> Rows:
-        return Rows(*(column[index] for column in vars(self).values()))
+    def rearrange(self, index: np.ndarray) -> None:
+        """Replace row i by row ``index[i]``."""
+        for name, column in vars(self).items():
+            setattr(self, name, column[index])
 
     @staticmethod
     def join(parts: list[Rows]) -> Rows:
         return Rows(*(np.concatenate([vars(part)[name] for part in parts]) for name in vars(parts[0])))
-
-
-def rows_of(
-    lane: np.ndarray,
-    start: np.ndarray,
-    end: np.ndarray,
-    event: np.ndarray,
-    kind: np.ndarray,
-    item: np.ndarray,
-) -> Rows:
-    """Rows without launch latency and stream gap."""
-    none = np.full(len(lane), -1, dtype=np.int64)
-    return Rows(lane, start, end, event, kind, item, none, none)

@@ -8,10 +8,9 @@ device is the bottleneck.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
+from chakra_et.arrays import median
 from chakra_et.graph.communication import Communication
 from chakra_et.graph.dependencies import EdgeKind
 from chakra_et.graph.nodes import NodeKind, Rows
@@ -20,6 +19,9 @@ from chakra_et.graph.timeline import Lane
 # A kernel that starts within this many typical latencies of its launch was not delayed by its stream, even if
 # the previous kernel ended in the meantime.
 _PROMPT = 1.5
+
+Edges = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Source, target and kind of each edge; the first two are rows."""
 
 
 def messages_beside(rows: Rows, items: list[Communication]) -> np.ndarray:
@@ -35,68 +37,72 @@ def messages_beside(rows: Rows, items: list[Communication]) -> np.ndarray:
 
 
 def fill_overhead(
-    rows: Rows, source: np.ndarray, target: np.ndarray, kind: np.ndarray, begin: int, lanes: list[Lane],
-    beside: np.ndarray,
-) -> tuple[Rows, np.ndarray, np.ndarray, np.ndarray]:  # fmt: skip
+    rows: Rows, edges: Edges, begin: int, lanes: list[Lane], beside: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, Edges]:
     """Insert an overhead row before each row that starts later than its lane and dependencies allow.
 
-    A row ``beside`` another one shares its overhead. Returns the rows, and source, target and kind of the
-    edges.
+    ``rows`` are in the order of their lanes, and ``edges`` those between lanes. A row ``beside`` another one
+    shares its overhead. Returns launch latency and stream gap of the new rows, and the edges between them.
     """
-    valid = rows.end[source] <= rows.start[target]
-    launch = kind == EdgeKind.LAUNCH
-    launched = np.full(len(rows.start), -1, dtype=np.int64)
-    np.maximum.at(launched, target[valid & launch], rows.end[source[valid & launch]])
-    others = np.full(len(rows.start), begin, dtype=np.int64)
-    np.maximum.at(others, target[valid & ~launch], rows.end[source[valid & ~launch]])
+    source, target, kind = edges
+    launched, others = _ready(rows, edges, begin)
     ready = np.maximum(launched, others)
     behind = beside < 0
-    late = np.flatnonzero((rows.start > ready) & behind)
+    is_late = (rows.start > ready) & behind
+    late = np.flatnonzero(is_late)
     on_gpu = np.array([lane.kind == "gpu" for lane in lanes], dtype=bool)[rows.lane]
-    latency, gap = _latency_and_gap(rows.start, np.where(on_gpu & behind, launched, -1), others)
+    index = np.repeat(np.arange(len(is_late)), 1 + is_late)
+    place = np.arange(len(is_late)) + np.cumsum(is_late)
+    extra = place[late] - 1
+    latency, gap = (np.full(len(index), -1, dtype=np.int64) for _ in range(2))
+    known = np.flatnonzero(on_gpu & behind & (launched >= 0))
     # Without an overhead row, the row itself has the latency, and no gap.
-    rows = replace(rows, launch_latency=latency.copy())
-    rows.launch_latency[late] = -1
-    on_gpu, latency, gap = on_gpu[late], latency[late], gap[late]
-    none = np.full(len(late), -1, dtype=np.int64)
-    extra = Rows(
-        rows.lane[late], ready[late], rows.start[late], none,
-        np.where(on_gpu, NodeKind.DEVICE_OVERHEAD, NodeKind.HOST_OVERHEAD).astype(np.int64), none,
-        latency, gap,
-    )  # fmt: skip
-    position = np.concatenate([np.arange(len(rows.start)) * 2 + 1, late * 2])
-    order = np.argsort(position, kind="stable")
-    place = np.empty(len(order), dtype=np.int64)
-    place[order] = np.arange(len(order))
-    overhead_of = np.full(len(rows.start), -1, dtype=np.int64)
-    overhead_of[late] = place[len(rows.start) :]
-    joined = Rows.join([rows, extra]).take(order)
-    into = np.where(overhead_of[target] >= 0, overhead_of[target], place[target])
-    lane_order = np.where(on_gpu, EdgeKind.STREAM_ORDER, EdgeKind.PROGRAM_ORDER).astype(np.int64)
-    shared = np.flatnonzero((beside >= 0) & (overhead_of[beside] >= 0))
-    return (
-        joined,
-        np.concatenate([place[source], overhead_of[late], overhead_of[beside[shared]]]),
-        np.concatenate([into, place[late], place[shared]]),
-        np.concatenate([kind, lane_order, np.full(len(shared), EdgeKind.STREAM_ORDER)]),
+    at = place[known] - is_late[known]
+    latency[at], between = _latency_and_gap(rows.start[known], launched[known], others[known])
+    gap[at[is_late[known]]] = between[is_late[known]]
+
+    begins = ready[late]
+    del launched, others, ready
+    rows.rearrange(index)
+    rows.end[extra], rows.start[extra] = rows.start[extra], begins
+    rows.event[extra] = rows.item[extra] = -1
+    rows.kind[extra] = np.where(on_gpu[late], NodeKind.DEVICE_OVERHEAD, NodeKind.HOST_OVERHEAD)
+    first = place - is_late
+    shared = np.flatnonzero((beside >= 0) & is_late[beside])
+    edges = (
+        np.concatenate([place[source], first[beside[shared]]]),
+        np.concatenate([first[target], place[shared]]),
+        np.concatenate([kind, np.full(len(shared), EdgeKind.STREAM_ORDER)]),
     )
+    return latency, gap, edges
+
+
+def _ready(rows: Rows, edges: Edges, begin: int) -> tuple[np.ndarray, np.ndarray]:
+    """When each row was launched (-1 for none), and when its lane and its other dependencies let it start."""
+    source, target, kind = edges
+    valid = rows.end[source] <= rows.start[target]
+    source, target, launch = source[valid], target[valid], kind[valid] == EdgeKind.LAUNCH
+    launched = np.full(len(rows.start), -1, dtype=np.int64)
+    np.maximum.at(launched, target[launch], rows.end[source[launch]])
+    others = np.full(len(rows.start), begin, dtype=np.int64)
+    follows = (rows.lane[1:] == rows.lane[:-1]) & (rows.end[:-1] <= rows.start[1:])
+    np.maximum(others[1:], rows.end[:-1], out=others[1:], where=follows)
+    np.maximum.at(others, target[~launch], rows.end[source[~launch]])
+    return launched, others
 
 
 def _latency_and_gap(
     start: np.ndarray, launched: np.ndarray, others: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """``launch_latency`` and ``stream_gap`` of rows that start at ``start``, ns; -1 without a launch.
+    """``launch_latency`` and ``stream_gap`` of launched rows that start at ``start``, ns.
 
-    ``launched``: end of the launch, -1 for none; ``others``: end of the other dependencies.
+    ``launched``: end of the launch; ``others``: end of the other dependencies.
     """
-    has_launch = launched >= 0
     latency = start - launched
-    idle = has_launch & (others <= launched) & (latency > 0)
-    typical = int(np.median(latency[idle])) if idle.any() else 0
-    prompt = idle | (has_launch & (latency <= _PROMPT * typical))
-    queued = has_launch & ~prompt
+    idle = (others <= launched) & (latency > 0)
+    typical = int(median(latency[idle])) if idle.any() else 0
+    prompt = idle | (latency <= _PROMPT * typical)
     between = start - others
-    typical_gap = int(np.median(between[queued])) if queued.any() else 0
+    typical_gap = 0 if prompt.all() else int(median(between[~prompt]))
     latency = np.where(prompt, latency, np.minimum(latency, typical))
-    gap = np.where(prompt, np.minimum(between, typical_gap), between)
-    return np.where(has_launch, latency, -1), np.where(has_launch, gap, -1)
+    return latency, np.where(prompt, np.minimum(between, typical_gap), between)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from chakra_et.arrays import unique
 from chakra_et.graph.dependencies import EdgeKind, Found
 from chakra_et.graph.launches import BEFORE_RECORDING, Launches, StreamOrder
 from chakra_et.graph.linked import LinkedRank
@@ -108,7 +109,7 @@ def _by_calls(rank: LinkedRank, launches: Launches, sources: dict[int, int], fou
     launched = launched[np.lexsort((time.start[launched], launches.time[launched]))]
     thread_of = np.where(rank.calls >= 0, device.thread[rank.calls], -1)
     of_thread: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-    for thread in np.unique(device.thread[waits]).tolist():
+    for thread in unique(device.thread[waits]).tolist():
         rows = launched[thread_of[launched] == thread]
         of_thread[thread] = launches.time[rows], rows
     pending = [row for row in launched.tolist() if communication[row]]

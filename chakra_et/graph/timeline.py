@@ -14,12 +14,14 @@ from typing import Literal
 
 import numpy as np
 
-from chakra_et.arrays import first_rows, unique
+from chakra_et.arrays import coded_pairs, first_rows, unique
 from chakra_et.findings import Findings
 from chakra_et.traces.device import DeviceTrace
 from chakra_et.traces.device_format import KERNEL, SYNC
 
 STEP = "ProfilerStep#"
+LAST = 1 << 63
+"""ns: after all events."""
 POLLING = re.compile(
     r"(cuda|hip|cu)(Event(Query|Destroy\w*|ElapsedTime)|Stream(Query|IsCapturing|GetCaptureInfo\w*)|"
     r"ThreadExchangeStreamCaptureMode|(Get|Set)Device|GetLastError|PeekAtLastError|CtxGetCurrent)"
@@ -80,7 +82,7 @@ class SelfTime:
 def build(device: DeviceTrace, communication: np.ndarray) -> Timeline:
     """Build the timeline. ``communication`` (bool[rows]) marks CPU rows that are placed on lanes later."""
     lane = np.full(len(device), -1, dtype=np.int64)
-    start, end = device.start.copy(), device.end.copy()
+    start, end = device.start, device.end.copy()
     parent = np.full(len(device), -1, dtype=np.int64)
     lanes: list[Lane] = []
     findings = Findings()
@@ -166,59 +168,48 @@ def _nest(
 
     Sets ``parent``, and clips ``end`` of events that end after the enclosing event.
     """
-    starts, ends, owners = [], [], []
-    stack: list[int] = []
-    stack_end: list[int] = []
-    fresh = False  # the event on top of the stack owns no segment yet
-    clock = begin
-    clipped = lost = 0
-    start_of, end_of = start[rows].tolist(), end[rows].tolist()
-    parents = []
-    new_ends = []
-    for row, s, e in zip(rows.tolist(), start_of, end_of, strict=True):
-        while stack and stack_end[-1] <= s:
-            top, top_end = stack.pop(), stack_end.pop()
-            if fresh or clock < top_end:
-                starts.append(clock)
-                ends.append(top_end)
-                owners.append(top)
-            fresh = False
-            clock = top_end
-        owner = -1
-        if stack:
-            owner = stack[-1]
-            if e > stack_end[-1]:
-                clipped += 1
-                lost += e - stack_end[-1]
-                e = stack_end[-1]
-        if clock < s or fresh:
-            starts.append(clock)
-            ends.append(s)
-            owners.append(owner)
-        clock = s
-        parents.append(owner)
-        new_ends.append(e)
-        stack.append(row)
-        stack_end.append(e)
-        fresh = True
-    while stack:
-        top, top_end = stack.pop(), stack_end.pop()
-        if fresh or clock < top_end:
-            starts.append(clock)
-            ends.append(top_end)
-            owners.append(top)
-        fresh = False
-        clock = top_end
-    parent[rows] = parents
-    end[rows] = new_ends
-    findings.add("clipped-event", clipped)
-    findings.add("clipped-ns", lost)
-    return (
-        np.full(len(starts), lane, dtype=np.int64),
-        np.array(starts, dtype=np.int64),
-        np.array(ends, dtype=np.int64),
-        np.array(owners, dtype=np.int64),
-    )
+    parents, clips, moments = _stacked(start[rows].tolist(), end[rows].tolist())
+    outer = np.array(parents, dtype=np.int64)
+    outer = np.where(outer >= 0, rows[outer], -1)
+    parent[rows] = outer
+    at = np.array(list(clips), dtype=np.int64)
+    clipped = np.array(list(clips.values()), dtype=np.int64)
+    findings.add("clipped-event", len(clips))
+    findings.add("clipped-ns", int((end[rows[at]] - clipped).sum()))
+    end[rows[at]] = clipped
+    # A segment lies between two moments, and belongs to the event that has been innermost.
+    ended = np.array(moments, dtype=np.int64)
+    begins = ended < 0
+    owner = rows[ended]
+    till = end[owner]
+    owner[begins], till[begins] = outer, start[rows]
+    since = np.append(begin, till[:-1])
+    keep = since < till
+    keep[1:] |= begins[:-1]  # the first segment of an event is kept
+    since, till, owner = since[keep], till[keep], owner[keep]
+    return np.full(len(since), lane, dtype=np.int64), since, till, owner
+
+
+def _stacked(starts: list[int], ends: list[int]) -> tuple[list[int], dict[int, int], list[int]]:
+    """Nest spans (by start, longest first): (index of the enclosing span of each, -1 for none; spans that
+    end after the enclosing one, and its end; -1 for each span that begins and the index of each that ends,
+    in order of time)."""
+    parents, clips, moments = [], {}, []
+    stack, free = [-1], [LAST]
+    until = LAST
+    for at, (start, end) in enumerate(zip(starts, ends, strict=True)):
+        while until <= start:
+            moments.append(stack.pop())
+            free.pop()
+            until = free[-1]
+        if end > until:
+            clips[at] = end = until
+        parents.append(stack[-1])
+        moments.append(-1)
+        stack.append(at)
+        free.append(end)
+        until = end
+    return parents, clips, moments + stack[:0:-1]
 
 
 def _place_streams(device: DeviceTrace, lanes: list[Lane], lane: np.ndarray) -> None:
@@ -226,9 +217,9 @@ def _place_streams(device: DeviceTrace, lanes: list[Lane], lane: np.ndarray) -> 
     on_gpu = np.flatnonzero((device.category >= KERNEL) & (device.category != SYNC))
     if not len(on_gpu):
         return
-    streams = np.stack([device.device[on_gpu], device.stream[on_gpu]], axis=1)
-    for d, s in np.unique(streams, axis=0).tolist():
-        rows = on_gpu[(streams == (d, s)).all(axis=1)]
+    streams, index = coded_pairs(device.device[on_gpu], device.stream[on_gpu])
+    for stream, (d, s) in enumerate(streams):
+        rows = on_gpu[index == stream]
         for number, part in enumerate(_without_overlap(rows, device.start, device.end)):
             lane[part] = len(lanes)
             label = f"gpu {d} stream {s}" + (f" overlap {number}" if number else "")

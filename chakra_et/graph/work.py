@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from chakra_et.arrays import unique
+from chakra_et.arrays import coded, unique
 from chakra_et.et.columns import Texts
 from chakra_et.graph.facts import item_bytes
 from chakra_et.graph.linked import LinkedRank
@@ -36,7 +36,7 @@ DEPTH = 8
 """How many operators around a launch are searched for a formula."""
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class Work:
     """Operations and bytes per row of the device trace, int64; 0 if not known."""
 
@@ -56,7 +56,7 @@ def find_work(rank: LinkedRank, parent: np.ndarray) -> Work:
     moved[copies] = np.maximum(device.bytes[copies], 0)
     kernels = np.flatnonzero((device.category == KERNEL) & ~rank.communication_rows.gpu)
     kernels = kernels[parent[kernels] >= 0]
-    operators, of = np.unique(parent[kernels], return_inverse=True)
+    operators, of = coded(parent[kernels])
     works = _works(rank, parent, operators)
     length = (device.end - device.start)[kernels]
     operations[kernels], moved[kernels] = divided(works, of, length)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from chakra_et.et.columns import ExecutionTrace, NodeType, Strings
-from chakra_et.predict.ddp import INTO_BUCKET, Backward, find_backward, inside
-from chakra_et.predict.edit import arrange, lanes, parents
+from chakra_et.et.columns import ExecutionTrace, NodeType
+from chakra_et.predict.ddp import Backward, find_backward, reduction
+from chakra_et.predict.edit import arrange, in_phase, lanes, parents
 from chakra_et.predict.elementwise import Elementwise
 from chakra_et.predict.insert import New, insert
 from chakra_et.predict.rebuild import as_run, with_transfers
@@ -54,8 +54,8 @@ class Accumulate:
         self, trace: ExecutionTrace, steps: list[Backward], adds: bool
     ) -> tuple[ExecutionTrace, int]:
         lane, launcher = lanes(trace), _launchers(trace)
-        of_optimizer = _phase(trace, b"optimizer")
-        left_out = np.zeros(len(trace), bool) if self.reduce_each else _reduction(trace, steps)
+        of_optimizer = in_phase(trace, b"optimizer")
+        left_out = np.zeros(len(trace), bool) if self.reduce_each else reduction(trace, steps)
         rows: list[int] = []
         copies: list[list[dict[int, int]]] = []  # for each step and pass: row → place
         more: list[tuple[int, int]] = []
@@ -133,27 +133,4 @@ def _launchers(trace: ExecutionTrace) -> np.ndarray:
     for _ in range(8):
         moving = (found >= 0) & ~on_cpu[found]
         found = np.where(moving, parent[found], found)
-    return found
-
-
-def _phase(trace: ExecutionTrace, name: bytes) -> np.ndarray:
-    """bool[N]: the nodes of a phase."""
-    found = np.zeros(len(trace), bool)
-    column = trace.attributes.get("phase")
-    if column is not None and isinstance(column.values, Strings):
-        named = np.array([text == name for text in column.values.table])
-        found[column.rows] = named[column.values.index]
-    return found
-
-
-def _reduction(trace: ExecutionTrace, steps: list[Backward]) -> np.ndarray:
-    """bool[N]: what DDP does for the reduction."""
-    found = np.zeros(len(trace), bool)
-    for step in steps:
-        for bucket in step.buckets:
-            found[[*bucket.launch, bucket.collective]] = True
-    copies = (
-        [row for row in trace.inputs.rows.tolist() if trace.names[row] == INTO_BUCKET] if trace.inputs else []
-    )
-    found |= inside(trace, parents(trace), copies) >= 0
     return found

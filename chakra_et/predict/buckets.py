@@ -8,9 +8,9 @@ import numpy as np
 
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType, ExecutionTrace
+from chakra_et.network.fit import Model
 from chakra_et.predict.ddp import Backward, Bucket, assign, find_backward
 from chakra_et.predict.edit import dependencies, lanes, parents
-from chakra_et.predict.fit import Model
 from chakra_et.predict.insert import New, insert
 from chakra_et.predict.rebuild import Times, as_run, with_transfers
 from chakra_et.predict.run import Run

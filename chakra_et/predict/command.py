@@ -19,14 +19,15 @@ from typing import Any, Literal
 from chakra_et import text
 from chakra_et.cli import parse
 from chakra_et.errors import TraceError
+from chakra_et.network.fit import Model, read_model
 from chakra_et.network.topology import parse_topology
 from chakra_et.network.units import parse_bandwidth, parse_latency
 from chakra_et.predict.accumulate import parse_accumulate
 from chakra_et.predict.bounds import describe
 from chakra_et.predict.buckets import Buckets
 from chakra_et.predict.changes import Change, Fuse, parse_rank, parse_scale
-from chakra_et.predict.fit import Model, read_model
 from chakra_et.predict.gpu import parse_gpu
+from chakra_et.predict.layers import Layers
 from chakra_et.predict.measure_threads import read_fractions
 from chakra_et.predict.network import Network
 from chakra_et.predict.overlap import Overlap
@@ -35,6 +36,7 @@ from chakra_et.predict.ranks import Ranks
 from chakra_et.predict.rebuild import Rebuild
 from chakra_et.predict.resize import Resize, parse_resize
 from chakra_et.predict.run import Run, load_run
+from chakra_et.predict.shard import Shard
 from chakra_et.predict.threads import parse_threads
 from chakra_et.predict.write import write_prediction
 
@@ -65,6 +67,7 @@ class PredictConfig:
     resize: tuple[str, ...] = _option(
         "dimensions of tensors: 10=20 720=1440 for twice a batch of 10", (), metavar="OLD=NEW"
     )
+    layers: str = _option("repeated blocks of the model: a number, or a factor as 2x", "")
     ranks: int | None = _option("data-parallel ranks in place of the measured ones", group="distribution")
     bucket_mb: float | None = _option(
         "DDP's bucket_cap_mb: gradients are all-reduced in buckets of as many MiB", group="distribution"
@@ -73,6 +76,9 @@ class PredictConfig:
         "forward and backward passes for each step of the optimizer; 4 each: reduced after each of 4",
         (),
         group="distribution",
+    )
+    shard: Literal["fsdp2"] | None = _option(
+        "fsdp2: a run of DDP as fully_shard on each repeated block would run", group="distribution"
     )
     threads: str | None = _option(
         "threads of CPU operators, before and after: 2:1", metavar="FROM:TO", group="distribution"
@@ -121,6 +127,9 @@ class PredictConfig:
             raise ValueError(f"--ranks {self.ranks}: use 2 to {_MOST_RANKS:,}")
         if self.bucket_mb is not None and not 0 < self.bucket_mb < math.inf:
             raise ValueError(f"--bucket-mb {self.bucket_mb:g}: use a size above 0")
+        if self.shard and (self.bucket_mb is not None or self.accumulate):
+            other = "--accumulate" if self.accumulate else "--bucket-mb"
+            raise ValueError(f"{other} changes what DDP does: leave it out, or --shard {self.shard}")
         if self.topology and (self.bandwidth or self.latency):
             raise ValueError(
                 "--topology has bandwidth and latency of its own: give it or --bandwidth/--latency"
@@ -167,7 +176,7 @@ def changes(config: PredictConfig, run: Run) -> list[Change | Rebuild]:
         found.append(Overlap(config.overlap == "on"))
     if any((config.bandwidth, config.latency, config.algorithm, config.topology)):
         found.append(_network(config, run, model))
-    elif model and not (config.ranks or config.bucket_mb or config.resize):
+    elif model and not any((config.layers, config.resize, config.ranks, config.bucket_mb, config.shard)):
         raise TraceError("--network describes the present network: add what changes, such as --bandwidth")
     return found
 
@@ -175,6 +184,8 @@ def changes(config: PredictConfig, run: Run) -> list[Change | Rebuild]:
 def _of_nodes(config: PredictConfig, run: Run, model: Model | None) -> list[Change | Rebuild]:
     """The what-ifs that change which nodes there are, or their sizes."""
     found: list[Change | Rebuild] = []
+    if config.layers:
+        found.append(Layers(config.layers, model))
     if config.resize:
         found.append(Resize(parse_resize(config.resize).sizes, model))
     alone = len(run.graph.ranks) == 1
@@ -182,6 +193,8 @@ def _of_nodes(config: PredictConfig, run: Run, model: Model | None) -> list[Chan
         found.append(Ranks(config.ranks, config.bucket_mb if alone else None, model))
     if config.bucket_mb and not (config.ranks and alone):
         found.append(Buckets(config.bucket_mb, model=model))
+    if config.shard:
+        found.append(Shard(model))
     if config.accumulate:
         found.append(parse_accumulate(config.accumulate))
     return found

@@ -108,6 +108,19 @@ def find_backward(trace: ExecutionTrace, rank: int, flag: str) -> list[Backward]
     return found
 
 
+def reduction(trace: ExecutionTrace, steps: Sequence[Backward]) -> np.ndarray:
+    """bool[N]: the launches, the all-reduces and the copies of gradients into buckets."""
+    found = np.zeros(len(trace), bool)
+    for step in steps:
+        for bucket in step.buckets:
+            found[[*bucket.launch, bucket.collective]] = True
+    copies = (
+        [row for row in trace.inputs.rows.tolist() if trace.names[row] == INTO_BUCKET] if trace.inputs else []
+    )
+    found |= inside(trace, parents(trace), copies) >= 0
+    return found
+
+
 def assign(sizes: Sequence[int], types: Sequence[str], limit: float, first_limit: float) -> list[list[int]]:
     """The gradients of each bucket, by their places in the order in which they become ready.
 

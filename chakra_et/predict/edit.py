@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from chakra_et.et.columns import Attribute, ExecutionTrace, Ragged, Strings, ValueKind
+from chakra_et.et.columns import Attribute, ExecutionTrace, Ragged, Strings, TensorInfo, ValueKind
 from chakra_et.et.edges import edges_of, rows_of
 from chakra_et.et.rows import take_rows
 
@@ -102,6 +102,21 @@ def without_attributes(trace: ExecutionTrace, names: Sequence[str], rows: Sequen
     return replace(trace, attributes={name: each for name, each in attributes.items() if len(each.rows)})
 
 
+def without_tensors(trace: ExecutionTrace, rows: Sequence[int]) -> ExecutionTrace:
+    """The trace whose nodes ``rows`` have no recorded inputs and outputs."""
+    return replace(trace, inputs=_kept(trace.inputs, rows), outputs=_kept(trace.outputs, rows))
+
+
+def _kept(tensors: TensorInfo | None, rows: Sequence[int]) -> TensorInfo | None:
+    if tensors is None or not np.isin(tensors.rows, list(rows)).any():
+        return tensors
+    kept = np.flatnonzero(~np.isin(tensors.rows, list(rows)))
+    columns = (
+        [column[n] for n in kept.tolist()] for column in (tensors.values, tensors.shapes, tensors.types)
+    )
+    return TensorInfo(tensors.rows[kept], *columns)
+
+
 def renamed(trace: ExecutionTrace, names: Mapping[int, str]) -> ExecutionTrace:
     """The trace whose nodes have other ``names`` (by row)."""
     table = list(trace.names.table)
@@ -162,6 +177,16 @@ def _chains(
     same = (lane[rows[first]] == lane[rows[second]]) & (lane[rows[first]] >= 0)
     new = same & (before[rows[second]] != rows[first])
     return first[new], second[new]
+
+
+def in_phase(trace: ExecutionTrace, name: bytes) -> np.ndarray:
+    """bool[N]: the nodes of a phase."""
+    found = np.zeros(len(trace), bool)
+    column = trace.attributes.get("phase")
+    if column is not None and isinstance(column.values, Strings):
+        named = np.array([text == name for text in column.values.table])
+        found[column.rows] = named[column.values.index]
+    return found
 
 
 def lanes(trace: ExecutionTrace) -> np.ndarray:

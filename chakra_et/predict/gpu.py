@@ -18,7 +18,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from chakra_et.errors import TraceError
-from chakra_et.predict.gpu_times import CLASSES, GpuModel, Work, gpu_model, table
+from chakra_et.predict.gpu_call import CLASSES, Work
+from chakra_et.predict.gpu_table import table
+from chakra_et.predict.gpu_times import GpuModel, gpu_model
 from chakra_et.predict.gpu_work import Operators, operators
 from chakra_et.predict.run import Run, Setting
 
@@ -76,17 +78,27 @@ def ratio(work: Work, micros: float, source: GpuModel, target: GpuModel) -> floa
         return 1.0
     if not work.known:
         return _unknown(work, micros, source, target)
-    work = source.marked(work, micros)
     before, after = source.micros(work), target.micros(work)
-    alike = source.vendor == target.vendor or work.kind not in _BY_LIBRARIES
-    if alike or not work.shaped or not 1 / _FURTHEST < micros / before < _FURTHEST:
+    if not before / _FURTHEST < micros < before * _FURTHEST:
         return after / before
-    return after / micros
+    library = work.kind in _BY_LIBRARIES and work.shaped and source.vendor != target.vendor
+    return (after if library else _carried(work, micros, source, target)) / micros
+
+
+def _carried(work: Work, micros: float, source: GpuModel, target: GpuModel) -> float:
+    """What ``target`` takes by its model, and what ``source`` took beyond or below its own: as much if little
+    but the launch takes time, as with latencies, else in proportion to the work.
+    """
+    before, after = source.micros(work), target.micros(work)
+    launch = source.of(work.kind, "launch")
+    beyond, beyond_after = before - source.limits(work)[0], after - target.limits(work)[0]
+    share = (max(beyond_after, 0.0) + launch) / (max(beyond, 0.0) + launch)
+    return max(after + (micros - before) * share, after / _FURTHEST)
 
 
 def _unknown(work: Work, micros: float, source: GpuModel, target: GpuModel) -> float:
     """A kernel without recorded work: beyond what the smallest takes, it changes as its class's rate does."""
-    (least, rate), (new_least, new_rate) = source.limits(work.kind), target.limits(work.kind)
+    (least, rate), (new_least, new_rate) = source.limits(work), target.limits(work)
     if micros <= least:
         return new_least / least
     return (new_least + (micros - least) * rate / new_rate) / micros

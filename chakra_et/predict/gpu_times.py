@@ -1,40 +1,24 @@
 """What an operator takes on a GPU, from its class, shapes and the GPU's parameters (``gpus.json``).
 
-Every class is bound by one of: a latency, arithmetic, or bytes over the bandwidth that kernels of this class
-reach. Matrix products run as rounds of tiles, one per streaming multiprocessor or compute unit at a time: of
-several tile sizes that which ends first is taken, as libraries do. Rows that don't start at a multiple of
-16 bytes can't be moved by the fast paths (NVIDIA, Matrix Multiplication Background User's Guide, 2023): such
-products get a bandwidth of their own.
+Every class is bound by one of: a latency, arithmetic, bytes over the bandwidth, or how many elements a
+streaming multiprocessor or compute unit ("unit") handles one by one. Matrix products run as rounds of tiles,
+one per unit at a time: of several tile sizes that which ends first is taken, as libraries do. Matrices whose
+rows don't start at a multiple of 16 bytes are loaded and stored in smaller moves (NVIDIA, Matrix
+Multiplication Background User's Guide, 2023), and the number of these bounds such products.
 """
 
 from __future__ import annotations
 
 import functools
-import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, field
 
 from chakra_et.network import presets
 from chakra_et.network.units import parse_rate
+from chakra_et.predict.gpu_call import Work, item_bytes
+from chakra_et.predict.gpu_table import parameters_of, table
 
-CLASSES = (
-    "attention",
-    "convolution",
-    "matrix product",
-    "softmax",
-    "normalization",
-    "copy",
-    "gather",
-    "reduction",
-    "elementwise",
-    "memory copy",
-    "memset",
-)
-"""Classes of kernels, by the operator that launched them."""
-FILE = Path(__file__).with_name("gpus.json")
 _EDGES = {"nvidia": (16, 32, 64, 128, 256), "amd": (16, 32, 64, 96, 128, 160, 192, 224, 256)}
 """Edges of tiles, as in the names of kernels of cuBLAS and hipBLASLt."""
 _PRECISIONS = {
@@ -45,56 +29,25 @@ _PRECISIONS = {
 }
 _LARGEST_TILE = 256 * 256
 _FULL_TILE = 64.0  # 128 · 128 / (128 + 128): operations per element from which a tile is bound by arithmetic
-_SPLITS, _LEAST_DEPTH = (1, 2, 4, 8), 256
+_SPLITS, _LEAST_DEPTH = {"nvidia": (1, 2, 4, 8), "amd": (1, 2)}, 256
 """Into how many parts K is split, where each keeps this many elements; their results are summed up."""
 _LONG_ROW = 1024
 """PyTorch's softmax reads longer rows more than once (aten/src/ATen/native/cuda/SoftMax.cu)."""
 _FEW_CHANNELS = 4
-_QUERIES, _KEYS, _ATTENTION_BLOCKS = 128, 64, 2
-"""A block of flash attention has 128 queries and loops over 64 keys at a time; two run on a unit."""
-_ALIGNED_BYTES, _NARROW = 16, 2
-"""Numbers of at most so many bytes are moved 16 bytes at a time, or else far slower."""
+_QUERIES, _KEYS = 128, 64
+"""A block of flash attention has 128 queries and loops over 64 keys at a time."""
+_ALIGNED, _ODD_TILE = 16, 128
+"""Bytes that one load moves at most, and both edges of a tile where matrices aren't aligned to that."""
+_NARROW = 2
+"""Numbers of at most so many bytes, and TF32, are multiplied faster than they are moved one at a time."""
 _THREADS = 2048
 """Threads that a streaming multiprocessor or compute unit holds."""
 _PER_THREAD = {"nvidia": 4, "amd": 8}
 """Elements per thread of PyTorch's kernels for tensors that aren't contiguous."""
-_LARGE, _SCATTERED = 16e6, 0.3
-"""A copy of more bytes than the first at less than this part of the bandwidth has strides that recorded
-shapes don't tell."""
+_LANES, _LINE = {"nvidia": 32, "amd": 64}, 32
+"""Threads that load together, and the bytes of memory that a load moves at least."""
 _CACHED_UP_TO = 1.5
 """Where data are this many times the cache, none of them are found in it."""
-
-
-@dataclass(frozen=True)
-class Work:
-    """One call of an operator. ``operations``, ``moved`` (bytes): 0 for none or unknown. ``product``: batch,
-    M, N, K of a matrix product. Attention: ``batch`` (times heads), ``queries``, ``keys``. ``row``: elements
-    over which softmax runs. ``channels``: input channels of a convolution. ``idle``: the GPU did nothing just
-    before. ``scattered``: neighbours in memory aren't moved together. ``type``: of the first tensor, as
-    PyTorch names it, or ``tf32``.
-    """
-
-    kind: str
-    operations: float = 0.0
-    moved: float = 0.0
-    product: tuple[int, int, int, int] | None = None
-    batch: int = 0
-    queries: int = 0
-    keys: int = 0
-    row: int = 0
-    channels: int = 0
-    idle: bool = False
-    scattered: bool = False
-    type: str = "c10::BFloat16"
-
-    @property
-    def known(self) -> bool:
-        return self.operations > 0 or self.moved > 0
-
-    @property
-    def shaped(self) -> bool:
-        """Whether the sizes are known by which a library chooses kernels."""
-        return self.product is not None or self.keys > 0 or self.channels > 0
 
 
 @dataclass(frozen=True)
@@ -129,79 +82,135 @@ class GpuModel:
         return self.seen[work]
 
     def _micros(self, work: Work) -> float:
-        full = self.of(work.kind, "launch")
-        launch = max(full - self.of("idle", "less"), 0.0)
-        busy = launch if work.idle else full
-        if work.kind == "matrix product":
-            return busy + self._product(work)
-        if work.kind == "attention":
-            blocks = work.batch * math.ceil(work.queries / _QUERIES)
-            rounds = max(math.ceil(blocks / (self.units * _ATTENTION_BLOCKS)), 1)
-            keys = math.ceil(work.keys / _KEYS) * _KEYS
-            waits = rounds * keys / 1024 * self.of("attention", "keys")
-            return busy + max(waits, self._arithmetic(work, "compute"), self._stream(work.moved))
-        if work.kind == "convolution":
-            thin = 0 < work.channels <= _FEW_CHANNELS
-            return busy + max(self._arithmetic(work, "thin" if thin else "compute"), self._stream(work.moved))
-        long = work.kind == "softmax" and work.row > _LONG_ROW
-        part = self.of(work.kind, "long" if long else "memory")
-        moved = work.moved * (self._waves(work) if work.kind == "copy" else 1.0)
-        if work.scattered:
-            part, moved = self.of("scattered", "memory"), work.moved
-        taken = launch + self._stream(moved, part)
-        return taken if work.idle else max(taken, full)
+        return self._launched(work, self.of(work.kind, "launch") + self._taken(work))
 
-    def limits(self, kind: str) -> tuple[float, float]:
+    def _launched(self, work: Work, alone: float) -> float:
+        """In a queue, the GPU's own work of starting a kernel counts too, and bounds small ones."""
+        return alone if work.idle else max(alone + self.of("queue", "more"), self.of("queue", "least"))
+
+    def _taken(self, work: Work) -> float:
+        """Beyond the launch."""
+        if work.kind == "matrix product":
+            return self._product(work)
+        if work.kind == "attention":
+            return self._attention(work)
+        if work.kind == "convolution":
+            return self._convolution(work)
+        return self._moving(work)
+
+    def _moving(self, work: Work) -> float:
+        """What a kernel takes that mostly moves numbers."""
+        part = self.parameters.get(f"{work.kind}.memory", self.of("elementwise", "memory"))
+        if work.kind == "softmax" and work.row > _LONG_ROW:
+            part = self.of("softmax", "long")
+        bounds = [self._stream(work.moved, part)]
+        if work.kind == "gather":
+            bounds.append(self._each(work.operations, "gather.elements"))
+        if work.joins:
+            bounds.append(self._each(work.operations, "joined.elements"))
+        if work.strided:
+            places = self._each(self._waves(work) * work.operations, "strided.elements")
+            bounds.append(places / self._cached(work.moved))
+        if work.apart:
+            bounds.append(self._each(self._lines(work), "strided.lines"))
+        if work.special:
+            bounds.append(self._each(work.operations, "special.elements"))
+        return max(bounds) + work.special * self.of("special", "more")
+
+    def _each(self, count: float, name: str) -> float:
+        """µs for ``count`` things, of which each unit does so many per µs."""
+        return count / (self.units * self.parameters[name])
+
+    def _lines(self, work: Work) -> float:
+        """Lines of memory that threads, which load together, load for elements that lie apart."""
+        lanes = _LANES[self.vendor]
+        beside = max(lanes // work.apart, 1)
+        lines = math.ceil(beside * item_bytes(work.type) / _LINE)
+        return work.operations * lines / beside
+
+    def limits(self, work: Work) -> tuple[float, float]:
         """What a kernel of unknown work takes at least, µs, and how fast it works beyond that: bytes per
         second, or operations where arithmetic bounds its class.
         """
-        arithmetic = self.parameters.get(f"{kind}.compute")
-        fast = self.peak("") * arithmetic if arithmetic else self.memory * self.of(kind, "memory")
-        return self.of(kind, "launch"), fast
+        least = self._launched(work, self.of(work.kind, "launch"))
+        part = self.parameters.get(f"{work.kind}.memory", self.of("elementwise", "memory"))
+        of_peak = self.parameters.get(f"{work.kind}.compute")
+        if work.kind == "convolution":  # the part of what a product reaches
+            of_peak = self.of("convolution", "compute") * self.of("matrix product", "compute")
+        return least, self.peak("") * of_peak if of_peak else self.memory * part
 
-    def marked(self, work: Work, micros: float) -> Work:
-        """``work``, marked as scattered if it took too long here to have moved neighbours together."""
-        large = work.kind in ("copy", "elementwise") and work.moved >= _LARGE
-        slow = large and work.moved / micros * 1e6 < _SCATTERED * self.memory
-        return replace(work, scattered=True) if slow else work
+    def _attention(self, work: Work) -> float:
+        blocks = work.batch * math.ceil(work.queries / _QUERIES)
+        arithmetic = self._arithmetic(work, "compute")
+        if blocks:
+            arithmetic *= math.ceil(blocks / self.units) * self.units / blocks
+        waits = math.ceil(work.keys / _KEYS) * _KEYS / 1024 * self.of("attention", "keys")
+        slower = self.of("attention", "masked") if work.masked else 1.0
+        return max(max(waits, arithmetic) / slower, self._stream(work.moved))
+
+    def _convolution(self, work: Work) -> float:
+        least = self._stream(work.moved)
+        if work.product is None or work.alone or 0 < work.channels <= _FEW_CHANNELS:
+            return max(self._arithmetic(work, "thin" if work.channels else "compute"), least)
+        each = self._product(work) / self.of("convolution", "compute")
+        return max(work.product[0] * each, least) + (work.product[0] - 1) * self.of("convolution", "launch")
 
     def _arithmetic(self, work: Work, name: str) -> float:
         return work.operations / (self.peak(work.type) * self.of(work.kind, name)) * 1e6
 
     def _stream(self, moved: float, part: float = 1.0) -> float:
         """µs to move bytes: faster where they fit into the cache, which the kernel before has filled."""
-        cached = min(max(_CACHED_UP_TO - moved / self.cache, 0.0) / (_CACHED_UP_TO - 1), 1.0)
-        faster = 1 + cached * (self.of("cache", "speedup") - 1)
-        return moved / (self.memory * part * faster) * 1e6
+        return moved / (self.memory * part * self._cached(moved)) * 1e6
+
+    def _cached(self, moved: float) -> float:
+        """How many times faster bytes move that fit into the cache."""
+        found = min(max(_CACHED_UP_TO - moved / self.cache, 0.0) / (_CACHED_UP_TO - 1), 1.0)
+        return 1 + found * (self.of("cache", "speedup") - 1)
 
     def _waves(self, work: Work) -> float:
-        """How much the last, partly filled wave of threads adds where there is more than one."""
+        """How much the last, partly filled wave of threads adds, where there is more than one."""
         waves = work.operations / (self.units * _THREADS * _PER_THREAD[self.vendor])
         return math.ceil(waves) / waves if waves > 1 else 1.0
 
     def _product(self, work: Work) -> float:
-        size = item_bytes(work.type)
         part = self.of("matrix product", "memory")
         if work.product is None:
             return max(self._arithmetic(work, "compute"), self._stream(work.moved, part))
         batch, rows, columns, depth = work.product
-        if size <= _NARROW and any(side * size % _ALIGNED_BYTES for side in (columns, depth)):
-            part = self.of("matrix product", "unaligned")
-        rate = self.peak(work.type) * self.of("matrix product", "compute") / self.units / 1e6
         if min(rows, columns) == 1 and self.vendor == "nvidia":  # cuBLAS has kernels for vectors
             return self._stream(work.moved, part)
+        rate = self.peak(work.type) * self.of("matrix product", "compute") / self.units / 1e6
         fixed, waiting = self.of("matrix product", "tile"), self.of("matrix product", "depth") / 1024
         best = math.inf
         for high, wide in _tiles(self.vendor):
             tiles = batch * math.ceil(rows / high) * math.ceil(columns / wide)
             full = math.sqrt(min(high * wide / (high + wide) / _FULL_TILE, 1.0))
             each = max(2 * high * wide / (rate * full), waiting)  # µs per element of K
-            for parts in _SPLITS:
+            for parts in _SPLITS[self.vendor]:
                 if parts == 1 or depth >= parts * _LEAST_DEPTH:
                     rounds = math.ceil(tiles * parts / self.units)
                     summed = self.of("matrix product", "split") if parts > 1 else 0.0
                     best = min(best, rounds * (depth / parts * each + fixed) + summed)
-        return max(best, self._stream(work.moved, part))
+        return max(best, self._moves(work, *work.product), self._stream(work.moved, part))
+
+    def _moves(self, work: Work, batch: int, rows: int, columns: int, depth: int) -> float:
+        """µs to load and store the matrices whose rows aren't aligned, in moves of as many bytes as they are.
+        cuBLAS moves all three as it must the worst. What other tiles load again is in a cache.
+        """
+        size, aligned = item_bytes(work.type), work.aligned
+        if (size > _NARROW and work.type != "tf32") or work.kind == "convolution":
+            return 0.0
+        if self.vendor == "nvidia":
+            aligned = (min(aligned),) * 3
+        again = self.of("matrix product", "again")
+        down, across = math.ceil(rows / _ODD_TILE), math.ceil(columns / _ODD_TILE)
+        elements = (
+            rows * depth * (1 + again * (across - 1)),
+            depth * columns * (1 + again * (down - 1)),
+            rows * columns,
+        )
+        moves = [count * size / by for count, by in zip(elements, aligned, strict=True) if by < _ALIGNED]
+        return self._each(batch * sum(moves), "matrix product.moves")
 
 
 def gpu_model(name: str, parameters: Mapping[str, float] | None = None) -> GpuModel:
@@ -216,25 +225,11 @@ def gpu_model(name: str, parameters: Mapping[str, float] | None = None) -> GpuMo
         float(entry["cache"].removesuffix(" MB")) * 1e6,
         spec.memory,
         {"16 bit": spec.peak, **peaks},
-        parameters or table()[entry.get("like", spec.name)]["parameters"],
+        parameters or parameters_of(spec.name),
     )
-
-
-@functools.cache
-def table() -> dict[str, Any]:
-    """``gpus.json``."""
-    loaded: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
-    return loaded
 
 
 @functools.cache
 def _tiles(vendor: str) -> tuple[tuple[int, int], ...]:
     edges = _EDGES[vendor]
     return tuple((high, wide) for high in edges for wide in edges if high * wide <= _LARGEST_TILE)
-
-
-def item_bytes(type_name: str) -> int:
-    """Bytes per element of a PyTorch type name; 2 where it is unknown."""
-    short = type_name.rpartition("::")[2].lower()
-    sizes = {"float": 4, "double": 8, "half": 2, "bfloat16": 2, "int": 4, "long int": 8, "long": 8}
-    return 1 if short.startswith(("float8", "bool", "unsigned char", "signed char")) else sizes.get(short, 2)

@@ -6,19 +6,15 @@ an operator's kernels. Attention and convolutions count as one operator with all
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-import msgspec
 import numpy as np
 
-from chakra_et.et.columns import ExecutionTrace
 from chakra_et.et.edges import rows_of
-from chakra_et.graph.work import DEPTH, WITH_VALUES, operator_work, rule_of
-from chakra_et.predict.gpu_times import CLASSES, Work, item_bytes
+from chakra_et.graph.work import DEPTH
+from chakra_et.predict.gpu_call import CLASSES, Work, item_bytes
+from chakra_et.predict.gpu_shapes import Shapes
 from chakra_et.predict.run import Run
 from chakra_et.replay.shares import KINDS
 
@@ -38,7 +34,10 @@ _WITHIN = re.compile(r"DtoD|Device -> Device")
 _TO_HOST = re.compile(r"_local_scalar_dense|::item$")
 _WHOLE = (CLASSES.index("attention"), CLASSES.index("convolution"))
 _COPY = CLASSES.index("memory copy")
-_SELECTS = ("aten::index_select", "aten::embedding", "aten::gather")
+_TF32 = re.compile(r"tf32|tensorop_s1688")
+_STRIDED = re.compile(r"(?<![a-z_])elementwise_kernel(_manual_unroll)?<")
+_STRAIGHT = re.compile(r"(vectorized|unrolled)_elementwise_kernel")
+_JOINED_TYPE = re.compile(r"CatArray\w+<(?:[^<>]*OpaqueType<(\d+)|(\w+(?:::\w+)?))")
 _IDLE_NS = 3_000
 """A kernel that starts this much after the one before found an idle GPU: in a queue, within 2 µs."""
 
@@ -84,9 +83,15 @@ def operators(run: Run) -> Operators:
         np.bincount(of, run.graph.attribute(name, 0)[nodes].astype(float), len(first))
         for name in ("num_ops", "tensor_size")
     ]
-    named = np.array(["tf32" in name for name in run.names])[run.name_of[nodes]]
-    tf32 = np.bincount(of, named, len(first)) > 0
-    shapes = _Shapes(run)
+    tf32, strided, straight = (
+        np.bincount(
+            of, np.array([bool(pattern.search(name)) for name in run.names])[run.name_of[nodes]], len(first)
+        )
+        > 0
+        for pattern in (_TF32, _STRIDED, _STRAIGHT)
+    )
+    sizes = np.array([_joined_size(name) for name in run.names])[run.name_of[nodes]]
+    shapes = Shapes(run)
     work = []
     for at, k in enumerate(first.tolist()):
         found = Work(CLASSES[kind[k]]) if alone[k] else shapes.work(CLASSES[kind[k]], int(launcher[nodes[k]]))
@@ -94,8 +99,18 @@ def operators(run: Run) -> Operators:
             found = replace(found, operations=float(sums[0][at]), moved=float(sums[1][at]))
         if found.type == "float" and (tf32[at] or found.kind == "convolution"):
             found = replace(found, type="tf32")
+        if strided[at] or straight[at]:  # strides may not be recorded
+            found = replace(found, strided=bool(strided[at]))
+        if found.joins:
+            found = replace(found, moved=2.0 * found.operations * int(sizes[k]))
         work.append(replace(found, idle=bool(idle[at])))
     return Operators(nodes, kind, of, np.where(alone, nodes, launcher[nodes])[first], work)
+
+
+def _joined_size(name: str) -> int:
+    """Bytes per element that a kernel of ``cat`` moves; 2 where it doesn't tell."""
+    match = _JOINED_TYPE.search(name)
+    return 2 if match is None else int(match[1]) if match[1] else item_bytes(match[2])
 
 
 def _launchers(run: Run) -> np.ndarray:
@@ -168,83 +183,3 @@ def _found_idle(run: Run, nodes: np.ndarray) -> np.ndarray:
             idle[own[1:]] = run.start_ns[own[1:]] - ended[:-1] > _IDLE_NS
     found: np.ndarray = idle[nodes]
     return found
-
-
-class _Shapes:
-    """The recorded arguments of operators, by node."""
-
-    def __init__(self, run: Run) -> None:
-        self.run = run
-        self.place: list[dict[int, int]] = [
-            {} if trace.inputs is None else {row: k for k, row in enumerate(trace.inputs.rows.tolist())}
-            for trace in run.graph.traces
-        ]
-        self.seen: dict[tuple[str, bytes, bytes, bytes], Work] = {}
-
-    def work(self, kind: str, node: int) -> Work:
-        """What the operator of ``node`` works on; without operations and bytes if that isn't recorded."""
-        trace_of = int(self.run.graph.trace_of[node])
-        trace: ExecutionTrace = self.run.graph.traces[trace_of]
-        at = self.place[trace_of].get(int(self.run.graph.row[node]))
-        if at is None or trace.inputs is None:
-            return Work(kind)
-        name = self.run.names[int(self.run.name_of[node])]
-        values = trace.inputs.values[at] if rule_of(name) in WITH_VALUES else b"[]"
-        key = (name, values, trace.inputs.shapes[at], trace.inputs.types[at])
-        if key not in self.seen:
-            self.seen[key] = described(kind, *key)
-        return self.seen[key]
-
-
-def described(kind: str, name: str, values: bytes, shapes: bytes, types: bytes) -> Work:
-    """What a call of operator ``name`` works on, from the JSON texts of its arguments."""
-    counted = operator_work(name, values, shapes, types, b"[]", b"[]")
-    try:
-        dims, types_ = msgspec.json.decode(shapes), msgspec.json.decode(types)
-    except (msgspec.DecodeError, RecursionError):
-        return Work(kind)
-    if counted is None or not isinstance(dims, list) or not isinstance(types_, list):
-        return Work(kind)
-    tensors = [d for d, t in zip(dims, types_, strict=False) if str(t).startswith("Tensor(")]
-    of_type = next((str(t)[7:-1] for t in types_ if str(t).startswith("Tensor(")), "")
-    work = Work(kind, float(counted[0]), float(counted[1]), type=of_type)
-    backward = "backward" in name
-    if kind == "matrix product":
-        return replace(work, product=_product(tensors[-2:] if "add" in name else tensors[:2]))
-    if kind == "attention":
-        return _attention(work, tensors[1:] if backward else tensors, "scaled_dot_product" in name)
-    if kind == "softmax" and tensors and tensors[0]:
-        return replace(work, row=tensors[0][-1])
-    if kind == "convolution" and len(tensors) > 1 + backward and len(tensors[backward]) > 1:
-        return replace(work, channels=tensors[backward][1])
-    if kind == "gather":
-        return _gathered(work, name, tensors)
-    return work
-
-
-def _product(pair: Sequence[Any]) -> tuple[int, int, int, int] | None:
-    """Batch, M, N and K of a product of two tensors."""
-    if len(pair) != 2 or len(pair[0]) < 2 or len(pair[1]) < 2 or pair[0][-1] != pair[1][-2]:
-        return None
-    a, b = pair
-    if len(b) == 2:  # a batch of rows
-        return 1, math.prod(a[:-1]), b[-1], a[-1]
-    return math.prod(a[:-2]), a[-2], b[-1], a[-1]
-
-
-def _gathered(work: Work, name: str, tensors: Sequence[Any]) -> Work:
-    """The selected rows or elements, not the whole table; unknown where the index isn't a tensor argument."""
-    if len(tensors) < 2 or not tensors[0] or name not in _SELECTS:
-        return Work(work.kind, type=work.type)
-    each = 1 if name.endswith("gather") else tensors[0][-1]
-    made = float(math.prod(tensors[1]) * each)
-    return replace(work, operations=made, moved=2 * made * item_bytes(work.type))
-
-
-def _attention(work: Work, tensors: Sequence[Any], heads_first: bool) -> Work:
-    """With queries and keys. PyTorch's flash and efficient operators have tokens before heads."""
-    if len(tensors) < 2 or len(tensors[0]) != 4 or len(tensors[1]) != 4:
-        return work
-    tokens, heads = (2, 1) if heads_first else (1, 2)
-    query, key = tensors[0], tensors[1]
-    return replace(work, keys=key[tokens], batch=query[0] * query[heads], queries=query[tokens])

@@ -14,11 +14,13 @@ from chakra_et.predict import edit
 
 @dataclass(eq=False)
 class New:
-    """A node like row ``like`` behind row ``after``, lasting ``micros``. ``name`` None: that of ``like``.
+    """A node like row ``like`` behind row ``after`` (-1: in front of all), lasting ``micros``. ``name`` None:
+    that of ``like``; a node with a name of its own has no tensors and autograd number.
 
     ``needs``: rows and new nodes that it depends on; ``needed_by``: rows that depend on it; those of its lane
     need not be named. ``parent``: the operator that it is in; None: that of ``like``. ``collective``: the
-    bytes of an all-reduce, None for other nodes; ``lane`` of it. ``texts``: string attributes.
+    bytes (comm_size) of a collective of type ``kind``, None for other nodes; ``lane`` of it. ``texts``:
+    string attributes.
     """
 
     after: int
@@ -29,23 +31,25 @@ class New:
     needed_by: list[int] = field(default_factory=list)
     parent: int | New | None = None
     collective: int | None = None
+    kind: CollectiveType = CollectiveType.ALL_REDUCE
     lane: int = -1
     texts: Mapping[str, str] = field(default_factory=dict)
 
 
-_NOT_OF_COLLECTIVES = ("tid", "segment", "rf_id", "seq_id", "fw_parent", "fw_tid", "comm_sequence")
+_OF_OPERATORS = ("segment", "rf_id", "seq_id", "fw_parent", "fw_tid", "op_schema")
+_NOT_OF_COLLECTIVES = ("tid", "comm_sequence", *_OF_OPERATORS)
 
 
 def insert(trace: ExecutionTrace, removed: np.ndarray, new: Sequence[New]) -> ExecutionTrace:
     """The trace without the rows ``removed`` (bool[N]) and all their dependencies, and with ``new`` nodes;
-    those behind one row are in the order given. A further all-reduce of a lane follows the one before it."""
+    those behind one row are in the order given. A further collective of a lane follows the one before it."""
     behind: dict[int, list[New]] = defaultdict(list)
     for node in new:
         behind[node.after].append(node)
     rows: list[int] = []
     place: dict[int | New, int] = {}
-    for row in range(len(trace)):
-        if not removed[row]:
+    for row in range(-1, len(trace)):
+        if row >= 0 and not removed[row]:
             place[row] = len(rows)
             rows.append(row)
         for node in behind.get(row, ()):
@@ -68,18 +72,20 @@ def insert(trace: ExecutionTrace, removed: np.ndarray, new: Sequence[New]) -> Ex
     unchained = [place[node] for node in new if node.collective is not None]
     made = edit.arrange(trace, np.array(rows), (source[kept], target[kept]), more, unchained, copies)
     made = edit.lasting(made, {place[node]: node.micros for node in new})
-    made = edit.renamed(made, {place[node]: node.name for node in new if node.name is not None})
+    names = {place[node]: node.name for node in new if node.name is not None}
+    made = edit.without_tensors(edit.without_attributes(made, _OF_OPERATORS, list(names)), list(names))
+    made = edit.renamed(made, names)
     inside = {place[node]: place[node.parent] + 1 for node in new if node.parent is not None}
     made = edit.with_integers(made, "parent", inside)
     for name in {name for node in new for name in node.texts}:
         texts = {place[node]: node.texts[name] for node in new if name in node.texts}
         made = edit.with_texts(made, name, texts)
-    reduces = {place[node]: node for node in new if node.collective is not None}
-    return _collectives(made, reduces) if reduces else made
+    collectives = {place[node]: node for node in new if node.collective is not None}
+    return _collectives(made, collectives) if collectives else made
 
 
 def _collectives(trace: ExecutionTrace, nodes: Mapping[int, New]) -> ExecutionTrace:
-    """The trace whose nodes at these places are all-reduces."""
+    """The trace whose nodes at these places are collectives."""
     types = trace.types.copy()
     types[list(nodes)] = NodeType.COMM_COLL
     trace.types = types
@@ -87,7 +93,7 @@ def _collectives(trace: ExecutionTrace, nodes: Mapping[int, New]) -> ExecutionTr
     # The order of the nodes is now that of the calls.
     trace = edit.without_attributes(trace, ["comm_sequence"], range(len(trace)))
     for name, kind, values in (
-        ("comm_type", "int64", {at: int(CollectiveType.ALL_REDUCE) for at in nodes}),
+        ("comm_type", "int64", {at: int(node.kind) for at, node in nodes.items()}),
         ("comm_size", "int64", {at: node.collective or 0 for at, node in nodes.items()}),
         ("lane", "int64", {at: node.lane for at, node in nodes.items() if node.lane >= 0}),
         ("is_cpu_op", "bool", dict.fromkeys(nodes, 0)),

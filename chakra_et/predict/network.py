@@ -10,8 +10,8 @@ import numpy as np
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType, NodeType
 from chakra_et.network.collectives import Algorithm, collective_time, message_time
+from chakra_et.network.fit import Model, Sample, fit_model
 from chakra_et.network.topology import Topology
-from chakra_et.predict.fit import Model, Sample, fit_model
 from chakra_et.predict.run import Demand, Run, Setting
 
 TCP_PAYLOAD = 1448 / 1514
@@ -119,6 +119,11 @@ class Network:
         return taken / gloo_segments(each.size, len(each.ranks)), taken
 
 
+_GLOO_REDUCE = "gloo:all_reduce"
+"""How gloo reduces, whatever was called: it has no reduce-scatter, and all-reduces a copy of the whole
+(ProcessGroupGloo.cpp)."""
+
+
 def gloo_segments(size: int, ranks: int) -> int:
     """Into how many segments gloo's ring cuts each rank's part of ``size`` bytes: of 1 MiB at most, and two
     at least (gloo/allreduce.cc, gloo/allreduce.h)."""
@@ -152,6 +157,8 @@ def find_communication(run: Run) -> list[Communication]:
         first, matched = int(nodes[0]), bool(run.operation[nodes[0]] >= 0)
         is_message = graph.types[first] != NodeType.COMM_COLL
         kind = None if is_message else _kind(int(kinds[first]))
+        if run.names[run.name_of[first]] == _GLOO_REDUCE:
+            kind = CollectiveType.ALL_REDUCE
         ranks = _members(run, nodes) if matched else _group(run, first)
         if len(ranks) < 2 or (kind is None and not is_message):
             continue

@@ -9,11 +9,11 @@ import numpy as np
 
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
+from chakra_et.network.fit import Model
 from chakra_et.predict.buckets import FIRST_MB, OTHERS_MB, plan_buckets, size_of
 from chakra_et.predict.ddp import BACK, INTO_BUCKET, Backward, find_backward
 from chakra_et.predict.edit import lasting
 from chakra_et.predict.elementwise import Elementwise
-from chakra_et.predict.fit import Model
 from chakra_et.predict.insert import New, insert
 from chakra_et.predict.rebuild import Times, as_run, with_transfers
 from chakra_et.predict.run import Run

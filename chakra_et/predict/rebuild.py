@@ -9,8 +9,8 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from chakra_et.et.columns import CollectiveType, ExecutionTrace
+from chakra_et.network.fit import Model, fit_model
 from chakra_et.predict.edit import lasting
-from chakra_et.predict.fit import Model, fit_model
 from chakra_et.predict.network import find_communication, samples
 from chakra_et.predict.run import Run, make_run
 
@@ -59,12 +59,24 @@ def with_transfers(run: Run) -> list[ExecutionTrace]:
 
 class Times:
     """How long a collective of another size or of more ranks takes in this run, µs: as long as those of its
-    size took, or else what the model gives, times what the run's own collectives take of that."""
+    size took, or else what the model gives, times what the run's own collectives take of that. ``counted``:
+    the nodes whose collectives count, bool[N]; None: all. ``scatter``: relative standard deviation of
+    collectives of one size."""
 
-    def __init__(self, run: Run, model: Model | None) -> None:
-        found = samples(find_communication(run))
+    def __init__(self, run: Run, model: Model | None, counted: np.ndarray | None = None) -> None:
+        communication = find_communication(run)
+        if counted is not None:
+            communication = [each for each in communication if counted[each.nodes].all()]
+        found = samples(communication)
+        median = {(each.kind, each.size, each.ranks): each.ns for each in found}
+        ratios = [
+            float(np.median(each.transfer_ns)) / median[each.kind, each.size, len(each.ranks)]
+            for each in communication
+            if each.kind is not None and median[each.kind, each.size, len(each.ranks)]
+        ]
+        self.scatter = float(np.std(ratios)) if ratios else 0.0
         self.model = model or fit_model(found, "the run")
-        self.known = {(each.kind, each.size, each.ranks): each.ns for each in found}
+        self.known = median
         modelled = sum(self.model.time(each.kind, each.size, each.ranks) for each in found)
         self.scale = sum(self.known.values()) / modelled if modelled else 1.0
 

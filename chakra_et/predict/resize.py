@@ -14,9 +14,9 @@ from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType, ExecutionTrace
 from chakra_et.et.edges import rows_of
 from chakra_et.graph.work import DEPTH, WITH_VALUES, operator_work, rule_of
+from chakra_et.network.fit import Model
 from chakra_et.predict.ddp import READY, find_backward
 from chakra_et.predict.edit import lasting, with_integers
-from chakra_et.predict.fit import Model
 from chakra_et.predict.rebuild import Times, as_run, with_transfers
 from chakra_et.predict.run import Run, Setting
 from chakra_et.replay.shares import KINDS
@@ -24,11 +24,11 @@ from chakra_et.replay.shares import KINDS
 _NUMBER = re.compile(rb"\d+")
 _LARGEST_DOUBT = 0.5
 _IDLE_KERNEL_NS = 2_000.0
-# Operators that return a view, or memory as it is: their time doesn't depend on sizes.
-_VIEWS = re.compile(
+VIEWS = re.compile(
     r"aten::(_unsafe_view|view|reshape|t|transpose|permute|expand|as_strided|slice|select|narrow|split|chunk|"
     r"unbind|unsqueeze|squeeze|flatten|detach_?|alias|resolve_conj|resolve_neg|empty\w*|resize_|to)"
 )
+"""Operators that return a view, or memory as it is: their time doesn't depend on sizes."""
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ def work_ratios(
     tensors = trace.inputs
     for at, row in enumerate(tensors.rows.tolist()):
         name, shapes, types = trace.names[row], tensors.shapes[at], tensors.types[at]
-        if _VIEWS.fullmatch(name):
+        if VIEWS.fullmatch(name):
             continue
         values = tensors.values[at] if rule_of(name) in WITH_VALUES else b"[]"
         before = operator_work(name, values, shapes, types, b"[]", b"[]")

@@ -13,9 +13,9 @@ capture, ``replicas`` puts in what one replica does without.
 
 ``remodel`` makes the captured ranks those of another model. ``operators`` has the operators of a rank as a
 tree, ``blocks`` finds its repeated blocks, ``gradients`` what its backward passes accumulate and reduce.
-``layers`` changes the number of blocks, with ``unroll`` (nodes and dependencies) and ``buckets`` (collectives
-of gradients); ``tensors`` changes batch and sequence, ``sharding`` the shards of tensor parallelism,
-``stages`` cuts stages.
+``layers`` changes the number of blocks, with ``unroll`` (nodes and dependencies), ``numbers`` (what they
+name) and ``buckets`` (collectives of gradients); ``tensors`` changes batch and sequence, ``sharding`` the
+shards of tensor parallelism, ``stages`` cuts stages.
 
 ``edit`` makes new traces from given ones. ``examples`` unpacks the sets in ``data``.
 """

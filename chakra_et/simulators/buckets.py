@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from chakra_et.et.columns import CollectiveType, NodeType
 from chakra_et.simulators.edit import texts
-from chakra_et.simulators.gradients import Gradient, Retime, Sweep, bucket_sizes, launch_tree, limit_of
+from chakra_et.simulators.gradients import Gradient, Retime, Sweep, bucket_sizes, launch_tree, limits_of
 from chakra_et.simulators.operators import Operators
 from chakra_et.simulators.unroll import Draft
 
@@ -50,10 +50,10 @@ class Buckets:
             if self.draft.old[node] in rows or self.draft.old[node] in launched
         ]
         before = [int(self.sizes[collective]) for collective, _ in sweep.launches]
-        limit = limit_of([gradient.bytes for gradient in sweep.gradients], before)
+        limits = limits_of([gradient.bytes for gradient in sweep.gradients], before)
         alone = all(not self._waits_elsewhere(sweep, collective) for collective, _ in sweep.launches)
-        if limit and alone:
-            self._as_ddp(sweep, events, rows, limit)
+        if limits and alone:
+            self._as_ddp(sweep, events, rows, limits)
             self.as_ddp += 1
         else:
             self._as_bytes(sweep, events, rows, launched, before)
@@ -96,11 +96,11 @@ class Buckets:
         sweep: Sweep,
         events: Sequence[tuple[int, int]],
         rows: dict[int, Gradient],
-        limit: int,
+        limits: tuple[int, int],
     ) -> None:
         draft, trees = self.draft, launch_tree(self.operators, sweep)
         order = [(place, rows[draft.old[node]]) for place, node in events if draft.old[node] in rows]
-        buckets = bucket_sizes([gradient.bytes for _, gradient in order], limit)
+        buckets = bucket_sizes([gradient.bytes for _, gradient in order], limits[1], limits[0])
         ends = [order[bucket[-1]][0] for bucket in buckets]
         whole = [sum(order[at][1].bytes for at in bucket) for bucket in buckets]
         nodes = draft.lanes[sweep.lane]
@@ -110,7 +110,14 @@ class Buckets:
         for number in range(len(buckets)):
             last = number == len(buckets) - 1
             tree = old_nodes[-1 if last else min(number, len(trees) - 1)]
-            fresh.append({node: self._copy(node) for node in sorted(tree.values())})
+            number_of_copy = len(draft.old) + 1
+            fresh.append({node: self._copy(node, number_of_copy) for node in sorted(tree.values())})
+            gradient = nodes[ends[number]]
+            parent = int(self.operators.parent[draft.old[gradient]])
+            for node, made in fresh[-1].items():
+                # What launches is in the operator around the gradient that closes its bucket.
+                if self.operators.parent[draft.old[node]] not in tree:
+                    draft.above[made] = parent, draft.copy[gradient]
         removed = {node for tree in old_nodes for node in tree.values()}
         self._place(sweep, fresh, after, removed)
         draft.across = self._copied_edges(fresh, removed)
@@ -127,9 +134,9 @@ class Buckets:
                 if self.draft.old[node] in tree:
                     yield node, self.draft.old[node]
 
-    def _copy(self, node: int) -> int:
+    def _copy(self, node: int, number: int) -> int:
         self.draft.old.append(self.draft.old[node])
-        self.draft.copy.append(1 + max(self.draft.copy[node], len(self.draft.old)))
+        self.draft.copy.append(number)
         return len(self.draft.old) - 1
 
     def _tree_end(self, nodes: Sequence[int], place: int) -> int:

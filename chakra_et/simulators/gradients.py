@@ -163,14 +163,17 @@ def launch_tree(operators: Operators, sweep: Sweep) -> list[set[int]]:
     return trees
 
 
-def limit_of(gradients: Sequence[int], buckets: Sequence[int]) -> int:
-    """DDP's limit in bytes that makes these buckets of these gradients, 0 where none does: 25 MiB where that
-    fits, else the smallest whole MiB."""
-    for mib in [25, *range(1, MOST_MIB)]:
-        limit: int = mib * (1 << 20)
-        made = bucket_sizes(gradients, limit)
+def limits_of(gradients: Sequence[int], buckets: Sequence[int]) -> tuple[int, int] | None:
+    """DDP's limits in bytes, of the first bucket and of all others, that make these buckets of these
+    gradients; None where none do.
+
+    1 and 25 MiB where that fits, else the smallest whole MiB: for all buckets, as with ``bucket_cap_mb``, or
+    behind a first one of 1 MiB.
+    """
+    mib = 1 << 20
+    whole = range(1, min(-(-sum(gradients) // mib), MOST_MIB) + 1)
+    for first, limit in [(FIRST_MIB, 25), *((n, n) for n in whole), *((FIRST_MIB, n) for n in whole)]:
+        made = bucket_sizes(gradients, limit * mib, first * mib)
         if [sum(gradients[at] for at in bucket) for bucket in made] == list(buckets):
-            return limit
-        if mib != 25 and limit > sum(gradients):
-            break
-    return 0
+            return first * mib, limit * mib
+    return None

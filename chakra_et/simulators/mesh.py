@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
+import numpy as np
+
 from chakra_et.errors import TraceError
+from chakra_et.et.columns import ExecutionTrace, NodeType
 from chakra_et.simulators.sets import Groups
 
 _TEXT = re.compile(r"(tp|dp|pp)\s*=?\s*(\d+)")
@@ -71,6 +74,17 @@ def parse_mesh(text: str, ranks: int) -> Mesh:
     if tp * dp * pp != ranks:
         raise TraceError(f"--mesh {text!r} has {tp * dp * pp} ranks, and the set {ranks}: change it")
     return Mesh(tp, dp, pp)
+
+
+def message_distances(traces: Iterable[ExecutionTrace]) -> set[int]:
+    """By how many ranks the two ends of a message lie apart, for all messages."""
+    apart: set[int] = set()
+    for trace in traces:
+        sends = trace.types == NodeType.COMM_SEND
+        source, target = trace.column("comm_src", -1)[sends], trace.column("comm_dst", -1)[sends]
+        known = (source >= 0) & (target >= 0)
+        apart |= set(np.abs(source - target)[known].tolist())
+    return apart - {0}
 
 
 def mesh_of(groups: Groups, described: Mapping[str, Sequence[int]], messages: set[int], ranks: int) -> Mesh:

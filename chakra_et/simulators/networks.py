@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from chakra_et.errors import TraceError
+from chakra_et.network.fit import read_model
 from chakra_et.network.topology import Dimension, Topology, parse_topology
-from chakra_et.predict.fit import read_model
 
 # As the planner has them (fasop.exact.links): what messages lose of a node's bandwidth, between nodes and
 # within one, and the time of a hop where the cluster names none.

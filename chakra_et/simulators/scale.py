@@ -12,11 +12,9 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
-from chakra_et.et.columns import ExecutionTrace, NodeType
+from chakra_et.et.columns import ExecutionTrace
 from chakra_et.files import scratch_folder, write_json
 from chakra_et.names import RunFiles
 from chakra_et.simulators.copies import (
@@ -24,7 +22,7 @@ from chakra_et.simulators.copies import (
     without_waiting,
 )
 from chakra_et.simulators.fit import fitted
-from chakra_et.simulators.mesh import Mesh, ScaledGroups, mesh_of, parse_mesh
+from chakra_et.simulators.mesh import Mesh, ScaledGroups, mesh_of, message_distances, parse_mesh
 from chakra_et.simulators.networks import read_topology
 from chakra_et.simulators.ranks import Ranks, Scaling
 from chakra_et.simulators.remodel import Remodelled, remodelled, resharded, retimed
@@ -72,13 +70,7 @@ def find_mesh(found: InputSet, traces: Mapping[int, ExecutionTrace], text: str) 
         for entry in (entries if isinstance(entries, list) else ())
         if isinstance(entry, dict) and isinstance(entry.get("ranks"), list)
     }
-    apart: set[int] = set()
-    for trace in traces.values():
-        sends = trace.types == NodeType.COMM_SEND
-        source, target = trace.column("comm_src", -1)[sends], trace.column("comm_dst", -1)[sends]
-        known = (source >= 0) & (target >= 0)
-        apart |= set(np.abs(source - target)[known].tolist())
-    return mesh_of(found.groups, described, apart - {0}, found.world)
+    return mesh_of(found.groups, described, message_distances(traces.values()), found.world)
 
 
 def scale(found: InputSet, traces: Mapping[int, ExecutionTrace], wanted: Scaling, run: RunFiles) -> Scaled:

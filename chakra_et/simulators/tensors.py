@@ -166,7 +166,7 @@ def resized(
     """The trace with the shapes that ``text`` makes of its own, and what follows from them. ``collectives``:
     whether their bytes do."""
     operations, ratio, leaf, moved = work_ratios(trace, text)
-    _lists(trace, text, ratio, leaf)
+    list_ratios(trace, text, ratio, leaf)
     talks = trace.types >= NodeType.COMM_SEND
     on_cpu = (trace.column("is_cpu_op") != 0) & (leaf > 0) & ~talks
     on_device = (trace.column("is_cpu_op") == 0) & ~talks
@@ -190,7 +190,7 @@ def resized(
     )
 
 
-def _lists(
+def list_ratios(
     trace: ExecutionTrace, text: Callable[[bytes], bytes], ratio: np.ndarray, leaf: np.ndarray
 ) -> None:
     """Operators on lists of tensors, as an optimizer's, follow the elements of all; ``ratio`` and ``leaf``

@@ -12,11 +12,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from chakra_et.errors import TraceError
-from chakra_et.et.columns import ExecutionTrace, Ragged, Strings
+from chakra_et.et.columns import ExecutionTrace, Ragged
 from chakra_et.et.edges import edges_of
 from chakra_et.et.rows import take_rows
 from chakra_et.simulators.blocks import Blocks
-from chakra_et.simulators.edit import has, texts, with_integers, with_texts
+from chakra_et.simulators.edit import has, with_integers
+from chakra_et.simulators.numbers import modules, records, references, sequences
 
 
 @dataclass
@@ -24,7 +25,7 @@ class Draft:
     """New nodes by number. ``old``: the row that each is a copy of; ``copy``: which copy, in the order of the
     layers. ``lanes``: nodes in order. ``across``: dependencies (from, to) but for those along a lane: there a
     node follows the one before it if its row is ``chained``. ``sizes``, ``micros``: other comm_size and
-    duration of nodes."""
+    duration of nodes; ``above``: another parent of nodes, as (row, copy)."""
 
     old: list[int]
     copy: list[int]
@@ -33,6 +34,7 @@ class Draft:
     across: list[tuple[int, int]]
     sizes: dict[int, int] = field(default_factory=dict)
     micros: dict[int, int] = field(default_factory=dict)
+    above: dict[int, tuple[int, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -101,9 +103,11 @@ def finished(draft: Draft, trace: ExecutionTrace, blocks: Blocks, where: str) ->
     values = np.array([one for each in lists for one in sorted(each)], dtype=np.uint64)
     # The orders of calls are those of the captured nodes.
     new = take_rows(trace, source, Ragged(offsets, values), without=("comm_sequence",))
-    new = _references(new, trace, blocks, source, copy)
-    new = _sequences(new, trace, blocks, source, copy)
-    new = _modules(new, blocks, source, copy)
+    above = {place[node]: of for node, of in draft.above.items() if node in place}
+    new = references(new, trace, above, source, copy)
+    new = records(new, copy)
+    new = sequences(new, trace, blocks, source, copy)
+    new = modules(new, blocks, source, copy)
     if draft.sizes:
         sizes = new.column("comm_size")
         sizes[[place[node] for node in draft.sizes]] = list(draft.sizes.values())
@@ -126,15 +130,39 @@ def _before(lanes: np.ndarray) -> np.ndarray:
 
 def _run(blocks: Blocks, rows: np.ndarray, times: np.ndarray, first: np.ndarray) -> list[int]:
     """The nodes of a lane's rows, the copies of a block after each other: in a backward pass the last
-    first."""
-    group, block = blocks.group[rows], blocks.block[rows]
-    changes = np.flatnonzero((group[1:] != group[:-1]) | (block[1:] != block[:-1])) + 1
+    first. What lies between the rows of a block and belongs to none is in the copy that runs last."""
     found: list[int] = []
-    for run in np.split(rows, changes):
-        copies = range(int(times[run[0]]))
-        backward = blocks.group[run[0]] >= 0 and blocks.is_backward[blocks.group[run[0]]]
-        for copy in reversed(copies) if backward else copies:
-            found += (first[run] + copy).tolist()
+    for run in np.split(rows, _begins(blocks, rows)):
+        inside = blocks.block[run] >= 0
+        group = blocks.group[run[0]]
+        copies = list(range(int(times[run[0]])))
+        if group >= 0 and blocks.is_backward[group]:
+            copies.reverse()
+        for copy in copies[:-1]:
+            found += (first[run[inside]] + copy).tolist()
+        last = copies[-1:]
+        chosen = run if last else run[~inside]
+        found += (first[chosen] + np.where(blocks.block[chosen] >= 0, sum(last), 0)).tolist()
+    return found
+
+
+def _begins(blocks: Blocks, rows: np.ndarray) -> np.ndarray:
+    """Where in a lane's rows each block or stretch outside of blocks begins, but for the first."""
+    key = np.where(blocks.block[rows] >= 0, blocks.group[rows] * (blocks.held + 1) + blocks.block[rows], -1)
+    inside = np.flatnonzero(key >= 0)
+    # Rows between two of the same block stay with these.
+    before, after = np.full(len(key), -1), np.full(len(key), -1)
+    before[inside], after[inside] = key[inside], key[inside]
+    before = _carried(before)
+    after = _carried(after[::-1])[::-1]
+    whole = np.where(before == after, before, key)
+    return np.flatnonzero(np.diff(whole)) + 1
+
+
+def _carried(values: np.ndarray) -> np.ndarray:
+    """Each value below 0 becomes the last one before it that isn't."""
+    at = np.maximum.accumulate(np.where(values >= 0, np.arange(len(values)), -1))
+    found: np.ndarray = np.where(at >= 0, values[at], -1)
     return found
 
 
@@ -187,84 +215,3 @@ def _ordered(
             if not waits[other]:
                 heapq.heappush(ready, priority[other])
     return order if len(order) == len(waits) else None
-
-
-def _references(
-    new: ExecutionTrace, old: ExecutionTrace, blocks: Blocks, source: np.ndarray, copy: np.ndarray
-) -> ExecutionTrace:
-    """``parent`` and ``graph_launch`` name copies of the nodes that they named: in a block, of the same
-    one."""
-    place = {
-        (row, number): at for at, (row, number) in enumerate(zip(source.tolist(), copy.tolist(), strict=True))
-    }
-    for name in ("parent", "graph_launch"):
-        attribute = new.attributes.get(name)
-        if attribute is None or isinstance(attribute.values, Strings):
-            continue
-        values = np.full(len(new), -1)
-        for row, number in zip(attribute.rows.tolist(), attribute.values.tolist(), strict=True):
-            other = number - 1  # converted files count rows from 1
-            together = 0 <= other < len(old) and blocks.block[other] == blocks.block[source[row]] >= 0
-            values[row] = place.get((other, int(copy[row]) if together else 0), -2) + 1
-        new = with_integers(new, name, attribute.kind, values, values > 0)
-    return new
-
-
-def _sequences(
-    new: ExecutionTrace, old: ExecutionTrace, blocks: Blocks, source: np.ndarray, copy: np.ndarray
-) -> ExecutionTrace:
-    """The autograd numbers (``seq_id``) of copies follow each other, and tie backward to forward operators as
-    before."""
-    numbers = old.column("seq_id", -1)
-    forward = np.flatnonzero((blocks.group >= 0) & (numbers >= 0))
-    forward = forward[~np.array(blocks.is_backward, dtype=bool)[blocks.group[forward]]]
-    if not len(forward) or "seq_id" not in new.attributes:
-        return new
-    key = blocks.group[forward] * blocks.held + blocks.block[forward]
-    lowest, highest = np.full(int(key.max()) + 1, 1 << 60), np.full(int(key.max()) + 1, -1)
-    np.minimum.at(lowest, key, numbers[forward])
-    np.maximum.at(highest, key, numbers[forward])
-    there = np.argsort(lowest)
-    there = there[highest[there] >= 0]
-    starts, lengths = lowest[there], (highest - lowest + 1)[there]
-    most = int(copy[blocks.block[source] >= 0].max(initial=0)) + 1
-    own = numbers[source]
-    at = np.maximum(np.searchsorted(starts, own, side="right") - 1, 0)
-    inside = (blocks.block[source] >= 0) & (own >= starts[at])
-    values = own * most + np.where(inside, (own - starts[at]) * (1 - most) + copy * lengths[at], 0)
-    kind = new.attributes["seq_id"].kind
-    return with_integers(new, "seq_id", kind, np.where(own >= 0, values, own), has(new, "seq_id"))
-
-
-def _modules(new: ExecutionTrace, blocks: Blocks, source: np.ndarray, copy: np.ndarray) -> ExecutionTrace:
-    """The modules of blocks with the numbers of their copies."""
-    table, index = texts(new, "module")
-    block = blocks.block[source]
-    depth = _block_depth(table, index, block)
-    if depth < 0:
-        return new
-    most = np.zeros(blocks.held, dtype=np.int64)
-    np.maximum.at(most, block[block >= 0], copy[block >= 0] + 1)
-    begins = np.concatenate(([0], np.cumsum(most)))
-    renamed: dict[tuple[int, int], int] = {}
-    fresh: list[str] = []
-    for row in np.flatnonzero(index >= 0).tolist():
-        number = int(begins[block[row]] + copy[row]) if block[row] >= 0 else -1
-        key = int(index[row]), number
-        if key not in renamed:
-            path = table[key[0]].split("/")
-            if number >= 0 and len(path) > depth:
-                path[depth] = f"{path[depth].rpartition('_')[0]}_{number}"
-            renamed[key] = len(fresh)
-            fresh.append("/".join(path))
-        index[row] = renamed[key]
-    return with_texts(new, "module", fresh, index)
-
-
-def _block_depth(table: Sequence[str], index: np.ndarray, block: np.ndarray) -> int:
-    """The depth in module paths at which blocks differ; -1 for none."""
-    used = [table[at].split("/") for at in np.unique(index[(index >= 0) & (block >= 0)]).tolist()]
-    for depth in range(min(map(len, used), default=0)):
-        if len({path[depth] for path in used}) > 1:
-            return depth
-    return -1

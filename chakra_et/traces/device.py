@@ -13,11 +13,13 @@ from typing import Any
 
 import numpy as np
 
+from chakra_et.arrays import narrowed
 from chakra_et.errors import TraceError
 from chakra_et.findings import Findings
 from chakra_et.traces.device_columns import Columns
 from chakra_et.traces.device_format import (
     ANNOTATION,
+    KERNEL,
     MODULE,
     SYNC,
     Args,
@@ -76,7 +78,7 @@ class DeviceTrace:
     - ``thread``: index into ``threads`` (pid, tid) for rows on the CPU, otherwise -1
     - ``device``, ``stream``: for rows on the GPU, otherwise -1
     - ``rf_id``, ``external_id``, ``correlation``, ``sequence``, ``forward_thread``, ``bytes`` (of copies and
-      memsets), ``graph`` (CUDA or HIP graph): -1 if absent
+      memsets), ``graph`` (CUDA or HIP graph): -1 if absent; int64, or int32 where that suffices
     - ``shape``: index into ``shapes`` (grid and block of a kernel), -1 for none
     - ``communication``: row → arguments that describe communication; ``waits``: row → cuda_sync arguments
     - ``forward_backward`` int64[K, 2, 2]: (thread, time) of the start and finish of each fwdbwd flow
@@ -85,6 +87,8 @@ class DeviceTrace:
     - ``memory``: allocations and frees, if they were recorded
     - ``inputs``: None unless requested; ``launched``: row of a launch call → name of the kernel (only HIP
       records it), empty unless requested
+    - ``strides``: row → strides of an operator's arguments, as JSON text, if one isn't contiguous; empty
+      unless requested
     """
 
     path: Path
@@ -119,6 +123,7 @@ class DeviceTrace:
     device_name: str = ""
     inputs: OperatorInputs | None = None
     launched: dict[int, str] = field(default_factory=dict)
+    strides: dict[int, str] = field(default_factory=dict)
     memory: Memory = field(default_factory=no_memory)
 
     def __len__(self) -> int:
@@ -128,7 +133,7 @@ class DeviceTrace:
         """The same trace with only ``rows`` (ascending)."""
         place = {int(row): at for at, row in enumerate(rows)}
         changes: dict[str, Any] = {column: getattr(self, column)[rows] for column in _PER_ROW}
-        for sparse in ("communication", "waits", "launched"):
+        for sparse in ("communication", "waits", "launched", "strides"):
             table = getattr(self, sparse)
             changes[sparse] = {place[row]: value for row, value in table.items() if row in place}
         if self.inputs:
@@ -154,8 +159,8 @@ def load(path: str | Path, limits: Limits = DEFAULT_LIMITS, operators: bool = Fa
 
 
 def _finish(path: Path, columns: Columns, header: HeaderFields) -> DeviceTrace:
-    joined = {name: np.concatenate(parts) for name, parts in columns.numbers.items()}
-    start_us, length = joined.pop("start"), joined.pop("length")
+    start_us, length = (np.concatenate(columns.numbers.pop(name)) for name in ("start", "length"))
+    category, outer = (np.concatenate(columns.numbers[name]) for name in ("category", "external_id"))
     findings = columns.findings
     # The comparison is false for NaN, so this also rejects events without a time.
     sane = (np.abs(start_us) < MAX_MICROSECONDS) & (length < MAX_SPAN) & (length > -MAX_SPAN)
@@ -168,20 +173,27 @@ def _finish(path: Path, columns: Columns, header: HeaderFields) -> DeviceTrace:
     if negative.any():
         findings.add("negative-duration", int(negative.sum()))
         length = np.where(negative, 0.0, length)
-    if not (sane & (joined["category"] != SYNC)).any():
+    if not (sane & (category != SYNC)).any():
         raise TraceError(f"{path}: has no operator, runtime call or kernel with a usable time stamp.")
     origin_us = float(np.floor(start_us[sane].min()))
     start = np.zeros(len(start_us), dtype=np.int64)
     end = start.copy()
     start[sane] = np.rint((start_us[sane] - origin_us) * 1000).astype(np.int64)
     end[sane] = start[sane] + np.rint(length[sane] * 1000).astype(np.int64)
+    rounding_ns = int(np.spacing(np.abs(start_us[sane]).max()) * 1000)
+    if rounding_ns:
+        work = np.flatnonzero(sane & (category >= KERNEL) & (category != SYNC))
+        _cut_rounding(work, start, end, columns.numbers, rounding_ns)
     # With equal times, a runtime call is inside an operator and a driver call inside a runtime call; of two
     # operators, the outer one has the lower id.
-    depth = np.maximum(joined["category"], ANNOTATION)
-    order = np.lexsort((joined["external_id"], depth, -end, start))
+    order = np.lexsort((outer, np.maximum(category, ANNOTATION), -end, start))
     order = order[sane[order]]
+    del start_us, length, category, outer, negative
     place = np.full(len(start), -1, dtype=np.int64)
     place[order] = np.arange(len(order))
+
+    def column_of(name: str) -> np.ndarray:
+        return narrowed(np.concatenate(columns.numbers.pop(name))[order])
 
     def placed(table: dict[int, Any]) -> dict[int, Any]:
         return {int(place[row]): args for row, args in table.items() if place[row] >= 0}
@@ -211,9 +223,33 @@ def _finish(path: Path, columns: Columns, header: HeaderFields) -> DeviceTrace:
         device_name=str(first.get("name") or "") if isinstance(first, dict) else "",
         inputs=inputs,
         launched=placed(columns.launched),
+        strides=placed(columns.strides),
         memory=read_memory(columns.memory, columns.threads, origin_us, 2 * MAX_SPAN, findings),
-        **{name: column[order] for name, column in joined.items()},
+        **{name: column_of(name) for name in list(columns.numbers)},
     )
+
+
+def _cut_rounding(
+    rows: np.ndarray,
+    start: np.ndarray,
+    end: np.ndarray,
+    parts: dict[str, list[np.ndarray]],
+    rounding_ns: int,
+) -> None:
+    """End device work (``rows``) before the next of its stream begins, where a double's rounding made it
+    late.
+
+    PyTorch 2.2 and 2.3 write microseconds since 1970, of which a double holds a quarter; later versions write
+    them since ``baseTimeNanoseconds``.
+    """
+    stream, device = (np.concatenate(parts[name])[rows] for name in ("stream", "device"))
+    order = np.lexsort((start[rows], stream, device))
+    rows, stream, device = rows[order], stream[order], device[order]
+    before, after = rows[:-1], rows[1:]
+    late = end[before] - start[after]
+    cut = (stream[:-1] == stream[1:]) & (device[:-1] == device[1:])
+    cut &= (late > 0) & (late <= rounding_ns) & (start[before] < start[after])
+    end[before[cut]] = start[after[cut]]
 
 
 def _flows(columns: Columns, origin_us: float) -> np.ndarray:

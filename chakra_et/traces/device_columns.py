@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from operator import attrgetter
 from typing import Any
 
@@ -23,6 +24,7 @@ from chakra_et.traces.device_format import (
 )
 from chakra_et.traces.fields import Number, as_column, copies, indices
 from chakra_et.traces.memory import MEMORY
+from chakra_et.traces.strides import contiguous
 
 # Getters for map, which takes half the time of a comprehension over a million records.
 _name, _category, _pid, _tid = map(attrgetter, ("name", "cat", "pid", "tid"))
@@ -34,7 +36,7 @@ _OF_ARGS = {
 _device, _stream, _original_stream = map(attrgetter, ("device", "stream", "original_stream"))
 _bytes, _graph, _grid, _block = map(attrgetter, ("bytes", "graph_id", "grid", "block"))
 _collective, _group_name, _in_elements = map(attrgetter, ("collective", "group_name", "in_elements"))
-_TEXTS = ("grid", "block", "dims", "types", "concrete")
+_TEXTS = ("grid", "block", "dims", "types", "concrete", "strides")
 
 
 class Columns:
@@ -54,6 +56,7 @@ class Columns:
         self.memory: list[Event] = []
         self.inputs: tuple[list[bytes], list[bytes], list[bytes]] | None = ([], [], []) if operators else None
         self.launched: dict[int, str] = {}
+        self.strides: dict[int, str] = {}
         self.findings = Findings()
         self.events_in = 0
         self.rows = 0
@@ -65,9 +68,7 @@ class Columns:
             self._take_marks([event for event in events if event.ph != "X"])
         codes = list(map(CODE_OF_CATEGORY.get, map(_category, work)))
         if None in codes:
-            for event, code in zip(work, codes, strict=True):
-                if code is None:
-                    self._leave_out(event)
+            self._leave_out([event for event, code in zip(work, codes, strict=True) if code is None])
             work = [event for event, code in zip(work, codes, strict=True) if code is not None]
             codes = [code for code in codes if code is not None]
         if work:
@@ -82,14 +83,14 @@ class Columns:
             elif event.ph == "M" and event.name == "thread_name" and event.args is not None:
                 self.thread_names[(event.pid, event.tid)] = str(event.args.name)
 
-    def _leave_out(self, event: Event) -> None:
-        category = str(event.cat)
-        if category in NOT_A_NODE:
-            self.findings.add(NOT_A_NODE[category])
-            if category == "python_function" and str(event.name).startswith(MODULE):
-                self.modules.append(event)
-        else:
-            self.findings.add("unknown-category", detail=category)
+    def _leave_out(self, events: list[Event]) -> None:
+        for category, count in Counter(map(_category, events)).items():
+            if category in NOT_A_NODE:
+                self.findings.add(NOT_A_NODE[category], count)
+            else:
+                self.findings.add("unknown-category", count, detail=str(category))
+        frames = [event for event in events if event.cat == "python_function"]
+        self.modules += [frame for frame in frames if str(frame.name).startswith(MODULE)]
 
     def leave_out(self, record: bytes) -> None:
         fields = msgspec.json.decode(record)
@@ -122,6 +123,7 @@ class Columns:
         if self.inputs is not None:
             for target, name in zip(self.inputs, ("concrete", "dims", "types"), strict=True):
                 target += copies(list(map(attrgetter(name), args)))
+            self._take_strides(copies(list(map(attrgetter("strides"), args))))
             self.launched |= {self.rows + row: str(a.kernel) for row, a in enumerate(args) if a.kernel}
         waits = np.flatnonzero(category == SYNC).tolist()
         self.waits |= {self.rows + row: _without_texts(args[row]) for row in waits}
@@ -129,6 +131,14 @@ class Columns:
         for name, column in columns.items():
             self.numbers.setdefault(name, []).append(column)
         self.rows += len(work)
+
+    def _take_strides(self, strides: list[bytes]) -> None:
+        """Keep those of operators with a tensor that isn't contiguous; ``inputs`` has the shapes."""
+        assert self.inputs is not None
+        recorded = [row for row, text in enumerate(strides) if text]
+        for row in recorded:
+            if not contiguous(self.inputs[1][self.rows + row], strides[row]):
+                self.strides[self.rows + row] = strides[row].decode("utf-8", "replace")
 
     def _take_gpu(
         self, work: list[Event], args: list[Args], columns: dict[str, np.ndarray], gpu: np.ndarray

@@ -87,6 +87,7 @@ class OperatorArgs(Args, gc=False):
     dims: msgspec.Raw = msgspec.field(name="Input Dims", default=msgspec.Raw(b""))
     types: msgspec.Raw = msgspec.field(name="Input type", default=msgspec.Raw(b""))
     concrete: msgspec.Raw = msgspec.field(name="Concrete Inputs", default=msgspec.Raw(b""))
+    strides: msgspec.Raw = msgspec.field(name="Input Strides", default=msgspec.Raw(b""))
     kernel: Any = None
 
 

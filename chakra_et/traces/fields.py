@@ -15,20 +15,23 @@ MAX_RANKS = 1_000_000
 
 def as_column(values: list[Number], dtype: type = np.int64) -> np.ndarray:
     """Values as a column, with text converted to numbers; -1 (float64: NaN) for anything else."""
-    if dtype is np.int64 and None in values:
-        values = [-1 if value is None else value for value in values]
-    with contextlib.suppress(ValueError, TypeError, OverflowError):
-        column: np.ndarray = np.array(values, dtype=dtype)
-        if column.ndim == 1:
-            return column
     missing = float("nan") if dtype is np.float64 else -1
+    for _ in range(2):
+        with contextlib.suppress(ValueError, TypeError, OverflowError):
+            column: np.ndarray = np.array(values, dtype=dtype)
+            if column.ndim == 1:
+                return column
+        values = [missing if value is None else value for value in values]
     return np.array([as_number(value, missing) for value in values], dtype=dtype)
 
 
 def indices(values: list[Any], known: dict[Any, int], key: Callable[[Any], Any] = str) -> np.ndarray:
     """int32[values]: the index of ``key(value)`` in ``known``, to which new keys are added."""
-    with contextlib.suppress(TypeError):  # a value is not known yet, or not hashable
-        return np.array(list(map(known.get, values)), dtype=np.int32)
+    for are_new in (False, True):
+        with contextlib.suppress(TypeError):  # not yet known, or not hashable, or not their own keys
+            for value in dict.fromkeys(values) if are_new else ():
+                known.setdefault(key(value), len(known))
+            return np.array(list(map(known.get, values)), dtype=np.int32)
     return np.array([known.setdefault(key(value), len(known)) for value in values], dtype=np.int32)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from itertools import chain
 from operator import attrgetter
 from pathlib import Path
@@ -17,13 +18,15 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from chakra_et.arrays import first_rows
+from chakra_et.arrays import first_rows, narrowed
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import Texts
+from chakra_et.et.packed import Packed, Packer
 from chakra_et.findings import Findings
 from chakra_et.traces.fields import Number, as_column, copies, indices
 from chakra_et.traces.limits import DEFAULT_LIMITS, Limits
 from chakra_et.traces.records import read_records
+from chakra_et.traces.strides import STRIDES, contiguous
 
 NUMERIC = ("rf_id", "fw_parent", "seq_id", "scope", "tid", "fw_tid")
 DEFAULTS = {"rf_id": 0, "fw_parent": 0, "seq_id": -1, "scope": 0, "tid": 0, "fw_tid": 0}
@@ -60,10 +63,32 @@ class Values(msgspec.Struct, gc=False):
     values: msgspec.Raw = msgspec.Raw(b"[]")
     shapes: msgspec.Raw = msgspec.Raw(b"[]")
     types: msgspec.Raw = msgspec.Raw(b"[]")
+    strides: msgspec.Raw = msgspec.Raw(b"[]")
+
+
+class AttrName(str, Enum):
+    """The name of an attribute. Those of every node are members, for which no string has to be made."""
+
+    RF_ID = "rf_id"
+    FW_PARENT = "fw_parent"
+    SEQ_ID = "seq_id"
+    SCOPE = "scope"
+    TID = "tid"
+    FW_TID = "fw_tid"
+    OP_SCHEMA = "op_schema"
+    KERNEL_BACKEND = "kernel_backend"
+    KERNEL_FILE = "kernel_file"
+    TENSOR_RANGE = "tensor_range"
+
+    @classmethod
+    def _missing_(cls, value: object) -> AttrName:
+        other = str.__new__(cls, value)
+        other._value_ = str(value)
+        return other
 
 
 class Attr(msgspec.Struct, gc=False):
-    name: str
+    name: AttrName
     value: Any = None
 
 
@@ -128,7 +153,7 @@ class HostTrace:
     """The nodes of one rank, one row each, in file order.
 
     - ``id``, ``parent`` (-1: none), ``rf_id``, ``fw_parent``, ``seq_id``, ``scope``, ``tid``, ``fw_tid``:
-      int64[rows]
+      int64[rows], or int32 where that suffices
     - ``name``: index into ``names``; ``op_schema``: index into ``schemas``
     - ``inputs``, ``outputs``: values, shapes and types of each row as JSON text of the trace (UTF-8)
     - ``communication``: row → attributes of a collective; ``texts``: row → other non-empty text attributes
@@ -149,8 +174,8 @@ class HostTrace:
     scope: np.ndarray
     tid: np.ndarray
     fw_tid: np.ndarray
-    inputs: tuple[list[bytes], Texts, Texts]
-    outputs: tuple[list[bytes], Texts, Texts]
+    inputs: tuple[Packed, Texts, Texts]
+    outputs: tuple[Packed, Texts, Texts]
     communication: dict[int, dict[str, Any]]
     texts: dict[int, dict[str, str]]
     groups: list[dict[str, Any]]
@@ -169,8 +194,7 @@ class _Columns:
         self.numbers: dict[str, list[np.ndarray]] = {}
         self.names: dict[str, int] = {}
         self.schemas: dict[str, int] = {}
-        self.inputs: list[bytes] = []
-        self.outputs: list[bytes] = []
+        self.inputs, self.outputs = Packer(), Packer()
         self.texts_known: dict[bytes, int] = {}
         self.communication: dict[int, dict[str, Any]] = {}
         self.texts: dict[int, dict[str, str]] = {}
@@ -196,6 +220,7 @@ class _Columns:
             nodes_in = [node.inputs or empty for node in nodes]
             nodes_out = [node.outputs or empty for node in nodes]
         self._take_values("inputs", self.inputs, nodes_in)
+        self._take_strides(nodes_in)
         self._take_values("outputs", self.outputs, nodes_out)
         self._add("op_schema", schema)
         self.rows += len(nodes)
@@ -211,7 +236,7 @@ class _Columns:
         columns: dict[str, list[Any]] = {name: [DEFAULTS[name]] * len(nodes) for name in NUMERIC}
         columns["op_schema"] = [""] * len(nodes)
         attrs = [attrs or [] for attrs in map(_attrs, nodes)]
-        usual = list(map(_attr_name, attrs[len(nodes) // 2]))
+        usual: list[AttrName] = list(map(_attr_name, attrs[len(nodes) // 2]))
         width = len(usual)
         alike = [at for at, of_node in enumerate(attrs) if len(of_node) == width]
         flat = list(chain.from_iterable(attrs if len(alike) == len(nodes) else [attrs[at] for at in alike]))
@@ -228,12 +253,12 @@ class _Columns:
                     column[at] = value
             elif any(of_all):
                 for at, value in zip(alike, of_all, strict=True):
-                    self._take_attr(columns, at, name, value)
+                    self._take_attr(columns, at, name.value, value)
         taken = set(alike)
         for at in range(len(nodes)) if len(taken) < len(nodes) else ():
             if at not in taken:
                 for attr in attrs[at]:
-                    self._take_attr(columns, at, attr.name, attr.value)
+                    self._take_attr(columns, at, attr.name.value, attr.value)
         op_schema = indices(columns.pop("op_schema"), self.schemas)
         for name, values in columns.items():
             self._add(name, as_column(values))
@@ -252,11 +277,20 @@ class _Columns:
         else:
             self.findings.add("unknown-attribute", detail=name)
 
-    def _take_values(self, side: str, values: list[bytes], sources: list[Values]) -> None:
-        values += copies(list(map(_values, sources)))
+    def _take_values(self, side: str, values: Packer, sources: list[Values]) -> None:
+        values.add(list(map(_values, sources)))
         for name, get in (("shapes", _shapes), ("types", _types)):
             texts = copies(list(map(get, sources)))
             self._add(f"{side} {name}", indices(texts, self.texts_known, bytes))
+
+    def _take_strides(self, sources: list[Values]) -> None:
+        """Keep those of operators with a tensor that isn't contiguous. Schemas before 1.1.1 have none."""
+        for at, values in enumerate(sources):
+            if len(values.strides) > len(b"[]") and not contiguous(
+                bytes(values.shapes), bytes(values.strides)
+            ):
+                text = bytes(values.strides).decode("utf-8", "replace")
+                self.texts.setdefault(self.rows + at, {})[STRIDES] = text
 
     def _add(self, name: str, column: np.ndarray) -> None:
         self.numbers.setdefault(name, []).append(column)
@@ -276,8 +310,9 @@ def load(path: str | Path, limits: Limits = DEFAULT_LIMITS) -> HostTrace:
     document = read_records(path, "nodes", layout, columns, limits)
     if columns.rows == 0:
         raise TraceError(f"{path}: has no node; did the run reach an active profiler step?")
-    joined = {name: np.concatenate(parts) for name, parts in columns.numbers.items()}
+    joined = {name: narrowed(np.concatenate(columns.numbers.pop(name))) for name in list(columns.numbers)}
     texts = list(columns.texts_known)
+    inputs, outputs = columns.inputs.packed(), columns.outputs.packed()
     _check_family(joined["id"], joined["parent"], columns.findings)
     return HostTrace(
         path=path,
@@ -293,15 +328,11 @@ def load(path: str | Path, limits: Limits = DEFAULT_LIMITS) -> HostTrace:
         scope=joined["scope"],
         tid=joined["tid"],
         fw_tid=joined["fw_tid"],
-        inputs=(columns.inputs, Texts(texts, joined["inputs shapes"]), Texts(texts, joined["inputs types"])),
-        outputs=(
-            columns.outputs,
-            Texts(texts, joined["outputs shapes"]),
-            Texts(texts, joined["outputs types"]),
-        ),
+        inputs=(inputs, Texts(texts, joined["inputs shapes"]), Texts(texts, joined["inputs types"])),
+        outputs=(outputs, Texts(texts, joined["outputs shapes"]), Texts(texts, joined["outputs types"])),
         communication=columns.communication,
         texts=columns.texts,
-        groups=_groups(columns, joined["name"]),
+        groups=_groups(columns, joined["name"], inputs),
         header={key: getattr(document, key) for key in ("schema", "pid", "time", "start_ts", "finish_ts")},
         findings=columns.findings,
     )
@@ -340,12 +371,12 @@ def _parent(value: Any) -> Number:
     return value[0] if isinstance(value, list) and value else value if isinstance(value, int) else None
 
 
-def _groups(columns: _Columns, name: np.ndarray) -> list[dict[str, Any]]:
+def _groups(columns: _Columns, name: np.ndarray, inputs: Packed) -> list[dict[str, Any]]:
     """The process groups in the process-group record, which are JSON in a string."""
     code = columns.names.get(GROUP_RECORD, -1)
     for row in np.flatnonzero(name == code).tolist():
         try:
-            (payload, *_) = msgspec.json.decode(columns.inputs[row], type=list[str])
+            (payload, *_) = msgspec.json.decode(inputs[row], type=list[str])
             return msgspec.json.decode(payload, type=list[dict[str, Any]])
         except (msgspec.DecodeError, ValueError, RecursionError):
             columns.findings.add("bad-group-record")

@@ -36,7 +36,7 @@ class Limits:
 DEFAULT_LIMITS = Limits()
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class TextMeter:
     """Counts the text read from the file ``name``, and stops at the limits."""
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from chakra_et.arrays import coded_pairs
 from chakra_et.findings import Findings
 from chakra_et.traces.device_format import Event
 from chakra_et.traces.fields import as_column, as_number
@@ -23,7 +24,7 @@ MOST_DEVICES = 64
 """A process has fewer devices; more are numbers from a damaged file."""
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class Memory:
     """K allocations and frees in order of time; int64[K].
 
@@ -95,14 +96,14 @@ def _number(value: Any) -> float | None:
 
 def _devices(kind: np.ndarray, number: np.ndarray) -> tuple[tuple[str, ...], np.ndarray]:
     """The names of the devices, and the index of each event's."""
-    keys, index = np.unique(np.stack([kind, number]).astype(np.int64), axis=1, return_inverse=True)
+    keys, index = coded_pairs(kind.astype(np.int64), number.astype(np.int64))
     names = []
-    for code, which in keys.T.tolist():
+    for code, which in keys:
         name = DEVICE_TYPES.get(code, f"type{code}_")
         names.append(name if code == 0 else f"{name}{max(which, 0)}")
     known = sorted(set(names))
     place = np.array([known.index(name) for name in names], dtype=np.int64)
-    return tuple(known), place[index.reshape(-1)] if names else np.zeros(0, dtype=np.int64)
+    return tuple(known), place[index] if names else np.zeros(0, dtype=np.int64)
 
 
 def _with_totals(memory: Memory, found: Findings) -> Memory:

@@ -12,9 +12,11 @@ import re
 import numpy as np
 
 from chakra_et.et.columns import Texts
+from chakra_et.et.packed import Packer
 from chakra_et.traces.device import DeviceTrace, OperatorInputs
 from chakra_et.traces.device_format import ANNOTATION, CPU_OP
 from chakra_et.traces.host import HostTrace
+from chakra_et.traces.strides import STRIDES
 
 _TYPE = re.compile(rb'"([^"\\]*)"')
 _NOT_TENSORS = frozenset((b"", b"Scalar", b"ScalarList", b"TensorList", b"Device", b"Layout", b"Generator"))
@@ -34,6 +36,9 @@ def operators_of(device: DeviceTrace) -> HostTrace:
     taken = rows.tolist()
     nothing = Texts([_NOTHING], np.zeros(count, dtype=np.int32))
     none = np.zeros(count, dtype=np.int64)
+    values, results = Packer(), Packer()
+    values.add([inputs.values[row] or _NOTHING for row in taken])
+    results.add([_NOTHING] * count)
     return HostTrace(
         path=device.path,
         id=rows + 2,
@@ -49,13 +54,13 @@ def operators_of(device: DeviceTrace) -> HostTrace:
         tid=device.thread[rows].astype(np.int64) + 1,
         fw_tid=np.maximum(device.forward_thread[rows], 0),
         inputs=(
-            [inputs.values[row] or _NOTHING for row in taken],
+            values.packed(),
             Texts.of([inputs.shapes[row] or _NOTHING for row in taken]),
             Texts.of([_host_types(inputs.types[row]) for row in taken]),
         ),
-        outputs=([_NOTHING] * count, nothing, nothing),
+        outputs=(results.packed(), nothing, nothing),
         communication={},
-        texts={},
+        texts={row: {STRIDES: device.strides[at]} for row, at in enumerate(taken) if at in device.strides},
         groups=[],
         header={"schema": "", "pid": _pid(device), "time": "", "start_ts": 0, "finish_ts": 0},
         recorded=False,

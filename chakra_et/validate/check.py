@@ -10,7 +10,6 @@ from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import ExecutionTrace
 from chakra_et.et.sets import RankSet
-from chakra_et.validate.astra import check_file_for_astra, check_run_for_astra, read_system
 from chakra_et.validate.ranks import check_ranks
 from chakra_et.validate.rules import check_file
 from chakra_et.validate.table import RULES, File, Finding
@@ -114,6 +113,9 @@ def check_set(run: RankSet, dataset_splits: int = 4, for_astra: bool = False) ->
     ``for_astra``: also check the files and the bundle around them against the needs of ASTRA-sim, with
     ``preferred-dataset-splits`` of system.json instead of ``dataset_splits``.
     """
+    # A conversion checks no bundles.
+    from chakra_et.validate.astra import check_file_for_astra, check_run_for_astra, read_system
+
     groups = run.comm_groups()
     folder = Path(run.name).parent
     system = (read_system(folder) if for_astra else None) or {}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from chakra_et.arrays import unique
 from chakra_et.et.columns import CollectiveType, NodeType, Ragged, Strings, Texts
 from chakra_et.et.edges import Edges, forward_position, repeated, short_cycle, widest_ready_set
+from chakra_et.et.packed import Packed
 from chakra_et.validate.table import ALL_RANKS, INTEGER, TEXT_GROUP, File, Finding
 
 # Attributes that the feeders read, and the kind of value that they expect.
@@ -173,10 +174,17 @@ def _text(file: File) -> Iterator[Finding]:
             continue
         bad_rows: set[int] = set()
         for column in (tensors.values, tensors.shapes, tensors.types):
-            # No character spans a zero byte: if the joined text is valid, so is each part.
-            if not _is_utf8(b"\0".join(column.table if isinstance(column, Texts) else column)):
+            if not _all_utf8(column):
                 bad_rows |= {int(tensors.rows[at]) for at, text in enumerate(column) if not _is_utf8(text)}
         yield Finding("text-encoding", sorted(bad_rows), f"its {what} are not valid UTF-8")
+
+
+def _all_utf8(column: Sequence[bytes]) -> bool:
+    """Whether all texts are valid; False may also be due to others in the same buffer."""
+    if isinstance(column, Packed):
+        return column.is_utf8()
+    # No character spans a zero byte: if the joined text is valid, so is each part.
+    return _is_utf8(b"\0".join(column.table if isinstance(column, Texts) else column))
 
 
 def _is_utf8(text: bytes) -> bool:

@@ -106,7 +106,7 @@ class Finding(NamedTuple):
     message: str
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class File:
     """The file being checked. ``rank`` None: unknown; ``comm_groups`` None: no comm-group file."""
 

@@ -10,7 +10,7 @@ import numpy as np
 from fasop.exact.compute import Compute
 from fasop.exact.extrapolation import counted
 from fasop.exact.links import SEND_BUFFER, Links
-from fasop.exact.memory import activations, parameters, stage_gib
+from fasop.exact.memory import activations, copies, counted_twice, parameters, stage_gib
 from fasop.exact.once_per_step import (
     exposed_seconds,
     gather_seconds,
@@ -205,8 +205,9 @@ class _Estimator:
         for replica, of_replica in zip(stage.replicas, times, strict=True):
             gpu = self.layout.cluster.gpu(replica.group[0].gpu)
             held = np.array(self._held(index, replica))
-            of_experts = parameters(self.model, replica.tp, replica.ep)[1][begin:end].sum()
-            what = (self.passes, data, replica.tp, held, (of_experts / held, replica.ep))
+            of_experts = np.array(parameters(self.model, replica.tp, replica.ep)[1][begin:end].sum())
+            experts = of_experts, replica.ep
+            what = (self.passes, data, replica.tp, held, experts)
             hidden = np.array(of_replica.hidden)
             reduction = exposed_seconds(self.options, reduction_seconds(*what), hidden, layers)
             slowest = max(slowest, float(reduction))
@@ -215,7 +216,7 @@ class _Estimator:
             if measured is not None:
                 update = float(measured[begin:end].sum()) / (sharers if self.options.zero else 1)
             else:
-                computed = optimizer_seconds(self.passes, gpu, replica.tp, replica.mbs, held, sharers)
+                computed = optimizer_seconds(self.passes, gpu, held, experts, sharers)
                 update = 0.0 if computed is None else float(computed)
             latest = max(latest, update + float(gather_seconds(*what)))
         return slowest, latest
@@ -228,8 +229,8 @@ class _Estimator:
         if sizes is not None:
             return float(sizes[0][begin:end].sum())
         each = parameters(self.model, replica.tp, replica.ep)[0]
-        whole = len(self.layout.stages) == 1 and self.model.tied and self.model.encoder_layers is None
-        return float(each[begin:end].sum() - (each[-1] if whole else 0))
+        twice = counted_twice(self.model, replica.tp, copies(self.model)[begin:end].sum())
+        return float(each[begin:end].sum() - twice)
 
     def _memory(self, index: int) -> float:
         stage, (begin, end) = self.layout.stages[index], self.spans[index]
@@ -244,9 +245,10 @@ class _Estimator:
             layers = self.passes.layers[begin:end]
             own = once[begin:end]
             needs = (np.array((own * ~layers).sum()), np.array((own * layers).max(initial=0.0)))
+            of_experts = parameters(self.model, replica.tp, replica.ep)[1][begin:end].sum()
             gib = stage_gib(
                 *(self.model, self.options, (replica.tp, replica.ep, len(stage.replicas))),
-                np.array(self._held(index, replica)),
+                (np.array(self._held(index, replica)), np.array(of_experts)),
                 np.array(kept[begin:end].sum() * in_flight),
                 needs,
             )

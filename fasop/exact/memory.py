@@ -37,7 +37,27 @@ def parameters(model: Model, tp: int, ep: int = 1) -> tuple[np.ndarray, np.ndarr
     each["D"] = each["T"] + attention / tp
     of_experts = {"E": 0.0, "P": 0.0, "T": experts, "D": experts}
     kinds = model.kinds
-    return np.array([each[kind] for kind in kinds]), np.array([of_experts[kind] for kind in kinds])
+    held = np.array([each[kind] for kind in kinds])
+    if model.encoder_layers is not None:
+        held[-1] += each["P"]  # the head is no unit of its own there
+    return held, np.array([of_experts[kind] for kind in kinds])
+
+
+def copies(model: Model) -> np.ndarray:
+    """Of each unit, whether its parameters hold a copy of a matrix that others have too [unit]."""
+    if not model.tied:
+        return np.zeros(len(model.kinds))
+    found = np.array([float(kind in "EP") for kind in model.kinds])
+    found[-1] = 1.0
+    return found
+
+
+def counted_twice(model: Model, tp: int, held_copies: np.ndarray) -> np.ndarray:
+    """Parameters of one GPU that several units of a stage share; held_copies: of the embedding, in its
+    units.
+    """
+    twice: np.ndarray = np.maximum(held_copies - 1, 0) * (model.hidden * model.vocab / tp)
+    return twice
 
 
 def bytes_per_parameter(options: Options, dp: int) -> float:
@@ -81,17 +101,21 @@ def stage_gib(
     model: Model,
     options: Options,
     replica: tuple[int, int, int],
-    held: np.ndarray,
+    held: tuple[np.ndarray, np.ndarray],
     kept: np.ndarray,
     once: tuple[np.ndarray, np.ndarray],
 ) -> np.ndarray:
     """GiB of one GPU of a stage, the margin included.
 
-    replica: tp, ep and dp; held: parameters; kept: activation bytes of all micro-batches in flight; once:
-    bytes that the head needs, and the most that a layer needs, while it runs.
+    replica: tp, ep and dp; held: parameters, and those of them that belong to experts; kept: activation bytes
+    of all micro-batches in flight; once: bytes that the head needs, and the most that a layer needs, while it
+    runs.
     """
     tp, ep, dp = replica
-    size = bytes_per_parameter(options, dp) * held + kept + once[0] + once[1]
+    whole, of_experts = held
+    # An expert has as many copies as there are groups of ranks among which the experts are spread.
+    size = bytes_per_parameter(options, dp) * (whole - of_experts)
+    size = size + bytes_per_parameter(options, dp // ep) * of_experts + kept + once[0] + once[1]
     if options.zero == 3:
         # The parameters of the unit that runs are whole.
         size = size + float(parameters(model, tp, ep)[0].max()) * options.activation_bytes

@@ -13,7 +13,7 @@ from fasop.exact.passes import Passes
 from fasop.exact.roofline import update_seconds
 from fasop.inputs.clusters import Gpu
 from fasop.inputs.gpus import hardware
-from fasop.plans.groups import Group, group_size
+from fasop.plans.groups import Group
 from fasop.plans.options import Options
 
 Time = Any  # a float, or an array
@@ -24,13 +24,12 @@ def reduction_seconds(
 ) -> np.ndarray:
     """Seconds in which gradients are reduced, with ZeRO-1 reduce-scattered.
 
-    data: one GPU of each replica; held: parameters of a GPU; experts: the share of them that belongs to
-    experts, and among how many ranks these are spread.
+    Arguments as for ``Passes.over_copies``.
     """
     options = passes.options
     if options.zero >= 2:
         return np.zeros(held.shape)  # within every backward pass
-    return _over_replicas(passes, data, tp, held * options.gradient_bytes, experts, options.zero == 0)
+    return passes.over_copies(data, tp, held, experts, options.gradient_bytes, options.zero == 0)
 
 
 def gather_seconds(
@@ -43,7 +42,7 @@ def gather_seconds(
     options = passes.options
     if options.zero not in (1, 2):
         return np.zeros(held.shape)
-    return _over_replicas(passes, data, tp, held * options.activation_bytes, experts, False)
+    return passes.over_copies(data, tp, held, experts, options.activation_bytes, False)
 
 
 def exposed_seconds(
@@ -67,38 +66,18 @@ def synchronized(options: Options, stage_end: Time, backward_end: Time, exposed:
     return stage_end + exposed
 
 
-def _over_replicas(
-    passes: Passes, data: Group, tp: int, size: np.ndarray, experts: tuple[np.ndarray, int], reduces: bool
-) -> np.ndarray:
-    """Seconds of a collective over ``size`` bytes of parameters, the experts' among fewer ranks."""
-    if group_size(data) == 1:
-        return np.zeros(size.shape)
-    if not passes.model.experts:
-        return passes.over_replicas(data, tp, size, reduces)
-    share, ranks = experts
-    # Each expert has as many copies as there are groups of expert-parallel ranks.
-    copies = _spread(data, group_size(data) // max(ranks, 1))
-    others: np.ndarray = passes.over_replicas(data, tp, size * (1 - share), reduces)
-    total: np.ndarray = others + passes.over_replicas(copies, tp, size * share, reduces)
-    return total
-
-
-def _spread(data: Group, ranks: int) -> Group:
-    """A group of fewer ranks over the same nodes."""
-    parts, missing = [], ranks
-    for part in data:
-        if missing:
-            parts.append(part._replace(gpus=min(1 if ranks <= len(data) else part.gpus, missing)))
-            missing -= parts[-1].gpus
-    return tuple(parts)
-
-
 def optimizer_seconds(
-    passes: Passes, gpu: Gpu, tp: int, mbs: int, held: np.ndarray, sharers: int
+    passes: Passes, gpu: Gpu, held: np.ndarray, experts: tuple[np.ndarray, int], replicas: int
 ) -> np.ndarray | None:
-    """Seconds of the optimizer over the parameters of a GPU, computed; None where the GPU is not known."""
+    """Seconds of the optimizer over the parameters of a GPU, computed; None where the GPU is not known.
+
+    held, experts: see ``Passes.over_copies``.
+    """
     if gpu.costs_of not in hardware():
         return None
-    shared = sharers if passes.options.zero else 1
+    of_experts, ep = experts
+    own = held
+    if passes.options.zero:
+        own = (held - of_experts) / replicas + of_experts / (replicas / ep)
     per_parameter = update_seconds(hardware()[gpu.costs_of], 1.0, passes.options) / gpu.speed
-    return held * (per_parameter / shared)
+    return own * per_parameter

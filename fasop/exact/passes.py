@@ -14,7 +14,7 @@ from fasop.exact.links import Links
 from fasop.exact.memory import parameters
 from fasop.inputs.models import Model
 from fasop.memo import memo
-from fasop.plans.groups import Group, group_size
+from fasop.plans.groups import Group, every, group_size
 from fasop.plans.options import Options, Recompute
 
 # Sums over the tensor-parallel group in each unit's forward and backward pass: a layer's output after
@@ -95,13 +95,38 @@ class Passes:
     @memo
     def _sharded(self, data: Group, tp: int, ep: int) -> tuple[np.ndarray, np.ndarray]:
         """Seconds per unit to gather parameters (ZeRO-3), and to reduce-scatter gradients (ZeRO-2)."""
-        held, _ = parameters(self.model, tp, ep)
-        gather = self.over_replicas(data, tp, held * self.options.activation_bytes, False)
-        reduce = self.over_replicas(data, tp, held * self.options.gradient_bytes, False)
+        held, of_experts = parameters(self.model, tp, ep)
+        what = (data, tp, held, (of_experts, ep))
+        gather = self.over_copies(*what, self.options.activation_bytes, False)
+        reduce = self.over_copies(*what, self.options.gradient_bytes, False)
         return gather * (self.options.zero == 3), reduce
 
+    def over_copies(
+        self,
+        data: Group,
+        tp: int,
+        held: np.ndarray,
+        experts: tuple[np.ndarray, int],
+        each: int,
+        reduces: bool,
+    ) -> np.ndarray:
+        """Seconds of a collective of ``each`` bytes per parameter among the GPUs that hold the same ones.
+
+        data: one GPU of each replica; held: parameters of a GPU; experts: those that belong to experts, and
+        among how many ranks these are spread, of which each has its own.
+        """
+        of_experts, ep = experts
+        if ep == 1:
+            return self.over_replicas(data, tp, held * each, reduces)
+        copies, beside = every(data, ep)
+        others = self.over_replicas(data, tp, (held - of_experts) * each, reduces)
+        total: np.ndarray = others + self.over_replicas(copies, tp * beside, of_experts * each, reduces)
+        return total
+
     def over_replicas(self, data: Group, tp: int, size: np.ndarray, reduces: bool) -> np.ndarray:
-        """Seconds of a collective of ``size`` bytes per GPU among the replicas of a stage; 0 for 0 bytes."""
+        """Seconds of a collective of ``size`` bytes per GPU among the replicas of a stage; 0 for 0 bytes, or
+        for a single replica.
+        """
         # Where the stage has but a part of a node between others, its neighbour reduces over the same link.
         sizes = [self.links.cluster.size(self.links.cluster.gpu(part.gpu)) for part in data]
         shared = len(data) > 1 and any(part.gpus * tp < size for part, size in zip(data, sizes, strict=True))

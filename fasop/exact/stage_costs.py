@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fasop.exact.memory import activations, parameters, stage_gib
+from fasop.exact.memory import activations, copies, counted_twice, parameters, stage_gib
 from fasop.exact.once_per_step import (
     exposed_seconds,
     gather_seconds,
@@ -74,30 +74,27 @@ class StageCosts:
             of_layers = finite(ranges(each[1] * self.passes.layers))
             hidden = of_layers - of_layers / np.maximum(layers, 1)
             reduction = exposed_seconds(self.options, reduction, hidden, layers)
-        return forward, backward, reduction, self._update(variant, self._held(variant.tp)) + gather
+        return forward, backward, reduction, self._update(variant) + gather
 
     @memo
     def once(self, seats: Seats, tp: int) -> tuple[np.ndarray, np.ndarray]:
         """Seconds [a, b] of the collectives that reduce gradients and gather parameters, once per step."""
-        held = self._held(tp)
-        of_experts = finite(ranges(parameters(self.model, tp, self.shape.ep)[1]))
-        experts = of_experts / np.maximum(held, 1), self.shape.ep
+        held, of_experts = self.held(tp)
         data = data_group(seats, tp, self.shape.group // tp)
-        collectives = (reduction_seconds, gather_seconds)
-        reduction, gather = (each(self.passes, data, tp, held, experts) for each in collectives)
+        what = (self.passes, data, tp, held, (of_experts, self.shape.ep))
+        reduction, gather = (each(*what) for each in (reduction_seconds, gather_seconds))
         return reduction, gather
 
     @memo
-    def _held(self, tp: int) -> np.ndarray:
-        """Parameters of one GPU [a, b], 0 where b ≤ a."""
-        held = finite(ranges(parameters(self.model, tp, self.shape.ep)[0]))
-        if self.model.tied and self.model.encoder_layers is None:
-            # First and last unit on one stage share one matrix.
-            held[0, -1] -= held[-2, -1]
-        return held
+    def held(self, tp: int) -> tuple[np.ndarray, np.ndarray]:
+        """Parameters of one GPU [a, b], and those of them that belong to experts, 0 where b ≤ a."""
+        held, of_experts = (finite(ranges(each)) for each in parameters(self.model, tp, self.shape.ep))
+        held = held - counted_twice(self.model, tp, finite(ranges(copies(self.model))))
+        return held, of_experts
 
-    def _update(self, variant: Variant, held: np.ndarray) -> np.ndarray:
+    def _update(self, variant: Variant) -> np.ndarray:
         """Seconds of the optimizer, on the slowest GPU type."""
+        held, of_experts = self.held(variant.tp)
         slowest = np.zeros(held.shape)
         for name, mbs in variant.shares:
             gpu = self.cluster.gpu(name)
@@ -107,7 +104,8 @@ class StageCosts:
                 shared = sharers if self.options.zero else 1
                 slowest = np.maximum(slowest, finite(ranges(measured)) / shared)
                 continue
-            seconds = optimizer_seconds(self.passes, gpu, variant.tp, mbs, held, sharers)
+            experts = of_experts, self.shape.ep
+            seconds = optimizer_seconds(self.passes, gpu, held, experts, sharers)
             if seconds is not None:
                 slowest = np.maximum(slowest, seconds)
         return slowest
@@ -121,7 +119,7 @@ class StageCosts:
     def _memory(self, tp: int, mbs: int, recompute: Recompute, in_flight: float) -> np.ndarray:
         kept, head, largest = self._activations(tp, mbs, recompute)
         replica = (tp, self.shape.ep, self.shape.group // tp)
-        held = self._held(tp)
+        held = self.held(tp)
         return stage_gib(self.model, self.options, replica, held, kept * in_flight, (head, largest))
 
     @memo
@@ -147,6 +145,11 @@ class StageCosts:
         if len(variants) == 1 and not fit:
             in_flight = 0  # one table for all
         return self._table(seats, in_flight, fit)
+
+    def too_large(self, seats: Seats, in_flight: int) -> np.ndarray:
+        """0 [a, b] where the one variant of a stage fits into memory, else inf."""
+        (variant,) = self.variants.of(seats)
+        return np.where(self.memory(variant, in_flight) <= self.free(seats), 0.0, np.inf)
 
     @memo
     def stacked(self, kinds: tuple[Seats, ...], in_flight: int) -> np.ndarray:

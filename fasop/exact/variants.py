@@ -104,6 +104,13 @@ class Variants:
         forward = np.minimum(np.min([forward for forward, _ in each], axis=0), total)
         return forward, total - forward
 
+    def forward_share(self, name: str) -> float:
+        """The largest share of the forward in a layer's passes on one GPU type."""
+        seats, layers = self.pure_seats(name), self.passes.layers
+        each = [self.seconds(seats, variant) for variant in self.of(seats)]
+        shares = [forward / np.maximum(forward + backward, 1e-30) for forward, backward in each]
+        return max((float(share[layers].max(initial=0.0)) for share in shares), default=0.0)
+
 
 def tensor_group(seats: Seats, name: str, tp: int) -> Group:
     """The GPUs of a tensor-parallel group of a type, in one node where that holds so many."""

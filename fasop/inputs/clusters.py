@@ -142,4 +142,6 @@ class Cluster:
 
 def _some(names: Iterable[str]) -> str:
     listed = list(names)
-    return f"use {', '.join(listed[:3])}{' …' if len(listed) > 4 else ''} {listed[-1]}."
+    if len(listed) > 4:
+        listed[3:] = [f"… {listed[-1]}"]
+    return f"use {', '.join(listed)}."

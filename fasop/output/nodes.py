@@ -1,17 +1,18 @@
 """The nodes of one stage's trace: its events, with passes taken apart into layers where that matters.
 
-A pass is one node, unless tensor-parallel collectives happen within it or buckets of gradients are reduced
-beside it. Then each layer has a node for every computation up to a collective, and one for the collective.
+A pass is one node, unless tensor-parallel collectives or exchanges with experts happen within it, or buckets
+of gradients are reduced beside it. Then each layer has a node for every computation up to a collective, and
+one for the collective.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from chakra_et.et.columns import CollectiveType
-from fasop.exact.memory import parameters
+from fasop.exact.memory import copies, counted_twice, parameters
 from fasop.exact.passes import BACKWARD_SUMS, FORWARD_SUMS
 from fasop.exact.stage_costs import message_bytes
 from fasop.plans.plan import Plan
@@ -21,12 +22,14 @@ from fasop.schedule.events import Event, chunk_layers, layer_seconds
 # links' model has it.
 MOST = 0.9
 COMPUTE, TENSOR, DATA = 0, 5, 6  # lanes; 1 to 4 are for messages
+SUM, EXCHANGE = "S", "X"  # in a layer's pass: over the tensor-parallel ranks; of tokens, with experts
 
 
 @dataclass(frozen=True)
 class Node:
     """start, end: seconds; after: places in the list of nodes; collective, group: of a collective, among the
-    "tensor", "data" or "embedding" ranks; size: bytes that a rank puts into a collective or a message.
+    "tensor", "data" or "embedding" ranks, those with a layer's "experts" or with "copies" of the same ones;
+    size: bytes that a rank puts into a collective or a message.
     """
 
     name: str
@@ -47,6 +50,7 @@ class Piece(NamedTuple):
     seconds: float
     collective: CollectiveType | None = None
     size: int = 0
+    group: str = ""
     layer: int = -1  # that ends with it, counted from the first of the chunk
 
 
@@ -65,15 +69,17 @@ def stage_nodes(plan: Plan, stage: int, events: Sequence[Event]) -> list[Node]:
             ends = [last[one] for one in event.after]
         after = tuple(ends)
         if event.kind not in ("forward", "backward"):
-            nodes.append(_single(plan, stage, event, after, reductions))
-        elif not plan.parts or (tp == 1 and place not in beside):
+            for node in _once(plan, stage, event, reductions):
+                nodes.append(replace(node, after=after))
+                after = (len(nodes) - 1,)
+        elif not plan.parts or (tp == 1 and plan.ep == 1 and place not in beside):
             nodes.append(Node(f"{event.kind} {event.micro_batch}", *_span(event), after, COMPUTE, event))
         else:
             start = event.start
             for piece in _pieces(plan, stage, event, tp):
-                lane, group = (TENSOR, "tensor") if piece.collective is not None else (COMPUTE, "")
+                lane = TENSOR if piece.collective is not None else COMPUTE
                 end = min(start + piece.seconds, event.end)
-                what = (piece.collective, group, piece.size)
+                what = (piece.collective, piece.group, piece.size)
                 nodes.append(Node(piece.name, start, end, after, lane, event, *what))
                 start, after = end, (len(nodes) - 1,)
                 if piece.layer >= 0:
@@ -81,26 +87,19 @@ def stage_nodes(plan: Plan, stage: int, events: Sequence[Event]) -> list[Node]:
         last.append(len(nodes) - 1)
     order = sorted(range(len(nodes)), key=lambda at: (nodes[at].start, nodes[at].end))
     place_of = {at: new for new, at in enumerate(order)}
-    return [_moved(nodes[at], tuple(sorted(place_of[one] for one in nodes[at].after))) for at in order]
+    return [replace(nodes[at], after=tuple(sorted(place_of[one] for one in nodes[at].after))) for at in order]
 
 
 def stage_tp(plan: Plan, stage: int) -> int:
     return plan.choices[stage].tp if plan.choices else plan.tp
 
 
-def _moved(node: Node, after: tuple[int, ...]) -> Node:
-    return Node(
-        *(node.name, node.start, node.end, after, node.lane, node.event),
-        *(node.collective, node.group, node.size),
-    )
-
-
 def _span(event: Event) -> tuple[float, float]:
     return event.start, event.end
 
 
-def _single(plan: Plan, stage: int, event: Event, after: tuple[int, ...], reductions: int) -> Node:
-    """Whatever is no pass: messages, and what happens once per step."""
+def _once(plan: Plan, stage: int, event: Event, reductions: int) -> Iterator[Node]:
+    """Whatever is no pass: messages, and what happens once per step, one after the other."""
     options, tp = plan.options, stage_tp(plan, stage)
     group = plan.tp * plan.dp
     span = _span(event)
@@ -108,32 +107,45 @@ def _single(plan: Plan, stage: int, event: Event, after: tuple[int, ...], reduct
         size = plan.dp * plan.mbs * message_bytes(plan.model, options, plan.tp) // group
         lane = 1 + 2 * (not event.up) + (event.kind == "receive")
         name = f"{event.kind} {event.micro_batch} {'activations' if event.up else 'gradients'}"
-        return Node(name, *span, after, lane, event, size=size)
+        yield Node(name, *span, (), lane, event, size=size)
+        return
     if event.kind == "update":
-        return Node("optimizer", *span, after, COMPUTE, event)
+        yield Node("optimizer", *span, (), COMPUTE, event)
+        return
     if event.kind == "embedding":
         size = plan.model.hidden * plan.model.vocab // plan.tp * options.gradient_bytes
         kind = CollectiveType.ALL_REDUCE
-        return Node("embedding all-reduce", *span, after, DATA, event, kind, "embedding", size)
-    held = _held(plan, stage)
+        yield Node("embedding all-reduce", *span, (), DATA, event, kind, "embedding", size)
+        return
     if event.kind == "gather":
-        size = int(held * options.activation_bytes) // (group // tp)
-        kind = CollectiveType.ALL_GATHER
-        return Node("parameter all-gather", *span, after, DATA, event, kind, "data", max(size, 1))
-    kind = CollectiveType.REDUCE_SCATTER if options.zero else CollectiveType.ALL_REDUCE
-    name = "gradient reduce-scatter" if options.zero else "gradient all-reduce"
-    if event.bucket >= 0:
-        name += f" {event.bucket}"
-    size = int(held * options.gradient_bytes) // reductions
-    return Node(name, *span, after, DATA, event, kind, "data", max(size, 1))
+        name, kind, each = "parameter all-gather", CollectiveType.ALL_GATHER, options.activation_bytes
+    else:
+        kind = CollectiveType.REDUCE_SCATTER if options.zero else CollectiveType.ALL_REDUCE
+        name, each = f"gradient {'reduce-scatter' if options.zero else 'all-reduce'}", options.gradient_bytes
+        if event.bucket >= 0:
+            name += f" {event.bucket}"
+    held, of_experts = _held(plan, stage)
+    middle = event.end
+    if of_experts:
+        middle -= (event.end - event.start) * plan.parts[stage].experts
+    for what, of, ranks, begin, end in (
+        ("", held - of_experts, group // tp, event.start, middle),
+        (" of experts", of_experts, group // tp // plan.ep, middle, event.end),
+    ):
+        if of:
+            size = int(of * each) // (ranks if event.kind == "gather" else reductions)
+            among = "copies" if what else "data"
+            yield Node(name + what, begin, end, (), DATA, event, kind, among, max(size, 1))
 
 
-def _held(plan: Plan, stage: int) -> float:
-    """Parameters of a GPU of a stage."""
+def _held(plan: Plan, stage: int) -> tuple[float, float]:
+    """Parameters of a GPU of a stage, and those of them that belong to experts spread over several ranks."""
     begin = sum(plan.partition[:stage])
-    each = parameters(plan.model, stage_tp(plan, stage), plan.ep)[0]
-    both = plan.pp == 1 and plan.model.tied and plan.model.encoder_layers is None
-    return float(each[begin : begin + plan.partition[stage]].sum() - (each[-1] if both else 0))
+    own = slice(begin, begin + plan.partition[stage])
+    tp = stage_tp(plan, stage)
+    each, of_experts = parameters(plan.model, tp, plan.ep)
+    held = float(each[own].sum() - counted_twice(plan.model, tp, copies(plan.model)[own].sum()))
+    return held, float(of_experts[own].sum()) if plan.ep > 1 else 0.0
 
 
 def _pieces(plan: Plan, stage: int, event: Event, tp: int) -> Iterator[Piece]:
@@ -155,29 +167,44 @@ def _pieces(plan: Plan, stage: int, event: Event, tp: int) -> Iterator[Piece]:
     has_head = stage == plan.pp - 1 and event.chunk == len(sizes) - 1
     ends = "E" * has_embedding + "P" * has_head
     what = f"{event.kind} {event.micro_batch}"
-    outside = list(_collectives(plan, stage, f"{what} ends", rest, sum(sums[0][end] for end in ends), tp))
+    around = SUM * sum(sums[0][end] for end in ends) if tp > 1 else ""
+    outside = list(_collectives(plan, stage, f"{what} ends", rest, around, tp))
     if rest > 0 and (not is_forward or not has_head):
         yield from outside
     for index, kind in layers if is_forward else reversed(layers):
-        count = sum(of[kind] for of in sums)
-        *pieces, end = _collectives(plan, stage, f"{what} layer {first + index}", each, count, tp)
+        within = "".join(_within(plan, of[kind], tp) for of in sums)
+        *pieces, end = _collectives(plan, stage, f"{what} layer {first + index}", each, within, tp)
         yield from pieces
         yield end._replace(layer=index)
     if rest > 0 and is_forward and has_head:
         yield from outside
 
 
-def _collectives(plan: Plan, stage: int, name: str, seconds: float, sums: int, tp: int) -> Iterator[Piece]:
-    """Computation that is followed by sums over the tensor-parallel ranks, evenly."""
-    if tp == 1 or not sums:
+def _within(plan: Plan, sums: int, tp: int) -> str:
+    """The collectives of a layer's pass in order: to the experts and back before the last sum."""
+    pattern = SUM * sums if tp > 1 else ""
+    return pattern[:-1] + 2 * EXCHANGE + pattern[-1:] if plan.ep > 1 else pattern
+
+
+def _collectives(plan: Plan, stage: int, name: str, seconds: float, pattern: str, tp: int) -> Iterator[Piece]:
+    """Computation that is followed by collectives, evenly."""
+    if not pattern:
         yield Piece(name, seconds)
         return
-    each = min(plan.parts[stage].tensor_sum, MOST * seconds / sums)
-    size = plan.mbs * plan.model.seq * plan.model.hidden * plan.options.activation_bytes
-    for _ in range(sums):
-        yield Piece(name, seconds / sums - each)
-        if plan.options.sequence_parallel:
-            yield Piece(f"{name} reduce-scatter", each / 2, CollectiveType.REDUCE_SCATTER, size)
-            yield Piece(f"{name} all-gather", each / 2, CollectiveType.ALL_GATHER, size // tp)
+    options, parts = plan.options, plan.parts[stage]
+    alone = {SUM: parts.tensor_sum, EXCHANGE: parts.exchange}
+    total = sum(alone[kind] for kind in pattern)
+    scale = min(1.0, MOST * seconds / total) if total else 1.0
+    size = plan.mbs * plan.model.seq * plan.model.hidden * options.activation_bytes
+    for kind in pattern:
+        yield Piece(name, (seconds - scale * total) / len(pattern))
+        each = scale * alone[kind]
+        if kind == EXCHANGE:
+            routed = size * plan.model.top_k // tp
+            yield Piece(f"{name} all-to-all", each, CollectiveType.ALL_TO_ALL, routed, "experts")
+        elif options.sequence_parallel:
+            halves = (CollectiveType.REDUCE_SCATTER, size), (CollectiveType.ALL_GATHER, size // tp)
+            yield Piece(f"{name} reduce-scatter", each / 2, *halves[0], "tensor")
+            yield Piece(f"{name} all-gather", each / 2, *halves[1], "tensor")
         else:
-            yield Piece(f"{name} all-reduce", each, CollectiveType.ALL_REDUCE, size)
+            yield Piece(f"{name} all-reduce", each, CollectiveType.ALL_REDUCE, size, "tensor")

@@ -68,8 +68,11 @@ def message_time(plan: Plan) -> float:
 def table(plans: Sequence[Plan]) -> list[str]:
     """One line per plan; times in seconds, ``mem`` the fullest GPU's share of its memory."""
     many = len({plan.cluster.name for plan in plans}) > 1
-    head = ["", "step", "pipeline", "of it p2p", "dp sync", "emb sync", "tp", "dp", "pp", "mbs", "mem"]
-    rows = [[*head, "$/step", "$ to train", "nodes", "partition"]]
+    # What tells plans apart, where they have it.
+    ep = ["ep"] if any(plan.model.experts for plan in plans) else []
+    recompute = ["recompute"] if len({plan.options.recompute for plan in plans}) > 1 else []
+    head = ["", "step", "pipeline", "of it p2p", "dp sync", "emb sync", "tp", "dp", "pp", "mbs"]
+    rows = [[*head, *ep, *recompute, "mem", "$/step", "$ to train", "nodes", "partition"]]
     for number, plan in enumerate(plans, 1):
         full = max(size / cap for size, cap in zip(plan.stage_memory, plan.stage_cap, strict=True))
         nodes = placement(plan.placement)
@@ -80,12 +83,14 @@ def table(plans: Sequence[Plan]) -> list[str]:
                 *(str(number), f"{plan.step_time:.4f}", f"{plan.pipeline_time:.4f}"),
                 *(f"{message_time(plan):.4f}", f"{max(plan.dp_allreduce):.4f}"),
                 *(f"{plan.embedding_allreduce:.4f}", *_degrees(plan)),
+                *(str(plan.ep) for _ in ep),
+                *(plan.options.recompute for _ in recompute),
                 *(f"{full:.0%}" + (" OOM" if plan.is_oom else ""), f"{plan.price_per_step:.5f}"),
                 *(f"{plan.train_cost:,.0f}", f"{plan.cluster.name}: {nodes}" if many else nodes),
                 "-".join(map(str, plan.partition)),
             ]
         )
-    return text.table(rows, right=set(range(13)))
+    return text.table(rows, right=set(range(13 + len(ep) + len(recompute))))
 
 
 def _degrees(plan: Plan) -> list[str]:
@@ -162,7 +167,8 @@ def stages(plan: Plan) -> list[str]:
         )
     title = "Plan 1 by stage:"
     if not differ:
-        title = f"Plan 1 by stage (tp {plan.tp}, dp {plan.dp}, micro-batches of {plan.mbs}):"
+        experts = f", ep {plan.ep}" if plan.model.experts else ""
+        title = f"Plan 1 by stage (tp {plan.tp}, dp {plan.dp}{experts}, micro-batches of {plan.mbs}):"
     lines = [title, *text.table(rows)]
     if plan.hosts:
         lines.append(f"Nodes in rank order: {' '.join(plan.hosts)}")

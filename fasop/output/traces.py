@@ -34,11 +34,6 @@ def write(plan: Plan, events: Sequence[Event], folder: Path, name: str) -> list[
             f"--et: a plan with --zero {plan.options.zero} can't be written: it communicates within every "
             "pass, which the traces don't hold; plan with --zero 0 or 1."
         )
-    if plan.ep > 1:
-        raise PlanError(
-            f"--et: a plan with experts on {plan.ep} ranks can't be written: the traces don't hold the "
-            "exchange of tokens; choose a plan with ep 1."
-        )
     folder.mkdir(parents=True, exist_ok=True)
     run = RunFiles(folder, name)
     groups = _Groups(plan)
@@ -82,6 +77,12 @@ class _Groups:
             ranks = list(range(begin, begin + tp))
         elif kind == "data":
             ranks = list(range(first + place % tp, first + self.each, tp))
+        elif kind == "experts":
+            begin = place // tp // self.plan.ep * self.plan.ep
+            ranks = [first + place % tp + tp * (begin + one) for one in range(self.plan.ep)]
+        elif kind == "copies":
+            begin = place // tp % self.plan.ep
+            ranks = list(range(first + place % tp + tp * begin, first + self.each, tp * self.plan.ep))
         else:
             holders = self.plan.model.embedding_stages(self.plan.partition)
             ranks = [holder * self.each + place for holder in holders]
@@ -154,7 +155,9 @@ def _of_rank(
         )
     rows = attributes["comm_size"].rows
     known = {
-        kind: groups.name(kind, stage, place) for kind in {nodes[row].group for row in rows.tolist()} - {""}
+        # In an order that is the same each time: groups are numbered as they are asked for.
+        kind: groups.name(kind, stage, place)
+        for kind in sorted({nodes[row].group for row in rows.tolist()} - {""})
     }
     attributes["pg_name"] = _text(rows, [known.get(nodes[row].group, WORLD) for row in rows.tolist()])
     used = {name: attribute for name, attribute in attributes.items() if len(attribute.rows)}

@@ -44,3 +44,15 @@ def ranks_of(placement: Sequence[str], sizes: Sequence[int], first: int, count: 
             node += 1
         found[node] += 1
     return tuple(Part(node, placement[node], number) for node, number in sorted(found.items()))
+
+
+def every(group: Group, step: int) -> tuple[Group, int]:
+    """The group of each ``step``-th rank of a group; and how many such groups have a GPU in a node."""
+    found, first = [], 0
+    for part in group:
+        end = first + part.gpus
+        count = (end - 1) // step - (first - 1) // step
+        if count:
+            found.append(part._replace(gpus=count))
+        first = end
+    return tuple(found), min(step, max(part.gpus for part in group))

@@ -58,6 +58,7 @@ def uniform(
     partition: tuple[int, ...],
     mbs: int,
     recompute: Recompute = "none",
+    ep: int = 1,
 ) -> Layout:
     """The layout of one tp and dp for all stages, with rank t + tp·d + tp·dp·stage on the nodes in order."""
     tp, dp = degrees
@@ -66,7 +67,7 @@ def uniform(
     for stage, units in enumerate(partition):
         first = stage * tp * dp
         replicas = tuple(
-            Replica(ranks_of(placement, sizes, first + replica * tp, tp), mbs) for replica in range(dp)
+            Replica(ranks_of(placement, sizes, first + replica * tp, tp), mbs, ep) for replica in range(dp)
         )
         stages.append(LayoutStage(units, replicas, recompute))
     return Layout(model, cluster, tuple(stages), model.global_batch // (dp * mbs))
@@ -78,13 +79,11 @@ def of_plan(plan: Plan) -> Layout:
         raise PlanError(
             "the plan is interleaved: evaluate one without --interleave, or see 'fasop simulate'."
         )
-    if plan.ep > 1 or any(len(choice.shares) > 1 for choice in plan.choices):
-        raise PlanError(
-            "the plan spreads experts or shares out sequences by GPU type: evaluate a plainer one."
-        )
+    if any(len(choice.shares) > 1 for choice in plan.choices):
+        raise PlanError("the plan shares out sequences by GPU type: evaluate a plainer one.")
     made = uniform(
         *(plan.model, plan.cluster, plan.placement, (plan.tp, plan.dp), plan.partition, plan.mbs),
-        plan.options.recompute,
+        *(plan.options.recompute, plan.ep),
     )
     if not plan.choices:
         return made
@@ -94,5 +93,7 @@ def of_plan(plan: Plan) -> Layout:
         first, each = index * plan.tp * plan.dp, plan.tp * plan.dp // choice.tp
         mbs = plan.dp * plan.mbs // each
         groups = [ranks_of(plan.placement, sizes, first + at * choice.tp, choice.tp) for at in range(each)]
-        stages.append(LayoutStage(units, tuple(Replica(group, mbs) for group in groups), choice.recompute))
+        stages.append(
+            LayoutStage(units, tuple(Replica(group, mbs, plan.ep) for group in groups), choice.recompute)
+        )
     return Layout(plan.model, plan.cluster, tuple(stages), plan.micro_batches)

@@ -35,8 +35,10 @@ class StageParts:
     """What the times of a stage are made of, in seconds, each as long as it takes alone.
 
     layer_forward, layer_backward: of one layer; tensor_sum: one sum of activations over the tensor-parallel
-    ranks, of which the passes hold several. Once per step: reduction: of gradients; gather: of parameters,
-    after the optimizer has updated a share of them on each rank.
+    ranks, of which the passes hold several; exchange: of tokens among the ranks that a layer's experts are
+    spread over, there or back. Once per step: reduction: of gradients; gather: of parameters, after the
+    optimizer has updated a share of them on each rank; experts: the share of both that experts' parameters
+    take.
     """
 
     layer_forward: float
@@ -44,6 +46,8 @@ class StageParts:
     tensor_sum: float = 0.0
     reduction: float = 0.0
     gather: float = 0.0
+    exchange: float = 0.0
+    experts: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,8 @@ never grows when a duration shrinks.
 from __future__ import annotations
 
 import functools
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -20,12 +22,13 @@ from fasop.schedule.task import Task
 
 Time = Any  # a float, or an array with one value for each candidate
 Numbers = Any  # an integer, or an array of them
+AT_ONCE = 512  # pipelines
 
 
 @dataclass
 class Timeline:
-    """Seconds: ends of the tasks of ``tasks(stages, micro_batches)``, with None for those that were dropped;
-    of each stage's last task, and of its last backward.
+    """Seconds: ends of the tasks of ``tasks(stages, micro_batches)``, of one pipeline alone; of each stage's
+    last task, and of its last backward.
 
     A task starts its duration before its end.
     """
@@ -40,63 +43,78 @@ class Timeline:
         return self.stage_end[0]
 
 
-def run(forward: list[Time], backward: list[Time], p2p: list[Time], micro_batches: int) -> Timeline:
+def run(
+    forward: Sequence[Time], backward: Sequence[Time], p2p: Sequence[Time], micro_batches: int
+) -> Timeline:
     """The schedule of one pipeline (floats), or of many of one depth at once (arrays of one length), of
     which only the stages' ends are kept.
 
     forward, backward: seconds of each stage per micro-batch; p2p: seconds per message over each boundary.
     """
     program = _program(len(forward), micro_batches)
-    durations = [*forward, *backward, *p2p]
-    # Behind the tasks: the beginning, for what waits for nothing, and what is dropped where nothing is.
-    ends: list[Time] = [*[None] * len(program.steps), 0.0, None]
-    if isinstance(forward[0], np.ndarray):
-        beginning = len(program.steps)
-        for index, (duration, one, two, *drop) in enumerate(program.steps):
-            if two == beginning:
-                end = ends[one] + durations[duration]
-            else:
-                end = np.maximum(ends[one], ends[two])
-                end += durations[duration]
-            ends[index] = end
-            # Nobody waits for these any more: memory that is used again is faster memory.
-            ends[drop[0]] = ends[drop[1]] = None
-    else:
-        for index, (duration, one, two, *_) in enumerate(program.steps):
-            left, right = ends[one], ends[two]
-            ends[index] = (left if left > right else right) + durations[duration]
-    kept = ([ends[index] for index in which] for which in (program.last, program.last_backward))
-    return Timeline(ends[:-2], *kept)
+    durations = np.array([*forward, *backward, *p2p], dtype=float)
+    if durations.ndim == 1:
+        ends = _ends(program, durations[:, None])[:, 0]
+        whole = ends[program.place].tolist()
+        return Timeline(whole, ends[program.last].tolist(), ends[program.last_backward].tolist())
+    # Some candidates at a time: what the processor's cache holds is faster.
+    parts = [
+        _ends(program, durations[:, at : at + AT_ONCE])[[program.last, program.last_backward]]
+        for at in range(0, max(durations.shape[1], 1), AT_ONCE)
+    ]
+    stage_end, backward_end = np.concatenate(parts, axis=2)
+    return Timeline([], list(stage_end), list(backward_end))
+
+
+def _ends(program: _Program, durations: np.ndarray) -> np.ndarray:
+    """When each task of a program ends [1 + task, candidate], after the beginning; durations: [duration,
+    candidate].
+    """
+    ends = np.zeros((1 + len(program.place), durations.shape[1]))
+    for begin, end, duration, waits in program.waves:
+        before = ends.take(waits, axis=0)
+        count = end - begin
+        later = np.maximum(before[:count], before[count:])
+        np.add(later, durations.take(duration, axis=0), out=ends[begin:end])
+    return ends
 
 
 class _Program(NamedTuple):
-    """steps: of each task the index of its duration, the two tasks that it waits for, and those that no later
-    one waits for; last: each stage's last task, and its last backward.
+    """waves: tasks that wait for earlier waves alone: their places from … to, the index of each one's
+    duration, and the places of what they wait for, all first tasks before all second ones; place: of each of
+    ``tasks``, after the beginning at 0; last, last_backward: places of each stage's last task and last
+    backward.
     """
 
-    steps: list[tuple[int, ...]]
-    last: list[int]
-    last_backward: list[int]
+    waves: list[tuple[int, int, np.ndarray, np.ndarray]]
+    place: np.ndarray
+    last: np.ndarray
+    last_backward: np.ndarray
 
 
 @functools.lru_cache(maxsize=64)
 def _program(stages: int, m: int) -> _Program:
     names = _Names(stages, m)
-    order, place = _order(names)
-    waits = place[_waits(names)[order]].T
-    count = len(order)
-    last = place[[names.backward(0, m - 1), *(names.down(i, m - 1) for i in range(stages - 1))]]
-    last_backward = place[[names.backward(i, m - 1) for i in range(stages)]]
-    last_use = np.zeros(count + 1, dtype=int)
-    for of in waits:
-        last_use[of] = np.maximum(last_use[of], np.arange(count))
-    last_use[[*last, *last_backward, count]] = -1
-    drops = [np.where(last_use[of] == np.arange(count), of, count + 1) for of in waits]
+    order, number = _order(names)
+    waits = (number[_waits(names)[order]] + 1) % (
+        len(order) + 1
+    )  # of each task in order, after the beginning
+    waves = [-1]
+    for one, two in waits.tolist():
+        before, other = waves[one], waves[two]
+        waves.append(1 + (before if before > other else other))
+    wave = np.array(waves[1:])
+    by_wave = wave.argsort(kind="stable")
+    place = np.zeros(len(order) + 1, dtype=int)
+    place[1 + by_wave] = np.arange(1, len(order) + 1)
     # Forwards, backwards, messages up and messages down, the stages of each one after the other.
-    durations = [*range(2 * stages), *2 * list(range(2 * stages, 3 * stages - 1))]
-    columns = (np.repeat(durations, m)[order], *waits, *drops)
-    steps = list(zip(*(column.tolist() for column in columns), strict=True))
-    return _Program(steps, last.tolist(), last_backward.tolist())
+    durations = np.array([*range(2 * stages), *2 * list(range(2 * stages, 3 * stages - 1))])
+    duration, ahead = durations.repeat(m)[order][by_wave], place[waits[by_wave]].T
+    cuts = [0, *np.bincount(wave).cumsum().tolist()]
+    found = [(a + 1, b + 1, duration[a:b], ahead[:, a:b].ravel()) for a, b in itertools.pairwise(cuts)]
+    last = [names.backward(0, m - 1), *(names.down(i, m - 1) for i in range(stages - 1))]
+    last_backward = [names.backward(i, m - 1) for i in range(stages)]
+    return _Program(found, place[1:], place[1 + number[last]], place[1 + number[last_backward]])
 
 
 @functools.lru_cache(maxsize=64)

@@ -14,10 +14,10 @@ from fasop.exact.memory import parameters
 from fasop.exact.passes import Passes
 from fasop.exact.price import price_per_step
 from fasop.exact.stage_costs import StageCosts, message_bytes
-from fasop.exact.variants import Variant, tensor_group
+from fasop.exact.variants import Variant, data_group, tensor_group
 from fasop.plans.options import Options
 from fasop.plans.plan import Plan, StageChoice, StageParts
-from fasop.plans.shapes import gpu_types
+from fasop.plans.shapes import Seats, gpu_types
 from fasop.search.partition import Assignment
 from fasop.search.simulated import Simulated
 
@@ -105,8 +105,26 @@ def _parts(tables: StageCosts, assignment: Assignment, variants: list[Variant]) 
         reduction, gather = (float(seconds[at]) for seconds in tables.once(seats, variant.tp))
         groups = [(tensor_group(seats, name, variant.tp), mbs) for name, mbs in variant.shares]
         each = max(tables.passes.sum_seconds(*group) for group in groups)
-        found.append(StageParts(forward, backward, each, reduction, gather))
+        parts = StageParts(forward, backward, each, reduction, gather)
+        if tables.shape.ep > 1:
+            parts = _with_experts(tables, seats, variant, at, parts)
+        found.append(parts)
     return tuple(found)
+
+
+def _with_experts(
+    tables: StageCosts, seats: Seats, variant: Variant, at: tuple[int, int], parts: StageParts
+) -> StageParts:
+    """The parts with what experts take that are spread over several ranks."""
+    tp, passes, options = variant.tp, tables.passes, tables.options
+    ranks = data_group(seats, tp, tables.shape.ep)
+    exchange = max(passes.exchange_seconds(ranks, tp, mbs) for _, mbs in variant.shares)
+    held, of_experts = tables.held(tp)
+    size = (held - of_experts)[at] * options.gradient_bytes
+    data = data_group(seats, tp, tables.shape.group // tp)
+    others = float(passes.over_replicas(data, tp, np.array(size), options.zero == 0))
+    share = 1 - others / parts.reduction if parts.reduction else 0.0
+    return replace(parts, exchange=exchange, experts=share)
 
 
 def _price(tables: StageCosts, assignment: Assignment, variants: list[Variant], seconds: float) -> float:

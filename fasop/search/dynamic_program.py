@@ -32,7 +32,7 @@ class DynamicProgram:
         """``fit`` False: as if every GPU had memory without end."""
         self.costs, self.lattice, self.fit, self.paced = costs, lattice, fit, paced
         # Shapes that differ in their number of stages alone have these in common.
-        for name in ("load", "_stage"):
+        for name in ("_passes", "load", "_stage"):
             self.__dict__[f"_memo_{name}"] = costs.by_size.setdefault((name, fit, paced), {})
         self.blocks = lattice.blocks
         self.stages = costs.shape.pp
@@ -58,29 +58,41 @@ class DynamicProgram:
         return {seats for block in self.blocks for seats in block.stages}
 
     @memo
+    def _passes(self, seats: Seats, in_flight: int) -> tuple[np.ndarray, ...]:
+        """Seconds of a stage [units, end of the last]: forward, both passes, and what counts once per step;
+        and inf where there is no such stage, else 0.
+        """
+        table = self.costs.table(seats, in_flight, self.fit and self._has_variants(seats))
+        passes = by_size(table.forward), by_size(table.forward + table.backward)
+        never = np.where(passes[1] < INF, 0.0, INF)
+        forward, both = (np.where(never, 0.0, seconds) for seconds in passes)
+        return forward, both, by_size(table.reduction + table.update), never
+
+    def _has_variants(self, seats: Seats) -> bool:
+        """Whether memory decides which variant of a stage is the fastest, and not only whether it fits."""
+        return len(self.costs.variants.of(seats)) > 1
+
+    @memo
     def load(self, seats: Seats, in_flight: int) -> np.ndarray:
         """A stage's part in the maximum [units, end of the last], without its messages; inf where there is
         no such stage, or none that fits.
         """
-        table = self.costs.table(seats, in_flight, self.fit)
-        possible = np.isfinite(table.forward)
-        forward, backward = (np.where(possible, way, 0.0) for way in (table.forward, table.backward))
-        load = (self.m - 1) * (forward + backward) - (in_flight - 1) * forward
-        if self.paced:
-            load = load + np.where(possible, table.reduction + table.update, 0.0)
-        return by_size(np.where(possible, load, INF))
+        has_variants = self._has_variants(seats)
+        forward, both, once, never = self._passes(seats, in_flight if has_variants else 0)
+        load: np.ndarray = (self.m - 1) * both - (in_flight - 1) * forward + never
+        if self.fit and not has_variants:
+            load += by_size(self.costs.too_large(seats, in_flight))
+        return load + once if self.paced else load
 
     @memo
     def _stage(self, seats: Seats, in_flight: int, is_first: bool) -> tuple[np.ndarray, ...]:
         """Of a stage [units, end]: its part in the sum, and in the maximum, inf where it does not fit; and
         the least part in the maximum of so many units or more.
         """
-        table = self.costs.table(seats, in_flight, self.fit)
-        seconds = table.forward + table.backward
-        if is_first and not self.paced:
-            seconds = seconds + table.reduction + table.update
+        _, both, once, _ = self._passes(seats, in_flight if self._has_variants(seats) else 0)
         load = self.load(seats, in_flight)
-        return by_size(seconds), load, np.minimum.accumulate(load.min(axis=1)[::-1])[::-1]
+        least = np.minimum.accumulate(load.min(axis=1)[::-1])[::-1]
+        return both + once if is_first and not self.paced else both, load, least
 
     @memo
     def onward(self, key: Key, stage: int) -> list[tuple[float, list[int]]]:

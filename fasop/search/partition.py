@@ -31,9 +31,8 @@ from fasop.search.lattice import Lattice
 
 DRAWS = 64  # assignments near the best
 SPREAD, WIDER = 0.002, 0.03  # of the objective: noise of a random choice, and bounds above the best
-TIGHTER = (
-    3  # single bounds that are tried before intervals are divided, where few assignments are below a limit
-)
+TIGHTER = 4  # single bounds that are tried before intervals are divided: few shapes have any below a limit
+GUESSES, LARGEST = (1, 1.03, 1.06, 1.1, 1.2, 1.4, 1.7, 2), 1e300  # of bounds that are tried first
 EVEN = 0.05  # of a mean stage: how much longer one at the bound counts there, so that even ones are drawn
 
 
@@ -63,9 +62,18 @@ def placed(
 class Search:
     """The best assignment of one shape on one cluster."""
 
-    def __init__(self, costs: StageCosts, lattice: Lattice, fit: bool = True, paced: bool = False) -> None:
-        """``fit`` False: as if every GPU had memory without end."""
-        self.costs, self.paced = costs, paced
+    def __init__(
+        self,
+        costs: StageCosts,
+        lattice: Lattice,
+        fit: bool = True,
+        paced: bool = False,
+        guess: float = 0.0,
+    ) -> None:
+        """``fit`` False: as if every GPU had memory without end; guess: seconds that the maximum of the best
+        may not be far above, to begin with.
+        """
+        self.costs, self.guess, self.paced = costs, guess, paced
         self.program = DynamicProgram(costs, lattice, fit, paced)
         self.blocks, self.each = lattice.blocks, self.program.each
         self.stages, self.m = costs.shape.pp, costs.micro_batches
@@ -74,12 +82,9 @@ class Search:
         """The assignment with the smallest objective; None where none fits into memory, or none is below
         ``limit``.
         """
-        bounds = self._bounds(limit)
         chosen = None
-        if not len(bounds):
-            return None
         for first in self._first_groups():
-            limit, bound = self._lowest(bounds, first, limit)
+            limit, bound = self._lowest(first, limit)
             if bound is not None:
                 chosen = bound, first
         if chosen is None:
@@ -102,32 +107,43 @@ class Search:
         self.program.even = 0.0
         return found
 
-    def _lowest(self, bounds: np.ndarray, first: list[int], limit: float) -> tuple[float, float | None]:
+    def _lowest(self, first: list[int], limit: float) -> tuple[float, float | None]:
         """The smallest sum plus bound below ``limit`` and its bound, or ``limit`` and None.
 
         The sum never grows with the bound: between two bounds it is at least that of the upper one.
         """
-        top = len(bounds) - 1
-        (least,) = self.program.sums(bounds[top:], first)
         best: tuple[float, float | None] = (limit, None)
-        if least == INF:
-            return best
-        if least + bounds[top] < limit:
-            best = float(least + bounds[top]), float(bounds[top])
-        else:
-            # Nothing above this bound is below the limit; with the sum there, nothing above a lower one.
+        if limit < INF:
+            most, least = limit, 0.0
             for _ in range(TIGHTER):
-                top = min(top, int(np.searchsorted(bounds, limit - least)) - 1)
-                if top < 0:
-                    return best
-                (least,) = self.program.sums(bounds[top : top + 1], first)
+                # With the sum under the largest bound, no bound from here on is below the limit.
+                most = limit - least
+                (least,) = self.program.sums(np.array([most]), first)
                 if least == INF:
                     return best
-                if least + bounds[top] < limit:
-                    best = float(least + bounds[top]), float(bounds[top])
-                    break
+            tried, sums = np.array([most]), np.array([least])
+        else:
+            (least,) = self.program.sums(np.array([LARGEST]), first)
+            if least == INF:
+                return best
+            tried = self.guess * np.array(GUESSES)
+            sums = self.program.sums(tried, first)
+            most = float((tried + sums).min() - least)
+        # The program takes what is within rounding above a bound, too.
+        bounds = self._bounds(float(np.nextafter(most * SLACK, INF)))
+        if not len(bounds):
+            return best
+        # Up to the next bound the sums are the same.
+        below_most = tried <= most
+        before = bounds.searchsorted(tried[below_most] * SLACK, side="right") - 1
+        known = dict(zip(before.tolist(), sums[below_most].tolist(), strict=True))
+        known.pop(-1, None)
+        for index, below in known.items():
+            if below + bounds[index] < best[0]:
+                best = float(below + bounds[index]), float(bounds[index])
         # Intervals (a, b) of bounds still to be searched, with the sums at both ends.
-        pending = [(-1, top, INF, float(least))]
+        ends = [(-1, INF), *known.items(), (len(bounds), float(least))]
+        pending = _intervals(ends)
         while pending:
             a, b, above, below = pending.pop()
             # Bounds above this one can't be better, whatever their sum.
@@ -141,12 +157,7 @@ class Search:
             if sums[at] + bounds[tried[at]] < best[0]:
                 best = float(sums[at] + bounds[tried[at]]), float(bounds[tried[at]])
             ends = [(a, above), *zip(tried.tolist(), sums.tolist(), strict=True), (b, below)]
-            # Taken from the end: the interval with the smallest bounds last.
-            pending += [
-                (low, high, more, less)
-                for (low, more), (high, less) in reversed(list(itertools.pairwise(ends)))
-                if less < INF
-            ]
+            pending += _intervals(ends)
         return best
 
     def _first_groups(self) -> list[list[int]]:
@@ -226,3 +237,12 @@ class Search:
         return Assignment(
             *placed(self.costs.cluster, self.costs.shape, chosen), tuple(partition.tolist()), objective
         )
+
+
+def _intervals(ends: list[tuple[int, float]]) -> list[tuple[int, int, float, float]]:
+    """Between each two ends of ascending (index, sum), those in which anything is possible.
+
+    They are taken from the end of the list: the one with the smallest bounds comes last.
+    """
+    pairs = reversed(list(itertools.pairwise(ends)))
+    return [(low, high, more, less) for (low, more), (high, less) in pairs if less < INF]

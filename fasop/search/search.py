@@ -122,7 +122,7 @@ def _tasks(model: Model, goal: Goal, max_tp: int) -> tuple[list[Task], PlanError
                 if key in seen:
                     continue
                 seen.add(key)
-            tasks.append((planner.rough_bound(shape) * rate, 0, index, shape))
+            tasks.append((planner.bounds.rough(shape) * rate, 0, index, shape))
     return tasks, problem, found
 
 
@@ -244,7 +244,7 @@ def _work(
         if not is_bound:
             planner = _planners[index]
             rate = _rate(planner.cluster, kept.goal)
-            put((max(bound, planner.lower_bound(shape) * rate), 1, index, shape))
+            put((max(bound, planner.bounds.lower(shape) * rate), 1, index, shape))
             continue
         while len(pending) >= window:
             take()

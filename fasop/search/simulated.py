@@ -27,6 +27,7 @@ FEW = 1000  # assignments of a shape up to which all of them are simulated
 TIE = 1e-6  # of a step, by which uneven stages count as longer: from equal steps the more even leads on
 STARTS = 16  # assignments that are improved
 AGAIN = 4  # of them, from which it goes on once more
+MANY, FIRST = 400, 16  # neighbours of all, of which some of each are simulated before the others
 WORK = 1_000_000  # assignments × stages × micro-batches of one round up to which there are so many
 
 
@@ -50,49 +51,73 @@ class Simulated:
 Placed = tuple[tuple[str, ...], tuple[Seats, ...]]  # GPU type of each node, seats of each stage
 
 
-def step_times(
-    tables: StageCosts,
-    placements: list[Placed],
-    which: np.ndarray,
-    partitions: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Simulated seconds per step of many assignments of one shape [assignment], inf where one does not fit
-    into memory or a stage is empty; and how uneven its stages are, from 0 to 1.
+class Steps:
+    """Many assignments of one shape: seconds that each step takes at least, and what it takes, simulated."""
 
-    which: of each assignment its placement; partitions: units [assignment, stage].
-    """
-    m, pp = tables.micro_batches, tables.shape.pp
-    kinds = sorted({seats for _, stages in placements for seats in stages})
-    number = {seats: index for index, seats in enumerate(kinds)}
-    placed = np.array([[number[seats] for seats in stages] for _, stages in placements])
-    seats, upto = placed[which].T, np.cumsum(partitions, axis=1).T  # [stage, assignment]
-    begins = upto - partitions.T
+    def __init__(
+        self, tables: StageCosts, placements: list[Placed], which: np.ndarray, partitions: np.ndarray
+    ) -> None:
+        """which: of each assignment its placement; partitions: units [assignment, stage].
 
-    # Neither a stage without units nor one that holds encoder and decoder has a finite time.
-    times = np.stack(
-        [tables.stacked(tuple(kinds), min(pp - i, m))[:, seats[i], begins[i], upto[i]] for i in range(pp)]
-    )
-    forward, backward, reduction, update = times.transpose(1, 0, 2)
-    fits = np.isfinite(forward).all(axis=0)
-    # What does not fit is simulated too, as if it took no time: inf − inf would be none.
-    forward, backward = (np.where(fits, seconds, 0.0) for seconds in (forward, backward))
+        least: seconds [assignment], inf where one does not fit into memory or a stage is empty.
+        """
+        self.tables = tables
+        m, pp = tables.micro_batches, tables.shape.pp
+        self.kinds = sorted({seats for _, stages in placements for seats in stages})
+        number = {seats: index for index, seats in enumerate(self.kinds)}
+        placed = np.array([[number[seats] for seats in stages] for _, stages in placements])
+        self.seats, self.upto = placed[which].T, np.cumsum(partitions, axis=1).T  # [stage, assignment]
+        begins, kinds = self.upto - partitions.T, tuple(self.kinds)
 
-    boundaries = np.array([tables.boundaries(nodes) for nodes, _ in placements])
-    message = np.array(
-        [
-            [[tables.p2p(left, right, kind) for right in kinds] for left in kinds]
-            for kind in (BETWEEN, INSIDE, CROWDED)
+        # Neither a stage without units nor one that holds encoder and decoder has a finite time.
+        of_stages = [
+            tables.stacked(kinds, min(pp - i, m))[:, self.seats[i], begins[i], self.upto[i]]
+            for i in range(pp)
         ]
-    )
-    p2p = [message[boundaries[which, i], seats[i], seats[i + 1]] for i in range(pp - 1)]
-    line = one_f_one_b.run(list(forward), list(backward), p2p, m)
-    ends = np.array(line.stage_end), np.array(line.backward_end)
-    synced = synchronized(tables.options, *ends, reduction)
-    step = (_with_embedding(tables, kinds, seats, upto, synced) + update).max(axis=0)
-    seconds = forward + backward
-    with np.errstate(invalid="ignore"):
-        uneven = (seconds**2).sum(axis=0) / seconds.sum(axis=0) ** 2
-    return np.where(fits, step, np.inf), np.where(fits, uneven, 0.0)
+        self.times = np.stack(
+            of_stages, axis=1
+        )  # forward, backward, reduction and update [stage, assignment]
+        boundaries = np.array([tables.boundaries(nodes) for nodes, _ in placements], dtype=int)
+        message = np.array(
+            [
+                [[tables.p2p(left, right, kind) for right in kinds] for left in kinds]
+                for kind in (BETWEEN, INSIDE, CROWDED)
+            ]
+        )
+        self.p2p = message[boundaries[which].T, self.seats[:-1], self.seats[1:]]  # [boundary, assignment]
+        self.least = self._least(m, pp)
+
+    def _least(self, m: int, pp: int) -> np.ndarray:
+        """Without the embedding's copies; ``partition`` says why it takes that."""
+        forward, backward, reduction, update = self.times
+        ahead = np.array([min(pp - 1 - i, m - 1) for i in range(pp)])[:, None]
+        fits = np.isfinite(forward).all(axis=0)
+        forward, backward = (np.where(fits, seconds, 0.0) for seconds in (forward, backward))
+        load = (m - 1) * (forward + backward) - ahead * forward
+        load[1:] += (m - 1) * self.p2p
+        load[:-1] += (m - 1) * self.p2p
+        total = (forward + backward).sum(axis=0) + 2 * self.p2p.sum(axis=0) + reduction[0] + update[0]
+        return np.where(fits, total + load.max(axis=0), np.inf)
+
+    def simulate(self, of: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Simulated seconds of some assignments that fit; and how uneven their stages are, from 0 to 1."""
+        forward, backward, reduction, update = self.times[:, :, of]
+        line = one_f_one_b.run(
+            list(forward), list(backward), list(self.p2p[:, of]), self.tables.micro_batches
+        )
+        ends = np.array(line.stage_end), np.array(line.backward_end)
+        synced = synchronized(self.tables.options, *ends, reduction)
+        synced = _with_embedding(self.tables, self.kinds, self.seats[:, of], self.upto[:, of], synced)
+        seconds = forward + backward
+        return (synced + update).max(axis=0), (seconds**2).sum(axis=0) / seconds.sum(axis=0) ** 2
+
+    def all(self) -> tuple[np.ndarray, np.ndarray]:
+        """``simulate`` of all, with inf where one does not fit."""
+        (fitting,) = np.nonzero(self.least < np.inf)
+        steps, uneven = np.full(len(self.least), np.inf), np.zeros(len(self.least))
+        if fitting.size:
+            steps[fitting], uneven[fitting] = self.simulate(fitting)
+        return steps, uneven
 
 
 def _with_embedding(
@@ -138,7 +163,7 @@ def best_of_all(tables: StageCosts, lattice: Lattice) -> Assignment | None | Lit
     partitions = np.diff(cuts.reshape(count, pp - 1), axis=1, prepend=0, append=units)
     placements = [placed(tables.cluster, tables.shape, blocks) for blocks in sequences]
     which = np.repeat(np.arange(len(placements)), count)
-    steps, _ = step_times(tables, placements, which, np.tile(partitions, (len(placements), 1)))
+    steps, _ = Steps(tables, placements, which, np.tile(partitions, (len(placements), 1))).all()
     at = int(steps.argmin())
     if not np.isfinite(steps[at]):
         return None
@@ -175,12 +200,9 @@ class _Pool:
         number = {nodes: index for index, (nodes, _) in enumerate(self.placements)}
         self.which = np.array([number[one.placement] for one in self.assignments])
         self.partitions = np.array([assignment.partition for assignment in self.assignments])
-        self.steps, self.seconds = self._simulate(self.which, self.partitions)
-
-    def _simulate(self, which: np.ndarray, partitions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Steps; and with what decides between equal ones."""
-        steps, uneven = step_times(self.tables, self.placements, which, partitions)
-        return steps, steps * (1 + TIE * uneven)
+        steps = Steps(self.tables, self.placements, self.which, self.partitions)
+        self.steps, uneven = steps.all()
+        self.seconds = _longer(self.steps, uneven)
 
     def first(self) -> np.ndarray:
         """The best, those of each placement before others of the same."""
@@ -206,8 +228,6 @@ class _Pool:
         going = self.first()[: max(WORK // work, 1)]
         while going.size and len(moves):
             near = self.partitions[going][:, None] + moves[None]
-            # No stage may be empty: such a move is none.
-            near = np.where((near > 0).all(axis=2)[..., None], near, self.partitions[going][:, None])
             going = self.move(going, near)
             # Half of them each time: the best seldom comes from the worst.
             going = going[self.seconds[going].argsort(kind="stable")][: (len(going) + 1) // 2]
@@ -217,14 +237,41 @@ class _Pool:
         moved.
         """
         count, each, stages = near.shape
-        steps, seconds = self._simulate(self.which[going].repeat(each), near.reshape(-1, stages))
-        rows, at = np.arange(count), seconds.reshape(count, each).argmin(axis=1)
-        steps, seconds = steps.reshape(count, each)[rows, at], seconds.reshape(count, each)[rows, at]
+        candidates = Steps(
+            self.tables, self.placements, self.which[going].repeat(each), near.reshape(-1, stages)
+        )
+        least = candidates.least.reshape(count, each)
+        steps, seconds = np.full((2, count, each), np.inf)
+
+        def simulate(chosen: np.ndarray) -> None:
+            (of,) = np.nonzero(chosen.ravel())
+            if of.size:
+                found, uneven = candidates.simulate(of)
+                steps.flat[of], seconds.flat[of] = found, _longer(found, uneven)
+
+        limits = self.seconds[going][:, None]
+        tried = least < limits
+        if tried.sum() > MANY:
+            # First those with the least bounds: others mostly can't be better than the best of them.
+            first = np.zeros(least.shape, dtype=bool)
+            np.put_along_axis(first, least.argsort(axis=1)[:, :FIRST], True, axis=1)
+            simulate(first & tried)
+            limits = np.minimum(limits, seconds.min(axis=1, keepdims=True)) * SLACK
+            tried &= ~first & (least < limits)
+        simulate(tried)
+        rows, at = np.arange(count), seconds.argmin(axis=1)
+        steps, seconds = steps[rows, at], seconds[rows, at]
         better = seconds < self.seconds[going] / SLACK
         moved: np.ndarray = going[better]
         self.partitions[moved] = near[rows, at][better]
         self.steps[moved], self.seconds[moved] = steps[better], seconds[better]
         return moved
+
+
+def _longer(steps: np.ndarray, uneven: np.ndarray) -> np.ndarray:
+    """Seconds with what decides between equal steps."""
+    longer: np.ndarray = steps * (1 + TIE * uneven)
+    return longer
 
 
 def _descending(assignment: Assignment, border: int) -> Assignment:

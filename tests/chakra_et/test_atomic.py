@@ -16,6 +16,7 @@ from random import Random
 
 import pytest
 
+from chakra_et import files
 from chakra_et.et import file as et_file
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -238,3 +239,19 @@ def test_leftovers_of_a_killed_conversion_are_removed(tmp_path: Path, whole: dic
     assert run("convert_to_et.py", folder).returncode == 0
     without_leavings(folder)
     assert len(et_file.read(folder / "tiny_1gpu.0.et")) > 0
+
+
+def test_rank_0_is_stored_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = capture(tmp_path / "run")
+    for _ in range(2):  # again over files that already are one
+        assert run("convert_to_et.py", folder).returncode == 0
+        (first,) = folder.glob("*.0.et")
+        again = first.with_name(first.name.replace(".0.et", ".et"))
+        assert again.samefile(first) and not list(folder.glob(".*"))
+
+    def no_links(*_: object) -> None:
+        raise PermissionError("a file system without hard links")
+
+    monkeypatch.setattr(os, "link", no_links)
+    files.link(first, again)
+    assert not again.samefile(first) and again.read_bytes() == first.read_bytes()

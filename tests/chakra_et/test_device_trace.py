@@ -183,3 +183,21 @@ def test_trace_without_work_is_rejected(events: list[dict], tmp_path: Path) -> N
 def test_trace_without_usable_times_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="with a usable time stamp"):
         load(tmp_path, op("a", 1e300, 1))
+
+
+def test_times_since_1970_lose_a_quarter_of_a_microsecond_but_not_the_order_of_a_stream(
+    tmp_path: Path,
+) -> None:
+    begin = 1_712_112_719_123_456  # of which a double holds multiples of 0.25
+    ends = [begin + 2.3 * number for number in range(40)]
+    work = [kernel(f"k{number}", at, 2.3, number + 1) for number, at in enumerate(ends)]
+    trace = load(tmp_path, *work, kernel("other stream", begin, 90, 90, stream=8))
+    of_stream = trace.stream == 7
+    assert (trace.end[of_stream][:-1] <= trace.start[of_stream][1:]).all()
+    assert np.abs(trace.end - trace.start - 2300)[of_stream].max() <= 250
+    assert (trace.end - trace.start)[~of_stream].tolist() == [90_000]
+
+
+def test_overlap_on_a_stream_stays_where_times_are_exact(tmp_path: Path) -> None:
+    trace = load(tmp_path, kernel("a", 10, 5.2, 1), kernel("b", 15, 5, 2))
+    assert (trace.end - trace.start).tolist() == [5200, 5000]

@@ -43,6 +43,15 @@ def convert(folder: Path, name: str, table: Path | None = None) -> Converted:
         ("nvshmemi_barrier_all_on_stream_kernel", KINDS.BARRIER),
         ("ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(x)", KINDS.REDUCE_SCATTER),
         ("rcclDevKernel_AllGather_RING_LL(x)", KINDS.ALL_GATHER),
+        ("void aiter::reduce_scatter_cross_device_store<bf16, 8>(x)", KINDS.ALL_REDUCE),
+        ("void aiter::allreduce_fusion_kernel_1stage<bf16, 8>(x)", KINDS.ALL_REDUCE),
+        ("void aiter::allgather_lastdim<bf16, 4>(x)", KINDS.ALL_GATHER),
+        ("EpDispatchIntraNodeKernel_bf16", KINDS.ALL_TO_ALL),
+        ("void mori::moe::EpCombineInterNodeV1Kernel<bf16>(x)", KINDS.ALL_TO_ALL),
+        ("void hybrid_ep::dispatch_kernel<4>(x)", KINDS.ALL_TO_ALL),
+        ("hybrid_ep::device_sync_kernel(x)", KINDS.BARRIER),
+        ("void tensorrt_llm::kernels::moe_alltoall::moeA2ACombineKernel<bf16>(x)", KINDS.ALL_TO_ALL),
+        ("allToAllV_2d(void*, void*)", KINDS.ALL_TO_ALL),
     ],
 )
 def test_kernels_of_many_libraries_communicate(name: str, kind: CollectiveType, tmp_path: Path) -> None:
@@ -59,6 +68,21 @@ def test_kernel_of_unknown_kind_is_a_warning(name: str, tmp_path: Path) -> None:
     converted = convert(tmp_path, name)
     at = np.flatnonzero(converted.trace.types == NodeType.COMM_COLL)
     assert [converted.trace.names[row] for row in at] == [name]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "triton_poi_fused_all_gather_into_tensor_wait_tensor_0",  # computes on what was gathered
+        "void at::native::reduce_kernel<512, 1>(x)",
+        "void aiter::local_device_load_rmsnorm_naive<bf16, 1024>(x)",
+        "moeA2APrepareDispatchKernel",
+        "void at::native::_scatter_gather_elementwise_kernel<128, 8>(x)",
+    ],
+)
+def test_kernel_with_a_word_of_communication_computes(name: str, tmp_path: Path) -> None:
+    trace = convert(tmp_path, name).trace
+    assert not (trace.types == NodeType.COMM_COLL).any()
 
 
 def test_user_table_has_precedence(tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ from fasop.errors import PlanError
 from fasop.exact import roofline
 from fasop.exact.compute import Compute
 from fasop.exact.estimate import estimate
-from fasop.exact.links import COLLECTIVE_START, HOP, Links
+from fasop.exact.links import COLLECTIVE_START, HOP, INTER_LOSS, Links
+from fasop.exact.memory import MEMORY_MARGIN, parameters, stage_gib
 from fasop.exact.passes import Passes
 from fasop.exact.work import Matmul
 from fasop.hpdc24.costs import PublishedCosts
@@ -21,8 +22,10 @@ from fasop.inputs.costs import CostFile, Entry, MeasuredOn, read_costs
 from fasop.inputs.gpus import hardware
 from fasop.inputs.models import Model, find_model
 from fasop.plans.groups import Part
-from fasop.plans.layout import uniform
+from fasop.plans.layout import of_plan, uniform
 from fasop.plans.options import Options
+from fasop.plans.shapes import Shape
+from fasop.search.planner import Planner
 from tests.fasop import fasop_cases as cases
 
 A100 = Gpu("A100-80GB", 80, 0, 1600e9, 1840e9)
@@ -217,3 +220,43 @@ def test_experts_that_are_spread_exchange_their_tokens() -> None:
     assert shared.memory < alone.memory
     assert shared.stages[0].reduction < alone.stages[0].reduction
     assert np.isfinite(shared.step)
+
+
+def test_gradients_of_experts_share_a_nodes_links_with_those_of_the_others() -> None:
+    model = Model("moe", 1024, 1024, 2, 1000, 16, 16, gated=True, ffn=2048, experts=8, tied=False)
+    two = Cluster("two", 8, (A100,), (2,))
+    passes = Passes(model, Compute([], model, Options()), Links(two), Options())
+    data = (Part(0, A100.name, 8), Part(1, A100.name, 8))
+    experts, others = np.array(1e9), np.array(2e9)
+    found = passes.over_copies(data, 1, experts + others, (experts, 8), 4, True)
+    # Each of a node's 8 GPUs has other experts than its neighbours, and sums them with one GPU of the other
+    # node: 8 rings of 2 over a node's link, after one ring of all 16.
+    link = 1600e9 / INTER_LOSS / 8
+    expected = 2 * 15 / 16 * 4 * 2e9 / link + 8 * 2 * 1 / 2 * 4 * 1e9 / link
+    assert found == pytest.approx(expected, rel=1e-3)
+
+
+def test_experts_share_their_optimizer_among_their_copies_alone() -> None:
+    model = Model("moe", 1024, 1024, 2, 1000, 16, 16, gated=True, ffn=2048, experts=8, tied=False)
+    sizes = []
+    for ep in (1, 8):
+        held, of_experts = (np.array(each.sum()) for each in parameters(model, 1, ep))
+        nothing = np.array(0.0)
+        made = stage_gib(model, Options(zero=1), (1, ep, 8), (held, of_experts), nothing, (nothing, nothing))
+        sizes.append(float(made) * 2**30 / MEMORY_MARGIN)
+    held, of_experts = (float(each.sum()) for each in parameters(model, 1, 8))
+    assert sizes[1] == pytest.approx((held - of_experts) * (6 + 12 / 8) + of_experts * (6 + 12))
+    # Weights and gradients are spread, the states were shared already.
+    assert sizes[0] - sizes[1] == pytest.approx(7 * of_experts * 6)
+
+
+def test_a_plan_with_experts_on_several_ranks_is_evaluated_as_it_was_planned() -> None:
+    model = Model("moe", 1024, 1024, 4, 1000, 16, 16, gated=True, ffn=2048, experts=8, tied=False)
+    on = Cluster("two", 4, (A100,), (4,))
+    for zero in (0, 1):
+        planner = Planner(model, on, [], Options(zero=zero))
+        shape = Shape(2, 4, 2, 1, 4)
+        plan = planner.plan(shape, *planner.best(shape))
+        found = estimate(of_plan(plan), [], plan.options)
+        assert found.step == pytest.approx(plan.step_time, rel=1e-9)
+        assert found.memory == pytest.approx(max(plan.stage_memory), rel=1e-9)

@@ -7,6 +7,9 @@ import random
 import numpy as np
 import pytest
 
+from fasop.inputs.cluster_files import load_clusters
+from fasop.inputs.costs import read_costs
+from fasop.inputs.models import find_model
 from fasop.plans.shapes import Shape, blocks, placements, stage_seats
 from fasop.search.lattice import Lattice
 from fasop.search.partition import Search
@@ -149,3 +152,16 @@ def _milp(optimize, tables, placement: tuple[str, ...]) -> float:
     )
     assert result.success, result.message
     return result.fun + 2 * sum(messages) + tables.embedding_sync((seats[0], seats[-1]))
+
+
+@pytest.mark.parametrize("times", [0.0, 0.5, 0.9, 1.0, 1.1, 3.0])
+def test_a_guess_changes_nothing_about_what_is_found(times: float) -> None:
+    model, shape = find_model("bert-large"), Shape(1, 2, 8, 4)
+    (cluster,) = load_clusters("paper-bert-het")
+    planner = cases.planner(model, cluster, [read_costs()])
+    tables, lattice = planner.tables(shape), planner.lattice(shape)
+    without, guess = Search(tables, lattice).best(), planner.bounds.busiest(shape)
+    found = Search(tables, lattice, guess=times * guess).best()
+    assert found.objective == pytest.approx(without.objective, rel=1e-9)
+    exact = cases.objective(tables, found.placement, found.partition, False)
+    assert found.objective == pytest.approx(exact, rel=1e-9)

@@ -21,6 +21,7 @@ from fasop.plans.options import Options
 from fasop.plans.plan import Plan
 from fasop.plans.shapes import Shape, placements, shapes, stage_seats
 from fasop.search.partition import Assignment
+from fasop.search.planner import Planner
 from fasop.search.search import search
 from tests.fasop import fasop_cases as cases
 
@@ -53,6 +54,9 @@ def test_the_best_plan_is_the_best_of_an_unpruned_search(nodes: dict[str, int], 
                     continue
                 assignment = Assignment(placement, seats, partition)
                 step = planner.simulate(tables, assignment).step
+                # Nothing is below the bounds of its shape.
+                assert planner.bounds.rough(shape) <= step * (1 + 1e-9)
+                assert planner.bounds.lower(shape) <= step * (1 + 1e-9)
                 # What the dynamic program minimises bounds the simulated step of every assignment.
                 assert cases.objective(tables, placement, partition, False) <= step * (1 + 1e-9)
                 slowest = min(slowest, step)
@@ -104,6 +108,18 @@ def test_the_bound_skips_no_plan_of_the_best_ten() -> None:
         assert mine.step_time <= theirs.step_time * (1 + 1e-12)
     for plan in everything:
         assert 0 < plan.lower_bound <= plan.step_time
+
+
+@pytest.mark.parametrize("name", ["paper-bert", "paper-bert-het"])
+@pytest.mark.parametrize("options", [{}, {"recompute": "full", "zero": 1}, {"overlap": True}])
+def test_no_plan_is_below_the_bounds_of_its_shape(name: str, options: dict[str, object]) -> None:
+    model, (cluster,) = find_model("bert-large"), load_clusters(name)
+    planner = Planner(model, cluster, real(), Options(**options), idle=True)
+    for shape in shapes(model, cluster, 4, idle=True):
+        found = planner.best(shape, fit=False)
+        step = found[1].step if found else math.inf
+        assert 0 < planner.bounds.rough(shape) <= step * (1 + 1e-9), shape
+        assert 0 < planner.bounds.lower(shape) <= step * (1 + 1e-9), shape
 
 
 def test_several_processes_find_the_same() -> None:

@@ -15,7 +15,7 @@ from fasop.inputs.models import find_model
 from fasop.plans.shapes import Shape, placements, stage_seats
 from fasop.search.partition import Assignment, Search
 from fasop.search.planner import MANY, Planner
-from fasop.search.simulated import improve, step_times
+from fasop.search.simulated import Steps, improve
 from tests.fasop import fasop_cases as cases
 
 SECONDS = {"X": 0.010, "Y": 0.023}
@@ -37,7 +37,7 @@ def test_many_at_once_take_as_long_as_one_by_one(degrees: tuple[int, ...], encod
     dice.shuffle(chosen)
     pairs = [(dice.randrange(len(places)), partition) for partition in chosen[:40]]
     which, partitions = np.array([p for p, _ in pairs]), np.array([q for _, q in pairs])
-    steps, _ = step_times(tables, places, which, partitions)
+    steps, _ = Steps(tables, places, which, partitions).all()
     for (place, partition), step in zip(pairs, steps, strict=True):
         if cases.crosses(model, partition):
             assert step == np.inf
@@ -51,11 +51,11 @@ def test_what_does_not_fit_or_is_empty_takes_forever() -> None:
     costs = cases.costs(model, SECONDS)
     tables = cases.tables(model, cases.cluster({"X": 1}, 2), costs, shape)
     places, which = [(("X",), ((("X", 1),), (("X", 1),)))], np.zeros(3, dtype=int)
-    steps, _ = step_times(tables, places, which, np.array([[3, 3], [6, 0], [0, 6]]))
+    steps, _ = Steps(tables, places, which, np.array([[3, 3], [6, 0], [0, 6]])).all()
     assert np.isfinite(steps).tolist() == [True, False, False]
     small = cases.cluster({"X": 1}, 2, X={"memory_gib": 1e-6})
     tables = cases.tables(model, small, costs, shape)
-    assert not np.isfinite(step_times(tables, places, which[:1], np.array([[3, 3]]))[0]).any()
+    assert not np.isfinite(Steps(tables, places, which[:1], np.array([[3, 3]])).all()[0]).any()
 
 
 @pytest.mark.parametrize(

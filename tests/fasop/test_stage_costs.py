@@ -218,3 +218,16 @@ def test_stages_that_meet_in_a_node_reduce_over_one_link() -> None:
     # A ring of 8 sends 7/4 of the bytes, one of 6 sends 5/3, at half the rate.
     begin = COLLECTIVE_START + HOP
     assert (part - begin) / (whole - begin) == pytest.approx(2 * (5 / 3) / (7 / 4), rel=1e-3)
+
+
+def test_a_stage_holds_a_shared_matrix_once() -> None:
+    model = cases.model(layers=4, encoder=2)
+    h, v = model.hidden, model.vocab
+    on = cases.cluster({"X": 1}, size=2)
+    held, _ = cases.tables(model, on, cases.costs(model, {"X": 1.0}), Shape(1, 1, 2, 1)).held(1)
+    layers = {"T": 12 * h * h + 13 * h, "D": 16 * h * h + 13 * h}
+    # Units ETT and EDD: encoder, decoder with the head; both embeddings and the head are one matrix.
+    assert held[0, 3] == h * v + 2 * layers["T"]
+    assert held[3, 6] == h * v + 2 * layers["D"]
+    assert held[5, 6] == h * v + layers["D"]
+    assert held[0, 6] == h * v + 2 * layers["T"] + 2 * layers["D"]

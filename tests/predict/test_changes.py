@@ -10,8 +10,8 @@ import pytest
 
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType, TensorInfo
+from chakra_et.network.fit import Model, Sample, fit_model, read_model, write_model
 from chakra_et.predict.changes import Fuse, RankAs, Scale, parse_rank, parse_scale
-from chakra_et.predict.fit import Model, Sample, fit_model, read_model, write_model
 from chakra_et.predict.gpu import Gpu, parse_gpu
 from chakra_et.predict.network import TCP_PAYLOAD, Network, gloo_segments
 from chakra_et.predict.overlap import Overlap

@@ -11,11 +11,11 @@ import pytest
 from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType, TensorInfo
+from chakra_et.network.fit import Model
 from chakra_et.predict.accumulate import Accumulate, parse_accumulate
 from chakra_et.predict.buckets import Buckets
 from chakra_et.predict.changes import Scale
 from chakra_et.predict.ddp import BACK, INTO_BUCKET, READY, assign, find_backward
-from chakra_et.predict.fit import Model
 from chakra_et.predict.network import Network
 from chakra_et.predict.predict import Prediction, predict
 from chakra_et.predict.ranks import Ranks

@@ -11,7 +11,7 @@ import pytest
 
 from chakra_et.__main__ import main
 from chakra_et.errors import TraceError
-from chakra_et.predict.fit import Model, write_model
+from chakra_et.network.fit import Model, write_model
 from chakra_et.simulators.networks import read_topology
 from fasop.__main__ import main as fasop
 

@@ -16,7 +16,7 @@ from chakra_et.__main__ import main
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import ExecutionTrace, NodeType
 from chakra_et.simulators.blocks import find_blocks
-from chakra_et.simulators.gradients import bucket_sizes, limit_of
+from chakra_et.simulators.gradients import bucket_sizes, limits_of
 from chakra_et.simulators.operators import operators_of
 from chakra_et.simulators.passes import one_f_one_b
 from tests.chakra_et.replay_traces import cpu, make_trace
@@ -142,18 +142,17 @@ def test_buckets_are_those_of_torch() -> None:
     from torch.distributed import _compute_bucket_assignment_by_size  # type: ignore[attr-defined]
 
     generator = np.random.default_rng(3)
-    for limit in (1, 4, 25):
+    # Where bucket_cap_mb is given, the first bucket is as large as the others.
+    for first, limit in ((1, 1), (1, 4), (1, 25), (4, 4)):
         counts = generator.integers(1, 3 << 20, 60).tolist()
         tensors = [torch.empty(count, device="meta") for count in counts]
-        found, _ = _compute_bucket_assignment_by_size(tensors, [1 << 20, limit << 20])
-        made = bucket_sizes([4 * count for count in counts], limit << 20)
+        found, _ = _compute_bucket_assignment_by_size(tensors, [first << 20, limit << 20])
+        sizes = [4 * count for count in counts]
+        made = bucket_sizes(sizes, limit << 20, first << 20)
         assert made == [list(bucket) for bucket in found]
-        sizes = [sum(4 * counts[at] for at in bucket) for bucket in made]
-        again = bucket_sizes(
-            [4 * count for count in counts], limit_of([4 * count for count in counts], sizes)
-        )
-        assert again == made
-    assert limit_of([10, 20], [10, 20]) == 0
+        limits = limits_of(sizes, [sum(sizes[at] for at in bucket) for bucket in made])
+        assert limits is not None and bucket_sizes(sizes, limits[1], limits[0]) == made
+    assert limits_of([10, 20], [10, 20]) is None
 
 
 def test_layers_of_a_pipeline_go_to_their_stages(tmp_path: Path) -> None:

@@ -1,0 +1,84 @@
+#!/usr/bin/env python3
+"""How far the model of each GPU is from what kernels of public traces took there, without any source trace.
+
+    python benchmarks/check_gpus.py
+
+Only operators whose shapes are recorded are counted. A further MI300X trace is judged by a fit without it; no
+trace of the other GPUs was used in any fit, and all but the specified rates is taken from H100.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.fit_gpus import OTHERS, Trace, fit, read, read_all
+from chakra_et import cli
+from chakra_et.predict.gpu_times import GpuModel, gpu_model
+from chakra_et.text import shortened, table
+
+_TRACES = {
+    "B200": ("public/b200_eager_rank0.json.gz", None),
+    "A100": ("public/sampled_rank0_of_128.json.gz", None),
+    "V100": ("dlrm_8gpu/dlrm_8gpu_rank0_device.json.gz", "dlrm_8gpu/dlrm_8gpu_rank0_host.json.gz"),
+}
+_SMALLEST_SHARE = 0.01
+
+
+@dataclass
+class Config:
+    """Where the traces are."""
+
+    traces: str = field(
+        default="../shared/data/traces", metadata={"help": "folder of public/ and dlrm_8gpu/"}
+    )
+
+
+def main() -> int:
+    config = cli.parse(Config, description=__doc__.splitlines()[0])
+    folder = Path(config.traces)
+    pairs, others = read_all(folder / "public")
+    lines = [("GPU", "trace", "class", "share of time", "measured, ms", "error")]
+    for name, trace, model in zip(OTHERS, others, others_left_out(pairs, others), strict=True):
+        lines += rows("MI300X", name, trace, model)
+    for gpu, (device, host) in _TRACES.items():
+        lines += rows(gpu, device, read(folder / device, folder / host if host else None), gpu_model(gpu))
+    print("\n".join(table(lines, right=(3, 4, 5))))
+    return 0
+
+
+def others_left_out(pairs: Mapping[str, Mapping[str, Trace]], others: Sequence[Trace]) -> list[GpuModel]:
+    """MI300X as the pairs and the further traces but one have it, for each of these."""
+    given = [pair["MI300X"] for pair in pairs.values()]
+    return [fit("MI300X", [*given, *others[:at], *others[at + 1 :]]) for at in range(len(others))]
+
+
+def rows(gpu: str, name: str, trace: Trace, model: GpuModel) -> list[tuple[str, ...]]:
+    """Of each class: its share of the time of all kernels, the time with recorded shapes, and the error."""
+    whole = sum(sample.micros * sample.calls for sample in trace)
+    sums: dict[str, list[float]] = {}
+    for work, micros, calls, fits in trace:
+        if work.known and fits:
+            of_kind = sums.setdefault(work.kind, [0.0, 0.0])
+            of_kind[0] += micros * calls
+            of_kind[1] += model.micros(work) * calls
+    return [
+        (
+            gpu,
+            shortened(Path(name).name.split(".")[0], 24),
+            kind,
+            f"{taken / whole:.1%}",
+            f"{taken / 1e3:,.2f}",
+            f"{made / taken - 1:+.0%}",
+        )
+        for kind, (taken, made) in sorted(sums.items(), key=lambda item: -item[1][0])
+        if taken >= _SMALLEST_SHARE * whole
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

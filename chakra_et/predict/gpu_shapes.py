@@ -1,0 +1,200 @@
+"""What a call of an operator works on, from its arguments' recorded shapes, types, strides and values."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from chakra_et.et.columns import ExecutionTrace, Strings
+from chakra_et.graph.work import WITH_VALUES, operator_work, rule_of
+from chakra_et.predict.gpu_call import Work, item_bytes
+from chakra_et.predict.gpu_layout import contiguous_strides, layout
+from chakra_et.predict.run import Run
+from chakra_et.traces.strides import STRIDES, is_shape
+
+_SELECTS = ("aten::index_select", "aten::embedding", "aten::gather")
+_WRITES_FIRST = re.compile(r"aten::\w*(?<!_)_$|aten::copy_$")
+_ONLY_WRITES_FIRST = re.compile(r"aten::(copy|fill|zero|normal|uniform|random)_$")
+_COMPARES = re.compile(r"aten::(eq|ne|lt|gt|le|ge|logical_\w+|isnan|isinf|isin)$")
+_SPECIAL = re.compile(r"aten::(gelu|erf|erfc|tanh)(_backward)?_?$")
+_CAUSAL = {
+    "aten::scaled_dot_product_attention": 5,
+    "aten::_scaled_dot_product_flash_attention": 4,
+    "aten::_scaled_dot_product_efficient_attention": 6,
+    "aten::_scaled_dot_product_cudnn_attention": 6,
+}
+"""Where the argument is_causal stands."""
+_ALIGNED_BYTES = 16
+
+
+class Shapes:
+    """The recorded arguments of operators, by node."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.place: list[dict[int, int]] = []
+        self.strides: list[dict[int, str]] = []
+        for trace in run.graph.traces:
+            rows = [] if trace.inputs is None else trace.inputs.rows.tolist()
+            self.place.append({row: k for k, row in enumerate(rows)})
+            found = trace.attributes.get(STRIDES)
+            texts = found.values if found is not None else None
+            known = isinstance(texts, Strings) and found is not None
+            rows = found.rows.tolist() if known and found is not None else []
+            self.strides.append({row: texts[k] for k, row in enumerate(rows) if isinstance(texts, Strings)})
+        self.seen: dict[tuple[str, bytes, bytes, bytes, str], Work] = {}
+
+    def work(self, kind: str, node: int) -> Work:
+        """What the operator of ``node`` works on; without operations and bytes if that isn't recorded."""
+        trace_of, row = int(self.run.graph.trace_of[node]), int(self.run.graph.row[node])
+        trace: ExecutionTrace = self.run.graph.traces[trace_of]
+        at = self.place[trace_of].get(row)
+        if at is None or trace.inputs is None:
+            return Work(kind)
+        name = self.run.names[int(self.run.name_of[node])]
+        valued = kind == "attention" or rule_of(name) in WITH_VALUES
+        values = trace.inputs.values[at] if valued else b"[]"
+        strides = self.strides[trace_of].get(row, "")
+        key = (name, values, trace.inputs.shapes[at], trace.inputs.types[at], strides)
+        if key not in self.seen:
+            self.seen[key] = described(kind, *key)
+        return self.seen[key]
+
+
+def described(kind: str, name: str, values: bytes, shapes: bytes, types: bytes, strides: str = "") -> Work:
+    """What a call of operator ``name`` works on, from the JSON texts of its arguments."""
+    try:
+        dims, types_, given = (msgspec.json.decode(text) for text in (shapes, types, strides or "[]"))
+        arguments = msgspec.json.decode(values)
+    except (msgspec.DecodeError, RecursionError):
+        return Work(kind)
+    if not all(isinstance(part, list) for part in (dims, types_, given, arguments)):
+        return Work(kind)
+    if name == "aten::cat":
+        return _joined(kind, dims)
+    counted = operator_work(name, values, shapes, types, b"[]", b"[]")
+    if counted is None:
+        return Work(kind)
+    steps = [each if is_shape(each) else None for each in given] + [None] * len(dims)
+    found = [
+        (shape, step, str(of)[7:-1])
+        for shape, step, of in zip(dims, steps, types_, strict=False)
+        if str(of).startswith("Tensor(") and is_shape(shape)
+    ]
+    if not found:
+        return Work(kind)
+    tensors = [shape for shape, _, _ in found]
+    work = Work(kind, float(counted[0]), float(counted[1]), type=found[0][2])
+    backward = "backward" in name
+    if kind in ("elementwise", "copy"):
+        return _elementwise(work, name, found)
+    if kind == "matrix product":
+        return _product(work, found[-2:] if "add" in name else found[:2])
+    if kind == "attention":
+        causal = _CAUSAL.get(name, len(arguments))
+        halved = causal < len(arguments) and str(arguments[causal]).lower() == "true"
+        masked = name in _CAUSAL and not backward and len(dims) > 3 and is_shape(dims[3]) and len(dims[3]) > 0
+        work = replace(work, masked=masked)
+        return _attention(work, tensors[1:] if backward else tensors, "scaled_dot_product" in name, halved)
+    if kind == "softmax" and tensors[0]:
+        return replace(work, row=tensors[0][-1])
+    if kind == "convolution":
+        return _convolution(work, tensors, backward)
+    if kind == "gather":
+        return _gathered(work, name, tensors)
+    return work
+
+
+def _elementwise(work: Work, name: str, found: Sequence[tuple[list[int], Any, str]]) -> Work:
+    """Bytes that are really touched, and how the tensors lie."""
+    first = bool(_WRITES_FIRST.match(name))
+    operands = [each for each in found if each[0] or len(found) == 1] or list(found)
+    way = layout([shape for shape, _, _ in operands], [step for _, step, _ in operands], first)
+    if way is None:
+        return work
+    sizes = [item_bytes(of) for _, _, of in operands]
+    touched = [count * size for count, size in zip(way.touched, sizes, strict=True)]
+    made = touched[0] if first else way.elements * (1 if _COMPARES.match(name) else max(sizes))
+    read = sum(touched[1:] if _ONLY_WRITES_FIRST.match(name) else touched)
+    return replace(
+        work,
+        operations=float(way.elements),
+        moved=float(read + made),
+        strided=way.strided,
+        apart=way.apart,
+        special=bool(_SPECIAL.match(name)),
+    )
+
+
+def _joined(kind: str, dims: Sequence[Any]) -> Work:
+    """``aten::cat``: the tensors of a list are read and written. Their type isn't recorded: 16 bits."""
+    shapes = dims[0] if dims and isinstance(dims[0], list) else []
+    made = float(sum(math.prod(shape) for shape in shapes if is_shape(shape) and shape))
+    return Work(kind, made, 2 * 2 * made, joins=True)
+
+
+def _product(work: Work, pair: Sequence[tuple[list[int], Any, str]]) -> Work:
+    """With batch, M, N and K of a product of two tensors, and how their rows are aligned."""
+    if len(pair) != 2:
+        return work
+    (a, a_steps, of), (b, b_steps, _) = pair
+    if len(a) < 2 or len(b) < 2 or a[-1] != b[-2]:
+        return work
+    if len(b) == 2:  # a batch of rows
+        product = 1, math.prod(a[:-1]), b[-1], a[-1]
+    else:
+        product = math.prod(a[:-2]), a[-2], b[-1], a[-1]
+    size = item_bytes(of)
+    made = math.gcd(b[-1] * size, _ALIGNED_BYTES)
+    return replace(
+        work, product=product, aligned=(_aligned(a, a_steps, size), _aligned(b, b_steps, size), made)
+    )
+
+
+def _aligned(shape: list[int], steps: Any, size: int) -> int:
+    """At which multiples of bytes, up to 16, the rows of a matrix start."""
+    own = steps if steps is not None and len(steps) == len(shape) else contiguous_strides(shape)
+    along = [step * size for step, width in zip(own, shape, strict=True) if step > 1 and width > 1]
+    return math.gcd(*along, _ALIGNED_BYTES)
+
+
+def _convolution(work: Work, tensors: Sequence[list[int]], backward: bool) -> Work:
+    """With the input channels, and the matrix product that it amounts to."""
+    if len(tensors) < 2 + backward or len(tensors[backward]) < 3:
+        return work
+    x, weight = tensors[backward], tensors[backward + 1]
+    depth, columns = math.prod(weight[1:]), weight[0]
+    rows = work.operations / max(2.0 * depth * columns, 1.0)
+    passes = 1 + (backward and work.operations > 3.0 * math.prod(tensors[0]) * depth)  # one for each gradient
+    product = (passes, round(rows / passes), columns, depth)
+    return replace(work, channels=x[1], product=product, alone=weight[1] == 1)
+
+
+def _gathered(work: Work, name: str, tensors: Sequence[list[int]]) -> Work:
+    """The selected rows or elements, not the whole table; unknown where the index isn't a tensor argument."""
+    if len(tensors) < 2 or not tensors[0] or name not in _SELECTS:
+        return Work(work.kind, type=work.type)
+    each = 1 if name.endswith("gather") else tensors[0][-1]
+    made = float(math.prod(tensors[1]) * each)
+    return replace(work, operations=made, moved=2 * made * item_bytes(work.type))
+
+
+def _attention(work: Work, tensors: Sequence[list[int]], heads_first: bool, causal: bool) -> Work:
+    """With queries and keys. PyTorch's flash and efficient operators have tokens before heads."""
+    if len(tensors) < 2 or len(tensors[0]) != 4 or len(tensors[1]) != 4:
+        return work
+    tokens, heads = (2, 1) if heads_first else (1, 2)
+    query, key = tensors[0], tensors[1]
+    seen = 1 - (query[tokens] - 1) / 2 / max(key[tokens], 1) if causal else 1.0
+    return replace(
+        work,
+        operations=work.operations * max(seen, 0.5),
+        keys=key[tokens],
+        batch=query[0] * query[heads],
+        queries=query[tokens],
+    )

@@ -1,0 +1,279 @@
+"""Seconds that no placement and partition of a shape can beat, without a search.
+
+In a step of m micro-batches each stage is busy with m passes and their messages. And (``partition`` says
+why) a step takes at least what a micro-batch takes through all stages and back, and then what is left of the
+stage with most left: of one that runs w forwards ahead, ``(m − 1) · (passes + messages) − w · forward``.
+
+Work is counted in seconds on the fastest GPU of each unit. The layers are the work that can be anywhere: a
+GPU type takes at least ``slow`` seconds for a second of it, and as many stages as it has GPUs for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from fasop.exact.passes import Passes
+from fasop.exact.stage_costs import StageCosts
+from fasop.memo import memo
+from fasop.plans.shapes import BETWEEN, CROWDED, INSIDE, Seats, Shape
+
+HALVINGS = 20  # of an interval in which a bound is searched
+
+
+class _Speed(NamedTuple):
+    """Of a GPU type: seconds for a second of a layer, and of any unit, on the fastest type, at the unit that
+    suits it best; seconds of its fastest layer; its GPUs.
+    """
+
+    slow: float
+    slow_any: float
+    layer: float
+    gpus: int
+
+
+class _Speeds(NamedTuple):
+    """layers, others: seconds of all layers, and of the other units, on the fastest GPUs; ahead: the largest
+    share of the forward in a layer's passes.
+    """
+
+    layers: float
+    others: float
+    ahead: float
+    types: list[_Speed]
+
+
+class _Stages(NamedTuple):
+    """speeds: see there; slow, layers: (seconds per second, or of a layer; stages) of each GPU type, fastest
+    first; slowest: seconds of the slowest stage's passes, at least; busiest: those that are left of the
+    busiest stage, messages not counted.
+    """
+
+    speeds: _Speeds
+    slow: list[tuple[float, float]]
+    layers: list[tuple[float, float]]
+    slowest: float
+    busiest: float
+
+
+class Bounds:
+    """Of the shapes of one model on one cluster."""
+
+    def __init__(self, passes: Passes, tables: Callable[[Shape], StageCosts]) -> None:
+        self.passes, self.tables = passes, tables
+        self.model, self.options = passes.model, passes.options
+        self.cluster = passes.links.cluster
+        self._known_speeds: dict[tuple[int, ...], _Speeds] = {}
+
+    def rough(self, shape: Shape) -> float:
+        """Of computation alone."""
+        stages = self._stages(shape)
+        if stages is None:
+            return math.inf
+        m = self.model.global_batch // shape.batch
+        work = stages.speeds.layers + stages.speeds.others
+        return max(m * stages.slowest, work + stages.busiest)
+
+    def lower(self, shape: Shape) -> float:
+        """With messages, gradients and the embedding's copies, and whole layers."""
+        stages = self._stages(shape)
+        if stages is None:
+            return math.inf
+        tables, m = self.tables(shape), self.model.global_batch // shape.batch
+        messages, each, embedding = self._communication(shape)
+        busiest = self.busiest(shape)
+        slowest = max(stages.slowest, _whole_layers(self.model.layers, stages.layers))
+
+        def step(limit: float) -> float:
+            """Seconds where no stage takes more than ``limit``: what fast GPUs can't take falls to slower."""
+            left, total = stages.speeds.layers, stages.speeds.others
+            for slow, count in stages.slow:
+                done = min(left, count * limit / slow)
+                left, total = left - done, total + done * slow
+            total += left * stages.slow[-1][0]
+            return max(m * (slowest + each), total + 2 * messages + busiest)
+
+        low, high = 0.0, step(0.0)
+        for _ in range(HALVINGS):
+            middle = (low + high) / 2
+            if step(middle / m) > middle:
+                low = middle
+            else:
+                high = middle
+        seats = [tables.variants.pure_seats(gpu.name) for gpu in self.cluster.gpus]
+        once = min(self._least_once(tables, one) for one in seats)
+        return max(low + once + embedding, min(self._fullest_stage(tables, one) for one in seats))
+
+    @memo
+    def _stages(self, shape: Shape) -> _Stages | None:
+        """None where there are too few GPUs, or none can compute a unit."""
+        speeds = self._speeds(shape)
+        slow, slow_any, layers = (
+            _fastest_first([(one[which], one.gpus) for one in speeds.types], shape) for which in range(3)
+        )
+        work = speeds.layers + speeds.others
+        if not math.isfinite(work) or sum(count for _, count in slow) < shape.pp - 1e-9:
+            return None
+        slowest = max(
+            speeds.layers / sum(count / seconds for seconds, count in slow),
+            work / sum(count / seconds for seconds, count in slow_any),
+        )
+        weights = self._weights(shape, speeds.ahead)
+        paces = _along(slow, shape.pp)
+        busiest = 0.0
+        if weights[-1] > 0:
+            busiest = speeds.layers / sum(pace / weight for pace, weight in zip(paces, weights, strict=True))
+        return _Stages(speeds, slow, layers, slowest, busiest)
+
+    def _weights(self, shape: Shape, ahead: float) -> list[float]:
+        """Of each stage: for how many micro-batches' passes it has work left behind the first."""
+        rest = self.model.global_batch // shape.batch - 1
+        return [rest - min(shape.pp - 1 - stage, rest) * ahead for stage in range(shape.pp)]
+
+    @memo
+    def busiest(self, shape: Shape) -> float:
+        """Of what is left of the busiest stage behind the first micro-batch, its messages included."""
+        stages, (_, each, _) = self._stages(shape), self._communication(shape)
+        tables, pp = self.tables(shape), shape.pp
+        m = tables.micro_batches
+        if stages is None:
+            return 0.0
+        sides = [(stage > 0) + (stage < pp - 1) for stage in range(pp)]
+        waits = np.array([(m - 1) * each * side for side in sides])
+        least = max(stages.busiest, float(waits.max()))
+        if m == 1 or self.model.encoder_layers is not None or self.options.per_stage:
+            return least
+        # The first stage has the embedding too, the last one the head.
+        passes = [tables.variants.fastest(gpu.name) for gpu in self.cluster.gpus]
+        ahead = min(pp - 1, m - 1)
+        waits[0] += min((m - 1 - ahead) * forward[0] + (m - 1) * backward[0] for forward, backward in passes)
+        waits[-1] += (m - 1) * min(forward[-1] + backward[-1] for forward, backward in passes)
+        weights = np.array(self._weights(tables.shape, stages.speeds.ahead))
+        # Of more than two types, all but the fastest count as the second.
+        (layer, count), (other, _) = stages.layers[0], stages.layers[min(1, len(stages.layers) - 1)]
+        fast, slow, fastest = layer * weights, other * weights, math.ceil(count)
+        low, high = least, float(waits.max() + self.model.layers * slow[-1])
+        for _ in range(HALVINGS):
+            middle = (low + high) / 2
+            left = middle - waits + 1e-9 * high
+            on_fast, on_slow = np.floor(left / fast), np.floor(left / slow)
+            gain = np.sort(on_fast - on_slow)[pp - fastest :].sum()
+            if left.min() >= 0 and on_slow.sum() + gain >= self.model.layers:
+                high = middle
+            else:
+                low = middle
+        return max(least, low)
+
+    @memo
+    def _communication(self, shape: Shape) -> tuple[float, float, float]:
+        """Seconds of one message over every boundary, of the shortest one, and of the embedding's copies."""
+        tables, names = self.tables(shape), [gpu.name for gpu in self.cluster.gpus]
+        sizes = [self.cluster.size(gpu) for gpu in self.cluster.gpus]
+        # A stage over parts of two nodes shares its messages among more links than one in whole nodes.
+        parts = any(size % shape.group and shape.group % size for size in sizes)
+        if shape.pp == 1 or parts:
+            return 0.0, 0.0, 0.0
+        seats = [tables.variants.pure_seats(name) for name in names]
+        pairs = [(one, two) for one in seats for two in seats]
+        several = min(sizes) // shape.group > 1 and -(-shape.pp * shape.group // max(sizes)) > 2
+        across = min(tables.p2p(*pair, CROWDED if several else BETWEEN) for pair in pairs)
+        within = min(tables.p2p(one, one, INSIDE) for one in seats)
+        inside = self._inside(shape)
+        each = min(within, across) if inside else across
+        messages = inside * within + (shape.pp - 1 - inside) * each
+        copies = len(self.model.embedding_stages((1,) * shape.pp))
+        embedding = min(tables.embedding_sync(pair) for pair in pairs) if copies > 1 else 0.0
+        return messages, each, embedding
+
+    def _inside(self, shape: Shape) -> int:
+        """How many boundaries at most can lie within a node."""
+        largest = max(self.cluster.size(gpu) for gpu in self.cluster.gpus) // shape.group
+        return 0 if largest < 2 else shape.pp - 1 - (shape.pp - 1) // largest
+
+    def _speeds(self, shape: Shape) -> _Speeds:
+        ranks = shape.dp if self.options.zero >= 2 or shape.ep > 1 else 1
+        per_stage = self.options.per_stage
+        key = (*((shape.group, shape.batch) if per_stage else (shape.tp, shape.mbs)), shape.ep, ranks)
+        if key not in self._known_speeds:
+            variants = StageCosts(self.passes, shape).variants
+            totals = [np.sum(variants.fastest(gpu.name), axis=0) for gpu in self.cluster.gpus]
+            fastest, is_layer = np.min(totals, axis=0), self.passes.layers
+            some = fastest > 0
+            types = [
+                _Speed(
+                    float((total[is_layer] / fastest[is_layer]).min()) if fastest[is_layer].all() else 1.0,
+                    float((total[some] / fastest[some]).min()),
+                    float(total[is_layer].min()),
+                    self.cluster.size(gpu) * count,
+                )
+                for total, gpu, count in zip(totals, self.cluster.gpus, self.cluster.nodes, strict=True)
+            ]
+            ahead = max(variants.forward_share(gpu.name) for gpu in self.cluster.gpus)
+            layers = float(fastest[is_layer].sum())
+            self._known_speeds[key] = _Speeds(layers, float(fastest.sum()) - layers, ahead, types)
+        return self._known_speeds[key]
+
+    def _fullest_stage(self, tables: StageCosts, seats: Seats) -> float:
+        """Seconds of a stage with as many layers as some stage must have: its micro-batches, then its
+        gradients and their update.
+        """
+        layers = -(-self.model.layers // tables.shape.pp)
+        table = tables.table(seats, 1, fit=False)
+        at = 1, 1 + layers
+        passes = float(table.forward[at] + table.backward[at])
+        if not math.isfinite(passes):
+            return 0.0
+        return tables.micro_batches * passes + float(table.reduction[at] + table.update[at])
+
+    def _least_once(self, tables: StageCosts, seats: Seats) -> float:
+        """Seconds that the first stage takes at least for its gradients and their update: what layers add may
+        hide some of the embedding's.
+        """
+        table = tables.table(seats, 1, fit=False)
+        return float((table.reduction[0, 1:] + table.update[0, 1:]).min())
+
+
+def _fastest_first(types: list[tuple[float, int]], shape: Shape) -> list[tuple[float, float]]:
+    """(seconds, stages) of the types that a shape's stages would best be on; types: (seconds, GPUs)."""
+    found, left = [], float(shape.pp)
+    for seconds, gpus in sorted(types):
+        count = min(gpus / shape.group, left)
+        left -= count
+        found.append((seconds, count))
+    return found
+
+
+def _along(slow: list[tuple[float, float]], stages: int) -> list[float]:
+    """How much faster than a second per second each stage is, the fastest GPUs first, where that serves best.
+
+    slow: (seconds per second, stages, of which parts too).
+    """
+    paces = [0.0] * stages
+    at = 0.0
+    for seconds, count in slow:
+        end = at + count
+        for stage in range(int(at), min(math.ceil(end - 1e-9), stages)):
+            paces[stage] += (min(end, stage + 1) - max(at, stage)) / seconds
+        at = end
+    return paces
+
+
+def _whole_layers(layers: int, types: list[tuple[float, float]]) -> float:
+    """The least seconds in which stages of whole layers can hold all of them.
+
+    types: seconds of a layer, and how many stages. With stages of several types ⌊limit / seconds⌋ layers
+    each.
+    """
+    if len(types) == 1:
+        return math.ceil(layers / types[0][1] - 1e-9) * types[0][0]
+    low, high = 0.0, layers * max(seconds for seconds, _ in types)
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        if sum(math.floor(middle / seconds) * math.ceil(count) for seconds, count in types) >= layers:
+            high = middle
+        else:
+            low = middle
+    return low
