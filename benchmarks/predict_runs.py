@@ -125,8 +125,8 @@ def counted(folder: Path, all_steps: bool = False) -> dict[str, dict[int, list[i
     few = [case for case, rounds in found.items() if sum(map(len, rounds.values())) < FEWEST]
     if few or not found:
         raise TraceError(
-            f"fewer than {FEWEST} steps of {', '.join(few) or folder} were undisturbed: go on with --keep, or use "
-            "--all-steps"
+            f"fewer than {FEWEST} steps of {', '.join(few) or folder} were undisturbed: go on with --keep "
+            "or use --all-steps"
         )
     return found
 
