@@ -15,30 +15,25 @@ from collections.abc import Iterable
 import numpy as np
 
 DISTURBED = 1.05
-"""Slower than this, a core is disturbed: undisturbed probes differ by 1 to 2%."""
+"""Slower than this, relative to undisturbed cores, a core is disturbed: undisturbed probes differ by 1 to
+2%."""
 _SIZE, _PRODUCTS, _TRIES = 48, 60, 3
 
 
 class CoreProbe:
-    """Probes ``cores`` from the calling thread; about 0.5 ms each, 0.5 s to create."""
+    """Probes ``cores`` from the calling thread; about 0.5 ms each."""
 
     def __init__(self, cores: Iterable[int]):
         self.cores = sorted(cores)
         self._input, self._output = np.ones((2, _SIZE, _SIZE), np.float32)
-        deadline = time.monotonic() + 0.5
-        self._fastest = float("inf")
-        while time.monotonic() < deadline:
-            self.slowdown()
 
-    def slowdown(self) -> float:
-        """How much slower the slowest core is than the fastest probe until now was: 1.0 or more."""
+    def slowest_us(self) -> float:
+        """What the probe takes on the slowest core, µs."""
         allowed = os.sched_getaffinity(0)
         try:
-            taken = [self._time(core) for core in self.cores]
+            return max(self._time(core) for core in self.cores) / 1e3
         finally:
             os.sched_setaffinity(0, allowed)
-        self._fastest = min(self._fastest, *taken)
-        return max(taken) / self._fastest
 
     def _time(self, core: int) -> float:
         """The shortest of a few tries, CPU ns."""
@@ -50,3 +45,10 @@ class CoreProbe:
                 np.matmul(self._input, self._input, out=self._output)
             tries.append(time.thread_time_ns() - begin)
         return float(min(tries))
+
+
+def is_disturbed(probes_us: np.ndarray) -> np.ndarray:
+    """Which of many probes were of disturbed cores; bool. The second percentile is taken for undisturbed: the
+    fastest ones may be 8% faster than most."""
+    found: np.ndarray = probes_us > DISTURBED * np.percentile(probes_us, 2)
+    return found

@@ -70,10 +70,10 @@ class Rank:
         steps_ms = self._steps(case, self.plan["plain"])
         job, active = self._job(case), self.plan["active"]
         probed: list[float] = []
-        slowdowns = []
+        probes_us = []
 
         def probe() -> None:
-            probed.append(self.probe.slowdown())
+            probed.append(self.probe.slowest_us())
 
         name = f"{case['name']}_r{number}"
         with ChakraTracer(self.plan["output"], name, 0, 1, active, self.rank, self.ranks) as tracer:
@@ -81,13 +81,13 @@ class Rank:
                 job.step(probe)
                 probe()
                 if step:
-                    slowdowns.append(max(probed))
+                    probes_us.append(max(probed))
                 del probed[:-1]  # the last one is also the first of the next step
                 tracer.step()
         shape(self.interface, None)
-        most = torch.tensor(slowdowns)
+        most = torch.tensor(probes_us)
         dist.all_reduce(most, dist.ReduceOp.MAX)
-        return {"case": case["name"], "round": number, "slowdown": most.tolist(), "steps_ms": steps_ms}
+        return {"case": case["name"], "round": number, "probe_us": most.tolist(), "steps_ms": steps_ms}
 
     def _steps(self, case: dict[str, Any], count: int) -> list[float]:
         """Run untraced steps of a case; their times, ms."""

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from benchmarks.core_probe import DISTURBED
+from benchmarks.core_probe import is_disturbed
 from benchmarks.predict_loopback import own_loopback
 from benchmarks.predict_processes import (
     free_port,
@@ -119,9 +119,11 @@ def counted(folder: Path, all_steps: bool = False) -> dict[str, dict[int, list[i
     """Case → round → the traced steps in which no core was disturbed, or ``all_steps``. Raises ``TraceError``
     where a case has too few."""
     found: dict[str, dict[int, list[int]]] = {}
-    for turn in turns(folder):
-        calm = [step for step, slowdown in enumerate(turn["slowdown"]) if all_steps or slowdown <= DISTURBED]
-        found.setdefault(turn["case"], {})[turn["round"]] = calm
+    log = turns(folder)
+    probes = np.array([turn["probe_us"] for turn in log], float)
+    disturbed = is_disturbed(probes) & (not all_steps) if len(log) else probes
+    for turn, steps in zip(log, disturbed, strict=True):
+        found.setdefault(turn["case"], {})[turn["round"]] = np.flatnonzero(~steps).tolist()
     few = [case for case, rounds in found.items() if sum(map(len, rounds.values())) < FEWEST]
     if few or not found:
         raise TraceError(
@@ -190,12 +192,12 @@ def _row(case: Case, calm: dict[str, dict[int, list[int]]], folder: Path) -> Row
         *(float(np.median(np.concatenate(each))) for each in (before, measured, predicted)),
         float(np.median(baseline)) if baseline else None,
         float(np.median(uncertainty)),
-        _interval(predicted, measured),
+        interval(predicted, measured),
         is_noise=case.name == "nothing",
     )
 
 
-def _interval(
+def interval(
     predicted: Sequence[Sequence[float]], measured: Sequence[Sequence[float]]
 ) -> tuple[float, float]:
     """In which the error lies with 95%, percent, from rounds drawn anew."""
