@@ -8,16 +8,16 @@ saw.
 
 Parts: ``machine``: the simulated GPU machine of tests/generator; ``compute``: operators slowed in forward,
 backward and optimizer, and a slow rank, on two gloo ranks; ``network``: two ranks behind a veth pair limited
-by tbf; ``shapes``: other batch, sequence and hidden sizes; ``steps``: other buckets, gradient
-accumulation; ``blocks``: twice the layers, FSDP2 in place of DDP; ``ranks``: one rank and two on a core each;
-``four``: one, two and four ranks on a part of a core each (needs root); ``threads``: one and two threads of one
-rank; ``gpu``: one model on H100 and on MI300X (--pairs).
+by tbf; ``shapes``: other batch, sequence and hidden sizes; ``steps``: other buckets, gradient accumulation;
+``blocks``: twice the layers, FSDP2 in place of DDP; ``ranks``: one rank and two on a core each; ``four``:
+one, two and four ranks on a part of a core each (needs root); ``threads``: one and two threads of one rank;
+``gpu``: one model on H100 and on MI300X (--pairs).
 
 The cases of a part run in turns, several rounds of them, in the same processes, one thread and one core per
-rank. Predictions come from the steps of the base case. Steps count in which nothing outside this machine slowed
-its cores, whatever they took (``core_probe.py``); where these are too few, rounds go on with --keep. "nothing" is
-the base case measured once more: its error is the noise of the machine. 95%: the interval of an error, from
-rounds drawn anew. ``baseline`` is what one gets without a graph: computing scaled by its
+rank. Predictions come from the steps of the base case. Steps count in which nothing outside this machine
+slowed its cores, whatever they took (``core_probe.py``); where these are too few, rounds go on with --keep.
+"nothing" is the base case measured once more: its error is the noise of the machine. 95%: the interval of an
+error, from rounds drawn anew. ``baseline`` is what one gets without a graph: computing scaled by its
 operations, plus the bytes that are sent over the bandwidth. The exit status is 1 if a target is missed.
 """
 
