@@ -95,6 +95,17 @@ def test_the_others_wait_for_a_slow_rank_and_no_longer_when_it_is_as_the_median(
     assert us(predict(run, [RankAs(0, 1)])) == [200, 200]
 
 
+def test_what_a_rank_repeats_takes_in_sum_what_it_takes_on_the_others() -> None:
+    def rank(repeats: int) -> list[dict]:
+        step = [cpu(1, 1, name="ProfilerStep#1", start=1)]
+        gelus = [cpu(2 + at, 10, (1 + at,), name="aten::gelu") for at in range(repeats)]
+        return [*step, *gelus, cpu(2 + repeats, 100, (1 + repeats,), name="aten::mm")]
+
+    run = make_run("both", [make_trace(*rank(2)), make_trace(*rank(8))], [0, 1])
+    assert us(predict(run, [])) == [121, 181]
+    assert us(predict(run, [RankAs(1)])) == pytest.approx([121, 121], abs=0.01)
+
+
 def test_a_bandwidth_gives_transfers_their_time() -> None:
     # 1 MB through a ring of two: 2 steps of 5 µs, and 1 MB at 12.5 GB/s = 80 µs.
     run = two_ranks()
