@@ -112,7 +112,7 @@ def _shortest(
     machine does for some seconds, which adds to the times, doesn't meet all repeats of one."""
     import torch
 
-    found = {}
+    found: dict[str, tuple[int, int]] = {}
     before = torch.get_num_threads()
     try:
         for _ in range(config.repeats):
@@ -124,7 +124,7 @@ def _shortest(
                     begin = time.perf_counter_ns()
                     operator()
                     taken.append(time.perf_counter_ns() - begin)
-                one, several = found.get(name, taken)
+                one, several = found.get(name, (taken[0], taken[1]))
                 found[name] = min(one, taken[0]), min(several, taken[1])
     finally:
         torch.set_num_threads(before)
