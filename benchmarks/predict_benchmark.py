@@ -8,14 +8,16 @@ saw.
 
 Parts: ``machine``: the simulated GPU machine of tests/generator; ``compute``: operators slowed in forward,
 backward and optimizer, and a slow rank, on two gloo ranks; ``network``: two ranks behind a veth pair limited
-by tbf; ``shapes``: other batch, sequence and hidden sizes; ``steps``: other buckets, gradient
-accumulation; ``blocks``: twice the layers, FSDP2 in place of DDP; ``ranks``: one, two and four ranks on a
-part of a core each (needs root); ``threads``: one and two threads of one rank; ``gpu``: one model on H100 and
-on MI300X (--pairs).
+by tbf; ``shapes``: other batch, sequence and hidden sizes; ``steps``: other buckets, gradient accumulation;
+``blocks``: twice the layers, FSDP2 in place of DDP; ``ranks``: one rank and two on a core each; ``four``:
+one, two and four ranks on a part of a core each (needs root); ``threads``: one and two threads of one rank;
+``gpu``: one model on H100 and on MI300X (--pairs).
 
-The cases of a part run in turns, several rounds of them, in the same processes, one thread per rank. A
-round's prediction comes from the base case of that round. "nothing" is the base case measured once more: its
-error is the noise of the machine. ``baseline`` is what one gets without a graph: computing scaled by its
+The cases of a part run in turns, several rounds of them, in the same processes, one thread and one core per
+rank. Predictions come from the steps of the base case. Steps count in which nothing outside this machine
+slowed its cores, whatever they took (``core_probe.py``); where these are too few, rounds go on with --keep.
+"nothing" is the base case measured once more: its error is the noise of the machine. 95%: the interval of an
+error, from rounds drawn anew. ``baseline`` is what one gets without a graph: computing scaled by its
 operations, plus the bytes that are sent over the bandwidth. The exit status is 1 if a target is missed.
 """
 
@@ -34,7 +36,7 @@ import numpy as np
 from benchmarks import predict_runs
 from benchmarks.predict_cases import PARTS
 from benchmarks.predict_gpus import gpu_rows
-from benchmarks.predict_runs import Row
+from benchmarks.predict_runs import Effort, Row
 from chakra_et import cli
 from chakra_et.convert.pair import PairOptions, convert_pair
 from chakra_et.errors import TraceError
@@ -55,12 +57,17 @@ class Config:
     """What is measured."""
 
     parts: tuple[str, ...] = field(default=("machine", *PARTS, "gpu"), metadata={"help": "parts to run"})
-    rounds: int = field(default=5, metadata={"help": "times that the cases of a part are run in turns"})
+    rounds: int = field(default=20, metadata={"help": "times that the cases of a part are run in turns"})
+    seconds: float = field(default=600.0, metadata={"help": "time within which the rounds of a part begin"})
+    all_steps: bool = field(default=False, metadata={"help": "count steps in which a core was disturbed too"})
     pairs: str = field(
         default="../shared/data/traces/public/pairs",
         metadata={"help": "folder of h100_MODEL.json.gz and mi300_MODEL.json.gz"},
     )
-    keep: str | None = field(default=None, metadata={"help": "folder in which the traces are kept"})
+    keep: str | None = field(
+        default=None,
+        metadata={"help": "folder in which the traces are kept, and rounds of an earlier run go on"},
+    )
 
     again: bool = field(
         default=False, metadata={"help": "predict anew from the traces kept by an earlier run"}
@@ -99,12 +106,22 @@ def measure(part: str, config: Config, folder: Path) -> tuple[list[Row], dict[st
         return machine_rows(), {"worst": MACHINE}
     if part == "gpu":
         return gpu_rows(Path(config.pairs)), {"worst": PER_CLASS}
-    return predict_runs.rows(PARTS[part], config.rounds, folder, config.again), {"mean": MEAN, "worst": WORST}
+    effort = Effort(config.rounds, config.seconds, config.all_steps)
+    rows = predict_runs.rows(PARTS[part], effort, folder, config.again)
+    log, calm = predict_runs.turns(folder), predict_runs.counted(folder, config.all_steps)
+    counts = [sum(map(len, rounds.values())) for rounds in calm.values()]
+    steps = sum(len(turn["probe_us"]) for turn in log)
+    done = (
+        f"{1 + log[-1]['round']} rounds; {sum(counts)} of {steps} steps count, in which no core was disturbed"
+    )
+    print(f"{done}, at least {min(counts)} per case")
+    return rows, {"mean": MEAN, "worst": WORST}
 
 
 def show(rows: list[Row], targets: dict[str, float]) -> int:
     """Print the table and how the targets fared; the number that was missed."""
-    lines = [("case", "before", "measured", "predicted", "error", "±", "baseline", "error")]
+    head = ("case", "before", "measured", "predicted", "error", "95%", "±", "baseline", "error")
+    lines: list[tuple[str, ...]] = [head]
     for row in rows:
         lines.append(
             (
@@ -113,12 +130,13 @@ def show(rows: list[Row], targets: dict[str, float]) -> int:
                 f"{row.measured:,.1f}",
                 f"{row.predicted:,.1f}",
                 f"{row.error:+.1f}%",
+                "-" if row.interval is None else "{:+.1f} to {:+.1f}%".format(*row.interval),
                 "-" if row.uncertainty is None else f"{100 * row.uncertainty / row.predicted:.1f}%",
                 "-" if row.baseline is None else f"{row.baseline:,.1f}",
                 "-" if row.baseline is None else f"{100 * (row.baseline / row.measured - 1):+.1f}%",
             )
         )
-    print("\n".join(table(lines, right=range(1, 8))))
+    print("\n".join(table(lines, right=range(1, 9))))
     judged = [abs(row.error) for row in rows if not row.is_noise]
     found = {"mean": float(np.mean(judged)), "worst": max(judged)}
     missed = 0

@@ -79,7 +79,7 @@ def _network(_: Path) -> list[Case]:
 def _compute(_: Path) -> list[Case]:
     slow = {
         "gelu": ("forward", "^aten::gelu$", 16),
-        "gelu_backward": ("backward", "^aten::gelu_backward$", 12),
+        "clamp": ("backward", "^aten::clamp$", 16),
     }
     slow["lerp"] = ("optimizer", "^aten::(_foreach_lerp_|lerp_)$", 16)
     cases = [Case("base", {}, []), Case("nothing", {}, [])]
@@ -140,20 +140,34 @@ def _steps(_: Path) -> list[Case]:
 
 
 def _ranks(folder: Path) -> list[Case]:
-    """One rank to two and four, two to four. All processes always run, so that the machine is as busy."""
+    """One rank to two, each on a core of its own. Two processes always run, so that the machine is as
+    busy."""
+    one, two = ({"ranks": ranks, "bucket_mb": 4} for ranks in (1, 2))
+    return [
+        Case("one rank", one, []),
+        Case("nothing", one, [], source="one rank", source_ranks=1),
+        Case("1 → 2 ranks", two, lambda: _added(folder, 2), _alone, "one rank", 1),
+    ]
+
+
+def _four(folder: Path) -> list[Case]:
+    """One rank and two to four. Four processes always run, as one, two or four jobs, on a part of a core
+    each."""
     one, two, four = ({"ranks": ranks, "bucket_mb": 4} for ranks in (1, 2, 4))
-
-    def measured(ranks: int) -> list[Change | Rebuild]:
-        # gloo works on the part of a core on which the rank computes: nothing runs beside it.
-        return [Ranks(ranks, 4, read_model(folder / "network.json")), Overlap(False)]
-
     return [
         Case("one rank", one, []),
         Case("two ranks", two, []),
-        Case("1 → 2 ranks", two, lambda: measured(2), _alone, "one rank", 1),
-        Case("1 → 4 ranks", four, lambda: measured(4), _alone, "one rank", 1),
+        Case("nothing", two, [], source="two ranks", source_ranks=2),
+        Case("1 → 2 ranks", two, lambda: _added(folder, 2), _alone, "one rank", 1),
+        Case("1 → 4 ranks", four, lambda: _added(folder, 4), _alone, "one rank", 1),
         Case("2 → 4 ranks", four, [Ranks(4)], _alone, "two ranks", 2),
     ]
+
+
+def _added(folder: Path, ranks: int) -> list[Change | Rebuild]:
+    """DDP for a run of one rank. gloo works on the core on which the rank computes: nothing runs beside
+    it."""
+    return [Ranks(ranks, 4, read_model(folder / "network.json")), Overlap(False)]
 
 
 def _threads(folder: Path) -> list[Case]:
@@ -188,6 +202,7 @@ PARTS: dict[str, Part] = {
     "shapes": Part(_shapes),
     "steps": Part(_steps),
     "blocks": BLOCKS,
-    "ranks": Part(_ranks, 4, core=0.45),
-    "threads": Part(_threads, 1),
+    "ranks": Part(_ranks, 2, measured="network"),
+    "four": Part(_four, 4, core=0.45, measured="network"),
+    "threads": Part(_threads, 1, measured="threads"),
 }

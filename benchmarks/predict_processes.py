@@ -15,8 +15,11 @@ from typing import Any
 
 from chakra_et.errors import TraceError
 
-WORKLOAD = Path(__file__).with_name("predict_workload.py")
-PERIOD_US = 10_000
+PROGRAM = Path(__file__).with_name("predict_rank.py")
+MALLOC = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
+"""Memory that was freed stays with the process. Otherwise an operator that writes a large tensor may have to
+wait for new pages, which depends on what was freed before it, and can take longer than its work."""
+PERIOD_US = 2_500
 """In which a rank gets its part of a core."""
 
 
@@ -27,7 +30,7 @@ def launch(
     path = folder / "plan.json"
     path.write_text(json.dumps(plan))
     commands = [
-        [*prefix, sys.executable, str(WORKLOAD), str(path), str(rank)] for rank, prefix in enumerate(prefixes)
+        [*prefix, sys.executable, str(PROGRAM), str(path), str(rank)] for rank, prefix in enumerate(prefixes)
     ]
     _run_all(commands, folder, [{"GLOO_SOCKET_IFNAME": interface} for interface in interfaces])
 
@@ -56,12 +59,17 @@ def measure_threads(folder: Path) -> None:
 
 def _run_all(commands: Sequence[list[str]], folder: Path, environments: Sequence[dict[str, str]]) -> None:
     ranks = []
+    allowed = os.sched_getaffinity(0)
+    cores = sorted(allowed)
     for rank, (command, more) in enumerate(zip(commands, environments, strict=True)):
-        environment = os.environ | {"OMP_NUM_THREADS": "1"} | more
+        environment = os.environ | {"OMP_NUM_THREADS": "1"} | MALLOC | more
         log = open(folder / f"rank{rank}.log", "w")  # noqa: SIM115
+        # One core for each process, all for a single one: it inherits them.
+        os.sched_setaffinity(0, allowed if len(commands) == 1 else {cores[rank % len(cores)]})
         ranks.append(
             subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
         )
+    os.sched_setaffinity(0, allowed)
     try:
         statuses = [rank.wait(timeout=900) for rank in ranks]
     finally:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
+from benchmarks.core_probe import is_disturbed
 from benchmarks.predict_loopback import own_loopback
 from benchmarks.predict_processes import (
     free_port,
@@ -28,16 +30,20 @@ from chakra_et.predict.changes import Change
 from chakra_et.predict.predict import predict
 from chakra_et.predict.rebuild import Rebuild
 from chakra_et.predict.run import Run, load_run, make_run
-from chakra_et.replay.report import measured_times, step_rows
 from chakra_et.traces import sets as trace_sets
 
-STEPS = {"warmup": 1, "plain": 1, "active": 4}
+STEPS = {"plain": 1, "active": 8}
+FEWEST = 3
+"""Undisturbed steps of a case."""
+SAMPLES = 1000
+"""Of rounds, for an interval."""
 
 
 @dataclass(frozen=True)
 class Row:
     """One case, all in ms: the step before the change, measured and predicted after it. ``baseline``: what
-    operations and bytes alone give; ``uncertainty``: one standard deviation; ``is_noise``: not judged."""
+    operations and bytes alone give; ``uncertainty``: one standard deviation; ``interval``: in which the error
+    lies with 95%, as far as the rounds differ, in percent; ``is_noise``: not judged."""
 
     name: str
     before: float
@@ -45,6 +51,7 @@ class Row:
     predicted: float
     baseline: float | None = None
     uncertainty: float | None = None
+    interval: tuple[float, float] | None = None
     is_noise: bool = False
 
     @property
@@ -69,30 +76,71 @@ class Case:
 @dataclass(frozen=True)
 class Part:
     """``cases``, run by as many ``processes``. ``shaped``: in network namespaces of their own; ``core``: the
-    part of a core that each may use, in a control group of its own."""
+    part of a core that each may use, in a control group of its own. ``measured``: what else the predictions
+    need of the machine, measured beforehand."""
 
     cases: Callable[[Path], list[Case]]
     processes: int = 2
     shaped: bool = False
     core: float | None = None
+    measured: Literal["network", "threads"] | None = None
 
 
-def rows(of: Part, rounds: int, folder: Path, again: bool = False) -> list[Row]:
+@dataclass(frozen=True)
+class Effort:
+    """How much is run: ``rounds``, those of an earlier run into the same folder included, that begin within
+    ``seconds``. ``all_steps``: those in which a core was disturbed count too."""
+
+    rounds: int = 5
+    seconds: float = 600.0
+    all_steps: bool = False
+
+
+def rows(of: Part, effort: Effort, folder: Path, again: bool = False) -> list[Row]:
     """Run a part's cases and compare, or, ``again``, compare with the traces that are in ``folder``. Raises
     ``TraceError`` where this machine can't run them."""
     folder.mkdir(parents=True, exist_ok=True)
     cases = of.cases(folder)
     if not again:
-        _run(of, cases, rounds, folder)
-    return [_row(case, rounds, folder) for case in cases if case.changes or case.name == "nothing"]
+        run(of, cases, effort, folder)
+    convert_sets.convert_sets(trace_sets.find(folder, "*"), PairOptions(), convert_sets.RunOptions(keep=True))
+    calm = counted(folder, effort.all_steps)
+    return [_row(case, calm, folder) for case in cases if case.changes or case.name == "nothing"]
 
 
-def _run(of: Part, cases: Sequence[Case], rounds: int, folder: Path) -> None:
-    """Run the cases in turns and convert their traces."""
+def turns(folder: Path) -> list[dict[str, Any]]:
+    """The turns, see ``predict_rank.py``."""
+    path = folder / "turns_0.json"
+    found: list[dict[str, Any]] = json.loads(path.read_text()) if path.exists() else []
+    return found
+
+
+def counted(folder: Path, all_steps: bool = False) -> dict[str, dict[int, list[int]]]:
+    """Case → round → the traced steps in which no core was disturbed, or ``all_steps``. Raises ``TraceError``
+    where a case has too few."""
+    found: dict[str, dict[int, list[int]]] = {}
+    log = turns(folder)
+    probes = np.array([turn["probe_us"] for turn in log], float)
+    disturbed = is_disturbed(probes) & (not all_steps) if len(log) else probes
+    for turn, steps in zip(log, disturbed, strict=True):
+        found.setdefault(turn["case"], {})[turn["round"]] = np.flatnonzero(~steps).tolist()
+    few = [case for case, rounds in found.items() if sum(map(len, rounds.values())) < FEWEST]
+    if few or not found:
+        raise TraceError(
+            f"fewer than {FEWEST} steps of {', '.join(few) or folder} were undisturbed: go on with --keep "
+            "or use --all-steps"
+        )
+    return found
+
+
+def run(of: Part, cases: Sequence[Case], effort: Effort, folder: Path) -> None:
+    """Run the cases in turns."""
+    log = turns(folder)
     plan: dict[str, Any] = {
         "world_size": of.processes,
         "output": str(folder),
-        "rounds": rounds,
+        "first_round": 1 + log[-1]["round"] if log else 0,
+        **asdict(effort),
         **STEPS,
         "cases": [{"name": file_name(case.name), **case.settings} for case in cases],
     }
@@ -106,12 +154,11 @@ def _run(of: Part, cases: Sequence[Case], rounds: int, folder: Path) -> None:
             prefixes = [[*loopback, *core] for core in cores or [[]] * of.processes]
             interfaces = ["lo"] * of.processes
             plan |= {"init": f"tcp://127.0.0.1:{free_port()}"}
-            if of.core:
+            if of.measured == "network" and not (folder / "network.json").exists():
                 measure_network(folder, prefixes)
-            elif of.processes == 1:
+            if of.measured == "threads" and not (folder / "threads.json").exists():
                 measure_threads(folder)
         launch(plan, folder, prefixes, interfaces)
-    convert_sets.convert_sets(trace_sets.find(folder, "*"), PairOptions())
 
 
 def file_name(case: str) -> str:
@@ -119,28 +166,55 @@ def file_name(case: str) -> str:
     return re.sub("[^A-Za-z0-9]+", "-", case)
 
 
-def _row(case: Case, rounds: int, folder: Path) -> Row:
-    """The medians over all rounds; a round is predicted from the source case of that round."""
-    before, measured, predicted, baseline, uncertainty = [], [], [], [], []
-    ranks = case.settings.get("ranks")
+def _row(case: Case, calm: dict[str, dict[int, list[int]]], folder: Path) -> Row:
+    """The medians over all undisturbed steps, of the source case before and predicted, and of the case."""
     changes = case.changes() if callable(case.changes) else case.changes
-    for number in range(rounds):
+    before, predicted, baseline, uncertainty = [], [], [], []
+    for number, steps in calm[file_name(case.source)].items():
+        if not steps:
+            continue
         source = load(folder / f"{file_name(case.source)}_r{number}", case.source_ranks)
         prediction = predict(source, changes)
-        before.append(measured_ms(source))
-        predicted.append(prediction.after_ms)
+        before.append([measured_steps_ms(source)[step] for step in steps])
+        predicted.append(
+            [max(rank.steps[step].after_ns for rank in prediction.ranks) / 1e6 for step in steps]
+        )
         uncertainty.append(max(rank.uncertainty_ms for rank in prediction.ranks))
-        measured += steps_ms(folder, f"{file_name(case.name)}_r{number}", ranks)
         if case.baseline:
             baseline.append(case.baseline(source))
-    values = [float(np.median(each)) for each in (before, measured, predicted)]
+    measured = []
+    for number, steps in calm[file_name(case.name)].items():
+        if steps:
+            run = load(folder / f"{file_name(case.name)}_r{number}", case.settings.get("ranks"))
+            measured.append([measured_steps_ms(run)[step] for step in steps])
     return Row(
         case.name,
-        *values,
+        *(float(np.median(np.concatenate(each))) for each in (before, measured, predicted)),
         float(np.median(baseline)) if baseline else None,
         float(np.median(uncertainty)),
+        interval(predicted, measured),
         is_noise=case.name == "nothing",
     )
+
+
+def interval(
+    predicted: Sequence[Sequence[float]], measured: Sequence[Sequence[float]]
+) -> tuple[float, float]:
+    """In which the error lies with 95%, percent, from rounds drawn anew."""
+    random = np.random.default_rng(0)
+
+    def median(rounds: Sequence[Sequence[float]]) -> float:
+        drawn = random.integers(len(rounds), size=len(rounds))
+        return float(np.median(np.concatenate([rounds[at] for at in drawn])))
+
+    errors = [100 * (median(predicted) / median(measured) - 1) for _ in range(SAMPLES)]
+    low, high = np.percentile(errors, [2.5, 97.5])
+    return float(low), float(high)
+
+
+def measured_steps_ms(run: Run) -> list[float]:
+    """The measured steps, each as long as on its slowest rank."""
+    return (np.max([steps.measured_ns for steps in run.steps], axis=0) / 1e6).tolist()
 
 
 def measured_ms(run: Run) -> float:
@@ -158,16 +232,3 @@ def load(path: Path, ranks: int | None = None) -> Run:
     # gloo's records don't name their group: the collectives of these ranks are of these ranks alone.
     groups = {str(name): list(range(ranks)) for name in range(1, 4)}
     return make_run(path.name, traces, range(ranks), groups)
-
-
-def steps_ms(folder: Path, name: str, ranks: int | None = None) -> list[float]:
-    """The measured steps of a run, each as long as on the slowest of all ranks, or of the first ``ranks``."""
-    columns = []
-    for path in sorted(folder.glob(f"{name}.[0-9]*.et"))[:ranks]:
-        trace = et_file.read(path)
-        starts, end = measured_times(trace)
-        assert starts is not None
-        columns.append(np.diff(np.append(starts[step_rows(trace)[1]], end)))
-    if not columns:
-        raise TraceError(f"{folder / name}: the run wasn't converted")
-    return (np.max(columns, axis=0) / 1e6).tolist()

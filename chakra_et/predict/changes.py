@@ -143,7 +143,8 @@ class _Traffic:
 class RankAs:
     """Rank ``rank`` computes as fast as the median of the others (``like`` None), or as rank ``like``.
 
-    Nodes correspond by name and order; communication isn't changed but by what the rank no longer delays.
+    Nodes correspond by name and order. What the rank runs more or less often than the others takes in sum
+    what it takes there. Communication isn't changed but by what the rank no longer delays.
     """
 
     rank: int
@@ -158,15 +159,20 @@ class RankAs:
         if not others or self.like == self.rank:
             raise TraceError(f"--rank {self.rank}: there is no other rank to compare it with")
         own = setting.own_ns.copy()
-        mine = _by_occurrence(run, ranks.index(self.rank))
-        theirs = [_by_occurrence(run, ranks.index(rank)) for rank in others]
+        mine = _alike(run, ranks.index(self.rank))
+        theirs = [_alike(run, ranks.index(rank)) for rank in others]
         changed = 0
         computing = ~run.is_communication
-        for key, node in mine.items():
-            found = [setting.own_ns[each[key]] for each in theirs if key in each]
-            if found and computing[node]:
-                own[node] = int(np.median(found))
-                changed += 1
+        for group, nodes in mine.items():
+            found = [setting.own_ns[each[group]] for each in theirs if group in each]
+            if not found or not computing[nodes].all():
+                continue
+            changed += len(nodes)
+            if all(len(each) == len(nodes) for each in found):
+                own[nodes] = np.median(found, axis=0)
+            else:
+                ratio = float(np.median([each.sum() for each in found])) / max(own[nodes].sum(), 1)
+                own[nodes] = np.rint(own[nodes] * ratio)
         total = int(computing[run.graph.trace_of == ranks.index(self.rank)].sum())
         like = "the median of the other ranks" if self.like is None else f"rank {self.like}"
         return replace(setting, own_ns=own).noting(
@@ -212,16 +218,14 @@ def parse_rank(words: Sequence[str]) -> RankAs:
     return RankAs(int(found[1]), None if found[2] == "median" else int(found[2]))
 
 
-def _by_occurrence(run: Run, trace: int) -> dict[tuple[int, int, int], int]:
-    """(name, kind, how many such nodes came before) → node, for the nodes of one trace."""
-    seen: dict[tuple[int, int], int] = {}
-    found = {}
+def _alike(run: Run, trace: int) -> dict[tuple[int, int], np.ndarray]:
+    """(name, kind) → the nodes of one trace, in order."""
+    found: dict[tuple[int, int], list[int]] = {}
     begin, end = run.graph.first[trace], run.graph.first[trace + 1]
     pairs = zip(run.name_of[begin:end].tolist(), run.kind[begin:end].tolist(), strict=True)
     for node, pair in enumerate(pairs, int(begin)):
-        count = seen[pair] = seen.get(pair, -1) + 1
-        found[(*pair, count)] = node
-    return found
+        found.setdefault(pair, []).append(node)
+    return {pair: np.array(nodes) for pair, nodes in found.items()}
 
 
 def _examples(run: Run) -> str:

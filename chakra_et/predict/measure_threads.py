@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,9 @@ from chakra_et import text
 from chakra_et.cli import parse
 from chakra_et.errors import TraceError
 from chakra_et.files import write_json
-from chakra_et.predict.threads import Fractions
+from chakra_et.predict.threads import CLASSES, Fractions, Shared
 
-_FORMAT = "chakra-et thread fractions 1"
+_FORMAT = "chakra-et thread fractions 2"
 
 
 @dataclass
@@ -32,7 +32,7 @@ class MeasureThreadsConfig:
     """The command's arguments."""
 
     threads: int = field(default=2, metadata={"help": "threads that are compared with one"})
-    repeats: int = field(default=21, metadata={"help": "times that each is measured; the median counts"})
+    repeats: int = field(default=21, metadata={"help": "times that each is measured; the shortest counts"})
     output: str = field(default="threads.json", metadata={"help": "JSON file to write"})
 
     def __post_init__(self) -> None:
@@ -46,57 +46,89 @@ def main(argv: Sequence[str] | None = None) -> int:
         MeasureThreadsConfig, argv, description="Time CPU operators with one thread and with several."
     )
     rows = [("operator", "1 thread µs", f"{config.threads} threads µs", "shared")]
-    found: dict[str, list[float]] = {"product": [], "other": []}
-    for name, (kind, operator) in _operators().items():
-        one, several = _medians(operator, config)
+    found: dict[str, dict[int, list[float]]] = {kind: {} for kind in CLASSES}
+    operators = _operators()
+    times = _shortest({name: operator for name, (_, _, operator) in operators.items()}, config)
+    for name, (kind, operations, _) in operators.items():
+        one, several = times[name]
         # t = 1 - p + p/n, solved for p.
         fraction = float(np.clip((1 - several / one) / (1 - 1 / config.threads), 0, 1))
-        found[kind].append(fraction)
+        found[kind].setdefault(operations, []).append(fraction)
         rows.append((name, f"{one / 1e3:,.0f}", f"{several / 1e3:,.0f}", f"{fraction:.0%}"))
     print("\n".join(text.table(rows, right=range(1, 4))))
-    parts = {kind: [float(np.mean(each)), float(np.std(each, ddof=1))] for kind, each in found.items()}
+    parts = {kind: asdict(_shared(each)) for kind, each in found.items()}
     write_json(Path(config.output), {"format": _FORMAT, "threads": config.threads, **parts})
     print(f"wrote {config.output}")
     return 0
 
 
-def _operators() -> dict[str, tuple[str, Callable[[], Any]]]:
-    """Name → class and call, of sizes from a few grains to tens of MB."""
+def _shared(found: dict[int, list[float]]) -> Shared:
+    """The mean of the operators of each size, and how far they are from it."""
+    sizes = sorted(found)
+    means = [float(np.mean(found[size])) for size in sizes]
+    off = [each - mean for size, mean in zip(sizes, means, strict=True) for each in found[size]]
+    return Shared(tuple(map(float, sizes)), tuple(means), float(np.std(off)))
+
+
+def _operators() -> dict[str, tuple[str, int, Callable[[], Any]]]:
+    """Name → class, operations as ``graph.work`` counts them, and call; of sizes from a few grains to tens of
+    MB."""
     import torch
     import torch.nn.functional as F
 
-    found: dict[str, tuple[str, Callable[[], Any]]] = {}
-    for size in (256, 512, 1024):
-        found[f"mm {size}"] = "product", partial(torch.mm, *torch.ones(2, size, size))
-        query = torch.ones(8, 8, size // 4, 64)
-        attention = partial(F.scaled_dot_product_attention, query, query, query, is_causal=True)
-        found[f"attention {size // 4}"] = "product", attention
-    for power in (18, 20, 22):
+    found: dict[str, tuple[str, int, Callable[[], Any]]] = {}
+    for size in (128, 256, 512, 1024):
+        a, b = torch.ones(2, size, size)
+        found[f"mm {size}"] = "product", 2 * size**3, partial(torch.mm, a, b)
+        # As for the gradient of a weight.
+        found[f"mm {size} transposed"] = "product", 2 * size**3, partial(torch.mm, a.t(), b)
+    for tokens in (32, 64, 128, 256):
+        # As models have it: part of a projection to queries, keys and values.
+        projected = torch.ones(8, tokens, 3, 8, 64)
+        query, key, value = (projected[:, :, part].transpose(1, 2) for part in range(3))
+        for causal in (False, True):
+            attention = partial(F.scaled_dot_product_attention, query, key, value, is_causal=causal)
+            name = f"attention {tokens}{' causal' if causal else ''}"
+            found[name] = "attention", 4 * 8 * 8 * tokens**2 * 64, attention
+    for power in (16, 18, 20, 22):
         x, y = torch.ones(2, 1 << power)
-        found[f"add_ 2^{power}"] = "other", partial(x.add_, y)
-        found[f"gelu 2^{power}"] = "other", partial(F.gelu, x)
-        found[f"layer_norm 2^{power}"] = "other", partial(F.layer_norm, x.view(-1, 256), [256])
+        rows = x.view(-1, 256)
+        for name, operator in {
+            "add": partial(torch.add, x, y),
+            "add_": partial(x.add_, y),
+            "copy_": partial(x.copy_, y),
+            "gelu": partial(F.gelu, x),
+            "layer_norm": partial(F.layer_norm, rows, [256]),
+            "softmax": partial(F.softmax, rows, -1),
+        }.items():
+            found[f"{name} 2^{power}"] = "other", 1 << power, operator
     return found
 
 
-def _medians(operator: Callable[[], Any], config: MeasureThreadsConfig) -> tuple[float, float]:
-    """The median time with one thread and with several, ns, measured in turns."""
+def _shortest(
+    operators: dict[str, Callable[[], Any]], config: MeasureThreadsConfig
+) -> dict[str, tuple[int, int]]:
+    """The shortest times of each with one thread and with several, ns. All take turns, so that what else the
+    machine does for some seconds, which adds to the times, doesn't meet all repeats of one."""
     import torch
 
-    times: dict[int, list[int]] = {1: [], config.threads: []}
+    found = {}
     before = torch.get_num_threads()
     try:
-        for _ in range(config.repeats + 1):
-            for threads, taken in times.items():
-                torch.set_num_threads(threads)
-                operator()
-                begin = time.perf_counter_ns()
-                operator()
-                taken.append(time.perf_counter_ns() - begin)
+        for _ in range(config.repeats):
+            for name, operator in operators.items():
+                taken = []
+                for threads in (1, config.threads):
+                    torch.set_num_threads(threads)
+                    operator()
+                    begin = time.perf_counter_ns()
+                    operator()
+                    taken.append(time.perf_counter_ns() - begin)
+                one, several = found.get(name, taken)
+                found[name] = min(one, taken[0]), min(several, taken[1])
     finally:
         torch.set_num_threads(before)
-    one, several = (float(np.median(times[threads][1:])) for threads in (1, config.threads))
-    return one, several
+    return found
 
 
 def read_fractions(path: str | Path) -> Fractions:
@@ -105,7 +137,14 @@ def read_fractions(path: str | Path) -> Fractions:
         entry = json.loads(Path(path).read_text(encoding="utf-8"))
         if entry["format"] != _FORMAT:
             raise ValueError("its format is another")
-        product, other = ((float(entry[kind][0]), float(entry[kind][1])) for kind in ("product", "other"))
+        parts = {kind: _read(entry[kind]) for kind in CLASSES}
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
         raise TraceError(f"{path} isn't a file of chakra-et measure-threads: {error}") from None
-    return Fractions(product, other, "measured")
+    return Fractions(**parts, source="measured")
+
+
+def _read(part: dict[str, Any]) -> Shared:
+    operations, fraction = (tuple(map(float, part[name])) for name in ("operations", "fraction"))
+    if not operations or len(operations) != len(fraction) or list(operations) != sorted(operations):
+        raise ValueError("its sizes don't match its fractions")
+    return Shared(operations, fraction, float(part["spread"]))

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from chakra_et.errors import TraceError
-from chakra_et.graph.work import rule_of
-from chakra_et.predict.resize import operator_ratios
+from chakra_et.graph.work import SELECTIONS, rule_of
+from chakra_et.predict.resize import idle_ns, operator_ratios, resized_times
 from chakra_et.predict.run import Run, Setting
 from chakra_et.replay.shares import KINDS
 
@@ -22,13 +22,31 @@ _PRODUCT_GRAIN = 1 << 20
 
 
 @dataclass(frozen=True)
-class Fractions:
-    """The fraction of an operator's time that threads share, and its standard deviation: of operators with a
-    formula in graph.work (``product``: matrix products, convolutions, attention) and of all others, which
-    memory bounds (``other``). ``source``: whether assumed or measured."""
+class Shared:
+    """The fraction of the time of one class of operators that threads share: ``fraction[k]`` for operators of
+    ``operations[k]``, which ascend, and ``spread``, one standard deviation. Between them the logarithm of the
+    operations decides; smaller and larger operators are like the first and the last."""
 
-    product: tuple[float, float] = (0.95, 0.04)
-    other: tuple[float, float] = (0.6, 0.3)
+    operations: tuple[float, ...]
+    fraction: tuple[float, ...]
+    spread: float
+
+    def of(self, operations: np.ndarray) -> np.ndarray:
+        """The fraction for operators of so many operations."""
+        known = np.log(np.maximum(self.operations, 1))
+        found: np.ndarray = np.interp(np.log(np.maximum(operations, 1)), known, self.fraction)
+        return found
+
+
+@dataclass(frozen=True)
+class Fractions:
+    """What threads share, of matrix products and convolutions, of ``attention``, and of all others, most of
+    which
+    memory bounds. ``source``: whether assumed or measured."""
+
+    product: Shared = Shared((1.0,), (0.95,), 0.04)
+    attention: Shared = Shared((1.0,), (0.9,), 0.1)
+    other: Shared = Shared((1.0,), (0.6,), 0.3)
     source: str = "assumed"
 
 
@@ -36,9 +54,9 @@ class Fractions:
 class Threads:
     """CPU operators work with ``after`` threads in place of ``before``.
 
-    Of the time t₁ that an operator takes with one thread, a fraction p is shared by the threads:
-    tₙ = t₁ (1 − p + p/n). No more threads share it than the tensor has grains; what works on less than one
-    grain, or has no recorded shapes, stays.
+    Of the time t₁ that an operator takes with one thread, beyond what one without work takes, a fraction p is
+    shared by the threads: tₙ = t₁ (1 − p + p/n). No more threads share it than the tensor has grains; what
+    works on less than one grain, or has no recorded shapes, stays.
     """
 
     before: int
@@ -50,10 +68,10 @@ class Threads:
         found = [operator_ratios(trace, {}) for trace in graph.traces]
         operations, itself = (graph.gather([each[at] for each in found]) for at in (0, 2))
         works = graph.is_cpu & (itself > 0) & (operations > 0) & (run.kind == KINDS.index("operator"))
-        formula = np.array([rule_of(name) is not None for name in run.names])[run.name_of]
         works &= ~np.array([bool(_NO_WORK.match(name)) for name in run.names])[run.name_of]
-        shares = np.ceil(operations / np.where(formula, _PRODUCT_GRAIN, GRAIN)).clip(1)
-        ratios = [self._ratio(formula, shares, off) for off in (0.0, 1.0)]
+        kind = np.array([_kind(name) for name in run.names])[run.name_of]
+        shares = np.ceil(operations / np.where(kind == OTHER, GRAIN, _PRODUCT_GRAIN)).clip(1)
+        ratios = [self._ratio(kind, operations, shares, off) for off in (0, 1)]
         changes = works & (ratios[0] != 1)
         if not changes.any():
             raise TraceError(
@@ -61,31 +79,55 @@ class Threads:
                 f"{GRAIN:,} elements"
             )
         taken = setting.own_ns
+        idle = idle_ns(graph.own_ns, graph.is_cpu & (itself > 0), operations)
         own, doubtful = (
-            np.where(changes, np.rint(taken * ratio), taken).astype(np.int64) for ratio in ratios
+            np.where(changes, np.rint(resized_times(taken, idle, graph.is_cpu, ratio)), taken).astype(
+                np.int64
+            )
+            for ratio in ratios
         )
-        products = int((changes & formula).sum())
+        parts = ", ".join(
+            f"{self._mean(at, operations[nodes], taken[nodes]):.0%} of {len(nodes):,} {name} nodes' time"
+            for at, name in enumerate(CLASSES)
+            if len(nodes := np.flatnonzero(changes & (kind == at)))
+        )
         return (
             replace(setting, own_ns=own)
             .noting(
                 f"{FLAG} {self.before}:{self.after}: {int(changes.sum()):,} operator nodes, "
                 f"{int(taken[changes].sum()) / 1e6:,.3f} ms, take "
-                f"{int(own[changes].sum()) / 1e6:,.3f} ms; {self.fractions.source}: "
-                f"{self.fractions.product[0]:.0%} of the time of {products:,} products and "
-                f"{self.fractions.other[0]:.0%} of that of the others is shared by threads"
+                f"{int(own[changes].sum()) / 1e6:,.3f} ms; {self.fractions.source}: threads share {parts}"
             )
             .doubting("parallel fraction of CPU operators", own_ns=doubtful - own)
         )
 
-    def _ratio(self, formula: np.ndarray, shares: np.ndarray, off: float) -> np.ndarray:
+    def _ratio(self, kind: np.ndarray, operations: np.ndarray, shares: np.ndarray, off: int) -> np.ndarray:
         """New time per old one, with ``off`` standard deviations less of it shared."""
-        (product, a), (other, b) = self.fractions.product, self.fractions.other
-        fraction = np.clip(np.where(formula, product - off * a, other - off * b), 0, 1)
+        parts: list[Shared] = [getattr(self.fractions, name) for name in CLASSES]
+        fraction = np.choose(kind, [part.of(operations) - off * part.spread for part in parts]).clip(0, 1)
         old, new = (
             1 - fraction + fraction / np.minimum(threads, shares) for threads in (self.before, self.after)
         )
         ratio: np.ndarray = new / old
         return ratio
+
+    def _mean(self, kind: int, operations: np.ndarray, taken: np.ndarray) -> float:
+        """The shared fraction of nodes of a class, by their time."""
+        part: Shared = getattr(self.fractions, CLASSES[kind])
+        return float(np.average(part.of(operations), weights=taken + 1))
+
+
+CLASSES = ("product", "attention", "other")
+"""Fields of ``Fractions``."""
+OTHER = CLASSES.index("other")
+
+
+def _kind(name: str) -> int:
+    """The index in ``CLASSES`` of an operator."""
+    rule = rule_of(name)
+    if rule is None or rule in SELECTIONS:
+        return OTHER
+    return CLASSES.index("attention" if "attention" in name else "product")
 
 
 # Their nodes hold calls alone.

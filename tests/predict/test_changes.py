@@ -18,7 +18,7 @@ from chakra_et.predict.overlap import Overlap
 from chakra_et.predict.predict import Prediction, predict
 from chakra_et.predict.resize import Resize, parse_resize
 from chakra_et.predict.run import Run, make_run
-from chakra_et.predict.threads import Fractions, Threads, parse_threads
+from chakra_et.predict.threads import Fractions, Shared, Threads, parse_threads
 from tests.chakra_et.replay_traces import collective, cpu, kernel, make_trace
 
 
@@ -93,6 +93,17 @@ def test_the_others_wait_for_a_slow_rank_and_no_longer_when_it_is_as_the_median(
     assert us(prediction) == [160, 160]
     assert "4 of its" not in prediction.notes[-1] and "3 of its 3 nodes" in prediction.notes[-1]
     assert us(predict(run, [RankAs(0, 1)])) == [200, 200]
+
+
+def test_what_a_rank_repeats_takes_in_sum_what_it_takes_on_the_others() -> None:
+    def rank(repeats: int) -> list[dict]:
+        step = [cpu(1, 1, name="ProfilerStep#1", start=1)]
+        gelus = [cpu(2 + at, 10, (1 + at,), name="aten::gelu") for at in range(repeats)]
+        return [*step, *gelus, cpu(2 + repeats, 100, (1 + repeats,), name="aten::mm")]
+
+    run = make_run("both", [make_trace(*rank(2)), make_trace(*rank(8))], [0, 1])
+    assert us(predict(run, [])) == [121, 181]
+    assert us(predict(run, [RankAs(1)])) == pytest.approx([121, 121], abs=0.01)
 
 
 def test_a_bandwidth_gives_transfers_their_time() -> None:
@@ -268,29 +279,33 @@ def test_other_sizes_change_what_works_on_them() -> None:
 
 def test_other_threads_share_what_is_large_enough() -> None:
     operator = {"kind": "operator"}
+    attention = "aten::_scaled_dot_product_flash_attention_for_cpu"
     run = with_shapes(
         [
             cpu(1, 1, name="ProfilerStep#1", kind="annotation"),
-            cpu(2, 1000, (1,), name="aten::mm", **operator),
-            cpu(3, 100, (2,), name="aten::add", **operator),
-            cpu(4, 100, (3,), name="aten::add", **operator),
-            cpu(5, 100, (4,), name="aten::t", **operator),
+            cpu(2, 1001, (1,), name="aten::mm", **operator),
+            cpu(3, 101, (2,), name="aten::add", **operator),
+            cpu(4, 101, (3,), name="aten::add", **operator),
+            cpu(5, 1, (4,), name="aten::t", **operator),
+            cpu(6, 401, (5,), name=attention, **operator),
         ],
         {
             2: "[[720,256],[256,512]]",
             3: "[[720,512],[720,512]]",
             4: "[[100,100],[100,100]]",
             5: "[[720,512]]",
+            6: "[[10,4,72,64],[10,4,72,64],[10,4,72,64]]",
         },
     )
-    (shared, _), (less, _) = Fractions().product, Fractions().other
-    # An addition of 10,000 elements is one grain, and a view has no work.
-    expected = 1 + 1000 * (1 - shared / 2) + 100 * (1 - less / 2) + 200
-    prediction = predict(run, [Threads(1, 2)])
+    other = Shared((100_000, 720 * 512, 1_000_000), (0.9, 0.4, 0.1), 0.2)
+    fractions = Fractions(Shared((1,), (0.9,), 0.05), Shared((1,), (0.5,), 0.1), other, "measured")
+    # An addition of 10,000 elements is one grain, and a view has no work: its 1 µs is what any call takes.
+    expected = 1 + 5 + 1000 * (1 - 0.9 / 2) + 400 * (1 - 0.5 / 2) + 100 * (1 - 0.4 / 2) + 100
+    prediction = predict(run, [Threads(1, 2, fractions)])
     assert us(prediction) == pytest.approx([expected], abs=0.01)
     assert prediction.ranks[0].uncertainty_ns > 0
     # There and back is no change, and 12 grains occupy no more than 12 threads.
-    assert us(predict(run, [Threads(1, 2), Threads(2, 1)])) == pytest.approx([1301], abs=0.01)
+    assert us(predict(run, [Threads(1, 2), Threads(2, 1)])) == pytest.approx([1606], abs=0.01)
     many = us(predict(run, [Threads(1, 1000)]))[0]
     assert many == pytest.approx(us(predict(run, [Threads(1, 180)]))[0], abs=0.01)
     assert parse_threads("2:1") == Threads(2, 1)
