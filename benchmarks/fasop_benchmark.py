@@ -3,6 +3,7 @@
 
     python benchmarks/fasop_benchmark.py
     python benchmarks/fasop_benchmark.py --update        (writes the tables into fasop/README.md)
+    python benchmarks/fasop_benchmark.py --table against --against FOLDER      (another checkout)
 
 Search: the time of the search alone, and of the whole command with its start-up, both as wall time and as
 CPU time of all its processes; the wall clock also counts what other processes do on the machine. Beside it
@@ -68,6 +69,15 @@ SEARCHES = [
     ("1,024 GPUs of 3 types", ["gpt2-xl", "LARGE"], ("exact",), "", 60),
 ]
 
+PRESETS = [
+    ("bert-large", "paper-bert"),
+    ("bert-large", "paper-bert-het"),
+    ("gpt2-xl", "paper-gpt2xl"),
+    ("gpt2-xl", "paper-gpt2xl-het"),
+    ("t5", "paper-t5"),
+    ("t5", "paper-t5-het"),
+]
+
 # The whole command, timed by its parent; and inside it the search, without imports and start-up.
 TIMED = """
 import json, resource, subprocess, sys, time
@@ -97,9 +107,10 @@ class Config:
     """What is done with the tables."""
 
     repeat: int = field(default=5, metadata={"help": "runs of each search, the fastest counts"})
-    table: Literal["all", "speed", "accuracy", "models"] = field(
+    table: Literal["all", "speed", "accuracy", "models", "against"] = field(
         default="all", metadata={"help": "which table"}
     )
+    against: Path = field(default=ROOT, metadata={"help": "the checkout that commands are compared with"})
     quick: bool = field(default=False, metadata={"help": "leave out searches of more than a few seconds"})
     update: bool = field(default=False, metadata={"help": "write the tables into fasop/README.md"})
 
@@ -110,8 +121,9 @@ def main() -> int:
         "speed": lambda: speed(config.repeat, config.quick),
         "accuracy": accuracy,
         "models": cost_models,
+        "against": lambda: against(config.against, config.repeat),
     }
-    for name in makers if config.table == "all" else (config.table,):
+    for name in list(makers)[:3] if config.table == "all" else (config.table,):
         lines = makers[name]()
         print("\n".join(lines), end="\n\n", flush=True)
         if config.update:
@@ -144,12 +156,23 @@ def speed(repeat: int, quick: bool) -> list[str]:
     return lines
 
 
-def timed(command: list[str]) -> tuple[float, float, str]:
-    """Wall and CPU seconds of a command in the repository, and what it printed."""
+def against(other: Path, repeat: int) -> list[str]:
+    """CPU seconds of whole commands here and in another checkout, in turn, each the least of some runs."""
+    lines = [f"| command, CPU s | here | {other.name} | ratio |", "|---|---|---|---|"]
+    for name, cluster in PRESETS:
+        command = [sys.executable, "-m", "fasop", "plan", "--model", name, "--cluster", cluster]
+        runs = [[timed(command, where)[1] for where in (ROOT, other)] for _ in range(repeat)]
+        here, there = (min(each) for each in zip(*runs, strict=True))
+        lines.append(f"| {name}, {cluster} | {here:.2f} | {there:.2f} | {here / there:.2f} |")
+    return lines
+
+
+def timed(command: list[str], where: Path = ROOT) -> tuple[float, float, str]:
+    """Wall and CPU seconds of a command in a checkout, and what it printed."""
     outer = [sys.executable, "-c", TIMED, json.dumps(command)]
     # A second start of a program finds its modules compiled, unless that is forbidden.
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
-    done = subprocess.run(outer, capture_output=True, text=True, check=True, cwd=ROOT, env=environment)
+    done = subprocess.run(outer, capture_output=True, text=True, check=True, cwd=where, env=environment)
     status, wall, cpu, output, errors = json.loads(done.stdout)
     if status != 0:
         raise SystemExit(f"error: {' '.join(command[:4])} failed: {errors}")
@@ -194,14 +217,7 @@ def cost_models() -> list[str]:
         "| cluster | hpdc24's first plan, by hpdc24 | the same by exact | exact's first plan | gain |",
         "|---|---|---|---|---|",
     ]
-    for name, preset in [
-        ("bert-large", "paper-bert"),
-        ("bert-large", "paper-bert-het"),
-        ("gpt2-xl", "paper-gpt2xl"),
-        ("gpt2-xl", "paper-gpt2xl-het"),
-        ("t5", "paper-t5"),
-        ("t5", "paper-t5-het"),
-    ]:
+    for name, preset in PRESETS:
         model, clusters = find_model(name), load_clusters(preset)
         rows = hpdc24.search(model, clusters, PublishedCosts([read_costs()], model))
         first = next(row for row in rows if not row.plain[0])

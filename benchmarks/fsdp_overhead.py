@@ -96,8 +96,7 @@ def main() -> int:
     if len(sys.argv) > 1:
         rank_main(sys.argv[1])
         return 0
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = os.environ.get("KEEP", scratch)
+    with tempfile.TemporaryDirectory() as folder:
         environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         environment |= {"WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
         command = [sys.executable, __file__, folder]

@@ -50,6 +50,12 @@ def coded_pairs(first: np.ndarray, second: np.ndarray) -> tuple[list[tuple[int, 
     ), index
 
 
+def lane_order(lanes: np.ndarray) -> np.ndarray:
+    """The rows in the order of their lanes (numbers ≥ -1), otherwise in their own."""
+    few = not len(lanes) or lanes.max() < 1 << 15
+    return np.argsort(lanes.astype(np.int16) if few else lanes, kind="stable")  # 16 bits: sorted by radix
+
+
 def _low_of_narrow(values: np.ndarray) -> int | None:
     """The lowest value if all are in a narrow range, and enough that this is worth it; None for others."""
     if not len(values) or values.dtype.kind != "i":

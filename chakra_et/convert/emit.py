@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from chakra_et.arrays import coded_pairs, lane_order
 from chakra_et.convert import emit_operators
 from chakra_et.convert.columns import coded, collector
 from chakra_et.convert.emit_communication import CommTypes, add_communication, communicating
@@ -96,13 +97,15 @@ def emit(
 
 def _durations(graph: Graph) -> np.ndarray:
     """int64[N]: whole µs. The remainder is carried to the next node of the lane, so lanes lose no time."""
-    order = np.argsort(graph.lane, kind="stable")
-    length = (graph.end - graph.start)[order]
-    lane = graph.lane[order]
-    total = np.cumsum(length)
-    first = np.searchsorted(lane, lane, side="left")
-    total -= (total - length)[first]
-    micros = total // 1000 - (total - length) // 1000
+    order = lane_order(graph.lane)
+    total = np.cumsum((graph.end - graph.start)[order])
+    nodes = np.bincount(graph.lane)
+    nodes = nodes[nodes > 0]
+    first = np.cumsum(nodes) - nodes
+    total -= np.repeat(np.append(0, total)[first], nodes)
+    total //= 1000
+    micros = np.diff(total, prepend=0)
+    micros[first] = total[first]
     result = np.empty(len(order), dtype=np.int64)
     result[order] = micros
     return result
@@ -114,9 +117,13 @@ def _dependency_kinds(graph: Graph, offsets: np.ndarray) -> Strings:
     some = np.flatnonzero(np.diff(offsets))
     first, last = offsets[some], offsets[some + 1]
     index = graph.edge_kind[first].astype(np.int32)
-    several = np.flatnonzero(last > first + 1)
-    spans = zip(first[several].tolist(), last[several].tolist(), strict=True)
-    index[several] = [table.setdefault(letters[a:b], len(table)) for a, b in spans]
+    two = np.flatnonzero(last == first + 2)
+    pairs, of = coded_pairs(graph.edge_kind[first[two]], graph.edge_kind[first[two] + 1])
+    codes = [table.setdefault(bytes([EDGE_LETTERS[a], EDGE_LETTERS[b]]), len(table)) for a, b in pairs]
+    index[two] = np.array(codes, dtype=np.int32)[of]
+    more = np.flatnonzero(last > first + 2)
+    spans = zip(first[more].tolist(), last[more].tolist(), strict=True)
+    index[more] = [table.setdefault(letters[a:b], len(table)) for a, b in spans]
     return Strings(list(table), index)
 
 

@@ -83,17 +83,18 @@ def add_hierarchy(graph: Graph, hierarchy: Hierarchy, add: Add) -> None:
     node_of = np.full(len(hierarchy.parent), -1, dtype=np.int64)
     stands = np.flatnonzero((graph.event >= 0) & (graph.segment == 0))[::-1]
     node_of[graph.event[stands]] = stands
-    event = graph.event
-    own = np.where(event >= 0, hierarchy.parent[event], -1)
+    of_event = np.flatnonzero(graph.event >= 0)
+    event = graph.event[of_event]
+    own = hierarchy.parent[event]
     node = np.where(own >= 0, node_of[own], -1)
     at = np.flatnonzero(node >= 0)
-    add("parent", "int64", at, node[at] + 1)
-    module = np.where(event >= 0, hierarchy.module[event], -1)
+    add("parent", "int64", of_event[at], node[at] + 1)
+    module = hierarchy.module[event] if hierarchy.modules else np.full(len(event), -1)
     at = np.flatnonzero(module >= 0)
-    add("module", "string", at, coded(hierarchy.modules, module[at]))
-    phase = np.where(event >= 0, hierarchy.phase[event], 0)
+    add("module", "string", of_event[at], coded(hierarchy.modules, module[at]))
+    phase = hierarchy.phase[event]
     at = np.flatnonzero(phase)
-    add("phase", "string", at, coded(PHASE_NAMES, phase[at]))
+    add("phase", "string", of_event[at], coded(PHASE_NAMES, phase[at]))
 
 
 def add_device(rank: LinkedRank, graph: Graph, work: Work, captured: Captured | None, add: Add) -> None:

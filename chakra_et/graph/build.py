@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from chakra_et.arrays import narrowed
+from chakra_et.arrays import lane_order, narrowed
 from chakra_et.findings import Findings
 from chakra_et.graph.communication import Communication
 from chakra_et.graph.dependencies import Dependencies, EdgeKind
@@ -201,8 +201,7 @@ def _all_edges(
 def _before(rows: Rows) -> np.ndarray:
     """int32[rows]: the previous row of the same lane, -1 for none."""
     before = np.full(len(rows.lane), -1, dtype=np.int32)
-    narrow = np.int16 if len(rows.lane) and rows.lane.max() < 1 << 15 else np.int32  # sorted by radix
-    by_lane = np.argsort(rows.lane.astype(narrow), kind="stable").astype(np.int32)
+    by_lane = lane_order(rows.lane).astype(np.int32)
     same = rows.lane[by_lane[1:]] == rows.lane[by_lane[:-1]]
     before[by_lane[1:][same]] = by_lane[:-1][same]
     return before

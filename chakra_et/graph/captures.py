@@ -165,9 +165,9 @@ def with_captured_work(rank: LinkedRank, work: Work, captured: Captured) -> Work
     rows, operator = rows[operator >= 0], operator[operator >= 0]
     # One operator of a capture launches once for each launch of the graph.
     launched, of = coded_pairs(rank.calls[rows], operator)
-    works = [work_of(source, parent, operator) for _, operator in launched]
+    works = [work_of(source, parent, operator) or (0, 0) for _, operator in launched]
     length = (rank.device.end - rank.device.start)[rows]
-    operations[rows], moved[rows] = divided(works, of, length)
+    operations[rows], moved[rows] = divided(np.array(works, dtype=np.int64).reshape(-1, 2), of, length)
     return replace(work, operations=operations, bytes=moved)
 
 

@@ -135,7 +135,10 @@ def _nearest(known: np.ndarray, parent: np.ndarray) -> np.ndarray:
     rows = np.arange(len(parent))
     up = np.append(np.where(known, rows, parent), -1)  # the last entry stands for no ancestor
     for _ in range(len(parent).bit_length()):
-        up = up[up]  # each round doubles the distance
+        further = up[up]  # each round doubles the distance
+        if (further == up).all():
+            break
+        up = further
     return up[:-1]
 
 

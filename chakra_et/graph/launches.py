@@ -65,11 +65,11 @@ def launches_of(device: DeviceTrace, timeline: Timeline, calls: np.ndarray) -> L
     known = gpu[calls[gpu] >= 0]
     call = calls[known]
     time[known] = np.minimum(start[call], start[known])
-    for row, at in zip(known.tolist(), call.tolist(), strict=True):
-        if device.category[at] < RUNTIME:
-            # Only the operator is known, not the call: not before the previous launch on the stream.
-            previous = int(time[before[row]]) if before[row] >= 0 else BEFORE_RECORDING
-            time[row] = min(max(int(start[at]), previous), int(start[row]))
+    by_operator = device.category[call] < RUNTIME
+    for row, at in zip(known[by_operator].tolist(), call[by_operator].tolist(), strict=True):
+        # Only the operator is known, not the call: not before the previous launch on the stream.
+        previous = int(time[before[row]]) if before[row] >= 0 else BEFORE_RECORDING
+        time[row] = min(max(int(start[at]), previous), int(start[row]))
     return Launches(gpu, time, before)
 
 

@@ -204,12 +204,15 @@ def _only_waits(device: DeviceTrace, owner: int) -> bool:
 
 def _threads(device: DeviceTrace, time: Timeline, found: Found) -> None:
     """Edges to and from other CPU threads: the main thread wakes them, and waits for autograd threads."""
+    others = [lane for lane, info in enumerate(time.lanes) if info.kind == "cpu" and lane != time.main]
+    if not others:
+        return
     segments = time.self_time
     main = np.flatnonzero(segments.lane == time.main)
     working = main[segments.owner[main] >= 0]
     main_start, main_end, main_owner = segments.start[main], segments.end[main], segments.owner[main]
     boundaries = (
-        np.sort(np.concatenate([segments.start[working], segments.end[working]]))
+        np.sort(np.concatenate([segments.start[working], segments.end[working]]), kind="stable")
         if len(working)
         else main_start
     )
@@ -218,9 +221,7 @@ def _threads(device: DeviceTrace, time: Timeline, found: Found) -> None:
     )
     engine = _engine_spans(device, time)
     outside_backward = boundaries[~_inside(engine, boundaries)]
-    for lane, info in enumerate(time.lanes):
-        if info.kind != "cpu" or lane == time.main:
-            continue
+    for lane in others:
         own = np.flatnonzero(segments.lane == lane)
         own_start, own_end = segments.start[own], segments.end[own]
         idle = own[segments.owner[own] < 0]
@@ -286,11 +287,13 @@ def _forward_backward(device: DeviceTrace, time: Timeline, found: Found) -> None
     pairs: list[tuple[int, int]] = []
     by_place: dict[tuple[int, int], int] = {}
     for lane, info in enumerate(time.lanes):
-        if info.kind == "cpu":
+        if info.kind == "cpu" and len(device.forward_backward):
             rows = np.flatnonzero(time.lane == lane)
             # Of events with the same start: the outermost with a sequence number, or else the outermost.
             for some in (rows, rows[device.sequence[rows] >= 0]):
-                by_place |= {(int(device.thread[row]), int(time.start[row])): int(row) for row in some[::-1]}
+                backwards = some[::-1]
+                places = zip(device.thread[backwards].tolist(), time.start[backwards].tolist(), strict=True)
+                by_place |= dict(zip(places, backwards.tolist(), strict=True))
     for (thread_f, ts_f), (thread_b, ts_b) in device.forward_backward.tolist():
         source, target = by_place.get((thread_f, ts_f)), by_place.get((thread_b, ts_b))
         if source is not None and target is not None:

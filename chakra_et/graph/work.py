@@ -12,15 +12,14 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from chakra_et.arrays import coded, unique
-from chakra_et.et.columns import Texts
+from chakra_et.arrays import coded, coded_pairs, first_rows, unique
 from chakra_et.graph.facts import item_bytes
 from chakra_et.graph.linked import LinkedRank
 from chakra_et.traces.device_format import CPU_OP, KERNEL, MEMCPY, MEMSET
@@ -63,40 +62,40 @@ def find_work(rank: LinkedRank, parent: np.ndarray) -> Work:
     return Work(operations, moved)
 
 
-def _works(rank: LinkedRank, parent: np.ndarray, operators: np.ndarray) -> list[Counted]:
-    """``work_of`` each of ``operators``; calls of one name with the same shapes are looked up once."""
+def _works(rank: LinkedRank, parent: np.ndarray, operators: np.ndarray) -> np.ndarray:
+    """``work_of`` each operator, as for ``divided``; calls of one name with the same shapes are looked up
+    once."""
     host, names = rank.host, rank.device.names
     row, name = rank.link.host_row[operators], rank.device.name[operators]
     by_shape = np.zeros(len(names), dtype=bool)
     by_shape[[code for code in unique(name).tolist() if rule_of(names[code]) not in WITH_VALUES]] = True
     alike = by_shape[name] & (row >= 0) & (rank.device.category[operators] == CPU_OP)
     texts = (*host.inputs[1:], *host.outputs[1:])
-    keys = zip(name.tolist(), *(column.codes[row].tolist() for column in texts), strict=True)
-    known: dict[tuple[int, ...], Counted] = {}
-    works = []
-    for operator, is_alike, key in zip(operators.tolist(), alike.tolist(), keys, strict=True):
-        work = known.get(key) if is_alike else None
-        if work is None:
-            work = work_of(rank, parent, operator)
-            # Without a result of its own, it has that of an operator around it, which may be another.
-            if is_alike and operator_work(names[key[0]], b"[]", *_of_codes(texts, key[1:])) is not None:
-                known[key] = work
-        works.append(work)
+    _, call = coded_pairs(alike.astype(np.int8), name)
+    for column in texts:
+        _, call = coded_pairs(call, column.codes[row])
+    _, first = first_rows(call)
+    of_call = np.full((len(first), 2), -1, dtype=np.int64)
+    for number, at in enumerate(first.tolist()):
+        shapes = (column[row[at]] for column in texts)
+        # Without a result of its own, it has that of an operator around it, which may be another.
+        if alike[at] and operator_work(names[name[at]], b"[]", *shapes) is not None:
+            of_call[number] = work_of(rank, parent, int(operators[at])) or (0, 0)
+    works: np.ndarray = of_call[call]
+    for at in np.flatnonzero(works[:, 0] < 0).tolist():
+        works[at] = work_of(rank, parent, int(operators[at])) or (0, 0)
     return works
 
 
-def _of_codes(texts: Sequence[Texts], codes: Sequence[int]) -> list[bytes]:
-    return [column.table[code] for column, code in zip(texts, codes, strict=True)]
-
-
-def divided(works: Sequence[Counted], of: np.ndarray, length: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def divided(works: np.ndarray, of: np.ndarray, length: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(operations, bytes) of each kernel: those of its operator, divided by the kernels' durations.
 
-    ``works``: of each operator; ``of``: each kernel's operator; ``length``: each kernel's duration in ns.
+    ``works``: int64[operators, 2], operations and bytes of each, 0 if not known; ``of``: each kernel's
+    operator; ``length``: each kernel's duration in ns.
     0 if no device could do as much in that time: an operator that takes a few rows of a large table does not
     read all of it.
     """
-    whole = np.array([work or (0, 0) for work in works], dtype=np.float64).reshape(-1, 2)
+    whole = works.astype(np.float64)
     total = np.maximum(np.bincount(of, length, len(whole)), 1)
     most = np.column_stack((MOST_OPERATIONS_PER_NS * total, MOST_BYTES_PER_NS * total))
     whole[(whole > most).any(axis=1)] = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass
 
 import numpy as np
@@ -70,12 +71,13 @@ def critical_path(trace: ExecutionTrace) -> np.ndarray:
     last = np.flatnonzero(end[parent] == ready[child])
     latest = np.full(len(trace), -1, dtype=np.int64)
     latest[child[last]] = parent[last]
-    row, path = int(np.argmax(end)), []
+    row, path = int(np.argmax(end)), array("q")
+    before = memoryview(latest)  # its elements are Python's integers, which is faster
     for _ in range(len(trace)):  # a foreign file may have a cycle
         if row < 0:
             break
         path.append(row)
-        row = int(latest[row])
+        row = before[row]
     return np.array(path, dtype=np.int64)
 
 

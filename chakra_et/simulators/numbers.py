@@ -1,4 +1,4 @@
-"""What copies of nodes name and are numbered by: parents, records, autograd numbers, modules."""
+"""What copies of nodes name and are numbered by: parents, records, calls, autograd numbers, modules."""
 
 from __future__ import annotations
 
@@ -44,6 +44,19 @@ def records(new: ExecutionTrace, copy: np.ndarray) -> ExecutionTrace:
     record, kind = new.column("rf_id", -1), new.attributes["rf_id"].kind
     values = np.where(record > 0, record + copy * (int(record.max()) + 1), record)
     return with_integers(new, "rf_id", kind, values, has(new, "rf_id"))
+
+
+def calls(new: ExecutionTrace, old: ExecutionTrace, source: np.ndarray) -> ExecutionTrace:
+    """``comm_sequence``, the order in which collectives were called, is that of the operators around them: a
+    later one may have started first."""
+    rows = np.flatnonzero(has(old, "comm_sequence")[source])
+    if not len(rows):
+        return new
+    caller = new.column("parent")[rows] - 1
+    order = np.argsort(np.where(caller >= 0, caller, rows), kind="stable")
+    values, present = np.full(len(new), -1), np.zeros(len(new), dtype=bool)
+    values[rows[order]], present[rows] = np.arange(len(rows)), True
+    return with_integers(new, "comm_sequence", old.attributes["comm_sequence"].kind, values, present)
 
 
 def sequences(

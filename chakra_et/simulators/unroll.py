@@ -17,7 +17,7 @@ from chakra_et.et.edges import edges_of
 from chakra_et.et.rows import take_rows
 from chakra_et.simulators.blocks import Blocks
 from chakra_et.simulators.edit import has, with_integers
-from chakra_et.simulators.numbers import modules, records, references, sequences
+from chakra_et.simulators.numbers import calls, modules, records, references, sequences
 
 
 @dataclass
@@ -101,11 +101,10 @@ def finished(draft: Draft, trace: ExecutionTrace, blocks: Blocks, where: str) ->
     copy = np.array(draft.copy, dtype=np.int64)[order]
     offsets = np.concatenate(([0], np.cumsum([len(each) for each in lists], dtype=np.int64)))
     values = np.array([one for each in lists for one in sorted(each)], dtype=np.uint64)
-    # The orders of calls are those of the captured nodes.
     new = take_rows(trace, source, Ragged(offsets, values), without=("comm_sequence",))
     above = {place[node]: of for node, of in draft.above.items() if node in place}
     new = references(new, trace, above, source, copy)
-    new = records(new, copy)
+    new = calls(records(new, copy), trace, source)
     new = sequences(new, trace, blocks, source, copy)
     new = modules(new, blocks, source, copy)
     if draft.sizes:

@@ -24,7 +24,7 @@ from chakra_et.traces.device_format import (
 )
 from chakra_et.traces.fields import Number, as_column, copies, indices
 from chakra_et.traces.memory import MEMORY
-from chakra_et.traces.strides import contiguous
+from chakra_et.traces.strides import Strided
 
 # Getters for map, which takes half the time of a comprehension over a million records.
 _name, _category, _pid, _tid = map(attrgetter, ("name", "cat", "pid", "tid"))
@@ -57,6 +57,7 @@ class Columns:
         self.inputs: tuple[list[bytes], list[bytes], list[bytes]] | None = ([], [], []) if operators else None
         self.launched: dict[int, str] = {}
         self.strides: dict[int, str] = {}
+        self.strided = Strided()
         self.findings = Findings()
         self.events_in = 0
         self.rows = 0
@@ -135,10 +136,8 @@ class Columns:
     def _take_strides(self, strides: list[bytes]) -> None:
         """Keep those of operators with a tensor that isn't contiguous; ``inputs`` has the shapes."""
         assert self.inputs is not None
-        recorded = [row for row, text in enumerate(strides) if text]
-        for row in recorded:
-            if not contiguous(self.inputs[1][self.rows + row], strides[row]):
-                self.strides[self.rows + row] = strides[row].decode("utf-8", "replace")
+        for row in self.strided.rows(self.inputs[1][self.rows :], strides):
+            self.strides[self.rows + row] = strides[row].decode("utf-8", "replace")
 
     def _take_gpu(
         self, work: list[Event], args: list[Args], columns: dict[str, np.ndarray], gpu: np.ndarray

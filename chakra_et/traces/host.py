@@ -26,7 +26,7 @@ from chakra_et.findings import Findings
 from chakra_et.traces.fields import Number, as_column, copies, indices
 from chakra_et.traces.limits import DEFAULT_LIMITS, Limits
 from chakra_et.traces.records import read_records
-from chakra_et.traces.strides import STRIDES, contiguous
+from chakra_et.traces.strides import STRIDES, Strided
 
 NUMERIC = ("rf_id", "fw_parent", "seq_id", "scope", "tid", "fw_tid")
 DEFAULTS = {"rf_id": 0, "fw_parent": 0, "seq_id": -1, "scope": 0, "tid": 0, "fw_tid": 0}
@@ -95,6 +95,7 @@ class Attr(msgspec.Struct, gc=False):
 # Getters for map, which takes half the time of a comprehension over a million records.
 _attr_name, _attr_value = attrgetter("name"), attrgetter("value")
 _values, _shapes, _types = attrgetter("values"), attrgetter("shapes"), attrgetter("types")
+_strides = attrgetter("strides")
 _id, _name, _attrs = attrgetter("id"), attrgetter("name"), attrgetter("attrs")
 
 
@@ -196,6 +197,7 @@ class _Columns:
         self.schemas: dict[str, int] = {}
         self.inputs, self.outputs = Packer(), Packer()
         self.texts_known: dict[bytes, int] = {}
+        self.strided = Strided()
         self.communication: dict[int, dict[str, Any]] = {}
         self.texts: dict[int, dict[str, str]] = {}
         self.findings = Findings()
@@ -219,8 +221,8 @@ class _Columns:
             empty = Values()
             nodes_in = [node.inputs or empty for node in nodes]
             nodes_out = [node.outputs or empty for node in nodes]
-        self._take_values("inputs", self.inputs, nodes_in)
-        self._take_strides(nodes_in)
+        shapes = self._take_values("inputs", self.inputs, nodes_in)
+        self._take_strides(shapes, nodes_in)
         self._take_values("outputs", self.outputs, nodes_out)
         self._add("op_schema", schema)
         self.rows += len(nodes)
@@ -277,20 +279,19 @@ class _Columns:
         else:
             self.findings.add("unknown-attribute", detail=name)
 
-    def _take_values(self, side: str, values: Packer, sources: list[Values]) -> None:
+    def _take_values(self, side: str, values: Packer, sources: list[Values]) -> list[bytes]:
+        """Collect one side's arguments; returns their shapes, as JSON texts."""
         values.add(list(map(_values, sources)))
-        for name, get in (("shapes", _shapes), ("types", _types)):
-            texts = copies(list(map(get, sources)))
+        shapes, types = (copies(list(map(get, sources))) for get in (_shapes, _types))
+        for name, texts in (("shapes", shapes), ("types", types)):
             self._add(f"{side} {name}", indices(texts, self.texts_known, bytes))
+        return shapes
 
-    def _take_strides(self, sources: list[Values]) -> None:
+    def _take_strides(self, shapes: list[bytes], sources: list[Values]) -> None:
         """Keep those of operators with a tensor that isn't contiguous. Schemas before 1.1.1 have none."""
-        for at, values in enumerate(sources):
-            if len(values.strides) > len(b"[]") and not contiguous(
-                bytes(values.shapes), bytes(values.strides)
-            ):
-                text = bytes(values.strides).decode("utf-8", "replace")
-                self.texts.setdefault(self.rows + at, {})[STRIDES] = text
+        strides = copies(list(map(_strides, sources)))
+        for at in self.strided.rows(shapes, strides):
+            self.texts.setdefault(self.rows + at, {})[STRIDES] = strides[at].decode("utf-8", "replace")
 
     def _add(self, name: str, column: np.ndarray) -> None:
         self.numbers.setdefault(name, []).append(column)

@@ -15,7 +15,7 @@ import numpy as np
 from chakra_et.arrays import coded_pairs
 from chakra_et.findings import Findings
 from chakra_et.traces.device_format import Event
-from chakra_et.traces.fields import as_column, as_number
+from chakra_et.traces.fields import as_column
 
 MEMORY = "[memory]"
 # Names of c10::DeviceType. AMD's GPUs are "cuda" in PyTorch and "gpu" here, like NVIDIA's.
@@ -72,7 +72,7 @@ def read_memory(
     args: list[Any] = [event.args for event in events]
     after = as_column([event.ts for event in events], np.float64) - origin_us
     size, allocated, reserved, kind, number = (
-        as_column([_number(getattr(each, name)) for each in args], np.float64)
+        _numbers([getattr(each, name) for each in args])
         for name in ("memory_bytes", "allocated", "reserved", "device_type", "device_id")
     )
     good = (np.abs(after) < most_us) & (np.abs(size) < 2**53) & (kind >= 0) & (np.abs(number) < 2**15)
@@ -90,8 +90,10 @@ def read_memory(
     return _with_totals(memory, found)
 
 
-def _number(value: Any) -> float | None:
-    return as_number(value, float("nan")) if isinstance(value, int | float | str) else None
+def _numbers(values: list[Any]) -> np.ndarray:
+    """float64[values]; NaN for what is no number."""
+    column = as_column(values, np.float64)
+    return np.where(np.abs(column) < 2**63, column, np.nan)
 
 
 def _devices(kind: np.ndarray, number: np.ndarray) -> tuple[tuple[str, ...], np.ndarray]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import msgspec
@@ -11,7 +10,21 @@ STRIDES = "input_strides"
 """The attribute of such operators in an .et file: the strides of all arguments, as JSON text."""
 
 
-@functools.lru_cache(maxsize=65536)
+class Strided:
+    """Finds the operators with a tensor that isn't contiguous. It remembers texts, most of which recur."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[bytes, bytes], bool] = {}
+
+    def rows(self, shapes: list[bytes], strides: list[bytes]) -> list[int]:
+        """Which of these operators are such, from the JSON texts of their arguments."""
+        texts = list(zip(shapes, strides, strict=True))
+        new = set(texts).difference(self._known)
+        self._known |= {each: not contiguous(*each) for each in new}
+        found = list(map(self._known.__getitem__, texts))
+        return [row for row, is_such in enumerate(found) if is_such] if True in found else []
+
+
 def contiguous(shapes: bytes, strides: bytes) -> bool:
     """Whether all tensors of an operator are contiguous, from the JSON texts of its arguments' shapes and
     strides. True where either isn't recorded as it should be.

@@ -142,6 +142,5 @@ class Cluster:
 
 def _some(names: Iterable[str]) -> str:
     listed = list(names)
-    if len(listed) > 4:
-        listed[3:] = [f"… {listed[-1]}"]
-    return f"use {', '.join(listed)}."
+    first = ", ".join(listed[: 3 if len(listed) > 4 else None])
+    return f"use {first} … {listed[-1]}." if len(listed) > 4 else f"use {first}."

@@ -48,13 +48,14 @@ class _Speeds(NamedTuple):
 
 class _Stages(NamedTuple):
     """speeds: see there; slow, layers: (seconds per second, or of a layer; stages) of each GPU type, fastest
-    first; slowest: seconds of the slowest stage's passes, at least; busiest: those that are left of the
-    busiest stage, messages not counted.
+    first; through: seconds of a micro-batch through all stages and back, at least; slowest: of the slowest
+    stage's passes; busiest: those that are left of the busiest stage, messages not counted.
     """
 
     speeds: _Speeds
     slow: list[tuple[float, float]]
     layers: list[tuple[float, float]]
+    through: float
     slowest: float
     busiest: float
 
@@ -74,8 +75,7 @@ class Bounds:
         if stages is None:
             return math.inf
         m = self.model.global_batch // shape.batch
-        work = stages.speeds.layers + stages.speeds.others
-        return max(m * stages.slowest, work + stages.busiest)
+        return max(m * stages.slowest, stages.through + stages.busiest)
 
     def lower(self, shape: Shape) -> float:
         """With messages, gradients and the embedding's copies, and whole layers."""
@@ -94,7 +94,7 @@ class Bounds:
                 done = min(left, count * limit / slow)
                 left, total = left - done, total + done * slow
             total += left * stages.slow[-1][0]
-            return max(m * (slowest + each), total + 2 * messages + busiest)
+            return max(m * (slowest + each), max(total, stages.through) + 2 * messages + busiest)
 
         low, high = 0.0, step(0.0)
         for _ in range(HALVINGS):
@@ -126,7 +126,13 @@ class Bounds:
         busiest = 0.0
         if weights[-1] > 0:
             busiest = speeds.layers / sum(pace / weight for pace, weight in zip(paces, weights, strict=True))
-        return _Stages(speeds, slow, layers, slowest, busiest)
+        # All stages but those with the embedding and the head alone have a layer, also on slow GPUs.
+        missing, held, through = max(shape.pp - 2.0, 0.0), 0.0, speeds.others
+        for seconds, count in layers:
+            some = min(count, missing)
+            missing, held, through = missing - some, held + some, through + some * seconds
+        through += max(self.model.layers - held, 0.0) * layers[0][0]
+        return _Stages(speeds, slow, layers, max(work, through), slowest, busiest)
 
     def _weights(self, shape: Shape, ahead: float) -> list[float]:
         """Of each stage: for how many micro-batches' passes it has work left behind the first."""

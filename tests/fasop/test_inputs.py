@@ -251,6 +251,8 @@ def test_a_cluster_without_lost_nodes(tmp_path: Path) -> None:
     assert len(cluster.without(["node0", "node1", "node2", "node3"]).gpus) == 1
     with pytest.raises(PlanError, match="no node 'node7': use node0, node1, node2 … right"):
         cluster.without(["node7"])
+    with pytest.raises(PlanError, match="no node 'node7': use node0, node2.$"):
+        cluster.without(["node1", "node3", "left", "right"]).without(["node7"])
     with pytest.raises(PlanError, match="every node is lost"):
         cluster.without([host for host, _ in cluster.hosts()])
 

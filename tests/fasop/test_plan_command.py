@@ -213,3 +213,17 @@ def test_help_without_a_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
     assert main(["--help"]) == 0
     assert "simulate" in capsys.readouterr().out
+
+
+def test_what_tells_plans_apart_is_in_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cluster = tmp_path / "moe.yaml"
+    cluster.write_text(
+        "clusters: {moe: {gpus_per_node: 8, gpus: {H100: {nodes: 8, memory_gib: 79, price_per_hour: 98, "
+        "inter_bandwidth: 3200e9, intra_bandwidth: 3600e9}}}}\n"
+    )
+    flags = ["--recompute", "full", "--attention", "flash", "--zero", "1", "--global-batch", "64"]
+    out = run(capsys, "plan", "--model", "mixtral-8x7b", "--cluster", str(cluster), *flags, "--dp", "64")
+    assert "mbs  ep  mem" in out and ", ep 8, micro-batches of 1):" in out
+    auto = run(capsys, *BERT, "--recompute", "auto", "--top", "6").splitlines()[2:9]
+    assert "mbs  recompute  mem" in auto[0]
+    assert {"none", "selective"} <= set(" ".join(auto).split())
