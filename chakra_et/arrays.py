@@ -80,7 +80,7 @@ def median(values: np.ndarray) -> float:
     middle = len(values) // 2
     low, high = (middle - 1, middle) if len(values) % 2 == 0 else (middle, middle)
     parted = np.partition(values, (low, high))
-    return float(parted[low] + parted[high]) / 2
+    return (float(parted[low]) + float(parted[high])) / 2
 
 
 def _starts(ordered: np.ndarray) -> np.ndarray:

@@ -245,7 +245,7 @@ def _text(text: str) -> bytes:
     return text.encode("utf-8", "replace")
 
 
-def _utf8_strings(strings: list[bytes]) -> Cells:
+def _utf8_strings(strings: Sequence[bytes]) -> Cells:
     """One row per string; bytes that are not UTF-8 are replaced."""
     cells = wire.byte_strings(strings, between=b"\0")
     try:

@@ -72,7 +72,7 @@ def critical_path(trace: ExecutionTrace) -> np.ndarray:
     latest = np.full(len(trace), -1, dtype=np.int64)
     latest[child[last]] = parent[last]
     row, path = int(np.argmax(end)), array("q")
-    before = memoryview(latest)  # its elements are Python's integers, which is faster
+    before = latest.data  # its elements are Python's integers, which is faster
     for _ in range(len(trace)):  # a foreign file may have a cycle
         if row < 0:
             break

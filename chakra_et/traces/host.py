@@ -262,8 +262,8 @@ class _Columns:
                 for attr in attrs[at]:
                     self._take_attr(columns, at, attr.name.value, attr.value)
         op_schema = indices(columns.pop("op_schema"), self.schemas)
-        for name, values in columns.items():
-            self._add(name, as_column(values))
+        for number, of_all in columns.items():
+            self._add(number, as_column(of_all))
         return op_schema
 
     def _take_attr(self, columns: dict[str, list[Any]], at: int, name: str, value: Any) -> None:

@@ -1,0 +1,44 @@
+"""Our distinct values and medians against numpy's, and strings packed into one buffer."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from chakra_et import arrays
+from chakra_et.et import packed
+from chakra_et.et.packed import Packer
+
+
+@pytest.mark.parametrize("spread", [3, 1 << 40])  # counted, and sorted
+@pytest.mark.parametrize("dtype", [np.int8, np.int32, np.int64])
+def test_distinct_values_are_numpys(dtype: type, spread: int) -> None:
+    bounds = np.iinfo(dtype)
+    random = np.random.default_rng(1)
+    low, high = max(bounds.min, -spread), min(bounds.max, spread)
+    values = random.integers(low, high, 500, dtype=dtype)
+    for part in (values, values[:1], values[:0], np.sort(values)):
+        known, first = np.unique(part, return_index=True)
+        assert (arrays.unique(part) == known).all() and arrays.unique(part).dtype == dtype
+        assert all((a == b).all() for a, b in zip(arrays.first_rows(part), (known, first), strict=True))
+        pairs, index = arrays.coded_pairs(part, part[::-1])
+        table = np.stack([part, part[::-1]], axis=1)
+        assert pairs == [tuple(pair) for pair in np.unique(table, axis=0).tolist()]
+        assert (np.array(pairs, dtype=dtype).reshape(-1, 2)[index] == table).all()
+        assert (arrays.narrowed(part) == part).all()
+        if len(part):
+            assert arrays.median(part) == np.median(part)
+
+
+def test_packed_strings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed, "CHECKED_BYTES", 2)  # characters cross the pieces that are checked
+    texts = ["", "a", "größe", "", "日本語"]
+    packer = Packer()
+    for some in (texts[:2], [], texts[2:]):
+        packer.add([text.encode() for text in some])
+    found = packer.packed()
+    assert [text.decode() for text in found] == texts and found[4].decode() == texts[4]
+    assert list(found.take(np.array([4, 1]))) == [texts[4].encode(), b"a"] == [found[4], *found[1:2]]
+    assert found.is_utf8()
+    packer.add([b"\xe6\x97"])
+    assert not packer.packed().is_utf8()
