@@ -27,7 +27,7 @@ supervise "$PYTHON" fix_host_traces.py --dir "$dir" || problems="$problems repai
 say "== converting"
 supervise "$PYTHON" convert_to_et.py --dir "$dir" || problems="$problems conversion"
 
-# NAME.<rank>.et only: NAME.et is a copy of rank 0.
+# NAME.<rank>.et only: NAME.et is rank 0 again.
 traces=()
 for file in "$dir"/*.et; do
     rank=${file%.et}

@@ -184,7 +184,7 @@ def find_jobs(config: ReplayConfig) -> list[Job]:
         comm_groups = Path(config.comm_groups) if config.comm_groups else run.groups_file
         single = run.files.get(None)
         if single is not None:
-            # The converter writes NAME.et as a copy of rank 0's file.
+            # The converter gives rank 0's file the name NAME.et, too.
             first = ranks_of.get(run.name, {}).get(0)
             if first is None or not filecmp.cmp(single, first, shallow=False):
                 jobs.append(Job(str(single), {0: single}, comm_groups))

@@ -95,7 +95,7 @@ def files_of(folder: Path, name: str) -> list[tuple[Path, int | None, str]]:
         (run.groups_file, None, "process groups, for simulators"),
     ]
     found += [(path, rank, f"Chakra trace of rank {rank}") for rank, path in run.et_files()]
-    found.append((run.first_et_file, None, "a copy of rank 0's"))
+    found.append((run.first_et_file, None, "rank 0's again"))
     found.append((run.page_file, None, "timeline, breakdown and communication: open it in a browser"))
     return [each for each in found if each[0].exists()]
 
