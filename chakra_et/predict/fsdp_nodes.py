@@ -18,7 +18,7 @@ from chakra_et.predict.elementwise import Elementwise
 from chakra_et.predict.fsdp_units import Step, Unit
 from chakra_et.predict.insert import New
 from chakra_et.predict.rebuild import Times
-from chakra_et.predict.resize import VIEWS
+from chakra_et.simulators.work import VIEWS
 
 _CALLS = 85.0, 13.0
 """Work of fully_shard beside its copies, Python included, for each collective and for each parameter in it,

@@ -9,9 +9,9 @@ import numpy as np
 
 from chakra_et.et.columns import ExecutionTrace
 from chakra_et.predict.edit import in_phase
-from chakra_et.predict.resize import idle_ns, resized_times, work_ratios
 from chakra_et.simulators.operators import Shape, with_shapes
 from chakra_et.simulators.tensors import list_ratios
+from chakra_et.simulators.work import idle_ns, resized_times, work_ratios
 
 
 @dataclass(frozen=True)

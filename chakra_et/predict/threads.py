@@ -9,9 +9,10 @@ import numpy as np
 
 from chakra_et.errors import TraceError
 from chakra_et.graph.work import SELECTIONS, rule_of
-from chakra_et.predict.resize import idle_ns, operator_ratios, resized_times
+from chakra_et.predict.resize import operator_ratios
 from chakra_et.predict.run import Run, Setting
 from chakra_et.replay.shares import KINDS
+from chakra_et.simulators.work import idle_ns, resized_times
 
 FLAG = "--threads"
 GRAIN = 32768

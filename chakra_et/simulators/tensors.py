@@ -20,10 +20,10 @@ import numpy as np
 
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
-from chakra_et.predict.resize import idle_ns, resized_times, work_ratios
 from chakra_et.simulators.edit import has, texts, with_integers
 from chakra_et.simulators.gradients import Retime
 from chakra_et.simulators.operators import GRADIENT, Operators, Shape, shapes_in, with_shapes
+from chakra_et.simulators.work import idle_ns, resized_times, work_ratios
 
 _LISTED = re.compile(r"aten::_(foreach|fused)_")
 
