@@ -111,10 +111,10 @@ def measure(part: str, config: Config, folder: Path) -> tuple[list[Row], dict[st
     log, calm = predict_runs.turns(folder), predict_runs.counted(folder, config.all_steps)
     counts = [sum(map(len, rounds.values())) for rounds in calm.values()]
     steps = sum(len(turn["probe_us"]) for turn in log)
-    done = (
-        f"{1 + log[-1]['round']} rounds; {sum(counts)} of {steps} steps count, in which no core was disturbed"
+    why = "disturbed or not" if config.all_steps else "in which no core was disturbed"
+    print(
+        f"{1 + log[-1]['round']} rounds; {sum(counts)} of {steps} steps count, {why}, at least {min(counts)}"
     )
-    print(f"{done}, at least {min(counts)} per case")
     return rows, {"mean": MEAN, "worst": WORST}
 
 
