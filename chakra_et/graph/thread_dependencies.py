@@ -50,6 +50,7 @@ def _communication(
     """Place CPU communication on lanes of its group, with edges from its operator and to its waiter."""
     lanes: dict[_LaneKey, int] = {}
     busy: dict[int, int] = {}
+    started: dict[_LaneKey, int] = {}
     callers: dict[int, _Caller] = {}
     users = _users(
         host, linked, time, frozenset().union(*(item.storages for item in items if not item.on_gpu))
@@ -72,6 +73,13 @@ def _communication(
         lane = _free_lane(found, lanes, busy, key, item, end)
         # Time in the backend's queue counts as communication, unless the group was still busy.
         from_ = max(issued, busy.get(lane, issued))
+        # Of two threads of gloo, the one with the later call may start first. Simulators match the
+        # collectives of a group by their order, so it waits for the earlier one to start, unless it ended
+        # before.
+        after = started.get(key, from_ - 1) + 1
+        if from_ < after < end and item.type is NodeType.COMM_COLL:
+            from_ = after
+        started[key] = max(from_, after - 1)
         found.placed[number] = (lane, from_, end)
         busy[lane] = end
         found.edge(EdgeKind.LAUNCH, (caller, issued), (lane, from_))

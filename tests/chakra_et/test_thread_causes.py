@@ -189,3 +189,17 @@ def test_thread_that_resumed_long_before_did_not_wait(tmp_path: Path) -> None:
     stages = Stages(tmp_path, *preempted(8000))
     assert "communication-ends-late" not in stages.causes.findings
     assert ("gloo:all_reduce", 15, 9100) in stages.nodes() and stages.replayed()
+
+
+def test_collectives_of_one_group_start_in_the_order_of_their_calls(tmp_path: Path) -> None:
+    """Of gloo's two threads, the one with the later call may start and end first."""
+    events, nodes = gloo(op("c10d::allreduce_", 10, 5, 20), 15, 60)
+    for number, (begin, end) in enumerate([(60, 100), (35, 95)]):
+        call, run = 22 + 2 * number, 23 + 2 * number
+        events += [op("c10d::allreduce_", 20 + 10 * number, 5, call)]
+        events += [op("gloo:all_reduce", begin, end - begin, run, tid=90 + number)]
+        nodes += [node("c10d::allreduce_", call), node("gloo:all_reduce", run, [tensor(7 + number, 9)])]
+    stages = Stages(tmp_path, events, nodes)
+    communication = [(start, end) for name, start, end in stages.nodes() if name == "gloo:all_reduce"]
+    assert [end for _, end in communication] == [60, 100, 95]
+    assert communication[1][0] < communication[2][0] and stages.replayed()
