@@ -160,6 +160,7 @@ with ChakraTracer("out", "acc", 1, 1, 2) as tracer:
         accelerator.backward(model(**batch)["loss"])
         optimizer.step()
         tracer.step()
+torch.distributed.destroy_process_group()  # else gloo's threads may abort the exit
 """
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
