@@ -20,16 +20,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from benchmarks import fasop_benchmark
 from benchmarks.digests import Config, saved_or_compared
 from chakra_et import cli
 
 PRESETS = [
-    ("bert-large", "paper-bert"),
-    ("bert-large", "paper-bert-het"),
-    ("gpt2-xl", "paper-gpt2xl"),
-    ("gpt2-xl", "paper-gpt2xl-het"),
-    ("t5", "paper-t5"),
-    ("t5", "paper-t5-het"),
+    *fasop_benchmark.PRESETS,
     ("gpt2-345m", "seed-345m"),
     ("gpt2-xl", "seed-1.5b"),
 ]

@@ -1,4 +1,4 @@
-"""The nodes of FSDP2 in a step: gathers in front of each block's passes, reduce-scatters behind its backward.
+"""The nodes of FSDP2 in a step: all-gathers before each block's passes, reduce-scatters after its backward.
 
 On CPU ranks with gloo each collective is awaited where it is called: FSDP2 prefetches in the backward pass,
 which changes their order, but nothing runs beside them. gloo gathers into one buffer and copies each rank's
