@@ -46,7 +46,7 @@ def main_remaining(argv: Sequence[str] | None = None) -> int:
 
 def _convert_remaining(config: ConvertConfig) -> int:
     sets = config.sets()
-    options, run = config.pair_options(), config.run_options(1, keep=True)
+    options, run = config.pair_options(), config.run_options(keep=True)
     remaining = [traces for traces in sets if not is_converted(traces, options, run)]
     print(f"{len(sets) - len(remaining)} of {len(sets)} runs are already converted.")
     return show(convert(config, remaining, keep=True), config)
@@ -56,7 +56,7 @@ def convert(config: ConvertConfig, sets: list[trace_sets.TraceSet], keep: bool =
     """Convert ``sets``. With ``keep``, keep files that are valid and newer than their traces."""
     pairs = sum(len(traces.pairs) for traces in sets)
     with config.progress_bar(pairs) as progress:
-        return convert_sets(sets, config.pair_options(), config.run_options(pairs, keep), progress)
+        return convert_sets(sets, config.pair_options(), config.run_options(keep), progress)
 
 
 def command(work: Callable[[], int]) -> int:

@@ -132,14 +132,11 @@ class ConvertConfig:
             return trace_sets.find(paths[0] if paths else Path(self.dir), self.name, output)
         return trace_sets.of_files(paths, output)
 
-    def run_options(self, pairs: int, keep: bool) -> RunOptions:
-        """The options for converting runs with ``pairs`` ranks in total.
-
-        ``keep``: keep valid files of an earlier conversion.
-        """
+    def run_options(self, keep: bool) -> RunOptions:
+        """The options for converting runs. ``keep``: keep valid files of an earlier conversion."""
         return RunOptions(
             self.engine,
-            self.workers or default_workers(pairs),
+            self.workers or default_workers(),
             self.timeout,
             self.keep_merged,
             self.allow_missing_ranks,

@@ -1,22 +1,27 @@
-"""Run independent jobs in several processes, with a time limit per job. A job that dies affects no other."""
+"""Run jobs in other processes: several with a time limit each, or one beside this process.
+
+A job that dies affects no other.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import signal
 import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from chakra_et.errors import TraceError
 
 if TYPE_CHECKING:
-    import multiprocessing.context
     from multiprocessing.connection import Connection
+    from multiprocessing.process import BaseProcess
 
 Argument = TypeVar("Argument")
+Result = TypeVar("Result")
 STOPPING = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -33,27 +38,18 @@ def run(
         for number, argument in enumerate(arguments):
             yield number, _call(function, argument)
         return
-    import multiprocessing  # a tenth of the time of converting a small trace
-    from multiprocessing.connection import wait
+    from multiprocessing.connection import wait  # a tenth of the time of converting a small trace
 
-    context: multiprocessing.context.ForkContext | multiprocessing.context.SpawnContext
-    if sys.platform == "linux":
-        context = multiprocessing.get_context("fork")
-    else:
-        context = multiprocessing.get_context("spawn")
     waiting = list(enumerate(arguments))[::-1]
-    running: dict[Connection, tuple[int, Any, float]] = {}
+    running: dict[Connection, tuple[int, BaseProcess, float]] = {}
     try:
         while waiting or running:
             while waiting and len(running) < workers:
                 number, argument = waiting.pop()
-                receiver, sender = context.Pipe(duplex=False)
-                process = context.Process(target=_child, args=(function, argument, sender, os.getpid()))
                 deadline = time.monotonic() + timeout if timeout else float("inf")
                 with _signals_held():  # or an interrupt could leave a worker that is not in running
-                    process.start()
+                    process, receiver = _start(function, argument)
                     running[receiver] = (number, process, deadline)
-                sender.close()
             nearest = min(deadline for _, _, deadline in running.values()) - time.monotonic()
             ready = wait(list(running), None if nearest == float("inf") else max(0.0, nearest))
             now = time.monotonic()
@@ -77,6 +73,41 @@ def run(
 
 
 @contextlib.contextmanager
+def beside(
+    function: Callable[[Argument], Result], argument: Argument
+) -> Generator[Callable[[], Result], None, None]:
+    """Run ``function(argument)`` in another process during the block, which gets a function for its result.
+
+    That function raises the job's ``TraceError``, also if the process died. The process ends with the block.
+    """
+    with contextlib.ExitStack() as stack:
+        with _signals_held():
+            process, receiver = _start(function, argument)
+            stack.callback(_end, process)
+        stack.callback(receiver.close)
+
+        def result() -> Result:
+            outcome = _receive(receiver, process)
+            if isinstance(outcome, TraceError):
+                raise outcome
+            return cast(Result, outcome)
+
+        yield result
+
+
+def _start(function: Callable[[Any], Any], argument: Any) -> tuple[BaseProcess, Connection]:
+    """Start a process with the job; what it sends can be received from the connection."""
+    import multiprocessing
+
+    context: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    process: BaseProcess = context.Process(target=_child, args=(function, argument, sender, os.getpid()))
+    process.start()
+    sender.close()
+    return process, receiver
+
+
+@contextlib.contextmanager
 def _signals_held() -> Iterator[None]:
     """Block SIGINT and SIGTERM until the end of the block."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
@@ -86,10 +117,11 @@ def _signals_held() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _receive(receiver: Connection, process: Any) -> Any:
+def _receive(receiver: Connection, process: BaseProcess) -> Any:
     try:
-        return receiver.recv()
-    except (EOFError, OSError):
+        with open(receiver.fileno(), "rb", closefd=False) as stream:
+            return pickle.load(stream)
+    except (EOFError, OSError, pickle.UnpicklingError):
         process.join()
         code = process.exitcode
         reason = (
@@ -98,10 +130,10 @@ def _receive(receiver: Connection, process: Any) -> Any:
         return TraceError(f"its worker process {reason}; try fewer --workers.")
 
 
-def _end(process: Any) -> None:
+def _end(process: BaseProcess) -> None:
     """Kill a worker and the tools that it runs."""
     try:
-        os.killpg(process.pid, signal.SIGKILL)
+        os.killpg(process.pid or 0, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
         process.kill()  # not yet the leader of a group
     process.join()
@@ -116,8 +148,9 @@ def _child(function: Callable[[Any], Any], argument: Any, sender: Connection, pa
     import threading
 
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
-    sender.send(_call(function, argument))
-    sender.close()
+    # Not sender.send, which holds all of it in memory once more.
+    with sender, open(sender.fileno(), "wb", closefd=False) as stream:
+        pickle.dump(_call(function, argument), stream, protocol=5)
 
 
 def _end_with(parent: int) -> None:

@@ -7,13 +7,12 @@ stays until the new one replaces it.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
 import re
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +36,9 @@ CHECKED_HERE = ("rank-missing", "rank-twice", "world-size")
 class RunOptions:
     """Options for the conversion of runs.
 
-    ``workers``: number of processes; ``timeout``: seconds per rank, 0 for no limit. ``ranks``: convert only
-    these ranks, and write no files of the run as a whole. ``keep``: keep files of an earlier conversion that
-    are valid and newer than their traces.
+    ``workers``: number of processes, of which a rank may use two; ``timeout``: seconds per rank, 0 for no
+    limit. ``ranks``: convert only these ranks, and write no files of the run as a whole. ``keep``: keep files
+    of an earlier conversion that are valid and newer than their traces.
     """
 
     engine: Engine = "native"
@@ -131,7 +130,8 @@ def _convert_ranks(
                     result.ranks[rank] = TraceError(sentence)
     # MLCommons' tools run as processes, which only end with us if a worker runs them.
     in_workers = len(work) > 1 or run.engine == "mlcommons" or run.timeout > 0
-    todo = [job for _, _, job in work]
+    two = run.workers >= 2 * len(work)
+    todo = [replace(job, options=replace(job.options, two_processes=two)) for _, _, job in work]
     outcomes = jobs.run(convert_rank, todo, run.workers if in_workers else 0, run.timeout)
     with contextlib.closing(outcomes):  # ends the workers also by an exception
         for number, outcome in outcomes:
@@ -143,7 +143,7 @@ def _convert_ranks(
 
 
 def _options(traces: TraceSet, options: PairOptions) -> PairOptions:
-    return dataclasses.replace(
+    return replace(
         options,
         groups=traces.groups,
         world_size=traces.world_size,
@@ -308,10 +308,9 @@ def _remove_stale(traces: TraceSet, world: int) -> None:
             path.unlink()
 
 
-def default_workers(jobs_to_do: int) -> int:
-    """One per core that this process may use, but no more than there are jobs."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(cores, jobs_to_do))
+def default_workers() -> int:
+    """One per core that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def is_converted(traces: TraceSet, options: PairOptions, run: RunOptions) -> bool:

@@ -84,7 +84,7 @@ def with_et_files(run: RunInput) -> Iterator[tuple[RunInput, list[str]]]:
 
     with tempfile.TemporaryDirectory(prefix="chakra-et-") as folder:
         traces = dataclasses.replace(run.traces, folder=Path(folder))
-        options = RunOptions(workers=default_workers(len(traces.pairs)), allow_missing_ranks=True)
+        options = RunOptions(workers=default_workers(), allow_missing_ranks=True)
         (result,) = convert_sets([traces], PairOptions(allow_truncated=True), options)
         errors = [outcome for outcome in result.ranks.values() if isinstance(outcome, TraceError)]
         if not result.good:
