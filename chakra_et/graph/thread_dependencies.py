@@ -73,6 +73,9 @@ def _communication(
         issued = min(begin, int(time.end[item.launch])) if item.launch >= 0 else begin
         if caller not in callers:
             callers[caller] = _Caller(time, caller, users, items)
+        if not item.ended:
+            used = callers[caller].uses(item, max(begin, issued))
+            end = min(end, used) if used is not None else end
         resumed = _resumed_before(device, time, callers[caller], item, begin, issued, end)
         if resumed is not None:
             end = resumed
