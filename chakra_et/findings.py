@@ -73,6 +73,11 @@ TABLE: dict[str, tuple[Kind, str]] = {
     "group-local": ("note", "collectives of a group with one rank, kept as compute"),
     "graph-not-captured": ("warning", "graph launches that no capture of --graph-capture fits"),
     "graph-ambiguous": ("warning", "kernels of graphs whose shapes differ between the captures that fit"),
+    "communication-unfinished": (
+        "warning",
+        "CPU communication whose record had not ended when the recording stopped: size taken from its call, "
+        "end from the first use of its data",
+    ),
     "communication-ends-late": (
         "warning",
         "CPU communication whose record ends after the thread that waited for it went on: cut to that time",

@@ -43,6 +43,7 @@ class _Host(msgspec.Struct):
 
 class _Arguments(msgspec.Struct):
     record_id: int = msgspec.field(name="Record function id", default=0)
+    finished: bool = True
 
 
 class _Event(msgspec.Struct):
@@ -137,8 +138,12 @@ def _compare_ids(host: _Host, device: _Device, report: PairReport) -> None:
     host_ids = {node.get("rf_id"): node for node in host.nodes if not node.name.startswith(_HOST_ONLY)}
     host_ids.pop(None, None)
     host_ids.pop(0, None)
+    # The observer writes what has ended. The record of a gloo operator may end after who waited for it went
+    # on.
     device_ids = {
-        event.args.record_id: event for event in device.events if event.args and event.args.record_id
+        event.args.record_id: event
+        for event in device.events
+        if event.args and event.args.record_id and event.args.finished
     }
     for label, ids in (("host", host_ids), ("device", device_ids)):
         if not ids:

@@ -20,6 +20,7 @@ class Communication:
       not recorded, 1 for a barrier
     - ``peer``: global rank of the other side of a message, -1 if unknown
     - ``is_root``: whether this rank is the root of a scatter
+    - ``ended``: whether it ended before the recording stopped
     - ``sequence``: index among the collectives of its group, from 0
     - ``part``: index among the messages of one kernel
     """
@@ -40,6 +41,7 @@ class Communication:
     api: str = ""
     part: int = 0
     is_root: bool = False
+    ended: bool = True
 
     @property
     def is_message(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import re
@@ -148,6 +149,21 @@ class Around:
             return [(count * each, storage) for storage, count, each in found]
         shapes, types = self.host.inputs[1][host_row], self.host.inputs[2][host_row]
         return [(size, -1) for size in shape_bytes(shapes, types)]
+
+    def given(self, row: int) -> list[tuple[int, int]]:
+        """As ``tensors``, for what a ``c10d`` operator sends: the last of its lists of tensors, as a list of
+        outputs comes before that of inputs."""
+        host_row = int(self.linked.host_row[row]) if row >= 0 else -1
+        if host_row < 0 or not self.host.recorded:
+            return self.tensors(row)
+        found: list[tuple[int, int]] = []
+        with contextlib.suppress(msgspec.DecodeError):
+            for argument in msgspec.json.decode(self.host.inputs[0][host_row], type=list[msgspec.Raw]):
+                if not bytes(argument).lstrip().startswith(b"["):
+                    break  # the process group, and options that may have tensors
+                listed = [(count * each, storage) for storage, count, each in tensors(bytes(argument))]
+                found = listed or found
+        return found
 
     def members(self, row: int) -> int:
         """The size of the group of a ``c10d`` all-gather or reduce-scatter, by how much larger one side is

@@ -228,7 +228,9 @@ def _on_cpu(
     launch_of = {row: launchers.last_before(row) for row in rows.tolist()}
     group_of = groups.of_backend(launch_of, findings)
     found = (_backend(around, row, launch, group_of[row]) for row, launch in launch_of.items())
-    return [item for item in found if item is not None]
+    items = [item for item in found if item is not None]
+    findings.add("communication-unfinished", sum(not item.ended for item in items))
+    return items
 
 
 def _backend(around: Around, row: int, launch: int, group: Group) -> Communication | None:
@@ -243,10 +245,12 @@ def _backend(around: Around, row: int, launch: int, group: Group) -> Communicati
     if what is None:
         return None
     own, arguments = around.tensors(row), around.tensors(launch)
-    size = sum(each for each, _ in own)
+    ended = _has_ended(around, row, launch)
+    given = own if ended else around.given(launch)
+    size = sum(each for each, _ in given)
     if not size and what is CollectiveType.SCATTER:
         size = arguments[0][0] if arguments else 0  # not the root: its output is the shard
-    is_root = what is CollectiveType.SCATTER and bool(own)
+    is_root = what is CollectiveType.SCATTER and (bool(own) if ended else len(arguments) > len(given))
     values = around.values(launch)
     item = Communication(
         event=row,
@@ -259,11 +263,23 @@ def _backend(around: Around, row: int, launch: int, group: Group) -> Communicati
         api=api,
         storages=frozenset(storage for _, storage in (*own, *arguments) if storage >= 0),
         is_root=is_root,
+        ended=ended,
     )
     if isinstance(what, CollectiveType):
         return replace(item, collective=what, asynchronous=_async_flag(values))
     peer, tag = message_ends(values)
     return replace(item, type=what, peer=global_rank(peer, group), tag=tag)
+
+
+def _has_ended(around: Around, row: int, launch: int) -> bool:
+    """Whether a CPU backend's operator ended before the recording stopped.
+
+    PyTorch's observer writes an operator when it ends. gloo's worker frees those who wait for an operation
+    before it ends its record, so on a busy machine the recording of the last step may stop in between.
+    """
+    rows = around.linked.host_row
+    known = around.linked.how == "record-function id" and launch >= 0 and rows[launch] >= 0
+    return not (known and rows[row] < 0)
 
 
 def _async_flag(values: list[Any]) -> bool | None:

@@ -8,7 +8,7 @@ from bisect import bisect_left
 import numpy as np
 
 from chakra_et.arrays import unique
-from chakra_et.et.columns import NodeType
+from chakra_et.et.columns import CollectiveType, NodeType
 from chakra_et.graph.communication import Communication
 from chakra_et.graph.dependencies import EdgeKind, Found
 from chakra_et.graph.link import Link
@@ -26,6 +26,16 @@ LATE_NS = 5_000_000
 LATE_FACTOR = 20
 WAIT_OPERATOR = re.compile(r"(^|::|\.)wait(_tensor)?$")
 """Operators that only wait, however late the thread resumes."""
+
+# Of other collectives a rank may wait and not use the data.
+_RESULT_FOR_ALL = frozenset(
+    (
+        CollectiveType.ALL_REDUCE,
+        CollectiveType.ALL_GATHER,
+        CollectiveType.REDUCE_SCATTER,
+        CollectiveType.ALL_TO_ALL,
+    )
+)
 
 # (group,) or (group, type, peer), and the number of the lane.
 _LaneKey = tuple[object, ...]
@@ -62,8 +72,11 @@ def _communication(
         caller = int(time.lane[item.launch]) if item.launch >= 0 else time.main
         issued = min(begin, int(time.end[item.launch])) if item.launch >= 0 else begin
         if caller not in callers:
-            callers[caller] = _Caller(time, caller)
-        resumed = _resumed_before(device, time, callers[caller], begin, issued, end)
+            callers[caller] = _Caller(time, caller, users, items)
+        if not item.ended:
+            used = callers[caller].uses(item, max(begin, issued))
+            end = min(end, used) if used is not None else end
+        resumed = _resumed_before(device, time, callers[caller], item, begin, issued, end)
         if resumed is not None:
             end = resumed
             found.findings.add("communication-ends-late")
@@ -83,7 +96,7 @@ def _communication(
         found.placed[number] = (lane, from_, end)
         busy[lane] = end
         found.edge(EdgeKind.LAUNCH, (caller, issued), (lane, from_))
-        _wait_for(device, time, users, item, callers[caller], lane, end, found)
+        _wait_for(device, time, item, callers[caller], lane, end, found)
 
 
 def _free_lane(
@@ -127,31 +140,57 @@ def _users(
 
 
 class _Caller:
-    """A thread that starts communication: its self time, and the starts of its events, in time order."""
+    """A thread that starts communication: its self time, the starts of its events and of its collectives by
+    group, in time order."""
 
-    def __init__(self, time: Timeline, lane: int) -> None:
-        self.lane = lane
+    def __init__(
+        self, time: Timeline, lane: int, users: dict[tuple[int, int], list[int]], items: list[Communication]
+    ) -> None:
+        self.time, self.lane, self.users = time, lane, users
         self.segments = np.flatnonzero(time.self_time.lane == lane)
         self.segment_starts = time.self_time.start[self.segments]
         self.starts = time.start[time.lane == lane]
+        self.calls: dict[str, list[int]] = {}
+        for item in items:
+            if item.launch >= 0 and not item.is_message and time.lane[item.launch] == lane:
+                self.calls.setdefault(item.group.name, []).append(int(time.start[item.launch]))
+
+    def uses(self, item: Communication, since: int) -> int | None:
+        """When the thread first uses the data of ``item`` from ``since`` on, None for never."""
+        found = [times[at] for storage in item.storages if (times := self.users.get((self.lane, storage)))
+                 and (at := bisect_left(times, since)) < len(times)]  # fmt: skip
+        return min(found, default=None)
+
+    def went_on(self, item: Communication, moment: int) -> bool:
+        """Whether the thread had other work after it started ``item``, and starts the group's next collective
+        after ``moment`` and before it uses the data: then it didn't wait for ``item`` at ``moment``.
+
+        gloo's worker may take the core of the thread in the middle of a backward pass, which then seems to
+        wait until the worker is done.
+        """
+        if item.launch < 0 or item.collective not in _RESULT_FOR_ALL:
+            return False
+        began = np.searchsorted(self.starts, (self.time.end[item.launch], moment), side="left")
+        used, calls = self.uses(item, moment), self.calls[item.group.name]
+        at = bisect_left(calls, moment)
+        return bool(began[0] < began[1]) and used is not None and at < len(calls) and calls[at] < used
 
 
 def _wait_for(
-    device: DeviceTrace, time: Timeline, users: dict[tuple[int, int], list[int]], item: Communication,
-    thread: _Caller, lane: int, end: int, found: Found,
+    device: DeviceTrace, time: Timeline, item: Communication, thread: _Caller, lane: int, end: int,
+    found: Found,
 ) -> None:  # fmt: skip
     """Add the wait of the thread that started a communication."""
     segments, of_lane, caller = time.self_time, thread.segments, thread.lane
     at = int(np.searchsorted(thread.segment_starts, end, side="left")) - 1
     launched = int(time.end[item.launch]) if item.launch >= 0 else end
-    uses = [times[at_use] for storage in item.storages if (times := users.get((caller, storage)))
-            and (at_use := bisect_left(times, end)) < len(times)]  # fmt: skip
-    used = min(uses, default=None)
+    used = thread.uses(item, end)
     if at >= 0 and _can_wait(device, int(segments.owner[of_lane[at]])):
         begin, until = int(segments.start[of_lane[at]]), int(segments.end[of_lane[at]])
         began = np.searchsorted(thread.starts, (launched, end), side="left")
         at_once = began[0] >= began[1]
         prompt = until - end <= WAKE_UP_NS and end - begin > 4 * (until - end)
+        prompt = prompt and not thread.went_on(item, end)
         only_waits = _only_waits(device, int(segments.owner[of_lane[at]]))
         if begin < end <= until and (at_once or used == until or prompt or only_waits):
             # For an operator that only waits, the time after the end is scheduling delay, not work.
@@ -168,8 +207,9 @@ def _wait_for(
 
 
 def _resumed_before(
-    device: DeviceTrace, time: Timeline, thread: _Caller, begin: int, issued: int, end: int
-) -> int | None:
+    device: DeviceTrace, time: Timeline, thread: _Caller, item: Communication, begin: int, issued: int,
+    end: int,
+) -> int | None:  # fmt: skip
     """When the thread that waited for a communication resumed, if that is before the recorded end.
 
     ``begin``, ``end``: of the record; ``issued``: launch time. None if the thread still waited at ``end``
@@ -180,7 +220,7 @@ def _resumed_before(
     while at >= 0:
         segment = int(of_lane[at])
         started, until = max(int(segments.start[segment]), issued), int(segments.end[segment])
-        waits = _can_wait(device, int(segments.owner[segment]))
+        waits = _can_wait(device, int(segments.owner[segment])) and not thread.went_on(item, until)
         if until >= end:
             if waits and end - started > LATE_FACTOR * (until - end):
                 return None

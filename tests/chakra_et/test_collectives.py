@@ -90,6 +90,21 @@ def test_gloo(late: bool, tmp_path: Path) -> None:
             assert item.peer == (true.target if true.kind == "send" else true.source)
 
 
+def test_gloo_operator_that_had_not_ended_when_the_recording_stopped(tmp_path: Path) -> None:
+    """Found in DDP captures on a busy machine: the observer never wrote it, so its bytes were lost."""
+    kinds = tuple(kind for kind in ALL if kind != "allreduce_coalesced")
+    made = generate(Features(seed=5, devices=0, gloo=kinds, rank=1, world_size=4))
+    made.host["nodes"] = [each for each in made.host["nodes"] if not each["name"].startswith("gloo:")]
+    converted = convert(made, tmp_path)
+    items = described(converted)
+    assert len(items) == len(kinds)
+    for item, true in items:
+        assert item.size == (1 if true.kind == "barrier" else comm_bytes(true)), true
+        assert not item.ended
+    assert converted.communication.findings["communication-unfinished"] == len(kinds)
+    assert "communication-size" not in converted.communication.findings
+
+
 def test_gloo_groups_are_found_by_their_threads(tmp_path: Path) -> None:
     """Gloo's operators do not record their group, but each group creates all its threads at once."""
     features = Features(devices=0, gloo=("allreduce",) * 9, groups=3)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from chakra_et.graph.dependencies import EdgeKind
 from tests.generator.hand_made import Stages, annotation, node, op, tensor
 
@@ -189,6 +191,52 @@ def test_thread_that_resumed_long_before_did_not_wait(tmp_path: Path) -> None:
     stages = Stages(tmp_path, *preempted(8000))
     assert "communication-ends-late" not in stages.causes.findings
     assert ("gloo:all_reduce", 15, 9100) in stages.nodes() and stages.replayed()
+
+
+def test_all_reduce_that_had_not_ended_when_the_recording_stopped_ends_before_its_use(tmp_path: Path) -> None:
+    """Its record ends with the recording, and the host trace lacks it."""
+    events, nodes = gloo(op("c10d::allreduce_", 10, 5, 20), 15, 9000, op("copy", 200, 20, 30))
+    events += [op("optimizer", 230, 8000, 31)]
+    events[0]["dur"] = 8500
+    stages = Stages(tmp_path, events, [nodes[0], node("copy", 30, [tensor(3, 50)])], lost=[21])
+    assert ("gloo:all_reduce", 15, 200) in stages.nodes() and stages.replayed()
+    assert ("gloo:all_reduce", "copy") in stages.edges(EdgeKind.COLLECTIVE)
+    assert stages.communication.items[0].size == 200
+    assert stages.communication.findings["communication-unfinished"] == 1
+
+
+def test_waits_whose_data_is_used_after_the_next_collective(tmp_path: Path) -> None:
+    """Two all-reduces that block, then the use of both: the first one's record ended late."""
+    events, nodes = preempted(9000)
+    events[3:] = [op("c10d::allreduce_", 9000, 5, 30), op("gloo:all_reduce", 9102, 90, 31, tid=90)]
+    events += [op("copy", 9200, 20, 32)]
+    nodes += [node("c10d::allreduce_", 30, [[tensor(4, 9)], "<Object>", True, -1])]
+    nodes += [node("gloo:all_reduce", 31, [tensor(4, 9)]), node("copy", 32, [tensor(3, 50)])]
+    stages = Stages(tmp_path, events, nodes)
+    assert stages.causes.findings["communication-ends-late"] == 1
+    assert ("gloo:all_reduce", 15, 9000) in stages.nodes() and stages.replayed()
+
+
+@pytest.mark.parametrize("late", (0, 500))
+def test_thread_whose_core_the_worker_took_did_not_wait_for_it(late: float, tmp_path: Path) -> None:
+    """Found in DDP captures on a busy machine: a gradient in the middle of a backward pass seemed to wait for
+    an all-reduce, and ``--layers`` found blocks that depend on each other. ``late``: µs until the worker
+    ended its record."""
+    gradient = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"
+    events, nodes = gloo(
+        op("c10d::allreduce_", 10, 5, 20), 15, 20_000 + late, op(gradient, 20, 20_010, 30),
+        op("c10d::allreduce_", 21_000, 5, 31), op("gloo:all_reduce", 21_010, 90, 32, tid=91),
+        op("copy", 30_000, 20, 33),
+    )  # fmt: skip
+    events[0]["dur"] = 40_000
+    nodes += [node("c10d::allreduce_", 31, [[tensor(4, 9)], "<Object>", True, -1])]
+    nodes += [node("gloo:all_reduce", 32, [tensor(4, 9)]), node("copy", 33, [tensor(3, 50)])]
+    stages = Stages(tmp_path, events, nodes)
+    assert ("gloo:all_reduce", 15, 20_000 + late) in stages.nodes() and stages.replayed()
+    assert ("gloo:all_reduce", "copy") in stages.edges(EdgeKind.COLLECTIVE)
+    assert gradient not in {waiter for _, waiter in stages.edges(EdgeKind.COLLECTIVE)}
+    assert lengths(stages)[gradient] == 20_010
+    assert "communication-ends-late" not in stages.causes.findings
 
 
 def test_collectives_of_one_group_start_in_the_order_of_their_calls(tmp_path: Path) -> None:

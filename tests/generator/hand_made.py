@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -118,13 +119,20 @@ def write_host(folder: Path, nodes: list[dict[str, Any]], **header: Any) -> Path
 
 
 class Stages:
-    """All stages for one pair; events without a host node get one."""
+    """All stages for one pair; events without a host node get one, but for the ``lost`` ids."""
 
     def __init__(
-        self, folder: Path, events: list[dict[str, Any]], nodes: list[dict] | None = None, **header: Any
+        self,
+        folder: Path,
+        events: list[dict[str, Any]],
+        nodes: list[dict] | None = None,
+        lost: Collection[int] = (),
+        **header: Any,
     ) -> None:
         nodes = list(nodes or [])
-        known = {entry["value"] for one in nodes for entry in one["attrs"] if entry["name"] == "rf_id"}
+        known = set(lost) | {
+            entry["value"] for one in nodes for entry in one["attrs"] if entry["name"] == "rf_id"
+        }
         for one in events:
             rf = one.get("args", {}).get("Record function id")
             if rf is not None and rf not in known:
