@@ -154,6 +154,8 @@ class _Caller:
         for item in items:
             if item.launch >= 0 and not item.is_message and time.lane[item.launch] == lane:
                 self.calls.setdefault(item.group.name, []).append(int(time.start[item.launch]))
+        for calls in self.calls.values():
+            calls.sort()
 
     def uses(self, item: Communication, since: int) -> int | None:
         """When the thread first uses the data of ``item`` from ``since`` on, None for never."""
