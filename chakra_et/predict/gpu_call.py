@@ -24,6 +24,7 @@ CLASSES = (
 class Work:
     """One call of an operator. ``operations``, ``moved`` (bytes): 0 for none or unknown. ``type``: of the
     first tensor, as PyTorch names it, or ``tf32``. ``idle``: the GPU did nothing just before.
+    ``tested``: of an operator that the fit may use.
 
     Matrix products: ``product``: batch, M, N, K; ``aligned``: at which multiples of bytes the rows of its
     three matrices start. Convolutions: ``product``: passes and the M, N, K that each amounts to;
@@ -46,6 +47,7 @@ class Work:
     aligned: tuple[int, int, int] = (16, 16, 16)
     alone: bool = False
     idle: bool = False
+    tested: bool = True
     strided: bool = False
     apart: int = 0
     joins: bool = False
