@@ -252,10 +252,11 @@ def write(fits: Mapping[str, GpuModel], rows: Sequence[Row]) -> None:
 
 
 def _deviation(errors: Sequence[float]) -> float:
-    """Root mean square, where there are two models at least."""
+    """Root mean square, or half of the worst, where there are two models at least."""
     if len(errors) < 3:
         return round(max(_UNTESTED_ERROR, *map(abs, errors), 0.0), 2)
-    return round(max(float(np.sqrt(np.mean(np.log1p(errors) ** 2))), _LEAST_ERROR), 2)
+    off = np.log1p(errors)
+    return round(max(float(np.sqrt(np.mean(off**2))), float(np.abs(off).max()) / 2, _LEAST_ERROR), 2)
 
 
 if __name__ == "__main__":

@@ -152,13 +152,20 @@ def _product(work: Work, pair: Sequence[tuple[list[int], Any, str]]) -> Work:
     size = item_bytes(of)
     made = math.gcd(b[-1] * size, _ALIGNED_BYTES)
     return replace(
-        work, product=product, aligned=(_aligned(a, a_steps, size), _aligned(b, b_steps, size), made)
+        work,
+        product=product,
+        aligned=(_aligned(a, a_steps, size), _aligned(b, b_steps, size), made),
+        along=(_steps(a, a_steps)[-2] != 1 or a[-2] == 1, _steps(b, b_steps)[-2] == 1 < b[-1]),
     )
+
+
+def _steps(shape: list[int], steps: Any) -> list[int]:
+    return steps if steps is not None and len(steps) == len(shape) else contiguous_strides(shape)
 
 
 def _aligned(shape: list[int], steps: Any, size: int) -> int:
     """At which multiples of bytes, up to 16, the rows of a matrix start."""
-    own = steps if steps is not None and len(steps) == len(shape) else contiguous_strides(shape)
+    own = _steps(shape, steps)
     along = [step * size for step, width in zip(own, shape, strict=True) if step > 1 and width > 1]
     return math.gcd(*along, _ALIGNED_BYTES)
 

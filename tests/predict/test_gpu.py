@@ -161,6 +161,18 @@ def test_rows_that_are_not_aligned_make_products_slow() -> None:
     assert H100.micros(single[0]) == H100.micros(single[1])
 
 
+def test_odd_rows_that_lie_along_k_are_loaded_in_more_lines() -> None:
+    """A warp's loads lie in 8 rows instead of 4 lines; more tiles than two per multiprocessor take a further
+    round of two.
+    """
+    odd = Work("matrix product", 1, 1, product=(66, 256, 128, 4096), aligned=(2, 16, 16), idle=True)
+    across, along = (H100.micros(replace(odd, along=(False, each))) - 3.8 for each in (False, True))
+    assert along == pytest.approx(1.5 * across, rel=0.05)
+    times = [H100.micros(replace(odd, product=(batch, 128, 128, 4096))) for batch in (132, 133, 264, 265)]
+    assert times[0] < times[1] == times[2] < times[3]
+    assert times[1] - 3.8 == pytest.approx(2 * (times[0] - 3.8), rel=0.05)
+
+
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
