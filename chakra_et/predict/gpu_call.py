@@ -32,8 +32,8 @@ class Work:
     passes and the M, N, K that each amounts to; ``channels`` of the input; ``alone``: each of them by itself.
     Attention: ``batch`` (times heads), ``queries``, ``keys``; ``masked``: with a mask of its own. ``row``:
     elements over which softmax runs. Elementwise: ``strided``: places are computed from indices; ``apart``:
-    so many elements in a row don't lie beside each other; ``joins``: as ``cat``; ``special``: with
-    functions such as erf.
+    so many elements in a row don't lie beside each other; ``joins``: of ``cat``, elements of the longest
+    tensor of its list; ``special``: with functions such as erf.
     """
 
     kind: str
@@ -53,7 +53,7 @@ class Work:
     tested: bool = True
     strided: bool = False
     apart: int = 0
-    joins: bool = False
+    joins: int = 0
     special: bool = False
     type: str = "c10::BFloat16"
 

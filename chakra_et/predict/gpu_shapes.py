@@ -134,8 +134,8 @@ def _elementwise(work: Work, name: str, found: Sequence[tuple[list[int], Any, st
 def _joined(kind: str, dims: Sequence[Any]) -> Work:
     """``aten::cat``: the tensors of a list are read and written. Their type isn't recorded: 16 bits."""
     shapes = dims[0] if dims and isinstance(dims[0], list) else []
-    made = float(sum(math.prod(shape) for shape in shapes if is_shape(shape) and shape))
-    return Work(kind, made, 2 * 2 * made, joins=True)
+    sizes = [math.prod(shape) for shape in shapes if is_shape(shape) and shape] or [0]
+    return Work(kind, float(sum(sizes)), 2 * 2.0 * sum(sizes), joins=max(sizes))
 
 
 def _product(work: Work, pair: Sequence[tuple[list[int], Any, str]]) -> Work:

@@ -113,7 +113,7 @@ class GpuModel:
         if work.kind == "gather":
             bounds.append(self._each(work.operations, "gather.elements"))
         if work.joins:
-            bounds.append(self._each(work.operations, "joined.elements"))
+            bounds.append(self._each(self._joined(work), "joined.elements"))
         if work.strided:
             places = self._each(self._waves(work) * work.operations, "strided.elements")
             bounds.append(places / self._cached(work.moved))
@@ -126,6 +126,13 @@ class GpuModel:
     def _each(self, count: float, name: str) -> float:
         """µs for ``count`` things, of which each unit does so many per µs."""
         return count / (self.units * self.parameters[name])
+
+    def _joined(self, work: Work) -> float:
+        """Elements that bound ``cat``: on NVIDIA, each tensor of its list has two blocks of 512 threads per
+        multiprocessor, half of what this holds; on AMD as many as it needs (aten/src/ATen/native/cuda/
+        Shape.cu).
+        """
+        return work.operations if self.vendor == "amd" else max(work.joins, work.operations / 2)
 
     def _lines(self, work: Work) -> float:
         """Lines of memory that threads, which load together, load for elements that lie apart."""

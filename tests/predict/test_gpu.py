@@ -173,6 +173,14 @@ def test_odd_rows_that_lie_along_k_are_loaded_in_more_lines() -> None:
     assert times[1] - 3.8 == pytest.approx(2 * (times[0] - 3.8), rel=0.05)
 
 
+def test_cat_of_one_large_tensor_has_half_of_an_nvidia_gpu() -> None:
+    """PyTorch gives each tensor of the list as many blocks there, whatever its size."""
+    even = Work("copy", 4e7, 1.6e8, joins=20_000_000, idle=True)
+    uneven = replace(even, joins=39_999_000)
+    assert H100.micros(uneven) > 1.8 * H100.micros(even)
+    assert MI300X.micros(uneven) == MI300X.micros(even)
+
+
 @pytest.mark.parametrize(
     ("name", "kind"),
     [

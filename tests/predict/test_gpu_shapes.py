@@ -169,4 +169,4 @@ def test_strides_are_kept_in_the_file_and_else_names_of_kernels_tell(
     work = {each.kind: each for each in operators(make_run("t", [read], [0])).work if not each.joins}
     assert work["copy"].strided is not straight
     (joined,) = (each for each in operators(make_run("t", [read], [0])).work if each.joins)
-    assert (joined.operations, joined.moved) == (72, 2 * 4 * 72)
+    assert (joined.operations, joined.moved, joined.joins) == (72, 2 * 4 * 72, 40)
