@@ -61,8 +61,8 @@ def rows(gpu: str, name: str, trace: Trace, model: GpuModel) -> list[tuple[str, 
     """Of each class: its share of the time of all kernels, the time with recorded shapes, and the error."""
     whole = sum(sample.micros * sample.calls for sample in trace)
     sums: dict[str, list[float]] = {}
-    for work, micros, calls, fits in trace:
-        if work.known and fits:
+    for work, micros, calls in trace:
+        if work.known and work.tested:
             of_kind = sums.setdefault(work.kind, [0.0, 0.0])
             of_kind[0] += micros * calls
             of_kind[1] += model.micros(work) * calls

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -60,14 +59,11 @@ OTHERS = (
 
 
 class Sample(NamedTuple):
-    """Calls of an operator that are alike, µs of one; ``fits``: the fit may use it, as its shapes are those
-    of PyTorch's operators and it isn't a batch normalization (several kernels in training) or an argmax
-    (bound by the few rows)."""
+    """Calls of an operator that are alike, µs of one."""
 
     work: Work
     micros: float
     calls: int
-    fits: bool
 
 
 class Row(NamedTuple):
@@ -141,13 +137,11 @@ def read(path: Path, host: Path | None = None) -> Trace:
     run = make_run(path.name, [convert_pair(Pair(-1, host, path)).trace], [0])
     found = operators(run)
     total = np.bincount(found.of, run.graph.own_ns[found.nodes] / 1e3, len(found.work))
-    together: dict[tuple[Work, bool], list[float]] = {}
-    names = [run.names[name] for name in run.name_of[found.launcher]]
-    for work, micros, name in zip(found.work, total.tolist(), names, strict=True):
+    together: dict[Work, list[float]] = {}
+    for work, micros in zip(found.work, total.tolist(), strict=True):
         if work.kind != "memory copy" and micros > 0:
-            fits = name.startswith("aten::") and not re.search("batch_norm|::arg", name)
-            together.setdefault((work, fits), []).append(micros)
-    return [Sample(work, float(np.mean(times)), len(times), fits) for (work, fits), times in together.items()]
+            together.setdefault(work, []).append(micros)
+    return [Sample(work, float(np.mean(times)), len(times)) for work, times in together.items()]
 
 
 def fit_all(pairs: Mapping[str, Mapping[str, Trace]], others: Sequence[Trace]) -> dict[str, GpuModel]:
@@ -166,9 +160,9 @@ def class_errors(
 ) -> list[tuple[str, float, float]]:
     """Of each class: its share of the target's time, and the error of the predicted time."""
     sums = {kind: [0.0, 0.0] for kind in CLASSES}
-    for work, micros, calls, _ in pair[source]:
+    for work, micros, calls in pair[source]:
         sums[work.kind][0] += calls * micros * ratio(work, micros, fits[source], fits[target])
-    for work, micros, calls, _ in pair[target]:
+    for work, micros, calls in pair[target]:
         sums[work.kind][1] += calls * micros
     whole = sum(measured for _, measured in sums.values())
     return [(kind, real / whole, made / real - 1) for kind, (made, real) in sums.items() if made and real]
@@ -182,10 +176,10 @@ def fit(gpu: str, traces: Sequence[Trace]) -> GpuModel:
     works, micros, weight = [], [], []
     for trace in traces:
         sums: dict[str, float] = {}
-        known = [sample for sample in trace if sample.work.known and sample.fits]
-        for work, each, calls, _ in known:
+        known = [sample for sample in trace if sample.work.known and sample.work.tested]
+        for work, each, calls in known:
             sums[work.kind] = sums.get(work.kind, 0.0) + each * calls
-        for work, each, calls, _ in known:
+        for work, each, calls in known:
             works.append(work)
             micros.append(each)
             weight.append(max(each * calls / sums[work.kind], _LEAST_SHARE))
@@ -230,8 +224,8 @@ def show_operators(traces: Mapping[str, Trace], fitted: GpuModel) -> None:
     """The operators that took a good part of their class's time, µs per call."""
     lines = [(fitted.name, "class", "shape", "calls", "measured", "fitted", "error")]
     for name, trace in traces.items():
-        known = [sample for sample in trace if sample.fits and sample.work.known]
-        for work, micros, calls, _ in known:
+        known = [sample for sample in trace if sample.work.tested and sample.work.known]
+        for work, micros, calls in known:
             whole = sum(each.micros * each.calls for each in known if each.work.kind == work.kind)
             if micros * calls >= _SMALLEST_SHARE * whole:
                 shape = work.product or (work.batch, work.queries, work.keys) if work.shaped else ""
@@ -258,10 +252,11 @@ def write(fits: Mapping[str, GpuModel], rows: Sequence[Row]) -> None:
 
 
 def _deviation(errors: Sequence[float]) -> float:
-    """Root mean square, where there are two models at least."""
+    """Root mean square, or half of the worst, where there are two models at least."""
     if len(errors) < 3:
         return round(max(_UNTESTED_ERROR, *map(abs, errors), 0.0), 2)
-    return round(max(float(np.sqrt(np.mean(np.log1p(errors) ** 2))), _LEAST_ERROR), 2)
+    off = np.log1p(errors)
+    return round(max(float(np.sqrt(np.mean(off**2))), float(np.abs(off).max()) / 2, _LEAST_ERROR), 2)
 
 
 if __name__ == "__main__":

@@ -12,13 +12,15 @@ wasn't fitted to.
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from chakra_et.errors import TraceError
-from chakra_et.predict.gpu_call import CLASSES, Work
+from chakra_et.predict.gpu_call import Work, item_bytes
 from chakra_et.predict.gpu_table import table
 from chakra_et.predict.gpu_times import GpuModel, gpu_model
 from chakra_et.predict.gpu_work import Operators, operators
@@ -28,7 +30,8 @@ _BY_LIBRARIES = ("attention", "convolution", "matrix product")
 """Classes whose kernels come from each vendor's own libraries."""
 _FURTHEST = 8.0
 """Beyond this factor between measured and modelled time, the operator is not what its shapes say."""
-_SAME_VENDOR_ERROR = 0.1
+_SAME_VENDOR_ERROR, _UNTESTED_ERROR = 0.1, 0.3
+"""One standard deviation, guessed: between GPUs of a vendor, and of what no pair of traces has tested."""
 
 
 @dataclass(frozen=True)
@@ -48,18 +51,18 @@ class Gpu:
             raise TraceError(f"--gpu {self.source}→{self.target}: the run has no kernels")
         taken = setting.own_ns[found.nodes].astype(float)
         total = np.bincount(found.of, taken, len(found.work)) / 1e3
-        ratios = [ratio(work, micros, source, target) for work, micros in zip(found.work, total, strict=True)]
-        changed = taken * np.array(ratios)[found.of]
+        calls = list(zip(found.work, total.tolist(), strict=True))
+        changed = taken * np.array([ratio(*call, source, target) for call in calls])[found.of]
         own = setting.own_ns.copy()
         own[found.nodes] = np.rint(changed)
         doubt = np.zeros(len(run.graph))
-        doubt[found.nodes] = changed * _errors(source, target)[found.kind]
+        doubt[found.nodes] = changed * np.array([_error(*call, source, target) for call in calls])[found.of]
         setting = replace(setting, own_ns=own).noting(
             f"--gpu {self.source}→{self.target}: {len(found.nodes):,} kernels and copies, "
             f"{taken.sum() / 1e6:,.3f} ms, take {changed.sum() / 1e6:,.3f} ms; the rest, the host's CPU too, "
             "stays as it was"
         )
-        for note in _notes(found, taken, source, target):
+        for note in _notes(found, calls, taken, source, target):
             setting = setting.noting(note)
         return setting.doubting("efficiency of kernels on the other GPU", own_ns=doubt)
 
@@ -76,11 +79,9 @@ def ratio(work: Work, micros: float, source: GpuModel, target: GpuModel) -> floa
     """The ratio of an operator's times on ``target`` to those on ``source``, where it took ``micros``."""
     if work.kind == "memory copy" or micros <= 0:
         return 1.0
-    if not work.known:
+    if not work.known or _far(work, micros, source):
         return _unknown(work, micros, source, target)
-    before, after = source.micros(work), target.micros(work)
-    if not before / _FURTHEST < micros < before * _FURTHEST:
-        return after / before
+    after = target.micros(work)
     library = work.kind in _BY_LIBRARIES and work.shaped and source.vendor != target.vendor
     return (after if library else _carried(work, micros, source, target)) / micros
 
@@ -104,25 +105,66 @@ def _unknown(work: Work, micros: float, source: GpuModel, target: GpuModel) -> f
     return (new_least + (micros - least) * rate / new_rate) / micros
 
 
-def _errors(source: GpuModel, target: GpuModel) -> np.ndarray:
-    """One standard deviation of the time of each class, as a part of it; float64[len(CLASSES)]."""
+def _far(work: Work, micros: float, source: GpuModel) -> bool:
+    """Whether a call of known work took much longer or shorter than its shapes say."""
+    before = source.micros(work)
+    return not before / _FURTHEST < micros < before * _FURTHEST
+
+
+def _untested(work: Work) -> bool:
+    """Whether it is of an operator, or products of a type of number, that no pair of traces has tested."""
+    return not work.tested or (work.kind in _BY_LIBRARIES and item_bytes(work.type) != 2)
+
+
+def _error(work: Work, micros: float, source: GpuModel, target: GpuModel) -> float:
+    """One standard deviation of the predicted time, as a part of it. Of a kernel without recorded work, or
+    that doesn't fit it, nothing tells whether arithmetic or bytes bound it: half of what lies between these.
+    """
+    if work.kind == "memory copy":
+        return 0.0
     known = table()["errors"] if source.vendor != target.vendor else {}
-    found = np.array([known.get(kind, _SAME_VENDOR_ERROR) for kind in CLASSES])
-    found[CLASSES.index("memory copy")] = 0.0
-    return found
-
-
-def _notes(found: Operators, taken: np.ndarray, source: GpuModel, target: GpuModel) -> list[str]:
-    notes = []
-    unknown = np.array([not work.known for work in found.work])[found.of]
-    unknown &= found.kind != CLASSES.index("memory copy")
-    if unknown.any():
-        notes.append(
-            f"{int(unknown.sum()):,} kernels ({taken[unknown].sum() / 1e6:,.3f} ms) have no recorded "
-            "operations or bytes: they change as kernels of their class do"
+    error: float = known.get(work.kind, _SAME_VENDOR_ERROR)
+    if not work.known or _far(work, micros, source):
+        product, stream = (
+            target.limits(Work(kind))[1] / source.limits(Work(kind))[1]
+            for kind in ("matrix product", "elementwise")
         )
+        return max(error, abs(math.log(product / stream)) / 2)
+    return max(error, _UNTESTED_ERROR) if _untested(work) else error
+
+
+def _notes(
+    found: Operators,
+    calls: Sequence[tuple[Work, float]],
+    taken: np.ndarray,
+    source: GpuModel,
+    target: GpuModel,
+) -> list[str]:
+    """What was guessed; ``calls``: work and measured µs of each operator; ``taken[K]``: ns of each kernel."""
+    guesses = [_guess(*call, source) for call in calls]
+    notes = []
+    for guess in sorted(set(guesses) - {""}):
+        such = np.array([each == guess for each in guesses])[found.of]
+        notes.append(f"{int(such.sum()):,} kernels ({taken[such].sum() / 1e6:,.3f} ms) {guess}")
     for gpu in (source, target):
         like = table()[gpu.name].get("like")
         if like:
             notes.append(f"kernels on {gpu.name} are taken to reach the parts of its rates that {like}'s do")
     return notes
+
+
+def _guess(work: Work, micros: float, source: GpuModel) -> str:
+    """What was guessed of a call, as the end of a sentence; empty for nothing."""
+    if work.kind == "memory copy" or micros <= 0:
+        return ""
+    as_class = "they change as kernels of their class do"
+    if not work.known:
+        return f"have no recorded operations or bytes: {as_class}"
+    if _far(work, micros, source):
+        return f"took over {_FURTHEST:g} times longer or shorter than their shapes say: {as_class}"
+    if _untested(work):
+        return (
+            "are of operators or types of number that no pair of traces has tested: their uncertainty, "
+            f"±{_UNTESTED_ERROR:.0%}, is a guess"
+        )
+    return ""

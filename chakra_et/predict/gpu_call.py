@@ -25,12 +25,15 @@ class Work:
     """One call of an operator. ``operations``, ``moved`` (bytes): 0 for none or unknown. ``type``: of the
     first tensor, as PyTorch names it, or ``tf32``. ``idle``: the GPU did nothing just before.
 
+    ``tested``: of an operator that the fit may use.
+
     Matrix products: ``product``: batch, M, N, K; ``aligned``: at which multiples of bytes the rows of its
-    three matrices start. Convolutions: ``product``: passes and the M, N, K that each amounts to;
-    ``channels`` of the input; ``alone``: each of them by itself. Attention: ``batch`` (times heads),
-    ``queries``, ``keys``; ``masked``: with a mask of its own. ``row``: elements over which softmax runs.
-    Elementwise: ``strided``: places are computed from indices; ``apart``: so many elements in a row don't lie
-    beside each other; ``joins``: as ``cat``; ``special``: with functions such as erf.
+    three matrices start; ``along``: whether each of the first two lies along K. Convolutions: ``product``:
+    passes and the M, N, K that each amounts to; ``channels`` of the input; ``alone``: each of them by itself.
+    Attention: ``batch`` (times heads), ``queries``, ``keys``; ``masked``: with a mask of its own. ``row``:
+    elements over which softmax runs. Elementwise: ``strided``: places are computed from indices; ``apart``:
+    so many elements in a row don't lie beside each other; ``joins``: of ``cat``, elements of the longest
+    tensor of its list; ``special``: with functions such as erf.
     """
 
     kind: str
@@ -44,11 +47,13 @@ class Work:
     row: int = 0
     channels: int = 0
     aligned: tuple[int, int, int] = (16, 16, 16)
+    along: tuple[bool, bool] = (True, False)
     alone: bool = False
     idle: bool = False
+    tested: bool = True
     strided: bool = False
     apart: int = 0
-    joins: bool = False
+    joins: int = 0
     special: bool = False
     type: str = "c10::BFloat16"
 

@@ -134,8 +134,8 @@ def _elementwise(work: Work, name: str, found: Sequence[tuple[list[int], Any, st
 def _joined(kind: str, dims: Sequence[Any]) -> Work:
     """``aten::cat``: the tensors of a list are read and written. Their type isn't recorded: 16 bits."""
     shapes = dims[0] if dims and isinstance(dims[0], list) else []
-    made = float(sum(math.prod(shape) for shape in shapes if is_shape(shape) and shape))
-    return Work(kind, made, 2 * 2 * made, joins=True)
+    sizes = [math.prod(shape) for shape in shapes if is_shape(shape) and shape] or [0]
+    return Work(kind, float(sum(sizes)), 2 * 2.0 * sum(sizes), joins=max(sizes))
 
 
 def _product(work: Work, pair: Sequence[tuple[list[int], Any, str]]) -> Work:
@@ -152,13 +152,20 @@ def _product(work: Work, pair: Sequence[tuple[list[int], Any, str]]) -> Work:
     size = item_bytes(of)
     made = math.gcd(b[-1] * size, _ALIGNED_BYTES)
     return replace(
-        work, product=product, aligned=(_aligned(a, a_steps, size), _aligned(b, b_steps, size), made)
+        work,
+        product=product,
+        aligned=(_aligned(a, a_steps, size), _aligned(b, b_steps, size), made),
+        along=(_steps(a, a_steps)[-2] != 1 or a[-2] == 1, _steps(b, b_steps)[-2] == 1 < b[-1]),
     )
+
+
+def _steps(shape: list[int], steps: Any) -> list[int]:
+    return steps if steps is not None and len(steps) == len(shape) else contiguous_strides(shape)
 
 
 def _aligned(shape: list[int], steps: Any, size: int) -> int:
     """At which multiples of bytes, up to 16, the rows of a matrix start."""
-    own = steps if steps is not None and len(steps) == len(shape) else contiguous_strides(shape)
+    own = _steps(shape, steps)
     along = [step * size for step, width in zip(own, shape, strict=True) if step > 1 and width > 1]
     return math.gcd(*along, _ALIGNED_BYTES)
 

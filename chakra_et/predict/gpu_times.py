@@ -36,8 +36,14 @@ _LONG_ROW = 1024
 _FEW_CHANNELS = 4
 _QUERIES, _KEYS = 128, 64
 """A block of flash attention has 128 queries and loops over 64 keys at a time."""
-_ALIGNED, _ODD_TILE = 16, 128
-"""Bytes that one load moves at most, and both edges of a tile where matrices aren't aligned to that."""
+_ALIGNED, _ODD_TILES, _AGAIN = 16, (32, 128), 256
+"""Bytes that one load moves at most; edges of cuBLAS's tiles where matrices aren't aligned to that; after how
+many rows or columns AMD's libraries load the other matrix again."""
+_ALONG, _ACROSS, _STORED = 8, 4, 9
+"""In how many lines of the L1 cache the 32 loads of a warp lie, or pairs of sectors its stores. Each thread
+loads 16 bytes, move by move (CUTLASS, PredicatedTileAccessIterator): threads side by side are 16 bytes apart,
+so 32 lie in 4 lines of 128 bytes. Along K, where a tile is 64 bytes long at a time, they lie in 8 rows. Two
+rows of 256 bytes that start anywhere are 18 sectors of 32 bytes, of which 2 are written per cycle."""
 _NARROW = 2
 """Numbers of at most so many bytes, and TF32, are multiplied faster than they are moved one at a time."""
 _THREADS = 2048
@@ -107,7 +113,7 @@ class GpuModel:
         if work.kind == "gather":
             bounds.append(self._each(work.operations, "gather.elements"))
         if work.joins:
-            bounds.append(self._each(work.operations, "joined.elements"))
+            bounds.append(self._each(self._joined(work), "joined.elements"))
         if work.strided:
             places = self._each(self._waves(work) * work.operations, "strided.elements")
             bounds.append(places / self._cached(work.moved))
@@ -120,6 +126,13 @@ class GpuModel:
     def _each(self, count: float, name: str) -> float:
         """µs for ``count`` things, of which each unit does so many per µs."""
         return count / (self.units * self.parameters[name])
+
+    def _joined(self, work: Work) -> float:
+        """Elements that bound ``cat``: on NVIDIA, each tensor of its list has two blocks of 512 threads per
+        multiprocessor, half of what this holds; on AMD as many as it needs (aten/src/ATen/native/cuda/
+        Shape.cu).
+        """
+        return work.operations if self.vendor == "amd" else max(work.joins, work.operations / 2)
 
     def _lines(self, work: Work) -> float:
         """Lines of memory that threads, which load together, load for elements that lie apart."""
@@ -195,22 +208,32 @@ class GpuModel:
 
     def _moves(self, work: Work, batch: int, rows: int, columns: int, depth: int) -> float:
         """µs to load and store the matrices whose rows aren't aligned, in moves of as many bytes as they are.
-        cuBLAS moves all three as it must the worst. What other tiles load again is in a cache.
+        cuBLAS moves all three as it must the worst.
         """
         size, aligned = item_bytes(work.type), work.aligned
-        if (size > _NARROW and work.type != "tf32") or work.kind == "convolution":
+        narrow = size <= _NARROW or work.type == "tf32"
+        if not narrow or work.kind == "convolution" or min(aligned) >= _ALIGNED:
             return 0.0
         if self.vendor == "nvidia":
-            aligned = (min(aligned),) * 3
-        again = self.of("matrix product", "again")
-        down, across = math.ceil(rows / _ODD_TILE), math.ceil(columns / _ODD_TILE)
+            lines = min(self._odd_tiles(work, batch, rows, columns, depth, edge) for edge in _ODD_TILES)
+            return lines * size / min(aligned) / self.of("matrix product", "moves")
         elements = (
-            rows * depth * (1 + again * (across - 1)),
-            depth * columns * (1 + again * (down - 1)),
+            rows * depth * max(columns / _AGAIN, 1.0),
+            depth * columns * max(rows / _AGAIN, 1.0),
             rows * columns,
         )
         moves = [count * size / by for count, by in zip(elements, aligned, strict=True) if by < _ALIGNED]
         return self._each(batch * sum(moves), "matrix product.moves")
+
+    def _odd_tiles(self, work: Work, batch: int, rows: int, columns: int, depth: int, edge: int) -> float:
+        """Lines that the busiest multiprocessor loads and stores, by square tiles of this edge, if each move
+        is one element. Two tiles share a multiprocessor: their registers fill it.
+        """
+        tiles = batch * math.ceil(rows / edge) * math.ceil(columns / edge)
+        together = 2 if tiles > self.units else 1
+        loads = depth * sum(_ALONG if along else _ACROSS for along in work.along)
+        each = edge * (loads + edge * _STORED) / _LANES["nvidia"]
+        return math.ceil(tiles / self.units / together) * together * each
 
 
 def gpu_model(name: str, parameters: Mapping[str, float] | None = None) -> GpuModel:

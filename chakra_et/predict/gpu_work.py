@@ -25,11 +25,20 @@ _CLASSES = (
     ("softmax", r"softmax"),
     ("normalization", r"(?<!vector_)norm(?!al)"),
     ("copy", r"copy_|contiguous|clone|::cat$|::to$"),
-    ("gather", r"index|gather|embedding|scatter"),
+    ("gather", r"index|gather|(?<!rotary_)embedding|scatter"),
     ("reduction", r"::(sum|mean|amax|amin|max|min|any|all|arg\w+|linalg_\w+|var|std|prod)$"),
 )
-_KERNELS = (("attention", r"attn|fmha|attention|flash"), ("matrix product", r"gemm|cijk_|cutlass|nvjet"))
-"""Classes of kernels whose operator isn't known: by their own names, before ``_CLASSES``."""
+_KERNELS = (
+    ("elementwise", r"^triton_poi_"),
+    ("reduction", r"^triton_(red|per)_"),
+    ("attention", r"attn|fmha|attention|flash"),
+    ("matrix product", r"gemm|cijk_|cutlass|nvjet|matmul|fused_moe|^triton_(tem|mm|bmm)_"),
+)
+"""Classes of kernels whose operator isn't known: by their own names, before ``_CLASSES``. TorchInductor's
+begin with what they are, and go on with all that they do (torch/_inductor/codegen/triton.py)."""
+_UNTESTED = re.compile(r"^(?!aten::)|batch_norm|::arg")
+"""Operators that the fit doesn't use: not PyTorch's, batch normalization (several kernels in training), and
+argmax (bound by the few rows)."""
 _WITHIN = re.compile(r"DtoD|Device -> Device")
 _TO_HOST = re.compile(r"_local_scalar_dense|::item$")
 _WHOLE = (CLASSES.index("attention"), CLASSES.index("convolution"))
@@ -79,8 +88,10 @@ def operators(run: Run) -> Operators:
     _, first, of = np.unique(key, return_index=True, return_inverse=True)
     of = of.reshape(-1)
     idle = np.bincount(of, _found_idle(run, nodes), len(first)) * 2 > np.bincount(of)
+    is_set = np.array(["memset" in name.lower() for name in run.names])[run.name_of[nodes]]
+    counts = ~is_set | (np.bincount(of, ~is_set, len(first)) == 0)[of]  # not what a product clears first
     sums = [
-        np.bincount(of, run.graph.attribute(name, 0)[nodes].astype(float), len(first))
+        np.bincount(of, counts * run.graph.attribute(name, 0)[nodes].astype(float), len(first))
         for name in ("num_ops", "tensor_size")
     ]
     tf32, strided, straight = (
@@ -103,7 +114,8 @@ def operators(run: Run) -> Operators:
             found = replace(found, strided=bool(strided[at]))
         if found.joins:
             found = replace(found, moved=2.0 * found.operations * int(sizes[k]))
-        work.append(replace(found, idle=bool(idle[at])))
+        name = run.names[run.name_of[nodes[k] if alone[k] else launcher[nodes[k]]]]
+        work.append(replace(found, idle=bool(idle[at]), tested=not _UNTESTED.search(name)))
     return Operators(nodes, kind, of, np.where(alone, nodes, launcher[nodes])[first], work)
 
 

@@ -161,6 +161,90 @@ def test_rows_that_are_not_aligned_make_products_slow() -> None:
     assert H100.micros(single[0]) == H100.micros(single[1])
 
 
+def test_odd_rows_that_lie_along_k_are_loaded_in_more_lines() -> None:
+    """A warp's loads lie in 8 rows instead of 4 lines; more tiles than two per multiprocessor take a further
+    round of two.
+    """
+    odd = Work("matrix product", 1, 1, product=(66, 256, 128, 4096), aligned=(2, 16, 16), idle=True)
+    across, along = (H100.micros(replace(odd, along=(False, each))) - 3.8 for each in (False, True))
+    assert along == pytest.approx(1.5 * across, rel=0.05)
+    times = [H100.micros(replace(odd, product=(batch, 128, 128, 4096))) for batch in (132, 133, 264, 265)]
+    assert times[0] < times[1] == times[2] < times[3]
+    assert times[1] - 3.8 == pytest.approx(2 * (times[0] - 3.8), rel=0.05)
+
+
+def test_cat_of_one_large_tensor_has_half_of_an_nvidia_gpu() -> None:
+    """PyTorch gives each tensor of the list as many blocks there, whatever its size."""
+    even = Work("copy", 4e7, 1.6e8, joins=20_000_000, idle=True)
+    uneven = replace(even, joins=39_999_000)
+    assert H100.micros(uneven) > 1.8 * H100.micros(even)
+    assert MI300X.micros(uneven) == MI300X.micros(even)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("triton_poi_fused_scaled_dot_product_attention_view_3", "elementwise"),
+        ("triton_red_fused_native_layer_norm_0", "reduction"),
+        ("triton_tem_fused_mm_1", "matrix product"),
+        ("_matmul_ogs_NNT_bf16xbf16xmxfp4_16x128x256x1", "matrix product"),
+        ("fused_moe_kernel", "matrix product"),
+        ("void vllm::rotary_embedding_kernel<c10::BFloat16, true>", "elementwise"),
+        ("multi_tensor_apply_kernel<FusedAdamMathFunctor>", "elementwise"),
+        ("a_kernel_of_my_own", "elementwise"),
+    ],
+)
+def test_kernels_without_an_operator_are_classed_by_name(name: str, kind: str) -> None:
+    run = run_of([cpu(1, 1, name="step"), kernel(2, 50, (1,), kind="kernel", name=name)])
+    (found,) = operators(run).kind
+    assert CLASSES[found] == kind
+    made = predict(run, [Gpu("MI300X", "H100")])
+    assert any(note.startswith("1 kernels (0.050 ms) have no recorded operations") for note in made.notes)
+    (doubt,) = made.after.setting.doubts
+    assert doubt.own_ns[1] > 0.3 * made.after.setting.own_ns[1]
+
+
+def product_of(micros: int, kind: str = "c10::BFloat16", name: str = "aten::mm") -> Run:
+    return run_of(
+        [
+            cpu(1, 1, name=name),
+            kernel(2, micros, (1,), kind="kernel", name="gemm", parent=1),
+            kernel(3, 3, (2,), kind="memset", name="Memset (Device)", parent=1),
+        ],
+        {1: ([[4096, 4096], [4096, 4096]], kind)},
+    )
+
+
+@pytest.mark.parametrize(
+    ("run", "warning", "least"),
+    [
+        (product_of(200), "", 0.1),
+        (product_of(9_000), "2 kernels (9.003 ms) took over 8 times longer", 0.3),
+        (product_of(2_500, "float"), "2 kernels (2.503 ms) are of operators or types of number", 0.3),
+        (product_of(200, name="my::mm"), "2 kernels (0.203 ms) are of operators or types", 0.3),
+    ],
+)
+def test_what_is_guessed_is_a_warning_and_less_certain(run: Run, warning: str, least: float) -> None:
+    made = predict(run, [Gpu("H100", "MI300X")])
+    assert any(note.startswith(warning) for note in made.notes if "--gpu" not in note) == bool(warning)
+    (doubt,) = made.after.setting.doubts
+    share = doubt.own_ns[1] / made.after.setting.own_ns[1]
+    assert least <= share + 1e-3 and (least > 0.1) == (share > 0.2)
+
+
+def test_what_a_kernel_clears_first_is_not_its_work() -> None:
+    """Without shapes, the bytes of a memset alone made a convolution known, as one of the launch's time."""
+    nodes = [
+        cpu(1, 1, name="aten::convolution_backward"),
+        kernel(2, 2, (1,), kind="memset", name="Memset (Device)", parent=1) | {"tensor_size": 1_480_000},
+        kernel(3, 400, (2,), kind="kernel", name="dgrad", parent=1),
+    ]
+    (work,) = operators(run_of(nodes)).work
+    assert not work.known
+    (alone,) = operators(run_of([nodes[1] | {"parent": None, "deps": ()}])).work
+    assert alone.moved == 1_480_000
+
+
 def test_one_matrix_that_is_not_aligned_slows_cublas_more_than_amd_s_libraries() -> None:
     """cuBLAS has no kernels of mixed alignment."""
     result, all_three = (
@@ -239,7 +323,7 @@ def test_every_gpu_of_the_presets_has_what_the_model_needs() -> None:
 
 def trace_of(model: gpu_times.GpuModel, sizes: list[float]) -> list[Sample]:
     works = [Work("elementwise", size / 6, size, idle=True) for size in sizes]
-    return [Sample(work, model.micros(work), 3, True) for work in works]
+    return [Sample(work, model.micros(work), 3) for work in works]
 
 
 def test_the_fit_finds_what_a_gpu_s_kernels_reach() -> None:

@@ -84,8 +84,10 @@ def test_bytes_of_elementwise_operators() -> None:
 def test_rows_of_products_are_aligned_as_they_lie() -> None:
     weight = described_as("matrix product", "aten::mm", (7, 100), (100, 333), strides=[[100, 1], [1, 100]])
     assert (weight.product, weight.aligned) == ((1, 7, 333, 100), (8, 8, 2))
+    assert weight.along == (True, True)
     plain = described_as("matrix product", "aten::bmm", (2, 8, 64), (2, 64, 100))
     assert (plain.product, plain.aligned) == ((2, 8, 100, 64), (16, 8, 8))
+    assert plain.along == (True, False)
     bias = described_as("matrix product", "aten::addmm", (64,), (7, 64), (64, 64), 1, 1)
     assert (bias.product, bias.aligned) == ((1, 7, 64, 64), (16, 16, 16))
 
@@ -167,4 +169,4 @@ def test_strides_are_kept_in_the_file_and_else_names_of_kernels_tell(
     work = {each.kind: each for each in operators(make_run("t", [read], [0])).work if not each.joins}
     assert work["copy"].strided is not straight
     (joined,) = (each for each in operators(make_run("t", [read], [0])).work if each.joins)
-    assert (joined.operations, joined.moved) == (72, 2 * 4 * 72)
+    assert (joined.operations, joined.moved, joined.joins) == (72, 2 * 4 * 72, 40)
