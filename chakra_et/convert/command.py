@@ -30,26 +30,29 @@ from chakra_et.traces import sets as trace_sets
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
-    config = cli.parse(
-        ConvertConfig, argv, description="Convert host and device traces to Chakra execution traces."
-    )
-    return command(lambda: show(convert(config, config.sets()), config))
+
+    def work() -> int:
+        config = cli.parse(
+            ConvertConfig, argv, description="Convert host and device traces to Chakra execution traces."
+        )
+        return show(convert(config, config.sets()), config)
+
+    return command(work)
 
 
 def main_remaining(argv: Sequence[str] | None = None) -> int:
     """Convert only runs that are not converted yet or whose last conversion failed."""
-    config = cli.parse(
-        ConvertConfig, argv, description="Convert runs that are not converted yet or whose conversion failed."
-    )
-    return command(lambda: _convert_remaining(config))
 
+    def work() -> int:
+        about = "Convert runs that are not converted yet or whose conversion failed."
+        config = cli.parse(ConvertConfig, argv, description=about)
+        sets = config.sets()
+        options, run = config.pair_options(), config.run_options(keep=True)
+        remaining = [traces for traces in sets if not is_converted(traces, options, run)]
+        print(f"{len(sets) - len(remaining)} of {len(sets)} runs are already converted.")
+        return show(convert(config, remaining, keep=True), config)
 
-def _convert_remaining(config: ConvertConfig) -> int:
-    sets = config.sets()
-    options, run = config.pair_options(), config.run_options(keep=True)
-    remaining = [traces for traces in sets if not is_converted(traces, options, run)]
-    print(f"{len(sets) - len(remaining)} of {len(sets)} runs are already converted.")
-    return show(convert(config, remaining, keep=True), config)
+    return command(work)
 
 
 def convert(config: ConvertConfig, sets: list[trace_sets.TraceSet], keep: bool = False) -> list[SetResult]:
