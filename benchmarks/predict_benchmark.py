@@ -9,8 +9,8 @@ saw.
 Parts: ``machine``: the simulated GPU machine of tests/generator; ``compute``: operators slowed in forward,
 backward and optimizer, and a slow rank, on two gloo ranks; ``network``: two ranks behind a veth pair limited
 by tbf; ``shapes``: other batch, sequence and hidden sizes; ``steps``: other buckets, gradient accumulation;
-``blocks``: twice the layers, FSDP2 in place of DDP; ``ranks``: one rank and two on a core each; ``four``:
-one, two and four ranks on a part of a core each (needs root); ``threads``: one and two threads of one rank;
+``blocks``: twice the layers, FSDP2 in place of DDP; ``ranks``: one rank and two on a core each; ``four``: one
+and two ranks to four, sharing the cores where these are fewer; ``threads``: one and two threads of one rank;
 ``gpu``: one model on H100 and on MI300X (--pairs).
 
 The cases of a part run in turns, several rounds of them, in the same processes, one thread and one core per
@@ -18,7 +18,8 @@ rank. Predictions come from the steps of the base case. Steps count in which not
 slowed its cores, whatever they took (``core_probe.py``); where these are too few, rounds go on with --keep.
 "nothing" is the base case measured once more: its error is the noise of the machine. 95%: the interval of an
 error, from rounds drawn anew. ``baseline`` is what one gets without a graph: computing scaled by its
-operations, plus the bytes that are sent over the bandwidth. The exit status is 1 if a target is missed.
+operations, plus the bytes that are sent over the bandwidth. A last table has all gloo runs of these parts
+(with --again, of those kept) beside the targets. The exit status is 1 if a target is missed.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from __future__ import annotations
 import signal
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -87,6 +89,7 @@ def main() -> int:
     # Stopped by a signal, the ranks have to end too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     missed = 0
+    gloo: dict[str, list[Row]] = {}
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(config.keep or scratch)
         for part in config.parts:
@@ -97,7 +100,36 @@ def main() -> int:
                 print(f"left out: {error}")
                 continue
             missed += show(rows, targets)
+            if part in PARTS:
+                gloo[part] = rows
+    if len(gloo) > 1:
+        print("\n## all gloo runs\n")
+        print("\n".join(table(overall(gloo))))
     return 1 if missed else 0
+
+
+def overall(parts: Mapping[str, Sequence[Row]]) -> list[tuple[str, ...]]:
+    """The lines of the last table: of each part and of all, the judged rows with their mean and worst error,
+    and the mean noise, in percent. Each row counts alike."""
+    head = ("part", "rows", "mean", "worst", "noise", "worst row")
+    lines: list[tuple[str, ...]] = [head]
+    every = [(part, row) for part, rows in parts.items() for row in rows]
+    for name in (*parts, "all"):
+        mine = [(part, row) for part, row in every if name in (part, "all")]
+        judged = [(abs(row.error), part, row.name) for part, row in mine if not row.is_noise]
+        noise = [abs(row.error) for _, row in mine if row.is_noise]
+        worst, of, case = max(judged)
+        lines.append(
+            (
+                name,
+                str(len(judged)),
+                f"{np.mean([error for error, *_ in judged]):.2f}%",
+                f"{worst:.2f}%",
+                f"{np.mean(noise):.2f}%" if noise else "-",
+                case if name == of else f"{of}: {case}",
+            )
+        )
+    return [*lines, ("target", "", f"{MEAN:g}%", f"{WORST:g}%", "", "")]
 
 
 def measure(part: str, config: Config, folder: Path) -> tuple[list[Row], dict[str, float]]:

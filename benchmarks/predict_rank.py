@@ -2,12 +2,13 @@
 
     python benchmarks/predict_rank.py PLAN.json RANK
 
-The plan is JSON: ``world_size``, ``init`` (an init_method of torch.distributed), ``output`` (folder of the
-traces), ``interface`` of each rank (null: the network is not shaped), ``first_round``
-and ``rounds``, the ``seconds`` within which these have to begin, ``plain`` and ``active`` steps, and
-``cases``. The cases take turns, so that whatever else the machine does meets all of them alike; each time
-``active`` steps are traced as ``CASE_rROUND``. A case with ``ranks`` divides all processes into jobs of as
-many ranks, of which the first one's traces count.
+The plan is JSON: ``world_size``, ``host`` and ``port`` at which the ranks meet, ``output`` (folder of the
+traces), ``interface`` of each rank (null: the network is not shaped), ``crowded`` (whether ranks share cores:
+all begin their traced steps together, whatever their job), ``first_round`` and ``rounds``, the ``seconds``
+within which these have to begin, ``plain`` and ``active`` steps, and ``cases``. The cases take turns, so that
+whatever else the machine does meets all of them alike; each time ``active`` steps are traced as
+``CASE_rROUND``. A case with ``ranks`` divides all processes into jobs of as many ranks, of which the first
+one's traces count.
 
 turns_RANK.json lists the turns: ``case``, ``round``, ``slowdown`` of the slowest core just before or after
 each traced step (see ``core_probe``), and ``steps_ms`` of the steps before, which aren't traced.
@@ -15,7 +16,6 @@ each traced step (see ``core_probe``), and ``steps_ms`` of the steps before, whi
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import subprocess
@@ -44,7 +44,9 @@ class Rank:
         self.plan, self.rank, self.ranks = plan, rank, plan["world_size"]
         self.interface = (plan.get("interface") or {}).get(str(rank))
         self.probe = CoreProbe(os.sched_getaffinity(0))
-        dist.init_process_group("gloo", init_method=plan["init"], rank=rank, world_size=self.ranks)
+        self.store = dist.TCPStore(plan["host"], plan["port"], self.ranks, is_master=rank == 0)
+        self.steps_begun = 0
+        dist.init_process_group("gloo", store=self.store, rank=rank, world_size=self.ranks)
         self.groups = {
             size: [dist.new_group(range(at, at + size)) for at in range(0, self.ranks, size)]
             for size in sorted({case.get("ranks", self.ranks) for case in plan["cases"]} - {1, self.ranks})
@@ -83,11 +85,21 @@ class Rank:
                 if step:
                     probes_us.append(max(probed))
                 del probed[:-1]  # the last one is also the first of the next step
+                if self.plan["crowded"]:
+                    self._begin_together()
                 tracer.step()
         shape(self.interface, None)
         most = torch.tensor(probes_us)
         dist.all_reduce(most, dist.ReduceOp.MAX)
         return {"case": case["name"], "round": number, "probe_us": most.tolist(), "steps_ms": steps_ms}
+
+    def _begin_together(self) -> None:
+        """Wait for all ranks, without a collective, which the traces would show."""
+        self.steps_begun += 1
+        arrived, go = f"arrived {self.steps_begun}", f"go {self.steps_begun}"
+        if self.store.add(arrived, 1) == self.ranks:
+            self.store.set(go, "")
+        self.store.wait([go])
 
     def _steps(self, case: dict[str, Any], count: int) -> list[float]:
         """Run untraced steps of a case; their times, ms."""
@@ -128,18 +140,7 @@ def shape(interface: str | None, rate: str | None) -> None:
         subprocess.run(["tc", "qdisc", "add", "dev", interface, "root", *bucket], check=True)
 
 
-def come_first() -> None:
-    """Go before other programs of the machine, where that is allowed: their share of the time is noise
-    here.
-    """
-    with contextlib.suppress(OSError):
-        Path("/proc/self/autogroup").write_text("-20")
-    with contextlib.suppress(OSError):
-        os.nice(-20)
-
-
 def main() -> None:
-    come_first()
     rank = Rank(json.loads(Path(sys.argv[1]).read_text()), int(sys.argv[2]))
     rank.run()
     dist.destroy_process_group()

@@ -16,11 +16,11 @@ from benchmarks.core_probe import is_disturbed
 from benchmarks.predict_loopback import own_loopback
 from benchmarks.predict_processes import (
     free_port,
+    is_crowded,
     launch,
     measure_network,
     measure_threads,
     namespaces,
-    parts_of_a_core,
 )
 from chakra_et.convert import runs as convert_sets
 from chakra_et.convert.pair import PairOptions
@@ -75,14 +75,12 @@ class Case:
 
 @dataclass(frozen=True)
 class Part:
-    """``cases``, run by as many ``processes``. ``shaped``: in network namespaces of their own; ``core``: the
-    part of a core that each may use, in a control group of its own. ``measured``: what else the predictions
-    need of the machine, measured beforehand."""
+    """``cases``, run by as many ``processes``. ``shaped``: in network namespaces of their own; ``measured``:
+    what else the predictions need of the machine, measured beforehand."""
 
     cases: Callable[[Path], list[Case]]
     processes: int = 2
     shaped: bool = False
-    core: float | None = None
     measured: Literal["network", "threads"] | None = None
 
 
@@ -139,6 +137,7 @@ def run(of: Part, cases: Sequence[Case], effort: Effort, folder: Path) -> None:
     plan: dict[str, Any] = {
         "world_size": of.processes,
         "output": str(folder),
+        "crowded": is_crowded(of.processes),
         "first_round": 1 + log[-1]["round"] if log else 0,
         **asdict(effort),
         **STEPS,
@@ -147,13 +146,13 @@ def run(of: Part, cases: Sequence[Case], effort: Effort, folder: Path) -> None:
     with contextlib.ExitStack() as stack:
         if of.shaped:
             prefixes, interfaces = stack.enter_context(namespaces())
-            plan |= {"init": "tcp://10.77.0.1:29555", "interface": dict(zip("01", interfaces, strict=True))}
+            plan |= {"host": "10.77.0.1", "port": 29555}
+            plan |= {"interface": dict(zip("01", interfaces, strict=True))}
         else:
-            cores = stack.enter_context(parts_of_a_core(of.processes, of.core)) if of.core else None
             loopback = stack.enter_context(own_loopback())
-            prefixes = [[*loopback, *core] for core in cores or [[]] * of.processes]
+            prefixes = [loopback] * of.processes
             interfaces = ["lo"] * of.processes
-            plan |= {"init": f"tcp://127.0.0.1:{free_port()}"}
+            plan |= {"host": "127.0.0.1", "port": free_port()}
             if of.measured == "network" and not (folder / "network.json").exists():
                 measure_network(folder, prefixes)
             if of.measured == "threads" and not (folder / "threads.json").exists():

@@ -6,7 +6,7 @@ import itertools
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +32,8 @@ class Sample:
 class Model:
     """``call_ns``: of a call; ``latency_ns``: α; ``bandwidth``: 1/β, ``reduce_bandwidth``: 1/γ, bytes per
     second, infinite where the samples show no such cost. ``error``: relative standard deviation of the
-    samples from the model."""
+    samples from the model. ``measured``: samples of a network by which ``time`` goes where it can: what a
+    library does beside sending, copies for one, differs among collectives by more than these costs tell."""
 
     call_ns: float
     latency_ns: float
@@ -41,14 +42,33 @@ class Model:
     error: float
     samples: int
     source: str
+    measured: tuple[Sample, ...] = ()
 
     def topology(self, ranks: int) -> Topology:
         """This network between ``ranks`` ranks."""
         return Topology.flat(ranks, self.bandwidth, self.latency_ns, self.reduce_bandwidth, self.call_ns)
 
     def time(self, kind: CollectiveType, size: int, ranks: int, algorithm: Algorithm = "ring") -> float:
-        """ns of a collective."""
-        return collective_time(kind, size, range(ranks), self.topology(ranks), algorithm)
+        """ns of a collective: between the sizes that were measured of its kind among as many ranks, beyond
+        the largest in proportion to the bytes; where there are none, by the fitted costs."""
+        mine = [each for each in self.measured if (each.kind, each.ranks) == (kind, ranks)]
+        known = sorted((each.size, each.ns) for each in mine)
+        if not known or algorithm != "ring":
+            return collective_time(kind, size, range(ranks), self.topology(ranks), algorithm)
+        sizes, taken = np.array(known).T
+        return float(np.interp(size, sizes, taken) * max(size / sizes[-1], 1.0))
+
+    def was_measured(self, kind: CollectiveType, ranks: int) -> bool:
+        """Whether ``time`` goes by measured collectives of this kind among as many ranks."""
+        return any((each.kind, each.ranks) == (kind, ranks) for each in self.measured)
+
+    def ratio(self, kind: CollectiveType, size: int, before: int, after: int) -> float:
+        """How much longer a collective takes among ``after`` ranks than among ``before``, both measured or
+        both by the fitted costs."""
+        known = self.was_measured(kind, before) and self.was_measured(kind, after)
+        model = self if known else replace(self, measured=())
+        old = model.time(kind, size, before)
+        return model.time(kind, size, after) / old if old else 1.0
 
     def describe(self) -> str:
         """One line."""
@@ -89,6 +109,7 @@ def fit_model(samples: Sequence[Sample], source: str, algorithm: Algorithm = "ri
 def write_model(path: str | Path, model: Model, **more: object) -> None:
     """Write a model as JSON, with what else is known about the measurement."""
     entry = {name: None if value == math.inf else value for name, value in asdict(model).items()}
+    entry["measured"] = [{**asdict(each), "kind": each.kind.name} for each in model.measured]
     write_json(Path(path), {"format": "chakra-et network model 1", **entry, **more})
 
 
@@ -96,7 +117,8 @@ def read_model(path: str | Path) -> Model:
     """The model that ``write_model`` wrote. Raises ``TraceError`` for any other file."""
     try:
         entry = json.loads(Path(path).read_text(encoding="utf-8"))
-        values = {name: entry[name] for name in Model.__dataclass_fields__}
+        values = {name: entry[name] for name in Model.__dataclass_fields__ if name != "measured"}
+        measured = tuple(_sample(each) for each in entry.get("measured", ()))
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise TraceError(
             f"{path}: isn't a network model ({error}): write one with `chakra-et measure-network -o FILE`"
@@ -107,7 +129,17 @@ def read_model(path: str | Path) -> Model:
     numbers = [values[name] for name in ("call_ns", "latency_ns", "error", "samples")] + list(rates.values())
     if not all(type(n) in (int, float) and n >= 0 for n in numbers) or 0 in rates.values():
         raise TraceError(f"{path}: has a figure that is no number above 0: measure the network again")
-    return Model(**{**values, **rates, "source": str(values["source"])})
+    return Model(**{**values, **rates, "source": str(values["source"]), "measured": measured})
+
+
+def _sample(entry: dict[str, object]) -> Sample:
+    """Raises ``ValueError`` and the like for anything else."""
+    size, ranks, ns = entry["size"], entry["ranks"], entry["ns"]
+    if not (type(size) is type(ranks) is int and size > 0 and ranks > 1):
+        raise ValueError(f"measured with {size!r} bytes and {ranks!r} ranks")
+    if not (isinstance(ns, (int, float)) and 0 < ns < math.inf):
+        raise ValueError(f"measured in {ns!r} ns")
+    return Sample(CollectiveType[str(entry["kind"])], size, ranks, float(ns))
 
 
 def _costs(sample: Sample, algorithm: Algorithm) -> list[float]:

@@ -9,7 +9,7 @@ import numpy as np
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType, ExecutionTrace
 from chakra_et.network.fit import Model
-from chakra_et.predict.ddp import Backward, Bucket, assign, find_backward
+from chakra_et.predict.ddp import Backward, Bucket, assign, awaited, find_backward
 from chakra_et.predict.edit import dependencies, lanes, parents
 from chakra_et.predict.insert import New, insert
 from chakra_et.predict.rebuild import Times, as_run, with_transfers
@@ -28,7 +28,8 @@ class Buckets:
 
     Gradients go into buckets in the order in which they were ready, and the last one of a bucket launches its
     all-reduce, as the median launch of the run did. Copies into buckets and back stay; the wait for a bucket
-    moves in front of the copy of its first gradient.
+    moves in front of the copy of its first gradient. With gloo, the last bucket of a step takes what last
+    ones took in the run: behind the backward pass, nothing shares the cores with it.
     """
 
     mb: float
@@ -43,12 +44,15 @@ class Buckets:
             if not any(step.buckets for step in found[-1][1]):
                 raise TraceError(f"{FLAG}: rank {rank} has no all-reduce of gradients: use --ranks for DDP")
         times, traces, plans = Times(run, self.model), [], []
+        on_cpu = all((trace.column("stream", -1) < 0).all() for trace, _ in found)
+        lasts = awaited(run, [steps for _, steps in found])
+        last = Times(run, self.model, lasts) if on_cpu else times
         for trace, steps in found:
             plan = [plan_buckets(step, self.mb, first) if step.buckets else [] for step in steps]
             plans.append(
                 [[size_of(step, part) for part in parts] for step, parts in zip(steps, plan, strict=True)]
             )
-            traces.append(_rebucketed(trace, steps, plan, times, len(run.graph.ranks)))
+            traces.append(_rebucketed(trace, steps, plan, (times, last), len(run.graph.ranks)))
         for rank, sizes in zip(run.graph.ranks, plans, strict=True):
             if sizes != plans[0]:
                 raise TraceError(
@@ -76,8 +80,13 @@ def size_of(step: Backward, part: list[int]) -> int:
 
 
 def _rebucketed(
-    trace: ExecutionTrace, steps: list[Backward], plan: list[list[list[int]]], times: Times, ranks: int
+    trace: ExecutionTrace,
+    steps: list[Backward],
+    plan: list[list[list[int]]],
+    times: tuple[Times, Times],
+    ranks: int,
 ) -> ExecutionTrace:
+    """``times``: of all buckets but the last one of a step, and of that one."""
     old = [bucket for step in steps for bucket in step.buckets]
     model = _median_launch(trace, old)
     removed = np.zeros(len(trace), bool)
@@ -102,7 +111,7 @@ def _rebucketed(
             reduce = New(
                 max([last, *before]),
                 model.collective,
-                times.micros(CollectiveType.ALL_REDUCE, size, ranks),
+                times[number == len(parts) - 1].micros(CollectiveType.ALL_REDUCE, size, ranks),
                 needs=[first or last, *before],
                 needed_by=wiring.waiting(step, part),
                 parent=launch.get(int(above[model.collective]), around[0]),

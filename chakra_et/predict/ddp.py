@@ -18,6 +18,7 @@ from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
 from chakra_et.graph.facts import item_bytes
 from chakra_et.predict.edit import lanes, parents
+from chakra_et.predict.run import Run
 from chakra_et.replay.report import step_rows
 
 READY = "torch::autograd::AccumulateGrad"
@@ -106,6 +107,16 @@ def find_backward(trace: ExecutionTrace, rank: int, flag: str) -> list[Backward]
             Backward(gradients, _buckets(trace, launched, gradients, rank, flag), finish, begin, end)
         )
     return found
+
+
+def awaited(run: Run, backward: Sequence[Sequence[Backward]]) -> np.ndarray:
+    """bool[N]: the last all-reduce of each step of each trace. Others run beside the backward pass, with
+    which gloo's threads share the cores."""
+    columns = []
+    for trace, steps in zip(run.graph.traces, backward, strict=True):
+        columns.append(np.zeros(len(trace), bool))
+        columns[-1][[step.buckets[-1].collective for step in steps if step.buckets]] = True
+    return np.asarray(run.graph.gather(columns))
 
 
 def reduction(trace: ExecutionTrace, steps: Sequence[Backward]) -> np.ndarray:

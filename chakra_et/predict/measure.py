@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from chakra_et import text
@@ -78,11 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                     )
                 )
             print("\n".join([*text.table(rows), model.describe()]))
-            entries = [
-                {"kind": each.kind.name, "size": each.size, "ranks": each.ranks, "ns": each.ns}
-                for each in samples
-            ]
-            write_model(config.output, model, backend=config.backend, measured=entries)
+            write_model(config.output, replace(model, measured=tuple(samples)), backend=config.backend)
             print(f"wrote {config.output}")
     finally:
         dist.destroy_process_group()

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from chakra_et.predict.beside import find_slowdown
 from chakra_et.predict.bounds import bounds
 from chakra_et.predict.changes import Change
 from chakra_et.predict.rebuild import Rebuild
@@ -79,18 +80,23 @@ class Prediction:
 
 def predict(run: Run, changes: Sequence[Change | Rebuild], explain: bool = True) -> Prediction:
     """Apply ``changes`` in order, first those that change nodes, and compute the run's times anew, jointly
-    over all ranks.
+    over all ranks. Where nodes change, gloo's threads slow other operators than in the run.
 
     ``explain``: also find what bounds each rank, and the uncertainty that comes from the changes; a sweep is
     quicker without. Raises ``TraceError`` where a change doesn't fit the run.
     """
-    changed = run
-    for change in changes:
-        if isinstance(change, Rebuild):
-            changed = change.rebuild(changed)
+    rebuilds = [change for change in changes if isinstance(change, Rebuild)]
+    slowdown = find_slowdown(run) if rebuilds else None
+    changed = slowdown.without(run) if slowdown else run
+    for rebuild in rebuilds:
+        changed = rebuild.rebuild(changed)
     setting = changed.measured
+    for rebuild in rebuilds:
+        if isinstance(rebuild, Change):
+            setting = rebuild.apply(changed, setting)
+    setting = slowdown.within(changed, setting) if slowdown else setting
     for change in changes:
-        if isinstance(change, Change):
+        if isinstance(change, Change) and not isinstance(change, Rebuild):
             setting = change.apply(changed, setting)
     before, after = solve(run, run.measured), solve(changed, setting)
     steps = _steps(run, changed, before, after)

@@ -87,8 +87,7 @@ class Times:
 
     def ratio(self, kind: CollectiveType, size: int, before: int, after: int) -> float:
         """How much longer a collective takes among ``after`` ranks than among ``before``."""
-        old = self.model.time(kind, size, before)
-        return self.model.time(kind, size, after) / old if old else 1.0
+        return self.model.ratio(kind, size, before, after)
 
     def of_sizes(self, kind: CollectiveType, size: int, before: int, ranks: int) -> float:
         """How much longer a collective of ``size`` bytes takes than one of ``before``."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
 from chakra_et.network.fit import Model
-from chakra_et.predict.ddp import Backward, find_backward, reduction
+from chakra_et.predict.ddp import Backward, awaited, find_backward, reduction
 from chakra_et.predict.edit import lanes
 from chakra_et.predict.elementwise import Elementwise
 from chakra_et.predict.fsdp_nodes import WORK, Nodes, call_micros
@@ -48,7 +48,7 @@ class Shard:
         backward = {rank: _backward(trace, rank) for rank, trace in traces.items()}
         operators = {rank: operators_of(trace, f"{where}.{rank}") for rank, trace in traces.items()}
         blocks = find_blocks(operators, where)
-        times = Times(run, self.model, _awaited(run, backward))
+        times = Times(run, self.model, awaited(run, list(backward.values())))
         made, planned = [], []
         for place, (rank, each) in enumerate(operators.items()):
             steps = [find_units(each, blocks[rank], step, f"{where}.{rank}") for step in backward[rank]]
@@ -87,16 +87,6 @@ def _backward(trace: ExecutionTrace, rank: int) -> list[Backward]:
     return steps
 
 
-def _awaited(run: Run, backward: Mapping[int, Sequence[Backward]]) -> np.ndarray:
-    """bool[N]: the last all-reduce of each step. Others run beside the backward pass, with which gloo's
-    threads share the cores; FSDP2 on CPUs computes nothing beside a collective."""
-    columns = []
-    for trace, steps in zip(run.graph.traces, backward.values(), strict=True):
-        columns.append(np.zeros(len(trace), bool))
-        columns[-1][[step.buckets[-1].collective for step in steps]] = True
-    return np.asarray(run.graph.gather(columns))
-
-
 def ddp_rows(trace: ExecutionTrace, steps: Sequence[Backward]) -> np.ndarray:
     """bool[N]: what DDP does for the reduction, to the last copy back behind the last gradient."""
     found, lane = reduction(trace, steps), lanes(trace)
@@ -120,7 +110,8 @@ def _sharded(
     trace = operators.trace
     collective = backward[0].buckets[0].collective
     lane = int(trace.column("lane", -1)[collective])
-    launches = [trace.duration_micros[b.launch].sum() for step in backward for b in step.buckets]
+    # What a call does behind the launch, it does beside the collective.
+    launches = [trace.duration_micros[b.launch[0]] for step in backward for b in step.buckets]
     costs = Elementwise(trace), call_micros(trace), float(np.median(launches))
     nodes = Nodes(*costs, times, ranks, collective, lane)
     shapes = {each.shape for step in backward for each in step.gradients}

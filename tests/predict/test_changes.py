@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 
@@ -186,10 +187,35 @@ def test_a_model_is_found_again_from_its_times() -> None:
         assert getattr(found, name) == pytest.approx(getattr(known, name), rel=1e-6)
 
 
+def test_measured_collectives_go_before_fitted_costs() -> None:
+    reduce, gather = CollectiveType.ALL_REDUCE, CollectiveType.ALL_GATHER
+    samples = [
+        (reduce, 1000, 2, 10.0),
+        (reduce, 3000, 2, 50.0),
+        (gather, 1000, 2, 90.0),
+        (gather, 1000, 4, 7.0),
+    ]
+    fitted = Model(0.0, 100.0, 1e9, math.inf, 0.5, 4, "gloo")
+    model = replace(fitted, measured=tuple(Sample(*each) for each in samples))
+    # Below the smallest size, between two, and beyond the largest.
+    assert [model.time(reduce, size, 2) for size in (10, 2000, 6000)] == [10, 30, 100]
+    assert model.time(gather, 2000, 2) == 180 and model.time(gather, 2000, 4) == 14
+    for kind, ranks in ((reduce, 4), (CollectiveType.BROADCAST, 2)):
+        assert model.time(kind, 2000, ranks) == fitted.time(kind, 2000, ranks)
+    # A ratio takes both from the same source.
+    assert model.ratio(gather, 1000, 2, 4) == pytest.approx(7 / 90)
+    assert model.ratio(reduce, 1000, 2, 4) == fitted.ratio(reduce, 1000, 2, 4)
+
+
 def test_a_model_survives_its_file(tmp_path) -> None:
-    model = Model(20_000.0, 3_000.0, 2e9, math.inf, 0.05, 7, "gloo")
+    measured = (Sample(CollectiveType.ALL_REDUCE, 1 << 20, 2, 5e5),)
+    model = Model(20_000.0, 3_000.0, 2e9, math.inf, 0.05, 7, "gloo", measured)
     write_model(tmp_path / "net.json", model, backend="gloo")
     assert read_model(tmp_path / "net.json") == model
+    entry = json.loads((tmp_path / "net.json").read_text())
+    (tmp_path / "net.json").write_text(json.dumps({**entry, "measured": [{**entry["measured"][0], "ns": 0}]}))
+    with pytest.raises(TraceError, match="isn't a network model .*measured in 0 ns"):
+        read_model(tmp_path / "net.json")
     (tmp_path / "net.json").write_text("{}")
     with pytest.raises(TraceError, match="isn't a network model"):
         read_model(tmp_path / "net.json")

@@ -1,4 +1,4 @@
-"""Which steps ``benchmarks/predict_runs.py`` counts, and the interval of an error."""
+"""Which steps ``benchmarks/predict_runs.py`` counts, the interval of an error, and the error of all runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from benchmarks.core_probe import CoreProbe, is_disturbed
-from benchmarks.predict_runs import FEWEST, counted, interval
+from benchmarks.predict_benchmark import overall
+from benchmarks.predict_runs import FEWEST, Row, counted, interval
 from chakra_et.errors import TraceError
 
 
@@ -45,3 +46,22 @@ def test_the_interval_is_as_wide_as_the_rounds_differ() -> None:
     assert interval([[110.0, 110.0], [110.0]], [[100.0], [100.0]]) == pytest.approx((10, 10))
     low, high = interval([[100.0], [104.0], [108.0], [112.0]], [[100.0], [100.0]])
     assert 0 <= low < 6 < high <= 12.01
+
+
+def test_all_runs_count_alike_in_the_last_table() -> None:
+    parts = {
+        "two": [
+            Row("nothing", 1, 100, 96, is_noise=True),
+            Row("a", 1, 100, 103),
+            Row("b", 1, 100, 99),
+        ],
+        "one": [Row("nothing", 1, 100, 102, is_noise=True), Row("c", 1, 100, 92)],
+        "no noise": [Row("a", 1, 100, 100)],
+    }
+    assert overall(parts)[1:] == [
+        ("two", "2", "2.00%", "3.00%", "4.00%", "a"),
+        ("one", "1", "8.00%", "8.00%", "2.00%", "c"),
+        ("no noise", "1", "0.00%", "0.00%", "-", "a"),
+        ("all", "4", "3.00%", "8.00%", "3.00%", "one: c"),
+        ("target", "", "3.3%", "10%", "", ""),
+    ]

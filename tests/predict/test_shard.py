@@ -144,12 +144,13 @@ def unit(block: int, rows: tuple[int, int, int], shape: tuple[int, ...]) -> Unit
     return Unit(block, [gradient], *rows)
 
 
-def nodes() -> Nodes:
+def nodes(measured: bool = False) -> Nodes:
     """A byte is copied in 1 µs, a call takes 100 µs and its launch 7; an all-gather takes 1,000 µs and an
-    all-reduce 2,000."""
+    all-reduce 2,000. ``measured``: by collectives of measure-network."""
     rate = SimpleNamespace(micros=lambda size, calls: float(size))
     taken = {CollectiveType.ALL_GATHER: 1000.0, CollectiveType.ALL_REDUCE: 2000.0}
-    times = SimpleNamespace(micros=lambda kind, size, ranks: taken[kind])
+    model = SimpleNamespace(was_measured=lambda kind, ranks: measured)
+    times = SimpleNamespace(micros=lambda kind, size, ranks: taken[kind], model=model)
     return Nodes(cast(Any, rate), 0.0, 7.0, cast(Any, times), 2, 5, 3)
 
 
@@ -174,6 +175,9 @@ def test_the_work_of_a_step() -> None:
         ("FSDP::post_backward_reduce", 16.0), out,
     ]  # fmt: skip
     assert [node.collective for node in made if node.name == "gloo:all_reduce"] == [16, 16]
+    # A measured all-gather has gloo's copies in it.
+    again = nodes(measured=True).step(Step(None, [one, two], late=False))
+    assert {node.micros for node in again if node.name == "gloo:all_gather"} == {1000}
 
 
 def test_the_root_is_reduced_before_a_first_block_whose_input_needs_no_gradient() -> None:
