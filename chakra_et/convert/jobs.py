@@ -83,8 +83,8 @@ def beside(
     with contextlib.ExitStack() as stack:
         with _signals_held():
             process, receiver = _start(function, argument)
-            stack.callback(_end, process)
-        stack.callback(receiver.close)
+            stack.callback(receiver.close)
+            stack.callback(_end, process)  # first, or it would complain of the closed pipe
 
         def result() -> Result:
             outcome = _receive(receiver, process)
