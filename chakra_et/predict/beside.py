@@ -10,6 +10,7 @@ from chakra_et.et.columns import ExecutionTrace
 from chakra_et.predict.rebuild import as_run
 from chakra_et.predict.run import Run, Setting
 from chakra_et.predict.solve import solve
+from chakra_et.replay.breakdown import Spans, union_ns
 
 _GLOO = "gloo:"
 _SURE = 2.0
@@ -75,32 +76,21 @@ def find_slowdown(run: Run) -> Slowdown | None:
 def beside(run: Run, setting: Setting) -> np.ndarray:
     """How long a transfer of gloo's runs on its rank beside each CPU node, ns, float64[N]."""
     graph, times = run.graph, solve(run, setting)
-    start, end = times.start_ns.astype(float), times.end_ns.astype(float)
+    start, end = times.start_ns, times.end_ns
     gloo = np.array([name.startswith(_GLOO) for name in run.names])[run.name_of]
     found = np.zeros(len(graph))
-    begins: dict[int, list[float]] = {}
-    ends: dict[int, list[float]] = {}
+    begins: dict[int, list[int]] = {}
+    ends: dict[int, list[int]] = {}
     for nodes in run.members:
         if gloo[nodes[0]]:
             for node in nodes.tolist():
-                begins.setdefault(int(graph.trace_of[node]), []).append(float(start[nodes].max()))
-                ends.setdefault(int(graph.trace_of[node]), []).append(float(end[node]))
+                begins.setdefault(int(graph.trace_of[node]), []).append(int(start[nodes].max()))
+                ends.setdefault(int(graph.trace_of[node]), []).append(int(end[node]))
     for at in begins:
-        until = _covered(np.array(begins[at]), np.array(ends[at]))
+        transfers = Spans(np.array(begins[at]), np.array(ends[at]))
         here = np.flatnonzero((graph.trace_of == at) & graph.is_cpu & ~gloo & (end > start))
-        found[here] = np.interp(end[here], *until) - np.interp(start[here], *until)
+        found[here] = union_ns(transfers, start[here], end[here])
     return found
-
-
-def _covered(begin: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Edges of the union of intervals, and how much of it lies before each."""
-    order = np.argsort(begin, kind="stable")
-    begin, end = begin[order], np.maximum.accumulate(end[order])
-    first = np.append(True, begin[1:] > end[:-1])
-    edges = np.stack([begin[first], end[np.append(first[1:], True)]], axis=1)
-    length = np.cumsum(edges[:, 1] - edges[:, 0])
-    before = np.stack([length - (edges[:, 1] - edges[:, 0]), length], axis=1)
-    return edges.reshape(-1), before.reshape(-1)
 
 
 def _alike(run: Run) -> np.ndarray:
