@@ -73,7 +73,7 @@ class Config:
         default=1.0,
         metadata={
             "help": "share of the A100 nodes' bandwidth that gradients get where several rings of several "
-            "GPUs each leave a node; an experiment that the planner does not use"
+            "GPUs each leave a node; for experiments: the planner does not use it"
         },
     )
     update: bool = field(default=False, metadata={"help": "write the table into fasop/README.md"})

@@ -185,7 +185,7 @@ def _nest(
     owner[begins], till[begins] = outer, start[rows]
     since = np.append(begin, till[:-1])
     keep = since < till
-    keep[1:] |= begins[:-1]  # the first segment of an event is kept
+    keep[1:] |= begins[:-1]  # keep the first segment of each event
     since, till, owner = since[keep], till[keep], owner[keep]
     return np.full(len(since), lane, dtype=np.int64), since, till, owner
 

@@ -1,4 +1,4 @@
-"""The nodes of FSDP2 in a step: all-gathers before each block's passes, reduce-scatters after its backward.
+"""What FSDP2 adds to a step: all-gathers before the passes of each block, reduce-scatters after its backward.
 
 On CPU ranks with gloo each collective is awaited where it is called: FSDP2 prefetches in the backward pass,
 which changes their order, but nothing runs beside them. gloo gathers into one buffer and copies each rank's
@@ -55,7 +55,7 @@ class Nodes:
     lane: int
 
     def step(self, step: Step) -> list[New]:
-        """The nodes of a step in the order in which they run."""
+        """The nodes of a step, in the order of execution."""
         found: list[New] = []
         for unit in step.units:
             found += self._gather(unit, unit.forward)

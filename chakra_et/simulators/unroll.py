@@ -186,7 +186,7 @@ def _across(
 
 
 def _priority(draft: Draft, blocks: Blocks) -> list[tuple[int, int, int]]:
-    """Original row, then place among the copies in the order in which they run."""
+    """Original row, then index among its copies, in the order of execution."""
     old, copy = np.array(draft.old), np.array(draft.copy)
     backward = np.array([*blocks.is_backward, False])[blocks.group[old]]
     ran = np.where(backward, -copy, copy)
