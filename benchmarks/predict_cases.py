@@ -151,8 +151,8 @@ def _ranks(folder: Path) -> list[Case]:
 
 
 def _four(folder: Path) -> list[Case]:
-    """One rank and two to four. Four processes always run, as one, two or four jobs, that begin each step
-    together: whether ranks share cores or not, they share them with as many in every case."""
+    """One rank and two to four. Four processes always run, as one, two or four jobs that begin each step
+    together, so that a rank has the same share of a core in every case."""
     one, two, four = ({"ranks": ranks, "bucket_mb": 4} for ranks in (1, 2, 4))
     return [
         Case("one rank", one, []),
