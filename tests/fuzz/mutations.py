@@ -200,8 +200,9 @@ def nudge_numbers(random: Random, document: dict[str, Any]) -> None:
         numbers = [key for key, value in record.items() if type(value) in (int, float)]
         if numbers:
             key = random.choice(numbers)
-            moved = record[key] + random.uniform(-50, 50) * factor
-            record[key] = int(moved) if type(record[key]) is int else round(moved, 3)
+            by = random.uniform(-50, 50) * factor
+            # Other mutations may have left an integer that no float holds.
+            record[key] = record[key] + int(by) if type(record[key]) is int else round(record[key] + by, 3)
 
 
 def cyclic_parents(random: Random, document: dict[str, Any]) -> None:
