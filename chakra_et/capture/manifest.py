@@ -36,6 +36,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from chakra_et.capture import gloo
 from chakra_et.files import write_text
 
 MANIFEST_VERSION = 1
@@ -190,14 +191,8 @@ def gloo_threads(groups: list[dict[str, Any]], rank: int) -> dict[str, list[int]
     starts equally many threads when it is created (two by default). Empty where that doesn't add up.
     """
     own = [group["name"] for group in groups if rank in group["ranks"] and group["backend"] != "nccl"]
-    threads = []
-    with contextlib.suppress(OSError):
-        for task in Path("/proc/self/task").iterdir():
-            before, _, after = (task / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")
-            if before.partition("(")[2].startswith("pt_gloo_runloop"):
-                threads.append((int(after.split()[19]), int(task.name)))
+    threads = gloo.threads()
     each, rest = divmod(len(threads), max(1, len(own)))
     if rest or not each:
         return {}
-    ids = [thread for _, thread in sorted(threads)]
-    return {name: ids[at * each : (at + 1) * each] for at, name in enumerate(own)}
+    return {name: threads[at * each : (at + 1) * each] for at, name in enumerate(own)}

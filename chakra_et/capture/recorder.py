@@ -21,6 +21,25 @@ import torch
 from torch.autograd import profiler as autograd_profiler
 from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile, schedule
 
+from chakra_et.capture import gloo
+
+
+class _Observer(ExecutionTraceObserver):
+    """PyTorch's observer, which does not end while a thread of gloo is still ending a record.
+
+    Gloo frees the calling thread first. Without the wait the record would lack its end, and after
+    ``unregister_callback`` it would be written to freed memory, which crashes the training.
+    """
+
+    def stop(self) -> None:
+        gloo.wait_until_idle()
+        super().stop()
+
+    def unregister_callback(self) -> None:
+        gloo.wait_until_idle()
+        super().unregister_callback()
+
+
 _registered: weakref.WeakSet[ExecutionTraceObserver] = weakref.WeakSet()
 # Observers that found another one registered. Deleting one would unregister the other, so they are kept.
 _foreign: list[ExecutionTraceObserver] = []
@@ -92,7 +111,7 @@ class Recorder:
         PyTorch does not report that; but only the first one opens its file, and only it may be unregistered.
         """
         self.host_trace.unlink(missing_ok=True)
-        observer = ExecutionTraceObserver()
+        observer = _Observer()
         observer.register_callback(str(self.host_trace))
         if not self.host_trace.exists():
             _foreign.append(observer)

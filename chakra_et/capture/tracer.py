@@ -17,6 +17,7 @@ trace. ``strict=True`` raises instead.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import itertools
 import logging
@@ -30,6 +31,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from chakra_et.capture import gloo
 from chakra_et.capture import groups as trace_groups
 from chakra_et.capture import manifest as trace_manifest
 from chakra_et.capture.check import PairReport, check_pair, inspect_pair
@@ -109,6 +111,8 @@ class ChakraTracer:
                 self._groups_named.enter_context(trace_groups.named_groups())
             self._recorder.start()
         self._clock.append(time.perf_counter())
+        atexit.unregister(gloo.wait_until_idle)
+        atexit.register(gloo.wait_until_idle)
         return self
 
     def step(self) -> None:

@@ -1,0 +1,52 @@
+"""The threads on which gloo runs the operations of a process."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from pathlib import Path
+
+
+def threads() -> list[int]:
+    """Ids (the system's) of gloo's threads in this process, oldest first; none outside Linux."""
+    started = {thread: int(text.rpartition(")")[2].split()[19]) for thread, text in _read("stat").items()}
+    return sorted(started, key=lambda thread: (started[thread], thread))
+
+
+def wait_until_idle(seconds: float = 2.0) -> bool:
+    """Wait until gloo's threads in this process are asleep; False if they aren't after ``seconds``.
+
+    A gloo thread wakes the caller before it has ended the operation. What it still uses must not go away: the
+    observer that records it, and the interpreter. After a backward pass the operation holds a Python object
+    (torch 2.13), and a thread that frees one while the interpreter shuts down aborts the process: "terminate
+    called without an active exception" (pytorch/pytorch#190489). ``destroy_process_group`` doesn't end these
+    threads while a DDP model is alive.
+    """
+    end = time.monotonic() + seconds
+    before, now = None, _states()
+    while now and (now != before or any(state != "S" for state, _ in now.values())):
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.002)  # lets a thread that waits for the interpreter's lock go on
+        before, now = now, _states()
+    return True
+
+
+def _states() -> dict[int, tuple[str, str]]:
+    """State of each gloo thread, and how often it has gone to sleep."""
+    found = {}
+    for thread, text in _read("status").items():
+        status = dict(line.split(":\t", 1) for line in text.splitlines() if ":\t" in line)
+        found[thread] = (status["State"][0], status["voluntary_ctxt_switches"])
+    return found
+
+
+def _read(name: str) -> dict[int, str]:
+    """A file of /proc for each gloo thread of this process."""
+    found = {}
+    with contextlib.suppress(OSError):
+        for task in Path("/proc/self/task").iterdir():
+            with contextlib.suppress(OSError):  # a thread that has just ended
+                if (task / "comm").read_text(errors="replace").startswith("pt_gloo_runloop"):
+                    found[int(task.name)] = (task / name).read_text(errors="replace")
+    return found
