@@ -42,8 +42,7 @@ class Shared:
 @dataclass(frozen=True)
 class Fractions:
     """What threads share, of matrix products and convolutions, of ``attention``, and of all others, most of
-    which
-    memory bounds. ``source``: whether assumed or measured."""
+    which are bound by memory. ``source``: whether assumed or measured."""
 
     product: Shared = Shared((1.0,), (0.95,), 0.04)
     attention: Shared = Shared((1.0,), (0.9,), 0.1)
