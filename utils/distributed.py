@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore
 
+from chakra_et.capture import gloo
 from utils.logs import setup_logging
 from utils.watch import (
     PeerFailure,
@@ -123,6 +124,7 @@ def run(main: Callable[[World, Watch], int], dist_timeout: float) -> NoReturn:
         leave(_explain(error, rank, watch))
     if dist.is_initialized():
         dist.destroy_process_group()
+    gloo.wait_until_idle()  # what still refers to a group, as Megatron does, keeps its threads alive
     sys.exit(code)
 
 

@@ -86,19 +86,31 @@ def test_the_observer_stays_until_gloo_has_ended_its_records(tmp_path: Path) -> 
             assert tracer.finished and thread.ended.is_set()
 
 
-EXIT = """
+TRACED = """
+with ChakraTracer(sys.argv[1], "t", 0, 1, 1) as tracer:
+    tracer.step()
+    tracer.step()
+start()
+"""
+LAUNCHED = """
+def main(world, watch):
+    start()
+    return 0
+distributed.run(main, 60)
+"""
+
+
+@pytest.mark.parametrize("program", [TRACED, LAUNCHED], ids=["traced", "launched"])
+def test_the_interpreter_waits_for_gloo_at_exit(program: str, tmp_path: Path) -> None:
+    code = """
 import sys
 from pathlib import Path
 from chakra_et import ChakraTracer
 from tests.tracing.test_gloo_threads import LateThread
-with ChakraTracer(sys.argv[1], "t", 0, 1, 1) as tracer:
-    tracer.step()
-    tracer.step()
-LateThread(0.5, Path(sys.argv[1], "ended").touch).__enter__()
+from utils import distributed
+start = LateThread(0.5, Path(sys.argv[1], "ended").touch).__enter__
 """
-
-
-def test_the_interpreter_waits_for_gloo_at_exit(tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", EXIT, tmp_path], cwd=ROOT, capture_output=True, text=True)
+    command = [sys.executable, "-c", code + program, tmp_path]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "ended").exists()
