@@ -5,11 +5,11 @@ analysed.
     python benchmarks/straggler_benchmark.py
 
 Published jobs (--dir): every figure of the paper's artifact beside ours, worst difference of each kind, and
-the time that reading and analysis take. Real runs (--pairs; 0 leaves them out): of two gloo ranks on this
+the time that reading and analysis take. Real runs (--rounds; 0 leaves them out): of two gloo ranks on this
 machine one works or waits for input longer than the other. The ideal step time of that run is compared with
-the measured one of a run in which the same work is spread evenly; the two alternate, medians count, and the
-spread of the even runs is the noise. The exit status is 1 if a published job misses its target: step times
-within 0.5%, slowdowns within 0.01.
+the measured one of a run in which the same work is spread evenly. The two take turns in the same processes,
+and each round is compared by itself: the median counts, and half of the rounds lie between the quartiles. The
+exit status is 1 if a published job misses its target: step times within 0.5%, slowdowns within 0.01.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import numpy as np
+
 from chakra_et import cli
 from chakra_et.errors import TraceError
 from chakra_et.stragglers.analyse import analyse
@@ -35,10 +37,10 @@ from chakra_et.text import table
 
 ROOT = Path(__file__).resolve().parents[1]
 STEP_TARGET_PERCENT, SLOWDOWN_TARGET = 0.5, 0.01
-# What rank 0 and rank 1 do in the uneven run, and in the even one: flags of straggler_worker.py.
+# What rank 0 and rank 1 do in the uneven run, and in the even one: cases of straggler_worker.py.
 SPREADS = {
-    "waiting for input": (["--delays-ms", "0", "200"], ["--delays-ms", "100", "100"]),
-    "forward and backward": (["--repeats", "2", "6"], ["--repeats", "4", "4"]),
+    "waiting for input": {"uneven": {"delays_ms": [0, 200]}, "even": {"delays_ms": [100, 100]}},
+    "forward and backward": {"uneven": {"repeats": [2, 6]}, "even": {"repeats": [4, 4]}},
 }
 
 
@@ -50,7 +52,7 @@ class Config:
         default="../shared/data/traces/straggler",
         metadata={"help": "folder of trace-X.parquet, meta-X.yaml, result-X.json, ms-X.json, mw-X.json"},
     )
-    pairs: int = field(default=3, metadata={"help": "pairs of real runs of each kind"})
+    rounds: int = field(default=20, metadata={"help": "pairs of real runs of each kind"})
 
 
 def main() -> int:
@@ -60,8 +62,8 @@ def main() -> int:
         "\n".join(table(rows)) if len(rows) > 1 else f"no published jobs in {config.dir}: left out",
         end="\n\n",
     )
-    if config.pairs > 0:
-        print("\n".join(table(real(config.pairs))))
+    if config.rounds > 0:
+        print("\n".join(table(real(config.rounds))))
     return 1 if missed else 0
 
 
@@ -114,56 +116,48 @@ def compared(folder: Path, name: str, answer: dict[str, Any]) -> tuple[float, fl
     return worst["time"], worst["slowdown"]
 
 
-def real(pairs: int) -> list[tuple[str, ...]]:
-    rows: list[tuple[str, ...]] = [
-        (
-            "uneven between 2 ranks",
-            "uneven ms",
-            "slowdown",
-            "ideal ms",
-            "even run ms",
-            "error",
-            "spread of even runs",
+def real(rounds: int) -> list[tuple[str, ...]]:
+    """A row for each kind of real runs."""
+    head = (
+        "uneven between 2 ranks",
+        "uneven ms",
+        "slowdown",
+        "ideal ms",
+        "even run ms",
+        "error",
+        "quartiles",
+    )
+    rows: list[tuple[str, ...]] = [head]
+    for name, cases in SPREADS.items():
+        with tempfile.TemporaryDirectory() as folder:
+            measured = run(folder, cases, rounds)
+            converted = [sys.executable, "-m", "chakra_et", "convert", folder]
+            subprocess.run(converted, cwd=ROOT, check=True, capture_output=True)
+            found = [analyse(read_job(f"{folder}/uneven_r{each}")).analysis for each in range(rounds)]
+        ideal = np.array([median(each.step_t_noblk.values()) for each in found])
+        uneven, even = (
+            np.array([median(measured[f"{case}_r{each}"]) for each in range(rounds)])
+            for case in ("uneven", "even")
         )
-    ]
-    for name, (uneven, even) in SPREADS.items():
-        measured: dict[str, list[float]] = {"uneven": [], "ideal": [], "even": []}
-        slowdowns = []
-        for _ in range(pairs):
-            with tempfile.TemporaryDirectory() as folder:
-                measured["uneven"].append(run(folder, "uneven", uneven))
-                measured["even"].append(run(folder, "even", even))
-                converted = [sys.executable, "-m", "chakra_et", "convert", folder]
-                subprocess.run(converted, cwd=ROOT, check=True, capture_output=True)
-                found = analyse(read_job(f"{folder}/uneven")).analysis
-            measured["ideal"].append(median(found.step_t_noblk.values()))
-            slowdowns.append(found.blocking_slowdown)
-        ideal, truth = median(measured["ideal"]), median(measured["even"])
-        spread = (max(measured["even"]) - min(measured["even"])) / truth
-        rows.append(
-            (
-                name,
-                f"{median(measured['uneven']) * 1e3:.1f}",
-                f"{median(slowdowns):.3f}",
-                f"{ideal * 1e3:.1f}",
-                f"{truth * 1e3:.1f}",
-                f"{ideal / truth - 1:+.1%}",
-                f"{spread:.1%}",
-            )
-        )
+        low, middle, high = np.percentile(100 * (ideal / even - 1), [25, 50, 75])
+        times = [f"{1e3 * median(each):.1f}" for each in (uneven, ideal, even)]
+        slowdown = f"{median(each.blocking_slowdown for each in found):.3f}"
+        rows.append((name, times[0], slowdown, *times[1:], f"{middle:+.1f}%", f"{low:+.1f} to {high:+.1f}%"))
     return rows
 
 
-def run(folder: str, name: str, flags: list[str]) -> float:
-    """Capture one run; its median step time in s, by the clock of its rank 0."""
+def run(folder: str, cases: dict[str, Any], rounds: int) -> dict[str, list[float]]:
+    """Capture the cases in turns; the step times of each trace, s, by the clock of its rank 0."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    command += [str(ROOT / "benchmarks" / "straggler_worker.py"), folder, name, *flags]
+    command += [str(ROOT / "benchmarks" / "straggler_worker.py"), folder]
+    command += ["--cases", json.dumps(cases), "--rounds", str(rounds)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60 + 30 * rounds)
     if done.returncode:
         raise SystemExit(f"error: {' '.join(command)} failed:\n{done.stderr[-2000:]}")
     (line,) = (line for line in done.stdout.splitlines() if line.startswith('{"step_s"'))
-    return float(median(json.loads(line)["step_s"]))
+    times: dict[str, list[float]] = json.loads(line)["step_s"]
+    return times
 
 
 if __name__ == "__main__":

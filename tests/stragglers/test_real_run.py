@@ -20,14 +20,15 @@ DELAY_S = 0.3
 def test_a_rank_that_waits_for_its_input(
     torchrun: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
-    flags = ["--delays-ms", "0", str(DELAY_S * 1e3), "--steps", "6", "--width", "64", "--batch", "16"]
-    done = torchrun(2, "benchmarks/straggler_worker.py", tmp_path, "run", *flags)
+    cases = json.dumps({"run": {"delays_ms": [0, DELAY_S * 1e3]}})
+    flags = ["--cases", cases, "--steps", "6", "--width", "64", "--batch", "16"]
+    done = torchrun(2, "benchmarks/straggler_worker.py", tmp_path, *flags)
     assert done.returncode == 0, done.stdout
     (line,) = (line for line in done.stdout.splitlines() if line.startswith('{"step_s"'))
-    measured = median(json.loads(line)["step_s"])
+    measured = median(json.loads(line)["step_s"]["run_r0"])
     assert measured >= DELAY_S
     assert main(["convert", str(tmp_path)]) == 0
-    found = find_stragglers(str(tmp_path / "run"))
+    found = find_stragglers(str(tmp_path / "run_r0"))
     assert median(found.analysis.step_t_base.values()) == pytest.approx(measured, rel=0.05)
     assert median(found.analysis.step_t_nodelay.values()) == pytest.approx(measured, rel=0.05)
     # Spread evenly, each rank would wait for half of it.
