@@ -72,8 +72,8 @@ class Config:
     rings: float = field(
         default=1.0,
         metadata={
-            "help": "share of the A100 nodes' bandwidth that gradients get where several rings of several "
-            "GPUs each leave a node; for experiments: the planner does not use it"
+            "help": "for experiments only: the share of an A100 node's bandwidth that gradients get when "
+            "several rings, each of several GPUs, leave the node"
         },
     )
     update: bool = field(default=False, metadata={"help": "write the table into fasop/README.md"})

@@ -111,7 +111,7 @@ class ChakraTracer:
                 self._groups_named.enter_context(trace_groups.named_groups())
             self._recorder.start()
         self._clock.append(time.perf_counter())
-        atexit.unregister(gloo.wait_until_idle)
+        atexit.unregister(gloo.wait_until_idle)  # once per process, however many traces it makes
         atexit.register(gloo.wait_until_idle)
         return self
 

@@ -28,8 +28,8 @@ class Buckets:
 
     Gradients go into buckets in the order in which they were ready, and the last one of a bucket launches its
     all-reduce, as the median launch of the run did. Copies into buckets and back stay; the wait for a bucket
-    moves in front of the copy of its first gradient. With gloo, the time of a
-    step's last all-reduce comes from the last ones of the run: no backward pass shares the cores with these.
+    moves in front of the copy of its first gradient. With gloo, the time of a step's last all-reduce comes
+    from the last ones of the run: no backward pass shares the cores with these.
     """
 
     mb: float
@@ -86,7 +86,7 @@ def _rebucketed(
     times: tuple[Times, Times],
     ranks: int,
 ) -> ExecutionTrace:
-    """``times``: for a step's last bucket the second, for the others the first."""
+    """``times[1]`` is for the last bucket of each step, ``times[0]`` for all other buckets."""
     old = [bucket for step in steps for bucket in step.buckets]
     model = _median_launch(trace, old)
     removed = np.zeros(len(trace), bool)

@@ -1,4 +1,5 @@
-"""What FSDP2 adds to a step: all-gathers before the passes of each block, reduce-scatters after its backward.
+"""The nodes that FSDP2 adds to a step: an all-gather before each pass of a block, and a reduce-scatter after
+its backward pass.
 
 On CPU ranks with gloo each collective is awaited where it is called: FSDP2 prefetches in the backward pass,
 which changes their order, but nothing runs beside them. gloo gathers into one buffer and copies each rank's
@@ -55,7 +56,7 @@ class Nodes:
     lane: int
 
     def step(self, step: Step) -> list[New]:
-        """The nodes of a step, in the order of execution."""
+        """New nodes of one step, in execution order."""
         found: list[New] = []
         for unit in step.units:
             found += self._gather(unit, unit.forward)

@@ -25,18 +25,19 @@ pytestmark = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="ne
 
 
 class LateThread(threading.Thread):
-    """Works for ``seconds`` under gloo's name, then sleeps as gloo's threads do."""
+    """Works for ``seconds`` or until ``ready`` under gloo's name, then sleeps as gloo's threads do."""
 
     def __init__(self, seconds: float, at_end: Callable[[], None] = lambda: None):
         super().__init__(daemon=True)
         self.seconds, self.at_end = seconds, at_end
-        self.begun, self.ended, self.leave = threading.Event(), threading.Event(), threading.Event()
+        self.begun, self.ready = threading.Event(), threading.Event()
+        self.ended, self.leave = threading.Event(), threading.Event()
 
     def run(self) -> None:
         Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text("pt_gloo_runloop")
         self.begun.set()
         end = time.monotonic() + self.seconds
-        while time.monotonic() < end:
+        while time.monotonic() < end and not self.ready.is_set():
             pass
         self.at_end()
         self.ended.set()
@@ -53,9 +54,10 @@ class LateThread(threading.Thread):
 
 
 def test_the_wait_ends_when_the_thread_sleeps() -> None:
-    with LateThread(0.5) as thread:
+    with LateThread(600) as thread:
         assert gloo.threads() == [thread.native_id]
         assert not gloo.wait_until_idle(0.1) and not thread.ended.is_set()
+        thread.ready.set()
         assert gloo.wait_until_idle(20) and thread.ended.is_set()
 
 
