@@ -9,7 +9,6 @@ A step is an optimizer step. In a loop of Accelerate use ``ChakraTracer`` direct
 
 from __future__ import annotations
 
-import atexit
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +38,8 @@ class ChakraCallback(TrainerCallback):
                 "parameters": parameters,
                 "config": args.to_sanitized_dict(),
             }
+        # The Trainer has no hook for a training that ends in an exception: the tracer then ends at exit.
         self.tracer.__enter__()
-        # The Trainer has no hook for a training that ends in an exception.
-        atexit.register(self._close)
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **objects: Any
@@ -53,8 +51,4 @@ class ChakraCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **objects: Any
     ) -> None:
         """Finish the trace of a training that ended early."""
-        self._close()
-
-    def _close(self) -> None:
-        atexit.unregister(self._close)
         self.tracer.__exit__(None, None, None)

@@ -55,7 +55,8 @@ _ordinal = itertools.count()
 class ChakraTracer:
     """Traces ``active_steps`` training steps of this process; a context manager with ``step()``.
 
-    Create it after ``init_process_group``, on every rank, so that the traces contain the process groups.
+    Create it after ``init_process_group``, on every rank, so that the traces contain the process groups. One
+    that is entered without ``with`` ends with the interpreter if not before.
 
     Args:
         output_dir: folder for the traces; created if absent.
@@ -113,7 +114,12 @@ class ChakraTracer:
         self._clock.append(time.perf_counter())
         atexit.unregister(gloo.wait_until_idle)  # once per process, however many traces it makes
         atexit.register(gloo.wait_until_idle)
+        # PyTorch crashes if it still records while the interpreter shuts down.
+        atexit.register(self._close)
         return self
+
+    def _close(self) -> None:
+        self.__exit__(None, None, None)
 
     def step(self) -> None:
         """Mark the end of a training step. Call it after each step, on every rank."""
@@ -164,6 +170,7 @@ class ChakraTracer:
     def _give_up(self, error: Exception) -> None:
         """End the capture before anything was written, and report why to rank 0."""
         self.finished = True
+        atexit.unregister(self._close)
         self._groups_named.close()
         for clean_up in (self._recorder.abandon, self.files.remove_partials, lambda: self._report(error)):
             # None of these may hide the failure itself, or end the training.
@@ -225,6 +232,7 @@ class ChakraTracer:
     def _stop(self) -> None:
         self._recorder.stop()
         self.finished = True
+        atexit.unregister(self._close)
         self._groups_named.close()
         # Includes groups created since the start; none are listed once the process group is destroyed.
         self._groups = trace_manifest.process_groups() or self._groups

@@ -92,3 +92,28 @@ def test_another_profiler_keeps_its_results(other, expected, tmp_path):
 
 def test_capture_errors_are_no_bad_input():
     assert not issubclass(CaptureError, (OSError, ValueError))
+
+
+UNENDED = """
+import sys, torch
+from chakra_et import ChakraTracer
+tracer = ChakraTracer(sys.argv[1], "t", 1, 1, 2)
+tracer.__enter__()
+for _ in range(int(sys.argv[2])):
+    torch.nn.Linear(8, 8)(torch.ones(4, 8)).sum().backward()
+    tracer.step()
+"""
+
+
+@pytest.mark.parametrize("steps", [2, 3])
+def test_a_tracer_that_nobody_ended_ends_with_the_interpreter(steps: int, tmp_path: Path) -> None:
+    """PyTorch crashed: it was still recording."""
+    done = subprocess.run(
+        [sys.executable, "-c", UNENDED, tmp_path, str(steps)],
+        cwd=HERE.parents[1],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"training ended after {steps - 2} of 2 active steps" in done.stderr
+    assert (tmp_path / "t_device.json").exists() == (steps == 3)
