@@ -2,7 +2,7 @@
 """How far predictions are off: each row is a real run, or a simulated machine's, that the prediction never
 saw.
 
-    python benchmarks/predict_benchmark.py                       all parts (about ten minutes)
+    python benchmarks/predict_benchmark.py                       all parts (over an hour)
     python benchmarks/predict_benchmark.py --parts network       two network namespaces; needs root, ip and tc
     python benchmarks/predict_benchmark.py --parts gpu --pairs DIR
 
@@ -14,12 +14,13 @@ and two ranks to four, sharing the cores where these are fewer; ``threads``: one
 ``gpu``: one model on H100 and on MI300X (--pairs).
 
 The cases of a part run in turns, several rounds of them, in the same processes, one thread and one core per
-rank. Predictions come from the steps of the base case. Steps count in which nothing outside this machine
-slowed its cores, whatever they took (``core_probe.py``); where these are too few, rounds go on with --keep.
-"nothing" is the base case measured once more: its error is the noise of the machine. 95%: the interval of an
-error, from rounds drawn anew. ``baseline`` is what one gets without a graph: computing scaled by its
-operations, plus the bytes that are sent over the bandwidth. A last table has all gloo runs of these parts
-(with --again, of those kept) beside the targets. The exit status is 1 if a target is missed.
+rank. Each round is compared by itself: the fastest step predicted from its traces of the base case with the
+fastest measured one; the median of the rounds counts. So whatever slows this machine for longer than a round
+meets both, and what slows single steps meets neither. "nothing" is the base case measured once more: its
+error is the noise of the machine. 95%: the interval of an error, from rounds drawn anew. ``baseline`` is what
+one gets without a graph: computing scaled by its operations, plus the bytes that are sent over the bandwidth.
+A last table has all gloo runs of these parts (with --again, of those kept) beside the targets. The exit
+status is 1 if a target is missed.
 """
 
 from __future__ import annotations
@@ -61,7 +62,6 @@ class Config:
     parts: tuple[str, ...] = field(default=("machine", *PARTS, "gpu"), metadata={"help": "parts to run"})
     rounds: int = field(default=20, metadata={"help": "times that the cases of a part are run in turns"})
     seconds: float = field(default=600.0, metadata={"help": "time within which the rounds of a part begin"})
-    all_steps: bool = field(default=False, metadata={"help": "count steps in which a core was disturbed too"})
     pairs: str = field(
         default="../shared/data/traces/public/pairs",
         metadata={"help": "folder of h100_MODEL.json.gz and mi300_MODEL.json.gz"},
@@ -138,15 +138,8 @@ def measure(part: str, config: Config, folder: Path) -> tuple[list[Row], dict[st
         return machine_rows(), {"worst": MACHINE}
     if part == "gpu":
         return gpu_rows(Path(config.pairs)), {"worst": PER_CLASS}
-    effort = Effort(config.rounds, config.seconds, config.all_steps)
-    rows = predict_runs.rows(PARTS[part], effort, folder, config.again)
-    log, calm = predict_runs.turns(folder), predict_runs.counted(folder, config.all_steps)
-    counts = [sum(map(len, rounds.values())) for rounds in calm.values()]
-    steps = sum(len(turn["probe_us"]) for turn in log)
-    why = "disturbed or not" if config.all_steps else "in which no core was disturbed"
-    print(
-        f"{1 + log[-1]['round']} rounds; {sum(counts)} of {steps} steps count, {why}, at least {min(counts)}"
-    )
+    rows = predict_runs.rows(PARTS[part], Effort(config.rounds, config.seconds), folder, config.again)
+    print(f"{predict_runs.rounds(folder)} rounds of {predict_runs.STEPS} steps")
     return rows, {"mean": MEAN, "worst": WORST}
 
 
@@ -165,7 +158,7 @@ def show(rows: list[Row], targets: dict[str, float]) -> int:
                 "-" if row.interval is None else "{:+.1f} to {:+.1f}%".format(*row.interval),
                 "-" if row.uncertainty is None else f"{100 * row.uncertainty / row.predicted:.1f}%",
                 "-" if row.baseline is None else f"{row.baseline:,.1f}",
-                "-" if row.baseline is None else f"{100 * (row.baseline / row.measured - 1):+.1f}%",
+                "-" if row.baseline is None else f"{predict_runs.percent(row.baseline, row.measured):+.1f}%",
             )
         )
     print("\n".join(table(lines, right=range(1, 9))))

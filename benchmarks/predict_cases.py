@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -76,18 +77,20 @@ def _network(_: Path) -> list[Case]:
     ]
 
 
+_INSIDE = {"gelu": "gelu", "clamp": "clamp", "lerp": "_foreach_lerp_|lerp_"}
+"""What the operators of predict_workload that can be slowed do."""
+
+
 def _compute(_: Path) -> list[Case]:
-    slow = {
-        "gelu": ("forward", "^aten::gelu$", 16),
-        "clamp": ("backward", "^aten::clamp$", 16),
-    }
-    slow["lerp"] = ("optimizer", "^aten::(_foreach_lerp_|lerp_)$", 16)
+    times = 16
+    # What an operator does counts as slowed with it: all that runs within it.
+    patterns = {name: f"^(slowable::{name}|aten::({inside}))$" for name, inside in _INSIDE.items()}
     cases = [Case("base", {}, []), Case("nothing", {}, [])]
-    for name, (phase, pattern, times) in slow.items():
-        cases.append(Case(f"{phase} operator × {times}", {"slow": {name: times}}, [Scale(pattern, times)]))
-    cases.append(
-        Case("rank 1 slow", {"slow": {"gelu": 16}, "slow_ranks": [1]}, [_OnRank(1, "^aten::gelu$", 16)])
-    )
+    for phase, name in (("forward", "gelu"), ("backward", "clamp"), ("optimizer", "lerp")):
+        change = Scale(patterns[name], times)
+        cases.append(Case(f"{phase} operator × {times}", {"slow": {name: times}}, [change]))
+    one = {"slow": {"gelu": times}, "slow_ranks": [1]}
+    cases.append(Case("rank 1 slow", one, [_OnRank(1, patterns["gelu"], times)]))
     cases.append(Case("slow rank as the other", {}, [RankAs(1)], source="rank 1 slow"))
     return cases
 
@@ -146,7 +149,7 @@ def _ranks(folder: Path) -> list[Case]:
     return [
         Case("one rank", one, []),
         Case("nothing", one, [], source="one rank", source_ranks=1),
-        Case("1 → 2 ranks", two, lambda: _added(folder, 2), _alone, "one rank", 1),
+        Case("1 → 2 ranks", two, lambda _: _added(folder, 2), _alone, "one rank", 1),
     ]
 
 
@@ -158,7 +161,7 @@ def _four(folder: Path) -> list[Case]:
         Case("one rank", one, []),
         Case("two ranks", two, []),
         Case("nothing", two, [], source="two ranks", source_ranks=2),
-        Case("1 → 4 ranks", four, lambda: _added(folder, 4), _alone, "one rank", 1),
+        Case("1 → 4 ranks", four, lambda _: _added(folder, 4), _alone, "one rank", 1),
         Case("2 → 4 ranks", four, [Ranks(4)], _alone, "two ranks", 2),
     ]
 
@@ -170,15 +173,15 @@ def _added(folder: Path, ranks: int) -> list[Change | Rebuild]:
 
 
 def _threads(folder: Path) -> list[Case]:
-    def measured(before: int, after: int) -> list[Change | Rebuild]:
-        return [Threads(before, after, read_fractions(folder / "threads.json"))]
+    def measured(before: int, after: int, number: int) -> list[Change | Rebuild]:
+        return [Threads(before, after, read_fractions(folder / f"threads_r{number}.json"))]
 
     return [
         Case("2 threads", {"threads": 2}, []),
         Case("nothing", {"threads": 2}, [], source="2 threads"),
         Case("1 thread", {"threads": 1}, []),
-        Case("2 → 1 threads", {"threads": 1}, lambda: measured(2, 1), _base_step, "2 threads"),
-        Case("1 → 2 threads", {"threads": 2}, lambda: measured(1, 2), _base_step, "1 thread"),
+        Case("2 → 1 threads", {"threads": 1}, partial(measured, 2, 1), _base_step, "2 threads"),
+        Case("1 → 2 threads", {"threads": 2}, partial(measured, 1, 2), _base_step, "1 thread"),
     ]
 
 

@@ -59,13 +59,6 @@ def measure_network(folder: Path, prefixes: Sequence[list[str]]) -> None:
     _run_all(commands, folder, ranks)
 
 
-def measure_threads(folder: Path) -> None:
-    """Measure what two threads share; the file is folder/threads.json."""
-    words = ["-m", "chakra_et", "measure-threads", "--output", str(folder / "threads.json")]
-    environment = {"PYTHONPATH": str(Path(__file__).resolve().parents[1])}
-    _run_all([[sys.executable, *words]], folder, [environment])
-
-
 def _run_all(commands: Sequence[list[str]], folder: Path, environments: Sequence[dict[str, str]]) -> None:
     ranks = []
     allowed = os.sched_getaffinity(0)

@@ -5,13 +5,11 @@
 The plan is JSON: ``world_size``, ``host`` and ``port`` at which the ranks meet, ``output`` (folder of the
 traces), ``interface`` of each rank (null: the network is not shaped), ``crowded`` (whether ranks share cores:
 all begin their traced steps together, whatever their job), ``first_round`` and ``rounds``, the ``seconds``
-within which these have to begin, ``plain`` and ``active`` steps, and ``cases``. The cases take turns, so that
-whatever else the machine does meets all of them alike; each time ``active`` steps are traced as
-``CASE_rROUND``. A case with ``ranks`` divides all processes into jobs of as many ranks, of which the first
-one's traces count.
-
-turns_RANK.json lists the turns: ``case``, ``round``, ``slowdown`` of the slowest core just before or after
-each traced step (see ``core_probe``), and ``steps_ms`` of the steps before, which aren't traced.
+within which these have to begin, ``steps``, ``measure_threads`` (whether each round measures what threads
+share, into threads_rROUND.json), and ``cases``. The cases take turns, in every other round in reverse order,
+so that whatever else the machine does meets all of them alike. In each turn one step is run first, and then
+``steps`` are traced as ``CASE_rROUND``. A case with ``ranks`` divides all processes into jobs of as many
+ranks, of which the first one's traces count. rounds.json is the number of finished rounds.
 """
 
 from __future__ import annotations
@@ -29,9 +27,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 import torch.distributed as dist
 
-from benchmarks.core_probe import CoreProbe
 from benchmarks.predict_workload import Job, times
 from chakra_et.capture.tracer import ChakraTracer
+from chakra_et.predict import measure_threads
 
 WARM_UP = 3
 """Steps of each case before the first turn."""
@@ -43,7 +41,6 @@ class Rank:
     def __init__(self, plan: dict[str, Any], rank: int) -> None:
         self.plan, self.rank, self.ranks = plan, rank, plan["world_size"]
         self.interface = (plan.get("interface") or {}).get(str(rank))
-        self.probe = CoreProbe(os.sched_getaffinity(0))
         self.store = dist.TCPStore(plan["host"], plan["port"], self.ranks, is_master=rank == 0)
         self.steps_begun = 0
         dist.init_process_group("gloo", store=self.store, rank=rank, world_size=self.ranks)
@@ -55,43 +52,35 @@ class Rank:
 
     def run(self) -> None:
         """The plan's rounds that begin in time."""
-        begin, path = time.monotonic(), Path(self.plan["output"], f"turns_{self.rank}.json")
-        log = json.loads(path.read_text()) if self.plan["first_round"] else []
-        for case in self.plan["cases"]:
-            self._steps(case, WARM_UP)
+        cases = self.plan["cases"]
+        for case in cases:
+            for _ in range(WARM_UP):
+                self._ready(case).step()
+        begin = time.monotonic()
         for number in range(self.plan["first_round"], self.plan["rounds"]):
             if self._most(time.monotonic() - begin) > self.plan["seconds"]:
                 break
-            for case in self.plan["cases"]:
-                log.append(self._turn(case, number))
-                path.write_text(json.dumps(log))
+            for case in cases[:: -1 if number % 2 else 1]:
+                self._turn(case, number)
+            if self.plan["measure_threads"]:
+                path = Path(self.plan["output"], f"threads_r{number}.json")
+                measure_threads.main(["--repeats", "5", "--output", str(path)])
+            dist.barrier()
+            if self.rank == 0:
+                Path(self.plan["output"], "rounds.json").write_text(json.dumps(number + 1))
 
-    def _turn(self, case: dict[str, Any], number: int) -> dict[str, Any]:
-        """Trace a case: the entry of the log, the same on all ranks but for ``steps_ms``."""
+    def _turn(self, case: dict[str, Any], number: int) -> None:
+        """Trace a case."""
         shape(self.interface, case.get("network"))
-        steps_ms = self._steps(case, self.plan["plain"])
-        job, active = self._job(case), self.plan["active"]
-        probed: list[float] = []
-        probes_us = []
-
-        def probe() -> None:
-            probed.append(self.probe.slowest_us())
-
-        name = f"{case['name']}_r{number}"
-        with ChakraTracer(self.plan["output"], name, 0, 1, active, self.rank, self.ranks) as tracer:
-            for step in range(1 + active):
-                job.step(probe)
-                probe()
-                if step:
-                    probes_us.append(max(probed))
-                del probed[:-1]  # the last one is also the first of the next step
+        job, name, steps = self._ready(case), f"{case['name']}_r{number}", self.plan["steps"]
+        dist.barrier()
+        with ChakraTracer(self.plan["output"], name, 0, 1, steps, self.rank, self.ranks) as tracer:
+            for _ in range(1 + steps):
+                job.step()
                 if self.plan["crowded"]:
                     self._begin_together()
                 tracer.step()
         shape(self.interface, None)
-        most = torch.tensor(probes_us)
-        dist.all_reduce(most, dist.ReduceOp.MAX)
-        return {"case": case["name"], "round": number, "probe_us": most.tolist(), "steps_ms": steps_ms}
 
     def _begin_together(self) -> None:
         """Wait for all ranks, without a collective, which the traces would show."""
@@ -101,18 +90,12 @@ class Rank:
             self.store.set(go, "")
         self.store.wait([go])
 
-    def _steps(self, case: dict[str, Any], count: int) -> list[float]:
-        """Run untraced steps of a case; their times, ms."""
-        job = self._job(case)
+    def _ready(self, case: dict[str, Any]) -> Job:
+        """The job of a case, with its threads and slow operators set."""
         torch.set_num_threads(case.get("threads", 1))
         slow = case.get("slow", {}) if self.rank in case.get("slow_ranks", range(self.ranks)) else {}
         times.update({operator: slow.get(operator, 1) for operator in times})
-        dist.barrier()
-        began = [time.perf_counter()]
-        for _ in range(count):
-            job.step()
-            began.append(time.perf_counter())
-        return [1e3 * (b - a) for a, b in zip(began, began[1:], strict=False)]
+        return self._job(case)
 
     def _job(self, case: dict[str, Any]) -> Job:
         what = ("model", "accumulation", "wrapper", "bucket_mb", "ranks")

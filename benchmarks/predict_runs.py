@@ -12,14 +12,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from benchmarks.core_probe import is_disturbed
 from benchmarks.predict_loopback import own_loopback
 from benchmarks.predict_processes import (
     free_port,
     is_crowded,
     launch,
     measure_network,
-    measure_threads,
     namespaces,
 )
 from chakra_et.convert import runs as convert_sets
@@ -32,9 +30,8 @@ from chakra_et.predict.rebuild import Rebuild
 from chakra_et.predict.run import Run, load_run, make_run
 from chakra_et.traces import sets as trace_sets
 
-STEPS = {"plain": 1, "active": 8}
-FEWEST = 3
-"""Undisturbed steps of a case."""
+STEPS = 3
+"""Traced in each turn."""
 SAMPLES = 1000
 """Of rounds, for an interval."""
 
@@ -42,8 +39,8 @@ SAMPLES = 1000
 @dataclass(frozen=True)
 class Row:
     """One case, all in ms: the step before the change, measured and predicted after it. ``baseline``: what
-    operations and bytes alone give; ``uncertainty``: one standard deviation; ``interval``: in which the error
-    lies with 95%, as far as the rounds differ, in percent; ``is_noise``: not judged."""
+    operations and bytes alone give; ``uncertainty``: one standard deviation; ``errors``: those of the rounds,
+    percent; ``is_noise``: not judged."""
 
     name: str
     before: float
@@ -51,23 +48,32 @@ class Row:
     predicted: float
     baseline: float | None = None
     uncertainty: float | None = None
-    interval: tuple[float, float] | None = None
+    errors: Sequence[float] = ()
     is_noise: bool = False
 
     @property
     def error(self) -> float:
-        """Percent, above 0 where the prediction is too long."""
-        return 100 * (self.predicted / self.measured - 1)
+        """Percent, above 0 where the prediction is too long; the median of the rounds."""
+        return float(np.median(self.errors or percent(self.predicted, self.measured)))
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """In which the error lies with 95%, percent, from rounds drawn anew."""
+        if not self.errors:
+            return None
+        drawn = np.random.default_rng(0).choice(self.errors, (SAMPLES, len(self.errors)))
+        low, high = np.percentile(np.median(drawn, axis=1), [2.5, 97.5])
+        return float(low), float(high)
 
 
 @dataclass(frozen=True)
 class Case:
     """``settings`` for the workload; the ``changes`` that predict it from the case ``source``, of which only
-    the first ``source_ranks`` count."""
+    the first ``source_ranks`` count; they may depend on the round."""
 
     name: str
     settings: dict[str, Any]
-    changes: Sequence[Change | Rebuild] | Callable[[], list[Change | Rebuild]]
+    changes: Sequence[Change | Rebuild] | Callable[[int], list[Change | Rebuild]]
     baseline: Callable[[Run], float] | None = None
     source: str = "base"
     source_ranks: int | None = None
@@ -76,7 +82,7 @@ class Case:
 @dataclass(frozen=True)
 class Part:
     """``cases``, run by as many ``processes``. ``shaped``: in network namespaces of their own; ``measured``:
-    what else the predictions need of the machine, measured beforehand."""
+    what else the predictions need of the machine, the network beforehand, threads in each round."""
 
     cases: Callable[[Path], list[Case]]
     processes: int = 2
@@ -87,11 +93,10 @@ class Part:
 @dataclass(frozen=True)
 class Effort:
     """How much is run: ``rounds``, those of an earlier run into the same folder included, that begin within
-    ``seconds``. ``all_steps``: those in which a core was disturbed count too."""
+    ``seconds``."""
 
     rounds: int = 5
     seconds: float = 600.0
-    all_steps: bool = False
 
 
 def rows(of: Part, effort: Effort, folder: Path, again: bool = False) -> list[Row]:
@@ -101,46 +106,31 @@ def rows(of: Part, effort: Effort, folder: Path, again: bool = False) -> list[Ro
     cases = of.cases(folder)
     if not again:
         run(of, cases, effort, folder)
-    convert_sets.convert_sets(trace_sets.find(folder, "*"), PairOptions(), convert_sets.RunOptions(keep=True))
-    calm = counted(folder, effort.all_steps)
-    return [_row(case, calm, folder) for case in cases if case.changes or case.name == "nothing"]
+    how = convert_sets.RunOptions(workers=convert_sets.default_workers(), keep=True)
+    convert_sets.convert_sets(trace_sets.find(folder, "*"), PairOptions(), how)
+    compared = [case for case in cases if case.changes or case.name == "nothing"]
+    found = [_compare(compared, folder, number) for number in range(rounds(folder))]
+    if not found:
+        raise TraceError(f"{folder}: no round was finished; give more --seconds, and --rounds of 1 or more")
+    return [_row(case.name, [each[case.name] for each in found]) for case in compared]
 
 
-def turns(folder: Path) -> list[dict[str, Any]]:
-    """The turns, see ``predict_rank.py``."""
-    path = folder / "turns_0.json"
-    found: list[dict[str, Any]] = json.loads(path.read_text()) if path.exists() else []
-    return found
-
-
-def counted(folder: Path, all_steps: bool = False) -> dict[str, dict[int, list[int]]]:
-    """Case → round → the traced steps in which no core was disturbed, or ``all_steps``. Raises ``TraceError``
-    where a case has too few."""
-    found: dict[str, dict[int, list[int]]] = {}
-    log = turns(folder)
-    probes = np.array([turn["probe_us"] for turn in log], float)
-    disturbed = is_disturbed(probes) & (not all_steps) if len(log) else probes
-    for turn, steps in zip(log, disturbed, strict=True):
-        found.setdefault(turn["case"], {})[turn["round"]] = np.flatnonzero(~steps).tolist()
-    few = [case for case, rounds in found.items() if sum(map(len, rounds.values())) < FEWEST]
-    if few or not found:
-        raise TraceError(
-            f"fewer than {FEWEST} steps of {', '.join(few) or folder} were undisturbed: go on with --keep "
-            "or use --all-steps"
-        )
-    return found
+def rounds(folder: Path) -> int:
+    """How many were finished."""
+    path = folder / "rounds.json"
+    return int(json.loads(path.read_text())) if path.exists() else 0
 
 
 def run(of: Part, cases: Sequence[Case], effort: Effort, folder: Path) -> None:
     """Run the cases in turns."""
-    log = turns(folder)
     plan: dict[str, Any] = {
         "world_size": of.processes,
         "output": str(folder),
         "crowded": is_crowded(of.processes),
-        "first_round": 1 + log[-1]["round"] if log else 0,
+        "first_round": rounds(folder),
+        "steps": STEPS,
+        "measure_threads": of.measured == "threads",
         **asdict(effort),
-        **STEPS,
         "cases": [{"name": file_name(case.name), **case.settings} for case in cases],
     }
     with contextlib.ExitStack() as stack:
@@ -155,8 +145,6 @@ def run(of: Part, cases: Sequence[Case], effort: Effort, folder: Path) -> None:
             plan |= {"host": "127.0.0.1", "port": free_port()}
             if of.measured == "network" and not (folder / "network.json").exists():
                 measure_network(folder, prefixes)
-            if of.measured == "threads" and not (folder / "threads.json").exists():
-                measure_threads(folder)
         launch(plan, folder, prefixes, interfaces)
 
 
@@ -165,50 +153,53 @@ def file_name(case: str) -> str:
     return re.sub("[^A-Za-z0-9]+", "-", case)
 
 
-def _row(case: Case, calm: dict[str, dict[int, list[int]]], folder: Path) -> Row:
-    """The medians over all undisturbed steps, of the source case before and predicted, and of the case."""
-    changes = case.changes() if callable(case.changes) else case.changes
-    before, predicted, baseline, uncertainty = [], [], [], []
-    for number, steps in calm[file_name(case.source)].items():
-        if not steps:
-            continue
-        source = load(folder / f"{file_name(case.source)}_r{number}", case.source_ranks)
+def _compare(cases: Sequence[Case], folder: Path, number: int) -> dict[str, Row]:
+    """Case → what a round's fastest steps are, predicted and measured."""
+    runs: dict[tuple[str, int | None], Run] = {}
+
+    def loaded(case: str, ranks: int | None) -> Run:
+        key = case, ranks
+        if key not in runs:
+            runs[key] = load(folder / f"{file_name(case)}_r{number}", ranks)
+        return runs[key]
+
+    found = {}
+    for case in cases:
+        changes = case.changes(number) if callable(case.changes) else case.changes
+        source = loaded(case.source, case.source_ranks)
+        measured = loaded(case.name, case.settings.get("ranks"))
         prediction = predict(source, changes)
-        before.append([measured_steps_ms(source)[step] for step in steps])
-        predicted.append(
-            [max(rank.steps[step].after_ns for rank in prediction.ranks) / 1e6 for step in steps]
+        steps = np.max([[step.after_ns for step in rank.steps] for rank in prediction.ranks], axis=0) / 1e6
+        found[case.name] = Row(
+            case.name,
+            min(measured_steps_ms(source)),
+            min(measured_steps_ms(measured)),
+            float(steps.min()),
+            case.baseline(source) if case.baseline else None,
+            max(rank.uncertainty_ms for rank in prediction.ranks),
         )
-        uncertainty.append(max(rank.uncertainty_ms for rank in prediction.ranks))
-        if case.baseline:
-            baseline.append(case.baseline(source))
-    measured = []
-    for number, steps in calm[file_name(case.name)].items():
-        if steps:
-            run = load(folder / f"{file_name(case.name)}_r{number}", case.settings.get("ranks"))
-            measured.append([measured_steps_ms(run)[step] for step in steps])
+    return found
+
+
+def _row(name: str, found: Sequence[Row]) -> Row:
+    """The medians of a case's rounds."""
+
+    def median(of: str) -> float:
+        return float(np.median([getattr(each, of) for each in found]))
+
     return Row(
-        case.name,
-        *(float(np.median(np.concatenate(each))) for each in (before, measured, predicted)),
-        float(np.median(baseline)) if baseline else None,
-        float(np.median(uncertainty)),
-        interval(predicted, measured),
-        is_noise=case.name == "nothing",
+        name,
+        *(median(of) for of in ("before", "measured", "predicted")),
+        None if found[0].baseline is None else median("baseline"),
+        median("uncertainty"),
+        [each.error for each in found],
+        is_noise=name == "nothing",
     )
 
 
-def interval(
-    predicted: Sequence[Sequence[float]], measured: Sequence[Sequence[float]]
-) -> tuple[float, float]:
-    """In which the error lies with 95%, percent, from rounds drawn anew."""
-    random = np.random.default_rng(0)
-
-    def median(rounds: Sequence[Sequence[float]]) -> float:
-        drawn = random.integers(len(rounds), size=len(rounds))
-        return float(np.median(np.concatenate([rounds[at] for at in drawn])))
-
-    errors = [100 * (median(predicted) / median(measured) - 1) for _ in range(SAMPLES)]
-    low, high = np.percentile(errors, [2.5, 97.5])
-    return float(low), float(high)
+def percent(predicted: float, measured: float) -> float:
+    """How much longer the prediction is."""
+    return 100 * (predicted / measured - 1)
 
 
 def measured_steps_ms(run: Run) -> list[float]:

@@ -3,7 +3,8 @@ FSDP2."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,26 +17,52 @@ MODEL = {"batch": 10, "sequence": 72, "hidden": 256, "layers": 4, "heads": 4, "v
 """Sizes that can be told apart in the shape of any tensor."""
 
 times = {"gelu": 1, "clamp": 1, "lerp": 1}
-"""How many times each of the operators that can be slowed is run."""
+"""How many times as long each of the operators ``slowable::NAME`` takes as its work."""
+
+
+def slowable(name: str, schema: str, work: Callable[..., Any]) -> Callable[..., Any]:
+    """``work`` as an operator of PyTorch's that afterwards keeps its core busy as long as ``times`` says.
+
+    Work that is repeated would not take as many times as long: the caches then hold what it reads.
+    """
+
+    def slowed(*inputs: Any) -> Any:
+        begin = time.perf_counter_ns()
+        result = work(*inputs)
+        end = begin + times[name] * (time.perf_counter_ns() - begin)
+        while time.perf_counter_ns() < end:
+            pass
+        return result
+
+    library.define(f"{name}{schema}")
+    library.impl(name, slowed, "CPU")
+    return getattr(torch.ops.slowable, name)
+
+
+library = torch.library.Library("slowable", "DEF")
+_gelu = slowable("gelu", "(Tensor x) -> Tensor", F.gelu)
+_clamp = slowable("clamp", "(Tensor x) -> Tensor", lambda x: torch.clamp(x, -1, 1))
+
+
+def _towards(means: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    torch._foreach_lerp_(means, values, 0.1)
+
+
+_lerp = slowable("lerp", "(Tensor(a!)[] means, Tensor[] values) -> ()", _towards)
 
 
 class Gelu(torch.autograd.Function):
-    """GELU whose gradient is clamped. GELU and the clamp run as often as ``times`` says.
-
-    All results are kept to the last, so that each is written to memory that isn't in a cache, as that of a
-    single call is: into the memory of the call before, a repeated GELU takes 0.7 times as long.
-    """
+    """GELU whose gradient is clamped."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         ctx.save_for_backward(x)
-        return [torch.ops.aten.gelu(x) for _ in range(times["gelu"])][-1]
+        return _gelu(x)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
         (x,) = ctx.saved_tensors
-        out = torch.ops.aten.gelu_backward(gradient, x)
-        return [torch.ops.aten.clamp(out, -1, 1) for _ in range(times["clamp"])][-1]
+        return _clamp(torch.ops.aten.gelu_backward(gradient, x))
 
 
 class Block(nn.Module):
@@ -77,7 +104,7 @@ class Model(nn.Module):
 
 
 class Momentum:
-    """A running mean of the gradients; the mean is taken as often as ``times`` says."""
+    """A running mean of the gradients."""
 
     def __init__(self, model: nn.Module) -> None:
         self.parameters = [_local(p) for p in model.parameters()]
@@ -88,8 +115,7 @@ class Momentum:
     def step(self) -> None:
         gradients = [_local(p.grad) for p in self.owners]
         with torch.profiler.record_function("Optimizer.step#Momentum.step"):
-            for _ in range(times["lerp"]):
-                torch._foreach_lerp_(self.means, gradients, 0.1)
+            _lerp(self.means, gradients)
             torch._foreach_add_(self.parameters, self.means, alpha=-1e-4)
         for p in self.owners:
             p.grad = None
@@ -124,15 +150,13 @@ class Job:
         self.optimizer = Momentum(self.model)
         self.batch = torch.randint(sizes["vocabulary"], (sizes["batch"], sizes["sequence"] + 1))
 
-    def step(self, between: Callable[[], None] = lambda: None) -> None:
-        """A training step. ``between`` is called after each forward and backward pass."""
+    def step(self) -> None:
+        """A training step."""
         for part in range(self.accumulation):
             last = part == self.accumulation - 1
             if isinstance(self.model, DistributedDataParallel):
                 self.model.require_backward_grad_sync = last
             logits = self.model(self.batch[:, :-1])
             loss = F.cross_entropy(logits.flatten(0, 1), self.batch[:, 1:].flatten())
-            between()
             loss.backward()
-            between()
         self.optimizer.step()

@@ -32,7 +32,7 @@ class MeasureThreadsConfig:
     """The command's arguments."""
 
     threads: int = field(default=2, metadata={"help": "threads that are compared with one"})
-    repeats: int = field(default=21, metadata={"help": "times that each is measured; the shortest counts"})
+    repeats: int = field(default=21, metadata={"help": "times that each is measured; the median counts"})
     output: str = field(default="threads.json", metadata={"help": "JSON file to write"})
 
     def __post_init__(self) -> None:
@@ -48,11 +48,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows = [("operator", "1 thread µs", f"{config.threads} threads µs", "shared")]
     found: dict[str, dict[int, list[float]]] = {kind: {} for kind in CLASSES}
     operators = _operators()
-    times = _shortest({name: operator for name, (_, _, operator) in operators.items()}, config)
+    times = _times({name: operator for name, (_, _, operator) in operators.items()}, config)
     for name, (kind, operations, _) in operators.items():
-        one, several = times[name]
+        one, several = np.median(times[name], axis=0)
+        # Each repeat by itself: what else the machine does for some seconds makes both calls longer.
+        ratio = float(np.median(times[name][:, 1] / times[name][:, 0]))
         # t = 1 - p + p/n, solved for p.
-        fraction = float(np.clip((1 - several / one) / (1 - 1 / config.threads), 0, 1))
+        fraction = float(np.clip((1 - ratio) / (1 - 1 / config.threads), 0, 1))
         found[kind].setdefault(operations, []).append(fraction)
         rows.append((name, f"{one / 1e3:,.0f}", f"{several / 1e3:,.0f}", f"{fraction:.0%}"))
     print("\n".join(text.table(rows, right=range(1, 4))))
@@ -105,27 +107,26 @@ def _operators() -> dict[str, tuple[str, int, Callable[[], Any]]]:
     return found
 
 
-def _shortest(
-    operators: dict[str, Callable[[], Any]], config: MeasureThreadsConfig
-) -> dict[str, tuple[int, int]]:
-    """The shortest times of each with one thread and with several, ns. All take turns, so that what else the
-    machine does for some seconds, which adds to the times, doesn't meet all repeats of one."""
+def _times(operators: dict[str, Callable[[], Any]], config: MeasureThreadsConfig) -> dict[str, np.ndarray]:
+    """The times of each with one thread and with several; (repeats, 2), ns.
+
+    All take turns. So what one reads isn't in a cache only because it has just run, as in a training step,
+    and what else the machine does for some seconds doesn't meet all repeats of one.
+    """
     import torch
 
-    found: dict[str, tuple[int, int]] = {}
+    found = {name: np.zeros((config.repeats, 2)) for name in operators}
+    first = next(iter(operators.values()))
     before = torch.get_num_threads()
     try:
-        for _ in range(config.repeats):
-            for name, operator in operators.items():
-                taken = []
-                for threads in (1, config.threads):
-                    torch.set_num_threads(threads)
-                    operator()
+        for repeat in range(config.repeats):
+            for at, threads in enumerate((1, config.threads)):
+                torch.set_num_threads(threads)
+                first()  # wakes the threads
+                for name, operator in operators.items():
                     begin = time.perf_counter_ns()
                     operator()
-                    taken.append(time.perf_counter_ns() - begin)
-                one, several = found.get(name, (taken[0], taken[1]))
-                found[name] = min(one, taken[0]), min(several, taken[1])
+                    found[name][repeat, at] = time.perf_counter_ns() - begin
     finally:
         torch.set_num_threads(before)
     return found
