@@ -1,5 +1,5 @@
-"""The nodes that FSDP2 adds to a step: an all-gather before each pass of a block, and a reduce-scatter after
-its backward pass.
+"""The nodes of FSDP2's communication: an all-gather before each forward and backward pass of a block, and a
+reduce-scatter after the backward pass.
 
 On CPU ranks with gloo each collective is awaited where it is called: FSDP2 prefetches in the backward pass,
 which changes their order, but nothing runs beside them. gloo gathers into one buffer and copies each rank's
