@@ -41,7 +41,9 @@ def host_ids(host: dict[str, Any]) -> set[int]:
 
 
 def device_ids(device: dict[str, Any]) -> set[int]:
-    return {event["args"]["Record function id"] for event in device["traceEvents"] if _id_of(event)}
+    """Ids of all operators that ended while the profiler ran; the host trace has no others."""
+    events = [event for event in device["traceEvents"] if event.get("args", {}).get("finished", True)]
+    return {event["args"]["Record function id"] for event in events if _id_of(event)}
 
 
 def _id_of(event: dict[str, Any]) -> int:
