@@ -13,6 +13,17 @@ class TraceError(ValueError):
     """
 
 
+def reason(error: Exception) -> str:
+    """Why a file can't be read as JSON of the expected layout, in words."""
+    if isinstance(error, OSError):
+        return f"can't be read: {(error.strerror or str(error)).lower()}"
+    if isinstance(error, KeyError):
+        return f"has no {error.args[0]!r}"
+    if isinstance(error, TypeError | AttributeError | IndexError | RecursionError):
+        return "has another layout"
+    return f"isn't readable: {error}"
+
+
 class UnreadableTrace(TraceError):
     """The trace at ``path`` is damaged; repairing it may help."""
 

@@ -44,13 +44,8 @@ class Temporary:
 def temporary_file(place: str | Path) -> Iterator[Temporary]:
     """A file to write. It becomes ``place`` by ``put_in_place``, otherwise it is removed on exit."""
     place = Path(place)
-    try:
-        with _temporary(place, _new_file) as (path, handle), open(handle, "wb", closefd=False) as file:
-            yield Temporary(path, place, file)
-    except OSError as error:
-        # The error of a failed write has no file name.
-        error.filename = error.filename or str(place)
-        raise
+    with _temporary(place, _new_file) as (path, handle), open(handle, "wb", closefd=False) as file:
+        yield Temporary(path, place, file)
 
 
 @contextlib.contextmanager
@@ -169,18 +164,31 @@ def _temporary(place: Path, make: Callable[[Path], int]) -> Iterator[tuple[Path,
         # File names are limited to 255 bytes, and a character may take four.
         stem = os.fsdecode(os.fsencode(place.name)[:200])
         path = place.with_name(f".{stem}.{HOST}{os.urandom(4).hex()}.tmp")
-        handle = make(path)
+        with _blamed_on(place, path):
+            handle = make(path)
         try:
             with contextlib.suppress(OSError):
                 fcntl.flock(handle, fcntl.LOCK_EX)
             # Another process may have removed it before the lock was taken.
             if not path.exists():
                 continue
-            yield path, handle
+            with _blamed_on(place, path):
+                yield path, handle
             return
         finally:
             os.close(handle)
             _remove(path)
+
+
+@contextlib.contextmanager
+def _blamed_on(place: Path, hidden: Path) -> Iterator[None]:
+    """Errors name ``place``, not the hidden file, nor no file at all as those of failed writes do."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None or str(error.filename) == str(hidden):
+            error.filename, error.filename2 = str(place), None
+        raise
 
 
 def _new_file(path: Path) -> int:

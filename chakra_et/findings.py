@@ -88,6 +88,10 @@ TABLE: dict[str, tuple[Kind, str]] = {
         "allocations and frees without totals: memory counted from the start of the recording",
     ),
     "unknown-events": ("warning", "events of unknown categories left out; the losses name them"),
+    "unusable-events": (
+        "warning",
+        "events left out for an unusable time stamp, duration or other field; the losses name them",
+    ),
     # notes
     "no-host-trace": ("note", "no host trace: nodes have no tensor ids, storages and operator schemas"),
     "no-host-node": ("note", "operators and annotations without a host node, kept with their times"),

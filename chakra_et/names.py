@@ -4,7 +4,8 @@ For a run NAME: ``NAME_host.json`` and ``NAME_device.json`` are the traces of ra
 ``NAME_rank1_host.json`` … those of the other ranks (each also as ``.json.gz``). ``NAME.0.et``, ``NAME.1.et``
 … are the Chakra traces, named as simulators expect; ``NAME.et`` is rank 0's file again (a hard link to it
 where the file system has them). All output names are made here; names found inside files are never used.
-``NAME_kineto.json``, the name in older captures, is read as a device trace.
+``NAME_kineto.json``, the name in older captures, is read as a device trace, and ``rank3_device.json`` is rank
+3 of a run without a name of its own, which becomes ``rank``.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ Side = Literal["host", "device"]
 SIDES: tuple[Side, Side] = ("host", "device")
 
 _TRACE = re.compile(
-    r"(?P<run>.+?)(?:_rank(?P<rank>[0-9]{1,6}))?_(?P<side>host|device|kineto)\.json(?:\.gz)?", re.DOTALL
+    r"(?:rank[_-]?(?P<only>[0-9]{1,6})|(?P<run>.+?)(?:_rank(?P<rank>[0-9]{1,6}))?)"
+    r"_(?P<side>host|device|kineto)\.json(?:\.gz)?",
+    re.DOTALL,
 )
 _ET = re.compile(r"(?P<run>.+)\.(?P<rank>[0-9]{1,9})\.et", re.DOTALL)
 # Glob patterns for all traces.
@@ -49,7 +52,17 @@ def parse_trace(file_name: str) -> TraceName | None:
     found = _TRACE.fullmatch(file_name)
     if not found:
         return None
-    return TraceName(found["run"], int(found["rank"] or 0), "host" if found["side"] == "host" else "device")
+    rank = int(found["only"] or found["rank"] or 0)
+    return TraceName(found["run"] or "rank", rank, "host" if found["side"] == "host" else "device")
+
+
+def renamed(file_name: str, rank: int) -> str:
+    """The name of the same side's trace of another rank; "" if the name is not of our scheme."""
+    named = parse_trace(file_name)
+    if named is None:
+        return ""
+    ending = file_name[file_name.rindex(".json") :]
+    return RunFiles(Path(), named.run).trace_file(rank, named.side).name.removesuffix(".json") + ending
 
 
 def framework_runs(folder: Path) -> dict[str, list[Path]]:

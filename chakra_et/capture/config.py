@@ -64,7 +64,10 @@ VARIABLES = {
 
 def config_from_environment(environment: Mapping[str, str]) -> TraceConfig:
     """The configuration that ``VARIABLES`` give. Raises ValueError naming the variable."""
-    place = Path(environment.get("CHAKRA_TRACE") or ".")
+    given = environment.get("CHAKRA_TRACE", "")
+    place = Path(given)
+    if given.endswith("/"):
+        raise ValueError(f"CHAKRA_TRACE={given}: has no name for the trace files: give {given}my_run.")
     if not place.name:
         raise ValueError(
             "CHAKRA_TRACE is not set: give FOLDER/NAME of the trace files, such as outputs/my_run."

@@ -88,6 +88,13 @@ class ChakraTracer:
         memory: bool = False,
         strict: bool = False,
     ):
+        for name, steps, least in (
+            ("wait_steps", wait_steps, 0),
+            ("warmup_steps", warmup_steps, 0),
+            ("active_steps", active_steps, 1),
+        ):
+            if type(steps) is not int or steps < least:
+                raise ValueError(f"{name} is {steps!r}: give a whole number of at least {least}.")
         TraceConfig(True, str(output_dir), trace_name, wait_steps, warmup_steps, active_steps)
         _check_rank(rank, world_size)
         self.folder, self.name, self.gzip = Path(output_dir), trace_name, gzip

@@ -13,10 +13,13 @@ from chakra_et.convert.emit_communication import CommTypes
 from chakra_et.convert.pair import PairOptions
 from chakra_et.convert.rank import Engine
 from chakra_et.convert.runs import RunOptions, default_workers
+from chakra_et.errors import TraceError
 from chakra_et.graph.gaps import HostGaps
+from chakra_et.graph.pairing import list_ranks
 from chakra_et.traces import sets as trace_sets
 from chakra_et.traces.limits import DEFAULT_LIMITS, Limits
 
+FOLDER = "outputs"
 RARE = "for damaged or hostile files"
 
 
@@ -29,7 +32,7 @@ class ConvertConfig:
     """How a folder of traces is converted."""
 
     files: tuple[str, ...] = _flag((), "trace files, or one folder (default: --dir)", positional=True)
-    dir: str = _flag("outputs", "folder with the traces", metavar="FOLDER")
+    dir: str = _flag(FOLDER, "folder with the traces", metavar="FOLDER")
     output: str = _flag(
         "", "folder for the .et files (default: that of the traces)", short="-o", metavar="FOLDER"
     )
@@ -90,6 +93,10 @@ class ConvertConfig:
             raise ValueError("--host and --device need each other: they name the two traces of one rank")
         if self.host and self.files:
             raise ValueError("give either trace files, or --host and --device")
+        if not all((*self.files, self.dir)):
+            raise ValueError("the name of a file or folder is empty: check the variable that it comes from")
+        if self.files and self.dir != FOLDER:
+            raise ValueError(f"give either files or one folder, or --dir {self.dir}")
         if not 0 <= self.max_overhead <= 100:
             raise ValueError(f"--max-overhead must be between 0 and 100 percent, not {self.max_overhead}")
         try:
@@ -125,6 +132,17 @@ class ConvertConfig:
         output = Path(self.output) if self.output else None
         if output:
             output.mkdir(parents=True, exist_ok=True)
+        sets = self._named_sets(output)
+        ranks = sorted({rank for traces in sets for rank in (*traces.pairs, *traces.incomplete)})
+        # A share I/N of the ranks may be empty, as with more tasks than ranks.
+        if "/" not in self.ranks and not any(map(trace_sets.rank_choice(self.ranks), ranks)):
+            raise TraceError(
+                f"--ranks {self.ranks}: there is nothing to convert, as the traces are of ranks "
+                f"{list_ranks(ranks)}."
+            )
+        return sets
+
+    def _named_sets(self, output: Path | None) -> list[trace_sets.TraceSet]:
         if self.host:
             return [trace_sets.of_pair(Path(self.host), Path(self.device), output)]
         paths = [Path(name) for name in self.files]

@@ -172,4 +172,5 @@ def _metadata(rank: LinkedRank, graph: Graph, number: int, world_size: int, cloc
         "clock_domain": clock,
         "measured_end_micros": int(graph.end.max()) // 1000,
         "lanes": json.dumps(lanes_text(graph.lanes), separators=(",", ":")),
+        **({"device_name": rank.device.device_name} if rank.device.device_name else {}),
     }

@@ -31,7 +31,6 @@ from chakra_et.validate.check import Problem
 
 Engine = Literal["native", "mlcommons"]
 Groups = dict[int, tuple[str, str, tuple[int, ...]]]
-LISTED_REPAIRS = 20
 CUT = re.compile(r": (truncated|gz-truncated)\b")
 # Rules of ``validate`` that a file breaks if the traces lack the information.
 NOT_RECORDED = ("comm-type-missing", "comm-size-missing", "comm-peer-missing", "p2p-rank")
@@ -57,7 +56,8 @@ class RankResult:
     """The result for one rank.
 
     ``communication``: the communication nodes, for the checks across ranks. ``process``: host, process id and
-    start of the trace, which differ between ranks. ``problems``: errors of the validator, one sentence each.
+    start of the trace, which differ between ranks. ``window``: start and end of the recording by the clock of
+    its host, ns. ``problems``: errors of the validator, one sentence each.
     ``kept``: the file is from an earlier run.
     """
 
@@ -66,6 +66,7 @@ class RankResult:
     groups: Groups = field(default_factory=dict)
     world_size: int = 1
     process: tuple[str, int, int] = ("", 0, 0)
+    window: tuple[int, int] = (0, 0)
     bytes: int = 0
     problems: list[str] = field(default_factory=list)
     kept: bool = False
@@ -137,28 +138,23 @@ def _unpacked(path: Path) -> int:
 def _convert(job: RankJob, stack: contextlib.ExitStack) -> convert.Converted:
     """Convert the pair; unreadable traces are repaired first, in scratch folders that ``stack`` removes."""
     pair = job.pair
-    repairs: dict[str, int] = {}
     while True:
         try:
-            converted = convert.convert_without_shares(pair, job.options)
-            break
+            return convert.convert_without_shares(pair, job.options)
         except UnreadableTrace as error:
             side: Side = "host" if error.path == pair.host else "device"
             if getattr(pair, side) != getattr(job.pair, side):
                 raise _of_originals(error, pair, job.pair) from None
             folder = stack.enter_context(files.scratch_folder(job.output))
-            copy = _repair(side, job, folder, repairs, error)
+            copy = _repair(side, job, folder, error)
             pair = dataclasses.replace(pair, host=copy if side == "host" else pair.host)
             pair = dataclasses.replace(pair, device=copy if side == "device" else pair.device)
         except TraceError as error:
             raise _of_originals(error, pair, job.pair) from None
-    for key, count in repairs.items():
-        converted.report.findings[key] = count
-    return converted
 
 
-def _repair(side: Side, job: RankJob, folder: Path, repairs: dict[str, int], error: TraceError) -> Path:
-    """A repaired copy of one trace, whose repairs are added to ``repairs``.
+def _repair(side: Side, job: RankJob, folder: Path, error: TraceError) -> Path:
+    """A repaired copy of one trace, which lists its repairs.
 
     Raises ``error`` if there is nothing to repair.
     """
@@ -168,10 +164,6 @@ def _repair(side: Side, job: RankJob, folder: Path, repairs: dict[str, int], err
     report = repair.repair_file(getattr(job.pair, side), output=copy, limits=job.options.limits)
     if not report.changed:
         raise error
-    for change in report.repairs[:LISTED_REPAIRS]:
-        repairs[f"{side}-repair:{change}"] = 1
-    if further := len(report.repairs[LISTED_REPAIRS:]):
-        repairs[f"{side}-repair:further repairs (fix_host_traces.py --dry-run lists them)"] = further
     return copy
 
 
@@ -189,12 +181,14 @@ def _result(job: RankJob, trace: ExecutionTrace, report: RankReport, groups: Gro
     of_file = {str(number): list(ranks) for number, (_, _, ranks) in groups.items() if ranks}
     problems = validate.check(trace, of_file or None, str(job.output))
     process = (trace.metadata_int("pid") or 0, trace.metadata_int("trace_start_ns") or 0)
+    length = (trace.metadata_int("measured_end_micros") or 0) * 1000
     return RankResult(
         report,
         trace.communication(),
         groups,
         trace.metadata_int("world_size") or 1,
         (trace.metadata_str("clock_domain"), *process),
+        (process[1], process[1] + length),
         problems=[
             *(str(problem).removeprefix("error: ") for problem in problems if _is_ours(problem)),
             *(() if job.options.allow_truncated else truncation(job.pair, report)),

@@ -169,6 +169,7 @@ def make_report(number: int, rank: LinkedRank, graph: Graph, later: Findings) ->
     findings.add(
         "unknown-events", sum(n for key, n in findings.items() if key.startswith("unknown-category"))
     )
+    findings.add("unusable-events", findings.get("bad-time", 0) + findings.get("bad-field", 0))
     findings.add("no-host-node", int(((rank.link.host_row < 0) & (device.category < RUNTIME)).sum()))
     findings.add("memory-event", len(device.memory))
     findings.add("group-local", sum(item.is_local for item in items))

@@ -28,6 +28,9 @@ from chakra_et.validate import check as validate
 
 # Findings of ranks whose groups were guessed, so that collectives may be in the wrong one.
 GUESSED_GROUP = ("group-default", "group-by-thread")
+DAY_SECONDS = 86_400
+AFTER_2001_NS = 10**18
+"""Start times above this are times of day; some traces have the time since their host started."""
 # Rules of ``validate`` that are checked here instead, with the names of the traces.
 CHECKED_HERE = ("rank-missing", "rank-twice", "world-size")
 
@@ -84,7 +87,9 @@ def convert_sets(
     progress: Callable[[], None] = lambda: None,
 ) -> list[SetResult]:
     """Convert the ranks of ``sets``; ``progress`` is called after each rank."""
-    results = [SetResult(traces, problems=list(traces.problems)) for traces in sets]
+    results = [
+        SetResult(traces, problems=list(traces.problems), warnings=list(traces.warnings)) for traces in sets
+    ]
     folders = sorted({result.traces.folder for result in results})
     with contextlib.ExitStack() as stack:
         for folder in folders:
@@ -169,12 +174,16 @@ def _finish(result: SetResult, options: PairOptions, run: RunOptions) -> None:
         _name_first(result)
         return
     world = max([traces.ranks_here, traces.world_size, *(r.world_size for r in result.good.values())])
-    _check_ranks(result, world, run.allow_missing_ranks or traces.partial)
+    # People publish a single rank's Kineto trace on purpose; several ranks without the others are a mistake.
+    single = traces.partial and len(traces.pairs) + len(traces.incomplete) == 1
+    _check_ranks(result, world, run.allow_missing_ranks or single)
     if run.engine == "native" and result.good:
         groups = _groups(result)
         files.write_json(traces.groups_file, groups)
         if len(result.good) > 1:
-            result.problems += _check_together(result, groups)
+            problems, agree = _check_together(result, groups)
+            result.problems += problems
+            _check_times(result, agree)
             _add_joint_times(result, groups, run)
     _name_first(result)
     if len(result.good) == len(traces.pairs):
@@ -258,8 +267,8 @@ def _groups(result: SetResult) -> dict[str, list[int]]:
     return {str(number): list(ranks) for number, ranks in sorted(groups.items())}
 
 
-def _check_together(result: SetResult, groups: dict[str, list[int]]) -> list[str]:
-    """Check the ranks against each other."""
+def _check_together(result: SetResult, groups: dict[str, list[int]]) -> tuple[list[str], bool]:
+    """Check the ranks against each other: problems, and whether all collectives match, guessed ones too."""
     communication = {rank: r.communication for rank, r in result.good.items() if r.communication is not None}
     names = {rank: str(result.traces.et_file(rank)) for rank in communication}
     found = [
@@ -275,7 +284,46 @@ def _check_together(result: SetResult, groups: dict[str, list[int]]) -> list[str
             "ranks, as their groups are not recorded and the guess is wrong; simulators would wait for ever. "
             "Record the run with chakra_et.capture, which names them."
         )
-    return [str(problem).removeprefix("error: ") for problem in found if problem not in wrong]
+    problems = [str(problem).removeprefix("error: ") for problem in found if problem not in wrong]
+    return problems, not any(problem.rule.startswith("collective-") for problem in found)
+
+
+def _check_times(result: SetResult, agree: bool) -> None:
+    """Check that the ranks were recorded at the same time. ``agree``: all their collectives match.
+
+    Hosts may have different clocks, so a gap between them alone is a warning, unless no clock is so wrong.
+    """
+    windows = {rank: r.window for rank, r in result.good.items() if r.window[0] > AFTER_2001_NS}
+    clocks = {result.good[rank].process[0] for rank in windows} - {""}
+    on_one = [[rank for rank in windows if result.good[rank].process[0] == clock] for clock in sorted(clocks)]
+    for ranks, one_clock in [*((ranks, True) for ranks in on_one), (list(windows), False)]:
+        gap = _widest_gap({rank: windows[rank] for rank in ranks})
+        if gap is None:
+            continue
+        before, after, seconds = gap
+        apart = f"{seconds:.3g} s" if seconds < DAY_SECONDS else f"{seconds / DAY_SECONDS:.0f} days"
+        where, on_host = (result.traces.pairs[rank].device for rank in (before, after)), " on the same host"
+        named = f"{' and '.join(map(str, where))} were recorded {apart} apart{on_host * one_clock}"
+        if one_clock or not agree or seconds > DAY_SECONDS:
+            why = "" if agree else ", and their collectives differ"
+            result.problems.append(
+                f"{named}{why}: they are not of one run; convert the traces of each run in a folder of "
+                "its own."
+            )
+            return
+        result.warnings.append(f"{named}: they are of two runs, or the clocks of their hosts differ.")
+
+
+def _widest_gap(windows: dict[int, tuple[int, int]]) -> tuple[int, int, float] | None:
+    """The longest time in which no rank was recorded, between the others: (rank before, rank after, s)."""
+    found = None
+    last = -1
+    for rank in sorted(windows, key=lambda rank: windows[rank]):
+        if last >= 0 and (gap := windows[rank][0] - windows[last][1]) > 0:
+            found = max(found or (0, 0, 0), (gap, last, rank))
+        if last < 0 or windows[rank][1] > windows[last][1]:
+            last = rank
+    return None if found is None else (found[1], found[2], found[0] / 1e9)
 
 
 def _name_first(result: SetResult) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from chakra_et.errors import TraceError
+from chakra_et.errors import TraceError, reason
 from chakra_et.names import parse_et, run_at
 
 
@@ -75,7 +75,7 @@ def read_comm_groups(path: Path) -> dict[str, list[int]]:
     try:
         groups: dict[str, list[int]] = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
-        raise TraceError(f"{path}: is not JSON ({error}): correct it or convert the traces again") from error
+        raise TraceError(f"{path}: {reason(error)}: correct it or convert the traces again") from error
     whole = isinstance(groups, dict) and all(
         isinstance(ranks, list) and ranks and all(type(rank) is int for rank in ranks)
         for ranks in groups.values()

@@ -95,7 +95,7 @@ def recorded_traces(chosen: RunInput, ranks: Iterable[int]) -> dict[int, Path]:
 def to_wandb(run: Run, project: str) -> None:
     """Log the report as an artifact, and the tables of ``TABLES``, to a new run of ``project``.
 
-    Raises ``TraceError`` where wandb is not installed.
+    Raises ``TraceError`` where wandb is not installed, or can't start a run.
     """
     try:
         import wandb
@@ -105,7 +105,15 @@ def to_wandb(run: Run, project: str) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         page = Path(scratch) / "report.html"
         write_page(page, "report", f"{run.name}: report", found, columns)
-        with wandb.init(project=project, name=run.name, job_type="report") as logged:
+        try:
+            started = wandb.init(project=project, name=run.name, job_type="report")
+        except wandb.errors.Error as error:
+            # Its text may go on for lines.
+            first = str(error).splitlines()[0].rstrip(".:")
+            raise TraceError(
+                f"wandb: {first}: log in with `wandb login`, or set WANDB_MODE=offline"
+            ) from None
+        with started as logged:
             artifact = wandb.Artifact(_artifact_name(run.name), type="report")
             artifact.add_file(str(page))
             logged.log_artifact(artifact)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from chakra_et.errors import TraceError
+from chakra_et.errors import TraceError, reason
 from chakra_et.et.columns import CollectiveType, NodeType
 
 Operation = CollectiveType | Literal[NodeType.COMM_SEND, NodeType.COMM_RECV]
@@ -68,7 +68,7 @@ def _read(path: Path) -> tuple[Pattern, ...]:
         return tuple(_row(row) for row in rows)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, re.error) as error:
         raise TraceError(
-            f"{path}: not a table of communication kernels ({type(error).__name__}: {error}); give "
+            f"{path}: not a table of communication kernels, it {reason(error)}: give "
             '{"kernels": [{"pattern": …, "library": …, "operation": …}]} as in communication_kernels.json.'
         ) from None
 

@@ -12,6 +12,7 @@ from chakra_et.findings import Findings
 from chakra_et.graph import timeline
 from chakra_et.graph.link import Link
 from chakra_et.graph.timeline import STEP
+from chakra_et.names import renamed
 from chakra_et.traces.device import DeviceTrace
 from chakra_et.traces.device_format import ANNOTATION, CPU_OP
 from chakra_et.traces.fields import MAX_RANKS
@@ -60,9 +61,11 @@ def rank_and_world(
     """
     rank = _whole(device.distributed.get("rank"), -1)
     if rank >= 0 and path_rank >= 0 and rank != path_rank:
+        right = renamed(device.path.name, rank) or f"a name with rank{rank}"
+        without = "" if "rank" in device.path.name else " (which has no rankN)"
         raise TraceError(
-            f"{device.path}: is rank {path_rank} by its name and rank {rank} by its distributedInfo; rename "
-            "the file."
+            f"{device.path}: is rank {path_rank} by its name{without} and rank {rank} by its "
+            f"distributedInfo; rename the file to {right}, and its host trace likewise."
         )
     rank = rank if rank >= 0 else max(path_rank, 0)
     world = _whole(device.distributed.get("world_size"), 0)

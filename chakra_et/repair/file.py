@@ -117,7 +117,7 @@ def _repair(
                 if by is reading
             }
             if documents:
-                with DocumentWriter(documents, gzip) as writer:
+                with DocumentWriter(documents, gzip, report.repairs) as writer:
                     _scan(reading.make_source(), path, limits, writer)
         for (_, document), part in zip(chosen, parts, strict=True):
             _verify(part.path, document, path, limits)

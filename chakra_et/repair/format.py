@@ -15,11 +15,11 @@ from chakra_et.traces.limits import Limits
 
 HOST, DEVICE = "host", "device"
 ARRAY_KEY = {HOST: b"nodes", DEVICE: b"traceEvents"}
-_HOST_KEYS = rb"schema|pid|time|start_ts|finish_ts"
+_HOST_KEYS = rb"schema|pid|time|start_ts|finish_ts|chakra_et_repairs"
 _DEVICE_KEYS = (
     rb"schemaVersion|traceName|displayTimeUnit|baseTimeNanoseconds|deviceProperties|distributedInfo|trace_id|"
     rb"record_shapes|profile_memory|with_stack|with_flops|with_modules|host_name|cuda_runtime_version|"
-    rb"cuda_driver_version"
+    rb"cuda_driver_version|chakra_et_repairs"
 )
 # Fields that the known writers put after the array.
 FOOTER_FIELDS = ("finish_ts", "traceName")

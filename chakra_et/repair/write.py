@@ -6,12 +6,15 @@ import contextlib
 import gzip
 import os
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
 from chakra_et.files import Temporary, copy, sync_folder
 from chakra_et.repair.documents import Document
+from chakra_et.repair.mark import marked
+from chakra_et.repair.types import Repair
 
 
 class NoSink:
@@ -26,10 +29,14 @@ class NoSink:
 
 @dataclass
 class DocumentWriter:
-    """Writes each chosen document to its own file. A context manager; leaving it flushes the files."""
+    """Writes each chosen document to its own file, with the list of ``repairs`` in it.
+
+    A context manager; leaving it flushes the files.
+    """
 
     documents: dict[int, Temporary]
     compress: bool
+    repairs: Sequence[Repair] = ()
     _streams: dict[int, IO[bytes] | gzip.GzipFile] = field(default_factory=dict)
     _begun: set[int] = field(default_factory=set)
 
@@ -60,7 +67,7 @@ class DocumentWriter:
 
     def close(self, document: Document, footer: bytes) -> None:
         if document.index in self.documents:
-            self._streams[document.index].write(footer)
+            self._streams[document.index].write(marked(footer, document, self.repairs))
 
 
 def keep_owner(part: Temporary, like: Path) -> None:

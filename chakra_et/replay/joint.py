@@ -104,12 +104,13 @@ def build_graph(
     """Join the traces of ``ranks`` (default: 0, 1, …) into one graph.
 
     Raises ``TraceError`` for traces that no simulator can run: no nodes, a duplicate id, a dependency on an
-    absent node, a cycle, times that add up to 2^62 ns or more.
+    absent node, a cycle, times that add up to 2^62 ns or more, and for traces of other ranks or of two runs.
     """
     traces = [traces] if isinstance(traces, ExecutionTrace) else list(traces)
     ranks = list(range(len(traces))) if ranks is None else list(ranks)
     if not traces or len(ranks) != len(traces) or len(set(ranks)) != len(ranks):
         raise TraceError(f"{len(traces)} traces do not match ranks {ranks}: give one trace per rank")
+    _check_ranks(traces, ranks)
     first = np.concatenate(([0], np.cumsum([len(trace) for trace in traces], dtype=np.int64)))
     rows, sources, targets = [], [], []
     for rank, start, trace in zip(ranks, first, traces, strict=False):
@@ -149,6 +150,26 @@ def build_graph(
     if np.any(graph.source >= graph.target):
         graph.position = _topological_positions(graph)
     return graph
+
+
+def _check_ranks(traces: Sequence[ExecutionTrace], ranks: Sequence[int]) -> None:
+    """Several traces must be those of their ranks, and of one run, as far as they say it."""
+    worlds: dict[int, int] = {}
+    for rank, trace in zip(ranks, traces, strict=True) if len(traces) > 1 else ():
+        held, world = trace.metadata_int("rank"), trace.metadata_int("world_size")
+        if held is not None and held != rank:
+            raise TraceError(
+                f"the file of rank {rank} holds rank {held}: give the files of one run, NAME.0.et for rank 0 "
+                "and so on"
+            )
+        if world is not None and world > 0:
+            worlds.setdefault(world, rank)
+    if len(worlds) > 1:
+        (world, rank), (other_world, other) = list(worlds.items())[:2]
+        raise TraceError(
+            f"the file of rank {rank} is from a run of {world} ranks and that of rank {other} from a run of "
+            f"{other_world}: give the files of one run"
+        )
 
 
 def _check_times(trace: ExecutionTrace, rank: int, limit_ns: int) -> None:

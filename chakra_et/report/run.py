@@ -36,7 +36,7 @@ NEEDED = frozenset(
     )
 )  # fmt: skip
 MOST_BYTES = 64 << 20
-Base = Literal["measured", "replayed", "planned"]
+Base = Literal["measured", "replayed", "planned", "predicted"]
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,8 @@ class Run:
     """The N nodes of a run, numbered as in ``graph``.
 
     ``start_ns``, ``end_ns`` int64[N]: the times that are shown, the earliest node at 0; ``base`` says whether
-    they were measured, replayed (a file without start times) or planned. ``wait_ns`` int64[N]: the part of a
-    communication, at its start, in which it waited for other ranks. ``operations``: by these times.
+    they were measured, replayed (a file without start times), planned or predicted. ``wait_ns`` int64[N]: the
+    part of a communication, at its start, in which it waited for other ranks. ``operations``: by these times.
     ``replay`` and ``path``: the joint device replay and its critical path, None where the ranks can't be
     replayed together. ``groups``: process group → ranks. ``manifest`` and ``conversion``: the files of these
     names, {} where there are none. ``lacks``: one sentence per thing that is missing.
@@ -135,7 +135,9 @@ def assemble(
         start, wait = _measured(graph, matching, times, notes)
         end = start + graph.duration_ns
         planned = any(trace.metadata.get("schema") == "fasop" for trace in traces)
-        base: Base = "planned" if planned else "measured"
+        # `chakra-et predict --output` marks what it writes.
+        predicted = any(trace.metadata.get("predicted") for trace in traces)
+        base: Base = "planned" if planned else "predicted" if predicted else "measured"
         operations = find_operations(graph, matching, start)
     elif result is not None and operations is not None:
         base, start, end = "replayed", began, graph.gather(result.end_ns)

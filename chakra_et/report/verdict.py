@@ -70,7 +70,7 @@ def headline(run: Run, times: Times) -> list[str]:
     names = {step.name for step in steps}
     mean, most = duration(lasts.mean()), duration(slowest.lasts_ns)
     longest = f", at most {most} ({_where(slowest.rank, slowest.name)})" if most != mean else ""
-    what = {"measured": "", "replayed": " as replayed", "planned": " as planned"}[run.base]
+    what = {"measured": ""}.get(run.base, f" as {run.base}")
     per = "for the whole trace" if names == {WHOLE} else "per step"
     lines = [
         f"{_plural(ranks, 'rank')}, {_plural(0 if names == {WHOLE} else len(names), 'step')}: "
@@ -226,6 +226,8 @@ def lacks(run: Run, times: Times) -> list[str]:
         )
     if run.base == "planned":
         found.append("a planned run: its times are predictions of the planner, not measurements")
+    elif run.base == "predicted":
+        found.append("a predicted run: its times are what chakra-et predict computed, not measurements")
     elif run.base == "replayed":
         found.append("no start times in the files: the timeline shows when the replay starts each node")
     names = {step.name for step in times.steps}
@@ -244,7 +246,7 @@ def lacks(run: Run, times: Times) -> list[str]:
         found.append("no modules: record Python frames (with_stack) to see time by module")
     if not any(int(trace.column("num_ops").max(initial=0)) for trace in run.traces):
         found.append("no operation counts: rates in FLOP/s are not known")
-    if run.base != "planned" and not any(is_memory(name) for name in attributes):
+    if run.base not in ("planned", "predicted") and not any(is_memory(name) for name in attributes):
         found.append("no memory: record allocations (--trace-memory, or profile_memory=True) to see it")
     if len(run.ranks) > 1 and not len(run.operations):
         found.append("no communication that all its ranks recorded: waiting can't be told from transfer")

@@ -73,22 +73,23 @@ def find_mesh(found: InputSet, traces: Mapping[int, ExecutionTrace], text: str) 
     return mesh_of(found.groups, described, message_distances(traces.values()), found.world)
 
 
+def _not_from(captured: int, wanted: int, what: str) -> str:
+    """Why a degree can't be made from the captured one, and what to do."""
+    if captured == 1:
+        return f"the captured run has 1, which doesn't show {what}: capture a run with 2 or with {wanted}"
+    return f"is no multiple of the captured run's {captured}: give one, or capture a run with {wanted}"
+
+
 def scale(found: InputSet, traces: Mapping[int, ExecutionTrace], wanted: Scaling, run: RunFiles) -> Scaled:
     """Write the scaled set as ``run``. Raises ``TraceError``, with nothing written, where it can't be
     made."""
     old = find_mesh(found, traces, wanted.mesh)
     pp = wanted.pp or old.pp
     if pp != old.pp and (old.pp < 2 or pp % old.pp):
-        raise TraceError(
-            f"--pp {pp} is no multiple of the {old.pp} that was captured, or shows no messages between "
-            f"stages: capture --pp 2 or more, or --pp {pp}"
-        )
+        raise TraceError(f"--pp {pp}: {_not_from(old.pp, pp, 'the messages between stages')}")
     tp = wanted.tp or old.tp
     if tp != old.tp and (old.tp < 2 or tp % old.tp):
-        raise TraceError(
-            f"--tp {tp} is no multiple of the {old.tp} that was captured, or shards can't be told from one "
-            f"rank alone: capture --tp 2 or more, or --tp {tp}"
-        )
+        raise TraceError(f"--tp {tp}: {_not_from(old.tp, tp, 'how tensors are sharded')}")
     dp = wanted.dp or old.dp
     new = Mesh(tp, dp, pp)
     if new.ranks > MOST_RANKS:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chakra_et.errors import TraceError
+from chakra_et.errors import TraceError, reason
 from chakra_et.et.sets import find_rank_sets, read_comm_groups
 from chakra_et.names import RunFiles, run_at
 
@@ -75,7 +75,7 @@ def _manifest(path: Path) -> dict[str, Any] | None:
     try:
         loaded = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
-        raise TraceError(f"{path}: can't be read as JSON ({error}): mend it, or remove it") from None
+        raise TraceError(f"{path}: {reason(error)}: correct it, or remove it") from None
     if not isinstance(loaded, dict):
-        raise TraceError(f"{path}: isn't a manifest: mend it, or remove it")
+        raise TraceError(f"{path}: isn't a manifest: correct it, or remove it")
     return loaded

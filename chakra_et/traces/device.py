@@ -31,6 +31,7 @@ from chakra_et.traces.fields import as_number
 from chakra_et.traces.limits import DEFAULT_LIMITS, Limits
 from chakra_et.traces.memory import Memory, no_memory, read_memory
 from chakra_et.traces.records import read_records
+from chakra_et.traces.repaired import add_repairs
 
 MAX_MICROSECONDS = 2.0**53
 MAX_SPAN = 7 * 86_400e6
@@ -169,6 +170,7 @@ def _finish(path: Path, columns: Columns, header: HeaderFields) -> DeviceTrace:
         middle = np.partition(start_us[sane], int(sane.sum()) // 2)[int(sane.sum()) // 2]
         sane &= np.abs(start_us - middle) < MAX_SPAN
     findings.add("bad-time", int((~sane).sum()))
+    add_repairs(findings, "device", header.chakra_et_repairs)
     negative = sane & (length < 0)
     if negative.any():
         findings.add("negative-duration", int(negative.sum()))

@@ -116,6 +116,7 @@ class HeaderFields(msgspec.Struct):
     baseTimeNanoseconds: Any = None
     traceName: Any = None
     host_name: Any = None
+    chakra_et_repairs: Any = None
 
 
 class Header(HeaderFields, kw_only=True):

@@ -1,4 +1,4 @@
-"""Find traces with arbitrary names by their content.
+"""Find traces with arbitrary names by their content, and group them by run.
 
 PyTorch and its frameworks use many names (``worker0.1700.pt.trace.json.gz``, ``rank3_trace.json``,
 ``rank-0_et.json``). A JSON object with ``traceEvents`` is a Kineto device trace, one with ``schema`` and
@@ -7,100 +7,302 @@ PyTorch and its frameworks use many names (``worker0.1700.pt.trace.json.gz``, ``
 
 from __future__ import annotations
 
-import gzip
+import itertools
 import os
 import re
 import zlib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from chakra_et.names import Side
+from chakra_et.traces.fields import MAX_RANKS
 from chakra_et.traces.records import open_trace
 
 HEAD_BYTES = 1 << 18
+EMPTY, NO_TRACE = "is empty", "is neither a Kineto device trace nor a host trace"
 _DEVICE = re.compile(rb'"(traceEvents|deviceProperties|traceName|baseTimeNanoseconds)"\s*:')
 _HOST = re.compile(rb'"schema"\s*:\s*"\d')
-_RANK = re.compile(rb'"distributedInfo"\s*:\s*\{[^{}\[]*?"rank"\s*:\s*(\d{1,6})')
-_WORLD = re.compile(rb'"distributedInfo"\s*:\s*\{[^{}\[]*?"world_size"\s*:\s*(\d{1,6})')
+_RANK = re.compile(rb'"distributedInfo"\s*:\s*\{[^{}\[]*?"rank"\s*:\s*(\d{1,20})(?![\d.eE])')
+_WORLD = re.compile(rb'"distributedInfo"\s*:\s*\{[^{}\[]*?"world_size"\s*:\s*(\d{1,20})(?![\d.eE])')
+_BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(\d{1,19})(?!\d)')
+_TIME = re.compile(rb'"ts"\s*:\s*"?(\d{1,17}(?:\.\d{1,9})?)')
 _RANK_IN_NAME = re.compile(r"(?:^|(?<=[._-]))(?:rank|worker|r)[._-]?(\d{1,6})(?=[._-]|$)", re.IGNORECASE)
 _ENDINGS = (".gz", ".json", ".trace", ".pt", ".chrome", ".kineto", ".device", ".host")
+_TRACE_ENDINGS = (".pt.trace.json", ".pt.trace.json.gz")
 # Other files that we write to the same folder.
-_OURS = ("_manifest.json", "_conversion.json", "_comm_groups.json", "_merged.json")
+_OURS = ("_manifest.json", "_conversion.json", "_comm_groups.json", "_merged.json", "_scaled.json")
 
 
 @dataclass(frozen=True)
-class Found:
-    """A trace. ``rank`` is -1 and ``world`` 0 if neither the file nor its name has them."""
+class Named:
+    """A file that may be a trace, by its name."""
 
     path: Path
-    side: Side
-    rank: int
-    world: int
 
     @property
     def stem(self) -> str:
-        """The name without endings and rank, ideally the same for all ranks of a run."""
+        """The name without endings and rank, alike for most ranks of a run; "" for ``rank0.json``."""
+        without = _RANK_IN_NAME.sub("", self._without_endings())
+        return re.sub(r"([._-])[._-]+", r"\1", without).strip("._- ")
+
+    @property
+    def named_rank(self) -> int:
+        """The rank in the name, -1 for none."""
+        found = _RANK_IN_NAME.search(self.path.name)
+        return int(found[1]) if found else -1
+
+    def _without_endings(self) -> str:
         name = self.path.name
         while (shorter := next((name[: -len(end)] for end in _ENDINGS if name.endswith(end)), "")) or False:
             name = shorter
-        without = _RANK_IN_NAME.sub("", name)
-        return re.sub(r"([._-])[._-]+", r"\1", without).strip("._- ") or name
+        return name
+
+    @property
+    def run(self) -> str:
+        """The name of a run of this file alone."""
+        return self.stem or self._without_endings()
 
 
-def look_at(path: Path) -> Found | None:
-    """Identify ``path`` by its first bytes; None if it is not a trace. Never raises for bad content."""
+@dataclass(frozen=True)
+class Found(Named):
+    """A trace. ``rank`` is -1 and ``world`` 0 if neither the file nor its name has them.
+
+    ``checksum`` of its first bytes; ``moment``: about when its first events are from, in µs.
+    """
+
+    side: Side
+    rank: int
+    world: int
+    checksum: int = 0
+    moment: float = 0.0
+
+
+@dataclass(frozen=True)
+class Unusable(Named):
+    """A file that is not a trace, and why: ``is empty``. ``broken``: nobody could read it, trace or not."""
+
+    reason: str
+    broken: bool
+
+    @property
+    def should_be_trace(self) -> bool:
+        """Whether it is probably a damaged trace, and not one of the other JSON files that folders have."""
+        by_name = self.named_rank >= 0 and self.reason == EMPTY or self.path.name.endswith(_TRACE_ENDINGS)
+        return self.broken or by_name
+
+    def sentence(self) -> str:
+        """What is wrong with the trace, and what to do."""
+        return f"{self.path}: {self.reason}; copy or record it again, or remove it."
+
+
+@dataclass
+class Run:
+    """The device traces of one run, of distinct ranks. ``problems``, ``warnings``: one sentence each.
+
+    ``absent``: rank → the file that is its trace by name, but is none.
+    """
+
+    traces: list[Found]
+    problems: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    absent: dict[int, Unusable] = field(default_factory=dict)
+
+
+def look_at(path: Path) -> Found | Unusable | None:
+    """Identify ``path`` by its first bytes; None if it is no file or one that we write."""
     if not path.is_file() or path.name.endswith(_OURS):
         return None
     try:
-        with open_trace(path) as file:
-            head = file.read(HEAD_BYTES)
-    except (OSError, EOFError, zlib.error, gzip.BadGzipFile):
-        return None
+        head, damage = _head(path)
+    except OSError as error:
+        return Unusable(path, f"can't be read ({error.strerror or error})", True)
     if _DEVICE.search(head):
         side: Side = "device"
     elif _HOST.search(head) and b'"nodes"' in head:
         side = "host"
     else:
-        return None
+        reason = damage or (NO_TRACE if head else EMPTY)
+        return Unusable(path, reason, bool(damage))
     rank, world = _RANK.search(head), _WORLD.search(head)
-    named = _RANK_IN_NAME.search(path.name)
-    number = int(rank[1]) if rank else int(named[1]) if named else -1
-    return Found(path, side, number, int(world[1]) if world else 0)
+    number = int(rank[1]) if rank else Named(path).named_rank
+    base = _BASE.search(head)
+    times = sorted(float(found[1]) for found in itertools.islice(_TIME.finditer(head), 200))
+    return Found(
+        path,
+        side,
+        number if number < MAX_RANKS else -1,  # the conversion reports a number that is no rank
+        int(world[1]) if world else 0,
+        zlib.crc32(head),
+        (times[len(times) // 2] if times else 0.0) + (int(base[1]) / 1000 if base else 0.0),
+    )
 
 
-def look_for(paths: Iterable[Path]) -> list[Found]:
-    """The traces among ``paths``, in their order."""
-    return [found for path in paths if (found := look_at(path))]
+def _head(path: Path) -> tuple[bytes, str]:
+    """The first bytes of a trace, as far as they can be unpacked, and what is damaged."""
+    head = b""
+    with open_trace(path) as file:
+        try:
+            # Piece by piece, as a damaged file gives what comes before the damage.
+            while len(head) < HEAD_BYTES and (piece := file.read1(1 << 14)):
+                head += piece
+        except (EOFError, zlib.error, OSError) as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise
+            return head, f"is a damaged gzip file ({error})"
+    return head, ""
 
 
-def runs_of(traces: list[Found]) -> dict[str, list[Found]]:
-    """The device traces by run: name → traces of distinct ranks.
+def look_for(paths: Iterable[Path]) -> tuple[list[Found], list[Unusable]]:
+    """The traces among ``paths`` in their order, and the other files."""
+    seen = [looked for path in paths if (looked := look_at(path))]
+    return [one for one in seen if isinstance(one, Found)], [one for one in seen if isinstance(one, Unusable)]
+
+
+def runs_of(traces: list[Found], unusable: Iterable[Unusable] = ()) -> dict[str, Run]:
+    """The device traces by run.
 
     Traces belong together if their names differ only in the rank, or if they have the same world size above 1
-    and distinct ranks. The names of runs are made unique.
+    and distinct ranks. Where such traces have each rank several times, they are recordings one after another,
+    and so several runs. A copy of a trace is left out with a warning, and a second trace of a rank with a
+    problem. Files among ``unusable`` that are the trace of a missing rank by name are in ``Run.absent``. The
+    names of runs are made unique.
     """
-    devices = [found for found in traces if found.side == "device"]
-    by_stem: dict[tuple[str, int], list[Found]] = {}
-    for found in devices:
-        by_stem.setdefault((found.stem, found.world), []).append(found)
-    parts: list[list[Found]] = []
     of_world: dict[int, list[list[Found]]] = {}
-    for (_, world), part in by_stem.items():
-        pieces = [part] if _distinct(part) else [[found] for found in part]
-        for piece in pieces:
-            (of_world.setdefault(world, []) if world > 1 else parts).append(piece)
-    for pieces in of_world.values():
-        together = [found for piece in pieces for found in piece]
-        parts += [together] if _distinct(together) else pieces
-    runs: dict[str, list[Found]] = {}
-    for part in parts:
-        name = base = _run_name(part)
+    for part in _by_stem([found for found in traces if found.side == "device"]):
+        of_world.setdefault(max(found.world for found in part), []).append(part)
+    parts: list[Run] = []
+    for world, named_alike in of_world.items():
+        if world > 1:
+            parts += _of_world(named_alike)
+        else:
+            parts += [run for part in named_alike for run in _of_one_name(*_without_copies(part))]
+    _add_absent(parts, unusable)
+    runs: dict[str, Run] = {}
+    for run in parts:
+        name = base = _run_name(run.traces)
         number = 2
         while name in runs:
             name, number = f"{base}_{number}", number + 1
-        runs[name] = part
+        runs[name] = run
     return runs
+
+
+def _of_world(named_alike: list[list[Found]]) -> list[Run]:
+    """The runs of traces with one world size. ``named_alike``: those whose names differ only in the rank."""
+    kept, warnings = _without_copies([found for part in named_alike for found in part])
+    parts = [[found for found in part if found in kept] for part in named_alike]
+    pieces = [run for part in parts if part for run in _of_one_name(part)]
+    if _distinct([found for run in pieces for found in run.traces]):
+        pieces, first = [Run([found for run in pieces for found in run.traces])], pieces
+        pieces[0].problems = [problem for run in first for problem in run.problems]
+    else:
+        alone = [run for run in pieces if len(run.traces) == 1 and not run.problems]
+        pieces = [run for run in pieces if run not in alone]
+        pieces += [Run(cycle) for cycle in _cycles([run.traces[0] for run in alone])]
+    pieces[0].warnings += warnings
+    return pieces
+
+
+def _by_stem(devices: list[Found]) -> list[list[Found]]:
+    """Traces whose names differ only in the rank. One without a world size is with those that have one."""
+    groups: dict[tuple[str, int], list[Found]] = {}
+    for found in devices:
+        groups.setdefault((found.stem, found.world), []).append(found)
+    for stem in {stem for stem, world in groups if world == 0}:
+        worlds = [world for other, world in groups if other == stem and world]
+        if len(worlds) == 1 and all(found.rank >= 0 for found in groups[stem, 0]):
+            groups[stem, worlds[0]] += groups.pop((stem, 0))
+    return list(groups.values())
+
+
+def _of_one_name(traces: list[Found], warnings: list[str] | None = None) -> list[Run]:
+    """The runs of traces with one name: one, with a problem for each second trace of a rank."""
+    if _distinct(traces):
+        return [Run(traces, warnings=warnings or [])]
+    # Processes of world size 1, such as replicas, are all rank 0.
+    if any(found.rank < 0 or found.world == 1 for found in traces):
+        return [Run([found], warnings=(warnings or []) if at == 0 else []) for at, found in enumerate(traces)]
+    first: dict[int, Found] = {}
+    problems = []
+    for found in _true_names_first(traces):
+        other = first.setdefault(found.rank, found)
+        if other is not found:
+            problems.append(
+                f"{other.path} and {found.path} are both the device trace of rank {found.rank}, and only the "
+                "first was converted; remove one."
+            )
+    return [Run(list(first.values()), problems, warnings or [])]
+
+
+def _true_names_first(traces: list[Found]) -> list[Found]:
+    return sorted(traces, key=lambda found: found.rank != found.named_rank)
+
+
+def _without_copies(traces: list[Found]) -> tuple[list[Found], list[str]]:
+    """The traces without copies of one, such as an unpacked file beside its gzip, and a warning for each."""
+    by_content: dict[tuple[int, int], list[Found]] = {}
+    kept: set[Found] = set()
+    copies = []
+    for found in _true_names_first(traces):
+        known = by_content.setdefault((found.rank, found.checksum), [])
+        original = next((other for other in known if _same_text(other.path, found.path)), None)
+        if original is None:
+            known.append(found)
+            kept.add(found)
+        else:
+            copies.append(f"{found.path} is a copy of {original.path}")
+    warnings = [f"{copies[0]} and was left out; remove it."] if copies else []
+    if len(copies) > 1:
+        warnings = [
+            f"{len(copies)} files are copies and were left out; remove them ({copies[0]}, and so on)."
+        ]
+    return [found for found in traces if found in kept], warnings
+
+
+def _same_text(one: Path, other: Path) -> bool:
+    try:
+        with open_trace(one) as first, open_trace(other) as second:
+            while (piece := first.read(1 << 20)) == second.read(1 << 20):
+                if not piece:
+                    return True
+    except (OSError, EOFError, zlib.error):
+        pass
+    return False
+
+
+def _cycles(traces: list[Found]) -> list[list[Found]]:
+    """Traces of one world size as runs of distinct ranks, by when they were recorded."""
+    if not traces or _distinct(traces):
+        return [traces] if traces else []
+    of_rank: dict[int, list[Found]] = {}
+    for found in traces:
+        of_rank.setdefault(found.rank, []).append(found)
+    if -1 in of_rank:
+        return [[found] for found in traces]
+    counts = set(map(len, of_rank.values()))
+    cycles: list[list[Found]]
+    if len(counts) == 1:
+        # In the order of each rank, as hosts may have different clocks.
+        ordered = [sorted(own, key=lambda found: found.moment) for own in of_rank.values()]
+        cycles = [list(cycle) for cycle in zip(*ordered, strict=True)]
+    else:
+        ordered_all = sorted(traces, key=lambda found: found.moment)
+        gaps = [after.moment - before.moment for before, after in itertools.pairwise(ordered_all)]
+        largest = sorted(range(len(gaps)), key=lambda at: -gaps[at])[: max(counts) - 1]
+        cuts = [0, *sorted(at + 1 for at in largest), len(ordered_all)]
+        cycles = [ordered_all[start:end] for start, end in itertools.pairwise(cuts)]
+    return cycles if all(map(_distinct, cycles)) else [[found] for found in traces]
+
+
+def _add_absent(runs: list[Run], unusable: Iterable[Unusable]) -> None:
+    """Tell each run which of its missing ranks have a file that is no trace."""
+    for file in unusable:
+        for run in runs:
+            ranks, stems = ({getattr(found, name) for found in run.traces} for name in ("rank", "stem"))
+            if file.named_rank >= 0 and file.named_rank not in ranks and file.stem in stems:
+                run.absent[file.named_rank] = file
+                break
 
 
 def _distinct(part: list[Found]) -> bool:
@@ -109,8 +311,10 @@ def _distinct(part: list[Found]) -> bool:
 
 
 def _run_name(part: list[Found]) -> str:
+    if len(part) == 1:
+        return part[0].run
     stems = {found.stem for found in part}
-    if len(stems) == 1:
+    if len(stems) == 1 and "" not in stems:
         return stems.pop()
     shared = os.path.commonprefix([found.path.name for found in part]).strip("._- ")
     return shared if len(shared) > 2 else part[0].path.resolve().parent.name or "run"

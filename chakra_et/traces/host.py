@@ -26,6 +26,7 @@ from chakra_et.findings import Findings
 from chakra_et.traces.fields import Number, as_column, copies, indices
 from chakra_et.traces.limits import DEFAULT_LIMITS, Limits
 from chakra_et.traces.records import read_records
+from chakra_et.traces.repaired import add_repairs
 from chakra_et.traces.strides import STRIDES, Strided
 
 NUMERIC = ("rf_id", "fw_parent", "seq_id", "scope", "tid", "fw_tid")
@@ -139,6 +140,7 @@ class DocumentFields(msgspec.Struct):
     time: Any = ""
     start_ts: Any = 0
     finish_ts: Any = 0
+    chakra_et_repairs: Any = None
 
 
 class Document(DocumentFields, kw_only=True):
@@ -314,6 +316,7 @@ def load(path: str | Path, limits: Limits = DEFAULT_LIMITS) -> HostTrace:
     joined = {name: narrowed(np.concatenate(columns.numbers.pop(name))) for name in list(columns.numbers)}
     texts = list(columns.texts_known)
     inputs, outputs = columns.inputs.packed(), columns.outputs.packed()
+    add_repairs(columns.findings, "host", document.chakra_et_repairs)
     _check_family(joined["id"], joined["parent"], columns.findings)
     return HostTrace(
         path=path,

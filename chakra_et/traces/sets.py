@@ -17,7 +17,7 @@ from typing import Any
 
 from chakra_et.errors import TraceError
 from chakra_et.names import RunFiles, parse_trace
-from chakra_et.traces.discovery import Found, look_at, look_for, runs_of
+from chakra_et.traces.discovery import NO_TRACE, Found, Unusable, look_at, look_for, runs_of
 from chakra_et.traces.fields import MAX_RANKS
 
 MAX_MANIFEST_BYTES = 64 << 20
@@ -45,8 +45,8 @@ class TraceSet(RunFiles):
     """The traces of one run; its results are written to ``folder``.
 
     ``pairs``: by rank. ``incomplete``: one sentence for each rank with only one of its traces; ``problems``:
-    one for each other error in the files. ``partial``: nothing shows how many ranks there are, so some may be
-    missing.
+    one for each other error in the files, ``warnings`` one for what was left out. ``partial``: only device
+    traces, of which a single rank of a larger run is no error.
     """
 
     pairs: dict[int, Pair] = field(default_factory=dict)
@@ -54,6 +54,7 @@ class TraceSet(RunFiles):
     manifest: dict[str, Any] = field(default_factory=dict)
     incomplete: dict[int, str] = field(default_factory=dict)
     partial: bool = False
+    warnings: list[str] = field(default_factory=list)
 
     @property
     def ranks_here(self) -> int:
@@ -116,34 +117,38 @@ def find(folder: Path, pattern: str = "*", output: Path | None = None) -> list[T
         raise TraceError(f"{folder}: can't be read ({error.strerror or error}).") from None
     files: dict[str, dict[int, dict[str, Path]]] = {}
     problems: dict[str, list[str]] = {}
+    others = []
     for path in paths:
-        found = parse_trace(path.name)
-        if found is None or not path.is_file() or not fnmatch.fnmatchcase(found.run, pattern):
+        named = parse_trace(path.name)
+        if named is None or not path.is_file():
+            others += [path] if path.name.endswith((".json", ".json.gz")) else []
             continue
-        kinds = files.setdefault(found.run, {}).setdefault(found.rank, {})
-        other = kinds.setdefault(found.side, path)
+        kinds = files.setdefault(named.run, {}).setdefault(named.rank, {})
+        other = kinds.setdefault(named.side, path)
         if other != path:
-            problems.setdefault(found.run, []).append(
-                f"{other} and {path} are both the {found.side} trace of rank {found.rank}; remove one."
+            problems.setdefault(named.run, []).append(
+                f"{other} and {path} are both the {named.side} trace of rank {named.rank}; remove one."
             )
-    sets = [_named_set(folder, name, ranks, problems.get(name, [])) for name, ranks in files.items()]
-    named = {path for ranks in files.values() for kinds in ranks.values() for path in kinds.values()}
-    others = [path for path in paths if path not in named and path.name.endswith((".json", ".json.gz"))]
-    taken = {traces.name for traces in sets}
-    sets += [
-        traces
-        for traces in _found_sets(look_for(others), folder)
-        if fnmatch.fnmatchcase(traces.name, pattern) and traces.name not in taken
-    ]
-    if not sets:
+    sets = {name: _named_set(folder, name, ranks, problems.get(name, [])) for name, ranks in files.items()}
+    found, unusable = look_for(others)
+    found_sets, unusable = _found_sets(found, unusable, folder)
+    for traces in found_sets:
+        known = sets.setdefault(traces.name, traces)
+        if known is not traces:
+            left = ", ".join(str(file) for pair in traces.pairs.values() for file in pair.files)
+            known.warnings.append(f"{left}: left out, as another run is named {known.name}; rename one.")
+    chosen = [traces for name, traces in sets.items() if fnmatch.fnmatchcase(name, pattern)]
+    unusable = [file for file in unusable if file.should_be_trace and fnmatch.fnmatchcase(file.run, pattern)]
+    if not chosen:
+        bad = f" {unusable[0].sentence()}" if unusable else ""
         raise TraceError(
             f"{folder}: no trace matches {pattern!r}, neither a NAME_device.json nor another file of "
-            "PyTorch's profiler."
+            f"PyTorch's profiler.{bad}"
         )
-    if output is not None:
-        for traces in sets:
-            traces.folder = output
-    return sets
+    chosen[0].problems += [file.sentence() for file in unusable]
+    for traces in chosen if output is not None else ():
+        traces.folder = output or traces.folder
+    return chosen
 
 
 def of_files(paths: Sequence[Path], output: Path | None = None) -> list[TraceSet]:
@@ -152,35 +157,54 @@ def of_files(paths: Sequence[Path], output: Path | None = None) -> list[TraceSet
     ``output``: the folder for the results (default: the folder of the first file). Raises ``TraceError`` for
     a file that is not a trace, and for a host trace without its device trace.
     """
-    found = []
+    found: list[Found] = []
+    unusable: list[Unusable] = []
+    given: dict[Path, Path] = {}
     for path in paths:
+        given.setdefault(path.resolve(), path)  # two patterns of the shell may give a file twice
+    for path in given.values():
         trace = look_at(path)
-        if trace is None:
-            why = "no such file" if not path.exists() else "neither a Kineto device trace nor a host trace"
-            raise TraceError(f"{path}: {why}; give traces of PyTorch's profiler.")
-        found.append(trace)
-    sets = _found_sets(found, output or paths[0].parent)
+        if isinstance(trace, Found):
+            found.append(trace)
+        elif trace is None or not trace.broken and trace.named_rank < 0:
+            raise TraceError(f"{path}: {_why(path, trace)}.")
+        else:
+            unusable.append(trace)
+    sets, left = _found_sets(found, unusable, output or paths[0].parent)
+    if left and not (sets and all(file.should_be_trace for file in left)):
+        raise TraceError(left[0].sentence())
+    for file in left:
+        sets[0].problems.append(file.sentence())
     used = {file for traces in sets for pair in traces.pairs.values() for file in pair.files}
-    alone = next((trace.path for trace in found if trace.path not in used), None)
+    alone = next((trace.path for trace in found if trace.side == "host" and trace.path not in used), None)
     if alone is not None:
         raise TraceError(f"{alone}: the device trace of this rank is missing; give it too.")
     return sets
+
+
+def _why(path: Path, looked: Unusable | None) -> str:
+    """Why a named file is no trace."""
+    if path.is_dir():
+        return "is a folder; give one folder, or files only"
+    what = looked.reason if looked else NO_TRACE if path.exists() else "no such file"
+    return f"{what}; give traces of PyTorch's profiler"
 
 
 def of_pair(host: Path, device: Path, output: Path | None = None) -> TraceSet:
     """The run of one pair of traces. Raises ``TraceError`` for files that are not these traces."""
     for path, side in ((host, "host"), (device, "device")):
         trace = look_at(path)
-        if trace is None or trace.side != side:
+        if not isinstance(trace, Found) or trace.side != side:
             what = "does not exist" if not path.exists() else f"is not a {side} trace"
+            what = trace.reason if isinstance(trace, Unusable) and trace.broken else what
             raise TraceError(
                 f"{path}: {what}; use --host for the host trace and --device for the device trace."
             )
     found = look_at(device)
-    assert found is not None
+    assert isinstance(found, Found)
     rank = max(found.rank, 0)
     named = parse_trace(device.name)
-    name = named.run if named else found.stem
+    name = named.run if named else found.run
     return TraceSet(output or device.parent, name, {rank: Pair(found.rank, host, device)}, partial=True)
 
 
@@ -204,22 +228,27 @@ def _named_set(folder: Path, name: str, ranks: dict[int, dict[str, Path]], probl
     return traces
 
 
-def _found_sets(found: list[Found], folder: Path) -> list[TraceSet]:
-    """The runs of traces that were found by content."""
+def _found_sets(
+    found: list[Found], unusable: list[Unusable], folder: Path
+) -> tuple[list[TraceSet], list[Unusable]]:
+    """The runs of traces that were found by content, and the files of ``unusable`` that are of none."""
     hosts = [trace for trace in found if trace.side == "host"]
     sets = []
-    for name, devices in runs_of(found).items():
-        traces = TraceSet(folder, name, partial=True)
-        for trace in sorted(devices, key=lambda trace: trace.rank):
+    left = unusable
+    for name, run in runs_of(found, unusable).items():
+        traces = TraceSet(folder, name, problems=run.problems, partial=True, warnings=run.warnings)
+        for trace in sorted(run.traces, key=lambda trace: trace.rank):
             rank = max(trace.rank, 0)
             beside = [
-                host for host in hosts if host.rank == trace.rank or (host.rank < 0 and len(devices) == 1)
+                host for host in hosts if host.rank == trace.rank or (host.rank < 0 and len(run.traces) == 1)
             ]
             # Of several candidates, take the one with the most similar name.
             beside.sort(key=lambda host: -len(os.path.commonprefix([host.path.name, trace.path.name])))
             traces.pairs[rank] = Pair(trace.rank, beside[0].path if beside else None, trace.path)
+        traces.incomplete = {rank: file.sentence() for rank, file in run.absent.items()}
+        left = [file for file in left if file not in run.absent.values()]
         sets.append(traces)
-    return sets
+    return sets, left
 
 
 def _manifest(path: Path) -> dict[str, Any]:
@@ -259,5 +288,8 @@ def rank_choice(text: str) -> Callable[[int], bool]:
         span = re.fullmatch(r"([0-9]{1,6})(?:-([0-9]{1,6}))?", part.strip())
         if span is None:
             raise ValueError(f"must be ranks such as 0-7,12, or I/N for every Nth rank from I on, not {text}")
-        spans.append((int(span[1]), int(span[2] or span[1])))
+        low, high = int(span[1]), int(span[2] or span[1])
+        if high < low:
+            raise ValueError(f"must have the lower rank first, as {high}-{low}, not {part.strip()}")
+        spans.append((low, high))
     return lambda rank: any(low <= rank <= high for low, high in spans)

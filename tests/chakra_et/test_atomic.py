@@ -199,6 +199,21 @@ def test_read_only_folder(tmp_path: Path) -> None:
             folder.chmod(0o755)
 
 
+def test_a_file_that_can_not_be_written_is_named_as_it_was_given(tmp_path: Path) -> None:
+    # The hidden file beside it was named, of which the user knows nothing.
+    (tmp_path / "folder").mkdir()
+    for place, reason in ((tmp_path / "no" / "x", "No such file"), (tmp_path / "folder", "Is a directory")):
+        with pytest.raises(OSError, match=reason) as failed:
+            files.write_text(place, "text")
+        assert failed.value.filename == str(place) and ".tmp" not in str(failed.value)
+    with pytest.raises(FileNotFoundError) as failed:
+        files.copy(tmp_path / "nowhere", tmp_path / "y")
+    assert str(failed.value.filename) == str(tmp_path / "nowhere")
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"] and not any(
+        (tmp_path / "folder").iterdir()
+    )
+
+
 def test_two_conversions_of_one_folder_at_once(tmp_path: Path, whole: dict[str, bytes]) -> None:
     folder = capture(tmp_path / "run")
     processes = [

@@ -49,9 +49,9 @@ def written(folder: Path) -> dict[str, bytes]:
 
 
 def without_trace_bytes(path: Path) -> bytes:
-    """The file as if its traces had other sizes."""
+    """The file as if its traces had other sizes and were never repaired."""
     trace = et_file.read(path)
-    del trace.metadata["trace_bytes"]
+    del trace.metadata["trace_bytes"], trace.metadata["conversion_report"]
     et_file.write(path.with_suffix(".again"), trace)
     return path.with_suffix(".again").read_bytes()
 
@@ -145,6 +145,21 @@ def test_truncated_host_trace_is_repaired_during_conversion(folder: Path) -> Non
     assert host.read_bytes() == cut
 
 
+def test_repair_does_not_make_a_truncated_device_trace_pass(folder: Path) -> None:
+    device = folder / "tiny_1gpu_device.json"
+    device.write_bytes(device.read_bytes()[: device.stat().st_size * 3 // 4])
+    flags = ["--dir", folder, "--name", "tiny_1gpu"]
+    before = run("convert_to_et.py", *flags)
+    assert run("fix_host_traces.py", "--dir", folder).returncode == 0
+    after = run("convert_to_et.py", *flags)
+    for done in (before, after):
+        assert done.returncode == 1 and "invalid" in done.stdout and "was cut off" in done.stderr
+    report = json.loads((folder / "tiny_1gpu_conversion.json").read_text())["ranks"]["0"]
+    assert any(": truncated: " in repair["text"] for repair in report["repairs"])
+    allowed = run("convert_to_et.py", *flags, "--allow-truncated")
+    assert allowed.returncode == 0 and "cut, 1 repair" in allowed.stdout
+
+
 def test_a_host_trace_with_two_objects_in_it(folder: Path) -> None:
     host = folder / "tiny_1gpu_host.json"
     whole = host.read_bytes()
@@ -153,7 +168,9 @@ def test_a_host_trace_with_two_objects_in_it(folder: Path) -> None:
     host.write_bytes(whole + whole)
     fixed = run("fix_host_traces.py", host)
     assert fixed.returncode == 0 and "concatenated" in fixed.stdout + fixed.stderr
-    assert json.loads(host.read_bytes()) == json.loads(whole)
+    fixed_trace = json.loads(host.read_bytes())
+    assert len(fixed_trace.pop("chakra_et_repairs")) == 2
+    assert fixed_trace == json.loads(whole)
     assert (folder / "tiny_1gpu_host.json.backup").read_bytes() == whole + whole
     again = run("fix_host_traces.py", host)
     assert again.returncode == 0 and not (folder / "tiny_1gpu_host.json.backup.1").exists()

@@ -97,6 +97,8 @@ def test_user_table_has_precedence(tmp_path: Path) -> None:
     "text, words",
     [
         ("{", "not a table of communication kernels"),
+        ("{}", "not a table of communication kernels, it has no 'kernels': give"),
+        ("[]", "not a table of communication kernels, it has another layout: give"),
         ('{"kernels": [{"pattern": "("}]}', "not a table of communication kernels"),
         ('{"kernels": [{"pattern": "x", "operation": "allreduce"}]}', "is not one of"),
     ],

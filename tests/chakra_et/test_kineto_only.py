@@ -126,3 +126,11 @@ def test_unknown_categories_are_a_warning(tmp_path: Path) -> None:
     converted = one(tmp_path, [*step(), event("npu_kernel", "matmul", 60, 20, 3)])
     assert converted.report.warnings["unknown-events"] == 1
     assert converted.report.losses["unknown-category:npu_kernel"] == 1
+
+
+def test_the_et_file_names_the_gpu_that_it_was_measured_on(tmp_path: Path) -> None:
+    for name, gpus in (("known", [{"id": 0, "name": "NVIDIA H100 80GB HBM3"}]), ("unknown", [])):
+        path = write_kineto(tmp_path / f"{name}.json", step(), deviceProperties=gpus)
+        assert main(["convert", str(path), "-o", str(tmp_path)]) == 0
+        found = read(tmp_path, name).metadata.get("device_name")
+        assert found == (gpus[0]["name"] if gpus else None)

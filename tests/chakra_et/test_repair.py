@@ -222,3 +222,38 @@ def test_two_repairs_of_one_file_take_turns(tmp_path: Path) -> None:
     assert len(records_of(path)) == 3
     assert {file.name for file in tmp_path.iterdir()} == {"a_host.json", "a_host.json.backup"}
     assert (tmp_path / "a_host.json.backup").read_bytes() == original
+
+
+def test_repaired_file_lists_its_repairs_with_the_cut_first(tmp_path: Path) -> None:
+    """A truncated trace converted as ``ok`` once it was repaired, as nothing in it told."""
+    path = tmp_path / "a_device.json"
+    damaged = device(60).replace("},\n", "}\n")
+    path.write_text(damaged[: damaged.index('"aten::op55"')])
+    repair_file(path)
+    listed = json.loads(path.read_text())["chakra_et_repairs"]
+    assert len(listed) == 21 and ": truncated: " in next(iter(listed))
+    assert listed["further repairs, not listed one by one"] > 10
+    # A second repair adds to the list.
+    path.write_text(path.read_text().replace("},{", "},,{", 1).replace('"ph": "X"', '"ph": "\xff"', 1))
+    first = path.read_text().encode("latin-1")
+    path.write_bytes(first)
+    assert repair_file(path).changed
+    again = json.loads(path.read_text())["chakra_et_repairs"]
+    assert set(listed) <= set(again) and sum(again.values()) > sum(listed.values())
+
+
+def test_object_that_is_whole_is_not_listed_as_cut(tmp_path: Path) -> None:
+    path = tmp_path / "a_device.json"
+    path.write_text(device()[: device().index('"aten::op2"')] + device())
+    assert "truncated" in {repair.kind for repair in repair_file(path).repairs}
+    listed = json.loads(path.read_text())["chakra_et_repairs"]
+    assert listed and not any(": truncated: " in text for text in listed)
+
+
+@pytest.mark.parametrize("value", ["[1]", '{"x": "y"}', '{"x": -1}', "null", "7"])
+def test_any_value_in_place_of_the_list_of_repairs(tmp_path: Path, value: str) -> None:
+    from chakra_et.traces import device as device_trace
+
+    path = tmp_path / "a_device.json"
+    path.write_text(device().replace('"traceName": "x"', f'"chakra_et_repairs": {value}'))
+    assert not device_trace.load(path).findings.of("repair")

@@ -92,6 +92,23 @@ def test_the_plugin_itself_shows_steps_operators_and_kernels(tmp_path: Path) -> 
     assert "Kernel" in [view.display_name for view in profile.views]
 
 
+def test_wandb_that_wants_a_login_is_told_in_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wandb = pytest.importorskip("wandb")
+
+    def refuse(**_: object) -> None:
+        raise wandb.errors.UsageError("api_key not configured (no-tty).\nmore")
+
+    monkeypatch.setattr(wandb, "init", refuse)
+    write_run(tmp_path)
+    assert main(["export", str(tmp_path / "made"), "--format", "wandb", "-o", "runs"]) == 2
+    said = (
+        "error: wandb: api_key not configured (no-tty): log in with `wandb login`, or set WANDB_MODE=offline"
+    )
+    assert said in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_wandb_gets_the_page_and_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("wandb")

@@ -214,10 +214,10 @@ def test_the_mesh_comes_from_groups_messages_or_the_manifest() -> None:
     ("flags", "message"),
     [
         (["--dp", "0"], "--dp must be 1 or more, not 0"),
-        (["--dp", "4", "--tp", "2"], "--tp 2 is no multiple of the 1 that was captured, or shards can"),
+        (["--dp", "4", "--tp", "2"], "--tp 2: the captured run has 1, which doesn't show how tensors"),
         (
             ["--dp", "4", "--pp", "2"],
-            "--pp 2 is no multiple of the 1 that was captured, or shows no messages",
+            "--pp 2: the captured run has 1, which doesn't show the messages between stages",
         ),
         (["--dp", "4", "--mesh", "tp3"], "--mesh 'tp3' has 3 ranks, and the set 2"),
         (["--dp", "4", "--mesh", "many"], "--mesh 'many' can't be read"),

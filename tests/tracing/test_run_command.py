@@ -120,6 +120,11 @@ def test_a_script_without_an_optimizer_is_told_of(project: Path) -> None:
     ("words", "variables", "said"),
     [
         (["code/train.py"], {"CHAKRA_TRACE": ""}, "error: CHAKRA_TRACE is not set: give FOLDER/NAME"),
+        (
+            ["code/train.py"],
+            {"CHAKRA_TRACE": "a/"},
+            "error: CHAKRA_TRACE=a/: has no name for the trace files",
+        ),
         (["code/train.py"], {"CHAKRA_TRACE": "a/b*"}, "error: trace name 'b*' contains '*': use letters"),
         (
             ["nowhere.py"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -93,5 +94,18 @@ def test_the_original_call_and_the_short_one_mean_the_same(tmp_path):
     short = ChakraTracer(tmp_path, "t")
     assert original.schedule == short.schedule == {"wait_steps": 2, "warmup_steps": 1, "active_steps": 3}
     assert ChakraTracer(str(tmp_path), "t", active_steps=1).schedule["active_steps"] == 1
-    with pytest.raises(ValueError, match="--trace-active-steps must be at least 1, not 0"):
+    with pytest.raises(ValueError, match="active_steps is 0: give a whole number of at least 1"):
         ChakraTracer(tmp_path, "t", active_steps=0)
+
+
+@pytest.mark.parametrize(
+    ("steps", "said"),
+    [
+        ({"active_steps": -1}, "active_steps is -1: give a whole number of at least 1"),
+        ({"warmup_steps": 1.5}, "warmup_steps is 1.5: give a whole number of at least 0"),
+        ({"wait_steps": "2"}, "wait_steps is '2': give a whole number of at least 0"),
+    ],
+)
+def test_the_tracer_names_its_own_arguments(tmp_path: Path, steps: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        ChakraTracer(tmp_path, "t", **steps)
