@@ -76,7 +76,8 @@ class Model:
         for name, rate in (("bandwidth", self.bandwidth), ("reduction", self.reduce_bandwidth)):
             if rate < math.inf:
                 parts.append(f"{name} {rate / 1e9:.3g} GB/s")
-        return f"{', '.join(parts)} (±{self.error:.0%}, {self.samples} samples of {self.source})"
+        samples = f"{self.samples} sample{'' if self.samples == 1 else 's'}"
+        return f"{', '.join(parts)} (±{self.error:.0%}, {samples} of {self.source})"
 
 
 def fit_model(samples: Sequence[Sample], source: str, algorithm: Algorithm = "ring") -> Model:
@@ -87,7 +88,10 @@ def fit_model(samples: Sequence[Sample], source: str, algorithm: Algorithm = "ri
     """
     samples = [each for each in samples if each.ns > 0 and each.ranks > 1]
     if not samples:
-        raise TraceError(f"{source}: no communication to fit a network to: give --bandwidth and --latency")
+        raise TraceError(
+            f"{source}: no communication that took time, to fit a network to: give --network FILE of "
+            "`chakra-et measure-network`"
+        )
     taken = np.array([each.ns for each in samples])
     columns = np.array([_costs(each, algorithm) for each in samples])  # β, call, α, γ
     best, best_error = np.zeros(4), math.inf
@@ -119,9 +123,16 @@ def read_model(path: str | Path) -> Model:
         entry = json.loads(Path(path).read_text(encoding="utf-8"))
         values = {name: entry[name] for name in Model.__dataclass_fields__ if name != "measured"}
         measured = tuple(_sample(each) for each in entry.get("measured", ()))
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except OSError as error:
         raise TraceError(
-            f"{path}: isn't a network model ({error}): write one with `chakra-et measure-network -o FILE`"
+            f"{path}: {error.strerror or 'can not be read'}: check the path, or write the file with "
+            f"`chakra-et measure-network --output FILE`"
+        ) from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        # Only the sentences of _sample are for users.
+        ours = f" ({error})" if type(error) is ValueError else ""
+        raise TraceError(
+            f"{path}: isn't a network model{ours}: write one with `chakra-et measure-network --output FILE`"
         ) from None
     rates = {
         name: math.inf if values[name] is None else values[name] for name in ("bandwidth", "reduce_bandwidth")

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from chakra_et.errors import TraceError
 from chakra_et.et.columns import ExecutionTrace, NodeType
 from chakra_et.predict.ddp import Backward, find_backward, reduction
 from chakra_et.predict.edit import arrange, in_phase, lanes, parents
 from chakra_et.predict.elementwise import Elementwise
 from chakra_et.predict.insert import New, insert
+from chakra_et.predict.notes import plural
 from chakra_et.predict.rebuild import as_run, with_transfers
 from chakra_et.predict.run import Run
 
@@ -37,21 +39,24 @@ class Accumulate:
             on_device += int(
                 (trace.column("is_cpu_op") == 0).sum() > (trace.types >= NodeType.COMM_SEND).sum()
             )
-            made, count = self._repeated(trace, steps, not on_device)
+            made, count = self._repeated(trace, rank, steps, not on_device)
             traces.append(made)
             added += count
         reduced = "each pass" if self.reduce_each else "the last pass alone"
-        notes = [f"{FLAG} {self.times}: {len(steps)} steps of {self.times} passes, reduced after {reduced}"]
+        done = plural(len(steps), "step")
+        notes = [f"{FLAG} {self.times}: {done} of {self.times} passes, reduced after {reduced}"]
         if added:
             notes.append(
                 f"{FLAG}: {added:,} additions of gradients are assumed, at the rate of elementwise operators"
             )
         if on_device:
-            notes.append(f"{FLAG}: the kernels that add gradients of {on_device} ranks aren't counted")
+            notes.append(
+                f"{FLAG}: the kernels that add gradients of {plural(on_device, 'rank')} aren't counted"
+            )
         return as_run(run, traces, notes)
 
     def _repeated(
-        self, trace: ExecutionTrace, steps: list[Backward], adds: bool
+        self, trace: ExecutionTrace, rank: int, steps: list[Backward], adds: bool
     ) -> tuple[ExecutionTrace, int]:
         lane, launcher = lanes(trace), _launchers(trace)
         of_optimizer = in_phase(trace, b"optimizer")
@@ -62,6 +67,7 @@ class Accumulate:
         done = 0
         for step in steps:
             part = self._pass(step, trace, launcher, of_optimizer)
+            _refuse_others(trace, rank, step, part)
             first = int(part[0])
             rows += range(done, first)
             done = first
@@ -124,6 +130,21 @@ def parse_accumulate(words: Sequence[str]) -> Accumulate:
             f"reduced: 4 each"
         )
     return Accumulate(int(count), len(words) > 1)
+
+
+def _refuse_others(trace: ExecutionTrace, rank: int, step: Backward, part: np.ndarray) -> None:
+    """Raises ``TraceError`` for communication in a pass that isn't DDP's: FSDP's, or tensor and pipeline
+    parallelism's. How often that runs is up to the program, and the trace doesn't tell."""
+    other = trace.types[part] >= NodeType.COMM_SEND
+    other &= ~np.isin(part, [bucket.collective for bucket in step.buckets])
+    if other.any():
+        first = int(part[other][0])
+        raise TraceError(
+            f"{FLAG}: the passes of rank {rank} have communication that isn't DDP's all-reduces of gradients "
+            f"({plural(int(other.sum()), 'node')} per step, {trace.names[first]!r}, node "
+            f"{int(trace.ids[first])}, for one), and how often it would run isn't known: only runs of DDP, "
+            "and those without communication, can be accumulated"
+        )
 
 
 def _launchers(trace: ExecutionTrace) -> np.ndarray:

@@ -28,8 +28,8 @@ class Buckets:
 
     Gradients go into buckets in the order in which they were ready, and the last one of a bucket launches its
     all-reduce, as the median launch of the run did. Copies into buckets and back stay; the wait for a bucket
-    is placed just before the copy of its first gradient. With gloo, a step's last all-reduce takes what last
-    ones took in the run, since no backward pass runs beside them.
+    is placed just before the copy of its first gradient. With gloo, the last all-reduce of a step takes as
+    long as the last ones did in the run: no backward pass runs beside them.
     """
 
     mb: float

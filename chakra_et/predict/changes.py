@@ -11,6 +11,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from chakra_et.errors import TraceError
+from chakra_et.predict.notes import plural
 from chakra_et.predict.run import Run, Setting
 from chakra_et.replay.shares import KINDS
 from chakra_et.text import shortened
@@ -45,7 +46,8 @@ class Scale:
             for times in (setting.own_ns, setting.lasting_ns)
         )
         spent = int(np.where(run.operation >= 0, setting.lasting_ns, setting.own_ns)[chosen].sum())
-        note = f"{int(chosen.sum()):,} nodes match {self.pattern!r}: {spent / 1e6:,.3f} ms × {self.factor:g}"
+        count = plural(int(chosen.sum()), "node")
+        note = f"{count} matching {self.pattern!r}: {spent / 1e6:,.3f} ms × {self.factor:g}"
         return replace(setting, own_ns=own, lasting_ns=lasting).noting(note)
 
 

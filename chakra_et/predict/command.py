@@ -30,6 +30,7 @@ from chakra_et.predict.gpu import parse_gpu
 from chakra_et.predict.layers import Layers
 from chakra_et.predict.measure_threads import read_fractions
 from chakra_et.predict.network import Network
+from chakra_et.predict.notes import plural
 from chakra_et.predict.overlap import Overlap
 from chakra_et.predict.predict import Prediction, RankPrediction, predict
 from chakra_et.predict.ranks import Ranks
@@ -38,9 +39,11 @@ from chakra_et.predict.resize import Resize, parse_resize
 from chakra_et.predict.run import Run, load_run
 from chakra_et.predict.shard import Shard
 from chakra_et.predict.threads import parse_threads
-from chakra_et.predict.write import write_prediction
+from chakra_et.predict.write import check_output, write_prediction
 
 _MOST_RANKS = 1024
+_UNEVEN = 0.05
+"""By how much of the mean step the median one is off where a note says so."""
 
 
 def _option(help: str, default: Any = None, **metadata: Any) -> Any:
@@ -105,13 +108,13 @@ class PredictConfig:
     overlap: Literal["on", "off"] | None = _option(
         "on: communication delays only the end of its step; off: computation waits for each communication"
     )
-    output: str | None = _option("write the predicted run as OUTPUT.RANK.et")
+    output: str | None = _option("write the predicted run as OUTPUT.RANK.et", short="-o")
     comm_groups: str | None = _option("JSON file of group id → ranks, in place of NAME_comm_groups.json")
     json: bool = _option("print JSON", False)
 
     def __post_init__(self) -> None:
         if not self.name:
-            raise ValueError("name the run to predict")
+            raise ValueError("name the run to predict before the flags: predict NAME --scale …")
         for each in self.scale:
             parse_scale(each)
         if self.rank:
@@ -141,8 +144,12 @@ class PredictConfig:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
     config = parse(
-        PredictConfig, argv, description="Predict the step time of a run under changed conditions."
+        PredictConfig,
+        argv,
+        description="Predict the step time of a run under changed conditions. Give NAME before the flags.",
     )
+    if config.output:
+        check_output(config.output)
     run = load_run(config.name, config.comm_groups)
     prediction = predict(run, changes(config, run))
     written = write_prediction(prediction, config.output) if config.output else []
@@ -232,7 +239,7 @@ def lines(prediction: Prediction) -> list[str]:
                 "-" if measured is None else f"{measured / 1e6:,.3f}",
                 f"{rank.before_ms:,.3f}",
                 f"{rank.after_ms:,.3f}",
-                f"{rank.uncertainty_ms:,.3f}",
+                f"{rank.uncertainty_ms:,.3f}" if rank.scatter_is_known else "–",
                 _change(rank),
                 describe(rank.bound_before),
                 describe(rank.bound_after),
@@ -240,15 +247,42 @@ def lines(prediction: Prediction) -> list[str]:
         )
     steps = len(prediction.ranks[0].steps)
     return [
-        f"{prediction.run.name}: step time per rank, median of {steps} step{'s' if steps > 1 else ''}; "
-        "± is one standard deviation",
+        f"{prediction.run.name}: step time per rank, mean of {plural(steps, 'step')}; ± is one standard "
+        "deviation",
         *text.table(rows, right=range(6)),
-        *(f"note: {note}" for note in prediction.notes),
+        *(f"note: {note}" for note in [*_about_steps(prediction.ranks), *prediction.notes]),
     ]
 
 
+def _about_steps(ranks: Sequence[RankPrediction]) -> list[str]:
+    """Where the figures of the table say less than they seem to."""
+    notes = []
+    if not all(rank.scatter_is_known for rank in ranks):
+        models = max(rank.uncertainty_ms for rank in ranks)
+        shown = any(rank.uncertainty_ns > 0.01 * rank.after_ns for rank in ranks)
+        known = f"; what else is in doubt makes it {models:,.3f} ms or more" if shown else ""
+        notes.append(f"± isn't known: how much steps differ takes two measured steps or more{known}")
+    uneven = [
+        rank
+        for rank in ranks
+        if any(
+            abs(rank.median_ns(of) - mean) > _UNEVEN * mean
+            for of, mean in (("before_ns", rank.before_ns), ("after_ns", rank.after_ns))
+        )
+    ]
+    if uneven:
+        first = uneven[0]
+        before, after = (first.median_ns(of) / 1e6 for of in ("before_ns", "after_ns"))
+        notes.append(
+            f"steps differ much on {plural(len(uneven), 'rank')}: the median step of rank {first.rank} takes "
+            f"{before:,.3f} ms before and {after:,.3f} ms after (where the host runs ahead, the last step "
+            "also has the device work of earlier ones)"
+        )
+    return notes
+
+
 def as_json(prediction: Prediction, written: list[str]) -> dict[str, Any]:
-    """The prediction as JSON values; times in µs, shares from 0 to 1."""
+    """The prediction as JSON values; times in µs, shares from 0 to 1. Of several steps: the mean."""
     return {
         "name": prediction.run.name,
         "step_us": {"before": prediction.before_ms * 1e3, "after": prediction.after_ms * 1e3},
@@ -258,7 +292,9 @@ def as_json(prediction: Prediction, written: list[str]) -> dict[str, Any]:
                 "measured_us": None if (ns := _measured(rank)) is None else ns / 1e3,
                 "before_us": rank.before_ns / 1e3,
                 "after_us": rank.after_ns / 1e3,
-                "uncertainty_us": rank.uncertainty_ns / 1e3,
+                "median_before_us": rank.median_ns("before_ns") / 1e3,
+                "median_after_us": rank.median_ns("after_ns") / 1e3,
+                "uncertainty_us": rank.uncertainty_ns / 1e3 if rank.scatter_is_known else None,
                 "bound_before": rank.bound_before,
                 "bound_after": rank.bound_after,
                 "steps": [
@@ -273,14 +309,14 @@ def as_json(prediction: Prediction, written: list[str]) -> dict[str, Any]:
             }
             for rank in prediction.ranks
         ],
-        "notes": prediction.notes,
+        "notes": [*_about_steps(prediction.ranks), *prediction.notes],
         "written": written,
     }
 
 
 def _measured(rank: RankPrediction) -> float | None:
-    found = sorted(step.measured_ns for step in rank.steps if step.measured_ns is not None)
-    return None if not found else (found[(len(found) - 1) // 2] + found[len(found) // 2]) / 2
+    found = [step.measured_ns for step in rank.steps if step.measured_ns is not None]
+    return sum(found) / len(found) if found else None
 
 
 def _change(rank: RankPrediction) -> str:

@@ -21,6 +21,7 @@ import numpy as np
 
 from chakra_et.errors import TraceError
 from chakra_et.predict.gpu_call import Work, item_bytes
+from chakra_et.predict.gpu_found import check_source
 from chakra_et.predict.gpu_table import table
 from chakra_et.predict.gpu_times import GpuModel, gpu_model
 from chakra_et.predict.gpu_work import Operators, operators
@@ -49,6 +50,8 @@ class Gpu:
         found = operators(run)
         if not len(found.nodes):
             raise TraceError(f"--gpu {self.source}→{self.target}: the run has no kernels")
+        for note in check_source(run, source.name, f"--gpu {self.source}→{self.target}"):
+            setting = setting.noting(note)
         taken = setting.own_ns[found.nodes].astype(float)
         total = np.bincount(found.of, taken, len(found.work)) / 1e3
         calls = list(zip(found.work, total.tolist(), strict=True))

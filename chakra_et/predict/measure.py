@@ -31,7 +31,7 @@ class MeasureConfig:
     """The command's arguments."""
 
     backend: Literal["gloo", "nccl"] = field(default="gloo", metadata={"help": "of torch.distributed"})
-    output: str = field(default="network.json", metadata={"help": "JSON file to write"})
+    output: str = field(default="network.json", metadata={"short": "-o", "help": "JSON file to write"})
     smallest: int = field(default=10, metadata={"help": "smallest size, as a power of 2 of bytes"})
     largest: int = field(default=25, metadata={"help": "largest size, as a power of 2 of bytes"})
     repeats: int = field(default=7, metadata={"help": "times that each is measured; the median counts"})

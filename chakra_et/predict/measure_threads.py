@@ -33,7 +33,7 @@ class MeasureThreadsConfig:
 
     threads: int = field(default=2, metadata={"help": "threads that are compared with one"})
     repeats: int = field(default=21, metadata={"help": "times that each is measured; the median counts"})
-    output: str = field(default="threads.json", metadata={"help": "JSON file to write"})
+    output: str = field(default="threads.json", metadata={"short": "-o", "help": "JSON file to write"})
 
     def __post_init__(self) -> None:
         if self.threads < 2 or self.repeats < 1:

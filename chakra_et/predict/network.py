@@ -49,7 +49,12 @@ class Network:
             raise TraceError(
                 "the network can't be changed: no communication between known ranks is in the files"
             )
-        fitted = self.model or fit_model(samples(found), "the run")
+        if self.algorithm != "auto" and all(each.kind is None for each in found):
+            raise TraceError(
+                f"--algorithm {self.algorithm}: the run has no collectives, only messages between two ranks, "
+                "which have no algorithm: leave it out"
+            )
+        fitted = self.model or fit_model(samples(found) or _messages(found), "the run")
         setting = setting.noting(f"network of the run: {fitted.describe()}")
         if self.bandwidth is None and self.topology is None:
             return self._by_ratio(run, setting, found, fitted)
@@ -159,7 +164,7 @@ def find_communication(run: Run) -> list[Communication]:
         kind = None if is_message else _kind(int(kinds[first]))
         if run.names[run.name_of[first]] == _GLOO_REDUCE:
             kind = CollectiveType.ALL_REDUCE
-        ranks = _members(run, nodes) if matched else _group(run, first)
+        ranks = _members(run, nodes) if matched else members_of(run, first)
         if len(ranks) < 2 or (kind is None and not is_message):
             continue
         taken = run.measured.lasting_ns[nodes] if matched else (run.measured.own_ns - wait)[nodes]
@@ -176,6 +181,12 @@ def samples(found: Sequence[Communication]) -> list[Sample]:
             key = (each.kind, each.size, len(each.ranks))
             groups.setdefault(key, []).append(float(np.median(each.transfer_ns)))
     return [Sample(*key, float(np.median(times))) for key, times in groups.items()]
+
+
+def _messages(found: Sequence[Communication]) -> list[Sample]:
+    """What to fit a model to where there are no collectives: a message takes as long as a broadcast between
+    two ranks, α + nβ."""
+    return samples([replace(each, kind=CollectiveType.BROADCAST) for each in found if each.kind is None])
 
 
 def _scatter(found: Sequence[Communication]) -> dict[tuple[CollectiveType | None, int], float]:
@@ -198,7 +209,7 @@ def _members(run: Run, nodes: np.ndarray) -> list[int]:
     return [run.graph.ranks[trace] for trace in run.graph.trace_of[nodes[order]].tolist()]
 
 
-def _group(run: Run, node: int) -> list[int]:
+def members_of(run: Run, node: int) -> list[int]:
     """The ranks of an unmatched collective's group, empty where they aren't known."""
     name = run.graph.groups[run.graph.group[node]]
     if name in run.comm_groups:

@@ -8,6 +8,7 @@ import numpy as np
 
 from chakra_et.errors import TraceError
 from chakra_et.predict.run import Run, Setting
+from chakra_et.predict.schedule import make_schedule
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,15 @@ def _expose(run: Run, setting: Setting) -> Setting:
         target=np.concatenate([graph.target, np.array(target, np.int64)]),
         lag_ns=np.concatenate([graph.lag_ns, np.zeros(len(source), np.int64)]),
     )
+    try:
+        make_schedule(changed, run.matching)
+    except TraceError:
+        # The run itself was replayed, so that it is this change that doesn't fit.
+        raise TraceError(
+            "--overlap off: with each communication awaited where it is called the ranks would wait for each "
+            "other for ever, since some of this run's (exchanged messages, for one) can only end while its "
+            "rank goes on: leave --overlap off out"
+        ) from None
     return replace(setting, graph=changed).noting(
         f"--overlap off: {len(source):,} dependencies make computation wait for communication"
     )

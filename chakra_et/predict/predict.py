@@ -28,8 +28,11 @@ class StepPrediction:
 
 @dataclass(frozen=True)
 class RankPrediction:
-    """One rank: medians over its steps, and one standard deviation of uncertainty, ns.
+    """One rank: means over its steps, and one standard deviation of uncertainty, ns.
 
+    Means, as they are the time of all steps over their number: where the host runs ahead, the device's work
+    of all steps ends in the last one, and a median wouldn't show how it changes. ``uncertainty_ns`` is only
+    what is known of it where ``scatter_is_known`` is False: how much steps differ doesn't show in one.
     ``bound_before`` and ``bound_after``: shares by kind along the path that decides when the rank ends; empty
     where they weren't asked for.
     """
@@ -39,6 +42,7 @@ class RankPrediction:
     before_ns: float
     after_ns: float
     uncertainty_ns: float
+    scatter_is_known: bool
     bound_before: dict[str, float]
     bound_after: dict[str, float]
 
@@ -53,6 +57,10 @@ class RankPrediction:
     @property
     def uncertainty_ms(self) -> float:
         return self.uncertainty_ns / 1e6
+
+    def median_ns(self, of: str) -> float:
+        """The median step; ``of``: ``before_ns`` or ``after_ns``."""
+        return float(np.median([getattr(step, of) for step in self.steps]))
 
 
 @dataclass(frozen=True)
@@ -108,11 +116,12 @@ def predict(run: Run, changes: Sequence[Change | Rebuild], explain: bool = True)
     bound = [bounds(run, before), bounds(changed, after)] if explain else [none, none]
     ranks = []
     for at, rank in enumerate(changed.graph.ranks):
-        before_ns, after_ns = (_median(steps[at], of) for of in ("before_ns", "after_ns"))
-        off = [_median(each[at], "after_ns") - after_ns for each in doubted]
+        before_ns, after_ns = (_mean(steps[at], of) for of in ("before_ns", "after_ns"))
+        off = [_mean(each[at], "after_ns") - after_ns for each in doubted]
         spread = float(np.hypot.reduce([0.0, *off, *_own_error(steps[at], before_ns, after_ns)]))
         was = bound[0][at % len(run.steps)]
-        ranks.append(RankPrediction(rank, steps[at], before_ns, after_ns, spread, was, bound[1][at]))
+        known = sum(step.measured_ns is not None for step in steps[at]) > 1
+        ranks.append(RankPrediction(rank, steps[at], before_ns, after_ns, spread, known, was, bound[1][at]))
     return Prediction(run, changed, ranks, [*changed.notes, *setting.notes], before, after)
 
 
@@ -159,10 +168,10 @@ def _own_error(steps: list[StepPrediction], before_ns: float, after_ns: float) -
     measured = [step.measured_ns for step in steps if step.measured_ns is not None]
     if not measured or not before_ns:
         return []
-    off = (before_ns / float(np.median(measured)) - 1) * after_ns if np.median(measured) else 0.0
+    off = (before_ns / float(np.mean(measured)) - 1) * after_ns if any(measured) else 0.0
     scatter = float(np.std(measured, ddof=1)) * after_ns / before_ns if len(measured) > 1 else 0.0
     return [off, scatter]
 
 
-def _median(steps: list[StepPrediction], of: str) -> float:
-    return float(np.median([getattr(step, of) for step in steps]))
+def _mean(steps: list[StepPrediction], of: str) -> float:
+    return float(np.mean([getattr(step, of) for step in steps]))

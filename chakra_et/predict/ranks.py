@@ -15,6 +15,8 @@ from chakra_et.predict.ddp import BACK, INTO_BUCKET, Backward, find_backward
 from chakra_et.predict.edit import lasting
 from chakra_et.predict.elementwise import Elementwise
 from chakra_et.predict.insert import New, insert
+from chakra_et.predict.network import members_of
+from chakra_et.predict.notes import plural
 from chakra_et.predict.rebuild import Times, as_run, with_transfers
 from chakra_et.predict.run import Run
 
@@ -67,15 +69,13 @@ class Ranks:
             traces.append(lasting(trace, micros))
             changed += len(rows)
         notes = [
-            f"{FLAG} {self.count}: {changed:,} collectives of {old} ranks take as long as the model gives "
-            f"for "
-            f"{self.count}: {times.model.describe()}"
+            f"{FLAG} {self.count}: {changed:,} collectives of {plural(old, 'rank')} take as long as the "
+            f"model gives for {self.count}: {times.model.describe()}"
         ]
         if self.count > old:
             notes.append(
-                f"{FLAG}: {self.count - old} ranks repeat the times of measured ones, so that steps don't "
-                f"vary more "
-                "among them"
+                f"{FLAG}: {plural(self.count - old, 'rank')} with the times of measured ones, so that steps "
+                "don't vary more among them"
             )
         return self._run(run, traces, notes, group)
 
@@ -101,9 +101,9 @@ class Ranks:
         buckets = sum(node.collective is not None for node in new)
         gradients = sum(len(step.gradients) for step in steps)
         notes = [
-            f"{FLAG} {self.count}: {buckets:,} all-reduces in {len(steps)} steps are assumed as DDP makes "
-            f"them, with "
-            f"buckets of {first:g} MB and then {others:g} MB, and the network of {self.model.describe()}",
+            f"{FLAG} {self.count}: {buckets:,} all-reduces in {plural(len(steps), 'step')} are assumed as "
+            f"DDP makes them, with buckets of {first:g} MB and then {others:g} MB, and the network of "
+            f"{self.model.describe()}",
             f"{FLAG}: {gradients:,} copies of gradients to buckets and as many back are assumed, at the rate "
             f"of "
             "elementwise operators; all ranks compute as the measured one",
@@ -154,14 +154,30 @@ def _only_group(run: Run) -> str:
     nodes = np.flatnonzero(run.is_communication)
     kinds = graph.attribute("comm_type", -1)[nodes]
     names = sorted({graph.groups[at] for at in np.unique(graph.group[nodes]).tolist()})
-    if (run.operation[nodes] < 0).any() or len(names) != 1:
+    messages = int((graph.types[nodes] != NodeType.COMM_COLL).sum())
+    if messages:
         raise TraceError(
-            f"{FLAG}: the communication must be of one group of all ranks whose files are given, not of "
-            f"{len(names)} groups ({', '.join(names[:4])})"
+            f"{FLAG}: the run has {plural(messages, 'send or receive', 'sends and receives')} between single "
+            "ranks, as pipeline stages have, so that it isn't data-parallel alone"
+        )
+    if len(names) != 1:
+        raise TraceError(
+            f"{FLAG}: the communication must be of one group of all ranks, not of {len(names)} groups "
+            f"({', '.join(names[:4])})"
+        )
+    alone = nodes[run.operation[nodes] < 0]
+    if len(alone):
+        missing = sorted(set(members_of(run, int(alone[0]))) - set(graph.ranks))
+        which = f", and those of ranks {', '.join(map(str, missing[:8]))} aren't here" if missing else ""
+        raise TraceError(
+            f"{FLAG}: {plural(len(alone), 'collective')} of group {names[0]} can't be matched among the "
+            f"files of {plural(len(graph.ranks), 'rank')}{which}: give the .et files of all ranks of the run"
         )
     if not np.isin(kinds, _SAME_SIZE).all():
-        other = CollectiveType(int(kinds[~np.isin(kinds, _SAME_SIZE)][0])).name.lower()
+        other = int(kinds[~np.isin(kinds, _SAME_SIZE)][0])
+        known = other in set(CollectiveType)
+        what = CollectiveType(other).name.lower() if known else f"collectives of unknown type {other}"
         raise TraceError(
-            f"{FLAG}: the run shards what it computes ({other}), so that it isn't data-parallel alone"
+            f"{FLAG}: the run shards what it computes ({what}), so that it isn't data-parallel alone"
         )
     return str(names[0])

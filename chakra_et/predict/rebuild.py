@@ -42,7 +42,7 @@ def as_run(
     for note in (*run.measured.notes, *notes):
         setting = setting.noting(note)
     known = [note for note in made.notes if note not in run.notes]
-    return replace(made, measured=setting, notes=[*run.notes, *known])
+    return replace(made, measured=setting, notes=[*run.notes, *known], devices=run.devices)
 
 
 def with_transfers(run: Run) -> list[ExecutionTrace]:

@@ -15,6 +15,7 @@ from chakra_et.et.columns import CollectiveType, ExecutionTrace
 from chakra_et.network.fit import Model
 from chakra_et.predict.ddp import READY, find_backward
 from chakra_et.predict.edit import lasting, with_integers
+from chakra_et.predict.notes import plural
 from chakra_et.predict.rebuild import Times, as_run, with_transfers
 from chakra_et.predict.run import Run, Setting
 from chakra_et.replay.shares import KINDS
@@ -42,7 +43,8 @@ class Resize:
         """The run with other sizes of DDP's gradients and all-reduces."""
         if not run.is_communication.any():
             return run
-        times, traces, changed = Times(run, self.model), [], 0
+        traces, changed, known = [], 0, 0
+        times: Times | None = None
         for rank, trace in zip(run.graph.ranks, with_transfers(run), strict=True):
             try:
                 steps = find_backward(trace, rank, "--resize")
@@ -50,20 +52,31 @@ class Resize:
                 note = "--resize: collectives keep their sizes, as they aren't those of DDP's gradients"
                 return as_run(run, run.graph.traces, [note])
             sizes, micros = {}, {}
+            known += sum(len(step.buckets) for step in steps)
             for step in steps:
                 for bucket in step.buckets:
                     gradients = step.gradients[bucket.first : bucket.last]
                     old, row = sum(each.size for each in gradients), bucket.collective
                     new = round(sum(each.size * self._growth(each.shape) for each in gradients))
                     if old != new:
+                        times = times or Times(run, self.model)
                         ratio = times.of_sizes(CollectiveType.ALL_REDUCE, new, old, len(run.graph.ranks))
                         sizes[row], micros[row] = new, int(trace.duration_micros[row]) * ratio
             traces.append(self._with_gradients(lasting(with_integers(trace, "comm_size", sizes), micros)))
             changed += len(sizes)
+        kept = int(run.is_communication.sum()) - known
+        notes = []
+        if kept:
+            notes.append(
+                f"--resize: the sizes and times of {plural(kept, 'communication node')} that aren't DDP's "
+                "all-reduces of gradients stay as they are"
+            )
         if not changed:
-            return run
-        note = f"--resize: {changed:,} all-reduces of gradients change with the gradients' shapes"
-        return as_run(run, traces, [note])
+            return as_run(run, run.graph.traces, notes) if notes else run
+        notes.append(
+            f"--resize: {plural(changed, 'all-reduce')} of gradients change with the gradients' shapes"
+        )
+        return as_run(run, traces, notes)
 
     def _with_gradients(self, trace: ExecutionTrace) -> ExecutionTrace:
         """The trace with the new shapes of gradients."""

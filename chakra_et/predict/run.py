@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,12 +12,15 @@ import numpy as np
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import ExecutionTrace, NodeType
 from chakra_et.et.sets import RankSet, find_rank_sets, read_comm_groups
+from chakra_et.names import run_at
 from chakra_et.predict.schedule import Schedule, make_schedule
 from chakra_et.replay.joint import ReplayGraph, build_graph
 from chakra_et.replay.matching import Matching, match
 from chakra_et.replay.report import measured_times, step_rows
 from chakra_et.replay.shares import node_kinds
 from chakra_et.replay.timing import timing
+
+_PREDICTED = "the run is itself a prediction of chakra-et predict: its times weren't measured"
 
 
 @dataclass(frozen=True)
@@ -91,7 +95,8 @@ class Run:
     ``operation[N]``: number of the matched communication that a node belongs to, -1 for none; its members are
     the K lists of ``members``. ``kind[N]``: index into ``replay.shares.KINDS``. ``names``: all node names,
     and ``name[N]`` the index of each node's. ``start_ns``, ``end_ns``: as
-    replayed; ``steps`` of each trace.
+    replayed; ``steps`` of each trace. ``devices``: rank → the name of its GPU or CPU, where the capture's
+    manifest tells it.
     """
 
     name: str
@@ -110,6 +115,7 @@ class Run:
     names: list[str]
     name_of: np.ndarray
     notes: list[str] = field(default_factory=list)
+    devices: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def is_communication(self) -> np.ndarray:
@@ -122,7 +128,17 @@ def load_run(name: str, comm_groups: str | None = None) -> Run:
     sets = find_rank_sets([name])
     files = {0 if rank is None else rank: path for rank, path in sets[0].files.items()}
     groups = _comm_groups(sets[0], comm_groups)
-    return make_run(name, [et_file.read(path) for path in files.values()], list(files), groups)
+    run = make_run(name, [et_file.read(path) for path in files.values()], list(files), groups)
+    return replace(run, devices=_devices(run_at(sets[0].name).manifest_file))
+
+
+def _devices(manifest: Path) -> dict[int, str]:
+    """Rank → device, {} without a manifest that tells it: it only confirms what the user says."""
+    try:
+        entries = json.loads(manifest.read_bytes())["ranks"]
+        return {int(each["rank"]): str(each["device"]) for each in entries}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return {}
 
 
 def _comm_groups(found: RankSet, comm_groups: str | None) -> dict[str, list[int]]:
@@ -154,6 +170,7 @@ def make_run(
     schedule = make_schedule(graph, matching)
     release = np.array(times.release_ns, np.int64)[graph.trace_of]
     start, end = schedule.run(graph.own_ns, lasting, release)
+    predicted = any(trace.metadata.get("predicted") for trace in traces)
     return Run(
         name=name,
         graph=graph,
@@ -170,7 +187,7 @@ def make_run(
         kind=graph.gather([node_kinds(trace) for trace in graph.traces]),
         names=names,
         name_of=name_of,
-        notes=matching.notes + times.notes,
+        notes=[_PREDICTED] * predicted + matching.notes + times.notes,
     )
 
 
@@ -194,6 +211,8 @@ def _steps(graph: ReplayGraph, at: int) -> Steps:
     measured, end = measured_times(trace)
     node_of_row = np.empty(len(trace), np.int64)
     node_of_row[graph.row[first : graph.first[at + 1]]] = np.arange(first, graph.first[at + 1])
+    if trace.metadata.get("predicted"):
+        measured = None  # the file's times are those of an earlier prediction
     if not names:
         return Steps(["all"], np.array([-1]), None if measured is None else np.array([end]))
     bounds = None if measured is None else np.diff(np.append(measured[rows], end))

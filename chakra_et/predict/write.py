@@ -7,12 +7,25 @@ from pathlib import Path
 
 import numpy as np
 
+from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import Attribute, ExecutionTrace, Ragged, Strings
 from chakra_et.et.memory import is_memory
-from chakra_et.files import write_json
-from chakra_et.names import run_at
+from chakra_et.files import scratch_folder, sync_folder, write_json
+from chakra_et.names import RunFiles, run_at
 from chakra_et.predict.predict import Prediction
+
+
+def check_output(prefix: str | Path) -> None:
+    """Raises ``TraceError`` where PREFIX names a run already: its files may be measured ones, or those of
+    more ranks than would be replaced."""
+    files = run_at(str(prefix))
+    known = [path for _, path in files.et_files()]
+    known += [path for path in (files.first_et_file, files.groups_file) if path.exists()]
+    if known:
+        raise TraceError(
+            f"--output {prefix}: {known[0]} is there already: choose another name, or remove the files"
+        )
 
 
 def write_prediction(prediction: Prediction, prefix: str | Path) -> list[Path]:
@@ -20,8 +33,9 @@ def write_prediction(prediction: Prediction, prefix: str | Path) -> list[Path]:
     former.
 
     Names, ids and attributes are those of the run, so that nodes can be compared one by one. Dependencies are
-    too, but where ``--overlap`` changed them.
+    too, but where ``--overlap`` changed them. Raises ``TraceError`` where there are files of that name.
     """
+    check_output(prefix)
     run, timeline = prediction.changed, prediction.after
     files = run_at(str(prefix))
     files.folder.mkdir(parents=True, exist_ok=True)
@@ -30,16 +44,20 @@ def write_prediction(prediction: Prediction, prefix: str | Path) -> list[Path]:
     )
     matched = run.graph.scatter((run.operation >= 0).astype(np.int64))
     rewired = timeline.setting.graph.source is not run.graph.source
-    written = []
-    for at, rank in enumerate(run.graph.ranks):
-        trace = _predicted(run.graph.traces[at], starts[at], ends[at], lasting[at], matched[at] > 0)
-        if rewired:
-            trace = _with_dependencies(trace, at, prediction)
-        written.append(files.et_file(rank))
-        et_file.write(written[-1], trace)
-    if run.comm_groups:
-        write_json(files.groups_file, {name: list(ranks) for name, ranks in run.comm_groups.items()})
-    return written
+    # In place once all are whole: some ranks alone would be read as a run.
+    with scratch_folder(files.folder / files.name) as scratch:
+        hidden = RunFiles(scratch, files.name)
+        for at, rank in enumerate(run.graph.ranks):
+            trace = _predicted(run.graph.traces[at], starts[at], ends[at], lasting[at], matched[at] > 0)
+            if rewired:
+                trace = _with_dependencies(trace, at, prediction)
+            et_file.write(hidden.et_file(rank), trace)
+        if run.comm_groups:
+            write_json(hidden.groups_file, {name: list(ranks) for name, ranks in run.comm_groups.items()})
+        for path in sorted(scratch.iterdir()):
+            path.rename(files.folder / path.name)
+        sync_folder(files.folder)
+    return [files.et_file(rank) for rank in run.graph.ranks]
 
 
 def _predicted(

@@ -173,7 +173,7 @@ def test_more_ranks_take_longer_for_their_all_reduces() -> None:
     assert us(prediction) == [100 + 24 + 2 + 3 * 60 + 4 + 50] * 4
     assert len(prediction.changed.members) == 2 * 3 and len(prediction.changed.members[0]) == 4
     assert [rank.rank for rank in prediction.ranks] == [0, 1, 2, 3]
-    assert "2 ranks repeat the times" in prediction.notes[-1]
+    assert "2 ranks with the times of measured ones" in prediction.notes[-1]
     # Changes of time come on top.
     assert us(predict(run, [Ranks(4), Scale("forward", 2.0)])) == [time + 100 for time in us(prediction)]
 
