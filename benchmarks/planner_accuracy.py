@@ -50,8 +50,8 @@ SAILOR_CALIBRATION = "gh200_N8_D4"
 NETWORK_SHARE = {"GH-96": 0.32}
 # GiB of a GPU's memory that hold neither parameters nor activations: what that plan had beyond them.
 RESERVED_GIB = 4.38
-# Megatron-LM in fp16 with full recomputation.
-VTRAIN = Options(recompute="full", gradient_bytes=2, scatter_gather=True)
+# Megatron-DeepSpeed (data/README.md of VIA-Research/vTrain); fp16 and full recomputation are assumed.
+VTRAIN = Options(recompute="full", gradient_bytes=2, engine="deepspeed", scatter_gather=True)
 VTRAIN_CALIBRATION = (0, 27, 54, 81, 108)  # rows of the published file
 VTRAIN_ROWS = 109
 # DGX A100: 4 × 200 Gbit/s for the 8 GPUs of a node.

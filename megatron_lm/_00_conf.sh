@@ -9,7 +9,7 @@
 SETTINGS=(
     HOMOGENEOUS_CLUSTER MODEL NPROC_PER_NODE NNODES WORLD_SIZE GLOBAL_BATCH_SIZE MICRO_BATCH_SIZE
     TENSOR_MP_SIZE DP_SIZE PIPELINE_MP_SIZE PARTITION VIRTUAL_STAGES SEQUENCE_PARALLEL RECOMPUTE
-    SHARDED_OPTIMIZER
+    ATTENTION SHARDED_OPTIMIZER
     HIDDEN_SIZE NUM_LAYERS NUM_HEADS SEQ_LENGTH VOCAB_SIZE FFN KV_GROUPS SWIGLU NORMALIZATION POSITION
     ROTARY_BASE LINEAR_BIAS TIED_EMBEDDING
     TRAIN_ITERS LOG_INTERVAL PRECISION LR LR_DECAY_ITERS LR_WARMUP_FRACTION SEED DATA_PATH SPLIT SAVE
@@ -62,6 +62,7 @@ WORLD_SIZE="${WORLD_SIZE:-}"                 # empty: NPROC_PER_NODE x NNODES
 VIRTUAL_STAGES="${VIRTUAL_STAGES:-1}"        # chunks of layers per stage; above 1: interleaved schedule
 SEQUENCE_PARALLEL="${SEQUENCE_PARALLEL:-false}" # with tensor parallelism: share layer norms along the sequence
 RECOMPUTE="${RECOMPUTE:-none}"               # activations computed again: none | selective (attention) | full
+ATTENTION="${ATTENTION:-unfused}"            # unfused | flash: one kernel that keeps no scores
 SHARDED_OPTIMIZER="${SHARDED_OPTIMIZER:-false}" # optimizer states shared among the data-parallel ranks
 
 # Model; empty: that of MODEL

@@ -11,14 +11,17 @@ replicas may differ and a measured time may stand beside each layout.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 from chakra_et import cli, text
+from chakra_et.text import printable
 from fasop.errors import PlanError
 from fasop.exact.estimate import Estimate, estimate
 from fasop.inputs.cluster_files import load_clusters
-from fasop.inputs.costs import PUBLISHED, read_costs
+from fasop.inputs.clusters import check_gpus, check_nodes
+from fasop.inputs.costs import PUBLISHED, CostFile, check_cost_name, read_costs
 from fasop.plans.layout import of_plan
 from fasop.plans.layout_files import Described, read_layouts
 from fasop.plans.plan import pick_plan
@@ -41,27 +44,50 @@ def main(argv: Sequence[str] | None = None) -> int:
         Config, argv, prog="python -m fasop evaluate", description="Estimate a given plan, without a search."
     )
     cost_files = [read_costs(PUBLISHED), *map(read_costs, reversed(config.costs))]
-    given = _given(config)
-    found = [estimate(each.layout, cost_files, each.options) for each in given]
+    given, found, refused = _estimates(config, cost_files)
+    for error in refused:
+        print(printable(f"error: {error}"), file=sys.stderr)
+    status = 2 if refused else 0
+    if not found:
+        return status
     if config.json:
         rows = [
             {"name": each.name, "measured": each.measured, **asdict(one)}
             for each, one in zip(given, found, strict=True)
         ]
         print(json.dumps(rows, indent=1))
-        return 0
+        return status
     print("\n".join(_summary(given, found)))
     if len(given) == 1:
         print("\n".join(["", *_stages(given[0], found[0])]))
     notes = dict.fromkeys(f"note: {note}" for one in found for note in one.notes)
     if notes:
         print("\n".join(["", *notes]))
-    return 0
+    return status
 
 
-def _given(config: Config) -> list[Described]:
+def _estimates(
+    config: Config, cost_files: list[CostFile]
+) -> tuple[list[Described], list[Estimate], list[PlanError]]:
+    """The layouts that can be, what each takes, and why the others can't be."""
+    given, found, refused = [], [], []
+    for each in _given(config):
+        if isinstance(each, PlanError):
+            refused.append(each)
+            continue
+        try:
+            check_cost_name(cost_files, each.layout.model)
+            found.append(estimate(each.layout, cost_files, each.options))
+            given.append(each)
+        except PlanError as error:
+            refused.append(PlanError(f"{config.plan}: {each.name}: {error}"))
+    return given, found, refused
+
+
+def _given(config: Config) -> Iterator[Described | PlanError]:
     if not config.plan.endswith(".json"):
-        return read_layouts(config.plan, config.cluster, config.models_file)
+        yield from read_layouts(config.plan, config.cluster, config.models_file)
+        return
     plan = pick_plan(config.plan, config.rank)
     layout = of_plan(plan)
     if config.cluster:
@@ -70,8 +96,11 @@ def _given(config: Config) -> list[Described]:
         if len(clusters) > 1 or missing:
             types = ", ".join(sorted(set(plan.placement)))
             raise PlanError(f"--cluster {config.cluster}: give one cluster that has {types}.")
-        layout = replace(layout, cluster=clusters[0])
-    return [Described(f"plan {config.rank}", layout, plan.options)]
+        where = f"--cluster {config.cluster}"
+        check_nodes(where, clusters[0], plan.placement)
+        check_gpus(f"{where}: tp × dp × pp", clusters[0], plan.placement, plan.tp * plan.dp * plan.pp)
+        layout = of_plan(replace(plan, cluster=clusters[0]))
+    yield Described(f"plan {config.rank}", layout, plan.options)
 
 
 def _summary(given: list[Described], found: list[Estimate]) -> list[str]:

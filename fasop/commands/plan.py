@@ -21,7 +21,7 @@ from chakra_et import cli, files
 from fasop.errors import PlanError
 from fasop.inputs.cluster_files import load_clusters
 from fasop.inputs.clusters import Cluster
-from fasop.inputs.costs import PUBLISHED, CostFile, read_costs
+from fasop.inputs.costs import PUBLISHED, CostFile, check_cost_name, read_costs
 from fasop.inputs.models import Model, find_model
 from fasop.output import report
 from fasop.plans.goal import Goal, pareto_front
@@ -102,6 +102,8 @@ class Config:
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):
                 raise ValueError(f"--{name.replace('_', '-')} is {value}: give a number above 0")
+        if self.tp is not None and self.tp > self.max_tp:
+            raise ValueError(f"--tp {self.tp} is above --max-tp {self.max_tp}: give --max-tp {self.tp}")
         if self.workers < 0:
             raise ValueError(f"--workers is {self.workers}: give at least 0")
         if self.json and self.csv:
@@ -161,6 +163,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         clusters = [cluster.without(config.lost) for cluster in clusters]
     clusters = _affordable(clusters, config.budget)
     cost_files = [read_costs(PUBLISHED), *map(read_costs, reversed(config.costs))]
+    check_cost_name(cost_files, model)
     if config.csv not in ("", "-") and not Path(config.csv).absolute().parent.is_dir():
         raise PlanError(f"{config.csv}: no such folder: make {Path(config.csv).parent} first.")
     if config.cost_model == "hpdc24":

@@ -56,17 +56,30 @@ class _Source:
     def degrees(self, gpu: str) -> list[int]:
         return sorted({tp for name, tp, _ in self.entries if name == gpu})
 
-    def is_node(self, gpu: str, bandwidth: float, shared_bus: bool) -> bool:
-        """Whether the GPU was measured in a node whose GPUs are joined as these."""
-        node = self.file.nodes.get(gpu)
+    def is_node(self, gpu: Gpu, size: int) -> bool:
+        """Whether the costs of a GPU were measured in the same kind of node.
+
+        That is one with the same link between its GPUs, and as many of them where they share a bus.
+
+        size: GPUs of the node that holds a tensor-parallel group; 0 where a group spans several nodes.
+        """
+        node = self.file.nodes.get(gpu.costs_of)
         return (
             node is not None
-            and node.shared_bus == shared_bus
-            and 0.9 < node.intra_bandwidth / bandwidth < 1.1
+            and size > 0
+            and node.shared_bus == gpu.shared_bus
+            and 0.9 < node.intra_bandwidth / gpu.intra_bandwidth < 1.1
+            and (not gpu.shared_bus or node.gpus in (0, size))
         )
 
     def sizes(self, gpu: str, tp: int) -> list[int]:
         return sorted(size for name, degree, size in self.entries if (name, degree) == (gpu, tp))
+
+    def known_sizes(self, gpu: str, tp: int) -> list[float]:
+        """Micro-batches that were measured, those that ``growth`` stands for among them."""
+        rules = (self.file.growth or {}).get(self.shape.name, {}).get(gpu, {})
+        steps = [step for kind in "TD" for step in rules.get(kind, [])]
+        return [*self.sizes(gpu, tp), *(divisor or begin for begin, _, divisor in steps)]
 
 
 class Compute:
@@ -88,21 +101,26 @@ class Compute:
                     self.skipped = f"{model.name}: costs of {name} are for layers of other widths"
                 break
 
-    def of(self, gpu: Gpu, tp: int, mbs: int, ep: int = 1) -> UnitSeconds:
-        """Costs of every unit. Raises ``PlanError`` for a GPU that is neither measured nor known."""
-        return self._of(gpu.costs_of, gpu.name, gpu.speed, gpu.intra_bandwidth, gpu.shared_bus, tp, mbs, ep)
+    def of(self, kind: Gpu, tp: int, mbs: int, ep: int = 1, node: int = 0) -> UnitSeconds:
+        """Costs of every unit. Raises ``PlanError`` for a GPU that is neither measured nor known.
 
-    @memo
-    def _of(
-        self, gpu: str, name: str, speed: float, bandwidth: float, shared: bool, tp: int, mbs: int, ep: int
-    ) -> UnitSeconds:
+        node: GPUs of the node that holds a whole tensor-parallel group; 0 where a group spans several.
+        """
+        gpu, name, speed = kind.costs_of, kind.name, kind.speed
         source = next((each for each in reversed(self.sources) if each.degrees(gpu)), None)
         if source is None or ep > 1:
             found = self._computed(gpu, name, tp, mbs, ep)
-        elif tp > 1 and source.file.collectives == "included" and not source.is_node(gpu, bandwidth, shared):
-            # A figure that holds the collectives of one node is no figure for another.
+        elif (
+            tp > 1
+            and source.file.collectives == "included"
+            and not (speed == 1 and source.is_node(kind, node))
+        ):
+            # A figure that holds the collectives of one node is no figure for another, nor for faster GPUs.
             note = f"{name}: costs with tp above 1 were measured in another kind of node"
-            found = replace(self._from_source(source, gpu, tp, mbs, [1]), has_collectives=False)
+            if 1 in source.degrees(gpu):
+                found = replace(self._from_source(source, gpu, tp, mbs, [1]), has_collectives=False)
+            else:
+                found = self._computed(gpu, name, tp, mbs, ep)
             found = replace(found, notes=(note, *found.notes))
         else:
             found = self._from_source(source, gpu, tp, mbs, source.degrees(gpu))
@@ -173,10 +191,15 @@ class Compute:
         update = np.array(other_depth(shape, tuple(rows[2]), model)) if rest else None
         scores = forward * _scores_share(model) * np.array([kind in "TD" for kind in model.kinds])
         included = source.file.collectives == "included"
-        beyond = ""
-        if not (source.file.growth or {}).get(shape.name, {}).get(gpu):
-            near = tp if tp in degrees else max((one for one in degrees if one < tp), default=degrees[0])
-            beyond = beyond_measured(gpu, batch, source.sizes(gpu, near))
+        near = tp if tp in degrees else max((one for one in degrees if one < tp), default=degrees[0])
+        beyond = beyond_measured(gpu, batch, source.known_sizes(gpu, near))
+        for was, wanted, what in (
+            (source.file.precision, self.options.precision, "in {} precision"),
+            (source.file.attention, self.options.attention, "with {} attention"),
+        ):
+            if was and was != wanted:
+                how = f"{what.format(was)}, not {what.format(wanted)}"
+                notes.append(f"{model.name} on {gpu}: costs were measured {how}")
         passes = forward, backward, scores, update
         return UnitSeconds(*passes, included, (least[0], least[1]), tuple(notes), beyond)
 

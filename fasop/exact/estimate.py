@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fasop.exact.compute import Compute
+from fasop.exact.compute import Compute, UnitSeconds
 from fasop.exact.extrapolation import counted
 from fasop.exact.links import SEND_BUFFER, Links
 from fasop.exact.memory import activations, copies, counted_twice, parameters, stage_gib
@@ -211,7 +211,7 @@ class _Estimator:
             hidden = np.array(of_replica.hidden)
             reduction = exposed_seconds(self.options, reduction_seconds(*what), hidden, layers)
             slowest = max(slowest, float(reduction))
-            measured = self.passes.compute.of(gpu, replica.tp, replica.mbs, replica.ep).update
+            measured = self._units(replica).update
             sharers = group_size(data)
             if measured is not None:
                 update = float(measured[begin:end].sum()) / (sharers if self.options.zero else 1)
@@ -220,6 +220,10 @@ class _Estimator:
                 update = 0.0 if computed is None else float(computed)
             latest = max(latest, update + float(gather_seconds(*what)))
         return slowest, latest
+
+    def _units(self, replica: Replica) -> UnitSeconds:
+        nodes = len(replica.group)
+        return self.passes.units(replica.group[0].gpu, replica.tp, replica.mbs, replica.ep, nodes)
 
     def _held(self, index: int, replica: Replica) -> float:
         """Parameters of one GPU of a stage."""
@@ -260,22 +264,29 @@ class _Estimator:
         holders = [self.layout.stages[at] for at in self.model.embedding_stages(self.layout.partition)]
         if len(holders) < 2:
             return 0.0
-        group = merged([(stage.replicas[0].group[0]._replace(gpus=1),) for stage in holders])
         tp = holders[0].replicas[0].tp
         size = self.model.hidden * self.model.vocab / tp * self.options.gradient_bytes
         first = merged([replica.group for replica in holders[0].replicas])
-        return self.links.collective(group, size, max(part.gpus for part in first))
+        rings = max(part.gpus for part in first)
+        # Each replica's copies are summed apart: the slowest sum counts.
+        groups = {
+            _alone(
+                merged(
+                    [
+                        (stage.replicas[at % len(stage.replicas)].group[0]._replace(gpus=1),)
+                        for stage in holders
+                    ]
+                )
+            )
+            for at in range(max(len(stage.replicas) for stage in holders))
+        }
+        return max(self.links.collective(group, size, rings) for group in groups)
 
     def _notes(self) -> tuple[str, ...]:
         found: dict[str, None] = {}
         beyond = []
         for stage, (begin, end) in zip(self.layout.stages, self.spans, strict=True):
-            each = [
-                self.passes.compute.of(
-                    self.layout.cluster.gpu(replica.group[0].gpu), replica.tp, replica.mbs, replica.ep
-                )
-                for replica in stage.replicas
-            ]
+            each = [self._units(replica) for replica in stage.replicas]
             found.update(dict.fromkeys(note for units in each for note in units.notes))
             layers = int(self.passes.layers[begin:end].sum())
             beyond += [(text, layers) for text in dict.fromkeys(units.beyond for units in each)]

@@ -25,17 +25,17 @@ def beyond_curve(model: Model, gpu: str, tp: int, mbs: int) -> str:
     return f"{gpu}: products beyond those that the efficiency curve was checked on ({far})" if far else ""
 
 
-def beyond_measured(gpu: str, batch: float, sizes: Sequence[int]) -> str:
+def beyond_measured(gpu: str, batch: float, sizes: Sequence[float]) -> str:
     """Where a micro-batch lies outside the measured ones; nothing where it lies inside."""
     far = _beyond(batch, (min(sizes), max(sizes)), "sequences")
     return f"{gpu}: micro-batch beyond the measured ones ({far})" if far else ""
 
 
-def _beyond(value: float, checked: tuple[int, int], what: str) -> str:
+def _beyond(value: float, checked: tuple[float, float], what: str) -> str:
     least, most = checked
     if value < least:
-        return f"{value:g} {what}, {least / value:.3g} times below {least}"
-    return f"{value:g} {what}, {value / most:.3g} times above {most}" if value > most else ""
+        return f"{value:g} {what}, {least / value:.3g} times below {least:g}"
+    return f"{value:g} {what}, {value / most:.3g} times above {most:g}" if value > most else ""
 
 
 def counted(found: Iterable[tuple[str, int]]) -> list[str]:

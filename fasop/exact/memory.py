@@ -115,8 +115,10 @@ def stage_gib(
     whole, of_experts = held
     # An expert has as many copies as there are groups of ranks among which the experts are spread.
     size = bytes_per_parameter(options, dp) * (whole - of_experts)
-    size = size + bytes_per_parameter(options, dp // ep) * of_experts + kept + once[0] + once[1]
-    if options.zero == 3:
+    size = size + bytes_per_parameter(options, dp // ep) * of_experts + kept
+    # The head's backward has ended before a layer's begins.
+    size = size + np.maximum(once[0], once[1])
+    if options.zero == 3 and dp > 1:
         # The parameters of the unit that runs are whole.
         size = size + float(parameters(model, tp, ep)[0].max()) * options.activation_bytes
     gib: np.ndarray = size * MEMORY_MARGIN / GIB

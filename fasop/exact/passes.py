@@ -7,9 +7,11 @@ ZeRO-2 and ZeRO-3 exchange for every micro-batch.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
-from fasop.exact.compute import Compute
+from fasop.exact.compute import Compute, UnitSeconds
 from fasop.exact.links import Links
 from fasop.exact.memory import parameters
 from fasop.inputs.models import Model
@@ -27,13 +29,24 @@ BACKWARD_SUMS = {"E": 0, "T": 2, "D": 3, "P": 1}
 class Passes:
     """The passes of one model, run one way, on one cluster."""
 
-    def __init__(self, model: Model, compute: Compute, links: Links, options: Options) -> None:
+    def __init__(
+        self, model: Model, compute: Compute, links: Links, options: Options, max_tp: float = math.inf
+    ) -> None:
+        """max_tp: largest tensor-parallel degree that a stage may choose."""
+        self.max_tp = max_tp
         self.model, self.compute, self.links, self.options = model, compute, links, options
         self.layers = np.array([kind in "TD" for kind in model.kinds])
         self._sums = [
             np.array([sums[kind] for kind in model.kinds], dtype=float)
             for sums in (FORWARD_SUMS, BACKWARD_SUMS)
         ]
+
+    @memo
+    def units(self, name: str, tp: int, mbs: int, ep: int = 1, nodes: int = 1) -> UnitSeconds:
+        """What the units take on a GPU type, in tensor-parallel groups that span so many nodes."""
+        gpu = self.links.cluster.gpu(name)
+        size = self.links.cluster.size(gpu)
+        return self.compute.of(gpu, tp, mbs, ep, size if nodes == 1 and tp <= size else 0)
 
     @memo
     def replica(
@@ -45,8 +58,7 @@ class Passes:
         layer's experts are spread.
         """
         options, tp, ep = self.options, group_size(tensor), max(group_size(experts), 1)
-        gpu = self.links.cluster.gpu(tensor[0].gpu)
-        units = self.compute.of(gpu, tp, mbs, ep)
+        units = self.units(tensor[0].gpu, tp, mbs, ep, len(tensor))
         forward, backward = units.forward, units.backward
         once = self.sum_seconds(tensor, mbs)
         if units.has_collectives:

@@ -54,7 +54,7 @@ class StageCosts:
 
     def of(self, shape: Shape) -> StageCosts:
         """The same tables for a shape with another number of stages, of which both have several, or one."""
-        made = sharing(self, "boundaries")
+        made = sharing(self, "boundaries", "embedding_sync")
         made.shape = shape
         return made
 
@@ -98,7 +98,7 @@ class StageCosts:
         slowest = np.zeros(held.shape)
         for name, mbs in variant.shares:
             gpu = self.cluster.gpu(name)
-            measured = self.passes.compute.of(gpu, variant.tp, mbs, self.shape.ep).update
+            measured = self.passes.units(name, variant.tp, mbs, self.shape.ep).update
             sharers = self.shape.group // variant.tp
             if measured is not None:
                 shared = sharers if self.options.zero else 1
@@ -127,7 +127,9 @@ class StageCosts:
         """Bytes [a, b]: kept per micro-batch in flight, and what the head and the largest layer need once."""
         kept, once = activations(self.model, tp, mbs, self.options, recompute)
         layers = self.passes.layers
-        largest = float((once * layers).max(initial=0.0)) * (ranges(layers.astype(float)) > 0)
+        largest = np.zeros((len(layers) + 1,) * 2)
+        for size in set(once[layers].tolist()):  # one of each kind of layer
+            largest = np.maximum(largest, size * (ranges((layers & (once == size)).astype(float)) > 0))
         return ranges(kept), ranges(once * ~layers), largest
 
     def cap(self, seats: Seats) -> float:
@@ -198,7 +200,9 @@ class StageCosts:
             return 0.0
         tp = self.shape.tp
         size = self.model.hidden * self.model.vocab / tp * self.options.gradient_bytes
-        one_node = self.cluster.node_count == 1
+        # Stages follow each other through the nodes: a first node as large as the plan holds all of them.
+        first = self.cluster.size(self.cluster.gpu(holders[0][0][0]))
+        one_node = len(holders[0]) == 1 and self.shape.pp * self.shape.group <= first
         rings = max(count for seats in holders for _, count in seats)
         if one_node:
             group: Group = (Part(0, holders[0][0][0], len(holders)),)

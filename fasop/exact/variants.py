@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import get_args
 
@@ -26,7 +27,10 @@ class Variant:
 
 
 class Variants:
-    """The variants of the stages of one shape: one for all, or with ``per_stage`` those of each stage."""
+    """The variants of the stages of one shape: one for all, or with ``per_stage`` those of each stage.
+
+    ``per_stage`` with a recomputation other than "none" holds for all stages.
+    """
 
     def __init__(self, passes: Passes, shape: Shape) -> None:
         self.passes, self.shape, self.options = passes, shape, passes.options
@@ -37,14 +41,21 @@ class Variants:
         if not self.options.per_stage:
             shares = tuple((name, self.shape.mbs) for name in gpu_types(seats))
             return (Variant(self.shape.tp, self.options.recompute, shares),)
+        # Stages choose whether to compute again, unless all of them shall.
+        given = self.options.recompute
+        ways = RECOMPUTE if given == "none" else (given,)
         found = []
-        for tp in divisors(max(count for _, count in seats)):
-            if any(count % tp for _, count in seats) or self.passes.model.heads % tp:
+        for tp in divisors(math.gcd(*(count for _, count in seats))):
+            if tp > self.passes.max_tp or not self._is_possible(tp):
                 continue
-            shares = self._even_finish(seats, tp)
-            if shares:
-                found += [Variant(tp, recompute, shares) for recompute in RECOMPUTE]
+            if shares := self._even_finish(seats, tp):
+                found += [Variant(tp, recompute, shares) for recompute in ways]
         return tuple(found)
+
+    def _is_possible(self, tp: int) -> bool:
+        """Whether heads can be split so, and whole groups of replicas are left for the experts."""
+        model, ranks = self.passes.model, self.shape.group // tp
+        return math.gcd(model.heads, model.kv_heads or model.heads) % tp == 0 and ranks % self.shape.ep == 0
 
     def _even_finish(self, seats: Seats, tp: int) -> tuple[tuple[str, int], ...]:
         """Sequences for a replica of each GPU type so that all finish as early as possible; () for none."""
@@ -69,7 +80,7 @@ class Variants:
 
     @memo
     def _layer_seconds(self, name: str, tp: int, mbs: int) -> float:
-        units = self.passes.compute.of(self.passes.links.cluster.gpu(name), tp, mbs)
+        units = self.passes.units(name, tp, mbs, self.shape.ep)
         return float((units.forward + units.backward)[self.passes.layers].max())
 
     @memo

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import itertools
 import re
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from fasop.errors import PlanError, nearest
-from fasop.inputs.clusters import Cluster, Gpu, Link
-from fasop.inputs.settings import flag, number, read_mapping, read_yaml, whole
+from fasop.inputs.clusters import Cluster, Gpu, Link, check_gpu
+from fasop.inputs.kinds import MOST_NODES, Bandwidth, MessageSize, NodeSize
+from fasop.inputs.settings import checked, kinds_of, read_mapping, read_settings, read_yaml, shown
 
 PRESETS = Path(__file__).parents[1] / "data" / "clusters.yaml"
 MOST_CLUSTERS = 10_000  # of one grid
+_NEEDED = ("memory_gib", "price_per_hour", "inter_bandwidth", "intra_bandwidth")
+# 0 stands for "not given" in ``Gpu``; a file leaves it out instead.
+_KINDS = {key: kind for key, kind in kinds_of(Gpu).items() if key != "name"} | {"gpu_bandwidth": Bandwidth}
 
 
 def load_clusters(name_or_path: str) -> list[Cluster]:
@@ -24,6 +27,8 @@ def load_clusters(name_or_path: str) -> list[Cluster]:
     name`` takes over the settings of an earlier entry. A path may end in ``:name`` to choose one entry.
     Raises ``PlanError``.
     """
+    if not name_or_path:
+        raise PlanError("no cluster is named: give a preset or a YAML file.")
     presets = read_yaml(PRESETS, "clusters")
     if name_or_path in presets:
         return _expand(str(PRESETS.name), name_or_path, presets)
@@ -36,39 +41,52 @@ def load_clusters(name_or_path: str) -> list[Cluster]:
     entries = read_yaml(path, "clusters")
     names = [chosen] if path == Path(text) and text else list(entries)
     if names[0] not in entries:
-        raise PlanError(f"{path}: no cluster {names[0]!r}: {nearest(names[0], map(str, entries))}")
+        raise PlanError(f"{path}: no cluster {names[0]!r}: {nearest(names[0], entries)}")
     if len(names) > 1:
         raise PlanError(f"{path}: holds {len(names)} clusters: choose one, as {path}:{names[0]}.")
     return _expand(str(path), names[0], entries)
 
 
-def _expand(file: str, name: str, entries: dict[str, Any]) -> list[Cluster]:
+def _entry(file: str, name: str, entries: dict[str, Any]) -> dict[str, Any]:
+    """One entry as it is written, its GPU types as settings."""
     where = f"{file}: cluster {name}"
     entry = read_mapping(where, entries[name], ["gpus_per_node", "gpus", "links", "base"])
-    base: dict[str, Any] = {}
+    entry["gpus"] = entry.get("gpus") or {}
+    if not isinstance(entry["gpus"], dict):
+        raise PlanError(f"{where}: no GPU types under 'gpus': give them as 'A100: {{nodes: 1, …}}'.")
+    # A count alone stands for the base's settings with as many nodes.
+    entry["gpus"] = {
+        str(gpu): {"nodes": own} if isinstance(own, int | str) else own for gpu, own in entry["gpus"].items()
+    }
+    for gpu, own in entry["gpus"].items():
+        read_mapping(f"{where}: GPU {gpu}", own, [*_KINDS, "nodes"])
+    return entry
+
+
+def _expand(file: str, name: str, entries: dict[str, Any]) -> list[Cluster]:
+    where = f"{file}: cluster {name}"
+    entry = _entry(file, name, entries)
+    base: dict[str, Any] = {"gpus": {}}
     if "base" in entry:
-        if entry["base"] not in entries or "base" in (entries[entry["base"]] or {}):
-            raise PlanError(f"{where}: base {entry['base']!r} is no entry of its own in this file.")
-        base = read_mapping(
-            f"{file}: cluster {entry['base']}", entries[entry["base"]], ["gpus_per_node", "gpus", "links"]
-        )
-    settings = entry.get("gpus", {})
-    if not isinstance(settings, dict) or not (settings or base):
+        if not isinstance(entry["base"], str) or entry["base"] not in entries:
+            raise PlanError(f"{where}: base: {shown(entry['base'])}: give the name of another entry.")
+        base = _entry(file, entry["base"], entries)
+        if "base" in base:
+            raise PlanError(f"{where}: base {entry['base']!r} has a base itself: give that one.")
+    if not (entry["gpus"] or base["gpus"]):
         raise PlanError(f"{where}: no GPU types under 'gpus'.")
-    size = entry.get("gpus_per_node", base.get("gpus_per_node", 0))
-    if whole(f"{where}: gpus_per_node", size) < 0:
-        raise PlanError(f"{where}: gpus_per_node is {size}: give at least 1.")
+    size = checked(
+        f"{where}: gpus_per_node", entry.get("gpus_per_node", base.get("gpus_per_node", 0)), NodeSize
+    )
     gpus, counts = [], []
-    for gpu_name, own in settings.items():
+    for gpu_name, own in entry["gpus"].items():
         at = f"{where}: GPU {gpu_name}"
-        merged = {
-            **(base.get("gpus", {}).get(gpu_name) or {}),
-            **(own if isinstance(own, dict) else {"nodes": own}),
-        }
-        gpus.append(_gpu(at, str(gpu_name), merged, size))
-        counts.append(_counts(at, merged.get("nodes")))
-        if gpus[-1].hosts and len(gpus[-1].hosts) != counts[-1][-1]:
-            raise PlanError(f"{at}: {len(gpus[-1].hosts)} hosts for {counts[-1][-1]} nodes.")
+        merged = {**base["gpus"].get(gpu_name, {}), **own}
+        counts.append(_counts(at, merged.pop("nodes", None)))
+        gpus.append(Gpu(name=gpu_name, **read_settings(at, merged, _KINDS, _NEEDED)))
+        check_gpu(at, gpus[-1], counts[-1][-1])
+        if (gpus[-1].gpus_per_node or size) < 1:
+            raise PlanError(f"{at}: gpus_per_node is {gpus[-1].gpus_per_node or size}: give at least 1.")
     links = _links(where, entry.get("links", base.get("links", [])), gpus)
     total = 1
     for range_ in counts:
@@ -89,53 +107,15 @@ def _expand(file: str, name: str, entries: dict[str, Any]) -> list[Cluster]:
     return clusters
 
 
-_QUANTITY = {
-    "memory_gib": "memory_gib",
-    "reserved_gib": "reserved_gib",
-    "price_per_hour": "price_per_hour",
-    "inter_bandwidth": "bandwidth",
-    "intra_bandwidth": "bandwidth",
-    "gpu_bandwidth": "bandwidth",
-    "inter_latency": "latency",
-    "intra_latency": "latency",
-    "speed": "speed",
-}
-
-
-def _gpu(where: str, name: str, merged: dict[str, Any], cluster_size: int) -> Gpu:
-    known = [field.name for field in fields(Gpu) if field.name != "name"]
-    values = read_mapping(where, merged, [*known, "nodes"])
-    values.pop("nodes", None)
-    for key in ("memory_gib", "price_per_hour", "inter_bandwidth", "intra_bandwidth"):
-        if key not in values:
-            raise PlanError(f"{where}: lacks {key}.")
-    for key, value in values.items():
-        if key in _QUANTITY:
-            values[key] = number(f"{where}: {key}", value, _QUANTITY[key])
-        elif key == "shared_bus":
-            values[key] = flag(f"{where}: shared_bus", value)
-        elif key == "gpus_per_node":
-            values[key] = whole(f"{where}: gpus_per_node", value)
-        elif key == "hosts":
-            if not isinstance(value, list) or len(set(map(str, value))) != len(value):
-                raise PlanError(f"{where}: hosts: give a list of different names.")
-            values[key] = tuple(map(str, value))
-        else:
-            values[key] = str(value)
-    gpu = Gpu(name=name, **values)
-    if (gpu.gpus_per_node or cluster_size) < 1:
-        raise PlanError(f"{where}: gpus_per_node is {gpu.gpus_per_node or cluster_size}: give at least 1.")
-    return gpu
-
-
 def _counts(where: str, value: Any) -> range:
-    if isinstance(value, str) and (match := re.fullmatch(r"(\d+)\s*-\s*(\d+)", value.strip())):
+    low = high = value
+    if isinstance(value, str) and (match := re.fullmatch(r"(\d{1,9})\s*-\s*(\d{1,9})", value.strip())):
         low, high = int(match[1]), int(match[2])
-        if low <= high:
-            return range(low, high + 1)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise PlanError(f"{where}: nodes: {value!r}: give a count such as 4, or a range such as 0-8.")
-    return range(value, value + 1)
+    if isinstance(low, bool) or not isinstance(low, int) or not 0 <= low <= high:
+        raise PlanError(f"{where}: nodes: {shown(value)}: give a count such as 4, or a range such as 0-8.")
+    if high > MOST_NODES:
+        raise PlanError(f"{where}: nodes: {shown(value)}: give at most {MOST_NODES}.")
+    return range(low, high + 1)
 
 
 def _links(where: str, entries: Any, gpus: list[Gpu]) -> tuple[Link, ...]:
@@ -145,28 +125,28 @@ def _links(where: str, entries: Any, gpus: list[Gpu]) -> tuple[Link, ...]:
     found = []
     for index, entry in enumerate(entries):
         at = f"{where}: link {index}"
-        values = read_mapping(at, entry, ["between", "bandwidth", "latency", "price_per_gb", "points"])
-        ends = values.get("between")
-        if not isinstance(ends, list) or len(ends) != 2:
+        values = read_mapping(at, entry, kinds_of(Link))
+        ends = _named_pair(values.pop("between", None))
+        if ends is None:
             raise PlanError(f"{at}: between: give two GPU types or two zones, as [{known[0]}, {known[-1]}].")
         for end in ends:
-            if str(end) not in known:
-                raise PlanError(f"{at}: between: no GPU type or zone {end!r}: {nearest(str(end), known)}")
-        points = values.get("points") or {}
+            if end not in known:
+                raise PlanError(f"{at}: between: no GPU type or zone {end!r}: {nearest(end, known)}")
+        points = values.pop("points", None) or {}
         if not isinstance(points, dict) or not (points or "bandwidth" in values):
             raise PlanError(f"{at}: give its bandwidth, or points as {{message bytes: bit/s}}.")
         curve = sorted(
-            (number(f"{at}: points", size, "bytes"), number(f"{at}: points", rate, "bandwidth"))
+            (checked(f"{at}: points", size, MessageSize), checked(f"{at}: points", rate, Bandwidth))
             for size, rate in points.items()
         )
-        bandwidth = values.get("bandwidth", max((rate for _, rate in curve), default=0))
-        found.append(
-            Link(
-                (str(ends[0]), str(ends[1])),
-                number(f"{at}: bandwidth", bandwidth, "bandwidth"),
-                number(f"{at}: latency", values.get("latency", 0), "latency"),
-                number(f"{at}: price_per_gb", values.get("price_per_gb", 0), "per_gb"),
-                tuple(curve),
-            )
-        )
+        if len({size for size, _ in curve}) < len(curve):
+            raise PlanError(f"{at}: points: a message size is there twice: give each once.")
+        values.setdefault("bandwidth", max((rate for _, rate in curve), default=0))
+        settings = read_settings(at, values, kinds_of(Link))
+        found.append(Link(ends, points=tuple(curve), **settings))
     return tuple(found)
+
+
+def _named_pair(value: Any) -> tuple[str, str] | None:
+    named = isinstance(value, list) and all(isinstance(end, str | int) for end in value)
+    return (str(value[0]), str(value[1])) if named and len(value) == 2 else None

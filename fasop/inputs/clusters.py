@@ -5,7 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from fasop.errors import PlanError
+from fasop.errors import PlanError, nearest
+from fasop.inputs.kinds import (
+    Bandwidth,
+    BandwidthOrZero,
+    HourlyPrice,
+    Latency,
+    Memory,
+    MessageSize,
+    Name,
+    Nodes,
+    NodeSize,
+    Reserved,
+    Speed,
+    TrafficPrice,
+)
 
 
 @dataclass(frozen=True)
@@ -23,21 +37,21 @@ class Gpu:
     """
 
     name: str
-    memory_gib: float
-    price_per_hour: float
-    inter_bandwidth: float
-    intra_bandwidth: float
-    inter_latency: float = 0.0
-    intra_latency: float = 0.0
+    memory_gib: Memory
+    price_per_hour: HourlyPrice
+    inter_bandwidth: Bandwidth
+    intra_bandwidth: Bandwidth
+    inter_latency: Latency = 0.0
+    intra_latency: Latency = 0.0
     shared_bus: bool = False
     instance: str = ""
     like: str = ""
-    speed: float = 1.0
-    gpus_per_node: int = 0
-    gpu_bandwidth: float = 0.0
+    speed: Speed = 1.0
+    gpus_per_node: NodeSize = 0
+    gpu_bandwidth: BandwidthOrZero = 0.0
     zone: str = ""
-    reserved_gib: float = 0.0
-    hosts: tuple[str, ...] = ()
+    reserved_gib: Reserved = 0.0
+    hosts: tuple[Name, ...] = ()
     queue: str = ""
     gres: str = ""
 
@@ -56,10 +70,10 @@ class Link:
     """
 
     between: tuple[str, str]
-    bandwidth: float
-    latency: float = 0.0
-    price_per_gb: float = 0.0
-    points: tuple[tuple[float, float], ...] = ()
+    bandwidth: Bandwidth
+    latency: Latency = 0.0
+    price_per_gb: TrafficPrice = 0.0
+    points: tuple[tuple[MessageSize, Bandwidth], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -67,9 +81,9 @@ class Cluster:
     """``nodes[i]`` nodes of type ``gpus[i]``, with ``gpus_per_node`` GPUs unless the type has its own."""
 
     name: str
-    gpus_per_node: int
+    gpus_per_node: NodeSize
     gpus: tuple[Gpu, ...]
-    nodes: tuple[int, ...]
+    nodes: tuple[Nodes, ...]
     links: tuple[Link, ...] = ()
 
     @property
@@ -138,6 +152,38 @@ class Cluster:
                 gpus.append(replace(gpu, hosts=names))
                 counts.append(len(names))
         return replace(self, gpus=tuple(gpus), nodes=tuple(counts))
+
+
+def check_gpu(where: str, gpu: Gpu, nodes: int) -> None:
+    """What the settings of one type of GPU must be to each other. Raises ``PlanError``."""
+    if gpu.reserved_gib >= gpu.memory_gib:
+        raise PlanError(
+            f"{where}: reserved_gib is {gpu.reserved_gib:g}, which leaves nothing of memory_gib "
+            f"{gpu.memory_gib:g}: give less."
+        )
+    if len(set(gpu.hosts)) != len(gpu.hosts):
+        raise PlanError(f"{where}: hosts: give a list of different names.")
+    if gpu.hosts and len(gpu.hosts) != nodes:
+        raise PlanError(f"{where}: {len(gpu.hosts)} hosts for {nodes} nodes.")
+
+
+def check_nodes(where: str, cluster: Cluster, placement: Sequence[str]) -> None:
+    """Whether a cluster has these nodes. Raises ``PlanError``."""
+    have = {gpu.name: count for gpu, count in zip(cluster.gpus, cluster.nodes, strict=True)}
+    for name in dict.fromkeys(placement):
+        if name not in have:
+            raise PlanError(f"{where}: no GPU {name!r} in cluster {cluster.name}: {nearest(name, have)}")
+        if placement.count(name) > have[name]:
+            raise PlanError(
+                f"{where}: {placement.count(name)} nodes of {name}, cluster {cluster.name} has {have[name]}."
+            )
+
+
+def check_gpus(degrees: str, cluster: Cluster, placement: Sequence[str], needed: int) -> None:
+    """Whether the nodes of a placement have as many GPUs as ``degrees`` need. Raises ``PlanError``."""
+    held = sum(cluster.size(cluster.gpu(name)) for name in placement)
+    if needed > held:
+        raise PlanError(f"{degrees} is {needed}, its nodes have {held} GPUs.")
 
 
 def _some(names: Iterable[str]) -> str:

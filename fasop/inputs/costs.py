@@ -7,8 +7,9 @@ optimizer, ``parameters`` and ``activations``, bytes per GPU of one sequence; ``
 kind of unit (E, T, D for decoder layers, P), how costs grow with the micro-batch b: steps ``[from b, factors,
 divisor]``, the product of the factors, times b/divisor where that is not 0. ``growth_hpdc24`` holds what the
 published tool does otherwise. ``collectives``: whether entries with tp above 1 hold the tensor-parallel
-collectives, and if so ``nodes`` gives what joined the GPUs where they were measured. ``profile`` writes such
-files, ``data/costs.json`` is the default.
+collectives, and if so ``nodes`` gives what joined the GPUs where they were measured. ``precision`` and
+``attention``: how the model ran, as in ``Options`` ("": not known). ``profile`` writes such files,
+``data/costs.json`` is the default.
 """
 
 from __future__ import annotations
@@ -20,13 +21,16 @@ from typing import Literal
 import msgspec
 
 from chakra_et import files
-from fasop.errors import PlanError
+from fasop.errors import PlanError, nearest
+from fasop.inputs.kinds import Bandwidth, Count, Factor, FactorOrZero, UnitBytes, UnitSeconds
 from fasop.inputs.models import Model
+from fasop.inputs.settings import read_json
 
 PUBLISHED = Path(__file__).parents[1] / "data" / "costs.json"
 FORMAT = 1
+MOST_GROWTH = 1e6  # of a micro-batch's time over that of one sequence
 
-Steps = list[tuple[float, list[float], float]]
+Steps = list[tuple[FactorOrZero, list[Factor], FactorOrZero]]
 Growth = dict[str, dict[str, dict[str, Steps]]]
 
 
@@ -36,21 +40,25 @@ class Entry:
 
     model: str
     gpu: str
-    tp: int
-    mbs: int
-    forward: tuple[float, ...]
-    backward: tuple[float, ...] | None = None
-    update: tuple[float, ...] | None = None
-    parameters: tuple[float, ...] | None = None
-    activations: tuple[float, ...] | None = None
+    tp: Count
+    mbs: Count
+    forward: tuple[UnitSeconds, ...]
+    backward: tuple[UnitSeconds, ...] | None = None
+    update: tuple[UnitSeconds, ...] | None = None
+    parameters: tuple[UnitBytes, ...] | None = None
+    activations: tuple[UnitBytes, ...] | None = None
 
 
 @dataclass(frozen=True)
 class MeasuredOn:
-    """The link between the GPUs of the node that a GPU was measured in, as in a cluster file."""
+    """The link between the GPUs of the node that a GPU was measured in, as in a cluster file.
 
-    intra_bandwidth: float
+    gpus: in that node (0: not known, or of no effect).
+    """
+
+    intra_bandwidth: Bandwidth
     shared_bus: bool = False
+    gpus: int = 0
 
 
 @dataclass(frozen=True)
@@ -65,6 +73,8 @@ class CostFile:
     growth_hpdc24: Growth | None = None
     collectives: Literal["excluded", "included"] = "excluded"
     nodes: dict[str, MeasuredOn] = field(default_factory=dict)
+    precision: Literal["", "mixed", "fp32"] = ""
+    attention: Literal["", "unfused", "flash"] = ""
 
 
 def write_costs(path: str | Path, costs: CostFile) -> None:
@@ -74,35 +84,38 @@ def write_costs(path: str | Path, costs: CostFile) -> None:
 
 def read_costs(path: str | Path = PUBLISHED) -> CostFile:
     """Read a cost file. Raises ``PlanError``."""
-    try:
-        costs = msgspec.json.decode(Path(path).read_bytes(), type=CostFile)
-    except OSError as error:
-        raise PlanError(f"{path}: can't be read: {error.strerror or error}.") from None
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise PlanError(
-            f"{path}: not a cost file ({error}): make one with 'python -m fasop profile'."
-        ) from None
+    costs = read_json(path, CostFile, "a cost file", "make one with 'python -m fasop profile'")
     if costs.format != FORMAT:
         raise PlanError(f"{path}: costs of format {costs.format}: this program reads format {FORMAT}.")
     for entry in costs.entries:
+        where = f"{path}: {entry.model}, {entry.gpu}, tp {entry.tp}"
         if entry.model not in costs.models:
             raise PlanError(
                 f"{path}: an entry is for model {entry.model!r}, whose shape is not under 'models'."
             )
-        units = len(costs.models[entry.model].units)
+        units = costs.models[entry.model].units
         for values in (entry.forward, entry.backward, entry.update, entry.parameters, entry.activations):
-            if values is not None and (len(values) != units or min(values) < 0):
-                raise PlanError(
-                    f"{path}: {entry.model}, {entry.gpu}, tp {entry.tp}: give {units} costs, none below 0."
-                )
-        if max(entry.forward) > 1e4:
-            raise PlanError(
-                f"{path}: {entry.model}, {entry.gpu}, tp {entry.tp}: a unit takes {max(entry.forward):g}: "
-                "expected seconds per unit, below 10000."
-            )
-        if entry.tp < 1 or entry.mbs < 1:
-            raise PlanError(f"{path}: entry {entry.model}, {entry.gpu}: tp and mbs must be at least 1.")
+            if values is not None and len(values) != len(units):
+                raise PlanError(f"{where}: {len(values)} costs for {len(units)} units: give one of each.")
+        if not min(cost for kind, cost in zip(units, entry.forward, strict=True) if kind == "T"):
+            raise PlanError(f"{where}: forward: a layer takes 0 s: give what was measured.")
+    for name in ("growth", "growth_hpdc24"):
+        _check_growth(f"{path}: {name}", getattr(costs, name) or {})
     return costs
+
+
+def _check_growth(where: str, growth: Growth) -> None:
+    """Factors that are each plausible can be too large together. Raises ``PlanError``."""
+    for model, gpus in growth.items():
+        for gpu, kinds in gpus.items():
+            for kind, steps in kinds.items():
+                for step in steps:
+                    scale = growth_factor([step], max(1.0, step[0]))
+                    if not 1 / MOST_GROWTH <= scale <= MOST_GROWTH:
+                        raise PlanError(
+                            f"{where}: {model}, {gpu}, {kind}: from {step[0]:g} on the factors make "
+                            f"{scale:g}: give {1 / MOST_GROWTH:g} to {MOST_GROWTH:g}."
+                        )
 
 
 def growth_factor(steps: Steps, batch: float) -> float:
@@ -156,3 +169,13 @@ def cost_name(cost_files: list[CostFile], model: Model) -> str:
     """The name under which some file has costs for a model, "" for none."""
     known = {entry.model for file in cost_files for entry in file.entries}
     return next((name for name in (model.name, model.costs) if name in known), "")
+
+
+def check_cost_name(cost_files: list[CostFile], model: Model) -> None:
+    """Raises ``PlanError`` where a model names costs that no file has."""
+    known = {entry.model for file in cost_files for entry in file.entries}
+    if model.costs and model.costs not in known:
+        raise PlanError(
+            f"model {model.name}: costs: no cost file has {model.costs!r}: give the file with --costs, or "
+            f"{nearest(model.costs, known)}"
+        )

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import functools
 import itertools
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from fasop.errors import PlanError, nearest
-from fasop.inputs.settings import flag, read_mapping, read_yaml, whole
+from fasop.inputs.kinds import Count, CountOrZero, Layers, Sequences
+from fasop.inputs.settings import checked, kinds_of, read_settings, read_yaml
 
 PRESETS = Path(__file__).parents[1] / "data" / "models.yaml"
 # The names that the published tool's users type.
 ALIASES = {"gpt2XL": "gpt2-xl", "gpt2xl": "gpt2-xl", "gpt2-1.5b": "gpt2-xl", "bert": "bert-large", "T5": "t5"}
-MOST = 10_000_000  # of any size: what is above is a slip
 
 
 @dataclass(frozen=True)
@@ -32,32 +32,26 @@ class Model:
     """
 
     name: str
-    hidden: int
-    seq: int
-    layers: int
-    vocab: int
-    heads: int
-    global_batch: int
-    d_kv: int | None = None
-    encoder_layers: int | None = None
+    hidden: Count
+    seq: Count
+    layers: Layers
+    vocab: Count
+    heads: Count
+    global_batch: Sequences
+    d_kv: Count | None = None
+    encoder_layers: Count | None = None
     costs: str = ""
-    kv_heads: int = 0
-    ffn: int = 0
+    kv_heads: CountOrZero = 0
+    ffn: CountOrZero = 0
     gated: bool = False
     tied: bool = True
     causal: bool = True
-    experts: int = 0
-    top_k: int = 2
+    experts: CountOrZero = 0
+    top_k: Count = 2
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            least = 0 if field.name in ("kv_heads", "ffn", "experts") else 1
-            if field.type == "int" and not least <= value <= MOST:
-                raise PlanError(
-                    f"model {self.name}: {field.name} is {value}: give at least {least}"
-                    + (f", and at most {MOST}." if value > MOST else ".")
-                )
+        for name, kind in kinds_of(Model).items():
+            checked(f"model {self.name}: {name}", getattr(self, name), kind)
         if self.d_kv is None and self.hidden % self.heads:
             near = max(n for n in range(1, self.heads + 1) if self.hidden % n == 0)
             raise PlanError(
@@ -68,6 +62,10 @@ class Model:
             raise PlanError(
                 f"model {self.name}: kv_heads is {self.kv_heads}: give a divisor of the {self.heads} heads."
             )
+        if self.ffn_width < self.heads:
+            # Tensor-parallel ranks take heads, and of the feed-forward part as large a share.
+            name, value = ("ffn", self.ffn) if self.ffn else ("hidden", self.hidden)
+            raise PlanError(f"model {self.name}: {name} is {value}: give more than the {self.heads} heads.")
         if self.experts and self.top_k > self.experts:
             raise PlanError(
                 f"model {self.name}: top_k is {self.top_k}: give 1 to {self.experts}, the number of experts."
@@ -143,24 +141,19 @@ def find_model(name: str, path: str = "") -> Model:
     entries = read_yaml(file, "models")
     name = name if name in entries else ALIASES.get(name, name)
     if name not in entries:
-        raise PlanError(f"no model {name!r}: {nearest(name, map(str, entries))}")
-    return _model(f"{path or file.name}: model {name}", name, entries[name])
+        raise PlanError(f"{path + ': ' if path else ''}no model {name!r}: {nearest(name, entries)}")
+    return _model(path or file.name, name, entries[name])
 
 
 def preset_names() -> list[str]:
     return list(read_yaml(PRESETS, "models"))
 
 
-def _model(where: str, name: str, entry: Any) -> Model:
-    values = read_mapping(where, entry, [field.name for field in fields(Model) if field.name != "name"])
-    needed = ("hidden", "seq", "layers", "vocab", "heads", "global_batch")
-    if missing := [key for key in needed if key not in values]:
-        raise PlanError(f"{where} lacks {', '.join(missing)}.")
-    for key, value in values.items():
-        if key in ("gated", "tied", "causal"):
-            values[key] = flag(f"{where}: {key}", value)
-        elif key == "costs":
-            values[key] = str(value)
-        elif value is not None:
-            values[key] = whole(f"{where}: {key}", value)
-    return Model(name=name, **values)
+def _model(file: str, name: str, entry: Any) -> Model:
+    kinds = {key: kind for key, kind in kinds_of(Model).items() if key != "name"}
+    needed = [field.name for field in fields(Model) if field.name in kinds and field.default is MISSING]
+    values = read_settings(f"{file}: model {name}", entry, kinds, needed)
+    try:
+        return Model(name=name, **values)
+    except PlanError as error:
+        raise PlanError(f"{file}: {error}") from None

@@ -1,35 +1,34 @@
-"""Reading the YAML files that users write, with one sentence for each way they can be wrong."""
+"""Reading the files that users write, with one sentence for each way they can be wrong."""
 
 from __future__ import annotations
 
 import functools
-import math
+import re
+import reprlib
+import types
+import typing
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
+
+import msgspec
 
 from fasop.errors import PlanError, nearest
 
-
-class Quantity(NamedTuple):
-    """What a number means: its unit, its plausible range, and an example of a right value."""
-
-    unit: str
-    least: float
-    most: float
-    example: str
-
-
-QUANTITIES = {
-    "memory_gib": Quantity("GiB of one GPU", 0.1, 1024, "an 80 GiB GPU is 80"),
-    "reserved_gib": Quantity("GiB of one GPU", 0, 1024, "4.8"),
-    "price_per_hour": Quantity("$ per node and hour", 0, 10_000, "32.77"),
-    "bandwidth": Quantity("bit/s", 1e7, 1e18, "200 Gbit/s is 200e9, 25 GB/s is 200e9"),
-    "seconds": Quantity("seconds per step", 1e-6, 1e6, "1.402"),
-    "latency": Quantity("seconds per message", 0, 1, "10 µs is 1e-5"),
-    "speed": Quantity("times as fast", 1e-3, 1e3, "2.2"),
-    "per_gb": Quantity("$ per 10⁹ bytes", 0, 10, "0.02"),
-    "bytes": Quantity("bytes per message", 1, 1e12, "1 MB is 1e6"),
+Kind = TypeVar("Kind")
+# msgspec's words for what it found or expected.
+_WORDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "str": "text",
+    "bool": "true or false",
+    "array": "a list",
+    "object": "a mapping",
+    "null": "nothing",
 }
+_short = reprlib.Repr()
+_short.maxstring = _short.maxother = 60
+_short.maxlong = 40
 
 
 @functools.cache
@@ -42,9 +41,13 @@ def _loader() -> Any:
     def mapping(loader: Any, node: Any, deep: bool = False) -> Any:
         seen: set[str] = set()
         for key, _ in node.value:
-            if key.value in seen and key.value != "<<":
-                message = f"the key {key.value!r} is there twice"
-                raise yaml.constructor.ConstructorError(None, None, message, key.start_mark)
+            problem = ""
+            if not isinstance(key.value, str):
+                problem = "a key is a list or a mapping: give a name"
+            elif key.value in seen and key.value != "<<":
+                problem = f"the key {key.value!r} is there twice"
+            if problem:
+                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
             seen.add(key.value)
         loader.flatten_mapping(node)
         return loader.construct_mapping(node, deep=True)
@@ -68,49 +71,145 @@ def read_yaml(path: Path, top: str) -> dict[str, Any]:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark else ""
         problem = getattr(error, "problem", None) or "unreadable"
-        kind = "" if "there twice" in problem else "not YAML: "
+        kind = "" if "there twice" in problem or "give a name" in problem else "not YAML: "
         raise PlanError(f"{path}{where}: {kind}{problem}.") from None
+    except (ValueError, RecursionError) as error:
+        # A date that there is not, a number of thousands of digits, thousands of brackets.
+        raise PlanError(f"{path}: not YAML that can be read: {error}.") from None
     if not isinstance(document, dict) or not isinstance(document.get(top), dict) or not document[top]:
         raise PlanError(f"{path}: no entries under the key '{top}'.")
-    entries: dict[str, Any] = document[top]
-    return entries
+    return {str(name): entry for name, entry in document[top].items()}
 
 
-def read_mapping(where: str, entry: Any, known: list[str]) -> dict[str, Any]:
+def read_json(path: str | Path, kind: type[Kind], what: str, remedy: str) -> Kind:
+    """A JSON file as a value of a type. what: the file is meant to be, remedy: how such files are made.
+
+    Raises ``PlanError``.
+    """
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise PlanError(f"{path}: can't be read: {error.strerror or error}.") from None
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except PlanError as error:
+        raise PlanError(f"{path}: {error}") from None
+    except msgspec.ValidationError as error:
+        raise PlanError(f"{path}: {_invalid(str(error), data, kind) or f'not {what}: {remedy}'}.") from None
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise PlanError(f"{path}: not {what} ({error}): {remedy}.") from None
+
+
+def _invalid(message: str, data: bytes, kind: Any) -> str:
+    """msgspec's error as a sentence that shows the value; "" where the file as a whole is something else."""
+    problem, _, place = message.partition(" - at `$")
+    place = place.rstrip("`").lstrip(".")
+    problem = re.sub(r"`(\w+)`", lambda word: _WORDS.get(word[1], word[1]), problem)
+    problem = problem[0].lower() + problem[1:]
+    if missing := re.fullmatch(r"object missing required field (\w+)", problem):
+        return f"{place + ': ' if place else ''}lacks {missing[1]}"
+    if not place:
+        return ""
+    try:
+        value: Any = msgspec.json.decode(data)
+    except msgspec.DecodeError:
+        # Further on, the file is no JSON.
+        return f"{place}: {problem}"
+    for name, index in re.findall(r"([^.\[\]]+)|\[(\d+|\.\.\.)\]", place):
+        if index == "...":
+            # Any of a mapping's values: msgspec doesn't say which.
+            return f"{place}: {problem}"
+        value = value[name] if name else value[int(index)]
+        kind = kinds_of(_parts(kind)[0])[name] if name else _element(kind)
+    return f"{place} is {shown(value)}: {_expected(value, kind) or problem}"
+
+
+def shown(value: Any) -> str:
+    """A value in a sentence, cut where it is long."""
+    try:
+        return _short.repr(value)
+    except ValueError:
+        return "a number of thousands of digits"
+
+
+def read_mapping(where: str, entry: Any, known: Collection[str]) -> dict[str, Any]:
     """``entry`` as a dict with known keys only. Raises ``PlanError``."""
     if not isinstance(entry, dict):
-        raise PlanError(f"{where}: expected settings as 'name: value', got {entry!r}.")
+        raise PlanError(f"{where}: expected settings as 'name: value', got {shown(entry)}.")
     for key in entry:
         if key not in known:
-            raise PlanError(f"{where}: unknown setting {key!r}: {nearest(str(key), known)}")
+            raise PlanError(f"{where}: unknown setting {shown(key)}: {nearest(str(key), known)}")
     return dict(entry)
 
 
-def number(where: str, value: Any, quantity: str) -> float:
-    """A finite number within the range of a ``QUANTITIES`` entry. Raises ``PlanError``.
+def read_settings(
+    where: str, entry: Any, kinds: Mapping[str, Any], needed: Collection[str] = ()
+) -> dict[str, Any]:
+    """``entry`` with every value checked by the kind of its key. Raises ``PlanError``."""
+    values = read_mapping(where, entry, kinds)
+    if missing := [key for key in needed if key not in values]:
+        raise PlanError(f"{where}: lacks {', '.join(missing)}.")
+    return {key: checked(f"{where}: {key}", value, kinds[key]) for key, value in values.items()}
 
-    YAML 1.1 reads 40e9 as text, so text is accepted.
+
+@functools.cache
+def kinds_of(holder: type) -> dict[str, Any]:
+    """The kind of each field of a dataclass."""
+    return typing.get_type_hints(holder, include_extras=True)
+
+
+def checked(where: str, value: Any, kind: Any) -> Any:
+    """A value that a file gives for a kind: a type, or one of ``kinds``. Raises ``PlanError``.
+
+    YAML 1.1 reads 40e9 as text, so text is accepted for numbers with a fraction; and a node that is called 7
+    is a name.
     """
-    unit, least, most, example = QUANTITIES[quantity]
-    expected = f"expected {unit} between {least:g} and {most:g} ({example})"
+    base = _parts(kind)[0]
+    if base is str or base is tuple:
+        value = _named(value)
+    elif base is int and hasattr(value, "__index__") and not isinstance(value, bool):
+        value = int(value)  # NumPy's too
     try:
-        result = float(value)
-    except (TypeError, ValueError):
-        raise PlanError(f"{where}: {value!r} is no number: {expected}.") from None
-    if isinstance(value, bool) or not math.isfinite(result) or not least <= result <= most:
-        raise PlanError(f"{where}: {value!r}: {expected}.")
-    return result
+        return msgspec.convert(value, kind, strict=base is not float)
+    except (msgspec.ValidationError, OverflowError):
+        raise PlanError(f"{where}: {shown(value)}: {_expected(value, kind)}.") from None
 
 
-def whole(where: str, value: Any) -> int:
-    """A whole number. Raises ``PlanError``."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise PlanError(f"{where}: {value!r}: give a whole number.")
-    return value
+def _named(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_named(each) for each in value]
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
-def flag(where: str, value: Any) -> bool:
-    """True or false. Raises ``PlanError``."""
-    if not isinstance(value, bool):
-        raise PlanError(f"{where}: {value!r}: give true or false.")
-    return value
+def _parts(kind: Any) -> tuple[Any, msgspec.Meta]:
+    """The type and the bounds of a kind, without ``| None``."""
+    if get_origin(kind) in (typing.Union, types.UnionType):
+        kind = next(part for part in get_args(kind) if part is not type(None))
+    if get_origin(kind) is Annotated:
+        return get_args(kind)[0], get_args(kind)[1]
+    return get_origin(kind) or kind, msgspec.Meta()
+
+
+def _element(kind: Any) -> Any:
+    """The kind of what a list holds."""
+    if get_origin(kind) in (typing.Union, types.UnionType):
+        kind = next(part for part in get_args(kind) if part is not type(None))
+    return get_args(kind)[0]
+
+
+def _expected(value: Any, kind: Any) -> str:
+    """What to give instead; "" for a kind that a word or two don't describe."""
+    base, meta = _parts(kind)
+    if base is float:
+        unit = meta.description or "a number"
+        least = f"above {meta.gt:g}, at most" if meta.ge is None else f"between {meta.ge:g} and"
+        example = f" ({meta.examples[0]})" if meta.examples else ""
+        return f"expected {unit} {least} {meta.le:g}{example}"
+    if base is int:
+        return "give a whole number" + ("" if meta.ge is None else f" from {meta.ge} to {meta.le}")
+    if base is Literal:
+        return nearest(str(value), get_args(kind)).rstrip(".")
+    if base is tuple and _parts(_element(kind))[0] is str:
+        return "give a list of names"
+    words = {bool: "true or false", str: "a name", list: "a list", tuple: "a list"}
+    return f"give {words[base]}" if base in words else ""

@@ -15,11 +15,11 @@ from chakra_et.et.columns import CollectiveType
 from fasop.exact.memory import copies, counted_twice, parameters
 from fasop.exact.passes import BACKWARD_SUMS, FORWARD_SUMS
 from fasop.exact.stage_costs import message_bytes
+from fasop.plans.options import Recompute
 from fasop.plans.plan import Plan
 from fasop.schedule.events import Event, chunk_layers, layer_seconds
 
-# Of a layer's seconds, the most that its collectives can have: measured layers may be faster than the
-# links' model has it.
+# Of the seconds of a measured layer that is faster than the links' model has its collectives, their part.
 MOST = 0.9
 COMPUTE, TENSOR, DATA = 0, 5, 6  # lanes; 1 to 4 are for messages
 SUM, EXCHANGE = "S", "X"  # in a layer's pass: over the tensor-parallel ranks; of tokens, with experts
@@ -82,7 +82,8 @@ def stage_nodes(plan: Plan, stage: int, events: Sequence[Event]) -> list[Node]:
                 what = (piece.collective, piece.group, piece.size)
                 nodes.append(Node(piece.name, start, end, after, lane, event, *what))
                 start, after = end, (len(nodes) - 1,)
-                if piece.layer >= 0:
+                if piece.layer > 0:
+                    # The first layer's bucket may have the embedding's gradients too: it waits for the pass.
                     layer_end[place, piece.layer] = len(nodes) - 1
         last.append(len(nodes) - 1)
     order = sorted(range(len(nodes)), key=lambda at: (nodes[at].start, nodes[at].end))
@@ -92,6 +93,15 @@ def stage_nodes(plan: Plan, stage: int, events: Sequence[Event]) -> list[Node]:
 
 def stage_tp(plan: Plan, stage: int) -> int:
     return plan.choices[stage].tp if plan.choices else plan.tp
+
+
+def _recompute(plan: Plan, stage: int) -> Recompute:
+    return plan.choices[stage].recompute if plan.choices else plan.options.recompute
+
+
+def _sequences(plan: Plan, stage: int) -> int:
+    """Of a micro-batch, on the replica that has the most."""
+    return max(mbs for _, mbs in plan.choices[stage].shares) if plan.choices else plan.mbs
 
 
 def _span(event: Event) -> tuple[float, float]:
@@ -149,35 +159,57 @@ def _held(plan: Plan, stage: int) -> tuple[float, float]:
 
 
 def _pieces(plan: Plan, stage: int, event: Event, tp: int) -> Iterator[Piece]:
-    """A pass, computation by computation and collective by collective."""
-    forward, backward = layer_seconds(plan, stage)
-    begin = sum(plan.partition[:stage])
-    kinds = [kind for kind in plan.model.kinds[begin : begin + plan.partition[stage]] if kind in "TD"]
-    sizes = chunk_layers(plan, stage)
-    first = sum(sizes[: event.chunk])
-    chunk = kinds[first : first + sizes[event.chunk]]
+    """A pass, computation by computation and collective by collective, in the order of its units."""
     is_forward = event.kind == "forward"
-    each = forward if is_forward else backward
-    rest = event.end - event.start - each * len(chunk)
-    layers = list(enumerate(chunk))
+    each = layer_seconds(plan, stage)[not is_forward]
+    units = _units(plan, stage, event.chunk)
     sums = [FORWARD_SUMS if is_forward else BACKWARD_SUMS]
-    if not is_forward and plan.options.recompute == "full":
+    layers = sum(kind in "TD" for kind in units)
+    ends = _end_seconds(plan, stage, units, event.end - event.start - each * layers, sums[0], tp)
+    if not is_forward and _recompute(plan, stage) == "full":
         sums.append(FORWARD_SUMS)
-    has_embedding = stage == 0 and event.chunk == 0
-    has_head = stage == plan.pp - 1 and event.chunk == len(sizes) - 1
-    ends = "E" * has_embedding + "P" * has_head
+    first = sum(chunk_layers(plan, stage)[: event.chunk])
     what = f"{event.kind} {event.micro_batch}"
-    around = SUM * sum(sums[0][end] for end in ends) if tp > 1 else ""
-    outside = list(_collectives(plan, stage, f"{what} ends", rest, around, tp))
-    if rest > 0 and (not is_forward or not has_head):
-        yield from outside
-    for index, kind in layers if is_forward else reversed(layers):
+    index = 0 if is_forward else layers - 1
+    for kind in units if is_forward else reversed(units):
+        if kind in ends:
+            name = f"{what} {'embedding' if kind == 'E' else 'head'}"
+            pattern = SUM * sums[0][kind] * (tp > 1)
+            if pattern or ends[kind] > 0:
+                yield from _collectives(plan, stage, name, ends[kind], pattern, tp)
+            continue
         within = "".join(_within(plan, of[kind], tp) for of in sums)
         *pieces, end = _collectives(plan, stage, f"{what} layer {first + index}", each, within, tp)
         yield from pieces
         yield end._replace(layer=index)
-    if rest > 0 and is_forward and has_head:
-        yield from outside
+        index += 1 if is_forward else -1
+
+
+def _units(plan: Plan, stage: int, chunk: int) -> str:
+    """The kinds of a chunk's units, in their order."""
+    begin = sum(plan.partition[:stage])
+    own = plan.model.kinds[begin : begin + plan.partition[stage]]
+    if plan.virtual_stages == 1:
+        return own
+    # Interleaved: the first chunk of all has the embedding, the last the head.
+    sizes = chunk_layers(plan, stage)
+    embedding, head = "E" * (chunk == 0) * own.count("E"), "P" * (chunk == len(sizes) - 1) * own.count("P")
+    return embedding + "T" * sizes[chunk] + head
+
+
+def _end_seconds(
+    plan: Plan, stage: int, units: str, rest: float, sums: dict[str, int], tp: int
+) -> dict[str, float]:
+    """Seconds of an embedding, and of the head, of what a pass takes besides its layers.
+
+    A plan has no times of them alone: beside a head, an embedding is no more than its sums.
+    """
+    rest, embeddings = max(rest, 0.0), units.count("E")
+    if "P" not in units:
+        return {"E": rest / max(embeddings, 1)}
+    alone = sums["E"] * plan.parts[stage].tensor_sum * (tp > 1)
+    embedding = min(alone, rest / (embeddings + 1))
+    return {"E": embedding, "P": rest - embeddings * embedding}
 
 
 def _within(plan: Plan, sums: int, tp: int) -> str:
@@ -194,8 +226,8 @@ def _collectives(plan: Plan, stage: int, name: str, seconds: float, pattern: str
     options, parts = plan.options, plan.parts[stage]
     alone = {SUM: parts.tensor_sum, EXCHANGE: parts.exchange}
     total = sum(alone[kind] for kind in pattern)
-    scale = min(1.0, MOST * seconds / total) if total else 1.0
-    size = plan.mbs * plan.model.seq * plan.model.hidden * options.activation_bytes
+    scale = MOST * seconds / total if total > seconds else 1.0
+    size = _sequences(plan, stage) * plan.model.seq * plan.model.hidden * options.activation_bytes
     for kind in pattern:
         yield Piece(name, (seconds - scale * total) / len(pattern))
         each = scale * alone[kind]

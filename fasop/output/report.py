@@ -16,6 +16,9 @@ from fasop.plans.plan import Plan
 from fasop.schedule import events, one_f_one_b
 from fasop.search.assembled import sharded_memory
 
+# How far the exact model's steps were off on average for plans that others have measured on A100
+# (benchmarks/planner_accuracy.py): plans that are closer than this are not told apart.
+MEAN_ERROR = 0.07
 # The published tool's columns, which its users' notebooks read.
 COLUMNS = (
     *("mbs", "tp", "dp", "pp", "node placement", "num_a100", "num_a10", "partition"),
@@ -109,8 +112,11 @@ def _range(values: Sequence[int]) -> str:
     return str(low) if low == high else f"{low}–{high}"
 
 
-def reasons(plans: Sequence[Plan], objective: str, proven: bool) -> list[str]:
-    """Why the first plan is first, as sentences."""
+def reasons(plans: Sequence[Plan], objective: str, exact: bool) -> list[str]:
+    """Why the first plan is first, and which others may be as good, as sentences.
+
+    exact: plans of the exact model, which has lower bounds and a known error.
+    """
     first = plans[0]
     compute = [f + b for f, b in zip(first.stage_forward, first.stage_backward, strict=True)]
     slowest = max(range(first.pp), key=lambda i: compute[i])
@@ -136,14 +142,25 @@ def reasons(plans: Sequence[Plan], objective: str, proven: bool) -> list[str]:
             for name, (a, b) in parts.items()
             if abs(a - b) > 5e-5
         ]
-        gap = (other.step_time - first.step_time) / first.step_time
+        gap = _goal(other, objective) / _goal(first, objective) - 1
         lines.append(f"Against plan 2 ({gap:+.1%} per step): {', '.join(differences) or 'no difference'}.")
-    if proven and first.lower_bound and first.virtual_stages == 1:
+    alike = sum(_goal(plan, objective) <= (1 + MEAN_ERROR) * _goal(first, objective) for plan in plans)
+    if exact and objective != "pareto" and alike > 1:
+        lines.append(
+            f"Plans 1 to {alike} are within {MEAN_ERROR:.0%} of each other, the mean error of predictions "
+            "where others have measured (fasop/README.md): time them before you choose."
+        )
+    if exact and first.lower_bound and first.virtual_stages == 1:
         lines.append(
             f"No plan of its degrees can take less than {first.lower_bound:.4f} s per step "
             f"({first.lower_bound / first.step_time:.0%} of it)."
         )
     return lines
+
+
+def _goal(plan: Plan, objective: str) -> float:
+    """What plans are ranked by: dollars or seconds per step."""
+    return plan.price_per_step if objective == "cost" else plan.step_time
 
 
 def stages(plan: Plan) -> list[str]:

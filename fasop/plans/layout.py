@@ -79,8 +79,6 @@ def of_plan(plan: Plan) -> Layout:
         raise PlanError(
             "the plan is interleaved: evaluate one without --interleave, or see 'fasop simulate'."
         )
-    if any(len(choice.shares) > 1 for choice in plan.choices):
-        raise PlanError("the plan shares out sequences by GPU type: evaluate a plainer one.")
     made = uniform(
         *(plan.model, plan.cluster, plan.placement, (plan.tp, plan.dp), plan.partition, plan.mbs),
         *(plan.options.recompute, plan.ep),
@@ -91,9 +89,8 @@ def of_plan(plan: Plan) -> Layout:
     stages = []
     for index, (units, choice) in enumerate(zip(plan.partition, plan.choices, strict=True)):
         first, each = index * plan.tp * plan.dp, plan.tp * plan.dp // choice.tp
-        mbs = plan.dp * plan.mbs // each
         groups = [ranks_of(plan.placement, sizes, first + at * choice.tp, choice.tp) for at in range(each)]
-        stages.append(
-            LayoutStage(units, tuple(Replica(group, mbs, plan.ep) for group in groups), choice.recompute)
-        )
+        shares = dict(choice.shares)
+        replicas = tuple(Replica(group, shares[group[0].gpu], plan.ep) for group in groups)
+        stages.append(LayoutStage(units, replicas, choice.recompute))
     return Layout(plan.model, plan.cluster, tuple(stages), plan.micro_batches)

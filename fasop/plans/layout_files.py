@@ -8,24 +8,32 @@ own unless ``node`` names one. ``measured`` and ``measured_gib`` hold what a run
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
-from fasop.errors import PlanError, nearest
+from fasop.errors import PlanError
 from fasop.inputs.cluster_files import load_clusters
-from fasop.inputs.clusters import Cluster
+from fasop.inputs.clusters import Cluster, check_gpus, check_nodes
+from fasop.inputs.kinds import Count, CountOrZero, Memory, Name, Sequences, StepSeconds
 from fasop.inputs.models import Model, find_model
-from fasop.inputs.settings import flag, number, read_mapping, read_yaml, whole
+from fasop.inputs.settings import checked, kinds_of, read_settings, read_yaml, shown
 from fasop.plans.groups import Part
 from fasop.plans.layout import Layout, LayoutStage, Replica, uniform
-from fasop.plans.options import Attention, Engine, Options, Precision, Recompute
+from fasop.plans.options import Options, Recompute
+from fasop.plans.plan import check_heads
 
-CHOICES = {"recompute": Recompute, "attention": Attention, "precision": Precision, "engine": Engine}
-FLAGS = ("overlap", "sequence_parallel", "scatter_gather")
-NUMBERS = ("zero", "gradient_bytes")
-EVEN = ("tp", "dp", "mbs", "layers", "nodes")
-KNOWN = ["model", "cluster", "stages", "global_batch", "measured", "measured_gib"]
+EVEN = {"tp": Count, "dp": Count, "mbs": Count, "layers": Any, "nodes": tuple[Name, ...]}
+OPTIONS = {key: kind for key, kind in kinds_of(Options).items() if key != "per_stage"}
+KINDS = {
+    **{"model": Name, "cluster": Name, "stages": list, "global_batch": Sequences},
+    **{"measured": StepSeconds, "measured_gib": Memory},
+    **EVEN,
+    **OPTIONS,
+}
+STAGE = {"layers": CountOrZero, "replicas": list, "recompute": Recompute}
+REPLICA = {"gpu": Name, "gpus": Count, "mbs": Count, "node": Name}
 
 
 @dataclass(frozen=True)
@@ -39,110 +47,86 @@ class Described:
     measured_gib: float = 0.0
 
 
-def read_layouts(path: str, cluster: str = "", models_file: str = "") -> list[Described]:
-    """The layouts of a file. cluster: preset or file to use instead of theirs. Raises ``PlanError``."""
-    entries = read_yaml(Path(path), "layouts")
-    return [
-        _described(f"{path}: layout {name}", str(name), entry, cluster, models_file)
-        for name, entry in entries.items()
-    ]
+def read_layouts(path: str, cluster: str = "", models_file: str = "") -> Iterator[Described | PlanError]:
+    """The layouts of a file; for each that can't be, why. cluster: preset or file to use instead of theirs.
+
+    Raises ``PlanError`` for a file that can't be read.
+    """
+    for name, entry in read_yaml(Path(path), "layouts").items():
+        try:
+            yield _described(f"{path}: layout {name}", name, entry, cluster, models_file)
+        except PlanError as error:
+            yield error
 
 
 def _described(where: str, name: str, entry: Any, cluster_name: str, models_file: str) -> Described:
-    values = read_mapping(where, entry, [*KNOWN, *EVEN, *CHOICES, *FLAGS, *NUMBERS])
-    for key in ("model", "cluster"):
-        if key not in values and not (key == "cluster" and cluster_name):
-            raise PlanError(f"{where}: lacks {key}.")
-    model = find_model(str(values["model"]), models_file)
+    needed = ["model"] if cluster_name else ["model", "cluster"]
+    values = read_settings(where, entry, KINDS, needed)
+    try:
+        model = find_model(values["model"], models_file)
+        clusters = load_clusters(cluster_name or values["cluster"])
+    except PlanError as error:
+        raise PlanError(f"{where}: {error}") from None
     if "global_batch" in values:
-        model = replace(model, global_batch=_count(where, values, "global_batch"))
-    clusters = load_clusters(cluster_name or str(values["cluster"]))
+        model = replace(model, global_batch=values["global_batch"])
     if len(clusters) > 1:
         raise PlanError(f"{where}: {values.get('cluster', cluster_name)} is a grid of clusters: give one.")
-    options = _options(where, values)
+    options = Options(**{key: value for key, value in values.items() if key in OPTIONS})
     made = _stages if "stages" in values else _even
     if made is _stages and (both := [key for key in EVEN if key in values]):
         raise PlanError(f"{where}: {both[0]} and stages exclude each other: give it to each replica.")
-    measured, gib = (
-        number(f"{where}: {key}", values[key], quantity) if key in values else 0.0
-        for key, quantity in (("measured", "seconds"), ("measured_gib", "memory_gib"))
-    )
-    return Described(name, made(where, values, model, clusters[0], options), options, measured, gib)
-
-
-def _options(where: str, values: dict[str, Any]) -> Options:
-    found: dict[str, Any] = {}
-    for key, choices in CHOICES.items():
-        known = get_args(choices)
-        if values.get(key, known[0]) not in known:
-            raise PlanError(f"{where}: {key} is {values[key]!r}: {nearest(str(values[key]), known)}")
-    for field in fields(Options):
-        if field.name in values:
-            at, value = f"{where}: {field.name}", values[field.name]
-            check = flag if field.name in FLAGS else whole if field.name in NUMBERS else lambda _, text: text
-            found[field.name] = check(at, value)
-    options = Options(**found)
-    if options.zero not in range(4):
-        raise PlanError(f"{where}: zero is {options.zero}: give 0, 1, 2 or 3.")
-    if options.gradient_bytes not in (2, 4):
-        raise PlanError(f"{where}: gradient_bytes is {options.gradient_bytes}: give 2 or 4.")
-    return options
+    layout = made(where, values, model, clusters[0], options)
+    return Described(name, layout, options, values.get("measured", 0.0), values.get("measured_gib", 0.0))
 
 
 def _even(where: str, values: dict[str, Any], model: Model, cluster: Cluster, options: Options) -> Layout:
     for key in ("tp", "dp", "mbs", "layers"):
         if key not in values:
             raise PlanError(f"{where}: lacks {key}, or stages.")
-    tp, dp, mbs = (_count(where, values, key) for key in ("tp", "dp", "mbs"))
+    tp, dp, mbs = (values[key] for key in ("tp", "dp", "mbs"))
+    check_heads(where, model, tp)
     partition = _partition(where, model, _numbers(where, values["layers"]))
     if model.global_batch % (dp * mbs):
         raise PlanError(f"{where}: global batch {model.global_batch} is no multiple of dp {dp} × mbs {mbs}.")
-    placement = values.get("nodes") or [
+    placement = values.get("nodes") or tuple(
         gpu.name for gpu, count in zip(cluster.gpus, cluster.nodes, strict=True) for _ in range(count)
-    ]
-    if not isinstance(placement, list):
-        raise PlanError(f"{where}: nodes: give the GPU type of each node, as [{cluster.gpus[0].name}, …].")
-    _check_nodes(where, cluster, placement)
-    held = sum(cluster.size(cluster.gpu(name)) for name in placement)
-    if tp * dp * len(partition) > held:
-        raise PlanError(
-            f"{where}: tp {tp} × dp {dp} × {len(partition)} stages need {tp * dp * len(partition)} GPUs, "
-            f"its nodes have {held}."
-        )
-    return uniform(model, cluster, tuple(placement), (tp, dp), partition, mbs, options.recompute)
+    )
+    check_nodes(where, cluster, placement)
+    degrees = f"{where}: tp {tp} × dp {dp} × {len(partition)} stages"
+    check_gpus(degrees, cluster, placement, tp * dp * len(partition))
+    return uniform(model, cluster, placement, (tp, dp), partition, mbs, options.recompute)
 
 
 def _stages(where: str, values: dict[str, Any], model: Model, cluster: Cluster, options: Options) -> Layout:
     """A layout whose stages or replicas differ."""
-    if not isinstance(values["stages"], list) or not values["stages"]:
+    if not values["stages"]:
         raise PlanError(f"{where}: stages: give a list of stages, each with layers and replicas.")
-    nodes: dict[str, str] = {}  # type of each node
+    nodes: dict[object, str] = {}  # type of each node
+    used: dict[object, int] = {}  # GPUs of each node
     stages, layers = [], []
     for index, entry in enumerate(values["stages"]):
         at = f"{where}: stage {index}"
-        stage = read_mapping(at, entry, ["layers", "replicas", "recompute"])
-        if not isinstance(stage.get("replicas"), list) or not stage["replicas"]:
+        stage = read_settings(at, entry, STAGE, ["layers", "replicas"])
+        if not stage["replicas"]:
             raise PlanError(f"{at}: replicas: give a list, each with gpu, gpus and mbs.")
-        layers.append(whole(f"{at}: layers", stage.get("layers")))
+        layers.append(stage["layers"])
         replicas = []
-        for number_, each in enumerate(stage["replicas"]):
-            here = f"{at}, replica {number_}"
-            replica = read_mapping(here, each, ["gpu", "gpus", "mbs", "node"])
-            name = str(replica.get("gpu"))
-            node = str(replica.get("node", f"node{len(nodes)}"))
+        for number, each in enumerate(stage["replicas"]):
+            here = f"{at}, replica {number}"
+            replica = read_settings(here, each, REPLICA, ["gpu", "gpus", "mbs"])
+            name, gpus = replica["gpu"], replica["gpus"]
+            check_nodes(here, cluster, [name])
+            check_heads(here, model, gpus)
+            # A replica that names no node has one of its own, whatever the others are called.
+            node = replica.get("node", (index, number))
             if nodes.setdefault(node, name) != name:
                 raise PlanError(f"{here}: node {node} has {nodes[node]}, not {name}.")
-            gpus, mbs = _count(here, replica, "gpus"), _count(here, replica, "mbs")
-            if name in {gpu.name for gpu in cluster.gpus} and gpus > cluster.size(cluster.gpu(name)):
-                raise PlanError(f"{here}: {gpus} GPUs of a node of {cluster.size(cluster.gpu(name))}.")
-            replicas.append(Replica((Part(list(nodes).index(node), name, gpus),), mbs))
-        recompute = stage.get("recompute", options.recompute)
-        if recompute not in get_args(Recompute):
-            raise PlanError(
-                f"{at}: recompute is {recompute!r}: {nearest(str(recompute), get_args(Recompute))}"
-            )
-        stages.append(LayoutStage(0, tuple(replicas), recompute))
-    _check_nodes(where, cluster, list(nodes.values()))
+            used[node] = used.get(node, 0) + gpus
+            if used[node] > (size := cluster.size(cluster.gpu(name))):
+                raise PlanError(f"{here}: {used[node]} GPUs of a node of {size}: name another node.")
+            replicas.append(Replica((Part(list(nodes).index(node), name, gpus),), replica["mbs"]))
+        stages.append(LayoutStage(0, tuple(replicas), stage.get("recompute", options.recompute)))
+    check_nodes(where, cluster, list(nodes.values()))
     partition = _partition(where, model, layers)
     batches = {sum(replica.mbs for replica in stage.replicas) for stage in stages}
     if len(batches) > 1 or model.global_batch % (batch := batches.pop()):
@@ -152,17 +136,6 @@ def _stages(where: str, values: dict[str, Any], model: Model, cluster: Cluster, 
         )
     whole_stages = tuple(replace(stage, units=units) for stage, units in zip(stages, partition, strict=True))
     return Layout(model, cluster, whole_stages, model.global_batch // batch)
-
-
-def _check_nodes(where: str, cluster: Cluster, names: list[str]) -> None:
-    have = {gpu.name: count for gpu, count in zip(cluster.gpus, cluster.nodes, strict=True)}
-    for name in dict.fromkeys(map(str, names)):
-        if name not in have:
-            raise PlanError(f"{where}: no GPU {name!r} in cluster {cluster.name}: {nearest(name, have)}")
-        if names.count(name) > have[name]:
-            raise PlanError(
-                f"{where}: {names.count(name)} nodes of {name}, cluster {cluster.name} has {have[name]}."
-            )
 
 
 def _partition(where: str, model: Model, layers: list[int]) -> tuple[int, ...]:
@@ -189,13 +162,7 @@ def _partition(where: str, model: Model, layers: list[int]) -> tuple[int, ...]:
 def _numbers(where: str, value: Any) -> list[int]:
     parts = value if isinstance(value, list) else str(value).split("-")
     try:
-        return [int(part) for part in parts]
-    except (TypeError, ValueError):
-        raise PlanError(f"{where}: layers: {value!r}: give as 0-11-8-8-8-8-5-0.") from None
-
-
-def _count(where: str, values: dict[str, Any], key: str) -> int:
-    value = whole(f"{where}: {key}", values.get(key))
-    if value < 1:
-        raise PlanError(f"{where}: {key} is {value}: give at least 1.")
-    return value
+        numbers = [int(part) if isinstance(part, str) else part for part in parts]
+    except ValueError:
+        raise PlanError(f"{where}: layers: {shown(value)}: give as 0-11-8-8-8-8-5-0.") from None
+    return [checked(f"{where}: layers", number, CountOrZero) for number in numbers]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+from msgspec import Meta
 
 Recompute = Literal["none", "selective", "full"]
 Attention = Literal["unfused", "flash"]
@@ -23,12 +25,12 @@ class Options:
     """
 
     recompute: Recompute = "none"
-    zero: int = 0
+    zero: Annotated[int, Meta(ge=0, le=3)] = 0
     overlap: bool = False
     sequence_parallel: bool = False
     attention: Attention = "unfused"
     precision: Precision = "mixed"
-    gradient_bytes: int = 4
+    gradient_bytes: Annotated[int, Meta(ge=2, le=4, multiple_of=2)] = 4
     engine: Engine = "megatron"
     scatter_gather: bool = False
     per_stage: bool = False

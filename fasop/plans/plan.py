@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,9 +11,11 @@ from pathlib import Path
 import msgspec
 
 from chakra_et import files
-from fasop.errors import PlanError
-from fasop.inputs.clusters import Cluster
+from fasop.errors import PlanError, nearest
+from fasop.inputs.clusters import Cluster, check_gpu, check_gpus, check_nodes
+from fasop.inputs.kinds import Count, Gib, Price, Seconds, SomeSeconds
 from fasop.inputs.models import Model
+from fasop.inputs.settings import read_json
 from fasop.plans.options import Options, Recompute
 from fasop.plans.shapes import Shape
 
@@ -25,9 +28,9 @@ class StageChoice:
     that a replica takes, by GPU type.
     """
 
-    tp: int
+    tp: Count
     recompute: Recompute
-    shares: tuple[tuple[str, int], ...]
+    shares: tuple[tuple[str, Count], ...]
 
 
 @dataclass(frozen=True)
@@ -41,13 +44,13 @@ class StageParts:
     take.
     """
 
-    layer_forward: float
-    layer_backward: float
-    tensor_sum: float = 0.0
-    reduction: float = 0.0
-    gather: float = 0.0
-    exchange: float = 0.0
-    experts: float = 0.0
+    layer_forward: Seconds
+    layer_backward: Seconds
+    tensor_sum: Seconds = 0.0
+    reduction: Seconds = 0.0
+    gather: Seconds = 0.0
+    exchange: Seconds = 0.0
+    experts: Seconds = 0.0
 
 
 @dataclass(frozen=True)
@@ -73,34 +76,34 @@ class Plan:
     cluster: Cluster
     cost_model: str
     placement: tuple[str, ...]
-    tp: int
-    dp: int
-    pp: int
-    mbs: int
-    micro_batches: int
-    partition: tuple[int, ...]
+    tp: Count
+    dp: Count
+    pp: Count
+    mbs: Count
+    micro_batches: Count
+    partition: tuple[Count, ...]
     stage_gpu: tuple[str, ...]
-    stage_forward: tuple[float, ...]
-    stage_backward: tuple[float, ...]
-    p2p: tuple[float, ...]
-    dp_allreduce: tuple[float, ...]
-    embedding_allreduce: float
-    pipeline_time: float
-    step_time: float
-    stage_memory: tuple[float, ...]
-    stage_cap: tuple[float, ...]
+    stage_forward: tuple[SomeSeconds, ...]
+    stage_backward: tuple[SomeSeconds, ...]
+    p2p: tuple[Seconds, ...]
+    dp_allreduce: tuple[Seconds, ...]
+    embedding_allreduce: Seconds
+    pipeline_time: SomeSeconds
+    step_time: SomeSeconds
+    stage_memory: tuple[Gib, ...]
+    stage_cap: tuple[Gib, ...]
     is_oom: bool
-    price_per_step: float
-    train_cost: float
+    price_per_step: Price
+    train_cost: Price
     options: Options = Options()
-    ep: int = 1
-    virtual_stages: int = 1
-    update: tuple[float, ...] = ()
+    ep: Count = 1
+    virtual_stages: Count = 1
+    update: tuple[Seconds, ...] = ()
     parts: tuple[StageParts, ...] = ()
-    wrap: float = 0.0
+    wrap: Seconds = 0.0
     hosts: tuple[str, ...] = ()
     choices: tuple[StageChoice, ...] = ()
-    lower_bound: float = 0.0
+    lower_bound: Seconds = 0.0
     notes: tuple[str, ...] = ()
 
     @property
@@ -125,6 +128,10 @@ class Plan:
         return sum(end <= self.model.encoder_layers + 1 for end in ends)
 
 
+class _Version(msgspec.Struct):
+    format: object = None
+
+
 class _File(msgspec.Struct):
     format: int
     plans: list[Plan]
@@ -142,19 +149,13 @@ def write_plans(path: str | Path, plans: Sequence[Plan]) -> None:
 
 def read_plans(path: str | Path) -> list[Plan]:
     """Plans as ``write_plans`` and ``plan --json`` give them. Raises ``PlanError``."""
-    try:
-        data = Path(path).read_bytes()
-    except OSError as error:
-        raise PlanError(f"{path}: can't be read: {error.strerror or error}.") from None
-    try:
-        version = msgspec.json.decode(data, type=dict).get("format")
-        if version != FORMAT:
-            raise PlanError(f"{path}: plans of format {version!r}: this program reads format {FORMAT}.")
-        plans = msgspec.json.decode(data, type=_File).plans
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise PlanError(f"{path}: not a file of plans ({error}): make one with 'plan --json'.") from None
+    remedy = "make one with 'plan --json'"
+    version = read_json(path, _Version, "a file of plans", remedy).format
+    if version != FORMAT:
+        raise PlanError(f"{path}: plans of format {version!r}: this program reads format {FORMAT}.")
+    plans = read_json(path, _File, "a file of plans", remedy).plans
     for index, plan in enumerate(plans):
-        _check(f"{path}: plan {index}", plan)
+        _check(f"{path}: plans[{index}]", plan)
     return plans
 
 
@@ -178,23 +179,72 @@ def _check(where: str, plan: Plan) -> None:
             raise PlanError(f"{where}: {name} has {len(getattr(plan, name))} values for {plan.pp} stages.")
     if len(plan.p2p) != plan.pp - 1:
         raise PlanError(f"{where}: p2p has {len(plan.p2p)} values for {plan.pp - 1} boundaries.")
-    least = (plan.tp, plan.dp, plan.pp, plan.mbs, plan.micro_batches, plan.ep, plan.virtual_stages)
-    if min(*least, *plan.partition) < 1:
-        raise PlanError(
-            f"{where}: tp, dp, pp, mbs, ep, micro_batches, virtual_stages and each part must be at least 1."
-        )
     if sum(plan.partition) != len(plan.model.units):
         units = len(plan.model.units)
         raise PlanError(f"{where}: partition has {sum(plan.partition)} units, {plan.model.name} has {units}.")
-    counts = {gpu.name: count for gpu, count in zip(plan.cluster.gpus, plan.cluster.nodes, strict=True)}
-    for name in dict.fromkeys(plan.placement):
-        if plan.placement.count(name) > counts.get(name, 0):
+    _check_cluster(f"{where}: cluster", plan.cluster)
+    check_nodes(f"{where}: placement", plan.cluster, plan.placement)
+    check_gpus(f"{where}: tp × dp × pp", plan.cluster, plan.placement, plan.tp * plan.dp * plan.pp)
+    if plan.hosts and (
+        len(set(plan.hosts)) != len(plan.placement)
+        or not set(zip(plan.hosts, plan.placement, strict=False)) <= set(plan.cluster.hosts())
+    ):
+        raise PlanError(f"{where}: hosts: give a node of the cluster for each of the placement, or none.")
+    for name in plan.stage_gpu:
+        if not set(name.split("+")) <= set(plan.placement):
             raise PlanError(
-                f"{where}: placement has {plan.placement.count(name)} nodes of {name}, {plan.cluster.name} "
-                f"has {counts.get(name, 0)}."
+                f"{where}: stage_gpu: no {name!r} in the placement: {nearest(name, set(plan.placement))}"
             )
-    gpus = sum(plan.cluster.size(plan.cluster.gpu(name)) for name in plan.placement)
-    if plan.tp * plan.dp * plan.pp > gpus:
+    _check_degrees(where, plan)
+
+
+def _check_cluster(where: str, cluster: Cluster) -> None:
+    if len(cluster.nodes) != len(cluster.gpus):
+        raise PlanError(f"{where}: {len(cluster.nodes)} counts of nodes for {len(cluster.gpus)} GPU types.")
+    if len({gpu.name for gpu in cluster.gpus}) != len(cluster.gpus):
+        raise PlanError(f"{where}: a GPU type is there twice: give each once.")
+    for gpu, count in zip(cluster.gpus, cluster.nodes, strict=True):
+        check_gpu(f"{where}: GPU {gpu.name}", gpu, count)
+    for index, link in enumerate(cluster.links):
+        sizes = [size for size, _ in link.points]
+        if sizes != sorted(set(sizes)):
+            raise PlanError(f"{where}: link {index}: points: give sizes in ascending order, each once.")
+
+
+def _check_degrees(where: str, plan: Plan) -> None:
+    model = plan.model
+    if plan.micro_batches * plan.dp * plan.mbs != model.global_batch:
         raise PlanError(
-            f"{where}: tp × dp × pp is {plan.tp * plan.dp * plan.pp}, its nodes have {gpus} GPUs."
+            f"{where}: dp {plan.dp} × mbs {plan.mbs} × micro_batches {plan.micro_batches} is not the global "
+            f"batch, {model.global_batch}."
         )
+    for tp in (plan.tp, *(choice.tp for choice in plan.choices)):
+        check_heads(where, model, tp)
+    if math.gcd(model.experts or 1, plan.dp) % plan.ep:
+        raise PlanError(
+            f"{where}: ep is {plan.ep}: give a divisor of dp {plan.dp} and of the {model.experts} experts."
+            if model.experts
+            else f"{where}: ep is {plan.ep}: give 1, as {model.name} has no experts."
+        )
+    if plan.virtual_stages > 1 and (plan.pp == 1 or plan.virtual_stages > min(plan.layers)):
+        raise PlanError(
+            f"{where}: virtual_stages is {plan.virtual_stages}: give at most {max(1, min(plan.layers))}, the "
+            "layers of the smallest stage, and 1 without a pipeline."
+        )
+    for choice in plan.choices:
+        gpus, sequences = plan.tp * plan.dp, plan.dp * plan.mbs
+        if not choice.shares or not {name for name, _ in choice.shares} <= set(plan.placement):
+            raise PlanError(f"{where}: choices: shares: give the sequences of each GPU type of the stage.")
+        even = len(choice.shares) == 1
+        if gpus % choice.tp or (even and choice.shares[0][1] * (gpus // choice.tp) != sequences):
+            raise PlanError(
+                f"{where}: choices: tp {choice.tp} and its shares don't divide the {gpus} GPUs of a stage "
+                f"and its {sequences} sequences."
+            )
+
+
+def check_heads(where: str, model: Model, tp: int) -> None:
+    """Whether tensor parallelism can split the attention heads. Raises ``PlanError``."""
+    if math.gcd(model.heads, model.kv_heads or model.heads) % tp:
+        more = f" and {model.kv_heads} kv_heads" if model.kv_heads else ""
+        raise PlanError(f"{where}: tp is {tp}: give a divisor of the {model.heads} heads{more}.")

@@ -15,7 +15,7 @@ from fasop.inputs.models import Model
 # The GPUs of one stage: (type, how many of them) for each of its nodes, sorted.
 Seats = tuple[tuple[str, int], ...]
 BETWEEN, INSIDE, CROWDED = range(3)  # what messages cross
-MOST_MIXES = 60  # of nodes of different sizes in one stage
+MOST_BLOCKS = 60  # kinds of block of a shape that a search can take
 
 
 class Degrees(Protocol):
@@ -62,12 +62,14 @@ class Block:
     """The smallest run of whole nodes that holds whole stages.
 
     nodes: GPU types in rank order; stages: the seats of each stage (a stage on nodes of two types goes at
-    the pace of the slower); inside: whether the boundary after each stage but the last stays within one node.
+    the pace of the slower); inside: whether the boundary after each stage but the last stays within one node;
+    is_full: whether the stages take all GPUs, as they do but in a block that can only be the last.
     """
 
     nodes: tuple[str, ...]
     stages: tuple[Seats, ...]
     inside: tuple[bool, ...]
+    is_full: bool = True
 
 
 def divisors(value: int) -> list[int]:
@@ -143,37 +145,74 @@ def blocks(cluster: Cluster, gpus_per_stage: int) -> list[Block]:
     nodes between two mixed stages that share two types, or around a ring of them, leaves every stage with
     a subset of its types, which is never worse. What remains of that is a forest of stages and types, at
     most (types − 1) mixed stages, and with up to three types each is determined by the node counts.
-    Every block has as many stages; with nodes of several sizes one may take more nodes than another.
+    Where stages and nodes end together only now and then, all orders of nodes up to there are blocks;
+    of more than ``MOST_BLOCKS``, those of the fewest types.
     """
     g = gpus_per_stage
     sizes = {gpu.name: cluster.size(gpu) for gpu in cluster.gpus}
-    length = math.lcm(g, *sizes.values())
-    if length == g:
+    if all(g % size == 0 for size in sizes.values()):
         uniform = set(sizes.values())
         if len(uniform) == 1:
             mixes = _node_mixes(cluster, g // uniform.pop())
         else:
             mixes = _uneven_mixes(cluster, sizes, g)
         return [Block(nodes, (seats_of(nodes, sizes, 0, g),), ()) for nodes in mixes]
+    counts = {gpu.name: count for gpu, count in zip(cluster.gpus, cluster.nodes, strict=True)}
+    orders = list(itertools.islice(_orders(counts, sizes, g), MOST_BLOCKS + 1))
+    if len(orders) > MOST_BLOCKS:
+        some = (
+            order
+            for number in range(1, len(sizes) + 1)
+            for names in itertools.combinations(sorted(sizes), number)
+            for order in _orders({name: counts[name] for name in names}, sizes, g)
+            if len(set(order)) == number
+        )
+        orders = list(itertools.islice(some, MOST_BLOCKS))
     found = []
-    for nodes in _sequences(cluster, sizes, length):
-        seats = tuple(seats_of(nodes, sizes, k * g, g) for k in range(length // g))
-        found.append(Block(nodes, seats, _inside(nodes, sizes, g)))
+    for nodes in orders:
+        gpus = sum(sizes[name] for name in nodes)
+        seats = tuple(seats_of(nodes, sizes, k * g, g) for k in range(gpus // g))
+        found.append(Block(nodes, seats, _inside(nodes, sizes, g)[: len(seats) - 1], gpus % g == 0))
     return found
 
 
-def _sequences(cluster: Cluster, sizes: dict[str, int], gpus: int) -> Iterator[tuple[str, ...]]:
-    """Orders of nodes that have so many GPUs together."""
+def left_out(cluster: Cluster, gpus_per_stage: int) -> bool:
+    """Whether there are more kinds of block than ``blocks`` gives, where stages and nodes end apart."""
+    sizes = {gpu.name: cluster.size(gpu) for gpu in cluster.gpus}
+    if all(gpus_per_stage % size == 0 for size in sizes.values()):
+        return False
+    counts = {gpu.name: count for gpu, count in zip(cluster.gpus, cluster.nodes, strict=True)}
+    return next(itertools.islice(_orders(counts, sizes, gpus_per_stage), MOST_BLOCKS, None), None) is not None
 
-    def extend(prefix: tuple[str, ...], missing: int) -> Iterator[tuple[str, ...]]:
-        if missing == 0:
+
+def _orders(counts: dict[str, int], sizes: dict[str, int], g: int) -> Iterator[tuple[str, ...]]:
+    """Orders of the fewest nodes that hold whole stages of g GPUs, and none but whole ones, up to the GPUs at
+    which stages and nodes of each type alone end together; and those that nothing is left to make whole.
+
+    Nodes that lie in one stage are in the order of ``counts``: another makes no difference.
+    """
+    names = list(counts)
+    most = math.lcm(g, *(sizes[name] for name in names))
+
+    def extend(prefix: tuple[str, ...], gpus: int) -> Iterator[tuple[str, ...]]:
+        if gpus and gpus % g == 0:
             yield prefix
             return
-        for gpu, count in zip(cluster.gpus, cluster.nodes, strict=True):
-            if sizes[gpu.name] <= missing and prefix.count(gpu.name) < count:
-                yield from extend((*prefix, gpu.name), missing - sizes[gpu.name])
+        is_last = True
+        for name in names:
+            if prefix.count(name) == counts[name] or gpus + sizes[name] > most:
+                continue
+            is_last = False
+            if prefix:
+                before = gpus - sizes[prefix[-1]]
+                alone = before // g == (gpus + sizes[name] - 1) // g
+                if alone and names.index(name) < names.index(prefix[-1]):
+                    continue
+            yield from extend((*prefix, name), gpus + sizes[name])
+        if is_last and gpus > g:
+            yield prefix
 
-    return extend((), gpus)
+    return extend((), 0)
 
 
 def seats_of(nodes: Sequence[str], sizes: dict[str, int], first: int, count: int) -> Seats:
@@ -216,15 +255,21 @@ def _node_mixes(cluster: Cluster, each: int) -> list[tuple[str, ...]]:
 
 
 def _uneven_mixes(cluster: Cluster, sizes: dict[str, int], gpus: int) -> list[tuple[str, ...]]:
-    """Node types of one stage on nodes of several sizes: one type alone, or two."""
+    """Node types of one stage on nodes of several sizes: one type alone, or what stages of one type leave
+    over, made up with another or with all.
+    """
     counts = {gpu.name: count for gpu, count in zip(cluster.gpus, cluster.nodes, strict=True)}
     mixes = [_mix({name: gpus // size}) for name, size in sizes.items() if counts[name] * size >= gpus]
-    for one, two in itertools.combinations(sizes, 2):
-        for number in range(1, min(counts[one], gpus // sizes[one]) + 1):
+    rest = {name: counts[name] % (gpus // size) for name, size in sizes.items()}
+    for one, two in itertools.permutations(sizes, 2):
+        for number in range(rest[one], 0, -1):
             others, over = divmod(gpus - number * sizes[one], sizes[two])
-            if not over and 0 < others <= counts[two] and len(mixes) < MOST_MIXES:
-                mixes.append(_mix({one: number, two: others}))
-    return mixes
+            if not over and others <= counts[two]:
+                mixes.append(_mix({name: {one: number, two: others}.get(name, 0) for name in sizes}))
+                break
+    if len(sizes) > 2 and sum(rest[name] * size for name, size in sizes.items()) == gpus:
+        mixes.append(_mix(rest))
+    return list(dict.fromkeys(mixes))
 
 
 def _mix(counts: dict[str, int]) -> tuple[str, ...]:

@@ -1,9 +1,9 @@
 """Layer costs taken from the ``.et`` files of a training run.
 
 Compute time is that of kernels where there are any, else that of operators; communication is left out. A node
-belongs to the backward pass if it begins between autograd's first node of the step and the optimizer; to the
-head if a shape of its operator has the vocabulary's size, to the embedding if it is named so, else to the
-layers. Fused or compiled graphs hide the operators and can't be attributed this way.
+belongs to the pass that its operator ran in (``passes.py``); to the head if a shape of its operator has the
+vocabulary's size, to the embedding if it is named so, else to the layers. Fused or compiled graphs hide the
+operators and can't be attributed this way.
 """
 
 from __future__ import annotations
@@ -22,86 +22,88 @@ from chakra_et.et.columns import ExecutionTrace
 from fasop.errors import PlanError
 from fasop.inputs.costs import FORMAT, CostFile, Entry
 from fasop.inputs.models import Model
-from fasop.profiling.recorded import vocabulary_rows
+from fasop.profiling.passes import DEVICE, find_steps
+from fasop.profiling.recorded import check
+from fasop.profiling.shapes import read_shapes
 from fasop.profiling.units import UnitSeconds
 
 COMPUTE = ("operator", "runtime")
-DEVICE = ("kernel", "memcpy", "memset")
-BACKWARD_FUNCTION = 1  # RecordScope of autograd's nodes
 
 Array = NDArray[Any]
 
 
 class Attributed(NamedTuple):
-    """Seconds per step, the mean over all ranks: forward and backward of embedding, layers and head; and what
-    belongs to none of them (data loading, the optimizer, Python). ``total`` is the sum of all.
+    """Means over all ranks: seconds per micro-batch, forward and backward of embedding, layers and head;
+    micro-batches per step; and seconds per step, of what belongs to no pass (data loading, the optimizer,
+    Python) and of everything. notes: what was not checked, or assumed, as sentences.
     """
 
     forward: UnitSeconds
     backward: UnitSeconds
+    micro_batches: float
     unattributed: float
     total: float
+    notes: tuple[str, ...]
 
 
 def attribute(model: Model, paths: Sequence[Path], tp: int = 1, mbs: int = 1) -> Attributed:
     """Attribute the compute time of ``.et`` files to the kinds of unit.
 
-    Raises ``PlanError``, also for a trace of another model, tensor-parallel degree or micro-batch.
+    Raises ``PlanError``, also for a trace of another model, tensor-parallel degree or micro-batch, and for
+    ranks of several runs.
     """
+    if model.encoder_layers is not None:
+        raise PlanError(
+            f"model {model.name}: costs of an encoder-decoder can't be taken from traces, as its two "
+            "halves can't be told apart: give a decoder-only or encoder-only model."
+        )
     sums = np.zeros((2, 3))
-    unattributed = total = 0.0
+    micro_batches = unattributed = total = 0.0
+    ranks: dict[int, Path] = {}
+    worlds: dict[int, Path] = {}
+    notes: dict[str, None] = {}
     for path in paths:
         try:
             trace = et_file.read(path)
         except TraceError as error:
             raise PlanError(str(error)) from None
-        if "kind" not in trace.attributes or trace.inputs is None:
-            raise PlanError(f"{path}: not written by this project's converter: convert the traces again.")
-        kinds = _texts(trace, "kind")
-        names = np.array([trace.names[row] for row in range(len(trace))])
-        start, length = trace.start_micros.astype(np.int64), trace.duration_micros.astype(np.int64)
-        begins = np.sort(start[(kinds == "annotation") & np.char.startswith(names, "ProfilerStep#")])
-        if not len(begins) or not start.any():
-            raise PlanError(
-                f"{path}: no ProfilerStep or no start times in it: convert without --no-timestamps."
-            )
-        on_device = np.isin(kinds, DEVICE)
-        counts = on_device if on_device.any() else np.isin(kinds, COMPUTE)
-        backward, other = _phases(trace, names, start, begins)
-        unit = _unit(trace, names, vocabulary_rows(model, trace, path, tp, mbs, backward | other))
-        seconds = length / 1e6 / len(begins) / len(paths)
-        for phase in (0, 1):
+        _check_rank(trace, path, ranks, worlds)
+        steps = find_steps(trace, path)
+        own = f"{path}: taken as {model.name}"
+        shapes = read_shapes(trace, steps, path, own)
+        notes.update(dict.fromkeys(check(model, shapes, own, tp, mbs)))
+        on_device = np.isin(steps.kinds, DEVICE)
+        counts = on_device if on_device.any() else np.isin(steps.kinds, COMPUTE)
+        unit = _unit(trace, steps.names, shapes.table.rows)
+        seconds = trace.duration_micros.astype(np.int64) / 1e6 / len(paths)
+        count = len(shapes.products)
+        for phase, within in enumerate((steps.forward, steps.backward)):
             for kind in (0, 1, 2):
-                chosen = counts & ~other & (backward == bool(phase)) & (unit == kind)
-                sums[phase, kind] += seconds[chosen].sum()
-        unattributed += seconds[counts & other].sum()
-        total += seconds[counts].sum()
-    forward_seconds, backward_seconds = (UnitSeconds(*row.tolist()) for row in sums)
-    return Attributed(forward_seconds, backward_seconds, float(unattributed), float(total))
+                sums[phase, kind] += seconds[counts & within & (unit == kind)].sum() / count
+        per_step = seconds / len(steps.numbers)
+        unattributed += per_step[counts & ~steps.forward & ~steps.backward].sum()
+        total += per_step[counts].sum()
+        micro_batches += count / len(steps.numbers) / len(paths)
+    if ranks and len(paths) < (world := min(worlds)):
+        notes[f"{len(paths)} of the run's {world} ranks are given, and taken for all."] = None
+    forward, backward = (UnitSeconds(*row.tolist()) for row in sums)
+    return Attributed(forward, backward, micro_batches, float(unattributed), float(total), tuple(notes))
 
 
-def _phases(trace: ExecutionTrace, names: Array, start: Array, begins: Array) -> tuple[Array, Array]:
-    """Whether each node belongs to the backward pass, and whether to neither pass."""
-    step = np.searchsorted(begins, start, side="right") - 1
-    backward = np.zeros(len(trace), dtype=bool)
-    other = step < 0
-    autograd = trace.column("scope") == BACKWARD_FUNCTION
-    optimizer = np.char.startswith(names, "Optimizer.step")
-    never = np.iinfo(np.int64).max
-    for number, begin in enumerate(begins):
-        within = step == number
-        first = start[within & autograd].min(initial=never)
-        last = start[within & optimizer].min(initial=never)
-        backward |= within & (start >= first) & (start < last)
-        other |= within & ((start >= last) | (start < begin))
-    return backward, other
-
-
-def _texts(trace: ExecutionTrace, name: str) -> Array:
-    attribute = trace.attributes[name]
-    values = np.full(len(trace), "", dtype=object)
-    values[attribute.rows] = [attribute.values[at] for at in range(len(attribute.rows))]
-    return values.astype(str)
+def _check_rank(trace: ExecutionTrace, path: Path, ranks: dict[int, Path], worlds: dict[int, Path]) -> None:
+    """Refuse ranks of several runs; ranks and worlds: the files seen so far, by rank and number of ranks."""
+    rank, world = trace.metadata_int("rank"), trace.metadata_int("world_size")
+    if rank is None or world is None:
+        raise PlanError(f"{path}: its rank or world size is not in it: convert the traces again.")
+    worlds.setdefault(world, path)
+    if len(worlds) > 1:
+        (one, first), (other, second) = worlds.items()
+        raise PlanError(
+            f"{first} is of a run of {one} ranks, {second} of one of {other}: give ranks of one run."
+        )
+    if rank in ranks:
+        raise PlanError(f"{ranks[rank]} and {path} are both rank {rank}: give each rank of one run once.")
+    ranks[rank] = path
 
 
 def _unit(trace: ExecutionTrace, names: Array, rows: int) -> Array:
@@ -121,8 +123,10 @@ def _unit(trace: ExecutionTrace, names: Array, rows: int) -> Array:
     return unit
 
 
-def from_traces(model: Model, paths: list[Path], gpu_name: str, tp: int, mbs: int) -> CostFile:
-    """Costs as ``attribute`` finds them, for one tensor-parallel degree and micro-batch."""
+def from_traces(
+    model: Model, paths: list[Path], gpu_name: str, tp: int, mbs: int
+) -> tuple[CostFile, tuple[str, ...]]:
+    """Costs as ``attribute`` finds them, for one tensor-parallel degree and micro-batch, and its notes."""
     found = attribute(model, paths, tp, mbs)
     if not found.forward.layer or not found.backward.layer:
         raise PlanError(
@@ -136,4 +140,8 @@ def from_traces(model: Model, paths: list[Path], gpu_name: str, tp: int, mbs: in
         f"From {', '.join(path.name for path in paths)}, operators attributed to embedding, layers and head."
     )
     entry = Entry(model.name, gpu_name or "traced", tp, mbs, forward, backward)
-    return CostFile(FORMAT, source, {model.name: model}, (entry,))
+    per_step = (
+        f"Micro-batches per step: {found.micro_batches:g}; {found.unattributed:.6f} s of computing per step "
+        "in no pass (data, clipping, the optimizer) are not in the costs."
+    )
+    return CostFile(FORMAT, source, {model.name: model}, (entry,)), (per_step, *found.notes)

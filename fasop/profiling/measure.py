@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from fasop.errors import PlanError
 from fasop.inputs.costs import FORMAT, CostFile, Entry
 from fasop.inputs.models import Model
+from fasop.plans.options import Precision
 from fasop.profiling.units import UnitSeconds
 
 if TYPE_CHECKING:
@@ -63,7 +64,11 @@ def measured(
                 Entry(model.name, name, degree, size, forward.of_model(model), backward.of_model(model))
             )
     source = f"Measured by fasop profile on {name} with torch {torch.__version__}, {runs.dtype}."
-    return CostFile(FORMAT, source, {model.name: model}, tuple(entries))
+    precision: Precision = "fp32" if runs.dtype == "float32" else "mixed"
+    # Attention is scaled_dot_product_attention: fused.
+    return CostFile(
+        FORMAT, source, {model.name: model}, tuple(entries), precision=precision, attention="flash"
+    )
 
 
 def _measure(model: Model, tp: int, mbs: int, runs: Runs) -> tuple[UnitSeconds, UnitSeconds]:

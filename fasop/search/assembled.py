@@ -10,10 +10,9 @@ import numpy as np
 from fasop.exact.compute import Compute
 from fasop.exact.extrapolation import counted
 from fasop.exact.links import Links
-from fasop.exact.memory import parameters
 from fasop.exact.passes import Passes
 from fasop.exact.price import price_per_step
-from fasop.exact.stage_costs import StageCosts, message_bytes
+from fasop.exact.stage_costs import StageCosts
 from fasop.exact.variants import Variant, data_group, tensor_group
 from fasop.plans.options import Options
 from fasop.plans.plan import Plan, StageChoice, StageParts
@@ -33,10 +32,9 @@ def made_plan(
     ]
     memory = _memory(tables, assignment, variants)
     caps = tuple(tables.cap(seats) for seats in assignment.seats)
-    price = _price(tables, assignment, variants, simulated.step)
     uniform = not options.per_stage
     one_node = len(assignment.placement) == 1
-    return Plan(
+    plan = Plan(
         model=model,
         cluster=cluster,
         cost_model="exact",
@@ -58,8 +56,8 @@ def made_plan(
         stage_memory=memory,
         stage_cap=caps,
         is_oom=any(size > cap for size, cap in zip(memory, caps, strict=True)),
-        price_per_step=price,
-        train_cost=price * iterations,
+        price_per_step=0.0,
+        train_cost=0.0,
         options=options,
         ep=shape.ep,
         update=simulated.update,
@@ -70,6 +68,13 @@ def made_plan(
         lower_bound=min(bound, simulated.step),
         notes=_notes(tables, assignment, variants),
     )
+    return with_price(plan, iterations)
+
+
+def with_price(plan: Plan, iterations: int) -> Plan:
+    """The plan with what a step, and all of them, cost."""
+    price = price_per_step(plan)
+    return replace(plan, price_per_step=price, train_cost=price * iterations)
 
 
 def stage_memory(
@@ -127,20 +132,6 @@ def _with_experts(
     return replace(parts, exchange=exchange, experts=share)
 
 
-def _price(tables: StageCosts, assignment: Assignment, variants: list[Variant], seconds: float) -> float:
-    shape, model, options = tables.shape, tables.model, tables.options
-    per_boundary = 2 * tables.micro_batches * shape.batch * message_bytes(model, options, shape.tp)
-    ends = np.cumsum(assignment.partition)
-    reduced = []
-    for variant, end, size in zip(variants, ends.tolist(), assignment.partition, strict=True):
-        dp = shape.group // variant.tp
-        held = float(parameters(model, variant.tp, shape.ep)[0][end - size : end].sum()) * variant.tp
-        reduced.append(2 * (dp - 1) / dp * held * options.gradient_bytes)
-    return price_per_step(
-        tables.links, assignment.placement, seconds, assignment.seats, per_boundary, reduced
-    )
-
-
 def _notes(tables: StageCosts, assignment: Assignment, variants: list[Variant]) -> tuple[str, ...]:
     found: dict[str, None] = {}
     beyond, begin = [], 0
@@ -148,7 +139,7 @@ def _notes(tables: StageCosts, assignment: Assignment, variants: list[Variant]) 
         layers = int(tables.passes.layers[begin : begin + size].sum())
         begin += size
         for name, mbs in variant.shares:
-            units = tables.passes.compute.of(tables.cluster.gpu(name), variant.tp, mbs, tables.shape.ep)
+            units = tables.passes.units(name, variant.tp, mbs, tables.shape.ep)
             found.update(dict.fromkeys(units.notes))
             beyond.append((units.beyond, layers))
     return (*found, *counted(beyond))

@@ -71,6 +71,8 @@ class Bounds:
 
     def rough(self, shape: Shape) -> float:
         """Of computation alone."""
+        if not self._all_can(shape):
+            return 0.0
         stages = self._stages(shape)
         if stages is None:
             return math.inf
@@ -79,6 +81,8 @@ class Bounds:
 
     def lower(self, shape: Shape) -> float:
         """With messages, gradients and the embedding's copies, and whole layers."""
+        if not self._all_can(shape):
+            return 0.0
         stages = self._stages(shape)
         if stages is None:
             return math.inf
@@ -109,7 +113,9 @@ class Bounds:
 
     @memo
     def _stages(self, shape: Shape) -> _Stages | None:
-        """None where there are too few GPUs, or none can compute a unit."""
+        """None where there are too few GPUs, or a type of them can't make a stage alone."""
+        if not self._all_can(shape):
+            return None
         speeds = self._speeds(shape)
         slow, slow_any, layers = (
             _fastest_first([(one[which], one.gpus) for one in speeds.types], shape) for which in range(3)
@@ -133,6 +139,16 @@ class Bounds:
             missing, held, through = missing - some, held + some, through + some * seconds
         through += max(self.model.layers - held, 0.0) * layers[0][0]
         return _Stages(speeds, slow, layers, max(work, through), slowest, busiest)
+
+    @memo
+    def _all_can(self, shape: Shape) -> bool:
+        """Whether each GPU type alone can make a stage: of one that can't, a mixed stage may still be faster
+        than any other's, and nothing is known.
+        """
+        if not self.options.per_stage:
+            return True
+        variants = StageCosts(self.passes, shape).variants
+        return all(variants.of(variants.pure_seats(gpu.name)) for gpu in self.cluster.gpus)
 
     def _weights(self, shape: Shape, ahead: float) -> list[float]:
         """Of each stage: for how many micro-batches' passes it has work left behind the first."""

@@ -11,7 +11,7 @@ from fasop.inputs.costs import CostFile
 from fasop.plans.plan import Plan
 from fasop.schedule import interleaved
 from fasop.schedule.events import with_chunks
-from fasop.search.assembled import memory_with
+from fasop.search.assembled import memory_with, with_price
 from fasop.search.planner import Planner
 
 WIDER = 3  # times as many plans as are asked for are tried: the best with chunks need not be so without
@@ -65,7 +65,8 @@ def _even(plan: Plan, cost_files: list[CostFile], iterations: int) -> Iterator[P
     partition = (each + 1, *[each] * (plan.pp - 2), each + 1)
     if partition != plan.partition:
         planner = Planner(plan.model, plan.cluster, cost_files, plan.options, iterations)
-        yield planner.estimate(plan.shape, plan.placement, partition)
+        # The plan may be of a part of the cluster, which numbers its nodes anew.
+        yield replace(planner.estimate(plan.shape, plan.placement, partition), hosts=plan.hosts)
 
 
 def _with_memory(plan: Plan, iterations: int) -> Plan:
@@ -75,13 +76,5 @@ def _with_memory(plan: Plan, iterations: int) -> Plan:
         interleaved.in_flight(stage, plan.pp, plan.micro_batches, chunks) / chunks for stage in range(plan.pp)
     ]
     memory = memory_with(plan, plan.options, in_flight)
-    # Traffic that is charged costs the same; the nodes cost what the step takes.
-    per_second = plan.cluster.price_of(plan.placement) / 3600
-    price = per_second * plan.step_time
-    return replace(
-        plan,
-        stage_memory=memory,
-        is_oom=any(size > cap for size, cap in zip(memory, plan.stage_cap, strict=True)),
-        price_per_step=price,
-        train_cost=price * iterations,
-    )
+    is_oom = any(size > cap for size, cap in zip(memory, plan.stage_cap, strict=True))
+    return with_price(replace(plan, stage_memory=memory, is_oom=is_oom), iterations)

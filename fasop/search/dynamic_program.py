@@ -1,8 +1,8 @@
 """The dynamic program of one shape: the smallest sum over all placements and contiguous partitions.
 
 Summed are stages that each fit into memory, and whose part in the maximum is within a bound (``partition``
-defines sum and maximum). States are the nodes used so far (``lattice``), the block that a stage is of, the
-message into it, and the units placed.
+defines sum and maximum). States are the nodes used so far (``lattice``), the block that a stage is of and its
+place in that, the message into it, and the units placed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fasop.search.lattice import Lattice
 SLACK = 1 + 1e-9  # sums of the same durations in another order are the same
 BATCH = 8  # bounds that are tried at once, where that is not slower
 
-Key = tuple[int, float]  # a block, and the seconds of the message into its current stage
+Key = tuple[int, int, float]  # a block, its current stage, and the seconds of the message into that
 Before = tuple[Key, int]  # the key of a stage, and the state that it came from
 
 
@@ -36,7 +36,6 @@ class DynamicProgram:
             self.__dict__[f"_memo_{name}"] = costs.by_size.setdefault((name, fit, paced), {})
         self.blocks = lattice.blocks
         self.stages = costs.shape.pp
-        self.each = len(self.blocks[0].stages)  # stages of a block
         self.units = len(costs.model.units)
         # Each stage takes a unit at least: before stage i lie i units and fewer than this many more.
         self.width = max(self.units - self.stages + 1, 1)
@@ -69,8 +68,10 @@ class DynamicProgram:
         return forward, both, by_size(table.reduction + table.update), never
 
     def _has_variants(self, seats: Seats) -> bool:
-        """Whether memory decides which variant of a stage is the fastest, and not only whether it fits."""
-        return len(self.costs.variants.of(seats)) > 1
+        """Whether memory decides which variant of a stage is the fastest, not only whether it fits; or there
+        is none.
+        """
+        return len(self.costs.variants.of(seats)) != 1
 
     @memo
     def load(self, seats: Seats, in_flight: int) -> np.ndarray:
@@ -95,23 +96,18 @@ class DynamicProgram:
         return both + once if is_first and not self.paced else both, load, least
 
     @memo
-    def onward(self, key: Key, stage: int) -> list[tuple[float, list[int]]]:
-        """Seconds of the message out of a stage, and the blocks that the next stage can be of."""
-        block, position = self.blocks[key[0]], stage % self.each
-        seats = block.stages[position]
-        if position + 1 < self.each:
-            return [(self.costs.p2p(seats, block.stages[position + 1], block.inside[position]), [key[0]])]
-        by_time: dict[float, list[int]] = {}
-        for index, after in enumerate(self.blocks):
-            by_time.setdefault(self.costs.p2p(seats, after.stages[0], self.lattice.between), []).append(index)
+    def onward(self, block: int, position: int) -> list[tuple[float, list[tuple[int, int]]]]:
+        """Seconds of the message out of a stage, and what the next stage can be: blocks, and their stages."""
+        of = self.blocks[block]
+        seats = of.stages[position]
+        if position + 1 < len(of.stages):
+            after = of.stages[position + 1]
+            return [(self.costs.p2p(seats, after, of.inside[position]), [(block, position + 1)])]
+        by_time: dict[float, list[tuple[int, int]]] = {}
+        for index, other in enumerate(self.blocks):
+            seconds = self.costs.p2p(seats, other.stages[0], self.lattice.between)
+            by_time.setdefault(seconds, []).append((index, 0))
         return list(by_time.items())
-
-    def _walk(self) -> Iterator[tuple[int, int | None, list[tuple[np.ndarray, np.ndarray]]]]:
-        """(stage, block step that comes after it or None, the step's state pairs)."""
-        for stage in range(self.stages - 1):
-            new = (stage + 1) % self.each == 0
-            step = (stage + 1) // self.each
-            yield stage, (step if new else None), (self.lattice.steps[step] if new else [])
 
     def _stage_sums(
         self, seats: Seats, stage: int, messages: float, bounds: np.ndarray, ends: slice | np.ndarray
@@ -133,8 +129,7 @@ class DynamicProgram:
         """The smallest sum under each of some bounds, inf where nothing is possible."""
         *_, last = self._steps(bounds, first)
         each = [sums.min(axis=(1, 2)) for sums, _ in self._totals(last, first, bounds)]
-        least: np.ndarray = np.min(each, axis=0)
-        return least
+        return functools.reduce(np.minimum, each, np.full(len(bounds), INF))
 
     def _totals(
         self, last: dict[Key, np.ndarray], first: list[int], bounds: np.ndarray
@@ -143,8 +138,8 @@ class DynamicProgram:
         first_seats = self.blocks[first[0]].stages[0]
         stage = self.stages - 1
         for key, values in last.items():
-            seats = self.blocks[key[0]].stages[stage % self.each]
-            sums = self._stage_sums(seats, stage, key[1], bounds, slice(self.units, None))[:, :, 0]
+            seats = self.blocks[key[0]].stages[key[1]]
+            sums = self._stage_sums(seats, stage, key[2], bounds, slice(self.units, None))[:, :, 0]
             totals = np.full((*values.shape[:2], sums.shape[1]), INF)
             before = values[:, :, ::-1][:, :, : sums.shape[1] - 1]
             totals[:, :, 1:] = before + sums[:, None, 1:] + self.embedding(first_seats, seats)
@@ -152,36 +147,40 @@ class DynamicProgram:
 
     def _steps(self, bounds: np.ndarray, first: list[int]) -> Iterator[dict[Key, np.ndarray]]:
         """Before each stage i: the smallest sums [bound, state, units placed less i] so far."""
+        states, steps = self.lattice.states, self.lattice.steps
         now: dict[Key, np.ndarray] = {}
         for b in first:
-            values = np.full((len(bounds), len(self.lattice.states[1]), self.width), INF)
-            values[:, self.lattice.steps[0][b][1], 0] = 0.0
-            now[b, 0.0] = values
+            if steps[0][b][0].size:
+                values = np.full((len(bounds), len(states[self.lattice.end(b, 0)]), self.width), INF)
+                values[:, steps[0][b][1], 0] = 0.0
+                now[b, 0, 0.0] = values
         yield now
-        for stage, step, pairs in self._walk():
+        for stage in range(self.stages - 1):
             ends = slice(stage + 1, stage + 1 + self.width)
             parts: list[np.ndarray] = []
             sources: dict[Key, list[int]] = {}  # the parts that each key's sums are the least of
-            for key, values in now.items():
-                seats = self.blocks[key[0]].stages[stage % self.each]
-                for out, successors in self.onward(key, stage):
-                    sums = self._stage_sums(seats, stage, key[1] + out, bounds, ends)
-                    for b in successors:
-                        sources.setdefault((b, out), []).append(len(parts))
+            for (b, position, into), values in now.items():
+                seats = self.blocks[b].stages[position]
+                for out, successors in self.onward(b, position):
+                    sums = self._stage_sums(seats, stage, into + out, bounds, ends)
+                    for after, place in successors:
+                        if place or steps[stage + 1][after][0].size:
+                            sources.setdefault((after, place, out), []).append(len(parts))
                     parts.append(min_plus(values, sums[:, 1:]) + 2 * out)
             least = {
                 which: functools.reduce(np.minimum, (parts[part] for part in which))
                 for which in {tuple(which) for which in sources.values()}
             }
             now = {}
-            for (b, out), which in sources.items():
+            for key, which in sources.items():
                 values = least[tuple(which)]
-                if step is not None:
-                    before, after = pairs[b]
-                    states = len(self.lattice.states[step + 1])
-                    values = np.full((len(bounds), states, self.width), INF)
-                    values[:, after] = least[tuple(which)][:, before]
-                now[b, out] = values
+                if key[1] == 0:
+                    before, after_it = steps[stage + 1][key[0]]
+                    values = np.full(
+                        (len(bounds), len(states[self.lattice.end(key[0], stage + 1)]), self.width), INF
+                    )
+                    values[:, after_it] = least[tuple(which)][:, before]
+                now[key] = values
             yield now
 
     def draw(
@@ -242,20 +241,20 @@ class DynamicProgram:
         """What a stage can be where ``after`` follows it in a state: its key, the state before, and the sums
         [draw, units of the stage] up to its end at ``units`` [draw].
         """
-        step = (stage + 1) // self.each if (stage + 1) % self.each == 0 else None
         for key, values in history.items():
-            seats = self.blocks[key[0]].stages[stage % self.each]
-            for out, successors in self.onward(key, stage):
-                if out != after[1] or after[0] not in successors:
+            b, position, into = key
+            seats = self.blocks[b].stages[position]
+            for out, successors in self.onward(b, position):
+                if out != after[2] or after[:2] not in successors:
                     continue
                 origin = state
-                if step is not None:
-                    pairs = self.lattice.steps[step][after[0]]
+                if after[1] == 0:
+                    pairs = self.lattice.steps[stage + 1][after[0]]
                     (where,) = np.nonzero(pairs[1] == state)
                     if not where.size:
                         continue
                     origin = int(pairs[0][where[0]])
-                sums = self._stage_sums(seats, stage, key[1] + out, bounds, units)[0]
+                sums = self._stage_sums(seats, stage, into + out, bounds, units)[0]
                 begin = units[:, None] - np.arange(len(sums)) - stage
                 possible = (begin >= 0) & (begin < self.width)
                 placed = np.where(possible, values[0, origin][np.where(possible, begin, 0)], INF)

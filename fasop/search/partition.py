@@ -75,7 +75,7 @@ class Search:
         """
         self.costs, self.guess, self.paced = costs, guess, paced
         self.program = DynamicProgram(costs, lattice, fit, paced)
-        self.blocks, self.each = lattice.blocks, self.program.each
+        self.blocks = lattice.blocks
         self.stages, self.m = costs.shape.pp, costs.micro_batches
 
     def best(self, limit: float = INF) -> Assignment | None:
@@ -170,8 +170,8 @@ class Search:
     def _bounds(self, limit: float) -> np.ndarray:
         """All values below ``limit`` that the maximum can have, ascending."""
         values = []
-        keys = itertools.product(range(len(self.blocks)), range(self.each if self.stages > 1 else 0))
-        times = {seconds for block, stage in keys for seconds, _ in self.program.onward((block, 0.0), stage)}
+        keys = [(b, at) for b, block in enumerate(self.blocks) for at in range(len(block.stages))]
+        times = {seconds for key in keys for seconds, _ in self.program.onward(*key) if self.stages > 1}
         # Of several stages with as many forwards ahead, one that has messages on both sides.
         ranges = [0, *range(max(self.stages - self.m, 1), self.stages)] if self.stages > 1 else [0]
         for stage in ranges:
@@ -192,7 +192,7 @@ class Search:
 
     def _loads(self, seats: Seats, in_flight: int) -> np.ndarray:
         """The parts in the maximum that a stage can have; those that do not fit may be among them."""
-        if len(self.costs.variants.of(seats)) > 1:
+        if len(self.costs.variants.of(seats)) != 1:
             load = self.program.load(seats, in_flight)
             finite: np.ndarray = load[np.isfinite(load)]
             return finite
@@ -233,7 +233,10 @@ class Search:
         )
 
     def _assignment(self, row: np.ndarray, partition: np.ndarray, objective: float = 0.0) -> Assignment:
-        chosen = [self.blocks[b] for b in row[:: self.each]]
+        chosen, stage = [], 0
+        while stage < self.stages:
+            chosen.append(self.blocks[row[stage]])
+            stage += len(chosen[-1].stages)
         return Assignment(
             *placed(self.costs.cluster, self.costs.shape, chosen), tuple(partition.tolist()), objective
         )

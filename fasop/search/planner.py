@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
+from dataclasses import replace
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from fasop.inputs.models import Model
 from fasop.memo import memo
 from fasop.plans.options import Options
 from fasop.plans.plan import Plan
-from fasop.plans.shapes import Block, Shape, blocks, stage_seats
+from fasop.plans.shapes import MOST_BLOCKS, Block, Shape, blocks, left_out, stage_seats
 from fasop.schedule import one_f_one_b
 from fasop.search.assembled import made_plan
 from fasop.search.bounds import Bounds
@@ -42,12 +43,13 @@ class Planner:
         options: Options,
         iterations: int = 0,
         idle: bool = False,
+        max_tp: float = math.inf,
     ) -> None:
-        """``idle``: plans may leave nodes out."""
+        """``idle``: plans may leave nodes out; max_tp: of stages that choose their own tp."""
         self.model, self.cluster, self.options = model, cluster, options
         self.iterations, self.idle = iterations, idle
         self.compute = Compute(cost_files, model, options)
-        self.passes = Passes(model, self.compute, Links(cluster), options)
+        self.passes = Passes(model, self.compute, Links(cluster), options, max_tp)
         self._tables: OrderedDict[tuple[object, ...], StageCosts] = OrderedDict()  # the last used last
         self.bounds = Bounds(self.passes, self.tables)
 
@@ -116,7 +118,7 @@ class Planner:
         tables, lattice = self.tables(shape), self.lattice(shape)
         seats = stage_seats(self.cluster, plan.placement, shape)
         assignment = Assignment(plan.placement, seats, plan.partition, plan.lower_bound)
-        better = improve(tables, lattice, [assignment, *Search(tables, lattice).near(assignment)])
+        better = improve(tables, [assignment, *Search(tables, lattice).near(assignment)])
         return self.plan(shape, better, self.simulate(tables, better), plan.lower_bound)
 
     def estimate(self, shape: Shape, placement: tuple[str, ...], partition: tuple[int, ...]) -> Plan:
@@ -153,4 +155,15 @@ class Planner:
 
     def plan(self, shape: Shape, assignment: Assignment, simulated: Simulated, bound: float) -> Plan:
         """A plan, with the memory that it needs; ``bound``: seconds that no plan of the shape can beat."""
-        return made_plan(self.tables(shape), assignment, simulated, bound, self.iterations)
+        plan = made_plan(self.tables(shape), assignment, simulated, bound, self.iterations)
+        if not self._left_out(shape.group):
+            return plan
+        left = (
+            f"stages of {shape.group} GPUs end inside nodes: of the orders of nodes up to where both end, "
+            f"the {MOST_BLOCKS} of the fewest GPU types were tried."
+        )
+        return replace(plan, notes=(*plan.notes, left))
+
+    @memo
+    def _left_out(self, gpus_per_stage: int) -> bool:
+        return left_out(self.cluster, gpus_per_stage)

@@ -57,7 +57,9 @@ def search(
         tried = parts_of(clusters[0])
     leave = idle and by_time
     _planners[:] = [
-        Planner(model, cluster, cost_files, each, iterations, leave) for cluster in tried for each in options
+        Planner(model, cluster, cost_files, each, iterations, leave, max_tp)
+        for cluster in tried
+        for each in _different(options)
     ]
     tasks, problem, found = _tasks(model, goal, max_tp)
     if not tasks:
@@ -73,10 +75,21 @@ def search(
         import multiprocessing  # not worth its start-up where one process does
 
         # Forked, so that planners and costs need no copying.
-        with multiprocessing.get_context("fork").Pool(processes) as pool:
+        with multiprocessing.get_context("fork").Pool(processes, _die_when_told) as pool:
             run = lambda task: pool.apply_async(_evaluate, (task, goal.everything, kept.limit(task))).get  # noqa: E731
             _work(tasks, kept, progress, 2 * processes, run)
-    return kept.refined()
+    if len(clusters) > 1:
+        return kept.refined()
+    # Parts of a cluster number their nodes anew.
+    return [replace(plan, hosts=tuple(clusters[0].assigned(plan.placement))) for plan in kept.refined()]
+
+
+def _die_when_told() -> None:
+    """The pool ends its processes by SIGTERM, which the caller may handle otherwise and so would its
+    forks."""
+    import signal
+
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def parts_of(cluster: Cluster) -> list[Cluster]:
@@ -101,6 +114,15 @@ def parts_of(cluster: Cluster) -> list[Cluster]:
     return found
 
 
+def _different(options: Sequence[Options]) -> list[Options]:
+    """The ways that differ: stages that choose for themselves try every recomputation where none is given."""
+    return [
+        each
+        for each in options
+        if not (each.per_stage and each.recompute != "none" and replace(each, recompute="none") in options)
+    ]
+
+
 def _tasks(model: Model, goal: Goal, max_tp: int) -> tuple[list[Task], PlanError | None, list[Shape]]:
     """Every shape of every planner with its rough bound; why one has none; the shapes of the last."""
     tasks: list[Task] = []
@@ -112,13 +134,13 @@ def _tasks(model: Model, goal: Goal, max_tp: int) -> tuple[list[Task], PlanError
             problem = error
             continue
         rate = _rate(planner.cluster, goal)
-        seen: set[tuple[int, int, int]] = set()
+        seen: set[tuple[int, int, int, int]] = set()
         for shape in found:
             if not goal.fits(shape):
                 continue
             if planner.options.per_stage:
                 # tp, dp and mbs are each stage's own: one of these shapes stands for all.
-                key = (shape.group, shape.pp, shape.batch)
+                key = (shape.group, shape.pp, shape.batch, shape.ep)
                 if key in seen:
                     continue
                 seen.add(key)

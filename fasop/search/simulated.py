@@ -16,7 +16,8 @@ import numpy as np
 
 from fasop.exact.once_per_step import synchronized
 from fasop.exact.stage_costs import StageCosts
-from fasop.plans.shapes import BETWEEN, CROWDED, INSIDE, Block, Seats
+from fasop.inputs.clusters import Cluster
+from fasop.plans.shapes import BETWEEN, CROWDED, INSIDE, Seats
 from fasop.schedule import one_f_one_b
 from fasop.search.arrays import distinct
 from fasop.search.dynamic_program import SLACK
@@ -170,7 +171,7 @@ def best_of_all(tables: StageCosts, lattice: Lattice) -> Assignment | None | Lit
     return Assignment(*placements[at // count], tuple(partitions[at % count].tolist()), float(steps[at]))
 
 
-def improve(tables: StageCosts, lattice: Lattice, assignments: list[Assignment]) -> Assignment:
+def improve(tables: StageCosts, assignments: list[Assignment]) -> Assignment:
     """The assignment with the shortest simulated step, of these, of those whose stages or blocks of nodes
     change places, and of all to which moving units leads from the best of them.
     """
@@ -179,7 +180,7 @@ def improve(tables: StageCosts, lattice: Lattice, assignments: list[Assignment])
     while True:
         pool = _Pool(tables, [*best, *(_descending(assignment, border) for assignment in best)])
         best = pool.best()
-        pool = _Pool(tables, [*best, *(o for one in best for o in _swapped(one, lattice.blocks[0]))])
+        pool = _Pool(tables, [*best, *(other for one in best for other in _swapped(one, tables.cluster))])
         pool.descend()
         best = pool.best()[:AGAIN]
         if not pool.steps.min() < step / SLACK:
@@ -289,23 +290,28 @@ def _descending(assignment: Assignment, border: int) -> Assignment:
     return replace(assignment, partition=tuple(partition))
 
 
-def _swapped(assignment: Assignment, block: Block) -> Iterator[Assignment]:
-    """The assignment with two blocks of nodes of other types in each other's place, with their units."""
-    nodes, stages = len(block.nodes), len(block.stages)
-    whole = len(assignment.seats) // stages
-    if -(-len(assignment.seats) // stages) * nodes < len(assignment.placement):
-        return  # blocks of several sizes
-    parts = [
-        (
-            assignment.placement[k * nodes : (k + 1) * nodes],
-            assignment.seats[k * stages : (k + 1) * stages],
-            assignment.partition[k * stages : (k + 1) * stages],
-        )
-        for k in range(-(-len(assignment.seats) // stages))
-    ]
-    for i, j in itertools.combinations(range(whole), 2):
+def _swapped(assignment: Assignment, cluster: Cluster) -> Iterator[Assignment]:
+    """The assignment with two blocks of nodes of other types in each other's place, with their units.
+
+    A block is the fewest nodes that hold whole stages: those of another size may take more of them.
+    """
+    per_stage = sum(count for _, count in assignment.seats[0])
+    sizes = {gpu.name: cluster.size(gpu) for gpu in cluster.gpus}
+    parts: list[tuple[tuple[str, ...], tuple[Seats, ...], tuple[int, ...]]] = []
+    node, stage, gpus = 0, 0, 0
+    for at, name in enumerate(assignment.placement, 1):
+        gpus += sizes[name]
+        if gpus % per_stage == 0 and (end := gpus // per_stage) <= len(assignment.seats):
+            which = slice(stage, end)
+            parts.append(
+                (assignment.placement[node:at], assignment.seats[which], assignment.partition[which])
+            )
+            node, stage = at, end
+    # Stages of a block that is not used up stay the last.
+    rest = [(assignment.placement[node:], assignment.seats[stage:], assignment.partition[stage:])]
+    for i, j in itertools.combinations(range(len(parts)), 2):
         if parts[i][0] != parts[j][0]:
-            order = [*parts[:i], parts[j], *parts[i + 1 : j], parts[i], *parts[j + 1 :]]
+            order = [*parts[:i], parts[j], *parts[i + 1 : j], parts[i], *parts[j + 1 :], *rest]
             placement, seats, partition = (
                 tuple(itertools.chain(*group)) for group in zip(*order, strict=True)
             )

@@ -11,11 +11,12 @@ from megatron.core.distributed.finalize_model_grads import finalize_model_grads
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
-from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer import ModuleSpec, TransformerConfig
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 from torch import nn
 
 from megatron_lm.engine import weights
+from megatron_lm.engine.attention import FusedAttention
 from megatron_lm.engine.timing import Timers
 from megatron_lm.settings import Settings
 
@@ -101,9 +102,17 @@ class Norm:
         return norm
 
 
-def _chunk(settings: Settings, config: TransformerConfig, number: int | None) -> GPTModel:
-    layer = get_gpt_layer_local_spec(normalization=config.normalization)
+def layer_spec(settings: Settings) -> ModuleSpec:
+    """What each layer is made of, for megatron-core to build."""
+    layer = get_gpt_layer_local_spec(normalization=NORMS[settings.size.normalization])
     layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = Norm
+    if settings.attention == "flash":
+        layer.submodules.self_attention.submodules.core_attention = FusedAttention
+    return layer
+
+
+def _chunk(settings: Settings, config: TransformerConfig, number: int | None) -> GPTModel:
+    layer = layer_spec(settings)
     count = get_num_layers_to_build(config, vp_stage=number)
     position = {"learned": "learned_absolute", "rope": "rope"}[settings.size.position]
     place = {} if number is None else {"ignore_virtual": False, "vp_stage": number}

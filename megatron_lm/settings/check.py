@@ -10,6 +10,7 @@ CHOICES = {
     "model": tuple(MODELS),
     "precision": ("fp16", "bf16", "fp32"),
     "recompute": ("none", "selective", "full"),
+    "attention": ("unfused", "flash"),
     "normalization": ("", *NORMALIZATIONS),
     "position": ("", *POSITIONS),
 }
@@ -42,6 +43,11 @@ def check(settings: Settings) -> None:
     _check_partition(settings)
     _check_tensor_parallelism(settings)
     _check_batch(settings)
+    if settings.attention == "flash" and settings.precision == "fp32":
+        raise SettingsError(
+            "ATTENTION=flash: GPUs have no such kernel for PRECISION=fp32; give fp16 or bf16, or "
+            "ATTENTION=unfused."
+        )
     _check_split(settings.split)
     if not settings.homogeneous_cluster and not settings.master_nnodes < settings.nnodes:
         raise SettingsError(
@@ -120,6 +126,7 @@ def _check_tensor_parallelism(settings: Settings) -> None:
         ("NUM_HEADS", size.heads, "attention heads"),
         ("KV_GROUPS", size.kv_groups, "key-value groups"),
         ("FFN", size.ffn, "columns of the MLP"),
+        ("VOCAB_SIZE", settings.padded_vocabulary, "rows of the embedding"),
     ):
         if number % tensor:
             raise SettingsError(

@@ -30,6 +30,7 @@ class Settings:
     virtual_stages: int = 1
     sequence_parallel: bool = False
     recompute: str = "none"
+    attention: str = "unfused"
     sharded_optimizer: bool = False
     # Model
     hidden_size: int | None = None
@@ -140,7 +141,7 @@ class Settings:
 
     @property
     def padded_vocabulary(self) -> int:
-        """Rows of the embedding: a multiple of 128, which any number of tensor-parallel ranks can share."""
+        """Rows of the embedding: a multiple of 128, for any power of 2 of tensor-parallel ranks to share."""
         return -(-self.size.vocabulary // 128) * 128
 
 

@@ -62,6 +62,7 @@ def write_inputs(folder: Path, values: Mapping[str, str], nodes: Sequence[Node])
     words += ["--cluster", str(folder / "cluster.yaml"), "--costs", str(folder / "costs.json")]
     words += ["--tp", str(settings.tensor_mp_size), "--max-tp", str(settings.tensor_mp_size)]
     words += ["--mbs", str(settings.micro_batch_size), "--recompute", settings.recompute]
+    words += ["--attention", settings.attention]
     # These costs are rough, and the network is not known: no reason to leave a node idle.
     words += ["--no-idle"]
     flags = {

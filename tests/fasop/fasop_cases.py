@@ -17,6 +17,7 @@ from fasop.inputs.models import Model
 from fasop.plans.options import Options
 from fasop.plans.shapes import INSIDE, Shape, blocks, inside_node, stage_seats
 from fasop.search.lattice import Lattice
+from fasop.search.partition import Assignment
 from fasop.search.planner import Planner
 
 
@@ -68,6 +69,12 @@ def crosses(of: Model, partition: tuple[int, ...]) -> bool:
     """Whether encoder and decoder share one of several stages."""
     border = of.encoder_layers and of.encoder_layers + 1
     return border is not None and len(partition) > 1 and border not in itertools.accumulate(partition)
+
+
+def assignment(
+    on: Cluster, shape: Shape, placement: tuple[str, ...], partition: tuple[int, ...]
+) -> Assignment:
+    return Assignment(placement, stage_seats(on, placement, shape), partition)
 
 
 def searched_messages(of: StageCosts, placement: tuple[str, ...]) -> list[float]:

@@ -22,7 +22,7 @@ from fasop.inputs.costs import CostFile, Entry, MeasuredOn, read_costs
 from fasop.inputs.gpus import hardware
 from fasop.inputs.models import Model, find_model
 from fasop.plans.groups import Part
-from fasop.plans.layout import of_plan, uniform
+from fasop.plans.layout import Layout, LayoutStage, Replica, of_plan, uniform
 from fasop.plans.options import Options
 from fasop.plans.shapes import Shape
 from fasop.search.planner import Planner
@@ -97,21 +97,77 @@ def test_published_costs_hold_the_collectives_of_their_own_node_only() -> None:
     model = find_model("gpt2-xl")
     (cluster,) = load_clusters("paper-gpt2xl")
     published = compute([read_costs()], model)
-    here = published.of(cluster.gpus[0], 2, 1)
+    gpu, one = cluster.gpus[0], published.of(cluster.gpus[0], 1, 1)
+    here = published.of(gpu, 2, 1, node=4)
     assert here.has_collectives and not here.notes
-    elsewhere = published.of(replace(cluster.gpus[0], intra_bandwidth=1840e9), 2, 1)
-    assert not elsewhere.has_collectives
-    assert any("measured in another kind of node" in note for note in elsewhere.notes)
-    # What is left is the one-GPU cost at the computed ratio, not the figure with a PCIe node's collectives.
-    one = published.of(cluster.gpus[0], 1, 1)
-    assert one.forward[1] / 2 < elsewhere.forward[1] < one.forward[1]
+    twice = replace(gpu, name="Faster", like="A10", speed=2.0)
+    for kind, node in (
+        (replace(gpu, intra_bandwidth=1840e9), 4),
+        (gpu, 8),  # more groups on the bus
+        (gpu, 0),  # a group over several nodes
+        (twice, 4),  # faster kernels, the same bus
+    ):
+        elsewhere = published.of(kind, 2, 1, node=node)
+        assert not elsewhere.has_collectives
+        assert any("measured in another kind of node" in note for note in elsewhere.notes)
+        # What is left is the one-GPU cost at the computed ratio, not the figure with a PCIe node's
+        # collectives.
+        assert one.forward[1] / 2 < elsewhere.forward[1] * kind.speed < one.forward[1]
+
+
+def test_costs_without_a_gpu_alone_are_not_carried_over_to_another_node() -> None:
+    model = find_model("gpt2-xl")
+    (cluster,) = load_clusters("paper-gpt2xl")
+    published = read_costs()
+    files = [replace(published, entries=tuple(e for e in published.entries if e.tp > 1))]
+    found = compute(files, model).of(cluster.gpus[0], 2, 1)
+    assert found.forward[1] == compute([], model).of(cluster.gpus[0], 2, 1).forward[1]
+    assert any("measured in another kind of node" in note for note in found.notes)
+
+
+def test_a_tensor_parallel_group_over_several_nodes_waits_for_their_network() -> None:
+    model = find_model("gpt2-xl")
+    (cluster,) = load_clusters("paper-gpt2xl")
+
+    def step(bandwidth: float) -> float:
+        gpus = (replace(cluster.gpus[0], inter_bandwidth=bandwidth),)
+        slower = replace(cluster, gpus=gpus)
+        parts = tuple(Part(node, "A10", 4) for node in range(4))
+        stage = LayoutStage(len(model.kinds), (Replica(parts, 1),))
+        return estimate(Layout(model, slower, (stage,), model.global_batch), [read_costs()], Options()).step
+
+    assert step(40e6) > 100 * step(40e9)
+
+
+def test_published_growth_does_not_hide_how_far_a_micro_batch_is_from_what_was_measured() -> None:
+    (cluster,) = load_clusters("paper-gpt2xl-het")
+    found = {}
+    for name, mbs in (("gpt2-xl", 1), ("gpt2-xl", 32), ("bert-large", 4), ("bert-large", 64)):
+        found[name, mbs] = compute([read_costs()], find_model(name)).of(cluster.gpus[1], 1, mbs).beyond
+    assert cluster.gpus[1].name == "A10" and found["gpt2-xl", 1] == found["bert-large", 4] == ""
+    assert "32 sequences, 32 times above 1" in found["gpt2-xl", 32]
+    assert "64 sequences, 16 times above 4" in found["bert-large", 64]
+
+
+def test_how_costs_were_measured_is_compared_with_how_the_model_runs() -> None:
+    model = find_model("gpt2-xl")
+    (cluster,) = load_clusters("paper-gpt2xl")
+    for options, said in (
+        ({}, []),
+        ({"precision": "fp32"}, ["in mixed precision, not in fp32 precision"]),
+        ({"attention": "flash"}, ["with unfused attention, not with flash attention"]),
+    ):
+        notes = compute([read_costs()], model, **options).of(cluster.gpus[0], 1, 1).notes
+        assert [note.split("measured ")[1] for note in notes] == said
 
 
 def test_more_tensor_parallel_ranks_than_measured_follow_the_computed_ratio() -> None:
     model = find_model("gpt2-xl")
     (cluster,) = load_clusters("paper-gpt2xl")
-    costs = compute([read_costs()], model)
-    four, eight = (costs.of(cluster.gpus[0], tp, 1) for tp in (4, 8))
+    published = read_costs()
+    nodes = {"A10": replace(published.nodes["A10"], gpus=0)}  # of any size
+    costs = compute([replace(published, nodes=nodes)], model)
+    four, eight = (costs.of(cluster.gpus[0], tp, 1, node=8) for tp in (4, 8))
     ratios = [roofline.unit_seconds(hardware()["A10"], model, "T", tp, 1, Options())[0] for tp in (4, 8)]
     assert eight.forward[1] == pytest.approx(four.forward[1] * ratios[1] / ratios[0])
     assert any("tp 8 was not measured" in note for note in eight.notes) and not four.notes

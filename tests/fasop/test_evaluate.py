@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,14 +14,19 @@ from fasop.commands import evaluate
 from fasop.errors import PlanError
 from fasop.exact.estimate import estimate
 from fasop.inputs.cluster_files import load_clusters
+from fasop.inputs.clusters import Cluster, Gpu
 from fasop.inputs.costs import read_costs
 from fasop.inputs.models import find_model
+from fasop.plans import layout_files
 from fasop.plans.goal import Goal
-from fasop.plans.layout import of_plan
-from fasop.plans.layout_files import read_layouts
+from fasop.plans.groups import Part
+from fasop.plans.layout import Layout, LayoutStage, Replica, of_plan
+from fasop.plans.layout_files import Described
 from fasop.plans.options import Options
 from fasop.plans.plan import write_plans
+from fasop.plans.shapes import Shape
 from fasop.schedule import deepspeed
+from fasop.search.planner import Planner
 from fasop.search.search import search
 from tests.shared import shared_path
 
@@ -49,6 +55,16 @@ def written(folder: Path, text: str) -> str:
     path = folder / "layouts.yaml"
     path.write_text(text, encoding="utf-8")
     return str(path)
+
+
+def read_layouts(path: str) -> list[Described]:
+    """Those of a file that must all be right."""
+    found: list[Described] = []
+    for each in layout_files.read_layouts(path):
+        if isinstance(each, PlanError):
+            raise each
+        found.append(each)
+    return found
 
 
 def test_listed_stages_take_what_even_ones_take(tmp_path: Path) -> None:
@@ -105,15 +121,17 @@ layouts:
 @pytest.mark.parametrize(
     "old, new, message",
     [
-        ("dp: 4", "dp: 0", "dp is 0"),
+        ("dp: 4", "dp: 0", "dp: 0: give a whole number"),
         ("dp: 4", "dp: 5", "no multiple of dp 5"),
-        ("tp: 1", "tp: 4", "need 128 GPUs"),
+        ("tp: 1", "tp: 3", "tp is 3: give a divisor of the 16 heads"),
+        ("tp: 1", "tp: 32", "tp is 32: give a divisor of the 16 heads"),
+        ("tp: 1", "tp: 4", "stages is 128, its nodes have 32 GPUs"),
         ("-5-0", "-5-1", "49 layers"),
         ("-5-0", "-5-x", "give as 0-11-8"),
         ("mbs: 1", "mbs: 1, recompute: ful", "did you mean 'full'"),
-        ("mbs: 1", "mbs: 1, zero: 4", "zero is 4"),
+        ("mbs: 1", "mbs: 1, zero: 4", "zero: 4: give a whole number from 0 to 3"),
         ("mbs: 1", "mbs: 1, nodes: [A10, B]", "no GPU 'B'"),
-        ("mbs: 1", "mbs: 1, nodes: [A10]", "need 32 GPUs"),
+        ("mbs: 1", "mbs: 1, nodes: [A10]", "stages is 32, its nodes have 4 GPUs"),
         ("measured: 1.4022", "measured: -1", "seconds per step"),
         ("mbs: 1", "mbs: 1, mps: 1", "unknown setting 'mps'"),
         ("tp: 1, ", "", "lacks tp"),
@@ -125,6 +143,32 @@ def test_a_layout_that_is_wrong_is_one_sentence(old: str, new: str, message: str
     even = EVEN[: EVEN.index("  listed:")]
     with pytest.raises(PlanError, match=message):
         read_layouts(written(tmp_path, even.replace(old, new)))
+
+
+def test_replicas_share_the_gpus_of_a_node(tmp_path: Path) -> None:
+    def stages(first: str, second: str) -> str:
+        replicas = ", ".join(f"{{gpu: A10, gpus: 4, mbs: 1, {node}}}" for node in (first, second))
+        head = EVEN[EVEN.index("  listed:") :]
+        return "layouts:\n" + head + STAGE.format(48, replicas)
+
+    with pytest.raises(PlanError, match="stage 0, replica 1: 8 GPUs of a node of 4: name another node"):
+        read_layouts(written(tmp_path, stages("node: n", "node: n")))
+    # The second's own node is not the first's, though it would be numbered so.
+    (one,) = read_layouts(written(tmp_path, stages("node: node1", "")))
+    assert [replica.group[0].node for replica in one.layout.stages[0].replicas] == [0, 1]
+
+
+def test_one_bad_layout_does_not_block_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    even = EVEN[: EVEN.index("  listed:")]
+    bad = [even.split("layouts:")[1].replace("even", name).replace("tp: 1", tp) for name, tp in
+           (("b", "tp: 3"), ("c", "tp: x"))]  # fmt: skip
+    path = written(tmp_path, even + "".join(bad))
+    assert evaluate.main([path]) == 2
+    output = capsys.readouterr()
+    assert "1.4022" in output.out
+    assert [line.split(": ")[2] for line in output.err.splitlines()] == ["layout b", "layout c"]
+    assert evaluate.main([path, "--json"]) == 2
+    assert [each["name"] for each in json.loads(capsys.readouterr().out)] == ["even"]
 
 
 def test_the_command_shows_the_error_of_a_measured_layout(
@@ -193,3 +237,50 @@ def test_layers_beyond_what_costs_were_checked_on_are_counted(
     assert evaluate.main([path, "--cluster", str(tmp_path / "mine.yaml")]) == 0
     text = capsys.readouterr().out
     assert "1024 tokens, 4 times below 4096): 24 layers in 2 stages" in text
+
+
+def _a10s(nodes: int) -> Cluster:
+    gpu = Gpu("A10", 22, 5, 40e9, 128e9, shared_bus=True)
+    return Cluster("a10s", 8, (gpu,), (nodes,))
+
+
+def test_the_embedding_of_a_plan_on_one_node_is_summed_within_it() -> None:
+    model = find_model("gpt2-xl")
+    shape, partition = Shape(4, 1, 2, 1), (25, 25)
+    steps = []
+    for nodes in (1, 2):  # with a second node that the plan leaves idle
+        plan = Planner(model, _a10s(nodes), [], Options()).estimate(shape, ("A10",), partition)
+        assert estimate(of_plan(plan), [], plan.options).step == pytest.approx(plan.step_time)
+        steps.append(plan.step_time)
+    assert steps[0] == pytest.approx(steps[1])
+
+
+def test_the_embedding_of_every_replica_is_summed() -> None:
+    # Stage 0's first replica shares a node with stage 1's, the second does not.
+    model = find_model("gpt2-xl")
+
+    def replica(node: int) -> Replica:
+        return Replica((Part(node, "A10", 4),), 1)
+
+    def step(second: int) -> float:
+        stages = (
+            LayoutStage(25, (replica(0), replica(1))),
+            LayoutStage(25, (replica(0), replica(second))),
+        )
+        return estimate(Layout(model, _a10s(3), stages, 32), [], Options()).embedding
+
+    assert step(2) > 1.5 * step(1)
+
+
+def test_shares_by_gpu_type_are_evaluated_as_planned() -> None:
+    model = replace(find_model("gpt2-xl"), global_batch=48)
+    gpus = tuple(Gpu(name, 76, 10, 200e9, 1840e9) for name in ("A100", "H100"))
+    cluster = Cluster("two", 4, gpus, (1, 1))
+    options = Options(per_stage=True, attention="flash", recompute="full")
+    plans = search(model, [cluster], [], [options], Goal(top=40), 4, workers=1)
+    uneven = [plan for plan in plans if any(len({b for _, b in c.shares}) > 1 for c in plan.choices)]
+    assert uneven
+    for plan in uneven:
+        # Each column of replicas has its own messages there; the search takes the slowest for all.
+        step = estimate(of_plan(plan), [], plan.options).step
+        assert 0.98 * plan.step_time < step <= plan.step_time * (1 + 1e-9)

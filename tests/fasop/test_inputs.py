@@ -77,7 +77,7 @@ def test_a_cluster_of_ones_own(tmp_path: Path) -> None:
         (f"L4: {{nodes: 1, {GPU}, bandwith: 3}}", "4", "unknown setting 'bandwith'"),
         ("L4: {nodes: 1, memory_gib: 3}", "4", "lacks price_per_hour"),
         (f"L4: {{nodes: 1, {GPU}, speed: 0}}", "4", "speed: 0: expected times as fast between"),
-        (f"L4: {{nodes: 1, {GPU}, speed: fast}}", "4", "'fast' is no number"),
+        (f"L4: {{nodes: 1, {GPU}, speed: fast}}", "4", "speed: 'fast': expected times as fast"),
         (f"L4: {{nodes: 1, {GPU}, shared_bus: 3}}", "4", "shared_bus: 3: give true or false"),
         (
             f"L4: {{nodes: 1, {GPU.replace('20', '.nan')}}}",
@@ -92,6 +92,12 @@ def test_a_cluster_of_ones_own(tmp_path: Path) -> None:
         (f"L4: {{nodes: 1, {GPU}, gpus_per_node: 0}}", "0", "gpus_per_node is 0: give at least 1"),
         (f"L4: {{nodes: 2, {GPU}, hosts: [a]}}", "4", "1 hosts for 2 nodes"),
         (f"L4: {{nodes: 2, {GPU}, hosts: [a, a]}}", "4", "give a list of different names"),
+        # An empty value became the name "None".
+        (f"L4: {{nodes: 2, {GPU}, queue: }}", "4", "queue: None: give a name"),
+        (f"L4: {{nodes: 2, {GPU}, gres: [a]}}", "4", "gres: ['a']: give a name"),
+        (f"L4: {{nodes: 1, {GPU}, hosts: [null]}}", "4", "hosts: [None]: give a list of names"),
+        (f"L4: {{nodes: 1000000000, {GPU}}}", "4", "nodes: 1000000000: give at most 10000"),
+        (f"L4: {{nodes: 2, {GPU}, reserved_gib: 20}}", "4", "leaves nothing of memory_gib 20"),
     ],
 )
 def test_a_cluster_with_a_bad_setting(tmp_path: Path, gpus: str, size: str, sentence: str) -> None:
@@ -105,9 +111,13 @@ def test_a_cluster_with_a_bad_setting(tmp_path: Path, gpus: str, size: str, sent
     [
         ("clusters: [1, 2]", "no entries under the key 'clusters'"),
         ("clusters: {a: 3}", "expected settings as 'name: value', got 3"),
-        ("clusters: {a: {base: b}}", "base 'b' is no entry"),
+        ("clusters: {a: {base: b}}", "base: 'b': give the name of another"),
         ("clusters: {a: {}, b: {}}", "holds 2 clusters: choose one"),
         ("clusters: {a: {gpus_per_node: 1", "not YAML"),
+        ("clusters: {a: {base: [x]}}", "base: ['x']: give the name of another entry"),
+        ("clusters: {a: {base: {b: 1}}}", "base: {'b': 1}: give the name"),
+        ("clusters: {a: {gpus: {[1]: 4}}}", "a key is a list or a mapping: give a name"),
+        ("clusters: {a: {day: 2024-99-99}}", "not YAML that can be read: month must be in 1..12"),
         ("", "no entries under the key"),
         ("clusters: {a: {gpus: {}, gpus: {}}}", "the key 'gpus' is there twice"),
         ("clusters:\n  a: {}\n  a: {}", "line 3: the key 'a' is there twice"),
@@ -118,6 +128,23 @@ def test_a_cluster_file_that_can_not_be_read(tmp_path: Path, text: str, sentence
     path.write_text(text, encoding="utf-8")
     with pytest.raises(PlanError) as caught:
         load_clusters(str(path))
+    assert sentence in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("base", "sentence"),
+    [
+        ("3", "cluster b: expected settings as 'name: value', got 3"),
+        ("{gpus: 3}", "cluster b: no GPU types under 'gpus'"),
+        ("{gpus: {L4: [1]}}", "cluster b: GPU L4: expected settings as 'name: value', got [1]"),
+        ("{base: a}", "base 'b' has a base itself"),
+    ],
+)
+def test_a_base_that_is_no_cluster(tmp_path: Path, base: str, sentence: str) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_text(f"clusters: {{a: {{base: b, gpus: {{L4: 2}}}}, b: {base}}}", encoding="utf-8")
+    with pytest.raises(PlanError) as caught:
+        load_clusters(f"{path}:a")
     assert sentence in str(caught.value)
 
 
@@ -136,15 +163,20 @@ def test_names_that_do_not_exist(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ("layers: 0", "layers is 0: give at least 1"),
+        ("layers: 0", "layers: 0: give a whole number from 1 to 500"),
         ("heads: 3", "can't be split over 3 heads: give heads 2"),
         ("layers: many", "layers: 'many': give a whole number"),
         ("encoder_layers: 4", "encoder_layers is 4: give 1 to 3"),
         ("size: 3", "unknown setting 'size'"),
+        ("d_kv: -64", "d_kv: -64: give a whole number from 1"),
+        ("hidden: ", "hidden: None: give a whole number"),
+        ("top_k: ", "top_k: None: give a whole number"),
+        ("ffn: 1", "ffn is 1: give more than the 4 heads"),
+        ("layers: 1000000", "layers: 1000000: give a whole number from 1 to 500"),
+        ("global_batch: 10000000", "global_batch: 10000000: give a whole number from 1 to 100000"),
         ("kv_heads: 3", "kv_heads is 3: give a divisor of the 4 heads"),
         ("gated: 1", "gated: 1: give true or false"),
-        ("hidden: 64000000", "at most 10000000"),
-        ("layers: 0", "layers is 0"),
+        ("hidden: 64000000", "from 1 to 10000000"),
     ],
 )
 def test_a_model_with_a_bad_setting(tmp_path: Path, changes: str, sentence: str) -> None:
@@ -161,7 +193,7 @@ def test_a_model_with_a_bad_setting(tmp_path: Path, changes: str, sentence: str)
 def test_a_model_without_its_sizes(tmp_path: Path) -> None:
     path = tmp_path / "models.yaml"
     path.write_text("models: {mine: {hidden: 64, seq: 32}}", encoding="utf-8")
-    with pytest.raises(PlanError, match="mine lacks layers, vocab, heads, global_batch"):
+    with pytest.raises(PlanError, match="mine: lacks layers, vocab, heads, global_batch"):
         find_model("mine", str(path))
 
 
@@ -187,10 +219,26 @@ def test_a_cost_file_comes_back_as_written(tmp_path: Path) -> None:
     [
         ({"format": 9}, "costs of format 9: this program reads format 1"),
         ({"models": {}}, "an entry is for model 'small', whose shape is not under 'models'"),
-        ({"entries": [{**ENTRY, "forward": [1]}]}, "give 6 costs"),
-        ({"entries": [{**ENTRY, "tp": 0}]}, "at least 1"),
-        ({"entries": [{**ENTRY, "forward": [2e4] * 6}]}, "expected seconds per unit, below 10000"),
-        ({"entries": 3}, "not a cost file"),
+        ({"entries": [{**ENTRY, "forward": [1]}]}, "1 costs for 6 units"),
+        ({"entries": [{**ENTRY, "tp": 0}]}, "entries[0].tp is 0: give a whole number from 1 to 10000000"),
+        (
+            {"entries": [{**ENTRY, "forward": [2e4] * 6}]},
+            "forward[0] is 20000.0: expected seconds per unit",
+        ),
+        ({"entries": 3}, "entries is 3: give a list"),
+        ({"entries": [{**ENTRY, "forward": [0] * 6}]}, "a layer takes 0 s: give what was measured"),
+        (
+            {"entries": [{**ENTRY, "backward": [1e300] * 6}]},
+            "backward[0] is 1e+300: expected seconds",
+        ),
+        ({"entries": [{**ENTRY, "backward": [1e9] * 6}]}, "backward[0] is 1000000000.0: expected seconds"),
+        ({"entries": [{**ENTRY, "update": [1e300] * 6}]}, "update[0] is 1e+300"),
+        ({"growth": {"small": {"X": {"T": [[1, [0], 0]]}}}}, "expected a number > 0"),
+        ({"growth": {"small": {"X": {"T": [[1, [-2.0], 0]]}}}}, "expected a number > 0"),
+        (
+            {"growth": {"small": {"X": {"T": [[1, [1e6] * 9, 0]]}}}},
+            "T: from 1 on the factors make 1e+54",
+        ),
     ],
 )
 def test_a_cost_file_with_a_bad_setting(tmp_path: Path, change: dict, sentence: str) -> None:
@@ -208,7 +256,7 @@ def test_one_bad_model_does_not_block_the_others_of_its_file(tmp_path: Path) -> 
     good = "{hidden: 64, seq: 32, layers: 4, vocab: 100, heads: 4, global_batch: 8}"
     path.write_text(f"models: {{broken: {{hidden: 0}}, mine: {good}}}", encoding="utf-8")
     assert find_model("mine", str(path)).hidden == 64
-    with pytest.raises(PlanError, match="model broken lacks seq"):
+    with pytest.raises(PlanError, match="model broken: lacks seq"):
         find_model("broken", str(path))
 
 

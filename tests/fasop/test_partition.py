@@ -28,17 +28,23 @@ CASES = [
     ({"X": 2, "Y": 2}, 2, 4, (2, 2, 2, 1), None),
     ({"X": 3, "Y": 3}, 2, 5, (1, 4, 3, 2), None),
     ({"X": 2, "Y": 1, "Z": 1}, 1, 5, (1, 1, 4, 1), None),
-    ({"X": 3, "Y": 2, "Z": 3}, 1, 4, (1, 2, 4, 1), None),
-    ({"X": 3, "Y": 3, "Z": 3}, 1, 3, (1, 3, 3, 1), None),
     ({"X": 1, "Y": 2}, 2, 4, (1, 3, 2, 1), None),
     ({"X": 1, "Y": 2}, 4, 5, (2, 3, 2, 1), None),
     ({"X": 1, "Y": 2}, 2, 6, (1, 2, 3, 1), 3),
     ({"X": 1}, 1, 4, (1, 1, 1, 1), None),
 ]
+LARGE = [
+    ({"X": 3, "Y": 2, "Z": 3}, 1, 4, (1, 2, 4, 1), None),
+    ({"X": 3, "Y": 3, "Z": 3}, 1, 3, (1, 3, 3, 1), None),
+]
 
 
 @pytest.mark.parametrize("paced", [False, True])
-@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case[3])) + str(case[0]))
+@pytest.mark.parametrize(
+    "case",
+    [*CASES, *(pytest.param(case, marks=pytest.mark.slow) for case in LARGE)],
+    ids=lambda case: "-".join(map(str, case[3])) + str(case[0]),
+)
 def test_the_optimum_of_all_placements_and_partitions(case: tuple, paced: bool) -> None:
     nodes, size, layers, degrees, encoder = case
     shape = Shape(*degrees)

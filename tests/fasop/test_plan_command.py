@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -136,6 +137,15 @@ def test_the_costs_that_were_not_measured_are_named(capsys: pytest.CaptureFixtur
         ([*BERT, "--cost-model", "hpdc24", "--max-step-time", "0.1"], "the fastest takes 0.8197 s"),
         ([*BERT, "--csv", "/no/such/folder/rows.csv"], "no such folder: make /no/such/folder first"),
         ([*BERT, "--global-batch", "0"], "--global-batch is 0"),
+        (
+            [*BERT, "--global-batch", "10000000"],
+            "global_batch: 10000000: give a whole number from",
+        ),
+        ([*BERT, "--max-tp", "2", "--tp", "4"], "--tp 4 is above --max-tp 2: give --max-tp 4"),
+        (
+            ["plan", "--model", "bert-large", "--cluster", ""],
+            "no cluster is named: give a preset",
+        ),
         ([*BERT, "--costs", "nothing.json"], "nothing.json: can't be read"),
         (["plan", "--model", "bert-large"], "--cluster"),
         (["plot"], "no command 'plot': use one of plan"),
@@ -178,7 +188,7 @@ def test_a_plan_file_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[
         (text.replace('"format": 2', '"format": 1'), "plans of format 1: this program reads format 2"),
         (changed(text, pp=1), "values for 1 stages"),
         (changed(text, tp=64), "tp × dp × pp is"),
-        (changed(text, placement=["A100"] * 4), "placement has 4 nodes of A100, paper-bert-het has 1"),
+        (changed(text, placement=["A100"] * 4), "placement: 4 nodes of A100, cluster paper-bert-het has 1"),
     ]:
         path.write_text(change, encoding="utf-8")
         with pytest.raises(PlanError) as caught:
@@ -188,6 +198,51 @@ def test_a_plan_file_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[
         read_plans(tmp_path / "none.json")
     with pytest.raises(FileNotFoundError):
         write_plans(tmp_path / "no" / "plans.json", [])
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"cluster.nodes": [1]}, "cluster: 1 counts of nodes for 2 GPU types"),
+        (
+            {"cluster.gpus.0.inter_bandwidth": 0},
+            "plans[0].cluster.gpus[0].inter_bandwidth is 0: expected bit",
+        ),
+        ({"ep": 5}, "ep is 5: give 1, as bert-large has no experts"),
+        ({"stage_forward.0": 0, "stage_backward.0": 0}, "stage_forward[0] is 0: expected seconds above 0"),
+        ({"micro_batches": 1_000_000_000}, "micro_batches is 1000000000: give a whole number"),
+        ({"micro_batches": 3}, "is not the global batch, 256"),
+        ({"stage_forward.0": -1}, "stage_forward[0] is -1: expected seconds above 0"),
+        ({"stage_gpu.0": "H900"}, "stage_gpu: no 'H900' in the placement"),
+        ({"options.gradient_bytes": 0}, "options.gradient_bytes is 0: give a whole number from 2 to 4"),
+        ({"virtual_stages": 100}, "virtual_stages is 100: give at most"),
+        ({"tp": 32}, "tp × dp × pp is"),
+        ({"hosts.0": "nowhere"}, "hosts: give a node of the cluster"),
+    ],
+)
+def test_a_plan_edited_by_hand_must_still_be_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, object], sentence: str
+) -> None:
+    document = json.loads(run(capsys, *BERT, "--top", "1", "--json"))
+    for key, value in changes.items():
+        holder = document["plans"][0]
+        *path, last = [int(part) if part.isdigit() else part for part in key.split(".")]
+        for part in path:
+            holder = holder[part]
+        holder[last] = value
+    path = tmp_path / "plans.json"
+    path.write_text(json.dumps(document), encoding="utf-8")
+    for command in ("simulate", "export", "evaluate"):
+        assert sentence in refused(capsys, command, str(path))
+
+
+def test_costs_that_no_file_has_are_a_typo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "models.yaml"
+    sizes = "hidden: 64, seq: 32, layers: 4, vocab: 100, heads: 4, global_batch: 8"
+    path.write_text(f"models: {{mine: {{{sizes}, costs: bert-lage}}}}", encoding="utf-8")
+    flags = ["--model", "mine", "--models-file", str(path), "--cluster", "paper-bert"]
+    sentence = "no cost file has 'bert-lage': give the file with --costs, or did you mean 'bert-large'"
+    assert sentence in refused(capsys, "plan", *flags)
 
 
 def test_a_plan_with_missing_units_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -227,3 +282,19 @@ def test_what_tells_plans_apart_is_in_the_table(tmp_path: Path, capsys: pytest.C
     auto = run(capsys, *BERT, "--recompute", "auto", "--top", "6").splitlines()[2:9]
     assert "mbs  recompute  mem" in auto[0]
     assert {"none", "selective"} <= set(" ".join(auto).split())
+
+
+@pytest.mark.parametrize("objective", ["time", "cost"])
+def test_plans_that_are_not_told_apart_are_counted(
+    capsys: pytest.CaptureFixture[str], repo_root: Path, objective: str
+) -> None:
+    table = (repo_root / "fasop" / "README.md").read_text(encoding="utf-8")
+    (percent,) = re.findall(r"GPT on A100, all \| \d+ \| ([\d.]+)%", table)
+    command = [*BERT, "--objective", objective]
+    plans = json.loads(run(capsys, *command, "--json"))["plans"]
+    key = "step_time" if objective == "time" else "price_per_step"
+    alike = sum(plan[key] <= plans[0][key] * (1 + round(float(percent)) / 100) for plan in plans)
+    sentence = f"Plans 1 to {alike} are within {float(percent):.0f}% of each other"
+    assert alike > 1 and sentence in run(capsys, *command)
+    assert "of each other" not in run(capsys, *command, "--top", "1")
+    assert "of each other" not in run(capsys, *command, "--cost-model", "hpdc24")

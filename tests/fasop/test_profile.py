@@ -19,7 +19,6 @@ from fasop.errors import PlanError
 from fasop.inputs.costs import read_costs
 from fasop.inputs.models import find_model
 from fasop.profiling.from_traces import attribute
-from fasop.profiling.recorded import vocabulary_rows
 
 ROOT = Path(__file__).resolve().parents[2]
 CAPTURES = ROOT / "tests" / "fixtures" / "captures" / "torch-2.13"
@@ -30,6 +29,15 @@ models:
   wider: {hidden: 128, seq: 32, layers: 1, vocab: 1000, heads: 2, global_batch: 8}
   longer: {hidden: 64, seq: 64, layers: 1, vocab: 1000, heads: 2, global_batch: 8}
   deeper: {hidden: 64, seq: 32, layers: 2, vocab: 1000, heads: 2, global_batch: 8}
+  fewer_heads: {hidden: 64, seq: 32, layers: 1, vocab: 1000, heads: 1, global_batch: 8}
+  wide_heads: {hidden: 64, seq: 32, layers: 1, vocab: 1000, heads: 2, d_kv: 64, global_batch: 8}
+  grouped: {hidden: 64, seq: 32, layers: 1, vocab: 1000, heads: 2, kv_heads: 1, global_batch: 8}
+  gated: {hidden: 64, seq: 32, layers: 1, vocab: 1000, heads: 2, ffn: 128, gated: true, global_batch: 8}
+  gated_wide: {hidden: 64, seq: 32, layers: 1, vocab: 1000, heads: 2, ffn: 256, gated: true, global_batch: 8}
+  routed: {hidden: 64, seq: 32, layers: 1, vocab: 1000, heads: 2, experts: 8, global_batch: 8}
+  two_halves: {hidden: 64, seq: 32, layers: 2, encoder_layers: 1, vocab: 1000, heads: 2, global_batch: 8}
+  padded: {hidden: 64, seq: 32, layers: 1, vocab: 950, heads: 2, global_batch: 8}
+  too_padded: {hidden: 64, seq: 32, layers: 1, vocab: 872, heads: 2, global_batch: 8}
   wordier: {hidden: 64, seq: 32, layers: 1, vocab: 30522, heads: 2, global_batch: 8}
 """
 
@@ -89,6 +97,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_costs_divided_out_of_a_trace_add_up(trace: Path, models: str, tmp_path: Path) -> None:
     model = find_model("captured", models)
     found = attribute(model, [trace], mbs=2)
+    assert found.micro_batches == 1
     parts = sum(found.forward) + sum(found.backward) + found.unattributed
     assert parts == pytest.approx(found.total) and found.total > 0
     assert min(*found.forward, *found.backward) > 0 and found.unattributed < found.total / 2
@@ -121,6 +130,17 @@ def test_traces_without_times_or_of_another_converter_are_refused(
         ("longer", "seq is 32 in it, 64 in the model"),
         ("deeper", "1 layers with a feed-forward part of 256 in it, 2 in the model"),
         ("wordier", "1000 rows on each of 1 tensor-parallel ranks"),
+        (
+            "fewer_heads",
+            "has 2 heads of 32 with 2 of keys and values on each of 1 tensor-parallel ranks, the",
+        ),
+        ("wide_heads", "the model 2 of 64 with 2"),
+        ("grouped", "products of 64x128 + 64x64, or 64x64 + 64x64 + 64x32 + 64x32, or"),
+        ("gated", "feed-forward products of 64x256 + 128x64, or 64x128 + 64x128 + 128x64 in the model"),
+        ("gated_wide", "1 of 64x192, 1 of 64x64, 1 of 64x256, 1 of 256x64 in it"),
+        ("routed", "router products of 64x8 in the model"),
+        ("two_halves", "costs of an encoder-decoder can't be taken from traces"),
+        ("too_padded", "1000 rows on each of 1 tensor-parallel ranks, the model's vocabulary 872"),
         ("captured", "its micro-batches have 2 sequences: give --mbs 2"),
     ],
 )
@@ -136,10 +156,70 @@ def test_a_trace_of_another_model_is_refused(
 @pytest.mark.parametrize(
     "what, message", [("aten::embedding", "no embedding in it"), ("aten::addmm", "layers")]
 )
-def test_a_part_of_a_pipeline_is_named(what: str, message: str, trace: Path, models: str) -> None:
+def test_a_part_of_a_pipeline_is_named(
+    what: str, message: str, trace: Path, models: str, tmp_path: Path
+) -> None:
     read = et_file.read(trace)
     names = [b"other" if read.names[row] == what else read.names[row].encode() for row in range(len(read))]
     part = replace(read, names=Strings(names, np.arange(len(read))))
+    file = tmp_path / trace.name
+    et_file.write(file, part)
     with pytest.raises(PlanError, match=message):
-        nothing = np.zeros(len(read), dtype=bool)
-        vocabulary_rows(find_model("captured", models), part, trace, 1, 2, nothing)
+        attribute(find_model("captured", models), [file], 1, 2)
+
+
+def test_a_padded_vocabulary_and_what_is_not_shown_are_noted(trace: Path, models: str) -> None:
+    notes = attribute(find_model("padded", models), [trace], mbs=2).notes
+    assert "50 rows of its embedding are taken as padding of the vocabulary." in notes
+    assert "Not checked, as its shapes don't show them: tied, causal." in notes
+
+
+def test_heads_that_no_shape_shows_are_noted(trace: Path, models: str, tmp_path: Path) -> None:
+    read = et_file.read(trace)
+    hidden = ("attention", "aten::bmm", "softmax")
+    names = [
+        b"fused" if any(word in read.names[row] for word in hidden) else read.names[row].encode()
+        for row in range(len(read))
+    ]
+    et_file.write(tmp_path / "t.et", replace(read, names=Strings(names, np.arange(len(read)))))
+    notes = attribute(find_model("captured", models), [tmp_path / "t.et"], mbs=2).notes
+    assert any("heads and kv_heads" in note for note in notes)
+
+
+def test_ranks_of_several_runs_are_refused(trace: Path, models: str, tmp_path: Path) -> None:
+    model, read = find_model("captured", models), et_file.read(trace)
+    for name, rank, world in (("a", 0, 2), ("b", 1, 2), ("c", 1, 4)):
+        metadata = read.metadata | {"rank": rank, "world_size": world}
+        et_file.write(tmp_path / f"{name}.et", replace(read, metadata=metadata))
+    a, b, c = (tmp_path / f"{name}.et" for name in "abc")
+    assert not any("ranks are given" in note for note in attribute(model, [a, b], mbs=2).notes)
+    assert "1 of the run's 2 ranks are given, and taken for all." in attribute(model, [b], mbs=2).notes
+    with pytest.raises(PlanError, match="a.et is of a run of 2 ranks, .*c.et of one of 4"):
+        attribute(model, [a, c], mbs=2)
+    with pytest.raises(PlanError, match="are both rank 1"):
+        attribute(model, [b, b], mbs=2)
+
+
+@pytest.mark.parametrize("flags", [["--tp", "1", "2"], ["--mbs", "2", "4"]])
+def test_several_degrees_for_one_trace_are_refused(
+    flags: list[str], models: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["profile", "--models-file", models, "--model", "captured", "--from-et", "a.et", *flags])
+    assert stopped.value.code == 2 and "--from-et" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("output, message", [("none/costs.json", "can't be written"), (".", "is a folder")])
+def test_an_output_that_can_not_be_written_is_refused_before_measuring(
+    output: str,
+    message: str,
+    models: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("fasop.commands.profile.measured", lambda *_: pytest.fail("measured first"))
+    arguments = ["profile", "--models-file", models, "--model", "tiny", "--device", "cpu"]
+    assert main([*arguments, "--output", str(tmp_path / output)]) == 2
+    assert message in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["models.yaml"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import signal
 from dataclasses import replace
 
 import numpy as np
@@ -20,9 +21,10 @@ from fasop.plans.goal import Goal, pareto_front
 from fasop.plans.options import Options
 from fasop.plans.plan import Plan
 from fasop.plans.shapes import Shape, placements, shapes, stage_seats
+from fasop.search import search as search_module
 from fasop.search.partition import Assignment
 from fasop.search.planner import Planner
-from fasop.search.search import search
+from fasop.search.search import _evaluate, search
 from tests.fasop import fasop_cases as cases
 
 SECONDS = {"X": 0.010, "Y": 0.023}
@@ -155,6 +157,19 @@ def test_cheapest_and_within_a_step_time() -> None:
     assert kept and all(plan.step_time <= limit for plan in kept)
 
 
+def test_the_cheapest_plan_names_its_nodes_as_its_cluster_does() -> None:
+    # Parts of the cluster numbered their nodes anew: a plan on Y's only said node0, which is an X.
+    model = cases.model(4, 8)
+    cluster = cases.cluster({"X": 2, "Y": 2}, 2, X={"price_per_hour": 99.0, "hosts": ("a0", "a1")})
+    costs = cases.costs(model, SECONDS)
+    for on in (cluster, replace(cluster, gpus=(replace(cluster.gpus[0], hosts=()), cluster.gpus[1]))):
+        plans = search(model, [on], costs, [Options()], Goal("cost"), idle=True)
+        assert set(plans[0].placement) == {"Y"}
+        types = dict(on.hosts())
+        for plan in plans:
+            assert tuple(types[host] for host in plan.hosts) == plan.placement
+
+
 def test_of_plans_that_cost_the_same_the_fastest_is_first() -> None:
     model = cases.model(4, 8)
     free = {"price_per_hour": 0.0}
@@ -206,3 +221,21 @@ def test_the_decoder_is_divided_by_its_own_costs() -> None:
     assert plan.pp > 1 and max(plan.partition[:split]) > max(plan.partition[split:])
     assert sum(plan.partition[: plan.split_stage]) == 25
     assert plan.embedding_allreduce > 0
+
+
+def _evaluate_where_sigterm_kills(*task: object) -> Plan | None:
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    return _evaluate(*task)
+
+
+def test_processes_of_a_search_die_of_sigterm_where_the_caller_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # They inherited the caller's handler, could live on, and the search then waited for them without end.
+    monkeypatch.setattr(search_module, "_evaluate", _evaluate_where_sigterm_kills)
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        model, clusters = find_model("bert-large"), load_clusters("paper-bert-het")
+        assert search(model, clusters, real(), [Options()], Goal(top=1), workers=2)
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -17,9 +17,10 @@ from chakra_et.et.columns import NodeType
 from chakra_et.report import svg
 from fasop.__main__ import main
 from fasop.errors import PlanError
-from fasop.output import export, picture
+from fasop.output import picture
 from fasop.plans.plan import Plan, StageChoice, StageParts, read_plans, write_plans
 from fasop.schedule import events as events_
+from megatron_lm import plan_settings
 from tests.fasop import fasop_cases as cases
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -112,7 +113,7 @@ def test_three_layers_are_chunks_of_two_and_one() -> None:
     plan = events_.with_chunks(even(2, layers=3), 2)
     found = [e for e in events_.of_plan(plan) if e.kind == "forward" and e.stage == 1 and e.micro_batch == 0]
     assert [round(e.end - e.start, 9) for e in found] == [0.02, 0.01]
-    assert export.settings(dataclasses.replace(plan, hosts=("a", "b")))["PARTITION"] == "2-2-1-1"
+    assert plan_settings.settings(dataclasses.replace(plan, hosts=("a", "b")))["PARTITION"] == "2-2-1-1"
 
 
 def test_messages_of_two_chunks_follow_each_other_over_a_link() -> None:
@@ -182,7 +183,7 @@ def test_the_export_is_the_whole_plan(plans: Path, tmp_path: Path) -> None:
     plan = read_plans(plans)[0]
     assert main(["export", str(plans), "--output", str(tmp_path / "plan.conf")]) == 0
     values = shell_values((tmp_path / "plan.conf").read_text())
-    assert values == export.settings(plan)
+    assert values == plan_settings.settings(plan)
     world = int(values["NPROC_PER_NODE"]) * int(values["NNODES"])
     assert world == plan.tp * plan.dp * plan.pp and values["HOMOGENEOUS_CLUSTER"] == "false"
     assert (values["MASTER_NNODES"], values["MASTER_GRES"], values["SLAVE_GRES"]) == (
@@ -194,33 +195,60 @@ def test_the_export_is_the_whole_plan(plans: Path, tmp_path: Path) -> None:
         "recompute": ("RECOMPUTE", "full"),
         "zero": ("SHARDED_OPTIMIZER", 1),
         "precision": ("PRECISION", "fp32"),
+        "attention": ("ATTENTION", "flash"),
     }
     for option, (name, value) in changes.items():
         other = dataclasses.replace(plan, options=dataclasses.replace(plan.options, **{option: value}))
-        assert export.settings(other)[name] == ("true" if value == 1 else value), option
+        assert plan_settings.settings(other)[name] == ("true" if value == 1 else value), option
     interleaved = events_.with_chunks(next(plan for plan in read_plans(plans) if plan.pp == 8), 2)
-    settings = export.settings(interleaved)
+    settings = plan_settings.settings(interleaved)
     assert settings["VIRTUAL_STAGES"] == "2" and len(settings["PARTITION"].split("-")) == 16
     assert sum(map(int, settings["PARTITION"].split("-"))) == plan.model.layers
 
 
-def test_a_template_gets_the_plan_as_its_defaults(plans: Path, tmp_path: Path) -> None:
-    original = tmp_path / "_00_conf.sh"
-    names = [
-        "HOMOGENEOUS_CLUSTER",
-        "MODEL",
-        "NPROC_PER_NODE",
-        "NNODES",
-        "GLOBAL_BATCH_SIZE",
-        "MICRO_BATCH_SIZE",
-    ]
-    names += ["TENSOR_MP_SIZE", "DP_SIZE", "PIPELINE_MP_SIZE", "PARTITION", "TRAIN_ITERS"]
-    original.write_text("".join(f'{name}="${{{name}:-1}}"  # a comment\n' for name in names))
-    output = tmp_path / "filled.sh"
-    assert main(["export", str(plans), "--template", str(original), "--output", str(output)]) == 0
-    lines, settings = output.read_text().splitlines(), export.settings(read_plans(plans)[0])
-    assert lines[-1] == 'TRAIN_ITERS="${TRAIN_ITERS:-1}"  # a comment' and len(lines) == len(names)
-    assert f'PARTITION="${{PARTITION:-{settings["PARTITION"]}}}"  # a comment' in lines
+CONF = ROOT / "megatron_lm" / "_00_conf.sh"
+
+
+def test_a_template_gets_the_whole_plan_as_its_defaults(plans: Path, tmp_path: Path) -> None:
+    # The GPU types were left out: their lines have - where the others have :-.
+    folder = tmp_path / "megatron_lm"
+    folder.mkdir()
+    (folder / "settings").symlink_to(CONF.parent / "settings")
+    output = folder / "_00_conf.sh"
+    assert main(["export", str(plans), "--template", str(CONF), "--output", str(output)]) == 0
+    script = '. "$1" && for name in "${SETTINGS[@]}"; do echo "$name=${!name}"; done'
+    command = ["bash", "-c", script, "bash", str(output)]
+    environment = {"PATH": "/usr/bin:/bin", "SETTINGS_PYTHON": sys.executable}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    found = dict(line.split("=", 1) for line in done.stdout.splitlines())
+    wanted = plan_settings.settings(read_plans(plans)[0])
+    assert {"MASTER_GRES", "SLAVE_GRES"} <= wanted.keys() and found.items() >= wanted.items()
+    lines, before = output.read_text().splitlines(), CONF.read_text().splitlines()
+    assert len(lines) == len(before) and 'TRAIN_ITERS="${TRAIN_ITERS:-50}"' in lines
+
+
+def test_a_template_without_a_place_for_a_setting_is_refused(
+    plans: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Those that only some clusters and models need were dropped.
+    kept = [line for line in CONF.read_text().splitlines() if not line.startswith(("SLAVE_GRES=", "FFN="))]
+    (tmp_path / "_00_conf.sh").write_text("\n".join(kept) + "\n")
+    words = ["--template", str(tmp_path / "_00_conf.sh"), "--output", str(tmp_path / "out.sh")]
+    assert main(["export", str(plans), *words]) == 2
+    error = capsys.readouterr().err
+    assert "_00_conf.sh: has no place for SLAVE_GRES, FFN: add a line" in error and error.count("\n") == 1
+    assert not (tmp_path / "out.sh").exists()
+
+
+def test_names_that_a_shell_would_take_apart_are_quoted_or_refused(plans: Path) -> None:
+    plan = read_plans(plans)[0]
+    for queue in ("fast queue", "a$b"):
+        gpus = tuple(dataclasses.replace(gpu, queue=queue) for gpu in plan.cluster.gpus)
+        named = dataclasses.replace(plan, cluster=dataclasses.replace(plan.cluster, gpus=gpus))
+        assert shell_values(plan_settings.lines(named))["MASTER_QUEUE"] == queue
+    with pytest.raises(PlanError, match=re.escape("MASTER_QUEUE=a$b: can't be a default in")):
+        plan_settings.filled(named, CONF)
 
 
 def test_the_export_names_nodes_in_the_order_of_their_stages(plans: Path) -> None:
@@ -231,15 +259,15 @@ def test_the_export_names_nodes_in_the_order_of_their_stages(plans: Path) -> Non
     )
     cluster = dataclasses.replace(plan.cluster, gpus=(first, second))
     named = dataclasses.replace(plan, cluster=cluster, hosts=tuple(cluster.assigned(plan.placement)))
-    assert export.settings(named)["NODELIST"].split(",")[:2] == ["a100-0", "a10-0"]
-    assert export.settings(named)["SLAVE_QUEUE"] == "all"
+    assert plan_settings.settings(named)["NODELIST"].split(",")[:2] == ["a100-0", "a10-0"]
+    assert plan_settings.settings(named)["SLAVE_QUEUE"] == "all"
     around = (*plan.placement[1:4], plan.placement[0], *plan.placement[4:])
     mixed = dataclasses.replace(named, placement=around, hosts=tuple(cluster.assigned(around)))
-    settings = export.settings(mixed)
+    settings = plan_settings.settings(mixed)
     assert settings["HOMOGENEOUS_CLUSTER"] == "true" and settings["GRES"] == "gpu:4"
     assert settings["NODELIST"].split(",")[3] == "a100-0" and settings["SLURM_QUEUE"] == "all"
     with pytest.raises(PlanError, match="in the order 3 of A10, 1 of A100, 4 of A10"):
-        export.settings(dataclasses.replace(plan, placement=around))
+        plan_settings.settings(dataclasses.replace(plan, placement=around))
 
 
 def test_the_export_says_why_a_plan_can_not_be_run(plans: Path) -> None:
@@ -250,9 +278,27 @@ def test_the_export_says_why_a_plan_can_not_be_run(plans: Path) -> None:
         "engine": ("deepspeed", "DeepSpeed's schedule"),
         "gradient_bytes": (2, "of 4 bytes"),
     }
+    both = dataclasses.replace(plan.options, attention="flash", precision="fp32")
+    wide, halved = dataclasses.replace(plan.model, d_kv=128), {"tp": 2, "dp": plan.dp // 2}
+    queues = tuple(dataclasses.replace(gpu, queue="None") for gpu in plan.cluster.gpus)
     cases_ = [
         ({"options": dataclasses.replace(plan.options, **{name: value})}, words)
         for name, (value, words) in with_options.items()
+    ]
+    cases_ += [
+        (
+            {"options": both},
+            "megatron_lm refuses ATTENTION=flash: GPUs have no such kernel for PRECISION=fp32",
+        ),
+        ({"model": wide}, "its heads are 128 wide (d_kv), megatron_lm's are hidden / heads"),
+        *(
+            (
+                halved | {"options": dataclasses.replace(plan.options, **{name: True})},
+                "send a share of a stage",
+            )
+            for name in ("scatter_gather", "per_stage")
+        ),
+        ({"cluster": dataclasses.replace(plan.cluster, gpus=queues)}, "queue, gres or host 'None'"),
     ]
     uneven = tuple(StageChoice(1, "none", (("A10", 1 + stage % 2),)) for stage in range(plan.pp))
     cases_.append(({"choices": uneven}, "stages differ"))
@@ -264,13 +310,27 @@ def test_the_export_says_why_a_plan_can_not_be_run(plans: Path) -> None:
     cases_.append(({"model": experts}, "megatron_lm trains GPT-2 and Llama-like models only"))
     for changes, words in cases_:
         with pytest.raises(PlanError, match=re.escape(words)):
-            export.settings(dataclasses.replace(plan, **changes))
+            plan_settings.settings(dataclasses.replace(plan, **changes))
+
+
+def test_what_a_launch_would_refuse_is_not_exported(plans: Path) -> None:
+    # It was exported, and refused by _03_submit.sh.
+    plan = read_plans(plans)[0]
+    plan = dataclasses.replace(plan, tp=2, dp=plan.dp // 2)
+    plan_settings.settings(plan)
+    odd = dataclasses.replace(plan, model=dataclasses.replace(plan.model, ffn=6401))
+    with pytest.raises(PlanError, match=re.escape("TENSOR_MP_SIZE=2: can't share 6401 columns of the MLP")):
+        plan_settings.settings(odd)
+    options = dataclasses.replace(plan.options, sequence_parallel=True)
+    short = dataclasses.replace(plan, model=dataclasses.replace(plan.model, seq=1023), options=options)
+    with pytest.raises(PlanError, match=re.escape("TENSOR_MP_SIZE=2 does not divide SEQ_LENGTH=1023")):
+        plan_settings.settings(short)
 
 
 def test_the_published_partition_in_megatrons_count(plans: Path) -> None:
     plan = next(plan for plan in read_plans(plans) if plan.pp == 8)
     plan = dataclasses.replace(plan, partition=(1, 11, 8, 8, 8, 8, 5, 1))
-    assert export.settings(plan)["PARTITION"] == "0-11-8-8-8-8-5-0"
+    assert plan_settings.settings(plan)["PARTITION"] == "0-11-8-8-8-8-5-0"
 
 
 def one(plans: Path, folder: Path, **changes) -> str:
@@ -289,7 +349,7 @@ def test_bad_input_is_one_sentence(plans: Path, tmp_path: Path, capsys: pytest.C
         (["simulate", str(not_a_plan)], "plans of format None"),
         (["simulate", str(plans), "--rank", "7"], "holds 6 plans: --rank 7 is none of them"),
         (["export", str(plans), "--rank", "0"], "--rank 0"),
-        (["export", str(plans), "--template", str(not_a_plan)], "has no line"),
+        (["export", str(plans), "--template", str(not_a_plan)], "has no place for"),
         (["export", str(plans), "--output", str(tmp_path / "no" / "x.sh")], "No such file"),
         (["export", one(plans, tmp_path, model=bert)], "megatron_lm trains GPT-2 and Llama-like models only"),
         (

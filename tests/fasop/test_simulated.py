@@ -83,10 +83,10 @@ def test_assignments_near_the_best_are_assignments_and_one_of_them_is_improved(
         assert one.seats == stage_seats(planner.cluster, one.placement, shape)
         # Nothing is below the optimum, which is a bound on every simulated step.
         assert planner.simulate(tables, one).step >= best.objective * (1 - 1e-12)
-    better = improve(tables, lattice, [best, *near])
+    better = improve(tables, [best, *near])
     steps = [planner.simulate(tables, one).step for one in [best, *near]]
     assert planner.simulate(tables, better).step <= min(steps)
-    assert better == improve(tables, lattice, [best, *search.near(best)]), "the same dice each time"
+    assert better == improve(tables, [best, *search.near(best)]), "the same dice each time"
 
 
 # Clusters whose best plan became up to 2.7% slower on better hardware, while little more than the dynamic

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from fasop.exact.estimate import estimate
 from fasop.exact.links import COLLECTIVE_START, HOP
 from fasop.exact.memory import GIB
 from fasop.exact.stage_costs import StageCosts
@@ -15,8 +16,11 @@ from fasop.inputs.cluster_files import load_clusters
 from fasop.inputs.costs import read_costs
 from fasop.inputs.models import find_model
 from fasop.plans.groups import Part
+from fasop.plans.layout import of_plan
+from fasop.plans.options import Options
 from fasop.plans.shapes import BETWEEN, CROWDED, INSIDE, Shape, boundary_kinds
 from fasop.search.partition import Assignment
+from fasop.search.planner import Planner
 from tests.fasop import fasop_cases as cases
 
 SECONDS = {"X": 0.010, "Y": 0.023}
@@ -231,3 +235,31 @@ def test_a_stage_holds_a_shared_matrix_once() -> None:
     assert held[3, 6] == h * v + 2 * layers["D"]
     assert held[5, 6] == h * v + layers["D"]
     assert held[0, 6] == h * v + 2 * layers["T"] + 2 * layers["D"]
+
+
+def test_memory_of_a_stage_counts_its_own_largest_layer() -> None:
+    t5 = find_model("t5")  # its decoder layers need more than its encoder layers
+    options = Options(recompute="full")
+    (cluster,) = load_clusters("paper-t5")
+    nodes = ("A10",) * 8
+    made = Planner(t5, cluster, [], options).estimate(Shape(1, 16, 2, 4), nodes, (25, 25))
+    assert estimate(of_plan(made), [], options).memory == pytest.approx(max(made.stage_memory))
+    for index, stage in enumerate(estimate(of_plan(made), [], options).stages):
+        assert stage.memory == pytest.approx(made.stage_memory[index])
+
+
+def test_sharing_parameters_of_one_replica_costs_no_memory() -> None:
+    found = [
+        gpt2_tables(Shape(4, 1, 8, 1), zero=zero).memory(Variant(4, "none", (("A10", 1),)), 1)
+        for zero in (2, 3)
+    ]
+    assert np.array_equal(*found)
+
+
+def test_the_head_and_a_recomputed_layer_do_not_need_their_memory_at_once() -> None:
+    # A last stage that recomputes all of a layer needs no more than one that recomputes its scores.
+    last = {}
+    for recompute in ("selective", "full"):
+        tables = gpt2_tables(Shape(1, 4, 8, 4), recompute=recompute)
+        last[recompute] = memory(tables, 1, 48, 50)
+    assert last["full"] <= last["selective"]

@@ -16,6 +16,7 @@ from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
 from chakra_et.et.sets import read_comm_groups
 from chakra_et.replay.command import replay_astra, replay_device
 from fasop.errors import PlanError
+from fasop.exact.passes import Passes
 from fasop.inputs.models import Model
 from fasop.output import traces
 from fasop.plans.plan import Plan
@@ -162,6 +163,102 @@ def test_tensor_parallel_sums_have_their_groups_and_sizes(tmp_path: Path) -> Non
         # The first stage sums the embedding's output too, the last the gradient of the head's input.
         count = plan.micro_batches * (4 * plan.layers[stage] + 1)
         assert collectives(trace)["ALL_REDUCE", activations, name] == count
+
+
+def computed(
+    tp: int, dp: int, partition: tuple[int, ...], model: Model, chunks: int = 1, **options: object
+) -> tuple[Plan, Plan]:
+    """A plan with computed costs, and what it would take if tensor-parallel collectives took no time."""
+    shape = Shape(tp, dp, len(partition), 1)
+    nodes = dp * len(partition)
+    on = cases.cluster({"A100": nodes}, tp)
+
+    def estimated() -> Plan:
+        return cases.planner(model, on, [], **options).estimate(shape, ("A100",) * nodes, partition)
+
+    plan = estimated()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Passes, "sum_seconds", lambda *_: 0.0)
+        without = estimated()
+    return events.with_chunks(plan, chunks) if chunks > 1 else plan, without
+
+
+T5 = cases.model(layers=8, batch=8, encoder=4)
+GPT = cases.model(layers=8, batch=8)
+TENSOR = {
+    "GPT": ((2, 1, (5, 5)), GPT, {}),
+    "GPT, one stage": ((2, 1, (10,)), GPT, {}),
+    "GPT, sequence parallel, recomputed": (
+        (4, 1, (4, 6)),
+        GPT,
+        {"sequence_parallel": True, "recompute": "full"},
+    ),
+    "GPT, interleaved": ((2, 1, (5, 5)), GPT, {"chunks": 2}),
+    "GPT, interleaved and recomputed": ((2, 2, (3, 2, 2, 3)), GPT, {"chunks": 2, "recompute": "full"}),
+    "T5": ((2, 1, (5, 5)), T5, {}),
+    "T5, one stage": ((2, 1, (10,)), T5, {}),
+    "T5, four stages, recomputed": ((2, 2, (3, 2, 2, 3)), T5, {"recompute": "full"}),
+}
+
+
+@pytest.mark.parametrize("case", TENSOR)
+def test_tensor_parallel_collectives_take_what_the_cost_model_counts(case: str, tmp_path: Path) -> None:
+    # T5's second stage had none for the decoder's embedding, and one for a head that it hasn't got.
+    degrees, model, options = TENSOR[case]
+    plan, free = computed(*degrees, model, **options)
+    found = written(plan, tmp_path)
+    activations = plan.mbs * model.seq * model.hidden * 2
+    begin = 0
+    for stage, size in enumerate(plan.partition):
+        kinds = model.kinds[begin : begin + size]
+        begin += size
+        rank = stage * plan.tp * plan.dp
+        trace, of = found[rank], groups(tmp_path)
+        names = trace.attributes["pg_name"]
+        tensor = [
+            row
+            for at, row in enumerate(names.rows.tolist())
+            if trace.types[row] == NodeType.COMM_COLL
+            and of[names.values[at]] == list(range(rank, rank + plan.tp))
+        ]
+        seconds = float(trace.duration_micros[tensor].sum()) * MICRO
+        counted = [
+            plan.micro_batches * (one[stage] - other[stage])
+            for one, other in (
+                (plan.stage_forward, free.stage_forward),
+                (plan.stage_backward, free.stage_backward),
+            )
+        ]
+        # Each is rounded to a microsecond.
+        assert seconds == pytest.approx(sum(counted), abs=0.6 * MICRO * len(tensor)), stage
+        layers = 2 * (3 if plan.options.recompute == "full" else 2) * kinds.count("T")
+        layers += 3 * (3 if plan.options.recompute == "full" else 2) * kinds.count("D")
+        sums = plan.micro_batches * (layers + kinds.count("E") + kinds.count("P"))
+        each = activations * (1 + 1 / plan.tp if plan.options.sequence_parallel else 1)
+        assert int(trace.column("comm_size")[tensor].sum()) == sums * each, stage
+    assert replayed(found, tmp_path)[0] == pytest.approx(plan.step_time, rel=2e-2)
+
+
+@pytest.mark.parametrize(("model", "stages"), [(GPT, 1), (GPT, 2), (T5, 1), (T5, 2)])
+def test_a_pass_goes_through_its_units_in_order(model: Model, stages: int, tmp_path: Path) -> None:
+    # The embedding's backward came before the layers', and its all-reduce after them.
+    plan, _ = computed(2, 1, (10 // stages,) * stages, model)
+    begin = 0
+    for stage, size in enumerate(plan.partition):
+        kinds = model.kinds[begin : begin + size]
+        begin += size
+        trace = written(plan, tmp_path)[stage * 2]
+        order = np.argsort(trace.ids)
+        for kind in ("forward", "backward"):
+            names = [trace.names[row] for row in order.tolist()]
+            parts = [name.split()[2] for name in names if name.startswith(f"{kind} 0 ")]
+            units = [part for part, before in zip(parts, ["", *parts], strict=False) if part != before]
+            expected = [{"E": "embedding", "P": "head"}.get(unit, "layer") for unit in kinds]
+            expected = expected if kind == "forward" else expected[::-1]
+            merged = [part for part, before in zip(expected, ["", *expected], strict=False) if part != before]
+            if stages == 1 and model is GPT and kind == "backward":
+                merged.remove("embedding")  # of no time of its own beside the head
+            assert units == merged, (stage, kind)
 
 
 def test_sequence_parallelism_scatters_and_gathers(tmp_path: Path) -> None:

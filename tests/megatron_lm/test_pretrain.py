@@ -191,6 +191,9 @@ LAYOUTS = {
     "PP2, DP2, first stage without layers": layout("0-4", data=2),
     "PP4, last stage without layers": layout("1-2-1-0"),
     "TP2, DP2, recomputed": layout("4", 2, 2) | {"RECOMPUTE": "full"},
+    # Without a GPU, fp16 becomes the fp32 that the others have.
+    "fused attention, PP2, recomputed": layout("3-1")
+    | {"ATTENTION": "flash", "RECOMPUTE": "selective", "PRECISION": "fp16"},
     "PP2, two chunks per stage": interleaved("1-1-1-1"),
     "PP2, uneven chunks, DP2, sharded": interleaved("0-2-1-1", data=2) | {"SHARDED_OPTIMIZER": "true"},
 }
@@ -214,6 +217,8 @@ def test_a_llama_has_the_same_losses_in_every_layout_and_continues_in_any(tmp_pa
     assert losses(train(**sharded, TRAIN_ITERS="2")) == pytest.approx(alone[:2], abs=1e-5)
     chunks = interleaved("1-1-1-1", tensor=2) | llama | {"SEQUENCE_PARALLEL": "true", "LOAD": str(tmp_path)}
     assert losses(train(**chunks, TRAIN_ITERS="4")) == pytest.approx(alone[2:], abs=1e-5)
+    fused = layout("4", tensor=2) | llama | {"ATTENTION": "flash", "PRECISION": "fp16"}
+    assert losses(train(**fused, TRAIN_ITERS="4")) == pytest.approx(alone, abs=1e-5)
     other = train(**layout(), MODEL="tiny", LOAD=str(tmp_path))
     assert other.returncode != 0 and "is of another model (ffn, kv_groups, swiglu," in other.stderr
 

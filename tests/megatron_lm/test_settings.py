@@ -93,12 +93,25 @@ WRONG = [
     ({"GLOBAL_BATCH_SIZE": "66"}, "multiple of MICRO_BATCH_SIZE × DP_SIZE = 4", "64 would fit"),
     ({"TENSOR_MP_SIZE": "3", "NNODES": "24"}, "TENSOR_MP_SIZE=3", "1, 2, 4, 8, 16 fit"),
     ({"TENSOR_MP_SIZE": "4", "DP_SIZE": "1", "KV_GROUPS": "2"}, "2 key-value groups (KV_GROUPS)", "1, 2 fit"),
+    (
+        {
+            "TENSOR_MP_SIZE": "3",
+            "NNODES": "24",
+            "NUM_HEADS": "15",
+            "HIDDEN_SIZE": "1500",
+            "VOCAB_SIZE": "50000",
+        },
+        "TENSOR_MP_SIZE=3: can't share 50048 rows of the embedding (VOCAB_SIZE)",
+        "1, 2, 4, 8, 16, 17, 23, 32, 34, 46, 64 fit",
+    ),
     ({"NUM_HEADS": "7"}, "NUM_HEADS=7: does not divide HIDDEN_SIZE=1600", "would"),
     ({"KV_GROUPS": "3"}, "KV_GROUPS=3: does not divide NUM_HEADS=16", "1, 2, 4, 8, 16 would"),
     ({"NUM_HEADS": "64", "POSITION": "rope"}, "heads of even width", "25"),
     ({"POSITION": "alibi"}, "POSITION=alibi", "learned, rope"),
     ({"SEQUENCE_PARALLEL": "true"}, "SEQUENCE_PARALLEL=true", "TENSOR_MP_SIZE of at least 2"),
     ({"RECOMPUTE": "some"}, "RECOMPUTE=some", "none, selective, full"),
+    ({"ATTENTION": "fused"}, "ATTENTION=fused", "unfused, flash"),
+    ({"ATTENTION": "flash", "PRECISION": "fp32"}, "no such kernel for PRECISION=fp32", "fp16 or bf16"),
     ({"SHARDED_OPTIMIZER": "1"}, "SHARDED_OPTIMIZER=1", "true or false"),
     ({"TRAIN_ITERS": "0"}, "TRAIN_ITERS=0", "at least 1"),
     ({"TRAIN_ITERS": "many"}, "TRAIN_ITERS=many", "whole number"),
@@ -235,11 +248,13 @@ def test_a_plan_of_a_llama_brings_its_sizes_nodes_and_options(tmp_path: Path) ->
         "2",
     ]
     options = ["--recompute", "selective", "--sharded-optimizer", "--sequence-parallel"]
+    options += ["--attention", "flash"]
     (tmp_path / "plans.json").write_text(fasop(*words, *options, "--top", "1", "--json"))
     (tmp_path / "plan.conf").write_text(fasop("export", str(tmp_path / "plans.json")))
     found = complete(settings_text.read_file(tmp_path / "plan.conf"))
     wanted = {"RECOMPUTE": "selective", "SHARDED_OPTIMIZER": "true", "SEQUENCE_PARALLEL": "true"}
     wanted |= {
+        "ATTENTION": "flash",
         "TENSOR_MP_SIZE": "2",
         "PIPELINE_MP_SIZE": "2",
         "NODELIST": "a1,a2,a3,a4",

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from chakra_et import cli, files
-from fasop.output import export
 from fasop.plans.plan import pick_plan
+from megatron_lm import plan_settings
 
 
 @dataclass
@@ -32,7 +32,7 @@ class Config:
 def main(argv: Sequence[str] | None = None) -> int:
     config = cli.parse(Config, argv, prog="python -m fasop export", description="Write a plan's settings.")
     plan = pick_plan(config.plan, config.rank)
-    text = export.filled(plan, Path(config.template)) if config.template else export.lines(plan)
+    text = plan_settings.filled(plan, Path(config.template)) if config.template else plan_settings.lines(plan)
     if config.output:
         files.write_text(Path(config.output), text)
     else:

@@ -12,18 +12,16 @@ from fasop.inputs.models import Model
 from fasop.plans.options import Recompute
 from fasop.plans.plan import Plan
 from fasop.schedule.events import chunk_layers
+from megatron_lm.errors import SettingsError
+from megatron_lm.settings import environment
 
 # MODEL of megatron_lm for models of these sizes (hidden, layers); its names for others of the same kind.
 MODELS = {(1600, 48): "xl", (1024, 24): "small", (64, 4): "tiny"}
 GPT, LLAMA = "xl", "llama3-8b"
-SETTING = r'(?m)(?<![A-Z_])({name}="\$\{{{name}:-)[^}}"]*(\}}")'
-# Settings that a template may lack, where the plan has these values.
-OPTIONAL = {
-    "VIRTUAL_STAGES": "1",
-    "SEQUENCE_PARALLEL": "false",
-    "RECOMPUTE": "none",
-    "SHARDED_OPTIMIZER": "false",
-}
+# A line of a template that gives a setting its default: NAME="${NAME:-default}", or - for :-.
+SETTING = r'(?m)(?<![A-Z_])({name}="\$\{{{name}:?-)[^}}"]*(\}}")'
+# In such a line, characters that end the default or mean more than themselves.
+SPECIAL = re.compile(r'["$`\\}]')
 
 
 def settings(plan: Plan) -> dict[str, str]:
@@ -31,7 +29,7 @@ def settings(plan: Plan) -> dict[str, str]:
     _check(plan)
     options = plan.options
     tp, dp, mbs = _degrees(plan)
-    return {
+    found = {
         **_nodes(plan),
         **_model(plan.model),
         "GLOBAL_BATCH_SIZE": str(plan.micro_batches * plan.dp * plan.mbs),
@@ -43,9 +41,17 @@ def settings(plan: Plan) -> dict[str, str]:
         "VIRTUAL_STAGES": str(plan.virtual_stages),
         "SEQUENCE_PARALLEL": _flag(options.sequence_parallel and tp > 1),
         "RECOMPUTE": _recompute(plan),
+        "ATTENTION": options.attention,
         "SHARDED_OPTIMIZER": _flag(options.zero == 1),
+        # Of 16 bits, the user chooses which.
         **({"PRECISION": "fp32"} if options.precision == "fp32" else {}),
     }
+    try:
+        # What a launch would refuse, before it is written.
+        environment.from_environment({environment.PREFIX + name: value for name, value in found.items()})
+    except SettingsError as error:
+        raise PlanError(f"the plan can't be exported: megatron_lm refuses {error}") from None
+    return found
 
 
 def lines(plan: Plan) -> str:
@@ -59,7 +65,7 @@ def lines(plan: Plan) -> str:
         "# Node ranks follow the pipeline stages:",
     ]
     text += [f"#   {stage}" for stage in _stages(plan)]
-    return "\n".join([*text, *(f"{name}={value}" for name, value in values.items())]) + "\n"
+    return "\n".join([*text, environment.write_lines(values)])
 
 
 def filled(plan: Plan, template: Path) -> str:
@@ -67,13 +73,22 @@ def filled(plan: Plan, template: Path) -> str:
     try:
         text = template.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise PlanError(f"{template}: can't be read: {error}.") from None
-    own = {*_model(plan.model), *_nodes(plan)} - {"MODEL", "NNODES", "NPROC_PER_NODE", "HOMOGENEOUS_CLUSTER"}
+        reason = (error.strerror if isinstance(error, OSError) else None) or "not text"
+        raise PlanError(f"{template}: can't be read: {reason}.") from None
+    missing = []
     for name, value in settings(plan).items():
+        if SPECIAL.search(value):
+            raise PlanError(
+                f"{name}={value}: can't be a default in {template}: export NAME=VALUE lines instead."
+            )
         # A setting that has a default for each model gets the same one for all.
         text, count = re.subn(SETTING.format(name=name), rf"\g<1>{value}\g<2>", text)
-        if not count and OPTIONAL.get(name) != value and name not in own:
-            raise PlanError(f'{template}: has no line {name}="${{{name}:-…}}" to replace.')
+        missing += [name] * (not count)
+    if missing:
+        raise PlanError(
+            f'{template}: has no place for {", ".join(missing)}: add a line NAME="${{NAME:-}}" for each, '
+            "take megatron_lm/_00_conf.sh, or export NAME=VALUE lines instead."
+        )
     return text
 
 
@@ -92,7 +107,14 @@ def _check(plan: Plan) -> None:
             f"the plan runs out of memory: stage {stage} needs {plan.stage_memory[stage]:.1f} of "
             f"{plan.stage_cap[stage]:.1f} GiB; export one that fits."
         )
+    split = plan.pp > 1 and _degrees(plan)[0] > 1 and not options.sequence_parallel
     reasons = {
+        f"its heads are {model.head_width} wide (d_kv), megatron_lm's are hidden / heads": (
+            model.width != model.hidden
+        ),
+        "its tensor-parallel ranks send a share of a stage's output each, as with --per-stage, megatron_lm's "
+        "send all of it (unless --sequence-parallel)": split
+        and (options.scatter_gather or options.per_stage),
         f"megatron_lm shares only the optimizer's states (--zero 1), the plan needs --zero {options.zero}": (
             options.zero >= 2
         ),
@@ -108,6 +130,12 @@ def _check(plan: Plan) -> None:
     for reason, applies in reasons.items():
         if applies:
             raise PlanError(f"the plan can't be exported: {reason}.")
+    # Of a cluster file whose line was left empty.
+    if blank := [gpu.name for gpu in plan.cluster.gpus if "None" in (gpu.queue, gpu.gres, *gpu.hosts)]:
+        raise PlanError(
+            f"the plan can't be exported: {blank[0]} of {plan.cluster.name} has the queue, gres or host "
+            "'None'; give it in the cluster file or leave it out, and plan again."
+        )
     sizes = [plan.cluster.size(plan.cluster.gpu(name)) for name in plan.placement]
     if len(set(sizes)) > 1:
         raise PlanError(
