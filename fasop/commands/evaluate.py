@@ -24,7 +24,7 @@ from fasop.inputs.clusters import check_gpus, check_nodes
 from fasop.inputs.costs import PUBLISHED, CostFile, check_cost_name, read_costs
 from fasop.plans.layout import of_plan
 from fasop.plans.layout_files import Described, read_layouts
-from fasop.plans.plan import pick_plan
+from fasop.plans.plan import Plan, pick_plan
 
 
 @dataclass
@@ -71,25 +71,32 @@ def _estimates(
 ) -> tuple[list[Described], list[Estimate], list[PlanError]]:
     """The layouts that can be, what each takes, and why the others can't be."""
     given, found, refused = [], [], []
-    for each in _given(config):
+    for each, interleaved in _given(config):
         if isinstance(each, PlanError):
             refused.append(each)
             continue
         try:
             check_cost_name(cost_files, each.layout.model)
-            found.append(estimate(each.layout, cost_files, each.options))
+            if interleaved is None:
+                found.append(estimate(each.layout, cost_files, each.options))
+            else:
+                # The search takes a third of a second to import.
+                from fasop.search.chunked import estimate_chunks
+
+                found.append(estimate_chunks(interleaved, cost_files))
             given.append(each)
         except PlanError as error:
             refused.append(PlanError(f"{config.plan}: {each.name}: {error}"))
     return given, found, refused
 
 
-def _given(config: Config) -> Iterator[Described | PlanError]:
+def _given(config: Config) -> Iterator[tuple[Described | PlanError, Plan | None]]:
+    """The layouts, and the plan itself where it is interleaved, as a layout can't say so."""
     if not config.plan.endswith(".json"):
-        yield from read_layouts(config.plan, config.cluster, config.models_file)
+        for each in read_layouts(config.plan, config.cluster, config.models_file):
+            yield each, None
         return
     plan = pick_plan(config.plan, config.rank)
-    layout = of_plan(plan)
     if config.cluster:
         clusters = load_clusters(config.cluster)
         missing = set(plan.placement) - {gpu.name for gpu in clusters[0].gpus}
@@ -99,8 +106,9 @@ def _given(config: Config) -> Iterator[Described | PlanError]:
         where = f"--cluster {config.cluster}"
         check_nodes(where, clusters[0], plan.placement)
         check_gpus(f"{where}: tp × dp × pp", clusters[0], plan.placement, plan.tp * plan.dp * plan.pp)
-        layout = of_plan(replace(plan, cluster=clusters[0]))
-    yield Described(f"plan {config.rank}", layout, plan.options)
+        plan = replace(plan, cluster=clusters[0])
+    layout = of_plan(replace(plan, virtual_stages=1))
+    yield Described(f"plan {config.rank}", layout, plan.options), plan if plan.virtual_stages > 1 else None
 
 
 def _summary(given: list[Described], found: list[Estimate]) -> list[str]:

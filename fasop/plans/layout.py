@@ -76,9 +76,7 @@ def uniform(
 def of_plan(plan: Plan) -> Layout:
     """The layout of a plan. Raises ``PlanError`` for one that a layout can't hold."""
     if plan.virtual_stages > 1:
-        raise PlanError(
-            "the plan is interleaved: evaluate one without --interleave, or see 'fasop simulate'."
-        )
+        raise PlanError("the plan is interleaved, which a layout can't say: call estimate_chunks().")
     made = uniform(
         *(plan.model, plan.cluster, plan.placement, (plan.tp, plan.dp), plan.partition, plan.mbs),
         *(plan.options.recompute, plan.ep),

@@ -7,10 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from fasop.errors import PlanError
+from fasop.exact.estimate import Estimate, StageEstimate
 from fasop.inputs.costs import CostFile
 from fasop.plans.plan import Plan
 from fasop.schedule import interleaved
-from fasop.schedule.events import with_chunks
+from fasop.schedule.events import of_plan, with_chunks
 from fasop.search.assembled import memory_with, with_price
 from fasop.search.planner import Planner
 
@@ -30,6 +31,31 @@ def interleave(plans: Sequence[Plan], cost_files: list[CostFile], iterations: in
         made = _best(plan, cost_files, iterations) if _least(plan) < limit else plan
         found = sorted([*found, made], key=lambda plan: plan.step_time)
     return found
+
+
+def estimate_chunks(plan: Plan, cost_files: list[CostFile]) -> Estimate:
+    """What an interleaved plan takes on its cluster with these costs. Raises ``PlanError`` for a GPU without
+    costs, and where its stages would now be divided or recomputed otherwise.
+    """
+    planner = Planner(plan.model, plan.cluster, cost_files, plan.options, 1)
+    plain = planner.estimate(plan.shape, plan.placement, plan.partition)
+    if plain.choices != plan.choices:
+        raise PlanError(
+            "with these costs and this cluster, the interleaved plan's stages would be divided or recomputed "
+            "otherwise: evaluate it with those that it was planned with, or plan again."
+        )
+    made = _with_memory(with_chunks(plain, plan.virtual_stages), 1)
+    last = {event.stage: event.end for event in of_plan(made) if event.kind == "backward"}
+    stages = zip(
+        *(made.stage_forward, made.stage_backward, made.dp_allreduce, made.update),
+        *([last[stage] for stage in range(made.pp)], made.stage_memory),
+        strict=True,
+    )
+    return Estimate(
+        *(made.step_time, max(last.values()), made.embedding_allreduce, made.p2p),
+        tuple(StageEstimate(*stage) for stage in stages),
+        made.notes,
+    )
 
 
 def _best(plan: Plan, cost_files: list[CostFile], iterations: int) -> Plan:
