@@ -19,6 +19,11 @@ def shortened(text: str, length: int) -> str:
     return text if len(text) <= length else text[: length - 1] + "…"
 
 
+def plural(count: int, one: str, several: str = "") -> str:
+    """``no steps``, ``1 step``, ``2 steps``; ``several``: where it isn't ``one`` with an s."""
+    return f"{count or 'no':{',' if count else ''}} {one if count == 1 else several or one + 's'}"
+
+
 def table(rows: Sequence[Sequence[str]], right: Collection[int] | None = None, indent: str = "") -> list[str]:
     """The rows as aligned lines; the first row is the header. No lines if there are no other rows.
 

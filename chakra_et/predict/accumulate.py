@@ -13,9 +13,9 @@ from chakra_et.predict.ddp import Backward, find_backward, reduction
 from chakra_et.predict.edit import arrange, in_phase, lanes, parents
 from chakra_et.predict.elementwise import Elementwise
 from chakra_et.predict.insert import New, insert
-from chakra_et.predict.notes import plural
 from chakra_et.predict.rebuild import as_run, with_transfers
 from chakra_et.predict.run import Run
+from chakra_et.text import plural
 
 FLAG = "--accumulate"
 

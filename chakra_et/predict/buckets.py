@@ -28,8 +28,8 @@ class Buckets:
 
     Gradients go into buckets in the order in which they were ready, and the last one of a bucket launches its
     all-reduce, as the median launch of the run did. Copies into buckets and back stay; the wait for a bucket
-    is placed just before the copy of its first gradient. With gloo, the last all-reduce of a step takes as
-    long as the last ones did in the run: no backward pass runs beside them.
+    comes just before its first gradient is copied back. With gloo, the last all-reduce of a step takes as
+    long as the last ones of the run did, as the backward pass has ended by then.
     """
 
     mb: float

@@ -11,10 +11,9 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from chakra_et.errors import TraceError
-from chakra_et.predict.notes import plural
 from chakra_et.predict.run import Run, Setting
 from chakra_et.replay.shares import KINDS
-from chakra_et.text import shortened
+from chakra_et.text import plural, shortened
 
 _LONGEST_NS = 2**61
 

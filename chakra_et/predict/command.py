@@ -30,7 +30,6 @@ from chakra_et.predict.gpu import parse_gpu
 from chakra_et.predict.layers import Layers
 from chakra_et.predict.measure_threads import read_fractions
 from chakra_et.predict.network import Network
-from chakra_et.predict.notes import plural
 from chakra_et.predict.overlap import Overlap
 from chakra_et.predict.predict import Prediction, RankPrediction, predict
 from chakra_et.predict.ranks import Ranks
@@ -40,6 +39,7 @@ from chakra_et.predict.run import Run, load_run
 from chakra_et.predict.shard import Shard
 from chakra_et.predict.threads import parse_threads
 from chakra_et.predict.write import check_output, write_prediction
+from chakra_et.text import plural
 
 _MOST_RANKS = 1024
 _UNEVEN = 0.05

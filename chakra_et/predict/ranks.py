@@ -16,9 +16,9 @@ from chakra_et.predict.edit import lasting
 from chakra_et.predict.elementwise import Elementwise
 from chakra_et.predict.insert import New, insert
 from chakra_et.predict.network import members_of
-from chakra_et.predict.notes import plural
 from chakra_et.predict.rebuild import Times, as_run, with_transfers
 from chakra_et.predict.run import Run
+from chakra_et.text import plural
 
 FLAG = "--ranks"
 _SAME_SIZE = (

@@ -15,11 +15,11 @@ from chakra_et.et.columns import CollectiveType, ExecutionTrace
 from chakra_et.network.fit import Model
 from chakra_et.predict.ddp import READY, find_backward
 from chakra_et.predict.edit import lasting, with_integers
-from chakra_et.predict.notes import plural
 from chakra_et.predict.rebuild import Times, as_run, with_transfers
 from chakra_et.predict.run import Run, Setting
 from chakra_et.replay.shares import KINDS
 from chakra_et.simulators.work import idle_ns, resized_times, work_ratios
+from chakra_et.text import plural
 
 _NUMBER = re.compile(rb"\d+")
 _LARGEST_DOUBT = 0.5

@@ -15,6 +15,7 @@ from chakra_et.report.collectives import waits_by_rank
 from chakra_et.report.memory import memory_sentence
 from chakra_et.report.run import Run
 from chakra_et.report.steps import WHOLE, Times
+from chakra_et.text import plural
 
 # Where a figure is worse than this, the page shows "check" beside it. Overhead as in `chakra-et convert`.
 WORST_REPLAY_PERCENT, WORST_OVERHEAD, LEAST_LINKED = 3.0, 0.10, 0.99
@@ -73,7 +74,7 @@ def headline(run: Run, times: Times) -> list[str]:
     what = {"measured": ""}.get(run.base, f" as {run.base}")
     per = "for the whole trace" if names == {WHOLE} else "per step"
     lines = [
-        f"{_plural(ranks, 'rank')}, {_plural(0 if names == {WHOLE} else len(names), 'step')}: "
+        f"{plural(ranks, 'rank')}, {plural(0 if names == {WHOLE} else len(names), 'step')}: "
         f"{mean} {per}{what}{longest}."
     ]
     parts = np.array([step.parts_ns for step in steps], dtype=np.int64).sum(axis=0)
@@ -195,10 +196,6 @@ def _number(report: Mapping[str, Any], name: str) -> float | None:
 
 def _where(rank: int, step: str) -> str:
     return f"rank {rank}" if step == WHOLE else f"rank {rank}, step {step}"
-
-
-def _plural(count: int, what: str) -> str:
-    return f"{count or 'no'} {what}{'' if count == 1 else 's'}"
 
 
 def duration(nanoseconds: float) -> str:

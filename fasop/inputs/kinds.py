@@ -11,7 +11,7 @@ from msgspec import Meta
 
 MOST = 10_000_000  # of any count: what is above is a slip
 MOST_LAYERS = 500  # the search grows with the square of the layers
-MOST_SEQUENCES = 100_000  # of a step: the search grows with their divisors, a simulation with micro-batches
+MOST_SEQUENCES = 100_000  # of a step: with more, search and simulation take too long
 MOST_NODES = 10_000  # of one GPU type
 MOST_GPUS = 1024  # of one node
 

@@ -161,8 +161,8 @@ def kinds_of(holder: type) -> dict[str, Any]:
 def checked(where: str, value: Any, kind: Any) -> Any:
     """A value that a file gives for a kind: a type, or one of ``kinds``. Raises ``PlanError``.
 
-    YAML 1.1 reads 40e9 as text, so text is accepted for numbers with a fraction; and a node that is called 7
-    is a name.
+    Text is accepted for a number with a fraction, as YAML 1.1 reads 40e9 as text. A number is accepted for a
+    name, as of a node called 7.
     """
     base = _parts(kind)[0]
     if base is str or base is tuple:

@@ -123,7 +123,7 @@ def _stages(where: str, values: dict[str, Any], model: Model, cluster: Cluster, 
                 raise PlanError(f"{here}: node {node} has {nodes[node]}, not {name}.")
             used[node] = used.get(node, 0) + gpus
             if used[node] > (size := cluster.size(cluster.gpu(name))):
-                raise PlanError(f"{here}: {used[node]} GPUs of a node of {size}: name another node.")
+                raise PlanError(f"{here}: {used[node]} GPUs on a node that has {size}: name another one.")
             replicas.append(Replica((Part(list(nodes).index(node), name, gpus),), replica["mbs"]))
         stages.append(LayoutStage(0, tuple(replicas), stage.get("recompute", options.recompute)))
     check_nodes(where, cluster, list(nodes.values()))

@@ -189,7 +189,9 @@ def _check(where: str, plan: Plan) -> None:
         len(set(plan.hosts)) != len(plan.placement)
         or not set(zip(plan.hosts, plan.placement, strict=False)) <= set(plan.cluster.hosts())
     ):
-        raise PlanError(f"{where}: hosts: give a node of the cluster for each of the placement, or none.")
+        raise PlanError(
+            f"{where}: hosts: give one node of the cluster per node of the placement, or leave hosts out."
+        )
     for name in plan.stage_gpu:
         if not set(name.split("+")) <= set(plan.placement):
             raise PlanError(

@@ -85,8 +85,8 @@ def test_an_interleaved_plan_is_evaluated_with_its_chunks(
     assert as_planned["step"] == pytest.approx(plan.step_time)
     assert [stage["memory"] for stage in as_planned["stages"]] == pytest.approx(plan.stage_memory)
 
-    # On a network that takes no time, the bubble of even stages is that of Narayanan et al. 2021, section
-    # 2.2: (p - 1) / v of a micro-batch's time.
+    # On a network that takes almost no time, the bubble of even stages is that of Narayanan et al. 2021,
+    # section 2.2: (p - 1) / v of a micro-batch's time.
     fast = tmp_path / "fast.yaml"
     fast.write_text(
         "clusters: {fast: {gpus_per_node: 4, gpus: {A10: {nodes: 8, memory_gib: 22.2, price_per_hour: 8,"

@@ -151,7 +151,7 @@ def test_replicas_share_the_gpus_of_a_node(tmp_path: Path) -> None:
         head = EVEN[EVEN.index("  listed:") :]
         return "layouts:\n" + head + STAGE.format(48, replicas)
 
-    with pytest.raises(PlanError, match="stage 0, replica 1: 8 GPUs of a node of 4: name another node"):
+    with pytest.raises(PlanError, match="stage 0, replica 1: 8 GPUs on a node that has 4: name another"):
         read_layouts(written(tmp_path, stages("node: n", "node: n")))
     # The second's own node is not the first's, though it would be numbered so.
     (one,) = read_layouts(written(tmp_path, stages("node: node1", "")))

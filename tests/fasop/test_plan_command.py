@@ -217,7 +217,7 @@ def test_a_plan_file_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[
         ({"options.gradient_bytes": 0}, "options.gradient_bytes is 0: give a whole number from 2 to 4"),
         ({"virtual_stages": 100}, "virtual_stages is 100: give at most"),
         ({"tp": 32}, "tp × dp × pp is"),
-        ({"hosts.0": "nowhere"}, "hosts: give a node of the cluster"),
+        ({"hosts.0": "nowhere"}, "hosts: give one node of the cluster"),
     ],
 )
 def test_a_plan_edited_by_hand_must_still_be_one(
