@@ -5,7 +5,7 @@
 #
 # Makes or reuses the Python environment (.venv), then runs ruff check, ruff format --check, mypy and
 # pytest with one process per core (-n 0: all tests in one process). --slow also runs the tests that
-# take long. Example: ./run_tests.sh tests/chakra_et -k link
+# take long. Example: ./run_tests.sh tests/convert -k link
 
 set -euo pipefail
 # shellcheck source=scripts/common.sh

@@ -36,7 +36,7 @@ from chakra_et.et import file as et_file
 from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
 from chakra_et.files import write_text
 from chakra_et.findings import sentence
-from chakra_et.replay import command as replay
+from chakra_et.simulate import command as replay
 from chakra_et.text import printable, table
 from chakra_et.traces import sets as trace_sets
 

@@ -27,7 +27,7 @@ from chakra_et import cli
 from chakra_et.convert import runs as convert_sets
 from chakra_et.convert.pair import PairOptions
 from chakra_et.errors import TraceError
-from chakra_et.replay import command as replay
+from chakra_et.simulate import command as replay
 from chakra_et.traces import sets as trace_sets
 
 WORST_PERCENT = {"device": 2.0, "astra": 5.0}

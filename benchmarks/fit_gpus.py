@@ -37,7 +37,7 @@ from chakra_et.predict.gpu import ratio
 from chakra_et.predict.gpu_call import CLASSES, Work
 from chakra_et.predict.gpu_times import GpuModel, gpu_model
 from chakra_et.predict.gpu_work import operators
-from chakra_et.predict.run import make_run
+from chakra_et.simulate.run import make_run
 from chakra_et.text import table
 from chakra_et.traces.sets import Pair
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What ``fully_shard`` itself costs a CPU rank, Python included: for chakra_et/predict/fsdp_nodes.py.
+"""What ``fully_shard`` itself costs a CPU rank, Python included: for chakra_et/transform/fsdp_nodes.py.
 
     python benchmarks/fsdp_overhead.py
 
@@ -26,12 +26,12 @@ from chakra_et.convert import runs as convert_sets
 from chakra_et.convert.pair import PairOptions
 from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
-from chakra_et.predict.ddp import find_backward, inside
-from chakra_et.predict.edit import parents
-from chakra_et.predict.fsdp_nodes import call_micros
-from chakra_et.predict.shard import ddp_rows
-from chakra_et.replay.report import step_rows
+from chakra_et.simulate.replay_report import step_rows
 from chakra_et.traces import sets as trace_sets
+from chakra_et.transform.ddp import find_backward, inside
+from chakra_et.transform.edit import parents
+from chakra_et.transform.fsdp import ddp_rows
+from chakra_et.transform.fsdp_nodes import call_micros
 
 WIDTH, BATCH, STEPS = 64, 8, 6
 MODELS = [(blocks, layers) for blocks in (2, 4) for layers in (1, 2, 4, 8, 12)]

@@ -7,7 +7,7 @@
 
 gpt2-gloo: GPT-2 (tiny) on two gloo processes. megatron-pp2-dp2: a tiny GPT in two pipeline stages and two
 replicas, on megatron-core (requirements-megatron.txt). gpt2-xl-planned: a plan of the planner on eight GPUs.
-Each becomes a folder for ASTRA-sim, packed into chakra_et/simulators/data/; all together must stay below 2
+Each becomes a folder for ASTRA-sim, packed into chakra_et/astra/data/; all together must stay below 2
 MB.
 """
 
@@ -30,9 +30,9 @@ sys.path.insert(0, str(ROOT))
 
 from chakra_et import cli
 from chakra_et.__main__ import main as chakra_et
+from chakra_et.astra.bundle import EXPECTED_FILE
+from chakra_et.astra.examples import FOLDER, fetch
 from chakra_et.files import write_json
-from chakra_et.simulators.bundle import EXPECTED_FILE
-from chakra_et.simulators.examples import FOLDER, fetch
 
 LARGEST = 2_000_000
 

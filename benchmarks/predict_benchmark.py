@@ -43,11 +43,11 @@ from benchmarks.predict_runs import Effort, Row
 from chakra_et import cli
 from chakra_et.convert.pair import PairOptions, convert_pair
 from chakra_et.errors import TraceError
-from chakra_et.predict.changes import Scale
 from chakra_et.predict.predict import predict
-from chakra_et.predict.run import make_run
+from chakra_et.simulate.run import make_run
 from chakra_et.text import table
 from chakra_et.traces.sets import Pair
+from chakra_et.transform.durations import Scale
 from tests.generator import Features, generate
 from tests.generator.machine import run as run_machine
 

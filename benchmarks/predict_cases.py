@@ -12,20 +12,20 @@ import numpy as np
 
 from benchmarks.predict_runs import Case, Part, measured_ms
 from benchmarks.predict_shard import BLOCKS
+from chakra_et.cost.network_fit import read_model
+from chakra_et.cost.units import parse_bandwidth
 from chakra_et.et.columns import NodeType
-from chakra_et.network.fit import read_model
-from chakra_et.network.units import parse_bandwidth
-from chakra_et.predict.accumulate import Accumulate
-from chakra_et.predict.buckets import Buckets
-from chakra_et.predict.changes import Change, RankAs, Scale
 from chakra_et.predict.measure_threads import read_fractions
-from chakra_et.predict.network import Network
-from chakra_et.predict.overlap import Overlap
-from chakra_et.predict.ranks import Ranks
-from chakra_et.predict.rebuild import Rebuild
-from chakra_et.predict.resize import Resize, operator_ratios
-from chakra_et.predict.run import Run
-from chakra_et.predict.threads import Threads
+from chakra_et.simulate.run import Run
+from chakra_et.transform.accumulation import Accumulate
+from chakra_et.transform.bucket_size import Buckets
+from chakra_et.transform.durations import Change, RankAs, Scale
+from chakra_et.transform.network import Network
+from chakra_et.transform.overlap import Overlap
+from chakra_et.transform.ranks import Ranks
+from chakra_et.transform.rebuild import Rebuild
+from chakra_et.transform.shared_cores.threads import Threads
+from chakra_et.transform.tensor_sizes import Resize, operator_ratios
 
 LATENCY_NS = 50_000.0
 """Of a message between two processes on one machine; too short to matter beside buckets of megabytes."""

@@ -8,13 +8,13 @@ import numpy as np
 
 from benchmarks.predict_runs import Row
 from chakra_et.convert.pair import convert_pair
+from chakra_et.cost import network_presets
 from chakra_et.errors import TraceError
-from chakra_et.network import presets
 from chakra_et.predict.gpu import Gpu
 from chakra_et.predict.gpu_call import CLASSES
 from chakra_et.predict.gpu_work import device_work, kernel_classes
 from chakra_et.predict.predict import predict
-from chakra_et.predict.run import Run, make_run
+from chakra_et.simulate.run import Run, make_run
 from chakra_et.text import shortened
 from chakra_et.traces.sets import Pair
 
@@ -85,7 +85,7 @@ def pair_rows(model: str, run: Run, truth: Run, source: str, target: str) -> lis
 def _baseline(run: Run, before: np.ndarray, source: str, target: str) -> np.ndarray:
     """What the specified rates alone give: the part of each class's time that has more operations per byte
     than the ridge changes with the peak, the rest with the bandwidth."""
-    gpus = [presets.gpu(name) for name in (source, target)]
+    gpus = [network_presets.gpu(name) for name in (source, target)]
     operations, moved = (gpus[0].peak / gpus[1].peak, gpus[0].memory / gpus[1].memory)
     intense = _compute_bound(run, gpus[0].peak / gpus[0].memory)
     scaled: np.ndarray = before * (operations * intense + moved * (1 - intense))

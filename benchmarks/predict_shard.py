@@ -6,9 +6,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from benchmarks.predict_runs import Case, Part, measured_ms
-from chakra_et.predict.layers import Layers
-from chakra_et.predict.run import Run
-from chakra_et.predict.shard import Shard
+from chakra_et.simulate.run import Run
+from chakra_et.transform.fsdp import Shard
+from chakra_et.transform.predicted_layers import Layers
 
 
 def _blocks(_: Path) -> list[Case]:

@@ -41,8 +41,8 @@ from chakra_et.__main__ import main as chakra_et
 from chakra_et.et import file as et_file
 from chakra_et.et.sets import read_comm_groups
 from chakra_et.names import run_at
-from chakra_et.replay.report import report
-from chakra_et.replay.simulators import replay_device
+from chakra_et.simulate.replay_report import report
+from chakra_et.simulate.replays import replay_device
 from tests.generator import generate, run
 from tests.generator.layouts import PID
 from tests.generator.program import AwaitComm, Busy, Comm, Group, Instruction, Op, Post, Program, Tensor

@@ -18,11 +18,11 @@ from collections.abc import Callable, Sequence
 
 from chakra_et import cli
 from chakra_et.convert.config import ConvertConfig
+from chakra_et.convert.graph.pairing import list_ranks
 from chakra_et.convert.rank import RankResult, is_cut
 from chakra_et.convert.runs import SetResult, convert_sets, is_converted
 from chakra_et.errors import TraceError
 from chakra_et.findings import sentence
-from chakra_et.graph.pairing import list_ranks
 from chakra_et.names import SIDES
 from chakra_et.text import printable, table
 from chakra_et.traces import sets as trace_sets

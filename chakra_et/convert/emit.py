@@ -17,13 +17,13 @@ from chakra_et.convert import emit_operators
 from chakra_et.convert.columns import coded, collector
 from chakra_et.convert.emit_communication import CommTypes, add_communication, communicating
 from chakra_et.convert.emit_memory import add_memory
+from chakra_et.convert.graph.device_graphs import Captured, with_captured_modules, with_captured_work
+from chakra_et.convert.graph.linked import LinkedRank
+from chakra_et.convert.graph.nodes import KIND_NAMES, Graph
+from chakra_et.convert.graph.operator_hierarchy import find_hierarchy
+from chakra_et.convert.graph.timeline import Lane
+from chakra_et.convert.graph.work import find_work
 from chakra_et.et.columns import Attribute, ExecutionTrace, NodeType, Ragged, Strings
-from chakra_et.graph.captures import Captured, with_captured_modules, with_captured_work
-from chakra_et.graph.hierarchy import find_hierarchy
-from chakra_et.graph.linked import LinkedRank
-from chakra_et.graph.nodes import KIND_NAMES, Graph
-from chakra_et.graph.timeline import Lane
-from chakra_et.graph.work import find_work
 
 # Letters by ``EdgeKind`` for the attribute ``dep_kinds``: one per dependency, in the order of data_deps.
 EDGE_LETTERS = b"PLSYTC"

@@ -7,10 +7,10 @@ from typing import Literal
 import numpy as np
 
 from chakra_et.convert.columns import Add, strings
+from chakra_et.convert.graph.communication import Communication
+from chakra_et.convert.graph.groups import group_number
+from chakra_et.convert.graph.nodes import Graph
 from chakra_et.et.columns import CollectiveType, NodeType, ValueKind
-from chakra_et.graph.communication import Communication
-from chakra_et.graph.groups import group_number
-from chakra_et.graph.nodes import Graph
 
 CommTypes = Literal["schema", "astra-sim"]
 # The substitutes for collectives that ASTRA-sim does not simulate.

@@ -6,9 +6,9 @@ import numpy as np
 
 from chakra_et.arrays import coded_pairs, first_rows, unique
 from chakra_et.convert.columns import Add
+from chakra_et.convert.graph.linked import LinkedRank
+from chakra_et.convert.graph.nodes import Graph
 from chakra_et.et import memory as names
-from chakra_et.graph.linked import LinkedRank
-from chakra_et.graph.nodes import Graph
 from chakra_et.traces.memory import Memory
 
 

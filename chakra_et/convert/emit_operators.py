@@ -8,13 +8,13 @@ import numpy as np
 
 from chakra_et.arrays import first_rows
 from chakra_et.convert.columns import Add, coded, strings
+from chakra_et.convert.graph.device_graphs import Captured, captured_operators
+from chakra_et.convert.graph.linked import LinkedRank
+from chakra_et.convert.graph.nodes import Graph, NodeKind
+from chakra_et.convert.graph.operator_hierarchy import PHASE_NAMES, Hierarchy
+from chakra_et.convert.graph.work import Work
 from chakra_et.et.columns import Strings, TensorInfo, Texts
 from chakra_et.et.packed import Packed
-from chakra_et.graph.captures import Captured, captured_operators
-from chakra_et.graph.hierarchy import PHASE_NAMES, Hierarchy
-from chakra_et.graph.linked import LinkedRank
-from chakra_et.graph.nodes import Graph, NodeKind
-from chakra_et.graph.work import Work
 from chakra_et.traces.device_format import KERNEL, SYNC
 from chakra_et.traces.host import DEFAULTS, NUMERIC, HostTrace
 

@@ -15,8 +15,8 @@ import msgspec
 import numpy as np
 
 from chakra_et import files
-from chakra_et.graph import link, timeline
-from chakra_et.graph.linked import LinkedRank
+from chakra_et.convert.graph import link, timeline
+from chakra_et.convert.graph.linked import LinkedRank
 from chakra_et.traces import device as device_trace
 from chakra_et.traces import host as host_trace
 from chakra_et.traces.device import DeviceTrace

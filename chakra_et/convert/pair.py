@@ -16,21 +16,21 @@ from typing import Any
 from chakra_et.convert import jobs
 from chakra_et.convert.emit import emit, lanes_text
 from chakra_et.convert.emit_communication import CommTypes
+from chakra_et.convert.graph import gaps, pairing
+from chakra_et.convert.graph.all_dependencies import find_dependencies
+from chakra_et.convert.graph.build import build
+from chakra_et.convert.graph.completeness import check_complete
+from chakra_et.convert.graph.device_graphs import load_captures, match_captures
+from chakra_et.convert.graph.gaps import HostGaps
+from chakra_et.convert.graph.groups import group_number
+from chakra_et.convert.graph.linked import LinkedRank, link_rank
+from chakra_et.convert.graph.nodes import Graph
 from chakra_et.convert.report import RankReport, make_report
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import ExecutionTrace
 from chakra_et.findings import joined
-from chakra_et.graph import gaps, pairing
-from chakra_et.graph.build import build
-from chakra_et.graph.captures import load_captures, match_captures
-from chakra_et.graph.completeness import check_complete
-from chakra_et.graph.find import find_dependencies
-from chakra_et.graph.gaps import HostGaps
-from chakra_et.graph.groups import group_number
-from chakra_et.graph.linked import LinkedRank, link_rank
-from chakra_et.graph.nodes import Graph
 from chakra_et.memory import give_back
-from chakra_et.replay.shares import shares
+from chakra_et.simulate.time_by_kind import shares
 from chakra_et.traces import device as device_trace
 from chakra_et.traces import host as host_trace
 from chakra_et.traces.device import DeviceTrace

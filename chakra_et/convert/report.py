@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from chakra_et.convert.graph.dependencies import EdgeKind
+from chakra_et.convert.graph.linked import LinkedRank
+from chakra_et.convert.graph.nodes import KIND_NAMES, Graph, NodeKind
 from chakra_et.findings import Findings, Kind, joined, listed, sentence
-from chakra_et.graph.dependencies import EdgeKind
-from chakra_et.graph.linked import LinkedRank
-from chakra_et.graph.nodes import KIND_NAMES, Graph, NodeKind
-from chakra_et.replay.shares import Shares
+from chakra_et.simulate.time_by_kind import Shares
 from chakra_et.traces.device_format import KERNEL, RUNTIME, SYNC
 
 SCHEMA_VERSION = 2

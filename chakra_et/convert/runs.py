@@ -18,11 +18,11 @@ from typing import Any
 
 from chakra_et import files
 from chakra_et.convert import jobs
+from chakra_et.convert.graph.pairing import list_ranks
 from chakra_et.convert.pair import PairOptions
 from chakra_et.convert.rank import NOT_RECORDED, Engine, RankJob, RankResult, convert_rank, options_text
 from chakra_et.convert.report import SCHEMA_VERSION
 from chakra_et.errors import TraceError
-from chakra_et.graph.pairing import list_ranks
 from chakra_et.traces.sets import TraceSet
 from chakra_et.validate import check as validate
 

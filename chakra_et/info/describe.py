@@ -28,7 +28,7 @@ def describe(trace: ExecutionTrace, comm_groups: dict[str, list[int]] | None = N
 
     ``comm_groups``: group id → ranks, to list the members of each group.
     """
-    from chakra_et.replay.shares import shares
+    from chakra_et.simulate.time_by_kind import shares
 
     notes: list[str] = []
     time_shares = shares(trace)
@@ -92,7 +92,7 @@ def _edge_kinds(attribute: Attribute | None) -> dict[str, int]:
 
 
 def _longest_path(trace: ExecutionTrace, notes: list[str]) -> int | None:
-    from chakra_et.replay.simulators import longest_path
+    from chakra_et.simulate.replays import longest_path
 
     try:
         return longest_path(trace) // 1000

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from chakra_et.predict.run import Run
-from chakra_et.predict.solve import Timeline
-from chakra_et.replay.shares import KINDS
+from chakra_et.simulate.run import Run
+from chakra_et.simulate.solve import Timeline
+from chakra_et.simulate.time_by_kind import KINDS
 
 
 def bounds(run: Run, timeline: Timeline) -> list[dict[str, float]]:

@@ -18,28 +18,28 @@ from typing import Any, Literal
 
 from chakra_et import text
 from chakra_et.cli import parse
+from chakra_et.cost.network_fit import Model, read_model
+from chakra_et.cost.topology import parse_topology
+from chakra_et.cost.units import parse_bandwidth, parse_latency
 from chakra_et.errors import TraceError
-from chakra_et.network.fit import Model, read_model
-from chakra_et.network.topology import parse_topology
-from chakra_et.network.units import parse_bandwidth, parse_latency
-from chakra_et.predict.accumulate import parse_accumulate
 from chakra_et.predict.bounds import describe
-from chakra_et.predict.buckets import Buckets
-from chakra_et.predict.changes import Change, Fuse, parse_rank, parse_scale
 from chakra_et.predict.gpu import parse_gpu
-from chakra_et.predict.layers import Layers
 from chakra_et.predict.measure_threads import read_fractions
-from chakra_et.predict.network import Network
-from chakra_et.predict.overlap import Overlap
 from chakra_et.predict.predict import Prediction, RankPrediction, predict
-from chakra_et.predict.ranks import Ranks
-from chakra_et.predict.rebuild import Rebuild
-from chakra_et.predict.resize import Resize, parse_resize
-from chakra_et.predict.run import Run, load_run
-from chakra_et.predict.shard import Shard
-from chakra_et.predict.threads import parse_threads
 from chakra_et.predict.write import check_output, write_prediction
+from chakra_et.simulate.run import Run, load_run
 from chakra_et.text import plural
+from chakra_et.transform.accumulation import parse_accumulate
+from chakra_et.transform.bucket_size import Buckets
+from chakra_et.transform.durations import Change, Fuse, parse_rank, parse_scale
+from chakra_et.transform.fsdp import Shard
+from chakra_et.transform.network import Network
+from chakra_et.transform.overlap import Overlap
+from chakra_et.transform.predicted_layers import Layers
+from chakra_et.transform.ranks import Ranks
+from chakra_et.transform.rebuild import Rebuild
+from chakra_et.transform.shared_cores.threads import parse_threads
+from chakra_et.transform.tensor_sizes import Resize, parse_resize
 
 _MOST_RANKS = 1024
 _UNEVEN = 0.05

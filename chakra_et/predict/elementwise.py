@@ -6,9 +6,9 @@ import re
 
 import numpy as np
 
+from chakra_et.convert.graph.work import operator_work
 from chakra_et.et.columns import ExecutionTrace
-from chakra_et.graph.work import operator_work
-from chakra_et.replay.shares import KINDS, node_kinds
+from chakra_et.simulate.time_by_kind import KINDS, node_kinds
 
 _NAMES = re.compile(r"aten::(add_?|sub_?|mul_?|div_?|copy_|lerp_?|addcmul_?|addcdiv_?)")
 _LARGE = 1 << 16

@@ -25,7 +25,7 @@ from chakra_et.predict.gpu_found import check_source
 from chakra_et.predict.gpu_table import table
 from chakra_et.predict.gpu_times import GpuModel, gpu_model
 from chakra_et.predict.gpu_work import Operators, operators
-from chakra_et.predict.run import Run, Setting
+from chakra_et.simulate.run import Run, Setting
 
 _BY_LIBRARIES = ("attention", "convolution", "matrix product")
 """Classes whose kernels come from each vendor's own libraries."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from chakra_et.errors import TraceError
 from chakra_et.predict.gpu_table import table
-from chakra_et.predict.run import Run
+from chakra_et.simulate.run import Run
 
 _VENDORS = {"nvidia": "NVIDIA", "amd": "AMD"}
 # Of the names that CUDA and HIP report: "NVIDIA A100-SXM4-80GB", "Tesla V100-SXM2", "AMD Radeon Graphics".

@@ -10,11 +10,11 @@ from typing import Any
 
 import msgspec
 
+from chakra_et.convert.graph.work import WITH_VALUES, operator_work, rule_of
 from chakra_et.et.columns import ExecutionTrace, Strings
-from chakra_et.graph.work import WITH_VALUES, operator_work, rule_of
 from chakra_et.predict.gpu_call import Work, item_bytes
 from chakra_et.predict.gpu_layout import contiguous_strides, layout
-from chakra_et.predict.run import Run
+from chakra_et.simulate.run import Run
 from chakra_et.traces.strides import STRIDES, is_shape
 
 _SELECTS = ("aten::index_select", "aten::embedding", "aten::gather")

@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from chakra_et.convert.graph.work import DEPTH
 from chakra_et.et.edges import rows_of
-from chakra_et.graph.work import DEPTH
 from chakra_et.predict.gpu_call import CLASSES, Work, item_bytes
 from chakra_et.predict.gpu_shapes import Shapes
-from chakra_et.predict.run import Run
-from chakra_et.replay.shares import KINDS
+from chakra_et.simulate.run import Run
+from chakra_et.simulate.time_by_kind import KINDS
 
 _CLASSES = (
     ("attention", r"(?<!multi_head_)attention|flash|::f?mha"),

@@ -17,9 +17,9 @@ from typing import Any, Literal
 
 from chakra_et import text
 from chakra_et.cli import parse
+from chakra_et.cost.network_fit import Sample, fit_model, write_model
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType
-from chakra_et.network.fit import Sample, fit_model, write_model
 
 Collective = Callable[[Any, Any, Any], None]
 """Called with the input, room for the output, and the process group."""

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from chakra_et.predict.beside import find_slowdown
 from chakra_et.predict.bounds import bounds
-from chakra_et.predict.changes import Change
-from chakra_et.predict.rebuild import Rebuild
-from chakra_et.predict.run import Run, Setting
-from chakra_et.predict.solve import Timeline, solve
+from chakra_et.simulate.run import Run, Setting
+from chakra_et.simulate.solve import Timeline, solve
+from chakra_et.transform.durations import Change
+from chakra_et.transform.rebuild import Rebuild
+from chakra_et.transform.shared_cores.contention import find_slowdown
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from chakra_et.et.columns import NodeType
-from chakra_et.replay.operations import waited_for
 from chakra_et.report.columns import COMM_NAMES, comm_types
 from chakra_et.report.run import Run
+from chakra_et.simulate.operations import waited_for
 
 # Columns of the table of lateness; more operations than this share columns.
 MOST_COLUMNS = 120

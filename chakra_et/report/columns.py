@@ -9,11 +9,11 @@ import numpy as np
 
 from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType, Strings
 from chakra_et.info.describe import EDGE_KINDS
-from chakra_et.replay.shares import KINDS, node_kinds
 from chakra_et.report.lanes import lay_out
 from chakra_et.report.memory import curves, device_name
 from chakra_et.report.pack import Columns
 from chakra_et.report.run import Run, text_column
+from chakra_et.simulate.time_by_kind import KINDS, node_kinds
 
 PHASES = ("forward", "backward", "optimizer")
 NODE_KINDS = (*KINDS[:-2], "host overhead", "device overhead", "annotation")

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from chakra_et.replay.breakdown import ACTIVITIES
 from chakra_et.report.columns import PHASES
 from chakra_et.report.content import facts, made_by
 from chakra_et.report.memory import largest_peak
@@ -20,6 +19,7 @@ from chakra_et.report.profile import Entry, Module, by_module, by_name
 from chakra_et.report.run import Run
 from chakra_et.report.steps import WHOLE, find_times
 from chakra_et.report.verdict import lacks
+from chakra_et.simulate.breakdown import ACTIVITIES
 
 # A page lists the entries with the most time; a difference in more than this many can't be read.
 MOST_ROWS = 3000

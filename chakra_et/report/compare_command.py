@@ -12,7 +12,6 @@ from pathlib import Path
 
 from chakra_et import cli
 from chakra_et.errors import TraceError
-from chakra_et.replay.breakdown import ACTIVITIES
 from chakra_et.report.compare import (
     Matched,
     Side,
@@ -29,6 +28,7 @@ from chakra_et.report.pack import Columns
 from chakra_et.report.page import write_page
 from chakra_et.report.run import load
 from chakra_et.report.verdict import duration
+from chakra_et.simulate.breakdown import ACTIVITIES
 from chakra_et.text import shortened, table
 
 LONGEST_NAME = 60

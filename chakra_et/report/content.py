@@ -25,7 +25,6 @@ from typing import Any
 
 import numpy as np
 
-from chakra_et.replay.breakdown import ACTIVITIES
 from chakra_et.report.collectives import collectives, lateness, traffic, waits_by_rank
 from chakra_et.report.columns import PHASES, add_nodes, name_codes
 from chakra_et.report.memory import device_name, usage
@@ -35,6 +34,7 @@ from chakra_et.report.run import Run
 from chakra_et.report.slowdown import slowdowns
 from chakra_et.report.steps import Times, find_times
 from chakra_et.report.verdict import headline, lacks, path_by_kind, rank_rows
+from chakra_et.simulate.breakdown import ACTIVITIES
 
 # Beyond these, a table of a page shows the entries with the most time.
 MOST_ENTRIES, MOST_MODULES, MOST_STEPS, MOST_RANKS = 5000, 5000, 20_000, 256

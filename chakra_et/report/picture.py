@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from chakra_et.replay.breakdown import ACTIVITIES
 from chakra_et.report.columns import ANNOTATION, NODE_KINDS, page_kinds
 from chakra_et.report.lanes import lay_out
 from chakra_et.report.run import Run
 from chakra_et.report.steps import WHOLE, find_times
 from chakra_et.report.svg import Kind, Lane, Mark, Picture, Span
 from chakra_et.report.verdict import duration
+from chakra_et.simulate.breakdown import ACTIVITIES
 
 COLOURS = {
     "operator": "#4a79c4", "runtime": "#8a6fc9", "kernel": "#2f9e6e", "copy": "#12919c",

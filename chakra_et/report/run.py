@@ -17,14 +17,14 @@ from chakra_et.et.columns import ExecutionTrace, Strings
 from chakra_et.et.edges import rows_of
 from chakra_et.et.memory import is_memory
 from chakra_et.et.sets import read_comm_groups
-from chakra_et.replay.alignment import align
-from chakra_et.replay.critical_path import CriticalPath, critical_path
-from chakra_et.replay.joint import ReplayGraph, build_graph
-from chakra_et.replay.matching import Matching, match
-from chakra_et.replay.operations import Operations, find_operations
-from chakra_et.replay.simulators import ReplayResult, device_replay
-from chakra_et.replay.timing import Timing, timing
 from chakra_et.report.inputs import RunInput, with_et_files
+from chakra_et.simulate.alignment import align
+from chakra_et.simulate.critical_path import CriticalPath, critical_path
+from chakra_et.simulate.joint import ReplayGraph, build_graph
+from chakra_et.simulate.matching import Matching, match
+from chakra_et.simulate.operations import Operations, find_operations
+from chakra_et.simulate.replays import ReplayResult, device_replay
+from chakra_et.simulate.timing import Timing, timing
 
 # The attributes that a report needs, with those of memory; all others are dropped as soon as a file is read.
 NEEDED = frozenset(

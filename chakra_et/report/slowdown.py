@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from chakra_et.errors import TraceError
-from chakra_et.replay.timing import timing
 from chakra_et.report.run import Run
+from chakra_et.simulate.timing import timing
 from chakra_et.stragglers.analyse import rank_slowdowns
 from chakra_et.stragglers.heatmap import HeatMap
 from chakra_et.stragglers.recorded import job_of

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from chakra_et.replay.breakdown import Activity, Spans, activity, union_ns
-from chakra_et.replay.report import RankReplay, report, step_rows
-from chakra_et.replay.shares import KINDS, node_kinds
 from chakra_et.report.columns import PHASES
 from chakra_et.report.run import Run, text_column
+from chakra_et.simulate.breakdown import Activity, Spans, activity, union_ns
+from chakra_et.simulate.replay_report import RankReplay, report, step_rows
+from chakra_et.simulate.time_by_kind import KINDS, node_kinds
 
 WHOLE = "whole trace"
 

@@ -9,12 +9,12 @@ import numpy as np
 
 from chakra_et.et.memory import is_memory
 from chakra_et.findings import sentence
-from chakra_et.replay.breakdown import ACTIVITIES, HOST, WAIT
-from chakra_et.replay.shares import KINDS, OVERHEAD, Shares, node_kinds, shares
 from chakra_et.report.collectives import waits_by_rank
 from chakra_et.report.memory import memory_sentence
 from chakra_et.report.run import Run
 from chakra_et.report.steps import WHOLE, Times
+from chakra_et.simulate.breakdown import ACTIVITIES, HOST, WAIT
+from chakra_et.simulate.time_by_kind import KINDS, OVERHEAD, Shares, node_kinds, shares
 from chakra_et.text import plural
 
 # Where a figure is worse than this, the page shows "check" beside it. Overhead as in `chakra-et convert`.

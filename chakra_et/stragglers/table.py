@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from chakra_et.replay.joint import ReplayGraph
-from chakra_et.replay.matching import Matching
-from chakra_et.replay.timing import Timing
+from chakra_et.simulate.joint import ReplayGraph
+from chakra_et.simulate.matching import Matching
+from chakra_et.simulate.timing import Timing
 from chakra_et.stragglers.mesh import dp_ranks_of
 from chakra_et.stragglers.operations import Operations
 from chakra_et.stragglers.stretches import Stretches

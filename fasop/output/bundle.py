@@ -6,9 +6,9 @@ from pathlib import Path
 
 import msgspec
 
-from chakra_et.simulators.bundle import ranks_of, write_bundle
-from chakra_et.simulators.networks import planned_topology
-from chakra_et.simulators.sets import read_set
+from chakra_et.astra.bundle import ranks_of, write_bundle
+from chakra_et.astra.network_sources import planned_topology
+from chakra_et.job.sets import read_set
 from fasop.plans.plan import Plan, plans_json
 
 

@@ -79,7 +79,7 @@ def test_the_wheel_holds_one_package_and_its_marker_of_types(wheel: Path) -> Non
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
     assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"chakra_et"}
-    assert {"chakra_et/py.typed", "chakra_et/graph/communication_kernels.json"} <= set(names)
+    assert {"chakra_et/py.typed", "chakra_et/convert/graph/communication_kernels.json"} <= set(names)
     assert any("/licenses/LICENSE" in name for name in names)
     assert declared(wheel) == ["numpy", "msgspec", "tqdm"]
 

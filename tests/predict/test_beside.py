@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from chakra_et.et.columns import TensorInfo
-from chakra_et.predict.beside import Slowdown, beside, find_slowdown
-from chakra_et.predict.edit import lasting
 from chakra_et.predict.predict import predict
-from chakra_et.predict.rebuild import as_run, with_transfers
-from chakra_et.predict.run import Run, make_run
-from tests.chakra_et.replay_traces import collective, cpu, make_trace
+from chakra_et.simulate.run import Run, make_run
+from chakra_et.transform.edit import lasting
+from chakra_et.transform.rebuild import as_run, with_transfers
+from chakra_et.transform.shared_cores.contention import Slowdown, beside, find_slowdown
+from tests.simulate.replay_traces import collective, cpu, make_trace
 
 TAKEN = [100, 102, 98, 150, 75]
 """µs of one operator: alone three times, then beside a transfer; and of half of it, partly beside one."""

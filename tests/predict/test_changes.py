@@ -9,18 +9,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from chakra_et.cost.network_fit import Model, Sample, fit_model, read_model, write_model
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType, TensorInfo
-from chakra_et.network.fit import Model, Sample, fit_model, read_model, write_model
-from chakra_et.predict.changes import Fuse, RankAs, Scale, parse_rank, parse_scale
 from chakra_et.predict.gpu import Gpu, parse_gpu
-from chakra_et.predict.network import TCP_PAYLOAD, Network, gloo_segments
-from chakra_et.predict.overlap import Overlap
 from chakra_et.predict.predict import Prediction, predict
-from chakra_et.predict.resize import Resize, parse_resize
-from chakra_et.predict.run import Run, make_run
-from chakra_et.predict.threads import Fractions, Shared, Threads, parse_threads
-from tests.chakra_et.replay_traces import collective, cpu, kernel, make_trace
+from chakra_et.simulate.run import Run, make_run
+from chakra_et.transform.durations import Fuse, RankAs, Scale, parse_rank, parse_scale
+from chakra_et.transform.network import TCP_PAYLOAD, Network, gloo_segments
+from chakra_et.transform.overlap import Overlap
+from chakra_et.transform.shared_cores.threads import Fractions, Shared, Threads, parse_threads
+from chakra_et.transform.tensor_sizes import Resize, parse_resize
+from tests.simulate.replay_traces import collective, cpu, kernel, make_trace
 
 
 def launches(kernels: int, launch: int = 10, length: int = 4, **more: int) -> list[dict]:

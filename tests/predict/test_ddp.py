@@ -8,21 +8,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from chakra_et.cost.network_fit import Model
 from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType, TensorInfo
-from chakra_et.network.fit import Model
-from chakra_et.predict.accumulate import Accumulate, parse_accumulate
-from chakra_et.predict.buckets import Buckets
-from chakra_et.predict.changes import Scale
-from chakra_et.predict.ddp import BACK, INTO_BUCKET, READY, assign, find_backward
-from chakra_et.predict.network import Network
 from chakra_et.predict.predict import Prediction, predict
-from chakra_et.predict.ranks import Ranks
-from chakra_et.predict.resize import Resize
-from chakra_et.predict.run import Run, load_run, make_run
 from chakra_et.predict.write import write_prediction
-from tests.chakra_et.replay_traces import collective, cpu, kernel, make_trace
+from chakra_et.simulate.run import Run, load_run, make_run
+from chakra_et.transform.accumulation import Accumulate, parse_accumulate
+from chakra_et.transform.bucket_size import Buckets
+from chakra_et.transform.ddp import BACK, INTO_BUCKET, READY, assign, find_backward
+from chakra_et.transform.durations import Scale
+from chakra_et.transform.network import Network
+from chakra_et.transform.ranks import Ranks
+from chakra_et.transform.tensor_sizes import Resize
+from tests.simulate.replay_traces import collective, cpu, kernel, make_trace
 
 MB = 1 << 20
 AROUND = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"

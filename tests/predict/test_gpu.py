@@ -12,17 +12,17 @@ import pytest
 from benchmarks import fit_gpus
 from benchmarks.fit_gpus import Sample, class_errors, fit, fit_all, left_out, read_all
 from benchmarks.gpu_priors import GPUS, PRIORS
+from chakra_et.cost import network_presets
 from chakra_et.et.columns import TensorInfo
-from chakra_et.network import presets
 from chakra_et.predict import gpu_table, gpu_times
 from chakra_et.predict.gpu import Gpu, ratio
 from chakra_et.predict.gpu_call import CLASSES, Work
 from chakra_et.predict.gpu_times import gpu_model
 from chakra_et.predict.gpu_work import kernel_classes, operators
 from chakra_et.predict.predict import Prediction, predict
-from chakra_et.predict.run import Run, make_run
-from tests.chakra_et.replay_traces import cpu, kernel, make_trace
+from chakra_et.simulate.run import Run, make_run
 from tests.shared import shared_path
+from tests.simulate.replay_traces import cpu, kernel, make_trace
 
 H100, MI300X = gpu_model("H100"), gpu_model("MI300X")
 ADD = Work("elementwise", operations=2e7, moved=335e6, idle=True)
@@ -311,7 +311,7 @@ def test_the_type_of_numbers_decides_the_peak(gpu: str, kind: str, rate: float) 
 
 
 def test_every_gpu_of_the_presets_has_what_the_model_needs() -> None:
-    names = [name for name in json.loads(presets.FILE.read_text(encoding="utf-8"))["gpus"]]
+    names = [name for name in json.loads(network_presets.FILE.read_text(encoding="utf-8"))["gpus"]]
     for name in names:
         model = gpu_model(name)
         assert set(model.parameters) == set(PRIORS), name

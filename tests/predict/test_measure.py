@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from chakra_et.__main__ import main
-from chakra_et.network.fit import read_model
+from chakra_et.cost.network_fit import read_model
 from tests.ports import free_port
 
 pytest.importorskip("torch")

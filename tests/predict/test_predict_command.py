@@ -9,7 +9,7 @@ import pytest
 
 from chakra_et.__main__ import main
 from chakra_et.et import file as et_file
-from tests.chakra_et.replay_traces import collective, cpu, make_trace
+from tests.simulate.replay_traces import collective, cpu, make_trace
 
 
 @pytest.fixture

@@ -9,23 +9,23 @@ from typing import Any
 import pytest
 
 from chakra_et.__main__ import main
+from chakra_et.cost.network_fit import read_model
 from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import ExecutionTrace
-from chakra_et.network.fit import read_model
-from chakra_et.predict.accumulate import Accumulate
-from chakra_et.predict.changes import Scale
 from chakra_et.predict.command import lines
 from chakra_et.predict.gpu import Gpu
 from chakra_et.predict.gpu_found import is_named
-from chakra_et.predict.network import Network
-from chakra_et.predict.overlap import Overlap
 from chakra_et.predict.predict import predict
-from chakra_et.predict.ranks import Ranks
-from chakra_et.predict.resize import Resize
-from chakra_et.predict.run import Run, load_run, make_run
-from tests.chakra_et.replay_traces import collective, cpu, kernel, make_trace, recv, send
+from chakra_et.simulate.run import Run, load_run, make_run
+from chakra_et.transform.accumulation import Accumulate
+from chakra_et.transform.durations import Scale
+from chakra_et.transform.network import Network
+from chakra_et.transform.overlap import Overlap
+from chakra_et.transform.ranks import Ranks
+from chakra_et.transform.tensor_sizes import Resize
 from tests.predict.test_ddp import Step, ddp
+from tests.simulate.replay_traces import collective, cpu, kernel, make_trace, recv, send
 
 
 def pipeline() -> Run:

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 
 from chakra_et.errors import TraceError
-from chakra_et.predict.changes import Scale
 from chakra_et.predict.predict import predict
-from chakra_et.predict.run import make_run
-from chakra_et.replay.simulators import replay_device
-from tests.chakra_et.replay_traces import collective, cpu, kernel, make_trace
-from tests.chakra_et.test_replay_properties import rank_sets
+from chakra_et.simulate.replays import replay_device
+from chakra_et.simulate.run import make_run
+from chakra_et.transform.durations import Scale
+from tests.simulate.replay_traces import collective, cpu, kernel, make_trace
+from tests.simulate.test_replay_properties import rank_sets
 
 
 @settings(max_examples=150, deadline=None)

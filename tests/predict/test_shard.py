@@ -16,17 +16,17 @@ import pytest
 from chakra_et.__main__ import main
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
-from chakra_et.predict.ddp import Gradient, find_backward
-from chakra_et.predict.edit import in_phase
-from chakra_et.predict.fsdp_nodes import Nodes
-from chakra_et.predict.fsdp_units import Step, Unit
-from chakra_et.predict.layers import Layers
-from chakra_et.predict.network import find_communication
 from chakra_et.predict.predict import predict
-from chakra_et.predict.ranks import Ranks
-from chakra_et.predict.rebuild import Rebuild
-from chakra_et.predict.run import Run, load_run
-from chakra_et.predict.shard import Shard
+from chakra_et.simulate.run import Run, load_run
+from chakra_et.transform.ddp import Gradient, find_backward
+from chakra_et.transform.edit import in_phase
+from chakra_et.transform.fsdp import Shard
+from chakra_et.transform.fsdp_nodes import Nodes
+from chakra_et.transform.fsdp_units import Step, Unit
+from chakra_et.transform.network import find_communication
+from chakra_et.transform.predicted_layers import Layers
+from chakra_et.transform.ranks import Ranks
+from chakra_et.transform.rebuild import Rebuild
 from tests.predict.test_ddp import ddp, on_device, sharded
 
 WORKER = "tests/predict/shard_worker.py"

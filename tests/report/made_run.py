@@ -21,7 +21,7 @@ from chakra_et.et.columns import Attribute, ExecutionTrace, NodeType, Ragged, St
 from chakra_et.names import RunFiles
 from chakra_et.report.inputs import find_run
 from chakra_et.report.run import Run, load
-from tests.chakra_et.replay_traces import collective, cpu, kernel, make_trace
+from tests.simulate.replay_traces import collective, cpu, kernel, make_trace
 
 HOSTILE = '</script><img src=x onerror="document.title=1">&amp;'
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from chakra_et.replay.breakdown import ACTIVITIES, activity
 from chakra_et.report.collectives import (
     bus_factor,
     collectives,
@@ -20,8 +19,9 @@ from chakra_et.report.profile import by_module, by_name
 from chakra_et.report.run import Run
 from chakra_et.report.steps import find_times
 from chakra_et.report.verdict import duration, headline, lacks, path_by_kind, rank_rows
-from tests.chakra_et.replay_traces import cpu, kernel, make_trace
+from chakra_et.simulate.breakdown import ACTIVITIES, activity
 from tests.report.made_run import made_run
+from tests.simulate.replay_traces import cpu, kernel, make_trace
 
 
 @pytest.fixture

@@ -76,6 +76,6 @@ def test_process_groups_are_left_as_they_were() -> None:
 
 
 def test_the_names_agree_with_the_converter() -> None:
-    from chakra_et.graph.groups import GROUP_MARK
+    from chakra_et.convert.graph.groups import GROUP_MARK
 
     assert trace_groups.PREFIX == GROUP_MARK

@@ -1,0 +1,209 @@
+"""The text files of a bundle: network.yml, system.json, memory.json, run.sh and README.md."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from chakra_et.cost.network_presets import REDUCTION_PASSES
+from chakra_et.cost.topology import Dimension, Topology
+from chakra_et.cost.units import GIB
+
+DATASET_SPLITS = 1
+"""Chunks of a collective: with one, no all-gather is too small, and the dimensions of a collective follow
+each other, as in our own replay."""
+FREE_REDUCTION = 1_000_000
+"""GB/s of local memory where the topology has none: reducing costs nothing that could be seen."""
+READ_AT = "astra-sim 0383c203930c and astra-network-analytical 047ef653f16a"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the README says of the bundle."""
+
+    name: str
+    ranks: int
+    topology: Topology
+    keep: str
+    steps: Sequence[str]
+    changes: Sequence[str]
+    notes: Sequence[str]
+    roofline: bool
+    simulated_ms: tuple[float, float] | None
+
+
+def network_yml(topology: Topology) -> str:
+    """The analytical network: bandwidths in GiB/s, the latency of one hop (a Switch has two) in ns."""
+
+    def row(key: str, values: Sequence[object], comment: str) -> str:
+        return f"{key}: [ {', '.join(map(str, values))} ]  # {comment}\n"
+
+    dimensions = topology.dimensions
+    return (
+        row("topology", [d.kind for d in dimensions], "innermost first")
+        + row("npus_count", [d.size for d in dimensions], "ranks along each dimension")
+        + row("bandwidth", [f"{d.bandwidth / GIB:.6f}" for d in dimensions], "GiB/s per rank and direction")
+        + row(
+            "latency", [f"{d.latency_ns / hops(d):.3f}" for d in dimensions], "ns per hop; a Switch has two"
+        )
+    )
+
+
+def hops(dimension: Dimension) -> int:
+    return 2 if dimension.kind == "Switch" else 1
+
+
+def system_json(topology: Topology, roofline: bool) -> dict[str, Any]:
+    """One entry per dimension for each collective. ``roofline``: compute from num_ops and tensor_size."""
+    count = len(topology.dimensions)
+    rings = ["ring"] * count
+    # `direct1` has one message under way at a time: without congestion, more of them would cost nothing.
+    exchange = ["ring" if d.kind == "Ring" else "direct1" for d in topology.dimensions]
+    memory = topology.reduce_bandwidth * REDUCTION_PASSES / 1e9
+    settings: dict[str, Any] = {
+        "scheduling-policy": "FIFO",
+        "endpoint-delay": 1,
+        "active-chunks-per-dimension": 1,
+        "preferred-dataset-splits": DATASET_SPLITS,
+        "all-reduce-implementation": rings,
+        "all-gather-implementation": rings,
+        "reduce-scatter-implementation": rings,
+        "all-to-all-implementation": exchange,
+        "collective-optimization": "localBWAware",
+        "local-mem-bw": round(memory) if math.isfinite(memory) else FREE_REDUCTION,
+        "boost-mode": 0,
+        "roofline-enabled": int(roofline),
+    }
+    if topology.peak is not None:
+        settings["peak-perf"] = round(topology.peak / 1e12)
+    return settings
+
+
+MEMORY = {"memory-type": "NO_MEMORY_EXPANSION"}
+
+_RUN = """\
+#!/usr/bin/env bash
+# Run the simulation and count the ranks that finished: ASTRA-sim's exit status does not show it.
+#   ./run.sh [AstraSim_Analytical_Congestion_Unaware]     or ASTRA_SIM=/path/to/the/binary ./run.sh
+set -u
+binary=${1:-${ASTRA_SIM:-AstraSim_Analytical_Congestion_Unaware}}
+if ! binary=$(command -v "$binary"); then
+  echo "error: no ASTRA-sim: give the path of AstraSim_Analytical_Congestion_Unaware" >&2
+  exit 2
+fi
+binary=$(realpath "$binary")
+cd "$(dirname "$(realpath "${BASH_SOURCE[0]}")")" || exit 2
+"$binary" \\
+  --workload-configuration=./@NAME@ \\
+  --comm-group-configuration=./@NAME@_comm_groups.json \\
+  --system-configuration=./system.json \\
+  --remote-memory-configuration=./memory.json \\
+  --network-configuration=./network.yml \\
+  --num-queues-per-dim=1 \\
+  --comm-scale=1 \\
+  --injection-scale=1 \\
+  --rendezvous-protocol=false \\
+  >astra.log 2>&1
+status=$?
+finished=$(grep -Eo 'sys\\[[0-9]+\\] finished' astra.log | sort -u | wc -l)
+echo "$finished of @RANKS@ ranks finished (ASTRA-sim's exit status: $status); the log is astra.log"
+[ "$finished" -eq @RANKS@ ]
+"""
+
+
+def run_sh(name: str, ranks: int) -> str:
+    return _RUN.replace("@NAME@", name).replace("@RANKS@", str(ranks))
+
+
+_KEPT = {
+    "all": "All nodes run: operators of the CPU, kernels and communication.",
+    "gpu": "Device work and communication run (`--gpu-only`); what only the CPU did takes no time.",
+    "comm": "Communication alone runs (`--comm-only`), in its order and without any computing.",
+}
+
+_ROOFLINE = "GPU compute is modelled from `num_ops` and `tensor_size` (`roofline-enabled` 1)."
+_RECORDED = "Compute lasts as recorded (`roofline-enabled` 0)."
+
+
+def readme(facts: Facts) -> str:
+    """What is in the folder, in which units, and what the simulation models."""
+    topology = facts.topology
+    rows = [
+        f"| {at + 1} | {d.size} | {d.kind} | {d.bandwidth / 1e9:,.3f} GB/s = {d.bandwidth / GIB:,.3f} GiB/s "
+        f"| {d.latency_ns:,.1f} ns |"
+        for at, d in enumerate(topology.dimensions)
+    ]
+    span = ""
+    if facts.simulated_ms:
+        low, high = facts.simulated_ms
+        span = f"The ranks should finish after {low:,.3f} to {high:,.3f} ms."
+    changed = "".join(f"- {line}.\n" for line in [*facts.steps, *facts.changes]) or "- Nothing was changed.\n"
+    notes = "".join(f"- {line}.\n" for line in facts.notes)
+    return f"""# {facts.name} on {topology.name or "a network"}, for ASTRA-sim
+
+Run it: `./run.sh /path/to/AstraSim_Analytical_Congestion_Unaware`, then compare:
+`chakra-et astra . --check astra.log`. {span}
+
+| file | what |
+|---|---|
+| `{facts.name}.0.et` … `{facts.name}.{facts.ranks - 1}.et` | the nodes of each rank |
+| `{facts.name}_comm_groups.json` | group number → ranks; ASTRA-sim needs it |
+| `network.yml`, `system.json` | the network, and the algorithms of collectives |
+| `memory.json` | there is no remote memory |
+| `run.sh` | runs ASTRA-sim and counts the ranks that finished |
+| `expected.json` | measured, replayed and expected time of each rank, µs |
+
+## The network
+| dimension | ranks | kind | bandwidth per rank and direction | latency of a message |
+|---|---|---|---|---|
+{chr(10).join(rows)}
+
+`network.yml` has GiB/s, as ASTRA-sim counts (a decimal figure there would be 7.4% too fast), and the latency
+of one hop: a message through a Switch makes two. ASTRA-sim's cycles are ns.
+
+## What is modelled
+- {_KEPT[facts.keep]}
+- {_ROOFLINE if facts.roofline else _RECORDED}
+- All-reduce, all-gather and reduce-scatter of all ranks run as rings, dimension by dimension.
+- Those of fewer ranks run as one ring over the group, all-to-all as an exchange.
+- A broadcast lasts as recorded and waits for nobody.
+- Links carry their traffic without contention: the congestion-aware network has one dimension only.
+- A collective is not cut into chunks (`preferred-dataset-splits` {DATASET_SPLITS}).
+- All ranks start together.
+- `expected.json` has the members of a collective end together. In ASTRA-sim a rank that waited may end
+  earlier, by up to half of a collective of two ranks: messages of a ring don't slow each other down there.
+
+## What was changed
+{changed}
+## Notes
+{notes}- "critical" lines about the extraction of overlap are harmless.
+- ASTRA-sim's exit status is 0 when nothing finished, and can differ from 0 when all did: `run.sh` counts.
+- The formats follow the sources of {READ_AT}.
+"""
+
+
+def expected_json(
+    facts: Facts,
+    measured: Mapping[int, float | None],
+    replayed: Mapping[int, float],
+    simulated: Mapping[int, float],
+) -> dict[str, Any]:
+    """The content of expected.json; ``replayed`` and ``simulated`` are empty where they weren't computed."""
+    return {
+        "bundle_version": 1,
+        "name": facts.name,
+        "ranks": facts.ranks,
+        "topology": facts.topology.name,
+        "unit": "us",
+        "explanation": {
+            "measured": "recorded, from the rank's first node to its end",
+            "replayed": "nodes issued as ASTRA-sim does, communication as long as recorded",
+            "simulated": "the same with ASTRA-sim's network: what its log should have",
+        },
+        "measured": {str(rank): value for rank, value in measured.items()},
+        "replayed": {str(rank): value for rank, value in replayed.items()},
+        "simulated": {str(rank): value for rank, value in simulated.items()},
+        "notes": list(facts.notes),
+    }

@@ -1,0 +1,95 @@
+"""``chakra-et astra outputs/NAME -o DIR --topology "dgx-h100, 4 nodes"``: a folder that ASTRA-sim runs.
+
+``chakra-et astra DIR --check LOG`` compares a log of that run with what was expected. Exit status: 0; 1 where
+ranks did not finish or are off by more than ``--max-error``; 2 for arguments or files that can't be used.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from chakra_et.astra.bundle import ranks_of, write_bundle
+from chakra_et.astra.check_log import check_log, lines
+from chakra_et.astra.fill_ranks import filled
+from chakra_et.astra.prepare import Keep
+from chakra_et.cli import parse
+from chakra_et.job.sets import read_set
+
+
+@dataclass
+class AstraConfig:
+    """The command's arguments."""
+
+    name: str = field(
+        default="",
+        metadata={"positional": True, "help": "the set: outputs/NAME; with --check a bundle's folder"},
+    )
+    output: str = field(default="", metadata={"short": "-o", "help": "the folder of the bundle"})
+    topology: str = field(
+        default="",
+        metadata={"help": "'8xH100 NVLink, 4 nodes, 400 Gbit/s', 'dgx-h100, 4 nodes', JSON, or a .json file"},
+    )
+    gpu_only: bool = field(default=False, metadata={"help": "leave the CPU's operators out"})
+    comm_only: bool = field(default=False, metadata={"help": "leave everything but communication out"})
+    trim: bool = field(
+        default=False, metadata={"help": "leave missing ranks out: the others become ranks 0, 1, …"}
+    )
+    fill: bool = field(default=False, metadata={"help": "make missing ranks from their like (same stage)"})
+    mesh: str = field(
+        default="", metadata={"help": "with --fill: the mesh (tp2,dp4,pp2), where groups don't show it"}
+    )
+    seed: int = field(default=0, metadata={"help": "with --fill: of the spread of compute times"})
+    check: str | None = field(
+        default=None, metadata={"help": "a log of ASTRA-sim to compare with the bundle's expected.json"}
+    )
+    max_error: float | None = field(
+        default=None, metadata={"help": "with --check: exit with 1 beyond this percentage"}
+    )
+
+    def __post_init__(self) -> None:
+        if self.check is not None:
+            if self.output or self.topology:
+                raise ValueError("--check compares a log: leave --output and --topology out")
+        elif not (self.name and self.output and self.topology):
+            raise ValueError("give a set, --output and --topology, or --check LOG")
+        if self.gpu_only and self.comm_only:
+            raise ValueError("--gpu-only and --comm-only exclude each other")
+        if self.trim and self.fill:
+            raise ValueError("--trim and --fill exclude each other")
+        if self.max_error is not None and not 0 <= self.max_error < math.inf:
+            raise ValueError(f"--max-error must be a percentage from 0 on, not {self.max_error}")
+
+    @property
+    def keep(self) -> Keep:
+        return "gpu" if self.gpu_only else "comm" if self.comm_only else "all"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit status."""
+    config = parse(AstraConfig, argv, description=__doc__)
+    if config.check is not None:
+        return _check(Path(config.check), config)
+    found, folder = read_set(config.name), Path(config.output)
+    with tempfile.TemporaryDirectory() as scratch:
+        if config.fill and found.missing:
+            ranks = filled(found, Path(scratch), config.mesh, config.seed)
+        else:
+            ranks = ranks_of(found, config.trim)
+        for note in write_bundle(ranks, config.topology, folder, config.keep):
+            print(f"note: {note}")
+    print(f"{folder}: {len(ranks.sources)} ranks; run {folder / 'run.sh'} with the path of ASTRA-sim")
+    return 0
+
+
+def _check(log: Path, config: AstraConfig) -> int:
+    found = check_log(log, Path(config.name) if config.name else log.parent)
+    print("\n".join(lines(found)))
+    worst = found.worst_percent()
+    late = config.max_error is not None and (worst is None or abs(worst) > config.max_error)
+    if late:
+        print(f"the worst rank is off by {'an unknown time' if worst is None else f'{worst:+.2f}%'}")
+    return int(bool(found.unfinished) or late)

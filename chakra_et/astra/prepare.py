@@ -1,0 +1,158 @@
+"""Make one rank's nodes what ASTRA-sim runs: each change is counted, none is silent.
+
+Facts from astra-sim/workload/Workload.cc: memory nodes need a remote memory model, which the bundle has not;
+all-reduce, all-gather, reduce-scatter and all-to-all are simulated, a broadcast lasts as recorded, any other
+collective throws; a communication on the CPU throws.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+
+from chakra_et.convert.emit_communication import NEAREST_IN_ASTRA_SIM
+from chakra_et.errors import TraceError
+from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
+from chakra_et.et.edit import communicates, has, select, texts, with_integers, without
+
+Keep = Literal["all", "gpu", "comm"]
+SIMULATED = (
+    CollectiveType.ALL_REDUCE,
+    CollectiveType.ALL_GATHER,
+    CollectiveType.REDUCE_SCATTER,
+    CollectiveType.ALL_TO_ALL,
+    CollectiveType.BROADCAST,
+)
+CHANGES = {
+    "memory": "memory nodes run as compute, for their recorded durations",
+    "other": "nodes without work of their own (METADATA, INVALID) run as compute",
+    "nearest": "collectives that ASTRA-sim doesn't have run as the nearest one: {}",
+    "incomplete": "communications without a kind, a size or a peer run as compute, as long as recorded",
+    "local": "communications within one rank run as compute",
+    "cpu": "communications marked as CPU operators are marked as device operators",
+    "dropped": "nodes left out: {}",
+}
+_OF_COMMUNICATION = (
+    "comm_type",
+    "comm_size",
+    "comm_src",
+    "comm_dst",
+    "comm_tag",
+    "comm_priority",
+    "pg_name",
+    "transfer_micros",
+    "wait_micros",
+)
+
+
+def prepared(
+    trace: ExecutionTrace, groups: Mapping[str, Sequence[int]], world: int, keep: Keep = "all"
+) -> tuple[ExecutionTrace, Counter[str]]:
+    """The trace as ASTRA-sim runs it, and how many nodes changed by key of ``CHANGES`` (``key:detail``).
+
+    ``groups``: of the comm-group file; ``world``: ranks of the set. ``keep``: all nodes, those of the GPU and
+    all communication, or communication alone. A node that is left out passes its dependencies on.
+    Raises ``TraceError`` where nothing is left.
+    """
+    counts: Counter[str] = Counter()
+    memory = np.isin(trace.types, (NodeType.MEM_LOAD, NodeType.MEM_STORE))
+    other = np.isin(trace.types, (NodeType.METADATA, NodeType.INVALID))
+    counts["memory"], counts["other"] = int(memory.sum()), int(other.sum())
+    trace = as_compute(trace, memory | other)
+    trace = _nearest(trace, counts)
+    incomplete = _incomplete(trace)
+    local = communicates(trace) & ~incomplete & _within_one_rank(trace, groups, world)
+    counts["incomplete"], counts["local"] = int(incomplete.sum()), int(local.sum())
+    trace = as_compute(trace, incomplete | local)
+    on_cpu = communicates(trace) & (trace.column("is_cpu_op") != 0)
+    counts["cpu"] = int(on_cpu.sum())
+    if on_cpu.any():
+        flags = np.where(on_cpu, 0, trace.column("is_cpu_op"))
+        trace = with_integers(trace, "is_cpu_op", "bool", flags, has(trace, "is_cpu_op"))
+    if keep != "all":
+        trace = _kept(trace, keep, counts)
+    return trace, +counts
+
+
+def as_compute(trace: ExecutionTrace, rows: np.ndarray) -> ExecutionTrace:
+    """The nodes ``rows`` (bool[N]) as COMP nodes with their durations, without what only communication
+    has."""
+    if not rows.any():
+        return trace
+    types = np.where(rows, np.uint8(NodeType.COMP), trace.types).astype(np.uint8)
+    return without(dataclasses.replace(trace, types=types), _OF_COMMUNICATION, rows)
+
+
+def _nearest(trace: ExecutionTrace, counts: Counter[str]) -> ExecutionTrace:
+    kind = np.where(trace.types == NodeType.COMM_COLL, trace.column("comm_type", -1), -1)
+    changed = kind.copy()
+    for source, target in NEAREST_IN_ASTRA_SIM.items():
+        rows = kind == source
+        changed[rows] = target
+        if rows.any():
+            counts[f"nearest:{source.name} as {target.name}"] = int(rows.sum())
+    if (changed == kind).all():
+        return trace
+    # A barrier moves no data; one byte per rank is the least that ASTRA-sim finishes.
+    barrier = (kind == CollectiveType.BARRIER) & ~has(trace, "comm_size")
+    if barrier.any():
+        sizes = np.where(barrier, 1, trace.column("comm_size"))
+        trace = with_integers(trace, "comm_size", "int64", sizes, barrier | has(trace, "comm_size"))
+    return with_integers(trace, "comm_type", "int64", changed, changed >= 0)
+
+
+def _incomplete(trace: ExecutionTrace) -> np.ndarray:
+    """bool[N]: communication that lacks what a simulator needs."""
+    size = trace.column("comm_size", 0) > 0
+    collective = size & np.isin(trace.column("comm_type", -1), SIMULATED)
+    send = size & has(trace, "comm_dst") & has(trace, "comm_tag")
+    receive = size & has(trace, "comm_src") & has(trace, "comm_tag")
+    complete = np.select(
+        [trace.types == NodeType.COMM_COLL, trace.types == NodeType.COMM_SEND], [collective, send], receive
+    )
+    lacking: np.ndarray = communicates(trace) & ~complete
+    return lacking
+
+
+def _within_one_rank(trace: ExecutionTrace, groups: Mapping[str, Sequence[int]], world: int) -> np.ndarray:
+    table, index = texts(trace, "pg_name")
+    alone = [world < 2 if name in ("", "0") else len(groups.get(name, (0, 1))) < 2 for name in table]
+    flags = np.array([*alone, world < 2])
+    within: np.ndarray = (trace.types == NodeType.COMM_COLL) & flags[index]
+    return within
+
+
+def _kept(trace: ExecutionTrace, keep: Keep, counts: Counter[str]) -> ExecutionTrace:
+    communication = communicates(trace)
+    on_device = trace.column("is_cpu_op") == 0
+    wanted = communication | on_device if keep == "gpu" else communication
+    if keep == "gpu" and not (on_device & ~communication).any():
+        raise TraceError("has no GPU nodes: leave --gpu-only out")
+    if not wanted.any():
+        raise TraceError("has no communication: leave --comm-only out")
+    what = "CPU operators" if keep == "gpu" else "all but communication"
+    counts[f"dropped:{what}"] = int((~wanted).sum())
+    lane = trace.column("lane", -1)
+    return select(trace, wanted, np.where(lane >= 0, lane, trace.column("stream", -1)))
+
+
+def with_metadata(trace: ExecutionTrace, **values: int | str | None) -> ExecutionTrace:
+    """The trace with other metadata; None removes an entry."""
+    metadata = {**trace.metadata, **{key: value for key, value in values.items() if value is not None}}
+    for key, value in values.items():
+        if value is None:
+            metadata.pop(key, None)
+    return dataclasses.replace(trace, metadata=metadata)
+
+
+def sentences(counts: Mapping[str, int]) -> list[str]:
+    """One sentence for each key of counts."""
+    found = []
+    for key, count in sorted(counts.items()):
+        name, _, detail = key.partition(":")
+        found.append(f"{count:,} {CHANGES[name].replace('{}', detail)}")
+    return found

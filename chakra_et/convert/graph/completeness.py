@@ -1,0 +1,109 @@
+"""Check for missing device work: a device trace that was cut off loses its last events."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from chakra_et.arrays import coded_pairs, first_rows, unique
+from chakra_et.convert.graph.linked import LinkedRank
+from chakra_et.findings import Findings
+from chakra_et.traces.device_format import CPU_OP, DRIVER, KERNEL, RUNTIME, SYNC
+
+LAUNCH = re.compile(
+    r"(cuda|hip|cu)\w*(Launch\w*Kernel\w*|LaunchKernel\w*|ModuleLaunch\w*)$|^(cuda|hip|cu)GraphLaunch$"
+)
+CAPTURE = re.compile(r"(cuda|hip|cu)StreamBeginCapture\w*"), re.compile(r"(cuda|hip|cu)StreamEndCapture\w*")
+CUDA_TENSOR = re.compile(rb'"(cuda|hip|xpu):\d+"')
+# The part of launches that may have no kernel, as launches at the end of a recording lose theirs.
+TOLERATED = 0.02
+# No idle device takes as long from a launch to the start of its work.
+LONGEST_LAUNCH_NS = 1_000_000
+
+
+def check_complete(rank: LinkedRank) -> Findings:
+    """Warnings for launches, communication operators and CUDA tensors without device work."""
+    device = rank.device
+    findings = Findings()
+    gpu = (device.category >= KERNEL) & (device.category != SYNC)
+    lost = _launches_without_work(rank)
+    if lost.sum() > max(TOLERATED * len(lost), 2):
+        findings.add("launch-without-work", int(lost.sum()))
+    if not gpu.any() and rank.host.recorded and _has_cuda_tensors(rank):
+        findings.add("missing-gpu-work")
+    findings.add("missing-communication", _communication_without_kernel(rank))
+    findings.add("work-before-recording", _delayed_streams(rank))
+    if rank.host.recorded:
+        findings.add("steps-without-host", _steps_without_host(rank))
+    return findings
+
+
+def _delayed_streams(rank: LinkedRank) -> int:
+    """Streams whose first work starts long after its launch although no recorded work ran in between."""
+    device = rank.device
+    gpu = np.flatnonzero((device.category >= KERNEL) & (device.category != SYNC))
+    gpu = gpu[np.argsort(device.start[gpu], kind="stable")]
+    latest_end = np.maximum.accumulate(np.append(-1, device.end[gpu]))
+    if not len(gpu):
+        return 0
+    _, stream = coded_pairs(device.device[gpu], device.stream[gpu])
+    _, first = first_rows(stream)
+    row = gpu[first]
+    call = rank.calls[row]
+    launched = np.where(call >= 0, device.end[call], device.start[row])
+    free = np.maximum(launched, latest_end[first])
+    return int((device.start[row] - free > LONGEST_LAUNCH_NS).sum())
+
+
+def _launches_without_work(rank: LinkedRank) -> np.ndarray:
+    """bool per launch call outside graph captures: whether no device work has its correlation id."""
+    device = rank.device
+    names = np.array([bool(LAUNCH.search(name)) for name in device.names], dtype=bool)
+    calls = np.flatnonzero(
+        names[device.name] & ((device.category == RUNTIME) | (device.category == DRIVER))
+        & (device.correlation > 0)
+    )  # fmt: skip
+    if not len(calls):
+        return np.zeros(0, dtype=bool)
+    for thread in unique(device.thread[calls]).tolist():
+        marks = []
+        for pattern in CAPTURE:
+            named = np.array([bool(pattern.fullmatch(name)) for name in device.names], dtype=bool)
+            marks.append(device.start[named[device.name] & (device.thread == thread)])
+        for begin, end in zip(*marks, strict=False):
+            calls = calls[
+                (device.thread[calls] != thread) | (device.start[calls] < begin) | (device.start[calls] > end)
+            ]
+    gpu = (device.category >= KERNEL) & (device.category != SYNC)
+    # A driver call within a runtime call has the same correlation id.
+    return ~np.isin(device.correlation[calls], device.correlation[gpu])
+
+
+def _has_cuda_tensors(rank: LinkedRank) -> bool:
+    values = rank.host.inputs[0]
+    if not CUDA_TENSOR.search(values.buffer):
+        return False
+    rows = rank.link.host_row[rank.link.host_row >= 0].tolist()
+    return any(CUDA_TENSOR.search(values[row]) for row in rows)
+
+
+def _communication_without_kernel(rank: LinkedRank) -> int:
+    """The number of NCCL operators without a kernel. Coalesced operators share a kernel."""
+    device = rank.device
+    named = np.array([name.startswith("nccl:") for name in device.names], dtype=bool)
+    operators = np.flatnonzero(named[device.name] & (device.category <= CPU_OP + 1))
+    kernels = int(rank.communication_rows.gpu.sum())
+    return len(operators) if len(operators) and not kernels else 0
+
+
+def _steps_without_host(rank: LinkedRank) -> int:
+    """The number of steps in the device trace without an operator in the host trace."""
+    device, missing = rank.device, 0
+    operators = np.flatnonzero(device.category == CPU_OP)
+    for _, row in rank.timeline.steps:
+        inside = operators[
+            (device.start[operators] >= device.start[row]) & (device.start[operators] < device.end[row])
+        ]
+        missing += bool(len(inside)) and not (rank.link.host_row[inside] >= 0).any()
+    return missing

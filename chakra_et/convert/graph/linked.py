@@ -1,0 +1,93 @@
+"""The linked rank: both traces of a rank, matched, as the input of all later stages."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from chakra_et.convert.graph import pairing, timeline
+from chakra_et.convert.graph.communication import Communications
+from chakra_et.convert.graph.identify_communication import CommunicationRows, communication_rows, describe
+from chakra_et.convert.graph.launches import launch_calls
+from chakra_et.convert.graph.link import Link, link
+from chakra_et.convert.graph.timeline import Timeline
+from chakra_et.errors import TraceError
+from chakra_et.findings import Findings, joined
+from chakra_et.traces.device import DeviceTrace
+from chakra_et.traces.host import HostTrace
+
+
+@dataclass(eq=False, repr=False)
+class LinkedRank:
+    """Both traces of one rank, matched and nested, with communication identified.
+
+    Built once by ``link_rank``; later stages do not change it. ``calls[i]``: row of the call that launched
+    device row i, -1 for none. ``link_rate``: part (0 to 1) of the host operators with a device record, over
+    the whole recording. ``findings``: the findings of all stages so far.
+    """
+
+    host: HostTrace
+    device: DeviceTrace
+    link: Link
+    timeline: Timeline
+    calls: np.ndarray
+    communication_rows: CommunicationRows
+    communication: Communications
+    link_rate: float
+    findings: Findings
+
+
+def link_rank(
+    host: HostTrace,
+    device: DeviceTrace,
+    groups: Sequence[dict[str, Any]] = (),
+    step: str = "all",
+    allow_unlinked: bool = False,
+    added_kernels: str = "",
+) -> LinkedRank:
+    """Match the two traces of a rank.
+
+    ``groups``: process groups in the run's manifest; ``step``: "all", or the number of the one ProfilerStep
+    to keep; ``added_kernels``: path of a user's kernel table. Raises ``TraceError`` for traces of different
+    runs (unless ``allow_unlinked``) and for a step that was not recorded.
+    """
+    linked, warnings = pairing.check(host, device, link(host, device), allow_unlinked)
+    rate = linked.rate(host)
+    findings = joined(host.findings, device.findings, warnings)
+    calls = launch_calls(device)
+    if step != "all":
+        kept = _rows_of_step(device, calls, step)
+        findings.add("outside-step", len(device) - len(kept), step)
+        place = np.full(len(device) + 1, -1, dtype=np.int64)
+        place[kept] = np.arange(len(kept))
+        memory = device.memory.take(_memory_of_step(device, step))
+        device, calls = dataclasses.replace(device.select(kept), memory=memory), place[calls[kept]]
+        linked = dataclasses.replace(linked, host_row=linked.host_row[kept])
+    rows = communication_rows(device, added_kernels)
+    time = timeline.build(device, rows.cpu)
+    communication = describe(host, device, linked, time.parent, calls, rows, groups)
+    findings = joined(findings, time.findings, communication.findings)
+    return LinkedRank(host, device, linked, time, calls, rows, communication, rate, findings)
+
+
+def _rows_of_step(device: DeviceTrace, calls: np.ndarray, step: str) -> np.ndarray:
+    """The rows of one ProfilerStep: CPU events that start in it, and the work that they launch."""
+    known = dict(timeline.steps(device))
+    if not step.isdigit() or int(step) not in known:
+        names = ", ".join(str(number) for number in known) or "none"
+        raise TraceError(
+            f"{device.path}: has no ProfilerStep#{step} (its steps: {names}); choose one, or use --step all."
+        )
+    row = known[int(step)]
+    inside = (device.start >= device.start[row]) & (device.start < device.end[row])
+    return np.flatnonzero(np.where(calls >= 0, inside[calls], inside))
+
+
+def _memory_of_step(device: DeviceTrace, step: str) -> np.ndarray:
+    """The allocations and frees during one ProfilerStep that is in the trace."""
+    row = dict(timeline.steps(device))[int(step)]
+    return np.flatnonzero((device.memory.time >= device.start[row]) & (device.memory.time < device.end[row]))

@@ -1,0 +1,169 @@
+"""The α–β–γ model of a network, fitted to measured communication or read from a file."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from chakra_et.cost.collectives import Algorithm, collective_time
+from chakra_et.cost.topology import Topology
+from chakra_et.errors import TraceError
+from chakra_et.et.columns import CollectiveType
+from chakra_et.files import write_json
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A collective that took ``ns``: ``size`` bytes from each of ``ranks`` ranks."""
+
+    kind: CollectiveType
+    size: int
+    ranks: int
+    ns: float
+
+
+@dataclass(frozen=True)
+class Model:
+    """``call_ns``: of a call; ``latency_ns``: α; ``bandwidth``: 1/β, ``reduce_bandwidth``: 1/γ, bytes per
+    second, infinite where the samples show no such cost. ``error``: relative standard deviation of the
+    samples from the model. ``measured``: samples of a network by which ``time`` goes where it can: what a
+    library does beside sending, copies for one, differs among collectives by more than these costs tell."""
+
+    call_ns: float
+    latency_ns: float
+    bandwidth: float
+    reduce_bandwidth: float
+    error: float
+    samples: int
+    source: str
+    measured: tuple[Sample, ...] = ()
+
+    def topology(self, ranks: int) -> Topology:
+        """This network between ``ranks`` ranks."""
+        return Topology.flat(ranks, self.bandwidth, self.latency_ns, self.reduce_bandwidth, self.call_ns)
+
+    def time(self, kind: CollectiveType, size: int, ranks: int, algorithm: Algorithm = "ring") -> float:
+        """ns of a collective: between the sizes that were measured of its kind among as many ranks, beyond
+        the largest in proportion to the bytes; where there are none, by the fitted costs."""
+        mine = [each for each in self.measured if (each.kind, each.ranks) == (kind, ranks)]
+        known = sorted((each.size, each.ns) for each in mine)
+        if not known or algorithm != "ring":
+            return collective_time(kind, size, range(ranks), self.topology(ranks), algorithm)
+        sizes, taken = np.array(known).T
+        return float(np.interp(size, sizes, taken) * max(size / sizes[-1], 1.0))
+
+    def was_measured(self, kind: CollectiveType, ranks: int) -> bool:
+        """Whether ``time`` goes by measured collectives of this kind among as many ranks."""
+        return any((each.kind, each.ranks) == (kind, ranks) for each in self.measured)
+
+    def ratio(self, kind: CollectiveType, size: int, before: int, after: int) -> float:
+        """How much longer a collective takes among ``after`` ranks than among ``before``, both measured or
+        both by the fitted costs."""
+        known = self.was_measured(kind, before) and self.was_measured(kind, after)
+        model = self if known else replace(self, measured=())
+        old = model.time(kind, size, before)
+        return model.time(kind, size, after) / old if old else 1.0
+
+    def describe(self) -> str:
+        """One line."""
+        parts = [f"call {self.call_ns / 1e3:.3g} µs", f"latency {self.latency_ns / 1e3:.3g} µs"]
+        for name, rate in (("bandwidth", self.bandwidth), ("reduction", self.reduce_bandwidth)):
+            if rate < math.inf:
+                parts.append(f"{name} {rate / 1e9:.3g} GB/s")
+        samples = f"{self.samples} sample{'' if self.samples == 1 else 's'}"
+        return f"{', '.join(parts)} (±{self.error:.0%}, {samples} of {self.source})"
+
+
+def fit_model(samples: Sequence[Sample], source: str, algorithm: Algorithm = "ring") -> Model:
+    """The model with the least squared relative error, all four costs from 0 on.
+
+    Costs that the samples can't tell apart are fitted as the first of β, call, α and γ. Raises ``TraceError``
+    where no sample took time.
+    """
+    samples = [each for each in samples if each.ns > 0 and each.ranks > 1]
+    if not samples:
+        raise TraceError(
+            f"{source}: no communication that took time, to fit a network to: give --network FILE of "
+            "`chakra-et measure-network`"
+        )
+    taken = np.array([each.ns for each in samples])
+    columns = np.array([_costs(each, algorithm) for each in samples])  # β, call, α, γ
+    best, best_error = np.zeros(4), math.inf
+    for count in range(1, 5):
+        for chosen in itertools.combinations(range(4), count):
+            part = columns[:, chosen] / taken[:, None]
+            if np.linalg.matrix_rank(part / np.maximum(np.abs(part).max(0), 1e-300)) < count:
+                continue
+            found = np.linalg.lstsq(part, np.ones(len(taken)), rcond=None)[0]
+            error = float(np.sqrt(np.mean((part @ found - 1) ** 2)))
+            if (found >= 0).all() and error < best_error * 0.999:
+                best = np.zeros(4)
+                best[list(chosen)] = found
+                best_error = error
+    beta, call, alpha, gamma = best.tolist()
+    return Model(call, alpha, _rate(beta), _rate(gamma), best_error, len(samples), source)
+
+
+def write_model(path: str | Path, model: Model, **more: object) -> None:
+    """Write a model as JSON, with what else is known about the measurement."""
+    entry = {name: None if value == math.inf else value for name, value in asdict(model).items()}
+    entry["measured"] = [{**asdict(each), "kind": each.kind.name} for each in model.measured]
+    write_json(Path(path), {"format": "chakra-et network model 1", **entry, **more})
+
+
+def read_model(path: str | Path) -> Model:
+    """The model that ``write_model`` wrote. Raises ``TraceError`` for any other file."""
+    try:
+        entry = json.loads(Path(path).read_text(encoding="utf-8"))
+        values = {name: entry[name] for name in Model.__dataclass_fields__ if name != "measured"}
+        measured = tuple(_sample(each) for each in entry.get("measured", ()))
+    except OSError as error:
+        raise TraceError(
+            f"{path}: {error.strerror or 'can not be read'}: check the path, or write the file with "
+            f"`chakra-et measure-network --output FILE`"
+        ) from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        # Only the sentences of _sample are for users.
+        ours = f" ({error})" if type(error) is ValueError else ""
+        raise TraceError(
+            f"{path}: isn't a network model{ours}: write one with `chakra-et measure-network --output FILE`"
+        ) from None
+    rates = {
+        name: math.inf if values[name] is None else values[name] for name in ("bandwidth", "reduce_bandwidth")
+    }
+    numbers = [values[name] for name in ("call_ns", "latency_ns", "error", "samples")] + list(rates.values())
+    if not all(type(n) in (int, float) and n >= 0 for n in numbers) or 0 in rates.values():
+        raise TraceError(f"{path}: has a figure that is no number above 0: measure the network again")
+    return Model(**{**values, **rates, "source": str(values["source"]), "measured": measured})
+
+
+def _sample(entry: dict[str, object]) -> Sample:
+    """Raises ``ValueError`` and the like for anything else."""
+    size, ranks, ns = entry["size"], entry["ranks"], entry["ns"]
+    if not (type(size) is type(ranks) is int and size > 0 and ranks > 1):
+        raise ValueError(f"measured with {size!r} bytes and {ranks!r} ranks")
+    if not (isinstance(ns, (int, float)) and 0 < ns < math.inf):
+        raise ValueError(f"measured in {ns!r} ns")
+    return Sample(CollectiveType[str(entry["kind"])], size, ranks, float(ns))
+
+
+def _costs(sample: Sample, algorithm: Algorithm) -> list[float]:
+    """ns of a sample for β = 1 ns per byte, 1 ns per call, α = 1 ns, γ = 1 ns per byte, each alone."""
+    count = sample.ranks
+    topologies = (
+        Topology.flat(count, 1e9, 0.0),
+        Topology.flat(count, math.inf, 0.0, call_ns=1.0),
+        Topology.flat(count, math.inf, 1.0),
+        Topology.flat(count, math.inf, 0.0, reduce_bandwidth=1e9),
+    )
+    return [collective_time(sample.kind, sample.size, range(count), each, algorithm) for each in topologies]
+
+
+def _rate(ns_per_byte: float) -> float:
+    return 1e9 / ns_per_byte if ns_per_byte > 0 else math.inf

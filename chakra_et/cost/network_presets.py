@@ -1,0 +1,82 @@
+"""GPUs and nodes by name, from ``presets.json``, which has a source for each entry."""
+
+from __future__ import annotations
+
+import functools
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from chakra_et.cost.units import parse_bandwidth, parse_latency, parse_rate
+from chakra_et.errors import TraceError
+
+FILE = Path(__file__).with_name("presets.json")
+REDUCTION_PASSES = 3
+"""Memory traffic per reduced byte: two reads and a write, as in ASTRA-sim."""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU and its link to the other GPUs of the node.
+
+    ``bandwidth``: bytes per second and direction of ``link``; ``memory``: bytes per second; ``peak``:
+    operations per second.
+    """
+
+    name: str
+    link: str
+    bandwidth: float
+    latency_ns: float
+    memory: float
+    peak: float
+    source: str
+
+
+def gpu(name: str, link: str = "") -> Gpu:
+    """The GPU ``name`` (in any case) with ``link`` ("": its default link). Raises ``TraceError``."""
+    entries = _presets()["gpus"]
+    known = {key.lower(): key for key in entries}
+    if name.lower() not in known:
+        raise TraceError(
+            f"GPU {name!r} is unknown: use one of {', '.join(entries)}, or give a topology as JSON"
+        )
+    name = known[name.lower()]
+    entry = entries[name]
+    links = {key.lower(): key for key in entry["links"]}
+    chosen = links.get((link or entry["link"]).lower())
+    if chosen is None:
+        raise TraceError(f"{name} has no link {link!r}: use {' or '.join(entry['links'])}")
+    of_link = entry["links"][chosen]
+    return Gpu(
+        name,
+        chosen,
+        parse_bandwidth(of_link["bandwidth"]),
+        parse_latency(of_link["latency"]),
+        parse_bandwidth(entry["memory"]),
+        parse_rate(entry["peak"]),
+        entry["source"],
+    )
+
+
+def node(name: str) -> str | None:
+    """The topology text of a node preset such as ``dgx-h100``; None if there is no such preset."""
+    entry = _presets()["nodes"].get(name.lower())
+    return None if entry is None else str(entry["text"])
+
+
+def names() -> list[str]:
+    """The names of all node presets."""
+    return list(_presets()["nodes"])
+
+
+def assumed_latency(place: str) -> tuple[float, str]:
+    """The default latency, in ns and as text. ``place``: ``between_nodes`` or ``within_a_node``."""
+    text = str(_presets()["assumed_latency"][place])
+    return parse_latency(text), text
+
+
+@functools.cache
+def _presets() -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
+    return loaded

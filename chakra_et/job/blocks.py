@@ -1,0 +1,293 @@
+"""The repeated blocks of a model (its transformer layers) in captured ranks: which node belongs to which.
+
+In a forward pass the blocks are sibling modules of one class (attribute ``module``), or else what repeats one
+after the other in the names of the outermost operators. A backward operator belongs to the block whose
+forward operator has its autograd number; what follows it without a number (the accumulation of gradients,
+host overhead) to the same. Device work and communication belong where they were launched.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from chakra_et.errors import TraceError
+from chakra_et.et.edges import edges_of
+from chakra_et.et.edit import texts
+from chakra_et.job.operators import ENGINE, Operators
+
+LEAST_OPERATORS, LEAST_SHARE = 4, 0.4
+"""A block has so many outermost operators, and blocks are so much of a forward pass."""
+_ENDS = re.compile(r"embedding|c10d::(send|recv)|nll_loss|cross_entropy", re.IGNORECASE)
+"""Operators that no repeated block has: they end the search for repeats."""
+_MODULE = re.compile(r"(.+)_(\d+)")
+
+Pass = tuple[list[int], int]
+"""A forward pass: the first rows of its blocks, and that of the first outermost operator after them."""
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Of each row: ``group``, a forward or backward pass (numbers from 0), ``block``, the place of its block
+    in that pass (from 0, in order of the layers), both -1 outside of blocks; int64[N]. ``is_backward``: of
+    each group. ``held``: blocks of each forward pass. ``source``: what they were recognised by. ``others``:
+    what else repeats, and is no block of these."""
+
+    group: np.ndarray
+    block: np.ndarray
+    is_backward: list[bool]
+    held: int
+    source: str
+    others: tuple[str, ...] = ()
+
+
+def find_blocks(of_rank: Mapping[int, Operators], where: str) -> dict[int, Blocks]:
+    """The blocks of each rank. Raises ``TraceError``, naming what was looked for, where there are none."""
+    passes = {rank: _module_passes(each) for rank, each in of_rank.items()}
+    source, others = "modules", _other_modules(of_rank)
+    if not all(passes.values()):
+        unit = _unit(
+            [[each.name[row] for row in rows] for each in of_rank.values() for rows in _stretches(each)]
+        )
+        passes = {rank: _unit_passes(each, unit) for rank, each in of_rank.items()}
+        source, others = "repeated operators", _other_units(of_rank, unit)
+    empty = next((rank for rank, found in passes.items() if not found), None)
+    if empty is not None:
+        raise TraceError(
+            f"{where}: no repeated blocks were recognised on rank {empty}: neither sibling modules of one "
+            "class (attribute module) nor outermost operators that repeat one after the other in a forward "
+            "pass"
+        )
+    return {
+        rank: replace(_filled(each, passes[rank], source, f"{where}.{rank}"), others=others)
+        for rank, each in of_rank.items()
+    }
+
+
+def _stretches(operators: Operators) -> list[list[int]]:
+    """Outermost operators of forward passes, without any that ends a stretch between them."""
+    found: list[list[int]] = []
+    for rows in operators.tops.values():
+        found.append([])
+        for row in rows:
+            if operators.phase[row] == "forward" and not _ENDS.search(operators.name[row]):
+                found[-1].append(row)
+            elif found[-1]:
+                found.append([])
+    return [rows for rows in found if len(rows) >= LEAST_OPERATORS]
+
+
+def _unit(stretches: Sequence[Sequence[str]]) -> tuple[str, ...]:
+    """The names of the operators of a block: the shortest sequence that repeats over the longest part of a
+    stretch; empty for none."""
+    best: tuple[int, int, tuple[str, ...]] = (0, 0, ())
+    for names in {tuple(each) for each in stretches}:
+        number = {name: at for at, name in enumerate(dict.fromkeys(names))}
+        codes = np.array([number[name] for name in names])
+        for period in range(LEAST_OPERATORS, len(codes) // 2 + 1):
+            same = np.concatenate(([False], codes[period:] == codes[:-period], [False]))
+            edges = np.flatnonzero(np.diff(same.astype(np.int8)))
+            begins, lengths = edges[::2], edges[1::2] - edges[::2]
+            if not len(lengths):
+                continue
+            at = int(lengths.argmax())
+            covered = int(lengths[at]) + period
+            whole = covered // period * period
+            if lengths[at] >= period and whole >= LEAST_SHARE * len(codes) and (whole, -period) > best[:2]:
+                begin = int(begins[at])
+                best = whole, -period, tuple(names[begin : begin + period])
+    return best[2]
+
+
+def _unit_passes(operators: Operators, unit: Sequence[str]) -> list[Pass]:
+    """The longest run of whole units in each stretch that has any."""
+    found: list[Pass] = []
+    if not unit:
+        return found
+    length = len(unit)
+    for rows in _stretches(operators):
+        names = [operators.name[row] for row in rows]
+        runs: list[list[int]] = [[]]
+        at = 0
+        while at + length <= len(names):
+            if tuple(names[at : at + length]) == tuple(unit):
+                if runs[-1] and runs[-1][-1] + length != at:
+                    runs.append([])
+                runs[-1].append(at)
+                at += length
+            else:
+                at += 1
+        longest = max(runs, key=len)
+        if longest:
+            end = longest[-1] + length
+            after = rows[end] if end < len(rows) else _next_top(operators, rows[-1])
+            found.append(([rows[begin] for begin in longest], after))
+    return found
+
+
+def _module_passes(operators: Operators) -> list[Pass]:
+    """Forward passes through sibling modules of the class that has most of the outermost operators."""
+    table, index = texts(operators.trace, "module")
+    if not table:
+        return []
+    forward = [[row for row in rows if operators.phase[row] == "forward"] for rows in operators.tops.values()]
+    family = _family(table, Counter(int(index[row]) for rows in forward for row in rows))
+    if not family:
+        return []
+    depth, of_path = family
+    found: list[Pass] = []
+    for rows in forward:
+        starts: list[int] = []
+        previous: str | None = None
+        for row in rows:
+            member = of_path.get(int(index[row]))
+            if member is None and previous is not None:
+                found.append((starts, row))
+                starts = []
+            if member is not None and member != previous:
+                if member in {of_path.get(int(index[start])) for start in starts}:
+                    found.append((starts, row))
+                    starts = []
+                starts.append(row)
+            previous = member
+        if starts:
+            found.append((starts, _next_top(operators, rows[-1])))
+    return found
+
+
+def _family(table: Sequence[str], uses: Counter[int]) -> tuple[int, dict[int, str]] | None:
+    """The depth of the repeated modules in the paths, and by path its member; None where there are none."""
+    members: dict[tuple[int, str], dict[str, int]] = {}
+    for at, count in uses.items():
+        parts = table[at].split("/") if at >= 0 else []
+        for depth, part in enumerate(parts):
+            named = _MODULE.fullmatch(part)
+            if named:
+                key = depth, "/".join([*parts[:depth], named[1]])
+                of = members.setdefault(key, {})
+                of[part] = of.get(part, 0) + count
+    least = LEAST_SHARE * sum(uses.values())
+    repeated = [key for key, of in members.items() if len(of) > 1 and sum(of.values()) >= least]
+    if not repeated:
+        return None
+    depth, path = min(repeated)
+    return depth, {
+        at: "/".join(text.split("/")[: depth + 1])
+        for at, text in enumerate(table)
+        if len(text.split("/")) > depth
+        and (named := _MODULE.fullmatch(text.split("/")[depth]))
+        and "/".join([*text.split("/")[:depth], named[1]]) == path
+    }
+
+
+def _other_modules(of_rank: Mapping[int, Operators]) -> tuple[str, ...]:
+    """Other repeated modules of a transformer's size: an encoder's beside a decoder's."""
+    found: dict[str, int] = {}
+    for operators in of_rank.values():
+        table, index = texts(operators.trace, "module")
+        tops = [row for rows in operators.tops.values() for row in rows]
+        uses = Counter(int(index[row]) for row in tops if operators.phase[row] == "forward")
+        chosen = _family(table, uses) if table else None
+        if chosen:
+            left = Counter({at: count for at, count in uses.items() if at not in chosen[1]})
+            other = _family(table, left) if left else None
+            if other and sum(left[at] for at in other[1]) >= LEAST_SHARE / 2 * sum(uses.values()):
+                members = set(other[1].values())
+                found[min(members).split("/")[-1].rpartition("_")[0]] = len(members)
+    return tuple(f"{count} of {name}" for name, count in found.items())
+
+
+def _other_units(of_rank: Mapping[int, Operators], unit: Sequence[str]) -> tuple[str, ...]:
+    """Whether other operators repeat too, in what is left of the stretches."""
+    left = []
+    for operators in of_rank.values():
+        for rows in _stretches(operators):
+            names = [operators.name[row] for row in rows]
+            text = "\n".join([*names, ""])
+            kept = text.replace("\n".join([*unit, ""]), "").split("\n")[:-1]
+            if len(kept) >= LEAST_SHARE / 2 * len(names):
+                left.append(kept)
+    other = _unit(left) if unit else ()
+    return (f"a sequence of {len(other)} operators from {other[0]}",) if other else ()
+
+
+def _next_top(operators: Operators, row: int) -> int:
+    """The outermost operator after ``row`` on its lane; the number of rows where there is none."""
+    rows = operators.tops[int(operators.lane[row])]
+    at = bisect_right(rows, row)
+    return rows[at] if at < len(rows) else len(operators.trace)
+
+
+def _filled(operators: Operators, passes: Sequence[Pass], source: str, where: str) -> Blocks:
+    """The blocks of all rows, from the places of the blocks of the forward passes."""
+    count = len(operators.trace)
+    group, block = np.full(count, -1), np.full(count, -1)
+    held = {len(starts) for starts, _ in passes}
+    if len(held) > 1:
+        raise TraceError(
+            f"{where}: its forward passes have {min(held)} to {max(held)} repeated blocks (several chunks of "
+            "layers, or another model beside it): capture passes with the same blocks"
+        )
+    lanes = {lane: np.flatnonzero(operators.lane == lane) for lane in operators.tops}
+    limits: list[tuple[int, int, int]] = []
+    for number, (starts, after) in enumerate(passes):
+        rows = lanes[int(operators.lane[starts[0]])]
+        for at, (begin, end) in enumerate(zip(starts, [*starts[1:], after], strict=True)):
+            inside = rows[np.searchsorted(rows, begin) : np.searchsorted(rows, end)]
+            group[inside], block[inside] = number, at
+            limits.append((operators.sequence.get(begin, -1), number, at))
+        end = operators.sequence.get(after, -1) if after < count else -1
+        # An operator without a number, such as a send, doesn't show where the last block's numbers end.
+        numbers = operators.trace.column("seq_id", -1)[inside]
+        limits.append((end if end >= 0 else int(numbers.max()) + 1, -1, -1))
+    limits.sort()
+    for lane, tops in operators.tops.items():
+        _fill_backward(operators, lanes[lane], tops, limits, len(passes), group, block)
+    _inherit(operators, group, block)
+    flags = [False] * len(passes) + [True] * len(passes)
+    return Blocks(group, block, flags, held.pop(), source)
+
+
+def _fill_backward(
+    operators: Operators,
+    rows: np.ndarray,
+    tops: Sequence[int],
+    limits: Sequence[tuple[int, int, int]],
+    passes: int,
+    group: np.ndarray,
+    block: np.ndarray,
+) -> None:
+    """Give the operators of the autograd engine on a lane the block of their forward operators."""
+    numbers = [limit[0] for limit in limits]
+    here = (-1, -1)
+    for row, after in zip(tops, [*tops[1:], len(operators.trace)], strict=True):
+        if operators.phase[row] != "backward":
+            here = (-1, -1)
+            continue
+        if operators.name[row].startswith(ENGINE) and row in operators.sequence:
+            at = bisect_right(numbers, operators.sequence[row]) - 1
+            here = limits[at][1:] if at >= 0 else (-1, -1)
+        if here[0] >= 0:
+            inside = rows[np.searchsorted(rows, row) : np.searchsorted(rows, after)]
+            group[inside], block[inside] = here[0] + passes, here[1]
+
+
+def _inherit(operators: Operators, group: np.ndarray, block: np.ndarray) -> None:
+    """Give device work and communication the block of the operator that launched it."""
+    trace = operators.trace
+    elsewhere = ~np.isin(operators.lane, list(operators.tops))
+    launcher = np.where(elsewhere, operators.parent, -1)
+    without = np.flatnonzero(elsewhere & (launcher < 0))
+    if len(without):
+        edges = edges_of(trace)
+        wanted = np.isin(edges.child, without) & (edges.parent >= 0)
+        for child, parent in zip(edges.child[wanted].tolist(), edges.parent[wanted].tolist(), strict=True):
+            if not elsewhere[parent]:
+                launcher[child] = parent
+    rows = np.flatnonzero(launcher >= 0)
+    group[rows], block[rows] = group[launcher[rows]], block[launcher[rows]]

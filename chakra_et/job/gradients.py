@@ -1,0 +1,179 @@
+"""The gradients of captured backward passes, and the collectives that reduce them, in buckets.
+
+PyTorch's DistributedDataParallel closes a bucket once it holds as many bytes as its limit: 1 MiB for the
+first, ``bucket_cap_mb`` (25) for the others, in the order in which gradients become ready (torch,
+reducer.cpp: compute_bucket_assignment_by_size).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from chakra_et.et.columns import CollectiveType, NodeType
+from chakra_et.job.blocks import Blocks
+from chakra_et.job.operators import ENGINE, GRADIENT, Operators, Shape
+
+FIRST_MIB, MOST_MIB = 1, 1024
+NEAR = 0.02
+"""Bytes that differ by less than this part are the same gradients."""
+Retime = Callable[[CollectiveType, int, int, str, float], float]
+"""(kind, bytes before, bytes after, group, µs before) → µs after."""
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """``row``: where it is accumulated; ``block``: that of its parameter, -1 for none."""
+
+    row: int
+    shape: Shape
+    bytes: int
+    block: int
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """One backward pass on a lane: gradients in order, and ``launches``: (row of the collective, row of its
+    launch)."""
+
+    lane: int
+    gradients: list[Gradient]
+    launches: list[tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """How many parameters there are of each shape, outside of blocks and in each block."""
+
+    outside: Counter[Shape]
+    of_block: list[Counter[Shape]]
+
+    def count(self, copies: Sequence[int]) -> Counter[Shape]:
+        found = Counter(self.outside)
+        for block, times in zip(self.of_block, copies, strict=True):
+            for shape, number in block.items():
+                found[shape] += number * times
+        return found
+
+
+def elements(counted: Counter[Shape]) -> int:
+    return sum(number * math.prod(shape) for shape, number in counted.items())
+
+
+def bucket_sizes(sizes: Sequence[int], limit: int, first: int = FIRST_MIB << 20) -> list[list[int]]:
+    """The buckets of gradients of these bytes, in order, as lists of their places."""
+    buckets: list[list[int]] = [[]]
+    held = 0
+    for place, size in enumerate(sizes):
+        buckets[-1].append(place)
+        held += size
+        if held >= (first if len(buckets) == 1 else limit):
+            buckets.append([])
+            held = 0
+    return [bucket for bucket in buckets if bucket]
+
+
+def sweeps_of(operators: Operators, blocks: Blocks | None) -> list[Sweep]:
+    """The backward passes of a rank: from each jump of the autograd numbers upwards to the next."""
+    launches = _launches(operators)
+    # What a stage received is a leaf too, and its gradient is sent back.
+    receives = np.flatnonzero(operators.trace.types == NodeType.COMM_RECV).tolist()
+    received = {shape for row in receives for shape in operators.shapes(row) if len(shape) > 2}
+    gradients = {
+        row
+        for row in range(len(operators.name))
+        if operators.name[row] == GRADIENT and not received.intersection(operators.shapes(row)[:1])
+    }
+    found: list[Sweep] = []
+    for lane, tops in operators.tops.items():
+        inside: dict[int, list[int]] = {}
+        for row in sorted(gradients | set(launches)):
+            top = int(operators.top[row])
+            if operators.lane[row] == lane and top >= 0:
+                inside.setdefault(top, []).append(row)
+        last = -1
+        for top in tops:
+            if not operators.name[top].startswith(ENGINE):
+                continue
+            number = operators.sequence.get(top, -1)
+            if number >= 0:
+                if number > last or last < 0:
+                    found.append(Sweep(lane, [], []))
+                last = number
+            for row in inside.get(top, ()) if found else ():
+                if row in gradients and operators.trace.column("segment")[row] == 0:
+                    found[-1].gradients.append(_gradient(operators, blocks, row))
+                elif row in launches and operators.name[top].endswith(GRADIENT):
+                    found[-1].launches.append((launches[row], row))
+    return [sweep for sweep in found if sweep.gradients]
+
+
+def _gradient(operators: Operators, blocks: Blocks | None, row: int) -> Gradient:
+    shape = next(iter(operators.shapes(row)), ())
+    size = int(np.prod(shape)) * operators.item(row)
+    return Gradient(row, shape, size, -1 if blocks is None else int(blocks.block[row]))
+
+
+def _launches(operators: Operators) -> dict[int, int]:
+    """Row of the launching operator → row of the collective, for those that run on a lane of their own."""
+    kinds = operators.trace.types == NodeType.COMM_COLL
+    return {int(operators.parent[row]): int(row) for row in np.flatnonzero(kinds & (operators.parent >= 0))}
+
+
+def whole_collectives(operators: Operators, known: Collection[int], held: int) -> Iterator[int]:
+    """Rows of collectives, but for those in ``known``, that have the bytes of all ``held`` elements."""
+    trace = operators.trace
+    sizes = trace.column("comm_size")
+    for row in np.flatnonzero(trace.types == NodeType.COMM_COLL).tolist():
+        each = int(sizes[row]) / max(held, 1)
+        if row not in known and any(abs(each - item) <= NEAR * item for item in (2, 4)):
+            yield row
+
+
+def parameters_of(sweeps: Sequence[Sweep], held: int) -> Parameters:
+    """From the backward pass with the most gradients."""
+    whole = max(sweeps, key=lambda sweep: len(sweep.gradients))
+    outside: Counter[Shape] = Counter()
+    of_block: list[Counter[Shape]] = [Counter() for _ in range(held)]
+    for gradient in whole.gradients:
+        (outside if gradient.block < 0 else of_block[gradient.block])[gradient.shape] += 1
+    return Parameters(outside, of_block)
+
+
+def launch_tree(operators: Operators, sweep: Sweep) -> list[set[int]]:
+    """For each launch its rows: the operator with all in it, and the collective."""
+    trees = []
+    for collective, launch in sweep.launches:
+        rows, last = {launch, collective}, launch
+        record = operators.trace.column("rf_id", -1)
+        same = record[launch] > 0
+        for row in range(launch + 1, min(launch + 64, len(operators.trace))):
+            inner = int(operators.parent[row]) in rows and operators.lane[row] == sweep.lane
+            further = same and record[row] == record[launch] and operators.lane[row] == sweep.lane
+            if (inner or further) and operators.parent[row] >= 0:
+                rows.add(row)
+                last = row
+            elif row > last + 8:
+                break
+        trees.append(rows)
+    return trees
+
+
+def limits_of(gradients: Sequence[int], buckets: Sequence[int]) -> tuple[int, int] | None:
+    """DDP's limits in bytes, of the first bucket and of all others, that make these buckets of these
+    gradients; None where none do.
+
+    1 and 25 MiB where that fits, else the smallest whole MiB: for all buckets, as with ``bucket_cap_mb``, or
+    behind a first one of 1 MiB.
+    """
+    mib = 1 << 20
+    whole = range(1, min(-(-sum(gradients) // mib), MOST_MIB) + 1)
+    for first, limit in [(FIRST_MIB, 25), *((n, n) for n in whole), *((FIRST_MIB, n) for n in whole)]:
+        made = bucket_sizes(gradients, limit * mib, first * mib)
+        if [sum(gradients[at] for at in bucket) for bucket in made] == list(buckets):
+            return first * mib, limit * mib
+    return None

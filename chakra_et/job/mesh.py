@@ -1,0 +1,239 @@
+"""The mesh of a set: which ranks share tensors, data and pipeline stages, and its groups at another size.
+
+Rank = t + tp·(d + dp·p), tensor-parallel place t, data-parallel place d and pipeline stage p: the order of
+Megatron (tp-dp-pp), of DDP (dp alone) and of planned sets. A group is a grid of places along the three axes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from chakra_et.errors import TraceError
+from chakra_et.et.columns import ExecutionTrace, NodeType
+from chakra_et.job.sets import Groups
+
+_TEXT = re.compile(r"(tp|dp|pp)\s*=?\s*(\d+)")
+Along = Literal["all", "one", "block", "stride"]
+
+
+class Place(NamedTuple):
+    """The coordinates of a rank."""
+
+    tensor: int
+    data: int
+    stage: int
+
+
+@dataclass(frozen=True)
+class Mesh:
+    tp: int
+    dp: int
+    pp: int
+
+    @property
+    def ranks(self) -> int:
+        return self.tp * self.dp * self.pp
+
+    def place(self, rank: int) -> Place:
+        rest, tensor = divmod(rank, self.tp)
+        stage, data = divmod(rest, self.dp)
+        return Place(tensor, data, stage)
+
+    def rank(self, place: Place) -> int:
+        return place.tensor + self.tp * (place.data + self.dp * place.stage)
+
+    def __str__(self) -> str:
+        return f"tp {self.tp} × dp {self.dp} × pp {self.pp}"
+
+
+@dataclass(frozen=True)
+class GroupShape:
+    """A group as ``others`` (tensor place, stage) times data-parallel places: ``all`` of them, ``one``, a
+    ``block`` of ``size`` neighbours (experts), or every ``size``-th (replicas of an expert), ``data`` one of
+    them."""
+
+    others: tuple[tuple[int, int], ...]
+    along: Along
+    data: int
+    size: int
+
+
+def parse_mesh(text: str, ranks: int) -> Mesh:
+    """``tp2,dp4,pp2`` (what is left out is 1, dp what remains). Raises ``TraceError``."""
+    found = {axis: int(count) for axis, count in _TEXT.findall(text.lower())}
+    if not found or re.sub(r"[\s,]", "", _TEXT.sub("", text.lower())) or 0 in found.values():
+        raise TraceError(f"--mesh {text!r} can't be read: write it as tp2,dp4,pp2")
+    tp, pp = found.get("tp", 1), found.get("pp", 1)
+    dp = found.get("dp", max(ranks // (tp * pp), 1))
+    if tp * dp * pp != ranks:
+        raise TraceError(f"--mesh {text!r} has {tp * dp * pp} ranks, and the set {ranks}: change it")
+    return Mesh(tp, dp, pp)
+
+
+def message_distances(traces: Iterable[ExecutionTrace]) -> set[int]:
+    """By how many ranks the two ends of a message lie apart, for all messages."""
+    apart: set[int] = set()
+    for trace in traces:
+        sends = trace.types == NodeType.COMM_SEND
+        source, target = trace.column("comm_src", -1)[sends], trace.column("comm_dst", -1)[sends]
+        known = (source >= 0) & (target >= 0)
+        apart |= set(np.abs(source - target)[known].tolist())
+    return apart - {0}
+
+
+def mesh_of(groups: Groups, described: Mapping[str, Sequence[int]], messages: set[int], ranks: int) -> Mesh:
+    """The mesh that the groups and messages of a set show.
+
+    ``described``: description → members, of the manifest's process groups; ``messages``: by how many ranks
+    the two ends of a message lie apart. Raises ``TraceError`` where no mesh explains all groups.
+    """
+    tensor = [len(members) for text, members in described.items() if _is_tensor(text)]
+    stages = [len(members) for text, members in described.items() if _is_pipeline(text)]
+    if tensor or stages:
+        tp, pp = max(tensor, default=1), max(stages, default=1)
+    else:
+        stride = min(messages, default=ranks)
+        pp = ranks // stride if ranks % stride == 0 else 1
+        tp = _tensor_ranks(groups, stride)
+    if ranks % (tp * pp):
+        raise TraceError(
+            f"{ranks} ranks are no multiple of tp {tp} × pp {pp}: give the mesh, as in --mesh tp2,dp4"
+        )
+    mesh = Mesh(tp, ranks // (tp * pp), pp)
+    for name, members in groups.items():
+        if shape_of(members, mesh) is None:
+            raise TraceError(
+                f"group {name} (ranks {', '.join(map(str, members[:4]))}…) is no grid of {mesh}: give the "
+                "mesh, as in --mesh tp2,dp4,pp2"
+            )
+    return mesh
+
+
+def _is_tensor(text: str) -> bool:
+    """Groups of several kinds of parallelism, such as TENSOR_AND_DATA_PARALLEL_GROUP, are none."""
+    return "TENSOR" in text.upper() and not re.search("PIPELINE|DATA|EXPERT|CONTEXT|_CP", text.upper())
+
+
+def _is_pipeline(text: str) -> bool:
+    return "PIPELINE" in text.upper() and not re.search("EMBEDDING|TENSOR|DATA|EXPERT", text.upper())
+
+
+def _tensor_ranks(groups: Groups, stage: int) -> int:
+    """The size of groups of neighbours that other groups stride over; else 1: all may be data-parallel."""
+    sizes = {len(m) for m in groups.values() if 1 < len(m) < stage and max(m) - min(m) == len(m) - 1}
+    strides = {m[1] - m[0] for m in map(sorted, groups.values()) if len(m) > 1 and m[1] - m[0] > 1}
+    return next((size for size in sorted(sizes) if size in strides and stage % size == 0), 1)
+
+
+def shape_of(members: Sequence[int], mesh: Mesh) -> GroupShape | None:
+    """The group as a grid of the mesh; None where it is none."""
+    if not members or min(members) < 0 or max(members) >= mesh.ranks:
+        return None
+    places = [mesh.place(rank) for rank in members]
+    others = tuple(dict.fromkeys((place.tensor, place.stage) for place in places))
+    data = sorted({place.data for place in places})
+    if len(others) * len(data) != len(set(members)):
+        return None
+    if len(data) == mesh.dp:
+        return GroupShape(others, "all", 0, mesh.dp)
+    if len(data) == 1:
+        return GroupShape(others, "one", data[0], 1)
+    steps = {b - a for a, b in zip(data[:-1], data[1:], strict=True)}
+    size = len(data)
+    if steps == {1} and data[0] % size == 0 and mesh.dp % size == 0:
+        return GroupShape(others, "block", data[0], size)
+    stride = mesh.dp // size
+    if steps == {stride} and mesh.dp % size == 0 and data[0] < stride:
+        return GroupShape(others, "stride", data[0], stride)
+    return None
+
+
+class ScaledGroups:
+    """The groups of a mesh with other numbers of data-parallel places, numbered in the order of first use.
+
+    ``apart``: of a mesh with one data-parallel place, the groups that every replica has for itself.
+    """
+
+    def __init__(self, groups: Groups, old: Mesh, new: Mesh, apart: Collection[str] = ()):
+        self.old, self.new = old, new
+        self.shapes = {name: shape_of(members, old) for name, members in groups.items()}
+        for name in apart:
+            shape = self.shapes[name]
+            self.shapes[name] = None if shape is None else replace(shape, along="one")
+        for name, shape in self.shapes.items():
+            stages = len({stage for _, stage in shape.others}) if shape is not None else 1
+            if new.tp != old.tp and shape and len(shape.others) not in (stages, stages * old.tp):
+                raise TraceError(
+                    f"group {name} has some of the {old.tp} tensor-parallel places: --tp can't tell what "
+                    "it has "
+                    "of more"
+                )
+        # Groups keep their numbers where the mesh keeps its size.
+        kept = groups if old == new else {}
+        # Process groups with the same members stay apart: each has an order of its own.
+        self.twin: dict[str, int] = {}
+        seen: Counter[tuple[int, ...]] = Counter()
+        for name in sorted(groups, key=int):
+            members = tuple(sorted(groups[name]))
+            self.twin[name] = seen[members]
+            seen[members] += 1
+        self.numbers = {(tuple(sorted(groups[name])), self.twin[name]): name for name in kept}
+        self.next = max(map(int, kept), default=0) + 1
+        for name, shape in self.shapes.items():
+            if shape is not None and shape.along in ("block", "stride") and new.dp % shape.size:
+                raise TraceError(
+                    f"--dp {new.dp} is no multiple of {shape.size}, by which group {name} divides the ranks "
+                    "of data parallelism: choose another"
+                )
+
+    def name_for(self, group: str, place: Place) -> str:
+        """The group that stands for ``group`` on a copy at ``place`` of the new mesh."""
+        shape = self.shapes[group]
+        assert shape is not None
+        key = tuple(self._members(shape, place)), self.twin[group]
+        if key not in self.numbers:
+            self.numbers[key] = str(self.next)
+            self.next += 1
+        return self.numbers[key]
+
+    def counts(self, group: str) -> tuple[int, int]:
+        """Members of the group that stands for ``group``, in the old and in the new mesh."""
+        shape = self.shapes[group]
+        assert shape is not None
+        before = {"all": self.old.dp, "one": 1, "block": shape.size}.get(
+            shape.along, self.old.dp // shape.size
+        )
+        return before * len(shape.others), len(self._members(shape, Place(0, 0, 0)))
+
+    def _members(self, shape: GroupShape, place: Place) -> list[int]:
+        count, data = self.new.dp, place.data
+        if shape.along == "all":
+            along: Sequence[int] = range(count)
+        elif shape.along == "one":
+            # A group of other data-parallel places than the rank's own doesn't occur on it.
+            along = [data]
+        elif shape.along == "block":
+            along = range(data // shape.size * shape.size, data // shape.size * shape.size + shape.size)
+        else:
+            along = range(data % shape.size, count, shape.size)
+        others = self._others(shape, place)
+        return sorted(self.new.rank(Place(t, d, p)) for t, p in others for d in along)
+
+    def _others(self, shape: GroupShape, place: Place) -> Sequence[tuple[int, int]]:
+        """(tensor place, stage) of the members: where tensor parallelism grows, all places or the rank's
+        own."""
+        if self.new.tp == self.old.tp:
+            return shape.others
+        stages = list(dict.fromkeys(stage for _, stage in shape.others))
+        whole = len(shape.others) == self.old.tp * len(stages)
+        return [(t, p) for p in stages for t in (range(self.new.tp) if whole else [place.tensor])]
+
+    def all(self) -> Groups:
+        """Number → ranks, of the groups that were asked for."""
+        return {number: list(members) for (members, _), number in self.numbers.items()}

@@ -1,0 +1,195 @@
+"""``chakra-et replay NAME…``: replay .et files and compare the result with the measured times.
+
+A name is a file, or the prefix of ``PREFIX.0.et``, ``PREFIX.1.et``, …: ranks with one prefix are replayed
+together, with their collectives matched. Exit status: 0; 1 if the error of a rank exceeds ``--max-error``;
+2 for unusable arguments or files.
+"""
+
+from __future__ import annotations
+
+import filecmp
+import json
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from chakra_et.cli import parse
+from chakra_et.errors import TraceError
+from chakra_et.et import file as et_file
+from chakra_et.et.columns import ExecutionTrace
+from chakra_et.et.sets import find_rank_sets, read_comm_groups
+from chakra_et.simulate.joint import build_graph
+from chakra_et.simulate.matching import match
+from chakra_et.simulate.replay_report import RankReplay, report, table
+from chakra_et.simulate.replays import (
+    ReplayResult,
+    astra_replay,
+    device_replay,
+    longest_path,
+    replay_astra,
+    replay_device,
+)
+from chakra_et.simulate.timing import timing
+
+__all__ = ["ReplayConfig", "ReplayResult", "longest_path", "main", "replay_astra", "replay_device"]
+
+_SIMULATORS = {"device": device_replay, "astra": astra_replay}
+
+
+@dataclass
+class ReplayConfig:
+    """The command's arguments."""
+
+    names: tuple[str, ...] = field(
+        default=(),
+        metadata={"positional": True, "help": ".et files, or prefixes of PREFIX.0.et, PREFIX.1.et, …"},
+    )
+    semantics: Literal["device", "astra", "both"] = field(
+        default="both",
+        metadata={
+            "help": "device: each thread and stream runs its nodes in order; astra: as ASTRA-sim issues nodes"
+        },
+    )
+    max_error: float | None = field(
+        default=None,
+        metadata={
+            "help": "exit with 1 if a rank's step time is off by more than this percentage",
+            "metavar": "PERCENT",
+        },
+    )
+    transfer: Literal["own", "shortest"] = field(
+        default="own",
+        metadata={
+            "help": "duration of a collective once all ranks have arrived: each rank's own transfer time, or "
+            "the shortest recorded duration"
+        },
+    )
+    alone: bool = field(
+        default=False, metadata={"help": "replay each rank by itself, with recorded collective durations"}
+    )
+    comm_groups: str | None = field(
+        default=None,
+        metadata={
+            "help": "JSON file of group id → ranks (default: PREFIX_comm_groups.json)",
+            "metavar": "FILE",
+        },
+    )
+    json: bool = field(default=False, metadata={"help": "print JSON"})
+
+    def __post_init__(self) -> None:
+        if not self.names:
+            raise ValueError("give at least one .et file or prefix to replay")
+        if self.max_error is not None and not 0 <= self.max_error < math.inf:
+            raise ValueError(f"--max-error must be 0 or more percent, not {self.max_error}")
+
+
+@dataclass
+class Job:
+    """Files to replay together. ``files``: rank → path; ``comm_groups``: the comm-group file, if any."""
+
+    name: str
+    files: dict[int, Path]
+    comm_groups: Path | None
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit status."""
+    description = "Replay .et files and compare the result with the measured times."
+    config = parse(ReplayConfig, argv, description=description)
+    status = 0
+    answers: list[dict[str, Any]] = []
+    try:
+        jobs = find_jobs(config)
+    except TraceError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    for job in jobs:
+        try:
+            reports, notes = run(job, config)
+        except (TraceError, OSError) as error:
+            text = str(error) if job.name in str(error) else f"{job.name}: {error}"
+            print(f"error: {text}", file=sys.stderr)
+            answers.append({"name": job.name, "error": text})
+            status = 2
+            continue
+        exceeded = [] if config.max_error is None else _exceeded(reports, config.max_error)
+        status = max(status, 1 if exceeded else 0)
+        answers.append(
+            {
+                "name": job.name,
+                "files": {rank: str(path) for rank, path in job.files.items()},
+                "notes": notes + exceeded,
+                "replays": {name: [rank.as_json() for rank in ranks] for name, ranks in reports.items()},
+            }
+        )
+        if not config.json:
+            print(
+                "\n".join(
+                    [f"{job.name}:", *table(reports), *(f"note: {note}" for note in notes + exceeded), ""]
+                )
+            )
+    if config.json:
+        print(
+            json.dumps({"max_error_percent": config.max_error, "status": status, "jobs": answers}, indent=2)
+        )
+    return status
+
+
+def run(job: Job, config: ReplayConfig) -> tuple[dict[str, list[RankReplay]], list[str]]:
+    """Replay one job: results of the ranks by semantics, and notes. Raises ``TraceError`` for bad files."""
+    ranks = list(job.files)
+    traces: list[ExecutionTrace] = [et_file.read(path) for path in job.files.values()]
+    graph = build_graph(traces, ranks)
+    matching = match(graph, read_comm_groups(job.comm_groups) if job.comm_groups else {})
+    times = timing(graph, matching, config.transfer == "own")
+    notes = matching.notes + times.notes
+    if any(not trace.start_micros.any() for trace in traces):
+        notes.append(
+            "the file has no start times, so there is nothing to compare with: convert with --timestamps"
+        )
+    chosen = list(_SIMULATORS) if config.semantics == "both" else [config.semantics]
+    return {name: report(traces, ranks, _SIMULATORS[name](graph, matching, times)) for name in chosen}, notes
+
+
+def _exceeded(reports: dict[str, list[RankReplay]], max_error: float) -> list[str]:
+    """One sentence per rank whose error exceeds ``max_error`` percent or has no measurement."""
+    sentences = []
+    for semantics, ranks in reports.items():
+        for rank in ranks:
+            error = rank.total.error_percent
+            if error is None:
+                sentences.append(
+                    f"rank {rank.rank} ({semantics}) has no measured time to check against --max-error"
+                )
+            elif abs(error) > max_error:
+                sentences.append(
+                    f"rank {rank.rank} ({semantics}) is off by {error:+.2f}%, more than {max_error:g}%"
+                )
+    return sentences
+
+
+def find_jobs(config: ReplayConfig) -> list[Job]:
+    """Group the named files by run.
+
+    Raises ``TraceError`` for a name that is neither a file nor a run.
+    """
+    jobs = []
+    sets = find_rank_sets(config.names)
+    ranks_of = {run.name: run.files for run in sets if None not in run.files}
+    for run in sets:
+        ranked = {rank: path for rank, path in run.files.items() if rank is not None}
+        comm_groups = Path(config.comm_groups) if config.comm_groups else run.groups_file
+        single = run.files.get(None)
+        if single is not None:
+            # The converter gives rank 0's file the name NAME.et, too.
+            first = ranks_of.get(run.name, {}).get(0)
+            if first is None or not filecmp.cmp(single, first, shallow=False):
+                jobs.append(Job(str(single), {0: single}, comm_groups))
+        elif config.alone:
+            jobs += [Job(str(path), {rank: path}, comm_groups) for rank, path in ranked.items()]
+        else:
+            jobs.append(Job(run.name, ranked, comm_groups))
+    return jobs

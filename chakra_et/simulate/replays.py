@@ -1,0 +1,219 @@
+"""The two replays: start and end times from durations and dependencies alone.
+
+Recorded start times are not used here, except to separate the wait of a collective from its transfer (see
+``timing``): comparing them with the simulated times is the test.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
+from chakra_et.et.edges import successor_lists
+from chakra_et.simulate.joint import ReplayGraph, build_graph
+from chakra_et.simulate.matching import Matching, check_same, deadlock, match
+from chakra_et.simulate.timing import Timing, timing
+
+CPU, GPU, COMM, RECV = range(4)
+
+
+@dataclass
+class ReplayResult:
+    """The result of one replay. Times are in ns, 0 is the start of the earliest rank.
+
+    ``start_ns``, ``end_ns``: one int64[rows] per trace, in its row order. A matched collective starts on each
+    rank when that rank is ready for it. ``release_ns``: the start of each rank.
+    """
+
+    start_ns: list[np.ndarray]
+    end_ns: list[np.ndarray]
+    release_ns: list[int]
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def makespan_ns(self) -> int:
+        """The end of the last node."""
+        return max(int(end.max()) for end in self.end_ns)
+
+
+def replay_device(
+    traces: ExecutionTrace | Sequence[ExecutionTrace],
+    ranks: Sequence[int] | None = None,
+    comm_groups: Mapping[str, Sequence[int]] | None = None,
+) -> ReplayResult:
+    """Replay with each CPU thread, stream and communicator running one node at a time, in id order.
+
+    Arguments and errors as for ``build_graph`` and ``match``. Also raises ``TraceError`` for a deadlock
+    between ranks.
+    """
+    graph = build_graph(traces, ranks)
+    matching = match(graph, comm_groups)
+    return device_replay(graph, matching, timing(graph, matching))
+
+
+def replay_astra(
+    traces: ExecutionTrace | Sequence[ExecutionTrace],
+    ranks: Sequence[int] | None = None,
+    comm_groups: Mapping[str, Sequence[int]] | None = None,
+) -> ReplayResult:
+    """Replay as ASTRA-sim issues nodes: per rank, one CPU, one GPU compute and one other node at a time.
+
+    The ready node with the lowest id goes first, receives need no slot, and a duration of 0 becomes 1 ns.
+    Unlike ASTRA-sim, which simulates collectives from their size, this uses their recorded durations.
+    Arguments and errors as for ``replay_device``.
+    """
+    graph = build_graph(traces, ranks)
+    matching = match(graph, comm_groups)
+    return astra_replay(graph, matching, timing(graph, matching))
+
+
+def longest_path(trace: ExecutionTrace) -> int:
+    """Length in ns of the longest dependency chain, a lower bound on every replay of the trace."""
+    graph = build_graph(trace)
+    none = np.empty(0, np.int64)
+    matching = match(graph)
+    return _run_lanes(graph, matching, timing(graph, matching), none, none).makespan_ns
+
+
+def device_replay(graph: ReplayGraph, matching: Matching, times: Timing) -> ReplayResult:
+    """``replay_device`` on a graph that is already built."""
+    return _run_lanes(graph, matching, times, *graph.lane_edges())
+
+
+def _run_lanes(
+    graph: ReplayGraph, matching: Matching, times: Timing, lane_source: np.ndarray, lane_target: np.ndarray
+) -> ReplayResult:
+    """Longest paths by counting down unfinished predecessors. Visits each node and edge once."""
+    source, target = np.r_[graph.source, lane_source], np.r_[graph.target, lane_target]
+    offsets, successors = successor_lists(len(graph), source, target)
+    lags = np.r_[graph.lag_ns, np.zeros(len(lane_source), np.int64)][
+        np.argsort(source, kind="stable")
+    ].tolist()
+    degrees = np.bincount(target, minlength=len(graph))
+    ready, waiting = np.flatnonzero(degrees == 0).tolist(), degrees.tolist()
+    del source, target, degrees
+    start = np.array(times.release_ns, np.int64)[graph.trace_of].tolist()
+    duration, channel = graph.own_ns.tolist(), matching.channel.tolist()
+    ordinal = matching.ordinals(graph.position).tolist()
+    end = [-1] * len(graph)
+    arrived: dict[tuple[int, int], list[int]] = defaultdict(list)
+    while ready:
+        node = ready.pop()
+        if channel[node] < 0:
+            ended, durations, began = [node], [duration[node]], start[node]
+        else:
+            key = channel[node], ordinal[node]
+            arrived[key].append(node)
+            if len(arrived[key]) < len(matching.channels[key[0]].sides):
+                continue
+            ended = arrived.pop(key)
+            check_same(graph, matching.channels[key[0]], key[1], ended)
+            durations, began = times.durations(graph, ended), max(start[member] for member in ended)
+        for member, length in zip(ended, durations, strict=True):
+            now = end[member] = began + length
+            for edge in range(offsets[member], offsets[member + 1]):
+                successor = successors[edge]
+                if start[successor] < now + lags[edge]:
+                    start[successor] = now + lags[edge]
+                waiting[successor] -= 1
+                if not waiting[successor]:
+                    ready.append(successor)
+    return _result(graph, matching, times, start, end, arrived)
+
+
+def astra_replay(graph: ReplayGraph, matching: Matching, times: Timing) -> ReplayResult:
+    """``replay_astra`` on a graph that is already built.
+
+    As in ASTRA-sim's event queue, completions at the same time are handled in the order in which they were
+    scheduled, and each issues the nodes that it freed.
+    """
+    offsets, successors = successor_lists(len(graph), graph.source, graph.target)
+    degrees = np.bincount(graph.target, minlength=len(graph))
+    waiting = degrees.tolist()
+    kind = np.select(
+        [graph.is_cpu, graph.types == NodeType.COMP, graph.types == NodeType.COMM_RECV],
+        [CPU, GPU, RECV],
+        COMM,
+    )
+    slot = (graph.trace_of * 4 + kind).tolist()
+    duration = np.maximum(graph.duration_ns, 1).tolist()
+    # ASTRA-sim treats a communication node with is_cpu_op=true as computation, and replays a broadcast
+    # without synchronising the ranks.
+    is_broadcast = (graph.types == NodeType.COMM_COLL) & (
+        graph.attribute("comm_type", -1) == CollectiveType.BROADCAST
+    )
+    channel = np.where(graph.is_cpu | is_broadcast, -1, matching.channel).tolist()
+    side = matching.side.tolist()
+    start, end = [-1] * len(graph), [-1] * len(graph)
+
+    ready: list[list[int]] = [[] for _ in range(4 * len(graph.traces))]
+    for node in np.flatnonzero(degrees == 0).tolist():
+        ready[slot[node]].append(node)
+    busy = [False] * len(ready)
+    issued: dict[tuple[int, int], int] = defaultdict(int)
+    arrived: dict[tuple[int, int], list[int]] = defaultdict(list)
+    # (time, scheduling order, node). The start of the rank with index i is the pseudo-node -1 - i.
+    events = [(release, rank, -1 - rank) for rank, release in enumerate(times.release_ns)]
+    heapq.heapify(events)
+    scheduled = len(events)
+
+    while events:
+        now, _, node = heapq.heappop(events)
+        if node < 0:
+            first_slot = 4 * (-1 - node)
+        else:
+            end[node] = now
+            busy[slot[node]] = False
+            first_slot = slot[node] & ~3
+            for successor in successors[offsets[node] : offsets[node + 1]]:
+                waiting[successor] -= 1
+                if not waiting[successor]:
+                    heapq.heappush(ready[slot[successor]], successor)
+
+        while True:
+            lowest = len(slot)
+            for candidate in range(first_slot, first_slot + 4):
+                if ready[candidate] and not busy[candidate] and ready[candidate][0] < lowest:
+                    lowest = ready[candidate][0]
+            if lowest == len(slot):
+                break
+            heapq.heappop(ready[slot[lowest]])
+            busy[slot[lowest]] = slot[lowest] & 3 != RECV
+            start[lowest] = now
+            if channel[lowest] < 0:
+                heapq.heappush(events, (now + duration[lowest], scheduled, lowest))
+                scheduled += 1
+                continue
+            # Match in the order of issue, as ASTRA-sim does, not by id.
+            count = issued[channel[lowest], side[lowest]]
+            issued[channel[lowest], side[lowest]] += 1
+            members = arrived[channel[lowest], count]
+            members.append(lowest)
+            if len(members) == len(matching.channels[channel[lowest]].sides):
+                del arrived[channel[lowest], count]
+                check_same(graph, matching.channels[channel[lowest]], count, members)
+                for member, length in zip(members, times.durations(graph, members), strict=True):
+                    heapq.heappush(events, (now + max(length, 1), scheduled, member))
+                    scheduled += 1
+    return _result(graph, matching, times, start, end, arrived)
+
+
+def _result(
+    graph: ReplayGraph,
+    matching: Matching,
+    times: Timing,
+    start: list[int],
+    end: list[int],
+    arrived: Mapping[tuple[int, int], list[int]],
+) -> ReplayResult:
+    unfinished = np.flatnonzero(np.array(end, np.int64) < 0)
+    if len(unfinished):
+        raise deadlock(graph, matching, arrived, unfinished)
+    return ReplayResult(
+        graph.scatter(start), graph.scatter(end), times.release_ns, matching.notes + times.notes
+    )

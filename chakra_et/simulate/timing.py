@@ -1,0 +1,89 @@
+"""When each rank begins, and how long matched communication takes once all members have arrived."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from chakra_et.errors import TraceError
+from chakra_et.simulate.alignment import align, waits
+from chakra_et.simulate.joint import ReplayGraph
+from chakra_et.simulate.matching import Matching
+
+# Ranks of one run synchronise in every step, so a larger skew means different runs.
+_LONGEST_SKEW_NS = 3600 * 10**9
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Release and transfer times of a replay, ns.
+
+    ``release_ns[T]``: when each rank's first node may start, 0 for the earliest rank. ``transfer_ns``,
+    int64[N]: how long each communication node lasts once the last member of its operation has arrived; None
+    if not known, and then the shortest duration of an operation is used for all its members.
+    """
+
+    release_ns: list[int]
+    transfer_ns: np.ndarray | None
+    notes: list[str] = field(default_factory=list)
+
+    def durations(self, graph: ReplayGraph, nodes: list[int]) -> list[int]:
+        """How long each of the matched ``nodes`` runs after the last of them has started, ns."""
+        if self.transfer_ns is None:
+            return [int(graph.duration_ns[nodes].min())] * len(nodes)
+        return [int(each) for each in self.transfer_ns[nodes]]
+
+
+def timing(graph: ReplayGraph, matching: Matching, own_transfer: bool = True) -> Timing:
+    """The timing of a replay, from what the files record.
+
+    A recorded duration includes the wait for the last rank. The converter stores the transfer part when it
+    converts a whole run; otherwise it is computed from recorded start times, on clocks aligned by the ends of
+    common collectives. If ``own_transfer`` is False, or there are no start times, the shortest duration is
+    used for all members. Raises ``TraceError`` if the traces of two ranks begin more than an hour apart.
+    """
+    count = len(graph.traces)
+    if count == 1:
+        return Timing([0], graph.duration_ns)
+    clocks = graph.clock_ns
+    starts = None
+    notes: list[str] = []
+    if graph.local_start_ns is not None and clocks is None and matching.channels:
+        aligned = align(graph, matching, graph.local_start_ns)
+        if aligned is not None:
+            clocks = aligned.offset_ns.tolist()
+            notes.append(
+                f"clocks aligned by {aligned.matched} collectives; the uncertainty of the offsets is up to "
+                f"{int(aligned.spread_ns.max()) / 1000:.0f} µs"
+            )
+    release = [0] * count
+    if graph.local_start_ns is not None and clocks is not None:
+        starts = graph.local_start_ns + np.array(clocks, dtype=np.int64)[graph.trace_of]
+        release = _releases(graph, starts)
+    if not own_transfer or not matching.channels:
+        if matching.channels:
+            notes.append(
+                "each collective takes its shortest recorded duration on all ranks (--transfer shortest)"
+            )
+        return Timing(release, None, notes)
+    if graph.transfer is not None:
+        return Timing(release, np.rint(graph.duration_ns * graph.transfer).astype(np.int64), notes)
+    if starts is None:
+        notes.append(
+            "each collective takes its shortest recorded duration on all ranks: the files have no start "
+            "times, or too few common collectives to align their clocks"
+        )
+        return Timing(release, None, notes)
+    return Timing(release, graph.duration_ns - waits(graph, matching, starts), notes)
+
+
+def _releases(graph: ReplayGraph, starts: np.ndarray) -> list[int]:
+    begins = [int(starts[graph.trace_of == trace].min()) for trace in range(len(graph.traces))]
+    skew = max(begins) - min(begins)
+    if skew > _LONGEST_SKEW_NS:
+        raise TraceError(
+            f"the ranks' traces begin {skew / 1e9:.0f} s apart: give the files of one run, or replay each "
+            "rank with --alone"
+        )
+    return [begin - min(begins) for begin in begins]

@@ -1,0 +1,157 @@
+"""Gradient accumulation: several forward and backward passes for one step of the optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from chakra_et.errors import TraceError
+from chakra_et.et.columns import ExecutionTrace, NodeType
+from chakra_et.predict.elementwise import Elementwise
+from chakra_et.simulate.run import Run
+from chakra_et.text import plural
+from chakra_et.transform.ddp import Backward, find_backward, reduction
+from chakra_et.transform.edit import arrange, in_phase, lanes, parents
+from chakra_et.transform.insert import New, insert
+from chakra_et.transform.rebuild import as_run, with_transfers
+
+FLAG = "--accumulate"
+
+
+@dataclass(frozen=True)
+class Accumulate:
+    """Each step runs its forward and backward pass ``times`` times, on batches of the same size, and the
+    optimizer once. ``reduce_each``: gradients are all-reduced after each pass, as without DDP's no_sync().
+
+    Passes without reduction lack the copies to buckets and back and their all-reduces. From the second pass
+    on each gradient is added to the sum of those before, at the run's rate for elementwise operators.
+    """
+
+    times: int
+    reduce_each: bool = False
+
+    def rebuild(self, run: Run) -> Run:
+        traces, added, on_device = [], 0, 0
+        for rank, trace in zip(run.graph.ranks, with_transfers(run), strict=True):
+            steps = find_backward(trace, rank, FLAG)
+            on_device += int(
+                (trace.column("is_cpu_op") == 0).sum() > (trace.types >= NodeType.COMM_SEND).sum()
+            )
+            made, count = self._repeated(trace, rank, steps, not on_device)
+            traces.append(made)
+            added += count
+        reduced = "each pass" if self.reduce_each else "the last pass alone"
+        done = plural(len(steps), "step")
+        notes = [f"{FLAG} {self.times}: {done} of {self.times} passes, reduced after {reduced}"]
+        if added:
+            notes.append(
+                f"{FLAG}: {added:,} additions of gradients are assumed, at the rate of elementwise operators"
+            )
+        if on_device:
+            notes.append(
+                f"{FLAG}: the kernels that add gradients of {plural(on_device, 'rank')} aren't counted"
+            )
+        return as_run(run, traces, notes)
+
+    def _repeated(
+        self, trace: ExecutionTrace, rank: int, steps: list[Backward], adds: bool
+    ) -> tuple[ExecutionTrace, int]:
+        lane, launcher = lanes(trace), _launchers(trace)
+        of_optimizer = in_phase(trace, b"optimizer")
+        left_out = np.zeros(len(trace), bool) if self.reduce_each else reduction(trace, steps)
+        rows: list[int] = []
+        copies: list[list[dict[int, int]]] = []  # for each step and pass: row → place
+        more: list[tuple[int, int]] = []
+        done = 0
+        for step in steps:
+            part = self._pass(step, trace, launcher, of_optimizer)
+            _refuse_others(trace, rank, step, part)
+            first = int(part[0])
+            rows += range(done, first)
+            done = first
+            again = part[~left_out[part]].tolist()
+            passes = []
+            for _ in range(self.times - 1):
+                passes.append(dict(zip(again, range(len(rows), len(rows) + len(again)), strict=True)))
+                rows += again
+            passes.append({row: len(rows) + row - first for row in part.tolist()})
+            copies.append(passes)
+            # A thread that begins a pass has waited for all threads of the pass before.
+            for before, after in zip(passes, passes[1:], strict=False):
+                on_cpu = [row for row in before if launcher[row] == row]
+                start = min(after[row] for row in after if launcher[row] == row)
+                last_of = {int(lane[row]): before[row] for row in on_cpu}
+                more += [(place, start) for place in last_of.values()]
+        rows += range(done, len(trace))
+        new = arrange(trace, np.array(rows), more=more)
+        if not adds:
+            return new, 0
+        return self._with_additions(new, trace, steps, copies)
+
+    def _pass(
+        self, step: Backward, trace: ExecutionTrace, launcher: np.ndarray, of_optimizer: np.ndarray
+    ) -> np.ndarray:
+        """The rows of the forward and backward pass of one step."""
+        last = max(max(g.rows) for g in step.gradients)
+        last = max([last, *(row for bucket in step.buckets for row in bucket.launch)])
+        if self.reduce_each:
+            last = max([last, *(g.back for g in step.gradients)])
+        row = np.arange(len(trace))
+        inside = (launcher > step.begin) & (launcher <= last) & (row < step.end) & ~of_optimizer
+        found: np.ndarray = np.flatnonzero(inside)
+        return found
+
+    def _with_additions(
+        self,
+        new: ExecutionTrace,
+        trace: ExecutionTrace,
+        steps: list[Backward],
+        copies: list[list[dict[int, int]]],
+    ) -> tuple[ExecutionTrace, int]:
+        rate = Elementwise(trace)
+        nodes = []
+        for step, passes in zip(steps, copies, strict=True):
+            for places in passes[1:]:
+                for gradient in step.gradients:
+                    at = places[gradient.rows[0]]
+                    # Reads both, writes one.
+                    nodes.append(New(at, at, rate.micros(3 * gradient.size, 1), "aten::add_"))
+        return insert(new, np.zeros(len(new), bool), nodes), len(nodes)
+
+
+def parse_accumulate(words: Sequence[str]) -> Accumulate:
+    """``4`` or ``4 each``. Raises ``ValueError``."""
+    count = words[0] if words else ""
+    if not count.isdecimal() or not 2 <= int(count) <= 1024 or list(words[1:]) not in ([], ["each"]):
+        raise ValueError(
+            f"{FLAG} {' '.join(words)}: write the number of passes, from 2 to 1024, and each if all are "
+            f"reduced: 4 each"
+        )
+    return Accumulate(int(count), len(words) > 1)
+
+
+def _refuse_others(trace: ExecutionTrace, rank: int, step: Backward, part: np.ndarray) -> None:
+    """Raises ``TraceError`` for communication in a pass that isn't DDP's: FSDP's, or tensor and pipeline
+    parallelism's. How often that runs is up to the program, and the trace doesn't tell."""
+    other = trace.types[part] >= NodeType.COMM_SEND
+    other &= ~np.isin(part, [bucket.collective for bucket in step.buckets])
+    if other.any():
+        first = int(part[other][0])
+        raise TraceError(
+            f"{FLAG}: the passes of rank {rank} have communication that isn't DDP's all-reduces of gradients "
+            f"({plural(int(other.sum()), 'node')} per step, {trace.names[first]!r}, node "
+            f"{int(trace.ids[first])}, for one), and how often it would run isn't known: only runs of DDP, "
+            "and those without communication, can be accumulated"
+        )
+
+
+def _launchers(trace: ExecutionTrace) -> np.ndarray:
+    """The CPU row of each node: its own, or that of the CPU node around device work or communication."""
+    on_cpu, parent = trace.column("is_cpu_op") != 0, parents(trace)
+    found = np.where(on_cpu, np.arange(len(trace)), parent)
+    for _ in range(8):
+        moving = (found >= 0) & ~on_cpu[found]
+        found = np.where(moving, parent[found], found)
+    return found

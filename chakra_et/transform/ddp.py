@@ -1,0 +1,249 @@
+"""What DistributedDataParallel did in a trace: when each gradient was ready, and which all-reduce took it.
+
+DDP hangs its work on the autograd function that accumulates a gradient: it copies the gradient into a bucket,
+and the last gradient of a bucket launches the bucket's all-reduce. At the end of the backward pass it waits
+for the buckets in order and copies each back. Source: torch/csrc/distributed/c10d/reducer.cpp.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from chakra_et.convert.graph.communication_arguments import item_bytes
+from chakra_et.errors import TraceError
+from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
+from chakra_et.simulate.replay_report import step_rows
+from chakra_et.simulate.run import Run
+from chakra_et.transform.edit import lanes, parents
+
+READY = "torch::autograd::AccumulateGrad"
+"""The autograd function whose input is a parameter's whole gradient."""
+_AROUND = "autograd::engine::evaluate_function"
+BACK = "torch.distributed.ddp.reducer::copy_bucket_to_grad"
+"""What copies a reduced gradient out of its bucket."""
+INTO_BUCKET = "torch::distributed::reducer::mul_out"
+"""The operator that divides a gradient by the number of ranks and writes it to its bucket."""
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """``rows``: its accumulation with all inside, ascending, without the launch of an all-reduce; ``size`` in
+    bytes of the element ``type``; ``shape``; ``back``: the last row of its copy back, -1 for none."""
+
+    rows: list[int]
+    size: int
+    type: str
+    shape: tuple[int, ...]
+    back: int
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """``launch``: the rows of the operator that launches the all-reduce; ``collective``: the row of the
+    all-reduce; ``first``, ``last``: its gradients are step.gradients[first:last]."""
+
+    launch: list[int]
+    collective: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class Backward:
+    """One step: its gradients in the order in which they became ready, its buckets, and the row with which
+    the thread goes on behind the last gradient (-1: none). ``begin``, ``end``: the rows of the step."""
+
+    gradients: list[Gradient]
+    buckets: list[Bucket]
+    finish: int
+    begin: int
+    end: int
+
+
+def find_backward(trace: ExecutionTrace, rank: int, flag: str) -> list[Backward]:
+    """The backward passes of a trace, one per step. Raises ``TraceError``, which begins with ``flag``, where
+    gradients or their sizes aren't recorded, or where they aren't what was all-reduced."""
+    shapes = _shapes(trace)
+    parent, name = parents(trace), [trace.names[row] for row in range(len(trace))]
+    ready = [row for row in shapes if name[row] == READY]
+    if not ready:
+        raise TraceError(
+            f"{flag}: rank {rank} has no node {READY} with a recorded shape: capture CPU operators with "
+            "record_shapes"
+        )
+    anchors = [_climb(row, parent, name) for row in ready]
+    group = inside(trace, parent, anchors)
+    reduces = (trace.types == NodeType.COMM_COLL) & (
+        trace.column("comm_type", -1) == CollectiveType.ALL_REDUCE
+    )
+    lane, on_cpu = lanes(trace), trace.column("is_cpu_op") != 0
+    steps = step_rows(trace)[1].tolist() or [0]
+    backs = _copies_back(trace, parent, name, shapes)
+    found = []
+    for begin, end in zip(steps, [*steps[1:], len(trace)], strict=True):
+        mine = [at for at, row in enumerate(ready) if begin <= row < end]
+        if not mine:
+            continue
+        members = {at: np.flatnonzero(group == at).tolist() for at in mine}
+        launched: list[tuple[int, list[int], int]] = []
+        for at in mine:
+            for row in (row for row in members[at] if reduces[row]):
+                launch = _launch(row, anchors[at], members[at], parent, trace)
+                taken = {*launch, row}
+                members[at] = [each for each in members[at] if each not in taken]
+                launched.append((at, launch, row))
+        back = [row for row in backs if begin <= row < end]
+        back = back if len(back) == len(mine) else [-1] * len(mine)
+        gradients = [Gradient(members[at], *_size(shapes[ready[at]]), back[n]) for n, at in enumerate(mine)]
+        last = int(np.flatnonzero((group == mine[-1]) & on_cpu).max())
+        after = np.flatnonzero((lane == lane[last]) & (np.arange(len(trace)) > last))
+        finish = int(after[0]) if len(after) and after[0] < end else -1
+        found.append(
+            Backward(gradients, _buckets(trace, launched, gradients, rank, flag), finish, begin, end)
+        )
+    return found
+
+
+def awaited(run: Run, backward: Sequence[Sequence[Backward]]) -> np.ndarray:
+    """bool[N]: the last all-reduce of each step of each trace. Others run beside the backward pass, with
+    which gloo's threads share the cores."""
+    columns = []
+    for trace, steps in zip(run.graph.traces, backward, strict=True):
+        columns.append(np.zeros(len(trace), bool))
+        columns[-1][[step.buckets[-1].collective for step in steps if step.buckets]] = True
+    return np.asarray(run.graph.gather(columns))
+
+
+def reduction(trace: ExecutionTrace, steps: Sequence[Backward]) -> np.ndarray:
+    """bool[N]: the launches, the all-reduces and the copies of gradients into buckets."""
+    found = np.zeros(len(trace), bool)
+    for step in steps:
+        for bucket in step.buckets:
+            found[[*bucket.launch, bucket.collective]] = True
+    copies = (
+        [row for row in trace.inputs.rows.tolist() if trace.names[row] == INTO_BUCKET] if trace.inputs else []
+    )
+    found |= inside(trace, parents(trace), copies) >= 0
+    return found
+
+
+def assign(sizes: Sequence[int], types: Sequence[str], limit: float, first_limit: float) -> list[list[int]]:
+    """The gradients of each bucket, by their places in the order in which they become ready.
+
+    A bucket takes gradients until it has ``limit`` bytes or more, the first one of a type ``first_limit``
+    (``compute_bucket_assignment_by_size`` in reducer.cpp).
+    """
+    open_of: dict[str, list[int]] = {}
+    filled: set[str] = set()
+    done: list[list[int]] = []
+    for at, of in enumerate(types):
+        bucket = open_of.setdefault(of, [])
+        bucket.append(at)
+        held = sum(sizes[each] for each in bucket)
+        if held >= (limit if of in filled else first_limit):
+            done.append(open_of.pop(of))
+            filled.add(of)
+    return sorted([*done, *open_of.values()])
+
+
+def _shapes(trace: ExecutionTrace) -> dict[int, tuple[bytes, bytes]]:
+    """Row → shapes and types of its tensors, for the nodes that have them."""
+    if trace.inputs is None:
+        return {}
+    inputs = trace.inputs
+    rows = inputs.rows.tolist()
+    return {
+        row: (inputs.shapes[at], inputs.types[at])
+        for at, row in enumerate(rows)
+        if inputs.shapes[at] != b"[]"
+    }
+
+
+def _size(texts: tuple[bytes, bytes]) -> tuple[int, str, tuple[int, ...]]:
+    """Bytes, element type and shape of the first tensor of a node."""
+    shape, kind = json.loads(texts[0])[0], str(json.loads(texts[1])[0])
+    kind = kind.removeprefix("Tensor(").removesuffix(")")
+    return math.prod(shape) * item_bytes(kind), kind, tuple(shape)
+
+
+def _climb(row: int, parent: np.ndarray, name: list[str]) -> int:
+    above = int(parent[row])
+    return above if above >= 0 and name[above].startswith(_AROUND) else row
+
+
+def inside(trace: ExecutionTrace, parent: np.ndarray, anchors: list[int]) -> np.ndarray:
+    """Which of the ``anchors`` each node is in or is a further segment of, -1 for none; int64[N]."""
+    record = trace.column("rf_id", -1).tolist()
+    of_row = {row: at for at, row in enumerate(anchors)}
+    of_record = {record[row]: at for row, at in of_row.items() if record[row] > 0}
+    found = np.full(len(trace), -1)
+    for row, above in enumerate(parent.tolist()):
+        here = of_row.get(row, of_record.get(record[row], -1))
+        found[row] = here if here >= 0 or above < 0 else found[above]
+    return found
+
+
+def _launch(
+    collective: int, anchor: int, members: list[int], parent: np.ndarray, trace: ExecutionTrace
+) -> list[int]:
+    """The rows of the operator right inside ``anchor`` that launches the collective."""
+    record = trace.column("rf_id", -1)
+    above = int(parent[collective])
+    if above < 0 or above == anchor or record[above] == record[anchor] > 0:
+        return []
+    while parent[above] >= 0 and parent[above] != anchor and record[parent[above]] != record[anchor]:
+        above = int(parent[above])
+    part = inside(trace, parent, [above])
+    return [row for row in members if part[row] == 0 and row != collective]
+
+
+def _copies_back(
+    trace: ExecutionTrace, parent: np.ndarray, name: list[str], shapes: dict[int, tuple[bytes, bytes]]
+) -> list[int]:
+    """The last row of each copy from a bucket to a gradient."""
+    first = [row for row in shapes if name[row] == BACK]
+    part = inside(trace, parent, first)
+    rows = np.flatnonzero(part >= 0)
+    last = np.full(len(first), -1)
+    last[part[rows]] = rows
+    return last.tolist()
+
+
+def _buckets(
+    trace: ExecutionTrace,
+    launched: list[tuple[int, list[int], int]],
+    gradients: list[Gradient],
+    rank: int,
+    flag: str,
+) -> list[Bucket]:
+    """The buckets, whose bytes must be those of successive gradients."""
+    size = trace.column("comm_size", -1)
+    found: list[Bucket] = []
+    first = 0
+    for _, launch, row in launched:
+        last, held = first, 0
+        while last < len(gradients) and held < size[row]:
+            held += gradients[last].size
+            last += 1
+        if held != size[row]:
+            raise TraceError(
+                f"{flag}: all-reduce {len(found) + 1} of a step of rank {rank} has {size[row]:,} bytes, "
+                f"which are "
+                f"not those of successive gradients ({held:,}): only DDP without a hook, frozen parameters "
+                f"or "
+                "sparse gradients is known"
+            )
+        found.append(Bucket(launch, row, first, last))
+        first = last
+    if found and first < len(gradients):
+        raise TraceError(
+            f"{flag}: {len(gradients) - first} of {len(gradients)} gradients of a step of rank {rank} are "
+            f"not in any "
+            "all-reduce: accumulated steps can't be changed again"
+        )
+    return found

@@ -1,0 +1,235 @@
+"""What-ifs that change how long nodes run. Each takes a ``Setting`` and returns another."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from chakra_et.errors import TraceError
+from chakra_et.simulate.run import Run, Setting
+from chakra_et.simulate.time_by_kind import KINDS
+from chakra_et.text import plural, shortened
+
+_LONGEST_NS = 2**61
+
+
+@runtime_checkable
+class Change(Protocol):
+    """One what-if."""
+
+    def apply(self, run: Run, setting: Setting) -> Setting:
+        """The changed setting. Raises ``TraceError`` where the change doesn't fit the run."""
+        ...
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Nodes whose name has a match of ``pattern`` take ``factor`` times as long.
+
+    An operator's node holds its own time without the operators that it calls, which are nodes of their own;
+    a matched collective's time is its transfer.
+    """
+
+    pattern: str
+    factor: float
+
+    def apply(self, run: Run, setting: Setting) -> Setting:
+        chosen = matching_nodes(run, self.pattern, "--scale")
+        own, lasting = (
+            np.where(chosen, np.minimum(np.rint(times * self.factor), _LONGEST_NS), times).astype(np.int64)
+            for times in (setting.own_ns, setting.lasting_ns)
+        )
+        spent = int(np.where(run.operation >= 0, setting.lasting_ns, setting.own_ns)[chosen].sum())
+        count = plural(int(chosen.sum()), "node")
+        note = f"{count} matching {self.pattern!r}: {spent / 1e6:,.3f} ms × {self.factor:g}"
+        return replace(setting, own_ns=own, lasting_ns=lasting).noting(note)
+
+
+@dataclass(frozen=True)
+class Fuse:
+    """Successive kernels of one stream whose names match ``pattern`` become one kernel.
+
+    The launching calls of all but the first, the launch overhead of the device and the gaps between them
+    vanish. A kernel bound by memory (fewer operations than bytes) that works on as many elements as the one
+    before it is assumed to read what that one wrote: both the write and the read fall away, and the kernels'
+    times change with their bytes. On a run without kernels, successive operators of a thread lose the
+    overhead between them.
+    """
+
+    pattern: str
+
+    def apply(self, run: Run, setting: Setting) -> Setting:
+        graph, chosen = run.graph, matching_nodes(run, self.pattern, "--fuse")
+        on_device = chosen & ~graph.is_cpu & (run.operation < 0) & ~run.is_communication
+        overhead = np.isin(run.kind, [KINDS.index("device-overhead"), KINDS.index("host-overhead")])
+        fused, vanishing = 0, np.zeros(len(graph), bool)
+        traffic = _Traffic(run)
+        lanes = graph.lanes()
+        wanted = on_device if on_device.any() else chosen & graph.is_cpu
+        for lane in np.unique(lanes[wanted]).tolist():
+            nodes = np.flatnonzero(lanes == lane)
+            nodes = nodes[np.argsort(graph.position[nodes], kind="stable")]
+            working = nodes[~overhead[nodes]]
+            follows = wanted[working[1:]] & wanted[working[:-1]]
+            later = working[1:][follows]
+            fused += len(later)
+            vanishing[later] = True
+            traffic.join(working[:-1][follows], later)
+        if not fused:
+            raise TraceError(
+                f"--fuse {self.pattern!r}: no two successive nodes of a stream or thread match it"
+            )
+        gone = self._overhead_of(run, vanishing, overhead)
+        own = np.where(gone, 0, setting.own_ns)
+        kept = np.rint(own * traffic.kept).astype(np.int64)
+        lag = np.where(vanishing[graph.target] | gone[graph.target], 0, setting.graph.lag_ns)
+        saved = int((setting.own_ns - own).sum())
+        return replace(setting, own_ns=kept, graph=replace(setting.graph, lag_ns=lag)).noting(
+            f"--fuse {self.pattern!r}: {fused:,} nodes join the one before them; {saved / 1e6:,.3f} ms of "
+            f"calls and overhead vanish, and {int((own - kept).sum()) / 1e6:,.3f} ms of memory traffic of "
+            f"{traffic.pairs:,} pairs of kernels that are assumed to pass on their results"
+        )
+
+    def _overhead_of(self, run: Run, vanishing: np.ndarray, overhead: np.ndarray) -> np.ndarray:
+        """The calls and overhead nodes that lead to the vanishing nodes alone."""
+        graph = run.graph
+        into = vanishing[graph.target] & overhead[graph.source]
+        gone = np.zeros(len(graph), bool)
+        gone[graph.source[into]] = True
+        calls = (run.kind == KINDS.index("runtime"))[graph.source]
+        into = (vanishing | gone)[graph.target] & calls & ~graph.is_cpu[graph.target]
+        gone[graph.source[into]] = True
+        return gone
+
+
+class _Traffic:
+    """The part of each kernel's time that is left when what it passes on to another stays in registers:
+    ``kept``, float64[N]; ``pairs`` of kernels that do."""
+
+    def __init__(self, run: Run) -> None:
+        self.elements, self.moved = (
+            run.graph.attribute(name, 0).astype(float) for name in ("num_ops", "tensor_size")
+        )
+        self.by_memory = (self.elements > 0) & (self.elements <= self.moved)
+        self.kept = np.ones(len(run.graph))
+        self.pairs = 0
+
+    def join(self, first: np.ndarray, second: np.ndarray) -> None:
+        """Let kernels ``second`` take what kernels ``first`` pass on."""
+        passes = (
+            self.by_memory[first] & self.by_memory[second] & (self.elements[first] == self.elements[second])
+        )
+        first, second = first[passes], second[passes]
+        self.pairs += len(first)
+        # An elementwise kernel moves two to four tensors of as many elements; of each, one is passed on.
+        for nodes in (first, second):
+            tensors = np.clip(
+                np.rint(self.moved[nodes] / (self.elements[nodes] * self._item(nodes))), 2, None
+            )
+            np.subtract.at(self.kept, nodes, 1 / tensors)
+        self.kept = self.kept.clip(0)
+
+    def _item(self, nodes: np.ndarray) -> np.ndarray:
+        """Bytes of an element: the largest of 4, 2 and 1 with which two tensors or more are moved."""
+        each = self.moved[nodes] / self.elements[nodes]
+        return np.select([each >= 8, each >= 4], [4, 2], 1)
+
+
+@dataclass(frozen=True)
+class RankAs:
+    """Rank ``rank`` computes as fast as the median of the others (``like`` None), or as rank ``like``.
+
+    Nodes correspond by name and order. What the rank runs more or less often than the others takes in sum
+    what it takes there. Communication isn't changed but by what the rank no longer delays.
+    """
+
+    rank: int
+    like: int | None = None
+
+    def apply(self, run: Run, setting: Setting) -> Setting:
+        ranks = run.graph.ranks
+        for rank in (self.rank, *([] if self.like is None else [self.like])):
+            if rank not in ranks:
+                raise TraceError(f"--rank {rank}: the run has ranks {', '.join(map(str, ranks[:9]))}")
+        others = [rank for rank in ranks if rank != self.rank] if self.like is None else [self.like]
+        if not others or self.like == self.rank:
+            raise TraceError(f"--rank {self.rank}: there is no other rank to compare it with")
+        own = setting.own_ns.copy()
+        mine = _alike(run, ranks.index(self.rank))
+        theirs = [_alike(run, ranks.index(rank)) for rank in others]
+        changed = 0
+        computing = ~run.is_communication
+        for group, nodes in mine.items():
+            found = [setting.own_ns[each[group]] for each in theirs if group in each]
+            if not found or not computing[nodes].all():
+                continue
+            changed += len(nodes)
+            if all(len(each) == len(nodes) for each in found):
+                own[nodes] = np.median(found, axis=0)
+            else:
+                ratio = float(np.median([each.sum() for each in found])) / max(own[nodes].sum(), 1)
+                own[nodes] = np.rint(own[nodes] * ratio)
+        total = int(computing[run.graph.trace_of == ranks.index(self.rank)].sum())
+        like = "the median of the other ranks" if self.like is None else f"rank {self.like}"
+        return replace(setting, own_ns=own).noting(
+            f"rank {self.rank} as {like}: {changed:,} of its {total:,} nodes have counterparts"
+        )
+
+
+def matching_nodes(run: Run, pattern: str, flag: str) -> np.ndarray:
+    """The nodes whose names have a match of a regular expression, bool[N]; at least one, or
+    ``TraceError``.
+    """
+    try:
+        expression = re.compile(pattern)
+    except re.error as error:
+        raise TraceError(f"{flag}: {pattern!r} is not a regular expression: {error}") from None
+    matches = np.array([bool(expression.search(name)) for name in run.names])
+    chosen: np.ndarray = matches[run.name_of]
+    if not chosen.any():
+        near = _examples(run)
+        raise TraceError(f"{flag}: no node's name matches {pattern!r}: the longest nodes are {near}")
+    return chosen
+
+
+def parse_scale(text: str) -> Scale:
+    """``PATTERN=FACTOR``. Raises ``ValueError``."""
+    pattern, sign, factor = text.rpartition("=")
+    try:
+        value = float(factor)
+    except ValueError:
+        sign = ""
+    if not sign or not pattern or not 0 <= value < math.inf:
+        raise ValueError(
+            f"--scale {text!r}: write PATTERN=FACTOR with a factor from 0 on, as 'aten::mm|gemm'=0.5"
+        )
+    return Scale(pattern, value)
+
+
+def parse_rank(words: Sequence[str]) -> RankAs:
+    """``3 as median`` or ``3 as 0``. Raises ``ValueError``."""
+    found = re.fullmatch(r"(\d{1,9})\s+as\s+(median|\d{1,9})", " ".join(words))
+    if not found:
+        raise ValueError(f"--rank {' '.join(words)}: write RANK as median, or RANK as OTHER, as 3 as median")
+    return RankAs(int(found[1]), None if found[2] == "median" else int(found[2]))
+
+
+def _alike(run: Run, trace: int) -> dict[tuple[int, int], np.ndarray]:
+    """(name, kind) → the nodes of one trace, in order."""
+    found: dict[tuple[int, int], list[int]] = {}
+    begin, end = run.graph.first[trace], run.graph.first[trace + 1]
+    pairs = zip(run.name_of[begin:end].tolist(), run.kind[begin:end].tolist(), strict=True)
+    for node, pair in enumerate(pairs, int(begin)):
+        found.setdefault(pair, []).append(node)
+    return {pair: np.array(nodes) for pair, nodes in found.items()}
+
+
+def _examples(run: Run) -> str:
+    """The names on which most time is spent."""
+    spent = np.bincount(run.name_of, run.measured.own_ns, len(run.names))
+    return ", ".join(repr(shortened(run.names[at], 60)) for at in np.argsort(-spent)[:4].tolist())

@@ -1,0 +1,228 @@
+"""What-ifs about the network: each transfer takes what an α–β–γ model gives, and shares its links."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from chakra_et.cost.collectives import Algorithm, collective_time, message_time
+from chakra_et.cost.network_fit import Model, Sample, fit_model
+from chakra_et.cost.topology import Topology
+from chakra_et.errors import TraceError
+from chakra_et.et.columns import CollectiveType, NodeType
+from chakra_et.simulate.run import Demand, Run, Setting
+
+TCP_PAYLOAD = 1448 / 1514
+"""Bytes of payload per byte on Ethernet with an MTU of 1500: IPv4 and TCP with time stamps take 52 of 1500,
+Ethernet's header 14 more (IEEE 802.3, RFC 791, RFC 7323)."""
+
+
+@dataclass(frozen=True)
+class Network:
+    """Another network. What is None stays as it was fitted to the run, or as ``model`` has it.
+
+    ``bandwidth``: bytes per second of one rank's link, per direction; ``latency_ns``: of one message.
+    ``topology`` takes the place of both. With neither, every transfer changes by the ratio of the model's
+    times. With a bandwidth, a transfer takes the model's time. ``contention``: whether transfers at the same
+    time share their links.
+
+    gloo cuts what a rank sends on into segments and sums one while another is on the link, so that its own
+    work on the last of each phase adds to the time on the link and the rest passes beside it. That work is
+    what the transfer took in the run, less the time on the link of then if its bandwidth is given
+    (``present``). Without, ranks of one host had none; between hosts it isn't known which part was the
+    link's, and a transfer takes the larger of both.
+    """
+
+    bandwidth: float | None = None
+    latency_ns: float | None = None
+    algorithm: Algorithm = "auto"
+    topology: Topology | None = None
+    model: Model | None = None
+    contention: bool = True
+    present: float | None = None
+
+    def apply(self, run: Run, setting: Setting) -> Setting:
+        found = find_communication(run)
+        if not found:
+            raise TraceError(
+                "the network can't be changed: no communication between known ranks is in the files"
+            )
+        if self.algorithm != "auto" and all(each.kind is None for each in found):
+            raise TraceError(
+                f"--algorithm {self.algorithm}: the run has no collectives, only messages between two ranks, "
+                "which have no algorithm: leave it out"
+            )
+        fitted = self.model or fit_model(samples(found) or _messages(found), "the run")
+        setting = setting.noting(f"network of the run: {fitted.describe()}")
+        if self.bandwidth is None and self.topology is None:
+            return self._by_ratio(run, setting, found, fitted)
+        return self._by_model(run, setting, found, fitted)
+
+    def _by_ratio(self, run: Run, setting: Setting, found: list[Communication], fitted: Model) -> Setting:
+        count = max(run.graph.ranks) + 1
+        changed = fitted if self.latency_ns is None else replace(fitted, latency_ns=self.latency_ns)
+        before, after = fitted.topology(count), changed.topology(count)
+        own, lasting = setting.own_ns.copy(), setting.lasting_ns.copy()
+        for each in found:
+            old = _time(each, before, "ring")
+            ratio = _time(each, after, self.algorithm) / old if old else 1.0
+            taken = np.rint(each.transfer_ns * ratio).astype(np.int64)
+            if each.matched:
+                lasting[each.nodes] = taken
+            else:
+                own[each.nodes] += taken - np.rint(each.transfer_ns).astype(np.int64)
+        return replace(setting, own_ns=own, lasting_ns=lasting)
+
+    def _by_model(self, run: Run, setting: Setting, found: list[Communication], fitted: Model) -> Setting:
+        count = max(run.graph.ranks) + 1
+        tcp = any(each.gloo for each in found)
+        topology = self.topology or Topology.flat(
+            max(count, *(max(each.ranks) + 1 for each in found)),
+            self.bandwidth or 0.0,
+            fitted.latency_ns if self.latency_ns is None else self.latency_ns,
+        )
+        for note in topology.notes:
+            setting = setting.noting(note)
+        if tcp:
+            payload = (replace(d, bandwidth=d.bandwidth * TCP_PAYLOAD) for d in topology.dimensions)
+            topology = replace(topology, dimensions=tuple(payload))
+            setting = setting.noting(f"gloo sends over TCP: {TCP_PAYLOAD:.1%} of the bandwidth is payload")
+        extra = Topology.flat(topology.ranks, float("inf"), 0.0, fitted.reduce_bandwidth, fitted.call_ns)
+        free = replace(topology, dimensions=tuple(replace(d, latency_ns=0.0) for d in topology.dimensions))
+        own, lasting, scatter = setting.own_ns.copy(), setting.lasting_ns.copy(), np.zeros(len(run.graph))
+        wire, fixed, least = (np.zeros(len(run.members)) for _ in range(3))
+        spread = _scatter(found)
+        alone = _one_host(run)
+        for each in found:
+            on_wire = _time(each, replace(free, reduce_bandwidth=float("inf"), call_ns=0.0), self.algorithm)
+            latency = _time(each, topology, self.algorithm) - _time(each, free, self.algorithm)
+            beside, at_least = _time(each, extra, self.algorithm), 0.0
+            if each.gloo:
+                taken = float(np.median(each.transfer_ns))
+                beside, at_least = self._own_work(each, taken, alone)
+            taken = max(on_wire + beside + latency, at_least)
+            scatter[each.nodes] = spread[each.kind, each.size]
+            if each.matched:
+                number = run.operation[each.nodes[0]]
+                wire[number], fixed[number], least[number] = on_wire, beside + latency, at_least
+                lasting[each.nodes] = round(taken)
+            else:
+                own[each.nodes] += round(taken) - np.rint(each.transfer_ns).astype(np.int64)
+        setting = replace(setting, own_ns=own, lasting_ns=lasting)
+        setting = setting.doubting("scatter of transfers of one size", lasting_ns=scatter)
+        return replace(setting, demand=Demand(wire, fixed, least)) if self.contention else setting
+
+    def _own_work(self, each: Communication, taken: float, one_host: bool) -> tuple[float, float]:
+        """What the ranks' own work adds to a gloo transfer, and what the transfer takes at least; ns."""
+        if self.present is not None:
+            link = Topology.flat(max(each.ranks) + 1, self.present * TCP_PAYLOAD, 0.0)
+            taken = max(taken - _time(each, link, "ring"), 0.0)
+        elif not one_host:
+            return 0.0, taken
+        return taken / gloo_segments(each.size, len(each.ranks)), taken
+
+
+_GLOO_REDUCE = "gloo:all_reduce"
+"""How gloo reduces, whatever was called: it has no reduce-scatter, and all-reduces a copy of the whole
+(ProcessGroupGloo.cpp)."""
+
+
+def gloo_segments(size: int, ranks: int) -> int:
+    """Into how many segments gloo's ring cuts each rank's part of ``size`` bytes: of 1 MiB at most, and two
+    at least (gloo/allreduce.cc, gloo/allreduce.h)."""
+    segments = max(-(-size // 2**20), 2 * ranks)
+    return -(-segments // ranks)
+
+
+@dataclass(frozen=True)
+class Communication:
+    """One operation: ``nodes`` of its members (unmatched: one), with the ``transfer_ns`` of each; ``kind`` is
+    None for a message; ``ranks`` of its group, or sender and receiver."""
+
+    nodes: np.ndarray
+    transfer_ns: np.ndarray
+    kind: CollectiveType | None
+    size: int
+    ranks: list[int]
+    matched: bool
+    gloo: bool
+
+
+def find_communication(run: Run) -> list[Communication]:
+    """All operations whose kind, size and members are known."""
+    graph = run.graph
+    kinds, sizes = graph.attribute("comm_type", -1), graph.attribute("comm_size", -1)
+    wait = np.minimum(graph.attribute("wait_micros", 0) * 1000, run.measured.own_ns)
+    gloo = np.array([name.startswith("gloo:") for name in run.names])[run.name_of]
+    alone = np.flatnonzero((graph.types == NodeType.COMM_COLL) & (run.operation < 0))
+    found = []
+    for nodes in [*run.members, *(np.array([node]) for node in alone.tolist())]:
+        first, matched = int(nodes[0]), bool(run.operation[nodes[0]] >= 0)
+        is_message = graph.types[first] != NodeType.COMM_COLL
+        kind = None if is_message else _kind(int(kinds[first]))
+        if run.names[run.name_of[first]] == _GLOO_REDUCE:
+            kind = CollectiveType.ALL_REDUCE
+        ranks = _members(run, nodes) if matched else members_of(run, first)
+        if len(ranks) < 2 or (kind is None and not is_message):
+            continue
+        taken = run.measured.lasting_ns[nodes] if matched else (run.measured.own_ns - wait)[nodes]
+        size = max(int(sizes[nodes].max()), 0)
+        found.append(Communication(nodes, taken.astype(float), kind, size, ranks, matched, bool(gloo[first])))
+    return found
+
+
+def samples(found: Sequence[Communication]) -> list[Sample]:
+    """The collectives to fit a model to: the median time of each kind and size."""
+    groups: dict[tuple[CollectiveType, int, int], list[float]] = {}
+    for each in found:
+        if each.kind is not None:
+            key = (each.kind, each.size, len(each.ranks))
+            groups.setdefault(key, []).append(float(np.median(each.transfer_ns)))
+    return [Sample(*key, float(np.median(times))) for key, times in groups.items()]
+
+
+def _messages(found: Sequence[Communication]) -> list[Sample]:
+    """What to fit a model to where there are no collectives: a message takes as long as a broadcast between
+    two ranks, α + nβ."""
+    return samples([replace(each, kind=CollectiveType.BROADCAST) for each in found if each.kind is None])
+
+
+def _scatter(found: Sequence[Communication]) -> dict[tuple[CollectiveType | None, int], float]:
+    """Standard deviation of the transfers of each kind and size, ns."""
+    groups: dict[tuple[CollectiveType | None, int], list[float]] = {}
+    for each in found:
+        groups.setdefault((each.kind, each.size), []).append(float(np.median(each.transfer_ns)))
+    return {key: float(np.std(times)) for key, times in groups.items()}
+
+
+def _time(each: Communication, topology: Topology, algorithm: Algorithm) -> float:
+    if each.kind is None:
+        return message_time(each.size, each.ranks[0], each.ranks[1], topology)
+    return collective_time(each.kind, each.size, each.ranks, topology, algorithm)
+
+
+def _members(run: Run, nodes: np.ndarray) -> list[int]:
+    """The ranks of matched nodes; a message's sender first."""
+    order = np.argsort(run.matching.side[nodes], kind="stable")
+    return [run.graph.ranks[trace] for trace in run.graph.trace_of[nodes[order]].tolist()]
+
+
+def members_of(run: Run, node: int) -> list[int]:
+    """The ranks of an unmatched collective's group, empty where they aren't known."""
+    name = run.graph.groups[run.graph.group[node]]
+    if name in run.comm_groups:
+        return list(run.comm_groups[name])
+    size = run.graph.traces[run.graph.trace_of[node]].metadata.get("world_size")
+    return list(range(size)) if type(size) is int and 1 < size < 1 << 20 else []
+
+
+def _one_host(run: Run) -> bool:
+    """Whether all ranks had one clock, so that no link between hosts was in their way."""
+    domains = {trace.metadata.get("clock_domain") for trace in run.graph.traces}
+    return len(domains) == 1 and not domains & {None, ""}
+
+
+def _kind(value: int) -> CollectiveType | None:
+    return CollectiveType(value) if value in set(CollectiveType) else None

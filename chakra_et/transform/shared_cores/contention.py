@@ -1,0 +1,122 @@
+"""How much gloo's threads slow the operators that run beside its transfers on the same rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from chakra_et.et.columns import ExecutionTrace
+from chakra_et.simulate.breakdown import Spans, union_ns
+from chakra_et.simulate.run import Run, Setting
+from chakra_et.simulate.solve import solve
+from chakra_et.transform.rebuild import as_run
+
+_GLOO = "gloo:"
+_SURE = 2.0
+"""Standard errors from which on a slowdown counts."""
+_ROUNDS = 3
+"""Until what is beside a transfer hardly changes any more."""
+
+
+@dataclass(frozen=True)
+class Slowdown:
+    """``part``: of the time in which an operator runs beside transfers, what gloo's threads take (0 to 1)."""
+
+    part: float
+
+    def without(self, run: Run) -> Run:
+        """The run whose operators take what they take alone."""
+        alone = run.graph.own_ns - self.part * beside(run, run.measured)
+        micros = run.graph.scatter(np.rint(alone / 1000).astype(np.int64))
+        changes = run.graph.scatter((alone < run.graph.own_ns).astype(np.int64))
+        traces = [
+            replace(trace, duration_micros=np.where(changed, taken, trace.duration_micros).astype(np.uint64))
+            for trace, taken, changed in zip(run.graph.traces, micros, changes, strict=True)
+        ]
+        note = (
+            f"gloo's threads take {self.part:.0%} of the time in which operators run beside its transfers, "
+            "by the same operators alone: in the new run, too"
+        )
+        return as_run(run, traces, [note])
+
+    def within(self, run: Run, setting: Setting) -> Setting:
+        """The setting in which operators take longer beside its transfers."""
+        alone = setting.own_ns
+        for _ in range(_ROUNDS):
+            longer = np.rint(alone + self.part * beside(run, setting)).astype(np.int64)
+            setting = replace(setting, own_ns=longer)
+        return setting
+
+
+def find_slowdown(run: Run) -> Slowdown | None:
+    """From operators of one name and shapes, some of which ran beside transfers and others not; None where
+    the difference is within their scatter."""
+    if not any(name.startswith(_GLOO) for name in run.names):
+        return None
+    shared, key = beside(run, run.measured), _alike(run)
+    taken = run.graph.own_ns.astype(float)
+    nodes = np.flatnonzero((key >= 0) & (taken > 0))
+    near, alone = nodes[shared[nodes] > 0], nodes[shared[nodes] == 0]
+    size = int(key.max(initial=-1)) + 1
+    count = np.bincount(key[alone], minlength=size)
+    known = near[count[key[near]] > 1]
+    if not len(known):
+        return None
+    mean = np.bincount(key[alone], taken[alone], size) / np.maximum(count, 1)
+    off = np.bincount(key[alone], (taken[alone] - mean[key[alone]]) ** 2, size) / np.maximum(count - 1, 1)
+    among = np.bincount(key[known], minlength=size)
+    error = float(np.sqrt((off * among * (1 + among / np.maximum(count, 1))).sum()))
+    excess = float((taken[known] - mean[key[known]]).sum())
+    if excess <= _SURE * error:
+        return None
+    return Slowdown(min(excess / float(shared[known].sum()), 1.0))
+
+
+def beside(run: Run, setting: Setting) -> np.ndarray:
+    """How long a transfer of gloo's runs on its rank beside each CPU node, ns, float64[N]."""
+    graph, times = run.graph, solve(run, setting)
+    start, end = times.start_ns, times.end_ns
+    gloo = np.array([name.startswith(_GLOO) for name in run.names])[run.name_of]
+    found = np.zeros(len(graph))
+    begins: dict[int, list[int]] = {}
+    ends: dict[int, list[int]] = {}
+    for nodes in run.members:
+        if gloo[nodes[0]]:
+            for node in nodes.tolist():
+                begins.setdefault(int(graph.trace_of[node]), []).append(int(start[nodes].max()))
+                ends.setdefault(int(graph.trace_of[node]), []).append(int(end[node]))
+    for at in begins:
+        transfers = Spans(np.array(begins[at]), np.array(ends[at]))
+        here = np.flatnonzero((graph.trace_of == at) & graph.is_cpu & ~gloo & (end > start))
+        found[here] = union_ns(transfers, start[here], end[here])
+    return found
+
+
+def _alike(run: Run) -> np.ndarray:
+    """One number for all parts of operators with the same name, shapes and place in the operator on one rank;
+    -1 where no shapes are recorded; int64[N]."""
+    shapes = run.graph.gather([_shapes(trace) for trace in run.graph.traces])
+    found = shapes.copy()
+    for column in (run.graph.trace_of, run.name_of, run.graph.attribute("segment", 0)):
+        found = np.unique(found * (int(column.max(initial=0)) + 1) + column, return_inverse=True)[1]
+    return np.where(shapes >= 0, found, -1).astype(np.int64)
+
+
+def _shapes(trace: ExecutionTrace) -> np.ndarray:
+    """A number for the shapes of each row's operator, -1 where none are recorded; int64[N]."""
+    found = np.full(len(trace), -1, np.int64)
+    if trace.inputs is None:
+        return found
+    numbers: dict[bytes, int] = {}
+    found[trace.inputs.rows] = [numbers.setdefault(text, len(numbers)) for text in trace.inputs.shapes]
+    # The first part of an operator has its shapes.
+    of = trace.column("rf_id", -1)
+    known = found[(found >= 0) & (of >= 0)]
+    at = of[(found >= 0) & (of >= 0)]
+    order = np.argsort(at, kind="stable")
+    place = np.searchsorted(at[order], of).clip(max=max(len(at) - 1, 0))
+    if len(at):
+        same = (of >= 0) & (at[order][place] == of)
+        found[same] = known[order][place[same]]
+    return found

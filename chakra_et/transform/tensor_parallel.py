@@ -1,0 +1,148 @@
+"""More tensor-parallel ranks: the shards of a captured rank, cut further.
+
+Which sizes are shards is told by the collectives of the tensor-parallel group, whose tensors (tokens × batch
+× hidden) are whole on every rank: of a weight of two dimensions with the hidden size, the other one is
+sharded; so are the vocabulary of the logits, and the heads whose number times width is a sharded size. With
+sequence parallelism, the tokens that an all-gather takes are sharded too.
+
+Assumed, and said in the notes: an operator's time follows its operations, but for what one without work
+takes; the replicated work (norms, residuals) stays.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from chakra_et.errors import TraceError
+from chakra_et.et.columns import CollectiveType, NodeType
+from chakra_et.et.edit import has, texts, with_integers
+from chakra_et.job.gradients import Retime, sweeps_of, whole_collectives
+from chakra_et.job.operators import GRADIENT, Operators, Shape, with_shapes
+from chakra_et.transform.tensors import Resized, resized
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """``sharded``: sizes of which every rank has a part, ``whole``: sizes that all ranks have; ``ratio``: how
+    many new shards an old one makes."""
+
+    sharded: frozenset[int]
+    whole: frozenset[int]
+    ratio: int
+
+    def shape(self, shape: Shape) -> Shape:
+        return tuple(size // self.ratio if size in self.sharded else size for size in shape)
+
+    @functools.lru_cache(maxsize=65536)  # noqa: B019 - lives as long as one command
+    def text(self, shapes: bytes) -> bytes:
+        """The JSON text of an operator's shapes with those of the new shards."""
+        return with_shapes(shapes, self.shape)
+
+
+def find_sharding(
+    of_rank: Mapping[int, Operators], tensor_groups: set[str], old: int, new: int, where: str
+) -> Sharding:
+    """Raises ``TraceError``, naming what was looked for, where shards can't be told from whole sizes."""
+    ratio = new // old
+    hidden, tokens, whole, sharded = _of_collectives(of_rank, tensor_groups)
+    if not hidden:
+        raise TraceError(
+            f"{where}: tensor-parallel operators weren't recognised: no all-reduce or all-gather of a "
+            "tensor-parallel group has a recorded shape of three dimensions"
+        )
+    shapes: Counter[Shape] = Counter()
+    parameters: set[Shape] = set()
+    tables: set[Shape] = set()
+    for operators in of_rank.values():
+        for row, name in enumerate(operators.name):
+            found = operators.shapes(row)
+            if name == GRADIENT:
+                parameters |= set(found[:1])
+            elif name == "aten::embedding":
+                tables |= set(found[:1])
+            else:
+                shapes.update(found)
+    logits = {shape[-1] for shape in shapes if len(shape) == 3} - {hidden}
+    for shape in parameters | tables:
+        if len(shape) == 2 and shape.count(hidden) == 1:
+            other = shape[0] if shape[1] == hidden else shape[1]
+            if shape not in tables or other in logits:
+                sharded.add(other)
+    heads = {
+        (shape[-2], shape[-1]) for shape in shapes if len(shape) == 4 and shape[-2] * shape[-1] in sharded
+    }
+    whole |= {width for _, width in heads}
+    for count, _ in heads:
+        sharded |= {count, *(count * batch for _, batch in tokens)}
+        sharded |= {count * batch * length * length for length, batch in tokens}
+    both = sorted(sharded & whole)
+    uneven = sorted(size for size in sharded if size % ratio)
+    if both or uneven or 1 in sharded:
+        reason = (
+            f"the size {both[0]} is that of a shard and of a whole tensor"
+            if both
+            else f"a shard of {(uneven or [1])[0]} can't be cut into {ratio}"
+        )
+        raise TraceError(f"{where}: --tp {new}: {reason}: capture with other sizes, or with --tp {new}")
+    return Sharding(frozenset(sharded), frozenset(whole), ratio)
+
+
+def _of_collectives(
+    of_rank: Mapping[int, Operators], tensor_groups: set[str]
+) -> tuple[int, set[Shape], set[int], set[int]]:
+    """The hidden size, (tokens, batch), whole sizes, and shards (of tokens) that the tensors of collectives
+    show."""
+    hidden: Counter[int] = Counter()
+    whole: set[int] = set()
+    sharded: set[int] = set()
+    tokens: set[Shape] = set()
+    for operators in of_rank.values():
+        trace = operators.trace
+        table, index = texts(trace, "pg_name")
+        kinds = trace.column("comm_type", -1)
+        for row in np.flatnonzero(trace.types == NodeType.COMM_COLL).tolist():
+            if index[row] < 0 or table[index[row]] not in tensor_groups:
+                continue
+            for shape in operators.shapes(row):
+                if len(shape) != 3:
+                    continue
+                hidden[shape[-1]] += 1
+                if kinds[row] == CollectiveType.ALL_GATHER:
+                    sharded.add(shape[0])
+                    whole |= set(shape[1:])
+                else:
+                    whole |= set(shape)
+                    tokens.add(shape[:2])
+    return (hidden.most_common(1)[0][0] if hidden else 0), tokens, whole, sharded
+
+
+def with_shards(operators: Operators, sharding: Sharding, retime: Retime) -> Resized:
+    """A rank with the new shards. Collectives of gradients follow the parameters that it has; those of the
+    tensor-parallel group keep their tensors."""
+    made = resized(operators.trace, sharding.text, retime, collectives=False)
+    sweeps = sweeps_of(operators, None)
+    if not sweeps:
+        return made
+    gradients = max((sweep.gradients for sweep in sweeps), key=len)
+    before = sum(math.prod(each.shape) for each in gradients)
+    after = sum(math.prod(sharding.shape(each.shape)) for each in gradients)
+    rows = {collective for sweep in sweeps for collective, _ in sweep.launches}
+    rows |= set(whole_collectives(operators, rows, before))
+    trace, sizes = made.trace, made.trace.column("comm_size")
+    kinds, duration = trace.column("comm_type", -1), made.trace.duration_micros.copy()
+    table, index = texts(trace, "pg_name")
+    for row in rows:
+        size = max(round(int(sizes[row]) * after / before), 1)
+        group = table[index[row]] if index[row] >= 0 else ""
+        micros = retime(CollectiveType(int(kinds[row])), int(sizes[row]), size, group, float(duration[row]))
+        sizes[row], duration[row] = size, max(round(micros), 1)
+    if rows:
+        kind = trace.attributes["comm_size"].kind
+        trace = with_integers(trace, "comm_size", kind, sizes, has(trace, "comm_size"))
+    return replace(made, trace=replace(trace, duration_micros=duration))

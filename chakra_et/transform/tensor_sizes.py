@@ -1,0 +1,166 @@
+"""Other tensor sizes: a larger batch, longer sequences, wider layers, from the shapes of the operators."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from chakra_et.cost.network_fit import Model
+from chakra_et.errors import TraceError
+from chakra_et.et.columns import CollectiveType, ExecutionTrace
+from chakra_et.simulate.run import Run, Setting
+from chakra_et.simulate.time_by_kind import KINDS
+from chakra_et.text import plural
+from chakra_et.transform.ddp import READY, find_backward
+from chakra_et.transform.edit import lasting, with_integers
+from chakra_et.transform.rebuild import Times, as_run, with_transfers
+from chakra_et.transform.work import idle_ns, resized_times, work_ratios
+
+_NUMBER = re.compile(rb"\d+")
+_LARGEST_DOUBT = 0.5
+
+
+@dataclass(frozen=True)
+class Resize:
+    """Dimensions of recorded tensors change: ``sizes`` maps old sizes to new ones, ``{10: 20, 720: 1440}``
+    for twice a batch of 10, where 720 is 10 sequences of 72.
+
+    The own time of each operator that doesn't leave its work to others, and its kernels' time, changes with
+    its operations (see ``graph.work``), but for what an operator without work takes. All-reduces of DDP's
+    gradients change with the shapes of these; the gradients of a bucket stay together, and other collectives
+    keep their sizes. So do graphs: what runs only for some sizes can't be known.
+    """
+
+    sizes: Mapping[int, int] = field(hash=False)
+    model: Model | None = None
+
+    def rebuild(self, run: Run) -> Run:
+        """The run with other sizes of DDP's gradients and all-reduces."""
+        if not run.is_communication.any():
+            return run
+        traces, changed, known = [], 0, 0
+        times: Times | None = None
+        for rank, trace in zip(run.graph.ranks, with_transfers(run), strict=True):
+            try:
+                steps = find_backward(trace, rank, "--resize")
+            except TraceError:
+                note = "--resize: collectives keep their sizes, as they aren't those of DDP's gradients"
+                return as_run(run, run.graph.traces, [note])
+            sizes, micros = {}, {}
+            known += sum(len(step.buckets) for step in steps)
+            for step in steps:
+                for bucket in step.buckets:
+                    gradients = step.gradients[bucket.first : bucket.last]
+                    old, row = sum(each.size for each in gradients), bucket.collective
+                    new = round(sum(each.size * self._growth(each.shape) for each in gradients))
+                    if old != new:
+                        times = times or Times(run, self.model)
+                        ratio = times.of_sizes(CollectiveType.ALL_REDUCE, new, old, len(run.graph.ranks))
+                        sizes[row], micros[row] = new, int(trace.duration_micros[row]) * ratio
+            traces.append(self._with_gradients(lasting(with_integers(trace, "comm_size", sizes), micros)))
+            changed += len(sizes)
+        kept = int(run.is_communication.sum()) - known
+        notes = []
+        if kept:
+            notes.append(
+                f"--resize: the sizes and times of {plural(kept, 'communication node')} that aren't DDP's "
+                "all-reduces of gradients stay as they are"
+            )
+        if not changed:
+            return as_run(run, run.graph.traces, notes) if notes else run
+        notes.append(
+            f"--resize: {plural(changed, 'all-reduce')} of gradients change with the gradients' shapes"
+        )
+        return as_run(run, traces, notes)
+
+    def _with_gradients(self, trace: ExecutionTrace) -> ExecutionTrace:
+        """The trace with the new shapes of gradients."""
+        assert trace.inputs is not None
+        shapes = [
+            _resized(shape, self.sizes) if trace.names[row] == READY else shape
+            for row, shape in zip(trace.inputs.rows.tolist(), trace.inputs.shapes, strict=True)
+        ]
+        return replace(trace, inputs=replace(trace.inputs, shapes=shapes))
+
+    def _growth(self, shape: Sequence[int]) -> float:
+        return math.prod(self.sizes.get(size, size) / size for size in shape if size)
+
+    def apply(self, run: Run, setting: Setting) -> Setting:
+        graph = run.graph
+        found = [operator_ratios(trace, self.sizes) for trace in graph.traces]
+        operations, ratio, leaf = (graph.gather([each[at] for each in found]) for at in range(3))
+        if not (ratio != 1).any():
+            common = Counter(size for trace in graph.traces for size in _dimensions(trace))
+            most = ", ".join(str(size) for size, _ in common.most_common(8)) or "none recorded"
+            old = ", ".join(map(str, self.sizes))
+            raise TraceError(
+                f"--resize: no operator's work depends on a dimension of {old}: the sizes are {most}"
+            )
+        on_cpu = graph.is_cpu & (leaf > 0) & (run.kind == KINDS.index("operator"))
+        on_device = np.isin(run.kind, [KINDS.index("kernel"), KINDS.index("copy")]) & ~run.is_communication
+        changes = (on_cpu | on_device) & (ratio != 1)
+        taken = setting.own_ns.astype(float)
+        changed = np.where(
+            changes, resized_times(taken, idle_ns(graph.own_ns, on_cpu, operations), on_cpu, ratio), taken
+        )
+        before, after = taken[changes].sum(), changed[changes].sum()
+        names = ", ".join(f"{old} → {new}" for old, new in self.sizes.items())
+        return (
+            replace(setting, own_ns=np.rint(changed).astype(np.int64))
+            .noting(
+                f"--resize {names}: {int(changes.sum()):,} nodes, {before / 1e6:,.3f} ms, take "
+                f"{after / 1e6:,.3f} ms"
+            )
+            .doubting(
+                "time per operation of an operator",
+                own_ns=np.where(changes, np.abs(changed - taken) * _spread(run, operations, changes), 0),
+            )
+        )
+
+
+def parse_resize(words: Sequence[str]) -> Resize:
+    """``10=20 720=1440``. Raises ``ValueError``."""
+    sizes = {}
+    for word in words:
+        found = re.fullmatch(r"(\d{1,12})=(\d{1,12})", word)
+        if not found or not int(found[1]) or not int(found[2]):
+            raise ValueError(f"--resize {word!r}: write OLD=NEW with sizes above 0, as 10=20 720=1440")
+        sizes[int(found[1])] = int(found[2])
+    return Resize(sizes)
+
+
+def operator_ratios(
+    trace: ExecutionTrace, sizes: Mapping[int, int]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """For each row: the operations of its operator, their ratio of new to old, and whether it is an operator
+    with shapes that does its work itself; float64."""
+    return work_ratios(trace, lambda shapes: _resized(shapes, sizes))[:3]
+
+
+def _resized(shapes: bytes, sizes: Mapping[int, int]) -> bytes:
+    return _NUMBER.sub(lambda found: str(sizes.get(int(found[0]), int(found[0]))).encode(), shapes)
+
+
+def _dimensions(trace: ExecutionTrace) -> list[int]:
+    """All dimensions of all recorded tensors."""
+    if trace.inputs is None:
+        return []
+    return [int(found) for shapes in trace.inputs.shapes for found in _NUMBER.findall(shapes)]
+
+
+def _spread(run: Run, operations: np.ndarray, changes: np.ndarray) -> np.ndarray:
+    """How much the time per operation varies among the nodes of each name, as a part of it; float64[N]."""
+    nodes = np.flatnonzero(changes & (operations > 0) & (run.graph.own_ns > 0))
+    rate = operations[nodes] / run.graph.own_ns[nodes]
+    weight, name = run.graph.own_ns[nodes].astype(float), run.name_of[nodes]
+    total = np.maximum(np.bincount(name, weight, len(run.names)), 1)
+    mean = np.bincount(name, weight * rate, len(run.names)) / total
+    off = np.bincount(name, weight * (rate - mean[name]) ** 2, len(run.names)) / total
+    spread = np.minimum(np.sqrt(off) / np.maximum(mean, 1e-30), _LARGEST_DOUBT)
+    found: np.ndarray = spread[run.name_of]
+    return found

@@ -1,0 +1,105 @@
+"""Planned sets: bundles with the network that the plan assumes."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chakra_et.__main__ import main
+from chakra_et.astra.network_sources import read_topology
+from chakra_et.cost.network_fit import Model, write_model
+from chakra_et.errors import TraceError
+from fasop.__main__ import main as fasop
+
+A10 = {"nodes": 2, "memory_gib": 80, "price_per_hour": 8, "inter_bandwidth": 40e9, "intra_bandwidth": 128e9}
+
+
+@pytest.fixture
+def plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+    cluster = {"clusters": {"a10": {"gpus_per_node": 4, "gpus": {"A10": A10}}}}
+    (tmp_path / "cluster.yaml").write_text(json.dumps(cluster))
+    flags = ["--tp", "2", "--pp", "2", "--mbs", "1", "--global-batch", "8", "--oom", "--json"]
+    assert fasop(["plan", "--model", "gpt2-xl", "--cluster", f"{tmp_path / 'cluster.yaml'}:a10", *flags]) == 0
+    path = tmp_path / "plan.json"
+    path.write_text(capsys.readouterr().out)
+    return path
+
+
+def test_a_planned_set_gets_a_bundle_with_the_planned_network(
+    plan: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fasop(["simulate", str(plan), "--et", "--output", str(tmp_path), "--name", "xl"]) == 0
+    capsys.readouterr()
+    folder = tmp_path / "bundle"
+    assert main(["astra", str(tmp_path / "xl"), "-o", str(folder), "--topology", str(plan)]) == 0
+    said = capsys.readouterr().out
+    assert "the 4 GPUs of a node share its bandwidth" in said
+    assert (
+        "the planner's 32 us until a collective begins are not in the network"
+        in (folder / "README.md").read_text()
+    )
+    content = json.loads((folder / "expected.json").read_text())
+    for rank in map(str, range(8)):
+        # The planner and ASTRA-sim share links in different ways; a step must stay the same by and large.
+        assert content["simulated"][rank] == pytest.approx(content["measured"][rank], rel=0.1)
+
+
+def test_the_planner_writes_the_bundle_itself(
+    plan: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["simulate", str(plan), "--et", "--output", str(tmp_path / "out"), "--name", "xl"]
+    assert fasop(words) == 0
+    folder = tmp_path / "out" / "xl_astra-sim"
+    assert f"ASTRA-sim: {folder / 'run.sh'}" in capsys.readouterr().out
+    text = (folder / "README.md").read_text()
+    for sentence in ("a dimension has one bandwidth", "the planner has ", "are expected on this network"):
+        assert sentence in text
+    outer = 40e9 / 8 / 1.05 / 4 / 2**30  # what four GPUs share of 40 Gbit/s, less 5%
+    assert f"{outer:.6f}" in (folder / "network.yml").read_text()
+    assert main(["validate", str(folder / "xl"), "--for", "astra-sim"]) == 0
+    assert fasop([*words[:-1], "bare", "--no-bundle"]) == 0
+    assert not (tmp_path / "out" / "bare_astra-sim").exists()
+
+
+def test_a_plan_for_one_gpu_gets_no_bundle_and_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster = {"clusters": {"one": {"gpus_per_node": 1, "gpus": {"A10": A10 | {"nodes": 1}}}}}
+    (tmp_path / "cluster.yaml").write_text(json.dumps(cluster))
+    flags = ["--global-batch", "4", "--mbs", "1", "--oom", "--json"]
+    assert fasop(["plan", "--model", "gpt2-xl", "--cluster", f"{tmp_path / 'cluster.yaml'}:one", *flags]) == 0
+    (tmp_path / "plan.json").write_text(capsys.readouterr().out)
+    assert fasop(["simulate", str(tmp_path / "plan.json"), "--et", "--output", str(tmp_path)]) == 0
+    assert "no folder for ASTRA-sim: the plan is for one GPU" in capsys.readouterr().out
+
+
+def test_the_planned_network_is_the_planner_s(plan: Path) -> None:
+    inner, outer = read_topology(str(plan), 8).dimensions
+    assert (inner.size, outer.size) == (4, 2)
+    assert inner.bandwidth == 16e9
+    assert outer.bandwidth == pytest.approx(5e9 / 1.05 / 4)
+
+
+def test_a_measured_network_can_be_named(tmp_path: Path) -> None:
+    model = Model(4000.0, 900.0, 2e9, math.inf, 0.1, 12, "a run")
+    write_model(tmp_path / "network.json", model)
+    topology = read_topology(str(tmp_path / "network.json"), 4)
+    assert topology.ranks == 4
+    assert (topology.dimensions[0].bandwidth, topology.dimensions[0].latency_ns) == (2e9, 900.0)
+
+
+def test_a_plan_of_other_ranks_or_a_damaged_one_is_refused(plan: Path) -> None:
+    with pytest.raises(TraceError, match="is for 8 GPUs, and the set has 4 ranks"):
+        read_topology(str(plan), 4)
+    loaded: dict[str, Any] = json.loads(plan.read_text())
+    del loaded["plans"][0]["placement"]
+    plan.write_text(json.dumps(loaded))
+    with pytest.raises(TraceError, match="isn't a plan that can be read"):
+        read_topology(str(plan), 8)
+    plan.write_text("{")
+    with pytest.raises(TraceError, match="isn't JSON"):
+        read_topology(str(plan), 8)

@@ -1,0 +1,80 @@
+"""Hand-written execution traces for tests of the replay."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from chakra_et.et.columns import Attribute, ExecutionTrace, NodeType, Ragged, Strings
+from chakra_et.simulate.command import ReplayResult
+
+KINDS = {"is_cpu_op": "bool", "comm_src": "int32", "comm_dst": "int32", "comm_tag": "int32"}
+
+
+def cpu(node_id: int, duration: int, deps: tuple[int, ...] = (), tid: int = 1, **more: Any) -> dict:
+    return {"id": node_id, "duration": duration, "deps": deps, "is_cpu_op": 1, "tid": tid, **more}
+
+
+def kernel(node_id: int, duration: int, deps: tuple[int, ...] = (), stream: int = 7, **more: Any) -> dict:
+    return {"id": node_id, "duration": duration, "deps": deps, "stream": stream, **more}
+
+
+def collective(
+    node_id: int, duration: int, deps: tuple[int, ...] = (), group: str = "1", **more: Any
+) -> dict:
+    node = {"id": node_id, "duration": duration, "deps": deps, "type": NodeType.COMM_COLL, "pg_name": group}
+    return {**node, "comm_type": 0, "comm_size": 8, **more}
+
+
+def send(node_id: int, duration: int, dst: int, deps: tuple[int, ...] = (), **more: Any) -> dict:
+    node = {"id": node_id, "duration": duration, "deps": deps, "type": NodeType.COMM_SEND, "comm_dst": dst}
+    return {**node, "comm_tag": 0, "comm_size": 8, **more}
+
+
+def recv(node_id: int, duration: int, src: int, deps: tuple[int, ...] = (), **more: Any) -> dict:
+    node = {"id": node_id, "duration": duration, "deps": deps, "type": NodeType.COMM_RECV, "comm_src": src}
+    return {**node, "comm_tag": 0, "comm_size": 8, **more}
+
+
+def make_trace(*nodes: dict, **metadata: Any) -> ExecutionTrace:
+    """A trace of the given nodes, in their order. Keys beside the node's own fields become attributes."""
+    own = {"id", "duration", "deps", "ctrl", "type", "start", "name"}
+    names = [node.get("name", f"n{node['id']}").encode() for node in nodes]
+    table = list(dict.fromkeys(names))
+    return ExecutionTrace(
+        ids=np.array([node["id"] for node in nodes], np.uint64),
+        names=Strings(table, np.array([table.index(name) for name in names], np.int32)),
+        types=np.array([node.get("type", NodeType.COMP) for node in nodes], np.uint8),
+        start_micros=np.array([node.get("start", 0) for node in nodes], np.uint64),
+        duration_micros=np.array([node["duration"] for node in nodes], np.uint64),
+        data_deps=_ragged([node.get("deps", ()) for node in nodes]),
+        ctrl_deps=_ragged([node.get("ctrl", ()) for node in nodes]),
+        attributes={
+            name: _attribute(name, nodes)
+            for name in dict.fromkeys(k for n in nodes for k in n)
+            if name not in own
+        },
+        metadata=metadata,
+    )
+
+
+def times(result: ReplayResult, rank: int = 0) -> list[tuple[float, float]]:
+    """(start, end) in µs for each row."""
+    return [(a / 1000, b / 1000) for a, b in zip(result.start_ns[rank], result.end_ns[rank], strict=True)]
+
+
+def _ragged(lists: list[tuple[int, ...]]) -> Ragged:
+    offsets = np.concatenate(([0], np.cumsum([len(values) for values in lists], dtype=np.int64)))
+    return Ragged(offsets, np.array([value for values in lists for value in values], np.uint64))
+
+
+def _attribute(name: str, nodes: tuple[dict, ...]) -> Attribute:
+    rows = [row for row, node in enumerate(nodes) if name in node]
+    values = [nodes[row][name] for row in rows]
+    if isinstance(values[0], str):
+        values = [str(value) for value in values]
+        table = list(dict.fromkeys(values))
+        index = np.array([table.index(value) for value in values], np.int32)
+        return Attribute("string", np.array(rows, np.int64), Strings([t.encode() for t in table], index))
+    return Attribute(KINDS.get(name, "int64"), np.array(rows, np.int64), np.array(values))

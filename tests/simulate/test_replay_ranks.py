@@ -1,0 +1,242 @@
+"""Joint replays of several ranks: matching, waiting, and the errors for ranks that disagree."""
+
+from __future__ import annotations
+
+import pytest
+
+from chakra_et.errors import TraceError
+from chakra_et.et.columns import CollectiveType, ExecutionTrace
+from chakra_et.simulate.command import replay_astra, replay_device
+from chakra_et.simulate.joint import build_graph
+from tests.simulate.replay_traces import collective, cpu, make_trace, recv, send, times
+
+BOTH = pytest.mark.parametrize("replay", [replay_device, replay_astra])
+
+
+@BOTH
+def test_collective_waits_for_the_last_rank_and_lasts_the_shortest_duration(replay):
+    early = make_trace(cpu(1, 10), collective(2, 95, (1,)), cpu(3, 1, (2,)))
+    late = make_trace(cpu(1, 100), collective(2, 5, (1,)), cpu(3, 1, (2,)))
+    result = replay([early, late])
+    assert times(result, 0) == [(0, 10), (10, 105), (105, 106)]
+    assert times(result, 1) == [(0, 100), (100, 105), (105, 106)]
+
+
+@BOTH
+def test_collectives_are_matched_within_their_group(replay):
+    groups = {"1": [0, 1], "2": [1, 2]}
+    traces = [
+        make_trace(collective(1, 4)),
+        make_trace(collective(1, 7), collective(2, 3, (1,), group="2")),
+        make_trace(cpu(1, 20), collective(2, 9, (1,), group="2")),
+    ]
+    result = replay(traces, comm_groups=groups)
+    assert times(result, 0) == [(0, 4)]
+    assert times(result, 1) == [(0, 4), (4, 23)]
+    assert times(result, 2) == [(0, 20), (20, 23)]
+
+
+@BOTH
+@pytest.mark.parametrize("names", [("", "0"), ("0", None), (None, "")])
+def test_no_group_is_all_ranks(replay, names):
+    traces = []
+    for rank, name in enumerate(names):
+        node = collective(1, 10 + rank, group=name)
+        if name is None:
+            del node["pg_name"]
+        traces.append(make_trace(node))
+    assert times(replay(traces), 1) == [(0, 10)]
+
+
+@BOTH
+def test_collectives_run_unmatched_if_a_member_is_missing(replay):
+    traces = [make_trace(collective(1, 10)), make_trace(collective(1, 30))]
+    result = replay(traces, comm_groups={"1": [0, 1, 2]})
+    assert [times(result, rank) for rank in (0, 1)] == [[(0, 10)], [(0, 30)]]
+    assert any("group 1 run unmatched" in note and "not given" in note for note in result.notes)
+    result = replay([make_trace(collective(1, 10, group="", x=1), world_size=3) for _ in range(2)])
+    assert any("group 0 run unmatched" in note for note in result.notes)
+
+
+@BOTH
+def test_group_of_one_runs_unmatched(replay):
+    result = replay([make_trace(collective(1, 10, group="5")), make_trace(cpu(1, 1))])
+    assert times(result, 0) == [(0, 10)]
+    assert any("has one rank" in note for note in result.notes)
+
+
+def test_astra_replays_broadcast_without_synchronising():
+    kind = CollectiveType.BROADCAST
+    traces = [
+        make_trace(cpu(1, 50), collective(2, 5, (1,), comm_type=kind)),
+        make_trace(collective(2, 9, comm_type=kind)),
+    ]
+    assert times(replay_astra(traces), 1) == [(0, 9)]
+    assert times(replay_device(traces), 1) == [(0, 55)]
+
+
+def test_astra_treats_a_collective_with_is_cpu_op_as_computation():
+    traces = [
+        make_trace(cpu(1, 50), collective(2, 5, (1,), is_cpu_op=1)),
+        make_trace(collective(2, 9, is_cpu_op=1)),
+    ]
+    assert times(replay_astra(traces), 1) == [(0, 9)]
+    assert times(replay_device(traces), 1) == [(0, 55)]
+
+
+@BOTH
+def test_send_and_receive_are_matched_by_ranks_tag_and_size(replay):
+    traces = [
+        make_trace(send(1, 6, dst=1, comm_tag=3), send(2, 5, dst=1, deps=(1,))),
+        make_trace(cpu(1, 10), recv(2, 9, src=0, comm_tag=0), recv(3, 4, src=0, comm_tag=3, deps=(1,))),
+    ]
+    result = replay(traces)
+    assert times(result, 0) == [(0, 14), (14, 19)]
+    assert times(result, 1) == [(0, 10), (0, 19), (10, 14)]
+
+
+@BOTH
+def test_messages_without_a_given_peer_run_unmatched(replay):
+    nameless = send(2, 3, dst=0, deps=(1,))
+    del nameless["comm_dst"]
+    result = replay([make_trace(send(1, 6, dst=7), nameless), make_trace(cpu(1, 1))])
+    assert times(result, 0) == [(0, 6), (6, 9)]
+    assert any("2 sends and receives run unmatched" in note for note in result.notes)
+
+
+@BOTH
+def test_a_rank_may_send_to_itself(replay):
+    traces = [make_trace(send(1, 6, dst=0), recv(2, 4, src=0)), make_trace(cpu(1, 1))]
+    assert times(replay(traces), 0) == [(0, 4), (0, 4)]
+
+
+@BOTH
+def test_missing_collective_is_reported_with_rank_group_and_index(replay):
+    traces = [
+        make_trace(collective(1, 1), collective(2, 1, (1,), name="second"), cpu(3, 1, (2,))),
+        make_trace(collective(1, 1)),
+    ]
+    with pytest.raises(TraceError) as caught:
+        replay(traces, ranks=[4, 6])
+    text = str(caught.value)
+    assert "collective 2 of group 1" in text and "rank 4 at node 2 'second'" in text
+    assert "rank 6, which has 1 of them" in text and "2 nodes never end" in text
+
+
+@BOTH
+def test_crossed_groups_are_reported_as_a_deadlock(replay):
+    groups = {"1": [0, 1], "2": [0, 1]}
+    traces = [
+        make_trace(collective(1, 1, group="1"), collective(2, 1, (1,), group="2")),
+        make_trace(collective(1, 1, group="2"), collective(2, 1, (1,), group="1")),
+    ]
+    with pytest.raises(TraceError, match="rank 1, which never gets there"):
+        replay(traces, comm_groups=groups)
+
+
+@BOTH
+def test_missing_receive_is_reported(replay):
+    with pytest.raises(TraceError, match="send 1 of rank 0 to rank 1, tag 0, 8 bytes .* has 0 of them"):
+        replay([make_trace(send(1, 1, dst=1)), make_trace(cpu(1, 1))])
+
+
+@BOTH
+@pytest.mark.parametrize("other", [{"comm_type": 2}, {"comm_size": 16}])
+def test_collectives_of_different_type_or_size_are_reported(replay, other):
+    with pytest.raises(
+        TraceError, match="collective 1 of group 1 is ALL_REDUCE of 8 bytes on rank 0 .* but "
+    ):
+        replay([make_trace(collective(1, 1)), make_trace(collective(1, 1, **other))])
+
+
+@BOTH
+def test_all_to_all_may_differ_in_size(replay):
+    kind = CollectiveType.ALL_TO_ALL
+    traces = [make_trace(collective(1, 5, comm_type=kind, comm_size=size)) for size in (8, 9)]
+    assert times(replay(traces)) == [(0, 5)]
+
+
+@BOTH
+def test_group_used_by_a_rank_outside_it(replay):
+    with pytest.raises(TraceError, match="rank 2 has collectives of group 1, whose members are ranks 0, 1"):
+        replay([make_trace(collective(1, 1)) for _ in range(3)], comm_groups={"1": [0, 1]})
+
+
+@BOTH
+def test_ranks_start_apart_when_they_share_a_clock(replay):
+    def rank(begin: int, clock: str, duration: int) -> ExecutionTrace:
+        nodes = cpu(1, 10, start=5), collective(2, duration, (1,), start=15)
+        return make_trace(*nodes, trace_start_ns=begin, clock_domain=clock)
+
+    together = replay([rank(1_000_000, "host", 43), rank(1_040_000, "host", 3)])
+    assert together.release_ns == [0, 40_000]
+    assert times(together, 0)[1] == (10, 53) and times(together, 1)[1] == (50, 53)
+    # Clocks of two hosts tell nothing; that the collective ends on both at once does.
+    apart = replay([rank(1_000_000, "host", 43), rank(7_000_000, "other", 3)])
+    assert apart.release_ns == [0, 40_000] and times(apart, 0)[1] == (10, 53)
+    assert any("clocks aligned by 1 collectives" in note for note in apart.notes)
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {"trace_start_ns": 7},
+        {"trace_start_ns": 7, "clock_domain": ""},
+        {"clock_domain": "host"},
+        {"trace_start_ns": "7", "clock_domain": "host"},
+    ],
+)
+def test_incomplete_clock_metadata_is_not_used(metadata):
+    traces = [make_trace(cpu(1, 1, start=1), **metadata) for _ in range(2)]
+    assert build_graph(traces).clock_ns is None
+
+
+@BOTH
+def test_with_one_clock_each_rank_keeps_its_own_transfer_time(replay):
+    # Of two ranks that share cores, one is woken up 7 µs later than the other when the data is there.
+    def rank(work: int, duration: int) -> ExecutionTrace:
+        nodes = (
+            cpu(1, work, start=1),
+            collective(2, duration, (1,), start=1 + work),
+            cpu(3, 1, (2,), start=90),
+        )
+        return make_trace(*nodes, trace_start_ns=0, clock_domain="host")
+
+    result = replay([rank(10, 30), rank(35, 12)])
+    assert times(result, 0)[1] == (10, 40) and times(result, 1)[1] == (35, 47)
+
+
+@BOTH
+def test_collective_that_ended_before_another_rank_began_takes_no_time(replay):
+    def rank(work: int, duration: int) -> ExecutionTrace:
+        nodes = cpu(1, work, start=1), collective(2, duration, (1,), start=1 + work)
+        return make_trace(*nodes, trace_start_ns=0, clock_domain="host")
+
+    result = replay([rank(10, 5), rank(20, 5)])
+    assert times(result, 1)[1] == (20, 25) and times(result, 0)[1][1] == pytest.approx(20, abs=0.002)
+
+
+@BOTH
+def test_ranks_of_two_runs_are_rejected(replay):
+    traces = [
+        make_trace(cpu(1, 1, start=1), trace_start_ns=day * 86_400 * 10**9, clock_domain="host")
+        for day in (1, 2)
+    ]
+    with pytest.raises(TraceError, match="begin 86400 s apart"):
+        replay(traces)
+
+
+@BOTH
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+@pytest.mark.parametrize("name", ["lane", "tid", "stream", "is_cpu_op", "comm_type", "comm_size", "comm_dst"])
+@pytest.mark.parametrize("value", ["text", 2.5, float("nan"), -(2**63)])
+def test_attributes_of_another_kind_are_ignored(replay, name, value):
+    node = collective(1, 5, name="c") if name in ("comm_type", "comm_size") else cpu(1, 5)
+    traces = [make_trace({**node, name: value}, send(2, 3, dst=7, deps=(1,))) for _ in range(2)]
+    assert replay(traces).makespan_ns == 8_000
+
+
+@BOTH
+def test_group_name_may_be_a_number(replay):
+    traces = [make_trace(collective(1, 5 + rank, group=3)) for rank in range(2)]
+    assert times(replay(traces), 1) == [(0, 5)]
