@@ -9,10 +9,9 @@ import numpy as np
 from chakra_et.astra.bundle import Ranks
 from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
-from chakra_et.job.mesh import ScaledGroups
+from chakra_et.job.mesh import ScaledGroups, find_mesh
 from chakra_et.job.sets import InputSet
 from chakra_et.transform.rank_copies import names_in, peers_in, relabelled, transfers, varied, without_waiting
-from chakra_et.transform.scale import find_mesh
 from chakra_et.transform.spread import compute_micros, deviation, draw, relative_spread, step_of
 
 
@@ -24,7 +23,7 @@ def filled(found: InputSet, folder: Path, mesh_text: str = "", seed: int = 0) ->
     rank.
     """
     traces = {rank: et_file.read(path) for rank, path in found.files.items()}
-    mesh = find_mesh(found, traces, mesh_text)
+    mesh = find_mesh(found.name, found.groups, found.manifest, traces, found.world, mesh_text)
     groups = ScaledGroups(found.groups, mesh, mesh)
     lasting = transfers(traces, found.groups)
     generator = np.random.default_rng(seed)

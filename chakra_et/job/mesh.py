@@ -10,13 +10,16 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import ExecutionTrace, NodeType
+from chakra_et.job.axes import axes_of, described_groups, forward_uses
 from chakra_et.job.sets import Groups
+
+AXES = ("tp", "dp", "pp", "cp", "ep")
 
 _TEXT = re.compile(r"(tp|dp|pp)\s*=?\s*(\d+)")
 Along = Literal["all", "one", "block", "stride"]
@@ -87,16 +90,58 @@ def message_distances(traces: Iterable[ExecutionTrace]) -> set[int]:
     return apart - {0}
 
 
+def find_mesh(
+    where: str,
+    groups: Groups,
+    manifest: Mapping[str, Any] | None,
+    traces: Mapping[int, ExecutionTrace],
+    world: int,
+    text: str = "",
+) -> Mesh:
+    """The mesh of a run: as ``text`` (``--mesh``) gives it, else as the groups' descriptions, their
+    collectives and the messages between ranks show it.
+
+    Raises ``TraceError`` where ``text`` is wrong, where no mesh explains all groups, and where a group that
+    no description explains does what data parallelism doesn't.
+    """
+    if text:
+        return parse_mesh(text, world)
+    entries = (manifest or {}).get("process_groups")
+    described = {
+        str(entry.get("description", "")): entry["ranks"]
+        for entry in (entries if isinstance(entries, list) else ())
+        if isinstance(entry, dict) and isinstance(entry.get("ranks"), list)
+    }
+    for trace in traces.values():
+        described |= dict(described_groups(trace))
+    mesh = mesh_of(groups, described, message_distances(traces.values()), world)
+    refuse_unknown_parallelism(where, groups, mesh, traces.values(), "give the mesh, as in --mesh tp2,dp4")
+    return mesh
+
+
+def refuse_unknown_parallelism(
+    where: str, groups: Groups, mesh: Mesh, traces: Iterable[ExecutionTrace], remedy: str
+) -> None:
+    """Raises ``TraceError`` for a group across data-parallel places with collectives in the forward pass:
+    its ranks share work, as in tensor, sequence or expert parallelism, and aren't replicas."""
+    for name, use in forward_uses(traces).items():
+        shape = shape_of(groups.get(name, []), mesh)
+        if shape is not None and shape.along != "one":
+            raise TraceError(
+                f"{where}: {use}, so that its ranks share work and aren't data-parallel replicas, and no "
+                f"description says which mesh they make: {remedy}"
+            )
+
+
 def mesh_of(groups: Groups, described: Mapping[str, Sequence[int]], messages: set[int], ranks: int) -> Mesh:
     """The mesh that the groups and messages of a set show.
 
-    ``described``: description → members, of the manifest's process groups; ``messages``: by how many ranks
-    the two ends of a message lie apart. Raises ``TraceError`` where no mesh explains all groups.
+    ``described``: description → members, of the process groups; ``messages``: by how many ranks the two ends
+    of a message lie apart. Raises ``TraceError`` where no mesh explains all groups.
     """
-    tensor = [len(members) for text, members in described.items() if _is_tensor(text)]
-    stages = [len(members) for text, members in described.items() if _is_pipeline(text)]
-    if tensor or stages:
-        tp, pp = max(tensor, default=1), max(stages, default=1)
+    named = {axis: [each for text, each in described.items() if axes_of(text) == {axis}] for axis in AXES}
+    if any(len(members) > 1 for axis in ("tp", "pp", "cp") for members in named[axis]):
+        tp, pp = (max(map(len, named[axis]), default=1) for axis in ("tp", "pp"))
     else:
         stride = min(messages, default=ranks)
         pp = ranks // stride if ranks % stride == 0 else 1
@@ -112,16 +157,15 @@ def mesh_of(groups: Groups, described: Mapping[str, Sequence[int]], messages: se
                 f"group {name} (ranks {', '.join(map(str, members[:4]))}…) is no grid of {mesh}: give the "
                 "mesh, as in --mesh tp2,dp4,pp2"
             )
+    for axis, at in (("tp", 0), ("pp", 2)):
+        for along in named[axis]:
+            places = [mesh.place(rank) for rank in along if 0 <= rank < ranks]
+            if any(len({place[other] for place in places}) > 1 for other in range(3) if other != at):
+                raise TraceError(
+                    f"the {axis} group of ranks {', '.join(map(str, along[:4]))} doesn't lie along {axis} "
+                    f"of {mesh}: ranks in another order than tp, dp, pp aren't supported"
+                )
     return mesh
-
-
-def _is_tensor(text: str) -> bool:
-    """Groups of several kinds of parallelism, such as TENSOR_AND_DATA_PARALLEL_GROUP, are none."""
-    return "TENSOR" in text.upper() and not re.search("PIPELINE|DATA|EXPERT|CONTEXT|_CP", text.upper())
-
-
-def _is_pipeline(text: str) -> bool:
-    return "PIPELINE" in text.upper() and not re.search("EMBEDDING|TENSOR|DATA|EXPERT", text.upper())
 
 
 def _tensor_ranks(groups: Groups, stage: int) -> int:

@@ -11,12 +11,12 @@ from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import ExecutionTrace
 from chakra_et.et.sets import RankSet
+from chakra_et.job.axes import stages_of
 from chakra_et.names import run_at
 from chakra_et.simulate.joint import ReplayGraph, build_graph
 from chakra_et.simulate.longest_path import Schedule, make_schedule
 from chakra_et.simulate.matching import Matching, match
 from chakra_et.simulate.timing import Timing, timing
-from chakra_et.stragglers.mesh import stages_of
 from chakra_et.stragglers.operations import JobMeta, Operations, Setting
 from chakra_et.stragglers.stretches import find_stretches
 from chakra_et.stragglers.table import NS, Table, make_table

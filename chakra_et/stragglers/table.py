@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from chakra_et.job.axes import dp_ranks_of
 from chakra_et.simulate.joint import ReplayGraph
 from chakra_et.simulate.matching import Matching
 from chakra_et.simulate.timing import Timing
-from chakra_et.stragglers.mesh import dp_ranks_of
 from chakra_et.stragglers.operations import Operations
 from chakra_et.stragglers.stretches import Stretches
 

@@ -10,6 +10,7 @@ import numpy as np
 from chakra_et.cost.network_fit import Model
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
+from chakra_et.job.axes import forward_uses
 from chakra_et.predict.elementwise import Elementwise
 from chakra_et.simulate.run import Run
 from chakra_et.text import plural
@@ -179,5 +180,11 @@ def _only_group(run: Run) -> str:
         what = CollectiveType(other).name.lower() if known else f"collectives of unknown type {other}"
         raise TraceError(
             f"{FLAG}: the run shards what it computes ({what}), so that it isn't data-parallel alone"
+        )
+    shared = list(forward_uses(graph.traces).values())
+    if shared:
+        raise TraceError(
+            f"{FLAG}: {shared[0]}, so that its ranks share work, as with tensor parallelism, and aren't "
+            "data-parallel replicas"
         )
     return str(names[0])

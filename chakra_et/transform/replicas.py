@@ -17,6 +17,7 @@ import numpy as np
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType, Strings
 from chakra_et.et.edit import has, texts, with_integers, with_texts, without
+from chakra_et.job.axes import axes_of, forward_uses
 from chakra_et.job.blocks import Blocks
 from chakra_et.job.gradients import NEAR, Sweep, bucket_sizes, sweeps_of
 from chakra_et.job.operators import Operators, operators_of
@@ -79,13 +80,16 @@ def with_reductions(traces: Mapping[int, ExecutionTrace], groups: Groups, where:
 
 
 def shared_groups(traces: Mapping[int, ExecutionTrace]) -> set[str]:
-    """The groups that span all replicas: the default one and those of data parallelism, by description."""
+    """The groups that span all replicas: those of data parallelism by their descriptions, and the default one
+    unless it shares work in forward passes."""
     found = set()
+    sharing = forward_uses(traces.values())
     for trace in traces.values():
         (names, of_node), (described, about) = texts(trace, "pg_name"), texts(trace, "pg_description")
         for at, text in set(zip(of_node.tolist(), about.tolist(), strict=True)):
-            words = described[text].upper() if text >= 0 else ""
-            if at >= 0 and ("DEFAULT" in words or "DATA" in words or not words):
+            words = described[text] if text >= 0 else ""
+            default = not words or "default" in words.lower()
+            if at >= 0 and ("dp" in axes_of(words) or (default and names[at] not in sharing)):
                 found.add(names[at])
     return found
 

@@ -17,7 +17,7 @@ from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import ExecutionTrace
 from chakra_et.files import scratch_folder, write_json
-from chakra_et.job.mesh import Mesh, ScaledGroups, mesh_of, message_distances, parse_mesh
+from chakra_et.job.mesh import Mesh, ScaledGroups, find_mesh
 from chakra_et.job.sets import Groups, InputSet
 from chakra_et.names import RunFiles
 from chakra_et.transform.network_fit import fitted
@@ -60,19 +60,6 @@ def captured(found: InputSet) -> dict[int, ExecutionTrace]:
     return traces
 
 
-def find_mesh(found: InputSet, traces: Mapping[int, ExecutionTrace], text: str) -> Mesh:
-    """The mesh given by ``text``, or the one that manifest, groups and messages show."""
-    if text:
-        return parse_mesh(text, found.world)
-    entries = (found.manifest or {}).get("process_groups")
-    described = {
-        str(entry.get("description", "")): entry["ranks"]
-        for entry in (entries if isinstance(entries, list) else ())
-        if isinstance(entry, dict) and isinstance(entry.get("ranks"), list)
-    }
-    return mesh_of(found.groups, described, message_distances(traces.values()), found.world)
-
-
 def _not_from(captured: int, wanted: int, what: str) -> str:
     """Why a degree can't be made from the captured one, and what to do."""
     if captured == 1:
@@ -83,7 +70,7 @@ def _not_from(captured: int, wanted: int, what: str) -> str:
 def scale(found: InputSet, traces: Mapping[int, ExecutionTrace], wanted: Scaling, run: RunFiles) -> Scaled:
     """Write the scaled set as ``run``. Raises ``TraceError``, with nothing written, where it can't be
     made."""
-    old = find_mesh(found, traces, wanted.mesh)
+    old = find_mesh(found.name, found.groups, found.manifest, traces, found.world, wanted.mesh)
     pp = wanted.pp or old.pp
     if pp != old.pp and (old.pp < 2 or pp % old.pp):
         raise TraceError(f"--pp {pp}: {_not_from(old.pp, pp, 'the messages between stages')}")

@@ -92,6 +92,10 @@ def test_an_example_is_traced_and_converts(example: str, world: int, torchrun, t
         if example in ("ddp", "hf_trainer"):
             found["ALL_REDUCE"] = [sum(found["ALL_REDUCE"])]  # DDP splits the gradient into buckets
         assert found == wanted, f"rank {rank}"
+    if example == "tensor_parallel":
+        scaled = [*command, "scale", folder / example, "--dp", "4", "-o", folder / "scaled"]
+        refused = subprocess.run(scaled, env=environment, capture_output=True, text=True)
+        assert refused.returncode == 2 and "inside the forward pass" in refused.stderr
 
 
 @pytest.mark.parametrize("example", EXAMPLES)

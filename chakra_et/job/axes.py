@@ -1,0 +1,149 @@
+"""Which axis of a mesh a process group stands for: by its description, else by what it does in a step.
+
+>>> axes_of("TENSOR_MODEL_PARALLEL_GROUP"), axes_of("mesh_dp_shard")
+(frozenset({'tp'}), frozenset({'dp'}))
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
+from chakra_et.et.edges import rows_of
+from chakra_et.et.edit import texts
+from chakra_et.text import plural
+
+# Words of process groups' descriptions: torch.distributed's DeviceMesh (``mesh_dp_shard``), megatron-core's
+# parallel_state (``TENSOR_MODEL_PARALLEL_GROUP``) and DeepSpeed's utils.groups (``ep_size_2``, ``zero``).
+WORDS = {
+    "tp": ("tp", "tensor", "etp"),
+    "dp": ("dp", "data", "fsdp", "ddp", "hsdp", "replicate", "shard", "zero", "edp"),
+    "pp": ("pp", "pipeline", "pipe"),
+    "cp": ("cp", "context", "sp", "sequence", "ulysses"),
+    "ep": ("ep", "expert", "moe"),
+    "embedding": ("embedding",),
+}
+_AXIS = {word: axis for axis, words in WORDS.items() for word in words}
+
+# Data parallelism that communicates in the forward pass: gathered shards, statistics of batch normalization.
+_OF_DATA = re.compile(r"FSDP|FullySharded|SyncBatchNorm|zero.*param|DeepSpeedZero", re.IGNORECASE)
+_SHARES_WORK = (
+    CollectiveType.ALL_REDUCE,
+    CollectiveType.REDUCE_SCATTER,
+    CollectiveType.ALL_TO_ALL,
+    CollectiveType.ALL_GATHER,
+)
+# A few numbers, as a loss or a metric, are reduced in the forward pass under data parallelism too.
+_METRIC_BYTES = 64
+
+
+def axes_of(description: str) -> frozenset[str]:
+    """The axes (keys of ``WORDS``) that a group's description names; empty where it names none.
+
+    ``DATA_PARALLEL_GROUP_WITH_CP`` is of dp and cp, ``default_pg`` of none.
+    """
+    words = re.findall(r"[a-z]+", description.lower())
+    return frozenset(_AXIS[word] for word in words if word in _AXIS)
+
+
+def described_groups(trace: ExecutionTrace) -> list[tuple[str, list[int]]]:
+    """(description, ranks) of the process groups in the file's metadata, which other writers leave out."""
+    text = trace.metadata.get("process_groups")
+    try:
+        content: Any = json.loads(text) if isinstance(text, str) else {}
+    except (ValueError, RecursionError):
+        return []
+    found = []
+    for group in content.values() if isinstance(content, dict) else ():
+        if isinstance(group, list) and len(group) == 3 and isinstance(group[2], list):
+            found.append((str(group[1]), [rank for rank in group[2] if type(rank) is int]))
+    return found
+
+
+@dataclass(frozen=True)
+class ForwardUse:
+    """Collectives of a group inside the forward pass: ``calls`` of one rank, ``kind`` of the first."""
+
+    group: str
+    calls: int
+    kind: CollectiveType
+
+    def __str__(self) -> str:
+        kind = self.kind.name.lower().replace("_", "-")
+        return f"group {self.group} has {plural(self.calls, kind)} inside the forward pass"
+
+
+def forward_uses(traces: Iterable[ExecutionTrace]) -> dict[str, ForwardUse]:
+    """Group number → its collectives in forward passes, which data parallelism doesn't have.
+
+    Left out are groups whose description names data parallelism, what FSDP, ZeRO and synchronized batch
+    normalization do, and up to 64 bytes, as a loss has.
+    """
+    found: dict[str, ForwardUse] = {}
+    for trace in traces:
+        rows = np.flatnonzero((trace.types == NodeType.COMM_COLL) & _in_forward(trace))
+        kinds = trace.column("comm_type", -1)
+        rows = rows[np.isin(kinds[rows], _SHARES_WORK) & (trace.column("comm_size", 0)[rows] > _METRIC_BYTES)]
+        if not len(rows):
+            continue
+        (names, group), (described, about) = texts(trace, "pg_name"), texts(trace, "pg_description")
+        above = _Ancestors(trace)
+        counted: dict[str, list[int]] = {}
+        for row in rows.tolist():
+            of_data = about[row] >= 0 and "dp" in axes_of(described[about[row]])
+            if group[row] >= 0 and not of_data and not above.matches(row):
+                counted.setdefault(names[group[row]], []).append(row)
+        for name, users in counted.items():
+            found.setdefault(name, ForwardUse(name, len(users), CollectiveType(int(kinds[users[0]]))))
+    return found
+
+
+def _in_forward(trace: ExecutionTrace) -> np.ndarray:
+    table, index = texts(trace, "phase")
+    forward: np.ndarray = np.array([*(text == "forward" for text in table), False])[index]
+    return forward
+
+
+class _Ancestors:
+    """The names of the operators and annotations around a node."""
+
+    def __init__(self, trace: ExecutionTrace):
+        number = trace.column("parent", -1)
+        self.parent = np.where(number > 0, rows_of(trace.ids, np.maximum(number, 0).astype(np.uint64)), -1)
+        self.of_data = np.array(
+            [bool(_OF_DATA.search(name.decode("utf-8", "replace"))) for name in trace.names.table]
+        )[trace.names.index]
+
+    def matches(self, row: int) -> bool:
+        seen = 0
+        while row >= 0 and seen < len(self.parent):
+            if self.of_data[row]:
+                return True
+            row, seen = int(self.parent[row]), seen + 1
+        return False
+
+
+def stages_of(traces: Sequence[ExecutionTrace], ranks: Sequence[int]) -> dict[int, int]:
+    """Rank → its place in its pipeline group; 0 for a rank in none."""
+    stages = dict.fromkeys(ranks, 0)
+    for trace in traces:
+        for description, members in described_groups(trace):
+            if axes_of(description) == {"pp"}:
+                stages |= {rank: place for place, rank in enumerate(members) if rank in stages}
+    return stages
+
+
+def dp_ranks_of(stages: dict[int, int]) -> dict[int, int]:
+    """Rank → its place among the ranks of its stage, in the order of ranks."""
+    seen: dict[int, int] = {}
+    places = {}
+    for rank in sorted(stages):
+        places[rank] = seen.get(stages[rank], 0)
+        seen[stages[rank]] = places[rank] + 1
+    return places
