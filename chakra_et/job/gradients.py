@@ -1,9 +1,4 @@
-"""The gradients of captured backward passes, and the collectives that reduce them, in buckets.
-
-PyTorch's DistributedDataParallel closes a bucket once it holds as many bytes as its limit: 1 MiB for the
-first, ``bucket_cap_mb`` (25) for the others, in the order in which gradients become ready (torch,
-reducer.cpp: compute_bucket_assignment_by_size).
-"""
+"""The gradients of captured backward passes, and the collectives that reduce them."""
 
 from __future__ import annotations
 
@@ -18,7 +13,6 @@ from chakra_et.et.columns import CollectiveType, NodeType
 from chakra_et.job.blocks import Blocks
 from chakra_et.job.operators import ENGINE, GRADIENT, Operators, Shape
 
-FIRST_MIB, MOST_MIB = 1, 1024
 NEAR = 0.02
 """Bytes that differ by less than this part are the same gradients."""
 Retime = Callable[[CollectiveType, int, int, str, float], float]
@@ -27,11 +21,13 @@ Retime = Callable[[CollectiveType, int, int, str, float], float]
 
 @dataclass(frozen=True)
 class Gradient:
-    """``row``: where it is accumulated; ``block``: that of its parameter, -1 for none."""
+    """``row``: where it is accumulated; ``type``: of its elements; ``block``: that of its parameter, -1 for
+    none."""
 
     row: int
     shape: Shape
     bytes: int
+    type: str
     block: int
 
 
@@ -62,19 +58,6 @@ class Parameters:
 
 def elements(counted: Counter[Shape]) -> int:
     return sum(number * math.prod(shape) for shape, number in counted.items())
-
-
-def bucket_sizes(sizes: Sequence[int], limit: int, first: int = FIRST_MIB << 20) -> list[list[int]]:
-    """The buckets of gradients of these bytes, in order, as lists of their places."""
-    buckets: list[list[int]] = [[]]
-    held = 0
-    for place, size in enumerate(sizes):
-        buckets[-1].append(place)
-        held += size
-        if held >= (first if len(buckets) == 1 else limit):
-            buckets.append([])
-            held = 0
-    return [bucket for bucket in buckets if bucket]
 
 
 def sweeps_of(operators: Operators, blocks: Blocks | None) -> list[Sweep]:
@@ -115,7 +98,7 @@ def sweeps_of(operators: Operators, blocks: Blocks | None) -> list[Sweep]:
 def _gradient(operators: Operators, blocks: Blocks | None, row: int) -> Gradient:
     shape = next(iter(operators.shapes(row)), ())
     size = int(np.prod(shape)) * operators.item(row)
-    return Gradient(row, shape, size, -1 if blocks is None else int(blocks.block[row]))
+    return Gradient(row, shape, size, operators.type(row), -1 if blocks is None else int(blocks.block[row]))
 
 
 def _launches(operators: Operators) -> dict[int, int]:
@@ -161,19 +144,3 @@ def launch_tree(operators: Operators, sweep: Sweep) -> list[set[int]]:
                 break
         trees.append(rows)
     return trees
-
-
-def limits_of(gradients: Sequence[int], buckets: Sequence[int]) -> tuple[int, int] | None:
-    """DDP's limits in bytes, of the first bucket and of all others, that make these buckets of these
-    gradients; None where none do.
-
-    1 and 25 MiB where that fits, else the smallest whole MiB: for all buckets, as with ``bucket_cap_mb``, or
-    behind a first one of 1 MiB.
-    """
-    mib = 1 << 20
-    whole = range(1, min(-(-sum(gradients) // mib), MOST_MIB) + 1)
-    for first, limit in [(FIRST_MIB, 25), *((n, n) for n in whole), *((FIRST_MIB, n) for n in whole)]:
-        made = bucket_sizes(gradients, limit * mib, first * mib)
-        if [sum(gradients[at] for at in bucket) for bucket in made] == list(buckets):
-            return first * mib, limit * mib
-    return None

@@ -55,12 +55,15 @@ class Operators:
 
     def item(self, row: int) -> int:
         """Bytes of an element of a node's first input; 4 where unknown."""
+        return item_bytes(self.type(row)) or 4
+
+    def type(self, row: int) -> str:
+        """The type of the elements of a node's first input, "" where unknown."""
         at = self._input_of.get(row)
         if at is None or self.trace.inputs is None:
-            return 4
+            return ""
         kind = self.trace.inputs.types[at].decode("utf-8", "replace")
-        _, _, rest = kind.partition("Tensor(")
-        return item_bytes(rest.partition(")")[0]) or 4
+        return kind.partition("Tensor(")[2].partition(")")[0]
 
     @functools.cached_property
     def _input_of(self) -> dict[int, int]:

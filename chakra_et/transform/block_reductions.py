@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from chakra_et.et.columns import CollectiveType, NodeType
 from chakra_et.et.edit import texts
-from chakra_et.job.gradients import Gradient, Retime, Sweep, bucket_sizes, launch_tree, limits_of
+from chakra_et.job.buckets import buckets_of, limits_of
+from chakra_et.job.gradients import Gradient, Retime, Sweep, launch_tree
 from chakra_et.job.operators import Operators
 from chakra_et.transform.unroll import Draft
 
@@ -50,7 +51,7 @@ class Buckets:
             if self.draft.old[node] in rows or self.draft.old[node] in launched
         ]
         before = [int(self.sizes[collective]) for collective, _ in sweep.launches]
-        limits = limits_of([gradient.bytes for gradient in sweep.gradients], before)
+        limits = limits_of(*_sizes_and_types(sweep.gradients), before)
         alone = all(not self._waits_elsewhere(sweep, collective) for collective, _ in sweep.launches)
         if limits and alone:
             self._as_ddp(sweep, events, rows, limits)
@@ -100,7 +101,7 @@ class Buckets:
     ) -> None:
         draft, trees = self.draft, launch_tree(self.operators, sweep)
         order = [(place, rows[draft.old[node]]) for place, node in events if draft.old[node] in rows]
-        buckets = bucket_sizes([gradient.bytes for _, gradient in order], limits[1], limits[0])
+        buckets = buckets_of(*_sizes_and_types([gradient for _, gradient in order]), limits[1], limits[0])
         ends = [order[bucket[-1]][0] for bucket in buckets]
         whole = [sum(order[at][1].bytes for at in bucket) for bucket in buckets]
         nodes = draft.lanes[sweep.lane]
@@ -201,3 +202,7 @@ def _since(sweep: Sweep) -> Iterator[int]:
             held = 0
         else:
             held += size
+
+
+def _sizes_and_types(gradients: Sequence[Gradient]) -> tuple[list[int], list[str]]:
+    return [each.bytes for each in gradients], [each.type for each in gradients]

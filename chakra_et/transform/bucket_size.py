@@ -9,16 +9,14 @@ import numpy as np
 from chakra_et.cost.network_fit import Model
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType, ExecutionTrace
+from chakra_et.job.buckets import buckets_of
 from chakra_et.simulate.run import Run
-from chakra_et.transform.ddp import Backward, Bucket, assign, awaited, find_backward
+from chakra_et.transform.ddp import Backward, Bucket, awaited, find_backward
 from chakra_et.transform.edit import dependencies, lanes, parents
 from chakra_et.transform.insert import New, insert
 from chakra_et.transform.rebuild import Times, as_run, with_transfers
 
 FLAG = "--bucket-mb"
-FIRST_MB, OTHERS_MB = 1.0, 25.0
-"""DDP's buckets where bucket_cap_mb isn't given: the first, and all others
-(torch.nn.parallel.distributed)."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +69,7 @@ class Buckets:
 def plan_buckets(step: Backward, mb: float, first_mb: float) -> list[list[int]]:
     """The gradients in each bucket of one step."""
     sizes, types = [each.size for each in step.gradients], [each.type for each in step.gradients]
-    return assign(sizes, types, mb * 2**20, first_mb * 2**20)
+    return buckets_of(sizes, types, mb * 2**20, first_mb * 2**20)
 
 
 def size_of(step: Backward, part: list[int]) -> int:

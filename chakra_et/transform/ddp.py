@@ -132,25 +132,6 @@ def reduction(trace: ExecutionTrace, steps: Sequence[Backward]) -> np.ndarray:
     return found
 
 
-def assign(sizes: Sequence[int], types: Sequence[str], limit: float, first_limit: float) -> list[list[int]]:
-    """The gradients of each bucket, by their places in the order in which they become ready.
-
-    A bucket takes gradients until it has ``limit`` bytes or more, the first one of a type ``first_limit``
-    (``compute_bucket_assignment_by_size`` in reducer.cpp).
-    """
-    open_of: dict[str, list[int]] = {}
-    filled: set[str] = set()
-    done: list[list[int]] = []
-    for at, of in enumerate(types):
-        bucket = open_of.setdefault(of, [])
-        bucket.append(at)
-        held = sum(sizes[each] for each in bucket)
-        if held >= (limit if of in filled else first_limit):
-            done.append(open_of.pop(of))
-            filled.add(of)
-    return sorted([*done, *open_of.values()])
-
-
 def _shapes(trace: ExecutionTrace) -> dict[int, tuple[bytes, bytes]]:
     """Row → shapes and types of its tensors, for the nodes that have them."""
     if trace.inputs is None:

@@ -11,10 +11,11 @@ from chakra_et.cost.network_fit import Model
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
 from chakra_et.job.axes import forward_uses
+from chakra_et.job.buckets import FIRST_MIB, OTHERS_MIB
 from chakra_et.predict.elementwise import Elementwise
 from chakra_et.simulate.run import Run
 from chakra_et.text import plural
-from chakra_et.transform.bucket_size import FIRST_MB, OTHERS_MB, plan_buckets, size_of
+from chakra_et.transform.bucket_size import plan_buckets, size_of
 from chakra_et.transform.ddp import BACK, INTO_BUCKET, Backward, find_backward
 from chakra_et.transform.edit import lasting
 from chakra_et.transform.insert import New, insert
@@ -93,7 +94,7 @@ class Ranks:
                 f"{FLAG} {self.count}: DDP can be added to a run of one rank on CPUs alone: capture two ranks"
             )
         steps = find_backward(trace, rank, FLAG)
-        first, others = (FIRST_MB, OTHERS_MB) if self.mb is None else (self.mb, self.mb)
+        first, others = (FIRST_MIB, OTHERS_MIB) if self.mb is None else (self.mb, self.mb)
         rate, new = Elementwise(trace), []
         for step in steps:
             if step.finish >= 0:

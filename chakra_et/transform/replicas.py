@@ -19,12 +19,12 @@ from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType, Strin
 from chakra_et.et.edit import has, texts, with_integers, with_texts, without
 from chakra_et.job.axes import axes_of, forward_uses
 from chakra_et.job.blocks import Blocks
-from chakra_et.job.gradients import NEAR, Sweep, bucket_sizes, sweeps_of
+from chakra_et.job.buckets import FIRST_MIB, OTHERS_MIB, buckets_of
+from chakra_et.job.gradients import NEAR, Sweep, sweeps_of
 from chakra_et.job.operators import Operators, operators_of
 from chakra_et.job.sets import Groups
 from chakra_et.transform.unroll import Draft, drafted, finished
 
-BUCKET_MIB = 25
 _OPERATORS = ("rf_id", "fw_parent", "seq_id", "scope", "tid", "fw_tid", "op_schema", "parent", "segment")
 
 
@@ -73,7 +73,7 @@ def with_reductions(traces: Mapping[int, ExecutionTrace], groups: Groups, where:
     if put_in:
         notes.append(
             f"no gradients were reduced in the capture: {put_in:,} all-reduces were put in, assuming "
-            f"buckets of {BUCKET_MIB} MiB (the first of 1 MiB; the largest has {largest:,} bytes) beside "
+            f"buckets of {OTHERS_MIB} MiB (the first of 1 MiB; the largest has {largest:,} bytes) beside "
             "the backward pass; copies into buckets take no time"
         )
     return Reduced(made, own, source, notes)
@@ -179,7 +179,8 @@ def _put_in(
     draft.lanes[lane] = []
     sizes: dict[int, int] = {}
     for sweep in sweeps:
-        for bucket in bucket_sizes([each.bytes for each in sweep.gradients], BUCKET_MIB << 20):
+        sizes_of, types = ([getattr(each, of) for each in sweep.gradients] for of in ("bytes", "type"))
+        for bucket in buckets_of(sizes_of, types, OTHERS_MIB << 20, FIRST_MIB << 20):
             last = sweep.gradients[bucket[-1]].row
             node = len(draft.old)
             draft.old.append(last)

@@ -17,7 +17,7 @@ from chakra_et.predict.write import write_prediction
 from chakra_et.simulate.run import Run, load_run, make_run
 from chakra_et.transform.accumulation import Accumulate, parse_accumulate
 from chakra_et.transform.bucket_size import Buckets
-from chakra_et.transform.ddp import BACK, INTO_BUCKET, READY, assign, find_backward
+from chakra_et.transform.ddp import BACK, INTO_BUCKET, READY, find_backward
 from chakra_et.transform.durations import Scale
 from chakra_et.transform.network import Network
 from chakra_et.transform.ranks import Ranks
@@ -105,13 +105,6 @@ def ddp(gradients: list[int], buckets: list[list[int]], ranks: int = 2, steps: i
 
 def us(prediction: Prediction) -> list[float]:
     return [rank.after_ns / 1e3 for rank in prediction.ranks]
-
-
-def test_gradients_fill_buckets_as_ddp_does() -> None:
-    assert assign([1, 1, 3, 1, 1, 1], ["f"] * 6, limit=3, first_limit=1) == [[0], [1, 2], [3, 4, 5]]
-    assert assign([5, 1, 1], ["f"] * 3, limit=3, first_limit=3) == [[0], [1, 2]]
-    # Types have buckets of their own, each with a first one.
-    assert assign([2, 2, 2, 2], ["f", "h", "f", "h"], limit=4, first_limit=2) == [[0], [1], [2], [3]]
 
 
 def test_the_backward_pass_is_found() -> None:

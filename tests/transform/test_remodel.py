@@ -16,7 +16,6 @@ from chakra_et.__main__ import main
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import ExecutionTrace, NodeType
 from chakra_et.job.blocks import find_blocks
-from chakra_et.job.gradients import bucket_sizes, limits_of
 from chakra_et.job.operators import operators_of
 from chakra_et.job.passes import one_f_one_b
 from tests.astra.sets import REPO, write_set
@@ -135,24 +134,6 @@ def test_one_rank_becomes_several_that_reduce_gradients(
     assert json.loads((tmp_path / "four_comm_groups.json").read_text()) == {"1": [0, 1, 2, 3]}
     assert main(["scale", str(captured / source), "--dp", "4", "-o", str(tmp_path / "no")]) == 2
     assert "give the --topology" in capsys.readouterr().err
-
-
-def test_buckets_are_those_of_torch() -> None:
-    import torch
-    from torch.distributed import _compute_bucket_assignment_by_size  # type: ignore[attr-defined]
-
-    generator = np.random.default_rng(3)
-    # Where bucket_cap_mb is given, the first bucket is as large as the others.
-    for first, limit in ((1, 1), (1, 4), (1, 25), (4, 4)):
-        counts = generator.integers(1, 3 << 20, 60).tolist()
-        tensors = [torch.empty(count, device="meta") for count in counts]
-        found, _ = _compute_bucket_assignment_by_size(tensors, [first << 20, limit << 20])
-        sizes = [4 * count for count in counts]
-        made = bucket_sizes(sizes, limit << 20, first << 20)
-        assert made == [list(bucket) for bucket in found]
-        limits = limits_of(sizes, [sum(sizes[at] for at in bucket) for bucket in made])
-        assert limits is not None and bucket_sizes(sizes, limits[1], limits[0]) == made
-    assert limits_of([10, 20], [10, 20]) is None
 
 
 def test_layers_of_a_pipeline_go_to_their_stages(tmp_path: Path) -> None:
