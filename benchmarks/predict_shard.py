@@ -8,7 +8,9 @@ from pathlib import Path
 from benchmarks.predict_runs import Case, Part, measured_ms
 from chakra_et.simulate.run import Run
 from chakra_et.transform.fsdp import Shard
-from chakra_et.transform.predicted_layers import Layers
+from chakra_et.transform.remodel import ModelSize
+from chakra_et.transform.scale import ScaleRun
+from chakra_et.transform.scaled_ranks import Scaling
 
 
 def _blocks(_: Path) -> list[Case]:
@@ -17,7 +19,12 @@ def _blocks(_: Path) -> list[Case]:
     return [
         Case("base", base, []),
         Case("nothing", base, []),
-        Case("layers × 2", {**base, "model": {"layers": 8}}, [Layers("2x")], _twice),
+        Case(
+            "layers × 2",
+            {**base, "model": {"layers": 8}},
+            [ScaleRun(Scaling(size=ModelSize(layers="2x"), spread=0.0))],
+            _twice,
+        ),
         Case("DDP → FSDP2", {"wrapper": "fsdp2"}, [Shard()], measured_ms),
     ]
 

@@ -62,13 +62,13 @@ class Model:
         """Whether ``time`` goes by measured collectives of this kind among as many ranks."""
         return any((each.kind, each.ranks) == (kind, ranks) for each in self.measured)
 
-    def ratio(self, kind: CollectiveType, size: int, before: int, after: int) -> float:
-        """How much longer a collective takes among ``after`` ranks than among ``before``, both measured or
-        both by the fitted costs."""
-        known = self.was_measured(kind, before) and self.was_measured(kind, after)
+    def change(self, kind: CollectiveType, before: tuple[int, int], after: tuple[int, int]) -> float:
+        """How much longer a collective of ``after`` = (bytes, ranks) takes than one of ``before``: both by
+        what was measured, or both by the fitted costs."""
+        known = self.was_measured(kind, before[1]) and self.was_measured(kind, after[1])
         model = self if known else replace(self, measured=())
-        old = model.time(kind, size, before)
-        return model.time(kind, size, after) / old if old else 1.0
+        old = model.time(kind, *before)
+        return model.time(kind, *after) / old if old else 1.0
 
     def describe(self) -> str:
         """One line."""

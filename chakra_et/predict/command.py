@@ -35,9 +35,10 @@ from chakra_et.transform.durations import Change, Fuse, parse_rank, parse_scale
 from chakra_et.transform.fsdp import Shard
 from chakra_et.transform.network import Network
 from chakra_et.transform.overlap import Overlap
-from chakra_et.transform.predicted_layers import Layers
-from chakra_et.transform.ranks import Ranks
 from chakra_et.transform.rebuild import Rebuild
+from chakra_et.transform.remodel import ModelSize
+from chakra_et.transform.scale import ScaleRun
+from chakra_et.transform.scaled_ranks import Scaling
 from chakra_et.transform.shared_cores.threads import parse_threads
 from chakra_et.transform.tensor_sizes import Resize, parse_resize
 
@@ -71,7 +72,16 @@ class PredictConfig:
         "dimensions of tensors: 10=20 720=1440 for twice a batch of 10", (), metavar="OLD=NEW"
     )
     layers: str = _option("repeated blocks of the model: a number, or a factor as 2x", "")
-    ranks: int | None = _option("data-parallel ranks in place of the measured ones", group="distribution")
+    batch: str = _option("sequences of a rank in one pass: a number, or 2x", "")
+    seq: str = _option("tokens of a sequence: a number, or 2x", "")
+    dp: int | None = _option(
+        "data-parallel ranks in place of the measured ones", short="--ranks", group="distribution"
+    )
+    tp: int | None = _option("tensor-parallel ranks: a multiple of the measured ones", group="distribution")
+    pp: int | None = _option("pipeline stages: a multiple of the measured ones", group="distribution")
+    mesh: str = _option(
+        "the measured mesh (tp2,dp4,pp2), where the groups don't show it", "", group="distribution"
+    )
     bucket_mb: float | None = _option(
         "DDP's bucket_cap_mb: gradients are all-reduced in buckets of as many MiB", group="distribution"
     )
@@ -126,8 +136,10 @@ class PredictConfig:
             parse_accumulate(self.accumulate)
         if self.threads:
             parse_threads(self.threads)
-        if self.ranks is not None and not 2 <= self.ranks <= _MOST_RANKS:
-            raise ValueError(f"--ranks {self.ranks}: use 2 to {_MOST_RANKS:,}")
+        for name in ("dp", "tp", "pp"):
+            value = getattr(self, name)
+            if value is not None and not 1 <= value <= _MOST_RANKS:
+                raise ValueError(f"--{name} {value}: use 1 to {_MOST_RANKS:,}")
         if self.bucket_mb is not None and not 0 < self.bucket_mb < math.inf:
             raise ValueError(f"--bucket-mb {self.bucket_mb:g}: use a size above 0")
         if self.shard and (self.bucket_mb is not None or self.accumulate):
@@ -139,6 +151,22 @@ class PredictConfig:
             )
         if self.output is not None and not Path(self.output).name:
             raise ValueError(f"--output {self.output!r} must end in the NAME of the files to write")
+
+    def scaling(self, network: Model | None) -> Scaling | None:
+        """What ``chakra-et scale`` makes too; None where nothing of it is asked for."""
+        size = ModelSize(self.layers, self.batch, self.seq)
+        if not (size.is_other or self.dp or self.tp or self.pp):
+            return None
+        return Scaling(
+            dp=self.dp,
+            tp=self.tp,
+            pp=self.pp,
+            mesh=self.mesh,
+            spread=0.0,
+            size=size,
+            network=network,
+            bucket_mb=self.bucket_mb,
+        )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -183,7 +211,7 @@ def changes(config: PredictConfig, run: Run) -> list[Change | Rebuild]:
         found.append(Overlap(config.overlap == "on"))
     if any((config.bandwidth, config.latency, config.algorithm, config.topology)):
         found.append(_network(config, run, model))
-    elif model and not any((config.layers, config.resize, config.ranks, config.bucket_mb, config.shard)):
+    elif model and not any((config.scaling(model), config.resize, config.bucket_mb, config.shard)):
         raise TraceError("--network describes the present network: add what changes, such as --bandwidth")
     return found
 
@@ -191,14 +219,13 @@ def changes(config: PredictConfig, run: Run) -> list[Change | Rebuild]:
 def _of_nodes(config: PredictConfig, run: Run, model: Model | None) -> list[Change | Rebuild]:
     """The what-ifs that change which nodes there are, or their sizes."""
     found: list[Change | Rebuild] = []
-    if config.layers:
-        found.append(Layers(config.layers, model))
     if config.resize:
         found.append(Resize(parse_resize(config.resize).sizes, model))
+    scaling = config.scaling(model)
     alone = len(run.graph.ranks) == 1
-    if config.ranks:
-        found.append(Ranks(config.ranks, config.bucket_mb if alone else None, model))
-    if config.bucket_mb and not (config.ranks and alone):
+    if scaling:
+        found.append(ScaleRun(scaling))
+    if config.bucket_mb and not (config.dp and alone):
         found.append(Buckets(config.bucket_mb, model=model))
     if config.shard:
         found.append(Shard(model))
@@ -209,7 +236,7 @@ def _of_nodes(config: PredictConfig, run: Run, model: Model | None) -> list[Chan
 
 def _network(config: PredictConfig, run: Run, model: Model | None) -> Network:
     topology = None
-    ranks = max(max(run.graph.ranks) + 1, config.ranks or 0)
+    ranks = max(max(run.graph.ranks) + 1, config.dp or 0)
     if config.topology:
         topology = parse_topology(config.topology, ranks)
     rates = [parse_bandwidth(each) for each in (config.bandwidth or "").split(":") if config.bandwidth]

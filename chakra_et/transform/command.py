@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from chakra_et.cli import parse
+from chakra_et.cost.network_fit import read_model
 from chakra_et.job.sets import read_set
 from chakra_et.names import run_at
-from chakra_et.transform.remodel import Model
-from chakra_et.transform.scale import captured, scale
+from chakra_et.transform.remodel import ModelSize
+from chakra_et.transform.scale import captured, write_scaled
 from chakra_et.transform.scaled_ranks import Scaling
 
 
@@ -23,7 +24,9 @@ class ScaleConfig:
     """The command's arguments."""
 
     name: str = field(metadata={"positional": True, "help": "the captured set: outputs/NAME"})
-    dp: int | None = field(default=None, metadata={"help": "data-parallel ranks of the new set"})
+    dp: int | None = field(
+        default=None, metadata={"short": "--ranks", "help": "data-parallel ranks of the new set"}
+    )
     layers: str = field(
         default="", metadata={"help": "repeated blocks of the new model: a number, or a factor as 2x"}
     )
@@ -37,6 +40,10 @@ class ScaleConfig:
     topology: str = field(
         default="",
         metadata={"help": "network whose times communication gets; default: as captured"},
+    )
+    network: str = field(
+        default="",
+        metadata={"help": "file of chakra-et measure-network, in place of a fit to the capture"},
     )
     mesh: str = field(
         default="", metadata={"help": "the captured mesh (tp2,dp4,pp2), where the groups don't show it"}
@@ -82,9 +89,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         config.variants,
         config.tp,
         config.pp,
-        Model(config.layers, config.batch, config.seq),
+        ModelSize(config.layers, config.batch, config.seq),
+        read_model(config.network) if config.network else None,
     )
-    scaled = scale(found, captured(found), wanted, run)
+    scaled = write_scaled(found, captured(found), wanted, run)
     for note in scaled.notes:
         print(f"note: {note}")
     prefix = run.folder / run.name

@@ -85,11 +85,6 @@ class Times:
         known = self.known.get((kind, size, ranks))
         return (self.scale * self.model.time(kind, size, ranks) if known is None else known) / 1e3
 
-    def ratio(self, kind: CollectiveType, size: int, before: int, after: int) -> float:
-        """How much longer a collective takes among ``after`` ranks than among ``before``."""
-        return self.model.ratio(kind, size, before, after)
-
-    def of_sizes(self, kind: CollectiveType, size: int, before: int, ranks: int) -> float:
-        """How much longer a collective of ``size`` bytes takes than one of ``before``."""
-        old = self.model.time(kind, before, ranks)
-        return self.model.time(kind, size, ranks) / old if old else 1.0
+    def change(self, kind: CollectiveType, before: tuple[int, int], after: tuple[int, int]) -> float:
+        """How much longer a collective of ``after`` = (bytes, ranks) takes than one of ``before``."""
+        return self.model.change(kind, before, after)

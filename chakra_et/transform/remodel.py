@@ -7,10 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from chakra_et.cost.collectives import collective_time
-from chakra_et.cost.topology import Topology
 from chakra_et.errors import TraceError
-from chakra_et.et.columns import CollectiveType, ExecutionTrace
+from chakra_et.et.columns import ExecutionTrace
 from chakra_et.job.blocks import Blocks, find_blocks
 from chakra_et.job.gradients import Retime
 from chakra_et.job.mesh import Mesh, Place
@@ -26,7 +24,7 @@ LARGEST = 1 << 24
 
 
 @dataclass(frozen=True)
-class Model:
+class ModelSize:
     """What is asked for: ``8`` or ``2x``, "" for what was captured."""
 
     layers: str = ""
@@ -48,7 +46,7 @@ class Remodelled:
 
 
 def remodelled(
-    traces: Mapping[int, ExecutionTrace], mesh: Mesh, model: Model, retime: Retime, where: str
+    traces: Mapping[int, ExecutionTrace], mesh: Mesh, model: ModelSize, retime: Retime, where: str
 ) -> Remodelled:
     """The ranks of the other model, by their numbers. Raises ``TraceError``, naming what was looked for,
     where the captured model isn't recognised."""
@@ -66,27 +64,8 @@ def remodelled(
     return Remodelled(found, source, notes)
 
 
-def retimed(measured: Topology | None, groups: Groups) -> Retime:
-    """How long a collective of other bytes takes: as a ring's time on the network of the capture changes, or
-    in proportion where that isn't known."""
-
-    def time(kind: CollectiveType, before: int, after: int, group: str, micros: float) -> float:
-        count = len(groups.get(group, ()))
-        if measured is None or count < 2:
-            return micros * after / before
-        return micros * ring_time(kind, after, count, measured) / ring_time(kind, before, count, measured)
-
-    return time
-
-
-def ring_time(kind: CollectiveType, size: int, count: int, network: Topology) -> float:
-    """ns of a ring of ``count`` ranks on the first dimension of ``network``; above 0."""
-    flat = Topology.flat(count, network.dimensions[0].bandwidth, network.dimensions[0].latency_ns)
-    return max(collective_time(kind, size, range(count), flat), 1e-9)
-
-
 def _with_tokens(
-    traces: Mapping[int, ExecutionTrace], model: Model, retime: Retime, where: str
+    traces: Mapping[int, ExecutionTrace], model: ModelSize, retime: Retime, where: str
 ) -> tuple[dict[int, ExecutionTrace], list[str]]:
     sizes = find_sizes(
         {rank: operators_of(trace, f"{where}.{rank}") for rank, trace in traces.items()}, where
@@ -117,7 +96,7 @@ def _with_tokens(
 
 
 def _with_layers(
-    traces: Mapping[int, ExecutionTrace], mesh: Mesh, model: Model, retime: Retime, where: str
+    traces: Mapping[int, ExecutionTrace], mesh: Mesh, model: ModelSize, retime: Retime, where: str
 ) -> tuple[dict[int, Layered], list[str]]:
     of_rank = {rank: operators_of(trace, f"{where}.{rank}") for rank, trace in traces.items()}
     blocks = find_blocks(of_rank, where)

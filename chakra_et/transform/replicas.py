@@ -16,13 +16,14 @@ import numpy as np
 
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType, Strings
-from chakra_et.et.edit import has, texts, with_integers, with_texts, without
+from chakra_et.et.edit import communicates, has, texts, with_integers, with_texts, without
 from chakra_et.job.axes import axes_of, forward_uses
 from chakra_et.job.blocks import Blocks
 from chakra_et.job.buckets import FIRST_MIB, OTHERS_MIB, buckets_of
 from chakra_et.job.gradients import NEAR, Sweep, sweeps_of
 from chakra_et.job.operators import Operators, operators_of
 from chakra_et.job.sets import Groups
+from chakra_et.transform.added_ddp import with_ddp
 from chakra_et.transform.unroll import Draft, drafted, finished
 
 _OPERATORS = ("rf_id", "fw_parent", "seq_id", "scope", "tid", "fw_tid", "op_schema", "parent", "segment")
@@ -38,8 +39,18 @@ class Reduced:
     notes: list[str]
 
 
-def with_reductions(traces: Mapping[int, ExecutionTrace], groups: Groups, where: str) -> Reduced:
-    """Raises ``TraceError`` where no gradients are recognised."""
+def with_reductions(
+    traces: Mapping[int, ExecutionTrace], groups: Groups, where: str, bucket_mb: float | None = None
+) -> Reduced:
+    """Raises ``TraceError`` where no gradients are recognised. ``bucket_mb``: DDP's bucket_cap_mb."""
+    first = (FIRST_MIB, OTHERS_MIB) if bucket_mb is None else (bucket_mb, bucket_mb)
+    (rank, trace), *others = traces.items()
+    silent = not others and not communicates(trace).any()
+    on_cpu = (trace.column("stream", -1) < 0).all()
+    if silent and on_cpu and "collective" not in texts(trace, "kind")[0]:
+        group = str(max(map(int, groups), default=0) + 1)
+        one, rows, notes = with_ddp(trace, rank, group, bucket_mb)
+        return Reduced({rank: one}, {**groups, group: [rank]}, {rank: rows}, notes)
     numbers = iter(range(max(map(int, groups), default=0) + 1, 1 << 30))
     made: dict[int, ExecutionTrace] = {}
     source: dict[int, np.ndarray] = {}
@@ -60,7 +71,9 @@ def with_reductions(traces: Mapping[int, ExecutionTrace], groups: Groups, where:
                 f"{where}.{rank}: no gradients were recognised: neither collectives of one process "
                 "(DistributedDataParallel) nor torch::autograd::AccumulateGrad with shapes"
             )
-        made[rank], source[rank], sizes = _put_in(operators, _last_of_steps(sweeps, operators), name, where)
+        made[rank], source[rank], sizes = _put_in(
+            operators, _last_of_steps(sweeps, operators), name, first, where
+        )
         put_in += len(sizes)
         largest = max(largest, *sizes)
     notes = []
@@ -73,8 +86,8 @@ def with_reductions(traces: Mapping[int, ExecutionTrace], groups: Groups, where:
     if put_in:
         notes.append(
             f"no gradients were reduced in the capture: {put_in:,} all-reduces were put in, assuming "
-            f"buckets of {OTHERS_MIB} MiB (the first of 1 MiB; the largest has {largest:,} bytes) beside "
-            "the backward pass; copies into buckets take no time"
+            f"buckets of {first[1]:g} MiB (the first of {first[0]:g}; the largest has {largest:,} bytes) "
+            "beside the backward pass; copies into buckets take no time"
         )
     return Reduced(made, own, source, notes)
 
@@ -168,7 +181,7 @@ def _last_of_steps(sweeps: list[Sweep], operators: Operators) -> list[Sweep]:
 
 
 def _put_in(
-    operators: Operators, sweeps: list[Sweep], group: str, where: str
+    operators: Operators, sweeps: list[Sweep], group: str, limits: tuple[float, float], where: str
 ) -> tuple[ExecutionTrace, np.ndarray, list[int]]:
     """The trace with an all-reduce for each bucket, the captured rows, and the bytes of the buckets."""
     trace = operators.trace
@@ -180,7 +193,7 @@ def _put_in(
     sizes: dict[int, int] = {}
     for sweep in sweeps:
         sizes_of, types = ([getattr(each, of) for each in sweep.gradients] for of in ("bytes", "type"))
-        for bucket in buckets_of(sizes_of, types, OTHERS_MIB << 20, FIRST_MIB << 20):
+        for bucket in buckets_of(sizes_of, types, limits[1] * 2**20, limits[0] * 2**20):
             last = sweep.gradients[bucket[-1]].row
             node = len(draft.old)
             draft.old.append(last)

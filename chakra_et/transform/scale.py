@@ -9,32 +9,41 @@ who waits for whom.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from chakra_et.astra.network_sources import read_topology
+from chakra_et.astra.prepare import with_metadata
 from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
-from chakra_et.et.columns import ExecutionTrace
+from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
+from chakra_et.et.edit import texts
 from chakra_et.files import scratch_folder, write_json
+from chakra_et.job.gradients import Retime
 from chakra_et.job.mesh import Mesh, ScaledGroups, find_mesh
 from chakra_et.job.sets import Groups, InputSet
-from chakra_et.names import RunFiles
-from chakra_et.transform.network_fit import fitted
+from chakra_et.names import RunFiles, run_at
+from chakra_et.simulate.run import Run, make_run
+from chakra_et.transform.network import find_communication, samples
 from chakra_et.transform.pipeline_split import split
-from chakra_et.transform.rank_copies import (
-    transfers,
-    without_waiting,
-)
-from chakra_et.transform.remodel import Remodelled, remodelled, resharded, retimed
+from chakra_et.transform.rank_copies import transfers, without_waiting
+from chakra_et.transform.rebuild import Times, as_run
+from chakra_et.transform.remodel import Remodelled, remodelled, resharded
 from chakra_et.transform.replicas import shared_groups, with_reductions
-from chakra_et.transform.scaled_ranks import Ranks, Scaling
+from chakra_et.transform.scaled_ranks import RankCopies, Scaling
+from chakra_et.transform.shared_cores.contention import Slowdown, find_slowdown
 
 MOST_RANKS = 1 << 17
+MOST_SLOWED = 4_000_000
+"""Nodes of all ranks up to which the slowdown beside gloo's transfers is computed."""
 
 
 @dataclass(frozen=True)
-class Scaled:
+class Written:
     """What was written: ``files`` that differ, the rest being hard links to them; ``notes``, one sentence
     each."""
 
@@ -45,8 +54,8 @@ class Scaled:
     notes: list[str]
 
 
-def captured(found: InputSet) -> dict[int, ExecutionTrace]:
-    """The traces of a set. Raises ``TraceError`` where ranks or the group file are missing."""
+def captured(found: InputSet) -> Run:
+    """A set with all its ranks. Raises ``TraceError`` where ranks or the group file are missing."""
     if found.missing:
         raise TraceError(
             f"{found.name}: {len(found.missing)} of {found.world} ranks have no file, rank "
@@ -57,7 +66,7 @@ def captured(found: InputSet) -> dict[int, ExecutionTrace]:
         found.world > 1 or any("pg_name" in each.attributes for each in traces.values())
     ):
         raise TraceError(f"{found.name}: no comm-group file: convert the traces again")
-    return traces
+    return make_run(found.name, list(traces.values()), list(traces), found.groups)
 
 
 def _not_from(captured: int, wanted: int, what: str) -> str:
@@ -67,78 +76,208 @@ def _not_from(captured: int, wanted: int, what: str) -> str:
     return f"is no multiple of the captured run's {captured}: give one, or capture a run with {wanted}"
 
 
-def scale(found: InputSet, traces: Mapping[int, ExecutionTrace], wanted: Scaling, run: RunFiles) -> Scaled:
-    """Write the scaled set as ``run``. Raises ``TraceError``, with nothing written, where it can't be
-    made."""
-    old = find_mesh(found.name, found.groups, found.manifest, traces, found.world, wanted.mesh)
-    pp = wanted.pp or old.pp
+@dataclass(frozen=True)
+class Scaled:
+    """A run at another size. ``ranks`` makes its traces, whose groups are ``ranks.groups`` once all are made;
+    ``notes``, one sentence each."""
+
+    old: Mesh
+    new: Mesh
+    ranks: RankCopies
+    notes: list[str]
+
+    def traces(self) -> list[ExecutionTrace]:
+        """All ranks in order; those that don't differ are one object."""
+        of_key: dict[object, ExecutionTrace] = {}
+        found = []
+        for _, key, trace in self.ranks:
+            if trace is not None:
+                of_key[key] = trace
+            found.append(of_key[key])
+        return found
+
+
+@dataclass(frozen=True)
+class ScaleRun:
+    """The run at another size, as ``chakra-et scale`` writes it."""
+
+    wanted: Scaling
+
+    def rebuild(self, run: Run) -> Run:
+        made = scaled(run, self.wanted)
+        traces = [with_metadata(trace, rank=rank) for rank, trace in enumerate(made.traces())]
+        return as_run(run, traces, made.notes, range(made.new.ranks), made.ranks.groups.all())
+
+
+def scaled(run: Run, wanted: Scaling, manifest: Mapping[str, Any] | None = None) -> Scaled:
+    """The run with other ranks, layers, batch or sequence. Raises ``TraceError`` where it can't be made.
+
+    What communication takes is what it took once all its members were there; of other bytes or ranks, by the
+    network that fits the run's own (``Times``), or by ``wanted.topology``.
+    """
+    captured = dict(zip(run.graph.ranks, run.graph.traces, strict=True))
+    world = _whole_world(run)
+    own = {name: list(members) for name, members in run.comm_groups.items()}
+    unlisted = {name for trace in captured.values() for name in texts(trace, "pg_name")[0]} - own.keys()
+    own |= {name: list(range(world)) for name in unlisted}
+    old = find_mesh(run.name, own, manifest, captured, world, wanted.mesh)
+    new = _new_mesh(old, wanted)
+    name = run_at(run.name).name
+    topology = read_topology(wanted.topology, new.ranks) if wanted.topology else None
+    times = _times(run, wanted)
+    if old.dp == 1 < new.dp and topology is None and times is None:
+        raise TraceError(
+            f"{name}: has no communication between ranks from which its times could be told: give the "
+            "--topology, as '4 ranks, 10 Gbit/s, 30 us', or the --network FILE of chakra-et measure-network"
+        )
+    notes: list[str] = []
+    if unlisted:
+        notes.append(
+            f"groups without a list of members are taken for all ranks: {', '.join(sorted(unlisted))}"
+        )
+    notes += [f"the captured mesh is {old} (--mesh where it is another), the new one {new}"]
+    if topology is not None:
+        notes += [f"communication lasts what the topology makes it: {topology.name}", *topology.notes]
+    elif times is not None and (new != old or wanted.size.is_other):
+        notes.append(
+            "communication of other numbers of ranks or bytes lasts what a ring does on the network of "
+            f"{times.model.describe()}"
+        )
+    lasting = transfers(captured, own)
+    plain = {rank: without_waiting(trace, lasting[rank]) for rank, trace in captured.items()}
+    retime = _retime(times, own, old.ranks)
+    made = remodelled(plain, old, wanted.size, retime, name)
+    notes += made.notes
+    mesh = old
+    if new.pp != old.pp:
+        parted = split(made, own, old, new.pp, retime, name)
+        made, mesh, own = parted.made, parted.mesh, parted.groups
+        captured = {rank: captured[parted.captured[rank]] for rank in made.traces}
+        notes += made.notes[-1:]
+    if new.tp != old.tp:
+        made = resharded(made, own, mesh, new, retime, name)
+        notes += made.notes[-1:]
+    groups = ScaledGroups(own, mesh, new)
+    if old.dp == 1 < new.dp:
+        made, groups = _reduced(own, made, mesh, new, notes, name, wanted.bucket_mb)
+    ranks = RankCopies(captured, made, mesh, groups, topology, times, wanted)
+    return Scaled(old, new, ranks, [*notes, *ranks.notes()])
+
+
+def _whole_world(run: Run) -> int:
+    """The number of the run's ranks. Raises ``TraceError`` where some have no file."""
+    ranks = set(run.graph.ranks)
+    members = {rank for group in run.comm_groups.values() for rank in group}
+    world = max(ranks | members) + 1
+    missing = sorted(set(range(world)) - ranks)
+    if missing:
+        raise TraceError(
+            f"{run.name}: {len(missing)} of {world} ranks have no file, rank {missing[0]} for one: "
+            "convert them"
+        )
+    return world
+
+
+def _new_mesh(old: Mesh, wanted: Scaling) -> Mesh:
+    """Raises ``TraceError`` for degrees that can't be made of the captured ones."""
+    pp, tp, dp = wanted.pp or old.pp, wanted.tp or old.tp, wanted.dp or old.dp
     if pp != old.pp and (old.pp < 2 or pp % old.pp):
         raise TraceError(f"--pp {pp}: {_not_from(old.pp, pp, 'the messages between stages')}")
-    tp = wanted.tp or old.tp
     if tp != old.tp and (old.tp < 2 or tp % old.tp):
         raise TraceError(f"--tp {tp}: {_not_from(old.tp, tp, 'how tensors are sharded')}")
-    dp = wanted.dp or old.dp
     new = Mesh(tp, dp, pp)
     if new.ranks > MOST_RANKS:
         raise TraceError(f"--dp {dp} makes {new.ranks:,} ranks: give at most {MOST_RANKS // (tp * pp)}")
-    if run.et_files():
+    return new
+
+
+def _times(run: Run, wanted: Scaling) -> Times | None:
+    """What collectives take, None where neither the run nor ``wanted`` tells."""
+    if wanted.network is None and not any(each.ns > 0 for each in samples(find_communication(run))):
+        return None
+    return Times(run, wanted.network)
+
+
+def _retime(times: Times | None, groups: Groups, world: int) -> Retime:
+    """How long a collective of other bytes takes: as the network says, or in proportion where that isn't
+    known."""
+
+    def micros(kind: CollectiveType, before: int, after: int, group: str, taken: float) -> float:
+        count = len(groups.get(group, ())) or world
+        if times is None or count < 2:
+            return taken * after / before
+        return taken * times.change(kind, (before, count), (after, count))
+
+    return micros
+
+
+def write_scaled(found: InputSet, run: Run, wanted: Scaling, target: RunFiles) -> Written:
+    """Write the scaled set. Raises ``TraceError``, with nothing written, where it can't be made."""
+    if target.et_files():
         raise TraceError(
-            f"{run.folder / run.name}: there are files of that name: choose another -o, or remove them"
+            f"{target.folder / target.name}: there are files of that name: choose another -o, or remove them"
         )
-    lasting = transfers(traces, found.groups)
-    notes: list[str] = [f"the captured mesh is {old} (--mesh where it is another), the new one {new}"]
-    topology = read_topology(wanted.topology, new.ranks) if wanted.topology else None
-    measured = fitted(traces, lasting, found.groups)
-    if old.dp == 1 < dp and topology is None and measured is None:
-        raise TraceError(
-            f"{found.name}: has no communication between ranks from which its times could be told: give the "
-            "--topology, as '4 ranks, 10 Gbit/s, 30 us'"
-        )
-    if topology is not None:
-        notes += [f"communication lasts what the topology makes it: {topology.name}", *topology.notes]
-    elif measured is not None and (new != old or wanted.model.is_other):
-        only = measured.dimensions[0]
-        notes.append(
-            "communication of other numbers of ranks or bytes lasts what a ring does on the network that "
-            "fits the "
-            f"captured collectives: {only.bandwidth / 1e9:.3g} GB/s, {only.latency_ns / 1000:.3g} us per "
-            "message"
-        )
-        notes += measured.notes
-    run.folder.mkdir(parents=True, exist_ok=True)
-    with scratch_folder(run.folder / run.name) as scratch:
-        target = RunFiles(scratch, run.name)
-        plain = {rank: without_waiting(trace, lasting[rank]) for rank, trace in traces.items()}
-        retime = retimed(measured, found.groups)
-        made = remodelled(plain, old, wanted.model, retime, found.name)
-        notes += made.notes
-        mesh, own = old, found.groups
-        if pp != old.pp:
-            parted = split(made, own, old, pp, retime, found.name)
-            made, mesh, own = parted.made, parted.mesh, parted.groups
-            traces = {rank: traces[parted.captured[rank]] for rank in made.traces}
-            notes += made.notes[-1:]
-        if tp != old.tp:
-            made = resharded(made, own, mesh, new, retime, found.name)
-            notes += made.notes[-1:]
-        groups = ScaledGroups(own, mesh, new)
-        if old.dp == 1 < new.dp:
-            made, groups = _reduced(own, made, mesh, new, notes, found.name)
-        ranks = Ranks(traces, made, mesh, groups, topology, measured, wanted)
-        files = ranks.write(target)
-        notes += ranks.notes()
-        write_json(target.groups_file, groups.all())
-        write_json(target.folder / f"{run.name}_scaled.json", _record(found, wanted, old, new, files, notes))
+    slowdown = find_slowdown(run)
+    made = scaled(slowdown.without(run) if slowdown else run, wanted, found.manifest)
+    notes = made.notes
+    target.folder.mkdir(parents=True, exist_ok=True)
+    with scratch_folder(target.folder / target.name) as scratch:
+        inner = RunFiles(scratch, target.name)
+        ranks: Iterable[tuple[int, object, ExecutionTrace | None]] = made.ranks
+        if slowdown:
+            slowed, note = _slowed(run, made, slowdown)
+            ranks, notes = slowed or ranks, [*notes, note]
+        files: dict[object, Path] = {}
+        for rank, key, trace in ranks:
+            path = inner.et_file(rank)
+            if trace is None:
+                os.link(files[key], path)
+            else:
+                et_file.write(path, trace)
+                files[key] = path
+        write_json(inner.groups_file, made.ranks.groups.all())
+        record = _record(found, wanted, made.old, made.new, len(files), notes)
+        write_json(inner.folder / f"{target.name}_scaled.json", record)
         for path in sorted(scratch.iterdir()):
-            os.replace(path, run.folder / path.name)
-    return Scaled(run, old, new, files, notes)
+            os.replace(path, target.folder / path.name)
+    return Written(target, made.old, made.new, len(files), notes)
+
+
+def _slowed(
+    run: Run, made: Scaled, slowdown: Slowdown
+) -> tuple[list[tuple[int, object, ExecutionTrace | None]] | None, str]:
+    """The ranks as gloo's threads slow them beside the new transfers, which ``predict`` takes into account
+    too; None for more nodes than are computed together."""
+    count = sum(len(made.ranks.plain[rank]) for rank in made.ranks.plain) * made.new.ranks
+    if count // len(made.ranks.plain) > MOST_SLOWED:
+        return None, (
+            f"gloo's threads slow operators beside its transfers by {slowdown.part:.0%} in the capture: not "
+            f"computed for more than {MOST_SLOWED:,} nodes, so that operators take what they take alone"
+        )
+    whole = as_run(run, made.traces(), [], range(made.new.ranks), made.ranks.groups.all())
+    own = whole.graph.scatter(slowdown.within(whole, whole.measured).own_ns)
+    found: list[tuple[int, object, ExecutionTrace | None]] = []
+    for rank, trace, ns in zip(whole.graph.ranks, whole.graph.traces, own, strict=True):
+        computes = trace.types < NodeType.COMM_SEND
+        micros = np.where(computes, np.rint(ns / 1000), trace.duration_micros).astype(np.uint64)
+        found.append((rank, rank, replace(trace, duration_micros=micros)))
+    return found, (
+        f"gloo's threads take {slowdown.part:.0%} of the time in which operators run beside its transfers, "
+        "by the same operators alone: in the new set, too"
+    )
 
 
 def _reduced(
-    own: Groups, made: Remodelled, old: Mesh, new: Mesh, notes: list[str], where: str
+    own: Groups,
+    made: Remodelled,
+    old: Mesh,
+    new: Mesh,
+    notes: list[str],
+    where: str,
+    bucket_mb: float | None,
 ) -> tuple[Remodelled, ScaledGroups]:
     """The ranks with the reduction of gradients that one replica does without."""
-    reduced = with_reductions(made.traces, own, where)
+    reduced = with_reductions(made.traces, own, where, bucket_mb)
     source = {rank: made.source[rank][rows] for rank, rows in reduced.source.items()}
     notes += reduced.notes
     several = {name for name, members in own.items() if len(members) > 1}
@@ -158,9 +297,9 @@ def _record(
         "scaled_from": str(found.run.folder / found.name),
         "captured": {"tp": old.tp, "dp": old.dp, "pp": old.pp},
         "mesh": {"tp": new.tp, "dp": new.dp, "pp": new.pp},
-        "layers": wanted.model.layers or None,
-        "batch": wanted.model.batch or None,
-        "seq": wanted.model.seq or None,
+        "layers": wanted.size.layers or None,
+        "batch": wanted.size.batch or None,
+        "seq": wanted.size.seq or None,
         "topology": wanted.topology or None,
         "seed": wanted.seed,
         "different_files": files,

@@ -45,6 +45,7 @@ class Resize:
             return run
         traces, changed, known = [], 0, 0
         times: Times | None = None
+        count = len(run.graph.ranks)
         for rank, trace in zip(run.graph.ranks, with_transfers(run), strict=True):
             try:
                 steps = find_backward(trace, rank, "--resize")
@@ -60,7 +61,7 @@ class Resize:
                     new = round(sum(each.size * self._growth(each.shape) for each in gradients))
                     if old != new:
                         times = times or Times(run, self.model)
-                        ratio = times.of_sizes(CollectiveType.ALL_REDUCE, new, old, len(run.graph.ranks))
+                        ratio = times.change(CollectiveType.ALL_REDUCE, (old, count), (new, count))
                         sizes[row], micros[row] = new, int(trace.duration_micros[row]) * ratio
             traces.append(self._with_gradients(lasting(with_integers(trace, "comm_size", sizes), micros)))
             changed += len(sizes)

@@ -203,8 +203,8 @@ def test_measured_collectives_go_before_fitted_costs() -> None:
     for kind, ranks in ((reduce, 4), (CollectiveType.BROADCAST, 2)):
         assert model.time(kind, 2000, ranks) == fitted.time(kind, 2000, ranks)
     # A ratio takes both from the same source.
-    assert model.ratio(gather, 1000, 2, 4) == pytest.approx(7 / 90)
-    assert model.ratio(reduce, 1000, 2, 4) == fitted.ratio(reduce, 1000, 2, 4)
+    assert model.change(gather, (1000, 2), (1000, 4)) == pytest.approx(7 / 90)
+    assert model.change(reduce, (1000, 2), (1000, 4)) == fitted.change(reduce, (1000, 2), (1000, 4))
 
 
 def test_a_model_survives_its_file(tmp_path) -> None:

@@ -20,7 +20,8 @@ from chakra_et.transform.bucket_size import Buckets
 from chakra_et.transform.ddp import BACK, INTO_BUCKET, READY, find_backward
 from chakra_et.transform.durations import Scale
 from chakra_et.transform.network import Network
-from chakra_et.transform.ranks import Ranks
+from chakra_et.transform.scale import ScaleRun
+from chakra_et.transform.scaled_ranks import Scaling
 from chakra_et.transform.tensor_sizes import Resize
 from tests.simulate.replay_traces import collective, cpu, kernel, make_trace
 
@@ -161,20 +162,22 @@ def test_accumulated_passes_are_reduced_once() -> None:
 
 def test_more_ranks_take_longer_for_their_all_reduces() -> None:
     run = ddp([4, 4, 4], [[0], [1], [2]])
-    prediction = predict(run, [Ranks(4)])
+    prediction = predict(run, [ScaleRun(Scaling(dp=4, spread=0.0))])
     # 40 µs become 60: 2 * 3/4 in place of 2 * 1/2 of the bytes. They follow on one another.
     assert us(prediction) == [100 + 24 + 2 + 3 * 60 + 4 + 50] * 4
     assert len(prediction.changed.members) == 2 * 3 and len(prediction.changed.members[0]) == 4
     assert [rank.rank for rank in prediction.ranks] == [0, 1, 2, 3]
-    assert "2 ranks with the times of measured ones" in prediction.notes[-1]
+    assert "2 more ranks have the mean times of captured ones" in prediction.notes[-1]
     # Changes of time come on top.
-    assert us(predict(run, [Ranks(4), Scale("forward", 2.0)])) == [time + 100 for time in us(prediction)]
+    assert us(predict(run, [ScaleRun(Scaling(dp=4, spread=0.0)), Scale("forward", 2.0)])) == [
+        time + 100 for time in us(prediction)
+    ]
 
 
 def test_one_rank_gets_ddp() -> None:
     run = ddp([1, 8, 30], [], ranks=1)
     assert us(predict(run, [])) == [100 + 3 * 21 + 50]
-    prediction = predict(run, [Ranks(2, model=RATE)])
+    prediction = predict(run, [ScaleRun(Scaling(dp=2, spread=0.0, network=RATE))])
     trace = prediction.changed.graph.traces[1]
     # Buckets of 1 MiB and then 25: the second holds 38.
     sizes = trace.column("comm_size")[trace.types == NodeType.COMM_COLL]
@@ -183,8 +186,8 @@ def test_one_rank_gets_ddp() -> None:
     assert len(own) == 2 * 2 * 3 and trace.metadata["world_size"] == 2
     assert us(prediction)[0] > 100 + 3 * 21 + 380 + 50
     assert any("4 all-reduces in 2 steps are assumed" in note for note in prediction.notes)
-    with pytest.raises(TraceError, match="no collectives to fit a network to"):
-        predict(run, [Ranks(2)])
+    with pytest.raises(TraceError, match="no communication between ranks"):
+        predict(run, [ScaleRun(Scaling(dp=2, spread=0.0))])
 
 
 def test_wider_layers_have_larger_gradients() -> None:
@@ -197,7 +200,13 @@ def test_wider_layers_have_larger_gradients() -> None:
 
 def test_changes_of_nodes_combine_and_are_written(tmp_path: Path) -> None:
     run = ddp([4, 4, 4], [[0], [1], [2]])
-    changes = [Resize({4: 8}), Ranks(4), Buckets(100), Accumulate(2), Network(1e9, 1000.0)]
+    changes = [
+        Resize({4: 8}),
+        ScaleRun(Scaling(dp=4, spread=0.0)),
+        Buckets(100),
+        Accumulate(2),
+        Network(1e9, 1000.0),
+    ]
     prediction = predict(run, changes)
     paths = write_prediction(prediction, tmp_path / "predicted")
     assert len(paths) == 4 and et_file.read(paths[3]).metadata["rank"] == 3
@@ -216,7 +225,6 @@ def sharded() -> Run:
 @pytest.mark.parametrize(
     ("run", "change", "message"),
     [
-        (sharded(), Ranks(4), "shards what it computes .all_gather."),
         (sharded(), Buckets(4), "no node torch::autograd::AccumulateGrad with a recorded shape"),
         (ddp([4], [], ranks=1), Buckets(4), "has no all-reduce of gradients: use --ranks"),
     ],

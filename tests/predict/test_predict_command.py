@@ -51,7 +51,8 @@ def test_more_ranks(two: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> 
     assert main(["predict", two, "--ranks", "4", "--json", "--output", str(tmp_path / "four")]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert [rank["rank"] for rank in answer["ranks"]] == [0, 1, 2, 3]
-    assert answer["step_us"]["after"] == 225  # 50 µs of all-reduce become 75
+    # 50 µs of all-reduce become 75; what the new ranks do has the mean of the measured ones.
+    assert answer["step_us"]["after"] == pytest.approx(225, abs=2)
     assert main(["validate", str(tmp_path / "four")]) == 0
     assert main(["replay", str(tmp_path / "four"), "--semantics", "device", "--max-error", "0.01"]) == 0
 
@@ -103,7 +104,7 @@ def test_text_and_files(two: str, tmp_path: Path, capsys: pytest.CaptureFixture)
         (["--topology", "2xH100 NVLink", "--bandwidth", "1Gbit/s"], "--topology has bandwidth"),
         (["--network", "absent.json", "--latency", "5us"], "absent.json"),
         (["--output", ""], "NAME of the files"),
-        (["--ranks", "1"], "--ranks 1: use 2 to 1,024"),
+        (["--ranks", "0"], "--dp 0: use 1 to 1,024"),
         (["--bucket-mb", "0"], "use a size above 0"),
         (["--bucket-mb", "4"], "no node torch::autograd::AccumulateGrad"),
         (["--shard", "zero"], "invalid choice: 'zero'"),

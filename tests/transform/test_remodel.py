@@ -20,6 +20,7 @@ from chakra_et.job.operators import operators_of
 from chakra_et.job.passes import one_f_one_b
 from tests.astra.sets import REPO, write_set
 from tests.simulate.replay_traces import cpu, make_trace
+from tests.transform.test_same_answer import assert_same
 
 pytest.importorskip("torch")
 CASES = ("base:none:4:10:72", "deep:none:8:10:72", "wide:none:4:20:72", "long:none:4:10:144")
@@ -124,7 +125,7 @@ def test_one_rank_becomes_several_that_reduce_gradients(
     wanted = (
         "had by itself are those"
         if source == "ddp"
-        else "all-reduces were put in, assuming buckets of 25 MiB"
+        else "all-reduces in 2 steps are assumed as DDP makes them, with buckets of 1 MB and then 25 MB"
     )
     assert wanted in said
     assert wanted in " ".join(json.loads((tmp_path / "four_scaled.json").read_text())["notes"])
@@ -239,3 +240,17 @@ def test_a_model_that_is_not_recognised_is_refused(
     assert "neither sibling modules of one class (attribute module) nor" in capsys.readouterr().err
     assert main(["scale", name, "--seq", "2x", "-o", str(tmp_path / "c")]) == 2
     assert "no aten::embedding looks up indices of two dimensions" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "flags"),
+    [
+        ("base", ["--batch", "2x"]),
+        ("base", ["--seq", "144", "--layers", "2x"]),
+        ("frames", ["--layers", "8"]),
+    ],
+)
+def test_predict_says_what_the_scaled_set_takes(
+    captured: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, flags: list[str]
+) -> None:
+    assert_same(capsys, captured / name, flags, tmp_path)
