@@ -18,7 +18,7 @@ from chakra_et.et.columns import NodeType
 from chakra_et.predict.measure_threads import read_fractions
 from chakra_et.simulate.run import Run
 from chakra_et.transform.accumulation import Accumulate
-from chakra_et.transform.bucket_size import Buckets
+from chakra_et.transform.bucket_size import BucketSize
 from chakra_et.transform.durations import Change, RankAs, Scale
 from chakra_et.transform.network import Network
 from chakra_et.transform.overlap import Overlap
@@ -136,8 +136,8 @@ def _steps(_: Path) -> list[Case]:
     return [
         Case("base", base, []),
         Case("nothing", base, []),
-        Case("buckets of 1 MiB", {"bucket_mb": 1}, [Buckets(1)], _base_step),
-        Case("one bucket", {"bucket_mb": 100}, [Buckets(100)], _base_step),
+        Case("buckets of 1 MiB", {"bucket_mb": 1}, [BucketSize(1)], _base_step),
+        Case("one bucket", {"bucket_mb": 100}, [BucketSize(100)], _base_step),
         Case("2 passes", base | {"accumulation": 2}, [Accumulate(2)], _times_computing(2)),
         Case("4 passes", base | {"accumulation": 4}, [Accumulate(4)], _times_computing(4)),
     ]

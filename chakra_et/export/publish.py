@@ -22,7 +22,7 @@ from chakra_et.names import gz
 from chakra_et.report.content import content, tables
 from chakra_et.report.inputs import RunInput
 from chakra_et.report.page import write_page
-from chakra_et.report.run import Run
+from chakra_et.report.run import ReportRun
 from chakra_et.report.steps import find_times
 from chakra_et.traces.records import open_trace
 
@@ -92,7 +92,7 @@ def recorded_traces(chosen: RunInput, ranks: Iterable[int]) -> dict[int, Path]:
     return found
 
 
-def to_wandb(run: Run, project: str) -> None:
+def to_wandb(run: ReportRun, project: str) -> None:
     """Log the report as an artifact, and the tables of ``TABLES``, to a new run of ``project``.
 
     Raises ``TraceError`` where wandb is not installed, or can't start a run.

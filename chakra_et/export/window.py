@@ -11,7 +11,7 @@ from chakra_et.errors import TraceError
 from chakra_et.report.columns import EDGE_NAMES, NODE_KINDS, edge_kinds, name_codes, page_kinds
 from chakra_et.report.lanes import Row, lay_out
 from chakra_et.report.memory import Curve, curves
-from chakra_et.report.run import Run
+from chakra_et.report.run import ReportRun
 from chakra_et.report.steps import find_times
 from chakra_et.traces.sets import rank_choice
 
@@ -24,7 +24,7 @@ class Window:
     them, as places in ``node``; ``edge`` int64[F]: their numbers in the run's graph.
     """
 
-    run: Run
+    run: ReportRun
     rows: list[Row]
     row_of: np.ndarray
     node: np.ndarray
@@ -99,7 +99,7 @@ class Window:
         return [NODE_KINDS[kind] for kind in self.kind.tolist()]
 
 
-def choose(run: Run, step: str = "", ranks: str = "", around: str = "", hops: int = 2) -> Window:
+def choose(run: ReportRun, step: str = "", ranks: str = "", around: str = "", hops: int = 2) -> Window:
     """The nodes that fit all of the choices; an empty text chooses everything.
 
     ``step``: the number of a step; a node belongs to it by its start. ``ranks``: such as 0-7,12. ``around``:
@@ -131,7 +131,7 @@ def choose(run: Run, step: str = "", ranks: str = "", around: str = "", hops: in
     return Window(run, rows, row_of, node, source[edge], target[edge], edge)
 
 
-def _in_step(run: Run, step: str) -> np.ndarray:
+def _in_step(run: ReportRun, step: str) -> np.ndarray:
     steps = find_times(run).steps
     chosen = np.zeros(len(run.graph), dtype=bool)
     place = {rank: at for at, rank in enumerate(run.ranks)}
@@ -145,7 +145,7 @@ def _in_step(run: Run, step: str) -> np.ndarray:
     return chosen
 
 
-def _node(run: Run, text: str) -> int:
+def _node(run: ReportRun, text: str) -> int:
     """The number of the node that ``RANK:ID`` or ``ID`` means."""
     rank_text, _, id_text = text.rpartition(":")
     if not id_text.isdigit() or (rank_text and not rank_text.isdigit()):
@@ -162,7 +162,7 @@ def _node(run: Run, text: str) -> int:
     return int(found[0])
 
 
-def _near(run: Run, node: int, hops: int) -> np.ndarray:
+def _near(run: ReportRun, node: int, hops: int) -> np.ndarray:
     """bool[N]: nodes up to ``hops`` dependencies from ``node``, in either direction."""
     near = np.zeros(len(run.graph), dtype=bool)
     near[node] = True

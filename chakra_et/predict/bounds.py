@@ -7,11 +7,11 @@ from collections.abc import Mapping
 import numpy as np
 
 from chakra_et.simulate.run import Run
-from chakra_et.simulate.solve import Timeline
+from chakra_et.simulate.solve import NodeTimes
 from chakra_et.simulate.time_by_kind import KINDS
 
 
-def bounds(run: Run, timeline: Timeline) -> list[dict[str, float]]:
+def bounds(run: Run, timeline: NodeTimes) -> list[dict[str, float]]:
     """For each trace, the shares (0 to 1) of the kinds of ``KINDS`` in the path that decides when it ends.
 
     The path runs back from the rank's last node, from each node to what it had to wait for: a dependency, the
@@ -43,7 +43,7 @@ def describe(shares: Mapping[str, float], most: int = 3) -> str:
     return ", ".join(f"{name} {share:.0%}" for name, share in largest if share >= 0.005)
 
 
-def _path_times(run: Run, timeline: Timeline) -> np.ndarray:
+def _path_times(run: Run, timeline: NodeTimes) -> np.ndarray:
     """How long a node holds up the path: from the moment that it could start, with what has to pass first."""
     matched = run.operation >= 0
     taken: np.ndarray = np.where(matched, timeline.lasting_ns, timeline.end_ns - timeline.start_ns)
@@ -57,7 +57,7 @@ def _unmatched_wait(run: Run) -> np.ndarray:
     return bounded
 
 
-def _binding(run: Run, timeline: Timeline) -> tuple[list[int], list[int]]:
+def _binding(run: Run, timeline: NodeTimes) -> tuple[list[int], list[int]]:
     """The node that each node waited for (-1: none), and the last member of its communication (or itself)."""
     graph = timeline.setting.graph
     lane_source, lane_target = graph.lane_edges()

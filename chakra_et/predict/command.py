@@ -30,7 +30,7 @@ from chakra_et.predict.write import check_output, write_prediction
 from chakra_et.simulate.run import Run, load_run
 from chakra_et.text import plural
 from chakra_et.transform.accumulation import parse_accumulate
-from chakra_et.transform.bucket_size import Buckets
+from chakra_et.transform.bucket_size import BucketSize
 from chakra_et.transform.durations import Change, Fuse, parse_rank, parse_scale
 from chakra_et.transform.fsdp import Shard
 from chakra_et.transform.network import Network
@@ -226,7 +226,7 @@ def _of_nodes(config: PredictConfig, run: Run, model: Model | None) -> list[Chan
     if scaling:
         found.append(ScaleRun(scaling))
     if config.bucket_mb and not (config.dp and alone):
-        found.append(Buckets(config.bucket_mb, model=model))
+        found.append(BucketSize(config.bucket_mb, model=model))
     if config.shard:
         found.append(Shard(model))
     if config.accumulate:

@@ -9,7 +9,7 @@ import numpy as np
 
 from chakra_et.predict.bounds import bounds
 from chakra_et.simulate.run import Run, Setting
-from chakra_et.simulate.solve import Timeline, solve
+from chakra_et.simulate.solve import NodeTimes, solve
 from chakra_et.transform.durations import Change
 from chakra_et.transform.rebuild import Rebuild
 from chakra_et.transform.shared_cores.contention import find_slowdown
@@ -72,8 +72,8 @@ class Prediction:
     changed: Run
     ranks: list[RankPrediction]
     notes: list[str]
-    before: Timeline
-    after: Timeline
+    before: NodeTimes
+    after: NodeTimes
 
     @property
     def before_ms(self) -> float:
@@ -137,7 +137,7 @@ def _doubtful(setting: Setting, at: int) -> Setting:
     )
 
 
-def _steps(run: Run, changed: Run, before: Timeline, after: Timeline) -> list[list[StepPrediction]]:
+def _steps(run: Run, changed: Run, before: NodeTimes, after: NodeTimes) -> list[list[StepPrediction]]:
     """The steps of each rank of ``changed``, beside those of the measured rank that it was made of; a file
     without steps counts as one."""
     times, later = _step_times(run, before), _step_times(changed, after)
@@ -151,7 +151,7 @@ def _steps(run: Run, changed: Run, before: Timeline, after: Timeline) -> list[li
     return found
 
 
-def _step_times(run: Run, timeline: Timeline) -> list[list[int]]:
+def _step_times(run: Run, timeline: NodeTimes) -> list[list[int]]:
     """How long each step of each trace lasts, ns; the last one to the end of the trace."""
     edges = run.graph.first[:-1]
     starts = np.minimum.reduceat(timeline.start_ns, edges)

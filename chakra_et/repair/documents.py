@@ -22,7 +22,7 @@ _IDS = msgspec.json.Decoder(list[_Id])
 
 
 @dataclass
-class Document:
+class JsonDocument:
     """An object being read, which begins at byte ``start``.
 
     ``keys``: the keys of an intact record, in order. ``closed``: its end has been read; ``whole``: and was
@@ -71,7 +71,7 @@ class TornRecords:
 
     searches: int = 0
 
-    def goes_on(self, document: Document, region: bytes) -> bool:
+    def goes_on(self, document: JsonDocument, region: bytes) -> bool:
         if (
             not document.torn
             or len(document.torn) + len(region) > MAX_TORN_BYTES

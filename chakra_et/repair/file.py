@@ -21,10 +21,10 @@ from typing import IO, Literal
 
 from chakra_et.errors import TraceError
 from chakra_et.files import folder_lock, remove_abandoned, temporary_file
-from chakra_et.repair.documents import Document
+from chakra_et.repair.documents import JsonDocument
 from chakra_et.repair.records import Sink
 from chakra_et.repair.scan import Scanner
-from chakra_et.repair.source import GZIP_MAGIC, Source, Window, open_source
+from chakra_et.repair.source import GZIP_MAGIC, ByteWindow, Source, open_source
 from chakra_et.repair.stripes import find_stripes
 from chakra_et.repair.types import KINDS, Repair, RepairReport
 from chakra_et.repair.write import DocumentWriter, NoSink, backup_of, free_names, keep_owner
@@ -171,14 +171,14 @@ def _read(
 
 
 def _scan(source: Source, path: Path, limits: Limits, sink: Sink) -> Scanner:
-    scanner = Scanner(Window(source), str(path), limits, sink)
+    scanner = Scanner(ByteWindow(source), str(path), limits, sink)
     scanner.run()
     return scanner
 
 
 def _choose(
     readings: list[_Reading], path: Path, keep: Keep, limits: Limits, repairs: list[Repair]
-) -> list[tuple[_Reading, Document]]:
+) -> list[tuple[_Reading, JsonDocument]]:
     """The objects to write, the one under the file's own name first; records what becomes of each."""
     found = [(reading, document) for reading in readings for document in reading.scanner.documents]
     able = [item for item in found if item[1].nodes >= limits.min_records]
@@ -206,13 +206,13 @@ def _choose(
     return kept
 
 
-def _too_few(found: list[tuple[_Reading, Document]], limits: Limits) -> str:
+def _too_few(found: list[tuple[_Reading, JsonDocument]], limits: Limits) -> str:
     most = max((document.nodes for _, document in found), default=0)
     what = f"only {most} nodes or events" if most else "no complete node or event"
     return f"{what} in it" + (f" (--min-records {limits.min_records})" if limits.min_records > 1 else "")
 
 
-def _verify(result: Path, document: Document, path: Path, limits: Limits) -> None:
+def _verify(result: Path, document: JsonDocument, path: Path, limits: Limits) -> None:
     """Refuse a result that would itself need repair."""
     notes: list[tuple[str, int, str]] = []
     with open(result, "rb") as file:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from chakra_et.repair.documents import Document
+from chakra_et.repair.documents import JsonDocument
 from chakra_et.repair.ends import value_end
 from chakra_et.repair.types import Repair
 from chakra_et.traces.repaired import KEY, MAX_LISTED, recorded
@@ -18,7 +18,7 @@ FURTHER = "further repairs, not listed one by one"
 _FIELD = re.compile(rb',\s*"%s"\s*:\s*' % KEY.encode())
 
 
-def marked(footer: bytes, document: Document, repairs: Iterable[Repair]) -> bytes:
+def marked(footer: bytes, document: JsonDocument, repairs: Iterable[Repair]) -> bytes:
     """``footer`` with the repairs of its document, after those of an earlier repair."""
     listed = _earlier(footer)
     # An object that is whole is not cut off, whatever else was in its file. A cut comes first, as it counts.

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import msgspec
 
-from chakra_et.repair.documents import Document, TornRecords, strip_separators
+from chakra_et.repair.documents import JsonDocument, TornRecords, strip_separators
 from chakra_et.repair.ends import first_keys, footer_end, mend_footer, value_end
 from chakra_et.repair.format import (
     ARRAY_KEY,
@@ -27,7 +27,7 @@ from chakra_et.repair.format import (
     matched_end,
 )
 from chakra_et.repair.mend import mend
-from chakra_et.repair.source import Window
+from chakra_et.repair.source import ByteWindow
 from chakra_et.repair.types import Repair
 from chakra_et.traces.limits import Limits
 
@@ -40,20 +40,20 @@ SPACES = b" \t\r\n"
 class Sink(Protocol):
     """Receives what is read, document by document; records come without the comma between them."""
 
-    def open(self, document: Document, header: bytes) -> None: ...
-    def add(self, document: Document, records: bytes) -> None: ...
-    def close(self, document: Document, footer: bytes) -> None: ...
+    def open(self, document: JsonDocument, header: bytes) -> None: ...
+    def add(self, document: JsonDocument, records: bytes) -> None: ...
+    def close(self, document: JsonDocument, footer: bytes) -> None: ...
 
 
 class RecordReader:
     """Reads records into ``current``, the document of the object at the current position."""
 
-    def __init__(self, window: Window, name: str, limits: Limits, sink: Sink) -> None:
+    def __init__(self, window: ByteWindow, name: str, limits: Limits, sink: Sink) -> None:
         self.window, self.name, self.limits, self.sink = window, name, limits, sink
         self.repairs: list[Repair] = []
         self.unlisted = 0
-        self.documents: list[Document] = []
-        self.current: Document | None = None
+        self.documents: list[JsonDocument] = []
+        self.current: JsonDocument | None = None
         self.torn = TornRecords()
         self.lost_records = False
         # The gap since the last record has been reported already, so commas in it are not.
@@ -71,13 +71,13 @@ class RecordReader:
         else:
             self.unlisted += 1
 
-    def inside(self, document: Document) -> bool:
+    def inside(self, document: JsonDocument) -> bool:
         """Continue in ``document``'s array; False at the end of the text."""
         return self._run(document) or self._one(document)
 
     # ---- intact runs
 
-    def _run(self, document: Document) -> bool:
+    def _run(self, document: JsonDocument) -> bool:
         """Pass on the intact records of the next step unchanged; False if there are none."""
         window = self.window
         stop = min(window.pos + self.step, len(window.data))
@@ -94,7 +94,7 @@ class RecordReader:
         self.step = SMALL_STEP
         return False
 
-    def _last_start(self, document: Document, start: int, stop: int) -> int:
+    def _last_start(self, document: JsonDocument, start: int, stop: int) -> int:
         """The start of the last record that begins before ``stop``; ``start`` if none does."""
         for begin in (max(start, stop - 16 * SMALL_STEP), start):
             starts = [
@@ -104,7 +104,7 @@ class RecordReader:
                 return starts[-1]
         return start
 
-    def _hand_on(self, document: Document, records: bytes, count: int, at: int) -> None:
+    def _hand_on(self, document: JsonDocument, records: bytes, count: int, at: int) -> None:
         if document.keys is None and document.kind == HOST:
             document.keys = first_keys(records)
         if (
@@ -119,11 +119,11 @@ class RecordReader:
         self.loose = False
         self.step = min(2 * self.step, STEP_BYTES)
 
-    def waiting(self, document: Document) -> list[Document]:
+    def waiting(self, document: JsonDocument) -> list[JsonDocument]:
         """Other objects that have begun and not ended: their writers may have continued."""
         return [other for other in self.documents if not other.closed and other is not document]
 
-    def mix(self, document: Document, at: int, sign: str) -> None:
+    def mix(self, document: JsonDocument, at: int, sign: str) -> None:
         """Mark ``document``, and the objects that it broke into, as holding records of several processes."""
         for part in (document, *self.waiting(document)):
             part.mixed = True
@@ -131,7 +131,7 @@ class RecordReader:
 
     # ---- one record
 
-    def _one(self, document: Document) -> bool:
+    def _one(self, document: JsonDocument) -> bool:
         window = self.window
         at = matched_end(SEPARATOR, window.data, window.pos)
         lead = window.data[window.pos : at]
@@ -149,7 +149,7 @@ class RecordReader:
             self._record(document, lead, at, byte == b"{")
         return True
 
-    def _record(self, document: Document, lead: bytes, at: int, opens: bool) -> None:
+    def _record(self, document: JsonDocument, lead: bytes, at: int, opens: bool) -> None:
         window = self.window
         while True:
             end = value_end(window.text, at) if opens else None
@@ -165,13 +165,13 @@ class RecordReader:
             window.grow()
         self._damage(document, lead, at, joint)
 
-    def joint(self, document: Document, at: int) -> int:
+    def joint(self, document: JsonDocument, at: int) -> int:
         """The next place where reading can resume; the end of the window if it has none."""
         data = self.window.data
         found = JOINT[document.kind].search(data, at)
         return found.start() if found and (found.end() < len(data) or self.window.ended) else len(data)
 
-    def _take(self, document: Document, lead: bytes, at: int, end: int) -> None:
+    def _take(self, document: JsonDocument, lead: bytes, at: int, end: int) -> None:
         """Keep the record ``data[at:end]``, mended if necessary, or leave it out."""
         record = self.window.data[at:end]
         self.window.pos = end
@@ -184,7 +184,7 @@ class RecordReader:
             kind, why = self._fault(record)
             self._drop(kind, at, f"{why}; {len(record)} bytes left out")
 
-    def _mended(self, document: Document, lead: bytes, at: int, record: bytes) -> bool:
+    def _mended(self, document: JsonDocument, lead: bytes, at: int, record: bytes) -> bool:
         mended = mend(record, self.limits, document.kind, document.keys)
         if mended is None:
             return False
@@ -195,7 +195,7 @@ class RecordReader:
         self.step = SMALL_STEP
         return True
 
-    def _commas(self, document: Document, lead: bytes, at: int) -> None:
+    def _commas(self, document: JsonDocument, lead: bytes, at: int) -> None:
         commas, wanted = lead.count(b","), int(document.nodes > 0)
         if not self.loose and commas < wanted:
             self.note("missing-comma", at, "put in before this record")
@@ -217,7 +217,7 @@ class RecordReader:
 
     # ---- damage and seams
 
-    def _damage(self, document: Document, lead: bytes, at: int, joint: int) -> None:
+    def _damage(self, document: JsonDocument, lead: bytes, at: int, joint: int) -> None:
         """``data[at:joint]`` is not a record: another writer's bytes, or a record too damaged to delimit."""
         window = self.window
         region = strip_separators(window.data[at:joint])
@@ -233,7 +233,7 @@ class RecordReader:
         kind, why = self._fault(region)
         self._drop(kind, at, f"{why}; {len(region)} bytes left out")
 
-    def _leave(self, document: Document, at: int) -> None:
+    def _leave(self, document: JsonDocument, at: int) -> None:
         """Another object begins before this one has ended; this one may continue later."""
         document.left = document.left or (self.window.base + at, self.window.line(at))
         self.window.pos = at
@@ -241,7 +241,7 @@ class RecordReader:
 
     # ---- the array's end
 
-    def _end(self, document: Document, lead: bytes, at: int) -> None:
+    def _end(self, document: JsonDocument, lead: bytes, at: int) -> None:
         window = self.window
         end = footer_end(window.text, at)
         after = matched_end(SEPARATOR, window.data, at + 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from chakra_et.errors import TraceError
-from chakra_et.repair.documents import Document
+from chakra_et.repair.documents import JsonDocument
 from chakra_et.repair.ends import END, bare_header, is_header, mend_header, salvage_fields, value_end
 from chakra_et.repair.format import (
     ARRAY_OPEN,
@@ -30,7 +30,7 @@ Match = re.Match[bytes]
 class Scanner(RecordReader):
     """Reads one file: ``run`` returns its documents in file order, ``repairs`` lists the changes."""
 
-    def run(self) -> list[Document]:
+    def run(self) -> list[JsonDocument]:
         self._byte_order_mark()
         going = True
         while going:
@@ -103,10 +103,12 @@ class Scanner(RecordReader):
                 break
         return first, False
 
-    def _document(self, at: int, kind: str, has_header: bool = True) -> Document:
-        return Document(len(self.documents), self.window.base + at, kind, self.window.line(at), has_header)
+    def _document(self, at: int, kind: str, has_header: bool = True) -> JsonDocument:
+        return JsonDocument(
+            len(self.documents), self.window.base + at, kind, self.window.line(at), has_header
+        )
 
-    def _begin(self, document: Document, header: bytes, at: int) -> None:
+    def _begin(self, document: JsonDocument, header: bytes, at: int) -> None:
         if len(self.documents) >= self.limits.max_objects:
             raise TraceError(f"{self.name}: more than {self.limits.max_objects} objects in one file.")
         self.documents.append(document)
@@ -115,7 +117,7 @@ class Scanner(RecordReader):
         self.window.pos = at
         self.loose = False
 
-    def _break_off(self, document: Document) -> None:
+    def _break_off(self, document: JsonDocument) -> None:
         """Close ``document`` at the end of the text, without its own end."""
         end = len(self.window.data)
         offset, line = document.left or (self.window.base + end, self.window.line(end))

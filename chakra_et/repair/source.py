@@ -132,7 +132,7 @@ def open_source(
     return PlainSource(counted, name, limits)
 
 
-class Window:
+class ByteWindow:
     """The part of the text in memory; ``data[pos:]`` is still to be read."""
 
     def __init__(self, source: Source) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import IO
 
-from chakra_et.repair.documents import Document
+from chakra_et.repair.documents import JsonDocument
 from chakra_et.repair.format import OBJECT_START
 from chakra_et.repair.scan import Scanner
 
@@ -67,7 +67,7 @@ class Stripe:
                 written[writer] += length
 
 
-def find_stripes(file: IO[bytes], size: int, documents: list[Document], scan: ScanStripe) -> list[Stripe]:
+def find_stripes(file: IO[bytes], size: int, documents: list[JsonDocument], scan: ScanStripe) -> list[Stripe]:
     """One stripe per process; empty if the file is not striped.
 
     ``documents`` are those found in the file read as a whole, ``scan`` reads one stripe.

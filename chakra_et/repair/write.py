@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO
 
 from chakra_et.files import Temporary, copy, sync_folder
-from chakra_et.repair.documents import Document
+from chakra_et.repair.documents import JsonDocument
 from chakra_et.repair.mark import marked
 from chakra_et.repair.types import Repair
 
@@ -20,11 +20,11 @@ from chakra_et.repair.types import Repair
 class NoSink:
     """Discards everything."""
 
-    def open(self, document: Document, header: bytes) -> None: ...
+    def open(self, document: JsonDocument, header: bytes) -> None: ...
 
-    def add(self, document: Document, records: bytes) -> None: ...
+    def add(self, document: JsonDocument, records: bytes) -> None: ...
 
-    def close(self, document: Document, footer: bytes) -> None: ...
+    def close(self, document: JsonDocument, footer: bytes) -> None: ...
 
 
 @dataclass
@@ -54,18 +54,18 @@ class DocumentWriter:
                 self._streams[index].close()
             part.file.flush()
 
-    def open(self, document: Document, header: bytes) -> None:
+    def open(self, document: JsonDocument, header: bytes) -> None:
         if document.index in self.documents:
             self._streams[document.index].write(header)
 
-    def add(self, document: Document, records: bytes) -> None:
+    def add(self, document: JsonDocument, records: bytes) -> None:
         if document.index in self.documents:
             if document.index in self._begun:
                 self._streams[document.index].write(b",")
             self._begun.add(document.index)
             self._streams[document.index].write(records)
 
-    def close(self, document: Document, footer: bytes) -> None:
+    def close(self, document: JsonDocument, footer: bytes) -> None:
         if document.index in self.documents:
             self._streams[document.index].write(marked(footer, document, self.repairs))
 

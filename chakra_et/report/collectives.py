@@ -8,7 +8,7 @@ import numpy as np
 
 from chakra_et.et.columns import NodeType
 from chakra_et.report.columns import COMM_NAMES, comm_types
-from chakra_et.report.run import Run
+from chakra_et.report.run import ReportRun
 from chakra_et.simulate.operations import waited_for
 
 # Columns of the table of lateness; more operations than this share columns.
@@ -58,7 +58,7 @@ def whole_bytes(kind: str, size: int, ranks: int) -> int:
     return size * ranks if kind in ("all-gather", "gather", "scatter") else size
 
 
-def collectives(run: Run) -> list[Collective]:
+def collectives(run: ReportRun) -> list[Collective]:
     """The communication of a run by type, size and group; most time first."""
     graph = run.graph
     node = np.flatnonzero(graph.types >= NodeType.COMM_SEND)
@@ -98,7 +98,7 @@ def collectives(run: Run) -> list[Collective]:
     return sorted(found, key=lambda each: (-each.transfer_ns * each.count, each.type, each.bytes, each.group))
 
 
-def _members(run: Run, group: int, nodes: np.ndarray) -> int:
+def _members(run: ReportRun, group: int, nodes: np.ndarray) -> int:
     """How many ranks a group has: from the groups file, or else as many as use it here."""
     known = run.groups.get(run.graph.groups[group])
     if known:
@@ -108,7 +108,7 @@ def _members(run: Run, group: int, nodes: np.ndarray) -> int:
     return max([used, *sizes]) if run.graph.groups[group] == "0" else used
 
 
-def _first_arrival(run: Run) -> np.ndarray:
+def _first_arrival(run: ReportRun) -> np.ndarray:
     """When the first member of each operation arrived, int64[K]."""
     first = np.full(len(run.operations), np.iinfo(np.int64).max)
     node = np.flatnonzero(run.operations.of_node >= 0)
@@ -116,7 +116,7 @@ def _first_arrival(run: Run) -> np.ndarray:
     return first
 
 
-def traffic(run: Run) -> tuple[np.ndarray, np.ndarray]:
+def traffic(run: ReportRun) -> tuple[np.ndarray, np.ndarray]:
     """Bytes from rank to rank: (messages, collectives), int64[T, T], rows send.
 
     Messages are recorded. The paths of a collective are the library's choice. Here an all-to-all is spread
@@ -156,7 +156,7 @@ def traffic(run: Run) -> tuple[np.ndarray, np.ndarray]:
     return messages, shared
 
 
-def lateness(run: Run) -> tuple[list[str], np.ndarray]:
+def lateness(run: ReportRun) -> tuple[list[str], np.ndarray]:
     """How late each rank came: (labels of columns, float64[T, columns] ns after the first arrival).
 
     A column is one operation in order of time, or several where there are more than ``MOST_COLUMNS``, of
@@ -186,6 +186,6 @@ def _label(names: list[str], low: int, high: int) -> str:
     return f"operations {low + 1} to {high}"
 
 
-def waits_by_rank(run: Run) -> np.ndarray:
+def waits_by_rank(run: ReportRun) -> np.ndarray:
     """int64[T, T]: ns that each rank (row) waited for each other one (column) to arrive."""
     return waited_for(run.graph, run.operations, run.wait_ns)

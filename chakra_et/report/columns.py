@@ -11,8 +11,8 @@ from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType, Strin
 from chakra_et.info.describe import EDGE_KINDS
 from chakra_et.report.lanes import lay_out
 from chakra_et.report.memory import curves, device_name
-from chakra_et.report.pack import Columns
-from chakra_et.report.run import Run, text_column
+from chakra_et.report.pack import PackedColumns
+from chakra_et.report.run import ReportRun, text_column
 from chakra_et.simulate.time_by_kind import KINDS, node_kinds
 
 PHASES = ("forward", "backward", "optimizer")
@@ -24,7 +24,7 @@ LONGEST_NAME = 1000
 FURTHER, ON_PATH = 1, 2  # bits of the column "flags"
 
 
-def add_nodes(run: Run, columns: Columns) -> dict[str, Any]:
+def add_nodes(run: ReportRun, columns: PackedColumns) -> dict[str, Any]:
     """Add the columns of all nodes, and return the tables that they refer to.
 
     Columns of the N nodes, by row of the timeline and start: ``row``, ``start`` and ``length`` (in the unit
@@ -84,7 +84,7 @@ def add_nodes(run: Run, columns: Columns) -> dict[str, Any]:
     }
 
 
-def name_codes(run: Run) -> tuple[np.ndarray, list[str]]:
+def name_codes(run: ReportRun) -> tuple[np.ndarray, list[str]]:
     """The name of each node as an index, int64[N], into the names of the run, the most frequent first."""
     known: dict[bytes, int] = {}
     of_trace = []
@@ -100,14 +100,14 @@ def name_codes(run: Run) -> tuple[np.ndarray, list[str]]:
     return rank[name], [texts[at].decode("utf-8", "replace")[:LONGEST_NAME] for at in by_use.tolist()]
 
 
-def page_kinds(run: Run) -> np.ndarray:
+def page_kinds(run: ReportRun) -> np.ndarray:
     """Index into ``NODE_KINDS`` of each node, int64[N]."""
     kind = run.graph.gather([node_kinds(trace) for trace in run.traces])
     kind[_has_value(run, "kind", b"annotation")] = ANNOTATION
     return kind
 
 
-def _has_value(run: Run, attribute: str, value: bytes) -> np.ndarray:
+def _has_value(run: ReportRun, attribute: str, value: bytes) -> np.ndarray:
     """bool[N]: nodes whose text attribute has this value."""
     found = []
     for trace in run.traces:
@@ -119,7 +119,7 @@ def _has_value(run: Run, attribute: str, value: bytes) -> np.ndarray:
     return run.graph.gather(found)
 
 
-def shared_codes(run: Run, attribute: str, known: Sequence[str] = ()) -> tuple[np.ndarray, list[str]]:
+def shared_codes(run: ReportRun, attribute: str, known: Sequence[str] = ()) -> tuple[np.ndarray, list[str]]:
     """A text attribute of all ranks as (index int64[N], -1 for none; texts). The texts are ``known``, or
     where that is empty, those that occur."""
     table = {text: at for at, text in enumerate(known)}
@@ -131,7 +131,7 @@ def shared_codes(run: Run, attribute: str, known: Sequence[str] = ()) -> tuple[n
     return run.graph.gather(found), list(table)
 
 
-def _add_edges(run: Run, place: np.ndarray, columns: Columns) -> None:
+def _add_edges(run: ReportRun, place: np.ndarray, columns: PackedColumns) -> None:
     """``edge`` is how many places before its node the dependency stands; ``edge_kind`` of ``EDGE_NAMES``."""
     source, target = place[run.graph.source], place[run.graph.target]
     kind = edge_kinds(run)
@@ -142,7 +142,7 @@ def _add_edges(run: Run, place: np.ndarray, columns: Columns) -> None:
     columns.add("edge_kind", kind)
 
 
-def edge_kinds(run: Run) -> np.ndarray:
+def edge_kinds(run: ReportRun) -> np.ndarray:
     """Index into ``EDGE_NAMES`` of each dependency of the run's graph, int64[E]."""
     return np.concatenate([_edge_kinds(trace) for trace in run.traces])
 
@@ -165,7 +165,7 @@ def _edge_kinds(trace: ExecutionTrace) -> np.ndarray:
     return np.concatenate([data, np.full(len(trace.ctrl_deps.values), unknown)])
 
 
-def _add_work(run: Run, place: np.ndarray, columns: Columns) -> None:
+def _add_work(run: ReportRun, place: np.ndarray, columns: PackedColumns) -> None:
     operations, size = run.graph.attribute("num_ops", 0), run.graph.attribute("tensor_size", 0)
     node = np.flatnonzero((operations > 0) | (size > 0))
     node = node[np.argsort(place[node])]
@@ -174,7 +174,7 @@ def _add_work(run: Run, place: np.ndarray, columns: Columns) -> None:
     columns.add("work_bytes", size[node].astype(np.float64))
 
 
-def _add_communication(run: Run, place: np.ndarray, columns: Columns, units: Any) -> list[str]:
+def _add_communication(run: ReportRun, place: np.ndarray, columns: PackedColumns, units: Any) -> list[str]:
     """Add what communication nodes have, and return the names of the groups."""
     graph = run.graph
     node = np.flatnonzero(graph.types >= NodeType.COMM_SEND)
@@ -188,7 +188,7 @@ def _add_communication(run: Run, place: np.ndarray, columns: Columns, units: Any
     return graph.groups
 
 
-def _add_memory(run: Run, columns: Columns, units: Any) -> list[list[Any]]:
+def _add_memory(run: ReportRun, columns: PackedColumns, units: Any) -> list[list[Any]]:
     """Add all memory; of each curve: [rank, device, first row, end, whether some is reserved]."""
     found = curves(run)
     if not found:
@@ -204,7 +204,7 @@ def _add_memory(run: Run, columns: Columns, units: Any) -> list[list[Any]]:
     ]
 
 
-def comm_types(run: Run) -> np.ndarray:
+def comm_types(run: ReportRun) -> np.ndarray:
     """Index into ``COMM_NAMES`` of each node, int64[N]; "unknown" for what is no communication."""
     graph = run.graph
     kind = graph.attribute("comm_type", -1)

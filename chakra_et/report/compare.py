@@ -16,7 +16,7 @@ from chakra_et.report.columns import PHASES
 from chakra_et.report.content import facts, made_by
 from chakra_et.report.memory import largest_peak
 from chakra_et.report.profile import Entry, Module, by_module, by_name
-from chakra_et.report.run import Run
+from chakra_et.report.run import ReportRun
 from chakra_et.report.steps import WHOLE, find_times
 from chakra_et.report.verdict import lacks
 from chakra_et.simulate.breakdown import ACTIVITIES
@@ -74,7 +74,7 @@ class Matched:
         return (self.self_ns[at] or 0.0) + (device or 0.0)
 
 
-def side(run: Run) -> Side:
+def side(run: ReportRun) -> Side:
     """What is compared of a run."""
     times = find_times(run)
     steps = times.steps

@@ -24,7 +24,7 @@ from chakra_et.report.compare import (
 )
 from chakra_et.report.inputs import find_runs
 from chakra_et.report.memory import size
-from chakra_et.report.pack import Columns
+from chakra_et.report.pack import PackedColumns
 from chakra_et.report.page import write_page
 from chakra_et.report.run import load
 from chakra_et.report.verdict import duration
@@ -72,7 +72,7 @@ def compare(config: CompareConfig) -> None:
     print("\n".join(lines(sides, config.top)))
     if config.output:
         title = "compared: " + ", ".join(each.name for each in sides)
-        written = write_page(Path(config.output), "compare", title, compare_content(sides), Columns())
+        written = write_page(Path(config.output), "compare", title, compare_content(sides), PackedColumns())
         print(f"\n{config.output}: {written / 1e6:.1f} MB, open it in a browser")
 
 

@@ -28,11 +28,11 @@ import numpy as np
 from chakra_et.report.collectives import collectives, lateness, traffic, waits_by_rank
 from chakra_et.report.columns import PHASES, add_nodes, name_codes
 from chakra_et.report.memory import device_name, usage
-from chakra_et.report.pack import Columns
+from chakra_et.report.pack import PackedColumns
 from chakra_et.report.profile import by_module, by_name
-from chakra_et.report.run import Run
+from chakra_et.report.run import ReportRun
 from chakra_et.report.slowdown import slowdowns
-from chakra_et.report.steps import Times, find_times
+from chakra_et.report.steps import StepTimes, find_times
 from chakra_et.report.verdict import headline, lacks, path_by_kind, rank_rows
 from chakra_et.simulate.breakdown import ACTIVITIES
 
@@ -41,16 +41,16 @@ MOST_ENTRIES, MOST_MODULES, MOST_STEPS, MOST_RANKS = 5000, 5000, 20_000, 256
 LONGEST_FACT = 400
 
 
-def content(run: Run) -> tuple[dict[str, Any], Columns]:
+def content(run: ReportRun) -> tuple[dict[str, Any], PackedColumns]:
     """The JSON and the columns of the page of ``run``."""
     times = find_times(run)
-    columns = Columns()
+    columns = PackedColumns()
     timeline = add_nodes(run, columns)
     found = tables(run, times)
     return found | {"timeline": timeline}, columns
 
 
-def tables(run: Run, times: Times) -> dict[str, Any]:
+def tables(run: ReportRun, times: StepTimes) -> dict[str, Any]:
     """Everything but the timeline."""
     messages, shared = traffic(run)
     labels, late = lateness(run)
@@ -92,7 +92,7 @@ def _rounded(values: np.ndarray) -> list[list[int | None]]:
     return [[None if each != each else round(each) for each in row] for row in values.tolist()]
 
 
-def memory_rows(run: Run) -> list[dict[str, Any]]:
+def memory_rows(run: ReportRun) -> list[dict[str, Any]]:
     """One dict for each rank and device with memory."""
     found = usage(run)
     code, names = name_codes(run) if found else (np.zeros(0, np.int64), [])
@@ -109,7 +109,7 @@ def made_by() -> str:
         return "mosim-llms"
 
 
-def facts(manifest: Mapping[str, Any], run: Run) -> list[list[str]]:
+def facts(manifest: Mapping[str, Any], run: ReportRun) -> list[list[str]]:
     """What ran, as [label, text], from the manifest where there is one."""
     rows: list[list[str]] = []
 

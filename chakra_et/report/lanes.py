@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from chakra_et.et.columns import ExecutionTrace, NodeType
-from chakra_et.report.run import Run
+from chakra_et.report.run import ReportRun
 
 # Starts and durations are rounded to µs independently, so neighbours may overlap by this much.
 ROUNDING_NS = 2000
@@ -27,7 +27,7 @@ class Row:
     label: str
 
 
-def lay_out(run: Run) -> tuple[list[Row], np.ndarray]:
+def lay_out(run: ReportRun) -> tuple[list[Row], np.ndarray]:
     """The rows of a run, rank by rank, and the row of each node, int64[N]."""
     rows: list[Row] = []
     of_node = np.empty(len(run.graph), dtype=np.int64)

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from chakra_et.et import memory as names
-from chakra_et.report.run import Run
+from chakra_et.report.run import ReportRun
 
 
 @dataclass(frozen=True)
 class Curve:
     """K moments of one device of one rank, in order of time, int64[K].
 
-    ``time_ns``: as in ``Run.start_ns``; ``allocated``, ``reserved``: bytes from then on (``reserved`` is None
-    where no allocator reserves any); ``node``: the node that changed it.
+    ``time_ns``: as in ``ReportRun.start_ns``; ``allocated``, ``reserved``: bytes from then on (``reserved``
+    is None where no allocator reserves any); ``node``: the node that changed it.
     """
 
     rank: int
@@ -49,7 +49,7 @@ class Usage:
     freed_bytes: int
 
 
-def curves(run: Run) -> list[Curve]:
+def curves(run: ReportRun) -> list[Curve]:
     """One curve for each rank and device that has memory, in the order of ranks; empty without any.
 
     A level changes within a node. The curve has the node's highest level from its start on, and the one that
@@ -81,7 +81,7 @@ def curves(run: Run) -> list[Curve]:
     return found
 
 
-def usage(run: Run) -> list[Usage]:
+def usage(run: ReportRun) -> list[Usage]:
     """Peaks and counts, one for each of ``curves``."""
     found = []
     for curve in curves(run):
@@ -101,7 +101,7 @@ def usage(run: Run) -> list[Usage]:
     return found
 
 
-def memory_sentence(run: Run) -> list[str]:
+def memory_sentence(run: ReportRun) -> list[str]:
     """The highest peak of all, as a sentence; none without memory."""
     found = usage(run)
     on_device = [each for each in found if each.device != "cpu"] or found
@@ -127,7 +127,7 @@ def size(number: float | None) -> str:
     return f"{number:.0f} B"
 
 
-def largest_peak(run: Run) -> int | None:
+def largest_peak(run: ReportRun) -> int | None:
     """The most bytes that one device of any rank had allocated; of a CPU where no other device is known."""
     found = usage(run)
     accelerators = [each.peak_bytes for each in found if each.device != "cpu"]

@@ -20,7 +20,7 @@ TYPES = {"u1": np.uint8, "u2": np.uint16, "u4": np.uint32, "f8": np.float64}
 LEVEL = 6  # of gzip: higher ones take three times as long for 3% less
 
 
-class Columns:
+class PackedColumns:
     """Collects the columns of a page."""
 
     def __init__(self) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from chakra_et.files import atomic_file
-from chakra_et.report.pack import Columns
+from chakra_et.report.pack import PackedColumns
 
 STYLES = ("page.css", "timeline.css")
 SHARED = ("units.js", "data.js", "tables.js", "charts.js")
@@ -31,14 +31,14 @@ SCRIPTS = {
 }  # fmt: skip
 
 
-def write_page(path: Path, kind: str, title: str, content: dict[str, Any], columns: Columns) -> int:
+def write_page(path: Path, kind: str, title: str, content: dict[str, Any], columns: PackedColumns) -> int:
     """Write a page atomically, and return its size in bytes."""
     with atomic_file(path) as file:
         return sum(file.write(part) for part in page_parts(kind, title, content, columns))
 
 
 def page_parts(
-    kind: str, title: str, content: dict[str, Any], columns: Columns
+    kind: str, title: str, content: dict[str, Any], columns: PackedColumns
 ) -> tuple[bytes, bytes, bytes]:
     """The parts of a page of one kind of ``SCRIPTS``, UTF-8.
 

@@ -6,9 +6,9 @@ import numpy as np
 
 from chakra_et.report.columns import ANNOTATION, NODE_KINDS, page_kinds
 from chakra_et.report.lanes import lay_out
-from chakra_et.report.run import Run
+from chakra_et.report.run import ReportRun
 from chakra_et.report.steps import WHOLE, find_times
-from chakra_et.report.svg import Kind, Lane, Mark, Picture, Span
+from chakra_et.report.svg import Kind, Mark, Picture, PictureLane, Span
 from chakra_et.report.verdict import duration
 from chakra_et.simulate.breakdown import ACTIVITIES
 
@@ -22,7 +22,7 @@ WORDS = {"wait": "waits for other ranks", "transfer": "communication"}
 LETTERS = 40
 
 
-def timeline(run: Run) -> Picture:
+def timeline(run: ReportRun) -> Picture:
     """Every thread and stream of every rank, with the starts of the first rank's steps as marks."""
     rows, of_node = lay_out(run)
     kind = page_kinds(run)
@@ -48,21 +48,21 @@ def timeline(run: Run) -> Picture:
     steps = [step for step in find_times(run).steps if step.rank == run.ranks[0] and step.name != WHOLE]
     return Picture(
         f"{run.name}: {len(run.graph):,} nodes",
-        [Lane(f"rank {row.rank}, {row.label}") for row in rows],
+        [PictureLane(f"rank {row.rank}, {row.label}") for row in rows],
         spans,
         {each: Kind(WORDS.get(each, each), COLOURS[each]) for each in COLOURS if each in used},
         marks=[Mark(step.start_ns / 1e9, f"step {step.name}") for step in steps],
     )
 
 
-def breakdown(run: Run) -> Picture:
+def breakdown(run: ReportRun) -> Picture:
     """Where the time of the mean step of each rank went."""
     steps = find_times(run).steps
     spans, lanes = [], []
     for at, rank in enumerate(run.ranks):
         parts = np.array([step.parts_ns for step in steps if step.rank == rank]).mean(axis=0) / 1e9
         total, start = float(parts.sum()), 0.0
-        lanes.append(Lane(f"rank {rank}", duration(total * 1e9)))
+        lanes.append(PictureLane(f"rank {rank}", duration(total * 1e9)))
         for name, part in zip(ACTIVITIES, parts.tolist(), strict=True):
             if part > 0:
                 share = f"{part / total:.0%}"

@@ -14,7 +14,7 @@ from chakra_et.report.columns import (
     page_kinds,
     shared_codes,
 )
-from chakra_et.report.run import Run
+from chakra_et.report.run import ReportRun
 
 OPERATOR, KERNEL, COPY = (NODE_KINDS.index(kind) for kind in ("operator", "kernel", "copy"))
 DEVICE = (KERNEL, COPY)
@@ -56,7 +56,7 @@ class Module:
     phases_ns: tuple[int, ...]
 
 
-def by_name(run: Run) -> list[Entry]:
+def by_name(run: ReportRun) -> list[Entry]:
     """One entry for each kind and name, the most time first. Annotations are left out."""
     graph = run.graph
     code, names = name_codes(run)
@@ -97,14 +97,14 @@ def by_name(run: Run) -> list[Entry]:
     ]
 
 
-def _launched(run: Run, kind: np.ndarray, length: np.ndarray) -> np.ndarray:
+def _launched(run: ReportRun, kind: np.ndarray, length: np.ndarray) -> np.ndarray:
     """int64[N]: the time of the device work whose enclosing operator each node is."""
     parent = run.parent
     work = np.flatnonzero(np.isin(kind, DEVICE) & (parent >= 0))
     return _sum(parent[work], length[work], len(run.graph))
 
 
-def by_module(run: Run) -> list[Module]:
+def by_module(run: ReportRun) -> list[Module]:
     """The modules in the order of their paths; empty where none are recorded."""
     module, paths = shared_codes(run, "module")
     phase, _ = shared_codes(run, "phase", PHASES)

@@ -40,7 +40,7 @@ Base = Literal["measured", "replayed", "planned", "predicted"]
 
 
 @dataclass(frozen=True)
-class Run:
+class ReportRun:
     """The N nodes of a run, numbered as in ``graph``.
 
     ``start_ns``, ``end_ns`` int64[N]: the times that are shown, the earliest node at 0; ``base`` says whether
@@ -93,7 +93,7 @@ class Run:
         return found
 
 
-def load(chosen: RunInput, keep: Iterable[str] | None = NEEDED) -> Run:
+def load(chosen: RunInput, keep: Iterable[str] | None = NEEDED) -> ReportRun:
     """Read a run; its traces are converted first where it has no .et files.
 
     ``keep``: the attributes to keep, None for all, tensors included. Raises ``TraceError`` for files that
@@ -118,7 +118,7 @@ def assemble(
     manifest: Mapping[str, Any],
     conversion: Mapping[str, Any],
     lacks: Iterable[str] = (),
-) -> Run:
+) -> ReportRun:
     """Join, replay and lay out the traces of one run. Raises ``TraceError`` for what can't be joined."""
     notes = list(lacks)
     try:
@@ -146,7 +146,7 @@ def assemble(
     else:
         raise TraceError(f"{name}: no start times in the files, and {notes[-1]}")
     zero = int(start.min())
-    return Run(
+    return ReportRun(
         name, graph, matching, operations, start - zero, end - zero, np.clip(wait, 0, end - start), base,
         result, path, groups, manifest, conversion, notes,
     )  # fmt: skip

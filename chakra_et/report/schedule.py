@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from chakra_et.report.content import made_by
-from chakra_et.report.pack import Columns
+from chakra_et.report.pack import PackedColumns
 from chakra_et.report.page import page_parts
 from chakra_et.report.svg import Picture, Span
 
@@ -38,7 +38,7 @@ def schedule_page(
     spans = [_Placed(*each) for each in _placed(pictures)]
     if not spans:
         raise ValueError("these pictures have no spans")
-    columns = Columns()
+    columns = PackedColumns()
     kinds = {key: kind for picture in pictures for key, kind in picture.kinds.items()}
     timeline = _add_nodes(pictures, sorted(spans, key=_order), list(kinds), columns)
     timeline |= {
@@ -114,7 +114,7 @@ def _steps(pictures: Sequence[Picture]) -> list[list[Any]]:
 
 
 def _add_nodes(
-    pictures: Sequence[Picture], spans: list[_Placed], kinds: list[str], columns: Columns
+    pictures: Sequence[Picture], spans: list[_Placed], kinds: list[str], columns: PackedColumns
 ) -> dict[str, Any]:
     """The columns that the timeline reads, see ``columns.add_nodes``; the spans are in order of rows."""
     rows = sorted({(each.lane, each.strip) for each in spans})

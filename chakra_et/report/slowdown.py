@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from chakra_et.errors import TraceError
-from chakra_et.report.run import Run
+from chakra_et.report.run import ReportRun
 from chakra_et.simulate.timing import timing
 from chakra_et.stragglers.analyse import rank_slowdowns
 from chakra_et.stragglers.heatmap import HeatMap
@@ -18,7 +18,7 @@ from chakra_et.stragglers.recorded import job_of
 MOST_REPLAYED = 100_000_000
 
 
-def slowdowns(run: Run) -> tuple[dict[str, Any] | None, list[str]]:
+def slowdowns(run: ReportRun) -> tuple[dict[str, Any] | None, list[str]]:
     """(what the page shows, what it lacks): ``slowdown`` of the run, ``rank_by_step`` and
     ``stage_by_dp_rank`` as {rows, columns, values}, ``notes``; None for one rank, a plan, and ranks without
     communication."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from chakra_et.report.columns import PHASES
-from chakra_et.report.run import Run, text_column
+from chakra_et.report.run import ReportRun, text_column
 from chakra_et.simulate.breakdown import Activity, Spans, activity, union_ns
 from chakra_et.simulate.replay_report import RankReplay, report, step_rows
 from chakra_et.simulate.time_by_kind import KINDS, node_kinds
@@ -16,7 +16,7 @@ WHOLE = "whole trace"
 
 
 @dataclass(frozen=True)
-class Step:
+class ReportStep:
     """One step of one rank, or its whole trace where it has none.
 
     ``name``: the number of the ProfilerStep, or ``WHOLE``. It lasts from ``start_ns`` to the start of the
@@ -41,19 +41,19 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Times:
+class StepTimes:
     """``steps``: of all ranks, rank by rank. ``activities``: one for each trace of the run. ``replays``: the
     comparison with the replay, one for each trace, empty where there is no replay."""
 
-    steps: list[Step]
+    steps: list[ReportStep]
     activities: list[Activity]
     replays: list[RankReplay]
 
 
-def find_times(run: Run) -> Times:
+def find_times(run: ReportRun) -> StepTimes:
     """Where the time of each rank went, by the times that the run shows."""
     replays = report(run.traces, run.ranks, run.replay) if run.replay is not None else []
-    steps: list[Step] = []
+    steps: list[ReportStep] = []
     activities = []
     for number, rank in enumerate(run.ranks):
         trace = run.traces[number]
@@ -68,13 +68,13 @@ def find_times(run: Run) -> Times:
         phases = _phases(run, number, begins, ends)
         simulated = _simulated(replays, number, len(names))
         steps += [
-            Step(
+            ReportStep(
                 rank, name, int(begins[at]), int(ends[at]), tuple(parts[at].tolist()), int(hidden[at]),
                 tuple(int(phase[at]) for phase in phases), simulated[at],
             )
             for at, name in enumerate(names)
         ]  # fmt: skip
-    return Times(steps, activities, replays)
+    return StepTimes(steps, activities, replays)
 
 
 def _simulated(replays: list[RankReplay], number: int, count: int) -> list[int | None]:
@@ -84,7 +84,7 @@ def _simulated(replays: list[RankReplay], number: int, count: int) -> list[int |
     return [*times] if times else [replays[number].total.simulated_ns]
 
 
-def _phases(run: Run, number: int, begins: np.ndarray, ends: np.ndarray) -> list[np.ndarray]:
+def _phases(run: ReportRun, number: int, begins: np.ndarray, ends: np.ndarray) -> list[np.ndarray]:
     """ns of each window in which work of each phase runs, one int64[W] for each of ``PHASES``."""
     trace = run.traces[number]
     start, end = run.of_trace(run.start_ns + run.wait_ns, number), run.of_trace(run.end_ns, number)

@@ -43,7 +43,7 @@ class Kind:
 
 
 @dataclass(frozen=True)
-class Lane:
+class PictureLane:
     """A row; ``note`` stands at its right end."""
 
     label: str
@@ -82,7 +82,7 @@ class Picture:
     for pages that give each a row. ``rules``: lanes below which there is a bold line."""
 
     title: str
-    lanes: Sequence[Lane]
+    lanes: Sequence[PictureLane]
     spans: Sequence[Span]
     kinds: Mapping[str, Kind]
     strips: Sequence[int] = (26,)

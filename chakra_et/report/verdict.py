@@ -11,8 +11,8 @@ from chakra_et.et.memory import is_memory
 from chakra_et.findings import sentence
 from chakra_et.report.collectives import waits_by_rank
 from chakra_et.report.memory import memory_sentence
-from chakra_et.report.run import Run
-from chakra_et.report.steps import WHOLE, Times
+from chakra_et.report.run import ReportRun
+from chakra_et.report.steps import WHOLE, StepTimes
 from chakra_et.simulate.breakdown import ACTIVITIES, HOST, WAIT
 from chakra_et.simulate.time_by_kind import KINDS, OVERHEAD, Shares, node_kinds, shares
 from chakra_et.text import plural
@@ -21,7 +21,7 @@ from chakra_et.text import plural
 WORST_REPLAY_PERCENT, WORST_OVERHEAD, LEAST_LINKED = 3.0, 0.10, 0.99
 
 
-def rank_rows(run: Run, times: Times) -> list[dict[str, Any]]:
+def rank_rows(run: ReportRun, times: StepTimes) -> list[dict[str, Any]]:
     """One dict for each rank, for the table of verdicts. Times in ns; None where a figure is not known.
 
     ``reasons``: one sentence for each thing that is wrong; ``findings``: [kind, sentence, count] of the
@@ -62,7 +62,7 @@ def rank_rows(run: Run, times: Times) -> list[dict[str, Any]]:
     return rows
 
 
-def headline(run: Run, times: Times) -> list[str]:
+def headline(run: ReportRun, times: StepTimes) -> list[str]:
     """The run in a few sentences, the most important first."""
     steps = times.steps
     ranks = len(run.ranks)
@@ -100,7 +100,7 @@ def headline(run: Run, times: Times) -> list[str]:
     return [*lines, *_path(run), *memory_sentence(run)]
 
 
-def _blame(run: Run) -> list[str]:
+def _blame(run: ReportRun) -> list[str]:
     waited = waits_by_rank(run)
     total, most = int(waited.sum()), int(waited.sum(axis=0).argmax())
     if not total:
@@ -113,7 +113,7 @@ def _blame(run: Run) -> list[str]:
     ]
 
 
-def _path(run: Run) -> list[str]:
+def _path(run: ReportRun) -> list[str]:
     if run.path is None or not int(run.path.lasts_ns.sum()):
         return []
     kinds = path_by_kind(run)
@@ -126,7 +126,7 @@ def _path(run: Run) -> list[str]:
     return [f"The critical path lasts {duration(total)}{where}: {text}."]
 
 
-def path_by_kind(run: Run) -> dict[str, int]:
+def path_by_kind(run: ReportRun) -> dict[str, int]:
     """ns of the critical path by kind of node, overheads last."""
     if run.path is None:
         return {}
@@ -136,7 +136,7 @@ def path_by_kind(run: Run) -> dict[str, int]:
     return {name: ns for name, ns in kinds.items() if name != "wait"}
 
 
-def _overhead(run: Run, number: int) -> float | None:
+def _overhead(run: ReportRun, number: int) -> float | None:
     """The part of the rank's own critical path that no event explains, as `chakra-et convert` has it."""
     found: Shares | None = shares(run.traces[number])
     if run.base != "measured" or found is None:
@@ -144,14 +144,14 @@ def _overhead(run: Run, number: int) -> float | None:
     return sum(found.path[kind] for kind in OVERHEAD) / max(sum(found.path.values()), 1)
 
 
-def _has_device(run: Run) -> bool:
+def _has_device(run: ReportRun) -> bool:
     return any(
         "stream" in trace.attributes and bool((trace.column("is_cpu_op", 1) == 0).any())
         for trace in run.traces
     )
 
 
-def _reports(run: Run) -> dict[str, dict[str, Any]]:
+def _reports(run: ReportRun) -> dict[str, dict[str, Any]]:
     """What the conversion reported of each rank."""
     found = run.conversion.get("ranks")
     found = found if isinstance(found, dict) else {}
@@ -208,7 +208,7 @@ def duration(nanoseconds: float) -> str:
     return f"{nanoseconds:.0f} ns" if nanoseconds else "0"
 
 
-def lacks(run: Run, times: Times) -> list[str]:
+def lacks(run: ReportRun, times: StepTimes) -> list[str]:
     """What the page can't show, and why: one sentence for each."""
     found = []
     sizes = [size for trace in run.traces if type(size := trace.metadata.get("world_size")) is int]

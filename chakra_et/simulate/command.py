@@ -87,7 +87,7 @@ class ReplayConfig:
 
 
 @dataclass
-class Job:
+class ReplayedRun:
     """Files to replay together. ``files``: rank → path; ``comm_groups``: the comm-group file, if any."""
 
     name: str
@@ -138,7 +138,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status
 
 
-def run(job: Job, config: ReplayConfig) -> tuple[dict[str, list[RankReplay]], list[str]]:
+def run(job: ReplayedRun, config: ReplayConfig) -> tuple[dict[str, list[RankReplay]], list[str]]:
     """Replay one job: results of the ranks by semantics, and notes. Raises ``TraceError`` for bad files."""
     ranks = list(job.files)
     traces: list[ExecutionTrace] = [et_file.read(path) for path in job.files.values()]
@@ -171,7 +171,7 @@ def _exceeded(reports: dict[str, list[RankReplay]], max_error: float) -> list[st
     return sentences
 
 
-def find_jobs(config: ReplayConfig) -> list[Job]:
+def find_jobs(config: ReplayConfig) -> list[ReplayedRun]:
     """Group the named files by run.
 
     Raises ``TraceError`` for a name that is neither a file nor a run.
@@ -187,9 +187,9 @@ def find_jobs(config: ReplayConfig) -> list[Job]:
             # The converter gives rank 0's file the name NAME.et, too.
             first = ranks_of.get(run.name, {}).get(0)
             if first is None or not filecmp.cmp(single, first, shallow=False):
-                jobs.append(Job(str(single), {0: single}, comm_groups))
+                jobs.append(ReplayedRun(str(single), {0: single}, comm_groups))
         elif config.alone:
-            jobs += [Job(str(path), {rank: path}, comm_groups) for rank, path in ranked.items()]
+            jobs += [ReplayedRun(str(path), {rank: path}, comm_groups) for rank, path in ranked.items()]
         else:
-            jobs.append(Job(run.name, ranked, comm_groups))
+            jobs.append(ReplayedRun(run.name, ranked, comm_groups))
     return jobs

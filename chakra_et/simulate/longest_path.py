@@ -15,7 +15,7 @@ import numpy as np
 from chakra_et.errors import TraceError
 from chakra_et.simulate.joint import ReplayGraph
 from chakra_et.simulate.matching import Matching
-from chakra_et.simulate.rounds import Blocks, find_lanes, find_rounds
+from chakra_et.simulate.rounds import LaneBlocks, find_lanes, find_rounds
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def make_schedule(graph: ReplayGraph, matching: Matching) -> Schedule:
     )
 
 
-def _rounds(blocks: Blocks, first: np.ndarray, into: np.ndarray) -> tuple[list[Round], int]:
+def _rounds(blocks: LaneBlocks, first: np.ndarray, into: np.ndarray) -> tuple[list[Round], int]:
     """The rounds and the limit of their times, from the ``first`` place of each block and the edges'
     targets.
     """

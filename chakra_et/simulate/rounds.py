@@ -24,7 +24,7 @@ class Lanes:
 
 
 @dataclass(frozen=True)
-class Blocks:
+class LaneBlocks:
     """Stretches of lanes in the order in which they can be computed: [``begin``, ``end``) of ``Lanes.nodes``.
 
     ``rounds``: the first block of each round. ``joint``: whether a round holds matched communication; then
@@ -65,7 +65,7 @@ def find_lanes(graph: ReplayGraph) -> Lanes:
 
 def find_rounds(
     graph: ReplayGraph, matching: Matching, lanes: Lanes, source: np.ndarray, target: np.ndarray
-) -> Blocks:
+) -> LaneBlocks:
     """The blocks of all rounds; ``source`` and ``target``: the dependencies that a lane's order doesn't
     imply.
 
@@ -80,7 +80,7 @@ def find_rounds(
     done = [0] * count
     waiting: dict[int, list[tuple[int, int]]] = defaultdict(list)
     arrived: dict[tuple[int, int], list[int]] = defaultdict(list)
-    blocks, operations = Blocks(), 0
+    blocks, operations = LaneBlocks(), 0
     active = list(range(count))
     while active:
         alone, joint = [], []

@@ -15,7 +15,7 @@ _ATTEMPTS = 50
 
 
 @dataclass(frozen=True)
-class Timeline:
+class NodeTimes:
     """``start_ns[N]`` and ``end_ns[N]`` of each node; ``lasting_ns[N]``: the transfer of matched
     communication with what other transfers on its links cost it; int64."""
 
@@ -25,19 +25,19 @@ class Timeline:
     lasting_ns: np.ndarray
 
 
-def solve(run: Run, setting: Setting) -> Timeline:
+def solve(run: Run, setting: Setting) -> NodeTimes:
     """The timeline of a setting. Raises ``TraceError`` where its dependencies let ranks wait for ever."""
     if setting is run.measured:
-        return Timeline(setting, run.start_ns, run.end_ns, setting.lasting_ns)
+        return NodeTimes(setting, run.start_ns, run.end_ns, setting.lasting_ns)
     same = setting.graph is run.graph
     schedule = run.schedule if same else make_schedule(setting.graph, run.matching)
     if setting.demand is None or not run.members:
         start, end = schedule.run(setting.own_ns, setting.lasting_ns, run.release_ns)
-        return Timeline(setting, start, end, setting.lasting_ns)
+        return NodeTimes(setting, start, end, setting.lasting_ns)
     return _with_links(run, setting, schedule)
 
 
-def _with_links(run: Run, setting: Setting, schedule: Schedule) -> Timeline:
+def _with_links(run: Run, setting: Setting, schedule: Schedule) -> NodeTimes:
     """The timeline in which transfers at the same time share their links.
 
     How long a transfer lasts depends on which others run beside it, and when these begin depends on how long
@@ -57,7 +57,7 @@ def _with_links(run: Run, setting: Setting, schedule: Schedule) -> Timeline:
         done = share(begin, demand.wire_ns, users) - begin + demand.fixed_ns
         needed = np.rint(np.maximum(done, demand.least_ns)).astype(np.int64)
         if (np.abs(needed - lasting[first]) <= 1).all():
-            return Timeline(setting, start, end, lasting)
+            return NodeTimes(setting, start, end, lasting)
         lasting = lasting.copy()
         lasting[matched] = needed[run.operation[matched]]
     raise TraceError(

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from chakra_et.stragglers import heatmap
-from chakra_et.stragglers.operations import Job, JobMeta, Operations, Setting, Typical, typical
+from chakra_et.stragglers.operations import Job, JobMeta, JobOperations, Typical, WhatIf, typical
 
 # As the artifact groups the types of messages.
 _MESSAGES = {
@@ -124,19 +124,19 @@ def analyse(job: Job, compute: Typical = "mean", threshold: float = 1.03) -> Str
     """
     operations = job.operations
     recorded, ideal = operations.work_s, typical(operations, compute)
-    nodelay, noblk = job.simulate([Setting(recorded), Setting(ideal)])
+    nodelay, noblk = job.simulate([WhatIf(recorded), WhatIf(ideal)])
     base = job.measured_s
     blocking, launch = float(nodelay.mean() / noblk.mean()), float(base.mean() / nodelay.mean())
     decomposed: dict[str, Any] = {}
     parts = _parts(operations)
     if blocking >= threshold:
         chosen = _each(parts)
-        settings = [Setting(np.where(keeps, recorded, ideal)) for _, _, keeps in chosen]
+        settings = [WhatIf(np.where(keeps, recorded, ideal)) for _, _, keeps in chosen]
         times = dict(zip([(name, x) for name, x, _ in chosen], job.simulate(settings), strict=True))
         decomposed |= _decomposed("blocking", job.steps, times, nodelay, noblk)
     if launch >= threshold:
         chosen = _each(parts | {"optype": np.where(operations.is_first, FIRST_OP, parts["optype"])})
-        settings = [Setting(recorded, np.where(keeps, operations.delay_s, 0)) for _, _, keeps in chosen]
+        settings = [WhatIf(recorded, np.where(keeps, operations.delay_s, 0)) for _, _, keeps in chosen]
         times = dict(zip([(name, x) for name, x, _ in chosen], job.simulate(settings), strict=True))
         decomposed |= _decomposed("launch", job.steps, times, base, nodelay)
     analysis = Analysis(
@@ -152,7 +152,7 @@ def analyse(job: Job, compute: Typical = "mean", threshold: float = 1.03) -> Str
 
     def restored(chosen: np.ndarray) -> Restored:
         without, alone = np.where(chosen, ideal, recorded), np.where(chosen, recorded, ideal)
-        trem, tadd = (float(times.mean()) for times in job.simulate([Setting(without), Setting(alone)]))
+        trem, tadd = (float(times.mean()) for times in job.simulate([WhatIf(without), WhatIf(alone)]))
         tori, tideal = float(nodelay.mean()), float(noblk.mean())
         lost = tori - tideal
         rem, add = ((tori - trem) / lost, (tadd - tideal) / lost) if lost else (None, None)
@@ -188,11 +188,11 @@ def rank_slowdowns(job: Job, compute: Typical = "mean") -> RankSlowdowns:
     """The heat maps of ``analyse`` alone, whatever the slowdown is; ``compute`` as there."""
     operations = job.operations
     recorded, ideal = operations.work_s, typical(operations, compute)
-    nodelay, noblk = job.simulate([Setting(recorded), Setting(ideal)])
+    nodelay, noblk = job.simulate([WhatIf(recorded), WhatIf(ideal)])
     parts = {"dp_rank": operations.dp_rank, "stage": operations.stage}
     slow: dict[str, dict[int, np.ndarray]] = {"dp_rank": {}, "stage": {}}
     for name, part, keeps in _each(parts):
-        (times,) = [nodelay] if keeps.all() else job.simulate([Setting(np.where(keeps, recorded, ideal))])
+        (times,) = [nodelay] if keeps.all() else job.simulate([WhatIf(np.where(keeps, recorded, ideal))])
         slow[name][part] = times
     per_step = {
         name: {
@@ -223,7 +223,7 @@ def worker_slowdowns(places: dict[int, tuple[int, int]], analysis: Analysis) -> 
     )
 
 
-def workers(operations: Operations) -> dict[int, tuple[int, int]]:
+def workers(operations: JobOperations) -> dict[int, tuple[int, int]]:
     """Rank → (data-parallel rank, stage), in the order of ranks."""
     rank, row = np.unique(operations.rank, return_index=True)
     places = zip(operations.dp_rank[row].tolist(), operations.stage[row].tolist(), strict=True)
@@ -245,7 +245,7 @@ def _heat_maps(
     }
 
 
-def _parts(operations: Operations) -> dict[str, np.ndarray]:
+def _parts(operations: JobOperations) -> dict[str, np.ndarray]:
     """What slowdowns are attributed to: name → the part of each operation, [N]."""
     types = np.array([_MESSAGES.get(name, name) for name in operations.optypes])
     return {

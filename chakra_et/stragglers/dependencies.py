@@ -41,7 +41,7 @@ _STEPS_TO_PEER = {(FORWARD, "send"): 1, (FORWARD, "recv"): -1, (BACKWARD, "send"
 
 @dataclass(frozen=True)
 class Operation:
-    """One operation of the first step and data-parallel rank; ``index``: its place in ``Dependencies``."""
+    """One operation of the first step and data-parallel rank; ``index``: its place in ``PipelineEdges``."""
 
     index: int
     row: int
@@ -55,7 +55,7 @@ class Operation:
 
 
 @dataclass
-class Dependencies:
+class PipelineEdges:
     """``before[i]``: what ends before operation i starts.
 
     ``peers``: lists of operations that communicate with each other, and so end together; an operation in none
@@ -90,7 +90,7 @@ class Stage:
         return sorted((each for name in optypes for each in self.of_type[name]), key=_by_start)
 
 
-def find_dependencies(trace: PipelineTrace) -> Dependencies:
+def find_dependencies(trace: PipelineTrace) -> PipelineEdges:
     """The dependencies within one step of one data-parallel rank.
 
     Raises ``TraceError`` for an operation without its peers, and for stages without computation.
@@ -99,7 +99,7 @@ def find_dependencies(trace: PipelineTrace) -> Dependencies:
     operations = sorted(
         (each for stage in stages for same in stage.of_type.values() for each in same), key=lambda o: o.index
     )
-    found = Dependencies(
+    found = PipelineEdges(
         operations, [[] for _ in operations], [], [each.optype not in MESSAGES for each in operations]
     )
     launched: dict[tuple[int, str], list[Operation]] = {}
@@ -152,7 +152,7 @@ def _stages(trace: PipelineTrace) -> list[Stage]:
 
 
 def _tie_messages(
-    trace: PipelineTrace, found: Dependencies, stage: Stage, optype: str, pp: int
+    trace: PipelineTrace, found: PipelineEdges, stage: Stage, optype: str, pp: int
 ) -> list[Operation]:
     """Tie the launched messages of one stream to the compute that they feed or follow; returns them in order.
 
@@ -192,7 +192,7 @@ def _tie_messages(
 
 
 def _tie_first_backward(
-    found: Dependencies, stage: Stage, launched: dict[tuple[int, str], list[Operation]]
+    found: PipelineEdges, stage: Stage, launched: dict[tuple[int, str], list[Operation]]
 ) -> None:
     """The first messages of the backward pass wait for the last forward but one before it."""
     directions = [each.optype for each in stage.compute]
@@ -203,7 +203,7 @@ def _tie_first_backward(
                 found.add(message, stage.compute[first - 2])
 
 
-def _tie_data_parallel(found: Dependencies, stage: Stage) -> None:
+def _tie_data_parallel(found: PipelineEdges, stage: Stage) -> None:
     """A chunk's first forward waits for its last all-gather; with overlap its first reduce-scatter waits for
     its last backward."""
     found.chain(stage.sorted(ALL_GATHER, REDUCE_SCATTER))
@@ -220,7 +220,7 @@ def _tie_data_parallel(found: Dependencies, stage: Stage) -> None:
                 found.add(scatter, max(backward, key=lambda each: each.end_s))
 
 
-def _tie_end_of_step(found: Dependencies, stage: Stage) -> None:
+def _tie_end_of_step(found: PipelineEdges, stage: Stage) -> None:
     """What follows the last compute, one after the other; types that were not recorded are left out."""
     last = max(stage.compute, key=lambda each: each.end_s)
     overlapped = bool(stage.of_type[SEPARATE_ALL_REDUCE])

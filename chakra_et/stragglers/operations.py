@@ -12,7 +12,7 @@ Typical = Literal["mean", "median"]
 
 
 @dataclass(frozen=True)
-class Setting:
+class WhatIf:
     """What each of N operations takes, and its delay (None: no delays); float64[N] in s."""
 
     work_s: np.ndarray
@@ -34,7 +34,7 @@ class JobMeta:
 
 
 @dataclass(frozen=True)
-class Operations:
+class JobOperations:
     """N operations of all workers of a job; arrays have N entries, int64 unless stated.
 
     ``optype``: index into ``optypes``. ``dp_rank``, ``stage``, ``rank``: who ran it; one rank per
@@ -74,14 +74,14 @@ class Job(Protocol):
     notes: list[str]
 
     @property
-    def operations(self) -> Operations: ...
+    def operations(self) -> JobOperations: ...
 
-    def simulate(self, settings: Sequence[Setting]) -> list[np.ndarray]:
+    def simulate(self, settings: Sequence[WhatIf]) -> list[np.ndarray]:
         """Step times in s, float64[steps], of each setting."""
         ...
 
 
-def typical(operations: Operations, compute: Typical = "mean") -> np.ndarray:
+def typical(operations: JobOperations, compute: Typical = "mean") -> np.ndarray:
     """What each operation takes in the ideal job, float64[N] in s.
 
     Communication takes the median of its group. Computation takes the mean (or ``compute``) of its group, and
@@ -99,7 +99,7 @@ def typical(operations: Operations, compute: Typical = "mean") -> np.ndarray:
     return np.where(operations.by_median, times, times * _balance(operations, times))
 
 
-def _balance(operations: Operations, times: np.ndarray) -> np.ndarray:
+def _balance(operations: JobOperations, times: np.ndarray) -> np.ndarray:
     """By what the times of each operation's type and stage are multiplied so that the stages that have the
     type spend as long on it; float64[N]."""
     stages = int(operations.stage.max()) + 1

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from chakra_et.errors import TraceError
-from chakra_et.stragglers.dependencies import ACROSS_DP, Dependencies, Operation, find_dependencies
-from chakra_et.stragglers.operations import JobMeta, Operations, Setting
+from chakra_et.stragglers.dependencies import ACROSS_DP, Operation, PipelineEdges, find_dependencies
+from chakra_et.stragglers.operations import JobMeta, JobOperations, WhatIf
 from chakra_et.stragglers.parquet import (
     COMPUTE,
     EMBEDDING,
@@ -54,7 +54,7 @@ class PipelineJob:
     """
 
     meta: JobMeta
-    operations: Operations
+    operations: JobOperations
     steps: list[int]
     measured_s: np.ndarray
     notes: list[str]
@@ -63,11 +63,11 @@ class PipelineJob:
     events: list[_Event]
     last: list[int]
 
-    def simulate(self, settings: Sequence[Setting]) -> list[np.ndarray]:
+    def simulate(self, settings: Sequence[WhatIf]) -> list[np.ndarray]:
         """Step times in s, float64[steps], of each setting; see ``Job``."""
         return [self._step_times(setting) for setting in settings]
 
-    def _step_times(self, setting: Setting) -> np.ndarray:
+    def _step_times(self, setting: WhatIf) -> np.ndarray:
         work = setting.work_s[self.place]
         delay = None if setting.delay_s is None else setting.delay_s[self.place]
         end = np.zeros_like(work)
@@ -105,7 +105,7 @@ def pipeline_job(trace: PipelineTrace, meta: JobMeta) -> PipelineJob:
     began = start.min(axis=(0, 2))
     optimizers = [each.index for each in found.operations if each.optype == OPTIMIZER]
     launched = _rows(place, np.broadcast_to(np.array(found.launched)[:, None, None], place.shape))
-    operations = Operations(
+    operations = JobOperations(
         optypes=list(OPTYPES),
         optype=trace.optype,
         dp_rank=trace.dp_rank,
@@ -202,7 +202,7 @@ def _unequal(trace: PipelineTrace, found: np.ndarray, expected: np.ndarray) -> s
     )
 
 
-def _in_order(trace: PipelineTrace, found: Dependencies) -> list[_Event]:
+def _in_order(trace: PipelineTrace, found: PipelineEdges) -> list[_Event]:
     """The events in an order in which dependencies come first."""
     together = found.peers + [[index] for index in _alone(found)]
     event_of = {member: number for number, members in enumerate(together) for member in members}
@@ -231,12 +231,12 @@ def _in_order(trace: PipelineTrace, found: Dependencies) -> list[_Event]:
     ]
 
 
-def _alone(found: Dependencies) -> list[int]:
+def _alone(found: PipelineEdges) -> list[int]:
     paired = {index for together in found.peers for index in together}
     return [each.index for each in found.operations if each.index not in paired]
 
 
-def _work(found: Dependencies, events: list[_Event], start: np.ndarray, end: np.ndarray) -> np.ndarray:
+def _work(found: PipelineEdges, events: list[_Event], start: np.ndarray, end: np.ndarray) -> np.ndarray:
     """What each operation takes by itself, float64[O, S, D]: communication from the last peer's start on."""
     work: np.ndarray = end - start
     for event in events:
@@ -250,7 +250,7 @@ def _work(found: Dependencies, events: list[_Event], start: np.ndarray, end: np.
     return work
 
 
-def _delays(found: Dependencies, start: np.ndarray, end: np.ndarray, began: np.ndarray) -> np.ndarray:
+def _delays(found: PipelineEdges, start: np.ndarray, end: np.ndarray, began: np.ndarray) -> np.ndarray:
     """From the end of an operation's dependencies, or the start of the step, to its own start; float64[O, S,
     D]."""
     delay = np.empty_like(start)

@@ -17,7 +17,7 @@ from chakra_et.simulate.joint import ReplayGraph, build_graph
 from chakra_et.simulate.longest_path import Schedule, make_schedule
 from chakra_et.simulate.matching import Matching, match
 from chakra_et.simulate.timing import Timing, timing
-from chakra_et.stragglers.operations import JobMeta, Operations, Setting
+from chakra_et.stragglers.operations import JobMeta, JobOperations, WhatIf
 from chakra_et.stragglers.stretches import find_stretches
 from chakra_et.stragglers.table import NS, Table, make_table
 
@@ -39,14 +39,14 @@ class RecordedJob:
     table: Table
 
     @property
-    def operations(self) -> Operations:
+    def operations(self) -> JobOperations:
         return self.table.operations
 
-    def simulate(self, settings: Sequence[Setting]) -> list[np.ndarray]:
+    def simulate(self, settings: Sequence[WhatIf]) -> list[np.ndarray]:
         """Step times in s, float64[steps], of each setting; see ``Job``."""
         return [self._step_times(setting) for setting in settings]
 
-    def _step_times(self, setting: Setting) -> np.ndarray:
+    def _step_times(self, setting: WhatIf) -> np.ndarray:
         """The delays of a rank's operations hold up its beginning."""
         own = self.table.durations(self.graph.own_ns, setting.work_s / NS)
         release = np.zeros(len(self.graph.traces))
@@ -109,7 +109,7 @@ def job_of(name: str, graph: ReplayGraph, matching: Matching, times: Timing) -> 
         )
     if step_s is None:
         job.notes.append("the files hold no start times on one clock: step_t_base is simulated")
-        (step_s,) = job.simulate([Setting(job.operations.work_s, job.operations.delay_s)])
+        (step_s,) = job.simulate([WhatIf(job.operations.work_s, job.operations.delay_s)])
     return replace(job, measured_s=step_s)
 
 

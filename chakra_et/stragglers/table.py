@@ -10,7 +10,7 @@ from chakra_et.job.axes import dp_ranks_of
 from chakra_et.simulate.joint import ReplayGraph
 from chakra_et.simulate.matching import Matching
 from chakra_et.simulate.timing import Timing
-from chakra_et.stragglers.operations import Operations
+from chakra_et.stragglers.operations import JobOperations
 from chakra_et.stragglers.stretches import Stretches
 
 NS = 1e-9
@@ -25,7 +25,7 @@ class Table:
     have. ``node`` [M]: of communication, else -1. ``trace`` [M]: index of the rank.
     """
 
-    operations: Operations
+    operations: JobOperations
     stretch_of_node: np.ndarray
     stretch: np.ndarray
     node: np.ndarray
@@ -83,7 +83,7 @@ def make_table(
     delay = np.zeros(len(trace))
     delay[first] = np.array(times.release_ns) * NS
     nothing = np.full(len(comm), -1, dtype=np.int64)
-    operations = Operations(
+    operations = JobOperations(
         optypes=found.optypes,
         optype=np.concatenate([row_place % len(found.optypes), found.optype[comm]]),
         dp_rank=np.array([dp_rank[each] for each in graph.ranks])[trace],

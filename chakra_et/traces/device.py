@@ -16,7 +16,7 @@ import numpy as np
 from chakra_et.arrays import narrowed
 from chakra_et.errors import TraceError
 from chakra_et.findings import Findings
-from chakra_et.traces.device_columns import Columns
+from chakra_et.traces.device_columns import DeviceColumns
 from chakra_et.traces.device_format import (
     ANNOTATION,
     KERNEL,
@@ -149,7 +149,7 @@ def load(path: str | Path, limits: Limits = DEFAULT_LIMITS, operators: bool = Fa
     Raises ``TraceError`` if it is not readable, exceeds the limits or has no operator, call or kernel.
     """
     path = Path(path)
-    columns = Columns(operators)
+    columns = DeviceColumns(operators)
     layout = OperatorHeader if operators else Header
     header = read_records(path, "traceEvents", lambda head: layout, columns, limits)
     if columns.rows == 0:
@@ -159,7 +159,7 @@ def load(path: str | Path, limits: Limits = DEFAULT_LIMITS, operators: bool = Fa
     return _finish(path, columns, header)
 
 
-def _finish(path: Path, columns: Columns, header: HeaderFields) -> DeviceTrace:
+def _finish(path: Path, columns: DeviceColumns, header: HeaderFields) -> DeviceTrace:
     start_us, length = (np.concatenate(columns.numbers.pop(name)) for name in ("start", "length"))
     category, outer = (np.concatenate(columns.numbers[name]) for name in ("category", "external_id"))
     findings = columns.findings
@@ -254,7 +254,7 @@ def _cut_rounding(
     end[before[cut]] = start[after[cut]]
 
 
-def _flows(columns: Columns, origin_us: float) -> np.ndarray:
+def _flows(columns: DeviceColumns, origin_us: float) -> np.ndarray:
     pairs = []
     for source, target in columns.flows.values():
         if source is None or target is None:
@@ -270,7 +270,7 @@ def _flows(columns: Columns, origin_us: float) -> np.ndarray:
     return np.array(pairs, dtype=np.int64).reshape(-1, 2, 2)
 
 
-def _modules(columns: Columns, origin_us: float) -> Modules:
+def _modules(columns: DeviceColumns, origin_us: float) -> Modules:
     names: dict[str, int] = {}
     rows = []
     for event in columns.modules:

@@ -39,7 +39,7 @@ _collective, _group_name, _in_elements = map(attrgetter, ("collective", "group_n
 _TEXTS = ("grid", "block", "dims", "types", "concrete", "strides")
 
 
-class Columns:
+class DeviceColumns:
     """Columns so far; ``read_records`` hands it the events."""
 
     def __init__(self, operators: bool) -> None:

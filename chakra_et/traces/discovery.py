@@ -65,7 +65,7 @@ class Named:
 
 
 @dataclass(frozen=True)
-class Found(Named):
+class TraceFile(Named):
     """A trace. ``rank`` is -1 and ``world`` 0 if neither the file nor its name has them.
 
     ``checksum`` of its first bytes; ``moment``: about when its first events are from, in µs.
@@ -97,19 +97,19 @@ class Unusable(Named):
 
 
 @dataclass
-class Run:
+class TracedRun:
     """The device traces of one run, of distinct ranks. ``problems``, ``warnings``: one sentence each.
 
     ``absent``: rank → the file that is its trace by name, but is none.
     """
 
-    traces: list[Found]
+    traces: list[TraceFile]
     problems: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     absent: dict[int, Unusable] = field(default_factory=dict)
 
 
-def look_at(path: Path) -> Found | Unusable | None:
+def look_at(path: Path) -> TraceFile | Unusable | None:
     """Identify ``path`` by its first bytes; None if it is no file or one that we write."""
     if not path.is_file() or path.name.endswith(_OURS):
         return None
@@ -128,7 +128,7 @@ def look_at(path: Path) -> Found | Unusable | None:
     number = int(rank[1]) if rank else Named(path).named_rank
     base = _BASE.search(head)
     times = sorted(float(found[1]) for found in itertools.islice(_TIME.finditer(head), 200))
-    return Found(
+    return TraceFile(
         path,
         side,
         number if number < MAX_RANKS else -1,  # the conversion reports a number that is no rank
@@ -153,32 +153,34 @@ def _head(path: Path) -> tuple[bytes, str]:
     return head, ""
 
 
-def look_for(paths: Iterable[Path]) -> tuple[list[Found], list[Unusable]]:
+def look_for(paths: Iterable[Path]) -> tuple[list[TraceFile], list[Unusable]]:
     """The traces among ``paths`` in their order, and the other files."""
     seen = [looked for path in paths if (looked := look_at(path))]
-    return [one for one in seen if isinstance(one, Found)], [one for one in seen if isinstance(one, Unusable)]
+    return [one for one in seen if isinstance(one, TraceFile)], [
+        one for one in seen if isinstance(one, Unusable)
+    ]
 
 
-def runs_of(traces: list[Found], unusable: Iterable[Unusable] = ()) -> dict[str, Run]:
+def runs_of(traces: list[TraceFile], unusable: Iterable[Unusable] = ()) -> dict[str, TracedRun]:
     """The device traces by run.
 
     Traces belong together if their names differ only in the rank, or if they have the same world size above 1
     and distinct ranks. Where such traces have each rank several times, they are recordings one after another,
     and so several runs. A copy of a trace is left out with a warning, and a second trace of a rank with a
-    problem. Files among ``unusable`` that are the trace of a missing rank by name are in ``Run.absent``. The
-    names of runs are made unique.
+    problem. Files among ``unusable`` that are the trace of a missing rank by name are in
+    ``TracedRun.absent``. The names of runs are made unique.
     """
-    of_world: dict[int, list[list[Found]]] = {}
+    of_world: dict[int, list[list[TraceFile]]] = {}
     for part in _by_stem([found for found in traces if found.side == "device"]):
         of_world.setdefault(max(found.world for found in part), []).append(part)
-    parts: list[Run] = []
+    parts: list[TracedRun] = []
     for world, named_alike in of_world.items():
         if world > 1:
             parts += _of_world(named_alike)
         else:
             parts += [run for part in named_alike for run in _of_one_name(*_without_copies(part))]
     _add_absent(parts, unusable)
-    runs: dict[str, Run] = {}
+    runs: dict[str, TracedRun] = {}
     for run in parts:
         name = base = _run_name(run.traces)
         number = 2
@@ -188,25 +190,25 @@ def runs_of(traces: list[Found], unusable: Iterable[Unusable] = ()) -> dict[str,
     return runs
 
 
-def _of_world(named_alike: list[list[Found]]) -> list[Run]:
+def _of_world(named_alike: list[list[TraceFile]]) -> list[TracedRun]:
     """The runs of traces with one world size. ``named_alike``: those whose names differ only in the rank."""
     kept, warnings = _without_copies([found for part in named_alike for found in part])
     parts = [[found for found in part if found in kept] for part in named_alike]
     pieces = [run for part in parts if part for run in _of_one_name(part)]
     if _distinct([found for run in pieces for found in run.traces]):
-        pieces, first = [Run([found for run in pieces for found in run.traces])], pieces
+        pieces, first = [TracedRun([found for run in pieces for found in run.traces])], pieces
         pieces[0].problems = [problem for run in first for problem in run.problems]
     else:
         alone = [run for run in pieces if len(run.traces) == 1 and not run.problems]
         pieces = [run for run in pieces if run not in alone]
-        pieces += [Run(cycle) for cycle in _cycles([run.traces[0] for run in alone])]
+        pieces += [TracedRun(cycle) for cycle in _cycles([run.traces[0] for run in alone])]
     pieces[0].warnings += warnings
     return pieces
 
 
-def _by_stem(devices: list[Found]) -> list[list[Found]]:
+def _by_stem(devices: list[TraceFile]) -> list[list[TraceFile]]:
     """Traces whose names differ only in the rank. One without a world size is with those that have one."""
-    groups: dict[tuple[str, int], list[Found]] = {}
+    groups: dict[tuple[str, int], list[TraceFile]] = {}
     for found in devices:
         groups.setdefault((found.stem, found.world), []).append(found)
     for stem in {stem for stem, world in groups if world == 0}:
@@ -216,14 +218,17 @@ def _by_stem(devices: list[Found]) -> list[list[Found]]:
     return list(groups.values())
 
 
-def _of_one_name(traces: list[Found], warnings: list[str] | None = None) -> list[Run]:
+def _of_one_name(traces: list[TraceFile], warnings: list[str] | None = None) -> list[TracedRun]:
     """The runs of traces with one name: one, with a problem for each second trace of a rank."""
     if _distinct(traces):
-        return [Run(traces, warnings=warnings or [])]
+        return [TracedRun(traces, warnings=warnings or [])]
     # Processes of world size 1, such as replicas, are all rank 0.
     if any(found.rank < 0 or found.world == 1 for found in traces):
-        return [Run([found], warnings=(warnings or []) if at == 0 else []) for at, found in enumerate(traces)]
-    first: dict[int, Found] = {}
+        return [
+            TracedRun([found], warnings=(warnings or []) if at == 0 else [])
+            for at, found in enumerate(traces)
+        ]
+    first: dict[int, TraceFile] = {}
     problems = []
     for found in _true_names_first(traces):
         other = first.setdefault(found.rank, found)
@@ -232,17 +237,17 @@ def _of_one_name(traces: list[Found], warnings: list[str] | None = None) -> list
                 f"{other.path} and {found.path} are both the device trace of rank {found.rank}, and only the "
                 "first was converted; remove one."
             )
-    return [Run(list(first.values()), problems, warnings or [])]
+    return [TracedRun(list(first.values()), problems, warnings or [])]
 
 
-def _true_names_first(traces: list[Found]) -> list[Found]:
+def _true_names_first(traces: list[TraceFile]) -> list[TraceFile]:
     return sorted(traces, key=lambda found: found.rank != found.named_rank)
 
 
-def _without_copies(traces: list[Found]) -> tuple[list[Found], list[str]]:
+def _without_copies(traces: list[TraceFile]) -> tuple[list[TraceFile], list[str]]:
     """The traces without copies of one, such as an unpacked file beside its gzip, and a warning for each."""
-    by_content: dict[tuple[int, int], list[Found]] = {}
-    kept: set[Found] = set()
+    by_content: dict[tuple[int, int], list[TraceFile]] = {}
+    kept: set[TraceFile] = set()
     copies = []
     for found in _true_names_first(traces):
         known = by_content.setdefault((found.rank, found.checksum), [])
@@ -271,17 +276,17 @@ def _same_text(one: Path, other: Path) -> bool:
     return False
 
 
-def _cycles(traces: list[Found]) -> list[list[Found]]:
+def _cycles(traces: list[TraceFile]) -> list[list[TraceFile]]:
     """Traces of one world size as runs of distinct ranks, by when they were recorded."""
     if not traces or _distinct(traces):
         return [traces] if traces else []
-    of_rank: dict[int, list[Found]] = {}
+    of_rank: dict[int, list[TraceFile]] = {}
     for found in traces:
         of_rank.setdefault(found.rank, []).append(found)
     if -1 in of_rank:
         return [[found] for found in traces]
     counts = set(map(len, of_rank.values()))
-    cycles: list[list[Found]]
+    cycles: list[list[TraceFile]]
     if len(counts) == 1:
         # In the order of each rank, as hosts may have different clocks.
         ordered = [sorted(own, key=lambda found: found.moment) for own in of_rank.values()]
@@ -295,7 +300,7 @@ def _cycles(traces: list[Found]) -> list[list[Found]]:
     return cycles if all(map(_distinct, cycles)) else [[found] for found in traces]
 
 
-def _add_absent(runs: list[Run], unusable: Iterable[Unusable]) -> None:
+def _add_absent(runs: list[TracedRun], unusable: Iterable[Unusable]) -> None:
     """Tell each run which of its missing ranks have a file that is no trace."""
     for file in unusable:
         for run in runs:
@@ -305,12 +310,12 @@ def _add_absent(runs: list[Run], unusable: Iterable[Unusable]) -> None:
                 break
 
 
-def _distinct(part: list[Found]) -> bool:
+def _distinct(part: list[TraceFile]) -> bool:
     ranks = [found.rank for found in part]
     return len(part) == 1 or (min(ranks) >= 0 and len(set(ranks)) == len(ranks))
 
 
-def _run_name(part: list[Found]) -> str:
+def _run_name(part: list[TraceFile]) -> str:
     if len(part) == 1:
         return part[0].run
     stems = {found.stem for found in part}

@@ -143,7 +143,7 @@ class DocumentFields(msgspec.Struct):
     chakra_et_repairs: Any = None
 
 
-class Document(DocumentFields, kw_only=True):
+class HostDocument(DocumentFields, kw_only=True):
     nodes: list[Node]
 
 
@@ -308,7 +308,7 @@ def load(path: str | Path, limits: Limits = DEFAULT_LIMITS) -> HostTrace:
     columns = _Columns()
 
     def layout(head: bytes) -> type:
-        return FlatDocument if b'"input_shapes"' in head and b'"attrs"' not in head else Document
+        return FlatDocument if b'"input_shapes"' in head and b'"attrs"' not in head else HostDocument
 
     document = read_records(path, "nodes", layout, columns, limits)
     if columns.rows == 0:

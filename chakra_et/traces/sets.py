@@ -17,7 +17,7 @@ from typing import Any
 
 from chakra_et.errors import TraceError
 from chakra_et.names import RunFiles, parse_trace
-from chakra_et.traces.discovery import NO_TRACE, Found, Unusable, look_at, look_for, runs_of
+from chakra_et.traces.discovery import NO_TRACE, TraceFile, Unusable, look_at, look_for, runs_of
 from chakra_et.traces.fields import MAX_RANKS
 
 MAX_MANIFEST_BYTES = 64 << 20
@@ -157,14 +157,14 @@ def of_files(paths: Sequence[Path], output: Path | None = None) -> list[TraceSet
     ``output``: the folder for the results (default: the folder of the first file). Raises ``TraceError`` for
     a file that is not a trace, and for a host trace without its device trace.
     """
-    found: list[Found] = []
+    found: list[TraceFile] = []
     unusable: list[Unusable] = []
     given: dict[Path, Path] = {}
     for path in paths:
         given.setdefault(path.resolve(), path)  # two patterns of the shell may give a file twice
     for path in given.values():
         trace = look_at(path)
-        if isinstance(trace, Found):
+        if isinstance(trace, TraceFile):
             found.append(trace)
         elif trace is None or not trace.broken and trace.named_rank < 0:
             raise TraceError(f"{path}: {_why(path, trace)}.")
@@ -194,14 +194,14 @@ def of_pair(host: Path, device: Path, output: Path | None = None) -> TraceSet:
     """The run of one pair of traces. Raises ``TraceError`` for files that are not these traces."""
     for path, side in ((host, "host"), (device, "device")):
         trace = look_at(path)
-        if not isinstance(trace, Found) or trace.side != side:
+        if not isinstance(trace, TraceFile) or trace.side != side:
             what = "does not exist" if not path.exists() else f"is not a {side} trace"
             what = trace.reason if isinstance(trace, Unusable) and trace.broken else what
             raise TraceError(
                 f"{path}: {what}; use --host for the host trace and --device for the device trace."
             )
     found = look_at(device)
-    assert isinstance(found, Found)
+    assert isinstance(found, TraceFile)
     rank = max(found.rank, 0)
     named = parse_trace(device.name)
     name = named.run if named else found.run
@@ -229,7 +229,7 @@ def _named_set(folder: Path, name: str, ranks: dict[int, dict[str, Path]], probl
 
 
 def _found_sets(
-    found: list[Found], unusable: list[Unusable], folder: Path
+    found: list[TraceFile], unusable: list[Unusable], folder: Path
 ) -> tuple[list[TraceSet], list[Unusable]]:
     """The runs of traces that were found by content, and the files of ``unusable`` that are of none."""
     hosts = [trace for trace in found if trace.side == "host"]

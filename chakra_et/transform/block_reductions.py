@@ -12,7 +12,7 @@ from chakra_et.job.operators import Operators
 from chakra_et.transform.unroll import Draft
 
 
-class Buckets:
+class BlockReductions:
     """The collectives of gradients in a draft whose blocks run more or fewer times."""
 
     def __init__(self, operators: Operators, draft: Draft, retime: Retime):

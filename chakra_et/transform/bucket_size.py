@@ -14,13 +14,13 @@ from chakra_et.simulate.run import Run
 from chakra_et.transform.ddp import Backward, Bucket, awaited, find_backward
 from chakra_et.transform.edit import dependencies, lanes, parents
 from chakra_et.transform.insert import New, insert
-from chakra_et.transform.rebuild import Times, as_run, with_transfers
+from chakra_et.transform.rebuild import CollectiveTimes, as_run, with_transfers
 
 FLAG = "--bucket-mb"
 
 
 @dataclass(frozen=True)
-class Buckets:
+class BucketSize:
     """DDP with ``bucket_cap_mb=mb``. ``first_mb``: the first bucket's; None: as the others', which is what
     DDP does where bucket_cap_mb is given. ``model``: of the network, None: fitted to the run.
 
@@ -41,10 +41,10 @@ class Buckets:
             found.append((trace, find_backward(trace, rank, FLAG)))
             if not any(step.buckets for step in found[-1][1]):
                 raise TraceError(f"{FLAG}: rank {rank} has no all-reduce of gradients: use --ranks for DDP")
-        times, traces, plans = Times(run, self.model), [], []
+        times, traces, plans = CollectiveTimes(run, self.model), [], []
         on_cpu = all((trace.column("stream", -1) < 0).all() for trace, _ in found)
         lasts = awaited(run, [steps for _, steps in found])
-        last = Times(run, self.model, lasts) if on_cpu else times
+        last = CollectiveTimes(run, self.model, lasts) if on_cpu else times
         for trace, steps in found:
             plan = [plan_buckets(step, self.mb, first) if step.buckets else [] for step in steps]
             plans.append(
@@ -81,7 +81,7 @@ def _rebucketed(
     trace: ExecutionTrace,
     steps: list[Backward],
     plan: list[list[list[int]]],
-    times: tuple[Times, Times],
+    times: tuple[CollectiveTimes, CollectiveTimes],
     ranks: int,
 ) -> ExecutionTrace:
     """``times[1]`` is for the last bucket of each step, ``times[0]`` for all other buckets."""

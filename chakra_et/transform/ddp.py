@@ -31,7 +31,7 @@ INTO_BUCKET = "torch::distributed::reducer::mul_out"
 
 
 @dataclass(frozen=True)
-class Gradient:
+class ReadyGradient:
     """``rows``: its accumulation with all inside, ascending, without the launch of an all-reduce; ``size`` in
     bytes of the element ``type``; ``shape``; ``back``: the last row of its copy back, -1 for none."""
 
@@ -58,7 +58,7 @@ class Backward:
     """One step: its gradients in the order in which they became ready, its buckets, and the row with which
     the thread goes on behind the last gradient (-1: none). ``begin``, ``end``: the rows of the step."""
 
-    gradients: list[Gradient]
+    gradients: list[ReadyGradient]
     buckets: list[Bucket]
     finish: int
     begin: int
@@ -99,7 +99,9 @@ def find_backward(trace: ExecutionTrace, rank: int, flag: str) -> list[Backward]
                 launched.append((at, launch, row))
         back = [row for row in backs if begin <= row < end]
         back = back if len(back) == len(mine) else [-1] * len(mine)
-        gradients = [Gradient(members[at], *_size(shapes[ready[at]]), back[n]) for n, at in enumerate(mine)]
+        gradients = [
+            ReadyGradient(members[at], *_size(shapes[ready[at]]), back[n]) for n, at in enumerate(mine)
+        ]
         last = int(np.flatnonzero((group == mine[-1]) & on_cpu).max())
         after = np.flatnonzero((lane == lane[last]) & (np.arange(len(trace)) > last))
         finish = int(after[0]) if len(after) and after[0] < end else -1
@@ -198,7 +200,7 @@ def _copies_back(
 def _buckets(
     trace: ExecutionTrace,
     launched: list[tuple[int, list[int], int]],
-    gradients: list[Gradient],
+    gradients: list[ReadyGradient],
     rank: int,
     flag: str,
 ) -> list[Bucket]:

@@ -18,9 +18,9 @@ from chakra_et.transform.ddp import Backward, awaited, find_backward, reduction
 from chakra_et.transform.edit import lanes
 from chakra_et.transform.fsdp_nodes import WORK, Nodes, call_micros
 from chakra_et.transform.fsdp_optimizer import Sharded, with_sharded_optimizer
-from chakra_et.transform.fsdp_units import Step, described, find_units
+from chakra_et.transform.fsdp_units import ShardedStep, described, find_units
 from chakra_et.transform.insert import insert
-from chakra_et.transform.rebuild import Times, as_run, with_transfers
+from chakra_et.transform.rebuild import CollectiveTimes, as_run, with_transfers
 
 FLAG = "--shard fsdp2"
 _DOUBT = 0.25
@@ -48,7 +48,7 @@ class Shard:
         backward = {rank: _backward(trace, rank) for rank, trace in traces.items()}
         operators = {rank: operators_of(trace, f"{where}.{rank}") for rank, trace in traces.items()}
         blocks = find_blocks(operators, where)
-        times = Times(run, self.model, awaited(run, list(backward.values())))
+        times = CollectiveTimes(run, self.model, awaited(run, list(backward.values())))
         made, planned = [], []
         for place, (rank, each) in enumerate(operators.items()):
             steps = [find_units(each, blocks[rank], step, f"{where}.{rank}") for step in backward[rank]]
@@ -101,8 +101,8 @@ def ddp_rows(trace: ExecutionTrace, steps: Sequence[Backward]) -> np.ndarray:
 def _sharded(
     operators: Operators,
     backward: Sequence[Backward],
-    steps: Sequence[Step],
-    times: Times,
+    steps: Sequence[ShardedStep],
+    times: CollectiveTimes,
     place: int,
     ranks: int,
 ) -> Sharded:
@@ -124,9 +124,9 @@ def _notes(
     run: Run,
     backward: dict[int, list[Backward]],
     blocks: dict[int, Blocks],
-    planned: Sequence[Sequence[Step]],
+    planned: Sequence[Sequence[ShardedStep]],
     made: Sequence[Sharded],
-    times: Times,
+    times: CollectiveTimes,
 ) -> list[str]:
     steps, first = planned[0], planned[0][0]
     buckets = sum(len(step.buckets) for step in backward[run.graph.ranks[0]]) / len(steps)
@@ -153,7 +153,7 @@ def _indices(trace: ExecutionTrace) -> list[int]:
     return [at for at, name in enumerate(trace.names.table) if name in known]
 
 
-def _doubting(run: Run, times: Times) -> Run:
+def _doubting(run: Run, times: CollectiveTimes) -> Run:
     """The run with the doubt in what was assumed."""
     setting = run.measured
     assumed = np.isin(run.name_of, [at for at, name in enumerate(run.names) if name in WORK])

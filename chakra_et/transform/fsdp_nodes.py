@@ -16,9 +16,9 @@ import numpy as np
 
 from chakra_et.et.columns import CollectiveType, ExecutionTrace
 from chakra_et.predict.elementwise import Elementwise
-from chakra_et.transform.fsdp_units import Step, Unit
+from chakra_et.transform.fsdp_units import ShardedStep, Unit
 from chakra_et.transform.insert import New
-from chakra_et.transform.rebuild import Times
+from chakra_et.transform.rebuild import CollectiveTimes
 from chakra_et.transform.work import VIEWS
 
 _CALLS = 85.0, 13.0
@@ -50,12 +50,12 @@ class Nodes:
     rate: Elementwise
     call: float
     launch: float
-    times: Times
+    times: CollectiveTimes
     ranks: int
     collective: int
     lane: int
 
-    def step(self, step: Step) -> list[New]:
+    def step(self, step: ShardedStep) -> list[New]:
         """New nodes of one step, in execution order."""
         found: list[New] = []
         for unit in step.units:

@@ -15,7 +15,7 @@ import numpy as np
 from chakra_et.errors import TraceError
 from chakra_et.job.blocks import Blocks
 from chakra_et.job.operators import Operators
-from chakra_et.transform.ddp import Backward, Gradient
+from chakra_et.transform.ddp import Backward, ReadyGradient
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Unit:
     ``reduced``: the row in front of which its gradients are reduced."""
 
     block: int
-    gradients: list[Gradient]
+    gradients: list[ReadyGradient]
     forward: int
     backward: int
     reduced: int
@@ -39,7 +39,7 @@ class Unit:
 
 
 @dataclass(frozen=True)
-class Step:
+class ShardedStep:
     """``root`` is None where blocks hold all parameters; ``blocks`` in order of the layers. ``late``: the
     first block's input needs no gradient, so that its gradients are reduced last."""
 
@@ -52,7 +52,7 @@ class Step:
         return [*([self.root] if self.root else []), *self.blocks]
 
 
-def find_units(operators: Operators, blocks: Blocks, step: Backward, where: str) -> Step:
+def find_units(operators: Operators, blocks: Blocks, step: Backward, where: str) -> ShardedStep:
     """The units of one step. Raises ``TraceError``, which begins with ``where``."""
     inside = np.arange(step.begin, step.end)
     on_cpu = inside[np.isin(operators.lane[inside], list(operators.tops)) & (blocks.block[inside] >= 0)]
@@ -63,7 +63,7 @@ def find_units(operators: Operators, blocks: Blocks, step: Backward, where: str)
             f"{where}: a step has {passes} passes through its blocks, not one forward and one backward"
         )
     end = step.finish if step.finish >= 0 else step.end
-    held: list[list[Gradient]] = [[] for _ in range(blocks.held + 1)]
+    held: list[list[ReadyGradient]] = [[] for _ in range(blocks.held + 1)]
     for gradient in step.gradients:
         held[blocks.block[gradient.rows[0]]].append(gradient)
     units = []
@@ -88,12 +88,12 @@ def find_units(operators: Operators, blocks: Blocks, step: Backward, where: str)
     late = not any(each.rows[0] >= units[0].reduced for each in rest)
     if late:
         units[0] = Unit(0, units[0].gradients, units[0].forward, units[0].backward, end)
-    found = Step(root, units, late)
+    found = ShardedStep(root, units, late)
     _check(found, where)
     return found
 
 
-def _check(step: Step, where: str) -> None:
+def _check(step: ShardedStep, where: str) -> None:
     """What ``fully_shard`` refuses."""
     for unit in step.units:
         of = "the root" if unit.block < 0 else f"block {unit.block}"
@@ -104,6 +104,6 @@ def _check(step: Step, where: str) -> None:
             raise TraceError(f"{where}: {of} has parameters of {' and '.join(types)}: FSDP2 needs one type")
 
 
-def described(steps: Sequence[Step], ranks: int) -> list[tuple[int, ...]]:
+def described(steps: Sequence[ShardedStep], ranks: int) -> list[tuple[int, ...]]:
     """The bytes of the units of each step, by which ranks are compared."""
     return [tuple(unit.shard_bytes(ranks) for unit in step.units) for step in steps]

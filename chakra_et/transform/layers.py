@@ -28,7 +28,7 @@ from chakra_et.job.gradients import (
     whole_collectives,
 )
 from chakra_et.job.operators import Operators, Shape
-from chakra_et.transform.block_reductions import Buckets
+from chakra_et.transform.block_reductions import BlockReductions
 from chakra_et.transform.unroll import Unrolled, drafted, finished
 
 
@@ -70,7 +70,7 @@ def with_layers(
     factors = parameter_factors(operators, blocks, before, after)
     trace = replace(trace, duration_micros=np.rint(trace.duration_micros * factors).astype(np.uint64))
     draft = drafted(trace, blocks, copies)
-    buckets = Buckets(replace(operators, trace=trace), draft, retime)
+    buckets = BlockReductions(replace(operators, trace=trace), draft, retime)
     for sweep in sweeps:
         if set(launch for _, launch in sweep.launches) and not _own(operators, blocks, sweep):
             buckets.reduce(sweep)

@@ -60,7 +60,7 @@ class Network:
             return self._by_ratio(run, setting, found, fitted)
         return self._by_model(run, setting, found, fitted)
 
-    def _by_ratio(self, run: Run, setting: Setting, found: list[Communication], fitted: Model) -> Setting:
+    def _by_ratio(self, run: Run, setting: Setting, found: list[Transfer], fitted: Model) -> Setting:
         count = max(run.graph.ranks) + 1
         changed = fitted if self.latency_ns is None else replace(fitted, latency_ns=self.latency_ns)
         before, after = fitted.topology(count), changed.topology(count)
@@ -75,7 +75,7 @@ class Network:
                 own[each.nodes] += taken - np.rint(each.transfer_ns).astype(np.int64)
         return replace(setting, own_ns=own, lasting_ns=lasting)
 
-    def _by_model(self, run: Run, setting: Setting, found: list[Communication], fitted: Model) -> Setting:
+    def _by_model(self, run: Run, setting: Setting, found: list[Transfer], fitted: Model) -> Setting:
         count = max(run.graph.ranks) + 1
         tcp = any(each.gloo for each in found)
         topology = self.topology or Topology.flat(
@@ -114,7 +114,7 @@ class Network:
         setting = setting.doubting("scatter of transfers of one size", lasting_ns=scatter)
         return replace(setting, demand=Demand(wire, fixed, least)) if self.contention else setting
 
-    def _own_work(self, each: Communication, taken: float, one_host: bool) -> tuple[float, float]:
+    def _own_work(self, each: Transfer, taken: float, one_host: bool) -> tuple[float, float]:
         """What the ranks' own work adds to a gloo transfer, and what the transfer takes at least; ns."""
         if self.present is not None:
             link = Topology.flat(max(each.ranks) + 1, self.present * TCP_PAYLOAD, 0.0)
@@ -137,7 +137,7 @@ def gloo_segments(size: int, ranks: int) -> int:
 
 
 @dataclass(frozen=True)
-class Communication:
+class Transfer:
     """One operation: ``nodes`` of its members (unmatched: one), with the ``transfer_ns`` of each; ``kind`` is
     None for a message; ``ranks`` of its group, or sender and receiver."""
 
@@ -150,7 +150,7 @@ class Communication:
     gloo: bool
 
 
-def find_communication(run: Run) -> list[Communication]:
+def find_communication(run: Run) -> list[Transfer]:
     """All operations whose kind, size and members are known."""
     graph = run.graph
     kinds, sizes = graph.attribute("comm_type", -1), graph.attribute("comm_size", -1)
@@ -169,11 +169,11 @@ def find_communication(run: Run) -> list[Communication]:
             continue
         taken = run.measured.lasting_ns[nodes] if matched else (run.measured.own_ns - wait)[nodes]
         size = max(int(sizes[nodes].max()), 0)
-        found.append(Communication(nodes, taken.astype(float), kind, size, ranks, matched, bool(gloo[first])))
+        found.append(Transfer(nodes, taken.astype(float), kind, size, ranks, matched, bool(gloo[first])))
     return found
 
 
-def samples(found: Sequence[Communication]) -> list[Sample]:
+def samples(found: Sequence[Transfer]) -> list[Sample]:
     """The collectives to fit a model to: the median time of each kind and size."""
     groups: dict[tuple[CollectiveType, int, int], list[float]] = {}
     for each in found:
@@ -183,13 +183,13 @@ def samples(found: Sequence[Communication]) -> list[Sample]:
     return [Sample(*key, float(np.median(times))) for key, times in groups.items()]
 
 
-def _messages(found: Sequence[Communication]) -> list[Sample]:
+def _messages(found: Sequence[Transfer]) -> list[Sample]:
     """What to fit a model to where there are no collectives: a message takes as long as a broadcast between
     two ranks, α + nβ."""
     return samples([replace(each, kind=CollectiveType.BROADCAST) for each in found if each.kind is None])
 
 
-def _scatter(found: Sequence[Communication]) -> dict[tuple[CollectiveType | None, int], float]:
+def _scatter(found: Sequence[Transfer]) -> dict[tuple[CollectiveType | None, int], float]:
     """Standard deviation of the transfers of each kind and size, ns."""
     groups: dict[tuple[CollectiveType | None, int], list[float]] = {}
     for each in found:
@@ -197,7 +197,7 @@ def _scatter(found: Sequence[Communication]) -> dict[tuple[CollectiveType | None
     return {key: float(np.std(times)) for key, times in groups.items()}
 
 
-def _time(each: Communication, topology: Topology, algorithm: Algorithm) -> float:
+def _time(each: Transfer, topology: Topology, algorithm: Algorithm) -> float:
     if each.kind is None:
         return message_time(each.size, each.ranks[0], each.ranks[1], topology)
     return collective_time(each.kind, each.size, each.ranks, topology, algorithm)

@@ -57,7 +57,7 @@ def with_transfers(run: Run) -> list[ExecutionTrace]:
     return found
 
 
-class Times:
+class CollectiveTimes:
     """How long a collective of another size or of more ranks takes in this run, µs: as long as those of its
     size took, or else what the model gives, times what the run's own collectives take of that. ``counted``:
     the nodes whose collectives count, bool[N]; None: all. ``scatter``: relative standard deviation of

@@ -31,7 +31,7 @@ from chakra_et.simulate.run import Run, make_run
 from chakra_et.transform.network import find_communication, samples
 from chakra_et.transform.pipeline_split import split
 from chakra_et.transform.rank_copies import transfers, without_waiting
-from chakra_et.transform.rebuild import Times, as_run
+from chakra_et.transform.rebuild import CollectiveTimes, as_run
 from chakra_et.transform.remodel import Remodelled, remodelled, resharded
 from chakra_et.transform.replicas import shared_groups, with_reductions
 from chakra_et.transform.scaled_ranks import RankCopies, Scaling
@@ -113,7 +113,7 @@ def scaled(run: Run, wanted: Scaling, manifest: Mapping[str, Any] | None = None)
     """The run with other ranks, layers, batch or sequence. Raises ``TraceError`` where it can't be made.
 
     What communication takes is what it took once all its members were there; of other bytes or ranks, by the
-    network that fits the run's own (``Times``), or by ``wanted.topology``.
+    network that fits the run's own (``CollectiveTimes``), or by ``wanted.topology``.
     """
     captured = dict(zip(run.graph.ranks, run.graph.traces, strict=True))
     world = _whole_world(run)
@@ -191,14 +191,14 @@ def _new_mesh(old: Mesh, wanted: Scaling) -> Mesh:
     return new
 
 
-def _times(run: Run, wanted: Scaling) -> Times | None:
+def _times(run: Run, wanted: Scaling) -> CollectiveTimes | None:
     """What collectives take, None where neither the run nor ``wanted`` tells."""
     if wanted.network is None and not any(each.ns > 0 for each in samples(find_communication(run))):
         return None
-    return Times(run, wanted.network)
+    return CollectiveTimes(run, wanted.network)
 
 
-def _retime(times: Times | None, groups: Groups, world: int) -> Retime:
+def _retime(times: CollectiveTimes | None, groups: Groups, world: int) -> Retime:
     """How long a collective of other bytes takes: as the network says, or in proportion where that isn't
     known."""
 

@@ -12,7 +12,7 @@ from chakra_et.cost.topology import Topology
 from chakra_et.et.columns import CollectiveType, ExecutionTrace
 from chakra_et.job.mesh import Mesh, Place, ScaledGroups
 from chakra_et.transform.rank_copies import EVERY, names_in, peers_in, relabelled, resized, timed, varied
-from chakra_et.transform.rebuild import Times
+from chakra_et.transform.rebuild import CollectiveTimes
 from chakra_et.transform.remodel import ModelSize, Remodelled
 from chakra_et.transform.spread import compute_micros, deviation, draw, relative_spread, step_of
 
@@ -49,7 +49,7 @@ class RankCopies:
         old: Mesh,
         groups: ScaledGroups,
         topology: Topology | None,
-        times: Times | None,
+        times: CollectiveTimes | None,
         wanted: Scaling,
     ):
         self.old, self.new, self.groups = old, groups.new, groups

@@ -18,7 +18,7 @@ from chakra_et.simulate.time_by_kind import KINDS
 from chakra_et.text import plural
 from chakra_et.transform.ddp import READY, find_backward
 from chakra_et.transform.edit import lasting, with_integers
-from chakra_et.transform.rebuild import Times, as_run, with_transfers
+from chakra_et.transform.rebuild import CollectiveTimes, as_run, with_transfers
 from chakra_et.transform.work import idle_ns, resized_times, work_ratios
 
 _NUMBER = re.compile(rb"\d+")
@@ -44,7 +44,7 @@ class Resize:
         if not run.is_communication.any():
             return run
         traces, changed, known = [], 0, 0
-        times: Times | None = None
+        times: CollectiveTimes | None = None
         count = len(run.graph.ranks)
         for rank, trace in zip(run.graph.ranks, with_transfers(run), strict=True):
             try:
@@ -60,7 +60,7 @@ class Resize:
                     old, row = sum(each.size for each in gradients), bucket.collective
                     new = round(sum(each.size * self._growth(each.shape) for each in gradients))
                     if old != new:
-                        times = times or Times(run, self.model)
+                        times = times or CollectiveTimes(run, self.model)
                         ratio = times.change(CollectiveType.ALL_REDUCE, (old, count), (new, count))
                         sizes[row], micros[row] = new, int(trace.duration_micros[row]) * ratio
             traces.append(self._with_gradients(lasting(with_integers(trace, "comm_size", sizes), micros)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from chakra_et.report import svg
-from chakra_et.report.svg import Kind, Lane, Picture, Span
+from chakra_et.report.svg import Kind, Picture, PictureLane, Span
 from fasop.plans.plan import Plan
 from fasop.schedule.events import Event, bubbles, step_time
 
@@ -40,7 +40,9 @@ def _picture(plan: Plan, events: Sequence[Event], schedule: str) -> Picture:
         f"{plan.micro_batches} micro-batches of {plan.mbs}, {schedule}: {whole:.4f} s per step"
     )
     lanes = [
-        Lane(f"stage {stage}: {plan.stage_gpu[stage]}, {plan.partition[stage]} units", f"{idle:.1%} bubble")
+        PictureLane(
+            f"stage {stage}: {plan.stage_gpu[stage]}, {plan.partition[stage]} units", f"{idle:.1%} bubble"
+        )
         for stage, idle in enumerate(bubbles(plan, list(events)))
     ]
     spans = [_span(event) for event in events if event.kind in KINDS]

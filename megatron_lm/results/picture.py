@@ -18,7 +18,7 @@ from pathlib import Path
 
 from chakra_et import cli
 from chakra_et.report.schedule import TextTable, schedule_page
-from chakra_et.report.svg import Kind, Lane, Mark, Picture, Span
+from chakra_et.report.svg import Kind, Mark, Picture, PictureLane, Span
 from megatron_lm.errors import RunError
 from megatron_lm.logs import records, runs
 from megatron_lm.logs.runs import Run
@@ -146,7 +146,7 @@ def picture_of(found: Sequence[Event], title: str, row: str) -> Picture:
     return Picture(
         title,
         [
-            Lane(f"{row} {rank} ({nodes[rank]})", f"{idle[rank]:.1%} bubble" if rank in idle else "")
+            PictureLane(f"{row} {rank} ({nodes[rank]})", f"{idle[rank]:.1%} bubble" if rank in idle else "")
             for rank in lane_of
         ],
         [

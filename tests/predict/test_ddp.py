@@ -16,7 +16,7 @@ from chakra_et.predict.predict import Prediction, predict
 from chakra_et.predict.write import write_prediction
 from chakra_et.simulate.run import Run, load_run, make_run
 from chakra_et.transform.accumulation import Accumulate, parse_accumulate
-from chakra_et.transform.bucket_size import Buckets
+from chakra_et.transform.bucket_size import BucketSize
 from chakra_et.transform.ddp import BACK, INTO_BUCKET, READY, find_backward
 from chakra_et.transform.durations import Scale
 from chakra_et.transform.network import Network
@@ -123,15 +123,15 @@ def test_the_measured_buckets_change_nothing() -> None:
     # A gradient takes 24 µs and a launch 2; the all-reduces follow on one another; the last copy waits.
     measured = 100 + 24 + 2 + 3 * 40 + 4 + 50
     assert us(predict(run, [])) == [measured] * 2
-    assert us(predict(run, [Buckets(4)])) == [measured] * 2
+    assert us(predict(run, [BucketSize(4)])) == [measured] * 2
 
 
 def test_merged_buckets_start_when_their_last_gradient_is_there() -> None:
     run = ddp([4, 4, 4], [[0], [1], [2]])
     # One bucket of 12 MiB: launched behind the last gradient, waited for in front of the first copy.
-    assert us(predict(run, [Buckets(100)])) == [100 + 3 * 24 + 2 + 120 + 3 * 4 + 50] * 2
+    assert us(predict(run, [BucketSize(100)])) == [100 + 3 * 24 + 2 + 120 + 3 * 4 + 50] * 2
     # The first bucket holds two, the second is the last one.
-    two = predict(run, [Buckets(5)])
+    two = predict(run, [BucketSize(5)])
     assert us(two) == [100 + 2 * 24 + 2 + 80 + 40 + 4 + 50] * 2
     assert "2 buckets per step in place of 3" in two.notes[-1]
 
@@ -140,9 +140,9 @@ def test_split_buckets_start_earlier() -> None:
     run = ddp([4, 4, 4], [[0, 1, 2]])
     assert us(predict(run, [])) == [100 + 3 * 24 + 2 + 120 + 12 + 50] * 2
     # All-reduces of 40 µs follow on one another from the first gradient on.
-    assert us(predict(run, [Buckets(4)])) == [100 + 24 + 2 + 3 * 40 + 4 + 50] * 2
+    assert us(predict(run, [BucketSize(4)])) == [100 + 24 + 2 + 3 * 40 + 4 + 50] * 2
     # A smaller first bucket, as where bucket_cap_mb isn't given.
-    assert us(predict(run, [Buckets(8, first_mb=1)])) == [100 + 3 * 24 + 2 * 2 + 80 + 8 + 50] * 2
+    assert us(predict(run, [BucketSize(8, first_mb=1)])) == [100 + 3 * 24 + 2 * 2 + 80 + 8 + 50] * 2
 
 
 def test_accumulated_passes_are_reduced_once() -> None:
@@ -203,7 +203,7 @@ def test_changes_of_nodes_combine_and_are_written(tmp_path: Path) -> None:
     changes = [
         Resize({4: 8}),
         ScaleRun(Scaling(dp=4, spread=0.0)),
-        Buckets(100),
+        BucketSize(100),
         Accumulate(2),
         Network(1e9, 1000.0),
     ]
@@ -225,8 +225,8 @@ def sharded() -> Run:
 @pytest.mark.parametrize(
     ("run", "change", "message"),
     [
-        (sharded(), Buckets(4), "no node torch::autograd::AccumulateGrad with a recorded shape"),
-        (ddp([4], [], ranks=1), Buckets(4), "has no all-reduce of gradients: use --ranks"),
+        (sharded(), BucketSize(4), "no node torch::autograd::AccumulateGrad with a recorded shape"),
+        (ddp([4], [], ranks=1), BucketSize(4), "has no all-reduce of gradients: use --ranks"),
     ],
 )
 def test_what_is_not_ddp_is_refused(run: Run, change, message: str) -> None:
@@ -295,8 +295,8 @@ def test_buckets_on_a_device_wait_for_their_gradients_kernels() -> None:
     run = on_device()
     # Kernels of 100 µs follow on one another from 2 µs on; the second all-reduce is behind the second.
     assert us(predict(run, [])) == [2 + 200 + 40 + 10] * 2
-    assert us(predict(run, [Buckets(4)])) == [2 + 200 + 40 + 10] * 2
-    merged = predict(run, [Buckets(8)])
+    assert us(predict(run, [BucketSize(4)])) == [2 + 200 + 40 + 10] * 2
+    merged = predict(run, [BucketSize(8)])
     assert us(merged) == [2 + 200 + 80 + 10] * 2
     trace = merged.changed.graph.traces[0]
     assert trace.column("comm_size")[trace.types == NodeType.COMM_COLL].tolist() == [8 * MB]

@@ -18,11 +18,11 @@ from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
 from chakra_et.predict.predict import predict
 from chakra_et.simulate.run import Run, load_run
-from chakra_et.transform.ddp import Gradient, find_backward
+from chakra_et.transform.ddp import ReadyGradient, find_backward
 from chakra_et.transform.edit import in_phase
 from chakra_et.transform.fsdp import Shard
 from chakra_et.transform.fsdp_nodes import Nodes
-from chakra_et.transform.fsdp_units import Step, Unit
+from chakra_et.transform.fsdp_units import ShardedStep, Unit
 from chakra_et.transform.network import find_communication
 from chakra_et.transform.rebuild import Rebuild
 from chakra_et.transform.remodel import ModelSize
@@ -141,7 +141,7 @@ def test_gloo_s_reduce_scatter_is_timed_as_its_all_reduce(captured: Path) -> Non
 
 
 def unit(block: int, rows: tuple[int, int, int], shape: tuple[int, ...]) -> Unit:
-    gradient = Gradient([1], 4 * int(np.prod(shape)), "float", shape, -1)
+    gradient = ReadyGradient([1], 4 * int(np.prod(shape)), "float", shape, -1)
     return Unit(block, [gradient], *rows)
 
 
@@ -158,7 +158,7 @@ def nodes(measured: bool = False) -> Nodes:
 def test_the_work_of_a_step() -> None:
     # Three rows of one float are two per rank: pieces of 8 bytes.
     one, two = unit(0, (10, 40, 50), (3, 1)), unit(1, (20, 30, 40), (3, 1))
-    made = nodes().step(Step(None, [one, two], late=False))
+    made = nodes().step(ShardedStep(None, [one, two], late=False))
     found = [(node.name, node.after, node.micros) for node in made]
     gather, out = ("fsdp::all_gather_copy_in", 16.0), ("fsdp::split_with_sizes_copy", 32.0)
     # gloo copies both pieces; it reduces a copy of the whole, divides it, and keeps a piece.
@@ -177,14 +177,14 @@ def test_the_work_of_a_step() -> None:
     ]  # fmt: skip
     assert [node.collective for node in made if node.name == "gloo:all_reduce"] == [16, 16]
     # A measured all-gather has gloo's copies in it.
-    again = nodes(measured=True).step(Step(None, [one, two], late=False))
+    again = nodes(measured=True).step(ShardedStep(None, [one, two], late=False))
     assert {node.micros for node in again if node.name == "gloo:all_gather"} == {1000}
 
 
 def test_the_root_is_reduced_before_a_first_block_whose_input_needs_no_gradient() -> None:
     root = unit(-1, (5, 25, 60), (8,))
     blocks = [unit(0, (10, 40, 60), (2,)), unit(1, (20, 30, 40), (4,))]
-    made = nodes().step(Step(root, blocks, late=True))
+    made = nodes().step(ShardedStep(root, blocks, late=True))
     assert [node.collective for node in made if node.kind == CollectiveType.REDUCE_SCATTER] == [16, 32, 8]
     assert [node.collective for node in made if node.kind == CollectiveType.ALL_GATHER] == [16, 4, 8, 8, 4]
 

@@ -20,7 +20,7 @@ from chakra_et.et import file as et_file
 from chakra_et.et.columns import Attribute, ExecutionTrace, NodeType, Ragged, Strings
 from chakra_et.names import RunFiles
 from chakra_et.report.inputs import find_run
-from chakra_et.report.run import Run, load
+from chakra_et.report.run import ReportRun, load
 from tests.simulate.replay_traces import collective, cpu, kernel, make_trace
 
 HOSTILE = '</script><img src=x onerror="document.title=1">&amp;'
@@ -78,7 +78,7 @@ def write_run(
     return files
 
 
-def made_run(folder: Path) -> Run:
+def made_run(folder: Path) -> ReportRun:
     write_run(folder)
     return load(find_run([str(folder / "made")]))
 

@@ -16,7 +16,7 @@ from chakra_et.__main__ import main
 from chakra_et.errors import TraceError
 from chakra_et.report.inputs import find_run, find_runs
 from chakra_et.report.lanes import stacked
-from chakra_et.report.pack import Columns, unpack
+from chakra_et.report.pack import PackedColumns, unpack
 from tests.report.made_run import HOSTILE, write_run
 from tests.shared import shared_path
 
@@ -168,7 +168,7 @@ def test_the_same_run_gives_the_same_page(tmp_path: Path) -> None:
 
 
 def test_columns_come_back_as_they_were() -> None:
-    columns = Columns()
+    columns = PackedColumns()
     values = {
         "small": np.array([3, 0, 255]), "large": np.array([0, 1 << 31]), "falling": np.array([9, 3, 70_000]),
         "halves": np.array([0.5, -2.25]), "none": np.zeros(0, np.int64),

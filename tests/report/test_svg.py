@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from chakra_et.report.picture import breakdown, timeline
-from chakra_et.report.svg import Kind, Lane, Mark, Picture, Span, draw, page, round_step, seconds_text
+from chakra_et.report.svg import Kind, Mark, Picture, PictureLane, Span, draw, page, round_step, seconds_text
 from tests.report.made_run import HOSTILE, made_run
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -25,7 +25,7 @@ def bars(text: str, colour: str) -> list[tuple[float, float, float]]:
 
 def test_bars_stand_where_their_times_are() -> None:
     spans = [Span(0, 0.0, 1.0, "work"), Span(1, 1.0, 4.0, "work"), Span(1, 2.0, 4.0, "send", strip=1)]
-    text = draw(Picture("step", [Lane("a"), Lane("b", "idle")], spans, KINDS, strips=(20, 8)))
+    text = draw(Picture("step", [PictureLane("a"), PictureLane("b", "idle")], spans, KINDS, strips=(20, 8)))
     (first, second), (message,) = bars(text, "#123456"), bars(text, "#654321")
     assert second[2] == pytest.approx(3 * first[2])
     assert second[0] == pytest.approx(first[0] + first[2], abs=0.02)
@@ -34,14 +34,14 @@ def test_bars_stand_where_their_times_are() -> None:
 
 def test_neighbours_too_narrow_to_be_seen_are_one_bar() -> None:
     spans = [Span(0, at / 1e6, (at + 1) / 1e6, "work") for at in range(10_000)] + [Span(0, 0.5, 1.0, "work")]
-    found = bars(draw(Picture("step", [Lane("a")], spans, KINDS)), "#123456")
+    found = bars(draw(Picture("step", [PictureLane("a")], spans, KINDS)), "#123456")
     assert len(found) == 2
 
 
 def test_names_are_never_markup() -> None:
     spans = [Span(0, 0.0, 1.0, "work", HOSTILE, HOSTILE)]
     text = page(
-        [Picture(HOSTILE, [Lane(HOSTILE, HOSTILE)], spans, KINDS, marks=[Mark(0.5, HOSTILE)])], HOSTILE
+        [Picture(HOSTILE, [PictureLane(HOSTILE, HOSTILE)], spans, KINDS, marks=[Mark(0.5, HOSTILE)])], HOSTILE
     )
     assert "<img" not in text
     assert "&lt;img" in text
@@ -52,7 +52,7 @@ def test_names_are_never_markup() -> None:
 )
 def test_a_span_that_fits_nowhere_is_refused(span: Span) -> None:
     with pytest.raises(ValueError, match="in this picture"):
-        draw(Picture("step", [Lane("a")], [span], KINDS))
+        draw(Picture("step", [PictureLane("a")], [span], KINDS))
 
 
 def test_round_figures_on_the_axis() -> None:

@@ -16,7 +16,7 @@ from chakra_et.report.collectives import (
     whole_bytes,
 )
 from chakra_et.report.profile import by_module, by_name
-from chakra_et.report.run import Run
+from chakra_et.report.run import ReportRun
 from chakra_et.report.steps import find_times
 from chakra_et.report.verdict import duration, headline, lacks, path_by_kind, rank_rows
 from chakra_et.simulate.breakdown import ACTIVITIES, activity
@@ -25,11 +25,11 @@ from tests.simulate.replay_traces import cpu, kernel, make_trace
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Run:
+def run(tmp_path: Path) -> ReportRun:
     return made_run(tmp_path)
 
 
-def test_the_parts_of_a_step_add_up(run: Run) -> None:
+def test_the_parts_of_a_step_add_up(run: ReportRun) -> None:
     steps = find_times(run).steps
     assert [(step.rank, step.name, step.lasts_ns) for step in steps] == [(0, "5", 160_000), (1, "5", 160_000)]
     parts = [dict(zip(ACTIVITIES, step.parts_ns, strict=True)) for step in steps]
@@ -69,7 +69,7 @@ def test_a_rank_without_device_work_computes_on_its_threads() -> None:
     ]
 
 
-def test_the_critical_path_goes_through_the_rank_that_came_last(run: Run) -> None:
+def test_the_critical_path_goes_through_the_rank_that_came_last(run: ReportRun) -> None:
     assert run.path is not None
     names = [run.graph.describe(node) for node in run.path.node.tolist()]
     ranks = [run.graph.rank(node) for node in run.path.node.tolist()]
@@ -82,7 +82,7 @@ def test_the_critical_path_goes_through_the_rank_that_came_last(run: Run) -> Non
     assert kinds == {"operator": 50_000, "kernel": 90_000, "transfer": 20_000}
 
 
-def test_waits_go_to_the_rank_that_came_last(run: Run) -> None:
+def test_waits_go_to_the_rank_that_came_last(run: ReportRun) -> None:
     assert waits_by_rank(run).tolist() == [[0, 40_000], [0, 0]]
     labels, late = lateness(run)
     assert labels == ["operation 1: all-reduce"]
@@ -93,7 +93,7 @@ def test_waits_go_to_the_rank_that_came_last(run: Run) -> None:
     )
 
 
-def test_bandwidth_of_a_collective(run: Run) -> None:
+def test_bandwidth_of_a_collective(run: ReportRun) -> None:
     (found,) = collectives(run)
     assert (found.type, found.bytes, found.group, found.ranks, found.count) == ("all-reduce", 1000, "1", 2, 1)
     assert found.transfer_ns == 20_000
@@ -120,7 +120,7 @@ def test_bus_factors_are_those_of_nccl_tests(kind: str, factor: float | None) ->
     assert whole_bytes("all-reduce", 10, 8) == 10
 
 
-def test_time_by_name_and_module(run: Run) -> None:
+def test_time_by_name_and_module(run: ReportRun) -> None:
     entries = {(entry.kind, entry.name): entry for entry in by_name(run)}
     gemm = entries["kernel", "gemm"]
     assert (gemm.count, gemm.self_ns, gemm.longest_ns, gemm.rank_ns) == (2, 140_000, 90_000, (50_000, 90_000))
@@ -138,7 +138,7 @@ def test_time_by_name_and_module(run: Run) -> None:
     assert module.phases_ns == (140_000, 0, 0)
 
 
-def test_a_verdict_for_each_rank(run: Run) -> None:
+def test_a_verdict_for_each_rank(run: ReportRun) -> None:
     rows = rank_rows(run, find_times(run))
     assert [(row["rank"], row["measured_ns"], row["replayed_ns"]) for row in rows] == [
         (0, 160_000, 160_000),
@@ -147,7 +147,7 @@ def test_a_verdict_for_each_rank(run: Run) -> None:
     assert all(row["reasons"] == [] for row in rows)
 
 
-def test_what_a_run_lacks_is_named(run: Run) -> None:
+def test_what_a_run_lacks_is_named(run: ReportRun) -> None:
     found = " ".join(lacks(run, find_times(run)))
     assert "one step only" in found
     assert "no manifest" in found

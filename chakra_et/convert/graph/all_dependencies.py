@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from chakra_et.convert.graph import device_dependencies, thread_dependencies
-from chakra_et.convert.graph.dependencies import Dependencies, Found, collected
+from chakra_et.convert.graph.dependencies import Collector, Dependencies, collected
 from chakra_et.convert.graph.linked import LinkedRank
 
 
 def find_dependencies(rank: LinkedRank) -> Dependencies:
     """All dependencies between threads, streams and communication of a rank."""
-    found = Found(first_lane=len(rank.timeline.lanes))
+    found = Collector(first_lane=len(rank.timeline.lanes))
     device_dependencies.find(rank, found)
     thread_dependencies.find(rank, found)
     return collected(found, rank.timeline.lanes)

@@ -27,7 +27,7 @@ class EdgeKind(IntEnum):
 
 
 @dataclass(eq=False, repr=False)
-class Found:
+class Collector:
     """Collects dependencies, see ``Dependencies``. ``first_lane``: number of lanes of the timeline."""
 
     first_lane: int
@@ -69,7 +69,7 @@ class Dependencies:
     findings: Findings
 
 
-def collected(found: Found, lanes: list[Lane]) -> Dependencies:
+def collected(found: Collector, lanes: list[Lane]) -> Dependencies:
     """``found`` as ``Dependencies``; ``lanes`` are the timeline's."""
     return Dependencies(
         np.concatenate(found.edges) if found.edges else np.zeros((0, 5), np.int64),

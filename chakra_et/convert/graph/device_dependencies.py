@@ -6,7 +6,7 @@ import numpy as np
 
 from chakra_et.arrays import first_rows
 from chakra_et.convert.graph import stream_waits
-from chakra_et.convert.graph.dependencies import EdgeKind, Found
+from chakra_et.convert.graph.dependencies import Collector, EdgeKind
 from chakra_et.convert.graph.launches import BEFORE_RECORDING, Launches, StreamOrder, launches_of
 from chakra_et.convert.graph.linked import LinkedRank
 from chakra_et.convert.graph.timeline import Lane, Timeline
@@ -17,7 +17,7 @@ from chakra_et.traces.fields import as_number
 CLOCK_TOLERANCE_NS = 5_000
 
 
-def find(rank: LinkedRank, found: Found) -> None:
+def find(rank: LinkedRank, found: Collector) -> None:
     """Add the dependencies of device work, and of the threads that wait for it."""
     launches = launches_of(rank.device, rank.timeline, rank.calls)
     if len(launches.gpu):
@@ -29,7 +29,7 @@ def find(rank: LinkedRank, found: Found) -> None:
         _device_waits(rank, launches, order, found)
 
 
-def _launches(rank: LinkedRank, launches: Launches, found: Found) -> None:
+def _launches(rank: LinkedRank, launches: Launches, found: Collector) -> None:
     """Launch edges, and blocking copies."""
     device, time, calls, gpu = rank.device, rank.timeline, rank.calls, launches.gpu
     start, end = time.start, time.end
@@ -59,7 +59,7 @@ def _launches(rank: LinkedRank, launches: Launches, found: Found) -> None:
         found.edge(EdgeKind.INTER_THREAD, (time.main, moment), (int(time.lane[row]), moment))
 
 
-def _overlapping_lanes(time: Timeline, found: Found) -> None:
+def _overlapping_lanes(time: Timeline, found: Collector) -> None:
     """Add stream-order edges between kernels that overlap on a stream and that stream's other kernels."""
     lanes: dict[tuple[int, int], list[int]] = {}
     for number, lane in enumerate(time.lanes):
@@ -78,7 +78,7 @@ def _overlapping_lanes(time: Timeline, found: Found) -> None:
             found.edges.append(np.stack([kind, *places], axis=1))
 
 
-def _further_messages(rank: LinkedRank, found: Found) -> None:
+def _further_messages(rank: LinkedRank, found: Collector) -> None:
     """Place further messages of a kernel on lanes of their own: they start and end with the kernel."""
     time, calls = rank.timeline, rank.calls
     lanes: dict[tuple[int, int], int] = {}
@@ -100,7 +100,7 @@ def _further_messages(rank: LinkedRank, found: Found) -> None:
             found.edge(EdgeKind.LAUNCH, (int(time.lane[call]), at), (beside, start))
 
 
-def _device_waits(rank: LinkedRank, launches: Launches, order: StreamOrder, found: Found) -> None:
+def _device_waits(rank: LinkedRank, launches: Launches, order: StreamOrder, found: Collector) -> None:
     """Edges for calls that block the CPU until the device is done."""
     device, time, gpu = rank.device, rank.timeline, launches.gpu
     blocking = np.array([name.endswith("Synchronize") for name in device.names], dtype=bool)[device.name]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from chakra_et.arrays import unique
-from chakra_et.convert.graph.dependencies import EdgeKind, Found
+from chakra_et.convert.graph.dependencies import Collector, EdgeKind
 from chakra_et.convert.graph.launches import BEFORE_RECORDING, Launches, StreamOrder
 from chakra_et.convert.graph.linked import LinkedRank
 from chakra_et.traces.device import DeviceTrace
@@ -26,7 +26,7 @@ LAUNCH_NS = 25_000
 BACK_TO_BACK_NS = 6_000
 
 
-def find(rank: LinkedRank, launches: Launches, order: StreamOrder, found: Found) -> None:
+def find(rank: LinkedRank, launches: Launches, order: StreamOrder, found: Collector) -> None:
     """Add the edges between streams."""
     if _recorded(rank, order, found):
         return
@@ -43,7 +43,7 @@ def call_by_correlation(device: DeviceTrace) -> dict[int, int]:
     return dict(zip(device.correlation[rows].tolist(), rows.tolist(), strict=True))
 
 
-def _recorded(rank: LinkedRank, order: StreamOrder, found: Found) -> bool:
+def _recorded(rank: LinkedRank, order: StreamOrder, found: Collector) -> bool:
     """Add the waits in cuda_sync records; returns whether there are any."""
     device = rank.device
     call_of = call_by_correlation(device)
@@ -94,7 +94,7 @@ def _resumptions(rank: LinkedRank, launches: Launches) -> dict[int, int]:
     return found
 
 
-def _by_calls(rank: LinkedRank, launches: Launches, sources: dict[int, int], found: Found) -> None:
+def _by_calls(rank: LinkedRank, launches: Launches, sources: dict[int, int], found: Collector) -> None:
     """Match calls that make a stream wait with the work that they wait for.
 
     The target of a call is the thread's next launch. A communication kernel waits for the compute stream that
@@ -178,7 +178,7 @@ def _last_elsewhere(rank: LinkedRank, launches: Launches, target: int, moment: i
     return int(rows[np.argmax(time.end[rows])]) if len(rows) else -1
 
 
-def _stream_edge(rank: LinkedRank, source: int, target: int, found: Found) -> None:
+def _stream_edge(rank: LinkedRank, source: int, target: int, found: Collector) -> None:
     time = rank.timeline
     if source == target:
         return

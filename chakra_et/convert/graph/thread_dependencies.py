@@ -9,7 +9,7 @@ import numpy as np
 
 from chakra_et.arrays import unique
 from chakra_et.convert.graph.communication import Communication
-from chakra_et.convert.graph.dependencies import EdgeKind, Found
+from chakra_et.convert.graph.dependencies import Collector, EdgeKind
 from chakra_et.convert.graph.link import Link
 from chakra_et.convert.graph.linked import LinkedRank
 from chakra_et.convert.graph.timeline import Lane, Timeline
@@ -41,7 +41,7 @@ _RESULT_FOR_ALL = frozenset(
 _LaneKey = tuple[object, ...]
 
 
-def find(rank: LinkedRank, found: Found) -> None:
+def find(rank: LinkedRank, found: Collector) -> None:
     """Add the dependencies between threads, and a lane for each group that communicates on the CPU."""
     items = rank.communication.items
     _communication(rank.host, rank.device, rank.link, rank.timeline, items, found)
@@ -55,7 +55,7 @@ def _communication(
     linked: Link,
     time: Timeline,
     items: list[Communication],
-    found: Found,
+    found: Collector,
 ) -> None:
     """Place CPU communication on lanes of its group, with edges from its operator and to its waiter."""
     lanes: dict[_LaneKey, int] = {}
@@ -100,7 +100,7 @@ def _communication(
 
 
 def _free_lane(
-    found: Found,
+    found: Collector,
     lanes: dict[_LaneKey, int],
     busy: dict[int, int],
     key: _LaneKey,
@@ -180,7 +180,7 @@ class _Caller:
 
 def _wait_for(
     device: DeviceTrace, time: Timeline, item: Communication, thread: _Caller, lane: int, end: int,
-    found: Found,
+    found: Collector,
 ) -> None:  # fmt: skip
     """Add the wait of the thread that started a communication."""
     segments, of_lane, caller = time.self_time, thread.segments, thread.lane
@@ -252,7 +252,7 @@ def _only_waits(device: DeviceTrace, owner: int) -> bool:
     return owner >= 0 and bool(WAIT_OPERATOR.search(device.names[device.name[owner]]))
 
 
-def _threads(device: DeviceTrace, time: Timeline, found: Found) -> None:
+def _threads(device: DeviceTrace, time: Timeline, found: Collector) -> None:
     """Edges to and from other CPU threads: the main thread wakes them, and waits for autograd threads."""
     others = [lane for lane, info in enumerate(time.lanes) if info.kind == "cpu" and lane != time.main]
     if not others:
@@ -330,7 +330,7 @@ def _inside(spans: tuple[np.ndarray, np.ndarray], moments: np.ndarray) -> np.nda
     return inside
 
 
-def _forward_backward(device: DeviceTrace, time: Timeline, found: Found) -> None:
+def _forward_backward(device: DeviceTrace, time: Timeline, found: Collector) -> None:
     """Edges from forward operators to their backward on another thread, by flow or sequence number."""
     if len([lane for lane in time.lanes if lane.kind == "cpu"]) < 2:
         return
