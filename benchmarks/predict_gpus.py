@@ -8,7 +8,7 @@ import numpy as np
 
 from benchmarks.predict_runs import Row
 from chakra_et.convert.pair import convert_pair
-from chakra_et.cost import network_presets
+from chakra_et.cost import networks
 from chakra_et.errors import TraceError
 from chakra_et.predict.gpu import Gpu
 from chakra_et.predict.gpu_call import CLASSES
@@ -85,7 +85,7 @@ def pair_rows(model: str, run: Run, truth: Run, source: str, target: str) -> lis
 def _baseline(run: Run, before: np.ndarray, source: str, target: str) -> np.ndarray:
     """What the specified rates alone give: the part of each class's time that has more operations per byte
     than the ridge changes with the peak, the rest with the bandwidth."""
-    gpus = [network_presets.gpu(name) for name in (source, target)]
+    gpus = [networks.gpu(name) for name in (source, target)]
     operations, moved = (gpus[0].peak / gpus[1].peak, gpus[0].memory / gpus[1].memory)
     intense = _compute_bound(run, gpus[0].peak / gpus[0].memory)
     scaled: np.ndarray = before * (operations * intense + moved * (1 - intense))

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from chakra_et.cost.network_presets import REDUCTION_PASSES
+from chakra_et.cost.networks import REDUCTION_PASSES
 from chakra_et.cost.topology import Dimension, Topology
 from chakra_et.cost.units import GIB
 

@@ -1,4 +1,6 @@
-"""The time of a collective or a message on a topology, by the α–β–γ model.
+"""The time of a collective or a message on a topology: NCCL's where it names GPUs, else by the α–β–γ model.
+
+``nccl`` has the times of NCCL. The rest is for gloo, for simulators, and for an algorithm that is asked for.
 
 A message of n bytes takes α + nβ ns on its link; reducing n received bytes takes nγ. With p members that each
 contribute n bytes (``comm_size``: the shard of an all-gather, the whole input of all others), a ring takes
@@ -26,6 +28,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+from chakra_et.cost import nccl
 from chakra_et.cost.topology import Dimension, Topology, fills_grid
 from chakra_et.et.columns import CollectiveType
 
@@ -50,14 +53,16 @@ def collective_time(
     """ns from the arrival of the last member to the common end of the collective.
 
     ``size``: bytes that one rank contributes (``comm_size``). ``ranks``: the members; their coordinates
-    determine the links. ``auto``: hierarchical if the members fill a grid over several dimensions,
-    otherwise a ring. ``tree`` means a ring for a collective without a tree algorithm. Raises ``ValueError``
-    for a rank that is not in the topology.
+    determine the links. ``auto``: what NCCL takes where the topology names GPUs; else hierarchical if the
+    members fill a grid over several dimensions, and otherwise a ring. ``tree`` means a ring for a collective
+    without a tree algorithm. Raises ``ValueError`` for a rank that is not in the topology.
     """
     if min(ranks, default=0) < 0 or max(ranks, default=0) >= topology.ranks:
         raise ValueError(f"ranks {min(ranks)} to {max(ranks)} are not all in a topology of {topology.ranks}")
     if len(ranks) < 2:
         return topology.call_ns
+    if topology.nccl is not None and algorithm == "auto":
+        return _by_nccl(kind, size, ranks, topology, topology.nccl)
     gamma = 1e9 / topology.reduce_bandwidth
     grid = fills_grid(topology, ranks)
     several = grid is not None and sum(count > 1 for count in grid) > 1
@@ -70,9 +75,31 @@ def collective_time(
 
 
 def message_time(size: int, source: int, target: int, topology: Topology) -> float:
-    """ns for a message between two ranks: α + nβ of the outermost dimension that it crosses."""
+    """ns for a message between two ranks: NCCL's, or α + nβ of the outermost dimension that it crosses."""
+    if topology.nccl is not None:
+        outer = _between(topology, (source, target))
+        if outer is None:
+            return topology.nccl.message(size)
+        return nccl.message_between(size, outer.bandwidth, outer.latency_ns)
     alpha, beta = _slowest_hop(topology, (source, target))
     return topology.call_ns + alpha + size * beta
+
+
+def _between(topology: Topology, ranks: Sequence[int]) -> Dimension | None:
+    """The dimension between nodes, None for ranks of one node."""
+    inner = topology.dimensions[0].size
+    return topology.dimensions[1] if len({rank // inner for rank in ranks}) > 1 else None
+
+
+def _by_nccl(
+    kind: CollectiveType, size: float, ranks: Sequence[int], topology: Topology, node: nccl.Node
+) -> float:
+    whole, outer = nccl.whole_bytes(kind, size, len(ranks)), _between(topology, ranks)
+    if outer is None:
+        return float(node.time(kind, whole, len(ranks)))
+    nodes = len({rank // topology.dimensions[0].size for rank in ranks})
+    per_node = -(-len(ranks) // nodes)
+    return nccl.between_nodes(kind, whole, per_node, nodes, node, outer.bandwidth, outer.latency_ns)
 
 
 def _slowest_hop(topology: Topology, ranks: Sequence[int]) -> tuple[float, float]:

@@ -3,6 +3,7 @@
 8xH100 NVLink, 4 nodes, 400 Gbit/s          400 Gbit/s per GPU; `400 Gbit/s per node` is shared by 8
 8xH100 NVLink 370 GB/s, 4 nodes, 400 Gbit/s, 8 us         measured figures instead of the specification
 dgx-h100, 4 nodes                           a node preset
+8xL40S PCIe, all-reduce 22 us 5 GB/s        time of a small, bus bandwidth of a large one in nccl-tests
 4 ranks, 10 Gbit/s, 30 us                   one dimension; the number of ranks is optional
 {"dimensions": [{"size": 8, "bandwidth": "450 GB/s", "latency": "2 us", "kind": "Switch"},
                 {"size": 4, "bandwidth": "400 Gbit/s", "latency": "5 us"}], "memory": "3350 GB/s"}
@@ -18,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from chakra_et.cost import network_presets
+from chakra_et.cost import nccl, networks
 from chakra_et.cost.units import parse_bandwidth, parse_latency, parse_rate
 from chakra_et.errors import TraceError
 
@@ -26,6 +27,7 @@ Kind = Literal["Switch", "Ring", "FullyConnected"]
 _KINDS = {"switch": "Switch", "ring": "Ring", "fullyconnected": "FullyConnected"}
 _COUNTED = re.compile(r"(\d+)\s*(nodes?|ranks?|gpus?|processes)", re.IGNORECASE)
 _DEVICES = re.compile(r"(?:(\d+)\s*[x×]\s*)?([A-Za-z][\w.-]*)(?:\s+([A-Za-z]\w*))?(?:\s+(\d.*))?")
+_ALL_REDUCE = re.compile(r"all-?reduce\s+(\S+\s*[a-zµμ]*s)\s+(.+)", re.IGNORECASE)
 _SHARE = re.compile(r"(.+?)\s+per\s+(gpu|node)", re.IGNORECASE)
 LARGEST = 1 << 20
 
@@ -49,7 +51,7 @@ class Topology:
 
     ``reduce_bandwidth``: bytes per second at which a rank reduces received data. ``call_ns``: fixed cost of a
     collective call. ``peak``: operations per second of one rank, None if not given. ``notes``: assumptions
-    made in parsing, one sentence each.
+    made in parsing, one sentence each. ``nccl``: what NCCL takes within a node, None where no GPU is named.
     """
 
     dimensions: tuple[Dimension, ...]
@@ -58,6 +60,7 @@ class Topology:
     name: str = ""
     peak: float | None = None
     notes: tuple[str, ...] = ()
+    nccl: nccl.Node | None = None
 
     @property
     def ranks(self) -> int:
@@ -116,7 +119,8 @@ def parse_topology(text: str, ranks: int | None = None) -> Topology:
 class _Read:
     """The values in the parts of a line."""
 
-    devices: network_presets.Gpu | None = None
+    devices: networks.Gpu | None = None
+    all_reduce: tuple[float, float] | None = None
     per_node: int = 1
     nodes: int | None = None
     ranks: int | None = None
@@ -146,16 +150,39 @@ def _from_text(text: str, ranks: int | None) -> Topology:
     if nodes > 1:
         bandwidth, latency = _between_nodes(read, nodes, text, notes)
         dimensions.append(Dimension(nodes, bandwidth, latency, read.kind))
-    return Topology(
-        tuple(dimensions), gpu.memory / network_presets.REDUCTION_PASSES, 0.0, text, gpu.peak, tuple(notes)
-    )
+    node = _node(read, notes) if read.per_node > 1 else None
+    reduces = gpu.memory / networks.REDUCTION_PASSES
+    return Topology(tuple(dimensions), reduces, 0.0, text, gpu.peak, tuple(notes), node)
+
+
+def _node(read: _Read, notes: list[str]) -> nccl.Node:
+    """NCCL within a node, with a note on what of it was not measured."""
+    assert read.devices is not None
+    gpu, count = read.devices, read.per_node
+    found = nccl.node(gpu.name, gpu.link)
+    if read.all_reduce:
+        return found.scaled(count, *read.all_reduce)
+    if gpu.bandwidth != networks.gpu(gpu.name, gpu.link).bandwidth:
+        notes.append(f"{gpu.bandwidth / 1e9:g} GB/s is taken for the bus bandwidth of a large all-reduce")
+        return found.scaled(count, found.latency(count), gpu.bandwidth)
+    if gpu.link == "PCIe":
+        bus = found.bus_of(count) / 1e9
+        notes.append(
+            "what GPUs reach together over PCIe depends on the box, not on the GPU: "
+            f"{bus:.2g} GB/s among {count} is that of one box. Measure yours by nccl-tests and write "
+            "the time of a small all-reduce and the bus bandwidth of a large one: "
+            f"'{count}x{gpu.name} PCIe, all-reduce 22 us 5 GB/s'"
+        )
+    elif found.error is None:
+        notes.append(f"NCCL on {found.name} was not measured: its times follow from other GPUs and the link")
+    return found
 
 
 def _parts(text: str) -> list[str]:
     """The comma-separated parts, with node presets expanded."""
     parts: list[str] = []
     for part in text.split(","):
-        preset = network_presets.node(part.strip())
+        preset = networks.node(part.strip())
         parts += [each.strip() for each in (preset or part).split(",")]
     return parts
 
@@ -175,9 +202,13 @@ def _take(read: _Read, part: str, text: str) -> None:
     if kind:
         read.kind = kind  # type: ignore[assignment]
         return
+    measured = _ALL_REDUCE.fullmatch(part)
+    if measured:
+        read.all_reduce = parse_latency(measured[1]), parse_bandwidth(measured[2])
+        return
     devices = _DEVICES.fullmatch(part)
     if devices:
-        gpu = network_presets.gpu(devices[2], devices[3] or "")
+        gpu = networks.gpu(devices[2], devices[3] or "")
         read.devices = replace(gpu, bandwidth=parse_bandwidth(devices[4])) if devices[4] else gpu
         read.per_node = int(devices[1] or 1)
         if read.per_node < 1:
@@ -210,7 +241,7 @@ def _between_nodes(read: _Read, nodes: int, text: str, notes: list[str]) -> tupl
         )
     if read.latency is not None:
         return bandwidth, read.latency
-    latency, assumed = network_presets.assumed_latency("between_nodes")
+    latency, assumed = networks.assumed_latency("between_nodes")
     notes.append(f"no latency between nodes was given: {assumed} is assumed")
     return bandwidth, latency
 
@@ -227,7 +258,7 @@ def _flat(read: _Read, text: str, ranks: int | None) -> Topology:
     notes: list[str] = []
     latency = read.latency
     if latency is None:
-        latency, assumed = network_presets.assumed_latency("between_nodes")
+        latency, assumed = networks.assumed_latency("between_nodes")
         notes.append(f"no latency was given: {assumed} is assumed")
     dimension = Dimension(total, read.bandwidth, latency, read.kind)
     return Topology((dimension,), name=text, notes=tuple(notes))
@@ -257,7 +288,7 @@ def _from_json(text: str, where: str) -> Topology:
         raise TraceError(f"{where}: {error}") from None
     name = str(entry.get("name") or " × ".join(str(dimension.size) for dimension in dimensions))
     kept = tuple(dimension for dimension in dimensions if dimension.size > 1)
-    return Topology(kept, memory / network_presets.REDUCTION_PASSES, 0.0, name, peak)
+    return Topology(kept, memory / networks.REDUCTION_PASSES, 0.0, name, peak)
 
 
 def _dimension(entry: Any, number: int) -> Dimension:

@@ -14,7 +14,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from chakra_et.cost import network_presets
+from chakra_et.cost import networks
 from chakra_et.cost.units import parse_rate
 from chakra_et.predict.gpu_call import Work, item_bytes
 from chakra_et.predict.gpu_table import parameters_of, table
@@ -238,7 +238,7 @@ class GpuModel:
 
 def gpu_model(name: str, parameters: Mapping[str, float] | None = None) -> GpuModel:
     """The GPU ``name`` of the table, with its own parameters or other ones. Raises ``TraceError``."""
-    spec = network_presets.gpu(name)
+    spec = networks.gpu(name)
     entry = table()[spec.name]
     peaks = {kind: parse_rate(text) for kind, text in entry["peaks"].items()}
     return GpuModel(

@@ -1,4 +1,4 @@
-"""What-ifs about the network: each transfer takes what an α–β–γ model gives, and shares its links."""
+"""What-ifs about the network: each transfer takes what NCCL or an α–β–γ model would, and shares its links."""
 
 from __future__ import annotations
 
@@ -33,6 +33,8 @@ class Network:
     what the transfer took in the run, less the time on the link of then if its bandwidth is given
     (``present``). Without, ranks of one host had none; between hosts it isn't known which part was the
     link's, and a transfer takes the larger of both.
+
+    Where the topology names GPUs, other backends take what NCCL does, the fitted costs of the run aside.
     """
 
     bandwidth: float | None = None
@@ -87,10 +89,11 @@ class Network:
             setting = setting.noting(note)
         if tcp:
             payload = (replace(d, bandwidth=d.bandwidth * TCP_PAYLOAD) for d in topology.dimensions)
-            topology = replace(topology, dimensions=tuple(payload))
+            topology = replace(topology, dimensions=tuple(payload), nccl=None)
             setting = setting.noting(f"gloo sends over TCP: {TCP_PAYLOAD:.1%} of the bandwidth is payload")
         extra = Topology.flat(topology.ranks, float("inf"), 0.0, fitted.reduce_bandwidth, fitted.call_ns)
-        free = replace(topology, dimensions=tuple(replace(d, latency_ns=0.0) for d in topology.dimensions))
+        no_latency = tuple(replace(d, latency_ns=0.0) for d in topology.dimensions)
+        free = replace(topology, dimensions=no_latency, nccl=None)
         own, lasting, scatter = setting.own_ns.copy(), setting.lasting_ns.copy(), np.zeros(len(run.graph))
         wire, fixed, least = (np.zeros(len(run.members)) for _ in range(3))
         spread = _scatter(found)
@@ -99,6 +102,9 @@ class Network:
             on_wire = _time(each, replace(free, reduce_bandwidth=float("inf"), call_ns=0.0), self.algorithm)
             latency = _time(each, topology, self.algorithm) - _time(each, free, self.algorithm)
             beside, at_least = _time(each, extra, self.algorithm), 0.0
+            if topology.nccl is not None and self.algorithm == "auto":
+                whole = _time(each, topology, "auto")
+                on_wire, latency, beside = min(on_wire, whole), max(whole - on_wire, 0.0), 0.0
             if each.gloo:
                 taken = float(np.median(each.transfer_ns))
                 beside, at_least = self._own_work(each, taken, alone)

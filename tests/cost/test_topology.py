@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from chakra_et.cost import network_presets
+from chakra_et.cost import networks
 from chakra_et.cost.topology import Dimension, parse_topology
 from chakra_et.cost.units import parse_bandwidth, parse_latency, parse_rate
 from chakra_et.errors import TraceError
@@ -88,7 +88,7 @@ def test_the_number_of_nodes_follows_from_the_ranks() -> None:
     assert parse_topology("10 Gbit/s, 30 us", 4).dimensions == (Dimension(4, 1.25e9, 30000.0),)
 
 
-@pytest.mark.parametrize("name", network_presets.names())
+@pytest.mark.parametrize("name", networks.names())
 def test_every_node_preset_can_be_used(name: str) -> None:
     topology = parse_topology(f"{name}, 4 nodes")
     assert topology.ranks == 32
@@ -96,10 +96,10 @@ def test_every_node_preset_can_be_used(name: str) -> None:
 
 
 def test_every_gpu_has_its_figures_and_a_source() -> None:
-    entries = json.loads(network_presets.FILE.read_text())["gpus"]
+    entries = json.loads(networks.FILE.read_text())["gpus"]
     for name, entry in entries.items():
         for link in entry["links"]:
-            gpu = network_presets.gpu(name.lower(), link.lower())
+            gpu = networks.gpu(name.lower(), link.lower())
             assert (gpu.name, gpu.link) == (name, link)
             assert gpu.memory > gpu.bandwidth > 1e9
             assert len(gpu.source) > 20

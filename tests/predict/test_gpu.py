@@ -12,7 +12,7 @@ import pytest
 from benchmarks import fit_gpus
 from benchmarks.fit_gpus import Sample, class_errors, fit, fit_all, left_out, read_all
 from benchmarks.gpu_priors import GPUS, PRIORS
-from chakra_et.cost import network_presets
+from chakra_et.cost import networks
 from chakra_et.et.columns import TensorInfo
 from chakra_et.predict import gpu_table, gpu_times
 from chakra_et.predict.gpu import Gpu, ratio
@@ -311,7 +311,7 @@ def test_the_type_of_numbers_decides_the_peak(gpu: str, kind: str, rate: float) 
 
 
 def test_every_gpu_of_the_presets_has_what_the_model_needs() -> None:
-    names = [name for name in json.loads(network_presets.FILE.read_text(encoding="utf-8"))["gpus"]]
+    names = [name for name in json.loads(networks.FILE.read_text(encoding="utf-8"))["gpus"]]
     for name in names:
         model = gpu_model(name)
         assert set(model.parameters) == set(PRIORS), name

@@ -1,9 +1,10 @@
-"""GPUs and nodes by name, from ``presets.json``, which has a source for each entry."""
+"""Links of GPUs and nodes by name, from ``networks.json``, which has a source for each entry."""
 
 from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 from chakra_et.cost.units import parse_bandwidth, parse_latency, parse_rate
 from chakra_et.errors import TraceError
 
-FILE = Path(__file__).with_name("presets.json")
+FILE = Path(__file__).with_name("networks.json")
 REDUCTION_PASSES = 3
 """Memory traffic per reduced byte: two reads and a write, as in ASTRA-sim."""
 
@@ -21,7 +22,7 @@ class Gpu:
     """A GPU and its link to the other GPUs of the node.
 
     ``bandwidth``: bytes per second and direction of ``link``; ``memory``: bytes per second; ``peak``:
-    operations per second.
+    operations per second. ``measured``: the measured node whose collectives stand for its own, "" for none.
     """
 
     name: str
@@ -31,11 +32,12 @@ class Gpu:
     memory: float
     peak: float
     source: str
+    measured: str = ""
 
 
 def gpu(name: str, link: str = "") -> Gpu:
     """The GPU ``name`` (in any case) with ``link`` ("": its default link). Raises ``TraceError``."""
-    entries = _presets()["gpus"]
+    entries = _table()["gpus"]
     known = {key.lower(): key for key in entries}
     if name.lower() not in known:
         raise TraceError(
@@ -56,27 +58,40 @@ def gpu(name: str, link: str = "") -> Gpu:
         parse_bandwidth(entry["memory"]),
         parse_rate(entry["peak"]),
         entry["source"],
+        of_link.get("measured", ""),
     )
 
 
 def node(name: str) -> str | None:
     """The topology text of a node preset such as ``dgx-h100``; None if there is no such preset."""
-    entry = _presets()["nodes"].get(name.lower())
+    entry = _table()["nodes"].get(name.lower())
     return None if entry is None else str(entry["text"])
 
 
 def names() -> list[str]:
     """The names of all node presets."""
-    return list(_presets()["nodes"])
+    return list(_table()["nodes"])
 
 
 def assumed_latency(place: str) -> tuple[float, str]:
     """The default latency, in ns and as text. ``place``: ``between_nodes`` or ``within_a_node``."""
-    text = str(_presets()["assumed_latency"][place])
+    text = str(_table()["assumed_latency"][place])
     return parse_latency(text), text
 
 
+def measured() -> Mapping[str, Any]:
+    """The nodes whose collectives were measured, by "GPU link", as ``nccl.measured_node`` reads them."""
+    found: dict[str, Any] = _table()["measured"]
+    return found
+
+
+def tuning() -> Mapping[str, Any]:
+    """The figures of NCCL's own tuning, for ``nccl.between_nodes``."""
+    found: dict[str, Any] = _table()["tuning"]
+    return found
+
+
 @functools.cache
-def _presets() -> dict[str, Any]:
+def _table() -> dict[str, Any]:
     loaded: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
     return loaded

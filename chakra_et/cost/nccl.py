@@ -1,0 +1,250 @@
+"""The time that NCCL takes for collectives and messages: measured within a node, by its tuning between nodes.
+
+Within a node a collective takes L · f(bytes / (L · B)): L is the time of a small all-reduce, B the bus
+bandwidth of a large one. The curve f of each collective and number of GPUs holds what NCCL chooses by size:
+protocols (LL, LL128, Simple), channels, ring, tree or NVLS. ``networks.json`` has the curves of measured
+nodes. A node that isn't among them takes the geometric mean of the curves of those with its kind of link.
+
+Between nodes nothing was measured. There a collective takes what the best algorithm and protocol would by the
+latencies and bandwidths of NCCL's own tuning (src/graph/tuning.cc), over the slower of the node's links and
+its adapters. Bytes are counted as nccl-tests count them: the whole buffer, also of an all-gather.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from chakra_et.cost import networks
+from chakra_et.et.columns import CollectiveType
+
+SMALL = 4096
+"""Up to so many bytes an all-reduce takes its latency."""
+_OPERATIONS = {
+    CollectiveType.ALL_REDUCE: "all_reduce",
+    CollectiveType.ALL_GATHER: "all_gather",
+    CollectiveType.REDUCE_SCATTER: "reduce_scatter",
+    CollectiveType.ALL_TO_ALL: "alltoall",
+}
+_LIKE = {
+    CollectiveType.REDUCE_SCATTER_BLOCK: CollectiveType.REDUCE_SCATTER,
+    CollectiveType.BROADCAST: CollectiveType.ALL_GATHER,
+    CollectiveType.REDUCE: CollectiveType.REDUCE_SCATTER,
+    CollectiveType.GATHER: CollectiveType.ALL_TO_ALL,
+    CollectiveType.SCATTER: CollectiveType.ALL_TO_ALL,
+    CollectiveType.BARRIER: CollectiveType.ALL_REDUCE,
+}
+"""Collectives without a curve, and the one that moves as many bytes over each link."""
+
+Curve = tuple[np.ndarray, np.ndarray]
+"""Bytes over latency · bus bandwidth, and time over latency, both rising."""
+
+
+def whole_bytes(kind: CollectiveType, size: float, ranks: int) -> float:
+    """Bytes as nccl-tests count them, from those that one rank contributes (``comm_size``)."""
+    return size * ranks if kind in (CollectiveType.ALL_GATHER, CollectiveType.GATHER) else size
+
+
+def bus_factor(kind: CollectiveType, ranks: int) -> float:
+    """Bytes over the busiest link per byte of the whole buffer; bus bandwidth is this · bytes / time.
+
+    Source: NVIDIA's nccl-tests, doc/PERFORMANCE.md; gather and scatter from src/gather.cu and scatter.cu.
+    """
+    if kind in (CollectiveType.BROADCAST, CollectiveType.REDUCE):
+        return 1.0
+    return (2 if kind is CollectiveType.ALL_REDUCE else 1) * (ranks - 1) / ranks
+
+
+@dataclass(frozen=True)
+class Node:
+    """NCCL among the GPUs of one node.
+
+    ``latency_ns`` and ``bus`` (bytes per second): of a small and of a large all-reduce, by number of GPUs.
+    ``link``: its kind. ``nvls``: whether the switch reduces. ``error``: mean relative error where sizes were
+    left out, None where nothing of this node was measured. ``curves``: by collective and number of GPUs.
+    """
+
+    name: str
+    link: str
+    nvls: bool
+    latency_ns: Mapping[int, float]
+    bus: Mapping[int, float]
+    curves: Mapping[tuple[CollectiveType, int], Curve]
+    error: float | None = None
+
+    def scaled(self, ranks: int, latency_ns: float, bus: float) -> Node:
+        """This node with another latency and bus bandwidth of an all-reduce among ``ranks`` GPUs; those among
+        fewer change in proportion."""
+        slower, faster = latency_ns / self.latency(ranks), bus / self.bus_of(ranks)
+        return replace(
+            self,
+            latency_ns={count: each * slower for count, each in self.latency_ns.items()},
+            bus={count: each * faster for count, each in self.bus.items()},
+        )
+
+    def bus_of(self, ranks: int) -> float:
+        """Bus bandwidth of a large all-reduce, bytes per second."""
+        counts = sorted(self.bus)
+        return float(np.interp(ranks, counts, [self.bus[count] for count in counts]))
+
+    def time(self, kind: CollectiveType, size: Any, ranks: int) -> Any:
+        """ns of a collective of ``size`` bytes (a number or an array of them) among ``ranks`` GPUs.
+
+        Between the numbers of GPUs that were measured, by the logarithms; beyond, each further rank adds the
+        latency that the last ones added.
+        """
+        chosen = _LIKE.get(kind, kind)
+        size = np.asarray(size, dtype=float) * (bus_factor(kind, ranks) / bus_factor(chosen, ranks))
+        if kind is CollectiveType.BARRIER:
+            size = np.zeros_like(size)
+        counts = sorted(count for of, count in self.curves if of is chosen)
+        if ranks in counts:
+            return self._at(chosen, size, ranks)
+        last, beyond = counts[-1], ranks > counts[-1]
+        if beyond or ranks < counts[0]:
+            at = last if beyond else counts[0]
+            same = size * (bus_factor(chosen, ranks) / bus_factor(chosen, at))
+            more = (self.latency(ranks) / self.latency(at) - 1) * self._at(chosen, 0.0, at) if beyond else 0
+            return self._at(chosen, same, at) + more
+        above = next(count for count in counts if count > ranks)
+        below = counts[counts.index(above) - 1]
+        share = math.log(ranks / below) / math.log(above / below)
+        low, high = self._at(chosen, size, below), self._at(chosen, size, above)
+        return low ** (1 - share) * high**share
+
+    def message(self, size: float) -> float:
+        """ns of a message: each of two GPUs sends as much in an all-to-all of twice the bytes."""
+        return float(self.time(CollectiveType.ALL_TO_ALL, 2 * size, 2))
+
+    def latency(self, ranks: int) -> float:
+        """ns of a small all-reduce."""
+        counts = sorted(self.latency_ns)
+        if ranks <= counts[-1]:
+            return float(np.interp(ranks, counts, [self.latency_ns[count] for count in counts]))
+        before, last = counts[-2:]
+        rise = (self.latency_ns[last] - self.latency_ns[before]) / (last - before)
+        return self.latency_ns[last] + (ranks - last) * rise
+
+    def _at(self, kind: CollectiveType, size: Any, ranks: int) -> Any:
+        x, y = self.curves[kind, ranks]
+        latency = self.latency_ns[ranks]
+        at = np.asarray(size) / (latency * self.bus[ranks] / 1e9)
+        return latency * np.interp(at, x, y) * np.maximum(at / x[-1], 1.0)
+
+
+def measured_node(name: str, entry: Mapping[str, Any]) -> Node:
+    """The node that a table of ``networks.json`` describes: µs by collective, number of GPUs and bytes."""
+    latency, bus, curves = {}, {}, {}
+    sizes = np.array(entry["bytes"], dtype=float)
+    for count, times in entry["all_reduce"].items():
+        ranks, ns = int(count), np.array(times) * 1000
+        latency[ranks] = float(np.median(ns[sizes <= SMALL]))
+        bus[ranks] = bus_factor(CollectiveType.ALL_REDUCE, ranks) * float(sizes[-1] / ns[-1]) * 1e9
+    for kind, operation in _OPERATIONS.items():
+        for count, times in entry[operation].items():
+            scale = latency[int(count)] * bus[int(count)] / 1e9
+            curves[kind, int(count)] = sizes / scale, np.array(times) * 1000 / latency[int(count)]
+    return Node(name, entry["link"], bool(entry["nvls"]), latency, bus, curves, entry.get("error"))
+
+
+def unmeasured_node(name: str, link: str, bandwidth: float, known: Mapping[str, Node]) -> Node:
+    """A node that wasn't measured, from the ``known`` ones by GPU and their links' bandwidths.
+
+    Latency, and bus bandwidth as a share of the link's, are the geometric means over the known nodes with the
+    same kind of link, PCIe or not; so are the curves. One box with PCIe tells little of others: their curve
+    is the mean of its own and the others'.
+    """
+    groups: dict[bool, list[tuple[Node, float]]] = {}
+    for each in known.values():
+        groups.setdefault(each.link == "PCIe", []).append((each, networks.gpu(*each.name.split()).bandwidth))
+    same = groups.get(link == "PCIe") or [each for group in groups.values() for each in group]
+    counts = sorted(set.intersection(*(set(node.bus) for node, _ in same)))
+    latency = {count: _mean([node.latency_ns[count] for node, _ in same]) for count in counts}
+    bus = {count: bandwidth * _mean([node.bus[count] / of for node, of in same]) for count in counts}
+    curves = _mean_curves([node.curves for node, _ in same])
+    if link == "PCIe" and len(groups) > 1:
+        curves = _mean_curves([curves, _mean_curves([node.curves for node, _ in groups[False]])])
+    return Node(name, link, all(node.nvls for node, _ in same), latency, bus, curves)
+
+
+def _mean_curves(each: Sequence[Mapping[tuple[CollectiveType, int], Curve]]) -> dict[Any, Curve]:
+    found = {}
+    for key in each[0]:
+        least = min(curves[key][0][0] for curves in each)
+        most = max(curves[key][0][-1] for curves in each)
+        x = np.geomspace(least, most, round(2 * math.log2(most / least)) + 1)
+        y = [np.interp(x, *curves[key]) * np.maximum(x / curves[key][0][-1], 1) for curves in each]
+        found[key] = x, np.exp(np.mean(np.log(y), axis=0))
+    return found
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.exp(math.fsum(map(math.log, values)) / len(values))
+
+
+@functools.cache
+def node(gpu: str, link: str) -> Node:
+    """NCCL among GPUs by name and link, as in ``networks.gpu``. Raises ``TraceError``."""
+    of, tables = networks.gpu(gpu, link), networks.measured()
+    name = f"{of.name} {of.link}"
+    if of.measured:
+        found = measured_node(of.measured, tables[of.measured])
+        return found if of.measured == name else replace(found, name=name, error=None)
+    known = {each: measured_node(each, entry) for each, entry in tables.items()}
+    return unmeasured_node(name, of.link, of.bandwidth, known)
+
+
+def between_nodes(
+    kind: CollectiveType,
+    size: float,
+    per_node: int,
+    nodes: int,
+    of: Node,
+    bandwidth: float,
+    latency_ns: float,
+) -> float:
+    """ns of a collective of ``size`` bytes among ``per_node`` GPUs in each of ``nodes`` nodes. Not measured.
+
+    ``bandwidth``: bytes per second between nodes of each GPU; ``latency_ns``: of one message between nodes at
+    least.
+    """
+    if kind is CollectiveType.BARRIER:
+        kind, size = CollectiveType.ALL_REDUCE, 0
+    ranks, tuning = per_node * nodes, networks.tuning()
+    inside = float(of.time(kind, size, per_node)) if per_node > 1 else 0.0
+    if _LIKE.get(kind, kind) is CollectiveType.ALL_TO_ALL:
+        return max(inside, message_between(size * (nodes - 1) / nodes, bandwidth, latency_ns))
+    bus = min(of.bus_of(per_node) if per_node > 1 else math.inf, per_node * bandwidth)
+    possible = ["ring"]
+    if kind is CollectiveType.ALL_REDUCE:
+        possible += ["tree", "nvls tree"] if of.nvls and per_node > 1 else ["tree"]
+    found = []
+    for algorithm in possible:
+        for protocol, cost in tuning["algorithms"][algorithm].items():
+            hop = max(cost["network"] * 1000, latency_ns)
+            step = cost["PCIe" if of.link == "PCIe" else "NVLink"] * 1000
+            moved, hops, steps = 2.0, 2 * math.log2(nodes), 2 * (per_node - 1) if algorithm == "tree" else 1
+            if algorithm == "ring":
+                reduces = kind is CollectiveType.ALL_REDUCE
+                hops = 2 * nodes if reduces else nodes - 1
+                steps = (2 if reduces else 1) * (ranks - 1) - hops
+                moved = bus_factor(kind, ranks)
+                step = max(step, tuning["overhead_us"][protocol] * 1000)
+            rate = min(cost["share"] * bus, tuning["most"].get(protocol, math.inf))
+            found.append(cost["base"] * 1000 + max(steps, 0) * step + hops * hop + size * moved / rate * 1e9)
+    return max(inside, float(min(found)))
+
+
+def message_between(size: float, bandwidth: float, latency_ns: float) -> float:
+    """ns of a message of ``size`` bytes between two nodes, by the best of NCCL's protocols. Not measured."""
+
+    def by(cost: Mapping[str, float]) -> float:
+        start = cost["base"] * 1000 + max(cost["network"] * 1000, latency_ns)
+        return start + size / (cost["share"] * bandwidth) * 1e9
+
+    return min(by(cost) for cost in networks.tuning()["algorithms"]["ring"].values())
