@@ -19,7 +19,7 @@ from chakra_et.cost.topology import Topology
 from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import ExecutionTrace, NodeType
-from chakra_et.et.edit import texts as string_column
+from chakra_et.et.node_attributes import texts as string_column
 from chakra_et.files import scratch_folder, write_json, write_text
 from chakra_et.job.sets import Groups, InputSet
 from chakra_et.names import RunFiles

@@ -12,7 +12,7 @@ from chakra_et.et import file as et_file
 from chakra_et.job.mesh import ScaledGroups, find_mesh
 from chakra_et.job.sets import InputSet
 from chakra_et.transform.rank_copies import names_in, peers_in, relabelled, transfers, varied, without_waiting
-from chakra_et.transform.spread import compute_micros, deviation, draw, relative_spread, step_of
+from chakra_et.transform.step_variation import compute_micros, deviation, draw, relative_spread, step_of
 
 
 def filled(found: InputSet, folder: Path, mesh_text: str = "", seed: int = 0) -> Ranks:

@@ -19,7 +19,7 @@ import numpy as np
 from chakra_et.cost.collectives import collective_time
 from chakra_et.cost.topology import Dimension, Topology
 from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
-from chakra_et.et.edit import texts
+from chakra_et.et.node_attributes import texts
 
 FIELDS = ("comm_type", "comm_size", "comm_src", "comm_dst")
 

@@ -17,7 +17,8 @@ import numpy as np
 from chakra_et.convert.emit_communication import NEAREST_IN_ASTRA_SIM
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
-from chakra_et.et.edit import communicates, has, select, texts, with_integers, without
+from chakra_et.et.node_attributes import communicates, has, set_integers, texts, without
+from chakra_et.et.rearrange import select
 
 Keep = Literal["all", "gpu", "comm"]
 SIMULATED = (
@@ -72,7 +73,7 @@ def prepared(
     counts["cpu"] = int(on_cpu.sum())
     if on_cpu.any():
         flags = np.where(on_cpu, 0, trace.column("is_cpu_op"))
-        trace = with_integers(trace, "is_cpu_op", "bool", flags, has(trace, "is_cpu_op"))
+        trace = set_integers(trace, "is_cpu_op", "bool", flags, has(trace, "is_cpu_op"))
     if keep != "all":
         trace = _kept(trace, keep, counts)
     return trace, +counts
@@ -101,8 +102,8 @@ def _nearest(trace: ExecutionTrace, counts: Counter[str]) -> ExecutionTrace:
     barrier = (kind == CollectiveType.BARRIER) & ~has(trace, "comm_size")
     if barrier.any():
         sizes = np.where(barrier, 1, trace.column("comm_size"))
-        trace = with_integers(trace, "comm_size", "int64", sizes, barrier | has(trace, "comm_size"))
-    return with_integers(trace, "comm_type", "int64", changed, changed >= 0)
+        trace = set_integers(trace, "comm_size", "int64", sizes, barrier | has(trace, "comm_size"))
+    return set_integers(trace, "comm_type", "int64", changed, changed >= 0)
 
 
 def _incomplete(trace: ExecutionTrace) -> np.ndarray:

@@ -9,7 +9,7 @@ import numpy as np
 
 from chakra_et.astra.prepare import as_compute, with_metadata
 from chakra_et.et.columns import ExecutionTrace, NodeType
-from chakra_et.et.edit import with_integers
+from chakra_et.et.node_attributes import set_integers
 
 
 def trimmed_groups(groups: Mapping[str, Sequence[int]], ranks: Sequence[int]) -> dict[str, list[int]]:
@@ -34,5 +34,5 @@ def trimmed(trace: ExecutionTrace, ranks: Sequence[int]) -> tuple[ExecutionTrace
         lost |= (trace.types == kind) & (new < 0)
         present = np.zeros(len(trace), dtype=bool)
         present[attribute.rows] = True
-        trace = with_integers(trace, name, attribute.kind, new, present & (new >= 0))
+        trace = set_integers(trace, name, attribute.kind, new, present & (new >= 0))
     return with_metadata(as_compute(trace, lost), world_size=len(ranks), rank=None), int(lost.sum())

@@ -13,8 +13,8 @@ from chakra_et.convert.graph.linked import LinkedRank
 from chakra_et.convert.graph.nodes import Graph, NodeKind
 from chakra_et.convert.graph.operator_hierarchy import PHASE_NAMES, Hierarchy
 from chakra_et.convert.graph.work import Work
+from chakra_et.et.byte_strings import ByteStrings
 from chakra_et.et.columns import Strings, TensorInfo, Texts
-from chakra_et.et.packed import Packed
 from chakra_et.traces.device_format import KERNEL, SYNC
 from chakra_et.traces.host import DEFAULTS, NUMERIC, HostTrace
 
@@ -160,7 +160,7 @@ def with_captured(info: TensorInfo, graph: Graph, captured: Captured | None) -> 
 
 
 def tensor_info(
-    rank: LinkedRank, graph: Graph, host_row: np.ndarray, columns: tuple[Packed, Texts, Texts]
+    rank: LinkedRank, graph: Graph, host_row: np.ndarray, columns: tuple[ByteStrings, Texts, Texts]
 ) -> TensorInfo:
     """Inputs or outputs of operators, communication and device work."""
     row = np.where(graph.event >= 0, rank.link.host_row[graph.event], -1)

@@ -13,9 +13,8 @@ import numpy as np
 
 from chakra_et.errors import TraceError
 from chakra_et.et import wire
-from chakra_et.et.coded import Coded, distinct, in_narrow_range, joined, where
+from chakra_et.et.byte_strings import ByteStrings
 from chakra_et.et.columns import Attribute, ExecutionTrace, Ragged, Strings, TensorInfo, Texts
-from chakra_et.et.packed import Packed
 from chakra_et.et.schema import (
     ATTR,
     ATTR_NAME,
@@ -36,6 +35,7 @@ from chakra_et.et.schema import (
     VALUES,
     VERSION,
 )
+from chakra_et.et.value_tables import ValueTable, distinct, in_narrow_range, joined, where
 from chakra_et.et.wire import LENGTH, VARINT, Cells, Part
 
 # Nodes encoded at a time: enough to amortise numpy's overhead, few enough to stay in the cache.
@@ -44,7 +44,7 @@ CHUNK = 8192
 LARGEST_MESSAGE = (1 << 31) - 1
 
 
-Column = Coded | Callable[[int, int], list[Part]]
+Column = ValueTable | Callable[[int, int], list[Part]]
 """One or more fields of all nodes: a coded column, or a function of a range of rows."""
 
 
@@ -57,7 +57,7 @@ def encode(trace: ExecutionTrace) -> Iterator[memoryview]:
         last = min(first + CHUNK, len(trace))
         parts: list[Part] = []
         for column in columns:
-            parts += [column.part(first, last)] if isinstance(column, Coded) else column(first, last)
+            parts += [column.part(first, last)] if isinstance(column, ValueTable) else column(first, last)
         yield _messages(last - first, parts)
 
 
@@ -65,7 +65,7 @@ def _columns(trace: ExecutionTrace) -> Iterator[Column]:
     """The fields of the nodes, in the order in which they are written."""
     count = len(trace)
     yield _number_column(ID, trace.ids)
-    yield Coded(_string_fields(NAME, trace.names.table), trace.names.index)
+    yield ValueTable(_string_fields(NAME, trace.names.table), trace.names.index)
     yield _number_column(TYPE, trace.types)
     yield partial(_list_parts, CTRL_DEPS, trace.ctrl_deps)
     yield partial(_list_parts, DATA_DEPS, trace.data_deps)
@@ -120,7 +120,7 @@ def _metadata_column(name: str, value: int | str | bool | float) -> tuple[str, C
 def _number_column(number: int, values: np.ndarray) -> Column:
     if (narrow := in_narrow_range(values)) is not None:
         used, index = narrow
-        return Coded(wire.assemble(len(used), _number_parts(number, used)), index)
+        return ValueTable(wire.assemble(len(used), _number_parts(number, used)), index)
     return lambda first, last: _number_parts(number, values[first:last])
 
 
@@ -156,21 +156,23 @@ def _tensor_column(number: int, tensors: TensorInfo | None) -> Column:
     for place, column in zip(IO_FIELDS[1:], (tensors.shapes, tensors.types), strict=True):
         strings = Texts.of(column)
         used, index = distinct(strings.codes)
-        texts.append(Coded(_string_fields(place, [strings.table[at] for at in used.tolist()]), index))
+        texts.append(ValueTable(_string_fields(place, [strings.table[at] for at in used.tolist()]), index))
     values = tensors.values
-    if isinstance(values, Packed) and not values.is_utf8():
+    if isinstance(values, ByteStrings) and not values.is_utf8():
         values = list(values)
     return partial(_tensor_parts, number, tensors.rows, values, joined(texts))
 
 
 def _tensor_parts(
-    number: int, rows: np.ndarray, values: Sequence[bytes], texts: list[Coded], first: int, last: int
+    number: int, rows: np.ndarray, values: Sequence[bytes], texts: list[ValueTable], first: int, last: int
 ) -> list[Part]:
     low, high = np.searchsorted(rows, (first, last))
     if low == high:
         return []
     cells = (
-        _packed_strings(values, low, high) if isinstance(values, Packed) else _utf8_strings(values[low:high])
+        _packed_strings(values, low, high)
+        if isinstance(values, ByteStrings)
+        else _utf8_strings(values[low:high])
     )
     filled = np.flatnonzero(cells.lengths)
     cells = cells.take(filled)
@@ -185,7 +187,7 @@ def _tensor_parts(
     ]
 
 
-def _packed_strings(strings: Packed, low: int, high: int) -> Cells:
+def _packed_strings(strings: ByteStrings, low: int, high: int) -> Cells:
     buffer = np.frombuffer(strings.buffer, np.uint8)
     return Cells(buffer, strings.starts[low:high], strings.lengths[low:high].astype(np.int64))
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
 from chakra_et.et.edges import rows_of
-from chakra_et.et.edit import texts
+from chakra_et.et.node_attributes import texts
 from chakra_et.text import plural
 
 # Words of process groups' descriptions: torch.distributed's DeviceMesh (``mesh_dp_shard``), megatron-core's

@@ -18,7 +18,7 @@ import numpy as np
 
 from chakra_et.errors import TraceError
 from chakra_et.et.edges import edges_of
-from chakra_et.et.edit import texts
+from chakra_et.et.node_attributes import texts
 from chakra_et.job.operators import ENGINE, Operators
 
 LEAST_OPERATORS, LEAST_SHARE = 4, 0.4

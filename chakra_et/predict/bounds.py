@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from chakra_et.simulate.node_times import NodeTimes
 from chakra_et.simulate.run import Run
-from chakra_et.simulate.solve import NodeTimes
 from chakra_et.simulate.time_by_kind import KINDS
 
 

@@ -31,11 +31,11 @@ from chakra_et.simulate.run import Run, load_run
 from chakra_et.text import plural
 from chakra_et.transform.accumulation import parse_accumulate
 from chakra_et.transform.bucket_size import BucketSize
+from chakra_et.transform.changes import Rebuild
 from chakra_et.transform.durations import Change, Fuse, parse_rank, parse_scale
 from chakra_et.transform.fsdp import Shard
 from chakra_et.transform.network import Network
 from chakra_et.transform.overlap import Overlap
-from chakra_et.transform.rebuild import Rebuild
 from chakra_et.transform.remodel import ModelSize
 from chakra_et.transform.scale import ScaleRun
 from chakra_et.transform.scaled_ranks import Scaling

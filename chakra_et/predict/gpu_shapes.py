@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from chakra_et.convert.graph.work import WITH_VALUES, operator_work, rule_of
+from chakra_et.cost.operator_work import WITH_VALUES, operator_work, rule_of
 from chakra_et.et.columns import ExecutionTrace, Strings
 from chakra_et.predict.gpu_call import Work, item_bytes
 from chakra_et.predict.gpu_layout import contiguous_strides, layout

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from chakra_et.convert.graph.work import DEPTH
+from chakra_et.cost.operator_work import DEPTH
 from chakra_et.et.edges import rows_of
 from chakra_et.predict.gpu_call import CLASSES, Work, item_bytes
 from chakra_et.predict.gpu_shapes import Shapes

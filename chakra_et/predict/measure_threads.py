@@ -73,7 +73,7 @@ def _shared(found: dict[int, list[float]]) -> Shared:
 
 
 def _operators() -> dict[str, tuple[str, int, Callable[[], Any]]]:
-    """Name → class, operations as ``graph.work`` counts them, and call; of sizes from a few grains to tens of
+    """Name → class, operations (as ``cost.operator_work`` counts them) and call; from a few grains to tens of
     MB."""
     import torch
     import torch.nn.functional as F

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from chakra_et.predict.bounds import bounds
+from chakra_et.simulate.node_times import NodeTimes, solve
 from chakra_et.simulate.run import Run, Setting
-from chakra_et.simulate.solve import NodeTimes, solve
+from chakra_et.transform.changes import Rebuild
 from chakra_et.transform.durations import Change
-from chakra_et.transform.rebuild import Rebuild
 from chakra_et.transform.shared_cores.contention import find_slowdown
 
 

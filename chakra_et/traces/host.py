@@ -20,8 +20,8 @@ import numpy as np
 
 from chakra_et.arrays import first_rows, narrowed
 from chakra_et.errors import TraceError
+from chakra_et.et.byte_strings import ByteStrings, Packer
 from chakra_et.et.columns import Texts
-from chakra_et.et.packed import Packed, Packer
 from chakra_et.findings import Findings
 from chakra_et.traces.fields import Number, as_column, copies, indices
 from chakra_et.traces.limits import DEFAULT_LIMITS, Limits
@@ -177,8 +177,8 @@ class HostTrace:
     scope: np.ndarray
     tid: np.ndarray
     fw_tid: np.ndarray
-    inputs: tuple[Packed, Texts, Texts]
-    outputs: tuple[Packed, Texts, Texts]
+    inputs: tuple[ByteStrings, Texts, Texts]
+    outputs: tuple[ByteStrings, Texts, Texts]
     communication: dict[int, dict[str, Any]]
     texts: dict[int, dict[str, str]]
     groups: list[dict[str, Any]]
@@ -375,7 +375,7 @@ def _parent(value: Any) -> Number:
     return value[0] if isinstance(value, list) and value else value if isinstance(value, int) else None
 
 
-def _groups(columns: _Columns, name: np.ndarray, inputs: Packed) -> list[dict[str, Any]]:
+def _groups(columns: _Columns, name: np.ndarray, inputs: ByteStrings) -> list[dict[str, Any]]:
     """The process groups in the process-group record, which are JSON in a string."""
     code = columns.names.get(GROUP_RECORD, -1)
     for row in np.flatnonzero(name == code).tolist():

@@ -9,13 +9,13 @@ import numpy as np
 
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import ExecutionTrace, NodeType
-from chakra_et.predict.elementwise import Elementwise
+from chakra_et.et.node_attributes import in_phase, lanes, parents
+from chakra_et.et.rearrange import New, arrange, insert
 from chakra_et.simulate.run import Run
 from chakra_et.text import plural
+from chakra_et.transform.changes import as_run, with_transfers
 from chakra_et.transform.ddp import Backward, find_backward, reduction
-from chakra_et.transform.edit import arrange, in_phase, lanes, parents
-from chakra_et.transform.insert import New, insert
-from chakra_et.transform.rebuild import as_run, with_transfers
+from chakra_et.transform.elementwise_rate import Elementwise
 
 FLAG = "--accumulate"
 

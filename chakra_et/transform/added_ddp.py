@@ -9,11 +9,11 @@ from __future__ import annotations
 import numpy as np
 
 from chakra_et.et.columns import ExecutionTrace
+from chakra_et.et.rearrange import New, insert
 from chakra_et.job.buckets import FIRST_MIB, OTHERS_MIB
-from chakra_et.predict.elementwise import Elementwise
 from chakra_et.transform.bucket_size import plan_buckets, size_of
 from chakra_et.transform.ddp import BACK, INTO_BUCKET, Backward, find_backward
-from chakra_et.transform.insert import New, insert
+from chakra_et.transform.elementwise_rate import Elementwise
 
 _CPU = {"kind": "operator"}
 # As the reducer of PyTorch 2.x records them with their operators inside: nodes, self time between each.

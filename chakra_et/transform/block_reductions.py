@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from chakra_et.et.columns import CollectiveType, NodeType
-from chakra_et.et.edit import texts
+from chakra_et.et.node_attributes import texts
 from chakra_et.job.buckets import buckets_of, limits_of
 from chakra_et.job.gradients import Gradient, Retime, Sweep, launch_tree
 from chakra_et.job.operators import Operators

@@ -9,12 +9,12 @@ import numpy as np
 from chakra_et.cost.network_fit import Model
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType, ExecutionTrace
+from chakra_et.et.node_attributes import dependencies, lanes, parents
+from chakra_et.et.rearrange import New, insert
 from chakra_et.job.buckets import buckets_of
 from chakra_et.simulate.run import Run
+from chakra_et.transform.changes import CollectiveTimes, as_run, with_transfers
 from chakra_et.transform.ddp import Backward, Bucket, awaited, find_backward
-from chakra_et.transform.edit import dependencies, lanes, parents
-from chakra_et.transform.insert import New, insert
-from chakra_et.transform.rebuild import CollectiveTimes, as_run, with_transfers
 
 FLAG = "--bucket-mb"
 

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from chakra_et.convert.graph.communication_arguments import item_bytes
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
+from chakra_et.et.element_types import item_bytes
+from chakra_et.et.node_attributes import lanes, parents
 from chakra_et.simulate.replay_report import step_rows
 from chakra_et.simulate.run import Run
-from chakra_et.transform.edit import lanes, parents
 
 READY = "torch::autograd::AccumulateGrad"
 """The autograd function whose input is a parameter's whole gradient."""

@@ -10,17 +10,17 @@ import numpy as np
 from chakra_et.cost.network_fit import Model
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
+from chakra_et.et.node_attributes import lanes
+from chakra_et.et.rearrange import insert
 from chakra_et.job.blocks import Blocks, find_blocks
 from chakra_et.job.operators import Operators, operators_of
-from chakra_et.predict.elementwise import Elementwise
 from chakra_et.simulate.run import Run
+from chakra_et.transform.changes import CollectiveTimes, as_run, with_transfers
 from chakra_et.transform.ddp import Backward, awaited, find_backward, reduction
-from chakra_et.transform.edit import lanes
+from chakra_et.transform.elementwise_rate import Elementwise
 from chakra_et.transform.fsdp_nodes import WORK, Nodes, call_micros
 from chakra_et.transform.fsdp_optimizer import Sharded, with_sharded_optimizer
 from chakra_et.transform.fsdp_units import ShardedStep, described, find_units
-from chakra_et.transform.insert import insert
-from chakra_et.transform.rebuild import CollectiveTimes, as_run, with_transfers
 
 FLAG = "--shard fsdp2"
 _DOUBT = 0.25

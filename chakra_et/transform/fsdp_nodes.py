@@ -15,11 +15,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from chakra_et.et.columns import CollectiveType, ExecutionTrace
-from chakra_et.predict.elementwise import Elementwise
+from chakra_et.et.rearrange import New
+from chakra_et.transform.changes import CollectiveTimes
+from chakra_et.transform.elementwise_rate import Elementwise
 from chakra_et.transform.fsdp_units import ShardedStep, Unit
-from chakra_et.transform.insert import New
-from chakra_et.transform.rebuild import CollectiveTimes
-from chakra_et.transform.work import VIEWS
+from chakra_et.transform.operator_times import VIEWS
 
 _CALLS = 85.0, 13.0
 """Work of fully_shard beside its copies, Python included, for each collective and for each parameter in it,

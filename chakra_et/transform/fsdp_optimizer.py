@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from chakra_et.et.columns import ExecutionTrace
+from chakra_et.et.node_attributes import in_phase
 from chakra_et.job.operators import Shape, with_shapes
-from chakra_et.transform.edit import in_phase
+from chakra_et.transform.operator_times import idle_ns, resized_times, work_ratios
 from chakra_et.transform.tensors import list_ratios
-from chakra_et.transform.work import idle_ns, resized_times, work_ratios
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import numpy as np
 
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import ExecutionTrace
-from chakra_et.et.edit import texts
+from chakra_et.et.node_attributes import texts
 from chakra_et.job.blocks import find_blocks
 from chakra_et.job.gradients import Retime
 from chakra_et.job.mesh import Mesh, Place

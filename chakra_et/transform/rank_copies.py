@@ -11,12 +11,12 @@ from chakra_et.astra.prepare import with_metadata
 from chakra_et.cost.collectives import collective_time, message_time
 from chakra_et.cost.topology import Topology
 from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
-from chakra_et.et.edit import communicates, has, texts, with_integers, with_texts
+from chakra_et.et.node_attributes import communicates, has, set_integers, set_texts, texts
 from chakra_et.job.mesh import Mesh, Place, ScaledGroups
 from chakra_et.simulate.joint import build_graph
 from chakra_et.simulate.matching import match
 from chakra_et.simulate.timing import timing
-from chakra_et.transform.spread import stretched
+from chakra_et.transform.step_variation import stretched
 
 SHARDED = (CollectiveType.ALL_GATHER, CollectiveType.GATHER)
 """Collectives whose ``comm_size`` is a rank's shard of a whole that keeps its size."""
@@ -92,7 +92,7 @@ def resized(
         if kind in set(CollectiveType):
             time = lasting(CollectiveType(kind), size, int(changed[row]), group, float(duration[row]))
             duration[row] = max(round(time), 1)
-    trace = with_integers(trace, "comm_size", "int64", changed, has(trace, "comm_size"))
+    trace = set_integers(trace, "comm_size", "int64", changed, has(trace, "comm_size"))
     return dataclasses.replace(trace, duration_micros=duration)
 
 
@@ -102,13 +102,13 @@ def relabelled(
     """The trace with other group names and ranks: ``names`` and ``peers`` map all that occur in it."""
     table, index = texts(trace, "pg_name")
     if table:
-        trace = with_texts(trace, "pg_name", [names.get(name, name) for name in table], index)
+        trace = set_texts(trace, "pg_name", [names.get(name, name) for name in table], index)
     for name in ("comm_src", "comm_dst"):
         attribute = trace.attributes.get(name)
         if attribute is not None:
             old = trace.column(name, -1)
             new = np.array([peers.get(rank, rank) for rank in old.tolist()], dtype=np.int64)
-            trace = with_integers(trace, name, attribute.kind, new, has(trace, name))
+            trace = set_integers(trace, name, attribute.kind, new, has(trace, name))
     return with_metadata(trace, world_size=world)
 
 

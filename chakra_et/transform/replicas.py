@@ -16,7 +16,7 @@ import numpy as np
 
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType, Strings
-from chakra_et.et.edit import communicates, has, texts, with_integers, with_texts, without
+from chakra_et.et.node_attributes import communicates, has, set_integers, set_texts, texts, without
 from chakra_et.job.axes import axes_of, forward_uses
 from chakra_et.job.blocks import Blocks
 from chakra_et.job.buckets import FIRST_MIB, OTHERS_MIB, buckets_of
@@ -157,11 +157,11 @@ def _as_collectives(
         column, present = trace.column(name), has(trace, name)
         column[rows] = [values[row] for row in rows.tolist()]
         present[rows] = True
-        trace = with_integers(trace, name, "int64", column, present)
+        trace = set_integers(trace, name, "int64", column, present)
     for name, text in (("pg_name", group), ("pg_description", "data parallel")):
         table, index = texts(trace, name)
         index[rows] = len(table)
-        trace = with_texts(trace, name, [*table, text], index)
+        trace = set_texts(trace, name, [*table, text], index)
     return trace
 
 
@@ -250,11 +250,11 @@ def _bare(trace: ExecutionTrace, rows: np.ndarray, lane: int) -> ExecutionTrace:
     lanes, on_cpu = trace.column("lane"), trace.column("is_cpu_op")
     lanes[rows], on_cpu[rows] = lane, 0
     everywhere = np.ones(len(trace), dtype=bool)
-    trace = with_integers(trace, "lane", trace.attributes["lane"].kind, lanes, everywhere)
-    trace = with_integers(trace, "is_cpu_op", trace.attributes["is_cpu_op"].kind, on_cpu, everywhere)
+    trace = set_integers(trace, "lane", trace.attributes["lane"].kind, lanes, everywhere)
+    trace = set_integers(trace, "is_cpu_op", trace.attributes["is_cpu_op"].kind, on_cpu, everywhere)
     table, index = texts(trace, "kind")
     index[rows] = len(table)
-    trace = with_texts(trace, "kind", [*table, "collective"], index)
+    trace = set_texts(trace, "kind", [*table, "collective"], index)
     names = trace.names.index.copy()
     names[rows] = len(trace.names.table)
     return replace(trace, names=Strings([*trace.names.table, b"gradient all-reduce"], names))

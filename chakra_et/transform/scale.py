@@ -21,17 +21,17 @@ from chakra_et.astra.prepare import with_metadata
 from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
-from chakra_et.et.edit import texts
+from chakra_et.et.node_attributes import texts
 from chakra_et.files import scratch_folder, write_json
 from chakra_et.job.gradients import Retime
 from chakra_et.job.mesh import Mesh, ScaledGroups, find_mesh
 from chakra_et.job.sets import Groups, InputSet
 from chakra_et.names import RunFiles, run_at
 from chakra_et.simulate.run import Run, make_run
+from chakra_et.transform.changes import CollectiveTimes, as_run
 from chakra_et.transform.network import find_communication, samples
 from chakra_et.transform.pipeline_split import split
 from chakra_et.transform.rank_copies import transfers, without_waiting
-from chakra_et.transform.rebuild import CollectiveTimes, as_run
 from chakra_et.transform.remodel import Remodelled, remodelled, resharded
 from chakra_et.transform.replicas import shared_groups, with_reductions
 from chakra_et.transform.scaled_ranks import RankCopies, Scaling

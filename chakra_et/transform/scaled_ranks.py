@@ -11,10 +11,10 @@ from chakra_et.cost.network_fit import Model
 from chakra_et.cost.topology import Topology
 from chakra_et.et.columns import CollectiveType, ExecutionTrace
 from chakra_et.job.mesh import Mesh, Place, ScaledGroups
+from chakra_et.transform.changes import CollectiveTimes
 from chakra_et.transform.rank_copies import EVERY, names_in, peers_in, relabelled, resized, timed, varied
-from chakra_et.transform.rebuild import CollectiveTimes
 from chakra_et.transform.remodel import ModelSize, Remodelled
-from chakra_et.transform.spread import compute_micros, deviation, draw, relative_spread, step_of
+from chakra_et.transform.step_variation import compute_micros, deviation, draw, relative_spread, step_of
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ import numpy as np
 
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType, NodeType
-from chakra_et.et.edit import has, texts, with_integers
+from chakra_et.et.node_attributes import has, set_integers, texts
 from chakra_et.job.blocks import Blocks
 from chakra_et.job.gradients import Retime, elements, sweeps_of, whole_collectives
 from chakra_et.job.operators import Operators, Shape
@@ -226,5 +226,5 @@ class Splitter:
             values, present = trace.column(name, -1), has(trace, name)
             for node, end in ends.items():
                 values[place[node]], present[place[node]] = end[at], True
-            trace = with_integers(trace, name, "int32", values, present)
+            trace = set_integers(trace, name, "int32", values, present)
         return replace(made, trace=trace)

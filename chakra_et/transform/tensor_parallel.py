@@ -21,7 +21,7 @@ import numpy as np
 
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType, NodeType
-from chakra_et.et.edit import has, texts, with_integers
+from chakra_et.et.node_attributes import has, set_integers, texts
 from chakra_et.job.gradients import Retime, sweeps_of, whole_collectives
 from chakra_et.job.operators import GRADIENT, Operators, Shape, with_shapes
 from chakra_et.transform.tensors import Resized, resized
@@ -144,5 +144,5 @@ def with_shards(operators: Operators, sharding: Sharding, retime: Retime) -> Res
         sizes[row], duration[row] = size, max(round(micros), 1)
     if rows:
         kind = trace.attributes["comm_size"].kind
-        trace = with_integers(trace, "comm_size", kind, sizes, has(trace, "comm_size"))
+        trace = set_integers(trace, "comm_size", kind, sizes, has(trace, "comm_size"))
     return replace(made, trace=replace(trace, duration_micros=duration))

@@ -13,13 +13,13 @@ import numpy as np
 from chakra_et.cost.network_fit import Model
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType, ExecutionTrace
+from chakra_et.et.node_attributes import lasting, with_integers
 from chakra_et.simulate.run import Run, Setting
 from chakra_et.simulate.time_by_kind import KINDS
 from chakra_et.text import plural
+from chakra_et.transform.changes import CollectiveTimes, as_run, with_transfers
 from chakra_et.transform.ddp import READY, find_backward
-from chakra_et.transform.edit import lasting, with_integers
-from chakra_et.transform.rebuild import CollectiveTimes, as_run, with_transfers
-from chakra_et.transform.work import idle_ns, resized_times, work_ratios
+from chakra_et.transform.operator_times import idle_ns, resized_times, work_ratios
 
 _NUMBER = re.compile(rb"\d+")
 _LARGEST_DOUBT = 0.5
@@ -31,7 +31,7 @@ class Resize:
     for twice a batch of 10, where 720 is 10 sequences of 72.
 
     The own time of each operator that doesn't leave its work to others, and its kernels' time, changes with
-    its operations (see ``graph.work``), but for what an operator without work takes. All-reduces of DDP's
+    its operations (see ``operator_work``), but for what an operator without work takes. All-reduces of DDP's
     gradients change with the shapes of these; the gradients of a bucket stay together, and other collectives
     keep their sizes. So do graphs: what runs only for some sizes can't be known.
     """

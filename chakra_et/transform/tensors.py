@@ -4,8 +4,8 @@ Batch and sequence are read from the look-up of tokens (``aten::embedding`` with
 Which sizes of which tensors they are is told by value: tensors with a parameter's shape stay, of all others
 the sizes batch × sequence, batch × heads, batch (the leftmost one) and sequence change.
 
-Assumed, and said in the notes: an operator's time follows its operations (see ``graph.work``), but for what
-one without work takes; control flow stays.
+Assumed, and said in the notes: an operator's time follows its operations (see ``operator_work``), but for
+what one without work takes; control flow stays.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ import numpy as np
 
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
-from chakra_et.et.edit import has, texts, with_integers
+from chakra_et.et.node_attributes import has, set_integers, texts
 from chakra_et.job.gradients import Retime
 from chakra_et.job.operators import GRADIENT, Operators, Shape, shapes_in, with_shapes
-from chakra_et.transform.work import idle_ns, resized_times, work_ratios
+from chakra_et.transform.operator_times import idle_ns, resized_times, work_ratios
 
 _LISTED = re.compile(r"aten::_(foreach|fused)_")
 
@@ -179,7 +179,7 @@ def resized(
         attribute = trace.attributes.get(name)
         if attribute is not None:
             values = np.rint(trace.column(name) * factor).astype(np.int64)
-            trace = with_integers(trace, name, attribute.kind, values, has(trace, name))
+            trace = set_integers(trace, name, attribute.kind, values, has(trace, name))
     inputs, outputs = (
         None if info is None else replace(info, shapes=[text(shapes) for shapes in info.shapes])
         for info in (trace.inputs, trace.outputs)
@@ -234,7 +234,7 @@ def _communication(
             changed += 1
     trace = replace(trace, duration_micros=duration)
     if changed:
-        trace = with_integers(
+        trace = set_integers(
             trace, "comm_size", trace.attributes["comm_size"].kind, sizes, has(trace, "comm_size")
         )
     return trace, changed

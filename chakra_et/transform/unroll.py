@@ -14,10 +14,10 @@ import numpy as np
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import ExecutionTrace, Ragged
 from chakra_et.et.edges import edges_of
-from chakra_et.et.edit import has, with_integers
-from chakra_et.et.rows import take_rows
+from chakra_et.et.node_attributes import has, set_integers
+from chakra_et.et.rearrange import take_rows
 from chakra_et.job.blocks import Blocks
-from chakra_et.transform.renumber import calls, modules, records, references, sequences
+from chakra_et.transform.copied_ids import calls, modules, records, references, sequences
 
 
 @dataclass
@@ -110,7 +110,7 @@ def finished(draft: Draft, trace: ExecutionTrace, blocks: Blocks, where: str) ->
     if draft.sizes:
         sizes = new.column("comm_size")
         sizes[[place[node] for node in draft.sizes]] = list(draft.sizes.values())
-        new = with_integers(new, "comm_size", new.attributes["comm_size"].kind, sizes, has(new, "comm_size"))
+        new = set_integers(new, "comm_size", new.attributes["comm_size"].kind, sizes, has(new, "comm_size"))
     if draft.micros:
         duration = new.duration_micros.copy()
         duration[[place[node] for node in draft.micros]] = list(draft.micros.values())

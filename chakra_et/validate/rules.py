@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from chakra_et.arrays import unique
+from chakra_et.et.byte_strings import ByteStrings
 from chakra_et.et.columns import CollectiveType, NodeType, Ragged, Strings, Texts
 from chakra_et.et.edges import Edges, forward_position, repeated, short_cycle, widest_ready_set
-from chakra_et.et.packed import Packed
 from chakra_et.validate.table import ALL_RANKS, INTEGER, TEXT_GROUP, File, Finding
 
 # Attributes that the feeders read, and the kind of value that they expect.
@@ -181,7 +181,7 @@ def _text(file: File) -> Iterator[Finding]:
 
 def _all_utf8(column: Sequence[bytes]) -> bool:
     """Whether all texts are valid; False may also be due to others in the same buffer."""
-    if isinstance(column, Packed):
+    if isinstance(column, ByteStrings):
         return column.is_utf8()
     # No character spans a zero byte: if the joined text is valid, so is each part.
     return _is_utf8(b"\0".join(column.table if isinstance(column, Texts) else column))

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from chakra_et.convert.graph.work import operator_work
 from chakra_et.convert.pair import Converted, convert_pair
+from chakra_et.cost.operator_work import operator_work
 from chakra_et.traces.sets import Pair
 from tests.generator.hand_made import annotation, call, frame, kernel, op, write_kineto
 

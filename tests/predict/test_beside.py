@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from chakra_et.et.columns import TensorInfo
+from chakra_et.et.node_attributes import lasting
 from chakra_et.predict.predict import predict
 from chakra_et.simulate.run import Run, make_run
-from chakra_et.transform.edit import lasting
-from chakra_et.transform.rebuild import as_run, with_transfers
+from chakra_et.transform.changes import as_run, with_transfers
 from chakra_et.transform.shared_cores.contention import Slowdown, beside, find_slowdown
 from tests.simulate.replay_traces import collective, cpu, make_trace
 

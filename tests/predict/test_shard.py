@@ -16,15 +16,15 @@ import pytest
 from chakra_et.__main__ import main
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
+from chakra_et.et.node_attributes import in_phase
 from chakra_et.predict.predict import predict
 from chakra_et.simulate.run import Run, load_run
+from chakra_et.transform.changes import Rebuild
 from chakra_et.transform.ddp import ReadyGradient, find_backward
-from chakra_et.transform.edit import in_phase
 from chakra_et.transform.fsdp import Shard
 from chakra_et.transform.fsdp_nodes import Nodes
 from chakra_et.transform.fsdp_units import ShardedStep, Unit
 from chakra_et.transform.network import find_communication
-from chakra_et.transform.rebuild import Rebuild
 from chakra_et.transform.remodel import ModelSize
 from chakra_et.transform.scale import ScaleRun
 from chakra_et.transform.scaled_ranks import Scaling

@@ -14,18 +14,11 @@ import msgspec
 import numpy as np
 
 from chakra_et.convert.graph.link import Link
+from chakra_et.et.element_types import item_bytes
 from chakra_et.traces.device import DeviceTrace
 from chakra_et.traces.device_format import Args
 from chakra_et.traces.fields import as_number
 from chakra_et.traces.host import HostTrace, tensors
-
-ITEM_BYTES = {
-    "byte": 1, "char": 1, "bool": 1, "int8": 1, "uint8": 1, "unsigned char": 1, "signed char": 1,
-    "half": 2, "bfloat16": 2, "float16": 2, "short": 2, "int16": 2, "uint16": 2,
-    "float": 4, "float32": 4, "int": 4, "int32": 4, "uint32": 4,
-    "double": 8, "float64": 8, "long": 8, "int64": 8, "long int": 8, "uint64": 8, "unsigned long": 8,
-    "complexfloat": 8, "complexdouble": 16,
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -53,13 +46,6 @@ class Facts:
         elements = self.out_elements if received else self.in_elements
         each = item_bytes(self.dtype)
         return elements * each if elements is not None and each else None
-
-
-@functools.cache
-def item_bytes(dtype: str) -> int:
-    """Bytes of one element; 0 for an unknown type."""
-    name = dtype.lower().removeprefix("c10::").removeprefix("torch.")
-    return 1 if name.startswith("float8") else ITEM_BYTES.get(name, 0)
 
 
 def facts_of(args: Args | None, attributes: dict[str, Any]) -> Facts:

@@ -8,9 +8,9 @@ import numpy as np
 
 from chakra_et.et.columns import ExecutionTrace
 from chakra_et.simulate.breakdown import Spans, union_ns
+from chakra_et.simulate.node_times import solve
 from chakra_et.simulate.run import Run, Setting
-from chakra_et.simulate.solve import solve
-from chakra_et.transform.rebuild import as_run
+from chakra_et.transform.changes import as_run
 
 _GLOO = "gloo:"
 _SURE = 2.0

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from chakra_et.convert.graph.work import SELECTIONS, rule_of
+from chakra_et.cost.operator_work import SELECTIONS, rule_of
 from chakra_et.errors import TraceError
 from chakra_et.simulate.run import Run, Setting
 from chakra_et.simulate.time_by_kind import KINDS
+from chakra_et.transform.operator_times import idle_ns, resized_times
 from chakra_et.transform.tensor_sizes import operator_ratios
-from chakra_et.transform.work import idle_ns, resized_times
 
 FLAG = "--threads"
 GRAIN = 32768

@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 
-from chakra_et.convert.graph.work import operator_work
+from chakra_et.cost.operator_work import operator_work
 from chakra_et.et.columns import ExecutionTrace
 from chakra_et.simulate.time_by_kind import KINDS, node_kinds
 

@@ -1,4 +1,4 @@
-"""What copies of nodes name and are numbered by: parents, records, calls, autograd numbers, modules."""
+"""Ids within copied nodes: parents, record functions, calls, autograd sequence numbers, modules."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from chakra_et.et.columns import ExecutionTrace, Strings
-from chakra_et.et.edit import has, texts, with_integers, with_texts
+from chakra_et.et.node_attributes import has, set_integers, set_texts, texts
 from chakra_et.job.blocks import Blocks
 
 
@@ -33,7 +33,7 @@ def references(
             if name == "parent":
                 wanted = above.get(row, wanted)
             values[row] = place.get(wanted, place.get((wanted[0], 0), -2)) + 1
-        new = with_integers(new, name, attribute.kind, values, values > 0)
+        new = set_integers(new, name, attribute.kind, values, values > 0)
     return new
 
 
@@ -43,7 +43,7 @@ def records(new: ExecutionTrace, copy: np.ndarray) -> ExecutionTrace:
         return new
     record, kind = new.column("rf_id", -1), new.attributes["rf_id"].kind
     values = np.where(record > 0, record + copy * (int(record.max()) + 1), record)
-    return with_integers(new, "rf_id", kind, values, has(new, "rf_id"))
+    return set_integers(new, "rf_id", kind, values, has(new, "rf_id"))
 
 
 def calls(new: ExecutionTrace, old: ExecutionTrace, source: np.ndarray) -> ExecutionTrace:
@@ -56,7 +56,7 @@ def calls(new: ExecutionTrace, old: ExecutionTrace, source: np.ndarray) -> Execu
     order = np.argsort(np.where(caller >= 0, caller, rows), kind="stable")
     values, present = np.full(len(new), -1), np.zeros(len(new), dtype=bool)
     values[rows[order]], present[rows] = np.arange(len(rows)), True
-    return with_integers(new, "comm_sequence", old.attributes["comm_sequence"].kind, values, present)
+    return set_integers(new, "comm_sequence", old.attributes["comm_sequence"].kind, values, present)
 
 
 def sequences(
@@ -82,7 +82,7 @@ def sequences(
     inside = (blocks.block[source] >= 0) & (own >= starts[at])
     values = own * most + np.where(inside, (own - starts[at]) * (1 - most) + copy * lengths[at], 0)
     kind = new.attributes["seq_id"].kind
-    return with_integers(new, "seq_id", kind, np.where(own >= 0, values, own), has(new, "seq_id"))
+    return set_integers(new, "seq_id", kind, np.where(own >= 0, values, own), has(new, "seq_id"))
 
 
 def modules(new: ExecutionTrace, blocks: Blocks, source: np.ndarray, copy: np.ndarray) -> ExecutionTrace:
@@ -107,7 +107,7 @@ def modules(new: ExecutionTrace, blocks: Blocks, source: np.ndarray, copy: np.nd
             renamed[key] = len(fresh)
             fresh.append("/".join(path))
         index[row] = renamed[key]
-    return with_texts(new, "module", fresh, index)
+    return set_texts(new, "module", fresh, index)
 
 
 def _block_depth(table: Sequence[str], index: np.ndarray, block: np.ndarray) -> int:

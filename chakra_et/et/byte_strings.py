@@ -11,7 +11,7 @@ import numpy as np
 CHECKED_BYTES = 1 << 20
 
 
-class Packed(Sequence[bytes]):
+class ByteStrings(Sequence[bytes]):
     """A list of byte strings: string i is ``buffer[starts[i] : starts[i] + lengths[i]]``.
 
     ``starts`` is int64[strings], ``lengths`` int32[strings]. Each ends at a zero byte; some may share bytes.
@@ -20,9 +20,9 @@ class Packed(Sequence[bytes]):
     def __init__(self, buffer: bytearray, starts: np.ndarray, lengths: np.ndarray) -> None:
         self.buffer, self.starts, self.lengths = buffer, starts, lengths
 
-    def take(self, rows: np.ndarray) -> Packed:
+    def take(self, rows: np.ndarray) -> ByteStrings:
         """The strings at ``rows``."""
-        return Packed(self.buffer, self.starts[rows], self.lengths[rows])
+        return ByteStrings(self.buffer, self.starts[rows], self.lengths[rows])
 
     def is_utf8(self) -> bool:
         """Whether the whole buffer is UTF-8: then each string is, as no character spans a zero byte."""
@@ -39,7 +39,7 @@ class Packed(Sequence[bytes]):
 
     def __getitem__(self, row: Any) -> Any:
         if isinstance(row, slice):
-            return list(Packed(self.buffer, self.starts[row], self.lengths[row]))
+            return list(ByteStrings(self.buffer, self.starts[row], self.lengths[row]))
         start = int(self.starts[row])
         return bytes(self.buffer[start : start + int(self.lengths[row])])
 
@@ -68,8 +68,8 @@ class Packer:
             self._buffer += b"\0".join(texts) + b"\0"
             self._lengths.append(np.fromiter(map(len, texts), np.int32, len(texts)))
 
-    def packed(self) -> Packed:
+    def packed(self) -> ByteStrings:
         """All strings."""
         lengths = np.concatenate(self._lengths)
         starts = np.cumsum(lengths, dtype=np.int64) - lengths + np.arange(len(lengths))
-        return Packed(self._buffer, starts, lengths)
+        return ByteStrings(self._buffer, starts, lengths)

@@ -21,7 +21,7 @@ WIDEST_RANGE = 4096
 
 
 @dataclass(eq=False, repr=False)
-class Coded:
+class ValueTable:
     """Row i is row ``index[i]`` of ``table``. ``index`` is int32[rows]."""
 
     table: Cells
@@ -32,15 +32,15 @@ class Coded:
         return None, self.table.take(self.index[first:last])
 
 
-def where(rows: np.ndarray, index: np.ndarray, table: Cells, count: int) -> Coded:
+def where(rows: np.ndarray, index: np.ndarray, table: Cells, count: int) -> ValueTable:
     """A column of ``count`` rows, of which ``rows`` (ascending) have the rows ``index`` of ``table`` and the
     others nothing."""
     if len(rows) == count:
-        return Coded(table, index.astype(np.int32, copy=False))
+        return ValueTable(table, index.astype(np.int32, copy=False))
     nothing = len(table.lengths)
     full = np.full(count, nothing, dtype=np.int32)
     full[rows] = index
-    return Coded(Cells(table.buffer, np.append(table.starts, 0), np.append(table.lengths, 0)), full)
+    return ValueTable(Cells(table.buffer, np.append(table.starts, 0), np.append(table.lengths, 0)), full)
 
 
 def in_narrow_range(values: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
@@ -54,12 +54,14 @@ def in_narrow_range(values: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
     return used.astype(values.dtype) + low, index
 
 
-def joined(columns: Iterable[Coded | Other]) -> list[Coded | Other]:
-    """``columns`` with adjacent coded ones joined, as far as these have few combinations."""
-    found: list[Coded | Other] = []
+def joined(columns: Iterable[ValueTable | Other]) -> list[ValueTable | Other]:
+    """``columns`` with adjacent tables joined, as far as these have few combinations."""
+    found: list[ValueTable | Other] = []
     for column in columns:
         last = found[-1] if found else None
-        both = _join(last, column) if isinstance(last, Coded) and isinstance(column, Coded) else None
+        both = (
+            _join(last, column) if isinstance(last, ValueTable) and isinstance(column, ValueTable) else None
+        )
         if both is not None:
             found[-1] = both
         else:
@@ -67,7 +69,7 @@ def joined(columns: Iterable[Coded | Other]) -> list[Coded | Other]:
     return found
 
 
-def _join(one: Coded, other: Coded) -> Coded | None:
+def _join(one: ValueTable, other: ValueTable) -> ValueTable | None:
     rows, width = len(one.index), len(other.table.lengths)
     if len(one.table.lengths) * width > 4 * rows + WIDEST_RANGE:
         return None
@@ -75,7 +77,7 @@ def _join(one: Coded, other: Coded) -> Coded | None:
     if len(used) > min(rows // 4 + 16, 1 << 16):
         return None
     parts: list[Part] = [(None, one.table.take(used // width)), (None, other.table.take(used % width))]
-    return Coded(wire.assemble(len(used), parts), index)
+    return ValueTable(wire.assemble(len(used), parts), index)
 
 
 def distinct(codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

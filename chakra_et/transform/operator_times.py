@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from chakra_et.convert.graph.work import DEPTH, WITH_VALUES, operator_work, rule_of
+from chakra_et.cost.operator_work import DEPTH, WITH_VALUES, operator_work, rule_of
 from chakra_et.et.columns import ExecutionTrace
 from chakra_et.et.edges import rows_of
 

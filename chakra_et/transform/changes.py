@@ -10,8 +10,8 @@ import numpy as np
 
 from chakra_et.cost.network_fit import Model, fit_model
 from chakra_et.et.columns import CollectiveType, ExecutionTrace
+from chakra_et.et.node_attributes import lasting
 from chakra_et.simulate.run import Run, make_run
-from chakra_et.transform.edit import lasting
 from chakra_et.transform.network import find_communication, samples
 
 

@@ -1,0 +1,224 @@
+"""Floating-point operations and bytes of operators, from their arguments' shapes and types.
+
+ASTRA-sim's roofline mode needs ``num_ops`` and ``tensor_size`` on compute nodes. Formulas, with a
+multiply-add counted as two operations: matrix products 2·m·n·k; convolutions 2·output·(input channels per
+group)·kernel; their backward twice that, once per gradient; attention 4·batch·heads·queries·keys·head size,
+its backward 2.5 times that (Dao, FlashAttention-2, 2023, section 4.1); all other operators one operation per
+element of their largest tensor. Bytes are those of the tensors that are read and written.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from chakra_et.et.element_types import item_bytes
+
+Shape = tuple[int, ...]
+Counted = tuple[int, int] | None
+"""Operations, and elements of the result; None if the shapes do not match the formula."""
+Rule = Callable[[list[Shape | None], list[Any]], Counted]
+DEPTH = 8
+"""How many operators around a launch are searched for a formula."""
+
+
+@functools.lru_cache(maxsize=65536)
+def operator_work(
+    name: str, values: bytes, shapes: bytes, types: bytes, out_shapes: bytes, out_types: bytes
+) -> Counted:
+    """(operations, bytes) of one call of an operator, None where its shapes are not recorded.
+
+    ``values``, ``shapes``, ``types``: JSON texts of the arguments; ``out_shapes`` and ``out_types`` may be
+    empty lists.
+    """
+    try:
+        arguments, dims, kinds, out_dims, out_kinds = (
+            msgspec.json.decode(text) for text in (values, shapes, types, out_shapes, out_types)
+        )
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    if not all(isinstance(part, list) for part in (arguments, dims, kinds, out_dims, out_kinds)):
+        return None
+    tensors = _tensors(dims, kinds)
+    if not tensors:
+        return None
+    outputs = _tensors(out_dims, out_kinds)
+    formula = rule_of(name)
+    by_position = [tuple(d) if _is_shape(d) else None for d in dims]
+    counted = formula(by_position, [_scalar(value) for value in arguments]) if formula else None
+    each = tensors[0][1]
+    if counted is None:
+        largest = max(math.prod(shape) for shape, _ in (*tensors, *outputs))
+        operations, made = largest, largest
+    else:
+        operations, made = counted
+    read = sum(math.prod(shape) * size for shape, size in tensors)
+    if formula in SELECTIONS and counted is not None:
+        read = made * each
+    written = sum(math.prod(shape) * size for shape, size in outputs) or made * each
+    bound = (1 << 62) - 1
+    return min(operations, bound), min(read + written, bound)
+
+
+@functools.lru_cache(maxsize=4096)
+def rule_of(name: str) -> Rule | None:
+    """The formula for an operator; None means one operation per element."""
+    short = name.rpartition("::")[2].rstrip("_")
+    return next((rule for pattern, rule in FORMULAS if re.fullmatch(pattern, short)), None)
+
+
+def _is_shape(value: Any) -> bool:
+    return isinstance(value, list) and all(type(n) is int and 0 <= n < 1 << 40 for n in value)
+
+
+def _tensors(dims: Any, kinds: Any) -> list[tuple[Shape, int]]:
+    found = []
+    for shape, kind in zip(dims, kinds, strict=False):
+        match = re.fullmatch(r"Tensor\((.*)\)", str(kind))
+        size = item_bytes(match[1]) if match else 0
+        if size and _is_shape(shape):
+            found.append((tuple(shape), size))
+    return found
+
+
+def _scalar(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        return msgspec.json.decode(value.lower())
+    except msgspec.DecodeError:
+        return value
+
+
+def _product(a: Shape | None, b: Shape | None) -> Counted:
+    """Operations and elements of the result of a (batched) matrix product."""
+    if not a or not b or len(a) < 2 or len(b) < 2 or a[-1] != b[-2]:
+        return None
+    batch = math.prod(a[:-2]) or 1
+    made = batch * a[-2] * b[-1]
+    return 2 * made * a[-1], made
+
+
+def _at(shapes: list[Shape | None], place: int) -> Shape | None:
+    return shapes[place] if place < len(shapes) else None
+
+
+def _mm(shapes: list[Shape | None], values: list[Any]) -> Counted:
+    return _product(_at(shapes, 0), _at(shapes, 1))
+
+
+def _addmm(shapes: list[Shape | None], values: list[Any]) -> Counted:
+    return _product(_at(shapes, 1), _at(shapes, 2))
+
+
+def _linear(shapes: list[Shape | None], values: list[Any]) -> Counted:
+    x, weight = _at(shapes, 0), _at(shapes, 1)
+    if not x or not weight or len(weight) != 2 or x[-1] != weight[1]:
+        return None
+    made = math.prod(x[:-1]) * weight[0]
+    return 2 * made * weight[1], made
+
+
+def _convolution(shapes: list[Shape | None], values: list[Any], padding_first: bool = False) -> Counted:
+    x, weight = _at(shapes, 0), _at(shapes, 1)
+    if not x or not weight or len(x) != len(weight) or len(x) < 3:
+        return None
+    space = len(x) - 2
+    lists = [v for v in values if isinstance(v, list) and len(v) in (1, space) and set(map(type, v)) == {int}]
+    if len(lists) < 2:
+        return None
+    wide = [value * space if len(value) == 1 else value for value in lists[:3]]
+    stride, padding = (wide[1], wide[0]) if padding_first else (wide[0], wide[1])
+    dilation = wide[2] if len(wide) > 2 else [1] * space
+    out = [
+        (x[2 + k] + 2 * padding[k] - dilation[k] * (weight[2 + k] - 1) - 1) // max(stride[k], 1) + 1
+        for k in range(space)
+    ]
+    if min(out) <= 0:
+        return None
+    made = x[0] * weight[0] * math.prod(out)
+    return 2 * made * weight[1] * math.prod(weight[2:]), made
+
+
+def _library_convolution(shapes: list[Shape | None], values: list[Any]) -> Counted:
+    """Operators of cuDNN, MIOpen and oneDNN have the padding before the stride."""
+    return _convolution(shapes, values, padding_first=True)
+
+
+def _convolution_backward(shapes: list[Shape | None], values: list[Any]) -> Counted:
+    grad, x, weight = _at(shapes, 0), _at(shapes, 1), _at(shapes, 2)
+    if not grad or not x or not weight or len(grad) < 3:
+        return None
+    once = 2 * math.prod(grad) * weight[1] * math.prod(weight[2:])
+    masks = [v for v in values if isinstance(v, list) and v and all(isinstance(flag, bool) for flag in v)]
+    wanted = sum(masks[-1][:2]) if masks else 2
+    return once * max(wanted, 1), math.prod(x) + math.prod(weight)
+
+
+def _attention(shapes: list[Shape | None], values: list[Any]) -> Counted:
+    q, k, v = _at(shapes, 0), _at(shapes, 1), _at(shapes, 2)
+    return _attended(q, k, v, 4)
+
+
+def _attention_backward(shapes: list[Shape | None], values: list[Any]) -> Counted:
+    q, k, v = _at(shapes, 1), _at(shapes, 2), _at(shapes, 3)
+    return _attended(q, k, v, 10)
+
+
+def _attended(q: Shape | None, k: Shape | None, v: Shape | None, factor: int) -> Counted:
+    """4-dimensional tensors, (batch, heads, tokens, size) or (batch, tokens, heads, size)."""
+    if not q or not k or not v or len(q) != 4 or len(k) != 4:
+        return None
+    size = q[3]
+    tokens = math.prod(q) // max(size, 1)  # batch · heads · queries
+    heads_first = q[0] == k[0] and (q[1] == k[1] or q[1] % max(k[1], 1) == 0) and k[2] >= k[1]
+    keys = k[2] if heads_first else k[1]
+    return factor * tokens * keys * size, math.prod(q)
+
+
+def _embedding(shapes: list[Shape | None], values: list[Any]) -> Counted:
+    """(table, index): the selected rows, not the whole table."""
+    table, index = _at(shapes, 0), _at(shapes, 1)
+    if not table or index is None:
+        return None
+    made = math.prod(index) * table[-1]
+    return made, made
+
+
+def _index_select(shapes: list[Shape | None], values: list[Any]) -> Counted:
+    """(table, dimension, index): as many slices of that dimension as the index has elements."""
+    table, index = _at(shapes, 0), _at(shapes, 2)
+    dim = values[1] if len(values) > 1 else None
+    if not table or index is None or type(dim) is not int or not -len(table) <= dim < len(table):
+        return None
+    made = math.prod(index) * math.prod(table) // max(table[dim], 1)
+    return made, made
+
+
+def _gather(shapes: list[Shape | None], values: list[Any]) -> Counted:
+    """(table, dimension, index): one element for each of the index."""
+    index = _at(shapes, 2)
+    return None if index is None else (math.prod(index), math.prod(index))
+
+
+FORMULAS: tuple[tuple[str, Rule], ...] = (
+    (r"mm|bmm|matmul|_scaled_mm|dot|mv", _mm),
+    (r"addmm|baddbmm|addbmm|_addmm_activation|addmv", _addmm),
+    (r"linear", _linear),
+    (r"convolution_backward", _convolution_backward),
+    (r"conv[123]d|_?convolution|convolution_overrideable", _convolution),
+    (r"(cudnn|miopen|mkldnn)_convolution(_relu|_add_relu)?", _library_convolution),
+    (r"embedding", _embedding),
+    (r"index_select", _index_select),
+    (r"gather", _gather),
+    (r"_(scaled_dot_product|flash|efficient|cudnn)_?\w*attention\w*backward", _attention_backward),
+    (r"_?(scaled_dot_product|flash|efficient|cudnn)_?\w*attention\w*", _attention),
+)
+SELECTIONS = (_embedding, _index_select, _gather)
+"""What they read is as large as what they make."""
+WITH_VALUES = (_index_select, _convolution, _library_convolution, _convolution_backward)

@@ -1,0 +1,186 @@
+"""New traces from given ones: other attributes, names, tensors and times. What is given is never changed."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from chakra_et.et.columns import (
+    Attribute,
+    ExecutionTrace,
+    NodeType,
+    Strings,
+    TensorInfo,
+    ValueKind,
+)
+from chakra_et.et.edges import edges_of, rows_of
+
+COMMUNICATION = (NodeType.COMM_COLL, NodeType.COMM_SEND, NodeType.COMM_RECV)
+
+
+def communicates(trace: ExecutionTrace) -> np.ndarray:
+    """bool[N]: collectives, sends and receives."""
+    return np.isin(trace.types, COMMUNICATION)
+
+
+def in_phase(trace: ExecutionTrace, name: bytes) -> np.ndarray:
+    """bool[N]: the nodes of a phase."""
+    found = np.zeros(len(trace), bool)
+    column = trace.attributes.get("phase")
+    if column is not None and isinstance(column.values, Strings):
+        named = np.array([text == name for text in column.values.table])
+        found[column.rows] = named[column.values.index]
+    return found
+
+
+def has(trace: ExecutionTrace, name: str) -> np.ndarray:
+    """bool[N]: the nodes that have attribute ``name``."""
+    present = np.zeros(len(trace), dtype=bool)
+    attribute = trace.attributes.get(name)
+    if attribute is not None:
+        present[attribute.rows] = True
+    return present
+
+
+def texts(trace: ExecutionTrace, name: str) -> tuple[list[str], np.ndarray]:
+    """String attribute ``name`` as (table, int64[N] indices into it, -1 where a node lacks it)."""
+    index = np.full(len(trace), -1, dtype=np.int64)
+    attribute = trace.attributes.get(name)
+    if attribute is None or not isinstance(attribute.values, Strings):
+        return [], index
+    index[attribute.rows] = attribute.values.index
+    return [text.decode("utf-8", "replace") for text in attribute.values.table], index
+
+
+def lanes(trace: ExecutionTrace) -> np.ndarray:
+    """The thread, stream or communicator of each node, -1 for none, int64[N]; the numbers mean nothing."""
+    lane, tid, stream = (trace.column(name, -1) for name in ("lane", "tid", "stream"))
+    on_cpu = trace.column("is_cpu_op") != 0
+    kind = np.select([lane >= 0, on_cpu, stream >= 0], [0, 1, 2], 3)
+    value = np.select([lane >= 0, on_cpu, stream >= 0], [lane, tid, stream], -1)
+    values, code = np.unique(value, return_inverse=True)
+    return np.where((kind == 3) | (value < 0), -1, kind * len(values) + code.reshape(-1))
+
+
+def parents(trace: ExecutionTrace) -> np.ndarray:
+    """The row of the operator around each node, -1 for none; int64[N]."""
+    return rows_of(trace.ids, trace.column("parent", -1).clip(0).astype(np.uint64))
+
+
+def dependencies(trace: ExecutionTrace) -> tuple[np.ndarray, np.ndarray]:
+    """All dependencies as rows (source, target), int64[E]."""
+    edges = edges_of(trace)
+    known = edges.parent >= 0
+    return edges.parent[known], edges.child[known]
+
+
+def set_integers(
+    trace: ExecutionTrace, name: str, kind: ValueKind, values: np.ndarray, present: np.ndarray
+) -> ExecutionTrace:
+    """The trace with integer attribute ``name`` set to ``values`` (N) on the nodes ``present`` (bool[N])
+    alone."""
+    rows = np.flatnonzero(present)
+    attributes = dict(trace.attributes)
+    if len(rows):
+        attributes[name] = Attribute(kind, rows, values[rows])
+    else:
+        attributes.pop(name, None)
+    return dataclasses.replace(trace, attributes=attributes)
+
+
+def with_integers(
+    trace: ExecutionTrace, name: str, values: Mapping[int, int], kind: ValueKind = "int64"
+) -> ExecutionTrace:
+    """The trace whose nodes have other ``values`` (by row) of integer attribute ``name``; ``kind`` where it
+    is new."""
+    given = trace.attributes.get(name)
+    present, column = has(trace, name), trace.column(name)
+    rows = np.array(list(values), np.int64)
+    present[rows] = True
+    column[rows] = list(values.values())
+    return set_integers(trace, name, kind if given is None else given.kind, column, present)
+
+
+def set_texts(trace: ExecutionTrace, name: str, table: Sequence[str], index: np.ndarray) -> ExecutionTrace:
+    """The trace with string attribute ``name``: ``table[index[i]]`` on node i, none where the index is -1."""
+    rows = np.flatnonzero(index >= 0)
+    attributes = dict(trace.attributes)
+    if len(rows):
+        encoded = [text.encode("utf-8", "replace") for text in table]
+        attributes[name] = Attribute("string", rows, Strings(encoded, index[rows].astype(np.int32)))
+    else:
+        attributes.pop(name, None)
+    return dataclasses.replace(trace, attributes=attributes)
+
+
+def with_texts(trace: ExecutionTrace, name: str, values: Mapping[int, str]) -> ExecutionTrace:
+    """The trace whose nodes have other ``values`` (by row) of string attribute ``name``."""
+    table, index = texts(trace, name)
+    place = {text: at for at, text in enumerate(table)}
+    for row, text in values.items():
+        index[row] = place.setdefault(text, len(place))
+    return set_texts(trace, name, list(place), index)
+
+
+def without(trace: ExecutionTrace, names: Sequence[str], rows: np.ndarray) -> ExecutionTrace:
+    """The trace whose nodes ``rows`` (bool[N]) have none of the attributes ``names``."""
+    attributes = dict(trace.attributes)
+    for name in names:
+        attribute = attributes.get(name)
+        if attribute is not None:
+            kept = ~rows[attribute.rows]
+            if kept.any():
+                attributes[name] = _taken(attribute, np.flatnonzero(kept), attribute.rows[kept])
+            else:
+                del attributes[name]
+    return dataclasses.replace(trace, attributes=attributes)
+
+
+def without_tensors(trace: ExecutionTrace, rows: Sequence[int]) -> ExecutionTrace:
+    """The trace whose nodes ``rows`` have no recorded inputs and outputs."""
+    return dataclasses.replace(trace, inputs=_kept(trace.inputs, rows), outputs=_kept(trace.outputs, rows))
+
+
+def _kept(tensors: TensorInfo | None, rows: Sequence[int]) -> TensorInfo | None:
+    if tensors is None or not np.isin(tensors.rows, list(rows)).any():
+        return tensors
+    kept = np.flatnonzero(~np.isin(tensors.rows, list(rows)))
+    columns = (
+        [column[n] for n in kept.tolist()] for column in (tensors.values, tensors.shapes, tensors.types)
+    )
+    return TensorInfo(tensors.rows[kept], *columns)
+
+
+def renamed(trace: ExecutionTrace, names: Mapping[int, str]) -> ExecutionTrace:
+    """The trace whose nodes have other ``names`` (by row)."""
+    table = list(trace.names.table)
+    place = {text: at for at, text in enumerate(table)}
+    index = trace.names.index.copy()
+    for row, name in names.items():
+        text = name.encode()
+        if text not in place:
+            place[text] = len(table)
+            table.append(text)
+        index[row] = place[text]
+    return dataclasses.replace(trace, names=Strings(table, index))
+
+
+def lasting(trace: ExecutionTrace, micros: Mapping[int, float]) -> ExecutionTrace:
+    """The trace whose nodes last ``micros`` (by row); communication among them has no more waits."""
+    duration = trace.duration_micros.copy()
+    for row, value in micros.items():
+        duration[row] = max(round(value), 0)
+    trace = dataclasses.replace(trace, duration_micros=duration)
+    communication = [row for row in micros if trace.types[row] >= 5]
+    if not communication:
+        return trace
+    trace = with_integers(trace, "transfer_micros", {row: int(duration[row]) for row in communication})
+    return with_integers(trace, "wait_micros", dict.fromkeys(communication, 0))
+
+
+def _taken(attribute: Attribute, at: np.ndarray, rows: np.ndarray) -> Attribute:
+    values = attribute.values
+    taken = Strings(values.table, values.index[at]) if isinstance(values, Strings) else values[at]
+    return Attribute(attribute.kind, rows, taken)
