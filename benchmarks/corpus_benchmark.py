@@ -10,8 +10,8 @@ diff.
 
 One row per rank: events and nodes; communication nodes, and how many of them are guessed (kind, size, peer or
 group inferred, or the kernel missing); warnings; the part of the critical path that is overhead, in all and
-on the device; the errors of both replays, ranks of one run jointly; CPU time per event. The exit status is 1
-if a trace does not convert, or differs from its kept result.
+on the device; CPU time per event. ``--json`` also has the errors of both replays, ranks of one run jointly.
+The exit status is 1 if a trace does not convert, or differs from its kept result.
 """
 
 from __future__ import annotations
@@ -198,13 +198,13 @@ def replay_errors(name: str) -> dict[int, dict[str, float | None]]:
 def summary(rows: dict[str, Row]) -> list[tuple[str, ...]]:
     lines: list[tuple[str, ...]] = [
         (
-            "trace", "events", "nodes", "comm.", "guessed", "warnings", "overhead", "device", "device replay",
-            "astra replay", "µs per event", "result",
+            "trace", "events", "nodes", "comm.", "guessed", "warnings", "overhead", "device", "µs per event",
+            "result",
         )
     ]  # fmt: skip
     for name, row in rows.items():
         if "nodes" not in row:
-            lines.append((printable(name), *[""] * 10, printable(row["result"])))
+            lines.append((printable(name), *[""] * 8, printable(row["result"])))
             continue
         lines.append(
             (
@@ -216,7 +216,6 @@ def summary(rows: dict[str, Row]) -> list[tuple[str, ...]]:
                 str(sum(row["warnings"].values())),
                 _percent(row["overhead_percent"]),
                 _percent(row["device_overhead_percent"]),
-                *(_percent(row["error_percent"].get(semantics), "+") for semantics in SEMANTICS),
                 f"{row['cpu_us_per_event']:.0f}",
                 printable(row["result"]),
             )
@@ -269,8 +268,8 @@ def _positive(counts: dict[str, int]) -> dict[str, int]:
     return {key: count for key, count in counts.items() if count}
 
 
-def _percent(value: float | None, sign: str = "") -> str:
-    return "-" if value is None else f"{value:{sign}.2f}%"
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}%"
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ from chakra_et.text import plural
 from chakra_et.transform.accumulation import parse_accumulate
 from chakra_et.transform.bucket_size import BucketSize
 from chakra_et.transform.changes import Rebuild
-from chakra_et.transform.durations import Change, Fuse, parse_rank, parse_scale
+from chakra_et.transform.durations import Change, Fuse, GpuKernels, parse_rank, parse_scale
 from chakra_et.transform.fsdp import Shard
 from chakra_et.transform.network import Network
 from chakra_et.transform.overlap import Overlap
@@ -58,6 +58,10 @@ class PredictConfig:
     name: str = _option("NAME of a run (NAME.0.et, NAME.1.et, …) or an .et file", "", positional=True)
     scale: tuple[str, ...] = _option(
         "nodes whose name matches take FACTOR times as long", (), metavar="PATTERN=FACTOR"
+    )
+    gpu_kernels: float | None = _option(
+        "all kernels and copies of devices take FACTOR times as long, and no call of the host",
+        metavar="FACTOR",
     )
     fuse: tuple[str, ...] = _option(
         "successive kernels whose names match become one kernel", (), metavar="PATTERN"
@@ -127,6 +131,8 @@ class PredictConfig:
             raise ValueError("name the run to predict before the flags: predict NAME --scale …")
         for each in self.scale:
             parse_scale(each)
+        if self.gpu_kernels is not None and not 0 <= self.gpu_kernels < math.inf:
+            raise ValueError(f"--gpu-kernels {self.gpu_kernels:g}: use a factor from 0 on")
         if self.rank:
             parse_rank(self.rank)
         if self.gpu:
@@ -197,6 +203,8 @@ def changes(config: PredictConfig, run: Run) -> list[Change | Rebuild]:
     if config.gpu:
         found.append(parse_gpu(config.gpu))
     found += [parse_scale(each) for each in config.scale]
+    if config.gpu_kernels is not None:
+        found.append(GpuKernels(config.gpu_kernels))
     if config.threads:
         threads = parse_threads(config.threads)
         if config.thread_fractions:

@@ -40,14 +40,34 @@ class Scale:
 
     def apply(self, run: Run, setting: Setting) -> Setting:
         chosen = matching_nodes(run, self.pattern, "--scale")
-        own, lasting = (
-            np.where(chosen, np.minimum(np.rint(times * self.factor), _LONGEST_NS), times).astype(np.int64)
-            for times in (setting.own_ns, setting.lasting_ns)
-        )
-        spent = int(np.where(run.operation >= 0, setting.lasting_ns, setting.own_ns)[chosen].sum())
-        count = plural(int(chosen.sum()), "node")
-        note = f"{count} matching {self.pattern!r}: {spent / 1e6:,.3f} ms × {self.factor:g}"
-        return replace(setting, own_ns=own, lasting_ns=lasting).noting(note)
+        return _scaled(run, setting, chosen, self.factor, f" matching {self.pattern!r}")
+
+
+@dataclass(frozen=True)
+class GpuKernels:
+    """All work on a device (kernels, copies and memsets, communication among them) takes ``factor`` times as
+    long; calls of the host and the device's overhead stay as they are."""
+
+    factor: float
+
+    def apply(self, run: Run, setting: Setting) -> Setting:
+        overhead = run.kind == KINDS.index("device-overhead")
+        chosen = (run.graph.attribute("stream", -1) >= 0) & ~run.graph.is_cpu & ~overhead
+        if not chosen.any():
+            raise TraceError("--gpu-kernels: the run has no work on a device")
+        return _scaled(run, setting, chosen, self.factor, " on devices")
+
+
+def _scaled(run: Run, setting: Setting, chosen: np.ndarray, factor: float, which: str) -> Setting:
+    """The setting in which the ``chosen`` nodes take ``factor`` times as long; ``which``: for the note."""
+    own, lasting = (
+        np.where(chosen, np.minimum(np.rint(times * factor), _LONGEST_NS), times).astype(np.int64)
+        for times in (setting.own_ns, setting.lasting_ns)
+    )
+    spent = int(np.where(run.operation >= 0, setting.lasting_ns, setting.own_ns)[chosen].sum())
+    count = plural(int(chosen.sum()), "node")
+    note = f"{count}{which}: {spent / 1e6:,.3f} ms × {factor:g}"
+    return replace(setting, own_ns=own, lasting_ns=lasting).noting(note)
 
 
 @dataclass(frozen=True)
