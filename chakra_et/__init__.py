@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from chakra_et.capture.tracer import ChakraTracer
 
 __all__ = ["ChakraTracer", "TraceError"]
+__version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:

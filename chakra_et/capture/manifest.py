@@ -24,7 +24,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import hashlib
-import importlib.metadata
 import json
 import os
 import platform
@@ -36,6 +35,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from chakra_et import __version__
 from chakra_et.capture import gloo
 from chakra_et.files import write_text
 
@@ -103,16 +103,9 @@ def versions() -> dict[str, str | None]:
         "numpy": getattr(numpy, "__version__", None),
         "cuda": torch.version.cuda,
         "nccl": nccl,
-        "chakra_et": _own_version(),
+        "chakra_et": __version__,
         "project_commit": _program_commit(),
     }
-
-
-def _own_version() -> str | None:
-    try:
-        return importlib.metadata.version("mosim-llms")
-    except importlib.metadata.PackageNotFoundError:  # in a checkout
-        return None
 
 
 def _program_commit() -> str | None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from chakra_et.report.columns import PHASES
-from chakra_et.report.content import facts, made_by
+from chakra_et.report.content import MADE_BY, facts
 from chakra_et.report.memory import largest_peak
 from chakra_et.report.profile import Entry, Module, by_module, by_name
 from chakra_et.report.run import ReportRun
@@ -178,7 +178,7 @@ def compare_content(sides: list[Side]) -> dict[str, Any]:
     """The JSON of the page; ``assets/compare.js`` shows it. Lists are in the order of the runs."""
     entries, modules = match_entries(sides), match_modules(sides)
     return {
-        "made_by": made_by(),
+        "made_by": MADE_BY,
         "notes": notes(sides),
         "activities": ACTIVITIES,
         "phases": PHASES,

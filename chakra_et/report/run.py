@@ -25,6 +25,7 @@ from chakra_et.simulate.matching import Matching, match
 from chakra_et.simulate.operations import Operations, find_operations
 from chakra_et.simulate.replays import ReplayResult, device_replay
 from chakra_et.simulate.timing import Timing, timing
+from chakra_et.text import with_progress
 
 # The attributes that a report needs, with those of memory; all others are dropped as soon as a file is read.
 NEEDED = frozenset(
@@ -101,7 +102,7 @@ def load(chosen: RunInput, keep: Iterable[str] | None = NEEDED) -> ReportRun:
     """
     wanted = None if keep is None else frozenset(keep)
     with with_et_files(chosen) as (run, errors):
-        traces = [_read(path, wanted) for path in run.ranks.values()]
+        traces = [_read(path, wanted) for path in with_progress(run.ranks.values(), "reading")]
         ranks = [_rank(rank, trace) for rank, trace in zip(run.ranks, traces, strict=True)]
         groups_file, report_file = run.files.groups_file, run.files.report_file
         groups = read_comm_groups(groups_file) if groups_file.is_file() else {}

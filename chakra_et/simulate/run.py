@@ -19,6 +19,7 @@ from chakra_et.simulate.matching import Matching, match
 from chakra_et.simulate.replay_report import measured_times, step_rows
 from chakra_et.simulate.time_by_kind import node_kinds
 from chakra_et.simulate.timing import timing
+from chakra_et.text import with_progress
 
 _PREDICTED = "the run is itself a prediction of chakra-et predict: its times weren't measured"
 
@@ -128,7 +129,8 @@ def load_run(name: str, comm_groups: str | None = None) -> Run:
     sets = find_rank_sets([name])
     files = {0 if rank is None else rank: path for rank, path in sets[0].files.items()}
     groups = _comm_groups(sets[0], comm_groups)
-    run = make_run(name, [et_file.read(path) for path in files.values()], list(files), groups)
+    traces = [et_file.read(path) for path in with_progress(files.values(), "reading")]
+    run = make_run(name, traces, list(files), groups)
     return replace(run, devices=_devices(run_at(sets[0].name).manifest_file))
 
 
