@@ -12,7 +12,7 @@ from chakra_et.cost.topology import Topology
 from chakra_et.et.columns import ExecutionTrace
 from chakra_et.simulate.joint import build_graph
 from chakra_et.simulate.matching import match
-from chakra_et.simulate.replay_report import measured_times
+from chakra_et.simulate.measured_steps import measured_times
 from chakra_et.simulate.replays import astra_replay
 from chakra_et.simulate.timing import Timing, timing
 

@@ -11,9 +11,7 @@ from pathlib import Path
 
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import ExecutionTrace
-from chakra_et.et.encode import encode
 from chakra_et.et.wire import WireError
-from chakra_et.files import atomic_file
 
 
 def write(path: str | Path, trace: ExecutionTrace) -> None:
@@ -22,6 +20,9 @@ def write(path: str | Path, trace: ExecutionTrace) -> None:
     The same columns always give the same bytes. Invalid UTF-8 is replaced, as protobuf readers would reject
     it. Raises ``TraceError`` for a node of 2 GiB or more and ``OSError`` if the file cannot be written.
     """
+    from chakra_et.et.encode import encode  # what only reads loads neither
+    from chakra_et.files import atomic_file
+
     with atomic_file(path) as file:
         for block in encode(trace):
             file.write(block)

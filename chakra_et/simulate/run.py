@@ -16,7 +16,7 @@ from chakra_et.names import run_at
 from chakra_et.simulate.joint import ReplayGraph, build_graph
 from chakra_et.simulate.longest_path import Schedule, make_schedule
 from chakra_et.simulate.matching import Matching, match
-from chakra_et.simulate.replay_report import measured_times, step_rows
+from chakra_et.simulate.measured_steps import measured_times, step_rows
 from chakra_et.simulate.time_by_kind import node_kinds
 from chakra_et.simulate.timing import timing
 from chakra_et.text import with_progress
