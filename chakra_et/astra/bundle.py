@@ -126,7 +126,7 @@ def _fill(scratch: Path, ranks: Ranks, topology: Topology, keep: Keep) -> list[s
     _refuse(ranks.name, check_together(talk, ranks.groups, {rank: f"rank {rank}" for rank in talk}))
     several = sum(1 < len(members) < count for members in ranks.groups.values()) > 1
     topology = simulated_dimensions(topology, several)
-    notes = [*topology.notes, *_notes(topology, several, ranks.groups, talk)]
+    notes = [*topology.notes, *_notes(topology, ranks.groups, talk)]
     answer = Expected({}, {}, {})
     if all_modelled:
         notes.append("the compute nodes have no durations, so that expected.json has no times")
@@ -216,17 +216,7 @@ def _planned(talk: Mapping[int, ExecutionTrace], answer: Expected) -> Iterator[s
         )
 
 
-def _notes(
-    topology: Topology, several: bool, groups: Groups, talk: Mapping[int, ExecutionTrace]
-) -> Iterator[str]:
-    count = topology.ranks
-    if several and len(topology.dimensions) == 1:
-        yield (
-            f"{count} ranks can't be split into two dimensions, and ASTRA-sim aborts at the end of a run "
-            "with several groups on one dimension; the ranks that finished until then are right"
-        )
-    if count == 2 and topology.dimensions[0].kind == "Ring":
-        yield "two ranks on a Ring make the congestion-aware ASTRA-sim abort: run the congestion-unaware one"
+def _notes(topology: Topology, groups: Groups, talk: Mapping[int, ExecutionTrace]) -> Iterator[str]:
     found = crossings(talk, groups, topology)
     if found.messages:
         yield (

@@ -22,11 +22,13 @@ class Timing:
     ``release_ns[T]``: when each rank's first node may start, 0 for the earliest rank. ``transfer_ns``,
     int64[N]: how long each communication node lasts once the last member of its operation has arrived; None
     if not known, and then the shortest duration of an operation is used for all its members.
+    ``handshake_ns`` int64[N]: how long before its data a receive must tell the sender that it is there.
     """
 
     release_ns: list[int]
     transfer_ns: np.ndarray | None
     notes: list[str] = field(default_factory=list)
+    handshake_ns: np.ndarray | None = None
 
     def durations(self, graph: ReplayGraph, nodes: list[int]) -> list[int]:
         """How long each of the matched ``nodes`` runs after the last of them has started, ns."""

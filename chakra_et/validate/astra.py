@@ -108,10 +108,11 @@ def _network(
         yield Finding("astra-network", [], f"network.yml has {math.prod(counts)} ranks, the set {ranks}")
     several = sum(1 < len(members) < ranks for members in groups.values()) > 1
     if several and len(counts) == 1:
+        divides = any(counts[0] % size == 0 for size in range(2, math.isqrt(counts[0]) + 1))
         message = "several groups of fewer than all ranks on one dimension: write two (GPUs per node, nodes)"
-        yield Finding("astra-dimensions", [], message)
-    if counts == [2] and network["topology"] == ["Ring"]:
-        message = "two ranks on a Ring abort in the congestion-aware network: write a Switch"
+        yield Finding("astra-network" if divides else "astra-dimensions", [], message)
+    if ("Ring", 2) in zip(network["topology"], counts, strict=True):
+        message = "two ranks on a Ring make ASTRA-sim abort: write FullyConnected"
         yield Finding("astra-network", [], message)
 
 
@@ -141,7 +142,7 @@ def _number(text: str) -> float:
 
 _FIELDS: dict[str, tuple[str, Callable[[str], bool]]] = {
     "topology": ("Ring, FullyConnected or Switch", lambda text: text in _KINDS),
-    "npus_count": ("a number of ranks from 1 on", lambda text: text.isdecimal() and int(text) > 0),
+    "npus_count": ("a number of ranks from 2 on", lambda text: text.isdecimal() and int(text) > 1),
     "bandwidth": ("a number of GiB/s above 0", lambda text: 0 < _number(text) < math.inf),
     "latency": ("a number of ns from 0 on", lambda text: 0 <= _number(text) < math.inf),
 }
