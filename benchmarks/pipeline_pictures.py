@@ -18,8 +18,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from chakra_et import cli
+from chakra_et.drawing.lanes import Picture, Span, draw
 from chakra_et.files import write_text
-from chakra_et.report.svg import Picture, Span, draw
 from megatron_lm.errors import RunError
 from megatron_lm.logs import runs
 from megatron_lm.results import picture, predicted

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from chakra_et import cli
+from chakra_et.drawing.charts import bar_chart, line_chart
 from megatron_lm.diagnosis import of_run
 from megatron_lm.logs import gpus, records, runs, state
 from megatron_lm.logs.gpus import Gpu
 from megatron_lm.logs.runs import Node, Run
 from megatron_lm.results import pages, speed
-from megatron_lm.results.charts import bar_chart, line_chart
 from megatron_lm.results.get_result import problems, setting_lines
 from megatron_lm.results.pages import Table
 from megatron_lm.settings import conf
