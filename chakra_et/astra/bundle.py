@@ -12,14 +12,15 @@ from pathlib import Path
 from chakra_et.astra import bundle_texts
 from chakra_et.astra.expected import Expected, expected
 from chakra_et.astra.network_dimensions import crossings, simulated_dimensions
-from chakra_et.astra.network_sources import read_topology
-from chakra_et.astra.prepare import Keep, prepared, sentences, with_metadata
+from chakra_et.astra.prepare import Keep, prepared, sentences
 from chakra_et.astra.trim_ranks import trimmed, trimmed_groups
+from chakra_et.cost.network_sources import read_topology
 from chakra_et.cost.topology import Topology
 from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import ExecutionTrace, NodeType
 from chakra_et.et.node_attributes import texts as string_column
+from chakra_et.et.node_attributes import with_metadata
 from chakra_et.files import scratch_folder, write_json, write_text
 from chakra_et.job.sets import Groups, InputSet
 from chakra_et.names import RunFiles

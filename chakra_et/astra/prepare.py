@@ -175,15 +175,6 @@ def _kept(trace: ExecutionTrace, keep: Keep, counts: Counter[str]) -> ExecutionT
     return select(trace, wanted, np.where(lane >= 0, lane, trace.column("stream", -1)))
 
 
-def with_metadata(trace: ExecutionTrace, **values: int | str | None) -> ExecutionTrace:
-    """The trace with other metadata; None removes an entry."""
-    metadata = {**trace.metadata, **{key: value for key, value in values.items() if value is not None}}
-    for key, value in values.items():
-        if value is None:
-            metadata.pop(key, None)
-    return dataclasses.replace(trace, metadata=metadata)
-
-
 def sentences(counts: Mapping[str, int]) -> list[str]:
     """One sentence for each key of counts."""
     found = []

@@ -16,12 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from chakra_et.astra.network_sources import read_topology
-from chakra_et.astra.prepare import with_metadata
+from chakra_et.cost.network_sources import read_topology
 from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
-from chakra_et.et.node_attributes import texts
+from chakra_et.et.node_attributes import texts, with_metadata
 from chakra_et.files import scratch_folder, write_json
 from chakra_et.job.gradients import Retime
 from chakra_et.job.mesh import Mesh, ScaledGroups, find_mesh
