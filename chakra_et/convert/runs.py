@@ -73,6 +73,11 @@ class SetResult:
         return {rank: r for rank, r in sorted(self.ranks.items()) if isinstance(r, RankResult)}
 
     @property
+    def prefix(self) -> Path:
+        """``folder/NAME``, by which every command and ``chakra_et.load`` find the run."""
+        return self.traces.folder / self.traces.name
+
+    @property
     def failed(self) -> bool:
         """Whether a rank or the run as a whole has an error."""
         return bool(self.problems) or any(

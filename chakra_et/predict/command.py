@@ -190,7 +190,7 @@ def changes(config: PredictConfig, run: Run) -> list[Change | Rebuild]:
     if config.thread_fractions and not config.threads:
         raise TraceError("--thread-fractions says how threads share: add --threads FROM:TO")
     if any((config.bandwidth, config.latency, config.algorithm, config.topology)):
-        found.append(_network(config, run, model))
+        found.append(_network(config, model))
     elif model and not any((config.scaling(model), config.resize, config.bucket_mb, config.shard)):
         raise TraceError("--network describes the present network: add what changes, such as --bandwidth")
     return found
@@ -256,15 +256,10 @@ def _of_times(config: PredictConfig) -> list[Change | Rebuild]:
     return found
 
 
-def _network(config: PredictConfig, run: Run, model: Model | None) -> Network:
-    from chakra_et.cost.topology_text import parse_topology
+def _network(config: PredictConfig, model: Model | None) -> Network:
     from chakra_et.cost.units import parse_bandwidth, parse_latency
     from chakra_et.transform.network import Network
 
-    topology = None
-    ranks = max(max(run.graph.ranks) + 1, config.dp or 0)
-    if config.topology:
-        topology = parse_topology(config.topology, ranks)
     rates = [parse_bandwidth(each) for each in (config.bandwidth or "").split(":") if config.bandwidth]
     if len(rates) > 2:
         raise TraceError(f"--bandwidth {config.bandwidth!r}: give the new one, or FROM:TO")
@@ -272,7 +267,7 @@ def _network(config: PredictConfig, run: Run, model: Model | None) -> Network:
         rates[-1] if rates else None,
         parse_latency(config.latency) if config.latency else None,
         config.algorithm or "auto",
-        topology,
+        config.topology or "",
         model,
         config.contention,
         rates[0] if len(rates) == 2 else None,

@@ -14,6 +14,7 @@ from chakra_et.report.memory import memory_sentence
 from chakra_et.report.run import ReportRun
 from chakra_et.report.steps import WHOLE, StepTimes
 from chakra_et.simulate.breakdown import ACTIVITIES, HOST, WAIT
+from chakra_et.simulate.run import devices_of
 from chakra_et.simulate.time_by_kind import KINDS, OVERHEAD, Shares, node_kinds, shares
 from chakra_et.text import plural
 
@@ -28,7 +29,7 @@ def rank_rows(run: ReportRun, times: StepTimes) -> list[dict[str, Any]]:
     conversion.
     """
     reports = _reports(run)
-    devices = _devices(run.manifest)
+    devices = devices_of(run.manifest)
     rows = []
     for number, rank in enumerate(run.ranks):
         report = reports.get(str(rank), {})
@@ -156,14 +157,6 @@ def _reports(run: ReportRun) -> dict[str, dict[str, Any]]:
     found = run.conversion.get("ranks")
     found = found if isinstance(found, dict) else {}
     return {str(rank): report for rank, report in found.items() if isinstance(report, dict)}
-
-
-def _devices(manifest: Mapping[str, Any]) -> dict[int, str]:
-    found = {}
-    for entry in _list(manifest.get("ranks")):
-        if isinstance(entry, dict) and type(entry.get("rank")) is int:
-            found[entry["rank"]] = str(entry.get("device") or "")
-    return found
 
 
 def _findings(report: Mapping[str, Any]) -> list[list[Any]]:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -131,15 +132,19 @@ def load_run(name: str, comm_groups: str | None = None) -> Run:
     groups = _comm_groups(sets[0], comm_groups)
     traces = [et_file.read(path) for path in with_progress(files.values(), "reading")]
     run = make_run(name, traces, list(files), groups)
-    return replace(run, devices=_devices(run_at(sets[0].name).manifest_file))
-
-
-def _devices(manifest: Path) -> dict[int, str]:
-    """Rank → device, {} without a manifest that tells it: it only confirms what the user says."""
     try:
-        entries = json.loads(manifest.read_bytes())["ranks"]
-        return {int(each["rank"]): str(each["device"]) for each in entries}
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        manifest = json.loads(run_at(sets[0].name).manifest_file.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        manifest = {}
+    return replace(run, devices=devices_of(manifest))
+
+
+def devices_of(manifest: Any) -> dict[int, str]:
+    """Rank → device, as a capture's manifest tells it: {} where it doesn't, as it only confirms what the user
+    says."""
+    try:
+        return {int(each["rank"]): str(each["device"] or "") for each in manifest["ranks"]}
+    except (ValueError, KeyError, TypeError):
         return {}
 
 
