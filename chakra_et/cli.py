@@ -37,6 +37,12 @@ _running: str | None = None
 _describing = False
 
 
+def allow_missing_ranks() -> Any:
+    """The field of every command that reads runs, see ``chakra_et.et.record``."""
+    text = "go on where ranks are missing, or files are not those of one finished conversion"
+    return dataclasses.field(default=False, metadata={"help": text})
+
+
 def parse(config_class: type[Config], argv: Sequence[str] | None = None, **parser_options: Any) -> Config:
     """Read the command line into one config.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 Item = TypeVar("Item")
@@ -27,6 +27,17 @@ def shortened(text: str, length: int) -> str:
 def plural(count: int, one: str, several: str = "") -> str:
     """``no steps``, ``1 step``, ``2 steps``; ``several``: where it isn't ``one`` with an s."""
     return f"{count or 'no':{',' if count else ''}} {one if count == 1 else several or one + 's'}"
+
+
+def list_ranks(ranks: Iterable[int]) -> str:
+    """Ranks in order, consecutive ones as a range: ``0-3, 7``."""
+    spans: list[list[int]] = []
+    for rank in sorted(ranks):
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
 
 
 def table(rows: Sequence[Sequence[str]], right: Collection[int] | None = None, indent: str = "") -> list[str]:

@@ -18,15 +18,14 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from chakra_et import cli
+from chakra_et import cli, files
 from chakra_et.convert.config import ConvertConfig
-from chakra_et.convert.graph.pairing import list_ranks
 from chakra_et.convert.rank import RankResult, is_cut
 from chakra_et.convert.runs import SetResult, convert_sets, is_converted
 from chakra_et.errors import TraceError
 from chakra_et.findings import sentence
 from chakra_et.names import SIDES
-from chakra_et.text import printable, progress_bar, table
+from chakra_et.text import list_ranks, printable, progress_bar, table
 from chakra_et.traces import sets as trace_sets
 
 
@@ -51,6 +50,8 @@ def main_remaining(argv: Sequence[str] | None = None) -> int:
         sets = config.sets()
         options, run = config.pair_options(), config.run_options(keep=True)
         remaining = [traces for traces in sets if not is_converted(traces, options, run)]
+        for folder in {traces.folder for traces in sets}:
+            files.remove_abandoned(folder)
         if not config.json:
             print(f"{len(sets) - len(remaining)} of {len(sets)} runs are already converted.")
         return show(convert(config, remaining, keep=True), config)

@@ -8,11 +8,11 @@ from typing import Any
 
 from chakra_et.convert.emit_communication import CommTypes
 from chakra_et.convert.graph.gaps import HostGaps
-from chakra_et.convert.graph.pairing import list_ranks
 from chakra_et.convert.pair import PairOptions
 from chakra_et.convert.rank import Engine
 from chakra_et.convert.runs import RunOptions, default_workers
 from chakra_et.errors import TraceError
+from chakra_et.text import list_ranks
 from chakra_et.traces import sets as trace_sets
 from chakra_et.traces.limits import DEFAULT_LIMITS, Limits
 

@@ -40,15 +40,21 @@ NOT_RECORDED = ("comm-type-missing", "comm-size-missing", "comm-peer-missing", "
 class RankJob:
     """The conversion of one rank, as passed to a worker process.
 
-    ``keep``: reuse an existing file that was made with these options from these traces.
+    ``output``: the file that the run will have; it is written to ``scratch``, as is ``merged``.
+    ``keep``: reuse an existing output that was made with these options from these traces.
     """
 
     pair: Pair
     output: Path
+    scratch: Path
     options: PairOptions
     engine: Engine = "native"
     merged: Path | None = None
     keep: bool = False
+
+    @property
+    def written(self) -> Path:
+        return self.scratch / self.output.name
 
 
 @dataclass(eq=False, repr=False)
@@ -75,21 +81,23 @@ class RankResult:
 def convert_rank(job: RankJob) -> RankResult:
     """Convert one pair and write its file. Damaged traces are first repaired into a copy.
 
-    Raises ``TraceError``; the output is then unchanged.
+    Raises ``TraceError``.
     """
+    merged = job.scratch / job.merged.name if job.merged else None
     if job.keep and (kept := _read_back(job)):
+        files.link(job.output, job.written)
         return kept
     if job.engine == "mlcommons":
         from chakra_et.convert import mlcommons
 
-        mlcommons.convert(job.pair, job.output, job.merged)
-        return RankResult(RankReport(max(job.pair.rank, 0)), bytes=job.output.stat().st_size)
+        mlcommons.convert(job.pair, job.written, merged)
+        return RankResult(RankReport(max(job.pair.rank, 0)), bytes=job.written.stat().st_size)
     with contextlib.ExitStack() as stack:
         converted = _convert(job, stack)
-        if job.merged:
-            from chakra_et.convert import merged
+        if merged:
+            from chakra_et.convert import merged as merged_trace
 
-            merged.write(job.merged, converted.rank)
+            merged_trace.write(merged, converted.rank)
         trace, report, groups = converted.trace, converted.report, converted.groups
         del converted  # the linked rank is as large as the trace
         give_back(len(trace))
@@ -100,8 +108,8 @@ def convert_rank(job: RankJob) -> RankResult:
             "trace_bytes": _trace_bytes(job.pair),
         }
         result = _result(job, trace, report, groups)
-        et_file.write(job.output, trace)
-    result.bytes = job.output.stat().st_size
+        et_file.write(job.written, trace)
+    result.bytes = job.written.stat().st_size
     return result
 
 
@@ -145,7 +153,7 @@ def _convert(job: RankJob, stack: contextlib.ExitStack) -> convert.Converted:
             side: Side = "host" if error.path == pair.host else "device"
             if getattr(pair, side) != getattr(job.pair, side):
                 raise _of_originals(error, pair, job.pair) from None
-            folder = stack.enter_context(files.scratch_folder(job.output))
+            folder = stack.enter_context(files.scratch_folder(job.written))
             copy = _repair(side, job, folder, error)
             pair = dataclasses.replace(pair, host=copy if side == "host" else pair.host)
             pair = dataclasses.replace(pair, device=copy if side == "device" else pair.device)

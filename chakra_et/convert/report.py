@@ -13,10 +13,6 @@ from chakra_et.findings import Findings, Kind, joined, listed, sentence
 from chakra_et.simulate.time_by_kind import Shares
 from chakra_et.traces.device_format import KERNEL, RUNTIME, SYNC
 
-SCHEMA_VERSION = 2
-"""The schema version of NAME_conversion.json."""
-
-
 _KIND_OF_NAME: dict[str, Kind] = {
     "losses": "loss",
     "repairs": "repair",

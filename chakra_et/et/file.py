@@ -50,6 +50,20 @@ def read(path: str | Path) -> ExecutionTrace:
         raise TraceError(f"{path}: byte {error.offset}, {where}: {error.what}{_guess(raw)}") from None
 
 
+def read_metadata(path: Path) -> dict[str, int | str | bool | float]:
+    """The metadata of an .et file, without its nodes; {} for a file that ``read`` refuses."""
+    from chakra_et.et.decode import decode
+
+    try:
+        with open(path, "rb") as file:
+            head = file.read(10)
+            last = next((at for at, byte in enumerate(head) if byte < 128), 0)
+            size = sum((byte & 127) << 7 * at for at, byte in enumerate(head[: last + 1]))
+            return decode(head + file.read(max(size + last + 1 - len(head), 0))).metadata if size else {}
+    except (OSError, WireError, MemoryError, OverflowError):
+        return {}
+
+
 def _guess(raw: bytes) -> str:
     """A hint at what else the file may be."""
     if raw[:2] == b"\x1f\x8b":

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from chakra_et import text
-from chakra_et.cli import parse
+from chakra_et.cli import allow_missing_ranks, parse
 from chakra_et.errors import TraceError
 from chakra_et.predict.bounds import describe
 from chakra_et.predict.predict import Prediction, RankPrediction, predict
@@ -112,6 +112,7 @@ class PredictConfig:
     )
     output: str | None = _option("write the predicted run as OUTPUT.RANK.et", short="-o")
     comm_groups: str | None = _option("JSON file of group id → ranks, in place of NAME_comm_groups.json")
+    allow_missing_ranks: bool = allow_missing_ranks()
     json: bool = _option("print JSON", False)
 
     def __post_init__(self) -> None:
@@ -167,7 +168,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from chakra_et.predict.write import check_output, write_prediction
 
         check_output(config.output)
-    run = load_run(config.name, config.comm_groups)
+    run = load_run(config.name, config.comm_groups, config.allow_missing_ranks)
     prediction = predict(run, changes(config, run))
     written = write_prediction(prediction, config.output) if config.output else []
     if config.json:

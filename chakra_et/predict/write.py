@@ -13,7 +13,8 @@ from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import Attribute, ExecutionTrace, Ragged, Strings
 from chakra_et.et.memory import is_memory
-from chakra_et.files import scratch_folder, sync_folder, write_json
+from chakra_et.et.record import commit
+from chakra_et.files import scratch_folder, write_json
 from chakra_et.names import RunFiles, run_at
 from chakra_et.predict.predict import Prediction
 
@@ -67,16 +68,13 @@ def write_traces(
     check_output(prefix)
     files = run_at(os.fspath(prefix))
     files.folder.mkdir(parents=True, exist_ok=True)
-    # In place once all are whole: some ranks alone would be read as a run.
     with scratch_folder(files.folder / files.name) as scratch:
         hidden = RunFiles(scratch, files.name)
         for rank, trace in zip(ranks, traces, strict=True):
             et_file.write(hidden.et_file(rank), trace)
         if comm_groups:
             write_json(hidden.groups_file, {name: list(ranks) for name, ranks in comm_groups.items()})
-        for path in sorted(scratch.iterdir()):
-            path.rename(files.folder / path.name)
-        sync_folder(files.folder)
+        commit(scratch, files, max(trace.metadata_int("world_size") or 0 for trace in traces), {})
     return [files.et_file(rank) for rank in ranks]
 
 

@@ -32,6 +32,7 @@ class ReportConfig:
         default=None,
         metadata={"short": "-o", "help": "page to write (default: NAME_report.html beside the run)"},
     )
+    allow_missing_ranks: bool = cli.allow_missing_ranks()
     json: bool = field(default=False, metadata={"help": "print what the page's tables show, as JSON"})
 
     def __post_init__(self) -> None:
@@ -46,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def write_report(config: ReportConfig) -> None:
-    chosen = find_run(config.names)
+    chosen = find_run(config.names, config.allow_missing_ranks)
     run = load(chosen)
     output = Path(config.output) if config.output else chosen.files.page_file
     found, columns = content(run)

@@ -47,6 +47,7 @@ class CompareConfig:
     output: str | None = field(default=None, metadata={"short": "-o", "help": "also write this HTML page"})
     json: bool = field(default=False, metadata={"help": "print JSON, with all that the page has"})
     top: int = field(default=15, metadata={"help": "operators to list, the greatest change first"})
+    allow_missing_ranks: bool = cli.allow_missing_ranks()
 
     def __post_init__(self) -> None:
         if len(self.names) < 2:
@@ -64,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def compare(config: CompareConfig) -> None:
-    chosen = find_runs(config.names)
+    chosen = find_runs(config.names, config.allow_missing_ranks)
     if len(chosen) < 2:
         raise TraceError(
             f"all names are files of one run ({chosen[0].name}): give at least two runs, "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -102,6 +103,9 @@ def load(chosen: RunInput, keep: Iterable[str] | None = NEEDED) -> ReportRun:
     """
     wanted = None if keep is None else frozenset(keep)
     with with_et_files(chosen) as (run, errors):
+        for note in run.notes:
+            print(f"warning: {note}", file=sys.stderr)
+        errors += run.notes
         traces = [_read(path, wanted) for path in with_progress(run.ranks.values(), "reading")]
         ranks = [_rank(rank, trace) for rank, trace in zip(run.ranks, traces, strict=True)]
         groups_file, report_file = run.files.groups_file, run.files.report_file

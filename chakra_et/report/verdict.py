@@ -204,16 +204,6 @@ def duration(nanoseconds: float) -> str:
 def lacks(run: ReportRun, times: StepTimes) -> list[str]:
     """What the page can't show, and why: one sentence for each."""
     found = []
-    sizes = [size for trace in run.traces if type(size := trace.metadata.get("world_size")) is int]
-    world = max([*sizes, max(run.ranks) + 1])
-    if len(run.ranks) < world:
-        here = set(run.ranks)
-        missing = [rank for rank in range(min(world, 1 << 16)) if rank not in here]
-        few = ", ".join(map(str, missing[:8])) + (", …" if len(missing) > 8 else "")
-        found.append(
-            f"{world - len(here)} of {world} ranks are missing ({few}): waiting for them counts as "
-            "communication"
-        )
     if run.base == "planned":
         found.append("a planned run: its times are predictions of the planner, not measurements")
     elif run.base == "predicted":

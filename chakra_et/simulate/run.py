@@ -125,9 +125,10 @@ class Run:
         return self.graph.types >= NodeType.COMM_SEND
 
 
-def load_run(name: str, comm_groups: str | None = None) -> Run:
-    """The run of which ``name`` is the NAME or a file. Raises ``TraceError`` for what can't be replayed."""
-    sets = find_rank_sets([name])
+def load_run(name: str, comm_groups: str | None = None, allow_missing: bool = False) -> Run:
+    """The run of which ``name`` is the NAME or a file. Raises ``TraceError`` for what can't be replayed, and
+    as ``find_rank_sets`` does."""
+    sets = find_rank_sets([name], allow_missing)
     files = {0 if rank is None else rank: path for rank, path in sets[0].files.items()}
     groups = _comm_groups(sets[0], comm_groups)
     traces = [et_file.read(path) for path in with_progress(files.values(), "reading")]
@@ -136,7 +137,7 @@ def load_run(name: str, comm_groups: str | None = None) -> Run:
         manifest = json.loads(run_at(sets[0].name).manifest_file.read_bytes())
     except (OSError, ValueError, RecursionError):
         manifest = {}
-    return replace(run, devices=devices_of(manifest))
+    return replace(run, devices=devices_of(manifest), notes=sets[0].notes + run.notes)
 
 
 def devices_of(manifest: Any) -> dict[int, str]:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from chakra_et.cli import parse
+from chakra_et.cli import allow_missing_ranks, parse
 from chakra_et.stragglers.load import find_stragglers
 from chakra_et.stragglers.operations import Typical
 from chakra_et.stragglers.text import text
@@ -40,6 +40,7 @@ class StragglersConfig:
             "help": "slowdown from which on it is attributed to operator types, ranks, stages and steps"
         },
     )
+    allow_missing_ranks: bool = allow_missing_ranks()
     json: bool = field(default=False, metadata={"help": "print JSON, with the heat maps as numbers"})
 
     def __post_init__(self) -> None:
@@ -50,6 +51,8 @@ class StragglersConfig:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
     config = parse(StragglersConfig, argv, description="Find what slows a distributed job down.")
-    found = find_stragglers(config.name, config.meta, config.typical, config.threshold)
+    found = find_stragglers(
+        config.name, config.meta, config.typical, config.threshold, config.allow_missing_ranks
+    )
     print(json.dumps(found.as_json(), indent=2) if config.json else text(config.name, found))
     return 0
