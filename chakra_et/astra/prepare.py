@@ -175,6 +175,16 @@ def _kept(trace: ExecutionTrace, keep: Keep, counts: Counter[str]) -> ExecutionT
     return select(trace, wanted, np.where(lane >= 0, lane, trace.column("stream", -1)))
 
 
+def with_dependencies(trace: ExecutionTrace, before: np.ndarray, after: np.ndarray) -> ExecutionTrace:
+    """The trace in which each row of ``after`` has a control dependency on that of ``before``."""
+    deps = trace.ctrl_deps
+    owner = np.concatenate([np.repeat(np.arange(len(trace)), np.diff(deps.offsets)), after])
+    order = np.argsort(owner, kind="stable")
+    values = np.concatenate([deps.values, trace.ids[before]])[order]
+    offsets = np.concatenate(([0], np.cumsum(np.bincount(owner, minlength=len(trace)), dtype=np.int64)))
+    return dataclasses.replace(trace, ctrl_deps=Ragged(offsets, values))
+
+
 def sentences(counts: Mapping[str, int]) -> list[str]:
     """One sentence for each key of counts."""
     found = []

@@ -20,6 +20,8 @@ from chakra_et.simulate.matching import Matching, check_same, deadlock, match
 from chakra_et.simulate.timing import Timing, timing
 
 CPU, GPU, COMM, RECV = range(4)
+LARGEST_REPLAY = 5_000_000
+"""Nodes, all ranks together, up to which a set is replayed where nobody asked for it: 1 GB and a minute."""
 
 
 @dataclass

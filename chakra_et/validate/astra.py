@@ -17,7 +17,11 @@ from typing import Any
 
 import numpy as np
 
+from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
+from chakra_et.simulate.collective_order import missing_order
+from chakra_et.simulate.joint import build_graph
+from chakra_et.simulate.matching import match
 from chakra_et.validate.table import Finding
 
 GIB_PER_GB = 1e9 / 2**30
@@ -73,6 +77,26 @@ def check_run_for_astra(
             yield from _system(system, len(network.get("npus_count") or network.get("topology") or ()))
         elif (folder / "system.json").exists():
             yield Finding("astra-system", [], "system.json can't be read as JSON")
+
+
+def check_order(
+    traces: Mapping[int, ExecutionTrace], groups: Mapping[str, list[int]] | None
+) -> Iterator[Finding]:
+    """A finding where collectives of groups that overlap can be issued in different orders by different
+    ranks, or by no rank at all."""
+    try:
+        graph = build_graph(list(traces.values()), list(traces))
+        pairs = missing_order(graph, match(graph, groups))
+    except TraceError as error:
+        yield Finding("astra-order", [], str(error))
+        return
+    if len(pairs):
+        first, second = pairs[0].tolist()
+        message = (
+            f"{len(pairs):,} pairs of collectives or sends can run in either order, the first on rank "
+            f"{graph.rank(first)}: {graph.describe(first)} and {graph.describe(second)}"
+        )
+        yield Finding("astra-order", [], message)
 
 
 def read_network(folder: Path) -> dict[str, list[str]] | None:

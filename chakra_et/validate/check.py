@@ -114,7 +114,8 @@ def check_set(run: RankSet, dataset_splits: int = 4, for_astra: bool = False) ->
     ``preferred-dataset-splits`` of system.json instead of ``dataset_splits``.
     """
     # A conversion checks no bundles.
-    from chakra_et.validate.astra import check_file_for_astra, check_run_for_astra, read_system
+    from chakra_et.simulate.replays import LARGEST_REPLAY
+    from chakra_et.validate.astra import check_file_for_astra, check_order, check_run_for_astra, read_system
 
     groups = run.comm_groups()
     folder = Path(run.name).parent
@@ -122,6 +123,7 @@ def check_set(run: RankSet, dataset_splits: int = 4, for_astra: bool = False) ->
     splits = system.get("preferred-dataset-splits")
     dataset_splits = splits if type(splits) is int and splits > 0 else dataset_splits
     communication: dict[int, ExecutionTrace] = {}
+    whole: dict[int, ExecutionTrace] = {}
     problems: list[Problem] = []
     for rank, path in run.files.items():
         try:
@@ -135,6 +137,8 @@ def check_set(run: RankSet, dataset_splits: int = 4, for_astra: bool = False) ->
             file = File(trace, rank, groups, dataset_splits)
             found = check_file_for_astra(trace, bool(system.get("roofline-enabled")))
             problems += [_problem(finding, str(path), file) for finding in found]
+            if rank is not None and sum(map(len, whole.values())) <= LARGEST_REPLAY:
+                whole[rank] = trace
         # A run can have hundreds of ranks: keep only what the check of the whole run needs.
         if rank is not None:
             communication[rank] = trace.communication()
@@ -143,5 +147,5 @@ def check_set(run: RankSet, dataset_splits: int = 4, for_astra: bool = False) ->
         problems += check_together(communication, groups, names)
     if for_astra:
         about = check_run_for_astra(folder, Path(run.name).name, groups, len(run.files))
-        problems += [_problem(finding, run.name, None) for finding in about]
+        problems += [_problem(each, run.name, None) for each in (*about, *check_order(whole, groups))]
     return problems

@@ -115,6 +115,39 @@ def test_a_send_waits_for_its_receiver_and_a_rank_can_end_with_it(tmp_path: Path
         assert "--rendezvous-protocol=true" in (folder / "run.sh").read_text()
 
 
+def _two_streams(rank: int) -> ExecutionTrace:
+    """Two groups of all ranks, each in a stream of its own, that no dependency puts in order."""
+    generator = np.random.default_rng(rank)
+    nodes: list[dict] = []
+    ends: dict[str, tuple[int, ...]] = {"1": (), "2": ()}
+    for _ in range(3):
+        for group, kind in (("1", CollectiveType.ALL_REDUCE), ("2", CollectiveType.ALL_TO_ALL)):
+            at, micros = len(nodes) + 1, int(generator.integers(10, 400))
+            more = {"comm_type": int(kind), "comm_size": 1 << 20, "stream": int(group), "is_cpu_op": 0}
+            nodes += [cpu(at, micros), collective(at + 1, 50, (at, *ends[group]), group, **more)]
+            ends[group] = (at + 1,)
+    return make_trace(*nodes, rank=rank, world_size=4)
+
+
+def test_collectives_of_two_groups_have_one_order_on_all_ranks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ranks that issued the groups' collectives as they became ready waited for each other for ever."""
+    everyone = [0, 1, 2, 3]
+    traces = {rank: _two_streams(rank) for rank in everyone}
+    name = write_set(tmp_path / "set", traces, {"1": everyone, "2": everyone})
+    assert main(["validate", name, "--for", "astra-sim"]) == 0
+    assert "20 pairs of collectives or sends can run in either order" in capsys.readouterr().out
+    for speed in ("0.1", "9", "10", "1000"):
+        folder = tmp_path / speed
+        assert bundle(name, folder, topology=f"4 ranks, {speed} Gbit/s, 1 us") == 0
+        assert "20 dependencies were added" in capsys.readouterr().out
+        assert "4 of 4 ranks finished" in run_astra(folder).stdout
+        assert main(["astra", "--check", str(folder / "astra.log"), "--max-error", "1"]) == 0
+    assert main(["validate", str(tmp_path / "10" / "run"), "--for", "astra-sim"]) == 0
+    assert "astra-order" not in capsys.readouterr().out
+
+
 def test_a_log_of_an_abort_says_so(mesh: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bundle(mesh, tmp_path / "bundle")
     log = tmp_path / "bundle" / "astra.log"
