@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -114,6 +115,15 @@ def test_the_import_is_quick_and_loads_nothing_else() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_the_tool_chain_stands_without_the_planner() -> None:
+    used = [
+        path
+        for path in (ROOT / "chakra_et").rglob("*.py")
+        if re.search(r"(import|from) fasop", path.read_text())
+    ]
+    assert not used
 
 
 def test_a_package_stays_one_where_it_is_called() -> None:

@@ -155,22 +155,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     config = cli.parse(
         Config, _with_dash(sys.argv[1:] if argv is None else argv), prog="python -m fasop plan"
     )
-    model = find_model(config.model, config.models_file)
-    if config.global_batch:
-        model = replace(model, global_batch=config.global_batch)
-    clusters = load_clusters(config.cluster)
-    if config.lost:
-        clusters = [cluster.without(config.lost) for cluster in clusters]
-    clusters = _affordable(clusters, config.budget)
-    cost_files = [read_costs(PUBLISHED), *map(read_costs, reversed(config.costs))]
-    check_cost_name(cost_files, model)
     if config.csv not in ("", "-") and not Path(config.csv).absolute().parent.is_dir():
         raise PlanError(f"{config.csv}: no such folder: make {Path(config.csv).parent} first.")
-    if config.cost_model == "hpdc24":
-        plans, rows = _hpdc24(config, model, clusters, cost_files)
-    else:
-        plans = _exact(config, model, clusters, cost_files)
-        rows = [report.csv_row(plan) for plan in plans] if config.csv else []
+    plans, rows, clusters = found(config)
     if config.csv:
         text = report.csv_text(rows)
         if config.csv == "-":
@@ -184,6 +171,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     else:
         print("\n".join(_text(config, plans[: config.top], clusters)))
     return 0
+
+
+def found(
+    config: Config, costs: Sequence[CostFile] = ()
+) -> tuple[list[Plan], list[tuple[object, ...]], list[Cluster]]:
+    """The plans, their rows if they are asked for, and the clusters. ``costs``: before those of files."""
+    model = find_model(config.model, config.models_file)
+    if config.global_batch:
+        model = replace(model, global_batch=config.global_batch)
+    clusters = load_clusters(config.cluster)
+    if config.lost:
+        clusters = [cluster.without(config.lost) for cluster in clusters]
+    clusters = _affordable(clusters, config.budget)
+    cost_files = [read_costs(PUBLISHED), *map(read_costs, reversed(config.costs)), *costs]
+    check_cost_name(cost_files, model)
+    if config.cost_model == "hpdc24":
+        return *_hpdc24(config, model, clusters, cost_files), clusters
+    plans = _exact(config, model, clusters, cost_files)
+    return plans, [report.csv_row(plan) for plan in plans] if config.csv else [], clusters
 
 
 def _with_dash(argv: Sequence[str]) -> list[str]:
