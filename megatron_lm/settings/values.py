@@ -56,6 +56,7 @@ class Settings:
     seed: int = 1234
     data_path: str = ""
     split: str = "100,0,0"
+    stop_on_nan: int = 50
     save: str = ""
     save_interval: int = 0
     load: str = ""

@@ -49,9 +49,11 @@ def _checkpoint(job: str, values: Mapping[str, str]) -> Path:
         raise RunError(
             f"job {job} wrote no checkpoints, as SAVE was empty: there is nothing to continue from."
         )
-    folder = checkpoints.newest(Path(values["SAVE"]))
+    folder, damaged = checkpoints.newest_whole(Path(values["SAVE"]))
+    for sentence in damaged:
+        print(f"job {job}: {sentence}", file=sys.stderr)
     if folder is None:
-        raise RunError(f"job {job}: there is no checkpoint in {values['SAVE']} to continue from.")
+        raise RunError(f"job {job}: there is no good checkpoint in {values['SAVE']} to continue from.")
     try:
         done = int(checkpoints.read_meta(folder)["iteration"])
     except (OSError, ValueError, KeyError) as error:
