@@ -33,7 +33,11 @@ def first_failure(run: Run, states: Mapping[str, State]) -> Failure | None:
     logs = [Log("", run.batch_output(job)) for job in run.jobs]
     logs += [log_of(node) for node in run.nodes]
     notes = {node.name: state.note_of(node) for node in run.nodes}
-    ended = {name: note.when for name, note in notes.items() if note and note.when and note.word == "exit"}
+    ended = {
+        name: (note.number, note.when)
+        for name, note in notes.items()
+        if note and note.when and note.word == "exit"
+    }
     found = failures.first(logs, ended, has_failed)
     if found is not None and found.weight != PEER:
         return found

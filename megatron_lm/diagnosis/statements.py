@@ -60,7 +60,7 @@ CHAINED = (
 )
 CPP = re.compile(r"terminate called after throwing an instance of '(?P<name>[\w:]+)(?:<.*>)?'")
 WHAT = re.compile(r"\s*what\(\): +(?P<text>.*)")
-# How a shell, Python's fault handler, MPI and absl report that a process was ended by a signal.
+# How a shell and Python's fault handler report that a process was ended by a signal, and the kernel's report.
 SIGNALS = (
     "Segmentation fault|Bus error|Aborted|Killed|Illegal instruction|Floating point exception|"
     "Trace/breakpoint trap"
@@ -68,9 +68,6 @@ SIGNALS = (
 DEATHS = [
     re.compile(rf"(?:\S+: line \d+: +)?(?:\d+ )?(?P<text>(?:{SIGNALS})(?: +\(core dumped\))?)(?:  .*)?$"),
     re.compile(r"Fatal Python error: (?P<text>.*)"),
-    re.compile(r"(?:\[\S+\] )?(?:\*\*\* )?Signal: (?P<text>[A-Z][\w ]+\(\d+\))"),
-    re.compile(r"\*\*\* (?P<text>SIG[A-Z]+) received at time=\d+.*"),
-    re.compile(r"\S+ noticed that process rank (?P<rank>\d+) .* exited on signal \d+ \((?P<text>[^)]*)\)\.?"),
     re.compile(r"(?P<text>(?:Memory cgroup out|Out) of memory: Killed process \d+ .*)"),
 ]
 SLURM = re.compile(
@@ -78,11 +75,9 @@ SLURM = re.compile(
     r"(?P<text>.*)"
 )
 # Without the name of one of Slurm's programs, only its plugins and jobs.
-UNNAMED = re.compile(r"pyxis: |spank|\*\*\* (?:JOB|STEP) |Detected \d+ oom|Node failure on ")
+UNNAMED = re.compile(r"\*\*\* (?:JOB|STEP) |Detected \d+ oom|Node failure on ")
 PROGRAM = re.compile(r"(?P<name>(?:[\w./@+-]*/)?[A-Za-z_][\w.+-]*)(?:\[\d+\])?: +(?P<text>.*)")
 SHELL_FAILURES = ("command not found", "cannot execute binary file", "bad interpreter", "syntax error")
-LUSTRE = re.compile(r"LustreError: (?:\d+:\d+:\(\S+ *\) *|\d+-\w+: )?(?P<text>.*)")
-DRIVER = re.compile(r"NVRM: (?P<text>Xid .*)")
 FAILED = re.compile(
     r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<local>\d+) \(pid: \d+\) of binary: "
 )
@@ -163,7 +158,7 @@ def _traceback(lines: list[Line], at: int, used: set[int]) -> Iterator[Statement
         tuple(lines[number].raw for number in ours[: last + 1]),
         at,
         rank,
-        lines[at].local_rank,
+        None,
         lines[at].when,
         survived=survived,
     )
@@ -194,9 +189,7 @@ def _cpp(lines: list[Line], at: int, used: set[int], name: str) -> Statement:
             break
     used.update(taken)
     raw = tuple(lines[number].raw for number in taken)
-    return Statement(
-        Kind.EXCEPTION, name, text, raw, at, lines[at].rank, lines[at].local_rank, lines[at].when
-    )
+    return Statement(Kind.EXCEPTION, name, text, raw, at, lines[at].rank, None, lines[at].when)
 
 
 def _report(lines: list[Line], at: int, used: set[int]) -> Iterator[Statement]:
@@ -207,27 +200,13 @@ def _report(lines: list[Line], at: int, used: set[int]) -> Iterator[Statement]:
         text = lines[number].text
         if number > at and text.startswith(("====", "----")):
             break
-        if START not in text:
-            used.add(number)
+        used.add(number)
         if re.fullmatch(r"\[\d+\]:", text.strip()):
             yield from _of_report(facts, lines, start)
             facts, start = {}, number
         elif match := re.match(r"\s+(time|host|rank|exitcode|error_file|traceback) *: (.*)", text):
             facts[match[1]] = match[2]
-            if START in text:
-                _lift_traceback(lines, number, facts)
     yield from _of_report(facts, lines, start)
-
-
-def _lift_traceback(lines: list[Line], at: int, facts: dict[str, str]) -> None:
-    """With error files torchrun's report holds the ranks' tracebacks, indented: make them ordinary lines."""
-    rank = re.match(r"\d+", facts.get("rank", ""))
-    lines[at] = replace(lines[at], text=START, rank=int(rank[0]) if rank else None)
-    for number in range(at + 1, len(lines)):
-        text = lines[number].text
-        if text.startswith(("====", "----")) or re.fullmatch(r"\[\d+\]:", text.strip()):
-            break
-        lines[number] = replace(lines[number], text=text[2:], rank=lines[at].rank)
 
 
 def _of_report(facts: dict[str, str], lines: list[Line], start: int) -> Iterator[Statement]:
@@ -251,7 +230,7 @@ def _single(line: Line, lines: list[Line], at: int, used: set[int]) -> Statement
     if line.is_mild:
         return _detail(line) if "NCCL WARN" in line.raw else None
     text = line.text
-    made = Statement(Kind.RECORD, line.source, text, (line.raw,), at, line.rank, line.local_rank, line.when)
+    made = Statement(Kind.RECORD, line.source, text, (line.raw,), at, line.rank, None, line.when)
     if match := FAILED.match(text):
         return replace(made, kind=Kind.RANK_END, local_rank=int(match["local"]), code=int(match["code"]))
     if (match := SLURM.fullmatch(text)) and (match["name"] or UNNAMED.match(match["text"])):
@@ -259,10 +238,7 @@ def _single(line: Line, lines: list[Line], at: int, used: set[int]) -> Statement
         return replace(made, kind=Kind.SLURM, name=match["name"] or "", text=match["text"], when=when)
     for pattern in DEATHS:
         if match := pattern.match(text):
-            rank = int(match["rank"]) if "rank" in pattern.groupindex else line.rank
-            return replace(made, kind=Kind.DEATH, name="", text=match["text"], rank=rank)
-    if match := LUSTRE.match(text) or DRIVER.match(text):
-        return replace(made, kind=Kind.TOOL, name="kernel", text=match["text"])
+            return replace(made, kind=Kind.DEATH, name="", text=match["text"])
     if line.is_severe:
         return replace(made, text=_with_continuation(lines, at, used))
     if match := BARE.fullmatch(text.strip()):
@@ -287,9 +263,7 @@ def _single(line: Line, lines: list[Line], at: int, used: set[int]) -> Statement
 
 
 def _detail(line: Line) -> Statement:
-    return Statement(
-        Kind.DETAIL, "NCCL", line.text, (line.raw,), line.number, line.rank, line.local_rank, line.when
-    )
+    return Statement(Kind.DETAIL, "NCCL", line.text, (line.raw,), line.number, line.rank, None, line.when)
 
 
 def _with_continuation(lines: list[Line], at: int, used: set[int]) -> str:

@@ -7,13 +7,14 @@ Either of a heterogeneous run's two job ids shows the whole run.
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from chakra_et import cli
-from megatron_lm.diagnosis import of_run
+from megatron_lm.diagnosis import of_run, training
 from megatron_lm.diagnosis.failures import Failure
 from megatron_lm.logs import gpus, records, runs, state
 from megatron_lm.logs.runs import Node, Run
@@ -63,10 +64,13 @@ def lines(run: Run, states: dict[str, State]) -> Iterator[tuple[str, str]]:
     """(style, text) of every line. style: RED for problems, BOLD for titles, else empty."""
     outputs = {node: node.read("out") for node in run.nodes}
     failure = of_run.first_failure(run, states)
-    wrong = list(problems(run, states, failure))
-    for text in wrong:
-        yield RED, f"WRONG: {text}"
-    if not wrong:
+    wrong = [f"WRONG: {text}" for text in problems(run, states, failure)]
+    if warning := training.divergence(speed.iterations(outputs.values())):
+        wrong.append(f"WARNING: {warning}")
+    yield from ((RED, text) for text in wrong)
+    waiting = [f"job {job} waits: {known}" for job, known in states.items() if known.word in state.WAITING]
+    yield from ((BOLD, text) for text in waiting)
+    if not wrong and not waiting:
         yield "", "no problems found"
 
     yield title("last output message")
@@ -115,9 +119,15 @@ def lines(run: Run, states: dict[str, State]) -> Iterator[tuple[str, str]]:
 def problems(run: Run, states: dict[str, State], failure: Failure | None) -> Iterator[str]:
     """The problems of a run, the worst first, one sentence each."""
     for job, known in states.items():
-        if known.word not in (state.COMPLETED, state.RUNNING):
+        if known.word != state.COMPLETED and known.word not in state.ALIVE:
             yield f"job {job} is not running: {known}"
+    outputs = [node.read("out") for node in run.nodes]
+    if sentence := training.not_finite(outputs):
+        yield with_nodes(run, sentence)
     running = any(known.word == state.RUNNING for known in states.values())
+    interval = records.settings(b"".join(outputs[:1])).get("LOG_INTERVAL", "1")
+    if running and (sentence := training.stall(run, speed.iterations(outputs), int(interval))):
+        yield with_nodes(run, sentence)
     for node in run.nodes:
         found = last_gpus(node.read("gpu"))
         if running and found and not any(gpu.processes or (gpu.used or 0) > IDLE_MB for gpu in found):
@@ -132,6 +142,19 @@ def problems(run: Run, states: dict[str, State], failure: Failure | None) -> Ite
             f"{run.jobs[0]} --without {names}"
         )
     yield from _differences(run)
+
+
+def with_nodes(run: Run, sentence: str) -> str:
+    """A sentence with the node of each rank that it names."""
+    firsts = sorted(
+        (log.first_rank, log.node) for log in map(of_run.log_of, run.nodes) if log.first_rank is not None
+    )
+
+    def placed(match: re.Match[str]) -> str:
+        on = [name for first, name in firsts if first <= int(match[1])]
+        return f"{match[0]} on {on[-1]}" if on else match[0]
+
+    return re.sub(r"\brank (\d+)(?! on)", placed, sentence)
 
 
 def setting_lines(settings: dict[str, dict[str, str]]) -> Iterator[str]:
@@ -158,6 +181,8 @@ def speed_lines(run: Run, outputs: dict[Node, bytes], states: dict[str, State]) 
         return
     settings = next((of_node for data in outputs.values() if (of_node := records.settings(data))), {})
     yield from (f"{name}: {value}" for name, value in speed.figures(found, settings))
+    if skipped := sum(each.skipped for each in found):
+        yield f"skipped steps: {skipped}, as fp16 gradients overflowed and the loss scale was lowered"
     if any(known.word == state.RUNNING for known in states.values()):
         left = found[-1].total - found[-1].number
         yield f"time left: {_duration(left * speed.typical(found))} for {left} iterations"

@@ -182,10 +182,13 @@ def test_the_speed_is_that_of_the_sizes_in_the_log() -> None:
 
 
 def test_an_unknown_job_is_one_sentence_that_names_those_there_are(log_dir: Path, capsys) -> None:
-    write_run(log_dir, "41", "n1", 0)
+    """By number: as text, 5 to 9 would stand after 15."""
+    for job in range(5, 16):
+        write_run(log_dir, str(job), "n1", 0)
     assert command(["get_result", "999999"]) == 2
     said = capsys.readouterr()
-    assert not said.out and said.err.count("\n") == 1 and "the latest runs there are 41" in said.err
+    assert not said.out and said.err.count("\n") == 1
+    assert "the latest runs there are 11, 12, 13, 14, 15." in said.err
     assert command(["get_result", "../etc"]) == 2
     assert "is not a job id" in capsys.readouterr().err
 
