@@ -48,6 +48,10 @@ TABLE: dict[str, tuple[Kind, str]] = {
     # warnings
     "name-mismatch": ("warning", "operators whose number has another name in the other trace, not linked"),
     "clock-gap": ("warning", "seconds between the recordings of host and device trace"),
+    "clock-contradicted": (
+        "warning",
+        "pairs of a call and device work that contradict the device's clock as estimated from all pairs",
+    ),
     "steps-without-host": ("warning", "steps of the device trace that the host trace does not cover"),
     "host-only-operators": ("warning", "host operators with CUDA tensors in steps without any device work"),
     "launch-without-work": ("warning", "kernel launches whose kernel is not in the device trace"),
@@ -100,8 +104,11 @@ TABLE: dict[str, tuple[Kind, str]] = {
     "graph-captured": ("note", "kernels of CUDA or HIP graphs, named by the trace of the capture"),
     "blocking-copy": ("note", "copies that blocked the calling thread"),
     "early-start": ("note", "device work that starts before the call that launches it"),
+    "clock-offset": ("note", "ns between the clocks of device {} and the host, corrected"),
     "no-launch": ("note", "device work without a launching call, ordered by stream and time"),
-    "sync-by-time": ("note", "synchronising calls matched with device work by time"),
+    "sync-by-time": ("note", "synchronising calls whose event or stream isn't recorded, matched by time"),
+    "queue-full": ("note", "launches that waited for a place in a stream's queue of {}"),
+    "host-spun": ("note", "gaps in which a thread spun until the device was done"),
     "stream-wait-no-record": ("note", "stream waits whose event record is not in the trace"),
     "stream-wait-contradicted": ("note", "stream waits that contradict the times, left out"),
     "backward-waited": ("note", "backward passes that the main thread waited for"),

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from chakra_et.convert.graph import pairing, timeline
+from chakra_et.convert.graph.clocks import Clock, on_host_clock
 from chakra_et.convert.graph.communication import Communications
 from chakra_et.convert.graph.identify_communication import CommunicationRows, communication_rows, describe
 from chakra_et.convert.graph.launches import launch_calls
@@ -27,7 +28,8 @@ class LinkedRank:
 
     Built once by ``link_rank``; later stages do not change it. ``calls[i]``: row of the call that launched
     device row i, -1 for none. ``link_rate``: part (0 to 1) of the host operators with a device record, over
-    the whole recording. ``findings``: the findings of all stages so far.
+    the whole recording. ``clocks``: of the devices, whose times are by the host's. ``findings``: those of all
+    stages so far.
     """
 
     host: HostTrace
@@ -38,6 +40,7 @@ class LinkedRank:
     communication_rows: CommunicationRows
     communication: Communications
     link_rate: float
+    clocks: list[Clock]
     findings: Findings
 
 
@@ -58,7 +61,10 @@ def link_rank(
     linked, warnings = pairing.check(host, device, link(host, device), allow_unlinked)
     rate = linked.rate(host)
     findings = joined(host.findings, device.findings, warnings)
-    calls = launch_calls(device)
+    device, calls, linked, clocks = on_host_clock(device, launch_calls(device), linked)
+    for clock in clocks:
+        findings.add("clock-offset", abs(clock.offset_ns), str(clock.device))
+        findings.add("clock-contradicted", clock.contradicting)
     if step != "all":
         kept = _rows_of_step(device, calls, step)
         findings.add("outside-step", len(device) - len(kept), step)
@@ -71,7 +77,7 @@ def link_rank(
     time = timeline.build(device, rows.cpu)
     communication = describe(host, device, linked, time.parent, calls, rows, groups)
     findings = joined(findings, time.findings, communication.findings)
-    return LinkedRank(host, device, linked, time, calls, rows, communication, rate, findings)
+    return LinkedRank(host, device, linked, time, calls, rows, communication, rate, clocks, findings)
 
 
 def _rows_of_step(device: DeviceTrace, calls: np.ndarray, step: str) -> np.ndarray:
