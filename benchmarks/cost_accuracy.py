@@ -115,11 +115,51 @@ def read_products(folder: Path, dtype: str) -> dict[str, Table]:
     return found
 
 
+def read_attention(folder: Path) -> dict[str, Table]:
+    """By name of the GPU and framework, the fastest of its kernels for each shape."""
+    import pandas
+
+    shape = ["batch", "heads", "kv_heads", "isl", "head_dim"]
+    found = {}
+    rows = pandas.read_parquet(folder / "attention.parquet")
+    for (name, framework), each in rows.groupby(["gpu", "framework"], observed=True):
+        gpu = by_name(str(name))
+        if gpu is not None:
+            each = each.sort_values("latency_us").drop_duplicates(shape)
+            batch, heads, shared, tokens, size = each[shape].to_numpy(float).T
+            ones = np.ones(len(each))
+            points = np.stack([batch, heads, shared, tokens, tokens, size, ones, 0 * ones], axis=1)
+            found[f"{gpu.name} {framework}"] = Table(gpu, points, each.latency_us.to_numpy(float))
+    return found
+
+
+def read_float(folder: Path) -> dict[str, Table]:
+    """By device, NeuSight's products without tensor cores, of the same operands as just before."""
+    import pandas
+
+    rows = pandas.read_parquet(folder / "neusight_kernels.parquet")
+    found = {}
+    for name, each in rows[rows.table.isin(["linear", "bmm"])].groupby("device", observed=True):
+        gpu = by_name(str(name))
+        if gpu is not None:
+            sizes = each[["batch", "m", "n", "k"]].fillna(1).to_numpy(float)
+            points = np.hstack([sizes, np.ones((len(sizes), 1))])
+            found[f"{gpu.name} PyTorch"] = Table(gpu, points, each.latency_us.to_numpy(float))
+    return found
+
+
 READERS = {
     "16 bit": lambda folder: read_products(folder, "bfloat16"),
     "8 bit": lambda folder: read_products(folder, "fp8"),
+    "float": read_float,
+    "attention": read_attention,
 }
-TITLES = {"16 bit": "products bf16", "8 bit": "fp8 products with quantisation"}
+TITLES = {
+    "16 bit": "products bf16",
+    "8 bit": "fp8 products with quantisation",
+    "float": "fp32 products (linear, bmm)",
+    "attention": "attention forward",
+}
 
 
 def fitted(kind: str, table: Table, start: Values | None = None) -> dict[str, float]:
@@ -137,12 +177,13 @@ def grid_of(kind: str, table: Table, values: Values) -> grids.Grid:
     """What a table's kernels took beyond the model."""
     model = MODELS[kind]
     beyond = np.log(table.micros / model.micros(table.gpu, values, table.points))
-    return grids.make_grid(model.place(table.points), beyond, held=(0,))
+    return grids.make_grid(model.place(table.points), beyond, () if kind == "attention" else (0,))
 
 
 def own_times(kind: str, table: Table) -> KernelTimes:
     values = fitted(kind, table)
-    return KernelTimes(table.gpu, {kind: values}, {kind: grid_of(kind, table, values)})
+    grid = {} if kind == "float" else {kind: grid_of(kind, table, values)}
+    return KernelTimes(table.gpu, {kind: values}, grid)
 
 
 def judged(title: str, kind: str, table: Table, times: KernelTimes, target: str = "", name: str = "") -> Row:
@@ -170,8 +211,9 @@ def _drawn(table: Table) -> np.ndarray:
 
 
 def shapes_left_out(kind: str, table: Table) -> Row:
-    """Whole (n, k) of products left out."""
-    group = np.unique(table.points[:, 2:4], axis=0, return_inverse=True)[1].reshape(-1)
+    """Whole (n, k) of products left out, or shapes of attention."""
+    columns = [0, 1, 2, 3, 5] if kind == "attention" else [2, 3]
+    group = np.unique(table.points[:, columns], axis=0, return_inverse=True)[1].reshape(-1)
     fold = np.random.default_rng(0).permutation(group.max() + 1)[group] % FOLDS
     said = np.empty(len(fold))
     for at in range(FOLDS):
@@ -180,7 +222,7 @@ def shapes_left_out(kind: str, table: Table) -> Row:
     if kind == "16 bit" and table.gpu.name == "L40S":
         target = "8"
     return Row(
-        f"{TITLES[kind]}, whole (n, k) left out",
+        f"{TITLES[kind]}, {'shapes' if kind == 'attention' else 'whole (n, k)'} left out",
         table.gpu.name,
         table.micros,
         said / table.micros - 1,
@@ -210,6 +252,8 @@ TARGETS: dict[str, dict[str, str]] = {
         "shapes": "9 / 7.5",
     },
     "8 bit": {"framework": "20 / 30 (trtllm)", "rows": "8", "relative": "15", "none": "15", "shapes": ""},
+    "float": {"framework": "15", "rows": "", "relative": "15", "none": "15", "shapes": ""},
+    "attention": {"framework": "15", "rows": "5", "relative": "12", "none": "20", "shapes": ""},
 }
 GDDR_TARGET = {"L40S": "18 / 14", "RTXPRO6000": "13 / 11"}
 
@@ -270,8 +314,7 @@ def write(folder: Path) -> None:
         for each in times:
             made.setdefault(each.gpu.name, {})[kind] = each.parameters[kind]
             saved[f"{each.gpu.name} {kind}"] = each.grids[kind]
-        for general in ("H100", "L40S"):
-            gpu = gpus.gpu(general)
+        for gpu in map(gpus.gpu, ("H100", "L40S")):
             values = mean_parameters(gpu, kind, [(each.gpu, each.parameters[kind]) for each in times])
             made.setdefault(f"nvidia {gpu.kind}", {})[kind] = values
     rounded = {

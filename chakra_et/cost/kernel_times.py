@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from chakra_et.cost import grids, products
+from chakra_et.cost import attention, grids, products
 from chakra_et.cost.gpus import Gpu
 
 FILE = Path(__file__).with_name("kernel_times.json")
@@ -49,9 +49,14 @@ MODELS = {
         products.WIDTHS,
         _product_place,
     )
-    for number in ("16 bit", "8 bit")
+    for number in ("16 bit", "8 bit", "tf32", "float", "double")
 }
-"""By kind of kernel: matrix products by type of number."""
+"""By kind of kernel: matrix products by type of number, and attention."""
+MODELS["attention"] = Model(
+    attention.attention_micros, attention.start, attention.WIDTHS, lambda points: points[:, [5, 1, 2, 3, 0]]
+)
+_AS = {"tf32": "16 bit", "double": "float"}
+"""Kinds of which nothing was measured, and those whose parameters they take."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +73,8 @@ class KernelTimes:
         """µs of kernels of a kind (key of ``MODELS``) at ``points[R, D]``; float[R]."""
         rows = np.atleast_2d(np.asarray(points, float))
         model, grid = MODELS[kind], self.grids.get(kind)
-        taken = model.micros(self.gpu, self.parameters.get(kind) or model.start(self.gpu), rows)
+        known = self.parameters.get(_AS.get(kind, kind)) or model.start(self.gpu)
+        taken = model.micros(self.gpu, known, rows)
         return taken if grid is None else taken * np.exp(self.trust * grid.at(model.place(rows)))
 
 

@@ -31,11 +31,15 @@ WIDTHS |= {"step": 0.15, "cache": 0.25}
 GDDR = {"burst": 0.74, "hot": 0.6}
 """Of GPUs with GDDR: an RTX PRO 6000 Server Edition reaches 417 TFLOP/s in single products of bfloat16, and
 both editions 360 in long ones (zzc0721/torch-performance-test-data, issues 160 and 162, 2026)."""
+FLOAT = {"burst": 0.9, "hot": 0.9, "load": 1.8}
+"""Of products without tensor cores."""
 AMD = {"burst": 0.65, "hot": 0.6}
 """MI300X: 669 of 1307 TFLOP/s at best (S. Bekman, Machine Learning Engineering, 2024)."""
-POWER = {"HBM": (0.2, 0.3), "GDDR": (0.5, 1.0)}
+POWER = {"HBM": (0.2, 0.3), "GDDR": (0.5, 1.0), "float": (0.9, 1.3)}
 """Exponents of watts per TFLOP/s in ``burst`` and ``hot``: with GDDR, at clocks above 2 GHz, power bounds all
 of the rate; large dies with HBM lower their voltage."""
+FLOAT_WATTS = 13.0, 5.0
+"""Watts per TFLOP/s above which power doesn't bound 32-bit arithmetic: before 8-bit products, with them."""
 _EDGES = (16, 32, 64, 128, 256), (16, 32, 64, 96, 128, 192, 256)
 _SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 CONFIGURATIONS = np.array(
@@ -49,9 +53,14 @@ CONFIGURATIONS = np.array(
     float,
 ).T
 """Rows and columns of tiles, and parts of K."""
-_LARGEST, _TILE, _ALONG, _NORM = 256 * 128, 16.0, 64, 5
-"""Elements of the largest tile; rows and columns that a tile loses to its edges; elements of K per step; how
-sharply the slowest bound rules."""
+_LARGEST, _ALONG, _NORM = 256 * 128, 64, 5
+"""Elements of the largest tile and of K per step; how sharply the slowest bound rules."""
+_EDGE_LOSS = 16.0, 250.0
+"""Rows and columns that a tile loses to its edges, with tensor cores and without."""
+_AGAIN = 0.6
+"""The part of ``fill`` that further tiles take, as others compute meanwhile."""
+_QUANTISED = 1.5
+"""What quantising takes over reading and writing."""
 _COOL = 400.0
 """µs at full power before clocks fall."""
 _WARM, _WARM_STEP = 0.9, 0.8
@@ -62,8 +71,12 @@ _ROWS = 1024
 
 def start(gpu: Gpu, number: str) -> dict[str, float]:
     """The prior of a GPU's parameters."""
+    if number in ("float", "double"):
+        return START | FLOAT
     found = START | (AMD if gpu.vendor == "amd" else GDDR if gpu.kind == "GDDR" else {})
-    return found | {"split": 20.0} if number == "8 bit" else found
+    if number == "8 bit":
+        return found | {"burst": found["burst"] * 0.78, "hot": found["hot"] * 0.75, "split": 20.0}
+    return found
 
 
 def product_micros(gpu: Gpu, parameters: Mapping[str, float], points: np.ndarray, number: str) -> np.ndarray:
@@ -84,9 +97,13 @@ def _micros(
     batch, m, n, k, sets = (points[:, [at]] for at in range(5))
     written = max(item, 2.0)
     high, wide, parts = CONFIGURATIONS
+    simple = number in ("float", "double")
+    edge = _EDGE_LOSS[simple]
     clock, peak = gpu.clock / 1e6, gpu.peak(number) / 1e6  # per µs
-    per_tflop = gpu.watts / (gpu.peak(number) / 1e12)
-    early, late = POWER[gpu.kind] if number in ("16 bit", "8 bit") else (0.0, 0.0)
+    early, late = POWER["float" if simple else gpu.kind]
+    per_tflop = gpu.watts / (gpu.peak("float" if simple else "16 bit") / 1e12)
+    if simple:
+        per_tflop = min(per_tflop / FLOAT_WATTS["8 bit" in gpu.peaks], 1.0)
     burst = min(parameters["burst"] * per_tflop**early, 1.05)
     hot = min(parameters["hot"] * per_tflop**late, burst)
     operations = (2 * batch * m * n * k)[:, 0]
@@ -96,7 +113,7 @@ def _micros(
     waves = np.ceil(tiles / gpu.units)
     together = np.clip(np.floor(_LARGEST / (high * wide)), 1, 4)
     rounds = np.ceil(tiles / (gpu.units * together))
-    part = (1 + _TILE * (1 / 256 + 1 / 128)) / (1 + _TILE * (1 / high + 1 / wide))
+    part = (1 + edge * (1 / 256 + 1 / 128)) / (1 + edge * (1 / high + 1 / wide))
     arithmetic = waves * 2 * high * wide * depth / (peak * burst / gpu.units * part)
     load = parameters["load"] * peak / gpu.units * (256 + 128) / (256 * 128) * item / 2  # bytes per µs
     moving = waves * ((high + wide) * depth * item + high * wide * written) / load
@@ -110,11 +127,11 @@ def _micros(
 
     bound = (arithmetic**_NORM + moving**_NORM + waiting**_NORM + memory**_NORM) ** (1 / _NORM)
     summed = parameters["split"] + 2 * 4 * parts * batch * m * n / (load * gpu.units)
-    all_of = bound + rounds * parameters["fill"] / clock + np.where(parts > 1, summed, 0)
+    all_of = bound + (1 + (rounds - 1) * _AGAIN) * parameters["fill"] / clock + np.where(parts > 1, summed, 0)
     best = all_of.min(axis=1)
     heated = np.maximum(np.minimum(best, operations / (peak * burst)) - _COOL, 0)
     taken: np.ndarray = parameters["launch"] + best + (burst / hot - 1) * heated
     if number == "8 bit":
-        read = (points[:, 1] * points[:, 3] * 3) / (gpu.memory / 1e6 * parameters["memory"])
+        read = (points[:, 1] * points[:, 3] * 3 * _QUANTISED) / (gpu.memory / 1e6 * parameters["memory"])
         taken = taken + parameters["launch"] + read
     return taken
