@@ -27,6 +27,7 @@ from chakra_et.report.inputs import find_run
 from chakra_et.report.run import ReportRun, assemble
 from chakra_et.report.run import load as _load
 from chakra_et.simulate.run import Run, devices_of, make_run
+from chakra_et.text import plural
 
 if TYPE_CHECKING:
     from chakra_et.convert.runs import SetResult
@@ -45,8 +46,8 @@ class Job:
     changes: tuple[Change | Rebuild, ...] = ()
 
     def __repr__(self) -> str:
-        size = f"{len(self.ranks)} ranks, {len(self.shown.graph):,} nodes, {len(self.changes)} changes"
-        return f"Job({self.name}: {size})"
+        ranks, changes = plural(len(self.ranks), "rank"), plural(len(self.changes), "change")
+        return f"Job({self.name}: {ranks}, {len(self.shown.graph):,} nodes, {changes})"
 
     @property
     def name(self) -> str:
