@@ -15,6 +15,7 @@ COMMANDS = {
     "repair": ("chakra_et.repair.command", "repair damaged host and device traces"),
     "validate": ("chakra_et.validate.command", "check .et files, each by itself and as a run"),
     "info": ("chakra_et.info.command", "show the contents of .et files: nodes, edges, times, collectives"),
+    "diagnose": ("chakra_et.diagnose.command", "find what bounds a run, who is slow and what to change"),
     "stragglers": ("chakra_et.stragglers.command", "find what slow ranks cost, and which they are"),
     "replay": ("chakra_et.simulate.command", "replay .et files and compare with the measured times"),
     "scale": ("chakra_et.transform.command", "make a set of other ranks, layers, batch or sequence"),

@@ -21,7 +21,7 @@ from chakra_et.cli import allow_missing_ranks, parse
 from chakra_et.errors import TraceError
 from chakra_et.predict.bounds import describe
 from chakra_et.predict.predict import Prediction, RankPrediction, predict
-from chakra_et.simulate.run import Run, load_run
+from chakra_et.simulate.run import Run, load_run, together
 from chakra_et.text import plural
 from chakra_et.transform.changes import Change, Rebuild
 
@@ -110,6 +110,9 @@ class PredictConfig:
     overlap: Literal["on", "off"] | None = _option(
         "on: communication delays only the end of its step; off: computation waits for each communication"
     )
+    starts: Literal["recorded", "together"] = _option(
+        "together: all ranks begin at the same moment, in place of when their recordings began", "recorded"
+    )
     output: str | None = _option("write the predicted run as OUTPUT.RANK.et", short="-o")
     comm_groups: str | None = _option("JSON file of group id → ranks, in place of NAME_comm_groups.json")
     allow_missing_ranks: bool = allow_missing_ranks()
@@ -169,6 +172,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         check_output(config.output)
     run = load_run(config.name, config.comm_groups, config.allow_missing_ranks)
+    run = together(run) if config.starts == "together" else run
     prediction = predict(run, changes(config, run))
     written = write_prediction(prediction, config.output) if config.output else []
     if config.json:

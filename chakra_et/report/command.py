@@ -55,5 +55,5 @@ def write_report(config: ReportConfig) -> None:
     if config.json:
         print(json.dumps(with_names(found) | {"page": str(output)}))
         return
-    print(found["headline"][0])
+    print("\n".join(found["headline"]))
     print(f"{output}: {size / 1e6:.1f} MB, open it in a browser")

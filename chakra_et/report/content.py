@@ -2,6 +2,7 @@
 
 name, base, made_by, facts      what ran: the manifest's entries, [label, text]
 headline, lacks                 sentences
+diagnosis                       see ``diagnose.verdict.Diagnosis``, None where the ranks can't be replayed
 ranks                           one dict for each rank: see ``verdict.rank_rows``
 activities, phases              names of the parts of a step
 steps                           [rank, step, start, end, parts, hidden, phases, replayed], ns
@@ -33,7 +34,7 @@ from chakra_et.report.profile import Entry, Module, by_module, by_name
 from chakra_et.report.run import ReportRun
 from chakra_et.report.slowdown import slowdowns
 from chakra_et.report.steps import ReportStep, StepTimes, find_times
-from chakra_et.report.verdict import headline, lacks, path_by_kind, rank_rows
+from chakra_et.report.verdict import diagnosis_of, headline, lacks, path_by_kind, rank_rows
 from chakra_et.simulate.breakdown import ACTIVITIES
 
 # Beyond these, a table of a page shows the entries with the most time.
@@ -70,6 +71,7 @@ def tables(run: ReportRun, times: StepTimes) -> dict[str, Any]:
     labels, late = lateness(run)
     many = len(run.ranks) > MOST_RANKS
     stragglers, without = slowdowns(run)
+    diagnosis = diagnosis_of(run)
     missing = [*lacks(run, times), *without]
     if many:
         missing.append(f"tables of rank by rank: left out for more than {MOST_RANKS} ranks")
@@ -80,7 +82,8 @@ def tables(run: ReportRun, times: StepTimes) -> dict[str, Any]:
         "base": run.base,
         "made_by": MADE_BY,
         "facts": facts(run.manifest, run),
-        "headline": headline(run, times),
+        "headline": headline(run, times, diagnosis),
+        "diagnosis": diagnosis and diagnosis.as_json(),
         "lacks": missing,
         "ranks": rank_rows(run, times),
         "activities": ACTIVITIES,

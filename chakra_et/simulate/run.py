@@ -19,7 +19,7 @@ from chakra_et.simulate.longest_path import Schedule, make_schedule
 from chakra_et.simulate.matching import Matching, match
 from chakra_et.simulate.measured_steps import measured_times, step_rows
 from chakra_et.simulate.time_by_kind import node_kinds
-from chakra_et.simulate.timing import timing
+from chakra_et.simulate.timing import Timing, timing
 from chakra_et.text import with_progress
 
 _PREDICTED = "the run is itself a prediction of chakra-et predict: its times weren't measured"
@@ -105,6 +105,7 @@ class Run:
     graph: ReplayGraph
     matching: Matching
     comm_groups: Mapping[str, Sequence[int]]
+    timing: Timing
     release_ns: np.ndarray
     schedule: Schedule
     measured: Setting
@@ -156,6 +157,15 @@ def _comm_groups(found: RankSet, comm_groups: str | None) -> dict[str, list[int]
     return found.comm_groups() or {}
 
 
+def together(run: Run) -> Run:
+    """The run as if all ranks had begun at the same moment: without the skew of their starts."""
+    if not run.release_ns.any():
+        return run
+    release = np.zeros_like(run.release_ns)
+    start, end = run.schedule.run(run.graph.own_ns, run.measured.lasting_ns, release)
+    return replace(run, release_ns=release, start_ns=start, end_ns=end)
+
+
 def make_run(
     name: str,
     traces: Sequence[ExecutionTrace],
@@ -184,6 +194,7 @@ def make_run(
         graph=graph,
         matching=matching,
         comm_groups=comm_groups or {},
+        timing=times,
         release_ns=release,
         schedule=schedule,
         measured=Setting(graph, graph.own_ns, lasting),

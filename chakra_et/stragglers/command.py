@@ -12,7 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from chakra_et.cli import allow_missing_ranks, parse
-from chakra_et.stragglers.load import find_stragglers
+from chakra_et.diagnose.verdict import diagnose
+from chakra_et.simulate.run import load_run
+from chakra_et.stragglers.load import SUFFIX, find_stragglers
 from chakra_et.stragglers.operations import Typical
 from chakra_et.stragglers.text import text
 
@@ -51,8 +53,12 @@ class StragglersConfig:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
     config = parse(StragglersConfig, argv, description="Find what slows a distributed job down.")
-    found = find_stragglers(
-        config.name, config.meta, config.typical, config.threshold, config.allow_missing_ranks
-    )
-    print(json.dumps(found.as_json(), indent=2) if config.json else text(config.name, found))
+    missing = config.allow_missing_ranks
+    found = find_stragglers(config.name, config.meta, config.typical, config.threshold, missing)
+    recorded = not config.name.endswith(SUFFIX)
+    diagnosis = diagnose(load_run(config.name, allow_missing=missing)) if recorded else None
+    if config.json:
+        print(json.dumps(found.as_json() | {"diagnosis": diagnosis and diagnosis.as_json()}, indent=2))
+    else:
+        print(text(config.name, found, diagnosis.about_ranks() if diagnosis else []))
     return 0
