@@ -210,6 +210,8 @@ class DynamicProgram:
                     ]
                 else:
                     options = list(self._before(history[stage], stage, after, state, units[who], bounds))
+                if not options:
+                    return rows[:0], partitions[:0]
                 shapes = [(len(who), s.shape[1]) for _, s in options]
                 each = [np.broadcast_to(s, shape) for (_, s), shape in zip(options, shapes, strict=True)]
                 sums = np.concatenate(each, axis=1)
