@@ -24,7 +24,7 @@ from fasop.inputs.clusters import Cluster
 from fasop.inputs.costs import PUBLISHED, CostFile, check_cost_name, read_costs
 from fasop.inputs.models import Model, find_model
 from fasop.output import report
-from fasop.plans.goal import Goal, pareto_front
+from fasop.plans.goal import Goal, by_time_and_price, pareto_front
 from fasop.plans.options import Attention, Options, Precision, Recompute
 from fasop.plans.plan import Plan, plans_json
 
@@ -236,18 +236,18 @@ def _exact(config: Config, model: Model, clusters: list[Cluster], cost_files: li
 
         raise PlanError(no_plan(model, clusters, cost_files, config.options, config.goal, config.max_tp))
     if config.objective == "pareto" and config.goal.everything and not config.all:
-        plans = pareto_front(plans)
+        plans = pareto_front(plans, by_time_and_price)
     return plans if config.all or config.objective == "pareto" else plans[: config.top]
 
 
 def _hpdc24(
     config: Config, model: Model, clusters: list[Cluster], cost_files: list[CostFile]
 ) -> tuple[list[Plan], list[tuple[object, ...]]]:
-    from fasop.hpdc24.costs import PublishedCosts
+    from fasop.hpdc24.costs import published_costs
     from fasop.hpdc24.ranked import ranked
     from fasop.hpdc24.search import csv_row, plan_of
 
-    costs = PublishedCosts(cost_files, model)
+    costs = published_costs(cost_files, model)
     sharded = config.sharded_optimizer or config.zero == 1
     with _progress() as progress:
         kept = ranked(model, clusters, costs, config.goal, sharded, config.max_tp, progress, config.all)
@@ -255,21 +255,14 @@ def _hpdc24(
     if config.csv:
         rows = [csv_row(row, clusters[row.candidate.cluster], config.iterations) for row in kept]
     wanted = kept if config.json else kept[: config.top]
-    plans = [
-        replace(
-            plan_of(row, model, clusters[row.candidate.cluster], config.iterations, sharded),
-            notes=_published_notes(costs, clusters[row.candidate.cluster], row.candidate),
-        )
-        for row in wanted
-    ]
+    plans = []
+    for row in wanted:
+        cluster, shape = clusters[row.candidate.cluster], row.candidate
+        units = [costs.of(gpu, shape.tp, shape.mbs) for gpu in cluster.gpus]
+        notes = dict.fromkeys(note for each in units for note in each.notes)
+        plan = plan_of(row, model, cluster, config.iterations, sharded)
+        plans.append(replace(plan, notes=tuple(notes)))
     return plans, rows
-
-
-def _published_notes(costs: object, cluster: Cluster, shape: object) -> tuple[str, ...]:
-    found: dict[str, None] = {}
-    for gpu in cluster.gpus:
-        found.update(dict.fromkeys(costs.of(gpu, shape.tp, shape.mbs).notes))  # type: ignore[attr-defined]
-    return tuple(found)
 
 
 def _text(config: Config, plans: list[Plan], clusters: list[Cluster]) -> list[str]:

@@ -1,9 +1,9 @@
 """Layer costs taken from the ``.et`` files of a training run.
 
 Compute time is that of kernels where there are any, else that of operators; communication is left out. A node
-belongs to the pass that its operator ran in; to the head if a shape of its operator has the vocabulary's size,
-to the embedding if it is named so, else to the layers. Fused or compiled graphs hide the operators and can't be
-attributed this way.
+belongs to the pass that its operator ran in; to the head if a shape of its operator has the vocabulary's
+size, to the embedding if it is named so, else to the layers. Fused or compiled graphs hide the operators and
+can't be attributed this way.
 """
 
 from __future__ import annotations
@@ -215,7 +215,9 @@ def _checked(
     notes = [f"{padding} rows of its embedding are taken as padding of the vocabulary."] if padding else []
     for at, of_pass in enumerate(products):
         notes += _check_products(model, of_pass, rows, tp, f"{own}, micro-batch {at + 1} of {count}")
-    unseen = "tied, causal, heads and kv_heads" + (", top_k and the experts of this rank" * bool(model.experts))
+    unseen = "tied, causal, heads and kv_heads" + (
+        ", top_k and the experts of this rank" * bool(model.experts)
+    )
     return rows, count, [*notes, f"Not checked, as shapes of weights don't show them: {unseen}."]
 
 
@@ -251,9 +253,10 @@ def _check_products(model: Model, products: Counter[Shape], rows: int, tp: int, 
         listed = sorted(products.items(), key=lambda item: -item[1])[:NAMED]
         sizes = ", ".join(f"{times} of {'x'.join(map(str, size))}" for size, times in listed)
         raise PlanError(
-            f"{where}: its layers multiply by {found} weights, those of the model by {model.layers * expected} "
-            f"on each of {tp} tensor-parallel ranks (products in it: {sizes}): give the model it is of "
-            "(layers, kv_heads, ffn, gated, experts), and its --tp; compiled or fused layers can't be told apart."
+            f"{where}: its layers multiply by {found} weights, those of the model by "
+            f"{model.layers * expected} on each of {tp} tensor-parallel ranks (products in it: {sizes}): "
+            "give the model it is of (layers, kv_heads, ffn, gated, experts), and its --tp; compiled or fused "
+            "layers can't be told apart."
         )
     return []
 

@@ -91,8 +91,7 @@ def _even(plan: Plan, cost_files: list[CostFile], iterations: int) -> Iterator[P
     partition = (each + 1, *[each] * (plan.pp - 2), each + 1)
     if partition != plan.partition:
         planner = Planner(plan.model, plan.cluster, cost_files, plan.options, iterations)
-        # The plan may be of a part of the cluster, which numbers its nodes anew.
-        yield replace(planner.estimate(plan.shape, plan.placement, partition), hosts=plan.hosts)
+        yield planner.estimate(plan.shape, plan.placement, partition)
 
 
 def _with_memory(plan: Plan, iterations: int) -> Plan:

@@ -25,7 +25,8 @@ ROOT = Path(__file__).resolve().parents[2]
 TINY = Model("tiny", hidden=64, seq=32, layers=2, vocab=1000, heads=4, global_batch=8)
 GROUPED = replace(TINY, kv_heads=2, ffn=96, gated=True)
 MIXTRAL = replace(GROUPED, experts=4, top_k=2)
-MODELS = {"gpt2": TINY, "gpt2-accumulated": TINY, "bert": replace(TINY, causal=False), "llama": GROUPED, "mixtral": MIXTRAL}
+BERT = replace(TINY, causal=False)
+MODELS = {"gpt2": TINY, "gpt2-accumulated": TINY, "bert": BERT, "llama": GROUPED, "mixtral": MIXTRAL}
 
 
 @pytest.fixture(scope="module")
