@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import ExecutionTrace
-from chakra_et.et.edit import texts
+from chakra_et.et.node_attributes import texts
 from chakra_et.job.operators import Operators, Shape, operators_of
 from fasop.errors import PlanError
 from fasop.inputs.costs import FORMAT, CostFile, Entry
@@ -255,8 +255,8 @@ def _check_products(model: Model, products: Counter[Shape], rows: int, tp: int, 
         raise PlanError(
             f"{where}: its layers multiply by {found} weights, those of the model by "
             f"{model.layers * expected} on each of {tp} tensor-parallel ranks (products in it: {sizes}): "
-            "give the model it is of (layers, kv_heads, ffn, gated, experts), and its --tp; compiled or fused "
-            "layers can't be told apart."
+            "give the model it is of (layers, kv_heads, ffn, gated, experts), and its --tp; compiled layers "
+            "can't be told apart."
         )
     return []
 
