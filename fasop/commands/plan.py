@@ -221,7 +221,7 @@ def _exact(config: Config, model: Model, clusters: list[Cluster], cost_files: li
     idle = config.idle and not config.all
     goal = config.goal
     if config.interleave:
-        from fasop.search.chunked import WIDER, interleave
+        from fasop.search.interleave import WIDER, interleave
 
         goal = replace(goal, top=WIDER * goal.top)
     with _progress() as progress:

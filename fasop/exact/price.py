@@ -6,7 +6,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Sequence
 
-from fasop.exact.links import Links
+from fasop.exact.communication import Communication
 from fasop.exact.memory import copies, counted_twice, parameters
 from fasop.exact.passes import BACKWARD_SUMS, FORWARD_SUMS
 from fasop.exact.stage_costs import message_bytes
@@ -19,7 +19,7 @@ def price_per_step(plan: Plan) -> float:
     """$ per step: the hourly price of the nodes times the step time, plus the traffic over charged links."""
     price = plan.cluster.price_of(plan.placement) / 3600 * plan.step_time
     if any(link.price_per_gb for link in plan.cluster.links):
-        links = Links(plan.cluster)
+        links = Communication(plan.cluster)
         for (one, two), sent in sent_between(plan).items():
             link = links.link(one, two)
             price += link.price_per_gb / 1e9 * sent if link else 0.0

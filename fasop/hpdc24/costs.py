@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fasop.errors import PlanError, nearest
-from fasop.exact.compute import Compute
+from fasop.exact.unit_times import Compute
 from fasop.inputs.costs import CostFile, Growth
 from fasop.inputs.models import Model
 from fasop.plans.options import Options

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fasop.errors import PlanError
-from fasop.exact.compute import Compute
+from fasop.exact.unit_times import Compute
 from fasop.hpdc24.search import Row, search
 from fasop.inputs.clusters import Cluster
 from fasop.inputs.models import Model

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from fasop.errors import PlanError
-from fasop.exact.compute import Compute
-from fasop.hpdc24.links import Links, f32
+from fasop.exact.unit_times import Compute
+from fasop.hpdc24.bandwidths import Bandwidths, f32
 from fasop.hpdc24.memory import MARGIN, Check, check_memory
 from fasop.hpdc24.minmax import minmax
 from fasop.hpdc24.schedule import simulate
@@ -186,7 +186,7 @@ def _candidates(model: Model, cluster: Cluster, index: int) -> Iterator[Candidat
             pp = cluster.gpu_count // (tp * dp)
             if model.global_batch % dp or pp > model.layers:
                 continue
-            links = Links(types, inter, intra, cluster.size(cluster.gpus[0]), tp, dp)
+            links = Bandwidths(types, inter, intra, cluster.size(cluster.gpus[0]), tp, dp)
             stage_types = links.stage_types(slow=1)
             embedding = np.zeros(len(placed), dtype=f32)
             if pp > 1 and model.encoder_layers is None:

@@ -19,7 +19,7 @@ from fasop.plans.goal import Goal
 from fasop.plans.options import Options
 from fasop.plans.plan import Plan, StageChoice, read_plans
 from fasop.schedule import events
-from fasop.search.chunked import estimate_chunks, interleave
+from fasop.search.interleave import estimate_chunks, interleave
 from fasop.search.search import search
 
 COSTS = [read_costs()]

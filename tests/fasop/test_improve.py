@@ -13,9 +13,9 @@ from fasop.inputs.cluster_files import load_clusters
 from fasop.inputs.costs import read_costs
 from fasop.inputs.models import find_model
 from fasop.plans.shapes import Shape, placements, stage_seats
+from fasop.search.improve import Steps, improve
 from fasop.search.partition import Assignment, Search
 from fasop.search.planner import MANY, Planner
-from fasop.search.simulated import Steps, improve
 from tests.fasop import fasop_cases as cases
 
 SECONDS = {"X": 0.010, "Y": 0.023}
@@ -70,8 +70,8 @@ def test_assignments_near_the_best_are_assignments_and_one_of_them_is_improved(
     name: str, cluster: str, degrees: tuple[int, ...]
 ) -> None:
     planner, shape = planner_of(name, cluster), Shape(*degrees)
-    tables, lattice = planner.tables(shape), planner.lattice(shape)
-    search = Search(tables, lattice)
+    tables, counts = planner.tables(shape), planner.counts(shape)
+    search = Search(tables, counts)
     best = search.best()
     near = search.near(best)
     assert len({(one.seats, one.partition) for one in near}) > 5
@@ -111,7 +111,7 @@ def test_a_search_is_gone_with_its_last_reference() -> None:
     # Results kept by functools.cache held every table of every search: 18 GB after some hundred plans.
     planner, shape = planner_of("bert-large", "paper-bert-het"), Shape(1, 2, 8, 8)
     tables = planner.tables(shape)
-    search = Search(tables, planner.lattice(shape))
+    search = Search(tables, planner.counts(shape))
     assert search.best() is not None
     kept = weakref.ref(search), weakref.ref(tables)
     # The planner keeps the tables of the last shapes, and of no more.

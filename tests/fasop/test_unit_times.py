@@ -9,12 +9,12 @@ import pytest
 
 from fasop.errors import PlanError
 from fasop.exact import roofline
-from fasop.exact.compute import Compute
+from fasop.exact.communication import COLLECTIVE_START, HOP, INTER_LOSS, Communication
 from fasop.exact.estimate import estimate
-from fasop.exact.links import COLLECTIVE_START, HOP, INTER_LOSS, Links
+from fasop.exact.kernels import Matmul
 from fasop.exact.memory import MEMORY_MARGIN, parameters, stage_gib
 from fasop.exact.passes import Passes
-from fasop.exact.work import Matmul
+from fasop.exact.unit_times import Compute
 from fasop.hpdc24.costs import published_costs
 from fasop.inputs.cluster_files import load_clusters
 from fasop.inputs.clusters import Cluster, Gpu
@@ -184,7 +184,7 @@ def test_a_launch_bound_unit_does_not_wait_for_its_last_collective() -> None:
         nodes = {"X": MeasuredOn(gpu.intra_bandwidth, gpu.shared_bus)}
         model, cluster = cases.model(), Cluster("one", 2, (gpu,), (1,))
         costs = compute([small(entries=entries, collectives="included", nodes=nodes)], model)
-        passes = Passes(model, costs, Links(cluster), Options())
+        passes = Passes(model, costs, Communication(cluster), Options())
         tensor = (Part(0, "X", 2),)
         forward, _ = passes.replica(1, "none", tensor, (Part(0, "X", 1),), ())
         once = passes.sum_seconds(tensor, 1)
@@ -216,7 +216,7 @@ def test_a_last_wave_that_is_not_full_takes_as_long_as_a_full_one() -> None:
 
 
 def test_tensor_parallel_sums_take_the_links_that_the_group_uses() -> None:
-    links = Links(Cluster("two", 8, (A100,), (2,)))
+    links = Communication(Cluster("two", 8, (A100,), (2,)))
     size = 2 * 4 * 2048 * 6144
     inside = links.collective((Part(0, A100.name, 8),), size)
     assert inside == pytest.approx(COLLECTIVE_START + 14 * HOP + 2 * 7 / 8 * size * 8 / 1840e9)
@@ -281,7 +281,7 @@ def test_experts_that_are_spread_exchange_their_tokens() -> None:
 def test_gradients_of_experts_share_a_nodes_links_with_those_of_the_others() -> None:
     model = Model("moe", 1024, 1024, 2, 1000, 16, 16, gated=True, ffn=2048, experts=8, tied=False)
     two = Cluster("two", 8, (A100,), (2,))
-    passes = Passes(model, Compute([], model, Options()), Links(two), Options())
+    passes = Passes(model, Compute([], model, Options()), Communication(two), Options())
     data = (Part(0, A100.name, 8), Part(1, A100.name, 8))
     experts, others = np.array(1e9), np.array(2e9)
     found = passes.over_copies(data, 1, experts + others, (experts, 8), 4, True)
