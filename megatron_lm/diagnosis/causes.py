@@ -11,7 +11,7 @@ import signal
 from typing import NamedTuple
 
 from megatron_lm.diagnosis.rules import OF_ERRNO, OF_SIGNAL, PEER, PRIMARY, RULES, WEAK
-from megatron_lm.diagnosis.statements import Kind, Statement, ends_in_errno, starts_with_errno
+from megatron_lm.diagnosis.statements import FIRST_OF_NODE, Kind, Statement, ends_in_errno, starts_with_errno
 
 LONGEST = 300
 UNKNOWN = len(RULES)
@@ -47,7 +47,11 @@ def _explained(statement: Statement) -> Cause | None:
             groups |= {"last": last[1] if last else text, "text": text}
             return Cause(rule.sentence.format(**groups), rule.weight, order)
     if kind is Kind.RANK_END:
-        return of_code(statement.code or 0)
+        cause = of_code(statement.code or 0)
+        # What ended before the others of its node was not ended because of them.
+        if cause and statement.name == FIRST_OF_NODE:
+            return cause._replace(weight=min(cause.weight, WEAK))
+        return cause
     if kind is Kind.DEATH:
         aborted = "abort" in text.lower()
         return Cause(f"a process crashed: {text}", WEAK if aborted else PRIMARY, UNKNOWN - 1)

@@ -50,6 +50,7 @@ class Statement:
     lines_after: int = 0
 
 
+FIRST_OF_NODE = "root cause"  # name of the end of a rank that torchrun saw end first
 START = "Traceback (most recent call last):"
 EXCEPTION = re.compile(r"(?P<name>(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*)(?:: (?P<text>.*)|:?)$")
 # Without a traceback above it, only a name that can't be anything else is an exception.
@@ -206,7 +207,9 @@ def _report(lines: list[Line], at: int, used: set[int]) -> Iterator[Statement]:
             facts, start = {}, number
         elif match := re.match(r"\s+(time|host|rank|exitcode|error_file|traceback) *: (.*)", text):
             facts[match[1]] = match[2]
-    yield from _of_report(facts, lines, start)
+    for found in _of_report(facts, lines, start):
+        is_first = lines[at].text.strip().startswith("Root Cause")
+        yield replace(found, name=FIRST_OF_NODE) if is_first else found
 
 
 def _of_report(facts: dict[str, str], lines: list[Line], start: int) -> Iterator[Statement]:

@@ -72,6 +72,17 @@ def find(ids: tuple[str, ...], folder: Path) -> Run:
     return run
 
 
+def find_all(ids: tuple[str, ...], folder: Path) -> list[Run]:
+    """The runs that have these job ids, each once; jobs of which nobody noted a run are one together.
+
+    Raises ``RunError``.
+    """
+    noted = {job: (job,) if (folder / job / JOBS).is_file() else () for job in ids}
+    loose = tuple(job for job in ids if not noted[job])
+    wanted = dict.fromkeys(noted[job] or loose for job in ids)
+    return list({run.jobs: run for run in (find(jobs, folder) for jobs in wanted)}.values())
+
+
 def settings(run: Run) -> dict[str, dict[str, str]]:
     """job/node → the settings that the node printed at its launch."""
     return {f"{node.job}/{node.name}": records.settings(node.read("out")) for node in run.nodes}

@@ -13,23 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from chakra_et import files
+from chakra_et.cost import gpus as gpu_table
 from megatron_lm.logs import gpus, records
 from megatron_lm.logs.runs import Node
 from megatron_lm.settings import PREFIX, Settings
 from megatron_lm.settings.environment import read_settings
 
 CPU = "CPU"
-# Dense fp16 or bf16 TFLOP/s, from NVIDIA's data sheets; only their ratios matter.
-PEAKS = {
-    "H200": 989,
-    "H100": 989,
-    "A100": 312,
-    "L40S": 362,
-    "A10": 125,
-    "V100": 125,
-    "T4": 65,
-    "RTX 3090": 142,
-}
 FRACTION = 0.4  # of the peak, as large matrix products reach in training
 USABLE = 0.97  # of a GPU's memory
 HOST_MEMORY = 1024.0  # GiB: what fits into a node without GPUs is not known here
@@ -78,13 +68,13 @@ def speed(settings: Settings, kind: str, nodes: Sequence[Node]) -> float:
     measured = [rate for node in nodes for rate in _measured(settings, node)]
     if measured:
         return statistics.median(measured)
-    known = [peak for name, peak in PEAKS.items() if name in kind]
-    if not known:
+    known = gpu_table.by_driver(kind)
+    if known is None:
         print(
             f"note: no speed of {kind} is known; all such GPUs are taken to be equal to an A10",
             file=sys.stderr,
         )
-    return FRACTION * 1e12 * (known[0] if known else PEAKS["A10"])
+    return FRACTION * gpu_table.gpu(known or "A10").peak("half")
 
 
 def in_order(placement: Sequence[str], nodes: Sequence[Node]) -> list[Node]:
