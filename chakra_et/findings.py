@@ -68,6 +68,10 @@ TABLE: dict[str, tuple[Kind, str]] = {
         "communication launched before the recording: kind and size inferred from later steps",
     ),
     "communication-peer": ("warning", "sends and receives whose peer is not recorded"),
+    "unknown-communication": (
+        "warning",
+        "kernels {} that may communicate by their names, kept as compute: name them with --comm-kernels",
+    ),
     "group-default": ("warning", "communication without a recorded group: the default group"),
     "group-by-stream": ("warning", "communication without a recorded group: one group per stream"),
     "group-by-thread": (
@@ -105,6 +109,7 @@ TABLE: dict[str, tuple[Kind, str]] = {
     "blocking-copy": ("note", "copies that blocked the calling thread"),
     "early-start": ("note", "device work that starts before the call that launches it"),
     "clock-offset": ("note", "ns between the clocks of device {} and the host, corrected"),
+    "unknown-device-work": ("note", "device work of the unknown category {}, kept as kernels"),
     "no-launch": ("note", "device work without a launching call, ordered by stream and time"),
     "sync-by-time": ("note", "synchronising calls whose event or stream isn't recorded, matched by time"),
     "queue-full": ("note", "launches that waited for a place in a stream's queue of {}"),

@@ -27,13 +27,10 @@ from chakra_et.memory import give_back
 from chakra_et.names import SIDES, Side
 from chakra_et.traces.sets import Pair
 from chakra_et.validate import check as validate
-from chakra_et.validate.check import Problem
 
 Engine = Literal["native", "mlcommons"]
 Groups = dict[int, tuple[str, str, tuple[int, ...]]]
 CUT = re.compile(r": (truncated|gz-truncated)\b")
-# Rules of ``validate`` that a file breaks if the traces lack the information.
-NOT_RECORDED = ("comm-type-missing", "comm-size-missing", "comm-peer-missing", "p2p-rank")
 
 
 @dataclass(frozen=True)
@@ -198,15 +195,10 @@ def _result(job: RankJob, trace: ExecutionTrace, report: RankReport, groups: Gro
         (trace.metadata_str("clock_domain"), *process),
         (process[1], process[1] + length),
         problems=[
-            *(str(problem).removeprefix("error: ") for problem in problems if _is_ours(problem)),
+            *(str(each).removeprefix("error: ") for each in problems if each.severity == "error"),
             *(() if job.options.allow_truncated else truncation(job.pair, report)),
         ],
     )
-
-
-def _is_ours(problem: Problem) -> bool:
-    """Whether the conversion caused a problem. Missing information in the traces is already a warning."""
-    return problem.severity == "error" and problem.rule not in NOT_RECORDED
 
 
 def is_cut(report: RankReport, side: Side) -> bool:

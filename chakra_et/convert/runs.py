@@ -20,7 +20,7 @@ from typing import Any
 from chakra_et import files
 from chakra_et.convert import jobs
 from chakra_et.convert.pair import PairOptions
-from chakra_et.convert.rank import NOT_RECORDED, Engine, RankJob, RankResult, convert_rank, options_text
+from chakra_et.convert.rank import Engine, RankJob, RankResult, convert_rank, options_text
 from chakra_et.errors import TraceError
 from chakra_et.et import record
 from chakra_et.names import RunFiles
@@ -29,7 +29,7 @@ from chakra_et.traces.sets import TraceSet
 from chakra_et.validate import check as validate
 
 # Findings of ranks whose groups were guessed, so that collectives may be in the wrong one.
-GUESSED_GROUP = ("group-default", "group-by-thread")
+GUESSED_GROUP = ("group-default", "group-by-stream", "group-by-thread")
 DAY_SECONDS = 86_400
 AFTER_2001_NS = 10**18
 """Start times above this are times of day; some traces have the time since their host started."""
@@ -293,7 +293,7 @@ def _check_together(result: SetResult, groups: dict[str, list[int]]) -> tuple[li
     found = [
         problem
         for problem in validate.check_together(communication, groups, names)
-        if problem.severity == "error" and problem.rule not in (*CHECKED_HERE, *NOT_RECORDED)
+        if problem.severity == "error" and problem.rule not in CHECKED_HERE
     ]
     guessed = any(key in r.report.warnings for r in result.good.values() for key in GUESSED_GROUP)
     wrong = [problem for problem in found if guessed and problem.rule.startswith("collective-")]

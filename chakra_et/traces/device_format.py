@@ -26,6 +26,7 @@ CATEGORY_ALIASES = {
     "xpu_driver": "cuda_driver",
     "Kernel": "kernel",
     "concurrent_kernel": "kernel",
+    "mtia_ccp_events": "kernel",
     "Memcpy": "gpu_memcpy",
     "Memset": "gpu_memset",
 }

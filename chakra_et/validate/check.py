@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,13 @@ from chakra_et.validate.rules import check_file
 from chakra_et.validate.table import RULES, File, Finding
 
 LONGEST_NAME = 80
+# Rule → what the conversion found, where a file breaks it as the traces lack what ASTRA-sim needs.
+NOT_RECORDED = {
+    "comm-type-missing": "communication-kind",
+    "comm-size-missing": "communication-size",
+    "comm-peer-missing": "communication-peer",
+    "p2p-rank": "communication-peer",
+}
 
 
 @dataclass
@@ -90,13 +98,25 @@ def _check_one(
     return [_problem(finding, name, file) for finding in check_file(file)]
 
 
+def _severity(rule: str, file: File | None) -> str:
+    """That of the rule; a warning for what the conversion has already warned of."""
+    if file is not None and rule in NOT_RECORDED:
+        try:
+            found = list(json.loads(file.trace.metadata_str("conversion_report"))["findings"])
+        except (ValueError, KeyError, TypeError, RecursionError):
+            found = []  # another converter's file
+        if any(str(key).partition(":")[0] == NOT_RECORDED[rule] for key in found):
+            return "warning"
+    return RULES[rule][0]
+
+
 def _problem(finding: Finding, name: str, file: File | None) -> Problem:
     node = node_name = None
     if file is not None and len(finding.rows):
         row = int(finding.rows[0])
         node, node_name = int(file.trace.ids[row]), file.trace.names[row][:LONGEST_NAME]
     return Problem(
-        severity=RULES[finding.rule][0],
+        severity=_severity(finding.rule, file),
         file=name,
         rank=None if file is None else file.rank,
         node=node,
@@ -148,4 +168,6 @@ def check_set(run: RankSet, dataset_splits: int = 4, for_astra: bool = False) ->
     if for_astra:
         about = check_run_for_astra(folder, Path(run.name).name, groups, len(run.files))
         problems += [_problem(each, run.name, None) for each in (*about, *check_order(whole, groups))]
+        for problem in problems:
+            problem.severity = RULES[problem.rule][0]
     return problems
