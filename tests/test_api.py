@@ -56,8 +56,8 @@ COLUMNS = {
     "nodes": "rank id name kind row start_ns duration_ns wait_ns phase module parent comm_type comm_group "
     "on_critical_path stream num_ops tensor_size comm_size comm_src comm_dst comm_tag",
     "edges": "rank source target kind",
-    "operators": "kind name count self_ns longest_ns device_ns per_second bytes_per_second",
-    "kernels": "kind name count self_ns longest_ns device_ns per_second bytes_per_second",
+    "operators": "kind name count self_ns longest_ns device_ns per_second bytes_per_second above_peak",
+    "kernels": "kind name count self_ns longest_ns device_ns per_second bytes_per_second above_peak",
     "collectives": "type bytes group ranks count transfer_ns algorithm bus skew_ns longest_skew_ns last_rank",
     "steps": "rank name start_ns end_ns hidden_ns replayed_ns compute_ns memory_ns communication_ns wait_ns "
     "host_overhead_ns idle_ns forward_ns backward_ns optimizer_ns",
