@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from chakra_et.astra.network_dimensions import handshake_ns, transfer_ns
+from chakra_et.astra.network_dimensions import NetworkTimes
 from chakra_et.cost.topology import Topology
 from chakra_et.et.columns import ExecutionTrace
 from chakra_et.simulate.joint import build_graph
@@ -38,9 +38,8 @@ def expected(
     matching = match(graph, groups)
     recorded = timing(graph, matching)
     replayed = astra_replay(graph, matching, recorded)
-    network = graph.gather([transfer_ns(trace, rank, groups, topology) for rank, trace in traces.items()])
-    handshakes = graph.gather([handshake_ns(trace, rank, topology) for rank, trace in traces.items()])
-    simulated = astra_replay(graph, matching, Timing([0] * len(ranks), network, handshake_ns=handshakes))
+    network = NetworkTimes(graph, groups, topology)
+    simulated = astra_replay(graph, matching, Timing([0] * len(ranks), None, ends=network))
     measured = {
         rank: end / 1000 if starts is not None else None
         for rank, trace in traces.items()

@@ -17,14 +17,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from chakra_et.cost.collectives import collective_time
 from chakra_et.cost.topology import Dimension, Topology
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
 from chakra_et.et.node_attributes import texts
+from chakra_et.simulate.joint import ReplayGraph
 
 HANDSHAKE_BYTES = 8192
-FIELDS = ("comm_type", "comm_size", "comm_src", "comm_dst")
 
 
 @dataclass(frozen=True)
@@ -78,33 +77,62 @@ def simulated_dimensions(topology: Topology, several: bool) -> Topology:
     return dataclasses.replace(topology, dimensions=tuple(dimensions), notes=(*topology.notes, *notes))
 
 
-def group_time(kind: CollectiveType, size: int, ranks: Sequence[int], topology: Topology) -> float:
-    """ns of a collective of ``ranks``, in the order of the group file, as ASTRA-sim's network has it."""
+def collective_ends(
+    kind: CollectiveType, size: int, ranks: Sequence[int], topology: Topology, starts: np.ndarray
+) -> np.ndarray:
+    """When each of ``ranks``, in the order of the group file, has its last message, ns; ``starts``
+    float64[p]: when each is ready."""
+    if len(ranks) < topology.ranks:
+        links = [_hop(a, b, topology) for a, b in zip([ranks[-1], *ranks[:-1]], ranks, strict=True)]
+        # With one dimension, groups have its algorithm; with several they are rings.
+        direct = len(topology.dimensions) == 1 and links[0].kind != "Ring"
+        return _messages(starts, kind, size, links, topology, direct)
+    times = starts.reshape([d.size for d in reversed(topology.dimensions)])
+    dimensions = range(len(topology.dimensions))
+    phases = [(kind, at) for at in dimensions]
+    if kind is CollectiveType.ALL_REDUCE:
+        within = dimensions[:-1]
+        phases = [(CollectiveType.REDUCE_SCATTER, at) for at in within] + phases[-1:]
+        phases += [(CollectiveType.ALL_GATHER, at) for at in reversed(within)]
+    elif kind is CollectiveType.ALL_GATHER:
+        phases.reverse()
+    for phase, at in phases:
+        dimension, axis = topology.dimensions[at], len(dimensions) - 1 - at
+        lines, links = np.moveaxis(times, axis, -1), [dimension] * dimension.size
+        done = _messages(lines, phase, size, links, topology, dimension.kind != "Ring")
+        times = np.moveaxis(done, -1, axis)
+        if phase is CollectiveType.REDUCE_SCATTER:
+            size //= dimension.size
+        elif phase is CollectiveType.ALL_GATHER:
+            size *= dimension.size
+    return times.reshape(-1)
+
+
+def _messages(
+    times: np.ndarray,
+    kind: CollectiveType,
+    size: int,
+    links: Sequence[Dimension],
+    topology: Topology,
+    direct: bool,
+) -> np.ndarray:
+    """When members are done that are ready at ``times`` (float64[…, p]), each with one of the ``links``
+    from the member before it. ``direct``: an all-to-all sends to each other member in turn, not around the
+    ring."""
+    count = len(links)
+    part = size if kind is CollectiveType.ALL_GATHER else size // count
+    waits = np.array([handshake(link) for link in links])
+    lasting = np.array([link.latency_ns + part * 1e9 / link.bandwidth for link in links])
+    reducing = part * 1e9 / topology.reduce_bandwidth
     exchange = kind is CollectiveType.ALL_TO_ALL
-    if len(ranks) == topology.ranks:
-        waiting = [
-            dataclasses.replace(d, latency_ns=d.latency_ns + handshake(d)) for d in topology.dimensions
-        ]
-        if exchange:
-            return sum(
-                _messages(d.size, d.kind) * (d.latency_ns + size / d.size * 1e9 / d.bandwidth)
-                for d in waiting
-            )
-        return collective_time(
-            kind, size, ranks, dataclasses.replace(topology, dimensions=tuple(waiting)), "hierarchical"
-        )
-    hops = [_hop(a, b, topology) for a, b in zip(ranks, [*ranks[1:], ranks[0]], strict=True)]
-    latency, beta = max(d.latency_ns + handshake(d) for d in hops), max(1e9 / d.bandwidth for d in hops)
-    if exchange:
-        only = topology.dimensions[0].kind if len(topology.dimensions) == 1 else "Ring"
-        return _messages(len(ranks), only) * (latency + size / len(ranks) * beta)
-    flat = Topology.flat(len(ranks), 1e9 / beta, latency, topology.reduce_bandwidth)
-    return collective_time(kind, size, range(len(ranks)), flat, "ring")
-
-
-def _messages(count: int, kind: str) -> int:
-    """Messages that follow each other in an all-to-all: around a ring, or to each other rank in turn."""
-    return count * (count - 1) // 2 if kind == "Ring" else count - 1
+    steps = 2 * (count - 1) if kind is CollectiveType.ALL_REDUCE else count - 1
+    steps = count * (count - 1) // 2 if exchange and not direct else steps
+    for step in range(steps):
+        before = np.roll(times, step + 1 if exchange and direct else 1, -1)
+        times = np.maximum(before, times + waits) + lasting
+        if step < count - 1 and kind in (CollectiveType.ALL_REDUCE, CollectiveType.REDUCE_SCATTER):
+            times = times + reducing
+    return times
 
 
 def handshake(dimension: Dimension) -> float:
@@ -112,39 +140,29 @@ def handshake(dimension: Dimension) -> float:
     return dimension.latency_ns + HANDSHAKE_BYTES * 1e9 / dimension.bandwidth
 
 
-def handshake_ns(trace: ExecutionTrace, rank: int, topology: Topology) -> np.ndarray:
-    """The handshake of each receive of ``rank``, int64[N], 0 for other nodes."""
-    found = np.zeros(len(trace), np.int64)
-    source = trace.column("comm_src", -1)
-    for row in np.flatnonzero(trace.types == NodeType.COMM_RECV).tolist():
-        found[row] = round(handshake(_hop(int(source[row]), rank, topology)))
-    return found
+class NetworkTimes:
+    """When the members of an operation of a graph are done in ASTRA-sim's network, as ``Timing.ends``."""
 
+    def __init__(self, graph: ReplayGraph, groups: Mapping[str, Sequence[int]], topology: Topology) -> None:
+        self.graph, self.groups, self.topology = graph, groups, topology
+        self.kind, self.size = (graph.attribute(name, -1).tolist() for name in ("comm_type", "comm_size"))
 
-def transfer_ns(
-    trace: ExecutionTrace, rank: int, groups: Mapping[str, Sequence[int]], topology: Topology
-) -> np.ndarray:
-    """How long each communication node of ``rank`` lasts once its members are there, int64[N]; other nodes
-    and broadcasts, which ASTRA-sim replays: their recorded duration."""
-    lasting = trace.duration_micros.astype(np.int64) * 1000
-    table, index = texts(trace, "pg_name")
-    kinds, sizes, source, target = (trace.column(name, -1) for name in FIELDS)
-    peer = np.where(trace.types == NodeType.COMM_SEND, target, source)
-    known: dict[tuple[int, int, int], float] = {}
-    for row in np.flatnonzero(trace.types >= NodeType.COMM_SEND).tolist():
-        if trace.types[row] == NodeType.COMM_COLL:
-            key = int(kinds[row]), int(sizes[row]), int(index[row])
-            if key[0] == CollectiveType.BROADCAST:
-                continue
-            if key not in known:
-                name = table[key[2]] if key[2] >= 0 else "0"
-                ranks = groups.get(name) or range(topology.ranks)
-                known[key] = group_time(CollectiveType(key[0]), key[1], ranks, topology)
-            lasting[row] = round(known[key])
-        else:
-            hop = _hop(rank, int(peer[row]), topology)
-            lasting[row] = round(hop.latency_ns + int(sizes[row]) * 1e9 / hop.bandwidth)
-    return lasting
+    def __call__(self, members: Sequence[int], starts: Sequence[int]) -> list[int]:
+        graph, node = self.graph, members[0]
+        ranks = [graph.rank(member) for member in members]
+        if graph.types[node] == NodeType.COMM_COLL:
+            name = graph.groups[graph.group[node]]
+            order = self.groups.get(name) or range(self.topology.ranks)
+            started = dict(zip(ranks, starts, strict=True))
+            ready = np.array([started[rank] for rank in order], np.float64)
+            kind = CollectiveType(self.kind[node])
+            ends = collective_ends(kind, self.size[node], order, self.topology, ready)
+            ended = dict(zip(order, np.rint(ends).astype(np.int64).tolist(), strict=True))
+            return [ended[rank] for rank in ranks]
+        link = _hop(ranks[0], ranks[1], self.topology)
+        waits = [handshake(link) * (graph.types[member] == NodeType.COMM_RECV) for member in members]
+        begin = max(start + wait for start, wait in zip(starts, waits, strict=True))
+        return [round(begin + link.latency_ns + self.size[node] * 1e9 / link.bandwidth)] * 2
 
 
 def crossings(

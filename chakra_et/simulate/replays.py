@@ -199,11 +199,9 @@ def astra_replay(graph: ReplayGraph, matching: Matching, times: Timing) -> Repla
             if len(members) == len(matching.channels[channel[lowest]].sides):
                 del arrived[channel[lowest], count]
                 check_same(graph, matching.channels[channel[lowest]], count, members)
-                begin = now
-                if times.handshake_ns is not None:
-                    begin = max(start[member] + int(times.handshake_ns[member]) for member in members)
-                for member, length in zip(members, times.durations(graph, members), strict=True):
-                    heapq.heappush(events, (begin + max(length, 1), scheduled, member))
+                ends = times.ended(graph, members, [start[member] for member in members])
+                for member, ended in zip(members, ends, strict=True):
+                    heapq.heappush(events, (max(ended, now + 1), scheduled, member))
                     scheduled += 1
     return _result(graph, matching, times, start, end, arrived)
 
