@@ -34,19 +34,19 @@ def newest(path: Path) -> Path | None:
 
 
 def newest_whole(path: Path) -> tuple[Path | None, list[str]]:
-    """(the newest checkpoint whose files have their sizes; a sentence on each newer one)."""
+    """(the newest checkpoint that is not damaged; a sentence on each newer one). Reads files whole."""
     damaged: list[str] = []
     for folder in newest_first(path):
-        if not (problem := damage(folder, digests=False)):
+        if not (problem := damage(folder)):
             return folder, damaged
         damaged.append(f"checkpoint {folder} is damaged: {problem}")
     return None, damaged
 
 
-def damage(folder: Path, part: int = 0, parts: int = 1, digests: bool = True) -> str:
+def damage(folder: Path, part: int = 0, parts: int = 1) -> str:
     """What is wrong with a checkpoint's files, as a clause; empty if nothing is.
 
-    part, parts: look only at every ``parts``-th file from the ``part``-th on; digests: read them whole.
+    part, parts: look only at every ``parts``-th file from the ``part``-th on.
     Checkpoints of before had no checksums: of these only meta.json is looked at.
     """
     try:
@@ -54,7 +54,7 @@ def damage(folder: Path, part: int = 0, parts: int = 1, digests: bool = True) ->
             found = (folder / name).stat().st_size
             if found != size:
                 return f"{name} has {found:,} bytes instead of {size:,}"
-            if digests and digest_of(folder / name) != digest:
+            if digest_of(folder / name) != digest:
                 return f"{name} has changed since it was written (SHA-256)"
     except (OSError, ValueError, TypeError, AttributeError) as error:
         return f"can't be read ({error})"

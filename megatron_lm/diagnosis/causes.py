@@ -29,7 +29,7 @@ class Cause(NamedTuple):
 
 def explain(statement: Statement) -> Cause | None:
     """The cause; None if the statement reports no failure."""
-    cause = None if statement.kind is Kind.DETAIL else _explained(statement)
+    cause = _explained(statement)
     if cause is None:
         return None
     text, weight = cause.sentence, max(cause.weight, WEAK if statement.survived else PRIMARY)

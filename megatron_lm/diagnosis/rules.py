@@ -48,3 +48,5 @@ RULES = [
 # number → (weight, sentence)
 OF_ERRNO = {getattr(errno, name): (weight, words) for weight, _, name, words in _rows("errno")}
 OF_SIGNAL = {signal.Signals[name]: (weight, words) for weight, _, name, words in _rows("signal")}
+# Slurm's state of a job, where no log explains it → sentence
+OF_STATE = {name: words for _, _, name, words in _rows("state")}

@@ -128,7 +128,7 @@ class Checkpoints:
                 log.warning("checkpoint %s is damaged: %s", folder, problem)
         if shared[0]:
             others = [path for path in checkpoints.newest_first(folder.parent) if path not in shared[0]]
-            whole = [path for path in others if not checkpoints.damage(path, digests=False)]
+            whole = [path for path in others if not checkpoints.damage(path)]
             instead = f"set LOAD to {whole[0]}" if whole else "there is no other"
             raise CheckpointError(f"checkpoint {folder} is damaged: {problem}; {instead}")
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,12 @@ from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 from megatron.core.datasets.indexed_dataset import IndexedDataset
 
 from megatron_lm import datasets
-from megatron_lm.engine import indexed
+from megatron_lm.engine import index_maps, indexed
 from megatron_lm.settings import Settings
 from megatron_lm.settings.conf import FOLDER
 from utils.data.hub import DataError
 
+log = logging.getLogger(__name__)
 SAMPLE = FOLDER.parent / "data" / "squad_sample.json"
 OUTPUTS = FOLDER.parent / "outputs" / "megatron"
 
@@ -36,8 +38,8 @@ def build(settings: Settings) -> GPTDataset:
     """The training split, long enough for all iterations; every rank calls this.
 
     Its index maps (order of documents, samples and shuffling) are kept beside the data, in a folder named
-    after the model. Raises ``DataError`` if DATA_PATH names no complete dataset,
-    or one of a larger vocabulary.
+    after the model; those of Megatron-LM there are used if they fit. Raises ``DataError`` if DATA_PATH
+    names no complete dataset, or one of a larger vocabulary.
     """
     prefix = FOLDER / settings.data_path if settings.data_path else _sample(settings)
     if problem := datasets.problem(prefix):
@@ -58,6 +60,9 @@ def build(settings: Settings) -> GPTDataset:
     samples = settings.train_iters * settings.global_batch_size
     # No validation or test samples are used.
     train, _, _ = BlendedMegatronDatasetBuilder(GPTDataset, [samples, 0, 0], lambda: True, config).build()
+    for sentence in index_maps.adopt(train, prefix, settings):
+        if dist.get_rank() == 0:
+            log.warning("%s", sentence)
     return train
 
 

@@ -71,7 +71,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     predicted = []
     if config.plan is not None:
         # Only --plan needs fasop.
-        from megatron_lm.results.predicted import predicted_events, read_plan
+        from megatron_lm.planner import read_plan
+        from megatron_lm.results.predicted import predicted_events
 
         predicted = predicted_events(read_plan(config.plan))
     pages.write(config.output, draw(run, found, settings, predicted))

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from chakra_et import files
 from chakra_et.cost import gpus as gpu_table
+from megatron_lm import planner
 from megatron_lm.logs import gpus, records
 from megatron_lm.logs.runs import Node
 from megatron_lm.settings import PREFIX, Settings
@@ -24,7 +24,6 @@ FRACTION = 0.4  # of the peak, as large matrix products reach in training
 USABLE = 0.97  # of a GPU's memory
 HOST_MEMORY = 1024.0  # GiB: what fits into a node without GPUs is not known here
 BETWEEN, WITHIN = 100e9, 400e9  # bit/s, as of a common cluster; the network of this one is not known
-CLUSTER = "left"
 
 
 def kinds(nodes: Sequence[Node]) -> dict[str, list[Node]]:
@@ -42,14 +41,8 @@ def write_inputs(folder: Path, values: Mapping[str, str], nodes: Sequence[Node])
     by_kind = kinds(nodes)
     cluster = {"gpus_per_node": settings.nproc_per_node, "gpus": {k: _kind(k, v) for k, v in by_kind.items()}}
     entries = [_costs(settings, kind, speed(settings, kind, of_kind)) for kind, of_kind in by_kind.items()]
-    model = _model(settings)
     source = "Operations over speed, by megatron_lm/slurm/replan.py."
-    costs = {"format": 1, "source": source, "models": {settings.model: {"name": settings.model, **model}}}
-    files.write_json(folder / "models.yaml", {"models": {settings.model: model}})
-    files.write_json(folder / "cluster.yaml", {"clusters": {CLUSTER: cluster}})
-    files.write_json(folder / "costs.json", {**costs, "entries": entries})
-    words = ["--model", settings.model, "--models-file", str(folder / "models.yaml")]
-    words += ["--cluster", str(folder / "cluster.yaml"), "--costs", str(folder / "costs.json")]
+    words = planner.write_inputs(folder, settings.model, _model(settings), cluster, source, entries)
     words += ["--tp", str(settings.tensor_mp_size), "--max-tp", str(settings.tensor_mp_size)]
     words += ["--mbs", str(settings.micro_batch_size), "--recompute", settings.recompute]
     words += ["--attention", settings.attention]

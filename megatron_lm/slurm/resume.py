@@ -12,6 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from fasop.plans.plan import Plan
 from megatron_lm import checkpoints, planner
 from megatron_lm.errors import RunError
 from megatron_lm.logs import records, runs, state
@@ -109,7 +110,7 @@ def _planned(run: Run, values: Mapping[str, str], left: list[Node]) -> dict[str,
     raise refusal or RunError("no node is left.")
 
 
-def _report(run: Run, plan: planner.Chosen, ordered: list[Node]) -> None:
+def _report(run: Run, plan: Plan, ordered: list[Node]) -> None:
     idle = ", ".join(node.name for node in run.nodes if node not in ordered)
     names = ", ".join(node.name for node in ordered)
     print(

@@ -4,11 +4,14 @@ and checkpoints that do not fit. Each failure is made by the test.
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from megatron_lm.logs import records
 from tests.megatron_lm.training_runs import layout, train
@@ -37,6 +40,30 @@ def test_the_rank_where_a_number_is_first_not_finite_is_named(
     why = f"not finite since iteration 2, first in {where}, 4 times in a row (STOP_ON_NAN)"
     assert f"ERROR rank {rank}: loss or gradients are {why}" in done.stderr
     assert [line.number for line in records.iterations(done.stdout.encode())] == [1, 2, 3, 4]
+
+
+def test_a_step_that_fp16_skips_is_told_from_a_loss_that_is_not_finite(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its gradients overflowed, and the loss scale is lowered: nothing is wrong with the weights."""
+    from megatron_lm.engine import health
+    from megatron_lm.engine.optimizer import Stepped
+    from megatron_lm.errors import RunError
+    from megatron_lm.settings import Settings
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: torch.device("cpu"))
+    monkeypatch.setattr(health.Health, "_origin", lambda self: (0, "the outputs of rank 0"))
+    monkeypatch.setattr(health.dist, "get_rank", lambda: 0)
+    chunk = SimpleNamespace(config=SimpleNamespace(finalize_model_grads_func=None))
+    watched = health.Health(Settings(stop_on_nan=3), [chunk])
+    assert [watched.after(n, 8.0, Stepped(False, None)) for n in range(1, 6)] == [""] * 5
+    assert watched.in_a_row == 0
+    assert watched.after(6, math.nan, Stepped(False, None)).startswith("not finite: loss nan")
+    assert watched.after(7, 8.0, Stepped(True, 1.5)) == "" and watched.in_a_row == 0
+    said = [watched.after(n, 8.0, Stepped(True, math.inf)) for n in (8, 9)]
+    assert said == ["not finite: loss 8, grad norm inf, first in the outputs of rank 0", ""]
+    with pytest.raises(RunError, match="since iteration 8, first in the outputs of rank 0, 3 times in a row"):
+        watched.after(10, math.nan, Stepped(True, math.nan))
 
 
 @pytest.mark.slow

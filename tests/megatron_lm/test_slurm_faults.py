@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from megatron_lm import checkpoints
 from tests.megatron_lm import virtual_cluster
 from tests.megatron_lm.conftest import Script, as_environment
 from tests.megatron_lm.processes import processes_with, wait_for
@@ -120,6 +121,50 @@ def test_a_rank_that_a_signal_ends_in_start_up(script: Script, tiny: dict[str, s
     assert wait_for_end(tiny, job) == "FAILED"
     (cause,) = (line for line in problems(script, job) if "failed first" in line)
     assert re.fullmatch(r"WRONG: rank 1 on n1 failed first at .*: it was ended by SIGTERM", cause), cause
+
+
+def test_a_folder_for_checkpoints_that_can_not_be_written(script: Script, tiny: dict[str, str]) -> None:
+    job = submitted(script, FAULT="none", SAVE="/proc/nope")
+    assert wait_for_end(tiny, job) == "FAILED"
+    (cause,) = (line for line in problems(script, job) if "failed first" in line)
+    assert re.match(
+        r"WRONG: rank [02] on n[12] failed first at .*SAVE=/proc/nope: can't be written to", cause
+    )
+    assert "no iteration logged yet" in script("get_result.sh", job).stdout
+
+
+def test_a_preempted_run_continues_and_passes_over_damaged_checkpoints(
+    script: Script, tiny: dict[str, str], tmp_path: Path
+) -> None:
+    """Preempted, it saves once more; then a bit of that checkpoint flips, and the one before is cut off."""
+    settings = {"SAVE": str(tmp_path / "ckpt"), "SAVE_INTERVAL": "2", "TRAIN_ITERS": "5000"}
+    done = script("_03_submit.sh", "--partition", "all", "--", "--no-requeue", FAULT="none", **settings)
+    job = done.stdout.strip()
+    wait_for(lambda: "iteration 5 :" in script("get_result.sh", job).stdout, 300)
+    urgent = ["sbatch", "--partition=urgent", "--nodes=2", "--output=/dev/null", "--wrap=true"]
+    subprocess.run(urgent, env=tiny, check=True, capture_output=True)
+    assert wait_for_end(tiny, job) == "PREEMPTED"
+    assert any("preempted" in line for line in problems(script, job))
+    newest, before, good = checkpoints.newest_first(tmp_path / "ckpt")[:3]
+    for folder in (newest, before, good):
+        assert checkpoints.damage(folder) == ""
+    (part,) = newest.glob("stage001*")
+    content = bytearray(part.read_bytes())
+    content[len(content) // 3] ^= 1
+    part.write_bytes(content)
+    (part,) = before.glob("stage000*")
+    part.write_bytes(part.read_bytes()[:-1])
+    number = int(good.name.partition("_")[2])
+    more = script("_03_submit.sh", "--resume", job, f"TRAIN_ITERS={number + 3}", FAULT="none")
+    again = more.stdout.strip()
+    assert f"checkpoint {newest} is damaged: " in more.stderr and f"continuing from {good}\n" in more.stderr
+    assert wait_for_end(tiny, again) == "COMPLETED", more.stderr
+    said = script("get_result.sh", again).stdout
+    assert f"iteration {number + 1} : " in said and f"iteration {number} : " not in said
+    log = (tmp_path / "log2" / again / "n1.err").read_text()
+    assert f"checkpoint {newest} is damaged: {next(newest.glob('stage001*')).name} has changed" in log
+    assert f"checkpoint {before} is damaged: {part.name} has " in log
+    assert f"continuing from {good}, the newest good checkpoint" in log
 
 
 def test_a_launcher_that_is_killed_is_the_first_cause(script: Script, tiny: dict[str, str]) -> None:
