@@ -33,24 +33,20 @@ BESIDE = re.compile(
 
 @dataclass
 class RunInput:
-    """One run: its .et files by rank (None: a file whose name has no rank), or the traces to convert.
-
-    ``notes``: see ``RankSet``.
-    """
+    """One run: its .et files by rank (None: a file whose name has no rank), or the traces to convert."""
 
     files: RunFiles
     ranks: dict[int | None, Path] = field(default_factory=dict)
     traces: TraceSet | None = None
-    notes: list[str] = field(default_factory=list)
 
     @property
     def name(self) -> str:
         return self.files.name
 
 
-def find_run(words: Iterable[str], allow_missing: bool = False) -> RunInput:
+def find_run(words: Iterable[str]) -> RunInput:
     """The one run that ``words`` name. Raises ``TraceError`` if there is none, or more than one."""
-    runs = find_runs(words, allow_missing)
+    runs = find_runs(words)
     if len(runs) > 1:
         names = ", ".join(str(run.files.folder / run.name) for run in runs[:5])
         raise TraceError(
@@ -60,13 +56,12 @@ def find_run(words: Iterable[str], allow_missing: bool = False) -> RunInput:
     return runs[0]
 
 
-def find_runs(words: Iterable[str], allow_missing: bool = False) -> list[RunInput]:
+def find_runs(words: Iterable[str]) -> list[RunInput]:
     """The runs, in the order in which they are named.
 
-    Raises ``TraceError`` for a word that is not a file of a run, a folder with runs, or the NAME of a run,
-    and as ``find_rank_sets`` does.
+    Raises ``TraceError`` for a word that is not a file of a run, a folder with runs, or the NAME of a run.
     """
-    found = _Found(allow_missing)
+    found = _Found()
     for word in words:
         found.add(word)
     runs = found.runs()
@@ -94,15 +89,14 @@ def with_et_files(run: RunInput) -> Iterator[tuple[RunInput, list[str]]]:
         errors = [outcome for outcome in result.ranks.values() if isinstance(outcome, TraceError)]
         if not result.good:
             raise errors[0] if errors else TraceError(f"{run.name}: " + " ".join(result.problems))
-        (found,) = find_rank_sets([str(Path(folder) / run.name)], allow_missing=True)
-        yield RunInput(traces, found.files, notes=found.notes), [str(error) for error in errors]
+        ranks: dict[int | None, Path] = {rank: traces.et_file(rank) for rank in result.good}
+        yield RunInput(RunFiles(Path(folder), run.name), ranks), [str(error) for error in errors]
 
 
 class _Found:
     """The words so far, by run: (folder, name), where None stands for traces known by their content."""
 
-    def __init__(self, allow_missing: bool) -> None:
-        self.allow_missing = allow_missing
+    def __init__(self) -> None:
         self.et: dict[tuple[Path, str | None], list[str]] = {}
         self.sets: dict[tuple[Path, str | None], TraceSet] = {}
         self.others: dict[Path, list[Path]] = {}
@@ -156,12 +150,9 @@ class _Found:
         files = RunFiles(folder, name)
         if words or _has_et(files):
             ranks: dict[int | None, Path] = {}
-            notes: dict[str, None] = {}
-            for group in find_rank_sets(words or [str(folder / name)], self.allow_missing):
+            for group in find_rank_sets(words or [str(folder / name)]):
                 ranks |= group.files
-                if None not in group.files or len(words) == 1:
-                    notes |= dict.fromkeys(group.notes)
-            return [RunInput(files, _without_copies(ranks), notes=list(notes))]
+            return [RunInput(files, _without_copies(ranks))]
         traces = self.sets.get((folder, name)) or trace_sets.find(folder, glob.escape(name))[0]
         return [RunInput(files, traces=traces)]
 

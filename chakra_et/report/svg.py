@@ -1,0 +1,228 @@
+"""A picture of who does what when, as SVG: lanes from top to bottom, time from left to right.
+
+For schedules and runs of any kind; ``chakra-et report`` shows traces. The picture follows the reader's light
+or dark mode, and no name that is put in becomes markup.
+
+    picture = Picture(
+        "one step",
+        [Lane("rank 0"), Lane("rank 1", note="20% idle")],
+        [Span(0, 0.0, 1.5, "forward", label="0"), Span(1, 1.5, 2.0, "send", strip=1)],
+        {"forward": Kind("forward", "#3b78c3"), "send": Kind("message", "#3c9a5f")},
+        strips=(26, 10),
+    )
+    path.write_text(draw(picture))
+"""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+WIDTH, LEFT, RIGHT, TOP, AXIS, GAP = 1400, 170, 100, 62, 34, 8
+LETTER = 6.6  # pixels, of a label in a span
+LEGEND_LETTER = 7.2
+# Spans narrower than a pixel, one after another, of one kind and strip, are drawn as one.
+NARROW = 1.0
+# Wider ones have an outline, which keeps neighbours apart.
+OUTLINED = 3.0
+STYLE = """
+.t{fill:#1b2330}.m{fill:#66707f}.l{fill:#eef1f5}.a{stroke:#8a94a3}.k{stroke:#1b2330;stroke-width:1.5}.w{fill:#fff}
+.b{stroke:#eef1f5;stroke-width:.6}
+@media(prefers-color-scheme:dark){.t{fill:#e4e8ee}.m{fill:#98a3b3}.l{fill:#1b212b}.k{stroke:#e4e8ee}.b{stroke:#1b212b}}
+"""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How spans of a kind are shown: the words of the legend and a CSS colour."""
+
+    label: str
+    colour: str
+
+
+@dataclass(frozen=True)
+class PictureLane:
+    """A row; ``note`` stands at its right end."""
+
+    label: str
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Span:
+    """What lane ``lane`` (from 0) does from ``start`` to ``end``, in seconds.
+
+    ``label`` is drawn inside where it fits, ``title`` is shown under the cursor. ``strip``: which part of the
+    lane, from the top.
+    """
+
+    lane: int
+    start: float
+    end: float
+    kind: str
+    label: str = ""
+    title: str = ""
+    strip: int = 0
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A line through all lanes at ``at`` seconds."""
+
+    at: float
+    label: str = ""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """What is drawn. ``strips``: heights of the parts of a lane, pixels. ``until``: seconds at the right
+    end, None for the last end of a span. ``time``: how the axis shows a time. ``strip_labels``: of the parts,
+    for pages that give each a row. ``rules``: lanes below which there is a bold line."""
+
+    title: str
+    lanes: Sequence[PictureLane]
+    spans: Sequence[Span]
+    kinds: Mapping[str, Kind]
+    strips: Sequence[int] = (26,)
+    marks: Sequence[Mark] = ()
+    until: float | None = None
+    time: Callable[[float], str] = field(default=lambda seconds: seconds_text(seconds))
+    strip_labels: Sequence[str] = ()
+    rules: Sequence[int] = ()
+
+
+def draw(picture: Picture) -> str:
+    """The SVG. Raises ``ValueError`` for a span whose lane, strip or kind the picture lacks."""
+    height = sum(picture.strips) + GAP
+    bottom = TOP + height * len(picture.lanes)
+    until = picture.until or max((span.end for span in picture.spans), default=0.0) or 1.0
+    scale = (WIDTH - LEFT - RIGHT) / until
+    title = html.escape(picture.title)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {bottom + AXIS}" role="img" '
+        'font-family="system-ui,sans-serif" font-size="12">',
+        f"<title>{title}</title><style>{STYLE}</style>",
+        f'<text class="t" x="12" y="22" font-size="15">{title}</text>',
+        *_legend(picture),
+    ]
+    right = LEFT + until * scale
+    for at, lane in enumerate(picture.lanes):
+        top = TOP + at * height
+        middle = top + (height - GAP) / 2 + 4
+        parts += [
+            f'<rect class="l" x="{LEFT}" y="{top}" width="{right - LEFT:.1f}" height="{height - GAP}"/>',
+            f'<text class="t" x="12" y="{middle}">{html.escape(lane.label)}</text>',
+            f'<text class="m" x="{right + 8:.1f}" y="{middle}">{html.escape(lane.note)}</text>',
+        ]
+    parts += [_bar(picture, span, scale, height) for span in _merged(picture, scale)]
+    parts += [_mark(mark, scale, bottom) for mark in picture.marks]
+    parts += [_rule(TOP + (lane + 1) * height - GAP / 2) for lane in picture.rules]
+    parts += _axis(picture, until, scale, bottom)
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def page(pictures: Sequence[Picture], title: str) -> str:
+    """Several pictures on one HTML page, one below the other."""
+    body = "\n".join(draw(picture) for picture in pictures)
+    return (
+        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>\n'
+        '<meta name="color-scheme" content="light dark">\n'
+        "<style>body{margin:1em;font-family:system-ui,sans-serif}svg{width:100%;min-width:900px}"
+        f"rect:hover{{opacity:.75}}</style></head>\n<body>\n{body}</body></html>\n"
+    )
+
+
+def _merged(picture: Picture, scale: float) -> list[Span]:
+    """The spans, of which those too narrow to be seen alone are joined to their neighbours."""
+    found: list[Span] = []
+    open_at: dict[tuple[int, int, str], int] = {}
+    for span in picture.spans:
+        if not 0 <= span.lane < len(picture.lanes) or not 0 <= span.strip < len(picture.strips):
+            raise ValueError(f"no lane {span.lane} with strip {span.strip} in this picture")
+        if span.kind not in picture.kinds:
+            raise ValueError(f"no kind {span.kind!r} in this picture")
+        key = (span.lane, span.strip, span.kind)
+        at = open_at.get(key)
+        narrow = (span.end - span.start) * scale < NARROW
+        if narrow and at is not None and 0 <= (span.start - found[at].end) * scale < NARROW:
+            before = found[at]
+            found[at] = Span(
+                span.lane, before.start, span.end, span.kind, title=before.title, strip=span.strip
+            )
+            continue
+        if narrow:
+            open_at[key] = len(found)
+        else:
+            open_at.pop(key, None)
+        found.append(span)
+    return found
+
+
+def _bar(picture: Picture, span: Span, scale: float, height: int) -> str:
+    top = TOP + span.lane * height + sum(picture.strips[: span.strip])
+    x, width, tall = (
+        LEFT + span.start * scale,
+        max((span.end - span.start) * scale, 0.4),
+        picture.strips[span.strip],
+    )
+    title = f"<title>{html.escape(span.title)}</title>" if span.title else ""
+    edge = ' class="b"' if width > OUTLINED else ""
+    text = (
+        f'<rect{edge} x="{x:.2f}" y="{top}" width="{width:.2f}" height="{tall - 1}" '
+        f'fill="{html.escape(picture.kinds[span.kind].colour)}">{title}</rect>'
+    )
+    if span.label and tall >= 14 and width >= LETTER * len(span.label) + 4:
+        text += (
+            f'<text class="w" x="{x + width / 2:.2f}" y="{top + tall / 2 + 3.5}" text-anchor="middle" '
+            f'font-size="11" pointer-events="none">{html.escape(span.label)}</text>'
+        )
+    return text
+
+
+def _legend(picture: Picture) -> list[str]:
+    parts, x = [], float(LEFT)
+    for kind in picture.kinds.values():
+        parts.append(f'<rect x="{x:.0f}" y="37" width="12" height="12" fill="{html.escape(kind.colour)}"/>')
+        parts.append(f'<text class="m" x="{x + 17:.0f}" y="47">{html.escape(kind.label)}</text>')
+        x += 40 + LEGEND_LETTER * len(kind.label)
+    return parts
+
+
+def _mark(mark: Mark, scale: float, bottom: int) -> str:
+    x = LEFT + mark.at * scale
+    line = f'<line class="k" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP - 4}" y2="{bottom}"/>'
+    return (
+        line
+        + f'<text class="m" x="{x + 4:.1f}" y="{TOP - 4}" font-size="10">{html.escape(mark.label)}</text>'
+    )
+
+
+def _rule(y: float) -> str:
+    return f'<line class="k" style="stroke-width:3" x1="12" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}"/>'
+
+
+def _axis(picture: Picture, until: float, scale: float, y: int) -> list[str]:
+    step = round_step(until / 8)
+    parts = []
+    for number in range(int(until / step) + 1):
+        x = LEFT + number * step * scale
+        parts.append(f'<line class="a" x1="{x:.1f}" x2="{x:.1f}" y1="{y}" y2="{y + 6}"/>')
+        text = html.escape(picture.time(number * step))
+        parts.append(f'<text class="m" x="{x:.1f}" y="{y + 20}" text-anchor="middle">{text}</text>')
+    return parts
+
+
+def round_step(wanted: float) -> float:
+    """1, 2 or 5 times a power of ten, the first that is not below ``wanted``."""
+    power = 10.0 ** math.floor(math.log10(wanted))
+    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= wanted * (1 - 1e-9))
+
+
+def seconds_text(seconds: float) -> str:
+    """``0.25 s``, ``20 ms``, ``5 µs``."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if seconds >= size * 0.9999:
+            return f"{seconds / size:.4g} {unit}"
+    return "0" if seconds == 0 else f"{seconds / 1e-9:.4g} ns"
