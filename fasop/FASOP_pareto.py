@@ -11,5 +11,17 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     from fasop.__main__ import main
 
-    given = ["--model", "gpt2-xl", "--cluster", "paper-pareto", "--objective", "pareto"]
-    sys.exit(main(["plan", *given, *sys.argv[1:]]))
+    sys.exit(
+        main(
+            [
+                "plan",
+                "--model",
+                "gpt2-xl",
+                "--cluster",
+                "paper-pareto",
+                "--objective",
+                "pareto",
+                *sys.argv[1:],
+            ]
+        )
+    )

@@ -53,7 +53,8 @@ def main(world: World, watch: Watch) -> int:
         settings.pipeline_mp_size,
         settings.virtual_stages if settings.virtual_stages > 1 else None,
     )
-    return training.train(settings, watch)
+    training.train(settings)
+    return 0
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from fasop.inputs.models import Model
 
 
-class KindSeconds(NamedTuple):
+class UnitSeconds(NamedTuple):
     """Seconds of the embedding, one transformer layer and the head."""
 
     embedding: float

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from chakra_et.cost.network_fit import read_model
-from chakra_et.cost.topology import Dimension, Topology
-from chakra_et.cost.topology_text import parse_topology
+from chakra_et.cost.topology import Dimension, Topology, parse_topology
 from chakra_et.errors import TraceError
 
 # As the planner has them (fasop.exact.links): what messages lose of a node's bandwidth, between nodes and

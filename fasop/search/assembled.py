@@ -7,18 +7,18 @@ from dataclasses import replace
 
 import numpy as np
 
-from fasop.exact.communication import Communication
+from fasop.exact.compute import Compute
 from fasop.exact.extrapolation import counted
+from fasop.exact.links import Links
 from fasop.exact.passes import Passes
 from fasop.exact.price import price_per_step
 from fasop.exact.stage_costs import StageCosts
-from fasop.exact.stage_variants import Variant, data_group, tensor_group
-from fasop.exact.unit_times import Compute
+from fasop.exact.variants import Variant, data_group, tensor_group
 from fasop.plans.options import Options
 from fasop.plans.plan import Plan, StageChoice, StageParts
 from fasop.plans.shapes import Seats, gpu_types
-from fasop.search.improve import Simulated
 from fasop.search.partition import Assignment
+from fasop.search.simulated import Simulated
 
 
 def made_plan(
@@ -156,7 +156,7 @@ def memory_with(plan: Plan, options: Options, in_flight: Sequence[float]) -> tup
 
     in_flight: micro-batches, or parts of them, whose activations each stage keeps at once.
     """
-    passes = Passes(plan.model, Compute([], plan.model, options), Communication(plan.cluster), options)
+    passes = Passes(plan.model, Compute([], plan.model, options), Links(plan.cluster), options)
     tables = StageCosts(passes, plan.shape)
     sizes, begin = [], 0
     for stage, units in enumerate(plan.partition):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 from collections.abc import Mapping, Sequence
 
-from chakra_et.drawing.lanes import round_step
+from chakra_et.report.svg import round_step
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 900, 260, 70, 20, 50, 45
 COLOURS = ("#3b78c3", "#e8841a", "#2f9e6e", "#c94f7c", "#8a6fc9", "#12919c", "#a47148", "#6b8e23")

@@ -24,7 +24,7 @@ COLLECTIVE_START, HOP = 32e-6, 4e-6
 SEND_BUFFER = 4 * 2**20
 
 
-class Communication:
+class Links:
     """The links of one cluster."""
 
     def __init__(self, cluster: Cluster) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 f32 = np.float32
 
 
-class Bandwidths:
+class Links:
     """The links of all placements (R, nodes) of one cluster, for one (tp, dp)."""
 
     def __init__(self, types: np.ndarray, inter: np.ndarray, intra: np.ndarray, gpus: int, tp: int, dp: int):

@@ -12,7 +12,7 @@ from fasop.inputs.costs import CostFile
 from fasop.plans.plan import Plan
 from fasop.schedule import interleaved
 from fasop.schedule.events import of_plan, with_chunks
-from fasop.search.make_plan import memory_with, with_price
+from fasop.search.assembled import memory_with, with_price
 from fasop.search.planner import Planner
 
 WIDER = 3  # times as many plans as are asked for are tried: the best with chunks need not be so without
@@ -91,7 +91,8 @@ def _even(plan: Plan, cost_files: list[CostFile], iterations: int) -> Iterator[P
     partition = (each + 1, *[each] * (plan.pp - 2), each + 1)
     if partition != plan.partition:
         planner = Planner(plan.model, plan.cluster, cost_files, plan.options, iterations)
-        yield planner.estimate(plan.shape, plan.placement, partition)
+        # The plan may be of a part of the cluster, which numbers its nodes anew.
+        yield replace(planner.estimate(plan.shape, plan.placement, partition), hosts=plan.hosts)
 
 
 def _with_memory(plan: Plan, iterations: int) -> Plan:

@@ -14,14 +14,14 @@ from typing import Literal
 
 import numpy as np
 
-from fasop.exact.gradients_and_optimizer import synchronized
+from fasop.exact.once_per_step import synchronized
 from fasop.exact.stage_costs import StageCosts
 from fasop.inputs.clusters import Cluster
 from fasop.plans.shapes import BETWEEN, CROWDED, INSIDE, Seats
 from fasop.schedule import one_f_one_b
 from fasop.search.arrays import distinct
 from fasop.search.dynamic_program import SLACK
-from fasop.search.node_counts import NodeCounts
+from fasop.search.lattice import Lattice
 from fasop.search.partition import Assignment, placed
 
 FEW = 1000  # assignments of a shape up to which all of them are simulated
@@ -148,7 +148,7 @@ def _with_embedding(
     return done
 
 
-def best_of_all(tables: StageCosts, counts: NodeCounts) -> Assignment | None | Literal[False]:
+def best_of_all(tables: StageCosts, lattice: Lattice) -> Assignment | None | Literal[False]:
     """The assignment with the shortest simulated step; False where they are too many to try.
 
     None where none fits into memory.
@@ -157,7 +157,7 @@ def best_of_all(tables: StageCosts, counts: NodeCounts) -> Assignment | None | L
     count = math.comb(units - 1, pp - 1)
     if count > FEW:
         return False
-    sequences = list(itertools.islice(counts.sequences(), FEW // count + 1))
+    sequences = list(itertools.islice(lattice.sequences(), FEW // count + 1))
     if count * len(sequences) > FEW:
         return False
     cuts = np.array(list(itertools.combinations(range(1, units), pp - 1)), dtype=int)

@@ -15,7 +15,7 @@ from fasop.search.arrays import distinct
 State = tuple[int, ...]
 
 
-class NodeCounts:
+class Lattice:
     """How many nodes of each type are used where a block begins: the states of the dynamic program.
 
     states[s]: node counts before stage s, where a block begins, or the pipeline ends; steps[s][b]:

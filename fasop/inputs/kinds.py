@@ -40,7 +40,7 @@ MessageSize = Annotated[float, Meta(ge=1, le=1e12, description="bytes per messag
 StepSeconds = Annotated[float, Meta(ge=1e-6, le=1e6, description="seconds per step", examples=["1.402"])]
 
 # Of files that commands write; their bounds keep what is computed of them finite.
-SecondsPerUnit = Annotated[float, Meta(ge=0, le=1e4, description="seconds per unit")]
+UnitSeconds = Annotated[float, Meta(ge=0, le=1e4, description="seconds per unit")]
 UnitBytes = Annotated[float, Meta(ge=0, le=1e15, description="bytes per unit")]
 Factor = Annotated[float, Meta(gt=0, le=1e6, description="a factor")]
 FactorOrZero = Annotated[float, Meta(ge=0, le=1e6, description="a factor")]

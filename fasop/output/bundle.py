@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from chakra_et.astra.bundle import ranks_of, write_bundle
-from chakra_et.cost.network_sources import planned_topology
+from chakra_et.astra.network_sources import planned_topology
 from chakra_et.job.sets import read_set
 from fasop.plans.plan import Plan, plans_json
 

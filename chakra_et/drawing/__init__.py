@@ -1,1 +1,0 @@
-"""Pictures as SVG for every program here: lanes of spans, and line and bar charts."""
