@@ -30,7 +30,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.summary import put
 from chakra_et import cli
 from fasop.hpdc24 import search as hpdc24
-from fasop.hpdc24.costs import PublishedCosts
+from fasop.hpdc24.costs import published_costs
 from fasop.inputs.cluster_files import load_clusters
 from fasop.inputs.clusters import Cluster
 from fasop.inputs.costs import read_costs
@@ -186,7 +186,7 @@ def accuracy() -> list[str]:
     (cluster,) = load_clusters("paper-gpt2xl")
     shape, partition = POINT
     placement = ("A10",) * cluster.node_count
-    costs, found = PublishedCosts([read_costs()], model), []
+    costs, found = published_costs([read_costs()], model), []
     for speed in (40, 100, 1000):
         faster = replace(cluster, gpus=(replace(cluster.gpus[0], inter_bandwidth=speed * 1e9),))
         row = hpdc24.estimate(model, faster, costs, shape, placement, list(partition))
@@ -219,7 +219,7 @@ def cost_models() -> list[str]:
     ]
     for name, preset in PRESETS:
         model, clusters = find_model(name), load_clusters(preset)
-        rows = hpdc24.search(model, clusters, PublishedCosts([read_costs()], model))
+        rows = hpdc24.search(model, clusters, published_costs([read_costs()], model))
         first = next(row for row in rows if not row.plain[0])
         c = first.candidate
         shape = Shape(c.tp, c.dp, c.pp, c.mbs)

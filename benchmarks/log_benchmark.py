@@ -22,7 +22,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from chakra_et.cli import parse
 from megatron_lm.logs import gpus, records
-from megatron_lm.results import report
+from megatron_lm.results import view
 from tests.megatron_lm import written_logs
 
 RANKS_A_NODE, LOG_INTERVAL, SECONDS = 8, 10, 1.4
@@ -54,7 +54,7 @@ def main() -> int:
         row("iteration lines", outputs, lambda data: len(records.iterations(data)))
         row("memory lines", outputs, lambda data: len(records.memory(data)))
         row("starts and ends of every iteration", outputs, timed_iterations)
-        row("GPU samples for a summary", gpu_logs, lambda data: len(report.gpu_use(data)))
+        row("GPU samples for a summary", gpu_logs, lambda data: len(view.gpu_use(data)))
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         print(f"\n{config.ranks} ranks, {config.iterations} iterations; peak memory {peak:.0f} MB")
     finally:

@@ -18,8 +18,9 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from chakra_et import cli
+from chakra_et.drawing.lanes import Picture, Span, draw
 from chakra_et.files import write_text
-from chakra_et.report.svg import Picture, Span, draw
+from megatron_lm import planner
 from megatron_lm.errors import RunError
 from megatron_lm.logs import runs
 from megatron_lm.results import picture, predicted
@@ -42,7 +43,7 @@ def main() -> int:
 
 
 def make(config: Config) -> None:
-    plan = predicted.read_plan(config.plan)
+    plan = planner.read_plan(config.plan)
     planned = predicted.predicted_events(plan)
     found, _ = picture.read_events(runs.find((config.job,), conf.log_dir()), (), "all")
     measured = typical([event for event in found if event.lane in (COMPUTE, COMMUNICATION)])

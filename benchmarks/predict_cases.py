@@ -19,8 +19,8 @@ from chakra_et.predict.measure_threads import read_fractions
 from chakra_et.simulate.run import Run
 from chakra_et.transform.accumulation import Accumulate
 from chakra_et.transform.bucket_size import BucketSize
-from chakra_et.transform.changes import Rebuild
-from chakra_et.transform.durations import Change, RankAs, Scale
+from chakra_et.transform.changes import Change, Rebuild
+from chakra_et.transform.durations import RankAs, Scale
 from chakra_et.transform.network import Network
 from chakra_et.transform.overlap import Overlap
 from chakra_et.transform.scale import ScaleRun

@@ -27,8 +27,7 @@ from chakra_et.et import file as et_file
 from chakra_et.predict.predict import predict
 from chakra_et.simulate.run import Run, load_run, make_run
 from chakra_et.traces import sets as trace_sets
-from chakra_et.transform.changes import Rebuild
-from chakra_et.transform.durations import Change
+from chakra_et.transform.changes import Change, Rebuild
 
 STEPS = 3
 """Traced in each turn."""

@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from chakra_et import cli
+from chakra_et.drawing.lanes import draw
 from chakra_et.errors import TraceError
 from chakra_et.files import atomic_file, write_text
 from chakra_et.report.content import content
@@ -28,7 +29,6 @@ from chakra_et.report.inputs import find_run
 from chakra_et.report.page import write_page
 from chakra_et.report.picture import breakdown
 from chakra_et.report.run import load
-from chakra_et.report.svg import draw
 
 COLOURS = 96
 # Select the longest communication, and light the critical path.

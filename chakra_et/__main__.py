@@ -15,6 +15,7 @@ COMMANDS = {
     "repair": ("chakra_et.repair.command", "repair damaged host and device traces"),
     "validate": ("chakra_et.validate.command", "check .et files, each by itself and as a run"),
     "info": ("chakra_et.info.command", "show the contents of .et files: nodes, edges, times, collectives"),
+    "diagnose": ("chakra_et.diagnose.command", "find what bounds a run, who is slow and what to change"),
     "stragglers": ("chakra_et.stragglers.command", "find what slow ranks cost, and which they are"),
     "replay": ("chakra_et.simulate.command", "replay .et files and compare with the measured times"),
     "scale": ("chakra_et.transform.command", "make a set of other ranks, layers, batch or sequence"),
@@ -25,6 +26,7 @@ COMMANDS = {
     "export": ("chakra_et.export.command", "write a run for Perfetto, Chrome, graph tools or as tables"),
     "predict": ("chakra_et.predict.command", "predict step times under changed conditions"),
     "measure-network": ("chakra_et.predict.measure", "time collectives and fit a network model to them"),
+    "completion": ("chakra_et.completion", "print completion of this command line for bash, zsh or fish"),
     "measure-threads": ("chakra_et.predict.measure_threads", "measure what threads of CPU operators share"),
 }
 

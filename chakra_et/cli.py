@@ -16,6 +16,7 @@ exits with status 2.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import gc
 import importlib
@@ -24,14 +25,22 @@ import os
 import sys
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeVar, Union
 
+from chakra_et import __version__
 from chakra_et.text import printable
 
 Config = TypeVar("Config")
 # The program and command that ``dispatch`` runs, for usage lines.
 _running: str | None = None
+_describing = False
+
+
+def allow_missing_ranks() -> Any:
+    """The field of every command that reads runs, see ``chakra_et.et.record``."""
+    text = "go on where ranks are missing, or files are not those of one finished conversion"
+    return dataclasses.field(default=False, metadata={"help": text})
 
 
 def parse(config_class: type[Config], argv: Sequence[str] | None = None, **parser_options: Any) -> Config:
@@ -44,12 +53,32 @@ def parse(config_class: type[Config], argv: Sequence[str] | None = None, **parse
         formatter_class=_HelpFormatter, allow_abbrev=False, **({"prog": _running} | parser_options)
     )
     _add_flags(parser, config_class)
+    if _describing:
+        raise _Described(parser)
     given = vars(parser.parse_args(argv))
     values = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
     try:
         return config_class(**values)
     except ValueError as error:
         parser.error(str(error))
+
+
+def flags_of(module: str) -> list[argparse.Action]:
+    """The flags and arguments of the command in ``module``; [] where it parses none with ``parse``."""
+    global _describing
+    _describing = True
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            load(module).main([])
+    except _Described as found:
+        return list(found.args[0]._actions)
+    finally:
+        _describing = False
+    return []
+
+
+class _Described(BaseException):
+    """Ends a command where it would read its arguments; carries its parser."""
 
 
 def _add_flags(parser: argparse.ArgumentParser, config_class: type) -> None:
@@ -108,9 +137,12 @@ def dispatch(
         print(f"usage: {program} COMMAND … (see COMMAND --help)\n")
         print("\n".join(f"  {name:{width}}  {line}" for name, (_, line) in commands.items()))
         return 0 if arguments else 2
+    if arguments[0] == "--version":
+        print(f"{program} {__version__}")
+        return 0
     if arguments[0] not in commands:
-        print(f"error: no command {arguments[0]!r}: use one of {', '.join(commands)}", file=sys.stderr)
-        return 2
+        listed = did_you_mean(arguments[0], commands) or f": use one of {', '.join(commands)}"
+        return _fail(f"error: no command {arguments[0]!r}{listed}", 2)
     global _running
     _running = f"{program} {arguments[0]}"
     try:
@@ -144,8 +176,31 @@ def run(work: Callable[[], int | None], refusal: type[Exception], interrupted: s
         return _fail(f"error: {error.filename or 'output'}: {error.strerror or error}.", 2)
 
 
+def spellings(flag: argparse.Action) -> list[str]:
+    """The spellings of a flag that help shows; [] for an argument without dashes."""
+    unset = flag.negative if isinstance(flag, _Switch) and flag.default is False else []
+    return [name for name in flag.option_strings if "_" not in name and name not in unset]
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """``, did you mean …?`` with the one of ``known`` that is most like ``word``; "" if none is."""
+    import difflib
+
+    found = difflib.get_close_matches(word, list(known), n=1)
+    return f", did you mean {found[0]}?" if found else ""
+
+
 class _Parser(argparse.ArgumentParser):
     """Reports a bad command line in one line, without the usage."""
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        found, others = self.parse_known_args(args, namespace)
+        if others:
+            flags = [word.partition("=")[0] for word in others if word.startswith("--")]
+            known = [name for name in self._option_string_actions if "_" not in name]
+            hint = did_you_mean(flags[0], known) if flags else ""
+            self.error(f"unrecognized arguments: {' '.join(others)}{hint}")
+        return found
 
     def error(self, message: str) -> typing.NoReturn:
         self.exit(2, printable(f"{self.prog}: error: {message} (see {self.prog} --help)") + "\n")
@@ -170,11 +225,8 @@ class _HelpFormatter(argparse.HelpFormatter):
     def _format_action_invocation(self, action: argparse.Action) -> str:
         if not action.option_strings:
             return super()._format_action_invocation(action)
-        names = [name for name in action.option_strings if "_" not in name]
-        if isinstance(action, _Switch) and action.default is False:
-            names = [name for name in names if name not in action.negative]
         value = "" if action.nargs == 0 else f" {self._format_args(action, action.dest.upper()).strip('[]')}"
-        return ", ".join(names) + value
+        return ", ".join(spellings(action)) + value
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         text, default = action.help or "", action.default
@@ -215,7 +267,7 @@ def _add_flag(
         options["action"] = _Switch
     else:
         options["type"] = hint
-    if hint is not bool and "choices" not in options:
+    if hint is not bool and ("choices" not in options or field.metadata.get("positional")):
         options["metavar"] = field.metadata.get("metavar") or _metavar(field, options["type"])
 
     if field.metadata.get("positional"):

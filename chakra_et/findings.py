@@ -25,11 +25,6 @@ TABLE: dict[str, tuple[Kind, str]] = {
     "polling-call": ("loss", "call of a thread that only polls the device: waiting, not work"),
     "bad-field": ("loss", "event with a field of the wrong type"),
     "bad-time": ("loss", "event with a time stamp or duration out of range"),
-    "structure-step": (
-        "loss",
-        "event of the step in which the operators' tensors were recorded, which slowed it down: the times "
-        "are those of the steps after it",
-    ),
     "outside-step": ("loss", "event outside of ProfilerStep#{}"),
     "unknown-cpu-communication": ("loss", "communication of unknown kind on a CPU thread"),
     "unknown-category": ("loss", "event of the unknown category {}"),
@@ -53,6 +48,10 @@ TABLE: dict[str, tuple[Kind, str]] = {
     # warnings
     "name-mismatch": ("warning", "operators whose number has another name in the other trace, not linked"),
     "clock-gap": ("warning", "seconds between the recordings of host and device trace"),
+    "clock-contradicted": (
+        "warning",
+        "pairs of a call and device work that contradict the device's clock as estimated from all pairs",
+    ),
     "steps-without-host": ("warning", "steps of the device trace that the host trace does not cover"),
     "host-only-operators": ("warning", "host operators with CUDA tensors in steps without any device work"),
     "launch-without-work": ("warning", "kernel launches whose kernel is not in the device trace"),
@@ -69,15 +68,15 @@ TABLE: dict[str, tuple[Kind, str]] = {
         "communication launched before the recording: kind and size inferred from later steps",
     ),
     "communication-peer": ("warning", "sends and receives whose peer is not recorded"),
+    "unknown-communication": (
+        "warning",
+        "kernels {} that may communicate by their names, kept as compute: name them with --comm-kernels",
+    ),
     "group-default": ("warning", "communication without a recorded group: the default group"),
     "group-by-stream": ("warning", "communication without a recorded group: one group per stream"),
     "group-by-thread": (
         "warning",
         "gloo operators whose group was inferred from their threads and sizes",
-    ),
-    "structure-differs": (
-        "warning",
-        "operators that the step in which tensors were recorded doesn't have: kept without tensors",
     ),
     "group-local": ("note", "collectives of a group with one rank, kept as compute"),
     "graph-not-captured": ("warning", "graph launches that no capture of --graph-capture fits"),
@@ -103,18 +102,18 @@ TABLE: dict[str, tuple[Kind, str]] = {
     ),
     # notes
     "no-host-trace": ("note", "no host trace: nodes have no tensor ids, storages and operator schemas"),
-    "structure-matched": (
-        "note",
-        "operators matched by order and name with the step in which tensors were recorded",
-    ),
     "no-host-node": ("note", "operators and annotations without a host node, kept with their times"),
     "memory-event": ("note", "allocations and frees: memory of the nodes in which they happened"),
     "graph-kernel": ("note", "kernels of CUDA or HIP graphs: --graph-capture names their operators"),
     "graph-captured": ("note", "kernels of CUDA or HIP graphs, named by the trace of the capture"),
     "blocking-copy": ("note", "copies that blocked the calling thread"),
     "early-start": ("note", "device work that starts before the call that launches it"),
+    "clock-offset": ("note", "ns between the clocks of device {} and the host, corrected"),
+    "unknown-device-work": ("note", "device work of the unknown category {}, kept as kernels"),
     "no-launch": ("note", "device work without a launching call, ordered by stream and time"),
-    "sync-by-time": ("note", "synchronising calls matched with device work by time"),
+    "sync-by-time": ("note", "synchronising calls whose event or stream isn't recorded, matched by time"),
+    "queue-full": ("note", "launches that waited for a place in a stream's queue of {}"),
+    "host-spun": ("note", "gaps in which a thread spun until the device was done"),
     "stream-wait-no-record": ("note", "stream waits whose event record is not in the trace"),
     "stream-wait-contradicted": ("note", "stream waits that contradict the times, left out"),
     "backward-waited": ("note", "backward passes that the main thread waited for"),

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import contextlib
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import TypeVar
+
+Item = TypeVar("Item")
 
 
 def printable(text: str) -> str:
@@ -22,6 +27,17 @@ def shortened(text: str, length: int) -> str:
 def plural(count: int, one: str, several: str = "") -> str:
     """``no steps``, ``1 step``, ``2 steps``; ``several``: where it isn't ``one`` with an s."""
     return f"{count or 'no':{',' if count else ''}} {one if count == 1 else several or one + 's'}"
+
+
+def list_ranks(ranks: Iterable[int]) -> str:
+    """Ranks in order, consecutive ones as a range: ``0-3, 7``."""
+    spans: list[list[int]] = []
+    for rank in sorted(ranks):
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
 
 
 def table(rows: Sequence[Sequence[str]], right: Collection[int] | None = None, indent: str = "") -> list[str]:
@@ -47,3 +63,24 @@ def table(rows: Sequence[Sequence[str]], right: Collection[int] | None = None, i
 
 def _is_figure(cell: str) -> bool:
     return cell in ("", "-") or cell.lstrip("+-")[:1].isdigit()
+
+
+@contextlib.contextmanager
+def progress_bar(total: int, doing: str) -> Iterator[Callable[[], None]]:
+    """A progress bar over ``total`` ranks: a function to call after each. None if stderr is no terminal."""
+    if not sys.stderr.isatty() or total < 2:
+        yield lambda: None
+        return
+    from tqdm import tqdm
+
+    tqdm.monitor_interval = 0  # no monitor thread: workers are forked from this process
+    with tqdm(total=total, unit="rank", desc=doing) as bar:
+        yield lambda: bar.update() and None
+
+
+def with_progress(ranks: Collection[Item], doing: str) -> Iterator[Item]:
+    """``ranks`` one by one, beside a progress bar."""
+    with progress_bar(len(ranks), doing) as progress:
+        for each in ranks:
+            yield each
+            progress()

@@ -11,17 +11,5 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     from fasop.__main__ import main
 
-    sys.exit(
-        main(
-            [
-                "plan",
-                "--model",
-                "gpt2-xl",
-                "--cluster",
-                "paper-pareto",
-                "--objective",
-                "pareto",
-                *sys.argv[1:],
-            ]
-        )
-    )
+    given = ["--model", "gpt2-xl", "--cluster", "paper-pareto", "--objective", "pareto"]
+    sys.exit(main(["plan", *given, *sys.argv[1:]]))

@@ -12,8 +12,8 @@ SETTINGS=(
     ATTENTION SHARDED_OPTIMIZER
     HIDDEN_SIZE NUM_LAYERS NUM_HEADS SEQ_LENGTH VOCAB_SIZE FFN KV_GROUPS SWIGLU NORMALIZATION POSITION
     ROTARY_BASE LINEAR_BIAS TIED_EMBEDDING
-    TRAIN_ITERS LOG_INTERVAL PRECISION LR LR_DECAY_ITERS LR_WARMUP_FRACTION SEED DATA_PATH SPLIT SAVE
-    SAVE_INTERVAL LOAD
+    TRAIN_ITERS LOG_INTERVAL PRECISION LR LR_DECAY_ITERS LR_WARMUP_FRACTION SEED DATA_PATH SPLIT
+    STOP_ON_NAN SAVE SAVE_INTERVAL LOAD
     PROFILE PROFILE_CHAKRA TRACE_OUTPUT_DIR NSYS NCU LOG_DIR
     MASTER_PORT SLURM_QUEUE MASTER_QUEUE SLAVE_QUEUE MASTER_NNODES GRES MASTER_GRES SLAVE_GRES CPUS_PER_TASK
     TIME_LIMIT ACCOUNT QOS CONSTRAINT NODELIST SBATCH_OPTIONS
@@ -90,6 +90,7 @@ LR_WARMUP_FRACTION="${LR_WARMUP_FRACTION:-.01}"
 SEED="${SEED:-1234}"
 DATA_PATH="${DATA_PATH:-}"                   # prefix of .bin and .idx; empty: the sample in data/
 SPLIT="${SPLIT:-100,0,0}"                    # training, validation, test
+STOP_ON_NAN="${STOP_ON_NAN:-50}"             # end after as many iterations in a row that are not finite; 0: never
 SAVE="${SAVE:-}"                             # folder for checkpoints; empty: none
 SAVE_INTERVAL="${SAVE_INTERVAL:-0}"          # iterations between checkpoints; 0: only after the last one
 LOAD="${LOAD:-}"                             # checkpoint to continue from, of any partition
@@ -103,7 +104,7 @@ NCU="${NCU:-false}"                          # under ncu, reports in ../log-ncu
 LOG_DIR="${LOG_DIR:-../log2}"
 
 # Cluster
-MASTER_PORT="${MASTER_PORT:-6787}"           # with --local, any free port
+MASTER_PORT="${MASTER_PORT:-6787}"           # if it is taken, the next free one, unless it was set for this run
 SLURM_QUEUE="${SLURM_QUEUE:-}"               # sbatch --partition; empty: the cluster's default
 MASTER_QUEUE="${MASTER_QUEUE:-}"             # heterogeneous: --partition of the master job
 SLAVE_QUEUE="${SLAVE_QUEUE:-}"               # heterogeneous: --partition of the slave job

@@ -53,8 +53,7 @@ def main(world: World, watch: Watch) -> int:
         settings.pipeline_mp_size,
         settings.virtual_stages if settings.virtual_stages > 1 else None,
     )
-    training.train(settings)
-    return 0
+    return training.train(settings, watch)
 
 
 if __name__ == "__main__":

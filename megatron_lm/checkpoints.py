@@ -1,12 +1,18 @@
-"""Where checkpoints are: ``SAVE/iter_0000050``, complete once it has its meta.json. Standard library only."""
+"""Where checkpoints are: ``SAVE/iter_0000050``, complete once it has its meta.json, which has the size and
+SHA-256 of each other file. Standard library only.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 META = "meta.json"
+BLOCK = 1 << 20
 
 
 def of_iteration(save: Path, iteration: int) -> Path:
@@ -14,12 +20,80 @@ def of_iteration(save: Path, iteration: int) -> Path:
     return save / f"iter_{iteration:07d}"
 
 
-def newest(path: Path) -> Path | None:
-    """``path`` if it is a checkpoint, else the newest of the checkpoints in it; None if there is none."""
+def newest_first(path: Path) -> list[Path]:
+    """``path`` alone if it is a checkpoint, else the checkpoints in it."""
     if (path / META).is_file():
-        return path
+        return [path]
     found = sorted(folder.parent for folder in path.glob(f"iter_*/{META}")) if path.is_dir() else []
-    return found[-1] if found else None
+    return found[::-1]
+
+
+def newest(path: Path) -> Path | None:
+    """The first of ``newest_first``; None if there is no checkpoint."""
+    return next(iter(newest_first(path)), None)
+
+
+def newest_whole(path: Path) -> tuple[Path | None, list[str]]:
+    """(the newest checkpoint that is not damaged; a sentence on each newer one). Reads files whole."""
+    damaged: list[str] = []
+    for folder in newest_first(path):
+        if not (problem := damage(folder)):
+            return folder, damaged
+        damaged.append(f"checkpoint {folder} is damaged: {problem}")
+    return None, damaged
+
+
+def damage(folder: Path, part: int = 0, parts: int = 1) -> str:
+    """What is wrong with a checkpoint's files, as a clause; empty if nothing is.
+
+    part, parts: look only at every ``parts``-th file from the ``part``-th on.
+    Checkpoints of before had no checksums: of these only meta.json is looked at.
+    """
+    try:
+        for name, (size, digest) in sorted(read_meta(folder).get("files", {}).items())[part::parts]:
+            found = (folder / name).stat().st_size
+            if found != size:
+                return f"{name} has {found:,} bytes instead of {size:,}"
+            if digest_of(folder / name) != digest:
+                return f"{name} has changed since it was written (SHA-256)"
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        return f"can't be read ({error})"
+    return ""
+
+
+def digest_of(path: Path) -> str:
+    """SHA-256 of a file. Raises ``OSError``."""
+    found = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(BLOCK):
+            found.update(block)
+    return found.hexdigest()
+
+
+class Hashed(io.FileIO):
+    """A new file with the size and SHA-256 of what was written to it, which the disk may not hold."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, "wb")
+        self.size, self.sha256 = 0, hashlib.sha256()
+
+    def write(self, data: Any) -> int:
+        self.sha256.update(data)
+        self.size += len(data)
+        rest = memoryview(data)
+        while rest:
+            rest = rest[super().write(rest) :]
+        return len(data)
+
+
+def check_writable(save: Path) -> None:
+    """Write and remove a file in ``save``, which is made if need be. Raises ``OSError``."""
+    save.mkdir(parents=True, exist_ok=True)
+    probe = save / f".write_test.{os.uname().nodename}.{os.getpid()}.tmp"
+    try:
+        probe.write_bytes(b"test")
+    finally:
+        probe.unlink(missing_ok=True)
 
 
 def read_meta(folder: Path) -> dict[str, Any]:

@@ -1,15 +1,16 @@
-"""FASOP, by its command line: the best plan, and the settings that launch it."""
+"""FASOP, by its command line: its input files, the best plan, and the settings that launch it."""
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from chakra_et import files
+from fasop.errors import PlanError
+from fasop.plans.plan import Plan, read_plans
 from megatron_lm.errors import RunError
 from megatron_lm.settings import conf
 from megatron_lm.settings.environment import read_file
@@ -17,39 +18,45 @@ from megatron_lm.settings.environment import read_file
 PLANS, SETTINGS = "plan.json", "plan.conf"
 
 
-@dataclass(frozen=True)
-class Chosen:
-    """The best plan. layers: of each stage; placement: kind of GPU of each node, in the order of node
-    ranks.
+def write_inputs(
+    folder: Path, name: str, model: Mapping[str, Any], cluster: Mapping[str, Any], source: str,
+    entries: Sequence[Mapping[str, Any]],
+) -> list[str]:  # fmt: skip
+    """Write models.yaml, cluster.yaml and costs.json; the arguments of FASOP that name them.
+
+    ``entries``: the costs, which ``source`` explains.
     """
+    costs = {"format": 1, "source": source, "models": {name: {"name": name, **model}}, "entries": entries}
+    # JSON is YAML.
+    files.write_json(folder / "models.yaml", {"models": {name: model}})
+    files.write_json(folder / "cluster.yaml", {"clusters": {"this": cluster}})
+    files.write_json(folder / "costs.json", costs)
+    words = ["--model", name, "--models-file", str(folder / "models.yaml")]
+    return [*words, "--cluster", str(folder / "cluster.yaml"), "--costs", str(folder / "costs.json")]
 
-    dp: int
-    pp: int
-    layers: tuple[int, ...]
-    placement: tuple[str, ...]
 
-
-def best(words: Sequence[str], folder: Path) -> Chosen:
+def best(words: Sequence[str], folder: Path) -> Plan:
     """Plan with these arguments of ``python -m fasop plan``. Leaves the plan in ``folder``, an absolute path.
 
     Raises ``RunError`` with FASOP's sentence.
     """
-    text = _run("plan", *words, "--top", "1", "--json")
-    files.write_text(folder / PLANS, text)
+    files.write_text(folder / PLANS, _run("plan", *words, "--top", "1", "--json"))
+    return read_plan(folder / PLANS)
+
+
+def read_plan(path: Path) -> Plan:
+    """The first plan in a file of plans. Raises ``RunError``."""
     try:
-        plan = json.loads(text)["plans"][0]
-        # The embedding is a unit of the first stage, the head one of the last.
-        layers = list(map(int, plan["partition"]))
-        layers[0] -= 1
-        layers[-1] -= 1
-        return Chosen(int(plan["dp"]), int(plan["pp"]), tuple(layers), tuple(map(str, plan["placement"])))
-    except (ValueError, LookupError, TypeError) as error:
-        raise RunError(f"{folder / PLANS}: is not a plan that can be launched ({error!r}).") from None
+        plans = read_plans(path)
+    except PlanError as error:
+        raise RunError(str(error)) from None
+    if not plans:
+        raise RunError(f"{path}: has no plan: make one with 'python -m fasop plan --json'.")
+    return plans[0]
 
 
-def settings(words: Sequence[str], folder: Path) -> dict[str, str]:
-    """The settings of the best plan, as ``python -m fasop export`` gives them. Raises ``RunError``."""
-    best(words, folder)
+def settings(folder: Path) -> dict[str, str]:
+    """The settings of ``best``'s plan, as ``python -m fasop export`` gives them. Raises ``RunError``."""
     _run("export", str(folder / PLANS), "--output", str(folder / SETTINGS))
     return read_file(folder / SETTINGS)
 

@@ -21,6 +21,7 @@ from utils.watch import (
     Watch,
     blames_others,
     describe,
+    ended_by,
     forget_signals_in_children,
     is_expected,
     leave,
@@ -148,11 +149,17 @@ def _connect(world: World, timeout: float) -> tuple[Store | None, Store | None]:
 
 def _explain(error: BaseException, rank: int, watch: Watch | None) -> int:
     """Log why this rank ends, report it to the other ranks, and return the exit status."""
-    if isinstance(error, (SystemExit, KeyboardInterrupt)):
+    # An import that a signal interrupts may raise an error of its own instead of SystemExit.
+    received = watch.interrupted_by if watch is not None else 0
+    if received or isinstance(error, (SystemExit, KeyboardInterrupt)):
+        code = 128 + received if received else 130
+        if isinstance(error, SystemExit) and isinstance(error.code, int):
+            code = error.code
+        sentence = ended_by(code - 128)
         if watch is not None:
-            watch.fail("interrupted")
-        log.error("rank %d: interrupted", rank)
-        return error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 130
+            watch.fail(sentence)
+        log.error("rank %d: %s", rank, sentence)
+        return code
     if blames_others(error):
         verdict = watch.wait_for_verdict() if watch is not None else None
         failure = str(error) if isinstance(error, PeerFailure) else f"a collective failed ({describe(error)})"

@@ -11,6 +11,7 @@ step boundary.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import json
 import logging
 import multiprocessing
@@ -32,6 +33,8 @@ log = logging.getLogger(__name__)
 BEAT_SECONDS = 0.5
 # Once something has gone wrong, a rank without a heartbeat for this long counts as dead.
 SILENCE_SECONDS = 5.0
+# In set-up, seconds after which a rank that is absent or silent is named.
+PATIENCE_SECONDS = 30.0
 # The main thread then has this long to leave its collective, and twice as long if it has a trace to finish:
 # that is when torchrun kills it.
 GRACE_SECONDS = 15.0
@@ -62,13 +65,17 @@ class Watch:
 
     Attributes:
         signal: number of the signal that asks training to stop, or 0.
+        interrupted_by: number of the signal that ends set-up, or 0.
         verdict: why the run must end, once known.
+        patience: in training, seconds without progress after which the log names the rank that is behind.
     """
 
     def __init__(self, rank: int, size: int, timeout: float, store: Any = None):
         self.rank, self.size, self.timeout, self.store = rank, size, timeout, store
-        self.signal = 0
+        self.signal = self.interrupted_by = 0
         self.verdict: str | None = None
+        self.patience = float("inf")
+        self._stalled = False
         self._error: str | None = None
         self._mark: tuple[int, int, str] = (0, 0, "set-up")
         self._beats = 0
@@ -176,6 +183,7 @@ class Watch:
 
     def _on_signal(self, number: int, _frame: object) -> None:
         if not self._graceful:
+            self.interrupted_by = number
             raise SystemExit(128 + number)
 
     # Run by the thread.
@@ -193,6 +201,7 @@ class Watch:
             if self.verdict is None:
                 self.verdict = self._judge(now)
                 self._verdict_at = now
+                self._report_stall(now)
             else:
                 with contextlib.suppress(Exception):
                     self._beat()
@@ -200,7 +209,7 @@ class Watch:
             if self.verdict is not None and now - self._verdict_at > limit:
                 leave(1, f"rank {self.rank} stops: {self.verdict}")
             if self._first_signal and not self._graceful and now - self._first_signal[1] > SILENCE_SECONDS:
-                leave(128 + self._first_signal[0], f"rank {self.rank}: interrupted")
+                leave(128 + self._first_signal[0], f"rank {self.rank}: {ended_by(self._first_signal[0])}")
 
     def _take_signals(self, received: bytes, now: float) -> None:
         for number in received:
@@ -211,7 +220,7 @@ class Watch:
                 self._alarmed = True
             elif number == signal.SIGINT and now - self._first_signal[1] > 2:
                 # Two signals within 2 s are one Ctrl-C: the terminal sends it, and torchrun forwards it.
-                leave(128 + number, f"rank {self.rank}: interrupted twice, ended without saving")
+                leave(128 + number, f"rank {self.rank}: {ended_by(number)} a second time, without saving")
             if self._graceful:
                 self.signal = self._first_signal[0]
 
@@ -245,6 +254,41 @@ class Watch:
                 return f"{_who(last, others[last])} hangs: waited {self.timeout:g} s for it (--dist-timeout)"
         return None
 
+    def _report_stall(self, now: float) -> None:
+        """Log once who keeps the others waiting; that rank, if it can, writes its stack to stderr."""
+        waited = now - self._marked_at
+        if waited < (self.patience if self._in_loop else PATIENCE_SECONDS):
+            if self._stalled:
+                log.warning("rank %d: progress again", self.rank)
+            self._stalled = False
+            return
+        if self.verdict or self.store is None or self._mark[2] == "saving":
+            return
+        late = self._late(now)
+        if self._stalled or not late:
+            return
+        if self.rank in late:
+            self._stalled = True
+            faulthandler.dump_traceback(sys.stderr)
+        elif self.rank == min(set(self._peers) - late.keys(), default=self.rank):
+            self._stalled = True
+            log.warning("no progress for %.0f s: waiting for %s", waited, ", ".join(late.values()))
+
+    def _late(self, now: float) -> dict[int, str]:
+        """Rank → who it is, of those that the others wait for; empty where that can't be told."""
+        absent = (rank for rank in range(self.size) if rank not in self._peers)
+        late = {rank: f"rank {rank}, which has not appeared" for rank in absent}
+        for rank, beat in self._peers.items():
+            if now - self._heard_at[rank] > SILENCE_SECONDS:
+                late[rank] = f"{_who(rank, beat)}, which shows no sign of life"
+        if late or not self._in_loop:
+            return late
+        # A rank that computes is waited for before one that may itself be waiting for a message.
+        marks = {rank: beat["mark"] for rank, beat in self._peers.items()}
+        busy = {rank: mark for rank, mark in marks.items() if mark[2] in PHASES[:2]} or marks
+        last = min(busy, key=lambda rank: _order(busy[rank]))
+        return {last: _who(last, self._peers[last])}
+
     def _beat(self) -> None:
         self._beats += 1
         beat = {
@@ -276,6 +320,14 @@ def _who(rank: int, beat: dict[str, Any]) -> str:
     step, _, phase = beat["mark"]
     place = phase if phase not in PHASES else f"step {step}, {phase}"
     return f"rank {rank} ({beat['host']}, pid {beat['pid']}, last seen at {place})"
+
+
+def ended_by(number: int) -> str:
+    """What happened to a process that signal ``number`` ended."""
+    try:
+        return f"ended by {signal.Signals(number).name}"
+    except ValueError:
+        return "ended itself"
 
 
 def blames_others(error: BaseException) -> bool:

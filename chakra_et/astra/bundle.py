@@ -9,24 +9,29 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
 from chakra_et.astra import bundle_texts
 from chakra_et.astra.expected import Expected, expected
 from chakra_et.astra.network_dimensions import crossings, simulated_dimensions
-from chakra_et.astra.network_sources import read_topology
-from chakra_et.astra.prepare import Keep, prepared, sentences, with_metadata
+from chakra_et.astra.prepare import Keep, prepared, sentences, with_dependencies
 from chakra_et.astra.trim_ranks import trimmed, trimmed_groups
+from chakra_et.cost.network_sources import read_topology
 from chakra_et.cost.topology import Topology
 from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import ExecutionTrace, NodeType
 from chakra_et.et.node_attributes import texts as string_column
+from chakra_et.et.node_attributes import with_metadata
 from chakra_et.files import scratch_folder, write_json, write_text
 from chakra_et.job.sets import Groups, InputSet
 from chakra_et.names import RunFiles
+from chakra_et.simulate.collective_order import missing_order
+from chakra_et.simulate.joint import build_graph
+from chakra_et.simulate.matching import match
+from chakra_et.simulate.replays import LARGEST_REPLAY
 from chakra_et.validate.check import check, check_together
 
-LARGEST_REPLAY = 5_000_000
-"""Nodes, all ranks together, up to which expected.json has replayed times: about 1 GB and a minute."""
 EXPECTED_FILE = "expected.json"
 
 
@@ -126,16 +131,21 @@ def _fill(scratch: Path, ranks: Ranks, topology: Topology, keep: Keep) -> list[s
     _refuse(ranks.name, check_together(talk, ranks.groups, {rank: f"rank {rank}" for rank in talk}))
     several = sum(1 < len(members) < count for members in ranks.groups.values()) > 1
     topology = simulated_dimensions(topology, several)
-    notes = [*topology.notes, *_notes(topology, several, ranks.groups, talk)]
+    notes = [*topology.notes, *_notes(topology, ranks.groups, talk)]
     answer = Expected({}, {}, {})
+    steps = list(ranks.steps)
+    if len(whole) == count:
+        whole = dict(sorted(whole.items()))
+        steps += _ordered(run, whole, ranks.groups)
+    else:
+        notes.append(f"more than {LARGEST_REPLAY:,} nodes: groups that overlap have no order of collectives")
     if all_modelled:
         notes.append("the compute nodes have no durations, so that expected.json has no times")
     elif len(whole) < count:
         notes.append(f"more than {LARGEST_REPLAY:,} nodes: expected.json has no times")
     else:
-        answer = expected(dict(sorted(whole.items())), ranks.groups, topology)
+        answer = expected(whole, ranks.groups, topology)
         notes += _planned(talk, answer)
-    steps = list(ranks.steps)
     if lost:
         steps.append(
             f"{lost:,} messages to and from absent ranks run as compute, for their recorded durations"
@@ -162,6 +172,31 @@ def _fill(scratch: Path, ranks: Ranks, topology: Topology, keep: Keep) -> list[s
     write_json(scratch / EXPECTED_FILE, content)
     write_text(scratch / "README.md", bundle_texts.readme(facts))
     return [*steps, *sentences(changes), *notes]
+
+
+def _ordered(run: RunFiles, whole: dict[int, ExecutionTrace], groups: Groups) -> list[str]:
+    """Give the files of all ranks one order of collectives and sends; ``whole`` is changed, too."""
+    graph = build_graph(list(whole.values()), list(whole))
+    pairs = missing_order(graph, match(graph, groups))
+    trace_of, given = graph.trace_of[pairs[:, 0]], dict(whole)
+    written: dict[tuple[int, bytes], int] = {}
+    for at in np.unique(trace_of).tolist():
+        rank, rows = graph.ranks[at], graph.row[pairs[trace_of == at]]
+        file = run.et_file(rank)
+        like = written.setdefault((id(given[rank]), rows.tobytes()), rank)
+        if like == rank:
+            whole[rank] = with_dependencies(given[rank], rows[:, 0], rows[:, 1])
+            et_file.write(file, whole[rank])
+        else:
+            whole[rank] = whole[like]
+            file.unlink()
+            os.link(run.et_file(like), file)
+    if not len(pairs):
+        return []
+    return [
+        f"{len(pairs):,} dependencies were added: they keep collectives and sends in one order on all ranks, "
+        "without which ranks can wait for each other, as ASTRA-sim has one under way per rank"
+    ]
 
 
 def _prepared(
@@ -216,17 +251,7 @@ def _planned(talk: Mapping[int, ExecutionTrace], answer: Expected) -> Iterator[s
         )
 
 
-def _notes(
-    topology: Topology, several: bool, groups: Groups, talk: Mapping[int, ExecutionTrace]
-) -> Iterator[str]:
-    count = topology.ranks
-    if several and len(topology.dimensions) == 1:
-        yield (
-            f"{count} ranks can't be split into two dimensions, and ASTRA-sim aborts at the end of a run "
-            "with several groups on one dimension; the ranks that finished until then are right"
-        )
-    if count == 2 and topology.dimensions[0].kind == "Ring":
-        yield "two ranks on a Ring make the congestion-aware ASTRA-sim abort: run the congestion-unaware one"
+def _notes(topology: Topology, groups: Groups, talk: Mapping[int, ExecutionTrace]) -> Iterator[str]:
     found = crossings(talk, groups, topology)
     if found.messages:
         yield (

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from chakra_et.astra.network_dimensions import HANDSHAKE_BYTES, handshake
 from chakra_et.cost.networks import REDUCTION_PASSES
 from chakra_et.cost.topology import Dimension, Topology
 from chakra_et.cost.units import GIB
@@ -104,7 +105,7 @@ cd "$(dirname "$(realpath "${BASH_SOURCE[0]}")")" || exit 2
   --num-queues-per-dim=1 \\
   --comm-scale=1 \\
   --injection-scale=1 \\
-  --rendezvous-protocol=false \\
+  --rendezvous-protocol=true \\
   >astra.log 2>&1
 status=$?
 finished=$(grep -Eo 'sys\\[[0-9]+\\] finished' astra.log | sort -u | wc -l)
@@ -139,6 +140,9 @@ def readme(facts: Facts) -> str:
     if facts.simulated_ms:
         low, high = facts.simulated_ms
         span = f"The ranks should finish after {low:,.3f} to {high:,.3f} ms."
+    handshakes = ", ".join(
+        f"{handshake(d) / 1000:,.3f} us in dimension {at + 1}" for at, d in enumerate(topology.dimensions)
+    )
     changed = "".join(f"- {line}.\n" for line in [*facts.steps, *facts.changes]) or "- Nothing was changed.\n"
     notes = "".join(f"- {line}.\n" for line in facts.notes)
     return f"""# {facts.name} on {topology.name or "a network"}, for ASTRA-sim
@@ -171,9 +175,12 @@ of one hop: a message through a Switch makes two. ASTRA-sim's cycles are ns.
 - A broadcast lasts as recorded and waits for nobody.
 - Links carry their traffic without contention: the congestion-aware network has one dimension only.
 - A collective is not cut into chunks (`preferred-dataset-splits` {DATASET_SPLITS}).
+- A message is sent when its receiver is ready, as by NCCL and gloo (`--rendezvous-protocol=true`).
+  To say so, the receiver sends {HANDSHAKE_BYTES:,} bytes: {handshakes}. ASTRA-sim does it for
+  every message of a collective, too; `expected.json` has it.
 - All ranks start together.
 - `expected.json` has the members of a collective end together. In ASTRA-sim a rank that waited may end
-  earlier, by up to half of a collective of two ranks: messages of a ring don't slow each other down there.
+  earlier, by a few handshakes.
 
 ## What was changed
 {changed}
@@ -197,6 +204,11 @@ def expected_json(
         "ranks": facts.ranks,
         "topology": facts.topology.name,
         "unit": "us",
+        "protocol": {
+            "sends": "rendezvous",
+            "handshake_bytes": HANDSHAKE_BYTES,
+            "handshake": [handshake(dimension) / 1000 for dimension in facts.topology.dimensions],
+        },
         "explanation": {
             "measured": "recorded, from the rank's first node to its end",
             "replayed": "nodes issued as ASTRA-sim does, communication as long as recorded",

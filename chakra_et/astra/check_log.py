@@ -13,15 +13,18 @@ from chakra_et import text
 from chakra_et.errors import TraceError
 
 _FINISHED = re.compile(rb"sys\[(\d+)\] finished, (\d+) cycles")
+_THROWN = re.compile(rb"terminate called.*\n\s*what\(\): *(.*)")
 
 
 @dataclass(frozen=True)
 class LogCheck:
-    """Times in µs by rank. ``finished``: of the log. ``unfinished``: ranks of the bundle that it lacks."""
+    """Times in µs by rank. ``finished``: of the log. ``unfinished``: ranks of the bundle that it lacks.
+    ``thrown``: what ASTRA-sim says where it aborted (status 134)."""
 
     finished: dict[int, float]
     unfinished: list[int]
     expected: Mapping[str, Mapping[str, float | None]]
+    thrown: str = ""
 
     def worst_percent(self) -> float | None:
         """The largest deviation from the expected simulated time, signed; None where none was expected."""
@@ -50,7 +53,9 @@ def check_log(log: Path, folder: Path) -> LogCheck:
             "bundle"
         )
     unfinished = [rank for rank in range(wanted["ranks"]) if rank not in finished]
-    return LogCheck(dict(sorted(finished.items())), unfinished, wanted)
+    thrown = _THROWN.search(content)
+    what = thrown[1].decode("utf-8", "replace").strip() if thrown else ""
+    return LogCheck(dict(sorted(finished.items())), unfinished, wanted, what)
 
 
 def _expected(path: Path) -> dict[str, Any]:
@@ -84,8 +89,12 @@ def lines(found: LogCheck) -> list[str]:
     if found.unfinished:
         absent = ", ".join(map(str, found.unfinished[:8])) + (", …" if len(found.unfinished) > 8 else "")
         answer.append(
-            f"{len(found.unfinished)} of {found.expected['ranks']} ranks did not finish: {absent}; the "
-            "simulation stopped early, or the ranks wait for each other"
+            f"{len(found.unfinished)} of {found.expected['ranks']} ranks did not finish: {absent}; "
+            + (
+                f"ASTRA-sim aborted (status 134): {found.thrown}: write the bundle again"
+                if found.thrown
+                else "the simulation stopped early, or the ranks wait for each other"
+            )
         )
     return answer
 

@@ -16,7 +16,7 @@ from chakra_et.astra.bundle import ranks_of, write_bundle
 from chakra_et.astra.check_log import check_log, lines
 from chakra_et.astra.fill_ranks import filled
 from chakra_et.astra.prepare import Keep
-from chakra_et.cli import parse
+from chakra_et.cli import allow_missing_ranks, parse
 from chakra_et.job.sets import read_set
 
 
@@ -38,6 +38,7 @@ class AstraConfig:
     trim: bool = field(
         default=False, metadata={"help": "leave missing ranks out: the others become ranks 0, 1, …"}
     )
+    allow_missing_ranks: bool = allow_missing_ranks()
     fill: bool = field(default=False, metadata={"help": "make missing ranks from their like (same stage)"})
     mesh: str = field(
         default="", metadata={"help": "with --fill: the mesh (tp2,dp4,pp2), where groups don't show it"}
@@ -73,13 +74,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     config = parse(AstraConfig, argv, description=__doc__)
     if config.check is not None:
         return _check(Path(config.check), config)
-    found, folder = read_set(config.name), Path(config.output)
+    found = read_set(config.name, config.allow_missing_ranks or config.trim or config.fill)
+    folder = Path(config.output)
     with tempfile.TemporaryDirectory() as scratch:
         if config.fill and found.missing:
             ranks = filled(found, Path(scratch), config.mesh, config.seed)
         else:
             ranks = ranks_of(found, config.trim)
-        for note in write_bundle(ranks, config.topology, folder, config.keep):
+        for note in [*found.notes, *write_bundle(ranks, config.topology, folder, config.keep)]:
             print(f"note: {note}")
     print(f"{folder}: {len(ranks.sources)} ranks; run {folder / 'run.sh'} with the path of ASTRA-sim")
     return 0

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from chakra_et.astra.network_dimensions import transfer_ns
+from chakra_et.astra.network_dimensions import NetworkTimes
 from chakra_et.cost.topology import Topology
 from chakra_et.et.columns import ExecutionTrace
 from chakra_et.simulate.joint import build_graph
 from chakra_et.simulate.matching import match
-from chakra_et.simulate.replay_report import measured_times
+from chakra_et.simulate.measured_steps import measured_times
 from chakra_et.simulate.replays import astra_replay
 from chakra_et.simulate.timing import Timing, timing
 
@@ -38,8 +38,8 @@ def expected(
     matching = match(graph, groups)
     recorded = timing(graph, matching)
     replayed = astra_replay(graph, matching, recorded)
-    network = graph.gather([transfer_ns(trace, groups, topology) for trace in of_rank])
-    simulated = astra_replay(graph, matching, Timing([0] * len(ranks), network))
+    network = NetworkTimes(graph, groups, topology)
+    simulated = astra_replay(graph, matching, Timing([0] * len(ranks), None, ends=network))
     measured = {
         rank: end / 1000 if starts is not None else None
         for rank, trace in traces.items()

@@ -5,7 +5,8 @@ hops · latency + bytes / bandwidth, two hops on a Switch; a message between ran
 dimensions takes the links of the first of them. From astra-sim/system: a group of fewer than all ranks is one
 ring over its members in the order of the group file; all ranks together reduce-scatter inwards to outwards
 and gather back; all-to-all on a ring passes every message on from rank to rank, and so costs p(p−1)/2
-messages; reducing a byte costs two reads and a write of local memory.
+messages; reducing a byte costs two reads and a write of local memory. With the rendezvous protocol each
+message, those of collectives too, waits for one of 8,192 bytes from its receiver.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from chakra_et.cost.collectives import collective_time
 from chakra_et.cost.topology import Dimension, Topology
+from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
 from chakra_et.et.node_attributes import texts
+from chakra_et.simulate.joint import ReplayGraph
 
-FIELDS = ("comm_type", "comm_size", "comm_src", "comm_dst")
+HANDSHAKE_BYTES = 8192
 
 
 @dataclass(frozen=True)
@@ -33,55 +35,134 @@ class Crossings:
     groups: tuple[str, ...]
 
 
-def simulated_dimensions(topology: Topology, split: bool) -> Topology:
-    """The topology as network.yml has it. ``split``: a single dimension becomes two with the same links,
-    where its size allows: ASTRA-sim aborts at the end of a run with several groups on one dimension."""
-    if not split or len(topology.dimensions) > 1:
-        return topology
-    whole = topology.dimensions[0]
-    inner = next((size for size in range(int(whole.size**0.5), 1, -1) if whole.size % size == 0), 0)
-    if not inner or whole.kind != "Switch":
-        return topology
-    outer = dataclasses.replace(whole, size=inner)
-    return dataclasses.replace(
-        topology, dimensions=(dataclasses.replace(whole, size=whole.size // inner), outer)
-    )
+def simulated_dimensions(topology: Topology, several: bool) -> Topology:
+    """The topology as network.yml has it, with notes on what differs from the one given.
 
-
-def group_time(kind: CollectiveType, size: int, ranks: Sequence[int], topology: Topology) -> float:
-    """ns of a collective of ``ranks``, in the order of the group file, as ASTRA-sim's network has it."""
-    if len(ranks) == topology.ranks:
-        return collective_time(kind, size, range(topology.ranks), topology, "hierarchical")
-    hops = [_hop(a, b, topology) for a, b in zip(ranks, [*ranks[1:], ranks[0]], strict=True)]
-    latency, beta = max(d.latency_ns for d in hops), max(1e9 / d.bandwidth for d in hops)
-    if kind is CollectiveType.ALL_TO_ALL:
-        count = len(ranks)
-        return count * (count - 1) / 2 * (latency + size / count * beta)
-    flat = Topology.flat(len(ranks), 1e9 / beta, latency, topology.reduce_bandwidth)
-    return collective_time(kind, size, range(len(ranks)), flat, "ring")
-
-
-def transfer_ns(trace: ExecutionTrace, groups: Mapping[str, Sequence[int]], topology: Topology) -> np.ndarray:
-    """How long each communication node of a rank lasts once its members are there, int64[N]; other nodes and
-    broadcasts, which ASTRA-sim replays: their recorded duration."""
-    lasting = trace.duration_micros.astype(np.int64) * 1000
-    table, index = texts(trace, "pg_name")
-    kinds, sizes, source, target = (trace.column(name, -1) for name in FIELDS)
-    known: dict[tuple[int, int, int], float] = {}
-    for row in np.flatnonzero(trace.types >= NodeType.COMM_SEND).tolist():
-        if trace.types[row] == NodeType.COMM_COLL:
-            key = int(kinds[row]), int(sizes[row]), int(index[row])
-            if key[0] == CollectiveType.BROADCAST:
-                continue
-            if key not in known:
-                name = table[key[2]] if key[2] >= 0 else "0"
-                ranks = groups.get(name) or range(topology.ranks)
-                known[key] = group_time(CollectiveType(key[0]), key[1], ranks, topology)
-            lasting[row] = round(known[key])
+    ``several``: there are several groups of fewer than all ranks. With these ASTRA-sim aborts at the end of a
+    run on one dimension, which becomes two with the same links where its size allows. Raises ``TraceError``
+    where the links would be others.
+    """
+    pairs = [d.kind == "Ring" and d.size == 2 for d in topology.dimensions]
+    dimensions = [
+        dataclasses.replace(d, kind="FullyConnected") if pair else d
+        for d, pair in zip(topology.dimensions, pairs, strict=True)
+    ]
+    notes = []
+    if any(pairs):
+        notes.append(
+            "a Ring of two ranks is written as FullyConnected, which has the same links and doesn't make "
+            "ASTRA-sim abort"
+        )
+    if several and len(dimensions) == 1:
+        whole = dimensions[0]
+        if whole.kind == "Ring":
+            raise TraceError(
+                f"ASTRA-sim aborts on one Ring of {whole.size} ranks with several groups: "
+                "give a switch (leave `ring` out), or two dimensions (GPUs per node, nodes)"
+            )
+        inner = next((size for size in range(int(whole.size**0.5), 1, -1) if whole.size % size == 0), 0)
+        if inner:
+            sizes = whole.size // inner, inner
+            dimensions = [dataclasses.replace(whole, size=size) for size in sizes]
+            notes.append(
+                f"the {whole.size} ranks are written as {sizes[0]} × {sizes[1]} with the same links, as "
+                "ASTRA-sim aborts on one dimension with several groups: collectives of all ranks run "
+                "dimension by dimension"
+            )
         else:
-            hop = _hop(int(source[row]), int(target[row]), topology)
-            lasting[row] = round(hop.latency_ns + int(sizes[row]) * 1e9 / hop.bandwidth)
-    return lasting
+            notes.append(
+                f"{whole.size} ranks can't be split into two dimensions, and with several groups on one "
+                "ASTRA-sim can abort (status 134) after the last rank has finished: its times are right"
+            )
+    return dataclasses.replace(topology, dimensions=tuple(dimensions), notes=(*topology.notes, *notes))
+
+
+def collective_ends(
+    kind: CollectiveType, size: int, ranks: Sequence[int], topology: Topology, starts: np.ndarray
+) -> np.ndarray:
+    """When each of ``ranks``, in the order of the group file, has its last message, ns; ``starts``
+    float64[p]: when each is ready."""
+    if len(ranks) < topology.ranks:
+        links = [_hop(a, b, topology) for a, b in zip([ranks[-1], *ranks[:-1]], ranks, strict=True)]
+        # With one dimension, groups have its algorithm; with several they are rings.
+        direct = len(topology.dimensions) == 1 and links[0].kind != "Ring"
+        return _messages(starts, kind, size, links, topology, direct)
+    times = starts.reshape([d.size for d in reversed(topology.dimensions)])
+    dimensions = range(len(topology.dimensions))
+    phases = [(kind, at) for at in dimensions]
+    if kind is CollectiveType.ALL_REDUCE:
+        within = dimensions[:-1]
+        phases = [(CollectiveType.REDUCE_SCATTER, at) for at in within] + phases[-1:]
+        phases += [(CollectiveType.ALL_GATHER, at) for at in reversed(within)]
+    elif kind is CollectiveType.ALL_GATHER:
+        phases.reverse()
+    for phase, at in phases:
+        dimension, axis = topology.dimensions[at], len(dimensions) - 1 - at
+        lines, links = np.moveaxis(times, axis, -1), [dimension] * dimension.size
+        done = _messages(lines, phase, size, links, topology, dimension.kind != "Ring")
+        times = np.moveaxis(done, -1, axis)
+        if phase is CollectiveType.REDUCE_SCATTER:
+            size //= dimension.size
+        elif phase is CollectiveType.ALL_GATHER:
+            size *= dimension.size
+    return times.reshape(-1)
+
+
+def _messages(
+    times: np.ndarray,
+    kind: CollectiveType,
+    size: int,
+    links: Sequence[Dimension],
+    topology: Topology,
+    direct: bool,
+) -> np.ndarray:
+    """When members are done that are ready at ``times`` (float64[…, p]), each with one of the ``links``
+    from the member before it. ``direct``: an all-to-all sends to each other member in turn, not around the
+    ring."""
+    count = len(links)
+    part = size if kind is CollectiveType.ALL_GATHER else size // count
+    waits = np.array([handshake(link) for link in links])
+    lasting = np.array([link.latency_ns + part * 1e9 / link.bandwidth for link in links])
+    reducing = part * 1e9 / topology.reduce_bandwidth
+    exchange = kind is CollectiveType.ALL_TO_ALL
+    steps = 2 * (count - 1) if kind is CollectiveType.ALL_REDUCE else count - 1
+    steps = count * (count - 1) // 2 if exchange and not direct else steps
+    for step in range(steps):
+        before = np.roll(times, step + 1 if exchange and direct else 1, -1)
+        times = np.maximum(before, times + waits) + lasting
+        if step < count - 1 and kind in (CollectiveType.ALL_REDUCE, CollectiveType.REDUCE_SCATTER):
+            times = times + reducing
+    return times
+
+
+def handshake(dimension: Dimension) -> float:
+    """ns from a receiver's readiness until the sender knows of it."""
+    return dimension.latency_ns + HANDSHAKE_BYTES * 1e9 / dimension.bandwidth
+
+
+class NetworkTimes:
+    """When the members of an operation of a graph are done in ASTRA-sim's network, as ``Timing.ends``."""
+
+    def __init__(self, graph: ReplayGraph, groups: Mapping[str, Sequence[int]], topology: Topology) -> None:
+        self.graph, self.groups, self.topology = graph, groups, topology
+        self.kind, self.size = (graph.attribute(name, -1).tolist() for name in ("comm_type", "comm_size"))
+
+    def __call__(self, members: Sequence[int], starts: Sequence[int]) -> list[int]:
+        graph, node = self.graph, members[0]
+        ranks = [graph.rank(member) for member in members]
+        if graph.types[node] == NodeType.COMM_COLL:
+            name = graph.groups[graph.group[node]]
+            order = self.groups.get(name) or range(self.topology.ranks)
+            started = dict(zip(ranks, starts, strict=True))
+            ready = np.array([started[rank] for rank in order], np.float64)
+            kind = CollectiveType(self.kind[node])
+            ends = collective_ends(kind, self.size[node], order, self.topology, ready)
+            ended = dict(zip(order, np.rint(ends).astype(np.int64).tolist(), strict=True))
+            return [ended[rank] for rank in ranks]
+        link = _hop(ranks[0], ranks[1], self.topology)
+        waits = [handshake(link) * (graph.types[member] == NodeType.COMM_RECV) for member in members]
+        begin = max(start + wait for start, wait in zip(starts, waits, strict=True))
+        return [round(begin + link.latency_ns + self.size[node] * 1e9 / link.bandwidth)] * 2
 
 
 def crossings(
@@ -109,10 +190,13 @@ def crossings(
 
 
 def _hop(source: int, target: int, topology: Topology) -> Dimension:
-    """The dimension whose links a message takes: the first in which the two ranks differ."""
-    places = zip(topology.coordinates(source), topology.coordinates(target), strict=True)
-    differing = (at for at, (a, b) in enumerate(places) if a != b)
-    return topology.dimensions[next(differing, 0)]
+    """The dimension whose links a message takes, the first in which the two ranks differ; on a Ring with the
+    latency of all links on the way."""
+    places = zip(topology.dimensions, topology.coordinates(source), topology.coordinates(target), strict=True)
+    found, apart = next(((d, abs(a - b)) for d, a, b in places if a != b), (topology.dimensions[0], 1))
+    if found.kind == "Ring":
+        return dataclasses.replace(found, latency_ns=found.latency_ns * min(apart, found.size - apart))
+    return found
 
 
 def _is_diagonal(source: int, target: int, topology: Topology) -> bool:

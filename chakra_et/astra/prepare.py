@@ -16,7 +16,8 @@ import numpy as np
 
 from chakra_et.convert.emit_communication import NEAREST_IN_ASTRA_SIM
 from chakra_et.errors import TraceError
-from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
+from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType, Ragged, Strings
+from chakra_et.et.edges import edges_of
 from chakra_et.et.node_attributes import communicates, has, set_integers, texts, without
 from chakra_et.et.rearrange import select
 
@@ -36,6 +37,7 @@ CHANGES = {
     "local": "communications within one rank run as compute",
     "cpu": "communications marked as CPU operators are marked as device operators",
     "dropped": "nodes left out: {}",
+    "end": "ranks end with a node without work: with CPU operators, ASTRA-sim aborts where a message is last",
 }
 _OF_COMMUNICATION = (
     "comm_type",
@@ -76,7 +78,7 @@ def prepared(
         trace = set_integers(trace, "is_cpu_op", "bool", flags, has(trace, "is_cpu_op"))
     if keep != "all":
         trace = _kept(trace, keep, counts)
-    return trace, +counts
+    return _ended(trace, counts), +counts
 
 
 def as_compute(trace: ExecutionTrace, rows: np.ndarray) -> ExecutionTrace:
@@ -119,6 +121,38 @@ def _incomplete(trace: ExecutionTrace) -> np.ndarray:
     return lacking
 
 
+def _ended(trace: ExecutionTrace, counts: Counter[str]) -> ExecutionTrace:
+    """The trace with a CPU operator of no duration behind all communication that nothing waits for.
+
+    ASTRA-sim's statistics throw as a rank with CPU operators finishes; only an event of its own queue, which
+    a message isn't, catches that.
+    """
+    last = communicates(trace)
+    parents = edges_of(trace).parent
+    last[parents[parents >= 0]] = False
+    on_cpu = (trace.types == NodeType.COMP) & (trace.column("is_cpu_op", 1) != 0)
+    if not last.any() or not on_cpu.any():
+        return trace
+    counts["end"] = 1
+    deps, _count = trace.data_deps, len(trace)
+    ended = dataclasses.replace(
+        trace,
+        ids=np.append(trace.ids, trace.ids.max() + np.uint64(1)),
+        names=Strings([*trace.names.table, b"end"], np.append(trace.names.index, len(trace.names.table))),
+        types=np.append(trace.types, np.uint8(NodeType.COMP)),
+        start_micros=np.append(trace.start_micros, trace.start_micros.max()),
+        duration_micros=np.append(trace.duration_micros, np.uint64(0)),
+        data_deps=Ragged(
+            np.append(deps.offsets, deps.offsets[-1] + last.sum()), np.append(deps.values, trace.ids[last])
+        ),
+        ctrl_deps=Ragged(
+            np.append(trace.ctrl_deps.offsets, trace.ctrl_deps.offsets[-1]), trace.ctrl_deps.values
+        ),
+    )
+    flags = np.append(trace.column("is_cpu_op"), 1)
+    return set_integers(ended, "is_cpu_op", "bool", flags, np.append(has(trace, "is_cpu_op"), True))
+
+
 def _within_one_rank(trace: ExecutionTrace, groups: Mapping[str, Sequence[int]], world: int) -> np.ndarray:
     table, index = texts(trace, "pg_name")
     alone = [world < 2 if name in ("", "0") else len(groups.get(name, (0, 1))) < 2 for name in table]
@@ -141,13 +175,14 @@ def _kept(trace: ExecutionTrace, keep: Keep, counts: Counter[str]) -> ExecutionT
     return select(trace, wanted, np.where(lane >= 0, lane, trace.column("stream", -1)))
 
 
-def with_metadata(trace: ExecutionTrace, **values: int | str | None) -> ExecutionTrace:
-    """The trace with other metadata; None removes an entry."""
-    metadata = {**trace.metadata, **{key: value for key, value in values.items() if value is not None}}
-    for key, value in values.items():
-        if value is None:
-            metadata.pop(key, None)
-    return dataclasses.replace(trace, metadata=metadata)
+def with_dependencies(trace: ExecutionTrace, before: np.ndarray, after: np.ndarray) -> ExecutionTrace:
+    """The trace in which each row of ``after`` has a control dependency on that of ``before``."""
+    deps = trace.ctrl_deps
+    owner = np.concatenate([np.repeat(np.arange(len(trace)), np.diff(deps.offsets)), after])
+    order = np.argsort(owner, kind="stable")
+    values = np.concatenate([deps.values, trace.ids[before]])[order]
+    offsets = np.concatenate(([0], np.cumsum(np.bincount(owner, minlength=len(trace)), dtype=np.int64)))
+    return dataclasses.replace(trace, ctrl_deps=Ragged(offsets, values))
 
 
 def sentences(counts: Mapping[str, int]) -> list[str]:

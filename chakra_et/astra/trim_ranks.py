@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from chakra_et.astra.prepare import as_compute, with_metadata
+from chakra_et.astra.prepare import as_compute
 from chakra_et.et.columns import ExecutionTrace, NodeType
-from chakra_et.et.node_attributes import set_integers
+from chakra_et.et.node_attributes import set_integers, with_metadata
 
 
 def trimmed_groups(groups: Mapping[str, Sequence[int]], ranks: Sequence[int]) -> dict[str, list[int]]:

@@ -11,12 +11,11 @@ Layout (``manifest_version`` 1; file names are relative to the manifest's folder
     process_groups [{name, description, backend, ranks}]: global ranks
     step_times     {source, unit} of the ranks' step_times_us
     missing_ranks  [rank]: ranks that did not report
-    ranks          [{rank, host, pid, device, complete, reason, files, steps, unfinished_step, structure_step,
+    ranks          [{rank, host, pid, device, complete, reason, files, steps, unfinished_step,
                      step_times_us {step: µs}, untraced_step_times_us {step: µs}, check}]
       files        {host|device|stacks: {name, size (bytes), sha256}}; empty if nothing was written
       steps        numbers of the traced steps that ran to their end
       unfinished_step  number of a step that is in the traces but was cut short, or null
-      structure_step   number of the step that the host trace covers; its times hold the observer's cost
       check        {linkable, host_nodes, device_events, linked, unlinked, problems}
 """
 
@@ -25,7 +24,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import hashlib
-import importlib.metadata
 import json
 import os
 import platform
@@ -37,6 +35,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from chakra_et import __version__
 from chakra_et.capture import gloo
 from chakra_et.files import write_text
 
@@ -104,16 +103,9 @@ def versions() -> dict[str, str | None]:
         "numpy": getattr(numpy, "__version__", None),
         "cuda": torch.version.cuda,
         "nccl": nccl,
-        "chakra_et": _own_version(),
+        "chakra_et": __version__,
         "project_commit": _program_commit(),
     }
-
-
-def _own_version() -> str | None:
-    try:
-        return importlib.metadata.version("mosim-llms")
-    except importlib.metadata.PackageNotFoundError:  # in a checkout
-        return None
 
 
 def _program_commit() -> str | None:

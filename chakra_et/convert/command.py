@@ -12,21 +12,20 @@ import os
 # The conversion multiplies no matrices, and starting BLAS threads takes a fifth of a small conversion.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+import json
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from statistics import median
+from typing import Any
 
-from chakra_et import cli
+from chakra_et import cli, files
 from chakra_et.convert.config import ConvertConfig
-from chakra_et.convert.graph.pairing import list_ranks
 from chakra_et.convert.rank import RankResult, is_cut
 from chakra_et.convert.runs import SetResult, convert_sets, is_converted
 from chakra_et.errors import TraceError
 from chakra_et.findings import sentence
 from chakra_et.names import SIDES
-from chakra_et.simulate.replay_report import steps_sentence
-from chakra_et.text import printable, table
+from chakra_et.text import list_ranks, printable, progress_bar, table
 from chakra_et.traces import sets as trace_sets
 
 
@@ -51,7 +50,10 @@ def main_remaining(argv: Sequence[str] | None = None) -> int:
         sets = config.sets()
         options, run = config.pair_options(), config.run_options(keep=True)
         remaining = [traces for traces in sets if not is_converted(traces, options, run)]
-        print(f"{len(sets) - len(remaining)} of {len(sets)} runs are already converted.")
+        for folder in {traces.folder for traces in sets}:
+            files.remove_abandoned(folder)
+        if not config.json:
+            print(f"{len(sets) - len(remaining)} of {len(sets)} runs are already converted.")
         return show(convert(config, remaining, keep=True), config)
 
     return command(work)
@@ -60,7 +62,7 @@ def main_remaining(argv: Sequence[str] | None = None) -> int:
 def convert(config: ConvertConfig, sets: list[trace_sets.TraceSet], keep: bool = False) -> list[SetResult]:
     """Convert ``sets``. With ``keep``, keep files that are valid and newer than their traces."""
     pairs = sum(len(traces.pairs) for traces in sets)
-    with config.progress_bar(pairs) as progress:
+    with progress_bar(pairs, "converting") as progress:
         return convert_sets(sets, config.pair_options(), config.run_options(keep), progress)
 
 
@@ -78,6 +80,10 @@ def command(work: Callable[[], int]) -> int:
 
 def show(results: list[SetResult], config: ConvertConfig) -> int:
     """Print the result of each rank and return the exit status."""
+    status = 1 if any(result.failed for result in results) else 0
+    if config.json:
+        print(json.dumps({"status": status, "runs": [as_json(result) for result in results]}))
+        return status
     rows: list[tuple[str, ...]] = [
         ("file", "nodes", "edges", "KB", "linked", "left out", "overhead", "steps ms", "result")
     ]
@@ -94,10 +100,6 @@ def show(results: list[SetResult], config: ConvertConfig) -> int:
             rows.append((file, *_figures(outcome, config), _state(outcome)))
             sentences += [f"error: {text}" for text in outcome.problems]
             reports += [f"{printable(traces.name)} {outcome.report.text()}"]
-        ranks = [rank for rank in result.good.values() if rank.communication is not None]
-        steps = [median(list(rank.report.steps_us.values()) or [0.0]) for rank in ranks]
-        metadata = [rank.communication.metadata for rank in ranks if rank.communication is not None]
-        sentences += [f"note: {text}" for text in steps_sentence(metadata, steps)]
         sentences += _warnings(result)
         sentences += _overhead(result, config.max_overhead)
         sentences += [f"error: {text}" for text in result.problems]
@@ -112,7 +114,21 @@ def show(results: list[SetResult], config: ConvertConfig) -> int:
     for line in sentences:
         print(printable(line), file=sys.stderr)
     _print_totals(results, config)
-    return 1 if any(result.failed for result in results) else 0
+    return status
+
+
+def as_json(result: SetResult) -> dict[str, Any]:
+    """One run: its sentences, and by rank the .et file and what NAME_conversion.json says, or the error."""
+    ranks = {
+        rank: {"error": str(outcome)}
+        if isinstance(outcome, TraceError)
+        else outcome.report.as_json()
+        | {"file": str(result.traces.et_file(rank)), "bytes": outcome.bytes, "kept": outcome.kept}
+        | {"problems": outcome.problems}
+        for rank, outcome in sorted(result.ranks.items())
+    }
+    sentences = {"problems": result.problems, "warnings": result.warnings, "notes": result.notes}
+    return {"name": result.traces.name, "folder": str(result.traces.folder), "ranks": ranks} | sentences
 
 
 def _print_totals(results: list[SetResult], config: ConvertConfig) -> None:

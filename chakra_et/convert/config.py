@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from chakra_et.convert.emit_communication import CommTypes
 from chakra_et.convert.graph.gaps import HostGaps
-from chakra_et.convert.graph.pairing import list_ranks
 from chakra_et.convert.pair import PairOptions
 from chakra_et.convert.rank import Engine
 from chakra_et.convert.runs import RunOptions, default_workers
 from chakra_et.errors import TraceError
+from chakra_et.text import list_ranks
 from chakra_et.traces import sets as trace_sets
 from chakra_et.traces.limits import DEFAULT_LIMITS, Limits
 
@@ -63,6 +60,7 @@ class ConvertConfig:
     )
     keep_merged: bool = _flag(False, "also write NAME_merged.json: both traces in one file")
     report: bool = _flag(False, "print the conversion report of each rank: events in, nodes out, losses")
+    json: bool = _flag(False, "print JSON: by run and rank the report, the file, and every error")
     allow_unlinked: bool = _flag(
         False, "continue if host and device trace hardly match or come from two processes", group=RARE
     )
@@ -161,15 +159,3 @@ class ConvertConfig:
             trace_sets.rank_choice(self.ranks) if self.ranks else None,
             keep,
         )
-
-    @contextlib.contextmanager
-    def progress_bar(self, total: int) -> Iterator[Callable[[], None]]:
-        """A progress bar over ``total`` ranks; none if stderr is not a terminal."""
-        if not sys.stderr.isatty() or total < 2:
-            yield lambda: None
-            return
-        from tqdm import tqdm
-
-        tqdm.monitor_interval = 0  # no monitor thread: the workers are forked from this process
-        with tqdm(total=total, unit="rank", desc="converting") as bar:
-            yield lambda: bar.update() and None

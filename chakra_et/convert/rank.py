@@ -27,28 +27,31 @@ from chakra_et.memory import give_back
 from chakra_et.names import SIDES, Side
 from chakra_et.traces.sets import Pair
 from chakra_et.validate import check as validate
-from chakra_et.validate.check import Problem
 
 Engine = Literal["native", "mlcommons"]
 Groups = dict[int, tuple[str, str, tuple[int, ...]]]
 CUT = re.compile(r": (truncated|gz-truncated)\b")
-# Rules of ``validate`` that a file breaks if the traces lack the information.
-NOT_RECORDED = ("comm-type-missing", "comm-size-missing", "comm-peer-missing", "p2p-rank")
 
 
 @dataclass(frozen=True)
 class RankJob:
     """The conversion of one rank, as passed to a worker process.
 
-    ``keep``: reuse an existing file that was made with these options from these traces.
+    ``output``: the file that the run will have; it is written to ``scratch``, as is ``merged``.
+    ``keep``: reuse an existing output that was made with these options from these traces.
     """
 
     pair: Pair
     output: Path
+    scratch: Path
     options: PairOptions
     engine: Engine = "native"
     merged: Path | None = None
     keep: bool = False
+
+    @property
+    def written(self) -> Path:
+        return self.scratch / self.output.name
 
 
 @dataclass(eq=False, repr=False)
@@ -75,21 +78,23 @@ class RankResult:
 def convert_rank(job: RankJob) -> RankResult:
     """Convert one pair and write its file. Damaged traces are first repaired into a copy.
 
-    Raises ``TraceError``; the output is then unchanged.
+    Raises ``TraceError``.
     """
+    merged = job.scratch / job.merged.name if job.merged else None
     if job.keep and (kept := _read_back(job)):
+        files.link(job.output, job.written)
         return kept
     if job.engine == "mlcommons":
         from chakra_et.convert import mlcommons
 
-        mlcommons.convert(job.pair, job.output, job.merged)
-        return RankResult(RankReport(max(job.pair.rank, 0)), bytes=job.output.stat().st_size)
+        mlcommons.convert(job.pair, job.written, merged)
+        return RankResult(RankReport(max(job.pair.rank, 0)), bytes=job.written.stat().st_size)
     with contextlib.ExitStack() as stack:
         converted = _convert(job, stack)
-        if job.merged:
-            from chakra_et.convert import merged
+        if merged:
+            from chakra_et.convert import merged as merged_trace
 
-            merged.write(job.merged, converted.rank)
+            merged_trace.write(merged, converted.rank)
         trace, report, groups = converted.trace, converted.report, converted.groups
         del converted  # the linked rank is as large as the trace
         give_back(len(trace))
@@ -100,8 +105,8 @@ def convert_rank(job: RankJob) -> RankResult:
             "trace_bytes": _trace_bytes(job.pair),
         }
         result = _result(job, trace, report, groups)
-        et_file.write(job.output, trace)
-    result.bytes = job.output.stat().st_size
+        et_file.write(job.written, trace)
+    result.bytes = job.written.stat().st_size
     return result
 
 
@@ -110,9 +115,7 @@ def options_text(options: PairOptions) -> str:
     names = ("step", "host_gaps", "timestamps", "comm_types")
     shape = {name: getattr(options, name) for name in names}
     shape |= {name: _checksum(getattr(options, name)) for name in ("comm_kernels", "graph_capture")}
-    manifest = zlib.crc32(
-        repr((options.groups, options.world_size, options.hosts, options.untraced_us)).encode()
-    )
+    manifest = zlib.crc32(repr((options.groups, options.world_size, options.hosts)).encode())
     return json.dumps(shape | {"manifest": manifest}, separators=(",", ":"))
 
 
@@ -147,7 +150,7 @@ def _convert(job: RankJob, stack: contextlib.ExitStack) -> convert.Converted:
             side: Side = "host" if error.path == pair.host else "device"
             if getattr(pair, side) != getattr(job.pair, side):
                 raise _of_originals(error, pair, job.pair) from None
-            folder = stack.enter_context(files.scratch_folder(job.output))
+            folder = stack.enter_context(files.scratch_folder(job.written))
             copy = _repair(side, job, folder, error)
             pair = dataclasses.replace(pair, host=copy if side == "host" else pair.host)
             pair = dataclasses.replace(pair, device=copy if side == "device" else pair.device)
@@ -192,15 +195,10 @@ def _result(job: RankJob, trace: ExecutionTrace, report: RankReport, groups: Gro
         (trace.metadata_str("clock_domain"), *process),
         (process[1], process[1] + length),
         problems=[
-            *(str(problem).removeprefix("error: ") for problem in problems if _is_ours(problem)),
+            *(str(each).removeprefix("error: ") for each in problems if each.severity == "error"),
             *(() if job.options.allow_truncated else truncation(job.pair, report)),
         ],
     )
-
-
-def _is_ours(problem: Problem) -> bool:
-    """Whether the conversion caused a problem. Missing information in the traces is already a warning."""
-    return problem.severity == "error" and problem.rule not in NOT_RECORDED
 
 
 def is_cut(report: RankReport, side: Side) -> bool:

@@ -6,20 +6,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from chakra_et.convert.graph.dependencies import EdgeKind
 from chakra_et.convert.graph.linked import LinkedRank
 from chakra_et.convert.graph.nodes import KIND_NAMES, Graph, NodeKind
-from chakra_et.et.columns import ExecutionTrace, Strings
 from chakra_et.findings import Findings, Kind, joined, listed, sentence
-from chakra_et.simulate.replay_report import measured_times, step_rows
 from chakra_et.simulate.time_by_kind import Shares
 from chakra_et.traces.device_format import KERNEL, RUNTIME, SYNC
-
-SCHEMA_VERSION = 2
-"""The schema version of NAME_conversion.json."""
-
 
 _KIND_OF_NAME: dict[str, Kind] = {
     "losses": "loss",
@@ -40,6 +32,7 @@ class RankReport:
     - ``time_ns``: ns by kind of node; ``steps_us``: measured µs by step number
     - ``critical_path_us``, ``busy_us``: µs along the critical path and of all nodes, by kind as in
       ``replay.shares``; empty without start times
+    - ``clocks``: device → its clock against the host's, see ``Clock.as_dict``
     - ``findings``: every loss, repair, warning and note by key, see ``chakra_et.findings``
     """
 
@@ -60,6 +53,7 @@ class RankReport:
     steps_us: dict[str, float] = field(default_factory=dict)
     critical_path_us: dict[str, int] = field(default_factory=dict)
     busy_us: dict[str, int] = field(default_factory=dict)
+    clocks: dict[str, dict[str, float | None]] = field(default_factory=dict)
     findings: Findings = field(default_factory=Findings)
 
     @property
@@ -88,21 +82,6 @@ class RankReport:
         """Set ``critical_path_us`` and ``busy_us``."""
         if found is not None:
             self.critical_path_us, self.busy_us = found.path, found.busy
-
-    def times_of(self, trace: ExecutionTrace) -> None:
-        """Take ``time_ns`` and ``steps_us`` from ``trace``, whose times have changed."""
-        kinds = trace.attributes["kind"].values
-        assert isinstance(kinds, Strings)
-        sums = np.bincount(kinds.index, trace.duration_micros.astype(np.float64), len(kinds.table))
-        self.time_ns = {
-            name.decode(): round(micros * 1000) for name, micros in zip(kinds.table, sums, strict=True)
-        }
-        names, rows = step_rows(trace)
-        measured, end = measured_times(trace)
-        if measured is not None:
-            lengths = np.diff(np.append(measured[rows], end))
-            numbers = [name.partition("#")[2] for name in names]
-            self.steps_us = {n: float(ns) / 1000 for n, ns in zip(numbers, lengths, strict=True)}
 
     def conserved(self) -> bool:
         """Whether the counts add up, see the class."""
@@ -213,5 +192,6 @@ def make_report(number: int, rank: LinkedRank, graph: Graph, later: Findings) ->
         kernel_link_rate=float((rank.calls[on_gpu] >= 0).mean()) if on_gpu.any() else 1.0,
         host_operators_without_record=missing,
         steps_us={str(n): float(time.end[row] - time.start[row]) / 1000 for n, row in time.steps},
+        clocks={str(clock.device): clock.as_dict() for clock in rank.clocks},
         findings=findings,
     )

@@ -1,7 +1,7 @@
 """Convert whole runs: every rank of every run in a folder is converted, checked and written.
 
-A rank that fails does not stop the others. Files are written atomically: the file of an earlier conversion
-stays until the new one replaces it.
+A rank that fails does not stop the others. A run's files are written to a scratch folder beside their place,
+and moved there together once all ranks are done (see ``et.record``).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import os
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,16 +19,17 @@ from typing import Any
 
 from chakra_et import files
 from chakra_et.convert import jobs
-from chakra_et.convert.graph.pairing import list_ranks
 from chakra_et.convert.pair import PairOptions
-from chakra_et.convert.rank import NOT_RECORDED, Engine, RankJob, RankResult, convert_rank, options_text
-from chakra_et.convert.report import SCHEMA_VERSION
+from chakra_et.convert.rank import Engine, RankJob, RankResult, convert_rank, options_text
 from chakra_et.errors import TraceError
+from chakra_et.et import record
+from chakra_et.names import RunFiles
+from chakra_et.text import list_ranks
 from chakra_et.traces.sets import TraceSet
 from chakra_et.validate import check as validate
 
 # Findings of ranks whose groups were guessed, so that collectives may be in the wrong one.
-GUESSED_GROUP = ("group-default", "group-by-thread")
+GUESSED_GROUP = ("group-default", "group-by-stream", "group-by-thread")
 DAY_SECONDS = 86_400
 AFTER_2001_NS = 10**18
 """Start times above this are times of day; some traces have the time since their host started."""
@@ -57,11 +59,12 @@ class RunOptions:
 class SetResult:
     """The result for one run.
 
-    ``ranks``: the result or error of each rank. ``problems``, ``warnings``, ``notes``: of the run as a whole,
-    one sentence each.
+    ``scratch``: its files until all are done. ``ranks``: the result or error of each rank. ``problems``,
+    ``warnings``, ``notes``: of the run as a whole, one sentence each.
     """
 
     traces: TraceSet
+    scratch: RunFiles
     ranks: dict[int, RankResult | TraceError] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -71,6 +74,11 @@ class SetResult:
     def good(self) -> dict[int, RankResult]:
         """The ranks that were converted, by rank."""
         return {rank: r for rank, r in sorted(self.ranks.items()) if isinstance(r, RankResult)}
+
+    @property
+    def prefix(self) -> Path:
+        """``folder/NAME``, by which every command and ``chakra_et.load`` find the run."""
+        return self.traces.folder / self.traces.name
 
     @property
     def failed(self) -> bool:
@@ -87,24 +95,20 @@ def convert_sets(
     progress: Callable[[], None] = lambda: None,
 ) -> list[SetResult]:
     """Convert the ranks of ``sets``; ``progress`` is called after each rank."""
-    results = [
-        SetResult(traces, problems=list(traces.problems), warnings=list(traces.warnings)) for traces in sets
-    ]
-    folders = sorted({result.traces.folder for result in results})
+    sets, results = list(sets), []
     with contextlib.ExitStack() as stack:
-        for folder in folders:
+        for folder in sorted({traces.folder for traces in sets}):
             # Parts of a run may be converted at the same time, whole runs may not.
             stack.enter_context(_locked(folder, shared=run.ranks is not None))
             stack.callback(files.remove_abandoned, folder)
             files.remove_abandoned(folder)
+        for traces in sets:
+            folder = stack.enter_context(files.scratch_folder(traces.folder / traces.name))
+            scratch = RunFiles(folder, traces.name)
+            results.append(
+                SetResult(traces, scratch, problems=list(traces.problems), warnings=list(traces.warnings))
+            )
         _convert_ranks(results, options, run, progress)
-        for result in results:
-            try:
-                _finish(result, options, run)
-            except OSError as error:
-                result.problems.append(
-                    f"{error.filename or result.traces.folder}: {error.strerror or error}."
-                )
     return results
 
 
@@ -125,7 +129,8 @@ def _convert_ranks(
         for rank, pair in traces.pairs.items():
             if run.ranks is None or run.ranks(rank):
                 merged = traces.merged_file(rank) if run.keep_merged else None
-                job = RankJob(pair, traces.et_file(rank), of_run, run.engine, merged, run.keep)
+                folder = result.scratch.folder
+                job = RankJob(pair, traces.et_file(rank), folder, of_run, run.engine, merged, run.keep)
                 work.append((result, rank, job))
         for rank, sentence in traces.incomplete.items():
             if run.ranks is None or run.ranks(rank):
@@ -138,6 +143,10 @@ def _convert_ranks(
     two = run.workers >= 2 * len(work)
     todo = [replace(job, options=replace(job.options, two_processes=two)) for _, _, job in work]
     outcomes = jobs.run(convert_rank, todo, run.workers if in_workers else 0, run.timeout)
+    left = Counter(result for result, _, _ in work)
+    for result in results:
+        if not left[result]:
+            _finish(result, options, run)
     with contextlib.closing(outcomes):  # ends the workers also by an exception
         for number, outcome in outcomes:
             result, rank, job = work[number]
@@ -145,6 +154,9 @@ def _convert_ranks(
                 outcome = _with_names(outcome, job)
             result.ranks[rank] = outcome
             progress()
+            left -= Counter([result])
+            if not left[result]:
+                _finish(result, options, replace(run, workers=0 if left else run.workers))
 
 
 def _options(traces: TraceSet, options: PairOptions) -> PairOptions:
@@ -153,7 +165,6 @@ def _options(traces: TraceSet, options: PairOptions) -> PairOptions:
         groups=traces.groups,
         world_size=traces.world_size,
         hosts=traces.hosts,
-        untraced_us=traces.untraced_us,
         ranks_here=traces.ranks_here,
     )
 
@@ -169,27 +180,35 @@ def _with_names(error: TraceError, job: RankJob) -> TraceError:
 
 
 def _finish(result: SetResult, options: PairOptions, run: RunOptions) -> None:
-    """The run as a whole: rank 0's second name, the groups, the report and the checks across ranks."""
+    """The run as a whole: the checks across ranks, the groups, and all files in their place."""
+    try:
+        if run.ranks is None:
+            _finish_run(result, options, run)
+        elif result.good:
+            _name_first(result)
+            record.begin(result.scratch.folder, result.traces)
+    except OSError as error:
+        result.problems.append(f"{error.filename or result.traces.folder}: {error.strerror or error}.")
+
+
+def _finish_run(result: SetResult, options: PairOptions, run: RunOptions) -> None:
     traces = result.traces
-    if run.ranks is not None:
-        _name_first(result)
-        return
     world = max([traces.ranks_here, traces.world_size, *(r.world_size for r in result.good.values())])
     # People publish a single rank's Kineto trace on purpose; several ranks without the others are a mistake.
     single = traces.partial and len(traces.pairs) + len(traces.incomplete) == 1
     _check_ranks(result, world, run.allow_missing_ranks or single)
     if run.engine == "native" and result.good:
         groups = _groups(result)
-        files.write_json(traces.groups_file, groups)
+        files.write_json(result.scratch.groups_file, groups)
         if len(result.good) > 1:
             problems, agree = _check_together(result, groups)
             result.problems += problems
             _check_times(result, agree)
             _add_joint_times(result, groups, run)
     _name_first(result)
+    record.commit(result.scratch.folder, traces, world, _summary(result, options, run))
     if len(result.good) == len(traces.pairs):
         _remove_stale(traces, world)
-    files.write_json(traces.report_file, _summary(result, options, run))
 
 
 def _summary(result: SetResult, options: PairOptions, run: RunOptions) -> dict[str, Any]:
@@ -200,7 +219,6 @@ def _summary(result: SetResult, options: PairOptions, run: RunOptions) -> dict[s
         return [folder.sub("", text) for text in texts]
 
     return {
-        "schema_version": SCHEMA_VERSION,
         "name": result.traces.name,
         "engine": run.engine,
         "options": options_text(_options(result.traces, options)),
@@ -275,7 +293,7 @@ def _check_together(result: SetResult, groups: dict[str, list[int]]) -> tuple[li
     found = [
         problem
         for problem in validate.check_together(communication, groups, names)
-        if problem.severity == "error" and problem.rule not in (*CHECKED_HERE, *NOT_RECORDED)
+        if problem.severity == "error" and problem.rule not in CHECKED_HERE
     ]
     guessed = any(key in r.report.warnings for r in result.good.values() for key in GUESSED_GROUP)
     wrong = [problem for problem in found if guessed and problem.rule.startswith("collective-")]
@@ -329,7 +347,7 @@ def _widest_gap(windows: dict[int, tuple[int, int]]) -> tuple[int, int, float] |
 
 def _name_first(result: SetResult) -> None:
     if 0 in result.good:
-        files.link(result.traces.et_file(0), result.traces.first_et_file)
+        files.link(result.scratch.et_file(0), result.scratch.first_et_file)
 
 
 def _add_joint_times(result: SetResult, groups: dict[str, list[int]], run: RunOptions) -> None:
@@ -338,7 +356,7 @@ def _add_joint_times(result: SetResult, groups: dict[str, list[int]], run: RunOp
 
     communication = {rank: r.communication for rank, r in result.good.items() if r.communication is not None}
     times = joint_times(communication, groups)
-    work = [(rank, Finish(result.traces.et_file(rank), found, result.good[rank].report))
+    work = [(rank, Finish(result.scratch.et_file(rank), found, result.good[rank].report))
             for rank, found in times.items()]  # fmt: skip
     with contextlib.closing(jobs.run(finish_rank, [job for _, job in work], run.workers)) as outcomes:
         for number, outcome in outcomes:
@@ -347,7 +365,7 @@ def _add_joint_times(result: SetResult, groups: dict[str, list[int]], run: RunOp
                 result.problems.append(f"{result.traces.et_file(rank)}: {outcome}")
             else:
                 result.good[rank].report = outcome
-                result.good[rank].bytes = result.traces.et_file(rank).stat().st_size
+                result.good[rank].bytes = result.scratch.et_file(rank).stat().st_size
 
 
 def _remove_stale(traces: TraceSet, world: int) -> None:
@@ -371,22 +389,14 @@ def is_converted(traces: TraceSet, options: PairOptions, run: RunOptions) -> boo
             "error" in rank or rank.get("problems") for rank in report["ranks"].values()
         )
         same = (report["engine"], report["options"]) == (run.engine, options_text(_options(traces, options)))
-        fresh = all(
-            min(path.stat().st_mtime_ns for path in _written(traces, rank, run))
-            >= max(path.stat().st_mtime_ns for path in pair.files)
+        fresh = report["complete"] and all(
+            path.stat().st_mtime_ns >= max(trace.stat().st_mtime_ns for trace in pair.files)
             for rank, pair in traces.pairs.items()
+            for path in (traces.et_file(rank), *([traces.merged_file(rank)] if run.keep_merged else []))
         )
+        first = {None: traces.first_et_file} if 0 in traces.pairs else {}
+        record.check(traces, first | dict(traces.et_files()))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return False
     same_ranks = set(report["ranks"]) == {str(rank) for rank in traces.pairs} and not traces.problems
     return not bad and same and fresh and same_ranks
-
-
-def _written(traces: TraceSet, rank: int, run: RunOptions) -> list[Path]:
-    """The files that a conversion writes for one rank."""
-    written = [traces.et_file(rank)]
-    if rank == 0:
-        written.append(traces.first_et_file)
-    if run.keep_merged:
-        written.append(traces.merged_file(rank))
-    return written

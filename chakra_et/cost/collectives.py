@@ -26,11 +26,13 @@ full bandwidth broadcast, reduction and scan" (2009) for trees as in NCCL.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from chakra_et.cost import nccl
 from chakra_et.cost.topology import Dimension, Topology, fills_grid
 from chakra_et.et.columns import CollectiveType
+
+if TYPE_CHECKING:
+    from chakra_et.cost.nccl import Node
 
 Algorithm = Literal["auto", "ring", "tree", "hierarchical"]
 _STEPWISE = (
@@ -80,6 +82,8 @@ def message_time(size: int, source: int, target: int, topology: Topology) -> flo
         outer = _between(topology, (source, target))
         if outer is None:
             return topology.nccl.message(size)
+        from chakra_et.cost import nccl
+
         return nccl.message_between(size, outer.bandwidth, outer.latency_ns)
     alpha, beta = _slowest_hop(topology, (source, target))
     return topology.call_ns + alpha + size * beta
@@ -92,8 +96,10 @@ def _between(topology: Topology, ranks: Sequence[int]) -> Dimension | None:
 
 
 def _by_nccl(
-    kind: CollectiveType, size: float, ranks: Sequence[int], topology: Topology, node: nccl.Node
+    kind: CollectiveType, size: float, ranks: Sequence[int], topology: Topology, node: Node
 ) -> float:
+    from chakra_et.cost import nccl  # its table is read only where GPUs are named
+
     whole, outer = nccl.whole_bytes(kind, size, len(ranks)), _between(topology, ranks)
     if outer is None:
         return float(node.time(kind, whole, len(ranks)))

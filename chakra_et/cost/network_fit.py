@@ -15,7 +15,6 @@ from chakra_et.cost.collectives import Algorithm, collective_time
 from chakra_et.cost.topology import Topology
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType
-from chakra_et.files import write_json
 
 
 @dataclass(frozen=True)
@@ -114,6 +113,8 @@ def write_model(path: str | Path, model: Model, **more: object) -> None:
     """Write a model as JSON, with what else is known about the measurement."""
     entry = {name: None if value == math.inf else value for name, value in asdict(model).items()}
     entry["measured"] = [{**asdict(each), "kind": each.kind.name} for each in model.measured]
+    from chakra_et.files import write_json
+
     write_json(Path(path), {"format": "chakra-et network model 1", **entry, **more})
 
 

@@ -57,6 +57,7 @@ def operator_work(
         operations, made = largest, largest
     else:
         operations, made = counted
+        operations = round(operations * _seen(name, by_position, arguments))
     read = sum(math.prod(shape) * size for shape, size in tensors)
     if formula in SELECTIONS and counted is not None:
         read = made * each
@@ -181,6 +182,19 @@ def _attended(q: Shape | None, k: Shape | None, v: Shape | None, factor: int) ->
     return factor * tokens * keys * size, math.prod(q)
 
 
+def _seen(name: str, shapes: list[Shape | None], values: list[Any]) -> float:
+    """The part (0 to 1) of the keys that the queries of an attention see: about half, if it is causal."""
+    at = CAUSAL.get(name, len(values))
+    if at >= len(values) or str(values[at]).lower() != "true":
+        return 1.0
+    first = int("backward" in name)
+    tokens = 2 if "scaled_dot_product" in name else 1
+    query, key = _at(shapes, first), _at(shapes, first + 1)
+    if not query or not key or len(query) != 4 or len(key) != 4:
+        return 1.0
+    return max(1 - (query[tokens] - 1) / 2 / max(key[tokens], 1), 0.5)
+
+
 def _embedding(shapes: list[Shape | None], values: list[Any]) -> Counted:
     """(table, index): the selected rows, not the whole table."""
     table, index = _at(shapes, 0), _at(shapes, 1)
@@ -221,4 +235,21 @@ FORMULAS: tuple[tuple[str, Rule], ...] = (
 )
 SELECTIONS = (_embedding, _index_select, _gather)
 """What they read is as large as what they make."""
-WITH_VALUES = (_index_select, _convolution, _library_convolution, _convolution_backward)
+WITH_VALUES = (
+    _index_select, _convolution, _library_convolution, _convolution_backward, _attention,
+    _attention_backward,
+)  # fmt: skip
+CAUSAL = {
+    "aten::scaled_dot_product_attention": 5,
+    "aten::_scaled_dot_product_flash_attention": 4,
+    "aten::_scaled_dot_product_flash_attention_backward": 11,
+    "aten::_scaled_dot_product_flash_attention_for_cpu": 4,
+    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": 7,
+    "aten::_scaled_dot_product_efficient_attention": 6,
+    "aten::_scaled_dot_product_efficient_attention_backward": 11,
+    "aten::_scaled_dot_product_cudnn_attention": 6,
+    "aten::_scaled_dot_product_cudnn_attention_backward": 14,
+    "aten::_flash_attention_forward": 8,
+    "aten::_flash_attention_backward": 11,
+}
+"""Where the argument is_causal stands."""

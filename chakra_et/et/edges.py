@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from chakra_et.arrays import unique
 from chakra_et.et.columns import ExecutionTrace, Ragged
 
 # Use a lookup table unless the range of ids exceeds the number of nodes by this factor.
@@ -71,7 +70,7 @@ def repeated(deps: Ragged) -> np.ndarray:
     if (same_list & (values[1:] < values[:-1])).any():
         order = np.lexsort((values, owner))
         owner, values = owner[order], values[order]
-    return unique(owner[1:][same_list & (values[1:] == values[:-1])])
+    return np.unique(owner[1:][same_list & (values[1:] == values[:-1])])
 
 
 def forward_position(trace: ExecutionTrace, edges: Edges) -> np.ndarray | None:

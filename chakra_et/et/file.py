@@ -11,9 +11,7 @@ from pathlib import Path
 
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import ExecutionTrace
-from chakra_et.et.encode import encode
 from chakra_et.et.wire import WireError
-from chakra_et.files import atomic_file
 
 
 def write(path: str | Path, trace: ExecutionTrace) -> None:
@@ -22,6 +20,9 @@ def write(path: str | Path, trace: ExecutionTrace) -> None:
     The same columns always give the same bytes. Invalid UTF-8 is replaced, as protobuf readers would reject
     it. Raises ``TraceError`` for a node of 2 GiB or more and ``OSError`` if the file cannot be written.
     """
+    from chakra_et.et.encode import encode  # what only reads loads neither
+    from chakra_et.files import atomic_file
+
     with atomic_file(path) as file:
         for block in encode(trace):
             file.write(block)
@@ -47,6 +48,20 @@ def read(path: str | Path) -> ExecutionTrace:
     except WireError as error:
         where = f"node number {error.owner}" if error.owner >= 0 else "first message"
         raise TraceError(f"{path}: byte {error.offset}, {where}: {error.what}{_guess(raw)}") from None
+
+
+def read_metadata(path: Path) -> dict[str, int | str | bool | float]:
+    """The metadata of an .et file, without its nodes; {} for a file that ``read`` refuses."""
+    from chakra_et.et.decode import decode
+
+    try:
+        with open(path, "rb") as file:
+            head = file.read(10)
+            last = next((at for at, byte in enumerate(head) if byte < 128), 0)
+            size = sum((byte & 127) << 7 * at for at, byte in enumerate(head[: last + 1]))
+            return decode(head + file.read(max(size + last + 1 - len(head), 0))).metadata if size else {}
+    except (OSError, WireError, MemoryError, OverflowError):
+        return {}
 
 
 def _guess(raw: bytes) -> str:

@@ -184,3 +184,12 @@ def _taken(attribute: Attribute, at: np.ndarray, rows: np.ndarray) -> Attribute:
     values = attribute.values
     taken = Strings(values.table, values.index[at]) if isinstance(values, Strings) else values[at]
     return Attribute(attribute.kind, rows, taken)
+
+
+def with_metadata(trace: ExecutionTrace, **values: int | str | None) -> ExecutionTrace:
+    """The trace with other metadata; None removes an entry."""
+    metadata = {**trace.metadata, **{key: value for key, value in values.items() if value is not None}}
+    for key, value in values.items():
+        if value is None:
+            metadata.pop(key, None)
+    return dataclasses.replace(trace, metadata=metadata)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from chakra_et.errors import TraceError, reason
+from chakra_et.et import record
 from chakra_et.names import parse_et, run_at
 
 
@@ -15,12 +16,15 @@ from chakra_et.names import parse_et, run_at
 class RankSet:
     """The files of one run. ``files``: rank → path; None is a file without a rank in its name, the only one.
 
-    ``by_name``: the user gave the name of the run, not of its files, and so means all of them.
+    ``by_name``: the user gave the name of the run, not of its files, and so means all of them. ``world``:
+    ranks that the run had; ``notes``: what ``record.check`` says, one sentence each.
     """
 
     name: str
     files: dict[int | None, Path] = field(default_factory=dict)
     by_name: bool = False
+    world: int = 1
+    notes: list[str] = field(default_factory=list)
 
     @property
     def is_run(self) -> bool:
@@ -39,10 +43,11 @@ class RankSet:
         return path if path.is_file() else None
 
 
-def find_rank_sets(names: Iterable[str]) -> list[RankSet]:
+def find_rank_sets(names: Iterable[str], allow_missing: bool = False) -> list[RankSet]:
     """Group files by run. A name is a file, or the NAME of a run for all its files.
 
-    Raises ``TraceError`` for a name that is neither, and for two files of the same rank of a run.
+    Raises ``TraceError`` for a name that is neither, for two files of the same rank of a run, and unless
+    ``allow_missing`` for files that are not those of one finished conversion (see ``record.check``).
     """
     sets: dict[str, RankSet] = {}
     for name in names:
@@ -57,6 +62,7 @@ def find_rank_sets(names: Iterable[str]) -> list[RankSet]:
                 raise TraceError(f"{known} and {path} are both rank {rank} of {key}: give only one of them")
     for group in sets.values():
         group.files = dict(sorted(group.files.items(), key=lambda item: (item[0] is not None, item[0])))
+        group.world, group.notes = record.check(run_at(group.name), group.files, allow_missing)
     return list(sets.values())
 
 

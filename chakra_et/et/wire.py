@@ -119,6 +119,21 @@ def bytes_of_varint(value: int) -> bytes:
     return bytes(data)
 
 
+def varint_field(field: int, value: int) -> bytes:
+    """One varint field."""
+    return tag(field, VARINT) + bytes_of_varint(value)
+
+
+def message_field(field: int, content: bytes) -> bytes:
+    """One length-delimited field: a message, string or bytes."""
+    return tag(field, LENGTH) + bytes_of_varint(len(content)) + content
+
+
+def text_field(field: int, value: str) -> bytes:
+    """One string field; what UTF-8 can't hold is replaced."""
+    return message_field(field, value.encode("utf-8", "replace"))
+
+
 def row_lengths(rows: int, parts: Sequence[Part]) -> np.ndarray:
     """int64[rows]: bytes of each row over all columns."""
     lengths = np.zeros(rows, np.int64)

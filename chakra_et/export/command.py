@@ -53,6 +53,7 @@ class ExportConfig:
         default="", metadata={"help": "only this node, RANK:ID, and those up to --hops dependencies away"}
     )
     hops: int = field(default=2, metadata={"help": "how far --around reaches"})
+    allow_missing_ranks: bool = cli.allow_missing_ranks()
 
     def __post_init__(self) -> None:
         if not self.names:
@@ -68,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def export(config: ExportConfig) -> None:
-    chosen = find_run(config.names)
+    chosen = find_run(config.names, config.allow_missing_ranks)
     run = load(chosen)
     window = choose(run, config.step, config.ranks, config.around, config.hops)
     beside = chosen.files.folder / chosen.name

@@ -15,6 +15,7 @@ from typing import IO
 import numpy as np
 
 from chakra_et.et.columns import NodeType
+from chakra_et.et.wire import FIXED64, message_field, tag, text_field, varint_field
 from chakra_et.export.window import Window
 from chakra_et.report.columns import NODE_KINDS
 from chakra_et.report.memory import device_name
@@ -30,7 +31,7 @@ def write(window: Window, file: IO[bytes]) -> None:
     """Write ``window`` as a Perfetto trace."""
     pending, size = [], 0
     for packet in _packets(window):
-        pending += [_tag(1, 2), _varint(len(packet)), packet]
+        pending.append(message_field(1, packet))
         size += len(packet)
         if size > CHUNK:
             file.write(b"".join(pending))
@@ -50,22 +51,28 @@ def _tracks(window: Window) -> Iterator[bytes]:
     """Descriptors of a process for each rank, and a thread for each of its rows."""
     used = np.unique(window.row).tolist()
     for rank in dict.fromkeys(window.rows[row].rank for row in used):
-        process = _number(1, _process(rank)) + _text(6, f"rank {rank}")
-        yield _message(60, _number(1, _process_uuid(rank)) + _message(3, process))
+        process = varint_field(1, _process(rank)) + text_field(6, f"rank {rank}")
+        yield message_field(60, varint_field(1, _process_uuid(rank)) + message_field(3, process))
     for row in used:
         rank, label = window.rows[row].rank, window.rows[row].label
-        thread = _number(1, _process(rank)) + _number(2, row + 1) + _text(5, label)
-        track = _number(1, _row_uuid(row)) + _number(5, _process_uuid(rank)) + _text(2, label)
-        yield _message(60, track + _message(4, thread) + _number(12, row))
+        thread = varint_field(1, _process(rank)) + varint_field(2, row + 1) + text_field(5, label)
+        track = varint_field(1, _row_uuid(row)) + varint_field(5, _process_uuid(rank)) + text_field(2, label)
+        yield message_field(60, track + message_field(4, thread) + varint_field(12, row))
 
 
 def _interned(window: Window) -> bytes:
     """The names of nodes and kinds, which events refer to by number."""
     _, names = window.names
-    table = b"".join(_message(2, _number(1, at + 1) + _text(2, name)) for at, name in enumerate(names))
-    kinds = b"".join(_message(1, _number(1, at + 1) + _text(2, kind)) for at, kind in enumerate(NODE_KINDS))
-    labels = b"".join(_message(3, _number(1, at + 1) + _text(2, name)) for at, name in enumerate(LABELS))
-    return _number(10, SEQUENCE) + _number(13, CLEARED) + _message(12, kinds + table + labels)
+    table = b"".join(
+        message_field(2, varint_field(1, at + 1) + text_field(2, name)) for at, name in enumerate(names)
+    )
+    kinds = b"".join(
+        message_field(1, varint_field(1, at + 1) + text_field(2, kind)) for at, kind in enumerate(NODE_KINDS)
+    )
+    labels = b"".join(
+        message_field(3, varint_field(1, at + 1) + text_field(2, name)) for at, name in enumerate(LABELS)
+    )
+    return varint_field(10, SEQUENCE) + varint_field(13, CLEARED) + message_field(12, kinds + table + labels)
 
 
 LABELS = ("id", "bytes", "waits for ranks ns")
@@ -74,10 +81,10 @@ LABELS = ("id", "bytes", "waits for ranks ns")
 def _slices(window: Window) -> Iterator[bytes]:
     name, _ = window.names
     starting, ending = _flows(window)
-    head = _number(10, SEQUENCE) + _number(13, NEEDED)
-    tracks = {row: _number(11, _row_uuid(row)) for row in np.unique(window.row).tolist()}
-    numbers = [_number(10, at + 1) for at in range(int(name.max()) + 1)]
-    kinds = [_number(3, at + 1) for at in range(len(NODE_KINDS))]
+    head = varint_field(10, SEQUENCE) + varint_field(13, NEEDED)
+    tracks = {row: varint_field(11, _row_uuid(row)) for row in np.unique(window.row).tolist()}
+    numbers = [varint_field(10, at + 1) for at in range(int(name.max()) + 1)]
+    kinds = [varint_field(3, at + 1) for at in range(len(NODE_KINDS))]
     size = window.run.graph.attribute("comm_size", 0)[window.node]
     columns = (window.start_ns, window.end_ns, window.row, name, window.kind, window.id, size)
     wait = window.run.wait_ns[window.node]
@@ -85,15 +92,15 @@ def _slices(window: Window) -> Iterator[bytes]:
         zip(*(column.tolist() for column in (*columns, wait)), strict=True)
     ):
         event = b"".join(
-            (_number(9, BEGIN), tracks[row], numbers[code], kinds[kind], starting.get(at, b""),
+            (varint_field(9, BEGIN), tracks[row], numbers[code], kinds[kind], starting.get(at, b""),
              ending.get(at, b""), _argument(1, number))
         )  # fmt: skip
         if sent:
             event += _argument(2, sent)
         if waited:
             event += _argument(3, waited)
-        yield _number(8, start) + head + _message(11, event)
-        yield _number(8, end) + head + _message(11, _number(9, END) + tracks[row])
+        yield varint_field(8, start) + head + message_field(11, event)
+        yield varint_field(8, end) + head + message_field(11, varint_field(9, END) + tracks[row])
 
 
 def _flows(window: Window) -> tuple[dict[int, bytes], dict[int, bytes]]:
@@ -104,8 +111,8 @@ def _flows(window: Window) -> tuple[dict[int, bytes], dict[int, bytes]]:
     pairs = zip(window.source[across].tolist(), window.target[across].tolist(), strict=True)
     for number, (source, target) in enumerate(pairs, 1):
         identity = struct.pack("<Q", number)
-        starting[source] = starting.get(source, b"") + _tag(47, 1) + identity
-        ending[target] = ending.get(target, b"") + _tag(48, 1) + identity
+        starting[source] = starting.get(source, b"") + tag(47, FIXED64) + identity
+        ending[target] = ending.get(target, b"") + tag(48, FIXED64) + identity
     return starting, ending
 
 
@@ -147,8 +154,8 @@ def _memory(window: Window) -> Iterator[bytes]:
 
 
 def _counter_track(uuid: int, rank: int, label: str, unit: str) -> bytes:
-    track = _number(1, uuid) + _number(5, _process_uuid(rank)) + _text(2, label)
-    return _message(60, track + _message(8, _text(6, unit)))
+    track = varint_field(1, uuid) + varint_field(5, _process_uuid(rank)) + text_field(2, label)
+    return message_field(60, track + message_field(8, text_field(6, unit)))
 
 
 def _counter_values(uuid: int, begin: np.ndarray, end: np.ndarray, amount: np.ndarray) -> Iterator[bytes]:
@@ -158,14 +165,14 @@ def _counter_values(uuid: int, begin: np.ndarray, end: np.ndarray, amount: np.nd
 
 
 def _levels(uuid: int, moment: np.ndarray, level: np.ndarray) -> Iterator[bytes]:
-    head = _number(10, SEQUENCE)
-    event = _number(9, COUNTER) + _number(11, uuid)
+    head = varint_field(10, SEQUENCE)
+    event = varint_field(9, COUNTER) + varint_field(11, uuid)
     for time, value in zip(moment.tolist(), level.tolist(), strict=True):
-        yield _number(8, time) + head + _message(11, event + _number(30, max(value, 0)))
+        yield varint_field(8, time) + head + message_field(11, event + varint_field(30, max(value, 0)))
 
 
 def _argument(label: int, value: int) -> bytes:
-    return _message(4, _number(1, label) + _number(3, value))
+    return message_field(4, varint_field(1, label) + varint_field(3, value))
 
 
 def _process(rank: int) -> int:
@@ -179,28 +186,3 @@ def _process_uuid(rank: int) -> int:
 
 def _row_uuid(row: int) -> int:
     return (1 << 41) + row
-
-
-def _tag(field: int, wire_type: int) -> bytes:
-    return _varint(field << 3 | wire_type)
-
-
-def _varint(value: int) -> bytes:
-    data = bytearray()
-    while value > 127:
-        data.append(value & 127 | 128)
-        value >>= 7
-    data.append(value)
-    return bytes(data)
-
-
-def _number(field: int, value: int) -> bytes:
-    return _varint(field << 3) + _varint(value)
-
-
-def _message(field: int, content: bytes) -> bytes:
-    return _varint(field << 3 | 2) + _varint(len(content)) + content
-
-
-def _text(field: int, text: str) -> bytes:
-    return _message(field, text.encode("utf-8", "replace"))

@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
     config = parse(InfoConfig, argv, description="Show the contents of .et files.")
     status, answers = 0, []
-    for run in find_rank_sets(config.files):
+    for run in find_rank_sets(config.files, allow_missing=True):
         groups = run.comm_groups()
         for path in run.files.values():
             try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,13 +21,14 @@ Groups = dict[str, list[int]]
 class InputSet:
     """``files``: rank → path, in order of rank. ``groups``: number → ranks, of the comm-group file (empty:
     there is none). ``manifest``: the capture's, or None. ``world``: ranks that the run had, at least as many
-    as ``files``."""
+    as ``files``. ``notes``: see ``RankSet``."""
 
     run: RunFiles
     files: Mapping[int, Path]
     groups: Groups
     manifest: dict[str, Any] | None
     world: int
+    notes: Sequence[str] = ()
 
     @property
     def name(self) -> str:
@@ -46,11 +47,11 @@ class InputSet:
         return list(found.values())
 
 
-def read_set(name: str) -> InputSet:
+def read_set(name: str, allow_missing: bool = False) -> InputSet:
     """The set NAME: a folder and a name, as ``outputs/gpt2``. Raises ``TraceError`` where it can't be
     used."""
     prefix = name.removesuffix(".0.et") if name.endswith(".0.et") else name
-    runs = find_rank_sets([prefix])
+    runs = find_rank_sets([prefix], allow_missing)
     files = {rank: path for rank, path in runs[0].files.items() if rank is not None}
     if len(runs) != 1 or not files:
         raise TraceError(f"{name}: is one file: give the NAME of NAME.0.et, NAME.1.et, …")
@@ -65,8 +66,8 @@ def read_set(name: str) -> InputSet:
     known = max(files) + 1
     members = max((rank + 1 for ranks in groups.values() for rank in ranks), default=0)
     recorded = manifest.get("world_size") if manifest else None
-    world = max(known, members, recorded if type(recorded) is int else 0)
-    return InputSet(run, files, groups, manifest, world)
+    world = max(known, runs[0].world, members, recorded if type(recorded) is int else 0)
+    return InputSet(run, files, groups, manifest, world, runs[0].notes)
 
 
 def _manifest(path: Path) -> dict[str, Any] | None:

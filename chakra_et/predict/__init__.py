@@ -1,14 +1,13 @@
 """What a run would take under changed conditions, from its execution traces.
 
-``run`` reads all ranks of a run once. ``changes``, ``network``, ``overlap``, ``resize``, ``threads`` and
-``gpu`` (by ``gpu_work`` and ``gpu_times``) hold the what-ifs that turn one ``Setting`` into another;
-``layers``, ``ranks``, ``buckets``, ``accumulate`` and ``shard`` (by ``fsdp_units``, ``fsdp_nodes`` and
-``fsdp_optimizer``) those that make a run with other nodes, with ``ddp``, ``insert``, ``edit`` and
-``rebuild``. ``schedule`` computes when everything happens, jointly over all ranks; ``predict`` puts them
-together:
+    chakra-et predict outputs/NAME --dp 8 --bandwidth 100Gbit/s
+    chakra_et.predict(chakra_et.load("outputs/NAME").scale(dp=8))
 
-    run = load_run("traces/gpt2")
-    prediction = predict(run, [Scale("aten::mm|gemm", 0.5), Network(parse_bandwidth("100 Gbit/s"))])
-    for rank in prediction.ranks:
-        print(rank.rank, rank.before_ms, rank.after_ms, rank.uncertainty_ms)
+``predict`` applies the what-ifs of ``chakra_et.transform`` and ``gpu`` to a run of ``chakra_et.simulate`` and
+computes when everything happens, jointly over all ranks; ``bounds`` says what bounds each rank, ``write``
+writes the predicted run, ``measure`` and ``measure_threads`` measure what it needs to know of a machine.
 """
+
+from chakra_et import make_callable
+
+make_callable(__name__)

@@ -14,33 +14,21 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from chakra_et import text
-from chakra_et.cli import parse
-from chakra_et.cost.network_fit import Model, read_model
-from chakra_et.cost.topology import parse_topology
-from chakra_et.cost.units import parse_bandwidth, parse_latency
+from chakra_et.cli import allow_missing_ranks, parse
 from chakra_et.errors import TraceError
 from chakra_et.predict.bounds import describe
-from chakra_et.predict.gpu import parse_gpu
-from chakra_et.predict.measure_threads import read_fractions
 from chakra_et.predict.predict import Prediction, RankPrediction, predict
-from chakra_et.predict.write import check_output, write_prediction
-from chakra_et.simulate.run import Run, load_run
+from chakra_et.simulate.run import Run, load_run, together
 from chakra_et.text import plural
-from chakra_et.transform.accumulation import parse_accumulate
-from chakra_et.transform.bucket_size import BucketSize
-from chakra_et.transform.changes import Rebuild
-from chakra_et.transform.durations import Change, Fuse, GpuKernels, parse_rank, parse_scale
-from chakra_et.transform.fsdp import Shard
-from chakra_et.transform.network import Network
-from chakra_et.transform.overlap import Overlap
-from chakra_et.transform.remodel import ModelSize
-from chakra_et.transform.scale import ScaleRun
-from chakra_et.transform.scaled_ranks import Scaling
-from chakra_et.transform.shared_cores.threads import parse_threads
-from chakra_et.transform.tensor_sizes import Resize, parse_resize
+from chakra_et.transform.changes import Change, Rebuild
+
+if TYPE_CHECKING:
+    from chakra_et.cost.network_fit import Model
+    from chakra_et.transform.network import Network
+    from chakra_et.transform.scaled_ranks import Scaling
 
 _MOST_RANKS = 1024
 _UNEVEN = 0.05
@@ -122,26 +110,21 @@ class PredictConfig:
     overlap: Literal["on", "off"] | None = _option(
         "on: communication delays only the end of its step; off: computation waits for each communication"
     )
+    starts: Literal["recorded", "together"] = _option(
+        "together: all ranks begin at the same moment, in place of when their recordings began", "recorded"
+    )
     output: str | None = _option("write the predicted run as OUTPUT.RANK.et", short="-o")
     comm_groups: str | None = _option("JSON file of group id → ranks, in place of NAME_comm_groups.json")
+    allow_missing_ranks: bool = allow_missing_ranks()
     json: bool = _option("print JSON", False)
 
     def __post_init__(self) -> None:
         if not self.name:
             raise ValueError("name the run to predict before the flags: predict NAME --scale …")
-        for each in self.scale:
-            parse_scale(each)
         if self.gpu_kernels is not None and not 0 <= self.gpu_kernels < math.inf:
             raise ValueError(f"--gpu-kernels {self.gpu_kernels:g}: use a factor from 0 on")
-        if self.rank:
-            parse_rank(self.rank)
-        if self.gpu:
-            parse_gpu(self.gpu)
-        parse_resize(self.resize)
-        if self.accumulate:
-            parse_accumulate(self.accumulate)
-        if self.threads:
-            parse_threads(self.threads)
+        _of_times(self)
+        _of_nodes(self, None, alone=False)
         for name in ("dp", "tp", "pp"):
             value = getattr(self, name)
             if value is not None and not 1 <= value <= _MOST_RANKS:
@@ -160,16 +143,18 @@ class PredictConfig:
 
     def scaling(self, network: Model | None) -> Scaling | None:
         """What ``chakra-et scale`` makes too; None where nothing of it is asked for."""
-        size = ModelSize(self.layers, self.batch, self.seq)
-        if not (size.is_other or self.dp or self.tp or self.pp):
+        if not any((self.layers, self.batch, self.seq, self.dp, self.tp, self.pp)):
             return None
+        from chakra_et.transform.remodel import ModelSize
+        from chakra_et.transform.scaled_ranks import Scaling
+
         return Scaling(
             dp=self.dp,
             tp=self.tp,
             pp=self.pp,
             mesh=self.mesh,
             spread=0.0,
-            size=size,
+            size=ModelSize(self.layers, self.batch, self.seq),
             network=network,
             bucket_mb=self.bucket_mb,
         )
@@ -183,8 +168,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         description="Predict the step time of a run under changed conditions. Give NAME before the flags.",
     )
     if config.output:
+        from chakra_et.predict.write import check_output, write_prediction
+
         check_output(config.output)
-    run = load_run(config.name, config.comm_groups)
+    run = load_run(config.name, config.comm_groups, config.allow_missing_ranks)
+    run = together(run) if config.starts == "together" else run
     prediction = predict(run, changes(config, run))
     written = write_prediction(prediction, config.output) if config.output else []
     if config.json:
@@ -198,55 +186,85 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def changes(config: PredictConfig, run: Run) -> list[Change | Rebuild]:
     """The what-ifs of a command line. Raises ``TraceError`` for a figure without a unit."""
-    model = read_model(config.network) if config.network else None
-    found = _of_nodes(config, run, model)
-    if config.gpu:
-        found.append(parse_gpu(config.gpu))
-    found += [parse_scale(each) for each in config.scale]
-    if config.gpu_kernels is not None:
-        found.append(GpuKernels(config.gpu_kernels))
-    if config.threads:
-        threads = parse_threads(config.threads)
-        if config.thread_fractions:
-            threads = replace(threads, fractions=read_fractions(config.thread_fractions))
-        found.append(threads)
-    elif config.thread_fractions:
+    model = None
+    if config.network:
+        from chakra_et.cost.network_fit import read_model
+
+        model = read_model(config.network)
+    found = [*_of_nodes(config, model, len(run.graph.ranks) == 1), *_of_times(config)]
+    if config.thread_fractions and not config.threads:
         raise TraceError("--thread-fractions says how threads share: add --threads FROM:TO")
-    if config.rank:
-        found.append(parse_rank(config.rank))
-    found += [Fuse(pattern) for pattern in config.fuse]
-    if config.overlap:
-        found.append(Overlap(config.overlap == "on"))
     if any((config.bandwidth, config.latency, config.algorithm, config.topology)):
-        found.append(_network(config, run, model))
+        found.append(_network(config, model))
     elif model and not any((config.scaling(model), config.resize, config.bucket_mb, config.shard)):
         raise TraceError("--network describes the present network: add what changes, such as --bandwidth")
     return found
 
 
-def _of_nodes(config: PredictConfig, run: Run, model: Model | None) -> list[Change | Rebuild]:
-    """The what-ifs that change which nodes there are, or their sizes."""
+# Each what-if is imported where it is asked for, so that a prediction loads little.
+
+
+def _of_nodes(config: PredictConfig, model: Model | None, alone: bool) -> list[Change | Rebuild]:
+    """The what-ifs that change which nodes there are, or their sizes; ``alone``: the run has one rank."""
     found: list[Change | Rebuild] = []
     if config.resize:
+        from chakra_et.transform.tensor_sizes import Resize, parse_resize
+
         found.append(Resize(parse_resize(config.resize).sizes, model))
     scaling = config.scaling(model)
-    alone = len(run.graph.ranks) == 1
     if scaling:
+        from chakra_et.transform.scale import ScaleRun
+
         found.append(ScaleRun(scaling))
     if config.bucket_mb and not (config.dp and alone):
+        from chakra_et.transform.bucket_size import BucketSize
+
         found.append(BucketSize(config.bucket_mb, model=model))
     if config.shard:
+        from chakra_et.transform.fsdp import Shard
+
         found.append(Shard(model))
     if config.accumulate:
+        from chakra_et.transform.accumulation import parse_accumulate
+
         found.append(parse_accumulate(config.accumulate))
     return found
 
 
-def _network(config: PredictConfig, run: Run, model: Model | None) -> Network:
-    topology = None
-    ranks = max(max(run.graph.ranks) + 1, config.dp or 0)
-    if config.topology:
-        topology = parse_topology(config.topology, ranks)
+def _of_times(config: PredictConfig) -> list[Change | Rebuild]:
+    """The what-ifs that change how long nodes run, but for the network."""
+    found: list[Change | Rebuild] = []
+    if config.gpu:
+        from chakra_et.predict.gpu import parse_gpu
+
+        found.append(parse_gpu(config.gpu))
+    if config.scale or config.rank or config.fuse or config.gpu_kernels is not None:
+        from chakra_et.transform import durations
+
+        found += [durations.parse_scale(each) for each in config.scale]
+        found += [] if config.gpu_kernels is None else [durations.GpuKernels(config.gpu_kernels)]
+        found += [durations.parse_rank(config.rank)] if config.rank else []
+        found += [durations.Fuse(pattern) for pattern in config.fuse]
+    if config.threads:
+        from chakra_et.transform.shared_cores.threads import parse_threads
+
+        threads = parse_threads(config.threads)
+        if config.thread_fractions:
+            from chakra_et.predict.measure_threads import read_fractions
+
+            threads = replace(threads, fractions=read_fractions(config.thread_fractions))
+        found.append(threads)
+    if config.overlap:
+        from chakra_et.transform.overlap import Overlap
+
+        found.append(Overlap(config.overlap == "on"))
+    return found
+
+
+def _network(config: PredictConfig, model: Model | None) -> Network:
+    from chakra_et.cost.units import parse_bandwidth, parse_latency
+    from chakra_et.transform.network import Network
+
     rates = [parse_bandwidth(each) for each in (config.bandwidth or "").split(":") if config.bandwidth]
     if len(rates) > 2:
         raise TraceError(f"--bandwidth {config.bandwidth!r}: give the new one, or FROM:TO")
@@ -254,7 +272,7 @@ def _network(config: PredictConfig, run: Run, model: Model | None) -> Network:
         rates[-1] if rates else None,
         parse_latency(config.latency) if config.latency else None,
         config.algorithm or "auto",
-        topology,
+        config.topology or "",
         model,
         config.contention,
         rates[0] if len(rates) == 2 else None,

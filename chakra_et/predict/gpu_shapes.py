@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from chakra_et.cost.operator_work import WITH_VALUES, operator_work, rule_of
+from chakra_et.cost.operator_work import CAUSAL, WITH_VALUES, operator_work, rule_of
 from chakra_et.et.columns import ExecutionTrace, Strings
 from chakra_et.predict.gpu_call import Work, item_bytes
 from chakra_et.predict.gpu_layout import contiguous_strides, layout
@@ -22,13 +22,6 @@ _WRITES_FIRST = re.compile(r"aten::\w*(?<!_)_$|aten::copy_$")
 _ONLY_WRITES_FIRST = re.compile(r"aten::(copy|fill|zero|normal|uniform|random)_$")
 _COMPARES = re.compile(r"aten::(eq|ne|lt|gt|le|ge|logical_\w+|isnan|isinf|isin)$")
 _SPECIAL = re.compile(r"aten::(gelu|erf|erfc|tanh)(_backward)?_?$")
-_CAUSAL = {
-    "aten::scaled_dot_product_attention": 5,
-    "aten::_scaled_dot_product_flash_attention": 4,
-    "aten::_scaled_dot_product_efficient_attention": 6,
-    "aten::_scaled_dot_product_cudnn_attention": 6,
-}
-"""Where the argument is_causal stands."""
 _ALIGNED_BYTES = 16
 
 
@@ -57,8 +50,7 @@ class Shapes:
         if at is None or trace.inputs is None:
             return Work(kind)
         name = self.run.names[int(self.run.name_of[node])]
-        valued = kind == "attention" or rule_of(name) in WITH_VALUES
-        values = trace.inputs.values[at] if valued else b"[]"
+        values = trace.inputs.values[at] if rule_of(name) in WITH_VALUES else b"[]"
         strides = self.strides[trace_of].get(row, "")
         key = (name, values, trace.inputs.shapes[at], trace.inputs.types[at], strides)
         if key not in self.seen:
@@ -96,11 +88,16 @@ def described(kind: str, name: str, values: bytes, shapes: bytes, types: bytes, 
     if kind == "matrix product":
         return _product(work, found[-2:] if "add" in name else found[:2])
     if kind == "attention":
-        causal = _CAUSAL.get(name, len(arguments))
-        halved = causal < len(arguments) and str(arguments[causal]).lower() == "true"
-        masked = name in _CAUSAL and not backward and len(dims) > 3 and is_shape(dims[3]) and len(dims[3]) > 0
+        masked = (
+            name in CAUSAL
+            and "scaled_dot_product" in name
+            and not backward
+            and len(dims) > 3
+            and is_shape(dims[3])
+            and len(dims[3]) > 0
+        )
         work = replace(work, masked=masked)
-        return _attention(work, tensors[1:] if backward else tensors, "scaled_dot_product" in name, halved)
+        return _attention(work, tensors[1:] if backward else tensors, "scaled_dot_product" in name)
     if kind == "softmax" and tensors[0]:
         return replace(work, row=tensors[0][-1])
     if kind == "convolution":
@@ -191,16 +188,14 @@ def _gathered(work: Work, name: str, tensors: Sequence[list[int]]) -> Work:
     return replace(work, operations=made, moved=2 * made * item_bytes(work.type))
 
 
-def _attention(work: Work, tensors: Sequence[list[int]], heads_first: bool, causal: bool) -> Work:
+def _attention(work: Work, tensors: Sequence[list[int]], heads_first: bool) -> Work:
     """With queries and keys. PyTorch's flash and efficient operators have tokens before heads."""
     if len(tensors) < 2 or len(tensors[0]) != 4 or len(tensors[1]) != 4:
         return work
     tokens, heads = (2, 1) if heads_first else (1, 2)
     query, key = tensors[0], tensors[1]
-    seen = 1 - (query[tokens] - 1) / 2 / max(key[tokens], 1) if causal else 1.0
     return replace(
         work,
-        operations=work.operations * max(seen, 0.5),
         keys=key[tokens],
         batch=query[0] * query[heads],
         queries=query[tokens],

@@ -10,9 +10,7 @@ import numpy as np
 from chakra_et.predict.bounds import bounds
 from chakra_et.simulate.node_times import NodeTimes, solve
 from chakra_et.simulate.run import Run, Setting
-from chakra_et.transform.changes import Rebuild
-from chakra_et.transform.durations import Change
-from chakra_et.transform.shared_cores.contention import find_slowdown
+from chakra_et.transform.changes import Change, Rebuild
 
 
 @dataclass(frozen=True)
@@ -94,7 +92,11 @@ def predict(run: Run, changes: Sequence[Change | Rebuild], explain: bool = True)
     quicker without. Raises ``TraceError`` where a change doesn't fit the run.
     """
     rebuilds = [change for change in changes if isinstance(change, Rebuild)]
-    slowdown = find_slowdown(run) if rebuilds else None
+    slowdown = None
+    if rebuilds:
+        from chakra_et.transform.shared_cores.contention import find_slowdown
+
+        slowdown = find_slowdown(run)
     changed = slowdown.without(run) if slowdown else run
     for rebuild in rebuilds:
         changed = rebuild.rebuild(changed)

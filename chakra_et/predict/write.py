@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,12 +13,13 @@ from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import Attribute, ExecutionTrace, Ragged, Strings
 from chakra_et.et.memory import is_memory
-from chakra_et.files import scratch_folder, sync_folder, write_json
+from chakra_et.et.record import commit
+from chakra_et.files import scratch_folder, write_json
 from chakra_et.names import RunFiles, run_at
 from chakra_et.predict.predict import Prediction
 
 
-def check_output(prefix: str | Path) -> None:
+def check_output(prefix: str | os.PathLike[str]) -> None:
     """Raises ``TraceError`` where PREFIX names a run already: its files may be measured ones, or those of
     more ranks than would be replaced."""
     files = run_at(str(prefix))
@@ -28,36 +31,51 @@ def check_output(prefix: str | Path) -> None:
         )
 
 
-def write_prediction(prediction: Prediction, prefix: str | Path) -> list[Path]:
+def write_prediction(prediction: Prediction, prefix: str | os.PathLike[str]) -> list[Path]:
     """Write ``PREFIX.RANK.et`` with predicted times, and ``PREFIX_comm_groups.json``; the paths of the
     former.
 
     Names, ids and attributes are those of the run, so that nodes can be compared one by one. Dependencies are
     too, but where ``--overlap`` changed them. Raises ``TraceError`` where there are files of that name.
     """
-    check_output(prefix)
+    run = prediction.changed
+    return write_traces(predicted_traces(prediction), run.graph.ranks, run.comm_groups, prefix)
+
+
+def predicted_traces(prediction: Prediction) -> list[ExecutionTrace]:
+    """The traces of all ranks with predicted times."""
     run, timeline = prediction.changed, prediction.after
-    files = run_at(str(prefix))
-    files.folder.mkdir(parents=True, exist_ok=True)
     starts, ends, lasting = (
         run.graph.scatter(times) for times in (timeline.start_ns, timeline.end_ns, timeline.lasting_ns)
     )
     matched = run.graph.scatter((run.operation >= 0).astype(np.int64))
     rewired = timeline.setting.graph.source is not run.graph.source
-    # In place once all are whole: some ranks alone would be read as a run.
+    traces = [
+        _predicted(trace, starts[at], ends[at], lasting[at], matched[at] > 0)
+        for at, trace in enumerate(run.graph.traces)
+    ]
+    return [_with_dependencies(each, at, prediction) for at, each in enumerate(traces)] if rewired else traces
+
+
+def write_traces(
+    traces: Sequence[ExecutionTrace],
+    ranks: Sequence[int],
+    comm_groups: Mapping[str, Sequence[int]],
+    prefix: str | os.PathLike[str],
+) -> list[Path]:
+    """Write ``PREFIX.RANK.et`` and ``PREFIX_comm_groups.json``; the paths of the former. Raises
+    ``TraceError`` where there are files of that name."""
+    check_output(prefix)
+    files = run_at(os.fspath(prefix))
+    files.folder.mkdir(parents=True, exist_ok=True)
     with scratch_folder(files.folder / files.name) as scratch:
         hidden = RunFiles(scratch, files.name)
-        for at, rank in enumerate(run.graph.ranks):
-            trace = _predicted(run.graph.traces[at], starts[at], ends[at], lasting[at], matched[at] > 0)
-            if rewired:
-                trace = _with_dependencies(trace, at, prediction)
+        for rank, trace in zip(ranks, traces, strict=True):
             et_file.write(hidden.et_file(rank), trace)
-        if run.comm_groups:
-            write_json(hidden.groups_file, {name: list(ranks) for name, ranks in run.comm_groups.items()})
-        for path in sorted(scratch.iterdir()):
-            path.rename(files.folder / path.name)
-        sync_folder(files.folder)
-    return [files.et_file(rank) for rank in run.graph.ranks]
+        if comm_groups:
+            write_json(hidden.groups_file, {name: list(ranks) for name, ranks in comm_groups.items()})
+        commit(scratch, files, max(trace.metadata_int("world_size") or 0 for trace in traces), {})
+    return [files.et_file(rank) for rank in ranks]
 
 
 def _predicted(

@@ -7,13 +7,14 @@ used.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from chakra_et import cli
 from chakra_et.errors import TraceError
-from chakra_et.report.content import content
+from chakra_et.report.content import content, with_names
 from chakra_et.report.inputs import find_run
 from chakra_et.report.page import write_page
 from chakra_et.report.run import load
@@ -31,6 +32,8 @@ class ReportConfig:
         default=None,
         metadata={"short": "-o", "help": "page to write (default: NAME_report.html beside the run)"},
     )
+    allow_missing_ranks: bool = cli.allow_missing_ranks()
+    json: bool = field(default=False, metadata={"help": "print what the page's tables show, as JSON"})
 
     def __post_init__(self) -> None:
         if not self.names:
@@ -44,10 +47,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def write_report(config: ReportConfig) -> None:
-    chosen = find_run(config.names)
+    chosen = find_run(config.names, config.allow_missing_ranks)
     run = load(chosen)
     output = Path(config.output) if config.output else chosen.files.page_file
     found, columns = content(run)
     size = write_page(output, "report", f"{run.name}: report", found, columns)
-    print(found["headline"][0])
+    if config.json:
+        print(json.dumps(with_names(found) | {"page": str(output)}))
+        return
+    print("\n".join(found["headline"]))
     print(f"{output}: {size / 1e6:.1f} MB, open it in a browser")

@@ -12,13 +12,14 @@ from typing import Any
 
 import numpy as np
 
+from chakra_et.diagnose.verdict import Diagnosis
 from chakra_et.report.columns import PHASES
-from chakra_et.report.content import facts, made_by
+from chakra_et.report.content import MADE_BY, facts
 from chakra_et.report.memory import largest_peak
 from chakra_et.report.profile import Entry, Module, by_module, by_name
 from chakra_et.report.run import ReportRun
 from chakra_et.report.steps import WHOLE, find_times
-from chakra_et.report.verdict import lacks
+from chakra_et.report.verdict import diagnosis_of, lacks
 from chakra_et.simulate.breakdown import ACTIVITIES
 
 # A page lists the entries with the most time; a difference in more than this many can't be read.
@@ -28,7 +29,7 @@ MOST_ROWS = 3000
 @dataclass(frozen=True)
 class Side:
     """One run. Times are means per step and rank, ns; ``steps`` is 0 where the whole trace is one stretch.
-    ``peak_bytes``: see ``largest_peak``."""
+    ``peak_bytes``: see ``largest_peak``; ``diagnosis``: None where the ranks can't be replayed together."""
 
     name: str
     ranks: int
@@ -44,6 +45,7 @@ class Side:
     modules: list[Module]
     facts: list[list[str]]
     lacks: list[str]
+    diagnosis: Diagnosis | None
 
     @property
     def shares(self) -> float:
@@ -97,6 +99,7 @@ def side(run: ReportRun) -> Side:
         modules=by_module(run),
         facts=facts(run.manifest, run),
         lacks=lacks(run, times),
+        diagnosis=diagnosis_of(run),
     )
 
 
@@ -159,8 +162,8 @@ def efficiency(sides: list[Side], at: int) -> tuple[float, float]:
 
 
 def notes(sides: list[Side]) -> list[str]:
-    """What makes a comparison doubtful."""
-    found = []
+    """What bounds each run, and what makes a comparison doubtful."""
+    found = [f"{each.name}: {each.diagnosis.lines()[0]}" for each in sides if each.diagnosis]
     if len({each.steps == 0 for each in sides}) > 1 or any(each.steps == 0 for each in sides):
         whole = ", ".join(each.name for each in sides if each.steps == 0)
         found.append(
@@ -178,7 +181,7 @@ def compare_content(sides: list[Side]) -> dict[str, Any]:
     """The JSON of the page; ``assets/compare.js`` shows it. Lists are in the order of the runs."""
     entries, modules = match_entries(sides), match_modules(sides)
     return {
-        "made_by": made_by(),
+        "made_by": MADE_BY,
         "notes": notes(sides),
         "activities": ACTIVITIES,
         "phases": PHASES,
@@ -198,6 +201,7 @@ def compare_content(sides: list[Side]) -> dict[str, Any]:
                 "efficiency": efficiency(sides, at),
                 "facts": each.facts,
                 "lacks": each.lacks,
+                "diagnosis": each.diagnosis and each.diagnosis.as_json(),
             }
             for at, each in enumerate(sides)
         ],

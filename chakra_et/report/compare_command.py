@@ -6,6 +6,7 @@ arguments or files that can't be used.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +23,7 @@ from chakra_et.report.compare import (
     side,
     speedup,
 )
+from chakra_et.report.content import with_names
 from chakra_et.report.inputs import find_runs
 from chakra_et.report.memory import size
 from chakra_et.report.pack import PackedColumns
@@ -43,7 +45,9 @@ class CompareConfig:
         default=(), metadata={"positional": True, "help": "two or more runs; the first is the baseline"}
     )
     output: str | None = field(default=None, metadata={"short": "-o", "help": "also write this HTML page"})
+    json: bool = field(default=False, metadata={"help": "print JSON, with all that the page has"})
     top: int = field(default=15, metadata={"help": "operators to list, the greatest change first"})
+    allow_missing_ranks: bool = cli.allow_missing_ranks()
 
     def __post_init__(self) -> None:
         if len(self.names) < 2:
@@ -61,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def compare(config: CompareConfig) -> None:
-    chosen = find_runs(config.names)
+    chosen = find_runs(config.names, config.allow_missing_ranks)
     if len(chosen) < 2:
         raise TraceError(
             f"all names are files of one run ({chosen[0].name}): give at least two runs, "
@@ -69,11 +73,18 @@ def compare(config: CompareConfig) -> None:
         )
     # One run at a time is in memory.
     sides = [side(load(each)) for each in chosen]
-    print("\n".join(lines(sides, config.top)))
+    found = compare_content(sides)
+    if config.json:
+        print(
+            json.dumps(with_names(found, {"entries": Matched, "modules": Matched}) | {"page": config.output})
+        )
+    else:
+        print("\n".join(lines(sides, config.top)))
     if config.output:
         title = "compared: " + ", ".join(each.name for each in sides)
-        written = write_page(Path(config.output), "compare", title, compare_content(sides), PackedColumns())
-        print(f"\n{config.output}: {written / 1e6:.1f} MB, open it in a browser")
+        written = write_page(Path(config.output), "compare", title, found, PackedColumns())
+        if not config.json:
+            print(f"\n{config.output}: {written / 1e6:.1f} MB, open it in a browser")
 
 
 def lines(sides: list[Side], top: int) -> list[str]:

@@ -2,6 +2,7 @@
 
 name, base, made_by, facts      what ran: the manifest's entries, [label, text]
 headline, lacks                 sentences
+diagnosis                       see ``diagnose.verdict.Diagnosis``, None where the ranks can't be replayed
 ranks                           one dict for each rank: see ``verdict.rank_rows``
 activities, phases              names of the parts of a step
 steps                           [rank, step, start, end, parts, hidden, phases, replayed], ns
@@ -19,26 +20,29 @@ timeline                        the tables that the nodes' columns refer to: see
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, astuple
-from importlib import metadata
+from dataclasses import asdict, astuple, fields
 from typing import Any
 
 import numpy as np
 
+from chakra_et import __version__
 from chakra_et.report.collectives import collectives, lateness, traffic, waits_by_rank
 from chakra_et.report.columns import PHASES, add_nodes, name_codes
 from chakra_et.report.memory import device_name, usage
 from chakra_et.report.pack import PackedColumns
-from chakra_et.report.profile import by_module, by_name
+from chakra_et.report.profile import Entry, Module, by_module, by_name
 from chakra_et.report.run import ReportRun
 from chakra_et.report.slowdown import slowdowns
-from chakra_et.report.steps import StepTimes, find_times
-from chakra_et.report.verdict import headline, lacks, path_by_kind, rank_rows
+from chakra_et.report.steps import ReportStep, StepTimes, find_times
+from chakra_et.report.verdict import diagnosis_of, headline, lacks, path_by_kind, rank_rows
 from chakra_et.simulate.breakdown import ACTIVITIES
 
 # Beyond these, a table of a page shows the entries with the most time.
 MOST_ENTRIES, MOST_MODULES, MOST_STEPS, MOST_RANKS = 5000, 5000, 20_000, 256
 LONGEST_FACT = 400
+# Tables whose rows are lists: the fields of these.
+ROWS = {"steps": ReportStep, "entries": Entry, "modules": Module}
+MADE_BY = f"mosim-llms {__version__}"
 
 
 def content(run: ReportRun) -> tuple[dict[str, Any], PackedColumns]:
@@ -50,12 +54,24 @@ def content(run: ReportRun) -> tuple[dict[str, Any], PackedColumns]:
     return found | {"timeline": timeline}, columns
 
 
+def with_names(found: Mapping[str, Any], rows: Mapping[str, Any] = ROWS) -> dict[str, Any]:
+    """``found`` for programs: without the timeline, and the tables of ``rows`` as dicts of their fields."""
+    return {
+        name: [dict(zip((each.name for each in fields(rows[name])), row, strict=True)) for row in value]
+        if name in rows
+        else value
+        for name, value in found.items()
+        if name != "timeline"
+    }
+
+
 def tables(run: ReportRun, times: StepTimes) -> dict[str, Any]:
     """Everything but the timeline."""
     messages, shared = traffic(run)
     labels, late = lateness(run)
     many = len(run.ranks) > MOST_RANKS
     stragglers, without = slowdowns(run)
+    diagnosis = diagnosis_of(run)
     missing = [*lacks(run, times), *without]
     if many:
         missing.append(f"tables of rank by rank: left out for more than {MOST_RANKS} ranks")
@@ -64,18 +80,15 @@ def tables(run: ReportRun, times: StepTimes) -> dict[str, Any]:
     return {
         "name": run.name,
         "base": run.base,
-        "made_by": made_by(),
+        "made_by": MADE_BY,
         "facts": facts(run.manifest, run),
-        "headline": headline(run, times),
+        "headline": headline(run, times, diagnosis),
+        "diagnosis": diagnosis and diagnosis.as_json(),
         "lacks": missing,
         "ranks": rank_rows(run, times),
         "activities": ACTIVITIES,
         "phases": PHASES,
-        "steps": [
-            [each.rank, each.name, each.start_ns, each.end_ns, each.parts_ns, each.hidden_ns, each.phases_ns,
-             each.replayed_ns]
-            for each in times.steps[:MOST_STEPS]
-        ],
+        "steps": [astuple(each) for each in times.steps[:MOST_STEPS]],
         "path": path_by_kind(run),
         "entries": [astuple(entry) for entry in by_name(run)[:MOST_ENTRIES]],
         "modules": [astuple(module) for module in by_module(run)[:MOST_MODULES]],
@@ -100,13 +113,6 @@ def memory_rows(run: ReportRun) -> list[dict[str, Any]]:
         asdict(each) | {"device": device_name(each.device), "peak_name": names[int(code[each.peak_node])]}
         for each in found
     ]
-
-
-def made_by() -> str:
-    try:
-        return f"mosim-llms {metadata.version('mosim-llms')}"
-    except metadata.PackageNotFoundError:
-        return "mosim-llms"
 
 
 def facts(manifest: Mapping[str, Any], run: ReportRun) -> list[list[str]]:

@@ -33,20 +33,24 @@ BESIDE = re.compile(
 
 @dataclass
 class RunInput:
-    """One run: its .et files by rank (None: a file whose name has no rank), or the traces to convert."""
+    """One run: its .et files by rank (None: a file whose name has no rank), or the traces to convert.
+
+    ``notes``: see ``RankSet``.
+    """
 
     files: RunFiles
     ranks: dict[int | None, Path] = field(default_factory=dict)
     traces: TraceSet | None = None
+    notes: list[str] = field(default_factory=list)
 
     @property
     def name(self) -> str:
         return self.files.name
 
 
-def find_run(words: Iterable[str]) -> RunInput:
+def find_run(words: Iterable[str], allow_missing: bool = False) -> RunInput:
     """The one run that ``words`` name. Raises ``TraceError`` if there is none, or more than one."""
-    runs = find_runs(words)
+    runs = find_runs(words, allow_missing)
     if len(runs) > 1:
         names = ", ".join(str(run.files.folder / run.name) for run in runs[:5])
         raise TraceError(
@@ -56,12 +60,13 @@ def find_run(words: Iterable[str]) -> RunInput:
     return runs[0]
 
 
-def find_runs(words: Iterable[str]) -> list[RunInput]:
+def find_runs(words: Iterable[str], allow_missing: bool = False) -> list[RunInput]:
     """The runs, in the order in which they are named.
 
-    Raises ``TraceError`` for a word that is not a file of a run, a folder with runs, or the NAME of a run.
+    Raises ``TraceError`` for a word that is not a file of a run, a folder with runs, or the NAME of a run,
+    and as ``find_rank_sets`` does.
     """
-    found = _Found()
+    found = _Found(allow_missing)
     for word in words:
         found.add(word)
     runs = found.runs()
@@ -89,14 +94,15 @@ def with_et_files(run: RunInput) -> Iterator[tuple[RunInput, list[str]]]:
         errors = [outcome for outcome in result.ranks.values() if isinstance(outcome, TraceError)]
         if not result.good:
             raise errors[0] if errors else TraceError(f"{run.name}: " + " ".join(result.problems))
-        ranks: dict[int | None, Path] = {rank: traces.et_file(rank) for rank in result.good}
-        yield RunInput(RunFiles(Path(folder), run.name), ranks), [str(error) for error in errors]
+        (found,) = find_rank_sets([str(Path(folder) / run.name)], allow_missing=True)
+        yield RunInput(traces, found.files, notes=found.notes), [str(error) for error in errors]
 
 
 class _Found:
     """The words so far, by run: (folder, name), where None stands for traces known by their content."""
 
-    def __init__(self) -> None:
+    def __init__(self, allow_missing: bool) -> None:
+        self.allow_missing = allow_missing
         self.et: dict[tuple[Path, str | None], list[str]] = {}
         self.sets: dict[tuple[Path, str | None], TraceSet] = {}
         self.others: dict[Path, list[Path]] = {}
@@ -150,9 +156,12 @@ class _Found:
         files = RunFiles(folder, name)
         if words or _has_et(files):
             ranks: dict[int | None, Path] = {}
-            for group in find_rank_sets(words or [str(folder / name)]):
+            notes: dict[str, None] = {}
+            for group in find_rank_sets(words or [str(folder / name)], self.allow_missing):
                 ranks |= group.files
-            return [RunInput(files, _without_copies(ranks))]
+                if None not in group.files or len(words) == 1:
+                    notes |= dict.fromkeys(group.notes)
+            return [RunInput(files, _without_copies(ranks), notes=list(notes))]
         traces = self.sets.get((folder, name)) or trace_sets.find(folder, glob.escape(name))[0]
         return [RunInput(files, traces=traces)]
 

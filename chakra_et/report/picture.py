@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from chakra_et.drawing.lanes import Kind, Mark, Picture, PictureLane, Span
 from chakra_et.report.columns import ANNOTATION, NODE_KINDS, page_kinds
 from chakra_et.report.lanes import lay_out
 from chakra_et.report.run import ReportRun
 from chakra_et.report.steps import WHOLE, find_times
-from chakra_et.report.svg import Kind, Mark, Picture, PictureLane, Span
 from chakra_et.report.verdict import duration
 from chakra_et.simulate.breakdown import ACTIVITIES
 

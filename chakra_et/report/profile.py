@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from chakra_et.cost.gpus import by_driver, gpu
 from chakra_et.report.columns import (
     ANNOTATION,
     NODE_KINDS,
@@ -28,6 +29,7 @@ class Entry:
     ranks counts for communication. ``longest_ns``: of the longest node. ``device_ns``: time of the device
     work that an operator launched itself. ``rank_ns``: ``self_ns`` by rank. ``per_second``: operations per
     second (FLOP/s), over the nodes whose operations are known; ``bytes_per_second`` likewise; None for none.
+    ``above_peak``: one of both is above the GPU's own, so that it comes from a cache or is counted too high.
     """
 
     kind: str
@@ -39,6 +41,7 @@ class Entry:
     rank_ns: tuple[int, ...]
     per_second: float | None
     bytes_per_second: float | None
+    above_peak: bool
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,7 @@ def by_name(run: ReportRun) -> list[Entry]:
         total = np.bincount(of_node[known], amount[known].astype(np.float64), count)
         rates.append((total, _sum(of_node[known], length[known], count)))
     (operations, operations_ns), (size, size_ns) = rates
+    above = _above_peak(run, *(total / np.maximum(ns, 1) * 1e9 for total, ns in rates))
     order = np.argsort(-self_ns, kind="stable")
     return [
         Entry(
@@ -91,10 +95,22 @@ def by_name(run: ReportRun) -> list[Entry]:
             rank_ns=tuple(by_rank[at].tolist()),
             per_second=float(operations[at] / operations_ns[at] * 1e9) if operations_ns[at] else None,
             bytes_per_second=float(size[at] / size_ns[at] * 1e9) if size_ns[at] else None,
+            above_peak=bool(above[at]),
         )
         for at in order.tolist()
         if keys[at] // len(names) != ANNOTATION
     ]
+
+
+def _above_peak(run: ReportRun, operations: np.ndarray, size: np.ndarray) -> np.ndarray:
+    """bool: which rates (operations and bytes per second) no GPU of the run has; none if it isn't known."""
+    drivers = {trace.metadata_str("device_name") for trace in run.traces}
+    known = [gpu(name) for driver in drivers if (name := by_driver(driver))]
+    if not known:
+        return np.zeros(len(size), dtype=bool)
+    most = max(max(each.peaks.values()) for each in known)
+    above: np.ndarray = (operations > most) | (size > max(each.memory for each in known))
+    return above
 
 
 def _launched(run: ReportRun, kind: np.ndarray, length: np.ndarray) -> np.ndarray:

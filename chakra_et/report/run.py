@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -21,11 +22,12 @@ from chakra_et.report.inputs import RunInput, with_et_files
 from chakra_et.simulate.alignment import align
 from chakra_et.simulate.critical_path import CriticalPath, critical_path
 from chakra_et.simulate.joint import ReplayGraph, build_graph
-from chakra_et.simulate.matching import Matching, match
+from chakra_et.simulate.matching import Matching
 from chakra_et.simulate.operations import Operations, find_operations
-from chakra_et.simulate.replay_report import about_steps
-from chakra_et.simulate.replays import ReplayResult, device_replay
-from chakra_et.simulate.timing import Timing, timing
+from chakra_et.simulate.replays import ReplayResult
+from chakra_et.simulate.run import Run, make_run
+from chakra_et.simulate.timing import Timing
+from chakra_et.text import with_progress
 
 # The attributes that a report needs, with those of memory; all others are dropped as soon as a file is read.
 NEEDED = frozenset(
@@ -48,8 +50,9 @@ class ReportRun:
     they were measured, replayed (a file without start times), planned or predicted. ``wait_ns`` int64[N]: the
     part of a communication, at its start, in which it waited for other ranks. ``operations``: by these times.
     ``replay`` and ``path``: the joint device replay and its critical path, None where the ranks can't be
-    replayed together. ``groups``: process group → ranks. ``manifest`` and ``conversion``: the files of these
-    names, {} where there are none. ``lacks``: one sentence per thing that is missing.
+    replayed together, as then is ``job``, the run as predictions take it. ``groups``: process group → ranks.
+    ``manifest`` and ``conversion``: the files of these names, {} where there are none. ``lacks``: one
+    sentence per thing that is missing.
     """
 
     name: str
@@ -62,6 +65,7 @@ class ReportRun:
     base: Base
     replay: ReplayResult | None
     path: CriticalPath | None
+    job: Run | None
     groups: Mapping[str, list[int]]
     manifest: Mapping[str, Any]
     conversion: Mapping[str, Any]
@@ -102,7 +106,10 @@ def load(chosen: RunInput, keep: Iterable[str] | None = NEEDED) -> ReportRun:
     """
     wanted = None if keep is None else frozenset(keep)
     with with_et_files(chosen) as (run, errors):
-        traces = [_read(path, wanted) for path in run.ranks.values()]
+        for note in run.notes:
+            print(f"warning: {note}", file=sys.stderr)
+        errors += run.notes
+        traces = [_read(path, wanted) for path in with_progress(run.ranks.values(), "reading")]
         ranks = [_rank(rank, trace) for rank, trace in zip(run.ranks, traces, strict=True)]
         groups_file, report_file = run.files.groups_file, run.files.report_file
         groups = read_comm_groups(groups_file) if groups_file.is_file() else {}
@@ -121,16 +128,17 @@ def assemble(
     lacks: Iterable[str] = (),
 ) -> ReportRun:
     """Join, replay and lay out the traces of one run. Raises ``TraceError`` for what can't be joined."""
-    notes = [*lacks, *about_steps(traces)]
-    try:
+    notes = list(lacks)
+    job = _joined(name, traces, ranks, groups, notes)
+    operations = path = result = None
+    if job is None:
         graph = build_graph(traces, ranks)
-    except TraceError as error:
-        raise TraceError(f"{name}: {error}") from None
-    matching, times, result = _replayed(graph, groups, notes)
-    operations = path = None
-    if result is not None:
-        began = graph.gather(result.start_ns)
-        operations = find_operations(graph, matching, began)
+        nothing = np.full(len(graph), -1)
+        matching, times = Matching(nothing, nothing), Timing([0] * len(graph.traces), None)
+    else:
+        graph, matching, times = job.graph, job.matching, job.timing
+        result = ReplayResult(graph.scatter(job.start_ns), graph.scatter(job.end_ns), times.release_ns)
+        operations = find_operations(graph, matching, job.start_ns)
         path = critical_path(graph, operations, result)
     if graph.local_start_ns is not None:
         start, wait = _measured(graph, matching, times, notes)
@@ -140,8 +148,8 @@ def assemble(
         predicted = any(trace.metadata.get("predicted") for trace in traces)
         base: Base = "planned" if planned else "predicted" if predicted else "measured"
         operations = find_operations(graph, matching, start)
-    elif result is not None and operations is not None:
-        base, start, end = "replayed", began, graph.gather(result.end_ns)
+    elif job is not None and operations is not None:
+        base, start, end = "replayed", job.start_ns, job.end_ns
         arrived = np.append(start[operations.last], 0)[operations.of_node]
         wait = np.where(operations.of_node >= 0, arrived - start, 0)
     else:
@@ -149,7 +157,7 @@ def assemble(
     zero = int(start.min())
     return ReportRun(
         name, graph, matching, operations, start - zero, end - zero, np.clip(wait, 0, end - start), base,
-        result, path, groups, manifest, conversion, notes,
+        result, path, job, groups, manifest, conversion, notes,
     )  # fmt: skip
 
 
@@ -185,20 +193,25 @@ def _json(path: Path, errors: list[str]) -> dict[str, Any]:
     return found
 
 
-def _replayed(
-    graph: ReplayGraph, groups: Mapping[str, list[int]], notes: list[str]
-) -> tuple[Matching, Timing, ReplayResult | None]:
-    """The joint device replay; each rank on its own, and no result, where the ranks don't fit together."""
+def _joined(
+    name: str,
+    traces: list[ExecutionTrace],
+    ranks: list[int],
+    groups: Mapping[str, list[int]],
+    notes: list[str],
+) -> Run | None:
+    """The ranks as one run; None, and a note, where they can't be replayed together."""
     try:
-        matching = match(graph, groups)
-        times = timing(graph, matching)
-        result = device_replay(graph, matching, times)
+        job = make_run(name, traces, ranks, groups)
     except TraceError as error:
+        try:
+            build_graph(traces, ranks)
+        except TraceError as broken:
+            raise TraceError(f"{name}: {broken}") from None
         notes.append(f"the ranks can't be replayed together: {error}")
-        nothing = np.full(len(graph), -1)
-        return Matching(nothing, nothing), Timing([0] * len(graph.traces), None), None
-    notes += result.notes
-    return matching, times, result
+        return None
+    notes += job.matching.notes + job.timing.notes
+    return job
 
 
 def _measured(

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from chakra_et.report.content import made_by
+from chakra_et.drawing.lanes import Picture, Span
+from chakra_et.report.content import MADE_BY
 from chakra_et.report.pack import PackedColumns
 from chakra_et.report.page import page_parts
-from chakra_et.report.svg import Picture, Span
 
 MOST_UNITS = 1 << 32
 
@@ -51,7 +51,7 @@ def schedule_page(
     content: dict[str, Any] = {
         "title": title,
         "note": note,
-        "made_by": made_by(),
+        "made_by": MADE_BY,
         "timeline": timeline,
         "steps": _steps(pictures),
         "tables": [vars(table) for table in tables],

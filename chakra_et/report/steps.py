@@ -9,7 +9,8 @@ import numpy as np
 from chakra_et.report.columns import PHASES
 from chakra_et.report.run import ReportRun, text_column
 from chakra_et.simulate.breakdown import Activity, Spans, activity, union_ns
-from chakra_et.simulate.replay_report import RankReplay, report, step_rows
+from chakra_et.simulate.measured_steps import step_rows
+from chakra_et.simulate.replay_report import RankReplay, report
 from chakra_et.simulate.time_by_kind import KINDS, node_kinds
 
 WHOLE = "whole trace"

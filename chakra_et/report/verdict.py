@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from chakra_et.diagnose.verdict import Diagnosis, diagnose
 from chakra_et.et.memory import is_memory
 from chakra_et.findings import sentence
-from chakra_et.report.collectives import waits_by_rank
 from chakra_et.report.memory import memory_sentence
 from chakra_et.report.run import ReportRun
 from chakra_et.report.steps import WHOLE, StepTimes
-from chakra_et.simulate.breakdown import ACTIVITIES, HOST, WAIT
+from chakra_et.simulate.run import devices_of
 from chakra_et.simulate.time_by_kind import KINDS, OVERHEAD, Shares, node_kinds, shares
 from chakra_et.text import plural
 
@@ -28,7 +28,7 @@ def rank_rows(run: ReportRun, times: StepTimes) -> list[dict[str, Any]]:
     conversion.
     """
     reports = _reports(run)
-    devices = _devices(run.manifest)
+    devices = devices_of(run.manifest)
     rows = []
     for number, rank in enumerate(run.ranks):
         report = reports.get(str(rank), {})
@@ -62,10 +62,9 @@ def rank_rows(run: ReportRun, times: StepTimes) -> list[dict[str, Any]]:
     return rows
 
 
-def headline(run: ReportRun, times: StepTimes) -> list[str]:
-    """The run in a few sentences, the most important first."""
+def headline(run: ReportRun, times: StepTimes, diagnosis: Diagnosis | None) -> list[str]:
+    """The run in a few sentences: its size, the diagnosis, and memory."""
     steps = times.steps
-    ranks = len(run.ranks)
     lasts = np.array([step.lasts_ns for step in steps], dtype=np.int64)
     slowest = steps[int(np.argmax(lasts))]
     names = {step.name for step in steps}
@@ -73,57 +72,16 @@ def headline(run: ReportRun, times: StepTimes) -> list[str]:
     longest = f", at most {most} ({_where(slowest.rank, slowest.name)})" if most != mean else ""
     what = {"measured": ""}.get(run.base, f" as {run.base}")
     per = "for the whole trace" if names == {WHOLE} else "per step"
-    lines = [
-        f"{plural(ranks, 'rank')}, {plural(0 if names == {WHOLE} else len(names), 'step')}: "
+    size = (
+        f"{plural(len(run.ranks), 'rank')}, {plural(0 if names == {WHOLE} else len(names), 'step')}: "
         f"{mean} {per}{what}{longest}."
-    ]
-    parts = np.array([step.parts_ns for step in steps], dtype=np.int64).sum(axis=0)
-    share = parts / max(int(parts.sum()), 1)
-    order = np.argsort(-share, kind="stable")
-    lines.append(
-        "Where the time goes: "
-        + ", ".join(f"{ACTIVITIES[at]} {share[at]:.0%}" for at in order.tolist() if share[at] >= 0.005)
-        + "."
     )
-    hidden, exposed = sum(step.hidden_ns for step in steps), int(parts[2])
-    if hidden + exposed:
-        share_hidden = hidden / (hidden + exposed)
-        amount = f"{share_hidden:.0%}" if share_hidden >= 0.005 else "None"
-        lines.append(f"{amount} of the communication is hidden behind compute.")
-    lines += _blame(run)
-    if share[HOST] >= 0.3:
-        lines.append(
-            "The device waits for the host: it is idle while threads prepare its work."
-            if any(step.parts_ns[1] for step in steps) or _has_device(run)
-            else "Much of the time is spent outside of operators, mostly in Python."
-        )
-    return [*lines, *_path(run), *memory_sentence(run)]
+    return [size, *(diagnosis.lines() if diagnosis else []), *memory_sentence(run)]
 
 
-def _blame(run: ReportRun) -> list[str]:
-    waited = waits_by_rank(run)
-    total, most = int(waited.sum()), int(waited.sum(axis=0).argmax())
-    if not total:
-        return []
-    count = np.bincount(run.graph.trace_of[run.operations.last], minlength=len(run.ranks))
-    return [
-        f"Ranks waited {duration(total / len(run.ranks))} on average for others to arrive, "
-        f"{int(waited[:, most].sum()) / total:.0%} of it for rank {run.ranks[most]}, "
-        f"which came last {int(count[most])} of {len(run.operations)} times."
-    ]
-
-
-def _path(run: ReportRun) -> list[str]:
-    if run.path is None or not int(run.path.lasts_ns.sum()):
-        return []
-    kinds = path_by_kind(run)
-    total = sum(kinds.values())
-    largest = sorted(kinds, key=lambda kind: -kinds[kind])[:3]
-    text = ", ".join(f"{kind} {kinds[kind] / total:.0%}" for kind in largest if kinds[kind] >= 0.005 * total)
-    ranks = np.bincount(run.graph.trace_of[run.path.node], run.path.lasts_ns, len(run.ranks))
-    most = int(ranks.argmax())
-    where = f", {ranks[most] / total:.0%} of it on rank {run.ranks[most]}" if len(run.ranks) > 1 else ""
-    return [f"The critical path lasts {duration(total)}{where}: {text}."]
+def diagnosis_of(run: ReportRun) -> Diagnosis | None:
+    """The diagnosis of a run whose ranks can be replayed together."""
+    return None if run.job is None else diagnose(run.job)
 
 
 def path_by_kind(run: ReportRun) -> dict[str, int]:
@@ -144,26 +102,11 @@ def _overhead(run: ReportRun, number: int) -> float | None:
     return sum(found.path[kind] for kind in OVERHEAD) / max(sum(found.path.values()), 1)
 
 
-def _has_device(run: ReportRun) -> bool:
-    return any(
-        "stream" in trace.attributes and bool((trace.column("is_cpu_op", 1) == 0).any())
-        for trace in run.traces
-    )
-
-
 def _reports(run: ReportRun) -> dict[str, dict[str, Any]]:
     """What the conversion reported of each rank."""
     found = run.conversion.get("ranks")
     found = found if isinstance(found, dict) else {}
     return {str(rank): report for rank, report in found.items() if isinstance(report, dict)}
-
-
-def _devices(manifest: Mapping[str, Any]) -> dict[int, str]:
-    found = {}
-    for entry in _list(manifest.get("ranks")):
-        if isinstance(entry, dict) and type(entry.get("rank")) is int:
-            found[entry["rank"]] = str(entry.get("device") or "")
-    return found
 
 
 def _findings(report: Mapping[str, Any]) -> list[list[Any]]:
@@ -211,16 +154,6 @@ def duration(nanoseconds: float) -> str:
 def lacks(run: ReportRun, times: StepTimes) -> list[str]:
     """What the page can't show, and why: one sentence for each."""
     found = []
-    sizes = [size for trace in run.traces if type(size := trace.metadata.get("world_size")) is int]
-    world = max([*sizes, max(run.ranks) + 1])
-    if len(run.ranks) < world:
-        here = set(run.ranks)
-        missing = [rank for rank in range(min(world, 1 << 16)) if rank not in here]
-        few = ", ".join(map(str, missing[:8])) + (", …" if len(missing) > 8 else "")
-        found.append(
-            f"{world - len(here)} of {world} ranks are missing ({few}): waiting for them counts as "
-            "communication"
-        )
     if run.base == "planned":
         found.append("a planned run: its times are predictions of the planner, not measurements")
     elif run.base == "predicted":
@@ -248,6 +181,3 @@ def lacks(run: ReportRun, times: StepTimes) -> list[str]:
     if len(run.ranks) > 1 and not len(run.operations):
         found.append("no communication that all its ranks recorded: waiting can't be told from transfer")
     return [*found, *dict.fromkeys(run.lacks)]
-
-
-WAITING = ACTIVITIES[WAIT]

@@ -16,14 +16,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from chakra_et.cli import parse
+from chakra_et.cli import allow_missing_ranks, parse
 from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import ExecutionTrace
 from chakra_et.et.sets import find_rank_sets, read_comm_groups
 from chakra_et.simulate.joint import build_graph
 from chakra_et.simulate.matching import match
-from chakra_et.simulate.replay_report import RankReplay, about_steps, report, table
+from chakra_et.simulate.replay_report import RankReplay, report, table
 from chakra_et.simulate.replays import (
     ReplayResult,
     astra_replay,
@@ -77,6 +77,7 @@ class ReplayConfig:
             "metavar": "FILE",
         },
     )
+    allow_missing_ranks: bool = allow_missing_ranks()
     json: bool = field(default=False, metadata={"help": "print JSON"})
 
     def __post_init__(self) -> None:
@@ -88,11 +89,13 @@ class ReplayConfig:
 
 @dataclass
 class ReplayedRun:
-    """Files to replay together. ``files``: rank → path; ``comm_groups``: the comm-group file, if any."""
+    """Files to replay together. ``files``: rank → path; ``comm_groups``: the comm-group file, if any;
+    ``notes``: see ``RankSet``."""
 
     name: str
     files: dict[int, Path]
     comm_groups: Path | None
+    notes: Sequence[str] = ()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -145,7 +148,7 @@ def run(job: ReplayedRun, config: ReplayConfig) -> tuple[dict[str, list[RankRepl
     graph = build_graph(traces, ranks)
     matching = match(graph, read_comm_groups(job.comm_groups) if job.comm_groups else {})
     times = timing(graph, matching, config.transfer == "own")
-    notes = matching.notes + times.notes + about_steps(traces)
+    notes = [*job.notes, *matching.notes, *times.notes]
     if any(not trace.start_micros.any() for trace in traces):
         notes.append(
             "the file has no start times, so there is nothing to compare with: convert with --timestamps"
@@ -177,7 +180,7 @@ def find_jobs(config: ReplayConfig) -> list[ReplayedRun]:
     Raises ``TraceError`` for a name that is neither a file nor a run.
     """
     jobs = []
-    sets = find_rank_sets(config.names)
+    sets = find_rank_sets(config.names, config.allow_missing_ranks)
     ranks_of = {run.name: run.files for run in sets if None not in run.files}
     for run in sets:
         ranked = {rank: path for rank, path in run.files.items() if rank is not None}
@@ -187,9 +190,11 @@ def find_jobs(config: ReplayConfig) -> list[ReplayedRun]:
             # The converter gives rank 0's file the name NAME.et, too.
             first = ranks_of.get(run.name, {}).get(0)
             if first is None or not filecmp.cmp(single, first, shallow=False):
-                jobs.append(ReplayedRun(str(single), {0: single}, comm_groups))
+                jobs.append(ReplayedRun(str(single), {0: single}, comm_groups, run.notes))
         elif config.alone:
-            jobs += [ReplayedRun(str(path), {rank: path}, comm_groups) for rank, path in ranked.items()]
+            jobs += [
+                ReplayedRun(str(path), {rank: path}, comm_groups, run.notes) for rank, path in ranked.items()
+            ]
         else:
-            jobs.append(ReplayedRun(run.name, ranked, comm_groups))
+            jobs.append(ReplayedRun(run.name, ranked, comm_groups, run.notes))
     return jobs

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,10 +9,9 @@ import numpy as np
 
 from chakra_et import text
 from chakra_et.et.columns import ExecutionTrace
+from chakra_et.simulate.measured_steps import measured_times, step_rows
 from chakra_et.simulate.replays import ReplayResult
 from chakra_et.simulate.time_by_kind import Shares, shares
-
-_STEP_NAME = re.compile(rb"ProfilerStep#(\d+)")
 
 
 @dataclass
@@ -105,81 +101,6 @@ def _rank_report(trace: ExecutionTrace, rank: int, result: ReplayResult, index: 
         median, p95 = np.percentile(np.abs(simulated - measured), [50, 95]) / 1000
         error = (float(median), float(p95))
     return RankReplay(rank, len(trace), total, steps, error, shares(trace))
-
-
-def measured_times(trace: ExecutionTrace) -> tuple[np.ndarray | None, int]:
-    """Recorded start of each node, int64[N], and the end of the trace, in ns after the first node's start.
-
-    The end is ``measured_end_micros`` of the metadata (on the clock of ``start_micros``), or else the end
-    of the last node. (None, 0) for a file without start times.
-    """
-    if not trace.start_micros.any():
-        return None, 0
-    starts = trace.start_micros.astype(np.int64)
-    end = trace.metadata.get("measured_end_micros")
-    if type(end) is not int:
-        end = int((starts + trace.duration_micros.astype(np.int64)).max())
-    first = int(starts.min())
-    return (starts - first) * 1000, (end - first) * 1000
-
-
-def step_rows(trace: ExecutionTrace) -> tuple[list[str], np.ndarray]:
-    """The names ``ProfilerStep#K`` in the order of K, and the row where each step begins, int64.
-
-    A step may have several nodes (its self time before, between and after its operators): use the first.
-    """
-    numbers = {
-        index: int(found[1])
-        for index, name in enumerate(trace.names.table)
-        if (found := _STEP_NAME.fullmatch(name))
-    }
-    rows = np.flatnonzero(np.isin(trace.names.index, list(numbers)))
-    first: dict[int, int] = {}
-    for row in rows[np.lexsort((trace.ids[rows], trace.start_micros[rows]))].tolist():
-        first.setdefault(numbers[int(trace.names.index[row])], row)
-    return [f"ProfilerStep#{number}" for number in sorted(first)], np.array(
-        [first[n] for n in sorted(first)], np.int64
-    )
-
-
-def about_steps(traces: Sequence[ExecutionTrace]) -> list[str]:
-    """A sentence on the steps of a run with and without recording, if its conversion knew of them."""
-    of_graph = []
-    for trace in traces:
-        measured, end = measured_times(trace)
-        rows = step_rows(trace)[1]
-        if measured is None or not len(rows) or trace.metadata.get("predicted"):
-            return []
-        of_graph.append(float(np.median(np.diff(np.append(measured[rows], end)))) / 1000)
-    return steps_sentence([trace.metadata for trace in traces], of_graph)
-
-
-def steps_sentence(metadata: Sequence[Mapping[str, Any]], graph_us: Sequence[float]) -> list[str]:
-    """``about_steps`` from the metadata of the ranks' files and the median step of each. Means over ranks."""
-    known = [json.loads(str(of["steps_micros"])) for of in metadata if "steps_micros" in of]
-    if not known or len(known) != len(graph_us):
-        return []
-
-    def mean_ms(values: Sequence[float | None]) -> float | None:
-        given = [value for value in values if value is not None]
-        return sum(given) / len(given) / 1000 if len(given) == len(values) else None
-
-    graph, untraced = mean_ms(graph_us), mean_ms([facts["untraced"] for facts in known])
-    traced = mean_ms([facts.get("traced") for facts in known]) or graph
-    cost = mean_ms([of.get("recording_cost_ns") for of in metadata])
-    if cost is None:
-        of_graph = "its times hold the cost of recording"
-    else:
-        how = " with PyTorch's observer" if any(facts.get("observed") for facts in known) else ""
-        off = f"{cost:.2f} µs per operator taken off for recording{how}"
-        of_graph = f"that of the graph {graph:,.3f} ms ({off})"
-    if untraced is None:
-        return [f"no untraced step was measured; the traced step takes {traced:,.3f} ms, {of_graph}"]
-    ratio = f"ratio {(traced or 0) / untraced:.2f}" if untraced else "ratio not known"
-    return [
-        f"the untraced step takes {untraced:,.3f} ms (median of {known[0]['untraced_steps']}), the traced "
-        f"step {traced:,.3f} ms ({ratio}), {of_graph}"
-    ]
 
 
 def table(reports: dict[str, list[RankReplay]]) -> list[str]:

@@ -20,6 +20,8 @@ from chakra_et.simulate.matching import Matching, check_same, deadlock, match
 from chakra_et.simulate.timing import Timing, timing
 
 CPU, GPU, COMM, RECV = range(4)
+LARGEST_REPLAY = 5_000_000
+"""Nodes, all ranks together, up to which a set is replayed where nobody asked for it: 1 GB and a minute."""
 
 
 @dataclass
@@ -197,8 +199,9 @@ def astra_replay(graph: ReplayGraph, matching: Matching, times: Timing) -> Repla
             if len(members) == len(matching.channels[channel[lowest]].sides):
                 del arrived[channel[lowest], count]
                 check_same(graph, matching.channels[channel[lowest]], count, members)
-                for member, length in zip(members, times.durations(graph, members), strict=True):
-                    heapq.heappush(events, (now + max(length, 1), scheduled, member))
+                ends = times.ended(graph, members, [start[member] for member in members])
+                for member, ended in zip(members, ends, strict=True):
+                    heapq.heappush(events, (max(ended, now + 1), scheduled, member))
                     scheduled += 1
     return _result(graph, matching, times, start, end, arrived)
 

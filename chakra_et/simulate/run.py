@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -16,9 +17,10 @@ from chakra_et.names import run_at
 from chakra_et.simulate.joint import ReplayGraph, build_graph
 from chakra_et.simulate.longest_path import Schedule, make_schedule
 from chakra_et.simulate.matching import Matching, match
-from chakra_et.simulate.replay_report import about_steps, measured_times, step_rows
+from chakra_et.simulate.measured_steps import measured_times, step_rows
 from chakra_et.simulate.time_by_kind import node_kinds
-from chakra_et.simulate.timing import timing
+from chakra_et.simulate.timing import Timing, timing
+from chakra_et.text import with_progress
 
 _PREDICTED = "the run is itself a prediction of chakra-et predict: its times weren't measured"
 
@@ -103,6 +105,7 @@ class Run:
     graph: ReplayGraph
     matching: Matching
     comm_groups: Mapping[str, Sequence[int]]
+    timing: Timing
     release_ns: np.ndarray
     schedule: Schedule
     measured: Setting
@@ -123,21 +126,27 @@ class Run:
         return self.graph.types >= NodeType.COMM_SEND
 
 
-def load_run(name: str, comm_groups: str | None = None) -> Run:
-    """The run of which ``name`` is the NAME or a file. Raises ``TraceError`` for what can't be replayed."""
-    sets = find_rank_sets([name])
+def load_run(name: str, comm_groups: str | None = None, allow_missing: bool = False) -> Run:
+    """The run of which ``name`` is the NAME or a file. Raises ``TraceError`` for what can't be replayed, and
+    as ``find_rank_sets`` does."""
+    sets = find_rank_sets([name], allow_missing)
     files = {0 if rank is None else rank: path for rank, path in sets[0].files.items()}
     groups = _comm_groups(sets[0], comm_groups)
-    run = make_run(name, [et_file.read(path) for path in files.values()], list(files), groups)
-    return replace(run, devices=_devices(run_at(sets[0].name).manifest_file))
-
-
-def _devices(manifest: Path) -> dict[int, str]:
-    """Rank → device, {} without a manifest that tells it: it only confirms what the user says."""
+    traces = [et_file.read(path) for path in with_progress(files.values(), "reading")]
+    run = make_run(name, traces, list(files), groups)
     try:
-        entries = json.loads(manifest.read_bytes())["ranks"]
-        return {int(each["rank"]): str(each["device"]) for each in entries}
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        manifest = json.loads(run_at(sets[0].name).manifest_file.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        manifest = {}
+    return replace(run, devices=devices_of(manifest), notes=sets[0].notes + run.notes)
+
+
+def devices_of(manifest: Any) -> dict[int, str]:
+    """Rank → device, as a capture's manifest tells it: {} where it doesn't, as it only confirms what the user
+    says."""
+    try:
+        return {int(each["rank"]): str(each["device"] or "") for each in manifest["ranks"]}
+    except (ValueError, KeyError, TypeError):
         return {}
 
 
@@ -146,6 +155,15 @@ def _comm_groups(found: RankSet, comm_groups: str | None) -> dict[str, list[int]
     if comm_groups:
         return read_comm_groups(Path(comm_groups))
     return found.comm_groups() or {}
+
+
+def together(run: Run) -> Run:
+    """The run as if all ranks had begun at the same moment: without the skew of their starts."""
+    if not run.release_ns.any():
+        return run
+    release = np.zeros_like(run.release_ns)
+    start, end = run.schedule.run(run.graph.own_ns, run.measured.lasting_ns, release)
+    return replace(run, release_ns=release, start_ns=start, end_ns=end)
 
 
 def make_run(
@@ -176,6 +194,7 @@ def make_run(
         graph=graph,
         matching=matching,
         comm_groups=comm_groups or {},
+        timing=times,
         release_ns=release,
         schedule=schedule,
         measured=Setting(graph, graph.own_ns, lasting),
@@ -187,7 +206,7 @@ def make_run(
         kind=graph.gather([node_kinds(trace) for trace in graph.traces]),
         names=names,
         name_of=name_of,
-        notes=[_PREDICTED] * predicted + matching.notes + times.notes + about_steps(traces),
+        notes=[_PREDICTED] * predicted + matching.notes + times.notes,
     )
 
 

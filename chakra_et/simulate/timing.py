@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -22,11 +23,19 @@ class Timing:
     ``release_ns[T]``: when each rank's first node may start, 0 for the earliest rank. ``transfer_ns``,
     int64[N]: how long each communication node lasts once the last member of its operation has arrived; None
     if not known, and then the shortest duration of an operation is used for all its members.
+    ``ends``: (members, when each starts) → when each ends, in place of both.
     """
 
     release_ns: list[int]
     transfer_ns: np.ndarray | None
     notes: list[str] = field(default_factory=list)
+    ends: Callable[[list[int], list[int]], list[int]] | None = None
+
+    def ended(self, graph: ReplayGraph, nodes: list[int], starts: list[int]) -> list[int]:
+        """When each of the matched ``nodes`` ends."""
+        if self.ends is not None:
+            return self.ends(nodes, starts)
+        return [max(starts) + length for length in self.durations(graph, nodes)]
 
     def durations(self, graph: ReplayGraph, nodes: list[int]) -> list[int]:
         """How long each of the matched ``nodes`` runs after the last of them has started, ns."""

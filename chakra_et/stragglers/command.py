@@ -11,8 +11,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from chakra_et.cli import parse
-from chakra_et.stragglers.load import find_stragglers
+from chakra_et.cli import allow_missing_ranks, parse
+from chakra_et.diagnose.verdict import diagnose
+from chakra_et.simulate.run import load_run
+from chakra_et.stragglers.load import SUFFIX, find_stragglers
 from chakra_et.stragglers.operations import Typical
 from chakra_et.stragglers.text import text
 
@@ -40,6 +42,7 @@ class StragglersConfig:
             "help": "slowdown from which on it is attributed to operator types, ranks, stages and steps"
         },
     )
+    allow_missing_ranks: bool = allow_missing_ranks()
     json: bool = field(default=False, metadata={"help": "print JSON, with the heat maps as numbers"})
 
     def __post_init__(self) -> None:
@@ -50,6 +53,12 @@ class StragglersConfig:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
     config = parse(StragglersConfig, argv, description="Find what slows a distributed job down.")
-    found = find_stragglers(config.name, config.meta, config.typical, config.threshold)
-    print(json.dumps(found.as_json(), indent=2) if config.json else text(config.name, found))
+    missing = config.allow_missing_ranks
+    found = find_stragglers(config.name, config.meta, config.typical, config.threshold, missing)
+    recorded = not config.name.endswith(SUFFIX)
+    diagnosis = diagnose(load_run(config.name, allow_missing=missing)) if recorded else None
+    if config.json:
+        print(json.dumps(found.as_json() | {"diagnosis": diagnosis and diagnosis.as_json()}, indent=2))
+    else:
+        print(text(config.name, found, diagnosis.about_ranks() if diagnosis else []))
     return 0

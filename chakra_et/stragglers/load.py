@@ -15,10 +15,11 @@ from chakra_et.stragglers.recorded import recorded_job
 SUFFIX = ".parquet"
 
 
-def read_job(name: str, meta: str | None = None) -> Job:
+def read_job(name: str, meta: str | None = None, allow_missing: bool = False) -> Job:
     """The job of run ``name`` (files NAME.0.et, …), or of a ``.parquet`` trace and its YAML file ``meta``.
 
-    Raises ``TraceError`` for files that can't be read, or are not one whole job.
+    Raises ``TraceError`` for files that can't be read, or are not one whole job, the latter unless
+    ``allow_missing``.
     """
     if name.endswith(SUFFIX):
         if meta is None:
@@ -28,12 +29,16 @@ def read_job(name: str, meta: str | None = None) -> Job:
         return pipeline_job(read_trace(Path(name)), read_meta(Path(meta)))
     if meta is not None:
         raise TraceError(f"{name}: --meta is for Parquet traces ({SUFFIX}): leave it out for .et files")
-    return recorded_job(find_rank_sets([name])[0])
+    return recorded_job(find_rank_sets([name], allow_missing)[0])
 
 
 def find_stragglers(
-    name: str, meta: str | None = None, compute: Typical = "mean", threshold: float = 1.03
+    name: str,
+    meta: str | None = None,
+    compute: Typical = "mean",
+    threshold: float = 1.03,
+    allow_missing: bool = False,
 ) -> Stragglers:
     """``analyse`` of ``read_job``: ``find_stragglers("outputs/NAME").rank_by_step.slowdown`` is the heat
     map."""
-    return analyse(read_job(name, meta), compute, threshold)
+    return analyse(read_job(name, meta, allow_missing), compute, threshold)

@@ -60,12 +60,13 @@ class RecordedJob:
 def recorded_job(run: RankSet) -> RecordedJob:
     """The job of a run's files.
 
-    Raises ``TraceError`` for files that can't be replayed together, and where ranks of the run are missing.
+    Raises ``TraceError`` for files that can't be replayed together.
     """
     traces, ranks = _read(run)
     graph = build_graph(traces, ranks)
     matching = match(graph, run.comm_groups() or {})
-    return job_of(run.name, graph, matching, timing(graph, matching))
+    job = job_of(run.name, graph, matching, timing(graph, matching))
+    return replace(job, notes=run.notes + job.notes)
 
 
 def job_of(name: str, graph: ReplayGraph, matching: Matching, times: Timing) -> RecordedJob:
@@ -121,15 +122,6 @@ def _read(run: RankSet) -> tuple[list[ExecutionTrace], list[int]]:
             "NAME.1.et, …"
         )
     traces = [et_file.read(path) for path in run.files.values()]
-    sizes = [trace.metadata.get("world_size") for trace in traces]
-    world_size = max([size for size in sizes if type(size) is int], default=len(ranks))
-    missing = sorted(set(range(world_size)) - set(ranks))
-    if missing:
-        raise TraceError(
-            f"{run.name}: rank {', '.join(map(str, missing[:8]))}{', …' if len(missing) > 8 else ''} of "
-            f"{world_size} is missing, so communication with it can't be matched: convert the traces of all "
-            "ranks"
-        )
     return traces, ranks
 
 

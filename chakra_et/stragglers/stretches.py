@@ -9,7 +9,7 @@ import numpy as np
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType, NodeType, Strings
 from chakra_et.simulate.joint import ReplayGraph
-from chakra_et.simulate.replay_report import step_rows
+from chakra_et.simulate.measured_steps import step_rows
 from chakra_et.simulate.time_by_kind import KINDS, node_kinds
 
 _MESSAGE_NAMES = {NodeType.COMM_SEND: "send", NodeType.COMM_RECV: "recv"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -12,8 +12,8 @@ from chakra_et.text import table
 MOST_PARTS = 8
 
 
-def text(name: str, found: Stragglers) -> str:
-    """What a terminal shows of ``found``; ``name``: the trace or run."""
+def text(name: str, found: Stragglers, diagnosis: Sequence[str] = ()) -> str:
+    """What a terminal shows of ``found``; ``name``: the trace or run; ``diagnosis``: sentences on ranks."""
     analysis, meta = found.analysis, found.job_meta
     measured, recorded, ideal = (
         fmean(times.values())
@@ -35,6 +35,7 @@ def text(name: str, found: Stragglers) -> str:
         "",
         f"Stragglers waste {max(0.0, 1 - ideal / recorded):.1%} of each step: it takes {slowdown:.2f} times "
         "as long as with typical durations.",
+        *diagnosis,
     ]
     if found.worst_workers is None:
         lines.append("That is below the threshold, so it is not attributed to ranks, stages and operators.")

@@ -22,7 +22,7 @@ from chakra_et.traces.device_format import (
     Event,
     OperatorArgs,
 )
-from chakra_et.traces.fields import Number, as_column, copies, indices
+from chakra_et.traces.fields import Number, as_column, as_number, copies, indices
 from chakra_et.traces.memory import MEMORY
 from chakra_et.traces.strides import Strided
 
@@ -69,6 +69,7 @@ class DeviceColumns:
             self._take_marks([event for event in events if event.ph != "X"])
         codes = list(map(CODE_OF_CATEGORY.get, map(_category, work)))
         if None in codes:
+            codes = [self._code(*each) for each in zip(codes, work, strict=True)]
             self._leave_out([event for event, code in zip(work, codes, strict=True) if code is None])
             work = [event for event, code in zip(work, codes, strict=True) if code is not None]
             codes = [code for code in codes if code is not None]
@@ -83,6 +84,15 @@ class DeviceColumns:
                 self.flows.setdefault(event.id, [None, None])[event.ph == "f"] = event
             elif event.ph == "M" and event.name == "thread_name" and event.args is not None:
                 self.thread_names[(event.pid, event.tid)] = str(event.args.name)
+
+    def _code(self, code: int | None, event: Event) -> int | None:
+        """The category of an event: work on a stream of an unknown category counts as a kernel."""
+        if code is not None or event.cat in NOT_A_NODE or event.args is None:
+            return code
+        if as_number(event.args.stream) < 0 or as_number(event.args.device) < 0:
+            return None
+        self.findings.add("unknown-device-work", detail=str(event.cat))
+        return KERNEL
 
     def _leave_out(self, events: list[Event]) -> None:
         for category, count in Counter(map(_category, events)).items():

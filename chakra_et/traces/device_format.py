@@ -26,6 +26,7 @@ CATEGORY_ALIASES = {
     "xpu_driver": "cuda_driver",
     "Kernel": "kernel",
     "concurrent_kernel": "kernel",
+    "mtia_ccp_events": "kernel",
     "Memcpy": "gpu_memcpy",
     "Memset": "gpu_memset",
 }
@@ -116,7 +117,6 @@ class HeaderFields(msgspec.Struct):
     baseTimeNanoseconds: Any = None
     traceName: Any = None
     host_name: Any = None
-    chakra_et: Any = None
     chakra_et_repairs: Any = None
 
 

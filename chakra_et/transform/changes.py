@@ -11,8 +11,17 @@ import numpy as np
 from chakra_et.cost.network_fit import Model, fit_model
 from chakra_et.et.columns import CollectiveType, ExecutionTrace
 from chakra_et.et.node_attributes import lasting
-from chakra_et.simulate.run import Run, make_run
+from chakra_et.simulate.run import Run, Setting, make_run
 from chakra_et.transform.network import find_communication, samples
+
+
+@runtime_checkable
+class Change(Protocol):
+    """One what-if."""
+
+    def apply(self, run: Run, setting: Setting) -> Setting:
+        """The changed setting. Raises ``TraceError`` where the change doesn't fit the run."""
+        ...
 
 
 @runtime_checkable

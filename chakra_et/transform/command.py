@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from chakra_et.cli import parse
+from chakra_et.cli import allow_missing_ranks, parse
 from chakra_et.cost.network_fit import read_model
 from chakra_et.job.sets import read_set
 from chakra_et.names import run_at
@@ -56,6 +56,7 @@ class ScaleConfig:
     variants: int = field(
         default=8, metadata={"help": "different draws per captured rank; ranks that are alike share a file"}
     )
+    allow_missing_ranks: bool = allow_missing_ranks()
 
     def __post_init__(self) -> None:
         for name in ("dp", "tp", "pp", "variants"):
@@ -78,7 +79,7 @@ class ScaleConfig:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
     config = parse(ScaleConfig, argv, description=__doc__)
-    found = read_set(config.name)
+    found = read_set(config.name, config.allow_missing_ranks)
     run = run_at(config.output or str(found.run.folder / f"{found.name}{config.changes}"))
     wanted = Scaling(
         config.dp,

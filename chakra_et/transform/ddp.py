@@ -18,7 +18,7 @@ from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
 from chakra_et.et.element_types import item_bytes
 from chakra_et.et.node_attributes import lanes, parents
-from chakra_et.simulate.replay_report import step_rows
+from chakra_et.simulate.measured_steps import step_rows
 from chakra_et.simulate.run import Run
 
 READY = "torch::autograd::AccumulateGrad"

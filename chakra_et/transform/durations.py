@@ -6,7 +6,6 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -16,15 +15,6 @@ from chakra_et.simulate.time_by_kind import KINDS
 from chakra_et.text import plural, shortened
 
 _LONGEST_NS = 2**61
-
-
-@runtime_checkable
-class Change(Protocol):
-    """One what-if."""
-
-    def apply(self, run: Run, setting: Setting) -> Setting:
-        """The changed setting. Raises ``TraceError`` where the change doesn't fit the run."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,9 @@ class Network:
     """Another network. What is None stays as it was fitted to the run, or as ``model`` has it.
 
     ``bandwidth``: bytes per second of one rank's link, per direction; ``latency_ns``: of one message.
-    ``topology`` takes the place of both. With neither, every transfer changes by the ratio of the model's
-    times. With a bandwidth, a transfer takes the model's time. ``contention``: whether transfers at the same
-    time share their links.
+    ``topology``, text for ``parse_topology``, takes the place of both. With neither, every transfer changes
+    by the ratio of the model's times. With a bandwidth, a transfer takes the model's time. ``contention``:
+    whether transfers at the same time share their links.
 
     gloo cuts what a rank sends on into segments and sums one while another is on the link, so that its own
     work on the last of each phase adds to the time on the link and the rest passes beside it. That work is
@@ -40,7 +40,7 @@ class Network:
     bandwidth: float | None = None
     latency_ns: float | None = None
     algorithm: Algorithm = "auto"
-    topology: Topology | None = None
+    topology: str = ""
     model: Model | None = None
     contention: bool = True
     present: float | None = None
@@ -58,7 +58,7 @@ class Network:
             )
         fitted = self.model or fit_model(samples(found) or _messages(found), "the run")
         setting = setting.noting(f"network of the run: {fitted.describe()}")
-        if self.bandwidth is None and self.topology is None:
+        if self.bandwidth is None and not self.topology:
             return self._by_ratio(run, setting, found, fitted)
         return self._by_model(run, setting, found, fitted)
 
@@ -80,10 +80,17 @@ class Network:
     def _by_model(self, run: Run, setting: Setting, found: list[Transfer], fitted: Model) -> Setting:
         count = max(run.graph.ranks) + 1
         tcp = any(each.gloo for each in found)
-        topology = self.topology or Topology.flat(
-            max(count, *(max(each.ranks) + 1 for each in found)),
-            self.bandwidth or 0.0,
-            fitted.latency_ns if self.latency_ns is None else self.latency_ns,
+        from chakra_et.cost.topology_text import parse_topology
+
+        count = max(count, *(max(each.ranks) + 1 for each in found))
+        topology = (
+            parse_topology(self.topology, count)
+            if self.topology
+            else Topology.flat(
+                count,
+                self.bandwidth or 0.0,
+                fitted.latency_ns if self.latency_ns is None else self.latency_ns,
+            )
         )
         for note in topology.notes:
             setting = setting.noting(note)

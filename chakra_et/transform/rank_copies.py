@@ -7,11 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from chakra_et.astra.prepare import with_metadata
 from chakra_et.cost.collectives import collective_time, message_time
 from chakra_et.cost.topology import Topology
 from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
-from chakra_et.et.node_attributes import communicates, has, set_integers, set_texts, texts
+from chakra_et.et.node_attributes import communicates, has, set_integers, set_texts, texts, with_metadata
 from chakra_et.job.mesh import Mesh, Place, ScaledGroups
 from chakra_et.simulate.joint import build_graph
 from chakra_et.simulate.matching import match

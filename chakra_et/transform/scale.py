@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from chakra_et.astra.network_sources import read_topology
-from chakra_et.astra.prepare import with_metadata
+from chakra_et.cost.network_sources import read_topology
 from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
-from chakra_et.et.node_attributes import texts
+from chakra_et.et.node_attributes import texts, with_metadata
+from chakra_et.et.record import commit
 from chakra_et.files import scratch_folder, write_json
 from chakra_et.job.gradients import Retime
 from chakra_et.job.mesh import Mesh, ScaledGroups, find_mesh
@@ -55,12 +55,7 @@ class Written:
 
 
 def captured(found: InputSet) -> Run:
-    """A set with all its ranks. Raises ``TraceError`` where ranks or the group file are missing."""
-    if found.missing:
-        raise TraceError(
-            f"{found.name}: {len(found.missing)} of {found.world} ranks have no file, rank "
-            f"{found.missing[0]} for one: convert them"
-        )
+    """A set of files as a run. Raises ``TraceError`` where the group file is missing."""
     traces = {rank: et_file.read(path) for rank, path in found.files.items()}
     if not found.groups and (
         found.world > 1 or any("pg_name" in each.attributes for each in traces.values())
@@ -219,7 +214,7 @@ def write_scaled(found: InputSet, run: Run, wanted: Scaling, target: RunFiles) -
         )
     slowdown = find_slowdown(run)
     made = scaled(slowdown.without(run) if slowdown else run, wanted, found.manifest)
-    notes = made.notes
+    notes = [*found.notes, *made.notes]
     target.folder.mkdir(parents=True, exist_ok=True)
     with scratch_folder(target.folder / target.name) as scratch:
         inner = RunFiles(scratch, target.name)
@@ -238,8 +233,7 @@ def write_scaled(found: InputSet, run: Run, wanted: Scaling, target: RunFiles) -
         write_json(inner.groups_file, made.ranks.groups.all())
         record = _record(found, wanted, made.old, made.new, len(files), notes)
         write_json(inner.folder / f"{target.name}_scaled.json", record)
-        for path in sorted(scratch.iterdir()):
-            os.replace(path, target.folder / path.name)
+        commit(scratch, target, made.new.ranks, {"scaled_from": str(found.run.folder / found.name)})
     return Written(target, made.old, made.new, len(files), notes)
 
 

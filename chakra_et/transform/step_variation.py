@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from chakra_et.et.columns import ExecutionTrace, NodeType
-from chakra_et.simulate.replay_report import step_rows
+from chakra_et.simulate.measured_steps import step_rows
 
 SLOWEST = 4.0
 """A drawn factor stays between 1 / SLOWEST and SLOWEST."""

@@ -17,7 +17,11 @@ from typing import Any
 
 import numpy as np
 
+from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
+from chakra_et.simulate.collective_order import missing_order
+from chakra_et.simulate.joint import build_graph
+from chakra_et.simulate.matching import match
 from chakra_et.validate.table import Finding
 
 GIB_PER_GB = 1e9 / 2**30
@@ -75,6 +79,26 @@ def check_run_for_astra(
             yield Finding("astra-system", [], "system.json can't be read as JSON")
 
 
+def check_order(
+    traces: Mapping[int, ExecutionTrace], groups: Mapping[str, list[int]] | None
+) -> Iterator[Finding]:
+    """A finding where collectives of groups that overlap can be issued in different orders by different
+    ranks, or by no rank at all."""
+    try:
+        graph = build_graph(list(traces.values()), list(traces))
+        pairs = missing_order(graph, match(graph, groups))
+    except TraceError as error:
+        yield Finding("astra-order", [], str(error))
+        return
+    if len(pairs):
+        first, second = pairs[0].tolist()
+        message = (
+            f"{len(pairs):,} pairs of collectives or sends can run in either order, the first on rank "
+            f"{graph.rank(first)}: {graph.describe(first)} and {graph.describe(second)}"
+        )
+        yield Finding("astra-order", [], message)
+
+
 def read_network(folder: Path) -> dict[str, list[str]] | None:
     """The lists in network.yml, on one line or an entry per line; None if there is no such file."""
     try:
@@ -108,10 +132,11 @@ def _network(
         yield Finding("astra-network", [], f"network.yml has {math.prod(counts)} ranks, the set {ranks}")
     several = sum(1 < len(members) < ranks for members in groups.values()) > 1
     if several and len(counts) == 1:
+        divides = any(counts[0] % size == 0 for size in range(2, math.isqrt(counts[0]) + 1))
         message = "several groups of fewer than all ranks on one dimension: write two (GPUs per node, nodes)"
-        yield Finding("astra-dimensions", [], message)
-    if counts == [2] and network["topology"] == ["Ring"]:
-        message = "two ranks on a Ring abort in the congestion-aware network: write a Switch"
+        yield Finding("astra-network" if divides else "astra-dimensions", [], message)
+    if ("Ring", 2) in zip(network["topology"], counts, strict=True):
+        message = "two ranks on a Ring make ASTRA-sim abort: write FullyConnected"
         yield Finding("astra-network", [], message)
 
 
@@ -141,7 +166,7 @@ def _number(text: str) -> float:
 
 _FIELDS: dict[str, tuple[str, Callable[[str], bool]]] = {
     "topology": ("Ring, FullyConnected or Switch", lambda text: text in _KINDS),
-    "npus_count": ("a number of ranks from 1 on", lambda text: text.isdecimal() and int(text) > 0),
+    "npus_count": ("a number of ranks from 2 on", lambda text: text.isdecimal() and int(text) > 1),
     "bandwidth": ("a number of GiB/s above 0", lambda text: 0 < _number(text) < math.inf),
     "latency": ("a number of ns from 0 on", lambda text: 0 <= _number(text) < math.inf),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,13 @@ from chakra_et.validate.rules import check_file
 from chakra_et.validate.table import RULES, File, Finding
 
 LONGEST_NAME = 80
+# Rule → what the conversion found, where a file breaks it as the traces lack what ASTRA-sim needs.
+NOT_RECORDED = {
+    "comm-type-missing": "communication-kind",
+    "comm-size-missing": "communication-size",
+    "comm-peer-missing": "communication-peer",
+    "p2p-rank": "communication-peer",
+}
 
 
 @dataclass
@@ -90,13 +98,25 @@ def _check_one(
     return [_problem(finding, name, file) for finding in check_file(file)]
 
 
+def _severity(rule: str, file: File | None) -> str:
+    """That of the rule; a warning for what the conversion has already warned of."""
+    if file is not None and rule in NOT_RECORDED:
+        try:
+            found = list(json.loads(file.trace.metadata_str("conversion_report"))["findings"])
+        except (ValueError, KeyError, TypeError, RecursionError):
+            found = []  # another converter's file
+        if any(str(key).partition(":")[0] == NOT_RECORDED[rule] for key in found):
+            return "warning"
+    return RULES[rule][0]
+
+
 def _problem(finding: Finding, name: str, file: File | None) -> Problem:
     node = node_name = None
     if file is not None and len(finding.rows):
         row = int(finding.rows[0])
         node, node_name = int(file.trace.ids[row]), file.trace.names[row][:LONGEST_NAME]
     return Problem(
-        severity=RULES[finding.rule][0],
+        severity=_severity(finding.rule, file),
         file=name,
         rank=None if file is None else file.rank,
         node=node,
@@ -114,7 +134,8 @@ def check_set(run: RankSet, dataset_splits: int = 4, for_astra: bool = False) ->
     ``preferred-dataset-splits`` of system.json instead of ``dataset_splits``.
     """
     # A conversion checks no bundles.
-    from chakra_et.validate.astra import check_file_for_astra, check_run_for_astra, read_system
+    from chakra_et.simulate.replays import LARGEST_REPLAY
+    from chakra_et.validate.astra import check_file_for_astra, check_order, check_run_for_astra, read_system
 
     groups = run.comm_groups()
     folder = Path(run.name).parent
@@ -122,6 +143,7 @@ def check_set(run: RankSet, dataset_splits: int = 4, for_astra: bool = False) ->
     splits = system.get("preferred-dataset-splits")
     dataset_splits = splits if type(splits) is int and splits > 0 else dataset_splits
     communication: dict[int, ExecutionTrace] = {}
+    whole: dict[int, ExecutionTrace] = {}
     problems: list[Problem] = []
     for rank, path in run.files.items():
         try:
@@ -135,6 +157,8 @@ def check_set(run: RankSet, dataset_splits: int = 4, for_astra: bool = False) ->
             file = File(trace, rank, groups, dataset_splits)
             found = check_file_for_astra(trace, bool(system.get("roofline-enabled")))
             problems += [_problem(finding, str(path), file) for finding in found]
+            if rank is not None and sum(map(len, whole.values())) <= LARGEST_REPLAY:
+                whole[rank] = trace
         # A run can have hundreds of ranks: keep only what the check of the whole run needs.
         if rank is not None:
             communication[rank] = trace.communication()
@@ -143,5 +167,7 @@ def check_set(run: RankSet, dataset_splits: int = 4, for_astra: bool = False) ->
         problems += check_together(communication, groups, names)
     if for_astra:
         about = check_run_for_astra(folder, Path(run.name).name, groups, len(run.files))
-        problems += [_problem(finding, run.name, None) for finding in about]
+        problems += [_problem(each, run.name, None) for each in (*about, *check_order(whole, groups))]
+        for problem in problems:
+            problem.severity = RULES[problem.rule][0]
     return problems

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
-from chakra_et.cli import parse
+from chakra_et.cli import allow_missing_ranks, parse
 from chakra_et.errors import TraceError
 from chakra_et.et.sets import find_rank_sets
 from chakra_et.validate.check import check_set
@@ -26,7 +26,10 @@ class ValidateConfig:
     files: tuple[str, ...] = field(
         default=(), metadata={"positional": True, "help": ".et files, or NAME for NAME.0.et, NAME.1.et, …"}
     )
-    json: bool = field(default=False, metadata={"help": "print JSON with the keys valid, files, problems"})
+    allow_missing_ranks: bool = allow_missing_ranks()
+    json: bool = field(
+        default=False, metadata={"help": "print JSON with the keys valid, files, notes, problems"}
+    )
     strict: bool = field(default=False, metadata={"help": "treat warnings as errors"})
     dataset_splits: int = field(
         default=4,
@@ -51,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
     config = parse(ValidateConfig, argv, description=DESCRIPTION)
     try:
-        sets = find_rank_sets(config.files)
+        sets = find_rank_sets(config.files, config.allow_missing_ranks)
         problems = [
             problem
             for run in sets
@@ -60,15 +63,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     except TraceError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    for problem in problems:
+        if problem.rule == "rank-missing" and config.allow_missing_ranks:
+            problem.severity = "note"
     count = {kind: sum(problem.severity == kind for problem in problems) for kind in ("error", "warning")}
     valid = not count["error"] and not (config.strict and count["warning"])
+    notes = [note for run in sets for note in run.notes]
     paths = [str(path) for run in sets for path in run.files.values()]
     if config.json:
-        answer = {"valid": valid, "files": paths, "problems": [asdict(problem) for problem in problems]}
+        found = [asdict(problem) for problem in problems]
+        answer = {"valid": valid, "files": paths, "notes": notes, "problems": found}
         print(json.dumps(answer, indent=2))
     else:
-        for problem in problems:
-            print(problem)
+        for line in [*(f"note: {note}" for note in notes), *problems]:
+            print(line)
         counts = ", ".join(f"{number} {kind}{'s' * (number != 1)}" for kind, number in count.items())
         print(f"{len(paths)} file{'s' * (len(paths) != 1)}: {'valid' if valid else 'not valid'} ({counts})")
     return 0 if valid else 1

@@ -81,7 +81,7 @@ def _estimates(
                 found.append(estimate(each.layout, cost_files, each.options))
             else:
                 # The search takes a third of a second to import.
-                from fasop.search.chunked import estimate_chunks
+                from fasop.search.interleave import estimate_chunks
 
                 found.append(estimate_chunks(interleaved, cost_files))
             given.append(each)

@@ -24,7 +24,7 @@ from fasop.inputs.clusters import Cluster
 from fasop.inputs.costs import PUBLISHED, CostFile, check_cost_name, read_costs
 from fasop.inputs.models import Model, find_model
 from fasop.output import report
-from fasop.plans.goal import Goal, pareto_front
+from fasop.plans.goal import Goal, by_time_and_price, pareto_front
 from fasop.plans.options import Attention, Options, Precision, Recompute
 from fasop.plans.plan import Plan, plans_json
 
@@ -155,22 +155,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     config = cli.parse(
         Config, _with_dash(sys.argv[1:] if argv is None else argv), prog="python -m fasop plan"
     )
-    model = find_model(config.model, config.models_file)
-    if config.global_batch:
-        model = replace(model, global_batch=config.global_batch)
-    clusters = load_clusters(config.cluster)
-    if config.lost:
-        clusters = [cluster.without(config.lost) for cluster in clusters]
-    clusters = _affordable(clusters, config.budget)
-    cost_files = [read_costs(PUBLISHED), *map(read_costs, reversed(config.costs))]
-    check_cost_name(cost_files, model)
     if config.csv not in ("", "-") and not Path(config.csv).absolute().parent.is_dir():
         raise PlanError(f"{config.csv}: no such folder: make {Path(config.csv).parent} first.")
-    if config.cost_model == "hpdc24":
-        plans, rows = _hpdc24(config, model, clusters, cost_files)
-    else:
-        plans = _exact(config, model, clusters, cost_files)
-        rows = [report.csv_row(plan) for plan in plans] if config.csv else []
+    plans, rows, clusters = found(config)
     if config.csv:
         text = report.csv_text(rows)
         if config.csv == "-":
@@ -184,6 +171,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     else:
         print("\n".join(_text(config, plans[: config.top], clusters)))
     return 0
+
+
+def found(
+    config: Config, costs: Sequence[CostFile] = ()
+) -> tuple[list[Plan], list[tuple[object, ...]], list[Cluster]]:
+    """The plans, their rows if they are asked for, and the clusters. ``costs``: before those of files."""
+    model = find_model(config.model, config.models_file)
+    if config.global_batch:
+        model = replace(model, global_batch=config.global_batch)
+    clusters = load_clusters(config.cluster)
+    if config.lost:
+        clusters = [cluster.without(config.lost) for cluster in clusters]
+    clusters = _affordable(clusters, config.budget)
+    cost_files = [read_costs(PUBLISHED), *map(read_costs, reversed(config.costs)), *costs]
+    check_cost_name(cost_files, model)
+    if config.cost_model == "hpdc24":
+        return *_hpdc24(config, model, clusters, cost_files), clusters
+    plans = _exact(config, model, clusters, cost_files)
+    return plans, [report.csv_row(plan) for plan in plans] if config.csv else [], clusters
 
 
 def _with_dash(argv: Sequence[str]) -> list[str]:
@@ -215,7 +221,7 @@ def _exact(config: Config, model: Model, clusters: list[Cluster], cost_files: li
     idle = config.idle and not config.all
     goal = config.goal
     if config.interleave:
-        from fasop.search.chunked import WIDER, interleave
+        from fasop.search.interleave import WIDER, interleave
 
         goal = replace(goal, top=WIDER * goal.top)
     with _progress() as progress:
@@ -230,18 +236,18 @@ def _exact(config: Config, model: Model, clusters: list[Cluster], cost_files: li
 
         raise PlanError(no_plan(model, clusters, cost_files, config.options, config.goal, config.max_tp))
     if config.objective == "pareto" and config.goal.everything and not config.all:
-        plans = pareto_front(plans)
+        plans = pareto_front(plans, by_time_and_price)
     return plans if config.all or config.objective == "pareto" else plans[: config.top]
 
 
 def _hpdc24(
     config: Config, model: Model, clusters: list[Cluster], cost_files: list[CostFile]
 ) -> tuple[list[Plan], list[tuple[object, ...]]]:
-    from fasop.hpdc24.costs import PublishedCosts
+    from fasop.hpdc24.costs import published_costs
     from fasop.hpdc24.ranked import ranked
     from fasop.hpdc24.search import csv_row, plan_of
 
-    costs = PublishedCosts(cost_files, model)
+    costs = published_costs(cost_files, model)
     sharded = config.sharded_optimizer or config.zero == 1
     with _progress() as progress:
         kept = ranked(model, clusters, costs, config.goal, sharded, config.max_tp, progress, config.all)
@@ -249,21 +255,14 @@ def _hpdc24(
     if config.csv:
         rows = [csv_row(row, clusters[row.candidate.cluster], config.iterations) for row in kept]
     wanted = kept if config.json else kept[: config.top]
-    plans = [
-        replace(
-            plan_of(row, model, clusters[row.candidate.cluster], config.iterations, sharded),
-            notes=_published_notes(costs, clusters[row.candidate.cluster], row.candidate),
-        )
-        for row in wanted
-    ]
+    plans = []
+    for row in wanted:
+        cluster, shape = clusters[row.candidate.cluster], row.candidate
+        units = [costs.of(gpu, shape.tp, shape.mbs) for gpu in cluster.gpus]
+        notes = dict.fromkeys(note for each in units for note in each.notes)
+        plan = plan_of(row, model, cluster, config.iterations, sharded)
+        plans.append(replace(plan, notes=tuple(notes)))
     return plans, rows
-
-
-def _published_notes(costs: object, cluster: Cluster, shape: object) -> tuple[str, ...]:
-    found: dict[str, None] = {}
-    for gpu in cluster.gpus:
-        found.update(dict.fromkeys(costs.of(gpu, shape.tp, shape.mbs).notes))  # type: ignore[attr-defined]
-    return tuple(found)
 
 
 def _text(config: Config, plans: list[Plan], clusters: list[Cluster]) -> list[str]:

@@ -79,10 +79,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _bundle(plan: Plan, folder: Path, name: str) -> list[str]:
     """What was written for ASTRA-sim, or why nothing was."""
     from chakra_et.errors import TraceError
-    from fasop.output import bundle
+    from fasop.output import astra_bundle
 
     try:
-        path, notes = bundle.write(plan, folder, name)
+        path, notes = astra_bundle.write(plan, folder, name)
     except TraceError as error:
         return [f"no folder for ASTRA-sim: {error}"]
     return [*(f"note: {note}" for note in notes), f"ASTRA-sim: {path / 'run.sh'}"]

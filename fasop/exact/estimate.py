@@ -7,19 +7,19 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fasop.exact.compute import Compute, UnitSeconds
+from fasop.exact.communication import SEND_BUFFER, Communication
 from fasop.exact.extrapolation import counted
-from fasop.exact.links import SEND_BUFFER, Links
-from fasop.exact.memory import activations, copies, counted_twice, parameters, stage_gib
-from fasop.exact.once_per_step import (
+from fasop.exact.gradients_and_optimizer import (
     exposed_seconds,
     gather_seconds,
     optimizer_seconds,
     reduction_seconds,
     synchronized,
 )
+from fasop.exact.memory import activations, copies, counted_twice, parameters, stage_gib
 from fasop.exact.passes import Passes
 from fasop.exact.stage_costs import message_bytes, output_gather
+from fasop.exact.unit_times import Compute, UnitSeconds
 from fasop.inputs.costs import CostFile
 from fasop.plans.groups import Group, Part, group_size, merged
 from fasop.plans.layout import Layout, LayoutStage, Replica
@@ -78,7 +78,7 @@ class _Estimator:
     def __init__(self, layout: Layout, cost_files: list[CostFile], options: Options) -> None:
         self.layout, self.options, self.model = layout, options, layout.model
         compute = Compute(cost_files, layout.model, options)
-        self.passes = Passes(layout.model, compute, Links(layout.cluster), options)
+        self.passes = Passes(layout.model, compute, Communication(layout.cluster), options)
         self.links = self.passes.links
         ends = np.cumsum(layout.partition)
         self.spans = list(zip((ends - layout.partition).tolist(), ends.tolist(), strict=True))

@@ -11,9 +11,9 @@ import math
 
 import numpy as np
 
-from fasop.exact.compute import Compute, UnitSeconds
-from fasop.exact.links import Links
+from fasop.exact.communication import Communication
 from fasop.exact.memory import parameters
+from fasop.exact.unit_times import Compute, UnitSeconds
 from fasop.inputs.models import Model
 from fasop.memo import memo
 from fasop.plans.groups import Group, every, group_size
@@ -30,7 +30,7 @@ class Passes:
     """The passes of one model, run one way, on one cluster."""
 
     def __init__(
-        self, model: Model, compute: Compute, links: Links, options: Options, max_tp: float = math.inf
+        self, model: Model, compute: Compute, links: Communication, options: Options, max_tp: float = math.inf
     ) -> None:
         """max_tp: largest tensor-parallel degree that a stage may choose."""
         self.max_tp = max_tp

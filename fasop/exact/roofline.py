@@ -13,7 +13,7 @@ import functools
 import math
 from collections.abc import Iterable
 
-from fasop.exact.work import Fused, Kernel, Matmul, unit_work
+from fasop.exact.kernels import Fused, Kernel, Matmul, unit_work
 from fasop.inputs.gpus import Hardware
 from fasop.inputs.models import Model
 from fasop.plans.options import Options

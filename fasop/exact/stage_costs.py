@@ -11,15 +11,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fasop.exact.memory import activations, copies, counted_twice, parameters, stage_gib
-from fasop.exact.once_per_step import (
+from fasop.exact.gradients_and_optimizer import (
     exposed_seconds,
     gather_seconds,
     optimizer_seconds,
     reduction_seconds,
 )
+from fasop.exact.memory import activations, copies, counted_twice, parameters, stage_gib
 from fasop.exact.passes import Passes
-from fasop.exact.variants import Variant, Variants, data_group, tensor_group
+from fasop.exact.stage_variants import Variant, Variants, data_group, tensor_group
 from fasop.inputs.models import Model
 from fasop.memo import memo, sharing
 from fasop.plans.groups import Group, Part

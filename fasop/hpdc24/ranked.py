@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fasop.errors import PlanError
-from fasop.hpdc24.costs import PublishedCosts
+from fasop.exact.unit_times import Compute
 from fasop.hpdc24.search import Row, search
 from fasop.inputs.clusters import Cluster
 from fasop.inputs.models import Model
-from fasop.plans.goal import Goal
+from fasop.plans.goal import Goal, pareto_front
 
 
 def ranked(
     model: Model,
     clusters: list[Cluster],
-    costs: PublishedCosts,
+    costs: Compute,
     goal: Goal,
     sharded_optimizer: bool,
     max_tp: int,
@@ -26,14 +26,7 @@ def ranked(
 
     Raises ``PlanError`` where none is left.
     """
-    total = 0
-
-    def advance(count: int, of: int) -> None:
-        nonlocal total
-        total += count
-        progress(total, of)
-
-    found = search(model, clusters, costs, advance)
+    found = search(model, clusters, costs, progress)
     kept = [row for row in found if row.candidate.tp <= max_tp and goal.fits(row.candidate)]
     if not kept:
         raise PlanError(goal.no_shape([row.candidate for row in found]))
@@ -60,9 +53,5 @@ def ranked(
     if goal.objective == "cost":
         kept.sort(key=price)
     if goal.objective == "pareto":
-        front: list[Row] = []
-        for row in sorted(kept, key=lambda row: (row.step_time, price(row))):
-            if not front or price(row) < price(front[-1]):
-                front.append(row)
-        return front
+        return pareto_front(kept, lambda row: (row.step_time, price(row)))
     return kept[: goal.top]

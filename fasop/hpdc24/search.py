@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from fasop.errors import PlanError
-from fasop.hpdc24.costs import PublishedCosts
-from fasop.hpdc24.links import Links, f32
+from fasop.exact.unit_times import Compute
+from fasop.hpdc24.bandwidths import Bandwidths, f32
 from fasop.hpdc24.memory import MARGIN, Check, check_memory
 from fasop.hpdc24.minmax import minmax
 from fasop.hpdc24.schedule import simulate
@@ -61,11 +61,10 @@ class Row:
 def search(
     model: Model,
     clusters: list[Cluster],
-    costs: PublishedCosts,
-    advance: Callable[[int, int], object] = lambda count, total: None,
+    costs: Compute,
+    progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> list[Row]:
-    """All rows of some clusters, sorted as the tool sorts them; ``advance`` is told of rows done, and of
-    all.
+    """All rows of some clusters, sorted as the tool sorts them; ``progress`` gets rows done, and all.
 
     Raises ``PlanError`` for a cluster with other GPU types than the tool's two.
     """
@@ -79,14 +78,14 @@ def search(
         group = [candidates[index] for index in indices]
         for index, row in zip(indices, _rows(model, group, sums, cost_set[indices]), strict=True):
             rows[index] = row
-        advance(len(indices), len(candidates))
+        progress(len(rows), len(candidates))
     return sorted((rows[index] for index in range(len(candidates))), key=lambda row: row.step_time)
 
 
 def estimate(
     model: Model,
     cluster: Cluster,
-    costs: PublishedCosts,
+    costs: Compute,
     shape: Shape,
     placement: tuple[str, ...],
     partition: list[int],
@@ -187,7 +186,7 @@ def _candidates(model: Model, cluster: Cluster, index: int) -> Iterator[Candidat
             pp = cluster.gpu_count // (tp * dp)
             if model.global_batch % dp or pp > model.layers:
                 continue
-            links = Links(types, inter, intra, cluster.size(cluster.gpus[0]), tp, dp)
+            links = Bandwidths(types, inter, intra, cluster.size(cluster.gpus[0]), tp, dp)
             stage_types = links.stage_types(slow=1)
             embedding = np.zeros(len(placed), dtype=f32)
             if pp > 1 and model.encoder_layers is None:
@@ -210,7 +209,7 @@ def _candidates(model: Model, cluster: Cluster, index: int) -> Iterator[Candidat
 
 
 def _unit_sums(
-    model: Model, clusters: list[Cluster], costs: PublishedCosts, candidates: list[Candidate]
+    model: Model, clusters: list[Cluster], costs: Compute, candidates: list[Candidate]
 ) -> tuple[np.ndarray, np.ndarray]:
     """sums[c, g, a, b] as ``minmax`` takes them, and the cost set c of each candidate."""
     gpus = {gpu.name: gpu for cluster in clusters for gpu in cluster.gpus}
@@ -220,7 +219,7 @@ def _unit_sums(
     for c, (tp, mbs) in enumerate(keys):
         for g, name in enumerate((FAST, SLOW)):
             if name in gpus:
-                cost = np.array(costs.of(gpus[name], tp, mbs).seconds)
+                cost = costs.of(gpus[name], tp, mbs).forward
                 for a in range(units):
                     # From the left, unit after unit: differences of prefix sums round otherwise.
                     sums[c, g, a, a + 1 :] = np.cumsum(cost[a:])

@@ -9,8 +9,8 @@ from typing import Any
 
 from fasop.errors import PlanError, nearest
 from fasop.inputs.clusters import Cluster, Gpu, Link, check_gpu
-from fasop.inputs.kinds import MOST_NODES, Bandwidth, MessageSize, NodeSize
-from fasop.inputs.settings import checked, kinds_of, read_mapping, read_settings, read_yaml, shown
+from fasop.inputs.read_files import checked, kinds_of, read_mapping, read_settings, read_yaml, shown
+from fasop.inputs.value_types import MOST_NODES, Bandwidth, MessageSize, NodeSize
 
 PRESETS = Path(__file__).parents[1] / "data" / "clusters.yaml"
 MOST_CLUSTERS = 10_000  # of one grid

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from fasop.errors import PlanError, nearest
-from fasop.inputs.kinds import (
+from fasop.inputs.value_types import (
     Bandwidth,
     BandwidthOrZero,
     HourlyPrice,

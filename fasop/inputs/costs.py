@@ -22,9 +22,9 @@ import msgspec
 
 from chakra_et import files
 from fasop.errors import PlanError, nearest
-from fasop.inputs.kinds import Bandwidth, Count, Factor, FactorOrZero, UnitBytes, UnitSeconds
 from fasop.inputs.models import Model
-from fasop.inputs.settings import read_json
+from fasop.inputs.read_files import read_json
+from fasop.inputs.value_types import Bandwidth, Count, Factor, FactorOrZero, SecondsPerUnit, UnitBytes
 
 PUBLISHED = Path(__file__).parents[1] / "data" / "costs.json"
 FORMAT = 1
@@ -42,9 +42,9 @@ class Entry:
     gpu: str
     tp: Count
     mbs: Count
-    forward: tuple[UnitSeconds, ...]
-    backward: tuple[UnitSeconds, ...] | None = None
-    update: tuple[UnitSeconds, ...] | None = None
+    forward: tuple[SecondsPerUnit, ...]
+    backward: tuple[SecondsPerUnit, ...] | None = None
+    update: tuple[SecondsPerUnit, ...] | None = None
     parameters: tuple[UnitBytes, ...] | None = None
     activations: tuple[UnitBytes, ...] | None = None
 

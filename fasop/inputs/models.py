@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from fasop.errors import PlanError, nearest
-from fasop.inputs.kinds import Count, CountOrZero, Layers, Sequences
-from fasop.inputs.settings import checked, kinds_of, read_settings, read_yaml
+from fasop.inputs.read_files import checked, kinds_of, read_settings, read_yaml
+from fasop.inputs.value_types import Count, CountOrZero, Layers, Sequences
 
 PRESETS = Path(__file__).parents[1] / "data" / "models.yaml"
 # The names that the published tool's users type.

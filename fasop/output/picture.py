@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from chakra_et.report import svg
-from chakra_et.report.svg import Kind, Picture, PictureLane, Span
+from chakra_et.drawing import lanes
+from chakra_et.drawing.lanes import Kind, Picture, PictureLane, Span
 from fasop.plans.plan import Plan
 from fasop.schedule.events import Event, bubbles, step_time
 
@@ -25,12 +25,12 @@ STRIPS = (26, 10)
 def draw(plan: Plan, events: Sequence[Event], schedule: str) -> str:
     """The SVG. Computation fills the upper part of a lane, communication the strip below; the rest is
     bubble."""
-    return svg.draw(_picture(plan, events, schedule))
+    return lanes.draw(_picture(plan, events, schedule))
 
 
 def page(plan: Plan, events: Sequence[Event], schedule: str) -> str:
     """The SVG on an HTML page."""
-    return svg.page([_picture(plan, events, schedule)], f"{plan.model.name} on {plan.cluster.name}")
+    return lanes.page([_picture(plan, events, schedule)], f"{plan.model.name} on {plan.cluster.name}")
 
 
 def _picture(plan: Plan, events: Sequence[Event], schedule: str) -> Picture:

@@ -16,7 +16,7 @@ from chakra_et.et.columns import Attribute, ExecutionTrace, NodeType, Ragged, St
 from chakra_et.files import write_text
 from chakra_et.names import RunFiles
 from fasop.errors import PlanError
-from fasop.output.nodes import Node, stage_nodes, stage_tp
+from fasop.output.trace_nodes import Node, stage_nodes, stage_tp
 from fasop.plans.plan import Plan
 from fasop.schedule.events import Event, step_time
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from fasop.plans.plan import Plan
 from fasop.plans.shapes import Degrees
+
+Of = TypeVar("Of")
 
 
 @dataclass(frozen=True)
@@ -46,10 +49,14 @@ class Goal:
         )
 
 
-def pareto_front(plans: Sequence[Plan]) -> list[Plan]:
-    """The plans than which no other is both as fast and as cheap per step, fastest first."""
-    front: list[Plan] = []
-    for plan in sorted(plans, key=lambda plan: (plan.step_time, plan.price_per_step)):
-        if not front or plan.price_per_step < front[-1].price_per_step:
+def by_time_and_price(plan: Plan) -> tuple[float, float]:
+    return plan.step_time, plan.price_per_step
+
+
+def pareto_front(plans: Sequence[Of], key: Callable[[Of], tuple[float, float]]) -> list[Of]:
+    """The plans than which no other is both as fast and as cheap per step, fastest first; key: of one."""
+    front: list[Of] = []
+    for plan in sorted(plans, key=key):
+        if not front or key(plan)[1] < key(front[-1])[1]:
             front.append(plan)
     return front

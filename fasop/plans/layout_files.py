@@ -16,9 +16,9 @@ from typing import Any
 from fasop.errors import PlanError
 from fasop.inputs.cluster_files import load_clusters
 from fasop.inputs.clusters import Cluster, check_gpus, check_nodes
-from fasop.inputs.kinds import Count, CountOrZero, Memory, Name, Sequences, StepSeconds
 from fasop.inputs.models import Model, find_model
-from fasop.inputs.settings import checked, kinds_of, read_settings, read_yaml, shown
+from fasop.inputs.read_files import checked, kinds_of, read_settings, read_yaml, shown
+from fasop.inputs.value_types import Count, CountOrZero, Memory, Name, Sequences, StepSeconds
 from fasop.plans.groups import Part
 from fasop.plans.layout import Layout, LayoutStage, Replica, uniform
 from fasop.plans.options import Options, Recompute

@@ -13,9 +13,9 @@ import msgspec
 from chakra_et import files
 from fasop.errors import PlanError, nearest
 from fasop.inputs.clusters import Cluster, check_gpu, check_gpus, check_nodes
-from fasop.inputs.kinds import Count, Gib, Price, Seconds, SomeSeconds
 from fasop.inputs.models import Model
-from fasop.inputs.settings import read_json
+from fasop.inputs.read_files import read_json
+from fasop.inputs.value_types import Count, Gib, Price, Seconds, SomeSeconds
 from fasop.plans.options import Options, Recompute
 from fasop.plans.shapes import Shape
 

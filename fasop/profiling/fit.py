@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fasop.profiling.units import UnitSeconds
+from fasop.profiling.units import KindSeconds
 
 
 class UnitFit(NamedTuple):
@@ -17,9 +17,9 @@ class UnitFit(NamedTuple):
     error of each unit in seconds, from the fits that leave out one stage (jackknife); None with too few.
     """
 
-    units: UnitSeconds
+    units: KindSeconds
     residual: float
-    spread: UnitSeconds | None
+    spread: KindSeconds | None
 
 
 def fit_units(partitions: Sequence[Sequence[int]], times: Sequence[Sequence[float]]) -> UnitFit:
@@ -43,7 +43,7 @@ def fit_units(partitions: Sequence[Sequence[int]], times: Sequence[Sequence[floa
     units = _non_negative(matrix / seconds[:, None])
     errors = matrix @ units / seconds - 1
     residual = float(np.sqrt(np.mean(errors**2)))
-    return UnitFit(UnitSeconds(*units.tolist()), residual, _spread(matrix, seconds))
+    return UnitFit(KindSeconds(*units.tolist()), residual, _spread(matrix, seconds))
 
 
 def _non_negative(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -61,7 +61,7 @@ def _non_negative(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
     return best
 
 
-def _spread(matrix: NDArray[np.float64], seconds: NDArray[np.float64]) -> UnitSeconds | None:
+def _spread(matrix: NDArray[np.float64], seconds: NDArray[np.float64]) -> KindSeconds | None:
     count = len(seconds)
     fits = []
     for left_out in range(count):
@@ -71,4 +71,4 @@ def _spread(matrix: NDArray[np.float64], seconds: NDArray[np.float64]) -> UnitSe
     if len(fits) < 2:
         return None
     deviation = np.std(fits, axis=0) * np.sqrt(len(fits) - 1)
-    return UnitSeconds(*deviation.tolist())
+    return KindSeconds(*deviation.tolist())

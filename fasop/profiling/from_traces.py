@@ -1,14 +1,16 @@
 """Layer costs taken from the ``.et`` files of a training run.
 
 Compute time is that of kernels where there are any, else that of operators; communication is left out. A node
-belongs to the pass that its operator ran in (``passes.py``); to the head if a shape of its operator has the
-vocabulary's size, to the embedding if it is named so, else to the layers. Fused or compiled graphs hide the
-operators and can't be attributed this way.
+belongs to the pass that its operator ran in; to the head if a shape of its operator has the vocabulary's
+size, to the embedding if it is named so, else to the layers. Fused or compiled graphs hide the operators and
+can't be attributed this way.
 """
 
 from __future__ import annotations
 
+import math
 import re
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,15 +21,19 @@ from numpy.typing import NDArray
 from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import ExecutionTrace
+from chakra_et.et.node_attributes import texts
+from chakra_et.job.operators import Operators, Shape, operators_of
 from fasop.errors import PlanError
 from fasop.inputs.costs import FORMAT, CostFile, Entry
 from fasop.inputs.models import Model
-from fasop.profiling.passes import DEVICE, find_steps
-from fasop.profiling.recorded import check
-from fasop.profiling.shapes import read_shapes
-from fasop.profiling.units import UnitSeconds
+from fasop.profiling.units import KindSeconds
 
-COMPUTE = ("operator", "runtime")
+COMPUTE, DEVICE = ("operator", "runtime"), ("kernel", "memcpy", "memset")
+# Products, and where the factor that holds the weights is among their tensors.
+PRODUCTS = {"aten::mm": 1, "aten::addmm": 2, "aten::_addmm_activation": 2}
+BATCHED = {"aten::bmm": 1, "aten::baddbmm": 2, "aten::_grouped_mm": 1}
+PADDED = 128  # Megatron pads a vocabulary to a multiple of 128 × tp rows; others pad less
+NAMED = 8  # products that a refusal lists
 
 Array = NDArray[Any]
 
@@ -38,12 +44,72 @@ class Attributed(NamedTuple):
     Python) and of everything. notes: what was not checked, or assumed, as sentences.
     """
 
-    forward: UnitSeconds
-    backward: UnitSeconds
+    forward: KindSeconds
+    backward: KindSeconds
     micro_batches: float
     unattributed: float
     total: float
     notes: tuple[str, ...]
+
+
+class _Steps:
+    """The steps of a trace, with one entry per node.
+
+    began: µs when its operator began on the host, also for kernels, which may run much later. step: -1 before
+    the first. forward, backward: whether it is of such a pass; what a step does after its last backward pass
+    (clipping, the optimizer) is of none. numbers: of the steps.
+    """
+
+    def __init__(self, trace: ExecutionTrace, path: Path) -> None:
+        """Raises ``PlanError`` for a trace without steps or times."""
+        table, index = texts(trace, "kind")
+        self.kinds = np.array([*table, ""])[index]
+        names = [trace.names[row] for row in range(len(trace))]
+        start = trace.start_micros.astype(np.int64)
+        marks = np.flatnonzero((self.kinds == "annotation") & np.char.startswith(names, "ProfilerStep#"))
+        if not len(marks) or not start.any():
+            raise PlanError(
+                f"{path}: no ProfilerStep or no start times in it: convert without --no-timestamps."
+            )
+        marks = marks[np.argsort(start[marks], kind="stable")]
+        operator = trace.column("rf_id")
+        of_host = (operator > 0) & ~np.isin(self.kinds, DEVICE)
+        ids, place = np.unique(operator, return_inverse=True)
+        first = np.full(len(ids), np.iinfo(np.int64).max)
+        np.minimum.at(first, place[of_host], start[of_host])
+        self.began = np.where(first[place] < np.iinfo(np.int64).max, first[place], start)
+        self.step = np.searchsorted(start[marks], self.began, side="right") - 1
+        # The converter gives kernels the phase of the operator that launched them, and operators that run
+        # within autograd (recomputed activations) that of the backward pass.
+        table, index = texts(trace, "phase")
+        phase = np.array([*table, ""])[index]
+        self.backward = (phase == "backward") & (self.step >= 0)
+        if not self.backward.any():
+            raise PlanError(f"{path}: no backward pass found in it: is it a training step's trace?")
+        last = np.full(len(marks), -1)
+        np.maximum.at(last, self.step[self.backward], self.began[self.backward])
+        self.forward = (phase == "forward") & (self.step >= 0) & (self.began < last[self.step])
+        self.numbers = [names[row].removeprefix("ProfilerStep#") for row in marks.tolist()]
+
+    def passes(self, lookups: Array, path: Path) -> Array:
+        """The number of the forward pass that each node of one belongs to, counted over all steps, else -1.
+
+        lookups: nodes that look up a micro-batch's tokens, one per forward pass. Raises ``PlanError`` where a
+        forward pass isn't followed by its own backward pass.
+        """
+        for at, name in enumerate(self.numbers):
+            begins = np.sort(self.began[lookups[self.step[lookups] == at]])
+            own = np.sort(self.began[self.backward & (self.step == at)])
+            before = np.searchsorted(own, begins)
+            followed = int((np.diff(np.append(before, len(own))) > 0).sum())
+            if followed != len(begins) or (len(own) and (not len(begins) or before[0] > 0)):
+                raise PlanError(
+                    f"{path}: step {name} looks tokens up {len(begins)} times, of which {followed} are "
+                    "followed by a backward pass: give steps in which each forward pass has its backward "
+                    "pass before the next (encoder-decoders and several pipeline stages can't be told apart)."
+                )
+        number = np.searchsorted(np.sort(self.began[lookups]), self.began, side="right") - 1
+        return np.where(self.forward, number, -1)
 
 
 def attribute(model: Model, paths: Sequence[Path], tp: int = 1, mbs: int = 1) -> Attributed:
@@ -65,18 +131,17 @@ def attribute(model: Model, paths: Sequence[Path], tp: int = 1, mbs: int = 1) ->
     for path in paths:
         try:
             trace = et_file.read(path)
+            operators = operators_of(trace, str(path))
         except TraceError as error:
             raise PlanError(str(error)) from None
         _check_rank(trace, path, ranks, worlds)
-        steps = find_steps(trace, path)
-        own = f"{path}: taken as {model.name}"
-        shapes = read_shapes(trace, steps, path, own)
-        notes.update(dict.fromkeys(check(model, shapes, own, tp, mbs)))
+        steps = _Steps(trace, path)
+        rows, count, own_notes = _checked(model, operators, steps, path, tp, mbs)
+        notes.update(dict.fromkeys(own_notes))
         on_device = np.isin(steps.kinds, DEVICE)
         counts = on_device if on_device.any() else np.isin(steps.kinds, COMPUTE)
-        unit = _unit(trace, steps.names, shapes.table.rows)
+        unit = _unit(trace, operators.name, rows)
         seconds = trace.duration_micros.astype(np.int64) / 1e6 / len(paths)
-        count = len(shapes.products)
         for phase, within in enumerate((steps.forward, steps.backward)):
             for kind in (0, 1, 2):
                 sums[phase, kind] += seconds[counts & within & (unit == kind)].sum() / count
@@ -86,7 +151,7 @@ def attribute(model: Model, paths: Sequence[Path], tp: int = 1, mbs: int = 1) ->
         micro_batches += count / len(steps.numbers) / len(paths)
     if ranks and len(paths) < (world := min(worlds)):
         notes[f"{len(paths)} of the run's {world} ranks are given, and taken for all."] = None
-    forward, backward = (UnitSeconds(*row.tolist()) for row in sums)
+    forward, backward = (KindSeconds(*row.tolist()) for row in sums)
     return Attributed(forward, backward, micro_batches, float(unattributed), float(total), tuple(notes))
 
 
@@ -106,20 +171,109 @@ def _check_rank(trace: ExecutionTrace, path: Path, ranks: dict[int, Path], world
     ranks[rank] = path
 
 
-def _unit(trace: ExecutionTrace, names: Array, rows: int) -> Array:
+def _checked(
+    model: Model, operators: Operators, steps: _Steps, path: Path, tp: int, mbs: int
+) -> tuple[int, int, list[str]]:
+    """The words of the vocabulary on this rank, the number of forward passes, and what was assumed.
+
+    Raises ``PlanError`` where shapes of the operators show that the trace is of another model.
+    """
+    own = f"{path}: taken as {model.name}"
+    shapes = {row: operators.shapes(row) for row in np.flatnonzero(steps.forward).tolist()}
+    tables = {
+        row: (*found[0], *found[1])
+        for row, found in shapes.items()
+        if operators.name[row] == "aten::embedding" and [len(shape) for shape in found[:2]] == [2, 2]
+    }
+    if not tables:
+        raise PlanError(
+            f"{own}: no embedding in it: this rank holds a part of a pipeline; give traces of a run with one "
+            "pipeline stage."
+        )
+    rows, hidden, batch, seq = table = max(tables.values())
+    for what, in_it, expected in (("hidden", hidden, model.hidden), ("seq", seq, model.seq)):
+        if in_it != expected:
+            raise PlanError(
+                f"{own}: {what} is {in_it} in it, {expected} in the model: give the model it is of."
+            )
+    padding = rows * tp - model.vocab
+    if not 0 <= padding < PADDED * tp:
+        raise PlanError(
+            f"{own}: its embedding has {rows} rows on each of {tp} tensor-parallel ranks, the model's "
+            f"vocabulary {model.vocab}: give the model it is of, and its --tp."
+        )
+    if batch != mbs:
+        raise PlanError(f"{own}: its micro-batches have {batch} sequences: give --mbs {batch}.")
+    number = steps.passes(np.array([row for row, found in tables.items() if found[:2] == table[:2]]), path)
+    count = int(number.max()) + 1
+    products: list[Counter[Shape]] = [Counter() for _ in range(count)]
+    for row, found in shapes.items():
+        at = PRODUCTS.get(operators.name[row], BATCHED.get(operators.name[row], len(found)))
+        # Of attention's products neither side is as wide as the model.
+        if number[row] >= 0 and at < len(found) and model.hidden in found[at][-2:]:
+            products[number[row]][found[at]] += 1
+    notes = [f"{padding} rows of its embedding are taken as padding of the vocabulary."] if padding else []
+    for at, of_pass in enumerate(products):
+        notes += _check_products(model, of_pass, rows, tp, f"{own}, micro-batch {at + 1} of {count}")
+    unseen = "tied, causal, heads and kv_heads" + (
+        ", top_k and the experts of this rank" * bool(model.experts)
+    )
+    return rows, count, [*notes, f"Not checked, as shapes of weights don't show them: {unseen}."]
+
+
+def _check_products(model: Model, products: Counter[Shape], rows: int, tp: int, where: str) -> list[str]:
+    """Whether a forward pass multiplies by as many weights as the model has on a rank."""
+    h, ffn = model.hidden, model.ffn_width
+    if not products[h, rows]:
+        raise PlanError(
+            f"{where}: no head in it (no product with its {rows} words): this rank holds a part of a "
+            "pipeline; give traces of a run with one pipeline stage."
+        )
+    # Fewer heads of keys than ranks: each rank has one.
+    kv = max((model.kv_heads or model.heads) // tp, 1) * model.head_width
+    expected = 2 * h * (model.width // tp + kv)
+    layers = {size: times for size, times in products.items() if size != (h, rows)}
+    if model.experts:
+        # Experts may be split or whole, and how many run depends on the tokens.
+        widths = {scale * width for width in (ffn // tp, ffn) for scale in ((1, 2) if model.gated else (1,))}
+        of_experts = {size for size in layers if set(size[-2:]) & widths and len(size) + layers[size] > 2}
+        of_experts -= {(h, kv), (h, model.width // tp), (model.width // tp, h)}
+        if not of_experts:
+            raise PlanError(f"{where}: no experts of width {ffn} in it: give the model it is of.")
+        layers = {size: times for size, times in layers.items() if size not in of_experts}
+        expected += h * model.experts
+    else:
+        expected += h * ffn // tp * (3 if model.gated else 2)
+    found = sum(math.prod(size[-2:]) * times for size, times in layers.items() if len(size) == 2)
+    # A pooler, and the transform before a BERT's head, are hidden × hidden.
+    more = found - model.layers * expected
+    if more in (h * h, 2 * h * h) and not (model.experts or model.causal):
+        return [f"Products that are of no layer are counted to the layers: {more // h**2} of {h}x{h}."]
+    if more:
+        listed = sorted(products.items(), key=lambda item: -item[1])[:NAMED]
+        sizes = ", ".join(f"{times} of {'x'.join(map(str, size))}" for size, times in listed)
+        raise PlanError(
+            f"{where}: its layers multiply by {found} weights, those of the model by "
+            f"{model.layers * expected} on each of {tp} tensor-parallel ranks (products in it: {sizes}): "
+            "give the model it is of (layers, kv_heads, ffn, gated, experts), and its --tp; compiled layers "
+            "can't be told apart."
+        )
+    return []
+
+
+def _unit(trace: ExecutionTrace, names: list[str], rows: int) -> Array:
     """0 embedding, 1 layer, 2 head for each node; all nodes of one operator are alike.
 
     rows: words of the vocabulary on this rank.
     """
     vocabulary = re.compile(rb"(?<!\d)%d(?!\d)" % rows)
     unit = np.ones(len(trace), dtype=np.int64)
-    named = np.char.find(np.char.lower(names), "embedding") >= 0
     wide = np.zeros(len(trace), dtype=bool)
-    assert trace.inputs is not None
-    wide[trace.inputs.rows] = [bool(vocabulary.search(shapes)) for shapes in trace.inputs.shapes]
+    if trace.inputs is not None:
+        wide[trace.inputs.rows] = [bool(vocabulary.search(shapes)) for shapes in trace.inputs.shapes]
     operator = trace.column("rf_id")
     unit[np.isin(operator, operator[wide & (operator > 0)]) | wide] = 2
-    unit[named] = 0
+    unit[["embedding" in name.lower() for name in names]] = 0
     return unit
 
 

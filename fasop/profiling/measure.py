@@ -17,7 +17,7 @@ from fasop.errors import PlanError
 from fasop.inputs.costs import FORMAT, CostFile, Entry
 from fasop.inputs.models import Model
 from fasop.plans.options import Precision
-from fasop.profiling.units import UnitSeconds
+from fasop.profiling.units import KindSeconds
 
 if TYPE_CHECKING:
     import torch
@@ -71,7 +71,7 @@ def measured(
     )
 
 
-def _measure(model: Model, tp: int, mbs: int, runs: Runs) -> tuple[UnitSeconds, UnitSeconds]:
+def _measure(model: Model, tp: int, mbs: int, runs: Runs) -> tuple[KindSeconds, KindSeconds]:
     """Forward and backward seconds of each kind of unit."""
     import torch
     from torch import nn
@@ -116,7 +116,7 @@ def _measure(model: Model, tp: int, mbs: int, runs: Runs) -> tuple[UnitSeconds, 
         return entropy
 
     times = [_median(run, runs) for run in (lambda: words(tokens) + places(at), lambda: layer(x), loss)]
-    return UnitSeconds(*(forward for forward, _ in times)), UnitSeconds(*(backward for _, backward in times))
+    return KindSeconds(*(forward for forward, _ in times)), KindSeconds(*(backward for _, backward in times))
 
 
 def _median(run: Callable[[], torch.Tensor], runs: Runs) -> tuple[float, float]:

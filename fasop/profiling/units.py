@@ -7,7 +7,7 @@ from typing import NamedTuple
 from fasop.inputs.models import Model
 
 
-class UnitSeconds(NamedTuple):
+class KindSeconds(NamedTuple):
     """Seconds of the embedding, one transformer layer and the head."""
 
     embedding: float

@@ -19,7 +19,7 @@ import numpy as np
 from fasop.exact.passes import Passes
 from fasop.exact.stage_costs import StageCosts
 from fasop.memo import memo
-from fasop.plans.shapes import BETWEEN, CROWDED, INSIDE, Seats, Shape
+from fasop.plans.shapes import BETWEEN, CROWDED, INSIDE, Shape
 
 HALVINGS = 20  # of an interval in which a bound is searched
 
@@ -80,16 +80,15 @@ class Bounds:
         return max(m * stages.slowest, stages.through + stages.busiest)
 
     def lower(self, shape: Shape) -> float:
-        """With messages, gradients and the embedding's copies, and whole layers."""
+        """With messages and the embedding's copies."""
         if not self._all_can(shape):
             return 0.0
         stages = self._stages(shape)
         if stages is None:
             return math.inf
-        tables, m = self.tables(shape), self.model.global_batch // shape.batch
+        m = self.model.global_batch // shape.batch
         messages, each, embedding = self._communication(shape)
         busiest = self.busiest(shape)
-        slowest = max(stages.slowest, _whole_layers(self.model.layers, stages.layers))
 
         def step(limit: float) -> float:
             """Seconds where no stage takes more than ``limit``: what fast GPUs can't take falls to slower."""
@@ -98,7 +97,7 @@ class Bounds:
                 done = min(left, count * limit / slow)
                 left, total = left - done, total + done * slow
             total += left * stages.slow[-1][0]
-            return max(m * (slowest + each), max(total, stages.through) + 2 * messages + busiest)
+            return max(m * (stages.slowest + each), max(total, stages.through) + 2 * messages + busiest)
 
         low, high = 0.0, step(0.0)
         for _ in range(HALVINGS):
@@ -107,9 +106,7 @@ class Bounds:
                 low = middle
             else:
                 high = middle
-        seats = [tables.variants.pure_seats(gpu.name) for gpu in self.cluster.gpus]
-        once = min(self._least_once(tables, one) for one in seats)
-        return max(low + once + embedding, min(self._fullest_stage(tables, one) for one in seats))
+        return low + embedding
 
     @memo
     def _stages(self, shape: Shape) -> _Stages | None:
@@ -238,25 +235,6 @@ class Bounds:
             self._known_speeds[key] = _Speeds(layers, float(fastest.sum()) - layers, ahead, types)
         return self._known_speeds[key]
 
-    def _fullest_stage(self, tables: StageCosts, seats: Seats) -> float:
-        """Seconds of a stage with as many layers as some stage must have: its micro-batches, then its
-        gradients and their update.
-        """
-        layers = -(-self.model.layers // tables.shape.pp)
-        table = tables.table(seats, 1, fit=False)
-        at = 1, 1 + layers
-        passes = float(table.forward[at] + table.backward[at])
-        if not math.isfinite(passes):
-            return 0.0
-        return tables.micro_batches * passes + float(table.reduction[at] + table.update[at])
-
-    def _least_once(self, tables: StageCosts, seats: Seats) -> float:
-        """Seconds that the first stage takes at least for its gradients and their update: what layers add may
-        hide some of the embedding's.
-        """
-        table = tables.table(seats, 1, fit=False)
-        return float((table.reduction[0, 1:] + table.update[0, 1:]).min())
-
 
 def _fastest_first(types: list[tuple[float, int]], shape: Shape) -> list[tuple[float, float]]:
     """(seconds, stages) of the types that a shape's stages would best be on; types: (seconds, GPUs)."""
@@ -281,21 +259,3 @@ def _along(slow: list[tuple[float, float]], stages: int) -> list[float]:
             paces[stage] += (min(end, stage + 1) - max(at, stage)) / seconds
         at = end
     return paces
-
-
-def _whole_layers(layers: int, types: list[tuple[float, float]]) -> float:
-    """The least seconds in which stages of whole layers can hold all of them.
-
-    types: seconds of a layer, and how many stages. With stages of several types ⌊limit / seconds⌋ layers
-    each.
-    """
-    if len(types) == 1:
-        return math.ceil(layers / types[0][1] - 1e-9) * types[0][0]
-    low, high = 0.0, layers * max(seconds for seconds, _ in types)
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        if sum(math.floor(middle / seconds) * math.ceil(count) for seconds, count in types) >= layers:
-            high = middle
-        else:
-            low = middle
-    return low

@@ -1,8 +1,8 @@
 """The dynamic program of one shape: the smallest sum over all placements and contiguous partitions.
 
 Summed are stages that each fit into memory, and whose part in the maximum is within a bound (``partition``
-defines sum and maximum). States are the nodes used so far (``lattice``), the block that a stage is of and its
-place in that, the message into it, and the units placed.
+defines sum and maximum). States are the nodes used so far (``node_counts``), the block that a stage is of and
+its place in that, the message into it, and the units placed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fasop.exact.stage_costs import StageCosts
 from fasop.memo import memo
 from fasop.plans.shapes import Seats
 from fasop.search.arrays import INF, SMALL, Noise, by_size, min_plus
-from fasop.search.lattice import Lattice
+from fasop.search.node_counts import NodeCounts
 
 SLACK = 1 + 1e-9  # sums of the same durations in another order are the same
 BATCH = 8  # bounds that are tried at once, where that is not slower
@@ -28,20 +28,20 @@ Before = tuple[Key, int]  # the key of a stage, and the state that it came from
 class DynamicProgram:
     """One shape on one cluster: what each stage can add, and the sums over all of them."""
 
-    def __init__(self, costs: StageCosts, lattice: Lattice, fit: bool = True, paced: bool = False) -> None:
+    def __init__(self, costs: StageCosts, counts: NodeCounts, fit: bool = True, paced: bool = False) -> None:
         """``fit`` False: as if every GPU had memory without end."""
-        self.costs, self.lattice, self.fit, self.paced = costs, lattice, fit, paced
+        self.costs, self.counts, self.fit, self.paced = costs, counts, fit, paced
         # Shapes that differ in their number of stages alone have these in common.
         for name in ("_passes", "load", "_stage"):
             self.__dict__[f"_memo_{name}"] = costs.by_size.setdefault((name, fit, paced), {})
-        self.blocks = lattice.blocks
+        self.blocks = counts.blocks
         self.stages = costs.shape.pp
         self.units = len(costs.model.units)
         # Each stage takes a unit at least: before stage i lie i units and fewer than this many more.
         self.width = max(self.units - self.stages + 1, 1)
         self.m = costs.micro_batches
         self.even = 0.0  # seconds that a stage at the bound counts as longer, its square below
-        most = max(len(states) for states in lattice.states)
+        most = max(len(states) for states in counts.states)
         self.batch = max(min(BATCH, SMALL // (most * (self.units + 1) ** 2)), 1)
 
     def in_flight(self, stage: int) -> int:
@@ -105,7 +105,7 @@ class DynamicProgram:
             return [(self.costs.p2p(seats, after, of.inside[position]), [(block, position + 1)])]
         by_time: dict[float, list[tuple[int, int]]] = {}
         for index, other in enumerate(self.blocks):
-            seconds = self.costs.p2p(seats, other.stages[0], self.lattice.between)
+            seconds = self.costs.p2p(seats, other.stages[0], self.counts.between)
             by_time.setdefault(seconds, []).append((index, 0))
         return list(by_time.items())
 
@@ -147,11 +147,11 @@ class DynamicProgram:
 
     def _steps(self, bounds: np.ndarray, first: list[int]) -> Iterator[dict[Key, np.ndarray]]:
         """Before each stage i: the smallest sums [bound, state, units placed less i] so far."""
-        states, steps = self.lattice.states, self.lattice.steps
+        states, steps = self.counts.states, self.counts.steps
         now: dict[Key, np.ndarray] = {}
         for b in first:
             if steps[0][b][0].size:
-                values = np.full((len(bounds), len(states[self.lattice.end(b, 0)]), self.width), INF)
+                values = np.full((len(bounds), len(states[self.counts.end(b, 0)]), self.width), INF)
                 values[:, steps[0][b][1], 0] = 0.0
                 now[b, 0, 0.0] = values
         yield now
@@ -177,7 +177,7 @@ class DynamicProgram:
                 if key[1] == 0:
                     before, after_it = steps[stage + 1][key[0]]
                     values = np.full(
-                        (len(bounds), len(states[self.lattice.end(key[0], stage + 1)]), self.width), INF
+                        (len(bounds), len(states[self.counts.end(key[0], stage + 1)]), self.width), INF
                     )
                     values[:, after_it] = least[tuple(which)][:, before]
                 now[key] = values
@@ -210,6 +210,8 @@ class DynamicProgram:
                     ]
                 else:
                     options = list(self._before(history[stage], stage, after, state, units[who], bounds))
+                if not options:
+                    return rows[:0], partitions[:0]
                 shapes = [(len(who), s.shape[1]) for _, s in options]
                 each = [np.broadcast_to(s, shape) for (_, s), shape in zip(options, shapes, strict=True)]
                 sums = np.concatenate(each, axis=1)
@@ -249,7 +251,7 @@ class DynamicProgram:
                     continue
                 origin = state
                 if after[1] == 0:
-                    pairs = self.lattice.steps[stage + 1][after[0]]
+                    pairs = self.counts.steps[stage + 1][after[0]]
                     (where,) = np.nonzero(pairs[1] == state)
                     if not where.size:
                         continue

@@ -27,7 +27,7 @@ from fasop.memo import memo
 from fasop.plans.shapes import INSIDE, Block, Seats, Shape, inside_node
 from fasop.search.arrays import INF, distinct
 from fasop.search.dynamic_program import SLACK, DynamicProgram
-from fasop.search.lattice import Lattice
+from fasop.search.node_counts import NodeCounts
 
 DRAWS = 64  # assignments near the best
 SPREAD, WIDER = 0.002, 0.03  # of the objective: noise of a random choice, and bounds above the best
@@ -65,7 +65,7 @@ class Search:
     def __init__(
         self,
         costs: StageCosts,
-        lattice: Lattice,
+        counts: NodeCounts,
         fit: bool = True,
         paced: bool = False,
         guess: float = 0.0,
@@ -74,8 +74,8 @@ class Search:
         may not be far above, to begin with.
         """
         self.costs, self.guess, self.paced = costs, guess, paced
-        self.program = DynamicProgram(costs, lattice, fit, paced)
-        self.blocks = lattice.blocks
+        self.program = DynamicProgram(costs, counts, fit, paced)
+        self.blocks = counts.blocks
         self.stages, self.m = costs.shape.pp, costs.micro_batches
 
     def best(self, limit: float = INF) -> Assignment | None:
@@ -220,7 +220,7 @@ class Search:
     def _maximum(self, assignment: Assignment) -> float:
         """The maximum in a assignment's objective."""
         inside = inside_node(self.costs.cluster, assignment.placement, self.costs.shape)
-        kinds = [INSIDE if within else self.program.lattice.between for within in inside]
+        kinds = [INSIDE if within else self.program.counts.between for within in inside]
         pairs = zip(assignment.seats[:-1], assignment.seats[1:], kinds, strict=True)
         messages = [0.0, *(self.costs.p2p(*pair) for pair in pairs), 0.0]
         ends = itertools.accumulate(assignment.partition)

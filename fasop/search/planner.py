@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from fasop.exact.compute import Compute
-from fasop.exact.links import Links
-from fasop.exact.once_per_step import synchronized
+from fasop.exact.communication import Communication
+from fasop.exact.gradients_and_optimizer import synchronized
 from fasop.exact.passes import Passes
 from fasop.exact.stage_costs import StageCosts
+from fasop.exact.unit_times import Compute
 from fasop.inputs.clusters import Cluster
 from fasop.inputs.costs import CostFile
 from fasop.inputs.models import Model
@@ -21,11 +21,11 @@ from fasop.plans.options import Options
 from fasop.plans.plan import Plan
 from fasop.plans.shapes import MOST_BLOCKS, Block, Shape, blocks, left_out, stage_seats
 from fasop.schedule import one_f_one_b
-from fasop.search.assembled import made_plan
 from fasop.search.bounds import Bounds
-from fasop.search.lattice import Lattice
+from fasop.search.improve import Simulated, best_of_all, improve
+from fasop.search.make_plan import made_plan
+from fasop.search.node_counts import NodeCounts
 from fasop.search.partition import Assignment, Search
-from fasop.search.simulated import Simulated, best_of_all, improve
 
 LARGE = 256  # GPUs from which tables take so much memory that few are kept, else
 MANY = 24
@@ -49,7 +49,7 @@ class Planner:
         self.model, self.cluster, self.options = model, cluster, options
         self.iterations, self.idle = iterations, idle
         self.compute = Compute(cost_files, model, options)
-        self.passes = Passes(model, self.compute, Links(cluster), options, max_tp)
+        self.passes = Passes(model, self.compute, Communication(cluster), options, max_tp)
         self._tables: OrderedDict[tuple[object, ...], StageCosts] = OrderedDict()  # the last used last
         self.bounds = Bounds(self.passes, self.tables)
 
@@ -65,12 +65,12 @@ class Planner:
         found = self._tables[key]
         return found if found.shape == shape else found.of(shape)
 
-    def lattice(self, shape: Shape) -> Lattice:
-        return self._lattice(shape.group, shape.pp)
+    def counts(self, shape: Shape) -> NodeCounts:
+        return self._node_counts(shape.group, shape.pp)
 
     @memo
-    def _lattice(self, gpus_per_stage: int, stages: int) -> Lattice:
-        return Lattice(self.cluster, self._blocks(gpus_per_stage), stages, self.idle)
+    def _node_counts(self, gpus_per_stage: int, stages: int) -> NodeCounts:
+        return NodeCounts(self.cluster, self._blocks(gpus_per_stage), stages, self.idle)
 
     @memo
     def _blocks(self, gpus_per_stage: int) -> list[Block]:
@@ -88,16 +88,16 @@ class Planner:
         None where none fits into memory, or where none can take less than ``limit`` seconds; ``fit``
         False: as if memory had no end.
         """
-        tables, lattice = self.tables(shape), self.lattice(shape)
-        if not lattice.possible:
+        tables, counts = self.tables(shape), self.counts(shape)
+        if not counts.possible:
             return None
-        if fit and (found := best_of_all(tables, lattice)) is not False:
+        if fit and (found := best_of_all(tables, counts)) is not False:
             if found is None:
                 return None
             simulated = self.simulate(tables, found)
             return found, simulated, simulated.step
         guess = self.bounds.busiest(shape)
-        assignment = Search(tables, lattice, fit, guess=guess).best(limit)
+        assignment = Search(tables, counts, fit, guess=guess).best(limit)
         if assignment is None:
             return None
         bound, simulated = assignment.objective, self.simulate(tables, assignment, fit)
@@ -105,7 +105,7 @@ class Planner:
         # objective, which counts all of them, may find better.
         first = simulated.pipeline + simulated.reduction[0] + simulated.update[0] + simulated.embedding
         if simulated.step > WORTH * first:
-            other = Search(tables, lattice, fit, paced=True, guess=guess).best()
+            other = Search(tables, counts, fit, paced=True, guess=guess).best()
             assert other is not None
             paced = self.simulate(tables, other, fit)
             if paced.step < simulated.step:
@@ -115,10 +115,10 @@ class Planner:
     def refine(self, plan: Plan) -> Plan:
         """The plan, which fits into memory, or a better one of the same shape near it."""
         shape = plan.shape
-        tables, lattice = self.tables(shape), self.lattice(shape)
+        tables, counts = self.tables(shape), self.counts(shape)
         seats = stage_seats(self.cluster, plan.placement, shape)
         assignment = Assignment(plan.placement, seats, plan.partition, plan.lower_bound)
-        better = improve(tables, [assignment, *Search(tables, lattice).near(assignment)])
+        better = improve(tables, [assignment, *Search(tables, counts).near(assignment)])
         return self.plan(shape, better, self.simulate(tables, better), plan.lower_bound)
 
     def estimate(self, shape: Shape, placement: tuple[str, ...], partition: tuple[int, ...]) -> Plan:

@@ -15,7 +15,7 @@ from fasop.errors import PlanError
 from fasop.inputs.clusters import Cluster
 from fasop.inputs.costs import CostFile
 from fasop.inputs.models import Model
-from fasop.plans.goal import Goal, pareto_front
+from fasop.plans.goal import Goal, by_time_and_price, pareto_front
 from fasop.plans.options import Options
 from fasop.plans.plan import Plan
 from fasop.plans.shapes import Shape, shapes
@@ -78,10 +78,7 @@ def search(
         with multiprocessing.get_context("fork").Pool(processes, _die_when_told) as pool:
             run = lambda task: pool.apply_async(_evaluate, (task, goal.everything, kept.limit(task))).get  # noqa: E731
             _work(tasks, kept, progress, 2 * processes, run)
-    if len(clusters) > 1:
-        return kept.refined()
-    # Parts of a cluster number their nodes anew.
-    return [replace(plan, hosts=tuple(clusters[0].assigned(plan.placement))) for plan in kept.refined()]
+    return kept.refined()
 
 
 def _die_when_told() -> None:
@@ -106,10 +103,14 @@ def parts_of(cluster: Cluster) -> list[Cluster]:
             break
         steps -= 1
     found = []
+    # Parts name their nodes as the whole does.
+    hosts = {
+        gpu.name: tuple(host for host, name in cluster.hosts() if name == gpu.name) for gpu in cluster.gpus
+    }
     for nodes in itertools.product(*counts):
         used = [(gpu, n) for gpu, n in zip(cluster.gpus, nodes, strict=True) if n]
         if used:
-            gpus = tuple(replace(gpu, hosts=gpu.hosts[:n]) for gpu, n in used)
+            gpus = tuple(replace(gpu, hosts=hosts[gpu.name][:n]) for gpu, n in used)
             found.append(replace(cluster, gpus=gpus, nodes=tuple(n for _, n in used)))
     return found
 
@@ -167,7 +168,7 @@ class _Kept:
             return
         self.plans.sort(key=lambda pair: self._order(pair[1]))
         if goal.objective == "pareto":
-            front = pareto_front([plan for _, plan in self.plans])
+            front = pareto_front([plan for _, plan in self.plans], by_time_and_price)
             self.plans = [pair for pair in self.plans if any(pair[1] is plan for plan in front)]
         else:
             del self.plans[max(goal.top, KEPT) :]
@@ -209,7 +210,9 @@ class _Kept:
         plans.sort(key=self._order)
         if goal.everything:
             return plans
-        return pareto_front(plans) if goal.objective == "pareto" else plans[: goal.top]
+        if goal.objective == "pareto":
+            return pareto_front(plans, by_time_and_price)
+        return plans[: goal.top]
 
     def _order(self, plan: Plan) -> tuple[float, float, int]:
         return self._value(plan), plan.step_time, len(plan.placement)

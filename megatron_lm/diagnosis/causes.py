@@ -8,112 +8,84 @@ import errno
 import os
 import re
 import signal
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
-from megatron_lm.diagnosis.rules import (
-    OF_ERRNO,
-    OF_SIGNAL,
-    PEER,
-    PEER_ERRNOS,
-    PEER_SIGNALS,
-    PRIMARY,
-    RULES,
-    WEAK,
-)
-from megatron_lm.diagnosis.statements import Kind, Statement, ends_in_errno, starts_with_errno
+from megatron_lm.diagnosis.rules import OF_ERRNO, OF_SIGNAL, PEER, PRIMARY, RULES, WEAK
+from megatron_lm.diagnosis.statements import FIRST_OF_NODE, Kind, Statement, ends_in_errno, starts_with_errno
 
-ENDED_BY_SIGNAL = "it was ended by"
 LONGEST = 300
 UNKNOWN = len(RULES)
 
 
-@dataclass(frozen=True)
-class Cause:
-    """sentence: what happened to "rank 3 on n2"; weight: PRIMARY, WEAK or PEER; order: of the rule, or
-    later.
+class Cause(NamedTuple):
+    """sentence: what happened to "rank 3 on n2"; weight: PRIMARY, WEAK or PEER; order: of the rule, less than
+    UNKNOWN if the sentence is more than the message itself.
     """
 
     sentence: str
     weight: int
     order: int = UNKNOWN
 
-    @property
-    def is_known(self) -> bool:
-        """Whether the sentence is more than the message itself."""
-        return self.order < UNKNOWN
-
 
 def explain(statement: Statement) -> Cause | None:
     """The cause; None if the statement reports no failure."""
-    cause = None if statement.kind is Kind.DETAIL else _explained(statement)
+    cause = _explained(statement)
     if cause is None:
         return None
-    if statement.survived:
-        cause = replace(cause, weight=max(cause.weight, WEAK))
-    text = cause.sentence
-    return replace(cause, sentence=text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…")
+    text, weight = cause.sentence, max(cause.weight, WEAK if statement.survived else PRIMARY)
+    return cause._replace(weight=weight, sentence=text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…")
 
 
 def _explained(statement: Statement) -> Cause | None:
-    whole = f"{statement.name}: {statement.text}" if statement.name else statement.text
+    kind, text = statement.kind, statement.text
+    whole = f"{statement.name}: {text}" if statement.name else text
     for order, rule in enumerate(RULES):
-        if rule.kinds and statement.kind not in rule.kinds:
-            continue
-        if match := rule.pattern.search(whole):
-            return Cause(_filled(rule.sentence, match, statement), rule.weight, order)
-    weight = PRIMARY if statement.kind is Kind.EXCEPTION else WEAK
-    if statement.kind is Kind.RECORD and re.search(r"\.(?:cpp|cc|hpp|cu|h):\d+$", statement.name):
+        if kind in rule.kinds and (match := rule.pattern.search(whole)):
+            # NCCL gives the reason below "Last error:".
+            last = re.search(r"Last error:\s*(.*)", text)
+            groups = {name: value or "" for name, value in match.groupdict().items()}
+            groups |= {"last": last[1] if last else text, "text": text}
+            return Cause(rule.sentence.format(**groups), rule.weight, order)
+    if kind is Kind.RANK_END:
+        cause = of_code(statement.code or 0)
+        # What ended before the others of its node was not ended because of them.
+        if cause and statement.name == FIRST_OF_NODE:
+            return cause._replace(weight=min(cause.weight, WEAK))
+        return cause
+    if kind is Kind.DEATH:
+        aborted = "abort" in text.lower()
+        return Cause(f"a process crashed: {text}", WEAK if aborted else PRIMARY, UNKNOWN - 1)
+    weight = PRIMARY if kind is Kind.EXCEPTION else WEAK
+    if kind is Kind.RECORD and re.search(r"\.(?:cpp|cc|hpp|cu|h):\d+$", statement.name):
         # What PyTorch's library records beside what a rule knows, such as which trace it could not find.
         weight = PEER
-    if statement.kind is Kind.RANK_END:
-        return _of_code(statement)
-    if statement.kind is Kind.DEATH:
-        aborted = "abort" in statement.text.lower()
-        return Cause(f"a process crashed: {statement.text}", WEAK if aborted else PRIMARY, UNKNOWN - 1)
-    if number := errno_of(statement.text):
-        words = OF_ERRNO.get(number, os.strerror(number))
-        return Cause(
-            f"{words} ({_quoted(statement)})", PEER if number in PEER_ERRNOS else weight, UNKNOWN - 1
-        )
-    if statement.kind is Kind.EXCEPTION:
-        return Cause(f"it raised {_quoted(statement)}", weight)
-    if statement.kind is Kind.SLURM:
-        return Cause(f"Slurm reports: {statement.text}", weight)
-    return Cause(_quoted(statement), weight)
+    # The source of a record is a file of the logger's.
+    name = "" if kind is Kind.RECORD else statement.name
+    quoted = ": ".join(part for part in (name, re.sub(r"^rank \d+: ", "", text)) if part)
+    if number := errno_of(text):
+        of_errno, words = OF_ERRNO.get(number, (weight, os.strerror(number)))
+        return Cause(f"{words} ({quoted})", max(weight, of_errno), UNKNOWN - 1)
+    form = {Kind.EXCEPTION: "it raised {}", Kind.SLURM: "Slurm reports: {}"}.get(kind, "{}")
+    return Cause(form.format(text if kind is Kind.SLURM else quoted), weight)
 
 
 def errno_of(text: str) -> int | None:
     """The errno in a message, by number, name or text."""
-    if match := re.search(r"\[Errno (\d+)\]|errno[:=] ?-?(\d+)|\brc = -(\d+)", text):
-        return int(next(filter(None, match.groups())))
+    if match := re.search(r"\[Errno (\d+)\]|errno[:=] ?-?(\d+)", text):
+        return int(match[1] or match[2])
     for match in re.finditer(r"\b(E[A-Z]{3,})\b", text):
         if hasattr(errno, match[1]):
             return int(getattr(errno, match[1]))
     return ends_in_errno(text) or starts_with_errno(text)
 
 
-def _of_code(statement: Statement) -> Cause | None:
-    code = statement.code or 0
-    number = -code if code < 0 else code - 128 if code > 128 else 0
+def of_code(code: int) -> Cause | None:
+    """What the exit code of a process means, -N or 128 + N for signal N; None for 0."""
+    number = -code if code < 0 else code - 128
     try:
         received = signal.Signals(number)
     except ValueError:
         return Cause(f"it ended with exit code {code}", WEAK) if code else None
-    if received in PEER_SIGNALS:
-        return Cause(f"{ENDED_BY_SIGNAL} {received.name}", PEER, UNKNOWN - 1)
-    words = OF_SIGNAL.get(received, f"{ENDED_BY_SIGNAL} {received.name}")
+    weight, words = OF_SIGNAL.get(received, (PRIMARY, f"it was ended by {received.name}"))
     # A process that aborts has reported why.
-    return Cause(words, WEAK) if received == signal.SIGABRT else Cause(words, PRIMARY, UNKNOWN - 1)
-
-
-def _filled(sentence: str, match: re.Match[str], statement: Statement) -> str:
-    groups = {name: value or "" for name, value in match.groupdict().items()}
-    # NCCL gives the reason below "Last error:".
-    last = re.search(r"Last error:\s*(.*)", statement.text)
-    return sentence.format(**{**groups, "last": last[1] if last else statement.text, "text": statement.text})
-
-
-def _quoted(statement: Statement) -> str:
-    # The source of a record is a file of the logger's.
-    name = "" if statement.kind is Kind.RECORD else statement.name
-    return ": ".join(part for part in (name, re.sub(r"^rank \d+: ", "", statement.text)) if part)
+    return Cause(words, weight, UNKNOWN if received == signal.SIGABRT else UNKNOWN - 1)

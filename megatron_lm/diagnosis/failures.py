@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from megatron_lm.diagnosis import statements
-from megatron_lm.diagnosis.causes import ENDED_BY_SIGNAL, Cause, explain
-from megatron_lm.diagnosis.rules import PEER
+from megatron_lm.diagnosis.causes import UNKNOWN, Cause, explain, of_code
+from megatron_lm.diagnosis.rules import PEER, PRIMARY
 from megatron_lm.diagnosis.statements import Kind, Statement
 from megatron_lm.logs import records
 
@@ -57,18 +57,24 @@ class _Finding(NamedTuple):
     cause: Cause
 
 
-def first(logs: Iterable[Log], ended: Mapping[str, float], has_failed: bool) -> Failure | None:
+def first(logs: Iterable[Log], ended: Mapping[str, tuple[int, float]], has_failed: bool) -> Failure | None:
     """The failure with which a run began; None if the logs report none.
 
-    ended: when each node's launch ended, in epoch seconds. has_failed: the run is known to have failed; if
-    not, a statement counts only where a process has ended, or the log itself.
+    ended: exit code of each node's launch, and when it ended, in epoch seconds. has_failed: the run is known
+    to have failed; if not, a statement counts only where a process has ended, or the log itself.
     """
     found = [failure for log in logs for failure in of_log(log, has_failed)]
+    for node, (code, end) in ended.items():
+        # torchrun itself was killed: what its ranks fail with is a consequence.
+        if code > 128 and (cause := of_code(code)) and cause.weight == PRIMARY:
+            when = datetime.fromtimestamp(end)
+            sentence = f"its launcher, torchrun: {cause.sentence}"
+            found.append(Failure(f"node {node}", node, None, sentence, PRIMARY, when, ()))
     if not found:
         return None
 
     def order(failure: Failure) -> tuple[int, datetime, bool, float]:
-        end = ended.get(failure.node, float("inf"))
+        _, end = ended.get(failure.node, (0, float("inf")))
         return failure.weight, failure.when or datetime.max, failure.rank is None, end
 
     earliest = min(found, key=order)
@@ -133,7 +139,7 @@ def _failure(log: Log, rank: int | None, group: list[_Finding]) -> Failure:
     informative = [
         finding
         for finding in group
-        if (finding.statement.kind is not Kind.RANK_END or finding.cause.is_known)
+        if (finding.statement.kind is not Kind.RANK_END or finding.cause.order < UNKNOWN)
         and not _is_launcher(finding)
     ]
     statement, cause = min(
@@ -149,7 +155,9 @@ def _failure(log: Log, rank: int | None, group: list[_Finding]) -> Failure:
 def _with_silent_ranks(failure: Failure, found: list[Failure]) -> Failure:
     """Add which ranks reported nothing until they were ended: one of them kept the others waiting."""
     silent = sorted(
-        other.rank for other in found if other.rank is not None and other.sentence.startswith(ENDED_BY_SIGNAL)
+        other.rank
+        for other in found
+        if other.rank is not None and other.sentence.startswith("it was ended by SIG")
     )
     if not silent or len(silent) > MOST_NAMED or failure.rank in silent:
         return failure

@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
 ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
-# Which rank wrote the line: torch's exception hook and logs, torchrun --tee, mpirun -tag-output.
-RANK = re.compile(r"\[rank(?P<rank>\d+)\]:? ?|\[\d+,(?P<mpi>\d+)\]<\w+>: ?")
-LOCAL_RANK = re.compile(r"\[default(?P<local>\d+)\]:")
-LABEL = re.compile(r" *\d+: ")  # srun --label
-# Text that starts a line of its own, even if a progress bar stands in front of it.
-AFTER_A_BAR = re.compile(
-    r"(?:\[rank\d+\]:)?\[[IWEF](?:\d{3,4} [\d:.]+)? ?\w+\.(?:cpp|cc|hpp|cu|h):\d+\] "
-    r"|(?:\[rank\d+\]: ?)?(?<!traceback : )Traceback \(most recent call last\):$"
-)
+# Which rank wrote the line: torch's exception hook and logs.
+RANK = re.compile(r"\[rank(?P<rank>\d+)\]:? ?")
 CLOCK = r"(?P<time>\d\d:\d\d:\d\d(?:[.,]\d+)?)"
 DATE = r"(?P<date>\d{4}-\d\d-\d\d)"
 NAMES = r"(?P<level>DEBUG|INFO|NOTICE|WARN|WARNING|ERROR|CRITICAL|FATAL)"
@@ -24,10 +16,8 @@ NAMES = r"(?P<level>DEBUG|INFO|NOTICE|WARN|WARNING|ERROR|CRITICAL|FATAL)"
 HEADERS = [
     # torch and glog: E1121 05:22:01.123000 12 torch/x.py:793] text
     rf"(?P<level>[IWEFVD])(?P<day>\d{{3,4}}) {CLOCK} +\d+ (?P<source>\S+:\d+)\] ?(?P<text>.*)",
-    # torch's C++: [E1121 05:22:01.123456789 ProcessGroupNCCL.cpp:616] text; without the time before 2.3
-    rf"\[(?P<level>[IWEF])(?:(?P<day>\d{{3,4}}) {CLOCK})? ?(?P<source>\S+\.\w+:\d+)\] ?(?P<text>.*)",
-    # torch.distributed.elastic before 2.3: [2024-05-01 10:11:12,345] torch.distributed.x: [ERROR] text
-    rf"\[{DATE} {CLOCK}\] (?P<source>\S+): \[(?P<level>[A-Z]+)\] ?(?P<text>.*)",
+    # torch's C++: [E1121 05:22:01.123456789 ProcessGroupNCCL.cpp:616] text
+    rf"\[(?P<level>[IWEF])(?P<day>\d{{3,4}}) {CLOCK} (?P<source>\S+\.\w+:\d+)\] ?(?P<text>.*)",
     # NCCL: [2024-05-01 10:11:12] n1:123:456 [0] misc/socket.cc:58 NCCL WARN text
     rf"(?:\[?{DATE}[ T]{CLOCK}\S* )?(?P<source>[\w.-]+:\d+:\d+) \[-?\d+\] (?:\S+:\d+ )?"
     r"NCCL (?P<level>WARN|INFO|TRACE) ?(?P<text>.*)",
@@ -37,8 +27,6 @@ HEADERS = [
     # Its default, and those with nothing but a level: ERROR:root:text, [ERROR] text
     rf"{NAMES}:(?P<source>[\w.]+):(?P<text>.*)",
     rf"\[{NAMES}\] (?P<text>.*)",
-    # The kernel: [12345.678901] text, Nov 21 05:24:20 n1 kernel: text
-    r"(?:\[ *\d+\.\d{6}\] |\w{3} +\d+ [\d:]{8} \S+ kernel: (?:\[ *\d+\.\d+\] )?)(?P<text>.*)",
 ]
 PATTERNS = [re.compile(header) for header in HEADERS]
 # The rank within a record of torch: [Rank 3] …, [PG ID 0 PG GUID 0(default_pg) Rank 3] …
@@ -55,7 +43,6 @@ class Line:
     raw: str
     text: str
     rank: int | None = None
-    local_rank: int | None = None
     level: str = ""
     source: str = ""
     when: datetime | None = None
@@ -72,27 +59,13 @@ class Line:
 def split(text: str, base: datetime) -> list[Line]:
     """The lines of a log; ``base``: a time near the log's, for headers without year or date."""
     rows = [ANSI.sub("", row.rpartition("\r")[2]) for row in text.replace("\r\n", "\n").split("\n")]
-    labelled = _is_labelled(rows)
-    return [
-        _line(number, LABEL.sub("", row, count=1) if labelled else row, base)
-        for number, row in enumerate(rows)
-    ]
-
-
-def _is_labelled(rows: Iterable[str]) -> bool:
-    filled = [row for row in rows if row.strip()]
-    return bool(filled) and sum(bool(LABEL.match(row)) for row in filled) > 0.9 * len(filled)
+    return [_line(number, row, base) for number, row in enumerate(rows)]
 
 
 def _line(number: int, raw: str, base: datetime) -> Line:
-    text, rank, local_rank = raw, None, None
-    if not any(pattern.fullmatch(text) for pattern in PATTERNS) and (match := AFTER_A_BAR.search(text)):
-        text = text[match.start() :]
-    while match := RANK.match(text) or LOCAL_RANK.match(text):
-        groups = match.groupdict()
-        rank = int(groups.get("rank") or groups.get("mpi") or -1) if "rank" in groups else rank
-        local_rank = int(groups["local"]) if "local" in groups else local_rank
-        text = text[match.end() :]
+    text, rank = raw, None
+    if match := RANK.match(text):
+        rank, text = int(match["rank"]), text[match.end() :]
     for pattern in PATTERNS:
         if match := pattern.fullmatch(text):
             groups = match.groupdict()
@@ -101,8 +74,8 @@ def _line(number: int, raw: str, base: datetime) -> Line:
                 named = re.search(r"\brank (\d+)", source) or OWN_RANK.match(groups["text"])
                 rank = int(named[1]) if named else None
             level = groups.get("level") or ""
-            return Line(number, raw, groups["text"], rank, local_rank, level, source, _time(groups, base))
-    return Line(number, raw, text, rank, local_rank)
+            return Line(number, raw, groups["text"], rank, level, source, _time(groups, base))
+    return Line(number, raw, text, rank)
 
 
 def _time(groups: dict[str, str | None], base: datetime) -> datetime | None:

@@ -7,21 +7,10 @@ from collections.abc import Mapping
 
 from megatron_lm.diagnosis import failures
 from megatron_lm.diagnosis.failures import Failure, Log
-from megatron_lm.diagnosis.rules import PEER, PRIMARY
+from megatron_lm.diagnosis.rules import OF_STATE, PEER, PRIMARY
 from megatron_lm.logs import records, state
 from megatron_lm.logs.runs import Node, Run
 from megatron_lm.logs.state import State
-
-# What Slurm's state of a job means, where no log explains it.
-SENTENCES = {
-    "CANCELLED": "job {job} was cancelled",
-    "TIMEOUT": "job {job} reached its time limit",
-    "NODE_FAIL": "a node of job {job} failed",
-    "PREEMPTED": "job {job} was preempted by another job",
-    "OUT_OF_MEMORY": "job {job} used more memory than it was given, and its processes were killed",
-    "DEADLINE": "job {job} reached its deadline",
-    "BOOT_FAIL": "a node of job {job} did not boot",
-}
 
 
 def first_failure(run: Run, states: Mapping[str, State]) -> Failure | None:
@@ -33,13 +22,17 @@ def first_failure(run: Run, states: Mapping[str, State]) -> Failure | None:
     logs = [Log("", run.batch_output(job)) for job in run.jobs]
     logs += [log_of(node) for node in run.nodes]
     notes = {node.name: state.note_of(node) for node in run.nodes}
-    ended = {name: note.when for name, note in notes.items() if note and note.when and note.word == "exit"}
+    ended = {
+        name: (note.number, note.when)
+        for name, note in notes.items()
+        if note and note.when and note.word == "exit"
+    }
     found = failures.first(logs, ended, has_failed)
     if found is not None and found.weight != PEER:
         return found
     for job, known in states.items():
-        if known.word in SENTENCES:
-            sentence = SENTENCES[known.word].format(job=job)
+        if known.word in OF_STATE:
+            sentence = OF_STATE[known.word].format(job=job)
             return Failure("", "", None, sentence, PRIMARY, None, found.lines if found else ())
     return found
 

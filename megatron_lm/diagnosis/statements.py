@@ -28,7 +28,6 @@ class Kind(Enum):
     DEATH = "death of a process"
     RANK_END = "end of a rank, as torchrun reports it"
     SLURM = "message of Slurm"
-    DETAIL = "message that only explains others"
 
 
 @dataclass(frozen=True)
@@ -50,6 +49,7 @@ class Statement:
     lines_after: int = 0
 
 
+FIRST_OF_NODE = "root cause"  # name of the end of a rank that torchrun saw end first
 START = "Traceback (most recent call last):"
 EXCEPTION = re.compile(r"(?P<name>(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*)(?:: (?P<text>.*)|:?)$")
 # Without a traceback above it, only a name that can't be anything else is an exception.
@@ -60,7 +60,7 @@ CHAINED = (
 )
 CPP = re.compile(r"terminate called after throwing an instance of '(?P<name>[\w:]+)(?:<.*>)?'")
 WHAT = re.compile(r"\s*what\(\): +(?P<text>.*)")
-# How a shell, Python's fault handler, MPI and absl report that a process was ended by a signal.
+# How a shell and Python's fault handler report that a process was ended by a signal, and the kernel's report.
 SIGNALS = (
     "Segmentation fault|Bus error|Aborted|Killed|Illegal instruction|Floating point exception|"
     "Trace/breakpoint trap"
@@ -68,9 +68,6 @@ SIGNALS = (
 DEATHS = [
     re.compile(rf"(?:\S+: line \d+: +)?(?:\d+ )?(?P<text>(?:{SIGNALS})(?: +\(core dumped\))?)(?:  .*)?$"),
     re.compile(r"Fatal Python error: (?P<text>.*)"),
-    re.compile(r"(?:\[\S+\] )?(?:\*\*\* )?Signal: (?P<text>[A-Z][\w ]+\(\d+\))"),
-    re.compile(r"\*\*\* (?P<text>SIG[A-Z]+) received at time=\d+.*"),
-    re.compile(r"\S+ noticed that process rank (?P<rank>\d+) .* exited on signal \d+ \((?P<text>[^)]*)\)\.?"),
     re.compile(r"(?P<text>(?:Memory cgroup out|Out) of memory: Killed process \d+ .*)"),
 ]
 SLURM = re.compile(
@@ -78,13 +75,20 @@ SLURM = re.compile(
     r"(?P<text>.*)"
 )
 # Without the name of one of Slurm's programs, only its plugins and jobs.
-UNNAMED = re.compile(r"pyxis: |spank|\*\*\* (?:JOB|STEP) |Detected \d+ oom|Node failure on ")
+UNNAMED = re.compile(r"\*\*\* (?:JOB|STEP) |Detected \d+ oom|Node failure on ")
 PROGRAM = re.compile(r"(?P<name>(?:[\w./@+-]*/)?[A-Za-z_][\w.+-]*)(?:\[\d+\])?: +(?P<text>.*)")
+ERROR = re.compile(r"(?:fatal error|error|ERROR|fatal|FATAL): ")
+OWN_SCRIPT = re.compile(r".*/.*\.(?:sh|py)|_0\d_\w+\.(?:sh|py)")
+SHELL = re.compile(r"\S*(?:bash|sh|zsh)|.*\.sh")
 SHELL_FAILURES = ("command not found", "cannot execute binary file", "bad interpreter", "syntax error")
-LUSTRE = re.compile(r"LustreError: (?:\d+:\d+:\(\S+ *\) *|\d+-\w+: )?(?P<text>.*)")
-DRIVER = re.compile(r"NVRM: (?P<text>Xid .*)")
 FAILED = re.compile(
     r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<local>\d+) \(pid: \d+\) of binary: "
+)
+# A rank in torchrun's report.
+REPORTED = re.compile(
+    r"^\s*\[\d+\]:\n\s+time +: (?P<time>.*)\n.*\n\s+rank +: (?P<rank>\d+) \(local_rank: (?P<local>\d+)\)\n"
+    r"\s+exitcode +: (?P<code>-?\d+).*\n.*\n\s+traceback : (?P<text>.*)",
+    re.MULTILINE,
 )
 STRERRORS = {os.strerror(number): number for number in errno.errorcode}
 CONTINUED = 30  # lines of a message at most
@@ -163,7 +167,7 @@ def _traceback(lines: list[Line], at: int, used: set[int]) -> Iterator[Statement
         tuple(lines[number].raw for number in ours[: last + 1]),
         at,
         rank,
-        lines[at].local_rank,
+        None,
         lines[at].when,
         survived=survived,
     )
@@ -186,83 +190,44 @@ def _continues(line: Line, first: Line) -> bool:
 
 
 def _cpp(lines: list[Line], at: int, used: set[int], name: str) -> Statement:
-    text, taken = "", [at]
-    for number in range(at + 1, min(at + 6, len(lines))):
-        if match := WHAT.match(lines[number].text):
-            text = match["text"]
-            taken.append(number)
-            break
+    near = range(at + 1, min(at + 6, len(lines)))
+    found = [(number, match["text"]) for number in near if (match := WHAT.match(lines[number].text))][:1]
+    taken = [at, *(number for number, _ in found)]
     used.update(taken)
-    raw = tuple(lines[number].raw for number in taken)
-    return Statement(
-        Kind.EXCEPTION, name, text, raw, at, lines[at].rank, lines[at].local_rank, lines[at].when
-    )
+    raw, text = tuple(lines[number].raw for number in taken), "".join(text for _, text in found)
+    return Statement(Kind.EXCEPTION, name, text, raw, at, lines[at].rank, None, lines[at].when)
 
 
 def _report(lines: list[Line], at: int, used: set[int]) -> Iterator[Statement]:
-    """The ranks in torchrun's report: ``[0]:``, then ``name : value`` lines."""
-    facts: dict[str, str] = {}
-    start = at
-    for number in range(at, len(lines)):
-        text = lines[number].text
-        if number > at and text.startswith(("====", "----")):
-            break
-        if START not in text:
-            used.add(number)
-        if re.fullmatch(r"\[\d+\]:", text.strip()):
-            yield from _of_report(facts, lines, start)
-            facts, start = {}, number
-        elif match := re.match(r"\s+(time|host|rank|exitcode|error_file|traceback) *: (.*)", text):
-            facts[match[1]] = match[2]
-            if START in text:
-                _lift_traceback(lines, number, facts)
-    yield from _of_report(facts, lines, start)
-
-
-def _lift_traceback(lines: list[Line], at: int, facts: dict[str, str]) -> None:
-    """With error files torchrun's report holds the ranks' tracebacks, indented: make them ordinary lines."""
-    rank = re.match(r"\d+", facts.get("rank", ""))
-    lines[at] = replace(lines[at], text=START, rank=int(rank[0]) if rank else None)
-    for number in range(at + 1, len(lines)):
-        text = lines[number].text
-        if text.startswith(("====", "----")) or re.fullmatch(r"\[\d+\]:", text.strip()):
-            break
-        lines[number] = replace(lines[number], text=text[2:], rank=lines[at].rank)
-
-
-def _of_report(facts: dict[str, str], lines: list[Line], start: int) -> Iterator[Statement]:
-    rank = re.match(r"(\d+) \(local_rank: (\d+)\)", facts.get("rank", ""))
-    code = re.match(r"(-?\d+)", facts.get("exitcode", ""))
-    if not rank or not code:
-        return
-    try:
-        when = datetime.strptime(facts.get("time", ""), "%Y-%m-%d_%H:%M:%S")
-    except ValueError:
-        when = None
-    raw = tuple(line.raw for line in lines[start : start + 7])
-    text = facts.get("traceback", "")
-    yield Statement(
-        Kind.RANK_END, "torchrun", text, raw, start, int(rank[1]), int(rank[2]), when, int(code[1])
-    )
+    """The ranks in torchrun's report."""
+    ends = (number for number in range(at + 1, len(lines)) if lines[number].text.startswith(("====", "----")))
+    end = next(ends, len(lines))
+    used.update(range(at, end))
+    block = "\n".join(line.text for line in lines[at:end])
+    name = FIRST_OF_NODE if block.lstrip().startswith("Root Cause") else "torchrun"
+    for match in REPORTED.finditer(block):
+        start = at + block.count("\n", 0, match.start())
+        raw = tuple(line.raw for line in lines[start : start + 7])
+        rank, local, code = int(match["rank"]), int(match["local"]), int(match["code"])
+        when = _time(match["time"], "%Y-%m-%d_%H:%M:%S")
+        yield Statement(Kind.RANK_END, name, match["text"], raw, start, rank, local, when, code)
 
 
 def _single(line: Line, lines: list[Line], at: int, used: set[int]) -> Statement | None:
     """The statement that one line makes, with the lines that continue it; None for nearly all lines."""
     if line.is_mild:
-        return _detail(line) if "NCCL WARN" in line.raw else None
+        return None
     text = line.text
-    made = Statement(Kind.RECORD, line.source, text, (line.raw,), at, line.rank, line.local_rank, line.when)
+    made = Statement(Kind.RECORD, line.source, text, (line.raw,), at, line.rank, None, line.when)
     if match := FAILED.match(text):
         return replace(made, kind=Kind.RANK_END, local_rank=int(match["local"]), code=int(match["code"]))
     if (match := SLURM.fullmatch(text)) and (match["name"] or UNNAMED.match(match["text"])):
-        when = _slurm_time(match["text"]) or line.when
+        at_time = re.search(r"\bAT (\S+)", match["text"])
+        when = _time(at_time[1], "%Y-%m-%dT%H:%M:%S") if at_time else line.when
         return replace(made, kind=Kind.SLURM, name=match["name"] or "", text=match["text"], when=when)
     for pattern in DEATHS:
         if match := pattern.match(text):
-            rank = int(match["rank"]) if "rank" in pattern.groupindex else line.rank
-            return replace(made, kind=Kind.DEATH, name="", text=match["text"], rank=rank)
-    if match := LUSTRE.match(text) or DRIVER.match(text):
-        return replace(made, kind=Kind.TOOL, name="kernel", text=match["text"])
+            return replace(made, kind=Kind.DEATH, name="", text=match["text"])
     if line.is_severe:
         return replace(made, text=_with_continuation(lines, at, used))
     if match := BARE.fullmatch(text.strip()):
@@ -274,22 +239,12 @@ def _single(line: Line, lines: list[Line], at: int, used: set[int]) -> Statement
         return replace(made, kind=Kind.TOOL, name="", text=text.partition(": ")[2])
     if match := PROGRAM.fullmatch(text):
         name, message = match["name"], match["text"]
-        if re.match(r"(?:fatal error|error|ERROR|fatal|FATAL): ", message) or ends_in_errno(message):
+        tool = ERROR.match(message) or ends_in_errno(message) is not None
+        shell = SHELL.fullmatch(name) and any(words in message for words in SHELL_FAILURES)
+        # Our own scripts end with one sentence, which starts with their name.
+        if tool or shell or (OWN_SCRIPT.fullmatch(name) and message != "stopped"):
             return replace(made, kind=Kind.TOOL, name=name, text=message)
-        if any(words in message for words in SHELL_FAILURES) and re.match(
-            r"\S*(?:bash|sh|zsh)$|.*\.sh$", name
-        ):
-            return replace(made, kind=Kind.TOOL, name=name, text=message)
-        if name.endswith((".sh", ".py")) and "/" in name or re.fullmatch(r"_0\d_\w+\.(?:sh|py)", name):
-            # Our own scripts end with one sentence, which starts with their name.
-            return None if message == "stopped" else replace(made, kind=Kind.TOOL, name=name, text=message)
     return None
-
-
-def _detail(line: Line) -> Statement:
-    return Statement(
-        Kind.DETAIL, "NCCL", line.text, (line.raw,), line.number, line.rank, line.local_rank, line.when
-    )
 
 
 def _with_continuation(lines: list[Line], at: int, used: set[int]) -> str:
@@ -317,9 +272,11 @@ def starts_with_errno(text: str) -> int | None:
     return next((number for words, number in STRERRORS.items() if text.startswith(f"{words}: ")), None)
 
 
-def _slurm_time(text: str) -> datetime | None:
-    match = re.search(r"\bAT (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)", text)
-    return datetime.fromisoformat(match[1]) if match else None
+def _time(text: str, form: str) -> datetime | None:
+    try:
+        return datetime.strptime(text, form)
+    except ValueError:
+        return None
 
 
 def _one_line(parts: list[str]) -> str:

@@ -3,7 +3,7 @@
 A checkpoint is a folder ``iter_0000050`` with one file per pipeline stage and tensor-parallel rank. A file
 holds every parameter of its stage under its name in the whole model: fp32 value, Adam's moments and step. A
 rank that loads takes what its own stage needs from all files. Written by data-parallel rank 0; meta.json
-comes last.
+comes last, with the files' checksums.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ from megatron_lm.settings import MODELS, Settings, Size
 from megatron_lm.settings.conf import FOLDER
 from utils.training.checkpoint import CheckpointError, atomic_folder
 
+log = logging.getLogger(__name__)
+
 
 class Checkpoints:
     """Saves and loads this run's model, optimizer and schedule."""
@@ -33,11 +36,24 @@ class Checkpoints:
     def __init__(self, settings: Settings, chunks: list[Any], optimizer: Optimizer, schedule: Any) -> None:
         self.settings, self.chunks, self.optimizer, self.schedule = settings, chunks, optimizer, schedule
 
-    def after(self, iteration: int) -> None:
-        """Save if SAVE and SAVE_INTERVAL ask for it. Raises ``CheckpointError``."""
+    def check_writable(self) -> None:
+        """Write a test file to SAVE on every rank that will write there. Raises ``CheckpointError``."""
+        save = self.settings.save
+        if not save or (parallel_state.get_data_parallel_rank() and dist.get_rank()):
+            return
+        try:
+            checkpoints.check_writable(FOLDER / save)
+        except OSError as error:
+            raise CheckpointError(
+                f"SAVE={save}: can't be written to ({error.strerror}): set SAVE to a folder "
+                "that all nodes share and can write to"
+            ) from None
+
+    def after(self, iteration: int, now: bool = False) -> None:
+        """Save if SAVE and SAVE_INTERVAL ask for it, or ``now``. Raises ``CheckpointError``."""
         settings = self.settings
         due = settings.save_interval and iteration % settings.save_interval == 0
-        if settings.save and (due or iteration == settings.train_iters):
+        if settings.save and (due or now or iteration == settings.train_iters):
             self.save(checkpoints.of_iteration(FOLDER / settings.save, iteration), iteration)
 
     def save(self, folder: Path, iteration: int) -> None:
@@ -63,7 +79,7 @@ class Checkpoints:
         folder = self._start()
         if folder is None:
             return 0
-        meta, parts = read(folder)
+        meta, parts = read(folder, whole=False)
         size = size_of(meta)
         if size != self.settings.size:
             differs = [
@@ -84,23 +100,42 @@ class Checkpoints:
         return int(meta["iteration"])
 
     def _start(self) -> Path | None:
-        """The checkpoint to load, the same on all ranks; None to start anew. Raises ``CheckpointError``."""
+        """The newest good checkpoint, the same on all ranks; None to start anew.
+
+        Raises ``CheckpointError``.
+        """
         settings = self.settings
-        found = None
+        found: list[Path] = []
         if settings.save and os.environ.get("SLURM_RESTART_COUNT", "0") != "0":
-            found = checkpoints.newest(FOLDER / settings.save)
-        if found is None and settings.load:
-            found = checkpoints.newest(FOLDER / settings.load)
-            if found is None:
+            found = checkpoints.newest_first(FOLDER / settings.save)
+        if settings.load:
+            found += checkpoints.newest_first(FOLDER / settings.load)
+            if not found:
                 raise CheckpointError(f"LOAD={settings.load}: there is no checkpoint")
         # Rank 0 decides: another rank may not see the newest folder yet.
-        chosen = [str(found) if found else ""]
-        dist.broadcast_object_list(chosen, 0)
-        return Path(chosen[0]) if chosen[0] else None
+        shared = [found]
+        dist.broadcast_object_list(shared, 0)
+        for folder in shared[0]:
+            # Every rank checks its share of the files.
+            problems = [""] * dist.get_world_size()
+            dist.all_gather_object(problems, checkpoints.damage(folder, dist.get_rank(), len(problems)))
+            problem = next(filter(None, problems), "")
+            if not problem:
+                if folder != shared[0][0] and dist.get_rank() == 0:
+                    log.warning("continuing from %s, the newest good checkpoint", folder)
+                return folder
+            if dist.get_rank() == 0:
+                log.warning("checkpoint %s is damaged: %s", folder, problem)
+        if shared[0]:
+            others = [path for path in checkpoints.newest_first(folder.parent) if path not in shared[0]]
+            whole = [path for path in others if not checkpoints.damage(path)]
+            instead = f"set LOAD to {whole[0]}" if whole else "there is no other"
+            raise CheckpointError(f"checkpoint {folder} is damaged: {problem}; {instead}")
+        return None
 
     def _write(self, folder: Path, iteration: int) -> None:
         first = parallel_state.get_data_parallel_rank() == 0
-        state = {}
+        state, written = {}, {}
         for name, parameter in weights.named(self.chunks):
             entry = self.optimizer.gather(parameter)
             if first:
@@ -108,7 +143,12 @@ class Checkpoints:
         if first:
             stage = parallel_state.get_pipeline_model_parallel_rank()
             tensor_rank = parallel_state.get_tensor_model_parallel_rank()
-            torch.save(state, folder / f"stage{stage:03d}_tensor{tensor_rank:03d}.pt")
+            name = f"stage{stage:03d}_tensor{tensor_rank:03d}.pt"
+            with checkpoints.Hashed(folder / name) as file:
+                torch.save(state, file)
+            written[name] = file.size, file.sha256.hexdigest()
+        gathered: list[dict[str, tuple[int, str]]] = [{}] * dist.get_world_size()
+        dist.all_gather_object(gathered, written)
         if dist.get_rank() == 0:
             meta = {
                 "iteration": iteration,
@@ -118,6 +158,7 @@ class Checkpoints:
                 "tensor_mp_size": self.settings.tensor_mp_size,
                 "loss_scale": self.optimizer.loss_scale_state(),
                 "schedule": self.schedule.state_dict(),
+                "files": {name: entry for files in gathered for name, entry in files.items()},
             }
             (folder / checkpoints.META).write_text(json.dumps(meta, indent=1) + "\n")
 
@@ -133,14 +174,16 @@ class Checkpoints:
         return tensors | ({"step": whole["step"]} if whole.get("step") is not None else {})
 
 
-def read(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+def read(path: Path, whole: bool = True) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """(meta.json, every parameter of the whole model: value, split_dim, moments and step).
 
-    Raises ``CheckpointError``.
+    whole: check the files' checksums first. Raises ``CheckpointError``.
     """
     folder = checkpoints.newest(path)
     if folder is None:
         raise CheckpointError(f"{path}: there is no checkpoint")
+    if whole and (problem := checkpoints.damage(folder)):
+        raise CheckpointError(f"checkpoint {folder} is damaged: {problem}")
     try:
         meta = checkpoints.read_meta(folder)
         swiglu = size_of(meta).swiglu

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
+from megatron.core.datasets.indexed_dataset import IndexedDataset
 
 from megatron_lm import datasets
-from megatron_lm.engine import indexed
+from megatron_lm.engine import index_maps, indexed
 from megatron_lm.settings import Settings
 from megatron_lm.settings.conf import FOLDER
 from utils.data.hub import DataError
 
+log = logging.getLogger(__name__)
 SAMPLE = FOLDER.parent / "data" / "squad_sample.json"
 OUTPUTS = FOLDER.parent / "outputs" / "megatron"
 
@@ -34,11 +38,13 @@ def build(settings: Settings) -> GPTDataset:
     """The training split, long enough for all iterations; every rank calls this.
 
     Its index maps (order of documents, samples and shuffling) are kept beside the data, in a folder named
-    after the model. Raises ``DataError`` if DATA_PATH names no complete dataset.
+    after the model; those of Megatron-LM there are used if they fit. Raises ``DataError`` if DATA_PATH
+    names no complete dataset, or one of a larger vocabulary.
     """
     prefix = FOLDER / settings.data_path if settings.data_path else _sample(settings)
     if problem := datasets.problem(prefix):
         raise DataError(f"DATA_PATH={prefix}: {problem}.")
+    _check_vocabulary(prefix, settings)
     config = GPTDatasetConfig(
         random_seed=settings.seed,
         sequence_length=settings.size.sequence,
@@ -54,6 +60,9 @@ def build(settings: Settings) -> GPTDataset:
     samples = settings.train_iters * settings.global_batch_size
     # No validation or test samples are used.
     train, _, _ = BlendedMegatronDatasetBuilder(GPTDataset, [samples, 0, 0], lambda: True, config).build()
+    for sentence in index_maps.adopt(train, prefix, settings):
+        if dist.get_rank() == 0:
+            log.warning("%s", sentence)
     return train
 
 
@@ -69,6 +78,20 @@ def micro_batches(
         names = ("tokens", "labels", "loss_mask", "position_ids")
         yield {name: torch.stack([torch.as_tensor(row[name]) for row in rows]) for name in names}
         first += size * settings.dp_size
+
+
+def _check_vocabulary(prefix: Path, settings: Settings) -> None:
+    """Every rank looks at its share of the tokens. Raises ``DataError``."""
+    tokens = np.memmap(f"{prefix}.bin", IndexedDataset(str(prefix)).index.dtype, "r")
+    share = np.array_split(tokens, dist.get_world_size())[dist.get_rank()]
+    largest = torch.tensor([int(share.max(initial=0))], device=torch.cuda.current_device())
+    dist.all_reduce(largest, dist.ReduceOp.MAX)
+    size = settings.size.vocabulary
+    if largest >= size:
+        raise DataError(
+            f"DATA_PATH={prefix}: has token {largest.item()}, and VOCAB_SIZE is {size}: set VOCAB_SIZE to "
+            f"at least {int(largest.item()) + 1}, or give data that was made with this vocabulary."
+        )
 
 
 def _sample(settings: Settings) -> Path:

@@ -67,6 +67,11 @@ class Log:
         self._skipped = self._nan = 0
         self._losses.clear()
 
+    def not_finite(self, number: int, sentence: str) -> None:
+        """Write a sentence of ``Health`` at once, whatever LOG_INTERVAL is."""
+        if sentence and self.is_last:
+            _write(f" iteration {number:8d}/{self.settings.train_iters:8d} {sentence}\n")
+
     def _line(self, number: int, milliseconds: float, stepped: Stepped, rate: float, scale: float) -> str:
         batch = self.settings.global_batch_size
         line = (

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import logging
+import signal
+import statistics
+import time
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -15,45 +20,63 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from chakra_et.capture.tracer import ChakraTracer
 from megatron_lm.engine import dataset, log_lines, model, optimizer
 from megatron_lm.engine.checkpoint import Checkpoints
+from megatron_lm.engine.health import Health
 from megatron_lm.engine.optimizer import Optimizer, Stepped
 from megatron_lm.engine.timing import Timers
 from megatron_lm.settings import Settings
 from megatron_lm.settings.conf import FOLDER
+from utils.watch import Watch, ended_by
 
+PATIENCE = 10  # median iterations without progress that count as a stall
+LEAST_PATIENCE = 30.0  # seconds
 TRACE_WAIT, TRACE_WARMUP, TRACE_ACTIVE = 1, 1, 2
 Batch = dict[str, torch.Tensor]
+log = logging.getLogger(__name__)
 
 
-def train(settings: Settings) -> list[float]:
-    """Train and log. Returns the loss of each iteration, on every rank.
+def train(settings: Settings, watch: Watch) -> int:
+    """Train and log. Returns 0, or 128 + N after the iteration in which signal N asked any rank to end.
 
-    The process groups must exist. Raises ``DataError``, ``CheckpointError`` or ``OSError``.
+    The process groups must exist. Raises ``DataError``, ``CheckpointError``, ``RunError`` or ``OSError``.
     """
     timers = Timers(dist.get_rank(), settings.sharded_optimizer) if settings.profile else None
     chunks = model.build(settings, timers)
     adam = Optimizer(chunks, settings, timers)
     schedule = optimizer.schedule(adam, settings)
+    health = Health(settings, chunks)
     checkpoints = Checkpoints(settings, chunks, adam, schedule)
+    checkpoints.check_writable()
     done = checkpoints.load()
     samples = dataset.build(settings)
     data_rank, consumed = parallel_state.get_data_parallel_rank(), done * settings.global_batch_size
     # Every chunk goes through the micro-batches on its own.
     batches = [dataset.micro_batches(samples, settings, data_rank, consumed) for _ in chunks]
-    log = log_lines.Log(settings, timers)
-    log.before_training()
-    losses = []
-    with _tracer(settings) as tracer:
+    lines = log_lines.Log(settings, timers)
+    iteration, asked = done, False
+    seconds: list[float] = []
+    with _tracer(settings) as tracer, watch.training():
+        lines.before_training()
         for iteration in range(done + 1, settings.train_iters + 1):
-            loss, stepped = step(settings, chunks, adam, batches, timers)
+            began = time.monotonic()
+            loss, stepped, asked = step(settings, chunks, adam, batches, timers, health, watch, iteration)
             if stepped.done:
                 schedule.step(settings.global_batch_size)
-            losses.append(loss)
             rate = adam.param_groups[0]["lr"]
-            log.iteration(iteration, loss, stepped, rate, adam.scale())
+            lines.not_finite(iteration, health.after(iteration, loss, stepped))
+            lines.iteration(iteration, loss, stepped, rate, adam.scale())
             if tracer is not None:
                 tracer.step()
-            checkpoints.after(iteration)
-    return losses
+            watch.mark(iteration, "saving")
+            # Weights that are not finite would hide the last good checkpoint.
+            if not health.in_a_row:
+                checkpoints.after(iteration, asked)
+            if asked:
+                break
+            seconds = [*seconds[-50:], time.monotonic() - began]
+            watch.patience = max(LEAST_PATIENCE, PATIENCE * statistics.median(seconds))
+    if watch.signal:
+        log.error("rank %d: %s after iteration %d", dist.get_rank(), ended_by(watch.signal), iteration)
+    return 128 + (watch.signal or signal.SIGTERM) if asked else 0
 
 
 def step(
@@ -62,16 +85,29 @@ def step(
     adam: Optimizer,
     batches: list[Iterator[Batch]],
     timers: Timers | None,
-) -> tuple[float, Stepped]:
-    """One iteration: (loss over the global batch, on every rank; the optimizer's step)."""
+    health: Health,
+    watch: Watch,
+    iteration: int,
+) -> tuple[float, Stepped, bool]:
+    """One iteration: (loss over the global batch; the optimizer's step; whether a rank was asked to end)."""
     for chunk in chunks:
         chunk.zero_grad_buffer()
     adam.zero_grad()
     scale = adam.scale()
     chunks[0].config.grad_scale_func = (lambda loss: loss * scale) if scale != 1 else None
     single = len(chunks) == 1
+    counts = itertools.count()
+
+    def forward(data: Iterator[Batch], chunk: Any) -> Any:
+        number = next(counts)
+        watch.mark(iteration, "forward", number)
+        made = _forward(timers, data, chunk)
+        health.output(chunk, made[0])
+        watch.mark(iteration, "backward", number)
+        return made
+
     reduced = get_forward_backward_func()(
-        forward_step_func=partial(_forward, timers),
+        forward_step_func=forward,
         data_iterator=batches[0] if single else batches,
         model=chunks,
         num_microbatches=settings.micro_batches,
@@ -79,9 +115,11 @@ def step(
         micro_batch_size=settings.micro_batch_size,
         forward_only=False,
     )
+    watch.mark(iteration, "optimizer step")
     with timers.during("optimizer") if timers else contextlib.nullcontext():
         stepped = adam.step()
-    return _mean_loss(reduced), stepped
+    loss, asked = _mean_loss(reduced, watch.signal != 0)
+    return loss, stepped, asked
 
 
 def _forward(timers: Timers | None, batches: Iterator[Batch], chunk: Any) -> Any:
@@ -111,14 +149,17 @@ def _loss(timers: Timers | None, mask: torch.Tensor, losses: torch.Tensor) -> tu
     return loss, {"lm loss": loss.detach().clone()}
 
 
-def _mean_loss(reduced: list[Batch]) -> float:
-    """The mean over all micro-batches of all ranks, known on every rank."""
-    total = torch.zeros(2, dtype=torch.float64, device=torch.cuda.current_device())
+def _mean_loss(reduced: list[Batch], asked: bool) -> tuple[float, bool]:
+    """(mean over all micro-batches of all ranks, whether any rank is ``asked`` to end), on every rank."""
+    total = torch.zeros(3, dtype=torch.float64, device=torch.cuda.current_device())
     if parallel_state.is_pipeline_last_stage() and parallel_state.get_tensor_model_parallel_rank() == 0:
         for entry in reduced:
-            total += torch.stack([entry["lm loss"].double(), torch.ones_like(entry["lm loss"].double())])
+            loss = entry["lm loss"].double()
+            total[:2] += torch.stack([loss, torch.ones_like(loss)])
+    total[2] = float(asked)
     dist.all_reduce(total)
-    return (total[0] / total[1]).item()
+    summed, count, any_asked = total.tolist()
+    return summed / count, any_asked > 0
 
 
 def _tracer(settings: Settings) -> contextlib.AbstractContextManager[ChakraTracer | None]:

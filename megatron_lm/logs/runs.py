@@ -65,10 +65,22 @@ def find(ids: tuple[str, ...], folder: Path) -> Run:
         nodes += [Node(job, stem.name, stem) for stem in stems]
     run = Run(folder, tuple(jobs), tuple(sorted(nodes, key=_order)))
     if not any((folder / job).exists() or run.batch_output(job).exists() for job in jobs):
-        there = sorted(path.name for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
+        names = (path.name for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else ()
+        there = sorted(names, key=natural)
         hint = f"the latest runs there are {', '.join(there[-5:])}" if there else "the folder has no runs"
         raise RunError(f"no logs of job {' '.join(ids)} in {folder}: {hint}.")
     return run
+
+
+def find_all(ids: tuple[str, ...], folder: Path) -> list[Run]:
+    """The runs that have these job ids, each once; jobs of which nobody noted a run are one together.
+
+    Raises ``RunError``.
+    """
+    noted = {job: (job,) if (folder / job / JOBS).is_file() else () for job in ids}
+    loose = tuple(job for job in ids if not noted[job])
+    wanted = dict.fromkeys(noted[job] or loose for job in ids)
+    return list({run.jobs: run for run in (find(jobs, folder) for jobs in wanted)}.values())
 
 
 def settings(run: Run) -> dict[str, dict[str, str]]:
@@ -84,5 +96,9 @@ def submitted(run: Run) -> dict[str, str]:
 
 def _order(node: Node) -> tuple[int, list[tuple[int, str]]]:
     rank = records.settings(node.read("out")).get("NODE_RANK", "")
-    parts = re.findall(r"(\d+)|(\D+)", node.name)
-    return (int(rank) if rank.isdigit() else 1 << 30), [(int(digits or 0), word) for digits, word in parts]
+    return (int(rank) if rank.isdigit() else 1 << 30), natural(node.name)
+
+
+def natural(name: str) -> list[tuple[int, str]]:
+    """A key that sorts the numbers in names by their value: 9 before 15, n2 before n10."""
+    return [(int(digits or 0), word) for digits, word in re.findall(r"(\d+)|(\D+)", name)]

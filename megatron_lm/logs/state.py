@@ -18,6 +18,7 @@ ENDED = (
     *("TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "BOOT_FAIL", "DEADLINE"),
 )
 ALIVE = ("RUNNING", "PENDING", "COMPLETING", "CONFIGURING", "SUSPENDED", "REQUEUED", "RESIZING")
+WAITING = ("PENDING", "CONFIGURING", "SUSPENDED", "REQUEUED")
 BY_SIGNAL = (130, 143)  # exit status of a script ended by Ctrl-C or SIGTERM
 
 
@@ -81,7 +82,9 @@ def _in_slurm(job: str) -> State | None:
         facts = dict(re.findall(r"(\w+)=(\S*)", line))
         if facts.get("JobId") != job:
             continue
-        why = "" if facts.get("Reason") in (None, "None") else facts["Reason"]
+        why = "" if facts.get("Reason") in (None, "None") else facts["Reason"].replace("_", " ")
+        if "DRAINED" in why:
+            why += "".join(f"; {line}" for line in _drained())
         code, _, number = facts.get("ExitCode", "0:0").partition(":")
         if code != "0":
             why = f"exit status {code}"
@@ -89,3 +92,9 @@ def _in_slurm(job: str) -> State | None:
             why = f"ended by signal {number}"
         return State(facts["JobState"], "" if facts["JobState"] == COMPLETED else why)
     return None
+
+
+def _drained() -> list[str]:
+    """``n3: bad memory`` for each node that is out of service."""
+    command = ["sinfo", "--noheader", "--list-reasons", "--format=%N: %E"]
+    return subprocess.run(command, capture_output=True, text=True, timeout=15).stdout.splitlines()

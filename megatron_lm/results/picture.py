@@ -17,8 +17,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from chakra_et import cli
+from chakra_et.drawing.lanes import Kind, Mark, Picture, PictureLane, Span
 from chakra_et.report.schedule import TextTable, schedule_page
-from chakra_et.report.svg import Kind, Mark, Picture, PictureLane, Span
 from megatron_lm.errors import RunError
 from megatron_lm.logs import records, runs
 from megatron_lm.logs.runs import Run
@@ -71,7 +71,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     predicted = []
     if config.plan is not None:
         # Only --plan needs fasop.
-        from megatron_lm.results.predicted import predicted_events, read_plan
+        from megatron_lm.planner import read_plan
+        from megatron_lm.results.predicted import predicted_events
 
         predicted = predicted_events(read_plan(config.plan))
     pages.write(config.output, draw(run, found, settings, predicted))

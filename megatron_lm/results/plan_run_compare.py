@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from chakra_et import cli, files
+from chakra_et import cli
 from fasop.profiling.fit import UnitFit, fit_units
 from megatron_lm import planner
 from megatron_lm.errors import RunError
@@ -33,7 +33,7 @@ from megatron_lm.results import pages, picture, predicted, speed, timeline
 from megatron_lm.results.pages import Table
 from megatron_lm.settings import MODELS, conf
 
-MODEL, GPU, CLUSTER = "tiny", "CPU", "this-machine"
+MODEL, GPU = "tiny", "CPU"
 PLENTY = 1e18  # bit/s: a message costs its latency alone
 
 
@@ -90,27 +90,16 @@ def compare(config: CompareConfig) -> str:
     partitions = calibration_partitions(config.stages)
     measured = [run(config, partition) for partition in partitions]
     fits = unit_fits(partitions, measured)
-    files.write_json(folder / "costs.json", unit_costs(fits))
-    # JSON is YAML, which fasop reads.
-    files.write_json(folder / "models.yaml", {"models": {MODEL: model(config.global_batch)}})
-    message = min(each.message for each in measured)
-    files.write_json(folder / "cluster.yaml", {"clusters": {CLUSTER: cluster(config.stages, message)}})
-    settings = planner.settings(plan_words(config), folder)
-    plan = predicted.read_plan(folder / planner.PLANS)
-    result = run(config, plan.layers, settings)
+    here = cluster(config.stages, min(each.message for each in measured))
+    source = "Runs of megatron_lm on this machine's CPU, by megatron_lm/plan_run_compare.sh."
+    words = planner.write_inputs(folder, MODEL, model(config.global_batch), here, source, [unit_costs(fits)])
+    plan = planner.best([*words, *f"--tp 1 --dp 1 --pp {config.stages} --mbs 1 --max-tp 1".split()], folder)
+    result = run(config, plan.layers, planner.settings(folder))
     heading = f"Predicted and measured: {MODEL}, {'-'.join(map(str, plan.layers))}"
     text = pages.markdown(heading, [], [comparison(plan, result), fitted(fits, [*measured, result])])
     pages.write(folder / "compare.md", text)
     pages.write(folder / "compare.html", drawn(result.job, plan))
     return text
-
-
-def plan_words(config: CompareConfig) -> list[str]:
-    """The planner's arguments for one rank per stage."""
-    folder = config.output.absolute()
-    words = ["--model", MODEL, "--models-file", str(folder / "models.yaml")]
-    words += ["--cluster", str(folder / "cluster.yaml"), "--costs", str(folder / "costs.json")]
-    return [*words, *f"--tp 1 --dp 1 --pp {config.stages} --mbs 1 --max-tp 1".split()]
 
 
 def calibration_partitions(stages: int) -> list[tuple[int, ...]]:
@@ -189,16 +178,10 @@ def unit_fits(partitions: list[tuple[int, ...]], measured: list[Measured]) -> tu
 
 
 def unit_costs(fits: tuple[UnitFit, UnitFit]) -> dict[str, Any]:
-    """The fitted costs as a cost file of fasop."""
+    """The fitted costs as an entry of a cost file of fasop."""
     layers = MODELS[MODEL].layers
     per_unit = [[e, *[t] * layers, p] for e, t, p in (fit.units for fit in fits)]
-    entry = {"model": MODEL, "gpu": GPU, "tp": 1, "mbs": 1, "forward": per_unit[0], "backward": per_unit[1]}
-    return {
-        "format": 1,
-        "source": "Runs of megatron_lm on this machine's CPU, by megatron_lm/plan_run_compare.sh.",
-        "models": {MODEL: {"name": MODEL, **model(1)}},
-        "entries": [entry],
-    }
+    return {"model": MODEL, "gpu": GPU, "tp": 1, "mbs": 1, "forward": per_unit[0], "backward": per_unit[1]}
 
 
 def fitted(fits: tuple[UnitFit, UnitFit], measured: list[Measured]) -> Table:

@@ -2,26 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from fasop.errors import PlanError
-from fasop.plans.plan import Plan, read_plans
+from fasop.plans.plan import Plan
 from fasop.schedule import events
-from megatron_lm.errors import RunError
 from megatron_lm.results.timeline import COMMUNICATION, COMPUTE, Event
 
 TASKS = {"forward": "forward", "backward": "backward", "reduction": "grads-all-reduce"}
-
-
-def read_plan(path: Path) -> Plan:
-    """The first plan in a file of plans. Raises ``RunError``."""
-    try:
-        plans = read_plans(path)
-    except PlanError as error:
-        raise RunError(str(error)) from None
-    if not plans:
-        raise RunError(f"{path}: has no plan: make one with 'python -m fasop plan --json'.")
-    return plans[0]
 
 
 def predicted_events(plan: Plan) -> list[Event]:

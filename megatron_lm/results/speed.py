@@ -12,6 +12,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
+from chakra_et.cost import gpus as gpu_table
 from megatron_lm.errors import SettingsError
 from megatron_lm.logs import records
 from megatron_lm.settings import MODELS, PREFIX, Size
@@ -38,8 +39,13 @@ def operations(size: Size, batch: int) -> float:
     return 3.0 * batch * size.sequence * forward
 
 
-def figures(found: Sequence[records.Iteration], settings: Mapping[str, str]) -> list[tuple[str, str]]:
-    """(name, value) of the speed of a run that has at least one iteration line."""
+def figures(
+    found: Sequence[records.Iteration], settings: Mapping[str, str], gpu_name: str = ""
+) -> list[tuple[str, str]]:
+    """(name, value) of the training and its speed, of a run that has at least one iteration line.
+
+    gpu_name: as its driver has it; of a known one, MFU is the share of its peak for PRECISION.
+    """
     seconds, batch = typical(found), found[-1].global_batch_size
     rows = [
         ("median iteration" + (" without the first" if found[1:] else ""), f"{seconds:.4f} s"),
@@ -47,8 +53,20 @@ def figures(found: Sequence[records.Iteration], settings: Mapping[str, str]) -> 
     ]
     size, ranks = _size(settings), settings.get("WORLD_SIZE", "")
     if size is not None and ranks.isdigit():
-        total = operations(size, batch) / seconds / 1e12
-        rows.append(("throughput", f"{total:.4g} TFLOP/s, {total / int(ranks):.4g} per rank"))
+        total = operations(size, batch) / seconds
+        rows.append(("operations", f"{total / 1e12:.4g} TFLOP/s, {total / 1e12 / int(ranks):.4g} per rank"))
+        if known := gpu_table.by_driver(gpu_name):
+            number = "float" if settings.get("PRECISION") == "fp32" else "half"
+            peak = gpu_table.gpu(known).peak(number)
+            rows.append(
+                ("MFU", f"{100 * total / int(ranks) / peak:.1f}% of {known}'s {peak / 1e12:.4g} TFLOP/s")
+            )
+    if found[-1].loss is not None:
+        rows.append(("last loss", f"{found[-1].loss:.6g}"))
+    if skipped := sum(each.skipped for each in found):
+        rows.append(
+            ("skipped steps", f"{skipped}, as fp16 gradients overflowed and the loss scale was lowered")
+        )
     return rows
 
 

@@ -56,6 +56,7 @@ class Settings:
     seed: int = 1234
     data_path: str = ""
     split: str = "100,0,0"
+    stop_on_nan: int = 50
     save: str = ""
     save_interval: int = 0
     load: str = ""
@@ -148,17 +149,8 @@ class Settings:
 NAMES = tuple(field.name.upper() for field in fields(Settings))
 # The setting of each size, and the name that the size has in ``Size``.
 SIZE_SETTINGS = {
-    "HIDDEN_SIZE": "hidden",
-    "NUM_LAYERS": "layers",
-    "NUM_HEADS": "heads",
-    "SEQ_LENGTH": "sequence",
-    "VOCAB_SIZE": "vocabulary",
-    "FFN": "ffn",
-    "KV_GROUPS": "kv_groups",
-    "SWIGLU": "swiglu",
-    "NORMALIZATION": "normalization",
-    "POSITION": "position",
-    "ROTARY_BASE": "rotary_base",
-    "LINEAR_BIAS": "linear_bias",
-    "TIED_EMBEDDING": "tied_embedding",
-}
+    "HIDDEN_SIZE": "hidden", "NUM_LAYERS": "layers", "NUM_HEADS": "heads", "SEQ_LENGTH": "sequence",
+    "VOCAB_SIZE": "vocabulary", "FFN": "ffn", "KV_GROUPS": "kv_groups", "SWIGLU": "swiglu",
+    "NORMALIZATION": "normalization", "POSITION": "position", "ROTARY_BASE": "rotary_base",
+    "LINEAR_BIAS": "linear_bias", "TIED_EMBEDDING": "tied_embedding",
+}  # fmt: skip

@@ -9,6 +9,8 @@ if [ -z "${SETTINGS_PYTHON:-}" ]; then
     SETTINGS_PYTHON=$(find_python) || die "Python 3.10 or newer is needed and none is on the PATH"
 fi
 export SETTINGS_PYTHON
+# Known only here: below, every setting has a value.
+export PORT_BY_HAND="${PORT_BY_HAND-${MEGATRON_MASTER_PORT:-}}"
 # shellcheck source=megatron_lm/_00_conf.sh
 . "$MEGATRON/_00_conf.sh"
 # A path that _00_conf.sh gives by default starts at its folder.

@@ -34,6 +34,47 @@ rank_of() {
     die "node '$1' is not in NODELIST=$NODELIST"
 }
 
+# take_port PORT: whether nothing on this node uses it. Others that ask see it taken as long as this script runs,
+# because torchrun listens there only seconds later.
+take_port() {
+    exec 9>"${TMPDIR:-/tmp}/megatron-port-$1.$(id -u)"
+    "$PYTHON" - "$1" 2>/dev/null <<'END'
+import fcntl, socket, sys
+
+fcntl.flock(9, fcntl.LOCK_EX | fcntl.LOCK_NB)
+with socket.socket() as probe:
+    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    probe.bind(("", int(sys.argv[1])))
+END
+}
+
+# choose_port RANK: unless MASTER_PORT was set by hand, the node of rank 0 takes the first free port from it on, and
+# the other nodes wait for its choice.
+choose_port() {
+    local file=$LOG_DIR/${MASTER_JOB_ID:-$RUN_ID}/port.${SLURM_RESTART_COUNT:-0} port=$MASTER_PORT tries
+    [ -z "$PORT_BY_HAND" ] || return 0
+    if [ "$1" = 0 ]; then
+        until take_port "$port"; do
+            port=$((port + 1))
+            [ $((port - MASTER_PORT)) -lt 1000 ] || die "no port from $MASTER_PORT to $port is free: set MASTER_PORT"
+        done
+        printf '%s\n' "$port" >"$file.tmp"
+        mv "$file.tmp" "$file"
+    else
+        for tries in $(seq 600); do
+            [ ! -s "$file" ] || break
+            [ "$tries" -lt 600 ] || die "the first node has not chosen a port within 2 minutes ($file)"
+            sleep 0.2
+        done
+        port=$(cat "$file")
+    fi
+    if [ "$port" != "$MASTER_PORT" ]; then
+        say "port $MASTER_PORT is taken on the first node: all nodes use $port" >>"$files.out"
+        MASTER_PORT=$port
+        export MEGATRON_MASTER_PORT=$port
+    fi
+}
+
 # shellcheck disable=SC2329 # called by the trap
 finish() {
     [ -z "$gpu_log" ] || kill "$gpu_log" 2>/dev/null || true
@@ -48,6 +89,7 @@ printf 'attempt %s on %s at %s\n' "${SLURM_RESTART_COUNT:-0}" "$node" "$(date +%
 {
     rank=$(rank_of "$node" "$1")
     choose_python
+    choose_port "$rank"
 } 2>>"$files.err"
 "$PYTHON" "$MEGATRON" gpu_log >>"$files.gpu" 2>>"$files.err" &
 gpu_log=$!

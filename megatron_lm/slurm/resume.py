@@ -12,6 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from fasop.plans.plan import Plan
 from megatron_lm import checkpoints, planner
 from megatron_lm.errors import RunError
 from megatron_lm.logs import records, runs, state
@@ -49,9 +50,11 @@ def _checkpoint(job: str, values: Mapping[str, str]) -> Path:
         raise RunError(
             f"job {job} wrote no checkpoints, as SAVE was empty: there is nothing to continue from."
         )
-    folder = checkpoints.newest(Path(values["SAVE"]))
+    folder, damaged = checkpoints.newest_whole(Path(values["SAVE"]))
+    for sentence in damaged:
+        print(f"job {job}: {sentence}", file=sys.stderr)
     if folder is None:
-        raise RunError(f"job {job}: there is no checkpoint in {values['SAVE']} to continue from.")
+        raise RunError(f"job {job}: there is no good checkpoint in {values['SAVE']} to continue from.")
     try:
         done = int(checkpoints.read_meta(folder)["iteration"])
     except (OSError, ValueError, KeyError) as error:
@@ -107,7 +110,7 @@ def _planned(run: Run, values: Mapping[str, str], left: list[Node]) -> dict[str,
     raise refusal or RunError("no node is left.")
 
 
-def _report(run: Run, plan: planner.Chosen, ordered: list[Node]) -> None:
+def _report(run: Run, plan: Plan, ordered: list[Node]) -> None:
     idle = ", ".join(node.name for node in run.nodes if node not in ordered)
     names = ", ".join(node.name for node in ordered)
     print(

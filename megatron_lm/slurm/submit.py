@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -54,6 +53,10 @@ class SubmitConfig:
     qos: str = field(default="", metadata={"help": "quality of service"})
     partition: str = field(default="", metadata={"help": "partition (queue) of all jobs"})
     constraint: str = field(default="", metadata={"help": "required node features"})
+    stop_on_nan: str = field(
+        default="",
+        metadata={"help": "end after N iterations in a row without finite loss or gradients (STOP_ON_NAN)"},
+    )
 
     def __post_init__(self) -> None:
         if self.het and self.local:
@@ -109,11 +112,15 @@ def settings_of(config: SubmitConfig) -> dict[str, str]:
 
         without = [name for name in config.without.split(",") if name]
         overrides |= resume.settings_of(config.resume, without, given)
-    overrides |= given
+    overrides |= given | ({"STOP_ON_NAN": config.stop_on_nan} if config.stop_on_nan else {})
     overrides = conf.from_caller(overrides, Path.cwd())
     if config.local:
-        overrides = overrides | _on_one_node(overrides)
-    return conf.complete(overrides)
+        ranks = conf.complete(overrides)["WORLD_SIZE"]
+        overrides |= {"HOMOGENEOUS_CLUSTER": "true", "NNODES": "1", "NPROC_PER_NODE": ranks, "NODELIST": ""}
+    values = conf.complete(overrides)
+    if not overrides.get("MASTER_PORT"):
+        del values["MASTER_PORT"]  # so that the first node may choose another one
+    return values
 
 
 def sbatch_options(config: SubmitConfig, rest: Sequence[str]) -> headers.Options:
@@ -145,24 +152,6 @@ def run_here(values: Mapping[str, str], dry_run: bool) -> int:
     exported = {PREFIX + name: value for name, value in values.items()}
     script = str(conf.FOLDER / "slurm" / "run_here.sh")
     os.execve(script, [script], {**os.environ, **exported, "RUN_ID": job})
-
-
-def _on_one_node(overrides: Mapping[str, str]) -> dict[str, str]:
-    """The same ranks as one node, on a free port unless one is chosen."""
-    values = conf.complete(overrides)
-    one = {
-        "HOMOGENEOUS_CLUSTER": "true",
-        "NNODES": "1",
-        "NPROC_PER_NODE": values["WORLD_SIZE"],
-        "NODELIST": "",
-    }
-    return one if "MASTER_PORT" in overrides else {**one, "MASTER_PORT": str(_free_port())}
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _split(text: str) -> list[str]:

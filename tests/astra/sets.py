@@ -4,16 +4,18 @@ does."""
 from __future__ import annotations
 
 import json
-import sys
+import os
+import subprocess
 from pathlib import Path
 
 import numpy as np
 
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import CollectiveType, ExecutionTrace
+from tests.shared import shared_path
 from tests.simulate.replay_traces import collective, cpu, kernel, make_trace, recv, send
 
-REPO = Path(__file__).resolve().parents[2]
+BINARY = "AstraSim_Analytical_Congestion_Unaware"
 MESH = {"1": list(range(8)), "2": [0, 1], "3": [2, 3], "4": [4, 5], "5": [6, 7]}
 MESH |= {"6": [0, 2], "7": [1, 3], "8": [4, 6], "9": [5, 7]}
 """Eight ranks: pairs of tensor parallelism, pairs of data parallelism, two pipeline stages of four ranks."""
@@ -71,9 +73,14 @@ def write_set(
     return str(folder / name)
 
 
-def little_astra(folder: Path) -> Path:
-    """An executable that runs ``little_astra``."""
-    path = folder / "little_astra"
-    path.write_text(f'#!/bin/sh\nPYTHONPATH={REPO} exec {sys.executable} -m tests.astra.little_astra "$@"\n')
-    path.chmod(0o755)
-    return path
+def astra_sim() -> Path:
+    """The congestion-unaware ASTRA-sim: that of ``ASTRA_SIM``, or the shared one; else the test skips."""
+    named = os.environ.get("ASTRA_SIM")
+    return Path(named) if named else shared_path(f"tools/astra-sim/{BINARY}")
+
+
+def run_astra(folder: Path) -> subprocess.CompletedProcess[str]:
+    """``run.sh`` of a bundle with the real ASTRA-sim."""
+    return subprocess.run(
+        [folder / "run.sh", astra_sim()], capture_output=True, text=True, timeout=300, check=False
+    )

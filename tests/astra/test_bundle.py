@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,8 @@ import pytest
 from chakra_et.__main__ import main
 from chakra_et.cost.units import GIB
 from chakra_et.et import file as et_file
-from chakra_et.et.columns import CollectiveType, NodeType
-from tests.astra.sets import MESH, little_astra, step, write_set
+from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
+from tests.astra.sets import MESH, run_astra, step, write_set
 from tests.simulate.replay_traces import collective, cpu, kernel, make_trace, recv, send
 
 TWO_NODES = "4xA100 NVLink, 2 nodes, 200 Gbit/s, 5 us"
@@ -40,7 +41,7 @@ def run(folder: Path, binary: Path) -> subprocess.CompletedProcess[str]:
     [
         TWO_NODES,
         "8xH100 NVLink",
-        "8 ranks, 10 Gbit/s, 30 us, ring",
+        "8 ranks, 10 Gbit/s, 30 us",
         "2xT4 PCIe, 4 nodes, 25 Gbit/s, 10 us, fully connected",
     ],
 )
@@ -48,7 +49,7 @@ def test_a_run_gives_the_expected_times(mesh: str, tmp_path: Path, topology: str
     """The expectation has all members of a collective end together, the rings message by message do not."""
     folder = tmp_path / "bundle"
     assert bundle(mesh, folder, topology=topology) == 0
-    done = run(folder, little_astra(tmp_path))
+    done = run_astra(folder)
     assert done.returncode == 0, done.stdout + (folder / "astra.log").read_text()
     assert "8 of 8 ranks finished" in done.stdout
     assert main(["astra", "--check", str(folder / "astra.log"), "--max-error", "1"]) == 0
@@ -73,6 +74,107 @@ def test_a_check_of_a_log_names_ranks_that_are_late_or_unfinished(
     assert "the worst rank is off by -100.00%" in capsys.readouterr().out
     log.write_text("sys[8] finished, 1 cycles")
     assert main(["astra", "--check", str(log)]) == 2
+
+
+def _pipeline(ranks: int, passes: int, size: int) -> dict[int, ExecutionTrace]:
+    """Stages of one kernel per microbatch, messages in one stream, and a CPU operator in front."""
+    traces = {}
+    for rank in range(ranks):
+        nodes = [cpu(1, 10)]
+
+        def add(make: Callable[..., dict], *values: int, rank: int = rank, **more: int) -> None:
+            at = len(nodes) + 1  # noqa: B023
+            nodes.append(make(at, *values, (at - 1,), is_cpu_op=0, **more))  # noqa: B023
+
+        for at in range(passes):
+            message = {"comm_size": size, "comm_tag": at}
+            if rank:
+                add(recv, 5, rank - 1, comm_dst=rank, **message)
+            add(kernel, 100)
+            if rank < ranks - 1:
+                add(send, 5, rank + 1, comm_src=rank, **message)
+        traces[rank] = make_trace(*nodes, rank=rank, world_size=ranks)
+    return traces
+
+
+def test_a_send_waits_for_its_receiver_and_a_rank_can_end_with_it(tmp_path: Path) -> None:
+    """Sends that waited for nobody ended up to 55% early; a rank with CPU operators whose last event was a
+    message aborted the run."""
+    name = write_set(tmp_path / "set", _pipeline(4, 6, 1 << 20), {"1": [0, 1, 2, 3]})
+    for speed in ("0.1", "10", "1000"):
+        folder = tmp_path / speed
+        assert bundle(name, folder, topology=f"4 ranks, {speed} Gbit/s, 5 us") == 0
+        done = run_astra(folder)
+        assert "4 of 4 ranks finished (ASTRA-sim's exit status: 0)" in done.stdout
+        assert main(["astra", "--check", str(folder / "astra.log"), "--max-error", "0.1"]) == 0
+        content = json.loads((folder / "expected.json").read_text())
+        assert content["protocol"]["sends"] == "rendezvous"
+        handshake = 5 + 8192 * 8 / (float(speed) * 1e3)
+        assert content["protocol"]["handshake"] == pytest.approx([handshake])
+        assert f"{handshake:,.3f} us in dimension 1" in (folder / "README.md").read_text()
+        assert "--rendezvous-protocol=true" in (folder / "run.sh").read_text()
+
+
+def _two_streams(rank: int) -> ExecutionTrace:
+    """Two groups of all ranks, each in a stream of its own, that no dependency puts in order."""
+    generator = np.random.default_rng(rank)
+    nodes: list[dict] = []
+    ends: dict[str, tuple[int, ...]] = {"1": (), "2": ()}
+    for _ in range(3):
+        for group, kind in (("1", CollectiveType.ALL_REDUCE), ("2", CollectiveType.ALL_TO_ALL)):
+            at, micros = len(nodes) + 1, int(generator.integers(10, 400))
+            more = {"comm_type": int(kind), "comm_size": 1 << 20, "stream": int(group), "is_cpu_op": 0}
+            nodes += [cpu(at, micros), collective(at + 1, 50, (at, *ends[group]), group, **more)]
+            ends[group] = (at + 1,)
+    return make_trace(*nodes, rank=rank, world_size=4)
+
+
+def test_collectives_of_two_groups_have_one_order_on_all_ranks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ranks that issued the groups' collectives as they became ready waited for each other for ever."""
+    everyone = [0, 1, 2, 3]
+    traces = {rank: _two_streams(rank) for rank in everyone}
+    name = write_set(tmp_path / "set", traces, {"1": everyone, "2": everyone})
+    assert main(["validate", name, "--for", "astra-sim"]) == 0
+    assert "20 pairs of collectives or sends can run in either order" in capsys.readouterr().out
+    for speed in ("0.1", "9", "10", "1000"):
+        folder = tmp_path / speed
+        assert bundle(name, folder, topology=f"4 ranks, {speed} Gbit/s, 1 us") == 0
+        assert "20 dependencies were added" in capsys.readouterr().out
+        assert "4 of 4 ranks finished" in run_astra(folder).stdout
+        assert main(["astra", "--check", str(folder / "astra.log"), "--max-error", "1"]) == 0
+    assert main(["validate", str(tmp_path / "10" / "run"), "--for", "astra-sim"]) == 0
+    assert "astra-order" not in capsys.readouterr().out
+
+
+def test_a_log_of_an_abort_says_so(mesh: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bundle(mesh, tmp_path / "bundle")
+    log = tmp_path / "bundle" / "astra.log"
+    log.write_text(
+        "sys[0] finished, 9 cycles\nterminate called after throwing an instance of 'std::runtime_error'\n"
+        "  what():  Only GPU and COMM types are supported for overlap extraction\n"
+    )
+    assert main(["astra", "--check", str(log)]) == 1
+    assert "ASTRA-sim aborted (status 134): Only GPU and COMM types" in capsys.readouterr().out
+
+
+def test_a_ring_that_ASTRA_sim_aborts_on_is_refused_or_written_otherwise(
+    mesh: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bundle(mesh, tmp_path / "ring", topology="8 ranks, 10 Gbit/s, 5 us, ring") == 2
+    assert "aborts on one Ring of 8 ranks with several groups" in capsys.readouterr().err
+    name = write_set(tmp_path / "pair", _pipeline(2, 2, 64), {"1": [0, 1]})
+    folders = {"8 ranks, 10 Gbit/s, 5 us, fully connected": mesh, "2 ranks, 10 Gbit/s, 5 us, ring": name}
+    for at, (topology, of) in enumerate(folders.items()):
+        folder = tmp_path / str(at)
+        assert bundle(of, folder, topology=topology) == 0
+        assert "exit status: 0" in run_astra(folder).stdout
+        assert main(["astra", "--check", str(folder / "astra.log"), "--max-error", "1"]) == 0
+        assert main(["validate", str(folder / Path(of).name), "--for", "astra-sim"]) == 0
+    said = capsys.readouterr().out
+    assert "the 8 ranks are written as 4 × 2 with the same links" in said
+    assert "a Ring of two ranks is written as FullyConnected" in said
 
 
 def test_run_sh_fails_where_ranks_did_not_finish(mesh: str, tmp_path: Path) -> None:
@@ -136,7 +238,7 @@ def test_only_the_gpu_and_only_communication(mesh: str, tmp_path: Path) -> None:
         trace = et_file.read(folder / "run.0.et")
         assert not (trace.column("is_cpu_op") == 1).any()
         assert (trace.types == NodeType.COMP).any() == bool(kinds)
-        assert run(folder, little_astra(tmp_path)).returncode == 0
+        assert run_astra(folder).returncode == 0
         assert main(["astra", "--check", str(folder / "astra.log"), "--max-error", "1"]) == 0
     times = [
         json.loads((tmp_path / name / "expected.json").read_text())["simulated"]["0"]
@@ -194,7 +296,7 @@ def test_collectives_that_ASTRA_sim_lacks_run_as_the_nearest(
     trace = et_file.read(tmp_path / "bundle" / "run.0.et")
     assert trace.types.tolist() == [NodeType.COMM_COLL] * 2 + [NodeType.COMP] * 3
     assert trace.column("comm_type", -1).tolist() == [0, 0, -1, -1, -1]
-    assert run(tmp_path / "bundle", little_astra(tmp_path)).returncode == 0
+    assert run_astra(tmp_path / "bundle").returncode == 0
 
 
 def test_missing_ranks_are_refused_or_trimmed(
@@ -215,7 +317,7 @@ def test_missing_ranks_are_refused_or_trimmed(
     assert groups["3"] == [1, 2]
     trace = et_file.read(folder / "run.3.et")
     assert trace.column("comm_src", -1).max() == 0
-    assert run(folder, little_astra(tmp_path)).returncode == 0
+    assert run_astra(folder).returncode == 0
 
 
 def test_missing_ranks_are_made_from_their_like(
@@ -238,7 +340,7 @@ def test_missing_ranks_are_made_from_their_like(
         groups = [trace.attributes["pg_name"].values for trace in (made, real)]
         texts = [[group[at] for at in range(len(group.index))] for group in groups]  # type: ignore[index]
         assert texts[0] == texts[1]
-    assert run(folder, little_astra(tmp_path)).returncode == 0
+    assert run_astra(folder).returncode == 0
     for rank in (3, 5):
         Path(f"{mesh}.{rank}.et").unlink()
     assert bundle(mesh, tmp_path / "other", "--fill", "--mesh", "tp2,dp2,pp2") == 2
@@ -338,6 +440,6 @@ def test_validate_for_astra_sim_reads_the_bundle(
     (folder / "expected.json").unlink()
     assert main(["validate", str(folder / "run"), "--for", "astra-sim", "--strict"]) == 1
     said = capsys.readouterr().out
-    assert "[astra-dimensions]" in said
+    assert "several groups of fewer than all ranks on one dimension" in said
     assert "[astra-bandwidth]" in said
     assert main(["validate", str(folder / "run")]) == 0

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from chakra_et.__main__ import main
-from chakra_et.astra.network_sources import read_topology
 from chakra_et.cost.network_fit import Model, write_model
+from chakra_et.cost.network_sources import read_topology
 from chakra_et.errors import TraceError
 from fasop.__main__ import main as fasop
 

@@ -90,7 +90,7 @@ def all_reduces(streams: tuple[int, ...]) -> list[dict[str, Any]]:
 def test_unnamed_communicators_are_separated_by_stream(tmp_path: Path) -> None:
     path = write_kineto(tmp_path / "one.json", all_reduces((20, 24, 20)), 0, 2)
     converted = convert_pair(Pair(-1, None, path))
-    assert groups_of(converted) == ["stream 0:20", "stream 0:24", "stream 0:20"]
+    assert groups_of(converted) == ["communicator 0", "communicator 1", "communicator 0"]
     assert converted.report.warnings["group-by-stream"] == 3
 
 

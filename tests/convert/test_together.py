@@ -168,7 +168,7 @@ def test_the_report_of_the_run_and_the_commands_show_both(
     machine = Machine([[200.0] * STEPS, [700.0] * STEPS], [0.0, 50.0])
     converted(machine.write(tmp_path))
     report = json.loads((tmp_path / "run_conversion.json").read_text())
-    assert report["schema_version"] == 2
+    assert report["schema_version"] == 3
     waits = [report["ranks"][str(rank)]["busy_us"]["wait"] for rank in range(2)]
     assert abs(waits[0] - sum(machine.waited[0])) <= 2 * STEPS and waits[1] <= 2 * STEPS
     capsys.readouterr()

@@ -10,7 +10,7 @@ import pytest
 from benchmarks import cost_collectives
 from chakra_et.cost import nccl, networks
 from chakra_et.cost.collectives import collective_time, message_time
-from chakra_et.cost.topology import parse_topology
+from chakra_et.cost.topology_text import parse_topology
 from chakra_et.et.columns import CollectiveType
 
 REDUCE, GATHER = CollectiveType.ALL_REDUCE, CollectiveType.ALL_GATHER

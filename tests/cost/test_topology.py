@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from chakra_et.cost import networks
-from chakra_et.cost.topology import Dimension, parse_topology
+from chakra_et.cost.topology import Dimension
+from chakra_et.cost.topology_text import parse_topology
 from chakra_et.cost.units import parse_bandwidth, parse_latency, parse_rate
 from chakra_et.errors import TraceError
 

@@ -7,16 +7,16 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from fasop.exact.compute import Compute
-from fasop.exact.links import Links
+from fasop.exact.communication import Communication
 from fasop.exact.passes import Passes
 from fasop.exact.stage_costs import StageCosts
+from fasop.exact.unit_times import Compute
 from fasop.inputs.clusters import Cluster, Gpu
 from fasop.inputs.costs import CostFile, Entry
 from fasop.inputs.models import Model
 from fasop.plans.options import Options
 from fasop.plans.shapes import INSIDE, Shape, blocks, inside_node, stage_seats
-from fasop.search.lattice import Lattice
+from fasop.search.node_counts import NodeCounts
 from fasop.search.partition import Assignment
 from fasop.search.planner import Planner
 
@@ -52,7 +52,7 @@ def costs(of: Model, seconds: dict[str, float], uneven: bool = False) -> list[Co
 
 def tables(of: Model, on: Cluster, with_costs: list[CostFile], shape: Shape, **options: object) -> StageCosts:
     how = Options(**options)
-    return StageCosts(Passes(of, Compute(with_costs, of, how), Links(on), how), shape)
+    return StageCosts(Passes(of, Compute(with_costs, of, how), Communication(on), how), shape)
 
 
 def planner(of: Model, on: Cluster, with_costs: list[CostFile], **options: object) -> Planner:
@@ -80,7 +80,7 @@ def assignment(
 def searched_messages(of: StageCosts, placement: tuple[str, ...]) -> list[float]:
     """Seconds of a message over each boundary, as the search counts them."""
     seats = stage_seats(of.cluster, placement, of.shape)
-    between = Lattice(of.cluster, blocks(of.cluster, of.shape.group), of.shape.pp).between
+    between = NodeCounts(of.cluster, blocks(of.cluster, of.shape.group), of.shape.pp).between
     inside = inside_node(of.cluster, placement, of.shape)
     return [of.p2p(seats[i], seats[i + 1], INSIDE if inside[i] else between) for i in range(of.shape.pp - 1)]
 

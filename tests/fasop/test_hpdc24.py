@@ -14,7 +14,7 @@ import pytest
 from fasop.errors import PlanError
 from fasop.hpdc24 import schedule as hpdc24_schedule
 from fasop.hpdc24 import search as hpdc24
-from fasop.hpdc24.costs import PublishedCosts
+from fasop.hpdc24.costs import published_costs
 from fasop.hpdc24.minmax import even_split, minmax
 from fasop.inputs.cluster_files import load_clusters
 from fasop.inputs.costs import read_costs
@@ -36,7 +36,7 @@ RUNS = [
 
 def rows_of(model_name: str, cluster: str) -> list[hpdc24.Row]:
     model = find_model(model_name)
-    return hpdc24.search(model, load_clusters(cluster), PublishedCosts([read_costs()], model))
+    return hpdc24.search(model, load_clusters(cluster), published_costs([read_costs()], model))
 
 
 def number(text: str) -> float:

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from fasop.errors import PlanError
-from fasop.exact.links import INTER_LOSS, Links
+from fasop.exact.communication import INTER_LOSS, Communication
 from fasop.exact.memory import parameters
 from fasop.inputs.cluster_files import PRESETS as CLUSTER_PRESETS
 from fasop.inputs.cluster_files import load_clusters
 from fasop.inputs.costs import CostFile, Entry, read_costs, write_costs
 from fasop.inputs.models import find_model, preset_names
-from fasop.inputs.settings import read_yaml
+from fasop.inputs.read_files import read_yaml
 from tests.fasop import fasop_cases as cases
 
 ENTRY = {"model": "small", "gpu": "X", "tp": 1, "mbs": 1, "forward": [1] * 6}
@@ -280,7 +280,7 @@ def test_nodes_of_several_sizes_links_and_zones(tmp_path: Path) -> None:
     path.write_text(UNEVEN, encoding="utf-8")
     (cluster,) = load_clusters(str(path))
     assert cluster.gpu_count == 40 and [cluster.size(gpu) for gpu in cluster.gpus] == [8, 4]
-    links = Links(cluster)
+    links = Communication(cluster)
     assert links.between("H100", "A100", 1e6) == (5e9, 0.03)
     assert links.between("H100", "H100", 1e6)[0] == pytest.approx(3200e9 / INTER_LOSS)
     # Between the given sizes the bandwidth follows the logarithm of the size.

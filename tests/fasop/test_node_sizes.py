@@ -17,9 +17,9 @@ from fasop.plans.options import Options
 from fasop.plans.plan import Plan
 from fasop.plans.shapes import MOST_BLOCKS, Shape, blocks, placements, shapes, stage_seats
 from fasop.search.dynamic_program import DynamicProgram
-from fasop.search.lattice import Lattice
+from fasop.search.improve import improve
+from fasop.search.node_counts import NodeCounts
 from fasop.search.search import search
-from fasop.search.simulated import improve
 from tests.fasop import fasop_cases as cases
 
 SECONDS = {"X": 0.010, "Y": 0.023, "Z": 0.016}
@@ -113,8 +113,8 @@ def test_a_stage_may_leave_gpus_of_its_last_node_idle() -> None:
     # Three of four GPUs: the block of three nodes that holds whole stages is more than there is.
     cluster, shape, model = mixed({"X": (2, 2)}), Shape(1, 3, 1, 1), cases.model(6, 24)
     assert shape in shapes(model, cluster, 1, idle=True)
-    lattice = Lattice(cluster, blocks(cluster, 3), 1, idle=True)
-    assert lattice.possible and not Lattice(cluster, blocks(cluster, 3), 1).possible
+    counts = NodeCounts(cluster, blocks(cluster, 3), 1, idle=True)
+    assert counts.possible and not NodeCounts(cluster, blocks(cluster, 3), 1).possible
 
 
 def test_first_blocks_that_lead_nowhere_have_no_sums() -> None:
@@ -122,7 +122,7 @@ def test_first_blocks_that_lead_nowhere_have_no_sums() -> None:
     cluster, shape, model = mixed({"X": (3, 1), "Y": (1, 2)}), Shape(1, 2, 2, 1), cases.model(6, 8)
     tables = cases.planner(model, cluster, cases.costs(model, SECONDS)).tables(shape)
     kinds = blocks(cluster, 2)
-    program = DynamicProgram(tables, Lattice(cluster, [*kinds, replace(kinds[0], is_full=False)], 2, True))
+    program = DynamicProgram(tables, NodeCounts(cluster, [*kinds, replace(kinds[0], is_full=False)], 2, True))
     assert program.sums(np.array([1.0, 9.0]), [len(kinds)]).tolist() == [np.inf, np.inf]
 
 

@@ -11,7 +11,7 @@ from fasop.inputs.cluster_files import load_clusters
 from fasop.inputs.costs import read_costs
 from fasop.inputs.models import find_model
 from fasop.plans.shapes import Shape, blocks, placements, stage_seats
-from fasop.search.lattice import Lattice
+from fasop.search.node_counts import NodeCounts
 from fasop.search.partition import Search
 from tests.fasop import fasop_cases as cases
 
@@ -57,8 +57,8 @@ def test_the_optimum_of_all_placements_and_partitions(case: tuple, paced: bool) 
             for placement in placements(cluster)
             for partition in cases.partitions(len(model.units), shape.pp)
         )
-        lattice = Lattice(cluster, blocks(cluster, shape.group), shape.pp)
-        found = Search(tables, lattice, paced=paced).best()
+        counts = NodeCounts(cluster, blocks(cluster, shape.group), shape.pp)
+        found = Search(tables, counts, paced=paced).best()
         assert found is not None
         assert found.objective == pytest.approx(brute, rel=1e-9)
         again = cases.objective(tables, found.placement, found.partition, paced)
@@ -71,14 +71,14 @@ def test_memory_forbids_what_would_be_faster() -> None:
     model, shape = cases.model(6, 8), Shape(1, 1, 4, 1)
     cluster = cases.cluster({"X": 2}, 2)
     tables = cases.tables(model, cluster, cases.costs(model, SECONDS), shape)
-    lattice = Lattice(cluster, blocks(cluster, 1), 4)
-    free = Search(tables, lattice).best()
+    counts = NodeCounts(cluster, blocks(cluster, 1), 4)
+    free = Search(tables, counts).best()
     (variant,) = tables.variants.of((("X", 1),))
     spans = enumerate(_spans(free.partition))
     need = max(float(tables.memory(variant, 4 - i)[a, b]) for i, (a, b) in spans)
     small = cases.cluster({"X": 2}, 2, X={"memory_gib": need * 0.999})
     tight = cases.tables(model, small, cases.costs(model, SECONDS), shape)
-    found = Search(tight, lattice).best()
+    found = Search(tight, counts).best()
     brute = min(
         cases.objective(tight, ("X", "X"), partition, False)
         for partition in cases.partitions(len(model.units), 4)
@@ -91,8 +91,8 @@ def test_memory_forbids_what_would_be_faster() -> None:
     none = cases.tables(
         model, cases.cluster({"X": 2}, 2, X={"memory_gib": 1e-9}), cases.costs(model, SECONDS), shape
     )
-    assert Search(none, lattice).best() is None
-    assert Search(none, lattice, fit=False).best().partition == free.partition
+    assert Search(none, counts).best() is None
+    assert Search(none, counts, fit=False).best().partition == free.partition
 
 
 def _spans(partition: tuple[int, ...]) -> list[tuple[int, int]]:
@@ -109,7 +109,7 @@ def test_highs_finds_the_same_optimum(seed: int) -> None:
     shape = Shape(1, 1, 2 * sum(nodes.values()), 1)
     model = cases.model(dice.randint(shape.pp, 10), 8)
     tables = cases.tables(model, cluster, cases.costs(model, SECONDS, uneven=True), shape)
-    found = Search(tables, Lattice(cluster, blocks(cluster, 1), shape.pp)).best()
+    found = Search(tables, NodeCounts(cluster, blocks(cluster, 1), shape.pp)).best()
     best = min(_milp(optimize, tables, placement) for placement in placements(cluster))
     assert found.objective == pytest.approx(best, rel=1e-6)
 
@@ -165,9 +165,9 @@ def test_a_guess_changes_nothing_about_what_is_found(times: float) -> None:
     model, shape = find_model("bert-large"), Shape(1, 2, 8, 4)
     (cluster,) = load_clusters("paper-bert-het")
     planner = cases.planner(model, cluster, [read_costs()])
-    tables, lattice = planner.tables(shape), planner.lattice(shape)
-    without, guess = Search(tables, lattice).best(), planner.bounds.busiest(shape)
-    found = Search(tables, lattice, guess=times * guess).best()
+    tables, counts = planner.tables(shape), planner.counts(shape)
+    without, guess = Search(tables, counts).best(), planner.bounds.busiest(shape)
+    found = Search(tables, counts, guess=times * guess).best()
     assert found.objective == pytest.approx(without.objective, rel=1e-9)
     exact = cases.objective(tables, found.placement, found.partition, False)
     assert found.objective == pytest.approx(exact, rel=1e-9)

@@ -148,7 +148,7 @@ def test_the_costs_that_were_not_measured_are_named(capsys: pytest.CaptureFixtur
         ),
         ([*BERT, "--costs", "nothing.json"], "nothing.json: can't be read"),
         (["plan", "--model", "bert-large"], "--cluster"),
-        (["plot"], "no command 'plot': use one of plan"),
+        (["plot"], "no command 'plot', did you mean export?"),
     ],
 )
 def test_one_sentence_for_what_cannot_be(

@@ -17,7 +17,7 @@ from fasop.inputs.cluster_files import load_clusters
 from fasop.inputs.clusters import Cluster
 from fasop.inputs.costs import CostFile, read_costs
 from fasop.inputs.models import find_model
-from fasop.plans.goal import Goal, pareto_front
+from fasop.plans.goal import Goal, by_time_and_price, pareto_front
 from fasop.plans.options import Options
 from fasop.plans.plan import Plan
 from fasop.plans.shapes import Shape, placements, shapes, stage_seats
@@ -139,7 +139,7 @@ def test_a_pareto_search_gives_what_no_other_plan_beats_in_both() -> None:
     costs = cases.costs(model, SECONDS)
     front = search(model, clusters, costs, [Options()], Goal("pareto"))
     each = [search(model, [c], costs, [Options()], Goal(top=1))[0] for c in clusters]
-    expected = pareto_front(each)
+    expected = pareto_front(each, by_time_and_price)
     assert [p.step_time for p in front] == pytest.approx([p.step_time for p in expected])
     assert [p.cluster for p in front] == [p.cluster for p in expected]
     assert len(front) > 1

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from chakra_et.drawing import lanes
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import NodeType
-from chakra_et.report import svg
 from fasop.__main__ import main
 from fasop.errors import PlanError
 from fasop.output import picture
@@ -139,7 +139,7 @@ def test_the_picture_holds_every_event_and_no_markup_of_names(plans: Path, tmp_p
     for kind in ("forward", "backward"):
         of_kind = [bar for bar in bars if bar.get("fill") == picture.KINDS[kind].colour]
         assert len(of_kind) == plan.pp * plan.micro_batches
-    assert all(0 <= float(bar.get("x", -1)) <= svg.WIDTH for bar in bars)
+    assert all(0 <= float(bar.get("x", -1)) <= lanes.WIDTH for bar in bars)
     page = picture.page(plan, found, "1f1b")
     assert (
         "<script>" not in page

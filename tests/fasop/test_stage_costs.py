@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from fasop.exact.communication import COLLECTIVE_START, HOP
 from fasop.exact.estimate import estimate
-from fasop.exact.links import COLLECTIVE_START, HOP
 from fasop.exact.memory import GIB
 from fasop.exact.stage_costs import StageCosts
-from fasop.exact.variants import Variant
+from fasop.exact.stage_variants import Variant
 from fasop.inputs.cluster_files import load_clusters
 from fasop.inputs.costs import read_costs
 from fasop.inputs.models import find_model

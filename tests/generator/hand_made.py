@@ -140,6 +140,7 @@ class Stages:
         self.host = host_trace.load(write_host(folder, nodes))
         self.device = device_trace.load(write_device(folder, events, **header))
         self.rank = link_rank(self.host, self.device, allow_unlinked=True)
+        self.device = self.rank.device  # by the host's clock
         self.linked, self.time, self.communication = (
             self.rank.link,
             self.rank.timeline,

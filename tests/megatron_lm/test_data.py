@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +17,7 @@ import pytest
 
 from chakra_et import cli
 from megatron_lm import datasets
+from megatron_lm.settings import Settings
 from tests.megatron_lm.training_runs import ROOT, TINY, environment, layout
 from utils.data.hub import DataError
 
@@ -173,3 +176,44 @@ def test_maps_are_kept_in_a_folder_of_the_model(tmp_path: Path, preprocess: Prep
         done.returncode != 0
         and f"there is no {tmp_path}/absent.bin; make it with megatron_lm/" in done.stderr
     )
+
+
+def test_a_wrong_path_to_a_tokenizer_is_one_sentence(tmp_path: Path) -> None:
+    command = [sys.executable, ROOT / "megatron_lm/preprocess_data.py", ROOT / "data/squad_sample.json"]
+    command += ["--output", tmp_path / "x", "--tokenizer", tmp_path / "nowhere"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and str(tmp_path / "nowhere") in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_index_maps_of_megatron_lm_are_used_only_where_they_fit(tmp_path: Path) -> None:
+    """Ten documents of 7 to 16 tokens in samples of 8."""
+    from megatron_lm.engine import index_maps
+
+    lengths = np.arange(7, 17)
+    documents = np.random.default_rng(1).permutation(10).astype(np.int32)
+    starts = np.concatenate([[0], np.cumsum(lengths[documents])])
+    at = np.arange(0, lengths.sum() - 8, 8)
+    of = np.searchsorted(starts, at, "right") - 1
+    maps = {"doc": documents, "sample": np.stack([of, at - starts[of]], 1).astype(np.int32)}
+    maps["shuffle"] = np.random.default_rng(2).permutation(len(at) - 1).astype(np.uint32)
+    (tmp_path / "small").mkdir()
+    base = tmp_path / "small" / "data_text_document_train_indexmap_12ns_8sl_1234s_"
+    settings = Settings(model="small", seq_length=8, train_iters=6, global_batch_size=2)
+
+    def adopted(wanted: Settings, **changed: object) -> tuple[list[str], object]:
+        for kind, content in (maps | changed).items():
+            np.save(f"{base}{kind}_idx.npy", content)
+        dataset = SimpleNamespace(dataset=SimpleNamespace(sequence_lengths=lengths), document_index=None)
+        return index_maps.adopt(dataset, tmp_path / "data_text_document", wanted), dataset.document_index
+
+    said, used = adopted(settings)
+    assert said == [f"index maps {base}*.npy are used"] and np.array_equal(used, documents)
+    for wanted, changed, why in (
+        (dataclasses.replace(settings, seed=1), {}, "SEQ_LENGTH is 8 and SEED 1"),
+        (dataclasses.replace(settings, train_iters=7), {}, "TRAIN_ITERS × GLOBAL_BATCH_SIZE is 14"),
+        (settings, {"doc": documents[::-1]}, "they are of another .bin and .idx"),
+        (settings, {"doc": documents + 5}, "they can't be read, or are of another .bin and .idx"),
+    ):
+        said, used = adopted(wanted, **changed)
+        assert used is None and said[0].startswith(f"index maps {base}*.npy are not used: {why}")

@@ -33,42 +33,32 @@ def expected(name: str) -> list[str]:
     return (ERRORS / f"{name}.cause").read_text().splitlines()
 
 
+def diagnosis(log: Path, has_failed: bool = True) -> list[str]:
+    failure = failures.first([Log("n1", log)], {}, has_failed)
+    if failure is None:
+        return ["none"]
+    raw = log.read_text()
+    assert failure.lines and all(line in raw for line in failure.lines)
+    return [failure.where, failure.sentence]
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_the_cause_of_each_text(name: str) -> None:
-    failure = failures.first([Log("n1", ERRORS / f"{name}.err")], {}, has_failed=True)
-    assert ([failure.where, failure.sentence] if failure else ["none"]) == expected(name)
-    if failure:
-        raw = (ERRORS / f"{name}.err").read_text()
-        assert failure.lines and all(line in raw for line in failure.lines)
+    """Also before Slurm reports a failure: a process, or the log itself, ends with each."""
+    log = ERRORS / f"{name}.err"
+    assert diagnosis(log) == diagnosis(log, has_failed=False) == expected(name)
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_a_failure_is_seen_before_slurm_reports_one(name: str) -> None:
-    """The log alone is enough: a process, or the log itself, ends with each failure and with no healthy
-    log.
-    """
-    failure = failures.first([Log("n1", ERRORS / f"{name}.err")], {}, has_failed=False)
-    assert ([failure.where, failure.sentence] if failure else ["none"]) == expected(name)
-
-
-@pytest.mark.parametrize("name", [name for name in CASES if name not in HEALTHY])
-def test_an_earlier_attempt_does_not_count(name: str, tmp_path: Path) -> None:
-    text = (ERRORS / f"{name}.err").read_text()
+def test_colours_line_ends_and_earlier_attempts_change_nothing(tmp_path: Path) -> None:
     log = tmp_path / "n1.err"
-    log.write_text(f"{text}\nattempt 1 on n1 at 2026-11-22T03:00:00+0000\nall is well\n")
-    assert failures.of_log(Log("n1", log), has_failed=True) == []
-
-
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("form", ["{}\n", "3: {}\n", "\x1b[31m{}\x1b[0m\n", "{}\r\n"])
-def test_labels_colours_and_line_ends_change_nothing(name: str, form: str, tmp_path: Path) -> None:
-    if name == "labelled_by_srun" and form.startswith("3"):
-        pytest.skip("has labels of its own")
-    log = tmp_path / "n1.err"
-    lines = (ERRORS / f"{name}.err").read_text().splitlines()
-    log.write_bytes("".join(form.format(line) for line in lines).encode())
-    failure = failures.first([Log("n1", log)], {}, has_failed=True)
-    assert ([failure.where, failure.sentence] if failure else ["none"]) == expected(name)
+    for name in ("rank_killed_gloo", "nccl_watchdog_timeout", "interleaved_tracebacks", "slurm_preempted"):
+        text = (ERRORS / f"{name}.err").read_text()
+        for form in ("\x1b[31m{}\x1b[0m\n", "{}\r\n"):
+            log.write_bytes("".join(form.format(line) for line in text.splitlines()).encode())
+            failure = failures.first([Log("n1", log)], {}, has_failed=True)
+            assert failure and [failure.where, failure.sentence] == expected(name), (name, form)
+        log.write_text(f"{text}\nattempt 1 on n1 at 2026-11-22T03:00:00+0000\nall is well\n")
+        assert failures.of_log(Log("n1", log), has_failed=True) == [], name
 
 
 @settings(deadline=None)
@@ -178,13 +168,22 @@ def test_a_lost_node_is_named(tmp_path: Path) -> None:
     assert of_run.lost_nodes(run, {"10": State("FAILED")}) == []
 
 
-@pytest.mark.parametrize("name", [*HEALTHY, "enroot_mount", "lustre_io_error"])
-@pytest.mark.parametrize("word", ["COMPLETED", "UNKNOWN"])
-def test_a_run_that_has_done_its_last_iteration_has_not_failed(tmp_path: Path, name: str, word: str) -> None:
-    write_run(tmp_path, "12", {"n1": (ERRORS / f"{name}.err").read_text()}, n1="exit 0 1700000002\n")
-    with (tmp_path / "12/n1.out").open("a") as out:
-        out.write(written_logs.iteration_line(simple_iteration(50)))
-    assert diagnosed(tmp_path, "12", word) is None
+def test_a_run_that_has_done_its_last_iteration_has_not_failed(tmp_path: Path) -> None:
+    for name in ("healthy_warnings", "lustre_io_error"):
+        write_run(tmp_path, "12", {"n1": (ERRORS / f"{name}.err").read_text()}, n1="exit 0 1700000002\n")
+        with (tmp_path / "12/n1.out").open("a") as out:
+            out.write(written_logs.iteration_line(simple_iteration(50)))
+        assert [diagnosed(tmp_path, "12", word) for word in ("COMPLETED", "UNKNOWN")] == [None, None]
+
+
+def test_a_launcher_that_was_killed_comes_before_the_ranks_that_it_ends(tmp_path: Path) -> None:
+    """The ranks of n2 stop as their torchrun is gone, and blame each other."""
+    stops = "10:00:0{0} rank {1} ERROR rank {1} stops: rank 3 failed: ended by SIGTERM\n"
+    nodes = {"n1": stops.format(1, 0), "n2": "10:00:02 rank 3 ERROR rank 3: ended by SIGTERM\n"}
+    write_run(tmp_path, "12", nodes, n1="exit 1 1700000001\n", n2="exit 137 1700000009\n")
+    failure = diagnosed(tmp_path, "12", "FAILED")
+    assert failure and failure.where == "node n2"
+    assert failure.sentence.startswith("its launcher, torchrun: it was killed (SIGKILL)")
 
 
 @pytest.mark.parametrize("name", HEALTHY)

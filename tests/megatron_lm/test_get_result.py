@@ -67,6 +67,8 @@ def test_the_sections_stand_in_their_order_and_each_iteration_is_there(log_dir: 
     ]
     assert "local-7/n2: 16 lines" in said and gpus.format_line(BUSY) in "\n".join(said)
     assert "NODE_RANK: 0 (n1), 1 (n2)" in said and "PROFILE: false" in said
+    files = " ".join(f"local-7/{node}.{kind}" for node in ("n1", "n2") for kind in ("out", "err", "gpu"))
+    assert f"items: {files}" in said and said[-1] == "debug?  : 0"
     assert [line for line in said if line.startswith("iteration ")][1:3] == [
         "iteration 2 : 1.4000 s",
         "iteration 3 : 1.4000 s",
@@ -175,17 +177,20 @@ def test_operations_are_those_of_the_matrix_products() -> None:
 def test_the_speed_is_that_of_the_sizes_in_the_log() -> None:
     settings = {"MODEL": "xl", "WORLD_SIZE": "2", "HIDDEN_SIZE": "64", "NUM_LAYERS": "4", "NUM_HEADS": "4"}
     found = [simple_iteration(1, 1.5)]
-    shown = dict(speed.figures(found, settings))["throughput"]
+    shown = dict(speed.figures(found, settings))["operations"]
     size = dataclasses.replace(MODELS["xl"], hidden=64, layers=4, heads=4, ffn=256, kv_groups=4)
     assert shown.startswith(f"{speed.operations(size, 64) / 1.5e12:.4g} TFLOP/s")
     assert "TFLOP/s" not in str(speed.figures(found, {"MODEL": "other", "WORLD_SIZE": "2"}))
 
 
 def test_an_unknown_job_is_one_sentence_that_names_those_there_are(log_dir: Path, capsys) -> None:
-    write_run(log_dir, "41", "n1", 0)
+    """By number: as text, 5 to 9 would stand after 15."""
+    for job in range(5, 16):
+        write_run(log_dir, str(job), "n1", 0)
     assert command(["get_result", "999999"]) == 2
     said = capsys.readouterr()
-    assert not said.out and said.err.count("\n") == 1 and "the latest runs there are 41" in said.err
+    assert not said.out and said.err.count("\n") == 1
+    assert "the latest runs there are 11, 12, 13, 14, 15." in said.err
     assert command(["get_result", "../etc"]) == 2
     assert "is not a job id" in capsys.readouterr().err
 
@@ -193,22 +198,21 @@ def test_an_unknown_job_is_one_sentence_that_names_those_there_are(log_dir: Path
 def test_an_empty_folder_is_shown_as_it_is(log_dir: Path, capsys) -> None:
     (log_dir / "77").mkdir(parents=True)
     said = shown(capsys, "77")
-    assert "UNKNOWN" in said[0] and said[-1] == "no iteration logged yet"
+    assert "UNKNOWN" in said[0] and said[-2:] == ["no iteration logged yet", "debug?  : 0"]
 
 
 def test_watching_ends_with_the_run(log_dir: Path, capsys) -> None:
     write_run(log_dir, "local-7", "n1", 0, out=ITERATIONS)
     (log_dir / "local-7/n1.state").write_text("exit 0\n")
-    assert "iteration 10 : 1.4000 s" in shown(capsys, "local-7", "--watch")
+    said = shown(capsys, "local-7", "--watch")
+    assert "iteration 10 : 1.4000 s" in said
+    assert said[-2:] == [str(log_dir / "local-7" / name) for name in ("summary.md", "summary.html")]
+    assert "## Iterations" in Path(said[-2]).read_text()
 
 
-def test_colours_are_for_terminals_only(
-    script: Script, checkout: Path, tiny: dict[str, str], tmp_path: Path
-) -> None:
-    write_run(tmp_path / "log2", "local-7", "n1", 0, err="ValueError: x\n")
-    assert "\033" not in script("get_result.sh", "local-7").stdout
+def on_a_terminal(command: list[str | Path], env: dict[str, str]) -> bytes:
     ours, theirs = pty.openpty()
-    process = subprocess.Popen([checkout / "megatron_lm/get_result.sh", "local-7"], env=tiny, stdout=theirs)
+    process = subprocess.Popen(command, env=env, stdout=theirs)
     os.close(theirs)
     said = b""
     while True:
@@ -221,5 +225,29 @@ def test_colours_are_for_terminals_only(
         said += piece
     os.close(ours)
     assert process.wait(60) == 0
+    return said
+
+
+def test_a_terminal_shows_tables_that_are_refreshed(
+    checkout: Path, tiny: dict[str, str], tmp_path: Path
+) -> None:
+    pytest.importorskip("rich", reason="rich, which is optional, is not installed")
+    write_run(tmp_path / "log2", "local-7", "n1", 0, out=ITERATIONS, err="ValueError: x\n")
+    (tmp_path / "log2/local-7/n1.state").write_text("exit 1 1700000000\n")
+    said = on_a_terminal(
+        [checkout / "megatron_lm/get_result.sh", "local-7", "--watch"], tiny | {"TERM": "xterm"}
+    )
+    text = re.sub(rb"\033\[[0-9;?]*[A-Za-z]", b"", said).decode()
+    assert "WRONG: job local-7 is not running: FAILED (exit status 1)" in text
+    assert re.search(r"│ 10 +│ 1.4000 +│ 10 +│ 2 +│ 0.0001 +│", text) and "│ n1 " in text
+    assert text.rstrip().endswith("summary.html")
+
+
+def test_colours_are_for_terminals_only(
+    script: Script, checkout: Path, tiny: dict[str, str], tmp_path: Path
+) -> None:
+    write_run(tmp_path / "log2", "local-7", "n1", 0, err="ValueError: x\n")
+    assert "\033" not in script("get_result.sh", "local-7").stdout
+    said = on_a_terminal([checkout / "megatron_lm/get_result.sh", "local-7"], tiny)
     assert re.search(rb"\033\[1;31mWRONG: node n1 failed first: it raised ValueError: x\033\[0m", said)
     assert b"\033[1m******************* last output message" in said

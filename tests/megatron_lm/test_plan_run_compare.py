@@ -39,9 +39,8 @@ def measured(layers: tuple[int, ...]) -> Measured:
 def test_unit_costs_come_back_from_the_stages(stages: int) -> None:
     partitions = plan_run_compare.calibration_partitions(stages)
     fits = plan_run_compare.unit_fits(partitions, [measured(layers) for layers in partitions])
-    costs = plan_run_compare.unit_costs(fits)
+    entry = plan_run_compare.unit_costs(fits)
     assert max(fit.residual for fit in fits) < 1e-9
-    (entry,) = costs["entries"]
     np.testing.assert_allclose(entry["forward"], [E, T, T, T, T, P], rtol=1e-9)
     np.testing.assert_allclose(entry["backward"], [2 * E, 2 * T, 2 * T, 2 * T, 2 * T, 2 * P], rtol=1e-9)
 
@@ -71,7 +70,7 @@ def test_the_plan_of_known_costs_is_the_best_there_is(planned: Path) -> None:
     plan = json.loads((planned / "plan.json").read_text())["plans"][0]
     # The shortest message, as a latency.
     assert plan["p2p"] == pytest.approx([1e-4])
-    events = predicted.predicted_events(predicted.read_plan(planned / "plan.json"))
+    events = predicted.predicted_events(planner.read_plan(planned / "plan.json"))
     forward = [e for e in events if e.rank == 1 and e.task == "forward"]
     assert forward[0].start == pytest.approx(E + 3 * T + 1e-4)
     ends = max(e.end for e in events if e.task == "backward")

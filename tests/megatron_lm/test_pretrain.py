@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -162,17 +163,27 @@ def _samples(iterations: int):
 
 
 @pytest.mark.slow
-def test_a_checkpoint_of_another_model_or_none_is_refused(alone: Done, tmp_path: Path) -> None:
-    done = train(**layout(), LOAD=str(tmp_path))
-    assert done.returncode != 0 and f"LOAD={tmp_path}: there is no checkpoint" in done.stderr
-    copy = tmp_path / "iter_0000002"
-    copy.mkdir()
-    for path in (alone.folder / "iter_0000002").iterdir():  # type: ignore[attr-defined]
-        (copy / path.name).write_bytes(
-            path.read_bytes()[:-100] if path.suffix == ".pt" else path.read_bytes()
-        )
-    done = train(**layout(), LOAD=str(tmp_path))
-    assert done.returncode != 0 and f"checkpoint {copy} can't be read" in done.stderr
+def test_a_damaged_checkpoint_is_passed_over_for_the_newest_good_one(alone: Done, tmp_path: Path) -> None:
+    """One bit of the newest is flipped, the one before is cut off; both are named."""
+    for number in (2, 4, 5):
+        shutil.copytree(alone.folder / f"iter_{number:07d}", tmp_path / f"iter_{number:07d}")  # type: ignore[attr-defined]
+    flipped, cut = (tmp_path / f"iter_{number:07d}/stage000_tensor000.pt" for number in (5, 4))
+    content = bytearray(flipped.read_bytes())
+    content[len(content) // 2] ^= 4
+    flipped.write_bytes(content)
+    size = cut.stat().st_size
+    cut.write_bytes(cut.read_bytes()[:-100])
+    done = train(**layout(), LOAD=str(tmp_path), TRAIN_ITERS="3")
+    assert losses(done) == pytest.approx(losses(alone)[2:3], abs=1e-5)
+    changed = "stage000_tensor000.pt has changed since it was written (SHA-256)"
+    assert f"checkpoint {flipped.parent} is damaged: {changed}" in done.stderr
+    short = f"stage000_tensor000.pt has {size - 100:,} bytes instead of {size:,}"
+    assert f"checkpoint {cut.parent} is damaged: {short}" in done.stderr
+    assert f"continuing from {tmp_path / 'iter_0000002'}, the newest good checkpoint" in done.stderr
+    # One that is named is not replaced by another without being asked for.
+    done = train(**layout(), LOAD=str(flipped.parent))
+    assert done.returncode != 0
+    assert f"{flipped.parent} is damaged: {changed}; set LOAD to {tmp_path / 'iter_0000002'}" in done.stderr
 
 
 def interleaved(partition: str, tensor: int = 1, data: int = 1) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 
 from megatron_lm.__main__ import main as command
 from megatron_lm.logs import gpus, records
-from megatron_lm.results import report
+from megatron_lm.results import report, view
 from megatron_lm.slurm import gpu_log
 from tests.megatron_lm import written_logs
 from tests.megatron_lm.conftest import REPO_ROOT, Script
@@ -35,8 +36,13 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             + "\n"
             for second in range(1300)
         )
-        write_node(folder, name, out=out, err=f"error of {name}\n", gpu=gpu, state="exit 0\n")
+        write_node(
+            folder, name, out=out, err=f"error of {name}\n" + WARNED * (rank == 0), gpu=gpu, state="exit 0\n"
+        )
     return folder
+
+
+WARNED = "10:00:00 rank 0 WARNING checkpoint x is damaged\n"
 
 
 class Page(HTMLParser):
@@ -54,7 +60,9 @@ class Page(HTMLParser):
 
 def test_a_kind_of_log_is_printed_node_by_node(run: Path, script: Script) -> None:
     done = script("_04_report.sh", "local-7", "err")
-    assert done.stdout == "==> local-7/n1.err <==\nerror of n1\n==> local-7/n2.err <==\nerror of n2\n"
+    assert (
+        done.stdout == f"==> local-7/n1.err <==\nerror of n1\n{WARNED}==> local-7/n2.err <==\nerror of n2\n"
+    )
     assert "NVIDIA A10" in script("_04_report.sh", "local-7", "gpu").stdout
 
 
@@ -67,7 +75,10 @@ def test_the_summary_has_settings_times_memory_and_gpu_use(run: Path, capsys) ->
         "# Run local-7: COMPLETED",
         "| PARTITION | 12-12 |",
         "| median iteration without the first | 1.5000 s |",
-        "| 100 | 1.5000 | 10 | 0.0001 |",
+        "| 100 | 1.5000 | 10 | 2 | 0.0001 |",
+        "| MFU | 42.3% of A10's 125 TFLOP/s |",
+        "| n2 | 1 | exit 0 | 1 | 50 | ",
+        "| 10:00:00 | n1 | rank 0: checkpoint x is damaged |",
         "| 0 | 20 | 100.5 | 200.2 | 300.0 | 400.0 |",
         "## GPU use of n2",
     ):
@@ -78,21 +89,45 @@ def test_the_summary_has_settings_times_memory_and_gpu_use(run: Path, capsys) ->
     assert not page.outside  # nothing is fetched from elsewhere
     assert "12-12" in page.cells and "GPU use over time" in paths[1].read_text()
     drawings = re.findall(r"<svg.*?</svg>", paths[1].read_text(), flags=re.DOTALL)
-    assert len(drawings) == 3
+    titles = [
+        "Loss",
+        "Gradient norm",
+        "Throughput",
+        "Time per iteration",
+        "Memory by rank",
+        "GPU use over time",
+    ]
+    assert [re.search('font-size="15">([^<]*)', drawing)[1] for drawing in drawings] == titles
     # A bar for each figure of the one rank, as high as the figure.
-    bars = re.findall(r'<rect [^>]*height="([\d.]+)"[^>]*><title>([^<]*)', drawings[1])
+    bars = re.findall(r'<rect [^>]*height="([\d.]+)"[^>]*><title>([^<]*)', drawings[4])
     heights = {title: float(height) for height, title in bars}
     reserved = heights["max reserved, rank 0: 400 MB"]
     assert heights["max allocated, rank 0: 200.25 MB"] == pytest.approx(reserved * 200.25 / 400, abs=0.1)
     assert not list(run.glob(".summary*"))
 
 
+def test_several_runs_stand_beside_each_other(run: Path, capsys) -> None:
+    for job, loss in (("local-8", 9.5), ("local-9", 8.5)):
+        lines = (dataclasses.replace(simple_iteration(n, 0.5), loss=loss) for n in range(1, 11))
+        out = "NODE_RANK: 0\nPARTITION: 24\n\n" + "".join(map(written_logs.iteration_line, lines))
+        write_node(run.parent / job, "n5", out=out, err="", state="exit 0\n")
+    for job in ("local-7", "local-8", "local-9"):
+        (run.parent / job / "jobs").write_text(f"{job}\n")
+    assert report.main(["local-7", "local-8", "local-9", "summary"]) == 0
+    assert capsys.readouterr().out.split() == [str(run / "comparison.md"), str(run / "comparison.html")]
+    text = (run / "comparison.md").read_text()
+    assert "| figure | local-7 | local-8 | local-9 |" in text and "| PARTITION | 12-12 | 24 | 24 |" in text
+    assert "| last loss | 10 | 9.5 | 8.5 |" in text and "## Iterations of local-9" in text
+    loss = re.findall(r"<svg.*?</svg>", (run / "comparison.html").read_text(), flags=re.DOTALL)[0]
+    assert all(f">{job}</text>" in loss for job in ("local-7", "local-8", "local-9"))
+
+
 def test_a_long_gpu_log_is_sampled_over_all_its_time(run: Path) -> None:
-    samples = report.gpu_use((run / "n1.gpu").read_bytes())
-    assert len(samples) <= report.GPU_SAMPLES and max(samples) >= 1296 and min(samples) == 0
+    samples = view.gpu_use((run / "n1.gpu").read_bytes())
+    assert len(samples) <= view.GPU_SAMPLES and max(samples) >= 1296 and min(samples) == 0
 
 
-@pytest.mark.parametrize("words", [["local-7"], ["local-7", "other"], ["a", "b", "c", "out"]])
+@pytest.mark.parametrize("words", [["local-7"], ["local-7", "other"], ["out"]])
 def test_words_that_make_no_sense_are_refused(words: list[str], capsys) -> None:
     with pytest.raises(SystemExit) as stopped:
         report.main(words)

@@ -115,6 +115,21 @@ def test_slower_gpus_get_fewer_layers(script: Script, tmp_path: Path) -> None:
     assert values["MASTER_GRES"] == ("gpu:a100:1" if first == "fast" else "gpu:a10:1")
 
 
+def test_a_checkpoint_that_is_cut_off_is_passed_over(script: Script, tmp_path: Path) -> None:
+    write_run(tmp_path, {"n1": NO_GPU})
+    cut = tmp_path / "ckpt" / "iter_0000030"
+    cut.mkdir()
+    (cut / "stage000_tensor000.pt").write_bytes(b"12345")
+    files = {"stage000_tensor000.pt": [6_000, "0" * 64]}
+    (cut / "meta.json").write_text(json.dumps({"iteration": 30, "files": files}))
+    done = script("_03_submit.sh", "--resume", "12", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines() == [
+        f"job 12: checkpoint {cut} is damaged: stage000_tensor000.pt has 5 bytes instead of 6,000",
+        f"job 12: continuing from {tmp_path}/ckpt/iter_0000020",
+    ]
+
+
 REFUSED = [
     (["--resume", "99"], "no logs of job 99"),
     (["--without", "n2"], "--without: needs --resume JOBID"),

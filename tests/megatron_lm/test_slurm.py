@@ -140,7 +140,7 @@ def test_a_job_that_waits_for_nodes(script: Script, env: dict[str, str]) -> None
     subprocess.run(["sbatch", "--nodes=4", "--output=/dev/null", "--wrap=sleep 600"], env=env, check=True)
     job = script("_03_submit.sh").strip()
     wait_for_state(env, job, "PENDING", seconds=30)
-    assert script("get_result.sh", job).startswith(f"WRONG: job {job} is not running: PENDING (")
+    assert script("get_result.sh", job).startswith(f"job {job} waits: PENDING (")
     subprocess.run(["scancel", "--user", str(os.getuid())], env=env, check=True)
     assert wait_for_end(env, job) == "CANCELLED"
 

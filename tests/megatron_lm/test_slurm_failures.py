@@ -99,6 +99,40 @@ def test_the_masters_port_is_in_use(script: Script, tiny: dict[str, str]) -> Non
     assert f"port {port} is already in use; set MASTER_PORT to a free one" in cause
 
 
+def test_two_jobs_that_would_use_the_same_port(script: Script, tiny: dict[str, str], tmp_path: Path) -> None:
+    """Both start at once, long before torchrun listens, and their first nodes are the same machine."""
+    jobs = [job for _ in range(2) for job in submitted(script, MASTER_PORT="")]
+    assert [wait_for_end(tiny, job) for job in jobs] == ["COMPLETED"] * 2
+    used = []
+    for job in jobs:
+        texts = [path.read_text() for path in (tmp_path / "log2" / job).glob("*.out")]
+        (port,) = {
+            found for text in texts for found in re.findall(r"^MASTER_PORT: (\d+)$", text, re.MULTILINE)
+        }
+        used.append(int(port))
+        moved = f"port 6787 is taken on the first node: all nodes use {port}\n"
+        assert [moved in text for text in texts] == [port != "6787"] * 2
+        assert script("get_result.sh", job).stdout.startswith("no problems found\n")
+    assert used[0] != used[1] and min(used) >= 6787
+
+
+def test_a_job_that_waits_for_a_drained_node(script: Script, tiny: dict[str, str]) -> None:
+    def set_state(*words: str) -> None:
+        subprocess.run(["scontrol", "update", "NodeName=n4", *words], env=tiny, check=True)
+
+    set_state("State=DRAIN", "Reason=bad memory")
+    try:
+        (job,) = submitted(script, NNODES="4", DP_SIZE="4")
+        wait_for(lambda: "DRAINED" in script("get_result.sh", job).stdout, 90)
+        first = script("get_result.sh", job).stdout.splitlines()[0]
+    finally:
+        set_state("State=RESUME")
+        subprocess.run(["scancel", job], env=tiny, check=True)
+    why = "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions"
+    assert first == f"job {job} waits: PENDING ({why}; n4: bad memory)"
+    assert wait_for_end(tiny, job) == "CANCELLED"
+
+
 def test_a_job_uses_more_memory_than_it_has(script: Script, tiny: dict[str, str]) -> None:
     (job,) = submitted(script, "--", "--mem=2000", STAND_IN_FAIL="memory", STAND_IN_RANK="2")
     assert wait_for_end(tiny, job) in ("FAILED", "OUT_OF_MEMORY")

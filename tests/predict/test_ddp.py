@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -300,3 +302,28 @@ def test_buckets_on_a_device_wait_for_their_gradients_kernels() -> None:
     assert us(merged) == [2 + 200 + 80 + 10] * 2
     trace = merged.changed.graph.traces[0]
     assert trace.column("comm_size")[trace.types == NodeType.COMM_COLL].tolist() == [8 * MB]
+
+
+COUNT = """
+import sys
+from pathlib import Path
+import chakra_et
+root = str(Path(chakra_et.__file__).parent)
+entered = {chakra_et.__file__}
+sys.setprofile(lambda frame, *_: entered.add(frame.f_code.co_filename))
+from chakra_et.__main__ import main
+status = main(sys.argv[1:])
+sys.setprofile(None)
+print(status, sum(name.startswith(root) for name in entered))
+"""
+
+
+def test_a_prediction_enters_few_files(tmp_path: Path) -> None:
+    """What-ifs that aren't asked for aren't imported: 125 files were entered once."""
+    for rank, trace in enumerate(ddp([4, 4, 4, 4], [[3], [1, 2], [0]]).graph.traces):
+        et_file.write(tmp_path / f"step.{rank}.et", trace)
+    command = [sys.executable, "-c", COUNT, "predict", str(tmp_path / "step"), "--bucket-mb", "1"]
+    ran = subprocess.run(command, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    status, entered = ran.stdout.splitlines()[-1].split()
+    assert status == "0" and 20 < int(entered) <= 45

@@ -7,8 +7,18 @@ from pathlib import Path
 
 import pytest
 
+from chakra_et.drawing.lanes import (
+    Kind,
+    Mark,
+    Picture,
+    PictureLane,
+    Span,
+    draw,
+    page,
+    round_step,
+    seconds_text,
+)
 from chakra_et.report.picture import breakdown, timeline
-from chakra_et.report.svg import Kind, Mark, Picture, PictureLane, Span, draw, page, round_step, seconds_text
 from tests.report.made_run import HOSTILE, made_run
 
 SVG = "{http://www.w3.org/2000/svg}"

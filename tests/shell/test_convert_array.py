@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import os
 import shutil
 import subprocess
@@ -43,7 +44,7 @@ def test_the_parts_of_an_array_and_the_job_after_them(folder: Path, tmp_path: Pa
         done = job(folder, SLURM_JOB_ID="7", SLURM_ARRAY_TASK_ID=task, SLURM_ARRAY_TASK_COUNT="2")
         assert done.returncode == 0, done.stderr
         assert (folder / f"tiny_2gpu.{task}.et").exists()
-        assert not (folder / "tiny_2gpu_conversion.json").exists()
+        assert not json.loads((folder / "tiny_2gpu_conversion.json").read_text())["complete"]
     done = job(folder, SLURM_JOB_ID="8")
     assert done.returncode == 0, done.stderr
     assert "0 files written" in done.stdout and "2 kept" in done.stdout

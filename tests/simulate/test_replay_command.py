@@ -12,7 +12,7 @@ import pytest
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import ExecutionTrace, NodeType
 from chakra_et.simulate.command import main
-from chakra_et.simulate.replay_report import measured_times, step_rows
+from chakra_et.simulate.measured_steps import measured_times, step_rows
 from tests.simulate.replay_traces import collective, cpu, kernel, make_trace
 
 

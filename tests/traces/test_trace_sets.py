@@ -93,7 +93,7 @@ def test_values_of_the_wrong_type_in_a_manifest_are_not_used(tmp_path: Path) -> 
 def job(tmp_path: Path) -> RankJob:
     generate(Features(seed=1, operators=2, depth=2, world_size=1)).write(tmp_path)
     (traces,) = trace_sets.find(tmp_path)
-    return RankJob(traces.pairs[0], traces.et_file(0), PairOptions(), keep=True)
+    return RankJob(traces.pairs[0], traces.et_file(0), tmp_path, PairOptions(), keep=True)
 
 
 def test_a_valid_file_of_these_traces_is_kept(job: RankJob) -> None:

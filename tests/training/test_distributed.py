@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import time
 
 import pytest
 import torch
@@ -155,8 +156,8 @@ def test_the_status_of_main_is_the_exit_status(left: list[int]) -> None:
         (OSError("no such file"), 1, "rank 0: no such file", False),
         (RuntimeError("shapes differ"), 1, "rank 0: RuntimeError: shapes differ", True),
         (PeerFailure("rank 3 is dead"), 1, "rank 0 stops: rank 3 is dead", False),
-        (KeyboardInterrupt(), 130, "rank 0: interrupted", False),
-        (SystemExit(143), 143, "rank 0: interrupted", False),
+        (KeyboardInterrupt(), 130, "rank 0: ended by SIGINT", False),
+        (SystemExit(143), 143, "rank 0: ended by SIGTERM", False),
     ],
 )
 def test_failures_are_one_sentence(error, status, sentence, traceback, left, monkeypatch, capsys) -> None:
@@ -167,6 +168,23 @@ def test_failures_are_one_sentence(error, status, sentence, traceback, left, mon
     written = capsys.readouterr().err
     assert sentence + "\n" in written
     assert ("Traceback" in written) == traceback
+
+
+def test_an_error_that_a_signal_causes_in_an_import_is_the_signal(left, capsys) -> None:
+    """pydantic's import turns the SystemExit into an error of its own."""
+
+    def main(world: World, watch: Watch) -> int:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(5)
+        except SystemExit as error:
+            raise RuntimeError("SchemaError") from error
+        return 0
+
+    with pytest.raises(SystemExit):
+        run(main, 30)
+    written = capsys.readouterr().err
+    assert left == [143] and "rank 0: ended by SIGTERM\n" in written and "SchemaError" not in written
 
 
 def test_debug_shows_the_traceback_of_any_failure(left, monkeypatch, capsys) -> None:

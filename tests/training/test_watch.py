@@ -268,13 +268,13 @@ def test_a_second_ctrl_c_ends_without_saving(alone: Watch, left: list) -> None:
         alone._first_signal = (signal.SIGINT, time.monotonic() - 3)
         os.kill(os.getpid(), signal.SIGINT)
         alone._thread.join(5)
-    assert left == [(130, "rank 0: interrupted twice, ended without saving")]
+    assert left == [(130, "rank 0: ended by SIGINT a second time, without saving")]
 
 
 def test_a_set_up_that_does_not_end_by_itself_is_ended(alone: Watch, left: list) -> None:
     alone._first_signal = (signal.SIGTERM, time.monotonic())
     alone._thread.join(5)
-    assert left == [(143, "rank 0: interrupted")]
+    assert left == [(143, "rank 0: ended by SIGTERM")]
 
 
 def test_children_take_signals_as_usual(alone: Watch) -> None:

@@ -41,7 +41,8 @@ def test_valid_run(tmp_path: Path) -> None:
         ("astra-network", {"latency": "[500.0, 500.0]"}, {}, GROUPS),
         ("astra-network", {"bandwidth": "[-0.5]"}, {}, GROUPS),
         ("astra-bandwidth", {"bandwidth": "[50]"}, {}, GROUPS),
-        ("astra-dimensions", {}, {}, {"1": [0, 1], "2": [2, 3]}),
+        ("astra-network", {}, {}, {"1": [0, 1], "2": [2, 3]}),
+        ("astra-network", {"topology": "[Ring]", "npus_count": "[2]"}, {}, GROUPS),
         ("astra-system", {}, {"preferred-dataset-splits": 0}, GROUPS),
         ("astra-system", {}, {"all-reduce-implementation": ["ring", "ring"]}, GROUPS),
     ],
@@ -67,7 +68,7 @@ def test_run_breaks_one_rule(
         ("bandwidth", "[inf]", "bandwidth has 'inf'"),
         ("bandwidth", "[50.5,]", "npus_count has 1 of 2 entries"),
         ("bandwidth", "\n- 46.6\n- 46.6", "latency has 1 of 2 entries"),
-        ("npus_count", "[4.0]", "npus_count has '4.0', which isn't a number of ranks from 1 on"),
+        ("npus_count", "[4.0]", "npus_count has '4.0', which isn't a number of ranks from 2 on"),
         ("topology", "[Torus]", "topology has 'Torus', which isn't Ring, FullyConnected or Switch"),
     ],
 )
@@ -76,6 +77,13 @@ def test_every_field_of_the_network_is_checked(field: str, row: str, sentence: s
     (tmp_path / "network.yml").write_text("\n".join(lines))
     found = [finding.message for finding in check_run_for_astra(tmp_path, "run", GROUPS, 4)]
     assert any(sentence in message for message in found), found
+
+
+def test_several_groups_on_one_dimension_that_cannot_be_two(tmp_path: Path) -> None:
+    lines = [f"{key}: {row}" for key, row in (NETWORK | {"npus_count": "[5]"}).items()]
+    (tmp_path / "network.yml").write_text("\n".join(lines))
+    found = check_run_for_astra(tmp_path, "run", {"1": [0, 1], "2": [2, 3]}, 5)
+    assert [finding.rule for finding in found] == ["astra-dimensions"]
 
 
 def test_an_unreadable_system_file_is_reported(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from chakra_et.convert.graph import device_dependencies, thread_dependencies
+from chakra_et.convert.graph import device_dependencies, host_waits, thread_dependencies
 from chakra_et.convert.graph.dependencies import Collector, Dependencies, collected
 from chakra_et.convert.graph.linked import LinkedRank
 
@@ -12,4 +12,5 @@ def find_dependencies(rank: LinkedRank) -> Dependencies:
     found = Collector(first_lane=len(rank.timeline.lanes))
     device_dependencies.find(rank, found)
     thread_dependencies.find(rank, found)
+    host_waits.find_spinning(rank, found)
     return collected(found, rank.timeline.lanes)

@@ -10,6 +10,7 @@ from chakra_et.arrays import coded_pairs, first_rows, unique
 from chakra_et.convert.graph.linked import LinkedRank
 from chakra_et.findings import Findings
 from chakra_et.traces.device_format import CPU_OP, DRIVER, KERNEL, RUNTIME, SYNC
+from chakra_et.traces.fields import as_number
 
 LAUNCH = re.compile(
     r"(cuda|hip|cu)\w*(Launch\w*Kernel\w*|LaunchKernel\w*|ModuleLaunch\w*)$|^(cuda|hip|cu)GraphLaunch$"
@@ -89,12 +90,27 @@ def _has_cuda_tensors(rank: LinkedRank) -> bool:
 
 
 def _communication_without_kernel(rank: LinkedRank) -> int:
-    """The number of NCCL operators without a kernel. Coalesced operators share a kernel."""
+    """The number of NCCL operators without a kernel. Coalesced operators share a kernel, and those of a group
+    of one rank launch none."""
     device = rank.device
+    if rank.communication_rows.gpu.any() or as_number(device.distributed.get("world_size")) == 1:
+        return 0
     named = np.array([name.startswith("nccl:") for name in device.names], dtype=bool)
     operators = np.flatnonzero(named[device.name] & (device.category <= CPU_OP + 1))
-    kernels = int(rank.communication_rows.gpu.sum())
-    return len(operators) if len(operators) and not kernels else 0
+    return sum(not _is_alone(rank, row) for row in operators.tolist())
+
+
+def _is_alone(rank: LinkedRank, row: int) -> bool:
+    """Whether the operator at ``row``, or one around it, is of a group of one rank."""
+    while row >= 0:
+        args = rank.device.communication.get(row)
+        attributes = rank.host.communication.get(int(rank.link.host_row[row]), {})
+        size = as_number(attributes.get("group_size") if args is None else args.group_size)
+        group = rank.communication.groups.get(str((args and args.group_name) or attributes.get("pg_name")))
+        if size == 1 or (group is not None and len(group.ranks) == 1):
+            return True
+        row = int(rank.timeline.parent[row])
+    return False
 
 
 def _steps_without_host(rank: LinkedRank) -> int:

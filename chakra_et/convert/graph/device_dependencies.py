@@ -1,20 +1,16 @@
-"""Dependencies around a device: launches, blocking copies, and calls that wait for the device."""
+"""Dependencies around a device: launches, blocking copies, and the order of streams."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from chakra_et.arrays import first_rows
-from chakra_et.convert.graph import stream_waits
+from chakra_et.convert.graph import host_waits, stream_waits
 from chakra_et.convert.graph.dependencies import Collector, EdgeKind
 from chakra_et.convert.graph.launches import BEFORE_RECORDING, Launches, StreamOrder, launches_of
 from chakra_et.convert.graph.linked import LinkedRank
 from chakra_et.convert.graph.timeline import Lane, Timeline
-from chakra_et.traces.device_format import DRIVER, MEMCPY, RUNTIME
-from chakra_et.traces.fields import as_number
-
-# Kineto aligns the clocks of host and device up to this difference.
-CLOCK_TOLERANCE_NS = 5_000
+from chakra_et.traces.device_format import MEMCPY, RUNTIME
 
 
 def find(rank: LinkedRank, found: Collector) -> None:
@@ -26,7 +22,7 @@ def find(rank: LinkedRank, found: Collector) -> None:
         _further_messages(rank, found)
         order = StreamOrder(rank.device, launches)
         stream_waits.find(rank, launches, order, found)
-        _device_waits(rank, launches, order, found)
+        host_waits.find(rank, launches, order, found)
 
 
 def _launches(rank: LinkedRank, launches: Launches, found: Collector) -> None:
@@ -51,6 +47,14 @@ def _launches(rank: LinkedRank, launches: Launches, found: Collector) -> None:
         found.wait(lane, int(at[k]), done)
         found.edge(EdgeKind.SYNCHRONISATION, (int(time.lane[known[k]]), done), (lane, done))
     found.findings.add("blocking-copy", int(blocking.sum()))
+    # CUDA stages a copy of pageable memory when the stream is free, and may return before it ends.
+    synchronous = np.array(["Async" not in name for name in device.names], dtype=bool)[device.name[call]]
+    staged = (device.category[known] == MEMCPY) & ~blocking & synchronous
+    staged &= (free > start[call]) & (free <= end[call])
+    for k in np.flatnonzero(staged).tolist():
+        lane, done = int(time.lane[call[k]]), int(free[k])
+        found.wait(lane, int(start[call[k]]), done)
+        found.edge(EdgeKind.SYNCHRONISATION, (int(time.lane[before[k]]), done), (lane, done))
     orphans = gpu[calls[gpu] < 0]
     found.findings.add("no-launch", len(orphans))
     first_of_lane = gpu[first_rows(time.lane[gpu])[1]]
@@ -98,46 +102,3 @@ def _further_messages(rank: LinkedRank, found: Collector) -> None:
         if call >= 0:
             at = min(start, int(time.end[call]))
             found.edge(EdgeKind.LAUNCH, (int(time.lane[call]), at), (beside, start))
-
-
-def _device_waits(rank: LinkedRank, launches: Launches, order: StreamOrder, found: Collector) -> None:
-    """Edges for calls that block the CPU until the device is done."""
-    device, time, gpu = rank.device, rank.timeline, launches.gpu
-    blocking = np.array([name.endswith("Synchronize") for name in device.names], dtype=bool)[device.name]
-    calls = np.flatnonzero(
-        blocking & ((device.category == RUNTIME) | (device.category == DRIVER)) & (time.lane >= 0)
-    )
-    if not len(calls):
-        return
-    call_of = stream_waits.call_by_correlation(device)
-    known = {int(device.correlation[row]): (row, args) for row, args in device.waits.items()}
-    by_end = gpu[np.argsort(time.end[gpu], kind="stable")]
-    ends = time.end[by_end]
-    for call in calls.tolist():
-        begin, end, lane = int(time.start[call]), int(time.end[call]), int(time.lane[call])
-        sync_row, args = known.get(int(device.correlation[call]), (-1, None))
-        name = device.names[device.name[call]]
-        if "Device" in name or "Ctx" in name or "Context" in name:
-            here = int(device.device[sync_row]) if sync_row >= 0 else -1
-            sources = [
-                order.last_before(stream, begin) for stream in order.streams if here in (-1, stream[0])
-            ]
-        elif args is not None and args.sync_kind == "Stream Sync":
-            sources = [order.last_before((int(device.device[sync_row]), int(device.stream[sync_row])), begin)]
-        elif args is not None and as_number(args.wait_on_stream) >= 0:
-            record = call_of.get(int(as_number(args.record_correlation)))
-            moment = int(device.start[record]) if record is not None else begin
-            stream = (int(device.device[sync_row]), int(as_number(args.wait_on_stream)))
-            sources = [order.last_before(stream, moment)]
-        else:
-            at = int(np.searchsorted(ends, end + CLOCK_TOLERANCE_NS, side="right")) - 1
-            while at >= 0 and ends[at] > begin and launches.time[by_end[at]] >= begin:
-                at -= 1
-            sources = [int(by_end[at])] if at >= 0 and ends[at] > begin else []
-            found.findings.add("sync-by-time", len(sources))
-        for source in sources:
-            if source < 0 or time.end[source] > end + CLOCK_TOLERANCE_NS:
-                continue
-            done = int(time.end[source])
-            found.wait(lane, begin, min(done, end))
-            found.edge(EdgeKind.SYNCHRONISATION, (int(time.lane[source]), done), (lane, max(done, begin)))

@@ -67,7 +67,8 @@ class Groups:
     ``declared``: groups in a manifest or process-group record; ``by_name``: these and groups that only occur
     in single events. ``of_launcher``: launching operator → its group. ``are_listed``: whether there is a
     record of groups; otherwise the default group is assumed. ``streams``: (device, stream) of the
-    communication kernels. ``of_thread``: gloo thread → its group, where our tracer recorded it.
+    communication kernels → its number in the order of first use. ``of_thread``: gloo thread → its group,
+    where our tracer recorded it.
     """
 
     around: Around
@@ -75,7 +76,7 @@ class Groups:
     by_name: dict[str, Group]
     of_launcher: dict[int, Group]
     are_listed: bool
-    streams: frozenset[tuple[int, int]]
+    streams: dict[tuple[int, int], int]
     of_thread: dict[int, Group]
 
     @property
@@ -95,10 +96,10 @@ class Groups:
             return shared[0]
         device = self.around.device
         if len(self.streams) > 1:
-            # NCCL uses one stream per communicator.
+            # NCCL uses one stream per communicator, and ranks use their communicators in the same order.
             findings.add("group-by-stream")
-            name = f"stream {device.device[row]}:{device.stream[row]}"
-            return Group(name, "communicator of this stream", self.default.ranks)
+            number = self.streams[int(device.device[row]), int(device.stream[row])]
+            return Group(f"communicator {number}", "by the order of streams", self.default.ranks)
         findings.add("group-default")
         return self.default
 
@@ -142,7 +143,7 @@ def collect_groups(
         by_name,
         of_launcher,
         listed,
-        frozenset(streams),
+        {stream: number for number, stream in enumerate(dict.fromkeys(streams))},
         _recorded_threads(device, declared, manifest),
     )
 

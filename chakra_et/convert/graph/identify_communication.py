@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from chakra_et.arrays import coded_pairs, unique
 from chakra_et.convert.graph.batches import Pending
 from chakra_et.convert.graph.communication import Communication, Communications
 from chakra_et.convert.graph.communication_arguments import Around, Facts, message_ends
@@ -26,7 +27,7 @@ from chakra_et.et.columns import CollectiveType, NodeType
 from chakra_et.findings import Findings
 from chakra_et.traces.device import DeviceTrace
 from chakra_et.traces.device_format import KERNEL
-from chakra_et.traces.fields import MAX_RANKS
+from chakra_et.traces.fields import MAX_RANKS, as_number
 from chakra_et.traces.host import HostTrace
 
 MAX_BYTES = 1 << 50
@@ -35,6 +36,16 @@ BACKEND_NAMES = ("gloo:", "mpi:", "ucc:")
 OPERATOR_NAMES = ("nccl:", "c10d::", "_c10d_functional", "record_param_comms", "symm_mem::", "xccl:", "hccl:")
 PEERS = re.compile(r"\d+(->|<-)(\d+)")
 """ProcessGroupNCCL's ``nccl:send ME->PEER`` and ``nccl:recv ME<-PEER``."""
+
+# Words for communication in names of kernels, and namespaces of libraries that don't communicate.
+MAY_COMMUNICATE = re.compile(
+    r"(?<![a-z])(dispatch|combine|all_?(2_?all|to_?all|reduce|gather)|reduce_?scatter|a2a|put|signal|barrier)"
+    r"(?![a-z])|(nv|roc)shmem",
+    re.IGNORECASE,
+)
+KNOWN_NAMESPACES = re.compile(r"(at|c10|cub|cutlass|cute|thrust|rocprim|ck|ck_tile|cudnn|flash\w*)::")
+# Of the device's time; kernels that take less are not worth a warning.
+LEAST_SHARE = 0.05
 
 
 @dataclass(eq=False, repr=False)
@@ -89,13 +100,36 @@ def describe(
     items = [_within_bounds(item) for item in items]
     items.sort(key=lambda item: (int(device.start[item.start_row]), item.event, item.part))
     items = _numbered(fill_from_period(items, device, findings))
+    _unknown_kernels(device, rows, findings)
     for item in items:
         if item.is_message:
             findings.add("communication-peer", item.peer < 0)
         elif item.collective is None:
             findings.add("communication-kind", detail=device.names[device.name[item.event]][:60])
-        findings.add("communication-size", not item.size)
+        findings.add("communication-size", not item.size and not item.is_local)
     return Communications(items, groups.by_name, findings)
+
+
+def _unknown_kernels(device: DeviceTrace, rows: CommunicationRows, findings: Findings) -> None:
+    """Warn of kernels of a run of several ranks that may communicate by their names, take much of the
+    device's time and run beside the streams of known communication."""
+    if not as_number(device.distributed.get("world_size"), 2) > 1:
+        return
+    kernels = np.flatnonzero(device.category == KERNEL)
+    _, stream = coded_pairs(device.device[kernels], device.stream[kernels])
+    kernels = kernels[~np.isin(stream, stream[rows.gpu[kernels]])]
+    lasts = device.end - device.start
+    total = int(lasts[device.category >= KERNEL].sum())
+    of_name: dict[str, list[int]] = {}
+    for code in unique(device.name[kernels]).tolist():
+        name = device.names[code].removeprefix("void ").partition("<")[0].partition("(")[0]
+        if MAY_COMMUNICATE.search(name) and not KNOWN_NAMESPACES.match(name):
+            of_name.setdefault(name, []).append(code)
+    for name, codes in of_name.items():
+        own = kernels[np.isin(device.name[kernels], codes)]
+        share = int(lasts[own].sum()) / max(total, 1)
+        if share > LEAST_SHARE:
+            findings.add("unknown-communication", len(own), f"{name[:60]} ({share:.0%} of the device's time)")
 
 
 def _numbered(items: list[Communication]) -> list[Communication]:

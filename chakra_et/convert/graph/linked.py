@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from chakra_et.convert.graph import pairing, timeline
+from chakra_et.convert.graph.clocks import Clock, on_host_clock
 from chakra_et.convert.graph.communication import Communications
 from chakra_et.convert.graph.identify_communication import CommunicationRows, communication_rows, describe
 from chakra_et.convert.graph.launches import launch_calls
 from chakra_et.convert.graph.link import Link, link
-from chakra_et.convert.graph.structure import with_structure
 from chakra_et.convert.graph.timeline import Timeline
 from chakra_et.errors import TraceError
 from chakra_et.findings import Findings, joined
@@ -28,8 +28,8 @@ class LinkedRank:
 
     Built once by ``link_rank``; later stages do not change it. ``calls[i]``: row of the call that launched
     device row i, -1 for none. ``link_rate``: part (0 to 1) of the host operators with a device record, over
-    the whole recording. ``per_operator_ns``: what recording took by the tracer's measurement, 0 if there is
-    none. ``findings``: the findings of all stages so far.
+    the whole recording. ``clocks``: of the devices, whose times are by the host's. ``findings``: those of all
+    stages so far.
     """
 
     host: HostTrace
@@ -40,7 +40,7 @@ class LinkedRank:
     communication_rows: CommunicationRows
     communication: Communications
     link_rate: float
-    per_operator_ns: float
+    clocks: list[Clock]
     findings: Findings
 
 
@@ -61,32 +61,23 @@ def link_rank(
     linked, warnings = pairing.check(host, device, link(host, device), allow_unlinked)
     rate = linked.rate(host)
     findings = joined(host.findings, device.findings, warnings)
-    calls = launch_calls(device)
-    kept, per_operator_ns, linked, matched = with_structure(device, calls, linked)
-    findings = joined(findings, matched)
-    if len(kept) < len(device):
-        memory = device.memory.take(np.flatnonzero(device.memory.time >= device.start[kept].min()))
-        device, linked, calls = _selected(dataclasses.replace(device, memory=memory), linked, calls, kept)
+    device, calls, linked, clocks = on_host_clock(device, launch_calls(device), linked)
+    for clock in clocks:
+        findings.add("clock-offset", abs(clock.offset_ns), str(clock.device))
+        findings.add("clock-contradicted", clock.contradicting)
     if step != "all":
         kept = _rows_of_step(device, calls, step)
         findings.add("outside-step", len(device) - len(kept), step)
+        place = np.full(len(device) + 1, -1, dtype=np.int64)
+        place[kept] = np.arange(len(kept))
         memory = device.memory.take(_memory_of_step(device, step))
-        device, linked, calls = _selected(dataclasses.replace(device, memory=memory), linked, calls, kept)
+        device, calls = dataclasses.replace(device.select(kept), memory=memory), place[calls[kept]]
+        linked = dataclasses.replace(linked, host_row=linked.host_row[kept])
     rows = communication_rows(device, added_kernels)
     time = timeline.build(device, rows.cpu)
     communication = describe(host, device, linked, time.parent, calls, rows, groups)
     findings = joined(findings, time.findings, communication.findings)
-    return LinkedRank(host, device, linked, time, calls, rows, communication, rate, per_operator_ns, findings)
-
-
-def _selected(
-    device: DeviceTrace, linked: Link, calls: np.ndarray, kept: np.ndarray
-) -> tuple[DeviceTrace, Link, np.ndarray]:
-    """The ``kept`` rows only."""
-    place = np.full(len(device) + 1, -1, dtype=np.int64)
-    place[kept] = np.arange(len(kept))
-    linked = dataclasses.replace(linked, host_row=linked.host_row[kept])
-    return device.select(kept), linked, place[calls[kept]]
+    return LinkedRank(host, device, linked, time, calls, rows, communication, rate, clocks, findings)
 
 
 def _rows_of_step(device: DeviceTrace, calls: np.ndarray, step: str) -> np.ndarray:

@@ -156,14 +156,3 @@ def _clock_gap(host: HostTrace, device: DeviceTrace) -> int:
     if after <= length + CLOCK_SECONDS or 900 - after <= last - first + CLOCK_SECONDS:
         return 0
     return round(min(after - length, 900 - after))
-
-
-def list_ranks(ranks: list[int]) -> str:
-    """Ranks in order, consecutive ones as a range: ``0-3, 7``."""
-    spans: list[list[int]] = []
-    for rank in sorted(ranks):
-        if spans and rank == spans[-1][1] + 1:
-            spans[-1][1] = rank
-        else:
-            spans.append([rank, rank])
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)

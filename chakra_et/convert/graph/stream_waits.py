@@ -11,11 +11,12 @@ from __future__ import annotations
 import numpy as np
 
 from chakra_et.arrays import unique
+from chakra_et.convert.graph.blocking_calls import call_by_correlation
 from chakra_et.convert.graph.dependencies import Collector, EdgeKind
 from chakra_et.convert.graph.launches import BEFORE_RECORDING, Launches, StreamOrder
 from chakra_et.convert.graph.linked import LinkedRank
 from chakra_et.traces.device import DeviceTrace
-from chakra_et.traces.device_format import DRIVER, RUNTIME
+from chakra_et.traces.device_format import RUNTIME
 from chakra_et.traces.fields import as_number
 
 # A stream resumes within this time after the event (14 to 19 µs on an MI300X, 2 to 8 µs on CUDA).
@@ -35,12 +36,6 @@ def find(rank: LinkedRank, launches: Launches, order: StreamOrder, found: Collec
     _by_calls(rank, launches, sources, found)
     for target, source in sources.items():
         _stream_edge(rank, source, target, found)
-
-
-def call_by_correlation(device: DeviceTrace) -> dict[int, int]:
-    """Correlation id → row of the runtime or driver call."""
-    rows = np.flatnonzero((device.category == RUNTIME) | (device.category == DRIVER))
-    return dict(zip(device.correlation[rows].tolist(), rows.tolist(), strict=True))
 
 
 def _recorded(rank: LinkedRank, order: StreamOrder, found: Collector) -> bool:

@@ -130,7 +130,8 @@ function stepTable(content, steps) {
   return el("details", { open: steps.length <= 16 }, el("summary", {}, "Every step of every rank"), sortableTable(columns, steps, { label: "steps", limit: 32 }));
 }
 
-const ENTRY = ["kind", "name", "count", "self", "longest", "device", "ranks", "flops", "bytes"];
+const ENTRY = ["kind", "name", "count", "self", "longest", "device", "ranks", "flops", "bytes", "above"];
+const ABOVE = "?: above the GPU's peak, so data is in a cache or counted too high";
 const MODULE = ["path", "count", "host", "device", "communication", "phases"];
 
 function named(fields, rows) {
@@ -161,8 +162,8 @@ function entryTable(content, entries, label, search) {
   if (entries.some(entry => entry.device > 0)) {
     columns.push({ name: "device time", help: "of the kernels and copies that it launched itself", value: entry => entry.device, text: entry => duration(entry.device) });
   }
-  if (entries.some(entry => entry.flops !== null)) columns.push({ name: "FLOP/s", value: entry => entry.flops, text: entry => rate(entry.flops, "FLOP/s") });
-  if (entries.some(entry => entry.bytes !== null)) columns.push({ name: "bytes/s", value: entry => entry.bytes, text: entry => rate(entry.bytes, "B/s") });
+  if (entries.some(entry => entry.flops !== null)) columns.push({ name: "FLOP/s", value: entry => entry.flops, help: ABOVE, text: entry => rate(entry.flops, "FLOP/s") + (entry.above ? " ?" : "") });
+  if (entries.some(entry => entry.bytes !== null)) columns.push({ name: "bytes/s", value: entry => entry.bytes, help: ABOVE, text: entry => rate(entry.bytes, "B/s") + (entry.above ? " ?" : "") });
   if (content.ranks.length > 1) {
     const spread = entry => Math.max(...entry.ranks) / (sum(entry.ranks) / entry.ranks.length || 1);
     columns.push({ name: "slowest rank", help: "rank with the most time, and how many times the mean it has", value: spread,

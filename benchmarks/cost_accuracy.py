@@ -1,0 +1,353 @@
+#!/usr/bin/env python3
+"""How far the times of kernels on GPUs (chakra_et/cost) are from public measurements that the fit never saw.
+
+    python benchmarks/cost_accuracy.py                  leave out GPUs, and shapes of each GPU
+    python benchmarks/cost_accuracy.py --tables DIR     fit to the given tables, judge those of DIR
+    python benchmarks/cost_accuracy.py --write          fit to all, write kernel_times.json and grids.npz
+
+The tables are those of ../shared/data/truth (its README.md names their sources). Each row of the result is
+one GPU: mean error, all and from 20 µs on, signed, weighted by time, median, and the target of the mean.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import numpy as np
+
+from chakra_et import cli
+from chakra_et.cost import gpus, grids, kernel_times
+from chakra_et.cost.fit import fit
+from chakra_et.cost.gpus import Gpu
+from chakra_et.cost.kernel_times import MODELS, KernelTimes, Values, mean_parameters
+from chakra_et.files import write_text
+
+LONG = 20.0
+"""µs from which a kernel counts as long."""
+FIT_ROWS, FOLDS, SHAPES = 800, 3, 100
+_SETS = 6
+"""Sets of operands that take turns in the measured products."""
+
+
+@dataclass
+class Options:
+    """What is judged."""
+
+    given: str = field(default="../shared/data/truth", metadata={"help": "folder of the tables to fit to"})
+    tables: str = field(default="", metadata={"help": "folder of other tables to judge"})
+    kinds: tuple[str, ...] = field(default=(), metadata={"help": "only these kinds of kernels"})
+    write: bool = field(default=False, metadata={"help": "write the fit to all given tables"})
+
+
+@dataclass(frozen=True)
+class Table:
+    """Measured kernels of a kind on one GPU: ``points[R, D]`` of its model, ``micros[R]``."""
+
+    gpu: Gpu
+    points: np.ndarray
+    micros: np.ndarray
+
+    def where(self, chosen: np.ndarray) -> Table:
+        return Table(self.gpu, self.points[chosen], self.micros[chosen])
+
+    def some(self, count: int, seed: int = 0) -> Table:
+        """So many rows, drawn by chance."""
+        if len(self.micros) <= count:
+            return self
+        return self.where(np.sort(np.random.default_rng(seed).choice(len(self.micros), count, replace=False)))
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the result; ``target``: of the mean error, all and long, in percent."""
+
+    judged: str
+    gpu: str
+    micros: np.ndarray
+    errors: np.ndarray
+    target: str = ""
+
+    def line(self) -> str:
+        size, long = np.abs(self.errors), self.micros >= LONG
+        means = [size.mean(), size[long].mean() if long.any() else np.nan]
+        weighted, signed = np.average(size, weights=self.micros), np.average(self.errors, weights=self.micros)
+        figures = [f"{each:.1%}" for each in means] + [f"{self.errors.mean():+.1%}", f"{weighted:.1%}"]
+        figures += [f"{signed:+.1%}", f"{np.median(size):.1%}", self.target]
+        return f"| {self.judged} | {self.gpu} | {len(size):,} | {' | '.join(figures)} |"
+
+
+HEAD = (
+    "| judged on | GPU | rows | mean | from 20 µs | signed | by time | signed | median | target, % |\n"
+    "|---|---|---|---|---|---|---|---|---|---|"
+)
+
+
+def by_name(text: str) -> Gpu | None:
+    """The GPU that a table means."""
+    spaced = re.sub(r"[_\s]+", " ", text)
+    name = gpus.by_driver(spaced) or gpus.by_driver(re.sub(r"[ -](?=\d)", "", spaced).upper())
+    return gpus.gpu(name) if name else None
+
+
+def read_products(folder: Path, dtype: str) -> dict[str, Table]:
+    """By name of the GPU and framework, all products of a type of number."""
+    import pandas
+
+    rows = pandas.read_parquet(folder / "gemm.parquet")
+    rows = rows[(rows.dtype == dtype) & (rows.latency_us > 0)]
+    found = {}
+    for (name, framework), each in rows.groupby(["gpu", "framework"], observed=True):
+        gpu = by_name(str(name))
+        if gpu is None:
+            print(f"{name} is no GPU of gpus.json: {len(each)} rows are left out", file=sys.stderr)
+            continue
+        sizes = each[["m", "n", "k"]].to_numpy(float)
+        ones = np.ones((len(sizes), 1))
+        points = np.hstack([ones, sizes, _SETS * ones])
+        found[f"{gpu.name} {framework}"] = Table(gpu, points, each.latency_us.to_numpy(float))
+    return found
+
+
+def read_attention(folder: Path) -> dict[str, Table]:
+    """By name of the GPU and framework, the fastest of its kernels for each shape."""
+    import pandas
+
+    shape = ["batch", "heads", "kv_heads", "isl", "head_dim"]
+    found = {}
+    rows = pandas.read_parquet(folder / "attention.parquet")
+    for (name, framework), each in rows.groupby(["gpu", "framework"], observed=True):
+        gpu = by_name(str(name))
+        if gpu is not None:
+            each = each.sort_values("latency_us").drop_duplicates(shape)
+            batch, heads, shared, tokens, size = each[shape].to_numpy(float).T
+            ones = np.ones(len(each))
+            points = np.stack([batch, heads, shared, tokens, tokens, size, ones, 0 * ones], axis=1)
+            found[f"{gpu.name} {framework}"] = Table(gpu, points, each.latency_us.to_numpy(float))
+    return found
+
+
+def read_float(folder: Path) -> dict[str, Table]:
+    """By device, NeuSight's products without tensor cores, of the same operands as just before."""
+    import pandas
+
+    rows = pandas.read_parquet(folder / "neusight_kernels.parquet")
+    found = {}
+    for name, each in rows[rows.table.isin(["linear", "bmm"])].groupby("device", observed=True):
+        gpu = by_name(str(name))
+        if gpu is not None:
+            sizes = each[["batch", "m", "n", "k"]].fillna(1).to_numpy(float)
+            points = np.hstack([sizes, np.ones((len(sizes), 1))])
+            found[f"{gpu.name} PyTorch"] = Table(gpu, points, each.latency_us.to_numpy(float))
+    return found
+
+
+READERS = {
+    "16 bit": lambda folder: read_products(folder, "bfloat16"),
+    "8 bit": lambda folder: read_products(folder, "fp8"),
+    "float": read_float,
+    "attention": read_attention,
+}
+TITLES = {
+    "16 bit": "products bf16",
+    "8 bit": "fp8 products with quantisation",
+    "float": "fp32 products (linear, bmm)",
+    "attention": "attention forward",
+}
+
+
+def fitted(kind: str, table: Table, start: Values | None = None) -> dict[str, float]:
+    """The parameters of a kind of kernel by some of a table's rows."""
+    model, some = MODELS[kind], table.some(FIT_ROWS)
+    return fit(
+        lambda values: model.micros(some.gpu, values, some.points),
+        some.micros,
+        start or model.start(table.gpu),
+        model.widths,
+    )
+
+
+def grid_of(kind: str, table: Table, values: Values) -> grids.Grid:
+    """What a table's kernels took beyond the model."""
+    model = MODELS[kind]
+    beyond = np.log(table.micros / model.micros(table.gpu, values, table.points))
+    return grids.make_grid(model.place(table.points), beyond, () if kind == "attention" else (0,))
+
+
+def own_times(kind: str, table: Table) -> KernelTimes:
+    values = fitted(kind, table)
+    grid = {} if kind == "float" else {kind: grid_of(kind, table, values)}
+    return KernelTimes(table.gpu, {kind: values}, grid)
+
+
+def judged(title: str, kind: str, table: Table, times: KernelTimes, target: str = "", name: str = "") -> Row:
+    errors = times.micros(kind, table.points) / table.micros - 1
+    return Row(title, name or table.gpu.name, table.micros, errors, target)
+
+
+def stranger(kind: str, gpu: Gpu, known: Sequence[KernelTimes]) -> KernelTimes:
+    """A GPU of which nothing was measured, from those of others."""
+    values = mean_parameters(gpu, kind, [(each.gpu, each.parameters[kind]) for each in known])
+    return KernelTimes(gpu, {kind: values}, {})
+
+
+def calibrated(kind: str, table: Table, start: KernelTimes) -> Row:
+    """With ``SHAPES`` measured shapes, judged on the others."""
+    given = np.isin(np.arange(len(table.micros)), _drawn(table))
+    values = fitted(kind, table.where(given), start.parameters[kind])
+    times = KernelTimes(table.gpu, {kind: values}, start.grids, start.trust)
+    title = f"{TITLES[kind]}, GPU left out but for {SHAPES} shapes"
+    return judged(title, kind, table.where(~given), times, TARGETS[kind]["shapes"])
+
+
+def _drawn(table: Table) -> np.ndarray:
+    return np.random.default_rng(1).choice(len(table.micros), min(SHAPES, len(table.micros) // 2), False)
+
+
+def shapes_left_out(kind: str, table: Table) -> Row:
+    """Whole (n, k) of products left out, or shapes of attention."""
+    columns = [0, 1, 2, 3, 5] if kind == "attention" else [2, 3]
+    group = np.unique(table.points[:, columns], axis=0, return_inverse=True)[1].reshape(-1)
+    fold = np.random.default_rng(0).permutation(group.max() + 1)[group] % FOLDS
+    said = np.empty(len(fold))
+    for at in range(FOLDS):
+        said[fold == at] = own_times(kind, table.where(fold != at)).micros(kind, table.points[fold == at])
+    target = TARGETS[kind]["rows"]
+    if kind == "16 bit" and table.gpu.name == "L40S":
+        target = "8"
+    return Row(
+        f"{TITLES[kind]}, {'shapes' if kind == 'attention' else 'whole (n, k)'} left out",
+        table.gpu.name,
+        table.micros,
+        said / table.micros - 1,
+        target,
+    )
+
+
+def ratios(
+    kind: str, target: str, title: str, a: tuple[Table, KernelTimes], b: tuple[Table, KernelTimes]
+) -> Row:
+    """What ``b`` takes over what ``a`` takes, by the models, for shapes measured on both."""
+    at = {tuple(point): micros for point, micros in zip(a[0].points.tolist(), a[0].micros, strict=True)}
+    both = np.array([tuple(point) in at for point in b[0].points.tolist()])
+    table = b[0].where(both)
+    before = np.array([at[tuple(point)] for point in table.points.tolist()])
+    said = b[1].micros(kind, table.points) / a[1].micros(kind, table.points)
+    errors = said / (table.micros / before) - 1
+    return Row(title, f"{a[0].gpu.name} → {b[0].gpu.name}", table.micros, errors, target)
+
+
+TARGETS: dict[str, dict[str, str]] = {
+    "16 bit": {
+        "framework": "7 / 6",
+        "rows": "6",
+        "relative": "9 / 7.5",
+        "none": "13 / 11",
+        "shapes": "9 / 7.5",
+    },
+    "8 bit": {"framework": "20 / 30 (trtllm)", "rows": "8", "relative": "15", "none": "15", "shapes": ""},
+    "float": {"framework": "15", "rows": "", "relative": "15", "none": "15", "shapes": ""},
+    "attention": {"framework": "15", "rows": "5", "relative": "12", "none": "20", "shapes": ""},
+}
+GDDR_TARGET = {"L40S": "18 / 14", "RTXPRO6000": "13 / 11"}
+
+
+def given_rows(kind: str, tables: Mapping[str, Table]) -> Iterator[Row]:
+    """Shapes and GPUs left out of the given tables."""
+    known = {name: own_times(kind, table) for name, table in tables.items()}
+    for table in tables.values():
+        yield shapes_left_out(kind, table)
+    left = {
+        name: stranger(kind, table.gpu, [known[other] for other in known if other != name])
+        for name, table in tables.items()
+    }
+    for name, table in tables.items():
+        target = GDDR_TARGET.get(table.gpu.name, "13 / 11") if kind == "16 bit" else TARGETS[kind]["none"]
+        yield judged(f"{TITLES[kind]}, GPU left out, no relative", kind, table, left[name], target)
+    for name, table in tables.items():
+        yield calibrated(kind, table, left[name])
+    if kind == "16 bit":
+        title = "ratio of two GPUs, the second left out, no relative"
+        for name, table in tables.items():
+            other = next(each for each in tables if each != name)
+            yield ratios(kind, "15", title, (tables[other], known[other]), (table.some(5000), left[name]))
+
+
+def other_rows(kind: str, tables: Mapping[str, Table], others: Mapping[str, Table]) -> Iterator[Row]:
+    """Other tables by a fit to the given ones."""
+    known = {table.gpu.name: own_times(kind, table) for table in tables.values()}
+    for name, table in others.items():
+        gpu, targets = table.gpu, TARGETS[kind]
+        if gpu.name in known:
+            title = f"{TITLES[kind]}, fitted GPU, other framework"
+            yield judged(title, kind, table, known[gpu.name], targets["framework"], name)
+            continue
+        times = stranger(kind, gpu, list(known.values()))
+        relation = "no relative"
+        if gpu.like in known:
+            of = known[gpu.like]
+            times, relation = (
+                KernelTimes(gpu, of.parameters, of.grids, kernel_times.LIKE),
+                "relative in the fit",
+            )
+        target = targets["relative"] if gpu.like in known else GDDR_TARGET.get(gpu.name, targets["none"])
+        yield judged(f"{TITLES[kind]}, GPU left out, {relation}", kind, table, times, target, name)
+        yield calibrated(kind, table, times)
+        first = next((each for each in tables.values() if each.gpu.name == gpu.like), None)
+        target, first = "10" if first else "15", first or next(iter(tables.values()))
+        pair = (first, known[first.gpu.name]), (table, times)
+        yield ratios(kind, target, f"ratio of two GPUs, {relation}", *pair)
+
+
+def write(folder: Path) -> None:
+    """The fit to all given tables."""
+    made: dict[str, dict[str, Values]] = {}
+    saved: dict[str, grids.Grid] = {}
+    for kind, read in READERS.items():
+        times = [own_times(kind, table) for table in read(folder).values()]
+        for each in times:
+            made.setdefault(each.gpu.name, {})[kind] = each.parameters[kind]
+            saved[f"{each.gpu.name} {kind}"] = each.grids[kind]
+        for gpu in map(gpus.gpu, ("H100", "L40S")):
+            values = mean_parameters(gpu, kind, [(each.gpu, each.parameters[kind]) for each in times])
+            made.setdefault(f"nvidia {gpu.kind}", {})[kind] = values
+    rounded = {
+        name: {
+            kind: {key: float(f"{each:.4g}") for key, each in values.items()} for kind, values in of.items()
+        }
+        for name, of in sorted(made.items())
+    }
+    text = json.dumps(rounded, indent=1)
+    text = re.sub(r"\{([^{}]*)\}", lambda match: "{" + " ".join(match[1].split()) + "}", text)
+    write_text(kernel_times.FILE, text + "\n")
+    grids.save(saved)
+
+
+def main() -> int:
+    """Print the table."""
+    options = cli.parse(Options, description=__doc__.splitlines()[0])
+    if options.write:
+        write(Path(options.given))
+        return 0
+    print(HEAD, flush=True)
+    for kind, read in READERS.items():
+        if options.kinds and kind not in options.kinds:
+            continue
+        tables = read(Path(options.given))
+        if options.tables:
+            rows = other_rows(kind, tables, read(Path(options.tables)))
+        else:
+            rows = given_rows(kind, tables)
+        for row in rows:
+            print(row.line(), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,119 @@
+"""What GPUs are: ``gpus.json``, with a source for each, or a datasheet of one's own in the same form."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from chakra_et.cost.units import parse_bandwidth, parse_rate
+from chakra_et.errors import TraceError
+
+FILE = Path(__file__).with_name("gpus.json")
+_NEEDED = ("vendor", "units", "clock", "watts", "cache", "memory", "kind", "peaks")
+_PRECISIONS = {"double": ("double",), "float": ("float",), "tf32": ("tf32", "float"), "8 bit": ("8 bit",)}
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """``units`` (streaming multiprocessors or compute units) at ``clock`` Hz, power limit in ``watts``,
+    ``cache`` bytes before memory in ``parts`` that each keep their own copies, ``memory`` bytes per second of
+    ``kind`` HBM or GDDR, and ``peaks``: dense operations per second by type of number. ``like``: the GPU
+    whose measured shapes stand for this one's.
+    """
+
+    name: str
+    vendor: str
+    units: int
+    clock: float
+    watts: float
+    cache: float
+    memory: float
+    kind: str
+    peaks: Mapping[str, float]
+    parts: int = 1
+    like: str = ""
+
+    def peak(self, type_name: str) -> float:
+        """Operations per second of matrix products of this type of number."""
+        for name in _PRECISIONS.get(type_name, ()):
+            if name in self.peaks:
+                return self.peaks[name]
+        return self.peaks["16 bit"]
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+
+def gpu(name: str) -> Gpu:
+    """The GPU ``name`` of the table, in any case. Raises ``TraceError``."""
+    known = {key.lower(): key for key in names()}
+    short = re.sub(r"[\s_]", "", name).lower()
+    if short not in known:
+        raise TraceError(
+            f"GPU {name!r} is unknown: use one of {', '.join(names())}, or a file of a datasheet"
+        )
+    return _read(known[short], _table()[known[short]])
+
+
+def datasheet(path: Path) -> Gpu:
+    """The GPU that a JSON or YAML file describes as ``gpus.json`` does, with its ``name``. Raises
+    ``TraceError``."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        if path.suffix in (".yaml", ".yml"):
+            import yaml  # an optional library
+
+            entry = yaml.safe_load(text)
+        else:
+            entry = json.loads(text)
+        missing = [key for key in _NEEDED if key not in entry]
+        if missing:
+            raise TraceError(f"{path}: the datasheet lacks {', '.join(missing)}")
+        return _read(str(entry.get("name", path.stem)), entry)
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise TraceError(f"{path}: no datasheet of a GPU: {error}") from error
+
+
+def by_driver(text: str) -> str | None:
+    """The GPU of the table that a driver's name means, as "NVIDIA A100-SXM4-80GB": not A10 for A100, nor B200
+    for GB200. None for none.
+    """
+    found = [(match.end() - match.start(), each) for each in names() if (match := _called(each, text))]
+    return max(found)[1] if found else None
+
+
+def names() -> list[str]:
+    """All GPUs of the table."""
+    return list(_table())
+
+
+def _called(name: str, text: str) -> re.Match[str] | None:
+    words = _table()[name].get("called") or re.sub(r"(?<=[A-Z])(?=\d)", r"\\s?", name)
+    return re.search(rf"(?<![A-Za-z0-9]){words}(?![A-Za-z0-9])", text)
+
+
+def _read(name: str, entry: Mapping[str, Any]) -> Gpu:
+    return Gpu(
+        name,
+        entry["vendor"],
+        int(entry["units"]),
+        float(entry["clock"].removesuffix(" MHz")) * 1e6,
+        float(entry["watts"]),
+        float(entry["cache"].removesuffix(" MB")) * 1e6,
+        parse_bandwidth(entry["memory"]),
+        entry["kind"],
+        {kind: parse_rate(text) for kind, text in entry["peaks"].items()},
+        int(entry.get("parts", 1)),
+        entry.get("like", ""),
+    )
+
+
+@functools.cache
+def _table() -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))["gpus"]
+    return loaded

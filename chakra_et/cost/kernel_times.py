@@ -1,0 +1,107 @@
+"""What kernels take on a GPU: models fitted to public measurements, and what shapes took beyond them.
+
+A GPU that was measured has its own parameters and grids (``kernel_times.json``, ``grids.npz``); one that is
+``like`` it has those too, the grids in part; others take the mean of all measured GPUs of their vendor and
+kind of memory.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from chakra_et.cost import attention, grids, products
+from chakra_et.cost.gpus import Gpu
+
+FILE = Path(__file__).with_name("kernel_times.json")
+LIKE = 0.8
+"""The part of a GPU's grids that holds for one that is like it."""
+_OF_KIND = ("burst", "hot")
+"""Parameters that differ between kinds of memory: of the other kind, the prior says more."""
+
+Values = Mapping[str, float]
+
+
+class Model(NamedTuple):
+    """Of a kind of kernel: ``micros(gpu, parameters, points[R, D])``, ``start(gpu)`` and ``widths``, the
+    parameters' prior, and ``place``, where on the grid of measured shapes points lie."""
+
+    micros: Callable[[Gpu, Values, np.ndarray], np.ndarray]
+    start: Callable[[Gpu], dict[str, float]]
+    widths: Values
+    place: Callable[[np.ndarray], np.ndarray]
+
+
+def _product_place(points: np.ndarray) -> np.ndarray:
+    return np.stack([points[:, 0] * points[:, 1], points[:, 2], points[:, 3]], axis=1)
+
+
+MODELS = {
+    number: Model(
+        functools.partial(products.product_micros, number=number),
+        functools.partial(products.start, number=number),
+        products.WIDTHS,
+        _product_place,
+    )
+    for number in ("16 bit", "8 bit", "tf32", "float", "double")
+}
+"""By kind of kernel: matrix products by type of number, and attention."""
+MODELS["attention"] = Model(
+    attention.attention_micros, attention.start, attention.WIDTHS, lambda points: points[:, [5, 1, 2, 3, 0]]
+)
+_AS = {"tf32": "16 bit", "double": "float"}
+"""Kinds of which nothing was measured, and those whose parameters they take."""
+
+
+@dataclass(frozen=True)
+class KernelTimes:
+    """The times of kernels on ``gpu``: ``parameters`` and ``grids`` by kind of kernel, and which part of the
+    grids to ``trust``."""
+
+    gpu: Gpu
+    parameters: Mapping[str, Values]
+    grids: Mapping[str, grids.Grid]
+    trust: float = 1.0
+
+    def micros(self, kind: str, points: Any) -> np.ndarray:
+        """µs of kernels of a kind (key of ``MODELS``) at ``points[R, D]``; float[R]."""
+        rows = np.atleast_2d(np.asarray(points, float))
+        model, grid = MODELS[kind], self.grids.get(kind)
+        known = self.parameters.get(_AS.get(kind, kind)) or model.start(self.gpu)
+        taken = model.micros(self.gpu, known, rows)
+        return taken if grid is None else taken * np.exp(self.trust * grid.at(model.place(rows)))
+
+
+def mean_parameters(gpu: Gpu, kind: str, fitted: Iterable[tuple[Gpu, Values]]) -> dict[str, float]:
+    """Those of a GPU that wasn't measured: the geometric means over the ``fitted`` ones."""
+    fits, start = list(fitted), MODELS[kind].start(gpu)
+    found = {}
+    for name, prior in start.items():
+        alike = [each[name] for of, each in fits if name not in _OF_KIND or of.kind == gpu.kind]
+        found[name] = float(np.exp(np.mean(np.log(alike)))) if alike else prior
+    return found
+
+
+def kernel_times(gpu: Gpu) -> KernelTimes:
+    """From what was measured of this GPU, of the one that it is like, or of others."""
+    loaded = _loaded()
+    own = gpu.name if gpu.name in loaded else gpu.like
+    known = {name: grid for name, grid in grids.load().items() if name.startswith(f"{own} ")}
+    return KernelTimes(
+        gpu,
+        loaded.get(f"{gpu.vendor} {gpu.kind}", {}) | loaded.get(own, {}),
+        {name.removeprefix(f"{own} "): grid for name, grid in known.items()},
+        1.0 if own == gpu.name else LIKE,
+    )
+
+
+@functools.cache
+def _loaded() -> dict[str, dict[str, dict[str, float]]]:
+    loaded: dict[str, dict[str, dict[str, float]]] = json.loads(FILE.read_text(encoding="utf-8"))
+    return loaded

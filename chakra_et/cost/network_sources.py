@@ -1,0 +1,107 @@
+"""A network from whatever names one: a line of text, JSON, a plan of the planner, or a measured model.
+
+A plan file is what ``fasop plan --json`` prints. The planner shares the bandwidth of a node among what leaves
+it at once, takes 5% of it for losses, and lets the slowest link of a ring decide; a dimension has one
+bandwidth per GPU. What differs becomes a note.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from chakra_et.cost.network_fit import read_model
+from chakra_et.cost.topology import Dimension, Topology
+from chakra_et.cost.topology_text import parse_topology
+from chakra_et.errors import TraceError
+
+# As the planner has them (fasop.exact.links): what messages lose of a node's bandwidth, between nodes and
+# within one, and the time of a hop where the cluster names none.
+INTER_LOSS, INTRA_LOSS, HOP_NS = 1.05, 3.5, 4000.0
+
+
+def read_topology(text: str, ranks: int) -> Topology:
+    """A topology from text, JSON, a .json file, the file of a plan, or that of ``chakra-et measure-network``.
+    Raises ``TraceError``."""
+    path = Path(text.strip())
+    if path.suffix == ".json" and path.is_file():
+        try:
+            loaded = json.loads(path.read_bytes())
+        except (ValueError, RecursionError) as error:
+            raise TraceError(f"{path}: isn't JSON ({error})") from None
+        if isinstance(loaded, dict) and "plans" in loaded:
+            return _of_plan(path, loaded, ranks)
+        if isinstance(loaded, dict) and str(loaded.get("format", "")).startswith("chakra-et network model"):
+            return dataclasses.replace(read_model(path).topology(ranks), name=f"the network of {path.name}")
+    return parse_topology(text, ranks)
+
+
+def _of_plan(path: Path, loaded: Mapping[str, Any], ranks: int) -> Topology:
+    plans = loaded["plans"]
+    if not isinstance(plans, list) or not plans:
+        raise TraceError(f"{path}: holds no plan: write it with fasop plan --json")
+    return planned_topology(plans[0], ranks, f"{path}: its first plan")
+
+
+def planned_topology(plan: Any, ranks: int, where: str) -> Topology:
+    """The network of one entry of a file of plans, with the planner's effective bandwidths.
+
+    Its notes state what of the planner's cluster the dimensions can't express. ``where`` begins a
+    ``TraceError``.
+    """
+    try:
+        topology = _dimensions(plan, plan["cluster"])
+    except (KeyError, IndexError, TypeError, ValueError, ZeroDivisionError):
+        raise TraceError(f"{where} isn't a plan that can be read: write it with fasop plan --json") from None
+    if topology.ranks != ranks:
+        raise TraceError(
+            f"{where} is for {topology.ranks} GPUs, and the set has {ranks} ranks: give the plan of this set"
+        )
+    if ranks < 2:
+        raise TraceError(f"{where} is for one GPU: there is no network to simulate")
+    return topology
+
+
+def _dimensions(plan: Mapping[str, Any], cluster: Mapping[str, Any]) -> Topology:
+    kinds = {gpu["name"]: gpu for gpu in cluster["gpus"]}
+    used = [kinds[name] for name in dict.fromkeys(plan["placement"])]
+    per_node, nodes = int(cluster["gpus_per_node"]), len(plan["placement"])
+    intra = min(gpu["intra_bandwidth"] / (per_node if gpu["shared_bus"] else 1) for gpu in used) / 8
+    inter = min(gpu["inter_bandwidth"] for gpu in used) / 8 / INTER_LOSS / per_node
+    intra_ns = max(gpu["intra_latency"] for gpu in used) * 1e9 or HOP_NS
+    inter_ns = max(gpu["inter_latency"] for gpu in used) * 1e9 or HOP_NS
+    dimensions = (Dimension(per_node, intra, intra_ns), Dimension(nodes, inter, inter_ns))
+    notes = [
+        f"the {per_node} GPUs of a node share its bandwidth, less 5%, as the planner has it for messages "
+        "between stages; for rings that cross nodes once it has fewer share it",
+        f"the planner gives messages within a node {1 / INTRA_LOSS:.0%} of its bandwidth and rings all of "
+        "it; a dimension has one bandwidth, that of rings",
+        "the planner's 32 us until a collective begins are not in the network",
+    ]
+    if any(gpu["shared_bus"] for gpu in used):
+        notes.append(
+            "GPUs share a bus, which the planner divides by how many send at once: here by all of the node"
+        )
+    if any(gpu.get("gpu_bandwidth") for gpu in used):
+        notes.append("a GPU alone gets no more than its own share of a node's bandwidth, as all GPUs do here")
+    if plan.get("choices"):
+        notes.append(
+            "stages differ in tensor parallelism; groups of fewer GPUs than a node are rings on its links"
+        )
+    if len(used) > 1:
+        names = ", ".join(gpu["name"] for gpu in used)
+        notes.append(
+            f"the nodes differ ({names}), and a dimension has one bandwidth: the slowest stands for all"
+        )
+    if cluster.get("links"):
+        notes.append("the plan has links of their own between some nodes, which a dimension can't have")
+    if any(gpu.get("gpus_per_node") not in (0, None, per_node) for gpu in used):
+        notes.append(
+            "the nodes have different numbers of GPUs, and a dimension has one: ranks may lie elsewhere"
+        )
+    name = f"{cluster['name']} as planned"
+    kept = tuple(dimension for dimension in dimensions if dimension.size > 1)
+    return Topology(kept, name=name, notes=tuple(notes))

@@ -1,0 +1,137 @@
+"""What matrix products take, by their sizes: tiles, waves and splits of K, over a GPU's rates.
+
+C[m, n] = A[m, k] · B[k, n] is cut into tiles, one of which a streaming multiprocessor ("unit") computes at a
+time; K may be split among several units, which adds a reduction. Of every tile and split that libraries have
+(``CONFIGURATIONS``) the fastest is taken. A wave of tiles is bound by arithmetic, by what a unit can load
+from the L2 cache, or by latencies (in cycles) along K; the whole by the bytes that come from memory, unless
+the operands are still in L2. Long products are bound by the power limit: clocks fall within a millisecond.
+Sources of the parts: NVIDIA, Matrix Multiplication Background User's Guide (tiles, waves); the rest was found
+in the tables to which ``benchmarks/cost_accuracy.py`` fits the parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from chakra_et.cost.gpus import Gpu
+
+START = {"burst": 0.95, "hot": 0.83, "memory": 0.8, "load": 1.1, "launch": 1.7, "fill": 1500.0, "split": 2.8}
+START |= {"step": 160.0, "cache": 0.4}
+"""What a GPU's parameters are before it is measured. ``burst`` and ``hot``: share of the peak for the first
+half millisecond and later, at 1 W per TFLOP/s; ``memory``: share of the bandwidth; ``load``: what a unit
+loads, over what tiles of 256 × 128 need at the peak; ``launch`` and ``split``: µs per kernel and per split
+(8 bit: vLLM's and SGLang's kernels have none);
+``fill`` and ``step``: cycles until a tile has its first operands and for 64 elements along K; ``cache``:
+share of 64 bytes per cycle and unit that L2 delivers."""
+WIDTHS = {"burst": 0.15, "hot": 0.15, "memory": 0.1, "load": 0.25, "launch": 0.25, "fill": 0.4, "split": 0.3}
+WIDTHS |= {"step": 0.15, "cache": 0.25}
+"""One standard deviation of their logarithms."""
+GDDR = {"burst": 0.74, "hot": 0.6}
+"""Of GPUs with GDDR: an RTX PRO 6000 Server Edition reaches 417 TFLOP/s in single products of bfloat16, and
+both editions 360 in long ones (zzc0721/torch-performance-test-data, issues 160 and 162, 2026)."""
+FLOAT = {"burst": 0.9, "hot": 0.9, "load": 1.8}
+"""Of products without tensor cores."""
+AMD = {"burst": 0.65, "hot": 0.6}
+"""MI300X: 669 of 1307 TFLOP/s at best (S. Bekman, Machine Learning Engineering, 2024)."""
+POWER = {"HBM": (0.2, 0.3), "GDDR": (0.5, 1.0), "float": (0.9, 1.3)}
+"""Exponents of watts per TFLOP/s in ``burst`` and ``hot``: with GDDR, at clocks above 2 GHz, power bounds all
+of the rate; large dies with HBM lower their voltage."""
+FLOAT_WATTS = 13.0, 5.0
+"""Watts per TFLOP/s above which power doesn't bound 32-bit arithmetic: before 8-bit products, with them."""
+_EDGES = (16, 32, 64, 128, 256), (16, 32, 64, 96, 128, 192, 256)
+_SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+CONFIGURATIONS = np.array(
+    [
+        (high, wide, parts)
+        for high in _EDGES[0]
+        for wide in _EDGES[1]
+        for parts in _SPLITS
+        if 32 * 16 <= high * wide <= 256 * 128
+    ],
+    float,
+).T
+"""Rows and columns of tiles, and parts of K."""
+_LARGEST, _ALONG, _NORM = 256 * 128, 64, 5
+"""Elements of the largest tile and of K per step; how sharply the slowest bound rules."""
+_EDGE_LOSS = 16.0, 250.0
+"""Rows and columns that a tile loses to its edges, with tensor cores and without."""
+_AGAIN = 0.6
+"""The part of ``fill`` that further tiles take, as others compute meanwhile."""
+_QUANTISED = 1.5
+"""What quantising takes over reading and writing."""
+_COOL = 400.0
+"""µs at full power before clocks fall."""
+_WARM, _WARM_STEP = 0.9, 0.8
+"""The part of L2 that keeps operands, and latency from L2 over that from memory."""
+_ROWS = 1024
+"""Shapes that are computed at a time."""
+
+
+def start(gpu: Gpu, number: str) -> dict[str, float]:
+    """The prior of a GPU's parameters."""
+    if number in ("float", "double"):
+        return START | FLOAT
+    found = START | (AMD if gpu.vendor == "amd" else GDDR if gpu.kind == "GDDR" else {})
+    if number == "8 bit":
+        return found | {"burst": found["burst"] * 0.78, "hot": found["hot"] * 0.75, "split": 20.0}
+    return found
+
+
+def product_micros(gpu: Gpu, parameters: Mapping[str, float], points: np.ndarray, number: str) -> np.ndarray:
+    """µs of products of a type of number (key of ``Gpu.peaks``), float[R].
+
+    ``points[R, 5]``: batch, m, n, k, and how many sets of operands take turns in the cache (1: the same as
+    just before). With 8 bit, A is quantised from 16 bits by a kernel before, and C has 16 bits.
+    """
+    item = {"8 bit": 1.0, "16 bit": 2.0, "double": 8.0}.get(number, 4.0)
+    parts = [points[at : at + _ROWS] for at in range(0, len(points), _ROWS)]
+    done = [_micros(gpu, parameters, part, number, item) for part in parts]
+    return np.concatenate(done) if done else np.zeros(0)
+
+
+def _micros(
+    gpu: Gpu, parameters: Mapping[str, float], points: np.ndarray, number: str, item: float
+) -> np.ndarray:
+    batch, m, n, k, sets = (points[:, [at]] for at in range(5))
+    written = max(item, 2.0)
+    high, wide, parts = CONFIGURATIONS
+    simple = number in ("float", "double")
+    edge = _EDGE_LOSS[simple]
+    clock, peak = gpu.clock / 1e6, gpu.peak(number) / 1e6  # per µs
+    early, late = POWER["float" if simple else gpu.kind]
+    per_tflop = gpu.watts / (gpu.peak("float" if simple else "16 bit") / 1e12)
+    if simple:
+        per_tflop = min(per_tflop / FLOAT_WATTS["8 bit" in gpu.peaks], 1.0)
+    burst = min(parameters["burst"] * per_tflop**early, 1.05)
+    hot = min(parameters["hot"] * per_tflop**late, burst)
+    operations = (2 * batch * m * n * k)[:, 0]
+
+    tiles = batch * np.ceil(m / high) * np.ceil(n / wide) * parts
+    depth = np.ceil(k / parts / _ALONG) * _ALONG
+    waves = np.ceil(tiles / gpu.units)
+    together = np.clip(np.floor(_LARGEST / (high * wide)), 1, 4)
+    rounds = np.ceil(tiles / (gpu.units * together))
+    part = (1 + edge * (1 / 256 + 1 / 128)) / (1 + edge * (1 / high + 1 / wide))
+    arithmetic = waves * 2 * high * wide * depth / (peak * burst / gpu.units * part)
+    load = parameters["load"] * peak / gpu.units * (256 + 128) / (256 * 128) * item / 2  # bytes per µs
+    moving = waves * ((high + wide) * depth * item + high * wide * written) / load
+
+    moved = batch * ((m * k + k * n) * item + m * n * written)
+    kept = batch * (sets * (m * k + k * n) * item + m * n * written)
+    found = np.clip(1.5 - kept / (gpu.cache / gpu.parts * _WARM), 0, 1)
+    waiting = rounds * depth / _ALONG * parameters["step"] / clock * (1 - found * (1 - _WARM_STEP))
+    memory = moved * (1 - found) / (gpu.memory / 1e6 * parameters["memory"])
+    memory = memory + moved * found / (64 * gpu.units * clock * parameters["cache"])
+
+    bound = (arithmetic**_NORM + moving**_NORM + waiting**_NORM + memory**_NORM) ** (1 / _NORM)
+    summed = parameters["split"] + 2 * 4 * parts * batch * m * n / (load * gpu.units)
+    all_of = bound + (1 + (rounds - 1) * _AGAIN) * parameters["fill"] / clock + np.where(parts > 1, summed, 0)
+    best = all_of.min(axis=1)
+    heated = np.maximum(np.minimum(best, operations / (peak * burst)) - _COOL, 0)
+    taken: np.ndarray = parameters["launch"] + best + (burst / hot - 1) * heated
+    if number == "8 bit":
+        read = (points[:, 1] * points[:, 3] * 3 * _QUANTISED) / (gpu.memory / 1e6 * parameters["memory"])
+        taken = taken + parameters["launch"] + read
+    return taken

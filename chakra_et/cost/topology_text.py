@@ -1,0 +1,254 @@
+"""Networks described by one line of text or JSON.
+
+8xH100 NVLink, 4 nodes, 400 Gbit/s          400 Gbit/s per GPU; `400 Gbit/s per node` is shared by 8
+8xH100 NVLink 370 GB/s, 4 nodes, 400 Gbit/s, 8 us         measured figures instead of the specification
+dgx-h100, 4 nodes                           a node preset
+8xL40S PCIe, all-reduce 22 us 5 GB/s        time of a small, bus bandwidth of a large one in nccl-tests
+4 ranks, 10 Gbit/s, 30 us                   one dimension; the number of ranks is optional
+{"dimensions": [{"size": 8, "bandwidth": "450 GB/s", "latency": "2 us", "kind": "Switch"},
+                {"size": 4, "bandwidth": "400 Gbit/s", "latency": "5 us"}], "memory": "3350 GB/s"}
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, get_args
+
+from chakra_et.cost import nccl, networks
+from chakra_et.cost.topology import Dimension, Kind, Topology
+from chakra_et.cost.units import parse_bandwidth, parse_latency, parse_rate
+from chakra_et.errors import TraceError
+
+_KINDS = {"switch": "Switch", "ring": "Ring", "fullyconnected": "FullyConnected"}
+_COUNTED = re.compile(r"(\d+)\s*(nodes?|ranks?|gpus?|processes)", re.IGNORECASE)
+_DEVICES = re.compile(r"(?:(\d+)\s*[x×]\s*)?([A-Za-z][\w.-]*)(?:\s+([A-Za-z]\w*))?(?:\s+(\d.*))?")
+_ALL_REDUCE = re.compile(r"all-?reduce\s+(\S+\s*[a-zµμ]*s)\s+(.+)", re.IGNORECASE)
+_SHARE = re.compile(r"(.+?)\s+per\s+(gpu|node)", re.IGNORECASE)
+LARGEST = 1 << 20
+
+
+def parse_topology(text: str, ranks: int | None = None) -> Topology:
+    """The topology that ``text`` describes: a line, JSON, or the path of a JSON file.
+
+    ``ranks``: the required number of ranks, from which missing numbers of nodes or ranks in the text follow.
+    Raises ``TraceError``.
+    """
+    text = text.strip()
+    if text.startswith("{"):
+        topology = _from_json(text, "--topology")
+    elif text.lower().endswith(".json"):
+        try:
+            topology = _from_json(Path(text).read_text(encoding="utf-8"), text)
+        except (OSError, UnicodeDecodeError) as error:
+            raise TraceError(f"{text}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    else:
+        topology = _from_text(text, ranks)
+    if not 2 <= topology.ranks <= LARGEST:
+        raise TraceError(f"topology {text!r} has {topology.ranks} ranks: give 2 to {LARGEST}")
+    if ranks is not None and topology.ranks != ranks:
+        sizes = " × ".join(str(dimension.size) for dimension in topology.dimensions)
+        raise TraceError(
+            f"topology {text!r} has {topology.ranks} GPUs ({sizes}), but there are {ranks} ranks: "
+            "they must agree"
+        )
+    return topology
+
+
+@dataclass
+class _Read:
+    """The values in the parts of a line."""
+
+    devices: networks.Gpu | None = None
+    all_reduce: tuple[float, float] | None = None
+    per_node: int = 1
+    nodes: int | None = None
+    ranks: int | None = None
+    bandwidth: float | None = None
+    per: str = ""
+    latency: float | None = None
+    kind: Kind = "Switch"
+
+
+def _from_text(text: str, ranks: int | None) -> Topology:
+    read = _Read()
+    for part in _parts(text):
+        _take(read, part, text)
+    if read.devices is None:
+        return _flat(read, text, ranks)
+    notes: list[str] = []
+    nodes = read.nodes
+    if nodes is None:
+        total = read.ranks or ranks or read.per_node
+        nodes, rest = divmod(total, read.per_node)
+        if rest or not nodes:
+            raise TraceError(
+                f"topology {text!r} has {read.per_node} GPUs per node, and {total} ranks is not a multiple"
+            )
+    gpu = read.devices
+    dimensions = [Dimension(read.per_node, gpu.bandwidth, gpu.latency_ns)] if read.per_node > 1 else []
+    if nodes > 1:
+        bandwidth, latency = _between_nodes(read, nodes, text, notes)
+        dimensions.append(Dimension(nodes, bandwidth, latency, read.kind))
+    node = _node(read, notes) if read.per_node > 1 else None
+    reduces = gpu.memory / networks.REDUCTION_PASSES
+    return Topology(tuple(dimensions), reduces, 0.0, text, gpu.peak, tuple(notes), node)
+
+
+def _node(read: _Read, notes: list[str]) -> nccl.Node:
+    """NCCL within a node, with a note on what of it was not measured."""
+    assert read.devices is not None
+    gpu, count = read.devices, read.per_node
+    found = nccl.node(gpu.name, gpu.link)
+    if read.all_reduce:
+        return found.scaled(count, *read.all_reduce)
+    if gpu.bandwidth != networks.gpu(gpu.name, gpu.link).bandwidth:
+        notes.append(f"{gpu.bandwidth / 1e9:g} GB/s is taken for the bus bandwidth of a large all-reduce")
+        return found.scaled(count, found.latency(count), gpu.bandwidth)
+    if gpu.link == "PCIe":
+        bus = found.bus_of(count) / 1e9
+        notes.append(
+            "what GPUs reach together over PCIe depends on the box, not on the GPU: "
+            f"{bus:.2g} GB/s among {count} is that of one box. Measure yours by nccl-tests and write "
+            "the time of a small all-reduce and the bus bandwidth of a large one: "
+            f"'{count}x{gpu.name} PCIe, all-reduce 22 us 5 GB/s'"
+        )
+    elif found.error is None:
+        notes.append(f"NCCL on {found.name} was not measured: its times follow from other GPUs and the link")
+    return found
+
+
+def _parts(text: str) -> list[str]:
+    """The comma-separated parts, with node presets expanded."""
+    parts: list[str] = []
+    for part in text.split(","):
+        preset = networks.node(part.strip())
+        parts += [each.strip() for each in (preset or part).split(",")]
+    return parts
+
+
+def _take(read: _Read, part: str, text: str) -> None:
+    counted = _COUNTED.fullmatch(part)
+    if counted:
+        count = int(counted[1])
+        if count < 1:
+            raise TraceError(f"topology {text!r}: {part!r} must be at least 1")
+        if counted[2].lower().startswith("node"):
+            read.nodes = count
+        else:
+            read.ranks = count
+        return
+    kind = _KINDS.get(part.lower().replace(" ", "").replace("-", ""))
+    if kind:
+        read.kind = kind  # type: ignore[assignment]
+        return
+    measured = _ALL_REDUCE.fullmatch(part)
+    if measured:
+        read.all_reduce = parse_latency(measured[1]), parse_bandwidth(measured[2])
+        return
+    devices = _DEVICES.fullmatch(part)
+    if devices:
+        gpu = networks.gpu(devices[2], devices[3] or "")
+        read.devices = replace(gpu, bandwidth=parse_bandwidth(devices[4])) if devices[4] else gpu
+        read.per_node = int(devices[1] or 1)
+        if read.per_node < 1:
+            raise TraceError(f"topology {text!r}: {part!r} must be at least 1")
+        return
+    share = _SHARE.fullmatch(part)
+    try:
+        read.bandwidth = parse_bandwidth(share[1] if share else part)
+        read.per = share[2].lower() if share else ""
+    except TraceError as error:
+        try:
+            read.latency = parse_latency(part)
+        except TraceError as other:
+            looks_like_time = re.search(r"[nuµμm]?s\s*$", part) and not re.search(r"/s|ps", part)
+            raise TraceError(f"topology {text!r}: {other if looks_like_time else error}") from None
+
+
+def _between_nodes(read: _Read, nodes: int, text: str, notes: list[str]) -> tuple[float, float]:
+    if read.bandwidth is None:
+        raise TraceError(
+            f"topology {text!r} has {nodes} nodes and no bandwidth between them: add one, such as 400 Gbit/s"
+        )
+    bandwidth = read.bandwidth
+    if read.per == "node":
+        bandwidth /= read.per_node
+    elif not read.per and read.per_node > 1:
+        notes.append(
+            "the bandwidth between nodes is assumed to be per GPU: "
+            f"write `per node` if the {read.per_node} GPUs of a node share it"
+        )
+    if read.latency is not None:
+        return bandwidth, read.latency
+    latency, assumed = networks.assumed_latency("between_nodes")
+    notes.append(f"no latency between nodes was given: {assumed} is assumed")
+    return bandwidth, latency
+
+
+def _flat(read: _Read, text: str, ranks: int | None) -> Topology:
+    if read.bandwidth is None:
+        raise TraceError(
+            f"topology {text!r} has neither a GPU nor a bandwidth: write it as in '8xH100 NVLink, 4 nodes, "
+            "400 Gbit/s' or '4 ranks, 10 Gbit/s, 30 us'"
+        )
+    total = read.ranks or read.nodes or ranks
+    if total is None:
+        raise TraceError(f"topology {text!r} has no number of ranks: add one, such as '4 ranks'")
+    notes: list[str] = []
+    latency = read.latency
+    if latency is None:
+        latency, assumed = networks.assumed_latency("between_nodes")
+        notes.append(f"no latency was given: {assumed} is assumed")
+    dimension = Dimension(total, read.bandwidth, latency, read.kind)
+    return Topology((dimension,), name=text, notes=tuple(notes))
+
+
+def _from_json(text: str, where: str) -> Topology:
+    try:
+        entry = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise TraceError(f"{where}: is not JSON ({error})") from None
+    if (
+        not isinstance(entry, dict)
+        or not isinstance(entry.get("dimensions"), list)
+        or not entry["dimensions"]
+    ):
+        raise TraceError(f'{where}: needs "dimensions": a list of {{"size", "bandwidth", "latency", "kind"}}')
+    unknown = set(entry) - {"dimensions", "memory", "peak", "name"}
+    if unknown:
+        raise TraceError(
+            f"{where}: has an unknown key {min(unknown)!r}: use dimensions, memory, peak and name"
+        )
+    try:
+        dimensions = tuple(_dimension(each, number) for number, each in enumerate(entry["dimensions"]))
+        memory = parse_bandwidth(_text(entry["memory"])) if "memory" in entry else math.inf
+        peak = parse_rate(_text(entry["peak"])) if "peak" in entry else None
+    except TraceError as error:
+        raise TraceError(f"{where}: {error}") from None
+    name = str(entry.get("name") or " × ".join(str(dimension.size) for dimension in dimensions))
+    kept = tuple(dimension for dimension in dimensions if dimension.size > 1)
+    return Topology(kept, memory / networks.REDUCTION_PASSES, 0.0, name, peak)
+
+
+def _dimension(entry: Any, number: int) -> Dimension:
+    if not isinstance(entry, dict) or not {"size", "bandwidth"} <= set(entry):
+        raise TraceError(f"dimension {number + 1} needs a size and a bandwidth")
+    unknown = set(entry) - {"size", "bandwidth", "latency", "kind"}
+    if unknown:
+        raise TraceError(f"dimension {number + 1} has an unknown key {min(unknown)!r}")
+    size, kind = entry["size"], entry.get("kind", "Switch")
+    if type(size) is not int or not 1 <= size <= LARGEST:
+        raise TraceError(f"dimension {number + 1} has size {size!r}: give a number of ranks from 1 on")
+    if kind not in get_args(Kind):
+        raise TraceError(f"dimension {number + 1} has kind {kind!r}: use {', '.join(get_args(Kind))}")
+    latency = parse_latency(_text(entry["latency"])) if "latency" in entry else 0.0
+    return Dimension(size, parse_bandwidth(_text(entry["bandwidth"])), latency, kind)
+
+
+def _text(value: Any) -> str:
+    """Figures in JSON must have a unit too."""
+    return value if isinstance(value, str) else f"{value}"

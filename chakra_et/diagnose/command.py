@@ -1,0 +1,44 @@
+"""``chakra-et diagnose NAME``: what bounds a run, which rank is slow, and what to change.
+
+    chakra-et diagnose outputs/gpt2
+
+Exit status: 0; 2 for arguments or files that can't be used.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from chakra_et.cli import allow_missing_ranks, parse
+from chakra_et.diagnose.verdict import diagnose
+from chakra_et.simulate.run import load_run
+from chakra_et.text import plural
+
+
+@dataclass
+class DiagnoseConfig:
+    """The command's arguments."""
+
+    name: str = field(
+        metadata={"positional": True, "help": "NAME of a run (NAME.0.et, NAME.1.et, …) or an .et file"}
+    )
+    allow_missing_ranks: bool = allow_missing_ranks()
+    json: bool = field(default=False, metadata={"help": "print JSON: see Diagnosis.as_json"})
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit status."""
+    config = parse(DiagnoseConfig, argv, description="Find what bounds a run, and what to change.")
+    found = diagnose(load_run(config.name, allow_missing=config.allow_missing_ranks))
+    if config.json:
+        print(json.dumps(found.as_json(), indent=2))
+        return 0
+    steps = f", {plural(found.steps, 'step')}"
+    print(f"{found.name}: {plural(found.ranks, 'rank')}{steps}, {found.step_ms:,.3f} ms per step")
+    print("\n".join(found.lines()))
+    for each in found.proposals:
+        if each.flags:
+            print(f"  −{each.gain:.1%}: chakra-et predict {found.name} {each.flags}")
+    return 0

@@ -1,0 +1,158 @@
+"""The completion record of a run, and the check of it by which every reader opens the run.
+
+``NAME_conversion.json`` says which files belong together: {schema_version, version, complete, world_size,
+files: [{ranks, bytes, sha256}], comm_groups: sha256 or null}, with more of the conversion behind it. It is
+written last: until then ``complete`` is false.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from chakra_et import __version__
+from chakra_et.errors import TraceError, reason
+from chakra_et.et import file as et_file
+from chakra_et.files import sync_folder, write_json
+from chakra_et.names import RunFiles
+from chakra_et.text import list_ranks
+
+SCHEMA_VERSION = 3
+"""The schema version of NAME_conversion.json; 2 had no files."""
+REMEDY = "convert again, or use --allow-missing-ranks to go on with the files that are there"
+_HEAD = {"schema_version": SCHEMA_VERSION, "version": __version__}
+
+
+def commit(scratch: Path, run: RunFiles, world: int, report: Mapping[str, Any]) -> None:
+    """Move all files of ``scratch`` to the folder of ``run``, then write the record, followed by ``report``.
+
+    Raises ``OSError``; what has been moved by then is a run that isn't complete.
+    """
+    files = _contents(RunFiles(scratch, run.name).et_files())
+    world = max(world, 1 + max((rank for entry in files for rank in entry["ranks"]), default=0))
+    begin(scratch, run)
+    groups = _hash(run.groups_file) if run.groups_file.is_file() else None
+    record = {**_HEAD, "complete": True, "world_size": world, "files": files, "comm_groups": groups}
+    write_json(run.report_file, {**record, **report})
+
+
+def begin(scratch: Path, run: RunFiles) -> None:
+    """Move all files of ``scratch`` to the folder of ``run``, which isn't complete from then on."""
+    write_json(run.report_file, {**_HEAD, "complete": False})
+    for path in sorted(scratch.iterdir()):
+        os.replace(path, run.folder / path.name)
+    sync_folder(run.folder)
+
+
+def check(run: RunFiles, files: Mapping[int | None, Path], allow: bool = False) -> tuple[int, list[str]]:
+    """(number of ranks that the run had, one sentence for each thing to know about ``files``).
+
+    ``files``: those to read, by rank; None: rank 0's under its second name, or a file of its own.
+    Raises ``TraceError`` for files that are missing, changed, of several conversions, or of one that hasn't
+    finished, unless ``allow``.
+    """
+    where, there = run.folder / run.name, dict(run.et_files())
+    problems, notes = [], []
+    try:
+        report = _read(run.report_file)
+        listed, world = _listed(report)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        problems.append(f"{run.report_file} {reason(error)}")
+        report, listed, world = {}, {}, 0
+    if report and report.get("complete") is False:
+        problems.append(f"{where}: its conversion hasn't finished")
+    elif report and "files" in report:
+        problems += _changed(run, files, listed, report.get("comm_groups"))
+    else:
+        if report:
+            notes.append(
+                f"{run.name}: an earlier version converted it, so that changed files aren't noticed: convert "
+                "again"
+            )
+        heads = {path: et_file.read_metadata(path) for path in _different(files.values())}
+        worlds = [head.get("world_size") for head in heads.values()]
+        world = max([world, *(size for size in worlds if type(size) is int)])
+        first, *others = ((path, head.get("conversion_options")) for path, head in heads.items())
+        for path, options in others:
+            if options != first[1]:
+                problems.append(f"{first[0]} and {path} are of different conversions")
+                break
+    if gone := sorted(set(listed) - set(there)):
+        problems.append(f"{where}: the files of rank {list_ranks(gone)} have gone since the conversion")
+    if problems and not allow:
+        raise TraceError(f"{problems[0]}: {REMEDY}")
+    ranks = {rank or 0 for rank in files}
+    world = max(world, *(rank + 1 for rank in there), 1) if None not in files else max(world, 1)
+    if len(ranks) < world:
+        absent = list_ranks([rank for rank in range(min(world, 1 << 16)) if rank not in ranks])
+        without = "" if None in files else f" (without {absent})"
+        notes.append(
+            f"{run.name}: {len(ranks)} of {world} ranks{without}: waiting for the others counts as "
+            "communication"
+        )
+    return world, problems + notes
+
+
+def _changed(
+    run: RunFiles, files: Mapping[int | None, Path], listed: Mapping[int, Any], groups: Any
+) -> list[str]:
+    """A sentence for the first file that isn't what the record says."""
+    known: dict[tuple[int, int], tuple[int, str]] = {}
+    for rank, path in files.items():
+        status = path.stat()
+        expected = listed.get(rank or 0)
+        place = (status.st_dev, status.st_ino)
+        if expected and status.st_size == expected[0]:
+            known.setdefault(place, (status.st_size, _hash(path)))
+        if expected is None or known.get(place) != expected:
+            return [f"{path} isn't the file that the conversion wrote"]
+    there = _hash(run.groups_file) if run.groups_file.is_file() else None
+    return [] if there == groups else [f"{run.groups_file} isn't the file that the conversion wrote"]
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The report of a conversion, {} without one. Raises ``ValueError`` and others for a damaged one."""
+    report = json.loads(path.read_bytes()) if path.exists() else {}
+    if not isinstance(report, dict):
+        raise TypeError
+    return report
+
+
+def _listed(report: Mapping[str, Any]) -> tuple[dict[int, tuple[int, str] | None], int]:
+    """(rank → size and hash of its file, None where an earlier version left them out; the world size)."""
+    if "files" in report:
+        entries, world = report["files"], int(report["world_size"])
+        listed = [(rank, (entry["bytes"], entry["sha256"])) for entry in entries for rank in entry["ranks"]]
+        return {int(rank): file for rank, file in listed}, world
+    ranks = report.get("ranks", {}).items()
+    return {int(rank): None for rank, entry in ranks if "error" not in entry}, 0
+
+
+def _contents(files: Iterable[tuple[int, Path]]) -> list[dict[str, Any]]:
+    """The different files, each with its ranks: hard links share one."""
+    found: dict[int, dict[str, Any]] = {}
+    for rank, path in files:
+        status = path.stat()
+        entry = found.get(status.st_ino)
+        if entry is None:
+            entry = {"ranks": [], "bytes": status.st_size, "sha256": _hash(path)}
+            found[status.st_ino] = entry
+        entry["ranks"].append(rank)
+    return list(found.values())
+
+
+def _different(paths: Iterable[Path]) -> list[Path]:
+    """The paths without further hard links to a file."""
+    found: dict[tuple[int, int], Path] = {}
+    for path in paths:
+        status = path.stat()
+        found.setdefault((status.st_dev, status.st_ino), path)
+    return list(found.values())
+
+
+def _hash(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

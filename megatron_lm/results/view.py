@@ -1,0 +1,216 @@
+"""A run as its logs show it now, and its tables and charts; those of several runs stand beside each other."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+
+from chakra_et.drawing.charts import bar_chart, line_chart
+from megatron_lm.diagnosis import of_run
+from megatron_lm.logs import gpus, records, state
+from megatron_lm.logs.gpus import Gpu
+from megatron_lm.logs.runs import Node, Run
+from megatron_lm.results import problems, speed
+from megatron_lm.results.pages import Table
+
+GPU_SAMPLES = 600  # per node, as many as a screen can show
+# What the training logs, and where a launch begins.
+RECORD = re.compile(r"^(\d\d:\d\d:\d\d) rank (\d+) (?:WARNING|ERROR) (.*)", re.MULTILINE)
+ATTEMPT = re.compile(r"^attempt (\d+) on \S+ at \S+T(\d\d:\d\d:\d\d)", re.MULTILINE)
+STARTED = re.compile(r"^\[before the start of training step\] datetime: \S+ (\S+)", re.MULTILINE)
+NOT_FINITE = re.compile(r"^ (iteration +\d+)/ +\d+ (not finite: .*)", re.MULTILINE)
+
+
+class View:
+    """states: by job; outputs: what each node wrote; found: its problems, as sentences."""
+
+    def __init__(self, run: Run) -> None:
+        self.run, self.name = run, " ".join(run.jobs)
+        self.states = {job: state.of_job(run, job) for job in run.jobs}
+        self.outputs = {node: node.read("out") for node in run.nodes}
+        self.settings = {node.name: records.settings(data) for node, data in self.outputs.items()}
+        self.iterations = speed.iterations(self.outputs.values())
+        self.failure = of_run.first_failure(run, self.states)
+        self.found = problems.found(run, self.states, self.outputs, self.failure)
+
+    @property
+    def waiting(self) -> list[str]:
+        """The jobs that wait, with Slurm's reasons."""
+        waits = ((job, known) for job, known in self.states.items() if known.word in state.WAITING)
+        return [f"job {job} waits: {known}" for job, known in waits]
+
+    @cached_property
+    def use(self) -> dict[Node, dict[int, list[Gpu]]]:
+        """GPU samples of each node, evenly spread over its time."""
+        return {node: gpu_use(node.read("gpu")) for node in self.run.nodes}
+
+    @cached_property
+    def memory(self) -> dict[int, records.Memory]:
+        """The last memory line of each rank."""
+        found = (line for data in self.outputs.values() for line in records.memory(data))
+        return dict(sorted({line.rank: line for line in found}.items()))
+
+    @property
+    def figures(self) -> list[tuple[str, str]]:
+        """(name, value) of the training and its speed."""
+        settings = next((of_node for of_node in self.settings.values() if of_node), {})
+        seen = (gpu.name for samples in self.use.values() for sample in samples.values() for gpu in sample)
+        return speed.figures(self.iterations, settings, next(seen, "")) if self.iterations else []
+
+
+def gpu_use(data: bytes) -> dict[int, list[Gpu]]:
+    """About ``GPU_SAMPLES`` samples of a node's GPU log at most."""
+    return gpus.samples(data, GPU_SAMPLES)
+
+
+def setting_lines(settings: dict[str, dict[str, str]]) -> Iterator[str]:
+    """``NAME: value``; if nodes differ, each value with the nodes that have it."""
+    names = list(dict.fromkeys(name for of_node in settings.values() for name in of_node))
+    for name in names:
+        by_value: dict[str, list[str]] = {}
+        for node, of_node in settings.items():
+            if name in of_node:
+                by_value.setdefault(of_node[name], []).append(node)
+        if len(by_value) == 1:
+            yield f"{name}: {next(iter(by_value))}"
+        else:
+            yield f"{name}: " + ", ".join(f"{value} ({' '.join(nodes)})" for value, nodes in by_value.items())
+
+
+def tables(views: Sequence[View]) -> list[Table]:
+    """Those with rows. Of several runs, settings and speed are columns of the same tables."""
+
+    def beside(title: str, first: str, each: Callable[[View], list[tuple[str, str]]]) -> Table:
+        columns = [dict(each(view)) for view in views]
+        names = list(dict.fromkeys(name for column in columns for name in column))
+        rows = [(name, *(column.get(name, "") for column in columns)) for name in names]
+        return Table(title, (first, *(view.name for view in views)), rows)
+
+    made = [beside("Speed", "figure", lambda view: view.figures)]
+    for view in views:
+        of = f" of {view.name}" if views[1:] else ""
+        made += [_health(view, of), _events(view, of), _iterations(view, of), _memory(view, of)]
+        made += [_gpus(node, samples, of) for node, samples in view.use.items()]
+    made.append(beside("Settings", "setting", lambda view: list(map(_split, setting_lines(view.settings)))))
+    return [table for table in made if table.rows]
+
+
+def charts(views: Sequence[View]) -> list[str]:
+    """Loss, gradient norm, speed, memory and GPU use as SVG; what has no figures is left out."""
+    of_iteration: list[tuple[str, str, Callable[[records.Iteration], float | None]]] = [
+        ("Loss", "", lambda it: it.loss),
+        ("Gradient norm", "", lambda it: it.grad_norm),
+        ("Throughput", "samples/s", lambda it: it.global_batch_size / it.seconds if it.seconds else None),
+        ("Time per iteration", "s", lambda it: it.seconds),
+    ]
+    drawn = [
+        line_chart(
+            title, "iteration", unit,
+            {view.name: [(it.number, _finite(value(it))) for it in view.iterations] for view in views},
+        )
+        for title, unit, value in of_iteration
+    ]  # fmt: skip
+    for view in views:
+        of = f" of {view.name}" if views[1:] else ""
+        sizes = {
+            "max allocated": {str(rank): line.max_allocated for rank, line in view.memory.items()},
+            "max reserved": {str(rank): line.max_reserved for rank, line in view.memory.items()},
+        }
+        drawn.append(bar_chart(f"Memory by rank{of}", "rank", "MB", sizes))
+        drawn.append(line_chart(f"GPU use over time{of}", "s", "%", _percents(view)))
+    return [chart for chart in drawn if chart]
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and abs(value) < float("inf") else None
+
+
+def _percents(view: View) -> dict[str, list[tuple[float, float | None]]]:
+    return {
+        f"{node.name} [{index}]": [
+            (second, next((gpu.percent for gpu in sample if gpu.index == index), None))
+            for second, sample in samples.items()
+        ]
+        for node, samples in view.use.items()
+        for index in _indices(samples)
+    }
+
+
+def _health(view: View, of: str) -> Table:
+    rows = []
+    for node in view.run.nodes:
+        note, path = state.note_of(node), node.file("out")
+        launch = "" if note is None else "running" if note.word == "running" else f"exit {note.number}"
+        ended = f" at {_clock(note.when)}" if note and note.when else ""
+        last = [gpu for sample in list(view.use[node].values())[-1:] for gpu in sample]
+        heat = max((gpu.celsius for gpu in last if gpu.celsius is not None), default="")
+        written = _clock(path.stat().st_mtime) if path.exists() else ""
+        rank = view.settings[node.name].get("NODE_RANK", "?")
+        rows.append((node.name, rank, launch + ended, str(len(last)), str(heat), written))
+    header = ("node", "node rank", "launch", "GPUs", "temperature, °C", "last output")
+    return Table(f"Nodes{of}", header, rows)
+
+
+def _clock(when: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(when))
+
+
+def _events(view: View, of: str) -> Table:
+    """Starts, warnings and errors of the training, and ends, in their order within each node."""
+    rows: list[tuple[str, str, str]] = []
+    for node, data in view.outputs.items():
+        err, out = node.read("err").decode(errors="replace"), data.decode(errors="replace")
+        rows += [(at, node.name, f"attempt {number} starts") for number, at in ATTEMPT.findall(err)]
+        rows += [(at, node.name, "training starts") for at in STARTED.findall(out)]
+        rows += [(" ".join(at.split()), node.name, what) for at, what in NOT_FINITE.findall(out)]
+        rows += [(at, node.name, f"rank {rank}: {what}") for at, rank, what in RECORD.findall(err)]
+    return Table(f"Events{of}", ("when", "node", "what"), rows)
+
+
+def _iterations(view: View, of: str) -> Table:
+    rows = [
+        (
+            str(it.number),
+            f"{it.seconds:.4f}",
+            "-" if it.loss is None else f"{it.loss:.6g}",
+            "-" if it.grad_norm is None else f"{it.grad_norm:.4g}",
+            f"{it.learning_rate:.4g}",
+        )
+        for it in view.iterations
+    ]
+    return Table(f"Iterations{of}", ("iteration", "time, s", "loss", "grad norm", "learning rate"), rows)
+
+
+def _memory(view: View, of: str) -> Table:
+    rows = []
+    for rank, line in view.memory.items():
+        sizes = (line.allocated, line.max_allocated, line.reserved, line.max_reserved)
+        rows.append((str(rank), str(line.after), *(f"{size:.1f}" for size in sizes)))
+    names = ("allocated, MB", "max allocated, MB", "reserved, MB", "max reserved, MB")
+    return Table(f"Memory by rank{of}", ("rank", "after iteration", *names), rows)
+
+
+def _gpus(node: Node, samples: dict[int, list[Gpu]], of: str) -> Table:
+    """Mean and peak use of each GPU of a node, over the samples that were read."""
+    rows = []
+    for index in _indices(samples):
+        of_gpu = [gpu for sample in samples.values() for gpu in sample if gpu.index == index]
+        percents = [gpu.percent for gpu in of_gpu if gpu.percent is not None]
+        used = [gpu.used for gpu in of_gpu if gpu.used is not None]
+        heat = [gpu.celsius for gpu in of_gpu if gpu.celsius is not None]
+        mean = f"{sum(percents) / len(percents):.0f}" if percents else "?"
+        peaks = (str(max(values)) if values else "?" for values in (used, heat))
+        rows.append((f"{index} {of_gpu[0].name}", mean, *peaks, str(of_gpu[0].total or "?")))
+    header = ("GPU", "mean use, %", "peak memory, MB", "peak temperature, °C", "total memory, MB")
+    return Table(f"GPU use of {node.name}{of}", header, rows)
+
+
+def _indices(samples: dict[int, list[Gpu]]) -> list[int]:
+    return sorted({gpu.index for sample in samples.values() for gpu in sample})
+
+
+def _split(line: str) -> tuple[str, str]:
+    name, _, value = line.partition(": ")
+    return name, value

@@ -1,0 +1,112 @@
+"""Times of kernels by the fitted models, and the table of GPUs."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from chakra_et.cost import grids
+from chakra_et.cost.fit import fit
+from chakra_et.cost.gpus import by_driver, datasheet, gpu, names
+from chakra_et.cost.kernel_times import MODELS, kernel_times
+from chakra_et.errors import TraceError
+
+TRUTH = Path(__file__).parents[2] / ".." / "shared" / "data" / "truth" / "gemm.parquet"
+
+
+def product(m: int, n: int, k: int, batch: int = 1) -> list[list[float]]:
+    return [[batch, m, n, k, 6]]
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("NVIDIA A100-SXM4-80GB", "A100"),
+        ("NVIDIA A100-PCIE-40GB", "A100-PCIE-40GB"),
+        ("NVIDIA A100 80GB PCIe", "A100-PCIE-80GB"),
+        ("NVIDIA GB200", "GB200"),
+        ("NVIDIA A10", "A10"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "RTXPRO6000"),
+        ("Tesla V100-SXM2-16GB", "V100"),
+        ("AMD Radeon Graphics", None),
+    ],
+)
+def test_names_of_drivers_mean_one_gpu(text: str, name: str | None) -> None:
+    assert by_driver(text) == name
+
+
+def test_each_gpu_has_times_for_products() -> None:
+    for name in names():
+        times = kernel_times(gpu(name)).micros("16 bit", product(4096, 4096, 4096))
+        rate = 2 * 4096**3 / times[0] * 1e6
+        assert 0.2 * gpu(name).peak("16 bit") < rate < gpu(name).peak("16 bit"), name
+
+
+def test_more_work_takes_longer_and_a_batch_is_not_free() -> None:
+    times = kernel_times(gpu("RTXPRO6000"))
+    rows = [product(2**at, 4096, 4096)[0] for at in range(6, 16)]
+    assert (np.diff(times.micros("16 bit", rows)[3:]) > 0).all()
+    one, many = times.micros("16 bit", [*product(512, 512, 64), *product(512, 512, 64, 512)])
+    assert many > 20 * one
+
+
+def test_measured_tables_are_met() -> None:
+    pandas = pytest.importorskip("pandas")
+    if not TRUTH.exists():
+        pytest.skip("needs the shared tables of measured products")
+    rows = pandas.read_parquet(TRUTH)
+    for name, each in rows[rows.dtype == "bfloat16"].groupby("gpu", observed=True):
+        some = each.sample(200, random_state=5)
+        points = [[1, m, n, k, 6] for m, n, k in zip(some.m, some.n, some.k, strict=True)]
+        said = kernel_times(gpu(str(name))).micros("16 bit", points)
+        assert np.abs(said / some.latency_us - 1).mean() < 0.03, name
+
+
+def test_a_datasheet_makes_a_gpu(tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    sheet = {
+        "vendor": "nvidia",
+        "units": 132,
+        "clock": "1830 MHz",
+        "watts": 700,
+        "cache": "50 MB",
+        "parts": 2,
+        "memory": "3350 GB/s",
+        "kind": "HBM",
+        "peaks": {"16 bit": "989 TFLOP/s", "float": "67 TFLOP/s"},
+    }
+    path.write_text(json.dumps(sheet))
+    of = datasheet(path)
+    assert of.name == "mine" and of.memory == gpu("H100").memory
+    assert kernel_times(of).micros("16 bit", product(8192, 8192, 8192))[0] > 0
+    path.write_text(json.dumps({key: each for key, each in sheet.items() if key != "watts"}))
+    with pytest.raises(TraceError, match="lacks watts"):
+        datasheet(path)
+
+
+def test_fit_finds_the_parameters_that_made_the_times() -> None:
+    model, of = MODELS["16 bit"], gpu("H100")
+    random = np.random.default_rng(0)
+    sizes = np.exp2(random.uniform(5, 14, (300, 3)))
+    points = np.column_stack([np.ones(300), sizes, np.full(300, 6)])
+    truth = model.start(of) | {"hot": 0.7, "memory": 0.65, "launch": 3.0}
+    found = fit(
+        lambda values: model.micros(of, values, points),
+        model.micros(of, truth, points),
+        model.start(of),
+        model.widths,
+    )
+    for name in ("hot", "memory", "launch"):
+        assert found[name] == pytest.approx(truth[name], rel=0.1)
+
+
+def test_grids_interpolate_and_fade(tmp_path: Path) -> None:
+    points = np.array([[m, n, k] for m in (1, 4, 16) for n in (64, 128) for k in (64, 256)], float)
+    logs = np.log(points[:, 0]) / 10
+    grid = grids.make_grid(points[1:], logs[1:], held=(0,))
+    assert grid.at(np.array([[2, 100, 100]]))[0] == pytest.approx(np.log(2) / 10)
+    assert grid.at(np.array([[16, 128, 2560.0]]))[0] == pytest.approx(logs[-1] / 10)
+    grids.save({"A": grid}, tmp_path / "grids.npz")
+    again = grids.load(tmp_path / "grids.npz")["A"]
+    assert np.abs(again.logs - grid.logs).max() <= 0.0026
