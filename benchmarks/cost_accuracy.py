@@ -313,7 +313,7 @@ def write(folder: Path) -> None:
         times = [own_times(kind, table) for table in read(folder).values()]
         for each in times:
             made.setdefault(each.gpu.name, {})[kind] = each.parameters[kind]
-            saved[f"{each.gpu.name} {kind}"] = each.grids[kind]
+            saved |= {f"{each.gpu.name} {of}": grid for of, grid in each.grids.items()}
         for gpu in map(gpus.gpu, ("H100", "L40S")):
             values = mean_parameters(gpu, kind, [(each.gpu, each.parameters[kind]) for each in times])
             made.setdefault(f"nvidia {gpu.kind}", {})[kind] = values
