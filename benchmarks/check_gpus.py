@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.fit_gpus import OTHERS, Trace, fit, read, read_all
 from chakra_et import cli
-from chakra_et.predict.gpu_times import GpuModel, gpu_model
+from chakra_et.cost.operator_times import GpuModel, gpu_model
 from chakra_et.text import shortened, table
 
 _TRACES = {

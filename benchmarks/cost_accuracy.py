@@ -201,7 +201,7 @@ def calibrated(kind: str, table: Table, start: KernelTimes) -> Row:
     """With ``SHAPES`` measured shapes, judged on the others."""
     given = np.isin(np.arange(len(table.micros)), _drawn(table))
     values = fitted(kind, table.where(given), start.parameters[kind])
-    times = KernelTimes(table.gpu, {kind: values}, start.grids, start.trust)
+    times = KernelTimes(table.gpu, {kind: values}, start.grids)
     title = f"{TITLES[kind]}, GPU left out but for {SHAPES} shapes"
     return judged(title, kind, table.where(~given), times, TARGETS[kind]["shapes"])
 
@@ -317,16 +317,22 @@ def write(folder: Path) -> None:
         for gpu in map(gpus.gpu, ("H100", "L40S")):
             values = mean_parameters(gpu, kind, [(each.gpu, each.parameters[kind]) for each in times])
             made.setdefault(f"nvidia {gpu.kind}", {})[kind] = values
+    write_parameters(made)
+    grids.save(saved)
+
+
+def write_parameters(made: Mapping[str, Mapping[str, Values]]) -> None:
+    """Into ``kernel_times.json``, beside those of other GPUs."""
+    old = json.loads(kernel_times.FILE.read_text(encoding="utf-8"))
     rounded = {
         name: {
             kind: {key: float(f"{each:.4g}") for key, each in values.items()} for kind, values in of.items()
         }
-        for name, of in sorted(made.items())
+        for name, of in sorted({**old, **made}.items())
     }
     text = json.dumps(rounded, indent=1)
     text = re.sub(r"\{([^{}]*)\}", lambda match: "{" + " ".join(match[1].split()) + "}", text)
     write_text(kernel_times.FILE, text + "\n")
-    grids.save(saved)
 
 
 def main() -> int:

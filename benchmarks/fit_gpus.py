@@ -1,9 +1,8 @@
 #!/usr/bin/env python3
-"""Fit what chakra_et/predict/gpus.json says of H100 and MI300X, and how far off models are that the fit never
-saw.
+"""Fit what chakra_et/cost/operator_times.json says of H100 and MI300X, and judge it by models left out.
 
     python benchmarks/fit_gpus.py             print parameters and the errors of each model when left out
-    python benchmarks/fit_gpus.py --write     also write them into gpus.json
+    python benchmarks/fit_gpus.py --write     also write them there
     python benchmarks/fit_gpus.py --operators each operator beside what the fit makes of it
 
 The data: operators of pairs of traces, h100_MODEL.json.gz and mi300_MODEL.json.gz , and of further MI300X
@@ -16,36 +15,41 @@ say nothing keeps its prior. Leaving out a model leaves out both of its traces.
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
-from scipy.optimize import least_squares
 
+from benchmarks.cost_accuracy import write_parameters
 from benchmarks.gpu_priors import GPUS, PRIORS
 from chakra_et import cli
 from chakra_et.convert.pair import convert_pair
+from chakra_et.cost import kernel_times
+from chakra_et.cost.fit import fit as fit_model
+from chakra_et.cost.operator_calls import CLASSES, Work, item_bytes
+from chakra_et.cost.operator_times import FILE, SETS, GpuModel, gpu_model
 from chakra_et.errors import TraceError
-from chakra_et.predict import gpu_table
+from chakra_et.files import write_text
 from chakra_et.predict.gpu import ratio
-from chakra_et.predict.gpu_call import CLASSES, Work
-from chakra_et.predict.gpu_times import GpuModel, gpu_model
 from chakra_et.predict.gpu_work import operators
 from chakra_et.simulate.run import make_run
 from chakra_et.text import table
 from chakra_et.traces.sets import Pair
 
-_STANDS = {("H100", "queue.more"), ("MI300X", "cache.speedup")}
+_STANDS = {("H100", "queue.more"), ("MI300X", "cache.speedup"), ("MI300X", "matrix product.launch")}
 """No such effect shows in any trace: these keep their values."""
 _SCATTER = 0.15
 """Standard deviation of the logarithm of an operator's time, for the weight of the priors."""
-_LEAST_SHARE, _ROBUST, _STEP = 0.02, 1.0, 1e-3
+_FITTED_SCATTER = 0.12
+"""That of ``chakra_et.cost.fit``."""
+_LEAST_SHARE = 0.02
+_WIDER = 3.0
+"""How much further AMD's parameters of products may be from the prior, which is NVIDIA's."""
 _SMALLEST_SHARE = 0.01
 _LEAST_ERROR, _UNTESTED_ERROR = 0.1, 0.3
 
@@ -88,7 +92,7 @@ class Config:
         metadata={"help": "folder of further MI300X traces, and pairs/{h100,mi300}_MODEL.json.gz"},
     )
     operators: bool = field(default=False, metadata={"help": "also print operators, measured and fitted"})
-    write: bool = field(default=False, metadata={"help": "write the parameters into gpus.json"})
+    write: bool = field(default=False, metadata={"help": "write the parameters"})
 
 
 def main() -> int:
@@ -169,29 +173,60 @@ def class_errors(
 
 
 def fit(gpu: str, traces: Sequence[Trace]) -> GpuModel:
-    """The parameters of ``gpu`` by which its operators take what they took."""
-    names = list(PRIORS)
-    prior = np.log([PRIORS[name][GPUS.index(gpu)] for name in names])
-    width = np.array([0.02 if (gpu, name) in _STANDS else PRIORS[name][2] for name in names])
-    works, micros, weight = [], [], []
+    """The parameters of ``gpu`` by which its operators take what they took; of AMD's also the products'."""
+    prior = {name: PRIORS[name][GPUS.index(gpu)] for name in PRIORS}
+    widths = {name: 0.02 if (gpu, name) in _STANDS else PRIORS[name][2] for name in PRIORS}
+    samples, weights = [], []
     for trace in traces:
         sums: dict[str, float] = {}
         known = [sample for sample in trace if sample.work.known and sample.work.tested]
         for work, each, calls in known:
             sums[work.kind] = sums.get(work.kind, 0.0) + each * calls
-        for work, each, calls in known:
-            works.append(work)
-            micros.append(each)
-            weight.append(max(each * calls / sums[work.kind], _LEAST_SHARE))
-    root, log = np.sqrt(weight) / _SCATTER, np.log(micros)
+        samples += known
+        weights += [max(each * calls / sums[work.kind], _LEAST_SHARE) for work, each, calls in known]
+    first = gpu_model(gpu, prior)
+    weight = np.array(weights) / _SCATTER**2 * _FITTED_SCATTER**2
+    product = np.array([sample.work.kind == "matrix product" for sample in samples])
+    if first.vendor == "amd":
+        first = with_products(first, _products(first, samples, weight, product))
+    rest = [sample for sample, is_product in zip(samples, product, strict=True) if not is_product]
+    if not rest:
+        return first
 
-    def off(logs: np.ndarray) -> np.ndarray:
-        model = gpu_model(gpu, dict(zip(names, np.exp(logs).tolist(), strict=True)))
-        made = np.log([model.micros(work) for work in works])
-        return np.concatenate([root * (made - log), (logs - prior) / width])
+    def micros(values: Mapping[str, float]) -> np.ndarray:
+        model = replace(first, parameters=values, seen={})
+        return np.array([model.micros(sample.work) for sample in rest])
 
-    found = least_squares(off, prior, loss="soft_l1", f_scale=_ROBUST, diff_step=_STEP)
-    return gpu_model(gpu, dict(zip(names, np.exp(found.x).tolist(), strict=True)))
+    found = fit_model(micros, np.array([sample.micros for sample in rest]), prior, widths, weight[~product])
+    return replace(first, parameters=found, seen={})
+
+
+def _products(
+    model: GpuModel, samples: Sequence[Sample], weight: np.ndarray, product: np.ndarray
+) -> dict[str, float]:
+    """The parameters of products of 16 bits with aligned rows."""
+    of = kernel_times.MODELS["16 bit"]
+    chosen = [
+        at
+        for at, (work, *_) in enumerate(samples)
+        if product[at] and work.product and min(work.aligned) >= 16 and item_bytes(work.type) == 2
+    ]
+    if not chosen:
+        return of.start(model.gpu)
+    points = np.array([[*(samples[at].work.product or ()), SETS] for at in chosen], float)
+    return fit_model(
+        lambda values: of.micros(model.gpu, values, points),
+        np.array([samples[at].micros for at in chosen]),
+        of.start(model.gpu),
+        {name: _WIDER * width for name, width in of.widths.items()},
+        weight[chosen],
+    )
+
+
+def with_products(model: GpuModel, values: Mapping[str, float]) -> GpuModel:
+    """With other parameters of matrix products, and without a grid."""
+    kernels = replace(model.kernels, parameters=dict(model.kernels.parameters) | {"16 bit": values}, grids={})
+    return replace(model, kernels=kernels, seen={})
 
 
 def show(rows: Sequence[Row], fits: Mapping[str, GpuModel]) -> None:
@@ -236,19 +271,19 @@ def show_operators(traces: Mapping[str, Trace], fitted: GpuModel) -> None:
 
 
 def write(fits: Mapping[str, GpuModel], rows: Sequence[Row]) -> None:
-    """``gpus.json`` with these parameters; the errors are those of the models left out, one deviation."""
+    """``operator_times.json`` with these; the errors are those of the models left out, one deviation."""
     errors: dict[str, list[float]] = {kind: [] for kind in CLASSES if kind != "memory copy"}
     for row in rows:
         if row.share >= _SMALLEST_SHARE:
             errors[row.kind].append(row.error)
-    content = json.loads(gpu_table.FILE.read_text(encoding="utf-8"))
+    content = json.loads(FILE.read_text(encoding="utf-8"))
     for gpu in GPUS:
-        content[gpu]["parameters"] = {name: float(f"{fits[gpu].parameters[name]:.3g}") for name in PRIORS}
+        content[gpu] = {name: float(f"{fits[gpu].parameters[name]:.3g}") for name in PRIORS}
     content["errors"] = {kind: _deviation(each) for kind, each in errors.items()}
-    temporary = gpu_table.FILE.with_suffix(".new")
-    temporary.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    os.replace(temporary, gpu_table.FILE)
-    print(f"\nwrote {gpu_table.FILE}")
+    write_text(FILE, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+    products = fits["MI300X"].kernels.parameters["16 bit"]
+    write_parameters({"MI300X": {"16 bit": products}, "amd HBM": {"16 bit": products}})
+    print(f"\nwrote {FILE} and {kernel_times.FILE}")
 
 
 def _deviation(errors: Sequence[float]) -> float:

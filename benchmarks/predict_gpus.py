@@ -9,9 +9,9 @@ import numpy as np
 from benchmarks.predict_runs import Row
 from chakra_et.convert.pair import convert_pair
 from chakra_et.cost import networks
+from chakra_et.cost.operator_calls import CLASSES
 from chakra_et.errors import TraceError
 from chakra_et.predict.gpu import Gpu
-from chakra_et.predict.gpu_call import CLASSES
 from chakra_et.predict.gpu_work import device_work, kernel_classes
 from chakra_et.predict.predict import predict
 from chakra_et.simulate.run import Run, make_run

@@ -55,19 +55,20 @@ MODELS = {
 MODELS["attention"] = Model(
     attention.attention_micros, attention.start, attention.WIDTHS, lambda points: points[:, [5, 1, 2, 3, 0]]
 )
-_AS = {"tf32": "16 bit", "double": "float"}
+MODELS["8 bit alone"] = MODELS["8 bit"]._replace(
+    micros=functools.partial(products.product_micros, number="8 bit", quantised=True)
+)
+_AS = {"tf32": "16 bit", "double": "float", "8 bit alone": "8 bit"}
 """Kinds of which nothing was measured, and those whose parameters they take."""
 
 
 @dataclass(frozen=True)
 class KernelTimes:
-    """The times of kernels on ``gpu``: ``parameters`` and ``grids`` by kind of kernel, and which part of the
-    grids to ``trust``."""
+    """The times of kernels on ``gpu``: ``parameters`` and ``grids`` by kind of kernel."""
 
     gpu: Gpu
     parameters: Mapping[str, Values]
     grids: Mapping[str, grids.Grid]
-    trust: float = 1.0
 
     def micros(self, kind: str, points: Any) -> np.ndarray:
         """µs of kernels of a kind (key of ``MODELS``) at ``points[R, D]``; float[R]."""
@@ -75,7 +76,7 @@ class KernelTimes:
         model, grid = MODELS[kind], self.grids.get(kind)
         known = self.parameters.get(_AS.get(kind, kind)) or model.start(self.gpu)
         taken = model.micros(self.gpu, known, rows)
-        return taken if grid is None else taken * np.exp(self.trust * grid.at(model.place(rows)))
+        return taken if grid is None else taken * np.exp(grid.at(model.place(rows)))
 
 
 def mean_parameters(gpu: Gpu, kind: str, fitted: Iterable[tuple[Gpu, Values]]) -> dict[str, float]:
@@ -88,17 +89,24 @@ def mean_parameters(gpu: Gpu, kind: str, fitted: Iterable[tuple[Gpu, Values]]) -
     return found
 
 
+def like(gpu: Gpu, of: KernelTimes) -> KernelTimes:
+    """The times of a GPU that wasn't measured but is like one that was."""
+    return KernelTimes(gpu, of.parameters, {kind: grid.faded(LIKE) for kind, grid in of.grids.items()})
+
+
 def kernel_times(gpu: Gpu) -> KernelTimes:
     """From what was measured of this GPU, of the one that it is like, or of others."""
-    loaded = _loaded()
-    own = gpu.name if gpu.name in loaded else gpu.like
-    known = {name: grid for name, grid in grids.load().items() if name.startswith(f"{own} ")}
-    return KernelTimes(
-        gpu,
-        loaded.get(f"{gpu.vendor} {gpu.kind}", {}) | loaded.get(own, {}),
-        {name.removeprefix(f"{own} "): grid for name, grid in known.items()},
-        1.0 if own == gpu.name else LIKE,
-    )
+    loaded, known = _loaded(), grids.load()
+    parameters = dict(loaded.get(f"{gpu.vendor} {gpu.kind}", {}))
+    found: dict[str, grids.Grid] = {}
+    for name, part in ((gpu.like, LIKE), (gpu.name, 1.0)):
+        parameters |= loaded.get(name, {})
+        found |= {
+            key.removeprefix(f"{name} "): grid.faded(part)
+            for key, grid in known.items()
+            if name and key.startswith(f"{name} ")
+        }
+    return KernelTimes(gpu, parameters, found)
 
 
 @functools.cache

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chakra_et.cost.units import parse_bandwidth, parse_latency, parse_rate
+from chakra_et.cost import gpus
+from chakra_et.cost.units import parse_bandwidth, parse_latency
 from chakra_et.errors import TraceError
 
 FILE = Path(__file__).with_name("networks.json")
@@ -55,8 +56,8 @@ def gpu(name: str, link: str = "") -> Gpu:
         chosen,
         parse_bandwidth(of_link["bandwidth"]),
         parse_latency(of_link["latency"]),
-        parse_bandwidth(entry["memory"]),
-        parse_rate(entry["peak"]),
+        gpus.gpu(name).memory,
+        gpus.gpu(name).peak("16 bit"),
         entry["source"],
         of_link.get("measured", ""),
     )

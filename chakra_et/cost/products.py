@@ -33,7 +33,7 @@ GDDR = {"burst": 0.74, "hot": 0.6}
 both editions 360 in long ones (zzc0721/torch-performance-test-data, issues 160 and 162, 2026)."""
 FLOAT = {"burst": 0.9, "hot": 0.9, "load": 1.8}
 """Of products without tensor cores."""
-AMD = {"burst": 0.65, "hot": 0.6}
+AMD = {"burst": 0.65, "hot": 0.6, "fill": 4500.0}
 """MI300X: 669 of 1307 TFLOP/s at best (S. Bekman, Machine Learning Engineering, 2024)."""
 POWER = {"HBM": (0.2, 0.3), "GDDR": (0.5, 1.0), "float": (0.9, 1.3)}
 """Exponents of watts per TFLOP/s in ``burst`` and ``hot``: with GDDR, at clocks above 2 GHz, power bounds all
@@ -57,7 +57,7 @@ _LARGEST, _ALONG, _NORM = 256 * 128, 64, 5
 """Elements of the largest tile and of K per step; how sharply the slowest bound rules."""
 _EDGE_LOSS = 16.0, 250.0
 """Rows and columns that a tile loses to its edges, with tensor cores and without."""
-_AGAIN = 0.6
+_AGAIN = {"nvidia": 0.6, "amd": 1.0}
 """The part of ``fill`` that further tiles take, as others compute meanwhile."""
 _QUANTISED = 1.5
 """What quantising takes over reading and writing."""
@@ -79,16 +79,27 @@ def start(gpu: Gpu, number: str) -> dict[str, float]:
     return found
 
 
-def product_micros(gpu: Gpu, parameters: Mapping[str, float], points: np.ndarray, number: str) -> np.ndarray:
+def product_micros(
+    gpu: Gpu,
+    parameters: Mapping[str, float],
+    points: np.ndarray,
+    number: str,
+    quantised: bool = False,
+) -> np.ndarray:
     """µs of products of a type of number (key of ``Gpu.peaks``), float[R].
 
     ``points[R, 5]``: batch, m, n, k, and how many sets of operands take turns in the cache (1: the same as
-    just before). With 8 bit, A is quantised from 16 bits by a kernel before, and C has 16 bits.
+    just before). With 8 bit, C has 16 bits, and A is quantised from 16 bits by a kernel before unless it is
+    ``quantised``.
     """
     item = {"8 bit": 1.0, "16 bit": 2.0, "double": 8.0}.get(number, 4.0)
     parts = [points[at : at + _ROWS] for at in range(0, len(points), _ROWS)]
     done = [_micros(gpu, parameters, part, number, item) for part in parts]
-    return np.concatenate(done) if done else np.zeros(0)
+    taken = np.concatenate(done) if done else np.zeros(0)
+    if number == "8 bit" and not quantised:
+        read = points[:, 1] * points[:, 3] * 3 * _QUANTISED / (gpu.memory / 1e6 * parameters["memory"])
+        taken = taken + parameters["launch"] + read
+    return taken
 
 
 def _micros(
@@ -98,12 +109,12 @@ def _micros(
     written = max(item, 2.0)
     high, wide, parts = CONFIGURATIONS
     simple = number in ("float", "double")
-    edge = _EDGE_LOSS[simple]
+    edge, again = _EDGE_LOSS[simple], _AGAIN[gpu.vendor]
     clock, peak = gpu.clock / 1e6, gpu.peak(number) / 1e6  # per µs
     early, late = POWER["float" if simple else gpu.kind]
     per_tflop = gpu.watts / (gpu.peak("float" if simple else "16 bit") / 1e12)
     if simple:
-        per_tflop = min(per_tflop / FLOAT_WATTS["8 bit" in gpu.peaks], 1.0)
+        per_tflop = min(per_tflop / FLOAT_WATTS["8 bit" in gpu.peaks or gpu.vendor == "amd"], 1.0)
     burst = min(parameters["burst"] * per_tflop**early, 1.05)
     hot = min(parameters["hot"] * per_tflop**late, burst)
     operations = (2 * batch * m * n * k)[:, 0]
@@ -111,7 +122,7 @@ def _micros(
     tiles = batch * np.ceil(m / high) * np.ceil(n / wide) * parts
     depth = np.ceil(k / parts / _ALONG) * _ALONG
     waves = np.ceil(tiles / gpu.units)
-    together = np.clip(np.floor(_LARGEST / (high * wide)), 1, 4)
+    together = np.clip(np.floor(_LARGEST / (high * wide)), 1, 4 if gpu.vendor == "nvidia" else 1)
     rounds = np.ceil(tiles / (gpu.units * together))
     part = (1 + edge * (1 / 256 + 1 / 128)) / (1 + edge * (1 / high + 1 / wide))
     arithmetic = waves * 2 * high * wide * depth / (peak * burst / gpu.units * part)
@@ -127,11 +138,8 @@ def _micros(
 
     bound = (arithmetic**_NORM + moving**_NORM + waiting**_NORM + memory**_NORM) ** (1 / _NORM)
     summed = parameters["split"] + 2 * 4 * parts * batch * m * n / (load * gpu.units)
-    all_of = bound + (1 + (rounds - 1) * _AGAIN) * parameters["fill"] / clock + np.where(parts > 1, summed, 0)
+    all_of = bound + (1 + (rounds - 1) * again) * parameters["fill"] / clock + np.where(parts > 1, summed, 0)
     best = all_of.min(axis=1)
     heated = np.maximum(np.minimum(best, operations / (peak * burst)) - _COOL, 0)
     taken: np.ndarray = parameters["launch"] + best + (burst / hot - 1) * heated
-    if number == "8 bit":
-        read = (points[:, 1] * points[:, 3] * 3 * _QUANTISED) / (gpu.memory / 1e6 * parameters["memory"])
-        taken = taken + parameters["launch"] + read
     return taken

@@ -1,13 +1,12 @@
 """Another GPU: the kernels of each operator take what the operator takes there.
 
-Per operator, not per kernel, since libraries choose other kernels on each GPU. ``gpu_times`` models what an
-operator takes on the source and on the target: launch, arithmetic, bytes, tiles of matrix products. Where
-both run the same code, as PyTorch's own kernels and GPUs of one vendor do, an operator keeps its efficiency:
-its time changes as the modelled ones do (Williams, Waterman and Patterson, Roofline, CACM 2009). Matrix
-products, convolutions and attention come from each vendor's libraries, and how well they suit a shape on one
-GPU tells nothing of the other: there the modelled time of the target stands alone. The parameters, in
-``gpus.json``, are those of ``benchmarks/fit_gpus.py``, which tells, too, how far off it is on models that it
-wasn't fitted to.
+Per operator, not per kernel, since libraries choose other kernels on each GPU. ``cost/operator_times``
+models what an operator takes on the source and on the target. Where both run the same code, as PyTorch's own
+kernels and GPUs of one vendor do, an operator keeps its efficiency: its time changes as the modelled ones do
+(Williams, Waterman and Patterson, Roofline, CACM 2009). Matrix products, convolutions and attention come
+from each vendor's libraries, and how well they suit a shape on one GPU tells nothing of the other: there the
+modelled time of the target stands alone. How far off it is, on GPUs and models that it wasn't fitted to:
+``benchmarks/cost_accuracy.py`` and ``benchmarks/fit_gpus.py``.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from chakra_et.cost import operator_times
+from chakra_et.cost.operator_calls import Work, item_bytes
+from chakra_et.cost.operator_times import GpuModel, gpu_model
 from chakra_et.errors import TraceError
-from chakra_et.predict.gpu_call import Work, item_bytes
 from chakra_et.predict.gpu_found import check_source
-from chakra_et.predict.gpu_table import table
-from chakra_et.predict.gpu_times import GpuModel, gpu_model
 from chakra_et.predict.gpu_work import Operators, operators
 from chakra_et.simulate.run import Run, Setting
 
@@ -50,7 +49,7 @@ class Gpu:
         found = operators(run)
         if not len(found.nodes):
             raise TraceError(f"--gpu {self.source}→{self.target}: the run has no kernels")
-        for note in check_source(run, source.name, f"--gpu {self.source}→{self.target}"):
+        for note in check_source(run, source.gpu, f"--gpu {self.source}→{self.target}"):
             setting = setting.noting(note)
         taken = setting.own_ns[found.nodes].astype(float)
         total = np.bincount(found.of, taken, len(found.work)) / 1e3
@@ -125,7 +124,7 @@ def _error(work: Work, micros: float, source: GpuModel, target: GpuModel) -> flo
     """
     if work.kind == "memory copy":
         return 0.0
-    known = table()["errors"] if source.vendor != target.vendor else {}
+    known = operator_times.errors() if source.vendor != target.vendor else {}
     error: float = known.get(work.kind, _SAME_VENDOR_ERROR)
     if not work.known or _far(work, micros, source):
         product, stream = (
@@ -150,9 +149,12 @@ def _notes(
         such = np.array([each == guess for each in guesses])[found.of]
         notes.append(f"{int(such.sum()):,} kernels ({taken[such].sum() / 1e6:,.3f} ms) {guess}")
     for gpu in (source, target):
-        like = table()[gpu.name].get("like")
-        if like:
-            notes.append(f"kernels on {gpu.name} are taken to reach the parts of its rates that {like}'s do")
+        like = operator_times.LIKE[gpu.vendor]
+        if like != gpu.name:
+            notes.append(
+                f"kernels on {gpu.name} but matrix products are taken to reach the parts of its rates that "
+                f"{like}'s do"
+            )
     return notes
 
 

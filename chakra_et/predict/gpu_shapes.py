@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 
+from chakra_et.cost.operator_calls import Work, item_bytes
 from chakra_et.cost.operator_work import CAUSAL, WITH_VALUES, operator_work, rule_of
 from chakra_et.et.columns import ExecutionTrace, Strings
-from chakra_et.predict.gpu_call import Work, item_bytes
 from chakra_et.predict.gpu_layout import contiguous_strides, layout
 from chakra_et.simulate.run import Run
 from chakra_et.traces.strides import STRIDES, is_shape
@@ -194,9 +194,12 @@ def _attention(work: Work, tensors: Sequence[list[int]], heads_first: bool) -> W
         return work
     tokens, heads = (2, 1) if heads_first else (1, 2)
     query, key = tensors[0], tensors[1]
+    whole = 4.0 * math.prod(query) * key[tokens]
     return replace(
         work,
         keys=key[tokens],
+        size=query[3],
+        causal=work.operations < 0.75 * whole,
         batch=query[0] * query[heads],
         queries=query[tokens],
     )

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from chakra_et.cost.operator_calls import CLASSES, Work, item_bytes
 from chakra_et.cost.operator_work import DEPTH
 from chakra_et.et.edges import rows_of
-from chakra_et.predict.gpu_call import CLASSES, Work, item_bytes
 from chakra_et.predict.gpu_shapes import Shapes
 from chakra_et.simulate.run import Run
 from chakra_et.simulate.time_by_kind import KINDS

@@ -229,7 +229,7 @@ def test_a_model_survives_its_file(tmp_path) -> None:
         (RankAs(7), "the run has ranks 0"),
         (RankAs(0), "no other rank"),
         (Overlap(True), "have no communication"),
-        (Gpu("H100", "H1000"), "GPU 'H1000' is unknown: use one of V100"),
+        (Gpu("H100", "H1000"), "GPU 'H1000' is unknown: use one of P100, V100"),
         (Network(1e9), "no communication between known ranks"),
         (Fuse("Step"), "no two successive"),
     ],

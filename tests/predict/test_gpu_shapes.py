@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from chakra_et.convert.pair import convert_pair
+from chakra_et.cost.operator_calls import Work
 from chakra_et.et import file as et_file
-from chakra_et.predict.gpu_call import Work
 from chakra_et.predict.gpu_layout import layout
 from chakra_et.predict.gpu_shapes import described
 from chakra_et.predict.gpu_work import operators

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from chakra_et.__main__ import main
+from chakra_et.cost.gpus import by_driver
 from chakra_et.cost.network_fit import read_model
 from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import ExecutionTrace
 from chakra_et.predict.command import lines
 from chakra_et.predict.gpu import Gpu
-from chakra_et.predict.gpu_found import is_named
 from chakra_et.predict.predict import predict
 from chakra_et.simulate.run import Run, load_run, make_run
 from chakra_et.transform.accumulation import Accumulate
@@ -191,7 +191,10 @@ def launched(call: str, **metadata: str) -> Run:
 @pytest.mark.parametrize(
     ("run", "message"),
     [
-        (launched("hipLaunchKernel"), "rank 0 ran on a GPU of AMD, .*, and not on A100: .* one of MI300X"),
+        (
+            launched("hipLaunchKernel"),
+            "rank 0 ran on a GPU of AMD, .*, and not on A100: .* one of MI210, MI250, MI300X",
+        ),
         (
             launched("x", device_name="AMD Instinct MI300X"),
             "rank 0 ran on 'AMD Instinct MI300X', not on A100",
@@ -240,8 +243,8 @@ def test_the_manifest_names_the_gpu(tmp_path: Path) -> None:
 
 
 def test_names_of_gpus() -> None:
-    assert is_named("RTX3090", "NVIDIA GeForce RTX 3090") and is_named("V100", "Tesla V100-SXM2-16GB")
-    assert not is_named("A10", "NVIDIA A100-SXM4-80GB") and not is_named("B200", "NVIDIA GB200")
+    assert by_driver("NVIDIA GeForce RTX 3090") == "RTX3090" and by_driver("Tesla V100-SXM2-16GB") == "V100"
+    assert by_driver("NVIDIA A100-SXM4-80GB") == "A100" and by_driver("NVIDIA GB200") == "GB200"
 
 
 def test_a_network_file_that_is_no_model_gets_no_words_of_python(tmp_path: Path) -> None:

@@ -29,11 +29,12 @@ class Work:
 
     Matrix products: ``product``: batch, M, N, K; ``aligned``: at which multiples of bytes the rows of its
     three matrices start; ``along``: whether each of the first two lies along K. Convolutions: ``product``:
-    passes and the M, N, K that each amounts to; ``channels`` of the input; ``alone``: each of them by itself.
-    Attention: ``batch`` (times heads), ``queries``, ``keys``; ``masked``: with a mask of its own. ``row``:
-    elements over which softmax runs. Elementwise: ``strided``: places are computed from indices; ``apart``:
-    so many elements in a row don't lie beside each other; ``joins``: of ``cat``, elements of the longest
-    tensor of its list; ``special``: with functions such as erf.
+    passes and the M, N, K that each amounts to; ``channels`` of the input; ``alone``: each of them by
+    itself. Attention: ``batch`` (times heads), ``queries``, ``keys``, ``size`` of a head, ``causal``;
+    ``masked``: with a mask of its own. ``row``: elements over which softmax runs. Elementwise: ``strided``:
+    places are computed from indices; ``apart``: so many elements in a row don't lie beside each other;
+    ``joins``: of ``cat``, elements of the longest tensor of its list; ``special``: with functions such as
+    erf.
     """
 
     kind: str
@@ -43,6 +44,8 @@ class Work:
     batch: int = 0
     queries: int = 0
     keys: int = 0
+    size: int = 0
+    causal: bool = False
     masked: bool = False
     row: int = 0
     channels: int = 0
@@ -72,3 +75,11 @@ def item_bytes(type_name: str) -> int:
     short = type_name.rpartition("::")[2].lower()
     sizes = {"float": 4, "double": 8, "half": 2, "bfloat16": 2, "int": 4, "tf32": 4, "long int": 8, "long": 8}
     return 1 if short.startswith(("float8", "bool", "unsigned char", "signed char")) else sizes.get(short, 2)
+
+
+def number(type_name: str) -> str:
+    """The key of ``Gpu.peaks`` for a PyTorch type name; 16 bits where it is unknown."""
+    short = type_name.rpartition("::")[2].lower()
+    return (
+        "8 bit" if short.startswith("float8") else short if short in ("double", "float", "tf32") else "16 bit"
+    )

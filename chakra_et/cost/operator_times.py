@@ -1,36 +1,38 @@
-"""What an operator takes on a GPU, from its class, shapes and the GPU's parameters (``gpus.json``).
+"""What an operator of PyTorch takes on a GPU, from its class and shapes.
 
-Every class is bound by one of: a latency, arithmetic, bytes over the bandwidth, or how many elements a
-streaming multiprocessor or compute unit ("unit") handles one by one. Matrix products run as rounds of tiles,
-one per unit at a time: of several tile sizes that which ends first is taken, as libraries do. Matrices whose
-rows don't start at a multiple of 16 bytes are loaded and stored in smaller moves (NVIDIA, Matrix
-Multiplication Background User's Guide, 2023), and the number of these bounds such products.
+Matrix products take what ``kernel_times`` says; so does attention that isn't PyTorch's own. Every other class
+is bound by one of: a latency, arithmetic, bytes over the bandwidth, or how many elements a streaming
+multiprocessor or compute unit ("unit") handles one by one, by the parameters of ``operator_times.json``.
+Matrices whose rows don't start at a multiple of 16 bytes are loaded and stored in smaller moves (NVIDIA,
+Matrix Multiplication Background User's Guide, 2023), and the number of these bounds such products.
 """
 
 from __future__ import annotations
 
 import functools
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
-from chakra_et.cost import networks
-from chakra_et.cost.units import parse_rate
-from chakra_et.predict.gpu_call import Work, item_bytes
-from chakra_et.predict.gpu_table import parameters_of, table
+from chakra_et.cost import gpus
+from chakra_et.cost.gpus import Gpu
+from chakra_et.cost.kernel_times import KernelTimes, kernel_times
+from chakra_et.cost.operator_calls import Work, item_bytes, number
 
-_EDGES = {"nvidia": (16, 32, 64, 128, 256), "amd": (16, 32, 64, 96, 128, 160, 192, 224, 256)}
-"""Edges of tiles, as in the names of kernels of cuBLAS and hipBLASLt."""
-_PRECISIONS = {
-    "double": ("double",),
-    "float": ("float",),
-    "tf32": ("tf32", "float"),
-    "float8": ("8 bit",),
-}
-_LARGEST_TILE = 256 * 256
-_FULL_TILE = 64.0  # 128 · 128 / (128 + 128): operations per element from which a tile is bound by arithmetic
-_SPLITS, _LEAST_DEPTH = {"nvidia": (1, 2, 4, 8), "amd": (1, 2)}, 256
-"""Into how many parts K is split, where each keeps this many elements; their results are summed up."""
+FILE = Path(__file__).with_name("operator_times.json")
+LIKE = {"nvidia": "H100", "amd": "MI300X"}
+"""The GPUs to which the parameters were fitted; others of their vendors are taken to be like them."""
+_TIMES = ("launch", "more", "least", "keys")
+_COUNTS = ("moves", "elements", "lines")
+"""Parameters that are times, and that are counts per µs and unit; the others are parts of specified rates."""
+SETS = 2.0
+"""Sets of operands that take turns in the cache, in a model's step: weights come from memory, activations
+from the cache, if they fit."""
+_LARGE = 8192
+"""Rows, columns and K of a product at the rate that a GPU sustains."""
 _LONG_ROW = 1024
 """PyTorch's softmax reads longer rows more than once (aten/src/ATen/native/cuda/SoftMax.cu)."""
 _FEW_CHANNELS = 4
@@ -58,28 +60,30 @@ _CACHED_UP_TO = 1.5
 
 @dataclass(frozen=True)
 class GpuModel:
-    """A GPU: ``units`` that run tiles, ``cache`` bytes, ``memory`` bytes per second, ``peaks`` operations per
-    second by type of number, and fitted ``parameters`` by "class.name"; times in µs. ``seen``: results.
-    """
+    """A GPU with fitted ``parameters`` by "class.name"; times in µs. ``seen``: results."""
 
-    name: str
-    vendor: str
-    units: int
-    cache: float
-    memory: float
-    peaks: Mapping[str, float]
+    kernels: KernelTimes
     parameters: Mapping[str, float]
     seen: dict[Work, float] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def gpu(self) -> Gpu:
+        return self.kernels.gpu
+
+    @property
+    def name(self) -> str:
+        return self.gpu.name
+
+    @property
+    def vendor(self) -> str:
+        return self.gpu.vendor
 
     def of(self, kind: str, name: str) -> float:
         return self.parameters[f"{'elementwise' if kind == 'memset' else kind}.{name}"]
 
     def peak(self, type_name: str) -> float:
         """Operations per second of matrix products of this type."""
-        for name in _PRECISIONS.get(type_name.rpartition("::")[2].lower().partition("_")[0], ()):
-            if name in self.peaks:
-                return self.peaks[name]
-        return self.peaks["16 bit"]
+        return self.gpu.peak(number(type_name))
 
     def micros(self, work: Work) -> float:
         """What an operator of known work takes."""
@@ -88,6 +92,10 @@ class GpuModel:
         return self.seen[work]
 
     def _micros(self, work: Work) -> float:
+        if work.kind == "matrix product":
+            return self._product(work)
+        if work.kind == "attention" and work.size and not work.tested:
+            return self._fused_attention(work)
         return self._launched(work, self.of(work.kind, "launch") + self._taken(work))
 
     def _launched(self, work: Work, alone: float) -> float:
@@ -96,8 +104,6 @@ class GpuModel:
 
     def _taken(self, work: Work) -> float:
         """Beyond the launch."""
-        if work.kind == "matrix product":
-            return self._product(work)
         if work.kind == "attention":
             return self._attention(work)
         if work.kind == "convolution":
@@ -125,7 +131,7 @@ class GpuModel:
 
     def _each(self, count: float, name: str) -> float:
         """µs for ``count`` things, of which each unit does so many per µs."""
-        return count / (self.units * self.parameters[name])
+        return count / (self.gpu.units * self.parameters[name])
 
     def _joined(self, work: Work) -> float:
         """Elements that bound ``cat``: on NVIDIA, each tensor of its list has two blocks of 512 threads per
@@ -145,18 +151,34 @@ class GpuModel:
         """What a kernel of unknown work takes at least, µs, and how fast it works beyond that: bytes per
         second, or operations where arithmetic bounds its class.
         """
+        if work.kind == "matrix product":
+            return self._products((1, 1, 1, 1), work.type), self._steady(work.type)
         least = self._launched(work, self.of(work.kind, "launch"))
         part = self.parameters.get(f"{work.kind}.memory", self.of("elementwise", "memory"))
         of_peak = self.parameters.get(f"{work.kind}.compute")
         if work.kind == "convolution":  # the part of what a product reaches
-            of_peak = self.of("convolution", "compute") * self.of("matrix product", "compute")
-        return least, self.peak("") * of_peak if of_peak else self.memory * part
+            return least, self._steady("") * self.of("convolution", "compute")
+        return least, self.peak("") * of_peak if of_peak else self.gpu.memory * part
+
+    def _steady(self, type_name: str) -> float:
+        """Operations per second of a large product."""
+        return 2e6 * _LARGE**3 / self._products((1, _LARGE, _LARGE, _LARGE), type_name)
+
+    def _products(self, product: tuple[int, int, int, int], type_name: str) -> float:
+        kind = number(type_name)
+        point = [*product, SETS]
+        return float(self.kernels.micros("8 bit alone" if kind == "8 bit" else kind, [point])[0])
+
+    def _fused_attention(self, work: Work) -> float:
+        """Of a library that isn't PyTorch."""
+        point = [1, work.batch, work.batch, work.queries, work.keys, work.size, work.causal, 0]
+        return float(self.kernels.micros("attention", [point])[0])
 
     def _attention(self, work: Work) -> float:
         blocks = work.batch * math.ceil(work.queries / _QUERIES)
         arithmetic = self._arithmetic(work, "compute")
         if blocks:
-            arithmetic *= math.ceil(blocks / self.units) * self.units / blocks
+            arithmetic *= math.ceil(blocks / self.gpu.units) * self.gpu.units / blocks
         waits = math.ceil(work.keys / _KEYS) * _KEYS / 1024 * self.of("attention", "keys")
         slower = self.of("attention", "masked") if work.masked else 1.0
         return max(max(waits, arithmetic) / slower, self._stream(work.moved))
@@ -164,7 +186,9 @@ class GpuModel:
     def _convolution(self, work: Work) -> float:
         least = self._stream(work.moved)
         if work.product is None or work.alone or 0 < work.channels <= _FEW_CHANNELS:
-            return max(self._arithmetic(work, "thin" if work.channels else "compute"), least)
+            part = self.of("convolution", "thin" if work.channels else "compute")
+            rate = self.peak(work.type) if work.channels else self._steady(work.type)
+            return max(work.operations / (rate * part) * 1e6, least)
         each = self._product(work) / self.of("convolution", "compute")
         return max(work.product[0] * each, least) + (work.product[0] - 1) * self.of("convolution", "launch")
 
@@ -173,38 +197,25 @@ class GpuModel:
 
     def _stream(self, moved: float, part: float = 1.0) -> float:
         """µs to move bytes: faster where they fit into the cache, which the kernel before has filled."""
-        return moved / (self.memory * part * self._cached(moved)) * 1e6
+        return moved / (self.gpu.memory * part * self._cached(moved)) * 1e6
 
     def _cached(self, moved: float) -> float:
         """How many times faster bytes move that fit into the cache."""
-        found = min(max(_CACHED_UP_TO - moved / self.cache, 0.0) / (_CACHED_UP_TO - 1), 1.0)
+        found = min(max(_CACHED_UP_TO - moved / self.gpu.cache, 0.0) / (_CACHED_UP_TO - 1), 1.0)
         return 1 + found * (self.of("cache", "speedup") - 1)
 
     def _waves(self, work: Work) -> float:
         """How much the last, partly filled wave of threads adds, where there is more than one."""
-        waves = work.operations / (self.units * _THREADS * _PER_THREAD[self.vendor])
+        waves = work.operations / (self.gpu.units * _THREADS * _PER_THREAD[self.vendor])
         return math.ceil(waves) / waves if waves > 1 else 1.0
 
     def _product(self, work: Work) -> float:
-        part = self.of("matrix product", "memory")
         if work.product is None:
-            return max(self._arithmetic(work, "compute"), self._stream(work.moved, part))
+            least, rate = self.limits(work)
+            return least + max(work.operations / rate * 1e6, self._stream(work.moved, 0.8))
         batch, rows, columns, depth = work.product
-        if min(rows, columns) == 1 and self.vendor == "nvidia":  # cuBLAS has kernels for vectors
-            return self._stream(work.moved, part)
-        rate = self.peak(work.type) * self.of("matrix product", "compute") / self.units / 1e6
-        fixed, waiting = self.of("matrix product", "tile"), self.of("matrix product", "depth") / 1024
-        best = math.inf
-        for high, wide in _tiles(self.vendor):
-            tiles = batch * math.ceil(rows / high) * math.ceil(columns / wide)
-            full = math.sqrt(min(high * wide / (high + wide) / _FULL_TILE, 1.0))
-            each = max(2 * high * wide / (rate * full), waiting)  # µs per element of K
-            for parts in _SPLITS[self.vendor]:
-                if parts == 1 or depth >= parts * _LEAST_DEPTH:
-                    rounds = math.ceil(tiles * parts / self.units)
-                    summed = self.of("matrix product", "split") if parts > 1 else 0.0
-                    best = min(best, rounds * (depth / parts * each + fixed) + summed)
-        return max(best, self._moves(work, *work.product), self._stream(work.moved, part))
+        moves = self._moves(work, batch, rows, columns, depth)
+        return max(self._products(work.product, work.type), moves) + self.of("matrix product", "launch")
 
     def _moves(self, work: Work, batch: int, rows: int, columns: int, depth: int) -> float:
         """µs to load and store the matrices whose rows aren't aligned, in moves of as many bytes as they are.
@@ -230,29 +241,38 @@ class GpuModel:
         is one element. Two tiles share a multiprocessor: their registers fill it.
         """
         tiles = batch * math.ceil(rows / edge) * math.ceil(columns / edge)
-        together = 2 if tiles > self.units else 1
+        together = 2 if tiles > self.gpu.units else 1
         loads = depth * sum(_ALONG if along else _ACROSS for along in work.along)
         each = edge * (loads + edge * _STORED) / _LANES["nvidia"]
-        return math.ceil(tiles / self.units / together) * together * each
+        return math.ceil(tiles / self.gpu.units / together) * together * each
 
 
 def gpu_model(name: str, parameters: Mapping[str, float] | None = None) -> GpuModel:
-    """The GPU ``name`` of the table, with its own parameters or other ones. Raises ``TraceError``."""
-    spec = networks.gpu(name)
-    entry = table()[spec.name]
-    peaks = {kind: parse_rate(text) for kind, text in entry["peaks"].items()}
-    return GpuModel(
-        spec.name,
-        entry["vendor"],
-        entry["units"],
-        float(entry["cache"].removesuffix(" MB")) * 1e6,
-        spec.memory,
-        {"16 bit": spec.peak, **peaks},
-        parameters or parameters_of(spec.name),
-    )
+    """The GPU ``name`` of the table or the one that a file describes, with its own parameters or other ones.
+    Raises ``TraceError``.
+    """
+    gpu = gpus.datasheet(Path(name)) if name.endswith((".json", ".yaml", ".yml")) else gpus.gpu(name)
+    return GpuModel(kernel_times(gpu), parameters or _parameters(gpu))
+
+
+def errors() -> Mapping[str, float]:
+    """One standard deviation of the logarithm of times on another vendor's GPU, by class."""
+    found: dict[str, float] = _table()["errors"]
+    return found
+
+
+def _parameters(gpu: Gpu) -> dict[str, float]:
+    """Those of the GPU that it is like: latencies pass in as many cycles there."""
+    like = LIKE[gpu.vendor]
+    faster = gpu.clock / gpus.gpu(like).clock
+    found = {}
+    for each, value in _table()[like].items():
+        short = each.rpartition(".")[2]
+        found[each] = value / faster if short in _TIMES else value * faster if short in _COUNTS else value
+    return found
 
 
 @functools.cache
-def _tiles(vendor: str) -> tuple[tuple[int, int], ...]:
-    edges = _EDGES[vendor]
-    return tuple((high, wide) for high in edges for wide in edges if high * wide <= _LARGEST_TILE)
+def _table() -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
+    return loaded
