@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 
 from fasop.inputs.models import Model
 
-# Of the published runs on A100 that the roofline is checked on (benchmarks/planner_accuracy.py): tokens of a
-# micro-batch, and the narrowest and widest side of a matrix on one GPU.
+# Of the published runs on A100 that computed times are checked on (benchmarks/planner_accuracy.py): tokens of
+# a micro-batch, and the narrowest and widest side of a matrix on one GPU.
 TOKENS, WIDTHS = (4096, 131072), (192, 32768)
 
 

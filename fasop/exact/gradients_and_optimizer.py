@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from fasop.exact.computed_times import hardware, update_seconds
 from fasop.exact.passes import Passes
-from fasop.exact.roofline import update_seconds
 from fasop.inputs.clusters import Gpu
-from fasop.inputs.gpus import hardware
 from fasop.plans.groups import Group
 from fasop.plans.options import Options
 
@@ -73,11 +72,11 @@ def optimizer_seconds(
 
     held, experts: see ``Passes.over_copies``.
     """
-    if gpu.costs_of not in hardware():
+    of = hardware(gpu.costs_of)
+    if of is None:
         return None
     of_experts, ep = experts
     own = held
     if passes.options.zero:
         own = (held - of_experts) / replicas + of_experts / (replicas / ep)
-    per_parameter = update_seconds(hardware()[gpu.costs_of], 1.0, passes.options) / gpu.speed
-    return own * per_parameter
+    return own * (update_seconds(of, passes.options) / gpu.speed)

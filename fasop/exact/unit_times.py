@@ -1,4 +1,4 @@
-"""Seconds of a model's units on a GPU: measured where a cost file has them, else by the roofline.
+"""Seconds of a model's units on a GPU: measured where a cost file has them, else computed.
 
 Measured costs are used for the model and GPU that they are from, at any depth, and for models whose layers
 have the same widths; between measured micro-batches they are interpolated. They are never carried over to
@@ -13,11 +13,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fasop.errors import PlanError, nearest
+from fasop.exact.computed_times import hardware, host_seconds, known, unit_seconds
 from fasop.exact.extrapolation import beyond_curve, beyond_measured
-from fasop.exact.roofline import unit_seconds
 from fasop.inputs.clusters import Gpu
 from fasop.inputs.costs import CostFile, Entry, Steps, growth_factor, other_depth, work_ratios
-from fasop.inputs.gpus import hardware
 from fasop.inputs.models import Model
 from fasop.memo import memo
 from fasop.plans.options import Options
@@ -145,28 +144,27 @@ class Compute:
         return None
 
     def _computed(self, gpu: str, name: str, tp: int, mbs: int, ep: int) -> UnitSeconds:
-        known = hardware()
-        if gpu not in known:
+        if hardware(gpu) is None:
             measured = sorted({entry for source in self.sources for entry, _, _ in source.entries})
             raise PlanError(
                 f"no costs of {self.model.name} on GPU {gpu!r}: in the cluster file give {name} 'like' and "
-                f"'speed', or measure it with 'fasop profile': {nearest(gpu, {*known, *measured})}"
+                f"'speed', or measure it with 'fasop profile': {nearest(gpu, {*known(), *measured})}"
             )
-        each = {kind: self._roofline(gpu, kind, tp, mbs, ep) for kind in set(self.model.kinds)}
+        each = {kind: self._one(gpu, kind, tp, mbs, ep) for kind in set(self.model.kinds)}
         table = np.array([each[kind] for kind in self.model.kinds])
         notes = [f"{self.model.name} on {gpu}: not measured, computed from the GPU's datasheet"]
         notes += [self.skipped] if self.skipped else []
-        if known[gpu].matmul_share is None:
-            notes.append(f"{gpu}: 0.8 of the datasheet's rate is assumed for the best matrix product")
         forward, backward, scores = table.T
         beyond = beyond_curve(self.model, gpu, tp, mbs)
-        return UnitSeconds(
-            *(forward, backward, scores, None, False, (forward, backward)), tuple(notes), beyond
-        )
+        least = forward, backward
+        forward, backward = map(np.maximum, least, host_seconds(self.model.kinds))
+        return UnitSeconds(forward, backward, scores, None, False, least, tuple(notes), beyond)
 
     @memo
-    def _roofline(self, gpu: str, kind: str, tp: int, mbs: int, ep: int) -> tuple[float, float, float]:
-        return unit_seconds(hardware()[gpu], self.model, kind, tp, mbs, self.options, ep)
+    def _one(self, gpu: str, kind: str, tp: int, mbs: int, ep: int) -> tuple[float, float, float]:
+        of = hardware(gpu)
+        assert of is not None
+        return unit_seconds(of, self.model, kind, tp, mbs, self.options, ep)
 
     def _from_source(self, source: _Source, gpu: str, tp: int, mbs: int, degrees: list[int]) -> UnitSeconds:
         model, shape = self.model, source.shape
@@ -206,14 +204,14 @@ class Compute:
     def _other_degree(
         self, source: _Source, gpu: str, degrees: list[int], tp: int, batch: float, mbs: int
     ) -> tuple[list[np.ndarray], str]:
-        """Degree ``tp`` from the nearest measured one below: by the roofline's ratio where the GPU is known,
+        """Degree ``tp`` from the nearest measured one below: by the computed ratio where the GPU is known,
         else each doubling changes a unit as the last measured one did.
         """
         near = max((degree for degree in degrees if degree < tp), default=degrees[0])
         base = _grown(source, gpu, near, batch)
-        if gpu in hardware() and source.shape.units == self.model.units:
+        if hardware(gpu) and source.shape.units == self.model.units:
             pairs = [
-                (self._roofline(gpu, kind, tp, mbs, 1), self._roofline(gpu, kind, near, mbs, 1))
+                (self._one(gpu, kind, tp, mbs, 1), self._one(gpu, kind, near, mbs, 1))
                 for kind in self.model.kinds
             ]
             ratio = np.array([[a[way] / b[way] for a, b in pairs] for way in (0, 1)])
