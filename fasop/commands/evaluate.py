@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
@@ -22,7 +23,8 @@ from fasop.exact.estimate import Estimate, estimate
 from fasop.inputs.cluster_files import load_clusters
 from fasop.inputs.clusters import check_gpus, check_nodes
 from fasop.inputs.costs import PUBLISHED, CostFile, check_cost_name, read_costs
-from fasop.plans.layout import of_plan
+from fasop.output import summary
+from fasop.plans.layout import LayoutStage, of_plan
 from fasop.plans.layout_files import Described, read_layouts
 from fasop.plans.plan import Plan, pick_plan
 
@@ -59,7 +61,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return status
     print("\n".join(_summary(given, found)))
     if len(given) == 1:
-        print("\n".join(["", *_stages(given[0], found[0])]))
+        layout, gpus = given[0].layout, _gpus(given[0].layout.stages)
+        line = summary.speed(layout.model, layout.cluster, gpus, found[0].step)
+        print("\n".join(["", *_stages(given[0], found[0]), "", f"It trains {line}."]))
+        print(f"It runs with {summary.options_line(given[0].options)}.")
+        print(summary.expected_error(set(gpus)))
     notes = dict.fromkeys(f"note: {note}" for one in found for note in one.notes)
     if notes:
         print("\n".join(["", *notes]))
@@ -138,6 +144,12 @@ def _summary(given: list[Described], found: list[Estimate]) -> list[str]:
     return text.table(rows, right=set(range(1, len(head))))
 
 
+def _gpus(stages: Sequence[LayoutStage]) -> dict[str, int]:
+    """How many GPUs of each type work."""
+    groups = [replica.group for stage in stages for replica in stage.replicas]
+    return dict(sum((Counter({part.gpu: part.gpus}) for group in groups for part in group), Counter()))
+
+
 def _stages(given: Described, found: Estimate) -> list[str]:
     head = [
         "stage",
@@ -152,10 +164,7 @@ def _stages(given: Described, found: Estimate) -> list[str]:
     ]
     rows = [head]
     for index, (stage, one) in enumerate(zip(given.layout.stages, found.stages, strict=True)):
-        gpus: dict[str, int] = {}
-        for replica in stage.replicas:
-            for part in replica.group:
-                gpus[part.gpu] = gpus.get(part.gpu, 0) + part.gpus
+        gpus = _gpus([stage])
         cap = min(given.layout.cluster.gpu(name).memory_gib for name in gpus)
         rows.append(
             [

@@ -10,6 +10,8 @@ python -m fasop plan --model bert --cluster paper-bert-het --cost-model hpdc24 -
 
 from __future__ import annotations
 
+import math
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -86,7 +88,10 @@ class Config:
     global_batch: int | None = field(
         default=None, metadata={"help": "sequences per step, if not the model's"}
     )
-    iterations: int = field(default=12_500_000, metadata={"help": "steps of the training that is priced"})
+    tokens: str = field(default="1T", metadata={"help": "training that is priced, as 300B or 2T tokens"})
+    iterations: int | None = field(
+        default=None, metadata={"help": "or its steps (hpdc24: 12,500,000, as the published tool)"}
+    )
     models_file: str = field(default="", metadata={"help": "YAML file of models"})
     costs: tuple[str, ...] = field(
         default=(), metadata={"help": "cost files of 'profile', before the published costs"}
@@ -104,6 +109,8 @@ class Config:
                 raise ValueError(f"--{name.replace('_', '-')} is {value}: give a number above 0")
         if self.tp is not None and self.tp > self.max_tp:
             raise ValueError(f"--tp {self.tp} is above --max-tp {self.max_tp}: give --max-tp {self.tp}")
+        if not re.fullmatch(r"[0-9.]+[KMBT]?", self.tokens) or not self.steps_of(1):
+            raise ValueError(f"--tokens {self.tokens}: give a number of tokens, as 300B or 2T")
         if self.workers < 0:
             raise ValueError(f"--workers is {self.workers}: give at least 0")
         if self.json and self.csv:
@@ -121,6 +128,16 @@ class Config:
             if changed:
                 flag = changed[0].replace("_", "-")
                 raise ValueError(f"--cost-model hpdc24 has no --{flag}: use --cost-model exact")
+
+    def steps_of(self, tokens_per_step: int) -> int:
+        """Steps of the training that is priced."""
+        if self.iterations or self.cost_model == "hpdc24":
+            return self.iterations or 12_500_000
+        scale = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}.get(self.tokens[-1], 1.0)
+        try:
+            return math.ceil(float(self.tokens.rstrip("KMBT")) * scale / tokens_per_step)
+        except ValueError:
+            return 0
 
     @property
     def goal(self) -> Goal:
@@ -217,6 +234,7 @@ def _affordable(clusters: list[Cluster], budget: float | None) -> list[Cluster]:
 def _exact(config: Config, model: Model, clusters: list[Cluster], cost_files: list[CostFile]) -> list[Plan]:
     from fasop.search.search import search
 
+    iterations = config.steps_of(model.global_batch * model.seq)
     # Every row of every shape is one for all GPUs.
     idle = config.idle and not config.all
     goal = config.goal
@@ -226,11 +244,11 @@ def _exact(config: Config, model: Model, clusters: list[Cluster], cost_files: li
         goal = replace(goal, top=WIDER * goal.top)
     with _progress() as progress:
         plans = search(
-            *(model, clusters, cost_files, config.options, goal, config.max_tp, config.iterations),
+            *(model, clusters, cost_files, config.options, goal, config.max_tp, iterations),
             *(idle, config.workers, progress),
         )
     if config.interleave:
-        plans = interleave(plans, cost_files, config.iterations)
+        plans = interleave(plans, cost_files, iterations)
     if not plans:
         from fasop.search.advice import no_plan
 
@@ -253,14 +271,14 @@ def _hpdc24(
         kept = ranked(model, clusters, costs, config.goal, sharded, config.max_tp, progress, config.all)
     rows = []
     if config.csv:
-        rows = [csv_row(row, clusters[row.candidate.cluster], config.iterations) for row in kept]
+        rows = [csv_row(row, clusters[row.candidate.cluster], config.steps_of(1)) for row in kept]
     wanted = kept if config.json else kept[: config.top]
     plans = []
     for row in wanted:
         cluster, shape = clusters[row.candidate.cluster], row.candidate
         units = [costs.of(gpu, shape.tp, shape.mbs) for gpu in cluster.gpus]
         notes = dict.fromkeys(note for each in units for note in each.notes)
-        plan = plan_of(row, model, cluster, config.iterations, sharded)
+        plan = plan_of(row, model, cluster, config.steps_of(1), sharded)
         plans.append(replace(plan, notes=tuple(notes)))
     return plans, rows
 
@@ -268,11 +286,12 @@ def _hpdc24(
 def _text(config: Config, plans: list[Plan], clusters: list[Cluster]) -> list[str]:
     model = plans[0].model
     where = report.cluster_line(clusters[0]) if len(clusters) == 1 else f"{len(clusters)} clusters"
+    steps = f"{config.steps_of(1):,} steps" if config.iterations or config.cost_model == "hpdc24" else ""
     lines = [
         f"{model.name} ({model.layers} layers of {model.hidden}, sequences of {model.seq}, "
         f"{model.global_batch} per step) on {where}; cost model {config.cost_model}",
         "",
-        *report.table(plans),
+        *report.table(plans, f"$ for {steps or config.tokens}"),
         "",
         *report.reasons(plans, config.objective, config.cost_model == "exact"),
         "",

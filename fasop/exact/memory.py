@@ -60,11 +60,15 @@ def counted_twice(model: Model, tp: int, held_copies: np.ndarray) -> np.ndarray:
     return twice
 
 
-def bytes_per_parameter(options: Options, dp: int) -> float:
-    """Weights, gradients and Adam's states, of which the data-parallel ranks share what ZeRO shares."""
+def state_bytes(options: Options, dp: int) -> tuple[float, float, float]:
+    """Bytes per parameter of weights, gradients and Adam's states, of which the data-parallel ranks share
+    what ZeRO shares.
+    """
     weights, gradients, states = (2, 4, 12) if options.precision == "mixed" else (4, 4, 8)
-    shared = {0: 0, 1: states, 2: states + gradients, 3: states + gradients + weights}[options.zero]
-    return weights + gradients + states - shared + shared / dp
+    shared = [options.zero >= stage for stage in (3, 2, 1)]
+    parts = zip((weights, gradients, states), shared, strict=True)
+    one, two, three = (size / dp if is_shared else float(size) for size, is_shared in parts)
+    return one, two, three
 
 
 def activations(model: Model, tp: int, mbs: int, options: Options, recompute: Recompute) -> Activations:
@@ -114,8 +118,8 @@ def stage_gib(
     tp, ep, dp = replica
     whole, of_experts = held
     # An expert has as many copies as there are groups of ranks among which the experts are spread.
-    size = bytes_per_parameter(options, dp) * (whole - of_experts)
-    size = size + bytes_per_parameter(options, dp // ep) * of_experts + kept
+    size = sum(state_bytes(options, dp)) * (whole - of_experts)
+    size = size + sum(state_bytes(options, dp // ep)) * of_experts + kept
     # The head's backward has ended before a layer's begins.
     size = size + np.maximum(once[0], once[1])
     if options.zero == 3 and dp > 1:

@@ -112,6 +112,19 @@ class Model:
     def ffn_width(self) -> int:
         return self.ffn or 4 * self.hidden
 
+    @property
+    def flops_per_token(self) -> float:
+        """Of the model, forward and backward, recomputation not counted: 6 for each weight that a token is
+        multiplied by, and the products of attention over whole sequences (Chowdhery et al. 2022, "PaLM",
+        appendix B).
+        """
+        h, feed = self.hidden, (3 if self.gated else 2) * self.hidden * self.ffn_width
+        attention = h * (2 * self.width + 2 * self.kv_width)
+        layer = attention + feed * (self.top_k if self.experts else 1) + h * self.experts
+        crossed = self.kinds.count("D")
+        weights = self.layers * layer + crossed * attention + h * self.vocab
+        return 6 * weights + 12 * (self.layers + crossed) * self.width * self.seq
+
     def launch_layers(self, partition: tuple[int, ...]) -> tuple[int, ...]:
         """Transformer layers of each stage, as Megatron counts them: ``partition`` without E and P."""
         counts, begin = [], 0

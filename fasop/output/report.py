@@ -12,6 +12,7 @@ import numpy as np
 from chakra_et import text
 from fasop.hpdc24 import schedule as hpdc24_schedule
 from fasop.inputs.clusters import Cluster
+from fasop.output import summary
 from fasop.plans.plan import Plan
 from fasop.schedule import events, one_f_one_b
 from fasop.search.make_plan import sharded_memory
@@ -68,14 +69,14 @@ def message_time(plan: Plan) -> float:
     return plan.pipeline_time - float(ends[0, 0])
 
 
-def table(plans: Sequence[Plan]) -> list[str]:
-    """One line per plan; times in seconds, ``mem`` the fullest GPU's share of its memory."""
+def table(plans: Sequence[Plan], cost: str) -> list[str]:
+    """One line per plan; times in seconds, ``mem`` the fullest GPU's share of its memory; cost: of what."""
     many = len({plan.cluster.name for plan in plans}) > 1
     # What tells plans apart, where they have it.
     ep = ["ep"] if any(plan.model.experts for plan in plans) else []
     recompute = ["recompute"] if len({plan.options.recompute for plan in plans}) > 1 else []
-    head = ["", "step", "pipeline", "of it p2p", "dp sync", "emb sync", "tp", "dp", "pp", "mbs"]
-    rows = [[*head, *ep, *recompute, "mem", "$/step", "$ to train", "nodes", "partition"]]
+    head = ["", "step s", "pipeline s", "of it p2p", "dp sync", "emb sync", "tp", "dp", "pp", "mbs"]
+    rows = [[*head, *ep, *recompute, "mem", "$/step", cost, "nodes", "partition"]]
     for number, plan in enumerate(plans, 1):
         full = max(size / cap for size, cap in zip(plan.stage_memory, plan.stage_cap, strict=True))
         nodes = placement(plan.placement)
@@ -128,6 +129,17 @@ def reasons(plans: Sequence[Plan], objective: str, exact: bool) -> list[str]:
         f"Its stages compute {busy:.0%} of that on average; stage {slowest} ({first.stage_gpu[slowest]}) "
         f"sets the pace with {compute[slowest] * 1e3:.2f} ms for each of {first.micro_batches} micro-batches."
     ]
+    gpus: dict[str, int] = {}
+    left = first.tp * first.dp * first.pp
+    for name in first.placement:
+        taken = min(first.cluster.size(first.cluster.gpu(name)), left)
+        gpus[name], left = gpus.get(name, 0) + taken, left - taken
+    lines.append(f"It trains {summary.speed(first.model, first.cluster, gpus, first.step_time)}.")
+    lines.append(f"It runs with {summary.options_line(first.options)}.")
+    if exact:
+        lines.append(f"Its step: {summary.shares(first, message_time(first))}.")
+        lines.append(f"Its memory: {summary.memory(first)}.")
+        lines.append(summary.expected_error(set(gpus)))
     if first.idle_nodes:
         lines.append(f"It leaves {first.idle_nodes} of {first.cluster.node_count} nodes idle.")
     if len(plans) > 1:

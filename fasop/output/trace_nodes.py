@@ -134,7 +134,7 @@ def _once(plan: Plan, stage: int, event: Event, reductions: int) -> Iterator[Nod
         name, each = f"gradient {'reduce-scatter' if options.zero else 'all-reduce'}", options.gradient_bytes
         if event.bucket >= 0:
             name += f" {event.bucket}"
-    held, of_experts = _held(plan, stage)
+    held, of_experts = held_parameters(plan, stage)
     middle = event.end
     if of_experts:
         middle -= (event.end - event.start) * plan.parts[stage].experts
@@ -148,7 +148,7 @@ def _once(plan: Plan, stage: int, event: Event, reductions: int) -> Iterator[Nod
             yield Node(name + what, begin, end, (), DATA, event, kind, among, max(size, 1))
 
 
-def _held(plan: Plan, stage: int) -> tuple[float, float]:
+def held_parameters(plan: Plan, stage: int) -> tuple[float, float]:
     """Parameters of a GPU of a stage, and those of them that belong to experts spread over several ranks."""
     begin = sum(plan.partition[:stage])
     own = slice(begin, begin + plan.partition[stage])

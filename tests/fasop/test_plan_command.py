@@ -43,7 +43,7 @@ def test_a_table_the_reasons_and_the_stages(capsys: pytest.CaptureFixture[str], 
     text = run(capsys, *BERT, "--cost-model", cost_model, "--top", "3")
     lines = text.splitlines()
     assert "16 GPUs in nodes of 4 (1 × A100, 3 × A10), $57.20/h" in lines[0] and cost_model in lines[0]
-    assert lines[2].split()[:4] == ["step", "pipeline", "of", "it"]
+    assert lines[2].split()[:4] == ["step", "s", "pipeline", "s"]
     assert [line.split()[0] for line in lines[3:6]] == ["1", "2", "3"] and lines[6] == ""
     steps = [float(line.split()[1]) for line in lines[3:6]]
     assert steps == sorted(steps)
@@ -298,3 +298,24 @@ def test_plans_that_are_not_told_apart_are_counted(
     assert alike > 1 and sentence in run(capsys, *command)
     assert "of each other" not in run(capsys, *command, "--top", "1")
     assert "of each other" not in run(capsys, *command, "--cost-model", "hpdc24")
+
+
+def test_what_a_step_yields_and_is_made_of(capsys: pytest.CaptureFixture[str]) -> None:
+    """Counted by hand from the model's sizes; shares and kinds of memory add up."""
+    flags = ["plan", "--model", "gpt2-xl", "--cluster", "paper-gpt2xl-het", "--top", "2"]
+    assert main([*flags, "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)["plans"][0]
+    assert main([*flags, "--tokens", "2T"]) == 0
+    text = capsys.readouterr().out
+    tokens = 64 * 1024 / plan["step_time"]
+    assert f"It trains {tokens:,.0f} tokens/s" in text
+    flops = 6 * (48 * 12 * 1600**2 + 1600 * 50257) + 12 * 48 * 1600 * 1024
+    assert f"{tokens * flops / 32 / 1e12:.1f} TFLOP/s per GPU" in text
+    (line,) = re.findall(r"Its step: (.*)\.", text)
+    assert sum(map(float, re.findall(r"([\d.]+)%", line))) == pytest.approx(100, abs=0.5)
+    whole, kinds = re.findall(r"fullest: ([\d.]+) of .*? GiB \((.*)\)", text)[0]
+    assert sum(map(float, re.findall(r"[\d.]+", kinds))) == pytest.approx(float(whole), abs=0.05)
+    priced = 2e12 / (64 * 1024) * plan["price_per_step"]
+    assert "$ for 2T" in text and f"{priced:,.0f}"[:5] in text
+    assert "recomputation none, unfused attention" in text and "7% on A100" in text
+    assert "--tokens" in refused(capsys, *flags, "--tokens", "many")

@@ -1,0 +1,95 @@
+"""What a step yields and what it is made of: tokens, FLOP/s, shares of its time, bytes by kind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fasop.exact.computed_times import hardware
+from fasop.exact.memory import GIB, MEMORY_MARGIN, state_bytes
+from fasop.exact.passes import BACKWARD_SUMS, FORWARD_SUMS
+from fasop.inputs.clusters import Cluster
+from fasop.inputs.models import Model
+from fasop.output.trace_nodes import held_parameters, stage_tp
+from fasop.plans.options import Options
+from fasop.plans.plan import Plan
+
+# Mean errors of steps that others have measured, by GPU (benchmarks/planner_accuracy.py).
+MEAN_ERRORS = {"A100": 0.07, "A100-80GB": 0.07, "GH-96": 0.042}
+
+
+def speed(model: Model, cluster: Cluster, gpus: Mapping[str, int], step: float) -> str:
+    """gpus: how many of each type work; step: seconds."""
+    count, tokens = sum(gpus.values()), model.global_batch * model.seq / step
+    rate = tokens * model.flops_per_token
+    line = (
+        f"{tokens:,.0f} tokens/s ({tokens / count:,.0f} per GPU), {rate / count / 1e12:.1f} TFLOP/s per GPU"
+    )
+    peak = 0.0
+    for name, of_type in gpus.items():
+        gpu = cluster.gpu(name)
+        known = hardware(gpu.costs_of)
+        if known is None:
+            return line
+        peak += of_type * known.peak("16 bit") * gpu.speed
+    return f"{line}, MFU {rate / peak:.1%} (of the dense 16-bit peak)"
+
+
+def expected_error(names: set[str]) -> str:
+    """How far off plans on these GPUs were where others have measured."""
+    parts = [
+        f"{MEAN_ERRORS[name]:.0%} on {name}" if name in MEAN_ERRORS else f"not judged on {name}"
+        for name in sorted(names)
+    ]
+    return f"Expected error of the step, from plans that others have measured: {', '.join(parts)}."
+
+
+def options_line(options: Options) -> str:
+    """How the job is run, in words."""
+    zero = {0: "optimizer on every rank", 1: "optimizer sharded (ZeRO-1)"}
+    words = [f"recomputation {options.recompute}", f"{options.attention} attention"]
+    words += [zero.get(options.zero, f"ZeRO-{options.zero}"), f"{options.precision} precision"]
+    words += ["sequence parallelism"] * options.sequence_parallel
+    words += ["gradients overlapped" if options.overlap else "gradients not overlapped"]
+    return ", ".join(words)
+
+
+def shares(plan: Plan, messages: float) -> str:
+    """Mean shares of the stages' time; messages: seconds that they add to the pipeline."""
+    sums = []
+    begin = 0
+    for stage, count in enumerate(plan.partition):
+        kinds = plan.model.kinds[begin : begin + count]
+        begin += count
+        number = sum(FORWARD_SUMS[kind] + BACKWARD_SUMS[kind] for kind in kinds)
+        each = plan.parts[stage].tensor_sum if plan.parts and stage_tp(plan, stage) > 1 else 0.0
+        sums.append(plan.micro_batches * number * each)
+    passes = plan.micro_batches * (sum(plan.stage_forward) + sum(plan.stage_backward)) / plan.pp
+    tensor = min(sum(sums) / plan.pp, passes)
+    parts = {
+        "compute": passes - tensor,
+        "tensor-parallel collectives": tensor,
+        "messages": messages,
+        "exposed gradient reduction": sum(plan.dp_allreduce) / plan.pp,
+        "embedding": plan.embedding_allreduce,
+        "optimizer and gathering": sum(plan.update) / plan.pp,
+    }
+    parts["bubble and waiting"] = max(plan.step_time - sum(parts.values()), 0.0)
+    return ", ".join(f"{name} {value / plan.step_time:.1%}" for name, value in parts.items() if value)
+
+
+def memory(plan: Plan) -> str:
+    """GiB of a GPU of the fullest stage by kind, each with the margin."""
+    pairs = zip(plan.stage_memory, plan.stage_cap, strict=True)
+    full = [size / cap for size, cap in pairs]
+    stage = full.index(max(full))
+    held, of_experts = held_parameters(plan, stage)
+    ranks = plan.tp * plan.dp // stage_tp(plan, stage)
+    pieces = zip(state_bytes(plan.options, ranks), state_bytes(plan.options, ranks // plan.ep), strict=True)
+    kinds = [MEMORY_MARGIN / GIB * ((held - of_experts) * a + of_experts * b) for a, b in pieces]
+    reserved = max(plan.cluster.gpu(name).reserved_gib for name in plan.stage_gpu[stage].split("+"))
+    parts = dict(zip(("weights", "gradients", "optimizer states"), kinds, strict=True))
+    parts["activations"] = max(plan.stage_memory[stage] - reserved - sum(kinds), 0.0)
+    parts["reserved"] = reserved
+    listed = ", ".join(f"{name} {size:.2f}" for name, size in parts.items() if size)
+    size, cap = plan.stage_memory[stage], plan.stage_cap[stage]
+    return f"stage {stage} is the fullest: {size:.2f} of {cap:.2f} GiB ({listed})"
