@@ -90,7 +90,10 @@ TABLE: dict[str, tuple[Kind, str]] = {
         "warning",
         "CPU communication whose record ends after the thread that waited for it went on: cut to that time",
     ),
-    "stream-wait-inferred": ("warning", "stream waits without cuda_sync records, inferred from launch order"),
+    "stream-wait-inferred": (
+        "warning",
+        "stream waits without cuda_sync records, inferred from the order of calls",
+    ),
     "memory-total": (
         "warning",
         "allocations and frees without totals: memory counted from the start of the recording",

@@ -1,12 +1,14 @@
 """Edges between streams: from the work before an event record to the work after the wait for the event.
 
-With cuda_sync records (``enable_cuda_sync_events``), each wait has its event. Without them, the event of a
-wait is unknown, and waits from before the recording are missing. Edges are then inferred: each asynchronous
-communication is waited for once, in launch order; and an idle stream that resumes right after work on another
+With cuda_sync records (``enable_cuda_sync_events``), each wait has its event. Without them, the calls that
+record events and let streams wait tell most, by their order among the launches of their thread.
+Waits of calls that aren't recorded are inferred: an idle stream that resumes right after work on another
 stream ended was waiting for that work.
 """
 
 from __future__ import annotations
+
+from collections import deque
 
 import numpy as np
 
@@ -15,6 +17,7 @@ from chakra_et.convert.graph.blocking_calls import call_by_correlation
 from chakra_et.convert.graph.dependencies import Collector, EdgeKind
 from chakra_et.convert.graph.launches import BEFORE_RECORDING, Launches, StreamOrder
 from chakra_et.convert.graph.linked import LinkedRank
+from chakra_et.convert.graph.timeline import LAST
 from chakra_et.traces.device import DeviceTrace
 from chakra_et.traces.device_format import RUNTIME
 from chakra_et.traces.fields import as_number
@@ -25,6 +28,8 @@ RESUME_NS = 30_000
 LAUNCH_NS = 25_000
 # The gap between back-to-back kernels on a stream is below this.
 BACK_TO_BACK_NS = 6_000
+# Launches among which a stream that was just made to wait goes on.
+LOOK_AHEAD = 8
 
 
 def find(rank: LinkedRank, launches: Launches, order: StreamOrder, found: Collector) -> None:
@@ -33,7 +38,7 @@ def find(rank: LinkedRank, launches: Launches, order: StreamOrder, found: Collec
         return
     sources = _resumptions(rank, launches)
     found.findings.add("stream-wait-inferred", len(sources))
-    _by_calls(rank, launches, sources, found)
+    _by_calls(rank, launches, order, sources, found)
     for target, source in sources.items():
         _stream_edge(rank, source, target, found)
 
@@ -89,56 +94,107 @@ def _resumptions(rank: LinkedRank, launches: Launches) -> dict[int, int]:
     return found
 
 
-def _by_calls(rank: LinkedRank, launches: Launches, sources: dict[int, int], found: Collector) -> None:
+def _by_calls(
+    rank: LinkedRank, launches: Launches, order: StreamOrder, sources: dict[int, int], found: Collector
+) -> None:
     """Match calls that make a stream wait with the work that they wait for.
 
-    The target of a call is the thread's next launch. A communication kernel waits for the compute stream that
-    feeds it. Any other kernel waits for the oldest communication that was launched before and not yet waited
-    for, or else for the work on another stream that ended last.
+    The waiting stream is that of the thread's next launch. A communication kernel waits for the compute
+    stream that feeds it. Any other kernel waits for what the thread launched last before an event that it
+    recorded just before the call; or else for the oldest work that an event was recorded after (all
+    communication has one) and that nothing has waited for yet.
     """
     device, time, gpu = rank.device, rank.timeline, launches.gpu
-    waiting = np.array([name.endswith("StreamWaitEvent") for name in device.names], dtype=bool)[device.name]
-    waits = np.flatnonzero(waiting & (device.category == RUNTIME) & (time.lane >= 0))
+    waits, records = (_calls(rank, name) for name in ("StreamWaitEvent", "EventRecord"))
     communication = rank.communication_rows.gpu
     launched = gpu[launches.time[gpu] >= time.begin]
     launched = launched[np.lexsort((time.start[launched], launches.time[launched]))]
     thread_of = np.where(rank.calls >= 0, device.thread[rank.calls], -1)
-    of_thread: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+    of_thread: dict[int, tuple[np.ndarray, ...]] = {}
+    recorded = set(launched[communication[launched]].tolist())
     for thread in unique(device.thread[waits]).tolist():
         rows = launched[thread_of[launched] == thread]
-        of_thread[thread] = launches.time[rows], rows
-    pending = [row for row in launched.tolist() if communication[row]]
-    waited = set(sources.values())
+        moments = device.start[records[device.thread[records] == thread]]
+        asked = device.start[waits[device.thread[waits] == thread]]
+        of_thread[thread] = launches.time[rows], rows, moments, asked
+        before = np.searchsorted(launches.time[rows], moments) - 1
+        recorded |= set(rows[before[before >= 0]].tolist())
+    pending = deque(row for row in launched.tolist() if row in recorded)
+    waited: dict[tuple[int, int], int] = {}  # stream → launch of the last work on it that was waited for
+
+    def is_waited(row: int) -> bool:
+        return int(launches.time[row]) <= waited.get(_stream(device, row), BEFORE_RECORDING)
+
     for call in waits.tolist():
         moment = int(device.start[call])
-        times, rows = of_thread[int(device.thread[call])]
+        times, rows, moments, asked = of_thread[int(device.thread[call])]
         at = int(np.searchsorted(times, moment, side="left"))
-        if at == len(rows):
+        if not len(rows):
             continue
-        target = int(rows[at])
-        if target in sources:
-            waited |= {row for row in pending if launches.time[row] <= launches.time[sources[target]]}
-            continue
-        if communication[target]:
+        goes_on = _stream(device, int(rows[min(at, len(rows) - 1)]))
+        target = order.first_after(goes_on, moment)  # of any thread
+        # What the thread launched last before an event that it recorded since.
+        last = int(rows[at - 1]) if at else -1
+        just = at > 0 and bool(np.searchsorted(moments, moment) > np.searchsorted(moments, times[at - 1]))
+        if target < 0 or _inside_communication(rank, call) and not communication[target]:
+            continue  # among these a wait of NCCL's own streams, after its kernel
+        source = sources.get(target, -1)
+        if source < 0 and communication[target]:
             source = _feeding(rank, rows[:at], target)
-        elif _inside_communication(rank, call):
-            continue  # a wait of NCCL's own streams, after its kernel
-        else:
-            ready = (
-                row
-                for row in pending
-                if row not in waited
-                and launches.time[row] < moment
-                and time.end[row] <= time.start[target]
-                and _other_stream(device, row, target)
-            )
-            source = next(ready, -1)
+        elif source < 0:
+            if just and _stream(device, last) == goes_on:
+                # It records on the stream that another one waits for, and goes on with the first.
+                until = np.searchsorted(times, _next(asked, int(times[min(at, len(times) - 1)])))
+                others = rows[at : min(at + LOOK_AHEAD, until)]
+                other = next((row for row in others if _is_before(rank, last, row)), -1)
+                if other in sources:
+                    continue  # a further stream that waits for the same event
+                if other >= 0 and not communication[other]:
+                    target, source = int(other), last
+            elif just and _is_before(rank, last, target):
+                source = last
             if source < 0:
+                while pending and is_waited(pending[0]):
+                    pending.popleft()
+                ready = (
+                    row
+                    for row in pending
+                    if launches.time[row] < moment and not is_waited(row) and _is_before(rank, row, target)
+                )
+                source = next(ready, -1)
+            if source < 0 and just:
+                before = (row for row in rows[:at][::-1][:256].tolist() if not is_waited(row))
+                source = next((row for row in before if _is_before(rank, row, target)), -1)
+            elif source < 0 and not len(records):
                 source = _last_elsewhere(rank, launches, target, moment)
         if source >= 0:
-            waited.add(source)
+            stream = _stream(device, source)
+            waited[stream] = max(waited.get(stream, BEFORE_RECORDING), int(launches.time[source]))
+            found.findings.add("stream-wait-inferred", target not in sources)
             sources[target] = source
-            found.findings.add("stream-wait-inferred")
+
+
+def _next(moments: np.ndarray, moment: int) -> int:
+    """The first of ``moments`` (ascending) after ``moment``."""
+    at = int(np.searchsorted(moments, moment, side="right"))
+    return int(moments[at]) if at < len(moments) else LAST
+
+
+def _stream(device: DeviceTrace, row: int) -> tuple[int, int]:
+    return int(device.device[row]), int(device.stream[row])
+
+
+def _calls(rank: LinkedRank, name: str) -> np.ndarray:
+    """The runtime calls on threads whose names end so."""
+    named = np.array([each.endswith(name) for each in rank.device.names], dtype=bool)[rank.device.name]
+    rows: np.ndarray = np.flatnonzero(named & (rank.device.category == RUNTIME) & (rank.timeline.lane >= 0))
+    return rows
+
+
+def _is_before(rank: LinkedRank, source: int, target: int) -> bool:
+    """Whether ``target`` may have waited for ``source``: it starts later, on another stream."""
+    time = rank.timeline
+    return bool(time.end[source] <= time.start[target]) and _other_stream(rank.device, source, target)
 
 
 def _inside_communication(rank: LinkedRank, call: int) -> bool:
@@ -152,7 +208,7 @@ def _inside_communication(rank: LinkedRank, call: int) -> bool:
 
 
 def _other_stream(device: DeviceTrace, a: int, b: int) -> bool:
-    return bool(device.stream[a] != device.stream[b] or device.device[a] != device.device[b])
+    return _stream(device, a) != _stream(device, b)
 
 
 def _feeding(rank: LinkedRank, launched_before: np.ndarray, target: int) -> int:
