@@ -25,6 +25,11 @@ TABLE: dict[str, tuple[Kind, str]] = {
     "polling-call": ("loss", "call of a thread that only polls the device: waiting, not work"),
     "bad-field": ("loss", "event with a field of the wrong type"),
     "bad-time": ("loss", "event with a time stamp or duration out of range"),
+    "structure-step": (
+        "loss",
+        "event of the step in which the operators' tensors were recorded, which slowed it down: the times "
+        "are those of the steps after it",
+    ),
     "outside-step": ("loss", "event outside of ProfilerStep#{}"),
     "unknown-cpu-communication": ("loss", "communication of unknown kind on a CPU thread"),
     "unknown-category": ("loss", "event of the unknown category {}"),
@@ -78,6 +83,10 @@ TABLE: dict[str, tuple[Kind, str]] = {
         "warning",
         "gloo operators whose group was inferred from their threads and sizes",
     ),
+    "structure-differs": (
+        "warning",
+        "operators that the step in which tensors were recorded doesn't have: kept without tensors",
+    ),
     "group-local": ("note", "collectives of a group with one rank, kept as compute"),
     "graph-not-captured": ("warning", "graph launches that no capture of --graph-capture fits"),
     "graph-ambiguous": ("warning", "kernels of graphs whose shapes differ between the captures that fit"),
@@ -105,6 +114,10 @@ TABLE: dict[str, tuple[Kind, str]] = {
     ),
     # notes
     "no-host-trace": ("note", "no host trace: nodes have no tensor ids, storages and operator schemas"),
+    "structure-matched": (
+        "note",
+        "operators matched by order and name with the step in which tensors were recorded",
+    ),
     "no-host-node": ("note", "operators and annotations without a host node, kept with their times"),
     "memory-event": ("note", "allocations and frees: memory of the nodes in which they happened"),
     "graph-kernel": ("note", "kernels of CUDA or HIP graphs: --graph-capture names their operators"),

@@ -16,6 +16,8 @@ from typing import Any
 
 import msgspec
 
+from chakra_et.traces.recording import read_recording
+
 STEP = "ProfilerStep#"
 # Written by the observer itself, or before Kineto starts: these have no counterpart in the device trace.
 _HOST_ONLY = ("[pytorch|profiler|execution_trace|", "## process_group:init ##")
@@ -49,6 +51,7 @@ class _Arguments(msgspec.Struct):
 class _Event(msgspec.Struct):
     name: str = ""
     cat: str = ""
+    ts: float = 0.0
     dur: float = 0.0
     pid: int | str | None = None
     tid: int | str | None = None
@@ -58,6 +61,7 @@ class _Event(msgspec.Struct):
 class _Device(msgspec.Struct):
     events: list[_Event] = msgspec.field(name="traceEvents")
     distributed: dict[str, Any] | None = msgspec.field(name="distributedInfo", default=None)
+    recording: Any = msgspec.field(name="chakra_et", default=None)
 
 
 @dataclass
@@ -82,7 +86,9 @@ class PairReport:
 def check_pair(host: Path | str, device: Path | str, active_steps: int) -> list[str]:
     """Reasons why the host and device traces of one rank can't be linked; empty if they can.
 
-    ``active_steps``: the number of steps that both must cover. Either file may be compressed with gzip.
+    ``active_steps``: the number of steps that the device trace must cover, besides a structure step of our
+    tracer before them; the host trace covers that or else the same steps. Either file may be compressed with
+    gzip.
     """
     return inspect_pair(host, device, active_steps).problems
 
@@ -96,8 +102,11 @@ def inspect_pair(host: Path | str, device: Path | str, active_steps: int) -> Pai
         return report
     report.host_nodes = len(host_trace.nodes)
     report.device_events = len(device_trace.events)
-    _compare_steps(host_trace, device_trace, active_steps, report)
-    _compare_ids(host_trace, device_trace, report)
+    recording = read_recording(device_trace.recording)
+    structure = recording.structure_step if recording else None
+    _compare_steps(host_trace, device_trace, active_steps, structure, report)
+    inside, outside = _step_alone(device_trace, structure)
+    _compare_ids(host_trace, inside, outside, report)
     _compare_process(host_trace, device_trace, report)
     return report
 
@@ -117,15 +126,31 @@ def _read(path: Path, kind: type, label: str, report: PairReport) -> Any:
         return None
 
 
-def _compare_steps(host: _Host, device: _Device, active_steps: int, report: PairReport) -> None:
+def _step_alone(device: _Device, number: int | None) -> tuple[list[_Event], list[_Event]]:
+    """The events that begin in one step, and all others: the tracer measures the cost of recording there."""
+    step = next((event for event in device.events if _is_step(event) and _number(event) == number), None)
+    if step is None:
+        return device.events, []
+    parts: tuple[list[_Event], list[_Event]] = ([], [])
+    for event in device.events:
+        parts[not step.ts <= event.ts <= step.ts + step.dur].append(event)
+    return parts
+
+
+def _compare_steps(
+    host: _Host, device: _Device, active_steps: int, structure: int | None, report: PairReport
+) -> None:
     annotations = [event for event in device.events if _is_step(event)]
     report.steps = {_number(event): event.dur for event in annotations}
     device_steps = sorted(_number(event) for event in annotations)
     host_steps = sorted(_number(node) for node in host.nodes if _is_step(node))
-    if host_steps != device_steps:
+    if host_steps != ([structure] if structure in device_steps else device_steps):
         report.problems.append(
             f"the host trace covers the steps {host_steps}, the device trace {device_steps}"
         )
+    if structure in device_steps and len(device_steps) > active_steps:
+        del report.steps[structure]
+        device_steps.remove(structure)
     if len(device_steps) != active_steps:
         report.problems.append(
             f"{active_steps} active step(s) were requested, but {len(device_steps)} are annotated"
@@ -134,15 +159,17 @@ def _compare_steps(host: _Host, device: _Device, active_steps: int, report: Pair
         report.problems.append(f"the annotated steps {device_steps} are not consecutive")
 
 
-def _compare_ids(host: _Host, device: _Device, report: PairReport) -> None:
+def _compare_ids(host: _Host, events: list[_Event], outside: list[_Event], report: PairReport) -> None:
     host_ids = {node.get("rf_id"): node for node in host.nodes if not node.name.startswith(_HOST_ONLY)}
     host_ids.pop(None, None)
     host_ids.pop(0, None)
+    for event in outside:
+        host_ids.pop(event.args.record_id if event.args else 0, None)
     # The observer writes what has ended. The record of a gloo operator may end after who waited for it went
     # on.
     device_ids = {
         event.args.record_id: event
-        for event in device.events
+        for event in events
         if event.args and event.args.record_id and event.args.finished
     }
     for label, ids in (("host", host_ids), ("device", device_ids)):
@@ -162,7 +189,7 @@ def _compare_ids(host: _Host, device: _Device, report: PairReport) -> None:
     # Operators of other threads may be missing from one trace (torch 2.4 does not profile gloo's threads),
     # those of the training thread may not.
     main_host = {node.get("tid") for node in host_ids.values() if _is_step(node)}
-    main_device = {event.tid for event in device.events if _is_step(event)}
+    main_device = {event.tid for event in events if _is_step(event)}
     lost = Counter(host_ids[i].name for i in host_ids.keys() - linked if host_ids[i].get("tid") in main_host)
     lost.update(device_ids[i].name for i in device_ids.keys() - linked if device_ids[i].tid in main_device)
     if lost:

@@ -1,7 +1,8 @@
 """PyTorch's profiler and execution-trace observer as one recording.
 
-The host trace comes from PyTorch's ExecutionTraceObserver, the device trace from Kineto. The profiler starts
-and stops the observer together with its own recording; started by hand, the two would cover different steps.
+The host trace comes from PyTorch's ExecutionTraceObserver, the device trace from Kineto. The observer takes
+about 10 µs per operator, Kineto without shapes less than 1 µs. So the observer runs in one step only, the
+structure step; Kineto records that step and the active ones, whose times count. The conversion matches them.
 
 Kineto has one session per process. A second profiler takes it over without an error, and stopping or
 exporting the lost session crashes the process. So a Recorder checks before each transition whose session it
@@ -11,7 +12,10 @@ is, and raises CaptureError instead of touching another profiler's.
 from __future__ import annotations
 
 import contextlib
+import gc
+import json
 import os
+import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -19,9 +23,10 @@ from typing import Any
 
 import torch
 from torch.autograd import profiler as autograd_profiler
-from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile, schedule
+from torch.profiler import ExecutionTraceObserver, ProfilerAction, ProfilerActivity, profile
 
 from chakra_et.capture import gloo
+from chakra_et.capture.cost import LAUNCHES, PASSES, pass_us
 
 
 class _Observer(ExecutionTraceObserver):
@@ -40,6 +45,8 @@ class _Observer(ExecutionTraceObserver):
         super().unregister_callback()
 
 
+_RUNNING = "another profiler is already running in this process"
+
 _registered: weakref.WeakSet[ExecutionTraceObserver] = weakref.WeakSet()
 # Observers that found another one registered. Deleting one would unregister the other, so they are kept.
 _foreign: list[ExecutionTraceObserver] = []
@@ -52,15 +59,23 @@ class CaptureError(RuntimeError):
 class Recorder:
     """Records ``active_steps`` after ``wait_steps`` + ``warmup_steps``; ``host_trace`` is the file to write.
 
-    ``memory`` also records allocations and frees as events of the device trace. Methods raise CaptureError if
-    another profiler is running in this process; the recording is then lost, and ``abandon`` cleans up.
+    ``structure``: the step in which the observer runs: the last of the warm-up or, without one, the first
+    active step. ``steps``: duration of each step so far by the host's clock, and the CPU time of the process
+    in it, both in s; those before the structure step are untraced. ``memory`` also records allocations and
+    frees as events of the device trace. Methods raise CaptureError if another profiler is running in this
+    process; the recording is then lost, and ``abandon`` cleans up.
     """
 
     def __init__(self, host_trace: Path, wait_steps: int, warmup_steps: int, active_steps: int, memory: bool):
         self.host_trace, self.memory = host_trace, memory
         self.first, self.end = wait_steps + warmup_steps, wait_steps + warmup_steps + active_steps
-        self.steps_done = 0
-        self._schedule = schedule(wait=wait_steps, warmup=warmup_steps, active=active_steps, repeat=1)
+        self.structure = self.first - 1 if warmup_steps else self.first
+        self.steps: list[tuple[float, float]] = []
+        # A profiler that prepares early notices one that another part of the program has prepared.
+        self.prepared = max(min(wait_steps, self.structure - 1), 0)
+        self._plain_us: dict[str, float] = {}
+        self._recorded_us: dict[str, float] = {}
+        self._began = _now()
         self._observer: ExecutionTraceObserver | None = None
         self._profiler: Any = None
         self._taken = False
@@ -69,22 +84,29 @@ class Recorder:
     def start(self) -> None:
         """Begin with step 0."""
         self._require_no_other()
+        if _is_other_prepared():
+            raise CaptureError(_RUNNING)
         self._observer = self._register()
+        self._plain_us = pass_us()
         self._profiler = self._make_profiler()
         self._unhook = _on_new_session(self._note_session)
         self._settle_device()
         self._profiler.__enter__()
+        self._began = _now()
 
     def step(self) -> None:
         """End the current step and begin the next."""
         self._require_session()
-        self.steps_done += 1
+        self._end_step()
         self._settle_device()
         self._profiler.step()
+        self._began = _now()
 
     def stop(self) -> None:
         """End the recording; the host trace is then complete."""
         self._require_session()
+        if self._recording:
+            self._describe()
         self._profiler.__exit__(None, None, None)
         self._forget()
 
@@ -98,12 +120,52 @@ class Recorder:
             self._observer.unregister_callback()
         if self._profiler is not None and not self._taken and self._recording:
             self._profiler.__exit__(None, None, None)
+        elif self._profiler is not None:
+            self._profiler.current_action = ProfilerAction.NONE  # or the next one would take it for prepared
         self._profiler = None
         self._forget()
 
     @property
+    def steps_done(self) -> int:
+        """The number of steps that have ended."""
+        return len(self.steps)
+
+    @property
     def _recording(self) -> bool:
-        return self.first <= self.steps_done < self.end
+        return self.structure <= self.steps_done < self.end
+
+    def _action(self, step: int) -> ProfilerAction:
+        """The profiler's schedule. PyTorch asks for it when one step's record has ended and before the next
+        one begins: only there can the observer stop without an operator cut in two."""
+        if step == self.structure + 1 and self._observer is not None:
+            if step < self.end:
+                self._observer.stop()
+            self._recorded_us = pass_us()
+            self._describe()
+        if step < self.prepared or step >= self.end:
+            return ProfilerAction.NONE
+        if step < self.structure:
+            return ProfilerAction.WARMUP
+        return ProfilerAction.RECORD if step < self.end - 1 else ProfilerAction.RECORD_AND_SAVE
+
+    def _end_step(self) -> None:
+        wall, cpu = _now()
+        self.steps.append((wall - self._began[0], cpu - self._began[1]))
+        if self.structure + 1 < self.steps_done == self.end:
+            self._describe()
+
+    def _describe(self) -> None:
+        """Write into the device trace what the conversion needs to find the untraced times."""
+        facts = {
+            "structure_step": self.structure,
+            "untraced_steps": self.prepared if torch.cuda.is_available() else self.structure,
+            "step_us": [[round(wall * 1e6, 3), round(cpu * 1e6, 3)] for wall, cpu in self.steps],
+            "plain_us": self._plain_us,
+            "recorded_us": self._recorded_us,
+            "passes": PASSES,
+            "launches": LAUNCHES,
+        }
+        self._profiler.add_metadata_json("chakra_et", json.dumps(facts))
 
     def _register(self) -> ExecutionTraceObserver:
         """A registered observer. Raises CaptureError if there is one already: a process can have one only.
@@ -121,7 +183,7 @@ class Recorder:
 
     def _require_no_other(self) -> None:
         if _profiler_enabled():
-            raise CaptureError("another profiler is already running in this process")
+            raise CaptureError(_RUNNING)
 
     def _require_session(self) -> None:
         if self._taken:
@@ -139,8 +201,9 @@ class Recorder:
             _registered.discard(self._observer)
 
     def _settle_device(self) -> None:
-        # Kernels in flight when recording begins would be recorded without the calls that launched them.
-        if self.steps_done == self.first and torch.cuda.is_available():
+        # Kernels in flight when recording begins would be recorded without the calls that launched them, and
+        # those of the structure step aren't converted.
+        if self.steps_done in (self.structure, self.structure + 1) and torch.cuda.is_available():
             torch.cuda.synchronize()
 
     def _make_profiler(self) -> profile:
@@ -157,8 +220,7 @@ class Recorder:
             os.environ.setdefault("KINETO_LOG_LEVEL", "99")
         return profile(
             activities=activities,
-            schedule=self._schedule,
-            record_shapes=True,
+            schedule=self._action,
             profile_memory=self.memory,
             execution_trace_observer=self._observer,
             experimental_config=experimental_config(wanted),
@@ -180,9 +242,20 @@ def experimental_config(wanted: dict[str, bool]) -> Any:
     return _ExperimentalConfig(**known)
 
 
+def _now() -> tuple[float, float]:
+    return time.perf_counter(), time.process_time()
+
+
 def _profiler_enabled() -> bool:
     enabled = getattr(torch.autograd, "_profiler_enabled", None)
     return bool(enabled()) if enabled is not None else False
+
+
+def _is_other_prepared(kind: type = profile) -> bool:
+    """Whether a profiler of the program is in its warm-up: preparing another one would break it."""
+    # isinstance would ask every object for its __class__, which some answer with a warning.
+    others = [found for found in gc.get_objects() if issubclass(type(found), kind)]
+    return any(other.step_rec_fn and other.current_action is ProfilerAction.WARMUP for other in others)
 
 
 def _on_new_session(note: Callable[[Any], None]) -> Callable[[], None]:

@@ -42,13 +42,19 @@ class _Device(msgspec.Struct):
     events: list[_Event] = msgspec.field(name="traceEvents")
 
 
-def format_stacks(device_trace: Path, limit: int = 100) -> str:
-    """The ``limit`` most expensive operator stacks as a table; times in µs, summed over all traced steps.
+def format_stacks(device_trace: Path, limit: int = 100, without: int | None = None) -> str:
+    """The ``limit`` most expensive operator stacks as a table; times in µs, summed over the traced steps.
 
-    Sorted by self GPU time if there is any, else by self CPU time. A kernel counts towards the operator that
-    launched it. The columns are named as in the profiler's own tables.
+    ``without``: number of the first step, if it is to be left out, with what precedes the second. Sorted by
+    self GPU time if there is any, else by self CPU time. A kernel counts towards the operator that launched
+    it. The columns are named as in the profiler's own tables.
     """
     events = msgspec.json.decode(device_trace.read_bytes(), type=_Device).events
+    if without is not None:
+        begin = min(
+            (event.ts for event in events if event.name == f"ProfilerStep#{without + 1}"), default=0.0
+        )
+        events = [event for event in events if event.ts >= begin]
     rows = _sum_by_stack(events)
     key = 2 if any(row[2] for row in rows.values()) else 0
     ranked = sorted(rows.items(), key=lambda item: (-item[1][key], item[0]))

@@ -103,7 +103,6 @@ class ChakraTracer:
         self.run_info, self.patience = run_info or {}, patience
         self.memory, self.strict = memory, strict
         self.steps_done, self.finished = 0, False
-        self._clock: list[float] = []
 
     def __enter__(self) -> ChakraTracer:
         self.rank, self.world_size = _place()
@@ -118,7 +117,6 @@ class ChakraTracer:
             if len(self._groups) > 1 and self._backend != "nccl":
                 self._groups_named.enter_context(trace_groups.named_groups())
             self._recorder.start()
-        self._clock.append(time.perf_counter())
         atexit.unregister(gloo.wait_until_idle)  # once per process, however many traces it makes
         atexit.register(gloo.wait_until_idle)
         # PyTorch crashes if it still records while the interpreter shuts down.
@@ -133,9 +131,8 @@ class ChakraTracer:
         if self.finished:
             return
         self.steps_done += 1
-        self._clock.append(time.perf_counter())
         with self._guarded():
-            if self.steps_done not in (self.first, self.end):
+            if self.steps_done not in (self._recorder.structure, self.end):
                 self._recorder.step()
                 return
             with hold_signals() as held:
@@ -248,7 +245,8 @@ class ChakraTracer:
     def _write_partials(self) -> PairReport:
         self._recorder.export(self.files.partial("device"))
         annotated = min(self.steps_done, self.end - 1) - self.first + 1
-        report = inspect_pair(self.files.partial("host"), self.files.partial("device"), annotated)
+        host, device = self.files.partial("host"), self.files.partial("device")
+        report = inspect_pair(host, device, annotated)
         if report.truncated:
             # Neither writer reports a failed write.
             free = shutil.disk_usage(self.folder).free / 1e6
@@ -257,14 +255,15 @@ class ChakraTracer:
                 f"({free:.0f} MB are free); make room or choose another folder"
             )
         if self.rank == 0:
-            stacks = format_stacks(self.files.partial("device"))
+            structure = self._recorder.structure
+            stacks = format_stacks(device, without=structure if self.end - structure > 1 else None)
             self.files.partial("stacks").write_text(stacks, encoding="utf-8")
             self.files.remove_foreign(self.world_size)
         return report
 
     def _record(self, reason: str | None, report: PairReport, entries: dict[str, Any]) -> dict[str, Any]:
         whole = range(self.first, min(self.steps_done, self.end))
-        untraced = list(itertools.pairwise(self._clock))[: self.first]
+        untraced = self._recorder.steps[: self._recorder.structure]
         return {
             "rank": self.rank,
             "host": socket.gethostname(),
@@ -275,9 +274,10 @@ class ChakraTracer:
             "files": entries,
             "steps": [number for number in sorted(report.steps) if number in whole],
             "unfinished_step": next((number for number in report.steps if number not in whole), None),
+            "structure_step": self._recorder.structure,
             "step_times_us": {str(number): report.steps[number] for number in sorted(report.steps)},
             "untraced_step_times_us": {
-                str(number): round((end - start) * 1e6, 3) for number, (start, end) in enumerate(untraced)
+                str(number): round(wall * 1e6, 3) for number, (wall, _) in enumerate(untraced)
             },
             "check": {
                 "linkable": bool(entries) and not report.problems,

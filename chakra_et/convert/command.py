@@ -16,6 +16,7 @@ import json
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from statistics import median
 from typing import Any
 
 from chakra_et import cli, files
@@ -25,6 +26,7 @@ from chakra_et.convert.runs import SetResult, convert_sets, is_converted
 from chakra_et.errors import TraceError
 from chakra_et.findings import sentence
 from chakra_et.names import SIDES
+from chakra_et.simulate.measured_steps import steps_sentence
 from chakra_et.text import list_ranks, printable, progress_bar, table
 from chakra_et.traces import sets as trace_sets
 
@@ -100,6 +102,10 @@ def show(results: list[SetResult], config: ConvertConfig) -> int:
             rows.append((file, *_figures(outcome, config), _state(outcome)))
             sentences += [f"error: {text}" for text in outcome.problems]
             reports += [f"{printable(traces.name)} {outcome.report.text()}"]
+        ranks = [rank for rank in result.good.values() if rank.communication is not None]
+        steps = [median(list(rank.report.steps_us.values()) or [0.0]) for rank in ranks]
+        metadata = [rank.communication.metadata for rank in ranks if rank.communication is not None]
+        sentences += [f"note: {text}" for text in steps_sentence(metadata, steps)]
         sentences += _warnings(result)
         sentences += _overhead(result, config.max_overhead)
         sentences += [f"error: {text}" for text in result.problems]

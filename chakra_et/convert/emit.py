@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from chakra_et.arrays import coded_pairs, lane_order
+from chakra_et.arrays import coded_pairs
 from chakra_et.convert import emit_operators
-from chakra_et.convert.columns import coded, collector
+from chakra_et.convert.columns import coded, collector, whole_micros
 from chakra_et.convert.emit_communication import CommTypes, add_communication, communicating
 from chakra_et.convert.emit_memory import add_memory
 from chakra_et.convert.graph.device_graphs import Captured, with_captured_modules, with_captured_work
@@ -83,7 +83,7 @@ def emit(
         names=emit_operators.names(graph, rank),
         types=types,
         start_micros=start.view(np.uint64),
-        duration_micros=_durations(graph).view(np.uint64),
+        duration_micros=whole_micros(graph.lane, graph.end - graph.start).view(np.uint64),
         data_deps=Ragged(offsets, sources),
         ctrl_deps=Ragged(np.broadcast_to(np.int64(0), rows + 1), np.zeros(0, dtype=np.uint64)),
         inputs=emit_operators.with_captured(
@@ -93,22 +93,6 @@ def emit(
         attributes=attributes,
         metadata=metadata,
     )
-
-
-def _durations(graph: Graph) -> np.ndarray:
-    """int64[N]: whole µs. The remainder is carried to the next node of the lane, so lanes lose no time."""
-    order = lane_order(graph.lane)
-    total = np.cumsum((graph.end - graph.start)[order])
-    nodes = np.bincount(graph.lane)
-    nodes = nodes[nodes > 0]
-    first = np.cumsum(nodes) - nodes
-    total -= np.repeat(np.append(0, total)[first], nodes)
-    total //= 1000
-    micros = np.diff(total, prepend=0)
-    micros[first] = total[first]
-    result = np.empty(len(order), dtype=np.int64)
-    result[order] = micros
-    return result
 
 
 def _dependency_kinds(graph: Graph, offsets: np.ndarray) -> Strings:

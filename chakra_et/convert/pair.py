@@ -26,6 +26,7 @@ from chakra_et.convert.graph.groups import group_number
 from chakra_et.convert.graph.linked import LinkedRank, link_rank
 from chakra_et.convert.graph.nodes import Graph
 from chakra_et.convert.report import RankReport, make_report
+from chakra_et.convert.untraced import step_facts, take_off_cost
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import ExecutionTrace
 from chakra_et.findings import joined
@@ -47,12 +48,12 @@ WORTH_A_PROCESS = 10_000_000
 class PairOptions:
     """Options for the conversion of one rank.
 
-    ``step``: "all" or the number of one ProfilerStep. ``groups``, ``world_size`` and ``hosts`` (rank, its
-    host) are from the run's manifest; without one they are taken from the traces. ``ranks_here``: a lower
-    bound on the number of ranks. ``allow_unlinked``: continue if host and device trace hardly match or come
-    from two processes. ``comm_kernels``: file with a user's table of communication kernels.
-    ``graph_capture``: device trace of the process that captured the CUDA or HIP graphs. ``two_processes``:
-    read a large pair in two processes at once; the result is the same.
+    ``step``: "all" or the number of one ProfilerStep. ``groups``, ``world_size``, ``hosts`` (rank, its host)
+    and ``untraced_us`` (rank, its untraced steps) are from the run's manifest; without one they are taken
+    from the traces. ``ranks_here``: a lower bound on the number of ranks. ``allow_unlinked``: continue if
+    host and device trace hardly match or come from two processes. ``comm_kernels``: file with a user's table
+    of communication kernels. ``graph_capture``: device trace of the process that captured the CUDA or HIP
+    graphs. ``two_processes``: read a large pair in two processes at once; the result is the same.
     """
 
     step: str = "all"
@@ -68,6 +69,7 @@ class PairOptions:
     comm_kernels: str = ""
     allow_truncated: bool = False
     graph_capture: Path | None = None
+    untraced_us: tuple[tuple[int, tuple[float, ...]], ...] = ()
     two_processes: bool = False
 
 
@@ -152,6 +154,10 @@ def _convert(pair: Pair, host: HostTrace, device: DeviceTrace, options: PairOpti
     clock = rank.device.host_name or dict(options.hosts).get(number, "")
     metadata = _metadata(rank, graph, number, world_size, clock)
     trace = emit(rank, graph, number, metadata, options.timestamps, options.comm_types, captured)
+    trace.metadata["steps_micros"] = step_facts(device.recording, dict(options.untraced_us).get(number, ()))
+    if device.recording is not None and options.host_gaps != "drop":
+        take_off_cost(trace, device.recording, rank.per_operator_ns)
+        report.times_of(trace)
     return Converted(trace, report, rank, groups, world_size)
 
 

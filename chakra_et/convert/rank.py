@@ -115,7 +115,9 @@ def options_text(options: PairOptions) -> str:
     names = ("step", "host_gaps", "timestamps", "comm_types")
     shape = {name: getattr(options, name) for name in names}
     shape |= {name: _checksum(getattr(options, name)) for name in ("comm_kernels", "graph_capture")}
-    manifest = zlib.crc32(repr((options.groups, options.world_size, options.hosts)).encode())
+    manifest = zlib.crc32(
+        repr((options.groups, options.world_size, options.hosts, options.untraced_us)).encode()
+    )
     return json.dumps(shape | {"manifest": manifest}, separators=(",", ":"))
 
 

@@ -6,10 +6,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from chakra_et.convert.graph.dependencies import EdgeKind
 from chakra_et.convert.graph.linked import LinkedRank
 from chakra_et.convert.graph.nodes import KIND_NAMES, Graph, NodeKind
+from chakra_et.et.columns import ExecutionTrace, Strings
 from chakra_et.findings import Findings, Kind, joined, listed, sentence
+from chakra_et.simulate.measured_steps import measured_times, step_rows
 from chakra_et.simulate.time_by_kind import Shares
 from chakra_et.traces.device_format import KERNEL, RUNTIME, SYNC
 
@@ -82,6 +86,21 @@ class RankReport:
         """Set ``critical_path_us`` and ``busy_us``."""
         if found is not None:
             self.critical_path_us, self.busy_us = found.path, found.busy
+
+    def times_of(self, trace: ExecutionTrace) -> None:
+        """Take ``time_ns`` and ``steps_us`` from ``trace``, whose times have changed."""
+        kinds = trace.attributes["kind"].values
+        assert isinstance(kinds, Strings)
+        sums = np.bincount(kinds.index, trace.duration_micros.astype(np.float64), len(kinds.table))
+        self.time_ns = {
+            name.decode(): round(micros * 1000) for name, micros in zip(kinds.table, sums, strict=True)
+        }
+        names, rows = step_rows(trace)
+        measured, end = measured_times(trace)
+        if measured is not None:
+            lengths = np.diff(np.append(measured[rows], end))
+            numbers = [name.partition("#")[2] for name in names]
+            self.steps_us = {n: float(ns) / 1000 for n, ns in zip(numbers, lengths, strict=True)}
 
     def conserved(self) -> bool:
         """Whether the counts add up, see the class."""

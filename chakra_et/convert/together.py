@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -52,6 +53,8 @@ def joint_times(
     traces = [communication[rank] for rank in ranks]
     if len(traces) < 2 or not all(trace.start_micros.any() for trace in traces):
         return {}
+    # Waits follow from the times as recorded.
+    traces = [_as_recorded(trace) for trace in traces]
     try:
         graph = build_graph(traces, ranks)
         matching = match(graph, groups)
@@ -75,6 +78,13 @@ def joint_times(
     return {
         rank: JointTimes(int(offsets[at]), int(spread[at]), by_trace[at]) for at, rank in enumerate(ranks)
     }
+
+
+def _as_recorded(trace: ExecutionTrace) -> ExecutionTrace:
+    if "recorded_start_micros" not in trace.attributes:
+        return trace
+    starts = trace.column("recorded_start_micros").astype(np.uint64)
+    return dataclasses.replace(trace, start_micros=starts)
 
 
 def finish_rank(job: Finish) -> RankReport:

@@ -28,6 +28,7 @@ def describe(trace: ExecutionTrace, comm_groups: dict[str, list[int]] | None = N
 
     ``comm_groups``: group id → ranks, to list the members of each group.
     """
+    from chakra_et.simulate.measured_steps import about_steps
     from chakra_et.simulate.time_by_kind import shares
 
     notes: list[str] = []
@@ -38,6 +39,7 @@ def describe(trace: ExecutionTrace, comm_groups: dict[str, list[int]] | None = N
     timed = bool(trace.start_micros.any())
     if not timed:
         notes.append("the file has no start times: convert with --timestamps to get a time span")
+    notes += about_steps([trace])
     if trace.metadata.get("world_size") == 2:
         notes.append(RING_OF_TWO)
     return {

@@ -23,6 +23,7 @@ from chakra_et.simulate.alignment import align
 from chakra_et.simulate.critical_path import CriticalPath, critical_path
 from chakra_et.simulate.joint import ReplayGraph, build_graph
 from chakra_et.simulate.matching import Matching
+from chakra_et.simulate.measured_steps import about_steps
 from chakra_et.simulate.operations import Operations, find_operations
 from chakra_et.simulate.replays import ReplayResult
 from chakra_et.simulate.run import Run, make_run
@@ -128,7 +129,7 @@ def assemble(
     lacks: Iterable[str] = (),
 ) -> ReportRun:
     """Join, replay and lay out the traces of one run. Raises ``TraceError`` for what can't be joined."""
-    notes = list(lacks)
+    notes = [*lacks, *about_steps(traces)]
     job = _joined(name, traces, ranks, groups, notes)
     operations = path = result = None
     if job is None:

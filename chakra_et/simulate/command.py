@@ -23,6 +23,7 @@ from chakra_et.et.columns import ExecutionTrace
 from chakra_et.et.sets import find_rank_sets, read_comm_groups
 from chakra_et.simulate.joint import build_graph
 from chakra_et.simulate.matching import match
+from chakra_et.simulate.measured_steps import about_steps
 from chakra_et.simulate.replay_report import RankReplay, report, table
 from chakra_et.simulate.replays import (
     ReplayResult,
@@ -148,7 +149,7 @@ def run(job: ReplayedRun, config: ReplayConfig) -> tuple[dict[str, list[RankRepl
     graph = build_graph(traces, ranks)
     matching = match(graph, read_comm_groups(job.comm_groups) if job.comm_groups else {})
     times = timing(graph, matching, config.transfer == "own")
-    notes = [*job.notes, *matching.notes, *times.notes]
+    notes = [*job.notes, *matching.notes, *times.notes, *about_steps(traces)]
     if any(not trace.start_micros.any() for trace in traces):
         notes.append(
             "the file has no start times, so there is nothing to compare with: convert with --timestamps"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -44,3 +47,43 @@ def step_rows(trace: ExecutionTrace) -> tuple[list[str], np.ndarray]:
     return [f"ProfilerStep#{number}" for number in sorted(first)], np.array(
         [first[n] for n in sorted(first)], np.int64
     )
+
+
+def about_steps(traces: Sequence[ExecutionTrace]) -> list[str]:
+    """A sentence on the steps of a run with and without recording, if its conversion knew of them."""
+    of_graph = []
+    for trace in traces:
+        measured, end = measured_times(trace)
+        rows = step_rows(trace)[1]
+        if measured is None or not len(rows) or trace.metadata.get("predicted"):
+            return []
+        of_graph.append(float(np.median(np.diff(np.append(measured[rows], end)))) / 1000)
+    return steps_sentence([trace.metadata for trace in traces], of_graph)
+
+
+def steps_sentence(metadata: Sequence[Mapping[str, Any]], graph_us: Sequence[float]) -> list[str]:
+    """``about_steps`` from the metadata of the ranks' files and the median step of each. Means over ranks."""
+    known = [json.loads(str(of["steps_micros"])) for of in metadata if "steps_micros" in of]
+    if not known or len(known) != len(graph_us):
+        return []
+
+    def mean_ms(values: Sequence[float | None]) -> float | None:
+        given = [value for value in values if value is not None]
+        return sum(given) / len(given) / 1000 if len(given) == len(values) else None
+
+    graph, untraced = mean_ms(graph_us), mean_ms([facts["untraced"] for facts in known])
+    traced = mean_ms([facts.get("traced") for facts in known]) or graph
+    cost = mean_ms([of.get("recording_cost_ns") for of in metadata])
+    if cost is None:
+        of_graph = "its times hold the cost of recording"
+    else:
+        how = " with PyTorch's observer" if any(facts.get("observed") for facts in known) else ""
+        off = f"{cost:.2f} µs per operator taken off for recording{how}"
+        of_graph = f"that of the graph {graph:,.3f} ms ({off})"
+    if untraced is None:
+        return [f"no untraced step was measured; the traced step takes {traced:,.3f} ms, {of_graph}"]
+    ratio = f"ratio {(traced or 0) / untraced:.2f}" if untraced else "ratio not known"
+    return [
+        f"the untraced step takes {untraced:,.3f} ms (median of {known[0]['untraced_steps']}), the traced "
+        f"step {traced:,.3f} ms ({ratio}), {of_graph}"
+    ]

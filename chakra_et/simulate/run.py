@@ -17,7 +17,7 @@ from chakra_et.names import run_at
 from chakra_et.simulate.joint import ReplayGraph, build_graph
 from chakra_et.simulate.longest_path import Schedule, make_schedule
 from chakra_et.simulate.matching import Matching, match
-from chakra_et.simulate.measured_steps import measured_times, step_rows
+from chakra_et.simulate.measured_steps import about_steps, measured_times, step_rows
 from chakra_et.simulate.time_by_kind import node_kinds
 from chakra_et.simulate.timing import Timing, timing
 from chakra_et.text import with_progress
@@ -206,7 +206,7 @@ def make_run(
         kind=graph.gather([node_kinds(trace) for trace in graph.traces]),
         names=names,
         name_of=name_of,
-        notes=[_PREDICTED] * predicted + matching.notes + times.notes,
+        notes=[_PREDICTED] * predicted + matching.notes + times.notes + about_steps(traces),
     )
 
 

@@ -30,6 +30,7 @@ from chakra_et.traces.device_format import (
 from chakra_et.traces.fields import as_number
 from chakra_et.traces.limits import DEFAULT_LIMITS, Limits
 from chakra_et.traces.memory import Memory, no_memory, read_memory
+from chakra_et.traces.recording import Recording, read_recording
 from chakra_et.traces.records import read_records
 from chakra_et.traces.repaired import add_repairs
 
@@ -86,6 +87,7 @@ class DeviceTrace:
     - ``origin_ns``: absolute time of the first event; ``events_in``: number of events in the file
     - ``findings``: counts of what was left out or repaired
     - ``memory``: allocations and frees, if they were recorded
+    - ``recording``: what our tracer wrote about steps and costs, see ``chakra_et.traces.recording``
     - ``inputs``: None unless requested; ``launched``: row of a launch call → name of the kernel (only HIP
       records it), empty unless requested
     - ``strides``: row → strides of an operator's arguments, as JSON text, if one isn't contiguous; empty
@@ -126,6 +128,7 @@ class DeviceTrace:
     launched: dict[int, str] = field(default_factory=dict)
     strides: dict[int, str] = field(default_factory=dict)
     memory: Memory = field(default_factory=no_memory)
+    recording: Recording | None = None
 
     def __len__(self) -> int:
         return len(self.start)
@@ -222,6 +225,7 @@ def _finish(path: Path, columns: DeviceColumns, header: HeaderFields) -> DeviceT
         findings=findings,
         distributed=header.distributedInfo if isinstance(header.distributedInfo, dict) else {},
         host_name=str(header.host_name or ""),
+        recording=read_recording(header.chakra_et),
         device_name=str(first.get("name") or "") if isinstance(first, dict) else "",
         inputs=inputs,
         launched=placed(columns.launched),

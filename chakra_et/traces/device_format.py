@@ -117,6 +117,7 @@ class HeaderFields(msgspec.Struct):
     baseTimeNanoseconds: Any = None
     traceName: Any = None
     host_name: Any = None
+    chakra_et: Any = None
     chakra_et_repairs: Any = None
 
 

@@ -93,6 +93,18 @@ class TraceSet(RunFiles):
         return tuple((rank, host) for rank, host in pairs if type(rank) is int and isinstance(host, str))
 
     @property
+    def untraced_us(self) -> tuple[tuple[int, tuple[float, ...]], ...]:
+        """(rank, its untraced steps in µs) from the manifest, without the first, which initialises lazily."""
+        ranks = [
+            (r.get("rank"), r.get("untraced_step_times_us")) for r in _objects(self.manifest.get("ranks"))
+        ]
+        return tuple(
+            (rank, tuple(time for step, time in steps.items() if step != "0" and type(time) in (int, float)))
+            for rank, steps in ranks
+            if type(rank) is int and isinstance(steps, dict)
+        )
+
+    @property
     def processes(self) -> dict[int, int]:
         """Rank → process id, from the manifest."""
         pairs = [(rank.get("rank"), rank.get("pid")) for rank in _objects(self.manifest.get("ranks"))]

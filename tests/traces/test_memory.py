@@ -118,7 +118,9 @@ def test_a_real_run_has_the_peak_that_its_program_allocated(tmp_path: Path) -> N
             del larger
             tracer.step()
     events = json.loads((tmp_path / "real_device.json").read_bytes())["traceEvents"]
-    recorded = [event["args"] for event in events if event["name"] == "[memory]"]
+    begin = next(event["ts"] for event in events if event["name"] == "ProfilerStep#1")
+    memory_events = [event for event in events if event["name"] == "[memory]"]
+    recorded = [event["args"] for event in memory_events if event["ts"] >= begin]
     run = load(find_run([str(tmp_path / "real")]))
     (found,) = usage(run)
     assert found.peak_bytes == max(each["Total Allocated"] for each in recorded)

@@ -37,7 +37,8 @@ def test_exception_in_an_active_step_keeps_what_was_recorded(tmp_path):
     with pytest.raises(ZeroDivisionError), ChakraTracer(tmp_path, "t", 1, 1, 3, 0) as tracer:
         train(tracer, 8, fail_at(3, ZeroDivisionError("by zero\nand more")))
     host, device = load(tmp_path / "t_host.json"), load(tmp_path / "t_device.json")
-    assert steps_of(host["nodes"]) == ["ProfilerStep#2", "ProfilerStep#3"]
+    assert steps_of(host["nodes"]) == ["ProfilerStep#1"]
+    assert steps_of(device["traceEvents"]) == ["ProfilerStep#1", "ProfilerStep#2", "ProfilerStep#3"]
     assert host_ids(host) == device_ids(device)
     assert check_pair(tmp_path / "t_host.json", tmp_path / "t_device.json", 2) == []
     manifest = load(tmp_path / "t_manifest.json")

@@ -44,7 +44,7 @@ def test_every_rank_has_its_own_pair_and_the_manifest_knows_all(torchrun, tmp_pa
         assert record["steps"] == [2, 3, 4] and len(record["step_times_us"]) == 3
         recorded = [node["name"] for node in load(files["host"])["nodes"]]
         assert recorded.count("## process_group:init ##") == 1
-        assert recorded.count("gloo:all_reduce") >= 6
+        assert recorded.count("gloo:all_reduce") >= 2
 
 
 @pytest.mark.parametrize("fault", ["raise", "kill"])

@@ -107,20 +107,30 @@ def _align(
     """Align two sequences. If names differ, skip on the side where the other's name comes sooner."""
     h_names = [host.names[n] for n in host.name[host_rows]]
     d_names = [device.names[n] for n in device.name[device_rows]]
-    h = d = 0
-    while h < len(h_names) and d < len(d_names):
-        if h_names[h] == d_names[d]:
-            result[device_rows[d]] = host_rows[h]
-            h, d = h + 1, d + 1
+    for h, d in aligned(h_names, d_names):
+        result[device_rows[d]] = host_rows[h]
+
+
+def aligned(first: list[str], second: list[str]) -> list[tuple[int, int]]:
+    """The places of equal names in two sequences, in order."""
+    if first == second:
+        return [(place, place) for place in range(len(first))]
+    pairs = []
+    a = b = 0
+    while a < len(first) and b < len(second):
+        if first[a] == second[b]:
+            pairs.append((a, b))
+            a, b = a + 1, b + 1
             continue
-        skip_host = _distance(h_names, h, d_names[d])
-        skip_device = _distance(d_names, d, h_names[h])
-        if skip_host <= skip_device and skip_host < LOOK_AHEAD:
-            h += skip_host
-        elif skip_device < LOOK_AHEAD:
-            d += skip_device
+        skip_first = _distance(first, a, second[b])
+        skip_second = _distance(second, b, first[a])
+        if skip_first <= skip_second and skip_first < LOOK_AHEAD:
+            a += skip_first
+        elif skip_second < LOOK_AHEAD:
+            b += skip_second
         else:
-            h, d = h + 1, d + 1
+            a, b = a + 1, b + 1
+    return pairs
 
 
 def _distance(names: list[str], start: int, wanted: str) -> int:

@@ -15,6 +15,7 @@ from chakra_et.convert.graph.communication import Communications
 from chakra_et.convert.graph.identify_communication import CommunicationRows, communication_rows, describe
 from chakra_et.convert.graph.launches import launch_calls
 from chakra_et.convert.graph.link import Link, link
+from chakra_et.convert.graph.structure import with_structure
 from chakra_et.convert.graph.timeline import Timeline
 from chakra_et.errors import TraceError
 from chakra_et.findings import Findings, joined
@@ -28,8 +29,8 @@ class LinkedRank:
 
     Built once by ``link_rank``; later stages do not change it. ``calls[i]``: row of the call that launched
     device row i, -1 for none. ``link_rate``: part (0 to 1) of the host operators with a device record, over
-    the whole recording. ``clocks``: of the devices, whose times are by the host's. ``findings``: those of all
-    stages so far.
+    the whole recording. ``clocks``: of the devices, whose times are by the host's. ``per_operator_ns``: what
+    recording took by the tracer's measurement, 0 if there is none. ``findings``: those of all stages so far.
     """
 
     host: HostTrace
@@ -41,6 +42,7 @@ class LinkedRank:
     communication: Communications
     link_rate: float
     clocks: list[Clock]
+    per_operator_ns: float
     findings: Findings
 
 
@@ -65,19 +67,33 @@ def link_rank(
     for clock in clocks:
         findings.add("clock-offset", abs(clock.offset_ns), str(clock.device))
         findings.add("clock-contradicted", clock.contradicting)
+    kept, per_operator_ns, linked, matched = with_structure(device, calls, linked)
+    findings = joined(findings, matched)
+    if len(kept) < len(device):
+        memory = device.memory.take(np.flatnonzero(device.memory.time >= device.start[kept].min()))
+        device, linked, calls = _selected(dataclasses.replace(device, memory=memory), linked, calls, kept)
     if step != "all":
         kept = _rows_of_step(device, calls, step)
         findings.add("outside-step", len(device) - len(kept), step)
-        place = np.full(len(device) + 1, -1, dtype=np.int64)
-        place[kept] = np.arange(len(kept))
         memory = device.memory.take(_memory_of_step(device, step))
-        device, calls = dataclasses.replace(device.select(kept), memory=memory), place[calls[kept]]
-        linked = dataclasses.replace(linked, host_row=linked.host_row[kept])
+        device, linked, calls = _selected(dataclasses.replace(device, memory=memory), linked, calls, kept)
     rows = communication_rows(device, added_kernels)
     time = timeline.build(device, rows.cpu)
     communication = describe(host, device, linked, time.parent, calls, rows, groups)
     findings = joined(findings, time.findings, communication.findings)
-    return LinkedRank(host, device, linked, time, calls, rows, communication, rate, clocks, findings)
+    return LinkedRank(
+        host, device, linked, time, calls, rows, communication, rate, clocks, per_operator_ns, findings
+    )
+
+
+def _selected(
+    device: DeviceTrace, linked: Link, calls: np.ndarray, kept: np.ndarray
+) -> tuple[DeviceTrace, Link, np.ndarray]:
+    """The ``kept`` rows only."""
+    place = np.full(len(device) + 1, -1, dtype=np.int64)
+    place[kept] = np.arange(len(kept))
+    linked = dataclasses.replace(linked, host_row=linked.host_row[kept])
+    return device.select(kept), linked, place[calls[kept]]
 
 
 def _rows_of_step(device: DeviceTrace, calls: np.ndarray, step: str) -> np.ndarray:

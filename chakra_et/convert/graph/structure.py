@@ -1,0 +1,76 @@
+"""Take the structure from one step and the times from the steps after it.
+
+Our tracer runs the ExecutionTraceObserver in one step, which it slows down, and lets Kineto alone record the
+steps that follow. Their operators are matched with those of the structure step by thread, order and name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from chakra_et.arrays import unique
+from chakra_et.convert.graph.link import Link, aligned
+from chakra_et.convert.graph.timeline import STEP, steps
+from chakra_et.findings import Findings
+from chakra_et.traces.device import DeviceTrace
+from chakra_et.traces.device_format import ANNOTATION, CPU_OP, RUNTIME
+
+
+def with_structure(
+    device: DeviceTrace, calls: np.ndarray, linked: Link
+) -> tuple[np.ndarray, float, Link, Findings]:
+    """The rows whose times count, the ns that recording took per operator by the tracer's measurement, all
+    rows linked, and how many operators were matched.
+
+    All rows and 0 if the trace doesn't tell a structure step.
+    """
+    findings = Findings()
+    every = np.arange(len(device))
+    known = dict(steps(device))
+    recording = device.recording
+    if recording is None or recording.structure_step not in known:
+        return every, 0.0, linked, findings
+    structure = known[recording.structure_step]
+    began, ended = device.start[structure], device.end[structure]
+    timed = [row for number, row in known.items() if number > recording.structure_step]
+    begins = device.start[timed]
+    step_of = np.searchsorted(begins, device.start, side="right")  # 0: the structure step or beside it
+    on_cpu = (device.category == CPU_OP) | (device.category == ANNOTATION)
+    measured = on_cpu & (step_of == 0) & (device.start > ended)
+    called = device.start[(step_of == 0) & (device.start > ended) & (device.category == RUNTIME)]
+    operators = (
+        int((measured & (device.start < called.min(initial=np.iinfo(np.int64).max))).sum()) / recording.passes
+    )
+    per_operator = recording.added_us("operators") * 1000 / max(operators, 1.0)
+    if not timed:
+        step_of = np.where(device.start <= ended, 1, 0)
+    host_row = linked.host_row.copy()
+    source = np.flatnonzero(on_cpu & (step_of == 0) & (device.start >= began) & ~measured)
+    for step in range(1, len(timed) + 1):
+        rows = np.flatnonzero(on_cpu & (step_of == step))
+        pairs = _matched(device, source, rows)
+        host_row[pairs[:, 1]] = host_row[pairs[:, 0]]
+        findings.add("structure-matched", len(pairs))
+        findings.add("structure-differs", len(rows) - len(pairs))
+    kept = np.flatnonzero(np.where(calls >= 0, step_of[calls], step_of) > 0)
+    findings.add("structure-step", len(every) - len(kept))
+    return kept, per_operator, replace(linked, host_row=host_row), findings
+
+
+def _matched(device: DeviceTrace, source: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Pairs of rows int64[K, 2]. What is left of the threads, such as operations that another thread of gloo
+    took, is matched regardless of the thread."""
+    names = [STEP if name.startswith(STEP) else name for name in device.names]
+    found: list[tuple[int, int]] = []
+
+    def match(sources: np.ndarray, targets: np.ndarray) -> None:
+        texts = [[names[code] for code in device.name[side].tolist()] for side in (sources, targets)]
+        found.extend((int(sources[a]), int(targets[b])) for a, b in aligned(*texts))
+
+    for thread in unique(device.thread[rows]).tolist():
+        match(source[device.thread[source] == thread], rows[device.thread[rows] == thread])
+    taken = np.array(found, dtype=np.int64).reshape(-1, 2)
+    match(source[~np.isin(source, taken[:, 0])], rows[~np.isin(rows, taken[:, 1])])
+    return np.array(found, dtype=np.int64).reshape(-1, 2)

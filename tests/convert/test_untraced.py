@@ -1,0 +1,114 @@
+"""The graph has the times of an untraced step: structure from one step, times from others, less the cost."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from chakra_et.convert.graph.link import aligned
+from chakra_et.convert.pair import convert_pair
+from chakra_et.convert.untraced import step_facts
+from chakra_et.simulate.measured_steps import measured_times, step_rows
+from chakra_et.simulate.replays import longest_path
+from chakra_et.traces.recording import Recording, read_recording
+from chakra_et.traces.sets import Pair
+from chakra_et.validate.check import check
+
+torch = pytest.importorskip("torch")
+
+
+def capture(folder: Path, wait: int, warmup: int, active: int, branch_at: int = -1) -> Pair:
+    from chakra_et.capture.tracer import ChakraTracer
+
+    model = torch.nn.Sequential(*(torch.nn.Linear(16, 16) for _ in range(4)))
+    optimizer = torch.optim.AdamW(model.parameters())
+    with ChakraTracer(folder, "t", wait, warmup, active) as tracer:
+        for number in range(wait + warmup + active):
+            optimizer.zero_grad()
+            loss = model(torch.ones(4, 16)).square().mean()
+            if number == branch_at:
+                loss = loss.sinh().cosh()
+            loss.backward()
+            optimizer.step()
+            tracer.step()
+    return Pair(0, folder / "t_host.json", folder / "t_device.json")
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    return capture(tmp_path_factory.mktemp("untraced"), 4, 1, 2)
+
+
+def total_ns(trace):
+    times, end = measured_times(trace)
+    return end - times[step_rows(trace)[1][0]]
+
+
+def test_the_graph_has_the_active_steps_with_the_tensors_of_the_structure_step(pair):
+    found = convert_pair(pair)
+    assert step_rows(found.trace)[0] == ["ProfilerStep#5", "ProfilerStep#6"]
+    texts = [found.trace.names[row] for row in range(len(found.trace))]
+    first = found.trace.column("segment") == 0
+    products = [row for row, name in enumerate(texts) if name == "aten::addmm" and first[row]]
+    assert products and set(products) <= set(found.trace.inputs.rows.tolist())
+    assert found.report.losses["structure-step"] > 0 and not found.report.warnings
+    assert (
+        found.report.notes["structure-matched"]
+        == 2 * json.loads(pair.host.read_text())["nodes"].__len__() - 4
+    )
+
+
+def test_the_cost_of_recording_is_taken_off_and_what_was_recorded_is_kept(pair):
+    converted = convert_pair(pair)
+    untraced, report = converted.trace, converted.report
+    cost = untraced.metadata["recording_cost_ns"]
+    assert 50 < cost < 20_000
+    raw = untraced.column("recorded_micros", -1)
+    raw = np.where(raw < 0, untraced.duration_micros.astype(np.int64), raw)
+    operators = report.events_kept
+    taken = int(raw.sum()) - int(untraced.duration_micros.sum())
+    assert taken == pytest.approx(cost * operators / 1000, rel=0.1, abs=20)
+    assert abs(longest_path(untraced) - total_ns(untraced)) <= 2000 + untraced.start_micros.min()
+    assert check(untraced, None, "t") == []
+    measured = sum(report.steps_us.values()) * 1000
+    assert measured == pytest.approx(total_ns(untraced))
+
+
+def test_one_step_alone_is_scaled_by_what_the_observer_costs(tmp_path):
+    found = convert_pair(capture(tmp_path, 0, 0, 1))
+    assert step_rows(found.trace)[0] == ["ProfilerStep#0"]
+    assert found.trace.metadata["recording_cost_ns"] > 1000
+    before = found.trace.metadata["recorded_end_micros"]
+    assert found.trace.metadata["measured_end_micros"] < before
+    assert json.loads(found.trace.metadata["steps_micros"])["observed"] is True
+
+
+def test_operators_that_the_structure_step_lacks_are_counted(tmp_path):
+    found = convert_pair(capture(tmp_path, 1, 1, 2, branch_at=3))
+    # sinh, cosh and their backward operators, of the last step only.
+    assert 6 <= found.report.warnings["structure-differs"] <= 20
+    assert found.report.notes["no-host-node"] == found.report.warnings["structure-differs"]
+
+
+def test_sequences_align_past_what_one_side_lacks():
+    assert aligned(list("abcd"), list("abcd")) == [(0, 0), (1, 1), (2, 2), (3, 3)]
+    assert aligned(list("abcd"), list("acxd")) == [(0, 0), (2, 1), (3, 3)]
+
+
+@pytest.mark.parametrize(
+    "field", [None, 3, {}, {"structure_step": "2"}, {"structure_step": 2, "step_us": [[1]]}]
+)
+def test_a_field_that_is_not_ours_is_ignored(field):
+    assert read_recording(field) is None
+
+
+def test_the_first_step_and_prepared_steps_are_not_untraced():
+    recording = Recording(
+        3, 3, [(90.0, 9.0), (10.0, 9.0), (12.0, 9.0), (80.0, 9.0), (14.0, 9.0), (16.0, 9.0)]
+    )
+    facts = json.loads(step_facts(recording, ()))
+    assert facts == {"traced": 15.0, "observed": False, "untraced": 11.0, "untraced_steps": 2}
+    assert json.loads(step_facts(None, (7.0,))) == {"untraced": 7.0, "untraced_steps": 1}
