@@ -8,12 +8,14 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from chakra_et.errors import TraceError
-from chakra_et.simulate.alignment import align, waits
+from chakra_et.simulate.alignment import Alignment, align, waits
 from chakra_et.simulate.joint import ReplayGraph
 from chakra_et.simulate.matching import Matching
 
 # Ranks of one run synchronise in every step, so a larger skew means different runs.
 _LONGEST_SKEW_NS = 3600 * 10**9
+# A start skew of less is no news.
+LEAST_SKEW_NS = 50_000
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ def timing(graph: ReplayGraph, matching: Matching, own_transfer: bool = True) ->
     if count == 1:
         return Timing([0], graph.duration_ns)
     clocks = graph.clock_ns
-    starts = None
+    starts = aligned = None
     notes: list[str] = []
     if graph.local_start_ns is not None and clocks is None and matching.channels:
         aligned = align(graph, matching, graph.local_start_ns)
@@ -70,6 +72,7 @@ def timing(graph: ReplayGraph, matching: Matching, own_transfer: bool = True) ->
     if graph.local_start_ns is not None and clocks is not None:
         starts = graph.local_start_ns + np.array(clocks, dtype=np.int64)[graph.trace_of]
         release = _releases(graph, starts)
+        notes += _skew(graph, release, aligned)
     if not own_transfer or not matching.channels:
         if matching.channels:
             notes.append(
@@ -96,3 +99,24 @@ def _releases(graph: ReplayGraph, starts: np.ndarray) -> list[int]:
             "rank with --alone"
         )
     return [begin - min(begins) for begin in begins]
+
+
+def _skew(graph: ReplayGraph, release: list[int], aligned: Alignment | None) -> list[str]:
+    """A sentence about ranks that begin at different times, and how well the clocks tell it.
+
+    A clock that is off moves the ends of common collectives too, by which clocks are aligned; a late start
+    doesn't.
+    """
+    last, first = int(np.argmax(release)), int(np.argmin(release))
+    if release[last] < LEAST_SKEW_NS:
+        return []
+    spreads = [trace.metadata_int("clock_spread_ns") or 0 for trace in graph.traces]
+    spread = max(spreads) if aligned is None else int(aligned.spread_ns.max())
+    known = (
+        f"agree to {spread / 1e3:.0f} µs by the ends of common collectives" if spread else "are one host's"
+    )
+    doubt = ", which may be all of it" if spread >= release[last] else ""
+    return [
+        f"start skew: rank {graph.ranks[last]} begins {release[last] / 1e6:,.2f} ms after rank "
+        f"{graph.ranks[first]}, which no rank's work explains; the clocks {known}{doubt}"
+    ]

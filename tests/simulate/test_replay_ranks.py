@@ -175,6 +175,11 @@ def test_ranks_start_apart_when_they_share_a_clock(replay):
     apart = replay([rank(1_000_000, "host", 43), rank(7_000_000, "other", 3)])
     assert apart.release_ns == [0, 40_000] and times(apart, 0)[1] == (10, 53)
     assert any("clocks aligned by 1 collectives" in note for note in apart.notes)
+    assert not any("start skew" in note for note in together.notes), "40 µs are no news"
+    (skew,) = replay([rank(1_000_000, "host", 103), rank(1_100_000, "host", 3)]).notes
+    assert skew.startswith("start skew: rank 1 begins 0.10 ms after rank 0") and "one host's" in skew
+    late = replay([rank(1_000_000, "host", 103), rank(9_100_000, "other", 3)])
+    assert any("start skew: rank 1 begins 0.10 ms after rank 0" in note for note in late.notes)
 
 
 @pytest.mark.parametrize(
