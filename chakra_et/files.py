@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import os
 import re
@@ -74,6 +75,15 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, content: Any) -> None:
     """Write indented JSON atomically. Raises ``OSError``."""
     write_text(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+
+
+def sha256(path: Path) -> str:
+    """The SHA-256 of a file, in hexadecimal. Raises ``OSError``."""
+    found = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            found.update(block)
+    return found.hexdigest()
 
 
 def copy(source: Path, target: Path) -> None:

@@ -1,5 +1,5 @@
 """Where checkpoints are: ``SAVE/iter_0000050``, complete once it has its meta.json, which has the size and
-SHA-256 of each other file. Standard library only.
+SHA-256 of each other file.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ import os
 from pathlib import Path
 from typing import Any
 
+from chakra_et import files
+
 META = "meta.json"
-BLOCK = 1 << 20
 
 
 def of_iteration(save: Path, iteration: int) -> Path:
@@ -54,20 +55,11 @@ def damage(folder: Path, part: int = 0, parts: int = 1) -> str:
             found = (folder / name).stat().st_size
             if found != size:
                 return f"{name} has {found:,} bytes instead of {size:,}"
-            if digest_of(folder / name) != digest:
+            if files.sha256(folder / name) != digest:
                 return f"{name} has changed since it was written (SHA-256)"
     except (OSError, ValueError, TypeError, AttributeError) as error:
         return f"can't be read ({error})"
     return ""
-
-
-def digest_of(path: Path) -> str:
-    """SHA-256 of a file. Raises ``OSError``."""
-    found = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(BLOCK):
-            found.update(block)
-    return found.hexdigest()
 
 
 class Hashed(io.FileIO):

@@ -64,22 +64,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def convert(weights: dict[str, torch.Tensor], size: Size) -> GPT2LMHeadModel:
     """The Hugging Face model of these weights, which have the names and shapes of the whole model."""
-    model = GPT2LMHeadModel(
-        GPT2Config(
-            vocab_size=size.vocabulary,
-            n_positions=size.sequence,
-            n_embd=size.hidden,
-            n_layer=size.layers,
-            n_head=size.heads,
-            activation_function="gelu",
-            resid_pdrop=0.0,
-            embd_pdrop=0.0,
-            attn_pdrop=0.0,
-            # In our data both are the vocabulary's last token.
-            bos_token_id=size.vocabulary - 1,
-            eos_token_id=size.vocabulary - 1,
-        )
-    )
+    end = size.vocabulary - 1  # in our data
+    config = GPT2Config(
+        vocab_size=size.vocabulary, n_positions=size.sequence, n_embd=size.hidden, n_layer=size.layers,
+        n_head=size.heads, activation_function="gelu", resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+        bos_token_id=end, eos_token_id=end,
+    )  # fmt: skip
+    model = GPT2LMHeadModel(config)
     state = {
         "transformer.wte.weight": weights["embedding.word_embeddings.weight"][: size.vocabulary],
         "transformer.wpe.weight": weights["embedding.position_embeddings.weight"],

@@ -12,7 +12,7 @@ from chakra_et import files
 from fasop.errors import PlanError
 from fasop.plans.plan import Plan, read_plans
 from megatron_lm.errors import RunError
-from megatron_lm.settings import conf
+from megatron_lm.settings import Size, conf
 from megatron_lm.settings.environment import read_file
 
 PLANS, SETTINGS = "plan.json", "plan.conf"
@@ -33,6 +33,15 @@ def write_inputs(
     files.write_json(folder / "costs.json", costs)
     words = ["--model", name, "--models-file", str(folder / "models.yaml")]
     return [*words, "--cluster", str(folder / "cluster.yaml"), "--costs", str(folder / "costs.json")]
+
+
+def model_of(size: Size, global_batch: int) -> dict[str, int | bool]:
+    """A model in the terms of FASOP."""
+    return {
+        "hidden": size.hidden, "seq": size.sequence, "layers": size.layers, "vocab": size.vocabulary,
+        "heads": size.heads, "kv_heads": size.kv_groups, "ffn": size.ffn, "gated": size.swiglu,
+        "tied": size.tied_embedding, "global_batch": global_batch,
+    }  # fmt: skip
 
 
 def best(words: Sequence[str], folder: Path) -> Plan:

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import hashlib
 import json
 import os
 import platform
@@ -38,7 +37,7 @@ import torch.distributed as dist
 
 from chakra_et import __version__
 from chakra_et.capture import gloo
-from chakra_et.files import write_text
+from chakra_et.files import sha256, write_text
 
 MANIFEST_VERSION = 1
 STEP_TIME_SOURCE = "ProfilerStep annotations of the device trace; untraced steps: host clock"
@@ -84,11 +83,7 @@ def write_json(path: Path, content: Any) -> None:
 
 def file_entry(path: Path, name: str) -> dict[str, Any]:
     """Name, size in bytes and sha256 of a file that will be renamed to ``name``."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return {"name": name, "size": path.stat().st_size, "sha256": digest.hexdigest()}
+    return {"name": name, "size": path.stat().st_size, "sha256": sha256(path)}
 
 
 def versions() -> dict[str, str | None]:

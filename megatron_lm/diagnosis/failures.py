@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -19,9 +19,7 @@ LAST_LINES = 8
 TAIL_BYTES = 4_000_000  # of a log that is searched
 NEAR_END = 5  # lines after a statement with which a log ends
 PROOF = (Kind.RANK_END, Kind.DEATH, Kind.SLURM)  # a process has ended
-MOST_NAMED = 8  # ranks in a sentence
-# Raised by a launcher, after what a process of its raised.
-LAUNCHERS = ("ChildFailedError", "SignalException", "ProcessRaisedException", "ProcessExitedException")
+LAUNCHERS = ("ChildFailedError", "SignalException")  # raised by torchrun, after what a rank raised
 
 
 @dataclass(frozen=True)
@@ -77,8 +75,7 @@ def first(logs: Iterable[Log], ended: Mapping[str, tuple[int, float]], has_faile
         _, end = ended.get(failure.node, (0, float("inf")))
         return failure.weight, failure.when or datetime.max, failure.rank is None, end
 
-    earliest = min(found, key=order)
-    return _with_silent_ranks(earliest, found) if earliest.weight == PEER else earliest
+    return min(found, key=order)
 
 
 def of_log(log: Log, has_failed: bool) -> list[Failure]:
@@ -105,65 +102,41 @@ def of_log(log: Log, has_failed: bool) -> list[Failure]:
 
 def _give_to_ranks(by_rank: dict[int | None, list[_Finding]]) -> None:
     """Tracebacks and crashes without a rank belong to the rank that torchrun saw fail first by itself."""
+    loose, named = by_rank.pop(None, []), [rank for rank in by_rank if rank is not None]
     ends = [
         (finding.statement.when or datetime.max, rank)
-        for rank, group in by_rank.items()
-        for finding in group
-        if rank is not None and finding.statement.kind is Kind.RANK_END and finding.cause.weight != PEER
+        for rank in named
+        for finding in by_rank[rank]
+        if finding.statement.kind is Kind.RANK_END and finding.cause.weight != PEER
     ]
-    named = [rank for rank in by_rank if rank is not None]
-    if not ends:
-        if len(named) == 1 and None in by_rank:
-            # torchrun's message has a local rank only: there is just one that it can mean.
-            _move(by_rank, named[0], lambda finding: finding.statement.kind is Kind.RANK_END)
-        return
-    first = min(ends)[1]
-    kinds = [Kind.EXCEPTION, Kind.DEATH]
-    if all(finding.statement.kind is Kind.RANK_END for finding in by_rank[first]):
-        # Nothing else in the log has its rank.
-        kinds += [Kind.TOOL, Kind.RECORD]
-    _move(by_rank, first, lambda one: one.statement.kind in kinds and not _is_launcher(one))
-
-
-def _move(by_rank: dict[int | None, list[_Finding]], rank: int, belongs: Callable[[_Finding], bool]) -> None:
-    """Give a rank those findings without a rank that belong to it."""
-    loose = by_rank.pop(None, [])
-    by_rank[rank].extend(finding for finding in loose if belongs(finding))
-    rest = [finding for finding in loose if not belongs(finding)]
-    if rest:
-        by_rank[None] = rest
+    kinds: tuple[Kind, ...] = ()
+    if ends:
+        _, rank = min(ends)
+        kinds = (Kind.EXCEPTION, Kind.DEATH)
+        if all(finding.statement.kind is Kind.RANK_END for finding in by_rank[rank]):
+            # Nothing else in the log has its rank.
+            kinds += (Kind.TOOL, Kind.RECORD)
+    elif len(named) == 1:
+        # torchrun's message has a local rank only: there is just one that it can mean.
+        (rank,), kinds = named, (Kind.RANK_END,)
+    for finding in loose:
+        its = finding.statement.kind in kinds and not _is_launcher(finding)
+        by_rank.setdefault(rank if its else None, []).append(finding)
 
 
 def _failure(log: Log, rank: int | None, group: list[_Finding]) -> Failure:
     # A rank's end explains least, but only torchrun's report of it has a time.
     informative = [
-        finding
-        for finding in group
-        if (finding.statement.kind is not Kind.RANK_END or finding.cause.order < UNKNOWN)
-        and not _is_launcher(finding)
+        one
+        for one in group
+        if (one.statement.kind is not Kind.RANK_END or one.cause.order < UNKNOWN) and not _is_launcher(one)
     ]
-    statement, cause = min(
-        informative or group, key=lambda finding: (finding.cause.weight, finding.cause.order)
-    )
+    statement, cause = min(informative or group, key=lambda one: (one.cause.weight, one.cause.order))
     times = [finding.statement.when for finding in group if finding.statement.when]
     when = statement.when or min(times, default=None)
     place = f"node {log.node}" if log.node else ""
     where = f"rank {rank} on {log.node}" if rank is not None and log.node else place
     return Failure(where, log.node, rank, cause.sentence, cause.weight, when, statement.lines[-LAST_LINES:])
-
-
-def _with_silent_ranks(failure: Failure, found: list[Failure]) -> Failure:
-    """Add which ranks reported nothing until they were ended: one of them kept the others waiting."""
-    silent = sorted(
-        other.rank
-        for other in found
-        if other.rank is not None and other.sentence.startswith("it was ended by SIG")
-    )
-    if not silent or len(silent) > MOST_NAMED or failure.rank in silent:
-        return failure
-    names = ", ".join(map(str, silent))
-    ranks = f"rank {names} reported nothing" if len(silent) == 1 else f"ranks {names} reported nothing"
-    return replace(failure, sentence=f"{failure.sentence}; {ranks}")
 
 
 def _is_launcher(finding: _Finding) -> bool:
@@ -172,17 +145,13 @@ def _is_launcher(finding: _Finding) -> bool:
 
 def _first_rank(findings: list[_Finding], log: Log) -> int | None:
     """The first rank of the node, as torchrun's report gives it, or else as the run's settings do."""
-    for statement, _ in findings:
-        if statement.rank is not None and statement.local_rank is not None:
-            return statement.rank - statement.local_rank
-    return log.first_rank
+    known = ((one.statement.rank, one.statement.local_rank) for one in findings)
+    firsts = (rank - local for rank, local in known if rank is not None and local is not None)
+    return next(firsts, log.first_rank)
 
 
 def _rank(statement: Statement, first_rank: int | None) -> int | None:
-    if statement.rank is not None:
-        return statement.rank
-    if statement.local_rank is not None and first_rank is not None:
+    if statement.rank is None and statement.local_rank is not None and first_rank is not None:
         return first_rank + statement.local_rank
-    if match := re.match(r"rank (\d+)(?: stops)?: ", statement.text):
-        return int(match[1])
-    return None
+    match = re.match(r"rank (\d+)(?: stops)?: ", statement.text)
+    return statement.rank if statement.rank is not None or match is None else int(match[1])

@@ -53,14 +53,9 @@ def lost_nodes(run: Run, states: Mapping[str, State]) -> list[str]:
         named = re.findall(r"error: Node failure on (\S+)", text)
         lost += [name for name in named if name not in lost]
         if known.word == "NODE_FAIL" and not named:
-            open_ended = [node for node in run.nodes if node.job == job and _is_open(node)]
-            lost += [node.name for node in open_ended if node.name not in lost]
+            notes = {node.name: state.note_of(node) for node in run.nodes if node.job == job}
+            lost += [name for name, note in notes.items() if note and note.word == "running"]
     return lost
-
-
-def _is_open(node: Node) -> bool:
-    note = state.note_of(node)
-    return note is not None and note.word == "running"
 
 
 def _is_through(run: Run) -> bool:

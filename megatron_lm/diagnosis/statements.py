@@ -58,8 +58,6 @@ CHAINED = (
     "During handling of the above exception, another exception occurred:",
     "The above exception was the direct cause of the following exception:",
 )
-CPP = re.compile(r"terminate called after throwing an instance of '(?P<name>[\w:]+)(?:<.*>)?'")
-WHAT = re.compile(r"\s*what\(\): +(?P<text>.*)")
 # How a shell and Python's fault handler report that a process was ended by a signal, and the kernel's report.
 SIGNALS = (
     "Segmentation fault|Bus error|Aborted|Killed|Illegal instruction|Floating point exception|"
@@ -122,8 +120,6 @@ def _statements(lines: list[Line]) -> Iterator[Statement]:
         found: list[Statement] = []
         if line.text.strip() == START and not line.is_mild:
             found = list(_traceback(lines, at, used))
-        elif match := CPP.match(line.text):
-            found = [_cpp(lines, at, used, match["name"])]
         elif line.text.strip().startswith(("Root Cause (first", "Failures:", "Other Failures:")):
             found = list(_report(lines, at, used))
         elif statement := _single(line, lines, at, used):
@@ -186,16 +182,7 @@ def _continues(line: Line, first: Line) -> bool:
         return False
     if not text.strip():
         return False
-    return not any(pattern.match(text) for pattern in (SLURM, CPP, BARE, ATTEMPT)) and not FAILED.match(text)
-
-
-def _cpp(lines: list[Line], at: int, used: set[int], name: str) -> Statement:
-    near = range(at + 1, min(at + 6, len(lines)))
-    found = [(number, match["text"]) for number in near if (match := WHAT.match(lines[number].text))][:1]
-    taken = [at, *(number for number, _ in found)]
-    used.update(taken)
-    raw, text = tuple(lines[number].raw for number in taken), "".join(text for _, text in found)
-    return Statement(Kind.EXCEPTION, name, text, raw, at, lines[at].rank, None, lines[at].when)
+    return not any(pattern.match(text) for pattern in (SLURM, BARE, ATTEMPT)) and not FAILED.match(text)
 
 
 def _report(lines: list[Line], at: int, used: set[int]) -> Iterator[Statement]:

@@ -93,26 +93,16 @@ class Log:
 
 
 def memory_line(rank: int, after: int) -> str:
-    """Memory of the GPU; without one, resident memory of the process, for which nothing is reserved."""
+    """Memory of the GPU; without one, the peak of the process's resident memory in all places."""
     if torch.cuda.is_available():
         sizes = [torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()]
         sizes += [torch.cuda.memory_reserved(), torch.cuda.max_memory_reserved()]
     else:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-        now = _resident(peak)
-        # The kernel updates the two at different times.
-        sizes = [now, max(now, peak)] * 2
+        sizes = [peak] * 4
     names = ("allocated", "max allocated", "reserved", "max reserved")
     text = " | ".join(f"{name}: {size / 2**20}" for name, size in zip(names, sizes, strict=True))
     return f"[Rank {rank}] (after {after} iterations) memory (MB) | {text}\n"
-
-
-def _resident(otherwise: int) -> int:
-    try:
-        with open("/proc/self/statm") as file:
-            return int(file.read().split()[1]) * resource.getpagesize()
-    except OSError:
-        return otherwise
 
 
 def _write(text: str) -> None:

@@ -80,15 +80,9 @@ def train(settings: Settings, watch: Watch) -> int:
 
 
 def step(
-    settings: Settings,
-    chunks: list[Any],
-    adam: Optimizer,
-    batches: list[Iterator[Batch]],
-    timers: Timers | None,
-    health: Health,
-    watch: Watch,
-    iteration: int,
-) -> tuple[float, Stepped, bool]:
+    settings: Settings, chunks: list[Any], adam: Optimizer, batches: list[Iterator[Batch]],
+    timers: Timers | None, health: Health, watch: Watch, iteration: int,
+) -> tuple[float, Stepped, bool]:  # fmt: skip
     """One iteration: (loss over the global batch; the optimizer's step; whether a rank was asked to end)."""
     for chunk in chunks:
         chunk.zero_grad_buffer()

@@ -20,7 +20,7 @@ from megatron_lm.results.report import write_summary
 from megatron_lm.results.view import View, setting_lines
 from megatron_lm.settings import conf
 
-LAST_LINES = 3
+LAST_LINES, LINE = 3, b"\n"
 WATCH_SECONDS = 2.0
 RED, BOLD, PLAIN = "\033[1;31m", "\033[1m", "\033[0m"
 
@@ -77,31 +77,24 @@ def lines(view: View) -> Iterator[tuple[str, str]]:
 
     yield title("last output message")
     for node, data in view.outputs.items():
-        count = data.count(b"\n")
-        yield "", f"{node.job}/{node.name}: {count} lines"
-        yield from (("", f"  {line}") for line in _tail(data))
+        yield from block(f"{node.job}/{node.name}: {data.count(LINE)} lines", _tail(data))
 
     yield title("last error message")
     if failure is not None:
         yield RED, f"first failure: {failure}"
         yield from (("", f"  {line}") for line in failure.lines)
     for job in run.jobs:
-        data = records.read(run.batch_output(job))
-        if data.strip():
-            yield "", f"{job}, batch script"
-            yield from (("", f"  {line}") for line in _tail(data))
+        if (data := records.read(run.batch_output(job))).strip():
+            yield from block(f"{job}, batch script", _tail(data))
     for node in run.nodes:
         data = node.read("err")
-        count = data.count(b"\n")
-        yield "", f"{node.job}/{node.name}: {count} lines"
-        yield from (("", f"  {line}") for line in _tail(data))
+        yield from block(f"{node.job}/{node.name}: {data.count(LINE)} lines", _tail(data))
 
     yield title("last gpu message")
     for node in run.nodes:
         data = node.read("gpu")
         last = [gpus.format_line(gpu) for gpu in last_gpus(data)] or _tail(data, 1)
-        yield "", f"{node.job}/{node.name}"
-        yield from (("", f"  {line}") for line in last or ["no sample yet"])
+        yield from block(f"{node.job}/{node.name}", last or ["no sample yet"])
 
     yield title(f"job info {' '.join(run.jobs)}")
     for job, known in view.states.items():
@@ -116,10 +109,13 @@ def lines(view: View) -> Iterator[tuple[str, str]]:
     yield title("iteration time")
     yield from (("", line) for line in speed_lines(view))
     # As the original scripts end: whether a profiler slows this run down.
-    yield (
-        "",
-        f"debug?  : {int(any('true' in (of.get('NSYS'), of.get('NCU')) for of in view.settings.values()))}",
-    )
+    profiled = any("true" in (of.get("NSYS"), of.get("NCU")) for of in view.settings.values())
+    yield "", f"debug?  : {int(profiled)}"
+
+
+def block(heading: str, rows: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """A heading, and rows below it."""
+    yield from (("", text) for text in (heading, *(f"  {row}" for row in rows)))
 
 
 def speed_lines(view: View) -> Iterator[str]:

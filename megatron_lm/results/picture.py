@@ -167,26 +167,19 @@ def picture_of(found: Sequence[Event], title: str, row: str) -> Picture:
 def bubble_table(heading: str, found: Iterable[Event], row: str) -> Table:
     """One row per rank, then all ranks together."""
     bubbles = timeline.bubbles(found)
+    totals = (sum(getattr(b, name) for b in bubbles) for name in ("seconds", "compute", "communication"))
     rows = [
         (
-            str(b.rank),
-            f"{b.seconds:.4f}",
-            f"{b.compute:.4f}",
-            f"{b.communication:.4f}",
+            "all" if b.rank < 0 else str(b.rank),
+            *(f"{seconds:.4f}" for seconds in (b.seconds, b.compute, b.communication)),
             f"{100 * b.share:.1f}",
         )
-        for b in bubbles
+        for b in [*bubbles, timeline.Bubble(-1, *totals)]
     ]
-    seconds, compute = sum(b.seconds for b in bubbles), sum(b.compute for b in bubbles)
-    rows.append(("all", f"{seconds:.4f}", f"{compute:.4f}", f"{sum(b.communication for b in bubbles):.4f}",
-                 f"{100 * (1 - compute / seconds) if seconds else 0:.1f}"))  # fmt: skip
     header = (
-        row,
-        "first forward to last backward of any rank, s",
-        "compute, s",
-        "communication and waiting, s",
+        row, "first forward to last backward of any rank, s", "compute, s", "communication and waiting, s",
         "bubble, %",
-    )
+    )  # fmt: skip
     return Table(heading, header, rows)
 
 
@@ -213,23 +206,21 @@ def _chosen(wanted: str, first: int, last: int) -> range:
 
 def stage_ranks(settings: dict[str, str], ranks: int) -> int:
     """Ranks per pipeline stage; they are consecutive, tensor ranks innermost."""
-    try:
-        return int(settings["TENSOR_MP_SIZE"]) * int(settings["DP_SIZE"])
-    except (KeyError, ValueError):
-        return max(ranks, 1)
+    tensor, data = _numbers(settings, "TENSOR_MP_SIZE", "DP_SIZE")
+    return tensor * data or max(ranks, 1)
 
 
 def _schedule(settings: dict[str, str]) -> tuple[int, int]:
     """(stages, micro-batches per data-parallel rank); zeros if the settings lack them."""
-    try:
-        batches = (
-            int(settings["GLOBAL_BATCH_SIZE"])
-            // int(settings["MICRO_BATCH_SIZE"])
-            // int(settings["DP_SIZE"])
-        )
-        return int(settings["PIPELINE_MP_SIZE"]), batches
-    except (KeyError, ValueError, ZeroDivisionError):
-        return 0, 0
+    names = ("PIPELINE_MP_SIZE", "GLOBAL_BATCH_SIZE", "MICRO_BATCH_SIZE", "DP_SIZE")
+    stages, batch, micro, data = _numbers(settings, *names)
+    return (stages, batch // micro // data) if micro and data else (0, 0)
+
+
+def _numbers(settings: dict[str, str], *names: str) -> list[int]:
+    """Settings as numbers; zeros if any is missing."""
+    found = [settings.get(name, "") for name in names]
+    return list(map(int, found)) if all(map(str.isdigit, found)) else [0] * len(names)
 
 
 def _span(numbers: list[int]) -> str:

@@ -25,12 +25,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from chakra_et import cli
+from fasop.plans.plan import Plan
 from fasop.profiling.fit import UnitFit, fit_units
 from megatron_lm import planner
 from megatron_lm.errors import RunError
 from megatron_lm.logs import runs
 from megatron_lm.results import pages, picture, predicted, speed, timeline
 from megatron_lm.results.pages import Table
+from megatron_lm.results.timeline import Bubble
 from megatron_lm.settings import MODELS, conf
 
 MODEL, GPU = "tiny", "CPU"
@@ -61,7 +63,8 @@ class CompareConfig:
 class Measured(NamedTuple):
     """Seconds. stage_forward, stage_backward: per micro-batch; message: the shortest one; bubble: 0 to 1.
 
-    spread: the widest interquartile range of a stage's times, over their median.
+    spread: the widest interquartile range of a stage's times, over their median; stages: what each did, per
+    iteration.
     """
 
     job: str
@@ -72,6 +75,12 @@ class Measured(NamedTuple):
     message: float
     bubble: float
     spread: float = 0.0
+    stages: Sequence[Bubble] = ()
+
+    @property
+    def outside(self) -> float:
+        """What an iteration takes beside the pipeline: optimizer, data loading, logging."""
+        return max(0.0, self.iteration - self.pipeline)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -92,11 +101,14 @@ def compare(config: CompareConfig) -> str:
     fits = unit_fits(partitions, measured)
     here = cluster(config.stages, min(each.message for each in measured))
     source = "Runs of megatron_lm on this machine's CPU, by megatron_lm/plan_run_compare.sh."
-    words = planner.write_inputs(folder, MODEL, model(config.global_batch), here, source, [unit_costs(fits)])
+    model = planner.model_of(MODELS[MODEL], config.global_batch)
+    words = planner.write_inputs(folder, MODEL, model, here, source, [unit_costs(fits)])
     plan = planner.best([*words, *f"--tp 1 --dp 1 --pp {config.stages} --mbs 1 --max-tp 1".split()], folder)
     result = run(config, plan.layers, planner.settings(folder))
     heading = f"Predicted and measured: {MODEL}, {'-'.join(map(str, plan.layers))}"
-    text = pages.markdown(heading, [], [comparison(plan, result), fitted(fits, [*measured, result])])
+    outside = statistics.median(each.outside for each in measured)
+    tables = [comparison(plan, result, outside), explained(plan, result, outside)]
+    text = pages.markdown(heading, [], [*tables, fitted(fits, [*measured, result])])
     pages.write(folder / "compare.md", text)
     pages.write(folder / "compare.html", drawn(result.job, plan))
     return text
@@ -114,7 +126,9 @@ def calibration_partitions(stages: int) -> list[tuple[int, ...]]:
 
 def run(config: CompareConfig, layers: Sequence[int], planned: Mapping[str, str] | None = None) -> Measured:
     """Measure one local run, with a plan's settings if there is one. Raises ``RunError``."""
-    values = {**run_settings(config, layers), **(planned or {}), **recorded(config)}
+    # What no plan decides.
+    recorded = {"TRAIN_ITERS": str(config.iterations), "LOG_INTERVAL": "1", "PROFILE": "true"}
+    values = {**run_settings(config, layers), **(planned or {}), **recorded}
     print(f"running {MODEL} as {'-'.join(map(str, layers))} …", file=sys.stderr, flush=True)
     words = [f"{name}={value}" for name, value in values.items()]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
@@ -160,6 +174,7 @@ def read_run(job: str, stages: int) -> Measured:
         min(e.end - e.start for e in events if e.task in ("forward-recv", "backward-recv", "forward-send")),
         1 - sum(bubble.compute for bubble in bubbles) / sum(bubble.seconds for bubble in bubbles),
         max(spread(task, stage) for task in ("forward", "backward") for stage in range(stages)),
+        [each.over(len(pipelines)) for each in bubbles],
     )
 
 
@@ -206,38 +221,43 @@ def cluster(stages: int, message: float) -> dict[str, Any]:
     return {"gpus_per_node": stages, "gpus": {GPU: cpu}}
 
 
-def model(global_batch: int) -> dict[str, int]:
-    """The model in the terms of fasop."""
-    size = MODELS[MODEL]
-    return {
-        "hidden": size.hidden,
-        "seq": size.sequence,
-        "layers": size.layers,
-        "vocab": size.vocabulary,
-        "heads": size.heads,
-        "global_batch": global_batch,
-    }
-
-
 def run_settings(config: CompareConfig, layers: Sequence[int]) -> dict[str, str]:
     """The settings of a run with one rank per stage."""
-    stages = str(config.stages)
     return {
-        "MODEL": MODEL,
-        "NNODES": "1",
-        "NPROC_PER_NODE": stages,
-        "GLOBAL_BATCH_SIZE": str(config.global_batch),
-        "PIPELINE_MP_SIZE": stages,
+        "MODEL": MODEL, "NNODES": "1", "NPROC_PER_NODE": str(config.stages),
+        "GLOBAL_BATCH_SIZE": str(config.global_batch), "PIPELINE_MP_SIZE": str(config.stages),
         "PARTITION": "-".join(map(str, layers)),
+    }  # fmt: skip
+
+
+def explained(plan: Plan, result: Measured, outside: float) -> Table:
+    """The parts of a step of the stage that computes longest, which add up to it, beside those of the plan.
+
+    ``outside``: seconds beside the pipeline, as measured in the runs before the plan.
+    """
+    if not result.stages:
+        return Table("Why the step differs", (), [])
+    theirs = max(result.stages, key=lambda stage: stage.compute)
+    ours = timeline.bubbles(predicted.predicted_events(plan))[theirs.rank]
+    idle = [each.seconds - each.compute - each.communication for each in (ours, theirs)]
+    parts = {
+        "compute": (ours.compute, theirs.compute),
+        "messages, and waiting for them": (ours.communication, theirs.communication),
+        "idle": (idle[0], idle[1]),
+        "beside the pipeline (optimizer, data, logging)": (outside, result.iteration - theirs.seconds),
     }
+    parts["step"] = (sum(planned for planned, _ in parts.values()), result.iteration)
+    gap = parts["step"][1] - parts["step"][0]
+    rows = [
+        (name, f"{1000 * a:.2f}", f"{1000 * b:.2f}", f"{1000 * (b - a):+.2f}", f"{100 * (b - a) / gap:.0f}")
+        for name, (a, b) in parts.items()
+        if gap
+    ]
+    header = (f"stage {theirs.rank}", "planned, ms", "measured, ms", "difference, ms", "of the difference, %")
+    return Table("Why the step differs", header, rows)
 
 
-def recorded(config: CompareConfig) -> dict[str, str]:
-    """Settings that no plan decides."""
-    return {"TRAIN_ITERS": str(config.iterations), "LOG_INTERVAL": "1", "PROFILE": "true"}
-
-
-def comparison(plan: Any, result: Measured) -> Table:
+def comparison(plan: Plan, result: Measured, outside: float) -> Table:
     """Predicted against measured; error: of the prediction, relative to the measured time."""
     bubbles = timeline.bubbles(predicted.predicted_events(plan))
     bubble = 1 - sum(each.compute for each in bubbles) / sum(each.seconds for each in bubbles)
@@ -251,8 +271,8 @@ def comparison(plan: Any, result: Measured) -> Table:
     rows.append(("bubble, %", 100 * bubble, 100 * result.bubble))
     rows.append(
         (
-            "step, ms (measured: with optimizer, data loading and logging)",
-            1000 * plan.step_time,
+            "step, ms (with optimizer, data loading and logging as in the runs before the plan)",
+            1000 * (plan.step_time + outside),
             1000 * result.iteration,
         )
     )
@@ -264,7 +284,7 @@ def comparison(plan: Any, result: Measured) -> Table:
     )
 
 
-def drawn(job: str, plan: Any) -> str:
+def drawn(job: str, plan: Plan) -> str:
     found = runs.find((job,), conf.log_dir())
     events, settings = picture.read_events(found, (), "last")
     return picture.draw(found, events, settings, predicted.predicted_events(plan))

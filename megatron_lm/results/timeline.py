@@ -53,6 +53,11 @@ class Bubble:
     compute: float
     communication: float
 
+    def over(self, iterations: int) -> Bubble:
+        """The same per iteration."""
+        times = (each / iterations for each in (self.seconds, self.compute, self.communication))
+        return Bubble(self.rank, *times)
+
     @property
     def share(self) -> float:
         """Fraction of the time in which the rank did not compute, 0 to 1."""

@@ -41,8 +41,9 @@ def write_inputs(folder: Path, values: Mapping[str, str], nodes: Sequence[Node])
     by_kind = kinds(nodes)
     cluster = {"gpus_per_node": settings.nproc_per_node, "gpus": {k: _kind(k, v) for k, v in by_kind.items()}}
     entries = [_costs(settings, kind, speed(settings, kind, of_kind)) for kind, of_kind in by_kind.items()]
+    model = planner.model_of(settings.size, settings.global_batch_size)
     source = "Operations over speed, by megatron_lm/slurm/replan.py."
-    words = planner.write_inputs(folder, settings.model, _model(settings), cluster, source, entries)
+    words = planner.write_inputs(folder, settings.model, model, cluster, source, entries)
     words += ["--tp", str(settings.tensor_mp_size), "--max-tp", str(settings.tensor_mp_size)]
     words += ["--mbs", str(settings.micro_batch_size), "--recompute", settings.recompute]
     words += ["--attention", settings.attention]
@@ -63,10 +64,7 @@ def speed(settings: Settings, kind: str, nodes: Sequence[Node]) -> float:
         return statistics.median(measured)
     known = gpu_table.by_driver(kind)
     if known is None:
-        print(
-            f"note: no speed of {kind} is known; all such GPUs are taken to be equal to an A10",
-            file=sys.stderr,
-        )
+        print(f"note: no speed of {kind} is known; it is taken to be equal to an A10", file=sys.stderr)
     return FRACTION * gpu_table.gpu(known or "A10").peak("half")
 
 
@@ -98,33 +96,13 @@ def _costs(settings: Settings, kind: str, rate: float) -> dict[str, Any]:
     work = [2 * settings.size.hidden, settings.size.layer_operations, settings.size.head_operations]
     embedding, layer, head = (_per_micro_batch(settings, each) / rate for each in work)
     forward = [embedding, *[layer] * settings.size.layers, head]
-    entry = {
-        "model": settings.model,
-        "gpu": kind,
-        "tp": settings.tensor_mp_size,
-        "mbs": settings.micro_batch_size,
-    }
-    return {**entry, "forward": forward, "backward": [2 * each for each in forward]}
+    sizes = {"tp": settings.tensor_mp_size, "mbs": settings.micro_batch_size}
+    times = {"forward": forward, "backward": [2 * each for each in forward]}
+    return {"model": settings.model, "gpu": kind, **sizes, **times}
 
 
 def _per_micro_batch(settings: Settings, per_token: float) -> float:
     return per_token * settings.micro_batch_size * settings.size.sequence / settings.tensor_mp_size
-
-
-def _model(settings: Settings) -> dict[str, int | bool]:
-    size = settings.size
-    return {
-        "hidden": size.hidden,
-        "seq": size.sequence,
-        "layers": size.layers,
-        "vocab": size.vocabulary,
-        "heads": size.heads,
-        "kv_heads": size.kv_groups,
-        "ffn": size.ffn,
-        "gated": size.swiglu,
-        "tied": size.tied_embedding,
-        "global_batch": settings.global_batch_size,
-    }
 
 
 def _kind(kind: str, nodes: Sequence[Node]) -> dict[str, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import json
 import re
 import subprocess
@@ -18,7 +19,7 @@ from chakra_et.report.pack import unpack
 from megatron_lm import planner
 from megatron_lm.__main__ import main as command
 from megatron_lm.errors import RunError
-from megatron_lm.results import picture, plan_run_compare, predicted
+from megatron_lm.results import picture, plan_run_compare, predicted, timeline
 from megatron_lm.results.plan_run_compare import CompareConfig, Measured
 from megatron_lm.settings.environment import read_file
 from tests.megatron_lm import written_logs
@@ -81,6 +82,25 @@ def test_the_plan_of_known_costs_is_the_best_there_is(planned: Path) -> None:
     assert row and float(row[1]) == float(row[2]) == pytest.approx(1000 * (E + 3 * T), abs=0.01)
 
 
+def test_a_difference_is_explained_by_parts_that_add_up_to_it(planned: Path) -> None:
+    """Both stages take half as long again as planned, and 7 ms instead of 4 are beside the pipeline."""
+    plan = planner.read_plan(planned / "plan.json")
+    ours = timeline.bubbles(predicted.predicted_events(plan))
+    stages = [
+        dataclasses.replace(each, compute=1.5 * each.compute, seconds=1.5 * each.seconds) for each in ours
+    ]
+    result = measured((3, 1))._replace(stages=stages, iteration=1.5 * ours[0].seconds + 0.007)
+    rows = plan_run_compare.explained(plan, result, 0.004).rows
+    figures = {name: [float(cell) for cell in cells] for name, *cells in rows}
+    longest = max(ours, key=lambda stage: stage.compute)
+    assert figures["compute"][2] == pytest.approx(500 * longest.compute, abs=0.01)
+    assert figures["beside the pipeline (optimizer, data, logging)"][:3] == [4.0, 7.0, 3.0]
+    whole = figures.pop("step")
+    assert whole[1] - whole[0] == pytest.approx(whole[2], abs=0.011) and whole[3] == 100
+    sums = np.sum(list(figures.values()), axis=0)
+    np.testing.assert_allclose(sums, whole, atol=2)
+
+
 def page_content(page: Path) -> dict[str, Any]:
     found = re.search(r'id="data">([A-Za-z0-9+/=]+)</script>', page.read_text())
     assert found is not None
@@ -140,6 +160,12 @@ def test_plan_run_and_compare_in_one_command(tiny: dict[str, str], tmp_path: Pat
     row = re.search(r"^\| pipeline, ms \| ([\d.]+) \| ([\d.]+) \| [+-][\d.]+ \|$", done.stdout, re.MULTILINE)
     # The schedule is known and its parts were measured here; what is left is how steady the machine is.
     assert float(row[1]) == pytest.approx(float(row[2]), rel=0.5)
+    parts = re.findall(
+        r"^\| ([a-z][^|]*) \| [\d.]+ \| ([-\d.]+) \| [+-][\d.]+ \| -?\d+ \|$", done.stdout, re.MULTILINE
+    )
+    *of_step, (name, step) = parts
+    assert name == "step" and len(of_step) == 4
+    assert sum(float(each) for _, each in of_step) == pytest.approx(float(step), abs=0.03)
     assert read_file(output / "plan.conf")["MODEL"] == "tiny"
     assert json.loads((output / "costs.json").read_text())["entries"][0]["gpu"] == "CPU"
     tables = page_content(output / "compare.html")["tables"]

@@ -91,7 +91,7 @@ def test_a_homogeneous_run(script: Script, env: dict[str, str], tmp_path: Path) 
     page = tmp_path / "out.html"
     command = [sys.executable, str(MEGATRON / "_05_report_visualization.py"), job, "--iterations", "all"]
     drawn = subprocess.run([*command, "--output", page], env=env, capture_output=True, text=True, timeout=120)
-    assert "of 4 ranks" in drawn.stdout and page.stat().st_size > 10**6
+    assert "of 4 ranks" in drawn.stdout and page.stat().st_size > 50_000
 
 
 HETERO = {"HOMOGENEOUS_CLUSTER": "false", "MASTER_QUEUE": "first", "SLAVE_QUEUE": "rest"}
@@ -119,7 +119,7 @@ def test_a_job_that_fails(script: Script, env: dict[str, str], tmp_path: Path) -
     said = script("get_result.sh", job).splitlines()
     assert said[0].startswith(f"WRONG: job {job} is not running: FAILED (")
     assert re.match(r"WRONG: rank \d on n[12] failed first at .*iter_0000001 is of another model", said[1])
-    assert said[-1] == "no iteration logged yet"
+    assert said[-2:] == ["no iteration logged yet", "debug?  : 0"]
 
 
 def test_a_job_that_is_cancelled(script: Script, env: dict[str, str], tmp_path: Path) -> None:
