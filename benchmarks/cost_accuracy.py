@@ -162,13 +162,13 @@ TITLES = {
 }
 
 
-def fitted(kind: str, table: Table, start: Values | None = None) -> dict[str, float]:
+def fitted(kind: str, table: Table) -> dict[str, float]:
     """The parameters of a kind of kernel by some of a table's rows."""
     model, some = MODELS[kind], table.some(FIT_ROWS)
     return fit(
         lambda values: model.micros(some.gpu, values, some.points),
         some.micros,
-        start or model.start(table.gpu),
+        model.start(table.gpu),
         model.widths,
     )
 
@@ -197,11 +197,11 @@ def stranger(kind: str, gpu: Gpu, known: Sequence[KernelTimes]) -> KernelTimes:
     return KernelTimes(gpu, {kind: values}, {})
 
 
-def calibrated(kind: str, table: Table, start: KernelTimes) -> Row:
+def with_some(kind: str, table: Table, start: KernelTimes) -> Row:
     """With ``SHAPES`` measured shapes, judged on the others."""
     given = np.isin(np.arange(len(table.micros)), _drawn(table))
-    values = fitted(kind, table.where(given), start.parameters[kind])
-    times = KernelTimes(table.gpu, {kind: values}, start.grids)
+    some = table.where(given)
+    times = kernel_times.calibrated(start, kind, some.points, some.micros)
     title = f"{TITLES[kind]}, GPU left out but for {SHAPES} shapes"
     return judged(title, kind, table.where(~given), times, TARGETS[kind]["shapes"])
 
@@ -271,7 +271,7 @@ def given_rows(kind: str, tables: Mapping[str, Table]) -> Iterator[Row]:
         target = GDDR_TARGET.get(table.gpu.name, "13 / 11") if kind == "16 bit" else TARGETS[kind]["none"]
         yield judged(f"{TITLES[kind]}, GPU left out, no relative", kind, table, left[name], target)
     for name, table in tables.items():
-        yield calibrated(kind, table, left[name])
+        yield with_some(kind, table, left[name])
     if kind == "16 bit":
         title = "ratio of two GPUs, the second left out, no relative"
         for name, table in tables.items():
@@ -298,7 +298,7 @@ def other_rows(kind: str, tables: Mapping[str, Table], others: Mapping[str, Tabl
             )
         target = targets["relative"] if gpu.like in known else GDDR_TARGET.get(gpu.name, targets["none"])
         yield judged(f"{TITLES[kind]}, GPU left out, {relation}", kind, table, times, target, name)
-        yield calibrated(kind, table, times)
+        yield with_some(kind, table, times)
         first = next((each for each in tables.values() if each.gpu.name == gpu.like), None)
         target, first = "10" if first else "15", first or next(iter(tables.values()))
         pair = (first, known[first.gpu.name]), (table, times)

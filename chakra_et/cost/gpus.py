@@ -6,7 +6,7 @@ import functools
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ class Gpu:
     """``units`` (streaming multiprocessors or compute units) at ``clock`` Hz, power limit in ``watts``,
     ``cache`` bytes before memory in ``parts`` that each keep their own copies, ``memory`` bytes per second of
     ``kind`` HBM or GDDR, and ``peaks``: dense operations per second by type of number. ``like``: the GPU
-    whose measured shapes stand for this one's.
+    whose measured shapes stand for this one's. ``measured``: parameters of its own, by kind of kernel.
     """
 
     name: str
@@ -37,6 +37,7 @@ class Gpu:
     peaks: Mapping[str, float]
     parts: int = 1
     like: str = ""
+    measured: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     def peak(self, type_name: str) -> float:
         """Operations per second of matrix products of this type of number."""
@@ -57,12 +58,12 @@ def gpu(name: str) -> Gpu:
         raise TraceError(
             f"GPU {name!r} is unknown: use one of {', '.join(names())}, or a file of a datasheet"
         )
-    return _read(known[short], _table()[known[short]])
+    return read(known[short], _table()[known[short]])
 
 
 def datasheet(path: Path) -> Gpu:
-    """The GPU that a JSON or YAML file describes as ``gpus.json`` does, with its ``name``. Raises
-    ``TraceError``."""
+    """The GPU that a JSON or YAML file describes as ``gpus.json`` does, with its ``name``, or a file of
+    ``chakra-et measure-gpu``. Raises ``TraceError``."""
     try:
         text = path.read_text(encoding="utf-8")
         if path.suffix in (".yaml", ".yml"):
@@ -74,7 +75,7 @@ def datasheet(path: Path) -> Gpu:
         missing = [key for key in _NEEDED if key not in entry]
         if missing:
             raise TraceError(f"{path}: the datasheet lacks {', '.join(missing)}")
-        return _read(str(entry.get("name", path.stem)), entry)
+        return read(str(entry.get("name", path.stem)), entry)
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise TraceError(f"{path}: no datasheet of a GPU: {error}") from error
 
@@ -97,9 +98,15 @@ def _called(name: str, text: str) -> re.Match[str] | None:
     return re.search(rf"(?<![A-Za-z0-9]){words}(?![A-Za-z0-9])", text)
 
 
-def _read(name: str, entry: Mapping[str, Any]) -> Gpu:
+def entry(name: str) -> dict[str, Any]:
+    """What ``gpus.json`` says of a GPU."""
+    return dict(_table()[name])
+
+
+def read(name: str, entry: Mapping[str, Any]) -> Gpu:
+    """A GPU from an entry in the form of ``gpus.json``; ``name``: "" for the entry's own."""
     return Gpu(
-        name,
+        name or str(entry["name"]),
         entry["vendor"],
         int(entry["units"]),
         float(entry["clock"].removesuffix(" MHz")) * 1e6,
@@ -110,6 +117,7 @@ def _read(name: str, entry: Mapping[str, Any]) -> Gpu:
         {kind: parse_rate(text) for kind, text in entry["peaks"].items()},
         int(entry.get("parts", 1)),
         entry.get("like", ""),
+        entry.get("measured", {}),
     )
 
 

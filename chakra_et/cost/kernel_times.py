@@ -10,13 +10,14 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from chakra_et.cost import attention, grids, products
+from chakra_et.cost.fit import fit
 from chakra_et.cost.gpus import Gpu
 
 FILE = Path(__file__).with_name("kernel_times.json")
@@ -70,13 +71,26 @@ class KernelTimes:
     parameters: Mapping[str, Values]
     grids: Mapping[str, grids.Grid]
 
+    def of(self, kind: str) -> Values:
+        """The parameters of a kind of kernel; of one that was never measured, the prior."""
+        return self.parameters.get(_AS.get(kind, kind)) or MODELS[kind].start(self.gpu)
+
     def micros(self, kind: str, points: Any) -> np.ndarray:
         """µs of kernels of a kind (key of ``MODELS``) at ``points[R, D]``; float[R]."""
         rows = np.atleast_2d(np.asarray(points, float))
         model, grid = MODELS[kind], self.grids.get(kind)
-        known = self.parameters.get(_AS.get(kind, kind)) or model.start(self.gpu)
-        taken = model.micros(self.gpu, known, rows)
+        taken = model.micros(self.gpu, self.of(kind), rows)
         return taken if grid is None else taken * np.exp(grid.at(model.place(rows)))
+
+
+def calibrated(times: KernelTimes, kind: str, points: np.ndarray, micros: np.ndarray) -> KernelTimes:
+    """With the parameters by which measured shapes come out; the grids stay."""
+    model, grid = MODELS[kind], times.grids.get(kind)
+    beyond = 1.0 if grid is None else np.exp(grid.at(model.place(points)))
+    values = fit(
+        lambda tried: model.micros(times.gpu, tried, points) * beyond, micros, times.of(kind), model.widths
+    )
+    return replace(times, parameters={**times.parameters, kind: values})
 
 
 def mean_parameters(gpu: Gpu, kind: str, fitted: Iterable[tuple[Gpu, Values]]) -> dict[str, float]:
@@ -106,6 +120,7 @@ def kernel_times(gpu: Gpu) -> KernelTimes:
             for key, grid in known.items()
             if name and key.startswith(f"{name} ")
         }
+    parameters |= {kind: dict(values) for kind, values in gpu.measured.items() if kind in MODELS}
     return KernelTimes(gpu, parameters, found)
 
 

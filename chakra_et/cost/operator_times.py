@@ -269,7 +269,7 @@ def _parameters(gpu: Gpu) -> dict[str, float]:
     for each, value in _table()[like].items():
         short = each.rpartition(".")[2]
         found[each] = value / faster if short in _TIMES else value * faster if short in _COUNTS else value
-    return found
+    return found | dict(gpu.measured.get("operators", {}))
 
 
 @functools.cache

@@ -58,7 +58,8 @@ class PredictConfig:
         "3 as median: rank 3 computes like the median of the others; 3 as 0: like rank 0", ()
     )
     gpu: str | None = _option(
-        "kernels as they would be on another GPU: H100→MI300X or H100:MI300X", metavar="FROM:TO"
+        "kernels as they would be on another GPU: H100→MI300X or H100:MI300X; or a file of measure-gpu",
+        metavar="FROM:TO",
     )
     resize: tuple[str, ...] = _option(
         "dimensions of tensors: 10=20 720=1440 for twice a batch of 10", (), metavar="OLD=NEW"

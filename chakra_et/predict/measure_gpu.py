@@ -1,0 +1,181 @@
+"""``chakra-et measure-gpu``: time products and copies on this GPU, and fit the models of kernels to them.
+
+    chakra-et measure-gpu --output my.json
+    chakra-et predict NAME --gpu H100:my.json
+
+Takes about five minutes; the GPU must do nothing else. Products are timed as the published tables were that
+the models come from: CUDA graphs of calls whose operands take turns. A GPU that ``gpus.json`` doesn't know
+gets its peaks and bandwidth from what was measured, too.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from chakra_et import text
+from chakra_et.cli import parse
+from chakra_et.cost import gpus
+from chakra_et.cost.kernel_times import calibrated, kernel_times
+from chakra_et.errors import TraceError
+from chakra_et.files import write_json
+
+SETS = 6
+"""Sets of operands that take turns."""
+_LARGEST_N = 14
+_COPY = 1 << 28
+_KINDS = {"16 bit": "bfloat16", "float": "float32"}
+_BEST = 0.85
+"""The share of a peak or bandwidth that the best product or copy reaches."""
+
+
+@dataclass
+class MeasureGpuConfig:
+    """The command's arguments."""
+
+    output: str = field(default="gpu.json", metadata={"short": "-o", "help": "JSON file to write"})
+    device: str = field(default="cuda", metadata={"help": "of PyTorch; cpu is for trying it out"})
+    shapes: int = field(default=100, metadata={"help": "shapes of each type of number"})
+    largest: float = field(default=4e12, metadata={"help": "operations of the largest product"})
+    repeats: int = field(default=6, metadata={"help": "times that each is measured"})
+
+    def __post_init__(self) -> None:
+        if self.shapes < 1 or self.repeats < 1 or self.largest < 1e6:
+            raise ValueError("--shapes and --repeats must be at least 1, and --largest at least 1e6")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit status."""
+    config = parse(MeasureGpuConfig, argv, description="Time products and copies, and fit a model to them.")
+    import torch
+
+    if config.device.startswith("cuda") and not torch.cuda.is_available():
+        raise TraceError("measure-gpu: PyTorch sees no GPU here: run it on the machine that has one")
+    sizes = shapes(config.shapes, config.largest)
+    points = np.column_stack([np.ones(len(sizes)), sizes, np.full(len(sizes), SETS)])
+    taken = {kind: _products(config, sizes, dtype) for kind, dtype in _KINDS.items()}
+    bandwidth = _copy_bandwidth(config)
+    entry = _datasheet(config, sizes, taken, bandwidth)
+    times = kernel_times(gpus.read("", entry))
+    rows = [("products", "shapes", "mean error before", "after the fit")]
+    for kind, micros in taken.items():
+        before = times.micros(kind, points)
+        times = calibrated(times, kind, points, micros)
+        first, last = (f"{np.abs(of / micros - 1).mean():.1%}" for of in (before, times.micros(kind, points)))
+        rows.append((_KINDS[kind], f"{len(sizes)}", first, last))
+    measured: dict[str, Any] = {kind: dict(times.parameters[kind]) for kind in _KINDS}
+    measured["operators"] = {"elementwise.memory": min(bandwidth / times.gpu.memory, 1.0)}
+    write_json(Path(config.output), {**entry, "measured": measured, "shapes": _shown(sizes, taken)})
+    print("\n".join(text.table(rows, right=range(1, 4))))
+    print(f"copies reach {bandwidth / 1e9:,.0f} GB/s; wrote {config.output}")
+    return 0
+
+
+def shapes(count: int, largest: float) -> np.ndarray:
+    """m, n, k of products of up to ``largest`` operations, evenly spread in their logarithms; [count, 3]."""
+    found: list[tuple[int, int, int]] = []
+    at = 0
+    while len(found) < count:
+        at += 1
+        part = [(at * step) % 1 for step in (0.8191725, 0.6710436, 0.5497004)]  # of the plastic number
+        m = round(2 ** (part[0] * (_LARGEST_N - 1)))
+        n, k = (round(2 ** (6 + each * (_LARGEST_N - 6)) / 32) * 32 for each in part[1:])
+        if 2.0 * m * n * k <= largest:
+            found.append((m, n, k))
+    return np.array(found, float)
+
+
+def _products(config: MeasureGpuConfig, sizes: np.ndarray, dtype: str) -> np.ndarray:
+    """µs of each, calls of different operands behind one another."""
+    import torch
+
+    torch.backends.cuda.matmul.allow_tf32 = False
+    of = {"device": config.device, "dtype": getattr(torch, dtype)}
+    found = []
+    for m, n, k in sizes.astype(int).tolist():
+        pairs = [(torch.randn(m, k, **of), torch.randn(n, k, **of)) for _ in range(SETS)]
+
+        def call(pairs: list[Any] = pairs) -> None:
+            for a, b in pairs:
+                torch.nn.functional.linear(a, b)
+
+        found.append(_micros(config, call) / SETS)
+    return np.array(found)
+
+
+def _copy_bandwidth(config: MeasureGpuConfig) -> float:
+    """Bytes per second that a large copy reads and writes."""
+    import torch
+
+    size = _COPY if config.device != "cpu" else _COPY >> 4
+    source = torch.empty(size, dtype=torch.uint8, device=config.device)
+    target = torch.empty_like(source)
+    return 2 * size / _micros(config, lambda: target.copy_(source)) * 1e6
+
+
+def _micros(config: MeasureGpuConfig, call: Callable[[], object]) -> float:
+    """The mean of the repeats, in a CUDA graph where there is one, after three calls."""
+    import torch
+
+    if config.device == "cpu":
+        call()
+        begin = time.perf_counter()
+        for _ in range(config.repeats):
+            call()
+        return (time.perf_counter() - begin) / config.repeats * 1e6
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        call()
+    stream.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    for _ in range(3):
+        graph.replay()
+    begin_event, end_event = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin_event.record()
+    for _ in range(config.repeats):
+        graph.replay()
+    end_event.record()
+    torch.cuda.synchronize()
+    return float(begin_event.elapsed_time(end_event)) / config.repeats * 1e3
+
+
+def _datasheet(
+    config: MeasureGpuConfig, sizes: np.ndarray, taken: dict[str, np.ndarray], bandwidth: float
+) -> dict[str, Any]:
+    """What the table knows of this GPU, or what PyTorch tells and was measured."""
+    import torch
+
+    on_gpu = config.device != "cpu"
+    name = torch.cuda.get_device_name(config.device) if on_gpu else "CPU"
+    if known := gpus.by_driver(name):
+        return {"name": f"{known} here", **gpus.entry(known), "like": known}
+    properties = torch.cuda.get_device_properties(config.device) if on_gpu else None
+    rates = {kind: (2 * sizes.prod(axis=1) / micros).max() * 1e6 for kind, micros in taken.items()}
+    return {
+        "name": name,
+        "vendor": "amd" if torch.version.hip else "nvidia",
+        "units": getattr(properties, "multi_processor_count", None) or os.cpu_count() or 1,
+        "clock": f"{getattr(properties, 'clock_rate', 1_500_000) / 1000:g} MHz",
+        "watts": 300,
+        "cache": f"{(getattr(properties, 'L2_cache_size', 0) or 32e6) / 1e6:g} MB",
+        "memory": f"{bandwidth / _BEST / 1e9:.4g} GB/s",
+        "kind": "HBM",
+        "peaks": {kind: f"{rate / _BEST / 1e12:.4g} TFLOP/s" for kind, rate in rates.items()},
+        "source": "measured by chakra-et measure-gpu; watts and kind of memory are assumed",
+    }
+
+
+def _shown(sizes: np.ndarray, taken: dict[str, np.ndarray]) -> dict[str, list[list[float]]]:
+    """m, n, k and µs of all products."""
+    return {
+        kind: [[*size, round(each, 2)] for size, each in zip(sizes.tolist(), micros.tolist(), strict=True)]
+        for kind, micros in taken.items()
+    }
