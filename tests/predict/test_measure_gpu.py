@@ -27,9 +27,8 @@ def test_the_cpu_as_a_device(tmp_path: Path, capsys: pytest.CaptureFixture) -> N
     torch.set_num_threads(threads)
     assert "copies reach" in capsys.readouterr().out
     content = json.loads(path.read_text())
-    assert (
-        set(content["measured"]) == {"16 bit", "float", "operators"} and len(content["shapes"]["float"]) == 12
-    )
+    assert set(content["measured"]) == {"16 bit", "float", "operators"}
+    assert len(content["shapes"]["float"]) == 8
     model = gpu_model(str(path))
     small, large = (
         model.micros(Work("matrix product", 2.0 * size**3, 1, product=(1, size, size, size), type="float"))
