@@ -1,10 +1,10 @@
 # syntax=docker/dockerfile:1
 # Build with ./build.sh, run with ./run.sh gpu|cpu or docker compose. A newer PyTorch:
-#   ./build.sh --build-arg BASE_IMAGE=pytorch/pytorch:<tag> --build-arg CONSTRAINTS=constraints.txt
+#   ./build.sh --build-arg BASE_IMAGE=pytorch/pytorch:<tag> --build-arg LOCK=locks/dev.txt
 ARG BASE_IMAGE=pytorch/pytorch:2.4.0-cuda12.4-cudnn9-runtime
 FROM ${BASE_IMAGE}
 
-ARG CONSTRAINTS=constraints-image.txt
+ARG LOCK=locks/image.txt
 # Only while building: a shell in the finished container may well be interactive.
 ARG DEBIAN_FRONTEND=noninteractive
 ARG PIP_NO_CACHE_DIR=1
@@ -28,11 +28,12 @@ RUN mkdir -p "$HF_HOME" /workspace/home && chmod 1777 "$HF_HOME" /workspace/home
 
 # Layers that rarely change first: the project's own files come last. The steps are layers of their own, so
 # that a failed one is repeated alone.
-COPY requirements.txt requirements-dev.txt constraints.txt constraints-image.txt ./
-COPY scripts/docker_python_steps.sh scripts/
-RUN CONSTRAINTS=${CONSTRAINTS} bash scripts/docker_python_steps.sh requirements
+COPY pyproject.toml ./
+COPY locks locks/
+COPY scripts/docker_python_steps.sh scripts/environment.py scripts/
+RUN LOCK=${LOCK} bash scripts/docker_python_steps.sh requirements
 # hadolint ignore=DL3059
-RUN CONSTRAINTS=${CONSTRAINTS} bash scripts/docker_python_steps.sh tools
+RUN bash scripts/docker_python_steps.sh tools
 # hadolint ignore=DL3059
 RUN bash scripts/docker_python_steps.sh tokenizers /workspace/pretrained_models
 

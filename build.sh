@@ -3,7 +3,7 @@
 #
 # Usage: ./build.sh [options of docker build]
 #
-# Example: ./build.sh --build-arg BASE_IMAGE=pytorch/pytorch:<tag> --build-arg CONSTRAINTS=constraints.txt
+# Example: ./build.sh --build-arg BASE_IMAGE=pytorch/pytorch:<tag> --build-arg LOCK=locks/dev.txt
 
 set -euo pipefail
 # shellcheck source=scripts/common.sh

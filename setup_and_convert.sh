@@ -1,31 +1,49 @@
 #!/usr/bin/env bash
 # Turn copied traces into Chakra .et files: one command for a laptop (Linux, macOS), no PyTorch.
 #
-# Usage: ./setup_and_convert.sh [DIR=outputs]
+# Usage: ./setup_and_convert.sh [DIR=outputs] [--engine native|mlcommons]
 #
 # Makes or reuses a small environment (chakra-venv), repairs the host traces in DIR, converts every
-# host/device pair, checks the .et files and lists them.
+# host/device pair, checks the .et files and lists them. --engine mlcommons does it with the upstream tools, in
+# .venv (./install_chakra_tools.sh).
 
 set -euo pipefail
 # shellcheck source=scripts/common.sh
 . "$(dirname "${BASH_SOURCE[0]}")/scripts/common.sh"
 
-dir=$ROOT/outputs
-[ $# -le 1 ] || usage_error "one folder at a time: $*"
-case ${1:-} in
-    -h | --help) show_help ;;
-    -*) usage_error "unknown option $1" ;;
-    ?*) dir=$(absolute "$1") ;;
-esac
+dir=
+engine=native
+while [ $# -gt 0 ]; do
+    case $1 in
+        -h | --help) show_help ;;
+        --engine)
+            case ${2:-} in native | mlcommons) engine=$2 ;; *) usage_error "--engine is native or mlcommons" ;; esac
+            shift
+            ;;
+        -*) usage_error "unknown option $1" ;;
+        *)
+            [ -z "$dir" ] || usage_error "one folder at a time: $given $1"
+            given=$1
+            dir=$(absolute "$1")
+            ;;
+    esac
+    shift
+done
+dir=${dir:-$ROOT/outputs}
 [ -d "$dir" ] || die "no folder $dir: copy the *_host.json and *_device.json files of a run there"
 
-use_environment convert
+kind=convert
+if [ "$engine" = mlcommons ]; then
+    kind=mlcommons
+    "$ROOT/install_chakra_tools.sh" || exit $?
+fi
+use_environment "$kind"
 cd "$ROOT"
 problems=
 say "== repairing host traces in $dir"
 supervise "$PYTHON" fix_host_traces.py --dir "$dir" || problems="$problems repair"
 say "== converting"
-supervise "$PYTHON" convert_to_et.py --dir "$dir" || problems="$problems conversion"
+supervise "$PYTHON" convert_to_et.py --dir "$dir" --engine "$engine" || problems="$problems conversion"
 
 # NAME.<rank>.et only: NAME.et is rank 0 again.
 traces=()

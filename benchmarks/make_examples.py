@@ -6,7 +6,7 @@
     python benchmarks/make_examples.py --repack        new folders around the sets that are there
 
 gpt2-gloo: GPT-2 (tiny) on two gloo processes. megatron-pp2-dp2: a tiny GPT in two pipeline stages and two
-replicas, on megatron-core (requirements-megatron.txt). gpt2-xl-planned: a plan of the planner on eight GPUs.
+replicas, on megatron-core (the extra megatron). gpt2-xl-planned: a plan of the planner on eight GPUs.
 Each becomes a folder for ASTRA-sim, packed into chakra_et/astra/data/; all together must stay below 2
 MB.
 """

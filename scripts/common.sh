@@ -42,7 +42,7 @@ absolute() {
 find_python() {
     local name
     for name in "${VIRTUAL_ENV:-/none}/bin/python" "${CONDA_PREFIX:-/none}/bin/python" \
-        python3 python python3.13 python3.12 python3.11 python3.10; do
+        python3 python python3.14 python3.13 python3.12 python3.11 python3.10; do
         if "$name" -c 'import sys; sys.exit(sys.version_info < (3, 10))' >/dev/null 2>&1; then
             command -v "$name"
             return
@@ -51,7 +51,7 @@ find_python() {
     return 1
 }
 
-# use_environment run|megatron|dev|convert: set PYTHON to an interpreter that has what is needed.
+# use_environment run|megatron|dev|mlcommons|convert: set PYTHON to an interpreter that has what is needed.
 use_environment() {
     local base
     base=$(find_python) || die "Python 3.10 or newer is needed and none is on the PATH"

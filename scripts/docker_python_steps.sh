@@ -7,38 +7,19 @@
 #   tools              mlc-chakra, HolisticTraceAnalysis and et_replay
 #   tokenizers FOLDER  the published tokenizers of GPT-2 and BERT, into FOLDER
 #
-# CONSTRAINTS names the file of pinned versions (default: constraints-image.txt). TOKENIZER_SOURCE
-# names a folder that has gpt2/ and bert-base-uncased/ and takes the hub's place.
+# LOCK names the file of pinned versions (default: locks/image.txt). PyTorch is in none: the base image chose it, with
+# its CUDA. TOKENIZER_SOURCE names a folder that has gpt2/ and bert-base-uncased/ and takes the hub's place.
 
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-CONSTRAINTS=${CONSTRAINTS:-constraints-image.txt}
-# The commits that Chakra itself names for its trace linker.
-PARAM=git+https://github.com/facebookresearch/param.git@7b19f586dd8b267333114992833a0d7e0d601630
-HTA=git+https://github.com/facebookresearch/HolisticTraceAnalysis.git@d731cc2e2249976c97129d409a83bd53d93051f6
-
-# The pins, with PyTorch held at what is there: the base image chose it, with its CUDA.
-pins() {
-    grep -v '^torch==' "$CONSTRAINTS"
-    python -c 'from importlib.metadata import version; print("torch==" + version("torch"))'
-}
-
-install() {
-    local status=0 file
-    file=$(mktemp)
-    pins >"$file"
-    python -m pip install --no-input -c "$file" "$@" || status=$?
-    rm -f "$file"
-    return "$status"
-}
-
 case ${1:-} in
     requirements)
-        install -r requirements.txt -r requirements-dev.txt
+        python -m pip install --no-input --no-deps -r "${LOCK:-locks/image.txt}"
         ;;
     tools)
-        install mlc-chakra==1.0.0 "HolisticTraceAnalysis @ $HTA" "et_replay @ $PARAM#subdirectory=et_replay"
+        torch=$(python -c 'from importlib.metadata import version; print("torch==" + version("torch"))')
+        python -m pip install --no-input -c <(echo "$torch") -r <(python scripts/environment.py list mlcommons et-replay)
         ;;
     tokenizers)
         python - "${2:?name the folder}" "${TOKENIZER_SOURCE:-}" <<'PYTHON'

@@ -1,13 +1,14 @@
 """Finds or makes the Python environment that a script runs in; prints the path of its interpreter.
 
-    python scripts/environment.py {run,megatron,dev,convert}
+    python scripts/environment.py {run,megatron,dev,mlcommons,convert}
+    python scripts/environment.py list EXTRA-OR-GROUP…          the requirements in pyproject.toml
     python scripts/environment.py install INTERPRETER REQUIREMENT…
 
 Standard library only, as it runs before anything is installed. An active environment, or the calling
-Python (the Docker image), is used as it is where it meets the requirements; else ``.venv`` (for
-``convert``: ``chakra-venv``) is made once, with uv where there is one, and reused. A stamp, written last,
-tells a finished environment from a half-made one. All messages go to stderr. ``MOSIM_TORCH=cpu`` or
-``cuda`` overrules the search for an NVIDIA GPU.
+Python (the Docker image), is used as it is where it meets the requirements of pyproject.toml; else ``.venv``
+(for ``convert``: ``chakra-venv``) is made once, from locks/KIND.txt and the PyTorch of this machine, with uv
+where there is one, and reused. A stamp, written last, tells a finished environment from a half-made one. All
+messages go to stderr. ``MOSIM_TORCH=cpu`` or ``cuda`` overrules the search for an NVIDIA GPU.
 """
 
 from __future__ import annotations
@@ -26,42 +27,35 @@ from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 ROOT = Path(__file__).resolve().parents[1]
+TORCH = "torch==2.13.0"  # what the locks were tested with
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 UNREACHABLE = re.compile(
     r"NewConnectionError|ConnectTimeoutError|NameResolutionError|Network is unreachable|Failed to connect|"
     r"dns error|error sending request"
 )
-UNSATISFIABLE = re.compile(r"No matching distribution|ResolutionImpossible|No solution found", re.IGNORECASE)
+UNSATISFIABLE = re.compile(
+    r"No matching distribution|ResolutionImpossible|No solution found|no version of", re.IGNORECASE
+)
 
 
 class Kind(NamedTuple):
     folder: str
-    requirements: tuple[str, ...]
-    alone: tuple[str, ...] = ()  # installed without their dependencies
+    demanded: tuple[str, ...]
     # Installed where an environment is made, but not demanded of one that is there: the Docker image has an
     # older PyTorch than megatron-core needs, and its tests skip what needs megatron-core.
-    extra: tuple[str, ...] = ()
-    constraints: str = "constraints.txt"
-
-    @property
-    def demanded(self) -> tuple[str, ...]:
-        return (*self.requirements, *self.alone)
+    more: tuple[str, ...] = ()
 
     @property
     def installed(self) -> tuple[str, ...]:
-        return (*self.requirements, *self.extra)
+        return (*self.demanded, *self.more)
 
 
 KINDS = {
-    "run": Kind(".venv", ("requirements.txt",)),
-    "megatron": Kind(".venv", ("requirements.txt", "requirements-megatron.txt")),
-    "dev": Kind(
-        ".venv",
-        ("requirements.txt", "requirements-dev.txt"),
-        alone=("requirements-dev-alone.txt",),
-        extra=("requirements-megatron.txt",),
-    ),
-    "convert": Kind("chakra-venv", ("requirements-convert.txt",)),
+    "run": Kind(".venv", ("dependencies", "train")),
+    "megatron": Kind(".venv", ("dependencies", "train", "megatron")),
+    "dev": Kind(".venv", ("dependencies", "train", "dev"), more=("megatron",)),
+    "mlcommons": Kind(".venv", ("dependencies", "train", "mlcommons")),
+    "convert": Kind("chakra-venv", ("dependencies",)),
 }
 
 
@@ -69,13 +63,27 @@ def main(argv: list[str]) -> int:
     match argv:
         case [kind] if kind in KINDS:
             print(find_or_make(kind))
-        case ["unmet", *files]:
-            print(" ".join(unmet(files)))
+        case ["unmet", *requirements]:
+            print("\n".join(filter(is_unmet, requirements)))
+        case ["list", *names] if names:
+            print("\n".join(requirements_of(names)))
         case ["install", python, *requirements] if requirements:
             return 0 if install(python, requirements, ROOT / "install.log", None) else 1
         case _:
-            fail("usage: environment.py {run,megatron,dev,convert}", 2)
+            fail(f"usage: environment.py {{{','.join(KINDS)}}}", 2)
     return 0
+
+
+def requirements_of(names: tuple[str, ...] | list[str]) -> list[str]:
+    """The lines of these lists in pyproject.toml, which Python 3.10 has no parser for."""
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    found: dict[str, None] = {}
+    for name in names:
+        lists = re.findall(rf"^{re.escape(name)} = \[\n?(.*?)\]$", text, re.MULTILINE | re.DOTALL)
+        if not lists:
+            fail(f"pyproject.toml has no list {name}")
+        found |= dict.fromkeys(re.findall(r'"([^"]+)"', lists[0]))
+    return list(found)
 
 
 # --- which environment ------------------------------------------------------------------------------
@@ -103,30 +111,20 @@ def find_or_make(name: str) -> Path:
 
 def unmet_in(python: Path, kind: Kind) -> list[str]:
     """The requirements of ``kind`` that the environment of ``python`` does not meet."""
-    command = [python, __file__, "unmet", *(ROOT / file for file in kind.demanded)]
+    command = [str(python), __file__, "unmet", *requirements_of(kind.demanded)]
     answer = subprocess.run(command, capture_output=True, text=True)
     return answer.stdout.split() if answer.returncode == 0 else ["a Python that runs"]
 
 
-def unmet(files: list[str]) -> list[str]:
-    """The lines of requirement files (``name>=1.2,<3``) that this interpreter's packages do not meet."""
-    missing = []
-    for line in "\n".join(Path(file).read_text() for file in files).splitlines():
-        requirement = line.split("#")[0].strip()
-        if requirement and not is_met(requirement):
-            missing.append(requirement)
-    return missing
-
-
-def is_met(requirement: str) -> bool:
-    """Whether a requirement of the form ``name>=1.2,<3`` is met here (``packaging`` may be missing)."""
+def is_unmet(requirement: str) -> bool:
+    """Whether this interpreter lacks ``name>=1.2,<3`` (``packaging`` may be missing)."""
     name = re.match(r"[\w.-]+", requirement).group()
     try:
         installed = release(metadata.version(name))
     except metadata.PackageNotFoundError:
-        return False
-    bounds = re.findall(r"(>=|<)\s*([\d.]+)", requirement)
-    return all(installed >= release(at) if sign == ">=" else installed < release(at) for sign, at in bounds)
+        return True
+    meets = {"==": installed.__eq__, ">=": installed.__ge__, "<": installed.__lt__}
+    return not all(meets[sign](release(at)) for sign, at in re.findall(r"(==|>=|<)\s*([\d.]+)", requirement))
 
 
 def release(version: str) -> tuple[int, ...]:
@@ -166,7 +164,7 @@ def make(name: str) -> Path:
         for stamp in folder.glob("mosim-ready-*"):
             stamp.unlink()
         say(f"installing {' and '.join(kind.installed)} into {kind.folder}/ (the first time takes a while)")
-        fill(python, kind, gpu, folder / "install.log", lock.fileno())
+        fill(name, python, gpu, folder / "install.log", lock.fileno())
         compile_ahead(python, folder)
         half_made.unlink()
         for other, candidate in KINDS.items():
@@ -175,13 +173,24 @@ def make(name: str) -> Path:
     return python
 
 
-def fill(python: Path, kind: Kind, gpu: bool, log: Path, lock: int) -> None:
-    options = [word for file in kind.installed for word in ("-r", str(ROOT / file))]
-    if "requirements.txt" in kind.requirements and not gpu:
-        options += cpu_torch_options()
-    fill_with(python, kind, options, log, lock)
-    if kind.alone:
-        fill_with(python, kind, ["--no-deps", *(f"-r{ROOT / file}" for file in kind.alone)], log, lock)
+def fill(name: str, python: Path, gpu: bool, log: Path, lock: int) -> None:
+    """Install the lock of a kind, whole and so without dependencies, and then PyTorch with its own."""
+    wanted = requirements_of(KINDS[name].installed)
+    torch = any(each.startswith("torch>") for each in wanted)
+    options = cpu_torch_options() if torch and not gpu else []
+    pinned = [["--no-deps", "-r", str(ROOT / "locks" / f"{name}.txt")]]
+    pinned += [[TORCH, *options]] if torch else []
+    if all(install(str(python), each, log, lock) for each in pinned):
+        return
+    output = log.read_text(errors="replace")
+    if UNREACHABLE.search(output):
+        fail(f"the package registry cannot be reached; the whole log is {log}")
+    if UNSATISFIABLE.search(output):
+        say(f"locks/{name}.txt cannot be met by this Python or registry: taking the newest in range")
+        if install(str(python), [*wanted, *options], log, lock):
+            return
+    say(*log.read_text(errors="replace").splitlines()[-5:], sep="\n")
+    fail(f"the packages could not be installed; the whole log is {log}")
 
 
 def compile_ahead(python: Path, folder: Path) -> None:
@@ -190,35 +199,13 @@ def compile_ahead(python: Path, folder: Path) -> None:
     Where PYTHONDONTWRITEBYTECODE is set, as in many containers, each start would compile it again, which
     takes longer than converting a small trace.
     """
-    packages = [
-        path for name in ("numpy", "msgspec") for path in folder.glob(f"lib/python*/site-packages/{name}")
+    found = [
+        str(path)
+        for name in ("numpy", "msgspec")
+        for path in folder.glob(f"lib/python*/site-packages/{name}")
     ]
-    words = [
-        "-m",
-        "compileall",
-        "-q",
-        "-j",
-        "0",
-        "-x",
-        "/tests/|/f2py/",
-        *map(str, packages),
-        str(ROOT / "chakra_et"),
-    ]
-    subprocess.run([str(python), *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
-
-
-def fill_with(python: Path, kind: Kind, options: list[str], log: Path, lock: int) -> None:
-    if install(str(python), [*options, "-c", str(ROOT / kind.constraints)], log, lock):
-        return
-    output = log.read_text(errors="replace")
-    if UNREACHABLE.search(output):
-        fail(f"the package registry cannot be reached; the whole log is {log}")
-    if UNSATISFIABLE.search(output):
-        say(f"{kind.constraints} cannot be met by this Python or registry: taking the newest in range")
-        if install(str(python), options, log, lock):
-            return
-    say(*log.read_text(errors="replace").splitlines()[-5:], sep="\n")
-    fail(f"the packages could not be installed; the whole log is {log}")
+    words = ["-m", "compileall", "-q", "-j", "0", "-x", "/tests/|/f2py/", *found, str(ROOT / "chakra_et")]
+    subprocess.run([python, *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
 
 
 def install(python: str, arguments: list[str], log: Path, lock: int | None) -> bool:
@@ -227,8 +214,8 @@ def install(python: str, arguments: list[str], log: Path, lock: int | None) -> b
     commands = [pip]
     if shutil.which("uv"):
         uv = ["uv", "pip", "install", "--python", python, "--index-strategy", "unsafe-best-match"]
-        # uv without pip's mirror fails where pip succeeds, so pip is the second try.
-        commands.insert(0, [*uv, *pip_options_for_uv(), *arguments])
+        # uv doesn't know pip's mirrors and fails where pip succeeds, so pip is the second try.
+        commands.insert(0, [*uv, *arguments])
     return any(run_logged(command, log, lock) for command in commands)
 
 
@@ -271,9 +258,8 @@ def stamp_of(folder: Path, name: str) -> Path:
 
 
 def fingerprint(name: str) -> str:
-    kind = KINDS[name]
-    text = b"".join((ROOT / file).read_bytes() for file in (*kind.installed, *kind.alone, kind.constraints))
-    return hashlib.sha256(text).hexdigest()[:16]
+    parts = [TORCH, *requirements_of(KINDS[name].installed), (ROOT / "locks" / f"{name}.txt").read_text()]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
 def is_ready(folder: Path, name: str) -> bool:
@@ -287,10 +273,8 @@ def is_ready(folder: Path, name: str) -> bool:
 
 def needs_gpu_build(folder: Path, gpu: bool | None) -> bool:
     """Whether ``folder`` was made where there was no GPU (a login node, say) and there is one here."""
-    stamps = [
-        stamp_of(folder, name) for name in ("run", "megatron", "dev") if stamp_of(folder, name).exists()
-    ]
-    made_for_cpu = any(stamp.read_text().split()[1:] == ["cpu"] for stamp in stamps)
+    stamps = [stamp.read_text().split()[1:] for stamp in folder.glob("mosim-ready-*")]
+    made_for_cpu = ["cpu"] in stamps and folder.name == ".venv"
     return made_for_cpu and (has_nvidia_gpu() if gpu is None else gpu)
 
 
@@ -313,45 +297,12 @@ def has_nvidia_gpu() -> bool:
 
 def cpu_torch_options() -> list[str]:
     """Where the CPU build of PyTorch comes from; on Linux the registry's own build brings CUDA along."""
-    folders = [Path(word) for key, word in pip_settings() if key == "find-links"]
-    if sys.platform != "linux" or any(wheel for folder in folders for wheel in folder.glob("torch-*+cpu-*")):
-        return []
-    if is_reachable(f"{CPU_INDEX}/torch/"):
-        return ["--extra-index-url", CPU_INDEX]
-    say(f"{CPU_INDEX} cannot be reached: PyTorch comes from the registry (with CUDA, some GB)")
-    return []
-
-
-def is_reachable(url: str) -> bool:
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=10):
-            return True
+        with urllib.request.urlopen(urllib.request.Request(f"{CPU_INDEX}/torch/", method="HEAD"), timeout=5):
+            return ["--extra-index-url", CPU_INDEX] if sys.platform == "linux" else []
     except OSError:
-        return False
-
-
-def pip_settings() -> list[tuple[str, str]]:
-    """pip's configured indexes and wheel folders, which uv does not read: (setting, value) pairs."""
-    command = [sys.executable, "-m", "pip", "config", "list"]
-    answer = subprocess.run(command, capture_output=True, text=True)
-    settings = []
-    for line in answer.stdout.splitlines():
-        key, _, value = line.partition("=")
-        words = value.strip("'\"").replace("\\n", " ").split()
-        settings += [(key.rpartition(".")[2], word) for word in words]
-    return settings
-
-
-def pip_options_for_uv() -> list[str]:
-    options = []
-    settings = dict.fromkeys(pip_settings())
-    for key, word in settings:
-        if key in ("extra-index-url", "find-links"):
-            options += [f"--{key}", word]
-        elif key == "cert":
-            os.environ.setdefault("SSL_CERT_FILE", word)
-    main_index = [word for key, word in settings if key == "index-url"]
-    return options + (["--index-url", main_index[-1]] if main_index else [])
+        say(f"{CPU_INDEX} cannot be reached: PyTorch comes from where pip looks, perhaps with CUDA (some GB)")
+        return []
 
 
 def say(*words: str, sep: str = " ") -> None:

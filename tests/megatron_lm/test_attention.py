@@ -7,7 +7,7 @@ import pytest
 from megatron_lm.settings import Settings
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("megatron.core", reason="megatron-core is not installed (requirements-megatron.txt)")
+pytest.importorskip("megatron.core", reason="megatron-core is not installed (extra megatron)")
 
 from megatron_lm.engine import attention, model  # noqa: E402
 

@@ -15,7 +15,7 @@ from chakra_et.et import file as et_file
 from chakra_et.et.columns import NodeType
 from tests.megatron_lm.training_runs import ROOT, TINY, layout, train
 
-pytest.importorskip("megatron.core", reason="megatron-core is not installed (requirements-megatron.txt)")
+pytest.importorskip("megatron.core", reason="megatron-core is not installed (extra megatron)")
 
 
 ENDS = ("src", "dst", "tag", "size")

@@ -21,7 +21,7 @@ from megatron_lm.settings import Settings
 from tests.megatron_lm.training_runs import ROOT, TINY, environment, layout
 from utils.data.hub import DataError
 
-pytest.importorskip("megatron.core", reason="megatron-core is not installed (requirements-megatron.txt)")
+pytest.importorskip("megatron.core", reason="megatron-core is not installed (extra megatron)")
 TOKENIZER = str(ROOT / "data" / "tokenizers" / "gpt2")
 
 

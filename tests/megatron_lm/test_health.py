@@ -16,7 +16,7 @@ import torch
 from megatron_lm.logs import records
 from tests.megatron_lm.training_runs import layout, train
 
-pytest.importorskip("megatron.core", reason="megatron-core is not installed (requirements-megatron.txt)")
+pytest.importorskip("megatron.core", reason="megatron-core is not installed (extra megatron)")
 FAULTY = Path(__file__).with_name("faulty_training.py")
 NOT_FINITE = re.compile(r" iteration +(\d+)/ +\d+ not finite: loss (\S+), grad norm (\S+), first in (.*)")
 

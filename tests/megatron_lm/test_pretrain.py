@@ -17,7 +17,7 @@ from megatron_lm.logs import records
 from megatron_lm.settings import from_environment
 from tests.megatron_lm.training_runs import ROOT, TINY, environment, layout, losses, norms, train
 
-pytest.importorskip("megatron.core", reason="megatron-core is not installed (requirements-megatron.txt)")
+pytest.importorskip("megatron.core", reason="megatron-core is not installed (extra megatron)")
 
 Done = subprocess.CompletedProcess[str]
 

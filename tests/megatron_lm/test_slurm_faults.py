@@ -20,7 +20,7 @@ from tests.megatron_lm.processes import processes_with, wait_for
 from tests.megatron_lm.virtual_cluster import wait_for_end
 
 pytestmark = pytest.mark.slow
-pytest.importorskip("megatron.core", reason="megatron-core is not installed (requirements-megatron.txt)")
+pytest.importorskip("megatron.core", reason="megatron-core is not installed (extra megatron)")
 TWO_NODES = {"NNODES": "2", "NPROC_PER_NODE": "2", "DP_SIZE": "2", "MOSIM_GRACE_SECONDS": "5"}
 FAULTY = Path(__file__).with_name("faulty_training.py")
 

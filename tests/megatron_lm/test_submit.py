@@ -289,7 +289,7 @@ def test_a_local_run_that_is_stopped_leaves_no_rank_behind(
 def test_the_scripts_are_clean_for_shellcheck() -> None:
     shellcheck = Path(sys.executable).with_name("shellcheck")
     if not shellcheck.exists():
-        pytest.skip("shellcheck is not installed (requirements-dev.txt has it)")
+        pytest.skip("shellcheck is not installed (the group dev has it)")
     scripts = [*(REPO_ROOT / "megatron_lm").glob("*.sh"), *(REPO_ROOT / "megatron_lm").glob("slurm/*.sh")]
     done = subprocess.run([shellcheck, "-x", "-P", REPO_ROOT, *scripts], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout

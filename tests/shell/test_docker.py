@@ -55,7 +55,7 @@ def test_the_steps_it_runs_exist_and_nothing_asks_a_question(
 def test_environments_and_outputs_stay_out_of_the_image(repo_root: Path) -> None:
     ignored = (repo_root / ".dockerignore").read_text().split()
     assert {".git", ".venv", "chakra-venv", "outputs", "checkpoints"} <= set(ignored)
-    assert not {"tests", "scripts", "data", "constraints-image.txt"} & set(ignored)
+    assert not {"tests", "scripts", "data", "locks", "pyproject.toml"} & set(ignored)
 
 
 IN_IMAGE = "/workspace/mosim-llms"
@@ -173,42 +173,48 @@ def test_hadolint_finds_nothing(repo_root: Path) -> None:
     beside_python = Path(sys.executable).with_name("hadolint")
     hadolint = str(beside_python) if beside_python.exists() else shutil.which("hadolint")
     if not hadolint:
-        pytest.skip("hadolint is not installed (requirements-dev.txt has it)")
+        pytest.skip("hadolint is not installed (the group dev has it)")
     result = subprocess.run([hadolint, repo_root / "Dockerfile"], capture_output=True, text=True)
     assert (result.stdout, result.returncode) == ("", 0)
 
 
-def test_pinned_commits_are_whole_and_agree(repo_root: Path) -> None:
-    steps = (repo_root / "scripts" / "docker_python_steps.sh").read_text()
-    commits = dict(re.findall(r"facebookresearch/(\w+)\.git@(\w+)", steps))
-    assert {name: len(commit) for name, commit in commits.items()} == {
-        "param": 40,
-        "HolisticTraceAnalysis": 40,
-    }
-    assert f"PARAM_COMMIT={commits['param']}\n" in (repo_root / "install_chakra_tools.sh").read_text()
+def test_the_pinned_commit_is_whole_and_stands_in_one_place(repo_root: Path) -> None:
+    tracked = subprocess.run(
+        ["git", "grep", "-hoE", r"param(\.git@|/archive/)\w+"], cwd=repo_root, capture_output=True
+    )
+    found = re.findall(rb"[0-9a-f]{7,}", tracked.stdout)
+    assert len(found) == 1 and len(found[0]) == 40
 
 
 def test_the_base_images_pytorch_is_held(repo_root: Path, tmp_path: Path) -> None:
-    """pip must never replace the PyTorch that the base image brings, whatever the constraints file pins."""
+    """pip must never replace the PyTorch that the base image brings: no lock has one, and tools keep it."""
     from importlib.metadata import version
 
     (tmp_path / "bin").mkdir()
     fake = tmp_path / "bin" / "python"
     fake.write_text(
-        f'#!/bin/bash\nif [ "$1" = -c ]; then exec {sys.executable} "$@"; fi\n'
-        'while [ "$1" != -c ]; do shift; done\ncat "$2"\nshift 2\necho "installs $*"\n'
+        f'#!/bin/bash\nif [ "$1" != -m ]; then exec {sys.executable} "$@"; fi\n'
+        'while [ "$1" != -c ] && [ "$1" != --no-deps ]; do shift; done\n'
+        '[ "$1" = --no-deps ] || { cat "$2" "$4"; exit; }\necho "installs $*"\n'
     )
     fake.chmod(0o755)
-    result = subprocess.run(
-        ["bash", repo_root / "scripts" / "docker_python_steps.sh", "requirements"],
-        env={**os.environ, "PATH": f"{fake.parent}:/usr/bin:/bin", "CONSTRAINTS": "constraints.txt"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    lines = result.stdout.splitlines()
-    assert [line for line in lines if line.startswith("torch==")] == [f"torch=={version('torch')}"]
-    assert lines[-1] == "installs -r requirements.txt -r requirements-dev.txt"
+
+    def step(name: str) -> list[str]:
+        command = ["bash", str(repo_root / "scripts" / "docker_python_steps.sh"), name]
+        path = f"{fake.parent}:/usr/bin:/bin"
+        done = subprocess.run(
+            command, env={**os.environ, "PATH": path}, capture_output=True, text=True, check=True
+        )
+        return done.stdout.splitlines()
+
+    assert step("requirements") == ["installs --no-deps -r locks/image.txt"]
+    assert not [
+        path for path in (repo_root / "locks").iterdir() if re.search("^torch==", path.read_text(), re.M)
+    ]
+    held, *wanted = step("tools")
+    assert held == f"torch=={version('torch')}"
+    assert wanted[:2] == ["mlc-chakra==1.0.0", "HolisticTraceAnalysis==0.5.0"]
+    assert wanted[2].startswith("et_replay @ https://github.com/")
 
 
 def test_tokenizers_are_saved_where_they_are_looked_for(repo_root: Path, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 Result = subprocess.CompletedProcess
 
@@ -29,18 +29,30 @@ def make_wheel(folder: Path, version: str = "1.2.0", name: str = "mosimprobe", n
 
 
 def make_project(folder: Path, repo_root: Path) -> Path:
-    shutil.copytree(repo_root / "scripts", folder / "scripts")
-    (folder / "requirements.txt").write_text("# what it needs\nmosimprobe>=1.0,<2\n")
-    (folder / "requirements-dev.txt").write_text("mosimprobe\n")
-    (folder / "requirements-megatron.txt").write_text("mosimprobe\n")
-    (folder / "requirements-dev-alone.txt").write_text("mosimlonely\n")
-    (folder / "requirements-convert.txt").write_text("mosimprobe>=1.1\n")
-    (folder / "constraints.txt").write_text("mosimprobe==1.2.0\n")
+    (folder / "scripts").mkdir(parents=True)
+    script = (repo_root / "scripts" / "environment.py").read_text()
+    # Its PyTorch comes from the lock here.
+    (folder / "scripts" / "environment.py").write_text(script.replace('each.startswith("torch>")', "False"))
+    (folder / "locks").mkdir()
+    require(folder, dependencies="mosimprobe>=1.0,<2")
+    lock(folder, "mosimprobe==1.2.0")
     (folder / "wheels").mkdir()
     make_wheel(folder / "wheels")
     make_wheel(folder / "wheels", "1.3.0")
     make_wheel(folder / "wheels", name="mosimlonely", needs="Requires-Dist: nowhere-to-be-found\n")
     return folder
+
+
+def require(project: Path, **lists: str) -> None:
+    """Write the lists of pyproject.toml, one requirement each."""
+    names = ("dependencies", "train", "megatron", "dev", "mlcommons")
+    lines = [f'{name} = ["{lists[name]}"]' if name in lists else f"{name} = []" for name in names]
+    (project / "pyproject.toml").write_text("\n".join(lines) + "\n")
+
+
+def lock(project: Path, *lines: str) -> None:
+    for name in ("run", "megatron", "dev", "mlcommons", "convert"):
+        (project / "locks" / f"{name}.txt").write_text("\n".join(lines) + "\n")
 
 
 def environment(project: Path, **more: str) -> dict[str, str]:
@@ -130,7 +142,7 @@ def test_an_active_environment_that_has_everything_is_used_as_it_is(
 
 def test_the_calling_python_is_used_where_it_has_everything(project: Path) -> None:
     """The Docker image: no environment is active and nothing may be installed."""
-    (project / "requirements.txt").write_text("pytest>=8\npackaging\n")
+    require(project, dependencies="pytest>=8", train="packaging")
     result = set_up(project)
     assert result.stdout.strip() == sys.executable
     assert not (project / ".venv").exists()
@@ -138,10 +150,7 @@ def test_the_calling_python_is_used_where_it_has_everything(project: Path) -> No
 
 def test_the_image_tests_without_megatron_core(project: Path) -> None:
     """megatron-core needs a newer PyTorch than the image has; a second environment would be some GB."""
-    (project / "requirements.txt").write_text("pytest>=8\n")
-    (project / "requirements-dev.txt").write_text("packaging\n")
-    (project / "requirements-dev-alone.txt").write_text("pluggy\n")
-    (project / "requirements-megatron.txt").write_text("nowhere-to-be-found>=1\n")
+    require(project, train="pytest>=8", dev="packaging", megatron="nowhere-to-be-found>=1")
     result = set_up(project, "dev")
     assert (result.stdout.strip(), result.stderr) == (sys.executable, "")
     assert not (project / ".venv").exists()
@@ -151,8 +160,8 @@ def test_an_active_environment_that_lacks_something_is_left_alone(
     finished: tuple[Path, Result[str]], project: Path
 ) -> None:
     other = finished[0] / ".venv"
-    for file in ("requirements.txt", "constraints.txt"):
-        (project / file).write_text("mosimprobe==1.3.0\n" if file[0] == "c" else "mosimprobe>=1.3\n")
+    require(project, train="mosimprobe>=1.3")
+    lock(project, "mosimprobe==1.3.0")
     result = set_up(project, VIRTUAL_ENV=str(other))
     assert result.returncode == 0, result.stderr
     assert f"the active environment {other} lacks mosimprobe>=1.3: using .venv/" in result.stderr
@@ -164,8 +173,8 @@ def test_changed_requirements_are_installed_into_the_same_environment(project: P
     assert set_up(project).returncode == 0
     kept = project / ".venv" / "kept"
     kept.touch()
-    (project / "constraints.txt").write_text("mosimprobe==1.3.0\n")
-    (project / "requirements-megatron.txt").write_text("mosimengine\n")
+    require(project, dependencies="mosimprobe>=1.0,<2", megatron="mosimengine")
+    lock(project, "mosimprobe==1.3.0", "mosimengine==1.2.0", "mosimlonely==1.2.0")
     make_wheel(project / "wheels", name="mosimengine")
     result = set_up(project, "dev")
     assert probe_version(result.stdout.strip(), "mosimengine") == "1.2.0"
@@ -221,9 +230,7 @@ def test_environment_made_without_gpu_is_made_anew_where_there_is_one(project: P
     assert set_up(project).stderr == "", "a GPU build serves a machine without a GPU"
 
 
-def test_uv_is_told_of_pips_indexes_and_pip_takes_over_where_it_fails(
-    project: Path, quick_venv: Path
-) -> None:
+def test_pip_takes_over_where_uv_fails(project: Path, quick_venv: Path) -> None:
     calls = quick_venv.parent / "calls"
     calls.unlink(missing_ok=True)
     result = set_up(project)
@@ -231,14 +238,13 @@ def test_uv_is_told_of_pips_indexes_and_pip_takes_over_where_it_fails(
     create, install = calls.read_text().splitlines()
     assert create.startswith("venv ")
     assert install.startswith("pip install ")
-    assert f"--find-links {(project / 'wheels').as_uri()}" in install
     assert probe_version(result.stdout.strip()) == "1.2.0"
 
 
 def test_pins_that_this_python_cannot_meet_give_way_to_the_ranges(project: Path) -> None:
-    (project / "constraints.txt").write_text("mosimprobe==1.9\n")
+    lock(project, "mosimprobe==1.9")
     result = set_up(project)
-    assert "constraints.txt cannot be met" in result.stderr
+    assert "locks/run.txt cannot be met" in result.stderr
     assert probe_version(result.stdout.strip()) == "1.3.0"
 
 
@@ -275,32 +281,49 @@ def test_unmet_agrees_with_packaging(requirement: str, tmp_path: Path, repo_root
         met = parsed.specifier.contains(metadata.version(parsed.name))
     except metadata.PackageNotFoundError:
         met = False
-    file = tmp_path / "requirements.txt"
-    file.write_text(f"{requirement}  # why\n\n# nothing\n")
     script = repo_root / "scripts" / "environment.py"
     answer = subprocess.run(
-        [sys.executable, script, "unmet", file], capture_output=True, text=True, check=True
+        [sys.executable, script, "unmet", requirement], capture_output=True, text=True, check=True
     )
     assert answer.stdout.split() == ([] if met else [requirement])
 
 
-def test_this_checkouts_requirement_files_agree(repo_root: Path) -> None:
-    lines = {
-        name: [line for line in (repo_root / name).read_text().splitlines() if line and line[0] != "#"]
-        for name in (
-            "requirements.txt",
-            "requirements-convert.txt",
-            "requirements-dev.txt",
-            "requirements-stragglers.txt",
-        )
+def listed(repo_root: Path, *names: str) -> list[str]:
+    """Requirements as the script reads them from pyproject.toml."""
+    command = [sys.executable, repo_root / "scripts" / "environment.py", "list", *names]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+def test_the_lists_are_read_as_toml_has_them(repo_root: Path) -> None:
+    tomllib = pytest.importorskip("tomllib", reason="Python 3.10 has no parser for TOML")
+    text = tomllib.loads((repo_root / "pyproject.toml").read_text())
+    lists = text["project"]["optional-dependencies"] | text["dependency-groups"]
+    lists["dependencies"] = text["project"]["dependencies"]
+    for name, requirements in lists.items():
+        assert listed(repo_root, name) == requirements
+
+
+def test_locks_and_requirements_are_those_of_pyproject(repo_root: Path) -> None:
+    lines = (repo_root / "requirements.txt").read_text().splitlines()[1:]
+    assert sorted(lines) == sorted(listed(repo_root, "dependencies", "train"))
+    kinds = {
+        "convert": [],
+        "run": ["train"],
+        "megatron": ["train", "megatron"],
+        "dev": ["train", "megatron", "dev"],
+        "mlcommons": ["train", "mlcommons"],
+        "image": ["train", "mlcommons", "dev"],
     }
-    assert set(lines["requirements-convert.txt"]) <= set(lines["requirements.txt"])
-    for pins in ("constraints.txt", "constraints-image.txt"):
-        pinned = [Requirement(line) for line in (repo_root / pins).read_text().splitlines() if line[0] != "#"]
-        by_name = {pin.name.lower().replace("_", "-"): pin for pin in pinned}
-        files = ("requirements.txt", "requirements-dev.txt", "requirements-stragglers.txt")
-        for wanted in map(Requirement, [line for name in files for line in lines[name]]):
-            if pins == "constraints-image.txt" and wanted.name == "torch":
-                continue
-            (version,) = (bound.version for bound in by_name[wanted.name.lower()].specifier)
-            assert wanted.specifier.contains(version), f"{pins}: {wanted}"
+    assert {path.stem for path in (repo_root / "locks").iterdir()} == set(kinds)
+    for name, lists in kinds.items():
+        text = (repo_root / "locks" / f"{name}.txt").read_text().replace("\\\n", "")
+        pins = [line.split("--hash=") for line in text.splitlines() if line[:1].isalnum()]
+        assert all(len(pin) > 1 for pin in pins), "no pin without a hash"
+        pinned: dict[str, list[str]] = {}
+        for requirement in (Requirement(pin[0]) for pin in pins):
+            (version,) = (bound.version for bound in requirement.specifier)
+            pinned.setdefault(canonicalize_name(requirement.name), []).append(version)
+        for wanted in map(Requirement, listed(repo_root, "dependencies", *lists)):
+            versions = pinned.get(canonicalize_name(wanted.name), [])
+            assert wanted.name == "torch" or versions, f"{name}: {wanted}: run scripts/lock.sh"
+            assert all(wanted.specifier.contains(version) for version in versions), f"{name}: {wanted}"

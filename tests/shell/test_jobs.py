@@ -306,7 +306,7 @@ def test_conversion_alone_repairs_converts_checks_and_lists(project: Path) -> No
     assert result.returncode == 0, result.stderr
     assert calls(project) == [
         f"fix_host_traces.py --dir {folder}",
-        f"convert_to_et.py --dir {folder}",
+        f"convert_to_et.py --dir {folder} --engine native",
         f"-m chakra_et validate {folder}/a.0.et {folder}/a.1.et {folder}/b.0.et",
     ]
     assert "b.0.et" in result.stdout
@@ -332,29 +332,29 @@ def test_conversion_alone_goes_on_after_a_problem_and_says_so(project: Path) -> 
 @pytest.mark.parametrize(
     "fail, status, said",
     [
-        ("none", 0, "chakra_trace_link: installed"),
-        ("github.com", 0, "missing: et_replay, so chakra_trace_link does not run"),
-        ("mlc-chakra", 1, "could not be installed; the log is"),
+        ("none", 0, "et_replay: installed"),
+        ("github.com", 1, "et_replay could not be installed, so chakra_trace_link does not run"),
     ],
 )
 def test_upstream_tools_that_cannot_be_had_are_named(
     project: Path, fail: str, status: int, said: str
 ) -> None:
     installer = project / "scripts" / "environment.py"
+    python = project / "venv" / "bin" / "python"
+    pin = "et_replay @ https://github.com/x/param/archive/7b19.zip#subdirectory=et_replay"
     installer.write_text(
         f"import os, sys\nopen({str(project / 'calls')!r}, 'a').write(' '.join(sys.argv[1:]) + '\\n')\n"
+        f"print({{'mlcommons': {str(python)!r}, 'list': {pin!r}}}.get(sys.argv[1], ''))\n"
         "sys.exit(any(os.environ['FAIL'] in word for word in sys.argv))\n"
     )
-    python = project / "venv" / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.symlink_to(Path(sys.executable).resolve())
-    result = run(project, "install_chakra_tools.sh", VIRTUAL_ENV=str(project / "venv"), FAIL=fail)
+    result = run(project, "install_chakra_tools.sh", FAIL=fail)
     assert result.returncode == status
     assert said in result.stdout + result.stderr
-    installs = calls(project)
-    assert installs[0] == f"install {python} mlc-chakra==1.0.0 HolisticTraceAnalysis==0.5.0"
-    if status == 0:
-        assert "7b19f586dd8b267333114992833a0d7e0d601630.zip#subdirectory=et_replay" in installs[1]
+    assert calls(project) == ["mlcommons", "list et-replay", f"install {python} {pin}"]
+    result = run(project, "setup_and_convert.sh", str(project), "--engine", "mlcommons", FAIL=fail)
+    assert (said in result.stdout + result.stderr) and (result.returncode == status or status == 0)
 
 
 def test_tests_run_even_if_the_style_is_at_fault(project: Path) -> None:

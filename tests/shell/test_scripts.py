@@ -67,7 +67,7 @@ def test_shellcheck_finds_nothing() -> None:
     beside_python = Path(sys.executable).with_name("shellcheck")
     shellcheck = str(beside_python) if beside_python.exists() else shutil.which("shellcheck")
     if not shellcheck:
-        pytest.skip("shellcheck is not installed (requirements-dev.txt has it)")
+        pytest.skip("shellcheck is not installed (the group dev has it)")
     result = run(shellcheck, "-x", *ALL_SCRIPTS, cwd=ROOT)
     assert result.stdout == ""
 

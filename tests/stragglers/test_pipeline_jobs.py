@@ -14,7 +14,7 @@ from chakra_et.stragglers.load import find_stragglers
 from tests.shared import shared_path
 from tests.stragglers.made_job import Key, Made, make_job
 
-pytest.importorskip("pyarrow", reason="pyarrow is not installed (requirements-stragglers.txt)")
+pytest.importorskip("pyarrow", reason="pyarrow is not installed (extra stragglers)")
 PUBLISHED = "data/traces/straggler"
 
 

@@ -17,7 +17,7 @@ Rows = list[dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def rows() -> Rows:
-    pytest.importorskip("pyarrow", reason="pyarrow is not installed (requirements-stragglers.txt)")
+    pytest.importorskip("pyarrow", reason="pyarrow is not installed (extra stragglers)")
     return make_job(dp=2, pp=2, microbatches=3, steps=2).rows()
 
 
