@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 
@@ -11,6 +15,26 @@ class TraceError(ValueError):
     The text is one sentence for the user: what is wrong, in which file, rank and node, and what to do.
     Commands print it without a traceback and exit with a non-zero status.
     """
+
+
+@contextlib.contextmanager
+def time_limit(seconds: float, error: TraceError) -> Iterator[None]:
+    """Raises ``error`` if the block takes longer, as regular expressions may. Only the main thread has one,
+    as only it gets signals."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: object) -> None:
+        raise error
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def reason(error: Exception) -> str:

@@ -7,21 +7,25 @@ abandoned.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
 import os
 import re
+import stat
 import time
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, BinaryIO
 
 ABANDONED = re.compile(r"\..+\.(?P<host>[0-9a-f]{8})[0-9a-f]{8}\.tmp", re.DOTALL)
 # Some cluster file systems lock per machine only, so keep other machines' files for a day.
 OTHER_HOST_SECONDS = 86_400
+MOST_BYTES = 64 << 20
+"""Size of the largest file that is read whole, but for .et files."""
 HOST = f"{zlib.crc32(os.uname().nodename.encode()):08x}"
 
 
@@ -55,6 +59,31 @@ def atomic_file(path: str | Path) -> Iterator[IO[bytes]]:
     with temporary_file(path) as temporary:
         yield temporary.file
         temporary.put_in_place()
+
+
+def open_regular(path: str | Path) -> BinaryIO:
+    """A regular file for reading. Raises ``OSError``, also for a pipe or device, as these may not end."""
+    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115
+    if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        return file
+    file.close()
+    raise OSError(errno.EINVAL, "is no regular file", str(path))
+
+
+def read_bytes(path: str | Path, most: int = MOST_BYTES) -> bytes:
+    """The content of a regular file of at most ``most`` bytes. Raises ``OSError``."""
+    with open_regular(path) as file:
+        if os.fstat(file.fileno()).st_size > most:
+            raise OSError(errno.EFBIG, f"is larger than {most >> 20} MiB", str(path))
+        return file.read()
+
+
+def read_json(path: str | Path) -> Any:
+    """The value in a JSON file. Raises ``OSError``, and ``ValueError`` for other content."""
+    try:
+        return json.loads(read_bytes(path))
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def sync_folder(folder: Path) -> None:

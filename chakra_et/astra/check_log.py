@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Any
 
 from chakra_et import text
 from chakra_et.errors import TraceError
+from chakra_et.files import read_bytes, read_json
 
 _FINISHED = re.compile(rb"sys\[(\d+)\] finished, (\d+) cycles")
 _THROWN = re.compile(rb"terminate called.*\n\s*what\(\): *(.*)")
@@ -41,7 +41,7 @@ def check_log(log: Path, folder: Path) -> LogCheck:
     """Read a log and the expected.json in ``folder``. Raises ``TraceError`` where either can't be used."""
     wanted = _expected(folder / "expected.json")
     try:
-        content = log.read_bytes()
+        content = read_bytes(log, 1 << 32)
     except OSError as error:
         raise TraceError(f"{log}: can't be read: {error.strerror or error}") from None
     # A cycle of ASTRA-sim is 1 ns.
@@ -60,7 +60,7 @@ def check_log(log: Path, folder: Path) -> LogCheck:
 
 def _expected(path: Path) -> dict[str, Any]:
     try:
-        loaded = json.loads(path.read_bytes())
+        loaded = read_json(path)
         usable = isinstance(loaded, dict) and type(loaded.get("ranks")) is int and loaded["ranks"] > 0
     except OSError as error:
         raise TraceError(

@@ -124,7 +124,7 @@ def options_text(options: PairOptions) -> str:
 def _checksum(path: str | Path | None) -> int:
     """The checksum of a file; 0 without one."""
     try:
-        return zlib.crc32(Path(path).read_bytes()) if path else 0
+        return zlib.crc32(files.read_bytes(path)) if path else 0
     except OSError:
         return 0  # the conversion reports the error
 

@@ -7,7 +7,6 @@ and moved there together once all ranks are done (see ``et.record``).
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import sys
@@ -385,7 +384,7 @@ def is_converted(traces: TraceSet, options: PairOptions, run: RunOptions) -> boo
     """Whether every rank's file is there, newer than its traces and made with these options, and the last
     report has no error."""
     try:
-        report = json.loads(traces.report_file.read_bytes())
+        report = files.read_json(traces.report_file)
         bad = report["problems"] or any(
             "error" in rank or rank.get("problems") for rank in report["ranks"].values()
         )

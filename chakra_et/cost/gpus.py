@@ -12,6 +12,8 @@ from typing import Any
 
 from chakra_et.cost.units import parse_bandwidth, parse_rate
 from chakra_et.errors import TraceError
+from chakra_et.files import read_json
+from chakra_et.yaml_file import read_yaml
 
 FILE = Path(__file__).with_name("gpus.json")
 _NEEDED = ("vendor", "units", "clock", "watts", "cache", "memory", "kind", "peaks")
@@ -65,13 +67,7 @@ def datasheet(path: Path) -> Gpu:
     """The GPU that a JSON or YAML file describes as ``gpus.json`` does, with its ``name``, or a file of
     ``chakra-et measure-gpu``. Raises ``TraceError``."""
     try:
-        text = path.read_text(encoding="utf-8")
-        if path.suffix in (".yaml", ".yml"):
-            import yaml  # an optional library
-
-            entry = yaml.safe_load(text)
-        else:
-            entry = json.loads(text)
+        entry = read_yaml(path) if path.suffix in (".yaml", ".yml") else read_json(path)
         missing = [key for key in _NEEDED if key not in entry]
         if missing:
             raise TraceError(f"{path}: the datasheet lacks {', '.join(missing)}")

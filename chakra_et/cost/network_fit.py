@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -15,6 +14,7 @@ from chakra_et.cost.collectives import Algorithm, collective_time
 from chakra_et.cost.topology import Topology
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType
+from chakra_et.files import read_json
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ def write_model(path: str | Path, model: Model, **more: object) -> None:
 def read_model(path: str | Path) -> Model:
     """The model that ``write_model`` wrote. Raises ``TraceError`` for any other file."""
     try:
-        entry = json.loads(Path(path).read_text(encoding="utf-8"))
+        entry = read_json(path)
         values = {name: entry[name] for name in Model.__dataclass_fields__ if name != "measured"}
         measured = tuple(_sample(each) for each in entry.get("measured", ()))
     except OSError as error:

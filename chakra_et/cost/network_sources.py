@@ -8,7 +8,6 @@ bandwidth per GPU. What differs becomes a note.
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from chakra_et.cost.network_fit import read_model
 from chakra_et.cost.topology import Dimension, Topology
 from chakra_et.cost.topology_text import parse_topology
 from chakra_et.errors import TraceError
+from chakra_et.files import read_json
 
 # As the planner has them (fasop.exact.links): what messages lose of a node's bandwidth, between nodes and
 # within one, and the time of a hop where the cluster names none.
@@ -29,7 +29,7 @@ def read_topology(text: str, ranks: int) -> Topology:
     path = Path(text.strip())
     if path.suffix == ".json" and path.is_file():
         try:
-            loaded = json.loads(path.read_bytes())
+            loaded = read_json(path)
         except (ValueError, RecursionError) as error:
             raise TraceError(f"{path}: isn't JSON ({error})") from None
         if isinstance(loaded, dict) and "plans" in loaded:

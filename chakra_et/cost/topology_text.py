@@ -15,13 +15,13 @@ import json
 import math
 import re
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, get_args
 
 from chakra_et.cost import nccl, networks
 from chakra_et.cost.topology import Dimension, Kind, Topology
 from chakra_et.cost.units import parse_bandwidth, parse_latency, parse_rate
 from chakra_et.errors import TraceError
+from chakra_et.files import read_bytes
 
 _KINDS = {"switch": "Switch", "ring": "Ring", "fullyconnected": "FullyConnected"}
 _COUNTED = re.compile(r"(\d+)\s*(nodes?|ranks?|gpus?|processes)", re.IGNORECASE)
@@ -42,7 +42,7 @@ def parse_topology(text: str, ranks: int | None = None) -> Topology:
         topology = _from_json(text, "--topology")
     elif text.lower().endswith(".json"):
         try:
-            topology = _from_json(Path(text).read_text(encoding="utf-8"), text)
+            topology = _from_json(read_bytes(text).decode(), text)
         except (OSError, UnicodeDecodeError) as error:
             raise TraceError(f"{text}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
     else:

@@ -12,6 +12,9 @@ from pathlib import Path
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import ExecutionTrace
 from chakra_et.et.wire import WireError
+from chakra_et.files import atomic_file, open_regular, read_bytes
+
+MOST_ET_BYTES = 1 << 36
 
 
 def write(path: str | Path, trace: ExecutionTrace) -> None:
@@ -20,8 +23,7 @@ def write(path: str | Path, trace: ExecutionTrace) -> None:
     The same columns always give the same bytes. Invalid UTF-8 is replaced, as protobuf readers would reject
     it. Raises ``TraceError`` for a node of 2 GiB or more and ``OSError`` if the file cannot be written.
     """
-    from chakra_et.et.encode import encode  # what only reads loads neither
-    from chakra_et.files import atomic_file
+    from chakra_et.et.encode import encode  # what only reads doesn't load it
 
     with atomic_file(path) as file:
         for block in encode(trace):
@@ -36,7 +38,7 @@ def read(path: str | Path) -> ExecutionTrace:
     offset and the index of the node in the file (from 0) if the bytes are not an execution trace.
     """
     try:
-        raw = Path(path).read_bytes()
+        raw = read_bytes(path, MOST_ET_BYTES)
     except OSError as error:
         raise TraceError(f"{path}: cannot be read: {error.strerror or error}") from None
     from chakra_et.et.decode import decode  # a conversion only writes
@@ -55,7 +57,7 @@ def read_metadata(path: Path) -> dict[str, int | str | bool | float]:
     from chakra_et.et.decode import decode
 
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             head = file.read(10)
             last = next((at for at, byte in enumerate(head) if byte < 128), 0)
             size = sum((byte & 127) << 7 * at for at, byte in enumerate(head[: last + 1]))

@@ -8,7 +8,6 @@ written last: until then ``complete`` is false.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any
 from chakra_et import __version__
 from chakra_et.errors import TraceError, reason
 from chakra_et.et import file as et_file
-from chakra_et.files import sync_folder, write_json
+from chakra_et.files import read_bytes, read_json, sync_folder, write_json
 from chakra_et.names import RunFiles
 from chakra_et.text import list_ranks
 
@@ -116,7 +115,7 @@ def _changed(
 
 def _read(path: Path) -> dict[str, Any]:
     """The report of a conversion, {} without one. Raises ``ValueError`` and others for a damaged one."""
-    report = json.loads(path.read_bytes()) if path.exists() else {}
+    report = read_json(path) if path.exists() else {}
     if not isinstance(report, dict):
         raise TypeError
     return report
@@ -155,4 +154,4 @@ def _different(paths: Iterable[Path]) -> list[Path]:
 
 
 def _hash(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    return hashlib.sha256(read_bytes(path, et_file.MOST_ET_BYTES)).hexdigest()

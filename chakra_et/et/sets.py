@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from chakra_et.errors import TraceError, reason
 from chakra_et.et import record
+from chakra_et.files import read_json
 from chakra_et.names import parse_et, run_at
 
 
@@ -79,7 +79,7 @@ def _files_of_run(name: str) -> list[Path]:
 def read_comm_groups(path: Path) -> dict[str, list[int]]:
     """Read a comm-group file, a JSON object of group id → ranks. Raises ``TraceError`` for anything else."""
     try:
-        groups: dict[str, list[int]] = json.loads(path.read_bytes())
+        groups: dict[str, list[int]] = read_json(path)
     except (OSError, ValueError, RecursionError) as error:
         raise TraceError(f"{path}: {reason(error)}: correct it or convert the traces again") from error
     whole = isinstance(groups, dict) and all(

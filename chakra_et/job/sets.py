@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Any
 
 from chakra_et.errors import TraceError, reason
 from chakra_et.et.sets import find_rank_sets, read_comm_groups
+from chakra_et.files import read_json
 from chakra_et.names import RunFiles, run_at
 
 _GROUP = re.compile(r"[1-9][0-9]{0,8}")
@@ -74,7 +74,7 @@ def _manifest(path: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     try:
-        loaded = json.loads(path.read_bytes())
+        loaded = read_json(path)
     except (OSError, ValueError, RecursionError) as error:
         raise TraceError(f"{path}: {reason(error)}: correct it, or remove it") from None
     if not isinstance(loaded, dict):

@@ -8,7 +8,6 @@ Run it on the machine of the training, otherwise idle. Exit status: 0; 2 where t
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -21,7 +20,7 @@ import numpy as np
 from chakra_et import text
 from chakra_et.cli import parse
 from chakra_et.errors import TraceError
-from chakra_et.files import write_json
+from chakra_et.files import read_json, write_json
 from chakra_et.transform.shared_cores.threads import CLASSES, Fractions, Shared
 
 _FORMAT = "chakra-et thread fractions 2"
@@ -135,7 +134,7 @@ def _times(operators: dict[str, Callable[[], Any]], config: MeasureThreadsConfig
 def read_fractions(path: str | Path) -> Fractions:
     """The fractions that the command wrote. Raises ``TraceError`` for any other file."""
     try:
-        entry = json.loads(Path(path).read_text(encoding="utf-8"))
+        entry = read_json(path)
         if entry["format"] != _FORMAT:
             raise ValueError("its format is another")
         parts = {kind: _read(entry[kind]) for kind in CLASSES}

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, Literal
 
 from chakra_et.errors import TraceError
-from chakra_et.files import folder_lock, remove_abandoned, temporary_file
+from chakra_et.files import folder_lock, open_regular, remove_abandoned, temporary_file
 from chakra_et.repair.documents import JsonDocument
 from chakra_et.repair.records import Sink
 from chakra_et.repair.scan import Scanner
@@ -65,7 +65,7 @@ def repair_file(
         target = _target(path, in_place)
         # A second repair of this file waits, and then reads the first one's result.
         lock = folder_lock(target.parent, False, _wait) if in_place else contextlib.nullcontext()
-        with lock, open(target, "rb") as file:
+        with lock, open_regular(target) as file:
             return _repair(file, path, target, keep, write, output, limits, progress)
     except FileNotFoundError:
         raise TraceError(f"{path}: no such file.") from None

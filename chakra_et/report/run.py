@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -18,6 +17,7 @@ from chakra_et.et.columns import ExecutionTrace, Strings
 from chakra_et.et.edges import rows_of
 from chakra_et.et.memory import is_memory
 from chakra_et.et.sets import read_comm_groups
+from chakra_et.files import read_json
 from chakra_et.report.inputs import RunInput, with_et_files
 from chakra_et.simulate.alignment import align
 from chakra_et.simulate.critical_path import CriticalPath, critical_path
@@ -39,7 +39,6 @@ NEEDED = frozenset(
         "stream_gap_ns", "dep_kinds",
     )
 )  # fmt: skip
-MOST_BYTES = 64 << 20
 Base = Literal["measured", "replayed", "planned", "predicted"]
 
 
@@ -183,9 +182,7 @@ def _json(path: Path, errors: list[str]) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        if path.stat().st_size > MOST_BYTES:
-            raise ValueError("it is too large")
-        found = json.loads(path.read_bytes())
+        found = read_json(path)
         if not isinstance(found, dict):
             raise ValueError("it is no JSON object")
     except (OSError, ValueError, RecursionError) as error:

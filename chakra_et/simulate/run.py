@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import ExecutionTrace, NodeType
 from chakra_et.et.sets import RankSet, find_rank_sets, read_comm_groups
+from chakra_et.files import read_json
 from chakra_et.names import run_at
 from chakra_et.simulate.joint import ReplayGraph, build_graph
 from chakra_et.simulate.longest_path import Schedule, make_schedule
@@ -135,7 +135,7 @@ def load_run(name: str, comm_groups: str | None = None, allow_missing: bool = Fa
     traces = [et_file.read(path) for path in with_progress(files.values(), "reading")]
     run = make_run(name, traces, list(files), groups)
     try:
-        manifest = json.loads(run_at(sets[0].name).manifest_file.read_bytes())
+        manifest = read_json(run_at(sets[0].name).manifest_file)
     except (OSError, ValueError, RecursionError):
         manifest = {}
     return replace(run, devices=devices_of(manifest), notes=sets[0].notes + run.notes)

@@ -14,8 +14,10 @@ from typing import Any
 import numpy as np
 
 from chakra_et.errors import TraceError
+from chakra_et.files import open_regular
 from chakra_et.stragglers.operations import JobMeta
 from chakra_et.text import printable
+from chakra_et.yaml_file import read_yaml
 
 INTEGERS = ("dp_rank", "stage", "rank", "step", "seq_id", "mc", "gmc")
 TIMES = ("start_ts", "duration")
@@ -81,7 +83,7 @@ def read_trace(path: Path) -> PipelineTrace:
         raise TraceError(f"{path}: reading Parquet needs pyarrow: {INSTALL}") from None
     wanted = [*INTEGERS, "optype", *TIMES]
     try:
-        with parquet.ParquetFile(path) as file:
+        with open_regular(path) as opened, parquet.ParquetFile(opened) as file:
             absent = [name for name in wanted if name not in file.schema_arrow.names]
             if absent:
                 raise TraceError(
@@ -117,16 +119,9 @@ def read_trace(path: Path) -> PipelineTrace:
 def read_meta(path: Path) -> JobMeta:
     """Read the job's YAML file. Raises ``TraceError`` for one that is not that, or contradicts itself."""
     try:
-        import yaml
+        content = read_yaml(path)
     except ImportError:
         raise TraceError(f"{path}: reading YAML needs PyYAML: {INSTALL}") from None
-    try:
-        content = yaml.safe_load(path.read_bytes())
-    except OSError as error:
-        raise TraceError(f"{path}: can't be read: {error.strerror or error}") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        reason = printable(str(error).partition("\n")[0])
-        raise TraceError(f"{path}: can't be read as YAML ({reason}): mend the file") from None
     names = [field.name for field in fields(JobMeta)]
     if not isinstance(content, dict) or "trial_name" not in content:
         raise TraceError(

@@ -21,6 +21,7 @@ from typing import Any, Protocol, get_type_hints
 import msgspec
 
 from chakra_et.errors import TraceError, UnreadableTrace
+from chakra_et.files import open_regular
 from chakra_et.traces.limits import DEFAULT_LIMITS, Limits, TextMeter
 
 # Of 2**18 to 2**24, the size that takes least time: the records of a piece stay in the cache.
@@ -46,7 +47,7 @@ class Taker(Protocol):
 
 def open_trace(path: Path) -> gzip.GzipFile | io.BufferedReader:
     """Open a plain or gzip-compressed trace for reading, recognised by content, not by name."""
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         magic = file.read(2)
     return gzip.open(path, "rb") if magic == b"\x1f\x8b" else open(path, "rb")
 

@@ -7,7 +7,6 @@ Files with our tracer's names (see ``names``) are grouped by name, all others by
 from __future__ import annotations
 
 import fnmatch
-import json
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -16,11 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from chakra_et.errors import TraceError
+from chakra_et.files import read_json
 from chakra_et.names import RunFiles, parse_trace
 from chakra_et.traces.discovery import NO_TRACE, TraceFile, Unusable, look_at, look_for, runs_of
 from chakra_et.traces.fields import MAX_RANKS
-
-MAX_MANIFEST_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -173,7 +171,9 @@ def of_files(paths: Sequence[Path], output: Path | None = None) -> list[TraceSet
     unusable: list[Unusable] = []
     given: dict[Path, Path] = {}
     for path in paths:
-        given.setdefault(path.resolve(), path)  # two patterns of the shell may give a file twice
+        given.setdefault(
+            Path(os.path.realpath(path)), path
+        )  # two patterns of the shell may give a file twice
     for path in given.values():
         trace = look_at(path)
         if isinstance(trace, TraceFile):
@@ -269,14 +269,8 @@ def _manifest(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        if path.stat().st_size > MAX_MANIFEST_BYTES:
-            raise TraceError(f"{path}: too large for a manifest ({MAX_MANIFEST_BYTES} bytes); {without}.")
-        manifest = json.loads(path.read_bytes())
-    except (OSError, RecursionError) as error:
-        raise TraceError(f"{path}: not a readable manifest ({error}); {without}.") from None
-    except ValueError as error:
-        if isinstance(error, TraceError):
-            raise
+        manifest = read_json(path)
+    except (OSError, ValueError) as error:
         raise TraceError(f"{path}: not a readable manifest ({error}); {without}.") from None
     if not isinstance(manifest, dict):
         raise TraceError(f"{path}: not a manifest (no JSON object); {without}.")

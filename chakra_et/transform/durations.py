@@ -9,12 +9,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from chakra_et.errors import TraceError
+from chakra_et.errors import TraceError, time_limit
 from chakra_et.simulate.run import Run, Setting
 from chakra_et.simulate.time_by_kind import KINDS
 from chakra_et.text import plural, shortened
 
 _LONGEST_NS = 2**61
+MATCHING_SECONDS = 10
 
 
 @dataclass(frozen=True)
@@ -199,7 +200,9 @@ def matching_nodes(run: Run, pattern: str, flag: str) -> np.ndarray:
         expression = re.compile(pattern)
     except re.error as error:
         raise TraceError(f"{flag}: {pattern!r} is not a regular expression: {error}") from None
-    matches = np.array([bool(expression.search(name)) for name in run.names])
+    slow = f"{flag}: {pattern!r} takes longer than {MATCHING_SECONDS} s to match: give a simpler expression"
+    with time_limit(MATCHING_SECONDS, TraceError(slow)):
+        matches = np.array([bool(expression.search(name)) for name in run.names])
     chosen: np.ndarray = matches[run.name_of]
     if not chosen.any():
         near = _examples(run)

@@ -8,7 +8,6 @@ congestion-aware network aborts on a Ring of two. network.yml and system.json be
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -19,6 +18,7 @@ import numpy as np
 
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
+from chakra_et.files import read_bytes, read_json
 from chakra_et.simulate.collective_order import missing_order
 from chakra_et.simulate.joint import build_graph
 from chakra_et.simulate.matching import match
@@ -102,7 +102,7 @@ def check_order(
 def read_network(folder: Path) -> dict[str, list[str]] | None:
     """The lists in network.yml, on one line or an entry per line; None if there is no such file."""
     try:
-        content = (folder / "network.yml").read_text(encoding="utf-8")
+        content = read_bytes(folder / "network.yml").decode()
     except (OSError, UnicodeDecodeError):
         return None
     content = re.sub(r"(?m)(^|\s)#.*$", "", content)
@@ -114,7 +114,7 @@ def read_network(folder: Path) -> dict[str, list[str]] | None:
 def read_system(folder: Path) -> dict[str, Any] | None:
     """The content of system.json; None if there is no readable one."""
     try:
-        loaded = json.loads((folder / "system.json").read_bytes())
+        loaded = read_json(folder / "system.json")
     except (OSError, ValueError, RecursionError):
         return None
     return loaded if isinstance(loaded, dict) else None

@@ -13,6 +13,9 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 
+from chakra_et import yaml_file
+from chakra_et.errors import TraceError
+from chakra_et.files import read_bytes
 from fasop.errors import PlanError, nearest
 
 Kind = TypeVar("Kind")
@@ -31,51 +34,12 @@ _short.maxstring = _short.maxother = 60
 _short.maxlong = 40
 
 
-@functools.cache
-def _loader() -> Any:
-    # Reading YAML costs start-up time that a plan from presets alone should not pay twice.
-    import yaml
-
-    base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-
-    def mapping(loader: Any, node: Any, deep: bool = False) -> Any:
-        seen: set[str] = set()
-        for key, _ in node.value:
-            problem = ""
-            if not isinstance(key.value, str):
-                problem = "a key is a list or a mapping: give a name"
-            elif key.value in seen and key.value != "<<":
-                problem = f"the key {key.value!r} is there twice"
-            if problem:
-                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
-            seen.add(key.value)
-        loader.flatten_mapping(node)
-        return loader.construct_mapping(node, deep=True)
-
-    made: Any = type("UniqueKeys", (base,), {})
-    made.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, mapping)
-    return made
-
-
 def read_yaml(path: Path, top: str) -> dict[str, Any]:
     """The mapping under the key ``top`` of a YAML file. Raises ``PlanError``."""
-    import yaml
-
     try:
-        document = yaml.load(path.read_text(encoding="utf-8"), _loader())
-    except OSError as error:
-        raise PlanError(f"{path}: can't be read: {error.strerror or error}.") from None
-    except UnicodeDecodeError:
-        raise PlanError(f"{path}: not a text file: give YAML with the key '{top}'.") from None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f", line {mark.line + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or "unreadable"
-        kind = "" if "there twice" in problem or "give a name" in problem else "not YAML: "
-        raise PlanError(f"{path}{where}: {kind}{problem}.") from None
-    except (ValueError, RecursionError) as error:
-        # A date that there is not, a number of thousands of digits, thousands of brackets.
-        raise PlanError(f"{path}: not YAML that can be read: {error}.") from None
+        document = yaml_file.read_yaml(path)
+    except TraceError as error:
+        raise PlanError(str(error)) from None
     if not isinstance(document, dict) or not isinstance(document.get(top), dict) or not document[top]:
         raise PlanError(f"{path}: no entries under the key '{top}'.")
     return {str(name): entry for name, entry in document[top].items()}
@@ -87,7 +51,7 @@ def read_json(path: str | Path, kind: type[Kind], what: str, remedy: str) -> Kin
     Raises ``PlanError``.
     """
     try:
-        data = Path(path).read_bytes()
+        data = read_bytes(path)
     except OSError as error:
         raise PlanError(f"{path}: can't be read: {error.strerror or error}.") from None
     try:

@@ -119,7 +119,7 @@ METAS: dict[str, tuple[dict[str, Any], str]] = {
     "text for a size": ({"tp_size": "four"}, "tp_size must be an integer from 1 on, not 'four'"),
     "a field that is not known": ({"ep_size": 2}, "ep_size is not a field of a job"),
     "no trial_name": ({"trial_name": None}, "is not the description of a job"),
-    "broken YAML": ({"trial_name": "[1"}, "can't be read as YAML"),
+    "broken YAML": ({"trial_name": "[1"}, "not YAML"),
 }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Literal
 
 from chakra_et.errors import TraceError, reason
 from chakra_et.et.columns import CollectiveType, NodeType
+from chakra_et.files import read_json
 
 Operation = CollectiveType | Literal[NodeType.COMM_SEND, NodeType.COMM_RECV]
 SENDRECV = "sendrecv"
@@ -64,7 +64,7 @@ def kernel_patterns(added: str = "") -> tuple[Pattern, ...]:
 
 def _read(path: Path) -> tuple[Pattern, ...]:
     try:
-        rows = json.loads(path.read_bytes())["kernels"]
+        rows = read_json(path)["kernels"]
         return tuple(_row(row) for row in rows)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, re.error) as error:
         raise TraceError(
