@@ -26,6 +26,7 @@ COMMANDS = {
     "export": ("chakra_et.export.command", "write a run for Perfetto, Chrome, graph tools or as tables"),
     "predict": ("chakra_et.predict.command", "predict step times under changed conditions"),
     "measure-network": ("chakra_et.predict.measure", "time collectives and fit a network model to them"),
+    "doctor": ("chakra_et.doctor.command", "check on this machine what is captured and predicted"),
     "completion": ("chakra_et.completion", "print completion of this command line for bash, zsh or fish"),
     "measure-gpu": ("chakra_et.predict.measure_gpu", "time kernels on this GPU and fit its model to them"),
     "measure-threads": ("chakra_et.predict.measure_threads", "measure what threads of CPU operators share"),

@@ -1,0 +1,102 @@
+"""``chakra-et doctor``: check captures, predictions, kernel times and verdicts on this machine.
+
+    chakra-et doctor -o doctor
+    chakra-et doctor -o doctor --part what-ifs --again
+
+Results: doctor.json and doctor.html in the folder. A part that was done isn't run again, unless with --again.
+Exit status: 0; 1 where a check failed; 2 for arguments that can't be used.
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+
+from chakra_et import cli, text
+from chakra_et.doctor.results import Line, Results, equal
+
+Part = Callable[[Path, bool], Iterator[Line]]
+PARTS = {
+    "capture": "chakra_et.doctor.captures",
+    "what-ifs": "chakra_et.doctor.what_ifs",
+    "kernels": "chakra_et.doctor.kernels",
+    "verdicts": "chakra_et.doctor.verdicts",
+}
+
+
+@dataclass
+class DoctorConfig:
+    """The command's arguments."""
+
+    part: tuple[str, ...] = field(default=(), metadata={"help": "parts to run (default: all)"})
+    output: str = field(default="doctor", metadata={"short": "-o", "help": "folder of the results"})
+    again: bool = field(default=False, metadata={"help": "also run parts that are done"})
+    cpu: bool = field(default=False, metadata={"help": "a rehearsal on the CPU although there is a GPU"})
+
+    def __post_init__(self) -> None:
+        known = [*PARTS, *EXTRA]
+        unknown = [each for each in self.part if each not in known]
+        if unknown:
+            raise ValueError(f"--part {unknown[0]}: use {', '.join(known)}")
+
+
+EXTRA: dict[str, Part] = {}
+"""Parts that a checkout adds, see scripts/gpu_check.py."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit status."""
+    config = cli.parse(DoctorConfig, argv, description="Check this project on this machine.")
+    return doctor(config, EXTRA)
+
+
+def doctor(config: DoctorConfig, extra: Mapping[str, Part]) -> int:
+    """Run the parts that are asked for and not done; returns the exit status."""
+    machine = this_machine(config.cpu)
+    folder = Path(config.output).absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    results = Results(folder, machine)
+    on_gpu = "GPU" in machine
+    for name in config.part or [*PARTS, *extra]:
+        if name in results.parts and not config.again:
+            print(f"{name}: done before (--again repeats it)")
+            continue
+        check = extra[name] if name in extra else _part(PARTS[name])
+        place = folder / name
+        place.mkdir(exist_ok=True)
+        print(f"{name}:", flush=True)
+        lines = results.add(name, _guarded(check, place, on_gpu))
+        rows = [("what", "measured", "expected", "verdict"), *(tuple(vars(line).values()) for line in lines)]
+        print("\n".join(text.table(rows)), flush=True)
+    print(f"{results.page}: {results.bad} of {sum(map(len, results.parts.values()))} checks failed")
+    return 1 if results.bad else 0
+
+
+def _guarded(check: Part, folder: Path, on_gpu: bool) -> Iterator[Line]:
+    """A part's lines; what it raises is a bad line, so that the other parts still run."""
+    try:
+        yield from check(folder, on_gpu)
+    except Exception as error:  # whatever is wrong on a new machine is a finding
+        yield equal("the part itself", f"{type(error).__name__}: {error}", "no error")
+
+
+def _part(module: str) -> Part:
+    check: Part = import_module(module).check
+    return check
+
+
+def this_machine(cpu: bool = False) -> dict[str, str]:
+    """Python, PyTorch and, where there is one, GPU and driver."""
+    try:
+        import torch
+    except ImportError:
+        print("chakra-et doctor needs PyTorch: pip install torch", file=sys.stderr)
+        raise SystemExit(2) from None
+    found = {"Python": platform.python_version(), "PyTorch": torch.__version__}
+    if torch.cuda.is_available() and not cpu:
+        found |= {"GPU": torch.cuda.get_device_name(0), "CUDA": str(torch.version.cuda or torch.version.hip)}
+    return found

@@ -1,0 +1,240 @@
+"""Small models whose steps are measured, without and with recording; also a program of its own.
+
+    python -m chakra_et.doctor.workload '{"name": "base", "layers": 2}'
+
+prints one JSON line: the times of untraced steps, ms. With "trace" it also records a run of that name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+Step = Callable[[], None]
+VOCABULARY = 1024
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A model, and how its steps run. ``hidden``: width; ``mode``: eager, compile, graphs or checkpoint;
+    ``backend``: of DistributedDataParallel, "" for one process without it; ``repeats``: how often one
+    elementwise operator (erfinv) is called in a step; ``kind``: transformer, launches (tiny operators),
+    copies (large elementwise ones) or products (large matrix products)."""
+
+    name: str
+    kind: str = "transformer"
+    layers: int = 2
+    hidden: int = 128
+    batch: int = 2
+    seq: int = 64
+    mode: str = "eager"
+    backend: str = ""
+    repeats: int = 1
+    steps: int = 3
+    trace: str = ""
+
+
+class Block(nn.Module):
+    """A transformer block with pre-normalization, as in GPT-2."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.heads = max(hidden // 64, 1)
+        self.first, self.second = nn.LayerNorm(hidden), nn.LayerNorm(hidden)
+        self.qkv, self.out = nn.Linear(hidden, 3 * hidden), nn.Linear(hidden, hidden)
+        self.up, self.down = nn.Linear(hidden, 4 * hidden), nn.Linear(4 * hidden, hidden)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, seq, hidden = x.shape
+        q, k, v = self.qkv(self.first(x)).view(batch, seq, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(mixed.transpose(1, 2).reshape(batch, seq, hidden))
+        widened: torch.Tensor = self.down(functional.gelu(self.up(self.second(x))))
+        return x + widened
+
+
+class Transformer(nn.Module):
+    def __init__(self, given: Workload) -> None:
+        super().__init__()
+        self.given = given
+        self.embed = nn.Embedding(VOCABULARY, given.hidden)
+        self.blocks = nn.ModuleList(Block(given.hidden) for _ in range(given.layers))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x: torch.Tensor = self.embed(tokens)
+        for block in self.blocks:
+            again = self.given.mode == "checkpoint"
+            x = checkpoint(block, x, use_reentrant=False) if again else block(x)
+        return x
+
+
+def device() -> torch.device:
+    """The GPU of this process, or the CPU."""
+    return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def make_step(given: Workload) -> Step:
+    """One step of the workload on ``device()``, ready to be called."""
+    where = device()
+    on_gpu = where.type == "cuda"
+    torch.manual_seed(0)
+    if given.kind != "transformer":
+        return _plain_step(given, where)
+    kind = torch.bfloat16 if on_gpu else torch.float32
+    model: nn.Module = Transformer(given).to(where, kind)
+    if given.mode == "compile":
+        model.compile()
+    if given.backend:
+        model = nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.AdamW(model.parameters(), capturable=given.mode == "graphs" and on_gpu)
+    tokens = torch.randint(0, VOCABULARY, (given.batch, given.seq), device=where)
+    noise = torch.rand(1 << (22 if on_gpu else 16), device=where)
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=False)
+        for _ in range(given.repeats):
+            torch.erfinv(noise)
+        model(tokens).float().square().mean().backward()
+        optimizer.step()
+
+    return _graphed(step) if given.mode == "graphs" and on_gpu else step
+
+
+def _graphed(step: Step) -> Step:
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph.replay
+
+
+def _plain_step(given: Workload, where: torch.device) -> Step:
+    on_gpu = where.type == "cuda"
+    if given.kind == "launches":
+        small = torch.zeros(16, device=where)
+
+        def launches() -> None:
+            for _ in range(400):
+                small.add_(1.0)
+
+        return launches
+    if given.kind == "copies":
+        large = torch.zeros(1 << (28 if on_gpu else 22), device=where)
+
+        def copies() -> None:
+            for _ in range(20):
+                large.add_(1.0)
+
+        return copies
+    size = 8192 if on_gpu else 512
+    a = torch.randn(size, size, device=where, dtype=torch.bfloat16 if on_gpu else torch.float32)
+    out = torch.empty_like(a)
+
+    def products() -> None:
+        for _ in range(10):
+            torch.mm(a, a, out=out)
+
+    return products
+
+
+def wait() -> None:
+    """Until the device has done what it was given."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def step_ms(steps: Sequence[Step], count: int, rounds: int) -> list[float]:
+    """The mean time of each step in ms, the median over rounds in which the steps take turns."""
+    found: list[list[float]] = [[] for _ in steps]
+    for _ in range(rounds):
+        for times, step in zip(found, steps, strict=True):
+            step()
+            wait()
+            begin = time.perf_counter()
+            for _ in range(count):
+                step()
+            wait()
+            times.append((time.perf_counter() - begin) / count * 1e3)
+    return [statistics.median(times) for times in found]
+
+
+def run(given: Workload) -> dict[str, Any]:
+    """Time untraced steps, then record where that is asked for."""
+    with contextlib.ExitStack() as stack:
+        if given.backend:
+            dist.init_process_group(given.backend)
+            stack.callback(dist.destroy_process_group)
+        step = make_step(given)
+        for _ in range(3):
+            step()
+        (untraced,) = step_ms([step], given.steps, 3)
+        if given.trace:
+            from chakra_et.capture.tracer import ChakraTracer
+
+            with ChakraTracer(
+                given.trace, given.name, wait_steps=2, warmup_steps=1, active_steps=3
+            ) as tracer:
+                for _ in range(8):
+                    step()
+                    tracer.step()
+        wait()
+    return {"untraced_ms": untraced}
+
+
+def main() -> None:
+    if not torch.cuda.is_available():
+        torch.set_num_threads(1)
+    given = Workload(**json.loads(sys.argv[1]))
+    if given.backend:
+        os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+    found = run(given)
+    if int(os.environ.get("RANK", "0")) == 0:
+        print(json.dumps(found))
+
+
+def launched(given: Workload, ranks: int = 1, timeout: float = 240.0) -> dict[str, Any]:
+    """Run a workload in processes of its own. Raises ``RuntimeError`` with the last line of what it said."""
+    import subprocess
+    from dataclasses import asdict
+
+    Path(given.trace or ".").mkdir(parents=True, exist_ok=True)
+    words = ["-m", "chakra_et.doctor.workload", json.dumps(asdict(given))]
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
+    command = [sys.executable, *(launcher if given.backend else []), *words]
+    try:
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
+    except subprocess.TimeoutExpired:
+        raise RuntimeError(f"{given.name}: not done after {timeout:.0f} s") from None
+    if ran.returncode:
+        said = [line for line in ran.stderr.splitlines() if line.strip()] or ["nothing said"]
+        raise RuntimeError(f"{given.name}: {said[-1]}")
+    answer: dict[str, Any] = json.loads(ran.stdout.strip().splitlines()[-1])
+    return answer
+
+
+def as_long(given: Workload, **more: Any) -> Workload:
+    """The workload with other fields."""
+    return replace(given, **more)
+
+
+if __name__ == "__main__":
+    main()
