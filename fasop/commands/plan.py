@@ -37,7 +37,9 @@ EXACT_ONLY = ("overlap", "sequence_parallel", "per_stage", "interleave", "attent
 class Config:
     """What is planned, and what is shown."""
 
-    model: str = field(metadata={"help": "gpt2-xl, llama3-8b, … (data/models.yaml), or one of --models-file"})
+    model: str = field(
+        metadata={"help": "a preset (data/models.yaml), one of --models-file, or a config.json"}
+    )
     cluster: str = field(metadata={"help": "preset, or YAML file of one cluster (or FILE:NAME)"})
     cost_model: Literal["exact", "hpdc24"] = field(
         default="exact", metadata={"help": "exact, or the published tool's own estimate"}
@@ -88,6 +90,7 @@ class Config:
     global_batch: int | None = field(
         default=None, metadata={"help": "sequences per step, if not the model's"}
     )
+    seq: int | None = field(default=None, metadata={"help": "tokens of a sequence, if not the model's"})
     tokens: str = field(default="1T", metadata={"help": "training that is priced, as 300B or 2T tokens"})
     iterations: int | None = field(
         default=None, metadata={"help": "or its steps (hpdc24: 12,500,000, as the published tool)"}
@@ -99,7 +102,7 @@ class Config:
     workers: int = field(default=0, metadata={"help": "processes (0: as many as are worth it)"})
 
     def __post_init__(self) -> None:
-        for name in ("max_tp", "tp", "dp", "pp", "mbs", "top", "global_batch", "iterations"):
+        for name in ("max_tp", "tp", "dp", "pp", "mbs", "top", "global_batch", "seq", "iterations"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"--{name.replace('_', '-')} is {value}: give at least 1")
@@ -195,8 +198,8 @@ def found(
 ) -> tuple[list[Plan], list[tuple[object, ...]], list[Cluster]]:
     """The plans, their rows if they are asked for, and the clusters. ``costs``: before those of files."""
     model = find_model(config.model, config.models_file)
-    if config.global_batch:
-        model = replace(model, global_batch=config.global_batch)
+    batch, seq = config.global_batch or model.global_batch, config.seq or model.seq
+    model = replace(model, global_batch=batch, seq=seq)
     clusters = load_clusters(config.cluster)
     if config.lost:
         clusters = [cluster.without(config.lost) for cluster in clusters]
@@ -286,9 +289,10 @@ def _hpdc24(
 def _text(config: Config, plans: list[Plan], clusters: list[Cluster]) -> list[str]:
     model = plans[0].model
     where = report.cluster_line(clusters[0]) if len(clusters) == 1 else f"{len(clusters)} clusters"
+    count = f"{model.parameters:,} parameters, " if model.parameters else ""
     steps = f"{config.steps_of(1):,} steps" if config.iterations or config.cost_model == "hpdc24" else ""
     lines = [
-        f"{model.name} ({model.layers} layers of {model.hidden}, sequences of {model.seq}, "
+        f"{model.name} ({count}{model.layers} layers of {model.hidden}, sequences of {model.seq}, "
         f"{model.global_batch} per step) on {where}; cost model {config.cost_model}",
         "",
         *report.table(plans, f"$ for {steps or config.tokens}"),

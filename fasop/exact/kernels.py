@@ -123,6 +123,10 @@ def _feed_forward(model: Model, tp: int, tokens: int, whole: int, ep: int) -> Wo
     moved: list[Kernel] = [Moved(2 * whole * h), Moved(3.5 * whole * h)]
     back: list[Kernel] = [Moved(4 * whole * h), Moved(2.5 * whole * h)]
     if model.experts:
+        if shared := model.shared_ffn // tp:
+            wide = [Matmul(tokens, shared * (2 if model.gated else 1), h), Matmul(tokens, h, shared)]
+            moved += wide
+            back += _gradients(wide)
         # Router, and the permutation of the tokens before and after the experts.
         moved += [Matmul(tokens, model.experts, h), Moved(2 * routed * h), Moved(2 * routed * h)]
         back += [

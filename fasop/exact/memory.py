@@ -28,19 +28,25 @@ class Activations(NamedTuple):
 
 def parameters(model: Model, tp: int, ep: int = 1) -> tuple[np.ndarray, np.ndarray]:
     """Parameters of one GPU [unit]: all, and those of its experts."""
-    h = model.hidden
+    h, tables = model.hidden, model.hidden * model.vocab
     attention = h * (2 * model.width + 2 * model.kv_width)
-    matrices = h * model.ffn_width * (3 if model.gated else 2)
-    experts = matrices * (model.experts // ep) / tp if model.experts else 0.0
-    layer = (attention + 13 * h + (0 if model.experts else matrices)) / tp + h * model.experts
-    each = {"E": h * model.vocab / tp, "P": h * model.vocab / tp, "T": layer + experts}
-    each["D"] = each["T"] + attention / tp
-    of_experts = {"E": 0.0, "P": 0.0, "T": experts, "D": experts}
+    feed = (3 if model.gated else 2) * h
+    each: float = attention + 13 * h + feed * (model.shared_ffn if model.experts else model.ffn_width)
+    of_experts = feed * model.ffn_width * model.experts
     kinds = model.kinds
-    held = np.array([each[kind] for kind in kinds])
+    if model.parameters:
+        # What these sizes don't count (or count too often), evenly over the layers: biases, positions, layers
+        # of another kind.
+        crossed = kinds.count("D") * attention
+        rest = model.parameters - crossed - tables * (1 if model.tied else 2)
+        each = rest / model.layers - of_experts - h * model.experts
+    layer, experts = each / tp + h * model.experts, of_experts / ep / tp
+    held = {"E": tables / tp, "P": tables / tp, "T": layer + experts}
+    held["D"] = held["T"] + attention / tp
+    found = np.array([held[kind] for kind in kinds])
     if model.encoder_layers is not None:
-        held[-1] += each["P"]  # the head is no unit of its own there
-    return held, np.array([of_experts[kind] for kind in kinds])
+        found[-1] += held["P"]  # the head is no unit of its own there
+    return found, np.array([experts if kind in "TD" else 0.0 for kind in kinds])
 
 
 def copies(model: Model) -> np.ndarray:
@@ -82,7 +88,7 @@ def activations(model: Model, tp: int, mbs: int, options: Options, recompute: Re
     attention = 5 * h * whole + tokens * (4 * model.width + 4 * model.kv_width) / tp
     feed = 5 * h * whole + tokens * copies * (6 if model.gated else 4) * model.ffn_width / tp
     if model.experts:
-        feed += 2 * h * tokens * copies
+        feed += 2 * h * tokens * copies + tokens * (6 if model.gated else 4) * model.shared_ffn / tp
     scores = 5 * a * s * s * b / tp
     if options.attention == "flash":
         scores = 4 * a * s * b / tp

@@ -153,7 +153,7 @@ class Compute:
         each = {kind: self._one(gpu, kind, tp, mbs, ep) for kind in set(self.model.kinds)}
         table = np.array([each[kind] for kind in self.model.kinds])
         notes = [f"{self.model.name} on {gpu}: not measured, computed from the GPU's datasheet"]
-        notes += [self.skipped] if self.skipped else []
+        notes += [text for text in (self.skipped, self.model.remark) if text]
         forward, backward, scores = table.T
         beyond = beyond_curve(self.model, gpu, tp, mbs)
         least = forward, backward

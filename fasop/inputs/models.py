@@ -6,9 +6,12 @@ import functools
 import itertools
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta
 
 from fasop.errors import PlanError, nearest
+from fasop.inputs.hf_config import read_config
 from fasop.inputs.read_files import checked, kinds_of, read_settings, read_yaml
 from fasop.inputs.value_types import Count, CountOrZero, Layers, Sequences
 
@@ -28,7 +31,8 @@ class Model:
     kv_heads: heads of keys and values (0: as many as heads); ffn: width of the feed-forward part (0: 4 ×
     hidden); gated: it has a gate matrix too (SwiGLU); tied: embedding and head share one matrix; causal: a
     token attends to earlier ones only; experts: feed-forward experts per layer (0: one, always used), of
-    which each token uses ``top_k``.
+    which each token uses ``top_k``, beside shared ones of width ``shared_ffn`` in all; parameters: exactly
+    how many it has (0: by these sizes); remark: what of it is computed otherwise.
     """
 
     name: str
@@ -48,6 +52,9 @@ class Model:
     causal: bool = True
     experts: CountOrZero = 0
     top_k: Count = 2
+    shared_ffn: CountOrZero = 0
+    parameters: Annotated[int, Meta(ge=0)] = 0
+    remark: str = ""
 
     def __post_init__(self) -> None:
         for name, kind in kinds_of(Model).items():
@@ -121,6 +128,7 @@ class Model:
         h, feed = self.hidden, (3 if self.gated else 2) * self.hidden * self.ffn_width
         attention = h * (2 * self.width + 2 * self.kv_width)
         layer = attention + feed * (self.top_k if self.experts else 1) + h * self.experts
+        layer += (3 if self.gated else 2) * h * self.shared_ffn
         crossed = self.kinds.count("D")
         weights = self.layers * layer + crossed * attention + h * self.vocab
         return 6 * weights + 12 * (self.layers + crossed) * self.width * self.seq
@@ -146,10 +154,14 @@ class Model:
 
 
 def find_model(name: str, path: str = "") -> Model:
-    """The model of that name, from the user's file where one is given. Raises ``PlanError``.
+    """The model of that name, from the user's file where one is given, or of a Hugging Face ``config.json``
+    or its folder. Raises ``PlanError``.
 
     Other entries of the file are not looked at.
     """
+    if name.endswith(".json") or Path(name, "config.json").is_file():
+        folder = Path(name).absolute().parent if name.endswith(".json") else Path(name).absolute()
+        return Model(name=folder.name, **read_config(Path(name)))
     file = Path(path) if path else PRESETS
     entries = read_yaml(file, "models")
     name = name if name in entries else ALIASES.get(name, name)

@@ -1,0 +1,171 @@
+"""Models from Hugging Face's ``config.json``: their sizes, and their exact count of parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from fasop.errors import PlanError, nearest
+
+SEQUENCES, LONGEST = 512, 8192  # of a step, and tokens of one, where nothing else is said
+
+
+class _Family(NamedTuple):
+    """How a ``model_type`` differs from a Llama: biases of queries, keys and values (q), of the output (o),
+    of the feed-forward part (m); which settings turn biases on; norms per layer, of queries and keys too,
+    with biases; learned positions, how many more than the setting says (-1: none); whether embedding and head
+    are one by default.
+    """
+
+    biases: str = ""
+    flags: tuple[tuple[str, str], ...] = (("attention_bias", "qo"), ("mlp_bias", "m"))
+    norms: int = 2
+    qk_norm: bool = False
+    layer_norm: bool = False
+    gated: bool = True
+    positions: int = -1
+    tied: bool = False
+    causal: bool = True
+
+
+_PLAIN = _Family("qom", (), layer_norm=True, gated=False, positions=0, tied=True)
+FAMILIES = {
+    "llama": _Family(),
+    "mistral": _Family("", ()),
+    "mixtral": _Family("", ()),
+    "qwen2": _Family("q", ()),
+    "qwen3": _Family("", (("attention_bias", "qo"),), qk_norm=True),
+    "qwen3_moe": _Family("", (("attention_bias", "qo"),), qk_norm=True),
+    "gemma": _Family("", (("attention_bias", "qo"),), tied=True),
+    "gemma2": _Family("", (("attention_bias", "qo"),), norms=4, tied=True),
+    "gemma3_text": _Family("", (("attention_bias", "qo"),), norms=4, qk_norm=True, tied=True),
+    "gpt_oss": _Family("qo", ()),
+    "deepseek_v2": _Family("", ()),
+    "deepseek_v3": _Family("", ()),
+    "gpt_neox": _PLAIN._replace(biases="m", flags=(("attention_bias", "qo"),), positions=-1, tied=False),
+    "gpt2": _PLAIN,
+    "opt": _PLAIN._replace(positions=2),
+    "bert": _PLAIN._replace(causal=False),
+    "t5": _Family("", (), layer_norm=False, gated=False, tied=True),
+}
+# What some families call it otherwise.
+NAMES = {
+    "hidden_size": ("n_embd", "d_model"),
+    "num_hidden_layers": ("n_layer", "num_layers"),
+    "num_attention_heads": ("n_head", "num_heads"),
+    "intermediate_size": ("n_inner", "ffn_dim", "d_ff"),
+    "max_position_embeddings": ("n_positions",),
+    "num_experts": ("num_local_experts", "n_routed_experts"),
+    "head_dim": ("d_kv",),
+}
+DEFAULTS = {"attention_bias": {"gpt_neox": True}}
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The settings of ``Model`` of a ``config.json``, or of the folder of one. Raises ``PlanError``."""
+    file = path / "config.json" if path.is_dir() else path
+    try:
+        config = msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise PlanError(f"{file}: can't be read as a model's config.json: {error}.") from None
+    config = {**config, **(config.get("text_config") or {})}
+    kind = config.get("model_type")
+    if kind not in FAMILIES:
+        near = nearest(str(kind), FAMILIES)
+        raise PlanError(f"{file}: model_type is {kind!r}, which can't be planned: {near}")
+    try:
+        return _sizes(config, FAMILIES[kind])
+    except KeyError as error:
+        raise PlanError(f"{file}: lacks {error.args[0]}: give a whole config.json.") from None
+    except (TypeError, ZeroDivisionError) as error:
+        raise PlanError(f"{file}: a setting has no plausible value ({error}).") from None
+
+
+def _get(config: Mapping[str, Any], name: str, *default: Any) -> Any:
+    """A setting by any of its names; null counts as left out."""
+    for each in (name, *NAMES.get(name, ())):
+        if config.get(each) is not None:
+            return config[each]
+    if default:
+        return default[0]
+    raise KeyError(name)
+
+
+def _sizes(config: Mapping[str, Any], family: _Family) -> dict[str, Any]:
+    kind = config["model_type"]
+    needed = ("hidden_size", "num_hidden_layers", "num_attention_heads")
+    h, layers, heads = (_get(config, name) for name in needed)
+    vocab, tied = _get(config, "vocab_size"), _get(config, "tie_word_embeddings", family.tied)
+    kv = _get(config, "num_key_value_heads", heads)
+    size = _get(config, "head_dim", h // heads)
+    ffn, experts = _get(config, "intermediate_size", 4 * h), _get(config, "num_experts", 0)
+    on = DEFAULTS["attention_bias"].get(kind, False)
+    biases = family.biases + "".join(b for flag, b in family.flags if _get(config, flag, on))
+    gated = family.gated or "gated" in str(config.get("feed_forward_proj"))
+    norm = h * (2 if family.layer_norm else 1)
+
+    attention = h * size * (heads + 2 * kv) + heads * size * h
+    attention += ("q" in biases) * size * (heads + 2 * kv) + ("o" in biases) * h + family.qk_norm * 2 * size
+    if "kv_lora_rank" in config:
+        attention, size = _latent(config, h, heads)
+        kv = heads
+    matrices = 3 if gated else 2
+
+    def feed(width: int) -> int:
+        return int(matrices * h * width + ("m" in biases) * ((matrices - 1) * width + h))
+
+    routed, dense, shared, width = 0, layers, 0, ffn
+    if experts:
+        width = config.get("moe_intermediate_size") or ffn
+        shared = width * (config.get("n_shared_experts") or 0)
+        step, only = config.get("decoder_sparse_step") or 1, config.get("mlp_only_layers") or ()
+        first = config.get("first_k_dense_replace") or 0
+        sparse = [at for at in range(layers) if at >= first and (at + 1) % step == 0 and at not in only]
+        dense = layers - len(sparse)
+        routed = experts * matrices * h * width + h * experts + (feed(shared) if shared else 0)
+        if kind == "gpt_oss":
+            routed += experts * (2 * width + h) + experts
+            attention += heads  # sinks
+    total = layers * (attention + family.norms * norm) + dense * feed(ffn) + (layers - dense) * routed
+    total += vocab * h * (1 if tied else 2) + norm
+    if family.positions >= 0:
+        total += h * (_get(config, "max_position_embeddings") + family.positions)
+    found: dict[str, Any] = {}
+    if kind == "bert":
+        total += (
+            h * config.get("type_vocab_size", 2) + h * h + h + norm + vocab
+        )  # with the head for masked words
+    if kind == "opt" and not config.get("do_layer_norm_before", True):
+        total -= norm
+    if kind == "t5":
+        decoder = _get(config, "num_decoder_layers", layers)
+        total += decoder * (2 * attention + feed(ffn) + 3 * norm) + norm
+        total += 2 * heads * config.get("relative_attention_num_buckets", 32)
+        found = {"encoder_layers": layers}
+        layers += decoder
+    found |= {"hidden": h, "layers": layers, "heads": heads, "vocab": vocab, "kv_heads": kv % heads and kv}
+    found |= {"d_kv": size, "ffn": width, "gated": gated, "tied": bool(tied), "causal": family.causal}
+    if experts:
+        found |= {"experts": experts, "top_k": _get(config, "num_experts_per_tok", 2), "shared_ffn": shared}
+    remarks = ["latent attention as plain attention"] * ("kv_lora_rank" in config)
+    remarks += [f"{dense} layers without experts as those with them"] * bool(experts and dense)
+    remarks += ["sliding windows as whole sequences"] * bool(config.get("sliding_window"))
+    if remarks:
+        found["remark"] = f"{kind}: computed with {', '.join(remarks)}"
+    seq = min(_get(config, "max_position_embeddings", LONGEST), LONGEST)
+    return found | {"seq": seq, "global_batch": SEQUENCES, "parameters": total}
+
+
+def _latent(config: Mapping[str, Any], h: int, heads: int) -> tuple[int, int]:
+    """Parameters of multi-head latent attention (DeepSeek-V2), and the width of a head of queries."""
+    rope, nope, value = (int(config[f"{name}_head_dim"]) for name in ("qk_rope", "qk_nope", "v"))
+    rank, of_queries = config["kv_lora_rank"], config.get("q_lora_rank")
+    queries = h * heads * (nope + rope)
+    if of_queries:
+        queries = of_queries * (h + 1 + heads * (nope + rope))
+    keys = h * (rank + rope) + rank * (1 + heads * (nope + value))
+    bias = (of_queries or 0) + rank + rope + h if config.get("attention_bias") else 0
+    return queries + keys + heads * value * h + bias, nope + rope
