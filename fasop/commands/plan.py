@@ -23,7 +23,7 @@ from chakra_et import cli, files
 from fasop.errors import PlanError
 from fasop.inputs.cluster_files import load_clusters
 from fasop.inputs.clusters import Cluster
-from fasop.inputs.costs import PUBLISHED, CostFile, check_cost_name, read_costs
+from fasop.inputs.costs import PUBLISHED, CostFile, check_cost_name, cost_name, read_costs
 from fasop.inputs.models import Model, find_model
 from fasop.output import report
 from fasop.plans.goal import Goal, by_time_and_price, pareto_front
@@ -59,6 +59,13 @@ class Config:
     csv: str = field(default="", metadata={"help": "write rows as CSV to this file (none or -: print them)"})
     all: bool = field(default=False, metadata={"help": "every row, those that do not fit into memory too"})
     oom: bool = field(default=False, metadata={"help": "show plans that do not fit into memory too"})
+    recipe: Literal["auto", "modern", "plain"] = field(
+        default="auto",
+        metadata={
+            "help": "modern: FlashAttention, sequence parallelism, sharded optimizer; plain: none but by "
+            "their flags; auto: modern where a model has no measured costs"
+        },
+    )
     recompute: Literal["none", "selective", "full", "auto"] = field(
         default="none",
         metadata={"help": "activations computed again in the backward pass; auto: best"},
@@ -148,17 +155,17 @@ class Config:
         # Rows of everything are asked for, or plans that do not fit: no plan may be skipped.
         return Goal(self.objective, self.top, self.max_step_time, self.all or self.oom, **degrees)
 
-    @property
-    def options(self) -> list[Options]:
-        """The ways to run the job that are tried."""
+    def options(self, is_measured: bool) -> list[Options]:
+        """The ways to run the job that are tried; is_measured: some cost file has the model."""
+        modern = self.recipe == "modern" or self.recipe == "auto" and not is_measured
         ways: tuple[Recompute, ...] = ("none", "selective", "full")
         return [
             Options(
                 recompute=way,
-                zero=max(self.zero, int(self.sharded_optimizer)),
+                zero=max(self.zero, int(self.sharded_optimizer or modern)),
                 overlap=self.overlap,
-                sequence_parallel=self.sequence_parallel,
-                attention=self.attention,
+                sequence_parallel=self.sequence_parallel or modern,
+                attention="flash" if modern else self.attention,
                 precision=self.precision,
                 per_stage=self.per_stage,
             )
@@ -238,6 +245,7 @@ def _exact(config: Config, model: Model, clusters: list[Cluster], cost_files: li
     from fasop.search.search import search
 
     iterations = config.steps_of(model.global_batch * model.seq)
+    options = config.options(bool(cost_name(cost_files, model)))
     # Every row of every shape is one for all GPUs.
     idle = config.idle and not config.all
     goal = config.goal
@@ -247,7 +255,7 @@ def _exact(config: Config, model: Model, clusters: list[Cluster], cost_files: li
         goal = replace(goal, top=WIDER * goal.top)
     with _progress() as progress:
         plans = search(
-            *(model, clusters, cost_files, config.options, goal, config.max_tp, iterations),
+            *(model, clusters, cost_files, options, goal, config.max_tp, iterations),
             *(idle, config.workers, progress),
         )
     if config.interleave:
@@ -255,7 +263,7 @@ def _exact(config: Config, model: Model, clusters: list[Cluster], cost_files: li
     if not plans:
         from fasop.search.advice import no_plan
 
-        raise PlanError(no_plan(model, clusters, cost_files, config.options, config.goal, config.max_tp))
+        raise PlanError(no_plan(model, clusters, cost_files, options, config.goal, config.max_tp))
     if config.objective == "pareto" and config.goal.everything and not config.all:
         plans = pareto_front(plans, by_time_and_price)
     return plans if config.all or config.objective == "pareto" else plans[: config.top]

@@ -1,28 +1,8 @@
-"""How far a plan's layers lie beyond what their costs were measured or checked on."""
+"""How far a plan's micro-batches lie beyond those that were measured."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-
-from fasop.inputs.models import Model
-
-# Of the published runs on A100 that computed times are checked on (benchmarks/planner_accuracy.py): tokens of
-# a micro-batch, and the narrowest and widest side of a matrix on one GPU.
-TOKENS, WIDTHS = (4096, 131072), (192, 32768)
-
-
-def beyond_curve(model: Model, gpu: str, tp: int, mbs: int) -> str:
-    """Where the layers' matrix products lie outside the checked range; nothing where they lie inside."""
-    tokens = mbs * model.seq * (model.top_k / model.experts if model.experts else 1)
-    ffn = model.ffn_width // tp
-    sides = (model.hidden, model.width // tp, ffn, ffn * (2 if model.gated else 1))
-    found = [
-        _beyond(tokens, TOKENS, "tokens"),
-        _beyond(min(sides), WIDTHS, "wide"),
-        _beyond(max(sides), WIDTHS, "wide"),
-    ]
-    far = ", ".join(dict.fromkeys(filter(None, found)))
-    return f"{gpu}: products beyond those that the efficiency curve was checked on ({far})" if far else ""
 
 
 def beyond_measured(gpu: str, batch: float, sizes: Sequence[float]) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 
 from fasop.errors import PlanError, nearest
 from fasop.exact.computed_times import hardware, host_seconds, known, unit_seconds
-from fasop.exact.extrapolation import beyond_curve, beyond_measured
+from fasop.exact.extrapolation import beyond_measured
 from fasop.inputs.clusters import Gpu
 from fasop.inputs.costs import CostFile, Entry, Steps, growth_factor, other_depth, work_ratios
 from fasop.inputs.models import Model
@@ -155,10 +155,9 @@ class Compute:
         notes = [f"{self.model.name} on {gpu}: not measured, computed from the GPU's datasheet"]
         notes += [text for text in (self.skipped, self.model.remark) if text]
         forward, backward, scores = table.T
-        beyond = beyond_curve(self.model, gpu, tp, mbs)
         least = forward, backward
         forward, backward = map(np.maximum, least, host_seconds(self.model.kinds))
-        return UnitSeconds(forward, backward, scores, None, False, least, tuple(notes), beyond)
+        return UnitSeconds(forward, backward, scores, None, False, least, tuple(notes), "")
 
     @memo
     def _one(self, gpu: str, kind: str, tp: int, mbs: int, ep: int) -> tuple[float, float, float]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from fasop.plans.plan import Plan
-from fasop.plans.shapes import Degrees
 
 Of = TypeVar("Of")
 
@@ -28,16 +27,16 @@ class Goal:
     pp: int | None = None
     mbs: int | None = None
 
-    def fits(self, shape: Degrees) -> bool:
+    def fits(self, shape: Any) -> bool:
         """Whether a shape has the degrees that are asked for."""
         return all(getattr(self, key) in (None, getattr(shape, key)) for key in ("tp", "dp", "pp", "mbs"))
 
-    def no_shape(self, found: Sequence[Degrees]) -> str:
+    def no_shape(self, found: Sequence[Any]) -> str:
         """What can be had instead of degrees that no shape has."""
         asked = [(key, getattr(self, key)) for key in ("tp", "dp", "pp", "mbs")]
         asked = [(key, value) for key, value in asked if value is not None]
 
-        def distance(shape: Degrees) -> float:
+        def distance(shape: Any) -> float:
             return sum(abs(math.log(getattr(shape, key) / value)) for key, value in asked)
 
         near = min(found, key=distance)

@@ -6,7 +6,6 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from fasop.errors import PlanError
 from fasop.inputs.clusters import Cluster
@@ -16,22 +15,6 @@ from fasop.inputs.models import Model
 Seats = tuple[tuple[str, int], ...]
 BETWEEN, INSIDE, CROWDED = range(3)  # what messages cross
 MOST_BLOCKS = 60  # kinds of block of a shape that a search can take
-
-
-class Degrees(Protocol):
-    """Whatever has the degrees of a plan."""
-
-    @property
-    def tp(self) -> int: ...
-
-    @property
-    def dp(self) -> int: ...
-
-    @property
-    def pp(self) -> int: ...
-
-    @property
-    def mbs(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -116,26 +99,21 @@ def _tensor_degrees(model: Model, cluster: Cluster, max_tp: int) -> list[int]:
 def _no_shape(model: Model, cluster: Cluster, max_tp: int) -> str:
     """Why no degrees fit, and the nearest number of nodes for which some do."""
     sizes = sorted({cluster.size(gpu) for gpu in cluster.gpus})
-    size, most = sizes[0], cluster.node_count
+    most = cluster.node_count
+    tps, dps = _tensor_degrees(model, cluster, max_tp), divisors(model.global_batch)
 
     def possible(nodes: int) -> bool:
-        for tp in _tensor_degrees(model, cluster, max_tp):
-            for dp in divisors(model.global_batch):
-                stages, rest = divmod(nodes * size, tp * dp)
-                if rest == 0 and 1 <= stages <= model.layers:
-                    return True
-        return False
+        pairs = [divmod(nodes * sizes[0], tp * dp) for tp in tps for dp in dps]
+        return any(rest == 0 and 1 <= stages <= model.layers for stages, rest in pairs)
 
-    near = None
-    if len(sizes) == 1:
-        order = sorted(range(1, 2 * most + 1), key=lambda n: abs(n - most))
-        near = next((n for n in order if possible(n)), None)
-    text = (
+    order = sorted(range(1, 2 * most + 1), key=lambda n: abs(n - most)) if len(sizes) == 1 else []
+    near = next((n for n in order if possible(n)), None)
+    advice = f"{near} nodes would work." if near else "use nodes of another size."
+    return (
         f"no tp × dp × pp makes {cluster.gpu_count} GPUs ({most} nodes of {' or '.join(map(str, sizes))}) "
         f"with tp at most {max_tp} and a divisor of a node's GPUs and of {model.heads} heads, dp a divisor "
-        f"of the global batch {model.global_batch}, and pp at most {model.layers} layers"
+        f"of the global batch {model.global_batch}, and pp at most {model.layers} layers: {advice}"
     )
-    return f"{text}: {near} nodes would work." if near else f"{text}: use nodes of another size."
 
 
 def blocks(cluster: Cluster, gpus_per_stage: int) -> list[Block]:
@@ -274,19 +252,6 @@ def _uneven_mixes(cluster: Cluster, sizes: dict[str, int], gpus: int) -> list[tu
 
 def _mix(counts: dict[str, int]) -> tuple[str, ...]:
     return tuple(name for name, count in counts.items() for _ in range(count))
-
-
-def placements(cluster: Cluster) -> Iterator[tuple[str, ...]]:
-    """Every order of the cluster's nodes that differs in types, for checks of small clusters."""
-
-    def extend(prefix: tuple[str, ...], left: dict[str, int]) -> Iterator[tuple[str, ...]]:
-        if not any(left.values()):
-            yield prefix
-        for name, count in left.items():
-            if count:
-                yield from extend((*prefix, name), {**left, name: count - 1})
-
-    yield from extend((), {gpu.name: n for gpu, n in zip(cluster.gpus, cluster.nodes, strict=True)})
 
 
 def inside_node(cluster: Cluster, placement: Sequence[str], shape: Shape) -> tuple[bool, ...]:

@@ -108,3 +108,16 @@ def objective(of: StageCosts, placement: tuple[str, ...], partition: tuple[int, 
         slowest = max(slowest, load - min(shape.pp - 1 - i, m - 1) * forward)
         begin += size
     return total + slowest + (of.embedding_sync((seats[0], seats[-1])) if len(seats) > 1 else 0.0)
+
+
+def placements(cluster: Cluster) -> Iterator[tuple[str, ...]]:
+    """Every order of the cluster's nodes that differs in types, for checks of small clusters."""
+
+    def extend(prefix: tuple[str, ...], left: dict[str, int]) -> Iterator[tuple[str, ...]]:
+        if not any(left.values()):
+            yield prefix
+        for name, count in left.items():
+            if count:
+                yield from extend((*prefix, name), {**left, name: count - 1})
+
+    yield from extend((), {gpu.name: n for gpu, n in zip(cluster.gpus, cluster.nodes, strict=True)})

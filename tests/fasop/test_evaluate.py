@@ -223,22 +223,6 @@ def test_the_published_measurements_are_predicted_as_the_readme_has_it() -> None
     assert done.stdout.strip() in readme
 
 
-def test_layers_beyond_what_costs_were_checked_on_are_counted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = written(
-        tmp_path,
-        "layouts: {one: {model: gpt2-345m, cluster: mine.yaml, tp: 4, dp: 2, mbs: 1, layers: 12-12}}",
-    )
-    (tmp_path / "mine.yaml").write_text(
-        "clusters: {mine: {gpus_per_node: 8, gpus: {H100: {nodes: 2, memory_gib: 76, price_per_hour: 98,"
-        " inter_bandwidth: 400e9, intra_bandwidth: 3600e9}}}}"
-    )
-    assert evaluate.main([path, "--cluster", str(tmp_path / "mine.yaml")]) == 0
-    text = capsys.readouterr().out
-    assert "1024 tokens, 4 times below 4096): 24 layers in 2 stages" in text
-
-
 def _a10s(nodes: int) -> Cluster:
     gpu = Gpu("A10", 22, 5, 40e9, 128e9, shared_bus=True)
     return Cluster("a10s", 8, (gpu,), (nodes,))

@@ -12,7 +12,7 @@ from benchmarks import fasop_monotony
 from fasop.inputs.cluster_files import load_clusters
 from fasop.inputs.costs import read_costs
 from fasop.inputs.models import find_model
-from fasop.plans.shapes import Shape, placements, stage_seats
+from fasop.plans.shapes import Shape, stage_seats
 from fasop.search.improve import Steps, improve
 from fasop.search.partition import Assignment, Search
 from fasop.search.planner import MANY, Planner
@@ -32,7 +32,7 @@ def test_many_at_once_take_as_long_as_one_by_one(degrees: tuple[int, ...], encod
     cluster = cases.cluster({"X": 1, "Y": 2}, 2, Y={"inter_bandwidth": 3e8, "shared_bus": True})
     planner = cases.planner(model, cluster, cases.costs(model, SECONDS, uneven=True))
     tables = planner.tables(shape)
-    places = [(nodes, stage_seats(cluster, nodes, shape)) for nodes in placements(cluster)]
+    places = [(nodes, stage_seats(cluster, nodes, shape)) for nodes in cases.placements(cluster)]
     chosen = list(cases.partitions(len(model.units), shape.pp))
     dice.shuffle(chosen)
     pairs = [(dice.randrange(len(places)), partition) for partition in chosen[:40]]

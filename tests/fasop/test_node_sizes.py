@@ -15,7 +15,7 @@ from fasop.plans.goal import Goal
 from fasop.plans.layout import of_plan
 from fasop.plans.options import Options
 from fasop.plans.plan import Plan
-from fasop.plans.shapes import MOST_BLOCKS, Shape, blocks, placements, shapes, stage_seats
+from fasop.plans.shapes import MOST_BLOCKS, Shape, blocks, shapes, stage_seats
 from fasop.search.dynamic_program import DynamicProgram
 from fasop.search.improve import improve
 from fasop.search.node_counts import NodeCounts
@@ -95,7 +95,7 @@ def test_nodes_that_fill_no_common_multiple_of_node_sizes_are_used(
     tables = planner.tables(shape)
     steps = [
         planner.simulate(tables, cases.assignment(cluster, shape, placement, partition)).step
-        for placement in placements(cluster)
+        for placement in cases.placements(cluster)
         for partition in cases.partitions(len(model.units), shape.pp)
     ]
     assert best[1].step == pytest.approx(min(steps), rel=1e-9)
@@ -143,7 +143,7 @@ def test_a_plan_says_which_orders_of_nodes_were_not_tried() -> None:
     planner = cases.planner(model, cluster, cases.costs(model, SECONDS))
     for degrees, is_said in (((1, 9, 2, 1), True), ((1, 3, 6, 1), False)):
         nodes, seats = next(
-            (nodes, stage_seats(cluster, nodes, Shape(*degrees))) for nodes in placements(cluster)
+            (nodes, stage_seats(cluster, nodes, Shape(*degrees))) for nodes in cases.placements(cluster)
         )
         partition = (9 - len(seats), *[1] * (len(seats) - 1))
         plan = planner.estimate(Shape(*degrees), nodes, partition)

@@ -10,7 +10,7 @@ import pytest
 from fasop.inputs.cluster_files import load_clusters
 from fasop.inputs.costs import read_costs
 from fasop.inputs.models import find_model
-from fasop.plans.shapes import Shape, blocks, placements, stage_seats
+from fasop.plans.shapes import Shape, blocks, stage_seats
 from fasop.search.node_counts import NodeCounts
 from fasop.search.partition import Search
 from tests.fasop import fasop_cases as cases
@@ -54,7 +54,7 @@ def test_the_optimum_of_all_placements_and_partitions(case: tuple, paced: bool) 
         tables = cases.tables(model, cluster, cases.costs(model, SECONDS, uneven), shape)
         brute = min(
             cases.objective(tables, placement, partition, paced)
-            for placement in placements(cluster)
+            for placement in cases.placements(cluster)
             for partition in cases.partitions(len(model.units), shape.pp)
         )
         counts = NodeCounts(cluster, blocks(cluster, shape.group), shape.pp)
@@ -110,7 +110,7 @@ def test_highs_finds_the_same_optimum(seed: int) -> None:
     model = cases.model(dice.randint(shape.pp, 10), 8)
     tables = cases.tables(model, cluster, cases.costs(model, SECONDS, uneven=True), shape)
     found = Search(tables, NodeCounts(cluster, blocks(cluster, 1), shape.pp)).best()
-    best = min(_milp(optimize, tables, placement) for placement in placements(cluster))
+    best = min(_milp(optimize, tables, placement) for placement in cases.placements(cluster))
     assert found.objective == pytest.approx(best, rel=1e-6)
 
 

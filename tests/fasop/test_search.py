@@ -20,7 +20,7 @@ from fasop.inputs.models import find_model
 from fasop.plans.goal import Goal, by_time_and_price, pareto_front
 from fasop.plans.options import Options
 from fasop.plans.plan import Plan
-from fasop.plans.shapes import Shape, placements, shapes, stage_seats
+from fasop.plans.shapes import Shape, shapes, stage_seats
 from fasop.search import search as search_module
 from fasop.search.partition import Assignment
 from fasop.search.planner import Planner
@@ -49,7 +49,7 @@ def test_the_best_plan_is_the_best_of_an_unpruned_search(nodes: dict[str, int], 
     slowest = math.inf
     for shape in shapes(model, cluster, 4):
         tables = planner.tables(shape)
-        for placement in placements(cluster):
+        for placement in cases.placements(cluster):
             seats = stage_seats(cluster, placement, shape)
             for partition in cases.partitions(len(model.units), shape.pp):
                 if cases.crosses(model, partition):
