@@ -63,7 +63,7 @@ TABLE: dict[str, tuple[Kind, str]] = {
     "missing-communication": ("warning", "communication operators whose kernel is not in the device trace"),
     "work-before-recording": (
         "warning",
-        "streams that were still busy with work from before the recording: the wait for it is overhead",
+        "device work that waited long for what isn't recorded, such as work from before: that is overhead",
     ),
     "missing-gpu-work": ("warning", "the host trace has CUDA tensors and the device trace no GPU work"),
     "communication-size": ("warning", "communication whose size is not recorded"),

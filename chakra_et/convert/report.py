@@ -138,6 +138,11 @@ class RankReport:
             f"  linked by {self.linked_by}: {self.link_rate:.2%} of the host operators"
             + (f", {self.kernel_link_rate:.2%} of the device work" if on_device else ""),
         ]
+        lines += [
+            f"  clock of device {name}: {clock['offset_us']:+g} µs; {clock['pairs']:g} pairs of a call and "
+            f"work allow {clock['least_us']} to {clock['most_us']} µs, {clock['contradicting']:g} contradict"
+            for name, clock in self.clocks.items()
+        ]
         tables: list[tuple[str, Iterable[tuple[str, int]]]] = [
             (title, [(sentence(key), count) for key, count in sorted(counts.items())])
             for title, counts in (

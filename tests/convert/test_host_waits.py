@@ -201,6 +201,36 @@ def test_a_host_that_spins_until_a_kernel_has_ended(tmp_path: Path) -> None:
     assert lengths(stages)["ProfilerStep#1"] < 4 * 150
 
 
+def test_a_host_that_is_told_before_the_kernel_ends(tmp_path: Path) -> None:
+    """The kernel writes what the host polls, and ends 3 µs later: what ran before it is waited for."""
+    events = spinning(4, -1903)
+    queued = [
+        each
+        for at in range(4)
+        for each in (
+            call("cudaLaunchKernel", 2000.0 * at + 6, 2, 50 + at),
+            kernel("before", 2000.0 * at + 20, 1800, 50 + at),
+        )
+    ]
+    events = [each | {"ts": each["ts"] + 1900} if each["name"] == "next" else each for each in events]
+    events = [
+        each | {"ts": each["ts"] + 1790, "dur": 110} if each["name"] == "notify_dispatch" else each
+        for each in events
+    ]
+    stages = Stages(tmp_path, [*events, *queued])
+    assert stages.causes.findings["host-spun"] == 4 and stages.replayed()
+    assert lengths(stages)["ProfilerStep#1"] < 4 * 300
+
+
+def test_queries_inside_an_operator(tmp_path: Path) -> None:
+    queries = [call("cudaEventQuery", 40 + 10 * at, 2, 100 + at) for at in range(49)]
+    stages = Stages(
+        tmp_path, [op("aten::mm", 0, 5, 3), *stream_of(2, 250, 18), op("wait", 30, 520, 4), *queries]
+    )
+    assert stages.causes.findings["host-spun"] == 1 and stages.replayed()
+    assert lengths(stages)["wait"] <= 40
+
+
 def test_gaps_that_end_long_after_the_device_are_work(tmp_path: Path) -> None:
     stages = Stages(tmp_path, spinning(4, 50))
     assert "host-spun" not in stages.causes.findings and lengths(stages)["ProfilerStep#1"] > 4 * 1900

@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 
-from chakra_et.arrays import coded_pairs, first_rows, unique
+from chakra_et.arrays import unique
 from chakra_et.convert.graph.linked import LinkedRank
 from chakra_et.findings import Findings
 from chakra_et.traces.device_format import CPU_OP, DRIVER, KERNEL, RUNTIME, SYNC
@@ -34,27 +34,21 @@ def check_complete(rank: LinkedRank) -> Findings:
     if not gpu.any() and rank.host.recorded and _has_cuda_tensors(rank):
         findings.add("missing-gpu-work")
     findings.add("missing-communication", _communication_without_kernel(rank))
-    findings.add("work-before-recording", _delayed_streams(rank))
+    findings.add("work-before-recording", _delayed(rank))
     if rank.host.recorded:
         findings.add("steps-without-host", _steps_without_host(rank))
     return findings
 
 
-def _delayed_streams(rank: LinkedRank) -> int:
-    """Streams whose first work starts long after its launch although no recorded work ran in between."""
+def _delayed(rank: LinkedRank) -> int:
+    """Device work that starts long after its launch although no recorded work ran in between."""
     device = rank.device
     gpu = np.flatnonzero((device.category >= KERNEL) & (device.category != SYNC))
     gpu = gpu[np.argsort(device.start[gpu], kind="stable")]
-    latest_end = np.maximum.accumulate(np.append(-1, device.end[gpu]))
-    if not len(gpu):
-        return 0
-    _, stream = coded_pairs(device.device[gpu], device.stream[gpu])
-    _, first = first_rows(stream)
-    row = gpu[first]
-    call = rank.calls[row]
-    launched = np.where(call >= 0, device.end[call], device.start[row])
-    free = np.maximum(launched, latest_end[first])
-    return int((device.start[row] - free > LONGEST_LAUNCH_NS).sum())
+    latest_end = np.maximum.accumulate(np.append(-1, device.end[gpu]))[:-1]
+    call = rank.calls[gpu]
+    launched = np.where(call >= 0, device.end[call], device.start[gpu])
+    return int((device.start[gpu] - np.maximum(launched, latest_end) > LONGEST_LAUNCH_NS).sum())
 
 
 def _launches_without_work(rank: LinkedRank) -> np.ndarray:

@@ -29,6 +29,7 @@ LONG_NS = 50_000
 # A host that spins goes on within this time after the work has ended, and within this part of the gap.
 PROMPT_NS, PROMPT = 10_000, 0.02
 LEAST_QUERIES = 3
+LAST_LAUNCH = np.iinfo(np.int64).max
 # Of gaps that end when a stream falls idle by chance alone.
 CHANCE = 1e-3
 
@@ -139,43 +140,50 @@ def find_spinning(rank: LinkedRank, found: Collector) -> None:
     end when work on the device does.
 
     A loop of queries tells when: between the last but one and the last. Other gaps may end so by chance, even
-    where the stream has nothing left to do: it is none if most gaps after one and the same event do.
+    where the stream has nothing left to do: it is none if most gaps after launches of the same kernel do.
     """
-    launches = launches_of(rank.device, rank.timeline, rank.calls)
+    time, device = rank.timeline, rank.device
+    launches = launches_of(device, time, rank.calls)
     if not len(launches.gpu):
         return
-    work, names = _Work(rank, launches), rank.device.names
-    after_of = np.full(len(rank.device), -1, dtype=np.int64)
+    work = _Work(rank, launches)
+    drained = np.full(len(device), LAST_LAUNCH)  # the launch of the next work on the stream
     follows = launches.gpu[launches.before[launches.gpu] >= 0]
-    after_of[launches.before[follows]] = follows
-    queries = np.array([bool(QUERY.fullmatch(name)) for name in names], dtype=bool)
+    drained[launches.before[follows]] = launches.time[follows]
+    queries = np.array([bool(QUERY.fullmatch(name)) for name in device.names], dtype=bool)
     total: Counter[int] = Counter()
     prompt: dict[int, list[tuple[float, int, int, int]]] = {}
-    for lane, begin, end, rows in _gaps(rank, found):
-        asked = rows[queries[rank.device.name[rows]]]
+    for thread, lane, begin, end, rows in _gaps(rank, found):
+        asked = rows[queries[device.name[rows]]]
         if len(asked) >= LEAST_QUERIES:
-            first, before, last = (int(rank.timeline.start[asked[at]]) for at in (0, -2, -1))
-            source = work.last_ended(before, int(rank.timeline.end[asked[-1]]), first)
+            first, before, last = (int(time.start[asked[at]]) for at in (0, -2, -1))
+            source = work.last_ended(before, int(time.end[asked[-1]]), first)
             if source >= 0 and last - first >= LONG_NS:
                 _wait(rank, lane, first, source, found)
                 found.findings.add("host-spun")
-        elif end - begin >= LONG_NS:
-            after = _name_before(rank, lane, begin)
-            total[after] += 1
-            soon = min(PROMPT_NS, int(PROMPT * (end - begin)))
-            source = work.last_ended(end - soon, end, begin)
-            if source >= 0 and (after_of[source] < 0 or launches.time[after_of[source]] >= end):
-                prompt.setdefault(after, []).append((soon / (end - begin), lane, begin, source))
-    for after, ended in prompt.items():
-        if 2 * len(ended) > total[after] and math.prod(chance for chance, *_ in ended) < CHANCE:
+            continue
+        kernel = work.last_launched(thread, begin)
+        if kernel >= 0 and time.end[kernel] <= begin:
+            continue  # nothing of its own that it could wait for
+        total[int(device.name[kernel])] += 1
+        soon = min(PROMPT_NS, int(PROMPT * (end - begin)))
+        source = work.last_ended(end - soon, end + soon, begin)
+        if source >= 0 and drained[source] >= end:
+            if time.end[source] > end:  # it tells the host before it ends: at least what is before it is over
+                source = int(launches.before[source])
+            chance = 2 * soon / (end - begin)
+            prompt.setdefault(int(device.name[kernel]), []).append((chance, lane, begin, source))
+    for name, ended in prompt.items():
+        if 2 * len(ended) > total[name] and math.prod(chance for chance, *_ in ended) < CHANCE:
             for _, lane, begin, source in ended:
-                _wait(rank, lane, begin, source, found)
-            found.findings.add("host-spun", len(ended))
+                if source >= 0 and time.end[source] > begin:
+                    _wait(rank, lane, begin, source, found)
+                    found.findings.add("host-spun")
 
 
-def _gaps(rank: LinkedRank, found: Collector) -> list[tuple[int, int, int, np.ndarray]]:
-    """(lane, begin, end, rows of the polling calls in it) of each time of a thread without work: outside of
-    operators, in polling calls, or long in an operator itself, and not yet a wait."""
+def _gaps(rank: LinkedRank, found: Collector) -> list[tuple[int, int, int, int, np.ndarray]]:
+    """(thread, lane, begin, end, rows of the polling calls in it) of each long time of a thread without work:
+    outside of operators, in polling calls, or long in an operator itself, and not yet a wait."""
     device, time = rank.device, rank.timeline
     polls = np.array([bool(POLLING.fullmatch(name)) for name in device.names], dtype=bool)
     polling = polls[device.name] & (device.category >= RUNTIME) & (device.category < KERNEL)
@@ -185,22 +193,15 @@ def _gaps(rank: LinkedRank, found: Collector) -> list[tuple[int, int, int, np.nd
         at = np.flatnonzero((segments.lane == lane) & (segments.start < segments.end))
         owner, start, end = segments.owner[at], segments.start[at], segments.end[at]
         category = np.where(owner >= 0, device.category[owner], ANNOTATION)
-        idle = (category == ANNOTATION) | (polling[owner] & (owner >= 0))
-        idle |= (category == CPU_OP) & (end - start >= LONG_NS)
+        asks = polling[owner] & (owner >= 0)
+        between = np.append(False, asks[:-1]) & np.append(asks[1:], False)
+        idle = (category == ANNOTATION) | asks
+        idle |= (category == CPU_OP) & (between | (end - start >= LONG_NS))
         first = np.flatnonzero(idle & ~np.append(False, idle[:-1]))
         last = np.flatnonzero(idle & ~np.append(idle[1:], False))
-        own = waits[waits[:, 0] == lane]
+        own, thread = waits[waits[:, 0] == lane], int(device.thread[np.argmax(time.lane == lane)])
         for a, b in zip(first.tolist(), last.tolist(), strict=True):
             begin, until = int(start[a]), int(end[b])
-            inside = owner[a : b + 1][polling[owner[a : b + 1]] & (owner[a : b + 1] >= 0)]
-            if (until - begin >= LONG_NS) and not ((own[:, 1] < until) & (own[:, 2] > begin)).any():
-                gaps.append((lane, begin, until, inside))
+            if until - begin >= LONG_NS and not ((own[:, 1] < until) & (own[:, 2] > begin)).any():
+                gaps.append((thread, lane, begin, until, owner[a : b + 1][asks[a : b + 1]]))
     return gaps
-
-
-def _name_before(rank: LinkedRank, lane: int, moment: int) -> int:
-    """The name of the event with which the thread was busy before ``moment``, -1 for none."""
-    segments = rank.timeline.self_time
-    low, high = np.searchsorted(segments.lane, (lane, lane + 1)).tolist()
-    at = low + int(np.searchsorted(segments.end[low:high], moment, side="right")) - 1
-    return int(rank.device.name[segments.owner[at]]) if at >= low and segments.owner[at] >= 0 else -1
