@@ -27,6 +27,8 @@ from chakra_et.cost import gpus, grids, kernel_times
 from chakra_et.cost.fit import fit
 from chakra_et.cost.gpus import Gpu
 from chakra_et.cost.kernel_times import MODELS, KernelTimes, Values, mean_parameters
+from chakra_et.cost.operator_calls import Work
+from chakra_et.cost.operator_times import gpu_model
 from chakra_et.files import write_text
 
 LONG = 20.0
@@ -146,6 +148,30 @@ def read_float(folder: Path) -> dict[str, Table]:
             points = np.hstack([sizes, np.ones((len(sizes), 1))])
             found[f"{gpu.name} PyTorch"] = Table(gpu, points, each.latency_us.to_numpy(float))
     return found
+
+
+MOVING = {"elem": ("elementwise", "5"), "softmax": ("softmax", "12"), "ln": ("normalization", "12")}
+_TWO_INPUTS = ("add", "mul", "div", "pow")
+
+
+def moving_rows(folder: Path) -> Iterator[Row]:
+    """NeuSight's kernels that move numbers, fp32, by parameters that were fitted to H100 and MI300X; but the
+    shares of bandwidth of softmax and layer norm were chosen by these very tables (``gpu_priors.py``)."""
+    import pandas
+
+    rows = pandas.read_parquet(folder / "neusight_kernels.parquet")
+    for (name, table), each in rows.groupby(["device", "table"], observed=True):
+        gpu = by_name(str(name))
+        if gpu is None or table not in MOVING:
+            continue
+        model, (kind, target) = gpu_model(gpu.name), MOVING[str(table)]
+        tensors = np.where(each.op.isin(_TWO_INPUTS), 3, 2)
+        said = [
+            model.micros(Work(kind, float(m) * n, 4.0 * m * n * moved, row=int(n), type="float", idle=True))
+            for m, n, moved in zip(each.rows, each.cols, tensors, strict=True)
+        ]
+        micros = each.latency_us.to_numpy(float)
+        yield Row(f"{kind} fp32, device left out", gpu.name, micros, np.array(said) / micros - 1, target)
 
 
 READERS = {
@@ -351,6 +377,9 @@ def main() -> int:
         else:
             rows = given_rows(kind, tables)
         for row in rows:
+            print(row.line(), flush=True)
+    if not options.kinds or "moving" in options.kinds:
+        for row in moving_rows(Path(options.tables or options.given)):
             print(row.line(), flush=True)
     return 0
 

@@ -29,10 +29,15 @@ PRIORS: dict[str, tuple[float, float, float]] = {
     "convolution.compute": (0.5, 0.3, 0.5),
     "convolution.thin": (0.05, 0.05, 1.0),
     "convolution.launch": (10.0, 20.0, 0.5),
-    "softmax.memory": (0.6, 0.5, 0.3),
-    "softmax.long": (0.3, 0.3, 0.5),
+    # Shares of the bandwidth in 32 bits: NeuSight's A100, V100 and T4 (cost_accuracy.py).
+    "softmax.memory": (0.75, 0.75, 0.05),
+    "softmax_long.memory": (0.8, 0.8, 0.05),
+    "normalization.memory": (0.62, 0.62, 0.05),
+    # Assumed: two elements per cycle and unit, one in long rows, which are read again.
+    "softmax.elements": (3700.0, 3700.0, 0.5),
+    "softmax_long.elements": (1800.0, 1800.0, 0.5),
+    "normalization.elements": (2600.0, 2600.0, 0.5),
     "softmax.launch": (1.7, 3.0, 0.3),
-    "normalization.memory": (0.6, 0.5, 0.4),
     "normalization.launch": (2.5, 3.5, 0.3),
     "copy.launch": (2.0, 3.0, 0.3),
     "gather.elements": (1100.0, 1200.0, 0.3),
