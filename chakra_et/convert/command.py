@@ -1,5 +1,8 @@
 """``chakra-et convert``: convert host and device traces to Chakra execution traces.
 
+    chakra-et convert traces/ -o et/
+    chakra-et convert worker0.pt.trace.json.gz -o et/ --json
+
 For each run NAME: NAME.0.et, NAME.1.et … (named as simulators expect), NAME.et (rank 0's file again),
 NAME_comm_groups.json and NAME_conversion.json (events in, nodes out, every loss). Exit status: 0 if every
 rank of every run was converted and its file is valid, 1 if not, 2 for unusable arguments or input.

@@ -93,12 +93,20 @@ def _device_nodes(
     calls: np.ndarray,
     linked: link.Link,
 ) -> list[dict[str, Any]]:
-    """One node per kernel, copy and memset, with the attributes of the operator that launched it."""
+    """One node per kernel, copy and memset, with the attributes of the operator that launched it.
+
+    Of one whose operator the host trace lacks they are 0 and empty: chakra_converter needs them.
+    """
     last_id = max(node["id"] for node in nodes)
+    unknown: list[dict[str, Any]] = [
+        {"name": name, "type": "int64", "value": 0} for name in host_trace.NUMERIC
+    ]
+    unknown.append({"name": "op_schema", "type": "string", "value": ""})
+    alone = {"inputs": _EMPTY, "outputs": _EMPTY, "attrs": unknown}
     added: list[dict[str, Any]] = []
     for row in np.flatnonzero((device.category >= KERNEL) & (device.category != SYNC)).tolist():
         launcher = _operator(int(calls[row]), time.parent, linked.host_row)
-        base = nodes[linked.host_row[launcher]] if launcher >= 0 else {"inputs": _EMPTY, "outputs": _EMPTY}
+        base = nodes[linked.host_row[launcher]] if launcher >= 0 else alone
         length = int(device.end[row] - device.start[row]) / 1000
         added.append(
             base

@@ -1,5 +1,8 @@
 """Read and write Chakra execution trace files (.et) without a protobuf library.
 
+    trace = read("outputs/gpt2.0.et")
+    write("copy.0.et", trace)
+
 A file is a sequence of messages, each prefixed by its length as a varint32: one ``GlobalMetadata``, then one
 ``Node`` per node. Source: chakra/src/third_party/utils/protolib.py in the PyPI wheel ``mlc-chakra``
 1.0.0.

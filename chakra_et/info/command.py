@@ -1,5 +1,8 @@
 """``chakra-et info FILE…``: the contents of .et files, as text or JSON.
 
+    chakra-et info outputs/gpt2.0.et
+    chakra-et info outputs/gpt2 --json
+
 JSON: ``{"files": [{...}]}`` with, per file: ``file``; ``bytes``; ``nodes``; ``nodes_by_type`` and
 ``nodes_by_kind``; ``edges`` {``data``, ``ctrl``, ``by_kind``}; ``time`` {``start_micros``, ``end_micros``,
 ``span_micros``, ``longest_path_micros``}, the latter null if the dependencies have a cycle or a gap;

@@ -1,4 +1,8 @@
-"""``chakra-et repair``: repair damaged trace files and list every change."""
+"""``chakra-et repair``: repair damaged trace files and list every change.
+
+chakra-et repair outputs/a_host.json --dry-run
+chakra-et repair --dir runs --keep all
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 """``chakra-et report NAME``: one self-contained HTML page about a run.
 
+    chakra-et report outputs/gpt2 -o gpt2.html
+    chakra-et report outputs/gpt2 --json
+
 NAME stands for NAME.0.et, NAME.1.et, … (or for traces of that name, which are converted on the way). The
 run's files are accepted too, so `outputs/NAME*` works. Exit status: 0; 2 for arguments or files that can't be
 used.

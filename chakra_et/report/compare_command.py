@@ -1,5 +1,8 @@
 """``chakra-et compare A B …``: runs side by side, as a table and as a page.
 
+    chakra-et compare outputs/gpt2_1gpu outputs/gpt2_2gpu -o both.html
+    chakra-et compare h100.json.gz mi300.json.gz --top 5
+
 Each name is a run as in ``chakra-et report``; all are compared with the first. Exit status: 0; 2 for
 arguments or files that can't be used.
 """

@@ -1,5 +1,8 @@
 """``chakra-et replay NAME…``: replay .et files and compare the result with the measured times.
 
+    chakra-et replay outputs/gpt2 --max-error 5
+    chakra-et replay outputs/gpt2.0.et --semantics astra --json
+
 A name is a file, or the prefix of ``PREFIX.0.et``, ``PREFIX.1.et``, …: ranks with one prefix are replayed
 together, with their collectives matched. Exit status: 0; 1 if the error of a rank exceeds ``--max-error``;
 2 for unusable arguments or files.

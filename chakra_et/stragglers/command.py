@@ -1,5 +1,8 @@
 """``chakra-et stragglers NAME`` and ``chakra-et stragglers TRACE.parquet --meta META.yaml``.
 
+    chakra-et stragglers outputs/gpt2 --typical median
+    chakra-et stragglers job.parquet --meta job.yaml --json
+
 What slow ranks cost: step times against those of an ideal job, in which each operation takes what is typical
 of its kind. JSON: see ``Stragglers.as_json``. Exit status: 0; 2 for arguments or files that can't be used.
 """

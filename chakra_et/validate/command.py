@@ -1,4 +1,8 @@
-"""``chakra-et validate FILE…``: check .et files before a simulator reads them."""
+"""``chakra-et validate FILE…``: check .et files before a simulator reads them.
+
+chakra-et validate outputs/gpt2
+chakra-et validate bundle/*.et --for astra-sim --strict
+"""
 
 from __future__ import annotations
 

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import io
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -36,6 +38,17 @@ def listed() -> str:
 
 def test_the_flags_of_every_command_are_those_of_the_frozen_list() -> None:
     assert listed() == FROZEN.read_text(encoding="utf-8"), __doc__
+
+
+@pytest.mark.parametrize("command", sorted(COMMANDS))
+def test_each_command_opens_with_examples_whose_flags_it_has(command: str) -> None:
+    text = importlib.import_module(COMMANDS[command][0]).__doc__ or ""
+    examples = [line for line in text.splitlines() if f"chakra-et {command} " in line]
+    assert examples or command.startswith("measure"), "two lines of its use"
+    known = {name for flag in cli.flags_of(COMMANDS[command][0]) for name in flag.option_strings}
+    if command != "run":
+        given = {word for line in examples for word in re.findall(r"(?<!\S)--?[a-z][a-z-]*", line)}
+        assert given <= known
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
