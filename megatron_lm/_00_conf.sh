@@ -14,7 +14,7 @@ SETTINGS=(
     ROTARY_BASE LINEAR_BIAS TIED_EMBEDDING
     TRAIN_ITERS LOG_INTERVAL PRECISION LR LR_DECAY_ITERS LR_WARMUP_FRACTION SEED DATA_PATH SPLIT
     STOP_ON_NAN SAVE SAVE_INTERVAL LOAD
-    PROFILE PROFILE_CHAKRA TRACE_OUTPUT_DIR NSYS NCU LOG_DIR
+    REPORT_TO PROFILE PROFILE_CHAKRA TRACE_OUTPUT_DIR NSYS NCU LOG_DIR
     MASTER_PORT SLURM_QUEUE MASTER_QUEUE SLAVE_QUEUE MASTER_NNODES GRES MASTER_GRES SLAVE_GRES CPUS_PER_TASK
     TIME_LIMIT ACCOUNT QOS CONSTRAINT NODELIST SBATCH_OPTIONS
     RELOAD_CONTAINER CONTAINER_IMAGE_PATH CONTAINER_PATH CONTAINER_NAME CONTAINER_PYTHON
@@ -96,6 +96,7 @@ SAVE_INTERVAL="${SAVE_INTERVAL:-0}"          # iterations between checkpoints; 0
 LOAD="${LOAD:-}"                             # checkpoint to continue from, of any partition
 
 # What is recorded
+REPORT_TO="${REPORT_TO:-}"                   # tensorboard (in the log folder) | wandb; empty: the log alone
 PROFILE="${PROFILE:-false}"                  # timers with start and end times, for the picture
 PROFILE_CHAKRA="${PROFILE_CHAKRA:-false}"    # host and device traces of every rank, for chakra_et
 TRACE_OUTPUT_DIR="${TRACE_OUTPUT_DIR:-../outputs}"

@@ -84,7 +84,8 @@ def _check_vocabulary(prefix: Path, settings: Settings) -> None:
     """Every rank looks at its share of the tokens. Raises ``DataError``."""
     tokens = np.memmap(f"{prefix}.bin", IndexedDataset(str(prefix)).index.dtype, "r")
     share = np.array_split(tokens, dist.get_world_size())[dist.get_rank()]
-    largest = torch.tensor([int(share.max(initial=0))], device=torch.cuda.current_device())
+    largest = torch.tensor([int(share.max(initial=0))])
+    largest = largest.cuda() if torch.cuda.is_available() else largest
     dist.all_reduce(largest, dist.ReduceOp.MAX)
     size = settings.size.vocabulary
     if largest >= size:

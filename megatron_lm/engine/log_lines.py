@@ -5,6 +5,7 @@ Every line is written in one piece, because the ranks of a node share a file.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import resource
@@ -18,6 +19,8 @@ from megatron.core import parallel_state
 from megatron_lm.engine.optimizer import Stepped
 from megatron_lm.engine.timing import Timers
 from megatron_lm.settings import Settings
+from megatron_lm.settings.conf import FOLDER
+from utils.training.metrics import Published
 
 
 class Log:
@@ -31,6 +34,15 @@ class Log:
         self._skipped = self._nan = 0
         self._losses: list[float] = []
         self._logged_memory = False
+        if self.is_last:
+            folder = FOLDER / settings.log_dir / os.environ.get("RUN_ID", "")
+            values = dataclasses.asdict(settings)
+            self._published = Published(settings.report_to, folder, f"megatron-{settings.model}", values)
+
+    def close(self, status: int) -> None:
+        """After the last iteration."""
+        if self.is_last:
+            self._published.close(status)
 
     def before_training(self) -> None:
         """Write the precision that is used, once per node, and when training starts."""
@@ -57,6 +69,9 @@ class Log:
         milliseconds = (time.perf_counter() - self._since) * 1000 / self._iterations
         if self.is_last:
             _write(self._line(number, milliseconds, stepped, learning_rate, loss_scale))
+            figures = {"loss": loss, "learning_rate": learning_rate, "loss_scale": loss_scale}
+            figures |= {"step_seconds": milliseconds / 1000, "grad_norm": stepped.norm or math.nan}
+            self._published.write(number, figures)
         if not self._logged_memory and learning_rate > 0:
             self._logged_memory = True
             if parallel_state.get_data_parallel_rank() == 0:

@@ -76,7 +76,9 @@ def train(settings: Settings, watch: Watch) -> int:
             watch.patience = max(LEAST_PATIENCE, PATIENCE * statistics.median(seconds))
     if watch.signal:
         log.error("rank %d: %s after iteration %d", dist.get_rank(), ended_by(watch.signal), iteration)
-    return 128 + (watch.signal or signal.SIGTERM) if asked else 0
+    status = 128 + (watch.signal or signal.SIGTERM) if asked else 0
+    lines.close(status)
+    return status
 
 
 def step(

@@ -118,13 +118,8 @@ def iterations(data: bytes) -> list[Iteration]:
 
 def memory(data: bytes) -> list[Memory]:
     """All memory lines, in file order."""
-    found = []
-    for line in _with(data, b"[Rank "):
-        match = MEMORY.fullmatch(line)
-        if match:
-            rank, after, *sizes = match.groups()
-            found.append(Memory(int(rank), int(after), *map(float, sizes)))
-    return found
+    matches = filter(None, (MEMORY.fullmatch(line) for line in _with(data, b"[Rank ")))
+    return [Memory(int(found[1]), int(found[2]), *map(float, found.groups()[2:])) for found in matches]
 
 
 def timers(data: bytes) -> Timers:
@@ -186,19 +181,13 @@ def _lines(data: bytes, start: int) -> Iterator[bytes]:
         start = stop + 1
 
 
-def _located(data: bytes, marker: bytes) -> Iterator[tuple[int, bytes]]:
-    """(offset, line) of each line that contains ``marker``; much faster than a loop over all lines."""
+def _with(data: bytes, marker: bytes) -> Iterator[str]:
+    """Each line that contains ``marker``; much faster than a loop over all lines."""
     at = data.find(marker)
     while at >= 0:
-        start = data.rfind(b"\n", 0, at) + 1
         stop = data.find(b"\n", at)
-        yield start, data[start:stop]
+        yield data[data.rfind(b"\n", 0, at) + 1 : stop].decode(errors="replace")
         at = data.find(marker, stop)
-
-
-def _with(data: bytes, marker: bytes) -> Iterator[str]:
-    for _, line in _located(data, marker):
-        yield line.decode(errors="replace")
 
 
 def _paired(starts: list[bytes], ends: list[bytes]) -> Lists:

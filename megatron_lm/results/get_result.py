@@ -17,7 +17,7 @@ from megatron_lm.logs import gpus, records, runs, state
 from megatron_lm.results import screen, speed
 from megatron_lm.results.problems import TAIL_BYTES, last_gpus
 from megatron_lm.results.report import write_summary
-from megatron_lm.results.view import View, setting_lines
+from megatron_lm.results.view import View, setting_texts
 from megatron_lm.settings import conf
 
 LAST_LINES, LINE = 3, b"\n"
@@ -104,7 +104,7 @@ def lines(view: View) -> Iterator[tuple[str, str]]:
     kinds = ("out", "err", "gpu")
     files = (node.file(kind) for node in run.nodes for kind in kinds if node.file(kind).exists())
     yield "", f"items: {' '.join(f'{path.parent.name}/{path.name}' for path in files)}"
-    yield from (("", line) for line in setting_lines(view.settings))
+    yield from (("", f"{name}: {text}") for name, text in setting_texts(view.settings))
 
     yield title("iteration time")
     yield from (("", line) for line in speed_lines(view))

@@ -262,26 +262,14 @@ def comparison(plan: Plan, result: Measured, outside: float) -> Table:
     bubbles = timeline.bubbles(predicted.predicted_events(plan))
     bubble = 1 - sum(each.compute for each in bubbles) / sum(each.seconds for each in bubbles)
     rows = [("pipeline, ms", 1000 * plan.pipeline_time, 1000 * result.pipeline)]
-    for name, ours, theirs in (
-        ("forward", plan.stage_forward, result.stage_forward),
-        ("backward", plan.stage_backward, result.stage_backward),
-    ):
-        pairs = zip(ours, theirs, strict=True)
+    for name in ("forward", "backward"):
+        pairs = zip(getattr(plan, f"stage_{name}"), getattr(result, f"stage_{name}"), strict=True)
         rows += [(f"{name} of stage {stage}, ms", 1000 * a, 1000 * b) for stage, (a, b) in enumerate(pairs)]
     rows.append(("bubble, %", 100 * bubble, 100 * result.bubble))
-    rows.append(
-        (
-            "step, ms (with optimizer, data loading and logging as in the runs before the plan)",
-            1000 * (plan.step_time + outside),
-            1000 * result.iteration,
-        )
-    )
-    header = ("", "predicted", "measured", "error, %")
-    return Table(
-        "Times",
-        header,
-        [(name, f"{a:.2f}", f"{b:.2f}", f"{100 * (a / b - 1):+.1f}" if b else "") for name, a, b in rows],
-    )
+    step = "step, ms (with optimizer, data loading and logging as in the runs before the plan)"
+    rows.append((step, 1000 * (plan.step_time + outside), 1000 * result.iteration))
+    cells = [(name, f"{a:.2f}", f"{b:.2f}", f"{100 * (a / b - 1):+.1f}" if b else "") for name, a, b in rows]
+    return Table("Times", ("", "predicted", "measured", "error, %"), cells)
 
 
 def drawn(job: str, plan: Plan) -> str:

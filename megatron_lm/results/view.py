@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 
 from chakra_et.drawing.charts import bar_chart, line_chart
@@ -65,18 +65,17 @@ def gpu_use(data: bytes) -> dict[int, list[Gpu]]:
     return gpus.samples(data, GPU_SAMPLES)
 
 
-def setting_lines(settings: dict[str, dict[str, str]]) -> Iterator[str]:
-    """``NAME: value``; if nodes differ, each value with the nodes that have it."""
-    names = list(dict.fromkeys(name for of_node in settings.values() for name in of_node))
-    for name in names:
-        by_value: dict[str, list[str]] = {}
-        for node, of_node in settings.items():
-            if name in of_node:
-                by_value.setdefault(of_node[name], []).append(node)
-        if len(by_value) == 1:
-            yield f"{name}: {next(iter(by_value))}"
-        else:
-            yield f"{name}: " + ", ".join(f"{value} ({' '.join(nodes)})" for value, nodes in by_value.items())
+def setting_texts(settings: dict[str, dict[str, str]]) -> list[tuple[str, str]]:
+    """(NAME, value); if nodes differ, each value with the nodes that have it."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for node, of_node in settings.items():
+        for name, value in of_node.items():
+            found.setdefault(name, {}).setdefault(value, []).append(node)
+    texts = []
+    for name, by_value in found.items():
+        parts = (f"{value} ({' '.join(nodes)})" for value, nodes in by_value.items())
+        texts.append((name, ", ".join(parts) if len(by_value) > 1 else next(iter(by_value))))
+    return texts
 
 
 def tables(views: Sequence[View]) -> list[Table]:
@@ -93,7 +92,7 @@ def tables(views: Sequence[View]) -> list[Table]:
         of = f" of {view.name}" if views[1:] else ""
         made += [_health(view, of), _events(view, of), _iterations(view, of), _memory(view, of)]
         made += [_gpus(node, samples, of) for node, samples in view.use.items()]
-    made.append(beside("Settings", "setting", lambda view: list(map(_split, setting_lines(view.settings)))))
+    made.append(beside("Settings", "setting", lambda view: setting_texts(view.settings)))
     return [table for table in made if table.rows]
 
 
@@ -209,8 +208,3 @@ def _gpus(node: Node, samples: dict[int, list[Gpu]], of: str) -> Table:
 
 def _indices(samples: dict[int, list[Gpu]]) -> list[int]:
     return sorted({gpu.index for sample in samples.values() for gpu in sample})
-
-
-def _split(line: str) -> tuple[str, str]:
-    name, _, value = line.partition(": ")
-    return name, value

@@ -13,6 +13,7 @@ CHOICES = {
     "attention": ("unfused", "flash"),
     "normalization": ("", *NORMALIZATIONS),
     "position": ("", *POSITIONS),
+    "report_to": ("", "tensorboard", "wandb"),
 }
 AT_LEAST_ONE = (
     "nproc_per_node", "nnodes", "world_size", "global_batch_size", "micro_batch_size", "tensor_mp_size",

@@ -61,6 +61,7 @@ class Settings:
     save_interval: int = 0
     load: str = ""
     # What is recorded
+    report_to: str = ""
     profile: bool = False
     profile_chakra: bool = False
     trace_output_dir: str = "../outputs"

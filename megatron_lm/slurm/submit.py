@@ -33,30 +33,18 @@ class SubmitConfig:
     words: tuple[str, ...] = field(
         default=(), metadata={"positional": True, "help": "settings for this run, as NAME=VALUE"}
     )
-    settings: str = field(
-        default="", metadata={"help": "file of settings, as 'python -m fasop export' writes it"}
-    )
+    settings: str = field(default="", metadata={"help": "file of settings, as 'fasop export' writes it"})
     resume: str = field(default="", metadata={"help": "job id of a run to continue from its last checkpoint"})
-    without: str = field(
-        default="",
-        metadata={"help": "with --resume: nodes to leave out, as node7,node8; FASOP plans the others"},
-    )
+    without: str = field(default="", metadata={"help": "with --resume: nodes to leave out, as node7,node8"})
     local: bool = field(default=False, metadata={"help": "run all ranks on this machine, without Slurm"})
-    het: bool = field(
-        default=False, metadata={"help": "heterogeneous: one Slurm het job instead of two jobs"}
-    )
-    dry_run: bool = field(
-        default=False, metadata={"help": "print what would be submitted, and submit nothing"}
-    )
+    het: bool = field(default=False, metadata={"help": "heterogeneous: one het job instead of two jobs"})
+    dry_run: bool = field(default=False, metadata={"help": "print what would be submitted; submit nothing"})
     time: str = field(default="", metadata={"help": "time limit, as for sbatch"})
     account: str = field(default="", metadata={"help": "account to charge"})
     qos: str = field(default="", metadata={"help": "quality of service"})
     partition: str = field(default="", metadata={"help": "partition (queue) of all jobs"})
     constraint: str = field(default="", metadata={"help": "required node features"})
-    stop_on_nan: str = field(
-        default="",
-        metadata={"help": "end after N iterations in a row without finite loss or gradients (STOP_ON_NAN)"},
-    )
+    stop_on_nan: str = field(default="", metadata={"help": "end after N iterations in a row not finite"})
 
     def __post_init__(self) -> None:
         if self.het and self.local:

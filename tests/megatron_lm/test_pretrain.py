@@ -26,7 +26,8 @@ Done = subprocess.CompletedProcess[str]
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Done:
     """One process, five iterations, with checkpoints after two and four."""
     folder = tmp_path_factory.mktemp("alone")
-    done = train(**layout(), TRAIN_ITERS="5", SAVE=str(folder), SAVE_INTERVAL="2")
+    settings = {"SAVE": str(folder), "SAVE_INTERVAL": "2", "LOG_DIR": str(folder / "log")}
+    done = train(**layout(), TRAIN_ITERS="5", REPORT_TO="tensorboard", **settings)
     assert done.returncode == 0, done.stderr[-3_000:]
     done.folder = folder  # type: ignore[attr-defined]
     return done
@@ -45,6 +46,17 @@ def four_ranks(alone: Done) -> Done:
 def test_the_loss_falls(alone: Done) -> None:
     found = losses(alone)
     assert len(found) == 5 and abs(found[0] - 8.0) < 0.1 and found[3] < found[0] - 0.3
+
+
+def test_tensorboard_has_the_figures_of_the_log(alone: Done) -> None:
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    found = events.EventAccumulator(str(alone.folder / "log" / "tensorboard"))  # type: ignore[attr-defined]
+    found.Reload()
+    logged = {"loss": losses(alone), "grad_norm": norms(alone)}
+    for name, values in logged.items():
+        scalars = found.Scalars(name)
+        assert [scalar.step for scalar in scalars] == [1, 2, 3, 4, 5]
+        assert [scalar.value for scalar in scalars] == pytest.approx(values, abs=1e-3)
 
 
 def test_another_partition_goes_on_with_the_same_losses(alone: Done, four_ranks: Done) -> None:

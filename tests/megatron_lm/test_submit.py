@@ -318,3 +318,13 @@ def test_a_profiler_is_put_before_the_launch(
     said = (tmp_path / f"bin/{tool}.log").read_text()
     assert said.startswith(wanted.format(root=checkout, job=done.stdout.strip()))
     assert "-m torch.distributed.run --nproc_per_node 2" in said
+
+
+def test_options_that_are_settings_and_a_port_that_nobody_chose(script: Script) -> None:
+    done = script("_03_submit.sh", "--stop-on-nan", "7", "--dry-run", MASTER_PORT="")
+    assert done.returncode == 0, done.stderr
+    assert "export MEGATRON_STOP_ON_NAN=7\n" in done.stdout and "MASTER_PORT" not in done.stdout
+    chosen = script("_03_submit.sh", "MASTER_PORT=6787", "--dry-run")
+    assert "export MEGATRON_MASTER_PORT=6787\n" in chosen.stdout
+    refused = script("_03_submit.sh", "--stop-on-nan", "many", "--dry-run")
+    assert refused.returncode == 2 and "STOP_ON_NAN=many: give a whole number" in refused.stderr

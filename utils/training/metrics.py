@@ -8,6 +8,7 @@ import json
 import logging
 import math
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,16 +34,11 @@ class Metrics:
         self.steps, self.tokens, self.seconds, self.losses = 0, 0.0, 0.0, (math.nan, math.nan)
         self._shown = (0, 0.0, 0.0)
         self._closing = contextlib.ExitStack()
-        self._writer: Any = None
-        self._wandb: Any = None
         self._failed = False
         if not active:
             return
-        folder = Path(config.save_dir)
-        if config.report_to == "tensorboard":
-            self._writer = _tensorboard(folder)
-        elif config.report_to == "wandb":
-            self._wandb = _wandb(config)
+        folder, name = Path(config.save_dir), f"{config.family}-{config.model_name}"
+        self._published = Published(config.report_to, folder, name, dataclasses.asdict(config))
         self._file = self._closing.enter_context(_continued(folder / LOG_FILE, first_step))
         self._bar = tqdm(initial=first_step, total=total_steps, unit="step", disable=not sys.stderr.isatty())
         self._closing.callback(self._bar.close)
@@ -54,10 +50,8 @@ class Metrics:
 
     def __exit__(self, kind: type | None, *_: object) -> None:
         self._closing.close()
-        if self._writer is not None:
-            self._writer.close()
-        if self._wandb is not None:
-            self._wandb.finish(exit_code=0 if kind is None else 1)
+        if self.active:
+            self._published.close(0 if kind is None else 1)
 
     def advance(self, step: int, tokens: float, seconds: float, figures: dict[str, Any], show: bool) -> None:
         """Count optimizer step ``step`` (from 1), which took ``seconds`` for its ``tokens`` over all ranks.
@@ -98,11 +92,7 @@ class Metrics:
             log.info("step %d/%d  %s", step, self.total_steps, text)
         else:
             self._bar.set_postfix_str(text)
-        for name, value in figures.items():
-            if self._writer is not None:
-                self._writer.add_scalar(name, value, step)
-        if self._wandb is not None:
-            self._wandb.log(figures, step=step)
+        self._published.write(step, figures)
 
     def _append(self, line: str) -> None:
         try:
@@ -126,6 +116,31 @@ def _continued(path: Path, first_step: int) -> Any:
     return path.open("ab", buffering=0)
 
 
+class Published:
+    """Figures sent to TensorBoard, in ``folder``, or to wandb; to neither for another ``report_to``.
+
+    Raises ValueError if the package or service isn't available.
+    """
+
+    def __init__(self, report_to: str, folder: Path, name: str, values: Mapping[str, Any]) -> None:
+        self._writer = _tensorboard(folder) if report_to == "tensorboard" else None
+        self._wandb = _wandb(folder, name, values) if report_to == "wandb" else None
+
+    def write(self, step: int, figures: Mapping[str, float]) -> None:
+        for name, value in figures.items():
+            if self._writer is not None:
+                self._writer.add_scalar(name, value, step)
+        if self._wandb is not None:
+            self._wandb.log(dict(figures), step=step)
+
+    def close(self, status: int) -> None:
+        """End with this exit status."""
+        if self._writer is not None:
+            self._writer.close()
+        if self._wandb is not None:
+            self._wandb.finish(exit_code=status)
+
+
 def _tensorboard(folder: Path) -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
@@ -134,18 +149,13 @@ def _tensorboard(folder: Path) -> Any:
     return SummaryWriter(log_dir=str(folder / "tensorboard"))
 
 
-def _wandb(config: TrainConfig) -> Any:
+def _wandb(folder: Path, name: str, values: Mapping[str, Any]) -> Any:
     try:
         import wandb
     except ImportError:
         raise ValueError("--report-to wandb needs the wandb package: pip install it") from None
     try:
-        return wandb.init(
-            project="mosim-llms",
-            name=f"{config.family}-{config.model_name}",
-            dir=config.save_dir,
-            config=dataclasses.asdict(config),
-        )
+        return wandb.init(project="mosim-llms", name=name, dir=str(folder), config=dict(values))
     except wandb.errors.Error as error:
         reason = str(error).splitlines()[0]
         raise ValueError(
