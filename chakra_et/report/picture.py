@@ -12,11 +12,12 @@ from chakra_et.report.steps import WHOLE, find_times
 from chakra_et.report.verdict import duration
 from chakra_et.simulate.breakdown import ACTIVITIES
 
+# After Okabe and Ito (2008) and Tol (2021), so that deuteranopia leaves them apart; as in assets/page.css.
 COLOURS = {
-    "operator": "#4a79c4", "runtime": "#8a6fc9", "kernel": "#2f9e6e", "copy": "#12919c",
-    "transfer": "#e8841a", "wait": "#d64545", "host overhead": "#9aa5b4", "device overhead": "#b9c1cc",
-    "compute": "#2f9e6e",
-    "memory": "#12919c", "communication": "#e8841a", "idle": "#c3cad4",
+    "operator": "#009e73", "runtime": "#b5669a", "kernel": "#0072b2", "copy": "#56b4e9",
+    "transfer": "#e69f00", "wait": "#882255", "host overhead": "#9aa5b4", "device overhead": "#b9c1cc",
+    "compute": "#0072b2",
+    "memory": "#56b4e9", "communication": "#e69f00", "idle": "#c3cad4",
 }  # fmt: skip
 WORDS = {"wait": "waits for other ranks", "transfer": "communication"}
 LETTERS = 40

@@ -184,6 +184,8 @@ def test_a_click_on_a_column_sorts(shown: Any, made_page: Path) -> None:
     page = shown(made_page)
     table = page.locator("#operators table")
     names = lambda: table.locator("tbody td:first-child").all_inner_texts()  # noqa: E731
+    assert "Memcpy HtoD" in names()  # kernels and copies come first where there is a device
+    page.locator("#operators").get_by_text("operators", exact=True).click()
     assert names()[0] in ("aten::mm", "Optimizer.step")
     table.locator("th", has_text="name").click()
     assert names() == sorted(names(), key=str.lower)
@@ -191,6 +193,34 @@ def test_a_click_on_a_column_sorts(shown: Any, made_page: Path) -> None:
     assert names() == sorted(names(), key=str.lower, reverse=True)
     page.locator("#operators input").fill("mm")
     assert names() == ["aten::mm"]
+
+
+def large_page(folder: Path) -> Path:
+    write_large(folder, 8, 2000)
+    assert main(["report", str(folder / "large")]) == 0
+    return folder / "large_report.html"
+
+
+def test_a_narrow_window_has_no_sideways_scrolling(shown: Any, tmp_path: Path) -> None:
+    page = shown(large_page(tmp_path))
+    page.set_viewport_size({"width": 390, "height": 800})
+    width = page.evaluate("document.documentElement.scrollWidth")
+    page.set_viewport_size({"width": 1400, "height": 900})
+    assert width <= 390
+
+
+def test_the_critical_path_is_scrolled_to(shown: Any, tmp_path: Path) -> None:
+    page = shown(large_page(tmp_path))
+    timeline(page)
+    page.evaluate("chakraReport.view.scroller.scrollTop = 0")
+    page.locator("#path").click()
+    assert page.evaluate(
+        """() => {
+            const { view } = chakraReport, line = view.lineOfRow[view.nodes.row[view.longestOnPath()]];
+            const top = view.scroller.scrollTop;
+            return line.top >= top && line.top < top + view.visible;
+        }"""
+    )
 
 
 def test_dark_mode_and_print(shown: Any, made_page: Path) -> None:

@@ -114,6 +114,8 @@ function toolbar(view) {
     onclick: event => {
       view.showsPath = !view.showsPath;
       event.target.setAttribute("aria-pressed", String(view.showsPath));
+      const longest = view.showsPath ? view.longestOnPath() : -1;
+      if (longest >= 0) view.scrollTo(longest);
       view.redraw();
     },
   }, "critical path");

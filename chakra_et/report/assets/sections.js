@@ -142,7 +142,8 @@ function named(fields, rows) {
 function operators(content, search) {
   const entries = named(ENTRY, content.entries);
   const kinds = new Set(entries.map(entry => entry.kind));
-  const tabs = [["operators", ["operator"]], ["kernels and copies", ["kernel", "copy"]], ["communication", ["transfer"]],
+  const host = ["operators", ["operator"]], device = ["kernels and copies", ["kernel", "copy"]];
+  const tabs = [...(kinds.has("kernel") ? [device, host] : [host, device]), ["communication", ["transfer"]],
     ["runtime calls", ["runtime"]], ["overhead", ["host overhead", "device overhead"]]].filter(([, of]) => of.some(kind => kinds.has(kind)));
   const views = tabs.map(([name, of]) => [name, () => entryTable(content, entries.filter(entry => of.includes(entry.kind)), name, search)]);
   if (content.modules.length > 0) views.push(["modules", () => moduleTree(content)]);

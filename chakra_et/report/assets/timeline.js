@@ -175,9 +175,21 @@ class Timeline {
     if (length > span) span = 1.4 * length;
     const inside = start >= this.from && start + length <= this.to;
     if (!inside || span !== this.to - this.from) this.show(middle - span / 2, middle + span / 2);
-    const line = this.lineOfRow[nodes.row[node]];
+    this.scrollTo(node);
+  }
+
+  // Scroll up or down until a node's row is seen.
+  scrollTo(node) {
+    const line = this.lineOfRow[this.nodes.row[node]];
     const top = this.scroller.scrollTop, room = this.visible - TOP;
     if (line.top < top + HEADER || line.top + 2 * line.height > top + room) this.scroller.scrollTop = line.top - room / 2;
+  }
+
+  // The longest node of the critical path within what is shown, -1 for none.
+  longestOnPath() {
+    const { start, length } = this.nodes;
+    const shown = node => start[node] < this.to && start[node] + length[node] > this.from;
+    return this.path.reduce((most, node) => (shown(node) && (most < 0 || length[node] > length[most]) ? node : most), -1);
   }
 
   fold(rank) {
