@@ -12,7 +12,7 @@ from chakra_et.et import file as et_file
 from chakra_et.job.mesh import ScaledGroups, find_mesh
 from chakra_et.job.sets import InputSet
 from chakra_et.transform.rank_copies import names_in, peers_in, relabelled, transfers, varied, without_waiting
-from chakra_et.transform.step_variation import compute_micros, deviation, draw, relative_spread, step_of
+from chakra_et.transform.step_variation import compute_micros, draw, relative_spread, step_of
 
 
 def filled(found: InputSet, folder: Path, mesh_text: str = "", seed: int = 0) -> Ranks:
@@ -47,8 +47,7 @@ def filled(found: InputSet, folder: Path, mesh_text: str = "", seed: int = 0) ->
         plain = without_waiting(traces[source], lasting[source])
         names = names_in(traces[source], groups, place)
         peers = peers_in(traces[source], mesh, mesh, mesh.place(source), place)
-        own = deviation(compute_micros(traces[source]), busy)
-        factors = draw(generator, spreads[-1], len(own)) / own
+        factors = draw(generator, busy, alike.index(source), None)
         copy = varied(relabelled(plain, names, peers, mesh.ranks), step_of(traces[source]), factors)
         sources[rank] = folder / f"{found.name}.{rank}.et"
         et_file.write(sources[rank], copy)

@@ -15,7 +15,7 @@ from chakra_et.job.mesh import Mesh, Place, ScaledGroups
 from chakra_et.simulate.joint import build_graph
 from chakra_et.simulate.matching import match
 from chakra_et.simulate.timing import timing
-from chakra_et.transform.step_variation import stretched
+from chakra_et.transform.step_variation import kind_of, stretched
 
 SHARDED = (CollectiveType.ALL_GATHER, CollectiveType.GATHER)
 """Collectives whose ``comm_size`` is a rank's shard of a whole that keeps its size."""
@@ -163,9 +163,10 @@ def timed(trace: ExecutionTrace, groups: Mapping[str, Sequence[int]], topology: 
 
 
 def varied(trace: ExecutionTrace, step: np.ndarray, factors: np.ndarray) -> ExecutionTrace:
-    """The trace with compute times multiplied by the factor of their ``step`` (int64[N])."""
-    computes = trace.types < NodeType.COMM_SEND
-    of_node = factors[np.minimum(step, len(factors) - 1)]
+    """The trace with compute times multiplied by the factor (float64[S, K]) of their ``step`` (int64[N]) and
+    kind."""
+    computes = (trace.types < NodeType.COMM_SEND) & (step >= 0)
+    of_node = factors[np.minimum(step, len(factors) - 1), kind_of(trace)]
     duration = trace.duration_micros.copy()
     duration[computes] = stretched(duration[computes].astype(np.float64), of_node[computes])
     return dataclasses.replace(trace, duration_micros=duration)

@@ -14,7 +14,7 @@ from chakra_et.job.mesh import Mesh, Place, ScaledGroups
 from chakra_et.transform.changes import CollectiveTimes
 from chakra_et.transform.rank_copies import EVERY, names_in, peers_in, relabelled, resized, timed, varied
 from chakra_et.transform.remodel import ModelSize, Remodelled
-from chakra_et.transform.step_variation import compute_micros, deviation, draw, relative_spread, step_of
+from chakra_et.transform.step_variation import compute_micros, draw, relative_spread, step_of
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class RankCopies:
         trace = resized(self.plain[source], members, lasting)
         if variant >= 0:
             place = self.old.place(source)
-            own = deviation(self.busy[source], self.alike[place.tensor, place.stage])
-            factors = draw(self.generator, self.spread[place.tensor, place.stage], len(own)) / own
+            alike = self.alike[place.tensor, place.stage]
+            factors = draw(self.generator, alike, place.data, self.wanted.spread)
             trace = varied(trace, self.step[source], factors)
         return trace
