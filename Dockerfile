@@ -2,6 +2,20 @@
 # Build with ./build.sh, run with ./run.sh gpu|cpu or docker compose. A newer PyTorch:
 #   ./build.sh --build-arg BASE_IMAGE=pytorch/pytorch:<tag> --build-arg LOCK=locks/dev.txt
 ARG BASE_IMAGE=pytorch/pytorch:2.4.0-cuda12.4-cudnn9-runtime
+
+# ASTRA-sim for tests/astra, which the image below doesn't need and doesn't build:
+#   docker build --target astra-sim --output astra-sim .      the binaries come to lie in astra-sim/
+FROM debian:12-slim AS astra-sim-build
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends \
+       ca-certificates cmake g++ git libprotobuf-dev make protobuf-compiler zlib1g-dev \
+    && rm -rf /var/lib/apt/lists/*
+COPY scripts/build_astra_sim.sh /
+RUN /build_astra_sim.sh /astra-sim
+FROM scratch AS astra-sim
+COPY --from=astra-sim-build /astra-sim/bin /
+
 FROM ${BASE_IMAGE}
 
 ARG LOCK=locks/image.txt

@@ -148,6 +148,32 @@ def test_collectives_of_two_groups_have_one_order_on_all_ranks(
     assert "astra-order" not in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("algorithm", ["ring", "direct", "halvingDoubling", "doubleBinaryTree"])
+def test_other_algorithms_of_system_json_finish(tmp_path: Path, algorithm: str) -> None:
+    """expected.json is for what the bundle has; who writes others into system.json gets their times. Halving
+    and doubling aborts on a collective of fewer bytes than ranks."""
+    reduced = {"comm_size": 1 << 20, "is_cpu_op": 0}
+    traces = {r: make_trace(cpu(1, 5), collective(2, 5, (1,), **reduced), world_size=16) for r in range(16)}
+    name = write_set(tmp_path / "set", traces, {"1": list(range(16))})
+    bundle(name, tmp_path / "bundle", topology="4xA100 NVLink, 4 nodes, 200 Gbit/s, 5 us")
+    path = tmp_path / "bundle" / "system.json"
+    system = json.loads(path.read_text())
+    path.write_text(json.dumps(system | {"all-reduce-implementation": [algorithm] * 2}))
+    assert "16 of 16 ranks finished" in run_astra(tmp_path / "bundle").stdout
+
+
+def test_memory_nodes_take_their_time(tmp_path: Path) -> None:
+    nodes = [{"id": 1, "duration": 700, "type": NodeType.MEM_LOAD, "is_cpu_op": 0}]
+    nodes += [{"id": 2, "duration": 300, "type": NodeType.MEM_STORE, "is_cpu_op": 0, "deps": (1,)}]
+    nodes += [collective(3, 5, (2,), is_cpu_op=0)]
+    name = write_set(tmp_path / "set", {rank: make_trace(*nodes) for rank in range(2)}, {"1": [0, 1]})
+    assert bundle(name, tmp_path / "bundle", topology="2 ranks, 10 Gbit/s, 1 us") == 0
+    assert "2 of 2 ranks finished" in run_astra(tmp_path / "bundle").stdout
+    assert main(["astra", "--check", str(tmp_path / "bundle" / "astra.log"), "--max-error", "0.1"]) == 0
+    expected = json.loads((tmp_path / "bundle" / "expected.json").read_text())["simulated"]
+    assert expected["0"] > 1000
+
+
 def test_a_log_of_an_abort_says_so(mesh: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bundle(mesh, tmp_path / "bundle")
     log = tmp_path / "bundle" / "astra.log"
