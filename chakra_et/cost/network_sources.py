@@ -13,14 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from chakra_et.cost.network_fit import read_model
-from chakra_et.cost.topology import Dimension, Topology
+from chakra_et.cost.topology import HOP_NS, INTER_LOSS, INTRA_LOSS, Dimension, Topology
 from chakra_et.cost.topology_text import parse_topology
 from chakra_et.errors import TraceError
 from chakra_et.files import read_json
-
-# As the planner has them (fasop.exact.links): what messages lose of a node's bandwidth, between nodes and
-# within one, and the time of a hop where the cluster names none.
-INTER_LOSS, INTRA_LOSS, HOP_NS = 1.05, 3.5, 4000.0
 
 
 def read_topology(text: str, ranks: int) -> Topology:

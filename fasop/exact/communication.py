@@ -8,18 +8,13 @@ from __future__ import annotations
 
 import math
 
+from chakra_et.cost.topology import COLLECTIVE_START, HOP_NS, INTER_LOSS, INTRA_LOSS
 from fasop.inputs.clusters import Cluster, Link
 from fasop.memo import memo
 from fasop.plans.groups import Group, Part, group_size
 
 BITS = 8
-# What a message loses of the bandwidth between two nodes, and between two GPUs of a node: measured by the
-# authors of FASOP (HPDC 2024).
-INTER_LOSS, INTRA_LOSS = 1.05, 3.5
-# Seconds until a collective begins, and per hop of its ring, where the cluster file gives no latency: from
-# NCCL all-reduces of 2, 4 and 8 A100 over NVSwitch (trace/a100/AR_GPU*_LUT of VIA-Research/vTrain, MIT),
-# whose times are 32 µs + 2(n−1) · 4 µs plus what 190 to 228 GB/s take.
-COLLECTIVE_START, HOP = 32e-6, 4e-6
+HOP = HOP_NS / 1e9
 # A sender is free again once the rest fits into the transport's buffer: NCCL_BUFFSIZE's default.
 SEND_BUFFER = 4 * 2**20
 
