@@ -150,15 +150,12 @@ def _slack(drift: float, at: np.ndarray, least: np.ndarray, until: np.ndarray, m
 
 
 def _drift(at: np.ndarray, least: np.ndarray, until: np.ndarray, most: np.ndarray) -> float:
-    """The drift at which the bounds agree best (their slack is concave), 0 if they never do."""
-    low, high = -LARGEST_DRIFT, LARGEST_DRIFT
-    for _ in range(60):
-        third = (high - low) / 3
-        if _slack(low + third, at, least, until, most) < _slack(high - third, at, least, until, most):
-            low += third
-        else:
-            high -= third
-    return low if _slack(low, at, least, until, most) >= 0 else 0.0
+    """The drift at which the bounds agree best, 0 if they never do."""
+    best = 0.0
+    for width in (LARGEST_DRIFT, LARGEST_DRIFT / 50, LARGEST_DRIFT / 2500):
+        tried = best + np.linspace(-width, width, 101)
+        best = max(tried.tolist(), key=lambda drift: _slack(drift, at, least, until, most))
+    return best if _slack(best, at, least, until, most) >= 0 else 0.0
 
 
 def _last(values: np.ndarray) -> float:

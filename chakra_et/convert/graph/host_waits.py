@@ -200,8 +200,10 @@ def _gaps(rank: LinkedRank, found: Collector) -> list[tuple[int, int, int, int, 
         first = np.flatnonzero(idle & ~np.append(False, idle[:-1]))
         last = np.flatnonzero(idle & ~np.append(idle[1:], False))
         own, thread = waits[waits[:, 0] == lane], int(device.thread[np.argmax(time.lane == lane)])
+        own = own[np.argsort(own[:, 1], kind="stable")]
+        reach = np.maximum.accumulate(np.append(-1, own[:, 2]))
         for a, b in zip(first.tolist(), last.tolist(), strict=True):
             begin, until = int(start[a]), int(end[b])
-            if until - begin >= LONG_NS and not ((own[:, 1] < until) & (own[:, 2] > begin)).any():
+            if until - begin >= LONG_NS and reach[np.searchsorted(own[:, 1], until)] <= begin:
                 gaps.append((thread, lane, begin, until, owner[a : b + 1][asks[a : b + 1]]))
     return gaps

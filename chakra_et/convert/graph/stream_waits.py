@@ -9,6 +9,7 @@ stream ended was waiting for that work.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 import numpy as np
 
@@ -119,7 +120,9 @@ def _by_calls(
         of_thread[thread] = launches.time[rows], rows, moments, asked
         before = np.searchsorted(launches.time[rows], moments) - 1
         recorded |= set(rows[before[before >= 0]].tolist())
-    pending = deque(row for row in launched.tolist() if row in recorded)
+    pending: dict[tuple[int, int], deque[int]] = {}
+    for row in launched[np.isin(launched, list(recorded))].tolist():
+        pending.setdefault(_stream(device, row), deque()).append(row)
     waited: dict[tuple[int, int], int] = {}  # stream → launch of the last work on it that was waited for
 
     def is_waited(row: int) -> bool:
@@ -154,14 +157,7 @@ def _by_calls(
             elif just and _is_before(rank, last, target):
                 source = last
             if source < 0:
-                while pending and is_waited(pending[0]):
-                    pending.popleft()
-                ready = (
-                    row
-                    for row in pending
-                    if launches.time[row] < moment and not is_waited(row) and _is_before(rank, row, target)
-                )
-                source = next(ready, -1)
+                source = _oldest(rank, launches, pending, moment, target, is_waited)
             if source < 0 and just:
                 before = (row for row in rows[:at][::-1][:256].tolist() if not is_waited(row))
                 source = next((row for row in before if _is_before(rank, row, target)), -1)
@@ -172,6 +168,20 @@ def _by_calls(
             waited[stream] = max(waited.get(stream, BEFORE_RECORDING), int(launches.time[source]))
             found.findings.add("stream-wait-inferred", target not in sources)
             sources[target] = source
+
+
+def _oldest(
+    rank: LinkedRank, launches: Launches, pending: dict[tuple[int, int], deque[int]], moment: int,
+    target: int, is_waited: Callable[[int], bool],
+) -> int:  # fmt: skip
+    """The oldest work of ``pending`` (by stream, in launch order) that ``target`` may wait for; -1: none."""
+    ready = []
+    for queue in pending.values():
+        while queue and is_waited(queue[0]):
+            queue.popleft()
+        if queue and launches.time[queue[0]] < moment and _is_before(rank, queue[0], target):
+            ready.append(queue[0])
+    return min(ready, key=lambda row: int(launches.time[row]), default=-1)
 
 
 def _next(moments: np.ndarray, moment: int) -> int:
