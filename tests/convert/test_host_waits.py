@@ -68,6 +68,16 @@ def test_a_wait_for_other_work_is_no_bound(tmp_path: Path) -> None:
     assert clock.offset_ns == 0 and clock.contradicting == 1
 
 
+def test_one_early_return_of_a_busy_device_is_no_bound(tmp_path: Path) -> None:
+    """The device lags by milliseconds, so launches bound nothing, and the wait was for another context."""
+    events = [
+        op("aten::mm", 0, 50, 3), *stream_of(4, 2000, 5000), call("hipDeviceSynchronize", 60, 12_400, 60),
+        op("after", 13_100, 10, 4),
+    ]  # fmt: skip
+    (clock,) = Stages(tmp_path, events).rank.clocks
+    assert clock.offset_ns == 0 and clock.contradicting == 1
+
+
 def test_a_clock_that_drifts(tmp_path: Path) -> None:
     """100 µs per second: no constant offset fits the first and the last waits."""
     events: Events = [op("aten::mm", 0, 5, 3)]

@@ -18,9 +18,8 @@ from chakra_et.convert.graph.link import Link
 from chakra_et.traces.device import DeviceTrace
 from chakra_et.traces.device_format import KERNEL, MEMCPY, RUNTIME, SYNC
 
-# Kineto aligns clocks to some µs; a bound that asks for more comes from a wait that was not for this work.
-LARGEST_OFFSET_NS = 1_000_000
-# Bounds closer than this leave less doubt in their middle than at one of them.
+# Bounds as close as this leave less doubt in their middle than at one of them. A wait that alone asks for a
+# larger offset was for other work, such as that of another context: profilers align clocks to some µs.
 CLOSE_NS = 50_000
 # Oscillators differ by less; drift is only sought where a constant offset contradicts the bounds.
 LARGEST_DRIFT = 2e-4
@@ -85,26 +84,17 @@ def _estimate(device: DeviceTrace, calls: np.ndarray, gpu: np.ndarray, number: i
     drift = 0.0
     if _slack(0.0, at, least, until, most) < 0:
         drift = _drift(at, least, until, most)
-    lower = _last(least - drift * at) if len(rows) else None
+    low = _last(least - drift * at) if len(rows) else -np.inf
     upper = most - drift * until
-    # A wait that returned far too early was for other work, such as that of another context.
-    believed = upper[upper >= max(-LARGEST_OFFSET_NS, -np.inf if lower is None else lower)]
-    bound = float(believed.min()) if len(believed) else None
-    offset = _offset(lower, bound)
+    high = float(
+        upper[(upper >= low) & ((upper <= low + CLOSE_NS) | (upper >= -CLOSE_NS))].min(initial=np.inf)
+    )
+    offset = 0.0
+    if not low <= 0 <= high:
+        offset = (low + high) / 2 if high - low <= CLOSE_NS else low if low > 0 else high
     wrong = int((least - drift * at > offset).sum() + (upper < offset).sum())
-    whole = [None if value is None else round(value) for value in (lower, bound)]
-    return Clock(number, round(offset), drift, whole[0], whole[1], len(rows) + len(most), wrong)
-
-
-def _offset(lower: float | None, upper: float | None) -> float:
-    """The offset: 0 if the bounds allow it."""
-    low = -np.inf if lower is None else min(lower, LARGEST_OFFSET_NS)
-    high = np.inf if upper is None else upper
-    if low <= 0 <= high:
-        return 0.0
-    if high - low <= CLOSE_NS:
-        return (low + high) / 2
-    return low if low > 0 else high
+    least_ns, most_ns = (round(bound) if np.isfinite(bound) else None for bound in (low, high))
+    return Clock(number, round(offset), drift, least_ns, most_ns, len(rows) + len(most), wrong)
 
 
 def _waits(
