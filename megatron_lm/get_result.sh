@@ -3,8 +3,8 @@
 #
 # Usage: megatron_lm/get_result.sh JOBID [JOBID2] [--watch]
 #
-# A heterogeneous run has two job ids and shows as one; either of them is enough. --watch: again every
-# 2 s until the run has ended.
+# A heterogeneous run has two job ids and shows as one; either of them is enough. --watch: again every 2 s
+# until the run has ended, as tables where rich is installed; then the run's page is written.
 
 set -euo pipefail
 # shellcheck source=scripts/common.sh

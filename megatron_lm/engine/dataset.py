@@ -22,6 +22,7 @@ from utils.data.hub import DataError
 
 log = logging.getLogger(__name__)
 SAMPLE = FOLDER.parent / "data" / "squad_sample.json"
+BLOCK, MOST_TOKENS = 1 << 20, 1 << 34  # that are compared with the vocabulary
 OUTPUTS = FOLDER.parent / "outputs" / "megatron"
 
 
@@ -81,10 +82,11 @@ def micro_batches(
 
 
 def _check_vocabulary(prefix: Path, settings: Settings) -> None:
-    """Every rank looks at its share of the tokens. Raises ``DataError``."""
+    """Every rank looks at its share of the tokens, or of ``MOST_TOKENS`` of them. Raises ``DataError``."""
     tokens = np.memmap(f"{prefix}.bin", IndexedDataset(str(prefix)).index.dtype, "r")
-    share = np.array_split(tokens, dist.get_world_size())[dist.get_rank()]
-    largest = torch.tensor([int(share.max(initial=0))])
+    every = dist.get_world_size() * max(1, round(len(tokens) / MOST_TOKENS))
+    shares = (tokens[at : at + BLOCK] for at in range(0, len(tokens), BLOCK)[dist.get_rank() :: every])
+    largest = torch.tensor([max((int(share.max()) for share in shares), default=0)])
     largest = largest.cuda() if torch.cuda.is_available() else largest
     dist.all_reduce(largest, dist.ReduceOp.MAX)
     size = settings.size.vocabulary
