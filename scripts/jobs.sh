@@ -158,14 +158,15 @@ quick_run() {
 
 # trace_and_convert MODEL N: train on N processes of this node, repair, convert, check, list.
 trace_and_convert() {
-    local model=$1 processes=$2 steps=$STEPS world name warmup wait_steps rank
+    local model=$1 processes=$2 steps=$STEPS world name active warmup wait_steps rank
     cd "$ROOT"
 
     world=$((processes * NNODES))
     name=${model}_${world}gpu_quick_trace
-    # One step is traced: the last but one if there are enough, so that start-up is over.
-    warmup=$((steps > 2 ? 2 : steps - 1))
-    wait_steps=$((steps - warmup - 1 > 5 ? 5 : steps - warmup - 1))
+    # Three steps, to know how much they differ, once start-up is over if there are enough.
+    active=$((steps > 3 ? 3 : steps > 1 ? steps - 1 : 1))
+    warmup=$((steps - active > 2 ? 2 : steps - active))
+    wait_steps=$((steps - active - warmup > 5 ? 5 : steps - active - warmup))
     # Full padding, so that every rank computes the same shapes.
     local size=(--batch-size 4 --max-seq-length 512 --padding max)
     [ "$GPUS" -gt 0 ] || size=(--batch-size 2 --max-seq-length 128 --padding max)
@@ -174,7 +175,7 @@ trace_and_convert() {
         launch "$model" "$processes" --max-steps "$steps" "${size[@]}" --skip-eval --report-to none \
         --save-steps 0 --save-dir "$ROOT/checkpoints/${model}_quick" --logging-steps 1 \
         --enable-tracing --no-convert --trace-output-dir "$OUTPUT_DIR" --trace-name "$name" \
-        --trace-wait-steps "$wait_steps" --trace-warmup-steps "$warmup" --trace-active-steps 1
+        --trace-wait-steps "$wait_steps" --trace-warmup-steps "$warmup" --trace-active-steps "$active"
     if [ "$NODE_RANK" -ne 0 ]; then
         say "node $NODE_RANK is done; node 0 converts the traces of all ranks"
         return

@@ -22,6 +22,7 @@ STEP = "ProfilerStep#"
 # Written by the observer itself, or before Kineto starts: these have no counterpart in the device trace.
 _HOST_ONLY = ("[pytorch|profiler|execution_trace|", "## process_group:init ##")
 _LINKED_SHARE = 0.95
+_BACKWARD = "autograd::engine::evaluate_function"
 
 
 class _Attribute(msgspec.Struct):
@@ -70,6 +71,8 @@ class PairReport:
 
     ``steps``: duration in µs of each traced step by number, from the device trace's ProfilerStep annotations.
     ``linked``, ``unlinked``: operators in both traces, and in only one of them.
+    ``ended_early``: those of the latter in a backward pass that the observer didn't see end: activation
+    checkpointing ends the forward pass that it repeats by an exception once it has what it needs.
     ``problems``: one sentence per reason why the pair can't be linked; empty if it can.
     ``truncated``: the traces whose end is missing, as after a full disk.
     """
@@ -78,6 +81,7 @@ class PairReport:
     device_events: int = 0
     linked: int = 0
     unlinked: int = 0
+    ended_early: int = 0
     steps: dict[int, float] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     truncated: list[str] = field(default_factory=list)
@@ -191,7 +195,13 @@ def _compare_ids(host: _Host, events: list[_Event], outside: list[_Event], repor
     main_host = {node.get("tid") for node in host_ids.values() if _is_step(node)}
     main_device = {event.tid for event in events if _is_step(event)}
     lost = Counter(host_ids[i].name for i in host_ids.keys() - linked if host_ids[i].get("tid") in main_host)
-    lost.update(device_ids[i].name for i in device_ids.keys() - linked if device_ids[i].tid in main_device)
+    backward = [event for event in events if event.name.startswith(_BACKWARD)]
+    for i in device_ids.keys() - linked:
+        event = device_ids[i]
+        if any(node.tid == event.tid and node.ts <= event.ts < node.ts + node.dur for node in backward):
+            report.ended_early += 1
+        elif event.tid in main_device:
+            lost[event.name] += 1
     if lost:
         report.problems.append(
             f"{lost.total()} operators of the training thread are in one trace only: {_some(lost)}"

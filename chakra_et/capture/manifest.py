@@ -17,7 +17,7 @@ Layout (``manifest_version`` 1; file names are relative to the manifest's folder
       steps        numbers of the traced steps that ran to their end
       unfinished_step  number of a step that is in the traces but was cut short, or null
       structure_step   number of the step that the host trace covers; its times hold the observer's cost
-      check        {linkable, host_nodes, device_events, linked, unlinked, problems}
+      check        {linkable, host_nodes, device_events, linked, unlinked, ended_early, problems}
 """
 
 from __future__ import annotations

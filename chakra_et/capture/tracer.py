@@ -285,6 +285,7 @@ class ChakraTracer:
                 "device_events": report.device_events,
                 "linked": report.linked,
                 "unlinked": report.unlinked,
+                "ended_early": report.ended_early,
                 "problems": report.problems,
             },
             "process_groups": self._groups,

@@ -8,6 +8,8 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
 from trace_reading import load, train
 
 from chakra_et.capture.check import inspect_pair
@@ -247,3 +249,20 @@ def test_committed_captures_are_whole_and_can_be_linked(path):
 
 def test_captures_are_committed():
     assert len(CAPTURES) == 4
+
+
+def test_operators_that_activation_checkpointing_ends_early_are_counted_and_no_problem(tmp_path):
+    """The forward pass that is repeated ends by an exception within its last operator."""
+    blocks = torch.nn.ModuleList(
+        torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.Linear(8, 8)) for _ in range(3)
+    )
+    with ChakraTracer(tmp_path, "t", 0, 1, 1) as tracer:
+        for _ in range(2):
+            values = torch.ones(4, 8, requires_grad=True)
+            for block in blocks:
+                values = checkpoint(block, values, use_reentrant=False)
+            values.sum().backward()
+            tracer.step()
+    report = inspect_pair(tmp_path / "t_host.json", tmp_path / "t_device.json", 1)
+    assert report.problems == []
+    assert report.ended_early == 3 * len(["aten::linear", "aten::addmm"])
