@@ -177,3 +177,23 @@ def test_work_beyond_the_limits_of_any_device_is_left_out(tmp_path: Path) -> Non
     events = [op("my::lookup", 0, 50, **shapes), call("cudaLaunchKernel", 10, 5, 1), kernel("k", 20, 3, 1)]
     trace = convert(tmp_path, events).trace
     assert not trace.column("num_ops").any() and not np.any(trace.column("tensor_size"))
+
+
+def test_messages_of_a_pipeline_have_the_phase_of_what_they_carry(tmp_path: Path) -> None:
+    """They ran outside of the backward engine, and counted as forward: sequence numbers are all they have."""
+    forward, backward = {"Sequence number": 7, "Fwd thread id": 0}, {"Sequence number": 7, "Fwd thread id": 1}
+    converted = convert(
+        tmp_path,
+        [
+            op("c10d::recv_", 0, 5, **forward),
+            op("aten::linear", 10, 10, **forward),
+            op("autograd::engine::evaluate_function: AddmmBackward0", 30, 20, **backward),
+            op("aten::detach", 35, 5, **forward),
+            op("aten::detach_", 52, 5, **forward),
+            op("c10d::send", 60, 5, **forward),
+        ],
+    )
+    phase = text(converted, "phase")
+    assert (phase["c10d::recv_"], phase["aten::detach_"], phase["c10d::send"]) == (
+        "forward", "backward", "backward"
+    )  # fmt: skip

@@ -8,7 +8,9 @@ from enum import IntEnum
 import numpy as np
 
 from chakra_et.arrays import unique
+from chakra_et.convert.graph.batches import RECEIVES, SENDS
 from chakra_et.convert.graph.linked import LinkedRank
+from chakra_et.traces.device import DeviceTrace
 from chakra_et.traces.device_format import ANNOTATION, CPU_OP, RUNTIME
 
 OPTIMIZER = ("Optimizer.step#", "Optimizer.zero_grad#")
@@ -127,7 +129,22 @@ def _phases(rank: LinkedRank, parent: np.ndarray, module: np.ndarray) -> np.ndar
     # Everything that the engine runs is backward, even recomputed activations.
     inside = _inherited(np.where(engine | optimizer, phase, Phase.UNKNOWN), parent, Phase.UNKNOWN)
     phase = np.where(inside != Phase.UNKNOWN, inside, phase)
+    _phase_of_messages(device, phase)
     return _inherited(phase, parent, Phase.UNKNOWN)
+
+
+def _phase_of_messages(device: DeviceTrace, phase: np.ndarray) -> None:
+    """A pipeline sends (detached) what its last operators computed, and receives what its next ones need."""
+    kinds = [np.isin(device.name, [device.names.index(n) for n in names if n in device.names])
+             for names in ((*SENDS, "aten::detach_", "detach_"), RECEIVES)]  # fmt: skip
+    computes = np.isin(phase, (Phase.FORWARD, Phase.BACKWARD)) & ~kinds[0] & ~kinds[1]
+    for is_message, step in zip(kinds, (-1, 0), strict=True):
+        for thread in unique(device.thread[is_message]).tolist():
+            known = np.flatnonzero(computes & (device.thread == thread))
+            rows = np.flatnonzero(is_message & (device.thread == thread))
+            at = np.searchsorted(known, rows) + step
+            near = (at >= 0) & (at < len(known))
+            phase[rows[near]] = phase[known[at[near]]]
 
 
 def _nearest(known: np.ndarray, parent: np.ndarray) -> np.ndarray:
