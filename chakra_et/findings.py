@@ -31,6 +31,8 @@ TABLE: dict[str, tuple[Kind, str]] = {
         "are those of the steps after it",
     ),
     "outside-step": ("loss", "event outside of ProfilerStep#{}"),
+    "duplicate-event": ("loss", "event that is in the trace twice"),
+    "unfinished-step": ("loss", "event of ProfilerStep#{}, whose recording was cut"),
     "unknown-cpu-communication": ("loss", "communication of unknown kind on a CPU thread"),
     "unknown-category": ("loss", "event of the unknown category {}"),
     # repairs
@@ -52,6 +54,8 @@ TABLE: dict[str, tuple[Kind, str]] = {
     "device-repair": ("repair", "device trace, {}"),
     # warnings
     "name-mismatch": ("warning", "operators whose number has another name in the other trace, not linked"),
+    "duplicate-events": ("warning", "events that are in the trace twice, counted once"),
+    "steps-unfinished": ("warning", "steps whose recording was cut, left out: ProfilerStep#{}"),
     "clock-gap": ("warning", "seconds between the recordings of host and device trace"),
     "clock-contradicted": (
         "warning",

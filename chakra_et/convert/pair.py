@@ -48,12 +48,13 @@ WORTH_A_PROCESS = 10_000_000
 class PairOptions:
     """Options for the conversion of one rank.
 
-    ``step``: "all" or the number of one ProfilerStep. ``groups``, ``world_size``, ``hosts`` (rank, its host)
-    and ``untraced_us`` (rank, its untraced steps) are from the run's manifest; without one they are taken
-    from the traces. ``ranks_here``: a lower bound on the number of ranks. ``allow_unlinked``: continue if
-    host and device trace hardly match or come from two processes. ``comm_kernels``: file with a user's table
-    of communication kernels. ``graph_capture``: device trace of the process that captured the CUDA or HIP
-    graphs. ``two_processes``: read a large pair in two processes at once; the result is the same.
+    ``step``: "all" or the number of one ProfilerStep. ``groups``, ``world_size``, ``hosts`` (rank, its host),
+    ``untraced_us`` (rank, its untraced steps) and ``unfinished`` (rank, its step that was cut) are from the
+    run's manifest; without one they are taken from the traces. ``ranks_here``: a lower bound on the number of
+    ranks. ``allow_unlinked``: continue if host and device trace hardly match or come from two processes.
+    ``comm_kernels``: file with a user's table of communication kernels. ``graph_capture``: device trace of
+    the process that captured the CUDA or HIP graphs. ``two_processes``: read a large pair in two processes at
+    once; the result is the same.
     """
 
     step: str = "all"
@@ -70,6 +71,7 @@ class PairOptions:
     allow_truncated: bool = False
     graph_capture: Path | None = None
     untraced_us: tuple[tuple[int, tuple[float, ...]], ...] = ()
+    unfinished: tuple[tuple[int, int], ...] = ()
     two_processes: bool = False
 
 
@@ -132,7 +134,10 @@ def _convert(pair: Pair, host: HostTrace, device: DeviceTrace, options: PairOpti
     number, world_size = pairing.rank_and_world(
         pair.rank, options.world_size, options.ranks_here, host, device
     )
-    rank = link_rank(host, device, options.groups, options.step, options.allow_unlinked, options.comm_kernels)
+    cut = dict(options.unfinished).get(number, -1)
+    rank = link_rank(
+        host, device, options.groups, options.step, options.allow_unlinked, options.comm_kernels, cut
+    )
     give_back(len(device))
     dependencies = find_dependencies(rank)
     graph, gap_findings = gaps.apply(build(rank, dependencies), options.host_gaps)

@@ -88,7 +88,10 @@ def convert_rank(job: RankJob) -> RankResult:
         from chakra_et.convert import mlcommons
 
         mlcommons.convert(job.pair, job.written, merged)
-        return RankResult(RankReport(max(job.pair.rank, 0)), bytes=job.written.stat().st_size)
+        found = validate.check(et_file.read(job.written), None, str(job.output))
+        errors = [str(each).removeprefix("error: ") for each in found if each.severity == "error"]
+        size = job.written.stat().st_size
+        return RankResult(RankReport(max(job.pair.rank, 0)), bytes=size, problems=errors)
     with contextlib.ExitStack() as stack:
         converted = _convert(job, stack)
         if merged:
@@ -116,7 +119,9 @@ def options_text(options: PairOptions) -> str:
     shape = {name: getattr(options, name) for name in names}
     shape |= {name: _checksum(getattr(options, name)) for name in ("comm_kernels", "graph_capture")}
     manifest = zlib.crc32(
-        repr((options.groups, options.world_size, options.hosts, options.untraced_us)).encode()
+        repr(
+            (options.groups, options.world_size, options.hosts, options.untraced_us, options.unfinished)
+        ).encode()
     )
     return json.dumps(shape | {"manifest": manifest}, separators=(",", ":"))
 

@@ -165,6 +165,7 @@ def _options(traces: TraceSet, options: PairOptions) -> PairOptions:
         world_size=traces.world_size,
         hosts=traces.hosts,
         untraced_us=traces.untraced_us,
+        unfinished=traces.unfinished,
         ranks_here=traces.ranks_here,
     )
 

@@ -193,6 +193,10 @@ def _finish(path: Path, columns: DeviceColumns, header: HeaderFields) -> DeviceT
     # operators, the outer one has the lower id.
     order = np.lexsort((outer, np.maximum(category, ANNOTATION), -end, start))
     order = order[sane[order]]
+    repeated = _repeated(order, start, end, columns.numbers)
+    findings.add("duplicate-event", len(repeated))
+    findings.add("duplicate-events", len(repeated))
+    order = order[~np.isin(order, repeated)] if len(repeated) else order
     del start_us, length, category, outer, negative
     place = np.full(len(start), -1, dtype=np.int64)
     place[order] = np.arange(len(order))
@@ -233,6 +237,34 @@ def _finish(path: Path, columns: DeviceColumns, header: HeaderFields) -> DeviceT
         memory=read_memory(columns.memory, columns.threads, origin_us, 2 * MAX_SPAN, findings),
         **{name: column_of(name) for name in list(columns.numbers)},
     )
+
+
+def _repeated(
+    order: np.ndarray, start: np.ndarray, end: np.ndarray, parts: dict[str, list[np.ndarray]]
+) -> np.ndarray:
+    """Rows that are another row once more, as where a writer wrote a buffer twice: one that lasts, or
+    has an id or a stream, can't be there beside itself. ``order``: the rows by time."""
+    same = (np.diff(start[order]) == 0) & (np.diff(end[order]) == 0)
+    for name in ("category", "external_id"):
+        same &= np.diff(np.concatenate(parts[name])[order]) == 0
+    rows = order[np.append(same, False) | np.insert(same, 0, False)]
+    names = (
+        "external_id",
+        "rf_id",
+        "correlation",
+        "stream",
+        "category",
+        "name",
+        "thread",
+        "device",
+        "sequence",
+    )
+    columns = [np.concatenate(parts[name])[rows].astype(np.int64) for name in names]
+    first = np.unique(np.stack([start[rows], end[rows], *columns], axis=1), axis=0, return_index=True)[1]
+    repeated: np.ndarray = (np.max(columns[:4], axis=0) >= 0) | (end[rows] > start[rows])
+    repeated[first] = False
+    found: np.ndarray = rows[repeated]
+    return found
 
 
 def _cut_rounding(

@@ -103,6 +103,14 @@ class TraceSet(RunFiles):
         )
 
     @property
+    def unfinished(self) -> tuple[tuple[int, int], ...]:
+        """(rank, its step whose recording was cut) from the manifest."""
+        pairs = [
+            (rank.get("rank"), rank.get("unfinished_step")) for rank in _objects(self.manifest.get("ranks"))
+        ]
+        return tuple((rank, step) for rank, step in pairs if type(rank) is int and type(step) is int)
+
+    @property
     def processes(self) -> dict[int, int]:
         """Rank → process id, from the manifest."""
         pairs = [(rank.get("rank"), rank.get("pid")) for rank in _objects(self.manifest.get("ranks"))]

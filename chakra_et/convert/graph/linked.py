@@ -20,6 +20,7 @@ from chakra_et.convert.graph.timeline import Timeline
 from chakra_et.errors import TraceError
 from chakra_et.findings import Findings, joined
 from chakra_et.traces.device import DeviceTrace
+from chakra_et.traces.device_format import CPU_OP
 from chakra_et.traces.host import HostTrace
 
 
@@ -53,11 +54,13 @@ def link_rank(
     step: str = "all",
     allow_unlinked: bool = False,
     added_kernels: str = "",
+    unfinished: int = -1,
 ) -> LinkedRank:
     """Match the two traces of a rank.
 
     ``groups``: process groups in the run's manifest; ``step``: "all", or the number of the one ProfilerStep
-    to keep; ``added_kernels``: path of a user's kernel table. Raises ``TraceError`` for traces of different
+    to keep; ``added_kernels``: path of a user's kernel table; ``unfinished``: number of the step whose
+    recording was cut, by the manifest: it is left out. Raises ``TraceError`` for traces of different
     runs (unless ``allow_unlinked``) and for a step that was not recorded.
     """
     linked, warnings = pairing.check(host, device, link(host, device), allow_unlinked)
@@ -77,6 +80,14 @@ def link_rank(
         findings.add("outside-step", len(device) - len(kept), step)
         memory = device.memory.take(_memory_of_step(device, step))
         device, linked, calls = _selected(dataclasses.replace(device, memory=memory), linked, calls, kept)
+    elif (last := _unfinished(device, unfinished)) is not None:
+        number, row = last
+        before = device.start < device.start[row]
+        kept = np.flatnonzero(np.where(calls >= 0, before[calls], before))
+        findings.add("unfinished-step", len(device) - len(kept), str(number))
+        findings.add("steps-unfinished", 1, str(number))
+        memory = device.memory.take(np.flatnonzero(device.memory.time < device.start[row]))
+        device, linked, calls = _selected(dataclasses.replace(device, memory=memory), linked, calls, kept)
     rows = communication_rows(device, added_kernels)
     time = timeline.build(device, rows.cpu)
     communication = describe(host, device, linked, time.parent, calls, rows, groups)
@@ -84,6 +95,17 @@ def link_rank(
     return LinkedRank(
         host, device, linked, time, calls, rows, communication, rate, clocks, per_operator_ns, findings
     )
+
+
+def _unfinished(device: DeviceTrace, number: int) -> tuple[int, int] | None:
+    """(number, row) of the last step if its recording was cut: by the manifest, or as it has less than half
+    as many operators as each of the others; None for one step only."""
+    known = timeline.steps(device)
+    if len(known) < 2:
+        return None
+    starts = device.start[[row for _, row in known]]
+    counts = np.diff(np.searchsorted(np.sort(device.start[device.category == CPU_OP]), [*starts, 2**62]))
+    return known[-1] if known[-1][0] == number or 2 * counts[-1] < counts[:-1].min() else None
 
 
 def _selected(
