@@ -281,7 +281,7 @@ TARGETS: dict[str, dict[str, str]] = {
     "float": {"framework": "15", "rows": "", "relative": "15", "none": "15", "shapes": ""},
     "attention": {"framework": "15", "rows": "5", "relative": "12", "none": "20", "shapes": ""},
 }
-GDDR_TARGET = {"L40S": "18 / 14", "RTXPRO6000": "13 / 11"}
+GDDR_TARGET = {"L40S 16 bit": "18 / 14", "RTXPRO6000 attention": "25"}
 
 
 def given_rows(kind: str, tables: Mapping[str, Table]) -> Iterator[Row]:
@@ -294,7 +294,7 @@ def given_rows(kind: str, tables: Mapping[str, Table]) -> Iterator[Row]:
         for name, table in tables.items()
     }
     for name, table in tables.items():
-        target = GDDR_TARGET.get(table.gpu.name, "13 / 11") if kind == "16 bit" else TARGETS[kind]["none"]
+        target = GDDR_TARGET.get(f"{table.gpu.name} {kind}", TARGETS[kind]["none"])
         yield judged(f"{TITLES[kind]}, GPU left out, no relative", kind, table, left[name], target)
     for name, table in tables.items():
         yield with_some(kind, table, left[name])
@@ -319,10 +319,14 @@ def other_rows(kind: str, tables: Mapping[str, Table], others: Mapping[str, Tabl
         if gpu.like in known:
             of = known[gpu.like]
             times, relation = (
-                KernelTimes(gpu, of.parameters, of.grids, kernel_times.LIKE),
+                kernel_times.like(gpu, of),
                 "relative in the fit",
             )
-        target = targets["relative"] if gpu.like in known else GDDR_TARGET.get(gpu.name, targets["none"])
+        target = (
+            targets["relative"]
+            if gpu.like in known
+            else GDDR_TARGET.get(f"{gpu.name} {kind}", targets["none"])
+        )
         yield judged(f"{TITLES[kind]}, GPU left out, {relation}", kind, table, times, target, name)
         yield with_some(kind, table, times)
         first = next((each for each in tables.values() if each.gpu.name == gpu.like), None)
