@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from chakra_et.cost import gpus, products
+from chakra_et.cost import gpus
 from chakra_et.cost.gpus import Gpu
 from chakra_et.cost.kernel_times import kernel_times
 from fasop.exact.kernels import Fused, Kernel, Matmul, unit_work
@@ -96,9 +96,6 @@ def kernel_seconds(kernels: Sequence[Kernel], gpu: Gpu, width: int) -> float:
 @functools.lru_cache(maxsize=65536)
 def _products(gpu: Gpu, width: int, shapes: tuple[tuple[int, ...], ...]) -> float:
     """Seconds of matrix products (copies, m, n, k, sets of operands)."""
-    if width == 2:
-        return float(kernel_times(gpu).micros("16 bit", shapes).sum()) / 1e6
-    # In fp32 nothing was measured that a training run uses: TF32 where the GPU has it.
-    number = "tf32" if "tf32" in gpu.peaks else "float"
-    points = np.array(shapes, dtype=float)
-    return float(products.product_micros(gpu, products.start(gpu, number), points, number).sum()) / 1e6
+    # In fp32 PyTorch trains with TF32 where the GPU has it.
+    number = "16 bit" if width == 2 else "tf32" if "tf32" in gpu.peaks else "float"
+    return float(kernel_times(gpu).micros(number, shapes).sum()) / 1e6

@@ -8,12 +8,12 @@ from typing import NamedTuple
 import numpy as np
 
 from fasop.exact.communication import SEND_BUFFER, Communication
-from fasop.exact.extrapolation import counted
 from fasop.exact.gradients_and_optimizer import (
     exposed_seconds,
     gather_seconds,
     optimizer_seconds,
     reduction_seconds,
+    step_end,
     synchronized,
 )
 from fasop.exact.memory import activations, copies, counted_twice, parameters, stage_gib
@@ -100,10 +100,7 @@ class _Estimator:
             ]
         embedding = self._embedding()
         holders = self.model.embedding_stages(layout.partition)
-        if embedding:
-            done = max(synced[holder] for holder in holders) + embedding
-            synced = [done if index in holders else end for index, end in enumerate(synced)]
-        step = max(end + update for end, (_, update) in zip(synced, once, strict=True))
+        step = step_end(synced, holders, embedding, [update for _, update in once])
         estimates = tuple(
             StageEstimate(
                 max(replica.forward for replica in times[index]),
@@ -283,14 +280,8 @@ class _Estimator:
         return max(self.links.collective(group, size, rings) for group in groups)
 
     def _notes(self) -> tuple[str, ...]:
-        found: dict[str, None] = {}
-        beyond = []
-        for stage, (begin, end) in zip(self.layout.stages, self.spans, strict=True):
-            each = [self._units(replica) for replica in stage.replicas]
-            found.update(dict.fromkeys(note for units in each for note in units.notes))
-            layers = int(self.passes.layers[begin:end].sum())
-            beyond += [(text, layers) for text in dict.fromkeys(units.beyond for units in each)]
-        return (*found, *counted(beyond))
+        each = [self._units(replica) for stage in self.layout.stages for replica in stage.replicas]
+        return tuple(dict.fromkeys(note for units in each for note in units.notes))
 
 
 def _alone(group: Group) -> Group:

@@ -5,6 +5,7 @@ Arrays have one value for each stage that is looked at: any shape, the same for 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -63,6 +64,16 @@ def synchronized(options: Options, stage_end: Time, backward_end: Time, exposed:
     if options.overlap:
         return np.maximum(stage_end, backward_end + exposed)
     return stage_end + exposed
+
+
+def step_end(synced: list[float], holders: Sequence[int], embedding: float, update: Sequence[float]) -> float:
+    """When the last stage has updated its parameters: those with a copy of the embedding (``holders``) first
+    sum it. synced: when each has its gradients.
+    """
+    if len(holders) > 1:
+        done = max(synced[at] for at in holders) + embedding
+        synced = [done if at in holders else end for at, end in enumerate(synced)]
+    return max(end + seconds for end, seconds in zip(synced, update, strict=True))
 
 
 def optimizer_seconds(

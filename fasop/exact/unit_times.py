@@ -14,7 +14,6 @@ import numpy as np
 
 from fasop.errors import PlanError, nearest
 from fasop.exact.computed_times import hardware, host_seconds, known, unit_seconds
-from fasop.exact.extrapolation import beyond_measured
 from fasop.inputs.clusters import Gpu
 from fasop.inputs.costs import CostFile, Entry, Steps, growth_factor, other_depth, work_ratios
 from fasop.inputs.models import Model
@@ -30,8 +29,7 @@ class UnitSeconds:
     """Seconds per unit [unit]: forward, backward, the part of the forward that selective recomputation runs
     again, and the optimizer's update (None: not measured). has_collectives: the tensor-parallel collectives
     of the node they were measured in are in them. least: forward and backward where kernels, not their
-    launches, decide. notes: what was not measured; beyond:
-    how far the layers lie outside of what was.
+    launches, decide. notes: what was not measured.
     """
 
     forward: np.ndarray
@@ -41,7 +39,6 @@ class UnitSeconds:
     has_collectives: bool
     least: tuple[np.ndarray, np.ndarray]
     notes: tuple[str, ...]
-    beyond: str
 
 
 @dataclass(frozen=True)
@@ -132,7 +129,6 @@ class Compute:
             found.has_collectives and tp > 1,
             (found.least[0] / speed, found.least[1] / speed),
             (*own, *found.notes),
-            found.beyond,
         )
 
     def sizes(self, gpu: Gpu, tp: int) -> tuple[np.ndarray, np.ndarray] | None:
@@ -157,7 +153,7 @@ class Compute:
         forward, backward, scores = table.T
         least = forward, backward
         forward, backward = map(np.maximum, least, host_seconds(self.model.kinds))
-        return UnitSeconds(forward, backward, scores, None, False, least, tuple(notes), "")
+        return UnitSeconds(forward, backward, scores, None, False, least, tuple(notes))
 
     @memo
     def _one(self, gpu: str, kind: str, tp: int, mbs: int, ep: int) -> tuple[float, float, float]:
@@ -168,9 +164,8 @@ class Compute:
     def _from_source(self, source: _Source, gpu: str, tp: int, mbs: int, degrees: list[int]) -> UnitSeconds:
         model, shape = self.model, source.shape
         notes = []
-        if replace(shape, name="", costs="", global_batch=1) != replace(
-            model, name="", costs="", global_batch=1
-        ):
+        unlike = {"name": "", "costs": "", "global_batch": 1}
+        if replace(shape, **unlike) != replace(model, **unlike):  # type: ignore[arg-type]
             notes.append(f"{model.name}: costs of {shape.name} at as many tokens, by ratio of work")
         # A micro-batch of the model stands for one of as many tokens of the measured shape.
         batch = mbs * model.seq / shape.seq
@@ -189,7 +184,14 @@ class Compute:
         scores = forward * _scores_share(model) * np.array([kind in "TD" for kind in model.kinds])
         included = source.file.collectives == "included"
         near = tp if tp in degrees else max((one for one in degrees if one < tp), default=degrees[0])
-        beyond = beyond_measured(gpu, batch, source.known_sizes(gpu, near))
+        sizes = source.known_sizes(gpu, near)
+        if not min(sizes) <= batch <= max(sizes):
+            far = (
+                f"{min(sizes) / batch:.3g} times below"
+                if batch < min(sizes)
+                else f"{batch / max(sizes):.3g} times above"
+            )
+            notes.append(f"{gpu}: a micro-batch of {batch:g} sequences is {far} the measured ones")
         for was, wanted, what in (
             (source.file.precision, self.options.precision, "in {} precision"),
             (source.file.attention, self.options.attention, "with {} attention"),
@@ -198,7 +200,7 @@ class Compute:
                 how = f"{what.format(was)}, not {what.format(wanted)}"
                 notes.append(f"{model.name} on {gpu}: costs were measured {how}")
         passes = forward, backward, scores, update
-        return UnitSeconds(*passes, included, (least[0], least[1]), tuple(notes), beyond)
+        return UnitSeconds(*passes, included, (least[0], least[1]), tuple(notes))
 
     def _other_degree(
         self, source: _Source, gpu: str, degrees: list[int], tp: int, batch: float, mbs: int

@@ -73,7 +73,9 @@ def stage_nodes(plan: Plan, stage: int, events: Sequence[Event]) -> list[Node]:
                 nodes.append(replace(node, after=after))
                 after = (len(nodes) - 1,)
         elif not plan.parts or (tp == 1 and plan.ep == 1 and place not in beside):
-            nodes.append(Node(f"{event.kind} {event.micro_batch}", *_span(event), after, COMPUTE, event))
+            nodes.append(
+                Node(f"{event.kind} {event.micro_batch}", event.start, event.end, after, COMPUTE, event)
+            )
         else:
             start = event.start
             for piece in _pieces(plan, stage, event, tp):
@@ -104,15 +106,11 @@ def _sequences(plan: Plan, stage: int) -> int:
     return max(mbs for _, mbs in plan.choices[stage].shares) if plan.choices else plan.mbs
 
 
-def _span(event: Event) -> tuple[float, float]:
-    return event.start, event.end
-
-
 def _once(plan: Plan, stage: int, event: Event, reductions: int) -> Iterator[Node]:
     """Whatever is no pass: messages, and what happens once per step, one after the other."""
     options, tp = plan.options, stage_tp(plan, stage)
     group = plan.tp * plan.dp
-    span = _span(event)
+    span = event.start, event.end
     if event.kind in ("send", "receive"):
         size = plan.dp * plan.mbs * message_bytes(plan.model, options, plan.tp) // group
         lane = 1 + 2 * (not event.up) + (event.kind == "receive")

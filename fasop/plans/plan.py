@@ -170,13 +170,11 @@ def pick_plan(path: str, rank: int) -> Plan:
 
 def _check(where: str, plan: Plan) -> None:
     """A file edited by hand must still be one plan. Raises ``PlanError``."""
-    per_stage = ("partition", "stage_gpu", "stage_forward", "stage_backward", "dp_allreduce")
-    for name in (*per_stage, "stage_memory", "stage_cap"):
-        if len(getattr(plan, name)) != plan.pp:
-            raise PlanError(f"{where}: {name} has {len(getattr(plan, name))} values for {plan.pp} stages.")
-    for name in ("update", "parts", "choices"):
-        if len(getattr(plan, name)) not in (0, plan.pp):
-            raise PlanError(f"{where}: {name} has {len(getattr(plan, name))} values for {plan.pp} stages.")
+    needed = ("partition", "stage_gpu", "stage_forward", "stage_backward", "dp_allreduce", "stage_memory")
+    for name in (*needed, "stage_cap", "update", "parts", "choices"):
+        count = len(getattr(plan, name))
+        if count != plan.pp and (count or name not in ("update", "parts", "choices")):
+            raise PlanError(f"{where}: {name} has {count} values for {plan.pp} stages.")
     if len(plan.p2p) != plan.pp - 1:
         raise PlanError(f"{where}: p2p has {len(plan.p2p)} values for {plan.pp - 1} boundaries.")
     if sum(plan.partition) != len(plan.model.units):

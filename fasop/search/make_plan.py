@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 
 from fasop.exact.communication import Communication
-from fasop.exact.extrapolation import counted
 from fasop.exact.passes import Passes
 from fasop.exact.price import price_per_step
 from fasop.exact.stage_costs import StageCosts
@@ -66,7 +65,7 @@ def made_plan(
         hosts=tuple(cluster.assigned(assignment.placement)),
         choices=() if uniform else tuple(StageChoice(v.tp, v.recompute, v.shares) for v in variants),
         lower_bound=min(bound, simulated.step),
-        notes=_notes(tables, assignment, variants),
+        notes=_notes(tables, variants),
     )
     return with_price(plan, iterations)
 
@@ -132,17 +131,10 @@ def _with_experts(
     return replace(parts, exchange=exchange, experts=share)
 
 
-def _notes(tables: StageCosts, assignment: Assignment, variants: list[Variant]) -> tuple[str, ...]:
-    found: dict[str, None] = {}
-    beyond, begin = [], 0
-    for variant, size in zip(variants, assignment.partition, strict=True):
-        layers = int(tables.passes.layers[begin : begin + size].sum())
-        begin += size
-        for name, mbs in variant.shares:
-            units = tables.passes.units(name, variant.tp, mbs, tables.shape.ep)
-            found.update(dict.fromkeys(units.notes))
-            beyond.append((units.beyond, layers))
-    return (*found, *counted(beyond))
+def _notes(tables: StageCosts, variants: list[Variant]) -> tuple[str, ...]:
+    shares = dict.fromkeys((name, each.tp, mbs) for each in variants for name, mbs in each.shares)
+    units = [tables.passes.units(*share, tables.shape.ep) for share in shares]
+    return tuple(dict.fromkeys(note for each in units for note in each.notes))
 
 
 def sharded_memory(plan: Plan) -> tuple[float, ...]:

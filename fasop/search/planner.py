@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from fasop.exact.communication import Communication
-from fasop.exact.gradients_and_optimizer import synchronized
+from fasop.exact.gradients_and_optimizer import step_end, synchronized
 from fasop.exact.passes import Passes
 from fasop.exact.stage_costs import StageCosts
 from fasop.exact.unit_times import Compute
@@ -144,10 +144,7 @@ class Planner:
         synced = [float(synchronized(self.options, *of_stage)) for of_stage in ends]
         holders = self.model.embedding_stages(assignment.partition)
         embedding = tables.embedding_sync(tuple(assignment.seats[i] for i in holders))
-        if len(holders) > 1:
-            done = max(synced[i] for i in holders) + embedding
-            synced = [done if i in holders else end for i, end in enumerate(synced)]
-        step = max(end + seconds for end, seconds in zip(synced, update, strict=True))
+        step = step_end(synced, holders, embedding, update)
         return Simulated(
             *(forward, backward, p2p, reduction, update, tuple(int(index) for index in chosen)),
             *(embedding, float(line.pipeline_time), float(step)),
