@@ -28,12 +28,12 @@ Before = tuple[Key, int]  # the key of a stage, and the state that it came from
 class DynamicProgram:
     """One shape on one cluster: what each stage can add, and the sums over all of them."""
 
-    def __init__(self, costs: StageCosts, counts: NodeCounts, fit: bool = True, paced: bool = False) -> None:
+    def __init__(self, costs: StageCosts, counts: NodeCounts, fit: bool = True) -> None:
         """``fit`` False: as if every GPU had memory without end."""
-        self.costs, self.counts, self.fit, self.paced = costs, counts, fit, paced
+        self.costs, self.counts, self.fit = costs, counts, fit
         # Shapes that differ in their number of stages alone have these in common.
         for name in ("_passes", "load", "_stage"):
-            self.__dict__[f"_memo_{name}"] = costs.by_size.setdefault((name, fit, paced), {})
+            self.__dict__[f"_memo_{name}"] = costs.by_size.setdefault((name, fit), {})
         self.blocks = counts.blocks
         self.stages = costs.shape.pp
         self.units = len(costs.model.units)
@@ -83,7 +83,7 @@ class DynamicProgram:
         load: np.ndarray = (self.m - 1) * both - (in_flight - 1) * forward + never
         if self.fit and not has_variants:
             load += by_size(self.costs.too_large(seats, in_flight))
-        return load + once if self.paced else load
+        return load
 
     @memo
     def _stage(self, seats: Seats, in_flight: int, is_first: bool) -> tuple[np.ndarray, ...]:
@@ -93,7 +93,7 @@ class DynamicProgram:
         _, both, once, _ = self._passes(seats, in_flight if self._has_variants(seats) else 0)
         load = self.load(seats, in_flight)
         least = np.minimum.accumulate(load.min(axis=1)[::-1])[::-1]
-        return both + once if is_first and not self.paced else both, load, least
+        return both + once if is_first else both, load, least
 
     @memo
     def onward(self, block: int, position: int) -> list[tuple[float, list[tuple[int, int]]]]:

@@ -3,9 +3,7 @@
 Minimised is a lower bound on the simulated step, which the step usually exceeds by a few percent. First a
 micro-batch passes through all stages and back: ``Σ stage + 2 Σ message``. Then stage i, w forwards ahead,
 still has ``(m − 1) · (stage + messages at its ends) − min(w, m − 1) · forward`` to do, and the stage with
-most of it decides. The first stage's gradients and the embedding's follow. With ``paced`` each stage's own
-gradients are counted, in the maximum, which is no bound but serves where another stage than the first ends
-last.
+most of it decides. The first stage's gradients and the embedding's follow.
 
 For each bound on the maximum a dynamic program finds the smallest sum over all placements and partitions
 that fit into memory; the bound itself is searched by dividing intervals, where the smallest sum at an
@@ -67,14 +65,13 @@ class Search:
         costs: StageCosts,
         counts: NodeCounts,
         fit: bool = True,
-        paced: bool = False,
         guess: float = 0.0,
     ) -> None:
         """``fit`` False: as if every GPU had memory without end; guess: seconds that the maximum of the best
         may not be far above, to begin with.
         """
-        self.costs, self.guess, self.paced = costs, guess, paced
-        self.program = DynamicProgram(costs, counts, fit, paced)
+        self.costs, self.guess = costs, guess
+        self.program = DynamicProgram(costs, counts, fit)
         self.blocks = counts.blocks
         self.stages, self.m = costs.shape.pp, costs.micro_batches
 
@@ -196,24 +193,18 @@ class Search:
             load = self.program.load(seats, in_flight)
             finite: np.ndarray = load[np.isfinite(load)]
             return finite
-        compute, forward, once = self._distinct(seats)
-        loads: np.ndarray = (self.m - 1) * compute - (in_flight - 1) * forward + once
+        compute, forward = self._distinct(seats)
+        loads: np.ndarray = (self.m - 1) * compute - (in_flight - 1) * forward
         return loads
 
     @memo
     def _distinct(self, seats: Seats) -> tuple[np.ndarray, ...]:
-        """Seconds of all stages: forward and backward, forward alone, and what counts once per step; of
-        stages
-        that are equal in all three, one.
-        """
+        """Seconds of all stages, forward and backward, and forward alone; of equal ones, one."""
         table = self.costs.table(seats, 1, fit=False)
         possible = np.isfinite(table.forward)
-        once = table.reduction + table.update if self.paced else np.zeros_like(table.forward)
-        times = [way[possible] for way in (table.forward + table.backward, table.forward, once)]
+        times = [way[possible] for way in (table.forward + table.backward, table.forward)]
         # One number that only equal stages share, but for accidents below what rounding does.
-        mixed = np.sum(
-            [each * weight for each, weight in zip(times, (1.0, 0.618, 0.414), strict=True)], axis=0
-        )
+        mixed = np.sum([each * weight for each, weight in zip(times, (1.0, 0.618), strict=True)], axis=0)
         first, _ = distinct(np.round(mixed / mixed.max(), 11))
         return tuple(each[first] for each in times)
 

@@ -29,7 +29,6 @@ from fasop.search.partition import Assignment, Search
 
 LARGE = 256  # GPUs from which tables take so much memory that few are kept, else
 MANY = 24
-WORTH = 1.02  # of a step, by which another stage's gradients must prolong it to be worth another search
 
 
 class Planner:
@@ -101,15 +100,6 @@ class Planner:
         if assignment is None:
             return None
         bound, simulated = assignment.objective, self.simulate(tables, assignment, fit)
-        # The search counted the first stage's gradients alone: where another ends later, the other
-        # objective, which counts all of them, may find better.
-        first = simulated.pipeline + simulated.reduction[0] + simulated.update[0] + simulated.embedding
-        if simulated.step > WORTH * first:
-            other = Search(tables, counts, fit, paced=True, guess=guess).best()
-            assert other is not None
-            paced = self.simulate(tables, other, fit)
-            if paced.step < simulated.step:
-                return other, paced, bound
         return assignment, simulated, bound
 
     def refine(self, plan: Plan) -> Plan:

@@ -85,7 +85,7 @@ def searched_messages(of: StageCosts, placement: tuple[str, ...]) -> list[float]
     return [of.p2p(seats[i], seats[i + 1], INSIDE if inside[i] else between) for i in range(of.shape.pp - 1)]
 
 
-def objective(of: StageCosts, placement: tuple[str, ...], partition: tuple[int, ...], paced: bool) -> float:
+def objective(of: StageCosts, placement: tuple[str, ...], partition: tuple[int, ...]) -> float:
     """What ``partition.Search`` minimises, from its definition; inf where a stage does not fit."""
     shape = of.shape
     seats, messages = stage_seats(of.cluster, placement, shape), searched_messages(of, placement)
@@ -103,8 +103,8 @@ def objective(of: StageCosts, placement: tuple[str, ...], partition: tuple[int, 
         once = float(table.reduction[at] + table.update[at])
         if of.memory(variant, min(shape.pp - i, m))[at] > of.cap(seats[i]):
             return float("inf")
-        total += forward + backward + (once if i == 0 and not paced else 0.0)
-        load = (m - 1) * (forward + backward + around[i] + around[i + 1]) + (once if paced else 0.0)
+        total += forward + backward + (once if i == 0 else 0.0)
+        load = (m - 1) * (forward + backward + around[i] + around[i + 1])
         slowest = max(slowest, load - min(shape.pp - 1 - i, m - 1) * forward)
         begin += size
     return total + slowest + (of.embedding_sync((seats[0], seats[-1])) if len(seats) > 1 else 0.0)

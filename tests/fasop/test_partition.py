@@ -39,13 +39,12 @@ LARGE = [
 ]
 
 
-@pytest.mark.parametrize("paced", [False, True])
 @pytest.mark.parametrize(
     "case",
     [*CASES, *(pytest.param(case, marks=pytest.mark.slow) for case in LARGE)],
     ids=lambda case: "-".join(map(str, case[3])) + str(case[0]),
 )
-def test_the_optimum_of_all_placements_and_partitions(case: tuple, paced: bool) -> None:
+def test_the_optimum_of_all_placements_and_partitions(case: tuple) -> None:
     nodes, size, layers, degrees, encoder = case
     shape = Shape(*degrees)
     model = cases.model(layers, 12 * shape.dp // np.gcd(12, shape.dp), encoder)
@@ -53,15 +52,15 @@ def test_the_optimum_of_all_placements_and_partitions(case: tuple, paced: bool) 
     for uneven in (False, True):
         tables = cases.tables(model, cluster, cases.costs(model, SECONDS, uneven), shape)
         brute = min(
-            cases.objective(tables, placement, partition, paced)
+            cases.objective(tables, placement, partition)
             for placement in cases.placements(cluster)
             for partition in cases.partitions(len(model.units), shape.pp)
         )
         counts = NodeCounts(cluster, blocks(cluster, shape.group), shape.pp)
-        found = Search(tables, counts, paced=paced).best()
+        found = Search(tables, counts).best()
         assert found is not None
         assert found.objective == pytest.approx(brute, rel=1e-9)
-        again = cases.objective(tables, found.placement, found.partition, paced)
+        again = cases.objective(tables, found.placement, found.partition)
         assert again == pytest.approx(found.objective, rel=1e-9)
         counts = tuple(found.placement.count(gpu.name) for gpu in cluster.gpus)
         assert counts == cluster.nodes
@@ -80,8 +79,7 @@ def test_memory_forbids_what_would_be_faster() -> None:
     tight = cases.tables(model, small, cases.costs(model, SECONDS), shape)
     found = Search(tight, counts).best()
     brute = min(
-        cases.objective(tight, ("X", "X"), partition, False)
-        for partition in cases.partitions(len(model.units), 4)
+        cases.objective(tight, ("X", "X"), partition) for partition in cases.partitions(len(model.units), 4)
     )
     if brute == float("inf"):
         assert found is None
@@ -169,5 +167,5 @@ def test_a_guess_changes_nothing_about_what_is_found(times: float) -> None:
     without, guess = Search(tables, counts).best(), planner.bounds.busiest(shape)
     found = Search(tables, counts, guess=times * guess).best()
     assert found.objective == pytest.approx(without.objective, rel=1e-9)
-    exact = cases.objective(tables, found.placement, found.partition, False)
+    exact = cases.objective(tables, found.placement, found.partition)
     assert found.objective == pytest.approx(exact, rel=1e-9)
