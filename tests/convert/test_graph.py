@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from chakra_et.convert import emit
+from chakra_et.convert.columns import whole_micros
 from chakra_et.convert.graph import gaps
 from chakra_et.convert.graph.build import build
 from chakra_et.convert.graph.dependencies import Collector, EdgeKind, collected
@@ -100,7 +100,7 @@ def test_durations_in_micros_lose_less_than_one_per_lane(tmp_path: Path) -> None
     """Thousands of sub-microsecond operators: the remainder is carried over, not lost."""
     events = [op("a", n * 0.3, 0.3, n + 3) for n in range(5_000)]
     stages = Stages(tmp_path, events)
-    micros = emit._durations(stages.graph)
+    micros = whole_micros(stages.graph.lane, stages.graph.end - stages.graph.start)
     assert micros.sum() == 1_500 and set(micros.tolist()) == {0, 1}
 
 
