@@ -17,6 +17,7 @@ from chakra_et.yaml_file import read_yaml
 
 FILE = Path(__file__).with_name("gpus.json")
 _NEEDED = ("vendor", "units", "clock", "watts", "cache", "memory", "kind", "peaks")
+_KNOWN = {"vendor": ("nvidia", "amd"), "kind": ("HBM", "GDDR")}
 _PRECISIONS = {"double": ("double",), "float": ("float",), "tf32": ("tf32", "float"), "8 bit": ("8 bit",)}
 
 
@@ -71,8 +72,13 @@ def datasheet(path: Path) -> Gpu:
         missing = [key for key in _NEEDED if key not in entry]
         if missing:
             raise TraceError(f"{path}: the datasheet lacks {', '.join(missing)}")
+        for key, known in _KNOWN.items():
+            if entry[key] not in known:
+                raise TraceError(f"{path}: {key} {entry[key]!r} is unknown: use {' or '.join(known)}")
+        if "16 bit" not in entry["peaks"]:
+            raise TraceError(f"{path}: the datasheet's peaks lack '16 bit', of dense matrix products")
         return read(str(entry.get("name", path.stem)), entry)
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+    except (OSError, ImportError, ValueError, TypeError, AttributeError) as error:
         raise TraceError(f"{path}: no datasheet of a GPU: {error}") from error
 
 

@@ -80,9 +80,16 @@ def test_a_datasheet_makes_a_gpu(tmp_path: Path) -> None:
     of = datasheet(path)
     assert of.name == "mine" and of.memory == gpu("H100").memory
     assert kernel_times(of).micros("16 bit", product(8192, 8192, 8192))[0] > 0
-    path.write_text(json.dumps({key: each for key, each in sheet.items() if key != "watts"}))
-    with pytest.raises(TraceError, match="lacks watts"):
-        datasheet(path)
+    for changed, message in (
+        ({key: each for key, each in sheet.items() if key != "watts"}, "lacks watts"),
+        (sheet | {"vendor": "intel"}, "vendor 'intel' is unknown: use nvidia or amd"),
+        (sheet | {"peaks": {"float": "67 TFLOP/s"}}, "peaks lack '16 bit'"),
+        (sheet | {"units": "many"}, "no datasheet of a GPU"),
+        (sheet | {"memory": "3350"}, "bandwidth"),
+    ):
+        path.write_text(json.dumps(changed))
+        with pytest.raises(TraceError, match=message):
+            datasheet(path)
 
 
 def test_fit_finds_the_parameters_that_made_the_times() -> None:
