@@ -56,6 +56,18 @@ class Matching:
         ordinal[order] = np.arange(len(order)) - np.repeat(starts, np.diff(np.r_[starts, len(order)]))
         return ordinal
 
+    def operations(self, position: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
+        """The matched operation of each node, int64[N], -1 for none, and the nodes of each operation."""
+        operation = np.full(len(position), -1, np.int64)
+        nodes = np.flatnonzero(self.channel >= 0)
+        if not len(nodes):
+            return operation, []
+        key = np.stack([self.channel[nodes], self.ordinals(position)[nodes]])
+        number = np.unique(key, axis=1, return_inverse=True)[1].reshape(-1)
+        operation[nodes] = number
+        order = np.argsort(number, kind="stable")
+        return operation, np.split(nodes[order], np.flatnonzero(np.diff(number[order])) + 1)
+
 
 def match(graph: ReplayGraph, comm_groups: Mapping[str, Sequence[int]] | None = None) -> Matching:
     """Find the channels of all communication nodes.

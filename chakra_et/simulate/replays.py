@@ -16,6 +16,7 @@ import numpy as np
 from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
 from chakra_et.et.edges import successor_lists
 from chakra_et.simulate.joint import ReplayGraph, build_graph
+from chakra_et.simulate.longest_path import make_schedule
 from chakra_et.simulate.matching import Matching, check_same, deadlock, match
 from chakra_et.simulate.timing import Timing, timing
 
@@ -77,55 +78,24 @@ def replay_astra(
 def longest_path(trace: ExecutionTrace) -> int:
     """Length in ns of the longest dependency chain, a lower bound on every replay of the trace."""
     graph = build_graph(trace)
-    none = np.empty(0, np.int64)
-    matching = match(graph)
-    return _run_lanes(graph, matching, timing(graph, matching), none, none).makespan_ns
+    end = graph.own_ns.tolist()
+    order = np.lexsort((graph.position[graph.target], graph.position[graph.source]))
+    own, ready = graph.own_ns.tolist(), [0] * len(graph)
+    columns = (graph.source[order], graph.target[order], graph.lag_ns[order])
+    for source, target, lag in zip(*(column.tolist() for column in columns), strict=True):
+        ready[target] = max(ready[target], end[source] + lag)
+        end[target] = ready[target] + own[target]
+    return max(end, default=0)
 
 
 def device_replay(graph: ReplayGraph, matching: Matching, times: Timing) -> ReplayResult:
     """``replay_device`` on a graph that is already built."""
-    return _run_lanes(graph, matching, times, *graph.lane_edges())
-
-
-def _run_lanes(
-    graph: ReplayGraph, matching: Matching, times: Timing, lane_source: np.ndarray, lane_target: np.ndarray
-) -> ReplayResult:
-    """Longest paths by counting down unfinished predecessors. Visits each node and edge once."""
-    source, target = np.r_[graph.source, lane_source], np.r_[graph.target, lane_target]
-    offsets, successors = successor_lists(len(graph), source, target)
-    lags = np.r_[graph.lag_ns, np.zeros(len(lane_source), np.int64)][
-        np.argsort(source, kind="stable")
-    ].tolist()
-    degrees = np.bincount(target, minlength=len(graph))
-    ready, waiting = np.flatnonzero(degrees == 0).tolist(), degrees.tolist()
-    del source, target, degrees
-    start = np.array(times.release_ns, np.int64)[graph.trace_of].tolist()
-    duration, channel = graph.own_ns.tolist(), matching.channel.tolist()
-    ordinal = matching.ordinals(graph.position).tolist()
-    end = [-1] * len(graph)
-    arrived: dict[tuple[int, int], list[int]] = defaultdict(list)
-    while ready:
-        node = ready.pop()
-        if channel[node] < 0:
-            ended, durations, began = [node], [duration[node]], start[node]
-        else:
-            key = channel[node], ordinal[node]
-            arrived[key].append(node)
-            if len(arrived[key]) < len(matching.channels[key[0]].sides):
-                continue
-            ended = arrived.pop(key)
-            check_same(graph, matching.channels[key[0]], key[1], ended)
-            durations, began = times.durations(graph, ended), max(start[member] for member in ended)
-        for member, length in zip(ended, durations, strict=True):
-            now = end[member] = began + length
-            for edge in range(offsets[member], offsets[member + 1]):
-                successor = successors[edge]
-                if start[successor] < now + lags[edge]:
-                    start[successor] = now + lags[edge]
-                waiting[successor] -= 1
-                if not waiting[successor]:
-                    ready.append(successor)
-    return _result(graph, matching, times, start, end, arrived)
+    operation, members = matching.operations(graph.position)
+    release = np.array(times.release_ns, np.int64)[graph.trace_of]
+    lasting = times.lasting_ns(graph, operation, members)
+    start, end = make_schedule(graph, matching).run(graph.own_ns, lasting, release)
+    notes = matching.notes + times.notes
+    return ReplayResult(graph.scatter(start), graph.scatter(end), times.release_ns, notes)
 
 
 def astra_replay(graph: ReplayGraph, matching: Matching, times: Timing) -> ReplayResult:

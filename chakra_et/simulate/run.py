@@ -176,14 +176,8 @@ def make_run(
     graph = build_graph(traces, ranks)
     matching = match(graph, comm_groups)
     times = timing(graph, matching)
-    operation, members = _operations(graph, matching)
-    lasting = np.zeros(len(graph), np.int64)
-    matched = operation >= 0
-    if times.transfer_ns is not None:
-        lasting[matched] = times.transfer_ns[matched]
-    else:
-        for nodes in members:
-            lasting[nodes] = graph.duration_ns[nodes].min()
+    operation, members = matching.operations(graph.position)
+    lasting = times.lasting_ns(graph, operation, members)
     names, name_of = _names(graph)
     schedule = make_schedule(graph, matching)
     release = np.array(times.release_ns, np.int64)[graph.trace_of]
@@ -208,19 +202,6 @@ def make_run(
         name_of=name_of,
         notes=[_PREDICTED] * predicted + matching.notes + times.notes + about_steps(traces),
     )
-
-
-def _operations(graph: ReplayGraph, matching: Matching) -> tuple[np.ndarray, list[np.ndarray]]:
-    """The operation of each node, and the nodes of each operation."""
-    operation = np.full(len(graph), -1, np.int64)
-    nodes = np.flatnonzero(matching.channel >= 0)
-    if not len(nodes):
-        return operation, []
-    key = np.stack([matching.channel[nodes], matching.ordinals(graph.position)[nodes]])
-    number = np.unique(key, axis=1, return_inverse=True)[1].reshape(-1)
-    operation[nodes] = number
-    order = np.argsort(number, kind="stable")
-    return operation, np.split(nodes[order], np.flatnonzero(np.diff(number[order])) + 1)
 
 
 def _steps(graph: ReplayGraph, at: int) -> Steps:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -44,6 +44,18 @@ class Timing:
         if self.transfer_ns is None:
             return [int(graph.duration_ns[nodes].min())] * len(nodes)
         return [int(each) for each in self.transfer_ns[nodes]]
+
+    def lasting_ns(
+        self, graph: ReplayGraph, operation: np.ndarray, members: Sequence[np.ndarray]
+    ) -> np.ndarray:
+        """How long each node of an operation runs on after its last member has started, else 0; int64[N]."""
+        lasting = np.zeros(len(graph), np.int64)
+        if self.transfer_ns is not None:
+            lasting[operation >= 0] = self.transfer_ns[operation >= 0]
+            return lasting
+        for nodes in members:
+            lasting[nodes] = graph.duration_ns[nodes].min()
+        return lasting
 
 
 def timing(graph: ReplayGraph, matching: Matching, own_transfer: bool = True) -> Timing:
