@@ -29,6 +29,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeVar, Union
 
 from chakra_et import __version__
+from chakra_et.redact import redacted
 from chakra_et.text import printable
 
 Config = TypeVar("Config")
@@ -242,7 +243,7 @@ class _HelpFormatter(argparse.HelpFormatter):
 
 
 def _fail(sentence: str, status: int) -> int:
-    print(printable(sentence), file=sys.stderr)
+    print(printable(redacted(sentence)), file=sys.stderr)
     return status
 
 

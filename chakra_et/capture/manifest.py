@@ -25,6 +25,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import json
+import logging
 import os
 import platform
 import subprocess
@@ -37,7 +38,9 @@ import torch.distributed as dist
 
 from chakra_et import __version__
 from chakra_et.capture import gloo
+from chakra_et.capture.notice import notify
 from chakra_et.files import sha256, write_text
+from chakra_et.redact import redacted
 
 MANIFEST_VERSION = 1
 STEP_TIME_SOURCE = "ProfilerStep annotations of the device trace; untraced steps: host clock"
@@ -77,8 +80,12 @@ def build_manifest(records: dict[int, dict[str, Any]], world_size: int, **facts:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write ``content`` atomically; values that JSON can't represent are written as text."""
-    write_text(path, json.dumps(content, indent=2, ensure_ascii=False, default=str) + "\n")
+    """Write ``content`` atomically and without secrets; values that JSON can't represent become text."""
+    content = json.loads(json.dumps(content, default=str))
+    public = redacted(content)
+    if public != content:
+        notify(logging.WARNING, "%s: secrets were left out, by their names or forms", path)
+    write_text(path, json.dumps(public, indent=2, ensure_ascii=False) + "\n")
 
 
 def file_entry(path: Path, name: str) -> dict[str, Any]:

@@ -17,6 +17,7 @@ import numpy as np
 from chakra_et import files
 from chakra_et.convert.graph import link, timeline
 from chakra_et.convert.graph.linked import LinkedRank
+from chakra_et.redact import redacted
 from chakra_et.traces import device as device_trace
 from chakra_et.traces import host as host_trace
 from chakra_et.traces.device import DeviceTrace
@@ -47,7 +48,7 @@ def write(path: Path, rank: LinkedRank) -> None:
     document = {"schema": READABLE_SCHEMA, "time": str(host.header["time"]), **header, "nodes": nodes}
     text = msgspec.json.format(msgspec.json.encode(document), indent=1)
     with files.atomic_file(path) as out:
-        out.write(text.decode("utf-8", "replace").encode())
+        out.write(redacted(text.decode("utf-8", "replace")).encode())
 
 
 def _whole(value: Any) -> int:

@@ -18,6 +18,7 @@ from chakra_et.et.edges import rows_of
 from chakra_et.et.memory import is_memory
 from chakra_et.et.sets import read_comm_groups
 from chakra_et.files import read_json
+from chakra_et.redact import redacted
 from chakra_et.report.inputs import RunInput, with_et_files
 from chakra_et.simulate.alignment import align
 from chakra_et.simulate.critical_path import CriticalPath, critical_path
@@ -115,6 +116,7 @@ def load(chosen: RunInput, keep: Iterable[str] | None = NEEDED) -> ReportRun:
         groups = read_comm_groups(groups_file) if groups_file.is_file() else {}
         conversion = _json(report_file, errors)
     manifest = chosen.traces.manifest if chosen.traces else _json(chosen.files.manifest_file, errors)
+    manifest = redacted(manifest)
     return assemble(chosen.name, traces, ranks, groups, manifest, conversion, errors)
 
 
