@@ -20,7 +20,8 @@ import numpy as np
 from chakra_et.cost.topology import Dimension, Topology
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
-from chakra_et.et.node_attributes import texts
+from chakra_et.et.node_attributes import has, set_integers, texts
+from chakra_et.job.sets import Groups
 from chakra_et.simulate.joint import ReplayGraph
 
 HANDSHAKE_BYTES = 8192
@@ -163,6 +164,33 @@ class NetworkTimes:
         waits = [handshake(link) * (graph.types[member] == NodeType.COMM_RECV) for member in members]
         begin = max(start + wait for start, wait in zip(starts, waits, strict=True))
         return [round(begin + link.latency_ns + self.size[node] * 1e9 / link.bandwidth)] * 2
+
+
+def effective_sizes(trace: ExecutionTrace, rank: int, groups: Groups, topology: Topology) -> ExecutionTrace:
+    """The trace with the bytes of each communication with which it lasts as long as planned, from when all
+    its members are ready: what a network of one bandwidth per dimension can have of unequal links."""
+    table, index = texts(trace, "pg_name")
+    kinds, sizes = trace.column("comm_type", -1), trace.column("comm_size").copy()
+    peers = np.where(trace.types == NodeType.COMM_SEND, trace.column("comm_dst"), trace.column("comm_src"))
+    known: dict[tuple[int, int], tuple[float, float, int]] = {}
+    for row in np.flatnonzero(trace.types >= NodeType.COMM_SEND).tolist():
+        key = int(kinds[row]), int(index[row]) if kinds[row] >= 0 else int(peers[row])
+        if key not in known:
+            if key[0] < 0:
+                link = _hop(rank, key[1], topology)
+                known[key] = link.latency_ns, 1e9 / link.bandwidth, 1
+            else:
+                ranks = (groups.get(table[key[1]]) if key[1] >= 0 else None) or range(topology.ranks)
+                count, kind = len(ranks), CollectiveType(key[0])
+                ends = [
+                    collective_ends(kind, n * count, ranks, topology, np.zeros(count)).max()
+                    for n in (1, 1 << 30)
+                ]
+                known[key] = ends[0], (ends[1] - ends[0]) / (1 << 30), count
+        fixed, per_part, count = known[key]
+        part = max(round((int(trace.duration_micros[row]) * 1000 - fixed) / per_part), 1)
+        sizes[row] = part * (1 if key[0] == CollectiveType.ALL_GATHER else count)
+    return set_integers(trace, "comm_size", "int64", sizes, has(trace, "comm_size"))
 
 
 def crossings(

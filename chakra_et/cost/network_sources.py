@@ -2,7 +2,7 @@
 
 A plan file is what ``fasop plan --json`` prints. The planner shares the bandwidth of a node among what leaves
 it at once, takes 5% of it for losses, and lets the slowest link of a ring decide; a dimension has one
-bandwidth per GPU. What differs becomes a note.
+bandwidth per GPU, so that in such a network the bytes of each message stand for what differs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from chakra_et.cost.network_fit import read_model
-from chakra_et.cost.topology import HOP_NS, INTER_LOSS, INTRA_LOSS, Dimension, Topology
+from chakra_et.cost.topology import HOP_NS, INTER_LOSS, Dimension, Topology
 from chakra_et.cost.topology_text import parse_topology
 from chakra_et.errors import TraceError
 from chakra_et.files import read_json
@@ -70,34 +70,10 @@ def _dimensions(plan: Mapping[str, Any], cluster: Mapping[str, Any]) -> Topology
     intra_ns = max(gpu["intra_latency"] for gpu in used) * 1e9 or HOP_NS
     inter_ns = max(gpu["inter_latency"] for gpu in used) * 1e9 or HOP_NS
     dimensions = (Dimension(per_node, intra, intra_ns), Dimension(nodes, inter, inter_ns))
-    notes = [
-        f"the {per_node} GPUs of a node share its bandwidth, less 5%, as the planner has it for messages "
-        "between stages; for rings that cross nodes once it has fewer share it",
-        f"the planner gives messages within a node {1 / INTRA_LOSS:.0%} of its bandwidth and rings all of "
-        "it; a dimension has one bandwidth, that of rings",
-        "the planner's 32 us until a collective begins are not in the network",
-    ]
-    if any(gpu["shared_bus"] for gpu in used):
-        notes.append(
-            "GPUs share a bus, which the planner divides by how many send at once: here by all of the node"
-        )
-    if any(gpu.get("gpu_bandwidth") for gpu in used):
-        notes.append("a GPU alone gets no more than its own share of a node's bandwidth, as all GPUs do here")
-    if plan.get("choices"):
-        notes.append(
-            "stages differ in tensor parallelism; groups of fewer GPUs than a node are rings on its links"
-        )
-    if len(used) > 1:
-        names = ", ".join(gpu["name"] for gpu in used)
-        notes.append(
-            f"the nodes differ ({names}), and a dimension has one bandwidth: the slowest stands for all"
-        )
-    if cluster.get("links"):
-        notes.append("the plan has links of their own between some nodes, which a dimension can't have")
-    if any(gpu.get("gpus_per_node") not in (0, None, per_node) for gpu in used):
-        notes.append(
-            "the nodes have different numbers of GPUs, and a dimension has one: ranks may lie elsewhere"
-        )
+    note = (
+        "the planner's links are shared, lossy and unequal, and a dimension has one bandwidth: the bytes of "
+        "each message and collective are those with which it lasts as long as planned"
+    )
     name = f"{cluster['name']} as planned"
     kept = tuple(dimension for dimension in dimensions if dimension.size > 1)
-    return Topology(kept, name=name, notes=tuple(notes))
+    return Topology(kept, name=name, notes=(note,), effective=True)

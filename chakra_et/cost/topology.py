@@ -40,6 +40,7 @@ class Topology:
     ``reduce_bandwidth``: bytes per second at which a rank reduces received data. ``call_ns``: fixed cost of a
     collective call. ``peak``: operations per second of one rank, None if not given. ``notes``: assumptions
     made in parsing, one sentence each. ``nccl``: what NCCL takes within a node, None where no GPU is named.
+    ``effective``: the links are unequal, and bytes of messages stand for what differs.
     """
 
     dimensions: tuple[Dimension, ...]
@@ -49,6 +50,7 @@ class Topology:
     peak: float | None = None
     notes: tuple[str, ...] = ()
     nccl: Node | None = None
+    effective: bool = False
 
     @property
     def ranks(self) -> int:

@@ -37,15 +37,10 @@ def test_a_planned_set_gets_a_bundle_with_the_planned_network(
     folder = tmp_path / "bundle"
     assert main(["astra", str(tmp_path / "xl"), "-o", str(folder), "--topology", str(plan)]) == 0
     said = capsys.readouterr().out
-    assert "the 4 GPUs of a node share its bandwidth" in said
-    assert (
-        "the planner's 32 us until a collective begins are not in the network"
-        in (folder / "README.md").read_text()
-    )
+    for text in (said, (folder / "README.md").read_text()):
+        assert "the bytes of each message and collective are those with which it lasts as long as" in text
     content = json.loads((folder / "expected.json").read_text())
-    for rank in map(str, range(8)):
-        # The planner and ASTRA-sim share links in different ways; a step must stay the same by and large.
-        assert content["simulated"][rank] == pytest.approx(content["measured"][rank], rel=0.1)
+    assert max(content["simulated"].values()) == pytest.approx(max(content["measured"].values()), rel=0.03)
 
 
 def test_the_planner_writes_the_bundle_itself(
