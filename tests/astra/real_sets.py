@@ -242,6 +242,9 @@ def captured(folder: Path, source: str, name: str, ranks: tuple[int, ...] = (), 
             shutil.copy(file, folder)
     assert chakra_et(["convert", "--dir", str(folder), "--allow-missing-ranks"]) == 0
     if world:
+        # What says how many ranks there were.
+        for left in (f"{name}.et", f"{name}_conversion.json"):
+            (folder / left).unlink()
         for path in folder.glob(f"{name}.*.et"):
             trace = et_file.read(path)
             et_file.write(path, with_metadata(trace, world_size=world, process_groups=None))
