@@ -4,32 +4,47 @@
     CHAKRA_TRACE=outputs/my_run python -m chakra_et run -m package.train --lr 3e-4
     CHAKRA_TRACE=outputs/my_run torchrun --nproc_per_node 2 -m chakra_et run train.py --lr 3e-4
 
-Runs the script as Python would, and traces it from the end of its first optimizer step on. A step ends when
-the optimizer that stepped first has stepped again. These variables control the trace:
+Runs the script as Python would, and traces it from the end of its first step on; processes that it starts by
+multiprocessing, too. A step ends when the optimizer that stepped first has stepped again. Without an
+optimizer, it ends when the module that was first called without gradients returns; with --step-on NAME,
+when a module of class NAME does. The exit status is the script's, but 1 if nothing was recorded. What was
+recorded is kept when the script fails, is terminated or calls os._exit. These variables control the trace:
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import runpy
+import signal
 import sys
+import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 from chakra_et.capture.config import VARIABLES, TraceConfig, config_from_environment
 from chakra_et.errors import TraceError
+from chakra_et.names import RunFiles
+
+_REMEDY = "name the class of the module whose calls are steps with --step-on NAME, or use ChakraTracer"
+# Their processes don't train.
+_NOT_FOLLOWED = ("torch.utils.data", "torch._inductor", "multiprocessing", "concurrent")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a script under the tracer; returns or raises its exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
+    step_on = words.pop(1) if words[:1] == ["--step-on"] and len(words) > 1 else ""
+    words = words[1:] if step_on else words
     is_module = words[:1] == ["-m"]
     target = words[1:] if is_module else words
     if not target or target[0] in ("-h", "--help"):
-        print("usage: chakra-et run SCRIPT [ARGUMENT …]\n       chakra-et run -m MODULE [ARGUMENT …]\n")
+        print("usage: chakra-et run [--step-on NAME] SCRIPT [ARGUMENT …]")
+        print("       chakra-et run [--step-on NAME] -m MODULE [ARGUMENT …]\n")
         print((__doc__ or "").partition("\n\n")[2])
         width = max(map(len, VARIABLES))
         print("\n".join(f"  {name:{width}}  {variable.help}" for name, variable in VARIABLES.items()))
@@ -40,46 +55,86 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise TraceError(str(error)) from None
     if not is_module and not Path(target[0]).is_file():
         raise TraceError(f"{target[0]}: no such script; give a Python file, or -m and a module.")
-    return _run(target, is_module, config)
+    return _run(target, is_module, _Trace(config, step_on))
 
 
-def _run(target: list[str], is_module: bool, config: TraceConfig) -> int:
-    trace = _Trace(config)
+def _run(target: list[str], is_module: bool, trace: _Trace) -> int:
     sys.argv = target
     sys.path[0] = os.getcwd() if is_module else str(Path(target[0]).resolve().parent)
+    began = time.time_ns()
     try:
-        _after_each_step(trace.step)
-        if is_module:
-            runpy.run_module(target[0], run_name="__main__", alter_sys=True)
-        else:
-            runpy.run_path(target[0], run_name="__main__")
+        with trace.following():
+            if is_module:
+                runpy.run_module(target[0], run_name="__main__", alter_sys=True)
+            else:
+                runpy.run_path(target[0], run_name="__main__")
     except SystemExit as end:
-        trace.close(None if end.code in (None, 0) else end)
-        raise
+        if end.code not in (None, 0):
+            raise
     except BaseException as error:
-        trace.close(error)
         # Here, as the script's errors must not be taken for ours.
         traceback.print_exception(type(error), error, _of_the_script(error))
         return 130 if isinstance(error, KeyboardInterrupt) else 1
-    trace.close(None)
-    return 0
+    manifest = RunFiles(Path(trace.config.trace_output_dir), str(trace.config.trace_name)).manifest_file
+    if trace.written or manifest.is_file() and manifest.stat().st_mtime_ns >= began:
+        return 0
+    why = "no active step was reached" if trace.tracer else "no optimizer stepped and no module was called"
+    print(f"chakra-et: no trace was written: {why}; {_REMEDY if not trace.tracer else 'run more steps'}",
+          file=sys.stderr)  # fmt: skip
+    return 1
 
 
 class _Trace:
-    """The tracer of a script, started when its first optimizer has stepped once."""
+    """The tracer of a script, started when its first step has ended.
 
-    def __init__(self, config: TraceConfig):
-        self.config = config
-        self.optimizer: Any = None
+    ``step_on``: class of the module whose calls are steps; "": an optimizer's steps, or else the calls of the
+    outermost module without gradients.
+    """
+
+    def __init__(self, config: TraceConfig, step_on: str):
+        self.config, self.step_on = config, step_on
+        self.stepping: Any = None
         self.tracer: Any = None
 
-    def step(self, optimizer: Any) -> None:
-        """Count a step of ``optimizer``."""
+    @property
+    def written(self) -> bool:
+        """Whether this process has written its traces."""
+        return self.tracer is not None and self.tracer.written
+
+    @contextlib.contextmanager
+    def following(self) -> Iterator[None]:
+        """Count the steps in this process and those that it starts, and finish the trace however it ends."""
+        _after_each_call(self.step, self.step_on)
+        if not self.step_on:
+            _after_each_step(self.step)
+        _in_each_process(self)
+        leave = os._exit
+
+        def close_and_leave(status: int) -> None:
+            self.close(SystemExit(status))
+            leave(status)
+
+        os._exit = close_and_leave  # type: ignore[assignment]
+        with contextlib.suppress(ValueError):  # outside the main thread
+            if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+                signal.signal(signal.SIGTERM, _terminate)
+        try:
+            yield
+        except BaseException as error:
+            of_script = not isinstance(error, SystemExit) or error.code not in (None, 0)
+            self.close(error if of_script else None)
+            raise
+        finally:
+            os._exit = leave
+        self.close(None)
+
+    def step(self, stepping: Any) -> None:
+        """Count a step of an optimizer or a module."""
         from chakra_et.capture.tracer import ChakraTracer
 
         if self.tracer is None:
             config = self.config
-            self.optimizer = optimizer
+            self.stepping = stepping
             self.tracer = ChakraTracer(
                 config.trace_output_dir,
                 str(config.trace_name),
@@ -91,15 +146,74 @@ class _Trace:
                 run_info={"command": sys.argv},
             )
             self.tracer.__enter__()
-        elif optimizer is self.optimizer:
+        elif stepping is self.stepping:
             self.tracer.step()
 
     def close(self, error: BaseException | None) -> None:
         """Finish the trace; ``error`` is what ended the script."""
         if self.tracer is not None:
             self.tracer.__exit__(type(error) if error else None, error, None)
-        elif error is None:
-            print("chakra-et: no trace was written: no PyTorch optimizer has stepped", file=sys.stderr)
+
+
+def _terminate(number: int, frame: object) -> None:
+    raise SystemExit(128 + number)
+
+
+class _Followed:
+    """The target of a process that the script starts, with the same trace."""
+
+    def __init__(self, target: Callable[..., Any], trace: _Trace):
+        self.target, self.config, self.step_on = target, trace.config, trace.step_on
+
+    def __call__(self, *values: Any, **options: Any) -> Any:
+        with _Trace(self.config, self.step_on).following():
+            return self.target(*values, **options)
+
+
+def _in_each_process(trace: _Trace) -> None:
+    """Follow the processes that are started by multiprocessing from now on."""
+    create: Any = BaseProcess.__init__
+
+    def create_followed(self: Any, *values: Any, **options: Any) -> None:
+        create(self, *values, **options)
+        target = self._target
+        if target is not None and not str(getattr(target, "__module__", "")).startswith(_NOT_FOLLOWED):
+            self._target = _Followed(target, trace)
+
+    BaseProcess.__init__ = create_followed  # type: ignore[method-assign]
+
+
+def _after_each_call(call: Callable[[Any], None], name: str) -> None:
+    """Call ``call(module)`` after each outermost call of a module: of class ``name`` or, if that is empty,
+    without gradients and until the first optimizer is created."""
+    import torch
+    from torch.nn.modules import module as modules
+
+    inside: list[Any] = []
+
+    def enter(module: Any, inputs: Any) -> None:
+        if type(module).__name__ == name if name else not torch.is_grad_enabled():
+            inside.append(module)
+
+    def leave(module: Any, inputs: Any, outputs: Any) -> None:
+        if inside and inside[-1] is module:
+            inside.pop()
+            if not inside:
+                call(module)
+
+    handles = [
+        modules.register_module_forward_pre_hook(enter),
+        modules.register_module_forward_hook(leave, always_call=True),
+    ]
+    create: Any = torch.optim.Optimizer.__init__
+
+    def create_optimizer(self: Any, *values: Any, **options: Any) -> None:
+        for handle in handles:
+            handle.remove()
+        create(self, *values, **options)
+
+    if not name:
+        torch.optim.Optimizer.__init__ = create_optimizer  # type: ignore[method-assign]
 
 
 def _after_each_step(call: Callable[[Any], None]) -> None:

@@ -71,6 +71,7 @@ class ChakraTracer:
 
     Raises ValueError for arguments out of range, or a rank that torch.distributed doesn't have. After an
     exception in the ``with`` body, the steps recorded so far are still written; the manifest has the reason.
+    ``written``: whether this rank's traces are in place.
     """
 
     def __init__(
@@ -102,7 +103,7 @@ class ChakraTracer:
         self.first, self.end = wait_steps + warmup_steps, wait_steps + warmup_steps + active_steps
         self.run_info, self.patience = run_info or {}, patience
         self.memory, self.strict = memory, strict
-        self.steps_done, self.finished = 0, False
+        self.steps_done, self.finished, self.written = 0, False, False
 
     def __enter__(self) -> ChakraTracer:
         self.rank, self.world_size = _place()
@@ -145,6 +146,8 @@ class ChakraTracer:
             return
         whole_steps = max(0, self.steps_done - self.first)
         reason = f"training ended after {whole_steps} of {self.schedule['active_steps']} active steps"
+        if not self.steps_done and error is None:
+            reason = "step() was never called; call it at the end of each step"
         if error is not None:
             reason += f" ({' '.join([type(error).__name__ + ':', *str(error).splitlines()[:1]]).rstrip(':')})"
         began = self.steps_done >= self.first and (whole_steps > 0 or error is not None)
@@ -196,6 +199,7 @@ class ChakraTracer:
         try:
             report = self._write_partials()
             entries = self.files.publish()
+            self.written = True
         except Exception as error:
             failure = _explained(f"the traces can't be written to {self.folder}", error)
             reason = str(failure)

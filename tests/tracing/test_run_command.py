@@ -109,11 +109,82 @@ def test_the_scripts_status_is_kept(project: Path) -> None:
     assert load(project / "outputs" / "t_manifest.json")["complete"]
 
 
-def test_a_script_without_an_optimizer_is_told_of(project: Path) -> None:
+def test_a_script_that_gives_nothing_to_record_ends_with_a_status_and_a_remedy(project: Path) -> None:
     (project / "code" / "train.py").write_text("print('hello')\n")
     done = run(project, "code/train.py", CHAKRA_TRACE="outputs/t")
-    assert (done.returncode, done.stdout) == (0, "hello\n")
-    assert done.stderr == "chakra-et: no trace was written: no PyTorch optimizer has stepped\n"
+    assert (done.returncode, done.stdout) == (1, "hello\n")
+    said = "chakra-et: no trace was written: no optimizer stepped and no module was called; name the class of"
+    assert done.stderr.startswith(said) and len(done.stderr.splitlines()) == 1
+
+
+INFERENCE = """
+import torch
+
+model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Sequential(torch.nn.ReLU()))
+with torch.inference_mode():
+    for _ in range(5):
+        model(torch.ones(2, 4))
+"""
+
+
+@pytest.mark.parametrize(("words", "steps"), [((), [3]), (("--step-on", "ReLU"), [3])])
+def test_inference_is_traced_by_the_calls_of_a_module(words, steps, project: Path) -> None:
+    (project / "code" / "serve.py").write_text(INFERENCE)
+    done = run(project, *words, "code/serve.py", CHAKRA_TRACE="outputs/t", CHAKRA_TRACE_ACTIVE="1")
+    assert done.returncode == 0, done.stderr
+    (rank,) = load(project / "outputs" / "t_manifest.json")["ranks"]
+    assert rank["steps"] == steps and rank["check"]["linkable"]
+    names = [node["name"] for node in load(project / "outputs" / "t_host.json")["nodes"]]
+    assert names.count("aten::linear") == names.count("aten::relu") == 1
+
+
+SPAWNING = """
+import os, sys
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+def train(rank, port):
+    store = dist.TCPStore("localhost", port, 2, rank == 0)
+    dist.init_process_group("gloo", rank=rank, world_size=2, store=store)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(7):
+        optimizer.zero_grad()
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    import socket
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    mp.spawn(train, (port,), nprocs=2)
+"""
+
+
+def test_processes_that_the_script_spawns_are_followed(project: Path) -> None:
+    (project / "code" / "spawn.py").write_text(SPAWNING)
+    done = run(project, "code/spawn.py", CHAKRA_TRACE="outputs/t", CHAKRA_TRACE_ACTIVE="2")
+    assert done.returncode == 0, done.stderr
+    manifest = load(project / "outputs" / "t_manifest.json")
+    assert (manifest["complete"], manifest["world_size"]) == (True, 2), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("end", "status"), [("os._exit(3)", 3), ("os.kill(os.getpid(), signal.SIGTERM)", 143)]
+)
+def test_a_script_that_is_ended_keeps_what_was_recorded(end: str, status: int, project: Path) -> None:
+    script = SCRIPT.replace('raise OSError("the data is on fire")', end).replace(
+        "import os,", "import signal, os,"
+    )
+    (project / "code" / "train.py").write_text(script)
+    done = run(project, "code/train.py", "9", "fail", CHAKRA_TRACE="outputs/t")
+    assert done.returncode == status, done.stderr
+    manifest = load(project / "outputs" / "t_manifest.json")
+    assert manifest["reason"].startswith("rank 0: training ended after 2 of 3 active steps (SystemExit")
+    assert check_pair(project / "outputs" / "t_host.json", project / "outputs" / "t_device.json", 3) == []
 
 
 @pytest.mark.parametrize(
