@@ -77,6 +77,13 @@ def test_the_commands_of_the_usage_guide_run(quick_run: Path) -> None:
         run(made_small(command, quick_run))
 
 
+@pytest.mark.slow
+def test_the_examples_of_predict_run_on_the_quick_run_of_two(tmp_path: Path) -> None:
+    run(f"./run_gpt2_quick.sh --cpu --output-dir {tmp_path} 2 6 {SMALL} --save-dir {tmp_path}/checkpoints")
+    for command in commands("docs/PREDICT.md"):
+        run(made_small(command, tmp_path).replace("chakra-et", f"{sys.executable} -m chakra_et", 1))
+
+
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_every_file_that_a_document_links_or_names_is_there(document: str) -> None:
     text = (ROOT / document).read_text(encoding="utf-8")
