@@ -17,6 +17,8 @@ from chakra_et.findings import Findings
 from chakra_et.traces.device import DeviceTrace
 from chakra_et.traces.device_format import ANNOTATION, CPU_OP, RUNTIME
 
+POOLED = "gloo:"
+
 
 def with_structure(
     device: DeviceTrace, calls: np.ndarray, linked: Link
@@ -60,15 +62,24 @@ def with_structure(
 
 
 def _matched(device: DeviceTrace, source: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Pairs of rows int64[K, 2]. What is left of the threads, such as operations that another thread of gloo
-    took, is matched regardless of the thread."""
+    """Pairs of rows int64[K, 2]. Operations of gloo, which whichever of its threads is free works on, are
+    matched in the order of their calls; what is left of other threads is matched regardless of the thread."""
     names = [STEP if name.startswith(STEP) else name for name in device.names]
+    pooled = np.array([name.startswith(POOLED) for name in device.names], dtype=bool)[device.name]
     found: list[tuple[int, int]] = []
 
     def match(sources: np.ndarray, targets: np.ndarray) -> None:
         texts = [[names[code] for code in device.name[side].tolist()] for side in (sources, targets)]
         found.extend((int(sources[a]), int(targets[b])) for a, b in aligned(*texts))
 
+    def called(side: np.ndarray) -> np.ndarray:
+        # A record-function id is given at the call, before a thread of gloo begins.
+        of_pool = side[pooled[side]]
+        ordered: np.ndarray = of_pool[np.lexsort((device.start[of_pool], device.rf_id[of_pool]))]
+        return ordered
+
+    match(called(source), called(rows))
+    source, rows = source[~pooled[source]], rows[~pooled[rows]]
     for thread in unique(device.thread[rows]).tolist():
         match(source[device.thread[source] == thread], rows[device.thread[rows] == thread])
     taken = np.array(found, dtype=np.int64).reshape(-1, 2)
