@@ -29,7 +29,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeVar, Union
 
 from chakra_et import __version__
-from chakra_et.redact import redacted
 from chakra_et.text import printable
 
 Config = TypeVar("Config")
@@ -243,6 +242,8 @@ class _HelpFormatter(argparse.HelpFormatter):
 
 
 def _fail(sentence: str, status: int) -> int:
+    from chakra_et.redact import redacted  # only failures need it
+
     print(printable(redacted(sentence)), file=sys.stderr)
     return status
 

@@ -127,7 +127,7 @@ def test_the_tool_chain_stands_without_the_planner() -> None:
 
 
 def test_a_package_stays_one_where_it_is_called() -> None:
-    from chakra_et.predict.bounds import bounds
+    from chakra_et.predict.predict import bounds
 
     assert callable(ce.predict) and callable(ce.convert) and callable(bounds)
     assert sys.modules["chakra_et.predict"] is ce.predict

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from chakra_et import text
 from chakra_et.cli import allow_missing_ranks, parse
 from chakra_et.errors import TraceError
-from chakra_et.predict.bounds import describe
-from chakra_et.predict.predict import Prediction, RankPrediction, predict
+from chakra_et.predict.predict import Prediction, RankPrediction, describe, predict
 from chakra_et.simulate.run import Run, load_run, together
 from chakra_et.text import plural
 from chakra_et.transform.changes import Change, Rebuild

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from chakra_et.errors import TraceError
-from chakra_et.simulate.alignment import Alignment, align, waits
 from chakra_et.simulate.joint import ReplayGraph
 from chakra_et.simulate.matching import Matching
+
+if TYPE_CHECKING:
+    from chakra_et.simulate.alignment import Alignment
 
 # Ranks of one run synchronise in every step, so a larger skew means different runs.
 _LONGEST_SKEW_NS = 3600 * 10**9
@@ -73,6 +76,8 @@ def timing(graph: ReplayGraph, matching: Matching, own_transfer: bool = True) ->
     starts = aligned = None
     notes: list[str] = []
     if graph.local_start_ns is not None and clocks is None and matching.channels:
+        from chakra_et.simulate.alignment import align  # converted runs have their clocks
+
         aligned = align(graph, matching, graph.local_start_ns)
         if aligned is not None:
             clocks = aligned.offset_ns.tolist()
@@ -99,6 +104,8 @@ def timing(graph: ReplayGraph, matching: Matching, own_transfer: bool = True) ->
             "times, or too few common collectives to align their clocks"
         )
         return Timing(release, None, notes)
+    from chakra_et.simulate.alignment import waits
+
     return Timing(release, graph.duration_ns - waits(graph, matching, starts), notes)
 
 

@@ -67,8 +67,7 @@ def test_gpu_kernels_hits_no_call(tmp_path: Path, capsys: pytest.CaptureFixture[
     (traces,) = trace_sets.find(tmp_path)
     convert_sets([traces], PairOptions(), RunOptions(workers=0))
     run = load_run(str(tmp_path / "run"))
-    (note,) = predict(run, [GpuKernels(0.5)]).notes
-    assert note == "3 nodes on devices: 3.000 ms × 0.5"
+    assert "3 nodes on devices: 3.000 ms × 0.5" in predict(run, [GpuKernels(0.5)]).notes
     assert predict_command.main([str(tmp_path / "run"), "--gpu-kernels", "2"]) == 0
     assert "3 nodes on devices: 3.000 ms × 2" in capsys.readouterr().out
     with pytest.raises(SystemExit):

@@ -11,8 +11,7 @@ from chakra_et.cost.fit import fit
 from chakra_et.cost.gpus import by_driver, datasheet, gpu, names
 from chakra_et.cost.kernel_times import MODELS, kernel_times
 from chakra_et.errors import TraceError
-
-TRUTH = Path(__file__).parents[2] / ".." / "shared" / "data" / "truth" / "gemm.parquet"
+from tests.shared import shared_path
 
 
 def product(m: int, n: int, k: int, batch: int = 1) -> list[list[float]]:
@@ -53,9 +52,7 @@ def test_more_work_takes_longer_and_a_batch_is_not_free() -> None:
 
 def test_measured_tables_are_met() -> None:
     pandas = pytest.importorskip("pandas")
-    if not TRUTH.exists():
-        pytest.skip("needs the shared tables of measured products")
-    rows = pandas.read_parquet(TRUTH)
+    rows = pandas.read_parquet(shared_path("data/truth", "gemm.parquet") / "gemm.parquet")
     for name, each in rows[rows.dtype == "bfloat16"].groupby("gpu", observed=True):
         some = each.sample(200, random_state=5)
         points = [[1, m, n, k, 6] for m, n, k in zip(some.m, some.n, some.k, strict=True)]

@@ -18,13 +18,14 @@ from chakra_et.et.columns import ExecutionTrace, NodeType
 from chakra_et.job.blocks import find_blocks
 from chakra_et.job.operators import operators_of
 from chakra_et.job.passes import one_f_one_b
-from tests.astra.sets import REPO, write_set
+from tests.astra.sets import write_set
 from tests.simulate.replay_traces import cpu, make_trace
 from tests.transform.test_same_answer import assert_same
 
 pytest.importorskip("torch")
 CASES = ("base:none:4:10:72", "deep:none:8:10:72", "wide:none:4:20:72", "long:none:4:10:144")
 CASES += ("ddp:ddp:4:10:72", "frames:stack:4:10:72", "same:none:4:64:64")
+REPO = Path(__file__).resolve().parents[2]
 # What doesn't follow the model: the optimizer's lists hold another number of tensors.
 OUTSIDE = ("_foreach", "_fused", "Optimizer", "ProfilerStep", "host-overhead")
 
