@@ -147,7 +147,7 @@ class ChakraTracer:
         whole_steps = max(0, self.steps_done - self.first)
         reason = f"training ended after {whole_steps} of {self.schedule['active_steps']} active steps"
         if not self.steps_done and error is None:
-            reason = "step() was never called; call it at the end of each step"
+            reason += " (step() was never called; call it at the end of each step)"
         if error is not None:
             reason += f" ({' '.join([type(error).__name__ + ':', *str(error).splitlines()[:1]]).rstrip(':')})"
         began = self.steps_done >= self.first and (whole_steps > 0 or error is not None)

@@ -16,6 +16,7 @@ from chakra_et.convert.rank import RankJob
 from chakra_et.convert.runs import RunOptions
 from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
+from chakra_et.files import MOST_BYTES
 from chakra_et.traces import sets as trace_sets
 from tests.generator import Features, generate
 
@@ -70,11 +71,12 @@ def test_invalid_manifest_is_reported(tmp_path: Path, text: str, words: str) -> 
     assert one.manifest == {} and one.world_size == 0 and one.groups == () and one.hosts == ()
 
 
-def test_huge_manifest_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trace_sets, "MAX_MANIFEST_BYTES", 10)
-    (tmp_path / "a_manifest.json").write_text('{"world_size": 2}')
+def test_huge_manifest_is_not_read(tmp_path: Path) -> None:
+    with (tmp_path / "a_manifest.json").open("wb") as file:
+        file.write(b'{"world_size": 2}')
+        file.truncate(MOST_BYTES + 1)
     (one,) = named(tmp_path, "a_host.json", "a_device.json")
-    assert "too large for a manifest" in one.problems[0]
+    assert "is larger than 64 MiB" in one.problems[0] and one.world_size == 0
 
 
 def test_values_of_the_wrong_type_in_a_manifest_are_not_used(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ rank = dist.get_rank()
 pair, back = dist.new_group([0, 1], group_desc="PAIR"), dist.new_group([0, 1], group_desc="BACK")
 alone = [dist.new_group([0]), dist.new_group([1])][rank]
 tensor = torch.ones(100)
-with ChakraTracer(sys.argv[1], "groups", 1, 0, 2, rank, 2) as tracer:
+with ChakraTracer(sys.argv[1], "groups", 0, 1, 2, rank, 2) as tracer:
     for _ in range(3):
         dist.all_reduce(tensor)
         dist.all_reduce(tensor[:50], group=pair)
