@@ -44,14 +44,15 @@ def emit(
     """
     rows = len(graph)
     everywhere = np.arange(rows)
-    host_row = emit_operators.host_rows(rank, graph)
+    operator = emit_operators.operators(rank, graph)
+    host_row = np.where(operator >= 0, rank.link.host_row[operator], -1)
     hierarchy = find_hierarchy(rank)
     work = find_work(rank, hierarchy.parent)
     if captured is not None:
         hierarchy, work = with_captured_modules(hierarchy, captured), with_captured_work(rank, work, captured)
     attributes: dict[str, Attribute] = {}
     add = collector(attributes)
-    emit_operators.add_host(rank, graph, host_row, add)
+    emit_operators.add_host(rank, graph, operator, host_row, add)
     lane_kind = np.array([lane.kind for lane in graph.lanes])
     add("is_cpu_op", "bool", everywhere, (lane_kind == "cpu")[graph.lane].astype(np.int32))
     on_gpu = np.flatnonzero((lane_kind == "gpu")[graph.lane])

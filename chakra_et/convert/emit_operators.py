@@ -21,27 +21,33 @@ from chakra_et.traces.host import DEFAULTS, NUMERIC, HostTrace
 DEVICE_KINDS = (NodeKind.KERNEL, NodeKind.MEMCPY, NodeKind.MEMSET)
 
 
-def host_rows(rank: LinkedRank, graph: Graph) -> np.ndarray:
-    """int64[N]: the host row of each node's operator (its own, or the one around its call), -1 for none."""
-    row = rank.link.host_row.copy()
+def operators(rank: LinkedRank, graph: Graph) -> np.ndarray:
+    """int64[N]: the event of each node's operator (its own, or the one around its call), -1 for none."""
+    known = rank.link.host_row >= 0
+    row = np.where(known, np.arange(len(known)), -1)
     via = np.where(rank.calls >= 0, rank.calls, rank.timeline.parent)
     pending = np.flatnonzero(row < 0)
     at = via[pending]
     while len(pending):
         valid = at >= 0
         pending, at = pending[valid], at[valid]
-        row[pending] = rank.link.host_row[at]
+        row[pending] = np.where(known[at], at, -1)
         open_ = row[pending] < 0
         pending, at = pending[open_], via[at[open_]]
     return np.where(graph.event >= 0, row[graph.event], -1)
 
 
-def add_host(rank: LinkedRank, graph: Graph, host_row: np.ndarray, add: Add) -> None:
+def add_host(rank: LinkedRank, graph: Graph, operator: np.ndarray, host_row: np.ndarray, add: Add) -> None:
     """rf_id, fw_parent, seq_id, scope, tid, fw_tid and op_schema on all nodes, as in MLCommons' converter."""
     host = rank.host
     everywhere = np.arange(len(graph))
     for name in NUMERIC:
         values = np.append(getattr(host, name), DEFAULTS[name])[host_row]  # row -1: the default
+        if name == "rf_id":
+            values = np.where(values > 0, values + _copies(rank)[operator] * (int(values.max()) + 1), values)
+        if name == "seq_id" and rank.device.recording is not None:
+            recorded = rank.device.sequence[operator]
+            values = np.where((operator >= 0) & (recorded >= 0), recorded, values)
         if name == "tid":
             values = np.where(host_row >= 0, values, _tid_of_lane(graph, host, host_row)[graph.lane])
         add(name, "int64", everywhere, values)
@@ -50,6 +56,17 @@ def add_host(rank: LinkedRank, graph: Graph, host_row: np.ndarray, add: Add) -> 
     schema = np.append(host.op_schema, len(host.schemas))[np.where(stands, host_row, -1)]
     add("op_schema", "string", everywhere, coded([*host.schemas, ""], schema))
     add_texts(rank, graph, add)
+
+
+def _copies(rank: LinkedRank) -> np.ndarray:
+    """How many earlier events each event shares its host row with, as each step does that was matched with
+    the structure step: their operators aren't the same. The last entry, 0, stands for no event."""
+    matched = np.flatnonzero(rank.link.host_row >= 0)
+    order = matched[np.lexsort((rank.device.start[matched], rank.link.host_row[matched]))]
+    rows = rank.link.host_row[order]
+    copies = np.zeros(len(rank.link.host_row) + 1, dtype=np.int64)
+    copies[order] = np.arange(len(rows)) - np.searchsorted(rows, rows)
+    return copies
 
 
 def _tid_of_lane(graph: Graph, host: HostTrace, host_row: np.ndarray) -> np.ndarray:
@@ -67,12 +84,10 @@ def add_texts(rank: LinkedRank, graph: Graph, add: Add) -> None:
     if not texts_of:
         return
     stands = np.flatnonzero((graph.event >= 0) & (graph.segment == 0))
-    node_of = dict(zip(rank.link.host_row[graph.event[stands]].tolist(), stands.tolist(), strict=True))
     by_name: dict[str, list[tuple[int, str]]] = {}
-    for row, texts in texts_of.items():
-        for name, text in texts.items():
-            if row in node_of:
-                by_name.setdefault(name, []).append((node_of[row], text))
+    for row, node in zip(rank.link.host_row[graph.event[stands]].tolist(), stands.tolist(), strict=True):
+        for name, text in texts_of.get(row, {}).items():
+            by_name.setdefault(name, []).append((node, text))
     for name, pairs in sorted(by_name.items()):
         pairs.sort()
         add(name, "string", np.array([node for node, _ in pairs]), strings([text for _, text in pairs]))
