@@ -117,15 +117,19 @@ def whole_step(layers: int, hidden: int, heads: int, vocab: int, seq: int, batch
 
 def peers(folder: Path, on_gpu: bool) -> Iterator[Line]:
     """Other tools on the traces of part "capture", where they are installed."""
-    for package, what in (("hta", "HTA's TraceAnalysis"), ("chakra", "MLCommons' converter")):
-        if importlib.util.find_spec(package) is None:
-            yield not_run(what, f"the package {package} isn't installed")
+    for packages, what in (
+        (("hta",), "HTA's TraceAnalysis"),
+        (("chakra", "et_replay"), "MLCommons' converter"),
+    ):
+        missing = [package for package in packages if importlib.util.find_spec(package) is None]
+        if missing:
+            yield not_run(what, f"the package {missing[0]} isn't installed")
             continue
         capture = folder.parent / "capture"
         traces = sorted(capture.glob("eager_device.json"))
         if not traces:
             yield not_run(what, "run --part capture first")
-        elif package == "hta":
+        elif "hta" in packages:
             code = "import sys; from hta.trace_analysis import TraceAnalysis as T; " + (
                 "T(trace_files={0: sys.argv[1]}).get_temporal_breakdown(visualize=False)"
             )
