@@ -41,13 +41,13 @@ def add_host(rank: LinkedRank, graph: Graph, operator: np.ndarray, host_row: np.
     """rf_id, fw_parent, seq_id, scope, tid, fw_tid and op_schema on all nodes, as in MLCommons' converter."""
     host = rank.host
     everywhere = np.arange(len(graph))
+    # The host row may be that of the structure step, whose ids the other steps' operators don't have.
+    own = {"rf_id": rank.device.rf_id, "seq_id": rank.device.sequence}
     for name in NUMERIC:
         values = np.append(getattr(host, name), DEFAULTS[name])[host_row]  # row -1: the default
-        if name == "rf_id":
-            values = np.where(values > 0, values + _copies(rank)[operator] * (int(values.max()) + 1), values)
-        if name == "seq_id" and rank.device.recording is not None:
-            recorded = rank.device.sequence[operator]
-            values = np.where((operator >= 0) & (recorded >= 0), recorded, values)
+        if name in own and rank.device.recording is not None:
+            recorded = own[name][operator]
+            values = np.where((operator >= 0) & (recorded > 0), recorded, values)
         if name == "tid":
             values = np.where(host_row >= 0, values, _tid_of_lane(graph, host, host_row)[graph.lane])
         add(name, "int64", everywhere, values)
@@ -56,17 +56,6 @@ def add_host(rank: LinkedRank, graph: Graph, operator: np.ndarray, host_row: np.
     schema = np.append(host.op_schema, len(host.schemas))[np.where(stands, host_row, -1)]
     add("op_schema", "string", everywhere, coded([*host.schemas, ""], schema))
     add_texts(rank, graph, add)
-
-
-def _copies(rank: LinkedRank) -> np.ndarray:
-    """How many earlier events each event shares its host row with, as each step does that was matched with
-    the structure step: their operators aren't the same. The last entry, 0, stands for no event."""
-    matched = np.flatnonzero(rank.link.host_row >= 0)
-    order = matched[np.lexsort((rank.device.start[matched], rank.link.host_row[matched]))]
-    rows = rank.link.host_row[order]
-    copies = np.zeros(len(rank.link.host_row) + 1, dtype=np.int64)
-    copies[order] = np.arange(len(rows)) - np.searchsorted(rows, rows)
-    return copies
 
 
 def _tid_of_lane(graph: Graph, host: HostTrace, host_row: np.ndarray) -> np.ndarray:

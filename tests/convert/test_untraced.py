@@ -61,6 +61,16 @@ def test_the_graph_has_the_active_steps_with_the_tensors_of_the_structure_step(p
     )
 
 
+def test_operators_of_each_step_have_ids_of_their_own(pair):
+    trace = convert_pair(pair).trace
+    products = [row for row in range(len(trace)) if trace.names[row] == "aten::addmm"]
+    second = trace.start_micros[products] >= trace.start_micros[step_rows(trace)[1][1]]
+    for name in ("rf_id", "seq_id"):
+        numbers = trace.column(name)[products]
+        assert 4 == len(set(numbers[second])) == len(set(numbers[~second]))
+        assert numbers.min() > 0 and not set(numbers[second]) & set(numbers[~second])
+
+
 def test_the_cost_of_recording_is_taken_off_and_what_was_recorded_is_kept(pair):
     converted = convert_pair(pair)
     untraced, report = converted.trace, converted.report

@@ -70,7 +70,7 @@ def link_rank(
     for clock in clocks:
         findings.add("clock-offset", abs(clock.offset_ns), str(clock.device))
         findings.add("clock-contradicted", clock.contradicting)
-    kept, per_operator_ns, linked, matched = with_structure(device, calls, linked)
+    kept, per_operator_ns, device, linked, matched = with_structure(device, calls, linked)
     findings = joined(findings, matched)
     if len(kept) < len(device):
         memory = device.memory.take(np.flatnonzero(device.memory.time >= device.start[kept].min()))

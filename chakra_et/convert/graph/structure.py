@@ -22,10 +22,12 @@ POOLED = "gloo:"
 
 def with_structure(
     device: DeviceTrace, calls: np.ndarray, linked: Link
-) -> tuple[np.ndarray, float, Link, Findings]:
-    """The rows whose times count, the ns that recording took per operator by the tracer's measurement, all
-    rows linked, and how many operators were matched.
+) -> tuple[np.ndarray, float, DeviceTrace, Link, Findings]:
+    """The rows whose times count, the ns that recording took per operator by the tracer's measurement, the
+    trace with record-function ids in all steps, its link, and how many operators were matched.
 
+    Kineto alone records no such ids, without which the calls of gloo's operations aren't known. A matched
+    operator gets that of the structure step; in the second step and later, plus more than the highest one.
     All rows and 0 if the trace doesn't tell a structure step.
     """
     findings = Findings()
@@ -33,7 +35,7 @@ def with_structure(
     known = dict(steps(device))
     recording = device.recording
     if recording is None or recording.structure_step not in known:
-        return every, 0.0, linked, findings
+        return every, 0.0, device, linked, findings
     structure = known[recording.structure_step]
     began, ended = device.start[structure], device.end[structure]
     timed = [row for number, row in known.items() if number > recording.structure_step]
@@ -48,17 +50,20 @@ def with_structure(
     per_operator = recording.added_us("operators") * 1000 / max(operators, 1.0)
     if not timed:
         step_of = np.where(device.start <= ended, 1, 0)
-    host_row = linked.host_row.copy()
+    host_row, record = linked.host_row.copy(), device.rf_id.copy()
+    ids = int(record.max()) + 1
     source = np.flatnonzero(on_cpu & (step_of == 0) & (device.start >= began) & ~measured)
     for step in range(1, len(timed) + 1):
         rows = np.flatnonzero(on_cpu & (step_of == step))
         pairs = _matched(device, source, rows)
         host_row[pairs[:, 1]] = host_row[pairs[:, 0]]
+        own = device.rf_id[pairs[:, 0]]
+        record[pairs[:, 1]] = np.where(own > 0, own + (step - 1) * ids, own)
         findings.add("structure-matched", len(pairs))
         findings.add("structure-differs", len(rows) - len(pairs))
     kept = np.flatnonzero(np.where(calls >= 0, step_of[calls], step_of) > 0)
     findings.add("structure-step", len(every) - len(kept))
-    return kept, per_operator, replace(linked, host_row=host_row), findings
+    return kept, per_operator, replace(device, rf_id=record), replace(linked, host_row=host_row), findings
 
 
 def _matched(device: DeviceTrace, source: np.ndarray, rows: np.ndarray) -> np.ndarray:
