@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import time
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from utils.watch import PeerFailure, Watch
 
 @pytest.fixture(autouse=True)
 def _restored(monkeypatch: pytest.MonkeyPatch):
-    """Handlers, log levels and threads as they were."""
+    """Handlers, log levels and threads as they were, and no watch that would end this process later."""
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID", "LOGLEVEL"):
         monkeypatch.delenv(name, raising=False)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -29,7 +30,19 @@ def _restored(monkeypatch: pytest.MonkeyPatch):
         name: logging.getLogger(name).level for name in ("chakra_et", "utils", "gpt2", "bert", "__main__")
     }
     monkeypatch.setattr(distributed, "forget_signals_in_children", lambda: None)
+    watches: list[Watch] = []
+
+    def make_watch(*arguments: Any) -> Watch:
+        watches.append(Watch(*arguments))
+        return watches[-1]
+
+    monkeypatch.setattr(distributed, "Watch", make_watch)
     yield
+    for watch in watches:
+        watch._closing = True
+        if watch._thread.is_alive():
+            watch._writer.send(b"\0")
+            watch._thread.join()
     root.handlers[:], root.level = state
     for name, level in levels.items():
         logging.getLogger(name).setLevel(level)
