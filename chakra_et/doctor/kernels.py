@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -96,7 +95,7 @@ def check(folder: Path, on_gpu: bool) -> Iterator[Line]:
         kind: [[*map(int, point), taken] for point, taken in zip(points[kind], times, strict=True)]
         for kind, times in measured.items()
     }
-    write_json(folder / "kernels.json", json.loads(json.dumps(rows)))
+    write_json(folder / "kernels.json", rows)
     name = gpus.by_driver(torch.cuda.get_device_name(0)) if on_gpu else None
     if name is None:
         where = "this GPU" if on_gpu else "the CPU"

@@ -88,9 +88,11 @@ def device() -> torch.device:
 
 
 def make_step(given: Workload) -> Step:
-    """One step of the workload on ``device()``, ready to be called."""
+    """One step of the workload on ``device()``, ready to be called; on a CPU with one thread, as recorded."""
     where = device()
     on_gpu = where.type == "cuda"
+    if not on_gpu:
+        torch.set_num_threads(1)
     torch.manual_seed(0)
     if given.kind != "transformer":
         return _plain_step(given, where)
@@ -201,8 +203,6 @@ def run(given: Workload) -> dict[str, Any]:
 
 
 def main() -> None:
-    if not torch.cuda.is_available():
-        torch.set_num_threads(1)
     given = Workload(**json.loads(sys.argv[1]))
     if given.backend:
         os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
@@ -231,7 +231,7 @@ def launched(given: Workload, ranks: int = 1, timeout: float = 240.0) -> dict[st
     return answer
 
 
-def as_long(given: Workload, **more: Any) -> Workload:
+def changed(given: Workload, **more: Any) -> Workload:
     """The workload with other fields."""
     return replace(given, **more)
 
