@@ -4,7 +4,7 @@
 
 For every host/device pair in the folders: chakra_trace_link where et_replay is installed, else our linked
 JSON; chakra_converter; chakra_jsonizer; chakra_visualizer. For device traces of GPUs: HTA, whose
-busy time is held against ours. ./install_chakra_tools.sh installs them; what is missing is said.
+busy time is compared with ours. ./install_chakra_tools.sh installs the packages; a missing one is reported.
 """
 
 from __future__ import annotations

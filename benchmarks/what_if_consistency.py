@@ -6,10 +6,10 @@ was kept as work.
     python benchmarks/what_if_consistency.py DIR… --details       those in DIR, with the longest gaps
     python benchmarks/what_if_consistency.py --update             and put the table into CONVERSION_SUMMARY.md
 
-All work on the device takes half as long, then twice as long (``predict --gpu-kernels``). On a step during
-which the device is busy for 90% and more, half must save at least 80% of half the busy time, and twice must
-cost at least what the busiest stream takes. *Unexplained*: the part of the critical path that is overhead, or
-a call that waits for the device although nothing on the device explains it; longer than 50 µs, it is counted
+All work on the device takes half as long, then twice as long (``predict --gpu-kernels``). If the device is
+busy for at least 90% of a step, halving must save at least 80% of half the busy time, and doubling must add
+at least the time of the busiest stream. *Unexplained*: the part of the critical path that is overhead, or a
+call that waits for the device although nothing on the device explains it; longer than 50 µs, it is counted
 by kind. Twins, which are traces of one model on two GPUs (``h100_NAME``, ``mi300_NAME``), must agree in what
 bounds them. The exit status is 1 where one of this fails, or more than 5% of a GPU-bound step is unexplained.
 """
