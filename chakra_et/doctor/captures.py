@@ -16,7 +16,7 @@ from chakra_et.names import run_at
 from chakra_et.simulate.run import load_run
 from chakra_et.simulate.time_by_kind import KINDS, node_kinds, shares
 
-LEAST_LINKED, MOST_UNEXPLAINED, MOST_STEP_ERROR, MOST_OVERHEAD = 0.99, 0.10, 0.08, 1.5
+LEAST_LINKED, MOST_UNEXPLAINED, MOST_STEP_ERROR, MOST_OVERHEAD = 0.99, 0.10, 0.08, 0.5
 _DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 
 
@@ -92,6 +92,10 @@ def judged(folder: Path, name: str, untraced_ms: float, on_gpu: bool) -> Iterato
             MOST_UNEXPLAINED,
             on_gpu,
         )
+    facts = json.loads(str(run.graph.traces[0].metadata["steps_micros"]))
+    if facts.get("traced"):
+        longer = max(facts["traced"] / 1e3 / untraced_ms - 1, 0.0)
+        yield at_most(f"{name}: recording makes a step longer by", longer, MOST_OVERHEAD, on_gpu)
     replayed = max(
         (int(run.end_ns.max()) - int(run.start_ns.min())) / 1e6 / max(len(steps.names), 1)
         for steps in run.steps

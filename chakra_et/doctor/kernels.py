@@ -1,109 +1,117 @@
-"""Measured kernels against ``cost/``: matrix products and attention of many shapes."""
+"""Measured kernels against ``cost/``: products, attention, normalization, elementwise, optimizer."""
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch.nn import functional
 
 from chakra_et.cost import gpus
-from chakra_et.cost.kernel_times import kernel_times
-from chakra_et.doctor.results import Line, at_most, not_run
+from chakra_et.cost.operator_calls import Work
+from chakra_et.cost.operator_times import GpuModel, gpu_model
+from chakra_et.doctor.captures import quietly
+from chakra_et.doctor.results import Line, at_most, equal, not_run
 from chakra_et.files import write_json
+from chakra_et.predict.measure_gpu import call_micros
 
-SHAPES, SEED, REPEATS = 300, 1, 20
-MOST = {"16 bit": 0.09, "attention": 0.15}
-"""Mean errors for a GPU that was measured by others; others are told, and not judged."""
+SEED = 1
+MOST = {"16 bit": 0.09, "attention": 0.15, "normalization": 0.2, "elementwise": 0.12, "optimizer": 0.12}
+"""The largest good mean error of a GPU that others have measured."""
+_OPTIMIZER_BYTES = 28
+"""Per parameter of Adam in fp32: weight, gradient and two moments are read, all but the gradient written."""
 
 
-def shapes(count: int, most: int) -> dict[str, np.ndarray]:
-    """Points of ``cost.kernel_times``: two thirds products, one third attention, drawn with a seed."""
+def shapes(each: int, most: int) -> dict[str, np.ndarray]:
+    """Shapes of each kind, drawn with a seed: two times ``each`` products and ``each`` of the others.
+
+    16 bit: batch, M, N, K and sets of operands; attention: batch, heads, heads of keys, queries, keys, size
+    of a head, causal, layout (both as ``cost.kernel_times`` takes them); normalization: rows and columns; the
+    others: elements.
+    """
     random = np.random.default_rng(SEED)
-    products, attention = 2 * count // 3, count - 2 * count // 3
-    sizes = 2 ** random.uniform(4, np.log2(most), (products, 3))
-    sides = (np.ceil(sizes / 8) * 8).astype(int)
-    ones = np.ones((products, 1), int)
-    heads = random.choice([4, 8, 16], attention)
-    lengths = random.choice([n for n in (128, 256, 512, 1024, 2048, 4096) if n <= most], attention)
-    batch = np.maximum(most // lengths // 2, 1)
-    columns = (
-        batch,
-        heads,
-        heads,
-        lengths,
-        lengths,
-        np.full(attention, 64),
-        random.integers(0, 2, attention),
-    )
-    whole = np.stack([*columns, np.zeros(attention, int)], axis=1)
-    return {"16 bit": np.hstack([ones, sides, ones]), "attention": whole}
+    sides = np.ceil(2 ** random.uniform(4, np.log2(most), (2 * each, 3)) / 8).astype(int) * 8
+    ones = np.ones((2 * each, 1), int)
+    heads = random.choice([4, 8, 16], each)
+    lengths = random.choice([n for n in (128, 256, 512, 1024, 2048, 4096) if n <= most], each)
+    batch, size = np.maximum(most // lengths // 2, 1), np.full(each, 64)
+    none, causal = np.zeros(each, int), random.integers(0, 2, each)
+    rows, columns = (2 ** random.uniform(6, np.log2(2 * most), (2, each))).astype(int)
+    elements = (2 ** random.uniform(12, 2 * np.log2(most), (2, each))).astype(int)[..., None]
+    return {
+        "16 bit": np.hstack([ones, sides, ones]),
+        "attention": np.stack([batch, heads, heads, lengths, lengths, size, causal, none], axis=1),
+        "normalization": np.stack([rows, columns // 8 * 8], axis=1),
+        "elementwise": elements[0],
+        "optimizer": elements[1],
+    }
 
 
-def call(kind: str, point: np.ndarray, device: str) -> Callable[[], torch.Tensor]:
-    """One kernel's operator on random operands."""
-    number = torch.bfloat16 if device == "cuda" else torch.float32
+def call(kind: str, shape: list[int], device: str) -> Callable[[], object]:
+    """One kernel's operator on random operands of 16 bits."""
+    of: dict[str, Any] = {"device": device, "dtype": torch.bfloat16}
     if kind == "16 bit":
-        _, m, n, k, _ = (int(each) for each in point)
-        a = torch.randn(m, k, device=device, dtype=number)
-        b = torch.randn(n, k, device=device, dtype=number).t()
+        _, m, n, k, _ = shape
+        a, b = torch.randn(m, k, **of), torch.randn(n, k, **of).t()
         return lambda: a @ b
-    batch, heads, _, queries, keys, size, causal, _ = (int(each) for each in point)
-    q, k_, v = (
-        torch.randn(batch, heads, length, size, device=device, dtype=number)
-        for length in (queries, keys, keys)
-    )
-    return lambda: functional.scaled_dot_product_attention(q, k_, v, is_causal=bool(causal))
+    if kind == "attention":
+        batch, heads, _, queries, keys, size, causal, _ = shape
+        q, k_, v = (torch.randn(batch, heads, length, size, **of) for length in (queries, keys, keys))
+        return lambda: functional.scaled_dot_product_attention(q, k_, v, is_causal=bool(causal))
+    if kind == "normalization":
+        x, weight = torch.randn(*shape, **of), torch.ones(shape[1], **of)
+        return lambda: functional.layer_norm(x, shape[1:], weight, weight)
+    if kind == "elementwise":
+        first, second = torch.randn(2, *shape, **of)
+        return lambda: first + second
+    parameter = torch.zeros(*shape, device=device, requires_grad=True)
+    parameter.grad = torch.ones_like(parameter)
+    return torch.optim.AdamW([parameter], fused=True, capturable=device == "cuda").step
 
 
-def micros(run: Callable[[], torch.Tensor], device: str, repeats: int = REPEATS) -> float:
-    """µs of a call, the median of ``repeats``; by events of the device where there is one."""
-    for _ in range(3):
-        run()
-    if device != "cuda":
-        import time
-
-        times = []
-        for _ in range(repeats):
-            begin = time.perf_counter()
-            run()
-            times.append((time.perf_counter() - begin) * 1e6)
-        return statistics.median(times)
-    pairs = [
-        (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(repeats)
-    ]
-    for begin_event, end_event in pairs:
-        begin_event.record()
-        run()
-        end_event.record()
-    torch.cuda.synchronize()
-    return statistics.median(float(begin.elapsed_time(end)) * 1e3 for begin, end in pairs)
+def told(model: GpuModel, kind: str, rows: np.ndarray) -> np.ndarray:
+    """What the model of a GPU says of the shapes, µs [shape]."""
+    if kind in ("16 bit", "attention"):
+        return model.kernels.micros(kind, rows)
+    works = []
+    for row in rows.tolist():
+        count = float(np.prod(row))
+        if kind == "normalization":
+            works.append(Work(kind, 5 * count, 4 * count, row=row[1]))
+        elif kind == "elementwise":
+            works.append(Work(kind, count, 6 * count))
+        else:
+            works.append(Work("elementwise", count, _OPTIMIZER_BYTES * count, type="float"))
+    return np.array([model.micros(work) for work in works])
 
 
 def check(folder: Path, on_gpu: bool) -> Iterator[Line]:
-    """The mean error of each kind of kernel, and the table as kernels.json."""
+    """This GPU's table by ``measure-gpu``, and the mean error of each kind of kernel (data: kernels.json)."""
     device = "cuda" if on_gpu else "cpu"
-    points = shapes(SHAPES if on_gpu else 9, 8192 if on_gpu else 128)
-    measured = {
-        kind: [micros(call(kind, point, device), device, REPEATS if on_gpu else 3) for point in rows]
+    points = shapes(50, 8192) if on_gpu else shapes(2, 128)
+    taken = {
+        kind: np.array([call_micros(call(kind, row, device), device, 10) for row in rows.tolist()])
         for kind, rows in points.items()
     }
-    rows = {
-        kind: [[*map(int, point), taken] for point, taken in zip(points[kind], times, strict=True)]
-        for kind, times in measured.items()
-    }
-    write_json(folder / "kernels.json", rows)
-    name = gpus.by_driver(torch.cuda.get_device_name(0)) if on_gpu else None
-    if name is None:
-        where = "this GPU" if on_gpu else "the CPU"
-        for kind, times in measured.items():
-            yield not_run(f"{kind}: {len(times)} shapes measured", f"{where} is not in the table of GPUs")
-        return
-    model = kernel_times(gpus.gpu(name))
-    for kind, times in measured.items():
-        told = model.micros(kind, points[kind])
-        off = np.abs(told / np.array(times) - 1)
-        yield at_most(f"{kind}: mean error of {len(times)} shapes on {name}", float(off.mean()), MOST[kind])
+    write_json(
+        folder / "kernels.json",
+        {kind: np.column_stack([points[kind], times.round(2)]).tolist() for kind, times in taken.items()},
+    )
+    table = folder / "gpu.json"
+    size = ["--shapes", "60", "--largest", "1e12"] if on_gpu else ["--shapes", "6", "--largest", "1e7"]
+    quietly(["measure-gpu", "--device", device, "-o", str(table), *size])
+    measured = gpu_model(str(table))
+    yield equal("measure-gpu's table", "read again", "read again")
+    known = gpus.by_driver(torch.cuda.get_device_name(0)) if on_gpu else None
+    for kind, times in taken.items():
+        for model in (gpu_model(known) if known else None, measured):
+            what = f"{kind}: mean error of {len(times)} shapes, "
+            if model is None:
+                yield not_run(f"{what}by the table of GPUs", "this GPU isn't in it")
+                continue
+            off = float(np.abs(told(model, kind, points[kind]) / times - 1).mean())
+            way = "by measure-gpu" if model is measured else f"as {known}"
+            yield at_most(f"{what}{way}", off, MOST[kind], on_gpu)

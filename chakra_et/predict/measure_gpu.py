@@ -105,7 +105,7 @@ def _products(config: MeasureGpuConfig, sizes: np.ndarray, dtype: str) -> np.nda
             for a, b in pairs:
                 torch.nn.functional.linear(a, b)
 
-        found.append(_micros(config, call) / SETS)
+        found.append(call_micros(call, config.device, config.repeats) / SETS)
     return np.array(found)
 
 
@@ -116,17 +116,20 @@ def _copy_bandwidth(config: MeasureGpuConfig) -> float:
     size = _COPY if config.device != "cpu" else _COPY >> 4
     source = torch.empty(size, dtype=torch.uint8, device=config.device)
     target = torch.empty_like(source)
-    return 2 * size / _micros(config, lambda: target.copy_(source)) * 1e6
+    taken = call_micros(lambda: target.copy_(source), config.device, config.repeats)
+    return 2 * size / taken * 1e6
 
 
-def _micros(config: MeasureGpuConfig, call: Callable[[], object]) -> float:
-    """The mean of the repeats in a CUDA graph, after three; on the CPU, which others use too, the fastest."""
+def call_micros(call: Callable[[], object], device: str, repeats: int) -> float:
+    """µs of a call: the mean of the repeats in a CUDA graph, after three; on the CPU, which others use too,
+    the fastest.
+    """
     import torch
 
-    if config.device == "cpu":
+    if device == "cpu":
         call()
         found = []
-        for _ in range(config.repeats):
+        for _ in range(repeats):
             begin = time.perf_counter()
             call()
             found.append(time.perf_counter() - begin)
@@ -142,11 +145,11 @@ def _micros(config: MeasureGpuConfig, call: Callable[[], object]) -> float:
         graph.replay()
     begin_event, end_event = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     begin_event.record()
-    for _ in range(config.repeats):
+    for _ in range(repeats):
         graph.replay()
     end_event.record()
     torch.cuda.synchronize()
-    return float(begin_event.elapsed_time(end_event)) / config.repeats * 1e3
+    return float(begin_event.elapsed_time(end_event)) / repeats * 1e3
 
 
 def _datasheet(

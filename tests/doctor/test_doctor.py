@@ -41,11 +41,24 @@ def test_a_part_that_breaks_is_a_finding(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_kernels_are_rehearsed(tmp_path: Path) -> None:
-    from chakra_et.doctor.kernels import check
+    from chakra_et.doctor.kernels import MOST, check
 
-    assert {line.verdict for line in check(tmp_path, False)} == {"not run"}
+    lines = list(check(tmp_path, False))
+    assert BAD not in {line.verdict for line in lines}
+    judged = [line for line in lines if line.verdict == NOT_JUDGED]
+    assert len(judged) == len(MOST) and all("by measure-gpu" in line.what for line in judged)
     rows = json.loads((tmp_path / "kernels.json").read_text())
-    assert len(rows["16 bit"]) == 6 and all(row[-1] > 0 for kind in rows.values() for row in kind)
+    assert set(rows) == set(MOST) and all(row[-1] > 0 for kind in rows.values() for row in kind)
+
+
+def test_the_model_of_a_known_gpu_tells_every_kind_of_kernel() -> None:
+    from chakra_et.cost.operator_times import gpu_model
+    from chakra_et.doctor.kernels import shapes, told
+
+    model = gpu_model("H200")
+    for kind, rows in shapes(50, 8192).items():
+        times = told(model, kind, rows)
+        assert len(times) == len(rows) and (times > 0.5).all() and (times < 1e6).all(), kind
 
 
 @pytest.mark.slow
