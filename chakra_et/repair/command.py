@@ -20,13 +20,10 @@ from chakra_et.cli import parse
 from chakra_et.errors import TraceError
 from chakra_et.names import TRACE_GLOBS
 from chakra_et.repair.file import repair_file
-from chakra_et.repair.types import RepairReport
 from chakra_et.text import printable, table
 from chakra_et.traces.limits import DEFAULT_LIMITS, Limits
 
 LONG_BYTES = 100 << 20
-
-
 RARE = "for damaged or hostile files"
 
 
@@ -71,66 +68,55 @@ class RepairConfig:
         names = {item.name for item in dataclasses.fields(Limits)}
         return Limits(**{name: value for name, value in vars(self).items() if name in names})
 
-    def paths(self) -> list[Path]:
-        if self.files:
-            return [Path(name) for name in self.files]
-        return sorted(path for pattern in TRACE_GLOBS for path in Path(self.dir).rglob(pattern))
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Repair the files that the flags name; the exit status is 1 if one could not be repaired."""
     config = parse(RepairConfig, argv, description="Repair damaged host and device traces.")
-    paths = config.paths()
+    found = (path for pattern in TRACE_GLOBS for path in Path(config.dir).rglob(pattern))
+    paths = [Path(name) for name in config.files] or sorted(found)
     if not paths:
-        return _complain(f"{config.dir}: holds no *_host.json or *_device.json; give another --dir or files.")
-    rows: list[tuple[str, ...]] = []
-    failed = 0
+        _complain(f"{config.dir}: holds no *_host.json or *_device.json; give another --dir or files.")
+        return 1
+    rows: list[tuple[str, ...]] = [("file", "kind", "outcome", "repairs", "records", "backup")]
+    failed = False
     try:
         for path in tqdm(paths, unit="file", disable=not sys.stderr.isatty() or len(paths) == 1):
             try:
-                report = _repair(path, config)
-                _list_repairs(report, config.show)
-                rows.append(_row(report, config.dry_run))
+                rows.append(_repair(path, config))
             except TraceError as error:
-                failed += _complain(str(error))
+                failed = True
+                _complain(str(error))
                 rows.append((printable(str(path)), "-", "NOT SAVED", "-", "-", "-"))
     except KeyboardInterrupt:
-        _complain(f"interrupted: {len(rows)} of {len(paths)} files are done, the others are unchanged.")
+        _complain(f"interrupted: {len(rows) - 1} of {len(paths)} files are done, the others are unchanged.")
         return 130
-    header = ("file", "kind", "outcome", "repairs", "records", "backup")
-    for line in table([header, *rows], right=()):
+    for line in table(rows, right=()):
         print(line)
     return 1 if failed else 0
 
 
-def _complain(sentence: str) -> int:
+def _complain(sentence: str) -> None:
     print(printable(sentence), file=sys.stderr)
-    return 1
 
 
-def _repair(path: Path, config: RepairConfig) -> RepairReport:
+def _repair(path: Path, config: RepairConfig) -> tuple[str, ...]:
+    """Repair one file and list its repairs; returns its row in the table."""
     size = os.path.getsize(path) if os.path.isfile(path) else 0
     long = sys.stderr.isatty() and size > LONG_BYTES
     with tqdm(total=size, unit="B", unit_scale=True, leave=False, disable=not long) as bar:
-        return repair_file(
+        report = repair_file(
             path, config.keep, write=not config.dry_run, limits=config.limits(), progress=bar.update
         )
-
-
-def _list_repairs(report: RepairReport, show: int) -> None:
     if report.changed:
         print(printable(str(report.path)))
-    shown = report.repairs[: show or None]
+    shown = report.repairs[: config.show or None]
     for repair in shown:
         print(printable(f"  {repair}"))
     if len(shown) < len(report.repairs):
         print(f"  … {len(report.repairs) - len(shown)} more (--show 0 lists all)")
     for other in report.others:
         print(printable(f"  another object was written to {other}"))
-
-
-def _row(report: RepairReport, dry_run: bool) -> tuple[str, ...]:
-    outcome = "good" if not report.changed else "to repair" if dry_run else "repaired"
+    outcome = "good" if not report.changed else "to repair" if config.dry_run else "repaired"
     backup = printable(report.backup.name) if report.backup else "-"
     counts = str(len(report.repairs)), str(report.nodes_kept)
     return printable(str(report.path)), report.kind, outcome, *counts, backup

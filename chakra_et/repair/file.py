@@ -14,26 +14,21 @@ import os
 import stat
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal
 
 from chakra_et.errors import TraceError
 from chakra_et.files import folder_lock, open_regular, remove_abandoned, temporary_file
-from chakra_et.repair.documents import JsonDocument
 from chakra_et.repair.records import Sink
 from chakra_et.repair.scan import Scanner
-from chakra_et.repair.source import GZIP_MAGIC, ByteWindow, Source, open_source
+from chakra_et.repair.source import Progress, Read, Text, is_gzip
 from chakra_et.repair.stripes import find_stripes
-from chakra_et.repair.types import KINDS, Repair, RepairReport
-from chakra_et.repair.write import DocumentWriter, NoSink, backup_of, free_names, keep_owner
+from chakra_et.repair.types import JsonDocument, Repair, RepairReport
+from chakra_et.repair.write import DocumentWriter, backup_of, free_names, keep_owner
 from chakra_et.traces.limits import DEFAULT_LIMITS, Limits
 
-__all__ = ["KINDS", "Keep", "Repair", "RepairReport", "repair_file"]
-
 Keep = Literal["last", "first", "largest", "all"]
-Progress = Callable[[int], None]
 
 
 def repair_file(
@@ -60,13 +55,26 @@ def repair_file(
     Raises ``TraceError`` for a file that cannot be repaired or written; nothing has changed then.
     """
     path = Path(path)
+    in_place = write and output is None
     try:
-        in_place = write and output is None
-        target = _target(path, in_place)
+        target = Path(os.path.realpath(path))
+        if in_place and path.is_symlink() and target.parent != Path(os.path.realpath(path.parent)):
+            raise TraceError(f"{path}: is a link to a file in another folder; repair that file itself.")
+        if not stat.S_ISREG(os.stat(target).st_mode):
+            raise TraceError(f"{path}: is not a file.")
         # A second repair of this file waits, and then reads the first one's result.
         lock = folder_lock(target.parent, False, _wait) if in_place else contextlib.nullcontext()
         with lock, open_regular(target) as file:
-            return _repair(file, path, target, keep, write, output, limits, progress)
+            before = os.fstat(file.fileno())
+            report = RepairReport(path)
+            readings = _read(file, path, limits, progress, report.repairs)
+            chosen = _choose(readings, path, keep, limits, report.repairs)
+            main = chosen[0][1]
+            report.kind, report.nodes_kept = main.kind, main.nodes
+            report.changed = bool(report.repairs)
+            if report.changed and write:
+                _write(file, before, target, output, readings, chosen, limits, report)
+            return report
     except FileNotFoundError:
         raise TraceError(f"{path}: no such file.") from None
     except OSError as error:
@@ -75,103 +83,43 @@ def repair_file(
 
 @dataclass
 class _Reading:
-    """One way to read the file: a source, recreated for each pass, and the first pass's result."""
+    """One way to read the file: its text, read anew for each pass, and the first pass's result."""
 
-    make_source: Callable[[], Source]
+    text: Callable[[], Read]
     scanner: Scanner
     begin: int = 0  # offset of its text in the file
 
 
-def _repair(
-    file: IO[bytes],
-    path: Path,
-    target: Path,
-    keep: Keep,
-    write: bool,
-    output: Path | None,
-    limits: Limits,
-    progress: Progress | None,
-) -> RepairReport:
-    before = os.fstat(file.fileno())
-    report = RepairReport(path)
-    readings = _read(file, path, before.st_size, limits, progress, report.repairs)
-    chosen = _choose(readings, path, keep, limits, report.repairs)
-    main = chosen[0][1]
-    report.kind, report.nodes_kept = main.kind, main.nodes
-    report.changed = bool(report.repairs)
-    if not (report.changed and write):
-        return report
-
-    gzip = _is_gzip(file)
-    place = output or target
-    names = [place, *free_names(place, len(chosen) - 1)]
-    with contextlib.ExitStack() as stack:
-        remove_abandoned(place.parent)
-        parts = [stack.enter_context(temporary_file(name)) for name in names]
-        for part in parts:
-            keep_owner(part, like=target)
-        for reading in readings:
-            documents = {
-                document.index: part
-                for (by, document), part in zip(chosen, parts, strict=True)
-                if by is reading
-            }
-            if documents:
-                with DocumentWriter(documents, gzip, report.repairs) as writer:
-                    _scan(reading.make_source(), path, limits, writer)
-        for (_, document), part in zip(chosen, parts, strict=True):
-            _verify(part.path, document, path, limits)
-        after = os.stat(target)
-        if (after.st_size, after.st_mtime_ns) != (before.st_size, before.st_mtime_ns):
-            raise TraceError(f"{path}: changes while it is read; repair it when its run has ended.")
-        if output is None:
-            report.backup = backup_of(target)
-        for part in reversed(parts):
-            part.put_in_place()
-    report.output, report.others = place, names[1:]
-    return report
-
-
 def _read(
-    file: IO[bytes],
-    path: Path,
-    size: int,
-    limits: Limits,
-    progress: Progress | None,
-    repairs: list[Repair],
+    file: IO[bytes], path: Path, limits: Limits, progress: Progress | None, repairs: list[Repair]
 ) -> list[_Reading]:
     """Read the file as a whole and, if that shows records of several processes, as stripes."""
     gzip_notes: list[Repair] = []
 
-    def make_source() -> Source:
-        file.seek(0)
+    def text() -> Read:
         gzip_notes.clear()
         note = lambda *note: gzip_notes.append(Repair(*note))  # noqa: E731
-        return open_source(file, str(path), limits, note, progress)
+        return Text(file, str(path), limits, note, progress).read
 
-    plain = _Reading(make_source, _scan(make_source(), path, limits, NoSink()))
+    def scan(read: Read) -> Scanner:
+        return _scan(read, path, limits)
+
+    plain = _Reading(text, scan(text()))
     documents = plain.scanner.documents
     broken_into = plain.scanner.lost_records and any(document.left for document in documents)
-    if (broken_into or any(document.mixed for document in documents)) and not _is_gzip(file):
-        stripes = find_stripes(file, size, documents, lambda stripe: _scan(stripe, path, limits, NoSink()))
+    if (broken_into or any(document.mixed for document in documents)) and not is_gzip(file):
+        stripes = find_stripes(file, documents, scan)
         if stripes:
             found = f"{len(stripes)} processes wrote in turns of {stripes[0].block} bytes; told apart"
             repairs.append(Repair("interleaved", documents[1].start, found, documents[1].line))
-            return [
-                _Reading(
-                    partial(replace, stripe),
-                    _scan(replace(stripe), path, limits, NoSink()),
-                    stripe.index * stripe.block,
-                )
-                for stripe in stripes
-            ]
+            return [_Reading(s.reader, scan(s.reader()), s.index * s.block) for s in stripes]
     # A broken gzip stream comes first, as it causes the damage to the text.
     repairs.extend([*gzip_notes, *sorted(plain.scanner.repairs, key=lambda repair: repair.offset)])
     return [plain]
 
 
-def _scan(source: Source, path: Path, limits: Limits, sink: Sink) -> Scanner:
-    scanner = Scanner(ByteWindow(source), str(path), limits, sink)
+def _scan(read: Read, path: Path, limits: Limits, sink: Sink | None = None) -> Scanner:
+    scanner = Scanner(read, str(path), limits, sink or Sink())
     scanner.run()
     return scanner
 
@@ -184,7 +132,10 @@ def _choose(
     able = [item for item in found if item[1].nodes >= limits.min_records]
     clear = [item for item in able if limits.allow_mixed or not item[1].mixed]
     if not able:
-        raise TraceError(f"{path}: {_too_few(found, limits)}, nothing to save; record the trace again.")
+        most = max((document.nodes for _, document in found), default=0)
+        what = f"only {most} nodes or events" if most else "no complete node or event"
+        limit = f" (--min-records {limits.min_records})" if limits.min_records > 1 else ""
+        raise TraceError(f"{path}: {what} in it{limit}, nothing to save; record the trace again.")
     if not clear:
         raise TraceError(
             f"{path}: the writes of several processes are mixed in it and cannot be separated; trace every "
@@ -198,43 +149,57 @@ def _choose(
         state = ", mixed" if document.mixed else "" if document.complete else ", incomplete"
         fate = "kept" if item is main else "written beside" if item in kept else "left out"
         detail = f"object {number} of {len(found)}, {document.nodes} nodes or events{state}: {fate}"
-        repairs.append(
-            Repair(
-                "concatenated", reading.begin + document.start, detail, 0 if reading.begin else document.line
-            )
-        )
+        line = 0 if reading.begin else document.line
+        repairs.append(Repair("concatenated", reading.begin + document.start, detail, line))
     return kept
 
 
-def _too_few(found: list[tuple[_Reading, JsonDocument]], limits: Limits) -> str:
-    most = max((document.nodes for _, document in found), default=0)
-    what = f"only {most} nodes or events" if most else "no complete node or event"
-    return f"{what} in it" + (f" (--min-records {limits.min_records})" if limits.min_records > 1 else "")
+def _write(
+    file: IO[bytes],
+    before: os.stat_result,
+    target: Path,
+    output: Path | None,
+    readings: list[_Reading],
+    chosen: list[tuple[_Reading, JsonDocument]],
+    limits: Limits,
+    report: RepairReport,
+) -> None:
+    """Write the chosen objects to ``output``, or else in place of ``target``, which was as ``before`` when it
+    was opened as ``file``."""
+    path, place = report.path, output or target
+    names = [place, *free_names(place, len(chosen) - 1)]
+    with contextlib.ExitStack() as stack:
+        remove_abandoned(place.parent)
+        parts = [stack.enter_context(temporary_file(name)) for name in names]
+        for part in parts:
+            keep_owner(part, like=target)
+        compress = is_gzip(file)
+        for reading in readings:
+            pairs = zip(chosen, parts, strict=True)
+            files = {document.index: part.file for (by, document), part in pairs if by is reading}
+            if files:
+                with DocumentWriter(files, compress, report.repairs) as writer:
+                    _scan(reading.text(), path, limits, writer)
+        for (_, document), part in zip(chosen, parts, strict=True):
+            _verify(part.path, document, path, limits)
+        after = os.stat(target)
+        if (after.st_size, after.st_mtime_ns) != (before.st_size, before.st_mtime_ns):
+            raise TraceError(f"{path}: changes while it is read; repair it when its run has ended.")
+        if output is None:
+            report.backup = backup_of(target)
+        for part in reversed(parts):
+            part.put_in_place()
+    report.output, report.others = place, names[1:]
 
 
 def _verify(result: Path, document: JsonDocument, path: Path, limits: Limits) -> None:
     """Refuse a result that would itself need repair."""
     notes: list[tuple[str, int, str]] = []
     with open(result, "rb") as file:
-        source = open_source(file, str(result), limits, lambda *note: notes.append(note))
-        scanner = _scan(source, path, limits, NoSink())
+        text = Text(file, str(result), limits, lambda *note: notes.append(note))
+        scanner = _scan(text.read, path, limits)
     if notes or scanner.repairs or [found.nodes for found in scanner.documents] != [document.nodes]:
         raise TraceError(f"{path}: damaged in a way that cannot be repaired; it is unchanged.")
-
-
-def _target(path: Path, in_place: bool) -> Path:
-    """The regular file to work on. A link to a file in another folder is not followed to change that file."""
-    target = Path(os.path.realpath(path))
-    if in_place and path.is_symlink() and target.parent != Path(os.path.realpath(path.parent)):
-        raise TraceError(f"{path}: is a link to a file in another folder; repair that file itself.")
-    if not stat.S_ISREG(os.stat(target).st_mode):
-        raise TraceError(f"{path}: is not a file.")
-    return target
-
-
-def _is_gzip(file: IO[bytes]) -> bool:
-    file.seek(0)
-    return file.read(len(GZIP_MAGIC)) == GZIP_MAGIC
 
 
 def _wait() -> None:

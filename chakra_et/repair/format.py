@@ -2,11 +2,13 @@
 
 A trace is an object with a few fields, one long array of records under ``nodes`` (host) or ``traceEvents``
 (device), and possibly more fields. The patterns find the next joint after a damaged stretch; a valid file is
-read without them.
+read without them. A header is the text up to and including the array's ``[``, a footer the text from the
+array's ``]`` to the object's ``}``.
 """
 
 from __future__ import annotations
 
+import json
 import re
 
 import msgspec
@@ -87,6 +89,9 @@ _LONG_NUMBER = b"0" * 4300
 _ONLY_IN_HEADERS = (b'"schema', b'"traceEvents"')
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_AFTER_FIELD = re.compile(rb"[ \t\r\n]*[,}\]\n]")
+_DECODER = json.JSONDecoder(strict=False)
+END = b"\n  ]\n}"
 
 
 class _AnyObject(msgspec.Struct):
@@ -148,3 +153,67 @@ def _deeper(body: bytes, depth: int) -> bool:
             return False
         brackets = outer
     return bool(brackets)
+
+
+def value_end(text: str, at: int) -> int | None:
+    """The end of the JSON value that begins at ``at``; None if it is invalid or nested too deeply."""
+    try:
+        return _DECODER.raw_decode(text, at)[1]
+    except (ValueError, RecursionError):
+        return None
+
+
+def first_keys(records: bytes) -> tuple[str, ...] | None:
+    """The keys of the first of these records; None if that record is longer than 64 KiB."""
+    text = records[: 64 << 10].decode("latin-1").lstrip(" \t\r\n")
+    try:
+        return tuple(_DECODER.raw_decode(text)[0])
+    except (ValueError, RecursionError):
+        return None
+
+
+def is_header(header: bytes, kind: str, limits: Limits) -> bool:
+    """Whether the text is valid JSON up to the ``[`` of this kind's array."""
+    if not is_object(header + b"]}", limits):
+        return False
+    return ARRAY_KEY[kind].decode() in msgspec.json.decode(header + b"]}", type=dict[str, msgspec.Raw])
+
+
+def bare_header(kind: str, fields: dict[str, bytes]) -> bytes:
+    """A header with these fields."""
+    lines = [b'  "%b": %b,\n' % (name.encode(), value) for name, value in fields.items()]
+    return b'{\n%b  "%b": [' % (b"".join(lines), ARRAY_KEY[kind])
+
+
+def salvage_fields(text: bytes, kind: str, limits: Limits) -> dict[str, bytes]:
+    """The known fields of a damaged header or footer whose values are complete: name → value as written."""
+    fields: dict[str, bytes] = {}
+    decoded = text.decode("latin-1")
+    for found in TOP_FIELD[kind].finditer(text):
+        name = found.group(1).decode()
+        end = value_end(decoded, found.end())
+        # A number that is cut off would read as a smaller one.
+        if end is None or not _AFTER_FIELD.match(text, end):
+            continue
+        value = text[found.end() : end]
+        if name not in fields and is_object(b'{"%b": %b}' % (name.encode(), value), limits):
+            fields[name] = value
+    return fields
+
+
+def footer_end(text: str, at: int) -> int | None:
+    """The end of the object whose array's ``]`` is at ``at``; None if no complete footer follows."""
+    after = matched_end(SEPARATOR, text[at + 1 : at + 4096].encode("latin-1")) + at + 1
+    if text[after : after + 1] == "}":
+        return after + 1
+    end = value_end("{" + text[after:], 0)
+    return None if end is None else after + end - 1
+
+
+def mend_footer(footer: bytes, kind: str, limits: Limits) -> tuple[bytes, str]:
+    """``footer`` (from ``]`` on) if it is valid, else what can be read of it and a sentence on that."""
+    if is_object(b'{"_": [%b' % footer, limits):
+        return footer, ""
+    fields = salvage_fields(footer, kind, limits)
+    lines = [b',\n  "%b": %b' % (name.encode(), value) for name, value in fields.items()]
+    return b"\n  ]%b\n}" % b"".join(lines), f"fields that could be read: {', '.join(fields) or 'none'}"

@@ -10,15 +10,9 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
+from functools import partial
 
-from chakra_et.repair.format import (
-    HOST,
-    NAME_FIELD,
-    NOT_A_NUMBER,
-    RECORD_KEYS,
-    is_object,
-    matched_end,
-)
+from chakra_et.repair.format import HOST, NAME_FIELD, NOT_A_NUMBER, RECORD_KEYS, is_object, matched_end
 from chakra_et.traces.limits import Limits
 
 MAX_MEND_BYTES = 1 << 20
@@ -66,9 +60,9 @@ def mend(
     """
     if len(record) > MAX_MEND_BYTES:
         return None
-    for attempt in (_mend_usual, _mend_tokens):
+    for attempt in (partial(_mend_usual, record, kind), _Reader(record, limits).read):
         try:
-            text, fixes = attempt(record, limits, kind)
+            text, fixes = attempt()
         except _Unmendable:
             continue
         if fixes and is_object(text, limits) and is_whole(text, kind, keys):
@@ -102,7 +96,7 @@ def _without_doubles(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return value
 
 
-def _mend_usual(record: bytes, _: Limits, kind: str) -> tuple[bytes, list[Fix]]:
+def _mend_usual(record: bytes, kind: str) -> tuple[bytes, list[Fix]]:
     fixes: list[Fix] = []
     name = NAME_FIELD.search(record) if kind == HOST else None
     if name and _RECORD_INSIDE.search(name.group(2)):
@@ -150,10 +144,6 @@ def _short(text: bytes) -> str:
     return repr(text[:60].decode("utf-8", "replace")) + ("…" if len(text) > 60 else "")
 
 
-def _mend_tokens(record: bytes, limits: Limits, _: str) -> tuple[bytes, list[Fix]]:
-    return _Reader(record, limits).read()
-
-
 @dataclass
 class _Reader:
     """Reads one value leniently. ``wants`` is what the grammar expects next: value (the whole), key, colon,
@@ -169,10 +159,25 @@ class _Reader:
         self.fixes: list[Fix] = []
         self.comma: int | None = None  # index in ``out`` of a comma that nothing has followed yet
         while self.at < len(self.record):
+            byte = self.record[self.at : self.at + 1]
             if space := _SPACE.match(self.record, self.at):
                 self._take(space.group())
+            elif byte == b",":
+                self._read_comma()
+            elif byte in b"}]":
+                self._close(byte)
+            elif byte == b":":
+                if self.wants != "colon":
+                    raise _Unmendable
+                self._take(byte)
+                self.wants = "member"
             else:
-                self._token(self.record[self.at : self.at + 1])
+                if self.wants == "next":
+                    self._fix("missing-comma", "put in")
+                    self.out.append(b",")
+                    self._expect_inside()
+                self._read_value(byte)
+                self.comma = None
         if self.stack or self.wants != "done":
             raise _Unmendable
         return b"".join(self.out), self.fixes
@@ -184,35 +189,17 @@ class _Reader:
     def _fix(self, kind: str, detail: str) -> None:
         self.fixes.append((kind, self.at, detail))
 
-    def _token(self, byte: bytes) -> None:
-        if byte == b",":
-            self._read_comma()
-        elif byte in b"}]":
-            self._close(byte)
-        elif byte == b":":
-            if self.wants != "colon":
-                raise _Unmendable
-            self._take(byte)
-            self.wants = "member"
-        else:
-            if self.wants == "next":
-                self._fix("missing-comma", "put in")
-                self.out.append(b",")
-                self._after_comma()
-            self._read_value(byte)
-            self.comma = None
-
-    def _after_comma(self) -> None:
+    def _expect_inside(self) -> None:
         self.wants = "key" if self.stack[-1] == b"}" else "item"
 
-    def _after_value(self) -> None:
+    def _expect_after_value(self) -> None:
         self.wants = "next" if self.stack else "done"
 
     def _read_comma(self) -> None:
         if self.wants == "next":
             self.comma = len(self.out)
             self._take(b",")
-            self._after_comma()
+            self._expect_inside()
         elif self.wants in ("key", "item"):
             self._fix("double-comma", "taken out")
             self._take(b",", b"")
@@ -228,7 +215,7 @@ class _Reader:
             self.comma = None
         self.stack.pop()
         self._take(byte)
-        self._after_value()
+        self._expect_after_value()
 
     def _read_value(self, byte: bytes) -> None:
         if self.wants not in ("value", "item", "member", "key") or (self.wants == "key" and byte != b'"'):
@@ -240,22 +227,19 @@ class _Reader:
                 raise _Unmendable
             self.stack.append(b"}" if byte == b"{" else b"]")
             self._take(byte)
-            self._after_comma()
+            self._expect_inside()
         else:
-            self._read_scalar()
-            self._after_value()
-
-    def _read_scalar(self) -> None:
-        scalar = _SCALAR.match(self.record, self.at)
-        if not scalar or not _DELIMITER.match(self.record, scalar.end()):
-            raise _Unmendable
-        token = scalar.group()
-        # A number beyond the range of a double: Python reads it as infinite, msgspec refuses it.
-        if scalar["nan"] or (scalar["number"] and abs(float(token)) == float("inf")):
-            self._fix("nan", f"{_short(token)} put in quotes")
-            self._take(token, b'"%b"' % token)
-        else:
-            self._take(token)
+            scalar = _SCALAR.match(self.record, self.at)
+            if not scalar or not _DELIMITER.match(self.record, scalar.end()):
+                raise _Unmendable
+            token = scalar.group()
+            # A number beyond the range of a double: Python reads it as infinite, msgspec refuses it.
+            if scalar["nan"] or (scalar["number"] and abs(float(token)) == float("inf")):
+                self._fix("nan", f"{_short(token)} put in quotes")
+                self._take(token, b'"%b"' % token)
+            else:
+                self._take(token)
+            self._expect_after_value()
 
     def _read_string(self) -> None:
         in_array = self.stack[-1:] == [b"]"]
@@ -264,31 +248,25 @@ class _Reader:
         else:
             top = len(self.stack) == 1
             follows = _AFTER_ITEM if in_array else _AFTER_TOP_MEMBER if top else _AFTER_MEMBER
-            self._after_value()
+            self._expect_after_value()
         start = self.at + 1
         end = matched_end(_GOOD_INSIDE, self.record, start)
         closed = self.record[end : end + 1] == b'"'
         if not closed or not (
             follows.match(self.record, end + 1) or (in_array and _NEXT_ITEM.match(self.record, end + 1))
         ):
-            end = self._literal_end(start, follows)
-        inside = self.record[start:end]
-        escaped, fault, detail = _escape(inside)
+            # Then the string ends at the first quote, escaped or not, with what must follow a string here.
+            # If what is before it looks like the joint of two strings, a quote is damaged, not unescaped.
+            end = self.record.find(b'"', start)
+            while end >= 0 and not follows.match(self.record, end + 1):
+                end = self.record.find(b'"', end + 1)
+            if (
+                end < 0
+                or end - start > self.limits.max_string_bytes
+                or _JOINT_INSIDE.search(self.record, start, end)
+            ):
+                raise _Unmendable
+        escaped, fault, detail = _escape(self.record[start:end])
         if fault:
             self._fix(fault, detail)
         self._take(self.record[self.at : end + 1], b'"%b"' % escaped)
-
-    def _literal_end(self, start: int, follows: re.Pattern[bytes]) -> int:
-        """The first quote, escaped or not, that is followed by what must follow a string here.
-
-        Refused if the string would swallow what looks like the joint of two strings: then a quote is damaged,
-        not unescaped.
-        """
-        end = self.record.find(b'"', start)
-        while end >= 0 and end - start <= self.limits.max_string_bytes:
-            if follows.match(self.record, end + 1):
-                if _JOINT_INSIDE.search(self.record, start, end):
-                    break
-                return end
-            end = self.record.find(b'"', end + 1)
-        raise _Unmendable

@@ -7,23 +7,23 @@ accepted only if each process's blocks, joined, form an object that needs no rep
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import IO
 
-from chakra_et.repair.documents import JsonDocument
 from chakra_et.repair.format import OBJECT_START
 from chakra_et.repair.scan import Scanner
+from chakra_et.repair.source import Read
+from chakra_et.repair.types import JsonDocument
 
 MIN_BLOCK_BYTES = 64
 MAX_WRITERS = 8
 
-ScanStripe = Callable[["Stripe"], Scanner]
-
 
 @dataclass
 class Stripe:
-    """The text of writer ``index`` of ``writers`` that alternate in blocks of ``block`` bytes, as a source.
+    """The text of writer ``index`` of ``writers`` that alternate in blocks of ``block`` bytes.
 
     ``lengths``: the bytes of each writer that has ended. Its last block is shorter, and the others continue
     without it.
@@ -36,24 +36,28 @@ class Stripe:
     index: int
     lengths: dict[int, int]
 
-    def __post_init__(self) -> None:
-        self._pieces = self._places()
-        self._left = (0, 0)
+    def reader(self) -> Read:
+        """Reads it from its start."""
+        blocks = self._blocks()
+        offset = left = 0
 
-    def read(self, size: int, /) -> bytes:
-        parts: list[bytes] = []
-        while size > 0:
-            offset, length = self._left if self._left[1] else next(self._pieces, (0, 0))
-            if not length:
-                break
-            take = min(size, length)
-            self.file.seek(offset)
-            parts.append(self.file.read(take))
-            size -= take
-            self._left = (offset + take, length - take)
-        return b"".join(parts)
+        def read(size: int) -> bytes:
+            nonlocal offset, left
+            parts: list[bytes] = []
+            while size > 0:
+                if not left:
+                    offset, left = next(blocks, (0, 0))
+                if not left:
+                    break
+                take = min(size, left)
+                self.file.seek(offset)
+                parts.append(self.file.read(take))
+                offset, left, size = offset + take, left - take, size - take
+            return b"".join(parts)
 
-    def _places(self) -> Iterator[tuple[int, int]]:
+        return read
+
+    def _blocks(self) -> Iterator[tuple[int, int]]:
         """(offset, length) of this writer's blocks."""
         offset, before, written = 0, -1, [0] * self.writers
         while before < offset < self.size:
@@ -67,54 +71,43 @@ class Stripe:
                 written[writer] += length
 
 
-def find_stripes(file: IO[bytes], size: int, documents: list[JsonDocument], scan: ScanStripe) -> list[Stripe]:
+def find_stripes(
+    file: IO[bytes], documents: list[JsonDocument], scan: Callable[[Read], Scanner]
+) -> list[Stripe]:
     """One stripe per process; empty if the file is not striped.
 
     ``documents`` are those found in the file read as a whole, ``scan`` reads one stripe.
     """
     if len(documents) < 2 or documents[0].left is None:
         return []
-    block = documents[1].start - documents[0].start
-    if block < MIN_BLOCK_BYTES or documents[0].start >= block:
+    first = documents[0].start
+    block = documents[1].start - first
+    if block < MIN_BLOCK_BYTES or first >= block:
         return []
-    writers = _count_writers(file, block, documents[0].start)
-    if writers < 2:
-        return []
-    # Each text may end with a newline or without one.
-    for after_end in (1, 0):
-        lengths = _lengths(file, size, block, writers, scan, after_end)
-        if lengths is not None:
-            return [Stripe(file, size, block, writers, index, lengths) for index in range(writers)]
-    return []
-
-
-def _lengths(
-    file: IO[bytes], size: int, block: int, writers: int, scan: ScanStripe, after_end: int
-) -> dict[int, int] | None:
-    """The bytes that each writer wrote, for those that have ended; None if the file is not striped this way.
-
-    ``after_end``: bytes after the last bracket of each.
-    """
-    lengths: dict[int, int] = {}
-    while len(lengths) < writers:
-        rest = [index for index in range(writers) if index not in lengths]
-        scans = {index: scan(Stripe(file, size, block, writers, index, lengths)) for index in rest}
-        ended = {
-            i: scanner.documents[0].end + after_end for i, scanner in scans.items() if _is_clean(scanner)
-        }
-        if not ended:
-            return lengths if all(_only_breaks_off(scanner) for scanner in scans.values()) else None
-        lengths = {**lengths, **ended}
-    return lengths
-
-
-def _count_writers(file: IO[bytes], block: int, first: int) -> int:
-    """The number of leading blocks that begin with an object."""
-    for writer in range(MAX_WRITERS):
-        file.seek(first + writer * block)
+    size = os.fstat(file.fileno()).st_size
+    writers = 0  # the number of leading blocks that begin with an object
+    while writers < MAX_WRITERS:
+        file.seek(first + writers * block)
         if not OBJECT_START.match(file.read(200)):
-            return writer
-    return MAX_WRITERS
+            break
+        writers += 1
+    # Each text may end with a newline or without one.
+    for after_end in (1, 0) if writers > 1 else ():
+        lengths: dict[int, int] = {}
+        while True:
+            stripes = [Stripe(file, size, block, writers, index, lengths) for index in range(writers)]
+            scans = {stripe.index: scan(stripe.reader()) for stripe in stripes if stripe.index not in lengths}
+            ended = {i: s.documents[0].end + after_end for i, s in scans.items() if _is_clean(s)}
+            if not ended:
+                break
+            lengths = {**lengths, **ended}
+        # The only fault of the others may be that their text ends too early.
+        if all(
+            len(scanner.documents) == 1 and [repair.kind for repair in scanner.repairs] == ["truncated"]
+            for scanner in scans.values()
+        ):
+            return stripes
+    return []
 
 
 def _is_clean(scanner: Scanner) -> bool:
@@ -125,8 +118,3 @@ def _is_clean(scanner: Scanner) -> bool:
         and document.complete
         and not any(repair.offset < document.end for repair in scanner.repairs)
     )
-
-
-def _only_breaks_off(scanner: Scanner) -> bool:
-    """Whether the only fault of the text is that it ends too early."""
-    return len(scanner.documents) == 1 and [repair.kind for repair in scanner.repairs] == ["truncated"]

@@ -1,9 +1,11 @@
-"""The kinds of repair, one repair, and the report for one file."""
+"""The kinds of repair, one repair, the report for one file, and an object that is found in it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import msgspec
 
 # Kind → meaning. The kinds are stable ids: reports and scripts may rely on them.
 KINDS = {
@@ -31,6 +33,7 @@ KINDS = {
     "gz-garbage": "removed bytes after the gzip stream",
     "not-listed": "further repairs, not listed one by one",
 }
+MAX_SEEN = 100_000
 
 
 @dataclass(frozen=True)
@@ -65,3 +68,51 @@ class RepairReport:
     output: Path | None = None
     backup: Path | None = None
     others: list[Path] = field(default_factory=list)
+
+
+class _Id(msgspec.Struct):
+    id: int = 0
+
+
+_IDS = msgspec.json.Decoder(list[_Id])
+
+
+@dataclass
+class JsonDocument:
+    """An object being read, which begins at byte ``start``.
+
+    ``keys``: the keys of an intact record, in order. ``closed``: its end has been read; ``whole``: and was
+    not cut off; ``complete``: nor does its beginning lack. ``left``: (offset, line) where another object
+    began before this one had ended; ``torn``: the incomplete record before that place. ``mixed``: it holds
+    records of other processes.
+    """
+
+    index: int
+    start: int
+    kind: str
+    line: int
+    has_header: bool = True
+    nodes: int = 0
+    closed: bool = False
+    whole: bool = False
+    mixed: bool = False
+    end: int = 0
+    keys: tuple[str, ...] | None = None
+    torn: bytes = b""
+    left: tuple[int, int] | None = None
+    seen: set[int] = field(default_factory=set)
+
+    @property
+    def complete(self) -> bool:
+        return self.whole and self.has_header
+
+    def repeats_ids(self, records: bytes) -> bool:
+        """Whether an id occurs twice in this document. Only the first ``MAX_SEEN`` ids are remembered."""
+        try:
+            ids = [record.id for record in _IDS.decode(b"[%b]" % records)]
+        except msgspec.DecodeError:
+            return False
+        repeats = len(set(ids)) < len(ids) or not self.seen.isdisjoint(ids)
+        if len(self.seen) < MAX_SEEN:
+            self.seen.update(ids)
+        return repeats

@@ -1,73 +1,99 @@
-"""Write the chosen documents, and name backups so that a killed repair leaves the old file or the new one."""
+"""Write the chosen documents, and name backups so that a killed repair leaves the old file or the new one.
+
+A repaired trace lists its repairs in its last field, see ``traces.repaired``.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import gzip
+import itertools
+import json
 import os
+import re
 import shutil
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import IO
 
+import msgspec
+
 from chakra_et.files import Temporary, copy, sync_folder
-from chakra_et.repair.documents import JsonDocument
-from chakra_et.repair.mark import marked
-from chakra_et.repair.types import Repair
+from chakra_et.repair.format import value_end
+from chakra_et.repair.records import Sink
+from chakra_et.repair.types import JsonDocument, Repair
+from chakra_et.traces.repaired import KEY, MAX_LISTED, recorded
+
+CUT = ("truncated", "gz-truncated")
+FURTHER = "further repairs, not listed one by one"
+_FIELD = re.compile(rb',\s*"%s"\s*:\s*' % KEY.encode())
 
 
-class NoSink:
-    """Discards everything."""
-
-    def open(self, document: JsonDocument, header: bytes) -> None: ...
-
-    def add(self, document: JsonDocument, records: bytes) -> None: ...
-
-    def close(self, document: JsonDocument, footer: bytes) -> None: ...
-
-
-@dataclass
-class DocumentWriter:
-    """Writes each chosen document to its own file, with the list of ``repairs`` in it.
+class DocumentWriter(Sink):
+    """Writes each chosen document (by its index) to its own file, with the list of ``repairs`` in it.
 
     A context manager; leaving it flushes the files.
     """
 
-    documents: dict[int, Temporary]
-    compress: bool
-    repairs: Sequence[Repair] = ()
-    _streams: dict[int, IO[bytes] | gzip.GzipFile] = field(default_factory=dict)
-    _begun: set[int] = field(default_factory=set)
+    def __init__(self, files: dict[int, IO[bytes]], compress: bool, repairs: Sequence[Repair]) -> None:
+        self.files, self.repairs = files, repairs
+        # No name and no time in the gzip header, so that the same repair gives the same bytes.
+        self.streams: dict[int, IO[bytes] | gzip.GzipFile] = {
+            index: gzip.GzipFile("", "wb", 6, file, mtime=0) if compress else file
+            for index, file in files.items()
+        }
+        self._begun: set[int] = set()
 
     def __enter__(self) -> DocumentWriter:
-        for index, part in self.documents.items():
-            # No name and no time in the gzip header, so that the same repair gives the same bytes.
-            self._streams[index] = (
-                gzip.GzipFile("", "wb", 6, part.file, mtime=0) if self.compress else part.file
-            )
         return self
 
     def __exit__(self, *_: object) -> None:
-        for index, part in self.documents.items():
-            if self.compress:
-                self._streams[index].close()
-            part.file.flush()
+        for index, file in self.files.items():
+            if self.streams[index] is not file:
+                self.streams[index].close()
+            file.flush()
 
     def open(self, document: JsonDocument, header: bytes) -> None:
-        if document.index in self.documents:
-            self._streams[document.index].write(header)
+        self._write(document, header)
 
     def add(self, document: JsonDocument, records: bytes) -> None:
-        if document.index in self.documents:
-            if document.index in self._begun:
-                self._streams[document.index].write(b",")
-            self._begun.add(document.index)
-            self._streams[document.index].write(records)
+        if document.index in self._begun:
+            self._write(document, b",")
+        self._begun.add(document.index)
+        self._write(document, records)
 
     def close(self, document: JsonDocument, footer: bytes) -> None:
-        if document.index in self.documents:
-            self._streams[document.index].write(marked(footer, document, self.repairs))
+        if document.index in self.streams:
+            self._write(document, marked(footer, document, self.repairs))
+
+    def _write(self, document: JsonDocument, text: bytes) -> None:
+        if document.index in self.streams:
+            self.streams[document.index].write(text)
+
+
+def marked(footer: bytes, document: JsonDocument, repairs: Iterable[Repair]) -> bytes:
+    """``footer`` with the repairs of its document, after those of an earlier repair."""
+    try:
+        fields = msgspec.json.decode(b'{"_": [%b' % footer, type=dict[str, msgspec.Raw])
+        listed = recorded(msgspec.json.decode(fields[KEY]))
+    except (msgspec.DecodeError, KeyError, RecursionError):
+        listed = {}
+    # An object that is whole is not cut off, whatever else was in its file. A cut comes first, as it counts.
+    own = [repair for repair in repairs if not (document.whole and repair.kind in CUT)]
+    for repair in sorted(own, key=lambda repair: repair.kind not in CUT):
+        text = str(repair)
+        if text not in listed and len(listed) >= MAX_LISTED - 1:
+            text = FURTHER
+        listed[text] = listed.get(text, 0) + 1
+    if not listed:
+        return footer
+    found = _FIELD.search(footer)
+    value = value_end(footer.decode("latin-1"), found.end()) if found else None
+    if found and value is not None:
+        footer = footer[: found.start()] + footer[value:]
+    end = footer.rindex(b"}")
+    field = f',\n  "{KEY}": {json.dumps(listed)}\n'
+    return footer[:end].rstrip() + field.encode() + footer[end:]
 
 
 def keep_owner(part: Temporary, like: Path) -> None:
@@ -108,11 +134,5 @@ def free_names(place: Path, count: int) -> list[Path]:
     for part in (".gz", ".json"):
         if stem.endswith(part):
             stem, ending = stem.removesuffix(part), part + ending
-    names: list[Path] = []
-    number = 1
-    while len(names) < count:
-        name = place.with_name(f"{stem}.{number}{ending}")
-        if not os.path.lexists(name):
-            names.append(name)
-        number += 1
-    return names
+    names = (place.with_name(f"{stem}.{number}{ending}") for number in itertools.count(1))
+    return list(itertools.islice((name for name in names if not os.path.lexists(name)), count))
