@@ -14,7 +14,7 @@ from chakra_et.convert.runs import RunOptions, default_workers
 from chakra_et.errors import TraceError
 from chakra_et.text import list_ranks
 from chakra_et.traces import sets as trace_sets
-from chakra_et.traces.limits import DEFAULT_LIMITS, Limits
+from chakra_et.traces.records import DEFAULT_LIMITS, Limits
 
 FOLDER = "outputs"
 RARE = "for damaged or hostile files"

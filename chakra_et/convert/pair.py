@@ -36,8 +36,8 @@ from chakra_et.traces import device as device_trace
 from chakra_et.traces import host as host_trace
 from chakra_et.traces.device import DeviceTrace
 from chakra_et.traces.host import HostTrace
-from chakra_et.traces.limits import DEFAULT_LIMITS, Limits
 from chakra_et.traces.operators import operators_of
+from chakra_et.traces.records import DEFAULT_LIMITS, Limits
 from chakra_et.traces.sets import Pair
 
 WORTH_A_PROCESS = 10_000_000

@@ -15,7 +15,7 @@ from chakra_et.cost.operator_work import CAUSAL, WITH_VALUES, operator_work, rul
 from chakra_et.et.columns import ExecutionTrace, Strings
 from chakra_et.predict.gpu_layout import contiguous_strides, layout
 from chakra_et.simulate.run import Run
-from chakra_et.traces.strides import STRIDES, is_shape
+from chakra_et.traces.fields import STRIDES, is_shape
 
 _SELECTS = ("aten::index_select", "aten::embedding", "aten::gather")
 _WRITES_FIRST = re.compile(r"aten::\w*(?<!_)_$|aten::copy_$")

@@ -21,7 +21,7 @@ from chakra_et.errors import TraceError
 from chakra_et.names import TRACE_GLOBS
 from chakra_et.repair.file import repair_file
 from chakra_et.text import printable, table
-from chakra_et.traces.limits import DEFAULT_LIMITS, Limits
+from chakra_et.traces.records import DEFAULT_LIMITS, Limits
 
 LONG_BYTES = 100 << 20
 RARE = "for damaged or hostile files"

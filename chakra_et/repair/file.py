@@ -26,7 +26,7 @@ from chakra_et.repair.source import Progress, Read, Text, is_gzip
 from chakra_et.repair.stripes import find_stripes
 from chakra_et.repair.types import JsonDocument, Repair, RepairReport
 from chakra_et.repair.write import DocumentWriter, backup_of, free_names, keep_owner
-from chakra_et.traces.limits import DEFAULT_LIMITS, Limits
+from chakra_et.traces.records import DEFAULT_LIMITS, Limits
 
 Keep = Literal["last", "first", "largest", "all"]
 

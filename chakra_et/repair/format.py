@@ -13,7 +13,7 @@ import re
 
 import msgspec
 
-from chakra_et.traces.limits import Limits
+from chakra_et.traces.records import Limits
 
 HOST, DEVICE = "host", "device"
 ARRAY_KEY = {HOST: b"nodes", DEVICE: b"traceEvents"}

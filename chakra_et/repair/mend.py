@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from chakra_et.repair.format import HOST, NAME_FIELD, NOT_A_NUMBER, RECORD_KEYS, is_object, matched_end
-from chakra_et.traces.limits import Limits
+from chakra_et.traces.records import Limits
 
 MAX_MEND_BYTES = 1 << 20
 

@@ -21,7 +21,7 @@ from chakra_et.repair.format import (
 from chakra_et.repair.mend import is_whole, mend
 from chakra_et.repair.source import ByteWindow, Read
 from chakra_et.repair.types import JsonDocument, Repair
-from chakra_et.traces.limits import Limits
+from chakra_et.traces.records import Limits
 
 STEP_BYTES = 1 << 20
 SMALL_STEP = 4 << 10

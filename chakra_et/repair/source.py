@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Callable
 from typing import IO
 
-from chakra_et.traces.limits import Limits, TextMeter
+from chakra_et.traces.records import Limits, TextMeter
 
 READ_BYTES = 1 << 20
 GZIP_PIECE = 64 << 10

@@ -1,6 +1,6 @@
 """Write the chosen documents, and name backups so that a killed repair leaves the old file or the new one.
 
-A repaired trace lists its repairs in its last field, see ``traces.repaired``.
+A repaired trace lists its repairs in its last field, see ``traces.fields``.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from chakra_et.files import Temporary, copy, sync_folder
 from chakra_et.repair.format import value_end
 from chakra_et.repair.records import Sink
 from chakra_et.repair.types import JsonDocument, Repair
-from chakra_et.traces.repaired import KEY, MAX_LISTED, recorded
+from chakra_et.traces.fields import MAX_LISTED_REPAIRS, REPAIRS, recorded_repairs
 
 CUT = ("truncated", "gz-truncated")
 FURTHER = "further repairs, not listed one by one"
-_FIELD = re.compile(rb',\s*"%s"\s*:\s*' % KEY.encode())
+_FIELD = re.compile(rb',\s*"%s"\s*:\s*' % REPAIRS.encode())
 
 
 class DocumentWriter(Sink):
@@ -75,14 +75,14 @@ def marked(footer: bytes, document: JsonDocument, repairs: Iterable[Repair]) -> 
     """``footer`` with the repairs of its document, after those of an earlier repair."""
     try:
         fields = msgspec.json.decode(b'{"_": [%b' % footer, type=dict[str, msgspec.Raw])
-        listed = recorded(msgspec.json.decode(fields[KEY]))
+        listed = recorded_repairs(msgspec.json.decode(fields[REPAIRS]))
     except (msgspec.DecodeError, KeyError, RecursionError):
         listed = {}
     # An object that is whole is not cut off, whatever else was in its file. A cut comes first, as it counts.
     own = [repair for repair in repairs if not (document.whole and repair.kind in CUT)]
     for repair in sorted(own, key=lambda repair: repair.kind not in CUT):
         text = str(repair)
-        if text not in listed and len(listed) >= MAX_LISTED - 1:
+        if text not in listed and len(listed) >= MAX_LISTED_REPAIRS - 1:
             text = FURTHER
         listed[text] = listed.get(text, 0) + 1
     if not listed:
@@ -92,7 +92,7 @@ def marked(footer: bytes, document: JsonDocument, repairs: Iterable[Repair]) -> 
     if found and value is not None:
         footer = footer[: found.start()] + footer[value:]
     end = footer.rindex(b"}")
-    field = f',\n  "{KEY}": {json.dumps(listed)}\n'
+    field = f',\n  "{REPAIRS}": {json.dumps(listed)}\n'
     return footer[:end].rstrip() + field.encode() + footer[end:]
 
 

@@ -16,31 +16,25 @@ import numpy as np
 from chakra_et.arrays import narrowed
 from chakra_et.errors import TraceError
 from chakra_et.findings import Findings
-from chakra_et.traces.device_columns import DeviceColumns
+from chakra_et.traces.device_columns import SPARSE, DeviceColumns
 from chakra_et.traces.device_format import (
     ANNOTATION,
     KERNEL,
     MODULE,
     SYNC,
     Args,
+    Event,
     Header,
-    HeaderFields,
     OperatorHeader,
 )
-from chakra_et.traces.fields import as_number
-from chakra_et.traces.limits import DEFAULT_LIMITS, Limits
+from chakra_et.traces.fields import add_repairs, as_number
 from chakra_et.traces.memory import Memory, no_memory, read_memory
 from chakra_et.traces.recording import Recording, read_recording
-from chakra_et.traces.records import read_records
-from chakra_et.traces.repaired import add_repairs
+from chakra_et.traces.records import DEFAULT_LIMITS, Limits, read_records
 
 MAX_MICROSECONDS = 2.0**53
 MAX_SPAN = 7 * 86_400e6
 """Longest time in µs from the median event to any other event, and of one event: profiling takes minutes."""
-_PER_ROW = (
-    "name", "category", "start", "end", "thread", "device", "stream", "rf_id", "external_id", "correlation",
-    "sequence", "forward_thread", "bytes", "graph", "shape",
-)  # fmt: skip
 
 
 @dataclass(eq=False, repr=False)
@@ -136,10 +130,14 @@ class DeviceTrace:
     def select(self, rows: np.ndarray) -> DeviceTrace:
         """The same trace with only ``rows`` (ascending)."""
         place = {int(row): at for at, row in enumerate(rows)}
-        changes: dict[str, Any] = {column: getattr(self, column)[rows] for column in _PER_ROW}
-        for sparse in ("communication", "waits", "launched", "strides"):
-            table = getattr(self, sparse)
-            changes[sparse] = {place[row]: value for row, value in table.items() if row in place}
+        changes: dict[str, Any] = {
+            name: column[rows]
+            for name, column in vars(self).items()
+            if isinstance(column, np.ndarray) and name != "forward_backward"
+        }
+        for name in SPARSE:
+            table = getattr(self, name)
+            changes[name] = {place[row]: value for row, value in table.items() if row in place}
         if self.inputs:
             texts = ([column[row] for row in rows.tolist()] for column in vars(self.inputs).values())
             changes["inputs"] = OperatorInputs(*texts)
@@ -159,13 +157,51 @@ def load(path: str | Path, limits: Limits = DEFAULT_LIMITS, operators: bool = Fa
         raise TraceError(
             f"{path}: has no operator, runtime call or kernel; did the run reach an active profiler step?"
         )
-    return _finish(path, columns, header)
-
-
-def _finish(path: Path, columns: DeviceColumns, header: HeaderFields) -> DeviceTrace:
-    start_us, length = (np.concatenate(columns.numbers.pop(name)) for name in ("start", "length"))
-    category, outer = (np.concatenate(columns.numbers[name]) for name in ("category", "external_id"))
     findings = columns.findings
+    numbers = {name: np.concatenate(columns.numbers.pop(name)) for name in list(columns.numbers)}
+    add_repairs(findings, "device", header.chakra_et_repairs)
+    sane, origin_us = _times(path, numbers, findings)
+    order = _order(sane, numbers, findings)
+    place = np.full(len(sane), -1, dtype=np.int64)
+    place[order] = np.arange(len(order))
+    inputs = None
+    if columns.inputs is not None:
+        inputs = OperatorInputs(*([column[row] for row in order.tolist()] for column in columns.inputs))
+    properties = header.deviceProperties
+    first = properties[0] if isinstance(properties, list) and properties else {}
+    rows: dict[str, Any] = {
+        name: {int(place[row]): value for row, value in table.items() if place[row] >= 0}
+        for name, table in columns.sparse.items()
+    }
+    start, end = (numbers.pop(name)[order] for name in ("start", "end"))
+    rows |= {name: narrowed(numbers.pop(name)[order]) for name in list(numbers)}
+    return DeviceTrace(
+        path=path,
+        names=list(columns.names),
+        start=start,
+        end=end,
+        threads=list(columns.threads),
+        thread_names=columns.thread_names,
+        shapes=list(columns.shapes),
+        forward_backward=_flows(columns, origin_us),
+        modules=_modules(columns, origin_us),
+        origin_ns=int(as_number(header.baseTimeNanoseconds, 0)) + int(origin_us) * 1000,
+        events_in=columns.events_in,
+        findings=findings,
+        distributed=header.distributedInfo if isinstance(header.distributedInfo, dict) else {},
+        host_name=str(header.host_name or ""),
+        recording=read_recording(header.chakra_et),
+        device_name=str(first.get("name") or "") if isinstance(first, dict) else "",
+        inputs=inputs,
+        memory=read_memory(columns.memory, columns.threads, origin_us, 2 * MAX_SPAN, findings),
+        **rows,
+    )
+
+
+def _times(path: Path, numbers: dict[str, np.ndarray], findings: Findings) -> tuple[np.ndarray, float]:
+    """Put ``start`` and ``end`` (int64, ns) in place of ``start`` and ``length`` as recorded; returns which
+    events have a usable time, and the first whole µs."""
+    start_us, length, category = numbers["start"], numbers.pop("length"), numbers["category"]
     # The comparison is false for NaN, so this also rejects events without a time.
     sane = (np.abs(start_us) < MAX_MICROSECONDS) & (length < MAX_SPAN) & (length > -MAX_SPAN)
     if sane.any():
@@ -173,7 +209,6 @@ def _finish(path: Path, columns: DeviceColumns, header: HeaderFields) -> DeviceT
         middle = np.partition(start_us[sane], int(sane.sum()) // 2)[int(sane.sum()) // 2]
         sane &= np.abs(start_us - middle) < MAX_SPAN
     findings.add("bad-time", int((~sane).sum()))
-    add_repairs(findings, "device", header.chakra_et_repairs)
     negative = sane & (length < 0)
     if negative.any():
         findings.add("negative-duration", int(negative.sum()))
@@ -185,136 +220,70 @@ def _finish(path: Path, columns: DeviceColumns, header: HeaderFields) -> DeviceT
     end = start.copy()
     start[sane] = np.rint((start_us[sane] - origin_us) * 1000).astype(np.int64)
     end[sane] = start[sane] + np.rint(length[sane] * 1000).astype(np.int64)
+    numbers["start"], numbers["end"] = start, end
     rounding_ns = int(np.spacing(np.abs(start_us[sane]).max()) * 1000)
     if rounding_ns:
-        work = np.flatnonzero(sane & (category >= KERNEL) & (category != SYNC))
-        _cut_rounding(work, start, end, columns.numbers, rounding_ns)
+        # PyTorch 2.2 and 2.3 write microseconds since 1970, of which a double holds a quarter, and later
+        # versions write them since baseTimeNanoseconds. What the rounding made late ends before the next work
+        # of its stream begins.
+        rows = np.flatnonzero(sane & (category >= KERNEL) & (category != SYNC))
+        rows = rows[np.lexsort((start[rows], numbers["stream"][rows], numbers["device"][rows]))]
+        before, after = rows[:-1], rows[1:]
+        late = end[before] - start[after]
+        cut = (late > 0) & (late <= rounding_ns) & (start[before] < start[after])
+        for name in ("stream", "device"):
+            cut &= numbers[name][before] == numbers[name][after]
+        end[before[cut]] = start[after[cut]]
+    return sane, origin_us
+
+
+def _order(sane: np.ndarray, numbers: dict[str, np.ndarray], findings: Findings) -> np.ndarray:
+    """The usable rows by time, without those that are another row once more, as where a writer wrote a buffer
+    twice: one that lasts, or has an id or a stream, can't be there beside itself."""
+    start, end = numbers["start"], numbers["end"]
+    category, outer = numbers["category"], numbers["external_id"]
     # With equal times, a runtime call is inside an operator and a driver call inside a runtime call; of two
     # operators, the outer one has the lower id.
     order = np.lexsort((outer, np.maximum(category, ANNOTATION), -end, start))
     order = order[sane[order]]
-    repeated = _repeated(order, start, end, columns.numbers)
-    findings.add("duplicate-event", len(repeated))
-    findings.add("duplicate-events", len(repeated))
-    order = order[~np.isin(order, repeated)] if len(repeated) else order
-    del start_us, length, category, outer, negative
-    place = np.full(len(start), -1, dtype=np.int64)
-    place[order] = np.arange(len(order))
-
-    def column_of(name: str) -> np.ndarray:
-        return narrowed(np.concatenate(columns.numbers.pop(name))[order])
-
-    def placed(table: dict[int, Any]) -> dict[int, Any]:
-        return {int(place[row]): args for row, args in table.items() if place[row] >= 0}
-
-    inputs = None
-    if columns.inputs is not None:
-        inputs = OperatorInputs(*([column[row] for row in order.tolist()] for column in columns.inputs))
-    properties = header.deviceProperties
-    first = properties[0] if isinstance(properties, list) and properties else {}
-    return DeviceTrace(
-        path=path,
-        names=list(columns.names),
-        start=start[order],
-        end=end[order],
-        threads=list(columns.threads),
-        thread_names=columns.thread_names,
-        shapes=list(columns.shapes),
-        communication=placed(columns.communication),
-        waits=placed(columns.waits),
-        forward_backward=_flows(columns, origin_us),
-        modules=_modules(columns, origin_us),
-        origin_ns=int(as_number(header.baseTimeNanoseconds, 0)) + int(origin_us) * 1000,
-        events_in=columns.events_in,
-        findings=findings,
-        distributed=header.distributedInfo if isinstance(header.distributedInfo, dict) else {},
-        host_name=str(header.host_name or ""),
-        recording=read_recording(header.chakra_et),
-        device_name=str(first.get("name") or "") if isinstance(first, dict) else "",
-        inputs=inputs,
-        launched=placed(columns.launched),
-        strides=placed(columns.strides),
-        memory=read_memory(columns.memory, columns.threads, origin_us, 2 * MAX_SPAN, findings),
-        **{name: column_of(name) for name in list(columns.numbers)},
-    )
-
-
-def _repeated(
-    order: np.ndarray, start: np.ndarray, end: np.ndarray, parts: dict[str, list[np.ndarray]]
-) -> np.ndarray:
-    """Rows that are another row once more, as where a writer wrote a buffer twice: one that lasts, or
-    has an id or a stream, can't be there beside itself. ``order``: the rows by time."""
-    same = (np.diff(start[order]) == 0) & (np.diff(end[order]) == 0)
-    for name in ("category", "external_id"):
-        same &= np.diff(np.concatenate(parts[name])[order]) == 0
+    same = np.ones(len(order) - 1, bool)
+    for column in (start, end, category, outer):
+        same &= np.diff(column[order]) == 0
     rows = order[np.append(same, False) | np.insert(same, 0, False)]
-    names = (
-        "external_id",
-        "rf_id",
-        "correlation",
-        "stream",
-        "category",
-        "name",
-        "thread",
-        "device",
-        "sequence",
-    )
-    columns = [np.concatenate(parts[name])[rows].astype(np.int64) for name in names]
-    first = np.unique(np.stack([start[rows], end[rows], *columns], axis=1), axis=0, return_index=True)[1]
-    repeated: np.ndarray = (np.max(columns[:4], axis=0) >= 0) | (end[rows] > start[rows])
+    ids = ("external_id", "rf_id", "correlation", "stream")
+    others = ("start", "end", "category", "name", "thread", "device", "sequence")
+    columns = [numbers[name][rows].astype(np.int64) for name in (*ids, *others)]
+    first = np.unique(np.stack(columns, axis=1), axis=0, return_index=True)[1]
+    repeated: np.ndarray = (np.max(columns[: len(ids)], axis=0) >= 0) | (end[rows] > start[rows])
     repeated[first] = False
-    found: np.ndarray = rows[repeated]
-    return found
+    repeats = int(repeated.sum())
+    findings.add("duplicate-event", repeats)
+    findings.add("duplicate-events", repeats)
+    kept: np.ndarray = order[~np.isin(order, rows[repeated])] if repeats else order
+    return kept
 
 
-def _cut_rounding(
-    rows: np.ndarray,
-    start: np.ndarray,
-    end: np.ndarray,
-    parts: dict[str, list[np.ndarray]],
-    rounding_ns: int,
-) -> None:
-    """End device work (``rows``) before the next of its stream begins, where a double's rounding made it
-    late.
-
-    PyTorch 2.2 and 2.3 write microseconds since 1970, of which a double holds a quarter; later versions write
-    them since ``baseTimeNanoseconds``.
-    """
-    stream, device = (np.concatenate(parts[name])[rows] for name in ("stream", "device"))
-    order = np.lexsort((start[rows], stream, device))
-    rows, stream, device = rows[order], stream[order], device[order]
-    before, after = rows[:-1], rows[1:]
-    late = end[before] - start[after]
-    cut = (stream[:-1] == stream[1:]) & (device[:-1] == device[1:])
-    cut &= (late > 0) & (late <= rounding_ns) & (start[before] < start[after])
-    end[before[cut]] = start[after[cut]]
+def _thread_and_time(columns: DeviceColumns, event: Event, origin_us: float) -> tuple[int, int] | None:
+    """Index of the thread and ns; None for an event without usable ones."""
+    thread = columns.threads.get((event.pid, event.tid), -1)
+    after = as_number(event.ts, -MAX_SPAN) - origin_us
+    return (thread, round(after * 1000)) if thread >= 0 and abs(after) < 2 * MAX_SPAN else None
 
 
 def _flows(columns: DeviceColumns, origin_us: float) -> np.ndarray:
-    pairs = []
-    for source, target in columns.flows.values():
-        if source is None or target is None:
-            continue
-        ends = []
-        for event in (source, target):
-            thread = columns.threads.get((event.pid, event.tid), -1)
-            after = as_number(event.ts, -MAX_SPAN) - origin_us
-            if thread >= 0 and abs(after) < 2 * MAX_SPAN:
-                ends.append((thread, round(after * 1000)))
-        if len(ends) == 2:
-            pairs.append(ends)
-    return np.array(pairs, dtype=np.int64).reshape(-1, 2, 2)
+    flows = [flow for flow in columns.flows.values() if None not in flow]
+    pairs = [[_thread_and_time(columns, event, origin_us) for event in flow] for flow in flows]
+    return np.array([pair for pair in pairs if None not in pair], dtype=np.int64).reshape(-1, 2, 2)
 
 
 def _modules(columns: DeviceColumns, origin_us: float) -> Modules:
     names: dict[str, int] = {}
     rows = []
     for event in columns.modules:
-        thread = columns.threads.get((event.pid, event.tid), -1)
-        after, length = as_number(event.ts, -MAX_SPAN) - origin_us, as_number(event.dur, -1)
-        if thread >= 0 and abs(after) < 2 * MAX_SPAN and 0 <= length < MAX_SPAN:
+        place, length = _thread_and_time(columns, event, origin_us), as_number(event.dur, -1)
+        if place and 0 <= length < MAX_SPAN:
             name = names.setdefault(str(event.name).removeprefix(MODULE), len(names))
-            rows.append((round(after * 1000), -round(length * 1000), thread, name))
+            rows.append((place[1], -round(length * 1000), place[0], name))
     rows.sort()
     table = np.array(rows, dtype=np.int64).reshape(-1, 4)
     start, end = table[:, 0], table[:, 0] - table[:, 1]

@@ -13,18 +13,15 @@ from chakra_et.findings import Findings
 from chakra_et.traces.device_format import (
     CODE_OF_CATEGORY,
     KERNEL,
+    MEMORY,
     MODULE,
-    NO_ARGS,
-    NO_TEXT,
     NOT_A_NODE,
     SYNC,
     Args,
     Event,
     OperatorArgs,
 )
-from chakra_et.traces.fields import Number, as_column, as_number, copies, indices
-from chakra_et.traces.memory import MEMORY
-from chakra_et.traces.strides import Strided
+from chakra_et.traces.fields import Number, Strided, as_column, as_number, copies, indices
 
 # Getters for map, which takes half the time of a comprehension over a million records.
 _name, _category, _pid, _tid = map(attrgetter, ("name", "cat", "pid", "tid"))
@@ -37,6 +34,9 @@ _device, _stream, _original_stream = map(attrgetter, ("device", "stream", "origi
 _bytes, _graph, _grid, _block = map(attrgetter, ("bytes", "graph_id", "grid", "block"))
 _collective, _group_name, _in_elements = map(attrgetter, ("collective", "group_name", "in_elements"))
 _TEXTS = ("grid", "block", "dims", "types", "concrete", "strides")
+_NO_ARGS = OperatorArgs()
+SPARSE = ("communication", "waits", "launched", "strides")
+"""What only a few events have; see ``DeviceTrace``."""
 
 
 class DeviceColumns:
@@ -49,14 +49,11 @@ class DeviceColumns:
         self.shape_of: dict[tuple[bytes, bytes], int] = {(b"", b""): -1}  # by their texts as recorded
         self.threads: dict[tuple[Any, Any], int] = {}
         self.thread_names: dict[tuple[Any, Any], str] = {}
-        self.communication: dict[int, Args] = {}
-        self.waits: dict[int, Args] = {}
+        self.sparse: dict[str, dict[int, Any]] = {name: {} for name in SPARSE}  # by row
         self.flows: dict[Any, list[Any]] = {}
         self.modules: list[Event] = []
         self.memory: list[Event] = []
         self.inputs: tuple[list[bytes], list[bytes], list[bytes]] | None = ([], [], []) if operators else None
-        self.launched: dict[int, str] = {}
-        self.strides: dict[int, str] = {}
         self.strided = Strided()
         self.findings = Findings()
         self.events_in = 0
@@ -112,7 +109,7 @@ class DeviceColumns:
             self.findings.add("bad-record")
 
     def _take_work(self, work: list[Event], category: np.ndarray) -> None:
-        args: list[Any] = [args or NO_ARGS for args in map(_args, work)]
+        args: list[Any] = [args or _NO_ARGS for args in map(_args, work)]
         absent = np.full(len(work), -1, dtype=np.int64)
         columns = {
             "start": as_column(list(map(_ts, work)), np.float64),
@@ -131,23 +128,21 @@ class DeviceColumns:
         if len(gpu):
             rows = gpu.tolist()
             self._take_gpu([work[row] for row in rows], [args[row] for row in rows], columns, gpu)
+        sparse = self.sparse
         if self.inputs is not None:
-            for target, name in zip(self.inputs, ("concrete", "dims", "types"), strict=True):
-                target += copies(list(map(attrgetter(name), args)))
-            self._take_strides(copies(list(map(attrgetter("strides"), args))))
-            self.launched |= {self.rows + row: str(a.kernel) for row, a in enumerate(args) if a.kernel}
+            names = ("concrete", "dims", "types", "strides")
+            values, dims, types, strides = (copies(list(map(attrgetter(name), args))) for name in names)
+            for target, texts in zip(self.inputs, (values, dims, types), strict=True):
+                target += texts
+            for row in self.strided.rows(dims, strides):
+                sparse["strides"][self.rows + row] = strides[row].decode("utf-8", "replace")
+            sparse["launched"] |= {self.rows + row: str(a.kernel) for row, a in enumerate(args) if a.kernel}
         waits = np.flatnonzero(category == SYNC).tolist()
-        self.waits |= {self.rows + row: _without_texts(args[row]) for row in waits}
-        self.communication |= {self.rows + row: _without_texts(args[row]) for row in _communicating(args)}
+        for name, found in (("waits", waits), ("communication", _communicating(args))):
+            sparse[name] |= {self.rows + row: _without_texts(args[row]) for row in found}
         for name, column in columns.items():
             self.numbers.setdefault(name, []).append(column)
         self.rows += len(work)
-
-    def _take_strides(self, strides: list[bytes]) -> None:
-        """Keep those of operators with a tensor that isn't contiguous; ``inputs`` has the shapes."""
-        assert self.inputs is not None
-        for row in self.strided.rows(self.inputs[1][self.rows :], strides):
-            self.strides[self.rows + row] = strides[row].decode("utf-8", "replace")
 
     def _take_gpu(
         self, work: list[Event], args: list[Args], columns: dict[str, np.ndarray], gpu: np.ndarray
@@ -163,17 +158,11 @@ class DeviceColumns:
         columns["bytes"][gpu] = as_column(list(map(_bytes, args)))
         columns["graph"][gpu] = as_column(list(map(_graph, args)))
         recorded = list(zip(copies(list(map(_grid, args))), copies(list(map(_block, args))), strict=True))
-        columns["shape"][gpu] = list(map(self._shape, recorded))
-
-    def _shape(self, recorded: tuple[bytes, bytes]) -> int:
-        """The index of a grid and block, from their JSON texts."""
-        index = self.shape_of.get(recorded)
-        if index is None:
-            grid, block = (msgspec.json.decode(text or b"null") for text in recorded)
+        for texts in [texts for texts in dict.fromkeys(recorded) if texts not in self.shape_of]:
+            grid, block = (msgspec.json.decode(text or b"null") for text in texts)
             key = (_triple(grid), _triple(block))
-            index = -1 if grid is None else self.shapes.setdefault(key, len(self.shapes))
-            self.shape_of[recorded] = index
-        return index
+            self.shape_of[texts] = -1 if grid is None else self.shapes.setdefault(key, len(self.shapes))
+        columns["shape"][gpu] = list(map(self.shape_of.__getitem__, recorded))
 
 
 def _communicating(args: list[Args]) -> list[int]:
@@ -187,7 +176,7 @@ def _communicating(args: list[Args]) -> list[int]:
 def _without_texts(args: Args) -> Args:
     """``args`` without its raw texts, each of which would keep a whole piece of the trace in memory."""
     for name in _TEXTS if isinstance(args, OperatorArgs) else _TEXTS[:2]:
-        setattr(args, name, NO_TEXT)
+        setattr(args, name, msgspec.Raw(b""))
     return args
 
 

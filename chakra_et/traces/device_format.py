@@ -40,6 +40,7 @@ NOT_A_NODE = {
     "cuda_event": "event-record",
     "overhead": "profiler-overhead",
 }
+MEMORY = "[memory]"
 MODULE = "nn.Module: "
 """Prefix of the names of Python frames that are forward calls of modules."""
 
@@ -127,7 +128,3 @@ class Header(HeaderFields, kw_only=True):
 
 class OperatorHeader(HeaderFields, kw_only=True):
     traceEvents: list[OperatorEvent]
-
-
-NO_ARGS = OperatorArgs()
-NO_TEXT = msgspec.Raw(b"")

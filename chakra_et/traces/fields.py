@@ -1,4 +1,8 @@
-"""Convert JSON fields that should be numbers but may be text or absent."""
+"""Values of JSON fields: numbers that may be text or absent, strides of tensors, the list of repairs.
+
+``chakra-et repair`` adds a last field to the object: ``"chakra_et_repairs": {repair: count}``. The conversion
+lists them, so that a trace that was cut off does not pass for a whole one after its repair.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +13,17 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from chakra_et.findings import Findings
+from chakra_et.names import Side
+
 Number = int | float | str | None
 MAX_RANKS = 1_000_000
+STRIDES = "input_strides"
+"""The attribute of operators with a tensor whose elements don't lie one after another, in an .et file: the
+strides of all arguments, as JSON text."""
+REPAIRS = "chakra_et_repairs"
+MAX_LISTED_REPAIRS = 21
+MAX_REPAIR_TEXT = 1000
 
 
 def as_column(values: list[Number], dtype: type = np.int64) -> np.ndarray:
@@ -51,3 +64,58 @@ def as_number(value: Number, missing: float = -1) -> float | int:
     if not isinstance(found, int | float) or not abs(found) < 2**63:
         return missing
     return found
+
+
+class Strided:
+    """Finds the operators with a tensor that isn't contiguous. It remembers texts, most of which recur."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[bytes, bytes], bool] = {}
+
+    def rows(self, shapes: list[bytes], strides: list[bytes]) -> list[int]:
+        """Which of these operators are such, from the JSON texts of their arguments."""
+        texts = list(zip(shapes, strides, strict=True))
+        new = set(texts).difference(self._known)
+        self._known |= {each: not contiguous(*each) for each in new}
+        found = list(map(self._known.__getitem__, texts))
+        return [row for row, is_such in enumerate(found) if is_such] if True in found else []
+
+
+def contiguous(shapes: bytes, strides: bytes) -> bool:
+    """Whether all tensors of an operator are contiguous, from the JSON texts of its arguments' shapes and
+    strides. True where either isn't recorded as it should be.
+    """
+    try:
+        dims, steps = msgspec.json.decode(shapes), msgspec.json.decode(strides)
+    except msgspec.DecodeError:
+        return True
+    if not isinstance(dims, list) or not isinstance(steps, list):
+        return True
+    for shape, stride in zip(dims, steps, strict=False):
+        if not is_shape(shape) or not is_shape(stride) or len(shape) != len(stride) or 0 in shape:
+            continue
+        expected = 1
+        for size, step in zip(reversed(shape), reversed(stride), strict=True):
+            if size != 1 and step != expected:
+                return False
+            expected *= size
+    return True
+
+
+def is_shape(value: Any) -> bool:
+    """Whether a decoded JSON value is a list of integers."""
+    return isinstance(value, list) and all(type(size) is int for size in value)
+
+
+def recorded_repairs(value: Any) -> dict[str, int]:
+    """The repairs in the field's value, as far as they can be read; a file may hold anything there."""
+    if not isinstance(value, dict):
+        return {}
+    known = [(text[:MAX_REPAIR_TEXT], n) for text, n in value.items() if type(n) is int and n > 0]
+    return dict(known[:MAX_LISTED_REPAIRS])
+
+
+def add_repairs(findings: Findings, side: Side, value: Any) -> None:
+    """Count the repairs in the field's value among ``findings``."""
+    for text, count in recorded_repairs(value).items():
+        findings.add("host-repair" if side == "host" else "device-repair", count, text)

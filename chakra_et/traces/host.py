@@ -7,7 +7,6 @@ There are two layouts: schema 1.0.x has all fields on the node, later ones have 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import chain
@@ -23,11 +22,8 @@ from chakra_et.errors import TraceError
 from chakra_et.et.byte_strings import ByteStrings, Packer
 from chakra_et.et.columns import Texts
 from chakra_et.findings import Findings
-from chakra_et.traces.fields import Number, as_column, copies, indices
-from chakra_et.traces.limits import DEFAULT_LIMITS, Limits
-from chakra_et.traces.records import read_records
-from chakra_et.traces.repaired import add_repairs
-from chakra_et.traces.strides import STRIDES, Strided
+from chakra_et.traces.fields import STRIDES, Number, Strided, add_repairs, as_column, copies, indices
+from chakra_et.traces.records import DEFAULT_LIMITS, Limits, read_records
 
 NUMERIC = ("rf_id", "fw_parent", "seq_id", "scope", "tid", "fw_tid")
 DEFAULTS = {"rf_id": 0, "fw_parent": 0, "seq_id": -1, "scope": 0, "tid": 0, "fw_tid": 0}
@@ -210,7 +206,10 @@ class _Columns:
             return
         flat = isinstance(nodes[0], FlatNode)
         self._add("id", as_column(list(map(_id, nodes))))
-        self._add("parent", _parents([node.parent if flat else node.ctrl_deps for node in nodes]))
+        parents = [node.parent if flat else node.ctrl_deps for node in nodes]
+        self._add(
+            "parent", as_column(parents if set(map(type, parents)) == {int} else list(map(_parent, parents)))
+        )
         self._add("name", indices(list(map(_name, nodes)), self.names))
         if flat:
             for column in NUMERIC:
@@ -313,32 +312,28 @@ def load(path: str | Path, limits: Limits = DEFAULT_LIMITS) -> HostTrace:
     document = read_records(path, "nodes", layout, columns, limits)
     if columns.rows == 0:
         raise TraceError(f"{path}: has no node; did the run reach an active profiler step?")
-    joined = {name: narrowed(np.concatenate(columns.numbers.pop(name))) for name in list(columns.numbers)}
-    texts = list(columns.texts_known)
+    joined: dict[str, Any] = {
+        name: narrowed(np.concatenate(columns.numbers.pop(name))) for name in list(columns.numbers)
+    }
+    table = list(columns.texts_known)
+    texts = {
+        name: Texts(table, joined.pop(name)) for name in list(joined) if name.endswith((" shapes", " types"))
+    }
     inputs, outputs = columns.inputs.packed(), columns.outputs.packed()
     add_repairs(columns.findings, "host", document.chakra_et_repairs)
     _check_family(joined["id"], joined["parent"], columns.findings)
     return HostTrace(
         path=path,
-        id=joined["id"],
-        parent=joined["parent"],
-        name=joined["name"],
         names=list(columns.names),
-        op_schema=joined["op_schema"],
         schemas=list(columns.schemas),
-        rf_id=joined["rf_id"],
-        fw_parent=joined["fw_parent"],
-        seq_id=joined["seq_id"],
-        scope=joined["scope"],
-        tid=joined["tid"],
-        fw_tid=joined["fw_tid"],
-        inputs=(inputs, Texts(texts, joined["inputs shapes"]), Texts(texts, joined["inputs types"])),
-        outputs=(outputs, Texts(texts, joined["outputs shapes"]), Texts(texts, joined["outputs types"])),
+        inputs=(inputs, texts["inputs shapes"], texts["inputs types"]),
+        outputs=(outputs, texts["outputs shapes"], texts["outputs types"]),
         communication=columns.communication,
         texts=columns.texts,
         groups=_groups(columns, joined["name"], inputs),
         header={key: getattr(document, key) for key in ("schema", "pid", "time", "start_ts", "finish_ts")},
         findings=columns.findings,
+        **joined,
     )
 
 
@@ -363,12 +358,6 @@ def _check_family(ids: np.ndarray, parents: np.ndarray, findings: Findings) -> N
 def tensors(values: bytes) -> list[tuple[int, int, int]]:
     """(storage id, elements, bytes per element) of each tensor in the JSON text of a node's values."""
     return [(int(t[1]), int(t[3]), int(t[4])) for t in TENSOR.findall(values)]
-
-
-def _parents(recorded: Sequence[Any]) -> np.ndarray:
-    if set(map(type, recorded)) == {int}:
-        return as_column(list(recorded))
-    return as_column([_parent(value) for value in recorded])
 
 
 def _parent(value: Any) -> Number:

@@ -7,6 +7,7 @@ start of the recording. Source: torch/csrc/profiler and c10/core/DeviceType.h.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,6 @@ from chakra_et.findings import Findings
 from chakra_et.traces.device_format import Event
 from chakra_et.traces.fields import as_column
 
-MEMORY = "[memory]"
 # Names of c10::DeviceType. AMD's GPUs are "cuda" in PyTorch and "gpu" here, like NVIDIA's.
 DEVICE_TYPES = {0: "cpu", 1: "gpu", 6: "gpu", 9: "xla", 12: "xpu", 13: "mps", 15: "hpu", 19: "mtia"}
 MOST_DEVICES = 64
@@ -46,10 +46,8 @@ class Memory:
 
     def take(self, rows: np.ndarray) -> Memory:
         """The same with only ``rows``."""
-        return Memory(
-            self.thread[rows], self.time[rows], self.device[rows], self.bytes[rows],
-            self.allocated[rows], self.reserved[rows], self.devices,
-        )  # fmt: skip
+        columns = {name: value[rows] for name, value in vars(self).items() if name != "devices"}
+        return dataclasses.replace(self, **columns)
 
 
 def no_memory() -> Memory:
@@ -71,9 +69,10 @@ def read_memory(
         return no_memory()
     args: list[Any] = [event.args for event in events]
     after = as_column([event.ts for event in events], np.float64) - origin_us
+    names = ("memory_bytes", "allocated", "reserved", "device_type", "device_id")
+    columns = [as_column([getattr(each, name) for each in args], np.float64) for name in names]
     size, allocated, reserved, kind, number = (
-        _numbers([getattr(each, name) for each in args])
-        for name in ("memory_bytes", "allocated", "reserved", "device_type", "device_id")
+        np.where(np.abs(column) < 2**63, column, np.nan) for column in columns
     )
     good = (np.abs(after) < most_us) & (np.abs(size) < 2**53) & (kind >= 0) & (np.abs(number) < 2**15)
     devices, device = _devices(kind[good], number[good])
@@ -84,16 +83,18 @@ def read_memory(
     thread = np.array([threads.get((event.pid, event.tid), -1) for event in events], dtype=np.int64)
     time = np.rint(after[good] * 1000).astype(np.int64)
     order = np.argsort(time, kind="stable")
-    columns = [column[good][order] for column in (size, allocated, reserved)]
-    size, allocated, reserved = (np.nan_to_num(column, nan=-1.0).astype(np.int64) for column in columns)
-    memory = Memory(thread[good][order], time[order], device[order], size, allocated, reserved, devices)
-    return _with_totals(memory, found)
-
-
-def _numbers(values: list[Any]) -> np.ndarray:
-    """float64[values]; NaN for what is no number."""
-    column = as_column(values, np.float64)
-    return np.where(np.abs(column) < 2**63, column, np.nan)
+    columns = [np.nan_to_num(column[good][order], nan=-1.0) for column in (size, allocated, reserved)]
+    size, allocated, reserved = (column.astype(np.int64) for column in columns)
+    of_device = device[order]
+    for at in range(len(devices)):
+        own = np.flatnonzero(of_device == at)
+        if (allocated[own] < 0).any():
+            # Older writers don't record totals: count from where the lowest level is 0.
+            level = np.cumsum(size[own])
+            allocated[own] = level - min(0, int(level.min()))
+            found.add("memory-total", len(own))
+    reserved = np.maximum(reserved, 0)
+    return Memory(thread[good][order], time[order], of_device, size, allocated, reserved, devices)
 
 
 def _devices(kind: np.ndarray, number: np.ndarray) -> tuple[tuple[str, ...], np.ndarray]:
@@ -106,18 +107,3 @@ def _devices(kind: np.ndarray, number: np.ndarray) -> tuple[tuple[str, ...], np.
     known = sorted(set(names))
     place = np.array([known.index(name) for name in names], dtype=np.int64)
     return tuple(known), place[index] if names else np.zeros(0, dtype=np.int64)
-
-
-def _with_totals(memory: Memory, found: Findings) -> Memory:
-    """Totals that older writers don't record: the sum of the sizes so far, where the lowest level is 0."""
-    allocated = memory.allocated.copy()
-    for device in range(len(memory.devices)):
-        own = np.flatnonzero(memory.device == device)
-        if (allocated[own] < 0).any():
-            level = np.cumsum(memory.bytes[own])
-            allocated[own] = level - min(0, int(level.min()))
-            found.add("memory-total", len(own))
-    reserved = np.maximum(memory.reserved, 0)
-    return Memory(
-        memory.thread, memory.time, memory.device, memory.bytes, allocated, reserved, memory.devices
-    )

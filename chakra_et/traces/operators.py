@@ -15,8 +15,8 @@ from chakra_et.et.byte_strings import Packer
 from chakra_et.et.columns import Texts
 from chakra_et.traces.device import DeviceTrace, OperatorInputs
 from chakra_et.traces.device_format import ANNOTATION, CPU_OP
+from chakra_et.traces.fields import STRIDES
 from chakra_et.traces.host import HostTrace
-from chakra_et.traces.strides import STRIDES
 
 _TYPE = re.compile(rb'"([^"\\]*)"')
 _NOT_TENSORS = frozenset((b"", b"Scalar", b"ScalarList", b"TensorList", b"Device", b"Layout", b"Generator"))

@@ -3,7 +3,7 @@
 Both kinds of trace have a few header fields, one long array (``nodes`` or ``traceEvents``) and possibly a
 footer. A piece ends where a record starts. msgspec decodes it into typed structs, so memory is bounded by the
 piece, not by the file. If a piece is cut at a wrong place, it does not decode (its brackets do not balance),
-and the cut is moved.
+and the cut is moved. ``Limits`` keep a damaged or hostile file from filling memory or disk.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import os
 import re
 import zlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, get_type_hints
 
@@ -22,7 +23,6 @@ import msgspec
 
 from chakra_et.errors import TraceError, UnreadableTrace
 from chakra_et.files import open_regular
-from chakra_et.traces.limits import DEFAULT_LIMITS, Limits, TextMeter
 
 # Of 2**18 to 2**24, the size that takes least time: the records of a piece stay in the cache.
 PIECE_BYTES = 1 << 20
@@ -33,6 +33,59 @@ MAX_CUTS = 64
 MAX_RECORD_BYTES = 64 << 20
 RECORD_END = re.compile(rb"\}\s*,\s*(?=\{)")
 RAW_RECORDS = msgspec.json.Decoder(list[msgspec.Raw])
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits for reading and repairing.
+
+    Records (nodes, events) beyond a limit are left out and listed. A file beyond ``max_bytes``, ``max_ratio``
+    or ``max_objects``, or with fewer than ``min_records`` intact records, is rejected. So is a file that only
+    has records of several processes that cannot be separated, unless ``allow_mixed``.
+    """
+
+    min_records: int = 1
+    max_depth: int = 200
+    max_record_bytes: int = 8 << 20
+    max_string_bytes: int = 4 << 20
+    max_bytes: int = 64 << 30
+    max_ratio: int = 400
+    ratio_from_bytes: int = 64 << 20
+    max_objects: int = 10_000
+    max_listed: int = 10_000
+    allow_mixed: bool = False
+
+    def __post_init__(self) -> None:
+        for name in self.__dataclass_fields__:
+            if name != "allow_mixed" and getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+
+
+DEFAULT_LIMITS = Limits()
+
+
+@dataclass(eq=False, repr=False)
+class TextMeter:
+    """Counts the text read from the file ``name``, and stops at the limits."""
+
+    name: str
+    limits: Limits
+    given: int = 0
+
+    def add(self, text_bytes: int, file_bytes: int) -> None:
+        """Count ``text_bytes`` more. ``file_bytes``: bytes of the (compressed) file that were read in total.
+
+        Raises ``TraceError`` beyond a limit.
+        """
+        self.given += text_bytes
+        limits = self.limits
+        if self.given > limits.max_bytes:
+            raise TraceError(f"{self.name}: holds more than {limits.max_bytes} bytes of text (--max-bytes).")
+        if self.given > max(limits.ratio_from_bytes, limits.max_ratio * file_bytes):
+            raise TraceError(
+                f"{self.name}: unpacks to more than {limits.max_ratio} times its size, which no trace does "
+                "(--max-ratio)."
+            )
 
 
 class Taker(Protocol):
@@ -71,8 +124,7 @@ def read_records(
     """
     try:
         with open_trace(path) as file:
-            limited = _Limited(file, path, limits)
-            return _read(limited, path, array_key, document_type, taker, piece_bytes)
+            return _Reader(file, path, limits, array_key, document_type, taker).run(piece_bytes)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UnreadableTrace(f"{path}: is not a readable trace ({error}).", path) from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -81,121 +133,105 @@ def read_records(
         raise TraceError(f"{path}: can't be read ({error.strerror or error}).") from None
 
 
-class _Limited:
-    """The text of a trace, read within the limits. ``ascii``: whether all text so far is ASCII."""
+class _Reader:
+    """Reads one trace: its text within the limits, of which it passes the records on."""
 
-    def __init__(self, file: gzip.GzipFile | io.BufferedReader, path: Path, limits: Limits) -> None:
-        self._file, self._meter, self._size = file, TextMeter(str(path), limits), os.path.getsize(path)
-        self.ascii = True
+    def __init__(
+        self,
+        file: gzip.GzipFile | io.BufferedReader,
+        path: Path,
+        limits: Limits,
+        array_key: str,
+        document_type: Callable[[bytes], type],
+        taker: Taker,
+    ) -> None:
+        self.file, self.path, self.array_key, self.taker = file, path, array_key, taker
+        self.document_type = document_type
+        self.meter, self.size = TextMeter(str(path), limits), os.path.getsize(path)
+        self.ascii = True  # all text so far
 
     def read(self, size: int) -> bytes:
-        data = self._file.read(size)
-        self._meter.add(len(data), self._size)
+        data = self.file.read(size)
+        self.meter.add(len(data), self.size)
         self.ascii = self.ascii and data.isascii()
         return data
 
-    def rest(self) -> bytes:
-        return b"".join(iter(lambda: self.read(PIECE_BYTES), b""))
-
-
-def _read(
-    file: _Limited,
-    path: Path,
-    array_key: str,
-    document_type: Callable[[bytes], type],
-    taker: Taker,
-    piece_bytes: int,
-) -> Any:
-    pattern = re.compile(rb'"%s"\s*:\s*\[\s*' % array_key.encode())
-    buffer = file.read(piece_bytes)
-    while (opening := pattern.search(buffer)) is None and len(buffer) < HEAD_BYTES:
-        more = file.read(len(buffer))
-        if not more:
-            break
-        buffer += more
-    if opening is None:
-        raise UnreadableTrace(f'{path}: has no "{array_key}" array, so it is not such a trace.', path)
-    head, rest = buffer[: opening.end()], buffer[opening.end() :]
-    document = document_type(buffer[:65536])
-    decoder = _Decoder(get_type_hints(document)[array_key], taker, file)
-    start = re.match(rb'\{\s*"[^"\\]*"\s*:', rest)
-    while start is not None:
-        # Twice as much each time if no record ends, as all of it is decoded again.
-        more = file.read(max(piece_bytes, len(rest)))
-        if not more:
-            break
-        # The piece is decoded in place, as a JSON list in its own buffer.
-        piece = bytearray().join((b"[", rest, more))
-        cut = _decode_piece(piece, start.group(), decoder)
-        if not cut and len(piece) > MAX_RECORD_BYTES:
-            raise UnreadableTrace(f"{path}: is damaged, or one record has {len(piece)} bytes.", path)
-        rest = bytes(memoryview(piece)[cut or 1 :])
-    return _last(head + rest + file.rest(), document, array_key, decoder)
-
-
-def _last(text: bytes, document: type, array_key: str, decoder: _Decoder) -> Any:
-    """Decode the header, the remaining records and the footer."""
-    decoder.check_text(text)
-    last: Any
-    try:
-        last = msgspec.json.Decoder(document).decode(text)
-    except msgspec.ValidationError:
-        fields = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
-        decoder.one_by_one(fields.get(array_key, b"null"))
-        fields[array_key] = msgspec.Raw(b"[]")
-        return msgspec.json.decode(msgspec.json.encode(fields), type=document)
-    decoder.taker.take(getattr(last, array_key))
-    setattr(last, array_key, [])
-    return last
-
-
-class _Decoder:
-    """Decodes a JSON array of records and passes them on."""
-
-    def __init__(self, array_type: Any, taker: Taker, file: _Limited) -> None:
-        self.taker, self._file = taker, file
-        self._all = msgspec.json.Decoder(array_type)
-        (record_type,) = array_type.__args__
-        self._one = msgspec.json.Decoder(record_type)
-
-    def decode(self, text: memoryview) -> None:
+    def run(self, piece_bytes: int) -> Any:
+        """Pass on all records; returns the rest of the document."""
+        path, key = self.path, self.array_key
+        pattern = re.compile(rb'"%s"\s*:\s*\[\s*' % key.encode())
+        buffer = self.read(piece_bytes)
+        while (opening := pattern.search(buffer)) is None and len(buffer) < HEAD_BYTES:
+            more = self.read(len(buffer))
+            if not more:
+                break
+            buffer += more
+        if opening is None:
+            raise UnreadableTrace(f'{path}: has no "{key}" array, so it is not such a trace.', path)
+        head, rest = buffer[: opening.end()], buffer[opening.end() :]
+        document = self.document_type(buffer[:65536])
+        array_type = get_type_hints(document)[key]
+        self.array = msgspec.json.Decoder(array_type)
+        self.record = msgspec.json.Decoder(array_type.__args__[0])
+        start = re.match(rb'\{\s*"[^"\\]*"\s*:', rest)
+        while start is not None:
+            # Twice as much each time if no record ends, as all of it is decoded again.
+            more = self.read(max(piece_bytes, len(rest)))
+            if not more:
+                break
+            # The piece is decoded in place, as a JSON list in its own buffer.
+            piece = bytearray().join((b"[", rest, more))
+            cut = self.take_piece(piece, start.group())
+            if not cut and len(piece) > MAX_RECORD_BYTES:
+                raise UnreadableTrace(f"{path}: is damaged, or one record has {len(piece)} bytes.", path)
+            rest = bytes(memoryview(piece)[cut or 1 :])
+        text = head + rest + b"".join(iter(lambda: self.read(PIECE_BYTES), b""))
+        self.check_text(text)
+        last: Any
         try:
-            records = self._all.decode(text)
+            last = msgspec.json.Decoder(document).decode(text)
         except msgspec.ValidationError:
-            self.one_by_one(text)
-        else:
-            self.taker.take(records)
+            fields = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+            self.take_one_by_one(fields.get(key, b"null"))
+            fields[key] = msgspec.Raw(b"[]")
+            return msgspec.json.decode(msgspec.json.encode(fields), type=document)
+        self.taker.take(getattr(last, key))
+        setattr(last, key, [])
+        return last
 
-    def check_text(self, text: bytes | memoryview) -> None:
-        """Check the encoding, as the decoder does not check raw values such as those of tensors."""
-        if not self._file.ascii:
-            str(text, "utf-8")
+    def take_piece(self, piece: bytearray, record_start: bytes) -> int:
+        """Pass on the complete records of ``piece``; returns the offset of the rest, 0 if there are none."""
+        for cut, comma in _cuts(piece, record_start):
+            piece[comma] = ord("]")
+            text = memoryview(piece)[: comma + 1]
+            try:
+                try:
+                    self.taker.take(self.array.decode(text))
+                except msgspec.ValidationError:
+                    self.take_one_by_one(text)
+            except msgspec.DecodeError:
+                piece[comma] = ord(",")
+                continue
+            self.check_text(text)
+            return cut
+        return 0
 
-    def one_by_one(self, text: Any) -> None:
+    def take_one_by_one(self, text: Any) -> None:
         """Slower, but a field of the wrong type affects only its own record."""
         records, bad = [], []
         for raw in RAW_RECORDS.decode(text):
             try:
-                records.append(self._one.decode(raw))
+                records.append(self.record.decode(raw))
             except msgspec.ValidationError:
                 bad.append(bytes(raw))
         for record in bad:
             self.taker.leave_out(record)
         self.taker.take(records)
 
-
-def _decode_piece(piece: bytearray, record_start: bytes, decoder: _Decoder) -> int:
-    """Decode the complete records of ``piece``; returns the offset of the rest, 0 if there are none."""
-    for cut, comma in _cuts(piece, record_start):
-        piece[comma] = ord("]")
-        try:
-            decoder.decode(memoryview(piece)[: comma + 1])
-        except msgspec.DecodeError:
-            piece[comma] = ord(",")
-            continue
-        decoder.check_text(memoryview(piece)[: comma + 1])
-        return cut
-    return 0
+    def check_text(self, text: bytes | memoryview) -> None:
+        """Check the encoding, as the decoder does not check raw values such as those of tensors."""
+        if not self.ascii:
+            str(text, "utf-8")
 
 
 def _cuts(piece: bytearray, record_start: bytes) -> Iterator[tuple[int, int]]:

@@ -15,7 +15,7 @@ from chakra_et.convert.pair import PairOptions, convert_pair
 from chakra_et.errors import TraceError, UnreadableTrace
 from chakra_et.traces import host as host_trace
 from chakra_et.traces.host import HostTrace
-from chakra_et.traces.limits import Limits
+from chakra_et.traces.records import Limits
 from chakra_et.traces.sets import Pair
 from tests.generator import Features, generate
 

@@ -15,8 +15,8 @@ from chakra_et.predict.gpu_layout import layout
 from chakra_et.predict.gpu_shapes import described
 from chakra_et.predict.gpu_work import operators
 from chakra_et.simulate.run import make_run
+from chakra_et.traces.fields import STRIDES
 from chakra_et.traces.sets import Pair
-from chakra_et.traces.strides import STRIDES
 from tests.generator.hand_made import annotation, call, kernel, op, write_kineto
 
 torch = pytest.importorskip("torch")

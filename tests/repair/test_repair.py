@@ -14,7 +14,7 @@ import pytest
 
 from chakra_et.errors import TraceError
 from chakra_et.repair.file import repair_file
-from chakra_et.traces.limits import Limits
+from chakra_et.traces.records import Limits
 
 ROOT = Path(__file__).resolve().parents[2]
 

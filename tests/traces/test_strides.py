@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from chakra_et.traces import host
-from chakra_et.traces.strides import STRIDES, contiguous
+from chakra_et.traces.fields import STRIDES, contiguous
 from tests.generator.hand_made import node, write_host
 
 torch = pytest.importorskip("torch")

@@ -21,8 +21,8 @@ from chakra_et.errors import TraceError
 from chakra_et.findings import Findings
 from chakra_et.traces import device as device_trace
 from chakra_et.traces.device_format import DRIVER, RUNTIME
-from chakra_et.traces.limits import DEFAULT_LIMITS, Limits
 from chakra_et.traces.operators import operators_of
+from chakra_et.traces.records import DEFAULT_LIMITS, Limits
 
 BEGIN = re.compile(r"(cuda|hip|cu)StreamBeginCapture\w*")
 END = re.compile(r"(cuda|hip|cu)StreamEndCapture\w*")
