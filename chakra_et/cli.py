@@ -43,6 +43,12 @@ def allow_missing_ranks() -> Any:
     return dataclasses.field(default=False, metadata={"help": text})
 
 
+def skeletons() -> Any:
+    """The field of commands whose questions are about all ranks together, see ``chakra_et.ranks``."""
+    text = "read the ranks' skeletons; auto: of more than 64 ranks, or where the .et files aren't there"
+    return dataclasses.field(default="auto", metadata={"help": text})
+
+
 def parse(config_class: type[Config], argv: Sequence[str] | None = None, **parser_options: Any) -> Config:
     """Read the command line into one config.
 

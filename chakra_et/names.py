@@ -23,7 +23,8 @@ _TRACE = re.compile(
     r"_(?P<side>host|device|kineto)\.json(?:\.gz)?",
     re.DOTALL,
 )
-_ET = re.compile(r"(?P<run>.+)\.(?P<rank>[0-9]{1,9})\.et", re.DOTALL)
+SKELETON = ".skeleton.parquet"
+_ET = re.compile(r"(?P<run>.+)\.(?P<rank>[0-9]{1,9})(?P<ending>\.et|\.skeleton\.parquet)", re.DOTALL)
 # Glob patterns for all traces.
 TRACE_GLOBS = tuple(f"*_{side}.json{ending}" for side in SIDES for ending in ("", ".gz"))
 
@@ -103,7 +104,7 @@ def _named_files(folder: Path, pattern: re.Pattern[str]) -> list[Path]:
 
 
 def parse_et(path: str | Path) -> tuple[str, int] | None:
-    """``folder/NAME.3.et`` as (``folder/NAME``, 3); None for any other name."""
+    """``folder/NAME.3.et``, or that rank's skeleton, as (``folder/NAME``, 3); None for any other name."""
     found = _ET.fullmatch(str(path))
     return (found["run"], int(found["rank"])) if found else None
 
@@ -157,12 +158,16 @@ class RunFiles:
         """The HTML page about the run, written by ``chakra-et report``."""
         return self.folder / f"{self.name}_report.html"
 
-    def et_files(self) -> list[tuple[int, Path]]:
-        """(rank, path) of the existing ``NAME.N.et``, sorted by rank."""
+    def skeleton_file(self, rank: int) -> Path:
+        """What joint questions need of a rank: see ``chakra_et.ranks``."""
+        return self.folder / f"{self.name}.{rank}{SKELETON}"
+
+    def et_files(self, ending: str = ".et") -> list[tuple[int, Path]]:
+        """(rank, path) of the existing ``NAME.N.et``, sorted by rank; or of the files with another ending."""
         found = []
         for path in self.folder.iterdir() if self.folder.is_dir() else ():
             parsed = parse_et(path.name)
-            if parsed and parsed[0] == self.name:
+            if parsed and parsed[0] == self.name and path.name.endswith(ending):
                 found.append((parsed[1], path))
         return sorted(found)
 

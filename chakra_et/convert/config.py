@@ -12,6 +12,7 @@ from chakra_et.convert.pair import PairOptions
 from chakra_et.convert.rank import Engine
 from chakra_et.convert.runs import RunOptions, default_workers
 from chakra_et.errors import TraceError
+from chakra_et.et.sets import Skeletons
 from chakra_et.text import list_ranks
 from chakra_et.traces import sets as trace_sets
 from chakra_et.traces.records import DEFAULT_LIMITS, Limits
@@ -59,6 +60,10 @@ class ConvertConfig:
         "schema", "collective types of the schema, or only those that ASTRA-sim simulates"
     )
     keep_merged: bool = _flag(False, "also write NAME_merged.json: both traces in one file")
+    skeletons: Skeletons = _flag(
+        "auto",
+        "write NAME.N.skeleton.parquet, what joint questions need of a rank; auto: of more than 64 ranks",
+    )
     report: bool = _flag(False, "print the conversion report of each rank: events in, nodes out, losses")
     json: bool = _flag(False, "print JSON: by run and rank the report, the file, and every error")
     allow_unlinked: bool = _flag(
@@ -158,4 +163,5 @@ class ConvertConfig:
             self.allow_missing_ranks,
             trace_sets.rank_choice(self.ranks) if self.ranks else None,
             keep,
+            self.skeletons,
         )

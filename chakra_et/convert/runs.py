@@ -23,6 +23,7 @@ from chakra_et.convert.pair import PairOptions
 from chakra_et.convert.rank import Engine, RankJob, RankResult, convert_rank, options_text
 from chakra_et.errors import TraceError
 from chakra_et.et import record
+from chakra_et.et.sets import Skeletons
 from chakra_et.names import RunFiles
 from chakra_et.traces.sets import TraceSet
 
@@ -33,7 +34,8 @@ class RunOptions:
 
     ``workers``: number of processes, of which a rank may use two; ``timeout``: seconds per rank, 0 for no
     limit. ``ranks``: convert only these ranks, and write no files of the run as a whole. ``keep``: keep files
-    of an earlier conversion that are valid and newer than their traces.
+    of an earlier conversion that are valid and newer than their traces. ``skeletons``: whether to write them,
+    see ``chakra_et.ranks``.
     """
 
     engine: Engine = "native"
@@ -43,6 +45,7 @@ class RunOptions:
     allow_missing_ranks: bool = False
     ranks: Callable[[int], bool] | None = None
     keep: bool = False
+    skeletons: Skeletons = "auto"
 
 
 @dataclass(eq=False, repr=False)
@@ -197,6 +200,9 @@ def _finish_run(result: SetResult, options: PairOptions, run: RunOptions) -> Non
             result.problems += problems
             check_times(result, agree)
             _add_joint_times(result, groups, run)
+    from chakra_et.ranks.skeletons import write_skeletons
+
+    result.notes += write_skeletons(result.scratch, traces, run.skeletons, run.workers)
     _name_first(result)
     record.commit(result.scratch.folder, traces, world, _summary(result, options, run))
     if len(result.good) == len(traces.pairs):

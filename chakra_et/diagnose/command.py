@@ -11,8 +11,9 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from chakra_et.cli import allow_missing_ranks, parse
+from chakra_et.cli import allow_missing_ranks, parse, skeletons
 from chakra_et.diagnose.verdict import diagnose
+from chakra_et.et.sets import Skeletons
 from chakra_et.simulate.run import load_run
 from chakra_et.text import plural
 
@@ -25,13 +26,16 @@ class DiagnoseConfig:
         metadata={"positional": True, "help": "NAME of a run (NAME.0.et, NAME.1.et, …) or an .et file"}
     )
     allow_missing_ranks: bool = allow_missing_ranks()
+    skeletons: Skeletons = skeletons()
     json: bool = field(default=False, metadata={"help": "print JSON: see Diagnosis.as_json"})
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
     config = parse(DiagnoseConfig, argv, description="Find what bounds a run, and what to change.")
-    found = diagnose(load_run(config.name, allow_missing=config.allow_missing_ranks))
+    found = diagnose(
+        load_run(config.name, allow_missing=config.allow_missing_ranks, skeletons=config.skeletons)
+    )
     if config.json:
         print(json.dumps(found.as_json(), indent=2))
         return 0

@@ -16,6 +16,7 @@ from chakra_et.errors import TraceError
 from chakra_et.et.columns import ExecutionTrace
 from chakra_et.et.wire import WireError
 from chakra_et.files import atomic_file, open_regular, read_bytes
+from chakra_et.names import SKELETON
 
 MOST_ET_BYTES = 1 << 36
 
@@ -38,8 +39,13 @@ def read(path: str | Path) -> ExecutionTrace:
 
     Fields may come in any order. Fields that are not in the schema, and all but the last of duplicate
     attributes of a node, are ignored and counted in ``unread_fields``. Raises ``TraceError`` with the byte
-    offset and the index of the node in the file (from 0) if the bytes are not an execution trace.
+    offset and the index of the node in the file (from 0) if the bytes are not an execution trace. Reads the
+    skeleton of a rank, too.
     """
+    if str(path).endswith(SKELETON):
+        from chakra_et.ranks.skeleton_file import read_skeleton
+
+        return read_skeleton(path)
     try:
         raw = read_bytes(path, MOST_ET_BYTES)
     except OSError as error:

@@ -1,8 +1,8 @@
 """The completion record of a run, and the check of it by which every reader opens the run.
 
 ``NAME_conversion.json`` says which files belong together: {schema_version, version, complete, world_size,
-files: [{ranks, bytes, sha256}], comm_groups: sha256 or null}, with more of the conversion behind it. It is
-written last: until then ``complete`` is false.
+files: [{ranks, bytes, sha256}], skeletons: the same of these, comm_groups: sha256 or null}, with more of the
+conversion behind it. It is written last: until then ``complete`` is false.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from chakra_et import __version__
 from chakra_et.errors import TraceError, reason
 from chakra_et.et import file as et_file
 from chakra_et.files import read_bytes, read_json, sync_folder, write_json
-from chakra_et.names import RunFiles
+from chakra_et.names import SKELETON, RunFiles
 from chakra_et.text import list_ranks
 
 SCHEMA_VERSION = 3
@@ -31,11 +31,12 @@ def commit(scratch: Path, run: RunFiles, world: int, report: Mapping[str, Any]) 
 
     Raises ``OSError``; what has been moved by then is a run that isn't complete.
     """
-    files = _contents(RunFiles(scratch, run.name).et_files())
+    files, skeletons = (_contents(RunFiles(scratch, run.name).et_files(end)) for end in (".et", SKELETON))
     world = max(world, 1 + max((rank for entry in files for rank in entry["ranks"]), default=0))
     begin(scratch, run)
     groups = _hash(run.groups_file) if run.groups_file.is_file() else None
     record = {**_HEAD, "complete": True, "world_size": world, "files": files, "comm_groups": groups}
+    record |= {"skeletons": skeletons} if skeletons else {}
     write_json(run.report_file, {**record, **report})
 
 
@@ -54,11 +55,12 @@ def check(run: RunFiles, files: Mapping[int | None, Path], allow: bool = False) 
     Raises ``TraceError`` for files that are missing, changed, of several conversions, or of one that hasn't
     finished, unless ``allow``.
     """
-    where, there = run.folder / run.name, dict(run.et_files())
+    contracted = any(path.name.endswith(SKELETON) for path in files.values())
+    where, there = run.folder / run.name, dict(run.et_files(SKELETON if contracted else ".et"))
     problems, notes = [], []
     try:
         report = _read(run.report_file)
-        listed, world = _listed(report)
+        listed, world = _listed(report | {"files": report["skeletons"]} if contracted else report)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         problems.append(f"{run.report_file} {reason(error)}")
         report, listed, world = {}, {}, 0

@@ -5,11 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from chakra_et.errors import TraceError, reason
 from chakra_et.et import record
 from chakra_et.files import read_json
-from chakra_et.names import parse_et, run_at
+from chakra_et.names import SKELETON, parse_et, run_at
+from chakra_et.text import plural
+
+MANY_RANKS = 64
+"""Of more ranks than these, joint questions read skeletons where all ranks have one."""
+Skeletons = Literal["auto", "on", "off"]
 
 
 @dataclass
@@ -43,15 +49,17 @@ class RankSet:
         return path if path.is_file() else None
 
 
-def find_rank_sets(names: Iterable[str], allow_missing: bool = False) -> list[RankSet]:
-    """Group files by run. A name is a file, or the NAME of a run for all its files.
+def find_rank_sets(
+    names: Iterable[str], allow_missing: bool = False, skeletons: Skeletons = "off"
+) -> list[RankSet]:
+    """Group files by run. A name is a file, or the NAME of a run for all its files, or its ``skeletons``.
 
     Raises ``TraceError`` for a name that is neither, for two files of the same rank of a run, and unless
     ``allow_missing`` for files that are not those of one finished conversion (see ``record.check``).
     """
     sets: dict[str, RankSet] = {}
     for name in names:
-        paths = [Path(name)] if Path(name).is_file() else _files_of_run(name)
+        paths = [Path(name)] if Path(name).is_file() else _files_of_run(name, skeletons)
         for path in paths:
             found = parse_et(path)
             key, rank = found or (str(path), None)
@@ -63,12 +71,20 @@ def find_rank_sets(names: Iterable[str], allow_missing: bool = False) -> list[Ra
     for group in sets.values():
         group.files = dict(sorted(group.files.items(), key=lambda item: (item[0] is not None, item[0])))
         group.world, group.notes = record.check(run_at(group.name), group.files, allow_missing)
+        if any(path.name.endswith(SKELETON) for path in group.files.values()):
+            group.notes.append(
+                f"read from the skeletons of {plural(len(group.files), 'rank')}: nodes are segments of like "
+                "work, without the names of operators (--skeletons off reads the whole ranks)"
+            )
     return list(sets.values())
 
 
-def _files_of_run(name: str) -> list[Path]:
+def _files_of_run(name: str, skeletons: Skeletons) -> list[Path]:
     run = run_at(name)
     paths = [path for _, path in run.et_files()]
+    contracted = [] if skeletons == "off" else [path for _, path in run.et_files(SKELETON)]
+    if contracted and (skeletons == "on" or len(contracted) > max(MANY_RANKS, len(paths) - 1) or not paths):
+        return contracted
     if not paths and run.first_et_file.is_file():
         paths = [run.first_et_file]
     if not paths:

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from chakra_et import text
-from chakra_et.cli import allow_missing_ranks, parse
+from chakra_et.cli import allow_missing_ranks, parse, skeletons
 from chakra_et.errors import TraceError
+from chakra_et.et.sets import Skeletons
 from chakra_et.predict.predict import Prediction, RankPrediction, describe, predict
 from chakra_et.simulate.run import Run, load_run, together
 from chakra_et.text import plural
@@ -116,6 +117,7 @@ class PredictConfig:
     output: str | None = _option("write the predicted run as OUTPUT.RANK.et", short="-o")
     comm_groups: str | None = _option("JSON file of group id → ranks, in place of NAME_comm_groups.json")
     allow_missing_ranks: bool = allow_missing_ranks()
+    skeletons: Skeletons = skeletons()
     json: bool = _option("print JSON", False)
 
     def __post_init__(self) -> None:
@@ -171,7 +173,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from chakra_et.predict.write import check_output, write_prediction
 
         check_output(config.output)
-    run = load_run(config.name, config.comm_groups, config.allow_missing_ranks)
+    run = load_run(config.name, config.comm_groups, config.allow_missing_ranks, config.skeletons)
     run = together(run) if config.starts == "together" else run
     prediction = predict(run, changes(config, run))
     written = write_prediction(prediction, config.output) if config.output else []

@@ -19,11 +19,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from chakra_et.cli import allow_missing_ranks, parse
+from chakra_et.cli import allow_missing_ranks, parse, skeletons
 from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import ExecutionTrace
-from chakra_et.et.sets import find_rank_sets, read_comm_groups
+from chakra_et.et.sets import Skeletons, find_rank_sets, read_comm_groups
 from chakra_et.simulate.joint import build_graph
 from chakra_et.simulate.matching import match
 from chakra_et.simulate.measured_steps import about_steps
@@ -82,6 +82,7 @@ class ReplayConfig:
         },
     )
     allow_missing_ranks: bool = allow_missing_ranks()
+    skeletons: Skeletons = skeletons()
     json: bool = field(default=False, metadata={"help": "print JSON"})
 
     def __post_init__(self) -> None:
@@ -184,7 +185,7 @@ def find_jobs(config: ReplayConfig) -> list[ReplayedRun]:
     Raises ``TraceError`` for a name that is neither a file nor a run.
     """
     jobs = []
-    sets = find_rank_sets(config.names, config.allow_missing_ranks)
+    sets = find_rank_sets(config.names, config.allow_missing_ranks, config.skeletons)
     ranks_of = {run.name: run.files for run in sets if None not in run.files}
     for run in sets:
         ranked = {rank: path for rank, path in run.files.items() if rank is not None}

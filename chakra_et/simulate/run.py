@@ -11,7 +11,7 @@ import numpy as np
 
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import ExecutionTrace, NodeType
-from chakra_et.et.sets import RankSet, find_rank_sets, read_comm_groups
+from chakra_et.et.sets import RankSet, Skeletons, find_rank_sets, read_comm_groups
 from chakra_et.files import read_json
 from chakra_et.names import run_at
 from chakra_et.simulate.joint import ReplayGraph, build_graph
@@ -126,10 +126,15 @@ class Run:
         return self.graph.types >= NodeType.COMM_SEND
 
 
-def load_run(name: str, comm_groups: str | None = None, allow_missing: bool = False) -> Run:
+def load_run(
+    name: str,
+    comm_groups: str | None = None,
+    allow_missing: bool = False,
+    skeletons: Skeletons = "auto",
+) -> Run:
     """The run of which ``name`` is the NAME or a file. Raises ``TraceError`` for what can't be replayed, and
     as ``find_rank_sets`` does."""
-    sets = find_rank_sets([name], allow_missing)
+    sets = find_rank_sets([name], allow_missing, skeletons)
     files = {0 if rank is None else rank: path for rank, path in sets[0].files.items()}
     groups = _comm_groups(sets[0], comm_groups)
     traces = [et_file.read(path) for path in with_progress(files.values(), "reading")]

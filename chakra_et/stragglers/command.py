@@ -14,8 +14,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from chakra_et.cli import allow_missing_ranks, parse
+from chakra_et.cli import allow_missing_ranks, parse, skeletons
 from chakra_et.diagnose.verdict import diagnose
+from chakra_et.et.sets import Skeletons
 from chakra_et.simulate.run import load_run
 from chakra_et.stragglers.load import SUFFIX, find_stragglers
 from chakra_et.stragglers.operations import Typical
@@ -46,6 +47,7 @@ class StragglersConfig:
         },
     )
     allow_missing_ranks: bool = allow_missing_ranks()
+    skeletons: Skeletons = skeletons()
     json: bool = field(default=False, metadata={"help": "print JSON, with the heat maps as numbers"})
 
     def __post_init__(self) -> None:
@@ -57,9 +59,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
     config = parse(StragglersConfig, argv, description="Find what slows a distributed job down.")
     missing = config.allow_missing_ranks
-    found = find_stragglers(config.name, config.meta, config.typical, config.threshold, missing)
+    found = find_stragglers(
+        config.name, config.meta, config.typical, config.threshold, missing, config.skeletons
+    )
     recorded = not config.name.endswith(SUFFIX)
-    diagnosis = diagnose(load_run(config.name, allow_missing=missing)) if recorded else None
+    diagnosis = (
+        diagnose(load_run(config.name, allow_missing=missing, skeletons=config.skeletons))
+        if recorded
+        else None
+    )
     if config.json:
         print(json.dumps(found.as_json() | {"diagnosis": diagnosis and diagnosis.as_json()}, indent=2))
     else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from chakra_et.errors import TraceError
-from chakra_et.et.sets import find_rank_sets
+from chakra_et.et.sets import Skeletons, find_rank_sets
 from chakra_et.stragglers.analyse import Stragglers, analyse
 from chakra_et.stragglers.operations import Job, Typical
 from chakra_et.stragglers.parquet import read_meta, read_trace
@@ -15,7 +15,9 @@ from chakra_et.stragglers.recorded import recorded_job
 SUFFIX = ".parquet"
 
 
-def read_job(name: str, meta: str | None = None, allow_missing: bool = False) -> Job:
+def read_job(
+    name: str, meta: str | None = None, allow_missing: bool = False, skeletons: Skeletons = "auto"
+) -> Job:
     """The job of run ``name`` (files NAME.0.et, …), or of a ``.parquet`` trace and its YAML file ``meta``.
 
     Raises ``TraceError`` for files that can't be read, or are not one whole job, the latter unless
@@ -29,7 +31,7 @@ def read_job(name: str, meta: str | None = None, allow_missing: bool = False) ->
         return pipeline_job(read_trace(Path(name)), read_meta(Path(meta)))
     if meta is not None:
         raise TraceError(f"{name}: --meta is for Parquet traces ({SUFFIX}): leave it out for .et files")
-    return recorded_job(find_rank_sets([name], allow_missing)[0])
+    return recorded_job(find_rank_sets([name], allow_missing, skeletons)[0])
 
 
 def find_stragglers(
@@ -38,7 +40,8 @@ def find_stragglers(
     compute: Typical = "mean",
     threshold: float = 1.03,
     allow_missing: bool = False,
+    skeletons: Skeletons = "auto",
 ) -> Stragglers:
     """``analyse`` of ``read_job``: ``find_stragglers("outputs/NAME").rank_by_step.slowdown`` is the heat
     map."""
-    return analyse(read_job(name, meta, allow_missing), compute, threshold)
+    return analyse(read_job(name, meta, allow_missing, skeletons), compute, threshold)

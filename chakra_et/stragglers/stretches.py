@@ -36,6 +36,10 @@ class Stretches:
 def find_stretches(name: str, graph: ReplayGraph) -> Stretches:
     """Raises ``TraceError`` for ranks that recorded different steps; ``name``: the run, for that message."""
     communicates = graph.types >= NodeType.COMM_SEND
+    if all("comm_ordinal" in trace.attributes for trace in graph.traces):  # skeletons know theirs
+        steps, _ = _steps(name, graph, graph.position)
+        step, ordinal = (graph.attribute(of, 0) for of in ("step_index", "comm_ordinal"))
+        return Stretches(steps, step, ordinal, *_optypes(graph), graph.is_cpu & ~communicates, communicates)
     launched = _launches(graph)
     steps, step = _steps(name, graph, launched)
     # Sorted by rank, step and launch, the communication of a rank and step lies together.

@@ -232,14 +232,16 @@ def parse_rank(words: Sequence[str]) -> RankAs:
     return RankAs(int(found[1]), None if found[2] == "median" else int(found[2]))
 
 
-def _alike(run: Run, trace: int) -> dict[tuple[int, int], np.ndarray]:
-    """(name, kind) → the nodes of one trace, in order."""
-    found: dict[tuple[int, int], list[int]] = {}
+def _alike(run: Run, trace: int) -> dict[tuple[int, ...], np.ndarray]:
+    """(name, kind) → the nodes of one trace, in order; of skeletons, by step and communication too."""
+    found: dict[tuple[int, ...], list[int]] = {}
     begin, end = run.graph.first[trace], run.graph.first[trace + 1]
-    pairs = zip(run.name_of[begin:end].tolist(), run.kind[begin:end].tolist(), strict=True)
-    for node, pair in enumerate(pairs, int(begin)):
-        found.setdefault(pair, []).append(node)
-    return {pair: np.array(nodes) for pair, nodes in found.items()}
+    rows, own = run.graph.row[begin:end], run.graph.traces[trace]
+    stretch = (own.column(name, -1)[rows].tolist() for name in ("step_index", "comm_ordinal"))
+    pairs = (column[begin:end].tolist() for column in (run.name_of, run.kind))
+    for node, key in enumerate(zip(*pairs, *stretch, strict=True), int(begin)):
+        found.setdefault(key, []).append(node)
+    return {key: np.array(nodes) for key, nodes in found.items()}
 
 
 def _examples(run: Run) -> str:

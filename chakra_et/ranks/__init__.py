@@ -1,0 +1,1 @@
+"""Runs of very many ranks: skeletons of their files, clusters that convert them."""

@@ -1,0 +1,176 @@
+"""The skeleton of a rank: its communication and the steps, and what lies between, contracted.
+
+A skeleton is an ``ExecutionTrace`` with fewer nodes, so that whatever replays a run reads it. Its nodes are
+the communication of the rank, and segments: successive nodes of one thread or stream that nothing enters or
+leaves in between, as one node for each kind of time. The time of each kind stays what it was.
+
+Of the dependencies between threads and streams, most never decide when anything starts: a stream gets a
+thousand kernels from a thread, and at most a few of these launches hold it up. Dependencies that leave one
+stretch of a thread and enter one stretch of a stream replace each other, so that only the one on the longest
+path is kept: the longest with the times as recorded, and with each kind of work at 0, ½, 2 and 10 times as
+long. With these times, and any times of communication, each communication of a replay starts when it did in
+the full graph; with others it may start earlier, by what another dependency would have held it up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from chakra_et.diagnose import node_classes as classes
+from chakra_et.et.columns import ExecutionTrace, NodeType, Ragged, Strings
+from chakra_et.et.node_attributes import has, set_integers, texts, with_metadata
+from chakra_et.et.rearrange import take_rows
+from chakra_et.simulate.longest_path import Lanes, find_lanes
+from chakra_et.simulate.run import Run, make_run
+from chakra_et.simulate.time_by_kind import KINDS
+from chakra_et.stragglers.stretches import find_stretches
+
+VERSION = 1
+ATTRIBUTES = (
+    *("kind", "phase", "lane", "tid", "stream", "device", "is_cpu_op"),
+    *("comm_type", "comm_size", "comm_tag", "comm_src", "comm_dst", "comm_dtype", "comm_sequence"),
+    *("pg_name", "pg_original_name", "pg_description", "wait_micros", "transfer_micros"),
+    *("num_ops", "tensor_size", "launch_latency_ns", "stream_gap_ns"),
+)
+"""The attributes that nodes of a skeleton keep; those of segments are sums where they are amounts."""
+_FACTORS = (0.0, 0.5, 2.0, 10.0)
+# By which names ``node_classes`` finds a segment's class again.
+_NAMES = {
+    classes.COMPUTE: "{} bound by arithmetic (gemm, conv, attention)",
+    classes.MEMORY: "{} bound by memory",
+    classes.LOADING: "{} in DataLoader",
+    classes.COMPILING: "{} in (dynamo_timed)",
+    classes.ALLOCATING: "cudaMalloc_cudaFree",
+}
+
+
+def contract(trace: ExecutionTrace) -> ExecutionTrace:
+    """The skeleton of one rank's trace. Raises ``TraceError`` for a trace that can't be replayed."""
+    run = make_run("", [trace], [trace.metadata_int("rank") or 0])
+    graph, lanes = run.graph, find_lanes(run.graph)
+    stretches = find_stretches("", graph)
+    stretch = stretches.step * (int(stretches.ordinal.max()) + 1) + stretches.ordinal
+    work = classes.node_classes(run)
+    source, target = _needed(run, lanes, stretch, work)
+    begins = np.zeros(len(graph), bool)
+    begins[run.steps[0].first[run.steps[0].first >= 0]] = True
+    phase = graph.gather([texts(trace, "phase")[1]])
+    key = ((stretch * (phase.max() + 2) + phase + 1) * len(KINDS) + run.kind) * len(classes.CLASSES) + work
+    piece, segment, first = _segments(run, lanes, source, target, begins, key)
+    last = np.full(int(piece.max()) + 1, -1)
+    np.maximum.at(last, piece, segment)  # the last segment of each piece
+    count = len(first)
+    source, target = last[piece[source]], segment[target]
+    lane = lanes.lane[first]
+    by_lane = np.lexsort((np.arange(count), lane))
+    chained = lane[by_lane[1:]] == lane[by_lane[:-1]]
+    edges = np.concatenate(
+        [np.stack([target, source]), np.stack([by_lane[1:][chained], by_lane[:-1][chained]])], axis=1
+    )
+    target, source = np.unique(edges, axis=1)
+    offsets = np.concatenate(([0], np.cumsum(np.bincount(target, minlength=count))))
+    deps = Ragged(offsets.astype(np.int64), (source + 1).astype(np.uint64))
+    dropped = tuple(name for name in trace.attributes if name not in ATTRIBUTES)
+    made = take_rows(trace, graph.row[first], deps, dropped)
+    made = _with_sums(made, run, segment, first, count)
+    made.inputs = made.outputs = None
+    made.names = _names(run, first, work, begins)
+    for name, values in (("step_index", stretches.step), ("comm_ordinal", stretches.ordinal)):
+        made = set_integers(made, name, "int64", values[first], np.ones(count, bool))
+    return with_metadata(made, skeleton=VERSION, skeleton_of=len(trace), conversion_report=None)
+
+
+def _needed(run: Run, lanes: Lanes, stretch: np.ndarray, work: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The dependencies between lanes, and those with a lag, that can be on a longest path."""
+    graph = run.graph
+    crossing = (lanes.lane[graph.source] != lanes.lane[graph.target]) | (graph.lag_ns > 0)
+    source, target, lag = graph.source[crossing], graph.target[crossing], graph.lag_ns[crossing]
+    order, place = lanes.nodes, lanes.first[lanes.lane] + lanes.place
+    communication = run.is_communication[order]
+    passed = [np.concatenate(([0], np.cumsum((run.measured.own_ns * by)[order]))) for by in _directions(work)]
+    while True:
+        enters, leaves = communication.copy(), communication.copy()
+        enters[place[target]] = leaves[place[source]] = True
+        entered = np.cumsum(enters)[place[source]]
+        left = (np.cumsum(leaves) - leaves)[place[target]]
+        key = np.stack(
+            [lanes.lane[source], entered, stretch[source], lanes.lane[target], left, stretch[target]]
+        )
+        group = np.unique(key, axis=1, return_inverse=True)[1].reshape(-1)
+        by_group = np.argsort(group, kind="stable")
+        starts = np.flatnonzero(np.diff(group[by_group], prepend=-1))
+        kept = np.zeros(len(source), bool)
+        for path in passed if len(source) else ():
+            length = (path[place[source] + 1] + lag - path[place[target]])[by_group]
+            longest = np.maximum.reduceat(length, starts)
+            among = np.flatnonzero(length == np.repeat(longest, np.diff(np.append(starts, len(length)))))
+            kept[by_group[among[np.unique(group[by_group][among], return_index=True)[1]]]] = True
+        if kept.all():
+            return source, target
+        source, target, lag = source[kept], target[kept], lag[kept]
+
+
+def _directions(work: np.ndarray) -> Iterator[np.ndarray]:
+    """How many times as long each node may take, float64[N]: see above."""
+    yield np.ones(len(work))
+    present = np.unique(work).tolist()
+    for factor in _FACTORS:
+        for chosen in [*([each] for each in present), [classes.COMPUTE, classes.MEMORY]]:
+            yield np.where(np.isin(work, chosen), factor, 1.0)
+
+
+def _segments(
+    run: Run, lanes: Lanes, source: np.ndarray, target: np.ndarray, begins: np.ndarray, key: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The piece between entries and exits, and the segment of each node, int64[N]; the first node of each
+    segment. Segments are numbered by the position of that node, so that dependencies point forward."""
+    cut = np.zeros(len(run.graph) + 1, bool)
+    place = lanes.first[lanes.lane] + lanes.place
+    communication = place[run.is_communication]
+    cut[lanes.first] = cut[place[begins]] = cut[place[target]] = cut[place[source] + 1] = True
+    cut[communication] = cut[communication + 1] = True
+    piece = np.empty(len(run.graph), np.int64)
+    piece[lanes.nodes] = np.cumsum(cut[:-1]) - 1
+    number = np.unique(np.stack([piece, key]), axis=1, return_inverse=True)[1].reshape(-1)
+    by_position = np.argsort(run.graph.position, kind="stable")
+    seen, at = np.unique(number[by_position], return_index=True)
+    order = np.argsort(at)
+    renumbered = np.empty(len(seen), np.int64)
+    renumbered[seen[order]] = np.arange(len(seen))
+    return piece, renumbered[number], by_position[at[order]]
+
+
+def _with_sums(
+    made: ExecutionTrace, run: Run, segment: np.ndarray, first: np.ndarray, count: int
+) -> ExecutionTrace:
+    """The segments with the times and amounts of all their nodes. What runs for other than its duration has
+    ``stream_gap_ns``: the first node's lag stays what it was."""
+    graph = run.graph
+
+    def total(values: np.ndarray) -> np.ndarray:
+        return np.rint(np.bincount(segment, values, count)).astype(np.int64)
+
+    made.duration_micros = total(graph.duration_ns // 1000).astype(np.uint64)
+    gap, latency = graph.attribute("stream_gap_ns", -1), graph.attribute("launch_latency_ns", -1)
+    gapped, own = total(gap >= 0) > 0, total(graph.own_ns)
+    lag = (latency - np.maximum(gap, 0))[first]
+    made = set_integers(made, "stream_gap_ns", "int64", own, gapped)
+    behind = latency[first] >= 0
+    made = set_integers(made, "launch_latency_ns", "int64", lag + np.where(gapped, own, 0), behind)
+    for name in ("num_ops", "tensor_size"):
+        if name in made.attributes:
+            made = set_integers(made, name, "int64", total(graph.attribute(name, 0)), has(made, name))
+    return made
+
+
+def _names(run: Run, first: np.ndarray, work: np.ndarray, begins: np.ndarray) -> Strings:
+    table: dict[str, int] = {}
+    index = []
+    for node in first.tolist():
+        name = run.names[run.name_of[node]]
+        if run.graph.types[node] < NodeType.COMM_SEND and not begins[node]:
+            name = _NAMES.get(int(work[node]), "{}").format(KINDS[run.kind[node]])
+        index.append(table.setdefault(name, len(table)))
+    return Strings([name.encode() for name in table], np.array(index, np.int32))

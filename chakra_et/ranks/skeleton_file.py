@@ -1,0 +1,130 @@
+"""``NAME.N.skeleton.parquet``: the skeleton of a rank as a table, a row for each node.
+
+    SELECT kind, sum(duration_micros) FROM 'traces/gpt2.*.skeleton.parquet' GROUP BY kind
+
+Columns: ``name``; ``type`` (``NodeType`` of the Chakra schema); ``start_micros``, ``duration_micros``;
+``depends_on``: numbers of rows, from 0, that end before this one starts; and each attribute of
+``contract.ATTRIBUTES`` that the rank has, null on nodes without, with ``step_index`` (which step of the file
+it belongs to) and ``comm_ordinal`` (how many communications of the step were launched before it). A node also
+runs behind the one before it with the same ``lane``. The metadata of the file: ``chakra_et.skeleton``, the
+version of this format; ``chakra_et.metadata``, that of the .et file as JSON; ``chakra_et.kinds``, the kinds
+of value of the attributes.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from chakra_et.arrays import narrowed
+from chakra_et.errors import TraceError
+from chakra_et.et.columns import Attribute, ExecutionTrace, Ragged, Strings
+from chakra_et.files import atomic_file
+from chakra_et.ranks.contract import VERSION
+
+
+def write_skeleton(path: Path, trace: ExecutionTrace) -> None:
+    """Write the skeleton of ``contract``."""
+    pa, pq = _pyarrow()
+    count = len(trace)
+
+    def column(values: np.ndarray | Strings, rows: np.ndarray | None = None) -> Any:
+        plain = (
+            pa.DictionaryArray.from_arrays(
+                pa.array(values.index.astype(np.int32)),
+                pa.array([text.decode("utf-8", "replace") for text in values.table], pa.string()),
+            )
+            if isinstance(values, Strings)
+            else pa.array(values)
+        )
+        if rows is None or len(rows) == count:
+            return plain
+        at = np.zeros(count, np.int64)
+        at[rows] = np.arange(len(rows))
+        missing = np.ones(count, bool)
+        missing[rows] = False
+        return plain.take(pa.array(at, mask=missing))
+
+    deps = trace.data_deps
+    columns = {
+        "name": column(trace.names),
+        "type": column(trace.types),
+        "start_micros": column(trace.start_micros),
+        "duration_micros": column(trace.duration_micros),
+        "depends_on": pa.ListArray.from_arrays(
+            pa.array(deps.offsets.astype(np.int32)), pa.array((deps.values - 1).astype(np.int32))
+        ),
+    }
+    for name, attribute in trace.attributes.items():
+        columns[name] = column(attribute.values, attribute.rows)
+    table = pa.table(columns).replace_schema_metadata(
+        {
+            "chakra_et.skeleton": str(VERSION),
+            "chakra_et.metadata": json.dumps(trace.metadata),
+            "chakra_et.kinds": json.dumps({name: each.kind for name, each in trace.attributes.items()}),
+        }
+    )
+    with atomic_file(path) as file:
+        pq.write_table(table, file, compression="zstd")
+
+
+def read_skeleton(path: str | Path) -> ExecutionTrace:
+    """The skeleton as a trace. Raises ``TraceError`` for a file that isn't one."""
+    pa, pq = _pyarrow()
+    try:
+        with pq.ParquetFile(path) as file:
+            known = {key.decode(): text for key, text in (file.schema_arrow.metadata or {}).items()}
+            version = int(known.get("chakra_et.skeleton", 0))
+            if version != VERSION:
+                raise TraceError(f"{path}: is a skeleton of version {version}, not {VERSION}: convert again")
+            table = file.read(use_threads=False).combine_chunks()
+            return _trace(table, *(json.loads(known[f"chakra_et.{of}"]) for of in ("metadata", "kinds")))
+    except (OSError, pa.ArrowException, KeyError, ValueError) as error:
+        raise TraceError(f"{path}: isn't the skeleton of a rank ({error}): convert again") from None
+
+
+def _pyarrow() -> tuple[Any, Any]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise TraceError("skeletons need pyarrow: pip install pyarrow") from None
+    return pyarrow, pyarrow.parquet
+
+
+def _trace(table: Any, metadata: dict[str, Any], kinds: dict[str, str]) -> ExecutionTrace:
+    """Columns without values in the same rows share these, as a job of many ranks holds all of them."""
+    count = table.num_rows
+    shared: dict[bytes, np.ndarray] = {}
+
+    def values(name: str) -> Any:
+        column = table[name].combine_chunks().drop_null()
+        if hasattr(column, "dictionary"):
+            texts = [text.encode() for text in column.dictionary.to_pylist()]
+            return Strings(texts, column.indices.to_numpy(zero_copy_only=False))
+        found: np.ndarray = column.to_numpy(zero_copy_only=False)
+        return found
+
+    attributes = {}
+    for name, kind in kinds.items():
+        present = table[name].is_valid().to_numpy()
+        rows = shared.setdefault(np.packbits(present).tobytes(), np.flatnonzero(present))
+        found = values(name)
+        attributes[name] = Attribute(kind, rows, found if isinstance(found, Strings) else narrowed(found))
+    deps = table["depends_on"].combine_chunks()
+    return ExecutionTrace(
+        ids=np.arange(1, count + 1, dtype=np.uint64),
+        names=values("name"),
+        types=values("type"),
+        start_micros=values("start_micros").astype(np.uint64),
+        duration_micros=values("duration_micros").astype(np.uint64),
+        data_deps=Ragged(
+            deps.offsets.to_numpy().astype(np.int64), (deps.values.to_numpy() + 1).astype(np.uint64)
+        ),
+        ctrl_deps=Ragged(np.zeros(count + 1, np.int64), np.zeros(0, np.uint64)),
+        attributes=attributes,
+        metadata=metadata,
+    )
