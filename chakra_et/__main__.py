@@ -22,7 +22,7 @@ COMMANDS = {
     "fetch-example": ("chakra_et.astra.examples", "unpack a small set with its folder for ASTRA-sim"),
     "astra": ("chakra_et.astra.command", "write a folder that ASTRA-sim runs, and check its log"),
     "report": ("chakra_et.report.command", "write one HTML page about a run: timeline, breakdown, …"),
-    "compare": ("chakra_et.report.compare_command", "compare runs: steps, breakdown, operators, modules"),
+    "compare": ("chakra_et.report.compare", "compare runs: steps, breakdown, operators, modules"),
     "export": ("chakra_et.export.command", "write a run for Perfetto, Chrome, graph tools or as tables"),
     "predict": ("chakra_et.predict.command", "predict step times under changed conditions"),
     "measure-network": ("chakra_et.predict.measure", "time collectives and fit a network model to them"),

@@ -29,6 +29,29 @@ def plural(count: int, one: str, several: str = "") -> str:
     return f"{count or 'no':{',' if count else ''}} {one if count == 1 else several or one + 's'}"
 
 
+def duration(nanoseconds: float) -> str:
+    """A time in the unit that fits, with three digits: 1.23 µs, 45.6 ms, 7.89 s."""
+    scaled = _scaled(nanoseconds, (("s", 1e9), ("ms", 1e6), ("µs", 1e3)))
+    return scaled or (f"{nanoseconds:.0f} ns" if nanoseconds else "0")
+
+
+def size(number: float | None) -> str:
+    """Bytes in the unit that fits, with three digits: 512 B, 1.23 MB; "-" for None."""
+    if number is None:
+        return "-"
+    units = (("PB", 1e15), ("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
+    return _scaled(number, units) or f"{number:.0f} B"
+
+
+def _scaled(number: float, units: Sequence[tuple[str, float]]) -> str:
+    for unit, factor in units:
+        if number >= factor * 0.9995:
+            value = number / factor
+            digits = 2 if value < 9.995 else 1 if value < 99.95 else 0
+            return f"{value:,.{digits}f} {unit}"
+    return ""
+
+
 def list_ranks(ranks: Iterable[int]) -> str:
     """Ranks in order, consecutive ones as a range: ``0-3, 7``."""
     spans: list[list[int]] = []

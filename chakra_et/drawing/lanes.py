@@ -92,6 +92,13 @@ class Picture:
     strip_labels: Sequence[str] = ()
     rules: Sequence[int] = ()
 
+    def check(self, span: Span) -> None:
+        """Raises ``ValueError`` for a span whose lane, strip or kind the picture lacks."""
+        if not 0 <= span.lane < len(self.lanes) or not 0 <= span.strip < len(self.strips):
+            raise ValueError(f"no lane {span.lane} with strip {span.strip} in this picture")
+        if span.kind not in self.kinds:
+            raise ValueError(f"no kind {span.kind!r} in this picture")
+
 
 def draw(picture: Picture) -> str:
     """The SVG. Raises ``ValueError`` for a span whose lane, strip or kind the picture lacks."""
@@ -139,10 +146,7 @@ def _merged(picture: Picture, scale: float) -> list[Span]:
     found: list[Span] = []
     open_at: dict[tuple[int, int, str], int] = {}
     for span in picture.spans:
-        if not 0 <= span.lane < len(picture.lanes) or not 0 <= span.strip < len(picture.strips):
-            raise ValueError(f"no lane {span.lane} with strip {span.strip} in this picture")
-        if span.kind not in picture.kinds:
-            raise ValueError(f"no kind {span.kind!r} in this picture")
+        picture.check(span)
         key = (span.lane, span.strip, span.kind)
         at = open_at.get(key)
         narrow = (span.end - span.start) * scale < NARROW

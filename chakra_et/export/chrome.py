@@ -1,7 +1,11 @@
-"""A run in the Trace Event Format, which chrome://tracing, Perfetto and Speedscope open.
+"""A run in the Trace Event Format: for viewers, and one rank in the layout of PyTorch's profiler.
 
-Every rank is a process, every row of the timeline a thread, every dependency between rows a flow.
-Source of the format: the document "Trace Event Format" of the Chromium project.
+chrome://tracing, Perfetto and Speedscope open the first: every rank is a process, every row of the timeline a
+thread, every dependency between rows a flow. TensorBoard's plugin torch-tb-profiler reads the second: steps
+are annotations, kernels and copies have their launch's correlation, operators the id by which their kernels
+name them. Nodes are self time, so that an operator with others inside appears as several calls.
+Sources: the document "Trace Event Format" of the Chromium project; the traces that PyTorch writes, with
+categories and fields as in ``traces.device_format``.
 """
 
 from __future__ import annotations
@@ -16,18 +20,23 @@ import numpy as np
 from chakra_et.export.window import Window
 from chakra_et.report.columns import NODE_KINDS
 from chakra_et.report.memory import device_name
+from chakra_et.report.steps import WHOLE, find_times
+
+# Kinds that are events of PyTorch's traces; overhead and annotations are not.
+CATEGORIES = {"operator": "cpu_op", "runtime": "cuda_runtime", "kernel": "kernel", "copy": "gpu_memcpy"}
+# Process ids: the plugin takes those of device processes for the ids of devices.
+DEVICE, CPU = 0, 1
+
+Event = dict[str, Any]
 
 
-def write(window: Window, file: IO[bytes], compress: bool) -> None:
-    """Write ``window`` as JSON, one event per line; through gzip where ``compress``."""
-    if compress:
-        with gzip.GzipFile(fileobj=file, mode="wb", filename="", mtime=0) as packed:
-            _write(window, packed)
-    else:
-        _write(window, file)
+def packed(file: IO[bytes]) -> IO[bytes]:
+    """``file`` as one that compresses what is written; the same input gives the same bytes."""
+    return gzip.GzipFile(fileobj=file, mode="wb", filename="", mtime=0)  # type: ignore[return-value]
 
 
-def _write(window: Window, file: Any) -> None:
+def write(window: Window, file: IO[bytes]) -> None:
+    """Write ``window`` as JSON, one event per line."""
     file.write(b'{"displayTimeUnit": "ns", "traceEvents": [\n')
     separator = b""
     for event in _events(window):
@@ -36,60 +45,101 @@ def _write(window: Window, file: Any) -> None:
     file.write(b"\n]}\n")
 
 
-def _events(window: Window) -> Iterator[dict[str, Any]]:
-    used = np.unique(window.row).tolist()
+def _events(window: Window) -> Iterator[Event]:
+    used = window.used_rows()
     for rank in dict.fromkeys(window.rows[row].rank for row in used):
-        yield {"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"rank {rank}"}}
-        yield {"ph": "M", "name": "process_sort_index", "pid": rank, "args": {"sort_index": rank}}
+        yield _about("process_name", {"name": f"rank {rank}"}, rank)
+        yield _about("process_sort_index", {"sort_index": rank}, rank)
     for row in used:
-        place = {"pid": window.rows[row].rank, "tid": row}
-        yield {"ph": "M", "name": "thread_name", **place, "args": {"name": window.rows[row].label}}
-        yield {"ph": "M", "name": "thread_sort_index", **place, "args": {"sort_index": row}}
-    code, names = window.names
+        yield _about("thread_name", {"name": window.rows[row].label}, window.rows[row].rank, row)
+        yield _about("thread_sort_index", {"sort_index": row}, window.rows[row].rank, row)
     size = window.run.graph.attribute("comm_size", 0)[window.node]
     wait = window.run.wait_ns[window.node]
-    columns = (window.start_ns, window.end_ns, window.row, code, window.kind, window.id, size, wait)
-    for start, end, row, name, kind, number, sent, waited in zip(
+    columns = (window.name, window.kind, window.row, window.start_ns, window.end_ns, window.id, size, wait)
+    for name, kind, row, start, end, number, sent, waited in zip(
         *(column.tolist() for column in columns), strict=True
     ):
-        args = {"id": number}
-        if sent:
-            args |= {"bytes": sent, "wait_us": waited / 1000}
-        yield {
-            "ph": "X", "name": names[name], "cat": NODE_KINDS[kind], "pid": window.rows[row].rank, "tid": row,
-            "ts": start / 1000, "dur": (end - start) / 1000, "args": args,
-        }  # fmt: skip
-    yield from _flows(window)
-    yield from _memory(window)
-
-
-def _memory(window: Window) -> Iterator[dict[str, Any]]:
-    """A counter for each device of each rank; viewers stack its values, so the second is what is left."""
+        args = {"id": number} | ({"bytes": sent, "wait_us": waited / 1000} if sent else {})
+        pid = window.rows[row].rank
+        yield _span(window.names[name], NODE_KINDS[kind], pid, row, start, end, args)
+    edges = zip(window.source.tolist(), window.target.tolist(), window.edge_kind, strict=True)
+    for number, (source, target, kind) in enumerate(edges):
+        shared = {"cat": "dependency", "name": kind, "id": number}
+        if window.row[source] != window.row[target]:
+            # A flow event belongs to the slice that runs at its time.
+            leaves = max(int(window.start_ns[source]), int(window.end_ns[source]) - 1)
+            yield {"ph": "s", **shared, **_at(window, source, leaves)}
+            yield {"ph": "f", "bp": "e", **shared, **_at(window, target, int(window.start_ns[target]))}
+    # A counter for each device of each rank; viewers stack its values, so the second is what is left.
     for curve in window.memory():
         shared = {"ph": "C", "name": f"{device_name(curve.device)} memory", "pid": curve.rank}
-        free = None if curve.reserved is None else np.maximum(curve.reserved - curve.allocated, 0)
         for at, (time, allocated) in enumerate(
             zip(curve.time_ns.tolist(), curve.allocated.tolist(), strict=True)
         ):
             args = {"allocated": allocated}
-            if free is not None:
-                args["reserved, not allocated"] = int(free[at])
+            if curve.reserved is not None:
+                args["reserved, not allocated"] = max(int(curve.reserved[at]) - allocated, 0)
             yield {**shared, "ts": time / 1000, "args": args}
 
 
-def _flows(window: Window) -> Iterator[dict[str, Any]]:
-    row, start, end = window.row, window.start_ns, window.end_ns
-    for number, (source, target) in enumerate(
-        zip(window.source.tolist(), window.target.tolist(), strict=True)
-    ):
-        if row[source] == row[target]:
+def write_kineto(window: Window, rank: int, file: IO[bytes]) -> None:
+    """Write what ``window`` has of ``rank`` as PyTorch's profiler would, compressed."""
+    info = {"rank": rank, "world_size": len(window.run.ranks)}
+    document = {
+        "schemaVersion": 1,
+        "distributedInfo": info,
+        "traceEvents": list(_kineto_events(window, rank)),
+    }
+    with packed(file) as written:
+        written.write(json.dumps(document, separators=(",", ":")).encode())
+
+
+def _kineto_events(window: Window, rank: int) -> Iterator[Event]:
+    run = window.run
+    rows = [row for row in window.used_rows() if window.rows[row].rank == rank]
+    process = {row: DEVICE if window.rows[row].kind == "gpu" else CPU for row in rows}
+    yield _about("process_name", {"name": f"rank {rank}"}, CPU)
+    yield _about("process_name", {"name": f"rank {rank}, device"}, DEVICE)
+    for row in rows:
+        yield _about("thread_name", {"name": window.rows[row].label}, process[row], row)
+    own = np.flatnonzero(window.rank == rank)
+    first, last = int(window.start_ns[own].min()), int(window.end_ns[own].max())
+    main = next((row for row in rows if process[row] == CPU), rows[0])
+    for step in find_times(run).steps:
+        if step.rank == rank and step.name != WHOLE and step.start_ns < last and step.end_ns > first:
+            name = f"ProfilerStep#{step.name}"
+            yield _span(name, "user_annotation", CPU, main, step.start_ns, step.end_ns, {})
+    parent = run.parent[window.node]
+    ids = run.graph.gather([trace.ids.astype(np.int64) for trace in run.traces])
+    edges = zip(window.source.tolist(), window.target.tolist(), window.edge_kind, strict=True)
+    launched = {source: target for source, target, kind in edges if kind == "launch"}
+    for at in own.tolist():
+        row, kind = int(window.row[at]), NODE_KINDS[int(window.kind[at])]
+        on_device = process[row] == DEVICE
+        category = CATEGORIES.get(kind)
+        if kind == "transfer":
+            category = "kernel" if on_device else "cpu_op"
+        if category is None:
             continue
-        shared = {"cat": "dependency", "name": window.edge_kind[number], "id": number}
-        # A flow event belongs to the slice that runs at its time.
-        yield {"ph": "s", **shared, **_at(window, source, int(max(start[source], end[source] - 1)))}
-        yield {"ph": "f", "bp": "e", **shared, **_at(window, target, int(start[target]))}
+        number = int(window.id[at])
+        args: dict[str, Any] = {"External id": int(ids[parent[at]]) if parent[at] >= 0 else number}
+        if on_device:
+            args |= {"device": DEVICE, "stream": row, "correlation": number}
+        elif at in launched:
+            args["correlation"] = int(window.id[launched[at]])
+        start, end = int(window.start_ns[at]), int(window.end_ns[at])
+        yield _span(window.names[int(window.name[at])], category, process[row], row, start, end, args)
 
 
-def _at(window: Window, node: int, time_ns: int) -> dict[str, Any]:
+def _about(name: str, args: Event, pid: int, tid: int | None = None) -> Event:
+    return {"ph": "M", "name": name, "pid": pid, **({} if tid is None else {"tid": tid}), "args": args}
+
+
+def _span(name: str, category: str, pid: int, tid: int, start: int, end: int, args: Event) -> Event:
+    place = {"pid": pid, "tid": tid, "ts": start / 1000, "dur": (end - start) / 1000}
+    return {"ph": "X", "name": name, "cat": category, **place, "args": args}
+
+
+def _at(window: Window, node: int, time_ns: int) -> Event:
     row = int(window.row[node])
     return {"pid": window.rows[row].rank, "tid": row, "ts": time_ns / 1000}

@@ -28,7 +28,22 @@ from chakra_et.report.inputs import find_run
 from chakra_et.report.run import load
 
 Format = Literal["perfetto", "chrome", "graphml", "dot", "parquet", "csv", "tensorboard", "wandb"]
-ENDINGS = {"perfetto": ".pftrace", "chrome": "_trace.json.gz", "graphml": ".graphml", "dot": ".dot"}
+Write = Callable[[Window, IO[bytes]], None]
+# The files of a format, by the ends of their names.
+FILES: dict[str, dict[str, Write]] = {
+    "perfetto": {".pftrace": perfetto.write},
+    "chrome": {"_trace.json.gz": chrome.write},
+    "graphml": {".graphml": graphs.write_graphml},
+    "dot": {".dot": graphs.write_dot},
+    "parquet": {
+        "_nodes.parquet": lambda window, file: tables.write_parquet(tables.nodes(window), file),
+        "_edges.parquet": lambda window, file: tables.write_parquet(tables.edges(window), file),
+    },
+    "csv": {
+        "_nodes.csv": lambda window, file: tables.write_csv(tables.nodes(window), file),
+        "_edges.csv": lambda window, file: tables.write_csv(tables.edges(window), file),
+    },
+}
 
 
 @dataclass
@@ -83,32 +98,16 @@ def export(config: ExportConfig) -> None:
     if config.format == "wandb":
         publish.to_wandb(run, config.output or "chakra-et")
         return
-    if config.format in ENDINGS:
-        path = Path(config.output or f"{beside}{ENDINGS[config.format]}")
-        files = [(path, _writer(config.format, window, path))]
-    else:
-        files = _two_tables(config.format, window, config.output or str(beside))
-    for path, write in files:
+    files = FILES[config.format]
+    for ending, write in files.items():
+        name = config.output or str(beside)
+        path = Path(config.output if config.output and len(files) == 1 else f"{name}{ending}")
         with atomic_file(path) as file:
-            write(file)
+            if config.format == "chrome" and path.suffix == ".gz":
+                with chrome.packed(file) as packed:
+                    write(window, packed)
+            else:
+                write(window, file)
             size = file.tell()
         print(f"{path}: {size / 1e6:.1f} MB")
-    print(f"{len(window):,} nodes, {len(window.edge):,} dependencies")
-
-
-def _writer(form: Format, window: Window, path: Path) -> Callable[[IO[bytes]], None]:
-    if form == "perfetto":
-        return lambda file: perfetto.write(window, file)
-    if form == "chrome":
-        return lambda file: chrome.write(window, file, path.suffix == ".gz")
-    if form == "graphml":
-        return lambda file: graphs.write_graphml(window, file)
-    return lambda file: graphs.write_dot(window, file)
-
-
-def _two_tables(form: Format, window: Window, name: str) -> list[tuple[Path, Callable[[IO[bytes]], None]]]:
-    write = tables.write_csv if form == "csv" else tables.write_parquet
-    return [
-        (Path(f"{name}_nodes.{form}"), lambda file: write(tables.nodes(window), file)),
-        (Path(f"{name}_edges.{form}"), lambda file: write(tables.edges(window), file)),
-    ]
+    print(f"{len(window):,} nodes, {len(window.source):,} dependencies")

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from typing import IO
+from typing import IO, Any
 from xml.sax.saxutils import escape
 
 from chakra_et.errors import TraceError
+from chakra_et.export.tables import nodes
 from chakra_et.export.window import Window
 from chakra_et.text import shortened
 
@@ -70,23 +71,18 @@ def write_dot(window: Window, file: IO[bytes]) -> None:
             label = f"rank {window.rows[row].rank}, {window.rows[row].label}"
             lines += [f"subgraph cluster_{row} {{", f"label={_quoted(label)};"]
             current = row
-        text = f"{shortened(str(name), LONGEST_LABEL)}\n{number}: {int(duration) / 1000:g} µs"
-        colour = COLOURS.get(str(kind), OTHER_COLOUR)
+        text = f"{shortened(name, LONGEST_LABEL)}\n{number}: {duration / 1000:g} µs"
+        colour = COLOURS.get(kind, OTHER_COLOUR)
         lines.append(f"n{at} [label={_quoted(text)}, fillcolor={_quoted(colour)}];")
     lines.append("}")
     lines += [f"n{source} -> n{target} [tooltip={_quoted(kind)}];" for source, target, kind in _edges(window)]
     file.write(("\n".join([*lines, "}"]) + "\n").encode("utf-8", "replace"))
 
 
-def _values(window: Window) -> Iterator[tuple[str | int, ...]]:
+def _values(window: Window) -> Iterator[tuple[Any, ...]]:
     """The ``FIELDS`` of each node."""
-    code, names = window.names
-    duration = window.run.end_ns[window.node] - window.start_ns
-    columns = (window.rank, window.id, window.row, window.start_ns, duration)
-    for name, kind, rank, number, row, start, lasts in zip(
-        code.tolist(), window.kind_names(), *(column.tolist() for column in columns), strict=True
-    ):
-        yield names[name], kind, rank, number, window.rows[row].label, start, lasts
+    table = nodes(window)
+    yield from zip(*(table[name] for name, _ in FIELDS), strict=True)
 
 
 def _edges(window: Window) -> Iterator[tuple[int, int, str]]:

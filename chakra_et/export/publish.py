@@ -6,24 +6,24 @@ wandb gets one artifact with the page, and three tables.
 
 from __future__ import annotations
 
-import gzip
 import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from chakra_et.errors import TraceError
-from chakra_et.export import kineto
+from chakra_et.export.chrome import packed, write_kineto
 from chakra_et.export.window import Window
 from chakra_et.files import atomic_file
 from chakra_et.names import gz
-from chakra_et.report.content import content, tables
+from chakra_et.report.columns import PHASES
+from chakra_et.report.content import content
 from chakra_et.report.inputs import RunInput
 from chakra_et.report.page import write_page
 from chakra_et.report.run import ReportRun
 from chakra_et.report.steps import find_times
+from chakra_et.simulate.breakdown import ACTIVITIES
 from chakra_et.traces.records import open_trace
 
 # The entries of the page's content that become wandb tables: their columns.
@@ -31,23 +31,25 @@ TABLES = {
     "steps": ("rank", "step", "start_ns", "end_ns", "parts_ns", "hidden_ns", "phases_ns", "replayed_ns"),
     "entries": (
         "kind", "name", "count", "self_ns", "longest_ns", "device_ns", "rank_ns", "flops", "bytes_per_second",
+        "above_peak",
     ),
     "modules": ("path", "count", "host_ns", "device_ns", "communication_ns", "phases_ns"),
 }  # fmt: skip
 
 
-def scalars(content: dict[str, Any]) -> Iterator[tuple[int, int, str, float]]:
-    """(rank, step, name, ms): the parts of every step; a trace without steps is step 0."""
-    for rank, step, start, end, parts, hidden, phases, replayed in content["steps"]:
-        number = int(step) if step.isdigit() else 0
-        yield rank, number, f"step/{content['base']}", (end - start) / 1e6
-        if replayed is not None:
-            yield rank, number, "step/replayed", replayed / 1e6
-        for name, part in zip(content["activities"], parts, strict=True):
-            yield rank, number, f"time/{name.replace(' ', '_')}", part / 1e6
-        yield rank, number, "time/hidden_communication", hidden / 1e6
-        for name, part in zip(content["phases"], phases, strict=True):
-            yield rank, number, f"phase/{name}", part / 1e6
+def scalars(run: ReportRun) -> Iterator[tuple[int, int, str, float]]:
+    """(rank, step, name, ns): the parts of every step; a trace without steps is step 0."""
+    for step in find_times(run).steps:
+        found: list[tuple[str, float]] = [(f"step/{run.base}", step.lasts_ns)]
+        if step.replayed_ns is not None:
+            found.append(("step/replayed", step.replayed_ns))
+        found += [
+            (f"time/{name.replace(' ', '_')}", ns) for name, ns in zip(ACTIVITIES, step.parts_ns, strict=True)
+        ]
+        found.append(("time/hidden_communication", step.hidden_ns))
+        found += [(f"phase/{name}", ns) for name, ns in zip(PHASES, step.phases_ns, strict=True)]
+        for name, ns in found:
+            yield step.rank, int(step.name) if step.name.isdigit() else 0, name, ns
 
 
 def to_tensorboard(window: Window, folder: Path, recorded: Mapping[int, Path]) -> None:
@@ -62,34 +64,28 @@ def to_tensorboard(window: Window, folder: Path, recorded: Mapping[int, Path]) -
     except ImportError:
         raise TraceError("tensorboard needs torch and tensorboard: pip install torch tensorboard") from None
     run = window.run
-    found = list(scalars(tables(run, find_times(run))))
+    found = list(scalars(run))
     place = folder / run.name
     for rank in sorted(set(window.rank.tolist())):
         with SummaryWriter(str(place / f"rank{rank}")) as writer:
-            for of_rank, step, name, value in found:
+            for of_rank, step, name, ns in found:
                 if of_rank == rank:
-                    writer.add_scalar(f"{name}_ms", value, step)
+                    writer.add_scalar(f"{name}_ms", ns / 1e6, step)
         with atomic_file(place / f"rank{rank}.pt.trace.json.gz") as file:
             if rank in recorded:
-                with (
-                    open_trace(recorded[rank]) as trace,
-                    gzip.GzipFile(fileobj=file, mode="wb", filename="", mtime=0) as packed,
-                ):
-                    shutil.copyfileobj(trace, packed)
+                with open_trace(recorded[rank]) as trace, packed(file) as written:
+                    shutil.copyfileobj(trace, written)
             else:
-                kineto.write(window, rank, file)
+                write_kineto(window, rank, file)
 
 
 def recorded_traces(chosen: RunInput, ranks: Iterable[int]) -> dict[int, Path]:
     """The device traces that a run was converted from, as far as they are there."""
     if chosen.traces is not None:
         return {rank: pair.device for rank, pair in chosen.traces.pairs.items()}
-    found = {}
-    for rank in ranks:
-        path = chosen.files.trace_file(rank, "device")
-        if there := [each for each in (path, gz(path)) if each.is_file()]:
-            found[rank] = there[0]
-    return found
+    paths = {rank: chosen.files.trace_file(rank, "device") for rank in ranks}
+    there = {rank: [each for each in (path, gz(path)) if each.is_file()] for rank, path in paths.items()}
+    return {rank: found[0] for rank, found in there.items() if found}
 
 
 def to_wandb(run: ReportRun, project: str) -> None:
@@ -114,19 +110,14 @@ def to_wandb(run: ReportRun, project: str) -> None:
                 f"wandb: {first}: log in with `wandb login`, or set WANDB_MODE=offline"
             ) from None
         with started as logged:
-            artifact = wandb.Artifact(_artifact_name(run.name), type="report")
+            # wandb allows letters, digits, dashes, dots and underscores, at most 128.
+            artifact = wandb.Artifact(re.sub(r"[^A-Za-z0-9._-]", "_", run.name)[:128], type="report")
             artifact.add_file(str(page))
             logged.log_artifact(artifact)
             for name, fields in TABLES.items():
-                rows = [[_cell(value) for value in row] for row in found[name]]
+                rows = [
+                    [str(list(cell)) if isinstance(cell, tuple) else cell for cell in vars(row).values()]
+                    for row in found[name]
+                ]
                 if rows:
                     logged.log({name: wandb.Table(columns=list(fields), data=rows)})
-
-
-def _cell(value: Any) -> Any:
-    return str(list(value)) if isinstance(value, list | tuple) else value
-
-
-def _artifact_name(name: str) -> str:
-    """wandb allows letters, digits, dashes, dots and underscores, at most 128."""
-    return re.sub(r"[^A-Za-z0-9._-]", "_", name)[:128]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import fields
 from typing import IO, Any
 
@@ -35,12 +35,11 @@ ATTRIBUTES = ("stream", "num_ops", "tensor_size", "comm_size", "comm_src", "comm
 def nodes(window: Window) -> dict[str, list[Any]]:
     """Columns of nodes: times in ns on the run's clock, text where names are known, None for none."""
     run, node = window.run, window.node
-    code, names = window.names
     phase, _ = shared_codes(run, "phase", PHASES)
     module, modules = shared_codes(run, "module")
     communicates = run.graph.types[node] >= NodeType.COMM_SEND
-    types = np.where(communicates, comm_types(run)[node], -1).tolist()
-    groups = np.where(communicates, run.graph.group[node], -1).tolist()
+    types = np.where(communicates, comm_types(run)[node], -1)
+    groups = np.where(communicates, run.graph.group[node], -1)
     parent = run.parent[node]
     ids = run.graph.gather([trace.ids.astype(np.int64) for trace in run.traces])
     on_path = np.zeros(len(run.graph), dtype=bool)
@@ -49,23 +48,30 @@ def nodes(window: Window) -> dict[str, list[Any]]:
     found: dict[str, list[Any]] = {
         "rank": window.rank.tolist(),
         "id": window.id.tolist(),
-        "name": [names[at] for at in code.tolist()],
-        "kind": window.kind_names(),
+        "name": _texts(window.names, window.name),
+        "kind": _texts(NODE_KINDS, window.kind),
         "row": [window.rows[row].label for row in window.row.tolist()],
         "start_ns": window.start_ns.tolist(),
         "duration_ns": (run.end_ns[node] - window.start_ns).tolist(),
         "wait_ns": run.wait_ns[node].tolist(),
-        "phase": [PHASES[at] if at >= 0 else None for at in phase[node].tolist()],
-        "module": [modules[at] if at >= 0 else None for at in module[node].tolist()],
-        "parent": [at if at >= 0 else None for at in np.where(parent >= 0, ids[parent], -1).tolist()],
-        "comm_type": [COMM_NAMES[at] if at >= 0 else None for at in types],
-        "comm_group": [run.graph.groups[at] if at >= 0 else None for at in groups],
+        "phase": _texts(PHASES, phase[node]),
+        "module": _texts(modules, module[node]),
+        "parent": _known(np.where(parent >= 0, ids[parent], -1)),
+        "comm_type": _texts(COMM_NAMES, types),
+        "comm_group": _texts(run.graph.groups, groups),
         "on_critical_path": on_path[node].tolist(),
     }
     for name in ATTRIBUTES:
-        values = run.graph.attribute(name, -1)[node]
-        found[name] = [value if value >= 0 else None for value in values.tolist()]
+        found[name] = _known(run.graph.attribute(name, -1)[node])
     return found
+
+
+def _known(values: np.ndarray) -> list[int | None]:
+    return [value if value >= 0 else None for value in values.tolist()]
+
+
+def _texts(table: Sequence[str], index: np.ndarray) -> list[str | None]:
+    return [table[at] if at >= 0 else None for at in index.tolist()]
 
 
 def edges(window: Window) -> dict[str, list[Any]]:
@@ -116,8 +122,8 @@ def critical_path(run: ReportRun) -> dict[str, list[Any]]:
     return {
         "rank": [run.ranks[at] for at in run.graph.trace_of[node].tolist()],
         "id": ids[node].tolist(),
-        "name": [names[at] for at in code[node].tolist()],
-        "kind": [NODE_KINDS[at] for at in page_kinds(run)[node].tolist()],
+        "name": _texts(names, code[node]),
+        "kind": _texts(NODE_KINDS, page_kinds(run)[node]),
         "from_ns": [] if path is None else path.from_ns.tolist(),
         "to_ns": [] if path is None else path.to_ns.tolist(),
     }

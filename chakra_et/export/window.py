@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
 from chakra_et.errors import TraceError
-from chakra_et.report.columns import EDGE_NAMES, NODE_KINDS, edge_kinds, name_codes, page_kinds
+from chakra_et.report.columns import EDGE_NAMES, edge_kinds, name_codes, page_kinds
 from chakra_et.report.lanes import Row, lay_out
 from chakra_et.report.memory import Curve, curves
 from chakra_et.report.run import ReportRun
@@ -20,83 +19,45 @@ from chakra_et.traces.sets import rank_choice
 class Window:
     """M nodes of a run, rank by rank, row by row of its timeline, and by start within a row.
 
-    ``node`` int64[M]: their numbers in the run. ``source``, ``target`` int64[F]: the dependencies between
-    them, as places in ``node``; ``edge`` int64[F]: their numbers in the run's graph.
+    ``node``: their numbers in the run; ``id`` uint64: in their files; ``row``, ``name`` and ``kind``: indices
+    into ``rows``, ``names`` and ``NODE_KINDS``; these, ``rank``, ``start_ns`` and ``end_ns`` are int64[M]. An
+    end is cut at the start of the next node of the row, as starts and durations are rounded to µs
+    independently, so that neighbours may overlap by a µs or two, which viewers would take for nesting.
+    ``source``, ``target`` int64[F]: the dependencies between them, as places in ``node``; ``edge_kind``: the
+    name of each one's kind.
     """
 
     run: ReportRun
-    rows: list[Row]
-    row_of: np.ndarray
     node: np.ndarray
+    id: np.ndarray
+    rank: np.ndarray
+    rows: list[Row]
+    row: np.ndarray
+    names: list[str]
+    name: np.ndarray
+    kind: np.ndarray
+    start_ns: np.ndarray
+    end_ns: np.ndarray
     source: np.ndarray
     target: np.ndarray
-    edge: np.ndarray
+    edge_kind: list[str]
 
     def __len__(self) -> int:
         return len(self.node)
 
-    @cached_property
-    def row(self) -> np.ndarray:
-        """Index into ``rows`` of each node, int64[M]."""
-        found: np.ndarray = self.row_of[self.node]
-        return found
-
-    @cached_property
-    def start_ns(self) -> np.ndarray:
-        found: np.ndarray = self.run.start_ns[self.node]
-        return found
-
-    @cached_property
-    def end_ns(self) -> np.ndarray:
-        """Ends, cut at the start of the next node of the row, int64[M].
-
-        Starts and durations are rounded to µs independently, so that neighbours may overlap by a µs or two,
-        which viewers would take for nesting.
-        """
-        end: np.ndarray = self.run.end_ns[self.node].copy()
-        same = self.row[1:] == self.row[:-1]
-        end[:-1][same] = np.minimum(end[:-1], np.maximum(self.start_ns[1:], self.start_ns[:-1]))[same]
-        return end
-
-    @cached_property
-    def names(self) -> tuple[np.ndarray, list[str]]:
-        """(index int64[M], names)."""
-        code, names = name_codes(self.run)
-        return code[self.node], names
-
-    @cached_property
-    def kind(self) -> np.ndarray:
-        """Index into ``NODE_KINDS``, int64[M]."""
-        found: np.ndarray = page_kinds(self.run)[self.node]
-        return found
-
-    @cached_property
-    def edge_kind(self) -> list[str]:
-        """The name of each dependency's kind."""
-        return [EDGE_NAMES[kind] for kind in edge_kinds(self.run)[self.edge].tolist()]
-
-    @cached_property
-    def rank(self) -> np.ndarray:
-        ranks = np.array(self.run.ranks, dtype=np.int64)
-        found: np.ndarray = ranks[self.run.graph.trace_of[self.node]]
-        return found
-
-    @cached_property
-    def id(self) -> np.ndarray:
-        """The nodes' ids in their files, uint64[M]."""
-        ids = self.run.graph.gather([trace.ids for trace in self.run.traces])
-        found: np.ndarray = ids[self.node]
-        return found
+    def used_rows(self) -> list[int]:
+        """The rows that have nodes."""
+        return list(np.unique(self.row).tolist())
 
     def memory(self) -> list[Curve]:
         """The memory of the devices, at the moments at which a chosen node changes it."""
-        chosen = np.zeros(len(self.run.graph), dtype=bool)
-        chosen[self.node] = True
-        found = [each.take(np.flatnonzero(chosen[each.node])) for each in curves(self.run)]
-        return [each for each in found if len(each.time_ns)]
-
-    def kind_names(self) -> list[str]:
-        return [NODE_KINDS[kind] for kind in self.kind.tolist()]
+        found = []
+        for curve in curves(self.run):
+            at = np.flatnonzero(np.isin(curve.node, self.node))
+            reserved = None if curve.reserved is None else curve.reserved[at]
+            columns = (curve.time_ns[at], curve.allocated[at], reserved, curve.node[at])
+            found += [Curve(curve.rank, curve.device, *columns)] if len(at) else []
+        return found
 
 
 def choose(run: ReportRun, step: str = "", ranks: str = "", around: str = "", hops: int = 2) -> Window:
@@ -124,11 +85,30 @@ def choose(run: ReportRun, step: str = "", ranks: str = "", around: str = "", ho
     rows, row_of = lay_out(run)
     node = np.flatnonzero(chosen)
     node = node[np.lexsort((run.end_ns[node], run.start_ns[node], row_of[node]))]
+    row, start, end = row_of[node], run.start_ns[node], run.end_ns[node].copy()
+    same = row[1:] == row[:-1]
+    end[:-1][same] = np.minimum(end[:-1], np.maximum(start[1:], start[:-1]))[same]
     place = np.full(len(run.graph), -1, dtype=np.int64)
     place[node] = np.arange(len(node))
     source, target = place[run.graph.source], place[run.graph.target]
     edge = np.flatnonzero((source >= 0) & (target >= 0))
-    return Window(run, rows, row_of, node, source[edge], target[edge], edge)
+    name, names = name_codes(run)
+    return Window(
+        run,
+        node,
+        run.graph.gather([trace.ids for trace in run.traces])[node],
+        np.array(run.ranks, dtype=np.int64)[run.graph.trace_of[node]],
+        rows,
+        row,
+        names,
+        name[node],
+        page_kinds(run)[node],
+        start,
+        end,
+        source[edge],
+        target[edge],
+        [EDGE_NAMES[kind] for kind in edge_kinds(run)[edge].tolist()],
+    )
 
 
 def _in_step(run: ReportRun, step: str) -> np.ndarray:

@@ -9,7 +9,6 @@ import numpy as np
 from chakra_et.et.columns import NodeType
 from chakra_et.report.columns import COMM_NAMES, comm_types
 from chakra_et.report.run import ReportRun
-from chakra_et.simulate.operations import waited_for
 
 # Columns of the table of lateness; more operations than this share columns.
 MOST_COLUMNS = 120
@@ -83,14 +82,14 @@ def collectives(run: ReportRun) -> list[Collective]:
         factor = bus_factor(name, members) if members > 1 or message else None
         found.append(
             Collective(
-                type=name,
-                bytes=whole,
-                group=graph.groups[group] if not message else "",
-                ranks=2 if message else members,
-                count=len(operation) or int(np.bincount(graph.trace_of[own]).max()),
-                transfer_ns=mean,
-                algorithm=algorithm,
-                bus=algorithm * factor if algorithm is not None and factor is not None else None,
+                name,
+                whole,
+                graph.groups[group] if not message else "",
+                2 if message else members,
+                len(operation) or int(np.bincount(graph.trace_of[own]).max()),
+                mean,
+                algorithm,
+                bus=None if algorithm is None or factor is None else algorithm * factor,
                 skew_ns=(float(skew.mean()), int(skew.max())) if len(skew) else None,
                 last={run.ranks[at]: n for at, n in zip(late.tolist(), times.tolist(), strict=True)},
             )
@@ -123,10 +122,8 @@ def traffic(run: ReportRun) -> tuple[np.ndarray, np.ndarray]:
     evenly over the members; all others use a ring in rank order, which moves ``bus_factor`` times the size
     over each link (NCCL's ring algorithm). Ranks without a file have no row or column.
     """
-    count = len(run.ranks)
-    messages = np.zeros((count, count), dtype=np.int64)
-    shared = np.zeros_like(messages)
-    graph = run.graph
+    graph, count = run.graph, len(run.ranks)
+    messages, shared = np.zeros((2, count, count), dtype=np.int64)
     place = {rank: at for at, rank in enumerate(run.ranks)}
     size, kind = graph.attribute("comm_size", 0), comm_types(run)
     target = graph.attribute("comm_dst", -1)
@@ -134,14 +131,13 @@ def traffic(run: ReportRun) -> tuple[np.ndarray, np.ndarray]:
         to = place.get(int(target[sent]), -1)
         if to >= 0:
             messages[graph.trace_of[sent], to] += size[sent]
-    members: dict[int, list[int]] = {}
     collective = np.flatnonzero(graph.types == NodeType.COMM_COLL)
+    members: dict[int, list[int]] = {}
     for group in np.unique(graph.group[collective]).tolist():
         users = np.unique(graph.trace_of[collective[graph.group[collective] == group]])
         members[group] = run.groups.get(graph.groups[group]) or [run.ranks[user] for user in users.tolist()]
     for at in collective.tolist():
-        own, name = int(graph.trace_of[at]), COMM_NAMES[kind[at]]
-        ring = members[int(graph.group[at])]
+        own, name, ring = int(graph.trace_of[at]), COMM_NAMES[kind[at]], members[int(graph.group[at])]
         factor = bus_factor(name, len(ring))
         if run.ranks[own] not in ring or len(ring) < 2 or factor is None:
             continue
@@ -149,10 +145,10 @@ def traffic(run: ReportRun) -> tuple[np.ndarray, np.ndarray]:
         if name == "all-to-all":
             others = [place[other] for other in ring if other != run.ranks[own] and other in place]
             shared[own, others] += round(whole / len(ring))
-            continue
-        following = place.get(ring[(ring.index(run.ranks[own]) + 1) % len(ring)], -1)
-        if following >= 0:
-            shared[own, following] += round(whole * factor)
+        else:
+            following = place.get(ring[(ring.index(run.ranks[own]) + 1) % len(ring)], -1)
+            if following >= 0:
+                shared[own, following] += round(whole * factor)
     return messages, shared
 
 
@@ -163,29 +159,20 @@ def lateness(run: ReportRun) -> tuple[list[str], np.ndarray]:
     which it has the mean. NaN where a rank took no part.
     """
     operations = run.operations
-    count = len(operations)
+    count, ranks = len(operations), len(run.ranks)
     columns = min(count, MOST_COLUMNS)
     if not columns:
-        return [], np.zeros((len(run.ranks), 0))
+        return [], np.zeros((ranks, 0))
     node = np.flatnonzero(operations.of_node >= 0)
     operation = operations.of_node[node]
     late = run.start_ns[node] - _first_arrival(run)[operation]
-    column = operation * columns // count
-    flat = run.graph.trace_of[node] * columns + column
-    total, number = (np.bincount(flat, weight, len(run.ranks) * columns) for weight in (late, None))
+    flat = run.graph.trace_of[node] * columns + operation * columns // count
     with np.errstate(invalid="ignore"):
-        mean = (total / number).reshape(len(run.ranks), columns)
+        mean = np.bincount(flat, late, ranks * columns) / np.bincount(flat, minlength=ranks * columns)
     names = [COMM_NAMES[kind] for kind in comm_types(run)[operations.last].tolist()]
     edges = [-(-at * count // columns) for at in range(columns + 1)]
-    return [_label(names, low, high) for low, high in zip(edges, edges[1:], strict=False)], mean
-
-
-def _label(names: list[str], low: int, high: int) -> str:
-    if high - low == 1:
-        return f"operation {low + 1}: {names[low]}"
-    return f"operations {low + 1} to {high}"
-
-
-def waits_by_rank(run: ReportRun) -> np.ndarray:
-    """int64[T, T]: ns that each rank (row) waited for each other one (column) to arrive."""
-    return waited_for(run.graph, run.operations, run.wait_ns)
+    labels = [
+        f"operation {high}: {names[low]}" if high - low == 1 else f"operations {low + 1} to {high}"
+        for low, high in zip(edges, edges[1:], strict=False)
+    ]
+    return labels, mean.reshape(ranks, columns)

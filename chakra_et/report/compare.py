@@ -1,35 +1,97 @@
-"""Runs side by side: step times, breakdown, and the time of each operator, kernel and module.
+"""``chakra-et compare A B …``: runs side by side, as a table and as a page.
 
-Operators and kernels are matched by kind and name, modules by path; times are per step and rank. Kernels of
-different vendors have different names, so the device time of the operators that launched them is compared
-too.
+    chakra-et compare outputs/gpt2_1gpu outputs/gpt2_2gpu -o both.html
+    chakra-et compare h100.json.gz mi300.json.gz --top 5
+
+Each name is a run as in ``chakra-et report``; all are compared with the first. Operators and kernels are
+matched by kind and name, modules by path; times are per step and rank. Kernels of different vendors have
+different names, so the device time of the operators that launched them is compared too. Exit status: 0; 2
+for arguments or files that can't be used.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from chakra_et.diagnose.verdict import Diagnosis
+from chakra_et import cli
+from chakra_et.diagnose.verdict import Diagnosis, diagnose
+from chakra_et.errors import TraceError
 from chakra_et.report.columns import PHASES
-from chakra_et.report.content import MADE_BY, facts
-from chakra_et.report.memory import largest_peak
+from chakra_et.report.content import MADE_BY, with_names
+from chakra_et.report.inputs import find_runs
+from chakra_et.report.memory import largest_peak, usage
+from chakra_et.report.page import PackedColumns, write_page
 from chakra_et.report.profile import Entry, Module, by_module, by_name
-from chakra_et.report.run import ReportRun
+from chakra_et.report.run import ReportRun, load
 from chakra_et.report.steps import WHOLE, find_times
-from chakra_et.report.verdict import diagnosis_of, lacks
+from chakra_et.report.summary import facts, lacks
 from chakra_et.simulate.breakdown import ACTIVITIES
+from chakra_et.text import duration, shortened, size, table
 
 # A page lists the entries with the most time; a difference in more than this many can't be read.
 MOST_ROWS = 3000
+LONGEST_NAME = 60
+TABLES = ("entries", "modules")
+Times = tuple["float | None", ...]
+
+
+@dataclass
+class CompareConfig:
+    """The command's arguments."""
+
+    names: tuple[str, ...] = field(
+        default=(), metadata={"positional": True, "help": "two or more runs; the first is the baseline"}
+    )
+    output: str | None = field(default=None, metadata={"short": "-o", "help": "also write this HTML page"})
+    json: bool = field(default=False, metadata={"help": "print JSON, with all that the page has"})
+    top: int = field(default=15, metadata={"help": "operators to list, the greatest change first"})
+    allow_missing_ranks: bool = cli.allow_missing_ranks()
+
+    def __post_init__(self) -> None:
+        if len(self.names) < 2:
+            raise ValueError("give at least two runs to compare")
+        if self.top < 0:
+            raise ValueError(f"--top must be 0 or more, not {self.top}")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit status."""
+    config = cli.parse(
+        CompareConfig, argv, description="Compare runs: step times, breakdown, operators, modules."
+    )
+    return cli.run(lambda: compare(config), TraceError)
+
+
+def compare(config: CompareConfig) -> None:
+    chosen = find_runs(config.names, config.allow_missing_ranks)
+    if len(chosen) < 2:
+        raise TraceError(
+            f"all names are files of one run ({chosen[0].name}): give at least two runs, "
+            "or use `chakra-et report`"
+        )
+    sides = [side(load(each)) for each in chosen]  # one run at a time is in memory
+    found = compare_content(sides)
+    if config.json:
+        print(json.dumps(with_names(found) | {"page": config.output}))
+    else:
+        print("\n".join(lines(sides, config.top)))
+    if config.output:
+        title = "compared: " + ", ".join(each.name for each in sides)
+        written = write_page(Path(config.output), "compare", title, found, PackedColumns())
+        if not config.json:
+            print(f"\n{config.output}: {written / 1e6:.1f} MB, open it in a browser")
 
 
 @dataclass(frozen=True)
 class Side:
     """One run. Times are means per step and rank, ns; ``steps`` is 0 where the whole trace is one stretch.
-    ``peak_bytes``: see ``largest_peak``; ``diagnosis``: None where the ranks can't be replayed together."""
+    ``peak_bytes``: of ``largest_peak``; ``diagnosis``: None where the ranks can't be replayed together."""
 
     name: str
     ranks: int
@@ -37,20 +99,15 @@ class Side:
     base: str
     step_ns: float
     replayed_ns: float | None
-    parts_ns: tuple[float, ...]
+    parts_ns: list[float]
     hidden_ns: float
-    phases_ns: tuple[float, ...]
+    phases_ns: list[float]
     peak_bytes: int | None
     entries: list[Entry]
     modules: list[Module]
     facts: list[list[str]]
     lacks: list[str]
     diagnosis: Diagnosis | None
-
-    @property
-    def shares(self) -> float:
-        """What to divide a sum over all ranks and steps by."""
-        return float(self.ranks * max(self.steps, 1))
 
 
 @dataclass(frozen=True)
@@ -62,18 +119,9 @@ class Matched:
 
     kind: str
     name: str
-    self_ns: tuple[float | None, ...]
-    device_ns: tuple[float | None, ...]
-    count: tuple[float | None, ...]
-
-    @property
-    def difference_ns(self) -> float:
-        """Last run minus first: own time, plus device time of a module."""
-        return self._total(-1) - self._total(0)
-
-    def _total(self, at: int) -> float:
-        device = self.device_ns[at] if self.kind == "module" else 0
-        return (self.self_ns[at] or 0.0) + (device or 0.0)
+    self_ns: Times
+    device_ns: Times
+    count: Times
 
 
 def side(run: ReportRun) -> Side:
@@ -82,8 +130,7 @@ def side(run: ReportRun) -> Side:
     steps = times.steps
     names = {step.name for step in steps}
     replayed = [step.replayed_ns for step in steps if step.replayed_ns is not None]
-    parts = np.array([step.parts_ns for step in steps], dtype=np.float64).mean(axis=0)
-    phases = np.array([step.phases_ns for step in steps], dtype=np.float64).mean(axis=0)
+    peak = largest_peak(usage(run))
     return Side(
         name=run.name,
         ranks=len(run.ranks),
@@ -91,59 +138,59 @@ def side(run: ReportRun) -> Side:
         base=run.base,
         step_ns=float(np.mean([step.lasts_ns for step in steps])),
         replayed_ns=float(np.mean(replayed)) if len(replayed) == len(steps) else None,
-        parts_ns=tuple(parts.tolist()),
+        parts_ns=np.mean([step.parts_ns for step in steps], axis=0).tolist(),
         hidden_ns=float(np.mean([step.hidden_ns for step in steps])),
-        phases_ns=tuple(phases.tolist()),
-        peak_bytes=largest_peak(run),
+        phases_ns=np.mean([step.phases_ns for step in steps], axis=0).tolist(),
+        peak_bytes=peak.peak_bytes if peak else None,
         entries=by_name(run),
         modules=by_module(run),
-        facts=facts(run.manifest, run),
+        facts=facts(run),
         lacks=lacks(run, times),
-        diagnosis=diagnosis_of(run),
+        diagnosis=None if run.job is None else diagnose(run.job),
     )
 
 
 def match_entries(sides: list[Side]) -> list[Matched]:
     """Operators, calls, kernels and communication by kind and name, the greatest change first."""
-    keys = dict.fromkeys((entry.kind, entry.name) for each in sides for entry in each.entries)
-    known = [{(entry.kind, entry.name): entry for entry in each.entries} for each in sides]
-    found = []
-    for kind, name in keys:
-        entries = [of_run.get((kind, name)) for of_run in known]
-        found.append(
-            Matched(
-                kind,
-                name,
-                _per_step(sides, [None if entry is None else entry.self_ns for entry in entries]),
-                _per_step(sides, [None if entry is None else entry.device_ns for entry in entries]),
-                _per_step(sides, [None if entry is None else entry.count for entry in entries]),
-            )
-        )
-    return sorted(found, key=lambda each: -abs(each.difference_ns))
+    found = _matched(
+        sides,
+        [
+            {(each.kind, each.name): (each.self_ns, each.device_ns, each.count) for each in of.entries}
+            for of in sides
+        ],
+    )
+    return sorted(found, key=lambda each: -abs(_difference(each.self_ns)))
 
 
 def match_modules(sides: list[Side]) -> list[Matched]:
     """Modules by path, without the time of modules inside, in the order of their paths."""
-    known = [{module.path: module for module in each.modules} for each in sides]
+    found = _matched(
+        sides,
+        [
+            {("module", each.path): (each.host_ns, each.device_ns, each.count) for each in of.modules}
+            for of in sides
+        ],
+    )
+    return sorted(found, key=lambda each: each.name)
+
+
+def _matched(sides: list[Side], of_runs: list[dict[tuple[str, str], tuple[int, int, int]]]) -> list[Matched]:
+    """Each key of any run, with the three sums of each run, per step and rank."""
+    shares = [each.ranks * max(each.steps, 1) for each in sides]
     found = []
-    for path in sorted({path for of_run in known for path in of_run}):
-        modules = [of_run.get(path) for of_run in known]
-        found.append(
-            Matched(
-                "module",
-                path,
-                _per_step(sides, [None if module is None else module.host_ns for module in modules]),
-                _per_step(sides, [None if module is None else module.device_ns for module in modules]),
-                _per_step(sides, [None if module is None else module.count for module in modules]),
+    for key in dict.fromkeys(key for of_run in of_runs for key in of_run):
+        rows: list[tuple[float | None, ...]] = []
+        for of_run, share in zip(of_runs, shares, strict=True):
+            rows.append(
+                tuple(total / share for total in of_run[key]) if key in of_run else (None, None, None)
             )
-        )
+        found.append(Matched(*key, *zip(*rows, strict=True)))
     return found
 
 
-def _per_step(sides: list[Side], totals: list[int | None]) -> tuple[float | None, ...]:
-    return tuple(
-        None if total is None else total / each.shares for total, each in zip(totals, sides, strict=True)
-    )
+def _difference(times: Times) -> float:
+    """Last run minus first."""
+    return (times[-1] or 0.0) - (times[0] or 0.0)
 
 
 def speedup(sides: list[Side], at: int) -> float:
@@ -164,55 +211,78 @@ def efficiency(sides: list[Side], at: int) -> tuple[float, float]:
 def notes(sides: list[Side]) -> list[str]:
     """What bounds each run, and what makes a comparison doubtful."""
     found = [f"{each.name}: {each.diagnosis.lines()[0]}" for each in sides if each.diagnosis]
-    if len({each.steps == 0 for each in sides}) > 1 or any(each.steps == 0 for each in sides):
-        whole = ", ".join(each.name for each in sides if each.steps == 0)
+    if whole := ", ".join(each.name for each in sides if each.steps == 0):
         found.append(
             f"no steps in {whole}: whole traces are compared, which may hold different numbers of steps"
         )
     if len({each.base for each in sides}) > 1:
         found.append("times of different origin: " + ", ".join(f"{each.name} {each.base}" for each in sides))
-    common = [each for each in match_entries(sides) if None not in each.self_ns]
-    if not common:
+    if all(None in each.self_ns for each in match_entries(sides)):
         found.append("the runs have no operator or kernel in common")
     return found
 
 
 def compare_content(sides: list[Side]) -> dict[str, Any]:
     """The JSON of the page; ``assets/compare.js`` shows it. Lists are in the order of the runs."""
-    entries, modules = match_entries(sides), match_modules(sides)
+    runs = []
+    for at, each in enumerate(sides):
+        more = {
+            "speedup": speedup(sides, at),
+            "efficiency": efficiency(sides, at),
+            "diagnosis": each.diagnosis and each.diagnosis.as_json(),
+        }
+        runs.append({name: value for name, value in (vars(each) | more).items() if name not in TABLES})
     return {
         "made_by": MADE_BY,
         "notes": notes(sides),
         "activities": ACTIVITIES,
         "phases": PHASES,
-        "runs": [
-            {
-                "name": each.name,
-                "ranks": each.ranks,
-                "steps": each.steps,
-                "base": each.base,
-                "step_ns": each.step_ns,
-                "replayed_ns": each.replayed_ns,
-                "parts_ns": each.parts_ns,
-                "hidden_ns": each.hidden_ns,
-                "phases_ns": each.phases_ns,
-                "peak_bytes": each.peak_bytes,
-                "speedup": speedup(sides, at),
-                "efficiency": efficiency(sides, at),
-                "facts": each.facts,
-                "lacks": each.lacks,
-                "diagnosis": each.diagnosis and each.diagnosis.as_json(),
-            }
-            for at, each in enumerate(sides)
-        ],
-        "entries": [_row(each) for each in entries[:MOST_ROWS]],
-        "modules": [_row(each) for each in modules[:MOST_ROWS]],
+        "runs": runs,
+        "entries": [_whole(each) for each in match_entries(sides)[:MOST_ROWS]],
+        "modules": [_whole(each) for each in match_modules(sides)[:MOST_ROWS]],
     }
 
 
-def _row(each: Matched) -> list[Any]:
-    return [each.kind, each.name, _whole(each.self_ns), _whole(each.device_ns), each.count]
+def _whole(each: Matched) -> Matched:
+    """The same in whole ns."""
+
+    def whole(times: Times) -> Times:
+        return tuple(None if time is None else round(time) for time in times)
+
+    return replace(each, self_ns=whole(each.self_ns), device_ns=whole(each.device_ns))
 
 
-def _whole(times: tuple[float | None, ...]) -> list[int | None]:
-    return [None if time is None else round(time) for time in times]
+def lines(sides: list[Side], top: int) -> list[str]:
+    """The comparison as text: a row for each run, then the operators and kernels that changed most."""
+    several = len({each.ranks for each in sides}) > 1
+    memory = any(each.peak_bytes is not None for each in sides)
+    head = ["run", "ranks", "steps", "step", "speed-up", *(["weak", "strong"] if several else [])]
+    rows = [[*head, *ACTIVITIES, "hidden", *(["peak memory"] if memory else [])]]
+    for at, each in enumerate(sides):
+        row = [shortened(each.name, LONGEST_NAME), str(each.ranks), str(each.steps or "-")]
+        row += [duration(each.step_ns), f"{speedup(sides, at):.2f}x"]
+        row += [f"{share:.0%}" for share in efficiency(sides, at)] if several else []
+        row += [*map(duration, each.parts_ns), duration(each.hidden_ns)]
+        rows.append([*row, *([size(each.peak_bytes)] if memory else [])])
+    text = table(rows, right=range(1, len(rows[0])))
+    text += [f"note: {note}" for note in notes(sides)]
+    matched = match_entries(sides)
+    text += _listed("What changed most", sides, [(each, each.self_ns) for each in matched], top)
+    launching = [
+        (each, each.device_ns) for each in matched if each.kind == "operator" and any(each.device_ns)
+    ]
+    return text + _listed("Device time of the operators that launched it", sides, launching, top)
+
+
+def _listed(title: str, sides: list[Side], found: list[tuple[Matched, Times]], top: int) -> list[str]:
+    """The ``top`` rows whose time changed most from the first run to the last."""
+    rows = [["kind", "name", *(shortened(each.name, 20) for each in sides), "difference", "ratio"]]
+    for each, times in sorted(found, key=lambda row: -abs(_difference(row[1])))[:top]:
+        before, after, difference = times[0], times[-1], _difference(times)
+        cells = ["-" if time is None else duration(time) for time in times]
+        change = f"{'+' if difference > 0 else '-'}{duration(abs(difference))}" if difference else "0"
+        ratio = f"{after / before:.2f}x" if before and after else "-"
+        rows.append([each.kind, shortened(each.name, LONGEST_NAME), *cells, change, ratio])
+    if len(rows) < 2:
+        return []
+    return ["", f"{title}, per step and rank:", *table(rows, right=range(2, len(rows[0])))]

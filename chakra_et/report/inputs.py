@@ -66,10 +66,40 @@ def find_runs(words: Iterable[str], allow_missing: bool = False) -> list[RunInpu
     Raises ``TraceError`` for a word that is not a file of a run, a folder with runs, or the NAME of a run,
     and as ``find_rank_sets`` does.
     """
-    found = _Found(allow_missing)
+    # (folder, name of the run) → its .et files that are named. None: traces known by their content.
+    named: dict[tuple[Path, str | None], list[str]] = {}
+    sets: dict[tuple[Path, str | None], TraceSet] = {}
     for word in words:
-        found.add(word)
-    runs = found.runs()
+        path = Path(word)
+        if path.is_dir():
+            files = path.glob("*.et")
+            names = {parsed[0] if (parsed := parse_et(file.name)) else file.stem for file in files}
+            if not names:
+                sets |= {(path, traces.name): traces for traces in trace_sets.find(path)}
+            for key in sorted((path, name) for name in names) or sets:
+                named.setdefault(key, [])
+        elif path.is_file():
+            name = _run_of(path)
+            of_run = named.setdefault((path.parent, name), [])
+            if path.suffix == ".et" or name is None:
+                of_run.append(word)
+        else:
+            run = run_at(word)
+            if not _has_et(run) and not _has_traces(run):
+                raise TraceError(
+                    f"{word}: neither a file nor the NAME of a run with NAME.0.et or NAME_device.json: "
+                    "check the path"
+                )
+            named.setdefault((run.folder, run.name), [])
+    runs = []
+    for (folder, name), given in named.items():
+        if name is None:
+            runs += [RunInput(each, traces=each) for each in trace_sets.of_files(list(map(Path, given)))]
+        elif given or _has_et(RunFiles(folder, name)):
+            runs.append(_of_et_files(RunFiles(folder, name), given, allow_missing))
+        else:
+            traces = sets.get((folder, name)) or trace_sets.find(folder, glob.escape(name))[0]
+            runs.append(RunInput(RunFiles(folder, name), traces=traces))
     if not runs:
         raise TraceError("no run is named: give NAME of NAME.0.et, NAME.1.et, …, or its files")
     return runs
@@ -98,72 +128,35 @@ def with_et_files(run: RunInput) -> Iterator[tuple[RunInput, list[str]]]:
         yield RunInput(traces, found.files, notes=found.notes), [str(error) for error in errors]
 
 
-class _Found:
-    """The words so far, by run: (folder, name), where None stands for traces known by their content."""
+def _run_of(path: Path) -> str | None:
+    """The run that a file belongs to by its name; None for a trace with another name."""
+    if path.suffix == ".et":
+        parsed = parse_et(path.name)
+        return parsed[0] if parsed else path.stem
+    if found := BESIDE.fullmatch(path.name):
+        return found["run"]
+    if named := parse_trace(path.name):
+        return named.run
+    if path.name.endswith((".json", ".json.gz")):
+        return None
+    raise TraceError(f"{path}: neither an .et file nor a trace; give files of a run, or its NAME")
 
-    def __init__(self, allow_missing: bool) -> None:
-        self.allow_missing = allow_missing
-        self.et: dict[tuple[Path, str | None], list[str]] = {}
-        self.sets: dict[tuple[Path, str | None], TraceSet] = {}
-        self.others: dict[Path, list[Path]] = {}
 
-    def add(self, word: str) -> None:
-        path = Path(word)
-        if path.is_dir():
-            self._folder(path)
-        elif not path.is_file():
-            self._name(word)
-        elif path.suffix == ".et":
-            parsed = parse_et(path.name)
-            self._words(path.parent, parsed[0] if parsed else path.stem).append(word)
-        elif found := BESIDE.fullmatch(path.name):
-            self._words(path.parent, found["run"])
-        elif named := parse_trace(path.name):
-            self._words(path.parent, named.run)
-        elif path.name.endswith((".json", ".json.gz")):
-            self._words(path.parent, None)
-            self.others.setdefault(path.parent, []).append(path)
-        else:
-            raise TraceError(f"{path}: neither an .et file nor a trace; give files of a run, or its NAME")
-
-    def _words(self, folder: Path, name: str | None) -> list[str]:
-        return self.et.setdefault((folder, name), [])
-
-    def _name(self, word: str) -> None:
-        run = run_at(word)
-        if not _has_et(run) and not _has_traces(run):
+def _of_et_files(files: RunFiles, given: list[str], allow_missing: bool) -> RunInput:
+    """The run, from the .et files that are ``given``, or else from all."""
+    ranks: dict[int | None, Path] = {}
+    notes: dict[str, None] = {}
+    for group in find_rank_sets(given or [str(files.folder / files.name)], allow_missing):
+        ranks |= group.files
+        if None not in group.files or len(given) == 1:
+            notes |= dict.fromkeys(group.notes)
+    if None in ranks and 0 in ranks:
+        single = ranks.pop(None)  # NAME.et holds rank 0's bytes for those who want one file
+        if not filecmp.cmp(single, ranks[0], shallow=False):
             raise TraceError(
-                f"{word}: neither a file nor the NAME of a run with NAME.0.et or NAME_device.json: "
-                "check the path"
+                f"{single} and {ranks[0]} differ, and one should be a copy of the other: give one of them"
             )
-        self._words(run.folder, run.name)
-
-    def _folder(self, folder: Path) -> None:
-        names = {parsed[0] if (parsed := parse_et(path.name)) else path.stem for path in folder.glob("*.et")}
-        for name in sorted(names):
-            self._words(folder, name)
-        if not names:
-            for traces in trace_sets.find(folder):
-                self._words(folder, traces.name)
-                self.sets[folder, traces.name] = traces
-
-    def runs(self) -> list[RunInput]:
-        return [run for key, words in self.et.items() for run in self._runs(*key, words)]
-
-    def _runs(self, folder: Path, name: str | None, words: list[str]) -> list[RunInput]:
-        if name is None:
-            return [RunInput(traces, traces=traces) for traces in trace_sets.of_files(self.others[folder])]
-        files = RunFiles(folder, name)
-        if words or _has_et(files):
-            ranks: dict[int | None, Path] = {}
-            notes: dict[str, None] = {}
-            for group in find_rank_sets(words or [str(folder / name)], self.allow_missing):
-                ranks |= group.files
-                if None not in group.files or len(words) == 1:
-                    notes |= dict.fromkeys(group.notes)
-            return [RunInput(files, _without_copies(ranks), notes=list(notes))]
-        traces = self.sets.get((folder, name)) or trace_sets.find(folder, glob.escape(name))[0]
-        return [RunInput(files, traces=traces)]
+    return RunInput(files, ranks, notes=list(notes))
 
 
 def _has_et(run: RunFiles) -> bool:
@@ -173,15 +166,3 @@ def _has_et(run: RunFiles) -> bool:
 def _has_traces(run: RunFiles) -> bool:
     beside = run.folder.glob(f"{glob.escape(run.name)}_*device.json*")
     return any((named := parse_trace(path.name)) and named.run == run.name for path in beside)
-
-
-def _without_copies(ranks: dict[int | None, Path]) -> dict[int | None, Path]:
-    """Without NAME.et, which holds rank 0's bytes for those who want one file."""
-    single = ranks.get(None)
-    if single is None or 0 not in ranks:
-        return ranks
-    if not filecmp.cmp(single, ranks[0], shallow=False):
-        raise TraceError(
-            f"{single} and {ranks[0]} differ, and one should be a copy of the other: give one of them"
-        )
-    return {rank: path for rank, path in ranks.items() if rank is not None}

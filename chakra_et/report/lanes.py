@@ -30,23 +30,21 @@ class Row:
 def lay_out(run: ReportRun) -> tuple[list[Row], np.ndarray]:
     """The rows of a run, rank by rank, and the row of each node, int64[N]."""
     rows: list[Row] = []
-    of_node = np.empty(len(run.graph), dtype=np.int64)
-    for trace, rank in enumerate(run.ranks):
-        lane, labels = lanes_of(run.traces[trace])
-        start, end = run.of_trace(run.start_ns, trace), run.of_trace(run.end_ns, trace)
+    of_node = []
+    times = zip(run.traces, run.ranks, *map(run.graph.scatter, (run.start_ns, run.end_ns)), strict=True)
+    for trace, rank, start, end in times:
+        lane, labels = lanes_of(trace)
         of_row = np.empty(len(lane), dtype=np.int64)
-        order = sorted(np.unique(lane).tolist(), key=lambda at: (ORDER.get(labels[at][0], 3), at))
-        for number in order:
+        for number in sorted(np.unique(lane).tolist(), key=lambda at: (ORDER.get(labels[at][0], 3), at)):
             kind, label = labels[number]
             at = np.flatnonzero(lane == number)
             at = at[np.lexsort((end[at], start[at]))]
             place = stacked(start[at], end[at])
             of_row[at] = len(rows) + place
-            further = range(int(place.max()) + 1)
-            rows += [Row(rank, kind, label if not each else f"{label} ({each + 1})") for each in further]
-        first, last = run.graph.first[trace], run.graph.first[trace + 1]
-        of_node[first:last] = of_row[run.graph.row[first:last]]
-    return rows, of_node
+            further = [f"{label} ({each + 2})" for each in range(int(place.max()))]
+            rows += [Row(rank, kind, each) for each in (label, *further)]
+        of_node.append(of_row)
+    return rows, run.graph.gather(of_node)
 
 
 def lanes_of(trace: ExecutionTrace) -> tuple[np.ndarray, dict[int, tuple[str, str]]]:
@@ -56,25 +54,22 @@ def lanes_of(trace: ExecutionTrace) -> tuple[np.ndarray, dict[int, tuple[str, st
     lane for all communication without a stream.
     """
     on_cpu = trace.column("is_cpu_op") != 0
+    labels: dict[int, tuple[str, str]] = {}
     if "lane" in trace.attributes:
-        lane = trace.column("lane", -1)
-        named = _named_lanes(trace)
-        labels: dict[int, tuple[str, str]] = {}
-        for number in np.unique(lane).tolist():
+        lane, named = trace.column("lane", -1), _named_lanes(trace)
+        numbers, first = np.unique(lane, return_index=True)
+        for number, of_host in zip(numbers.tolist(), on_cpu[first], strict=True):
             label = named[number] if 0 <= number < len(named) else None
-            first = int(np.argmax(lane == number))
-            labels[number] = label or ("cpu" if on_cpu[first] else "gpu", f"lane {number}")
+            labels[number] = label or ("cpu" if of_host else "gpu", f"lane {number}")
         return lane, labels
-    communicates = trace.types >= NodeType.COMM_SEND
     stream, thread = trace.column("stream", -1), trace.column("tid", -1)
-    choices = [on_cpu, stream >= 0, communicates]
+    choices = [on_cpu, stream >= 0, trace.types >= NodeType.COMM_SEND]
     kind, value = np.select(choices, [0, 1, 2], 1), np.select(choices, [thread, stream, -1], -1)
     keys, lane = np.unique(np.stack([kind, value]), axis=1, return_inverse=True)
-    labels = {}
     for number, (what, which) in enumerate(keys.T.tolist()):
-        name = ("thread", "stream", "communication")[what]
-        label = name if what == 2 else "device" if what == 1 and which < 0 else f"{name} {which}"
-        labels[number] = (("cpu", "gpu", "communication")[what], label)
+        kinds = ("cpu", "gpu", "communication")
+        label = (f"thread {which}", f"stream {which}" if which >= 0 else "device", "communication")[what]
+        labels[number] = kinds[what], label
     return lane.reshape(-1), labels
 
 
@@ -99,13 +94,12 @@ def stacked(start: np.ndarray, end: np.ndarray) -> np.ndarray:
     The spans are in order of their starts; the lowest free place is taken, the last one where none is free.
     """
     place = np.zeros(len(start), dtype=np.int64)
-    if not len(start) or (start[1:] >= np.maximum.accumulate(end)[:-1] - ROUNDING_NS).all():
+    if (start[1:] >= np.maximum.accumulate(end)[:-1] - ROUNDING_NS).all():
         return place
     free: list[int] = []
-    busy, used = [(int(end[0]), 0)], 1
+    busy: list[tuple[int, int]] = []
+    used = 0
     for at, (begin, finish) in enumerate(zip(start.tolist(), end.tolist(), strict=True)):
-        if not at:
-            continue
         while busy and busy[0][0] - ROUNDING_NS <= begin:
             heapq.heappush(free, heapq.heappop(busy)[1])
         if free:

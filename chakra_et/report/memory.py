@@ -25,12 +25,6 @@ class Curve:
     reserved: np.ndarray | None
     node: np.ndarray
 
-    def take(self, rows: np.ndarray) -> Curve:
-        """The same with only these moments."""
-        reserved = None if self.reserved is None else self.reserved[rows]
-        columns = (self.time_ns[rows], self.allocated[rows], reserved, self.node[rows])
-        return Curve(self.rank, self.device, *columns)
-
 
 @dataclass(frozen=True)
 class Usage:
@@ -56,9 +50,8 @@ def curves(run: ReportRun) -> list[Curve]:
     it leaves from its end on, or from the start of the next node where another thread allocates sooner.
     """
     found = []
-    for number, rank in enumerate(run.ranks):
-        trace = run.traces[number]
-        every = run.of_trace(np.arange(len(run.graph)), number)
+    nodes = run.graph.scatter(np.arange(len(run.graph)))
+    for rank, trace, every in zip(run.ranks, run.traces, nodes, strict=True):
         for device in names.devices(trace):
             rows = trace.attributes[names.attribute(device, names.ALLOCATED)].rows
             rows = rows[np.argsort(run.start_ns[every[rows]], kind="stable")]
@@ -69,15 +62,10 @@ def curves(run: ReportRun) -> list[Curve]:
                 trace.column(names.attribute(device, field))[rows]
                 for field in (names.ALLOCATED, names.PEAK, names.RESERVED)
             )
-            found.append(
-                Curve(
-                    rank, device,
-                    time_ns=np.column_stack((start, end)).ravel(),
-                    allocated=np.column_stack((np.maximum(highest, left), left)).ravel(),
-                    reserved=np.repeat(reserved, 2) if reserved.any() else None,
-                    node=np.repeat(node, 2),
-                )
-            )  # fmt: skip
+            times = np.column_stack((start, end)).ravel()
+            allocated = np.column_stack((np.maximum(highest, left), left)).ravel()
+            held = np.repeat(reserved, 2) if reserved.any() else None
+            found.append(Curve(rank, device, times, allocated, held, np.repeat(node, 2)))
     return found
 
 
@@ -91,47 +79,16 @@ def usage(run: ReportRun) -> list[Usage]:
             for field in (names.ALLOCATIONS, names.FREES, names.ALLOCATED_IN, names.FREED_IN)
         ]
         at = int(curve.allocated.argmax())
+        peak, moment, node = (int(each[at]) for each in (curve.allocated, curve.time_ns, curve.node))
         reserved = None if curve.reserved is None else int(curve.reserved.max())
-        found.append(
-            Usage(
-                curve.rank, curve.device, int(curve.allocated[at]), int(curve.time_ns[at]),
-                int(curve.node[at]), reserved, *counts,
-            )
-        )  # fmt: skip
+        found.append(Usage(curve.rank, curve.device, peak, moment, node, reserved, *counts))
     return found
 
 
-def memory_sentence(run: ReportRun) -> list[str]:
-    """The highest peak of all, as a sentence; none without memory."""
-    found = usage(run)
+def largest_peak(found: list[Usage]) -> Usage | None:
+    """The device on which most was allocated; a CPU where no other device is known."""
     on_device = [each for each in found if each.device != "cpu"] or found
-    if not on_device:
-        return []
-    most = max(on_device, key=lambda each: each.peak_bytes)
-    reserved = f", {size(most.reserved_bytes)} reserved" if most.reserved_bytes else ""
-    return [
-        f"Peak memory: {size(most.peak_bytes)} allocated{reserved}, on rank {most.rank}, "
-        f"{device_name(most.device)}."
-    ]
-
-
-def size(number: float | None) -> str:
-    """Bytes in the unit that fits, with three digits: 512 B, 1.23 MB; "-" for None."""
-    if number is None:
-        return "-"
-    for unit, factor in (("PB", 1e15), ("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if number >= factor * 0.9995:
-            value = number / factor
-            digits = 2 if value < 9.995 else 1 if value < 99.95 else 0
-            return f"{value:,.{digits}f} {unit}"
-    return f"{number:.0f} B"
-
-
-def largest_peak(run: ReportRun) -> int | None:
-    """The most bytes that one device of any rank had allocated; of a CPU where no other device is known."""
-    found = usage(run)
-    accelerators = [each.peak_bytes for each in found if each.device != "cpu"]
-    return max(accelerators or [each.peak_bytes for each in found], default=None)
+    return max(on_device, key=lambda each: each.peak_bytes, default=None)
 
 
 def device_name(device: str) -> str:

@@ -7,17 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from chakra_et.cost.gpus import by_driver, gpu
-from chakra_et.report.columns import (
-    ANNOTATION,
-    NODE_KINDS,
-    PHASES,
-    name_codes,
-    page_kinds,
-    shared_codes,
-)
+from chakra_et.report.columns import ANNOTATION, NODE_KINDS, PHASES, name_codes, page_kinds, shared_codes
 from chakra_et.report.run import ReportRun
 
-OPERATOR, KERNEL, COPY = (NODE_KINDS.index(kind) for kind in ("operator", "kernel", "copy"))
+OPERATOR, KERNEL, COPY, TRANSFER = map(NODE_KINDS.index, ("operator", "kernel", "copy", "transfer"))
 DEVICE = (KERNEL, COPY)
 
 
@@ -63,43 +56,37 @@ def by_name(run: ReportRun) -> list[Entry]:
     """One entry for each kind and name, the most time first. Annotations are left out."""
     graph = run.graph
     code, names = name_codes(run)
-    kind = page_kinds(run)
-    length = run.end_ns - run.start_ns
+    kind, length = page_kinds(run), run.end_ns - run.start_ns
     keys, of_node = np.unique(kind * len(names) + code, return_inverse=True)
     of_node = of_node.reshape(-1)
     count, ranks = len(keys), len(run.ranks)
-    first = graph.attribute("segment", 0) == 0
-    calls = np.bincount(of_node, first, count).astype(np.int64)
     self_ns = _sum(of_node, length, count)
+    by_rank = _sum(of_node * ranks + graph.trace_of, length, count * ranks)
     longest = np.zeros(count, dtype=np.int64)
     np.maximum.at(longest, of_node, length)
-    by_rank = _sum(of_node * ranks + graph.trace_of, length, count * ranks).reshape(count, ranks)
-    launched = _sum(of_node, _launched(run, kind, length), count)
+    work = np.flatnonzero(np.isin(kind, DEVICE) & (run.parent >= 0))
+    launched = _sum(run.parent[work], length[work], len(graph))
     rates = []
     for attribute in ("num_ops", "tensor_size"):
         amount = graph.attribute(attribute, 0)
         known = (amount > 0) & (kind == KERNEL)
         total = np.bincount(of_node[known], amount[known].astype(np.float64), count)
-        rates.append((total, _sum(of_node[known], length[known], count)))
-    (operations, operations_ns), (size, size_ns) = rates
-    above = _above_peak(run, *(total / np.maximum(ns, 1) * 1e9 for total, ns in rates))
-    order = np.argsort(-self_ns, kind="stable")
-    return [
-        Entry(
-            kind=NODE_KINDS[keys[at] // len(names)],
-            name=names[keys[at] % len(names)],
-            count=int(calls[at]),
-            self_ns=int(self_ns[at]),
-            longest_ns=int(longest[at]),
-            device_ns=int(launched[at]),
-            rank_ns=tuple(by_rank[at].tolist()),
-            per_second=float(operations[at] / operations_ns[at] * 1e9) if operations_ns[at] else None,
-            bytes_per_second=float(size[at] / size_ns[at] * 1e9) if size_ns[at] else None,
-            above_peak=bool(above[at]),
-        )
-        for at in order.tolist()
-        if keys[at] // len(names) != ANNOTATION
-    ]
+        lasts = _sum(of_node[known], length[known], count)
+        rates.append(np.where(lasts > 0, total / np.maximum(lasts, 1) * 1e9, 0))
+    columns = (
+        [NODE_KINDS[at] for at in (keys // len(names)).tolist()],
+        [names[at] for at in (keys % len(names)).tolist()],
+        _sum(of_node, graph.attribute("segment", 0) == 0, count).tolist(),
+        self_ns.tolist(),
+        longest.tolist(),
+        _sum(of_node, launched, count).tolist(),
+        map(tuple, by_rank.reshape(count, ranks).tolist()),
+        *([rate or None for rate in each.tolist()] for each in rates),
+        _above_peak(run, *rates).tolist(),
+    )
+    entries = [Entry(*each) for each in zip(*columns, strict=True)]
+    order = np.argsort(-self_ns, kind="stable").tolist()
+    return [entries[at] for at in order if entries[at].kind != NODE_KINDS[ANNOTATION]]
 
 
 def _above_peak(run: ReportRun, operations: np.ndarray, size: np.ndarray) -> np.ndarray:
@@ -113,13 +100,6 @@ def _above_peak(run: ReportRun, operations: np.ndarray, size: np.ndarray) -> np.
     return above
 
 
-def _launched(run: ReportRun, kind: np.ndarray, length: np.ndarray) -> np.ndarray:
-    """int64[N]: the time of the device work whose enclosing operator each node is."""
-    parent = run.parent
-    work = np.flatnonzero(np.isin(kind, DEVICE) & (parent >= 0))
-    return _sum(parent[work], length[work], len(run.graph))
-
-
 def by_module(run: ReportRun) -> list[Module]:
     """The modules in the order of their paths; empty where none are recorded."""
     module, paths = shared_codes(run, "module")
@@ -128,30 +108,18 @@ def by_module(run: ReportRun) -> list[Module]:
     kind = page_kinds(run)[known]
     module, phase = module[known], phase[known]
     length = (run.end_ns - run.start_ns)[known]
-    device, communicates = np.isin(kind, DEVICE), kind == NODE_KINDS.index("transfer")
+    device, communicates = np.isin(kind, DEVICE), kind == TRANSFER
     host = ~device & ~communicates
-    count = len(paths)
     shown = device if device.any() else host
-    phases = [_sum(module, np.where(shown & (phase == at), length, 0), count) for at in range(len(PHASES))]
-    first = run.graph.attribute("segment", 0)[known] == 0
-    calls = np.bincount(module, first & (kind == OPERATOR), count).astype(np.int64)
-    host_ns, device_ns, communication_ns = (
-        _sum(module, np.where(which, length, 0), count) for which in (host, device, communicates)
-    )
-    return sorted(
-        (
-            Module(
-                paths[at],
-                int(calls[at]),
-                host_ns=int(host_ns[at]),
-                device_ns=int(device_ns[at]),
-                communication_ns=int(communication_ns[at]),
-                phases_ns=tuple(int(each[at]) for each in phases),
-            )
-            for at in range(count)
-        ),
-        key=lambda module: module.path,
-    )
+    calls = (run.graph.attribute("segment", 0)[known] == 0) & (kind == OPERATOR)
+    parts = [calls, *(np.where(which, length, 0) for which in (host, device, communicates))]
+    parts += [np.where(shown & (phase == at), length, 0) for at in range(len(PHASES))]
+    sums = [_sum(module, part, len(paths)) for part in parts]
+    rows = []
+    for at, path in enumerate(paths):
+        count, host_ns, device_ns, communication_ns, *phases = (int(each[at]) for each in sums)
+        rows.append(Module(path, count, host_ns, device_ns, communication_ns, tuple(phases)))
+    return sorted(rows, key=lambda module: module.path)
 
 
 def _sum(index: np.ndarray, values: np.ndarray, count: int) -> np.ndarray:

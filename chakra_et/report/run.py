@@ -13,9 +13,9 @@ import numpy as np
 
 from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
-from chakra_et.et.columns import ExecutionTrace, Strings
-from chakra_et.et.edges import rows_of
+from chakra_et.et.columns import ExecutionTrace
 from chakra_et.et.memory import is_memory
+from chakra_et.et.node_attributes import parents
 from chakra_et.et.sets import read_comm_groups
 from chakra_et.files import read_json
 from chakra_et.redact import redacted
@@ -58,7 +58,6 @@ class ReportRun:
 
     name: str
     graph: ReplayGraph
-    matching: Matching
     operations: Operations
     start_ns: np.ndarray
     end_ns: np.ndarray
@@ -83,41 +82,54 @@ class ReportRun:
     @cached_property
     def parent(self) -> np.ndarray:
         """The node of the enclosing operator of each node, int64[N], -1 for none."""
-        parts = []
-        for number, trace in enumerate(self.traces):
-            ids = trace.column("parent", -1)
-            row = rows_of(trace.ids, np.maximum(ids, 0).astype(np.uint64))
-            node = self.of_trace(np.arange(len(self.graph)), number)
-            parts.append(np.where((ids >= 0) & (row >= 0), node[np.maximum(row, 0)], -1))
-        return self.graph.gather(parts)
-
-    def of_trace(self, values: np.ndarray, trace: int) -> np.ndarray:
-        """A column in node order, as that of one trace in the order of its rows."""
-        first, last = self.graph.first[trace], self.graph.first[trace + 1]
-        found = np.empty(last - first, dtype=values.dtype)
-        found[self.graph.row[first:last]] = values[first:last]
-        return found
+        found = []
+        for trace, node in zip(self.traces, self.graph.scatter(np.arange(len(self.graph))), strict=True):
+            row = np.where(trace.column("parent", -1) >= 0, parents(trace), -1)
+            found.append(np.where(row >= 0, node[row], -1))
+        return self.graph.gather(found)
 
 
-def load(chosen: RunInput, keep: Iterable[str] | None = NEEDED) -> ReportRun:
+def load(chosen: RunInput, whole: bool = False) -> ReportRun:
     """Read a run; its traces are converted first where it has no .et files.
 
-    ``keep``: the attributes to keep, None for all, tensors included. Raises ``TraceError`` for files that
-    can't be read or joined.
+    ``whole``: keep all attributes and tensors, not only what is ``NEEDED``. Raises ``TraceError`` for files
+    that can't be read or joined.
     """
-    wanted = None if keep is None else frozenset(keep)
-    with with_et_files(chosen) as (run, errors):
+    with with_et_files(chosen) as (run, lacks):
         for note in run.notes:
             print(f"warning: {note}", file=sys.stderr)
-        errors += run.notes
-        traces = [_read(path, wanted) for path in with_progress(run.ranks.values(), "reading")]
-        ranks = [_rank(rank, trace) for rank, trace in zip(run.ranks, traces, strict=True)]
-        groups_file, report_file = run.files.groups_file, run.files.report_file
-        groups = read_comm_groups(groups_file) if groups_file.is_file() else {}
-        conversion = _json(report_file, errors)
-    manifest = chosen.traces.manifest if chosen.traces else _json(chosen.files.manifest_file, errors)
-    manifest = redacted(manifest)
-    return assemble(chosen.name, traces, ranks, groups, manifest, conversion, errors)
+        lacks += run.notes
+        traces, ranks = [], []
+        for rank, path in with_progress(run.ranks.items(), "reading"):
+            trace = et_file.read(path)
+            held = trace.metadata.get("rank")
+            ranks.append(rank if rank is not None else held if type(held) is int else 0)
+            if not whole:
+                kept = {
+                    name: column
+                    for name, column in trace.attributes.items()
+                    if name in NEEDED or is_memory(name)
+                }
+                trace = replace(trace, inputs=None, outputs=None, attributes=kept)
+            traces.append(trace)
+        groups = read_comm_groups(run.files.groups_file) if run.files.groups_file.is_file() else {}
+        conversion = _json(run.files.report_file, lacks)
+    manifest = chosen.traces.manifest if chosen.traces else _json(chosen.files.manifest_file, lacks)
+    return assemble(chosen.name, traces, ranks, groups, redacted(manifest), conversion, lacks)
+
+
+def _json(path: Path, lacks: list[str]) -> dict[str, Any]:
+    """A JSON object from beside the .et files; {} where there is none, with a sentence if it is damaged."""
+    if not path.is_file():
+        return {}
+    try:
+        found = read_json(path)
+        if not isinstance(found, dict):
+            raise ValueError("it is no JSON object")
+        return found
+    except (OSError, ValueError) as error:
+        lacks.append(f"{path.name} can't be read: {error}")
+        return {}
 
 
 def assemble(
@@ -131,95 +143,49 @@ def assemble(
 ) -> ReportRun:
     """Join, replay and lay out the traces of one run. Raises ``TraceError`` for what can't be joined."""
     notes = [*lacks, *about_steps(traces)]
-    job = _joined(name, traces, ranks, groups, notes)
-    operations = path = result = None
-    if job is None:
-        graph = build_graph(traces, ranks)
+    job = path = replay = None
+    try:
+        job = make_run(name, traces, ranks, groups)
+    except TraceError as error:
+        try:
+            graph = build_graph(traces, ranks)
+        except TraceError as broken:
+            raise TraceError(f"{name}: {broken}") from None
+        notes.append(f"the ranks can't be replayed together: {error}")
         nothing = np.full(len(graph), -1)
-        matching, times = Matching(nothing, nothing), Timing([0] * len(graph.traces), None)
+        matching, times = Matching(nothing, nothing), Timing([0] * len(traces), None)
     else:
         graph, matching, times = job.graph, job.matching, job.timing
-        result = ReplayResult(graph.scatter(job.start_ns), graph.scatter(job.end_ns), times.release_ns)
-        operations = find_operations(graph, matching, job.start_ns)
-        path = critical_path(graph, operations, result)
+        notes += matching.notes + times.notes
+        replay = ReplayResult(graph.scatter(job.start_ns), graph.scatter(job.end_ns), times.release_ns)
+        path = critical_path(graph, find_operations(graph, matching, job.start_ns), replay)
+    base: Base = "measured"
     if graph.local_start_ns is not None:
-        start, wait = _measured(graph, matching, times, notes)
+        start, wait = _measured(graph, graph.local_start_ns, matching, times, notes)
         end = start + graph.duration_ns
-        planned = any(trace.metadata.get("schema") == "fasop" for trace in traces)
-        # `chakra-et predict --output` marks what it writes.
-        predicted = any(trace.metadata.get("predicted") for trace in traces)
-        base: Base = "planned" if planned else "predicted" if predicted else "measured"
         operations = find_operations(graph, matching, start)
-    elif job is not None and operations is not None:
+        if any(trace.metadata.get("schema") == "fasop" for trace in traces):
+            base = "planned"
+        elif any(trace.metadata.get("predicted") for trace in traces):  # by `chakra-et predict --output`
+            base = "predicted"
+    elif job is not None:
         base, start, end = "replayed", job.start_ns, job.end_ns
+        operations = find_operations(graph, matching, start)
         arrived = np.append(start[operations.last], 0)[operations.of_node]
         wait = np.where(operations.of_node >= 0, arrived - start, 0)
     else:
         raise TraceError(f"{name}: no start times in the files, and {notes[-1]}")
     zero = int(start.min())
     return ReportRun(
-        name, graph, matching, operations, start - zero, end - zero, np.clip(wait, 0, end - start), base,
-        result, path, job, groups, manifest, conversion, notes,
+        name, graph, operations, start - zero, end - zero, np.clip(wait, 0, end - start), base,
+        replay, path, job, groups, manifest, conversion, notes,
     )  # fmt: skip
 
 
-def _read(path: Path, keep: frozenset[str] | None) -> ExecutionTrace:
-    trace = et_file.read(path)
-    if keep is None:
-        return trace
-    attributes = {
-        name: column for name, column in trace.attributes.items() if name in keep or is_memory(name)
-    }
-    return replace(trace, inputs=None, outputs=None, attributes=attributes)
-
-
-def _rank(named: int | None, trace: ExecutionTrace) -> int:
-    """The rank in the file's name, or else the one that the file holds."""
-    held = trace.metadata.get("rank", 0)
-    return named if named is not None else held if type(held) is int else 0
-
-
-def _json(path: Path, errors: list[str]) -> dict[str, Any]:
-    """A JSON object from beside the .et files; {} where there is none, with a sentence if it is damaged."""
-    if not path.is_file():
-        return {}
-    try:
-        found = read_json(path)
-        if not isinstance(found, dict):
-            raise ValueError("it is no JSON object")
-    except (OSError, ValueError, RecursionError) as error:
-        errors.append(f"{path.name} can't be read: {error}")
-        return {}
-    return found
-
-
-def _joined(
-    name: str,
-    traces: list[ExecutionTrace],
-    ranks: list[int],
-    groups: Mapping[str, list[int]],
-    notes: list[str],
-) -> Run | None:
-    """The ranks as one run; None, and a note, where they can't be replayed together."""
-    try:
-        job = make_run(name, traces, ranks, groups)
-    except TraceError as error:
-        try:
-            build_graph(traces, ranks)
-        except TraceError as broken:
-            raise TraceError(f"{name}: {broken}") from None
-        notes.append(f"the ranks can't be replayed together: {error}")
-        return None
-    notes += job.matching.notes + job.timing.notes
-    return job
-
-
 def _measured(
-    graph: ReplayGraph, matching: Matching, times: Timing, notes: list[str]
+    graph: ReplayGraph, start: np.ndarray, matching: Matching, times: Timing, notes: list[str]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Recorded starts on one clock, and what of each communication's time was waiting; ns."""
-    start = graph.local_start_ns
-    assert start is not None
     clocks: np.ndarray | None = None if graph.clock_ns is None else np.array(graph.clock_ns, dtype=np.int64)
     if clocks is None and matching.channels:
         aligned = align(graph, matching, start)
@@ -231,13 +197,3 @@ def _measured(
     if not wait.any() and times.transfer_ns is not None:
         wait = graph.duration_ns - times.transfer_ns
     return start + clocks[graph.trace_of], wait
-
-
-def text_column(trace: ExecutionTrace, name: str) -> tuple[list[str], np.ndarray]:
-    """A string attribute as (names, index of each row, -1 where it has none), int64[rows]."""
-    attribute = trace.attributes.get(name)
-    index = np.full(len(trace), -1, dtype=np.int64)
-    if attribute is None or not isinstance(attribute.values, Strings):
-        return [], index
-    index[attribute.rows] = attribute.values.index
-    return [text.decode("utf-8", "replace") for text in attribute.values.table], index

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from chakra_et.report.pack import unpack
+from chakra_et.report.page import unpack
 from megatron_lm import planner
 from megatron_lm.__main__ import main as command
 from megatron_lm.errors import RunError

@@ -7,19 +7,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from chakra_et.diagnose.verdict import diagnose
 from chakra_et.report.collectives import (
     bus_factor,
     collectives,
     lateness,
     traffic,
-    waits_by_rank,
     whole_bytes,
 )
+from chakra_et.report.content import path_by_kind
 from chakra_et.report.profile import by_module, by_name
 from chakra_et.report.run import ReportRun
 from chakra_et.report.steps import find_times
-from chakra_et.report.verdict import diagnosis_of, duration, headline, lacks, path_by_kind, rank_rows
+from chakra_et.report.summary import headline, lacks, rank_rows
 from chakra_et.simulate.breakdown import ACTIVITIES, activity
+from chakra_et.simulate.operations import waited_for
+from chakra_et.text import duration
 from tests.report.made_run import made_run
 from tests.simulate.replay_traces import cpu, kernel, make_trace
 
@@ -83,11 +86,11 @@ def test_the_critical_path_goes_through_the_rank_that_came_last(run: ReportRun) 
 
 
 def test_waits_go_to_the_rank_that_came_last(run: ReportRun) -> None:
-    assert waits_by_rank(run).tolist() == [[0, 40_000], [0, 0]]
+    assert waited_for(run.graph, run.operations, run.wait_ns).tolist() == [[0, 40_000], [0, 0]]
     labels, late = lateness(run)
     assert labels == ["operation 1: all-reduce"]
     assert late.tolist() == [[0.0], [40_000.0]]
-    assert "Rank 1 is slow" in "".join(headline(run, find_times(run), diagnosis_of(run)))
+    assert "Rank 1 is slow" in "".join(headline(run, find_times(run), diagnose(run.job)))
 
 
 def test_bandwidth_of_a_collective(run: ReportRun) -> None:
