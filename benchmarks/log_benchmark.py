@@ -54,7 +54,7 @@ def main() -> int:
         row("iteration lines", outputs, lambda data: len(records.iterations(data)))
         row("memory lines", outputs, lambda data: len(records.memory(data)))
         row("starts and ends of every iteration", outputs, timed_iterations)
-        row("GPU samples for a summary", gpu_logs, lambda data: len(view.gpu_use(data)))
+        row("GPU samples for a summary", gpu_logs, lambda data: len(gpus.samples(data, view.GPU_SAMPLES)))
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         print(f"\n{config.ranks} ranks, {config.iterations} iterations; peak memory {peak:.0f} MB")
     finally:
@@ -63,7 +63,7 @@ def main() -> int:
 
 
 def timed_iterations(data: bytes) -> int:
-    return sum(len(lists.start) for lists in records.timers(data).lists.values())
+    return sum(len(lists.start) for lists in records.timers(data).values())
 
 
 def row(what: str, paths: list[Path], count: Callable[[bytes], int]) -> None:

@@ -1,4 +1,6 @@
-"""The failures of a run, by rank, and the one with which it began."""
+"""The failures of a run, by rank, and the one with which it began: from its logs, its nodes' ends and Slurm's
+state of its jobs.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from megatron_lm.diagnosis import statements
-from megatron_lm.diagnosis.causes import UNKNOWN, Cause, explain, of_code
-from megatron_lm.diagnosis.rules import PEER, PRIMARY
+from megatron_lm.diagnosis.causes import OF_NAME, PEER, PRIMARY, UNKNOWN, Cause, explain, of_code
 from megatron_lm.diagnosis.statements import Kind, Statement
-from megatron_lm.logs import records
+from megatron_lm.logs import records, runs
+from megatron_lm.logs.runs import Node, Run, State
 
 LAST_LINES = 8
 TAIL_BYTES = 4_000_000  # of a log that is searched
@@ -54,6 +56,56 @@ class _Finding(NamedTuple):
     statement: Statement
     cause: Cause
 
+    @property
+    def is_launcher(self) -> bool:
+        return self.statement.name.endswith(LAUNCHERS)
+
+
+def first_failure(run: Run, states: Mapping[str, State]) -> Failure | None:
+    """The failure with which the run began; None if it runs, has ended well, or its logs report none."""
+    words = {known.word for known in states.values()}
+    notes = {node.name: note for node in run.nodes if (note := runs.note_of(node))}
+    codes = [note.number for note in notes.values() if note.word == "exit"]
+    # After the last iteration nothing can fail the training.
+    last = [found for node in run.nodes for found in records.iterations(node.read("out"))[-1:]]
+    is_through = last and all(found.number == found.total for found in last) and not any(codes)
+    if words <= {runs.COMPLETED} or is_through:
+        return None
+    has_failed = bool(words - {runs.COMPLETED, runs.UNKNOWN, *runs.ALIVE})
+    logs = [Log("", run.batch_output(job)) for job in run.jobs] + [log_of(node) for node in run.nodes]
+    ended = {
+        name: (note.number, note.when) for name, note in notes.items() if note.when and note.word == "exit"
+    }
+    found = first(logs, ended, has_failed)
+    if found is not None and found.weight != PEER:
+        return found
+    for job, known in states.items():
+        if known.word in OF_NAME:
+            sentence = OF_NAME[known.word][1].format(job=job)
+            return Failure("", "", None, sentence, PRIMARY, None, found.lines if found else ())
+    return found
+
+
+def log_of(node: Node) -> Log:
+    """The error log of a node, with the first of its ranks if its settings are known."""
+    known = records.settings(node.read("out"))
+    numbers = [known.get(name, "") for name in ("NODE_RANK", "NPROC_PER_NODE")]
+    first_rank = int(numbers[0]) * int(numbers[1]) if all(map(str.isdigit, numbers)) else None
+    return Log(node.name, node.file("err"), first_rank)
+
+
+def lost_nodes(run: Run, states: Mapping[str, State]) -> list[str]:
+    """The nodes that failed: those that Slurm names, or else those that never recorded their end."""
+    lost: list[str] = []
+    for job, known in states.items():
+        text = records.read(run.batch_output(job)).decode(errors="replace")
+        named = re.findall(r"error: Node failure on (\S+)", text)
+        if known.word == "NODE_FAIL" and not named:
+            notes = {node.name: runs.note_of(node) for node in run.nodes if node.job == job}
+            named = [name for name, note in notes.items() if note and note.word == "running"]
+        lost += named
+    return list(dict.fromkeys(lost))
+
 
 def first(logs: Iterable[Log], ended: Mapping[str, tuple[int, float]], has_failed: bool) -> Failure | None:
     """The failure with which a run began; None if the logs report none.
@@ -68,14 +120,12 @@ def first(logs: Iterable[Log], ended: Mapping[str, tuple[int, float]], has_faile
             when = datetime.fromtimestamp(end)
             sentence = f"its launcher, torchrun: {cause.sentence}"
             found.append(Failure(f"node {node}", node, None, sentence, PRIMARY, when, ()))
-    if not found:
-        return None
 
     def order(failure: Failure) -> tuple[int, datetime, bool, float]:
         _, end = ended.get(failure.node, (0, float("inf")))
         return failure.weight, failure.when or datetime.max, failure.rank is None, end
 
-    return min(found, key=order)
+    return min(found, key=order, default=None)
 
 
 def of_log(log: Log, has_failed: bool) -> list[Failure]:
@@ -92,12 +142,22 @@ def of_log(log: Log, has_failed: bool) -> list[Failure]:
     ]
     if not has_failed and not any(finding.statement.kind in PROOF for finding in findings):
         findings = [finding for finding in findings if finding.statement.lines_after <= NEAR_END]
-    first_rank = _first_rank(findings, log)
+    # The first rank of the node, as torchrun's report gives it, or else as the run's settings do.
+    known = ((one.statement.rank, one.statement.local_rank) for one in findings)
+    firsts = (rank - local for rank, local in known if rank is not None and local is not None)
+    first_rank = next(firsts, log.first_rank)
     by_rank: dict[int | None, list[_Finding]] = {}
     for finding in findings:
         by_rank.setdefault(_rank(finding.statement, first_rank), []).append(finding)
     _give_to_ranks(by_rank)
     return [_failure(log, rank, group) for rank, group in by_rank.items()]
+
+
+def _rank(statement: Statement, first_rank: int | None) -> int | None:
+    if statement.rank is None and statement.local_rank is not None and first_rank is not None:
+        return first_rank + statement.local_rank
+    match = re.match(r"rank (\d+)(?: stops)?: ", statement.text)
+    return statement.rank if statement.rank is not None or match is None else int(match[1])
 
 
 def _give_to_ranks(by_rank: dict[int | None, list[_Finding]]) -> None:
@@ -120,7 +180,7 @@ def _give_to_ranks(by_rank: dict[int | None, list[_Finding]]) -> None:
         # torchrun's message has a local rank only: there is just one that it can mean.
         (rank,), kinds = named, (Kind.RANK_END,)
     for finding in loose:
-        its = finding.statement.kind in kinds and not _is_launcher(finding)
+        its = finding.statement.kind in kinds and not finding.is_launcher
         by_rank.setdefault(rank if its else None, []).append(finding)
 
 
@@ -129,7 +189,7 @@ def _failure(log: Log, rank: int | None, group: list[_Finding]) -> Failure:
     informative = [
         one
         for one in group
-        if (one.statement.kind is not Kind.RANK_END or one.cause.order < UNKNOWN) and not _is_launcher(one)
+        if (one.statement.kind is not Kind.RANK_END or one.cause.order < UNKNOWN) and not one.is_launcher
     ]
     statement, cause = min(informative or group, key=lambda one: (one.cause.weight, one.cause.order))
     times = [finding.statement.when for finding in group if finding.statement.when]
@@ -137,21 +197,3 @@ def _failure(log: Log, rank: int | None, group: list[_Finding]) -> Failure:
     place = f"node {log.node}" if log.node else ""
     where = f"rank {rank} on {log.node}" if rank is not None and log.node else place
     return Failure(where, log.node, rank, cause.sentence, cause.weight, when, statement.lines[-LAST_LINES:])
-
-
-def _is_launcher(finding: _Finding) -> bool:
-    return finding.statement.name.endswith(LAUNCHERS)
-
-
-def _first_rank(findings: list[_Finding], log: Log) -> int | None:
-    """The first rank of the node, as torchrun's report gives it, or else as the run's settings do."""
-    known = ((one.statement.rank, one.statement.local_rank) for one in findings)
-    firsts = (rank - local for rank, local in known if rank is not None and local is not None)
-    return next(firsts, log.first_rank)
-
-
-def _rank(statement: Statement, first_rank: int | None) -> int | None:
-    if statement.rank is None and statement.local_rank is not None and first_rank is not None:
-        return first_rank + statement.local_rank
-    match = re.match(r"rank (\d+)(?: stops)?: ", statement.text)
-    return statement.rank if statement.rank is not None or match is None else int(match[1])

@@ -7,11 +7,10 @@ Timer names are matched whole, because some end in another's name: ``forward-rec
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,24 +18,23 @@ import numpy as np
 import numpy.typing as npt
 
 Times = npt.NDArray[np.float64]
-SETTING = re.compile(r"([A-Z][A-Z0-9_]*): ?(.*)")
+SETTING = re.compile(rb"([A-Z][A-Z0-9_]*): ?(.*)\n")
 ITERATION = re.compile(r" *(?:\[[^]]*\] *)?iteration +(\d+)/ *(\d+) \|(.*)\|\s*")
 MEMORY = re.compile(
     r"\[Rank (\d+)\] \(after (\d+) iterations\) memory \(MB\) \| allocated: (\S+) \| max allocated: (\S+) "
     r"\| reserved: (\S+) \| max reserved: (\S+)\s*"
 )
-# A rank's time; a list of start or end times; the name above the ranks' times.
+# Above a rank's time; a list of start or end times.
 TIMER_LINE = re.compile(
-    rb"^(?: +rank +(\d+): *(\S+)| *([A-Za-z][\w-]*) (start|end) time lst:(.*)| {2}([A-Za-z][\w-]*):)$",
-    re.MULTILINE,
+    rb"^(?: +rank +(\d+): *\S+| *([A-Za-z][\w-]*) (start|end) time lst:(.*))$", re.MULTILINE
 )
 
 
 @dataclass(frozen=True)
 class Iteration:
     """One iteration line. seconds: mean time per iteration since the previous line. loss and grad_norm are
-    None
-    where the line has none, as after a skipped step."""
+    None where the line has none, as after a skipped step.
+    """
 
     number: int
     total: int
@@ -70,12 +68,7 @@ class Lists(NamedTuple):
     end: Times
 
 
-@dataclass
-class Timers:
-    """milliseconds: name → rank → one value per log interval; lists: (rank, name) → ``Lists``."""
-
-    milliseconds: dict[str, dict[int, list[float]]] = field(default_factory=dict)
-    lists: dict[tuple[int, str], Lists] = field(default_factory=dict)
+Timers = dict[tuple[int, str], Lists]  # by rank and name
 
 
 def read(path: Path, most: int | None = None, partial: bool = False) -> bytes:
@@ -101,14 +94,13 @@ def settings(data: bytes) -> dict[str, str]:
     start = data.rfind(b"\nNODE_RANK: ") + 1
     if not data.startswith(b"NODE_RANK: ", start):
         return {}
-    found = {}
-    for line in _lines(data, start):
-        match = SETTING.fullmatch(line.decode(errors="replace"))
-        if not match:
-            break
-        found[match[1]] = match[2]
-    used = [line for line in _with(data[start:], b"PRECISION: ") if line.startswith("PRECISION: ")]
-    return found | ({"PRECISION": used[-1].partition(": ")[2]} if used else {})
+    found, at = {}, start
+    while match := SETTING.match(data, at):
+        found[match[1].decode()], at = match[2].decode(errors="replace"), match.end()
+    used = data.rfind(b"\nPRECISION: ", start)
+    if used >= 0:
+        found["PRECISION"] = data[used + 12 : data.find(b"\n", used + 1)].decode(errors="replace")
+    return found
 
 
 def iterations(data: bytes) -> list[Iteration]:
@@ -124,38 +116,30 @@ def memory(data: bytes) -> list[Memory]:
 
 def timers(data: bytes) -> Timers:
     """All timers of one node's output. A list belongs to the nearest ``rank N:`` line above it."""
-    found = Timers()
     pieces: dict[tuple[int, str], tuple[list[bytes], list[bytes]]] = {}
-    rank, name, below = None, "", -1
+    rank = None
     for match in TIMER_LINE.finditer(data):
-        rank_text, milliseconds, of_list, word, times, heading = match.groups()
-        if heading:
-            name, below = heading.decode(), match.end() + 1
-        elif rank_text:
-            rank = int(rank_text)
-            if match.start() == below:
-                with contextlib.suppress(ValueError):
-                    of_rank = found.milliseconds.setdefault(name, {}).setdefault(rank, [])
-                    of_rank.append(float(milliseconds))
-                below = match.end() + 1
+        of_rank, name, word, times = match.groups()
+        if of_rank:
+            rank = int(of_rank)
         elif rank is not None:
-            starts, ends = pieces.setdefault((rank, of_list.decode()), ([], []))
+            starts, ends = pieces.setdefault((rank, name.decode()), ([], []))
             # A rank that stopped between the two lines leaves start times without end times: keep pairs only.
             if word == b"start":
                 del starts[len(ends) :]
                 starts.append(times)
             elif len(starts) == len(ends) + 1:
                 ends.append(times)
-    for key, (starts, ends) in pieces.items():
-        found.lists[key] = _paired(starts, ends)
-    return found
+    return {key: _paired(*of_key) for key, of_key in pieces.items()}
 
 
 def parse_iteration(line: str) -> Iteration | None:
     match = ITERATION.fullmatch(line)
     if not match:
         return None
-    fields = dict(_field(part) for part in match[3].split("|"))
+    parts = (part.rpartition(":") for part in match[3].split("|"))
+    fields = {name.strip(): value for name, _, value in parts}
+    loss, norm = fields.get("lm loss"), fields.get("grad norm")
     try:
         return Iteration(
             int(match[1]),
@@ -164,21 +148,14 @@ def parse_iteration(line: str) -> Iteration | None:
             float(fields["elapsed time per iteration (ms)"]) / 1000,
             float(fields["learning rate"]),
             int(fields["global batch size"]),
-            _optional(fields.get("lm loss")),
+            None if loss is None else float(loss),
             float(fields["loss scale"]),
-            _optional(fields.get("grad norm")),
+            None if norm is None else float(norm),
             int(fields["number of skipped iterations"]),
             int(fields["number of nan iterations"]),
         )
     except (KeyError, ValueError):
         return None  # two ranks' lines interleaved
-
-
-def _lines(data: bytes, start: int) -> Iterator[bytes]:
-    while start < len(data):
-        stop = data.find(b"\n", start)
-        yield data[start:stop]
-        start = stop + 1
 
 
 def _with(data: bytes, marker: bytes) -> Iterator[str]:
@@ -191,16 +168,11 @@ def _with(data: bytes, marker: bytes) -> Iterator[str]:
 
 
 def _paired(starts: list[bytes], ends: list[bytes]) -> Lists:
-    starts = starts[: len(ends)]
-    if all(start.count(b" ") == end.count(b" ") for start, end in zip(starts, ends, strict=True)):
-        start, end = _numbers(b" ".join(starts)), _numbers(b" ".join(ends))
-        if len(start) == len(end):
-            return Lists(start, end)
-    pairs = [(_numbers(start), _numbers(end)) for start, end in zip(starts, ends, strict=True)]
+    # Fewer times in one of two lines: the rank stopped, or two ranks' lines interleaved.
+    pairs = [(_numbers(start), _numbers(end)) for start, end in zip(starts, ends, strict=False)]
     counts = [min(map(len, pair)) for pair in pairs]
-    return Lists(
-        *(np.concatenate([pair[i][:n] for pair, n in zip(pairs, counts, strict=True)]) for i in (0, 1))
-    )
+    both = ([pair[i][:n] for pair, n in zip(pairs, counts, strict=True)] for i in (0, 1))
+    return Lists(*(np.concatenate(each) if each else np.empty(0) for each in both))
 
 
 def _numbers(text: bytes) -> Times:
@@ -208,12 +180,3 @@ def _numbers(text: bytes) -> Times:
         return np.array(text.split(), dtype=np.float64)
     except ValueError:
         return np.empty(0)  # two ranks' lines interleaved
-
-
-def _field(text: str) -> tuple[str, str]:
-    name, _, value = text.rpartition(":")
-    return name.strip(), value.strip()
-
-
-def _optional(text: str | None) -> float | None:
-    return None if text is None else float(text)

@@ -9,19 +9,22 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from chakra_et import cli
-from megatron_lm.logs import gpus, records, runs, state
-from megatron_lm.results import screen, speed
+from megatron_lm.logs import gpus, records, runs
+from megatron_lm.results import speed, view
 from megatron_lm.results.problems import TAIL_BYTES, last_gpus
 from megatron_lm.results.report import write_summary
-from megatron_lm.results.view import View, setting_texts
+from megatron_lm.results.view import View
 from megatron_lm.settings import conf
 
 LAST_LINES, LINE = 3, b"\n"
 WATCH_SECONDS = 2.0
+# On the screen: the last rows of each table, and the tables that are left out.
+SCREEN_ROWS, HIDDEN = 8, ("Settings", "Memory by rank")
 RED, BOLD, PLAIN = "\033[1;31m", "\033[1m", "\033[0m"
 
 
@@ -53,94 +56,108 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def watch(ids: tuple[str, ...]) -> int:
     """Show tables, or without rich or a terminal lines, until the run has ended; then write its page."""
-    with screen.opened() as show:
+    with _screen() as show:
         while True:
-            view = View(runs.find(ids, conf.log_dir()))
-            if show is not None:
-                show(view)
-            else:
-                print("\n".join(text for _, text in lines(view)), flush=True)
-            if all(known.word in state.ENDED for known in view.states.values()):
+            seen = View(runs.find(ids, conf.log_dir()))
+            show(seen)
+            if all(known.word in runs.ENDED for known in seen.states.values()):
                 break
             time.sleep(WATCH_SECONDS)
-    print("\n".join(map(str, write_summary([view]))))
+    print("\n".join(map(str, write_summary([seen]))))
     return 0
+
+
+@contextmanager
+def _screen() -> Iterator[Callable[[View], None]]:
+    """A function that shows a run in place of what it showed before; as lines without rich or a terminal."""
+    try:
+        from rich.console import Group
+        from rich.live import Live
+        from rich.table import Table
+        from rich.text import Text
+    except ImportError:
+        Live = None  # type: ignore[assignment,misc]
+    if Live is None or not sys.stdout.isatty():
+        yield lambda seen: print("\n".join(text for _, text in lines(seen)), flush=True)
+        return
+    with Live(auto_refresh=False) as live:
+
+        def show(seen: View) -> None:
+            states = ", ".join(f"{job} {known}" for job, known in seen.states.items())
+            parts: list[Text | Table] = [Text(states, "bold")]
+            parts += [Text(each, "bold red") for each in seen.found]
+            for title, header, rows in view.tables([seen]):
+                if title not in HIDDEN:
+                    made = Table(*header, title=title, title_justify="left")
+                    for row in rows[-SCREEN_ROWS:]:
+                        made.add_row(*map(Text, row))
+                    parts.append(made)
+            live.update(Group(*parts), refresh=True)
+
+        yield show
 
 
 def lines(view: View) -> Iterator[tuple[str, str]]:
     """(style, text) of every line. style: RED for problems, BOLD for titles, else empty."""
     run, failure = view.run, view.failure
+    waiting = [(job, known) for job, known in view.states.items() if known.word in runs.WAITING]
     yield from ((RED, text) for text in view.found)
-    yield from ((BOLD, text) for text in view.waiting)
-    if not view.found and not view.waiting:
+    yield from ((BOLD, f"job {job} waits: {known}") for job, known in waiting)
+    if not view.found and not waiting:
         yield "", "no problems found"
 
-    yield title("last output message")
+    yield _title("last output message")
     for node, data in view.outputs.items():
-        yield from block(f"{node.job}/{node.name}: {data.count(LINE)} lines", _tail(data))
+        yield from _block(f"{node.job}/{node.name}: {data.count(LINE)} lines", _tail(data))
 
-    yield title("last error message")
+    yield _title("last error message")
     if failure is not None:
         yield RED, f"first failure: {failure}"
         yield from (("", f"  {line}") for line in failure.lines)
     for job in run.jobs:
         if (data := records.read(run.batch_output(job))).strip():
-            yield from block(f"{job}, batch script", _tail(data))
+            yield from _block(f"{job}, batch script", _tail(data))
     for node in run.nodes:
         data = node.read("err")
-        yield from block(f"{node.job}/{node.name}: {data.count(LINE)} lines", _tail(data))
+        yield from _block(f"{node.job}/{node.name}: {data.count(LINE)} lines", _tail(data))
 
-    yield title("last gpu message")
+    yield _title("last gpu message")
     for node in run.nodes:
         data = node.read("gpu")
         last = [gpus.format_line(gpu) for gpu in last_gpus(data)] or _tail(data, 1)
-        yield from block(f"{node.job}/{node.name}", last or ["no sample yet"])
+        yield from _block(f"{node.job}/{node.name}", last or ["no sample yet"])
 
-    yield title(f"job info {' '.join(run.jobs)}")
-    for job, known in view.states.items():
-        yield "", f"{job}: {known}"
-    for job in run.jobs:
-        yield "", f"logs of {job}: {run.log_dir / job}"
-    kinds = ("out", "err", "gpu")
-    files = (node.file(kind) for node in run.nodes for kind in kinds if node.file(kind).exists())
-    yield "", f"items: {' '.join(f'{path.parent.name}/{path.name}' for path in files)}"
-    yield from (("", f"{name}: {text}") for name, text in setting_texts(view.settings))
+    yield _title(f"job info {' '.join(run.jobs)}")
+    yield from (("", f"{job}: {known}") for job, known in view.states.items())
+    yield from (("", f"logs of {job}: {run.log_dir / job}") for job in run.jobs)
+    files = (node.file(kind) for node in run.nodes for kind in ("out", "err", "gpu"))
+    there = (f"{path.parent.name}/{path.name}" for path in files if path.exists())
+    yield "", f"items: {' '.join(there)}"
+    yield from (("", f"{name}: {text}") for name, text in view.setting_texts)
 
-    yield title("iteration time")
-    yield from (("", line) for line in speed_lines(view))
+    yield _title("iteration time")
+    yield from (("", f"iteration {it.number} : {it.seconds:.4f} s") for it in view.iterations)
+    yield from (("", f"{name}: {value}") for name, value in view.figures)
+    if not view.iterations:
+        yield "", "no iteration logged yet"
+    elif any(known.word == runs.RUNNING for known in view.states.values()):
+        left = view.iterations[-1].total - view.iterations[-1].number
+        seconds = round(left * speed.typical(view.iterations))
+        hours, rest = divmod(seconds, 3600)
+        text = f"{hours} h {rest // 60} min" if hours else f"{rest // 60} min {rest % 60} s"
+        yield "", f"time left: {text} for {left} iterations"
     # As the original scripts end: whether a profiler slows this run down.
     profiled = any("true" in (of.get("NSYS"), of.get("NCU")) for of in view.settings.values())
     yield "", f"debug?  : {int(profiled)}"
 
 
-def block(heading: str, rows: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """A heading, and rows below it."""
-    yield from (("", text) for text in (heading, *(f"  {row}" for row in rows)))
-
-
-def speed_lines(view: View) -> Iterator[str]:
-    """All iterations, then throughput and remaining time."""
-    found = view.iterations
-    for iteration in found:
-        yield f"iteration {iteration.number} : {iteration.seconds:.4f} s"
-    if not found:
-        yield "no iteration logged yet"
-        return
-    yield from (f"{name}: {value}" for name, value in view.figures)
-    if any(known.word == state.RUNNING for known in view.states.values()):
-        left = found[-1].total - found[-1].number
-        yield f"time left: {_duration(left * speed.typical(found))} for {left} iterations"
-
-
-def title(text: str) -> tuple[str, str]:
+def _title(text: str) -> tuple[str, str]:
     return BOLD, f"******************* {text} *******************"
+
+
+def _block(heading: str, rows: Sequence[str]) -> Iterator[tuple[str, str]]:
+    yield from (("", text) for text in (heading, *(f"  {row}" for row in rows)))
 
 
 def _tail(data: bytes, count: int = LAST_LINES) -> list[str]:
     return [line.decode(errors="replace") for line in data[-TAIL_BYTES:].splitlines()[-count:]]
-
-
-def _duration(seconds: float) -> str:
-    whole = round(seconds)
-    hours, rest = divmod(whole, 3600)
-    return f"{hours} h {rest // 60} min" if hours else f"{rest // 60} min {rest % 60} s"

@@ -3,8 +3,7 @@
     megatron_lm/plan_run_compare.sh [--stages 2] [--global-batch 16] [--iterations 10] [--output DIR]
 
 1. Measure: two short runs with different partitions. Least squares over their stage times gives the cost of
-the
-   embedding, of one layer and of the head; their shortest message gives the cost of a message.
+   the embedding, of one layer and of the head; their shortest message gives the cost of a message.
 2. Plan: FASOP's exact model chooses the partition from these costs.
 3. Run: the plan's settings, as ``fasop export`` writes them, through ``_03_submit.sh --local``.
 4. Compare: predicted and measured times, as a table and a picture.
@@ -30,9 +29,9 @@ from fasop.profiling.fit import UnitFit, fit_units
 from megatron_lm import planner
 from megatron_lm.errors import RunError
 from megatron_lm.logs import runs
-from megatron_lm.results import pages, picture, predicted, speed, timeline
-from megatron_lm.results.pages import Table
-from megatron_lm.results.timeline import Bubble
+from megatron_lm.results import picture, report, speed, timeline
+from megatron_lm.results.timeline import WORK, Bubble
+from megatron_lm.results.view import Table
 from megatron_lm.settings import MODELS, conf
 
 MODEL, GPU = "tiny", "CPU"
@@ -99,7 +98,11 @@ def compare(config: CompareConfig) -> str:
     partitions = calibration_partitions(config.stages)
     measured = [run(config, partition) for partition in partitions]
     fits = unit_fits(partitions, measured)
-    here = cluster(config.stages, min(each.message for each in measured))
+    # This machine as one node.
+    bandwidth = {"inter_bandwidth": PLENTY, "intra_bandwidth": PLENTY}
+    cpu = {"nodes": 1, "memory_gib": 1024.0, "price_per_hour": 0.0, **bandwidth}
+    cpu["intra_latency"] = min(each.message for each in measured)
+    here = {"gpus_per_node": config.stages, "gpus": {GPU: cpu}}
     source = "Runs of megatron_lm on this machine's CPU, by megatron_lm/plan_run_compare.sh."
     model = planner.model_of(MODELS[MODEL], config.global_batch)
     words = planner.write_inputs(folder, MODEL, model, here, source, [unit_costs(fits)])
@@ -108,9 +111,9 @@ def compare(config: CompareConfig) -> str:
     heading = f"Predicted and measured: {MODEL}, {'-'.join(map(str, plan.layers))}"
     outside = statistics.median(each.outside for each in measured)
     tables = [comparison(plan, result, outside), explained(plan, result, outside)]
-    text = pages.markdown(heading, [], [*tables, fitted(fits, [*measured, result])])
-    pages.write(folder / "compare.md", text)
-    pages.write(folder / "compare.html", drawn(result.job, plan))
+    text = report.markdown(heading, [*tables, fitted(fits, [*measured, result])])
+    report.write(folder / "compare.md", text)
+    report.write(folder / "compare.html", drawn(result.job, plan))
     return text
 
 
@@ -126,56 +129,64 @@ def calibration_partitions(stages: int) -> list[tuple[int, ...]]:
 
 def run(config: CompareConfig, layers: Sequence[int], planned: Mapping[str, str] | None = None) -> Measured:
     """Measure one local run, with a plan's settings if there is one. Raises ``RunError``."""
-    # What no plan decides.
-    recorded = {"TRAIN_ITERS": str(config.iterations), "LOG_INTERVAL": "1", "PROFILE": "true"}
-    values = {**run_settings(config, layers), **(planned or {}), **recorded}
-    print(f"running {MODEL} as {'-'.join(map(str, layers))} …", file=sys.stderr, flush=True)
+    partition = "-".join(map(str, layers))
+    values = {
+        "MODEL": MODEL, "NNODES": "1", "NPROC_PER_NODE": str(config.stages),
+        "GLOBAL_BATCH_SIZE": str(config.global_batch), "PIPELINE_MP_SIZE": str(config.stages),
+        "PARTITION": partition, **(planned or {}),
+        # What no plan decides.
+        "TRAIN_ITERS": str(config.iterations), "LOG_INTERVAL": "1", "PROFILE": "true",
+    }  # fmt: skip
+    print(f"running {MODEL} as {partition} …", file=sys.stderr, flush=True)
     words = [f"{name}={value}" for name, value in values.items()]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     command = [str(conf.FOLDER / "_03_submit.sh"), "--local", *words]
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True)
-    job = done.stdout.strip()
     if done.returncode != 0:
-        raise RunError(f"the run of {'-'.join(map(str, layers))} failed with status {done.returncode}.")
-    return read_run(job, config.stages)
+        raise RunError(f"the run of {partition} failed with status {done.returncode}.")
+    return read_run(done.stdout.strip(), config.stages)
 
 
 def read_run(job: str, stages: int) -> Measured:
     """Medians over all iterations but the first, of a run with one rank per stage. Raises ``RunError``."""
     found = runs.find((job,), conf.log_dir())
-    outputs = [node.read("out") for node in found.nodes]
-    iterations = speed.iterations(outputs)
-    events, _ = picture.read_events(found, (), "all")
+    iterations = speed.iterations(node.read("out") for node in found.nodes)
+    events, _ = timeline.read_events(found, (), "all")
     events = [event for event in events if event.iteration > 1]
     if not iterations or not events:
         raise RunError(f"job {job}: its logs have no times of any iteration after the first.")
-
-    def median(task: str, stage: int) -> float:
-        return statistics.median(e.end - e.start for e in events if e.task == task and e.rank == stage)
-
-    def spread(task: str, stage: int) -> float:
-        times = [e.end - e.start for e in events if e.task == task and e.rank == stage]
-        if len(times) < 2:
-            return 0.0
-        low, middle, high = statistics.quantiles(times, n=4)
-        return (high - low) / middle if middle else 0.0
-
+    medians: dict[str, list[float]] = {task: [] for task in WORK}
+    spread = 0.0
+    for task, stage in ((task, stage) for task in WORK for stage in range(stages)):
+        times = [each.end - each.start for each in events if each.task == task and each.rank == stage]
+        medians[task].append(statistics.median(times))
+        low, middle, high = statistics.quantiles(times, n=4) if times[1:] else (0.0, 0.0, 0.0)
+        spread = max(spread, (high - low) / middle if middle else 0.0)
     pipelines = []
     for number in sorted({event.iteration for event in events}):
-        work = [e for e in events if e.iteration == number and e.task in ("forward", "backward")]
-        pipelines.append(max(e.end for e in work) - min(e.start for e in work))
-    bubbles = timeline.bubbles(events)
+        work = [each for each in events if each.iteration == number and each.task in WORK]
+        pipelines.append(max(each.end for each in work) - min(each.start for each in work))
+    count, bubbles = len(pipelines), timeline.bubbles(events)
+    messages = ("forward-recv", "backward-recv", "forward-send")
     return Measured(
         job,
         speed.typical(iterations),
         statistics.median(pipelines),
-        [median("forward", stage) for stage in range(stages)],
-        [median("backward", stage) for stage in range(stages)],
-        min(e.end - e.start for e in events if e.task in ("forward-recv", "backward-recv", "forward-send")),
-        1 - sum(bubble.compute for bubble in bubbles) / sum(bubble.seconds for bubble in bubbles),
-        max(spread(task, stage) for task in ("forward", "backward") for stage in range(stages)),
-        [each.over(len(pipelines)) for each in bubbles],
+        medians["forward"],
+        medians["backward"],
+        min(each.end - each.start for each in events if each.task in messages),
+        _share(bubbles),
+        spread,
+        [
+            Bubble(each.rank, each.seconds / count, each.compute / count, each.communication / count)
+            for each in bubbles
+        ],
     )
+
+
+def _share(bubbles: Sequence[Bubble]) -> float:
+    """The bubble of all ranks together, 0 to 1."""
+    return 1 - sum(each.compute for each in bubbles) / sum(each.seconds for each in bubbles)
 
 
 def unit_fits(partitions: list[tuple[int, ...]], measured: list[Measured]) -> tuple[UnitFit, UnitFit]:
@@ -214,22 +225,6 @@ def fitted(fits: tuple[UnitFit, UnitFit], measured: list[Measured]) -> Table:
     return Table("Fitted costs", ("", "value", "standard error"), rows)
 
 
-def cluster(stages: int, message: float) -> dict[str, Any]:
-    """This machine as one node, in the terms of fasop; ``message``: seconds."""
-    bandwidth = {"inter_bandwidth": PLENTY, "intra_bandwidth": PLENTY, "intra_latency": message}
-    cpu = {"nodes": 1, "memory_gib": 1024.0, "price_per_hour": 0.0, **bandwidth}
-    return {"gpus_per_node": stages, "gpus": {GPU: cpu}}
-
-
-def run_settings(config: CompareConfig, layers: Sequence[int]) -> dict[str, str]:
-    """The settings of a run with one rank per stage."""
-    return {
-        "MODEL": MODEL, "NNODES": "1", "NPROC_PER_NODE": str(config.stages),
-        "GLOBAL_BATCH_SIZE": str(config.global_batch), "PIPELINE_MP_SIZE": str(config.stages),
-        "PARTITION": "-".join(map(str, layers)),
-    }  # fmt: skip
-
-
 def explained(plan: Plan, result: Measured, outside: float) -> Table:
     """The parts of a step of the stage that computes longest, which add up to it, beside those of the plan.
 
@@ -238,12 +233,12 @@ def explained(plan: Plan, result: Measured, outside: float) -> Table:
     if not result.stages:
         return Table("Why the step differs", (), [])
     theirs = max(result.stages, key=lambda stage: stage.compute)
-    ours = timeline.bubbles(predicted.predicted_events(plan))[theirs.rank]
-    idle = [each.seconds - each.compute - each.communication for each in (ours, theirs)]
+    ours = timeline.bubbles(planner.predicted_events(plan))[theirs.rank]
+    idle = tuple(each.seconds - each.compute - each.communication for each in (ours, theirs))
     parts = {
         "compute": (ours.compute, theirs.compute),
         "messages, and waiting for them": (ours.communication, theirs.communication),
-        "idle": (idle[0], idle[1]),
+        "idle": idle,
         "beside the pipeline (optimizer, data, logging)": (outside, result.iteration - theirs.seconds),
     }
     parts["step"] = (sum(planned for planned, _ in parts.values()), result.iteration)
@@ -259,13 +254,12 @@ def explained(plan: Plan, result: Measured, outside: float) -> Table:
 
 def comparison(plan: Plan, result: Measured, outside: float) -> Table:
     """Predicted against measured; error: of the prediction, relative to the measured time."""
-    bubbles = timeline.bubbles(predicted.predicted_events(plan))
-    bubble = 1 - sum(each.compute for each in bubbles) / sum(each.seconds for each in bubbles)
+    bubbles = timeline.bubbles(planner.predicted_events(plan))
     rows = [("pipeline, ms", 1000 * plan.pipeline_time, 1000 * result.pipeline)]
     for name in ("forward", "backward"):
         pairs = zip(getattr(plan, f"stage_{name}"), getattr(result, f"stage_{name}"), strict=True)
         rows += [(f"{name} of stage {stage}, ms", 1000 * a, 1000 * b) for stage, (a, b) in enumerate(pairs)]
-    rows.append(("bubble, %", 100 * bubble, 100 * result.bubble))
+    rows.append(("bubble, %", 100 * _share(bubbles), 100 * result.bubble))
     step = "step, ms (with optimizer, data loading and logging as in the runs before the plan)"
     rows.append((step, 1000 * (plan.step_time + outside), 1000 * result.iteration))
     cells = [(name, f"{a:.2f}", f"{b:.2f}", f"{100 * (a / b - 1):+.1f}" if b else "") for name, a, b in rows]
@@ -274,5 +268,5 @@ def comparison(plan: Plan, result: Measured, outside: float) -> Table:
 
 def drawn(job: str, plan: Plan) -> str:
     found = runs.find((job,), conf.log_dir())
-    events, settings = picture.read_events(found, (), "last")
-    return picture.draw(found, events, settings, predicted.predicted_events(plan))
+    events, settings = timeline.read_events(found, (), "last")
+    return picture.draw(found, events, settings, planner.predicted_events(plan))

@@ -1,42 +1,55 @@
-"""What is wrong with a run, the worst first, one sentence each."""
+"""What is wrong with a run, the worst first, one sentence each: its failure, and what ends no run, such as
+numbers that are not finite, a growing loss, no progress.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Iterator, Mapping
+import statistics
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from megatron_lm.diagnosis import of_run, training
+from megatron_lm.diagnosis import failures
 from megatron_lm.diagnosis.failures import Failure
-from megatron_lm.logs import gpus, records, runs, state
-from megatron_lm.logs.runs import Node, Run
-from megatron_lm.logs.state import State
+from megatron_lm.logs import gpus, records, runs
+from megatron_lm.logs.records import Iteration
+from megatron_lm.logs.runs import Node, Run, State
 from megatron_lm.results import speed
 
 TAIL_BYTES = 20_000
 IDLE_MB = 1024  # a GPU in use holds more than this: a CUDA context and weights
 UNCOMPARED = ("NODE_RANK", "MASTER_ADDR", "PRECISION")  # the last one is as used, not as asked for
+NOT_FINITE = re.compile(rb"^ iteration +(\d+)/ +\d+ not finite: (.*)$", re.MULTILINE)
+WAITING = re.compile(rb"^.* no progress for \d+ s: waiting for (.*)|^.* progress again$", re.MULTILINE)
+WINDOW = 50  # losses before one that it is compared with
+IN_A_ROW = 3  # losses that must be too large
+SIGMAS, GROWTH = 8, 0.2  # above the lowest median: as a multiple of the scatter, and as a share
+PATIENCE, LEAST_PATIENCE = 10, 30.0  # median iterations, and seconds
 
 
 def found(
     run: Run, states: Mapping[str, State], outputs: Mapping[Node, bytes], failure: Failure | None
 ) -> list[str]:
     """The problems as ``WRONG: …`` or ``WARNING: …``; ``outputs``: of each node."""
-    sure = [f"WRONG: {text}" for text in _wrong(run, states, outputs, failure)]
-    unsure = training.divergence(speed.iterations(outputs.values()))
+    iterations = speed.iterations(outputs.values())
+    sure = [f"WRONG: {text}" for text in _wrong(run, states, outputs, iterations, failure)]
+    unsure = divergence(iterations)
     return [*sure, f"WARNING: {unsure}"] if unsure else sure
 
 
 def _wrong(
-    run: Run, states: Mapping[str, State], outputs: Mapping[Node, bytes], failure: Failure | None
-) -> Iterator[str]:
+    run: Run, states: Mapping[str, State], outputs: Mapping[Node, bytes], iterations: Sequence[Iteration],
+    failure: Failure | None,
+) -> Iterator[str]:  # fmt: skip
     for job, known in states.items():
-        if known.word != state.COMPLETED and known.word not in state.ALIVE:
+        if known.word != runs.COMPLETED and known.word not in runs.ALIVE:
             yield f"job {job} is not running: {known}"
-    if sentence := training.not_finite(outputs.values()):
+    if sentence := not_finite(outputs.values()):
         yield with_nodes(run, sentence)
-    if any(known.word == state.RUNNING for known in states.values()):
+    if any(known.word == runs.RUNNING for known in states.values()):
         interval = next((records.settings(data).get("LOG_INTERVAL", "1") for data in outputs.values()), "1")
-        if sentence := training.stall(run, speed.iterations(outputs.values()), int(interval)):
+        if sentence := stall(run, iterations, int(interval)):
             yield with_nodes(run, sentence)
         for node in run.nodes:
             last = last_gpus(node.read("gpu"))
@@ -44,7 +57,7 @@ def _wrong(
                 yield f"no process uses the GPUs of {node.name}"
     if failure is not None:
         yield str(failure)
-    if lost := ",".join(of_run.lost_nodes(run, states)):
+    if lost := ",".join(failures.lost_nodes(run, states)):
         resume = f"megatron_lm/_03_submit.sh --resume {run.jobs[0]} --without {lost}"
         yield f"lost: {lost}; continue on the other nodes with {resume}"
     submitted = runs.submitted(run)
@@ -56,7 +69,7 @@ def _wrong(
 
 def with_nodes(run: Run, sentence: str) -> str:
     """A sentence with the node of each rank that it names."""
-    logs = map(of_run.log_of, run.nodes)
+    logs = map(failures.log_of, run.nodes)
     firsts = sorted((log.first_rank, log.node) for log in logs if log.first_rank is not None)
 
     def placed(match: re.Match[str]) -> str:
@@ -70,3 +83,50 @@ def last_gpus(data: bytes) -> list[gpus.Gpu]:
     """The last sample of a GPU log; empty if it has none."""
     samples = gpus.samples(data[-TAIL_BYTES:])
     return samples[max(samples)] if samples else []
+
+
+def not_finite(outputs: Iterable[bytes]) -> str:
+    """The last time that loss or gradients stopped being finite; empty if they never did."""
+    seen = [match for data in outputs for match in NOT_FINITE.findall(data)]
+    return f"iteration {int(seen[-1][0])} is not finite: {seen[-1][1].decode()}" if seen else ""
+
+
+def divergence(iterations: Sequence[Iteration]) -> str:
+    """Where the loss leaves its lowest running median for good; empty if it does not.
+
+    Robust, so that neither a few outliers nor a noisy loss count: it must exceed the median by 8 standard
+    deviations, as estimated from the median absolute deviation, and by 20%, three times in a row.
+    """
+    losses = [(each.number, each.loss) for each in iterations if each.loss is not None]
+    best = float("inf")
+    for at in range(1, len(losses) - IN_A_ROW + 1):
+        before = [loss for _, loss in losses[max(0, at - WINDOW) : at]]
+        middle = statistics.median(before)
+        best = min(best, middle)
+        sigma = 1.4826 * statistics.median(abs(loss - middle) for loss in before)
+        limit = best + max(SIGMAS * sigma, GROWTH * abs(best))
+        if all(loss > limit for _, loss in losses[at : at + IN_A_ROW]):
+            largest = max(loss for _, loss in losses[at:])
+            return (
+                f"the loss diverges from iteration {losses[at][0]} on: up to {largest:.4g}, after a median "
+                f"of {best:.4g}; lower LR, or continue from an earlier checkpoint"
+            )
+    return ""
+
+
+def stall(run: Run, iterations: Sequence[Iteration], log_interval: int) -> str:
+    """That a running run makes no progress, and for whom it waits; empty if it goes on."""
+    waiting, times = [], []
+    for node in run.nodes:
+        said = records.read(node.file("err"))
+        waiting += WAITING.findall(said, max(0, said.rfind(b"\nattempt ")))
+        with contextlib.suppress(OSError):
+            times.append(node.file("out").stat().st_mtime)
+    silent = time.time() - max(times, default=time.time())
+    typical = statistics.median([each.seconds for each in iterations]) if iterations else float("inf")
+    late = silent > max(LEAST_PATIENCE, PATIENCE * typical) + log_interval * typical
+    who = f": waiting for {waiting[-1].decode(errors='replace')}" if waiting and waiting[-1] else ""
+    if not (late or who):
+        return ""
+    since = f", since iteration {iterations[-1].number}" if iterations else " in set-up"
+    return f"no progress for {silent:.0f} s{since}{who}"

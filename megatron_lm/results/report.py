@@ -1,22 +1,29 @@
-"""Prints a run's log of one kind, or writes its summary as Markdown and HTML.
+"""Prints a run's log of one kind, or writes its summary as Markdown and as one HTML page with charts.
 
 megatron_lm/_04_report.sh JOBID [JOBID2 …] out|err|gpu|summary
 """
 
 from __future__ import annotations
 
+import html
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from chakra_et import cli
+from chakra_et import cli, files
+from megatron_lm.errors import RunError
 from megatron_lm.logs import runs
-from megatron_lm.results import pages, view
-from megatron_lm.results.view import View
+from megatron_lm.results import view
+from megatron_lm.results.view import Table, View
 from megatron_lm.settings import conf
 
 KINDS = ("out", "err", "gpu", "summary")
+ROWS = 40  # of a table in Markdown; the HTML page has all rows
+STYLE = (
+    "body{font:15px sans-serif;margin:1em 2em}table{border-collapse:collapse}"
+    "td,th{border:1px solid #ccc;padding:2px 8px;text-align:left}.wrong{color:#b00020}"
+)
 
 
 @dataclass(frozen=True)
@@ -61,9 +68,54 @@ def write_summary(views: Sequence[View]) -> list[Path]:
         wrong.append("no GPU was recorded on any node")
     tables = view.tables(views)
     texts = {
-        f"{name}.md": pages.markdown(heading, wrong, tables),
-        f"{name}.html": pages.page(heading, wrong, tables, view.charts(views)),
+        folder / f"{name}.md": markdown(heading, tables, wrong),
+        folder / f"{name}.html": _page(heading, tables, wrong, view.charts(views)),
     }
-    for name, text in texts.items():
-        pages.write(folder / name, text)
-    return [folder / name for name in texts]
+    for path, text in texts.items():
+        write(path, text)
+    return list(texts)
+
+
+def write(path: Path, text: str) -> None:
+    """Write the whole file or nothing. Raises ``RunError``."""
+    try:
+        files.write_text(path, text)
+    except OSError as error:
+        raise RunError(f"{path} can't be written: {error.strerror or error}.") from None
+
+
+def markdown(heading: str, tables: Sequence[Table], wrong: Sequence[str] = ()) -> str:
+    """A heading, the problems as a list, and the tables; long tables keep their first and last rows."""
+
+    def cell(text: str) -> str:
+        return text.replace("|", "\\|").replace("\n", " ")
+
+    def line(cells: Iterable[str]) -> str:
+        return "| " + " | ".join(map(cell, cells)) + " |"
+
+    lines = [f"# {heading}", ""]
+    lines += [*(f"- **{cell(text)}**" for text in wrong), ""] if wrong else []
+    for title, header, rows in tables:
+        if len(rows) > ROWS:
+            rows = [*rows[: ROWS // 2], ("…", *("" for _ in header[1:])), *rows[-ROWS // 2 :]]
+        lines += [f"## {title}", "", line(header), line("---" for _ in header), *map(line, rows), ""]
+    return "\n".join(lines)
+
+
+def _page(heading: str, tables: Sequence[Table], wrong: Sequence[str], charts: Sequence[str]) -> str:
+    """One self-contained HTML page; ``charts`` are SVG."""
+
+    def row(kind: str, cells: Iterable[str]) -> str:
+        return "<tr>" + "".join(f"<{kind}>{html.escape(cell)}</{kind}>" for cell in cells) + "</tr>"
+
+    parts = [
+        "<!DOCTYPE html><html lang='en'><head><meta charset='utf-8'>",
+        f"<title>{html.escape(heading)}</title><style>{STYLE}</style></head>",
+        f"<body><h1>{html.escape(heading)}</h1>",
+        *(f"<p class='wrong'>{html.escape(text)}</p>" for text in wrong),
+        *charts,
+    ]
+    for title, header, rows in tables:
+        parts += [f"<h2>{html.escape(title)}</h2><table>", row("th", header)]
+        parts += [*(row("td", cells) for cells in rows), "</table>"]
+    return "".join([*parts, "</body></html>\n"])

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from megatron_lm.errors import RunError
 from megatron_lm.logs import records
-from megatron_lm.logs.records import Times
+from megatron_lm.logs.runs import Run
+from megatron_lm.results import speed
 
 COMPUTE, SUB_STEP, COMMUNICATION = range(3)  # lanes of a rank, top to bottom
 WHOLE = "forward-backward"
 COMPUTE_TASKS = {"forward-compute": "forward", "backward-compute": "backward", "optimizer": "optimizer"}
+WORK = ("forward", "backward")
 MESSAGE = re.compile(r"(?:forward|backward)-(?:send|recv)")
 COLLECTIVE = re.compile(r".*(?:all-reduce|reduce-scatter|all-gather)")
 MESSAGES = re.compile(
     rf"(?:{MESSAGE.pattern}|forward-backward-send-forward-backward-recv)(?:-{MESSAGE.pattern})*"
 )
 BY_MICRO_BATCH = ("forward-compute", "backward-compute", "post-process", "loss-compute", "batch-generator")
+MOST_EVENTS = 200_000  # that a browser can hold
 
 
 @dataclass(frozen=True)
@@ -53,15 +57,41 @@ class Bubble:
     compute: float
     communication: float
 
-    def over(self, iterations: int) -> Bubble:
-        """The same per iteration."""
-        times = (each / iterations for each in (self.seconds, self.compute, self.communication))
-        return Bubble(self.rank, *times)
-
     @property
     def share(self) -> float:
         """Fraction of the time in which the rank did not compute, 0 to 1."""
         return 1 - self.compute / self.seconds if self.seconds else 0.0
+
+
+def read_events(run: Run, only: tuple[str, ...], wanted: str) -> tuple[list[Event], dict[str, str]]:
+    """Events in the wanted iterations, of all nodes or of ``only`` these, and the run's settings.
+
+    Raises ``RunError`` if there are none.
+    """
+    names = [node.name for node in run.nodes]
+    unknown = [name for name in only if name not in names]
+    if unknown:
+        raise RunError(f"this run has no node {' '.join(unknown)}: its nodes are {' '.join(names)}.")
+    outputs = [(node, node.read("out")) for node in run.nodes]
+    timers = [(node, records.timers(data)) for node, data in outputs if not only or node.name in only]
+    wholes = (lists for _, of_node in timers for (_, name), lists in of_node.items() if name == WHOLE)
+    count = max((len(lists.start) for lists in wholes), default=0)
+    if not count:
+        raise RunError("these logs have no start and end times: run with PROFILE=true.")
+    lines = speed.iterations(data for _, data in outputs)
+    before = max(0, lines[-1].number - count) if lines else 0
+    first, last = before + 1, before + count
+    low, _, high = {"all": f"{first}-{last}", "last": str(last)}.get(wanted, wanted).partition("-")
+    chosen = range(int(low), int(high or low) + 1)
+    if not chosen or chosen[0] < first or chosen[-1] > last:
+        raise RunError(f"--iterations {wanted}: the logs have times of iterations {first} to {last}.")
+    found = [event for node, of_node in timers for event in events(of_node, node.name, chosen, before)]
+    if len(found) > MOST_EVENTS:
+        raise RunError(
+            f"{len(found)} events are too many for a browser: select fewer with --iterations or --node."
+        )
+    settings = next((of_node for _, data in outputs if (of_node := records.settings(data))), {})
+    return found, settings
 
 
 def lane_of(timer: str) -> int:
@@ -71,34 +101,35 @@ def lane_of(timer: str) -> int:
     return COMMUNICATION if MESSAGES.fullmatch(timer) or COLLECTIVE.fullmatch(timer) else SUB_STEP
 
 
-def iteration_count(timers: Iterable[records.Timers]) -> int:
-    """Number of iterations on the rank that has the most."""
-    lists = (found for of_node in timers for (_, name), found in of_node.lists.items() if name == WHOLE)
-    return max((len(found.start) for found in lists), default=0)
-
-
 def events(timers: records.Timers, node: str, wanted: range, before: int) -> list[Event]:
     """All events of one node's ranks in the ``wanted`` iterations, by rank and start time.
 
     before: number of the iteration before the first recorded one (0 unless the run was resumed).
     """
     found = []
-    windows = {rank: lists.start for (rank, name), lists in timers.lists.items() if name == WHOLE}
-    for (rank, name), lists in timers.lists.items():
+    windows = {rank: lists.start for (rank, name), lists in timers.items() if name == WHOLE}
+    for (rank, name), lists in timers.items():
         if name == WHOLE or rank not in windows:
             continue
         numbers = before + np.searchsorted(windows[rank], lists.start, side="right")
         # Events before the first forward-backward belong to the first iteration.
         numbers = np.maximum(numbers, before + 1)
+        task, lane = COMPUTE_TASKS.get(name, name), lane_of(name)
         for number in wanted:
-            of_iteration = np.flatnonzero(numbers == number)
-            for k, i in enumerate(of_iteration):
+            for k, i in enumerate(np.flatnonzero(numbers == number)):
                 micro_batch = k if name in BY_MICRO_BATCH else None
-                task = COMPUTE_TASKS.get(name, name)
                 start, end = float(lists.start[i]), float(lists.end[i])
-                found.append(Event(rank, node, task, lane_of(name), number, micro_batch, start, end))
+                found.append(Event(rank, node, task, lane, number, micro_batch, start, end))
     found.sort(key=lambda event: (event.rank, event.start))
-    return _number_messages(found)
+    # The k-th message of a rank in one direction belongs to micro-batch k. A combined message takes the
+    # number of the first part of its name.
+    counts: dict[tuple[int, int, str], int] = {}
+    for at, event in enumerate(found):
+        for part in reversed(MESSAGE.findall(event.task) if event.lane == COMMUNICATION else []):
+            key = (event.rank, event.iteration, part)
+            found[at] = replace(event, micro_batch=counts.get(key, 0))
+            counts[key] = counts.get(key, 0) + 1
+    return found
 
 
 def bubbles(found: Iterable[Event]) -> list[Bubble]:
@@ -106,39 +137,19 @@ def bubbles(found: Iterable[Event]) -> list[Bubble]:
     by_iteration: dict[int, dict[int, list[Event]]] = {}
     for event in found:
         by_iteration.setdefault(event.iteration, {}).setdefault(event.rank, []).append(event)
-    sums: dict[int, Times] = {}
+    sums: dict[int, records.Times] = {}
     for by_rank in by_iteration.values():
-        work = [e for of_rank in by_rank.values() for e in of_rank if e.task in ("forward", "backward")]
+        work = [each for of_rank in by_rank.values() for each in of_rank if each.task in WORK]
         if not work:
             continue
-        first, last = min(e.start for e in work), max(e.end for e in work)
+        first, last = min(each.start for each in work), max(each.end for each in work)
         for rank, of_rank in by_rank.items():
-            mine = [(e.start, e.end) for e in of_rank if e.task in ("forward", "backward")]
-            messages = [(e.start, e.end) for e in of_rank if e.lane == COMMUNICATION]
+            mine = [(each.start, each.end) for each in of_rank if each.task in WORK]
+            messages = [(each.start, each.end) for each in of_rank if each.lane == COMMUNICATION]
             compute = _covered(mine, first, last)
             communication = _covered(mine + messages, first, last) - compute
             sums[rank] = sums.get(rank, np.zeros(3)) + (last - first, compute, communication)
     return [Bubble(rank, *map(float, of_rank)) for rank, of_rank in sorted(sums.items())]
-
-
-def _number_messages(found: list[Event]) -> list[Event]:
-    """Number messages by micro-batch: the k-th message of a rank in one direction belongs to micro-batch k.
-
-    A combined message takes the number of the first part of its name.
-    """
-    counts: dict[tuple[int, int, str], int] = {}
-    numbered = []
-    for event in found:
-        parts = MESSAGE.findall(event.task) if event.lane == COMMUNICATION else []
-        number = event.micro_batch
-        for part in reversed(parts):
-            key = (event.rank, event.iteration, part)
-            number = counts.get(key, 0)
-            counts[key] = number + 1
-        if number is not event.micro_batch:
-            event = Event(**{**event.__dict__, "micro_batch": number})
-        numbered.append(event)
-    return numbered
 
 
 def _covered(intervals: list[tuple[float, float]], first: float, last: float) -> float:

@@ -6,14 +6,15 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from typing import NamedTuple
 
 from chakra_et.drawing.charts import bar_chart, line_chart
-from megatron_lm.diagnosis import of_run
-from megatron_lm.logs import gpus, records, state
+from megatron_lm.diagnosis import failures
+from megatron_lm.logs import gpus, records, runs
 from megatron_lm.logs.gpus import Gpu
+from megatron_lm.logs.records import Iteration
 from megatron_lm.logs.runs import Node, Run
 from megatron_lm.results import problems, speed
-from megatron_lm.results.pages import Table
 
 GPU_SAMPLES = 600  # per node, as many as a screen can show
 # What the training logs, and where a launch begins.
@@ -21,6 +22,20 @@ RECORD = re.compile(r"^(\d\d:\d\d:\d\d) rank (\d+) (?:WARNING|ERROR) (.*)", re.M
 ATTEMPT = re.compile(r"^attempt (\d+) on \S+ at \S+T(\d\d:\d\d:\d\d)", re.MULTILINE)
 STARTED = re.compile(r"^\[before the start of training step\] datetime: \S+ (\S+)", re.MULTILINE)
 NOT_FINITE = re.compile(r"^ (iteration +\d+)/ +\d+ (not finite: .*)", re.MULTILINE)
+CHARTS: list[tuple[str, str, Callable[[Iteration], float | None]]] = [
+    ("Loss", "", lambda it: it.loss),
+    ("Gradient norm", "", lambda it: it.grad_norm),
+    ("Throughput", "samples/s", lambda it: it.global_batch_size / it.seconds if it.seconds else None),
+    ("Time per iteration", "s", lambda it: it.seconds),
+]
+
+
+class Table(NamedTuple):
+    """A table of text cells."""
+
+    title: str
+    header: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]
 
 
 class View:
@@ -28,23 +43,17 @@ class View:
 
     def __init__(self, run: Run) -> None:
         self.run, self.name = run, " ".join(run.jobs)
-        self.states = {job: state.of_job(run, job) for job in run.jobs}
+        self.states = {job: runs.state_of(run, job) for job in run.jobs}
         self.outputs = {node: node.read("out") for node in run.nodes}
         self.settings = {node.name: records.settings(data) for node, data in self.outputs.items()}
         self.iterations = speed.iterations(self.outputs.values())
-        self.failure = of_run.first_failure(run, self.states)
+        self.failure = failures.first_failure(run, self.states)
         self.found = problems.found(run, self.states, self.outputs, self.failure)
-
-    @property
-    def waiting(self) -> list[str]:
-        """The jobs that wait, with Slurm's reasons."""
-        waits = ((job, known) for job, known in self.states.items() if known.word in state.WAITING)
-        return [f"job {job} waits: {known}" for job, known in waits]
 
     @cached_property
     def use(self) -> dict[Node, dict[int, list[Gpu]]]:
         """GPU samples of each node, evenly spread over its time."""
-        return {node: gpu_use(node.read("gpu")) for node in self.run.nodes}
+        return {node: gpus.samples(node.read("gpu"), GPU_SAMPLES) for node in self.run.nodes}
 
     @cached_property
     def memory(self) -> dict[int, records.Memory]:
@@ -59,58 +68,44 @@ class View:
         seen = (gpu.name for samples in self.use.values() for sample in samples.values() for gpu in sample)
         return speed.figures(self.iterations, settings, next(seen, "")) if self.iterations else []
 
-
-def gpu_use(data: bytes) -> dict[int, list[Gpu]]:
-    """About ``GPU_SAMPLES`` samples of a node's GPU log at most."""
-    return gpus.samples(data, GPU_SAMPLES)
-
-
-def setting_texts(settings: dict[str, dict[str, str]]) -> list[tuple[str, str]]:
-    """(NAME, value); if nodes differ, each value with the nodes that have it."""
-    found: dict[str, dict[str, list[str]]] = {}
-    for node, of_node in settings.items():
-        for name, value in of_node.items():
-            found.setdefault(name, {}).setdefault(value, []).append(node)
-    texts = []
-    for name, by_value in found.items():
-        parts = (f"{value} ({' '.join(nodes)})" for value, nodes in by_value.items())
-        texts.append((name, ", ".join(parts) if len(by_value) > 1 else next(iter(by_value))))
-    return texts
+    @property
+    def setting_texts(self) -> list[tuple[str, str]]:
+        """(NAME, value); if nodes differ, each value with the nodes that have it."""
+        found: dict[str, dict[str, list[str]]] = {}
+        for node, of_node in self.settings.items():
+            for name, value in of_node.items():
+                found.setdefault(name, {}).setdefault(value, []).append(node)
+        texts = []
+        for name, by_value in found.items():
+            parts = (f"{value} ({' '.join(nodes)})" for value, nodes in by_value.items())
+            texts.append((name, ", ".join(parts) if len(by_value) > 1 else next(iter(by_value))))
+        return texts
 
 
 def tables(views: Sequence[View]) -> list[Table]:
     """Those with rows. Of several runs, settings and speed are columns of the same tables."""
 
-    def beside(title: str, first: str, each: Callable[[View], list[tuple[str, str]]]) -> Table:
-        columns = [dict(each(view)) for view in views]
+    def beside(title: str, first: str, texts: list[list[tuple[str, str]]]) -> Table:
+        columns = list(map(dict, texts))
         names = list(dict.fromkeys(name for column in columns for name in column))
         rows = [(name, *(column.get(name, "") for column in columns)) for name in names]
         return Table(title, (first, *(view.name for view in views)), rows)
 
-    made = [beside("Speed", "figure", lambda view: view.figures)]
+    made = [beside("Speed", "figure", [view.figures for view in views])]
     for view in views:
         of = f" of {view.name}" if views[1:] else ""
         made += [_health(view, of), _events(view, of), _iterations(view, of), _memory(view, of)]
         made += [_gpus(node, samples, of) for node, samples in view.use.items()]
-    made.append(beside("Settings", "setting", lambda view: setting_texts(view.settings)))
+    made.append(beside("Settings", "setting", [view.setting_texts for view in views]))
     return [table for table in made if table.rows]
 
 
 def charts(views: Sequence[View]) -> list[str]:
     """Loss, gradient norm, speed, memory and GPU use as SVG; what has no figures is left out."""
-    of_iteration: list[tuple[str, str, Callable[[records.Iteration], float | None]]] = [
-        ("Loss", "", lambda it: it.loss),
-        ("Gradient norm", "", lambda it: it.grad_norm),
-        ("Throughput", "samples/s", lambda it: it.global_batch_size / it.seconds if it.seconds else None),
-        ("Time per iteration", "s", lambda it: it.seconds),
-    ]
-    drawn = [
-        line_chart(
-            title, "iteration", unit,
-            {view.name: [(it.number, _finite(value(it))) for it in view.iterations] for view in views},
-        )
-        for title, unit, value in of_iteration
-    ]  # fmt: skip
+    drawn = []
+    for title, unit, value in CHARTS:
+        lines = {view.name: [(it.number, _finite(value(it))) for it in view.iterations] for view in views}
+        drawn.append(line_chart(title, "iteration", unit, lines))
     for view in views:
         of = f" of {view.name}" if views[1:] else ""
         sizes = {
@@ -118,7 +113,14 @@ def charts(views: Sequence[View]) -> list[str]:
             "max reserved": {str(rank): line.max_reserved for rank, line in view.memory.items()},
         }
         drawn.append(bar_chart(f"Memory by rank{of}", "rank", "MB", sizes))
-        drawn.append(line_chart(f"GPU use over time{of}", "s", "%", _percents(view)))
+        percents: dict[str, list[tuple[float, float | None]]] = {}
+        for node, samples in view.use.items():
+            for index in _by_index(samples):
+                percents[f"{node.name} [{index}]"] = [
+                    (second, next((gpu.percent for gpu in sample if gpu.index == index), None))
+                    for second, sample in samples.items()
+                ]
+        drawn.append(line_chart(f"GPU use over time{of}", "s", "%", percents))
     return [chart for chart in drawn if chart]
 
 
@@ -126,21 +128,21 @@ def _finite(value: float | None) -> float | None:
     return value if value is not None and abs(value) < float("inf") else None
 
 
-def _percents(view: View) -> dict[str, list[tuple[float, float | None]]]:
-    return {
-        f"{node.name} [{index}]": [
-            (second, next((gpu.percent for gpu in sample if gpu.index == index), None))
-            for second, sample in samples.items()
-        ]
-        for node, samples in view.use.items()
-        for index in _indices(samples)
-    }
+def _by_index(samples: dict[int, list[Gpu]]) -> dict[int, list[Gpu]]:
+    found: dict[int, list[Gpu]] = {}
+    for gpu in (gpu for sample in samples.values() for gpu in sample):
+        found.setdefault(gpu.index, []).append(gpu)
+    return dict(sorted(found.items()))
+
+
+def _clock(when: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(when))
 
 
 def _health(view: View, of: str) -> Table:
     rows = []
     for node in view.run.nodes:
-        note, path = state.note_of(node), node.file("out")
+        note, path = runs.note_of(node), node.file("out")
         launch = "" if note is None else "running" if note.word == "running" else f"exit {note.number}"
         ended = f" at {_clock(note.when)}" if note and note.when else ""
         last = [gpu for sample in list(view.use[node].values())[-1:] for gpu in sample]
@@ -150,10 +152,6 @@ def _health(view: View, of: str) -> Table:
         rows.append((node.name, rank, launch + ended, str(len(last)), str(heat), written))
     header = ("node", "node rank", "launch", "GPUs", "temperature, °C", "last output")
     return Table(f"Nodes{of}", header, rows)
-
-
-def _clock(when: float) -> str:
-    return time.strftime("%H:%M:%S", time.localtime(when))
 
 
 def _events(view: View, of: str) -> Table:
@@ -169,16 +167,11 @@ def _events(view: View, of: str) -> Table:
 
 
 def _iterations(view: View, of: str) -> Table:
-    rows = [
-        (
-            str(it.number),
-            f"{it.seconds:.4f}",
-            "-" if it.loss is None else f"{it.loss:.6g}",
-            "-" if it.grad_norm is None else f"{it.grad_norm:.4g}",
-            f"{it.learning_rate:.4g}",
-        )
-        for it in view.iterations
-    ]
+    rows = []
+    for it in view.iterations:
+        loss = "-" if it.loss is None else f"{it.loss:.6g}"
+        norm = "-" if it.grad_norm is None else f"{it.grad_norm:.4g}"
+        rows.append((str(it.number), f"{it.seconds:.4f}", loss, norm, f"{it.learning_rate:.4g}"))
     return Table(f"Iterations{of}", ("iteration", "time, s", "loss", "grad norm", "learning rate"), rows)
 
 
@@ -194,17 +187,12 @@ def _memory(view: View, of: str) -> Table:
 def _gpus(node: Node, samples: dict[int, list[Gpu]], of: str) -> Table:
     """Mean and peak use of each GPU of a node, over the samples that were read."""
     rows = []
-    for index in _indices(samples):
-        of_gpu = [gpu for sample in samples.values() for gpu in sample if gpu.index == index]
+    for index, of_gpu in _by_index(samples).items():
         percents = [gpu.percent for gpu in of_gpu if gpu.percent is not None]
         used = [gpu.used for gpu in of_gpu if gpu.used is not None]
         heat = [gpu.celsius for gpu in of_gpu if gpu.celsius is not None]
         mean = f"{sum(percents) / len(percents):.0f}" if percents else "?"
-        peaks = (str(max(values)) if values else "?" for values in (used, heat))
+        peaks = (str(max(values, default="?")) for values in (used, heat))
         rows.append((f"{index} {of_gpu[0].name}", mean, *peaks, str(of_gpu[0].total or "?")))
     header = ("GPU", "mean use, %", "peak memory, MB", "peak temperature, °C", "total memory, MB")
     return Table(f"GPU use of {node.name}{of}", header, rows)
-
-
-def _indices(samples: dict[int, list[Gpu]]) -> list[int]:
-    return sorted({gpu.index for sample in samples.values() for gpu in sample})

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from megatron_lm.errors import SettingsError
-from megatron_lm.logs.files import BATCH_OUTPUT
+from megatron_lm.logs import BATCH_OUTPUT
 
 SHORT = {
     "-A": "--account", "-a": "--array", "-C": "--constraint", "-c": "--cpus-per-task", "-D": "--chdir",

@@ -79,7 +79,7 @@ def _measured(settings: Settings, node: Node) -> list[float]:
     if settings.virtual_stages > 1:
         return []
     rates = []
-    for (rank, name), lists in records.timers(node.read("out")).lists.items():
+    for (rank, name), lists in records.timers(node.read("out")).items():
         stage = rank // (settings.tensor_mp_size * settings.dp_size)
         if name == "forward-compute" and len(lists.start) and stage < settings.pipeline_mp_size:
             head = settings.size.head_operations if stage == settings.pipeline_mp_size - 1 else 0

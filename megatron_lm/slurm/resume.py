@@ -15,8 +15,7 @@ from pathlib import Path
 from fasop.plans.plan import Plan
 from megatron_lm import checkpoints, planner
 from megatron_lm.errors import RunError
-from megatron_lm.logs import records, runs, state
-from megatron_lm.logs.files import LOCAL
+from megatron_lm.logs import LOCAL, records, runs
 from megatron_lm.logs.runs import Node, Run
 from megatron_lm.settings import conf
 from megatron_lm.slurm import replan
@@ -31,8 +30,8 @@ def settings_of(job: str, without: Sequence[str], given: Mapping[str, str]) -> d
             f"job {job}: its settings were not kept; submit it anew with LOAD set to its last checkpoint."
         )
     for each in run.jobs:
-        known = state.of_job(run, each)
-        if known.word in state.ALIVE:
+        known = runs.state_of(run, each)
+        if known.word in runs.ALIVE:
             raise RunError(f"job {each} is still {known.word}: cancel it before you continue its run.")
     values |= given
     folder = _checkpoint(job, values)

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from chakra_et import cli, files
 from megatron_lm.errors import RunError, SettingsError
-from megatron_lm.logs.files import JOBS, LOCAL, SETTINGS
+from megatron_lm.logs import JOBS, LOCAL, SETTINGS
 from megatron_lm.settings import PREFIX, conf, environment
 from megatron_lm.slurm import batch, headers
 from megatron_lm.slurm.checks import check_files

@@ -15,12 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megatron_lm.diagnosis import failures, of_run, statements
+from megatron_lm.diagnosis import failures, statements
 from megatron_lm.diagnosis.failures import Log
-from megatron_lm.diagnosis.lines import split
-from megatron_lm.diagnosis.statements import Kind
+from megatron_lm.diagnosis.statements import Kind, split
 from megatron_lm.logs import runs
-from megatron_lm.logs.state import State
+from megatron_lm.logs.runs import State
 from tests.megatron_lm import written_logs
 from tests.megatron_lm.written_logs import simple_iteration, write_node
 
@@ -90,7 +89,7 @@ def write_run(folder: Path, job: str, nodes: dict[str, str], batch: str = "", **
 
 
 def diagnosed(folder: Path, job: str, word: str) -> failures.Failure | None:
-    return of_run.first_failure(runs.find((job,), folder), {job: State(word)})
+    return failures.first_failure(runs.find((job,), folder), {job: State(word)})
 
 
 PEER_GONE = (
@@ -160,12 +159,12 @@ def test_a_lost_node_is_named(tmp_path: Path) -> None:
     failure = diagnosed(tmp_path, "9", "NODE_FAIL")
     assert failure and str(failure) == "node n2 failed at 2026-11-22 01:52:15"
     run = runs.find(("9",), tmp_path)
-    assert of_run.lost_nodes(run, {"9": State("NODE_FAIL")}) == ["n2"]
+    assert failures.lost_nodes(run, {"9": State("NODE_FAIL")}) == ["n2"]
     # Without Slurm's message: the node that never recorded its end.
     write_run(tmp_path, "10", {"n1": "", "n2": ""}, n2="running 77\n")
     run = runs.find(("10",), tmp_path)
-    assert of_run.lost_nodes(run, {"10": State("NODE_FAIL")}) == ["n2"]
-    assert of_run.lost_nodes(run, {"10": State("FAILED")}) == []
+    assert failures.lost_nodes(run, {"10": State("NODE_FAIL")}) == ["n2"]
+    assert failures.lost_nodes(run, {"10": State("FAILED")}) == []
 
 
 def test_a_run_that_has_done_its_last_iteration_has_not_failed(tmp_path: Path) -> None:

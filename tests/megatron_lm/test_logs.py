@@ -67,10 +67,9 @@ def test_the_lines_of_the_format() -> None:
         0: [gpus.Gpu(0, "NVIDIA A10", 49, 0, 0, 22731, ())]
     }
     found = records.timers(data)
-    assert found.milliseconds == {"forward-compute": {0: [123.45]}}
-    assert found.lists.keys() == {(0, "forward-compute")}
-    np.testing.assert_array_equal(found.lists[0, "forward-compute"].start, [1686726501.12, 1686726501.15])
-    np.testing.assert_array_equal(found.lists[0, "forward-compute"].end, [1686726501.14, 1686726501.17])
+    assert found.keys() == {(0, "forward-compute")}
+    np.testing.assert_array_equal(found[0, "forward-compute"].start, [1686726501.12, 1686726501.15])
+    np.testing.assert_array_equal(found[0, "forward-compute"].end, [1686726501.14, 1686726501.17])
 
 
 def test_the_gpu_line_is_written_as_the_format_has_it() -> None:
@@ -110,12 +109,11 @@ def test_timers_come_back(written: dict[int, dict[str, tuple[list[float], list[f
     """Every rank's block, with names that are the end or the beginning of others."""
     data = "".join(written_logs.timer_block(rank, of_rank) for rank, of_rank in written.items()).encode()
     found = records.timers(data)
-    assert found.lists.keys() == {(rank, name) for rank, of_rank in written.items() for name in of_rank}
+    assert found.keys() == {(rank, name) for rank, of_rank in written.items() for name in of_rank}
     for rank, of_rank in written.items():
         for name, (starts, ends) in of_rank.items():
-            np.testing.assert_allclose(found.lists[rank, name].start, starts, rtol=0, atol=1e-6)
-            np.testing.assert_allclose(found.lists[rank, name].end, ends, rtol=0, atol=1e-6)
-            assert len(found.milliseconds[name][rank]) == 1
+            np.testing.assert_allclose(found[rank, name].start, starts, rtol=0, atol=1e-6)
+            np.testing.assert_allclose(found[rank, name].end, ends, rtol=0, atol=1e-6)
 
 
 @given(st.integers(0, len(SPEC_LINES)))
@@ -125,7 +123,7 @@ def test_a_file_cut_anywhere_gives_a_part_of_the_whole(cut: int) -> None:
     assert records.settings(part).items() <= records.settings(whole_file).items()
     assert records.iterations(part) in ([], records.iterations(whole_file))
     assert records.memory(part) in ([], records.memory(whole_file))
-    for key, lists in records.timers(part).lists.items():
+    for key, lists in records.timers(part).items():
         assert len(lists.start) == len(lists.end) in (0, 2) and key == (0, "forward-compute")
 
 
@@ -149,17 +147,8 @@ def test_a_half_written_last_line_does_not_count(tmp_path) -> None:
 def test_a_name_is_not_the_end_of_another() -> None:
     lists = {name: ([1.0 + i], [2.0 + i]) for i, name in enumerate(TIMER_NAMES)}
     found = records.timers(written_logs.timer_block(3, lists).encode())
-    assert found.lists[3, "forward-recv"].start == [1.0 + TIMER_NAMES.index("forward-recv")]
-    assert list(found.milliseconds) == TIMER_NAMES
-
-
-def test_times_of_many_ranks_under_one_name() -> None:
-    """As Megatron-LM's last rank gathers them."""
-    data = b"times across ranks (ms):\n  optimizer:\n     rank  0: 1.00\n     rank  1: 2.00\n"
-    data += b"  optimizer-inner-step:\n     rank  0: 3.00\n     rank  1: nan\n"
-    found = records.timers(data).milliseconds
-    assert found["optimizer"] == {0: [1.0], 1: [2.0]}
-    assert found["optimizer-inner-step"][0] == [3.0]
+    assert found[3, "forward-recv"].start == [1.0 + TIMER_NAMES.index("forward-recv")]
+    assert list(found) == [(3, name) for name in TIMER_NAMES]
 
 
 def test_a_run_that_was_stopped_between_start_and_end_keeps_its_pairs() -> None:
@@ -167,7 +156,7 @@ def test_a_run_that_was_stopped_between_start_and_end_keeps_its_pairs() -> None:
     data = (
         block.rsplit("\n", 2)[0] + "\n" + written_logs.timer_block(0, {"optimizer": ([5.0], [6.0])})
     ).encode()
-    lists = records.timers(data).lists[0, "optimizer"]
+    lists = records.timers(data)[0, "optimizer"]
     assert (lists.start.tolist(), lists.end.tolist()) == ([5.0], [6.0])
 
 

@@ -39,7 +39,7 @@ def log_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_bubble_of_equal_stages_is_the_one_of_the_formula(log_dir: Path) -> None:
-    found, _ = picture.read_events(runs.find(("5",), log_dir), (), "all")
+    found, _ = timeline.read_events(runs.find(("5",), log_dir), (), "all")
     ideal = (STAGES - 1) / (MICRO_BATCHES + STAGES - 1)
     bubbles = timeline.bubbles(found)
     assert [bubble.rank for bubble in bubbles] == list(range(8))
@@ -49,7 +49,7 @@ def test_the_bubble_of_equal_stages_is_the_one_of_the_formula(log_dir: Path) -> 
 
 
 def test_events_have_their_lane_iteration_and_micro_batch(log_dir: Path) -> None:
-    found, _ = picture.read_events(runs.find(("5",), log_dir), (), "all")
+    found, _ = timeline.read_events(runs.find(("5",), log_dir), (), "all")
     assert {event.iteration for event in found} == {11, 12, 13}
     of_rank = [event for event in found if event.rank == 2 and event.iteration == 12]
     lanes = {event.task: event.lane for event in of_rank}
@@ -103,8 +103,8 @@ def test_each_timer_has_its_lane(timer: str, lane: int) -> None:
 
 
 def test_colours_and_bold_lines_are_those_of_the_format(log_dir: Path) -> None:
-    found, settings = picture.read_events(runs.find(("5",), log_dir), (), "last")
-    drawn = picture.measured_picture(found, picture.stage_ranks(settings, 8))
+    found, settings = timeline.read_events(runs.find(("5",), log_dir), (), "last")
+    drawn = picture.measured_picture(found, settings)
     colour = {name: kind.colour for name, kind in drawn.kinds.items()}
     assert (
         colour["forward"] == "#1f77ff"

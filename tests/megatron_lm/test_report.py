@@ -15,7 +15,6 @@ import pytest
 from megatron_lm.__main__ import main as command
 from megatron_lm.logs import gpus, records
 from megatron_lm.results import report, view
-from megatron_lm.slurm import gpu_log
 from tests.megatron_lm import written_logs
 from tests.megatron_lm.conftest import REPO_ROOT, Script
 from tests.megatron_lm.written_logs import simple_iteration, write_node
@@ -123,7 +122,7 @@ def test_several_runs_stand_beside_each_other(run: Path, capsys) -> None:
 
 
 def test_a_long_gpu_log_is_sampled_over_all_its_time(run: Path) -> None:
-    samples = view.gpu_use((run / "n1.gpu").read_bytes())
+    samples = gpus.samples((run / "n1.gpu").read_bytes(), view.GPU_SAMPLES)
     assert len(samples) <= view.GPU_SAMPLES and max(samples) >= 1296 and min(samples) == 0
 
 
@@ -171,5 +170,5 @@ def test_what_nvml_tells_of_a_gpu_is_one_line() -> None:
         nvmlDeviceGetTemperature=no_answer,
         nvmlDeviceGetComputeRunningProcesses=lambda _: [SimpleNamespace(pid=1 << 30, usedGpuMemory=None)],
     )
-    line = gpus.format_line(gpu_log.sample(nvml, 3, None))
+    line = gpus.format_line(gpus.sample(nvml, 3, None))
     assert line == "[3] NVIDIA A10       |  ?'C,  97 % |  3072 / 22731 MB | ?(0M)"

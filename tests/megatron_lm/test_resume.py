@@ -177,7 +177,7 @@ def test_the_speed_of_a_gpu_is_measured_in_the_logs_if_they_have_timers(tmp_path
     settings = from_environment(training_runs.environment(two_stages))
     assert replan.speed(settings, "NVIDIA A10", run.nodes) == pytest.approx(rate, rel=1e-3)
     assert replan.speed(settings, "NVIDIA A10", run.nodes[:1]) == pytest.approx(rate, rel=1e-3)
-    assert records.timers(run.nodes[0].read("out")).lists.keys() == {(0, "forward-compute")}
+    assert records.timers(run.nodes[0].read("out")).keys() == {(0, "forward-compute")}
     # Without timers: a share of the peak.
     write_node(tmp_path / "6", "n1", out="", gpu=f"{A100}\n")
     nodes = runs.find(("6",), tmp_path).nodes

@@ -77,7 +77,7 @@ def check_result(script: Script, folder: Path, jobs: list[str], nodes: list[str]
     assert sorted(outputs) == sorted(nodes)
     # The loss is known to the last rank alone; the times to all.
     assert [name for name, data in outputs.items() if records.iterations(data)] == [nodes[-1]]
-    ranks_of = {name: {rank for rank, _ in records.timers(data).lists} for name, data in outputs.items()}
+    ranks_of = {name: {rank for rank, _ in records.timers(data)} for name, data in outputs.items()}
     assert sorted(rank for of_node in ranks_of.values() for rank in of_node) == [0, 1, 2, 3]
     for job in jobs:
         for path in (folder / job).glob("*.gpu"):

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from megatron_lm.diagnosis import training
 from megatron_lm.logs import runs
 from megatron_lm.logs.records import Iteration
+from megatron_lm.results import problems
 from tests.megatron_lm.written_logs import iteration_line, simple_iteration, write_node
 
 
@@ -28,15 +28,15 @@ def noisy(count: int, scale: float = 0.3) -> list[float]:
 
 
 def test_a_noisy_loss_that_falls_does_not_diverge() -> None:
-    assert training.divergence(with_losses(*noisy(1_000))) == ""
-    assert training.divergence(with_losses(*noisy(300, 0.01), *[3.2] * 200)) == "", "a plateau"
-    assert training.divergence(with_losses(*noisy(100), 40, 60, *noisy(100)[-50:])) == "", "two outliers"
-    assert training.divergence(with_losses(8.0, None, None)) == ""
+    assert problems.divergence(with_losses(*noisy(1_000))) == ""
+    assert problems.divergence(with_losses(*noisy(300, 0.01), *[3.2] * 200)) == "", "a plateau"
+    assert problems.divergence(with_losses(*noisy(100), 40, 60, *noisy(100)[-50:])) == "", "two outliers"
+    assert problems.divergence(with_losses(8.0, None, None)) == ""
 
 
 @pytest.mark.parametrize("before", [[8.0], noisy(20), noisy(500)], ids=len)
 def test_a_loss_that_grows_for_good_diverges(before: list[float]) -> None:
-    said = training.divergence(with_losses(*before, 22, 31, 75, 152, 140))
+    said = problems.divergence(with_losses(*before, 22, 31, 75, 152, 140))
     assert said.startswith(
         f"the loss diverges from iteration {len(before) + 1} on: up to 152, after a median of "
     )
@@ -48,7 +48,7 @@ def waiting(folder: Path, seconds: float, err: str = "", iterations: int = 5) ->
     write_node(folder / "7", "n1", out="".join(map(iteration_line, found)), err=err)
     then = time.time() - seconds
     os.utime(folder / "7" / "n1.out", (then, then))
-    return training.stall(runs.find(("7",), folder), found, 1)
+    return problems.stall(runs.find(("7",), folder), found, 1)
 
 
 def test_no_progress_is_a_problem_after_ten_iterations_but_thirty_seconds(tmp_path: Path) -> None:

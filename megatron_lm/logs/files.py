@@ -1,9 +1,0 @@
-"""The names of the files in a run's log folder, ``$LOG_DIR/<job id>``, and beside it."""
-
-from __future__ import annotations
-
-LOCAL = "local-"  # first letters of a run id without Slurm
-JOBS = "jobs"  # the ids of all jobs of the run, one per line
-SETTINGS = "settings"  # NAME=VALUE lines, as the run was submitted
-NODE_KINDS = ("out", "err", "gpu", "state")  # <node>.<kind>
-BATCH_OUTPUT = "{job}.sbatch.out"  # in $LOG_DIR: the batch script's own output
