@@ -14,8 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+import msgspec
+
 from chakra_et import cli, files
-from fasop.plans.plan import Plan, pick_plan
+from fasop.plans.plan import Plan, pick_plan, plans_json
 from fasop.schedule import events as events_
 from fasop.schedule import interleaved
 
@@ -77,12 +79,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _bundle(plan: Plan, folder: Path, name: str) -> list[str]:
-    """What was written for ASTRA-sim, or why nothing was."""
-    from chakra_et.errors import TraceError
-    from fasop.output import astra_bundle
+    """Write the folder that ASTRA-sim runs, on the network that the plan assumes.
 
+    What was written, or why nothing was. Its README states what ASTRA-sim's network can't express.
+    """
+    from chakra_et.astra.bundle import ranks_of, write_bundle
+    from chakra_et.cost.network_sources import planned_topology
+    from chakra_et.errors import TraceError
+    from chakra_et.job.sets import read_set
+
+    path = folder / f"{name}_astra-sim"
     try:
-        path, notes = astra_bundle.write(plan, folder, name)
+        found = read_set(str(folder / name))
+        entry = msgspec.json.decode(plans_json([plan]))["plans"][0]
+        notes = write_bundle(ranks_of(found), planned_topology(entry, len(found.files), "the plan"), path)
     except TraceError as error:
         return [f"no folder for ASTRA-sim: {error}"]
     return [*(f"note: {note}" for note in notes), f"ASTRA-sim: {path / 'run.sh'}"]

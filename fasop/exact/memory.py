@@ -66,6 +66,13 @@ def counted_twice(model: Model, tp: int, held_copies: np.ndarray) -> np.ndarray:
     return twice
 
 
+def held_parameters(model: Model, tp: int, ep: int, units: slice) -> tuple[float, float]:
+    """Parameters of one GPU of a stage, and those of them that belong to experts."""
+    each, of_experts = parameters(model, tp, ep)
+    twice = counted_twice(model, tp, copies(model)[units].sum())
+    return float(each[units].sum() - twice), float(of_experts[units].sum())
+
+
 def state_bytes(options: Options, dp: int) -> tuple[float, float, float]:
     """Bytes per parameter of weights, gradients and Adam's states, of which the data-parallel ranks share
     what ZeRO shares.

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from fasop.exact.communication import Communication
-from fasop.exact.memory import copies, counted_twice, parameters
+from fasop.exact.memory import held_parameters
 from fasop.exact.passes import BACKWARD_SUMS, FORWARD_SUMS
 from fasop.exact.stage_costs import message_bytes
 from fasop.plans.plan import Plan
@@ -57,13 +57,10 @@ def sent_between(plan: Plan) -> dict[tuple[str, str], float]:
     # or an all-gather once.
     once = {0: 0, 1: 1, 2: 1, 3: 2 * m}[options.zero] * width
     once += {0: 2, 1: 1, 2: m, 3: m}[options.zero] * options.gradient_bytes
-    ends = itertools.accumulate(plan.partition)
-    for at, (own, count, end) in enumerate(zip(stages, plan.partition, ends, strict=True)):
-        units = slice(end - count, end)
-        tp = plan.choices[at].tp if plan.choices else plan.tp
-        recompute = plan.choices[at].recompute if plan.choices else options.recompute
-        held, of_experts = (float(values[units].sum()) for values in parameters(model, tp, plan.ep))
-        held -= float(counted_twice(model, tp, copies(model)[units].sum()))
+    for at, own in enumerate(stages):
+        units, choice = plan.units(at), plan.choice(at)
+        tp = choice.tp
+        held, of_experts = held_parameters(model, tp, plan.ep, units)
         for rank in range(tp):
             ring(own[rank::tp], (held - of_experts) * once)
             for expert in range(plan.ep if of_experts else 0):
@@ -71,7 +68,7 @@ def sent_between(plan: Plan) -> dict[tuple[str, str], float]:
         # Sums over tensor-parallel groups, and tokens on their way to experts and back.
         replicas = group // tp
         size = plan.dp * plan.mbs / replicas * model.seq * m * model.hidden * width
-        again = [kind for kind in model.kinds[units] if kind in "TD" and recompute == "full"]
+        again = [kind for kind in model.kinds[units] if kind in "TD" and choice.recompute == "full"]
         sums = sum(FORWARD_SUMS[kind] + BACKWARD_SUMS[kind] for kind in model.kinds[units])
         sums += sum(FORWARD_SUMS[kind] for kind in again)
         for replica in range(replicas):

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fasop.exact.computed_times import hardware
-from fasop.exact.memory import GIB, MEMORY_MARGIN, state_bytes
+from fasop.exact.memory import GIB, MEMORY_MARGIN, held_parameters, state_bytes
 from fasop.exact.passes import BACKWARD_SUMS, FORWARD_SUMS
 from fasop.inputs.clusters import Cluster
 from fasop.inputs.models import Model
-from fasop.output.trace_nodes import held_parameters, stage_tp
 from fasop.plans.options import Options
 from fasop.plans.plan import Plan
 
@@ -56,12 +55,10 @@ def options_line(options: Options) -> str:
 def shares(plan: Plan, messages: float) -> str:
     """Mean shares of the stages' time; messages: seconds that they add to the pipeline."""
     sums = []
-    begin = 0
-    for stage, count in enumerate(plan.partition):
-        kinds = plan.model.kinds[begin : begin + count]
-        begin += count
+    for stage in range(plan.pp):
+        kinds = plan.model.kinds[plan.units(stage)]
         number = sum(FORWARD_SUMS[kind] + BACKWARD_SUMS[kind] for kind in kinds)
-        each = plan.parts[stage].tensor_sum if plan.parts and stage_tp(plan, stage) > 1 else 0.0
+        each = plan.parts[stage].tensor_sum if plan.parts and plan.choice(stage).tp > 1 else 0.0
         sums.append(plan.micro_batches * number * each)
     passes = plan.micro_batches * (sum(plan.stage_forward) + sum(plan.stage_backward)) / plan.pp
     tensor = min(sum(sums) / plan.pp, passes)
@@ -82,8 +79,9 @@ def memory(plan: Plan) -> str:
     pairs = zip(plan.stage_memory, plan.stage_cap, strict=True)
     full = [size / cap for size, cap in pairs]
     stage = full.index(max(full))
-    held, of_experts = held_parameters(plan, stage)
-    ranks = plan.tp * plan.dp // stage_tp(plan, stage)
+    tp = plan.choice(stage).tp
+    held, of_experts = held_parameters(plan.model, tp, plan.ep, plan.units(stage))
+    ranks = plan.tp * plan.dp // tp
     pieces = zip(state_bytes(plan.options, ranks), state_bytes(plan.options, ranks // plan.ep), strict=True)
     kinds = [MEMORY_MARGIN / GIB * ((held - of_experts) * a + of_experts * b) for a, b in pieces]
     reserved = max(plan.cluster.gpu(name).reserved_gib for name in plan.stage_gpu[stage].split("+"))

@@ -1,26 +1,65 @@
-"""A step of a plan as Chakra execution traces, one for each rank, that a network simulator can replay."""
+"""A step of a plan as Chakra execution traces, one for each rank, that a network simulator can replay.
+
+A pass is one node, unless tensor-parallel collectives or exchanges with experts happen within it, or buckets
+of gradients are reduced beside it. Then each layer has a node for every computation up to a collective, and
+one for the collective.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from tqdm import tqdm
 
 from chakra_et.et import file as et_file
-from chakra_et.et.columns import Attribute, ExecutionTrace, NodeType, Ragged, Strings
+from chakra_et.et.columns import Attribute, CollectiveType, ExecutionTrace, NodeType, Ragged, Strings
+from chakra_et.et.node_attributes import set_integers, set_texts
 from chakra_et.files import write_text
 from chakra_et.names import RunFiles
 from fasop.errors import PlanError
-from fasop.output.trace_nodes import Node, stage_nodes, stage_tp
+from fasop.exact.memory import held_parameters
+from fasop.exact.passes import BACKWARD_SUMS, FORWARD_SUMS
+from fasop.exact.stage_costs import message_bytes
 from fasop.plans.plan import Plan
-from fasop.schedule.events import Event, step_time
+from fasop.schedule.events import Event, chunk_layers, layer_seconds, step_time
 
 WORLD = "1"  # the group of all ranks
+# Of the seconds of a measured layer that is faster than the links' model has its collectives, their part.
+MOST = 0.9
+COMPUTE, TENSOR, DATA = 0, 5, 6  # lanes; 1 to 4 are for messages
+SUM, EXCHANGE = "S", "X"  # in a layer's pass: over the tensor-parallel ranks; of tokens, with experts
+ALL = float("inf")
+
+
+class Piece(NamedTuple):
+    """A part of an event: a computation, a message or a collective, of so many bytes on each rank.
+
+    group: the "tensor", "data" or "embedding" ranks, those with a layer's "experts" or with "copies" of the
+    same ones; layer: that ends with it, counted from the first of the chunk.
+    """
+
+    name: str
+    seconds: float = ALL  # that are left of the event
+    collective: CollectiveType | None = None
+    size: int = 0
+    group: str = ""
+    layer: int = -1
+
+
+class Node(NamedTuple):
+    """start, end: seconds; after: places in the list of nodes."""
+
+    piece: Piece
+    event: Event
+    start: float
+    end: float
+    after: tuple[int, ...]
 
 
 def write(plan: Plan, events: Sequence[Event], folder: Path, name: str) -> list[Path]:
@@ -36,95 +75,82 @@ def write(plan: Plan, events: Sequence[Event], folder: Path, name: str) -> list[
         )
     folder.mkdir(parents=True, exist_ok=True)
     run = RunFiles(folder, name)
-    groups = _Groups(plan)
     whole, written = step_time(list(events)), []
     each = plan.tp * plan.dp
+    groups = {WORLD: list(range(each * plan.pp))}
+    names: dict[tuple[str, int], str] = {}  # of each kind of group and first rank
     progress = tqdm(total=each * plan.pp, unit="rank", disable=not sys.stderr.isatty())
     for stage in range(plan.pp):
-        nodes = stage_nodes(plan, stage, _of_stage(events, stage))
+        first = next(at for at, event in enumerate(events) if event.stage == stage)
+        own = [event for event in events if event.stage == stage]
+        own = [replace(event, after=tuple(one - first for one in event.after)) for event in own]
+        nodes = _nodes(plan, stage, own)
         shared = _shared(plan, nodes, whole)
+        used = sorted({node.piece.group for node in nodes} - {""})
+        peers = np.array([node.event.peer for node in nodes]) * each
+        kinds = [["", *used].index(node.piece.group) for node in nodes]
+        index = np.where(shared.types == NodeType.COMP, -1, kinds)
+        sends, receives = (shared.types == kind for kind in (NodeType.COMM_SEND, NodeType.COMM_RECV))
         for place in range(each):
             rank = stage * each + place
+            table = [WORLD]
+            for kind in used:
+                ranks = list(_group(plan, kind, stage, place))
+                if (kind, ranks[0]) not in names:
+                    names[kind, ranks[0]] = str(len(names) + 2)
+                    groups[names[kind, ranks[0]]] = ranks
+                table.append(names[kind, ranks[0]])
+            trace = shared
+            for end, is_rank in (("comm_src", sends), ("comm_dst", receives)):
+                values = np.where(is_rank, rank, peers + place)
+                trace = set_integers(trace, end, "int32", values, sends | receives)
+            trace = set_texts(trace, "pg_name", table, index)
             written.append(run.et_file(rank))
-            et_file.write(written[-1], _of_rank(shared, nodes, rank, stage, place, groups))
+            et_file.write(written[-1], replace(trace, metadata={**trace.metadata, "rank": rank}))
             progress.update()
     progress.close()
-    write_text(run.groups_file, json.dumps(groups.ranks, indent=1) + "\n")
+    write_text(run.groups_file, json.dumps(groups, indent=1) + "\n")
     return written
 
 
-def _of_stage(events: Sequence[Event], stage: int) -> list[Event]:
-    """The events of a stage, with ``after`` among themselves."""
-    first = next((at for at, event in enumerate(events) if event.stage == stage), 0)
-    own = [event for event in events if event.stage == stage]
-    return [replace(event, after=tuple(one - first for one in event.after)) for event in own]
-
-
-class _Groups:
-    """Names of groups, and their ranks."""
-
-    def __init__(self, plan: Plan) -> None:
-        self.plan = plan
-        self.each = plan.tp * plan.dp
-        self.ranks: dict[str, list[int]] = {WORLD: list(range(self.each * plan.pp))}
-        self._names: dict[tuple[str, int], str] = {}
-
-    def name(self, kind: str, stage: int, place: int) -> str:
-        """The number of a rank's group, the same on each of its ranks."""
-        tp, first = stage_tp(self.plan, stage), stage * self.each
-        if kind == "tensor":
-            begin = first + place // tp * tp
-            ranks = list(range(begin, begin + tp))
-        elif kind == "data":
-            ranks = list(range(first + place % tp, first + self.each, tp))
-        elif kind == "experts":
-            begin = place // tp // self.plan.ep * self.plan.ep
-            ranks = [first + place % tp + tp * (begin + one) for one in range(self.plan.ep)]
-        elif kind == "copies":
-            begin = place // tp % self.plan.ep
-            ranks = list(range(first + place % tp + tp * begin, first + self.each, tp * self.plan.ep))
-        else:
-            holders = self.plan.model.embedding_stages(self.plan.partition)
-            ranks = [holder * self.each + place for holder in holders]
-        key = (kind, ranks[0])
-        if key not in self._names:
-            self._names[key] = str(len(self._names) + 2)
-            self.ranks[self._names[key]] = ranks
-        return self._names[key]
+def _group(plan: Plan, kind: str, stage: int, place: int) -> Sequence[int]:
+    """The ranks of the group that a stage's rank is in."""
+    tp, ep, each = plan.choice(stage).tp, plan.ep, plan.tp * plan.dp
+    first, replica, rank = stage * each, place // tp, place % tp
+    if kind == "embedding":
+        return [holder * each + place for holder in plan.model.embedding_stages(plan.partition)]
+    if kind == "tensor":
+        return range(first + replica * tp, first + (replica + 1) * tp)
+    if kind == "data":
+        return range(first + rank, first + each, tp)
+    if kind == "experts":
+        begin = first + rank + replica // ep * ep * tp
+        return range(begin, begin + ep * tp, tp)
+    return range(first + rank + replica % ep * tp, first + each, tp * ep)
 
 
 def _shared(plan: Plan, nodes: list[Node], whole: float) -> ExecutionTrace:
     """What the traces of all ranks of a stage have in common."""
-    start = np.array([round(node.start * 1e6) for node in nodes], dtype=np.int64)
-    end = np.array([round(node.end * 1e6) for node in nodes], dtype=np.int64)
+    start = np.array([round(node.start * 1e6) for node in nodes])
+    end = np.array([round(node.end * 1e6) for node in nodes])
+    offsets = np.cumsum([0, *(len(node.after) for node in nodes)])
     rows = np.arange(len(nodes))
-    offsets = np.concatenate(([0], np.cumsum([len(node.after) for node in nodes]))).astype(np.int64)
-    sources = np.array([one + 1 for node in nodes for one in node.after], dtype=np.uint64)
-    names = Strings([node.name.encode() for node in nodes], rows)
-    communicates = rows[[node.size > 0 for node in nodes]]
-    collective = rows[[node.collective is not None for node in nodes]]
-    messages = rows[[node.size > 0 and node.collective is None for node in nodes]]
-    attributes = {
-        "is_cpu_op": Attribute("bool", rows, np.zeros(len(rows), dtype=np.int64)),
-        "kind": _text(rows, [_kind(node) for node in nodes]),
-        "lane": _numbers(rows, [node.lane for node in nodes]),
-        "stream": _numbers(rows, [node.lane for node in nodes]),
-        "micro_batch": _numbers(rows, [node.event.micro_batch for node in nodes]),
-        "chunk": _numbers(rows, [node.event.chunk for node in nodes]),
-        "comm_size": _numbers(communicates, [nodes[row].size for row in communicates.tolist()]),
-        "comm_type": _numbers(collective, [int(nodes[row].collective or 0) for row in collective.tolist()]),
-    }
-    tags = [_tag(plan, nodes[row].event) for row in messages.tolist()]
-    attributes["comm_tag"] = Attribute("int32", messages, np.array(tags, dtype=np.int64))
-    return ExecutionTrace(
+    pieces, events = [node.piece for node in nodes], [node.event for node in nodes]
+    types = [
+        NodeType.COMM_COLL
+        if piece.collective is not None
+        else {"send": NodeType.COMM_SEND, "receive": NodeType.COMM_RECV}.get(event.kind, NodeType.COMP)
+        for piece, event in zip(pieces, events, strict=True)
+    ]
+    trace = ExecutionTrace(
         ids=np.arange(1, len(nodes) + 1, dtype=np.uint64),
-        names=names,
-        types=np.array([_type(node) for node in nodes], dtype=np.uint8),
+        names=Strings([piece.name.encode() for piece in pieces], rows),
+        types=np.array(types, dtype=np.uint8),
         start_micros=start.astype(np.uint64),
         duration_micros=(end - start).astype(np.uint64),
-        data_deps=Ragged(offsets, sources),
+        data_deps=Ragged(offsets, np.array([one + 1 for node in nodes for one in node.after], np.uint64)),
         ctrl_deps=Ragged(np.zeros(len(nodes) + 1, dtype=np.int64), np.zeros(0, dtype=np.uint64)),
-        attributes=attributes,
+        attributes={"is_cpu_op": Attribute("bool", rows, np.zeros(len(rows), dtype=np.int64))},
         metadata={
             "schema": "fasop",
             "world_size": plan.tp * plan.dp * plan.pp,
@@ -134,59 +160,166 @@ def _shared(plan: Plan, nodes: list[Node], whole: float) -> ExecutionTrace:
             "planned_step_micros": round(whole * 1e6),
         },
     )
+    every = np.ones(len(nodes), dtype=bool)
+    collective = trace.types == NodeType.COMM_COLL
+    messages = ~collective & (trace.types != NodeType.COMP)
+    trace = set_texts(trace, "kind", ["kernel", "collective", "p2p"], collective + 2 * messages)
+    lanes = [_lane(node) for node in nodes]
+    for name, values, present in (
+        ("lane", lanes, every),
+        ("stream", lanes, every),
+        ("micro_batch", [event.micro_batch for event in events], every),
+        ("chunk", [event.chunk for event in events], every),
+        ("comm_size", [piece.size for piece in pieces], collective | messages),
+        ("comm_type", [int(piece.collective or 0) for piece in pieces], collective),
+    ):
+        trace = set_integers(trace, name, "int64", np.array(values), present)
+    # A tag that differs for all messages between two ranks.
+    tags = [2 * (event.chunk * plan.micro_batches + event.micro_batch) + event.up for event in events]
+    return set_integers(trace, "comm_tag", "int32", np.array(tags), messages)
 
 
-def _of_rank(
-    shared: ExecutionTrace, nodes: list[Node], rank: int, stage: int, place: int, groups: _Groups
-) -> ExecutionTrace:
-    """The trace of one rank: its peers and groups."""
-    attributes = dict(shared.attributes)
-    messages = attributes["comm_tag"].rows
-    each = groups.each
-    ends = [
-        (rank, nodes[row].event.peer * each + place)
-        if nodes[row].event.kind == "send"
-        else (nodes[row].event.peer * each + place, rank)
-        for row in messages.tolist()
-    ]
-    for name, side in (("comm_src", 0), ("comm_dst", 1)):
-        attributes[name] = Attribute(
-            "int32", messages, np.array([pair[side] for pair in ends], dtype=np.int64)
-        )
-    rows = attributes["comm_size"].rows
-    known = {
-        # In an order that is the same each time: groups are numbered as they are asked for.
-        kind: groups.name(kind, stage, place)
-        for kind in sorted({nodes[row].group for row in rows.tolist()} - {""})
-    }
-    attributes["pg_name"] = _text(rows, [known.get(nodes[row].group, WORLD) for row in rows.tolist()])
-    used = {name: attribute for name, attribute in attributes.items() if len(attribute.rows)}
-    return replace(shared, attributes=used, metadata={**shared.metadata, "rank": rank})
+def _lane(node: Node) -> int:
+    event = node.event
+    if event.kind in ("send", "receive"):
+        return 1 + 2 * (not event.up) + (event.kind == "receive")
+    if node.piece.collective is None:
+        return COMPUTE
+    return TENSOR if event.kind in ("forward", "backward") else DATA
 
 
-def _numbers(rows: np.ndarray, values: Sequence[int]) -> Attribute:
-    return Attribute("int64", rows, np.array(values, dtype=np.int64))
+def _nodes(plan: Plan, stage: int, events: Sequence[Event]) -> list[Node]:
+    """In order of start, each after all that it waits for. events: those of the stage, by start."""
+    beside = {place for event in events if event.bucket >= 0 for place in event.after}
+    within = plan.parts and (plan.choice(stage).tp > 1 or plan.ep > 1)
+    reductions = sum(event.kind == "reduction" for event in events)
+    nodes: list[Node] = []
+    last: list[int] = []  # the last node of each event
+    layer_end: dict[tuple[int, int], int] = {}  # of each backward and layer, its last node
+    for place, event in enumerate(events):
+        after = tuple(layer_end.get((one, event.layer), last[one]) for one in event.after)
+        if event.kind not in ("forward", "backward"):
+            pieces = _once(plan, stage, event, reductions)
+        elif within or (plan.parts and place in beside):
+            pieces = _pass(plan, stage, event)
+        else:
+            pieces = iter([Piece(f"{event.kind} {event.micro_batch}")])
+        start = event.start
+        for piece in pieces:
+            end = min(start + piece.seconds, event.end)
+            nodes.append(Node(piece, event, start, end, after))
+            start, after = end, (len(nodes) - 1,)
+            if piece.layer > 0:
+                # The first layer's bucket may have the embedding's gradients too: it waits for the pass.
+                layer_end[place, piece.layer] = len(nodes) - 1
+        last.append(len(nodes) - 1)
+    order = sorted(range(len(nodes)), key=lambda at: (nodes[at].start, nodes[at].end))
+    place_of = {at: new for new, at in enumerate(order)}
+    return [nodes[at]._replace(after=tuple(sorted(place_of[one] for one in nodes[at].after))) for at in order]
 
 
-def _text(rows: np.ndarray, values: Sequence[str]) -> Attribute:
-    table = sorted(set(values))
-    number = {text: index for index, text in enumerate(table)}
-    index = np.array([number[text] for text in values], dtype=np.int32)
-    return Attribute("string", rows, Strings([text.encode() for text in table], index))
+def _once(plan: Plan, stage: int, event: Event, reductions: int) -> Iterator[Piece]:
+    """Whatever is no pass: messages, and what happens once per step, one after the other."""
+    options, model, group = plan.options, plan.model, plan.tp * plan.dp
+    if event.kind in ("send", "receive"):
+        size = plan.dp * plan.mbs * message_bytes(model, options, plan.tp) // group
+        name = f"{event.kind} {event.micro_batch} {'activations' if event.up else 'gradients'}"
+        yield Piece(name, size=size)
+        return
+    if event.kind == "update":
+        yield Piece("optimizer")
+        return
+    if event.kind == "embedding":
+        size = model.hidden * model.vocab // plan.tp * options.gradient_bytes
+        yield Piece("embedding all-reduce", ALL, CollectiveType.ALL_REDUCE, size, "embedding")
+        return
+    if event.kind == "gather":
+        name, kind, each = "parameter all-gather", CollectiveType.ALL_GATHER, options.activation_bytes
+    else:
+        kind = CollectiveType.REDUCE_SCATTER if options.zero else CollectiveType.ALL_REDUCE
+        name, each = f"gradient {'reduce-scatter' if options.zero else 'all-reduce'}", options.gradient_bytes
+        if event.bucket >= 0:
+            name += f" {event.bucket}"
+    tp = plan.choice(stage).tp
+    held, of_experts = held_parameters(plan.model, tp, plan.ep, plan.units(stage))
+    of_experts *= plan.ep > 1
+    others = (event.end - event.start) * (1 - plan.parts[stage].experts) if of_experts else ALL
+    for what, of, ranks, seconds, among in (
+        ("", held - of_experts, group // tp, others, "data"),
+        (" of experts", of_experts, group // tp // plan.ep, ALL, "copies"),
+    ):
+        if of:
+            size = int(of * each) // (ranks if event.kind == "gather" else reductions)
+            yield Piece(name + what, seconds, kind, max(size, 1), among)
 
 
-def _tag(plan: Plan, event: Event) -> int:
-    """Different for all messages between two ranks."""
-    return 2 * (event.chunk * plan.micro_batches + event.micro_batch) + event.up
+def _pass(plan: Plan, stage: int, event: Event) -> Iterator[Piece]:
+    """A pass, computation by computation and collective by collective, in the order of its units."""
+    choice, is_forward = plan.choice(stage), event.kind == "forward"
+    each = layer_seconds(plan, stage)[not is_forward]
+    sizes = chunk_layers(plan, stage)
+    units = plan.model.kinds[plan.units(stage)]
+    if plan.virtual_stages > 1:
+        # Interleaved: the first chunk of all has the embedding, the last the head.
+        embedding = "E" * (event.chunk == 0) * units.count("E")
+        head = "P" * (event.chunk == len(sizes) - 1) * units.count("P")
+        units = embedding + "T" * sizes[event.chunk] + head
+    sums = FORWARD_SUMS if is_forward else BACKWARD_SUMS
+    layers = sum(kind in "TD" for kind in units)
+    # A plan has no times of an embedding and a head alone: beside a head, an embedding is no more than its
+    # sums.
+    rest = max(event.end - event.start - each * layers, 0.0)
+    embeddings, is_split = units.count("E"), choice.tp > 1
+    ends = {"E": rest / max(embeddings, 1)}
+    if "P" in units:
+        ends["E"] = min(sums["E"] * plan.parts[stage].tensor_sum * is_split, rest / (embeddings + 1))
+        ends["P"] = rest - embeddings * ends["E"]
+    of_layer = [sums]
+    if not is_forward and choice.recompute == "full":
+        of_layer.append(FORWARD_SUMS)
+    first = sum(sizes[: event.chunk])
+    what = f"{event.kind} {event.micro_batch}"
+    index = 0 if is_forward else layers - 1
+    for kind in units if is_forward else reversed(units):
+        if kind in ends:
+            name = f"{what} {'embedding' if kind == 'E' else 'head'}"
+            pattern = SUM * sums[kind] * is_split
+            if pattern or ends[kind] > 0:
+                yield from _collectives(plan, stage, name, ends[kind], pattern)
+            continue
+        pattern = ""
+        for of in of_layer:
+            pattern += SUM * of[kind] * is_split
+            if plan.ep > 1:
+                # To the experts and back, before the last sum.
+                pattern = pattern[:-1] + 2 * EXCHANGE + pattern[-1:] if is_split else pattern + 2 * EXCHANGE
+        *pieces, end = _collectives(plan, stage, f"{what} layer {first + index}", each, pattern)
+        yield from pieces
+        yield end._replace(layer=index)
+        index += 1 if is_forward else -1
 
 
-def _type(node: Node) -> NodeType:
-    if node.collective is not None:
-        return NodeType.COMM_COLL
-    return {"send": NodeType.COMM_SEND, "receive": NodeType.COMM_RECV}.get(node.event.kind, NodeType.COMP)
-
-
-def _kind(node: Node) -> str:
-    if node.collective is not None:
-        return "collective"
-    return "p2p" if node.size else "kernel"
+def _collectives(plan: Plan, stage: int, name: str, seconds: float, pattern: str) -> Iterator[Piece]:
+    """Computation that is followed by collectives, evenly."""
+    if not pattern:
+        yield Piece(name, seconds)
+        return
+    options, parts, choice = plan.options, plan.parts[stage], plan.choice(stage)
+    alone = {SUM: parts.tensor_sum, EXCHANGE: parts.exchange}
+    total = sum(alone[kind] for kind in pattern)
+    scale = MOST * seconds / total if total > seconds else 1.0
+    sequences = max(mbs for _, mbs in choice.shares)  # on the replica that has the most
+    size = sequences * plan.model.seq * plan.model.hidden * options.activation_bytes
+    for kind in pattern:
+        yield Piece(name, (seconds - scale * total) / len(pattern))
+        each = scale * alone[kind]
+        if kind == EXCHANGE:
+            routed = size * plan.model.top_k // choice.tp
+            yield Piece(f"{name} all-to-all", each, CollectiveType.ALL_TO_ALL, routed, "experts")
+        elif options.sequence_parallel:
+            yield Piece(f"{name} reduce-scatter", each / 2, CollectiveType.REDUCE_SCATTER, size, "tensor")
+            yield Piece(
+                f"{name} all-gather", each / 2, CollectiveType.ALL_GATHER, size // choice.tp, "tensor"
+            )
+        else:
+            yield Piece(f"{name} all-reduce", each, CollectiveType.ALL_REDUCE, size, "tensor")

@@ -115,6 +115,18 @@ class Plan:
         """Transformer layers of each stage, as Megatron counts them."""
         return self.model.launch_layers(self.partition)
 
+    def units(self, stage: int) -> slice:
+        """Those of the model's units that a stage holds."""
+        begin = sum(self.partition[:stage])
+        return slice(begin, begin + self.partition[stage])
+
+    def choice(self, stage: int) -> StageChoice:
+        """How a stage works, also where all work alike."""
+        if self.choices:
+            return self.choices[stage]
+        names = self.stage_gpu[stage].split("+")
+        return StageChoice(self.tp, self.options.recompute, tuple((name, self.mbs) for name in names))
+
     @property
     def idle_nodes(self) -> int:
         return self.cluster.node_count - len(self.placement)
