@@ -1,4 +1,4 @@
-"""Forward and backward seconds of a model's units on one replica of a stage.
+"""Forward and backward seconds of a model's units on one replica of a stage, and what comes once per step.
 
 A replica is a tensor-parallel group that works on its own micro-batch. Its passes hold the computation and
 all that is communicated within them: tensor-parallel collectives, tokens on their way to experts, and what
@@ -8,12 +8,16 @@ ZeRO-2 and ZeRO-3 exchange for every micro-batch.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from fasop.exact.communication import Communication
+from fasop.exact.computed_times import hardware, update_seconds
 from fasop.exact.memory import parameters
 from fasop.exact.unit_times import Compute, UnitSeconds
+from fasop.inputs.clusters import Gpu
 from fasop.inputs.models import Model
 from fasop.memo import memo
 from fasop.plans.groups import Group, every, group_size
@@ -24,6 +28,8 @@ from fasop.plans.options import Options, Recompute
 # inputs; the embedding's output; the gradient of the head's input (Shoeybi et al. 2019, "Megatron-LM").
 FORWARD_SUMS = {"E": 1, "T": 2, "D": 3, "P": 0}
 BACKWARD_SUMS = {"E": 0, "T": 2, "D": 3, "P": 1}
+
+Time = Any  # a float, or an array
 
 
 class Passes:
@@ -107,32 +113,66 @@ class Passes:
     @memo
     def _sharded(self, data: Group, tp: int, ep: int) -> tuple[np.ndarray, np.ndarray]:
         """Seconds per unit to gather parameters (ZeRO-3), and to reduce-scatter gradients (ZeRO-2)."""
-        held, of_experts = parameters(self.model, tp, ep)
-        what = (data, tp, held, (of_experts, ep))
-        gather = self.over_copies(*what, self.options.activation_bytes, False)
-        reduce = self.over_copies(*what, self.options.gradient_bytes, False)
+        what = (data, tp, *parameters(self.model, tp, ep), ep)
+        gather = self._over_copies(*what, self.options.activation_bytes, False)
+        reduce = self._over_copies(*what, self.options.gradient_bytes, False)
         return gather * (self.options.zero == 3), reduce
 
-    def over_copies(
+    def once(
+        self, data: Group, tp: int, held: np.ndarray, of_experts: np.ndarray, ep: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Seconds in which gradients are reduced once per step, with ZeRO-1 reduce-scattered; and in which
+        ranks that share the optimizer's states gather the parameters that each has updated.
+
+        data: one GPU of each replica; held: parameters of a GPU, an array of any shape; of_experts: those
+        that belong to experts, which are spread over ``ep`` ranks.
+        """
+        options, what = self.options, (data, tp, held, of_experts, ep)
+        reduction = gather = np.zeros(held.shape)
+        if options.zero < 2:  # else within every backward pass
+            reduction = self._over_copies(*what, options.gradient_bytes, options.zero == 0)
+        if options.zero in (1, 2):
+            gather = self._over_copies(*what, options.activation_bytes, False)
+        return reduction, gather
+
+    def optimizer(
+        self, gpu: Gpu, held: np.ndarray, of_experts: np.ndarray, ep: int, replicas: int
+    ) -> np.ndarray:
+        """Seconds of the optimizer over the parameters of a GPU, computed; 0 where the GPU is not known."""
+        known = hardware(gpu.costs_of)
+        if known is None:
+            return np.zeros(held.shape)
+        if self.options.zero:
+            held = (held - of_experts) / replicas + of_experts / (replicas / ep)
+        return held * (update_seconds(known, self.options) / gpu.speed)
+
+    def output_gather(self, ends: tuple[Group, ...], mbs: int) -> float:
+        """Seconds in which a stage's output, of which its ranks got a share each, becomes whole again.
+
+        ends: the tensor-parallel groups at both ends of a boundary, of which gradients take the other
+        direction.
+        """
+        if not self.options.scatter_gather or self.options.sequence_parallel:
+            return 0.0
+        size = mbs * self.model.seq * self.model.hidden * self.options.activation_bytes
+        return max(self.links.collective(group, size, 1, False) for group in ends)
+
+    def _over_copies(
         self,
         data: Group,
         tp: int,
         held: np.ndarray,
-        experts: tuple[np.ndarray, int],
-        each: int,
+        of_experts: np.ndarray,
+        ep: int,
+        width: int,
         reduces: bool,
     ) -> np.ndarray:
-        """Seconds of a collective of ``each`` bytes per parameter among the GPUs that hold the same ones.
-
-        data: one GPU of each replica; held: parameters of a GPU; experts: those that belong to experts, and
-        among how many ranks these are spread, of which each has its own.
-        """
-        of_experts, ep = experts
+        """Seconds of a collective of ``width`` bytes per parameter among the GPUs that hold the same ones."""
         if ep == 1:
-            return self.over_replicas(data, tp, held * each, reduces)
+            return self.over_replicas(data, tp, held * width, reduces)
         copies, beside = every(data, ep)
-        others = self.over_replicas(data, tp, (held - of_experts) * each, reduces)
-        total: np.ndarray = others + self.over_replicas(copies, tp * beside, of_experts * each, reduces)
+        others = self.over_replicas(data, tp, (held - of_experts) * width, reduces)
+        total: np.ndarray = others + self.over_replicas(copies, tp * beside, of_experts * width, reduces)
         return total
 
     def over_replicas(self, data: Group, tp: int, size: np.ndarray, reduces: bool) -> np.ndarray:
@@ -145,3 +185,34 @@ class Passes:
         begin, per_byte = self.links.ring(data, float(size.max(initial=0.0)), tp * (1 + shared), reduces)
         seconds: np.ndarray = np.where(size > 0, begin + size * per_byte, 0.0)
         return seconds
+
+
+def exposed_seconds(
+    options: Options, reduction: np.ndarray, hidden: np.ndarray, layers: np.ndarray
+) -> np.ndarray:
+    """Seconds of ``reduction`` after the last backward pass.
+
+    With ``overlap`` there is a bucket per layer, which is reduced once the layer's backward has ended, after
+    the buckets before it; ``hidden``: seconds from the end of the first layer's backward to that of the last.
+    """
+    if not options.overlap:
+        return reduction
+    seconds: np.ndarray = np.maximum(reduction - hidden, reduction / np.maximum(layers, 1))
+    return seconds
+
+
+def synchronized(options: Options, stage_end: Time, backward_end: Time, exposed: Time) -> Time:
+    """When stages have their gradients: once the last message is sent, unless buckets go out beside it."""
+    if options.overlap:
+        return np.maximum(stage_end, backward_end + exposed)
+    return stage_end + exposed
+
+
+def step_end(synced: list[float], holders: Sequence[int], embedding: float, update: Sequence[float]) -> float:
+    """When the last stage has updated its parameters: those with a copy of the embedding (``holders``) first
+    sum it. synced: when each has its gradients.
+    """
+    if len(holders) > 1:
+        done = max(synced[at] for at in holders) + embedding
+        synced = [done if at in holders else end for at, end in enumerate(synced)]
+    return max(end + seconds for end, seconds in zip(synced, update, strict=True))

@@ -7,37 +7,34 @@ seats serves every placement and partition.
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+import math
+from typing import NamedTuple, get_args
 
 import numpy as np
 
-from fasop.exact.gradients_and_optimizer import (
-    exposed_seconds,
-    gather_seconds,
-    optimizer_seconds,
-    reduction_seconds,
-)
 from fasop.exact.memory import activations, copies, counted_twice, parameters, stage_gib
-from fasop.exact.passes import Passes
-from fasop.exact.stage_variants import Variant, Variants, data_group, tensor_group
+from fasop.exact.passes import Passes, exposed_seconds
 from fasop.inputs.models import Model
 from fasop.memo import memo, sharing
 from fasop.plans.groups import Group, Part
 from fasop.plans.options import Options, Recompute
-from fasop.plans.shapes import CROWDED, INSIDE, Seats, Shape, boundary_kinds
+from fasop.plans.plan import StageChoice
+from fasop.plans.shapes import CROWDED, INSIDE, Seats, Shape, boundary_kinds, divisors, gpu_types
+
+RECOMPUTE: tuple[Recompute, ...] = get_args(Recompute)
 
 
 class Table(NamedTuple):
     """Of a stage [a, b] with the units a … b−1: seconds of forward and backward of one micro-batch, of the
-    gradient reduction, and of the optimizer's update with the gathering of parameters; which variant that
-    is. inf where there is no such stage, or none that fits.
+    gradient reduction, and of the optimizer's update with the gathering of parameters; and which of the
+    stage's choices that is. inf where there is no such stage, or none that fits.
     """
 
     forward: np.ndarray
     backward: np.ndarray
     reduction: np.ndarray
     update: np.ndarray
-    variant: np.ndarray
+    chosen: np.ndarray
 
 
 class StageCosts:
@@ -48,8 +45,6 @@ class StageCosts:
         self.model, self.options, self.links = passes.model, passes.options, passes.links
         self.cluster = passes.links.cluster
         self.micro_batches = self.model.global_batch // shape.batch
-        self.variants = Variants(passes, shape)
-        self._message = shape.batch * message_bytes(self.model, self.options, shape.tp)
         self.by_size: dict[object, dict[object, object]] = {}  # what searches derive from the tables
 
     def of(self, shape: Shape) -> StageCosts:
@@ -59,31 +54,104 @@ class StageCosts:
         return made
 
     @memo
-    def _times(self, seats: Seats, variant: Variant) -> tuple[np.ndarray, ...]:
+    def choices(self, seats: Seats) -> tuple[StageChoice, ...]:
+        """The ways in which a stage on these seats can work: one for all, or with ``per_stage`` its own."""
+        given = self.options.recompute
+        if not self.options.per_stage:
+            shares = tuple((name, self.shape.mbs) for name in gpu_types(seats))
+            return (StageChoice(self.shape.tp, given, shares),)
+        # Stages choose whether to compute again, unless all of them shall.
+        ways = RECOMPUTE if given == "none" else (given,)
+        found = []
+        for tp in divisors(math.gcd(*(count for _, count in seats))):
+            heads = math.gcd(self.model.heads, self.model.kv_heads or self.model.heads)
+            # Heads can be split so, and whole groups of replicas are left for the experts.
+            is_possible = heads % tp == 0 and self.shape.group // tp % self.shape.ep == 0
+            if tp <= self.passes.max_tp and is_possible and (shares := self._even_finish(seats, tp)):
+                found += [StageChoice(tp, recompute, shares) for recompute in ways]
+        return tuple(found)
+
+    def _even_finish(self, seats: Seats, tp: int) -> tuple[tuple[str, int], ...]:
+        """Sequences for a replica of each GPU type so that all finish as early as possible; () for none."""
+        replicas: dict[str, int] = {}
+        for name, count in seats:
+            replicas[name] = replicas.get(name, 0) + count // tp
+        batch = self.shape.batch
+        if len(replicas) != 2:
+            each, rest = divmod(batch, sum(replicas.values()))
+            return tuple((name, each) for name in replicas) if each and not rest else ()
+        (one, some), (two, others) = replicas.items()
+        best: float = np.inf
+        chosen: tuple[tuple[str, int], ...] = ()
+        for first in range(1, batch // some + 1):
+            second, rest = divmod(batch - first * some, others)
+            if rest or second < 1:
+                continue
+            slowest = max(self._layer_seconds(one, tp, first), self._layer_seconds(two, tp, second))
+            if slowest < best:
+                best, chosen = slowest, ((one, first), (two, second))
+        return chosen
+
+    @memo
+    def _layer_seconds(self, name: str, tp: int, mbs: int) -> float:
+        units = self.passes.units(name, tp, mbs, self.shape.ep)
+        return float((units.forward + units.backward)[self.passes.layers].max())
+
+    @memo
+    def seconds(self, seats: Seats, choice: StageChoice) -> tuple[np.ndarray, np.ndarray]:
+        """Forward and backward seconds of each unit; all replicas wait for the slowest."""
+        data = self.data_group(seats, choice.tp)
+        experts = data_group(seats, choice.tp, self.shape.ep) if self.model.experts else ()
+        each = [
+            self.passes.replica(mbs, choice.recompute, tensor_group(seats, name, choice.tp), data, experts)
+            for name, mbs in choice.shares
+        ]
+        forward: np.ndarray = np.max([one for one, _ in each], axis=0)
+        backward: np.ndarray = np.max([two for _, two in each], axis=0)
+        return forward, backward
+
+    def data_group(self, seats: Seats, tp: int) -> Group:
+        """A GPU of each replica of a stage."""
+        return data_group(seats, tp, self.shape.group // tp)
+
+    def pure_seats(self, name: str) -> Seats:
+        """The seats of a stage on GPUs of one type, in as few nodes as there can be."""
+        size = self.cluster.size(self.cluster.gpu(name))
+        nodes, rest = divmod(self.shape.group, size)
+        return ((name, rest),) * (rest > 0) + ((name, size),) * nodes
+
+    @memo
+    def _times(self, seats: Seats, choice: StageChoice) -> tuple[np.ndarray, ...]:
         """Forward, backward, reduction and update seconds [a, b]; inf where b ≤ a, or where encoder and
         decoder would share one stage of several: a pipeline changes from one to the other between two stages.
         """
-        each = self.variants.seconds(seats, variant)
+        each = self.seconds(seats, choice)
         forward, backward = (ranges(values) for values in each)
         if self.model.encoder_layers is not None and self.shape.pp > 1:
             decoder = self.model.encoder_layers + 1
             forward[:decoder, decoder + 1 :] = np.inf
-        reduction, gather = self.once(seats, variant.tp)
+        reduction, gather = self.once(seats, choice.tp)
         if self.options.overlap:
             layers = finite(ranges(self.passes.layers.astype(float)))
             of_layers = finite(ranges(each[1] * self.passes.layers))
             hidden = of_layers - of_layers / np.maximum(layers, 1)
             reduction = exposed_seconds(self.options, reduction, hidden, layers)
-        return forward, backward, reduction, self._update(variant) + gather
+        update = np.zeros(gather.shape)  # of the slowest GPU type
+        replicas = self.shape.group // choice.tp
+        for name, mbs in choice.shares:
+            measured = self.passes.units(name, choice.tp, mbs, self.shape.ep).update
+            if measured is not None:
+                seconds = finite(ranges(measured)) / (replicas if self.options.zero else 1)
+            else:
+                gpu = self.cluster.gpu(name)
+                seconds = self.passes.optimizer(gpu, *self.held(choice.tp), self.shape.ep, replicas)
+            update = np.maximum(update, seconds)
+        return forward, backward, reduction, update + gather
 
     @memo
     def once(self, seats: Seats, tp: int) -> tuple[np.ndarray, np.ndarray]:
         """Seconds [a, b] of the collectives that reduce gradients and gather parameters, once per step."""
-        held, of_experts = self.held(tp)
-        data = data_group(seats, tp, self.shape.group // tp)
-        what = (self.passes, data, tp, held, (of_experts, self.shape.ep))
-        reduction, gather = (each(*what) for each in (reduction_seconds, gather_seconds))
-        return reduction, gather
+        return self.passes.once(self.data_group(seats, tp), tp, *self.held(tp), self.shape.ep)
 
     @memo
     def held(self, tp: int) -> tuple[np.ndarray, np.ndarray]:
@@ -92,35 +160,16 @@ class StageCosts:
         held = held - counted_twice(self.model, tp, finite(ranges(copies(self.model))))
         return held, of_experts
 
-    def _update(self, variant: Variant) -> np.ndarray:
-        """Seconds of the optimizer, on the slowest GPU type."""
-        held, of_experts = self.held(variant.tp)
-        slowest = np.zeros(held.shape)
-        for name, mbs in variant.shares:
-            gpu = self.cluster.gpu(name)
-            measured = self.passes.units(name, variant.tp, mbs, self.shape.ep).update
-            sharers = self.shape.group // variant.tp
-            if measured is not None:
-                shared = sharers if self.options.zero else 1
-                slowest = np.maximum(slowest, finite(ranges(measured)) / shared)
-                continue
-            experts = of_experts, self.shape.ep
-            seconds = optimizer_seconds(self.passes, gpu, held, experts, sharers)
-            if seconds is not None:
-                slowest = np.maximum(slowest, seconds)
-        return slowest
-
-    def memory(self, variant: Variant, in_flight: float) -> np.ndarray:
+    def memory(self, choice: StageChoice, in_flight: float) -> np.ndarray:
         """GiB of one GPU [a, b], the margin included, with the activations of that many micro-batches."""
-        most = max(mbs for _, mbs in variant.shares)
-        return self._memory(variant.tp, most, variant.recompute, in_flight)
+        most = max(mbs for _, mbs in choice.shares)
+        return self._memory(choice.tp, most, choice.recompute, in_flight)
 
     @memo
     def _memory(self, tp: int, mbs: int, recompute: Recompute, in_flight: float) -> np.ndarray:
         kept, head, largest = self._activations(tp, mbs, recompute)
         replica = (tp, self.shape.ep, self.shape.group // tp)
-        held = self.held(tp)
-        return stage_gib(self.model, self.options, replica, held, kept * in_flight, (head, largest))
+        return stage_gib(self.model, self.options, replica, self.held(tp), kept * in_flight, (head, largest))
 
     @memo
     def _activations(self, tp: int, mbs: int, recompute: Recompute) -> tuple[np.ndarray, ...]:
@@ -132,40 +181,25 @@ class StageCosts:
             largest = np.maximum(largest, size * (ranges((layers & (once == size)).astype(float)) > 0))
         return ranges(kept), ranges(once * ~layers), largest
 
-    def cap(self, seats: Seats) -> float:
-        """GiB of the smallest GPU."""
-        return min(self.cluster.gpu(name).memory_gib for name, _ in seats)
-
-    def free(self, seats: Seats) -> float:
-        """GiB that the model can have of the smallest GPU."""
+    def fits(self, seats: Seats, choice: StageChoice, in_flight: int) -> np.ndarray:
+        """[a, b]: whether a stage fits into the memory of the smallest GPU."""
         gpus = [self.cluster.gpu(name) for name, _ in seats]
-        return min(gpu.memory_gib - gpu.reserved_gib for gpu in gpus)
+        free = min(gpu.memory_gib - gpu.reserved_gib for gpu in gpus)
+        return self.memory(choice, in_flight) <= free
 
     def table(self, seats: Seats, in_flight: int, fit: bool = True) -> Table:
-        """The fastest variant of each stage, of those that fit into memory, or of all without ``fit``."""
-        variants = self.variants.of(seats)
-        if len(variants) == 1 and not fit:
+        """The fastest choice of each stage, of those that fit into memory, or of all without ``fit``."""
+        if not fit and len(self.choices(seats)) == 1:
             in_flight = 0  # one table for all
         return self._table(seats, in_flight, fit)
-
-    def too_large(self, seats: Seats, in_flight: int) -> np.ndarray:
-        """0 [a, b] where the one variant of a stage fits into memory, else inf."""
-        (variant,) = self.variants.of(seats)
-        return np.where(self.memory(variant, in_flight) <= self.free(seats), 0.0, np.inf)
-
-    @memo
-    def stacked(self, kinds: tuple[Seats, ...], in_flight: int) -> np.ndarray:
-        """Forward, backward, reduction and update seconds of stages that fit [which, kind of seats, a, b]."""
-        return np.stack([np.stack(self.table(seats, in_flight)[:4]) for seats in kinds], axis=1)
 
     @memo
     def _table(self, seats: Seats, in_flight: int, fit: bool) -> Table:
         best: Table | None = None
-        for index, variant in enumerate(self.variants.of(seats)):
-            forward, backward, reduction, update = self._times(seats, variant)
+        for index, choice in enumerate(self.choices(seats)):
+            forward, backward, reduction, update = self._times(seats, choice)
             if fit:
-                fits = self.memory(variant, in_flight) <= self.free(seats)
-                forward = np.where(fits, forward, np.inf)
+                forward = np.where(self.fits(seats, choice, in_flight), forward, np.inf)
             made = Table(forward, backward, reduction, update, np.full(forward.shape, index))
             if best is None:
                 best = made
@@ -179,14 +213,20 @@ class StageCosts:
         return best
 
     @memo
+    def stacked(self, kinds: tuple[Seats, ...], in_flight: int) -> np.ndarray:
+        """Forward, backward, reduction and update seconds of stages that fit [which, kind of seats, a, b]."""
+        return np.stack([np.stack(self.table(seats, in_flight)[:4]) for seats in kinds], axis=1)
+
+    @memo
     def p2p(self, left: Seats, right: Seats, kind: int) -> float:
         """Seconds of one message between two stages; kind: of their boundary (``boundary_kinds``)."""
         source = tuple(Part(node, name, count) for node, (name, count) in enumerate(left))
         shift = 0 if kind == INSIDE else len(left)
         target = tuple(Part(node + shift, name, count) for node, (name, count) in enumerate(right))
-        seconds = self.links.message(source, target, self._message, 2 if kind == CROWDED else 1)
+        size = self.shape.batch * message_bytes(self.model, self.options, self.shape.tp)
+        seconds = self.links.message(source, target, size, 2 if kind == CROWDED else 1)
         ends = (tensor_group(seats, seats[0][0], self.shape.tp) for seats in (left, right))
-        return seconds + output_gather(self.passes, tuple(ends), self.shape.mbs)
+        return seconds + self.passes.output_gather(tuple(ends), self.shape.mbs)
 
     @memo
     def boundaries(self, placement: tuple[str, ...]) -> tuple[int, ...]:
@@ -198,28 +238,35 @@ class StageCosts:
         """Seconds of the all-reduce among the stages that hold a copy of the embedding."""
         if len(holders) < 2:
             return 0.0
-        tp = self.shape.tp
-        size = self.model.hidden * self.model.vocab / tp * self.options.gradient_bytes
+        size = self.model.hidden * self.model.vocab / self.shape.tp * self.options.gradient_bytes
         # Stages follow each other through the nodes: a first node as large as the plan holds all of them.
         first = self.cluster.size(self.cluster.gpu(holders[0][0][0]))
-        one_node = len(holders[0]) == 1 and self.shape.pp * self.shape.group <= first
-        rings = max(count for seats in holders for _, count in seats)
-        if one_node:
-            group: Group = (Part(0, holders[0][0][0], len(holders)),)
-        else:
-            group = tuple(Part(node, seats[0][0], 1) for node, seats in enumerate(holders))
-        return self.links.collective(group, size, rings)
+        group: Group = tuple(Part(node, seats[0][0], 1) for node, seats in enumerate(holders))
+        if len(holders[0]) == 1 and self.shape.pp * self.shape.group <= first:
+            group = (Part(0, holders[0][0][0], len(holders)),)
+        return self.links.collective(group, size, max(count for seats in holders for _, count in seats))
 
 
-def output_gather(passes: Passes, ends: tuple[Group, ...], mbs: int) -> float:
-    """Seconds in which a stage's output, of which its ranks got a share each, becomes whole again.
+def tensor_group(seats: Seats, name: str, tp: int) -> Group:
+    """The GPUs of a tensor-parallel group of a type, in one node where that holds so many."""
+    parts, missing = [], tp
+    for node, (gpu, count) in enumerate(sorted(seats, key=lambda seat: (seat[0] != name, -seat[1]))):
+        if taken := min(count, missing):
+            parts.append(Part(node, gpu, taken))
+        missing -= taken
+    return tuple(parts)
 
-    ends: the tensor-parallel groups at both ends of a boundary, of which gradients take the other direction.
-    """
-    if not passes.options.scatter_gather or passes.options.sequence_parallel:
-        return 0.0
-    size = mbs * passes.model.seq * passes.model.hidden * passes.options.activation_bytes
-    return max(passes.links.collective(group, size, 1, False) for group in ends)
+
+def data_group(seats: Seats, tp: int, ranks: int) -> Group:
+    """The first ``ranks`` GPUs of a data-parallel group: one of each tensor-parallel group."""
+    parts, missing, offset = [], ranks, 0
+    for node, (name, count) in enumerate(seats):
+        here = min((offset + count - 1) // tp - (offset - 1) // tp, missing)
+        if here > 0:
+            parts.append(Part(node, name, here))
+            missing -= here
+        offset += count
+    return tuple(parts)
 
 
 def ranges(values: np.ndarray) -> np.ndarray:

@@ -15,7 +15,7 @@ from fasop.inputs.clusters import Cluster
 from fasop.output import summary
 from fasop.plans.plan import Plan
 from fasop.schedule import events, one_f_one_b
-from fasop.search.make_plan import sharded_memory
+from fasop.search.planner import sharded_memory
 
 # How far the exact model's steps were off on average for plans that others have measured on A100
 # (benchmarks/planner_accuracy.py): plans that are closer than this are not told apart.

@@ -31,21 +31,6 @@ def merged(groups: Sequence[Group]) -> Group:
     return tuple(Part(node, gpu, count) for (node, gpu), count in sorted(counts.items()))
 
 
-def ranks_of(placement: Sequence[str], sizes: Sequence[int], first: int, count: int, step: int = 1) -> Group:
-    """The group of ranks first, first + step, …, where ranks are numbered through the nodes in order."""
-    ends, total = [], 0
-    for size in sizes:
-        total += size
-        ends.append(total)
-    found: Counter[int] = Counter()
-    node = 0
-    for rank in range(first, first + count * step, step):
-        while rank >= ends[node]:
-            node += 1
-        found[node] += 1
-    return tuple(Part(node, placement[node], number) for node, number in sorted(found.items()))
-
-
 def every(group: Group, step: int) -> tuple[Group, int]:
     """The group of each ``step``-th rank of a group; and how many such groups have a GPU in a node."""
     found, first = [], 0

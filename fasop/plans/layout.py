@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from fasop.errors import PlanError
 from fasop.inputs.clusters import Cluster
 from fasop.inputs.models import Model
-from fasop.plans.groups import Group, group_size, ranks_of
+from fasop.plans.groups import Group, Part, group_size
 from fasop.plans.options import Recompute
-from fasop.plans.plan import Plan
+from fasop.plans.plan import Plan, StageChoice
 
 
 @dataclass(frozen=True)
@@ -62,33 +63,45 @@ def uniform(
 ) -> Layout:
     """The layout of one tp and dp for all stages, with rank t + tp·d + tp·dp·stage on the nodes in order."""
     tp, dp = degrees
-    sizes = [cluster.size(cluster.gpu(name)) for name in placement]
-    stages = []
-    for stage, units in enumerate(partition):
-        first = stage * tp * dp
-        replicas = tuple(
-            Replica(ranks_of(placement, sizes, first + replica * tp, tp), mbs, ep) for replica in range(dp)
-        )
-        stages.append(LayoutStage(units, replicas, recompute))
-    return Layout(model, cluster, tuple(stages), model.global_batch // (dp * mbs))
+    shares = tuple((gpu.name, mbs) for gpu in cluster.gpus)
+    choices = [StageChoice(tp, recompute, shares)] * len(partition)
+    return _layout(model, cluster, placement, tp * dp, partition, choices, ep)
 
 
 def of_plan(plan: Plan) -> Layout:
     """The layout of a plan. Raises ``PlanError`` for one that a layout can't hold."""
     if plan.virtual_stages > 1:
         raise PlanError("the plan is interleaved, which a layout can't say: call estimate_chunks().")
-    made = uniform(
-        *(plan.model, plan.cluster, plan.placement, (plan.tp, plan.dp), plan.partition, plan.mbs),
-        *(plan.options.recompute, plan.ep),
-    )
     if not plan.choices:
-        return made
-    sizes = [plan.cluster.size(plan.cluster.gpu(name)) for name in plan.placement]
+        degrees, recompute = (plan.tp, plan.dp), plan.options.recompute
+        of = plan.model, plan.cluster, plan.placement
+        return uniform(*of, degrees, plan.partition, plan.mbs, recompute, plan.ep)
+    each = plan.tp * plan.dp
+    return _layout(
+        plan.model, plan.cluster, plan.placement, each, plan.partition, list(plan.choices), plan.ep
+    )
+
+
+def _layout(
+    model: Model,
+    cluster: Cluster,
+    placement: tuple[str, ...],
+    each: int,
+    partition: tuple[int, ...],
+    choices: list[StageChoice],
+    ep: int,
+) -> Layout:
+    """``each``: GPUs of a stage."""
+    seats = [
+        (node, name) for node, name in enumerate(placement) for _ in range(cluster.size(cluster.gpu(name)))
+    ]
     stages = []
-    for index, (units, choice) in enumerate(zip(plan.partition, plan.choices, strict=True)):
-        first, each = index * plan.tp * plan.dp, plan.tp * plan.dp // choice.tp
-        groups = [ranks_of(plan.placement, sizes, first + at * choice.tp, choice.tp) for at in range(each)]
-        shares = dict(choice.shares)
-        replicas = tuple(Replica(group, shares[group[0].gpu], plan.ep) for group in groups)
-        stages.append(LayoutStage(units, replicas, choice.recompute))
-    return Layout(plan.model, plan.cluster, tuple(stages), plan.micro_batches)
+    for stage, (units, choice) in enumerate(zip(partition, choices, strict=True)):
+        shares, replicas = dict(choice.shares), []
+        for first in range(stage * each, (stage + 1) * each, choice.tp):
+            counts = Counter(seats[first : first + choice.tp])
+            group = tuple(Part(node, name, count) for (node, name), count in counts.items())
+            replicas.append(Replica(group, shares[group[0].gpu], ep))
+        stages.append(LayoutStage(units, tuple(replicas), choice.recompute))
+    batch = sum(replica.mbs for replica in stages[0].replicas)
+    return Layout(model, cluster, tuple(stages), model.global_batch // batch)

@@ -23,37 +23,30 @@ from fasop.plans.shapes import BETWEEN, CROWDED, INSIDE, Shape
 
 HALVINGS = 20  # of an interval in which a bound is searched
 
-
-class _Speed(NamedTuple):
-    """Of a GPU type: seconds for a second of a layer, and of any unit, on the fastest type, at the unit that
-    suits it best; seconds of its fastest layer; its GPUs.
-    """
-
-    slow: float
-    slow_any: float
-    layer: float
-    gpus: int
+Type = tuple[float, int]  # seconds of some work on a GPU type, and its GPUs
 
 
 class _Speeds(NamedTuple):
     """layers, others: seconds of all layers, and of the other units, on the fastest GPUs; ahead: the largest
-    share of the forward in a layer's passes.
+    share of the forward in a layer's passes. Of each GPU type, seconds for a second of a layer, and of any
+    unit, on the fastest type, at the unit that suits it best; and seconds of its fastest layer.
     """
 
     layers: float
     others: float
     ahead: float
-    types: list[_Speed]
+    slow: list[Type]
+    slow_any: list[Type]
+    layer: list[Type]
 
 
 class _Stages(NamedTuple):
-    """speeds: see there; slow, layers: (seconds per second, or of a layer; stages) of each GPU type, fastest
-    first; through: seconds of a micro-batch through all stages and back, at least; slowest: of the slowest
-    stage's passes; busiest: those that are left of the busiest stage, messages not counted.
+    """ahead: see ``_Speeds``; layers: (seconds of a layer, stages) of each GPU type, fastest first; through:
+    seconds of a micro-batch through all stages and back, at least; slowest: of the slowest stage's passes;
+    busiest: those that are left of the busiest stage, messages not counted.
     """
 
-    speeds: _Speeds
-    slow: list[tuple[float, float]]
+    ahead: float
     layers: list[tuple[float, float]]
     through: float
     slowest: float
@@ -67,85 +60,54 @@ class Bounds:
         self.passes, self.tables = passes, tables
         self.model, self.options = passes.model, passes.options
         self.cluster = passes.links.cluster
-        self._known_speeds: dict[tuple[int, ...], _Speeds] = {}
+        self._known_speeds: dict[tuple[int, ...], _Speeds | None] = {}
 
     def rough(self, shape: Shape) -> float:
         """Of computation alone."""
-        if not self._all_can(shape):
+        if self._speeds(shape) is None:
             return 0.0
         stages = self._stages(shape)
-        if stages is None:
-            return math.inf
         m = self.model.global_batch // shape.batch
-        return max(m * stages.slowest, stages.through + stages.busiest)
+        return max(m * stages.slowest, stages.through + stages.busiest) if stages else math.inf
 
     def lower(self, shape: Shape) -> float:
         """With messages and the embedding's copies."""
-        if not self._all_can(shape):
-            return 0.0
         stages = self._stages(shape)
         if stages is None:
-            return math.inf
-        m = self.model.global_batch // shape.batch
+            return self.rough(shape)
         messages, each, embedding = self._communication(shape)
-        busiest = self.busiest(shape)
-
-        def step(limit: float) -> float:
-            """Seconds where no stage takes more than ``limit``: what fast GPUs can't take falls to slower."""
-            left, total = stages.speeds.layers, stages.speeds.others
-            for slow, count in stages.slow:
-                done = min(left, count * limit / slow)
-                left, total = left - done, total + done * slow
-            total += left * stages.slow[-1][0]
-            return max(m * (stages.slowest + each), max(total, stages.through) + 2 * messages + busiest)
-
-        low, high = 0.0, step(0.0)
-        for _ in range(HALVINGS):
-            middle = (low + high) / 2
-            if step(middle / m) > middle:
-                low = middle
-            else:
-                high = middle
-        return low + embedding
+        m = self.model.global_batch // shape.batch
+        return embedding + max(
+            m * (stages.slowest + each), stages.through + 2 * messages + self.busiest(shape)
+        )
 
     @memo
     def _stages(self, shape: Shape) -> _Stages | None:
         """None where there are too few GPUs, or a type of them can't make a stage alone."""
-        if not self._all_can(shape):
+        speeds, pp = self._speeds(shape), shape.pp
+        if speeds is None:
             return None
-        speeds = self._speeds(shape)
         slow, slow_any, layers = (
-            _fastest_first([(one[which], one.gpus) for one in speeds.types], shape) for which in range(3)
+            _fastest_first(types, shape) for types in (speeds.slow, speeds.slow_any, speeds.layer)
         )
         work = speeds.layers + speeds.others
-        if not math.isfinite(work) or sum(count for _, count in slow) < shape.pp - 1e-9:
+        if not math.isfinite(work) or sum(count for _, count in slow) < pp - 1e-9:
             return None
         slowest = max(
             speeds.layers / sum(count / seconds for seconds, count in slow),
             work / sum(count / seconds for seconds, count in slow_any),
         )
-        weights = self._weights(shape, speeds.ahead)
-        paces = _along(slow, shape.pp)
-        busiest = 0.0
+        weights, busiest = self._weights(shape, speeds.ahead), 0.0
         if weights[-1] > 0:
+            paces = _along(slow, pp)
             busiest = speeds.layers / sum(pace / weight for pace, weight in zip(paces, weights, strict=True))
         # All stages but those with the embedding and the head alone have a layer, also on slow GPUs.
-        missing, held, through = max(shape.pp - 2.0, 0.0), 0.0, speeds.others
+        missing, held, through = max(pp - 2.0, 0.0), 0.0, speeds.others
         for seconds, count in layers:
             some = min(count, missing)
             missing, held, through = missing - some, held + some, through + some * seconds
         through += max(self.model.layers - held, 0.0) * layers[0][0]
-        return _Stages(speeds, slow, layers, max(work, through), slowest, busiest)
-
-    @memo
-    def _all_can(self, shape: Shape) -> bool:
-        """Whether each GPU type alone can make a stage: of one that can't, a mixed stage may still be faster
-        than any other's, and nothing is known.
-        """
-        if not self.options.per_stage:
-            return True
-        variants = StageCosts(self.passes, shape).variants
-        return all(variants.of(variants.pure_seats(gpu.name)) for gpu in self.cluster.gpus)
+        return _Stages(speeds.ahead, layers, max(work, through), slowest, busiest)
 
     def _weights(self, shape: Shape, ahead: float) -> list[float]:
         """Of each stage: for how many micro-batches' passes it has work left behind the first."""
@@ -156,21 +118,19 @@ class Bounds:
     def busiest(self, shape: Shape) -> float:
         """Of what is left of the busiest stage behind the first micro-batch, its messages included."""
         stages, (_, each, _) = self._stages(shape), self._communication(shape)
-        tables, pp = self.tables(shape), shape.pp
-        m = tables.micro_batches
+        pp, m = shape.pp, self.model.global_batch // shape.batch
         if stages is None:
             return 0.0
-        sides = [(stage > 0) + (stage < pp - 1) for stage in range(pp)]
-        waits = np.array([(m - 1) * each * side for side in sides])
+        waits = np.array([(m - 1) * each * ((stage > 0) + (stage < pp - 1)) for stage in range(pp)])
         least = max(stages.busiest, float(waits.max()))
         if m == 1 or self.model.encoder_layers is not None or self.options.per_stage:
             return least
         # The first stage has the embedding too, the last one the head.
-        passes = [tables.variants.fastest(gpu.name) for gpu in self.cluster.gpus]
+        passes = [_fastest(self.tables(shape), gpu.name)[:2] for gpu in self.cluster.gpus]
         ahead = min(pp - 1, m - 1)
         waits[0] += min((m - 1 - ahead) * forward[0] + (m - 1) * backward[0] for forward, backward in passes)
         waits[-1] += (m - 1) * min(forward[-1] + backward[-1] for forward, backward in passes)
-        weights = np.array(self._weights(tables.shape, stages.speeds.ahead))
+        weights = np.array(self._weights(shape, stages.ahead))
         # Of more than two types, all but the fastest count as the second.
         (layer, count), (other, _) = stages.layers[0], stages.layers[min(1, len(stages.layers) - 1)]
         fast, slow, fastest = layer * weights, other * weights, math.ceil(count)
@@ -189,55 +149,72 @@ class Bounds:
     @memo
     def _communication(self, shape: Shape) -> tuple[float, float, float]:
         """Seconds of one message over every boundary, of the shortest one, and of the embedding's copies."""
-        tables, names = self.tables(shape), [gpu.name for gpu in self.cluster.gpus]
+        tables = self.tables(shape)
         sizes = [self.cluster.size(gpu) for gpu in self.cluster.gpus]
         # A stage over parts of two nodes shares its messages among more links than one in whole nodes.
         parts = any(size % shape.group and shape.group % size for size in sizes)
         if shape.pp == 1 or parts:
             return 0.0, 0.0, 0.0
-        seats = [tables.variants.pure_seats(name) for name in names]
+        seats = [tables.pure_seats(gpu.name) for gpu in self.cluster.gpus]
         pairs = [(one, two) for one in seats for two in seats]
         several = min(sizes) // shape.group > 1 and -(-shape.pp * shape.group // max(sizes)) > 2
         across = min(tables.p2p(*pair, CROWDED if several else BETWEEN) for pair in pairs)
         within = min(tables.p2p(one, one, INSIDE) for one in seats)
-        inside = self._inside(shape)
+        largest = max(sizes) // shape.group
+        # How many boundaries at most can lie within a node.
+        inside = 0 if largest < 2 else shape.pp - 1 - (shape.pp - 1) // largest
         each = min(within, across) if inside else across
         messages = inside * within + (shape.pp - 1 - inside) * each
         copies = len(self.model.embedding_stages((1,) * shape.pp))
         embedding = min(tables.embedding_sync(pair) for pair in pairs) if copies > 1 else 0.0
         return messages, each, embedding
 
-    def _inside(self, shape: Shape) -> int:
-        """How many boundaries at most can lie within a node."""
-        largest = max(self.cluster.size(gpu) for gpu in self.cluster.gpus) // shape.group
-        return 0 if largest < 2 else shape.pp - 1 - (shape.pp - 1) // largest
-
-    def _speeds(self, shape: Shape) -> _Speeds:
+    def _speeds(self, shape: Shape) -> _Speeds | None:
+        """None where a GPU type alone can't make a stage: a mixed stage may still be faster than any
+        other's, and nothing is known.
+        """
         ranks = shape.dp if self.options.zero >= 2 or shape.ep > 1 else 1
         per_stage = self.options.per_stage
         key = (*((shape.group, shape.batch) if per_stage else (shape.tp, shape.mbs)), shape.ep, ranks)
         if key not in self._known_speeds:
-            variants = StageCosts(self.passes, shape).variants
-            totals = [np.sum(variants.fastest(gpu.name), axis=0) for gpu in self.cluster.gpus]
-            fastest, is_layer = np.min(totals, axis=0), self.passes.layers
-            some = fastest > 0
-            types = [
-                _Speed(
-                    float((total[is_layer] / fastest[is_layer]).min()) if fastest[is_layer].all() else 1.0,
-                    float((total[some] / fastest[some]).min()),
-                    float(total[is_layer].min()),
-                    self.cluster.size(gpu) * count,
-                )
-                for total, gpu, count in zip(totals, self.cluster.gpus, self.cluster.nodes, strict=True)
-            ]
-            ahead = max(variants.forward_share(gpu.name) for gpu in self.cluster.gpus)
-            layers = float(fastest[is_layer].sum())
-            self._known_speeds[key] = _Speeds(layers, float(fastest.sum()) - layers, ahead, types)
+            tables, names = StageCosts(self.passes, shape), [gpu.name for gpu in self.cluster.gpus]
+            self._known_speeds[key] = None
+            if all(tables.choices(tables.pure_seats(name)) for name in names):
+                self._known_speeds[key] = self._speeds_of([_fastest(tables, name) for name in names])
         return self._known_speeds[key]
 
+    def _speeds_of(self, passes: list[tuple[np.ndarray, np.ndarray, float]]) -> _Speeds:
+        totals = [forward + backward for forward, backward, _ in passes]
+        fastest, is_layer = np.min(totals, axis=0), self.passes.layers
+        some, layers = fastest > 0, float(fastest[is_layer].sum())
+        slow = [1.0] * len(totals)
+        if fastest[is_layer].all():
+            slow = [float((total[is_layer] / fastest[is_layer]).min()) for total in totals]
+        slow_any = [float((total[some] / fastest[some]).min()) for total in totals]
+        layer = [float(total[is_layer].min()) for total in totals]
+        gpus = [
+            self.cluster.size(gpu) * count
+            for gpu, count in zip(self.cluster.gpus, self.cluster.nodes, strict=True)
+        ]
+        types = [list(zip(each, gpus, strict=True)) for each in (slow, slow_any, layer)]
+        return _Speeds(layers, float(fastest.sum()) - layers, max(share for *_, share in passes), *types)
 
-def _fastest_first(types: list[tuple[float, int]], shape: Shape) -> list[tuple[float, float]]:
-    """(seconds, stages) of the types that a shape's stages would best be on; types: (seconds, GPUs)."""
+
+def _fastest(tables: StageCosts, name: str) -> tuple[np.ndarray, np.ndarray, float]:
+    """Forward and backward seconds of each unit on one GPU type, whose sum no choice of a stage is below;
+    and the largest share of the forward in a layer's passes.
+    """
+    seats, layers = tables.pure_seats(name), tables.passes.layers
+    each = np.array([tables.seconds(seats, choice) for choice in tables.choices(seats)])
+    totals = each.sum(axis=1)
+    total = totals.min(axis=0)
+    forward = np.minimum(each[:, 0].min(axis=0), total)
+    shares = each[:, 0, layers] / np.maximum(totals[:, layers], 1e-30)
+    return forward, total - forward, float(shares.max(initial=0.0))
+
+
+def _fastest_first(types: list[Type], shape: Shape) -> list[tuple[float, float]]:
+    """(seconds, stages) of the types that a shape's stages would best be on."""
     found, left = [], float(shape.pp)
     for seconds, gpus in sorted(types):
         count = min(gpus / shape.group, left)
@@ -251,8 +228,7 @@ def _along(slow: list[tuple[float, float]], stages: int) -> list[float]:
 
     slow: (seconds per second, stages, of which parts too).
     """
-    paces = [0.0] * stages
-    at = 0.0
+    paces, at = [0.0] * stages, 0.0
     for seconds, count in slow:
         end = at + count
         for stage in range(int(at), min(math.ceil(end - 1e-9), stages)):

@@ -71,7 +71,7 @@ class DynamicProgram:
         """Whether memory decides which variant of a stage is the fastest, not only whether it fits; or there
         is none.
         """
-        return len(self.costs.variants.of(seats)) != 1
+        return len(self.costs.choices(seats)) != 1
 
     @memo
     def load(self, seats: Seats, in_flight: int) -> np.ndarray:
@@ -82,7 +82,8 @@ class DynamicProgram:
         forward, both, once, never = self._passes(seats, in_flight if has_variants else 0)
         load: np.ndarray = (self.m - 1) * both - (in_flight - 1) * forward + never
         if self.fit and not has_variants:
-            load += by_size(self.costs.too_large(seats, in_flight))
+            (choice,) = self.costs.choices(seats)
+            load += by_size(np.where(self.costs.fits(seats, choice, in_flight), 0.0, INF))
         return load
 
     @memo

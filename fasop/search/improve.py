@@ -9,12 +9,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
 
-from fasop.exact.gradients_and_optimizer import synchronized
+from fasop.exact.passes import synchronized
 from fasop.exact.stage_costs import StageCosts
 from fasop.inputs.clusters import Cluster
 from fasop.plans.shapes import BETWEEN, CROWDED, INSIDE, Seats
@@ -30,23 +30,6 @@ STARTS = 16  # assignments that are improved
 AGAIN = 4  # of them, from which it goes on once more
 MANY, FIRST = 400, 16  # neighbours of all, of which some of each are simulated before the others
 WORK = 1_000_000  # assignments × stages × micro-batches of one round up to which there are so many
-
-
-@dataclass(frozen=True)
-class Simulated:
-    """What an assignment takes, in seconds: per stage, per boundary and per step; ``chosen``: each stage's
-    variant.
-    """
-
-    forward: tuple[float, ...]
-    backward: tuple[float, ...]
-    p2p: tuple[float, ...]
-    reduction: tuple[float, ...]
-    update: tuple[float, ...]
-    chosen: tuple[int, ...]
-    embedding: float
-    pipeline: float
-    step: float
 
 
 Placed = tuple[tuple[str, ...], tuple[Seats, ...]]  # GPU type of each node, seats of each stage

@@ -12,8 +12,7 @@ from fasop.inputs.costs import CostFile
 from fasop.plans.plan import Plan
 from fasop.schedule import interleaved
 from fasop.schedule.events import of_plan, with_chunks
-from fasop.search.make_plan import memory_with, with_price
-from fasop.search.planner import Planner
+from fasop.search.planner import Planner, memory_with, with_price
 
 WIDER = 3  # times as many plans as are asked for are tried: the best with chunks need not be so without
 MOST_CHUNKS = 8  # of a stage

@@ -189,7 +189,7 @@ class Search:
 
     def _loads(self, seats: Seats, in_flight: int) -> np.ndarray:
         """The parts in the maximum that a stage can have; those that do not fit may be among them."""
-        if len(self.costs.variants.of(seats)) != 1:
+        if len(self.costs.choices(seats)) != 1:
             load = self.program.load(seats, in_flight)
             finite: np.ndarray = load[np.isfinite(load)]
             return finite

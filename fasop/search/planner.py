@@ -2,28 +2,38 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from fasop.exact.communication import Communication
-from fasop.exact.gradients_and_optimizer import step_end, synchronized
-from fasop.exact.passes import Passes
-from fasop.exact.stage_costs import StageCosts
+from fasop.exact.passes import Passes, step_end, synchronized
+from fasop.exact.price import price_per_step
+from fasop.exact.stage_costs import StageCosts, data_group, tensor_group
 from fasop.exact.unit_times import Compute
 from fasop.inputs.clusters import Cluster
 from fasop.inputs.costs import CostFile
 from fasop.inputs.models import Model
 from fasop.memo import memo
 from fasop.plans.options import Options
-from fasop.plans.plan import Plan
-from fasop.plans.shapes import MOST_BLOCKS, Block, Shape, blocks, left_out, stage_seats
+from fasop.plans.plan import Plan, StageChoice, StageParts
+from fasop.plans.shapes import (
+    MOST_BLOCKS,
+    Block,
+    Seats,
+    Shape,
+    blocks,
+    gpu_types,
+    left_out,
+    stage_seats,
+)
 from fasop.schedule import one_f_one_b
 from fasop.search.bounds import Bounds
-from fasop.search.improve import Simulated, best_of_all, improve
-from fasop.search.make_plan import made_plan
+from fasop.search.improve import best_of_all, improve
 from fasop.search.node_counts import NodeCounts
 from fasop.search.partition import Assignment, Search
 
@@ -75,14 +85,16 @@ class Planner:
     def _blocks(self, gpus_per_stage: int) -> list[Block]:
         return blocks(self.cluster, gpus_per_stage)
 
+    @memo
+    def _left_out(self, gpus_per_stage: int) -> bool:
+        return left_out(self.cluster, gpus_per_stage)
+
     def is_deepest(self, shape: Shape) -> bool:
         """Whether the GPUs, or the layers, are not enough for one stage more."""
         return shape.pp == min(self.cluster.gpu_count // shape.group, self.model.layers)
 
-    def best(
-        self, shape: Shape, fit: bool = True, limit: float = math.inf
-    ) -> tuple[Assignment, Simulated, float] | None:
-        """The best placement and partition of a shape, and the seconds that none can beat.
+    def best(self, shape: Shape, fit: bool = True, limit: float = math.inf) -> Plan | None:
+        """The best placement and partition of a shape.
 
         None where none fits into memory, or where none can take less than ``limit`` seconds; ``fit``
         False: as if memory had no end.
@@ -91,16 +103,10 @@ class Planner:
         if not counts.possible:
             return None
         if fit and (found := best_of_all(tables, counts)) is not False:
-            if found is None:
-                return None
-            simulated = self.simulate(tables, found)
-            return found, simulated, simulated.step
+            return self.plan(shape, found, math.inf) if found else None
         guess = self.bounds.busiest(shape)
         assignment = Search(tables, counts, fit, guess=guess).best(limit)
-        if assignment is None:
-            return None
-        bound, simulated = assignment.objective, self.simulate(tables, assignment, fit)
-        return assignment, simulated, bound
+        return self.plan(shape, assignment, assignment.objective, fit) if assignment else None
 
     def refine(self, plan: Plan) -> Plan:
         """The plan, which fits into memory, or a better one of the same shape near it."""
@@ -109,48 +115,126 @@ class Planner:
         seats = stage_seats(self.cluster, plan.placement, shape)
         assignment = Assignment(plan.placement, seats, plan.partition, plan.lower_bound)
         better = improve(tables, [assignment, *Search(tables, counts).near(assignment)])
-        return self.plan(shape, better, self.simulate(tables, better), plan.lower_bound)
+        return self.plan(shape, better, plan.lower_bound)
 
     def estimate(self, shape: Shape, placement: tuple[str, ...], partition: tuple[int, ...]) -> Plan:
         """A plan whose placement and partition are given."""
         seats = stage_seats(self.cluster, placement, shape)
-        assignment = Assignment(placement, seats, partition)
-        return self.plan(shape, assignment, self.simulate(self.tables(shape), assignment, False), 0.0)
+        return self.plan(shape, Assignment(placement, seats, partition), 0.0, fit=False)
 
-    def simulate(self, tables: StageCosts, assignment: Assignment, fit: bool = True) -> Simulated:
-        """All times of an assignment, with the schedule simulated."""
-        pp, m = tables.shape.pp, tables.micro_batches
-        upto = np.cumsum(assignment.partition)
-        rows = []
-        for i, (a, b) in enumerate(zip((upto - assignment.partition).tolist(), upto.tolist(), strict=True)):
-            table = tables.table(assignment.seats[i], min(pp - i, m), fit)
-            rows.append([float(way[a, b]) for way in table])
-        forward, backward, reduction, update, chosen = zip(*rows, strict=True)
-        kinds = tables.boundaries(assignment.placement)
-        pairs = zip(assignment.seats[:-1], assignment.seats[1:], kinds, strict=True)
+    def plan(self, shape: Shape, assignment: Assignment, bound: float = 0.0, fit: bool = True) -> Plan:
+        """An assignment with what it takes and needs; ``bound``: seconds that no plan of the shape can beat;
+        ``fit`` False: stages work as if memory had no end.
+        """
+        tables, pp, placement, seats = self.tables(shape), shape.pp, assignment.placement, assignment.seats
+        m, ends = tables.micro_batches, itertools.accumulate(assignment.partition)
+        rows, memory, choices, parts = [], [], [], []
+        for i, (own, units, end) in enumerate(zip(seats, assignment.partition, ends, strict=True)):
+            at, in_flight = (end - units, end), min(pp - i, m)
+            *seconds, chosen = (float(way[at]) for way in tables.table(own, in_flight, fit))
+            choice = tables.choices(own)[int(chosen)]
+            reserved = max(self.cluster.gpu(name).reserved_gib for name in gpu_types(own))
+            rows.append(seconds)
+            choices.append(choice)
+            memory.append(float(tables.memory(choice, in_flight)[at]) + reserved)
+            parts.append(_parts(tables, own, choice, at))
+        forward, backward, reduction, update = zip(*rows, strict=True)
+        kinds = tables.boundaries(placement)
+        pairs = zip(seats[:-1], seats[1:], kinds, strict=True)
         p2p = tuple(tables.p2p(left, right, kind) for left, right, kind in pairs)
         line = one_f_one_b.run(list(forward), list(backward), list(p2p), m)
-        ends = zip(line.stage_end, line.backward_end, reduction, strict=True)
-        synced = [float(synchronized(self.options, *of_stage)) for of_stage in ends]
+        each = zip(line.stage_end, line.backward_end, reduction, strict=True)
+        synced = [float(synchronized(self.options, *of_stage)) for of_stage in each]
         holders = self.model.embedding_stages(assignment.partition)
-        embedding = tables.embedding_sync(tuple(assignment.seats[i] for i in holders))
-        step = step_end(synced, holders, embedding, update)
-        return Simulated(
-            *(forward, backward, p2p, reduction, update, tuple(int(index) for index in chosen)),
-            *(embedding, float(line.pipeline_time), float(step)),
+        embedding = tables.embedding_sync(tuple(seats[i] for i in holders))
+        step = float(step_end(synced, holders, embedding, update))
+        caps = tuple(min(self.cluster.gpu(name).memory_gib for name, _ in own) for own in seats)
+        units_of = dict.fromkeys((name, choice.tp, mbs) for choice in choices for name, mbs in choice.shares)
+        notes = dict.fromkeys(note for of in units_of for note in self.passes.units(*of, shape.ep).notes)
+        if self._left_out(shape.group):
+            left = f"stages of {shape.group} GPUs end inside nodes: of the orders of nodes up to where both "
+            notes[f"{left}end, the {MOST_BLOCKS} of the fewest GPU types were tried."] = None
+        plan = Plan(
+            model=self.model,
+            cluster=self.cluster,
+            cost_model="exact",
+            placement=placement,
+            tp=shape.tp,
+            dp=shape.dp,
+            pp=pp,
+            mbs=shape.mbs,
+            micro_batches=m,
+            partition=assignment.partition,
+            stage_gpu=tuple("+".join(gpu_types(own)) for own in seats),
+            stage_forward=forward,
+            stage_backward=backward,
+            p2p=p2p,
+            dp_allreduce=reduction,
+            embedding_allreduce=embedding,
+            pipeline_time=float(line.pipeline_time),
+            step_time=step,
+            stage_memory=tuple(memory),
+            stage_cap=caps,
+            is_oom=any(size > cap for size, cap in zip(memory, caps, strict=True)),
+            price_per_step=0.0,
+            train_cost=0.0,
+            options=self.options,
+            ep=shape.ep,
+            update=update,
+            parts=tuple(parts),
+            wrap=tables.p2p(seats[-1], seats[0], len(placement) == 1) if pp > 1 else 0.0,
+            hosts=tuple(self.cluster.assigned(placement)),
+            choices=tuple(choices) if self.options.per_stage else (),
+            lower_bound=min(bound, step),
+            notes=tuple(notes),
         )
+        return with_price(plan, self.iterations)
 
-    def plan(self, shape: Shape, assignment: Assignment, simulated: Simulated, bound: float) -> Plan:
-        """A plan, with the memory that it needs; ``bound``: seconds that no plan of the shape can beat."""
-        plan = made_plan(self.tables(shape), assignment, simulated, bound, self.iterations)
-        if not self._left_out(shape.group):
-            return plan
-        left = (
-            f"stages of {shape.group} GPUs end inside nodes: of the orders of nodes up to where both end, "
-            f"the {MOST_BLOCKS} of the fewest GPU types were tried."
-        )
-        return replace(plan, notes=(*plan.notes, left))
 
-    @memo
-    def _left_out(self, gpus_per_stage: int) -> bool:
-        return left_out(self.cluster, gpus_per_stage)
+def _parts(tables: StageCosts, seats: Seats, choice: StageChoice, at: tuple[int, int]) -> StageParts:
+    """What the times of a stage with the units from … to are made of."""
+    passes, tp, ep = tables.passes, choice.tp, tables.shape.ep
+    layers = np.flatnonzero(passes.layers[slice(*at)]) + at[0]
+    forward, backward = (
+        float(seconds[layers].mean()) if len(layers) else 0.0 for seconds in tables.seconds(seats, choice)
+    )
+    reduction, gather = (float(seconds[at]) for seconds in tables.once(seats, tp))
+    each = max(passes.sum_seconds(tensor_group(seats, name, tp), mbs) for name, mbs in choice.shares)
+    parts = StageParts(forward, backward, each, reduction, gather)
+    if ep == 1:
+        return parts
+    ranks = data_group(seats, tp, ep)
+    exchange = max(passes.exchange_seconds(ranks, tp, mbs) for _, mbs in choice.shares)
+    held, of_experts = tables.held(tp)
+    size = np.array((held - of_experts)[at] * passes.options.gradient_bytes)
+    others = float(passes.over_replicas(tables.data_group(seats, tp), tp, size, passes.options.zero == 0))
+    share = 1 - others / reduction if reduction else 0.0
+    return replace(parts, exchange=exchange, experts=share)
+
+
+def with_price(plan: Plan, iterations: int) -> Plan:
+    """The plan with what a step, and all of them, cost."""
+    price = price_per_step(plan)
+    return replace(plan, price_per_step=price, train_cost=price * iterations)
+
+
+def sharded_memory(plan: Plan) -> tuple[float, ...]:
+    """GiB of one GPU of each stage of a plan, if its replicas shared the optimizer states."""
+    options = replace(plan.options, zero=max(plan.options.zero, 1))
+    return memory_with(plan, options, [min(plan.pp - i, plan.micro_batches) for i in range(plan.pp)])
+
+
+def memory_with(plan: Plan, options: Options, in_flight: Sequence[float]) -> tuple[float, ...]:
+    """GiB of one GPU of each stage of a plan, if it ran with other options.
+
+    in_flight: micro-batches, or parts of them, whose activations each stage keeps at once.
+    """
+    passes = Passes(plan.model, Compute([], plan.model, options), Communication(plan.cluster), options)
+    tables = StageCosts(passes, plan.shape)
+    sizes = []
+    for stage in range(plan.pp):
+        units = plan.units(stage)
+        own = float(tables.memory(plan.choice(stage), in_flight[stage])[units.start, units.stop])
+        types = plan.stage_gpu[stage].split("+")
+        sizes.append(own + max(plan.cluster.gpu(name).reserved_gib for name in types))
+    return tuple(sizes)

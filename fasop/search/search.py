@@ -288,6 +288,4 @@ def _evaluate(task: Task, everything: bool, limit: float) -> Plan | None:
     *_, index, shape = task
     planner = _planners[index]
     found = planner.best(shape, limit=limit)
-    if found is None and everything:
-        found = planner.best(shape, fit=False)
-    return planner.plan(shape, *found) if found else None
+    return planner.best(shape, fit=False) if found is None and everything else found

@@ -94,14 +94,15 @@ def objective(of: StageCosts, placement: tuple[str, ...], partition: tuple[int, 
     if crosses(of.model, partition):
         return float("inf")
     for i, size in enumerate(partition):
-        (variant,) = of.variants.of(seats[i])
+        (variant,) = of.choices(seats[i])
         forward, backward = (
-            float(each[begin : begin + size].sum()) for each in of.variants.seconds(seats[i], variant)
+            float(each[begin : begin + size].sum()) for each in of.seconds(seats[i], variant)
         )
         at = begin, begin + size
+        gpus = [of.cluster.gpu(name) for name, _ in seats[i]]
         table = of.table(seats[i], 1, fit=False)
         once = float(table.reduction[at] + table.update[at])
-        if of.memory(variant, min(shape.pp - i, m))[at] > of.cap(seats[i]):
+        if of.memory(variant, min(shape.pp - i, m))[at] > min(on.memory_gib for on in gpus):
             return float("inf")
         total += forward + backward + (once if i == 0 else 0.0)
         load = (m - 1) * (forward + backward + around[i] + around[i + 1])

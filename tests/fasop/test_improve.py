@@ -42,8 +42,8 @@ def test_many_at_once_take_as_long_as_one_by_one(degrees: tuple[int, ...], encod
         if cases.crosses(model, partition):
             assert step == np.inf
             continue
-        one = planner.simulate(tables, Assignment(*places[place], partition))
-        assert step == pytest.approx(one.step, rel=1e-12)
+        one = planner.plan(shape, Assignment(*places[place], partition))
+        assert step == pytest.approx(one.step_time, rel=1e-12)
 
 
 def test_what_does_not_fit_or_is_empty_takes_forever() -> None:
@@ -82,10 +82,10 @@ def test_assignments_near_the_best_are_assignments_and_one_of_them_is_improved(
         assert counts == planner.cluster.nodes
         assert one.seats == stage_seats(planner.cluster, one.placement, shape)
         # Nothing is below the optimum, which is a bound on every simulated step.
-        assert planner.simulate(tables, one).step >= best.objective * (1 - 1e-12)
+        assert planner.plan(shape, one).step_time >= best.objective * (1 - 1e-12)
     better = improve(tables, [best, *near])
-    steps = [planner.simulate(tables, one).step for one in [best, *near]]
-    assert planner.simulate(tables, better).step <= min(steps)
+    steps = [planner.plan(shape, one).step_time for one in [best, *near]]
+    assert planner.plan(shape, better).step_time <= min(steps)
     assert better == improve(tables, [best, *search.near(best)]), "the same dice each time"
 
 

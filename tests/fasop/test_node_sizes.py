@@ -72,7 +72,9 @@ def test_swapped_blocks_of_nodes_of_other_sizes_stay_on_their_own_nodes() -> Non
     planner = cases.planner(model, cluster, cases.costs(model, SECONDS))
     best = planner.best(shape)
     assert best is not None
-    better = improve(planner.tables(shape), [best[0]])
+    better = improve(
+        planner.tables(shape), [cases.assignment(cluster, shape, best.placement, best.partition)]
+    )
     assert better.seats == stage_seats(cluster, better.placement, shape)
 
 
@@ -92,13 +94,12 @@ def test_nodes_that_fill_no_common_multiple_of_node_sizes_are_used(
     planner = cases.planner(model, cluster, cases.costs(model, SECONDS))
     best = planner.best(shape)
     assert best is not None
-    tables = planner.tables(shape)
     steps = [
-        planner.simulate(tables, cases.assignment(cluster, shape, placement, partition)).step
+        planner.plan(shape, cases.assignment(cluster, shape, placement, partition)).step_time
         for placement in cases.placements(cluster)
         for partition in cases.partitions(len(model.units), shape.pp)
     ]
-    assert best[1].step == pytest.approx(min(steps), rel=1e-9)
+    assert best.step_time == pytest.approx(min(steps), rel=1e-9)
 
 
 @pytest.mark.parametrize("nodes", [{"X": (1, 4), "Y": (2, 8)}, {"X": (2, 8), "Y": (1, 4)}, {"X": (1, 2)}])

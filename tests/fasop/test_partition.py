@@ -72,7 +72,7 @@ def test_memory_forbids_what_would_be_faster() -> None:
     tables = cases.tables(model, cluster, cases.costs(model, SECONDS), shape)
     counts = NodeCounts(cluster, blocks(cluster, 1), 4)
     free = Search(tables, counts).best()
-    (variant,) = tables.variants.of((("X", 1),))
+    (variant,) = tables.choices((("X", 1),))
     spans = enumerate(_spans(free.partition))
     need = max(float(tables.memory(variant, 4 - i)[a, b]) for i, (a, b) in spans)
     small = cases.cluster({"X": 2}, 2, X={"memory_gib": need * 0.999})

@@ -11,13 +11,13 @@ from fasop.exact.communication import COLLECTIVE_START, HOP
 from fasop.exact.estimate import estimate
 from fasop.exact.memory import GIB
 from fasop.exact.stage_costs import StageCosts
-from fasop.exact.stage_variants import Variant
 from fasop.inputs.cluster_files import load_clusters
 from fasop.inputs.costs import read_costs
 from fasop.inputs.models import find_model
 from fasop.plans.groups import Part
 from fasop.plans.layout import of_plan
 from fasop.plans.options import Options
+from fasop.plans.plan import StageChoice
 from fasop.plans.shapes import BETWEEN, CROWDED, INSIDE, Shape, boundary_kinds
 from fasop.search.partition import Assignment
 from fasop.search.planner import Planner
@@ -34,7 +34,7 @@ def gpt2_tables(shape: Shape, cluster: str = "paper-gpt2xl", **options: object) 
 
 def memory(tables: StageCosts, in_flight: int, begin: int, end: int) -> float:
     shape = tables.shape
-    variant = Variant(shape.tp, tables.options.recompute, (("A10", shape.mbs),))
+    variant = StageChoice(shape.tp, tables.options.recompute, (("A10", shape.mbs),))
     return float(tables.memory(variant, in_flight)[begin, end])
 
 
@@ -88,8 +88,8 @@ def test_recomputation_needs_less_memory_and_takes_another_forward() -> None:
         gpt2_tables(shape, recompute=recompute) for recompute in ("none", "selective", "full")
     )
     assert memory(full, 8, 0, 7) < memory(selective, 8, 0, 7) < memory(plain, 8, 0, 7)
-    forward, backward = plain.variants.seconds(A10, plain.variants.of(A10)[0])
-    again, longer = full.variants.seconds(A10, full.variants.of(A10)[0])
+    forward, backward = plain.seconds(A10, plain.choices(A10)[0])
+    again, longer = full.seconds(A10, full.choices(A10)[0])
     assert list(again) == list(forward)
     assert longer[3] == pytest.approx(backward[3] + forward[3]) and longer[0] == backward[0]
 
@@ -98,7 +98,9 @@ def test_a_stage_on_two_types_goes_at_the_slower_pace_with_the_smaller_memory() 
     tables = gpt2_tables(Shape(1, 8, 4, 1), "paper-gpt2xl-het")
     mixed, slow = (("A10", 4), ("A100", 4)), (("A10", 4), ("A10", 4))
     assert tables.table(mixed, 1).forward[1, 5] == tables.table(slow, 1).forward[1, 5]
-    assert tables.cap(mixed) == 22.20
+    choice = StageChoice(1, "none", (("A10", 1),))
+    size = tables.memory(choice, 4)
+    assert np.array_equal(tables.fits(mixed, choice, 4), size <= 22.20)
 
 
 def test_messages_share_the_node_and_have_a_latency() -> None:
@@ -150,7 +152,7 @@ def test_zero_1_reduces_gradients_to_shares_and_gathers_16_bit_parameters() -> N
 def test_zero_2_and_3_communicate_with_every_micro_batch() -> None:
     shape = Shape(1, 4, 8, 1)
     plain, gradients, parameters = (gpt2_tables(shape, zero=zero) for zero in (0, 2, 3))
-    times = [each.variants.seconds(A10, each.variants.of(A10)[0]) for each in (plain, gradients, parameters)]
+    times = [each.seconds(A10, each.choices(A10)[0]) for each in (plain, gradients, parameters)]
     (forward, backward), (same, longer), (gathered, longest) = times
     assert same[3] == forward[3] and gathered[3] > forward[3]
     assert longest[3] > longer[3] > backward[3]
@@ -178,24 +180,24 @@ def test_a_step_is_the_pipeline_then_what_is_synchronised() -> None:
     model, shape = cases.model(2, 4), Shape(1, 2, 2, 1)
     planner = cases.planner(model, cases.cluster({"X": 2}, 2), cases.costs(model, SECONDS))
     assignment = Assignment(("X", "X"), ((("X", 2),), (("X", 2),)), (2, 2))
-    found = planner.simulate(planner.tables(shape), assignment)
-    assert found.forward == pytest.approx((0.012, 0.015))
-    assert found.backward == pytest.approx((0.024, 0.030))
-    assert found.step == pytest.approx(found.pipeline + found.reduction[0] + found.embedding)
+    found = planner.plan(shape, assignment)
+    assert found.stage_forward == pytest.approx((0.012, 0.015))
+    assert found.stage_backward == pytest.approx((0.024, 0.030))
+    assert found.step_time == pytest.approx(
+        found.pipeline_time + found.dp_allreduce[0] + found.embedding_allreduce
+    )
     late = COLLECTIVE_START + 2 * HOP
-    assert found.embedding == pytest.approx(late + 64 * 1000 * 32 * 2 * 1.05 / 1e9)
+    assert found.embedding_allreduce == pytest.approx(late + 64 * 1000 * 32 * 2 * 1.05 / 1e9)
     held = 64 * 1000 + 12 * 64**2 + 13 * 64
-    assert found.reduction[0] == pytest.approx(late + held * 32 / 8e9)
+    assert found.dp_allreduce[0] == pytest.approx(late + held * 32 / 8e9)
 
 
 def test_untied_models_have_no_embedding_to_sum() -> None:
     model = find_model("llama3-8b")
     planner = cases.planner(model, load_clusters("nodes-of-4")[0], [])
     seats = ((("A100", 4),), (("A10", 4),))
-    found = planner.simulate(
-        planner.tables(Shape(4, 1, 2, 1)), Assignment(("A100", "A10"), seats, (20, 14)), False
-    )
-    assert found.embedding == 0
+    found = planner.plan(Shape(4, 1, 2, 1), Assignment(("A100", "A10"), seats, (20, 14)), fit=False)
+    assert found.embedding_allreduce == 0
 
 
 def test_messages_of_other_stages_share_a_node_s_link() -> None:
@@ -250,7 +252,7 @@ def test_memory_of_a_stage_counts_its_own_largest_layer() -> None:
 
 def test_sharing_parameters_of_one_replica_costs_no_memory() -> None:
     found = [
-        gpt2_tables(Shape(4, 1, 8, 1), zero=zero).memory(Variant(4, "none", (("A10", 1),)), 1)
+        gpt2_tables(Shape(4, 1, 8, 1), zero=zero).memory(StageChoice(4, "none", (("A10", 1),)), 1)
         for zero in (2, 3)
     ]
     assert np.array_equal(*found)

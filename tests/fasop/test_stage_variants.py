@@ -58,7 +58,7 @@ def test_a_type_that_cannot_make_a_stage_alone_is_no_traceback() -> None:
 def degrees(model: Model, ep: int = 1, max_tp: float = math.inf) -> set[int]:
     """The tp that a stage on one node of 8 can choose."""
     planner = Planner(model, cluster({"H100": (1, 8)}), [], Options(per_stage=True), max_tp=max_tp)
-    return {one.tp for one in planner.tables(Shape(1, 8, 1, 2, ep)).variants.of((("H100", 8),))}
+    return {one.tp for one in planner.tables(Shape(1, 8, 1, 2, ep)).choices((("H100", 8),))}
 
 
 def test_a_tp_that_leaves_fewer_replicas_than_share_experts_is_no_choice() -> None:

@@ -38,7 +38,7 @@ def planned(tp: int, dp: int, pp: int, model: Model | None = None, size: int = 4
     shape = Shape(tp, dp, pp, 1)
     found = planner.best(shape)
     assert found is not None
-    return planner.plan(shape, *found)
+    return found
 
 
 def written(plan: Plan, folder: Path) -> list[ExecutionTrace]:
@@ -338,7 +338,7 @@ def spread_experts(tp: int, dp: int, pp: int, ep: int, **options: object) -> Pla
     shape = Shape(tp, dp, pp, 1, ep)
     found = planner.best(shape)
     assert found is not None
-    return planner.plan(shape, *found)
+    return found
 
 
 @pytest.mark.parametrize("tp", [1, 2])

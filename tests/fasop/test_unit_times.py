@@ -283,7 +283,7 @@ def test_gradients_of_experts_share_a_nodes_links_with_those_of_the_others() -> 
     passes = Passes(model, Compute([], model, Options()), Communication(two), Options())
     data = (Part(0, A100.name, 8), Part(1, A100.name, 8))
     experts, others = np.array(1e9), np.array(2e9)
-    found = passes.over_copies(data, 1, experts + others, (experts, 8), 4, True)
+    found = passes.once(data, 1, experts + others, experts, 8)[0]
     # Each of a node's 8 GPUs has other experts than its neighbours, and sums them with one GPU of the other
     # node: 8 rings of 2 over a node's link, after one ring of all 16.
     link = 1600e9 / INTER_LOSS / 8
@@ -311,7 +311,7 @@ def test_a_plan_with_experts_on_several_ranks_is_evaluated_as_it_was_planned() -
     for zero in (0, 1):
         planner = Planner(model, on, [], Options(zero=zero))
         shape = Shape(2, 4, 2, 1, 4)
-        plan = planner.plan(shape, *planner.best(shape))
+        plan = planner.best(shape)
         found = estimate(of_plan(plan), [], plan.options)
         assert found.step == pytest.approx(plan.step_time, rel=1e-9)
         assert found.memory == pytest.approx(max(plan.stage_memory), rel=1e-9)
