@@ -3,6 +3,7 @@
 
     python benchmarks/planner_accuracy.py
     python benchmarks/planner_accuracy.py --rows                  (every plan, not only the means)
+    python benchmarks/planner_accuracy.py --truth DIR             (other published runs, by what is shipped)
     python benchmarks/planner_accuracy.py --plans FILE --vtrain FILE
     python benchmarks/planner_accuracy.py --rings 0.25 --rows     (if gradients of some had less bandwidth)
     python benchmarks/planner_accuracy.py --update                (writes the table into fasop/README.md)
@@ -13,7 +14,8 @@ network curves that were published with them; plans of GPT on A100 (vTrain) from
 What was chosen with these plans in sight: ``MEMORY_SHARE`` and ``HOST`` in fasop/exact/computed_times.py; of
 one GH200 plan, left out of the means, the share of the network's published bandwidth that its gradient
 reduction reached, and the memory that nothing else explains. Five vTrain rows that an earlier version was
-calibrated on stay left out. Runs on one node are judged with their layout left out of the choice of ``HOST``.
+calibrated on stay left out. Runs on one node are judged with their layout left out of the choice of ``HOST``,
+and the runs of training_runs.csv and mpt_fsdp.csv as in benchmarks/recipe_accuracy.py.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ sys.path.insert(0, str(ROOT))
 
 import numpy as np
 
+from benchmarks import recipe_accuracy
 from benchmarks.summary import put
 from chakra_et import cli, text
 from fasop.exact import computed_times
@@ -80,9 +83,9 @@ class Config:
         metadata={"help": "plans on A100 with their times"},
     )
     rows: bool = field(default=False, metadata={"help": "print every plan"})
-    single: Path = field(
-        default=ROOT.parent / "shared" / "data" / "truth" / "vtrain_single.csv",
-        metadata={"help": "plans on one node of A100"},
+    truth: Path = field(
+        default=recipe_accuracy.GIVEN,
+        metadata={"help": "folder of vtrain_single.csv, training_runs.csv and mpt_fsdp.csv"},
     )
     rings: float = field(
         default=1.0,
@@ -251,14 +254,14 @@ def vtrain(path: Path, rings: float) -> Iterator[Row]:
         yield Row(name, group, layout.model.global_batch, measured, predicted, 0.0, index in chosen, more)
 
 
-def left_out(path: Path) -> list[str]:
+def left_out(path: Path, hosts: tuple[float, ...] = HOSTS) -> list[str]:
     """Runs on one node, each predicted with the host's seconds per layer that suit the other layouts best."""
     rows = vtrain_rows(path)
     layouts = [tuple(int(row[key]) for key in ("tp", "dp", "pp")) for row in rows]
     measured = np.array([row["step_ms"] / 1e3 for row in rows])
     made = [vtrain_layout(row) for row in rows]
     steps = []
-    for host in HOSTS:
+    for host in hosts:
         with mock.patch.object(computed_times, "HOST", host):
             steps.append([estimate(layout, [], VTRAIN).step for layout in made])
     errors = np.array(steps) / measured - 1
@@ -280,12 +283,12 @@ def left_out(path: Path) -> list[str]:
             taus.append(float((signs[0] * signs[1]).mean()))
             regrets.append(float(a[b.argmin()] / a.min() - 1))
     wide = np.array([layout[0] >= 4 for layout in layouts])
-    hosts = sorted({f"{1e3 * HOSTS[at]:g}" for at in chosen.tolist()})
+    picked = sorted({f"{1e3 * hosts[at]:g}" for at in chosen.tolist()})
     return [
         f"{path.name}: {len(rows)} runs, every layout (tp, dp, pp) left out in turn: {mean(found.tolist())} "
         f"off (signed {found.mean():+.1%}), tp 4 and more {mean(found[wide].tolist())}; Kendall's tau "
         f"{np.mean(taus):.2f}, first plan's time over the best's {np.mean(regrets):+.1%}; the host's time "
-        f"chosen from the others: {', '.join(hosts)} ms"
+        f"chosen from the others: {', '.join(picked)} ms"
     ]
 
 
@@ -352,8 +355,13 @@ def main() -> int:
         print("\n".join([*every([row for rows in sets.values() for row in rows]), ""]))
     lines = table(sets)
     print("\n".join(lines))
-    if config.single.exists():
-        print("\n".join(["", *left_out(config.single)]))
+    single = config.truth / "vtrain_single.csv"
+    if single.exists():
+        own = config.truth.resolve() == recipe_accuracy.GIVEN.resolve()
+        print("\n".join(["", *left_out(single, HOSTS if own else (computed_times.HOST,))]))
+    if config.truth.exists():
+        print()
+        recipe_accuracy.judge(config.truth, config.rows)
     if config.update and config.rings == 1:
         put("measured", lines, ROOT / "fasop" / "README.md")
     return 0

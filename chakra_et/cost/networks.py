@@ -23,7 +23,9 @@ class Gpu:
     """A GPU and its link to the other GPUs of the node.
 
     ``bandwidth``: bytes per second and direction of ``link``; ``memory``: bytes per second; ``peak``:
-    operations per second. ``measured``: the measured node whose collectives stand for its own, "" for none.
+    operations per second. ``network``: bytes per second of each GPU between nodes, as they are sold, 0 if
+    unknown; ``domain``: GPUs that the link joins. ``measured``: the measured node whose
+    collectives stand for its own, "" for none.
     """
 
     name: str
@@ -34,6 +36,8 @@ class Gpu:
     peak: float
     source: str
     measured: str = ""
+    network: float = 0.0
+    domain: int = 8
 
 
 def gpu(name: str, link: str = "") -> Gpu:
@@ -60,6 +64,8 @@ def gpu(name: str, link: str = "") -> Gpu:
         gpus.gpu(name).peak("16 bit"),
         entry["source"],
         of_link.get("measured", ""),
+        parse_bandwidth(entry["network"]) if "network" in entry else 0.0,
+        entry.get("domain", 8),
     )
 
 

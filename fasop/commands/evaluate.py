@@ -3,9 +3,11 @@
 python -m fasop evaluate layouts.yaml
 python -m fasop evaluate layouts.yaml --cluster measured.yaml --costs costs.json
 python -m fasop evaluate plans.json --rank 2 --json
+python -m fasop evaluate --rows training_runs.csv
 
 PLAN is a file of ``plan --json``, or YAML as ``fasop/plans/layout_files.py`` describes it, where stages and
-replicas may differ and a measured time may stand beside each layout.
+replicas may differ and a measured time may stand beside each layout. ``--rows`` takes a table of published
+training runs instead (``fasop/inputs/training_runs.py``) and sets its steps beside those predicted.
 """
 
 from __future__ import annotations
@@ -15,14 +17,17 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 
 from chakra_et import cli, text
 from chakra_et.text import printable
 from fasop.errors import PlanError
+from fasop.exact import recipes
 from fasop.exact.estimate import Estimate, estimate
 from fasop.inputs.cluster_files import load_clusters
 from fasop.inputs.clusters import check_gpus, check_nodes
 from fasop.inputs.costs import PUBLISHED, CostFile, check_cost_name, read_costs
+from fasop.inputs.training_runs import expressible, read_runs, refused
 from fasop.output import summary
 from fasop.plans.layout import LayoutStage, of_plan
 from fasop.plans.layout_files import Described, read_layouts
@@ -33,7 +38,10 @@ from fasop.plans.plan import Plan, pick_plan
 class Config:
     """Which plans are evaluated, and with what."""
 
-    plan: str = field(metadata={"positional": True, "help": "YAML file of layouts, or file of 'plan --json'"})
+    plan: str = field(
+        default="", metadata={"positional": True, "help": "YAML file of layouts, or file of 'plan --json'"}
+    )
+    rows: str = field(default="", metadata={"help": "CSV of published training runs, in place of a plan"})
     rank: int = field(default=1, metadata={"help": "which plan of a 'plan --json' file, counted from 1"})
     cluster: str = field(default="", metadata={"help": "preset or YAML file, instead of the plan's cluster"})
     models_file: str = field(default="", metadata={"help": "YAML file of models"})
@@ -45,6 +53,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     config = cli.parse(
         Config, argv, prog="python -m fasop evaluate", description="Estimate a given plan, without a search."
     )
+    if config.rows:
+        return _published(Path(config.rows), config.models_file, config.json)
+    if not config.plan:
+        raise PlanError("give a file of layouts or plans, or --rows FILE.")
     cost_files = [read_costs(PUBLISHED), *map(read_costs, reversed(config.costs))]
     given, found, refused = _estimates(config, cost_files)
     for error in refused:
@@ -70,6 +82,34 @@ def main(argv: Sequence[str] | None = None) -> int:
     if notes:
         print("\n".join(["", *notes]))
     return status
+
+
+def _published(path: Path, models: str, as_json: bool) -> int:
+    """Print what published runs took and would take by their recipes; the exit status."""
+    runs = read_runs(path, Path(models) if models else None)
+    found = [(run, recipes.step(recipe)) for run, recipe in expressible(runs)]
+    if as_json:
+        rows = [
+            {"name": run.name, "measured": run.seconds, "step": one.seconds, "parts": one.parts}
+            | {"guessed": one.guessed, "assumed": run.assumed}
+            for run, one in found
+        ]
+        print(json.dumps(rows, indent=1))
+    else:
+        table = [["", "measured s", "predicted s", "error", "most of it"]]
+        for run, one in found:
+            most = sorted(one.parts.items(), key=lambda part: -part[1])[:3]
+            shares = ", ".join(f"{part} {seconds / one.seconds:.0%}" for part, seconds in most)
+            error = f"{one.seconds / run.seconds - 1:+.1%}"
+            table.append([run.name, f"{run.seconds:.3f}", f"{one.seconds:.3f}", error, shares])
+        print("\n".join(text.table(table, right={1, 2, 3})))
+    assumed = Counter(what for run in runs for what in run.assumed)
+    notes = [f"note: {count} rows: {what}" for what, count in assumed.items()]
+    for constant, count in Counter(name for _, one in found for name in one.guessed).items():
+        notes.append(f"note: {count} rows: no published run has set the constant {constant!r}")
+    notes += [f"refused: {count} rows: {reason}" for reason, count in refused(runs).items()]
+    print("\n".join(map(printable, notes)), file=sys.stderr)
+    return 0 if found else 2
 
 
 def _estimates(

@@ -17,12 +17,14 @@ from fasop.plans.options import Attention
 
 
 class Matmul(NamedTuple):
-    """``copies`` products of (m, k) with (k, n) matrices, in one kernel."""
+    """``copies`` products of (m, k) with (k, n) matrices, in one kernel. gradient: of a weight's gradient."""
 
     m: int
     n: int
     k: int
     copies: int = 1
+    experts: bool = False
+    gradient: bool = False
 
 
 class Fused(NamedTuple):
@@ -82,7 +84,7 @@ def _attention(model: Model, tp: int, mbs: int, attention: Attention, whole: int
     heads, size = max(model.heads // tp, 1), model.head_width
     width, qkv = model.width // tp, (model.width + 2 * model.kv_width) // tp
     batch = mbs * heads
-    projections = [Matmul(tokens, qkv, h), Matmul(tokens, h, width)]
+    projections = latent_products(model, tp, tokens) or [Matmul(tokens, qkv, h), Matmul(tokens, h, width)]
     # Normalization; bias, dropout and residual (with a mask of half an activation's width); transpositions.
     moved = [Moved(2 * whole * h), Moved(3.5 * whole * h), Moved(2 * tokens * (qkv + width))]
     back = [Moved(4 * whole * h), Moved(2.5 * whole * h), Moved(2 * tokens * (qkv + width))]
@@ -111,13 +113,27 @@ def _attention(model: Model, tp: int, mbs: int, attention: Attention, whole: int
     )
 
 
+def latent_products(model: Model, tp: int, tokens: int) -> list[Matmul]:
+    """Latent attention's products (DeepSeek-V2): down, queries up, keys and values up, output; else none."""
+    if not model.kv_rank:
+        return []
+    h, heads, keys = model.hidden, model.heads // tp, model.head_width - model.rope
+    queries = model.q_rank or h
+    return [
+        Matmul(tokens, model.q_rank + model.kv_rank + model.rope, h),
+        Matmul(tokens, heads * model.head_width, queries),
+        Matmul(tokens, heads * (keys + model.v_width), model.kv_rank),
+        Matmul(tokens, h, heads * model.v_width),
+    ]
+
+
 def _feed_forward(model: Model, tp: int, tokens: int, whole: int, ep: int) -> Work:
     h, ffn = model.hidden, model.ffn_width // tp
     local = max(model.experts // ep, 1)  # experts that this rank holds
     routed = tokens * (model.top_k if model.experts else 1)  # tokens that pass through this rank's experts
     rows = math.ceil(routed / local)
-    up = Matmul(rows, ffn * (2 if model.gated else 1), h, local)
-    down = Matmul(rows, h, ffn, local)
+    up = Matmul(rows, ffn * (2 if model.gated else 1), h, local, bool(model.experts))
+    down = Matmul(rows, h, ffn, local, bool(model.experts))
     act = Moved((3 if model.gated else 2) * routed * ffn)
     act_back = Moved((5 if model.gated else 4) * routed * ffn)
     moved: list[Kernel] = [Moved(2 * whole * h), Moved(3.5 * whole * h)]
@@ -140,6 +156,6 @@ def _feed_forward(model: Model, tp: int, tokens: int, whole: int, ep: int) -> Wo
 def _gradients(products: list[Matmul]) -> list[Matmul]:
     """The two products of each one's backward pass: with respect to its input, and to its weights."""
     found = []
-    for m, n, k, copies in products:
-        found += [Matmul(m, k, n, copies), Matmul(k, n, m, copies)]
+    for m, n, k, copies, experts, _ in products:
+        found += [Matmul(m, k, n, copies, experts), Matmul(k, n, m, copies, experts, True)]
     return found

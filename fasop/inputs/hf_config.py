@@ -71,7 +71,11 @@ def read_config(path: Path) -> dict[str, Any]:
         config = msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise PlanError(f"{file}: can't be read as a model's config.json: {error}.") from None
-    config = {**config, **(config.get("text_config") or {})}
+    return model_sizes({**config, **(config.get("text_config") or {})}, str(file))
+
+
+def model_sizes(config: Mapping[str, Any], file: str) -> dict[str, Any]:
+    """``read_config`` of settings that were read from ``file``."""
     kind = config.get("model_type")
     if kind not in FAMILIES:
         near = nearest(str(kind), FAMILIES)
@@ -109,9 +113,12 @@ def _sizes(config: Mapping[str, Any], family: _Family) -> dict[str, Any]:
 
     attention = h * size * (heads + 2 * kv) + heads * size * h
     attention += ("q" in biases) * size * (heads + 2 * kv) + ("o" in biases) * h + family.qk_norm * 2 * size
+    found: dict[str, Any] = {}
     if "kv_lora_rank" in config:
         attention, size = _latent(config, h, heads)
         kv = heads
+        found = {"kv_rank": config["kv_lora_rank"], "q_rank": config.get("q_lora_rank") or 0}
+        found |= {"rope": config["qk_rope_head_dim"], "v_width": config["v_head_dim"]}
     matrices = 3 if gated else 2
 
     def feed(width: int) -> int:
@@ -133,7 +140,6 @@ def _sizes(config: Mapping[str, Any], family: _Family) -> dict[str, Any]:
     total += vocab * h * (1 if tied else 2) + norm
     if family.positions >= 0:
         total += h * (_get(config, "max_position_embeddings") + family.positions)
-    found: dict[str, Any] = {}
     if kind == "bert":
         total += (
             h * config.get("type_vocab_size", 2) + h * h + h + norm + vocab
@@ -144,15 +150,17 @@ def _sizes(config: Mapping[str, Any], family: _Family) -> dict[str, Any]:
         decoder = _get(config, "num_decoder_layers", layers)
         total += decoder * (2 * attention + feed(ffn) + 3 * norm) + norm
         total += 2 * heads * config.get("relative_attention_num_buckets", 32)
-        found = {"encoder_layers": layers}
+        found["encoder_layers"] = layers
         layers += decoder
     found |= {"hidden": h, "layers": layers, "heads": heads, "vocab": vocab, "kv_heads": kv % heads and kv}
     found |= {"d_kv": size, "ffn": width, "gated": gated, "tied": bool(tied), "causal": family.causal}
     if experts:
         found |= {"experts": experts, "top_k": _get(config, "num_experts_per_tok", 2), "shared_ffn": shared}
-    remarks = ["latent attention as plain attention"] * ("kv_lora_rank" in config)
-    remarks += [f"{dense} layers without experts as those with them"] * bool(experts and dense)
-    remarks += ["sliding windows as whole sequences"] * bool(config.get("sliding_window"))
+    if kind == "gpt_oss":
+        found["window"] = config.get("sliding_window") or 0
+    remarks = [f"{dense} layers without experts as those with them"] * bool(experts and dense)
+    windows = config.get("sliding_window") and not found.get("window")
+    remarks += ["sliding windows as whole sequences"] * bool(windows)
     if remarks:
         found["remark"] = f"{kind}: computed with {', '.join(remarks)}"
     seq = min(_get(config, "max_position_embeddings", LONGEST), LONGEST)

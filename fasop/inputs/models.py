@@ -31,7 +31,9 @@ class Model:
     kv_heads: heads of keys and values (0: as many as heads); ffn: width of the feed-forward part (0: 4 ×
     hidden); gated: it has a gate matrix too (SwiGLU); tied: embedding and head share one matrix; causal: a
     token attends to earlier ones only; experts: feed-forward experts per layer (0: one, always used), of
-    which each token uses ``top_k``, beside shared ones of width ``shared_ffn`` in all; parameters: exactly
+    which each token uses ``top_k``, beside shared ones of width ``shared_ffn`` in all; kv_rank, q_rank, rope,
+    v_width: of latent attention (DeepSeek-V2), its ranks, and the widths of a head that turn with positions
+    and of its values; window: tokens that every second layer attends to (0: all); parameters: exactly
     how many it has (0: by these sizes); remark: what of it is computed otherwise.
     """
 
@@ -53,6 +55,11 @@ class Model:
     experts: CountOrZero = 0
     top_k: Count = 2
     shared_ffn: CountOrZero = 0
+    kv_rank: CountOrZero = 0
+    q_rank: CountOrZero = 0
+    rope: CountOrZero = 0
+    v_width: CountOrZero = 0
+    window: CountOrZero = 0
     parameters: Annotated[int, Meta(ge=0)] = 0
     remark: str = ""
 
