@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 from chakra_et.astra.network_dimensions import HANDSHAKE_BYTES, handshake
 from chakra_et.cost.networks import REDUCTION_PASSES
-from chakra_et.cost.topology import Dimension, Topology
+from chakra_et.cost.topology import Topology
 from chakra_et.cost.units import GIB
 
 DATASET_SPLITS = 1
@@ -20,40 +19,24 @@ FREE_REDUCTION = 1_000_000
 READ_AT = "astra-sim 0383c203930c and astra-network-analytical 047ef653f16a"
 
 
-@dataclass(frozen=True)
-class Facts:
-    """What the README says of the bundle."""
-
-    name: str
-    ranks: int
-    topology: Topology
-    keep: str
-    steps: Sequence[str]
-    changes: Sequence[str]
-    notes: Sequence[str]
-    roofline: bool
-    simulated_ms: tuple[float, float] | None
+Expected = dict[str, dict[int, "float | None"]]
+"""What a simulation should answer, µs by rank from the rank's start to the end of its last node; empty where
+that wasn't computed. ``measured``: recorded, None without start times. ``replayed``: nodes issued as
+ASTRA-sim does, communication as long as recorded. ``simulated``: the same with the times of ASTRA-sim's
+analytical network, all ranks starting together."""
 
 
 def network_yml(topology: Topology) -> str:
     """The analytical network: bandwidths in GiB/s, the latency of one hop (a Switch has two) in ns."""
-
-    def row(key: str, values: Sequence[object], comment: str) -> str:
-        return f"{key}: [ {', '.join(map(str, values))} ]  # {comment}\n"
-
     dimensions = topology.dimensions
-    return (
-        row("topology", [d.kind for d in dimensions], "innermost first")
-        + row("npus_count", [d.size for d in dimensions], "ranks along each dimension")
-        + row("bandwidth", [f"{d.bandwidth / GIB:.6f}" for d in dimensions], "GiB/s per rank and direction")
-        + row(
-            "latency", [f"{d.latency_ns / hops(d):.3f}" for d in dimensions], "ns per hop; a Switch has two"
-        )
+    latencies = [d.latency_ns / (2 if d.kind == "Switch" else 1) for d in dimensions]
+    rows = (
+        ("topology", [d.kind for d in dimensions], "innermost first"),
+        ("npus_count", [str(d.size) for d in dimensions], "ranks along each dimension"),
+        ("bandwidth", [f"{d.bandwidth / GIB:.6f}" for d in dimensions], "GiB/s per rank and direction"),
+        ("latency", [f"{each:.3f}" for each in latencies], "ns per hop; a Switch has two"),
     )
-
-
-def hops(dimension: Dimension) -> int:
-    return 2 if dimension.kind == "Switch" else 1
+    return "".join(f"{key}: [ {', '.join(values)} ]  # {comment}\n" for key, values, comment in rows)
 
 
 def system_json(topology: Topology, roofline: bool) -> dict[str, Any]:
@@ -128,32 +111,40 @@ _ROOFLINE = "GPU compute is modelled from `num_ops` and `tensor_size` (`roofline
 _RECORDED = "Compute lasts as recorded (`roofline-enabled` 0)."
 
 
-def readme(facts: Facts) -> str:
-    """What is in the folder, in which units, and what the simulation models."""
-    topology = facts.topology
+def readme(
+    name: str,
+    ranks: int,
+    topology: Topology,
+    keep: str,
+    roofline: bool,
+    times: Sequence[float],
+    changed: Sequence[str],
+    notes: Sequence[str],
+) -> str:
+    """What is in the folder, in which units, and what the simulation models. ``times``: µs, when the ranks
+    should finish; ``roofline``: compute is modelled."""
     rows = [
-        f"| {at + 1} | {d.size} | {d.kind} | {d.bandwidth / 1e9:,.3f} GB/s = {d.bandwidth / GIB:,.3f} GiB/s "
+        f"| {at} | {d.size} | {d.kind} | {d.bandwidth / 1e9:,.3f} GB/s = {d.bandwidth / GIB:,.3f} GiB/s "
         f"| {d.latency_ns:,.1f} ns |"
-        for at, d in enumerate(topology.dimensions)
+        for at, d in enumerate(topology.dimensions, 1)
     ]
     span = ""
-    if facts.simulated_ms:
-        low, high = facts.simulated_ms
-        span = f"The ranks should finish after {low:,.3f} to {high:,.3f} ms."
+    if times:
+        span = f"The ranks should finish after {min(times) / 1000:,.3f} to {max(times) / 1000:,.3f} ms."
     handshakes = ", ".join(
-        f"{handshake(d) / 1000:,.3f} us in dimension {at + 1}" for at, d in enumerate(topology.dimensions)
+        f"{handshake(d) / 1000:,.3f} us in dimension {at}" for at, d in enumerate(topology.dimensions, 1)
     )
-    changed = "".join(f"- {line}.\n" for line in [*facts.steps, *facts.changes]) or "- Nothing was changed.\n"
-    notes = "".join(f"- {line}.\n" for line in facts.notes)
-    return f"""# {facts.name} on {topology.name or "a network"}, for ASTRA-sim
+    done = "".join(f"- {line}.\n" for line in changed) or "- Nothing was changed.\n"
+    further = "".join(f"- {line}.\n" for line in notes)
+    return f"""# {name} on {topology.name or "a network"}, for ASTRA-sim
 
 Run it: `./run.sh /path/to/AstraSim_Analytical_Congestion_Unaware`, then compare:
 `chakra-et astra . --check astra.log`. {span}
 
 | file | what |
 |---|---|
-| `{facts.name}.0.et` … `{facts.name}.{facts.ranks - 1}.et` | the nodes of each rank |
-| `{facts.name}_comm_groups.json` | group number → ranks; ASTRA-sim needs it |
+| `{name}.0.et` … `{name}.{ranks - 1}.et` | the nodes of each rank |
+| `{name}_comm_groups.json` | group number → ranks; ASTRA-sim needs it |
 | `network.yml`, `system.json` | the network, and the algorithms of collectives |
 | `memory.json` | there is no remote memory |
 | `run.sh` | runs ASTRA-sim and counts the ranks that finished |
@@ -168,8 +159,8 @@ Run it: `./run.sh /path/to/AstraSim_Analytical_Congestion_Unaware`, then compare
 of one hop: a message through a Switch makes two. ASTRA-sim's cycles are ns.
 
 ## What is modelled
-- {_KEPT[facts.keep]}
-- {_ROOFLINE if facts.roofline else _RECORDED}
+- {_KEPT[keep]}
+- {_ROOFLINE if roofline else _RECORDED}
 - All-reduce, all-gather and reduce-scatter of all ranks run as rings, dimension by dimension.
 - Those of fewer ranks run as one ring over the group, all-to-all as an exchange.
 - A broadcast lasts as recorded and waits for nobody.
@@ -183,39 +174,34 @@ of one hop: a message through a Switch makes two. ASTRA-sim's cycles are ns.
   earlier, by a few handshakes.
 
 ## What was changed
-{changed}
+{done}
 ## Notes
-{notes}- "critical" lines about the extraction of overlap are harmless.
+{further}- "critical" lines about the extraction of overlap are harmless.
 - ASTRA-sim's exit status is 0 when nothing finished, and can differ from 0 when all did: `run.sh` counts.
 - The formats follow the sources of {READ_AT}.
 """
 
 
 def expected_json(
-    facts: Facts,
-    measured: Mapping[int, float | None],
-    replayed: Mapping[int, float],
-    simulated: Mapping[int, float],
+    name: str, ranks: int, topology: Topology, answer: Expected, notes: Sequence[str]
 ) -> dict[str, Any]:
-    """The content of expected.json; ``replayed`` and ``simulated`` are empty where they weren't computed."""
+    """The content of expected.json."""
     return {
         "bundle_version": 1,
-        "name": facts.name,
-        "ranks": facts.ranks,
-        "topology": facts.topology.name,
+        "name": name,
+        "ranks": ranks,
+        "topology": topology.name,
         "unit": "us",
         "protocol": {
             "sends": "rendezvous",
             "handshake_bytes": HANDSHAKE_BYTES,
-            "handshake": [handshake(dimension) / 1000 for dimension in facts.topology.dimensions],
+            "handshake": [handshake(dimension) / 1000 for dimension in topology.dimensions],
         },
         "explanation": {
             "measured": "recorded, from the rank's first node to its end",
             "replayed": "nodes issued as ASTRA-sim does, communication as long as recorded",
             "simulated": "the same with ASTRA-sim's network: what its log should have",
         },
-        "measured": {str(rank): value for rank, value in measured.items()},
-        "replayed": {str(rank): value for rank, value in replayed.items()},
-        "simulated": {str(rank): value for rank, value in simulated.items()},
-        "notes": list(facts.notes),
+        **{what: {str(rank): time for rank, time in times.items()} for what, times in answer.items()},
+        "notes": list(notes),
     }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from chakra_et.errors import TraceError
 from chakra_et.files import read_bytes, read_json
 
 _FINISHED = re.compile(rb"sys\[(\d+)\] finished, (\d+) cycles")
+TIMES = ("simulated", "replayed", "measured")
 _THROWN = re.compile(rb"terminate called.*\n\s*what\(\): *(.*)")
 
 
@@ -23,7 +23,7 @@ class LogCheck:
 
     finished: dict[int, float]
     unfinished: list[int]
-    expected: Mapping[str, Mapping[str, float | None]]
+    expected: dict[str, Any]
     thrown: str = ""
 
     def worst_percent(self) -> float | None:
@@ -39,65 +39,52 @@ class LogCheck:
 
 def check_log(log: Path, folder: Path) -> LogCheck:
     """Read a log and the expected.json in ``folder``. Raises ``TraceError`` where either can't be used."""
-    wanted = _expected(folder / "expected.json")
+    path = folder / "expected.json"
+    try:
+        wanted = read_json(path)
+    except OSError as error:
+        raise TraceError(
+            f"{path}: can't be read: {error.strerror or error}: name the bundle's folder"
+        ) from None
+    except ValueError as error:
+        raise TraceError(f"{path}: isn't JSON ({error}): write the bundle again") from None
+    ranks = wanted.get("ranks") if isinstance(wanted, dict) else None
+    if type(ranks) is not int or ranks < 1 or not all(isinstance(wanted.get(key), dict) for key in TIMES):
+        raise TraceError(f"{path}: isn't the expectation of a bundle: write the bundle again")
     try:
         content = read_bytes(log, 1 << 32)
     except OSError as error:
         raise TraceError(f"{log}: can't be read: {error.strerror or error}") from None
     # A cycle of ASTRA-sim is 1 ns.
     finished = {int(rank): int(cycles) / 1000 for rank, cycles in _FINISHED.findall(content)}
-    beyond = [rank for rank in finished if rank >= wanted["ranks"]]
+    beyond = [rank for rank in finished if rank >= ranks]
     if beyond:
         raise TraceError(
-            f"{log}: has rank {beyond[0]}, and the bundle {wanted['ranks']} ranks: give the log of this "
-            "bundle"
+            f"{log}: has rank {beyond[0]}, and the bundle {ranks} ranks: give the log of this bundle"
         )
-    unfinished = [rank for rank in range(wanted["ranks"]) if rank not in finished]
     thrown = _THROWN.search(content)
-    what = thrown[1].decode("utf-8", "replace").strip() if thrown else ""
-    return LogCheck(dict(sorted(finished.items())), unfinished, wanted, what)
-
-
-def _expected(path: Path) -> dict[str, Any]:
-    try:
-        loaded = read_json(path)
-        usable = isinstance(loaded, dict) and type(loaded.get("ranks")) is int and loaded["ranks"] > 0
-    except OSError as error:
-        raise TraceError(
-            f"{path}: can't be read: {error.strerror or error}: name the bundle's folder"
-        ) from None
-    except (ValueError, RecursionError) as error:
-        raise TraceError(f"{path}: isn't JSON ({error}): write the bundle again") from None
-    if not usable or not all(
-        isinstance(loaded.get(key), dict) for key in ("measured", "replayed", "simulated")
-    ):
-        raise TraceError(f"{path}: isn't the expectation of a bundle: write the bundle again")
-    return dict(loaded)
+    return LogCheck(
+        dict(sorted(finished.items())),
+        [rank for rank in range(ranks) if rank not in finished],
+        wanted,
+        thrown[1].decode("utf-8", "replace").strip() if thrown else "",
+    )
 
 
 def lines(found: LogCheck) -> list[str]:
     """A table by rank, and what is wrong."""
-    rows: list[Sequence[str]] = [
-        ("rank", "finished ms", "expected ms", "error %", "replayed ms", "measured ms")
-    ]
+    rows = [["rank", "finished ms", "expected ms", "error %", "replayed ms", "measured ms"]]
     for rank, time in found.finished.items():
-        wanted = found.expected["simulated"].get(str(rank))
-        error = "-" if not wanted else f"{100 * (time / wanted - 1):+.2f}"
-        others = [_milliseconds(found.expected[key].get(str(rank))) for key in ("replayed", "measured")]
-        rows.append((str(rank), _milliseconds(time), _milliseconds(wanted), error, *others))
+        simulated, *others = (found.expected[key].get(str(rank)) for key in TIMES)
+        error = "-" if not simulated else f"{100 * (time / simulated - 1):+.2f}"
+        cells = ["-" if each is None else f"{each / 1000:,.3f}" for each in (time, simulated, *others)]
+        rows.append([str(rank), *cells[:2], error, *cells[2:]])
     answer = text.table(rows)
     if found.unfinished:
         absent = ", ".join(map(str, found.unfinished[:8])) + (", …" if len(found.unfinished) > 8 else "")
-        answer.append(
-            f"{len(found.unfinished)} of {found.expected['ranks']} ranks did not finish: {absent}; "
-            + (
-                f"ASTRA-sim aborted (status 134): {found.thrown}: write the bundle again"
-                if found.thrown
-                else "the simulation stopped early, or the ranks wait for each other"
-            )
-        )
+        why = "the simulation stopped early, or the ranks wait for each other"
+        if found.thrown:
+            why = f"ASTRA-sim aborted (status 134): {found.thrown}: write the bundle again"
+        ranks = found.expected["ranks"]
+        answer.append(f"{len(found.unfinished)} of {ranks} ranks did not finish: {absent}; {why}")
     return answer
-
-
-def _milliseconds(micros: float | None) -> str:
-    return "-" if micros is None else f"{micros / 1000:,.3f}"

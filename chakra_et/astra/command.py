@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from chakra_et.astra.bundle import ranks_of, write_bundle
+from chakra_et.astra.bundle import write_bundle
 from chakra_et.astra.check_log import check_log, lines
-from chakra_et.astra.fill_ranks import filled
+from chakra_et.astra.missing_ranks import filled, ranks_of
 from chakra_et.astra.prepare import Keep
 from chakra_et.cli import allow_missing_ranks, parse
 from chakra_et.job.sets import read_set
@@ -64,16 +64,19 @@ class AstraConfig:
         if self.max_error is not None and not 0 <= self.max_error < math.inf:
             raise ValueError(f"--max-error must be a percentage from 0 on, not {self.max_error}")
 
-    @property
-    def keep(self) -> Keep:
-        return "gpu" if self.gpu_only else "comm" if self.comm_only else "all"
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
     config = parse(AstraConfig, argv, description=__doc__)
     if config.check is not None:
-        return _check(Path(config.check), config)
+        log = Path(config.check)
+        checked = check_log(log, Path(config.name) if config.name else log.parent)
+        print("\n".join(lines(checked)))
+        worst = checked.worst_percent()
+        late = config.max_error is not None and (worst is None or abs(worst) > config.max_error)
+        if late:
+            print(f"the worst rank is off by {'an unknown time' if worst is None else f'{worst:+.2f}%'}")
+        return int(bool(checked.unfinished) or late)
     found = read_set(config.name, config.allow_missing_ranks or config.trim or config.fill)
     folder = Path(config.output)
     with tempfile.TemporaryDirectory() as scratch:
@@ -81,17 +84,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             ranks = filled(found, Path(scratch), config.mesh, config.seed)
         else:
             ranks = ranks_of(found, config.trim)
-        for note in [*found.notes, *write_bundle(ranks, config.topology, folder, config.keep)]:
+        keep: Keep = "gpu" if config.gpu_only else "comm" if config.comm_only else "all"
+        for note in [*found.notes, *write_bundle(ranks, config.topology, folder, keep)]:
             print(f"note: {note}")
-    print(f"{folder}: {len(ranks.sources)} ranks; run {folder / 'run.sh'} with the path of ASTRA-sim")
+    print(f"{folder}: {len(ranks.set.files)} ranks; run {folder / 'run.sh'} with the path of ASTRA-sim")
     return 0
-
-
-def _check(log: Path, config: AstraConfig) -> int:
-    found = check_log(log, Path(config.name) if config.name else log.parent)
-    print("\n".join(lines(found)))
-    worst = found.worst_percent()
-    late = config.max_error is not None and (worst is None or abs(worst) > config.max_error)
-    if late:
-        print(f"the worst rank is off by {'an unknown time' if worst is None else f'{worst:+.2f}%'}")
-    return int(bool(found.unfinished) or late)

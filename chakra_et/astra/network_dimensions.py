@@ -12,8 +12,7 @@ message, those of collectives too, waits for one of 8,192 bytes from its receive
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -25,15 +24,6 @@ from chakra_et.job.sets import Groups
 from chakra_et.simulate.joint import ReplayGraph
 
 HANDSHAKE_BYTES = 8192
-
-
-@dataclass(frozen=True)
-class Crossings:
-    """What the analytical network puts on too fast a link: ``messages`` between ranks that differ in several
-    dimensions, and ``groups`` whose ring has such a hop."""
-
-    messages: int
-    groups: tuple[str, ...]
 
 
 def simulated_dimensions(topology: Topology, several: bool) -> Topology:
@@ -141,29 +131,27 @@ def handshake(dimension: Dimension) -> float:
     return dimension.latency_ns + HANDSHAKE_BYTES * 1e9 / dimension.bandwidth
 
 
-class NetworkTimes:
-    """When the members of an operation of a graph are done in ASTRA-sim's network, as ``Timing.ends``."""
+def network_times(
+    graph: ReplayGraph, groups: Mapping[str, Sequence[int]], topology: Topology
+) -> Callable[[Sequence[int], Sequence[int]], list[int]]:
+    """When the members of an operation of ``graph`` are done in ASTRA-sim's network, as ``Timing.ends``."""
+    kinds, sizes = (graph.attribute(name, -1).tolist() for name in ("comm_type", "comm_size"))
 
-    def __init__(self, graph: ReplayGraph, groups: Mapping[str, Sequence[int]], topology: Topology) -> None:
-        self.graph, self.groups, self.topology = graph, groups, topology
-        self.kind, self.size = (graph.attribute(name, -1).tolist() for name in ("comm_type", "comm_size"))
-
-    def __call__(self, members: Sequence[int], starts: Sequence[int]) -> list[int]:
-        graph, node = self.graph, members[0]
-        ranks = [graph.rank(member) for member in members]
+    def ends(members: Sequence[int], starts: Sequence[int]) -> list[int]:
+        node, ranks = members[0], [graph.rank(member) for member in members]
         if graph.types[node] == NodeType.COMM_COLL:
-            name = graph.groups[graph.group[node]]
-            order = self.groups.get(name) or range(self.topology.ranks)
+            order = groups.get(graph.groups[graph.group[node]]) or range(topology.ranks)
             started = dict(zip(ranks, starts, strict=True))
             ready = np.array([started[rank] for rank in order], np.float64)
-            kind = CollectiveType(self.kind[node])
-            ends = collective_ends(kind, self.size[node], order, self.topology, ready)
-            ended = dict(zip(order, np.rint(ends).astype(np.int64).tolist(), strict=True))
+            done = collective_ends(CollectiveType(kinds[node]), sizes[node], order, topology, ready)
+            ended = dict(zip(order, np.rint(done).astype(np.int64).tolist(), strict=True))
             return [ended[rank] for rank in ranks]
-        link = _hop(ranks[0], ranks[1], self.topology)
+        link = _hop(ranks[0], ranks[1], topology)
         waits = [handshake(link) * (graph.types[member] == NodeType.COMM_RECV) for member in members]
         begin = max(start + wait for start, wait in zip(starts, waits, strict=True))
-        return [round(begin + link.latency_ns + self.size[node] * 1e9 / link.bandwidth)] * 2
+        return [round(begin + link.latency_ns + sizes[node] * 1e9 / link.bandwidth)] * 2
+
+    return ends
 
 
 def effective_sizes(trace: ExecutionTrace, rank: int, groups: Groups, topology: Topology) -> ExecutionTrace:
@@ -195,26 +183,37 @@ def effective_sizes(trace: ExecutionTrace, rank: int, groups: Groups, topology: 
 
 def crossings(
     traces: Mapping[int, ExecutionTrace], groups: Mapping[str, Sequence[int]], topology: Topology
-) -> Crossings:
-    """Messages are counted at their senders; ``traces`` may be of some ranks only."""
+) -> Iterator[str]:
+    """What the analytical network puts on too fast a link: messages between ranks that differ in several
+    dimensions, counted at their senders, and groups whose ring has such a hop."""
+
+    def diagonal(source: int, target: int) -> bool:
+        places = zip(topology.coordinates(source), topology.coordinates(target), strict=True)
+        return sum(a != b for a, b in places) > 1
+
     messages, used = 0, set()
     for trace in traces.values():
         rows = np.flatnonzero(trace.types == NodeType.COMM_SEND)
-        source, target = trace.column("comm_src", -1)[rows], trace.column("comm_dst", -1)[rows]
-        messages += sum(
-            _is_diagonal(a, b, topology)
-            for a, b in zip(source.tolist(), target.tolist(), strict=True)
-            if a >= 0 <= b
-        )
+        pairs = (trace.column(name, -1)[rows].tolist() for name in ("comm_src", "comm_dst"))
+        messages += sum(a >= 0 and b >= 0 and diagonal(a, b) for a, b in zip(*pairs, strict=True))
         used |= set(texts(trace, "pg_name")[0])
+    if messages:
+        yield (
+            f"{messages:,} messages go to another node and another place in it: ASTRA-sim gives them "
+            "the links within a node, which are too fast"
+        )
     found = []
     for name in sorted(used & set(groups), key=int):
         ranks = groups[name]
-        if 1 < len(ranks) < topology.ranks:
-            ring = zip(ranks, [*ranks[1:], ranks[0]], strict=True)
-            if any(_is_diagonal(a, b, topology) for a, b in ring):
-                found.append(name)
-    return Crossings(messages, tuple(found))
+        ring = zip(ranks, [*ranks[1:], *ranks[:1]], strict=True)
+        if 1 < len(ranks) < topology.ranks and any(diagonal(a, b) for a, b in ring):
+            found.append(name)
+    if found:
+        names = ", ".join(found[:5]) + (", …" if len(found) > 5 else "")
+        yield (
+            f"the rings of groups {names} have hops to another node and another place in it: ASTRA-sim gives "
+            "those the links within a node, which are too fast"
+        )
 
 
 def _hop(source: int, target: int, topology: Topology) -> Dimension:
@@ -225,8 +224,3 @@ def _hop(source: int, target: int, topology: Topology) -> Dimension:
     if found.kind == "Ring":
         return dataclasses.replace(found, latency_ns=found.latency_ns * min(apart, found.size - apart))
     return found
-
-
-def _is_diagonal(source: int, target: int, topology: Topology) -> bool:
-    places = zip(topology.coordinates(source), topology.coordinates(target), strict=True)
-    return sum(a != b for a, b in places) > 1

@@ -23,12 +23,9 @@ from chakra_et.et.rearrange import select
 
 Keep = Literal["all", "gpu", "comm"]
 SIMULATED = (
-    CollectiveType.ALL_REDUCE,
-    CollectiveType.ALL_GATHER,
-    CollectiveType.REDUCE_SCATTER,
-    CollectiveType.ALL_TO_ALL,
-    CollectiveType.BROADCAST,
-)
+    CollectiveType.ALL_REDUCE, CollectiveType.ALL_GATHER, CollectiveType.REDUCE_SCATTER,
+    CollectiveType.ALL_TO_ALL, CollectiveType.BROADCAST,
+)  # fmt: skip
 CHANGES = {
     "memory": "memory nodes run as compute, for their recorded durations",
     "other": "nodes without work of their own (METADATA, INVALID) run as compute",
@@ -40,16 +37,9 @@ CHANGES = {
     "end": "ranks end with a node without work: with CPU operators, ASTRA-sim aborts where a message is last",
 }
 _OF_COMMUNICATION = (
-    "comm_type",
-    "comm_size",
-    "comm_src",
-    "comm_dst",
-    "comm_tag",
-    "comm_priority",
-    "pg_name",
-    "transfer_micros",
-    "wait_micros",
-)
+    "comm_type", "comm_size", "comm_src", "comm_dst", "comm_tag", "comm_priority", "pg_name",
+    "transfer_micros", "wait_micros",
+)  # fmt: skip
 
 
 def prepared(
@@ -67,8 +57,11 @@ def prepared(
     counts["memory"], counts["other"] = int(memory.sum()), int(other.sum())
     trace = as_compute(trace, memory | other)
     trace = _nearest(trace, counts)
-    incomplete = _incomplete(trace)
-    local = communicates(trace) & ~incomplete & _within_one_rank(trace, groups, world)
+    incomplete = communicates(trace) & ~_complete(trace)
+    table, index = texts(trace, "pg_name")
+    alone = [world < 2 if name in ("", "0") else len(groups.get(name, (0, 1))) < 2 for name in table]
+    in_one_rank = np.array([*alone, world < 2])[index]
+    local = (trace.types == NodeType.COMM_COLL) & ~incomplete & in_one_rank
     counts["incomplete"], counts["local"] = int(incomplete.sum()), int(local.sum())
     trace = as_compute(trace, incomplete | local)
     on_cpu = communicates(trace) & (trace.column("is_cpu_op") != 0)
@@ -108,17 +101,14 @@ def _nearest(trace: ExecutionTrace, counts: Counter[str]) -> ExecutionTrace:
     return set_integers(trace, "comm_type", "int64", changed, changed >= 0)
 
 
-def _incomplete(trace: ExecutionTrace) -> np.ndarray:
-    """bool[N]: communication that lacks what a simulator needs."""
-    size = trace.column("comm_size", 0) > 0
-    collective = size & np.isin(trace.column("comm_type", -1), SIMULATED)
-    send = size & has(trace, "comm_dst") & has(trace, "comm_tag")
-    receive = size & has(trace, "comm_src") & has(trace, "comm_tag")
-    complete = np.select(
-        [trace.types == NodeType.COMM_COLL, trace.types == NodeType.COMM_SEND], [collective, send], receive
-    )
-    lacking: np.ndarray = communicates(trace) & ~complete
-    return lacking
+def _complete(trace: ExecutionTrace) -> np.ndarray:
+    """bool[N]: what a simulator needs of a communication is there."""
+    collective = np.isin(trace.column("comm_type", -1), SIMULATED)
+    send, receive = has(trace, "comm_dst"), has(trace, "comm_src")
+    kinds = [trace.types == NodeType.COMM_COLL, trace.types == NodeType.COMM_SEND]
+    peers = np.select(kinds, [collective, send & has(trace, "comm_tag")], receive & has(trace, "comm_tag"))
+    complete: np.ndarray = peers & (trace.column("comm_size", 0) > 0)
+    return complete
 
 
 def _ended(trace: ExecutionTrace, counts: Counter[str]) -> ExecutionTrace:
@@ -134,7 +124,7 @@ def _ended(trace: ExecutionTrace, counts: Counter[str]) -> ExecutionTrace:
     if not last.any() or not on_cpu.any():
         return trace
     counts["end"] = 1
-    deps, _count = trace.data_deps, len(trace)
+    data, control = trace.data_deps, trace.ctrl_deps
     ended = dataclasses.replace(
         trace,
         ids=np.append(trace.ids, trace.ids.max() + np.uint64(1)),
@@ -143,27 +133,16 @@ def _ended(trace: ExecutionTrace, counts: Counter[str]) -> ExecutionTrace:
         start_micros=np.append(trace.start_micros, trace.start_micros.max()),
         duration_micros=np.append(trace.duration_micros, np.uint64(0)),
         data_deps=Ragged(
-            np.append(deps.offsets, deps.offsets[-1] + last.sum()), np.append(deps.values, trace.ids[last])
+            np.append(data.offsets, data.offsets[-1] + last.sum()), np.append(data.values, trace.ids[last])
         ),
-        ctrl_deps=Ragged(
-            np.append(trace.ctrl_deps.offsets, trace.ctrl_deps.offsets[-1]), trace.ctrl_deps.values
-        ),
+        ctrl_deps=Ragged(np.append(control.offsets, control.offsets[-1]), control.values),
     )
     flags = np.append(trace.column("is_cpu_op"), 1)
     return set_integers(ended, "is_cpu_op", "bool", flags, np.append(has(trace, "is_cpu_op"), True))
 
 
-def _within_one_rank(trace: ExecutionTrace, groups: Mapping[str, Sequence[int]], world: int) -> np.ndarray:
-    table, index = texts(trace, "pg_name")
-    alone = [world < 2 if name in ("", "0") else len(groups.get(name, (0, 1))) < 2 for name in table]
-    flags = np.array([*alone, world < 2])
-    within: np.ndarray = (trace.types == NodeType.COMM_COLL) & flags[index]
-    return within
-
-
 def _kept(trace: ExecutionTrace, keep: Keep, counts: Counter[str]) -> ExecutionTrace:
-    communication = communicates(trace)
-    on_device = trace.column("is_cpu_op") == 0
+    communication, on_device = communicates(trace), trace.column("is_cpu_op") == 0
     wanted = communication | on_device if keep == "gpu" else communication
     if keep == "gpu" and not (on_device & ~communication).any():
         raise TraceError("has no GPU nodes: leave --gpu-only out")
