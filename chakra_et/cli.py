@@ -90,27 +90,60 @@ class _Described(BaseException):
 def _add_flags(parser: argparse.ArgumentParser, config_class: type) -> None:
     """Add one flag per field of the dataclass to ``parser``, and the usage line."""
     hints = typing.get_type_hints(config_class)
-    actions = []
     headings: dict[str, argparse._ArgumentGroup] = {}
+    required, positional = [], []
     for field in dataclasses.fields(config_class):
         heading = field.metadata.get("group")
         if heading and heading not in headings:
             headings[heading] = parser.add_argument_group(heading)
-        actions.append(_add_flag(headings[heading] if heading else parser, field, hints[field.name]))
-    words = ["%(prog)s", *map(_required, actions), "[flags]", *map(_positional, actions)]
-    parser.usage = " ".join(filter(None, words))
+        action = _add_flag(headings[heading] if heading else parser, field, hints[field.name])
+        name = str(action.metavar)
+        if not action.option_strings:
+            positional.append({"*": f"[{name} ...]", "?": f"[{name}]"}.get(str(action.nargs), name))
+        elif action.required:
+            required.append(f"{action.option_strings[0]} {name}")
+    parser.usage = " ".join(["%(prog)s", *required, "[flags]", *positional])
 
 
-def _required(action: argparse.Action) -> str:
-    names = action.option_strings
-    return f"{names[0]} {action.metavar}" if names and action.required else ""
-
-
-def _positional(action: argparse.Action) -> str:
-    if action.option_strings:
-        return ""
-    name = str(action.metavar)
-    return {"*": f"[{name} ...]", "?": f"[{name}]"}.get(str(action.nargs), name)
+def _add_flag(
+    parser: argparse._ActionsContainer, field: dataclasses.Field[Any], hint: Any
+) -> argparse.Action:
+    metadata = field.metadata
+    options: dict[str, Any] = {"help": metadata.get("help", "")}
+    if field.default is not dataclasses.MISSING:
+        options["default"] = field.default
+    elif field.default_factory is not dataclasses.MISSING:
+        options["default"] = field.default_factory()
+    if typing.get_origin(hint) in (Union, types.UnionType):  # X | None: None means that it was not given
+        (hint,) = (part for part in typing.get_args(hint) if part is not type(None))
+    several = typing.get_origin(hint) is tuple
+    if typing.get_origin(hint) is Literal:
+        choices = typing.get_args(hint)
+        options |= {"choices": choices, "type": type(choices[0])}
+    elif several:
+        options |= {"nargs": "*", "type": typing.get_args(hint)[0]}
+    elif hint is not bool:
+        options["type"] = hint
+    # The placeholder for a value: N or X for a number, or else the last word of the field's name.
+    word = field.name.rstrip("_").rsplit("_", 1)[-1].upper()
+    if metadata.get("positional"):
+        if "default" in options and not several:
+            options["nargs"] = "?"
+        return parser.add_argument(
+            field.name, metavar=metadata.get("metavar") or word.removesuffix("S"), **options
+        )
+    if hint is bool:
+        options["action"] = _Switch
+    elif "choices" not in options:
+        number = {int: "N", float: "X"}.get(options["type"], word)
+        options["metavar"] = metadata.get("metavar") or number
+    if several:
+        options["action"] = _Collect
+    # A trailing underscore avoids a Python keyword: ``for_`` is --for.
+    name = field.name.rstrip("_")
+    names = [metadata["short"]] if "short" in metadata else []
+    names += dict.fromkeys(["--" + name.replace("_", "-"), "--" + name])
+    return parser.add_argument(*names, dest=field.name, required="default" not in options, **options)
 
 
 def load(module: str) -> types.ModuleType:
@@ -238,12 +271,9 @@ class _HelpFormatter(argparse.HelpFormatter):
         text, default = action.help or "", action.default
         if default is None or default is False or default in ("", (), argparse.SUPPRESS):
             return text
-        if default is True:
-            shown = "on"
-        elif type(default) is float:
-            shown = f"{default:g}"
-        else:
-            shown = " ".join(map(str, default)) if isinstance(default, tuple) else str(default)
+        shown = "on" if default is True else f"{default:g}" if type(default) is float else str(default)
+        if isinstance(default, tuple):
+            shown = " ".join(map(str, default))
         return f"{text} (default: {shown})".replace("%", "%%")
 
 
@@ -254,71 +284,11 @@ def _fail(sentence: str, status: int) -> int:
     return status
 
 
-def _add_flag(
-    parser: argparse._ActionsContainer, field: dataclasses.Field[Any], hint: Any
-) -> argparse.Action:
-    options: dict[str, Any] = {"help": field.metadata.get("help", "")}
-    if field.default is not dataclasses.MISSING:
-        options["default"] = field.default
-    elif field.default_factory is not dataclasses.MISSING:
-        options["default"] = field.default_factory()
-    else:
-        options["required"] = True
-
-    hint = _without_none(hint)
-    if typing.get_origin(hint) is Literal:
-        choices = typing.get_args(hint)
-        options.update(choices=choices, type=type(choices[0]))
-    elif typing.get_origin(hint) is tuple:
-        options.update(nargs="*", type=typing.get_args(hint)[0])
-    elif hint is bool:
-        options["action"] = _Switch
-    else:
-        options["type"] = hint
-    if hint is not bool and ("choices" not in options or field.metadata.get("positional")):
-        options["metavar"] = field.metadata.get("metavar") or _metavar(field, options["type"])
-
-    if field.metadata.get("positional"):
-        options.pop("required", None)
-        if "default" in options and "nargs" not in options:
-            options["nargs"] = "?"
-        return parser.add_argument(field.name, **options)
-    if typing.get_origin(hint) is tuple:
-        options["action"] = _Collect
-    # A trailing underscore avoids a Python keyword: ``for_`` is --for.
-    name = field.name.rstrip("_")
-    names = ["--" + name.replace("_", "-")]
-    if "_" in name:
-        names.append("--" + name)
-    if "short" in field.metadata:
-        names.insert(0, field.metadata["short"])
-    return parser.add_argument(*names, dest=field.name, **options)
-
-
-def _metavar(field: dataclasses.Field[Any], kind: type) -> str:
-    """The placeholder for a value: N or X for a number, or else the last word of the field's name."""
-    word = field.name.rstrip("_").rsplit("_", 1)[-1].upper()
-    if field.metadata.get("positional"):
-        return word.removesuffix("S")
-    return {int: "N", float: "X"}.get(kind, word)
-
-
 class _Collect(argparse.Action):
     """The values of a flag that is given several times, all of them."""
 
     def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: str | None = None,
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: Any = None
     ) -> None:
         earlier = getattr(namespace, self.dest)
         setattr(namespace, self.dest, values if earlier is self.default else [*earlier, *values])
-
-
-def _without_none(hint: Any) -> Any:
-    """``X`` for ``X | None``; None means that the flag was not given."""
-    if typing.get_origin(hint) in (Union, types.UnionType):
-        (hint,) = (part for part in typing.get_args(hint) if part is not type(None))
-    return hint

@@ -45,52 +45,35 @@ class CompletionConfig:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
-    shell = cli.parse(
-        CompletionConfig, argv, description="Print the completion of chakra-et for a shell."
-    ).shell
+    about = "Print the completion of chakra-et for a shell."
+    shell = cli.parse(CompletionConfig, argv, description=about).shell
     from chakra_et.__main__ import COMMANDS
 
     flags = {name: cli.flags_of(module) for name, (module, _) in COMMANDS.items()}
     if shell == "fish":
         print("\n".join(_fish({name: line for name, (_, line) in COMMANDS.items()}, flags)))
-    else:
-        print("autoload -U +X bashcompinit && bashcompinit\n" * (shell == "zsh") + _bash(flags), end="")
+        return 0
+    offered, choices = [], []
+    for name, actions in flags.items():
+        if words := " ".join(word for each in actions for word in spellings(each)):
+            offered.append(f'            "{name} -"*) words="{words}" ;;')
+        for each in actions:
+            for word in (spellings(each) or [name]) if each.choices else ():
+                choices.append(f'            "{name} {word}") words="{_choices(each)}" ;;')
+    print("autoload -U +X bashcompinit && bashcompinit\n" * (shell == "zsh"), end="")
+    commands = " ".join(flags)
+    print(_BASH.format(commands=commands, choices="\n".join(choices), flags="\n".join(offered)), end="")
     return 0
-
-
-def _bash(flags: dict[str, list[argparse.Action]]) -> str:
-    shown = {
-        name: " ".join(word for each in actions for word in spellings(each))
-        for name, actions in flags.items()
-    }
-    choices = [
-        f'            "{name} {word}") words="{_choices(each)}" ;;'
-        for name, actions in flags.items()
-        for each in actions
-        for word in spellings(each) or [name]
-        if each.choices
-    ]
-    return _BASH.format(
-        commands=" ".join(flags),
-        choices="\n".join(choices),
-        flags="\n".join(
-            f'            "{name} -"*) words="{words}" ;;' for name, words in shown.items() if words
-        ),
-    )
 
 
 def _fish(commands: dict[str, str], flags: dict[str, list[argparse.Action]]) -> Iterator[str]:
     start = "complete -c chakra-et"
-    yield from (
-        f"{start} -n __fish_use_subcommand -f -a {name} -d {shlex.quote(line)}"
-        for name, line in commands.items()
-    )
+    for name, line in commands.items():
+        yield f"{start} -n __fish_use_subcommand -f -a {name} -d {shlex.quote(line)}"
     for name, actions in flags.items():
         for each in actions:
             words = [f"-l {word[2:]}" if word[:2] == "--" else f"-s {word[1:]}" for word in spellings(each)]
-            values = (
-                f" -xa {shlex.quote(_choices(each))}" if each.choices else " -r" if each.nargs != 0 else ""
-            )
+            values = f" -xa {shlex.quote(_choices(each))}" if each.choices else " -r" * (each.nargs != 0)
             if words or each.choices:
                 within = f"-n '__fish_seen_subcommand_from {name}'"
                 about = shlex.quote((each.help or "").replace("\n", " "))

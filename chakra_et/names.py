@@ -29,17 +29,6 @@ _ET = re.compile(r"(?P<run>.+)\.(?P<rank>[0-9]{1,9})(?P<ending>\.et|\.skeleton\.
 TRACE_GLOBS = tuple(f"*_{side}.json{ending}" for side in SIDES for ending in ("", ".gz"))
 
 
-# Megatron-LM and Megatron-Bridge write Kineto traces beside --tensorboard-dir, and host traces as well with
-# pytorch_profiler_collect_chakra.
-_MEGATRON_DEVICE, _MEGATRON_HOST = "torch_profile", "chakra"
-_MEGATRON = re.compile(r"rank-[0-9]{1,6}\.json(?:\.gz)?")
-# torchtitan: iteration_STEP/rankN_trace.json, or one folder deeper per replica.
-_TORCHTITAN_FOLDER = re.compile(r"iteration_[0-9]{1,12}")
-_TORCHTITAN = re.compile(r"rank[0-9]{1,6}_trace\.json(?:\.gz)?")
-# torch.profiler.tensorboard_trace_handler: HOST_PID.NANOSECONDS.pt.trace.json, unless a worker_name is given.
-_TENSORBOARD = re.compile(r".+_(?P<pid>[0-9]{1,10})\.[0-9]+\.pt\.trace\.json(?:\.gz)?", re.DOTALL)
-
-
 class TraceName(NamedTuple):
     """The run, rank and side of a host or device trace, from its file name."""
 
@@ -64,43 +53,6 @@ def renamed(file_name: str, rank: int) -> str:
         return ""
     ending = file_name[file_name.rindex(".json") :]
     return RunFiles(Path(), named.run).trace_file(rank, named.side).name.removesuffix(".json") + ending
-
-
-def framework_runs(folder: Path) -> dict[str, list[Path]]:
-    """The traces that training frameworks wrote below ``folder``: run name → host and device traces.
-
-    Layouts: Megatron-LM and Megatron-Bridge (``torch_profile/`` with or without ``chakra/``; ``folder`` is
-    one of these or their parent) and torchtitan (``iteration_STEP/`` in ``profile_traces/``). Sources:
-    Megatron-LM's training.py, torchtitan's tools/profiling.py.
-    """
-    runs: dict[str, list[Path]] = {}
-    above = folder.parent if folder.name in (_MEGATRON_DEVICE, _MEGATRON_HOST) else folder
-    devices = _named_files(above / _MEGATRON_DEVICE, _MEGATRON)
-    if devices:
-        runs[_MEGATRON_DEVICE] = devices + _named_files(above / _MEGATRON_HOST, _MEGATRON)
-    for step in sorted(folder.glob("iteration_*")):
-        if not _TORCHTITAN_FOLDER.fullmatch(step.name):
-            continue
-        for place in (step, *sorted(path for path in step.iterdir() if path.is_dir())):
-            if found := _named_files(place, _TORCHTITAN):
-                runs["_".join(place.relative_to(folder).parts)] = found
-    return runs
-
-
-def process_of(file_name: str) -> int | None:
-    """The process id in the file names of ``torch.profiler.tensorboard_trace_handler``; None for other names.
-
-    The host trace that ENABLE_PYTORCH_EXECUTION_TRACE=1 writes to the temporary folder (``tmpXXXX.et.json``)
-    has the process id in its content only.
-    """
-    found = _TENSORBOARD.fullmatch(file_name)
-    return int(found["pid"]) if found else None
-
-
-def _named_files(folder: Path, pattern: re.Pattern[str]) -> list[Path]:
-    if not folder.is_dir():
-        return []
-    return sorted(path for path in folder.iterdir() if pattern.fullmatch(path.name) and path.is_file())
 
 
 def parse_et(path: str | Path) -> tuple[str, int] | None:

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from chakra_et.arrays import give_back
 from chakra_et.convert import jobs
 from chakra_et.convert.emit import emit, lanes_text
 from chakra_et.convert.emit_communication import CommTypes
@@ -30,7 +31,6 @@ from chakra_et.convert.untraced import step_facts, take_off_cost
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import ExecutionTrace
 from chakra_et.findings import joined
-from chakra_et.memory import give_back
 from chakra_et.simulate.time_by_kind import shares
 from chakra_et.traces import device as device_trace
 from chakra_et.traces import host as host_trace

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from chakra_et import files
+from chakra_et.arrays import give_back
 from chakra_et.convert import pair as convert
 from chakra_et.convert.pair import PairOptions
 from chakra_et.convert.report import RankReport
@@ -23,7 +24,6 @@ from chakra_et.errors import TraceError, UnreadableTrace
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import ExecutionTrace
 from chakra_et.findings import sentence
-from chakra_et.memory import give_back
 from chakra_et.names import SIDES, Side
 from chakra_et.traces.sets import Pair
 from chakra_et.validate import check as validate
