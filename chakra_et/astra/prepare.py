@@ -14,7 +14,7 @@ from typing import Literal
 
 import numpy as np
 
-from chakra_et.convert.emit_communication import NEAREST_IN_ASTRA_SIM
+from chakra_et.convert.emit import NEAREST_IN_ASTRA_SIM
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType, Ragged, Strings
 from chakra_et.et.edges import edges_of

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from chakra_et.convert.emit_communication import CommTypes
+from chakra_et.convert.emit import CommTypes
 from chakra_et.convert.graph.gaps import HostGaps
 from chakra_et.convert.pair import PairOptions
 from chakra_et.convert.rank import Engine

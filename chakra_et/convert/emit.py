@@ -8,25 +8,39 @@ dependencies, as Chakra's feeder reads no others.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from chakra_et.arrays import coded_pairs
-from chakra_et.convert import emit_operators
-from chakra_et.convert.columns import coded, collector, whole_micros
-from chakra_et.convert.emit_communication import CommTypes, add_communication, communicating
-from chakra_et.convert.emit_memory import add_memory
-from chakra_et.convert.graph.device_graphs import Captured, with_captured_modules, with_captured_work
+from chakra_et.convert import emit_columns
+from chakra_et.convert.emit_columns import Add, coded, strings
+from chakra_et.convert.graph.communication import Communication, group_number
+from chakra_et.convert.graph.device_graphs import Captured, add_captured
 from chakra_et.convert.graph.linked import LinkedRank
 from chakra_et.convert.graph.nodes import KIND_NAMES, Graph
-from chakra_et.convert.graph.operator_hierarchy import find_hierarchy
-from chakra_et.convert.graph.timeline import Lane
-from chakra_et.convert.graph.work import find_work
-from chakra_et.et.columns import Attribute, ExecutionTrace, NodeType, Ragged, Strings
+from chakra_et.convert.graph.operators import find_hierarchy, find_work
+from chakra_et.et.columns import (
+    Attribute,
+    CollectiveType,
+    ExecutionTrace,
+    NodeType,
+    Ragged,
+    Strings,
+    ValueKind,
+)
 
 # Letters by ``EdgeKind`` for the attribute ``dep_kinds``: one per dependency, in the order of data_deps.
 EDGE_LETTERS = b"PLSYTC"
+CommTypes = Literal["schema", "astra-sim"]
+# The substitutes for collectives that ASTRA-sim does not simulate.
+NEAREST_IN_ASTRA_SIM = {
+    CollectiveType.BARRIER: CollectiveType.ALL_REDUCE,
+    CollectiveType.REDUCE: CollectiveType.ALL_REDUCE,
+    CollectiveType.GATHER: CollectiveType.ALL_GATHER,
+    CollectiveType.SCATTER: CollectiveType.BROADCAST,
+    CollectiveType.REDUCE_SCATTER_BLOCK: CollectiveType.REDUCE_SCATTER,
+}
 
 
 def emit(
@@ -44,15 +58,15 @@ def emit(
     """
     rows = len(graph)
     everywhere = np.arange(rows)
-    operator = emit_operators.operators(rank, graph)
+    operator = emit_columns.operators(rank, graph)
     host_row = np.where(operator >= 0, rank.link.host_row[operator], -1)
     hierarchy = find_hierarchy(rank)
     work = find_work(rank, hierarchy.parent)
     if captured is not None:
-        hierarchy, work = with_captured_modules(hierarchy, captured), with_captured_work(rank, work, captured)
+        add_captured(rank, hierarchy, work, captured)
     attributes: dict[str, Attribute] = {}
-    add = collector(attributes)
-    emit_operators.add_host(rank, graph, operator, host_row, add)
+    add = emit_columns.collector(attributes)
+    emit_columns.add_host(rank, graph, operator, host_row, add)
     lane_kind = np.array([lane.kind for lane in graph.lanes])
     add("is_cpu_op", "bool", everywhere, (lane_kind == "cpu")[graph.lane].astype(np.int32))
     on_gpu = np.flatnonzero((lane_kind == "gpu")[graph.lane])
@@ -63,13 +77,12 @@ def emit(
     add("lane", "int64", everywhere, graph.lane)
     further = np.flatnonzero(graph.segment > 0)
     add("segment", "int64", further, graph.segment[further])
-    emit_operators.add_hierarchy(graph, hierarchy, add)
-    emit_operators.add_device(rank, graph, work, captured, add)
-    add_memory(rank, graph, add)
+    emit_columns.add_hierarchy(graph, hierarchy, add)
+    emit_columns.add_device(rank, graph, work, captured, add)
+    emit_columns.add_memory(rank, graph, add)
     del hierarchy, work  # each with columns of all events
-    communication = communicating(graph, rank.communication.items, comm_types)
-    of_node = [rank.communication.items[item] for item in graph.item[communication].tolist()]
-    add_communication(communication, of_node, number, comm_types, add)
+    communication, items = _communicating(graph, rank.communication.items, comm_types)
+    _add_communication(communication, items, number, comm_types, add)
 
     sources = graph.source.astype(np.uint64)
     sources += np.uint64(1)
@@ -77,20 +90,19 @@ def emit(
     np.cumsum(np.bincount(graph.target, minlength=rows), out=offsets[1:])
     add("dep_kinds", "string", np.flatnonzero(np.diff(offsets)), _dependency_kinds(graph, offsets))
     types = np.full(rows, NodeType.COMP, dtype=np.uint8)
-    types[communication] = [item.type for item in of_node]
+    types[communication] = [item.type for item in items]
     start = graph.start // 1000 if timestamps else np.zeros(rows, dtype=np.int64)
+    inputs = emit_columns.tensor_info(rank, graph, host_row, rank.host.inputs)
     return ExecutionTrace(
         ids=np.arange(1, rows + 1, dtype=np.uint64),
-        names=emit_operators.names(graph, rank),
+        names=emit_columns.names(graph, rank),
         types=types,
         start_micros=start.view(np.uint64),
-        duration_micros=whole_micros(graph.lane, graph.end - graph.start).view(np.uint64),
+        duration_micros=emit_columns.whole_micros(graph.lane, graph.end - graph.start).view(np.uint64),
         data_deps=Ragged(offsets, sources),
         ctrl_deps=Ragged(np.broadcast_to(np.int64(0), rows + 1), np.zeros(0, dtype=np.uint64)),
-        inputs=emit_operators.with_captured(
-            emit_operators.tensor_info(rank, graph, host_row, rank.host.inputs), graph, captured
-        ),
-        outputs=emit_operators.tensor_info(rank, graph, host_row, rank.host.outputs),
+        inputs=emit_columns.with_captured(inputs, graph, captured),
+        outputs=emit_columns.tensor_info(rank, graph, host_row, rank.host.outputs),
         attributes=attributes,
         metadata=metadata,
     )
@@ -112,6 +124,65 @@ def _dependency_kinds(graph: Graph, offsets: np.ndarray) -> Strings:
     return Strings(list(table), index)
 
 
-def lanes_text(lanes: list[Lane]) -> list[dict[str, Any]]:
-    """The lanes for the file's metadata."""
-    return [{"kind": lane.kind, "label": lane.label} for lane in lanes]
+def _communicating(
+    graph: Graph, items: list[Communication], comm_types: CommTypes
+) -> tuple[np.ndarray, list[Communication]]:
+    """The nodes that communicate with other ranks, and what each does; for ASTRA-sim, only those that it can
+    simulate: with known size, and known peer or type."""
+    nodes = np.flatnonzero(graph.item >= 0)
+    of_node = [items[number] for number in graph.item[nodes].tolist()]
+    is_kept = [
+        not item.is_local
+        and (
+            comm_types == "schema"
+            or (item.size > 0 and (item.peer >= 0 if item.is_message else item.collective is not None))
+        )
+        for item in of_node
+    ]
+    kept = [item for item, keep in zip(of_node, is_kept, strict=True) if keep]
+    return nodes[np.array(is_kept, dtype=bool)], kept
+
+
+def _add_communication(
+    nodes: np.ndarray, of_node: list[Communication], rank: int, comm_types: CommTypes, add: Add
+) -> None:
+    """Add the attributes of the communication ``nodes``; ``of_node`` has one entry per node.
+
+    An unknown type or size is left out. ``comm_types``: "schema" keeps the collective types, "astra-sim"
+    substitutes those that ASTRA-sim does not simulate (``comm_operator`` has the actual operator).
+    """
+
+    def add_known(name: str, kind: ValueKind, values: list[int | None]) -> None:
+        known = [value for value in values if value is not None]
+        at = nodes[np.array([value is not None for value in values], dtype=bool)]
+        add(name, kind, at, np.array(known, dtype=np.int64))
+
+    kinds: list[int | None] = []
+    sizes: list[int | None] = []
+    for item in of_node:
+        kind, size = item.collective, item.size
+        if kind in NEAREST_IN_ASTRA_SIM and comm_types == "astra-sim":
+            if kind is CollectiveType.SCATTER and item.is_root and item.group.ranks:
+                size = max(1, size // len(item.group.ranks))  # the root's input is the output of all ranks
+            kind = NEAREST_IN_ASTRA_SIM[kind]
+        kinds.append(kind)
+        sizes.append(size or None)
+    add_known("comm_type", "int64", kinds)
+    add_known("comm_size", "int64", sizes)
+    text = {
+        "pg_name": [str(group_number(item.group)) for item in of_node],
+        "pg_original_name": [item.group.name for item in of_node],
+        "pg_description": [item.group.description for item in of_node],
+        "comm_dtype": [item.dtype for item in of_node],
+        "comm_operator": [item.api for item in of_node],
+    }
+    for name, values in text.items():
+        add(name, "string", nodes, strings(values))
+    add_known("comm_sequence", "int64", [item.sequence if item.sequence >= 0 else None for item in of_node])
+    add_known("comm_async", "bool", [item.asynchronous for item in of_node])
+    ends = [(rank, item.peer) if item.type is NodeType.COMM_SEND else (item.peer, rank) for item in of_node]
+    messages = [item.is_message for item in of_node]
+    for at, name in enumerate(("comm_src", "comm_dst")):
+        here = [end[at] if message else None for end, message in zip(ends, messages, strict=True)]
+        add_known(name, "int32", here)
+    add_known("comm_tag", "int32", [item.tag if item.is_message else None for item in of_node])

@@ -15,16 +15,14 @@ from typing import Any
 
 from chakra_et.arrays import give_back
 from chakra_et.convert import jobs
-from chakra_et.convert.emit import emit, lanes_text
-from chakra_et.convert.emit_communication import CommTypes
-from chakra_et.convert.graph import gaps, pairing
-from chakra_et.convert.graph.all_dependencies import find_dependencies
+from chakra_et.convert.emit import CommTypes, emit
+from chakra_et.convert.graph import gaps, link
 from chakra_et.convert.graph.build import build
-from chakra_et.convert.graph.completeness import check_complete
+from chakra_et.convert.graph.communication import group_number
+from chakra_et.convert.graph.dependencies import find_dependencies
 from chakra_et.convert.graph.device_graphs import load_captures, match_captures
 from chakra_et.convert.graph.gaps import HostGaps
-from chakra_et.convert.graph.groups import group_number
-from chakra_et.convert.graph.linked import LinkedRank, link_rank
+from chakra_et.convert.graph.linked import LinkedRank, check_complete, link_rank
 from chakra_et.convert.graph.nodes import Graph
 from chakra_et.convert.report import RankReport, make_report
 from chakra_et.convert.untraced import step_facts, take_off_cost
@@ -131,9 +129,7 @@ def _text_bytes(path: Path) -> int:
 
 
 def _convert(pair: Pair, host: HostTrace, device: DeviceTrace, options: PairOptions) -> Converted:
-    number, world_size = pairing.rank_and_world(
-        pair.rank, options.world_size, options.ranks_here, host, device
-    )
+    number, world_size = link.rank_and_world(pair.rank, options.world_size, options.ranks_here, host, device)
     cut = dict(options.unfinished).get(number, -1)
     rank = link_rank(
         host, device, options.groups, options.step, options.allow_unlinked, options.comm_kernels, cut
@@ -144,8 +140,8 @@ def _convert(pair: Pair, host: HostTrace, device: DeviceTrace, options: PairOpti
     if not len(graph):
         raise TraceError(f"{pair.device}: there is nothing to convert; check --step.")
     captures = load_captures(options.graph_capture, options.limits) if options.graph_capture else None
-    captured = match_captures(rank, captures)
-    findings = joined(dependencies.findings, gap_findings, captured.findings, check_complete(rank))
+    captured, capture_findings = match_captures(rank, captures)
+    findings = joined(dependencies.findings, gap_findings, capture_findings, check_complete(rank))
     del dependencies  # as large as the graph, and the memory is needed below
     give_back(len(graph))
     report = make_report(number, rank, graph, findings)
@@ -171,6 +167,7 @@ def _metadata(rank: LinkedRank, graph: Graph, number: int, world_size: int, cloc
         return value if isinstance(value, int) and 0 <= value < 2**63 else 0
 
     header = rank.host.header
+    lanes = [{"kind": lane.kind, "label": lane.label} for lane in graph.lanes]
     return {
         "schema": str(header["schema"]),
         "pid": whole(header["pid"]),
@@ -182,6 +179,6 @@ def _metadata(rank: LinkedRank, graph: Graph, number: int, world_size: int, cloc
         "trace_start_ns": rank.device.origin_ns,
         "clock_domain": clock,
         "measured_end_micros": int(graph.end.max()) // 1000,
-        "lanes": json.dumps(lanes_text(graph.lanes), separators=(",", ":")),
+        "lanes": json.dumps(lanes, separators=(",", ":")),
         **({"device_name": rank.device.device_name} if rank.device.device_name else {}),
     }

@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from chakra_et.convert.graph.dependencies import EdgeKind
 from chakra_et.convert.graph.linked import LinkedRank
-from chakra_et.convert.graph.nodes import KIND_NAMES, Graph, NodeKind
+from chakra_et.convert.graph.nodes import KIND_NAMES, EdgeKind, Graph, NodeKind
 from chakra_et.et.columns import ExecutionTrace, Strings
 from chakra_et.findings import Findings, Kind, joined, listed, sentence
 from chakra_et.simulate.measured_steps import measured_times, step_rows

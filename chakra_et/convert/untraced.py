@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from chakra_et.convert.columns import whole_micros
+from chakra_et.convert.emit_columns import whole_micros
 from chakra_et.et.columns import Attribute, ExecutionTrace, NodeType, Strings
 from chakra_et.simulate.joint import build_graph
 from chakra_et.simulate.longest_path import make_schedule

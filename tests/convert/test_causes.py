@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from chakra_et.convert.graph.dependencies import EdgeKind
+from chakra_et.convert.graph.nodes import EdgeKind
 from tests.generator.hand_made import Stages, annotation, call, kernel, op, sync
 
 

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from chakra_et.convert.graph.communication import Communication
-from chakra_et.convert.graph.groups import Group, declared_groups, group_number
+from chakra_et.convert.graph.communication import Communication, Group, group_number, operation_named
+from chakra_et.convert.graph.groups import declared_groups
 from chakra_et.convert.graph.identify_communication import communication_rows
-from chakra_et.convert.graph.kernel_table import operation_named
 from chakra_et.convert.pair import convert_pair
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import CollectiveType, NodeType

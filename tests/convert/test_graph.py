@@ -8,11 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from chakra_et.convert.columns import whole_micros
+from chakra_et.convert.emit_columns import whole_micros
 from chakra_et.convert.graph import gaps
 from chakra_et.convert.graph.build import build
-from chakra_et.convert.graph.dependencies import Collector, EdgeKind, collected
-from chakra_et.convert.graph.nodes import NodeKind
+from chakra_et.convert.graph.nodes import Dependencies, EdgeKind, NodeKind
 from tests.generator import Features, Program, generate, run
 from tests.generator.hand_made import Stages, annotation, call, kernel, op
 from tests.generator.parts import Parts
@@ -78,18 +77,18 @@ def test_unexplained_start_gets_overhead(tmp_path: Path) -> None:
 def test_backward_edge_is_left_out_and_counted(tmp_path: Path) -> None:
     events = [annotation("ProfilerStep#1", 0, 15, 2), op("b", 10, 5, 4), op("x", 0, 20, 5, tid=11)]
     stages = Stages(tmp_path, events)
-    causes = Collector(first_lane=len(stages.time.lanes))
+    causes = Dependencies(stages.time.lanes)
     causes.edge(EdgeKind.INTER_THREAD, (1, 20_000), (0, 10_000))
-    graph = build(stages.rank, collected(causes, stages.time.lanes))
+    graph = build(stages.rank, causes)
     assert graph.findings == {"backward-edge": 1}
 
 
 def test_waits_become_nodes_of_duration_0(tmp_path: Path) -> None:
     stages = Stages(tmp_path, [op("a", 0, 5, 3), op("c10d::wait", 5, 20, 4), op("b", 25, 5, 5)])
-    causes = Collector(first_lane=len(stages.time.lanes))
+    causes = Dependencies(stages.time.lanes)
     causes.wait(0, 5_000, 25_000)
     causes.wait(0, 7_000, 7_000)
-    graph = build(stages.rank, collected(causes, stages.time.lanes))
+    graph = build(stages.rank, causes)
     assert [(int(a), int(b)) for a, b in zip(graph.start, graph.end, strict=True)][:2] == [
         (0, 5_000),
         (5_000, 5_000),

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from chakra_et.convert.graph.blocking_calls import Scope, scope_of, waits_for_copy
-from chakra_et.convert.graph.dependencies import EdgeKind
+from chakra_et.convert.graph.launches import Scope, scope_of, waits_for_copy
+from chakra_et.convert.graph.nodes import EdgeKind
 from tests.convert.test_causes import lengths
 from tests.generator.hand_made import Stages, annotation, call, event, kernel, op, sync
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from chakra_et.__main__ import main
-from chakra_et.convert.graph.kernel_table import communication_names
+from chakra_et.convert.graph.communication import communication_names
 from chakra_et.convert.pair import Converted, convert_pair
 from chakra_et.convert.rank import truncation
 from chakra_et.cost.operator_work import operator_work

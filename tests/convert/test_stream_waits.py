@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from chakra_et.convert.graph import stream_waits
-from chakra_et.convert.graph.dependencies import Collector
 from chakra_et.convert.graph.launches import StreamOrder, launches_of
 from chakra_et.convert.graph.linked import link_rank
+from chakra_et.convert.graph.nodes import Dependencies
 from chakra_et.convert.pair import Converted, convert_pair
 from chakra_et.simulate.replays import replay_device
 from chakra_et.traces import device as device_trace
@@ -125,9 +125,9 @@ def stripped(path: Path) -> tuple[Edges, Edges]:
     for trace in (device, dataclasses.replace(device, waits={})):
         rank = link_rank(operators_of(trace), trace)
         launches = launches_of(rank.device, rank.timeline, rank.calls)
-        edges = Collector(len(rank.timeline.lanes))
+        edges = Dependencies(rank.timeline.lanes)
         stream_waits.find(rank, launches, StreamOrder(rank.device, launches), edges)
-        found.append({tuple(row[1:].tolist()) for each in edges.edges for row in each})
+        found.append({tuple(row[1:].tolist()) for row in edges.edges})
     return found[0], found[1]
 
 

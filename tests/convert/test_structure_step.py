@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from chakra_et.convert.graph.structure import _matched
+from chakra_et.convert.graph.linked import _matched
 
 
 def device(*events: tuple[str, int, int, int]) -> Any:

@@ -8,8 +8,8 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from chakra_et.convert.graph.all_dependencies import find_dependencies
 from chakra_et.convert.graph.build import build
+from chakra_et.convert.graph.dependencies import find_dependencies
 from chakra_et.convert.graph.linked import link_rank
 from chakra_et.traces import device as device_trace
 from chakra_et.traces import host as host_trace

@@ -10,11 +10,11 @@ import numpy as np
 
 from chakra_et.convert.graph import link, timeline
 from chakra_et.convert.graph import nodes as graph
-from chakra_et.convert.graph.all_dependencies import find_dependencies
 from chakra_et.convert.graph.build import build
 from chakra_et.convert.graph.communication import Communications
-from chakra_et.convert.graph.dependencies import Dependencies, EdgeKind
+from chakra_et.convert.graph.dependencies import find_dependencies
 from chakra_et.convert.graph.linked import link_rank
+from chakra_et.convert.graph.nodes import Dependencies, EdgeKind
 from chakra_et.traces import device as device_trace
 from chakra_et.traces import host as host_trace
 from chakra_et.traces.device import DeviceTrace

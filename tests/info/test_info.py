@@ -12,7 +12,7 @@ import pytest
 
 from chakra_et.__main__ import COMMANDS, main
 from chakra_et.convert.emit import EDGE_LETTERS
-from chakra_et.convert.graph.dependencies import EdgeKind
+from chakra_et.convert.graph.nodes import EdgeKind
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import ExecutionTrace, NodeType
 from chakra_et.info.describe import EDGE_KINDS, describe

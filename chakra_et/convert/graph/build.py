@@ -7,20 +7,19 @@ node numbers, so the graph is acyclic by construction; ``validate`` checks that 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
-from chakra_et.arrays import lane_order, narrowed
+from chakra_et.arrays import lane_order, median, narrowed
 from chakra_et.convert.graph.communication import Communication
-from chakra_et.convert.graph.dependencies import Dependencies, EdgeKind
 from chakra_et.convert.graph.linked import LinkedRank
-from chakra_et.convert.graph.nodes import KIND_OF_CATEGORY, Graph, NodeKind, Rows
-from chakra_et.convert.graph.overhead import Edges, fill_overhead, messages_beside
-from chakra_et.convert.graph.timeline import Lane, SelfTime, Timeline
+from chakra_et.convert.graph.nodes import Dependencies, EdgeKind, Edges, Graph, NodeKind, distinct
+from chakra_et.convert.graph.timeline import Lane, SelfTime, Timeline, on_device
 from chakra_et.findings import Findings
 from chakra_et.traces.device import DeviceTrace
-from chakra_et.traces.device_format import ANNOTATION, CATEGORIES, KERNEL, RUNTIME, SYNC
+from chakra_et.traces.device_format import ANNOTATION, CATEGORIES, KERNEL, MEMCPY, MEMSET, RUNTIME
 
 # Of the dependencies between consecutive rows of a lane.
 ORDER_KINDS = {
@@ -28,20 +27,52 @@ ORDER_KINDS = {
     "gpu": EdgeKind.STREAM_ORDER,
     "communication": EdgeKind.COLLECTIVE,
 }
+# A kernel that starts within this many typical latencies of its launch was not delayed by its stream, even if
+# the previous kernel ended in the meantime.
+_PROMPT = 1.5
+
+
+@dataclass(eq=False, repr=False)
+class Rows:
+    """Nodes before they are numbered; the columns are those of ``Graph``.
+
+    Indices are int32 and kinds int8, as more than one copy of the columns of all nodes exists at a time.
+    """
+
+    lane: np.ndarray
+    start: np.ndarray
+    end: np.ndarray
+    event: np.ndarray
+    kind: np.ndarray
+    item: np.ndarray
+
+    def __post_init__(self) -> None:
+        for name in ("lane", "event", "item"):
+            setattr(self, name, getattr(self, name).astype(np.int32, copy=False))
+        self.kind = self.kind.astype(np.int8, copy=False)
+
+    def rearrange(self, index: np.ndarray) -> None:
+        """Replace row i by row ``index[i]``."""
+        for name, column in vars(self).items():
+            setattr(self, name, column[index])
 
 
 def build(rank: LinkedRank, found: Dependencies) -> Graph:
     """The graph of a rank, from its timeline and its dependencies ``found``."""
     findings = Findings()
     device, time, items = rank.device, rank.timeline, rank.communication.items
-    rows = Rows.join(
-        [_cpu_rows(device, time, found), _gpu_rows(device, time, items), _placed_rows(found, items)]
-    )
+    dependencies = found.edges
+    parts = [
+        _cpu_rows(device, time, dependencies, found.waits),
+        _gpu_rows(device, time, items),
+        _placed_rows(found, items),
+    ]
+    rows = Rows(*(np.concatenate([vars(part)[name] for part in parts]) for name in vars(parts[0])))
+    del parts
     rows.rearrange(np.lexsort((rows.start, rows.lane)))
-    edges = _connect(rows, found)
-    beside = messages_beside(rows, items)
-    latency, gap, edges = fill_overhead(rows, edges, time.begin, found.lanes, beside)
-    del beside
+    edges = _connect(rows, dependencies, len(found.lanes))
+    del dependencies
+    latency, gap, edges = _fill_overhead(rows, edges, time.begin, found.lanes, items)
 
     # Number the nodes by start time. Nodes of duration 0 come first, as others may depend on them.
     order = np.lexsort((rows.lane, rows.end > rows.start, rows.start))
@@ -58,7 +89,10 @@ def build(rank: LinkedRank, found: Dependencies) -> Graph:
     )  # fmt: skip
 
 
-def _cpu_rows(device: DeviceTrace, time: Timeline, found: Dependencies) -> Rows:
+# ---- rows ----
+
+
+def _cpu_rows(device: DeviceTrace, time: Timeline, edges: np.ndarray, waits: np.ndarray) -> Rows:
     """The self time of the threads, cut where an edge starts or ends, without blocking intervals."""
     segments = time.self_time
     first = np.zeros(len(segments.owner), dtype=bool)
@@ -67,22 +101,16 @@ def _cpu_rows(device: DeviceTrace, time: Timeline, found: Dependencies) -> Rows:
     of_owner = np.zeros(len(device), dtype=np.int64)
     of_owner[segments.owner[owned[::-1]]] = owned[::-1]
     first[of_owner[segments.owner[owned]]] = True
-    edges, waits = found.edges, found.waits
     cuts = np.concatenate([edges[:, 1:3], edges[:, 3:5], waits[:, [0, 1]], waits[:, [0, 2]]])
-    parts = []
+    columns: list[tuple[np.ndarray, ...]] = [(np.zeros(0, np.int64),) * 4 + (np.zeros(0, bool),)]
     for number in range(len(time.lanes)):
         at = np.flatnonzero(segments.lane == number)
-        if not len(at):
-            continue
-        own = SelfTime(segments.lane[at], segments.start[at], segments.end[at], segments.owner[at])
-        own, is_first = _cut(own, first[at], np.sort(cuts[cuts[:, 0] == number, 1], kind="stable"))
-        keep = _outside(own, is_first, waits[waits[:, 0] == number, 1:])
-        parts.append((own.lane[keep], own.start[keep], own.end[keep], own.owner[keep], is_first[keep]))
-    if not parts:
-        empty = np.zeros(0, dtype=np.int64)
-        return Rows(empty, empty, empty, empty, empty, empty)
-    lane, start, end, owner, is_first = (np.concatenate(columns) for columns in zip(*parts, strict=True))
-
+        if len(at):
+            own = SelfTime(segments.lane[at], segments.start[at], segments.end[at], segments.owner[at])
+            own, is_first = _cut(own, first[at], np.sort(cuts[cuts[:, 0] == number, 1], kind="stable"))
+            keep = _outside(own, is_first, waits[waits[:, 0] == number, 1:])
+            columns.append((own.lane[keep], own.start[keep], own.end[keep], own.owner[keep], is_first[keep]))
+    lane, start, end, owner, is_first = (np.concatenate(parts) for parts in zip(*columns, strict=True))
     of_category = np.full(len(CATEGORIES) + 1, NodeKind.OPERATOR, dtype=np.int8)
     of_category[RUNTIME:] = NodeKind.RUNTIME
     of_category[[ANNOTATION, -1]] = NodeKind.HOST_OVERHEAD  # outside all events, too
@@ -100,7 +128,7 @@ def _cpu_rows(device: DeviceTrace, time: Timeline, found: Dependencies) -> Rows:
 
 def _cut(segments: SelfTime, first: np.ndarray, cuts: np.ndarray) -> tuple[SelfTime, np.ndarray]:
     """Split the segments of one lane at ``cuts`` (ascending); only the first part stays ``first``."""
-    cuts = cuts[np.concatenate([[True], cuts[1:] != cuts[:-1]])[: len(cuts)]]
+    cuts = cuts[np.diff(cuts, prepend=-1) != 0]
     at = np.searchsorted(segments.start, cuts, side="right") - 1
     inside = (at >= 0) & (segments.start[at] < cuts) & (cuts < segments.end[at])
     at, cuts = at[inside], cuts[inside]
@@ -125,35 +153,49 @@ def _outside(segments: SelfTime, first: np.ndarray, waits: np.ndarray) -> np.nda
 
 
 def _gpu_rows(device: DeviceTrace, time: Timeline, items: list[Communication]) -> Rows:
-    event = np.flatnonzero((device.category >= KERNEL) & (device.category != SYNC))
-    kind = np.array([KIND_OF_CATEGORY.get(c, NodeKind.KERNEL) for c in range(len(CATEGORIES))])[
-        device.category[event]
-    ]
+    event = on_device(device)
+    of_category = np.full(len(CATEGORIES), NodeKind.KERNEL)
+    of_category[[KERNEL, MEMCPY, MEMSET]] = NodeKind.KERNEL, NodeKind.MEMCPY, NodeKind.MEMSET
+    kind = of_category[device.category[event]]
     item_of = np.full(len(device), -1, dtype=np.int64)
     for number, item in enumerate(items):
         if item.on_gpu and not item.part:
             item_of[item.event] = number
     of_row = item_of[event]
-    kind[of_row >= 0] = [_communication_kind(items[number]) for number in of_row[of_row >= 0].tolist()]
+    kind[of_row >= 0] = _kinds([items[number] for number in of_row[of_row >= 0].tolist()])
     return Rows(time.lane[event], time.start[event], time.end[event], event, kind, of_row)
 
 
 def _placed_rows(found: Dependencies, items: list[Communication]) -> Rows:
     numbers = sorted(found.placed)
-    place = np.array([found.placed[number] for number in numbers], dtype=np.int64).reshape(-1, 3)
-    kind = np.array([_communication_kind(items[number]) for number in numbers], dtype=np.int64)
-    event = np.array([items[number].event for number in numbers], dtype=np.int64)
-    return Rows(place[:, 0], place[:, 1], place[:, 2], event, kind, np.array(numbers, dtype=np.int64))
+    lane, start, end = np.array([found.placed[number] for number in numbers], np.int64).reshape(-1, 3).T
+    placed = [items[number] for number in numbers]
+    event = np.array([item.event for item in placed], dtype=np.int64)
+    return Rows(lane, start, end, event, _kinds(placed), np.array(numbers, dtype=np.int64))
 
 
-def _communication_kind(item: Communication) -> NodeKind:
-    return NodeKind.P2P if item.is_message else NodeKind.COLLECTIVE
+def _kinds(items: list[Communication]) -> np.ndarray:
+    kinds = [NodeKind.P2P if item.is_message else NodeKind.COLLECTIVE for item in items]
+    return np.array(kinds, dtype=np.int64)
 
 
-def _connect(rows: Rows, found: Dependencies) -> Edges:
+def _segments(rows: Rows) -> np.ndarray:
+    """int32[rows]: the index of each node among the nodes of its event, in time order."""
+    segment = np.zeros(len(rows.event), dtype=np.int32)
+    owned = np.flatnonzero(rows.event >= 0)
+    order = owned[np.argsort(rows.event[owned], kind="stable")]
+    change = np.diff(rows.event[order], prepend=-1) != 0
+    begin = np.maximum.accumulate(np.where(change, np.arange(len(order)), 0))
+    segment[order] = np.arange(len(order)) - begin
+    return segment
+
+
+# ---- edges ----
+
+
+def _connect(rows: Rows, edges: np.ndarray, lanes: int) -> Edges:
     """The dependencies as edges between rows, from their points on lanes."""
-    edges = found.edges
-    bounds = np.searchsorted(rows.lane, np.arange(len(found.lanes) + 1))
+    bounds = np.searchsorted(rows.lane, np.arange(lanes + 1))
     from_ = np.full(len(edges), -1, dtype=np.int64)
     to = np.full(len(edges), -1, dtype=np.int64)
     for lane, (low, high) in enumerate(pairwise(bounds.tolist())):
@@ -175,7 +217,11 @@ def _all_edges(
     Duplicates are dropped, and edges that do not point forward, which only the rounding of times causes.
     Between two nodes of duration 0 at the same time, the edge starts at the node before instead.
     """
-    before = _before(rows)
+    before = np.full(len(rows.lane), -1, dtype=np.int32)  # the previous row of the same lane
+    by_lane = lane_order(rows.lane).astype(np.int32)
+    same = rows.lane[by_lane[1:]] == rows.lane[by_lane[:-1]]
+    before[by_lane[1:][same]] = by_lane[:-1][same]
+    del by_lane, same
     while (back := (source >= target) & (source >= 0)).any():
         source = np.where(back, before[source], source)
     follows = np.flatnonzero(before >= 0).astype(np.int32)
@@ -191,29 +237,91 @@ def _all_edges(
     if not forward.all():
         found.add("backward-edge", int((~forward).sum()))
         source, target, kind = source[forward], target[forward], kind[forward]
-    order = np.lexsort((kind, source, target))
-    source, target, kind = source[order], target[order], kind[order]
-    new = np.ones(len(source), dtype=bool)
-    new[1:] = (source[1:] != source[:-1]) | (target[1:] != target[:-1])
-    return source[new], target[new], kind[new]
+    return distinct(source, target, kind)
 
 
-def _before(rows: Rows) -> np.ndarray:
-    """int32[rows]: the previous row of the same lane, -1 for none."""
-    before = np.full(len(rows.lane), -1, dtype=np.int32)
-    by_lane = lane_order(rows.lane).astype(np.int32)
-    same = rows.lane[by_lane[1:]] == rows.lane[by_lane[:-1]]
-    before[by_lane[1:][same]] = by_lane[:-1][same]
-    return before
+# ---- overhead: time between a node and its dependencies that nothing in the trace accounts for ----
+#
+# On the device it has two parts that behave differently when durations change. A kernel starts one launch
+# latency after its launch, which overlaps with earlier kernels of the stream, and a short gap after the
+# previous kernel. Each overhead node records both, so that a prediction does not add up launch latencies if
+# the device is the bottleneck.
 
 
-def _segments(rows: Rows) -> np.ndarray:
-    """int32[rows]: the index of each node among the nodes of its event, in time order."""
-    segment = np.zeros(len(rows.event), dtype=np.int32)
-    owned = np.flatnonzero(rows.event >= 0)
-    order = owned[np.argsort(rows.event[owned], kind="stable")]
-    change = np.ones(len(order), dtype=bool)
-    change[1:] = rows.event[order[1:]] != rows.event[order[:-1]]
-    begin = np.maximum.accumulate(np.where(change, np.arange(len(order)), 0))
-    segment[order] = np.arange(len(order)) - begin
-    return segment
+def _fill_overhead(
+    rows: Rows, edges: Edges, begin: int, lanes: list[Lane], items: list[Communication]
+) -> tuple[np.ndarray, np.ndarray, Edges]:
+    """Insert an overhead row before each row that starts later than its lane and dependencies allow.
+
+    ``rows`` are in the order of their lanes, and ``edges`` those between lanes. A further message of a kernel
+    shares the kernel's overhead. Returns launch latency and stream gap of the new rows, and the edges between
+    them.
+    """
+    source, target, kind = edges
+    is_further = np.array([item.on_gpu and item.part > 0 for item in items] + [False])[rows.item]
+    further = np.flatnonzero(is_further)
+    launched, others = _ready(rows, edges, begin)
+    ready = np.maximum(launched, others)
+    is_late = (rows.start > ready) & ~is_further
+    late = np.flatnonzero(is_late)
+    on_gpu = np.array([lane.kind == "gpu" for lane in lanes], dtype=bool)[rows.lane]
+    index = np.repeat(np.arange(len(is_late)), 1 + is_late)
+    place = np.arange(len(is_late)) + np.cumsum(is_late)
+    extra = place[late] - 1
+    latency, gap = (np.full(len(index), -1, dtype=np.int64) for _ in range(2))
+    known = np.flatnonzero(on_gpu & ~is_further & (launched >= 0))
+    # Without an overhead row, the row itself has the latency, and no gap.
+    at = place[known] - is_late[known]
+    latency[at], between = _latency_and_gap(rows.start[known], launched[known], others[known])
+    gap[at[is_late[known]]] = between[is_late[known]]
+    kernels = further[:0]
+    if len(further):
+        own = np.flatnonzero((rows.item >= 0) & ~is_further)
+        row_of = dict(zip(rows.event[own].tolist(), own.tolist(), strict=True))
+        kernels = np.array([row_of[event] for event in rows.event[further].tolist()])
+        further, kernels = further[is_late[kernels]], kernels[is_late[kernels]]
+
+    begins = ready[late]
+    del launched, others, ready
+    rows.rearrange(index)
+    rows.end[extra], rows.start[extra] = rows.start[extra], begins
+    rows.event[extra] = rows.item[extra] = -1
+    rows.kind[extra] = np.where(on_gpu[late], NodeKind.DEVICE_OVERHEAD, NodeKind.HOST_OVERHEAD)
+    first = place - is_late
+    edges = (
+        np.concatenate([place[source], first[kernels]]),
+        np.concatenate([first[target], place[further]]),
+        np.concatenate([kind, np.full(len(further), EdgeKind.STREAM_ORDER)]),
+    )
+    return latency, gap, edges
+
+
+def _ready(rows: Rows, edges: Edges, begin: int) -> tuple[np.ndarray, np.ndarray]:
+    """When each row was launched (-1 for none), and when its lane and its other dependencies let it start."""
+    source, target, kind = edges
+    valid = rows.end[source] <= rows.start[target]
+    source, target, launch = source[valid], target[valid], kind[valid] == EdgeKind.LAUNCH
+    launched = np.full(len(rows.start), -1, dtype=np.int64)
+    np.maximum.at(launched, target[launch], rows.end[source[launch]])
+    others = np.full(len(rows.start), begin, dtype=np.int64)
+    follows = (rows.lane[1:] == rows.lane[:-1]) & (rows.end[:-1] <= rows.start[1:])
+    np.maximum(others[1:], rows.end[:-1], out=others[1:], where=follows)
+    np.maximum.at(others, target[~launch], rows.end[source[~launch]])
+    return launched, others
+
+
+def _latency_and_gap(
+    start: np.ndarray, launched: np.ndarray, others: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """``launch_latency`` and ``stream_gap`` of launched rows that start at ``start``, ns.
+
+    ``launched``: end of the launch; ``others``: end of the other dependencies.
+    """
+    latency = start - launched
+    idle = (others <= launched) & (latency > 0)
+    typical = int(median(latency[idle])) if idle.any() else 0
+    prompt = idle | (latency <= _PROMPT * typical)
+    between = start - others
+    typical_gap = 0 if prompt.all() else int(median(between[~prompt]))
+    latency = np.where(prompt, latency, np.minimum(latency, typical))
+    return latency, np.where(prompt, np.minimum(between, typical_gap), between)

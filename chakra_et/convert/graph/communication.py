@@ -1,12 +1,45 @@
-"""The communication operations of a rank: what each is, and which process groups there are."""
+"""The communication operations of a rank, its process groups, and the kernels that communicate by name."""
 
 from __future__ import annotations
 
+import functools
+import re
+import zlib
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
 
-from chakra_et.convert.graph.groups import Group
+from chakra_et.errors import TraceError, reason
 from chakra_et.et.columns import CollectiveType, NodeType
+from chakra_et.files import read_json
 from chakra_et.findings import Findings
+
+Operation = CollectiveType | Literal[NodeType.COMM_SEND, NodeType.COMM_RECV]
+
+
+@dataclass(frozen=True)
+class Group:
+    """A process group: name and description in PyTorch, and global ranks (empty if not recorded)."""
+
+    name: str
+    description: str = ""
+    ranks: tuple[int, ...] = ()
+
+    def global_rank(self, rank: int) -> int:
+        """The global rank of ``rank`` in the group; ``rank`` itself if the members are not recorded."""
+        return self.ranks[rank] if 0 <= rank < len(self.ranks) else rank
+
+
+def group_number(group: Group) -> int:
+    """The id of a group in the files: an integer ≥ 1, the same on all ranks.
+
+    PyTorch names groups by a counter from 0, so the default group gets id 1. For a name that is not a number,
+    the id is made from its hash.
+    """
+    if group.name.isascii() and group.name.isdigit() and len(group.name) < 9:
+        return int(group.name) + 1
+    text = f"{group.name} {group.ranks}".encode()
+    return 500_000_000 + zlib.crc32(text) % 499_999_999
 
 
 @dataclass(frozen=True)
@@ -53,11 +86,6 @@ class Communication:
         """Whether it is a collective of one rank: it moves no data and counts as compute."""
         return not self.is_message and len(self.group.ranks) == 1
 
-    @property
-    def start_row(self) -> int:
-        """The row whose start time orders the communication."""
-        return self.launch if self.launch >= 0 else self.event
-
 
 @dataclass(eq=False, repr=False)
 class Communications:
@@ -66,3 +94,80 @@ class Communications:
     items: list[Communication] = field(default_factory=list)
     groups: dict[str, Group] = field(default_factory=dict)
     findings: Findings = field(default_factory=Findings)
+
+
+# ---- the kernels: a table in a data file, which users can extend ----
+
+SENDRECV = "sendrecv"
+TABLE = Path(__file__).with_name("communication_kernels.json")
+# Part of a name, letters only → operation. The first match wins.
+_PARTS: dict[str, Operation] = {
+    "barrier": CollectiveType.BARRIER,
+    "allreduce": CollectiveType.ALL_REDUCE,
+    "allgather": CollectiveType.ALL_GATHER,
+    "reducescatter": CollectiveType.REDUCE_SCATTER,
+    "alltoall": CollectiveType.ALL_TO_ALL,
+    "broadcast": CollectiveType.BROADCAST,
+    "scatter": CollectiveType.SCATTER,
+    "gather": CollectiveType.GATHER,
+    "send": NodeType.COMM_SEND,
+    "recv": NodeType.COMM_RECV,
+    "reduce": CollectiveType.REDUCE,
+}
+_BY_WORD: dict[str, Operation] = {kind.name.lower(): kind for kind in CollectiveType}
+_BY_WORD |= {"send": NodeType.COMM_SEND, "recv": NodeType.COMM_RECV}
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """One row of the table. ``ambiguous``: a send/receive kernel, which NCCL also uses for all-to-alls."""
+
+    pattern: re.Pattern[str]
+    library: str
+    operation: Operation | None
+    ambiguous: bool
+
+
+def operation_named(name: str) -> Operation | None:
+    """The operation in a name such as ``c10d::_allgather_base_`` or ``ncclDevKernel_AllReduce_Sum_f32``; None
+    if there is none, or both send and receive."""
+    letters = re.sub(r"[^a-z]", "", name.lower())
+    if SENDRECV in letters:
+        return None
+    return next((what for part, what in _PARTS.items() if part in letters), None)
+
+
+@functools.cache
+def _patterns(path: Path) -> tuple[Pattern, ...]:
+    """The rows of a table. Raises ``TraceError`` for an unreadable file or an invalid row."""
+    patterns = []
+    try:
+        for row in read_json(path)["kernels"]:
+            word = row.get("operation")
+            if word is not None and word != SENDRECV and word not in _BY_WORD:
+                raise ValueError(
+                    f"operation {word!r} is not one of {', '.join(_BY_WORD)}, {SENDRECV} or null"
+                )
+            pattern = re.compile(str(row["pattern"]), re.IGNORECASE)
+            library = str(row.get("library") or "")
+            patterns.append(Pattern(pattern, library, _BY_WORD.get(str(word)), word == SENDRECV))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, re.error) as error:
+        raise TraceError(
+            f"{path}: not a table of communication kernels, it {reason(error)}: give "
+            '{"kernels": [{"pattern": …, "library": …, "operation": …}]} as in communication_kernels.json.'
+        ) from None
+    return tuple(patterns)
+
+
+def communication_names(names: list[str], added: str = "") -> dict[int, Pattern]:
+    """Index of each communication kernel in ``names`` → its row of the table, first of those in the user's
+    file ``added``."""
+    patterns = _patterns(Path(added)) if added else ()
+    patterns += _patterns(TABLE) if any(names) else ()
+    found = {}
+    for code, name in enumerate(names):
+        # Template arguments contain other names and can be thousands of characters long.
+        match = next((row for row in patterns if row.pattern.search(name[:200])), None)
+        if match:
+            found[code] = match
+    return found

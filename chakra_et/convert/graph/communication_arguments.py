@@ -13,12 +13,21 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from chakra_et.convert.graph.communication import Operation, operation_named
 from chakra_et.convert.graph.link import Link
+from chakra_et.convert.graph.timeline import named
 from chakra_et.et.element_types import item_bytes
 from chakra_et.traces.device import DeviceTrace
-from chakra_et.traces.device_format import Args
+from chakra_et.traces.device_format import KERNEL
 from chakra_et.traces.fields import as_number
 from chakra_et.traces.host import HostTrace, tensors
+
+LAUNCHERS = ("c10d::", "_c10d_functional")
+"""Prefixes of operators that start communication."""
+# Functional operators that only pass on or wait for a result.
+_NOT_LAUNCHERS = ("wait_tensor", "_wrap_tensor_autograd")
+SENDS = ("c10d::send",)
+RECEIVES = ("c10d::recv_", "c10d::recv_any_source_")
 
 
 @dataclass(frozen=True)
@@ -30,15 +39,12 @@ class Facts:
     in_elements: int | None = None
     out_elements: int | None = None
     group: str | None = None
-    description: str = ""
-    ranks: Any = None
     source: int | None = None
     target: int | None = None
 
     def over(self, other: Facts) -> Facts:
         """These facts; missing ones are taken from ``other``."""
-        empty = (None, "")
-        mine = {name: value for name, value in vars(self).items() if value not in empty}
+        mine = {name: value for name, value in vars(self).items() if value not in (None, "")}
         return replace(other, **mine)
 
     def bytes(self, received: bool) -> int | None:
@@ -48,46 +54,29 @@ class Facts:
         return elements * each if elements is not None and each else None
 
 
-def facts_of(args: Args | None, attributes: dict[str, Any]) -> Facts:
-    """The facts in Kineto's arguments and the host trace's attributes of an event; the former win."""
-    recorded = Facts(
-        collective=str(attributes.get("collective_name") or ""),
-        dtype=str(attributes.get("dtype") or ""),
-        in_elements=_count(attributes.get("in_msg_nelems")),
-        out_elements=_count(attributes.get("out_msg_nelems")),
-        group=str(attributes["pg_name"]) if attributes.get("pg_name") not in (None, "") else None,
-        description=str(attributes.get("pg_desc") or ""),
-    )
-    if args is None:
-        return recorded
-    return Facts(
-        collective=str(args.collective or ""),
-        dtype=str(args.dtype or ""),
-        in_elements=_count(args.in_elements),
-        out_elements=_count(args.out_elements),
-        group=str(args.group_name) if args.group_name not in (None, "") else None,
-        description=str(args.group_description or ""),
-        ranks=args.group_ranks,
-        source=_rank(args.source_rank),
-        target=_rank(args.target_rank),
-    ).over(recorded)
-
-
-def _count(value: Any) -> int | None:
-    number = as_number(value, -1)
-    return int(number) if number >= 0 else None
-
-
-def _rank(value: Any) -> int | None:
+def _whole(value: Any) -> int | None:
     number = as_number(value, -1)
     return int(number) if number >= 0 else None
 
 
 class Around:
-    """Access to the operators around an event, and to their arguments."""
+    """Access to the operators around an event, and to their arguments. ``launchers``: the rows of the
+    operators that start communication, by time."""
 
     def __init__(self, host: HostTrace, device: DeviceTrace, linked: Link, parent: np.ndarray) -> None:
         self.host, self.device, self.linked, self._parent = host, device, linked, parent
+        starts = named(device, lambda name: name.startswith(LAUNCHERS) and not name.endswith(_NOT_LAUNCHERS))
+        self.launchers = np.flatnonzero(starts & (device.category < KERNEL))
+        self._by_id = self.launchers[np.argsort(device.rf_id[self.launchers], kind="stable")]
+
+    def last_launcher(self, row: int) -> int:
+        """The last launcher that was recorded before event ``row``, -1 for none."""
+        device = self.device
+        if device.rf_id[row] > 0:
+            at = int(np.searchsorted(device.rf_id[self._by_id], device.rf_id[row], side="left")) - 1
+            return int(self._by_id[at]) if at >= 0 else -1
+        at = int(np.searchsorted(device.start[self.launchers], device.start[row], side="right")) - 1
+        return int(self.launchers[at]) if at >= 0 else -1
 
     def chain(self, row: int) -> list[int]:
         """``row`` and the events around it, innermost first."""
@@ -102,44 +91,62 @@ class Around:
         return self.device.names[int(self.device.name[row])]
 
     def facts(self, rows: Iterable[int]) -> Facts:
-        """The merged facts of ``rows``; earlier rows win."""
+        """The merged facts of ``rows``, in Kineto's arguments and the host trace's attributes; earlier rows
+        win, and the former."""
         found = Facts()
         for row in rows:
-            host_row = int(self.linked.host_row[row])
+            args, host_row = self.device.communication.get(row), self._host_row(row)
+            if args is not None:
+                here = Facts(
+                    str(args.collective or ""),
+                    str(args.dtype or ""),
+                    _whole(args.in_elements),
+                    _whole(args.out_elements),
+                    str(args.group_name) if args.group_name not in (None, "") else None,
+                    _whole(args.source_rank),
+                    _whole(args.target_rank),
+                )
+                found = found.over(here)
             attributes = self.host.communication.get(host_row, {}) if host_row >= 0 else {}
-            args = self.device.communication.get(row)
-            if args is not None or attributes:
-                found = found.over(facts_of(args, attributes))
+            if attributes:
+                recorded = Facts(
+                    str(attributes.get("collective_name") or ""),
+                    str(attributes.get("dtype") or ""),
+                    _whole(attributes.get("in_msg_nelems")),
+                    _whole(attributes.get("out_msg_nelems")),
+                    str(attributes["pg_name"]) if attributes.get("pg_name") not in (None, "") else None,
+                )
+                found = found.over(recorded)
         return found
+
+    def _host_row(self, row: int) -> int:
+        return int(self.linked.host_row[row]) if row >= 0 else -1
 
     def values(self, row: int) -> list[Any]:
         """The operator's arguments. Kineto writes scalars as JSON in strings, which are decoded."""
-        host_row = int(self.linked.host_row[row]) if row >= 0 else -1
+        host_row = self._host_row(row)
         try:
             values = msgspec.json.decode(self.host.inputs[0][host_row]) if host_row >= 0 else []
         except (msgspec.DecodeError, ValueError, RecursionError):
             return []
         if not isinstance(values, list):
             return []
-        if self.host.recorded:
-            return values
-        return [_scalar(value) for value in values]
+        return values if self.host.recorded else [_scalar(value) for value in values]
 
     def tensors(self, row: int) -> list[tuple[int, int]]:
         """(bytes, storage or -1) of each tensor among the operator's arguments."""
-        host_row = int(self.linked.host_row[row]) if row >= 0 else -1
+        host_row = self._host_row(row)
         if host_row < 0:
             return []
         if self.host.recorded:
-            found = tensors(self.host.inputs[0][host_row])
-            return [(count * each, storage) for storage, count, each in found]
+            return _sizes(self.host.inputs[0][host_row])
         shapes, types = self.host.inputs[1][host_row], self.host.inputs[2][host_row]
         return [(size, -1) for size in shape_bytes(shapes, types)]
 
     def given(self, row: int) -> list[tuple[int, int]]:
         """As ``tensors``, for what a ``c10d`` operator sends: the last of its lists of tensors, as a list of
         outputs comes before that of inputs."""
-        host_row = int(self.linked.host_row[row]) if row >= 0 else -1
+        host_row = self._host_row(row)
         if host_row < 0 or not self.host.recorded:
             return self.tensors(row)
         found: list[tuple[int, int]] = []
@@ -147,14 +154,13 @@ class Around:
             for argument in msgspec.json.decode(self.host.inputs[0][host_row], type=list[msgspec.Raw]):
                 if not bytes(argument).lstrip().startswith(b"["):
                     break  # the process group, and options that may have tensors
-                listed = [(count * each, storage) for storage, count, each in tensors(bytes(argument))]
-                found = listed or found
+                found = _sizes(bytes(argument)) or found
         return found
 
     def members(self, row: int) -> int:
         """The size of the group of a ``c10d`` all-gather or reduce-scatter, by how much larger one side is
         than the other; 0 for other operators and if the shapes are not recorded."""
-        host_row = int(self.linked.host_row[row]) if row >= 0 else -1
+        host_row = self._host_row(row)
         letters = self.name(row).replace("_", "") if host_row >= 0 else ""
         if not letters.startswith(("c10d::allgather", "c10d::reducescatter")):
             return 0
@@ -167,9 +173,13 @@ class Around:
 
     def dtype(self, row: int) -> str:
         """The element type of the operator's first tensor, "" if it has none."""
-        host_row = int(self.linked.host_row[row]) if row >= 0 else -1
+        host_row = self._host_row(row)
         match = re.search(rb"Tensor\(([^)\[,]*)", self.host.inputs[2][host_row]) if host_row >= 0 else None
         return match.group(1).decode("utf-8", "replace") if match else ""
+
+
+def _sizes(values: bytes) -> list[tuple[int, int]]:
+    return [(count * each, storage) for storage, count, each in tensors(values)]
 
 
 def _elements(dims: list[Any]) -> int:
@@ -211,3 +221,52 @@ def message_ends(values: list[Any]) -> tuple[int, int]:
     not recorded."""
     peer, tag = values[-2:] if len(values) > 1 else (None, None)
     return (peer, tag) if type(peer) is int and type(tag) is int else (-1, 0)
+
+
+class Pending:
+    """The communication operators of each thread that no kernel has executed yet.
+
+    NCCL runs a batch of sends and receives (``batch_isend_irecv``, pipelines) as one kernel, which is
+    launched at the end of the batch and has no metadata (mlcommons/chakra#178). Its messages are the
+    operators that the same thread has called since the previous such kernel.
+    """
+
+    def __init__(self, around: Around) -> None:
+        self._around = around
+        self._recorded: dict[int, int] = {}
+        device = around.device
+        self._waiting: dict[int, list[int]] = {}
+        for row in around.launchers.tolist():
+            if around.name(row).startswith("c10d::"):
+                self._waiting.setdefault(int(device.thread[row]), []).append(row)
+        records = named(device, lambda name: name == "record_param_comms")
+        for row in np.flatnonzero(records).tolist() if self._waiting else ():
+            for outer in around.chain(row):
+                self._recorded.setdefault(outer, row)
+
+    def take(self, call: int, chain: list[int]) -> list[int]:
+        """The operators of the kernel that ``call`` launches, in time order; they are no longer pending.
+
+        A kernel launched inside an operator (in ``chain``, the events around ``call``) executes only that.
+        """
+        if call < 0:
+            return []
+        device = self._around.device
+        thread = int(device.thread[call])
+        waiting = self._waiting.get(thread, [])
+        before = [row for row in waiting if device.start[row] <= device.start[call]]
+        self._waiting[thread] = waiting[len(before) :]
+        return [row for row in before if row in chain][-1:] or before
+
+    def facts(self, row: int) -> Facts:
+        """The facts of a pending operator."""
+        return self._around.facts([row, self._recorded.get(row, row)])
+
+    def bytes(self, rows: list[int], what: Operation | None) -> int:
+        """Total bytes that the operators of type ``what`` among ``rows`` contribute."""
+        around = self._around
+        return sum(
+            self.facts(row).bytes(received=False) or sum(each for each, _ in around.tensors(row))
+            for row in rows
+            if operation_named(around.name(row)) is what
+        )

@@ -1,80 +1,99 @@
-"""Dependency edges and blocking intervals.
-
-An edge connects two points (lane, time). A blocking interval (lane, from, to) is time that a thread waited.
-It becomes no node, as the edge at its end accounts for it.
-"""
+"""Find the dependencies of one rank: launches, waits, streams, and threads that wake each other."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from enum import IntEnum
-
 import numpy as np
 
-from chakra_et.convert.graph.timeline import Lane
-from chakra_et.findings import Findings
+from chakra_et.arrays import first_rows
+from chakra_et.convert.graph import host_waits, stream_waits, thread_dependencies
+from chakra_et.convert.graph.launches import BEFORE_RECORDING, Launches, StreamOrder, launches_of
+from chakra_et.convert.graph.linked import LinkedRank
+from chakra_et.convert.graph.nodes import Dependencies, EdgeKind
+from chakra_et.convert.graph.timeline import Lane, Timeline, named
+from chakra_et.traces.device_format import MEMCPY, RUNTIME
 
 
-class EdgeKind(IntEnum):
-    """The kind of a dependency."""
-
-    PROGRAM_ORDER = 0
-    LAUNCH = 1
-    STREAM_ORDER = 2
-    SYNCHRONISATION = 3
-    INTER_THREAD = 4
-    COLLECTIVE = 5
-
-
-@dataclass(eq=False, repr=False)
-class Collector:
-    """Collects dependencies, see ``Dependencies``. ``first_lane``: number of lanes of the timeline."""
-
-    first_lane: int
-    lanes: list[Lane] = field(default_factory=list)
-    edges: list[np.ndarray] = field(default_factory=list)
-    waits: list[tuple[int, int, int]] = field(default_factory=list)
-    placed: dict[int, tuple[int, int, int]] = field(default_factory=dict)
-    findings: Findings = field(default_factory=Findings)
-
-    def edge(self, kind: EdgeKind, source: tuple[int, int], target: tuple[int, int]) -> None:
-        """Add an edge between two points (lane, ns)."""
-        self.edges.append(np.array([[kind, *source, *target]], dtype=np.int64))
-
-    def wait(self, lane: int, begin: int, end: int) -> None:
-        """Add a blocking interval, ns."""
-        if end > begin:
-            self.waits.append((lane, begin, end))
-
-    def new_lane(self, lane: Lane) -> int:
-        """Add a lane after those of the timeline and return its index."""
-        self.lanes.append(lane)
-        return self.first_lane + len(self.lanes) - 1
+def find_dependencies(rank: LinkedRank) -> Dependencies:
+    """All dependencies between threads, streams and communication of a rank."""
+    found = Dependencies(rank.timeline.lanes)
+    launches = launches_of(rank.device, rank.timeline, rank.calls)
+    if len(launches.gpu):
+        _launches(rank, launches, found)
+        _overlapping_lanes(rank.timeline, found)
+        _further_messages(rank, found)
+        order = StreamOrder(rank.device, launches)
+        stream_waits.find(rank, launches, order, found)
+        host_waits.find(rank, launches, order, found)
+    thread_dependencies.find(rank, found)
+    if len(launches.gpu):
+        host_waits.find_spinning(rank, launches, found)
+    return found
 
 
-@dataclass(eq=False, repr=False)
-class Dependencies:
-    """The dependencies of one rank; times in ns.
+def _launches(rank: LinkedRank, launches: Launches, found: Dependencies) -> None:
+    """Launch edges, and blocking copies."""
+    device, time, calls, gpu = rank.device, rank.timeline, rank.calls, launches.gpu
+    start, end = time.start, time.end
+    known = gpu[calls[gpu] >= 0]
+    call, before = calls[known], launches.before[known]
+    # The edge starts at the end of the call, or at the start of work that began during the call.
+    at = np.minimum(start[known], end[call])
+    by_operator = device.category[call] < RUNTIME
+    at[by_operator] = launches.time[known[by_operator]]
+    found.findings.add("early-start", int((start[known] < start[call]).sum()))
+    copies = device.category[known] == MEMCPY
+    blocking = copies & (end[known] <= end[call]) & (end[known] > start[call])
+    free = np.where(before >= 0, end[before], BEFORE_RECORDING)
+    # A blocking copy on a busy stream blocks the caller from the start of the call.
+    at = np.where(blocking & (free > start[call]), np.minimum(start[call], start[known]), at)
+    found.add_edges(EdgeKind.LAUNCH, time.lane[call], at, time.lane[known], start[known])
+    found.findings.add("blocking-copy", int(blocking.sum()))
+    # CUDA stages a copy of pageable memory when the stream is free, and may return before it ends.
+    synchronous = named(device, lambda name: "Async" not in name)[call]
+    staged = copies & ~blocking & synchronous & (free > start[call]) & (free <= end[call])
+    for chosen, since, source in ((blocking, at, known), (staged, start[call], before)):
+        for k in np.flatnonzero(chosen).tolist():
+            lane, done = int(time.lane[call[k]]), int(end[source[k]])
+            found.wait(lane, int(since[k]), done)
+            found.edge(EdgeKind.SYNCHRONISATION, (int(time.lane[source[k]]), done), (lane, done))
+    orphans = gpu[calls[gpu] < 0]
+    found.findings.add("no-launch", len(orphans))
+    first_of_lane = gpu[first_rows(time.lane[gpu])[1]]
+    first = orphans[np.isin(orphans, first_of_lane)]
+    found.add_edges(EdgeKind.INTER_THREAD, time.main, start[first], time.lane[first], start[first])
 
-    ``edges`` int64[E, 5]: kind, source lane, source time, target lane, target time. ``waits`` int64[W, 3]:
-    the blocking intervals as lane, from, to. ``lanes``: the lanes of the timeline, followed by one or more
-    per process group that communicates on the CPU. ``placed``: index of a communication on such a lane →
-    (lane, start, end). ``findings``: counts by rule.
-    """
 
-    edges: np.ndarray
-    waits: np.ndarray
-    lanes: list[Lane]
-    placed: dict[int, tuple[int, int, int]]
-    findings: Findings
+def _overlapping_lanes(time: Timeline, found: Dependencies) -> None:
+    """Add stream-order edges between kernels that overlap on a stream and that stream's other kernels."""
+    lanes: dict[tuple[int, int], list[int]] = {}
+    for number, lane in enumerate(time.lanes):
+        if lane.kind == "gpu":
+            lanes.setdefault((lane.device, lane.stream), []).append(number)
+    for of_stream in lanes.values():
+        for own, other in ((a, b) for a in of_stream for b in of_stream if a != b):
+            start, end = time.start[time.lane == own], time.end[time.lane == other]
+            at = np.searchsorted(end, start, side="right") - 1
+            first = np.flatnonzero(np.diff(at, prepend=-1) > 0)  # the order on the lane implies the rest
+            found.add_edges(EdgeKind.STREAM_ORDER, other, end[at[first]], own, start[first])
 
 
-def collected(found: Collector, lanes: list[Lane]) -> Dependencies:
-    """``found`` as ``Dependencies``; ``lanes`` are the timeline's."""
-    return Dependencies(
-        np.concatenate(found.edges) if found.edges else np.zeros((0, 5), np.int64),
-        np.array(found.waits, dtype=np.int64).reshape(-1, 3),
-        [*lanes, *found.lanes],
-        found.placed,
-        found.findings,
-    )
+def _further_messages(rank: LinkedRank, found: Dependencies) -> None:
+    """Place further messages of a kernel on lanes of their own: they start and end with the kernel."""
+    time, calls = rank.timeline, rank.calls
+    lanes: dict[tuple[int, int], int] = {}
+    for number, item in enumerate(rank.communication.items):
+        if not item.on_gpu or not item.part:
+            continue
+        lane, start, end = (int(column[item.event]) for column in (time.lane, time.start, time.end))
+        key = lane, item.part
+        if key not in lanes:
+            label = f"{time.lanes[lane].label} message {item.part + 1}"
+            lanes[key] = found.new_lane(Lane("communication", label))
+        beside = lanes[key]
+        found.placed[number] = (beside, start, end)
+        found.edge(EdgeKind.STREAM_ORDER, (lane, start), (beside, start))
+        found.edge(EdgeKind.STREAM_ORDER, (beside, end), (lane, end))
+        call = int(calls[item.event])
+        if call >= 0:
+            at = min(start, int(time.end[call]))
+            found.edge(EdgeKind.LAUNCH, (int(time.lane[call]), at), (beside, start))

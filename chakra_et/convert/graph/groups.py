@@ -1,54 +1,23 @@
-"""Process groups: their ranks, their ids in the files, and the group of each communication."""
+"""Process groups: their ranks, and the group of each communication."""
 
 from __future__ import annotations
 
 import re
-import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from chakra_et.arrays import unique
-from chakra_et.convert.graph.communication_arguments import Around, Facts
+from chakra_et.convert.graph.communication import Group
+from chakra_et.convert.graph.communication_arguments import LAUNCHERS, Around, Facts
 from chakra_et.findings import Findings
 from chakra_et.traces.device import DeviceTrace
 from chakra_et.traces.device_format import KERNEL
 from chakra_et.traces.fields import MAX_RANKS, as_number
 from chakra_et.traces.host import HostTrace
 
-if TYPE_CHECKING:
-    from chakra_et.convert.graph.batches import Message
-
 GROUP_MARK = "process_group:"
-FUNCTIONAL = "_c10d_functional"
-
-
-@dataclass(frozen=True)
-class Group:
-    """A process group: name and description in PyTorch, and global ranks (empty if not recorded)."""
-
-    name: str
-    description: str = ""
-    ranks: tuple[int, ...] = ()
-
-
-def group_number(group: Group) -> int:
-    """The id of a group in the files: an integer ≥ 1, the same on all ranks.
-
-    PyTorch names groups by a counter from 0, so the default group gets id 1. For a name that is not a number,
-    the id is made from its hash.
-    """
-    if group.name.isascii() and group.name.isdigit() and len(group.name) < 9:
-        return int(group.name) + 1
-    text = f"{group.name} {group.ranks}".encode()
-    return 500_000_000 + zlib.crc32(text) % 499_999_999
-
-
-def global_rank(rank: int, group: Group) -> int:
-    """The global rank of ``rank`` in ``group``; ``rank`` itself if the members are not recorded."""
-    return group.ranks[rank] if 0 <= rank < len(group.ranks) else rank
 
 
 def read_ranks(value: Any) -> tuple[int, ...]:
@@ -60,7 +29,6 @@ def read_ranks(value: Any) -> tuple[int, ...]:
     return tuple(value) if len(set(value)) == len(value) else ()
 
 
-@dataclass(eq=False, repr=False)
 class Groups:
     """The process groups of a rank, and the lookup of a communication's group.
 
@@ -71,18 +39,47 @@ class Groups:
     where our tracer recorded it.
     """
 
-    around: Around
-    declared: dict[str, Group]
-    by_name: dict[str, Group]
-    of_launcher: dict[int, Group]
-    are_listed: bool
-    streams: dict[tuple[int, int], int]
-    of_thread: dict[int, Group]
+    def __init__(self, around: Around, kernels: np.ndarray, manifest: Sequence[dict[str, Any]]) -> None:
+        """``kernels``: rows of communication kernels; ``manifest``: the groups in the run's manifest."""
+        self.around, device, host = around, around.device, around.host
+        self.declared = declared_groups(host, device, manifest)
+        self.by_name = self.declared | _mentioned(host, device, self.declared)
+        self.default = self.by_name.get("0") or next(iter(self.by_name.values()), Group("0"))
+        named = {launch: self._named_by(launch) for launch in around.launchers.tolist()}
+        self.of_launcher = {launch: group for launch, group in named.items() if group is not None}
+        self.are_listed = bool(manifest or device.distributed.get("pg_config") or host.groups)
+        streams = zip(device.device[kernels].tolist(), device.stream[kernels].tolist(), strict=True)
+        self.streams = {stream: number for number, stream in enumerate(dict.fromkeys(streams))}
+        of_tid = {}
+        self.rank = int(as_number(device.distributed.get("rank"), -1))
+        for record in manifest:
+            threads = record.get("threads")
+            tids = threads.get(self.rank) if isinstance(threads, dict) else None
+            for tid in tids if isinstance(tids, list) else ():
+                if isinstance(tid, int):
+                    of_tid[tid] = self.declared[str(record["pg_name"])]
+        self.of_thread = {
+            thread: of_tid[tid]
+            for thread, (_, tid) in enumerate(device.threads)
+            if isinstance(tid, int) and tid in of_tid
+        }
 
-    @property
-    def default(self) -> Group:
-        """The default group."""
-        return self.by_name.get("0") or next(iter(self.by_name.values()), Group("0"))
+    def _named_by(self, launch: int) -> Group | None:
+        """The group of a launcher: by an enclosing ``process_group:NAME``, which our tracer writes, or by the
+        last text argument of a functional collective."""
+        around = self.around
+        for at in around.chain(launch):
+            name = around.name(at)
+            if name.startswith(GROUP_MARK):
+                return self.by_name[name.removeprefix(GROUP_MARK)]
+            if name.startswith(LAUNCHERS[1]):
+                texts = [value for value in around.values(at) if isinstance(value, str | int)]
+                last = texts[-1] if texts else True
+                # Kineto writes the group "1" like the number 1.
+                is_text = isinstance(last, str) or not (around.host.recorded or isinstance(last, bool))
+                if is_text and (group := self.by_name.get(str(last))):
+                    return group
+        return None
 
     def of_kernel(self, row: int, facts: Facts, chain: list[int], findings: Findings) -> Group:
         """The group of a device kernel."""
@@ -103,49 +100,55 @@ class Groups:
         findings.add("group-default")
         return self.default
 
-    def of_message(self, message: Message) -> Group:
+    def of_message(self, launch: int, facts: Facts) -> Group:
         """The group of a send or receive on a device."""
-        name = message.facts.group
-        return self.by_name.get(name or "") or self.of_launcher.get(message.launch) or self.default
+        return self.by_name.get(facts.group or "") or self.of_launcher.get(launch) or self.default
 
     def of_backend(self, launch_of: dict[int, int], findings: Findings) -> dict[int, Group]:
         """The group of each event of a CPU backend. ``launch_of``: row → row of its launcher, -1 for none."""
         thread = self.around.device.thread
-        unnamed = [
-            row
+        sizes = {
+            row: self.around.members(launch)
             for row, launch in launch_of.items()
             if launch not in self.of_launcher and int(thread[row]) not in self.of_thread
-        ]
-        sizes = {row: self.around.members(launch_of[row]) for row in unnamed}
-        threads = self.of_thread | _group_of_thread(self.around.device, sizes, self.declared, findings)
+        }
+        threads = self.of_thread | self._by_thread(sizes, findings)
         return {
             row: self.of_launcher.get(launch) or threads.get(int(thread[row])) or self.default
             for row, launch in launch_of.items()
         }
 
+    def _by_thread(self, sizes: dict[int, int], findings: Findings) -> dict[int, Group]:
+        """The group of each gloo worker thread. ``sizes``: row → size of its group, 0 if not known.
 
-def collect_groups(
-    host: HostTrace, device: DeviceTrace, around: Around, launchers: np.ndarray,
-    kernels: np.ndarray, manifest: Sequence[dict[str, Any]] = (),
-) -> Groups:  # fmt: skip
-    """The groups of a rank.
-
-    ``launchers``: rows of operators that start communication; ``kernels``: rows of communication kernels.
-    """
-    declared = declared_groups(host, device, manifest)
-    by_name = declared | _mentioned(host, device, declared)
-    of_launcher = _named_by_launchers(around, launchers.tolist(), by_name)
-    listed = bool(manifest or device.distributed.get("pg_config") or host.groups)
-    streams = zip(device.device[kernels].tolist(), device.stream[kernels].tolist(), strict=True)
-    return Groups(
-        around,
-        declared,
-        by_name,
-        of_launcher,
-        listed,
-        {stream: number for number, stream in enumerate(dict.fromkeys(streams))},
-        _recorded_threads(device, declared, manifest),
-    )
+        Gloo's operators do not record their group. But each group starts its own threads when it is created,
+        so threads with consecutive ids belong to one group, and the groups are in the order of their threads.
+        Where not every group has threads, the sizes tell.
+        """
+        device, groups = self.around.device, self.declared.values()
+        mine = [group for group in groups if not group.ranks or self.rank < 0 or self.rank in group.ranks]
+        if len(mine) < 2 or not sizes:
+            return {}
+        used = {int(t) for t in device.thread[list(sizes)] if not _is_python_thread(device, int(t))}
+        tids = sorted((tid, t) for t in used if isinstance(tid := device.threads[t][1], int))
+        clusters: list[list[int]] = []
+        previous = None
+        for tid, thread in tids:
+            if previous is None or tid - previous > 1:
+                clusters.append([])
+            clusters[-1].append(thread)
+            previous = tid
+        members = [{n for row, n in sizes.items() if n and device.thread[row] in c} for c in clusters]
+        fits = [[g for g in mine if known == {len(g.ranks)}] if known else mine for known in members]
+        if len(clusters) == len(mine) and all(own in fit for own, fit in zip(mine, fits, strict=True)):
+            found = list(zip(clusters, mine, strict=True))
+        else:
+            found = [(c, fit[0]) for c, fit in zip(clusters, fits, strict=True) if len(fit) == 1]
+        of_thread = {thread: group for cluster, group in found for thread in cluster}
+        known_rows = sum(int(device.thread[row]) in of_thread for row in sizes)
+        findings.add("group-by-thread", known_rows)
+        findings.add("group-default", len(sizes) - known_rows)
+        return of_thread
 
 
 def declared_groups(
@@ -171,12 +174,10 @@ def declared_groups(
     if world and not found:
         found["0"] = Group("0", "default_pg")
     everyone = tuple(range(min(world, MAX_RANKS)))
-    return {
-        name: Group(name, group.description, everyone)
-        if not group.ranks and (group.description == "default_pg" or name == "0")
-        else group
-        for name, group in found.items()
-    }
+    for name, group in found.items():
+        if not group.ranks and (group.description == "default_pg" or name == "0"):
+            found[name] = Group(name, group.description, everyone)
+    return found
 
 
 def _mentioned(host: HostTrace, device: DeviceTrace, known: dict[str, Group]) -> dict[str, Group]:
@@ -197,86 +198,7 @@ def _mentioned(host: HostTrace, device: DeviceTrace, known: dict[str, Group]) ->
     return found
 
 
-def _named_by_launchers(around: Around, launchers: list[int], by_name: dict[str, Group]) -> dict[int, Group]:
-    """Launcher → its group: by an enclosing ``process_group:NAME``, which our tracer writes, or by the last
-    text argument of a functional collective."""
-    found: dict[int, Group] = {}
-    for launch in launchers:
-        for at in around.chain(launch):
-            name = around.name(at)
-            if name.startswith(GROUP_MARK):
-                found[launch] = by_name[name.removeprefix(GROUP_MARK)]
-                break
-            if name.startswith(FUNCTIONAL):
-                texts = [value for value in around.values(at) if isinstance(value, str | int)]
-                group = by_name.get(str(texts[-1])) if texts and not isinstance(texts[-1], bool) else None
-                if group is not None and _is_text(around, at, texts[-1]):
-                    found[launch] = group
-                    break
-    return found
-
-
-def _is_text(around: Around, row: int, value: str | int) -> bool:
-    """Whether the operator's last argument is text. Kineto writes the group "1" like the number 1."""
-    return isinstance(value, str) or not around.host.recorded
-
-
-def _recorded_threads(
-    device: DeviceTrace, declared: dict[str, Group], manifest: Sequence[dict[str, Any]]
-) -> dict[int, Group]:
-    """Gloo thread → its group, from the manifest of our tracer."""
-    rank = int(as_number(device.distributed.get("rank"), -1))
-    of_tid = {}
-    for record in manifest:
-        threads = record.get("threads")
-        tids = threads.get(rank) if isinstance(threads, dict) else None
-        for tid in tids if isinstance(tids, list) else ():
-            if isinstance(tid, int):
-                of_tid[tid] = declared[str(record["pg_name"])]
-    return {
-        thread: of_tid[tid]
-        for thread, (_, tid) in enumerate(device.threads)
-        if isinstance(tid, int) and tid in of_tid
-    }
-
-
-def _group_of_thread(
-    device: DeviceTrace, sizes: dict[int, int], groups: dict[str, Group], findings: Findings
-) -> dict[int, Group]:
-    """The group of each gloo worker thread. ``sizes``: row → size of its group, 0 if not known.
-
-    Gloo's operators do not record their group. But each group starts its own threads when it is created, so
-    threads with consecutive ids belong to one group, and the groups are in the order of their threads. Where
-    not every group has threads, the sizes tell.
-    """
-    rows = list(sizes)
-    rank = int(as_number(device.distributed.get("rank"), -1))
-    mine = [group for group in groups.values() if not group.ranks or rank < 0 or rank in group.ranks]
-    if len(mine) < 2 or not rows:
-        return {}
-    used = {int(t) for t in device.thread[rows] if not _is_python_thread(device, int(t))}
-    tids = sorted((device.threads[t][1], t) for t in used if isinstance(device.threads[t][1], int))
-    clusters: list[list[int]] = []
-    previous = None
-    for tid, thread in tids:
-        if previous is None or tid - previous > 1:
-            clusters.append([])
-        clusters[-1].append(thread)
-        previous = tid
-    members = [{size for row, size in sizes.items() if size and device.thread[row] in c} for c in clusters]
-    fits = [[g for g in mine if known == {len(g.ranks)}] if known else mine for known in members]
-    if len(clusters) == len(mine) and all(own in fit for own, fit in zip(mine, fits, strict=True)):
-        found = list(zip(clusters, mine, strict=True))
-    else:
-        found = [(c, fit[0]) for c, fit in zip(clusters, fits, strict=True) if len(fit) == 1]
-    of_thread = {thread: group for cluster, group in found for thread in cluster}
-    known_rows = sum(int(device.thread[row]) in of_thread for row in rows)
-    findings.add("group-by-thread", known_rows)
-    findings.add("group-default", len(rows) - known_rows)
-    return of_thread
-
-
 def _is_python_thread(device: DeviceTrace, thread: int) -> bool:
     """Whether it is a Python thread, which records its own sends and receives, not a gloo worker."""
     ops = device.name[(device.thread == thread) & (device.category < KERNEL)]
-    return any(device.names[code].startswith(("c10d::", FUNCTIONAL)) for code in unique(ops).tolist())
+    return any(device.names[code].startswith(LAUNCHERS) for code in unique(ops).tolist())

@@ -1,7 +1,7 @@
 """What threads wait for on a device: calls that block, launches into a full queue, and hosts that spin.
 
-Times are by the host's clock (``clocks``), so a wait is matched with work by order: what was launched before
-the call. Time in a call after that work has ended is the call's own.
+Times are by the host's clock, so a wait is matched with work by order: what was launched before the call.
+Time in a call after that work has ended is the call's own.
 """
 
 from __future__ import annotations
@@ -12,12 +12,19 @@ from collections import Counter
 import numpy as np
 
 from chakra_et.arrays import median, unique
-from chakra_et.convert.graph.blocking_calls import QUERY, BlockingCall, Scope, blocking_calls
-from chakra_et.convert.graph.dependencies import Collector, EdgeKind
-from chakra_et.convert.graph.launches import Launches, StreamOrder, launches_of
+from chakra_et.convert.graph.launches import (
+    QUERY,
+    BlockingCall,
+    Launches,
+    Scope,
+    StreamOrder,
+    blocking_calls,
+    is_call,
+)
 from chakra_et.convert.graph.linked import LinkedRank
-from chakra_et.convert.graph.timeline import POLLING
-from chakra_et.traces.device_format import ANNOTATION, CPU_OP, KERNEL, RUNTIME
+from chakra_et.convert.graph.nodes import Dependencies, EdgeKind
+from chakra_et.convert.graph.timeline import POLLING, named
+from chakra_et.traces.device_format import ANNOTATION, CPU_OP, RUNTIME
 
 # Launches that a stream holds before the next one blocks: CUDA's, where the trace doesn't tell.
 QUEUE = 1024
@@ -38,10 +45,10 @@ class _Work:
     """Lookup of device work by its end, and by the thread that launched it."""
 
     def __init__(self, rank: LinkedRank, launches: Launches) -> None:
-        end, calls = rank.timeline.end, rank.calls
-        self.rows = launches.gpu[np.argsort(end[launches.gpu], kind="stable")]
+        end, calls, gpu = rank.timeline.end, rank.calls, launches.gpu
+        self.rows = gpu[np.argsort(end[gpu], kind="stable")]
         self.ends, self.launched = end[self.rows], launches.time[self.rows]
-        known = launches.gpu[calls[launches.gpu] >= 0]
+        known = gpu[calls[gpu] >= 0]
         known = known[np.argsort(launches.time[known], kind="stable")]
         thread = rank.device.thread[calls[known]]
         self.of_thread = {number: known[thread == number] for number in unique(thread).tolist()}
@@ -61,13 +68,13 @@ class _Work:
         return int(rows[at]) if at >= 0 else -1
 
 
-def find(rank: LinkedRank, launches: Launches, order: StreamOrder, found: Collector) -> None:
+def find(rank: LinkedRank, launches: Launches, order: StreamOrder, found: Dependencies) -> None:
     """Add the waits of calls for the device."""
     time, work = rank.timeline, _Work(rank, launches)
     for call in blocking_calls(rank.device):
         if time.lane[call.row] >= 0:
             begin, end = int(time.start[call.row]), int(time.end[call.row])
-            sources = _sources(rank, order, work, call)
+            sources = _sources(rank, order, work, call, begin, end)
             guessed = call.stream < 0 and call.scope is not Scope.DEVICE and len(order.streams) > 1
             found.findings.add("sync-by-time", guessed and max(sources, default=-1) >= 0)
             for source in sources:
@@ -76,23 +83,23 @@ def find(rank: LinkedRank, launches: Launches, order: StreamOrder, found: Collec
     _full_queues(rank, launches, order, found)
 
 
-def _wait(rank: LinkedRank, lane: int, begin: int, source: int, found: Collector) -> None:
+def _wait(rank: LinkedRank, lane: int, begin: int, source: int, found: Dependencies) -> None:
     """Let a lane wait from ``begin`` until the work ``source`` has ended."""
     done = int(rank.timeline.end[source])
     found.wait(lane, begin, done)
     found.edge(EdgeKind.SYNCHRONISATION, (int(rank.timeline.lane[source]), done), (lane, max(done, begin)))
 
 
-def _sources(rank: LinkedRank, order: StreamOrder, work: _Work, call: BlockingCall) -> list[int]:
+def _sources(
+    rank: LinkedRank, order: StreamOrder, work: _Work, call: BlockingCall, begin: int, end: int
+) -> list[int]:
     """The work that a call waits for (-1: none): the last before it on each stream that it may concern."""
     device, time = rank.device, rank.timeline
-    begin, end = int(time.start[call.row]), int(time.end[call.row])
-    here = [stream for stream in order.streams if call.device in (-1, stream[0])]
     if call.stream >= 0:
         moment = int(device.start[call.recorded]) if call.recorded >= 0 else begin
         return [order.last_before((call.device, call.stream), moment)]
-    last = [order.last_before(stream, begin) for stream in here]
-    if call.scope is Scope.DEVICE or (call.scope is Scope.STREAM and len(here) == 1):
+    last = [order.last_before(each, begin) for each in order.streams if call.device in (-1, each[0])]
+    if call.scope is Scope.DEVICE or (call.scope is Scope.STREAM and len(last) == 1):
         return last
     if call.scope is Scope.STREAM:
         # That of the thread's last launch, if it was busy until some moment of the call.
@@ -102,7 +109,7 @@ def _sources(rank: LinkedRank, order: StreamOrder, work: _Work, call: BlockingCa
     return [work.last_ended(begin, end, begin)]
 
 
-def _full_queues(rank: LinkedRank, launches: Launches, order: StreamOrder, found: Collector) -> None:
+def _full_queues(rank: LinkedRank, launches: Launches, order: StreamOrder, found: Dependencies) -> None:
     """Waits of launches for the work that leaves a full queue: what was launched as many places before as a
     stream holds. How many follows from the launches that last long while much work is pending."""
     device, time, calls = rank.device, rank.timeline, rank.calls
@@ -135,7 +142,7 @@ def _full_queues(rank: LinkedRank, launches: Launches, order: StreamOrder, found
             found.findings.add("queue-full", detail=str(holds))
 
 
-def find_spinning(rank: LinkedRank, found: Collector) -> None:
+def find_spinning(rank: LinkedRank, launches: Launches, found: Dependencies) -> None:
     """Waits of threads that spin until the device is done: gaps between operators, whatever fills them, that
     end when work on the device does.
 
@@ -143,18 +150,15 @@ def find_spinning(rank: LinkedRank, found: Collector) -> None:
     where the stream has nothing left to do: it is none if most gaps after launches of the same kernel do.
     """
     time, device = rank.timeline, rank.device
-    launches = launches_of(device, time, rank.calls)
-    if not len(launches.gpu):
-        return
     work = _Work(rank, launches)
     drained = np.full(len(device), LAST_LAUNCH)  # the launch of the next work on the stream
     follows = launches.gpu[launches.before[launches.gpu] >= 0]
     drained[launches.before[follows]] = launches.time[follows]
-    queries = np.array([bool(QUERY.fullmatch(name)) for name in device.names], dtype=bool)
+    queries = named(device, QUERY.fullmatch)
     total: Counter[int] = Counter()
     prompt: dict[int, list[tuple[float, int, int, int]]] = {}
     for thread, lane, begin, end, rows in _gaps(rank, found):
-        asked = rows[queries[device.name[rows]]]
+        asked = rows[queries[rows]]
         if len(asked) >= LEAST_QUERIES:
             first, before, last = (int(time.start[asked[at]]) for at in (0, -2, -1))
             source = work.last_ended(before, int(time.end[asked[-1]]), first)
@@ -165,14 +169,14 @@ def find_spinning(rank: LinkedRank, found: Collector) -> None:
         kernel = work.last_launched(thread, begin)
         if kernel >= 0 and time.end[kernel] <= begin:
             continue  # nothing of its own that it could wait for
-        total[int(device.name[kernel])] += 1
+        name = int(device.name[kernel])
+        total[name] += 1
         soon = min(PROMPT_NS, int(PROMPT * (end - begin)))
         source = work.last_ended(end - soon, end + soon, begin)
         if source >= 0 and drained[source] >= end:
             if time.end[source] > end:  # it tells the host before it ends: at least what is before it is over
                 source = int(launches.before[source])
-            chance = 2 * soon / (end - begin)
-            prompt.setdefault(int(device.name[kernel]), []).append((chance, lane, begin, source))
+            prompt.setdefault(name, []).append((2 * soon / (end - begin), lane, begin, source))
     for name, ended in prompt.items():
         if 2 * len(ended) > total[name] and math.prod(chance for chance, *_ in ended) < CHANCE:
             for _, lane, begin, source in ended:
@@ -181,14 +185,12 @@ def find_spinning(rank: LinkedRank, found: Collector) -> None:
                     found.findings.add("host-spun")
 
 
-def _gaps(rank: LinkedRank, found: Collector) -> list[tuple[int, int, int, int, np.ndarray]]:
+def _gaps(rank: LinkedRank, found: Dependencies) -> list[tuple[int, int, int, int, np.ndarray]]:
     """(thread, lane, begin, end, rows of the polling calls in it) of each long time of a thread without work:
     outside of operators, in polling calls, or long in an operator itself, and not yet a wait."""
     device, time = rank.device, rank.timeline
-    polls = np.array([bool(POLLING.fullmatch(name)) for name in device.names], dtype=bool)
-    polling = polls[device.name] & (device.category >= RUNTIME) & (device.category < KERNEL)
-    segments, gaps = time.self_time, []
-    waits = np.array(found.waits, dtype=np.int64).reshape(-1, 3)
+    polling = named(device, POLLING.fullmatch) & is_call(device)
+    segments, waits, gaps = time.self_time, found.waits, []
     for lane in unique(segments.lane).tolist():
         at = np.flatnonzero((segments.lane == lane) & (segments.start < segments.end))
         owner, start, end = segments.owner[at], segments.start[at], segments.end[at]

@@ -15,14 +15,27 @@ from typing import Any
 import numpy as np
 
 from chakra_et.arrays import coded_pairs, unique
-from chakra_et.convert.graph.batches import Pending
-from chakra_et.convert.graph.communication import Communication, Communications
-from chakra_et.convert.graph.communication_arguments import Around, Facts, message_ends
-from chakra_et.convert.graph.groups import Group, Groups, collect_groups, global_rank
-from chakra_et.convert.graph.kernel_table import Operation, Pattern, communication_names, operation_named
-from chakra_et.convert.graph.launchers import Launchers
+from chakra_et.convert.graph.communication import (
+    Communication,
+    Communications,
+    Group,
+    Operation,
+    Pattern,
+    communication_names,
+    operation_named,
+)
+from chakra_et.convert.graph.communication_arguments import (
+    LAUNCHERS,
+    RECEIVES,
+    SENDS,
+    Around,
+    Facts,
+    Pending,
+    message_ends,
+)
+from chakra_et.convert.graph.groups import Groups
 from chakra_et.convert.graph.link import Link
-from chakra_et.convert.graph.unlaunched_kernels import fill_from_period
+from chakra_et.convert.graph.timeline import named
 from chakra_et.et.columns import CollectiveType, NodeType
 from chakra_et.findings import Findings
 from chakra_et.traces.device import DeviceTrace
@@ -65,19 +78,14 @@ def communication_rows(device: DeviceTrace, added_kernels: str = "") -> Communic
 
     ``added_kernels``: path of a user's kernel table. Raises ``TraceError`` for an invalid table.
     """
-    backend = np.array([name.startswith(BACKEND_NAMES) for name in device.names], dtype=bool)
     on_gpu = device.category == KERNEL
-    used = np.zeros(len(device.names), dtype=bool)
-    used[device.name[on_gpu]] = True
-    names = [name if is_used else "" for name, is_used in zip(device.names, used, strict=True)]
+    used = set(unique(device.name[on_gpu]).tolist())
+    names = [name if code in used else "" for code, name in enumerate(device.names)]
     patterns = communication_names(names, added_kernels)
-    named = np.zeros(len(device.names), dtype=bool)
-    named[list(patterns)] = True
-    described = np.zeros(len(device), dtype=bool)
-    described[list(device.communication)] = True
-    return CommunicationRows(
-        backend[device.name] & (device.category < KERNEL), (named[device.name] | described) & on_gpu, patterns
-    )
+    gpu = np.isin(device.name, list(patterns))
+    gpu[list(device.communication)] = True
+    cpu = named(device, lambda name: name.startswith(BACKEND_NAMES)) & (device.category < KERNEL)
+    return CommunicationRows(cpu, gpu & on_gpu, patterns)
 
 
 def describe(
@@ -91,26 +99,42 @@ def describe(
     """
     findings = Findings()
     around = Around(host, device, linked, parent)
-    launchers = Launchers(device, around)
-    groups = collect_groups(host, device, around, launchers.rows, np.flatnonzero(rows.gpu), manifest)
-    items = [
-        *_on_gpu(around, calls, np.flatnonzero(rows.gpu), rows.patterns, launchers, groups, findings),
-        *_on_cpu(around, np.flatnonzero(rows.cpu), launchers, groups, findings),
-    ]
-    items = [_within_bounds(item) for item in items]
-    items.sort(key=lambda item: (int(device.start[item.start_row]), item.event, item.part))
-    items = _numbered(fill_from_period(items, device, findings))
-    _unknown_kernels(device, rows, findings)
-    for item in items:
+    groups = Groups(around, np.flatnonzero(rows.gpu), manifest)
+    items = [_within_bounds(item) for item in _on_gpu(around, calls, rows, groups, findings)]
+    launch_of = {row: around.last_launcher(row) for row in np.flatnonzero(rows.cpu).tolist()}
+    for row, group in groups.of_backend(launch_of, findings).items():
+        item = _on_cpu(around, row, launch_of[row], group)
+        if item is not None:
+            items.append(_within_bounds(item))
+            findings.add("communication-unfinished", not item.ended)
+    start = device.start
+    items.sort(key=lambda i: (int(start[i.launch if i.launch >= 0 else i.event]), i.event, i.part))
+    _fill_from_period(items, device, findings)
+    _warn_of_unknown_kernels(device, rows, findings)
+    count: dict[str, int] = {}
+    for at, item in enumerate(items):
         if item.is_message:
             findings.add("communication-peer", item.peer < 0)
-        elif item.collective is None:
-            findings.add("communication-kind", detail=device.names[device.name[item.event]][:60])
+        else:
+            number = count[item.group.name] = count.get(item.group.name, -1) + 1
+            items[at] = replace(item, sequence=number)
+            if item.collective is None:
+                findings.add("communication-kind", detail=device.names[device.name[item.event]][:60])
         findings.add("communication-size", not item.size and not item.is_local)
     return Communications(items, groups.by_name, findings)
 
 
-def _unknown_kernels(device: DeviceTrace, rows: CommunicationRows, findings: Findings) -> None:
+def _within_bounds(item: Communication) -> Communication:
+    """``item`` with an absurd size, peer or tag (from a damaged or hostile trace) set to not recorded."""
+    return replace(
+        item,
+        size=item.size if 0 <= item.size <= MAX_BYTES else 0,
+        peer=item.peer if -1 <= item.peer < MAX_RANKS else -1,
+        tag=item.tag if abs(item.tag) < 2**31 else 0,
+    )
+
+
+def _warn_of_unknown_kernels(device: DeviceTrace, rows: CommunicationRows, findings: Findings) -> None:
     """Warn of kernels of a run of several ranks that may communicate by their names, take much of the
     device's time and run beside the streams of known communication."""
     if not as_number(device.distributed.get("world_size"), 2) > 1:
@@ -132,61 +156,29 @@ def _unknown_kernels(device: DeviceTrace, rows: CommunicationRows, findings: Fin
             findings.add("unknown-communication", len(own), f"{name[:60]} ({share:.0%} of the device's time)")
 
 
-def _numbered(items: list[Communication]) -> list[Communication]:
-    count: dict[str, int] = {}
-    numbered = []
-    for item in items:
-        if not item.is_message:
-            number = count[item.group.name] = count.get(item.group.name, -1) + 1
-            item = replace(item, sequence=number)
-        numbered.append(item)
-    return numbered
-
-
-def _within_bounds(item: Communication) -> Communication:
-    """``item`` with an absurd size, peer or tag (from a damaged or hostile trace) set to not recorded."""
-    return replace(
-        item,
-        size=item.size if 0 <= item.size <= MAX_BYTES else 0,
-        peer=item.peer if -1 <= item.peer < MAX_RANKS else -1,
-        tag=item.tag if abs(item.tag) < 2**31 else 0,
-    )
-
-
 # ---- device kernels ----
 
 
 def _on_gpu(
-    around: Around, calls: np.ndarray, rows: np.ndarray, patterns: dict[int, Pattern], launchers: Launchers,
-    groups: Groups, findings: Findings,
-) -> list[Communication]:  # fmt: skip
-    device = around.device
-    pending = Pending(around, launchers)
+    around: Around, calls: np.ndarray, found: CommunicationRows, groups: Groups, findings: Findings
+) -> list[Communication]:
+    device, rows = around.device, np.flatnonzero(found.gpu)
+    pending = Pending(around)
     # In launch order, as a batch of messages belongs to the kernel that is launched next.
     launched = np.where(calls[rows] >= 0, device.start[calls[rows]], -1)
     items: list[Communication] = []
     for row in rows[np.lexsort((device.start[rows], launched))].tolist():
         call = int(calls[row])
         chain = around.chain(call)
-        own = around.facts([row])
-        facts = own.over(around.facts(chain))
-        pattern = patterns.get(int(device.name[row]))
+        facts = around.facts([row, *chain])
+        pattern = found.patterns.get(int(device.name[row]))
         what = _operation(around, facts, chain, row, pattern)
-        launch = next((at for at in chain if around.name(at).startswith(launchers.PREFIXES)), -1)
-        api = around.name(launch) if launch >= 0 else around.name(row)
+        launch = next((at for at in chain if around.name(at).startswith(LAUNCHERS)), -1)
         is_nccl = pattern is None or pattern.library.startswith("NCCL")
         batch = pending.take(call, chain) if is_nccl else []
-        messages = pending.messages(batch) if not isinstance(what, CollectiveType) else []
-        if messages:
-            items += [
-                Communication(
-                    event=row, launch=message.launch, type=message.type, collective=None, size=message.size,
-                    group=(group := groups.of_message(message)), dtype=message.dtype,
-                    peer=global_rank(message.peer, group), tag=message.tag, on_gpu=True,
-                    storages=message.storages, api=around.name(message.launch), part=part,
-                )
-                for part, message in enumerate(messages)
-            ]  # fmt: skip
+        messages = [at for at in batch if around.name(at) in (*SENDS, *RECEIVES)]
+        if messages and not isinstance(what, CollectiveType):
+            items += [_message(around, pending, groups, row, at, part) for part, at in enumerate(messages)]
             continue
         group = groups.of_kernel(row, facts, chain, findings)
         storages, size, dtype = _tensors(around, facts, chain, what)
@@ -194,19 +186,47 @@ def _on_gpu(
             size = pending.bytes(batch, what)
         item = Communication(
             event=row, launch=launch, type=NodeType.COMM_COLL, collective=None, size=size, group=group,
-            dtype=dtype, on_gpu=True, storages=storages, api=api,
+            dtype=dtype, on_gpu=True, storages=storages, api=around.name(launch if launch >= 0 else row),
         )  # fmt: skip
         if isinstance(what, CollectiveType):
-            flag = _async_flag(around.values(launch))
-            item = replace(item, collective=what, asynchronous=flag)
             if what is CollectiveType.BARRIER:
-                item = replace(item, size=max(size, 1) if is_nccl else 1)
-            elif what is CollectiveType.SCATTER:
-                item = replace(item, is_root=bool(facts.in_elements))
+                size = max(size, 1) if is_nccl else 1
+            is_root = what is CollectiveType.SCATTER and bool(facts.in_elements)
+            flag = _async_flag(around.values(launch))
+            item = replace(item, collective=what, asynchronous=flag, size=size, is_root=is_root)
         elif what is not None:
-            item = replace(item, type=what, peer=_peer(around, facts, chain, what, group))
+            peer = facts.target if what is NodeType.COMM_SEND else facts.source
+            if peer is None:
+                matches = (PEERS.search(around.name(at)) for at in chain)
+                peer = next((group.global_rank(int(match[2])) for match in matches if match), -1)
+            item = replace(item, type=what, peer=peer)
         items.append(item)
     return items
+
+
+def _message(
+    around: Around, pending: Pending, groups: Groups, event: int, launch: int, part: int
+) -> Communication:
+    """One send or receive of a kernel. ``launch``: row of its operator."""
+    is_send = around.name(launch) in SENDS
+    facts, tensors = pending.facts(launch), around.tensors(launch)
+    peer, tag = message_ends(around.values(launch))
+    group = groups.of_message(launch, facts)
+    return Communication(
+        event=event,
+        launch=launch,
+        type=NodeType.COMM_SEND if is_send else NodeType.COMM_RECV,
+        collective=None,
+        size=facts.bytes(received=not is_send) or sum(each for each, _ in tensors),
+        group=group,
+        dtype=facts.dtype or around.dtype(launch),
+        peer=group.global_rank(peer),
+        tag=tag,
+        on_gpu=True,
+        storages=frozenset(storage for _, storage in tensors if storage >= 0),
+        api=around.name(launch),
+        part=part,
+    )
 
 
 def _operation(
@@ -214,11 +234,10 @@ def _operation(
 ) -> Operation | None:
     if pattern is not None and pattern.operation is not None:
         return pattern.operation
-    named = [facts.collective, *(n for at in chain[:6] if (n := around.name(at)).startswith(OPERATOR_NAMES))]
-    found = next((what for name in named if (what := operation_named(name)) is not None), None)
-    if found is None and not (pattern is not None and pattern.ambiguous):
-        found = operation_named(around.name(row)[:200])
-    return found
+    texts = [facts.collective, *(n for at in chain[:6] if (n := around.name(at)).startswith(OPERATOR_NAMES))]
+    if pattern is None or not pattern.ambiguous:
+        texts.append(around.name(row)[:200])
+    return next((what for text in texts if (what := operation_named(text)) is not None), None)
 
 
 def _tensors(
@@ -242,34 +261,72 @@ def _tensors(
     return storages, size, dtype
 
 
-def _peer(around: Around, facts: Facts, chain: list[int], what: Operation, group: Group) -> int:
-    peer = facts.target if what is NodeType.COMM_SEND else facts.source
-    if peer is not None:
-        return peer
-    for at in chain:
-        match = PEERS.search(around.name(at))
-        if match:
-            return global_rank(int(match[2]), group)
-    return -1
+def _async_flag(values: list[Any]) -> bool | None:
+    """``async_op`` of a c10d operator, its only boolean argument; None if this version has none."""
+    flags = [value for value in values if isinstance(value, bool)]
+    return flags[-1] if flags else None
+
+
+# ---- kernels that were launched before the recording began ----
+
+
+def _fill_from_period(items: list[Communication], device: DeviceTrace, findings: Findings) -> None:
+    """Infer type and size of unknown device kernels at the begin from those that follow, with a warning each.
+
+    A device that lags behind its host starts a recording with kernels of an earlier step, whose launches and
+    metadata were not recorded. Training repeats the same communication in every step: if the recorded
+    sequence on a communicator's stream is periodic, so were the kernels before it.
+    """
+    streams: dict[tuple[int, int], list[int]] = {}
+    for index, item in enumerate(items):
+        if item.on_gpu:
+            key = int(device.device[item.event]), int(device.stream[item.event])
+            streams.setdefault(key, []).append(index)
+    for indices in streams.values():
+        indices.sort(key=lambda index: (int(device.start[items[index].event]), items[index].part))
+        known = [_is_named(items[index]) and items[index].size > 0 for index in indices]
+        first = known.index(True) if True in known else 0
+        if not first or not all(known[first:]):
+            continue
+        following = [items[index] for index in indices[first:]]
+        period = _period([_kind(item) for item in following])
+        for back, index in enumerate(reversed(indices[:first]), 1):
+            item = items[index]
+            if period:
+                like = following[-back % period]
+            elif len({_kind(each)[:2] for each in following}) == 1:
+                like = replace(following[0], size=0)
+            else:
+                break
+            if _is_named(item) and _kind(item)[:2] != _kind(like)[:2]:
+                break
+            findings.add("communication-inferred")
+            items[index] = replace(
+                item, type=like.type, collective=like.collective, size=like.size, group=like.group,
+                dtype=like.dtype, peer=like.peer, tag=like.tag,
+            )  # fmt: skip
+
+
+def _is_named(item: Communication) -> bool:
+    return item.is_message or item.collective is not None
+
+
+def _kind(item: Communication) -> tuple[object, ...]:
+    return item.type, item.collective, item.size, item.group.name, item.dtype, item.peer
+
+
+def _period(kinds: list[tuple[object, ...]]) -> int:
+    """The shortest period that occurs at least twice, 0 for none."""
+    halves = range(1, len(kinds) // 2 + 1)
+    return next((period for period in halves if kinds[period:] == kinds[:-period]), 0)
 
 
 # ---- CPU backends ----
 
 
-def _on_cpu(
-    around: Around, rows: np.ndarray, launchers: Launchers, groups: Groups, findings: Findings
-) -> list[Communication]:
-    launch_of = {row: launchers.last_before(row) for row in rows.tolist()}
-    group_of = groups.of_backend(launch_of, findings)
-    found = (_backend(around, row, launch, group_of[row]) for row, launch in launch_of.items())
-    items = [item for item in found if item is not None]
-    findings.add("communication-unfinished", sum(not item.ended for item in items))
-    return items
-
-
-def _backend(around: Around, row: int, launch: int, group: Group) -> Communication | None:
+def _on_cpu(around: Around, row: int, launch: int, group: Group) -> Communication | None:
     """A CPU backend's operator, such as ``gloo:all_reduce``. ``launch``: row that started it, -1 for none."""
-    api = around.name(launch) if launch >= 0 else around.name(row)
+    api = around.name(launch if launch >= 0 else row)
     what = operation_named(around.name(row))
     # The launcher has the requested operation: gloo runs a reduce-scatter as an all-reduce, for example.
     requested = operation_named(api)
@@ -279,7 +336,11 @@ def _backend(around: Around, row: int, launch: int, group: Group) -> Communicati
     if what is None:
         return None
     own, arguments = around.tensors(row), around.tensors(launch)
-    ended = _has_ended(around, row, launch)
+    # PyTorch's observer writes an operator when it ends. gloo's worker frees those who wait for an operation
+    # before it ends its record, so on a busy machine the recording of the last step may stop in between.
+    rows = around.linked.host_row
+    known = around.linked.how == "record-function id" and launch >= 0 and rows[launch] >= 0
+    ended = not (known and rows[row] < 0)
     given = own if ended else around.given(launch)
     size = sum(each for each, _ in given)
     if not size and what is CollectiveType.SCATTER:
@@ -302,21 +363,4 @@ def _backend(around: Around, row: int, launch: int, group: Group) -> Communicati
     if isinstance(what, CollectiveType):
         return replace(item, collective=what, asynchronous=_async_flag(values))
     peer, tag = message_ends(values)
-    return replace(item, type=what, peer=global_rank(peer, group), tag=tag)
-
-
-def _has_ended(around: Around, row: int, launch: int) -> bool:
-    """Whether a CPU backend's operator ended before the recording stopped.
-
-    PyTorch's observer writes an operator when it ends. gloo's worker frees those who wait for an operation
-    before it ends its record, so on a busy machine the recording of the last step may stop in between.
-    """
-    rows = around.linked.host_row
-    known = around.linked.how == "record-function id" and launch >= 0 and rows[launch] >= 0
-    return not (known and rows[row] < 0)
-
-
-def _async_flag(values: list[Any]) -> bool | None:
-    """``async_op`` of a c10d operator, its only boolean argument; None if this version has none."""
-    flags = [value for value in values if isinstance(value, bool)]
-    return flags[-1] if flags else None
+    return replace(item, type=what, peer=group.global_rank(peer), tag=tag)

@@ -1,4 +1,4 @@
-"""Match the events on the CPU with the nodes of the host trace.
+"""Match the events on the CPU with the nodes of the host trace, and check that both are of one process.
 
 Both traces have the same record-function ids ("Record function id" = ``rf_id``). Traces without these ids
 (schema 1.0.1) are matched by thread, order and name.
@@ -6,20 +6,26 @@ Both traces have the same record-function ids ("Record function id" = ``rf_id``)
 
 from __future__ import annotations
 
+import datetime
+from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
 from chakra_et.arrays import unique
+from chakra_et.convert.graph.timeline import STEP, steps
+from chakra_et.errors import TraceError
+from chakra_et.findings import Findings
+from chakra_et.names import renamed
 from chakra_et.traces.device import DeviceTrace
 from chakra_et.traces.device_format import ANNOTATION, CPU_OP
+from chakra_et.traces.fields import MAX_RANKS
 from chakra_et.traces.host import GROUP_RECORD, STRUCTURE, HostTrace
 
 LOOK_AHEAD = 64
-
-
-How = Literal["record-function id", "thread, order and name", "no host trace"]
+MIN_MATCH = 0.5
+CLOCK_SECONDS = 5.0
 
 
 @dataclass(eq=False, repr=False)
@@ -33,7 +39,7 @@ class Link:
 
     host_row: np.ndarray
     unmatched: np.ndarray
-    how: How
+    how: Literal["record-function id", "thread, order and name", "no host trace"]
 
     def rate(self, host: HostTrace) -> float:
         """The part (0 to 1) of the host operators with a device record; 0 if there are no operators."""
@@ -43,21 +49,37 @@ class Link:
 
 def link(host: HostTrace, device: DeviceTrace) -> Link:
     """Match the two traces of one rank. Never fails: the result lists unmatched rows."""
-    on_cpu = (device.category == CPU_OP) | (device.category == ANNOTATION)
+    on_cpu = operators_and_annotations(device)
     if not host.recorded:
-        host_row = np.where(on_cpu, np.cumsum(on_cpu) - 1, -1)
-        return Link(host_row, np.zeros(0, dtype=np.int64), "no host trace")
+        return Link(np.where(on_cpu, np.cumsum(on_cpu) - 1, -1), np.zeros(0, dtype=np.int64), "no host trace")
     expected = _operators(host)
     rows = np.flatnonzero(on_cpu & (device.rf_id > 0))
-    how: How
     if len(rows):
-        host_row = _by_id(host, device, rows, np.flatnonzero(expected))
-        how = "record-function id"
+        linked = Link(np.full(len(device), -1, dtype=np.int64), rows, "record-function id")
+        host_rows = np.flatnonzero(expected)
+        order = host_rows[np.argsort(host.rf_id[host_rows], kind="stable")]
+        found, at = places_of(device.rf_id[rows], host.rf_id[order])
+        linked.host_row[rows[found]] = order[at]
     else:
         host_row = _by_order(host, device, np.flatnonzero(on_cpu), expected)
-        how = "thread, order and name"
-    expected[host_row[host_row >= 0]] = False
-    return Link(host_row, np.flatnonzero(expected), how)
+        linked = Link(host_row, rows, "thread, order and name")
+    expected[linked.host_row[linked.host_row >= 0]] = False
+    linked.unmatched = np.flatnonzero(expected)
+    return linked
+
+
+def operators_and_annotations(device: DeviceTrace) -> np.ndarray:
+    """bool[rows]"""
+    marks: np.ndarray = (device.category == CPU_OP) | (device.category == ANNOTATION)
+    return marks
+
+
+def places_of(values: np.ndarray, known: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(bool[values]: whether each is among ``known``, ascending; the first place there of those that are)."""
+    at = np.searchsorted(known, values)
+    found = at < len(known)
+    found[found] = known[at[found]] == values[found]
+    return found, at[found]
 
 
 def _operators(host: HostTrace) -> np.ndarray:
@@ -65,56 +87,37 @@ def _operators(host: HostTrace) -> np.ndarray:
     return ~np.isin(host.name, structure)
 
 
-def _by_id(host: HostTrace, device: DeviceTrace, rows: np.ndarray, host_rows: np.ndarray) -> np.ndarray:
-    result = np.full(len(device), -1, dtype=np.int64)
-    order = host_rows[np.argsort(host.rf_id[host_rows], kind="stable")]
-    ids = host.rf_id[order]
-    at = np.searchsorted(ids, device.rf_id[rows])
-    found = at < len(ids)
-    found[found] = ids[at[found]] == device.rf_id[rows[found]]
-    result[rows[found]] = order[at[found]]
-    return result
-
-
 def _by_order(host: HostTrace, device: DeviceTrace, rows: np.ndarray, expected: np.ndarray) -> np.ndarray:
     """Pair each host thread with the device thread that has most names in common, then align in order."""
     result = np.full(len(device), -1, dtype=np.int64)
-    host_threads = []
+    sides: list[list[tuple[np.ndarray, list[str]]]] = [[], []]
     for tid in unique(host.tid[expected]).tolist():
-        of_thread = np.flatnonzero(expected & (host.tid == tid))
-        host_threads.append(of_thread[np.argsort(host.rf_id[of_thread], kind="stable")])
-    device_threads = [rows[device.thread[rows] == thread] for thread in unique(device.thread[rows])]
-    likeness = []
-    for h, host_rows in enumerate(host_threads):
-        host_counts = _name_counts([host.names[n] for n in host.name[host_rows]])
-        for d, device_rows in enumerate(device_threads):
-            device_counts = _name_counts([device.names[n] for n in device.name[device_rows]])
-            common = sum(min(count, device_counts.get(name, 0)) for name, count in host_counts.items())
-            likeness.append((-common, h, d))
-    used_host: set[int] = set()
-    used_device: set[int] = set()
+        own = np.flatnonzero(expected & (host.tid == tid))
+        own = own[np.argsort(host.rf_id[own], kind="stable")]
+        sides[0].append((own, [host.names[code] for code in host.name[own]]))
+    for thread in unique(device.thread[rows]):
+        own = rows[device.thread[rows] == thread]
+        sides[1].append((own, [device.names[code] for code in device.name[own]]))
+    counts = [[Counter(names) for _, names in side] for side in sides]
+    likeness = [
+        (-sum((mine & theirs).values()), h, d)
+        for h, mine in enumerate(counts[0])
+        for d, theirs in enumerate(counts[1])
+    ]
+    used: tuple[set[int], set[int]] = set(), set()
     for common, h, d in sorted(likeness):
-        if common and h not in used_host and d not in used_device:
-            used_host.add(h)
-            used_device.add(d)
-            _align(host, device, host_threads[h], device_threads[d], result)
+        if common and h not in used[0] and d not in used[1]:
+            used[0].add(h)
+            used[1].add(d)
+            (host_rows, host_names), (device_rows, device_names) = sides[0][h], sides[1][d]
+            for a, b in aligned(host_names, device_names):
+                result[device_rows[b]] = host_rows[a]
     return result
 
 
-def _align(
-    host: HostTrace, device: DeviceTrace, host_rows: np.ndarray, device_rows: np.ndarray, result: np.ndarray
-) -> None:
-    """Align two sequences. If names differ, skip on the side where the other's name comes sooner."""
-    h_names = [host.names[n] for n in host.name[host_rows]]
-    d_names = [device.names[n] for n in device.name[device_rows]]
-    for h, d in aligned(h_names, d_names):
-        result[device_rows[d]] = host_rows[h]
-
-
 def aligned(first: list[str], second: list[str]) -> list[tuple[int, int]]:
-    """The places of equal names in two sequences, in order."""
-    if first == second:
-        return [(place, place) for place in range(len(first))]
+    """The places of equal names in two sequences, in order. If names differ, skip on the side where the
+    other's name comes sooner."""
     pairs = []
     a = b = 0
     while a < len(first) and b < len(second):
@@ -122,8 +125,7 @@ def aligned(first: list[str], second: list[str]) -> list[tuple[int, int]]:
             pairs.append((a, b))
             a, b = a + 1, b + 1
             continue
-        skip_first = _distance(first, a, second[b])
-        skip_second = _distance(second, b, first[a])
+        skip_first, skip_second = _distance(first, a, second[b]), _distance(second, b, first[a])
         if skip_first <= skip_second and skip_first < LOOK_AHEAD:
             a += skip_first
         elif skip_second < LOOK_AHEAD:
@@ -140,8 +142,117 @@ def _distance(names: list[str], start: int, wanted: str) -> int:
         return LOOK_AHEAD
 
 
-def _name_counts(names: list[str]) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for name in names:
-        counts[name] = counts.get(name, 0) + 1
-    return counts
+def check(host: HostTrace, device: DeviceTrace, linked: Link, allow_unlinked: bool) -> tuple[Link, Findings]:
+    """The link without pairs of different names, and warnings.
+
+    Raises ``TraceError`` if the traces are from two processes or have few operators in common, unless
+    ``allow_unlinked``. One trace may cover more steps than the other.
+    """
+    if not host.recorded:
+        return linked, Findings({"no-host-trace": 1})
+    # Rows of the device trace whose host node has another name.
+    numbers = {name: number for number, name in enumerate(host.names)}
+    as_host = np.array([numbers.get(name, -1) for name in device.names], dtype=np.int64)
+    rows = np.flatnonzero(linked.host_row >= 0)
+    other = rows[as_host[device.name[rows]] != host.name[linked.host_row[rows]]]
+    # Of the trace with fewer operators, the part that is also in the other trace.
+    rate = (len(rows) - len(other)) / max(int(operators_and_annotations(device).sum()), 1)
+    if not len(other):
+        rate = max(rate, linked.rate(host))
+    processes = sorted({str(pid) for pid, _ in device.threads})
+    pid = host.header["pid"]
+    reason = ""
+    if _whole(pid, 0) and processes and str(pid) not in processes:
+        named = ", ".join(process[:20] for process in processes[:3])
+        reason = f"the host trace is from process {pid}, the device trace from process {named}"
+    elif rate < MIN_MATCH:
+        difference = _first_difference(host, device, linked, other)
+        reason = f"only {rate:.0%} of their operators match: {difference}"
+    if reason and not allow_unlinked:
+        raise TraceError(
+            f"{host.path} and {device.path} are not from the same run: {reason}; pair the right files, or "
+            "use --allow-unlinked."
+        )
+    findings = Findings()
+    findings.add("name-mismatch", len(other))
+    findings.add("clock-gap", _clock_gap(host, device))
+    host_row = linked.host_row.copy()
+    host_row[other] = -1
+    unmatched = unique(np.concatenate((linked.unmatched, linked.host_row[other])))
+    return Link(host_row, unmatched, linked.how), findings
+
+
+def _first_difference(host: HostTrace, device: DeviceTrace, linked: Link, other: np.ndarray) -> str:
+    host_steps = sorted({name for name in host.names if name.startswith(STEP)})
+    device_steps = sorted({STEP + str(number) for number, _ in steps(device)})
+    if host_steps and device_steps and not set(host_steps) & set(device_steps):
+        return f"the first covers {', '.join(host_steps[:4])} and the second {', '.join(device_steps[:4])}"
+    on_cpu = operators_and_annotations(device)
+    absent = np.flatnonzero(on_cpu & (linked.host_row < 0))
+    if not len(other) and not len(absent):
+        return f"{'the first' if on_cpu.any() else 'the second'} has none"
+    row = int(other[0] if len(other) else absent[0])
+    name = repr(device.names[device.name[row]][:60])
+    if len(other):
+        in_host = host.names[host.name[linked.host_row[row]]][:60]
+        return f"record function {device.rf_id[row]} is {in_host!r} in the first and {name} in the second"
+    number = f", record function {device.rf_id[row]}," if device.rf_id[row] >= 0 else ""
+    return f"{name}{number} of the second is not in the first"
+
+
+def _clock_gap(host: HostTrace, device: DeviceTrace) -> int:
+    """Seconds between the recordings of the two traces, 0 if they overlap or have no times.
+
+    The host trace has local time in an unknown time zone, so the gap is only known modulo 15 minutes.
+    """
+    try:
+        local = datetime.datetime.fromisoformat(str(host.header["time"]))
+        began = local.replace(tzinfo=datetime.timezone.utc).timestamp()
+        length = float(host.header["finish_ts"] - host.header["start_ts"]) / 1000
+    except (ValueError, TypeError, OverflowError):
+        return 0
+    first, last = device.origin_ns / 1e9, (device.origin_ns + int(device.end.max(initial=0))) / 1e9
+    if first < 1e9 or not 0 <= length < 900:
+        return 0
+    after = (first - began) % 900
+    if after <= length + CLOCK_SECONDS or 900 - after <= last - first + CLOCK_SECONDS:
+        return 0
+    return round(min(after - length, 900 - after))
+
+
+def rank_and_world(
+    path_rank: int, manifest_world: int, ranks_here: int, host: HostTrace, device: DeviceTrace
+) -> tuple[int, int]:
+    """Rank and number of ranks.
+
+    The device trace, the file name (``path_rank``, -1: none) and the manifest (``manifest_world``, 0: none)
+    must agree. Without a recorded number of ranks it is the size of the default group, or ``ranks_here``.
+    Raises ``TraceError``.
+    """
+    rank = _whole(device.distributed.get("rank"), -1)
+    if rank >= 0 and path_rank >= 0 and rank != path_rank:
+        right = renamed(device.path.name, rank) or f"a name with rank{rank}"
+        without = "" if "rank" in device.path.name else " (which has no rankN)"
+        raise TraceError(
+            f"{device.path}: is rank {path_rank} by its name{without} and rank {rank} by its "
+            f"distributedInfo; rename the file to {right}, and its host trace likewise."
+        )
+    rank = rank if rank >= 0 else max(path_rank, 0)
+    world = _whole(device.distributed.get("world_size"), 0)
+    if manifest_world and world and world != manifest_world:
+        raise TraceError(
+            f"{device.path}: the world size is {world} in its distributedInfo and {manifest_world} in the "
+            "manifest; convert traces of one run together."
+        )
+    default = [group.get("group_size") for group in host.groups if str(group.get("pg_name")) == "0"]
+    world = world or manifest_world or max(_whole(next(iter(default), 0), 0), ranks_here, rank + 1)
+    if not rank < world <= MAX_RANKS:
+        raise TraceError(
+            f"{device.path}: is rank {rank} of {world}; ranks must be below the number of ranks (at most "
+            f"{MAX_RANKS})."
+        )
+    return rank, world
+
+
+def _whole(value: object, missing: int) -> int:
+    return value if type(value) is int and value >= 0 else missing

@@ -1,27 +1,40 @@
-"""The linked rank: both traces of a rank, matched, as the input of all later stages."""
+"""The linked rank: both traces of a rank, matched, as the input of all later stages; and what it lacks."""
 
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from chakra_et.convert.graph import pairing, timeline
-from chakra_et.convert.graph.clocks import Clock, on_host_clock
+from chakra_et.arrays import unique
+from chakra_et.convert.graph import timeline
 from chakra_et.convert.graph.communication import Communications
 from chakra_et.convert.graph.identify_communication import CommunicationRows, communication_rows, describe
-from chakra_et.convert.graph.launches import launch_calls
-from chakra_et.convert.graph.link import Link, link
-from chakra_et.convert.graph.structure import with_structure
-from chakra_et.convert.graph.timeline import Timeline
+from chakra_et.convert.graph.launches import Clock, is_call, launch_calls, on_host_clock, selected
+from chakra_et.convert.graph.link import Link, aligned, check, link, operators_and_annotations
+from chakra_et.convert.graph.timeline import STEP, Timeline, named, on_device, steps
 from chakra_et.errors import TraceError
 from chakra_et.findings import Findings, joined
 from chakra_et.traces.device import DeviceTrace
-from chakra_et.traces.device_format import CPU_OP
+from chakra_et.traces.device_format import CPU_OP, RUNTIME
+from chakra_et.traces.fields import as_number
 from chakra_et.traces.host import HostTrace
+
+POOLED = "gloo:"
+LAUNCH = re.compile(
+    r"(cuda|hip|cu)\w*(Launch\w*Kernel\w*|LaunchKernel\w*|ModuleLaunch\w*)$|^(cuda|hip|cu)GraphLaunch$"
+)
+CAPTURE = re.compile(r"(cuda|hip|cu)StreamBeginCapture\w*"), re.compile(r"(cuda|hip|cu)StreamEndCapture\w*")
+CUDA_TENSOR = re.compile(rb'"(cuda|hip|xpu):\d+"')
+# The part of launches that may have no kernel, as launches at the end of a recording lose theirs.
+TOLERATED = 0.02
+# No idle device takes as long from a launch to the start of its work.
+LONGEST_LAUNCH_NS = 1_000_000
+ALWAYS = np.iinfo(np.int64)
 
 
 @dataclass(eq=False, repr=False)
@@ -63,7 +76,7 @@ def link_rank(
     recording was cut, by the manifest: it is left out. Raises ``TraceError`` for traces of different
     runs (unless ``allow_unlinked``) and for a step that was not recorded.
     """
-    linked, warnings = pairing.check(host, device, link(host, device), allow_unlinked)
+    linked, warnings = check(host, device, link(host, device), allow_unlinked)
     rate = linked.rate(host)
     findings = joined(host.findings, device.findings, warnings)
     device, calls, linked, clocks = on_host_clock(device, launch_calls(device), linked)
@@ -72,22 +85,38 @@ def link_rank(
         findings.add("clock-contradicted", clock.contradicting)
     kept, per_operator_ns, device, linked, matched = with_structure(device, calls, linked)
     findings = joined(findings, matched)
+
+    def between(kept: np.ndarray, begin: int, end: int) -> tuple[DeviceTrace, np.ndarray, Link]:
+        """The ``kept`` rows, and the allocations and frees from ``begin`` to ``end``, ns."""
+        time = device.memory.time
+        memory = device.memory.take(np.flatnonzero((time >= begin) & (time < end)))
+        return selected(dataclasses.replace(device, memory=memory), calls, linked, kept)
+
     if len(kept) < len(device):
-        memory = device.memory.take(np.flatnonzero(device.memory.time >= device.start[kept].min()))
-        device, linked, calls = _selected(dataclasses.replace(device, memory=memory), linked, calls, kept)
+        device, calls, linked = between(kept, int(device.start[kept].min()), ALWAYS.max)
+    known = steps(device)
     if step != "all":
-        kept = _rows_of_step(device, calls, step)
+        if not step.isdigit() or int(step) not in dict(known):
+            names = ", ".join(str(number) for number, _ in known) or "none"
+            raise TraceError(
+                f"{device.path}: has no ProfilerStep#{step} (its steps: {names}); choose one, or use --step "
+                "all."
+            )
+        row = dict(known)[int(step)]
+        # CPU events that start in the step, and the work that they launch.
+        begin, end = int(device.start[row]), int(device.end[row])
+        inside = (device.start >= begin) & (device.start < end)
+        kept = np.flatnonzero(np.where(calls >= 0, inside[calls], inside))
         findings.add("outside-step", len(device) - len(kept), step)
-        memory = device.memory.take(_memory_of_step(device, step))
-        device, linked, calls = _selected(dataclasses.replace(device, memory=memory), linked, calls, kept)
-    elif (last := _unfinished(device, unfinished)) is not None:
-        number, row = last
-        before = device.start < device.start[row]
+        device, calls, linked = between(kept, begin, end)
+    elif _is_unfinished(device, known, unfinished):
+        number, row = known[-1]
+        end = int(device.start[row])
+        before = device.start < end
         kept = np.flatnonzero(np.where(calls >= 0, before[calls], before))
         findings.add("unfinished-step", len(device) - len(kept), str(number))
         findings.add("steps-unfinished", 1, str(number))
-        memory = device.memory.take(np.flatnonzero(device.memory.time < device.start[row]))
-        device, linked, calls = _selected(dataclasses.replace(device, memory=memory), linked, calls, kept)
+        device, calls, linked = between(kept, ALWAYS.min, end)
     rows = communication_rows(device, added_kernels)
     time = timeline.build(device, rows.cpu)
     communication = describe(host, device, linked, time.parent, calls, rows, groups)
@@ -97,41 +126,149 @@ def link_rank(
     )
 
 
-def _unfinished(device: DeviceTrace, number: int) -> tuple[int, int] | None:
-    """(number, row) of the last step if its recording was cut: by the manifest, or as it has less than half
-    as many operators as each of the others; None for one step only."""
-    known = timeline.steps(device)
+def _is_unfinished(device: DeviceTrace, known: list[tuple[int, int]], number: int) -> bool:
+    """Whether the recording of the last step was cut: it has that ``number``, or less than half as many
+    operators as each of the others."""
     if len(known) < 2:
-        return None
+        return False
     starts = device.start[[row for _, row in known]]
     counts = np.diff(np.searchsorted(np.sort(device.start[device.category == CPU_OP]), [*starts, 2**62]))
-    return known[-1] if known[-1][0] == number or 2 * counts[-1] < counts[:-1].min() else None
+    return known[-1][0] == number or bool(2 * counts[-1] < counts[:-1].min())
 
 
-def _selected(
-    device: DeviceTrace, linked: Link, calls: np.ndarray, kept: np.ndarray
-) -> tuple[DeviceTrace, Link, np.ndarray]:
-    """The ``kept`` rows only."""
-    place = np.full(len(device) + 1, -1, dtype=np.int64)
-    place[kept] = np.arange(len(kept))
-    linked = dataclasses.replace(linked, host_row=linked.host_row[kept])
-    return device.select(kept), linked, place[calls[kept]]
+# ---- structure of one step, times of those after it ----
 
 
-def _rows_of_step(device: DeviceTrace, calls: np.ndarray, step: str) -> np.ndarray:
-    """The rows of one ProfilerStep: CPU events that start in it, and the work that they launch."""
-    known = dict(timeline.steps(device))
-    if not step.isdigit() or int(step) not in known:
-        names = ", ".join(str(number) for number in known) or "none"
-        raise TraceError(
-            f"{device.path}: has no ProfilerStep#{step} (its steps: {names}); choose one, or use --step all."
-        )
-    row = known[int(step)]
-    inside = (device.start >= device.start[row]) & (device.start < device.end[row])
-    return np.flatnonzero(np.where(calls >= 0, inside[calls], inside))
+def with_structure(
+    device: DeviceTrace, calls: np.ndarray, linked: Link
+) -> tuple[np.ndarray, float, DeviceTrace, Link, Findings]:
+    """The rows whose times count, the ns that recording took per operator by the tracer's measurement, the
+    trace with record-function ids in all steps, its link, and how many operators were matched.
+
+    Our tracer runs the ExecutionTraceObserver in one step, which it slows down, and lets Kineto alone record
+    the steps that follow. Their operators are matched with those of the structure step by thread, order and
+    name.
+
+    Kineto alone records no record-function ids, without which the calls of gloo's operations aren't known. A
+    matched operator gets that of the structure step; in the second step and later, plus more than the highest
+    one. All rows and 0 if the trace doesn't tell a structure step.
+    """
+    findings = Findings()
+    known = dict(steps(device))
+    recording = device.recording
+    if recording is None or recording.structure_step not in known:
+        return np.arange(len(device)), 0.0, device, linked, findings
+    structure = known[recording.structure_step]
+    began, ended = device.start[structure], device.end[structure]
+    begins = device.start[[row for number, row in known.items() if number > recording.structure_step]]
+    step_of = np.searchsorted(begins, device.start, side="right")  # 0: the structure step or beside it
+    on_cpu = operators_and_annotations(device)
+    after = (step_of == 0) & (device.start > ended)
+    measured = on_cpu & after
+    called = device.start[after & (device.category == RUNTIME)].min(initial=ALWAYS.max)
+    operators = int((measured & (device.start < called)).sum()) / recording.passes
+    per_operator = recording.added_us("operators") * 1000 / max(operators, 1.0)
+    if not len(begins):
+        step_of = np.where(device.start <= ended, 1, 0)
+    host_row, record = linked.host_row.copy(), device.rf_id.copy()
+    ids = int(record.max()) + 1
+    source = np.flatnonzero(on_cpu & (step_of == 0) & (device.start >= began) & ~measured)
+    for step in range(1, len(begins) + 1):
+        rows = np.flatnonzero(on_cpu & (step_of == step))
+        like, same = _matched(device, source, rows).T
+        host_row[same] = host_row[like]
+        own = device.rf_id[like]
+        record[same] = np.where(own > 0, own + (step - 1) * ids, own)
+        findings.add("structure-matched", len(same))
+        findings.add("structure-differs", len(rows) - len(same))
+    kept = np.flatnonzero(np.where(calls >= 0, step_of[calls], step_of) > 0)
+    findings.add("structure-step", len(device) - len(kept))
+    device = dataclasses.replace(device, rf_id=record)
+    return kept, per_operator, device, dataclasses.replace(linked, host_row=host_row), findings
 
 
-def _memory_of_step(device: DeviceTrace, step: str) -> np.ndarray:
-    """The allocations and frees during one ProfilerStep that is in the trace."""
-    row = dict(timeline.steps(device))[int(step)]
-    return np.flatnonzero((device.memory.time >= device.start[row]) & (device.memory.time < device.end[row]))
+def _matched(device: DeviceTrace, source: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Pairs of rows int64[K, 2]. Operations of gloo, which whichever of its threads is free works on, are
+    matched in the order of their calls; what is left of other threads is matched regardless of the thread."""
+    names = [STEP if name.startswith(STEP) else name for name in device.names]
+    pooled = named(device, lambda name: name.startswith(POOLED))
+    found: list[tuple[int, int]] = []
+
+    def match(*sides: np.ndarray) -> None:
+        texts = [[names[code] for code in device.name[side].tolist()] for side in sides]
+        found.extend((int(sides[0][a]), int(sides[1][b])) for a, b in aligned(*texts))
+
+    # A record-function id is given at the call, before a thread of gloo begins.
+    in_pool = (side[pooled[side]] for side in (source, rows))
+    match(*(side[np.lexsort((device.start[side], device.rf_id[side]))] for side in in_pool))
+    source, rows = source[~pooled[source]], rows[~pooled[rows]]
+    for thread in unique(device.thread[rows]).tolist():
+        match(source[device.thread[source] == thread], rows[device.thread[rows] == thread])
+    taken = np.array(found, dtype=np.int64).reshape(-1, 2)
+    match(source[~np.isin(source, taken[:, 0])], rows[~np.isin(rows, taken[:, 1])])
+    return np.array(found, dtype=np.int64).reshape(-1, 2)
+
+
+# ---- missing work: a device trace that was cut off loses its last events ----
+
+
+def check_complete(rank: LinkedRank) -> Findings:
+    """Warnings for launches, communication operators and CUDA tensors without device work."""
+    device, findings, gpu = rank.device, Findings(), on_device(rank.device)
+    lost = _launches_without_work(device)
+    if lost.sum() > max(TOLERATED * len(lost), 2):
+        findings.add("launch-without-work", int(lost.sum()))
+    if not len(gpu) and rank.host.recorded and _has_cuda_tensors(rank):
+        findings.add("missing-gpu-work")
+    if not rank.communication_rows.gpu.any() and as_number(device.distributed.get("world_size")) != 1:
+        # Coalesced NCCL operators share a kernel, and those of a group of one rank launch none.
+        operators = operators_and_annotations(device) & named(device, lambda name: name.startswith("nccl:"))
+        alone = [_is_alone(rank, row) for row in np.flatnonzero(operators).tolist()]
+        findings.add("missing-communication", len(alone) - sum(alone))
+    # Device work that starts long after its launch although no recorded work ran in between.
+    gpu = gpu[np.argsort(device.start[gpu], kind="stable")]
+    latest_end = np.maximum.accumulate(np.append(-1, device.end[gpu]))[:-1]
+    launched = np.where(rank.calls[gpu] >= 0, device.end[rank.calls[gpu]], device.start[gpu])
+    delayed = device.start[gpu] - np.maximum(launched, latest_end) > LONGEST_LAUNCH_NS
+    findings.add("work-before-recording", int(delayed.sum()))
+    if rank.host.recorded:
+        operators = device.category == CPU_OP
+        for _, row in rank.timeline.steps:
+            inside = operators & (device.start >= device.start[row]) & (device.start < device.end[row])
+            without = inside.any() and not (rank.link.host_row[inside] >= 0).any()
+            findings.add("steps-without-host", int(without))
+    return findings
+
+
+def _launches_without_work(device: DeviceTrace) -> np.ndarray:
+    """bool per launch call outside graph captures: whether no device work has its correlation id."""
+    launches = named(device, LAUNCH.search) & is_call(device) & (device.correlation > 0)
+    marks = [named(device, pattern.fullmatch) for pattern in CAPTURE]
+    for thread in unique(device.thread[launches]).tolist():
+        own = device.thread == thread
+        begins, ends = (device.start[mark & own].tolist() for mark in marks)
+        for begin, end in zip(begins, ends, strict=False):
+            launches &= ~own | (device.start < begin) | (device.start > end)
+    # A driver call within a runtime call has the same correlation id.
+    return ~np.isin(device.correlation[launches], device.correlation[on_device(device)])
+
+
+def _has_cuda_tensors(rank: LinkedRank) -> bool:
+    values = rank.host.inputs[0]
+    if not CUDA_TENSOR.search(values.buffer):
+        return False
+    rows = rank.link.host_row[rank.link.host_row >= 0].tolist()
+    return any(CUDA_TENSOR.search(values[row]) for row in rows)
+
+
+def _is_alone(rank: LinkedRank, row: int) -> bool:
+    """Whether the operator at ``row``, or one around it, is of a group of one rank."""
+    while row >= 0:
+        args = rank.device.communication.get(row)
+        attributes = rank.host.communication.get(int(rank.link.host_row[row]), {})
+        size = as_number(attributes.get("group_size") if args is None else args.group_size)
+        group = rank.communication.groups.get(str((args and args.group_name) or attributes.get("pg_name")))
+        if size == 1 or (group is not None and len(group.ranks) == 1):
+            return True
+        row = int(rank.timeline.parent[row])
+    return False

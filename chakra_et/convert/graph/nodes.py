@@ -9,7 +9,6 @@ import numpy as np
 
 from chakra_et.convert.graph.timeline import Lane
 from chakra_et.findings import Findings
-from chakra_et.traces.device_format import ANNOTATION, DRIVER, KERNEL, MEMCPY, MEMSET, RUNTIME
 
 
 class NodeKind(IntEnum):
@@ -27,15 +26,21 @@ class NodeKind(IntEnum):
     DEVICE_OVERHEAD = 9
 
 
+class EdgeKind(IntEnum):
+    """The kind of a dependency."""
+
+    PROGRAM_ORDER = 0
+    LAUNCH = 1
+    STREAM_ORDER = 2
+    SYNCHRONISATION = 3
+    INTER_THREAD = 4
+    COLLECTIVE = 5
+
+
 KIND_NAMES = [kind.name.lower().replace("_", "-") for kind in NodeKind]
-KIND_OF_CATEGORY = {
-    ANNOTATION: NodeKind.ANNOTATION,
-    RUNTIME: NodeKind.RUNTIME,
-    DRIVER: NodeKind.RUNTIME,
-    KERNEL: NodeKind.KERNEL,
-    MEMCPY: NodeKind.MEMCPY,
-    MEMSET: NodeKind.MEMSET,
-}
+Edges = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Source, target and kind of each edge; the first two are rows or nodes."""
+NODE_COLUMNS = ("lane", "start", "end", "event", "segment", "item", "kind", "launch_latency", "stream_gap")
 
 
 @dataclass(eq=False, repr=False)
@@ -70,31 +75,69 @@ class Graph:
     def __len__(self) -> int:
         return len(self.start)
 
+    @property
+    def is_first(self) -> np.ndarray:
+        """bool[N]: whether each node is the first of its event."""
+        first: np.ndarray = (self.event >= 0) & (self.segment == 0)
+        return first
 
-@dataclass(eq=False, repr=False)
-class Rows:
-    """Nodes before they are numbered; the columns are those of ``Graph``.
+    def node_of(self, events: int) -> np.ndarray:
+        """int64[events]: the first node of each event, -1 for none."""
+        node_of = np.full(events, -1, dtype=np.int64)
+        first = np.flatnonzero(self.is_first)[::-1]
+        node_of[self.event[first]] = first
+        return node_of
 
-    Indices are int32 and kinds int8, as more than one copy of the columns of all nodes exists at a time.
+
+def distinct(source: np.ndarray, target: np.ndarray, kind: np.ndarray) -> Edges:
+    """The edges by their targets, without duplicates."""
+    order = np.lexsort((kind, source, target))
+    source, target, kind = source[order], target[order], kind[order]
+    new = np.ones(len(source), dtype=bool)
+    new[1:] = (source[1:] != source[:-1]) | (target[1:] != target[:-1])
+    return source[new], target[new], kind[new]
+
+
+class Dependencies:
+    """The dependencies of one rank, as they are found; times in ns.
+
+    An edge connects two points (lane, time). A blocking interval (lane, from, to) is time that a thread
+    waited. It becomes no node, as the edge at its end accounts for it. ``lanes``: the lanes of the timeline,
+    followed by one or more per process group that communicates on the CPU. ``placed``: index of a
+    communication on such a lane → (lane, start, end).
     """
 
-    lane: np.ndarray
-    start: np.ndarray
-    end: np.ndarray
-    event: np.ndarray
-    kind: np.ndarray
-    item: np.ndarray
+    def __init__(self, lanes: list[Lane]) -> None:
+        self.lanes = list(lanes)
+        self.placed: dict[int, tuple[int, int, int]] = {}
+        self.findings = Findings()
+        self._edges = [np.zeros((0, 5), dtype=np.int64)]
+        self._waits: list[tuple[int, int, int]] = []
 
-    def __post_init__(self) -> None:
-        for name in ("lane", "event", "item"):
-            setattr(self, name, getattr(self, name).astype(np.int32, copy=False))
-        self.kind = self.kind.astype(np.int8, copy=False)
+    @property
+    def edges(self) -> np.ndarray:
+        """int64[E, 5]: kind, source lane, source time, target lane, target time."""
+        return np.concatenate(self._edges)
 
-    def rearrange(self, index: np.ndarray) -> None:
-        """Replace row i by row ``index[i]``."""
-        for name, column in vars(self).items():
-            setattr(self, name, column[index])
+    @property
+    def waits(self) -> np.ndarray:
+        """int64[W, 3]: the blocking intervals as lane, from, to."""
+        return np.array(self._waits, dtype=np.int64).reshape(-1, 3)
 
-    @staticmethod
-    def join(parts: list[Rows]) -> Rows:
-        return Rows(*(np.concatenate([vars(part)[name] for part in parts]) for name in vars(parts[0])))
+    def edge(self, kind: EdgeKind, source: tuple[int, int], target: tuple[int, int]) -> None:
+        """Add an edge between two points."""
+        self._edges.append(np.array([[kind, *source, *target]], dtype=np.int64))
+
+    def add_edges(self, kind: EdgeKind, *columns: np.ndarray | int) -> None:
+        """Add edges: source lanes, source times, target lanes and target times, each int64 or one for all."""
+        self._edges.append(np.stack(np.broadcast_arrays(int(kind), *columns), axis=1))
+
+    def wait(self, lane: int, begin: int, end: int) -> None:
+        """Add a blocking interval."""
+        if end > begin:
+            self._waits.append((lane, begin, end))
+
+    def new_lane(self, lane: Lane) -> int:
+        """Add a lane and return its index."""
+        self.lanes.append(lane)
+        return len(self.lanes) - 1

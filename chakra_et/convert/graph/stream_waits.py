@@ -9,16 +9,16 @@ stream ended was waiting for that work.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Iterable
 
 import numpy as np
 
 from chakra_et.arrays import unique
-from chakra_et.convert.graph.blocking_calls import call_by_correlation
-from chakra_et.convert.graph.dependencies import Collector, EdgeKind
-from chakra_et.convert.graph.launches import BEFORE_RECORDING, Launches, StreamOrder
+from chakra_et.convert.graph.communication_arguments import LAUNCHERS
+from chakra_et.convert.graph.launches import BEFORE_RECORDING, Launches, StreamOrder, call_by_correlation
 from chakra_et.convert.graph.linked import LinkedRank
-from chakra_et.convert.graph.timeline import LAST
+from chakra_et.convert.graph.nodes import Dependencies, EdgeKind
+from chakra_et.convert.graph.timeline import LAST, named
 from chakra_et.traces.device import DeviceTrace
 from chakra_et.traces.device_format import RUNTIME
 from chakra_et.traces.fields import as_number
@@ -31,9 +31,11 @@ LAUNCH_NS = 25_000
 BACK_TO_BACK_NS = 6_000
 # Launches among which a stream that was just made to wait goes on.
 LOOK_AHEAD = 8
+# Launches among which the work is that a stream waits for.
+LOOK_BACK = 256
 
 
-def find(rank: LinkedRank, launches: Launches, order: StreamOrder, found: Collector) -> None:
+def find(rank: LinkedRank, launches: Launches, order: StreamOrder, found: Dependencies) -> None:
     """Add the edges between streams."""
     if _recorded(rank, order, found):
         return
@@ -44,7 +46,7 @@ def find(rank: LinkedRank, launches: Launches, order: StreamOrder, found: Collec
         _stream_edge(rank, source, target, found)
 
 
-def _recorded(rank: LinkedRank, order: StreamOrder, found: Collector) -> bool:
+def _recorded(rank: LinkedRank, order: StreamOrder, found: Dependencies) -> bool:
     """Add the waits in cuda_sync records; returns whether there are any."""
     device = rank.device
     call_of = call_by_correlation(device)
@@ -52,7 +54,7 @@ def _recorded(rank: LinkedRank, order: StreamOrder, found: Collector) -> bool:
     for row, args in device.waits.items():
         if args.sync_kind != "Stream Wait Event":
             continue
-        here = (int(device.device[row]), int(device.stream[row]))
+        here = _stream(device, row)
         waiting_call = call_of.get(int(device.correlation[row]))
         record_call = call_of.get(int(as_number(args.record_correlation)))
         stream = as_number(args.wait_on_stream)
@@ -70,10 +72,9 @@ def _recorded(rank: LinkedRank, order: StreamOrder, found: Collector) -> bool:
 def _resumptions(rank: LinkedRank, launches: Launches) -> dict[int, int]:
     """Target → source. Targets start on an idle stream right after the source ended on another stream, and
     were launched long before."""
-    device, time, gpu = rank.device, rank.timeline, launches.gpu
+    time, gpu = rank.timeline, launches.gpu
     start, end = time.start, time.end
     communication = rank.communication_rows.gpu
-    stream_of = np.stack([device.device, device.stream], axis=1)
     by_end = gpu[np.argsort(end[gpu], kind="stable")]
     ends = end[by_end]
     found: dict[int, int] = {}
@@ -87,8 +88,8 @@ def _resumptions(rank: LinkedRank, launches: Launches) -> dict[int, int]:
         at = int(np.searchsorted(ends, start[row], side="right")) - 1
         while at >= 0 and start[row] - ends[at] <= RESUME_NS:
             source = int(by_end[at])
-            other = (stream_of[source] != stream_of[row]).any()
-            if other and communication[source] != communication[row] and launches.time[source] <= start[row]:
+            of_other_kind = communication[source] != communication[row]
+            if of_other_kind and launches.time[source] <= start[row] and _is_before(rank, source, row):
                 found[row] = source
                 break
             at -= 1
@@ -96,7 +97,7 @@ def _resumptions(rank: LinkedRank, launches: Launches) -> dict[int, int]:
 
 
 def _by_calls(
-    rank: LinkedRank, launches: Launches, order: StreamOrder, sources: dict[int, int], found: Collector
+    rank: LinkedRank, launches: Launches, order: StreamOrder, sources: dict[int, int], found: Dependencies
 ) -> None:
     """Match calls that make a stream wait with the work that they wait for.
 
@@ -105,11 +106,13 @@ def _by_calls(
     recorded just before the call; or else for the oldest work that an event was recorded after (all
     communication has one) and that nothing has waited for yet.
     """
-    device, time, gpu = rank.device, rank.timeline, launches.gpu
-    waits, records = (_calls(rank, name) for name in ("StreamWaitEvent", "EventRecord"))
+    device, time, gpu, launch_time = rank.device, rank.timeline, launches.gpu, launches.time
+    on_thread = (device.category == RUNTIME) & (time.lane >= 0)
+    waits = np.flatnonzero(on_thread & named(device, lambda name: name.endswith("StreamWaitEvent")))
+    records = np.flatnonzero(on_thread & named(device, lambda name: name.endswith("EventRecord")))
     communication = rank.communication_rows.gpu
-    launched = gpu[launches.time[gpu] >= time.begin]
-    launched = launched[np.lexsort((time.start[launched], launches.time[launched]))]
+    launched = gpu[launch_time[gpu] >= time.begin]
+    launched = launched[np.lexsort((time.start[launched], launch_time[launched]))]
     thread_of = np.where(rank.calls >= 0, device.thread[rank.calls], -1)
     of_thread: dict[int, tuple[np.ndarray, ...]] = {}
     recorded = set(launched[communication[launched]].tolist())
@@ -117,8 +120,8 @@ def _by_calls(
         rows = launched[thread_of[launched] == thread]
         moments = device.start[records[device.thread[records] == thread]]
         asked = device.start[waits[device.thread[waits] == thread]]
-        of_thread[thread] = launches.time[rows], rows, moments, asked
-        before = np.searchsorted(launches.time[rows], moments) - 1
+        of_thread[thread] = launch_time[rows], rows, moments, asked
+        before = np.searchsorted(launch_time[rows], moments) - 1
         recorded |= set(rows[before[before >= 0]].tolist())
     pending: dict[tuple[int, int], deque[int]] = {}
     for row in launched[np.isin(launched, list(recorded))].tolist():
@@ -126,7 +129,17 @@ def _by_calls(
     waited: dict[tuple[int, int], int] = {}  # stream → launch of the last work on it that was waited for
 
     def is_waited(row: int) -> bool:
-        return int(launches.time[row]) <= waited.get(_stream(device, row), BEFORE_RECORDING)
+        return int(launch_time[row]) <= waited.get(_stream(device, row), BEFORE_RECORDING)
+
+    def oldest(target: int, moment: int) -> int:
+        """The oldest pending work that ``target`` may wait for, -1 for none."""
+        ready = []
+        for queue in pending.values():
+            while queue and is_waited(queue[0]):
+                queue.popleft()
+            if queue and launch_time[queue[0]] < moment and _is_before(rank, queue[0], target):
+                ready.append(queue[0])
+        return min(ready, key=lambda row: int(launch_time[row]), default=-1)
 
     for call in waits.tolist():
         moment = int(device.start[call])
@@ -141,105 +154,68 @@ def _by_calls(
         just = at > 0 and bool(np.searchsorted(moments, moment) > np.searchsorted(moments, times[at - 1]))
         if target < 0 or _inside_communication(rank, call) and not communication[target]:
             continue  # among these a wait of NCCL's own streams, after its kernel
+        earlier = rows[:at][::-1]
         source = sources.get(target, -1)
         if source < 0 and communication[target]:
-            source = _feeding(rank, rows[:at], target)
+            source = _first_before(rank, earlier[~communication[earlier]][:LOOK_BACK].tolist(), target)
         elif source < 0:
             if just and _stream(device, last) == goes_on:
                 # It records on the stream that another one waits for, and goes on with the first.
-                until = np.searchsorted(times, _next(asked, int(times[min(at, len(times) - 1)])))
-                others = rows[at : min(at + LOOK_AHEAD, until)]
+                after = int(np.searchsorted(asked, times[min(at, len(times) - 1)], side="right"))
+                until = np.searchsorted(times, asked[after] if after < len(asked) else LAST)
+                others = rows[at : min(at + LOOK_AHEAD, until)].tolist()
                 other = next((row for row in others if _is_before(rank, last, row)), -1)
                 if other in sources:
                     continue  # a further stream that waits for the same event
                 if other >= 0 and not communication[other]:
-                    target, source = int(other), last
+                    target, source = other, last
             elif just and _is_before(rank, last, target):
                 source = last
             if source < 0:
-                source = _oldest(rank, launches, pending, moment, target, is_waited)
+                source = oldest(target, moment)
             if source < 0 and just:
-                before = (row for row in rows[:at][::-1][:256].tolist() if not is_waited(row))
-                source = next((row for row in before if _is_before(rank, row, target)), -1)
+                not_waited = (row for row in earlier[:LOOK_BACK].tolist() if not is_waited(row))
+                source = _first_before(rank, not_waited, target)
             elif source < 0 and not len(records):
-                source = _last_elsewhere(rank, launches, target, moment)
+                # The work on another stream that ended last.
+                other_stream = (device.stream[gpu] != device.stream[target]) | (
+                    device.device[gpu] != device.device[target]
+                )
+                ended = time.end[gpu] <= time.start[target]
+                known = gpu[other_stream & ended & (launch_time[gpu] <= moment)]
+                source = int(known[np.argmax(time.end[known])]) if len(known) else -1
         if source >= 0:
             stream = _stream(device, source)
-            waited[stream] = max(waited.get(stream, BEFORE_RECORDING), int(launches.time[source]))
+            waited[stream] = max(waited.get(stream, BEFORE_RECORDING), int(launch_time[source]))
             found.findings.add("stream-wait-inferred", target not in sources)
             sources[target] = source
-
-
-def _oldest(
-    rank: LinkedRank, launches: Launches, pending: dict[tuple[int, int], deque[int]], moment: int,
-    target: int, is_waited: Callable[[int], bool],
-) -> int:  # fmt: skip
-    """The oldest work of ``pending`` (by stream, in launch order) that ``target`` may wait for; -1: none."""
-    ready = []
-    for queue in pending.values():
-        while queue and is_waited(queue[0]):
-            queue.popleft()
-        if queue and launches.time[queue[0]] < moment and _is_before(rank, queue[0], target):
-            ready.append(queue[0])
-    return min(ready, key=lambda row: int(launches.time[row]), default=-1)
-
-
-def _next(moments: np.ndarray, moment: int) -> int:
-    """The first of ``moments`` (ascending) after ``moment``."""
-    at = int(np.searchsorted(moments, moment, side="right"))
-    return int(moments[at]) if at < len(moments) else LAST
 
 
 def _stream(device: DeviceTrace, row: int) -> tuple[int, int]:
     return int(device.device[row]), int(device.stream[row])
 
 
-def _calls(rank: LinkedRank, name: str) -> np.ndarray:
-    """The runtime calls on threads whose names end so."""
-    named = np.array([each.endswith(name) for each in rank.device.names], dtype=bool)[rank.device.name]
-    rows: np.ndarray = np.flatnonzero(named & (rank.device.category == RUNTIME) & (rank.timeline.lane >= 0))
-    return rows
-
-
 def _is_before(rank: LinkedRank, source: int, target: int) -> bool:
     """Whether ``target`` may have waited for ``source``: it starts later, on another stream."""
-    time = rank.timeline
-    return bool(time.end[source] <= time.start[target]) and _other_stream(rank.device, source, target)
+    time, device = rank.timeline, rank.device
+    return bool(time.end[source] <= time.start[target]) and _stream(device, source) != _stream(device, target)
+
+
+def _first_before(rank: LinkedRank, rows: Iterable[int], target: int) -> int:
+    return next((row for row in rows if _is_before(rank, row, target)), -1)
 
 
 def _inside_communication(rank: LinkedRank, call: int) -> bool:
     """Whether a call is part of an operator that starts communication."""
     row, names = call, rank.device.names
     while row >= 0:
-        if names[rank.device.name[row]].startswith(("c10d::", "_c10d_functional", "nccl:")):
+        if names[rank.device.name[row]].startswith((*LAUNCHERS, "nccl:")):
             return True
         row = int(rank.timeline.parent[row])
     return False
 
 
-def _other_stream(device: DeviceTrace, a: int, b: int) -> bool:
-    return _stream(device, a) != _stream(device, b)
-
-
-def _feeding(rank: LinkedRank, launched_before: np.ndarray, target: int) -> int:
-    """The last work that ``target``'s thread launched before it on another stream, -1 for none."""
-    device, time = rank.device, rank.timeline
-    compute = launched_before[~rank.communication_rows.gpu[launched_before]]
-    for row in compute[::-1][:256].tolist():
-        if _other_stream(device, row, target) and time.end[row] <= time.start[target]:
-            return int(row)
-    return -1
-
-
-def _last_elsewhere(rank: LinkedRank, launches: Launches, target: int, moment: int) -> int:
-    """The work on another stream, launched by ``moment``, that ended last before ``target``, -1 for none."""
-    device, time, gpu = rank.device, rank.timeline, launches.gpu
-    other = (device.stream[gpu] != device.stream[target]) | (device.device[gpu] != device.device[target])
-    rows = gpu[other & (launches.time[gpu] <= moment) & (time.end[gpu] <= time.start[target])]
-    return int(rows[np.argmax(time.end[rows])]) if len(rows) else -1
-
-
-def _stream_edge(rank: LinkedRank, source: int, target: int, found: Collector) -> None:
+def _stream_edge(rank: LinkedRank, source: int, target: int, found: Dependencies) -> None:
     time = rank.timeline
     if source == target:
         return

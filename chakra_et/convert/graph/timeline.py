@@ -9,6 +9,7 @@ active.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -48,7 +49,7 @@ class Timeline:
     - ``lane[i]``: lane of event i, -1 for none (cuda_sync, polling, CPU communication)
     - ``start``, ``end``: ns, properly nested on each CPU lane; ``parent[i]``: row of the enclosing event, -1
       at the top
-    - ``main``: lane of the thread that runs the training step; ``begin``: start of the graph, ns
+    - ``begin``: start of the graph, ns
     - ``self_time``: segments of each CPU lane by their owner, see ``SelfTime``
     - ``steps``: (number, row) of each ProfilerStep, in time order
     """
@@ -58,11 +59,13 @@ class Timeline:
     start: np.ndarray
     end: np.ndarray
     parent: np.ndarray
-    main: int
     begin: int
     self_time: SelfTime
     steps: list[tuple[int, int]]
     findings: Findings
+
+    main = 0
+    """Lane of the thread that runs the training step."""
 
 
 @dataclass(eq=False, repr=False)
@@ -79,11 +82,29 @@ class SelfTime:
     owner: np.ndarray
 
 
+def on_device(device: DeviceTrace) -> np.ndarray:
+    """The rows of kernels, copies and memsets."""
+    rows: np.ndarray = np.flatnonzero((device.category >= KERNEL) & (device.category != SYNC))
+    return rows
+
+
+def named(device: DeviceTrace, test: Callable[[str], object]) -> np.ndarray:
+    """bool[rows]: whether the name of each event passes ``test``."""
+    passes: np.ndarray = np.array([bool(test(name)) for name in device.names], dtype=bool)[device.name]
+    return passes
+
+
+def steps(device: DeviceTrace) -> list[tuple[int, int]]:
+    """The active steps as (number, row of the annotation), in time order."""
+    marks = named(device, lambda name: name.startswith(STEP) and name[len(STEP) :].isdigit())
+    rows = np.flatnonzero(marks & (device.category < KERNEL)).tolist()
+    return [(int(device.names[device.name[row]][len(STEP) :]), row) for row in rows]
+
+
 def build(device: DeviceTrace, communication: np.ndarray) -> Timeline:
     """Build the timeline. ``communication`` (bool[rows]) marks CPU rows that are placed on lanes later."""
-    lane = np.full(len(device), -1, dtype=np.int64)
+    lane, parent = (np.full(len(device), -1, dtype=np.int64) for _ in range(2))
     start, end = device.start, device.end.copy()
-    parent = np.full(len(device), -1, dtype=np.int64)
     lanes: list[Lane] = []
     findings = Findings()
     on_cpu = (device.category < KERNEL) & ~communication
@@ -91,33 +112,26 @@ def build(device: DeviceTrace, communication: np.ndarray) -> Timeline:
     findings.add("polling-call", int(polling.sum()))
     on_cpu &= ~polling
     begin = int(start[device.category != SYNC].min()) if len(start) else 0
-
-    parts = []
     known_steps = steps(device)
+    parts = [np.zeros((4, 0), dtype=np.int64)]
     for thread in _threads(device, on_cpu, known_steps):
         rows = np.flatnonzero(on_cpu & (device.thread == thread))
         lane[rows] = len(lanes)
+        parts.append(_nest(rows, start, end, parent, begin, len(lanes), findings))
         tid = device.threads[thread][1]
         lanes.append(Lane("cpu", str(tid), tid=tid if isinstance(tid, int) else thread))
-        parts.append(_nest(rows, start, end, parent, begin, len(lanes) - 1, findings))
     if not lanes:
         lanes.append(Lane("cpu", "host", tid=0))
-    _place_streams(device, lanes, lane)
-    self_time = SelfTime(
-        *(np.concatenate([part[k] for part in parts]) if parts else np.zeros(0, np.int64) for k in range(4))
-    )
-    return Timeline(lanes, lane, start, end, parent, 0, begin, self_time, known_steps, findings)
-
-
-def steps(device: DeviceTrace) -> list[tuple[int, int]]:
-    """The active steps as (number, row of the annotation), in time order."""
-    numbers = {
-        code: int(name[len(STEP) :])
-        for code, name in enumerate(device.names)
-        if name.startswith(STEP) and name[len(STEP) :].isdigit()
-    }
-    rows = np.flatnonzero(np.isin(device.name, list(numbers)) & (device.category < KERNEL))
-    return [(numbers[int(device.name[row])], int(row)) for row in rows]
+    # One lane per stream; work that overlaps on it (graphs, programmatic launch) gets further lanes.
+    gpu = on_device(device)
+    streams, index = coded_pairs(device.device[gpu], device.stream[gpu])
+    for stream, (d, s) in enumerate(streams):
+        for number, part in enumerate(_without_overlap(gpu[index == stream], device)):
+            lane[part] = len(lanes)
+            label = f"gpu {d} stream {s}" + (f" overlap {number}" if number else "")
+            lanes.append(Lane("gpu", label, device=d, stream=s))
+    self_time = SelfTime(*np.concatenate(parts, axis=1))
+    return Timeline(lanes, lane, start, end, parent, begin, self_time, known_steps, findings)
 
 
 def _polling_threads(device: DeviceTrace, on_cpu: np.ndarray) -> list[int]:
@@ -125,58 +139,57 @@ def _polling_threads(device: DeviceTrace, on_cpu: np.ndarray) -> list[int]:
 
     Between polls they sleep, so their time is no work of the rank.
     """
-    polls = np.array([bool(POLLING.fullmatch(name)) for name in device.names], dtype=bool)
-    asks = np.array(["Query" in name for name in device.names], dtype=bool)
+    polls, asks = named(device, POLLING.fullmatch), named(device, lambda name: "Query" in name)
     found = []
     for thread in unique(device.thread[on_cpu]).tolist():
-        names = device.name[on_cpu & (device.thread == thread)]
-        if (polls[names].all() and asks[names].any()) or _is_watchdog(device, thread):
+        rows = on_cpu & (device.thread == thread)
+        is_watchdog = WATCHDOG.search(device.thread_names.get(device.threads[thread], ""))
+        if is_watchdog or (polls[rows].all() and asks[rows].any()):
             found.append(thread)
     return found
-
-
-def _is_watchdog(device: DeviceTrace, thread: int) -> bool:
-    name = device.thread_names.get(device.threads[thread], "")
-    return bool(WATCHDOG.search(name))
 
 
 def _threads(device: DeviceTrace, on_cpu: np.ndarray, known_steps: list[tuple[int, int]]) -> list[int]:
     """CPU threads with events: the main thread first, then in the order of their first events."""
     used, first = first_rows(device.thread[on_cpu])
-    order = used[np.argsort(first, kind="stable")].tolist()
-    if not order:
-        return []
-    marked = [int(device.thread[row]) for _, row in known_steps]
-    if marked:
-        main = marked[0]
+    order: list[int] = used[np.argsort(first, kind="stable")].tolist()
+    length = device.end - device.start
+    if known_steps:
+        main = int(device.thread[known_steps[0][1]])
     else:
-        length = (device.end - device.start)[on_cpu]
-        main = max(order, key=lambda thread: int(length[device.thread[on_cpu] == thread].sum()))
-    return [main] + [thread for thread in order if thread != main]
+        main = max(order, key=lambda t: int(length[on_cpu & (device.thread == t)].sum()), default=-1)
+    return [main, *(thread for thread in order if thread != main)] if order else []
 
 
 def _nest(
-    rows: np.ndarray,
-    start: np.ndarray,
-    end: np.ndarray,
-    parent: np.ndarray,
-    begin: int,
-    lane: int,
+    rows: np.ndarray, start: np.ndarray, end: np.ndarray, parent: np.ndarray, begin: int, lane: int,
     findings: Findings,
-) -> tuple[np.ndarray, ...]:
+) -> np.ndarray:  # fmt: skip
     """Nest the events ``rows`` (by start, longest first) of one thread, and return its self time.
 
     Sets ``parent``, and clips ``end`` of events that end after the enclosing event.
     """
-    parents, clips, moments = _stacked(start[rows].tolist(), end[rows].tolist())
+    parents, clips = [], {}
+    moments = []  # -1 for each event that begins, and the index of each that ends, in order of time
+    stack, free = [-1], [LAST]
+    for at, (since, until) in enumerate(zip(start[rows].tolist(), end[rows].tolist(), strict=True)):
+        while free[-1] <= since:
+            moments.append(stack.pop())
+            free.pop()
+        if until > free[-1]:
+            clips[at] = until = free[-1]
+        parents.append(stack[-1])
+        moments.append(-1)
+        stack.append(at)
+        free.append(until)
+    moments += stack[:0:-1]
     outer = np.array(parents, dtype=np.int64)
     outer = np.where(outer >= 0, rows[outer], -1)
     parent[rows] = outer
-    at = np.array(list(clips), dtype=np.int64)
-    clipped = np.array(list(clips.values()), dtype=np.int64)
+    cut, clipped = rows[list(clips)], np.array(list(clips.values()), dtype=np.int64)
     findings.add("clipped-event", len(clips))
-    findings.add("clipped-ns", int((end[rows[at]] - clipped).sum()))
-    end[rows[at]] = clipped
+    findings.add("clipped-ns", int((end[cut] - clipped).sum()))
+    end[cut] = clipped
     # A segment lies between two moments, and belongs to the event that has been innermost.
     ended = np.array(moments, dtype=np.int64)
     begins = ended < 0
@@ -186,61 +199,21 @@ def _nest(
     since = np.append(begin, till[:-1])
     keep = since < till
     keep[1:] |= begins[:-1]  # keep the first segment of each event
-    since, till, owner = since[keep], till[keep], owner[keep]
-    return np.full(len(since), lane, dtype=np.int64), since, till, owner
+    return np.stack([np.full(len(since), lane), since, till, owner])[:, keep]
 
 
-def _stacked(starts: list[int], ends: list[int]) -> tuple[list[int], dict[int, int], list[int]]:
-    """Nest spans (by start, longest first): (index of the enclosing span of each, -1 for none; spans that
-    end after the enclosing one, and its end; -1 for each span that begins and the index of each that ends,
-    in order of time)."""
-    parents, clips, moments = [], {}, []
-    stack, free = [-1], [LAST]
-    until = LAST
-    for at, (start, end) in enumerate(zip(starts, ends, strict=True)):
-        while until <= start:
-            moments.append(stack.pop())
-            free.pop()
-            until = free[-1]
-        if end > until:
-            clips[at] = end = until
-        parents.append(stack[-1])
-        moments.append(-1)
-        stack.append(at)
-        free.append(end)
-        until = end
-    return parents, clips, moments + stack[:0:-1]
-
-
-def _place_streams(device: DeviceTrace, lanes: list[Lane], lane: np.ndarray) -> None:
-    """One lane per stream; work that overlaps on it (graphs, programmatic launch) gets further lanes."""
-    on_gpu = np.flatnonzero((device.category >= KERNEL) & (device.category != SYNC))
-    if not len(on_gpu):
-        return
-    streams, index = coded_pairs(device.device[on_gpu], device.stream[on_gpu])
-    for stream, (d, s) in enumerate(streams):
-        rows = on_gpu[index == stream]
-        for number, part in enumerate(_without_overlap(rows, device.start, device.end)):
-            lane[part] = len(lanes)
-            label = f"gpu {d} stream {s}" + (f" overlap {number}" if number else "")
-            lanes.append(Lane("gpu", label, device=d, stream=s))
-
-
-def _without_overlap(rows: np.ndarray, start: np.ndarray, end: np.ndarray) -> list[np.ndarray]:
+def _without_overlap(rows: np.ndarray, device: DeviceTrace) -> list[np.ndarray]:
+    """The rows in parts whose work does not overlap; each has as much as fits of what the others left."""
     parts = []
+    never = np.iinfo(np.int64).min
     while len(rows):
-        latest = np.maximum.accumulate(np.concatenate([[np.iinfo(np.int64).min], end[rows][:-1]]))
-        overlaps = start[rows] < latest
-        if not overlaps.any():
-            parts.append(rows)
-            break
-        keep, rest, free_at = [], [], np.iinfo(np.int64).min
-        for row in rows.tolist():
-            if start[row] >= free_at:
-                keep.append(row)
-                free_at = int(end[row])
-            else:
-                rest.append(row)
-        parts.append(np.array(keep, dtype=np.int64))
-        rows = np.array(rest, dtype=np.int64)
+        start, end = device.start[rows], device.end[rows]
+        fits = start >= np.maximum.accumulate(np.append(never, end[:-1]))
+        if not fits.all():
+            free_at = never
+            for at in range(len(rows)):
+                fits[at] = start[at] >= free_at
+                free_at = end[at] if fits[at] else free_at
+        parts.append(rows[fits])
+        rows = rows[~fits]
     return parts

@@ -1,0 +1,265 @@
+"""The attribute columns of an .et file: of operators, calls, kernels and memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from chakra_et.arrays import coded_pairs, first_rows, lane_order, narrowed, unique
+from chakra_et.convert.graph.device_graphs import GRAPH_LAUNCH, Captured
+from chakra_et.convert.graph.linked import LinkedRank
+from chakra_et.convert.graph.nodes import Graph, NodeKind
+from chakra_et.convert.graph.operators import PHASE_NAMES, Hierarchy, Work
+from chakra_et.convert.graph.timeline import named
+from chakra_et.et import memory as memory_names
+from chakra_et.et.byte_strings import ByteStrings
+from chakra_et.et.columns import Attribute, Strings, TensorInfo, Texts, ValueKind
+from chakra_et.traces.device_format import KERNEL, SYNC
+from chakra_et.traces.host import DEFAULTS, NUMERIC
+
+DEVICE_KINDS = (NodeKind.KERNEL, NodeKind.MEMCPY, NodeKind.MEMSET)
+Add = Callable[[str, ValueKind, np.ndarray, Any], None]
+"""Add one attribute: name, kind, the rows that have it (ascending), and their values."""
+
+
+def collector(attributes: dict[str, Attribute]) -> Add:
+    """A function that adds attributes to ``attributes``, except those that no node has."""
+
+    def add(name: str, kind: ValueKind, rows: np.ndarray, values: Any) -> None:
+        if len(rows):
+            known = isinstance(values, Strings) or values.dtype == np.uint64
+            attributes[name] = Attribute(kind, rows, values if known else narrowed(values))
+
+    return add
+
+
+def strings(values: list[str]) -> Strings:
+    """A string column that stores equal strings once."""
+    table: dict[str, int] = {}
+    index = [table.setdefault(value, len(table)) for value in values]
+    return coded(list(table), np.array(index, dtype=np.int32))
+
+
+def coded(names: list[str], index: np.ndarray) -> Strings:
+    """A string column from ``index``, int[rows] into ``names``."""
+    return Strings([name.encode("utf-8", "replace") for name in names], index.astype(np.int32, copy=False))
+
+
+def whole_micros(lane: np.ndarray, length_ns: np.ndarray) -> np.ndarray:
+    """int64[N]: durations in whole µs. The remainder is carried to the next node of the lane, so that lanes
+    lose no time. Nodes are in the order of their start."""
+    order = lane_order(lane)
+    total = np.cumsum(length_ns[order])
+    nodes = np.bincount(lane)
+    nodes = nodes[nodes > 0]
+    first = np.cumsum(nodes) - nodes
+    total -= np.repeat(np.append(0, total)[first], nodes)
+    total //= 1000
+    micros = np.diff(total, prepend=0)
+    micros[first] = total[first]
+    result = np.empty(len(order), dtype=np.int64)
+    result[order] = micros
+    return result
+
+
+# ---- operators ----
+
+
+def operators(rank: LinkedRank, graph: Graph) -> np.ndarray:
+    """int64[N]: the event of each node's operator (its own, or the one around its call), -1 for none."""
+    known = rank.link.host_row >= 0
+    row = np.where(known, np.arange(len(known)), -1)
+    via = np.where(rank.calls >= 0, rank.calls, rank.timeline.parent)
+    pending = np.flatnonzero(row < 0)
+    at = via[pending]
+    while len(pending):
+        valid = at >= 0
+        pending, at = pending[valid], at[valid]
+        row[pending] = np.where(known[at], at, -1)
+        open_ = row[pending] < 0
+        pending, at = pending[open_], via[at[open_]]
+    return np.where(graph.event >= 0, row[graph.event], -1)
+
+
+def add_host(rank: LinkedRank, graph: Graph, operator: np.ndarray, host_row: np.ndarray, add: Add) -> None:
+    """rf_id, fw_parent, seq_id, scope, tid, fw_tid and op_schema on all nodes, as in MLCommons' converter;
+    and text attributes of operators, such as kernel attributes, if the host trace has any."""
+    host = rank.host
+    everywhere = np.arange(len(graph))
+    # The host row may be that of the structure step, whose ids the other steps' operators don't have.
+    own = {"rf_id": rank.device.rf_id, "seq_id": rank.device.sequence}
+    for name in NUMERIC:
+        values = np.append(getattr(host, name), DEFAULTS[name])[host_row]  # row -1: the default
+        if name in own and rank.device.recording is not None:
+            recorded = own[name][operator]
+            values = np.where((operator >= 0) & (recorded > 0), recorded, values)
+        if name == "tid":  # nodes without an operator get that of their lane
+            tids = np.zeros(len(graph.lanes), dtype=np.int64)
+            known = np.flatnonzero(host_row >= 0)
+            lanes, first = first_rows(graph.lane[known])
+            tids[lanes] = host.tid[host_row[known[first]]]
+            values = np.where(host_row >= 0, values, tids[graph.lane])
+        add(name, "int64", everywhere, values)
+    on_device = np.isin(graph.kind, DEVICE_KINDS)
+    stands = (host_row >= 0) & (graph.event >= 0) & ((graph.kind <= NodeKind.ANNOTATION) | on_device)
+    schema = np.append(host.op_schema, len(host.schemas))[np.where(stands, host_row, -1)]
+    add("op_schema", "string", everywhere, coded([*host.schemas, ""], schema))
+    if not host.texts:
+        return
+    nodes = np.flatnonzero(graph.is_first)
+    by_name: dict[str, list[tuple[int, str]]] = {}
+    for row, node in zip(rank.link.host_row[graph.event[nodes]].tolist(), nodes.tolist(), strict=True):
+        for name, text in host.texts.get(row, {}).items():
+            by_name.setdefault(name, []).append((node, text))
+    for name, pairs in sorted(by_name.items()):
+        add(name, "string", np.array([node for node, _ in pairs]), strings([text for _, text in pairs]))
+
+
+def add_hierarchy(graph: Graph, hierarchy: Hierarchy, add: Add) -> None:
+    """``parent`` (id of the enclosing operator's first node), ``module`` and ``phase``."""
+    of_event = np.flatnonzero(graph.event >= 0)
+    event = graph.event[of_event]
+    own = hierarchy.parent[event]
+    node = np.where(own >= 0, graph.node_of(len(hierarchy.parent))[own], -1)
+    at = np.flatnonzero(node >= 0)
+    add("parent", "int64", of_event[at], node[at] + 1)
+    module = hierarchy.module[event]
+    at = np.flatnonzero(module >= 0)
+    add("module", "string", of_event[at], coded(hierarchy.modules, module[at]))
+    phase = hierarchy.phase[event]
+    at = np.flatnonzero(phase)
+    add("phase", "string", of_event[at], coded(PHASE_NAMES, phase[at]))
+
+
+def names(graph: Graph, rank: LinkedRank) -> Strings:
+    """The names of the nodes: those of the events, ``host-overhead`` or ``device-overhead``."""
+    table = [*rank.device.names, "host-overhead", "device-overhead"]
+    index = rank.device.name[np.maximum(graph.event, 0)].astype(np.int32)
+    index = np.where(graph.kind == NodeKind.HOST_OVERHEAD, len(table) - 2, index)
+    return coded(table, np.where(graph.kind == NodeKind.DEVICE_OVERHEAD, len(table) - 1, index))
+
+
+# ---- device work ----
+
+
+def add_device(rank: LinkedRank, graph: Graph, work: Work, captured: Captured | None, add: Add) -> None:
+    """Attributes of device nodes: ``num_ops``, ``tensor_size``, ``grid``, ``block``, ``graph_id``,
+    ``graph_launch`` (id of the launching node) and ``captured_op`` (the operator that launched the kernel
+    while its graph was captured). Also ``launch_latency_ns``, of the node or of the overhead in front of it:
+    the earliest start after the launch; and ``stream_gap_ns`` of such overhead: the part of it that remains
+    after the other dependencies."""
+    device = rank.device
+    at = np.flatnonzero(np.isin(graph.kind, DEVICE_KINDS))
+    event = graph.event[at]
+    add("num_ops", "int64", at, work.operations[event])
+    add("tensor_size", "uint64", at, work.bytes[event].astype(np.uint64))
+    shaped = device.shape[event] >= 0
+    for place, name in enumerate(("grid", "block")):
+        table = [shape[place] for shape in device.shapes]
+        add(name, "string", at[shaped], coded(table, device.shape[event[shaped]]))
+    for name, values in (("launch_latency_ns", graph.launch_latency), ("stream_gap_ns", graph.stream_gap)):
+        known = np.flatnonzero(values >= 0)
+        add(name, "int64", known, values[known])
+    launch = rank.calls[event]
+    of_graph = (launch >= 0) & named(device, lambda name: GRAPH_LAUNCH in name)[launch]
+    at, event, launch = at[of_graph], event[of_graph], launch[of_graph]
+    add("graph_launch", "int64", at, graph.node_of(len(device))[launch] + 1)
+    add("graph_id", "int64", at, np.where(device.graph[event] >= 0, device.graph[event],
+                                          device.correlation[event]))  # fmt: skip
+    if captured is not None:
+        source = captured.captures.rank.device
+        operator = captured.operators(event)
+        at, operator = at[operator >= 0], operator[operator >= 0]
+        add("captured_op", "string", at, coded(source.names, source.name[operator]))
+
+
+# ---- tensors ----
+
+
+def tensor_info(
+    rank: LinkedRank, graph: Graph, host_row: np.ndarray, columns: tuple[ByteStrings, Texts, Texts]
+) -> TensorInfo:
+    """Inputs or outputs of operators, communication and device work."""
+    row = np.where(graph.is_first, rank.link.host_row[graph.event], -1)
+    category = rank.device.category[graph.event]
+    on_device = (graph.event >= 0) & (category >= KERNEL) & (category < SYNC)
+    row = np.where(on_device, host_row, row)
+    items = rank.communication.items
+    for node in np.flatnonzero((graph.item >= 0) & ((row < 0) | on_device)).tolist():
+        launch = items[graph.item[node]].launch
+        if launch >= 0:
+            row[node] = rank.link.host_row[launch]
+    nodes = np.flatnonzero(row >= 0)
+    taken = row[nodes]
+    return TensorInfo(nodes, *(column.take(taken) for column in columns))
+
+
+def with_captured(info: TensorInfo, graph: Graph, captured: Captured | None) -> TensorInfo:
+    """``info`` with the inputs of the operators that launched captured kernels."""
+    if captured is None:
+        return info
+    rank = captured.captures.rank
+    nodes = np.flatnonzero(graph.is_first & captured.certain[graph.event])
+    operator = captured.operators(graph.event[nodes])
+    nodes, operator = nodes[operator >= 0], operator[operator >= 0]
+    taken = rank.link.host_row[operator].tolist()
+    kept = np.flatnonzero(~np.isin(info.rows, nodes))
+    rows = np.concatenate([info.rows[kept], nodes])
+    order = np.argsort(rows, kind="stable").tolist()
+
+    def joined(own: Sequence[bytes], column: Sequence[bytes]) -> list[bytes]:
+        both = [own[at] for at in kept.tolist()] + [column[row] for row in taken]
+        return [both[at] for at in order]
+
+    parts = zip((info.values, info.shapes, info.types), rank.host.inputs, strict=True)
+    return TensorInfo(rows[order], *(joined(own, column) for own, column in parts))
+
+
+# ---- memory, see ``et.memory`` ----
+
+
+def add_memory(rank: LinkedRank, graph: Graph, add: Add) -> None:
+    """What each node allocated and freed, and the level of each device after it.
+
+    An event belongs to the node of its thread that ran at its time, or that was the thread's last one. Events
+    of threads without nodes, and those before the first node, belong to the main thread's node and the first
+    one.
+    """
+    device, memory = rank.device, rank.device.memory
+    if not len(memory):
+        return
+    placed = np.flatnonzero((device.thread >= 0) & (rank.timeline.lane >= 0))
+    pairs, _ = coded_pairs(device.thread[placed], rank.timeline.lane[placed])
+    used = set(unique(graph.lane).tolist())
+    lane_of = {thread: number for thread, number in pairs if number in used}
+    lane = np.array([lane_of.get(thread, rank.timeline.main) for thread in memory.thread.tolist()])
+    node = np.zeros(len(memory), dtype=np.int64)
+    for number in unique(lane).tolist():
+        rows, at = np.flatnonzero(graph.lane == number), np.flatnonzero(lane == number)
+        if len(rows):
+            place = np.searchsorted(graph.start[rows], memory.time[at], side="right") - 1
+            node[at] = rows[np.maximum(place, 0)]
+    for number, name in enumerate(memory.devices):
+        own = np.flatnonzero(memory.device == number)
+        own = own[np.argsort(node[own], kind="stable")]
+        if not len(own):
+            continue
+        rows, first = first_rows(node[own])
+        last = np.append(first[1:], len(own)) - 1
+        size, level = memory.bytes[own], memory.allocated[own]
+        # A node that only frees memory has its peak before its first event.
+        highest = np.maximum(np.maximum.reduceat(level, first), level[first] - size[first])
+        values = {
+            memory_names.ALLOCATED: level[last],
+            memory_names.PEAK: highest,
+            memory_names.RESERVED: memory.reserved[own][last],
+            memory_names.ALLOCATIONS: np.add.reduceat((size > 0).astype(np.int64), first),
+            memory_names.FREES: np.add.reduceat((size < 0).astype(np.int64), first),
+            memory_names.ALLOCATED_IN: np.add.reduceat(np.maximum(size, 0), first),
+            memory_names.FREED_IN: np.add.reduceat(np.maximum(-size, 0), first),
+        }
+        for field, column in values.items():
+            if field != memory_names.RESERVED or column.any():
+                add(memory_names.attribute(name, field), "int64", rows, column)
