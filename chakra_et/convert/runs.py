@@ -222,6 +222,13 @@ def _summary(result: SetResult, options: PairOptions, run: RunOptions) -> dict[s
         "options": options_text(_options(result.traces, options)),
         "problems": short(result.problems),
         "notes": short(result.warnings + result.notes),
+        "device_traces": {
+            str(rank): {
+                "path": os.path.relpath(result.traces.pairs[rank].device, result.traces.folder),
+                "sha256": files.sha256(result.traces.pairs[rank].device),
+            }
+            for rank in sorted(result.good)
+        },
         "ranks": {
             str(rank): {"error": short([str(r)])[0]}
             if isinstance(r, TraceError)

@@ -7,7 +7,6 @@ conversion behind it. It is written last: until then ``complete`` is false.
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 from chakra_et import __version__
 from chakra_et.errors import TraceError, reason
 from chakra_et.et import file as et_file
-from chakra_et.files import read_bytes, read_json, sync_folder, write_json
+from chakra_et.files import read_json, sha256, sync_folder, write_json
 from chakra_et.names import SKELETON, RunFiles
 from chakra_et.text import list_ranks
 
@@ -34,7 +33,7 @@ def commit(scratch: Path, run: RunFiles, world: int, report: Mapping[str, Any]) 
     files, skeletons = (_contents(RunFiles(scratch, run.name).et_files(end)) for end in (".et", SKELETON))
     world = max(world, 1 + max((rank for entry in files for rank in entry["ranks"]), default=0))
     begin(scratch, run)
-    groups = _hash(run.groups_file) if run.groups_file.is_file() else None
+    groups = sha256(run.groups_file) if run.groups_file.is_file() else None
     record = {**_HEAD, "complete": True, "world_size": world, "files": files, "comm_groups": groups}
     record |= {"skeletons": skeletons} if skeletons else {}
     write_json(run.report_file, {**record, **report})
@@ -108,10 +107,10 @@ def _changed(
         expected = listed.get(rank or 0)
         place = (status.st_dev, status.st_ino)
         if expected and status.st_size == expected[0]:
-            known.setdefault(place, (status.st_size, _hash(path)))
+            known.setdefault(place, (status.st_size, sha256(path)))
         if expected is None or known.get(place) != expected:
             return [f"{path} isn't the file that the conversion wrote"]
-    there = _hash(run.groups_file) if run.groups_file.is_file() else None
+    there = sha256(run.groups_file) if run.groups_file.is_file() else None
     return [] if there == groups else [f"{run.groups_file} isn't the file that the conversion wrote"]
 
 
@@ -140,7 +139,7 @@ def _contents(files: Iterable[tuple[int, Path]]) -> list[dict[str, Any]]:
         status = path.stat()
         entry = found.get(status.st_ino)
         if entry is None:
-            entry = {"ranks": [], "bytes": status.st_size, "sha256": _hash(path)}
+            entry = {"ranks": [], "bytes": status.st_size, "sha256": sha256(path)}
             found[status.st_ino] = entry
         entry["ranks"].append(rank)
     return list(found.values())
@@ -153,7 +152,3 @@ def _different(paths: Iterable[Path]) -> list[Path]:
         status = path.stat()
         found.setdefault((status.st_dev, status.st_ino), path)
     return list(found.values())
-
-
-def _hash(path: Path) -> str:
-    return hashlib.sha256(read_bytes(path, et_file.MOST_ET_BYTES)).hexdigest()

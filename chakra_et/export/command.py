@@ -9,11 +9,15 @@
     tensorboard  scalars per step and rank, and the trace, in the folder -o
     wandb        the report and its tables, in the project -o
 
-The run is given as in ``chakra-et report``. Exit status: 0; 2 for arguments or files that can't be used.
+A whole run goes to Perfetto and chrome://tracing as it was recorded, with every level of its call stacks, as
+long as its device traces are there; --nodes, --step, --ranks and --around write the nodes of the .et files
+instead. The run is given as in ``chakra-et report``. Exit status: 0; 2 for arguments or files that
+can't be used.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,10 +25,10 @@ from typing import IO, Literal
 
 from chakra_et import cli
 from chakra_et.errors import TraceError
-from chakra_et.export import chrome, graphs, perfetto, publish, tables
+from chakra_et.export import chrome, graphs, perfetto, publish, recorded, tables
 from chakra_et.export.window import Window, choose
 from chakra_et.files import atomic_file
-from chakra_et.report.inputs import find_run
+from chakra_et.report.inputs import RunInput, find_run
 from chakra_et.report.run import load
 
 Format = Literal["perfetto", "chrome", "graphml", "dot", "parquet", "csv", "tensorboard", "wandb"]
@@ -46,6 +50,13 @@ FILES: dict[str, dict[str, Write]] = {
 }
 
 
+RECORDED = {
+    "perfetto": (".pftrace", recorded.write_perfetto),
+    "chrome": ("_trace.json.gz", recorded.write_chrome),
+}
+"""Formats that keep a run as it was recorded."""
+
+
 @dataclass
 class ExportConfig:
     """The command's arguments."""
@@ -61,6 +72,9 @@ class ExportConfig:
             "short": "-o",
             "help": "file to write; NAME for parquet and csv, a folder for tensorboard, a project for wandb",
         },
+    )
+    nodes: bool = field(
+        default=False, metadata={"help": "nodes of the .et files in place of recorded slices"}
     )
     step: str = field(default="", metadata={"help": "only nodes that start in this step"})
     ranks: str = field(default="", metadata={"help": "only these ranks, such as 0-7,12"})
@@ -83,8 +97,36 @@ def main(argv: Sequence[str] | None = None) -> int:
     return cli.run(lambda: export(config), TraceError)
 
 
+def _recorded(config: ExportConfig, chosen: RunInput) -> bool:
+    """Write the run as it was recorded; False where the traces of some rank aren't there any more."""
+    notes: list[str] = []
+    if chosen.traces is not None:
+        traces = {rank: pair.device for rank, pair in chosen.traces.pairs.items()}
+    else:
+        traces, notes = recorded.find_traces(chosen.files)
+    for note in notes:
+        print(f"note: {note}: the nodes of the .et files are written", file=sys.stderr)
+    if notes or not traces:
+        return False
+    ending, write = RECORDED[config.format]
+    path = Path(config.output or f"{chosen.files.folder / chosen.name}{ending}")
+    with atomic_file(path) as file:
+        if path.suffix == ".gz":
+            with chrome.packed(file) as packed:
+                count = write(traces, packed)
+        else:
+            count = write(traces, file)
+        size = file.tell()
+    print(f"{path}: {size / 1e6:.1f} MB")
+    print(f"{count:,} slices of {len(traces)} ranks, as they were recorded")
+    return True
+
+
 def export(config: ExportConfig) -> None:
     chosen = find_run(config.names, config.allow_missing_ranks)
+    whole = not (config.nodes or config.step or config.ranks or config.around)
+    if config.format in RECORDED and whole and _recorded(config, chosen):
+        return
     run = load(chosen)
     window = choose(run, config.step, config.ranks, config.around, config.hops)
     beside = chosen.files.folder / chosen.name

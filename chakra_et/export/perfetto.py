@@ -40,8 +40,8 @@ def write(window: Window, file: IO[bytes]) -> None:
     file.write(b"".join(pending))
 
 
-def _message(*fields: tuple[int, int | str | bytes]) -> bytes:
-    """(field number, value) …: whole numbers, texts and messages."""
+def message(*fields: tuple[int, int | str | bytes]) -> bytes:
+    """A message of (field number, value) …: whole numbers, texts and messages."""
     parts = []
     for number, value in fields:
         if isinstance(value, int):
@@ -66,19 +66,19 @@ def _tracks(window: Window) -> Iterator[bytes]:
     """A process for each rank, a thread for each of its rows, and the names that events refer to."""
     used = window.used_rows()
     for rank in dict.fromkeys(window.rows[row].rank for row in used):
-        process = _message((1, rank + 1), (6, f"rank {rank}"))
-        yield _message((60, _message((1, _process(rank)), (3, process))))
+        process = message((1, rank + 1), (6, f"rank {rank}"))
+        yield message((60, message((1, _process(rank)), (3, process))))
     for row in used:
         rank, label = window.rows[row].rank, window.rows[row].label
-        thread = _message((1, rank + 1), (2, row + 1), (5, label))
-        track = _message((1, _thread(row)), (5, _process(rank)), (2, label), (4, thread), (12, row))
+        thread = message((1, rank + 1), (2, row + 1), (5, label))
+        track = message((1, _thread(row)), (5, _process(rank)), (2, label), (4, thread), (12, row))
         yield message_field(60, track)
     interned = b"".join(
-        _message((field, _message((1, at + 1), (2, name))))
+        message((field, message((1, at + 1), (2, name))))
         for field, names in ((1, NODE_KINDS), (2, window.names), (3, LABELS))
         for at, name in enumerate(names)
     )
-    yield _message((10, SEQUENCE), (13, CLEARED), (12, interned))
+    yield message((10, SEQUENCE), (13, CLEARED), (12, interned))
 
 
 def _slices(window: Window) -> Iterator[bytes]:
@@ -88,7 +88,7 @@ def _slices(window: Window) -> Iterator[bytes]:
     for field, nodes in ((47, window.source), (48, window.target)):
         for number, node in enumerate(nodes[across].tolist(), 1):
             flows[node] = flows.get(node, b"") + tag(field, FIXED64) + struct.pack("<Q", number)
-    head = _message((10, SEQUENCE), (13, NEEDED))
+    head = message((10, SEQUENCE), (13, NEEDED))
     begin, finish = varint_field(9, BEGIN), varint_field(9, END)
     tracks = {row: varint_field(11, _thread(row)) for row in window.used_rows()}
     names = [varint_field(10, at + 1) for at in range(len(window.names))]
@@ -150,7 +150,7 @@ def _counter(
     uuid: int, rank: int, label: str, unit: str, moment: np.ndarray, level: np.ndarray
 ) -> Iterator[bytes]:
     """A counter track of a rank, and its values from each moment on."""
-    yield _message((60, _message((1, uuid), (5, _process(rank)), (2, label), (8, _message((6, unit))))))
-    head, event = varint_field(10, SEQUENCE), _message((9, COUNTER), (11, uuid))
+    yield message((60, message((1, uuid), (5, _process(rank)), (2, label), (8, message((6, unit))))))
+    head, event = varint_field(10, SEQUENCE), message((9, COUNTER), (11, uuid))
     for time, value in zip(moment.tolist(), level.tolist(), strict=True):
         yield varint_field(8, time) + head + message_field(11, event + varint_field(30, max(value, 0)))
