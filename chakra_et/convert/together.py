@@ -14,10 +14,10 @@ from chakra_et.convert.report import RankReport
 from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import Attribute, ExecutionTrace, NodeType
-from chakra_et.simulate.alignment import align, waits
 from chakra_et.simulate.joint import build_graph
 from chakra_et.simulate.matching import match
 from chakra_et.simulate.time_by_kind import shares
+from chakra_et.simulate.timing import align, waits
 
 
 @dataclass(frozen=True)

@@ -87,7 +87,7 @@ def _needed(run: Run, lanes: Lanes, stretch: np.ndarray, work: np.ndarray) -> tu
     graph = run.graph
     crossing = (lanes.lane[graph.source] != lanes.lane[graph.target]) | (graph.lag_ns > 0)
     source, target, lag = graph.source[crossing], graph.target[crossing], graph.lag_ns[crossing]
-    order, place = lanes.nodes, lanes.first[lanes.lane] + lanes.place
+    order, place = lanes.nodes, lanes.spot
     communication = run.is_communication[order]
     passed = [np.concatenate(([0], np.cumsum((run.measured.own_ns * by)[order]))) for by in _directions(work)]
     while True:
@@ -127,7 +127,7 @@ def _segments(
     """The piece between entries and exits, and the segment of each node, int64[N]; the first node of each
     segment. Segments are numbered by the position of that node, so that dependencies point forward."""
     cut = np.zeros(len(run.graph) + 1, bool)
-    place = lanes.first[lanes.lane] + lanes.place
+    place = lanes.spot
     communication = place[run.is_communication]
     cut[lanes.first] = cut[place[begins]] = cut[place[target]] = cut[place[source] + 1] = True
     cut[communication] = cut[communication + 1] = True

@@ -38,7 +38,7 @@ from chakra_et.report.run import ReportRun
 from chakra_et.report.steps import find_times
 from chakra_et.report.summary import facts, headline, lacks, rank_rows
 from chakra_et.simulate.breakdown import ACTIVITIES
-from chakra_et.simulate.operations import waited_for
+from chakra_et.simulate.critical_path import waited_for
 from chakra_et.simulate.time_by_kind import KINDS, node_kinds
 from chakra_et.stragglers.analyse import rank_slowdowns
 from chakra_et.stragglers.heatmap import HeatMap

@@ -20,15 +20,13 @@ from chakra_et.et.sets import read_comm_groups
 from chakra_et.files import read_json
 from chakra_et.redact import redacted
 from chakra_et.report.inputs import RunInput, with_et_files
-from chakra_et.simulate.alignment import align
-from chakra_et.simulate.critical_path import CriticalPath, critical_path
+from chakra_et.simulate.critical_path import CriticalPath, Operations, critical_path, find_operations
 from chakra_et.simulate.joint import ReplayGraph, build_graph
 from chakra_et.simulate.matching import Matching
 from chakra_et.simulate.measured_steps import about_steps
-from chakra_et.simulate.operations import Operations, find_operations
 from chakra_et.simulate.replays import ReplayResult
 from chakra_et.simulate.run import Run, make_run
-from chakra_et.simulate.timing import Timing
+from chakra_et.simulate.timing import Timing, align
 from chakra_et.text import with_progress
 
 # The attributes that a report needs, with those of memory; all others are dropped as soon as a file is read.
@@ -153,24 +151,24 @@ def assemble(
             raise TraceError(f"{name}: {broken}") from None
         notes.append(f"the ranks can't be replayed together: {error}")
         nothing = np.full(len(graph), -1)
-        matching, times = Matching(nothing, nothing), Timing([0] * len(traces), None)
+        matching, times = Matching(nothing, nothing, graph.position), Timing([0] * len(traces), None)
     else:
         graph, matching, times = job.graph, job.matching, job.timing
         notes += matching.notes + times.notes
         replay = ReplayResult(graph.scatter(job.start_ns), graph.scatter(job.end_ns), times.release_ns)
-        path = critical_path(graph, find_operations(graph, matching, job.start_ns), replay)
+        path = critical_path(graph, find_operations(matching, job.start_ns), replay)
     base: Base = "measured"
     if graph.local_start_ns is not None:
         start, wait = _measured(graph, graph.local_start_ns, matching, times, notes)
         end = start + graph.duration_ns
-        operations = find_operations(graph, matching, start)
+        operations = find_operations(matching, start)
         if any(trace.metadata.get("schema") == "fasop" for trace in traces):
             base = "planned"
         elif any(trace.metadata.get("predicted") for trace in traces):  # by `chakra-et predict --output`
             base = "predicted"
     elif job is not None:
         base, start, end = "replayed", job.start_ns, job.end_ns
-        operations = find_operations(graph, matching, start)
+        operations = find_operations(matching, start)
         arrived = np.append(start[operations.last], 0)[operations.of_node]
         wait = np.where(operations.of_node >= 0, arrived - start, 0)
     else:
@@ -186,7 +184,7 @@ def _measured(
     graph: ReplayGraph, start: np.ndarray, matching: Matching, times: Timing, notes: list[str]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Recorded starts on one clock, and what of each communication's time was waiting; ns."""
-    clocks: np.ndarray | None = None if graph.clock_ns is None else np.array(graph.clock_ns, dtype=np.int64)
+    clocks = graph.clock_ns
     if clocks is None and matching.channels:
         aligned = align(graph, matching, start)
         clocks = None if aligned is None else aligned.offset_ns

@@ -13,29 +13,29 @@ import numpy as np
 from chakra_et.et.columns import CollectiveType, NodeType
 from chakra_et.et.edges import successor_lists
 from chakra_et.simulate.joint import ReplayGraph
+from chakra_et.simulate.longest_path import make_schedule
 from chakra_et.simulate.matching import Matching
-from chakra_et.simulate.replays import device_replay
-from chakra_et.simulate.timing import Timing, timing
+from chakra_et.simulate.timing import timing
 
 
 def missing_order(graph: ReplayGraph, matching: Matching) -> np.ndarray:
     """Pairs (before, after) of nodes of one rank, int64[K, 2]: the dependencies that are needed for one order
     of all collectives and sends on all ranks, and aren't there. None where no order can make ranks wait for
     each other: where groups and pairs of ranks that exchange messages form no cycle."""
-    none = np.empty((0, 2), np.int64)
     replayed = (graph.types == NodeType.COMM_COLL) & (
         graph.attribute("comm_type", -1) == CollectiveType.BROADCAST
     )
     matched = np.flatnonzero((matching.channel >= 0) & ~replayed)
     users = np.unique(np.stack([graph.trace_of[matched], matching.channel[matched]]), axis=1)
     if not _has_cycle(users[0].tolist(), (users[1] + len(graph.traces)).tolist()):
-        return none
+        return np.empty((0, 2), np.int64)
     times = timing(graph, matching)
     # At least 1 ns each: what depends on an operation then begins after it.
     lasting = np.maximum(graph.duration_ns if times.transfer_ns is None else times.transfer_ns, 1)
-    start = graph.gather(device_replay(graph, matching, Timing(times.release_ns, lasting)).start_ns)
-    key = np.stack([matching.channel[matched], matching.ordinals(graph.position)[matched]])
-    operation = np.unique(key, axis=1, return_inverse=True)[1].reshape(-1)
+    lasting = np.where(matching.operation >= 0, lasting, 0)
+    release = np.array(times.release_ns, np.int64)[graph.trace_of]
+    start, _ = make_schedule(graph, matching).run(graph.own_ns, lasting, release)
+    operation = matching.operation[matched]
     begin = np.zeros(operation.max() + 1, np.int64)
     np.maximum.at(begin, operation, start[matched])
     order = np.lexsort((operation, begin[operation], graph.trace_of[matched]))
@@ -43,8 +43,8 @@ def missing_order(graph: ReplayGraph, matching: Matching) -> np.ndarray:
     nodes = matched[order]
     same = graph.trace_of[nodes[1:]] == graph.trace_of[nodes[:-1]]
     pairs = np.stack([nodes[:-1][same], nodes[1:][same]], axis=1)
-    lacking = _unordered(graph, pairs)
-    return pairs[lacking] if len(pairs) else none
+    lacking: np.ndarray = pairs[_unordered(graph, pairs)]
+    return lacking
 
 
 def _has_cycle(left: list[int], right: list[int]) -> bool:

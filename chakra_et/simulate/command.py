@@ -22,10 +22,7 @@ from typing import Any, Literal
 from chakra_et.cli import allow_missing_ranks, parse, skeletons
 from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
-from chakra_et.et.columns import ExecutionTrace
-from chakra_et.et.sets import Skeletons, find_rank_sets, read_comm_groups
-from chakra_et.simulate.joint import build_graph
-from chakra_et.simulate.matching import match
+from chakra_et.et.sets import RankSet, Skeletons, find_rank_sets, read_comm_groups
 from chakra_et.simulate.measured_steps import about_steps
 from chakra_et.simulate.replay_report import RankReplay, report, table
 from chakra_et.simulate.replays import (
@@ -36,7 +33,7 @@ from chakra_et.simulate.replays import (
     replay_astra,
     replay_device,
 )
-from chakra_et.simulate.timing import timing
+from chakra_et.simulate.timing import join
 
 __all__ = ["ReplayConfig", "ReplayResult", "longest_path", "main", "replay_astra", "replay_device"]
 
@@ -92,17 +89,6 @@ class ReplayConfig:
             raise ValueError(f"--max-error must be 0 or more percent, not {self.max_error}")
 
 
-@dataclass
-class ReplayedRun:
-    """Files to replay together. ``files``: rank → path; ``comm_groups``: the comm-group file, if any;
-    ``notes``: see ``RankSet``."""
-
-    name: str
-    files: dict[int, Path]
-    comm_groups: Path | None
-    notes: Sequence[str] = ()
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
     description = "Replay .et files and compare the result with the measured times."
@@ -125,41 +111,36 @@ def main(argv: Sequence[str] | None = None) -> int:
             continue
         exceeded = [] if config.max_error is None else _exceeded(reports, config.max_error)
         status = max(status, 1 if exceeded else 0)
+        notes += exceeded
         answers.append(
             {
                 "name": job.name,
                 "files": {rank: str(path) for rank, path in job.files.items()},
-                "notes": notes + exceeded,
+                "notes": notes,
                 "replays": {name: [rank.as_json() for rank in ranks] for name, ranks in reports.items()},
             }
         )
         if not config.json:
-            print(
-                "\n".join(
-                    [f"{job.name}:", *table(reports), *(f"note: {note}" for note in notes + exceeded), ""]
-                )
-            )
+            print(*[f"{job.name}:", *table(reports), *(f"note: {note}" for note in notes), ""], sep="\n")
     if config.json:
-        print(
-            json.dumps({"max_error_percent": config.max_error, "status": status, "jobs": answers}, indent=2)
-        )
+        answer = {"max_error_percent": config.max_error, "status": status, "jobs": answers}
+        print(json.dumps(answer, indent=2))
     return status
 
 
-def run(job: ReplayedRun, config: ReplayConfig) -> tuple[dict[str, list[RankReplay]], list[str]]:
+def run(job: RankSet, config: ReplayConfig) -> tuple[dict[str, list[RankReplay]], list[str]]:
     """Replay one job: results of the ranks by semantics, and notes. Raises ``TraceError`` for bad files."""
-    ranks = list(job.files)
-    traces: list[ExecutionTrace] = [et_file.read(path) for path in job.files.values()]
-    graph = build_graph(traces, ranks)
-    matching = match(graph, read_comm_groups(job.comm_groups) if job.comm_groups else {})
-    times = timing(graph, matching, config.transfer == "own")
-    notes = [*job.notes, *matching.notes, *times.notes, *about_steps(traces)]
+    ranks = [rank or 0 for rank in job.files]
+    traces = [et_file.read(path) for path in job.files.values()]
+    groups = read_comm_groups(Path(config.comm_groups)) if config.comm_groups else job.comm_groups()
+    joined = join(traces, ranks, groups, config.transfer == "own")
+    notes = [*job.notes, *joined[1].notes, *joined[2].notes, *about_steps(traces)]
     if any(not trace.start_micros.any() for trace in traces):
         notes.append(
             "the file has no start times, so there is nothing to compare with: convert with --timestamps"
         )
     chosen = list(_SIMULATORS) if config.semantics == "both" else [config.semantics]
-    return {name: report(traces, ranks, _SIMULATORS[name](graph, matching, times)) for name in chosen}, notes
+    return {name: report(traces, ranks, _SIMULATORS[name](*joined)) for name in chosen}, notes
 
 
 def _exceeded(reports: dict[str, list[RankReplay]], max_error: float) -> list[str]:
@@ -179,27 +160,21 @@ def _exceeded(reports: dict[str, list[RankReplay]], max_error: float) -> list[st
     return sentences
 
 
-def find_jobs(config: ReplayConfig) -> list[ReplayedRun]:
-    """Group the named files by run.
-
-    Raises ``TraceError`` for a name that is neither a file nor a run.
-    """
+def find_jobs(config: ReplayConfig) -> list[RankSet]:
+    """The named files, as they are to be replayed together. Raises ``TraceError`` as ``find_rank_sets``."""
     jobs = []
     sets = find_rank_sets(config.names, config.allow_missing_ranks, config.skeletons)
-    ranks_of = {run.name: run.files for run in sets if None not in run.files}
-    for run in sets:
-        ranked = {rank: path for rank, path in run.files.items() if rank is not None}
-        comm_groups = Path(config.comm_groups) if config.comm_groups else run.groups_file
-        single = run.files.get(None)
+    first_of = {found.name: found.files[0] for found in sets if 0 in found.files}
+    for found in sets:
+        single = found.files.get(None)
         if single is not None:
             # The converter gives rank 0's file the name NAME.et, too.
-            first = ranks_of.get(run.name, {}).get(0)
+            first = first_of.get(found.name)
             if first is None or not filecmp.cmp(single, first, shallow=False):
-                jobs.append(ReplayedRun(str(single), {0: single}, comm_groups, run.notes))
+                jobs.append(RankSet(str(single), {0: single}, notes=found.notes))
         elif config.alone:
-            jobs += [
-                ReplayedRun(str(path), {rank: path}, comm_groups, run.notes) for rank, path in ranked.items()
-            ]
+            files = found.files.items()
+            jobs += [RankSet(str(path), {rank: path}, notes=found.notes) for rank, path in files]
         else:
-            jobs.append(ReplayedRun(run.name, ranked, comm_groups, run.notes))
+            jobs.append(found)
     return jobs

@@ -1,8 +1,9 @@
-"""The critical path across ranks: the chain of nodes that determines the time of a replay.
+"""Who waits for whom: operations by arrival, and the critical path across ranks.
 
-It is traced back from the node that ends last, each time to the dependency (or the previous node on the
-thread or stream) that ended last. At a communication it continues on the rank that arrived last: the others
-waited for that rank, so nothing before on their side could have made the run shorter.
+The critical path is the chain of nodes that determines the time of a replay. It is traced back from the node
+that ends last, each time to the dependency (or the previous node on the thread or stream) that ended last. At
+a communication it continues on the rank that arrived last: the others waited for that rank, so nothing before
+on their side could have made the run shorter.
 """
 
 from __future__ import annotations
@@ -12,8 +13,50 @@ from dataclasses import dataclass
 import numpy as np
 
 from chakra_et.simulate.joint import ReplayGraph
-from chakra_et.simulate.operations import Operations
+from chakra_et.simulate.matching import Matching
 from chakra_et.simulate.replays import ReplayResult
+
+
+@dataclass(frozen=True)
+class Operations:
+    """The K operations with all sides present, numbered by the arrival of ``last``.
+
+    ``of_node`` int64[N]: the operation of each node, -1 for none. ``last`` int64[K]: the node that arrived
+    last and ended the waits of the others.
+    """
+
+    of_node: np.ndarray
+    last: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.last)
+
+
+def find_operations(matching: Matching, start_ns: np.ndarray) -> Operations:
+    """The operations of ``matching``. ``start_ns`` int64[N]: start of each node, on a common clock."""
+    nodes, operation = matching.complete(), matching.operation
+    by_arrival = nodes[np.lexsort((nodes, start_ns[nodes], operation[nodes]))]
+    last = by_arrival[np.diff(operation[by_arrival], append=-1) != 0]
+    last = last[np.lexsort((last, start_ns[last]))]
+    number = np.empty(int(operation.max(initial=-1)) + 1, np.int64)
+    number[operation[last]] = np.arange(len(last))
+    of_node = np.full(len(operation), -1, dtype=np.int64)
+    of_node[nodes] = number[operation[nodes]]
+    return Operations(of_node, last)
+
+
+def waited_for(graph: ReplayGraph, operations: Operations, wait_ns: np.ndarray) -> np.ndarray:
+    """int64[T, T]: ns that trace i waited for trace j, the last to arrive at an operation.
+
+    ``wait_ns`` int64[N]: wait of each communication node.
+    """
+    count = len(graph.traces)
+    nodes = np.flatnonzero(operations.of_node >= 0)
+    late = operations.last[operations.of_node[nodes]]
+    total = np.zeros((count, count), dtype=np.int64)
+    waited = np.where(late == nodes, 0, wait_ns[nodes])
+    np.add.at(total, (graph.trace_of[nodes], graph.trace_of[late]), waited)
+    return total
 
 
 @dataclass(frozen=True)
@@ -39,7 +82,13 @@ class CriticalPath:
 def critical_path(graph: ReplayGraph, operations: Operations, result: ReplayResult) -> CriticalPath:
     """The critical path of ``result``, a device replay of ``graph``; ``operations`` by its start times."""
     start, end = graph.gather(result.start_ns), graph.gather(result.end_ns)
-    before = _binding(graph, end)
+    # The dependency or previous node on the lane that ended last before each node.
+    lane_source, lane_target = graph.lane_edges()
+    source, target = np.append(graph.source, lane_source), np.append(graph.target, lane_target)
+    free = end[source] + np.append(graph.lag_ns, np.zeros(len(lane_source), np.int64))
+    order = np.lexsort((free, target))
+    before = np.full(len(graph), -1, dtype=np.int64)
+    before[target[order]] = source[order]  # the last one stays
     node = int(np.argmax(end))
     nodes, bounds = [], [int(end[node])]
     while node >= 0:
@@ -56,16 +105,3 @@ def critical_path(graph: ReplayGraph, operations: Operations, result: ReplayResu
         node = ahead
     at = np.array(bounds[::-1], dtype=np.int64)
     return CriticalPath(np.array(nodes[::-1], dtype=np.int64), at[:-1], at[1:])
-
-
-def _binding(graph: ReplayGraph, end: np.ndarray) -> np.ndarray:
-    """int64[N]: the dependency or previous node on the lane that ended last before each node, -1 for none."""
-    lane_source, lane_target = graph.lane_edges()
-    source = np.concatenate([graph.source, lane_source])
-    target = np.concatenate([graph.target, lane_target])
-    free = end[source] + np.concatenate([graph.lag_ns, np.zeros(len(lane_source), np.int64)])
-    order = np.lexsort((free, target))
-    last = np.flatnonzero(np.append(np.diff(target[order]) != 0, True)) if len(order) else order
-    latest = np.full(len(graph), -1, dtype=np.int64)
-    latest[target[order[last]]] = source[order[last]]
-    return latest

@@ -12,7 +12,8 @@ import numpy as np
 
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import ExecutionTrace, NodeType, Strings
-from chakra_et.et.edges import topological_order
+from chakra_et.et.edges import edges_of, topological_order
+from chakra_et.et.node_attributes import texts
 
 EVERY_RANK = "0"
 """The group of all ranks: what ASTRA-sim uses if ``pg_name`` is "", "0" or missing."""
@@ -55,7 +56,7 @@ class ReplayGraph:
     position: np.ndarray
     local_start_ns: np.ndarray | None
     transfer: np.ndarray | None
-    clock_ns: list[int] | None
+    clock_ns: np.ndarray | None
     lag_ns: np.ndarray
     own_ns: np.ndarray
 
@@ -87,8 +88,19 @@ class ReplayGraph:
         return f"node {trace.ids[row]} {trace.names[row][:80]!r}"
 
     def lanes(self) -> np.ndarray:
-        """int64[N]: the thread, stream or communicator of each node, -1 for none."""
-        return _lanes(self)
+        """int64[N]: the thread, stream or communicator of each node, -1 for none.
+
+        The attribute ``lane`` if the file has it. Otherwise the thread of a CPU node, the stream of a device
+        node, or the group of a collective without a stream. A send or receive without a stream has no lane,
+        as a receive must not block the nodes after it.
+        """
+        lane, tid, stream = (self.attribute(name, -1) for name in ("lane", "tid", "stream"))
+        is_message = np.isin(self.types, (NodeType.COMM_SEND, NodeType.COMM_RECV))
+        choices = [lane >= 0, self.is_cpu, stream >= 0, is_message, self.types == NodeType.COMM_COLL]
+        kind = np.select(choices, [0, 1, 2, 3, 4], default=5)
+        value = np.select(choices, [lane, tid, stream, -1, self.group], default=0)
+        values, code = np.unique(value, return_inverse=True)
+        return np.where(kind == 3, -1, (self.trace_of * 6 + kind) * len(values) + code)
 
     def lane_edges(self) -> tuple[np.ndarray, np.ndarray]:
         """Edges (source, target) that chain the nodes of each lane in the order of ``position``."""
@@ -119,36 +131,53 @@ def build_graph(
         rows.append(row)
         sources.append(source + start)
         targets.append(target + start)
+    source, target, row = np.concatenate(sources), np.concatenate(targets), np.concatenate(rows)
     trace_of = np.repeat(np.arange(len(traces)), np.diff(first))
-    row = np.concatenate(rows)
     in_order = first[trace_of] + row
+
+    def gather(columns: list[np.ndarray]) -> np.ndarray:
+        gathered: np.ndarray = np.concatenate(columns)[in_order]
+        return gathered
+
+    is_cpu = gather([trace.column("is_cpu_op") for trace in traces]) != 0
+    duration = gather([trace.duration_micros for trace in traces]).astype(np.int64) * 1000
+    latency = gather([trace.column("launch_latency_ns", -1) for trace in traces])
+    gap = gather([trace.column("stream_gap_ns", -1) for trace in traces])
+    launched = (latency >= 0)[target] & is_cpu[source]
+    timed = all(trace.start_micros.any() for trace in traces)
+    transfer = None
+    if any("wait_micros" in trace.attributes for trace in traces):
+        part, wait = (
+            gather([trace.column(name) for trace in traces]).astype(np.float64)
+            for name in ("transfer_micros", "wait_micros")
+        )
+        transfer = np.divide(part, part + wait, out=np.ones(len(part)), where=part + wait > 0)
     groups: dict[str, int] = {}
-    local = None
-    if all(trace.start_micros.any() for trace in traces):
-        local = np.concatenate([_starts(trace) for trace in traces])[in_order]
     graph = ReplayGraph(
         traces=traces,
         ranks=ranks,
         first=first,
         trace_of=trace_of,
         row=row,
-        types=np.concatenate([trace.types for trace in traces])[in_order],
-        is_cpu=np.concatenate([trace.column("is_cpu_op") for trace in traces])[in_order] != 0,
-        group=np.concatenate([_group_column(trace, groups) for trace in traces])[in_order],
+        types=gather([trace.types for trace in traces]),
+        is_cpu=is_cpu,
+        group=gather([_group_column(trace, groups) for trace in traces]),
         groups=list(groups),
-        duration_ns=np.concatenate([t.duration_micros for t in traces])[in_order].astype(np.int64) * 1000,
-        source=np.concatenate(sources),
-        target=np.concatenate(targets),
+        duration_ns=duration,
+        source=source,
+        target=target,
         position=np.arange(first[-1]),
-        local_start_ns=local,
-        transfer=_transfer(traces, in_order),
+        local_start_ns=gather([t.start_micros for t in traces]).astype(np.int64) * 1000 if timed else None,
+        transfer=transfer,
         clock_ns=_clocks(traces),
-        lag_ns=np.zeros(0, np.int64),
-        own_ns=np.zeros(0, np.int64),
+        lag_ns=np.where(launched, (latency - np.maximum(gap, 0))[target], 0),
+        own_ns=np.where(gap >= 0, gap, duration),
     )
-    graph.lag_ns, graph.own_ns = _lags(graph)
-    if np.any(graph.source >= graph.target):
-        graph.position = _topological_positions(graph)
+    if np.any(source >= target):
+        order = topological_order(len(graph), source, target)
+        if len(order) < len(graph):
+            raise TraceError(_describe_cycle(graph, order))
+        graph.position[order] = np.arange(len(graph))
     return graph
 
 
@@ -193,21 +222,17 @@ def _edges(trace: ExecutionTrace, rank: int) -> tuple[np.ndarray, np.ndarray, np
         raise TraceError(
             f"rank {rank} has two nodes with id {ids[twice[0]]}: ids must be unique, so convert it again"
         )
+    edges = edges_of(trace)
+    absent = np.flatnonzero(edges.parent < 0)
+    if len(absent):
+        raise TraceError(
+            f"node {trace.ids[edges.child[absent[0]]]} of rank {rank} depends on node "
+            f"{edges.dependency[absent[0]]}, which is not in the file: check the file with "
+            "`chakra-et validate`"
+        )
     number = np.empty(len(ids), np.int64)
     number[order] = np.arange(len(ids))
-    sources, targets = [], []
-    for deps in (trace.data_deps, trace.ctrl_deps):
-        source = np.minimum(np.searchsorted(ids, deps.values), len(ids) - 1)
-        target = np.repeat(number, np.diff(deps.offsets))
-        absent = np.flatnonzero(ids[source] != deps.values)
-        if len(absent):
-            raise TraceError(
-                f"node {ids[target[absent[0]]]} of rank {rank} depends on node {deps.values[absent[0]]}, "
-                "which is not in the file: check the file with `chakra-et validate`"
-            )
-        sources.append(source)
-        targets.append(target)
-    return order, np.concatenate(sources), np.concatenate(targets)
+    return order, number[edges.parent], number[edges.child]
 
 
 def _group_column(trace: ExecutionTrace, groups: dict[str, int]) -> np.ndarray:
@@ -217,10 +242,7 @@ def _group_column(trace: ExecutionTrace, groups: dict[str, int]) -> np.ndarray:
     if attribute is None:
         return column
     if isinstance(attribute.values, Strings):
-        names, index = (
-            [text.decode("utf-8", "replace") for text in attribute.values.table],
-            attribute.values.index,
-        )
+        names, index = texts(trace, "pg_name")[0], attribute.values.index
     else:
         values, index = np.unique(attribute.values, return_inverse=True)
         names = [str(value) for value in values.tolist()]
@@ -229,40 +251,14 @@ def _group_column(trace: ExecutionTrace, groups: dict[str, int]) -> np.ndarray:
     return column
 
 
-def _lags(graph: ReplayGraph) -> tuple[np.ndarray, np.ndarray]:
-    """``lag_ns`` and ``own_ns`` of the graph."""
-    latency, gap = graph.attribute("launch_latency_ns", -1), graph.attribute("stream_gap_ns", -1)
-    by_launch = (latency >= 0)[graph.target] & graph.is_cpu[graph.source]
-    lag = np.where(by_launch, (latency - np.maximum(gap, 0))[graph.target], 0)
-    return lag, np.where(gap >= 0, gap, graph.duration_ns)
+def _clocks(traces: list[ExecutionTrace]) -> np.ndarray | None:
+    """``ReplayGraph.clock_ns`` from ``trace_start_ns`` and ``clock_offset_ns``, which the converter writes.
 
-
-def _starts(trace: ExecutionTrace) -> np.ndarray:
-    """Recorded start times, ns since ``trace_start_ns`` of the metadata if that is there."""
-    return trace.start_micros.astype(np.int64) * 1000
-
-
-def _transfer(traces: list[ExecutionTrace], in_order: np.ndarray) -> np.ndarray | None:
-    """The part of each duration that is transfer, 1 if not recorded; None if no file records it."""
-    if not any("wait_micros" in trace.attributes for trace in traces):
-        return None
-    transfer, wait = (
-        np.concatenate([trace.column(name) for trace in traces])[in_order].astype(np.float64)
-        for name in ("transfer_micros", "wait_micros")
-    )
-    total = transfer + wait
-    share: np.ndarray = np.divide(transfer, total, out=np.ones(len(total)), where=total > 0)
-    return share
-
-
-def _clocks(traces: list[ExecutionTrace]) -> list[int] | None:
-    """ns to add to the recorded start times of each rank to put them on one clock; None if not known.
-
-    Taken from ``trace_start_ns`` and ``clock_offset_ns``, which the converter writes. Without the latter, all
-    ranks must have the same ``clock_domain``: clocks of two hosts can differ by more than one step time.
+    Without the latter, all ranks must have the same ``clock_domain``: clocks of two hosts can differ by more
+    than one step time.
     """
     if len(traces) == 1:
-        return [0]
+        return np.zeros(1, np.int64)
     origins = [trace.metadata_int("trace_start_ns") for trace in traces]
     offsets = [trace.metadata_int("clock_offset_ns") for trace in traces]
     if None in offsets:
@@ -270,41 +266,13 @@ def _clocks(traces: list[ExecutionTrace]) -> list[int] | None:
         if len(domains) != 1 or domains & {None, ""}:
             return None
         offsets = [0] * len(traces)
-    pairs = zip(origins, offsets, strict=True)
-    clocks = [origin + offset for origin, offset in pairs if origin is not None and offset is not None]
-    return clocks if len(clocks) == len(traces) else None
+    return None if None in origins else np.array(origins, np.int64) + np.array(offsets, np.int64)
 
 
-def _lanes(graph: ReplayGraph) -> np.ndarray:
-    """int64[N]: the lane of each node, -1 for none.
-
-    The attribute ``lane`` if the file has it. Otherwise the thread of a CPU node, the stream of a device
-    node, or the group of a collective without a stream. A send or receive without a stream has no lane, as a
-    receive must not block the nodes after it.
-    """
-    lane, tid, stream = (graph.attribute(name, -1) for name in ("lane", "tid", "stream"))
-    is_message = np.isin(graph.types, (NodeType.COMM_SEND, NodeType.COMM_RECV))
-    choices = [lane >= 0, graph.is_cpu, stream >= 0, is_message, graph.types == NodeType.COMM_COLL]
-    kind = np.select(choices, [0, 1, 2, 3, 4], default=5)
-    value = np.select(choices, [lane, tid, stream, -1, graph.group], default=0)
-    values, code = np.unique(value, return_inverse=True)
-    return np.where(kind == 3, -1, (graph.trace_of * 6 + kind) * len(values) + code)
-
-
-def _topological_positions(graph: ReplayGraph) -> np.ndarray:
-    """A topological order, lowest ready id first, for files whose ids are not in that order."""
-    count = len(graph)
-    order = topological_order(count, graph.source, graph.target)
-    if len(order) < count:
-        left = np.ones(count, bool)
-        left[order] = False
-        raise TraceError(_describe_cycle(graph, left))
-    position = np.empty(count, np.int64)
-    position[order] = np.arange(count)
-    return position
-
-
-def _describe_cycle(graph: ReplayGraph, left: np.ndarray) -> str:
+def _describe_cycle(graph: ReplayGraph, order: list[int]) -> str:
+    """``order``: the nodes that are neither on a cycle nor behind one."""
+    left = np.ones(len(graph), bool)
+    left[order] = False
     inside = left[graph.source] & left[graph.target]
     parent = dict(zip(graph.target[inside].tolist(), graph.source[inside].tolist(), strict=True))
     node = next(iter(parent))

@@ -8,8 +8,9 @@ Which nodes a round holds depends on the dependencies alone, and is found once.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -84,232 +85,163 @@ class Schedule:
         return start[self.place], end[self.place]
 
 
-def make_schedule(graph: ReplayGraph, matching: Matching) -> Schedule:
-    """The rounds of a graph. Raises ``TraceError`` where ranks disagree or wait for each other for ever."""
-    lanes = find_lanes(graph)
-    # A dependency within a lane is its order, unless time has to pass in between.
-    needed = (lanes.lane[graph.source] != lanes.lane[graph.target]) | (graph.lag_ns > 0)
-    source, target, lag = graph.source[needed], graph.target[needed], graph.lag_ns[needed]
-    blocks = find_rounds(graph, matching, lanes, source, target)
-    begin, end = np.array(blocks.begin), np.array(blocks.end)
-    order = lanes.nodes[_ranges(begin, end)]
-    place = np.empty(len(order), dtype=np.int64)
-    place[order] = np.arange(len(order))
-    first = np.concatenate(([0], np.cumsum(end - begin)))  # of each block, in the order
-    # The first node of a block follows the node before it on its lane.
-    follows = order[first[:-1]]
-    follows = follows[lanes.place[follows] > 0]
-    before = lanes.nodes[lanes.first[lanes.lane[follows]] + lanes.place[follows] - 1]
-    into = place[np.concatenate([target, follows])]
-    by_target = np.argsort(into, kind="stable")
-    return Schedule(
-        order,
-        place,
-        place[np.concatenate([source, before])][by_target],
-        np.concatenate([lag, np.zeros(len(follows), np.int64)])[by_target],
-        *_rounds(blocks, first, into[by_target]),
-    )
-
-
-def _rounds(blocks: LaneBlocks, first: np.ndarray, into: np.ndarray) -> tuple[list[Round], int]:
-    """The rounds and the limit of their times, from the ``first`` place of each block and the edges'
-    targets.
-    """
-    edges = [*blocks.rounds, len(blocks.begin)]
-    most = max(b - a for a, b in zip(edges, edges[1:], strict=False))
-    apart = (1 << 62) // (most + 1)
-    nodes = first[edges]
-    edge_bounds = np.searchsorted(into, nodes)
-    group = np.array(blocks.group)
-    rounds = []
-    for at, joint in enumerate(blocks.joint):
-        low, high = edges[at], edges[at + 1]
-        starts = first[low:high] - nodes[at]
-        number = np.repeat(np.arange(high - low), np.diff(first[low : high + 1]))
-        entered, first_edge = np.unique(
-            into[edge_bounds[at] : edge_bounds[at + 1]] - nodes[at], return_index=True
-        )
-        rounds.append(
-            Round(
-                nodes=slice(nodes[at], nodes[at + 1]),
-                edges=slice(edge_bounds[at], edge_bounds[at + 1]),
-                entered=entered,
-                first_edge=first_edge,
-                groups=starts[np.r_[True, np.diff(group[low:high]) != 0]],
-                apart_ns=number * apart,
-                joint=joint,
-            )
-        )
-    return rounds, apart // 4
-
-
-def _ranges(begin: np.ndarray, end: np.ndarray) -> np.ndarray:
-    """All numbers of the ranges [begin, end), one range after the other."""
-    length = end - begin
-    shift = np.repeat(begin - np.concatenate(([0], np.cumsum(length)[:-1])), length)
-    found: np.ndarray = shift + np.arange(len(shift))
-    return found
-
-
 @dataclass(frozen=True)
 class Lanes:
-    """``lane[N]`` and ``place[N]`` of each node within it; ``nodes[N]``: the nodes by lane and place, those
-    of lane L from ``first[L]`` on. A node that is on no thread, stream or communicator has a lane to
-    itself."""
+    """The lane of each node, ``lane[N]``, and ``nodes[N]`` by lane and position, in which node i has the
+    ``spot[i]``; lane L begins at spot ``first[L]``. A node that is on no thread, stream or communicator has a
+    lane to itself."""
 
     lane: np.ndarray
-    place: np.ndarray
     nodes: np.ndarray
+    spot: np.ndarray
     first: np.ndarray
 
 
-@dataclass(frozen=True)
-class LaneBlocks:
-    """Stretches of lanes in the order in which they can be computed: [``begin``, ``end``) of ``Lanes.nodes``.
-
-    ``rounds``: the first block of each round. ``joint``: whether a round holds matched communication; then
-    each block is one member, and the members of an operation stand side by side. ``group``: the lane of a
-    block, or the number of its operation.
-    """
-
-    begin: list[int] = field(default_factory=list)
-    end: list[int] = field(default_factory=list)
-    group: list[int] = field(default_factory=list)
-    rounds: list[int] = field(default_factory=list)
-    joint: list[bool] = field(default_factory=list)
-
-    def add_round(self, blocks: list[tuple[int, int, int]], joint: bool) -> None:
-        """Append a round of blocks (begin, end, group), if there are any."""
-        if not blocks:
-            return
-        self.rounds.append(len(self.begin))
-        self.joint.append(joint)
-        begin, end, group = zip(*blocks, strict=True)
-        self.begin.extend(begin)
-        self.end.extend(end)
-        self.group.extend(group)
-
-
 def find_lanes(graph: ReplayGraph) -> Lanes:
-    """The lanes of a graph, each in the order of ``position``."""
+    """The lanes of a graph."""
     lane = graph.lanes()
     alone = lane < 0
     lane = np.where(alone, lane.max(initial=0) + np.cumsum(alone), lane)
     lane = np.unique(lane, return_inverse=True)[1].reshape(-1)
     nodes = np.lexsort((graph.position, lane))
-    first = np.searchsorted(lane[nodes], np.arange(int(lane.max()) + 2))
-    place = np.empty(len(nodes), dtype=np.int64)
-    place[nodes] = np.arange(len(nodes)) - first[lane[nodes]]
-    return Lanes(lane, place, nodes, first)
+    return Lanes(lane, nodes, _inverse(nodes), np.searchsorted(lane[nodes], np.arange(int(lane.max()) + 2)))
 
 
-def find_rounds(
-    graph: ReplayGraph, matching: Matching, lanes: Lanes, source: np.ndarray, target: np.ndarray
-) -> LaneBlocks:
-    """The blocks of all rounds; ``source`` and ``target``: the dependencies that a lane's order doesn't
-    imply.
+def make_schedule(graph: ReplayGraph, matching: Matching) -> Schedule:
+    """The rounds of a graph. Raises ``TraceError`` where ranks disagree or wait for each other for ever."""
+    lanes = find_lanes(graph)
+    # From here on nodes are numbered by their spots.
+    nodes, spot, lane = lanes.nodes, lanes.spot, lanes.lane[lanes.nodes]
+    source, target = spot[graph.source], spot[graph.target]
+    # A dependency within a lane is its order, unless time has to pass in between.
+    needed = (lane[source] != lane[target]) | (graph.lag_ns > 0)
+    source, target, lag = source[needed], target[needed], graph.lag_ns[needed]
+    blocks, bounds, joint = _find_rounds(graph, matching, lanes, source, target)
+    begin, end, group = np.array(blocks).T
+    first = np.append(0, np.cumsum(end - begin))  # the place of each block
+    order = np.repeat(begin - first[:-1], end - begin) + np.arange(len(nodes))
+    place = _inverse(order)
+    # The first node of a block follows the node before it on its lane.
+    follows = begin[(begin > 0) & (lane[begin] == lane[begin - 1])]
+    into = place[np.append(target, follows)]
+    by_target = np.argsort(into, kind="stable")
+    into = into[by_target]
+    apart = (1 << 62) // (int(np.diff(bounds).max()) + 1)
+    rounds = []
+    for low, high, is_joint in zip(bounds, bounds[1:], joint, strict=False):
+        edges = slice(*np.searchsorted(into, (first[low], first[high])).tolist())
+        entered, first_edge = np.unique(into[edges] - first[low], return_index=True)
+        number = np.repeat(np.arange(high - low), (end - begin)[low:high])
+        new = np.diff(group[low:high], prepend=-1) != 0
+        rounds.append(
+            Round(
+                nodes=slice(first[low], first[high]),
+                edges=edges,
+                entered=entered,
+                first_edge=first_edge,
+                groups=(first[low:high] - first[low])[new],
+                apart_ns=number * apart,
+                joint=is_joint,
+            )
+        )
+    return Schedule(
+        nodes[order],
+        place[spot],
+        place[np.append(source, follows - 1)][by_target],
+        np.append(lag, np.zeros(len(follows), np.int64))[by_target],
+        rounds,
+        apart // 4,
+    )
 
-    Raises ``TraceError`` where the ranks' collectives differ, or where they wait for each other for ever.
+
+def _inverse(order: np.ndarray) -> np.ndarray:
+    place = np.empty(len(order), dtype=np.int64)
+    place[order] = np.arange(len(order))
+    return place
+
+
+def _find_rounds(
+    graph: ReplayGraph,
+    matching: Matching,
+    lanes: Lanes,
+    source: np.ndarray,
+    target: np.ndarray,
+) -> tuple[list[tuple[int, int, int]], list[int], list[bool]]:
+    """Stretches of lanes in the order in which they can be computed: blocks (first spot, spot behind the
+    last, lane); the first block of each round, and the number of blocks; whether a round holds matched
+    communication. There each block is one member, with the number of its operation in place of the lane, and
+    the members of an operation stand side by side.
+
+    ``source``, ``target``: spots of the dependencies that a lane's order doesn't imply. Raises ``TraceError``
+    where the ranks' collectives differ, or where they wait for each other for ever.
     """
-    count, first = len(lanes.first) - 1, lanes.first.tolist()
-    size = np.diff(lanes.first).tolist()
-    reach = _Reach(lanes, source, target, count)
-    stops = _communication(matching, lanes, count)
-    ordinal, channel = matching.ordinals(graph.position).tolist(), matching.channel.tolist()
-    node_at = lanes.nodes.tolist()
-    done = [0] * count
+    nodes, lane = lanes.nodes, lanes.lane[lanes.nodes]
+    by_target = np.argsort(target, kind="stable")
+    edge = np.searchsorted(target[by_target], lanes.first).tolist()  # the next one into each lane
+    last_edge = edge[1:]
+    target_spot, source_spot = target[by_target].tolist(), source[by_target].tolist()
+    source_lane = lane[source[by_target]].tolist()
+    done, size = (
+        lanes.first[:-1].tolist(),
+        lanes.first[1:].tolist(),
+    )  # the spots behind those done, and the lane
+    communication = np.flatnonzero(matching.channel[nodes] >= 0).tolist()
+    communication.append(len(nodes))
     waiting: dict[int, list[tuple[int, int]]] = defaultdict(list)
     arrived: dict[tuple[int, int], list[int]] = defaultdict(list)
-    blocks, operations = LaneBlocks(), 0
-    active = list(range(count))
+    blocks: list[tuple[int, int, int]] = []
+    bounds, joint, operations = [0], [], 0
+    active = list(range(len(done)))
     while active:
-        alone, joint = [], []
-        moved: list[int] = []
-        following: list[int] = []
-        for lane in active:
-            begin = done[lane]
-            stop = stops[lane][-1] if stops[lane] else size[lane]
-            end, blocker = reach.of(lane, stop, done)
+        alone, together, following = [], [], []
+        for number in active:
+            begin = done[number]
+            end = stop = min(communication[bisect_left(communication, begin)], size[number])
+            at = edge[number]
+            while at < last_edge[number] and target_spot[at] <= stop:
+                if done[source_lane[at]] <= source_spot[at]:
+                    end = target_spot[at]
+                    waiting[source_lane[at]].append((source_spot[at], number))
+                    break
+                at += 1
+            else:
+                if end > begin:
+                    following.append(number)
+                elif stop < size[number]:
+                    node = int(nodes[stop])
+                    key = int(matching.channel[node]), int(matching.ordinal[node])
+                    channel, members = matching.channels[key[0]], arrived[key]
+                    members.append(stop)
+                    if len(members) == len(channel.sides):
+                        del arrived[key]
+                        check_same(graph, channel, key[1], nodes[members].tolist())
+                        together += [(spot, spot + 1, operations) for spot in members]
+                        operations += 1
+            edge[number] = at
             if end > begin:
-                alone.append((first[lane] + begin, first[lane] + end, lane))
-                moved.append(lane)
-            if blocker is not None:
-                waiting[blocker[0]].append((blocker[1], lane))
-            elif end > begin:
-                following.append(lane)
-            elif stop < size[lane]:
-                node = node_at[first[lane] + stop]
-                key = channel[node], ordinal[node]
-                arrived[key].append(node)
-                if len(arrived[key]) == len(matching.channels[key[0]].sides):
-                    members = arrived.pop(key)
-                    check_same(graph, matching.channels[key[0]], key[1], members)
-                    joint += [(at, at + 1, operations) for at in _places(lanes, members)]
-                    operations += 1
-        blocks.add_round(alone, False)
-        blocks.add_round(joint, True)
-        for begin, end, lane in alone:
-            done[lane] += end - begin
-        for at, _, _ in joint:
-            lane = int(lanes.lane[node_at[at]])
-            done[lane] += 1
-            stops[lane].pop()
-            moved.append(lane)
-            following.append(lane)
-        active = [lane for lane in following if done[lane] < size[lane]]
-        for lane in moved:
-            still: list[tuple[int, int]] = []
-            for place, waiter in waiting.pop(lane, ()):
-                if done[lane] > place:
+                alone.append((begin, end, number))
+        moved = [number for _, _, number in alone]
+        for _, end, number in alone:
+            done[number] = end
+        for spot, end, _ in together:
+            number = int(lane[spot])
+            done[number] = end
+            moved.append(number)
+            following.append(number)
+        for some, is_joint in ((alone, False), (together, True)):
+            if some:
+                blocks += some
+                bounds.append(len(blocks))
+                joint.append(is_joint)
+        active = [number for number in following if done[number] < size[number]]
+        for number in moved:
+            for spot, waiter in waiting.pop(number, ()):
+                if done[number] > spot:
                     active.append(waiter)
                 else:
-                    still.append((place, waiter))
-            if still:
-                waiting[lane] = still
-    unfinished = lanes.nodes[lanes.place[lanes.nodes] >= np.array(done)[lanes.lane[lanes.nodes]]]
+                    waiting[number].append((spot, waiter))
+    unfinished = nodes[np.arange(len(nodes)) >= np.array(done)[lane]]
     if len(unfinished):
-        raise deadlock(graph, matching, arrived, np.sort(unfinished))
-    return blocks
-
-
-class _Reach:
-    """How far each lane can go before it needs a node of another lane that is not done."""
-
-    def __init__(self, lanes: Lanes, source: np.ndarray, target: np.ndarray, count: int) -> None:
-        order = np.lexsort((lanes.place[target], lanes.lane[target]))
-        source, target = source[order], target[order]
-        bounds = np.searchsorted(lanes.lane[target], np.arange(count + 1)).tolist()
-        self.next, self.last = bounds[:-1], bounds[1:]
-        self.place = lanes.place[target].tolist()
-        self.source_lane = lanes.lane[source].tolist()
-        self.source_place = lanes.place[source].tolist()
-
-    def of(self, lane: int, stop: int, done: list[int]) -> tuple[int, tuple[int, int] | None]:
-        """The place up to which the lane can go, at most ``stop``, and the (lane, place) that it waits
-        for.
-        """
-        at, last = self.next[lane], self.last[lane]
-        while at < last and self.place[at] <= stop:
-            if done[self.source_lane[at]] <= self.source_place[at]:
-                self.next[lane] = at
-                return self.place[at], (self.source_lane[at], self.source_place[at])
-            at += 1
-        self.next[lane] = at
-        return stop, None
-
-
-def _communication(matching: Matching, lanes: Lanes, count: int) -> list[list[int]]:
-    """The places of each lane's matched communication, the last one first."""
-    matched = lanes.nodes[matching.channel[lanes.nodes] >= 0]
-    stops: list[list[int]] = [[] for _ in range(count)]
-    for lane, place in zip(lanes.lane[matched].tolist(), lanes.place[matched].tolist(), strict=True):
-        stops[lane].append(place)
-    for places in stops:
-        places.reverse()
-    return stops
-
-
-def _places(lanes: Lanes, nodes: list[int]) -> list[int]:
-    """Where the nodes are in ``Lanes.nodes``."""
-    found: list[int] = (lanes.first[lanes.lane[nodes]] + lanes.place[nodes]).tolist()
-    return found
+        at_nodes = {key: nodes[spots].tolist() for key, spots in arrived.items()}
+        raise deadlock(graph, matching, at_nodes, np.sort(unfinished))
+    return blocks, bounds, joint

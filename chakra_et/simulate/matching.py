@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -18,7 +19,6 @@ from chakra_et.et.columns import CollectiveType, NodeType, Strings
 from chakra_et.simulate.joint import EVERY_RANK, ReplayGraph
 
 _MESSAGES = (NodeType.COMM_SEND, NodeType.COMM_RECV)
-_COMMUNICATION = (NodeType.COMM_COLL, *_MESSAGES)
 _EQUAL_SIZES = (CollectiveType.ALL_REDUCE, CollectiveType.REDUCE, CollectiveType.BROADCAST)
 
 
@@ -35,38 +35,49 @@ class Channel:
 class Matching:
     """``channel``, ``side``: int64[N], -1 for a node replayed by itself; ``notes`` give the reasons.
 
-    ``sequence``: int64[N], the order in which a group's collectives were called (attribute comm_sequence), -1
-    where it isn't known. They may start in another order: gloo works on two at a time.
+    ``order``: int64[N], by which the nodes of a side are counted: the topological position, or, where it is
+    known, the order in which a group's collectives were called (attribute comm_sequence). They may start in
+    another order: gloo works on two at a time.
     """
 
     channel: np.ndarray
     side: np.ndarray
+    order: np.ndarray
     channels: list[Channel] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    sequence: np.ndarray | None = None
 
-    def ordinals(self, position: np.ndarray) -> np.ndarray:
-        """int64[N]: each node's index within its channel and side, in the order of ``sequence``, or else of
-        ``position``."""
-        called = np.full(len(position), -1) if self.sequence is None else self.sequence
-        order = np.lexsort((position, called, self.side, self.channel))
-        channel, side = self.channel[order], self.side[order]
-        starts = np.flatnonzero(np.r_[True, (np.diff(channel) != 0) | (np.diff(side) != 0)])
-        ordinal = np.empty(len(order), np.int64)
-        ordinal[order] = np.arange(len(order)) - np.repeat(starts, np.diff(np.r_[starts, len(order)]))
+    @cached_property
+    def ordinal(self) -> np.ndarray:
+        """int64[N]: each matched node's index within its channel and side, -1 for others."""
+        nodes = np.flatnonzero(self.channel >= 0)
+        nodes = nodes[np.lexsort((self.order[nodes], self.side[nodes], self.channel[nodes]))]
+        new = np.stack([np.diff(column[nodes], prepend=-1) != 0 for column in (self.channel, self.side)])
+        starts = np.flatnonzero(new.any(axis=0))
+        ordinal = np.full(len(self.channel), -1)
+        ordinal[nodes] = np.arange(len(nodes)) - np.repeat(starts, np.diff(starts, append=len(nodes)))
         return ordinal
 
-    def operations(self, position: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
-        """The matched operation of each node, int64[N], -1 for none, and the nodes of each operation."""
-        operation = np.full(len(position), -1, np.int64)
+    @cached_property
+    def operation(self) -> np.ndarray:
+        """int64[N]: the number of each node's operation, by channel and ordinal; -1 for none."""
+        operation = np.full(len(self.channel), -1)
         nodes = np.flatnonzero(self.channel >= 0)
-        if not len(nodes):
-            return operation, []
-        key = np.stack([self.channel[nodes], self.ordinals(position)[nodes]])
-        number = np.unique(key, axis=1, return_inverse=True)[1].reshape(-1)
-        operation[nodes] = number
-        order = np.argsort(number, kind="stable")
-        return operation, np.split(nodes[order], np.flatnonzero(np.diff(number[order])) + 1)
+        key = self.channel[nodes] * len(operation) + self.ordinal[nodes]
+        operation[nodes] = np.unique(key, return_inverse=True)[1].reshape(-1)
+        return operation
+
+    @cached_property
+    def members(self) -> list[np.ndarray]:
+        """The nodes of each operation."""
+        nodes = np.argsort(self.operation, kind="stable")[int((self.operation < 0).sum()) :]
+        return np.split(nodes, np.flatnonzero(np.diff(self.operation[nodes])) + 1) if len(nodes) else []
+
+    def complete(self) -> np.ndarray:
+        """The nodes of operations of which all sides are there, int64, ascending."""
+        nodes = np.flatnonzero(self.channel >= 0)
+        sides = np.array([len(channel.sides) for channel in self.channels], dtype=np.int64)
+        there = np.bincount(self.operation[nodes])[self.operation[nodes]]
+        return nodes[there == sides[self.channel[nodes]]] if len(nodes) else nodes
 
 
 def match(graph: ReplayGraph, comm_groups: Mapping[str, Sequence[int]] | None = None) -> Matching:
@@ -77,12 +88,11 @@ def match(graph: ReplayGraph, comm_groups: Mapping[str, Sequence[int]] | None = 
     has that, or else the given ranks. Raises ``TraceError`` if a rank uses a group that does not include it.
     """
     count = len(graph)
-    matching = Matching(np.full(count, -1), np.full(count, -1))
+    matching = Matching(np.full(count, -1), np.full(count, -1), graph.position.copy())
     if len(graph.traces) > 1:
         _match_collectives(graph, matching, comm_groups or {})
         _match_messages(graph, matching)
-        matching.sequence = _sequence(graph, matching)
-    elif communications := int(np.isin(graph.types, _COMMUNICATION).sum()):
+    elif communications := int(np.isin(graph.types, (NodeType.COMM_COLL, *_MESSAGES)).sum()):
         matching.notes.append(
             f"{communications} communication nodes run unmatched for their own durations: there is one rank"
         )
@@ -93,12 +103,18 @@ def _match_collectives(
     graph: ReplayGraph, matching: Matching, comm_groups: Mapping[str, Sequence[int]]
 ) -> None:
     collectives = np.flatnonzero(graph.types == NodeType.COMM_COLL)
+    sequence = graph.attribute("comm_sequence", -1)
     alone, single = [], []
     for number in np.unique(graph.group[collectives]).tolist():
         name = graph.groups[number]
         nodes = collectives[graph.group[collectives] == number]
         users = {graph.ranks[trace] for trace in np.unique(graph.trace_of[nodes]).tolist()}
-        members = _members(graph, name, users, comm_groups)
+        members = users
+        if name in comm_groups:
+            members = set(comm_groups[name])
+        elif name == EVERY_RANK:
+            sizes = [trace.metadata_int("world_size") or 0 for trace in graph.traces]
+            members = {*graph.ranks, *range(min(max(sizes), 2**16))}
         if not users <= members:
             raise TraceError(
                 f"rank {min(users - members)} has collectives of group {name}, whose members are ranks "
@@ -113,6 +129,9 @@ def _match_collectives(
             matching.side[nodes] = graph.trace_of[nodes]
             sides = {trace: rank for trace, rank in enumerate(graph.ranks) if rank in members}
             matching.channels.append(Channel(f"group {name}", sides, is_group=True))
+            called = np.stack([graph.trace_of[nodes], sequence[nodes]])
+            if (sequence[nodes] >= 0).all() and np.unique(called, axis=1).shape[1] == len(nodes):
+                matching.order[nodes] = sequence[nodes]
     if alone:
         matching.notes.append(
             f"collectives of group {_few(alone)} run unmatched for their own durations: "
@@ -122,39 +141,14 @@ def _match_collectives(
         matching.notes.append(f"collectives of group {_few(single)} run unmatched: the group has one rank")
 
 
-def _sequence(graph: ReplayGraph, matching: Matching) -> np.ndarray:
-    """``Matching.sequence``: the attribute, for channels whose nodes all have it, each once per side."""
-    collectives = np.flatnonzero((matching.channel >= 0) & (graph.types == NodeType.COMM_COLL))
-    recorded = graph.attribute("comm_sequence", -1)
-    sequence = np.full(len(graph), -1)
-    for number in np.unique(matching.channel[collectives]).tolist():
-        nodes = collectives[matching.channel[collectives] == number]
-        pairs = np.stack([matching.side[nodes], recorded[nodes]])
-        if (recorded[nodes] >= 0).all() and np.unique(pairs, axis=1).shape[1] == len(nodes):
-            sequence[nodes] = recorded[nodes]
-    return sequence
-
-
-def _members(
-    graph: ReplayGraph, group: str, users: set[int], comm_groups: Mapping[str, Sequence[int]]
-) -> set[int]:
-    if group in comm_groups:
-        return set(comm_groups[group])
-    if group != EVERY_RANK:
-        return users
-    sizes = [trace.metadata_int("world_size") for trace in graph.traces]
-    return set(graph.ranks).union(*(range(min(size, 2**16)) for size in sizes if size is not None))
-
-
 def _match_messages(graph: ReplayGraph, matching: Matching) -> None:
     nodes = np.flatnonzero(np.isin(graph.types, _MESSAGES))
     is_receive = graph.types[nodes] == NodeType.COMM_RECV
     own_rank = np.array(graph.ranks, dtype=np.int64)[graph.trace_of[nodes]]
-    named = {
-        name: graph.attribute(name, -1)[nodes] for name in ("comm_src", "comm_dst", "comm_tag", "comm_size")
-    }
-    source = np.where(is_receive, named["comm_src"], own_rank)
-    destination = np.where(is_receive, own_rank, named["comm_dst"])
+    to, sent_by, tag, size = (
+        graph.attribute(name, -1)[nodes] for name in ("comm_dst", "comm_src", "comm_tag", "comm_size")
+    )
+    source, destination = np.where(is_receive, sent_by, own_rank), np.where(is_receive, own_rank, to)
     given = np.isin(source, graph.ranks) & np.isin(destination, graph.ranks)
     if not given.all():
         matching.notes.append(
@@ -163,12 +157,12 @@ def _match_messages(graph: ReplayGraph, matching: Matching) -> None:
         )
     if not given.any():
         return
-    keys = np.stack([source, destination, named["comm_tag"], named["comm_size"]])[:, given]
+    keys = np.stack([source, destination, tag, size])[:, given]
     kinds, index = np.unique(keys, axis=1, return_inverse=True)
     matching.channel[nodes[given]] = len(matching.channels) + index.reshape(-1)
     matching.side[nodes[given]] = is_receive[given]
-    for sender, receiver, tag, size in kinds.T.tolist():
-        label = f"rank {sender} to rank {receiver}, tag {tag}, {size} bytes"
+    for sender, receiver, number, length in kinds.T.tolist():
+        label = f"rank {sender} to rank {receiver}, tag {number}, {length} bytes"
         matching.channels.append(Channel(label, {0: sender, 1: receiver}, is_group=False))
 
 
@@ -184,7 +178,7 @@ def check_same(graph: ReplayGraph, channel: Channel, ordinal: int, nodes: list[i
     for node, operation in zip(nodes, operations, strict=True):
         if operation != operations[0]:
             what = " but ".join(
-                f"{_operation(*of)} on rank {graph.rank(at)} ({graph.describe(at)})"
+                f"{_named(*of)} on rank {graph.rank(at)} ({graph.describe(at)})"
                 for at, of in ((nodes[0], operations[0]), (node, operation))
             )
             raise TraceError(
@@ -202,7 +196,7 @@ def _attribute(graph: ReplayGraph, node: int, name: str) -> int:
     return int(attribute.values[at]) if present else -1
 
 
-def _operation(kind: int, size: int | None) -> str:
+def _named(kind: int, size: int | None) -> str:
     name = CollectiveType(kind).name if kind in set(CollectiveType) else f"collective type {kind}"
     return name if size is None else f"{name} of {size} bytes"
 

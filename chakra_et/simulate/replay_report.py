@@ -69,38 +69,24 @@ class RankReplay:
 
 def report(traces: list[ExecutionTrace], ranks: list[int], result: ReplayResult) -> list[RankReplay]:
     """Compare a replay of ``traces`` with the start times and durations in them."""
-    return [
-        _rank_report(trace, rank, result, index)
-        for index, (trace, rank) in enumerate(zip(traces, ranks, strict=True))
-    ]
+    times = zip(traces, ranks, result.start_ns, result.end_ns, result.release_ns, strict=True)
+    return [_rank(trace, rank, start - release, end - release) for trace, rank, start, end, release in times]
 
 
-def _rank_report(trace: ExecutionTrace, rank: int, result: ReplayResult, index: int) -> RankReplay:
-    simulated = result.start_ns[index] - result.release_ns[index]
-    simulated_end = int(result.end_ns[index].max()) - result.release_ns[index]
+def _rank(trace: ExecutionTrace, rank: int, start: np.ndarray, end: np.ndarray) -> RankReplay:
     measured, measured_end = measured_times(trace)
-
     names, rows = step_rows(trace)
-    simulated_bounds = [*simulated[rows].tolist(), simulated_end]
-    measured_bounds = None if measured is None else [*measured[rows].tolist(), measured_end]
-    steps = [
-        StepTime(
-            name,
-            simulated_bounds[i + 1] - simulated_bounds[i],
-            None if measured_bounds is None else measured_bounds[i + 1] - measured_bounds[i],
-        )
-        for i, name in enumerate(names)
-    ]
-    total = StepTime(
-        "total",
-        simulated_end - (simulated_bounds[0] if steps else 0),
-        None if measured_bounds is None else measured_end - (measured_bounds[0] if steps else 0),
-    )
-    error = None
-    if measured is not None:
-        median, p95 = np.percentile(np.abs(simulated - measured), [50, 95]) / 1000
-        error = (float(median), float(p95))
-    return RankReplay(rank, len(trace), total, steps, error, shares(trace))
+    bounds = [*start[rows].tolist(), int(end.max())]
+    steps = np.diff(bounds).tolist()
+    total = bounds[-1] - (bounds[0] if names else 0)
+    if measured is None:
+        found = [StepTime(name, step, None) for name, step in zip(names, steps, strict=True)]
+        return RankReplay(rank, len(trace), StepTime("total", total, None), found, None, shares(trace))
+    bounds = [*measured[rows].tolist(), measured_end]
+    found = [StepTime(*each) for each in zip(names, steps, np.diff(bounds).tolist(), strict=True)]
+    whole = StepTime("total", total, bounds[-1] - (bounds[0] if names else 0))
+    median, p95 = np.percentile(np.abs(start - measured), [50, 95]) / 1000
+    return RankReplay(rank, len(trace), whole, found, (float(median), float(p95)), shares(trace))
 
 
 def table(reports: dict[str, list[RankReplay]]) -> list[str]:

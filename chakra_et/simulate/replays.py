@@ -17,8 +17,8 @@ from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
 from chakra_et.et.edges import successor_lists
 from chakra_et.simulate.joint import ReplayGraph, build_graph
 from chakra_et.simulate.longest_path import make_schedule
-from chakra_et.simulate.matching import Matching, check_same, deadlock, match
-from chakra_et.simulate.timing import Timing, timing
+from chakra_et.simulate.matching import Matching, check_same, deadlock
+from chakra_et.simulate.timing import Timing, join
 
 CPU, GPU, COMM, RECV = range(4)
 LARGEST_REPLAY = 5_000_000
@@ -51,12 +51,9 @@ def replay_device(
 ) -> ReplayResult:
     """Replay with each CPU thread, stream and communicator running one node at a time, in id order.
 
-    Arguments and errors as for ``build_graph`` and ``match``. Also raises ``TraceError`` for a deadlock
-    between ranks.
+    Arguments and errors as for ``join``. Also raises ``TraceError`` for a deadlock between ranks.
     """
-    graph = build_graph(traces, ranks)
-    matching = match(graph, comm_groups)
-    return device_replay(graph, matching, timing(graph, matching))
+    return device_replay(*join(traces, ranks, comm_groups))
 
 
 def replay_astra(
@@ -70,29 +67,25 @@ def replay_astra(
     Unlike ASTRA-sim, which simulates collectives from their size, this uses their recorded durations.
     Arguments and errors as for ``replay_device``.
     """
-    graph = build_graph(traces, ranks)
-    matching = match(graph, comm_groups)
-    return astra_replay(graph, matching, timing(graph, matching))
+    return astra_replay(*join(traces, ranks, comm_groups))
 
 
 def longest_path(trace: ExecutionTrace) -> int:
     """Length in ns of the longest dependency chain, a lower bound on every replay of the trace."""
     graph = build_graph(trace)
-    end = graph.own_ns.tolist()
-    order = np.lexsort((graph.position[graph.target], graph.position[graph.source]))
-    own, ready = graph.own_ns.tolist(), [0] * len(graph)
+    own: list[int] = graph.own_ns.tolist()
+    end = own.copy()
+    order = np.argsort(graph.position[graph.source], kind="stable")
     columns = (graph.source[order], graph.target[order], graph.lag_ns[order])
     for source, target, lag in zip(*(column.tolist() for column in columns), strict=True):
-        ready[target] = max(ready[target], end[source] + lag)
-        end[target] = ready[target] + own[target]
-    return max(end, default=0)
+        end[target] = max(end[target], end[source] + lag + own[target])
+    return max(end)
 
 
 def device_replay(graph: ReplayGraph, matching: Matching, times: Timing) -> ReplayResult:
     """``replay_device`` on a graph that is already built."""
-    operation, members = matching.operations(graph.position)
     release = np.array(times.release_ns, np.int64)[graph.trace_of]
-    lasting = times.lasting_ns(graph, operation, members)
+    lasting = times.lasting_ns(graph, matching)
     start, end = make_schedule(graph, matching).run(graph.own_ns, lasting, release)
     notes = matching.notes + times.notes
     return ReplayResult(graph.scatter(start), graph.scatter(end), times.release_ns, notes)
@@ -107,12 +100,8 @@ def astra_replay(graph: ReplayGraph, matching: Matching, times: Timing) -> Repla
     offsets, successors = successor_lists(len(graph), graph.source, graph.target)
     degrees = np.bincount(graph.target, minlength=len(graph))
     waiting = degrees.tolist()
-    kind = np.select(
-        [graph.is_cpu, graph.types == NodeType.COMP, graph.types == NodeType.COMM_RECV],
-        [CPU, GPU, RECV],
-        COMM,
-    )
-    slot = (graph.trace_of * 4 + kind).tolist()
+    choices = [graph.is_cpu, graph.types == NodeType.COMP, graph.types == NodeType.COMM_RECV]
+    slot = (graph.trace_of * 4 + np.select(choices, [CPU, GPU, RECV], COMM)).tolist()
     duration = np.maximum(graph.duration_ns, 1).tolist()
     # ASTRA-sim treats a communication node with is_cpu_op=true as computation, and replays a broadcast
     # without synchronising the ranks.
@@ -148,45 +137,31 @@ def astra_replay(graph: ReplayGraph, matching: Matching, times: Timing) -> Repla
                     heapq.heappush(ready[slot[successor]], successor)
 
         while True:
-            lowest = len(slot)
-            for candidate in range(first_slot, first_slot + 4):
-                if ready[candidate] and not busy[candidate] and ready[candidate][0] < lowest:
-                    lowest = ready[candidate][0]
-            if lowest == len(slot):
+            slots = range(first_slot, first_slot + 4)
+            lowest = min((ready[at][0] for at in slots if ready[at] and not busy[at]), default=-1)
+            if lowest < 0:
                 break
             heapq.heappop(ready[slot[lowest]])
             busy[slot[lowest]] = slot[lowest] & 3 != RECV
             start[lowest] = now
-            if channel[lowest] < 0:
-                heapq.heappush(events, (now + duration[lowest], scheduled, lowest))
+            ended = [(lowest, now + duration[lowest])]
+            if channel[lowest] >= 0:
+                # Match in the order of issue, as ASTRA-sim does, not by id.
+                key = channel[lowest], issued[channel[lowest], side[lowest]]
+                issued[channel[lowest], side[lowest]] += 1
+                members = arrived[key]
+                members.append(lowest)
+                ended = []
+                if len(members) == len(matching.channels[key[0]].sides):
+                    del arrived[key]
+                    check_same(graph, matching.channels[key[0]], key[1], members)
+                    ends = times.ended(graph, members, [start[member] for member in members])
+                    ended = [(member, max(at, now + 1)) for member, at in zip(members, ends, strict=True)]
+            for member, at in ended:
+                heapq.heappush(events, (at, scheduled, member))
                 scheduled += 1
-                continue
-            # Match in the order of issue, as ASTRA-sim does, not by id.
-            count = issued[channel[lowest], side[lowest]]
-            issued[channel[lowest], side[lowest]] += 1
-            members = arrived[channel[lowest], count]
-            members.append(lowest)
-            if len(members) == len(matching.channels[channel[lowest]].sides):
-                del arrived[channel[lowest], count]
-                check_same(graph, matching.channels[channel[lowest]], count, members)
-                ends = times.ended(graph, members, [start[member] for member in members])
-                for member, ended in zip(members, ends, strict=True):
-                    heapq.heappush(events, (max(ended, now + 1), scheduled, member))
-                    scheduled += 1
-    return _result(graph, matching, times, start, end, arrived)
-
-
-def _result(
-    graph: ReplayGraph,
-    matching: Matching,
-    times: Timing,
-    start: list[int],
-    end: list[int],
-    arrived: Mapping[tuple[int, int], list[int]],
-) -> ReplayResult:
     unfinished = np.flatnonzero(np.array(end, np.int64) < 0)
     if len(unfinished):
         raise deadlock(graph, matching, arrived, unfinished)
-    return ReplayResult(
-        graph.scatter(start), graph.scatter(end), times.release_ns, matching.notes + times.notes
-    )
+    notes = matching.notes + times.notes
+    return ReplayResult(graph.scatter(start), graph.scatter(end), times.release_ns, notes)

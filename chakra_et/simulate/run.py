@@ -14,12 +14,12 @@ from chakra_et.et.columns import ExecutionTrace, NodeType
 from chakra_et.et.sets import RankSet, Skeletons, find_rank_sets, read_comm_groups
 from chakra_et.files import read_json
 from chakra_et.names import run_at
-from chakra_et.simulate.joint import ReplayGraph, build_graph
+from chakra_et.simulate.joint import ReplayGraph
 from chakra_et.simulate.longest_path import Schedule, make_schedule
-from chakra_et.simulate.matching import Matching, match
+from chakra_et.simulate.matching import Matching
 from chakra_et.simulate.measured_steps import about_steps, measured_times, step_rows
 from chakra_et.simulate.time_by_kind import node_kinds
-from chakra_et.simulate.timing import Timing, timing
+from chakra_et.simulate.timing import Timing, join
 from chakra_et.text import with_progress
 
 _PREDICTED = "the run is itself a prediction of chakra-et predict: its times weren't measured"
@@ -178,11 +178,8 @@ def make_run(
     comm_groups: Mapping[str, Sequence[int]] | None = None,
 ) -> Run:
     """A run from traces in memory. Raises ``TraceError`` as ``build_graph`` and ``match`` do."""
-    graph = build_graph(traces, ranks)
-    matching = match(graph, comm_groups)
-    times = timing(graph, matching)
-    operation, members = matching.operations(graph.position)
-    lasting = times.lasting_ns(graph, operation, members)
+    graph, matching, times = join(traces, ranks, comm_groups)
+    lasting = times.lasting_ns(graph, matching)
     names, name_of = _names(graph)
     schedule = make_schedule(graph, matching)
     release = np.array(times.release_ns, np.int64)[graph.trace_of]
@@ -200,8 +197,8 @@ def make_run(
         start_ns=start,
         end_ns=end,
         steps=[_steps(graph, at) for at in range(len(traces))],
-        operation=operation,
-        members=members,
+        operation=matching.operation,
+        members=matching.members,
         kind=graph.gather([node_kinds(trace) for trace in graph.traces]),
         names=names,
         name_of=name_of,

@@ -1,20 +1,31 @@
-"""When each rank begins, and how long matched communication takes once all members have arrived."""
+"""When each rank begins, and how long matched communication takes once all members have arrived.
+
+Ranks on one host share a clock; clocks of different hosts differ by milliseconds or more. But all members of
+an all-reduce, all-gather, reduce-scatter, all-to-all or barrier end within microseconds of each other. So the
+clock offset of two ranks is the median difference between the ends of their common collectives, and its
+uncertainty is the spread around that median.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from chakra_et.errors import TraceError
-from chakra_et.simulate.joint import ReplayGraph
-from chakra_et.simulate.matching import Matching
+from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
+from chakra_et.simulate.joint import ReplayGraph, build_graph
+from chakra_et.simulate.matching import Matching, match
 
-if TYPE_CHECKING:
-    from chakra_et.simulate.alignment import Alignment
-
+# Collectives that end at the same time on all ranks. A broadcast's root or a reduce's leaf may end earlier.
+SYMMETRIC = (
+    CollectiveType.ALL_REDUCE,
+    CollectiveType.ALL_GATHER,
+    CollectiveType.REDUCE_SCATTER,
+    CollectiveType.ALL_TO_ALL,
+    CollectiveType.BARRIER,
+)
 # Ranks of one run synchronise in every step, so a larger skew means different runs.
 _LONGEST_SKEW_NS = 3600 * 10**9
 # A start skew of less is no news.
@@ -40,25 +51,30 @@ class Timing:
         """When each of the matched ``nodes`` ends."""
         if self.ends is not None:
             return self.ends(nodes, starts)
-        return [max(starts) + length for length in self.durations(graph, nodes)]
-
-    def durations(self, graph: ReplayGraph, nodes: list[int]) -> list[int]:
-        """How long each of the matched ``nodes`` runs after the last of them has started, ns."""
         if self.transfer_ns is None:
-            return [int(graph.duration_ns[nodes].min())] * len(nodes)
-        return [int(each) for each in self.transfer_ns[nodes]]
+            return [max(starts) + int(graph.duration_ns[nodes].min())] * len(nodes)
+        return [max(starts) + length for length in self.transfer_ns[nodes].tolist()]
 
-    def lasting_ns(
-        self, graph: ReplayGraph, operation: np.ndarray, members: Sequence[np.ndarray]
-    ) -> np.ndarray:
+    def lasting_ns(self, graph: ReplayGraph, matching: Matching) -> np.ndarray:
         """How long each node of an operation runs on after its last member has started, else 0; int64[N]."""
-        lasting = np.zeros(len(graph), np.int64)
         if self.transfer_ns is not None:
-            lasting[operation >= 0] = self.transfer_ns[operation >= 0]
-            return lasting
-        for nodes in members:
+            return np.where(matching.operation >= 0, self.transfer_ns, 0)
+        lasting = np.zeros(len(graph), np.int64)
+        for nodes in matching.members:
             lasting[nodes] = graph.duration_ns[nodes].min()
         return lasting
+
+
+def join(
+    traces: ExecutionTrace | Sequence[ExecutionTrace],
+    ranks: Sequence[int] | None = None,
+    comm_groups: Mapping[str, Sequence[int]] | None = None,
+    own_transfer: bool = True,
+) -> tuple[ReplayGraph, Matching, Timing]:
+    """The input of every replay. Arguments and errors as for ``build_graph``, ``match`` and ``timing``."""
+    graph = build_graph(traces, ranks)
+    matching = match(graph, comm_groups)
+    return graph, matching, timing(graph, matching, own_transfer)
 
 
 def timing(graph: ReplayGraph, matching: Matching, own_transfer: bool = True) -> Timing:
@@ -69,55 +85,102 @@ def timing(graph: ReplayGraph, matching: Matching, own_transfer: bool = True) ->
     common collectives. If ``own_transfer`` is False, or there are no start times, the shortest duration is
     used for all members. Raises ``TraceError`` if the traces of two ranks begin more than an hour apart.
     """
-    count = len(graph.traces)
-    if count == 1:
+    if len(graph.traces) == 1:
         return Timing([0], graph.duration_ns)
-    clocks = graph.clock_ns
+    local, clocks = graph.local_start_ns, graph.clock_ns
     starts = aligned = None
-    notes: list[str] = []
-    if graph.local_start_ns is not None and clocks is None and matching.channels:
-        from chakra_et.simulate.alignment import align  # converted runs have their clocks
-
-        aligned = align(graph, matching, graph.local_start_ns)
+    release, notes = [0] * len(graph.traces), []
+    if local is not None and clocks is None and matching.channels:
+        aligned = align(graph, matching, local)
         if aligned is not None:
-            clocks = aligned.offset_ns.tolist()
+            clocks = aligned.offset_ns
             notes.append(
                 f"clocks aligned by {aligned.matched} collectives; the uncertainty of the offsets is up to "
                 f"{int(aligned.spread_ns.max()) / 1000:.0f} µs"
             )
-    release = [0] * count
-    if graph.local_start_ns is not None and clocks is not None:
-        starts = graph.local_start_ns + np.array(clocks, dtype=np.int64)[graph.trace_of]
-        release = _releases(graph, starts)
-        notes += _skew(graph, release, aligned)
-    if not own_transfer or not matching.channels:
-        if matching.channels:
-            notes.append(
-                "each collective takes its shortest recorded duration on all ranks (--transfer shortest)"
+    if local is not None and clocks is not None:
+        starts = local + clocks[graph.trace_of]
+        begins = np.minimum.reduceat(starts, graph.first[:-1])
+        release = (begins - begins.min()).tolist()
+        if max(release) > _LONGEST_SKEW_NS:
+            raise TraceError(
+                f"the ranks' traces begin {max(release) / 1e9:.0f} s apart: give the files of one run, or "
+                "replay each rank with --alone"
             )
+        notes += _skew(graph, release, aligned)
+    if not matching.channels:
         return Timing(release, None, notes)
+    shortest = "each collective takes its shortest recorded duration on all ranks"
+    if not own_transfer:
+        return Timing(release, None, [*notes, f"{shortest} (--transfer shortest)"])
     if graph.transfer is not None:
         return Timing(release, np.rint(graph.duration_ns * graph.transfer).astype(np.int64), notes)
     if starts is None:
-        notes.append(
-            "each collective takes its shortest recorded duration on all ranks: the files have no start "
-            "times, or too few common collectives to align their clocks"
-        )
-        return Timing(release, None, notes)
-    from chakra_et.simulate.alignment import waits
-
+        lacking = "the files have no start times, or too few common collectives to align their clocks"
+        return Timing(release, None, [*notes, f"{shortest}: {lacking}"])
     return Timing(release, graph.duration_ns - waits(graph, matching, starts), notes)
 
 
-def _releases(graph: ReplayGraph, starts: np.ndarray) -> list[int]:
-    begins = [int(starts[graph.trace_of == trace].min()) for trace in range(len(graph.traces))]
-    skew = max(begins) - min(begins)
-    if skew > _LONGEST_SKEW_NS:
-        raise TraceError(
-            f"the ranks' traces begin {skew / 1e9:.0f} s apart: give the files of one run, or replay each "
-            "rank with --alone"
-        )
-    return [begin - min(begins) for begin in begins]
+@dataclass(frozen=True)
+class Alignment:
+    """Clock offsets of T traces, int64[T]: add ``offset_ns`` to the recorded times of each trace.
+
+    ``spread_ns``, int64[T], is the median absolute deviation of the collectives' ends around the offset,
+    ``matched`` the number of collectives compared.
+    """
+
+    offset_ns: np.ndarray
+    spread_ns: np.ndarray
+    matched: int
+
+
+def align(graph: ReplayGraph, matching: Matching, starts_ns: np.ndarray) -> Alignment | None:
+    """The clock offsets of all ranks; None if some rank has no collective in common with the others.
+
+    ``starts_ns`` int64[N]: recorded start times, each on the clock of its rank.
+    """
+    ends = starts_ns + graph.duration_ns
+    nodes = matching.complete()
+    kind = graph.attribute("comm_type", -1)
+    nodes = nodes[(graph.types[nodes] == NodeType.COMM_COLL) & np.isin(kind[nodes], SYMMETRIC)]
+    nodes = nodes[np.argsort(matching.operation[nodes], kind="stable")]
+    operations = np.split(nodes, np.flatnonzero(np.diff(matching.operation[nodes])) + 1)
+    operations = sorted((each for each in operations if len(each) > 1), key=lambda each: int(each[0]))
+    differences: dict[tuple[int, int], list[int]] = {}
+    for members in operations:
+        first, *others = graph.trace_of[members].tolist()
+        later = (ends[members[0]] - ends[members[1:]]).tolist()
+        for trace, difference in zip(others, later, strict=True):
+            differences.setdefault((first, trace), []).append(difference)
+    offset: dict[int, tuple[int, int]] = {0: (0, 0)}
+    # Go from rank to rank, starting with the pairs that have most collectives in common.
+    pairs = sorted(differences, key=lambda pair: -len(differences[pair]))
+    while len(offset) < len(graph.traces):
+        link = next((pair for pair in pairs if (pair[0] in offset) != (pair[1] in offset)), None)
+        if link is None:
+            return None
+        values = np.array(differences[link])
+        middle = int(np.median(values))
+        spread = int(np.median(np.abs(values - middle)))
+        known, new, sign = (link[0], link[1], 1) if link[0] in offset else (link[1], link[0], -1)
+        base, before = offset[known]
+        offset[new] = (base + sign * middle, max(before, spread))
+    columns = np.array([offset[trace] for trace in range(len(graph.traces))], dtype=np.int64)
+    return Alignment(columns[:, 0], columns[:, 1], len(operations))
+
+
+def waits(graph: ReplayGraph, matching: Matching, starts_ns: np.ndarray) -> np.ndarray:
+    """int64[N]: ns that each matched node waited for the last member of its operation, 0 for other nodes.
+
+    ``starts_ns`` int64[N]: recorded start times on a common clock.
+    """
+    wait = np.zeros(len(graph), dtype=np.int64)
+    nodes = matching.complete()
+    operation = matching.operation[nodes]
+    latest = np.full(int(operation.max(initial=-1)) + 1, np.iinfo(np.int64).min)
+    np.maximum.at(latest, operation, starts_ns[nodes])
+    wait[nodes] = np.clip(latest[operation] - starts_ns[nodes], 0, graph.duration_ns[nodes])
+    return wait
 
 
 def _skew(graph: ReplayGraph, release: list[int], aligned: Alignment | None) -> list[str]:

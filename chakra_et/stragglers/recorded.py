@@ -86,7 +86,7 @@ def job_of(name: str, graph: ReplayGraph, matching: Matching, times: Timing) -> 
     apart_s = max(times.release_ns) * NS
     step_s = None
     if graph.local_start_ns is not None and graph.clock_ns is not None:
-        starts = graph.local_start_ns + np.array(graph.clock_ns, dtype=np.int64)[graph.trace_of]
+        starts = graph.local_start_ns + graph.clock_ns[graph.trace_of]
         step_s = _step_times(starts + graph.duration_ns, found.step, len(found.steps), int(starts.min()))
     job = RecordedJob(
         meta=JobMeta(

@@ -148,7 +148,7 @@ def _transfers(graph: ReplayGraph, matching: Matching, times: Timing) -> np.ndar
         return np.where(matching.channel >= 0, times.transfer_ns, graph.own_ns).astype(np.float64)
     transfer = graph.own_ns.astype(np.float64)
     nodes = np.flatnonzero(matching.channel >= 0)
-    key = matching.channel[nodes] * len(graph) + matching.ordinals(graph.position)[nodes]
+    key = matching.channel[nodes] * len(graph) + matching.ordinal[nodes]
     _, together = np.unique(key, return_inverse=True)
     shortest = np.full(int(together.max(initial=-1)) + 1, np.inf)
     np.minimum.at(shortest, together, graph.duration_ns[nodes])

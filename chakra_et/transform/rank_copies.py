@@ -39,7 +39,7 @@ def transfers(
     lasting = recorded.astype(np.float64)
     matched = np.flatnonzero(matching.channel >= 0)
     if len(matched):
-        ordinals = matching.ordinals(graph.position)[matched]
+        ordinals = matching.ordinal[matched]
         keys = np.stack([matching.channel[matched], ordinals], axis=1)
         _, operation = np.unique(keys, axis=0, return_inverse=True)
         operation = operation.reshape(-1)

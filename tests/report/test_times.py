@@ -21,7 +21,7 @@ from chakra_et.report.run import ReportRun
 from chakra_et.report.steps import find_times
 from chakra_et.report.summary import headline, lacks, rank_rows
 from chakra_et.simulate.breakdown import ACTIVITIES, activity
-from chakra_et.simulate.operations import waited_for
+from chakra_et.simulate.critical_path import waited_for
 from chakra_et.text import duration
 from tests.report.made_run import made_run
 from tests.simulate.replay_traces import cpu, kernel, make_trace
