@@ -1,12 +1,14 @@
 """The completion record of a run, and the check of it by which every reader opens the run.
 
 ``NAME_conversion.json`` says which files belong together: {schema_version, version, complete, world_size,
-files: [{ranks, bytes, sha256}], skeletons: the same of these, comm_groups: sha256 or null}, with more of the
-conversion behind it. It is written last: until then ``complete`` is false.
+files: [{ranks, bytes, sha256}], skeletons: the same of these, comm_groups: sha256 or null, checksum: of all
+other fields}, with more of the conversion between. It is written last: until then ``complete`` is false.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -36,7 +38,8 @@ def commit(scratch: Path, run: RunFiles, world: int, report: Mapping[str, Any]) 
     groups = sha256(run.groups_file) if run.groups_file.is_file() else None
     record = {**_HEAD, "complete": True, "world_size": world, "files": files, "comm_groups": groups}
     record |= {"skeletons": skeletons} if skeletons else {}
-    write_json(run.report_file, {**record, **report})
+    document = json.loads(json.dumps({**record, **report}))  # with keys as they are read back
+    write_json(run.report_file, {**document, "checksum": _checksum(document)})
 
 
 def begin(scratch: Path, run: RunFiles) -> None:
@@ -65,6 +68,8 @@ def check(run: RunFiles, files: Mapping[int | None, Path], allow: bool = False) 
         report, listed, world = {}, {}, 0
     if report and report.get("complete") is False:
         problems.append(f"{where}: its conversion hasn't finished")
+    elif report and report.pop("checksum", None) not in (None, _checksum(report)):
+        problems.append(f"{run.report_file} isn't what the conversion wrote")
     elif report and "files" in report:
         problems += _changed(run, files, listed, report.get("comm_groups"))
     else:
@@ -112,6 +117,11 @@ def _changed(
             return [f"{path} isn't the file that the conversion wrote"]
     there = sha256(run.groups_file) if run.groups_file.is_file() else None
     return [] if there == groups else [f"{run.groups_file} isn't the file that the conversion wrote"]
+
+
+def _checksum(document: Mapping[str, Any]) -> str:
+    text = json.dumps(document, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _read(path: Path) -> dict[str, Any]:

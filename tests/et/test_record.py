@@ -85,6 +85,13 @@ def damaged(run: Path) -> None:
     Path(f"{run}_conversion.json").write_text("[]")
 
 
+def changed_record(run: Path) -> None:
+    record = Path(f"{run}_conversion.json")
+    report = json.loads(record.read_text())
+    report["ranks"]["1"]["nodes"] += 1
+    record.write_text(json.dumps(report))
+
+
 CHANGES: dict[Callable[[Path], None], str] = {
     lost: "the files of rank 1 have gone since the conversion",
     other_version: "tiny_2gpu.1.et isn't the file that the conversion wrote",
@@ -92,6 +99,7 @@ CHANGES: dict[Callable[[Path], None], str] = {
     other_groups: "tiny_2gpu_comm_groups.json isn't the file that the conversion wrote",
     unfinished: "tiny_2gpu: its conversion hasn't finished",
     damaged: "tiny_2gpu_conversion.json has another layout",
+    changed_record: "tiny_2gpu_conversion.json isn't what the conversion wrote",
 }
 
 
@@ -149,7 +157,7 @@ def test_a_run_of_the_version_before_opens_with_a_warning(run: Path) -> None:
     """Its NAME_conversion.json tells the ranks, but no files."""
     path = run_at(str(run)).report_file
     report = json.loads(path.read_text())
-    for name in ("version", "complete", "world_size", "files", "comm_groups"):
+    for name in ("version", "complete", "world_size", "files", "comm_groups", "checksum"):
         del report[name]
     path.write_text(json.dumps(report | {"schema_version": 2}))
     (found,) = find_rank_sets([str(run)])
