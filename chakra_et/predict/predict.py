@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from chakra_et.simulate.node_times import NodeTimes, solve
-from chakra_et.simulate.run import Run, Setting
+from chakra_et.simulate.run import NodeTimes, Run, Setting, solve
 from chakra_et.simulate.time_by_kind import KINDS
 from chakra_et.transform.changes import Change, Rebuild
 

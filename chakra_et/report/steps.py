@@ -10,7 +10,7 @@ from chakra_et.et.columns import ExecutionTrace
 from chakra_et.et.node_attributes import texts
 from chakra_et.report.columns import PHASES
 from chakra_et.report.run import ReportRun
-from chakra_et.simulate.breakdown import Spans, activity, union_ns
+from chakra_et.simulate.breakdown import activity, union_ns
 from chakra_et.simulate.measured_steps import step_rows
 from chakra_et.simulate.replay_report import RankReplay, report
 from chakra_et.simulate.time_by_kind import KINDS, node_kinds
@@ -90,5 +90,5 @@ def _phases(
     found = []
     for phase in PHASES:
         at = np.flatnonzero(works & (index == (names.index(phase) if phase in names else -2)))
-        found.append(union_ns(Spans(start[at], end[at]), begins, ends).tolist())
+        found.append(union_ns(start[at], end[at], begins, ends).tolist())
     return found

@@ -28,14 +28,6 @@ COMPUTE, MEMORY, COMMUNICATION, WAIT, HOST, IDLE = range(6)
 
 
 @dataclass(frozen=True)
-class Spans:
-    """Intervals of one kind: int64 ``start`` and ``end``, ns; they may overlap."""
-
-    start: np.ndarray
-    end: np.ndarray
-
-
-@dataclass(frozen=True)
 class Activity:
     """The activity of one rank over time, in K intervals from ``at_ns[i]`` to ``at_ns[i + 1]``.
 
@@ -80,27 +72,17 @@ def activity(
         computes, host = (kind == "operator") & on_cpu, host | (kind == "runtime")
     arrived = np.minimum(start_ns + wait_ns, end_ns)
     spans = {
-        COMPUTE: Spans(start_ns[computes], end_ns[computes]),
-        MEMORY: Spans(start_ns[copies], end_ns[copies]),
-        COMMUNICATION: Spans(arrived[transfers], end_ns[transfers]),
-        WAIT: Spans(start_ns[transfers], arrived[transfers]),
-        HOST: Spans(start_ns[host], end_ns[host]),
-    }
-    return _first_that_applies(spans)
-
-
-def union_ns(spans: Spans, start_ns: np.ndarray, end_ns: np.ndarray) -> np.ndarray:
-    """int64[W]: ns of each window that at least one of the spans covers."""
-    at = _boundaries([spans])
-    return _within(at, _covered(at, spans), start_ns, end_ns)
-
-
-def _first_that_applies(spans: dict[int, Spans]) -> Activity:
-    at = _boundaries(list(spans.values()))
+        HOST: (start_ns[host], end_ns[host]),
+        WAIT: (start_ns[transfers], arrived[transfers]),
+        COMMUNICATION: (arrived[transfers], end_ns[transfers]),
+        MEMORY: (start_ns[copies], end_ns[copies]),
+        COMPUTE: (start_ns[computes], end_ns[computes]),
+    }  # the last that applies stays
+    at = _boundaries([each for span in spans.values() for each in span])
     state = np.full(len(at) - 1, IDLE, dtype=np.uint8)
     hidden = np.zeros(len(at) - 1, dtype=bool)
-    for number in sorted(spans, reverse=True):
-        runs = _covered(at, spans[number])
+    for number, span in spans.items():
+        runs = _covered(at, *span)
         if number == COMMUNICATION:
             hidden = runs
         state[runs] = number
@@ -110,17 +92,23 @@ def _first_that_applies(spans: dict[int, Spans]) -> Activity:
     return Activity(np.append(at[:-1][new], at[-1:]), state[new], hidden[new])
 
 
-def _boundaries(spans: list[Spans]) -> np.ndarray:
+def union_ns(starts: np.ndarray, ends: np.ndarray, start_ns: np.ndarray, end_ns: np.ndarray) -> np.ndarray:
+    """int64[W]: ns of each window from ``start_ns`` to ``end_ns`` that at least one of the intervals from
+    ``starts`` to ``ends`` covers."""
+    at = _boundaries([starts, ends])
+    return _within(at, _covered(at, starts, ends), start_ns, end_ns)
+
+
+def _boundaries(times: list[np.ndarray]) -> np.ndarray:
     """The distinct starts and ends in ascending order, at least two."""
-    at = np.unique(np.concatenate([np.concatenate([each.start, each.end]) for each in spans]))
+    at = np.unique(np.concatenate(times))
     return at if len(at) > 1 else np.append(at, at if len(at) else [0, 0])
 
 
-def _covered(at: np.ndarray, spans: Spans) -> np.ndarray:
-    """bool[K]: whether a span covers each interval between two boundaries."""
-    count = len(at)
-    change = np.bincount(np.searchsorted(at, spans.start), minlength=count)
-    change -= np.bincount(np.searchsorted(at, spans.end), minlength=count)
+def _covered(at: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """bool[K]: whether an interval covers each one between two boundaries."""
+    change = np.bincount(np.searchsorted(at, starts), minlength=len(at))
+    change -= np.bincount(np.searchsorted(at, ends), minlength=len(at))
     return np.cumsum(change)[:-1] > 0
 
 

@@ -25,17 +25,8 @@ from chakra_et.et import file as et_file
 from chakra_et.et.sets import RankSet, Skeletons, find_rank_sets, read_comm_groups
 from chakra_et.simulate.measured_steps import about_steps
 from chakra_et.simulate.replay_report import RankReplay, report, table
-from chakra_et.simulate.replays import (
-    ReplayResult,
-    astra_replay,
-    device_replay,
-    longest_path,
-    replay_astra,
-    replay_device,
-)
+from chakra_et.simulate.replays import astra_replay, device_replay
 from chakra_et.simulate.timing import join
-
-__all__ = ["ReplayConfig", "ReplayResult", "longest_path", "main", "replay_astra", "replay_device"]
 
 _SIMULATORS = {"device": device_replay, "astra": astra_replay}
 

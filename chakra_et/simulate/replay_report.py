@@ -25,11 +25,9 @@ class StepTime:
     @property
     def error_percent(self) -> float | None:
         """Signed error in percent, positive if the replay is slower; None without a measurement."""
-        return (
-            100 * (self.simulated_ns / self.measured_ns - 1)
-            if self.measured_ns and self.measured_ns > 0
-            else None
-        )
+        if self.measured_ns is None or self.measured_ns <= 0:
+            return None
+        return 100 * (self.simulated_ns / self.measured_ns - 1)
 
 
 @dataclass
@@ -94,34 +92,20 @@ def table(reports: dict[str, list[RankReplay]]) -> list[str]:
 
     Transfer and wait are measured over all communication, overhead along the measured critical path.
     """
-    rows = [
-        (
-            "semantics",
-            "rank",
-            "nodes",
-            "measured ms",
-            "simulated ms",
-            "error %",
-            "worst step %",
-            "start error µs (p95)",
-            "transfer ms",
-            "wait ms",
-            "overhead %",
-        )
-    ]
+    rows: list[tuple[str, ...]] = [
+        ("semantics", "rank", "nodes", "measured ms", "simulated ms", "error %", "worst step %",
+         "start error µs (p95)", "transfer ms", "wait ms", "overhead %")
+    ]  # fmt: skip
     for semantics, ranks in reports.items():
         for rank in ranks:
-            rows.append(
-                (
-                    semantics,
-                    str(rank.rank),
-                    f"{rank.nodes:,}",
-                    *_cells(rank.total),
-                    _signed(rank.worst_step_percent),
-                    "-" if rank.start_error_us is None else "{:,.1f} ({:,.1f})".format(*rank.start_error_us),
-                    *_share_cells(rank.shares),
-                )
-            )
+            worst, error, shares = _signed(rank.worst_step_percent), "-", ("-", "-", "-")
+            if rank.start_error_us is not None:
+                error = "{:,.1f} ({:,.1f})".format(*rank.start_error_us)
+            if rank.shares is not None:
+                transfer, wait = (f"{rank.shares.busy[kind] / 1000:,.3f}" for kind in ("transfer", "wait"))
+                shares = transfer, wait, f"{100 * rank.shares.overhead:.1f}"
+            nodes = f"{rank.nodes:,}"
+            rows.append((semantics, str(rank.rank), nodes, *_cells(rank.total), worst, error, *shares))
             if len(rank.steps) > 1:
                 rows += [("", "", step.name, *_cells(step), "", "", "", "", "") for step in rank.steps]
     return text.table(rows, right=range(1, len(rows[0])))
@@ -139,14 +123,6 @@ def _step_json(step: StepTime) -> dict[str, Any]:
 def _cells(step: StepTime) -> tuple[str, str, str]:
     measured = "-" if step.measured_ns is None else f"{step.measured_ns / 1e6:,.3f}"
     return measured, f"{step.simulated_ns / 1e6:,.3f}", _signed(step.error_percent)
-
-
-def _share_cells(found: Shares | None) -> tuple[str, str, str]:
-    """Transfer and wait of all communication, ms, and overhead in percent of the critical path."""
-    if found is None:
-        return ("-", "-", "-")
-    transfer, wait = (f"{found.busy[kind] / 1000:,.3f}" for kind in ("transfer", "wait"))
-    return transfer, wait, f"{found.overhead:.1%}".rstrip("%")
 
 
 def _signed(percent: float | None) -> str:

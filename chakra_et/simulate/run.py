@@ -1,4 +1,5 @@
-"""All ranks of a run, read once, and the setting in which it was measured."""
+"""All ranks of a run, read once, and when its nodes start and end in the setting in which it was measured, or
+in another one, where transfers that overlap on a link share it."""
 
 from __future__ import annotations
 
@@ -9,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import ExecutionTrace, NodeType
-from chakra_et.et.sets import RankSet, Skeletons, find_rank_sets, read_comm_groups
+from chakra_et.et.sets import Skeletons, find_rank_sets, read_comm_groups
 from chakra_et.files import read_json
 from chakra_et.names import run_at
 from chakra_et.simulate.joint import ReplayGraph
@@ -23,6 +25,9 @@ from chakra_et.simulate.timing import Timing, join
 from chakra_et.text import with_progress
 
 _PREDICTED = "the run is itself a prediction of chakra-et predict: its times weren't measured"
+_ATTEMPTS = 50
+_DONE = 1e-3
+"""ns on the wire that count as nothing."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +43,7 @@ class Doubt:
 
 @dataclass(frozen=True)
 class Demand:
-    """What the operations of matched communication ask of the network: see ``links.share``.
+    """What the operations of matched communication ask of the network: see ``share``.
 
     ``wire_ns[K]``: the time on a link that nothing else uses; ``fixed_ns[K]``: latency and calls, in which
     the link is free; ``least_ns[K]``: what the ranks themselves need. float64.
@@ -127,23 +132,20 @@ class Run:
 
 
 def load_run(
-    name: str,
-    comm_groups: str | None = None,
-    allow_missing: bool = False,
-    skeletons: Skeletons = "auto",
+    name: str, comm_groups: str | None = None, allow_missing: bool = False, skeletons: Skeletons = "auto"
 ) -> Run:
     """The run of which ``name`` is the NAME or a file. Raises ``TraceError`` for what can't be replayed, and
     as ``find_rank_sets`` does."""
-    sets = find_rank_sets([name], allow_missing, skeletons)
-    files = {0 if rank is None else rank: path for rank, path in sets[0].files.items()}
-    groups = _comm_groups(sets[0], comm_groups)
-    traces = [et_file.read(path) for path in with_progress(files.values(), "reading")]
-    run = make_run(name, traces, list(files), groups)
+    found = find_rank_sets([name], allow_missing, skeletons)[0]
+    ranks = [rank or 0 for rank in found.files]
+    groups = read_comm_groups(Path(comm_groups)) if comm_groups else found.comm_groups()
+    traces = [et_file.read(path) for path in with_progress(found.files.values(), "reading")]
+    run = make_run(name, traces, ranks, groups)
     try:
-        manifest = read_json(run_at(sets[0].name).manifest_file)
+        manifest = read_json(run_at(found.name).manifest_file)
     except (OSError, ValueError, RecursionError):
         manifest = {}
-    return replace(run, devices=devices_of(manifest), notes=sets[0].notes + run.notes)
+    return replace(run, devices=devices_of(manifest), notes=found.notes + run.notes)
 
 
 def devices_of(manifest: Any) -> dict[int, str]:
@@ -155,35 +157,23 @@ def devices_of(manifest: Any) -> dict[int, str]:
         return {}
 
 
-def _comm_groups(found: RankSet, comm_groups: str | None) -> dict[str, list[int]]:
-    """Group id → ranks, from the file given or the one beside the .et files."""
-    if comm_groups:
-        return read_comm_groups(Path(comm_groups))
-    return found.comm_groups() or {}
-
-
-def together(run: Run) -> Run:
-    """The run as if all ranks had begun at the same moment: without the skew of their starts."""
-    if not run.release_ns.any():
-        return run
-    release = np.zeros_like(run.release_ns)
-    start, end = run.schedule.run(run.graph.own_ns, run.measured.lasting_ns, release)
-    return replace(run, release_ns=release, start_ns=start, end_ns=end)
-
-
 def make_run(
     name: str,
     traces: Sequence[ExecutionTrace],
     ranks: Sequence[int],
     comm_groups: Mapping[str, Sequence[int]] | None = None,
 ) -> Run:
-    """A run from traces in memory. Raises ``TraceError`` as ``build_graph`` and ``match`` do."""
+    """A run from traces in memory. Raises ``TraceError`` as ``join`` and ``make_schedule`` do."""
     graph, matching, times = join(traces, ranks, comm_groups)
     lasting = times.lasting_ns(graph, matching)
-    names, name_of = _names(graph)
     schedule = make_schedule(graph, matching)
     release = np.array(times.release_ns, np.int64)[graph.trace_of]
     start, end = schedule.run(graph.own_ns, lasting, release)
+    names: dict[bytes, int] = {}
+    name_of = []
+    for trace in traces:
+        code = np.array([names.setdefault(text, len(names)) for text in trace.names.table], np.int64)
+        name_of.append(code[trace.names.index])
     predicted = any(trace.metadata.get("predicted") for trace in traces)
     return Run(
         name=name,
@@ -199,9 +189,9 @@ def make_run(
         steps=[_steps(graph, at) for at in range(len(traces))],
         operation=matching.operation,
         members=matching.members,
-        kind=graph.gather([node_kinds(trace) for trace in graph.traces]),
-        names=names,
-        name_of=name_of,
+        kind=graph.gather([node_kinds(trace) for trace in traces]),
+        names=[text.decode("utf-8", "replace") for text in names],
+        name_of=graph.gather(name_of),
         notes=[_PREDICTED] * predicted + matching.notes + times.notes + about_steps(traces),
     )
 
@@ -211,21 +201,99 @@ def _steps(graph: ReplayGraph, at: int) -> Steps:
     trace, first = graph.traces[at], graph.first[at]
     names, rows = step_rows(trace)
     measured, end = measured_times(trace)
-    node_of_row = np.empty(len(trace), np.int64)
-    node_of_row[graph.row[first : graph.first[at + 1]]] = np.arange(first, graph.first[at + 1])
+    node_of_row = first + np.argsort(graph.row[first : graph.first[at + 1]])
     if trace.metadata.get("predicted"):
         measured = None  # the file's times are those of an earlier prediction
     if not names:
         return Steps(["all"], np.array([-1]), None if measured is None else np.array([end]))
-    bounds = None if measured is None else np.diff(np.append(measured[rows], end))
-    return Steps(names, node_of_row[rows], bounds)
+    lasted = None if measured is None else np.diff(measured[rows], append=end)
+    return Steps(names, node_of_row[rows], lasted)
 
 
-def _names(graph: ReplayGraph) -> tuple[list[str], np.ndarray]:
-    """All names, and the index of each node's name, int64[N]."""
-    known: dict[bytes, int] = {}
-    columns = []
-    for trace in graph.traces:
-        code = np.array([known.setdefault(text, len(known)) for text in trace.names.table], np.int64)
-        columns.append(code[trace.names.index])
-    return [text.decode("utf-8", "replace") for text in known], graph.gather(columns)
+def together(run: Run) -> Run:
+    """The run as if all ranks had begun at the same moment: without the skew of their starts."""
+    if not run.release_ns.any():
+        return run
+    release = np.zeros_like(run.release_ns)
+    start, end = run.schedule.run(run.graph.own_ns, run.measured.lasting_ns, release)
+    return replace(run, release_ns=release, start_ns=start, end_ns=end)
+
+
+@dataclass(frozen=True)
+class NodeTimes:
+    """``start_ns[N]`` and ``end_ns[N]`` of each node; ``lasting_ns[N]``: the transfer of matched
+    communication with what other transfers on its links cost it; int64."""
+
+    setting: Setting
+    start_ns: np.ndarray
+    end_ns: np.ndarray
+    lasting_ns: np.ndarray
+
+
+def solve(run: Run, setting: Setting) -> NodeTimes:
+    """The timeline of a setting, in which transfers at the same time share their links. Raises ``TraceError``
+    where its dependencies let ranks wait for ever."""
+    if setting is run.measured:
+        return NodeTimes(setting, run.start_ns, run.end_ns, setting.lasting_ns)
+    same = setting.graph is run.graph
+    schedule = run.schedule if same else make_schedule(setting.graph, run.matching)
+    demand, lasting = setting.demand, setting.lasting_ns
+    start, end = schedule.run(setting.own_ns, lasting, run.release_ns)
+    if demand is None or not run.members:
+        return NodeTimes(setting, start, end, lasting)
+    # How long a transfer lasts depends on which others run beside it, and when these begin depends on how
+    # long earlier ones last. Each attempt gets right at least the transfers that depend on none that was
+    # wrong before, so that the attempts end where nothing changes.
+    matched = np.flatnonzero(run.operation >= 0)
+    operation = run.operation[matched]
+    first = np.array([nodes[0] for nodes in run.members])
+    users = [np.unique(run.graph.trace_of[nodes]).tolist() for nodes in run.members]
+    for _ in range(_ATTEMPTS):
+        begin = np.zeros(len(first), np.int64)
+        np.maximum.at(begin, operation, start[matched])
+        done = share(begin, demand.wire_ns, users) - begin + demand.fixed_ns
+        needed = np.rint(np.maximum(done, demand.least_ns)).astype(np.int64)
+        if (np.abs(needed - lasting[first]) <= 1).all():
+            return NodeTimes(setting, start, end, lasting)
+        lasting = lasting.copy()
+        lasting[matched] = needed[operation]
+        start, end = schedule.run(setting.own_ns, lasting, run.release_ns)
+    raise TraceError(
+        f"the transfers that share links don't settle in {_ATTEMPTS} attempts: predict with --contention off"
+    )
+
+
+def share(begin_ns: np.ndarray, wire_ns: np.ndarray, users: Sequence[Sequence[int]]) -> np.ndarray:
+    """When each of K transfers is done, float64[K].
+
+    ``begin_ns[K]``: when each is ready; ``wire_ns[K]``: its time on links that nothing else uses; ``users``:
+    the ranks whose links each of them occupies. A transfer goes on at the rate of its most crowded link,
+    where n transfers get 1/n each (processor sharing, as TCP flows on one bottleneck do).
+    """
+    end = begin_ns.astype(np.float64)
+    left = wire_ns.astype(np.float64)
+    sent = np.flatnonzero(wire_ns > 0).tolist()
+    arrivals = sorted(((float(end[at]), at) for at in sent), reverse=True)
+    active: list[int] = []
+    crowd: dict[int, int] = {}
+    now = 0.0
+    while active or arrivals:
+        rates = [1.0 / max(crowd[rank] for rank in users[at]) for at in active]
+        until = min((left[at] / rate for at, rate in zip(active, rates, strict=True)), default=np.inf)
+        arriving = bool(arrivals) and arrivals[-1][0] <= now + until
+        step = max(arrivals[-1][0] - now, 0.0) if arriving else until
+        now += step
+        for at, rate in zip(active, rates, strict=True):
+            left[at] -= step * rate
+        if arriving:
+            _, at = arrivals.pop()
+            active.append(at)
+            for rank in users[at]:
+                crowd[rank] = crowd.get(rank, 0) + 1
+            continue
+        for at in [at for at in active if left[at] <= _DONE]:
+            end[at] = now
+            active.remove(at)
+            for rank in users[at]:
+                crowd[rank] -= 1
+    return end

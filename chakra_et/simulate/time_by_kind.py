@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from chakra_et.et.columns import ExecutionTrace, NodeType, Strings
+from chakra_et.et.columns import ExecutionTrace, NodeType
 from chakra_et.et.edges import edges_of
+from chakra_et.et.node_attributes import communicates, texts
 
 # In the order in which tables show them.
 KINDS = ("operator", "runtime", "kernel", "copy", "transfer", "wait", "host-overhead", "device-overhead")
@@ -87,15 +88,10 @@ def node_kinds(trace: ExecutionTrace) -> np.ndarray:
     on_cpu = trace.column("is_cpu_op") != 0
     kind = np.where(on_cpu, place["operator"], place["kernel"])
     kind[np.isin(trace.types, (NodeType.MEM_LOAD, NodeType.MEM_STORE))] = place["copy"]
-    attribute = trace.attributes.get("kind")
-    if attribute is not None and isinstance(attribute.values, Strings):
-        names = [text.decode("utf-8", "replace") for text in attribute.values.table]
-        codes = np.array([place.get(_OF_ATTRIBUTE.get(name, ""), -1) for name in names], dtype=np.int64)
-        recorded = codes[attribute.values.index]
-        kind[attribute.rows[recorded >= 0]] = recorded[recorded >= 0]
-    kind[np.isin(trace.types, (NodeType.COMM_COLL, NodeType.COMM_SEND, NodeType.COMM_RECV))] = place[
-        "transfer"
-    ]
+    names, index = texts(trace, "kind")
+    recorded = np.array([place.get(_OF_ATTRIBUTE.get(name, ""), -1) for name in [*names, ""]])[index]
+    kind = np.where(recorded >= 0, recorded, kind)
+    kind[communicates(trace)] = place["transfer"]
     return kind
 
 

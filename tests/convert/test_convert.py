@@ -13,7 +13,7 @@ from chakra_et.convert.pair import Converted, PairOptions, convert_pair
 from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import NodeType
-from chakra_et.simulate.command import longest_path, replay_device
+from chakra_et.simulate.replays import longest_path, replay_device
 from chakra_et.traces.sets import Pair
 from chakra_et.validate import check as validate
 from tests.generator import Features, Layout, generate

@@ -10,7 +10,7 @@ import pytest
 
 from chakra_et.convert.pair import Converted, convert_pair
 from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
-from chakra_et.simulate.command import longest_path, replay_device
+from chakra_et.simulate.replays import longest_path, replay_device
 from chakra_et.traces.sets import Pair
 from chakra_et.validate import check as validate
 from tests.shared import shared_path

@@ -14,7 +14,7 @@ from chakra_et.__main__ import main as chakra_et
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
 from chakra_et.et.sets import read_comm_groups
-from chakra_et.simulate.command import replay_astra, replay_device
+from chakra_et.simulate.replays import replay_astra, replay_device
 from fasop.errors import PlanError
 from fasop.exact.passes import Passes
 from fasop.inputs.models import Model

@@ -17,7 +17,7 @@ from chakra_et.convert.runs import RunOptions
 from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import ExecutionTrace
-from chakra_et.simulate import command as replay
+from chakra_et.simulate import replays as replay
 from chakra_et.traces import sets as trace_sets
 from chakra_et.traces.device_format import GPU_CATEGORIES, NOT_A_NODE
 from chakra_et.validate import check as validate

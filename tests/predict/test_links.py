@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chakra_et.simulate.node_times import share
+from chakra_et.simulate.run import share
 
 
 def ends(begin: list[float], wire: list[float], users: list[list[int]]) -> list[float]:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from chakra_et.et.columns import Attribute, ExecutionTrace, NodeType, Ragged, Strings
-from chakra_et.simulate.command import ReplayResult
+from chakra_et.simulate.replays import ReplayResult
 
 KINDS = {"is_cpu_op": "bool", "comm_src": "int32", "comm_dst": "int32", "comm_tag": "int32"}
 

@@ -6,8 +6,8 @@ import pytest
 
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType, ExecutionTrace
-from chakra_et.simulate.command import replay_astra, replay_device
 from chakra_et.simulate.joint import build_graph
+from chakra_et.simulate.replays import replay_astra, replay_device
 from tests.simulate.replay_traces import collective, cpu, make_trace, recv, send, times
 
 BOTH = pytest.mark.parametrize("replay", [replay_device, replay_astra])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from chakra_et.simulate.command import replay_device
+from chakra_et.simulate.replays import replay_device
 from tests.generator.fixtures import FOLDER, ODDITIES, convert, summary
 
 FOLDERS = sorted(path for path in FOLDER.iterdir() if path.is_dir())

@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from chakra_et.et.columns import ExecutionTrace
-from chakra_et.simulate.breakdown import Spans, union_ns
-from chakra_et.simulate.node_times import solve
-from chakra_et.simulate.run import Run, Setting
+from chakra_et.simulate.breakdown import union_ns
+from chakra_et.simulate.run import Run, Setting, solve
 from chakra_et.transform.changes import as_run
 
 _GLOO = "gloo:"
@@ -87,9 +86,9 @@ def beside(run: Run, setting: Setting) -> np.ndarray:
                 begins.setdefault(int(graph.trace_of[node]), []).append(int(start[nodes].max()))
                 ends.setdefault(int(graph.trace_of[node]), []).append(int(end[node]))
     for at in begins:
-        transfers = Spans(np.array(begins[at]), np.array(ends[at]))
+        transfers = np.array(begins[at]), np.array(ends[at])
         here = np.flatnonzero((graph.trace_of == at) & graph.is_cpu & ~gloo & (end > start))
-        found[here] = union_ns(transfers, start[here], end[here])
+        found[here] = union_ns(*transfers, start[here], end[here])
     return found
 
 
