@@ -29,44 +29,46 @@ from chakra_et.ranks.contract import VERSION
 def write_skeleton(path: Path, trace: ExecutionTrace) -> None:
     """Write the skeleton of ``contract``."""
     pa, pq = _pyarrow()
-    count = len(trace)
+    count, deps = len(trace), trace.data_deps
+
+    # From buffers, as other ways from numpy to pyarrow import pandas, which takes longer than the rest.
+    def plain(values: np.ndarray, missing: np.ndarray | None = None) -> Any:
+        present = None if missing is None else pa.py_buffer(np.packbits(~missing, bitorder="little"))
+        buffers = [present, pa.py_buffer(np.ascontiguousarray(values))]
+        return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), buffers)
 
     def column(values: np.ndarray | Strings, rows: np.ndarray | None = None) -> Any:
-        plain = (
-            pa.DictionaryArray.from_arrays(
-                pa.array(values.index.astype(np.int32)),
-                pa.array([text.decode("utf-8", "replace") for text in values.table], pa.string()),
-            )
-            if isinstance(values, Strings)
-            else pa.array(values)
-        )
-        if rows is None or len(rows) == count:
-            return plain
-        at = np.zeros(count, np.int64)
-        at[rows] = np.arange(len(rows))
-        missing = np.ones(count, bool)
-        missing[rows] = False
-        return plain.take(pa.array(at, mask=missing))
+        index = values.index.astype(np.int32) if isinstance(values, Strings) else values
+        dense, missing = np.zeros(count, index.dtype), np.zeros(count, bool)
+        if rows is not None:
+            missing[:] = True
+            missing[rows] = False
+        dense[~missing] = index
+        found = plain(dense, missing if missing.any() else None)
+        if not isinstance(values, Strings):
+            return found
+        ends = np.cumsum([0, *map(len, values.table)], dtype=np.int32)
+        texts = [None, pa.py_buffer(ends), pa.py_buffer(b"".join(values.table))]
+        table = pa.Array.from_buffers(pa.string(), len(values.table), texts)
+        return pa.DictionaryArray.from_arrays(found, table)
 
-    deps = trace.data_deps
     columns = {
         "name": column(trace.names),
         "type": column(trace.types),
         "start_micros": column(trace.start_micros),
         "duration_micros": column(trace.duration_micros),
         "depends_on": pa.ListArray.from_arrays(
-            pa.array(deps.offsets.astype(np.int32)), pa.array((deps.values - 1).astype(np.int32))
+            plain(deps.offsets.astype(np.int32)), plain((deps.values - 1).astype(np.int32))
         ),
     }
     for name, attribute in trace.attributes.items():
         columns[name] = column(attribute.values, attribute.rows)
-    table = pa.table(columns).replace_schema_metadata(
-        {
-            "chakra_et.skeleton": str(VERSION),
-            "chakra_et.metadata": json.dumps(trace.metadata),
-            "chakra_et.kinds": json.dumps({name: each.kind for name, each in trace.attributes.items()}),
-        }
-    )
+    metadata = {
+        "chakra_et.skeleton": str(VERSION),
+        "chakra_et.metadata": json.dumps(trace.metadata),
+        "chakra_et.kinds": json.dumps({name: each.kind for name, each in trace.attributes.items()}),
+    }
+    table = pa.Table.from_arrays(list(columns.values()), list(columns), metadata=metadata)
     with atomic_file(path) as file:
         pq.write_table(table, file, compression="zstd")
 
@@ -101,28 +103,28 @@ def _trace(table: Any, metadata: dict[str, Any], kinds: dict[str, str]) -> Execu
     shared: dict[bytes, np.ndarray] = {}
 
     def values(name: str) -> Any:
-        column = table[name].combine_chunks().drop_null()
-        if hasattr(column, "dictionary"):
-            texts = [text.encode() for text in column.dictionary.to_pylist()]
-            return Strings(texts, column.indices.to_numpy(zero_copy_only=False))
-        found: np.ndarray = column.to_numpy(zero_copy_only=False)
-        return found
+        column = table[name].combine_chunks()
+        rows = np.from_dlpack(column.is_valid().cast("uint8"))
+        rows = shared.setdefault(rows.tobytes(), np.flatnonzero(rows))
+        column = column.drop_null()
+        if not hasattr(column, "dictionary"):
+            return rows, np.from_dlpack(column)
+        texts = [text.as_py().encode() for text in column.dictionary]
+        return rows, Strings(texts, np.from_dlpack(column.indices))
 
     attributes = {}
     for name, kind in kinds.items():
-        present = table[name].is_valid().to_numpy()
-        rows = shared.setdefault(np.packbits(present).tobytes(), np.flatnonzero(present))
-        found = values(name)
+        rows, found = values(name)
         attributes[name] = Attribute(kind, rows, found if isinstance(found, Strings) else narrowed(found))
     deps = table["depends_on"].combine_chunks()
     return ExecutionTrace(
         ids=np.arange(1, count + 1, dtype=np.uint64),
-        names=values("name"),
-        types=values("type"),
-        start_micros=values("start_micros").astype(np.uint64),
-        duration_micros=values("duration_micros").astype(np.uint64),
+        names=values("name")[1],
+        types=values("type")[1],
+        start_micros=values("start_micros")[1],
+        duration_micros=values("duration_micros")[1],
         data_deps=Ragged(
-            deps.offsets.to_numpy().astype(np.int64), (deps.values.to_numpy() + 1).astype(np.uint64)
+            np.from_dlpack(deps.offsets).astype(np.int64), (np.from_dlpack(deps.values) + 1).astype(np.uint64)
         ),
         ctrl_deps=Ragged(np.zeros(count + 1, np.int64), np.zeros(0, np.uint64)),
         attributes=attributes,
