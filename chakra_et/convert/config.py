@@ -13,6 +13,7 @@ from chakra_et.convert.rank import Engine
 from chakra_et.convert.runs import RunOptions, default_workers
 from chakra_et.errors import TraceError
 from chakra_et.et.sets import Skeletons
+from chakra_et.ranks.cluster import CLUSTERS
 from chakra_et.text import list_ranks
 from chakra_et.traces import sets as trace_sets
 from chakra_et.traces.records import DEFAULT_LIMITS, Limits
@@ -51,6 +52,9 @@ class ConvertConfig:
     )
     engine: Engine = _flag("native", "this converter, or MLCommons' chakra_trace_link and chakra_converter")
     workers: int = _flag(0, "number of processes; 0: one per core")
+    cluster: str = _flag(
+        "", "convert on a Dask cluster: local, slurm, or tcp://HOST:PORT of a scheduler", metavar="WHERE"
+    )
     step: str = _flag("all", "number of the one ProfilerStep to convert, or all")
     host_gaps: HostGaps = _flag(
         "node", "host time outside operators: as nodes of its own, folded into the next node, or dropped"
@@ -90,6 +94,8 @@ class ConvertConfig:
             raise ValueError(f"--workers must be 0 (one per core) or more, not {self.workers}")
         if not self.timeout >= 0:
             raise ValueError(f"--timeout must be 0 (no limit) or more seconds, not {self.timeout}")
+        if not CLUSTERS.fullmatch(self.cluster):
+            raise ValueError(f"--cluster must be local, slurm or tcp://HOST:PORT, not {self.cluster!r}")
         if self.step != "all" and not (self.step.isascii() and self.step.isdigit()):
             raise ValueError(f"--step must be the number of a ProfilerStep or all, not {self.step!r}")
         if bool(self.host) != bool(self.device):
@@ -164,4 +170,5 @@ class ConvertConfig:
             trace_sets.rank_choice(self.ranks) if self.ranks else None,
             keep,
             self.skeletons,
+            self.cluster,
         )

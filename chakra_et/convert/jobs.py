@@ -36,7 +36,7 @@ def run(
     """
     if not workers:
         for number, argument in enumerate(arguments):
-            yield number, _call(function, argument)
+            yield number, outcome(function, argument)
         return
     from multiprocessing.connection import wait  # a tenth of the time of converting a small trace
 
@@ -150,7 +150,7 @@ def _child(function: Callable[[Any], Any], argument: Any, sender: Connection, pa
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     # Not sender.send, which holds all of it in memory once more.
     with sender, open(sender.fileno(), "wb", closefd=False) as stream:
-        pickle.dump(_call(function, argument), stream, protocol=5)
+        pickle.dump(outcome(function, argument), stream, protocol=5)
 
 
 def _end_with(parent: int) -> None:
@@ -159,7 +159,8 @@ def _end_with(parent: int) -> None:
     os.killpg(0, signal.SIGKILL)
 
 
-def _call(function: Callable[[Any], Any], argument: Any) -> Any:
+def outcome(function: Callable[[Any], Any], argument: Any) -> Any:
+    """What a job returns, or the ``TraceError`` that tells why it doesn't."""
     try:
         return function(argument)
     except TraceError as error:

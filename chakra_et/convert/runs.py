@@ -11,7 +11,7 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,8 @@ from chakra_et.et.sets import Skeletons
 from chakra_et.names import RunFiles
 from chakra_et.traces.sets import TraceSet
 
+Jobs = Callable[..., Generator[tuple[int, Any], None, None]]
+
 
 @dataclass(frozen=True)
 class RunOptions:
@@ -35,7 +37,7 @@ class RunOptions:
     ``workers``: number of processes, of which a rank may use two; ``timeout``: seconds per rank, 0 for no
     limit. ``ranks``: convert only these ranks, and write no files of the run as a whole. ``keep``: keep files
     of an earlier conversion that are valid and newer than their traces. ``skeletons``: whether to write them,
-    see ``chakra_et.ranks``.
+    see ``chakra_et.ranks``. ``cluster``: where ``jobs`` run, see ``ranks.cluster``.
     """
 
     engine: Engine = "native"
@@ -46,6 +48,8 @@ class RunOptions:
     ranks: Callable[[int], bool] | None = None
     keep: bool = False
     skeletons: Skeletons = "auto"
+    cluster: str = ""
+    jobs: Jobs = jobs.run
 
 
 @dataclass(eq=False, repr=False)
@@ -90,6 +94,10 @@ def convert_sets(
     """Convert the ranks of ``sets``; ``progress`` is called after each rank."""
     sets, results = list(sets), []
     with contextlib.ExitStack() as stack:
+        if run.cluster:
+            from chakra_et.ranks.cluster import jobs_on
+
+            run = replace(run, jobs=stack.enter_context(jobs_on(run.cluster, run.workers)))
         for folder in sorted({traces.folder for traces in sets}):
             # Parts of a run may be converted at the same time, whole runs may not.
             stack.enter_context(_locked(folder, shared=run.ranks is not None))
@@ -135,7 +143,7 @@ def _convert_ranks(
     in_workers = len(work) > 1 or run.engine == "mlcommons" or run.timeout > 0
     two = run.workers >= 2 * len(work)
     todo = [replace(job, options=replace(job.options, two_processes=two)) for _, _, job in work]
-    outcomes = jobs.run(convert_rank, todo, run.workers if in_workers else 0, run.timeout)
+    outcomes = run.jobs(convert_rank, todo, run.workers if in_workers else 0, run.timeout)
     left = Counter(result for result, _, _ in work)
     for result in results:
         if not left[result]:
@@ -202,7 +210,7 @@ def _finish_run(result: SetResult, options: PairOptions, run: RunOptions) -> Non
             _add_joint_times(result, groups, run)
     from chakra_et.ranks.skeletons import write_skeletons
 
-    result.notes += write_skeletons(result.scratch, traces, run.skeletons, run.workers)
+    result.notes += write_skeletons(result.scratch, traces, run)
     _name_first(result)
     record.commit(result.scratch.folder, traces, world, _summary(result, options, run))
     if len(result.good) == len(traces.pairs):
@@ -251,7 +259,7 @@ def _add_joint_times(result: SetResult, groups: dict[str, list[int]], run: RunOp
     times = joint_times(communication, groups)
     work = [(rank, Finish(result.scratch.et_file(rank), found, result.good[rank].report))
             for rank, found in times.items()]  # fmt: skip
-    with contextlib.closing(jobs.run(finish_rank, [job for _, job in work], run.workers)) as outcomes:
+    with contextlib.closing(run.jobs(finish_rank, [job for _, job in work], run.workers)) as outcomes:
         for number, outcome in outcomes:
             rank = work[number][0]
             if isinstance(outcome, TraceError):

@@ -6,18 +6,19 @@ import contextlib
 import importlib.util
 from pathlib import Path
 
-from chakra_et.convert import jobs
+from chakra_et.convert.runs import RunOptions
 from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
-from chakra_et.et.sets import MANY_RANKS, Skeletons
+from chakra_et.et.sets import MANY_RANKS
 from chakra_et.names import SKELETON, RunFiles
 from chakra_et.ranks.contract import contract
 from chakra_et.ranks.skeleton_file import write_skeleton
 
 
-def write_skeletons(scratch: RunFiles, place: RunFiles, wanted: Skeletons, workers: int) -> list[str]:
-    """Write the skeletons of the .et files in ``scratch`` where they are ``wanted``, and remove those of an
+def write_skeletons(scratch: RunFiles, place: RunFiles, run: RunOptions) -> list[str]:
+    """Write the skeletons of the .et files in ``scratch`` where they are wanted, and remove those of an
     earlier conversion at ``place`` where not. Returns what to tell the user, one sentence each."""
+    wanted = run.skeletons
     written = [path for _, path in scratch.et_files()]
     if wanted == "off" or wanted == "auto" and len(written) <= MANY_RANKS:
         for _, path in place.et_files(SKELETON):
@@ -25,7 +26,7 @@ def write_skeletons(scratch: RunFiles, place: RunFiles, wanted: Skeletons, worke
         return []
     if wanted == "auto" and importlib.util.find_spec("pyarrow") is None:
         return ["joint questions will read whole ranks, as skeletons need pyarrow: pip install pyarrow"]
-    with contextlib.closing(jobs.run(_write, written, workers)) as outcomes:
+    with contextlib.closing(run.jobs(_write, written, run.workers)) as outcomes:
         failed = {number: str(error) for number, error in outcomes if isinstance(error, TraceError)}
     made = f"skeletons written of {len(written) - len(failed)} of {len(written)} ranks"
     return [made, *(f"{written[at].name} has no skeleton: {failed[at]}" for at in sorted(failed)[:1])]

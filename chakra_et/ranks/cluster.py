@@ -1,0 +1,97 @@
+"""A Dask cluster in place of the processes of ``convert.jobs``: each rank is a task with retries.
+
+    with jobs_on("local", 4) as run:
+        for number, outcome in run(convert_rank, jobs, 4): ...
+
+Workers must see the traces and the output under the same paths. What is written doesn't depend on who wrote
+it, and a task whose worker dies starts again on another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import pickle
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import Any
+
+from chakra_et.convert import jobs
+from chakra_et.convert.runs import Jobs
+from chakra_et.errors import TraceError
+
+# Tested with Slurm's array and LocalCluster; the other queues take the same way, untested.
+QUEUES = {"slurm": "SLURMCluster", "pbs": "PBSCluster", "lsf": "LSFCluster", "sge": "SGECluster"}
+CLUSTERS = re.compile(rf"(?:local|{'|'.join(QUEUES)}|(?:tcp|tls)://.+)?")
+
+
+@contextlib.contextmanager
+def jobs_on(cluster: str, workers: int) -> Iterator[Jobs]:
+    """What runs jobs as ``convert.jobs.run`` does on ``cluster``: ``local``, a queue of ``QUEUES`` as
+    dask-jobqueue's configuration describes it, or a scheduler's address. Raises ``TraceError`` if it isn't
+    there."""
+    with contextlib.ExitStack() as stack:
+        try:
+            client = _connected(stack, cluster, workers)
+        except ImportError as error:
+            needed = f"{error.name}: pip install 'mosim-llms[cluster]'"
+            raise TraceError(f"--cluster {cluster} needs {needed}") from None
+        except (OSError, ValueError) as error:
+            raise TraceError(f"--cluster {cluster}: {error}: check that it is there") from None
+        yield functools.partial(_run, client)
+
+
+def _connected(stack: contextlib.ExitStack, cluster: str, workers: int) -> Any:
+    from distributed import Client, LocalCluster
+
+    if cluster == "local":
+        place = LocalCluster(n_workers=workers, threads_per_worker=1, dashboard_address=None)
+    elif cluster in QUEUES:
+        import dask_jobqueue
+
+        place = getattr(dask_jobqueue, QUEUES[cluster])()
+        place.scale(jobs=workers)
+    else:
+        return stack.enter_context(Client(cluster))
+    return stack.enter_context(Client(stack.enter_context(place)))
+
+
+def _run(
+    client: Any, function: Callable[[Any], Any], arguments: Sequence[Any], workers: int, timeout: float = 0
+) -> Generator[tuple[int, Any], None, None]:
+    """``jobs.run`` on the workers of a cluster, however many there are."""
+    from distributed import as_completed
+
+    task = functools.partial(_in_process, os.getcwd(), timeout, function)
+    futures = client.map(task, arguments, pure=False, batch_size=1000)
+    number = {future.key: at for at, future in enumerate(futures)}
+    for future in as_completed(futures):
+        try:
+            outcome = future.result()
+        except Exception as error:  # by Dask: our own are outcomes
+            outcome = TraceError(f"the cluster lost it: {type(error).__name__}: {error}.")
+        future.release()
+        yield number[future.key], outcome
+
+
+def _in_process(folder: str, timeout: float, function: Callable[[Any], Any], argument: Any) -> Any:
+    """The outcome of a job in a process of its own: one that dies doesn't take Dask's worker along, for whose
+    death Dask would blame all its tasks."""
+    command = [sys.executable, "-c", "from chakra_et.ranks.cluster import _child; _child()"]
+    content = pickle.dumps((function, argument))
+    try:
+        done = subprocess.run(command, cwd=folder, input=content, stdout=-1, timeout=timeout or None)
+    except subprocess.TimeoutExpired:
+        return TraceError(f"gave up after {timeout:g} s; increase --timeout, or check the trace.")
+    if done.returncode:
+        return TraceError(f"its process ended with status {done.returncode}, perhaps for lack of memory.")
+    return pickle.loads(done.stdout)
+
+
+def _child() -> None:
+    stdout, sys.stdout = sys.stdout.buffer, sys.stderr
+    stdout.write(pickle.dumps(jobs.outcome(*pickle.load(sys.stdin.buffer)), protocol=5))
+    stdout.flush()

@@ -1,0 +1,80 @@
+"""Converting on a Dask cluster: the same bytes, and workers that die."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from chakra_et.__main__ import main
+from chakra_et.convert.pair import PairOptions
+from chakra_et.convert.runs import RunOptions, convert_sets
+from chakra_et.errors import TraceError
+from chakra_et.ranks.cluster import jobs_on
+from chakra_et.traces import sets as trace_sets
+from tests.convert.test_together import Machine
+
+distributed = pytest.importorskip("distributed", reason="pip install 'mosim-llms[cluster]'")
+RANKS = 4
+
+
+@pytest.fixture
+def traces(tmp_path: Path) -> Path:
+    folder = tmp_path / "traces"
+    folder.mkdir()
+    return Machine([[300.0 + rank] * 3 for rank in range(RANKS)], [0.0] * RANKS).write(folder)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_a_cluster_writes_the_same_bytes(traces: Path, tmp_path: Path) -> None:
+    (traces / "run_rank2.json").write_text("{}")
+    statuses = []
+    for place, flags in {"here": [], "there": ["--cluster", "local", "--workers", "2"]}.items():
+        output = str(tmp_path / place)
+        statuses.append(main(["convert", str(traces), "-o", output, "--skeletons", "on", *flags]))
+    assert statuses == [1, 1], "one rank fails, and is a row"
+    here, there = contents(tmp_path / "here"), contents(tmp_path / "there")
+    assert here == there
+    assert "run.3.et" in here and "run.3.skeleton.parquet" in here and "run.2.et" not in here
+
+
+def test_what_dies_or_takes_too_long_is_a_row() -> None:
+    with jobs_on("local", 2) as run:
+        found = dict(run(signal.raise_signal, [0, signal.SIGKILL, 0], 2))
+        error = found.pop(1)
+        assert found == {0: None, 2: None}
+        assert isinstance(error, TraceError) and "status -9" in str(error)
+        ((_, error),) = run(time.sleep, [60], 2, 0.5)
+        assert isinstance(error, TraceError) and "gave up after 0.5 s" in str(error)
+
+
+def test_a_killed_worker_costs_no_rank() -> None:
+    local = distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None)
+    with local as cluster, jobs_on(cluster.scheduler_address, 2) as run:
+        outcomes = run(time.sleep, [0.2] * 6, 2)
+        found = dict([next(outcomes)])
+        os.kill(cluster.workers[0].process.pid, signal.SIGKILL)
+        found |= dict(outcomes)
+    assert found == dict.fromkeys(range(6))
+
+
+def test_a_scheduler_of_the_user_is_used(traces: Path, tmp_path: Path) -> None:
+    with distributed.LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None) as cluster:
+        options = RunOptions(cluster=cluster.scheduler_address)
+        (result,) = convert_sets(trace_sets.find(traces, "*", tmp_path), PairOptions(), options)
+    assert not result.failed and len(result.good) == RANKS
+
+
+def test_what_is_missing_is_named(traces: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SystemExit):
+        main(["convert", str(traces), "--cluster", "kubernetes"])
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    with pytest.raises(TraceError, match="cluster"), jobs_on("local", 1):
+        pass
