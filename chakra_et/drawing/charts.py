@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 from collections.abc import Mapping, Sequence
 
-from chakra_et.drawing.lanes import round_step
+from chakra_et.drawing.lanes import round_step, tag
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 900, 260, 70, 20, 50, 45
 COLOURS = ("#3b78c3", "#e8841a", "#2f9e6e", "#c94f7c", "#8a6fc9", "#12919c", "#a47148", "#6b8e23")
@@ -22,21 +22,18 @@ def line_chart(title: str, x_title: str, y_title: str, lines: Mapping[str, Point
     axes = _Axes(min(x for x, _ in known), max(x for x, _ in known), max(y for _, y in known))
     parts = [*_frame(title, x_title, y_title, list(lines)), *axes.ticks()]
     for at, (name, points) in enumerate(lines.items()):
-        colour = COLOURS[at % len(COLOURS)]
-        pen, path = "M", []
+        colour, pen, path = COLOURS[at % len(COLOURS)], "M", ""
         for x, y in points:
             if y is None:
                 pen = "M"
                 continue
-            path.append(f"{pen}{axes.x(x):.1f} {axes.y(y):.1f}")
+            path += f"{pen}{axes.x(x):.1f} {axes.y(y):.1f}"
             pen = "L"
             if len(points) <= DOTTED:
-                text = html.escape(f"{name}: {y:.6g} {y_title} at {x_title} {x:g}")
-                parts.append(
-                    f'<circle cx="{axes.x(x):.1f}" cy="{axes.y(y):.1f}" r="3" fill="{colour}">'
-                    f"<title>{text}</title></circle>"
-                )
-        parts.append(f'<path d="{"".join(path)}" fill="none" stroke="{colour}" stroke-width="1.5"/>')
+                about = tag("title", f"{name}: {y:.6g} {y_title} at {x_title} {x:g}")
+                place = {"cx": f"{axes.x(x):.1f}", "cy": f"{axes.y(y):.1f}"}
+                parts.append(tag("circle", inside=about, **place, r=3, fill=colour))
+        parts.append(tag("path", d=path, fill="none", stroke=colour, stroke_width="1.5"))
     return "\n".join([*parts, "</svg>"])
 
 
@@ -52,11 +49,10 @@ def bar_chart(title: str, x_title: str, y_title: str, bars: Mapping[str, Mapping
     for number, place in enumerate(places):
         for at, (name, values) in enumerate(bars.items()):
             left, top = axes.x(number + 0.1) + at * width, axes.y(values[place])
-            text = html.escape(f"{name}, {x_title} {place}: {values[place]:.6g} {y_title}")
-            parts.append(
-                f'<rect x="{left:.1f}" y="{top:.1f}" width="{width:.1f}" height="{axes.y(0) - top:.1f}" '
-                f'fill="{COLOURS[at % len(COLOURS)]}"><title>{text}</title></rect>'
-            )
+            about = tag("title", f"{name}, {x_title} {place}: {values[place]:.6g} {y_title}")
+            size = {"width": f"{width:.1f}", "height": f"{axes.y(0) - top:.1f}"}
+            colour = COLOURS[at % len(COLOURS)]
+            parts.append(tag("rect", inside=about, x=f"{left:.1f}", y=f"{top:.1f}", **size, fill=colour))
         if number % each_label == 0:
             parts.append(_text(axes.x(number + 0.5), HEIGHT - BOTTOM + 16, place, "middle"))
     return "\n".join([*parts, "</svg>"])
@@ -81,7 +77,7 @@ class _Axes:
         step = round_step(self.most / 4)
         for number in range(int(self.most / step + 1e-9) + 1):
             y = self.y(number * step)
-            parts.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="#ddd"/>')
+            parts.append(tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=f"{y:.1f}", y2=f"{y:.1f}", stroke="#ddd"))
             parts.append(_text(LEFT - 6, y + 4, f"{number * step:.6g}", "end"))
         step = round_step(max((self.high - self.low) / 8, 1e-9))
         first = -(-self.low // step)
@@ -103,11 +99,11 @@ def _frame(title: str, x_title: str, y_title: str, names: list[str]) -> list[str
     x = float(LEFT)
     for at, name in enumerate(names if len(names) > 1 else []):
         colour = COLOURS[at % len(COLOURS)]
-        parts.append(f'<rect x="{x:.0f}" y="29" width="11" height="11" fill="{colour}"/>')
+        parts.append(tag("rect", x=f"{x:.0f}", y=29, width=11, height=11, fill=colour))
         parts.append(_text(x + 15, 39, name, "start"))
         x += 32 + 7 * len(name)
     return parts
 
 
 def _text(x: float, y: float, text: str, anchor: str) -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="#555">{html.escape(text)}</text>'
+    return tag("text", text, x=f"{x:.1f}", y=f"{y:.1f}", text_anchor=anchor, fill="#555")

@@ -18,7 +18,7 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 WIDTH, LEFT, RIGHT, TOP, AXIS, GAP = 1400, 170, 100, 62, 34, 8
 LETTER = 6.6  # pixels, of a label in a span
@@ -112,21 +112,33 @@ def draw(picture: Picture) -> str:
         'font-family="system-ui,sans-serif" font-size="12">',
         f"<title>{title}</title><style>{STYLE}</style>",
         f'<text class="t" x="12" y="22" font-size="15">{title}</text>',
-        *_legend(picture),
     ]
+    x = float(LEFT)
+    for kind in picture.kinds.values():
+        parts.append(tag("rect", x=f"{x:.0f}", y=37, width=12, height=12, fill=kind.colour))
+        parts.append(tag("text", kind.label, class_="m", x=f"{x + 17:.0f}", y=47))
+        x += 40 + LEGEND_LETTER * len(kind.label)
     right = LEFT + until * scale
     for at, lane in enumerate(picture.lanes):
-        top = TOP + at * height
+        top, width = TOP + at * height, f"{right - LEFT:.1f}"
         middle = top + (height - GAP) / 2 + 4
-        parts += [
-            f'<rect class="l" x="{LEFT}" y="{top}" width="{right - LEFT:.1f}" height="{height - GAP}"/>',
-            f'<text class="t" x="12" y="{middle}">{html.escape(lane.label)}</text>',
-            f'<text class="m" x="{right + 8:.1f}" y="{middle}">{html.escape(lane.note)}</text>',
-        ]
-    parts += [_bar(picture, span, scale, height) for span in _merged(picture, scale)]
-    parts += [_mark(mark, scale, bottom) for mark in picture.marks]
-    parts += [_rule(TOP + (lane + 1) * height - GAP / 2) for lane in picture.rules]
-    parts += _axis(picture, until, scale, bottom)
+        parts.append(tag("rect", class_="l", x=LEFT, y=top, width=width, height=height - GAP))
+        parts.append(tag("text", lane.label, class_="t", x=12, y=middle))
+        parts.append(tag("text", lane.note, class_="m", x=f"{right + 8:.1f}", y=middle))
+    parts += [_bar(picture, span, scale) for span in _merged(picture, scale)]
+    for mark in picture.marks:
+        x = LEFT + mark.at * scale
+        parts.append(tag("line", class_="k", x1=f"{x:.1f}", x2=f"{x:.1f}", y1=TOP - 4, y2=bottom))
+        parts.append(tag("text", mark.label, class_="m", x=f"{x + 4:.1f}", y=TOP - 4, font_size=10))
+    for rule in picture.rules:
+        y = TOP + (rule + 1) * height - GAP / 2
+        parts.append(tag("line", class_="k", style="stroke-width:3", x1=12, x2=WIDTH - RIGHT, y1=y, y2=y))
+    step = round_step(until / 8)
+    for number in range(int(until / step) + 1):
+        place = f"{LEFT + number * step * scale:.1f}"
+        parts.append(tag("line", class_="a", x1=place, x2=place, y1=bottom, y2=bottom + 6))
+        text = picture.time(number * step)
+        parts.append(tag("text", text, class_="m", x=place, y=bottom + 20, text_anchor="middle"))
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
@@ -148,74 +160,41 @@ def _merged(picture: Picture, scale: float) -> list[Span]:
     for span in picture.spans:
         picture.check(span)
         key = (span.lane, span.strip, span.kind)
-        at = open_at.get(key)
-        narrow = (span.end - span.start) * scale < NARROW
-        if narrow and at is not None and 0 <= (span.start - found[at].end) * scale < NARROW:
-            before = found[at]
-            found[at] = Span(
-                span.lane, before.start, span.end, span.kind, title=before.title, strip=span.strip
-            )
-            continue
-        if narrow:
+        at = open_at.pop(key, None)
+        if (span.end - span.start) * scale < NARROW:
+            if at is not None and 0 <= (span.start - found[at].end) * scale < NARROW:
+                open_at[key] = at
+                found[at] = replace(found[at], end=span.end, label="")
+                continue
             open_at[key] = len(found)
-        else:
-            open_at.pop(key, None)
         found.append(span)
     return found
 
 
-def _bar(picture: Picture, span: Span, scale: float, height: int) -> str:
-    top = TOP + span.lane * height + sum(picture.strips[: span.strip])
-    x, width, tall = (
-        LEFT + span.start * scale,
-        max((span.end - span.start) * scale, 0.4),
-        picture.strips[span.strip],
-    )
-    title = f"<title>{html.escape(span.title)}</title>" if span.title else ""
-    edge = ' class="b"' if width > OUTLINED else ""
-    text = (
-        f'<rect{edge} x="{x:.2f}" y="{top}" width="{width:.2f}" height="{tall - 1}" '
-        f'fill="{html.escape(picture.kinds[span.kind].colour)}">{title}</rect>'
-    )
+def _bar(picture: Picture, span: Span, scale: float) -> str:
+    top = TOP + span.lane * (sum(picture.strips) + GAP) + sum(picture.strips[: span.strip])
+    tall, x = picture.strips[span.strip], LEFT + span.start * scale
+    width = max((span.end - span.start) * scale, 0.4)
+    edge = {"class_": "b"} if width > OUTLINED else {}
+    title = tag("title", span.title) if span.title else ""
+    place = {"x": f"{x:.2f}", "y": str(top), "width": f"{width:.2f}", "height": str(tall - 1)}
+    text = tag("rect", inside=title, **edge, **place, fill=picture.kinds[span.kind].colour)
     if span.label and tall >= 14 and width >= LETTER * len(span.label) + 4:
-        text += (
-            f'<text class="w" x="{x + width / 2:.2f}" y="{top + tall / 2 + 3.5}" text-anchor="middle" '
-            f'font-size="11" pointer-events="none">{html.escape(span.label)}</text>'
-        )
+        shown = {"class_": "w", "x": f"{x + width / 2:.2f}", "y": str(top + tall / 2 + 3.5)}
+        style = {"text_anchor": "middle", "font_size": "11", "pointer_events": "none"}
+        text += tag("text", span.label, **shown, **style)
     return text
 
 
-def _legend(picture: Picture) -> list[str]:
-    parts, x = [], float(LEFT)
-    for kind in picture.kinds.values():
-        parts.append(f'<rect x="{x:.0f}" y="37" width="12" height="12" fill="{html.escape(kind.colour)}"/>')
-        parts.append(f'<text class="m" x="{x + 17:.0f}" y="47">{html.escape(kind.label)}</text>')
-        x += 40 + LEGEND_LETTER * len(kind.label)
-    return parts
-
-
-def _mark(mark: Mark, scale: float, bottom: int) -> str:
-    x = LEFT + mark.at * scale
-    line = f'<line class="k" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP - 4}" y2="{bottom}"/>'
-    return (
-        line
-        + f'<text class="m" x="{x + 4:.1f}" y="{TOP - 4}" font-size="10">{html.escape(mark.label)}</text>'
+def tag(name: str, text: str = "", inside: str = "", **attributes: object) -> str:
+    """An element of SVG with ``text``, or with other elements ``inside``; ``class_`` is class, ``font_size``
+    font-size."""
+    given = "".join(
+        f' {key.rstrip("_").replace("_", "-")}="{html.escape(str(value))}"'
+        for key, value in attributes.items()
     )
-
-
-def _rule(y: float) -> str:
-    return f'<line class="k" style="stroke-width:3" x1="12" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}"/>'
-
-
-def _axis(picture: Picture, until: float, scale: float, y: int) -> list[str]:
-    step = round_step(until / 8)
-    parts = []
-    for number in range(int(until / step) + 1):
-        x = LEFT + number * step * scale
-        parts.append(f'<line class="a" x1="{x:.1f}" x2="{x:.1f}" y1="{y}" y2="{y + 6}"/>')
-        text = html.escape(picture.time(number * step))
-        parts.append(f'<text class="m" x="{x:.1f}" y="{y + 20}" text-anchor="middle">{text}</text>')
-    return parts
+    inside = inside or html.escape(text)
+    return f"<{name}{given}>{inside}</{name}>" if inside or name == "text" else f"<{name}{given}/>"
 
 
 def round_step(wanted: float) -> float:
