@@ -27,8 +27,8 @@ from chakra_et.files import atomic_file, write_text
 from chakra_et.report.content import content
 from chakra_et.report.inputs import find_run
 from chakra_et.report.page import write_page
-from chakra_et.report.picture import breakdown
 from chakra_et.report.run import load
+from chakra_et.report.times import breakdown
 
 COLOURS = 96
 # Select the longest communication, and light the critical path.

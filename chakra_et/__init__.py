@@ -21,12 +21,12 @@ from chakra_et.errors import TraceError
 if TYPE_CHECKING:
     from chakra_et.api import Job, convert, load, predict
     from chakra_et.capture.tracer import ChakraTracer
-    from chakra_et.export.frames import Table
+    from chakra_et.export.tables import Table
 
 __all__ = ["ChakraTracer", "Job", "Table", "TraceError", "convert", "load", "predict"]
 __version__ = "0.1.0"
 
-_HOME = {"ChakraTracer": "capture.tracer", "Table": "export.frames", "Job": "api", "load": "api"}
+_HOME = {"ChakraTracer": "capture.tracer", "Table": "export.tables", "Job": "api", "load": "api"}
 
 
 def __getattr__(name: str) -> Any:

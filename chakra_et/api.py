@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from chakra_et.errors import TraceError
 from chakra_et.export import tables
-from chakra_et.export.frames import Table
+from chakra_et.export.tables import Table
 from chakra_et.export.window import choose
 from chakra_et.predict.command import PredictConfig, changes
 from chakra_et.predict.predict import Prediction
@@ -125,38 +125,38 @@ class Job:
     @cached_property
     def nodes(self) -> Table:
         """Operators, calls, kernels, copies and communication: one row each, times in ns on one clock."""
-        return Table(tables.nodes(choose(self.shown)))
+        return tables.nodes(choose(self.shown))
 
     @cached_property
     def edges(self) -> Table:
         """Dependencies: the target waits for the source."""
-        return Table(tables.edges(choose(self.shown)))
+        return tables.edges(choose(self.shown))
 
     @cached_property
     def operators(self) -> Table:
         """Time by kind and name over all ranks: operators, calls, kernels, copies and communication."""
-        return Table(tables.by_name(self.shown))
+        return tables.operators(self.shown)
 
     @cached_property
     def kernels(self) -> Table:
         """``operators``, but kernels alone."""
-        return Table(tables.by_name(self.shown, ("kernel",)))
+        return tables.operators(self.shown, ("kernel",))
 
     @cached_property
     def collectives(self) -> Table:
         """Communication by type, size and group: transfer time, GB/s (10^9 bytes), skew of arrival."""
-        return Table(tables.collectives(self.shown))
+        return tables.collectives(self.shown)
 
     @cached_property
     def steps(self) -> Table:
         """Each step of each rank, and where its time went."""
-        return Table(tables.steps(self.shown))
+        return tables.steps(self.shown)
 
     @cached_property
     def critical_path(self) -> Table:
         """The chain of nodes that decides how long the run takes, in time order; empty where the ranks can't
         be replayed together."""
-        return Table(tables.critical_path(self.shown))
+        return tables.critical_path(self.shown)
 
 
 def load(name: str | os.PathLike[str]) -> Job:

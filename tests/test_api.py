@@ -16,7 +16,7 @@ import pytest
 
 import chakra_et as ce
 from chakra_et.__main__ import main
-from chakra_et.report.steps import WHOLE
+from chakra_et.report.times import WHOLE
 
 ROOT = Path(__file__).resolve().parents[1]
 CAPTURE = ROOT / "tests/fixtures/captures/torch-2.13"

@@ -19,8 +19,8 @@ import numpy as np
 
 from chakra_et.export.window import Window
 from chakra_et.report.columns import NODE_KINDS
-from chakra_et.report.memory import device_name
-from chakra_et.report.steps import WHOLE, find_times
+from chakra_et.report.timeline import device_name
+from chakra_et.report.times import WHOLE, find_times
 
 # Kinds that are events of PyTorch's traces; overhead and annotations are not.
 CATEGORIES = {"operator": "cpu_op", "runtime": "cuda_runtime", "kernel": "kernel", "copy": "gpu_memcpy"}

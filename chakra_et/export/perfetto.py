@@ -18,7 +18,7 @@ from chakra_et.et.columns import NodeType
 from chakra_et.et.wire import FIXED64, message_field, tag, text_field, varint_field
 from chakra_et.export.window import Window
 from chakra_et.report.columns import NODE_KINDS
-from chakra_et.report.memory import device_name
+from chakra_et.report.timeline import device_name
 
 SEQUENCE = 1
 CLEARED, NEEDED = 1, 2  # SequenceFlags

@@ -22,7 +22,7 @@ from chakra_et.report.content import content
 from chakra_et.report.inputs import RunInput
 from chakra_et.report.page import write_page
 from chakra_et.report.run import ReportRun
-from chakra_et.report.steps import find_times
+from chakra_et.report.times import find_times
 from chakra_et.simulate.breakdown import ACTIVITIES
 from chakra_et.traces.records import open_trace
 

@@ -1,10 +1,10 @@
-"""A run as tables: dicts of columns, and nodes and edges as CSV or Parquet."""
+"""A run as tables, which every data-frame library takes without one being needed, or CSV and Parquet."""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import fields
 from typing import IO, Any
 
@@ -14,7 +14,6 @@ from chakra_et.errors import TraceError
 from chakra_et.et.columns import NodeType
 from chakra_et.export.window import Window
 from chakra_et.report import collectives as communication
-from chakra_et.report import profile
 from chakra_et.report.columns import (
     COMM_NAMES,
     NODE_KINDS,
@@ -25,14 +24,67 @@ from chakra_et.report.columns import (
     shared_codes,
 )
 from chakra_et.report.run import ReportRun
-from chakra_et.report.steps import find_times
+from chakra_et.report.times import Entry, by_name, find_times
 from chakra_et.simulate.breakdown import ACTIVITIES
 
 # Integer attributes that are columns under their own names, null (CSV: empty) where a node lacks them.
 ATTRIBUTES = ("stream", "num_ops", "tensor_size", "comm_size", "comm_src", "comm_dst", "comm_tag")
 
 
-def nodes(window: Window) -> dict[str, list[Any]]:
+class Table:
+    """Columns of equal length by name. ``table["name"]`` is a list; None stands for a missing value.
+
+    ``pandas.DataFrame.from_arrow(table)``, ``polars.DataFrame(table)`` and ``pyarrow.table(table)`` read it
+    through the Arrow C stream; ``arrow()``, ``pandas()`` and ``polars()`` do the same. These need pyarrow.
+    """
+
+    def __init__(self, columns: dict[str, list[Any]]) -> None:
+        self.columns = columns
+
+    def __getitem__(self, column: str) -> list[Any]:
+        return self.columns[column]
+
+    def __len__(self) -> int:
+        """The number of rows."""
+        return len(next(iter(self.columns.values()), ()))
+
+    def __repr__(self) -> str:
+        return f"Table({len(self):,} rows: {', '.join(self.columns)})"
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Each row as a dict."""
+        return [dict(zip(self.columns, row, strict=True)) for row in zip(*self.columns.values(), strict=True)]
+
+    def arrow(self) -> Any:
+        """A ``pyarrow.Table``. Raises ``TraceError`` where pyarrow is not installed."""
+        try:
+            import pyarrow
+        except ImportError:
+            raise TraceError("tables for data-frame libraries need pyarrow: pip install pyarrow") from None
+        return pyarrow.table(self.columns)
+
+    def pandas(self) -> Any:
+        """A ``pandas.DataFrame``, which needs no pyarrow."""
+        import pandas
+
+        return pandas.DataFrame(self.columns)
+
+    def polars(self) -> Any:
+        """A ``polars.DataFrame``."""
+        import polars
+
+        return polars.from_arrow(self.arrow())
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+        """The Arrow PyCapsule interface."""
+        return self.arrow().__arrow_c_stream__(requested_schema)
+
+    def __dataframe__(self, **options: Any) -> Any:
+        """The older interchange protocol of data frames."""
+        return self.arrow().__dataframe__(**options)
+
+
+def nodes(window: Window) -> Table:
     """Columns of nodes: times in ns on the run's clock, text where names are known, None for none."""
     run, node = window.run, window.node
     phase, _ = shared_codes(run, "phase", PHASES)
@@ -63,7 +115,7 @@ def nodes(window: Window) -> dict[str, list[Any]]:
     }
     for name in ATTRIBUTES:
         found[name] = _known(run.graph.attribute(name, -1)[node])
-    return found
+    return Table(found)
 
 
 def _known(values: np.ndarray) -> list[int | None]:
@@ -74,52 +126,53 @@ def _texts(table: Sequence[str], index: np.ndarray) -> list[str | None]:
     return [table[at] if at >= 0 else None for at in index.tolist()]
 
 
-def edges(window: Window) -> dict[str, list[Any]]:
-    """Columns of dependencies: the rank and both ids; the target waits for the source."""
-    return {
+def edges(window: Window) -> Table:
+    """Dependencies: the rank and both ids; the target waits for the source."""
+    columns: dict[str, list[Any]] = {
         "rank": window.rank[window.target].tolist(),
         "source": window.id[window.source].tolist(),
         "target": window.id[window.target].tolist(),
         "kind": window.edge_kind,
     }
+    return Table(columns)
 
 
-def by_name(run: ReportRun, kinds: Collection[str] = ()) -> dict[str, list[Any]]:
-    """Columns of ``profile.Entry`` for each kind and name, the most time first; ``kinds``: only these."""
-    entries = [each for each in profile.by_name(run) if not kinds or each.kind in kinds]
-    names = [each.name for each in fields(profile.Entry) if each.name != "rank_ns"]
-    return {name: [getattr(each, name) for each in entries] for name in names}
+def operators(run: ReportRun, kinds: Collection[str] = ()) -> Table:
+    """``times.Entry`` for each kind and name, the most time first; ``kinds``: only these."""
+    names = [each.name for each in fields(Entry) if each.name != "rank_ns"]
+    return Table(_columns([each for each in by_name(run) if not kinds or each.kind in kinds], names))
 
 
-def collectives(run: ReportRun) -> dict[str, list[Any]]:
-    """Columns of ``report.collectives.Collective``; ``last_rank``: the one that came last most often."""
+def collectives(run: ReportRun) -> Table:
+    """``report.collectives.Collective``; ``last_rank``: the one that came last most often."""
     found = communication.collectives(run)
     names = ("type", "bytes", "group", "ranks", "count", "transfer_ns", "algorithm", "bus")
-    return {name: [getattr(each, name) for each in found] for name in names} | {
+    more = {
         "skew_ns": [each.skew_ns and each.skew_ns[0] for each in found],
         "longest_skew_ns": [each.skew_ns and each.skew_ns[1] for each in found],
         "last_rank": [max(each.last, key=lambda rank: each.last[rank], default=None) for each in found],
     }
+    columns: dict[str, list[Any]] = _columns(found, names) | more
+    return Table(columns)
 
 
-def steps(run: ReportRun) -> dict[str, list[Any]]:
-    """Columns of ``report.steps.ReportStep``: one for each activity, which add up, and for each phase."""
+def steps(run: ReportRun) -> Table:
+    """``times.ReportStep``: one column for each activity, which add up, and for each phase."""
     found = find_times(run).steps
-    names = ("rank", "name", "start_ns", "end_ns", "hidden_ns", "replayed_ns")
-    columns = {name: [getattr(each, name) for each in found] for name in names}
+    columns = _columns(found, ("rank", "name", "start_ns", "end_ns", "hidden_ns", "replayed_ns"))
     for parts, of in ((ACTIVITIES, "parts_ns"), (PHASES, "phases_ns")):
         for at, part in enumerate(parts):
             columns[f"{part.replace(' ', '_')}_ns"] = [getattr(each, of)[at] for each in found]
-    return columns
+    return Table(columns)
 
 
-def critical_path(run: ReportRun) -> dict[str, list[Any]]:
+def critical_path(run: ReportRun) -> Table:
     """The nodes of the path in time order, and the time that each accounts for, ns of the joint replay."""
     path = run.path
     node = np.zeros(0, np.int64) if path is None else path.node
     code, names = name_codes(run)
     ids = run.graph.gather([trace.ids.astype(np.int64) for trace in run.traces])
-    return {
+    columns: dict[str, list[Any]] = {
         "rank": [run.ranks[at] for at in run.graph.trace_of[node].tolist()],
         "id": ids[node].tolist(),
         "name": _texts(names, code[node]),
@@ -127,22 +180,25 @@ def critical_path(run: ReportRun) -> dict[str, list[Any]]:
         "from_ns": [] if path is None else path.from_ns.tolist(),
         "to_ns": [] if path is None else path.to_ns.tolist(),
     }
+    return Table(columns)
 
 
-def write_csv(table: dict[str, list[Any]], file: IO[bytes]) -> None:
+def _columns(entries: Sequence[Any], names: Iterable[str]) -> dict[str, list[Any]]:
+    return {name: [getattr(each, name) for each in entries] for name in names}
+
+
+def write_csv(table: Table, file: IO[bytes]) -> None:
     text = io.TextIOWrapper(file, encoding="utf-8", errors="replace", newline="")
     writer = csv.writer(text)
-    writer.writerow(table)
-    writer.writerows(zip(*table.values(), strict=True))
-    text.flush()
+    writer.writerow(table.columns)
+    writer.writerows(zip(*table.columns.values(), strict=True))
     text.detach()
 
 
-def write_parquet(table: dict[str, list[Any]], file: IO[bytes]) -> None:
+def write_parquet(table: Table, file: IO[bytes]) -> None:
     """Raises ``TraceError`` where pyarrow is not installed."""
     try:
-        import pyarrow
         import pyarrow.parquet
     except ImportError:
         raise TraceError("parquet needs pyarrow: pip install pyarrow, or choose --format csv") from None
-    pyarrow.parquet.write_table(pyarrow.table(table), file)
+    pyarrow.parquet.write_table(table.arrow(), file)

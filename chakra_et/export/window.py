@@ -8,10 +8,9 @@ import numpy as np
 
 from chakra_et.errors import TraceError
 from chakra_et.report.columns import EDGE_NAMES, edge_kinds, name_codes, page_kinds
-from chakra_et.report.lanes import Row, lay_out
-from chakra_et.report.memory import Curve, curves
 from chakra_et.report.run import ReportRun
-from chakra_et.report.steps import find_times
+from chakra_et.report.timeline import Curve, Row, curves, lay_out
+from chakra_et.report.times import find_times
 from chakra_et.traces.sets import rank_choice
 
 

@@ -10,10 +10,9 @@ import numpy as np
 from chakra_et.et.columns import CollectiveType, NodeType, Strings
 from chakra_et.et.node_attributes import texts
 from chakra_et.info.describe import EDGE_KINDS
-from chakra_et.report.lanes import lay_out
-from chakra_et.report.memory import curves, device_name
 from chakra_et.report.page import PackedColumns
 from chakra_et.report.run import ReportRun
+from chakra_et.report.timeline import curves, device_name, lay_out
 from chakra_et.simulate.time_by_kind import KINDS, node_kinds
 
 PHASES = ("forward", "backward", "optimizer")

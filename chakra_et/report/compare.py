@@ -20,17 +20,15 @@ from typing import Any
 import numpy as np
 
 from chakra_et import cli
-from chakra_et.diagnose.verdict import Diagnosis, diagnose
+from chakra_et.diagnose.verdict import diagnose
 from chakra_et.errors import TraceError
 from chakra_et.report.columns import PHASES
-from chakra_et.report.content import MADE_BY, with_names
+from chakra_et.report.content import MADE_BY, facts, lacks, with_names
 from chakra_et.report.inputs import find_runs
-from chakra_et.report.memory import largest_peak, usage
 from chakra_et.report.page import PackedColumns, write_page
-from chakra_et.report.profile import Entry, Module, by_module, by_name
 from chakra_et.report.run import ReportRun, load
-from chakra_et.report.steps import WHOLE, find_times
-from chakra_et.report.summary import facts, lacks
+from chakra_et.report.timeline import largest_peak, usage
+from chakra_et.report.times import WHOLE, by_module, by_name, find_times
 from chakra_et.simulate.breakdown import ACTIVITIES
 from chakra_et.text import duration, shortened, size, table
 
@@ -39,6 +37,7 @@ MOST_ROWS = 3000
 LONGEST_NAME = 60
 TABLES = ("entries", "modules")
 Times = tuple["float | None", ...]
+Side = dict[str, Any]
 
 
 @dataclass
@@ -82,32 +81,10 @@ def compare(config: CompareConfig) -> None:
     else:
         print("\n".join(lines(sides, config.top)))
     if config.output:
-        title = "compared: " + ", ".join(each.name for each in sides)
+        title = "compared: " + ", ".join(each["name"] for each in sides)
         written = write_page(Path(config.output), "compare", title, found, PackedColumns())
         if not config.json:
             print(f"\n{config.output}: {written / 1e6:.1f} MB, open it in a browser")
-
-
-@dataclass(frozen=True)
-class Side:
-    """One run. Times are means per step and rank, ns; ``steps`` is 0 where the whole trace is one stretch.
-    ``peak_bytes``: of ``largest_peak``; ``diagnosis``: None where the ranks can't be replayed together."""
-
-    name: str
-    ranks: int
-    steps: int
-    base: str
-    step_ns: float
-    replayed_ns: float | None
-    parts_ns: list[float]
-    hidden_ns: float
-    phases_ns: list[float]
-    peak_bytes: int | None
-    entries: list[Entry]
-    modules: list[Module]
-    facts: list[list[str]]
-    lacks: list[str]
-    diagnosis: Diagnosis | None
 
 
 @dataclass(frozen=True)
@@ -125,65 +102,58 @@ class Matched:
 
 
 def side(run: ReportRun) -> Side:
-    """What is compared of a run."""
+    """What is compared of a run.
+
+    ``step_ns`` and the like are means per step and rank; ``steps`` is 0 where the whole trace is one stretch;
+    ``peak_bytes``: of ``largest_peak``; ``diagnosis`` is None where the ranks can't be replayed together.
+    ``entries`` and ``modules`` aren't part of the page.
+    """
     times = find_times(run)
     steps = times.steps
     names = {step.name for step in steps}
     replayed = [step.replayed_ns for step in steps if step.replayed_ns is not None]
     peak = largest_peak(usage(run))
-    return Side(
-        name=run.name,
-        ranks=len(run.ranks),
-        steps=0 if names == {WHOLE} else len(names),
-        base=run.base,
-        step_ns=float(np.mean([step.lasts_ns for step in steps])),
-        replayed_ns=float(np.mean(replayed)) if len(replayed) == len(steps) else None,
-        parts_ns=np.mean([step.parts_ns for step in steps], axis=0).tolist(),
-        hidden_ns=float(np.mean([step.hidden_ns for step in steps])),
-        phases_ns=np.mean([step.phases_ns for step in steps], axis=0).tolist(),
-        peak_bytes=peak.peak_bytes if peak else None,
-        entries=by_name(run),
-        modules=by_module(run),
-        facts=facts(run),
-        lacks=lacks(run, times),
-        diagnosis=None if run.job is None else diagnose(run.job),
-    )
+    return {
+        "name": run.name,
+        "ranks": len(run.ranks),
+        "steps": 0 if names == {WHOLE} else len(names),
+        "base": run.base,
+        "step_ns": float(np.mean([step.lasts_ns for step in steps])),
+        "replayed_ns": float(np.mean(replayed)) if len(replayed) == len(steps) else None,
+        "parts_ns": np.mean([step.parts_ns for step in steps], axis=0).tolist(),
+        "hidden_ns": float(np.mean([step.hidden_ns for step in steps])),
+        "phases_ns": np.mean([step.phases_ns for step in steps], axis=0).tolist(),
+        "peak_bytes": peak.peak_bytes if peak else None,
+        "facts": facts(run),
+        "lacks": lacks(run, times),
+        "diagnosis": None if run.job is None else diagnose(run.job),
+        "entries": {
+            (each.kind, each.name): (each.self_ns, each.device_ns, each.count) for each in by_name(run)
+        },
+        "modules": {
+            ("module", each.path): (each.host_ns, each.device_ns, each.count) for each in by_module(run)
+        },
+    }
 
 
 def match_entries(sides: list[Side]) -> list[Matched]:
     """Operators, calls, kernels and communication by kind and name, the greatest change first."""
-    found = _matched(
-        sides,
-        [
-            {(each.kind, each.name): (each.self_ns, each.device_ns, each.count) for each in of.entries}
-            for of in sides
-        ],
-    )
-    return sorted(found, key=lambda each: -abs(_difference(each.self_ns)))
+    return sorted(_matched(sides, "entries"), key=lambda each: -abs(_difference(each.self_ns)))
 
 
 def match_modules(sides: list[Side]) -> list[Matched]:
     """Modules by path, without the time of modules inside, in the order of their paths."""
-    found = _matched(
-        sides,
-        [
-            {("module", each.path): (each.host_ns, each.device_ns, each.count) for each in of.modules}
-            for of in sides
-        ],
-    )
-    return sorted(found, key=lambda each: each.name)
+    return sorted(_matched(sides, "modules"), key=lambda each: each.name)
 
 
-def _matched(sides: list[Side], of_runs: list[dict[tuple[str, str], tuple[int, int, int]]]) -> list[Matched]:
-    """Each key of any run, with the three sums of each run, per step and rank."""
-    shares = [each.ranks * max(each.steps, 1) for each in sides]
+def _matched(sides: list[Side], what: str) -> list[Matched]:
+    """Each entry or module of any run, with the sums of each run, per step and rank."""
     found = []
-    for key in dict.fromkeys(key for of_run in of_runs for key in of_run):
+    for key in dict.fromkeys(key for each in sides for key in each[what]):
         rows: list[tuple[float | None, ...]] = []
-        for of_run, share in zip(of_runs, shares, strict=True):
-            rows.append(
-                tuple(total / share for total in of_run[key]) if key in of_run else (None, None, None)
-            )
+        for each in sides:
+            share = each["ranks"] * max(each["steps"], 1)
+            rows.append(tuple(ns / share for ns in each[what][key]) if key in each[what] else (None,) * 3)
         found.append(Matched(*key, *zip(*rows, strict=True)))
     return found
 
@@ -195,7 +165,7 @@ def _difference(times: Times) -> float:
 
 def speedup(sides: list[Side], at: int) -> float:
     """How many times faster than the first run a step is."""
-    return sides[0].step_ns / sides[at].step_ns if sides[at].step_ns else 0.0
+    return sides[0]["step_ns"] / sides[at]["step_ns"] if sides[at]["step_ns"] else 0.0
 
 
 def efficiency(sides: list[Side], at: int) -> tuple[float, float]:
@@ -205,18 +175,20 @@ def efficiency(sides: list[Side], at: int) -> tuple[float, float]:
     the same work, so an ideal step on twice the ranks takes half as long.
     """
     weak = speedup(sides, at)
-    return weak, weak * sides[0].ranks / sides[at].ranks
+    return weak, weak * sides[0]["ranks"] / sides[at]["ranks"]
 
 
 def notes(sides: list[Side]) -> list[str]:
     """What bounds each run, and what makes a comparison doubtful."""
-    found = [f"{each.name}: {each.diagnosis.lines()[0]}" for each in sides if each.diagnosis]
-    if whole := ", ".join(each.name for each in sides if each.steps == 0):
+    found = [f"{each['name']}: {each['diagnosis'].lines()[0]}" for each in sides if each["diagnosis"]]
+    if whole := ", ".join(each["name"] for each in sides if each["steps"] == 0):
         found.append(
             f"no steps in {whole}: whole traces are compared, which may hold different numbers of steps"
         )
-    if len({each.base for each in sides}) > 1:
-        found.append("times of different origin: " + ", ".join(f"{each.name} {each.base}" for each in sides))
+    if len({each["base"] for each in sides}) > 1:
+        found.append(
+            "times of different origin: " + ", ".join(f"{each['name']} {each['base']}" for each in sides)
+        )
     if all(None in each.self_ns for each in match_entries(sides)):
         found.append("the runs have no operator or kernel in common")
     return found
@@ -229,9 +201,9 @@ def compare_content(sides: list[Side]) -> dict[str, Any]:
         more = {
             "speedup": speedup(sides, at),
             "efficiency": efficiency(sides, at),
-            "diagnosis": each.diagnosis and each.diagnosis.as_json(),
+            "diagnosis": each["diagnosis"] and each["diagnosis"].as_json(),
         }
-        runs.append({name: value for name, value in (vars(each) | more).items() if name not in TABLES})
+        runs.append({name: value for name, value in (each | more).items() if name not in TABLES})
     return {
         "made_by": MADE_BY,
         "notes": notes(sides),
@@ -254,16 +226,16 @@ def _whole(each: Matched) -> Matched:
 
 def lines(sides: list[Side], top: int) -> list[str]:
     """The comparison as text: a row for each run, then the operators and kernels that changed most."""
-    several = len({each.ranks for each in sides}) > 1
-    memory = any(each.peak_bytes is not None for each in sides)
+    several = len({each["ranks"] for each in sides}) > 1
+    memory = any(each["peak_bytes"] is not None for each in sides)
     head = ["run", "ranks", "steps", "step", "speed-up", *(["weak", "strong"] if several else [])]
     rows = [[*head, *ACTIVITIES, "hidden", *(["peak memory"] if memory else [])]]
     for at, each in enumerate(sides):
-        row = [shortened(each.name, LONGEST_NAME), str(each.ranks), str(each.steps or "-")]
-        row += [duration(each.step_ns), f"{speedup(sides, at):.2f}x"]
+        row = [shortened(each["name"], LONGEST_NAME), str(each["ranks"]), str(each["steps"] or "-")]
+        row += [duration(each["step_ns"]), f"{speedup(sides, at):.2f}x"]
         row += [f"{share:.0%}" for share in efficiency(sides, at)] if several else []
-        row += [*map(duration, each.parts_ns), duration(each.hidden_ns)]
-        rows.append([*row, *([size(each.peak_bytes)] if memory else [])])
+        row += [*map(duration, each["parts_ns"]), duration(each["hidden_ns"])]
+        rows.append([*row, *([size(each["peak_bytes"])] if memory else [])])
     text = table(rows, right=range(1, len(rows[0])))
     text += [f"note: {note}" for note in notes(sides)]
     matched = match_entries(sides)
@@ -276,7 +248,7 @@ def lines(sides: list[Side], top: int) -> list[str]:
 
 def _listed(title: str, sides: list[Side], found: list[tuple[Matched, Times]], top: int) -> list[str]:
     """The ``top`` rows whose time changed most from the first run to the last."""
-    rows = [["kind", "name", *(shortened(each.name, 20) for each in sides), "difference", "ratio"]]
+    rows = [["kind", "name", *(shortened(each["name"], 20) for each in sides), "difference", "ratio"]]
     for each, times in sorted(found, key=lambda row: -abs(_difference(row[1])))[:top]:
         before, after, difference = times[0], times[-1], _difference(times)
         cells = ["-" if time is None else duration(time) for time in times]

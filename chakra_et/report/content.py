@@ -3,7 +3,7 @@
 name, base, made_by, facts      what ran: the manifest's entries, [label, text]
 headline, lacks                 sentences
 diagnosis                       see ``diagnose.verdict.Diagnosis``, None where the ranks can't be replayed
-ranks                           one dict for each rank: see ``summary.rank_rows``
+ranks                           one dict for each rank: see ``rank_rows``
 activities, phases              names of the parts of a step
 steps                           see ``steps.ReportStep``, as lists in the order of its fields
 path                            {kind: ns} of the critical path
@@ -27,22 +27,24 @@ from typing import Any
 import numpy as np
 
 from chakra_et import __version__
-from chakra_et.diagnose.verdict import diagnose
+from chakra_et.diagnose.verdict import Diagnosis, diagnose
 from chakra_et.errors import TraceError
+from chakra_et.et.memory import is_memory
+from chakra_et.findings import sentence
 from chakra_et.report.collectives import collectives, lateness, traffic
 from chakra_et.report.columns import PHASES, add_nodes, name_codes
-from chakra_et.report.memory import device_name, usage
 from chakra_et.report.page import PackedColumns
-from chakra_et.report.profile import by_module, by_name
 from chakra_et.report.run import ReportRun
-from chakra_et.report.steps import find_times
-from chakra_et.report.summary import facts, headline, lacks, rank_rows
+from chakra_et.report.timeline import device_name, largest_peak, usage
+from chakra_et.report.times import WHOLE, StepTimes, by_module, by_name, find_times
 from chakra_et.simulate.breakdown import ACTIVITIES
 from chakra_et.simulate.critical_path import waited_for
-from chakra_et.simulate.time_by_kind import KINDS, node_kinds
+from chakra_et.simulate.run import devices_of
+from chakra_et.simulate.time_by_kind import KINDS, node_kinds, shares
 from chakra_et.stragglers.analyse import rank_slowdowns
 from chakra_et.stragglers.heatmap import HeatMap
 from chakra_et.stragglers.recorded import job_of
+from chakra_et.text import duration, plural, size
 
 # Beyond these, a table of a page shows the entries with the most time.
 MOST_ENTRIES, MOST_MODULES, MOST_STEPS, MOST_RANKS = 5000, 5000, 20_000, 256
@@ -150,3 +152,157 @@ def slowdowns(run: ReportRun) -> tuple[dict[str, Any] | None, list[str]]:
         "stage_by_dp_rank": cells(found.stage_by_dp_rank),
         "notes": found.notes,
     }, []
+
+
+# Where a figure is worse than this, the page shows "check" beside it. Overhead as in `chakra-et convert`.
+WORST_REPLAY_PERCENT, WORST_OVERHEAD, LEAST_LINKED = 3.0, 0.10, 0.99
+LONGEST_FACT = 400
+# What the conversion report has of each rank, and how the page calls it.
+FINDINGS = {"warnings": "warning", "repairs": "repair", "losses": "left out", "notes": "note"}
+NOT_MEASURED = {
+    "planned": "a planned run: its times are predictions of the planner, not measurements",
+    "predicted": "a predicted run: its times are what chakra-et predict computed, not measurements",
+    "replayed": "no start times in the files: the timeline shows when the replay starts each node",
+}
+
+
+def rank_rows(run: ReportRun, times: StepTimes) -> list[dict[str, Any]]:
+    """One dict for each rank, for the table of verdicts. Times in ns; None where a figure is not known.
+
+    ``reasons``: one sentence for each thing that is wrong; ``findings``: [kind, sentence, count] of the
+    conversion.
+    """
+    reports = _mapping(run.conversion.get("ranks"))
+    devices = devices_of(run.manifest)
+    rows = []
+    for number, (rank, trace) in enumerate(zip(run.ranks, run.traces, strict=True)):
+        report = _mapping(reports.get(str(rank)))
+        replay = times.replays[number].total if times.replays else None
+        measured = replay.measured_ns if replay and run.base == "measured" else None
+        error = replay.error_percent if replay and measured is not None else None
+        rate = None if _without_host_trace(report) else report.get("link_rate")
+        linked = float(rate) if isinstance(rate, int | float) and not isinstance(rate, bool) else None
+        parts = shares(trace) if run.base == "measured" else None
+        overhead = parts.overhead if parts else None
+        problems = report.get("problems")
+        reasons = [str(text) for text in problems] if isinstance(problems, list) else []
+        if error is not None and abs(error) > WORST_REPLAY_PERCENT:
+            reasons.append(f"the replay is off by {error:+.1f}%: dependencies are missing or wrong")
+        if linked is not None and linked < LEAST_LINKED:
+            reasons.append(f"only {linked:.1%} of the host operators are in the device trace")
+        if overhead is not None and overhead > WORST_OVERHEAD:
+            reasons.append(f"no event explains {overhead:.0%} of this rank's critical path")
+        findings = [
+            [kind, str(each.get("text", each.get("id", ""))), _count(each)]
+            for name, kind in FINDINGS.items()
+            for each in _entries(report, name)
+        ]
+        rows.append(
+            {
+                "rank": rank,
+                "device": devices.get(rank, ""),
+                "nodes": len(trace),
+                "linked": linked,
+                "left_out": sum(map(_count, _entries(report, "losses"))) if report else None,
+                "replay_error": error,
+                "overhead": overhead,
+                "measured_ns": measured,
+                "replayed_ns": replay and replay.simulated_ns,
+                "reasons": reasons,
+                "findings": findings,
+            }
+        )
+    return rows
+
+
+def headline(run: ReportRun, times: StepTimes, diagnosis: Diagnosis | None) -> list[str]:
+    """The run in a few sentences: its size, the diagnosis, and memory."""
+    slowest = max(times.steps, key=lambda step: step.lasts_ns)
+    names = {step.name for step in times.steps}
+    whole = names == {WHOLE}
+    mean = duration(float(np.mean([step.lasts_ns for step in times.steps])))
+    most = duration(slowest.lasts_ns)
+    where = f"rank {slowest.rank}" + ("" if slowest.name == WHOLE else f", step {slowest.name}")
+    found = [
+        f"{plural(len(run.ranks), 'rank')}, {plural(0 if whole else len(names), 'step')}: "
+        f"{mean} {'for the whole trace' if whole else 'per step'}"
+        f"{'' if run.base == 'measured' else f' as {run.base}'}"
+        f"{f', at most {most} ({where})' if most != mean else ''}."
+    ]
+    found += diagnosis.lines() if diagnosis else []
+    if peak := largest_peak(usage(run)):
+        reserved = f", {size(peak.reserved_bytes)} reserved" if peak.reserved_bytes else ""
+        place = f"on rank {peak.rank}, {device_name(peak.device)}"
+        found.append(f"Peak memory: {size(peak.peak_bytes)} allocated{reserved}, {place}.")
+    return found
+
+
+def lacks(run: ReportRun, times: StepTimes) -> list[str]:
+    """What the page can't show, and why: one sentence for each."""
+    found = [NOT_MEASURED[run.base]] if run.base in NOT_MEASURED else []
+    names = {step.name for step in times.steps}
+    if names == {WHOLE}:
+        found.append("no ProfilerStep annotations: the whole trace counts as one step")
+    elif len(names) == 1:
+        found.append("one step only: the variation between steps is unknown")
+    if not run.manifest:
+        found.append("no manifest: versions, devices and configuration of the run are not known")
+    if not run.conversion:
+        found.append("no conversion report: what was lost or guessed in the conversion is not known")
+    elif any(map(_without_host_trace, map(_mapping, _mapping(run.conversion.get("ranks")).values()))):
+        found.append(f"Kineto traces only: {sentence('no-host-trace').partition(': ')[2]}")
+    attributes = {name for trace in run.traces for name in trace.attributes}
+    if "module" not in attributes:
+        found.append("no modules: record Python frames (with_stack) to see time by module")
+    if not any(int(trace.column("num_ops").max(initial=0)) for trace in run.traces):
+        found.append("no operation counts: rates in FLOP/s are not known")
+    if run.base not in ("planned", "predicted") and not any(map(is_memory, attributes)):
+        found.append("no memory: record allocations (--trace-memory, or profile_memory=True) to see it")
+    if len(run.ranks) > 1 and not len(run.operations):
+        found.append("no communication that all its ranks recorded: waiting can't be told from transfer")
+    return [*found, *dict.fromkeys(run.lacks)]
+
+
+def facts(run: ReportRun) -> list[list[str]]:
+    """What ran, as [label, text], from the manifest where there is one."""
+    manifest = run.manifest
+    found: list[tuple[str, Any]] = [("created", manifest.get("created"))]
+    found += [(name.replace("_", " "), each) for name, each in sorted(_mapping(manifest.get("run")).items())]
+    versions = {name: each for name, each in _mapping(manifest.get("versions")).items() if each}
+    unfinished = manifest and manifest.get("complete") is not True
+    found += [
+        ("versions", versions),
+        ("schedule", _mapping(manifest.get("schedule"))),
+        ("backend", manifest.get("backend")),
+        ("incomplete", (manifest.get("reason") or "yes") if unfinished else ""),
+        ("ranks", len(run.ranks)),
+        ("nodes", f"{len(run.graph):,}"),
+        ("dependencies", f"{len(run.graph.source):,}"),
+        ("conversion", run.conversion.get("engine")),
+    ]
+    return [[label, _flat(value)[:LONGEST_FACT]] for label, value in found if value not in (None, "", [], {})]
+
+
+def _flat(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {each}" for name, each in value.items())
+    return str(value)
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _entries(report: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
+    """What a rank's conversion report lists under ``name``; the file may be damaged."""
+    found = report.get(name)
+    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+
+
+def _count(entry: Mapping[str, Any]) -> int:
+    count = entry.get("count")
+    return count if type(count) is int else 0
+
+
+def _without_host_trace(report: Mapping[str, Any]) -> bool:
+    return any(each.get("id") == "no-host-trace" for each in _entries(report, "notes"))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import chakra_et.report
-from chakra_et.report.picture import COLOURS
+from chakra_et.report.times import COLOURS
 
 # Machado, Oliveira and Fernandes, 2009: deuteranopia, on linear RGB.
 DEUTERANOPIA = np.array(

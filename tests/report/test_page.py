@@ -15,8 +15,8 @@ import pytest
 from chakra_et.__main__ import main
 from chakra_et.errors import TraceError
 from chakra_et.report.inputs import find_run, find_runs
-from chakra_et.report.lanes import stacked
 from chakra_et.report.page import PackedColumns, unpack
+from chakra_et.report.timeline import stacked
 from tests.report.made_run import HOSTILE, write_run
 from tests.shared import shared_path
 

@@ -18,7 +18,7 @@ from chakra_et.drawing.lanes import (
     round_step,
     seconds_text,
 )
-from chakra_et.report.picture import breakdown
+from chakra_et.report.times import breakdown
 from tests.report.made_run import HOSTILE, made_run
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -15,11 +15,9 @@ from chakra_et.report.collectives import (
     traffic,
     whole_bytes,
 )
-from chakra_et.report.content import path_by_kind
-from chakra_et.report.profile import by_module, by_name
+from chakra_et.report.content import headline, lacks, path_by_kind, rank_rows
 from chakra_et.report.run import ReportRun
-from chakra_et.report.steps import find_times
-from chakra_et.report.summary import headline, lacks, rank_rows
+from chakra_et.report.times import by_module, by_name, find_times
 from chakra_et.simulate.breakdown import ACTIVITIES, activity
 from chakra_et.simulate.critical_path import waited_for
 from chakra_et.text import duration

@@ -1,4 +1,4 @@
-"""Time by name and by module: which operators, kernels and layers a run spends it on."""
+"""Where the time of a run went: by step, by name and by module; and a picture of it for documents."""
 
 from __future__ import annotations
 
@@ -7,8 +7,95 @@ from dataclasses import dataclass
 import numpy as np
 
 from chakra_et.cost.gpus import by_driver, gpu
+from chakra_et.drawing.lanes import Kind, Picture, PictureLane, Span
+from chakra_et.et.columns import ExecutionTrace
+from chakra_et.et.node_attributes import texts
 from chakra_et.report.columns import ANNOTATION, NODE_KINDS, PHASES, name_codes, page_kinds, shared_codes
 from chakra_et.report.run import ReportRun
+from chakra_et.simulate.breakdown import ACTIVITIES, activity, union_ns
+from chakra_et.simulate.measured_steps import step_rows
+from chakra_et.simulate.replay_report import RankReplay, report
+from chakra_et.simulate.time_by_kind import KINDS, node_kinds
+from chakra_et.text import duration
+
+WHOLE = "whole trace"
+
+
+@dataclass(frozen=True)
+class ReportStep:
+    """One step of one rank, or its whole trace where it has none.
+
+    ``name``: the number of the ProfilerStep, or ``WHOLE``. It lasts from ``start_ns`` to the start of the
+    next one, the last to the end of the rank's trace. ``parts_ns``: by ``simulate.breakdown.ACTIVITIES``;
+    they add up to the step's time. ``phases_ns``: by ``PHASES``, the time in which work or transfers of that
+    phase run on the device, or on the threads of a rank without device work. ``replayed_ns``: its time in the
+    joint device replay, None where there is none.
+    """
+
+    rank: int
+    name: str
+    start_ns: int
+    end_ns: int
+    parts_ns: tuple[int, ...]
+    hidden_ns: int
+    phases_ns: tuple[int, ...]
+    replayed_ns: int | None
+
+    @property
+    def lasts_ns(self) -> int:
+        return self.end_ns - self.start_ns
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """``steps``: of all ranks, rank by rank. ``replays``: the comparison with the replay, one for each trace,
+    empty where there is no replay."""
+
+    steps: list[ReportStep]
+    replays: list[RankReplay]
+
+
+def find_times(run: ReportRun) -> StepTimes:
+    """Where the time of each rank went, by the times that the run shows."""
+    replays = report(run.traces, run.ranks, run.replay) if run.replay is not None else []
+    steps: list[ReportStep] = []
+    times = map(run.graph.scatter, (run.start_ns, run.end_ns, run.wait_ns))
+    for number, (rank, start, end, wait) in enumerate(zip(run.ranks, *times, strict=True)):
+        trace = run.traces[number]
+        names, rows = step_rows(trace)
+        begins = start[rows] if names else start.min(keepdims=True)
+        ends = np.append(begins[1:], end.max())
+        replayed: list[int | None] = [None] * max(len(names), 1)
+        if replays:
+            parts = replays[number].steps or [replays[number].total]
+            replayed = [step.simulated_ns for step in parts]
+        found = activity(trace, start, end, wait)
+        columns = (
+            begins.tolist(),
+            ends.tolist(),
+            map(tuple, found.parts(begins, ends).tolist()),
+            found.hidden_ns(begins, ends).tolist(),
+            zip(*_phases(trace, start + wait, end, begins, ends), strict=True),
+        )
+        names = [name.partition("#")[2] for name in names] or [WHOLE]
+        steps += [ReportStep(rank, *each) for each in zip(names, *columns, replayed, strict=True)]
+    return StepTimes(steps, replays)
+
+
+def _phases(
+    trace: ExecutionTrace, start: np.ndarray, end: np.ndarray, begins: np.ndarray, ends: np.ndarray
+) -> list[list[int]]:
+    """ns of each window in which work of each phase runs, a list for each of ``PHASES``."""
+    kind = np.array(KINDS)[node_kinds(trace)]
+    on_device = np.isin(kind, ("kernel", "copy")) & (trace.column("is_cpu_op") == 0)
+    works = (on_device if on_device.any() else kind == "operator") | (kind == "transfer")
+    names, index = texts(trace, "phase")
+    found = []
+    for phase in PHASES:
+        at = np.flatnonzero(works & (index == (names.index(phase) if phase in names else -2)))
+        found.append(union_ns(start[at], end[at], begins, ends).tolist())
+    return found
+
 
 OPERATOR, KERNEL, COPY, TRANSFER = map(NODE_KINDS.index, ("operator", "kernel", "copy", "transfer"))
 DEVICE = (KERNEL, COPY)
@@ -125,3 +212,28 @@ def by_module(run: ReportRun) -> list[Module]:
 def _sum(index: np.ndarray, values: np.ndarray, count: int) -> np.ndarray:
     """int64[count]: the sum of the values of each index, exact up to 2^53 ns (104 days)."""
     return np.rint(np.bincount(index, values, count)).astype(np.int64)
+
+
+# After Okabe and Ito (2008) and Tol (2021), so that deuteranopia leaves them apart; as in assets/page.css.
+COLOURS = {
+    "compute": "#0072b2", "memory": "#56b4e9", "communication": "#e69f00", "wait": "#882255",
+    "host overhead": "#9aa5b4", "idle": "#c3cad4",
+}  # fmt: skip
+
+
+def breakdown(run: ReportRun) -> Picture:
+    """Where the time of the mean step of each rank went."""
+    steps = find_times(run).steps
+    spans, lanes = [], []
+    for at, rank in enumerate(run.ranks):
+        parts = np.array([step.parts_ns for step in steps if step.rank == rank]).mean(axis=0)
+        total, start = float(parts.sum()), 0.0
+        lanes.append(PictureLane(f"rank {rank}", duration(total)))
+        for name, part in zip(ACTIVITIES, parts.tolist(), strict=True):
+            if part > 0:
+                share, end = f"{part / total:.0%}", start + part / 1e9
+                spans.append(Span(at, start, end, name, share, f"{name}: {duration(part)}, {share}"))
+                start = end
+    used = {span.kind for span in spans}
+    kinds = {name: Kind(name, COLOURS[name]) for name in ACTIVITIES if name in used}
+    return Picture(f"{run.name}: where the time of a step went", lanes, spans, kinds)
