@@ -147,13 +147,12 @@ def collectives(run: ReportRun) -> Table:
     """``report.collectives.Collective``; ``last_rank``: the one that came last most often."""
     found = communication.collectives(run)
     names = ("type", "bytes", "group", "ranks", "count", "transfer_ns", "algorithm", "bus")
-    more = {
+    more: dict[str, list[Any]] = {
         "skew_ns": [each.skew_ns and each.skew_ns[0] for each in found],
         "longest_skew_ns": [each.skew_ns and each.skew_ns[1] for each in found],
         "last_rank": [max(each.last, key=lambda rank: each.last[rank], default=None) for each in found],
     }
-    columns: dict[str, list[Any]] = _columns(found, names) | more
-    return Table(columns)
+    return Table(_columns(found, names) | more)
 
 
 def steps(run: ReportRun) -> Table:
