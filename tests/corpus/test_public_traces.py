@@ -16,7 +16,7 @@ TRACE = Trace("sets/a.json.gz", HTA, "some/a.json.gz", hashlib.sha256(CONTENT).h
 
 @pytest.fixture
 def mirror(tmp_path: Path) -> Path:
-    path = tmp_path / "mirror" / HTA.repository / HTA.commit / HTA.folder / TRACE.path
+    path = tmp_path / "mirror" / HTA / TRACE.path
     path.parent.mkdir(parents=True)
     path.write_bytes(CONTENT)
     return path
