@@ -40,15 +40,7 @@ PATIENCE_SECONDS = 30.0
 GRACE_SECONDS = 15.0
 
 # In the order within a step: the rank with the smallest (step, phase) is the one the others wait for.
-PHASES = (
-    "loading data",
-    "forward",
-    "backward",
-    "reducing",
-    "optimizer step",
-    "evaluating",
-    "saving",
-)
+PHASES = ("loading data", "forward", "backward", "reducing", "optimizer step", "evaluating", "saving")
 
 
 class PeerFailure(RuntimeError):
@@ -58,16 +50,11 @@ class PeerFailure(RuntimeError):
 class Watch:
     """The heartbeat and the signals of one rank. Create and start it in the main thread.
 
-    Args:
-        rank, size: this rank and the number of ranks.
-        timeout: seconds that a rank may be silent, or keep the others waiting.
-        store: a connection to the rendezvous store of its own; None for a single process.
-
-    Attributes:
-        signal: number of the signal that asks training to stop, or 0.
-        interrupted_by: number of the signal that ends set-up, or 0.
-        verdict: why the run must end, once known.
-        patience: in training, seconds without progress after which the log names the rank that is behind.
+    timeout: seconds that a rank may be silent, or keep the others waiting; store: a connection to the
+    rendezvous store of its own, None for a single process; signal: number of the signal that asks training to
+    stop, or 0; interrupted_by: number of the signal that ends set-up, or 0; verdict: why the run must end,
+    once known; patience: in training, seconds without progress after which the log names the rank that is
+    behind.
     """
 
     def __init__(self, rank: int, size: int, timeout: float, store: Any = None):
@@ -239,10 +226,8 @@ class Watch:
             return None
         others = {rank: beat for rank, beat in self._peers.items() if rank != self.rank}
         for rank, beat in others.items():
-            if beat["error"]:
-                return f"rank {rank} failed: {beat['error']}"
-            if beat["verdict"]:
-                return str(beat["verdict"])
+            if beat["error"] or beat["verdict"]:
+                return f"rank {rank} failed: {beat['error']}" if beat["error"] else str(beat["verdict"])
         for rank, beat in others.items():
             quick = self._alarmed and beat["mark"][2] != "saving"
             limit = SILENCE_SECONDS if quick else self.timeout
@@ -262,21 +247,19 @@ class Watch:
                 log.warning("rank %d: progress again", self.rank)
             self._stalled = False
             return
-        if self.verdict or self.store is None or self._mark[2] == "saving":
+        if self._stalled or self.verdict or self.store is None or self._mark[2] == "saving":
             return
         late = self._late(now)
-        if self._stalled or not late:
-            return
         if self.rank in late:
             self._stalled = True
             faulthandler.dump_traceback(sys.stderr)
-        elif self.rank == min(set(self._peers) - late.keys(), default=self.rank):
+        elif late and self.rank == min(set(self._peers) - late.keys(), default=self.rank):
             self._stalled = True
             log.warning("no progress for %.0f s: waiting for %s", waited, ", ".join(late.values()))
 
     def _late(self, now: float) -> dict[int, str]:
         """Rank → who it is, of those that the others wait for; empty where that can't be told."""
-        absent = (rank for rank in range(self.size) if rank not in self._peers)
+        absent = set(range(self.size)) - self._peers.keys()
         late = {rank: f"rank {rank}, which has not appeared" for rank in absent}
         for rank, beat in self._peers.items():
             if now - self._heard_at[rank] > SILENCE_SECONDS:
@@ -291,15 +274,9 @@ class Watch:
 
     def _beat(self) -> None:
         self._beats += 1
-        beat = {
-            "beat": self._beats,
-            "mark": self._mark,
-            "error": self._error,
-            "verdict": self.verdict,
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
-        }
-        self.store.set(f"beat/{self.rank}", json.dumps(beat))
+        known = {"mark": self._mark, "error": self._error, "verdict": self.verdict}
+        here = {"beat": self._beats, "host": socket.gethostname(), "pid": os.getpid()}
+        self.store.set(f"beat/{self.rank}", json.dumps(here | known))
 
     def _listen(self, now: float) -> None:
         # Reading an absent key blocks this connection.
@@ -352,9 +329,8 @@ def is_expected(error: BaseException) -> bool:
 
 def _is_out_of_memory(error: BaseException) -> bool:
     # On a CPU PyTorch raises a plain RuntimeError.
-    return isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)) or "DefaultCPUAllocator" in str(
-        error
-    )
+    kinds = (MemoryError, torch.cuda.OutOfMemoryError)
+    return isinstance(error, kinds) or "DefaultCPUAllocator" in str(error)
 
 
 def forget_signals_in_children() -> None:

@@ -7,6 +7,7 @@ of all jobs of the run; ``$LOG_DIR/<job id>.sbatch.out`` is the batch script's o
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import shutil
 import subprocess
@@ -17,7 +18,6 @@ from typing import NamedTuple
 from megatron_lm.errors import RunError
 from megatron_lm.logs import BATCH_OUTPUT, JOBS, LOCAL, NODE_KINDS, SETTINGS, records
 from megatron_lm.settings import environment
-from utils.processes import is_running
 
 RUNNING, COMPLETED, FAILED, CANCELLED, UNKNOWN = "RUNNING", "COMPLETED", "FAILED", "CANCELLED", "UNKNOWN"
 ENDED = (
@@ -143,8 +143,18 @@ def state_of(run: Run, job: str) -> State:
     if not pids:
         return State(COMPLETED)
     if job.startswith(LOCAL):
-        return State(RUNNING) if all(map(is_running, pids)) else State(FAILED, "killed")
+        return State(RUNNING) if all(map(_is_running, pids)) else State(FAILED, "killed")
     return State(UNKNOWN, "Slurm does not know this job, and not every node has recorded its end")
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass  # another user's
+    return True
 
 
 def note_of(node: Node) -> Note | None:

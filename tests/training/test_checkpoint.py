@@ -6,9 +6,6 @@ import multiprocessing
 import os
 import random
 import shutil
-import signal
-import socket
-import subprocess
 import time
 from pathlib import Path
 
@@ -18,6 +15,7 @@ from transformers import BertForMaskedLM, GPT2LMHeadModel, PreTrainedTokenizerFa
 
 from bert.config import PRESETS as BERT_PRESETS
 from bert.model import BERT
+from chakra_et.files import HOST
 from gpt2.config import PRESETS as GPT2_PRESETS
 from gpt2.model import GPT2
 from tests.training.jobs import REPO_ROOT
@@ -143,25 +141,31 @@ def test_kill_9_at_any_moment_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
         assert [path.name for path in tmp_path.iterdir()] == ["best_model"]
 
 
+def save_slowly(target: Path) -> None:
+    with atomic_folder(target):
+        time.sleep(60)
+
+
 def test_clean_up_spares_saves_under_way(tmp_path: Path) -> None:
-    other = subprocess.Popen(["sleep", "60"])
+    other = multiprocessing.get_context("fork").Process(target=save_slowly, args=(tmp_path / "step-1",))
+    other.start()
     try:
-        host = socket.gethostname()
-        under_way = tmp_path / f".step-1.{host}.{other.pid}.tmp"
-        elsewhere = tmp_path / ".step-2.other-host.1.tmp"
-        own = tmp_path / f".step-3.{host}.{os.getpid()}.tmp"
-        old = tmp_path / ".step-4.other-host.1.tmp"
-        for folder in (under_way, elsewhere, own, old):
+        while not (under_way := list(tmp_path.iterdir())):
+            time.sleep(0.01)
+        elsewhere = tmp_path / ".step-2.0123456789abcdef.tmp"
+        own = tmp_path / f".step-3.{HOST}89abcdef.tmp"
+        old = tmp_path / ".step-4.0123456789abcdef.tmp"
+        for folder in (elsewhere, own, old):
             folder.mkdir()
         os.utime(old, (0, 0))
         assert set(clean_up(tmp_path)) == {own, old}
-        other.send_signal(signal.SIGKILL)
-        other.wait()
-        assert clean_up(tmp_path) == [under_way]
+        other.kill()
+        other.join()
+        assert clean_up(tmp_path) == under_way
         assert list(tmp_path.iterdir()) == [elsewhere]
     finally:
         other.kill()
-        other.wait()
+        other.join()
 
 
 def test_clean_up_puts_back_a_folder_that_was_moved_aside(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ import pytest
 
 from tests.training.jobs import losses, read_log
 from utils.training import metrics
-from utils.training.conversion import convert_traces
 from utils.training.optim import learning_rate_at
+from utils.training.summary import convert_traces
 from utils.training.trainer import Trainer
 
 SHORT = ("--skip-eval", "--save-steps", 0)
@@ -60,8 +60,8 @@ def test_the_speed_is_of_the_steps_alone(
         return run
 
     monkeypatch.setattr("utils.training.trainer.time", SimpleNamespace(perf_counter=lambda: clock["now"]))
-    monkeypatch.setattr("utils.training.trainer.validation_loss", lasting(60, lambda *_: 1.0))
     trainer = make_trainer("gpt2", "--max-steps", 3, "--eval-steps", 1, "--save-steps", 2)
+    monkeypatch.setattr(trainer.stepper, "evaluate", lasting(60, lambda *_: 1.0))
     monkeypatch.setattr(trainer.stepper, "run", lasting(2, trainer.stepper.run))
     monkeypatch.setattr(trainer.saver, "checkpoint", lasting(30, lambda *_: 30.0))
     trainer.train()

@@ -1,4 +1,6 @@
-"""Checkpoint folders that transformers can load: written atomically, and read back to resume."""
+"""What a run saves, in folders that transformers can load: checkpoints to resume from, and the best model.
+Written atomically, and read back to resume.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +8,10 @@ import contextlib
 import ctypes
 import errno
 import json
+import logging
+import math
 import os
 import shutil
-import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,8 +20,11 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from chakra_et.files import write_text
-from utils.processes import is_running
+from chakra_et.files import remove_abandoned, scratch_folder, sync_folder, write_json
+from utils.training.config import TrainConfig
+from utils.training.optim import Precision
+
+log = logging.getLogger(__name__)
 
 BEST = "best_model"
 STATE = "trainer_state.json"
@@ -61,8 +67,7 @@ def save_checkpoint(
         if optimizer is not None:
             _torch_save(optimizer.state_dict(), temporary / OPTIMIZER)
         if state is not None:
-            text = json.dumps({**state, "saved_at": time.time()}, indent=2)
-            (temporary / STATE).write_text(text + "\n", encoding="utf-8")
+            write_json(temporary / STATE, {**state, "saved_at": time.time()})
 
 
 def find_checkpoint(wanted: str, save_dir: Path) -> Path:
@@ -78,10 +83,15 @@ def find_checkpoint(wanted: str, save_dir: Path) -> Path:
                 f"--resume-from-checkpoint {wanted} {why}: give a step-N folder (or --init-from for weights)"
             )
         return folder
-    found = [path.parent for path in save_dir.glob(f"step-*/{STATE}")]
+    found = _oldest_first(save_dir)
     if not found:
         raise CheckpointError(f"--resume-from-checkpoint latest: there is no checkpoint in {save_dir}")
-    return max(found, key=lambda folder: read_state(folder)["saved_at"])
+    return found[-1]
+
+
+def _oldest_first(save_dir: Path) -> list[Path]:
+    found = [path.parent for path in save_dir.glob(f"step-*/{STATE}")]
+    return sorted(found, key=lambda folder: float(read_state(folder)["saved_at"]))
 
 
 def read_state(folder: Path) -> dict[str, Any]:
@@ -93,23 +103,6 @@ def read_state(folder: Path) -> dict[str, Any]:
         return state
     except (OSError, ValueError) as error:
         raise CheckpointError(f"checkpoint {folder} can't be read ({error}): resume from another") from None
-
-
-def update_state(folder: Path, **changes: Any) -> None:
-    """Change values of a checkpoint's state. Raises OSError."""
-    write_text(folder / STATE, json.dumps({**read_state(folder), **changes}, indent=2) + "\n")
-
-
-def remove_oldest(save_dir: Path, keep: int) -> list[Path]:
-    """Remove the oldest checkpoints of ``save_dir`` until ``keep`` are left, and return them."""
-    found = [path.parent for path in save_dir.glob(f"step-*/{STATE}")]
-    found.sort(key=lambda folder: float(read_state(folder)["saved_at"]))
-    for folder in found[: max(0, len(found) - keep)]:
-        # Under a name that clean_up knows, so that an interrupted removal leaves no half checkpoint.
-        doomed = _temporary_of(folder)
-        os.rename(folder, doomed)
-        shutil.rmtree(doomed)
-    return found[: max(0, len(found) - keep)]
 
 
 def load_optimizer(folder: Path, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
@@ -129,74 +122,45 @@ def atomic_folder(target: Path, needed: int = 0) -> Iterator[Path]:
     the disk fills up. ``needed``: bytes about to be written; raises CheckpointError at once if the disk has
     less room. Raises CheckpointError if writing fails.
     """
-    temporary = _temporary_of(target)
     try:
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
-        free = shutil.disk_usage(temporary).free
-        if free < needed:
-            raise OSError(errno.ENOSPC, f"{needed / 1e6:.0f} MB needed, {free / 1e6:.0f} MB free")
-        yield temporary
-        for path in temporary.iterdir():
-            # safetensors makes its files private to the owner; give them the permissions of the folder.
-            path.chmod(temporary.stat().st_mode & 0o666)
-            _sync(path)
-        _sync(temporary)
-        _replace(temporary, target)
-        _sync(target.parent)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with scratch_folder(target) as temporary:
+            free = shutil.disk_usage(temporary).free
+            if free < needed:
+                raise OSError(errno.ENOSPC, f"{needed / 1e6:.0f} MB needed, {free / 1e6:.0f} MB free")
+            yield temporary
+            for path in temporary.iterdir():
+                # safetensors makes its files private to the owner; give them the permissions of the folder.
+                path.chmod(temporary.stat().st_mode & 0o666)
+                sync_folder(path)
+            sync_folder(temporary)
+            if target.exists() and not _exchange(temporary, target):
+                # For an instant neither has the name; if the process dies there, clean_up restores the old.
+                old = target.with_name(f".{target.name}.old")
+                os.rename(target, old)
+                os.rename(temporary, target)
+                shutil.rmtree(old)
+            elif not target.exists():
+                os.rename(temporary, target)
+            sync_folder(target.parent)
     except Exception as error:
-        shutil.rmtree(temporary, ignore_errors=True)
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         if _is_full(error):
             reason = f"the disk is full ({reason}): free some space"
         raise CheckpointError(f"can't save {target}: {reason}; older checkpoints are untouched") from error
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
 
 
 def clean_up(save_dir: Path) -> list[Path]:
-    """Remove what interrupted saves left in ``save_dir`` and return it; saves in progress stay.
-
-    Call it before this process saves anything.
-    """
-    removed = []
-    for path in save_dir.glob(".*.tmp"):
-        name, _, pid = path.name.removesuffix(".tmp").rpartition(".")
-        here = name.endswith(f".{socket.gethostname()}")
-        # A container has a new host name at each start, so saves of other hosts are judged by age alone.
-        if not _is_running(int(pid)) if here else time.time() - path.stat().st_mtime > 3600:
-            shutil.rmtree(path, ignore_errors=True)
-            removed.append(path)
+    """Remove what interrupted saves left in ``save_dir`` and return it; saves in progress stay."""
+    before = list(save_dir.glob(".*.tmp"))
+    remove_abandoned(save_dir)
     for old in save_dir.glob(".*.old"):
-        target = _target_of(old)
+        target = old.with_name(old.name.removeprefix(".").removesuffix(".old"))
         if target.exists():
             shutil.rmtree(old)
         else:
             os.rename(old, target)
-    return removed
-
-
-def _replace(source: Path, target: Path) -> None:
-    """Move the folder ``source`` to ``target`` and delete the old one."""
-    if not target.exists():
-        os.rename(source, target)
-    elif _exchange(source, target):
-        shutil.rmtree(source)
-    else:
-        # For an instant neither has the name; if the process dies there, clean_up restores the old one.
-        old = target.with_name(f".{target.name}.old")
-        os.rename(target, old)
-        os.rename(source, target)
-        shutil.rmtree(old)
-
-
-def _temporary_of(folder: Path) -> Path:
-    return folder.with_name(f".{folder.name}.{socket.gethostname()}.{os.getpid()}.tmp")
-
-
-def _target_of(old: Path) -> Path:
-    return old.with_name(old.name.removeprefix(".").removesuffix(".old"))
+    return [path for path in before if not path.exists()]
 
 
 def _exchange(first: Path, second: Path) -> bool:
@@ -206,14 +170,6 @@ def _exchange(first: Path, second: Path) -> bool:
         return False
     at_cwd, exchange = -100, 2
     return bool(renameat2(at_cwd, os.fsencode(first), at_cwd, os.fsencode(second), exchange) == 0)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _torch_save(content: Any, path: Path) -> None:
@@ -231,6 +187,75 @@ def _is_full(error: BaseException | None) -> bool:
     return found or _is_full(error.__cause__ or error.__context__)
 
 
-def _is_running(pid: int) -> bool:
-    # In a container the process that left the folder may have had the same number as this one.
-    return pid != os.getpid() and is_running(pid)
+class Saver:
+    """Saves on rank 0; does nothing on other ranks.
+
+    A save that fails is a warning and training goes on, but for those that end the run (``last``), which
+    raise CheckpointError.
+
+    ``order``: what the data order depends on, kept in the checkpoints; ``folder``: the checkpoint that the
+    run was resumed from, if any.
+    """
+
+    def __init__(
+        self, config: TrainConfig, active: bool, model: PreTrainedModel, tokenizer: Any,
+        optimizer: torch.optim.Optimizer, precision: Precision, order: dict[str, int], folder: Path | None,
+    ):  # fmt: skip
+        self.config, self.active, self.model, self.tokenizer = config, active, model, tokenizer
+        self.optimizer, self.precision, self.order, self.folder = optimizer, precision, order, folder
+        self.save_dir = Path(config.save_dir)
+
+    def checkpoint(self, step: int, best_loss: float, last: bool) -> float:
+        """Save a checkpoint to resume from, and remove the oldest; returns the seconds it took."""
+        began = time.perf_counter()
+        folder = step_folder(self.save_dir, step)
+        state = {
+            "step": step,
+            "best_loss": best_loss if math.isfinite(best_loss) else None,
+            "model_name": self.config.model_name,
+            "order": self.order,
+            "scaler": self.precision.scaler.state_dict(),
+            "complete": False,
+        }
+        if self._save(folder, last, self.optimizer, state):
+            self.folder = folder
+            keep = self.config.keep_checkpoints
+            if self.active and keep is not None:
+                self._remove_oldest(keep)
+        return time.perf_counter() - began
+
+    def _remove_oldest(self, keep: int) -> None:
+        try:
+            for folder in _oldest_first(self.save_dir)[:-keep]:
+                # Under a name that clean_up knows, so that an interrupted removal leaves no half checkpoint.
+                with scratch_folder(folder) as doomed:
+                    os.rename(folder, doomed)
+                log.info("removed %s (--keep-checkpoints %d)", folder, keep)
+        except OSError as error:
+            log.warning("--keep-checkpoints %d: can't remove an old checkpoint: %s", keep, error)
+
+    def best(self, last: bool) -> bool:
+        """Save the best model; returns whether that succeeded."""
+        return self._save(self.save_dir / BEST, last)
+
+    def complete(self, step: int, best_loss: float) -> None:
+        """Record in the checkpoint of ``step`` that everything due after that step is done."""
+        if self.active and self.folder is not None and self.folder.name == f"step-{step}":
+            changes = {"complete": True, "best_loss": best_loss if math.isfinite(best_loss) else None}
+            try:
+                write_json(self.folder / STATE, read_state(self.folder) | changes)
+            except OSError as error:
+                log.warning("%s; a resumed run will evaluate once more", error)
+
+    def _save(self, folder: Path, last: bool, *training_state: Any) -> bool:
+        if not self.active:
+            return True
+        try:
+            save_checkpoint(folder, self.model, self.tokenizer, self.config.save_format, *training_state)
+        except CheckpointError as error:
+            if last:
+                raise
+            log.warning("%s; training goes on", error)
+            return False
+        log.info("saved %s", folder)
+        return True

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import math
 import os
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from chakra_et import cli
 from chakra_et.capture.config import TraceConfig
-from chakra_et.files import write_text
-from utils.data.config import DataConfig
+from chakra_et.files import write_json
+from utils.data.config import DataConfig, flag
 from utils.data.hub import model_problem
 from utils.data.tokenizers import Family
 from utils.logs import read_level
+
+AT_LEAST_1 = (
+    *("batch_size", "gradient_accumulation_steps", "num_epochs", "logging_steps"),
+    *("num_gpus", "keep_checkpoints"),
+)
+AT_LEAST_0 = ("warmup_steps", "max_steps", "eval_steps", "save_steps", "weight_decay", "max_grad_norm")
 
 
 def parse_config(config_class: type[TrainConfig], description: str | None) -> TrainConfig:
@@ -35,10 +40,6 @@ def parse_config(config_class: type[TrainConfig], description: str | None) -> Tr
         return cli.parse(config_class, prog=program, description=(description or "").partition("\n")[0])
 
 
-def _flag(default: Any, help_text: str) -> Any:
-    return field(default=default, metadata={"help": help_text})
-
-
 @dataclass
 class TrainConfig(TraceConfig, DataConfig):
     """All options of a training run; gpt2/ and bert/ add their models and defaults."""
@@ -47,64 +48,60 @@ class TrainConfig(TraceConfig, DataConfig):
     presets: ClassVar[dict[str, dict[str, int]]]
     context: ClassVar[int]
 
-    model_name: str = _flag("", "model size")
-    init_from: str | None = _flag(None, "initial weights: a folder or a hub name (default: random)")
-    dropout: float | None = _flag(None, "dropout rate of all layers (default: the model's own)")
+    model_name: str = flag("", "model size")
+    init_from: str | None = flag(None, "initial weights: a folder or a hub name (default: random)")
+    dropout: float | None = flag(None, "dropout rate of all layers (default: the model's own)")
 
-    batch_size: int = _flag(4, "samples per forward pass on each GPU (or CPU process)")
-    gradient_accumulation_steps: int = _flag(1, "forward passes per optimizer step")
-    learning_rate: float = _flag(1e-4, "peak learning rate of AdamW")
-    weight_decay: float = _flag(0.01, "weight decay of AdamW; none on biases and norms")
-    warmup_steps: int = _flag(100, "steps of linear warm-up; the rate then decays linearly to 0")
-    max_grad_norm: float = _flag(1.0, "clip the gradient to this norm (0: no clipping)")
-    num_epochs: int = _flag(3, "passes over the training data")
-    max_steps: int | None = _flag(None, "optimizer steps, in place of --num-epochs (0: use --num-epochs)")
-    num_gpus: int | None = _flag(None, "fail unless this many processes were launched (default: any number)")
-    seed: int = _flag(42, "seed of initial weights, data order, masks and dropout")
-    bf16: bool = _flag(False, "compute in bfloat16 where that is safe (autocast)")
-    fp16: bool = _flag(False, "compute in float16 where that is safe (autocast), with loss scaling")
-    gradient_checkpointing: bool = _flag(
+    batch_size: int = flag(4, "samples per forward pass on each GPU (or CPU process)")
+    gradient_accumulation_steps: int = flag(1, "forward passes per optimizer step")
+    learning_rate: float = flag(1e-4, "peak learning rate of AdamW")
+    weight_decay: float = flag(0.01, "weight decay of AdamW; none on biases and norms")
+    warmup_steps: int = flag(100, "steps of linear warm-up; the rate then decays linearly to 0")
+    max_grad_norm: float = flag(1.0, "clip the gradient to this norm (0: no clipping)")
+    num_epochs: int = flag(3, "passes over the training data")
+    max_steps: int | None = flag(None, "optimizer steps, in place of --num-epochs (0: use --num-epochs)")
+    num_gpus: int | None = flag(None, "fail unless this many processes were launched (default: any number)")
+    seed: int = flag(42, "seed of initial weights, data order, masks and dropout")
+    bf16: bool = flag(False, "compute in bfloat16 where that is safe (autocast)")
+    fp16: bool = flag(False, "compute in float16 where that is safe (autocast), with loss scaling")
+    gradient_checkpointing: bool = flag(
         False, "compute activations again in the backward pass instead of keeping them"
     )
-    compile: bool = _flag(False, "compile the model with torch.compile")
+    compile: bool = flag(False, "compile the model with torch.compile")
 
-    logging_steps: int = _flag(10, "log every N steps")
-    eval_steps: int = _flag(1000, "evaluate every N steps and at the end (0: at the end only)")
-    skip_eval: bool = _flag(False, "never evaluate; best_model is then the final model")
-    save_steps: int = _flag(1000, "save a checkpoint every N steps and at the end (0: best_model only)")
-    keep_checkpoints: int | None = _flag(None, "keep the newest N checkpoints only (default: all)")
-    save_dir: str = _flag("checkpoints", "folder of the checkpoints")
-    save_format: Literal["safetensors", "bin"] = _flag("safetensors", "format of the saved weights")
-    resume_from_checkpoint: str | None = _flag(
+    logging_steps: int = flag(10, "log every N steps")
+    eval_steps: int = flag(1000, "evaluate every N steps and at the end (0: at the end only)")
+    skip_eval: bool = flag(False, "never evaluate; best_model is then the final model")
+    save_steps: int = flag(1000, "save a checkpoint every N steps and at the end (0: best_model only)")
+    keep_checkpoints: int | None = flag(None, "keep the newest N checkpoints only (default: all)")
+    save_dir: str = flag("checkpoints", "folder of the checkpoints")
+    save_format: Literal["safetensors", "bin"] = flag("safetensors", "format of the saved weights")
+    resume_from_checkpoint: str | None = flag(
         None, "resume from this checkpoint folder, or from the 'latest' one in --save-dir"
     )
-    report_to: Literal["tensorboard", "wandb", "none"] = _flag("none", "where metrics go besides the log")
-    convert: bool = _flag(True, "with --enable-tracing: convert the traces to .et files at the end")
-    dist_timeout: float = _flag(600.0, "end the run if a rank hangs for this many seconds")
+    report_to: Literal["tensorboard", "wandb", "none"] = flag("none", "where metrics go besides the log")
+    convert: bool = flag(True, "with --enable-tracing: convert the traces to .et files at the end")
+    dist_timeout: float = flag(600.0, "end the run if a rank hangs for this many seconds")
 
     def __post_init__(self) -> None:
-        for part in (TraceConfig, DataConfig):
-            if hasattr(part, "__post_init__"):
-                part.__post_init__(self)
+        TraceConfig.__post_init__(self)
+        DataConfig.__post_init__(self)
         if self.model_name not in self.presets:
             raise ValueError(
                 f"--model-name {self.model_name} is unknown; choose from {', '.join(self.presets)}"
             )
-        for name in ("batch_size", "gradient_accumulation_steps", "num_epochs", "logging_steps"):
-            self._at_least(name, 1)
-        for name in ("warmup_steps", "max_steps", "eval_steps", "save_steps"):
-            self._at_least(name, 0)
+        for least, names in ((1, AT_LEAST_1), (0, AT_LEAST_0)):
+            for name in names:
+                value = getattr(self, name)
+                if value is not None and not least <= value < math.inf:
+                    raise ValueError(f"{_dashed(name)} must be at least {least}, not {value}")
         if not 0 <= self.seed < 2**64:
             raise ValueError(f"--seed must be from 0 to 2^64 - 1, not {self.seed}")
         if self.pack and self.family != "gpt2":
             raise ValueError("--pack is for GPT-2 only: BERT's samples are pairs of question and context")
-        for name in ("weight_decay", "max_grad_norm"):
-            self._at_least(name, 0.0)
         for name in ("learning_rate", "dist_timeout"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{_dashed(name)} must be above 0, not {getattr(self, name)}")
-        for name in ("num_gpus", "keep_checkpoints"):
-            self._at_least(name, 1)
         if self.bf16 and self.fp16:
             raise ValueError("--bf16 and --fp16 exclude each other: give only one")
         if self.dropout is not None and not 0 <= self.dropout < 1:
@@ -116,12 +113,21 @@ class TrainConfig(TraceConfig, DataConfig):
         self.check_context(self.context, self.model_name)
         if self.max_steps:
             self.check_trace_length(self.max_steps, "--max-steps")
-        self._check_launch()
-
-    def _at_least(self, name: str, least: float) -> None:
-        value = getattr(self, name)
-        if value is not None and not least <= value < math.inf:
-            raise ValueError(f"{_dashed(name)} must be at least {least}, not {value}")
+        launched = int(os.environ.get("WORLD_SIZE", 1))
+        if self.num_gpus in (None, launched):
+            return
+        if "WORLD_SIZE" in os.environ:
+            raise ValueError(
+                f"--num-gpus {self.num_gpus} but {launched} processes were launched: "
+                f"give torchrun the same number (--nproc_per_node times --nnodes), or omit --num-gpus"
+            )
+        launch = (
+            f"torchrun --nproc_per_node {self.num_gpus} {self.family}/train.py --num-gpus {self.num_gpus}"
+        )
+        raise ValueError(
+            f"--num-gpus {self.num_gpus} needs {self.num_gpus} processes and this is one: "
+            f"start it as `{launch} …`"
+        )
 
     def check_context(self, context: int, model: str) -> None:
         """Raise ValueError if sequences are longer than the model's context."""
@@ -140,21 +146,6 @@ class TrainConfig(TraceConfig, DataConfig):
                 f"{self.trace_active_steps}), but the run has {steps} ({origin})"
             )
 
-    def _check_launch(self) -> None:
-        launched = int(os.environ.get("WORLD_SIZE", 1))
-        if self.num_gpus in (None, launched):
-            return
-        script = f"{self.family}/train.py"
-        if "WORLD_SIZE" in os.environ:
-            raise ValueError(
-                f"--num-gpus {self.num_gpus} but {launched} processes were launched: "
-                f"give torchrun the same number (--nproc_per_node times --nnodes), or omit --num-gpus"
-            )
-        raise ValueError(
-            f"--num-gpus {self.num_gpus} needs {self.num_gpus} processes and this is one: "
-            f"start it as `torchrun --nproc_per_node {self.num_gpus} {script} --num-gpus {self.num_gpus} …`"
-        )
-
     def save(self, flag: str, name: str) -> None:
         """Write all options as JSON to the file ``name`` in the folder given by ``flag``, atomically.
 
@@ -163,7 +154,7 @@ class TrainConfig(TraceConfig, DataConfig):
         path = Path(getattr(self, flag), name)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_text(path, json.dumps(dataclasses.asdict(self), indent=2) + "\n")
+            write_json(path, dataclasses.asdict(self))
         except OSError as error:
             raise OSError(f"{_dashed(flag)} {path.parent} can't be written: {error.strerror}") from error
 

@@ -86,21 +86,18 @@ class Metrics:
             return
         # JSON has no infinity, which a gradient norm under float16 can be.
         content = {name: value if math.isfinite(value) else None for name, value in figures.items()}
-        self._append(json.dumps({"step": step, **content}) + "\n")
+        try:
+            self._file.write((json.dumps({"step": step, **content}) + "\n").encode())
+        except OSError as error:
+            if not self._failed:
+                log.warning("%s can't be written: %s; training goes on", LOG_FILE, error.strerror)
+            self._failed = True
         text = "  ".join(f"{name} {_short(value)}" for name, value in figures.items())
         if self._bar.disable:
             log.info("step %d/%d  %s", step, self.total_steps, text)
         else:
             self._bar.set_postfix_str(text)
         self._published.write(step, figures)
-
-    def _append(self, line: str) -> None:
-        try:
-            self._file.write(line.encode())
-        except OSError as error:
-            if not self._failed:
-                log.warning("%s can't be written: %s; training goes on", LOG_FILE, error.strerror)
-            self._failed = True
 
 
 def _continued(path: Path, first_step: int) -> Any:
@@ -123,8 +120,21 @@ class Published:
     """
 
     def __init__(self, report_to: str, folder: Path, name: str, values: Mapping[str, Any]) -> None:
-        self._writer = _tensorboard(folder) if report_to == "tensorboard" else None
-        self._wandb = _wandb(folder, name, values) if report_to == "wandb" else None
+        self._writer: Any = None
+        self._wandb: Any = None
+        try:
+            if report_to == "tensorboard":
+                from torch.utils.tensorboard import SummaryWriter
+
+                self._writer = SummaryWriter(log_dir=str(folder / "tensorboard"))
+            elif report_to == "wandb":
+                import wandb
+
+                self._wandb = _begun(wandb, folder, name, values)
+        except ImportError:
+            raise ValueError(
+                f"--report-to {report_to} needs the {report_to} package: pip install it"
+            ) from None
 
     def write(self, step: int, figures: Mapping[str, float]) -> None:
         for name, value in figures.items():
@@ -141,19 +151,7 @@ class Published:
             self._wandb.finish(exit_code=status)
 
 
-def _tensorboard(folder: Path) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise ValueError("--report-to tensorboard needs the tensorboard package: pip install it") from None
-    return SummaryWriter(log_dir=str(folder / "tensorboard"))
-
-
-def _wandb(folder: Path, name: str, values: Mapping[str, Any]) -> Any:
-    try:
-        import wandb
-    except ImportError:
-        raise ValueError("--report-to wandb needs the wandb package: pip install it") from None
+def _begun(wandb: Any, folder: Path, name: str, values: Mapping[str, Any]) -> Any:
     try:
         return wandb.init(project="mosim-llms", name=name, dir=str(folder), config=dict(values))
     except wandb.errors.Error as error:

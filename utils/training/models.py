@@ -21,10 +21,8 @@ Batch = dict[str, Tensor]
 class ModelFamily:
     """What the training loop needs to know about a kind of model.
 
-    Attributes:
-        model_class, config_class: classes of transformers.
-        dropouts: names of the dropout rates in the configuration.
-        loss_sum: (model, batch) → loss summed over the predicted tokens, and the number of these tokens.
+    model_class, config_class: of transformers; dropouts: names of the dropout rates in the configuration;
+    loss_sum: (model, batch) → loss summed over the predicted tokens, and the number of these tokens.
     """
 
     model_class: type[PreTrainedModel]
@@ -33,12 +31,9 @@ class ModelFamily:
     loss_sum: Callable[[nn.Module, Batch], tuple[Tensor, Tensor]]
 
     def build(
-        self,
-        preset: dict[str, int],
-        weights: str | None,
-        dropout: float | None,
+        self, preset: dict[str, int], weights: str | None, dropout: float | None,
         gradient_checkpointing: bool = False,
-    ) -> PreTrainedModel:
+    ) -> PreTrainedModel:  # fmt: skip
         """A random model of size ``preset``, or the one at ``weights`` (a folder or a hub name), in float32.
 
         ``dropout`` replaces all dropout rates (None: keep them). ``gradient_checkpointing`` keeps the inputs
@@ -49,8 +44,7 @@ class ModelFamily:
         transformers_logging.disable_progress_bar()
         rates: dict[str, Any] = {} if dropout is None else dict.fromkeys(self.dropouts, dropout)
         if weights is None:
-            settings: dict[str, Any] = {**preset, **rates}
-            model = self.model_class(self.config_class(**settings))
+            model = self.model_class(self.config_class(**{**preset, **rates}))
         else:
             model = self._load(weights, rates)
         if gradient_checkpointing:

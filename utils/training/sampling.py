@@ -12,14 +12,10 @@ from torch.utils.data import Sampler
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """How a data set is split into global batches, and those into each rank's micro-batches.
+    """How a data set of ``samples`` is split into global batches, and those into ranks' micro-batches.
 
-    Attributes:
-        samples: size of the data set.
-        micro_batch: samples per forward pass on one rank.
-        world_size: number of ranks.
-        accumulation: forward passes per optimizer step on one rank.
-        seed: seed of the order.
+    micro_batch: samples per forward pass on one rank; accumulation: forward passes per optimizer step on one
+    rank; seed: of the order.
     """
 
     samples: int

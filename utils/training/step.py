@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -21,8 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from utils.distributed import World
 from utils.training.config import TrainConfig
 from utils.training.models import Batch, ModelFamily
-from utils.training.optim import learning_rate_at
-from utils.training.precision import Precision, rescale
+from utils.training.optim import Precision, learning_rate_at, rescale
 from utils.training.sampling import derived_seed
 from utils.watch import Watch, describe
 
@@ -41,15 +40,9 @@ class Stepper:
     """Runs optimizer steps on one rank, with DDP if there are several."""
 
     def __init__(
-        self,
-        config: TrainConfig,
-        family: ModelFamily,
-        world: World,
-        watch: Watch,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        total_steps: int,
-    ):
+        self, config: TrainConfig, family: ModelFamily, world: World, watch: Watch, model: nn.Module,
+        optimizer: torch.optim.Optimizer, total_steps: int,
+    ):  # fmt: skip
         self.config, self.family, self.world, self.watch = config, family, world, watch
         self.model, self.optimizer, self.total_steps = model, optimizer, total_steps
         self.precision = Precision(world.device, config.bf16, config.fp16)
@@ -84,7 +77,7 @@ class Stepper:
             with self.ddp.no_sync() if self.ddp is not None and inner else contextlib.nullcontext():
                 loss, counted = self._forward(batch)
                 watch.mark(step, "backward", micro)
-                self.precision.backward(loss / self.divisor if self.divisor > 1 else loss)
+                self.precision.scaler.scale(loss / self.divisor if self.divisor > 1 else loss).backward()
             seen = batch["attention_mask"].sum()
             sums += torch.stack([loss.detach().double(), counted.double(), seen.double()])
         watch.mark(step, "reducing")
@@ -93,8 +86,33 @@ class Stepper:
         if not math.isfinite(mean):
             raise ValueError(f"the loss is {mean} at step {step + 1}: lower --learning-rate")
         watch.mark(step, "optimizer step")
-        figures = {"loss": mean, "learning_rate": rate, **self._update(predicted)}
-        return StepResult(figures, tokens, stop > 0)
+        # The gradients of the loss, without its scale; fp16's may have overflowed.
+        scaler = self.precision.scaler
+        scaler.unscale_(self.optimizer)
+        # DDP has averaged gradients of sums over ranks; rescale them to the mean over all tokens.
+        factor = self.world.size * self.divisor / max(1.0, predicted)
+        norm = rescale(self.model.parameters(), factor, config.max_grad_norm)
+        scaler.step(self.optimizer)
+        scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+        figures = {"loss": mean, "learning_rate": rate, **({} if norm is None else {"grad_norm": norm})}
+        return StepResult(figures | self.precision.figures, tokens, stop > 0)
+
+    @torch.no_grad()
+    def evaluate(self, step: int, batches: Iterable[Batch]) -> float | None:
+        """Mean loss over all ranks' ``batches``; None if a rank was asked to stop meanwhile."""
+        sums = torch.zeros(2, dtype=torch.float64, device=self.world.device)
+        self.model.eval()
+        for index, batch in enumerate(batches):
+            self.watch.mark(step - 1, "evaluating", index)
+            if self.watch.signal:
+                break
+            with self.precision.autocast():
+                loss, counted = self.family.loss_sum(self.model, self.to_device(batch))
+            sums += torch.stack([loss.double(), counted.double()])
+        self.model.train()
+        loss_sum, predicted, stop = self.world.sum(*sums, float(self.watch.signal != 0))
+        return None if stop else loss_sum / max(1.0, predicted)
 
     def to_device(self, batch: Batch) -> Batch:
         """The batch on this rank's device."""
@@ -108,14 +126,3 @@ class Stepper:
             if self.config.compile and type(error).__module__.startswith(COMPILER_MODULES):
                 raise ValueError(f"--compile fails here, omit it: {describe(error)}") from error
             raise
-
-    def _update(self, predicted: float) -> dict[str, Any]:
-        """Apply the gradients of ``predicted`` tokens; returns figures for the log."""
-        self.precision.unscale(self.optimizer)
-        # DDP has averaged gradients of sums over ranks; rescale them to the mean over all tokens.
-        factor = self.world.size * self.divisor / max(1.0, predicted)
-        norm = rescale(self.model.parameters(), factor, self.config.max_grad_norm)
-        figures: dict[str, Any] = {} if norm is None else {"grad_norm": norm}
-        self.precision.step(self.optimizer)
-        self.optimizer.zero_grad(set_to_none=True)
-        return figures | self.precision.figures

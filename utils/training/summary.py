@@ -1,4 +1,5 @@
-"""Print the table at the end of a quick run: the files written, what they contain, and what to do next.
+"""What comes at the end of a run: its traces are converted to .et files, and a quick run prints a table of
+the files written, what they contain, and what to do next.
 
 python -m utils.training.summary --dir outputs --name gpt2_2gpu_quick_trace
 """
@@ -6,8 +7,10 @@ python -m utils.training.summary --dir outputs --name gpt2_2gpu_quick_trace
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shlex
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -22,6 +25,9 @@ from chakra_et.et.columns import NodeType
 from chakra_et.names import SIDES, RunFiles, parse_trace
 from chakra_et.text import table
 
+log = logging.getLogger(__name__)
+ROOT = Path(__file__).resolve().parents[2]
+
 
 @dataclass(frozen=True)
 class SummaryConfig:
@@ -29,6 +35,39 @@ class SummaryConfig:
 
     name: str = field(metadata={"help": "trace name, without _host.json and the like"})
     dir: str = field(default="outputs", metadata={"help": "folder of the traces"})
+
+
+def convert_traces(folder: str, name: str) -> bool:
+    """Run ``chakra-et convert`` on the traces NAME in ``folder``, in a process of its own.
+
+    Returns whether all were converted. A failure is logged with the command to repeat: the traces are kept.
+    """
+    place = Path(folder).resolve()
+    again = f"chakra-et convert {shlex.quote(folder)} --name {shlex.quote(name)}"
+    try:
+        ranks = json.loads((place / f"{name}_manifest.json").read_text(encoding="utf-8"))["ranks"]
+    except OSError:
+        ranks = []
+    if not any(rank["files"] for rank in ranks):
+        return False  # the tracer has logged why there are none
+    elsewhere = []
+    for rank in ranks:
+        files = rank["files"]
+        if not isinstance(files, dict) or not all(
+            (place / each["name"]).is_file() for each in files.values()
+        ):
+            elsewhere.append(str(rank["rank"]))
+    if elsewhere:
+        log.warning(
+            "not converted: the traces of rank %s are not in %s here; copy them to it, then run: %s",
+            *(", ".join(elsewhere), folder, again),
+        )
+        return False
+    command = [sys.executable, "-m", "chakra_et", "convert", str(place), "--name", name]
+    if subprocess.run(command, cwd=ROOT).returncode:
+        log.error("the traces are kept, but not all could be converted; to repeat it: %s", again)
+        return False
+    return True
 
 
 def main() -> int:

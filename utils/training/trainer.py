@@ -24,15 +24,14 @@ from utils.data.tokenizers import load_tokenizer
 from utils.data_utils import build_datasets, stack
 from utils.distributed import World, run
 from utils.training import checkpoint
+from utils.training.checkpoint import Saver
 from utils.training.config import TrainConfig
-from utils.training.conversion import convert_traces
-from utils.training.evaluation import validation_loss
 from utils.training.metrics import Metrics
 from utils.training.models import Batch, ModelFamily
 from utils.training.optim import build_optimizer
 from utils.training.sampling import BatchPlan, MicroBatches
-from utils.training.saving import Saver
 from utils.training.step import Stepper
+from utils.training.summary import convert_traces
 from utils.watch import Watch
 
 log = logging.getLogger(__name__)
@@ -71,11 +70,11 @@ class Trainer:
         config.check_context(self.model.config.max_position_embeddings, weights or config.model_name)
         self._build_data()
         self.plan = BatchPlan(
-            samples=len(self.training_set),
-            micro_batch=config.batch_size,
-            world_size=world.size,
-            accumulation=config.gradient_accumulation_steps,
-            seed=config.seed,
+            len(self.training_set),
+            config.batch_size,
+            world.size,
+            config.gradient_accumulation_steps,
+            config.seed,
         )
         self.total_steps = config.max_steps or config.num_epochs * self.plan.steps_per_epoch
         self.optimizer = build_optimizer(self.model, config.learning_rate, config.weight_decay)
@@ -87,14 +86,8 @@ class Trainer:
         if resumed:
             self._resume(resumed, state)
         self.saver = Saver(
-            config,
-            world.is_main,
-            self.model,
-            self.tokenizer,
-            self.optimizer,
-            self.stepper.precision,
-            self._order(),
-            resumed,
+            *(config, world.is_main, self.model, self.tokenizer),
+            *(self.optimizer, self.stepper.precision, self._order(), resumed),
         )
 
     # Set-up.
@@ -187,22 +180,16 @@ class Trainer:
             return contextlib.nullcontext()
         if self.world.is_main:
             config.save("trace_output_dir", f"{config.trace_name}_config.json")
-        return ChakraTracer(
-            config.trace_output_dir,
-            config.trace_name,
-            config.trace_wait_steps,
-            config.trace_warmup_steps,
-            config.trace_active_steps,
-            gzip=config.trace_gzip,
-            memory=config.trace_memory,
-            run_info={
-                "model": config.model_name,
-                "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
-                "dataset": self.training_set.source,
-                "tokenizer": self.tokenizer_source,
-                "config": dataclasses.asdict(config),
-            },
-        )
+        info = {
+            "model": config.model_name,
+            "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
+            "dataset": self.training_set.source,
+            "tokenizer": self.tokenizer_source,
+            "config": dataclasses.asdict(config),
+        }
+        steps = (config.trace_wait_steps, config.trace_warmup_steps, config.trace_active_steps)
+        options = {"gzip": config.trace_gzip, "memory": config.trace_memory}
+        return ChakraTracer(config.trace_output_dir, config.trace_name, *steps, **options, run_info=info)
 
     # The loop.
 
@@ -281,9 +268,7 @@ class Trainer:
         """Evaluate, and save the model if it is the best so far; False if a rank was asked to stop."""
         began = time.perf_counter()
         share = Subset(self.validation_set, range(self.world.rank, len(self.validation_set), self.world.size))
-        loss = validation_loss(
-            self.stepper, self._loader(share, batch_size=self.config.batch_size), self.step
-        )
+        loss = self.stepper.evaluate(self.step, self._loader(share, batch_size=self.config.batch_size))
         if loss is None:
             return False
         perplexity = math.exp(min(loss, 700.0))
