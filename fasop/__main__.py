@@ -19,7 +19,7 @@ COMMANDS = {
         "measure layer costs here, or take them from .et traces",
     ),
     "simulate": ("fasop.commands.simulate", "show a plan's schedule as a picture and as .et files"),
-    "export": ("megatron_lm.export_plan", "write a plan as the settings that launch it"),
+    "export": ("megatron_lm.plan_settings", "write a plan as the settings that launch it"),
 }
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -81,11 +80,8 @@ class Hashed(io.FileIO):
 def check_writable(save: Path) -> None:
     """Write and remove a file in ``save``, which is made if need be. Raises ``OSError``."""
     save.mkdir(parents=True, exist_ok=True)
-    probe = save / f".write_test.{os.uname().nodename}.{os.getpid()}.tmp"
-    try:
-        probe.write_bytes(b"test")
-    finally:
-        probe.unlink(missing_ok=True)
+    with files.temporary_file(save / "write_test") as probe:
+        probe.file.write(b"test")
 
 
 def read_meta(folder: Path) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from chakra_et import cli
 from megatron_lm.settings import Size
-from megatron_lm.settings.sizes import gpt2
+from megatron_lm.settings.values import gpt2
 from utils.training.checkpoint import CheckpointError, atomic_folder
 
 # megatron-core's name of each part of a layer, and Hugging Face's.

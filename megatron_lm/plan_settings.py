@@ -1,19 +1,31 @@
-"""A plan as the settings that launch it with megatron_lm, or the reason why that can't run it as planned."""
+"""``python -m fasop export PLAN``: a plan as the settings that launch it with megatron_lm, or the reason why
+that can't run it as planned.
+
+python -m fasop plan --model gpt2-xl --cluster paper-gpt2xl-het --json > plans.json
+python -m fasop export plans.json --output plan.conf
+megatron_lm/_03_submit.sh --settings plan.conf
+
+With --template, a copy of that ``_00_conf.sh`` gets the plan's settings as its defaults instead.
+"""
 
 from __future__ import annotations
 
 import itertools
 import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from chakra_et import cli, files
 from fasop.errors import PlanError
 from fasop.inputs.clusters import Gpu
 from fasop.inputs.models import Model
 from fasop.plans.options import Recompute
-from fasop.plans.plan import Plan
+from fasop.plans.plan import Plan, pick_plan
 from fasop.schedule.events import chunk_layers
 from megatron_lm.errors import SettingsError
-from megatron_lm.settings import environment
+from megatron_lm.settings import conf
 
 # MODEL of megatron_lm for models of these sizes (hidden, layers); its names for others of the same kind.
 MODELS = {(1600, 48): "xl", (1024, 24): "small", (64, 4): "tiny"}
@@ -22,6 +34,27 @@ GPT, LLAMA = "xl", "llama3-8b"
 SETTING = r'(?m)(?<![A-Z_])({name}="\$\{{{name}:?-)[^}}"]*(\}}")'
 # In such a line, characters that end the default or mean more than themselves.
 SPECIAL = re.compile(r'["$`\\}]')
+
+
+@dataclass
+class Config:
+    """Which plan, and where its settings go."""
+
+    plan: str = field(metadata={"positional": True, "help": "file that 'plan --json' printed"})
+    rank: int = field(default=1, metadata={"help": "which of its plans, counted from 1"})
+    output: str = field(default="", metadata={"help": "file to write (default: standard output)"})
+    template: str = field(default="", metadata={"help": "_00_conf.sh to fill in (default: NAME=VALUE lines)"})
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    config = cli.parse(Config, argv, prog="python -m fasop export", description="Write a plan's settings.")
+    plan = pick_plan(config.plan, config.rank)
+    text = filled(plan, Path(config.template)) if config.template else lines(plan)
+    if config.output:
+        files.write_text(Path(config.output), text)
+    else:
+        sys.stdout.write(text)
+    return 0
 
 
 def settings(plan: Plan) -> dict[str, str]:
@@ -48,7 +81,7 @@ def settings(plan: Plan) -> dict[str, str]:
     }
     try:
         # What a launch would refuse, before it is written.
-        environment.from_environment({environment.PREFIX + name: value for name, value in found.items()})
+        conf.from_environment({conf.PREFIX + name: value for name, value in found.items()})
     except SettingsError as error:
         raise PlanError(f"the plan can't be exported: megatron_lm refuses {error}") from None
     return found
@@ -65,7 +98,7 @@ def lines(plan: Plan) -> str:
         "# Node ranks follow the pipeline stages:",
     ]
     text += [f"#   {stage}" for stage in _stages(plan)]
-    return "\n".join([*text, environment.write_lines(values)])
+    return "\n".join([*text, conf.write_lines(values)])
 
 
 def filled(plan: Plan, template: Path) -> str:

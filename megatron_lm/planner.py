@@ -15,7 +15,6 @@ from fasop.schedule import events
 from megatron_lm.errors import RunError
 from megatron_lm.results.timeline import COMMUNICATION, COMPUTE, Event
 from megatron_lm.settings import Size, conf
-from megatron_lm.settings.environment import read_file
 
 PLANS, SETTINGS = "plan.json", "plan.conf"
 TASKS = {"forward": "forward", "backward": "backward", "reduction": "grads-all-reduce"}
@@ -70,7 +69,7 @@ def read_plan(path: Path) -> Plan:
 def settings(folder: Path) -> dict[str, str]:
     """The settings of ``best``'s plan, as ``python -m fasop export`` gives them. Raises ``RunError``."""
     _run("export", str(folder / PLANS), "--output", str(folder / SETTINGS))
-    return read_file(folder / SETTINGS)
+    return conf.read_file(folder / SETTINGS)
 
 
 def predicted_events(plan: Plan) -> list[Event]:

@@ -94,7 +94,11 @@ class Checkpoints:
         for name, parameter in weights.named(self.chunks):
             if name not in parts:
                 raise CheckpointError(f"checkpoint {folder} lacks {name}: load another one")
-            self.optimizer.put(parameter, self._slices(name, parameter, parts[name]))
+            whole, gated = parts[name], weights.is_gated(name, size.swiglu)
+            kinds = [kind for kind in ("value", *MOMENTS) if kind in whole]
+            own = {kind: weights.own_slice(parameter, whole[kind], gated) for kind in kinds}
+            step = {"step": whole["step"]} if whole.get("step") is not None else {}
+            self.optimizer.put(parameter, own | step)
         self.optimizer.set_loss_scale_state(meta.get("loss_scale", {}))
         self.schedule.load_state_dict(meta["schedule"])
         return int(meta["iteration"])
@@ -161,17 +165,6 @@ class Checkpoints:
                 "files": {name: entry for files in gathered for name, entry in files.items()},
             }
             (folder / checkpoints.META).write_text(json.dumps(meta, indent=1) + "\n")
-
-    def _slices(
-        self, name: str, parameter: torch.nn.Parameter, whole: dict[str, Any]
-    ) -> dict[str, torch.Tensor]:
-        gated = weights.is_gated(name, self.settings.size.swiglu)
-        tensors = {
-            kind: weights.own_slice(parameter, whole[kind], gated)
-            for kind in ("value", *MOMENTS)
-            if kind in whole
-        }
-        return tensors | ({"step": whole["step"]} if whole.get("step") is not None else {})
 
 
 def read(path: Path, whole: bool = True) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:

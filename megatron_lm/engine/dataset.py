@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,7 @@ from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegat
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 from megatron.core.datasets.indexed_dataset import IndexedDataset
 
-from megatron_lm import datasets
-from megatron_lm.engine import index_maps, indexed
+from megatron_lm import datasets, preprocess_data
 from megatron_lm.settings import Settings
 from megatron_lm.settings.conf import FOLDER
 from utils.data.hub import DataError
@@ -23,6 +23,8 @@ from utils.data.hub import DataError
 log = logging.getLogger(__name__)
 SAMPLE = FOLDER.parent / "data" / "squad_sample.json"
 BLOCK, MOST_TOKENS = 1 << 20, 1 << 34  # that are compared with the vocabulary
+KINDS = ("doc", "sample", "shuffle")
+INDEX_MAP = re.compile(r"(.*)_indexmap_(\d+)ns_(\d+)sl_(\d+)s_doc_idx\.npy")
 OUTPUTS = FOLDER.parent / "outputs" / "megatron"
 
 
@@ -61,7 +63,7 @@ def build(settings: Settings) -> GPTDataset:
     samples = settings.train_iters * settings.global_batch_size
     # No validation or test samples are used.
     train, _, _ = BlendedMegatronDatasetBuilder(GPTDataset, [samples, 0, 0], lambda: True, config).build()
-    for sentence in index_maps.adopt(train, prefix, settings):
+    for sentence in adopt_index_maps(train, prefix, settings):
         if dist.get_rank() == 0:
             log.warning("%s", sentence)
     return train
@@ -79,6 +81,50 @@ def micro_batches(
         names = ("tokens", "labels", "loss_mask", "position_ids")
         yield {name: torch.stack([torch.as_tensor(row[name]) for row in rows]) for name in names}
         first += size * settings.dp_size
+
+
+def adopt_index_maps(dataset: Any, prefix: Path, settings: Settings) -> list[str]:
+    """Let a GPTDataset of ``prefix`` use the index maps that Megatron-LM left in the folder named after
+    MODEL, where they fit it; a sentence on each set.
+
+    They are ``small/…_indexmap_3200ns_1024sl_1234s_doc_idx.npy``, ``…_sample_idx.npy`` and
+    ``…_shuffle_idx.npy``: for so many samples of that sequence length with that seed, the order of documents,
+    the document (by its place in that order) and offset where each sample starts, and the order of samples.
+    """
+    needed, said = settings.train_iters * settings.global_batch_size, []
+    for path in sorted((prefix.parent / settings.model).glob("*_indexmap_*_doc_idx.npy")):
+        match = INDEX_MAP.fullmatch(path.name)
+        if match is None or match[1] not in (prefix.name, f"{prefix.name}_train"):
+            continue
+        samples, length, seed = map(int, match.groups()[1:])
+        base, maps = str(path).removesuffix("doc_idx.npy"), None
+        if (length, seed) != (settings.size.sequence, settings.seed):
+            why = f"SEQ_LENGTH is {settings.size.sequence} and SEED {settings.seed}"
+        elif samples < needed:
+            why = f"TRAIN_ITERS × GLOBAL_BATCH_SIZE is {needed}"
+        else:
+            why, maps = _index_maps(base, dataset.dataset.sequence_lengths, length, needed)
+        if maps is None:
+            said.append(f"index maps {base}*.npy are not used: {why}")
+            continue
+        dataset.document_index, dataset.sample_index, dataset.shuffle_index = maps
+        return [*said, f"index maps {base}*.npy are used"]
+    return said
+
+
+def _index_maps(base: str, lengths: Any, length: int, needed: int) -> tuple[str, list[Any] | None]:
+    """(why not, the three maps): each sample must start ``length`` tokens after the one before."""
+    try:
+        maps = [np.load(f"{base}{kind}_idx.npy", mmap_mode="r") for kind in KINDS]
+        documents, samples, shuffled = maps
+        starts = np.concatenate([[0], np.cumsum(lengths[documents], dtype=np.int64)])
+        places = starts[samples[:, 0]] + samples[:, 1]
+        fits = np.array_equal(places, np.arange(len(samples)) * length) and len(shuffled) >= needed
+        if not fits or shuffled.max() >= len(samples) - 1 or samples[:, 0].max() >= len(documents):
+            return "they are of another .bin and .idx", None
+    except (OSError, ValueError, IndexError) as error:
+        return f"they can't be read, or are of another .bin and .idx ({error})", None
+    return "", maps
 
 
 def _check_vocabulary(prefix: Path, settings: Settings) -> None:
@@ -102,7 +148,7 @@ def _sample(settings: Settings) -> Path:
     prefix = OUTPUTS / f"sample_{settings.size.vocabulary}"
     made = Path(f"{prefix}.idx")
     if dist.get_rank() == 0 and not (made.exists() and made.stat().st_mtime > SAMPLE.stat().st_mtime):
-        texts = indexed.documents(SAMPLE, "squad", "")
-        indexed.write(prefix, texts, indexed.open_tokenizer(settings.size.vocabulary))
+        texts = preprocess_data.documents(SAMPLE, "squad", "")
+        preprocess_data.write(prefix, texts, preprocess_data.open_tokenizer(settings.size.vocabulary))
     dist.barrier()
     return prefix

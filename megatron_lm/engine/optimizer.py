@@ -13,7 +13,7 @@ from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
-from megatron_lm.engine.timing import Timers
+from megatron_lm.engine.log_lines import Timers
 from megatron_lm.settings import Settings
 
 CLIP, WEIGHT_DECAY, BETAS, EPSILON = 1.0, 0.01, (0.9, 0.999), 1e-8

@@ -21,8 +21,8 @@ from chakra_et.capture.tracer import ChakraTracer
 from megatron_lm.engine import dataset, log_lines, model, optimizer
 from megatron_lm.engine.checkpoint import Checkpoints
 from megatron_lm.engine.health import Health
+from megatron_lm.engine.log_lines import Timers
 from megatron_lm.engine.optimizer import Optimizer, Stepped
-from megatron_lm.engine.timing import Timers
 from megatron_lm.settings import Settings
 from megatron_lm.settings.conf import FOLDER
 from utils.watch import Watch, ended_by

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from megatron_lm.errors import RunError
 from megatron_lm.logs import BATCH_OUTPUT, JOBS, LOCAL, NODE_KINDS, SETTINGS, records
-from megatron_lm.settings import environment
+from megatron_lm.settings import conf
 
 RUNNING, COMPLETED, FAILED, CANCELLED, UNKNOWN = "RUNNING", "COMPLETED", "FAILED", "CANCELLED", "UNKNOWN"
 ENDED = (
@@ -125,7 +125,7 @@ def find_all(ids: tuple[str, ...], folder: Path) -> list[Run]:
 def submitted(run: Run) -> dict[str, str]:
     """The settings that the run was submitted with; empty if they were not kept. Raises ``SettingsError``."""
     path = run.log_dir / run.jobs[0] / SETTINGS
-    return environment.read_file(path) if path.is_file() else {}
+    return conf.read_file(path) if path.is_file() else {}
 
 
 def state_of(run: Run, job: str) -> State:

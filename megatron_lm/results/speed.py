@@ -16,7 +16,7 @@ from chakra_et.cost import gpus as gpu_table
 from megatron_lm.errors import SettingsError
 from megatron_lm.logs import records
 from megatron_lm.settings import MODELS, PREFIX, Size
-from megatron_lm.settings.environment import read_settings
+from megatron_lm.settings.conf import read_settings
 from megatron_lm.settings.values import SIZE_SETTINGS
 
 

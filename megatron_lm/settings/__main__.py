@@ -12,18 +12,18 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from megatron_lm.errors import SettingsError
-from megatron_lm.settings import environment
+from megatron_lm.settings import conf
 
 
 def main() -> int:
     try:
         words = os.environ.get("UNPREFIXED", "").split()
-        environment.refuse_misplaced(dict(word.split("=", 1) for word in words if "=" in word))
-        settings = environment.from_environment(os.environ)
+        conf.refuse_misplaced(dict(word.split("=", 1) for word in words if "=" in word))
+        settings = conf.from_environment(os.environ)
     except SettingsError as error:
         print(f"_00_conf.sh: {error}", file=sys.stderr)
         return 2
-    print(environment.write_lines(environment.derived(settings)), end="")
+    print(conf.write_lines(conf.derived(settings)), end="")
     return 0
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 from megatron_lm.errors import SettingsError
-from megatron_lm.settings.sizes import MODELS, NORMALIZATIONS, POSITIONS
-from megatron_lm.settings.values import Settings
+from megatron_lm.settings.values import MODELS, NORMALIZATIONS, POSITIONS, Settings
 
 CHOICES = {
     "model": tuple(MODELS),
@@ -15,12 +16,8 @@ CHOICES = {
     "position": ("", *POSITIONS),
     "report_to": ("", "tensorboard", "wandb"),
 }
-AT_LEAST_ONE = (
-    "nproc_per_node", "nnodes", "world_size", "global_batch_size", "micro_batch_size", "tensor_mp_size",
-    "dp_size", "pipeline_mp_size", "virtual_stages", "train_iters", "log_interval", "lr_decay_iters",
-    "master_nnodes", "cpus_per_task", "hidden_size", "num_layers", "num_heads", "seq_length", "vocab_size",
-    "ffn", "kv_groups", "rotary_base",
-)  # fmt: skip
+# Of the whole numbers; all others are at least 1.
+MAY_BE_ZERO = ("seed", "stop_on_nan", "save_interval", "master_port")
 
 
 def check(settings: Settings) -> None:
@@ -29,9 +26,9 @@ def check(settings: Settings) -> None:
         value = getattr(settings, name)
         if value not in choices:
             raise SettingsError(f"{name.upper()}={value}: choose from {', '.join(filter(None, choices))}.")
-    for name in AT_LEAST_ONE:
+    for name in (field.name for field in fields(settings) if field.name not in MAY_BE_ZERO):
         value = getattr(settings, name)
-        if value is not None and value < 1:
+        if type(value) is int and value < 1:
             raise SettingsError(f"{name.upper()}={value}: give at least 1.")
     if not 1 <= settings.master_port <= 65_535:
         raise SettingsError(f"MASTER_PORT={settings.master_port}: give a port from 1 to 65535.")

@@ -1,21 +1,145 @@
-"""``_00_conf.sh`` from Python: its defaults, and the complete settings of a run."""
+"""Settings as text: environment variables, files of NAME=VALUE lines, and ``_00_conf.sh`` with its defaults.
+
+In the environment a setting has the prefix MEGATRON_, so that a variable of another program (CONTAINER_NAME,
+WORLD_SIZE, LOAD) is never taken for a setting.
+"""
 
 from __future__ import annotations
 
+import difflib
 import os
+import re
+import shlex
 import subprocess
 import sys
+import typing
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from megatron_lm.errors import SettingsError
-from megatron_lm.settings.environment import PREFIX, default_values
-from megatron_lm.settings.values import NAMES
+from megatron_lm.settings.check import check
+from megatron_lm.settings.values import NAMES, SIZE_SETTINGS, Settings
 
 FOLDER = Path(__file__).resolve().parents[1]
 CONF = FOLDER / "_00_conf.sh"
 # Settings that hold a path.
 PATHS = ("DATA_PATH", "SAVE", "LOAD", "TRACE_OUTPUT_DIR", "LOG_DIR", "CONTAINER_IMAGE_PATH", "CONTAINER_PATH")
+PREFIX = "MEGATRON_"
+# Nobody but a user of these scripts sets variables of these names, so one without the prefix is a mistake.
+UNMISTAKABLE = (
+    "HOMOGENEOUS_CLUSTER", "MODEL", "NPROC_PER_NODE", "NNODES", "GLOBAL_BATCH_SIZE", "MICRO_BATCH_SIZE",
+    "TENSOR_MP_SIZE", "DP_SIZE", "PIPELINE_MP_SIZE", "PARTITION", "TRAIN_ITERS", "PROFILE_CHAKRA",
+)  # fmt: skip
+ASSIGNMENT = re.compile(r"(?:export\s+)?([A-Za-z_]\w*)=(.*)")
+# A default of _00_conf.sh: NAME="${NAME:-value}".
+DEFAULT = re.compile(r'\b([A-Z][A-Z0-9_]*)="\$\{\1:?-([^}"$]*)\}"')
+
+
+def from_environment(environment: Mapping[str, str] = os.environ) -> Settings:
+    """Read and check the settings. Raises ``SettingsError`` with the setting at fault and what would fit."""
+    settings = read_settings(environment)
+    check(settings)
+    return settings
+
+
+def read_settings(environment: Mapping[str, str]) -> Settings:
+    """Read the settings without checking that they fit together. Raises ``SettingsError``."""
+    values: dict[str, Any] = {}
+    for name, kind in typing.get_type_hints(Settings).items():
+        text = environment.get(PREFIX + name.upper())
+        if text is not None:
+            values[name] = _read(name.upper(), text, kind)
+    if "world_size" not in values:
+        shape = Settings(**values)
+        values["world_size"] = shape.nproc_per_node * shape.nnodes
+    return Settings(**values)
+
+
+def derived(settings: Settings) -> dict[str, str]:
+    """The settings that follow from others: NAME → value."""
+    sizes = {name: getattr(settings.size, part) for name, part in SIZE_SETTINGS.items()}
+    texts = {name: str(size).lower() if isinstance(size, bool) else str(size) for name, size in sizes.items()}
+    return {"WORLD_SIZE": str(settings.world_size), **texts}
+
+
+def prefixed(environment: Mapping[str, str]) -> dict[str, str]:
+    """NAME → value of the settings in the environment. Raises ``SettingsError`` for a misspelt name."""
+    found = {}
+    for variable, value in environment.items():
+        name = variable.removeprefix(PREFIX)
+        if variable == name:
+            continue
+        if name in NAMES:
+            found[name] = value
+        elif near := difflib.get_close_matches(name, NAMES, 1, 0.85):
+            raise SettingsError(f"{variable}: there is no such setting; the nearest is {PREFIX}{near[0]}.")
+    return found
+
+
+def refuse_misplaced(environment: Mapping[str, str]) -> None:
+    """Raise ``SettingsError`` for a setting without its prefix that can only be meant for these scripts."""
+    for name in UNMISTAKABLE:
+        if name in environment and PREFIX + name not in environment:
+            raise SettingsError(
+                f"{name}={environment[name]} in the environment: settings are read from {PREFIX}{name} only; "
+                f"set that, or give {name}={environment[name]} to _03_submit.sh as an argument."
+            )
+
+
+def read_file(path: str | Path) -> dict[str, str]:
+    """NAME → value of a file of settings. Raises ``SettingsError``.
+
+    Either lines ``NAME=VALUE`` (quotes, ``export`` and comments as in a shell; nothing is executed), or a
+    copy of ``_00_conf.sh``, of which the defaults ``NAME="${NAME:-value}"`` are taken.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or "not text"
+        raise SettingsError(f"{path}: can't be read: {reason}.") from None
+    found: dict[str, str] = {}
+    if defaults := default_values(text):
+        several = [name for name, values in defaults.items() if len(set(values)) > 1]
+        if several:
+            raise SettingsError(
+                f"{path}: has several defaults of {', '.join(several)}, one per model; write NAME=VALUE "
+                "lines."
+            )
+        found = {name: values[0] for name, values in defaults.items() if values[0]}
+    else:
+        for number, line in enumerate(text.splitlines(), 1):
+            if line.strip() and not line.lstrip().startswith("#"):
+                name, value = _assignment(path, number, line)
+                found[name] = value
+    unknown = [name for name in found if name not in NAMES]
+    if unknown:
+        raise SettingsError(
+            f"{path}: no setting is called {', '.join(unknown)}; megatron_lm/_00_conf.sh lists the settings."
+        )
+    return found
+
+
+def default_values(text: str) -> dict[str, list[str]]:
+    """NAME → its defaults in the text of a ``_00_conf.sh``, of which there may be one per model."""
+    found: dict[str, list[str]] = {}
+    for line in text.splitlines():
+        for name, value in DEFAULT.findall("" if line.lstrip().startswith("#") else line.partition(" #")[0]):
+            found.setdefault(name, []).append(value)
+    return found
+
+
+def write_lines(values: Mapping[str, str]) -> str:
+    """NAME=VALUE lines, quoted as a shell needs it, as ``read_file`` reads them."""
+    return "".join(f"{name}={shlex.quote(value)}\n" for name, value in values.items())
+
+
+def parse_word(word: str) -> tuple[str, str]:
+    """A word NAME=VALUE of a command line. Raises ``SettingsError``."""
+    name, equals, value = word.partition("=")
+    if not equals or name not in NAMES:
+        raise SettingsError(f"'{word}': give settings as NAME=VALUE, with a name of megatron_lm/_00_conf.sh.")
+    return name, value
 
 
 def from_caller(values: Mapping[str, str], folder: Path) -> dict[str, str]:
@@ -51,3 +175,32 @@ def log_dir() -> Path:
         return Path(os.path.abspath(outside))
     inside = default_values(CONF.read_text(encoding="utf-8")).get("LOG_DIR", ["../log2"])
     return Path(os.path.abspath(FOLDER / inside[-1]))
+
+
+def _assignment(path: str | Path, number: int, line: str) -> tuple[str, str]:
+    match = ASSIGNMENT.fullmatch(line.strip())
+    try:
+        words = shlex.split(match[2], comments=True) if match else []
+    except ValueError:
+        match = None
+    if not match or len(words) > 1 or re.search(r"[$`]", match[2].partition("'")[0]):
+        raise SettingsError(f"{path}, line {number}: give one setting as NAME=VALUE.")
+    return match[1], words[0] if words else ""
+
+
+def _read(name: str, text: str, kind: Any) -> Any:
+    """``text`` as a value of type ``kind``; empty where the type allows None."""
+    options = typing.get_args(kind)
+    if type(None) in options and not text:
+        return None
+    kind = options[0] if options else kind
+    if kind is int and not re.fullmatch(r"0|[1-9][0-9]{0,17}", text):
+        raise SettingsError(f"{name}={text}: give a whole number without leading zeros.")
+    if kind is bool and text not in ("true", "false"):
+        raise SettingsError(f"{name}={text}: give true or false.")
+    if kind is str and not text.isprintable():
+        raise SettingsError(f"{name}: has a line break or another control character; give one line of text.")
+    try:
+        return text == "true" if kind is bool else kind(text)
+    except ValueError:
+        raise SettingsError(f"{name}={text}: give a number.") from None

@@ -1,11 +1,83 @@
-"""All settings of a run as one value."""
+"""All settings of a run as one value, the sizes of a model, and the models that MODEL names."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
-from megatron_lm.settings.sizes import MODELS, Size, default_ffn
+NORMALIZATIONS = ("layernorm", "rmsnorm")
+POSITIONS = ("learned", "rope")
+
+
+@dataclass(frozen=True)
+class Size:
+    """A decoder-only transformer.
+
+    hidden: width; layers: transformer layers; heads: attention heads; sequence: tokens per sample;
+    vocabulary: tokens; ffn: width of the MLP; kv_groups: key-value heads (``heads``: multi-head attention,
+    fewer: grouped queries); swiglu: gated MLP with SiLU instead of GELU; normalization, position: one of
+    the names above; rotary_base: of the rope angles; linear_bias: linear layers have biases;
+    tied_embedding: the output layer shares the embedding's weights.
+    """
+
+    hidden: int
+    layers: int
+    heads: int
+    sequence: int
+    vocabulary: int
+    ffn: int
+    kv_groups: int
+    swiglu: bool = False
+    normalization: str = "layernorm"
+    position: str = "learned"
+    rotary_base: int = 10_000
+    linear_bias: bool = True
+    tied_embedding: bool = True
+
+    @property
+    def layer_operations(self) -> int:
+        """Floating-point operations of one layer's forward pass per token: two per multiplication."""
+        hidden = self.hidden
+        attention = (
+            hidden * (2 * hidden + 2 * hidden * self.kv_groups // self.heads) + 2 * self.sequence * hidden
+        )
+        mlp = (3 if self.swiglu else 2) * hidden * self.ffn
+        return 2 * (attention + mlp)
+
+    @property
+    def head_operations(self) -> int:
+        """Floating-point operations of the output layer's forward pass per token."""
+        return 2 * self.hidden * self.vocabulary
+
+
+def gpt2(hidden: int, layers: int, heads: int, sequence: int, vocabulary: int) -> Size:
+    """A GPT-2."""
+    return Size(hidden, layers, heads, sequence, vocabulary, 4 * hidden, heads)
+
+
+def llama(
+    hidden: int, layers: int, heads: int, sequence: int, vocabulary: int, ffn: int, kv_groups: int
+) -> Size:
+    """A Llama 3: grouped queries, SwiGLU, RMSNorm, rope, no biases, untied embeddings."""
+    return Size(
+        *(hidden, layers, heads, sequence, vocabulary, ffn, kv_groups),
+        swiglu=True,
+        normalization="rmsnorm",
+        position="rope",
+        rotary_base=500_000,
+        linear_bias=False,
+        tied_embedding=False,
+    )
+
+
+# The tiny ones run on a laptop; their vocabulary is that of the sample's tokenizer in data/.
+MODELS = {
+    "tiny": gpt2(64, 4, 4, 64, 2_920),
+    "small": gpt2(1024, 24, 16, 1024, 50_257),
+    "xl": gpt2(1600, 48, 16, 1024, 50_257),
+    "llama-tiny": llama(64, 4, 4, 64, 2_920, 192, 2),
+    "llama3-8b": llama(4096, 32, 32, 8192, 128_256, 14_336, 8),
+}
 
 
 @dataclass(frozen=True)
@@ -95,25 +167,15 @@ class Settings:
     def size(self) -> Size:
         """The sizes of MODEL, with the ones that are set in their place."""
         base = MODELS[self.model]
-        hidden = self.hidden_size or base.hidden
-        heads = self.num_heads or base.heads
-        swiglu = base.swiglu if self.swiglu is None else self.swiglu
-        same_mlp = (hidden, swiglu) == (base.hidden, base.swiglu)
-        return Size(
-            hidden=hidden,
-            layers=self.num_layers or base.layers,
-            heads=heads,
-            sequence=self.seq_length or base.sequence,
-            vocabulary=self.vocab_size or base.vocabulary,
-            ffn=self.ffn or (base.ffn if same_mlp else default_ffn(hidden, swiglu)),
-            kv_groups=self.kv_groups or (base.kv_groups if heads == base.heads else heads),
-            swiglu=swiglu,
-            normalization=self.normalization or base.normalization,
-            position=self.position or base.position,
-            rotary_base=self.rotary_base or base.rotary_base,
-            linear_bias=base.linear_bias if self.linear_bias is None else self.linear_bias,
-            tied_embedding=base.tied_embedding if self.tied_embedding is None else self.tied_embedding,
-        )
+        given = {part: getattr(self, name.lower()) for name, part in SIZE_SETTINGS.items()}
+        size = replace(base, **{part: value for part, value in given.items() if value not in (None, "")})
+        if self.ffn is None and (size.hidden, size.swiglu) != (base.hidden, base.swiglu):
+            # 4·hidden, or 8/3·hidden rounded up to 64 if the MLP is gated, which has about as many weights.
+            ffn = -(-8 * size.hidden // 3 // 64) * 64 if size.swiglu else 4 * size.hidden
+            size = replace(size, ffn=ffn)
+        if self.kv_groups is None and size.heads != base.heads:
+            size = replace(size, kv_groups=size.heads)
+        return size
 
     @cached_property
     def parts(self) -> tuple[int, ...]:

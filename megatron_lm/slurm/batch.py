@@ -1,21 +1,45 @@
-"""The batch scripts of a run: one job, a pair of jobs, or one Slurm het job."""
+"""The batch scripts of a run: one job, a pair of jobs, or one Slurm het job.
+
+Their ``#SBATCH`` lines are merged from all places where a user can give options of sbatch: the settings come
+first; ``#SBATCH`` lines in ``_02_*_job.sh`` override them, and options on the command line override both.
+"""
 
 from __future__ import annotations
 
+import re
 import shlex
 import subprocess
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from megatron_lm.errors import RunError, SettingsError
+from megatron_lm.logs import BATCH_OUTPUT
 from megatron_lm.settings import PREFIX
 from megatron_lm.settings.conf import FOLDER
-from megatron_lm.slurm import headers
-from megatron_lm.slurm.headers import Options
 
 HOMOGENEOUS, MASTER, SLAVE = "_02_homo_job.sh", "_02_hetero_master_job.sh", "_02_hetero_slave_job.sh"
+SHORT = {
+    "-A": "--account", "-a": "--array", "-C": "--constraint", "-c": "--cpus-per-task", "-D": "--chdir",
+    "-d": "--dependency", "-e": "--error", "-G": "--gpus", "-J": "--job-name", "-N": "--nodes",
+    "-n": "--ntasks", "-o": "--output", "-p": "--partition", "-q": "--qos", "-t": "--time",
+    "-w": "--nodelist", "-x": "--exclude",
+}  # fmt: skip
+# What the launch depends on, and what decides it.
+FIXED = {
+    "--nodes": "NNODES",
+    "--ntasks-per-node": "NPROC_PER_NODE (torchrun starts the processes of a node)",
+    "--ntasks": "NPROC_PER_NODE (torchrun starts the processes of a node)",
+    "--cpus-per-task": "CPUS_PER_TASK",
+    "--output": "LOG_DIR",
+    "--error": "LOG_DIR",
+    "--nodelist": "NODELIST",
+    "--array": "submitting one run at a time",
+    "--wrap": "_02_*_job.sh",
+    "--export": "_03_submit.sh, which passes the settings on",
+}
+
+Options = dict[str, str]  # option, as "--time" → the text of its line, as "--time=1:00:00"
 
 
 class Job(NamedTuple):
@@ -25,24 +49,8 @@ class Job(NamedTuple):
     after: bool = False
 
 
-@dataclass(frozen=True)
-class Component:
-    """A request to Slurm for nodes of one kind."""
-
-    body: str
-    nodes: int
-    queue: str
-    gres: str
-    nodelist: str
-
-    def header(self, values: Mapping[str, str], given: Options) -> list[str]:
-        """Its ``#SBATCH`` lines; ``given``: options of the command line."""
-        basic = headers.from_settings(values, self.nodes, self.queue, self.gres, self.nodelist)
-        return headers.lines(basic, headers.from_body(FOLDER / self.body), given)
-
-
 def jobs(values: Mapping[str, str], het: bool, given: Options) -> list[Job]:
-    """The jobs of a run. Raises ``SettingsError``."""
+    """The jobs of a run; ``given``: options of the command line. Raises ``SettingsError``."""
     names = [name for name in values["NODELIST"].split(",") if name]
     count, first = int(values["NNODES"]), int(values["MASTER_NNODES"])
     if names and (len(names) != count or len(set(names)) != count):
@@ -50,18 +58,92 @@ def jobs(values: Mapping[str, str], het: bool, given: Options) -> list[Job]:
             f"NODELIST={values['NODELIST']}: names {len(set(names))} different nodes, NNODES is {count}; "
             "name each node once, separated by commas."
         )
-    export = [f"export {PREFIX}{name}={shlex.quote(value)}" for name, value in values.items()]
     if values["HOMOGENEOUS_CLUSTER"] == "true":
-        alone = Component(HOMOGENEOUS, count, values["SLURM_QUEUE"], values["GRES"], ",".join(names))
-        return [Job(_script(alone.header(values, given), export, alone.body))]
-    master = Component(MASTER, first, values["MASTER_QUEUE"], values["MASTER_GRES"], ",".join(names[:first]))
-    slave = Component(
-        SLAVE, count - first, values["SLAVE_QUEUE"], values["SLAVE_GRES"], ",".join(names[first:])
-    )
-    parts = [part.header(values, given) for part in (master, slave)]
+        return [
+            Job(_script(values, HOMOGENEOUS, _header(values, HOMOGENEOUS, count, names, "SLURM_", given)))
+        ]
+    master = _header(values, MASTER, first, names[:first], "MASTER_", given)
+    slave = _header(values, SLAVE, count - first, names[first:], "SLAVE_", given)
     if het:
-        return [Job(_script([*parts[0], "#SBATCH hetjob", *parts[1]], export, MASTER))]
-    return [Job(_script(parts[0], export, MASTER)), Job(_script(parts[1], export, SLAVE), after=True)]
+        return [Job(_script(values, MASTER, [*master, "#SBATCH hetjob", *slave]))]
+    return [Job(_script(values, MASTER, master)), Job(_script(values, SLAVE, slave), after=True)]
+
+
+def _script(values: Mapping[str, str], body: str, header: list[str]) -> str:
+    export = [f"export {PREFIX}{name}={shlex.quote(value)}" for name, value in values.items()]
+    lines = ["#!/usr/bin/env bash", *header, *export, f"exec {shlex.quote(str(Path(FOLDER / body)))}"]
+    return "\n".join(lines) + "\n"
+
+
+def _header(
+    values: Mapping[str, str], body: str, nodes: int, names: list[str], part: str, given: Options
+) -> list[str]:
+    """The ``#SBATCH`` lines of a request for nodes of one kind, whose settings begin with ``part``.
+
+    Raises ``SettingsError`` for an option that contradicts the settings in what the launch depends on.
+    """
+    model = values["MODEL"]
+    asked = {
+        "--job-name": model if model.startswith("llama") else f"gpt2_{model}",
+        "--nodes": str(nodes),
+        "--partition": values[f"{part}QUEUE"],
+        "--gres": values["GRES" if part == "SLURM_" else f"{part}GRES"],
+        "--ntasks-per-node": "1",
+        "--cpus-per-task": values["CPUS_PER_TASK"],
+        "--time": values["TIME_LIMIT"],
+        "--account": values["ACCOUNT"],
+        "--qos": values["QOS"],
+        "--constraint": values["CONSTRAINT"],
+        "--nodelist": ",".join(names),
+        "--output": f"{values['LOG_DIR']}/{BATCH_OUTPUT.format(job='%j')}",
+    }
+    basic, in_body = flags(asked.items()), from_body(FOLDER / body)
+    for where, source in (("#SBATCH line in a _02_*_job.sh", in_body), ("option of sbatch", given)):
+        for name, text in source.items():
+            if name in FIXED and text != basic.get(name):
+                ours = f"; the settings have {basic[name]}" if name in basic else ""
+                raise SettingsError(f"{where}: {text} can't be given, {FIXED[name]} decides it{ours}.")
+    return [f"#SBATCH {text}" for text in (basic | in_body | given).values()]
+
+
+def flags(pairs: Iterable[tuple[str, str]]) -> Options:
+    """The options (name, value) that have a value."""
+    return {name: f"{name}={shlex.quote(value)}" for name, value in pairs if value}
+
+
+def from_words(words: Sequence[str], where: str) -> Options:
+    """Options as words: ``--time=1:00``, ``--time 1:00``, ``-t 1:00``, ``--exclusive``. Raises
+    ``SettingsError``.
+    """
+    found: Options = {}
+    words = list(words)
+    while words:
+        word = words.pop(0)
+        if not word.startswith("-") or word in ("-", "--"):
+            raise SettingsError(f"{where}: '{word}' is not an option of sbatch.")
+        name, equals, value = word.partition("=")
+        if not name.startswith("--"):
+            name, value = name[:2], name[2:] + equals + value
+            equals = "=" if value else ""
+        if not equals and words and not words[0].startswith("-"):
+            equals, value = "=", words.pop(0)
+        long = SHORT.get(name, name)
+        found[long] = f"{long}={shlex.quote(value)}" if equals else long
+    return found
+
+
+def from_body(path: Path) -> Options:
+    """The options in the ``#SBATCH`` lines of a batch script. Raises ``SettingsError``."""
+    found: Options = {}
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        if re.match(r"#SBATCH\s", line):
+            where = f"{path.name}, line {number}"
+            try:
+                words = shlex.split(line.removeprefix("#SBATCH"), comments=True)
+            except ValueError as error:
+                raise SettingsError(f"{where}: can't be read ({error}).") from None
+            found |= from_words(words, where)
+    return found
 
 
 def submit(all_jobs: list[Job]) -> list[str]:
@@ -81,8 +163,3 @@ def submit(all_jobs: list[Job]) -> list[str]:
             raise RunError(f"sbatch refuses the job: {reason}")
         ids.append(done.stdout.strip().partition(";")[0])
     return ids
-
-
-def _script(header: list[str], export: list[str], body: str) -> str:
-    lines = ["#!/usr/bin/env bash", *header, *export, f"exec {shlex.quote(str(Path(FOLDER / body)))}"]
-    return "\n".join(lines) + "\n"

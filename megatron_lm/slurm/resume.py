@@ -2,23 +2,32 @@
 lost.
 
 Without some nodes, FASOP plans what is left: it is given the model, the remaining nodes by their kind of
-GPU, and what each part of the model costs on them (``replan``). Tensor parallelism, micro-batch and global
-batch stay, so that the training goes on as it would have.
+GPU, and what each part of the model costs on them. Tensor parallelism, micro-batch and global batch stay, so
+that the training goes on as it would have. Costs are operations over speed. The speed of a kind of GPU is
+measured in the run's own logs if they have timers (PROFILE=true), else it is taken from the table of peak
+speeds.
 """
 
 from __future__ import annotations
 
+import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fasop.plans.plan import Plan
+from chakra_et.cost import gpus as gpu_table
 from megatron_lm import checkpoints, planner
 from megatron_lm.errors import RunError
-from megatron_lm.logs import LOCAL, records, runs
+from megatron_lm.logs import LOCAL, gpus, records, runs
 from megatron_lm.logs.runs import Node, Run
-from megatron_lm.settings import conf
-from megatron_lm.slurm import replan
+from megatron_lm.settings import PREFIX, Settings, conf
+
+CPU = "CPU"
+FRACTION = 0.4  # of the peak, as large matrix products reach in training
+USABLE = 0.97  # of a GPU's memory
+HOST_MEMORY = 1024.0  # GiB: what fits into a node without GPUs is not known here
+# bit/s, as of a common cluster; the network of this one is not known
+NETWORK = {"inter_bandwidth": 100e9, "intra_bandwidth": 400e9}
 
 
 def settings_of(job: str, without: Sequence[str], given: Mapping[str, str]) -> dict[str, str]:
@@ -34,13 +43,9 @@ def settings_of(job: str, without: Sequence[str], given: Mapping[str, str]) -> d
         if known.word in runs.ALIVE:
             raise RunError(f"job {each} is still {known.word}: cancel it before you continue its run.")
     values |= given
-    folder = _checkpoint(job, values)
-    print(f"job {job}: continuing from {folder}", file=sys.stderr)
-    values = {**values, "LOAD": values["SAVE"]}
-    if not without:
-        return values
-    left = _left(run, without)
-    return {**values, **_planned(run, values, left)}
+    print(f"job {job}: continuing from {_checkpoint(job, values)}", file=sys.stderr)
+    values["LOAD"] = values["SAVE"]
+    return values | (_planned(run, values, without) if without else {})
 
 
 def _checkpoint(job: str, values: Mapping[str, str]) -> Path:
@@ -66,64 +71,131 @@ def _checkpoint(job: str, values: Mapping[str, str]) -> Path:
     return folder
 
 
-def _left(run: Run, without: Sequence[str]) -> list[Node]:
-    """The nodes of the run but these. Raises ``RunError``."""
-    names = [node.name for node in run.nodes]
-    unknown = [name for name in without if name not in names]
-    if run.jobs[0].startswith(LOCAL):
-        raise RunError("--without: a run on this machine has no nodes to leave out.")
-    if unknown:
-        raise RunError(f"--without {','.join(unknown)}: the run's nodes are {', '.join(names)}.")
-    left = [node for node in run.nodes if node.name not in without]
-    if not left:
-        raise RunError("--without names all nodes of the run: none is left.")
-    return left
-
-
-def _planned(run: Run, values: Mapping[str, str], left: list[Node]) -> dict[str, str]:
+def _planned(run: Run, values: Mapping[str, str], without: Sequence[str]) -> dict[str, str]:
     """What FASOP's plan of the remaining nodes changes. Raises ``RunError``.
 
     If all of them can't share the work, one after the other is left idle.
     """
+    names = [node.name for node in run.nodes]
+    if run.jobs[0].startswith(LOCAL):
+        raise RunError("--without: a run on this machine has no nodes to leave out.")
+    if not set(without) <= set(names):
+        unknown = ",".join(name for name in without if name not in names)
+        raise RunError(f"--without {unknown}: the run's nodes are {', '.join(names)}.")
+    left = [node for node in run.nodes if node.name not in without]
+    if not left:
+        raise RunError("--without names all nodes of the run: none is left.")
     folder = run.log_dir / run.jobs[0]
-    refusal: RunError | None = None
+    refusals: list[RunError] = []
     for count in range(len(left), 0, -1):
-        nodes = left[:count]
+        by_kind = _kinds(left[:count])
         try:
-            plan = planner.best(replan.write_inputs(folder, values, nodes), folder)
+            plan = planner.best(_inputs(folder, values, by_kind), folder)
         except RunError as error:
-            refusal = refusal or error
+            refusals.append(error)
             continue
-        ordered = replan.in_order(plan.placement, nodes)
-        _report(run, plan, ordered)
+        # The nodes in the order of the plan's kinds.
+        ordered = [by_kind[kind].pop(0) for kind in plan.placement]
+        idle = ", ".join(node.name for node in run.nodes if node not in ordered)
+        layers = "-".join(map(str, plan.layers))
+        print(
+            f"FASOP's plan for {', '.join(node.name for node in ordered)} (without {idle}): stages of "
+            f"{layers} layers, {plan.dp} data-parallel ranks; in {folder / planner.PLANS}",
+            file=sys.stderr,
+        )
         return {
             "NNODES": str(count),
             "WORLD_SIZE": str(count * int(values["NPROC_PER_NODE"])),
             "DP_SIZE": str(plan.dp),
             "PIPELINE_MP_SIZE": str(plan.pp),
-            "PARTITION": "-".join(map(str, plan.layers)),
+            "PARTITION": layers,
             "VIRTUAL_STAGES": "1",
             "NODELIST": ",".join(node.name for node in ordered),
             **_jobs(run, values, ordered),
         }
-    raise refusal or RunError("no node is left.")
+    raise refusals[0]
 
 
-def _report(run: Run, plan: Plan, ordered: list[Node]) -> None:
-    idle = ", ".join(node.name for node in run.nodes if node not in ordered)
-    names = ", ".join(node.name for node in ordered)
-    print(
-        f"FASOP's plan for {names} (without {idle}): stages of {'-'.join(map(str, plan.layers))} layers, "
-        f"{plan.dp} data-parallel ranks; in {run.log_dir / run.jobs[0] / planner.PLANS}",
-        file=sys.stderr,
-    )
+def _kinds(nodes: Sequence[Node]) -> dict[str, list[Node]]:
+    """Kind of GPU → the nodes that have it, in the order of their ranks."""
+    found: dict[str, list[Node]] = {}
+    for node in nodes:
+        gpu = _gpu(node)
+        found.setdefault(gpu.name if gpu else CPU, []).append(node)
+    return found
+
+
+def _gpu(node: Node) -> gpus.Gpu | None:
+    samples = gpus.samples(node.read("gpu"), 1)
+    return next((gpu for sample in samples.values() for gpu in sample), None)
+
+
+def _inputs(folder: Path, values: Mapping[str, str], by_kind: Mapping[str, list[Node]]) -> list[str]:
+    """Write FASOP's input files into ``folder`` and return the arguments of ``python -m fasop plan``."""
+    settings = conf.read_settings({PREFIX + name: value for name, value in values.items()})
+    size, kinds, entries = settings.size, {}, []
+    for kind, nodes in by_kind.items():
+        gpu = _gpu(nodes[0])
+        memory = gpu.total / 1024 * USABLE if gpu and gpu.total else HOST_MEMORY
+        kinds[kind] = {"nodes": len(nodes), "memory_gib": memory, "price_per_hour": 0.0, **NETWORK}
+        # Seconds per micro-batch; the embedding is a look-up, but must cost something.
+        work = [2 * size.hidden, *[size.layer_operations] * size.layers, size.head_operations]
+        rate = speed(settings, kind, nodes)
+        forward = [_per_micro_batch(settings, each) / rate for each in work]
+        entries.append({
+            "model": settings.model, "gpu": kind, "tp": settings.tensor_mp_size,
+            "mbs": settings.micro_batch_size, "forward": forward, "backward": [2 * each for each in forward],
+        })  # fmt: skip
+    cluster = {"gpus_per_node": settings.nproc_per_node, "gpus": kinds}
+    model = planner.model_of(size, settings.global_batch_size)
+    source = "Operations over speed, by megatron_lm/slurm/resume.py."
+    words = planner.write_inputs(folder, settings.model, model, cluster, source, entries)
+    words += ["--tp", str(settings.tensor_mp_size), "--max-tp", str(settings.tensor_mp_size)]
+    words += ["--mbs", str(settings.micro_batch_size), "--recompute", settings.recompute]
+    # These costs are rough, and the network is not known: no reason to leave a node idle.
+    words += ["--attention", settings.attention, "--no-idle"]
+    flags = {
+        "--sharded-optimizer": settings.sharded_optimizer,
+        "--sequence-parallel": settings.sequence_parallel,
+        "--precision=fp32": settings.precision == "fp32",
+    }
+    return words + [flag for flag, wanted in flags.items() if wanted]
+
+
+def speed(settings: Settings, kind: str, nodes: Sequence[Node]) -> float:
+    """Operations per second of one rank on this kind of GPU, if there are timers from its forward passes."""
+    rates = []
+    for node in nodes if settings.virtual_stages == 1 else ():
+        for (rank, name), lists in records.timers(node.read("out")).items():
+            stage = rank // (settings.tensor_mp_size * settings.dp_size)
+            if name == "forward-compute" and len(lists.start) and stage < settings.pipeline_mp_size:
+                head = settings.size.head_operations if stage == settings.pipeline_mp_size - 1 else 0
+                work = settings.layers[stage] * settings.size.layer_operations + head
+                seconds = statistics.median((lists.end - lists.start).tolist())
+                if work and seconds > 0:
+                    rates.append(_per_micro_batch(settings, work) / seconds)
+    if rates:
+        return float(statistics.median(rates))
+    known = gpu_table.by_driver(kind)
+    if known is None:
+        print(f"note: no speed of {kind} is known; it is taken to be equal to an A10", file=sys.stderr)
+    return FRACTION * gpu_table.gpu(known or "A10").peak("half")
+
+
+def _per_micro_batch(settings: Settings, per_token: float) -> float:
+    return per_token * settings.micro_batch_size * settings.size.sequence / settings.tensor_mp_size
 
 
 def _jobs(run: Run, values: Mapping[str, str], ordered: list[Node]) -> dict[str, str]:
     """How the two jobs of a heterogeneous run share the nodes. Raises ``RunError`` if they can't."""
     if values["HOMOGENEOUS_CLUSTER"] == "true":
         return {}
-    parts = [_part(run, values, node) for node in ordered]
+    # MASTER or SLAVE: the job, or the component of one het job, that each node was in.
+    parts = []
+    for node in ordered:
+        rank = int(records.settings(node.read("out")).get("NODE_RANK", "0"))
+        first = node.job == run.jobs[0] if len(run.jobs) > 1 else rank < int(values["MASTER_NNODES"])
+        parts.append("MASTER" if first else "SLAVE")
     order = list(dict.fromkeys(parts))
     if parts != sorted(parts, key=order.index):
         raise RunError(
@@ -138,11 +210,3 @@ def _jobs(run: Run, values: Mapping[str, str], ordered: list[Node]) -> dict[str,
     for new, old in zip(("MASTER", "SLAVE"), order, strict=True):
         found |= {f"{new}_{name}": values[f"{old}_{name}"] for name in ("QUEUE", "GRES")}
     return found
-
-
-def _part(run: Run, values: Mapping[str, str], node: Node) -> str:
-    """MASTER or SLAVE: the job, or the component of one het job, that the node was in."""
-    if len(run.jobs) > 1:
-        return "MASTER" if node.job == run.jobs[0] else "SLAVE"
-    rank = records.settings(node.read("out")).get("NODE_RANK", "0")
-    return "MASTER" if int(rank) < int(values["MASTER_NNODES"]) else "SLAVE"

@@ -19,11 +19,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from chakra_et import cli, files
+from megatron_lm import checkpoints, datasets
 from megatron_lm.errors import RunError, SettingsError
 from megatron_lm.logs import JOBS, LOCAL, SETTINGS
-from megatron_lm.settings import PREFIX, conf, environment
-from megatron_lm.slurm import batch, headers
-from megatron_lm.slurm.checks import check_files
+from megatron_lm.settings import PREFIX, conf
+from megatron_lm.slurm import batch
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     config = cli.parse(
         SubmitConfig, words[:at], prog="_03_submit.sh", description=(__doc__ or "").splitlines()[0]
     )
-    given = sbatch_options(config, words[at + 1 :])
+    names = ("time", "account", "qos", "partition", "constraint")
+    given = batch.flags((f"--{name}", getattr(config, name)) for name in names)
+    given |= batch.from_words(words[at + 1 :], "after --")
     if config.local and given:
         raise SettingsError("--local: options of sbatch have no effect without Slurm; leave them out.")
     values = settings_of(config)
@@ -68,9 +70,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     check_files(values)
     if config.local:
         return run_here(values, config.dry_run)
-    given = headers.from_words(_split(values["SBATCH_OPTIONS"]), "SBATCH_OPTIONS") | given
+    try:
+        options = shlex.split(values["SBATCH_OPTIONS"])
+    except ValueError as error:
+        text = values["SBATCH_OPTIONS"]
+        raise SettingsError(f"SBATCH_OPTIONS={text}: can't be read ({error}).") from None
+    given = batch.from_words(options, "SBATCH_OPTIONS") | given
     if config.without and "--exclude" not in given:
-        given |= headers.flags([("--exclude", config.without)])
+        given |= batch.flags([("--exclude", config.without)])
     jobs = batch.jobs(values, config.het, given)
     if config.dry_run:
         print("\n".join(job.script for job in jobs), end="")
@@ -89,11 +96,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def settings_of(config: SubmitConfig) -> dict[str, str]:
     """The complete settings of the run. Raises ``SettingsError``."""
-    environment.refuse_misplaced(os.environ)
-    given = conf.from_caller(dict(map(environment.parse_word, config.words)), Path.cwd())
-    overrides = environment.prefixed(os.environ)
+    conf.refuse_misplaced(os.environ)
+    given = conf.from_caller(dict(map(conf.parse_word, config.words)), Path.cwd())
+    overrides = conf.prefixed(os.environ)
     if config.settings:
-        overrides |= environment.read_file(config.settings)
+        overrides |= conf.read_file(config.settings)
     if config.resume:
         # Only a resumed run needs to read logs, and to plan.
         from megatron_lm.slurm import resume
@@ -111,11 +118,26 @@ def settings_of(config: SubmitConfig) -> dict[str, str]:
     return values
 
 
-def sbatch_options(config: SubmitConfig, rest: Sequence[str]) -> headers.Options:
-    """The options of sbatch on the command line. Raises ``SettingsError``."""
-    names = ("time", "account", "qos", "partition", "constraint")
-    ours = headers.flags((f"--{name}", getattr(config, name)) for name in names)
-    return ours | headers.from_words(rest, "after --")
+def check_files(values: Mapping[str, str]) -> None:
+    """Raise ``SettingsError`` if a dataset, checkpoint or container image that the settings name is missing
+    or damaged.
+    """
+    data, load, save = values["DATA_PATH"], values["LOAD"], values["SAVE"]
+    if data and (problem := datasets.problem(data)):
+        raise SettingsError(f"DATA_PATH={data}: {problem}.")
+    if load and checkpoints.newest(Path(load)) is None:
+        raise SettingsError(f"LOAD={load}: there is no checkpoint.")
+    if save and Path(save).exists() and not Path(save).is_dir():
+        raise SettingsError(f"SAVE={save}: is not a folder.")
+    if values["SAVE_INTERVAL"] != "0" and not save:
+        raise SettingsError(
+            f"SAVE_INTERVAL={values['SAVE_INTERVAL']}: set SAVE to a folder for the checkpoints."
+        )
+    image = values["CONTAINER_IMAGE_PATH"]
+    if image and not Path(image).is_file():
+        raise SettingsError(f"CONTAINER_IMAGE_PATH={image}: there is no such file; give a .sqsh image.")
+    if image and not values["CONTAINER_PATH"]:
+        raise SettingsError("CONTAINER_PATH: is empty; set it to the folder that containers are unpacked in.")
 
 
 def record(folder: Path, ids: Sequence[str], values: Mapping[str, str]) -> None:
@@ -125,7 +147,7 @@ def record(folder: Path, ids: Sequence[str], values: Mapping[str, str]) -> None:
     for job in ids:
         (folder / job).mkdir(parents=True, exist_ok=True)
         files.write_text(folder / job / JOBS, "".join(f"{other}\n" for other in ids))
-        files.write_text(folder / job / SETTINGS, environment.write_lines(values))
+        files.write_text(folder / job / SETTINGS, conf.write_lines(values))
 
 
 def run_here(values: Mapping[str, str], dry_run: bool) -> int:
@@ -140,10 +162,3 @@ def run_here(values: Mapping[str, str], dry_run: bool) -> int:
     exported = {PREFIX + name: value for name, value in values.items()}
     script = str(conf.FOLDER / "slurm" / "run_here.sh")
     os.execve(script, [script], {**os.environ, **exported, "RUN_ID": job})
-
-
-def _split(text: str) -> list[str]:
-    try:
-        return shlex.split(text)
-    except ValueError as error:
-        raise SettingsError(f"SBATCH_OPTIONS={text}: can't be read ({error}).") from None

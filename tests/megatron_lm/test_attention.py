@@ -9,7 +9,7 @@ from megatron_lm.settings import Settings
 torch = pytest.importorskip("torch")
 pytest.importorskip("megatron.core", reason="megatron-core is not installed (extra megatron)")
 
-from megatron_lm.engine import attention, model  # noqa: E402
+from megatron_lm.engine import model  # noqa: E402
 
 SEQUENCE, BATCH, HEADS, WIDTH = 48, 2, 4, 8
 
@@ -28,7 +28,7 @@ def test_fused_attention_has_the_values_and_gradients_of_the_formula(groups: int
     given = [torch.randn(SEQUENCE, BATCH, heads, WIDTH) for heads in (HEADS, groups, groups)]
     kept: list[torch.Tensor] = []
     found = []
-    for compute in (attention.FusedAttention(None), by_formula):
+    for compute in (model.FusedAttention(None), by_formula):
         inputs = [each.clone().requires_grad_() for each in given]
         with torch.autograd.graph.saved_tensors_hooks(lambda each: kept.append(each) or each, lambda e: e):
             output = compute(*inputs)
@@ -46,10 +46,10 @@ def test_the_setting_chooses_the_attention_of_every_layer() -> None:
     """It was unfused whatever had been planned."""
     for setting, fused in (("flash", True), ("unfused", False)):
         chosen = model.layer_spec(Settings(attention=setting)).submodules.self_attention.submodules
-        assert (chosen.core_attention is attention.FusedAttention) is fused
+        assert (chosen.core_attention is model.FusedAttention) is fused
 
 
 def test_pytorch_2_4_gets_keys_of_as_many_heads_as_queries(monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = [torch.randn(SEQUENCE, BATCH, heads, WIDTH) for heads in (HEADS, 2, 2)]
-    monkeypatch.setattr(attention, "GROUPED", False)
-    torch.testing.assert_close(attention.FusedAttention(None)(*inputs), by_formula(*inputs))
+    monkeypatch.setattr(model, "GROUPED", False)
+    torch.testing.assert_close(model.FusedAttention(None)(*inputs), by_formula(*inputs))

@@ -188,7 +188,7 @@ def test_a_wrong_path_to_a_tokenizer_is_one_sentence(tmp_path: Path) -> None:
 
 def test_index_maps_of_megatron_lm_are_used_only_where_they_fit(tmp_path: Path) -> None:
     """Ten documents of 7 to 16 tokens in samples of 8."""
-    from megatron_lm.engine import index_maps
+    from megatron_lm.engine.dataset import adopt_index_maps
 
     lengths = np.arange(7, 17)
     documents = np.random.default_rng(1).permutation(10).astype(np.int32)
@@ -205,7 +205,7 @@ def test_index_maps_of_megatron_lm_are_used_only_where_they_fit(tmp_path: Path) 
         for kind, content in (maps | changed).items():
             np.save(f"{base}{kind}_idx.npy", content)
         dataset = SimpleNamespace(dataset=SimpleNamespace(sequence_lengths=lengths), document_index=None)
-        return index_maps.adopt(dataset, tmp_path / "data_text_document", wanted), dataset.document_index
+        return adopt_index_maps(dataset, tmp_path / "data_text_document", wanted), dataset.document_index
 
     said, used = adopted(settings)
     assert said == [f"index maps {base}*.npy are used"] and np.array_equal(used, documents)

@@ -21,7 +21,7 @@ from megatron_lm.__main__ import main as command
 from megatron_lm.errors import RunError
 from megatron_lm.results import picture, plan_run_compare, timeline
 from megatron_lm.results.plan_run_compare import CompareConfig, Measured
-from megatron_lm.settings.environment import read_file
+from megatron_lm.settings.conf import read_file
 from tests.megatron_lm import written_logs
 from tests.megatron_lm.conftest import REPO_ROOT
 from tests.megatron_lm.written_logs import write_node

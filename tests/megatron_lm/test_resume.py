@@ -12,9 +12,8 @@ import pytest
 
 from megatron_lm.logs import gpus, records, runs
 from megatron_lm.settings import MODELS, from_environment
-from megatron_lm.settings.conf import complete
-from megatron_lm.settings.environment import write_lines
-from megatron_lm.slurm import replan
+from megatron_lm.settings.conf import complete, write_lines
+from megatron_lm.slurm import resume
 from tests.megatron_lm import training_runs, written_logs
 from tests.megatron_lm.conftest import Script
 from tests.megatron_lm.written_logs import write_node
@@ -175,10 +174,10 @@ def test_the_speed_of_a_gpu_is_measured_in_the_logs_if_they_have_timers(tmp_path
     run = runs.find(("5",), tmp_path)
     two_stages = training_runs.layout("2-2") | {"MODEL": "tiny", "GLOBAL_BATCH_SIZE": "8"}
     settings = from_environment(training_runs.environment(two_stages))
-    assert replan.speed(settings, "NVIDIA A10", run.nodes) == pytest.approx(rate, rel=1e-3)
-    assert replan.speed(settings, "NVIDIA A10", run.nodes[:1]) == pytest.approx(rate, rel=1e-3)
+    assert resume.speed(settings, "NVIDIA A10", run.nodes) == pytest.approx(rate, rel=1e-3)
+    assert resume.speed(settings, "NVIDIA A10", run.nodes[:1]) == pytest.approx(rate, rel=1e-3)
     assert records.timers(run.nodes[0].read("out")).keys() == {(0, "forward-compute")}
     # Without timers: a share of the peak.
     write_node(tmp_path / "6", "n1", out="", gpu=f"{A100}\n")
     nodes = runs.find(("6",), tmp_path).nodes
-    assert replan.speed(settings, "NVIDIA A100-SXM4-40GB", nodes) == pytest.approx(0.4 * 312e12)
+    assert resume.speed(settings, "NVIDIA A100-SXM4-40GB", nodes) == pytest.approx(0.4 * 312e12)

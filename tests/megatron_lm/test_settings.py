@@ -13,7 +13,7 @@ import pytest
 
 from megatron_lm.errors import SettingsError
 from megatron_lm.settings import MODELS, NAMES, Settings, from_environment
-from megatron_lm.settings import environment as settings_text
+from megatron_lm.settings import conf as settings_text
 from megatron_lm.settings.conf import CONF, complete, from_caller
 from tests.megatron_lm.conftest import as_environment
 from tests.megatron_lm.training_runs import environment
