@@ -58,9 +58,24 @@ class Trainer:
     def __init__(self, config: TrainConfig, family: ModelFamily, world: World, watch: Watch):
         self.config, self.world, self.watch = config, world, watch
         self.save_dir = Path(config.save_dir)
-        self._complete_config()
-        self._prepare_folder()
-        resumed, state = self._find_checkpoint()
+        # Defaults that depend on the machine, so that the saved configuration is complete.
+        if config.max_seq_length is None:
+            config.max_seq_length = config.context if world.device.type == "cuda" else CPU_SEQ_LENGTH
+        if config.trace_name is None:
+            config.trace_name = f"{config.family}_{world.size}gpu_trace"
+        if world.is_main:
+            config.save("save_dir", "train_config.json")
+            for leftover in checkpoint.clean_up(self.save_dir):
+                log.warning("removed %s, left by an interrupted save", leftover)
+        watch.barrier("folder prepared")
+        resumed, state = None, {}
+        if config.resume_from_checkpoint is not None:
+            resumed = checkpoint.find_checkpoint(config.resume_from_checkpoint, self.save_dir)
+            state = checkpoint.read_state(resumed)
+            if (model := state["model_name"]) != config.model_name:
+                raise ValueError(
+                    f"--model-name is {config.model_name}, but checkpoint {resumed} is of {model}"
+                )
         weights = str(resumed) if resumed else config.init_from
         torch.manual_seed(config.seed)
         self.model = family.build(
@@ -69,13 +84,10 @@ class Trainer:
         self.model.to(world.device)  # type: ignore[arg-type]
         config.check_context(self.model.config.max_position_embeddings, weights or config.model_name)
         self._build_data()
-        self.plan = BatchPlan(
-            len(self.training_set),
-            config.batch_size,
-            world.size,
-            config.gradient_accumulation_steps,
-            config.seed,
-        )
+        samples, accumulation = len(self.training_set), config.gradient_accumulation_steps
+        self.plan = BatchPlan(samples, config.batch_size, world.size, accumulation, config.seed)
+        # Everything that the order of samples depends on.
+        order = {"samples": samples, "global_batch": self.plan.global_batch, "seed": config.seed}
         self.total_steps = config.max_steps or config.num_epochs * self.plan.steps_per_epoch
         self.optimizer = build_optimizer(self.model, config.learning_rate, config.weight_decay)
         self.stepper = Stepper(config, family, world, watch, self.model, self.optimizer, self.total_steps)
@@ -84,42 +96,13 @@ class Trainer:
         # Everything that was due after ``step`` is done: evaluation, and at the end the best model.
         self.step, self.best_loss, self.complete = 0, math.inf, True
         if resumed:
-            self._resume(resumed, state)
+            self._resume(resumed, state, order)
         self.saver = Saver(
             *(config, world.is_main, self.model, self.tokenizer),
-            *(self.optimizer, self.stepper.precision, self._order(), resumed),
+            *(self.optimizer, self.stepper.precision, order, resumed),
         )
 
-    # Set-up.
-
-    def _complete_config(self) -> None:
-        """Fill in defaults that depend on the machine, so that the saved configuration is complete."""
-        config, cuda = self.config, self.world.device.type == "cuda"
-        if config.max_seq_length is None:
-            config.max_seq_length = config.context if cuda else CPU_SEQ_LENGTH
-        if config.trace_name is None:
-            config.trace_name = f"{config.family}_{self.world.size}gpu_trace"
-
-    def _prepare_folder(self) -> None:
-        if self.world.is_main:
-            self.config.save("save_dir", "train_config.json")
-            for leftover in checkpoint.clean_up(self.save_dir):
-                log.warning("removed %s, left by an interrupted save", leftover)
-        self.watch.barrier("folder prepared")
-
-    def _find_checkpoint(self) -> tuple[Path | None, dict[str, Any]]:
-        config = self.config
-        if config.resume_from_checkpoint is None:
-            return None, {}
-        folder = checkpoint.find_checkpoint(config.resume_from_checkpoint, self.save_dir)
-        state = checkpoint.read_state(folder)
-        if state["model_name"] != config.model_name:
-            raise ValueError(
-                f"--model-name is {config.model_name}, but checkpoint {folder} is of {state['model_name']}"
-            )
-        return folder, state
-
-    def _resume(self, folder: Path, state: dict[str, Any]) -> None:
+    def _resume(self, folder: Path, state: dict[str, Any], order: dict[str, int]) -> None:
         checkpoint.load_optimizer(folder, self.optimizer, self.world.device)
         self.stepper.precision.load_state(state.get("scaler", {}))
         self.step, self.complete = state["step"], state.get("complete", False)
@@ -129,13 +112,9 @@ class Trainer:
                 f"the ranks don't see the same checkpoint ({folder}, step {self.step} here): "
                 f"--save-dir must be one folder that all nodes share"
             )
-        if state["order"] != self._order() and self.world.is_main:
+        if state["order"] != order and self.world.is_main:
             log.warning("seed, data or global batch differ from the interrupted run: so does the data order")
         log.info("resumed from %s, after step %d", folder, self.step)
-
-    def _order(self) -> dict[str, int]:
-        """Everything that the order of samples depends on."""
-        return {"samples": self.plan.samples, "global_batch": self.plan.global_batch, "seed": self.plan.seed}
 
     def _build_data(self) -> None:
         config, first = self.config, self.world.local_rank == 0
@@ -191,8 +170,6 @@ class Trainer:
         options = {"gzip": config.trace_gzip, "memory": config.trace_memory}
         return ChakraTracer(config.trace_output_dir, config.trace_name, *steps, **options, run_info=info)
 
-    # The loop.
-
     def train(self) -> int:
         """Train to the end; returns 0, or 128 + N after signal N."""
         if self.step >= self.total_steps and self.complete:
@@ -210,9 +187,17 @@ class Trainer:
             stop = not self.complete and self._after_step(metrics)
             while not stop and self.step < self.total_steps:
                 stop = self._take_step(tracer, metrics, batches)
-                stop = self._save(metrics, stop) or self._after_step(metrics)
+                self._save(metrics, stop)
+                stop = stop or self._after_step(metrics)
         if stop:
-            return self._stopped()
+            number = self.watch.signal or signal.SIGTERM
+            saved = (
+                "resume with --resume-from-checkpoint latest" if self.config.save_steps else "nothing saved"
+            )
+            if self.world.is_main:
+                name = signal.Signals(number).name
+                log.warning("stopped by %s after step %d of %d: %s", name, self.step, self.total_steps, saved)
+            return 128 + number
         if self.world.is_main:
             if tracer is not None and self.config.convert:
                 convert_traces(self.config.trace_output_dir, str(self.config.trace_name))
@@ -240,14 +225,13 @@ class Trainer:
         metrics.advance(self.step, result.tokens, ended - began, result.figures | traced, shown)
         return result.stop
 
-    def _save(self, metrics: Metrics, stop: bool) -> bool:
-        """Save the checkpoint that is due after a step; returns ``stop``."""
+    def _save(self, metrics: Metrics, stop: bool) -> None:
+        """Save the checkpoint that is due after a step."""
         every, last = self.config.save_steps, self.step == self.total_steps
         if every and (self.step % every == 0 or last or stop):
             self.watch.mark(self.step - 1, "saving")
             seconds = self.saver.checkpoint(self.step, self.best_loss, last or stop)
             metrics.write(self.step, {"checkpoint_seconds": seconds})
-        return stop
 
     def _after_step(self, metrics: Metrics) -> bool:
         """The evaluation that is due after a step, and the best model; returns whether to stop."""
@@ -281,16 +265,6 @@ class Trainer:
     def _save_best(self, last: bool) -> bool:
         self.watch.mark(self.step - 1, "saving")
         return self.saver.best(last)
-
-    # Ends.
-
-    def _stopped(self) -> int:
-        number = self.watch.signal or signal.SIGTERM
-        saved = "resume with --resume-from-checkpoint latest" if self.config.save_steps else "nothing saved"
-        if self.world.is_main:
-            name = signal.Signals(number).name
-            log.warning("stopped by %s after step %d of %d: %s", name, self.step, self.total_steps, saved)
-        return 128 + number
 
     def _summary(self, metrics: Metrics) -> str:
         config, world = self.config, self.world
