@@ -14,6 +14,7 @@ from chakra_et.astra import bundle_texts
 from chakra_et.astra.bundle_texts import Expected
 from chakra_et.astra.missing_ranks import Ranks, trimmed
 from chakra_et.astra.network_dimensions import crossings, effective_sizes, network_times, simulated_dimensions
+from chakra_et.astra.packet_backends import Backend, write_backend
 from chakra_et.astra.prepare import Keep, prepared, sentences, with_dependencies
 from chakra_et.cost.network_sources import read_topology
 from chakra_et.cost.topology import Topology
@@ -37,7 +38,13 @@ PLANNED_PERCENT = 3.0
 """How far a planned set's bundle on the plan's network may be from the planned step."""
 
 
-def write_bundle(ranks: Ranks, network: str | Topology, folder: Path, keep: Keep = "all") -> list[str]:
+def write_bundle(
+    ranks: Ranks,
+    network: str | Topology,
+    folder: Path,
+    keep: Keep = "all",
+    backend: Backend = "analytical",
+) -> list[str]:
     """Write the bundle as ``folder`` and return its notes, one sentence each.
 
     ``network``: a topology, or the text that names one. Nothing is written where the topology doesn't fit, a
@@ -65,6 +72,7 @@ def write_bundle(ranks: Ranks, network: str | Topology, folder: Path, keep: Keep
     folder.parent.mkdir(parents=True, exist_ok=True)
     with scratch_folder(folder) as scratch:
         notes = _fill(scratch, ranks, topology, keep)
+        notes += write_backend(scratch, name, backend, topology)
         if folder.exists():
             shutil.rmtree(folder)
         os.replace(scratch, folder)

@@ -15,6 +15,7 @@ from pathlib import Path
 from chakra_et.astra.bundle import write_bundle
 from chakra_et.astra.check_log import check_log, lines
 from chakra_et.astra.missing_ranks import filled, ranks_of
+from chakra_et.astra.packet_backends import Backend
 from chakra_et.astra.prepare import Keep
 from chakra_et.cli import allow_missing_ranks, parse
 from chakra_et.job.sets import read_set
@@ -32,6 +33,9 @@ class AstraConfig:
     topology: str = field(
         default="",
         metadata={"help": "'8xH100 NVLink, 4 nodes, 400 Gbit/s', 'dgx-h100, 4 nodes', JSON, or a .json file"},
+    )
+    backend: Backend = field(
+        default="analytical", metadata={"help": "write files for a packet simulator, too"}
     )
     gpu_only: bool = field(default=False, metadata={"help": "leave the CPU's operators out"})
     comm_only: bool = field(default=False, metadata={"help": "leave everything but communication out"})
@@ -85,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             ranks = ranks_of(found, config.trim)
         keep: Keep = "gpu" if config.gpu_only else "comm" if config.comm_only else "all"
-        for note in [*found.notes, *write_bundle(ranks, config.topology, folder, keep)]:
+        for note in [*found.notes, *write_bundle(ranks, config.topology, folder, keep, config.backend)]:
             print(f"note: {note}")
     print(f"{folder}: {len(ranks.set.files)} ranks; run {folder / 'run.sh'} with the path of ASTRA-sim")
     return 0

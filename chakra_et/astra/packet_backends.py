@@ -1,0 +1,185 @@
+"""The files of a bundle for ASTRA-sim's packet simulators, ns-3 and HTSim, where links can be congested.
+
+Both get a tree of switches: the ranks of a node share one, which has a link of all their bandwidth to the
+next dimension. Formats: astra-sim 1fd844226d4f (examples/network/ns3, examples/htsim, and both front ends)
+and ns-3's config.txt as of cb175a3dffc3. Neither simulator was run with them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+from chakra_et.cost.topology import Topology
+from chakra_et.errors import TraceError
+from chakra_et.files import write_json, write_text
+
+Backend = Literal["analytical", "ns3", "htsim"]
+_BITS = 8
+# Thresholds of ECN in kB for each Gbit/s, as far as the examples go; the lower one is a quarter.
+_MARK, _MOST = 16, 3200
+
+_NS3 = """\
+ENABLE_QCN 1
+USE_DYNAMIC_PFC_THRESHOLD 1
+PACKET_PAYLOAD_SIZE 1000
+TOPOLOGY_FILE ./physical.txt
+FLOW_FILE ./flow.txt
+TRACE_FILE ./trace.txt
+TRACE_OUTPUT_FILE ./ns3_mix.tr
+FCT_OUTPUT_FILE ./ns3_fct.txt
+PFC_OUTPUT_FILE ./ns3_pfc.txt
+QLEN_MON_FILE ./ns3_qlen.txt
+QLEN_MON_START 0
+QLEN_MON_END 20000
+SIMULATOR_STOP_TIME 40000000000000.00
+CC_MODE 12
+ALPHA_RESUME_INTERVAL 1
+RATE_DECREASE_INTERVAL 4
+CLAMP_TARGET_RATE 0
+RP_TIMER 900
+EWMA_GAIN 0.00390625
+FAST_RECOVERY_TIMES 1
+RATE_AI 50Mb/s
+RATE_HAI 100Mb/s
+MIN_RATE 100Mb/s
+DCTCP_RATE_AI 1000Mb/s
+ERROR_RATE_PER_LINK 0.0000
+L2_CHUNK_SIZE 4000
+L2_ACK_INTERVAL 1
+L2_BACK_TO_ZERO 0
+HAS_WIN 1
+GLOBAL_T 0
+VAR_WIN 1
+FAST_REACT 1
+U_TARGET 0.95
+MI_THRESH 0
+INT_MULTI 1
+MULTI_RATE 0
+SAMPLE_FEEDBACK 0
+PINT_LOG_BASE 1.05
+PINT_PROB 1.0
+NIC_TOTAL_PAUSE_TIME 0
+RATE_BOUND 1
+ACK_HIGH_PRIO 0
+LINK_DOWN 0 0 0
+ENABLE_TRACE 0
+{marks}
+BUFFER_SIZE 32
+"""
+_ARGUMENTS = {
+    "ns3": "--network-configuration=./ns3.txt --logical-topology-configuration=./logical.json",
+    "htsim": "--network-configuration=./network.yml --rendezvous-protocol=true \\\n"
+    "  --htsim_opts -topo ./fat_tree.topo",
+}
+
+
+def write_backend(folder: Path, name: str, backend: Backend, topology: Topology) -> list[str]:
+    """Add the files of ``backend`` to a bundle's folder; returns notes. Raises ``TraceError`` for a network
+    that it can't have."""
+    if backend == "analytical":
+        return []
+    kinds = {d.kind for d in topology.dimensions if d.size > 1}
+    if kinds - {"Switch"}:
+        other = min(kinds - {"Switch"})
+        raise TraceError(f"--backend {backend}: packets go through switches: give a topology without {other}")
+    notes = [
+        f"{backend} was not run: expected.json has the times of the analytical network, without congestion"
+    ]
+    if backend == "ns3":
+        text, rates = physical(topology)
+        write_text(folder / "physical.txt", text)
+        write_text(folder / "ns3.txt", _NS3.format(marks="\n".join(_marks(rates))))
+        write_json(folder / "logical.json", {"logical-dims": [str(d.size) for d in topology.dimensions]})
+        for empty in ("flow.txt", "trace.txt"):
+            write_text(folder / empty, "0\n")
+        notes.append(
+            "thresholds of congestion marks in ns3.txt grow with the rate of a link, as in the examples"
+        )
+    else:
+        text, rounded = fat_tree(topology)
+        write_text(folder / "fat_tree.topo", text)
+        if rounded:
+            notes.append(f"HTSim takes whole Gbit/s and ns: up to {rounded:.1%} was rounded off")
+    script = folder / f"run_{backend}.sh"
+    write_text(script, _script(name, backend))
+    script.chmod(0o755)
+    return notes
+
+
+def physical(topology: Topology) -> tuple[str, set[int]]:
+    """(ns-3's topology file, the rates of its links in bit/s): numbers of nodes, switches and links, then the
+    switches, then each link with its rate, delay and error rate.
+    """
+    below, next_id = list(range(topology.ranks)), topology.ranks
+    links: list[tuple[int, int, int, float]] = []
+    switches: list[int] = []
+    together = 1  # ranks behind each of ``below``
+    for dimension in topology.dimensions:
+        rate = round(dimension.bandwidth * _BITS * together)
+        delay = dimension.latency_ns / 2  # of two hops
+        above = []
+        for first in range(0, len(below), dimension.size):
+            links += [(next_id, one, rate, delay) for one in below[first : first + dimension.size]]
+            above.append(next_id)
+            next_id += 1
+        switches += above
+        below, together = above, together * dimension.size
+    lines = [f"{next_id} {len(switches)} {len(links)}", " ".join(map(str, switches))]
+    lines += [f"{switch} {one} {rate}bps {delay:g}ns 0" for switch, one, rate, delay in links]
+    return "\n".join(lines) + "\n", {rate for _, _, rate, _ in links}
+
+
+def _marks(rates: set[int]) -> Iterator[str]:
+    """The thresholds from which packets are marked: ns-3 wants one for every rate that a link has."""
+    for key, part in (("KMAX_MAP", 1.0), ("KMIN_MAP", 0.25), ("PMAX_MAP", 0.0)):
+        pairs = []
+        for rate in sorted(rates):
+            mark = max(round(min(_MARK * rate / 1e9, _MOST) * part), 1)
+            pairs.append(f"{rate} {mark if part else 0.2}")
+        yield f"{key} {len(pairs)} {' '.join(pairs)}"
+
+
+def fat_tree(topology: Topology) -> tuple[str, float]:
+    """(HTSim's fat tree of two tiers, the largest part by which rounding changes a rate): each node has a
+    switch with as many links upwards as ranks. Raises ``TraceError`` for three dimensions and more, or ranks
+    that can't be divided among switches.
+    """
+    dimensions = [d for d in topology.dimensions if d.size > 1]
+    if len(dimensions) > 2:
+        raise TraceError("--backend htsim: a fat tree has two dimensions at most: GPUs per node, and nodes")
+    inner, outer = dimensions[0], dimensions[-1]
+    down, nodes = inner.size, outer.size
+    if len(dimensions) == 1:
+        down = next((n for n in range(math.isqrt(inner.size), 1, -1) if inner.size % n == 0), 0)
+        if not down:
+            raise TraceError(f"--backend htsim: {inner.size} ranks can't be divided among equal switches")
+        nodes = inner.size // down
+    lines, rounded = [f"Nodes {topology.ranks}", "Tiers 2", f"Podsize {topology.ranks}"], 0.0
+    for tier, (dimension, radix) in enumerate(((inner, down), (outer, nodes))):
+        rate, delay = dimension.bandwidth * _BITS / 1e9, dimension.latency_ns / 2
+        whole = max(round(rate), 1), max(round(delay), 1)
+        rounded = max(rounded, abs(whole[0] / rate - 1))
+        lines += [f"Tier {tier}", f"Downlink_speed_Gbps {whole[0]}", f"Radix_Down {radix}"]
+        lines += [f"Radix_Up {down}"] * (tier == 0) + [f"Downlink_Latency_ns {whole[1]}"]
+    return "\n".join(lines) + "\n", rounded
+
+
+def _script(name: str, backend: str) -> str:
+    binary = {"ns3": "ns3.42-AstraSimNetwork-default", "htsim": "AstraSim_HTSim"}[backend]
+    return f"""\
+#!/usr/bin/env bash
+# Run the simulation by {backend}: ./run_{backend}.sh /path/to/{binary}
+set -eu
+binary=$(realpath "$(command -v "${{1:-{binary}}}")")
+cd "$(dirname "$(realpath "${{BASH_SOURCE[0]}}")")"
+"$binary" \\
+  --workload-configuration=./{name} \\
+  --comm-group-configuration=./{name}_comm_groups.json \\
+  --system-configuration=./system.json \\
+  --remote-memory-configuration=./memory.json \\
+  {_ARGUMENTS[backend]} \\
+  >astra_{backend}.log 2>&1
+"""
