@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What ``fully_shard`` itself costs a CPU rank, Python included: for chakra_et/transform/fsdp_nodes.py.
+"""What ``fully_shard`` itself costs a CPU rank, Python included: for chakra_et.transform.fsdp.py.
 
     python benchmarks/fsdp_overhead.py
 
@@ -26,12 +26,10 @@ from chakra_et.convert import runs as convert_sets
 from chakra_et.convert.pair import PairOptions
 from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
-from chakra_et.et.node_attributes import parents
 from chakra_et.simulate.measured_steps import step_rows
 from chakra_et.traces import sets as trace_sets
 from chakra_et.transform.ddp import find_backward, inside
-from chakra_et.transform.fsdp import ddp_rows
-from chakra_et.transform.fsdp_nodes import call_micros
+from chakra_et.transform.fsdp import call_micros, ddp_rows
 
 WIDTH, BATCH, STEPS = 64, 8, 6
 MODELS = [(blocks, layers) for blocks in (2, 4) for layers in (1, 2, 4, 8, 12)]
@@ -84,7 +82,7 @@ def calls_per_step(path: Path) -> float:
     tid = trace.column("tid", -1)
     main = tid == np.bincount(tid[tid >= 0]).argmax()
     ours = np.flatnonzero([each.startswith((b"FSDP::", b"RegisterPostBackward")) for each in name])
-    counted = (name == b"host-overhead") | (inside(trace, parents(trace), ours.tolist()) >= 0)
+    counted = (name == b"host-overhead") | (inside(trace, ours.tolist()) >= 0)
     counted &= main & ~np.array([each.startswith((b"c10d::", b"gloo:")) for each in name])
     if not len(ours):
         counted &= ~ddp_rows(trace, find_backward(trace, 0, str(path)))

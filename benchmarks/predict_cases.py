@@ -23,10 +23,9 @@ from chakra_et.transform.changes import Change, Rebuild
 from chakra_et.transform.durations import RankAs, Scale
 from chakra_et.transform.network import Network
 from chakra_et.transform.overlap import Overlap
-from chakra_et.transform.scale import ScaleRun
-from chakra_et.transform.scaled_ranks import Scaling
-from chakra_et.transform.shared_cores.threads import Threads
+from chakra_et.transform.scale import Scaling
 from chakra_et.transform.tensor_sizes import Resize, operator_ratios
+from chakra_et.transform.threads import Threads
 
 LATENCY_NS = 50_000.0
 """Of a message between two processes on one machine; too short to matter beside buckets of megabytes."""
@@ -163,7 +162,7 @@ def _four(folder: Path) -> list[Case]:
         Case("two ranks", two, []),
         Case("nothing", two, [], source="two ranks", source_ranks=2),
         Case("1 → 4 ranks", four, lambda _: _added(folder, 4), _alone, "one rank", 1),
-        Case("2 → 4 ranks", four, [ScaleRun(Scaling(dp=4, spread=0.0))], _alone, "two ranks", 2),
+        Case("2 → 4 ranks", four, [Scaling(dp=4, spread=0.0)], _alone, "two ranks", 2),
     ]
 
 
@@ -171,7 +170,7 @@ def _added(folder: Path, ranks: int) -> list[Change | Rebuild]:
     """DDP for a run of one rank. gloo works on the core on which the rank computes: nothing runs beside
     it."""
     return [
-        ScaleRun(Scaling(dp=ranks, spread=0.0, bucket_mb=4, network=read_model(folder / "network.json"))),
+        Scaling(dp=ranks, spread=0.0, bucket_mb=4, network=read_model(folder / "network.json")),
         Overlap(False),
     ]
 

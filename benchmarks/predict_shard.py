@@ -8,9 +8,7 @@ from pathlib import Path
 from benchmarks.predict_runs import Case, Part, measured_ms
 from chakra_et.simulate.run import Run
 from chakra_et.transform.fsdp import Shard
-from chakra_et.transform.remodel import ModelSize
-from chakra_et.transform.scale import ScaleRun
-from chakra_et.transform.scaled_ranks import Scaling
+from chakra_et.transform.scale import Scaling
 
 
 def _blocks(_: Path) -> list[Case]:
@@ -22,7 +20,7 @@ def _blocks(_: Path) -> list[Case]:
         Case(
             "layers × 2",
             {**base, "model": {"layers": 8}},
-            [ScaleRun(Scaling(size=ModelSize(layers="2x"), spread=0.0))],
+            [Scaling(layers="2x", spread=0.0)],
             _twice,
         ),
         Case("DDP → FSDP2", {"wrapper": "fsdp2"}, [Shard()], measured_ms),

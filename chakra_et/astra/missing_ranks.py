@@ -15,8 +15,18 @@ from chakra_et.et.columns import ExecutionTrace, NodeType
 from chakra_et.et.node_attributes import has, set_integers, with_metadata
 from chakra_et.job.mesh import ScaledGroups, find_mesh
 from chakra_et.job.sets import InputSet
-from chakra_et.transform.rank_copies import names_in, peers_in, relabelled, transfers, varied, without_waiting
-from chakra_et.transform.step_variation import compute_micros, draw, relative_spread, step_of
+from chakra_et.transform.rank_copies import (
+    compute_micros,
+    draw,
+    names_in,
+    peers_in,
+    relabelled,
+    relative_spread,
+    step_of,
+    transfers,
+    varied,
+    without_waiting,
+)
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from chakra_et.transform.changes import Change, Rebuild
 if TYPE_CHECKING:
     from chakra_et.cost.network_fit import Model
     from chakra_et.transform.network import Network
-    from chakra_et.transform.scaled_ranks import Scaling
+    from chakra_et.transform.scale import Scaling
 
 _MOST_RANKS = 1024
 _UNEVEN = 0.05
@@ -147,19 +147,10 @@ class PredictConfig:
         """What ``chakra-et scale`` makes too; None where nothing of it is asked for."""
         if not any((self.layers, self.batch, self.seq, self.dp, self.tp, self.pp)):
             return None
-        from chakra_et.transform.remodel import ModelSize
-        from chakra_et.transform.scaled_ranks import Scaling
+        from chakra_et.transform.scale import Scaling
 
-        return Scaling(
-            dp=self.dp,
-            tp=self.tp,
-            pp=self.pp,
-            mesh=self.mesh,
-            spread=0.0,
-            size=ModelSize(self.layers, self.batch, self.seq),
-            network=network,
-            bucket_mb=self.bucket_mb,
-        )
+        names = ("dp", "tp", "pp", "layers", "batch", "seq", "mesh", "bucket_mb")
+        return Scaling(spread=0.0, network=network, **{name: getattr(self, name) for name in names})
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -213,11 +204,8 @@ def _of_nodes(config: PredictConfig, model: Model | None, alone: bool) -> list[C
         from chakra_et.transform.tensor_sizes import Resize, parse_resize
 
         found.append(Resize(parse_resize(config.resize).sizes, model))
-    scaling = config.scaling(model)
-    if scaling:
-        from chakra_et.transform.scale import ScaleRun
-
-        found.append(ScaleRun(scaling))
+    if scaling := config.scaling(model):
+        found.append(scaling)
     if config.bucket_mb and not (config.dp and alone):
         from chakra_et.transform.bucket_size import BucketSize
 
@@ -248,7 +236,7 @@ def _of_times(config: PredictConfig) -> list[Change | Rebuild]:
         found += [durations.parse_rank(config.rank)] if config.rank else []
         found += [durations.Fuse(pattern) for pattern in config.fuse]
     if config.threads:
-        from chakra_et.transform.shared_cores.threads import parse_threads
+        from chakra_et.transform.threads import parse_threads
 
         threads = parse_threads(config.threads)
         if config.thread_fractions:

@@ -21,7 +21,7 @@ from chakra_et import text
 from chakra_et.cli import parse
 from chakra_et.errors import TraceError
 from chakra_et.files import read_json, write_json
-from chakra_et.transform.shared_cores.threads import CLASSES, Fractions, Shared
+from chakra_et.transform.threads import CLASSES, Fractions, Shared
 
 _FORMAT = "chakra-et thread fractions 2"
 

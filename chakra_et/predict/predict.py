@@ -93,7 +93,7 @@ def predict(run: Run, changes: Sequence[Change | Rebuild], explain: bool = True)
     rebuilds = [change for change in changes if isinstance(change, Rebuild)]
     slowdown = None
     if rebuilds:
-        from chakra_et.transform.shared_cores.contention import find_slowdown
+        from chakra_et.transform.contention import find_slowdown
 
         slowdown = find_slowdown(run)
     changed = slowdown.without(run) if slowdown else run

@@ -15,7 +15,7 @@ from chakra_et.simulate.run import Run
 from chakra_et.text import plural
 from chakra_et.transform.changes import as_run, with_transfers
 from chakra_et.transform.ddp import Backward, find_backward, reduction
-from chakra_et.transform.elementwise_rate import Elementwise
+from chakra_et.transform.operator_times import Elementwise
 
 FLAG = "--accumulate"
 

@@ -11,10 +11,9 @@ from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType, ExecutionTrace
 from chakra_et.et.node_attributes import dependencies, lanes, parents
 from chakra_et.et.rearrange import New, insert
-from chakra_et.job.buckets import buckets_of
 from chakra_et.simulate.run import Run
 from chakra_et.transform.changes import CollectiveTimes, as_run, with_transfers
-from chakra_et.transform.ddp import Backward, Bucket, awaited, find_backward
+from chakra_et.transform.ddp import Backward, Bucket, awaited, find_backward, plan_buckets, size_of
 
 FLAG = "--bucket-mb"
 
@@ -60,21 +59,9 @@ class BucketSize:
         before = sum(len(step.buckets) for step in steps) / len(steps)
         note = (
             f"{FLAG} {self.mb:g}: {sum(map(len, plans[0])) / len(steps):g} buckets per step in place of "
-            f"{before:g}; "
-            f"their times by the network of {times.model.describe()}"
+            f"{before:g}; their times by the network of {times.model.describe()}"
         )
         return as_run(run, traces, [note])
-
-
-def plan_buckets(step: Backward, mb: float, first_mb: float) -> list[list[int]]:
-    """The gradients in each bucket of one step."""
-    sizes, types = [each.size for each in step.gradients], [each.type for each in step.gradients]
-    return buckets_of(sizes, types, mb * 2**20, first_mb * 2**20)
-
-
-def size_of(step: Backward, part: list[int]) -> int:
-    """The bytes of a bucket."""
-    return sum(step.gradients[at].size for at in part)
 
 
 def _rebucketed(

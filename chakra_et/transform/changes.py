@@ -1,18 +1,24 @@
-"""What-ifs that change which nodes a run has: each makes a new run of changed traces."""
+"""What-ifs: each changes how long nodes run (``Change``), or which nodes a run has (``Rebuild``)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Protocol, runtime_checkable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from chakra_et.cost.network_fit import Model, fit_model
 from chakra_et.et.columns import CollectiveType, ExecutionTrace
-from chakra_et.et.node_attributes import lasting
+from chakra_et.et.node_attributes import lasting, texts, with_integers
 from chakra_et.simulate.run import Run, Setting, make_run
 from chakra_et.transform.network import find_communication, samples
+
+if TYPE_CHECKING:
+    from chakra_et.job.gradients import Retime
+    from chakra_et.job.mesh import Mesh
+    from chakra_et.job.operators import Operators
+    from chakra_et.job.sets import Groups
 
 
 @runtime_checkable
@@ -33,6 +39,41 @@ class Rebuild(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class RankTraces:
+    """The ranks of a run on their way to another size: each transform takes them and returns others.
+
+    ``where`` names the run in messages. By rank: its ``traces``, the captured rank that it was made of
+    (``origin``), and of each of its nodes the row there that it is a copy of (``source``, int64[N]).
+    ``groups`` on ``mesh``; of those, each replica has the ones ``apart`` for itself. ``retime``: what
+    collectives of other bytes take. ``notes``: what was assumed, one sentence each.
+    """
+
+    where: str
+    mesh: Mesh
+    groups: Groups
+    traces: dict[int, ExecutionTrace]
+    origin: dict[int, int]
+    source: dict[int, np.ndarray]
+    retime: Retime
+    apart: frozenset[str] = frozenset()
+    notes: tuple[str, ...] = ()
+
+    def operators(self) -> dict[int, Operators]:
+        """The operators of each rank. Raises ``TraceError`` for files that don't tell them."""
+        from chakra_et.job.operators import operators_of
+
+        return {rank: operators_of(trace, f"{self.where}.{rank}") for rank, trace in self.traces.items()}
+
+    def with_traces(
+        self, traces: dict[int, ExecutionTrace], rows: Mapping[int, np.ndarray], *notes: str, **others: Any
+    ) -> RankTraces:
+        """The same ranks with other traces; ``rows``: the row of its trace here that each node is a copy of,
+        of the ranks whose nodes change."""
+        source = self.source | {rank: self.source[rank][of_node] for rank, of_node in rows.items()}
+        return replace(self, traces=traces, source=source, notes=(*self.notes, *notes), **others)
+
+
 def as_run(
     run: Run,
     traces: Sequence[ExecutionTrace],
@@ -47,9 +88,7 @@ def as_run(
         run.graph.ranks if ranks is None else ranks,
         run.comm_groups if groups is None else groups,
     )
-    setting = made.measured
-    for note in (*run.measured.notes, *notes):
-        setting = setting.noting(note)
+    setting = replace(made.measured, notes=(*made.measured.notes, *run.measured.notes, *notes))
     known = [note for note in made.notes if note not in run.notes]
     return replace(made, measured=setting, notes=[*run.notes, *known], devices=run.devices)
 
@@ -66,6 +105,36 @@ def with_transfers(run: Run) -> list[ExecutionTrace]:
     return found
 
 
+def with_sizes(trace: ExecutionTrace, sizes: Mapping[int, int], retime: Retime) -> ExecutionTrace:
+    """The trace whose communication (by row) has other ``sizes``, and takes the time of these; messages take
+    it in proportion."""
+    table, group = texts(trace, "pg_name")
+    before, kinds = trace.column("comm_size"), trace.column("comm_type", -1)
+    duration = trace.duration_micros.copy()
+    for row, size in sizes.items():
+        micros, kind = float(duration[row]), int(kinds[row])
+        if kind in set(CollectiveType):
+            name = table[group[row]] if group[row] >= 0 else ""
+            micros = retime(CollectiveType(kind), int(before[row]), size, name, micros)
+        else:
+            micros *= size / int(before[row])
+        duration[row] = max(round(micros), 1)
+    trace = with_integers(trace, "comm_size", sizes) if sizes else trace
+    return replace(trace, duration_micros=duration)
+
+
+def first_nodes(trace: ExecutionTrace, rows: np.ndarray) -> np.ndarray:
+    """For each row, that of ``rows`` which is of the same operator (attribute rf_id), -1 for none; int64."""
+    record = trace.column("rf_id", -1)
+    known = rows[record[rows] > 0]
+    found = np.full(len(trace), -1)
+    if len(known):
+        known = known[np.argsort(record[known], kind="stable")]
+        at = np.minimum(np.searchsorted(record[known], record), len(known) - 1)
+        found = np.where(record[known][at] == record, known[at], -1)
+    return found
+
+
 class CollectiveTimes:
     """How long a collective of another size or of more ranks takes in this run, µs: as long as those of its
     size took, or else what the model gives, times what the run's own collectives take of that. ``counted``:
@@ -77,15 +146,14 @@ class CollectiveTimes:
         if counted is not None:
             communication = [each for each in communication if counted[each.nodes].all()]
         found = samples(communication)
-        median = {(each.kind, each.size, each.ranks): each.ns for each in found}
+        self.known = {(each.kind, each.size, each.ranks): each.ns for each in found}
         ratios = [
-            float(np.median(each.transfer_ns)) / median[each.kind, each.size, len(each.ranks)]
+            float(np.median(each.transfer_ns)) / median
             for each in communication
-            if each.kind is not None and median[each.kind, each.size, len(each.ranks)]
+            if each.kind is not None and (median := self.known[each.kind, each.size, len(each.ranks)])
         ]
         self.scatter = float(np.std(ratios)) if ratios else 0.0
         self.model = model or fit_model(found, "the run")
-        self.known = median
         modelled = sum(self.model.time(each.kind, each.size, each.ranks) for each in found)
         self.scale = sum(self.known.values()) / modelled if modelled else 1.0
 
@@ -93,7 +161,3 @@ class CollectiveTimes:
         """µs of one collective."""
         known = self.known.get((kind, size, ranks))
         return (self.scale * self.model.time(kind, size, ranks) if known is None else known) / 1e3
-
-    def change(self, kind: CollectiveType, before: tuple[int, int], after: tuple[int, int]) -> float:
-        """How much longer a collective of ``after`` = (bytes, ranks) takes than one of ``before``."""
-        return self.model.change(kind, before, after)

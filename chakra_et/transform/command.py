@@ -9,53 +9,39 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from chakra_et.cli import allow_missing_ranks, parse
 from chakra_et.cost.network_fit import read_model
 from chakra_et.job.sets import read_set
 from chakra_et.names import run_at
-from chakra_et.transform.remodel import ModelSize
-from chakra_et.transform.scale import captured, write_scaled
-from chakra_et.transform.scaled_ranks import Scaling
+from chakra_et.transform.scale import Scaling, write_scaled
+
+
+def _option(help: str, default: Any = "", **metadata: Any) -> Any:
+    return field(default=default, metadata={"help": help, **metadata})
 
 
 @dataclass
 class ScaleConfig:
     """The command's arguments."""
 
-    name: str = field(metadata={"positional": True, "help": "the captured set: outputs/NAME"})
-    dp: int | None = field(
-        default=None, metadata={"short": "--ranks", "help": "data-parallel ranks of the new set"}
+    name: str = _option("the captured set: outputs/NAME", positional=True)
+    dp: int | None = _option("data-parallel ranks of the new set", None, short="--ranks")
+    layers: str = _option("repeated blocks of the new model: a number, or a factor as 2x")
+    batch: str = _option("sequences of a rank in one pass: a number, or 2x")
+    seq: str = _option("tokens of a sequence: a number, or 2x")
+    output: str = _option("the new set (as NAME-dp64 beside the captured one)", short="-o")
+    tp: int | None = _option("tensor-parallel ranks: as captured", None)
+    pp: int | None = _option("pipeline stages: as captured", None)
+    topology: str = _option("network whose times communication gets; default: as captured")
+    network: str = _option("file of chakra-et measure-network, in place of a fit to the capture")
+    mesh: str = _option("the captured mesh (tp2,dp4,pp2), where the groups don't show it")
+    seed: int = _option("of the spread of compute times", 0)
+    spread: float | None = _option(
+        "relative spread of compute times per step, 0 for none; default: as measured", None
     )
-    layers: str = field(
-        default="", metadata={"help": "repeated blocks of the new model: a number, or a factor as 2x"}
-    )
-    batch: str = field(default="", metadata={"help": "sequences of a rank in one pass: a number, or 2x"})
-    seq: str = field(default="", metadata={"help": "tokens of a sequence: a number, or 2x"})
-    output: str = field(
-        default="", metadata={"short": "-o", "help": "the new set (as NAME-dp64 beside the captured one)"}
-    )
-    tp: int | None = field(default=None, metadata={"help": "tensor-parallel ranks: as captured"})
-    pp: int | None = field(default=None, metadata={"help": "pipeline stages: as captured"})
-    topology: str = field(
-        default="",
-        metadata={"help": "network whose times communication gets; default: as captured"},
-    )
-    network: str = field(
-        default="",
-        metadata={"help": "file of chakra-et measure-network, in place of a fit to the capture"},
-    )
-    mesh: str = field(
-        default="", metadata={"help": "the captured mesh (tp2,dp4,pp2), where the groups don't show it"}
-    )
-    seed: int = field(default=0, metadata={"help": "of the spread of compute times"})
-    spread: float | None = field(
-        default=None,
-        metadata={"help": "relative spread of compute times per step, 0 for none; default: as measured"},
-    )
-    variants: int = field(
-        default=8, metadata={"help": "different draws per captured rank; ranks that are alike share a file"}
-    )
+    variants: int = _option("different draws per captured rank; ranks that are alike share a file", 8)
     allow_missing_ranks: bool = allow_missing_ranks()
 
     def __post_init__(self) -> None:
@@ -63,8 +49,7 @@ class ScaleConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"--{name} must be 1 or more, not {value}")
-        asked = (self.dp, self.tp, self.pp, self.layers, self.batch, self.seq)
-        if not any(asked):
+        if not self.changes:
             raise ValueError("give what is to change: --dp, --tp, --pp, --layers, --batch or --seq")
         if self.spread is not None and not 0 <= self.spread <= 1:
             raise ValueError(f"--spread must be from 0 to 1, not {self.spread}")
@@ -81,24 +66,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     config = parse(ScaleConfig, argv, description=__doc__)
     found = read_set(config.name, config.allow_missing_ranks)
     run = run_at(config.output or str(found.run.folder / f"{found.name}{config.changes}"))
-    wanted = Scaling(
-        config.dp,
-        config.topology,
-        config.mesh,
-        config.seed,
-        config.spread,
-        config.variants,
-        config.tp,
-        config.pp,
-        ModelSize(config.layers, config.batch, config.seq),
-        read_model(config.network) if config.network else None,
-    )
-    scaled = write_scaled(found, captured(found), wanted, run)
-    for note in scaled.notes:
+    known = {name: getattr(config, name) for name in Scaling.__dataclass_fields__ if hasattr(config, name)}
+    known["network"] = read_model(config.network) if config.network else None
+    notes, ranks, files = write_scaled(found, Scaling(**known), run)
+    for note in notes:
         print(f"note: {note}")
     prefix = run.folder / run.name
-    print(
-        f"{prefix}.0.et … {prefix}.{scaled.new.ranks - 1}.et: {scaled.files} different files, the rest hard "
-        "links"
-    )
+    print(f"{prefix}.0.et … {prefix}.{ranks - 1}.et: {files} different files, the rest hard links")
     return 0

@@ -18,6 +18,7 @@ from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
 from chakra_et.et.element_types import item_bytes
 from chakra_et.et.node_attributes import lanes, parents
+from chakra_et.job.buckets import buckets_of
 from chakra_et.simulate.measured_steps import step_rows
 from chakra_et.simulate.run import Run
 
@@ -68,47 +69,61 @@ class Backward:
 def find_backward(trace: ExecutionTrace, rank: int, flag: str) -> list[Backward]:
     """The backward passes of a trace, one per step. Raises ``TraceError``, which begins with ``flag``, where
     gradients or their sizes aren't recorded, or where they aren't what was all-reduced."""
-    shapes = _shapes(trace)
-    parent, name = parents(trace), [trace.names[row] for row in range(len(trace))]
+    inputs, parent = trace.inputs, parents(trace)
+    name = [trace.names[row] for row in range(len(trace))]
+    recorded = [] if inputs is None else zip(inputs.rows.tolist(), inputs.shapes, inputs.types, strict=True)
+    shapes = {row: (shape, kind) for row, shape, kind in recorded if shape != b"[]"}
     ready = [row for row in shapes if name[row] == READY]
     if not ready:
         raise TraceError(
             f"{flag}: rank {rank} has no node {READY} with a recorded shape: capture CPU operators with "
             "record_shapes"
         )
-    anchors = [_climb(row, parent, name) for row in ready]
-    group = inside(trace, parent, anchors)
+    above = [int(parent[row]) for row in ready]
+    anchors = [
+        up if up >= 0 and name[up].startswith(_AROUND) else row for row, up in zip(ready, above, strict=True)
+    ]
+    group = inside(trace, anchors)
     reduces = (trace.types == NodeType.COMM_COLL) & (
         trace.column("comm_type", -1) == CollectiveType.ALL_REDUCE
     )
     lane, on_cpu = lanes(trace), trace.column("is_cpu_op") != 0
     steps = step_rows(trace)[1].tolist() or [0]
-    backs = _copies_back(trace, parent, name, shapes)
+    backs = _copies_back(trace, [row for row in shapes if name[row] == BACK])
     found = []
     for begin, end in zip(steps, [*steps[1:], len(trace)], strict=True):
         mine = [at for at, row in enumerate(ready) if begin <= row < end]
         if not mine:
             continue
         members = {at: np.flatnonzero(group == at).tolist() for at in mine}
-        launched: list[tuple[int, list[int], int]] = []
+        launched: list[tuple[list[int], int]] = []
         for at in mine:
             for row in (row for row in members[at] if reduces[row]):
                 launch = _launch(row, anchors[at], members[at], parent, trace)
-                taken = {*launch, row}
-                members[at] = [each for each in members[at] if each not in taken]
-                launched.append((at, launch, row))
+                members[at] = [each for each in members[at] if each not in {*launch, row}]
+                launched.append((launch, row))
         back = [row for row in backs if begin <= row < end]
         back = back if len(back) == len(mine) else [-1] * len(mine)
         gradients = [
-            ReadyGradient(members[at], *_size(shapes[ready[at]]), back[n]) for n, at in enumerate(mine)
+            ReadyGradient(members[at], *_size(*shapes[ready[at]]), back[n]) for n, at in enumerate(mine)
         ]
         last = int(np.flatnonzero((group == mine[-1]) & on_cpu).max())
         after = np.flatnonzero((lane == lane[last]) & (np.arange(len(trace)) > last))
         finish = int(after[0]) if len(after) and after[0] < end else -1
-        found.append(
-            Backward(gradients, _buckets(trace, launched, gradients, rank, flag), finish, begin, end)
-        )
+        buckets = _buckets(trace, launched, gradients, f"a step of rank {rank}", flag)
+        found.append(Backward(gradients, buckets, finish, begin, end))
     return found
+
+
+def plan_buckets(step: Backward, mb: float, first_mb: float) -> list[list[int]]:
+    """The gradients in each bucket of one step, by DDP's rule."""
+    sizes, types = [each.size for each in step.gradients], [each.type for each in step.gradients]
+    return buckets_of(sizes, types, mb * 2**20, first_mb * 2**20)
+
+
+def size_of(step: Backward, part: list[int]) -> int:
+    """The bytes of a bucket."""
+    return sum(step.gradients[at].size for at in part)
 
 
 def awaited(run: Run, backward: Sequence[Sequence[Backward]]) -> np.ndarray:
@@ -127,48 +142,27 @@ def reduction(trace: ExecutionTrace, steps: Sequence[Backward]) -> np.ndarray:
     for step in steps:
         for bucket in step.buckets:
             found[[*bucket.launch, bucket.collective]] = True
-    copies = (
-        [row for row in trace.inputs.rows.tolist() if trace.names[row] == INTO_BUCKET] if trace.inputs else []
-    )
-    found |= inside(trace, parents(trace), copies) >= 0
-    return found
+    recorded = trace.inputs.rows.tolist() if trace.inputs else []
+    return found | (inside(trace, [row for row in recorded if trace.names[row] == INTO_BUCKET]) >= 0)
 
 
-def _shapes(trace: ExecutionTrace) -> dict[int, tuple[bytes, bytes]]:
-    """Row → shapes and types of its tensors, for the nodes that have them."""
-    if trace.inputs is None:
-        return {}
-    inputs = trace.inputs
-    rows = inputs.rows.tolist()
-    return {
-        row: (inputs.shapes[at], inputs.types[at])
-        for at, row in enumerate(rows)
-        if inputs.shapes[at] != b"[]"
-    }
-
-
-def _size(texts: tuple[bytes, bytes]) -> tuple[int, str, tuple[int, ...]]:
-    """Bytes, element type and shape of the first tensor of a node."""
-    shape, kind = json.loads(texts[0])[0], str(json.loads(texts[1])[0])
-    kind = kind.removeprefix("Tensor(").removesuffix(")")
-    return math.prod(shape) * item_bytes(kind), kind, tuple(shape)
-
-
-def _climb(row: int, parent: np.ndarray, name: list[str]) -> int:
-    above = int(parent[row])
-    return above if above >= 0 and name[above].startswith(_AROUND) else row
-
-
-def inside(trace: ExecutionTrace, parent: np.ndarray, anchors: list[int]) -> np.ndarray:
-    """Which of the ``anchors`` each node is in or is a further segment of, -1 for none; int64[N]."""
+def inside(trace: ExecutionTrace, anchors: list[int]) -> np.ndarray:
+    """Which of the ``anchors`` (rows) each node is in or is a further segment of, -1 for none; int64[N]."""
     record = trace.column("rf_id", -1).tolist()
     of_row = {row: at for at, row in enumerate(anchors)}
     of_record = {record[row]: at for row, at in of_row.items() if record[row] > 0}
     found = np.full(len(trace), -1)
-    for row, above in enumerate(parent.tolist()):
+    for row, above in enumerate(parents(trace).tolist()):
         here = of_row.get(row, of_record.get(record[row], -1))
         found[row] = here if here >= 0 or above < 0 else found[above]
     return found
+
+
+def _size(shapes: bytes, types: bytes) -> tuple[int, str, tuple[int, ...]]:
+    """Bytes, element type and shape of the first tensor of a node."""
+    shape, kind = json.loads(shapes)[0], str(json.loads(types)[0])
+    kind = kind.removeprefix("Tensor(").removesuffix(")")
+    return math.prod(shape) * item_bytes(kind), kind, tuple(shape)
 
 
 def _launch(
@@ -181,16 +175,13 @@ def _launch(
         return []
     while parent[above] >= 0 and parent[above] != anchor and record[parent[above]] != record[anchor]:
         above = int(parent[above])
-    part = inside(trace, parent, [above])
+    part = inside(trace, [above])
     return [row for row in members if part[row] == 0 and row != collective]
 
 
-def _copies_back(
-    trace: ExecutionTrace, parent: np.ndarray, name: list[str], shapes: dict[int, tuple[bytes, bytes]]
-) -> list[int]:
+def _copies_back(trace: ExecutionTrace, first: list[int]) -> list[int]:
     """The last row of each copy from a bucket to a gradient."""
-    first = [row for row in shapes if name[row] == BACK]
-    part = inside(trace, parent, first)
+    part = inside(trace, first)
     rows = np.flatnonzero(part >= 0)
     last = np.full(len(first), -1)
     last[part[rows]] = rows
@@ -199,34 +190,31 @@ def _copies_back(
 
 def _buckets(
     trace: ExecutionTrace,
-    launched: list[tuple[int, list[int], int]],
+    launched: list[tuple[list[int], int]],
     gradients: list[ReadyGradient],
-    rank: int,
+    step: str,
     flag: str,
 ) -> list[Bucket]:
     """The buckets, whose bytes must be those of successive gradients."""
     size = trace.column("comm_size", -1)
     found: list[Bucket] = []
     first = 0
-    for _, launch, row in launched:
+    for launch, row in launched:
         last, held = first, 0
         while last < len(gradients) and held < size[row]:
             held += gradients[last].size
             last += 1
         if held != size[row]:
             raise TraceError(
-                f"{flag}: all-reduce {len(found) + 1} of a step of rank {rank} has {size[row]:,} bytes, "
-                f"which are "
-                f"not those of successive gradients ({held:,}): only DDP without a hook, frozen parameters "
-                f"or "
-                "sparse gradients is known"
+                f"{flag}: all-reduce {len(found) + 1} of {step} has {size[row]:,} bytes, which are not those "
+                f"of successive gradients ({held:,}): only DDP without a hook, frozen parameters or sparse "
+                "gradients is known"
             )
         found.append(Bucket(launch, row, first, last))
         first = last
     if found and first < len(gradients):
         raise TraceError(
-            f"{flag}: {len(gradients) - first} of {len(gradients)} gradients of a step of rank {rank} are "
-            f"not in any "
+            f"{flag}: {len(gradients) - first} of {len(gradients)} gradients of {step} are not in any "
             "all-reduce: accumulated steps can't be changed again"
         )
     return found

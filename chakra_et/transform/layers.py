@@ -7,18 +7,20 @@ parameters follows their number of elements, or their number where it is one cal
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from chakra_et.errors import TraceError
-from chakra_et.et.columns import NodeType
-from chakra_et.job.blocks import Blocks
+from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
+from chakra_et.job.blocks import Blocks, find_blocks
+from chakra_et.job.buckets import buckets_of, limits_of
 from chakra_et.job.gradients import (
     NEAR,
-    Parameters,
+    Gradient,
     Retime,
     Sweep,
     elements,
@@ -27,73 +29,115 @@ from chakra_et.job.gradients import (
     sweeps_of,
     whole_collectives,
 )
+from chakra_et.job.mesh import Mesh, Place
 from chakra_et.job.operators import Operators, Shape
-from chakra_et.transform.block_reductions import BlockReductions
-from chakra_et.transform.unroll import Unrolled, drafted, finished
+from chakra_et.transform.changes import RankTraces
+from chakra_et.transform.tensors import wanted
+from chakra_et.transform.unroll import Draft, drafted, finished
+
+_MOST_LAYERS = 4096
 
 
-@dataclass(frozen=True)
-class Layered:
-    """A rank with other blocks. ``buckets``: (by DDP's rule, by bytes) how many backward passes' collectives
-    were made; ``scaled``: collectives after the backward pass, of all gradients, that changed;
-    ``parameters``: elements before and after."""
-
-    unrolled: Unrolled
-    buckets: tuple[int, int]
-    scaled: int
-    parameters: tuple[int, int]
-
-
-def copies_of(wanted: int, held: Sequence[int]) -> list[list[int]]:
-    """How often each captured block runs, by stage: new block j is a copy of block ⌊j · captured /
-    wanted⌋."""
+def with_layers(ranks: RankTraces, layers: str) -> RankTraces:
+    """The ranks of a model with so many blocks, as ``8`` or ``2x``. Raises ``TraceError``, naming what was
+    looked for, where blocks aren't recognised."""
+    of_rank, where = ranks.operators(), ranks.where
+    blocks = find_blocks(of_rank, where)
+    held = stage_blocks(blocks, ranks.mesh, where)
     total = sum(held)
-    counted = Counter(new * total // wanted for new in range(wanted))
-    begins = np.concatenate(([0], np.cumsum(held)))
-    return [
-        [counted[int(begin) + at] for at in range(count)] for begin, count in zip(begins, held, strict=False)
+    refusal = f"--layers {layers}: {total} blocks were recognised: give a number from 1 to {_MOST_LAYERS}"
+    count = wanted(layers, total, _MOST_LAYERS, refusal)
+    # New block j is a copy of block ⌊j · captured / wanted⌋.
+    copied = Counter(new * total // count for new in range(count))
+    ends = list(itertools.accumulate(held))
+    copies = [[copied[at] for at in range(end - own, end)] for own, end in zip(held, ends, strict=True)]
+    empty = next((stage for stage, of_stage in enumerate(copies) if not sum(of_stage)), None)
+    if empty is not None:
+        raise TraceError(f"{where}: --layers {layers} leaves no block on pipeline stage {empty}: give more")
+    traces, rows = {}, {}
+    found: Counter[str] = Counter()
+    for rank, each in of_rank.items():
+        own_copies = copies[ranks.mesh.place(rank).stage]
+        traces[rank], rows[rank], counts = _layered(
+            each, blocks[rank], own_copies, ranks.retime, f"{where}.{rank}"
+        )
+        found.update(counts)
+    sources = " and ".join(sorted({each.source for each in blocks.values()}))
+    notes = [
+        f"{total} repeated blocks were recognised by {sources}; each of the {count} new ones does what the "
+        "captured one beside it does, forward and backward, with its kernels and communication"
     ]
+    others = sorted({other for each in blocks.values() for other in each.others})
+    if others:
+        notes.append(f"what else repeats stays as captured: {', '.join(others)}")
+    if found["before"]:
+        notes.append(
+            f"all ranks together have {found['after']:,} gradients' elements in place of "
+            f"{found['before']:,}; optimizer, norm and copies of gradients follow the elements, or the "
+            "number of parameters where each has a call of its own"
+        )
+    if found["by rule"]:
+        notes.append(f"the buckets of {found['by rule']:,} backward passes were filled anew by DDP's rule")
+    if found["by bytes"]:
+        notes.append(
+            f"the buckets of {found['by bytes']:,} backward passes keep their number, and have the bytes of "
+            "the gradients before each"
+        )
+    if found["whole"]:
+        notes.append(f"{found['whole']:,} collectives of all gradients grew with the elements")
+    if found["before"] != found["after"] and not any(found[of] for of in ("by rule", "by bytes", "whole")):
+        notes.append("no collective of gradients was recognised: communication outside of blocks stays")
+    return ranks.with_traces(traces, rows, *notes)
 
 
-def with_layers(
+def stage_blocks(blocks: Mapping[int, Blocks], mesh: Mesh, where: str) -> list[int]:
+    """The blocks of each pipeline stage. Raises ``TraceError`` where ranks of a stage have other numbers."""
+    held = []
+    for stage in range(mesh.pp):
+        ranks = [mesh.rank(Place(t, d, stage)) for t in range(mesh.tp) for d in range(mesh.dp)]
+        counts = {blocks[rank].held for rank in ranks}
+        if len(counts) > 1:
+            raise TraceError(
+                f"{where}: the ranks of pipeline stage {stage} have {min(counts)} to {max(counts)} repeated "
+                f"blocks ({mesh}): give the mesh, as in --mesh tp2,dp4,pp2"
+            )
+        held.append(counts.pop())
+    return held
+
+
+def _layered(
     operators: Operators, blocks: Blocks, copies: Sequence[int], retime: Retime, where: str
-) -> Layered:
-    """A rank whose block b runs ``copies[b]`` times. Raises ``TraceError``."""
-    sweeps = sweeps_of(operators, blocks)
-    trace = operators.trace
+) -> tuple[ExecutionTrace, np.ndarray, dict[str, int]]:
+    """A rank whose block b runs ``copies[b]`` times, its rows, and what there is to note: elements of
+    gradients before and after, and how often which rule gave collectives other bytes."""
+    sweeps, trace = sweeps_of(operators, blocks), operators.trace
     if not sweeps:
-        return Layered(finished(drafted(trace, blocks, copies), trace, blocks, where), (0, 0), 0, (0, 0))
+        return *finished(drafted(trace, blocks, copies), where, retime)[:2], {}
     parameters = parameters_of(sweeps, blocks.held)
-    _check(parameters, where)
-    before, after = parameters.count([1] * blocks.held), parameters.count(copies)
-    blocks = _without_launches(operators, blocks, sweeps)
-    factors = parameter_factors(operators, blocks, before, after)
-    trace = replace(trace, duration_micros=np.rint(trace.duration_micros * factors).astype(np.uint64))
-    draft = drafted(trace, blocks, copies)
-    buckets = BlockReductions(replace(operators, trace=trace), draft, retime)
-    for sweep in sweeps:
-        if set(launch for _, launch in sweep.launches) and not _own(operators, blocks, sweep):
-            buckets.reduce(sweep)
-    known = {collective for sweep in sweeps for collective, _ in sweep.launches}
-    whole = [row for row in whole_collectives(operators, known, elements(before)) if blocks.block[row] < 0]
-    ratio = elements(after) / elements(before)
-    nodes = {draft.old[node]: node for lane in draft.lanes.values() for node in lane}
-    for row in whole:
-        buckets.set_size(nodes[row], max(round(int(trace.column("comm_size")[row]) * ratio), 1))
-    made = buckets.as_ddp, buckets.as_bytes
-    return Layered(
-        finished(draft, trace, blocks, where), made, len(whole), (elements(before), elements(after))
-    )
-
-
-def _check(parameters: Parameters, where: str) -> None:
-    first = parameters.of_block[0]
-    other = next((at for at, each in enumerate(parameters.of_block) if each != first), None)
+    other = next((at for at, each in enumerate(parameters.of_block) if each != parameters.of_block[0]), None)
     if other is not None:
         raise TraceError(
             f"{where}: blocks 0 and {other} repeat their operators, and have gradients of other shapes: "
             "--layers needs blocks that are alike"
         )
+    before, after = parameters.count([1] * blocks.held), parameters.count(copies)
+    blocks = _without_launches(operators, blocks, sweeps)
+    factors = parameter_factors(operators, blocks, before, after)
+    trace = replace(trace, duration_micros=np.rint(trace.duration_micros * factors).astype(np.uint64))
+    draft = drafted(trace, blocks, copies)
+    counts = {"before": elements(before), "after": elements(after), "by rule": 0, "by bytes": 0, "whole": 0}
+    for sweep in sweeps:
+        # Where all collectives stay with their blocks they are right.
+        if any(blocks.block[launch] < 0 for _, launch in sweep.launches):
+            counts[_rereduced(operators, draft, sweep)] += 1
+    known = {collective for sweep in sweeps for collective, _ in sweep.launches}
+    nodes = {draft.old[node]: node for lane in draft.lanes.values() for node in lane}
+    for row in whole_collectives(operators, known, elements(before)):
+        if blocks.block[row] < 0:
+            size = int(trace.column("comm_size")[row]) * (elements(after) / elements(before))
+            _set_size(draft, nodes[row], max(round(size), 1))
+            counts["whole"] += 1
+    return *finished(draft, where, retime)[:2], counts
 
 
 def _without_launches(operators: Operators, blocks: Blocks, sweeps: Sequence[Sweep]) -> Blocks:
@@ -108,14 +152,118 @@ def _without_launches(operators: Operators, blocks: Blocks, sweeps: Sequence[Swe
             own = sizes.get(int(blocks.block[launch]), 0)
             size = int(operators.trace.column("comm_size")[collective])
             if blocks.block[launch] < 0 or abs(size - own) > NEAR * own:
-                at = np.array(sorted(rows))
-                group[at], block[at] = -1, -1
+                group[list(rows)], block[list(rows)] = -1, -1
     return replace(blocks, group=group, block=block)
 
 
-def _own(operators: Operators, blocks: Blocks, sweep: Sweep) -> bool:
-    """Whether all collectives of a sweep stay with their blocks."""
-    return all(blocks.block[launch] >= 0 for _, launch in sweep.launches)
+def _set_size(draft: Draft, node: int, size: int) -> None:
+    """Give a collective other bytes."""
+    row = draft.old[node]
+    before, kind = int(draft.trace.column("comm_size")[row]), int(draft.trace.column("comm_type", -1)[row])
+    if size != before > 0 and kind in set(CollectiveType):
+        draft.sizes[node] = size
+
+
+def _rereduced(operators: Operators, draft: Draft, sweep: Sweep) -> str:
+    """Give the collectives of a sweep the gradients that there are now: more buckets where it was DDP's rule
+    that made them, else more bytes. Returns which."""
+    trace = operators.trace
+    before = [int(trace.column("comm_size")[collective]) for collective, _ in sweep.launches]
+    sizes, types = [each.bytes for each in sweep.gradients], [each.type for each in sweep.gradients]
+    limits = limits_of(sizes, types, before)
+    dependencies = np.diff(trace.data_deps.offsets)
+    # A GPU's collective waits for more than its launch: it runs after what made its gradients.
+    waits = any(dependencies[row] > 1 + bool(draft.chained[row]) for row, _ in sweep.launches)
+    rows = {gradient.row: gradient for gradient in sweep.gradients}
+    if limits and not waits:
+        nodes = draft.lanes[sweep.lane]
+        order = [(at, rows[draft.old[node]]) for at, node in enumerate(nodes) if draft.old[node] in rows]
+        _as_ddp(operators, draft, sweep, order, limits)
+        return "by rule"
+    # The bytes of a collective are in proportion to those of the gradients between its launch and the last.
+    launched = {launch: collective for collective, launch in sweep.launches}
+    captured = _bytes_between(sorted([*rows, *launched]), rows)
+    there = [row for node in draft.lanes[sweep.lane] if (row := draft.old[node]) in rows or row in launched]
+    copies = {draft.old[node]: node for node in draft.lanes[int(operators.lane[sweep.launches[0][0]])]}
+    in_order = [launched[row] for row in there if row in launched]
+    for collective, size, held, then in zip(
+        in_order, before, _bytes_between(there, rows), captured, strict=False
+    ):
+        if collective in copies and then and size:
+            _set_size(draft, copies[collective], max(round(held * (size / then)), 1))
+    return "by bytes"
+
+
+def _bytes_between(rows: Sequence[int], gradients: Mapping[int, Gradient]) -> list[int]:
+    """The bytes of the gradients in front of each of the ``rows`` that is none, since the one before."""
+    found, held = [], 0
+    for row in rows:
+        if row in gradients:
+            held += gradients[row].bytes
+        else:
+            found.append(held)
+            held = 0
+    return found
+
+
+def _as_ddp(
+    operators: Operators,
+    draft: Draft,
+    sweep: Sweep,
+    order: Sequence[tuple[int, Gradient]],
+    limits: tuple[int, int],
+) -> None:
+    """Buckets by DDP's rule; ``order``: the gradients and their places on the lane. What launches a bucket's
+    collective is a copy of what launched one, in the operator around the gradient that closes it."""
+    nodes, parent, of_lane = draft.lanes[sweep.lane], operators.parent, operators.lane
+    old: list[dict[int, int]] = []  # row → node, of what launched each bucket
+    for rows in launch_tree(operators, sweep):
+        there = (node for lane in set(of_lane[list(rows)].tolist()) for node in draft.lanes[lane])
+        old.append({draft.old[node]: node for node in there if draft.old[node] in rows})
+    removed = {node for tree in old for node in tree.values()}
+    sizes, types = [each.bytes for _, each in order], [each.type for _, each in order]
+    buckets = buckets_of(sizes, types, limits[1], limits[0])
+    fresh: list[dict[int, int]] = []
+    behind: dict[int, list[int]] = {}
+    for number, bucket in enumerate(buckets):
+        at = order[bucket[-1]][0]
+        tree = old[-1 if number == len(buckets) - 1 else min(number, len(old) - 1)]
+        copy = len(draft.old) + 1
+        fresh.append({node: draft.add(draft.old[node], copy) for node in sorted(tree.values())})
+        around = int(parent[draft.old[nodes[at]]]), draft.copy[nodes[at]]
+        for node, made in fresh[-1].items():
+            if parent[draft.old[node]] not in tree:
+                draft.above[made] = around
+            if operators.trace.types[draft.old[node]] == NodeType.COMM_COLL:
+                _set_size(draft, made, sum(sizes[each] for each in bucket))
+        behind.setdefault(_end_of_top(operators, draft, nodes, at), []).append(number)
+    for lane in {int(of_lane[draft.old[node]]) for node in removed}:
+        mine = [[new for new in copies.values() if of_lane[draft.old[new]] == lane] for copies in fresh]
+        places = behind
+        if lane != sweep.lane:
+            first = next(at for at, node in enumerate(draft.lanes[lane]) if node in removed)
+            places = {first: list(range(len(fresh)))}
+        kept: list[int] = []
+        for at, node in enumerate([*draft.lanes[lane], -1]):
+            kept += [new for number in places.get(at, ()) for new in mine[number]]
+            kept += [node] if node >= 0 and node not in removed else []
+        draft.lanes[lane] = kept
+    across: list[tuple[int, int]] = []
+    for one, two in draft.across:
+        if one not in removed and two not in removed:
+            across.append((one, two))
+        else:
+            across += [(c.get(one, one), c.get(two, two)) for c in fresh if one in c or two in c]
+    draft.across = [(one, two) for one, two in across if one not in removed and two not in removed]
+
+
+def _end_of_top(operators: Operators, draft: Draft, nodes: Sequence[int], place: int) -> int:
+    """The place after the operators around the node at ``place``."""
+    top, copy = operators.top[draft.old[nodes[place]]], draft.copy[nodes[place]]
+    end = place + 1
+    while end < len(nodes) and operators.top[draft.old[nodes[end]]] == top and draft.copy[nodes[end]] == copy:
+        end += 1
+    return end
 
 
 def parameter_factors(
@@ -132,67 +280,37 @@ def parameter_factors(
     by_count = sum(after.values()) / number
     of_shape = {shape: after[shape] / before[shape] for shape in before if len(shape)}
     least = max(number // 2, 4)
-    rows_of_lane = {lane: np.flatnonzero(operators.lane == lane) for lane in operators.tops}
     for lane, tops in operators.tops.items():
-        rows = rows_of_lane[lane]
+        rows = np.flatnonzero(operators.lane == lane)
+        end_of = dict(zip(tops, [*tops[1:], len(factors)], strict=True))
         outside = [row for row in tops if blocks.block[row] < 0]
         updates = sum(operators.phase[row] == "optimizer" for row in outside)
-        for run in _runs(operators, outside):
-            many = len(run) >= least
-            for row in run:
-                after_it = tops[tops.index(row) + 1] if row != tops[-1] else len(factors)
-                tree = rows[np.searchsorted(rows, row) : np.searchsorted(rows, after_it)]
+        for _, run in itertools.groupby(outside, operators.name.__getitem__):
+            alike = list(run)
+            for row in alike:
+                tree = rows[np.searchsorted(rows, row) : np.searchsorted(rows, end_of[row])]
                 shapes = operators.shapes(row)
-                if len(shapes) >= least or (not shapes and _listed(operators, row) >= least):
-                    _list_factors(operators, tree, shapes, of_shape, by_count, least, factors)
-                elif many or (operators.phase[row] == "optimizer" and updates >= number):
-                    shape = shapes[0] if shapes else ()
-                    factors[tree] = of_shape.get(shape, by_count)
+                if len(shapes) >= least or (not shapes and _scalars(operators, row) >= least):
+                    sizes = [int(np.prod(shape)) for shape in shapes]
+                    grown = [of_shape.get(shape, by_count) for shape in shapes]
+                    whole = sum(size * factor for size, factor in zip(sizes, grown, strict=True))
+                    by_elements = whole / sum(sizes) if sum(sizes) else by_count
+                    # As one call it follows elements; with a call for each tensor, those of each.
+                    factors[tree] = by_elements if len(tree) < least else by_count
+                    for inner in tree[1:].tolist():
+                        first = next(iter(operators.shapes(inner)), ())
+                        factors[inner] = of_shape.get(first, factors[inner])
+                elif len(alike) >= least or (operators.phase[row] == "optimizer" and updates >= number):
+                    factors[tree] = of_shape.get(shapes[0] if shapes else (), by_count)
     device = np.flatnonzero(~np.isin(operators.lane, list(operators.tops)) & (operators.parent >= 0))
     device = device[operators.trace.types[device] < NodeType.COMM_SEND]
     factors[device] = factors[operators.parent[device]]
     return factors
 
 
-def _runs(operators: Operators, rows: Sequence[int]) -> Iterator[list[int]]:
-    run: list[int] = []
-    for row in rows:
-        if run and operators.name[row] != operators.name[run[-1]]:
-            yield run
-            run = []
-        run.append(row)
-    if run:
-        yield run
-
-
-def _listed(operators: Operators, row: int) -> int:
+def _scalars(operators: Operators, row: int) -> int:
     """Tensors of no dimensions in the lists of an operator's inputs."""
     inputs = operators.trace.inputs
-    if inputs is None:
+    if inputs is None or "foreach" not in operators.name[row] or row not in (rows := inputs.rows):
         return 0
-    at = int(np.searchsorted(inputs.rows, row))
-    if at >= len(inputs.rows) or inputs.rows[at] != row:
-        return 0
-    return inputs.shapes[at].count(b"[],") if b"foreach" in operators.name[row].encode() else 0
-
-
-def _list_factors(
-    operators: Operators,
-    tree: np.ndarray,
-    shapes: Sequence[Shape],
-    of_shape: Mapping[Shape, float],
-    by_count: float,
-    least: int,
-    factors: np.ndarray,
-) -> None:
-    """An operator on a list: as one call it follows elements, with a call for each tensor those of each."""
-    sizes = [int(np.prod(shape)) for shape in shapes]
-    whole = sum(size * of_shape.get(shape, by_count) for size, shape in zip(sizes, shapes, strict=True))
-    by_elements = whole / sum(sizes) if sum(sizes) else by_count
-    one_call = len(tree) < least
-    for row in tree.tolist():
-        inner = operators.shapes(row)
-        if row != tree[0] and inner and inner[0] in of_shape:
-            factors[row] = of_shape[inner[0]]
-        else:
-            factors[row] = by_elements if one_call else by_count
+    return inputs.shapes[int(np.searchsorted(rows, row))].count(b"[],")

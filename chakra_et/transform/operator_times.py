@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
 from chakra_et.cost.operator_work import DEPTH, WITH_VALUES, operator_work, rule_of
-from chakra_et.et.columns import ExecutionTrace
-from chakra_et.et.edges import rows_of
+from chakra_et.et.columns import ExecutionTrace, NodeType, TensorInfo
+from chakra_et.et.node_attributes import has, in_phase, parents, set_integers
+from chakra_et.job.operators import shapes_in
+from chakra_et.simulate.time_by_kind import KINDS, node_kinds
+from chakra_et.transform.changes import first_nodes
 
 _IDLE_KERNEL_NS = 2_000.0
 VIEWS = re.compile(
@@ -17,18 +21,19 @@ VIEWS = re.compile(
     r"unbind|unsqueeze|squeeze|flatten|detach_?|alias|resolve_conj|resolve_neg|empty\w*|resize_|to)"
 )
 """Operators that return a view, or memory as it is: their time doesn't depend on sizes."""
+_LISTED = re.compile(r"aten::_(foreach|fused)_")
+_ELEMENTWISE = re.compile(r"aten::(add_?|sub_?|mul_?|div_?|copy_|lerp_?|addcmul_?|addcdiv_?)")
+_LARGE = 1 << 16
+"""Bytes from which a call's own cost no longer matters."""
 
 
-def idle_ns(own_ns: np.ndarray, on_cpu: np.ndarray, operations: np.ndarray) -> float:
-    """What an operator of the CPU without work takes: the median."""
+def resized_times(
+    taken: np.ndarray, own_ns: np.ndarray, on_cpu: np.ndarray, operations: np.ndarray, ratio: np.ndarray
+) -> np.ndarray:
+    """Times in ns after the ``operations`` of operators and kernels have changed by ``ratio``: what one takes
+    without work stays, on the CPU the median of such operators (by ``own_ns``)."""
     idle = on_cpu & (operations == 0)
-    return float(np.median(own_ns[idle])) if idle.any() else 0.0
-
-
-def resized_times(taken: np.ndarray, idle: float, on_cpu: np.ndarray, ratio: np.ndarray) -> np.ndarray:
-    """Times in ns after the operations of operators and kernels have changed by ``ratio``: what one takes
-    without work stays."""
-    floor = np.where(on_cpu, idle, _IDLE_KERNEL_NS)
+    floor = np.where(on_cpu, float(np.median(own_ns[idle])) if idle.any() else 0.0, _IDLE_KERNEL_NS)
     changed: np.ndarray = np.where(taken > floor, floor + (taken - floor) * ratio, taken)
     return changed
 
@@ -42,8 +47,7 @@ def work_ratios(
     resized: the JSON text of an operator's shapes → that of the new ones.
     """
     operations, ratio, moved = np.zeros(len(trace)), np.ones(len(trace)), np.ones(len(trace))
-    parent = rows_of(trace.ids, trace.column("parent", -1).clip(0).astype(np.uint64))
-    leaf, on_cpu = np.zeros(len(trace)), trace.column("is_cpu_op") != 0
+    leaf, on_cpu, parent = np.zeros(len(trace)), trace.column("is_cpu_op") != 0, parents(trace)
     if trace.inputs is None:
         return operations, ratio, leaf, moved
     tensors = trace.inputs
@@ -67,7 +71,7 @@ def work_ratios(
     np.maximum.at(called, parent[below], operations[below])
     leaf[tensors.rows] = (called <= operations / 2)[tensors.rows]
     # Of an operator that was interrupted by others, the first node has the shapes.
-    first = _first_nodes(trace, tensors.rows)
+    first = first_nodes(trace, tensors.rows)
     rest = np.flatnonzero(on_cpu & (first >= 0))
     for column in (operations, ratio, leaf, moved):
         column[rest] = column[first[rest]]
@@ -81,13 +85,66 @@ def work_ratios(
     return operations, ratio, leaf, moved
 
 
-def _first_nodes(trace: ExecutionTrace, rows: np.ndarray) -> np.ndarray:
-    """For each row, that of ``rows`` which is of the same operator (attribute rf_id), -1 for none; int64."""
-    record = trace.column("rf_id", -1)
-    known = rows[record[rows] > 0]
-    found = np.full(len(trace), -1)
-    if len(known):
-        known = known[np.argsort(record[known], kind="stable")]
-        at = np.minimum(np.searchsorted(record[known], record), len(known) - 1)
-        found = np.where(record[known][at] == record, known[at], -1)
-    return found
+def resized(
+    trace: ExecutionTrace, text: Callable[[bytes], bytes], phase: bytes = b""
+) -> tuple[ExecutionTrace, np.ndarray]:
+    """The trace with the shapes that ``text`` makes of its own and the times of compute that follow from
+    these, and (nodes that take another time, their µs before, after). ``phase``: only what the CPU does in
+    it changes."""
+    operations, ratio, leaf, moved = work_ratios(trace, text)
+    pairs = [] if trace.inputs is None else zip(trace.inputs.rows.tolist(), trace.inputs.shapes, strict=True)
+    for row, shapes in pairs:  # operators on lists of tensors, as an optimizer's, follow all elements
+        if _LISTED.search(trace.names[row]):
+            before, after = elements_in(shapes), elements_in(text(shapes))
+            if before and after != before:
+                ratio[row], leaf[row] = after / before, 1.0
+    computes, on_device = trace.types < NodeType.COMM_SEND, trace.column("is_cpu_op") == 0
+    on_cpu = computes & ~on_device & (leaf > 0)
+    changes = (on_cpu | computes & on_device) & (ratio != 1)
+    if phase:
+        changes &= ~on_device & in_phase(trace, phase)
+    taken = trace.duration_micros.astype(float) * 1000
+    times = np.rint(resized_times(taken, taken, on_cpu, operations, ratio) / 1000)
+    duration = np.where(changes, times, trace.duration_micros).astype(np.uint64)
+    for name, factor in (("num_ops", ratio), ("tensor_size", moved)):
+        if name in trace.attributes and not phase:
+            values = np.rint(trace.column(name) * factor).astype(np.int64)
+            trace = set_integers(trace, name, trace.attributes[name].kind, values, has(trace, name))
+
+    def reshaped(info: TensorInfo | None) -> TensorInfo | None:
+        if info is None:
+            return None
+        kept = np.zeros(len(trace), bool) if not phase else ~changes
+        of_row = zip(kept[info.rows].tolist(), info.shapes, strict=True)
+        return replace(info, shapes=[shapes if stays else text(shapes) for stays, shapes in of_row])
+
+    count = np.array([changes.sum(), trace.duration_micros[changes].sum(), duration[changes].sum()], np.int64)
+    outputs = trace.outputs if phase else reshaped(trace.outputs)
+    made = replace(trace, duration_micros=duration, inputs=reshaped(trace.inputs), outputs=outputs)
+    return made, count
+
+
+def elements_in(shapes: bytes) -> int:
+    """The elements of all tensors in the JSON text of shapes."""
+    return sum(int(np.prod(shape)) for shape in shapes_in(shapes))
+
+
+class Elementwise:
+    """How long an elementwise CPU operator takes in a run. ``node_micros``: the median of an operator's node,
+    mostly the call itself; ``micros_per_byte``, read or written, of large ones; 0 where there are none."""
+
+    def __init__(self, trace: ExecutionTrace) -> None:
+        operator = node_kinds(trace) == KINDS.index("operator")
+        self.node_micros = float(np.median(trace.duration_micros[operator])) if operator.any() else 0.0
+        taken, moved, tensors = 0.0, 0.0, trace.inputs
+        for at, row in enumerate(tensors.rows.tolist() if tensors else ()):
+            if tensors and _ELEMENTWISE.fullmatch(name := trace.names[row]):
+                work = operator_work(name, b"[]", tensors.shapes[at], tensors.types[at], b"[]", b"[]")
+                if work is not None and work[1] >= _LARGE:
+                    taken += max(float(trace.duration_micros[row]) - self.node_micros, 0.0)
+                    moved += work[1]
+        self.micros_per_byte = taken / moved if moved else 0.0
+
+    def micros(self, size: float, nodes: int) -> float:
+        """µs of ``nodes`` nodes that read and write ``size`` bytes in all."""
+        return nodes * self.node_micros + size * self.micros_per_byte

@@ -1,21 +1,32 @@
-"""Copies of a captured rank for other places of the mesh: groups, peers, sizes and times of their own."""
+"""Copies of a captured rank for other places of the mesh: groups, peers, sizes and times of their own.
+
+Compute times of ranks with the same work differ from step to step, and a copy's are draws of measured steps.
+"""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from chakra_et.cost.collectives import collective_time, message_time
 from chakra_et.cost.topology import Topology
 from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
-from chakra_et.et.node_attributes import communicates, has, set_integers, set_texts, texts, with_metadata
+from chakra_et.et.node_attributes import (
+    communicates,
+    dependencies,
+    has,
+    set_integers,
+    set_texts,
+    texts,
+    with_metadata,
+)
 from chakra_et.job.mesh import Mesh, Place, ScaledGroups
 from chakra_et.simulate.joint import build_graph
 from chakra_et.simulate.matching import match
+from chakra_et.simulate.measured_steps import step_rows
 from chakra_et.simulate.timing import timing
-from chakra_et.transform.step_variation import kind_of, stretched
 
 SHARDED = (CollectiveType.ALL_GATHER, CollectiveType.GATHER)
 """Collectives whose ``comm_size`` is a rank's shard of a whole that keeps its size."""
@@ -23,6 +34,8 @@ RECORDED = ("measured_end_micros", "trace_start_ns", "clock_offset_ns", "clock_s
 EVERY = ("", "0")
 """The names of the group of all ranks, which needs no entry in the group file."""
 WAITING = ("wait_micros", "transfer_micros")
+KINDS = ("operator", "kernel", "host-overhead", "device-overhead")
+"""Of the attribute ``kind``: what varies on its own; all other nodes together are one kind more."""
 
 
 def transfers(
@@ -34,35 +47,22 @@ def transfers(
     """
     graph = build_graph(list(traces.values()), list(traces))
     matching = match(graph, groups)
-    times = timing(graph, matching)
-    recorded = graph.duration_ns if times.transfer_ns is None else times.transfer_ns
-    lasting = recorded.astype(np.float64)
-    matched = np.flatnonzero(matching.channel >= 0)
-    if len(matched):
-        ordinals = matching.ordinal[matched]
-        keys = np.stack([matching.channel[matched], ordinals], axis=1)
-        _, operation = np.unique(keys, axis=0, return_inverse=True)
-        operation = operation.reshape(-1)
-        order = np.lexsort((lasting[matched], operation))
-        starts = np.flatnonzero(np.r_[True, np.diff(operation[order]) != 0])
-        counts = np.diff(np.r_[starts, len(order)])
-        sides = lasting[matched][order]
-        middle = (sides[starts + (counts - 1) // 2] + sides[starts + counts // 2]) / 2
-        lasting[matched] = middle[operation]
+    transfer = timing(graph, matching).transfer_ns
+    lasting = (graph.duration_ns if transfer is None else transfer).astype(np.float64)
+    for nodes in matching.members:
+        lasting[nodes] = np.median(lasting[nodes])
     of_rank = graph.scatter(np.rint(lasting).astype(np.int64).tolist())
     return {rank: column / 1000 for rank, column in zip(traces, of_rank, strict=True)}
 
 
 def without_waiting(trace: ExecutionTrace, lasting: np.ndarray) -> ExecutionTrace:
     """The trace without recorded starts and waits: its communication lasts ``lasting`` (float64[N] µs)."""
-    talks = communicates(trace)
-    duration = np.where(talks, np.maximum(np.rint(lasting), 1), trace.duration_micros).astype(np.uint64)
-    attributes = {name: each for name, each in trace.attributes.items() if name not in WAITING}
-    plain = dataclasses.replace(
+    duration = np.where(communicates(trace), np.maximum(np.rint(lasting), 1), trace.duration_micros)
+    plain = replace(
         trace,
         start_micros=np.zeros(len(trace), dtype=np.uint64),
-        duration_micros=duration,
-        attributes=attributes,
+        duration_micros=duration.astype(np.uint64),
+        attributes={name: each for name, each in trace.attributes.items() if name not in WAITING},
     )
     return with_metadata(plain, **dict.fromkeys(RECORDED))
 
@@ -80,8 +80,7 @@ def resized(
     """
     table, index = texts(trace, "pg_name")
     kinds, sizes = trace.column("comm_type", -1), trace.column("comm_size", 0)
-    duration = trace.duration_micros.copy()
-    changed = sizes.copy()
+    changed, duration = sizes.copy(), trace.duration_micros.copy()
     for row in np.flatnonzero(trace.types == NodeType.COMM_COLL).tolist():
         group = table[index[row]] if index[row] >= 0 else EVERY[0]
         kind, size = int(kinds[row]), int(sizes[row])
@@ -92,7 +91,7 @@ def resized(
             time = lasting(CollectiveType(kind), size, int(changed[row]), group, float(duration[row]))
             duration[row] = max(round(time), 1)
     trace = set_integers(trace, "comm_size", "int64", changed, has(trace, "comm_size"))
-    return dataclasses.replace(trace, duration_micros=duration)
+    return replace(trace, duration_micros=duration)
 
 
 def relabelled(
@@ -103,11 +102,9 @@ def relabelled(
     if table:
         trace = set_texts(trace, "pg_name", [names.get(name, name) for name in table], index)
     for name in ("comm_src", "comm_dst"):
-        attribute = trace.attributes.get(name)
-        if attribute is not None:
-            old = trace.column(name, -1)
-            new = np.array([peers.get(rank, rank) for rank in old.tolist()], dtype=np.int64)
-            trace = set_integers(trace, name, attribute.kind, new, has(trace, name))
+        if name in trace.attributes:
+            new = np.array([peers.get(rank, rank) for rank in trace.column(name, -1).tolist()], np.int64)
+            trace = set_integers(trace, name, trace.attributes[name].kind, new, has(trace, name))
     return with_metadata(trace, world_size=world)
 
 
@@ -120,11 +117,7 @@ def names_in(trace: ExecutionTrace, groups: ScaledGroups, place: Place) -> dict[
 def peers_in(trace: ExecutionTrace, old: Mesh, new: Mesh, source: Place, place: Place) -> dict[int, int]:
     """Captured rank → new rank, of those that messages name: as many places away, for the copy at ``place``
     of the rank at ``source``."""
-    named: set[int] = set()
-    for name in ("comm_src", "comm_dst"):
-        attribute = trace.attributes.get(name)
-        if attribute is not None:
-            named |= set(trace.column(name)[attribute.rows].tolist())
+    named = {rank for name in ("comm_src", "comm_dst") for rank in set(trace.column(name, -1).tolist())}
     found = {}
     for rank in sorted(named):
         if 0 <= rank < old.ranks:
@@ -143,7 +136,7 @@ def timed(trace: ExecutionTrace, groups: Mapping[str, Sequence[int]], topology: 
     )
     duration = trace.duration_micros.copy()
     known: dict[tuple[int, int, int], float] = {}
-    for row in np.flatnonzero(trace.types >= NodeType.COMM_SEND).tolist():
+    for row in np.flatnonzero(communicates(trace)).tolist():
         size = int(sizes[row])
         if trace.types[row] == NodeType.COMM_COLL:
             key = int(kinds[row]), size, int(index[row])
@@ -159,14 +152,102 @@ def timed(trace: ExecutionTrace, groups: Mapping[str, Sequence[int]], topology: 
         else:
             continue
         duration[row] = max(round(time / 1000), 1)
-    return dataclasses.replace(trace, duration_micros=duration)
+    return replace(trace, duration_micros=duration)
 
 
 def varied(trace: ExecutionTrace, step: np.ndarray, factors: np.ndarray) -> ExecutionTrace:
     """The trace with compute times multiplied by the factor (float64[S, K]) of their ``step`` (int64[N]) and
     kind."""
     computes = (trace.types < NodeType.COMM_SEND) & (step >= 0)
-    of_node = factors[np.minimum(step, len(factors) - 1), kind_of(trace)]
+    of_node = factors[np.minimum(step, len(factors) - 1), _kind_of(trace)]
     duration = trace.duration_micros.copy()
-    duration[computes] = stretched(duration[computes].astype(np.float64), of_node[computes])
-    return dataclasses.replace(trace, duration_micros=duration)
+    # Rounded so that their sum stays right.
+    ends = np.cumsum(duration[computes].astype(np.float64) * of_node[computes])
+    duration[computes] = np.diff(np.rint(ends), prepend=0.0).astype(np.uint64)
+    return replace(trace, duration_micros=duration)
+
+
+def step_of(trace: ExecutionTrace) -> np.ndarray:
+    """The step of each node, int64[N] from 0; all 0 without steps, -1 for what was launched before the first.
+
+    What the CPU does belongs to the step in which it begins (by its place in the file where there are no
+    start times, as in copies); a device's work to that of the operator that launched it, which it can
+    outlast.
+    """
+    names, rows = step_rows(trace)
+    if len(names) < 2:
+        return np.zeros(len(trace), dtype=np.int64)
+    when = trace.start_micros if trace.start_micros.any() else np.arange(len(trace), dtype=np.uint64)
+    step = np.maximum(np.searchsorted(np.sort(when[rows]), when, side="right") - 1, 0)
+    on_device = trace.column("is_cpu_op") == 0
+    source, target = dependencies(trace)
+    # Work that was launched before the recording hangs on the gap with which the recording begins.
+    launched = on_device[target] & (_kind_of(trace)[source] != KINDS.index("host-overhead"))
+    source, target = source[launched], target[launched]
+    order = np.argsort(target, kind="stable")
+    found, known = step.tolist(), (~on_device).tolist()
+    for before, after in zip(source[order].tolist(), target[order].tolist(), strict=True):
+        if known[before]:
+            found[after] = max(found[after], found[before]) if known[after] else found[before]
+            known[after] = True
+    launched_before = on_device & ~np.array(known) & bool((on_device & known).any())
+    return np.where(launched_before, -1, np.array(found, np.int64))
+
+
+def _kind_of(trace: ExecutionTrace) -> np.ndarray:
+    """Index into ``KINDS`` of each node, int64[N], len(KINDS) for any other."""
+    table, index = texts(trace, "kind")
+    code = [KINDS.index(name) if name in KINDS else len(KINDS) for name in table]
+    kinds: np.ndarray = np.array([*code, len(KINDS)])[index]
+    return kinds
+
+
+def compute_micros(trace: ExecutionTrace) -> np.ndarray:
+    """Time of all but communication by step and kind, float64[S, K]."""
+    step, width = step_of(trace), len(KINDS) + 1
+    computes = (trace.types < NodeType.COMM_SEND) & (step >= 0)
+    cell = (step * width + _kind_of(trace))[computes]
+    micros = trace.duration_micros[computes].astype(np.float64)
+    found: np.ndarray = np.bincount(cell, micros, (int(step.max(initial=0)) + 1) * width)
+    return found.reshape(-1, width)
+
+
+def _deviations(busy: Sequence[np.ndarray]) -> np.ndarray:
+    """How ranks with the same work differ from their mean in each step, or steps from their mean where there
+    is one rank, as factors, float64[R, S, K]; ``busy``: their ``compute_micros``."""
+    steps = min(len(of_rank) for of_rank in busy)
+    table = np.array([of_rank[:steps] for of_rank in busy])
+    mean = np.broadcast_to(table.mean(axis=0 if len(busy) > 1 else 1, keepdims=True), table.shape)
+    factors: np.ndarray = np.ones_like(table)
+    np.divide(table, mean, out=factors, where=(mean > 0) & (table > 0))
+    return factors
+
+
+def relative_spread(busy: Sequence[np.ndarray]) -> float:
+    """The standard deviation of all compute time of a step from rank to rank, or with one rank from step to
+    step, relative to its mean; 0 with one step too."""
+    factors = _deviations([of_rank.sum(axis=1, keepdims=True) for of_rank in busy])
+    free = factors.size - (factors.shape[1] if len(busy) > 1 else 1)
+    return float(np.sqrt(((factors - 1) ** 2).sum() / free)) if free else 0.0
+
+
+def draw(
+    generator: np.random.Generator, busy: Sequence[np.ndarray], own: int, spread: float | None
+) -> np.ndarray:
+    """Factors for the steps of a copy of rank ``own`` of ``busy``, float64[S, K].
+
+    Each step varies as some measured step of one of the ranks did, all kinds together, so that copies of
+    copies vary no more than copies; draws of few vary less than what they are drawn from, hence the power.
+    With ``spread``, log-normal by so much instead.
+    """
+    measured = _deviations(busy)
+    ranks, steps, _ = measured.shape
+    if spread is None:
+        drawn = measured[generator.integers(ranks, size=steps), generator.integers(steps, size=steps)]
+        count = ranks if ranks > 1 else steps
+        drawn = drawn ** np.sqrt(count / max(count - 1, 1))
+    else:
+        sigma = np.sqrt(np.log1p(spread**2))
+        drawn = np.exp(generator.normal(-(sigma**2) / 2, sigma, steps))[:, None]
+    factors: np.ndarray = drawn / measured[own]
+    return factors

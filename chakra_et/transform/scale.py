@@ -1,4 +1,4 @@
-"""A set of more or fewer data-parallel ranks, from those that were captured.
+"""A set of more or fewer ranks, or of another model, from those that were captured.
 
 A new rank is a copy of the captured one with the same tensor-parallel place and stage. Its compute times vary
 by the spread that was measured between ranks with the same work, drawn with a seed; its groups, peers and
@@ -9,14 +9,16 @@ who waits for whom.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from chakra_et.cost.network_fit import Model
 from chakra_et.cost.network_sources import read_topology
+from chakra_et.cost.topology import Topology
 from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
@@ -24,18 +26,28 @@ from chakra_et.et.node_attributes import texts, with_metadata
 from chakra_et.et.record import commit
 from chakra_et.files import scratch_folder, write_json
 from chakra_et.job.gradients import Retime
-from chakra_et.job.mesh import Mesh, ScaledGroups, find_mesh
+from chakra_et.job.mesh import Mesh, Place, ScaledGroups, find_mesh
 from chakra_et.job.sets import Groups, InputSet
 from chakra_et.names import RunFiles, run_at
 from chakra_et.simulate.run import Run, make_run
-from chakra_et.transform.changes import CollectiveTimes, as_run
+from chakra_et.transform.changes import CollectiveTimes, RankTraces, as_run
+from chakra_et.transform.contention import Slowdown, find_slowdown
 from chakra_et.transform.network import find_communication, samples
-from chakra_et.transform.pipeline_split import split
-from chakra_et.transform.rank_copies import transfers, without_waiting
-from chakra_et.transform.remodel import Remodelled, remodelled, resharded
-from chakra_et.transform.replicas import shared_groups, with_reductions
-from chakra_et.transform.scaled_ranks import RankCopies, Scaling
-from chakra_et.transform.shared_cores.contention import Slowdown, find_slowdown
+from chakra_et.transform.rank_copies import (
+    EVERY,
+    compute_micros,
+    draw,
+    names_in,
+    peers_in,
+    relabelled,
+    relative_spread,
+    resized,
+    step_of,
+    timed,
+    transfers,
+    varied,
+    without_waiting,
+)
 
 MOST_RANKS = 1 << 17
 MOST_SLOWED = 4_000_000
@@ -43,65 +55,32 @@ MOST_SLOWED = 4_000_000
 
 
 @dataclass(frozen=True)
-class Written:
-    """What was written: ``files`` that differ, the rest being hard links to them; ``notes``, one sentence
-    each."""
+class Scaling:
+    """The run at another size, as ``chakra-et scale`` writes it.
 
-    run: RunFiles
-    old: Mesh
-    new: Mesh
-    files: int
-    notes: list[str]
+    ``dp``, ``tp``, ``pp``: degrees that are wanted, None for those captured. ``layers``, ``batch``, ``seq``:
+    ``8`` or ``2x``, "" for what was captured. ``topology``: text, "" for the times of the capture.
+    ``mesh``: the captured one, "" for what the groups show. ``spread``: of compute times, None for the
+    measured one, 0 for none. ``variants``: different draws per captured rank. ``network``: the one of the
+    capture, None: fitted to it. ``bucket_mb``: DDP's bucket_cap_mb where reductions are put in, None for its
+    default."""
 
-
-def captured(found: InputSet) -> Run:
-    """A set of files as a run. Raises ``TraceError`` where the group file is missing."""
-    traces = {rank: et_file.read(path) for rank, path in found.files.items()}
-    if not found.groups and (
-        found.world > 1 or any("pg_name" in each.attributes for each in traces.values())
-    ):
-        raise TraceError(f"{found.name}: no comm-group file: convert the traces again")
-    return make_run(found.name, list(traces.values()), list(traces), found.groups)
-
-
-def _not_from(captured: int, wanted: int, what: str) -> str:
-    """Why a degree can't be made from the captured one, and what to do."""
-    if captured == 1:
-        return f"the captured run has 1, which doesn't show {what}: capture a run with 2 or with {wanted}"
-    return f"is no multiple of the captured run's {captured}: give one, or capture a run with {wanted}"
-
-
-@dataclass(frozen=True)
-class Scaled:
-    """A run at another size. ``ranks`` makes its traces, whose groups are ``ranks.groups`` once all are made;
-    ``notes``, one sentence each."""
-
-    old: Mesh
-    new: Mesh
-    ranks: RankCopies
-    notes: list[str]
-
-    def traces(self) -> list[ExecutionTrace]:
-        """All ranks in order; those that don't differ are one object."""
-        of_key: dict[object, ExecutionTrace] = {}
-        found = []
-        for _, key, trace in self.ranks:
-            if trace is not None:
-                of_key[key] = trace
-            found.append(of_key[key])
-        return found
-
-
-@dataclass(frozen=True)
-class ScaleRun:
-    """The run at another size, as ``chakra-et scale`` writes it."""
-
-    wanted: Scaling
+    dp: int | None = None
+    tp: int | None = None
+    pp: int | None = None
+    layers: str = ""
+    batch: str = ""
+    seq: str = ""
+    topology: str = ""
+    mesh: str = ""
+    seed: int = 0
+    spread: float | None = None
+    variants: int = 8
+    network: Model | None = None
+    bucket_mb: float | None = None
 
     def rebuild(self, run: Run) -> Run:
-        made = scaled(run, self.wanted)
-        traces = [with_metadata(trace, rank=rank) for rank, trace in enumerate(made.traces())]
-        return as_run(run, traces, made.notes, range(made.new.ranks), made.ranks.groups.all())
+        return scaled(run, self).as_run(run)
 
 
 def scaled(run: Run, wanted: Scaling, manifest: Mapping[str, Any] | None = None) -> Scaled:
@@ -119,7 +98,8 @@ def scaled(run: Run, wanted: Scaling, manifest: Mapping[str, Any] | None = None)
     new = _new_mesh(old, wanted)
     name = run_at(run.name).name
     topology = read_topology(wanted.topology, new.ranks) if wanted.topology else None
-    times = _times(run, wanted)
+    timed_ones = any(each.ns > 0 for each in samples(find_communication(run)))
+    times = CollectiveTimes(run, wanted.network) if wanted.network or timed_ones else None
     if old.dp == 1 < new.dp and topology is None and times is None:
         raise TraceError(
             f"{name}: has no communication between ranks from which its times could be told: give the "
@@ -130,40 +110,55 @@ def scaled(run: Run, wanted: Scaling, manifest: Mapping[str, Any] | None = None)
         notes.append(
             f"groups without a list of members are taken for all ranks: {', '.join(sorted(unlisted))}"
         )
-    notes += [f"the captured mesh is {old} (--mesh where it is another), the new one {new}"]
+    notes.append(f"the captured mesh is {old} (--mesh where it is another), the new one {new}")
     if topology is not None:
         notes += [f"communication lasts what the topology makes it: {topology.name}", *topology.notes]
-    elif times is not None and (new != old or wanted.size.is_other):
+    elif times is not None and (new != old or wanted.layers or wanted.batch or wanted.seq):
         notes.append(
             "communication of other numbers of ranks or bytes lasts what a ring does on the network of "
             f"{times.model.describe()}"
         )
     lasting = transfers(captured, own)
     plain = {rank: without_waiting(trace, lasting[rank]) for rank, trace in captured.items()}
-    retime = _retime(times, own, old.ranks)
-    made = remodelled(plain, old, wanted.size, retime, name)
-    notes += made.notes
-    mesh = old
+    source = {rank: np.arange(len(trace)) for rank, trace in captured.items()}
+    ranks = RankTraces(
+        name,
+        old,
+        own,
+        plain,
+        origin={rank: rank for rank in captured},
+        source=source,
+        retime=_retime(times, own, old.ranks),
+        notes=tuple(notes),
+    )
+    # Each is imported where it is asked for, so that a prediction loads little.
+    if wanted.batch or wanted.seq:
+        from chakra_et.transform.tensors import with_tokens
+
+        ranks = with_tokens(ranks, wanted.batch, wanted.seq)
+    if wanted.layers:
+        from chakra_et.transform.layers import with_layers
+
+        ranks = with_layers(ranks, wanted.layers)
     if new.pp != old.pp:
-        parted = split(made, own, old, new.pp, retime, name)
-        made, mesh, own = parted.made, parted.mesh, parted.groups
-        captured = {rank: captured[parted.captured[rank]] for rank in made.traces}
-        notes += made.notes[-1:]
+        from chakra_et.transform.stages import with_stages
+
+        ranks = with_stages(ranks, new.pp)
     if new.tp != old.tp:
-        made = resharded(made, own, mesh, new, retime, name)
-        notes += made.notes[-1:]
-    groups = ScaledGroups(own, mesh, new)
+        from chakra_et.transform.tensor_parallel import with_shards
+
+        ranks = with_shards(ranks, new.tp)
     if old.dp == 1 < new.dp:
-        made, groups = _reduced(own, made, mesh, new, notes, name, wanted.bucket_mb)
-    ranks = RankCopies(captured, made, mesh, groups, topology, times, wanted)
-    return Scaled(old, new, ranks, [*notes, *ranks.notes()])
+        from chakra_et.transform.reductions import with_reductions
+
+        ranks = with_reductions(ranks, wanted.bucket_mb)
+    return Scaled(old, new, ranks, captured, topology, times, wanted)
 
 
 def _whole_world(run: Run) -> int:
     """The number of the run's ranks. Raises ``TraceError`` where some have no file."""
     ranks = set(run.graph.ranks)
-    members = {rank for group in run.comm_groups.values() for rank in group}
-    world = max(ranks | members) + 1
+    world = max(ranks.union(*run.comm_groups.values())) + 1
     missing = sorted(set(range(world)) - ranks)
     if missing:
         raise TraceError(
@@ -176,21 +171,24 @@ def _whole_world(run: Run) -> int:
 def _new_mesh(old: Mesh, wanted: Scaling) -> Mesh:
     """Raises ``TraceError`` for degrees that can't be made of the captured ones."""
     pp, tp, dp = wanted.pp or old.pp, wanted.tp or old.tp, wanted.dp or old.dp
-    if pp != old.pp and (old.pp < 2 or pp % old.pp):
-        raise TraceError(f"--pp {pp}: {_not_from(old.pp, pp, 'the messages between stages')}")
-    if tp != old.tp and (old.tp < 2 or tp % old.tp):
-        raise TraceError(f"--tp {tp}: {_not_from(old.tp, tp, 'how tensors are sharded')}")
+    for flag, have, want, what in (
+        ("pp", old.pp, pp, "the messages between stages"),
+        ("tp", old.tp, tp, "how tensors are sharded"),
+    ):
+        if want != have and have == 1:
+            raise TraceError(
+                f"--{flag} {want}: the captured run has 1, which doesn't show {what}: capture a run with 2 "
+                f"or with {want}"
+            )
+        if want % have:
+            raise TraceError(
+                f"--{flag} {want}: is no multiple of the captured run's {have}: give one, or capture a run "
+                f"with {want}"
+            )
     new = Mesh(tp, dp, pp)
     if new.ranks > MOST_RANKS:
         raise TraceError(f"--dp {dp} makes {new.ranks:,} ranks: give at most {MOST_RANKS // (tp * pp)}")
     return new
-
-
-def _times(run: Run, wanted: Scaling) -> CollectiveTimes | None:
-    """What collectives take, None where neither the run nor ``wanted`` tells."""
-    if wanted.network is None and not any(each.ns > 0 for each in samples(find_communication(run))):
-        return None
-    return CollectiveTimes(run, wanted.network)
 
 
 def _retime(times: CollectiveTimes | None, groups: Groups, world: int) -> Retime:
@@ -201,13 +199,128 @@ def _retime(times: CollectiveTimes | None, groups: Groups, world: int) -> Retime
         count = len(groups.get(group, ())) or world
         if times is None or count < 2:
             return taken * after / before
-        return taken * times.change(kind, (before, count), (after, count))
+        return taken * times.model.change(kind, (before, count), (after, count))
 
     return micros
 
 
-def write_scaled(found: InputSet, run: Run, wanted: Scaling, target: RunFiles) -> Written:
-    """Write the scaled set. Raises ``TraceError``, with nothing written, where it can't be made."""
+class Scaled:
+    """A run on mesh ``new`` in place of the captured ``old``; ``notes``, one sentence each.
+
+    Iterating makes its ranks one by one: each captured rank is resized once, and varied as often as there are
+    draws. ``groups``: those of all ranks that were made so far.
+    """
+
+    def __init__(
+        self,
+        old: Mesh,
+        new: Mesh,
+        ranks: RankTraces,
+        captured: Mapping[int, ExecutionTrace],
+        topology: Topology | None,
+        times: CollectiveTimes | None,
+        wanted: Scaling,
+    ):
+        self.old, self.new, self.topology, self.times, self.wanted = old, new, topology, times, wanted
+        self.mesh, self.plain = ranks.mesh, ranks.traces
+        self.groups = ScaledGroups(ranks.groups, ranks.mesh, new, ranks.apart)
+        self.step = {rank: step_of(captured[ranks.origin[rank]])[rows] for rank, rows in ranks.source.items()}
+        self.generator = np.random.default_rng(wanted.seed)
+        busy = {rank: compute_micros(captured[ranks.origin[rank]]) for rank in ranks.traces}
+        self.alike = {
+            (tensor, stage): [busy[self.mesh.rank(Place(tensor, at, stage))] for at in range(self.mesh.dp)]
+            for tensor in range(self.mesh.tp)
+            for stage in range(self.mesh.pp)
+        }
+        self.notes = [*ranks.notes, *self._about_spread()]
+
+    def _about_spread(self) -> Iterator[str]:
+        if self.new.dp <= self.mesh.dp and self.new.tp <= self.mesh.tp:
+            return
+        if self.wanted.spread == 0:
+            more = self.new.ranks - self.mesh.ranks
+            yield f"{more:,} more ranks have the mean times of captured ones, so that steps don't vary more"
+            return
+        how = "measured between steps and ranks with the same work"
+        spread = [relative_spread(busy) for busy in self.alike.values()]
+        if self.wanted.spread is not None:
+            how, spread = "given", [self.wanted.spread]
+        yield (
+            f"compute times of new ranks vary from step to step by {100 * min(spread):.2f}% to "
+            f"{100 * max(spread):.2f}% ({how}; seed {self.wanted.seed}, {self.wanted.variants} draws per "
+            "captured rank)"
+        )
+
+    def __iter__(self) -> Iterator[tuple[int, object, ExecutionTrace | None]]:
+        """(rank, key, trace) in order of ranks; None for a rank that is as the one before of the same key."""
+        made: set[object] = set()
+        sized: dict[tuple[int, int], ExecutionTrace] = {}
+        old = self.mesh
+        for rank in range(self.new.ranks):
+            place = self.new.place(rank)
+            source = old.rank(Place(place.tensor % old.tp, place.data % old.dp, place.stage))
+            captured_one = place.data < old.dp and place.tensor < old.tp
+            draws = 1 if self.wanted.spread == 0 else self.wanted.variants
+            variant = -1 if captured_one else int(self.generator.integers(draws))
+            trace = self.plain[source]
+            names = names_in(trace, self.groups, place)
+            peers = peers_in(trace, old, self.new, old.place(source), place)
+            key = (source, variant, tuple(names.items()), tuple(peers.items()))
+            if key in made:
+                yield rank, key, None
+                continue
+            if (source, variant) not in sized:
+                sized[source, variant] = self._sized(source, variant, names)
+            copy = relabelled(sized[source, variant], names, peers, self.new.ranks)
+            if self.topology is not None:
+                copy = timed(copy, self.groups.all(), self.topology)
+            made.add(key)
+            yield rank, key, copy
+
+    def _sized(self, source: int, variant: int, names: Mapping[str, str]) -> ExecutionTrace:
+        members = {name: self.groups.counts(name) for name in names}
+        members |= dict.fromkeys(EVERY, (self.mesh.ranks, self.new.ranks))
+
+        def lasting(kind: CollectiveType, before: int, size: int, group: str, micros: float) -> float:
+            old, new = members[group]
+            if self.times is None or old == new:
+                return micros
+            if old < 2:
+                return self.times.micros(kind, size, new)
+            return micros * self.times.model.change(kind, (before, old), (size, new))
+
+        trace = resized(self.plain[source], members, lasting)
+        if variant >= 0:
+            place = self.mesh.place(source)
+            alike = self.alike[place.tensor, place.stage]
+            factors = draw(self.generator, alike, place.data, self.wanted.spread)
+            trace = varied(trace, self.step[source], factors)
+        return trace
+
+    def as_run(self, run: Run) -> Run:
+        """All ranks in order, made of those of ``run``; those that don't differ share a trace's arrays."""
+        of_key: dict[object, ExecutionTrace] = {}
+        traces = []
+        for rank, key, trace in self:
+            if trace is not None:
+                of_key[key] = trace
+            traces.append(with_metadata(of_key[key], rank=rank))
+        return as_run(run, traces, self.notes, range(self.new.ranks), self.groups.all())
+
+
+def captured_run(found: InputSet) -> Run:
+    """A set of files as a run. Raises ``TraceError`` where the group file is missing."""
+    traces = {rank: et_file.read(path) for rank, path in found.files.items()}
+    grouped = any("pg_name" in each.attributes for each in traces.values())
+    if not found.groups and (found.world > 1 or grouped):
+        raise TraceError(f"{found.name}: no comm-group file: convert the traces again")
+    return make_run(found.name, list(traces.values()), list(traces), found.groups)
+
+
+def write_scaled(found: InputSet, wanted: Scaling, target: RunFiles) -> tuple[list[str], int, int]:
+    """Write the scaled set; its notes, its ranks, and how many files differ, the rest being hard links to
+    them. Raises ``TraceError``, with nothing written, where it can't be made."""
+    run = captured_run(found)
     if target.et_files():
         raise TraceError(
             f"{target.folder / target.name}: there are files of that name: choose another -o, or remove them"
@@ -218,7 +331,7 @@ def write_scaled(found: InputSet, run: Run, wanted: Scaling, target: RunFiles) -
     target.folder.mkdir(parents=True, exist_ok=True)
     with scratch_folder(target.folder / target.name) as scratch:
         inner = RunFiles(scratch, target.name)
-        ranks: Iterable[tuple[int, object, ExecutionTrace | None]] = made.ranks
+        ranks: Iterable[tuple[int, object, ExecutionTrace | None]] = made
         if slowdown:
             slowed, note = _slowed(run, made, slowdown)
             ranks, notes = slowed or ranks, [*notes, note]
@@ -230,11 +343,20 @@ def write_scaled(found: InputSet, run: Run, wanted: Scaling, target: RunFiles) -
             else:
                 et_file.write(path, trace)
                 files[key] = path
-        write_json(inner.groups_file, made.ranks.groups.all())
-        record = _record(found, wanted, made.old, made.new, len(files), notes)
+        write_json(inner.groups_file, made.groups.all())
+        source = str(found.run.folder / found.name)
+        record = {
+            "scaled_from": source,
+            "captured": {"tp": made.old.tp, "dp": made.old.dp, "pp": made.old.pp},
+            "mesh": {"tp": made.new.tp, "dp": made.new.dp, "pp": made.new.pp},
+            **{name: getattr(wanted, name) or None for name in ("layers", "batch", "seq", "topology")},
+            "seed": wanted.seed,
+            "different_files": len(files),
+            "notes": notes,
+        }
         write_json(inner.folder / f"{target.name}_scaled.json", record)
-        commit(scratch, target, made.new.ranks, {"scaled_from": str(found.run.folder / found.name)})
-    return Written(target, made.old, made.new, len(files), notes)
+        commit(scratch, target, made.new.ranks, {"scaled_from": source})
+    return notes, made.new.ranks, len(files)
 
 
 def _slowed(
@@ -242,60 +364,20 @@ def _slowed(
 ) -> tuple[list[tuple[int, object, ExecutionTrace | None]] | None, str]:
     """The ranks as gloo's threads slow them beside the new transfers, which ``predict`` takes into account
     too; None for more nodes than are computed together."""
-    count = sum(len(made.ranks.plain[rank]) for rank in made.ranks.plain) * made.new.ranks
-    if count // len(made.ranks.plain) > MOST_SLOWED:
+    count = sum(map(len, made.plain.values())) * made.new.ranks // len(made.plain)
+    if count > MOST_SLOWED:
         return None, (
             f"gloo's threads slow operators beside its transfers by {slowdown.part:.0%} in the capture: not "
             f"computed for more than {MOST_SLOWED:,} nodes, so that operators take what they take alone"
         )
-    whole = as_run(run, made.traces(), [], range(made.new.ranks), made.ranks.groups.all())
+    whole = made.as_run(run)
     own = whole.graph.scatter(slowdown.within(whole, whole.measured).own_ns)
     found: list[tuple[int, object, ExecutionTrace | None]] = []
     for rank, trace, ns in zip(whole.graph.ranks, whole.graph.traces, own, strict=True):
         computes = trace.types < NodeType.COMM_SEND
         micros = np.where(computes, np.rint(ns / 1000), trace.duration_micros).astype(np.uint64)
-        found.append((rank, rank, replace(trace, duration_micros=micros)))
+        found.append((rank, rank, replace(with_metadata(trace, rank=None), duration_micros=micros)))
     return found, (
         f"gloo's threads take {slowdown.part:.0%} of the time in which operators run beside its transfers, "
         "by the same operators alone: in the new set, too"
     )
-
-
-def _reduced(
-    own: Groups,
-    made: Remodelled,
-    old: Mesh,
-    new: Mesh,
-    notes: list[str],
-    where: str,
-    bucket_mb: float | None,
-) -> tuple[Remodelled, ScaledGroups]:
-    """The ranks with the reduction of gradients that one replica does without."""
-    reduced = with_reductions(made.traces, own, where, bucket_mb)
-    source = {rank: made.source[rank][rows] for rank, rows in reduced.source.items()}
-    notes += reduced.notes
-    several = {name for name, members in own.items() if len(members) > 1}
-    apart = several - shared_groups(made.traces)
-    if apart:
-        notes.append(
-            f"{len(apart)} of {len(several)} groups are of one replica (tensor, pipeline or expert "
-            "parallel), by their descriptions; each new replica has its own"
-        )
-    return Remodelled(reduced.traces, source, []), ScaledGroups(reduced.groups, old, new, apart)
-
-
-def _record(
-    found: InputSet, wanted: Scaling, old: Mesh, new: Mesh, files: int, notes: Sequence[str]
-) -> dict[str, object]:
-    return {
-        "scaled_from": str(found.run.folder / found.name),
-        "captured": {"tp": old.tp, "dp": old.dp, "pp": old.pp},
-        "mesh": {"tp": new.tp, "dp": new.dp, "pp": new.pp},
-        "layers": wanted.size.layers or None,
-        "batch": wanted.size.batch or None,
-        "seq": wanted.size.seq or None,
-        "topology": wanted.topology or None,
-        "seed": wanted.seed,
-        "different_files": files,
-        "notes": list(notes),
-    }

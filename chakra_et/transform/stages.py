@@ -12,46 +12,119 @@ happens once per step (optimizer, collectives of gradients) follows the paramete
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from chakra_et.errors import TraceError
-from chakra_et.et.columns import CollectiveType, NodeType
-from chakra_et.et.node_attributes import has, set_integers, texts
-from chakra_et.job.blocks import Blocks
+from chakra_et.et.columns import ExecutionTrace, NodeType
+from chakra_et.et.node_attributes import texts
+from chakra_et.job.blocks import Blocks, find_blocks
 from chakra_et.job.gradients import Retime, elements, sweeps_of, whole_collectives
-from chakra_et.job.operators import Operators, Shape
+from chakra_et.job.mesh import Mesh, Place
+from chakra_et.job.operators import Operators
 from chakra_et.job.passes import one_f_one_b, segments_of
-from chakra_et.transform.layers import parameter_factors
-from chakra_et.transform.unroll import Draft, Unrolled, drafted, finished
+from chakra_et.job.sets import Groups
+from chakra_et.transform.changes import RankTraces
+from chakra_et.transform.layers import parameter_factors, stage_blocks
+from chakra_et.transform.rank_copies import relabelled
+from chakra_et.transform.unroll import Draft, drafted, finished
 
 _MESSAGES = (NodeType.COMM_SEND, NodeType.COMM_RECV)
 _BETWEEN = 1 << 30
 """The place in a step's schedule of what lies after all of its passes."""
 
 
+def with_stages(ranks: RankTraces, stages: int) -> RankTraces:
+    """The ranks with every captured stage cut into several. Raises ``TraceError``, naming what was looked
+    for, where passes or blocks aren't recognised."""
+    old, where = ranks.mesh, ranks.where
+    parts, mesh = stages // old.pp, Mesh(old.tp, old.dp, stages)
+    of_rank = ranks.operators()
+    blocks = find_blocks(of_rank, where)
+    held = stage_blocks(blocks, old, where)
+    groups = _Groups(ranks, mesh)
+    traces: dict[int, ExecutionTrace] = {}
+    origin: dict[int, int] = {}
+    source: dict[int, np.ndarray] = {}
+    for rank, operators in of_rank.items():
+        splitter = _Splitter(operators, blocks[rank], parts, f"{where}.{rank}")
+        for at in range(parts):
+            stage = old.place(rank).stage * parts + at
+            place = old.place(rank)._replace(stage=stage)
+            own = mesh.rank(place)
+            before = mesh.rank(place._replace(stage=stage - 1)) if stage else -1
+            after = mesh.rank(place._replace(stage=stage + 1)) if stage < stages - 1 else -1
+            cut, rows = splitter.made(_Part(at, stage, stages, own, before, after), ranks.retime)
+            traces[own] = relabelled(cut, groups.of(texts(cut, "pg_name")[0], place), {}, mesh.ranks)
+            source[own], origin[own] = ranks.source[rank][rows], ranks.origin[rank]
+    note = (
+        f"the {old.pp} captured pipeline stages of {', '.join(map(str, held))} repeated blocks became "
+        f"{stages} of equal parts, which run 1F1B with a message of the captured size per pass and "
+        "boundary; sends hold nobody up"
+    )
+    changed = replace(ranks, mesh=mesh, groups=groups.all(), origin=origin, source=source)
+    return changed.with_traces(dict(sorted(traces.items())), {}, note)
+
+
+class _Groups:
+    """The groups of a mesh whose stages become several."""
+
+    def __init__(self, ranks: RankTraces, new: Mesh):
+        self.groups, self.old, self.new = ranks.groups, ranks.mesh, new
+        self.numbers: dict[tuple[tuple[int, ...], str], str] = {}
+        self.at_ends: set[str] = set()
+        for trace in ranks.traces.values():
+            table, index = texts(trace, "pg_name")
+            self.at_ends |= {table[at] for at in index[(index >= 0) & _of_embedding(trace)].tolist()}
+
+    def of(self, used: Sequence[str], place: Place) -> dict[str, str]:
+        """Captured group → the one that stands for it on the rank at ``place`` of the new mesh."""
+        return {name: self._number(name, place) for name in used if name in self.groups}
+
+    def _number(self, name: str, place: Place) -> str:
+        places = [self.old.place(rank) for rank in self.groups[name]]
+        held = {each.stage for each in places}
+        if len(held) == 1:
+            stages = [place.stage]
+        elif name in self.at_ends:
+            stages = [0, self.new.pp - 1]
+        elif len(held) == self.old.pp:
+            stages = list(range(self.new.pp))
+        else:
+            raise TraceError(
+                f"group {name} has some of the {self.old.pp} stages: --pp can't tell which of more"
+            )
+        others = {each[:2] for each in places}
+        members = tuple(sorted(self.new.rank(Place(t, d, p)) for t, d in others for p in stages))
+        return self.numbers.setdefault((members, name), str(len(self.numbers) + 1))
+
+    def all(self) -> Groups:
+        return {number: list(members) for (members, _), number in self.numbers.items()}
+
+
+def _of_embedding(trace: ExecutionTrace) -> np.ndarray:
+    """bool[N]: collectives of the embedding's copies, which only the first and the last stage have."""
+    table, index = texts(trace, "pg_description")
+    found: np.ndarray = np.array([*("EMBEDDING" in text.upper() for text in table), False], bool)[index]
+    return found
+
+
 @dataclass(frozen=True)
-class Part:
-    """Part ``at`` of ``parts`` of a captured stage, which is stage ``stage`` of ``stages``; ``before``,
-    ``after``:
-    the ranks of the stages beside it, ``own`` its own."""
+class _Part:
+    """Part ``at`` of a captured stage, which is stage ``stage`` of ``stages``; ``before``, ``after``: the
+    ranks of the stages beside it, ``own`` its own."""
 
     at: int
-    parts: int
     stage: int
     stages: int
     own: int
     before: int
     after: int
 
-    @property
-    def is_edge(self) -> bool:
-        return self.stage in (0, self.stages - 1)
 
-
-class Splitter:
+class _Splitter:
     """Cuts one captured rank into parts."""
 
     def __init__(self, operators: Operators, blocks: Blocks, parts: int, where: str):
@@ -60,18 +133,16 @@ class Splitter:
             raise TraceError(
                 f"{where}: its stage has {blocks.held} repeated blocks, which {parts} parts can't share"
             )
-        self.each = blocks.held // parts
         self.segments = segments_of(operators, blocks, where)
         self.main = int(operators.lane[self.segments[0].first])
         self.segment, self.part = self._of_rows(parts)
-        trace = operators.trace
-        self.template = {
-            kind: next(iter(np.flatnonzero(trace.types == kind).tolist()), -1) for kind in _MESSAGES
-        }
-        if min(self.template.values()) < 0:
+        self.sweeps = sweeps_of(operators, blocks)
+        rows = [np.flatnonzero(operators.trace.types == kind) for kind in _MESSAGES]
+        if not all(len(of_kind) for of_kind in rows):
             raise TraceError(
                 f"{where}: has no sends and receives between stages: --pp needs two stages or more"
             )
+        self.send, self.receive = (int(of_kind[0]) for of_kind in rows)
 
     def _of_rows(self, parts: int) -> tuple[np.ndarray, np.ndarray]:
         """Of each row its segment, -1 for none, and the part that it belongs to, -1 for all, -2 for none."""
@@ -83,83 +154,63 @@ class Splitter:
             segment[inside] = number
             block = self.blocks.block[inside]
             place = np.maximum.accumulate(np.where(block >= 0, np.arange(len(inside)), -1))
-            of_block = np.where(place >= 0, block[np.maximum(place, 0)] // self.each, -1)
+            of_block = np.where(place >= 0, block[np.maximum(place, 0)] // (self.blocks.held // parts), -1)
             early, late = (parts - 1, 0) if each.is_backward else (0, parts - 1)
             part[inside] = np.where(inside < each.first, early, np.where(inside > each.last, late, of_block))
         elsewhere = np.flatnonzero((operators.lane != self.main) & (operators.parent >= 0))
         segment[elsewhere] = segment[operators.parent[elsewhere]]
         part[elsewhere] = part[operators.parent[elsewhere]]
-        name = operators.name
-        messages = {
-            row
-            for rows in operators.tops.values()
-            for row in rows
-            if name[row].startswith(("c10d::send", "c10d::recv"))
-        }
-        part[np.isin(operators.top, list(messages)) | np.isin(operators.trace.types, _MESSAGES)] = -2
+        tops = [row for rows in operators.tops.values() for row in rows]
+        messages = [row for row in tops if operators.name[row].startswith(("c10d::send", "c10d::recv"))]
+        part[np.isin(operators.top, messages) | np.isin(operators.trace.types, _MESSAGES)] = -2
         return segment, part
 
-    def made(self, part: Part, retime: Retime) -> Unrolled:
-        """The rank of the part."""
-        operators, trace = self.operators, self.operators.trace
-        before, after, ratio = self._parameters(part)
-        factors = parameter_factors(operators, self.blocks, before, after) if before else np.ones(len(trace))
-        trace = replace(trace, duration_micros=np.rint(trace.duration_micros * factors).astype(np.uint64))
-        nothing = np.full(len(trace), -1)
-        blocks = Blocks(nothing, nothing, [], 0, "")
-        draft = drafted(trace, blocks, [])
-        place = self._places(part)
-        kept = ((self.part == part.at) | (self.part == -1)) & ~self._foreign(part)
+    def made(self, part: _Part, retime: Retime) -> tuple[ExecutionTrace, np.ndarray]:
+        """The rank of the part, and the row that each of its nodes is a copy of."""
+        operators, trace, ratio = self.operators, self.operators.trace, 1.0
+        if self.sweeps:  # the parameters of the rank and of the part
+            whole = max(self.sweeps, key=lambda sweep: len(sweep.gradients)).gradients
+            before = Counter(each.shape for each in whole)
+            after = Counter(each.shape for each in whole if self.part[each.row] in (part.at, -1))
+            ratio = elements(after) / elements(before)
+            factors = parameter_factors(operators, self.blocks, before, after)
+            trace = replace(trace, duration_micros=np.rint(trace.duration_micros * factors).astype(np.uint64))
+        draft, place = drafted(trace), self._places(part)
+        kept = (self.part == part.at) | (self.part == -1)
+        if 0 < part.stage < part.stages - 1:
+            kept &= ~_of_embedding(trace)
         for lane, rows in draft.lanes.items():
             draft.lanes[lane] = sorted((row for row in rows if kept[row]), key=lambda row: (place[row], row))
         draft.across = [
             (one, two) for one, two in draft.across if kept[one] and kept[two] and place[one] <= place[two]
         ]
-        ends = self._messages(draft, part, place)
-        self._resize(draft, ratio, retime, kept)
-        return self._named(finished(draft, trace, blocks, self.where), ends)
+        self._put_messages(draft, part, place)
+        if ratio != 1:  # collectives of gradients follow the elements
+            reduced = {collective for sweep in self.sweeps for collective, _ in sweep.launches}
+            held = max(sum(each.bytes for each in sweep.gradients) for sweep in self.sweeps) // 4
+            sizes = trace.column("comm_size")
+            for row in reduced | set(whole_collectives(operators, reduced, held)):
+                if kept[row]:
+                    draft.sizes[row] = max(round(int(sizes[row]) * ratio), 1)
+        return finished(draft, self.where, retime)[:2]
 
-    def _parameters(self, part: Part) -> tuple[Counter[Shape], Counter[Shape], float]:
-        """Shapes of the parameters of the rank and of the part, and the part's share of elements."""
-        sweeps = sweeps_of(self.operators, self.blocks)
-        if not sweeps:
-            return Counter(), Counter(), 1.0
-        whole = max(sweeps, key=lambda sweep: len(sweep.gradients)).gradients
-        before = Counter(each.shape for each in whole)
-        after = Counter(each.shape for each in whole if self.part[each.row] in (part.at, -1))
-        return before, after, elements(after) / elements(before)
-
-    def _places(self, part: Part) -> list[tuple[int, int]]:
+    def _places(self, part: _Part) -> list[tuple[int, int]]:
         """(step, place in the step's new schedule) of each row."""
-        steps = 1 + max(each.step for each in self.segments)
         of_segment: list[tuple[int, int]] = []
+        begins: dict[int, int] = {}
         for each in self.segments:
             passes = sum(other.step == each.step and not other.is_backward for other in self.segments)
             order = one_f_one_b(part.stage, part.stages, passes)
             of_segment.append((each.step, order.index((each.is_backward, each.micro_batch))))
-        begins = np.array(
-            [min(each.begin for each in self.segments if each.step == step) for step in range(steps)]
-        )
-        found = []
-        for row, number in enumerate(self.segment.tolist()):
-            if number >= 0:
-                found.append(of_segment[number])
-            else:
-                found.append((int(np.searchsorted(begins, row, side="right")) - 1, _BETWEEN))
-        return found
+            begins[each.step] = min(begins.get(each.step, each.begin), each.begin)
+        steps = np.searchsorted(list(begins.values()), np.arange(len(self.segment)), side="right") - 1
+        return [
+            of_segment[number] if number >= 0 else (step, _BETWEEN)
+            for number, step in zip(self.segment.tolist(), steps.tolist(), strict=True)
+        ]
 
-    def _foreign(self, part: Part) -> np.ndarray:
-        """Collectives of the embedding's copies, which only the first and the last stage have."""
-        table, index = texts(self.operators.trace, "pg_description")
-        embedding: np.ndarray = np.array(
-            [*("EMBEDDING" in text.upper() for text in table), False], dtype=bool
-        )[index]
-        return np.zeros(len(embedding), dtype=bool) if part.is_edge else embedding
-
-    def _messages(
-        self, draft: Draft, part: Part, place: Sequence[tuple[int, int]]
-    ) -> dict[int, tuple[int, int, int]]:
-        """Put the sends and receives in; returns node → (source, target, tag)."""
+    def _put_messages(self, draft: Draft, part: _Part, place: Sequence[tuple[int, int]]) -> None:
+        """Put the sends and receives in."""
         first: dict[tuple[int, int], int] = {}
         last: dict[tuple[int, int], int] = {}
         previous: dict[tuple[int, int], int] = {}
@@ -169,62 +220,22 @@ class Splitter:
             if key not in first:
                 first[key], previous[key] = node, before
             last[key] = before = node
-        ends: dict[int, tuple[int, int, int]] = {}
         # In the order of the schedule, as a lane runs them one by one.
         for each in sorted(self.segments, key=lambda one: place[one.first]):
             key, backward = place[each.first], each.is_backward
             tag = 2 * (each.step << 12 | each.micro_batch) + backward
             source, target = (part.after, part.before) if backward else (part.before, part.after)
             if source >= 0:
-                node = self._add(draft, NodeType.COMM_RECV)
-                ends[node] = source, part.own, tag
+                node = self._put(draft, self.receive, (source, part.own, tag))
                 draft.across.append((node, first[key]))
                 if previous[key] >= 0:
                     draft.across.append((previous[key], node))
             if target >= 0:
-                node = self._add(draft, NodeType.COMM_SEND)
-                ends[node] = part.own, target, tag
+                node = self._put(draft, self.send, (part.own, target, tag))
                 draft.across.append((last[key], node))
-        return ends
 
-    def _add(self, draft: Draft, kind: NodeType) -> int:
-        row, node = self.template[kind], len(draft.old)
-        draft.old.append(row)
-        draft.copy.append(node)
-        draft.lanes[int(self.operators.lane[row])].append(node)
+    def _put(self, draft: Draft, like: int, ends: tuple[int, int, int]) -> int:
+        node = draft.add(like, len(draft.old))
+        draft.lanes[int(self.operators.lane[like])].append(node)
+        draft.ends[node] = ends
         return node
-
-    def _resize(self, draft: Draft, ratio: float, retime: Retime, kept: np.ndarray) -> None:
-        """Collectives of gradients follow the elements."""
-        operators, trace = self.operators, self.operators.trace
-        sweeps = sweeps_of(operators, self.blocks)
-        if not sweeps or ratio == 1:
-            return
-        rows = {collective for sweep in sweeps for collective, _ in sweep.launches}
-        held = max(sum(each.bytes for each in sweep.gradients) for sweep in sweeps) // 4
-        rows |= set(whole_collectives(operators, rows, held))
-        sizes, kinds = trace.column("comm_size"), trace.column("comm_type", -1)
-        table, index = texts(trace, "pg_name")
-        for row in rows:
-            if kept[row]:
-                size = max(round(int(sizes[row]) * ratio), 1)
-                group = table[index[row]] if index[row] >= 0 else ""
-                micros = retime(
-                    CollectiveType(int(kinds[row])),
-                    int(sizes[row]),
-                    size,
-                    group,
-                    float(trace.duration_micros[row]),
-                )
-                draft.sizes[row], draft.micros[row] = size, max(round(micros), 1)
-
-    def _named(self, made: Unrolled, ends: Mapping[int, tuple[int, int, int]]) -> Unrolled:
-        """The trace with the ends and tags of its new messages."""
-        trace = made.trace
-        place = {int(node): at for at, node in enumerate(made.node.tolist())}
-        for at, name in enumerate(("comm_src", "comm_dst", "comm_tag")):
-            values, present = trace.column(name, -1), has(trace, name)
-            for node, end in ends.items():
-                values[place[node]], present[place[node]] = end[at], True
-            trace = set_integers(trace, name, "int32", values, present)
-        return replace(made, trace=trace)

@@ -15,25 +15,69 @@ import functools
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from chakra_et.errors import TraceError
-from chakra_et.et.columns import CollectiveType, NodeType
-from chakra_et.et.node_attributes import has, set_integers, texts
-from chakra_et.job.gradients import Retime, sweeps_of, whole_collectives
+from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
+from chakra_et.et.node_attributes import texts
+from chakra_et.job.gradients import sweeps_of, whole_collectives
 from chakra_et.job.operators import GRADIENT, Operators, Shape, with_shapes
-from chakra_et.transform.tensors import Resized, resized
+from chakra_et.transform.changes import RankTraces, with_sizes
+from chakra_et.transform.operator_times import resized
+
+
+def with_shards(ranks: RankTraces, degree: int) -> RankTraces:
+    """The ranks with the shards of ``degree`` tensor-parallel ranks. Collectives of gradients follow the
+    parameters that a rank has; those of the tensor-parallel group keep their tensors.
+
+    Raises ``TraceError``, naming what was looked for, where shards aren't recognised.
+    """
+    of_rank, mesh = ranks.operators(), ranks.mesh
+    tensor_groups = {
+        name
+        for name, members in ranks.groups.items()
+        if len(members) == mesh.tp and len({mesh.place(rank)[1:] for rank in members}) == 1
+    }
+    sharding = find_sharding(of_rank, tensor_groups, mesh.tp, degree, ranks.where)
+    traces: dict[int, ExecutionTrace] = {}
+    counts = []
+    for rank, operators in of_rank.items():
+        made, count = resized(operators.trace, sharding.text)
+        sizes = _gradient_sizes(operators, sharding)
+        traces[rank] = with_sizes(made, sizes, ranks.retime)
+        counts.append(count)
+    nodes, before, after = np.sum(counts, axis=0).tolist()
+    return ranks.with_traces(
+        traces,
+        {},
+        f"each shard of a tensor-parallel operator becomes {sharding.ratio}: sizes "
+        f"{', '.join(map(str, sorted(sharding.sharded)))} were recognised as sharded, and {nodes:,} nodes "
+        f"that took {before / 1000:,.1f} ms take {after / 1000:,.1f} ms, assuming that an operator's time "
+        "follows its operations",
+    )
+
+
+def _gradient_sizes(operators: Operators, sharding: Sharding) -> dict[int, int]:
+    """The new bytes of the collectives of gradients, by row."""
+    sweeps = sweeps_of(operators, None)
+    if not sweeps:
+        return {}
+    gradients = max((sweep.gradients for sweep in sweeps), key=len)
+    before = sum(math.prod(each.shape) for each in gradients)
+    after = sum(math.prod(sharding.shape(each.shape)) for each in gradients)
+    rows = {collective for sweep in sweeps for collective, _ in sweep.launches}
+    rows |= set(whole_collectives(operators, rows, before))
+    sizes = operators.trace.column("comm_size")
+    return {row: max(round(int(sizes[row]) * after / before), 1) for row in rows}
 
 
 @dataclass(frozen=True)
 class Sharding:
-    """``sharded``: sizes of which every rank has a part, ``whole``: sizes that all ranks have; ``ratio``: how
-    many new shards an old one makes."""
+    """``sharded``: sizes of which every rank has a part; ``ratio``: how many new shards an old one makes."""
 
     sharded: frozenset[int]
-    whole: frozenset[int]
     ratio: int
 
     def shape(self, shape: Shape) -> Shape:
@@ -49,14 +93,13 @@ def find_sharding(
     of_rank: Mapping[int, Operators], tensor_groups: set[str], old: int, new: int, where: str
 ) -> Sharding:
     """Raises ``TraceError``, naming what was looked for, where shards can't be told from whole sizes."""
-    ratio = new // old
     hidden, tokens, whole, sharded = _of_collectives(of_rank, tensor_groups)
     if not hidden:
         raise TraceError(
             f"{where}: tensor-parallel operators weren't recognised: no all-reduce or all-gather of a "
             "tensor-parallel group has a recorded shape of three dimensions"
         )
-    shapes: Counter[Shape] = Counter()
+    shapes: set[Shape] = set()
     parameters: set[Shape] = set()
     tables: set[Shape] = set()
     for operators in of_rank.values():
@@ -74,13 +117,12 @@ def find_sharding(
             other = shape[0] if shape[1] == hidden else shape[1]
             if shape not in tables or other in logits:
                 sharded.add(other)
-    heads = {
-        (shape[-2], shape[-1]) for shape in shapes if len(shape) == 4 and shape[-2] * shape[-1] in sharded
-    }
+    heads = {shape[-2:] for shape in shapes if len(shape) == 4 and shape[-2] * shape[-1] in sharded}
     whole |= {width for _, width in heads}
     for count, _ in heads:
         sharded |= {count, *(count * batch for _, batch in tokens)}
         sharded |= {count * batch * length * length for length, batch in tokens}
+    ratio = new // old
     both = sorted(sharded & whole)
     uneven = sorted(size for size in sharded if size % ratio)
     if both or uneven or 1 in sharded:
@@ -90,7 +132,7 @@ def find_sharding(
             else f"a shard of {(uneven or [1])[0]} can't be cut into {ratio}"
         )
         raise TraceError(f"{where}: --tp {new}: {reason}: capture with other sizes, or with --tp {new}")
-    return Sharding(frozenset(sharded), frozenset(whole), ratio)
+    return Sharding(frozenset(sharded), ratio)
 
 
 def _of_collectives(
@@ -120,29 +162,3 @@ def _of_collectives(
                     whole |= set(shape)
                     tokens.add(shape[:2])
     return (hidden.most_common(1)[0][0] if hidden else 0), tokens, whole, sharded
-
-
-def with_shards(operators: Operators, sharding: Sharding, retime: Retime) -> Resized:
-    """A rank with the new shards. Collectives of gradients follow the parameters that it has; those of the
-    tensor-parallel group keep their tensors."""
-    made = resized(operators.trace, sharding.text, retime, collectives=False)
-    sweeps = sweeps_of(operators, None)
-    if not sweeps:
-        return made
-    gradients = max((sweep.gradients for sweep in sweeps), key=len)
-    before = sum(math.prod(each.shape) for each in gradients)
-    after = sum(math.prod(sharding.shape(each.shape)) for each in gradients)
-    rows = {collective for sweep in sweeps for collective, _ in sweep.launches}
-    rows |= set(whole_collectives(operators, rows, before))
-    trace, sizes = made.trace, made.trace.column("comm_size")
-    kinds, duration = trace.column("comm_type", -1), made.trace.duration_micros.copy()
-    table, index = texts(trace, "pg_name")
-    for row in rows:
-        size = max(round(int(sizes[row]) * after / before), 1)
-        group = table[index[row]] if index[row] >= 0 else ""
-        micros = retime(CollectiveType(int(kinds[row])), int(sizes[row]), size, group, float(duration[row]))
-        sizes[row], duration[row] = size, max(round(micros), 1)
-    if rows:
-        kind = trace.attributes["comm_size"].kind
-        trace = set_integers(trace, "comm_size", kind, sizes, has(trace, "comm_size"))
-    return replace(made, trace=replace(trace, duration_micros=duration))

@@ -19,7 +19,7 @@ from chakra_et.simulate.time_by_kind import KINDS
 from chakra_et.text import plural
 from chakra_et.transform.changes import CollectiveTimes, as_run, with_transfers
 from chakra_et.transform.ddp import READY, find_backward
-from chakra_et.transform.operator_times import idle_ns, resized_times, work_ratios
+from chakra_et.transform.operator_times import resized_times, work_ratios
 
 _NUMBER = re.compile(rb"\d+")
 _LARGEST_DOUBT = 0.5
@@ -61,7 +61,7 @@ class Resize:
                     new = round(sum(each.size * self._growth(each.shape) for each in gradients))
                     if old != new:
                         times = times or CollectiveTimes(run, self.model)
-                        ratio = times.change(CollectiveType.ALL_REDUCE, (old, count), (new, count))
+                        ratio = times.model.change(CollectiveType.ALL_REDUCE, (old, count), (new, count))
                         sizes[row], micros[row] = new, int(trace.duration_micros[row]) * ratio
             traces.append(self._with_gradients(lasting(with_integers(trace, "comm_size", sizes), micros)))
             changed += len(sizes)
@@ -106,9 +106,8 @@ class Resize:
         on_device = np.isin(run.kind, [KINDS.index("kernel"), KINDS.index("copy")]) & ~run.is_communication
         changes = (on_cpu | on_device) & (ratio != 1)
         taken = setting.own_ns.astype(float)
-        changed = np.where(
-            changes, resized_times(taken, idle_ns(graph.own_ns, on_cpu, operations), on_cpu, ratio), taken
-        )
+        times = resized_times(taken, graph.own_ns, on_cpu, operations, ratio)
+        changed = np.where(changes, times, taken)
         before, after = taken[changes].sum(), changed[changes].sum()
         names = ", ".join(f"{old} → {new}" for old, new in self.sizes.items())
         return (

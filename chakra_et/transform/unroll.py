@@ -6,87 +6,92 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from chakra_et.errors import TraceError
-from chakra_et.et.columns import ExecutionTrace, Ragged
+from chakra_et.et.columns import ExecutionTrace, Ragged, Strings
 from chakra_et.et.edges import edges_of
-from chakra_et.et.node_attributes import has, set_integers
+from chakra_et.et.node_attributes import has, set_integers, set_texts, texts, with_integers
 from chakra_et.et.rearrange import take_rows
 from chakra_et.job.blocks import Blocks
-from chakra_et.transform.copied_ids import calls, modules, records, references, sequences
+from chakra_et.job.gradients import Retime
+from chakra_et.transform.changes import with_sizes
 
 
 @dataclass
 class Draft:
     """New nodes by number. ``old``: the row that each is a copy of; ``copy``: which copy, in the order of the
     layers. ``lanes``: nodes in order. ``across``: dependencies (from, to) but for those along a lane: there a
-    node follows the one before it if its row is ``chained``. ``sizes``, ``micros``: other comm_size and
-    duration of nodes; ``above``: another parent of nodes, as (row, copy)."""
+    node follows the one before it if its row is ``chained``. Of single nodes, other bytes of communication
+    (``sizes``), the ``ends`` of a message (source, target, tag), and another parent, as (row, copy)
+    (``above``)."""
 
+    trace: ExecutionTrace
+    blocks: Blocks
     old: list[int]
     copy: list[int]
     lanes: dict[int, list[int]]
     chained: np.ndarray
     across: list[tuple[int, int]]
     sizes: dict[int, int] = field(default_factory=dict)
-    micros: dict[int, int] = field(default_factory=dict)
+    ends: dict[int, tuple[int, int, int]] = field(default_factory=dict)
     above: dict[int, tuple[int, int]] = field(default_factory=dict)
 
-
-@dataclass(frozen=True)
-class Unrolled:
-    """``trace``: the new one. ``source``: the row that each of its nodes is a copy of, ``node``: its number
-    in the draft; int64[M]."""
-
-    trace: ExecutionTrace
-    source: np.ndarray
-    node: np.ndarray
+    def add(self, row: int, copy: int) -> int:
+        """A new node, on no lane yet."""
+        self.old.append(row)
+        self.copy.append(copy)
+        return len(self.old) - 1
 
 
-def drafted(trace: ExecutionTrace, blocks: Blocks, copies: Sequence[int]) -> Draft:
-    """Block b of every pass ``copies[b]`` times (0: left out), one copy after the other.
+def drafted(trace: ExecutionTrace, blocks: Blocks | None = None, copies: Sequence[int] = ()) -> Draft:
+    """Block b of every pass ``copies[b]`` times (0: left out), one copy after the other; without ``blocks``
+    the nodes as they are.
 
     On a lane each node follows the one before it, as its original did. A dependency within a block, or
     between its forward and its backward pass, is one within each copy; one from outside holds for all copies,
     one to outside starts at all of them.
     """
     count = len(trace)
+    if blocks is None:
+        nothing = np.full(count, -1)
+        blocks = Blocks(nothing, nothing, [], 0, "")
     times = np.ones(count, dtype=np.int64)
     inside = blocks.block >= 0
     times[inside] = np.asarray(copies)[blocks.block[inside]]
     first = np.concatenate(([0], np.cumsum(times)))
     old = np.repeat(np.arange(count), times)
-    lanes = trace.column("lane")
+    lane = trace.column("lane")
+    lanes = {
+        each: _copies_of(blocks, np.flatnonzero(lane == each), times, first)
+        for each in np.unique(lane).tolist()
+    }
     edges = edges_of(trace)
     known = edges.parent >= 0
     child, parent = edges.child[known], edges.parent[known]
-    before = _before(lanes)
+    order = np.argsort(lane, kind="stable")
+    before = np.full(count, -1)
+    same = lane[order][1:] == lane[order][:-1]
+    before[order[1:][same]] = order[:-1][same]
+    along = before[child] == parent
     chained = np.zeros(count, dtype=bool)
-    chained[child[before[child] == parent]] = True
-    rest = before[child] != parent
+    chained[child[along]] = True
+    across = _across(blocks, parent[~along], child[~along], first)
     return Draft(
-        old.tolist(),
-        (np.arange(len(old)) - first[old]).tolist(),
-        {
-            lane: _run(blocks, np.flatnonzero(lanes == lane), times, first)
-            for lane in np.unique(lanes).tolist()
-        },
-        chained,
-        _across(blocks, parent[rest], child[rest], first),
+        trace, blocks, old.tolist(), (np.arange(len(old)) - first[old]).tolist(), lanes, chained, across
     )
 
 
-def finished(draft: Draft, trace: ExecutionTrace, blocks: Blocks, where: str) -> Unrolled:
-    """Raises ``TraceError`` where dependencies make a circle."""
+def finished(draft: Draft, where: str, retime: Retime) -> tuple[ExecutionTrace, np.ndarray, dict[int, int]]:
+    """The new trace, the row that each of its nodes is a copy of, int64[M], and node of the draft → its row.
+    Raises ``TraceError`` where dependencies make a circle."""
     edges = [*draft.across]
     for nodes in draft.lanes.values():
         edges += [(a, b) for a, b in zip(nodes, nodes[1:], strict=False) if draft.chained[draft.old[b]]]
-    there = sorted(node for nodes in draft.lanes.values() for node in nodes)
-    order = _ordered(there, edges, _priority(draft, blocks))
+    order = _ordered(draft, edges)
     if order is None:
         raise TraceError(
             f"{where}: its blocks depend on each other across lanes so that they can't be run more often: "
@@ -101,33 +106,19 @@ def finished(draft: Draft, trace: ExecutionTrace, blocks: Blocks, where: str) ->
     copy = np.array(draft.copy, dtype=np.int64)[order]
     offsets = np.concatenate(([0], np.cumsum([len(each) for each in lists], dtype=np.int64)))
     values = np.array([one for each in lists for one in sorted(each)], dtype=np.uint64)
-    new = take_rows(trace, source, Ragged(offsets, values), without=("comm_sequence",))
-    above = {place[node]: of for node, of in draft.above.items() if node in place}
-    new = references(new, trace, above, source, copy)
-    new = calls(records(new, copy), trace, source)
-    new = sequences(new, trace, blocks, source, copy)
-    new = modules(new, blocks, source, copy)
-    if draft.sizes:
-        sizes = new.column("comm_size")
-        sizes[[place[node] for node in draft.sizes]] = list(draft.sizes.values())
-        new = set_integers(new, "comm_size", new.attributes["comm_size"].kind, sizes, has(new, "comm_size"))
-    if draft.micros:
-        duration = new.duration_micros.copy()
-        duration[[place[node] for node in draft.micros]] = list(draft.micros.values())
-        new = replace(new, duration_micros=duration)
-    return Unrolled(new, source, np.array(order, dtype=np.int64))
+    new = take_rows(draft.trace, source, Ragged(offsets, values), without=("comm_sequence",))
+    new = _with_references(new, draft, place, source, copy)
+    new = _with_calls(_with_records(new, copy), draft.trace, source)
+    new = _with_sequences(new, draft, source, copy)
+    new = _with_modules(new, draft.blocks, source, copy)
+    new = with_sizes(new, {place[node]: size for node, size in draft.sizes.items()}, retime)
+    for at, name in enumerate(("comm_src", "comm_dst", "comm_tag")):
+        if draft.ends:
+            new = with_integers(new, name, {place[n]: each[at] for n, each in draft.ends.items()}, "int32")
+    return new, source, place
 
 
-def _before(lanes: np.ndarray) -> np.ndarray:
-    """The row before each on its lane, -1 for none."""
-    order = np.argsort(lanes, kind="stable")
-    before = np.full(len(lanes), -1)
-    same = lanes[order][1:] == lanes[order][:-1]
-    before[order[1:][same]] = order[:-1][same]
-    return before
-
-
-def _run(blocks: Blocks, rows: np.ndarray, times: np.ndarray, first: np.ndarray) -> list[int]:
+def _copies_of(blocks: Blocks, rows: np.ndarray, times: np.ndarray, first: np.ndarray) -> list[int]:
     """The nodes of a lane's rows, the copies of a block after each other: in a backward pass the last
     first. What lies between the rows of a block and belongs to none is in the copy that runs last."""
     found: list[int] = []
@@ -148,14 +139,9 @@ def _run(blocks: Blocks, rows: np.ndarray, times: np.ndarray, first: np.ndarray)
 def _begins(blocks: Blocks, rows: np.ndarray) -> np.ndarray:
     """Where in a lane's rows each block or stretch outside of blocks begins, but for the first."""
     key = np.where(blocks.block[rows] >= 0, blocks.group[rows] * (blocks.held + 1) + blocks.block[rows], -1)
-    inside = np.flatnonzero(key >= 0)
     # Rows between two of the same block stay with these.
-    before, after = np.full(len(key), -1), np.full(len(key), -1)
-    before[inside], after[inside] = key[inside], key[inside]
-    before = _carried(before)
-    after = _carried(after[::-1])[::-1]
-    whole = np.where(before == after, before, key)
-    return np.flatnonzero(np.diff(whole)) + 1
+    before, after = _carried(key), _carried(key[::-1])[::-1]
+    return np.flatnonzero(np.diff(np.where(before == after, before, key))) + 1
 
 
 def _carried(values: np.ndarray) -> np.ndarray:
@@ -185,25 +171,19 @@ def _across(
     return found
 
 
-def _priority(draft: Draft, blocks: Blocks) -> list[tuple[int, int, int]]:
-    """Original row, then index among its copies, in the order of execution."""
-    old, copy = np.array(draft.old), np.array(draft.copy)
-    backward = np.array([*blocks.is_backward, False])[blocks.group[old]]
-    ran = np.where(backward, -copy, copy)
-    return list(zip(old.tolist(), ran.tolist(), range(len(old)), strict=True))
-
-
-def _ordered(
-    nodes: Sequence[int], edges: Sequence[tuple[int, int]], priority: Sequence[tuple[int, int, int]]
-) -> list[int] | None:
-    """The nodes in an order in which all edges point forward, by priority; None for a circle."""
-    after: dict[int, list[int]] = {node: [] for node in nodes}
-    waits = dict.fromkeys(nodes, 0)
+def _ordered(draft: Draft, edges: Sequence[tuple[int, int]]) -> list[int] | None:
+    """The nodes in an order in which all edges point forward, by row and then by the order in which its
+    copies run; None for a circle."""
+    copy, backward = np.array(draft.copy), np.array([*draft.blocks.is_backward, False])
+    ran = np.where(backward[draft.blocks.group[draft.old]], -copy, copy)
+    priority = list(zip(draft.old, ran.tolist(), range(len(copy)), strict=True))
+    after: dict[int, list[int]] = {node: [] for nodes in draft.lanes.values() for node in nodes}
+    waits = dict.fromkeys(after, 0)
     for one, two in edges:
         if one in waits and two in waits:
             after[one].append(two)
             waits[two] += 1
-    ready = [priority[node] for node in nodes if not waits[node]]
+    ready = [priority[node] for node in waits if not waits[node]]
     heapq.heapify(ready)
     order: list[int] = []
     while ready:
@@ -214,3 +194,100 @@ def _ordered(
             if not waits[other]:
                 heapq.heappush(ready, priority[other])
     return order if len(order) == len(waits) else None
+
+
+def _with_references(
+    new: ExecutionTrace, draft: Draft, place: Mapping[int, int], source: np.ndarray, copy: np.ndarray
+) -> ExecutionTrace:
+    """``parent`` and ``graph_launch`` name the same copy of the nodes that they named, or the only one."""
+    above = {place[node]: of for node, of in draft.above.items() if node in place}
+    at_of = {pair: at for at, pair in enumerate(zip(source.tolist(), copy.tolist(), strict=True))}
+    for name in ("parent", "graph_launch"):
+        attribute = new.attributes.get(name)
+        if attribute is None or isinstance(attribute.values, Strings):
+            continue
+        values = np.full(len(new), -1)
+        for row, number in zip(attribute.rows.tolist(), attribute.values.tolist(), strict=True):
+            wanted = number - 1, int(copy[row])  # converted files count rows from 1
+            if name == "parent":
+                wanted = above.get(row, wanted)
+            values[row] = at_of.get(wanted, at_of.get((wanted[0], 0), -2)) + 1
+        new = set_integers(new, name, attribute.kind, values, values > 0)
+    return new
+
+
+def _with_records(new: ExecutionTrace, copy: np.ndarray) -> ExecutionTrace:
+    """Copies of an operator have records (``rf_id``) of their own, one for all nodes of a copy."""
+    if "rf_id" not in new.attributes:
+        return new
+    record, kind = new.column("rf_id", -1), new.attributes["rf_id"].kind
+    values = np.where(record > 0, record + copy * (int(record.max()) + 1), record)
+    return set_integers(new, "rf_id", kind, values, has(new, "rf_id"))
+
+
+def _with_calls(new: ExecutionTrace, old: ExecutionTrace, source: np.ndarray) -> ExecutionTrace:
+    """``comm_sequence``, the order in which collectives were called, is that of the operators around them: a
+    later one may have started first."""
+    rows = np.flatnonzero(has(old, "comm_sequence")[source])
+    if not len(rows):
+        return new
+    caller = new.column("parent")[rows] - 1
+    order = np.argsort(np.where(caller >= 0, caller, rows), kind="stable")
+    values = dict(zip(rows[order].tolist(), range(len(rows)), strict=True))
+    return with_integers(new, "comm_sequence", values, old.attributes["comm_sequence"].kind)
+
+
+def _with_sequences(
+    new: ExecutionTrace, draft: Draft, source: np.ndarray, copy: np.ndarray
+) -> ExecutionTrace:
+    """The autograd numbers (``seq_id``) of copies follow each other, and tie backward to forward operators as
+    before."""
+    blocks, numbers = draft.blocks, draft.trace.column("seq_id", -1)
+    forward = np.flatnonzero((blocks.group >= 0) & (numbers >= 0))
+    forward = forward[~np.array(blocks.is_backward, dtype=bool)[blocks.group[forward]]]
+    if not len(forward) or "seq_id" not in new.attributes:
+        return new
+    key = blocks.group[forward] * blocks.held + blocks.block[forward]
+    lowest, highest = np.full(int(key.max()) + 1, 1 << 60), np.full(int(key.max()) + 1, -1)
+    np.minimum.at(lowest, key, numbers[forward])
+    np.maximum.at(highest, key, numbers[forward])
+    there = np.argsort(lowest)
+    there = there[highest[there] >= 0]
+    starts, lengths = lowest[there], (highest - lowest + 1)[there]
+    most = int(copy[blocks.block[source] >= 0].max(initial=0)) + 1
+    own = numbers[source]
+    at = np.maximum(np.searchsorted(starts, own, side="right") - 1, 0)
+    inside = (blocks.block[source] >= 0) & (own >= starts[at])
+    values = own * most + np.where(inside, (own - starts[at]) * (1 - most) + copy * lengths[at], 0)
+    kind = new.attributes["seq_id"].kind
+    return set_integers(new, "seq_id", kind, np.where(own >= 0, values, own), has(new, "seq_id"))
+
+
+def _with_modules(
+    new: ExecutionTrace, blocks: Blocks, source: np.ndarray, copy: np.ndarray
+) -> ExecutionTrace:
+    """The modules of blocks with the numbers of their copies."""
+    table, index = texts(new, "module")
+    block = blocks.block[source]
+    # The depth in module paths at which blocks differ.
+    used = [table[at].split("/") for at in np.unique(index[(index >= 0) & (block >= 0)]).tolist()]
+    depths = range(min(map(len, used), default=0))
+    depth = next((depth for depth in depths if len({path[depth] for path in used}) > 1), -1)
+    if depth < 0:
+        return new
+    most = np.zeros(blocks.held, dtype=np.int64)
+    np.maximum.at(most, block[block >= 0], copy[block >= 0] + 1)
+    begins = np.concatenate(([0], np.cumsum(most)))
+    renamed: dict[tuple[int, int], int] = {}
+    fresh: list[str] = []
+    for row in np.flatnonzero(index >= 0).tolist():
+        number = int(begins[block[row]] + copy[row]) if block[row] >= 0 else -1
+        key = int(index[row]), number
+        if key not in renamed:
+            path = table[key[0]].split("/")
+            if number >= 0 and len(path) > depth:
+                path[depth] = f"{path[depth].rpartition('_')[0]}_{number}"
+            renamed[key] = len(fresh)
+            fresh.append("/".join(path))
+        index[row] = renamed[key]
+    return set_texts(new, "module", fresh, index)

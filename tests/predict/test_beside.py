@@ -13,7 +13,7 @@ from chakra_et.et.node_attributes import lasting
 from chakra_et.predict.predict import predict
 from chakra_et.simulate.run import Run, make_run
 from chakra_et.transform.changes import as_run, with_transfers
-from chakra_et.transform.shared_cores.contention import Slowdown, beside, find_slowdown
+from chakra_et.transform.contention import Slowdown, beside, find_slowdown
 from tests.simulate.replay_traces import collective, cpu, make_trace
 
 TAKEN = [100, 102, 98, 150, 75]

@@ -18,8 +18,8 @@ from chakra_et.simulate.run import Run, make_run
 from chakra_et.transform.durations import Fuse, RankAs, Scale, parse_rank, parse_scale
 from chakra_et.transform.network import TCP_PAYLOAD, Network, gloo_segments
 from chakra_et.transform.overlap import Overlap
-from chakra_et.transform.shared_cores.threads import Fractions, Shared, Threads, parse_threads
 from chakra_et.transform.tensor_sizes import Resize, parse_resize
+from chakra_et.transform.threads import Fractions, Shared, Threads, parse_threads
 from tests.simulate.replay_traces import collective, cpu, kernel, make_trace
 
 

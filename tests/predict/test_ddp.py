@@ -22,8 +22,7 @@ from chakra_et.transform.bucket_size import BucketSize
 from chakra_et.transform.ddp import BACK, INTO_BUCKET, READY, find_backward
 from chakra_et.transform.durations import Scale
 from chakra_et.transform.network import Network
-from chakra_et.transform.scale import ScaleRun
-from chakra_et.transform.scaled_ranks import Scaling
+from chakra_et.transform.scale import Scaling
 from chakra_et.transform.tensor_sizes import Resize
 from tests.simulate.replay_traces import collective, cpu, kernel, make_trace
 
@@ -164,14 +163,14 @@ def test_accumulated_passes_are_reduced_once() -> None:
 
 def test_more_ranks_take_longer_for_their_all_reduces() -> None:
     run = ddp([4, 4, 4], [[0], [1], [2]])
-    prediction = predict(run, [ScaleRun(Scaling(dp=4, spread=0.0))])
+    prediction = predict(run, [Scaling(dp=4, spread=0.0)])
     # 40 µs become 60: 2 * 3/4 in place of 2 * 1/2 of the bytes. They follow on one another.
     assert us(prediction) == [100 + 24 + 2 + 3 * 60 + 4 + 50] * 4
     assert len(prediction.changed.members) == 2 * 3 and len(prediction.changed.members[0]) == 4
     assert [rank.rank for rank in prediction.ranks] == [0, 1, 2, 3]
     assert "2 more ranks have the mean times of captured ones" in prediction.notes[-1]
     # Changes of time come on top.
-    assert us(predict(run, [ScaleRun(Scaling(dp=4, spread=0.0)), Scale("forward", 2.0)])) == [
+    assert us(predict(run, [Scaling(dp=4, spread=0.0), Scale("forward", 2.0)])) == [
         time + 100 for time in us(prediction)
     ]
 
@@ -179,7 +178,7 @@ def test_more_ranks_take_longer_for_their_all_reduces() -> None:
 def test_one_rank_gets_ddp() -> None:
     run = ddp([1, 8, 30], [], ranks=1)
     assert us(predict(run, [])) == [100 + 3 * 21 + 50]
-    prediction = predict(run, [ScaleRun(Scaling(dp=2, spread=0.0, network=RATE))])
+    prediction = predict(run, [Scaling(dp=2, spread=0.0, network=RATE)])
     trace = prediction.changed.graph.traces[1]
     # Buckets of 1 MiB and then 25: the second holds 38.
     sizes = trace.column("comm_size")[trace.types == NodeType.COMM_COLL]
@@ -189,7 +188,7 @@ def test_one_rank_gets_ddp() -> None:
     assert us(prediction)[0] > 100 + 3 * 21 + 380 + 50
     assert any("4 all-reduces in 2 steps are assumed" in note for note in prediction.notes)
     with pytest.raises(TraceError, match="no communication between ranks"):
-        predict(run, [ScaleRun(Scaling(dp=2, spread=0.0))])
+        predict(run, [Scaling(dp=2, spread=0.0)])
 
 
 def test_wider_layers_have_larger_gradients() -> None:
@@ -204,7 +203,7 @@ def test_changes_of_nodes_combine_and_are_written(tmp_path: Path) -> None:
     run = ddp([4, 4, 4], [[0], [1], [2]])
     changes = [
         Resize({4: 8}),
-        ScaleRun(Scaling(dp=4, spread=0.0)),
+        Scaling(dp=4, spread=0.0),
         BucketSize(100),
         Accumulate(2),
         Network(1e9, 1000.0),

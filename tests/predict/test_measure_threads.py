@@ -11,7 +11,7 @@ import pytest
 from chakra_et.__main__ import main
 from chakra_et.errors import TraceError
 from chakra_et.predict.measure_threads import read_fractions
-from chakra_et.transform.shared_cores.threads import Shared
+from chakra_et.transform.threads import Shared
 
 pytest.importorskip("torch")
 

@@ -22,8 +22,7 @@ from chakra_et.transform.accumulation import Accumulate
 from chakra_et.transform.durations import Scale
 from chakra_et.transform.network import Network
 from chakra_et.transform.overlap import Overlap
-from chakra_et.transform.scale import ScaleRun
-from chakra_et.transform.scaled_ranks import Scaling
+from chakra_et.transform.scale import Scaling
 from chakra_et.transform.tensor_sizes import Resize
 from tests.predict.test_ddp import Step, ddp
 from tests.simulate.replay_traces import collective, cpu, kernel, make_trace, recv, send
@@ -69,7 +68,7 @@ def saved(run: Run, folder: Path) -> str:
 def test_ranks_without_files_are_named() -> None:
     trace = make_trace(cpu(1, 10), collective(2, 30, (1,)), rank=0, world_size=4)
     with pytest.raises(TraceError, match="3 of 4 ranks have no file, rank 1 for one"):
-        predict(make_run("one", [trace], [0], {"1": [0, 1, 2, 3]}), [ScaleRun(Scaling(dp=8, spread=0.0))])
+        predict(make_run("one", [trace], [0], {"1": [0, 1, 2, 3]}), [Scaling(dp=8, spread=0.0)])
 
 
 def test_a_network_is_fitted_to_messages_where_there_are_no_collectives() -> None:

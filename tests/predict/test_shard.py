@@ -21,13 +21,9 @@ from chakra_et.predict.predict import predict
 from chakra_et.simulate.run import Run, load_run
 from chakra_et.transform.changes import Rebuild
 from chakra_et.transform.ddp import ReadyGradient, find_backward
-from chakra_et.transform.fsdp import Shard
-from chakra_et.transform.fsdp_nodes import Nodes
-from chakra_et.transform.fsdp_units import ShardedStep, Unit
+from chakra_et.transform.fsdp import Nodes, Shard, ShardedStep, Unit
 from chakra_et.transform.network import find_communication
-from chakra_et.transform.remodel import ModelSize
-from chakra_et.transform.scale import ScaleRun
-from chakra_et.transform.scaled_ranks import Scaling
+from chakra_et.transform.scale import Scaling
 from tests.predict.test_ddp import ddp, on_device, sharded
 
 WORKER = "tests/predict/shard_worker.py"
@@ -62,9 +58,9 @@ def collectives(trace: ExecutionTrace) -> list[tuple[str, int]]:
     [
         ("ddp", "fsdp2", [Shard()]),
         ("bare", "barefsdp2", [Shard()]),  # nothing in front of the first block needs a gradient
-        ("ddp", "deep", [ScaleRun(Scaling(size=ModelSize(layers="2x"), spread=0.0))]),
-        ("deep", "ddp", [ScaleRun(Scaling(size=ModelSize(layers="4"), spread=0.0))]),
-        ("ddp", "deepfsdp2", [ScaleRun(Scaling(size=ModelSize(layers="2x"), spread=0.0)), Shard()]),
+        ("ddp", "deep", [Scaling(layers="2x", spread=0.0)]),
+        ("deep", "ddp", [Scaling(layers="4", spread=0.0)]),
+        ("ddp", "deepfsdp2", [Scaling(layers="2x", spread=0.0), Shard()]),
     ],
 )
 def test_collectives_are_those_of_a_real_run(
@@ -99,7 +95,7 @@ def test_all_reduces_that_had_not_ended_when_the_recording_stopped(
         assert collectives(made) == collectives(truth)
         found, wanted = find_backward(made, 0, ""), find_backward(truth, 0, "")
         assert [len(step.buckets) for step in found] == [len(step.buckets) for step in wanted]
-    predict(lost, [ScaleRun(Scaling(size=ModelSize(layers="2x"), spread=0.0))])
+    predict(lost, [Scaling(layers="2x", spread=0.0)])
 
 
 def test_the_optimizer_works_on_its_piece_and_nothing_of_ddp_is_left(captured: Path) -> None:
@@ -209,7 +205,7 @@ def test_what_fsdp2_made_is_refused(captured: Path) -> None:
 
 
 def test_more_ranks_have_smaller_pieces(captured: Path) -> None:
-    four = predict(load_run(str(captured / "ddp")), [ScaleRun(Scaling(dp=4, spread=0.0)), Shard()]).changed
+    four = predict(load_run(str(captured / "ddp")), [Scaling(dp=4, spread=0.0), Shard()]).changed
     assert four.graph.ranks == [0, 1, 2, 3]
     gathered = {size for kind, size in collectives(four.graph.traces[0]) if kind == "ALL_GATHER"}
     # Of a block's 255 + 255 + 301 · 255 + 301 + 255 · 301 + 255 elements, each padded to four pieces.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from chakra_et.transform.step_variation import compute_micros, draw, relative_spread, step_of
+from chakra_et.transform.rank_copies import compute_micros, draw, relative_spread, step_of
 from tests.simulate.replay_traces import cpu, kernel, make_trace
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from chakra_et.et.columns import ExecutionTrace
 from chakra_et.simulate.breakdown import union_ns
 from chakra_et.simulate.run import Run, Setting, solve
-from chakra_et.transform.changes import as_run
+from chakra_et.transform.changes import as_run, first_nodes
 
 _GLOO = "gloo:"
 _SURE = 2.0
@@ -109,13 +109,5 @@ def _shapes(trace: ExecutionTrace) -> np.ndarray:
         return found
     numbers: dict[bytes, int] = {}
     found[trace.inputs.rows] = [numbers.setdefault(text, len(numbers)) for text in trace.inputs.shapes]
-    # The first part of an operator has its shapes.
-    of = trace.column("rf_id", -1)
-    known = found[(found >= 0) & (of >= 0)]
-    at = of[(found >= 0) & (of >= 0)]
-    order = np.argsort(at, kind="stable")
-    place = np.searchsorted(at[order], of).clip(max=max(len(at) - 1, 0))
-    if len(at):
-        same = (of >= 0) & (at[order][place] == of)
-        found[same] = known[order][place[same]]
-    return found
+    first = first_nodes(trace, trace.inputs.rows)  # the first part of an operator has its shapes
+    return np.where(first >= 0, found[first], found)

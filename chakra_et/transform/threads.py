@@ -11,8 +11,7 @@ from chakra_et.cost.operator_work import SELECTIONS, rule_of
 from chakra_et.errors import TraceError
 from chakra_et.simulate.run import Run, Setting
 from chakra_et.simulate.time_by_kind import KINDS
-from chakra_et.transform.operator_times import idle_ns, resized_times
-from chakra_et.transform.tensor_sizes import operator_ratios
+from chakra_et.transform.operator_times import resized_times, work_ratios
 
 FLAG = "--threads"
 GRAIN = 32768
@@ -65,7 +64,7 @@ class Threads:
 
     def apply(self, run: Run, setting: Setting) -> Setting:
         graph = run.graph
-        found = [operator_ratios(trace, {}) for trace in graph.traces]
+        found = [work_ratios(trace, lambda shapes: shapes) for trace in graph.traces]
         operations, itself = (graph.gather([each[at] for each in found]) for at in (0, 2))
         works = graph.is_cpu & (itself > 0) & (operations > 0) & (run.kind == KINDS.index("operator"))
         works &= ~np.array([bool(_NO_WORK.match(name)) for name in run.names])[run.name_of]
@@ -79,11 +78,11 @@ class Threads:
                 f"{GRAIN:,} elements"
             )
         taken = setting.own_ns
-        idle = idle_ns(graph.own_ns, graph.is_cpu & (itself > 0), operations)
+        on_cpu = graph.is_cpu & (itself > 0)
         own, doubtful = (
-            np.where(changes, np.rint(resized_times(taken, idle, graph.is_cpu, ratio)), taken).astype(
-                np.int64
-            )
+            np.where(
+                changes, np.rint(resized_times(taken, graph.own_ns, on_cpu, operations, ratio)), taken
+            ).astype(np.int64)
             for ratio in ratios
         )
         parts = ", ".join(

@@ -1,0 +1,294 @@
+"""The reduction of gradients for ranks that were captured without data parallelism.
+
+Under DistributedDataParallel with one process the collectives are there, and reduce nothing: they become
+those of the data-parallel group. Without it they are put in: buckets of 25 MiB (the first of 1 MiB) of the
+gradients in the order in which they become ready, each beside the rest of the backward pass, and awaited at
+its end; for one CPU process also the copies into buckets and back, at the places where PyTorch 2.x records
+them (torch/csrc/distributed/c10d/reducer.cpp). That is an assumption, which the notes state with a count.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from chakra_et.errors import TraceError
+from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
+from chakra_et.et.node_attributes import (
+    communicates,
+    renamed,
+    texts,
+    with_integers,
+    with_metadata,
+    with_texts,
+    without,
+)
+from chakra_et.et.rearrange import New, insert
+from chakra_et.job.axes import axes_of, forward_uses
+from chakra_et.job.buckets import FIRST_MIB, OTHERS_MIB, buckets_of
+from chakra_et.job.gradients import NEAR, Retime, Sweep, sweeps_of
+from chakra_et.job.operators import Operators, operators_of
+from chakra_et.transform.changes import RankTraces
+from chakra_et.transform.ddp import BACK, INTO_BUCKET, Backward, find_backward, plan_buckets, size_of
+from chakra_et.transform.operator_times import Elementwise
+from chakra_et.transform.unroll import Draft, drafted, finished
+
+_OPERATORS = ("rf_id", "fw_parent", "seq_id", "scope", "tid", "fw_tid", "op_schema", "parent", "segment")
+# As the reducer of PyTorch 2.x records them with their operators inside: nodes, self time between each.
+_INTO_NODES, _LAUNCH_NODES, _BACK_NODES = 11, 2, 6
+
+
+def with_reductions(ranks: RankTraces, bucket_mb: float | None = None) -> RankTraces:
+    """The ranks with the reduction of gradients that one replica does without, each in a group of its own.
+    ``bucket_mb``: DDP's bucket_cap_mb, None for its default. Raises ``TraceError`` where no gradients are
+    recognised."""
+    limits = (FIRST_MIB, OTHERS_MIB) if bucket_mb is None else (bucket_mb, bucket_mb)
+    groups = dict(ranks.groups)
+    notes: list[str] = []
+    traces: dict[int, ExecutionTrace] = {}
+    rows: dict[int, np.ndarray] = {}
+    number = max(map(int, groups), default=0)
+    found = put_in = largest = 0
+    for rank, trace in ranks.traces.items():
+        number += 1
+        groups[str(number)] = [rank]
+        on_cpu = (trace.column("stream", -1) < 0).all()
+        silent = not communicates(trace).any() and "collective" not in texts(trace, "kind")[0]
+        if len(ranks.traces) == 1 and silent and on_cpu:
+            traces[rank], rows[rank], notes = _with_ddp(trace, rank, str(number), limits)
+            break
+        where = f"{ranks.where}.{rank}"
+        operators = operators_of(trace, where)
+        own = _own_collectives(operators)
+        if own:
+            traces[rank] = _as_collectives(trace, own, str(number))
+            found += len(own)
+            continue
+        sweeps = sweeps_of(operators, None)
+        if not sweeps:
+            raise TraceError(
+                f"{where}: no gradients were recognised: neither collectives of one process "
+                "(DistributedDataParallel) nor torch::autograd::AccumulateGrad with shapes"
+            )
+        sweeps = _last_of_steps(sweeps, operators)
+        traces[rank], rows[rank], sizes = _put_in(operators, sweeps, str(number), limits, where, ranks.retime)
+        put_in += len(sizes)
+        largest = max(largest, *sizes)
+    if found:
+        notes.append(
+            f"{found:,} collectives of gradients that one process had by itself are those of the "
+            "data-parallel group"
+        )
+    if put_in:
+        notes.append(
+            f"no gradients were reduced in the capture: {put_in:,} all-reduces were put in, assuming "
+            f"buckets of {limits[1]:g} MiB (the first of {limits[0]:g}; the largest has {largest:,} bytes) "
+            "beside the backward pass; copies into buckets take no time"
+        )
+    several = {name for name, members in ranks.groups.items() if len(members) > 1}
+    apart = frozenset(several - _shared_groups(ranks.traces))
+    if apart:
+        notes.append(
+            f"{len(apart)} of {len(several)} groups are of one replica (tensor, pipeline or expert "
+            "parallel), by their descriptions; each new replica has its own"
+        )
+    return ranks.with_traces(traces, rows, *notes, groups=groups, apart=apart)
+
+
+def _shared_groups(traces: Mapping[int, ExecutionTrace]) -> set[str]:
+    """The groups that span all replicas: those of data parallelism by their descriptions, and the default one
+    unless it shares work in forward passes."""
+    found = set()
+    sharing = forward_uses(traces.values())
+    for trace in traces.values():
+        (names, of_node), (described, about) = texts(trace, "pg_name"), texts(trace, "pg_description")
+        for at, text in set(zip(of_node.tolist(), about.tolist(), strict=True)):
+            words = described[text] if text >= 0 else ""
+            default = not words or "default" in words.lower()
+            if at >= 0 and ("dp" in axes_of(words) or (default and names[at] not in sharing)):
+                found.add(names[at])
+    return found
+
+
+def _with_ddp(
+    trace: ExecutionTrace, rank: int, group: str, limits: tuple[float, float]
+) -> tuple[ExecutionTrace, np.ndarray, list[str]]:
+    """The trace of a CPU process with DDP's nodes, the row that each node is a copy of, and notes.
+    All-reduces of ``group`` last 1 µs. Raises ``TraceError`` where no gradients are recorded."""
+    steps = find_backward(trace, rank, "--dp")
+    first, others = limits
+    rate, new = Elementwise(trace), []
+    for step in steps:
+        if step.finish >= 0:
+            new += _of_step(trace, step, plan_buckets(step, others, first), rate, group)
+    made = insert(trace, np.zeros(len(trace), bool), new)
+    behind = sorted(new, key=lambda node: node.after)
+    after, like = ([getattr(node, name) for node in behind] for name in ("after", "like"))
+    source = np.insert(np.arange(len(trace)), np.array(after, np.int64) + 1, np.array(like, np.int64))
+    return (
+        made,
+        source,
+        [
+            f"{sum(node.collective is not None for node in new):,} all-reduces in {len(steps):,} steps are "
+            f"assumed as DDP makes them, with buckets of {first:g} MB and then {others:g} MB",
+            f"{sum(len(step.gradients) for step in steps):,} copies of gradients to buckets and as many back "
+            "are assumed, at the rate of elementwise operators; all ranks compute as the measured one",
+        ],
+    )
+
+
+def _of_step(
+    trace: ExecutionTrace, step: Backward, plan: list[list[int]], rate: Elementwise, group: str
+) -> list[New]:
+    """The nodes of one step's reduction."""
+    attributes = {
+        "kind": "collective",
+        "pg_name": group,
+        "pg_description": "data parallel",
+        "comm_dtype": step.gradients[0].type,
+    }
+    lane = int(trace.column("lane", -1).max()) + 1
+    new: list[New] = []
+    back: list[New] = []
+    end = max(step.gradients[-1].rows)
+    for part in plan:
+        for at in part:
+            rows, moved = step.gradients[at].rows, 2 * step.gradients[at].size
+            into = New(max(rows), rows[0], rate.micros(moved, _INTO_NODES), INTO_BUCKET, parent=rows[0])
+            new.append(into)
+            micros = rate.micros(moved, _BACK_NODES)
+            back.append(New(end, step.finish, micros, BACK, texts={"kind": "operator"}))
+        rows = step.gradients[part[-1]].rows
+        micros = rate.micros(0, _LAUNCH_NODES)
+        launch = New(max(rows), rows[0], micros, "c10d::allreduce_", parent=rows[0])
+        reduce = New(max(rows), rows[0], 1.0, "gloo:all_reduce", [launch], parent=launch)
+        reduce.collective, reduce.lane, reduce.texts = size_of(step, part), lane, attributes
+        back[-len(part)].needs.append(reduce)
+        new += [launch, reduce]
+    return [*new, *back]
+
+
+def _own_collectives(operators: Operators) -> dict[int, int]:
+    """Rows and bytes of all-reduces and the like of one rank, of gradients: launched in a backward pass, or
+    of as many bytes as all gradients."""
+    trace = operators.trace
+    table, index = texts(trace, "kind")
+    alone = np.array([*(text == "collective" for text in table), False])[index]
+    alone &= (trace.types != NodeType.COMM_COLL) & (operators.parent >= 0)
+    whole = {sum(each.bytes for each in sweep.gradients) for sweep in sweeps_of(operators, None)}
+    found = {}
+    for row in np.flatnonzero(alone).tolist():
+        shapes = operators.shapes(row) or operators.shapes(int(operators.parent[row]))
+        size = sum(int(np.prod(shape)) for shape in shapes) * operators.item(row)
+        top = int(operators.top[operators.parent[row]])
+        inside = top >= 0 and operators.name[top].endswith("AccumulateGrad")
+        if size and (inside or any(abs(size - each) <= NEAR * each for each in whole)):
+            found[row] = size
+    return found
+
+
+def _as_collectives(trace: ExecutionTrace, sizes: Mapping[int, int], group: str) -> ExecutionTrace:
+    """The trace whose nodes of these rows are collectives of ``sizes`` bytes that last 1 µs."""
+    rows = sorted(sizes)
+    types, duration = trace.types.copy(), trace.duration_micros.copy()
+    types[rows], duration[rows] = NodeType.COMM_COLL, 1
+    trace = replace(trace, types=types, duration_micros=duration)
+    kinds = {}
+    for row in rows:
+        name = trace.names[row].lower().replace("_", "")
+        kind = CollectiveType.ALL_GATHER if "allgather" in name else CollectiveType.ALL_REDUCE
+        kinds[row] = int(CollectiveType.REDUCE_SCATTER if "reducescatter" in name else kind)
+    trace = with_integers(trace, "comm_size", sizes)
+    trace = with_integers(trace, "comm_type", kinds)
+    trace = with_texts(trace, "pg_name", dict.fromkeys(rows, group))
+    return with_texts(trace, "pg_description", dict.fromkeys(rows, "data parallel"))
+
+
+def _last_of_steps(sweeps: Sequence[Sweep], operators: Operators) -> list[Sweep]:
+    """The last backward pass before each update of the parameters: those before it accumulate."""
+    updates = [row for row, phase in enumerate(operators.phase) if phase == "optimizer"]
+    if not updates:
+        return list(sweeps)
+    at = np.searchsorted(updates, [sweep.gradients[-1].row for sweep in sweeps])
+    following = [updates[place] if place < len(updates) else -1 for place in at.tolist()]
+    return [
+        sweep
+        for sweep, one, two in zip(sweeps, following, [*following[1:], -2], strict=True)
+        if one >= 0 and one != two
+    ]
+
+
+def _put_in(
+    operators: Operators,
+    sweeps: Sequence[Sweep],
+    group: str,
+    limits: tuple[float, float],
+    where: str,
+    retime: Retime,
+) -> tuple[ExecutionTrace, np.ndarray, list[int]]:
+    """The trace with an all-reduce for each bucket, the captured rows, and the bytes of the buckets."""
+    draft = drafted(operators.trace)
+    lane = max(draft.lanes, default=0) + 1
+    draft.lanes[lane] = []
+    sizes: dict[int, int] = {}
+    for sweep in sweeps:
+        sizes_of, types = ([getattr(each, of) for each in sweep.gradients] for of in ("bytes", "type"))
+        for bucket in buckets_of(sizes_of, types, limits[1] * 2**20, limits[0] * 2**20):
+            last = sweep.gradients[bucket[-1]].row
+            node = draft.add(last, 1)
+            draft.lanes[lane].append(node)
+            sizes[node] = sum(sizes_of[at] for at in bucket)
+            _tie(operators, draft, node, last, sweep.gradients[-1].row)
+    made, source, place = finished(draft, where, retime)
+    rows = {place[node]: size for node, size in sizes.items()}
+    chosen = np.zeros(len(made), dtype=bool)
+    chosen[list(rows)] = True
+    # The copies of gradients' nodes as communication: without what an operator has.
+    made = without(made, [name for name in made.attributes if name in _OPERATORS], chosen)
+    made = with_integers(made, "lane", dict.fromkeys(rows, lane))
+    made = with_integers(made, "is_cpu_op", dict.fromkeys(rows, 0))
+    made = with_texts(made, "kind", dict.fromkeys(rows, "collective"))
+    made = renamed(made, dict.fromkeys(rows, "gradient all-reduce"))
+    made = _as_collectives(made, rows, group)
+    try:
+        lanes = json.loads(made.metadata_str("lanes") or "[]")
+    except ValueError:
+        return made, source, list(sizes.values())
+    lanes.append({"kind": "communication", "label": "gradients"})
+    made = with_metadata(made, lanes=json.dumps(lanes, separators=(",", ":")))
+    return made, source, list(sizes.values())
+
+
+def _tie(operators: Operators, draft: Draft, node: int, ready: int, end: int) -> None:
+    """An all-reduce waits for the gradient in row ``ready`` and the device work before it; what follows the
+    pass, whose last gradient is in row ``end``, waits for the all-reduce."""
+    cpu = draft.lanes[int(operators.lane[ready])]
+    draft.across.append((_last_in(operators, cpu, ready), node))
+    last = _last_in(operators, cpu, end)
+    after = next((row for row in cpu if row > last), None)
+    device = [lane for lane in draft.lanes if lane not in operators.tops and lane != max(draft.lanes)]
+    waits = False
+    for lane in device:
+        rows = np.array([row for row in draft.lanes[lane] if operators.parent[row] >= 0], dtype=np.int64)
+        if not len(rows) or operators.trace.types[rows[0]] >= NodeType.COMM_SEND:
+            continue
+        launched = operators.parent[rows]
+        before, behind = rows[launched <= ready], rows[launched > end]
+        draft.across += [(int(before[-1]), node)] if len(before) else []
+        draft.across += [(node, int(behind[0]))] if len(behind) else []
+        waits |= bool(len(behind))
+    if after is not None and not waits:
+        draft.across.append((node, after))
+
+
+def _last_in(operators: Operators, cpu: Sequence[int], row: int) -> int:
+    """The last row on the lane that lies in the outermost operator around ``row``."""
+    last = row
+    for other in cpu[int(np.searchsorted(np.array(cpu), row)) :]:
+        if operators.top[other] != operators.top[row]:
+            break
+        last = other
+    return last

@@ -1,1 +1,0 @@
-"""What holds only for gloo ranks that share cores: threads of operators, and contention with transfers."""
