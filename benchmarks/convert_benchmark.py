@@ -31,8 +31,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.summary import put
 from benchmarks.synthetic import write_pair
 from chakra_et import cli
-from chakra_et.convert import merged
-from chakra_et.convert.mlcommons import RECURSION
+from chakra_et.convert.mlcommons import RECURSION, write_merged
 from chakra_et.convert.pair import convert_pair
 from chakra_et.traces.sets import Pair
 
@@ -135,7 +134,7 @@ def compare(host: Path, device: Path, repeat: int) -> list[str]:
             print("note: mlc-chakra is not installed (./install_chakra_tools.sh): upstream is left out")
         else:
             linked = folder / "linked.json"
-            merged.write(linked, convert_pair(Pair(0, host, device)).rank)
+            write_merged(linked, convert_pair(Pair(0, host, device)).rank)
             upstream = [sys.executable, "-c", RECURSION.format(module="chakra.src.converter.converter")]
             upstream += ["--log-filename", os.devnull, "PyTorch", "--input", str(linked)]
             cost = best([*upstream, "--output", str(folder / "upstream.et")], 1, may_fail=True)

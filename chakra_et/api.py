@@ -180,8 +180,8 @@ def convert(
     ``flags``: those of ``chakra-et convert``. Returns one result per run, with its ranks, errors and
     warnings; ``load(result.prefix)`` reads it. Raises ``TraceError`` where there is nothing to convert.
     """
+    from chakra_et.convert.command import ConvertConfig
     from chakra_et.convert.command import convert as run
-    from chakra_et.convert.config import ConvertConfig
 
     try:
         config = ConvertConfig((os.fspath(traces),), output=os.fspath(output), **flags)

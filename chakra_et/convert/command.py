@@ -15,32 +15,174 @@ import os
 # The conversion multiplies no matrices, and starting BLAS threads takes a fifth of a small conversion.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+import inspect
 import json
 import signal
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 from chakra_et import cli, files
-from chakra_et.convert.config import ConvertConfig
-from chakra_et.convert.rank import RankResult, is_cut
-from chakra_et.convert.runs import SetResult, convert_sets, is_converted
+from chakra_et.convert.emit import CommTypes
+from chakra_et.convert.graph.nodes import HostGaps
+from chakra_et.convert.pair import PairOptions
+from chakra_et.convert.rank import Engine, RankResult, is_cut
+from chakra_et.convert.runs import RunOptions, SetResult, convert_sets, default_workers, is_converted
 from chakra_et.errors import TraceError
+from chakra_et.et.sets import Skeletons
 from chakra_et.findings import sentence
 from chakra_et.names import SIDES
+from chakra_et.ranks.cluster import CLUSTERS
 from chakra_et.simulate.measured_steps import steps_sentence
 from chakra_et.text import list_ranks, printable, progress_bar, table
 from chakra_et.traces import sets as trace_sets
+from chakra_et.traces.records import DEFAULT_LIMITS, Limits
+from chakra_et.traces.sets import TraceSet
+
+Kind = TypeVar("Kind")
+FOLDER = "outputs"
+RARE = "for damaged or hostile files"
+
+
+def _flag(default: Any, text: str, **metadata: Any) -> Any:
+    return field(default=default, metadata={"help": text, **metadata})
+
+
+@dataclass
+class ConvertConfig:
+    """How a folder of traces is converted."""
+
+    files: tuple[str, ...] = _flag((), "trace files, or one folder (default: --dir)", positional=True)
+    dir: str = _flag(FOLDER, "folder with the traces", metavar="FOLDER")
+    output: str = _flag(
+        "", "folder for the .et files (default: that of the traces)", short="-o", metavar="FOLDER"
+    )
+    host: str = _flag("", "host trace of one rank; needs --device", metavar="FILE")
+    device: str = _flag("", "device trace of one rank; needs --host", metavar="FILE")
+    name: str = _flag("*", "convert only runs whose NAME matches this glob", metavar="GLOB")
+    ranks: str = _flag(
+        "",
+        "convert only these ranks: 0-7,12, or I/N for every Nth rank from I on; convert_remaining.py then "
+        "finishes the run",
+    )
+    comm_kernels: str = _flag("", "JSON table of additional communication kernels, by name", metavar="FILE")
+    graph_capture: str = _flag(
+        "", "device trace of the capture of CUDA or HIP graphs, to name their kernels", metavar="FILE"
+    )
+    max_overhead: float = _flag(
+        10.0, "warn if more than this percentage of a critical path is unexplained", metavar="PERCENT"
+    )
+    engine: Engine = _flag("native", "this converter, or MLCommons' chakra_trace_link and chakra_converter")
+    workers: int = _flag(0, "number of processes; 0: one per core")
+    cluster: str = _flag(
+        "", "convert on a Dask cluster: local, slurm, or tcp://HOST:PORT of a scheduler", metavar="WHERE"
+    )
+    step: str = _flag("all", "number of the one ProfilerStep to convert, or all")
+    host_gaps: HostGaps = _flag(
+        "node", "host time outside operators: as nodes of its own, folded into the next node, or dropped"
+    )
+    timestamps: bool = _flag(True, "write start_time_micros")
+    comm_types: CommTypes = _flag(
+        "schema", "collective types of the schema, or only those that ASTRA-sim simulates"
+    )
+    keep_merged: bool = _flag(False, "also write NAME_merged.json: both traces in one file")
+    skeletons: Skeletons = _flag(
+        "auto",
+        "write NAME.N.skeleton.parquet, what joint questions need of a rank; auto: of more than 64 ranks",
+    )
+    report: bool = _flag(False, "print the conversion report of each rank: events in, nodes out, losses")
+    json: bool = _flag(False, "print JSON: by run and rank the report, the file, and every error")
+    allow_unlinked: bool = _flag(
+        False, "continue if host and device trace hardly match or come from two processes", group=RARE
+    )
+    allow_truncated: bool = _flag(
+        False, "continue if a trace was cut off or device work is missing", group=RARE
+    )
+    allow_missing_ranks: bool = _flag(False, "continue if traces of some ranks are missing", group=RARE)
+    allow_mixed: bool = _flag(
+        False, "continue if a damaged trace mixes records of several processes", group=RARE
+    )
+    min_records: int = _flag(
+        DEFAULT_LIMITS.min_records, "reject a damaged trace with fewer intact nodes or events", group=RARE
+    )
+    max_bytes: int = _flag(8 << 30, "reject a larger trace (uncompressed size)", group=RARE)
+    max_ratio: int = _flag(
+        DEFAULT_LIMITS.max_ratio, "reject a gzip file that expands by more than this factor", group=RARE
+    )
+    timeout: float = _flag(0.0, "seconds per rank; 0: no limit", group=RARE, metavar="SECONDS")
+
+    def __post_init__(self) -> None:
+        if self.workers < 0:
+            raise ValueError(f"--workers must be 0 (one per core) or more, not {self.workers}")
+        if not self.timeout >= 0:
+            raise ValueError(f"--timeout must be 0 (no limit) or more seconds, not {self.timeout}")
+        if not CLUSTERS.fullmatch(self.cluster):
+            raise ValueError(f"--cluster must be local, slurm or tcp://HOST:PORT, not {self.cluster!r}")
+        if self.step != "all" and not (self.step.isascii() and self.step.isdigit()):
+            raise ValueError(f"--step must be the number of a ProfilerStep or all, not {self.step!r}")
+        if bool(self.host) != bool(self.device):
+            raise ValueError("--host and --device need each other: they name the two traces of one rank")
+        if self.host and self.files:
+            raise ValueError("give either trace files, or --host and --device")
+        if not all((*self.files, self.dir)):
+            raise ValueError("the name of a file or folder is empty: check the variable that it comes from")
+        if self.files and self.dir != FOLDER:
+            raise ValueError(f"give either files or one folder, or --dir {self.dir}")
+        if not 0 <= self.max_overhead <= 100:
+            raise ValueError(f"--max-overhead must be between 0 and 100 percent, not {self.max_overhead}")
+        try:
+            trace_sets.rank_choice(self.ranks)
+        except ValueError as error:
+            raise ValueError(f"--ranks {error}") from None
+        self.pair_options()
+
+    def _as(self, kind: Callable[..., Kind], **others: Any) -> Kind:
+        """Options of another kind: the fields that have the same name here, and ``others``."""
+        names = {name for name in inspect.signature(kind).parameters if hasattr(self, name)}
+        return kind(**{name: getattr(self, name) for name in names} | others)
+
+    def pair_options(self) -> PairOptions:
+        """The options for converting one rank."""
+        capture = Path(self.graph_capture) if self.graph_capture else None
+        return self._as(PairOptions, limits=self._as(Limits), graph_capture=capture)
+
+    def run_options(self, keep: bool) -> RunOptions:
+        """The options for converting runs. ``keep``: keep valid files of an earlier conversion."""
+        ranks = trace_sets.rank_choice(self.ranks) if self.ranks else None
+        return self._as(RunOptions, workers=self.workers or default_workers(), ranks=ranks, keep=keep)
+
+    def sets(self) -> list[TraceSet]:
+        """The runs that the flags name. Raises ``TraceError`` if the files or folders hold no traces."""
+        output = Path(self.output) if self.output else None
+        if output:
+            output.mkdir(parents=True, exist_ok=True)
+        paths = [Path(name) for name in self.files] or [Path(self.dir)]
+        if self.host:
+            sets = [trace_sets.of_pair(Path(self.host), Path(self.device), output)]
+        elif not self.files or (len(paths) == 1 and paths[0].is_dir()):
+            sets = trace_sets.find(paths[0], self.name, output)
+        else:
+            sets = trace_sets.of_files(paths, output)
+        ranks = sorted({rank for traces in sets for rank in (*traces.pairs, *traces.incomplete)})
+        # A share I/N of the ranks may be empty, as with more tasks than ranks.
+        if "/" not in self.ranks and not any(map(trace_sets.rank_choice(self.ranks), ranks)):
+            raise TraceError(
+                f"--ranks {self.ranks}: there is nothing to convert, as the traces are of ranks "
+                f"{list_ranks(ranks)}."
+            )
+        return sets
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
 
     def work() -> int:
-        config = cli.parse(
-            ConvertConfig, argv, description="Convert host and device traces to Chakra execution traces."
-        )
+        about = "Convert host and device traces to Chakra execution traces."
+        config = cli.parse(ConvertConfig, argv, description=about)
         return show(convert(config, config.sets()), config)
 
     return command(work)
@@ -64,7 +206,7 @@ def main_remaining(argv: Sequence[str] | None = None) -> int:
     return command(work)
 
 
-def convert(config: ConvertConfig, sets: list[trace_sets.TraceSet], keep: bool = False) -> list[SetResult]:
+def convert(config: ConvertConfig, sets: list[TraceSet], keep: bool = False) -> list[SetResult]:
     """Convert ``sets``. With ``keep``, keep files that are valid and newer than their traces."""
     pairs = sum(len(traces.pairs) for traces in sets)
     with progress_bar(pairs, "converting") as progress:
@@ -85,7 +227,8 @@ def command(work: Callable[[], int]) -> int:
 
 def show(results: list[SetResult], config: ConvertConfig) -> int:
     """Print the result of each rank and return the exit status."""
-    status = 1 if any(result.failed for result in results) else 0
+    failed = sum(result.failed for result in results)
+    status = 1 if failed else 0
     if config.json:
         print(json.dumps({"status": status, "runs": [as_json(result) for result in results]}))
         return status
@@ -95,22 +238,20 @@ def show(results: list[SetResult], config: ConvertConfig) -> int:
     sentences: list[str] = []
     reports: list[str] = []
     for result in results:
-        traces = result.traces
         for rank, outcome in sorted(result.ranks.items()):
-            file = printable(traces.et_file(rank).name)
+            file = printable(result.traces.et_file(rank).name)
             if isinstance(outcome, TraceError):
                 rows.append((file, "", "", "", "", "", "", "", "FAILED"))
                 sentences.append(f"error: {outcome}")
                 continue
             rows.append((file, *_figures(outcome, config), _state(outcome)))
             sentences += [f"error: {text}" for text in outcome.problems]
-            reports += [f"{printable(traces.name)} {outcome.report.text()}"]
-        ranks = [rank for rank in result.good.values() if rank.communication is not None]
-        steps = [median(list(rank.report.steps_us.values()) or [0.0]) for rank in ranks]
-        metadata = [rank.communication.metadata for rank in ranks if rank.communication is not None]
+            reports.append(f"{printable(result.traces.name)} {outcome.report.text()}")
+        communication = result.communication
+        steps = [median([*result.good[rank].report.steps_us.values()] or [0.0]) for rank in communication]
+        metadata = [trace.metadata for trace in communication.values()]
         sentences += [f"note: {text}" for text in steps_sentence(metadata, steps)]
-        sentences += _warnings(result)
-        sentences += _overhead(result, config.max_overhead)
+        sentences += _warnings(result, config.max_overhead)
         sentences += [f"error: {text}" for text in result.problems]
         sentences += [f"warning: {text}" for text in result.warnings]
         sentences += [f"note: {text}" for text in result.notes]
@@ -122,7 +263,15 @@ def show(results: list[SetResult], config: ConvertConfig) -> int:
     sys.stdout.flush()
     for line in sentences:
         print(printable(line), file=sys.stderr)
-    _print_totals(results, config)
+    converted = [outcome for result in results for outcome in result.good.values()]
+    kept = sum(outcome.kept for outcome in converted)
+    folders = ", ".join(sorted({str(result.traces.folder) for result in results}))
+    where = printable(folders or config.output or config.dir)
+    also = f", {kept} kept" if kept else ""
+    line = f"{len(converted) - kept} files written to {where}{also}"
+    print(f"{line}; {failed} of {len(results)} runs with errors.")
+    if config.ranks:
+        print("only some ranks were converted: run convert_remaining.py once all ranks are there.")
     return status
 
 
@@ -140,57 +289,39 @@ def as_json(result: SetResult) -> dict[str, Any]:
     return {"name": result.traces.name, "folder": str(result.traces.folder), "ranks": ranks} | sentences
 
 
-def _print_totals(results: list[SetResult], config: ConvertConfig) -> None:
-    converted = [outcome for result in results for outcome in result.good.values()]
-    kept = sum(outcome.kept for outcome in converted)
-    failed = sum(result.failed for result in results)
-    line = f"{len(converted) - kept} files written to {printable(_where(results, config))}"
-    line += f", {kept} kept" if kept else ""
-    print(f"{line}; {failed} of {len(results)} runs with errors.")
-    if config.ranks:
-        print("only some ranks were converted: run convert_remaining.py once all ranks are there.")
-
-
-def _where(results: list[SetResult], config: ConvertConfig) -> str:
-    folders = sorted({str(result.traces.folder) for result in results})
-    return ", ".join(folders) or config.output or config.dir
-
-
-def _warnings(result: SetResult) -> list[str]:
-    """One sentence per warning of a run, with its count over all ranks."""
-    by_key: dict[str, dict[int, int]] = {}
+def _warnings(result: SetResult, max_overhead: float) -> list[str]:
+    """One sentence per warning of a run, with its count over all ranks; and one if more than ``max_overhead``
+    percent of a critical path is overhead, for the worst rank."""
+    by_key: dict[str, dict[int, int]] = defaultdict(dict)
+    above: dict[int, float] = {}
     for rank, outcome in result.good.items():
         for key, count in outcome.report.warnings.items():
-            by_key.setdefault(key, {})[rank] = count
-    return [
+            by_key[key][rank] = count
+        share = outcome.report.overhead_share
+        if share is not None and share * 100 > max_overhead:
+            above[rank] = share
+    found = [
         f"warning: {_named(result, list(counts))}: {sentence(key)}: {sum(counts.values())}"
         for key, counts in sorted(by_key.items())
     ]
-
-
-def _overhead(result: SetResult, limit: float) -> list[str]:
-    """A warning if more than ``limit`` percent of a critical path is overhead, for the worst rank."""
-    shares = {rank: outcome.report.overhead_share for rank, outcome in result.good.items()}
-    above = {rank: share for rank, share in shares.items() if share is not None and share * 100 > limit}
-    if not above:
-        return []
-    worst = max(above, key=lambda rank: above[rank])
-    path = result.good[worst].report.critical_path_us
-    host, device = (path[f"{side}-overhead"] / sum(path.values()) for side in ("host", "device"))
-    return [
-        f"warning: {_named(result, list(above))}: {'up to ' * (len(above) > 1)}{above[worst]:.0%} of the "
-        f"critical path is overhead that no event explains ({host:.0%} on the host, mostly Python between "
-        f"operators; {device:.0%} on the device)"
-    ]
+    if above:
+        worst = max(above, key=lambda rank: above[rank])
+        path = result.good[worst].report.critical_path_us
+        host, device = (path[f"{side}-overhead"] / sum(path.values()) for side in ("host", "device"))
+        found.append(
+            f"warning: {_named(result, list(above))}: {'up to ' * (len(above) > 1)}{above[worst]:.0%} of "
+            f"the critical path is overhead that no event explains ({host:.0%} on the host, mostly Python "
+            f"between operators; {device:.0%} on the device)"
+        )
+    return found
 
 
 def _named(result: SetResult, ranks: list[int]) -> str:
     """The file of one rank, or the run and the numbers of several."""
-    traces = result.traces
     if len(ranks) == 1:
-        return str(traces.et_file(ranks[0]))
+        return str(result.traces.et_file(ranks[0]))
     some = "all ranks" if len(ranks) == len(result.ranks) else f"ranks {list_ranks(ranks)}"
-    return f"{traces.folder / traces.name}, {some}"
+    return f"{result.prefix}, {some}"
 
 
 def _state(outcome: RankResult) -> str:

@@ -124,9 +124,8 @@ def _receive(receiver: Connection, process: BaseProcess) -> Any:
     except (EOFError, OSError, pickle.UnpicklingError):
         process.join()
         code = process.exitcode
-        reason = (
-            "was killed, perhaps for lack of memory" if code and code < 0 else f"ended with status {code}"
-        )
+        killed = code is not None and code < 0
+        reason = "was killed, perhaps for lack of memory" if killed else f"ended with status {code}"
         return TraceError(f"its worker process {reason}; try fewer --workers.")
 
 
@@ -141,22 +140,21 @@ def _end(process: BaseProcess) -> None:
 
 def _child(function: Callable[[Any], Any], argument: Any, sender: Connection, parent: int) -> None:
     os.setpgid(0, 0)
-    # The parent ends its workers when it is stopped; this thread does so if the parent was killed.
+    # The parent ends its workers when it is stopped; a thread does so if the parent was killed.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
     import threading
 
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    def end_with_parent() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.25)
+        os.killpg(0, signal.SIGKILL)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
     # Not sender.send, which holds all of it in memory once more.
     with sender, open(sender.fileno(), "wb", closefd=False) as stream:
         pickle.dump(outcome(function, argument), stream, protocol=5)
-
-
-def _end_with(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(0.25)
-    os.killpg(0, signal.SIGKILL)
 
 
 def outcome(function: Callable[[Any], Any], argument: Any) -> Any:

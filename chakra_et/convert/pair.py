@@ -16,14 +16,13 @@ from typing import Any
 from chakra_et.arrays import give_back
 from chakra_et.convert import jobs
 from chakra_et.convert.emit import CommTypes, emit
-from chakra_et.convert.graph import gaps, link
+from chakra_et.convert.graph import link
 from chakra_et.convert.graph.build import build
 from chakra_et.convert.graph.communication import group_number
 from chakra_et.convert.graph.dependencies import find_dependencies
 from chakra_et.convert.graph.device_graphs import load_captures, match_captures
-from chakra_et.convert.graph.gaps import HostGaps
 from chakra_et.convert.graph.linked import LinkedRank, check_complete, link_rank
-from chakra_et.convert.graph.nodes import Graph
+from chakra_et.convert.graph.nodes import Graph, HostGaps, apply_gaps
 from chakra_et.convert.report import RankReport, make_report
 from chakra_et.convert.untraced import step_facts, take_off_cost
 from chakra_et.errors import TraceError
@@ -136,7 +135,7 @@ def _convert(pair: Pair, host: HostTrace, device: DeviceTrace, options: PairOpti
     )
     give_back(len(device))
     dependencies = find_dependencies(rank)
-    graph, gap_findings = gaps.apply(build(rank, dependencies), options.host_gaps)
+    graph, gap_findings = apply_gaps(build(rank, dependencies), options.host_gaps)
     if not len(graph):
         raise TraceError(f"{pair.device}: there is nothing to convert; check --step.")
     captures = load_captures(options.graph_capture, options.limits) if options.graph_capture else None

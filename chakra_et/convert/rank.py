@@ -88,16 +88,15 @@ def convert_rank(job: RankJob) -> RankResult:
         from chakra_et.convert import mlcommons
 
         mlcommons.convert(job.pair, job.written, merged)
-        found = validate.check(et_file.read(job.written), None, str(job.output))
-        errors = [str(each).removeprefix("error: ") for each in found if each.severity == "error"]
+        problems = _errors(et_file.read(job.written), None, job)
         size = job.written.stat().st_size
-        return RankResult(RankReport(max(job.pair.rank, 0)), bytes=size, problems=errors)
+        return RankResult(RankReport(max(job.pair.rank, 0)), bytes=size, problems=problems)
     with contextlib.ExitStack() as stack:
         converted = _convert(job, stack)
         if merged:
-            from chakra_et.convert import merged as merged_trace
+            from chakra_et.convert import mlcommons
 
-            merged_trace.write(merged, converted.rank)
+            mlcommons.write_merged(merged, converted.rank)
         trace, report, groups = converted.trace, converted.report, converted.groups
         del converted  # the linked rank is as large as the trace
         give_back(len(trace))
@@ -117,34 +116,26 @@ def options_text(options: PairOptions) -> str:
     """Options that affect the output (cache key)."""
     names = ("step", "host_gaps", "timestamps", "comm_types")
     shape = {name: getattr(options, name) for name in names}
-    shape |= {name: _checksum(getattr(options, name)) for name in ("comm_kernels", "graph_capture")}
-    manifest = zlib.crc32(
-        repr(
-            (options.groups, options.world_size, options.hosts, options.untraced_us, options.unfinished)
-        ).encode()
-    )
-    return json.dumps(shape | {"manifest": manifest}, separators=(",", ":"))
-
-
-def _checksum(path: str | Path | None) -> int:
-    """The checksum of a file; 0 without one."""
-    try:
-        return zlib.crc32(files.read_bytes(path)) if path else 0
-    except OSError:
-        return 0  # the conversion reports the error
+    for name in ("comm_kernels", "graph_capture"):
+        path = getattr(options, name)
+        shape[name] = 0
+        with contextlib.suppress(OSError):  # the conversion reports the error
+            shape[name] = zlib.crc32(files.read_bytes(path)) if path else 0
+    facts = (options.groups, options.world_size, options.hosts, options.untraced_us, options.unfinished)
+    return json.dumps(shape | {"manifest": zlib.crc32(repr(facts).encode())}, separators=(",", ":"))
 
 
 def _trace_bytes(pair: Pair) -> str:
     """Uncompressed sizes of the traces modulo 2**32, the same for a trace and its gzip (RFC 1952, ISIZE)."""
-    return " ".join(str(_unpacked(path)) for path in pair.files)
-
-
-def _unpacked(path: Path) -> int:
-    if path.suffix != ".gz" or path.stat().st_size < 4:
-        return path.stat().st_size % 2**32
-    with open(path, "rb") as file:
-        file.seek(-4, os.SEEK_END)
-        return int.from_bytes(file.read(4), "little")
+    sizes = []
+    for path in pair.files:
+        size = path.stat().st_size
+        if path.suffix == ".gz" and size >= 4:
+            with open(path, "rb") as file:
+                file.seek(-4, os.SEEK_END)
+                size = int.from_bytes(file.read(4), "little")
+        sizes.append(str(size % 2**32))
+    return " ".join(sizes)
 
 
 def _convert(job: RankJob, stack: contextlib.ExitStack) -> convert.Converted:
@@ -153,58 +144,46 @@ def _convert(job: RankJob, stack: contextlib.ExitStack) -> convert.Converted:
     while True:
         try:
             return convert.convert_without_shares(pair, job.options)
-        except UnreadableTrace as error:
-            side: Side = "host" if error.path == pair.host else "device"
-            if getattr(pair, side) != getattr(job.pair, side):
-                raise _of_originals(error, pair, job.pair) from None
-            folder = stack.enter_context(files.scratch_folder(job.written))
-            copy = _repair(side, job, folder, error)
-            pair = dataclasses.replace(pair, host=copy if side == "host" else pair.host)
-            pair = dataclasses.replace(pair, device=copy if side == "device" else pair.device)
         except TraceError as error:
-            raise _of_originals(error, pair, job.pair) from None
+            side: Side = (
+                "host" if isinstance(error, UnreadableTrace) and error.path == pair.host else "device"
+            )
+            if not isinstance(error, UnreadableTrace) or getattr(pair, side) != getattr(job.pair, side):
+                # With the names of the original files instead of the copies'.
+                text = str(error)
+                for each in SIDES:
+                    used, original = getattr(pair, each), getattr(job.pair, each)
+                    if used != original:
+                        text = text.replace(str(used), f"{original} (repaired)")
+                raise TraceError(text) from None
+            from chakra_et.repair import file as repair
+
+            copy = stack.enter_context(files.scratch_folder(job.written)) / f"{side}.json"
+            report = repair.repair_file(getattr(job.pair, side), output=copy, limits=job.options.limits)
+            if not report.changed:
+                raise
+            host, device = (copy, pair.device) if side == "host" else (pair.host, copy)
+            pair = dataclasses.replace(pair, host=host, device=device)
 
 
-def _repair(side: Side, job: RankJob, folder: Path, error: TraceError) -> Path:
-    """A repaired copy of one trace, which lists its repairs.
-
-    Raises ``error`` if there is nothing to repair.
-    """
-    from chakra_et.repair import file as repair
-
-    copy = folder / f"{side}.json"
-    report = repair.repair_file(getattr(job.pair, side), output=copy, limits=job.options.limits)
-    if not report.changed:
-        raise error
-    return copy
-
-
-def _of_originals(error: TraceError, pair: Pair, originals: Pair) -> TraceError:
-    """The error with the names of the original files instead of the copies'."""
-    text = str(error)
-    for side in SIDES:
-        used, original = getattr(pair, side), getattr(originals, side)
-        if used != original:
-            text = text.replace(str(used), f"{original} (repaired)")
-    return TraceError(text)
+def _errors(trace: ExecutionTrace, groups: dict[str, list[int]] | None, job: RankJob) -> list[str]:
+    found = validate.check(trace, groups, str(job.output))
+    return [str(each).removeprefix("error: ") for each in found if each.severity == "error"]
 
 
 def _result(job: RankJob, trace: ExecutionTrace, report: RankReport, groups: Groups) -> RankResult:
     of_file = {str(number): list(ranks) for number, (_, _, ranks) in groups.items() if ranks}
-    problems = validate.check(trace, of_file or None, str(job.output))
-    process = (trace.metadata_int("pid") or 0, trace.metadata_int("trace_start_ns") or 0)
+    problems = _errors(trace, of_file or None, job)
+    start = trace.metadata_int("trace_start_ns") or 0
     length = (trace.metadata_int("measured_end_micros") or 0) * 1000
     return RankResult(
         report,
         trace.communication(),
         groups,
         trace.metadata_int("world_size") or 1,
-        (trace.metadata_str("clock_domain"), *process),
-        (process[1], process[1] + length),
-        problems=[
-            *(str(each).removeprefix("error: ") for each in problems if each.severity == "error"),
-            *(() if job.options.allow_truncated else truncation(job.pair, report)),
-        ],
+        (trace.metadata_str("clock_domain"), trace.metadata_int("pid") or 0, start),
+        (start, start + length),
+        problems=problems + ([] if job.options.allow_truncated else truncation(job.pair, report)),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,17 +10,19 @@ import numpy as np
 
 from chakra_et.convert.graph.linked import LinkedRank
 from chakra_et.convert.graph.nodes import KIND_NAMES, EdgeKind, Graph, NodeKind
+from chakra_et.convert.graph.timeline import on_device
 from chakra_et.et.columns import ExecutionTrace, Strings
 from chakra_et.findings import Findings, Kind, joined, listed, sentence
 from chakra_et.simulate.measured_steps import measured_times, step_rows
 from chakra_et.simulate.time_by_kind import Shares
-from chakra_et.traces.device_format import KERNEL, RUNTIME, SYNC
+from chakra_et.traces.device_format import RUNTIME, SYNC
 
-_KIND_OF_NAME: dict[str, Kind] = {
-    "losses": "loss",
-    "repairs": "repair",
-    "warnings": "warning",
-    "notes": "note",
+# Name in NAME_conversion.json → kind, and title in the text.
+_KINDS: dict[str, tuple[Kind, str]] = {
+    "losses": ("loss", "left out"),
+    "repairs": ("repair", "repairs"),
+    "warnings": ("warning", "warnings"),
+    "notes": ("note", "notes"),
 }
 
 
@@ -103,10 +105,9 @@ class RankReport:
 
     def conserved(self) -> bool:
         """Whether the counts add up, see the class."""
-        kept_and_lost = self.events_kept + sum(self.losses.values())
-        return (
-            self.events_in == kept_and_lost and self.nodes == self.events_kept + self.segments + self.overhead
-        )
+        events = self.events_kept + sum(self.losses.values())
+        nodes = self.events_kept + self.segments + self.overhead
+        return self.events_in == events and self.nodes == nodes
 
     def as_dict(self) -> dict[str, Any]:
         """The fields as a dict with keys in a fixed order, so that equal conversions give equal bytes."""
@@ -124,63 +125,49 @@ class RankReport:
         """For NAME_conversion.json: the findings by kind, each with its id, count and sentence."""
         fields = self.as_dict()
         findings = Findings(fields.pop("findings"))
-        return fields | {name: listed(findings.of(kind)) for name, kind in _KIND_OF_NAME.items()}
+        return fields | {name: listed(findings.of(kind)) for name, (kind, _) in _KINDS.items()}
 
     def text(self) -> str:
         """The report as text."""
         left_out = sum(self.losses.values())
-        on_device = any(self.nodes_by_kind.get(kind) for kind in ("kernel", "memcpy", "memset"))
+        on_gpu = any(self.nodes_by_kind.get(kind) for kind in ("kernel", "memcpy", "memset"))
         lines = [
             f"rank {self.rank}: {self.events_in} events in = {self.events_kept} kept + {left_out} left out; "
             f"{self.nodes} nodes = {self.events_kept} events + {self.segments} further segments of them + "
             f"{self.overhead} overhead; {self.edges} edges",
             f"  linked by {self.linked_by}: {self.link_rate:.2%} of the host operators"
-            + (f", {self.kernel_link_rate:.2%} of the device work" if on_device else ""),
+            + (f", {self.kernel_link_rate:.2%} of the device work" if on_gpu else ""),
         ]
         lines += [
             f"  clock of device {name}: {clock['offset_us']:+g} µs; {clock['pairs']:g} pairs of a call and "
             f"work allow {clock['least_us']} to {clock['most_us']} µs, {clock['contradicting']:g} contradict"
             for name, clock in self.clocks.items()
         ]
-        tables: list[tuple[str, Iterable[tuple[str, int]]]] = [
-            (title, [(sentence(key), count) for key, count in sorted(counts.items())])
-            for title, counts in (
-                ("left out", self.losses),
-                ("repairs", self.repairs),
-                ("warnings", self.warnings),
-                ("notes", self.notes),
-            )
-        ]
         total = sum(self.critical_path_us.values())
-        path = [
-            (f"{kind} {micros / total:.1%}", micros)
-            for kind, micros in self.critical_path_us.items()
-            if micros
-        ]
+        path = [f"{kind} {us / total:.1%}" for kind, us in self.critical_path_us.items() if us]
         if path:
-            lines.append("  critical path: " + ", ".join(text for text, _ in path))
-        tables += [
-            ("host operators without a device record", sorted(self.host_operators_without_record.items())),
-            ("nodes", sorted(self.nodes_by_kind.items())),
-            ("edges", sorted(self.edges_by_kind.items())),
-        ]
-        for title, rows in tables:
-            if rows:
-                lines.append(f"  {title}: " + ", ".join(f"{name} {count}" for name, count in rows))
+            lines.append(f"  critical path: {', '.join(path)}")
+        tables = {
+            title: {sentence(key): count for key, count in sorted(self.findings.of(kind).items())}
+            for kind, title in _KINDS.values()
+        }
+        tables["host operators without a device record"] = dict(
+            sorted(self.host_operators_without_record.items())
+        )
+        tables |= {"nodes": dict(sorted(self.nodes_by_kind.items()))}
+        tables |= {"edges": dict(sorted(self.edges_by_kind.items()))}
+        for title, counts in tables.items():
+            if counts:
+                lines.append(f"  {title}: " + ", ".join(f"{name} {count}" for name, count in counts.items()))
         return "\n".join(lines)
 
 
 def make_report(number: int, rank: LinkedRank, graph: Graph, later: Findings) -> RankReport:
     """The report of rank ``number``. ``later``: the findings of the dependencies and later stages."""
     host, device, time, items = rank.host, rank.device, rank.timeline, rank.communication.items
-    overhead = (graph.kind == NodeKind.HOST_OVERHEAD) | (graph.kind == NodeKind.DEVICE_OVERHEAD)
-    stands = (graph.event >= 0) & (graph.segment == 0)
-    length = graph.end - graph.start
-    on_gpu = (device.category >= KERNEL) & (device.category < SYNC)
-    missing: dict[str, int] = {}
-    for row in rank.link.unmatched.tolist():
-        name = host.names[host.name[row]]
-        missing[name] = missing.get(name, 0) + 1
+    overhead = np.isin(graph.kind, (NodeKind.HOST_OVERHEAD, NodeKind.DEVICE_OVERHEAD))
+    stands, length = graph.is_first, graph.end - graph.start
+    gpu = on_device(device)
 
     findings = joined(rank.findings, graph.findings, later)
     findings.add("sync-record", int((device.category == SYNC).sum()))
@@ -195,6 +182,9 @@ def make_report(number: int, rank: LinkedRank, graph: Graph, later: Findings) ->
     findings.add("memory-event", len(device.memory))
     findings.add("group-local", sum(item.is_local for item in items))
 
+    missing = Counter(host.names[code] for code in host.name[rank.link.unmatched])
+    edges = {kind.name.lower().replace("_", " "): int((graph.edge_kind == kind).sum()) for kind in EdgeKind}
+    nodes = {name: int((graph.kind == k).sum()) for k, name in enumerate(KIND_NAMES)}
     return RankReport(
         rank=number,
         events_in=device.events_in,
@@ -203,17 +193,13 @@ def make_report(number: int, rank: LinkedRank, graph: Graph, later: Findings) ->
         overhead=int((overhead & ~stands).sum()),
         nodes=len(graph),
         edges=len(graph.source),
-        nodes_by_kind={name: n for k, name in enumerate(KIND_NAMES) if (n := int((graph.kind == k).sum()))},
-        edges_by_kind={
-            kind.name.lower().replace("_", " "): n
-            for kind in EdgeKind
-            if (n := int((graph.edge_kind == kind).sum()))
-        },
+        nodes_by_kind={name: count for name, count in nodes.items() if count},
+        edges_by_kind={name: count for name, count in edges.items() if count},
         time_ns={name: int(length[graph.kind == k].sum()) for k, name in enumerate(KIND_NAMES)},
         linked_by=rank.link.how,
         link_rate=rank.link_rate,
-        kernel_link_rate=float((rank.calls[on_gpu] >= 0).mean()) if on_gpu.any() else 1.0,
-        host_operators_without_record=missing,
+        kernel_link_rate=float((rank.calls[gpu] >= 0).mean()) if len(gpu) else 1.0,
+        host_operators_without_record=dict(missing),
         steps_us={str(n): float(time.end[row] - time.start[row]) / 1000 for n, row in time.steps},
         clocks={str(clock.device): clock.as_dict() for clock in rank.clocks},
         findings=findings,

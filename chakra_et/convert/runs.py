@@ -7,6 +7,7 @@ and moved there together once all ranks are done (see ``et.record``).
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import sys
@@ -18,11 +19,19 @@ from typing import Any
 
 from chakra_et import files
 from chakra_et.convert import jobs
-from chakra_et.convert.check_run import check_ranks, check_times, check_together, groups_of
 from chakra_et.convert.pair import PairOptions
 from chakra_et.convert.rank import Engine, RankJob, RankResult, convert_rank, options_text
+from chakra_et.convert.together import (
+    Finish,
+    check_ranks,
+    check_together,
+    finish_rank,
+    groups_of,
+    joint_times,
+)
 from chakra_et.errors import TraceError
 from chakra_et.et import record
+from chakra_et.et.columns import ExecutionTrace
 from chakra_et.et.sets import Skeletons
 from chakra_et.names import RunFiles
 from chakra_et.traces.sets import TraceSet
@@ -73,6 +82,11 @@ class SetResult:
         return {rank: r for rank, r in sorted(self.ranks.items()) if isinstance(r, RankResult)}
 
     @property
+    def communication(self) -> dict[int, ExecutionTrace]:
+        """The communication nodes of the ranks that have them."""
+        return {rank: r.communication for rank, r in self.good.items() if r.communication is not None}
+
+    @property
     def prefix(self) -> Path:
         """``folder/NAME``, by which every command and ``chakra_et.load`` find the run."""
         return self.traces.folder / self.traces.name
@@ -99,8 +113,10 @@ def convert_sets(
 
             run = replace(run, jobs=stack.enter_context(jobs_on(run.cluster, run.workers)))
         for folder in sorted({traces.folder for traces in sets}):
+            say = f"{folder}: waiting for another conversion in this folder"
+            wait = functools.partial(print, say, file=sys.stderr, flush=True)
             # Parts of a run may be converted at the same time, whole runs may not.
-            stack.enter_context(_locked(folder, shared=run.ranks is not None))
+            stack.enter_context(files.folder_lock(folder, run.ranks is not None, wait))
             stack.callback(files.remove_abandoned, folder)
             files.remove_abandoned(folder)
         for traces in sets:
@@ -111,13 +127,6 @@ def convert_sets(
             )
         _convert_ranks(results, options, run, progress)
     return results
-
-
-def _locked(folder: Path, shared: bool) -> contextlib.AbstractContextManager[None]:
-    def wait() -> None:
-        print(f"{folder}: waiting for another conversion in this folder", file=sys.stderr, flush=True)
-
-    return files.folder_lock(folder, shared, wait)
 
 
 def _convert_ranks(
@@ -152,7 +161,12 @@ def _convert_ranks(
         for number, outcome in outcomes:
             result, rank, job = work[number]
             if isinstance(outcome, TraceError):
-                outcome = _with_names(outcome, job)
+                text = str(outcome)
+                if not any(str(path) in text for path in job.pair.files):
+                    text = f"{job.pair.files[0]}: {text}"
+                if job.output.exists():
+                    text += f" {job.output.name} is from an earlier conversion."
+                outcome = TraceError(text)
             result.ranks[rank] = outcome
             progress()
             left -= Counter([result])
@@ -172,49 +186,55 @@ def _options(traces: TraceSet, options: PairOptions) -> PairOptions:
     )
 
 
-def _with_names(error: TraceError, job: RankJob) -> TraceError:
-    """The error with the path of the trace, and a note about an old output file."""
-    text = str(error)
-    if not any(str(path) in text for path in job.pair.files):
-        text = f"{job.pair.files[0]}: {text}"
-    if job.output.exists():
-        text += f" {job.output.name} is from an earlier conversion."
-    return TraceError(text)
-
-
 def _finish(result: SetResult, options: PairOptions, run: RunOptions) -> None:
     """The run as a whole: the checks across ranks, the groups, and all files in their place."""
+    traces, scratch, good = result.traces, result.scratch, result.good
     try:
         if run.ranks is None:
-            _finish_run(result, options, run)
-        elif result.good:
-            _name_first(result)
-            record.begin(result.scratch.folder, result.traces)
+            world = max([traces.ranks_here, traces.world_size, *(r.world_size for r in good.values())])
+            _check_and_add(result, world, run)
+        elif not good:
+            return
+        if 0 in good:
+            files.link(scratch.et_file(0), scratch.first_et_file)
+        if run.ranks is not None:
+            record.begin(scratch.folder, traces)
+            return
+        record.commit(scratch.folder, traces, world, _summary(result, options, run))
+        if len(good) == len(traces.pairs):
+            # Files of an earlier, larger run with this name, which simulators would take for this run's.
+            for rank, path in traces.et_files():
+                if rank >= world:
+                    path.unlink()
     except OSError as error:
-        result.problems.append(f"{error.filename or result.traces.folder}: {error.strerror or error}.")
+        result.problems.append(f"{error.filename or traces.folder}: {error.strerror or error}.")
 
 
-def _finish_run(result: SetResult, options: PairOptions, run: RunOptions) -> None:
-    traces = result.traces
-    world = max([traces.ranks_here, traces.world_size, *(r.world_size for r in result.good.values())])
+def _check_and_add(result: SetResult, world: int, run: RunOptions) -> None:
+    """Check the ranks of a run against each other; add its groups, joint times and skeletons."""
+    traces, scratch, good = result.traces, result.scratch, result.good
     # People publish a single rank's Kineto trace on purpose; several ranks without the others are a mistake.
     single = traces.partial and len(traces.pairs) + len(traces.incomplete) == 1
     check_ranks(result, world, run.allow_missing_ranks or single)
-    if run.engine == "native" and result.good:
+    if run.engine == "native" and good:
         groups = groups_of(result)
-        files.write_json(result.scratch.groups_file, groups)
-        if len(result.good) > 1:
-            problems, agree = check_together(result, groups)
-            result.problems += problems
-            check_times(result, agree)
-            _add_joint_times(result, groups, run)
+        files.write_json(scratch.groups_file, groups)
+        if len(good) > 1:
+            check_together(result, groups)
+            times = joint_times(result.communication, groups)
+            work = [Finish(scratch.et_file(rank), good[rank].report, *found) for rank, found in times.items()]
+            ranks = list(times)
+            with contextlib.closing(run.jobs(finish_rank, work, run.workers)) as outcomes:
+                for number, outcome in outcomes:
+                    rank = ranks[number]
+                    if isinstance(outcome, TraceError):
+                        result.problems.append(f"{traces.et_file(rank)}: {outcome}")
+                    else:
+                        good[rank].report = outcome
+                        good[rank].bytes = scratch.et_file(rank).stat().st_size
     from chakra_et.ranks.skeletons import write_skeletons
 
-    result.notes += write_skeletons(result.scratch, traces, run)
-    _name_first(result)
-    record.commit(result.scratch.folder, traces, world, _summary(result, options, run))
-    if len(result.good) == len(traces.pairs):
-        _remove_stale(traces, world)
+    result.notes += write_skeletons(scratch, traces, run)
 
 
 def _summary(result: SetResult, options: PairOptions, run: RunOptions) -> dict[str, Any]:
@@ -244,36 +264,6 @@ def _summary(result: SetResult, options: PairOptions, run: RunOptions) -> dict[s
             for rank, r in sorted(result.ranks.items())
         },
     }
-
-
-def _name_first(result: SetResult) -> None:
-    if 0 in result.good:
-        files.link(result.scratch.et_file(0), result.scratch.first_et_file)
-
-
-def _add_joint_times(result: SetResult, groups: dict[str, list[int]], run: RunOptions) -> None:
-    """Add the joint times to the file of each rank."""
-    from chakra_et.convert.together import Finish, finish_rank, joint_times
-
-    communication = {rank: r.communication for rank, r in result.good.items() if r.communication is not None}
-    times = joint_times(communication, groups)
-    work = [(rank, Finish(result.scratch.et_file(rank), found, result.good[rank].report))
-            for rank, found in times.items()]  # fmt: skip
-    with contextlib.closing(run.jobs(finish_rank, [job for _, job in work], run.workers)) as outcomes:
-        for number, outcome in outcomes:
-            rank = work[number][0]
-            if isinstance(outcome, TraceError):
-                result.problems.append(f"{result.traces.et_file(rank)}: {outcome}")
-            else:
-                result.good[rank].report = outcome
-                result.good[rank].bytes = result.scratch.et_file(rank).stat().st_size
-
-
-def _remove_stale(traces: TraceSet, world: int) -> None:
-    """Remove files of an earlier, larger run with this name, which simulators would take for this run's."""
-    for rank, path in traces.et_files():
-        if rank >= world:
-            path.unlink()
 
 
 def default_workers() -> int:

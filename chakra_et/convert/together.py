@@ -1,4 +1,7 @@
-"""Times that need all ranks of a run: clock offsets, and the wait of each communication node."""
+"""All ranks of a run together: one run with the same groups, recorded at the same time; and joint times.
+
+Joint times are those that need all ranks: clock offsets, and the wait of each communication node.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,34 +22,149 @@ from chakra_et.simulate.joint import build_graph
 from chakra_et.simulate.matching import match
 from chakra_et.simulate.time_by_kind import shares
 from chakra_et.simulate.timing import align, waits
+from chakra_et.text import list_ranks
+from chakra_et.validate import check as validate
+
+if TYPE_CHECKING:
+    from chakra_et.convert.runs import SetResult
+
+# Findings of ranks whose groups were guessed, so that collectives may be in the wrong one.
+GUESSED_GROUP = ("group-default", "group-by-stream", "group-by-thread")
+DAY_SECONDS = 86_400
+AFTER_2001_NS = 10**18
+"""Start times above this are times of day; some traces have the time since their host started."""
+# Rules of ``validate`` that are checked here instead, with the names of the traces.
+CHECKED_HERE = ("rank-missing", "rank-twice", "world-size")
+
+
+def check_ranks(result: SetResult, world: int, allow_missing: bool) -> None:
+    """Check that all ranks are there, each once, and that they belong to one run."""
+    traces, converted, problems = result.traces, result.good, result.problems
+    absent = [rank for rank in range(world) if rank not in traces.pairs and rank not in traces.incomplete]
+    if absent:
+        sentence = f"{result.prefix}: of {world} ranks, the traces of {list_ranks(absent)} are missing"
+        if allow_missing:
+            result.notes.append(f"{sentence}.")
+        else:
+            problems.append(f"{sentence}; add them, or use --allow-missing-ranks.")
+    first_of: dict[tuple[str, int, int], int] = {}
+    for rank, r in converted.items():
+        here, lowest = traces.pairs[rank].device, next(iter(converted))
+        if r.world_size != converted[lowest].world_size:
+            problems.append(
+                f"{here} is from a run of {r.world_size} ranks, {traces.pairs[lowest].device} from a run of "
+                f"{converted[lowest].world_size}; convert traces of one run together."
+            )
+        other = first_of.setdefault(r.process, rank) if r.process[1] else rank
+        if other != rank:
+            problems.append(
+                f"{here} and {traces.pairs[other].device} are traces of the same process, {r.process[1]}; "
+                f"one of them is not the trace of its rank."
+            )
+        listed = traces.processes.get(rank)
+        if listed and r.process[1] and listed != r.process[1]:
+            first = traces.pairs[rank].files[0]
+            problems.append(
+                f"{traces.manifest_file} lists process {listed} for rank {rank}, but {first} is from process "
+                f"{r.process[1]}; remove the manifest if it belongs to another run."
+            )
+
+
+def groups_of(result: SetResult) -> dict[str, list[int]]:
+    """The process groups of the run: group id → ranks."""
+    groups: dict[int, tuple[int, tuple[int, ...]]] = {}  # and the first rank that has it
+    for rank, r in result.good.items():
+        for number, (name, _, ranks) in sorted(r.groups.items()):
+            members = tuple(sorted(ranks)) or tuple(range(r.world_size))
+            first, known = groups.setdefault(number, (rank, members))
+            if known != members:
+                here, other = (result.traces.pairs[each].device for each in (rank, first))
+                result.problems.append(
+                    f"process group {name!r} has ranks {list_ranks(members)} in {here} and "
+                    f"{list_ranks(known)} in {other}; the traces are not from one run."
+                )
+    return {str(number): list(ranks) for number, (_, ranks) in sorted(groups.items())}
+
+
+def check_together(result: SetResult, groups: dict[str, list[int]]) -> None:
+    """Check the ranks against each other: their collectives, and that they were recorded at the same time."""
+    communication = result.communication
+    names = {rank: str(result.traces.et_file(rank)) for rank in communication}
+    found = [
+        problem
+        for problem in validate.check_together(communication, groups, names)
+        if problem.severity == "error" and problem.rule not in CHECKED_HERE
+    ]
+    wrong = [problem for problem in found if problem.rule.startswith("collective-")]
+    agree = not wrong
+    if not any(key in r.report.warnings for r in result.good.values() for key in GUESSED_GROUP):
+        wrong = []
+    if wrong:
+        result.warnings.append(
+            f"{result.prefix}: {len(wrong)} collectives do not match between "
+            "ranks, as their groups are not recorded and the guess is wrong; simulators would wait for ever. "
+            "Record the run with chakra_et.capture, which names them."
+        )
+    result.problems += [str(each).removeprefix("error: ") for each in found if each not in wrong]
+    _check_times(result, agree)
+
+
+def _check_times(result: SetResult, agree: bool) -> None:
+    """Check that the ranks were recorded at the same time. ``agree``: all their collectives match.
+
+    Hosts may have different clocks, so a gap between them alone is a warning, unless no clock is so wrong.
+    """
+    windows = {rank: r.window for rank, r in result.good.items() if r.window[0] > AFTER_2001_NS}
+    clocks = {result.good[rank].process[0] for rank in windows} - {""}
+    on_one = [[rank for rank in windows if result.good[rank].process[0] == clock] for clock in sorted(clocks)]
+    for ranks, one_clock in [*((ranks, True) for ranks in on_one), (list(windows), False)]:
+        # The longest time in which no rank was recorded, between the others.
+        widest, before, after, last = 0, -1, -1, -1
+        for rank in sorted(ranks, key=lambda rank: windows[rank]):
+            gap = windows[rank][0] - windows[last][1] if last >= 0 else 0
+            if (gap, last, rank) > (widest, before, after) and gap > 0:
+                widest, before, after = gap, last, rank
+            if last < 0 or windows[rank][1] > windows[last][1]:
+                last = rank
+        if not widest:
+            continue
+        seconds = widest / 1e9
+        apart = f"{seconds:.3g} s" if seconds < DAY_SECONDS else f"{seconds / DAY_SECONDS:.0f} days"
+        where, on_host = (result.traces.pairs[rank].device for rank in (before, after)), " on the same host"
+        named = f"{' and '.join(map(str, where))} were recorded {apart} apart{on_host * one_clock}"
+        if one_clock or not agree or seconds > DAY_SECONDS:
+            why = "" if agree else ", and their collectives differ"
+            result.problems.append(
+                f"{named}{why}: they are not of one run; convert the traces of each run in a folder of "
+                "its own."
+            )
+            return
+        result.warnings.append(f"{named}: they are of two runs, or the clocks of their hosts differ.")
+
+
+# ---- joint times ----
 
 
 @dataclass(frozen=True)
-class JointTimes:
-    """The joint times of one rank.
+class Finish:
+    """A rank's file and the joint times to add, as passed to a worker process.
 
     ``offset_ns``: to be added to its clock, with the uncertainty ``spread_ns``. ``wait_micros``, int64: the
     wait of each communication node in the order of the file, -1 if a member is missing.
     """
 
+    path: Path
+    report: RankReport
     offset_ns: int
     spread_ns: int
     wait_micros: np.ndarray
 
 
-@dataclass(frozen=True)
-class Finish:
-    """A rank's file and the times to add, as passed to a worker process."""
-
-    path: Path
-    times: JointTimes
-    report: RankReport
-
-
 def joint_times(
     communication: Mapping[int, ExecutionTrace], groups: Mapping[str, Sequence[int]]
-) -> dict[int, JointTimes]:
-    """The joint times by rank. ``communication``: traces with the communication nodes are enough.
+) -> dict[int, tuple[int, int, np.ndarray]]:
+    """The joint times by rank, as in ``Finish``. ``communication``: traces with the communication nodes are
+    enough.
 
     Empty if the clocks cannot be compared: without start times, or without a common symmetric collective.
     """
@@ -53,38 +172,28 @@ def joint_times(
     traces = [communication[rank] for rank in ranks]
     if len(traces) < 2 or not all(trace.start_micros.any() for trace in traces):
         return {}
-    # Waits follow from the times as recorded.
-    traces = [_as_recorded(trace) for trace in traces]
+    for at, trace in enumerate(traces):  # waits follow from the times as recorded
+        if "recorded_start_micros" in trace.attributes:
+            starts = trace.column("recorded_start_micros").astype(np.uint64)
+            traces[at] = dataclasses.replace(trace, start_micros=starts)
     try:
         graph = build_graph(traces, ranks)
         matching = match(graph, groups)
     except TraceError:
         return {}  # the checks across ranks report the error
     assert graph.local_start_ns is not None
-    origins = [trace.metadata_int("trace_start_ns") or 0 for trace in traces]
+    origins = np.array([trace.metadata_int("trace_start_ns") or 0 for trace in traces], dtype=np.int64)
     offsets = spread = np.zeros(len(ranks), dtype=np.int64)
     domains = {trace.metadata.get("clock_domain") for trace in traces}
     if len(domains) != 1 or domains & {None, ""}:
-        starts = graph.local_start_ns + np.array(origins, dtype=np.int64)[graph.trace_of]
-        aligned = align(graph, matching, starts)
+        aligned = align(graph, matching, graph.local_start_ns + origins[graph.trace_of])
         if aligned is None:
             return {}
         offsets, spread = aligned.offset_ns, aligned.spread_ns
-    absolute = np.array(origins, dtype=np.int64) + offsets
-    starts = graph.local_start_ns + absolute[graph.trace_of]
-    wait = waits(graph, matching, starts)
+    wait = waits(graph, matching, graph.local_start_ns + (origins + offsets)[graph.trace_of])
     micros = np.where(matching.channel >= 0, (wait + 500) // 1000, -1)
     by_trace = graph.scatter(micros.tolist())
-    return {
-        rank: JointTimes(int(offsets[at]), int(spread[at]), by_trace[at]) for at, rank in enumerate(ranks)
-    }
-
-
-def _as_recorded(trace: ExecutionTrace) -> ExecutionTrace:
-    if "recorded_start_micros" not in trace.attributes:
-        return trace
-    starts = trace.column("recorded_start_micros").astype(np.uint64)
-    return dataclasses.replace(trace, start_micros=starts)
+    return {rank: (int(offsets[at]), int(spread[at]), by_trace[at]) for at, rank in enumerate(ranks)}
 
 
 def finish_rank(job: Finish) -> RankReport:
@@ -94,33 +203,19 @@ def finish_rank(job: Finish) -> RankReport:
     """
     trace = et_file.read(job.path)
     rows = np.flatnonzero(trace.types >= NodeType.COMM_SEND)
-    known = job.times.wait_micros >= 0
-    wait = np.minimum(job.times.wait_micros[known], trace.duration_micros[rows[known]].astype(np.int64))
+    known = job.wait_micros >= 0
+    wait = np.minimum(job.wait_micros[known], trace.duration_micros[rows[known]].astype(np.int64))
     transfer = trace.duration_micros[rows[known]].astype(np.int64) - wait
-    before = dict(trace.attributes), dict(trace.metadata)
+    metadata, same = dict(trace.metadata), True
     for name, values in (("transfer_micros", transfer), ("wait_micros", wait)):
-        trace.attributes.pop(name, None)
+        old = trace.attributes.pop(name, Attribute("int64", rows[:0], wait[:0]))
+        same &= np.array_equal(old.rows, rows[known]) and np.array_equal(np.asarray(old.values), values)
         if len(values):
             trace.attributes[name] = Attribute("int64", rows[known], values)
-    trace.metadata["clock_offset_ns"] = job.times.offset_ns
-    trace.metadata["clock_spread_ns"] = job.times.spread_ns
+    trace.metadata["clock_offset_ns"] = job.offset_ns
+    trace.metadata["clock_spread_ns"] = job.spread_ns
     job.report.add_shares(shares(trace))
     trace.metadata["conversion_report"] = json.dumps(job.report.as_dict(), separators=(",", ":"))
-    if not _same(before, (trace.attributes, trace.metadata)):
+    if not same or trace.metadata != metadata:
         et_file.write(job.path, trace)
     return job.report
-
-
-_Content = tuple[dict[str, Attribute], dict[str, int | str | bool | float]]
-
-
-def _same(before: _Content, after: _Content) -> bool:
-    """Whether the joint times and the metadata are the same."""
-    names = ("transfer_micros", "wait_micros")
-    columns = [[attributes.get(name) for name in names] for attributes, _ in (before, after)]
-    if before[1] != after[1] or [c is None for c in columns[0]] != [c is None for c in columns[1]]:
-        return False
-    return all(
-        a is None or (np.array_equal(a.rows, b.rows) and np.array_equal(a.values, b.values))
-        for a, b in zip(*columns, strict=True)
-    )

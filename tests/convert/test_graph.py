@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from chakra_et.convert.emit_columns import whole_micros
-from chakra_et.convert.graph import gaps
 from chakra_et.convert.graph.build import build
-from chakra_et.convert.graph.nodes import Dependencies, EdgeKind, NodeKind
+from chakra_et.convert.graph.nodes import Dependencies, EdgeKind, HostGaps, NodeKind, apply_gaps
 from tests.generator import Features, Program, generate, run
 from tests.generator.hand_made import Stages, annotation, call, kernel, op
 from tests.generator.parts import Parts
@@ -104,7 +103,7 @@ def test_durations_in_micros_lose_less_than_one_per_lane(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("mode", ("node", "fold", "drop"))
-def test_gaps(mode: gaps.HostGaps, tmp_path: Path) -> None:
+def test_gaps(mode: HostGaps, tmp_path: Path) -> None:
     events = [
         annotation("step", 0, 40, 2),
         op("a", 3, 7, 3),
@@ -114,7 +113,7 @@ def test_gaps(mode: gaps.HostGaps, tmp_path: Path) -> None:
         op("c", 30, 5, 5),
     ]
     stages = Stages(tmp_path, events)
-    graph, losses = gaps.apply(stages.graph, mode)
+    graph, losses = apply_gaps(stages.graph, mode)
     spent = int((graph.end - graph.start).sum()) / 1000
     names = [stages.device.names[stages.device.name[event]] for event in graph.event if event >= 0]
     assert {"step", "a", "b", "c", "k"} <= set(names)
@@ -145,7 +144,7 @@ def test_gap_before_a_node_with_other_dependencies_is_not_folded(tmp_path: Path)
             op("b", 75, 5, 6),
         ],
     )
-    graph, _ = gaps.apply(stages.graph, "fold")
+    graph, _ = apply_gaps(stages.graph, "fold")
     assert (graph.end[graph.source] <= graph.start[graph.target]).all()
 
 

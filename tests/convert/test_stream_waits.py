@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from chakra_et.convert.graph import stream_waits
-from chakra_et.convert.graph.launches import StreamOrder, launches_of
+from chakra_et.convert.graph.launches import Launches
 from chakra_et.convert.graph.linked import link_rank
 from chakra_et.convert.graph.nodes import Dependencies
 from chakra_et.convert.pair import Converted, convert_pair
@@ -124,9 +124,9 @@ def stripped(path: Path) -> tuple[Edges, Edges]:
     found = []
     for trace in (device, dataclasses.replace(device, waits={})):
         rank = link_rank(operators_of(trace), trace)
-        launches = launches_of(rank.device, rank.timeline, rank.calls)
+        launches = Launches(rank.device, rank.timeline, rank.calls)
         edges = Dependencies(rank.timeline.lanes)
-        stream_waits.find(rank, launches, StreamOrder(rank.device, launches), edges)
+        stream_waits.find(rank, launches, edges)
         found.append({tuple(row[1:].tolist()) for row in edges.edges})
     return found[0], found[1]
 

@@ -47,63 +47,69 @@ def is_call(device: DeviceTrace) -> np.ndarray:
     return calls
 
 
-@dataclass(eq=False, repr=False)
 class Launches:
-    """The device work of a rank.
+    """The device work of a rank, and lookups in it; -1 stands for none.
 
     ``gpu``: its rows. ``time``: launch time of each row in ns, ``BEFORE_RECORDING`` without a launch in the
-    trace. ``before``: the previous row on its stream, -1 for the first. The latter two are int64[rows of the
-    trace] and undefined for rows that are not on the GPU.
+    trace. ``before``: the previous row on its stream. The latter two are int64[rows of the trace] and
+    undefined for rows that are not on the GPU. ``streams``: (device, stream) → launch times and rows, in
+    order of launch.
     """
 
-    gpu: np.ndarray
-    time: np.ndarray
-    before: np.ndarray
+    def __init__(self, device: DeviceTrace, timeline: Timeline, calls: np.ndarray) -> None:
+        self.gpu = gpu = on_device(device)
+        start, lane = timeline.start, timeline.lane
+        self.before = np.full(len(device), -1, dtype=np.int64)
+        order = gpu[np.lexsort((start[gpu], lane[gpu]))]
+        same = lane[order[1:]] == lane[order[:-1]]
+        self.before[order[1:][same]] = order[:-1][same]
 
+        self.time = time = np.full(len(device), BEFORE_RECORDING, dtype=np.int64)
+        known = gpu[calls[gpu] >= 0]
+        call = calls[known]
+        time[known] = np.minimum(start[call], start[known])
+        by_operator = device.category[call] < RUNTIME
+        for row, at in zip(known[by_operator].tolist(), call[by_operator].tolist(), strict=True):
+            # Only the operator is known, not the call: not before the previous launch on the stream.
+            previous = int(time[self.before[row]]) if self.before[row] >= 0 else BEFORE_RECORDING
+            time[row] = min(max(int(start[at]), previous), int(start[row]))
 
-def launches_of(device: DeviceTrace, timeline: Timeline, calls: np.ndarray) -> Launches:
-    """The launch times of all device work."""
-    gpu, start = on_device(device), timeline.start
-    before = np.full(len(device), -1, dtype=np.int64)
-    order = gpu[np.lexsort((start[gpu], timeline.lane[gpu]))]
-    same = timeline.lane[order[1:]] == timeline.lane[order[:-1]]
-    before[order[1:][same]] = order[:-1][same]
-
-    time = np.full(len(device), BEFORE_RECORDING, dtype=np.int64)
-    known = gpu[calls[gpu] >= 0]
-    call = calls[known]
-    time[known] = np.minimum(start[call], start[known])
-    by_operator = device.category[call] < RUNTIME
-    for row, at in zip(known[by_operator].tolist(), call[by_operator].tolist(), strict=True):
-        # Only the operator is known, not the call: not before the previous launch on the stream.
-        previous = int(time[before[row]]) if before[row] >= 0 else BEFORE_RECORDING
-        time[row] = min(max(int(start[at]), previous), int(start[row]))
-    return Launches(gpu, time, before)
-
-
-class StreamOrder:
-    """Lookup of the work that was launched on a stream before or after a moment."""
-
-    def __init__(self, device: DeviceTrace, launches: Launches) -> None:
         self.streams: dict[tuple[int, int], tuple[np.ndarray, np.ndarray]] = {}
-        gpu = launches.gpu
         streams, index = coded_pairs(device.device[gpu], device.stream[gpu])
         for number, stream in enumerate(streams):
             rows = gpu[index == number]
-            rows = rows[np.lexsort((device.start[rows], launches.time[rows]))]
-            self.streams[stream] = (launches.time[rows], rows)
+            rows = rows[np.lexsort((device.start[rows], time[rows]))]
+            self.streams[stream] = (time[rows], rows)
+        self.by_end = gpu[np.argsort(timeline.end[gpu], kind="stable")]
+        self.ends = timeline.end[self.by_end]
+        known = known[np.argsort(time[known], kind="stable")]
+        thread = device.thread[calls[known]]
+        self._of_thread = {number: known[thread == number] for number in unique(thread).tolist()}
 
     def last_before(self, stream: tuple[int, int], moment: int) -> int:
-        """The last row launched on ``stream`` up to ``moment``, -1 for none."""
+        """The last row launched on ``stream`` up to ``moment``."""
         times, rows = self.streams.get(stream, (np.zeros(0, np.int64),) * 2)
         at = int(np.searchsorted(times, moment, side="right")) - 1
         return int(rows[at]) if at >= 0 else -1
 
     def first_after(self, stream: tuple[int, int], moment: int) -> int:
-        """The first row launched on ``stream`` from ``moment`` on, -1 for none."""
+        """The first row launched on ``stream`` from ``moment`` on."""
         times, rows = self.streams.get(stream, (np.zeros(0, np.int64),) * 2)
         at = int(np.searchsorted(times, moment, side="left"))
         return int(rows[at]) if at < len(rows) else -1
+
+    def last_ended(self, begin: int, end: int, launched_before: int) -> int:
+        """What ended last after ``begin`` and up to ``end``, of what was launched before a moment."""
+        low, high = np.searchsorted(self.ends, (begin, end), side="right").tolist()
+        rows = self.by_end[low:high]
+        fitting = rows[self.time[rows] < launched_before]
+        return int(fitting[-1]) if len(fitting) else -1
+
+    def last_by_thread(self, thread: int, moment: int) -> int:
+        """What ``thread`` launched last before ``moment``."""
+        rows = self._of_thread.get(thread, self.gpu[:0])
+        at = int(np.searchsorted(self.time[rows], moment)) - 1
+        return int(rows[at]) if at >= 0 else -1
 
 
 # ---- calls that return only when the device has done something, of every API ----

@@ -15,7 +15,7 @@ import numpy as np
 
 from chakra_et.arrays import unique
 from chakra_et.convert.graph.communication_arguments import LAUNCHERS
-from chakra_et.convert.graph.launches import BEFORE_RECORDING, Launches, StreamOrder, call_by_correlation
+from chakra_et.convert.graph.launches import BEFORE_RECORDING, Launches, call_by_correlation
 from chakra_et.convert.graph.linked import LinkedRank
 from chakra_et.convert.graph.nodes import Dependencies, EdgeKind
 from chakra_et.convert.graph.timeline import LAST, named
@@ -35,18 +35,18 @@ LOOK_AHEAD = 8
 LOOK_BACK = 256
 
 
-def find(rank: LinkedRank, launches: Launches, order: StreamOrder, found: Dependencies) -> None:
+def find(rank: LinkedRank, launches: Launches, found: Dependencies) -> None:
     """Add the edges between streams."""
-    if _recorded(rank, order, found):
+    if _recorded(rank, launches, found):
         return
     sources = _resumptions(rank, launches)
     found.findings.add("stream-wait-inferred", len(sources))
-    _by_calls(rank, launches, order, sources, found)
+    _by_calls(rank, launches, sources, found)
     for target, source in sources.items():
         _stream_edge(rank, source, target, found)
 
 
-def _recorded(rank: LinkedRank, order: StreamOrder, found: Dependencies) -> bool:
+def _recorded(rank: LinkedRank, launches: Launches, found: Dependencies) -> bool:
     """Add the waits in cuda_sync records; returns whether there are any."""
     device = rank.device
     call_of = call_by_correlation(device)
@@ -62,8 +62,8 @@ def _recorded(rank: LinkedRank, order: StreamOrder, found: Dependencies) -> bool
             found.findings.add("stream-wait-no-record")
             continue
         recorded = True
-        source = order.last_before((here[0], int(stream)), int(device.start[record_call]))
-        target = order.first_after(here, int(device.start[waiting_call]))
+        source = launches.last_before((here[0], int(stream)), int(device.start[record_call]))
+        target = launches.first_after(here, int(device.start[waiting_call]))
         if source >= 0 and target >= 0:
             _stream_edge(rank, source, target, found)
     return recorded
@@ -75,8 +75,7 @@ def _resumptions(rank: LinkedRank, launches: Launches) -> dict[int, int]:
     time, gpu = rank.timeline, launches.gpu
     start, end = time.start, time.end
     communication = rank.communication_rows.gpu
-    by_end = gpu[np.argsort(end[gpu], kind="stable")]
-    ends = end[by_end]
+    by_end, ends = launches.by_end, launches.ends
     found: dict[int, int] = {}
     before = launches.before[gpu]
     free = np.where(before >= 0, end[before], time.begin)
@@ -96,9 +95,7 @@ def _resumptions(rank: LinkedRank, launches: Launches) -> dict[int, int]:
     return found
 
 
-def _by_calls(
-    rank: LinkedRank, launches: Launches, order: StreamOrder, sources: dict[int, int], found: Dependencies
-) -> None:
+def _by_calls(rank: LinkedRank, launches: Launches, sources: dict[int, int], found: Dependencies) -> None:
     """Match calls that make a stream wait with the work that they wait for.
 
     The waiting stream is that of the thread's next launch. A communication kernel waits for the compute
@@ -148,7 +145,7 @@ def _by_calls(
         if not len(rows):
             continue
         goes_on = _stream(device, int(rows[min(at, len(rows) - 1)]))
-        target = order.first_after(goes_on, moment)  # of any thread
+        target = launches.first_after(goes_on, moment)  # of any thread
         # What the thread launched last before an event that it recorded since.
         last = int(rows[at - 1]) if at else -1
         just = at > 0 and bool(np.searchsorted(moments, moment) > np.searchsorted(moments, times[at - 1]))
