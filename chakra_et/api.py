@@ -104,8 +104,9 @@ class Job:
     @cached_property
     def run(self) -> Run:
         """The recorded run as replays and predictions take it."""
-        run = make_run(self.name, self.measured.traces, self.measured.ranks, self.measured.groups)
-        return replace(run, devices=devices_of(self.measured.manifest))
+        measured = self.measured
+        run = measured.job or make_run(self.name, measured.traces, measured.ranks, measured.groups)
+        return replace(run, devices=devices_of(measured.manifest))
 
     @cached_property
     def prediction(self) -> Prediction:

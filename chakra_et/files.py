@@ -49,7 +49,11 @@ class Temporary:
 def temporary_file(place: str | Path) -> Iterator[Temporary]:
     """A file to write. It becomes ``place`` by ``put_in_place``, otherwise it is removed on exit."""
     place = Path(place)
-    with _temporary(place, _new_file) as (path, handle), open(handle, "wb", closefd=False) as file:
+
+    def new_file(path: Path) -> int:
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+
+    with _temporary(place, new_file) as (path, handle), open(handle, "wb", closefd=False) as file:
         yield Temporary(path, place, file)
 
 
@@ -141,7 +145,12 @@ def link(source: Path, target: Path) -> None:
 @contextlib.contextmanager
 def scratch_folder(beside: Path) -> Iterator[Path]:
     """A new folder in the same folder as ``beside``, removed on exit."""
-    with _temporary(beside, _new_folder) as (temporary, _):
+
+    def new_folder(path: Path) -> int:
+        path.mkdir()
+        return os.open(path, os.O_RDONLY)
+
+    with _temporary(beside, new_folder) as (temporary, _):
         yield temporary
 
 
@@ -171,20 +180,14 @@ def remove_abandoned(folder: Path) -> None:
     with contextlib.suppress(OSError):
         for path in list(folder.iterdir()):
             found = ABANDONED.fullmatch(path.name)
-            if found and not path.is_symlink():
-                with contextlib.suppress(OSError):
-                    _remove_if_abandoned(path, found["host"] == HOST)
-
-
-def _remove_if_abandoned(path: Path, ours: bool) -> None:
-    if not ours and time.time() - path.stat().st_mtime < OTHER_HOST_SECONDS:
-        return
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        _remove(path)
-    finally:
-        os.close(handle)
+            if not found or path.is_symlink():
+                continue
+            with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+                if found["host"] == HOST or time.time() - path.stat().st_mtime >= OTHER_HOST_SECONDS:
+                    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+                    stack.callback(os.close, handle)
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    _remove(path)
 
 
 def _remove(path: Path) -> None:
@@ -228,12 +231,3 @@ def _blamed_on(place: Path, hidden: Path) -> Iterator[None]:
         if error.filename is None or str(error.filename) == str(hidden):
             error.filename, error.filename2 = str(place), None
         raise
-
-
-def _new_file(path: Path) -> int:
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-
-
-def _new_folder(path: Path) -> int:
-    path.mkdir()
-    return os.open(path, os.O_RDONLY)

@@ -29,13 +29,11 @@ def read_yaml(path: Path) -> Any:
     except UnicodeDecodeError:
         raise TraceError(f"{path}: not a text file: give YAML.") from None
     except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
+        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None) or "unreadable"
         where = f", line {mark.line + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or "unreadable"
         ours = any(words in problem for words in ("there twice", "give a name", "too"))
         raise TraceError(f"{path}{where}: {'' if ours else 'not YAML: '}{problem}.") from None
-    except ValueError as error:
-        # A date that there is not, a number of thousands of digits.
+    except ValueError as error:  # a date that there is not, a number of thousands of digits
         raise TraceError(f"{path}: not YAML that can be read: {error}.") from None
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from chakra_et.arrays import coded_pairs, first_rows, lane_order, narrowed, unique
+from chakra_et.arrays import coded_pairs, first_rows, lane_order, narrowed
 from chakra_et.convert.graph.device_graphs import GRAPH_LAUNCH, Captured
 from chakra_et.convert.graph.linked import LinkedRank
 from chakra_et.convert.graph.nodes import Graph, NodeKind
@@ -232,11 +232,11 @@ def add_memory(rank: LinkedRank, graph: Graph, add: Add) -> None:
         return
     placed = np.flatnonzero((device.thread >= 0) & (rank.timeline.lane >= 0))
     pairs, _ = coded_pairs(device.thread[placed], rank.timeline.lane[placed])
-    used = set(unique(graph.lane).tolist())
+    used = set(np.unique(graph.lane).tolist())
     lane_of = {thread: number for thread, number in pairs if number in used}
     lane = np.array([lane_of.get(thread, rank.timeline.main) for thread in memory.thread.tolist()])
     node = np.zeros(len(memory), dtype=np.int64)
-    for number in unique(lane).tolist():
+    for number in np.unique(lane).tolist():
         rows, at = np.flatnonzero(graph.lane == number), np.flatnonzero(lane == number)
         if len(rows):
             place = np.searchsorted(graph.start[rows], memory.time[at], side="right") - 1

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from chakra_et.arrays import unique
 from chakra_et.et.byte_strings import ByteStrings
 from chakra_et.et.columns import CollectiveType, NodeType, Ragged, Strings, Texts
 from chakra_et.et.edges import Edges, forward_position, repeated, short_cycle, widest_ready_set
@@ -86,7 +85,7 @@ def _dependencies(file: File) -> Iterator[Finding]:
     if len(absent):
         first = absent[np.argmin(edges.child[absent])]
         message = f"depends on node {edges.dependency[first]}, which is not in the file"
-        yield Finding("absent-dependency", unique(edges.child[absent]), message)
+        yield Finding("absent-dependency", np.unique(edges.child[absent]), message)
     for rule, deps in (
         ("repeated-dependency", trace.data_deps),
         ("repeated-ctrl-dependency", trace.ctrl_deps),
@@ -95,7 +94,7 @@ def _dependencies(file: File) -> Iterator[Finding]:
         if len(rows):
             yield Finding(rule, rows, f"lists dependency {_twice(deps, int(rows[0]))} more than once")
     itself = edges.parent == edges.child
-    yield Finding("self-dependency", unique(edges.child[itself]), "depends on itself")
+    yield Finding("self-dependency", np.unique(edges.child[itself]), "depends on itself")
     rooted = np.ones(len(trace), bool)
     rooted[edges.child] = False
     if len(trace) and not rooted.any():
@@ -256,7 +255,7 @@ def _group_names(file: File) -> Iterator[Finding]:
     if file.trace.metadata.get("world_size") == 1:
         rows = _where(file.communicates & (group == ALL_RANKS))
         yield Finding("group-one-member", rows, "communicates with all ranks of a run of one rank")
-    used = unique(group[file.communicates & (group > 0)]).tolist()
+    used = np.unique(group[file.communicates & (group > 0)]).tolist()
     if groups is None:
         if used:
             message = f"groups {', '.join(map(str, used[:8]))} are used, but there is no comm-group file"

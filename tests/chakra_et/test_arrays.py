@@ -1,4 +1,4 @@
-"""Our distinct values and medians against numpy's, and strings packed into one buffer."""
+"""Codes of values against numpy's, and strings packed into one buffer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from chakra_et.et import byte_strings
 from chakra_et.et.byte_strings import Packer
 
 
-@pytest.mark.parametrize("spread", [3, 1 << 40])  # counted, and sorted
+@pytest.mark.parametrize("spread", [3, 1 << 40])
 @pytest.mark.parametrize("dtype", [np.int8, np.int32, np.int64])
 def test_distinct_values_are_numpys(dtype: type, spread: int) -> None:
     bounds = np.iinfo(dtype)
@@ -19,15 +19,12 @@ def test_distinct_values_are_numpys(dtype: type, spread: int) -> None:
     values = random.integers(low, high, 500, dtype=dtype)
     for part in (values, values[:1], values[:0], np.sort(values)):
         known, first = np.unique(part, return_index=True)
-        assert (arrays.unique(part) == known).all() and arrays.unique(part).dtype == dtype
         assert all((a == b).all() for a, b in zip(arrays.first_rows(part), (known, first), strict=True))
         pairs, index = arrays.coded_pairs(part, part[::-1])
         table = np.stack([part, part[::-1]], axis=1)
         assert pairs == [tuple(pair) for pair in np.unique(table, axis=0).tolist()]
         assert (np.array(pairs, dtype=dtype).reshape(-1, 2)[index] == table).all()
         assert (arrays.narrowed(part) == part).all()
-        if len(part):
-            assert arrays.median(part) == np.median(part)
 
 
 def test_packed_strings(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from chakra_et.arrays import lane_order, median, narrowed
+from chakra_et.arrays import lane_order, narrowed
 from chakra_et.convert.graph.communication import Communication
 from chakra_et.convert.graph.linked import LinkedRank
 from chakra_et.convert.graph.nodes import Dependencies, EdgeKind, Edges, Graph, NodeKind, distinct
@@ -319,9 +319,9 @@ def _latency_and_gap(
     """
     latency = start - launched
     idle = (others <= launched) & (latency > 0)
-    typical = int(median(latency[idle])) if idle.any() else 0
+    typical = int(np.median(latency[idle])) if idle.any() else 0
     prompt = idle | (latency <= _PROMPT * typical)
     between = start - others
-    typical_gap = 0 if prompt.all() else int(median(between[~prompt]))
+    typical_gap = 0 if prompt.all() else int(np.median(between[~prompt]))
     latency = np.where(prompt, latency, np.minimum(latency, typical))
     return latency, np.where(prompt, np.minimum(between, typical_gap), between)

@@ -11,7 +11,7 @@ from collections import Counter
 
 import numpy as np
 
-from chakra_et.arrays import first_rows, median, unique
+from chakra_et.arrays import first_rows
 from chakra_et.convert.graph import stream_waits, thread_dependencies
 from chakra_et.convert.graph.launches import (
     BEFORE_RECORDING,
@@ -190,7 +190,7 @@ def _full_queues(rank: LinkedRank, launches: Launches, found: Dependencies) -> N
     depths = np.array([place - gone for _, place, gone, _ in blocked])
     if not len(depths):
         return
-    holds = int(median(depths)) if len(depths) >= LEAST_QUERIES else QUEUE
+    holds = int(np.median(depths)) if len(depths) >= LEAST_QUERIES else QUEUE
     alike = np.abs(depths - holds) <= QUEUE_SPREAD * holds
     if alike.mean() < 0.5:
         return
@@ -250,7 +250,7 @@ def _gaps(rank: LinkedRank, found: Dependencies) -> list[tuple[int, int, int, in
     device, time = rank.device, rank.timeline
     polling = named(device, POLLING.fullmatch) & is_call(device)
     segments, waits, gaps = time.self_time, found.waits, []
-    for lane in unique(segments.lane).tolist():
+    for lane in np.unique(segments.lane).tolist():
         at = np.flatnonzero((segments.lane == lane) & (segments.start < segments.end))
         owner, start, end = segments.owner[at], segments.start[at], segments.end[at]
         category = np.where(owner >= 0, device.category[owner], ANNOTATION)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from chakra_et.arrays import coded_pairs, unique
+from chakra_et.arrays import coded_pairs
 from chakra_et.convert.graph.launches import is_call
 from chakra_et.convert.graph.linked import LinkedRank, link_rank
 from chakra_et.convert.graph.operators import (
@@ -81,7 +81,7 @@ def load_captures(path: Path, limits: Limits = DEFAULT_LIMITS) -> Captures:
     graphs: list[list[int]] = []
     begins, ends, launching = (named(device, pattern.fullmatch) for pattern in (BEGIN, END, LAUNCH))
     calls = np.flatnonzero(is_call(device) & (begins | ends | launching))
-    for thread in unique(device.thread[calls]).tolist():
+    for thread in np.unique(device.thread[calls]).tolist():
         launches: list[int] | None = None
         last_end = -1
         for row in calls[device.thread[calls] == thread].tolist():

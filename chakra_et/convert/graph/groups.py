@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from chakra_et.arrays import unique
 from chakra_et.convert.graph.communication import Group
 from chakra_et.convert.graph.communication_arguments import LAUNCHERS, Around, Facts
 from chakra_et.findings import Findings
@@ -201,4 +200,4 @@ def _mentioned(host: HostTrace, device: DeviceTrace, known: dict[str, Group]) ->
 def _is_python_thread(device: DeviceTrace, thread: int) -> bool:
     """Whether it is a Python thread, which records its own sends and receives, not a gloo worker."""
     ops = device.name[(device.thread == thread) & (device.category < KERNEL)]
-    return any(device.names[code].startswith(LAUNCHERS) for code in unique(ops).tolist())
+    return any(device.names[code].startswith(LAUNCHERS) for code in np.unique(ops).tolist())

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from chakra_et.arrays import coded_pairs, unique
+from chakra_et.arrays import coded_pairs
 from chakra_et.convert.graph.communication import (
     Communication,
     Communications,
@@ -79,7 +79,7 @@ def communication_rows(device: DeviceTrace, added_kernels: str = "") -> Communic
     ``added_kernels``: path of a user's kernel table. Raises ``TraceError`` for an invalid table.
     """
     on_gpu = device.category == KERNEL
-    used = set(unique(device.name[on_gpu]).tolist())
+    used = set(np.unique(device.name[on_gpu]).tolist())
     names = [name if code in used else "" for code, name in enumerate(device.names)]
     patterns = communication_names(names, added_kernels)
     gpu = np.isin(device.name, list(patterns))
@@ -145,7 +145,7 @@ def _warn_of_unknown_kernels(device: DeviceTrace, rows: CommunicationRows, findi
     lasts = device.end - device.start
     total = int(lasts[device.category >= KERNEL].sum())
     of_name: dict[str, list[int]] = {}
-    for code in unique(device.name[kernels]).tolist():
+    for code in np.unique(device.name[kernels]).tolist():
         name = device.names[code].removeprefix("void ").partition("<")[0].partition("(")[0]
         if MAY_COMMUNICATE.search(name) and not KNOWN_NAMESPACES.match(name):
             of_name.setdefault(name, []).append(code)

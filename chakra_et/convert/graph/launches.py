@@ -10,7 +10,7 @@ from enum import IntEnum
 
 import numpy as np
 
-from chakra_et.arrays import coded_pairs, unique
+from chakra_et.arrays import coded_pairs
 from chakra_et.convert.graph.link import Link, places_of
 from chakra_et.convert.graph.timeline import Timeline, on_device
 from chakra_et.traces.device import DeviceTrace
@@ -84,7 +84,7 @@ class Launches:
         self.ends = timeline.end[self.by_end]
         known = known[np.argsort(time[known], kind="stable")]
         thread = device.thread[calls[known]]
-        self._of_thread = {number: known[thread == number] for number in unique(thread).tolist()}
+        self._of_thread = {number: known[thread == number] for number in np.unique(thread).tolist()}
 
     def last_before(self, stream: tuple[int, int], moment: int) -> int:
         """The last row launched on ``stream`` up to ``moment``."""
@@ -238,7 +238,7 @@ def on_host_clock(
     """The trace with the times of device work by the host's clock, and rows still in the order of their
     times; ``calls`` and ``linked`` likewise."""
     gpu = on_device(device)
-    clocks = [_estimate(device, calls, gpu, number) for number in unique(device.device[gpu]).tolist()]
+    clocks = [_estimate(device, calls, gpu, number) for number in np.unique(device.device[gpu]).tolist()]
     if not any(clock.offset_ns or clock.drift for clock in clocks):
         return device, calls, linked, clocks
     start, end = device.start.copy(), device.end.copy()
@@ -301,8 +301,8 @@ def _waits(
         if waits_for_copy(*(device.names[device.name[each]] for each in (calls[row], row))):
             bounds.append((device.end[row], device.end[calls[row]]))
     known = known[np.argsort(device.end[calls[known]], kind="stable")]
-    one_device = len(unique(device.device[gpu])) == 1
-    one_stream = len(unique(device.stream[known])) == 1
+    one_device = len(np.unique(device.device[gpu])) == 1
+    one_stream = len(np.unique(device.stream[known])) == 1
     latest: dict[int | None, tuple[np.ndarray, np.ndarray]] = {}
     for each in blocking_calls(device):
         # An event may have been recorded long before.

@@ -13,7 +13,6 @@ from typing import Literal
 
 import numpy as np
 
-from chakra_et.arrays import unique
 from chakra_et.convert.graph.timeline import STEP, steps
 from chakra_et.errors import TraceError
 from chakra_et.findings import Findings
@@ -91,11 +90,11 @@ def _by_order(host: HostTrace, device: DeviceTrace, rows: np.ndarray, expected: 
     """Pair each host thread with the device thread that has most names in common, then align in order."""
     result = np.full(len(device), -1, dtype=np.int64)
     sides: list[list[tuple[np.ndarray, list[str]]]] = [[], []]
-    for tid in unique(host.tid[expected]).tolist():
+    for tid in np.unique(host.tid[expected]).tolist():
         own = np.flatnonzero(expected & (host.tid == tid))
         own = own[np.argsort(host.rf_id[own], kind="stable")]
         sides[0].append((own, [host.names[code] for code in host.name[own]]))
-    for thread in unique(device.thread[rows]):
+    for thread in np.unique(device.thread[rows]):
         own = rows[device.thread[rows] == thread]
         sides[1].append((own, [device.names[code] for code in device.name[own]]))
     counts = [[Counter(names) for _, names in side] for side in sides]
@@ -178,7 +177,7 @@ def check(host: HostTrace, device: DeviceTrace, linked: Link, allow_unlinked: bo
     findings.add("clock-gap", _clock_gap(host, device))
     host_row = linked.host_row.copy()
     host_row[other] = -1
-    unmatched = unique(np.concatenate((linked.unmatched, linked.host_row[other])))
+    unmatched = np.unique(np.concatenate((linked.unmatched, linked.host_row[other])))
     return Link(host_row, unmatched, linked.how), findings
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from chakra_et.arrays import unique
 from chakra_et.convert.graph import timeline
 from chakra_et.convert.graph.communication import Communications
 from chakra_et.convert.graph.identify_communication import CommunicationRows, communication_rows, describe
@@ -202,7 +201,7 @@ def _matched(device: DeviceTrace, source: np.ndarray, rows: np.ndarray) -> np.nd
     in_pool = (side[pooled[side]] for side in (source, rows))
     match(*(side[np.lexsort((device.start[side], device.rf_id[side]))] for side in in_pool))
     source, rows = source[~pooled[source]], rows[~pooled[rows]]
-    for thread in unique(device.thread[rows]).tolist():
+    for thread in np.unique(device.thread[rows]).tolist():
         match(source[device.thread[source] == thread], rows[device.thread[rows] == thread])
     taken = np.array(found, dtype=np.int64).reshape(-1, 2)
     match(source[~np.isin(source, taken[:, 0])], rows[~np.isin(rows, taken[:, 1])])
@@ -244,7 +243,7 @@ def _launches_without_work(device: DeviceTrace) -> np.ndarray:
     """bool per launch call outside graph captures: whether no device work has its correlation id."""
     launches = named(device, LAUNCH.search) & is_call(device) & (device.correlation > 0)
     marks = [named(device, pattern.fullmatch) for pattern in CAPTURE]
-    for thread in unique(device.thread[launches]).tolist():
+    for thread in np.unique(device.thread[launches]).tolist():
         own = device.thread == thread
         begins, ends = (device.start[mark & own].tolist() for mark in marks)
         for begin, end in zip(begins, ends, strict=False):

@@ -7,7 +7,7 @@ from enum import IntEnum
 
 import numpy as np
 
-from chakra_et.arrays import coded, coded_pairs, first_rows, unique
+from chakra_et.arrays import coded, coded_pairs, first_rows
 from chakra_et.convert.graph.communication_arguments import RECEIVES, SENDS
 from chakra_et.convert.graph.link import operators_and_annotations
 from chakra_et.convert.graph.linked import LinkedRank
@@ -116,7 +116,7 @@ def _phases(device: DeviceTrace, parent: np.ndarray, module: np.ndarray) -> np.n
     receives = named(device, lambda name: name in RECEIVES)
     computes = np.isin(phase, (Phase.FORWARD, Phase.BACKWARD)) & ~sends & ~receives
     for is_message, step in ((sends, -1), (receives, 0)):
-        for thread in unique(device.thread[is_message]).tolist():
+        for thread in np.unique(device.thread[is_message]).tolist():
             known = np.flatnonzero(computes & (device.thread == thread))
             rows = np.flatnonzero(is_message & (device.thread == thread))
             at = np.searchsorted(known, rows) + step
@@ -176,7 +176,7 @@ def _works(rank: LinkedRank, parent: np.ndarray, operators: np.ndarray) -> np.nd
     host, names = rank.host, rank.device.names
     row, name = rank.link.host_row[operators], rank.device.name[operators]
     by_shape = np.zeros(len(names), dtype=bool)
-    by_shape[[code for code in unique(name).tolist() if rule_of(names[code]) not in WITH_VALUES]] = True
+    by_shape[[code for code in np.unique(name).tolist() if rule_of(names[code]) not in WITH_VALUES]] = True
     alike = by_shape[name] & (row >= 0) & (rank.device.category[operators] == CPU_OP)
     texts = (*host.inputs[1:], *host.outputs[1:])
     _, call = coded_pairs(alike.astype(np.int8), name)

@@ -13,7 +13,6 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from chakra_et.arrays import unique
 from chakra_et.convert.graph.communication_arguments import LAUNCHERS
 from chakra_et.convert.graph.launches import BEFORE_RECORDING, Launches, call_by_correlation
 from chakra_et.convert.graph.linked import LinkedRank
@@ -113,7 +112,7 @@ def _by_calls(rank: LinkedRank, launches: Launches, sources: dict[int, int], fou
     thread_of = np.where(rank.calls >= 0, device.thread[rank.calls], -1)
     of_thread: dict[int, tuple[np.ndarray, ...]] = {}
     recorded = set(launched[communication[launched]].tolist())
-    for thread in unique(device.thread[waits]).tolist():
+    for thread in np.unique(device.thread[waits]).tolist():
         rows = launched[thread_of[launched] == thread]
         moments = device.start[records[device.thread[records] == thread]]
         asked = device.start[waits[device.thread[waits] == thread]]

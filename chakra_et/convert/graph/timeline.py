@@ -15,7 +15,7 @@ from typing import Literal
 
 import numpy as np
 
-from chakra_et.arrays import coded_pairs, first_rows, unique
+from chakra_et.arrays import coded_pairs, first_rows
 from chakra_et.findings import Findings
 from chakra_et.traces.device import DeviceTrace
 from chakra_et.traces.device_format import KERNEL, SYNC
@@ -141,7 +141,7 @@ def _polling_threads(device: DeviceTrace, on_cpu: np.ndarray) -> list[int]:
     """
     polls, asks = named(device, POLLING.fullmatch), named(device, lambda name: "Query" in name)
     found = []
-    for thread in unique(device.thread[on_cpu]).tolist():
+    for thread in np.unique(device.thread[on_cpu]).tolist():
         rows = on_cpu & (device.thread == thread)
         is_watchdog = WATCHDOG.search(device.thread_names.get(device.threads[thread], ""))
         if is_watchdog or (polls[rows].all() and asks[rows].any()):
