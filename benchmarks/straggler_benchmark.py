@@ -31,8 +31,7 @@ import numpy as np
 
 from chakra_et import cli
 from chakra_et.errors import TraceError
-from chakra_et.stragglers.analyse import analyse
-from chakra_et.stragglers.load import read_job
+from chakra_et.stragglers.analyse import analyse, read_job
 from chakra_et.text import table
 
 ROOT = Path(__file__).resolve().parents[1]

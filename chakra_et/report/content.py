@@ -135,7 +135,7 @@ def slowdowns(run: ReportRun) -> tuple[dict[str, Any] | None, list[str]]:
     try:
         job = job_of(run.name, run.graph, run.job.matching, run.job.timing)
         with np.errstate(divide="ignore", invalid="ignore"):
-            found = rank_slowdowns(job)
+            slowdown, rank_by_step, stage_by_dp_rank = rank_slowdowns(job)
     except TraceError as error:
         return None, [f"no slowdown by rank: {error}"]
 
@@ -147,10 +147,10 @@ def slowdowns(run: ReportRun) -> tuple[dict[str, Any] | None, list[str]]:
         return {"rows": map_.rows, "columns": map_.columns, "values": values}
 
     return {
-        "slowdown": finite(found.slowdown),
-        "rank_by_step": cells(found.rank_by_step),
-        "stage_by_dp_rank": cells(found.stage_by_dp_rank),
-        "notes": found.notes,
+        "slowdown": finite(slowdown),
+        "rank_by_step": cells(rank_by_step),
+        "stage_by_dp_rank": cells(stage_by_dp_rank),
+        "notes": job.notes,
     }, []
 
 

@@ -3,6 +3,5 @@
 After "Understanding Stragglers in Large Model Training Using What-if Analysis" (Lin et al., OSDI 2025).
 ``operations`` is the table that both sources fill: ``parquet`` reads the traces of that paper's artifact,
 whose ``dependencies`` ``pipeline`` simulates, and ``recorded`` takes our own .et files, which the joint
-device replay simulates. ``analyse`` compares the simulated step times, ``text`` prints them, ``command`` is
-the command line.
+device replay simulates. ``analyse`` compares the simulated step times, ``command`` prints them.
 """

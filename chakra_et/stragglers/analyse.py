@@ -7,13 +7,20 @@ Sources: equations 1 to 5 of the paper, and for the names of the fields its arti
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from chakra_et.stragglers import heatmap
-from chakra_et.stragglers.operations import Job, JobMeta, JobOperations, Typical, WhatIf, typical
+from chakra_et.errors import TraceError
+from chakra_et.et.sets import Skeletons, find_rank_sets
+from chakra_et.stragglers.heatmap import HeatMap, rank_by_step, stage_by_dp_rank
+from chakra_et.stragglers.operations import Job, JobMeta, Typical, typical
+from chakra_et.stragglers.parquet import read_meta, read_trace
+from chakra_et.stragglers.pipeline import pipeline_job
+from chakra_et.stragglers.recorded import recorded_job
 
+SUFFIX = ".parquet"
 # As the artifact groups the types of messages.
 _MESSAGES = {
     "forward-send": "forward-pp-comm",
@@ -92,8 +99,8 @@ class Stragglers:
     worst_workers: Restored | None
     worst_ranks: list[int] | None
     worker_slowdown: Slowdowns | None
-    rank_by_step: heatmap.HeatMap | None
-    stage_by_dp_rank: heatmap.HeatMap | None
+    rank_by_step: HeatMap | None
+    stage_by_dp_rank: HeatMap | None
     notes: list[str]
 
     def as_json(self) -> dict[str, Any]:
@@ -122,45 +129,53 @@ def analyse(job: Job, compute: Typical = "mean", threshold: float = 1.03) -> Str
     ``compute``: what is typical of computation. ``threshold``: the slowdown from which on it is attributed to
     workers, stages and types of operations.
     """
-    operations = job.operations
+    operations, steps, base = job.operations, job.steps, job.measured_s
     recorded, ideal = operations.work_s, typical(operations, compute)
-    nodelay, noblk = job.simulate([WhatIf(recorded), WhatIf(ideal)])
-    base = job.measured_s
+    nodelay, noblk = job.step_s(recorded, None), job.step_s(ideal, None)
     blocking, launch = float(nodelay.mean() / noblk.mean()), float(base.mean() / nodelay.mean())
-    decomposed: dict[str, Any] = {}
-    parts = _parts(operations)
+    types = np.array([_MESSAGES.get(name, name) for name in operations.optypes])[operations.optype]
+    parts = {"optype": types, "dp_rank": operations.dp_rank, "stage": operations.stage}
+    fields: dict[str, Any] = {}
+    slowdowns = maps = None
     if blocking >= threshold:
-        chosen = _each(parts)
-        settings = [WhatIf(np.where(keeps, recorded, ideal)) for _, _, keeps in chosen]
-        times = dict(zip([(name, x) for name, x, _ in chosen], job.simulate(settings), strict=True))
-        decomposed |= _decomposed("blocking", job.steps, times, nodelay, noblk)
+        found = _blocking(job, parts, ideal, nodelay, noblk)
+        fields |= _fields("blocking", found, _by_step(steps, nodelay / noblk))
+        by_dp_rank, by_stage = found["dp_rank"][0], found["stage"][0]
+        slowdowns = _largest_first(
+            {rank: min(by_dp_rank[dp], by_stage[stage]) for rank, (dp, stage) in _workers(job).items()}
+        )
+        maps = _heat_maps(job, found)
     if launch >= threshold:
-        chosen = _each(parts | {"optype": np.where(operations.is_first, FIRST_OP, parts["optype"])})
-        settings = [WhatIf(recorded, np.where(keeps, operations.delay_s, 0)) for _, _, keeps in chosen]
-        times = dict(zip([(name, x) for name, x, _ in chosen], job.simulate(settings), strict=True))
-        decomposed |= _decomposed("launch", job.steps, times, base, nodelay)
+        parts["optype"] = np.where(operations.is_first, FIRST_OP, types)
+        found = {}
+        for name, part in parts.items():
+            delays = {x: np.where(part == x, operations.delay_s, 0) for x in np.unique(part).tolist()}
+            times = {x: job.step_s(recorded, delay) for x, delay in delays.items()}
+            found[name] = _slowdowns(steps, times, nodelay)
+        fields |= _fields("launch", found, _by_step(steps, base / nodelay))
     analysis = Analysis(
-        step_t_base=_by_step(job.steps, base),
-        step_t_nodelay=_by_step(job.steps, nodelay),
-        step_t_noblk=_by_step(job.steps, noblk),
+        step_t_base=_by_step(steps, base),
+        step_t_nodelay=_by_step(steps, nodelay),
+        step_t_noblk=_by_step(steps, noblk),
         launch_slowdown=launch,
         blocking_slowdown=blocking,
-        blocking_step_slowdown=_largest_first(_by_step(job.steps, nodelay / noblk)),
-        launch_step_slowdown=_largest_first(_by_step(job.steps, base / nodelay)),
-        **decomposed,
+        blocking_step_slowdown=_largest_first(_by_step(steps, nodelay / noblk)),
+        launch_step_slowdown=_largest_first(_by_step(steps, base / nodelay)),
+        **fields,
     )
 
     def restored(chosen: np.ndarray) -> Restored:
-        without, alone = np.where(chosen, ideal, recorded), np.where(chosen, recorded, ideal)
-        trem, tadd = (float(times.mean()) for times in job.simulate([WhatIf(without), WhatIf(alone)]))
+        trem = float(job.step_s(np.where(chosen, ideal, recorded), None).mean())
+        tadd = float(job.step_s(np.where(chosen, recorded, ideal), None).mean())
         tori, tideal = float(nodelay.mean()), float(noblk.mean())
         lost = tori - tideal
         rem, add = ((tori - trem) / lost, (tadd - tideal) / lost) if lost else (None, None)
         return Restored(trem, tadd, tori, tideal, rem, add)
 
-    places = workers(operations)
-    slowdowns = worker_slowdowns(places, analysis)
-    ranks = None if slowdowns is None else _worst(slowdowns)
+    ranks = None
+    if slowdowns is not None:
+        count = -(-len(slowdowns) * WORST_PERCENT // 100)
+        ranks = sorted(slowdowns, key=lambda rank: (-slowdowns[rank], rank))[:count]
     return Stragglers(
         job_meta=job.meta,
         analysis=analysis,
@@ -168,115 +183,75 @@ def analyse(job: Job, compute: Typical = "mean", threshold: float = 1.03) -> Str
         worst_workers=None if ranks is None else restored(np.isin(operations.rank, ranks)),
         worst_ranks=ranks,
         worker_slowdown=slowdowns,
-        **_heat_maps(job.steps, places, analysis),
+        rank_by_step=maps and maps[0],
+        stage_by_dp_rank=maps and maps[1],
         notes=job.notes,
     )
 
 
-@dataclass(frozen=True)
-class RankSlowdowns:
-    """``slowdown``: mean step time with recorded durations over that of the ideal job. ``rank_by_step``,
-    ``stage_by_dp_rank``: the same where only that rank, or stage of a data-parallel rank, keeps its own."""
-
-    slowdown: float
-    rank_by_step: heatmap.HeatMap
-    stage_by_dp_rank: heatmap.HeatMap
-    notes: list[str]
+def rank_slowdowns(job: Job) -> tuple[float, HeatMap, HeatMap]:
+    """The slowdown of a job, whatever it is, and its heat maps ``rank_by_step`` and ``stage_by_dp_rank``."""
+    ideal = typical(job.operations)
+    nodelay, noblk = job.step_s(job.operations.work_s, None), job.step_s(ideal, None)
+    parts = {"dp_rank": job.operations.dp_rank, "stage": job.operations.stage}
+    found = _blocking(job, parts, ideal, nodelay, noblk)
+    return float(nodelay.mean() / noblk.mean()), *_heat_maps(job, found)
 
 
-def rank_slowdowns(job: Job, compute: Typical = "mean") -> RankSlowdowns:
-    """The heat maps of ``analyse`` alone, whatever the slowdown is; ``compute`` as there."""
-    operations = job.operations
-    recorded, ideal = operations.work_s, typical(operations, compute)
-    nodelay, noblk = job.simulate([WhatIf(recorded), WhatIf(ideal)])
-    parts = {"dp_rank": operations.dp_rank, "stage": operations.stage}
-    slow: dict[str, dict[int, np.ndarray]] = {"dp_rank": {}, "stage": {}}
-    for name, part, keeps in _each(parts):
-        (times,) = [nodelay] if keeps.all() else job.simulate([WhatIf(np.where(keeps, recorded, ideal))])
-        slow[name][part] = times
-    per_step = {
-        name: {
-            step: {part: float(times[at] / noblk[at]) for part, times in own.items()}
-            for at, step in enumerate(job.steps)
+# Of each name: the mean slowdown of its parts, and the slowdowns of each step.
+_Parts = dict[str, tuple[Slowdowns, dict[int, Slowdowns]]]
+
+
+def _blocking(
+    job: Job, parts: dict[str, np.ndarray], ideal: np.ndarray, nodelay: np.ndarray, noblk: np.ndarray
+) -> _Parts:
+    """The slowdowns where only one part keeps its recorded durations; ``parts``: name → the part of each
+    operation, [N]."""
+    found = {}
+    for name, part in parts.items():
+        keeps = {x: part == x for x in np.unique(part).tolist()}
+        times = {
+            x: nodelay if kept.all() else job.step_s(np.where(kept, job.operations.work_s, ideal), None)
+            for x, kept in keeps.items()
         }
-        for name, own in slow.items()
+        found[name] = _slowdowns(job.steps, times, noblk)
+    return found
+
+
+def _slowdowns(
+    steps: list[int], times: dict[Any, np.ndarray], ideal: np.ndarray
+) -> tuple[Slowdowns, dict[int, Slowdowns]]:
+    per_step = {
+        step: _largest_first({part: float(time[at] / ideal[at]) for part, time in times.items()})
+        for at, step in enumerate(steps)
     }
-    means = {
-        name: {part: float(times.mean() / noblk.mean()) for part, times in own.items()}
-        for name, own in slow.items()
-    }
-    by_step = heatmap.rank_by_step(job.steps, workers(operations), per_step["dp_rank"], per_step["stage"])
-    by_stage = heatmap.stage_by_dp_rank(means["dp_rank"], means["stage"])
-    return RankSlowdowns(float(nodelay.mean() / noblk.mean()), by_step, by_stage, job.notes)
+    return _largest_first({part: float(time.mean() / ideal.mean()) for part, time in times.items()}), per_step
 
 
-def worker_slowdowns(places: dict[int, tuple[int, int]], analysis: Analysis) -> Slowdowns | None:
-    """Rank → slowdown, the smaller one of its data-parallel rank and its stage (equation 4); largest first.
+def _fields(kind: str, found: _Parts, slowdown: dict[int, float]) -> dict[str, Any]:
+    """The fields ``KIND_decompose_by_NAME`` and ``…_per_step``; ``slowdown`` orders the steps."""
+    fields: dict[str, Any] = {}
+    for name, (means, per_step) in found.items():
+        fields[f"{kind}_decompose_by_{name}"] = means
+        fields[f"{kind}_decompose_by_{name}_per_step"] = {
+            step: per_step[step] for step in _largest_first(slowdown)
+        }
+    return fields
 
-    ``places``: see ``workers``. None where the analysis has no decompositions.
-    """
-    by_dp_rank, by_stage = analysis.blocking_decompose_by_dp_rank, analysis.blocking_decompose_by_stage
-    if by_dp_rank is None or by_stage is None:
-        return None
-    return _largest_first(
-        {rank: min(by_dp_rank[dp], by_stage[stage]) for rank, (dp, stage) in places.items()}
+
+def _heat_maps(job: Job, found: _Parts) -> tuple[HeatMap, HeatMap]:
+    (by_dp_rank, dp_rank_per_step), (by_stage, stage_per_step) = found["dp_rank"], found["stage"]
+    return (
+        rank_by_step(job.steps, _workers(job), dp_rank_per_step, stage_per_step),
+        stage_by_dp_rank(by_dp_rank, by_stage),
     )
 
 
-def workers(operations: JobOperations) -> dict[int, tuple[int, int]]:
+def _workers(job: Job) -> dict[int, tuple[int, int]]:
     """Rank → (data-parallel rank, stage), in the order of ranks."""
-    rank, row = np.unique(operations.rank, return_index=True)
-    places = zip(operations.dp_rank[row].tolist(), operations.stage[row].tolist(), strict=True)
-    return dict(zip(rank.tolist(), places, strict=True))
-
-
-def _heat_maps(
-    steps: list[int], places: dict[int, tuple[int, int]], analysis: Analysis
-) -> dict[str, heatmap.HeatMap | None]:
-    """``rank_by_step`` and ``stage_by_dp_rank``, None without decompositions."""
-    by_dp_rank, by_stage = analysis.blocking_decompose_by_dp_rank, analysis.blocking_decompose_by_stage
-    dp_rank_per_step = analysis.blocking_decompose_by_dp_rank_per_step
-    stage_per_step = analysis.blocking_decompose_by_stage_per_step
-    if by_dp_rank is None or by_stage is None or dp_rank_per_step is None or stage_per_step is None:
-        return {"rank_by_step": None, "stage_by_dp_rank": None}
-    return {
-        "rank_by_step": heatmap.rank_by_step(steps, places, dp_rank_per_step, stage_per_step),
-        "stage_by_dp_rank": heatmap.stage_by_dp_rank(by_dp_rank, by_stage),
-    }
-
-
-def _parts(operations: JobOperations) -> dict[str, np.ndarray]:
-    """What slowdowns are attributed to: name → the part of each operation, [N]."""
-    types = np.array([_MESSAGES.get(name, name) for name in operations.optypes])
-    return {
-        "optype": types[operations.optype],
-        "dp_rank": operations.dp_rank,
-        "stage": operations.stage,
-    }
-
-
-def _each(parts: dict[str, np.ndarray]) -> list[tuple[str, Any, np.ndarray]]:
-    """(name, part, whether each operation belongs to it) of all parts."""
-    return [(name, x, part == x) for name, part in parts.items() for x in np.unique(part).tolist()]
-
-
-def _decomposed(
-    kind: str, steps: list[int], times: dict[tuple[str, Any], np.ndarray], slow: np.ndarray, ideal: np.ndarray
-) -> dict[str, Any]:
-    """The fields ``KIND_decompose_by_NAME`` and ``…_per_step`` from the step times for each (name, part);
-    ``slow`` orders the steps."""
-    fields: dict[str, Any] = {}
-    order = list(_largest_first(_by_step(steps, slow / ideal)))
-    for name in dict.fromkeys(name for name, _ in times):
-        own = {part: time for (of, part), time in times.items() if of == name}
-        per_step = {
-            step: _largest_first({part: float(time[at] / ideal[at]) for part, time in own.items()})
-            for at, step in enumerate(steps)
-        }
-        slowdowns = {part: float(time.mean() / ideal.mean()) for part, time in own.items()}
-        fields[f"{kind}_decompose_by_{name}"] = _largest_first(slowdowns)
-        fields[f"{kind}_decompose_by_{name}_per_step"] = {step: per_step[step] for step in order}
-    return fields
+    rank, row = np.unique(job.operations.rank, return_index=True)
+    columns = (rank, job.operations.dp_rank[row], job.operations.stage[row])
+    return {rank: (dp, stage) for rank, dp, stage in np.stack(columns, axis=1).tolist()}
 
 
 def _by_step(steps: list[int], values: np.ndarray) -> dict[int, float]:
@@ -287,8 +262,33 @@ def _largest_first(slowdowns: Slowdowns) -> Slowdowns:
     return dict(sorted(slowdowns.items(), key=lambda item: -item[1]))
 
 
-def _worst(slowdowns: Slowdowns) -> list[int]:
-    """The ``WORST_PERCENT`` of the ranks, rounded up, with the largest slowdowns; of equal ones the
-    lowest."""
-    count = -(-len(slowdowns) * WORST_PERCENT // 100)
-    return sorted(slowdowns, key=lambda rank: (-slowdowns[rank], rank))[:count]
+def read_job(
+    name: str, meta: str | None = None, allow_missing: bool = False, skeletons: Skeletons = "auto"
+) -> Job:
+    """The job of run ``name`` (files NAME.0.et, …), or of a ``.parquet`` trace and its YAML file ``meta``.
+
+    Raises ``TraceError`` for files that can't be read, or are not one whole job, the latter unless
+    ``allow_missing``.
+    """
+    if name.endswith(SUFFIX):
+        if meta is None:
+            raise TraceError(
+                f"{name}: a Parquet trace does not describe its job: give its YAML file with --meta"
+            )
+        return pipeline_job(read_trace(Path(name)), read_meta(Path(meta)))
+    if meta is not None:
+        raise TraceError(f"{name}: --meta is for Parquet traces ({SUFFIX}): leave it out for .et files")
+    return recorded_job(find_rank_sets([name], allow_missing, skeletons)[0])
+
+
+def find_stragglers(
+    name: str,
+    meta: str | None = None,
+    compute: Typical = "mean",
+    threshold: float = 1.03,
+    allow_missing: bool = False,
+    skeletons: Skeletons = "auto",
+) -> Stragglers:
+    """``analyse`` of ``read_job``: ``find_stragglers("outputs/NAME").rank_by_step.slowdown`` is the heat
+    map."""
+    return analyse(read_job(name, meta, allow_missing, skeletons), compute, threshold)

@@ -1,4 +1,7 @@
-"""Where slowdowns are, as two tables: rank × step, and stage × data-parallel rank."""
+"""Where slowdowns are, as two tables: rank × step, and stage × data-parallel rank.
+
+The slowdown of a worker is the smaller one of its data-parallel rank and its stage (equation 4 of the paper).
+"""
 
 from __future__ import annotations
 
@@ -45,21 +48,16 @@ class HeatMap:
         level = np.clip((cells - 1) / max(largest - 1, 1e-9), 0, 1) * (len(SHADES) - 1)
         labels = [f"{self.row_name} {self.rows[row]}" for row in chosen.tolist()]
         margin = max(map(len, labels))
-        first, last = str(self.columns[0]), str(self.columns[-1])
         lines = [f"slowdown by {self.row_name} and {self.column_name}, '{SHADES[-1]}' is {largest:.2f}:"]
-        lines += [
-            f"{label:>{margin}} |{''.join(SHADES[round(each)] for each in row)}|"
-            for label, row in zip(labels, level.tolist(), strict=True)
-        ]
-        ends = first if len(self.columns) == 1 else f"{first} … {last}"
-        lines.append(f"{'':{margin}}  {self.column_name} {ends}")
+        for label, row in zip(labels, level.tolist(), strict=True):
+            lines.append(f"{label:>{margin}} |{''.join(SHADES[round(each)] for each in row)}|")
+        ends = " … ".join(map(str, [self.columns[0], *self.columns[1:][-1:]]))
+        below = [f"{self.column_name} {ends}"]
         if width > 1:
-            lines.append(f"{'':{margin}}  one character is {width} {self.column_name}s")
+            below.append(f"one character is {width} {self.column_name}s")
         if len(chosen) < len(self.rows):
-            lines.append(
-                f"{'':{margin}}  {len(self.rows) - len(chosen)} less slow {self.row_name}s not shown"
-            )
-        return lines
+            below.append(f"{len(self.rows) - len(chosen)} less slow {self.row_name}s not shown")
+        return lines + [f"{'':{margin}}  {line}" for line in below]
 
 
 def rank_by_step(
@@ -68,10 +66,7 @@ def rank_by_step(
     by_dp_rank: Mapping[int, Mapping[int, float]],
     by_stage: Mapping[int, Mapping[int, float]],
 ) -> HeatMap:
-    """``workers``: rank → (data-parallel rank, stage); ``by_dp_rank``, ``by_stage``: step → part → slowdown.
-
-    A worker's slowdown is the smaller one of its data-parallel rank and its stage (equation 4 of the paper).
-    """
+    """``workers``: rank → (data-parallel rank, stage); the others: step → part → slowdown."""
     cells = [
         [min(by_dp_rank[step][dp_rank], by_stage[step][stage]) for step in steps]
         for dp_rank, stage in workers.values()
@@ -80,8 +75,7 @@ def rank_by_step(
 
 
 def stage_by_dp_rank(by_dp_rank: Mapping[int, float], by_stage: Mapping[int, float]) -> HeatMap:
-    """Each stage of each data-parallel rank over all steps, by the same equation; arguments: part →
-    slowdown."""
+    """Each stage of each data-parallel rank over all steps; arguments: part → slowdown."""
     stages, dp_ranks = sorted(by_stage), sorted(by_dp_rank)
     cells = [[min(by_dp_rank[dp_rank], by_stage[stage]) for dp_rank in dp_ranks] for stage in stages]
     return HeatMap("stage", "dp_rank", stages, dp_ranks, np.array(cells))

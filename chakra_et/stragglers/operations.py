@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 
 Typical = Literal["mean", "median"]
-
-
-@dataclass(frozen=True)
-class WhatIf:
-    """What each of N operations takes, and its delay (None: no delays); float64[N] in s."""
-
-    work_s: np.ndarray
-    delay_s: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -61,24 +53,21 @@ class JobOperations:
         return len(self.optype)
 
 
-class Job(Protocol):
+@dataclass(frozen=True)
+class Job:
     """A measured job that can be simulated with other durations.
 
     ``steps`` in ascending order; ``measured_s`` float64[steps]; ``notes``: what was assumed, one sentence
-    each.
+    each. ``step_s(work_s, delay_s)``: step times in s, float64[steps], where each operation takes so long
+    and is delayed by so much (None: not at all), float64[N] in s.
     """
 
     meta: JobMeta
+    operations: JobOperations
     steps: list[int]
     measured_s: np.ndarray
     notes: list[str]
-
-    @property
-    def operations(self) -> JobOperations: ...
-
-    def simulate(self, settings: Sequence[WhatIf]) -> list[np.ndarray]:
-        """Step times in s, float64[steps], of each setting."""
-        ...
+    step_s: Callable[[np.ndarray, np.ndarray | None], np.ndarray]
 
 
 def typical(operations: JobOperations, compute: Typical = "mean") -> np.ndarray:
@@ -94,14 +83,9 @@ def typical(operations: JobOperations, compute: Typical = "mean") -> np.ndarray:
     first = np.cumsum(count) - count
     median: np.ndarray = (ordered[first + (count - 1) // 2] + ordered[first + count // 2]) / 2
     mean = np.bincount(group, operations.work_s) / count
-    by_median = operations.by_median if compute == "mean" else np.ones(len(operations), dtype=bool)
+    by_median = operations.by_median | (compute == "median")
     times: np.ndarray = np.where(by_median, median[group], mean[group])
-    return np.where(operations.by_median, times, times * _balance(operations, times))
-
-
-def _balance(operations: JobOperations, times: np.ndarray) -> np.ndarray:
-    """By what the times of each operation's type and stage are multiplied so that the stages that have the
-    type spend as long on it; float64[N]."""
+    # So that the stages that have a type spend as long on it, per worker and step.
     stages = int(operations.stage.max()) + 1
     cell = operations.optype * stages + operations.stage
     size = len(operations.optypes) * stages
@@ -110,5 +94,4 @@ def _balance(operations: JobOperations, times: np.ndarray) -> np.ndarray:
     has = per_worker > 0
     even = per_worker.sum(axis=1) / np.maximum(has.sum(axis=1), 1)
     factor = np.divide(even[:, None], per_worker, out=np.ones_like(per_worker), where=has)
-    balance: np.ndarray = factor.ravel()[cell]
-    return balance
+    return np.where(operations.by_median, times, times * factor.ravel()[cell])

@@ -38,7 +38,7 @@ OPTYPES = (
 
 @dataclass(frozen=True)
 class PipelineTrace:
-    """The R rows of a trace: int64[R], but for ``start_s`` and ``duration_s``, float64[R] in s.
+    """The R rows of a trace: int64[R], but for ``start_s`` and ``end_s``, float64[R] in s.
 
     ``optype``: index into ``OPTYPES``.
     """
@@ -53,15 +53,7 @@ class PipelineTrace:
     mc: np.ndarray
     gmc: np.ndarray
     start_s: np.ndarray
-    duration_s: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.optype)
-
-    @property
-    def end_s(self) -> np.ndarray:
-        end_s: np.ndarray = self.start_s + self.duration_s
-        return end_s
+    end_s: np.ndarray
 
     def describe(self, row: int) -> str:
         """``forward-send 3 of step 23, dp_rank 1, stage 2``, for messages."""
@@ -99,19 +91,23 @@ def read_trace(path: Path) -> PipelineTrace:
         ) from None
     if not table.num_rows:
         raise TraceError(f"{path}: holds no operations: give the trace of at least one step")
-    columns = {name: _column(path, table, name) for name in (*INTEGERS, *TIMES)}
-    trace = PipelineTrace(
-        path=path,
-        optype=_optypes(path, table.column("optype")),
-        start_s=columns.pop("start_ts"),
-        duration_s=columns.pop("duration"),
-        **columns,
-    )
-    negative = np.flatnonzero(trace.duration_s < 0)
+    columns = {name: _column(path, table.column(name), name) for name in (*INTEGERS, *TIMES)}
+    names = _column(path, table.column("optype"), "optype")
+    place = {name: at for at, name in enumerate(OPTYPES)}
+    optype = np.array([place.get(name, -1) for name in names])
+    unknown = np.flatnonzero(optype < 0)
+    if len(unknown):
+        name = printable(repr(names[unknown[0]]))
+        raise TraceError(
+            f"{path}: optype {name} in row {unknown[0]} (from 0) is not known: use {', '.join(OPTYPES)}"
+        )
+    start, duration = columns.pop("start_ts"), columns.pop("duration")
+    trace = PipelineTrace(path, optype, **columns, start_s=start, end_s=start + duration)
+    negative = np.flatnonzero(duration < 0)
     if len(negative):
         raise TraceError(
-            f"{path}: {trace.describe(negative[0])} lasts {trace.duration_s[negative[0]]:g} s: durations "
-            "must be 0 or more"
+            f"{path}: {trace.describe(negative[0])} lasts {duration[negative[0]]:g} s: durations must be 0 "
+            "or more"
         )
     return trace
 
@@ -147,39 +143,20 @@ def read_meta(path: Path) -> JobMeta:
     return meta
 
 
-def _column(path: Path, table: Any, name: str) -> np.ndarray:
-    """A column without gaps, int64 or float64."""
+def _column(path: Path, column: Any, name: str) -> np.ndarray:
+    """A column as int64 or float64 without gaps, ``optype`` as text or None."""
     import pyarrow
 
-    column = table.column(name)
-    kind, word = (pyarrow.float64(), "number") if name in TIMES else (pyarrow.int64(), "integer")
+    is_text = name == "optype"
+    kind = pyarrow.string() if is_text else pyarrow.float64() if name in TIMES else pyarrow.int64()
+    word = "text" if is_text else "number" if name in TIMES else "integer"
     try:
         values: np.ndarray = column.cast(kind).to_numpy()
     except pyarrow.ArrowException:
         raise TraceError(
             f"{path}: column {name} holds {column.type}, not {word}s: write the trace anew"
         ) from None
-    gaps = np.flatnonzero(column.is_null().to_numpy() if column.null_count else ~np.isfinite(values))
-    if len(gaps):
-        raise TraceError(
-            f"{path}: column {name} has no {word} in row {gaps[0]} (from 0): write the trace anew"
-        )
+    if not is_text and not np.isfinite(values).all():  # integers with gaps come as floats
+        gap = int(np.argmin(np.isfinite(values)))
+        raise TraceError(f"{path}: column {name} has no {word} in row {gap} (from 0): write the trace anew")
     return values
-
-
-def _optypes(path: Path, column: Any) -> np.ndarray:
-    """Each row's index into ``OPTYPES``."""
-    coded = column.combine_chunks()
-    coded = coded if hasattr(coded, "dictionary") else coded.dictionary_encode()
-    names = coded.dictionary.to_pylist()
-    index = coded.indices.to_numpy(zero_copy_only=False)
-    place = {name: at for at, name in enumerate(OPTYPES)}
-    codes = np.array([place.get(name, -1) for name in names], dtype=np.int64)
-    if column.null_count or (codes[index] < 0).any():  # a gap's index is any number
-        row = int(np.flatnonzero(column.is_null().to_numpy() if column.null_count else codes[index] < 0)[0])
-        name = printable(repr(column[row].as_py()))
-        raise TraceError(
-            f"{path}: optype {name} in row {row} (from 0) is not known: use {', '.join(OPTYPES)}"
-        )
-    optype: np.ndarray = codes[index]
-    return optype

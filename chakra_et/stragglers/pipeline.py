@@ -5,15 +5,17 @@ They share one dependency graph, so each operation of it is an array of steps ×
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import partial, reduce
 
 import numpy as np
 
 from chakra_et.errors import TraceError
-from chakra_et.stragglers.dependencies import ACROSS_DP, Operation, PipelineEdges, find_dependencies
-from chakra_et.stragglers.operations import JobMeta, JobOperations, WhatIf
+from chakra_et.et.edges import topological_order
+from chakra_et.stragglers.dependencies import Dependencies
+from chakra_et.stragglers.operations import Job, JobMeta, JobOperations
 from chakra_et.stragglers.parquet import (
+    ALL_GATHER,
+    CLIP,
     COMPUTE,
     EMBEDDING,
     FORWARD,
@@ -21,6 +23,8 @@ from chakra_et.stragglers.parquet import (
     MESSAGES,
     OPTIMIZER,
     OPTYPES,
+    REDUCE_SCATTER,
+    SEPARATE_ALL_REDUCE,
     PipelineTrace,
 )
 
@@ -28,83 +32,46 @@ from chakra_et.stragglers.parquet import (
 # clocks that differ.
 WRONG_CLOCK_S = 1e-2
 BY_MEAN = (*COMPUTE.values(), GC, OPTIMIZER)
+# Communication of which the data-parallel ranks are peers.
+ACROSS_DP = (ALL_GATHER, REDUCE_SCATTER, SEPARATE_ALL_REDUCE, CLIP)
 # Layer norm's gradients are reduced by each worker's own kernel in these traces: no communication.
 COMMUNICATION = (*MESSAGES, *ACROSS_DP, EMBEDDING)
-
-
 FIRST_FORWARD, FIRST_RECV = OPTYPES.index(COMPUTE[FORWARD]), OPTYPES.index(f"{FORWARD}-recv")
 
-
-@dataclass(frozen=True)
-class _Event:
-    """Operations that end together, after the last of them has started; ``across_dp``: on all data-parallel
-    ranks."""
-
-    members: list[int]
-    across_dp: bool
+_Event = tuple[list[int], bool]
+"""Operations that end together, after the last of them has started; whether on all data-parallel ranks."""
 
 
-@dataclass
-class PipelineJob:
-    """A ``Job`` from a Parquet trace.
-
-    ``place`` int64[O, S, D]: the row of each of the O operations of the graph, in each step and data-parallel
-    rank. ``events``: in an order in which dependencies come first. ``last``: the operations that end the
-    step.
-    """
-
-    meta: JobMeta
-    operations: JobOperations
-    steps: list[int]
-    measured_s: np.ndarray
-    notes: list[str]
-    place: np.ndarray
-    before: list[list[int]]
-    events: list[_Event]
-    last: list[int]
-
-    def simulate(self, settings: Sequence[WhatIf]) -> list[np.ndarray]:
-        """Step times in s, float64[steps], of each setting; see ``Job``."""
-        return [self._step_times(setting) for setting in settings]
-
-    def _step_times(self, setting: WhatIf) -> np.ndarray:
-        work = setting.work_s[self.place]
-        delay = None if setting.delay_s is None else setting.delay_s[self.place]
-        end = np.zeros_like(work)
-        for event in self.events:
-            latest = self._start(event.members[0], end, delay)
-            for member in event.members[1:]:
-                latest = np.maximum(latest, self._start(member, end, delay))
-            if event.across_dp:
-                latest = latest.max(axis=1, keepdims=True)
-            for member in event.members:
-                np.add(latest, work[member], out=end[member])
-        times: np.ndarray = end[self.last].max(axis=(0, 2))
-        return times
-
-    def _start(self, operation: int, end: np.ndarray, delay: np.ndarray | None) -> np.ndarray:
-        """When the operation starts in each step and data-parallel rank, float64[S, D]."""
-        first, *others = self.before[operation] or [-1]
-        start = np.zeros(end.shape[1:]) if first < 0 else end[first]
-        for other in others:
-            start = np.maximum(start, end[other])
-        return start if delay is None else start + delay[operation]
-
-
-def pipeline_job(trace: PipelineTrace, meta: JobMeta) -> PipelineJob:
+def pipeline_job(trace: PipelineTrace, meta: JobMeta) -> Job:
     """The job of a trace.
 
     Raises ``TraceError`` where the trace and ``meta`` contradict each other, and where workers or steps
     differ in their operations.
     """
     notes = _check_layout(trace, meta)
-    found = find_dependencies(trace)
-    place = _place(trace, found.operations)
-    events = _in_order(trace, found)
+    found = Dependencies(trace)
+    place = _place(trace, found)
+    events = _events(found)
     start, end = trace.start_s[place], trace.end_s[place]
     began = start.min(axis=(0, 2))
-    optimizers = [each.index for each in found.operations if each.optype == OPTIMIZER]
-    launched = _rows(place, np.broadcast_to(np.array(found.launched)[:, None, None], place.shape))
+    # What each operation takes by itself: communication from the last peer's start on.
+    work = end - start
+    for members, across_dp in events:
+        if found.operations[members[0]].optype in COMMUNICATION:
+            transfer = end[members] - _latest(start[members], across_dp)
+            work[members] = np.where(transfer <= -WRONG_CLOCK_S, 0.0, transfer)
+    # From the end of an operation's dependencies, or the start of the step, to its own start.
+    delay = np.empty_like(start)
+    for operation, before in enumerate(found.before):
+        delay[operation] = start[operation] - (end[before].max(axis=0) if before else began[:, None])
+    delay[delay <= -WRONG_CLOCK_S] = 0
+    launched = np.array(found.launched)
+    work[~launched] = delay[~launched] = 0
+    of_row = np.empty(place.size, dtype=np.int64)  # the place of each row
+    of_row[place] = np.arange(place.size).reshape(place.shape)
+    optimizers = [each.number for each in found.operations if each.optype == OPTIMIZER]
+    ends_step = optimizers or list(range(len(found.operations)))
+    is_launched = np.repeat(launched, place[0].size)[of_row]
     operations = JobOperations(
         optypes=list(OPTYPES),
         optype=trace.optype,
@@ -112,24 +79,48 @@ def pipeline_job(trace: PipelineTrace, meta: JobMeta) -> PipelineJob:
         stage=trace.stage,
         rank=trace.rank,
         step=trace.step,
-        group=trace.optype + np.where(launched, 0, len(OPTYPES)),
+        group=trace.optype + np.where(is_launched, 0, len(OPTYPES)),
         by_median=~np.isin(trace.optype, [OPTYPES.index(name) for name in BY_MEAN]),
-        work_s=_rows(place, _work(found, events, start, end)),
-        delay_s=_rows(place, _delays(found, start, end, began)),
+        work_s=work.ravel()[of_row],
+        delay_s=delay.ravel()[of_row],
         is_first=(trace.seq_id == 0)
         & (trace.optype == np.where(trace.stage == 0, FIRST_FORWARD, FIRST_RECV)),
     )
-    return PipelineJob(
-        meta=meta,
-        operations=operations,
-        steps=np.unique(trace.step).tolist(),
-        measured_s=end.max(axis=(0, 2)) - began,
-        notes=notes,
-        place=place,
-        before=found.before,
-        events=events,
-        last=optimizers or [each.index for each in found.operations],
-    )
+    step_s = partial(_step_s, place, found.before, events, ends_step)
+    measured = end.max(axis=(0, 2)) - began
+    return Job(meta, operations, np.unique(trace.step).tolist(), measured, notes, step_s)
+
+
+def _step_s(
+    place: np.ndarray,
+    before: list[list[int]],
+    events: list[_Event],
+    ends_step: list[int],
+    work_s: np.ndarray,
+    delay_s: np.ndarray | None,
+) -> np.ndarray:
+    """``Job.step_s``. ``place`` int64[O, S, D]: the row of each of the O operations of the graph, in each
+    step and data-parallel rank; ``ends_step``: the operations that end a step."""
+    work = work_s[place]
+    delay = None if delay_s is None else delay_s[place]
+    end = np.zeros((len(place) + 1, *place.shape[1:]))  # the last one stays 0: the start of the step
+    for members, across_dp in events:
+        starts = []
+        for member in members:
+            start = reduce(np.maximum, [end[earlier] for earlier in before[member] or [-1]])
+            starts.append(start if delay is None else start + delay[member])
+        latest = reduce(np.maximum, starts)
+        if across_dp:
+            latest = latest.max(axis=1, keepdims=True)
+        for member in members:
+            np.add(latest, work[member], out=end[member])
+    times: np.ndarray = end[ends_step].max(axis=(0, 2))
+    return times
+
+
+def _latest(start: np.ndarray, across_dp: bool) -> np.ndarray:
+    latest: np.ndarray = start.max(axis=0)
+    return latest.max(axis=1, keepdims=True) if across_dp else latest
 
 
 def _check_layout(trace: PipelineTrace, meta: JobMeta) -> list[str]:
@@ -139,9 +130,10 @@ def _check_layout(trace: PipelineTrace, meta: JobMeta) -> list[str]:
     ):
         numbers = np.unique(column)
         if not np.array_equal(numbers, np.arange(size)):
+            few = ", ".join(map(str, numbers[:8])) + (", …" if len(numbers) > 8 else "")
             raise TraceError(
-                f"{trace.path}: {name} is {_few(numbers)} in the trace, but {field} of the job is {size}: "
-                "give the YAML file of this trace"
+                f"{trace.path}: {name} is {few} in the trace, but {field} of the job is {size}: give the "
+                "YAML file of this trace"
             )
     workers = np.unique(np.stack([trace.dp_rank, trace.stage, trace.rank]), axis=1)
     twice = np.flatnonzero((np.diff(workers[:2], axis=1) == 0).all(axis=0))
@@ -159,12 +151,8 @@ def _check_layout(trace: PipelineTrace, meta: JobMeta) -> list[str]:
     ]
 
 
-def _few(numbers: np.ndarray) -> str:
-    return ", ".join(map(str, numbers[:8])) + (", …" if len(numbers) > 8 else "")
-
-
-def _place(trace: PipelineTrace, operations: list[Operation]) -> np.ndarray:
-    """``PipelineJob.place``, where every step and data-parallel rank has each operation once."""
+def _place(trace: PipelineTrace, found: Dependencies) -> np.ndarray:
+    """The row of each operation in each step and data-parallel rank, which have each operation once."""
     key = np.stack([trace.optype, trace.stage, trace.seq_id, trace.step, trace.dp_rank])
     order = np.lexsort(key[::-1])
     steps, dp_ranks = np.unique(trace.step), np.unique(trace.dp_rank)
@@ -173,96 +161,43 @@ def _place(trace: PipelineTrace, operations: list[Operation]) -> np.ndarray:
         row = order[np.flatnonzero(same)[0]]
         raise TraceError(f"{trace.path}: {trace.describe(row)} is there twice: write the trace anew")
     # Of each step and data-parallel rank, in the order of type, stage and seq_id, the same operations.
-    first = np.array([each.row for each in operations])
-    first = first[np.lexsort(key[2::-1, first])]
-    wanted = np.repeat(key[:3, first], len(steps) * len(dp_ranks), axis=1)
-    when = np.tile(np.repeat(steps, len(dp_ranks)), len(first))
-    who = np.tile(dp_ranks, len(first) * len(steps))
-    expected = np.concatenate([wanted, [when], [who]])
-    length = min(len(order), expected.shape[1])
-    wrong = np.flatnonzero((key[:, order[:length]] != expected[:, :length]).any(axis=0))
-    if len(wrong) or len(order) != expected.shape[1]:
-        raise TraceError(_unequal(trace, key[:, order], expected))
-    place = np.empty((len(operations), len(steps), len(dp_ranks)), dtype=np.int64)
-    index = np.empty(len(trace), dtype=np.int64)
-    index[[each.row for each in operations]] = np.arange(len(operations))
-    place[index[first]] = order.reshape(len(operations), len(steps), len(dp_ranks))
+    first = np.array([each.row for each in found.operations])
+    by_type = np.lexsort(key[2::-1, first])
+    shape = len(first), len(steps), len(dp_ranks)
+    when_and_who = np.stack(np.meshgrid(steps, dp_ranks, indexing="ij")).reshape(2, -1)
+    wanted = np.repeat(key[:3, first[by_type]], when_and_who.shape[1], axis=1)
+    expected = np.concatenate([wanted, np.tile(when_and_who, len(first))])
+    if not np.array_equal(key[:, order], expected):
+        have, want = (set(map(tuple, each.T.tolist())) for each in (key, expected))
+        optype, stage, seq_id, step, dp_rank = min(have ^ want)
+        lacks = (optype, stage, seq_id, step, dp_rank) in want
+        raise TraceError(
+            f"{trace.path}: {OPTYPES[optype]} {seq_id} of step {step}, dp_rank {dp_rank}, stage {stage} "
+            f"{'is missing' if lacks else 'has no peers'}: all steps and data-parallel ranks need the "
+            "operations of the first"
+        )
+    place = np.empty(shape, dtype=np.int64)
+    place[by_type] = order.reshape(shape)
     return place
 
 
-def _unequal(trace: PipelineTrace, found: np.ndarray, expected: np.ndarray) -> str:
-    """The error for the first operation that one step or data-parallel rank has and another lacks."""
-    have, want = set(map(tuple, found.T.tolist())), set(map(tuple, expected.T.tolist()))
-    optype, stage, seq_id, step, dp_rank = min(have ^ want)
-    lacks = (optype, stage, seq_id, step, dp_rank) in want
-    return (
-        f"{trace.path}: {OPTYPES[optype]} {seq_id} of step {step}, dp_rank {dp_rank}, stage {stage} "
-        f"{'is missing' if lacks else 'has no peers'}: all steps and data-parallel ranks need the operations "
-        "of the first"
-    )
-
-
-def _in_order(trace: PipelineTrace, found: PipelineEdges) -> list[_Event]:
+def _events(found: Dependencies) -> list[_Event]:
     """The events in an order in which dependencies come first."""
-    together = found.peers + [[index] for index in _alone(found)]
+    paired = {index for members in found.peers for index in members}
+    together = found.peers + [[index] for index in range(len(found.operations)) if index not in paired]
     event_of = {member: number for number, members in enumerate(together) for member in members}
-    after: list[list[int]] = [[] for _ in together]
-    waiting = [0] * len(together)
-    for operation, before in enumerate(found.before):
-        for earlier in before:
-            after[event_of[earlier]].append(event_of[operation])
-            waiting[event_of[operation]] += 1
-    order = [number for number, count in enumerate(waiting) if not count]
-    for number in order:  # grows
-        for later in after[number]:
-            waiting[later] -= 1
-            if not waiting[later]:
-                order.append(later)
+    edges = [
+        (event_of[earlier], event_of[operation])
+        for operation, before in enumerate(found.before)
+        for earlier in before
+    ]
+    source, target = np.array(edges).T
+    order = topological_order(len(together), source, target)
     if len(order) < len(together):
-        stuck = next(number for number, count in enumerate(waiting) if count)
+        stuck = min(set(range(len(together))) - set(order))
         row = found.operations[together[stuck][0]].row
         raise TraceError(
-            f"{trace.path}: {trace.describe(row)} waits for itself: its dependencies contradict the order of "
-            "starts, write the trace anew"
+            f"{found.trace.path}: {found.trace.describe(row)} waits for itself: its dependencies contradict "
+            "the order of starts, write the trace anew"
         )
-    return [
-        _Event(together[number], found.operations[together[number][0]].optype in ACROSS_DP)
-        for number in order
-    ]
-
-
-def _alone(found: PipelineEdges) -> list[int]:
-    paired = {index for together in found.peers for index in together}
-    return [each.index for each in found.operations if each.index not in paired]
-
-
-def _work(found: PipelineEdges, events: list[_Event], start: np.ndarray, end: np.ndarray) -> np.ndarray:
-    """What each operation takes by itself, float64[O, S, D]: communication from the last peer's start on."""
-    work: np.ndarray = end - start
-    for event in events:
-        if found.operations[event.members[0]].optype in COMMUNICATION:
-            latest = start[event.members].max(axis=0)
-            if event.across_dp:
-                latest = latest.max(axis=1, keepdims=True)
-            transfer = end[event.members] - latest
-            work[event.members] = np.where(transfer <= -WRONG_CLOCK_S, 0.0, transfer)
-    work[~np.array(found.launched)] = 0
-    return work
-
-
-def _delays(found: PipelineEdges, start: np.ndarray, end: np.ndarray, began: np.ndarray) -> np.ndarray:
-    """From the end of an operation's dependencies, or the start of the step, to its own start; float64[O, S,
-    D]."""
-    delay = np.empty_like(start)
-    for operation, before in enumerate(found.before):
-        delay[operation] = start[operation] - (end[before].max(axis=0) if before else began[:, None])
-    delay[~np.array(found.launched)] = 0
-    launch: np.ndarray = np.where(delay <= -WRONG_CLOCK_S, 0.0, delay)
-    return launch
-
-
-def _rows(place: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Values of shape ``place`` in the order of the trace's rows."""
-    rows = np.empty(place.size, dtype=values.dtype)
-    rows[place] = values
-    return rows
+    return [(together[number], found.operations[together[number][0]].optype in ACROSS_DP) for number in order]

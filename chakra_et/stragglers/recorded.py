@@ -2,74 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
-from chakra_et.et.columns import ExecutionTrace
 from chakra_et.et.sets import RankSet
-from chakra_et.job.axes import stages_of
+from chakra_et.job.axes import dp_ranks_of, stages_of
 from chakra_et.names import run_at
-from chakra_et.simulate.joint import ReplayGraph, build_graph
-from chakra_et.simulate.longest_path import Schedule, make_schedule
-from chakra_et.simulate.matching import Matching, match
-from chakra_et.simulate.timing import Timing, timing
-from chakra_et.stragglers.operations import JobMeta, JobOperations, WhatIf
-from chakra_et.stragglers.stretches import find_stretches
-from chakra_et.stragglers.table import NS, Table, make_table
+from chakra_et.simulate.joint import ReplayGraph
+from chakra_et.simulate.longest_path import make_schedule
+from chakra_et.simulate.matching import Matching
+from chakra_et.simulate.timing import Timing, join
+from chakra_et.stragglers.operations import Job, JobMeta, JobOperations
+from chakra_et.stragglers.stretches import Stretches, find_stretches
 
+NS = 1e-9
 # Ranks that begin further apart than this are reported.
 LATE_S = 1e-3
 
 
-@dataclass
-class RecordedJob:
-    """A ``Job`` from .et files. ``step_of_node`` int64[N]: index into ``steps``."""
-
-    meta: JobMeta
-    steps: list[int]
-    measured_s: np.ndarray
-    notes: list[str]
-    graph: ReplayGraph
-    schedule: Schedule
-    step_of_node: np.ndarray
-    table: Table
-
-    @property
-    def operations(self) -> JobOperations:
-        return self.table.operations
-
-    def simulate(self, settings: Sequence[WhatIf]) -> list[np.ndarray]:
-        """Step times in s, float64[steps], of each setting; see ``Job``."""
-        return [self._step_times(setting) for setting in settings]
-
-    def _step_times(self, setting: WhatIf) -> np.ndarray:
-        """The delays of a rank's operations hold up its beginning."""
-        own = self.table.durations(self.graph.own_ns, setting.work_s / NS)
-        release = np.zeros(len(self.graph.traces))
-        if setting.delay_s is not None:
-            np.add.at(release, self.table.trace, setting.delay_s)
-        release_ns = np.rint(release / NS).astype(np.int64)[self.graph.trace_of]
-        _, end = self.schedule.run(own, own, release_ns)
-        return _step_times(end, self.step_of_node, len(self.steps), 0)
-
-
-def recorded_job(run: RankSet) -> RecordedJob:
+def recorded_job(run: RankSet) -> Job:
     """The job of a run's files.
 
     Raises ``TraceError`` for files that can't be replayed together.
     """
-    traces, ranks = _read(run)
-    graph = build_graph(traces, ranks)
-    matching = match(graph, run.comm_groups() or {})
-    job = job_of(run.name, graph, matching, timing(graph, matching))
+    ranks = [rank for rank in run.files if rank is not None]
+    if len(ranks) < 2:
+        raise TraceError(
+            f"{run.name}: one rank has no others to compare it with: give the NAME of a run with NAME.0.et, "
+            "NAME.1.et, …"
+        )
+    traces = [et_file.read(path) for path in run.files.values()]
+    job = job_of(run.name, *join(traces, ranks, run.comm_groups()))
     return replace(job, notes=run.notes + job.notes)
 
 
-def job_of(name: str, graph: ReplayGraph, matching: Matching, times: Timing) -> RecordedJob:
+def job_of(name: str, graph: ReplayGraph, matching: Matching, times: Timing) -> Job:
     """The job of traces that are already joined; ``name``: the run, or its path.
 
     Raises ``TraceError`` for ranks without common communication and for those that recorded different steps.
@@ -82,51 +52,176 @@ def job_of(name: str, graph: ReplayGraph, matching: Matching, times: Timing) -> 
     schedule = make_schedule(graph, matching)
     found = find_stretches(name, graph)
     stages = stages_of(graph.traces, graph.ranks)
-    table = make_table(graph, found, matching, times, stages)
+    table = _make_table(graph, found, matching, times, stages)
+    operations, notes = table.operations, matching.notes + times.notes + table.notes
+
+    def step_s(work_s: np.ndarray, delay_s: np.ndarray | None) -> np.ndarray:
+        """The delays of a rank's operations hold up its beginning."""
+        own = table.durations(graph.own_ns, work_s / NS)
+        release = np.zeros(len(graph.traces))
+        if delay_s is not None:
+            np.add.at(release, table.trace, delay_s)
+        _, end = schedule.run(own, own, np.rint(release / NS).astype(np.int64)[graph.trace_of])
+        return _step_times(end, found, 0)
+
     apart_s = max(times.release_ns) * NS
-    step_s = None
-    if graph.local_start_ns is not None and graph.clock_ns is not None:
-        starts = graph.local_start_ns + graph.clock_ns[graph.trace_of]
-        step_s = _step_times(starts + graph.duration_ns, found.step, len(found.steps), int(starts.min()))
-    job = RecordedJob(
-        meta=JobMeta(
-            trial_name=run_at(name).name,
-            dp_size=int(table.operations.dp_rank.max()) + 1,
-            pp_size=len(set(stages.values())),
-            world_size=len(graph.ranks),
-        ),
-        steps=found.steps,
-        measured_s=np.empty(0),
-        notes=matching.notes + times.notes + table.notes,
-        graph=graph,
-        schedule=schedule,
-        step_of_node=found.step,
-        table=table,
-    )
     if apart_s > LATE_S:
-        job.notes.append(
+        notes.append(
             f"the ranks' traces begin up to {apart_s * 1e3:.1f} ms apart, which counts as a delay "
             "before the first step"
         )
-    if step_s is None:
-        job.notes.append("the files hold no start times on one clock: step_t_base is simulated")
-        (step_s,) = job.simulate([WhatIf(job.operations.work_s, job.operations.delay_s)])
-    return replace(job, measured_s=step_s)
+    if graph.local_start_ns is not None and graph.clock_ns is not None:
+        starts = graph.local_start_ns + graph.clock_ns[graph.trace_of]
+        measured_s = _step_times(starts + graph.duration_ns, found, int(starts.min()))
+    else:
+        notes.append("the files hold no start times on one clock: step_t_base is simulated")
+        measured_s = step_s(operations.work_s, operations.delay_s)
+    meta = JobMeta(
+        trial_name=run_at(name).name,
+        dp_size=int(operations.dp_rank.max()) + 1,
+        pp_size=len(set(stages.values())),
+        world_size=len(graph.ranks),
+    )
+    return Job(meta, operations, found.steps, measured_s, notes, step_s)
 
 
-def _read(run: RankSet) -> tuple[list[ExecutionTrace], list[int]]:
-    ranks = [rank for rank in run.files if rank is not None]
-    if len(ranks) < 2:
-        raise TraceError(
-            f"{run.name}: one rank has no others to compare it with: give the NAME of a run with NAME.0.et, "
-            "NAME.1.et, …"
-        )
-    traces = [et_file.read(path) for path in run.files.values()]
-    return traces, ranks
-
-
-def _step_times(ends_ns: np.ndarray, step_of_node: np.ndarray, steps: int, began_ns: int) -> np.ndarray:
+def _step_times(ends_ns: np.ndarray, found: Stretches, began_ns: int) -> np.ndarray:
     """From the end of the step before, on all ranks, to the end of the step; float64[steps] in s."""
-    last = np.full(steps, began_ns, dtype=np.int64)
-    np.maximum.at(last, step_of_node, ends_ns)
+    last = np.full(len(found.steps), began_ns, dtype=np.int64)
+    np.maximum.at(last, found.step, ends_ns)
     return np.diff(np.maximum.accumulate(last), prepend=began_ns) * NS
+
+
+@dataclass(frozen=True)
+class _Table:
+    """The M operations, and how they and the N nodes belong together; arrays are int64.
+
+    A stretch is what one rank's host, or device, computes between two communications. ``stretch_of_node``
+    [N]: -1 for communication. ``stretch`` [M]: -1 for communication and for stretches that only other ranks
+    have. ``node`` [M]: of communication, else -1. ``trace`` [M]: index of the rank.
+    """
+
+    operations: JobOperations
+    stretch_of_node: np.ndarray
+    stretch: np.ndarray
+    node: np.ndarray
+    trace: np.ndarray
+    notes: list[str]
+
+    def durations(self, own_ns: np.ndarray, work_ns: np.ndarray) -> np.ndarray:
+        """The nodes' ``own_ns``, int64[N], with these times for the operations, float64[M].
+
+        All nodes of a stretch grow in proportion, as a rank may have no node of a type that others have.
+        """
+        own = own_ns.astype(np.float64)
+        inside, computes = self.stretch_of_node >= 0, self.stretch >= 0
+        count = int(self.stretch_of_node.max(initial=-1)) + 1
+        recorded = np.bincount(self.stretch_of_node[inside], own[inside], count)
+        wanted = np.bincount(self.stretch[computes], work_ns[computes], count)
+        factor = np.divide(wanted, recorded, out=np.ones(count), where=recorded > 0)
+        own[inside] *= factor[self.stretch_of_node[inside]]
+        communicates = self.node >= 0
+        own[self.node[communicates]] = work_ns[communicates]
+        return np.rint(own).astype(np.int64)
+
+
+def _make_table(
+    graph: ReplayGraph, found: Stretches, matching: Matching, times: Timing, stages: dict[int, int]
+) -> _Table:
+    """``stages``: rank → its stage. Ranks of one stage whose steps communicate alike do the same work."""
+    steps, types = len(found.steps), len(found.optypes)
+    cell = graph.trace_of * steps + found.step
+    kind_of_cell = _kinds_of_cells(graph, found, cell, stages)
+    stretch_in_cell = found.ordinal * 2 + found.on_host
+    stretches = int(stretch_in_cell.max()) + 1
+    place = stretch_in_cell * types + found.optype
+    places = int(place.max()) + 1
+    group = kind_of_cell[cell] * places + place
+    nodes, comm = np.flatnonzero(~found.communicates), np.flatnonzero(found.communicates)
+
+    groups, group_of_node = np.unique(group[nodes], return_inverse=True)
+    row_group, row_cell, row_of_node = _rows(kind_of_cell, groups // places, group_of_node, cell[nodes])
+    row_place = groups[row_group] % places
+    work = np.bincount(row_of_node, graph.own_ns[nodes], len(row_group))
+    _, comm_group = np.unique(group[comm], return_inverse=True)
+    transfer = np.where(matching.operation >= 0, times.lasting_ns(graph, matching), graph.own_ns)
+
+    stretch_of_node = np.full(len(graph), -1, dtype=np.int64)
+    known, stretch_of_node[nodes] = np.unique(
+        (cell * stretches + stretch_in_cell)[nodes], return_inverse=True
+    )
+    wanted = row_cell * stretches + row_place // types
+    stretch = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
+    stretch = np.where(known[stretch] == wanted, stretch, -1)
+
+    all_cells = np.concatenate([row_cell, cell[comm]])
+    trace = all_cells // steps
+    _, first = np.unique(trace, return_index=True)
+    is_first, delay = np.zeros(len(trace), bool), np.zeros(len(trace))
+    is_first[first], delay[first] = True, np.array(times.release_ns) * NS
+    dp_rank = dp_ranks_of(stages)
+    operations = JobOperations(
+        optypes=found.optypes,
+        optype=np.concatenate([row_place % types, found.optype[comm]]),
+        dp_rank=np.array([dp_rank[each] for each in graph.ranks])[trace],
+        stage=np.array([stages[each] for each in graph.ranks])[trace],
+        rank=np.array(graph.ranks)[trace],
+        step=np.array(found.steps)[all_cells % steps],
+        group=np.concatenate([row_group, len(groups) + comm_group]),
+        by_median=np.arange(len(trace)) >= len(row_group),
+        work_s=np.concatenate([work, transfer[comm]]) * NS,
+        delay_s=delay,
+        is_first=is_first,
+    )
+    kinds = np.unique(np.stack([kind_of_cell, np.arange(len(kind_of_cell)) // steps]), axis=1)
+    shared = np.unique(kinds[1, np.bincount(kinds[0])[kinds[0]] > 1])
+    counts = {
+        "ranks whose work no other rank does, compared only with their own other steps": len(graph.ranks)
+        - len(shared),
+        "operations of other ranks for which a rank has no node, left out of its ideal": int(
+            (stretch < 0).sum()
+        ),
+    }
+    nothing = np.full(len(comm), -1, dtype=np.int64)
+    return _Table(
+        operations=operations,
+        stretch_of_node=stretch_of_node,
+        stretch=np.concatenate([stretch, nothing]),
+        node=np.concatenate([np.full(len(row_group), -1, dtype=np.int64), comm]),
+        trace=trace,
+        notes=[f"{what}: {count}" for what, count in counts.items() if count],
+    )
+
+
+def _kinds_of_cells(
+    graph: ReplayGraph, found: Stretches, cell: np.ndarray, stages: dict[int, int]
+) -> np.ndarray:
+    """One number for the cells, (rank, step), that do the same work: of one stage, with the same
+    communication."""
+    comm = np.flatnonzero(found.communicates)
+    comm = comm[np.lexsort((found.ordinal[comm], cell[comm]))]
+    cells = len(graph.traces) * len(found.steps)
+    sequences = np.split(found.optype[comm], np.searchsorted(cell[comm], np.arange(1, cells)))
+    numbers: dict[tuple[int, bytes], int] = {}
+    kinds = []
+    for at, sequence in enumerate(sequences):
+        key = stages[graph.ranks[at // len(found.steps)]], sequence.tobytes()
+        kinds.append(numbers.setdefault(key, len(numbers)))
+    return np.array(kinds, dtype=np.int64)
+
+
+def _rows(
+    kind_of_cell: np.ndarray, group_kind: np.ndarray, group_of_node: np.ndarray, cell_of_node: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """One row for each group and cell of its kind, also where the cell has no node: group and cell of each
+    row, and the row of each node."""
+    cells = np.argsort(kind_of_cell, kind="stable")
+    count = np.bincount(kind_of_cell)
+    first = np.cumsum(count) - count
+    member = np.empty(len(cells), dtype=np.int64)
+    member[cells] = np.arange(len(cells)) - first[kind_of_cell[cells]]
+    rows = count[group_kind]
+    offset = np.cumsum(rows) - rows
+    group = np.repeat(np.arange(len(group_kind)), rows)
+    cell = cells[first[group_kind[group]] + np.arange(len(group)) - offset[group]]
+    return group, cell, offset[group_of_node] + member[cell_of_node]

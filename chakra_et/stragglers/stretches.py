@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from chakra_et.errors import TraceError
-from chakra_et.et.columns import CollectiveType, NodeType, Strings
+from chakra_et.et.columns import CollectiveType, NodeType
+from chakra_et.et.node_attributes import texts
 from chakra_et.simulate.joint import ReplayGraph
 from chakra_et.simulate.measured_steps import step_rows
 from chakra_et.simulate.time_by_kind import KINDS, node_kinds
@@ -98,14 +99,10 @@ def _optypes(graph: ReplayGraph) -> tuple[list[str], np.ndarray]:
     phases = [""]
     columns = []
     for trace in graph.traces:
-        phase = np.zeros(len(trace), dtype=np.int64)
-        attribute = trace.attributes.get("phase")
-        if attribute is not None and isinstance(attribute.values, Strings):
-            known = [text.decode("utf-8", "replace") for text in attribute.values.table]
-            phases += [each for each in known if each not in phases]
-            codes = np.array([phases.index(each) for each in known], dtype=np.int64)
-            phase[attribute.rows] = codes[attribute.values.index]
-        columns.append(phase * len(KINDS) + node_kinds(trace))
+        known, index = texts(trace, "phase")
+        phases += [each for each in known if each not in phases]
+        codes = np.array([*map(phases.index, known), 0])  # the last for nodes of none
+        columns.append(codes[index] * len(KINDS) + node_kinds(trace))
     code = graph.gather(columns)
     names = [f"{phase}-{kind}".lstrip("-") for phase in phases for kind in KINDS]
     collective = graph.attribute("comm_type", -1)

@@ -19,7 +19,7 @@ from chakra_et.et.sets import find_rank_sets
 from chakra_et.predict.predict import predict
 from chakra_et.ranks.contract import contract
 from chakra_et.simulate.run import Run, load_run, make_run
-from chakra_et.stragglers.load import find_stragglers
+from chakra_et.stragglers.analyse import find_stragglers
 from chakra_et.transform.changes import Change
 from chakra_et.transform.durations import RankAs
 from chakra_et.transform.network import Network

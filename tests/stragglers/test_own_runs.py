@@ -11,8 +11,7 @@ import pytest
 from chakra_et.__main__ import main
 from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
-from chakra_et.stragglers.analyse import Stragglers, analyse
-from chakra_et.stragglers.load import find_stragglers, read_job
+from chakra_et.stragglers.analyse import Stragglers, analyse, find_stragglers, read_job
 from tests.simulate.replay_traces import cpu, make_trace, recv, send
 from tests.stragglers.gpu_job import FIRST_STEP, step_s, write_job
 

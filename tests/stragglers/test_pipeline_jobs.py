@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from chakra_et.stragglers.load import find_stragglers
+from chakra_et.stragglers.analyse import find_stragglers
 from tests.shared import shared_path
 from tests.stragglers.made_job import Key, Made, make_job
 

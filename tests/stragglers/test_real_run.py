@@ -11,7 +11,7 @@ from statistics import median
 import pytest
 
 from chakra_et.__main__ import main
-from chakra_et.stragglers.load import find_stragglers
+from chakra_et.stragglers.analyse import find_stragglers
 
 DELAY_S = 0.3
 
