@@ -6,9 +6,9 @@
     python benchmarks/recipe_accuracy.py --rows           (every run)
     python benchmarks/recipe_accuracy.py --fit            (fits the constants to all rows and ships them)
 
-The rows are those of training_runs.csv and mpt_fsdp.csv in the folder. Rows that can't be expressed are
-counted with their reasons. "Since 26": without Megatron-Bridge's releases before 26, whose MoE kernels and
-dispatch differ, and without runs that drop tokens.
+The rows are those of training_runs.csv, mpt_fsdp.csv and neusight_steps.csv in the folder. Rows that can't be
+expressed are counted with their reasons. "Since 26": without Megatron-Bridge's releases before 26, whose MoE
+kernels and dispatch differ, and without runs that drop tokens.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from fasop.exact.recipes import PRIORS, Recipe
 from fasop.inputs.training_runs import Run, expressible, read_runs, refused
 
 GIVEN = ROOT.parent / "shared" / "data" / "truth"
-FILES = ("training_runs.csv", "mpt_fsdp.csv")
+FILES = ("training_runs.csv", "mpt_fsdp.csv", "neusight_steps.csv")
 Pairs = list[tuple[Run, Recipe]]
 
 
@@ -124,7 +124,7 @@ def judge(truth: Path, every: bool = False, refit: bool = False) -> int:
         print(f"(of the fit itself: {np.abs(shipped).mean():.1%}, {len(recipes.published())} constants)")
     guessed, assumed = sum(bool(one.guessed) for one in steps), sum(bool(run.assumed) for run in runs)
     print(f"{guessed} rows with a constant that no run has set, {assumed} with assumptions")
-    stated = [run for run in runs if run.row.get("tp", "1")]
+    stated = [run for run in runs if run.row.get("tp", "1") and run.row.get("mode") != "inf"]
     print(f"expressed: {len(pairs)} of {len(stated)} rows with a stated layout; refused of all {len(runs)}:")
     for reason, count in refused(runs).most_common():
         print(f"  {count} × {reason}")

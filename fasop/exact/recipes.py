@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,9 +28,11 @@ from fasop.exact.computed_times import SETS, UPDATE_BYTES
 from fasop.exact.kernels import Kernel, Matmul, Moved, latent_products, unit_work
 from fasop.exact.memory import parameters
 from fasop.inputs.models import Model
+from fasop.plans.options import Attention
 
 Precision = Literal["fp32", "bf16", "fp8", "fp8 rows", "mxfp8", "nvfp4"]
-Software = Literal["megatron", "mlperf", "torchtitan", "mpt"]
+Software = Literal["megatron", "mlperf", "torchtitan", "mpt", "eager"]
+Passes = Literal["step", "forward and backward", "backward"]
 Again = Literal["all", "operators", "experts", "latent", "elementwise"]
 
 FILE = Path(__file__).parents[1] / "data" / "recipes.json"
@@ -54,6 +57,7 @@ class Recipe:
     gathers: times that these are gathered per micro-batch; adapters: only LoRA's are trained; again: what the
     backward pass computes again; graph: the whole step is one CUDA graph; overlaps: what communication runs
     beside computation that otherwise wouldn't (tensor, tokens); mtp: modules that predict further tokens;
+    passes: what is timed; fused_attention: no scores are stored;
     fast_dispatch: tokens go to experts by kernels made for it (DeepEP, HybridEP).
     """
 
@@ -76,6 +80,8 @@ class Recipe:
     overlaps: frozenset[str] = frozenset()
     fast_dispatch: bool = False
     mtp: int = 0
+    passes: Passes = "step"
+    fused_attention: bool = True
 
     def __post_init__(self) -> None:
         sets = self.tp * self.pp * self.cp
@@ -133,12 +139,19 @@ def constants_of(recipe: Recipe) -> dict[str, str]:
     family = "AMD" if gpu.vendor == "amd" else "before FP8" if "8 bit" not in gpu.peaks else "Hopper"
     if gpu.peaks.get("8 bit", 0) > 4e15:
         family = "Blackwell"
-    software = "mpt" if eager else "compiled" if recipe.software == "torchtitan" else "fused"
+    number_of = ", fp32" * (number == "fp32")
+    software = (
+        recipe.software
+        if recipe.software in ("mpt", "eager")
+        else "compiled"
+        if recipe.software == "torchtitan"
+        else "fused"
+    )
     kind = {"fp8 rows": ", by rows", "mxfp8": ", by blocks", "nvfp4": ", 4 bit"}.get(number, "")
     of_experts = "16 bit" if number in ("bf16", "fp32") else "8 bit"
     dispatch = "fast" if recipe.fast_dispatch else "plain"
     named = {
-        "products": f"{family}{', mpt' * eager}",
+        "products": f"{family}{', mpt' * eager}{number_of}",
         "products8": f"{family}{kind}{', mpt' * eager}",
         "experts": of_experts,
         "attention": f"{family}{', mpt' * eager}",
@@ -183,8 +196,10 @@ def parts(recipe: Recipe) -> dict[str, float]:
     width = 4 if recipe.precision == "fp32" else 2
     layers, heads = model.layers + recipe.mtp, 1 + recipe.mtp
     of_rank = replace(model, seq=model.seq // recipe.cp)
-    layer = unit_work(of_rank, "T", tp, recipe.mbs, "flash", tp > 1, recipe.ep)
-    head = unit_work(of_rank, "P", tp, recipe.mbs, "flash", tp > 1)
+    scores: Attention = "flash" if recipe.fused_attention else "unfused"
+    layer = unit_work(of_rank, "T", tp, recipe.mbs, scores, tp > 1, recipe.ep)
+    head = unit_work(of_rank, "P", tp, recipe.mbs, scores, tp > 1)
+    ahead = float(recipe.passes != "backward")
     tokens = recipe.mbs * of_rank.seq
 
     def products(kernels: Sequence[Kernel], number: str, experts: bool) -> float:
@@ -196,22 +211,23 @@ def parts(recipe: Recipe) -> dict[str, float]:
 
     repeated = 1.0 if "all" in again else 0.5 if "operators" in again else 0.0
     number = "8 bit alone" if narrow else sixteen
-    dense = products(layer.forward, number, False) * (1 + repeated) + products(layer.backward, number, False)
+    dense = products(layer.forward, number, False) * (ahead + repeated)
+    dense += products(layer.backward, number, False)
     if "latent" in again:
         dense += products(latent_products(model, tp, tokens)[1:3], number, False)
     more = max(repeated, float("experts" in again))
-    routed = products(layer.forward, number, True) * (1 + more) + products(layer.backward, number, True)
-    moved = sum(k.numbers for k in (*layer.forward, *layer.backward) if isinstance(k, Moved))
+    routed = products(layer.forward, number, True) * (ahead + more) + products(layer.backward, number, True)
     once_more = 1.0 if repeated else 0.5 if "elementwise" in again else 0.0
-    moved += once_more * sum(k.numbers for k in layer.forward if isinstance(k, Moved))
-    at_head = sum(k.numbers for k in (*head.forward, *head.backward) if isinstance(k, Moved))
+    moved = _numbers(layer.forward) * (ahead + once_more) + _numbers(layer.backward)
+    at_head = _numbers(head.forward) * ahead + _numbers(head.backward)
     operands = [k for k in (*layer.forward, *layer.backward) if isinstance(k, Matmul)]
     cast = sum(k.copies * k.m * k.k for k in operands) * narrow * _CAST_BYTES
 
-    link = networks.gpu(recipe.gpu)
+    none = networks.Gpu(recipe.gpu, "", math.inf, 0, gpu.memory, 0, "")
+    link = networks.gpu(recipe.gpu) if recipe.gpus > 1 else none
     layer_bytes = tokens * model.hidden * width
     summed = (2 * layer_bytes * (tp - 1) / tp / link.bandwidth + 4 * _HOP) * (4.5 + 2 * ("all" in again))
-    attention = _attention(recipe, sixteen) * layers
+    attention = _attention(recipe) * layers if recipe.fused_attention else 0.0
     of = {
         "products": 0.0 if narrow else dense * layers,
         "products8": dense * layers if narrow else 0.0,
@@ -220,7 +236,8 @@ def parts(recipe: Recipe) -> dict[str, float]:
         "windows": attention if model.window else 0.0,
         "memory": (moved * layers + at_head * heads) * width / gpu.memory,
         "casts": cast * layers / gpu.memory,
-        "head": (products(head.forward, sixteen, False) + products(head.backward, sixteen, False)) * heads,
+        "head": (products(head.forward, sixteen, False) * ahead + products(head.backward, sixteen, False))
+        * heads,
         "tensor": summed * layers if tp > 1 else 0.0,
         "tokens": _exchange(recipe, layer_bytes, link) * layers,
         "host": float(layers) if not model.experts and not recipe.graph else 0.0,
@@ -232,7 +249,11 @@ def parts(recipe: Recipe) -> dict[str, float]:
     return of | _once(recipe, gpu.memory, link)
 
 
-def _attention(recipe: Recipe, number: str) -> float:
+def _numbers(kernels: Sequence[Kernel]) -> float:
+    return sum(k.numbers for k in kernels if isinstance(k, Moved))
+
+
+def _attention(recipe: Recipe) -> float:
     """Seconds of a layer's attention, forward and backward."""
     model = recipe.model
     heads, shared = max(model.heads // recipe.tp, 1), max((model.kv_heads or model.heads) // recipe.tp, 1)
@@ -271,13 +292,16 @@ def _once(recipe: Recipe, memory: float, link: networks.Gpu) -> dict[str, float]
         )
     part = (ranks - 1) / ranks / rate
     of = {"shards": 0.0, "reduction": 0.0, "optimizer": 0.0}
+    if recipe.passes != "step":
+        return of
+    full = recipe.precision == "fp32"
     if recipe.shards:
         exchanged = 2.0 * recipe.gathers + 2.0 * (not recipe.adapters)
         of["shards"] = dense * exchanged * part * (recipe.micro_batches if recipe.software == "mpt" else 1)
     if not recipe.adapters:
         beside = max(copies * recipe.tp // recipe.ep, 1)
         own = dense / ranks + float(of_experts) / beside
-        of["optimizer"] = own * UPDATE_BYTES["mixed"] / memory
-        if not recipe.shards:
-            of["reduction"] = dense * 6 * part
+        of["optimizer"] = own * UPDATE_BYTES["fp32" if full else "mixed"] / memory
+        if not recipe.shards:  # parameters gathered and gradients reduced, or all-reduced in fp32
+            of["reduction"] = dense * (8 if full else 6) * part
     return of

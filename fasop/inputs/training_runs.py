@@ -1,8 +1,9 @@
 """Published training runs: tables whose rows say how a model was trained, and how fast.
 
-A file has the columns of ``training_runs.csv`` (Megatron-Bridge, MLPerf, torchtitan) or of MPT's own table.
-What a row leaves open is taken as its framework's default and noted; a row that can't be expressed is a
-``PlanError`` with the reason.
+A file has the columns of ``training_runs.csv`` (Megatron-Bridge, MLPerf, torchtitan), of MPT's own table, or
+of NeuSight's steps (``neusight_steps.csv``: backward passes of one GPU, whole steps of four). What a row
+leaves open is taken as its framework's default and noted; a row that can't be expressed is a ``PlanError``
+with the reason.
 """
 
 from __future__ import annotations
@@ -39,6 +40,11 @@ _MPT = {
     **{"3b": (2560, 32, 20), "7b": (4096, 32, 32), "13b": (5120, 40, 40), "30b": (7168, 48, 56)},
     "70b": (8192, 80, 64),
 }
+# Hidden size, layers, heads and vocabulary (NeuSight, scripts/asplos/data/DLmodel_configs).
+_STEPS = {
+    **{"bert_large": (1024, 24, 16, 30522), "gpt2_large": (1280, 36, 20, 50257)},
+    **{"gpt3_xl": (3072, 24, 24, 50257), "gpt3_27": (2560, 32, 32, 50257), "opt_13": (2048, 24, 32, 50272)},
+}
 _LAYOUT = ("source", "gpu", "num_gpus", "precision", "model", "task", "mbs", "seq", "tp", "pp", "ep")
 _RECIPE = (
     *("recompute_modules", "cuda_graph_impl", "cuda_graph_scope", "moe_flex_dispatcher_backend"),
@@ -46,17 +52,8 @@ _RECIPE = (
 )
 _NEEDED = {
     "model": ("source", "gpu", "num_gpus", "precision", "model", "gbs", "mbs", "seq", "tp", "pp", "step_s"),
-    "mpt": (
-        "model",
-        "gpu",
-        "num_gpus",
-        "precision",
-        "gbs",
-        "mbs",
-        "seq",
-        "recompute",
-        "tokens_per_s_per_gpu",
-    ),
+    "mpt": ("gpu", "num_gpus", "precision", "gbs", "mbs", "seq", "recompute", "tokens_per_s_per_gpu"),
+    "steps": ("device", "model", "mode", "seq", "batch", "parallelism", "num_gpus", "e2e_ms", "bwall_ms"),
 }
 
 
@@ -80,14 +77,15 @@ def read_runs(path: Path, models: Path | None = None) -> list[Run]:
             rows = list(csv.DictReader(handle))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise PlanError(f"{path}: can't be read as CSV: {error}.") from None
-    kind = "mpt" if rows and "hfu_percent" in rows[0] else "model"
+    head = rows[0] if rows else {}
+    kind = "mpt" if "hfu_percent" in head else "steps" if "bwall_ms" in head else "model"
     missing = [name for name in _NEEDED[kind] if not rows or name not in rows[0]]
     if missing:
         raise PlanError(
             f"{path}: no column {missing[0]!r}: give a table as ../shared/data/truth's, or MPT's."
         )
-    if kind == "mpt":
-        return [_mpt(row) for row in rows]
+    if kind != "model":
+        return [(_mpt if kind == "mpt" else _step)(row) for row in rows]
     settings = read_yaml(models or path.with_name("models.yaml"))
     return [_published(_with_recipe(row, rows), settings) for row in rows]
 
@@ -187,6 +185,33 @@ def _mpt(row: Mapping[str, str]) -> Run:
     except KeyError as error:
         recipe = PlanError(f"{error.args[0]} isn't known.")
     return Run(name, f"MPT, {row['gpu'].split('_')[0].upper()}", recipe, seconds, (), row)
+
+
+def _step(row: Mapping[str, str]) -> Run:
+    """A row of NeuSight's steps, in fp32 with eager attention; on one GPU its backward pass counts, as the
+    forward pass waits for memory that was just given back."""
+    ways, count, seq = row["parallelism"], int(row["num_gpus"]), int(row["seq"])
+    name = f"{row['model']}, {row['device']}, batch {row['batch']}, {ways}"
+    seconds = float((row["bwall_ms"] if ways == "none" else row["e2e_ms"]) or "nan") / 1e3
+    recipe: Recipe | PlanError
+    try:
+        if row["mode"] != "train":
+            raise PlanError("it is inference.")
+        h, layers, heads, vocab = _STEPS[row["model"]]
+        batch = int(row["batch"])
+        recipe = Recipe(
+            Model(row["model"], h, seq, layers, vocab, heads, batch), _gpu(row["device"]), count,
+            batch // (count if ways.startswith("dp") else 1), count if ways.startswith("tp") else 1,
+            count if ways.startswith("pp") else 1, precision="fp32", software="eager",
+            passes="backward" if ways == "none" else "step", fused_attention=False,
+        )  # fmt: skip
+    except PlanError as error:
+        recipe = error
+    except KeyError as error:
+        recipe = PlanError(f"{error.args[0]} can't be planned.")
+    of = "backward" if ways == "none" else "four GPUs"
+    vendor = "AMD" if "AMD" in row["device"] else "NVIDIA"
+    return Run(name, f"NeuSight, {of}, {vendor}", recipe, seconds, (), row)
 
 
 def _gpu(text: str) -> str:

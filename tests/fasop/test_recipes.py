@@ -116,6 +116,25 @@ def test_another_table_names_the_column_that_it_lacks(tmp_path: Path) -> None:
         read_runs(tmp_path / "other.csv")
 
 
+def test_steps_of_neusight_are_backward_passes_or_whole_steps(tmp_path: Path) -> None:
+    path = tmp_path / "steps.csv"
+    head = "device,model,mode,seq,batch,parallelism,num_gpus,e2e_ms,bwall_ms\n"
+    path.write_text(
+        head
+        + "Tesla_V100-PCIE-32GB,gpt2_large,train,1024,1,none,1,577,377\n"
+        + "NVIDIA_A100-SXM4-40GB,gpt2_large,train,1024,4,tp4,4,485,\n"
+        + "NVIDIA_A100-SXM4-40GB,gpt2_large,inf,1024,4,none,1,485,\n"
+        + "NVIDIA_A100-SXM4-40GB,switchxl4,train,512,1,none,1,790,451\n"
+    )
+    runs = read_runs(path)
+    (one, backward), (four, whole) = expressible(runs)
+    assert (one.seconds, backward.passes) == (0.377, "backward") and (four.seconds, whole.tp) == (0.485, 4)
+    assert "optimizer" not in step(backward).parts and step(whole).parts["optimizer"] > 0
+    assert abs(step(backward).seconds / one.seconds - 1) < 0.15
+    assert abs(step(whole).seconds / four.seconds - 1) < 0.15
+    assert set(refused(runs)) == {"it is inference.", "switchxl4 can't be planned."}
+
+
 @pytest.mark.slow
 def test_models_that_the_fit_has_not_seen() -> None:
     """Means of benchmarks/recipe_accuracy.py, each model left out of the fit; targets of 5 to 7%."""
