@@ -27,7 +27,6 @@ from chakra_et.transform.changes import Change, Rebuild
 
 if TYPE_CHECKING:
     from chakra_et.cost.network_fit import Model
-    from chakra_et.transform.network import Network
     from chakra_et.transform.scale import Scaling
 
 _MOST_RANKS = 1024
@@ -125,8 +124,7 @@ class PredictConfig:
             raise ValueError("name the run to predict before the flags: predict NAME --scale …")
         if self.gpu_kernels is not None and not 0 <= self.gpu_kernels < math.inf:
             raise ValueError(f"--gpu-kernels {self.gpu_kernels:g}: use a factor from 0 on")
-        _of_times(self)
-        _of_nodes(self, None, alone=False)
+        _what_ifs(self, None, alone=False)
         for name in ("dp", "tp", "pp"):
             value = getattr(self, name)
             if value is not None and not 1 <= value <= _MOST_RANKS:
@@ -184,26 +182,39 @@ def changes(config: PredictConfig, run: Run) -> list[Change | Rebuild]:
         from chakra_et.cost.network_fit import read_model
 
         model = read_model(config.network)
-    found = [*_of_nodes(config, model, len(run.graph.ranks) == 1), *_of_times(config)]
+    found = _what_ifs(config, model, len(run.graph.ranks) == 1)
     if config.thread_fractions and not config.threads:
         raise TraceError("--thread-fractions says how threads share: add --threads FROM:TO")
     if any((config.bandwidth, config.latency, config.algorithm, config.topology)):
-        found.append(_network(config, model))
+        from chakra_et.cost.units import parse_bandwidth, parse_latency
+        from chakra_et.transform.network import Network
+
+        rates = [parse_bandwidth(each) for each in (config.bandwidth or "").split(":") if config.bandwidth]
+        if len(rates) > 2:
+            raise TraceError(f"--bandwidth {config.bandwidth!r}: give the new one, or FROM:TO")
+        network = Network(
+            rates[-1] if rates else None,
+            parse_latency(config.latency) if config.latency else None,
+            config.algorithm or "auto",
+            config.topology or "",
+            model,
+            config.contention,
+            rates[0] if len(rates) == 2 else None,
+        )
+        found.append(network)
     elif model and not any((config.scaling(model), config.resize, config.bucket_mb, config.shard)):
         raise TraceError("--network describes the present network: add what changes, such as --bandwidth")
     return found
 
 
-# Each what-if is imported where it is asked for, so that a prediction loads little.
-
-
-def _of_nodes(config: PredictConfig, model: Model | None, alone: bool) -> list[Change | Rebuild]:
-    """The what-ifs that change which nodes there are, or their sizes; ``alone``: the run has one rank."""
+def _what_ifs(config: PredictConfig, model: Model | None, alone: bool) -> list[Change | Rebuild]:
+    """All what-ifs but the network, those that change nodes or their sizes first; ``alone``: the run has one
+    rank. Each is imported where it is asked for, so that a prediction loads little."""
     found: list[Change | Rebuild] = []
     if config.resize:
-        from chakra_et.transform.tensor_sizes import Resize, parse_resize
+        from chakra_et.transform.tensor_sizes import parse_resize
 
-        found.append(Resize(parse_resize(config.resize).sizes, model))
+        found.append(replace(parse_resize(config.resize), model=model))
     if scaling := config.scaling(model):
         found.append(scaling)
     if config.bucket_mb and not (config.dp and alone):
@@ -218,12 +229,6 @@ def _of_nodes(config: PredictConfig, model: Model | None, alone: bool) -> list[C
         from chakra_et.transform.accumulation import parse_accumulate
 
         found.append(parse_accumulate(config.accumulate))
-    return found
-
-
-def _of_times(config: PredictConfig) -> list[Change | Rebuild]:
-    """The what-ifs that change how long nodes run, but for the network."""
-    found: list[Change | Rebuild] = []
     if config.gpu:
         from chakra_et.predict.gpu import parse_gpu
 
@@ -251,39 +256,21 @@ def _of_times(config: PredictConfig) -> list[Change | Rebuild]:
     return found
 
 
-def _network(config: PredictConfig, model: Model | None) -> Network:
-    from chakra_et.cost.units import parse_bandwidth, parse_latency
-    from chakra_et.transform.network import Network
-
-    rates = [parse_bandwidth(each) for each in (config.bandwidth or "").split(":") if config.bandwidth]
-    if len(rates) > 2:
-        raise TraceError(f"--bandwidth {config.bandwidth!r}: give the new one, or FROM:TO")
-    return Network(
-        rates[-1] if rates else None,
-        parse_latency(config.latency) if config.latency else None,
-        config.algorithm or "auto",
-        config.topology or "",
-        model,
-        config.contention,
-        rates[0] if len(rates) == 2 else None,
-    )
-
-
 def lines(prediction: Prediction) -> list[str]:
     """The prediction as text."""
     rows = [
         ("rank", "measured ms", "replayed ms", "predicted ms", "±", "change", "bound before", "bound after")
     ]
     for rank in prediction.ranks:
-        measured = _measured(rank)
+        change = f"{100 * (rank.after_ns / rank.before_ns - 1):+.1f}%" if rank.before_ns else "-"
         rows.append(
             (
                 str(rank.rank),
-                "-" if measured is None else f"{measured / 1e6:,.3f}",
+                "-" if rank.measured_ns is None else f"{rank.measured_ns / 1e6:,.3f}",
                 f"{rank.before_ms:,.3f}",
                 f"{rank.after_ms:,.3f}",
                 f"{rank.uncertainty_ms:,.3f}" if rank.scatter_is_known else "–",
-                _change(rank),
+                change,
                 describe(rank.bound_before),
                 describe(rank.bound_after),
             )
@@ -332,7 +319,7 @@ def as_json(prediction: Prediction, written: list[str]) -> dict[str, Any]:
         "ranks": [
             {
                 "rank": rank.rank,
-                "measured_us": None if (ns := _measured(rank)) is None else ns / 1e3,
+                "measured_us": None if rank.measured_ns is None else rank.measured_ns / 1e3,
                 "before_us": rank.before_ns / 1e3,
                 "after_us": rank.after_ns / 1e3,
                 "median_before_us": rank.median_ns("before_ns") / 1e3,
@@ -355,12 +342,3 @@ def as_json(prediction: Prediction, written: list[str]) -> dict[str, Any]:
         "notes": [*_about_steps(prediction.ranks), *prediction.notes],
         "written": written,
     }
-
-
-def _measured(rank: RankPrediction) -> float | None:
-    found = [step.measured_ns for step in rank.steps if step.measured_ns is not None]
-    return sum(found) / len(found) if found else None
-
-
-def _change(rank: RankPrediction) -> str:
-    return f"{100 * (rank.after_ns / rank.before_ns - 1):+.1f}%" if rank.before_ns else "-"

@@ -13,17 +13,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from chakra_et.cost import operator_times
+from chakra_et.cost import gpus, operator_times
 from chakra_et.cost.operator_calls import Work, item_bytes
 from chakra_et.cost.operator_times import GpuModel, gpu_model
 from chakra_et.errors import TraceError
-from chakra_et.predict.gpu_found import check_source
-from chakra_et.predict.gpu_work import Operators, operators
+from chakra_et.predict.gpu_work import operators
 from chakra_et.simulate.run import Run, Setting
 
 _BY_LIBRARIES = ("attention", "convolution", "matrix product")
@@ -33,6 +32,14 @@ _FURTHEST = 8.0
 _SAME_VENDOR_ERROR, _UNTESTED_ERROR = 0.13, 0.3
 """One standard deviation: of products on a GPU that was left out (cost_accuracy.py), and, guessed, of what no
 pair of traces has tested."""
+_VENDORS = {"nvidia": "NVIDIA", "amd": "AMD"}
+# Of the names that CUDA and HIP report: "NVIDIA A100-SXM4-80GB", "Tesla V100-SXM2", "AMD Radeon Graphics".
+_BRANDS = {
+    "nvidia": re.compile(r"nvidia|tesla|geforce|quadro", re.I),
+    "amd": re.compile(r"\bamd\b|radeon", re.I),
+}
+# The runtime whose calls launch kernels.
+_CALLS = {"nvidia": re.compile(r"cu(da)?[A-Z]"), "amd": re.compile(r"hip[A-Z]")}
 
 
 @dataclass(frozen=True)
@@ -47,26 +54,33 @@ class Gpu:
 
     def apply(self, run: Run, setting: Setting) -> Setting:
         source, target = gpu_model(self.source), gpu_model(self.target)
-        found = operators(run)
+        flag, found = f"--gpu {self.source}→{self.target}", operators(run)
         if not len(found.nodes):
-            raise TraceError(f"--gpu {self.source}→{self.target}: the run has no kernels")
-        for note in check_source(run, source.gpu, f"--gpu {self.source}→{self.target}"):
-            setting = setting.noting(note)
+            raise TraceError(f"{flag}: the run has no kernels")
+        notes = _check_source(run, source.gpu, flag)
         taken = setting.own_ns[found.nodes].astype(float)
         total = np.bincount(found.of, taken, len(found.work)) / 1e3
         calls = list(zip(found.work, total.tolist(), strict=True))
         changed = taken * np.array([ratio(*call, source, target) for call in calls])[found.of]
-        own = setting.own_ns.copy()
+        own, doubt = setting.own_ns.copy(), np.zeros(len(run.graph))
         own[found.nodes] = np.rint(changed)
-        doubt = np.zeros(len(run.graph))
         doubt[found.nodes] = changed * np.array([_error(*call, source, target) for call in calls])[found.of]
-        setting = replace(setting, own_ns=own).noting(
-            f"--gpu {self.source}→{self.target}: {len(found.nodes):,} kernels and copies, "
-            f"{taken.sum() / 1e6:,.3f} ms, take {changed.sum() / 1e6:,.3f} ms; the rest, the host's CPU too, "
-            "stays as it was"
+        notes.append(
+            f"{flag}: {len(found.nodes):,} kernels and copies, {taken.sum() / 1e6:,.3f} ms, take "
+            f"{changed.sum() / 1e6:,.3f} ms; the rest, the host's CPU too, stays as it was"
         )
-        for note in _notes(found, calls, taken, source, target):
-            setting = setting.noting(note)
+        guesses = [_guess(*call, source) for call in calls]
+        for guess in sorted(set(guesses) - {""}):
+            such = np.array([each == guess for each in guesses])[found.of]
+            notes.append(f"{int(such.sum()):,} kernels ({taken[such].sum() / 1e6:,.3f} ms) {guess}")
+        for gpu in (source, target):
+            like = operator_times.LIKE[gpu.vendor]
+            if like != gpu.name:
+                notes.append(
+                    f"kernels on {gpu.name} but matrix products are taken to reach the parts of its rates "
+                    f"that {like}'s do"
+                )
+        setting = replace(setting, own_ns=own, notes=(*setting.notes, *notes))
         return setting.doubting("efficiency of kernels on the other GPU", own_ns=doubt)
 
 
@@ -78,34 +92,56 @@ def parse_gpu(text: str) -> Gpu:
     return Gpu(*parts)
 
 
+def _check_source(run: Run, of: gpus.Gpu, flag: str) -> list[str]:
+    """A note where the files don't confirm that the run is ``of`` this GPU. Raises ``TraceError`` where
+    they name another GPU, or hold the calls of another vendor's runtime."""
+    source, names = of.name, gpus.names()
+    for rank, trace in zip(run.graph.ranks, run.graph.traces, strict=True):
+        name = str(trace.metadata.get("device_name") or run.devices.get(rank, ""))
+        vendor = _one(each for each, brand in _BRANDS.items() if brand.search(name))
+        named = gpus.by_driver(name)
+        other = named if source in names and named not in (None, source) else None
+        if other or vendor not in (None, of.vendor):
+            known = f": write --gpu {other}:TO" if other else f", which is not among {', '.join(names)}"
+            raise TraceError(f"{flag}: rank {rank} ran on {name!r}, not on {source}{known}")
+        calls = (text.decode("utf-8", "replace") for text in trace.names.table)
+        vendor = _one({each for call in calls for each, begin in _CALLS.items() if begin.match(call)})
+        if vendor not in (None, of.vendor):
+            here = ", ".join(each for each in names if gpus.gpu(each).vendor == vendor)
+            raise TraceError(
+                f"{flag}: rank {rank} ran on a GPU of {_VENDORS[vendor or '']}, as its runtime's calls tell, "
+                f"and not on {source}: write --gpu FROM:TO with FROM one of {here}"
+            )
+        if named != source:
+            called = f"the run's GPU is called {name!r}" if name else "the files don't name the run's GPU"
+            return [f"{called}: that it is {source} is taken from --gpu"]
+    return []
+
+
+def _one(found: Iterable[str]) -> str | None:
+    """The only one, None for none or several."""
+    known = list(found)
+    return known[0] if len(known) == 1 else None
+
+
 def ratio(work: Work, micros: float, source: GpuModel, target: GpuModel) -> float:
     """The ratio of an operator's times on ``target`` to those on ``source``, where it took ``micros``."""
     if work.kind == "memory copy" or micros <= 0:
         return 1.0
-    if not work.known or _far(work, micros, source):
-        return _unknown(work, micros, source, target)
-    after = target.micros(work)
-    library = work.kind in _BY_LIBRARIES and work.shaped and source.vendor != target.vendor
-    return (after if library else _carried(work, micros, source, target)) / micros
-
-
-def _carried(work: Work, micros: float, source: GpuModel, target: GpuModel) -> float:
-    """What ``target`` takes by its model, and what ``source`` took beyond or below its own: as much if little
-    but the launch takes time, as with latencies, else in proportion to the work.
-    """
-    before, after = source.micros(work), target.micros(work)
-    launch = source.of(work.kind, "launch")
-    beyond, beyond_after = before - source.limits(work)[0], after - target.limits(work)[0]
-    share = (max(beyond_after, 0.0) + launch) / (max(beyond, 0.0) + launch)
-    return max(after + (micros - before) * share, after / _FURTHEST)
-
-
-def _unknown(work: Work, micros: float, source: GpuModel, target: GpuModel) -> float:
-    """A kernel without recorded work: beyond what the smallest takes, it changes as its class's rate does."""
     (least, rate), (new_least, new_rate) = source.limits(work), target.limits(work)
-    if micros <= least:
-        return new_least / least
-    return (new_least + (micros - least) * rate / new_rate) / micros
+    if not work.known or _far(work, micros, source):
+        # Beyond what the smallest kernel takes, it changes as its class's rate does.
+        if micros <= least:
+            return new_least / least
+        return (new_least + (micros - least) * rate / new_rate) / micros
+    before, after = source.micros(work), target.micros(work)
+    if work.kind in _BY_LIBRARIES and work.shaped and source.vendor != target.vendor:
+        return after / micros
+    # What the source took beyond or below its model the target takes too: as much if little but the launch
+    # takes time, as with latencies, else in proportion to the work.
+    launch = source.of(work.kind, "launch")
+    share = (max(after - new_least, 0.0) + launch) / (max(before - least, 0.0) + launch)
+    return max(after + (micros - before) * share, after / _FURTHEST) / micros
 
 
 def _far(work: Work, micros: float, source: GpuModel) -> bool:
@@ -134,29 +170,6 @@ def _error(work: Work, micros: float, source: GpuModel, target: GpuModel) -> flo
         )
         return max(error, abs(math.log(product / stream)) / 2)
     return max(error, _UNTESTED_ERROR) if _untested(work) else error
-
-
-def _notes(
-    found: Operators,
-    calls: Sequence[tuple[Work, float]],
-    taken: np.ndarray,
-    source: GpuModel,
-    target: GpuModel,
-) -> list[str]:
-    """What was guessed; ``calls``: work and measured µs of each operator; ``taken[K]``: ns of each kernel."""
-    guesses = [_guess(*call, source) for call in calls]
-    notes = []
-    for guess in sorted(set(guesses) - {""}):
-        such = np.array([each == guess for each in guesses])[found.of]
-        notes.append(f"{int(such.sum()):,} kernels ({taken[such].sum() / 1e6:,.3f} ms) {guess}")
-    for gpu in (source, target):
-        like = operator_times.LIKE[gpu.vendor]
-        if like != gpu.name:
-            notes.append(
-                f"kernels on {gpu.name} but matrix products are taken to reach the parts of its rates that "
-                f"{like}'s do"
-            )
-    return notes
 
 
 def _guess(work: Work, micros: float, source: GpuModel) -> str:

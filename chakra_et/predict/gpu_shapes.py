@@ -1,19 +1,24 @@
-"""What a call of an operator works on, from its arguments' recorded shapes, types, strides and values."""
+"""What a call of an operator works on, from its arguments' recorded shapes, types, strides and values.
+
+An elementwise operator's tensors lie in memory as PyTorch's TensorIterator finds them: dimensions that all
+tensors cross in one go count as one. If one dimension with neighbouring elements is left, PyTorch has
+vectorized kernels; else each element's place is computed from its index (aten/src/ATen/native/
+TensorIterator.cpp, aten/src/ATen/native/cuda/Loops.cuh).
+"""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 
 from chakra_et.cost.operator_calls import Work, item_bytes
 from chakra_et.cost.operator_work import CAUSAL, WITH_VALUES, operator_work, rule_of
-from chakra_et.et.columns import ExecutionTrace, Strings
-from chakra_et.predict.gpu_layout import contiguous_strides, layout
+from chakra_et.et.node_attributes import texts
 from chakra_et.simulate.run import Run
 from chakra_et.traces.fields import STRIDES, is_shape
 
@@ -23,6 +28,7 @@ _ONLY_WRITES_FIRST = re.compile(r"aten::(copy|fill|zero|normal|uniform|random)_$
 _COMPARES = re.compile(r"aten::(eq|ne|lt|gt|le|ge|logical_\w+|isnan|isinf|isin)$")
 _SPECIAL = re.compile(r"aten::(gelu|erf|erfc|tanh)(_backward)?_?$")
 _ALIGNED_BYTES = 16
+Shape = Sequence[int]
 
 
 class Shapes:
@@ -30,28 +36,24 @@ class Shapes:
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self.place: list[dict[int, int]] = []
-        self.strides: list[dict[int, str]] = []
-        for trace in run.graph.traces:
-            rows = [] if trace.inputs is None else trace.inputs.rows.tolist()
-            self.place.append({row: k for k, row in enumerate(rows)})
-            found = trace.attributes.get(STRIDES)
-            texts = found.values if found is not None else None
-            known = isinstance(texts, Strings) and found is not None
-            rows = found.rows.tolist() if known and found is not None else []
-            self.strides.append({row: texts[k] for k, row in enumerate(rows) if isinstance(texts, Strings)})
+        inputs = [trace.inputs for trace in run.graph.traces]
+        self.place = [
+            {} if each is None else {row: k for k, row in enumerate(each.rows.tolist())} for each in inputs
+        ]
+        self.strides = [texts(trace, STRIDES) for trace in run.graph.traces]
         self.seen: dict[tuple[str, bytes, bytes, bytes, str], Work] = {}
 
     def work(self, kind: str, node: int) -> Work:
         """What the operator of ``node`` works on; without operations and bytes if that isn't recorded."""
         trace_of, row = int(self.run.graph.trace_of[node]), int(self.run.graph.row[node])
-        trace: ExecutionTrace = self.run.graph.traces[trace_of]
+        trace = self.run.graph.traces[trace_of]
         at = self.place[trace_of].get(row)
         if at is None or trace.inputs is None:
             return Work(kind)
         name = self.run.names[int(self.run.name_of[node])]
         values = trace.inputs.values[at] if rule_of(name) in WITH_VALUES else b"[]"
-        strides = self.strides[trace_of].get(row, "")
+        table, index = self.strides[trace_of]
+        strides = table[index[row]] if index[row] >= 0 else ""
         key = (name, values, trace.inputs.shapes[at], trace.inputs.types[at], strides)
         if key not in self.seen:
             self.seen[key] = described(kind, *key)
@@ -80,24 +82,17 @@ def described(kind: str, name: str, values: bytes, shapes: bytes, types: bytes, 
     ]
     if not found:
         return Work(kind)
-    tensors = [shape for shape, _, _ in found]
+    tensors, backward = [shape for shape, _, _ in found], "backward" in name
     work = Work(kind, float(counted[0]), float(counted[1]), type=found[0][2])
-    backward = "backward" in name
     if kind in ("elementwise", "copy"):
         return _elementwise(work, name, found)
     if kind == "matrix product":
         return _product(work, found[-2:] if "add" in name else found[:2])
     if kind == "attention":
-        masked = (
-            name in CAUSAL
-            and "scaled_dot_product" in name
-            and not backward
-            and len(dims) > 3
-            and is_shape(dims[3])
-            and len(dims[3]) > 0
-        )
-        work = replace(work, masked=masked)
-        return _attention(work, tensors[1:] if backward else tensors, "scaled_dot_product" in name)
+        scaled = "scaled_dot_product" in name
+        has_mask = len(dims) > 3 and is_shape(dims[3]) and len(dims[3]) > 0
+        work = replace(work, masked=name in CAUSAL and scaled and not backward and has_mask)
+        return _attention(work, tensors[1:] if backward else tensors, scaled)
     if kind == "softmax" and tensors[0]:
         return replace(work, row=tensors[0][-1])
     if kind == "convolution":
@@ -156,10 +151,6 @@ def _product(work: Work, pair: Sequence[tuple[list[int], Any, str]]) -> Work:
     )
 
 
-def _steps(shape: list[int], steps: Any) -> list[int]:
-    return steps if steps is not None and len(steps) == len(shape) else contiguous_strides(shape)
-
-
 def _aligned(shape: list[int], steps: Any, size: int) -> int:
     """At which multiples of bytes, up to 16, the rows of a matrix start."""
     own = _steps(shape, steps)
@@ -203,3 +194,69 @@ def _attention(work: Work, tensors: Sequence[list[int]], heads_first: bool) -> W
         batch=query[0] * query[heads],
         queries=query[tokens],
     )
+
+
+@dataclass(frozen=True)
+class Layout:
+    """``elements`` of the result; ``touched[operands]``: elements that each tensor has in memory, without
+    those that broadcasting repeats; ``strided``: whether places are computed; ``apart``: so many elements in
+    a row don't lie beside each other in one of the tensors, 0 for none.
+    """
+
+    elements: int
+    touched: tuple[int, ...]
+    strided: bool = False
+    apart: int = 0
+
+
+def _steps(shape: Shape, given: Shape | None) -> list[int]:
+    """The strides of a tensor, in elements: contiguous unless ``given``."""
+    if given is not None and len(given) == len(shape):
+        return list(given)
+    strides = [1] * len(shape)
+    for at in range(len(shape) - 2, -1, -1):
+        strides[at] = strides[at + 1] * max(shape[at + 1], 1)
+    return strides
+
+
+def layout(shapes: Sequence[Shape], strides: Sequence[Shape | None], first_is_result: bool) -> Layout | None:
+    """Of tensors with these shapes and strides (None: contiguous); None where shapes don't broadcast.
+
+    ``first_is_result``: as with ``copy_`` and ``add_``; else the result lies like the first full-size tensor.
+    """
+    width = max((len(shape) for shape in shapes), default=0)
+    padded = [[1] * (width - len(shape)) + list(shape) for shape in shapes]
+    whole = [max(sizes) if 0 not in sizes else 0 for sizes in zip(*padded, strict=True)]
+    if any(size not in (1, full) for sizes in padded for size, full in zip(sizes, whole, strict=True)):
+        return None
+    steps, touched = [], []
+    for shape, own, sizes in zip(shapes, strides, padded, strict=True):
+        given = [0] * (width - len(shape)) + _steps(shape, own)
+        step = [0 if size == 1 else each for size, each in zip(sizes, given, strict=True)]
+        steps.append(step)
+        touched.append(math.prod(size for size, each in zip(sizes, step, strict=True) if each))
+    elements = math.prod(whole)
+    full = [step for step, count in zip(steps, touched, strict=True) if count == elements]
+    like = steps[0] if first_is_result else (full[0] if full else _steps(whole, None))
+    order = sorted((at for at in range(width) if whole[at] > 1), key=lambda at: (like[at], -at))
+    sizes, crossed = _crossed([whole[at] for at in order], [[step[at] for at in order] for step in steps])
+    fastest = [step[0] if step else 1 for step in crossed]
+    strided = len(sizes) > 1 or any(step != 1 for step in fastest)
+    apart = sizes[0] if sizes and any(step > 1 for step in fastest) else 0
+    return Layout(elements, tuple(touched), strided and elements > 1, apart)
+
+
+def _crossed(sizes: list[int], steps: list[list[int]]) -> tuple[list[int], list[list[int]]]:
+    """Neighbouring dimensions, fastest first, as one where every tensor crosses them in one go."""
+    kept_sizes: list[int] = []
+    kept: list[list[int]] = [[] for _ in steps]
+    for at, size in enumerate(sizes):
+        if kept_sizes and all(
+            own[-1] * kept_sizes[-1] == step[at] for own, step in zip(kept, steps, strict=True)
+        ):
+            kept_sizes[-1] *= size
+            continue
+        kept_sizes.append(size)
+        for own, step in zip(kept, steps, strict=True):
+            own.append(step[at])
+    return kept_sizes, kept

@@ -7,13 +7,14 @@ an operator's kernels. Attention and convolutions count as one operator with all
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from chakra_et.cost.operator_calls import CLASSES, Work, item_bytes
 from chakra_et.cost.operator_work import DEPTH
-from chakra_et.et.edges import rows_of
+from chakra_et.et.node_attributes import parents
 from chakra_et.predict.gpu_shapes import Shapes
 from chakra_et.simulate.run import Run
 from chakra_et.simulate.time_by_kind import KINDS
@@ -43,6 +44,7 @@ _WITHIN = re.compile(r"DtoD|Device -> Device")
 _TO_HOST = re.compile(r"_local_scalar_dense|::item$")
 _WHOLE = (CLASSES.index("attention"), CLASSES.index("convolution"))
 _COPY = CLASSES.index("memory copy")
+_MEMSET = re.compile(r"memset", re.I)
 _TF32 = re.compile(r"tf32|tensorop_s1688")
 _STRIDED = re.compile(r"(?<![a-z_])elementwise_kernel(_manual_unroll)?<")
 _STRAIGHT = re.compile(r"(vectorized|unrolled)_elementwise_kernel")
@@ -88,20 +90,16 @@ def operators(run: Run) -> Operators:
     _, first, of = np.unique(key, return_index=True, return_inverse=True)
     of = of.reshape(-1)
     idle = np.bincount(of, _found_idle(run, nodes), len(first)) * 2 > np.bincount(of)
-    is_set = np.array(["memset" in name.lower() for name in run.names])[run.name_of[nodes]]
+    is_set = _named(run, _MEMSET)[nodes]
     counts = ~is_set | (np.bincount(of, ~is_set, len(first)) == 0)[of]  # not what a product clears first
     sums = [
         np.bincount(of, counts * run.graph.attribute(name, 0)[nodes].astype(float), len(first))
         for name in ("num_ops", "tensor_size")
     ]
     tf32, strided, straight = (
-        np.bincount(
-            of, np.array([bool(pattern.search(name)) for name in run.names])[run.name_of[nodes]], len(first)
-        )
-        > 0
+        np.bincount(of, _named(run, pattern)[nodes], len(first)) > 0
         for pattern in (_TF32, _STRIDED, _STRAIGHT)
     )
-    sizes = np.array([_joined_size(name) for name in run.names])[run.name_of[nodes]]
     shapes = Shapes(run)
     work = []
     for at, k in enumerate(first.tolist()):
@@ -113,30 +111,32 @@ def operators(run: Run) -> Operators:
         if strided[at] or straight[at]:  # strides may not be recorded
             found = replace(found, strided=bool(strided[at]))
         if found.joins:
-            found = replace(found, moved=2.0 * found.operations * int(sizes[k]))
+            match = _JOINED_TYPE.search(run.names[run.name_of[nodes[k]]])
+            size = 2 if match is None else int(match[1]) if match[1] else item_bytes(match[2])
+            found = replace(found, moved=2.0 * found.operations * size)
         name = run.names[run.name_of[nodes[k] if alone[k] else launcher[nodes[k]]]]
         work.append(replace(found, idle=bool(idle[at]), tested=not _UNTESTED.search(name)))
     return Operators(nodes, kind, of, np.where(alone, nodes, launcher[nodes])[first], work)
 
 
-def _joined_size(name: str) -> int:
-    """Bytes per element that a kernel of ``cat`` moves; 2 where it doesn't tell."""
-    match = _JOINED_TYPE.search(name)
-    return 2 if match is None else int(match[1]) if match[1] else item_bytes(match[2])
+def _named(run: Run, pattern: re.Pattern[str]) -> np.ndarray:
+    """bool[N]: whose name has a match."""
+    found: np.ndarray = np.array([bool(pattern.search(name)) for name in run.names])[run.name_of]
+    return found
 
 
 def _launchers(run: Run) -> np.ndarray:
     """The node of the operator that launched each node: the outermost one that is attention or a
     convolution, or else the innermost one; -1 for none; int64[N].
     """
-    of_name = np.array([_class(name) if _is_operator(name) else -1 for name in run.names], np.int64)
+    called = ["::" in name and not name.startswith("autograd::") for name in run.names]
+    of_name = np.where(called, [_class(name) for name in run.names], -1)
     found = []
     for at, trace in enumerate(run.graph.traces):
         first, last = run.graph.first[at], run.graph.first[at + 1]
         node = np.empty(len(trace), np.int64)
         node[run.graph.row[first:last]] = np.arange(first, last)
-        parent = rows_of(trace.ids, trace.column("parent", -1).clip(0).astype(np.uint64))
-        parent[trace.column("parent", -1) < 0] = -1
+        parent = np.where(trace.column("parent", -1) < 0, -1, parents(trace))
         kind = np.empty(len(trace), np.int64)
         kind[run.graph.row[first:last]] = of_name[run.name_of[first:last]]
         launcher, around = parent.copy(), parent.copy()
@@ -150,38 +150,22 @@ def _launchers(run: Run) -> np.ndarray:
 
 
 def _classes(run: Run, launcher: np.ndarray) -> np.ndarray:
-    of_name = np.array([_class(name) for name in run.names], np.int64)
-    of_kernel = np.array([_kernel_class(name) for name in run.names], np.int64)
+    of_name = np.array([_class(name) for name in run.names])
+    of_kernel = np.array([_class(name, (*_KERNELS, *_CLASSES)) for name in run.names])
     known = launcher >= 0
     found = np.where(known, of_name[run.name_of[launcher]], of_kernel[run.name_of])
     copies = run.kind == KINDS.index("copy")
-    is_set = np.array(["memset" in name.lower() for name in run.names])[run.name_of]
-    within = np.array([bool(_WITHIN.search(name)) for name in run.names])[run.name_of]
-    to_host = np.array([bool(_TO_HOST.search(name)) for name in run.names])[run.name_of]
-    within &= ~((launcher >= 0) & to_host[launcher])  # AMD's tools call small copies to the host so too
+    is_set, within = _named(run, _MEMSET), _named(run, _WITHIN)
+    within &= ~(known & _named(run, _TO_HOST)[launcher])  # AMD's tools call small copies to the host so too
     found[copies & ~is_set & ~within] = _COPY
     found[copies & is_set & ~known] = CLASSES.index("memset")
     found[copies & within & ~known] = CLASSES.index("copy")
-    result: np.ndarray = found
-    return result
+    return np.asarray(found)
 
 
-def _is_operator(name: str) -> bool:
-    return "::" in name and not name.startswith("autograd::")
-
-
-def _class(name: str) -> int:
+def _class(name: str, patterns: Sequence[tuple[str, str]] = _CLASSES) -> int:
     short = name.lower()
-    found = next((kind for kind, pattern in _CLASSES if re.search(pattern, short)), "elementwise")
-    return CLASSES.index(found)
-
-
-def _kernel_class(name: str) -> int:
-    short = name.lower()
-    for kind, pattern in _KERNELS:
-        if re.search(pattern, short):
-            return CLASSES.index(kind)
-    return _class(name)
+    return CLASSES.index(next((kind for kind, of in patterns if re.search(of, short)), "elementwise"))
 
 
 def _found_idle(run: Run, nodes: np.ndarray) -> np.ndarray:
@@ -193,5 +177,4 @@ def _found_idle(run: Run, nodes: np.ndarray) -> np.ndarray:
         if len(own):
             ended = np.maximum.accumulate(run.end_ns[own])
             idle[own[1:]] = run.start_ns[own[1:]] - ended[:-1] > _IDLE_NS
-    found: np.ndarray = idle[nodes]
-    return found
+    return np.asarray(idle[nodes])

@@ -10,6 +10,7 @@ file. Exit status: 0; 2 where there is nothing to measure.
 from __future__ import annotations
 
 import os
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,8 +22,6 @@ from chakra_et.cost.network_fit import Sample, fit_model, write_model
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType
 
-Collective = Callable[[Any, Any, Any], None]
-"""Called with the input, room for the output, and the process group."""
 _LARGEST_POWER = 34
 
 
@@ -66,17 +65,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             model = fit_model(samples, f"{config.backend} among {ranks} ranks")
             rows = [("collective", "ranks", "bytes", "measured µs", "model µs")]
             for each in samples:
-                modelled = model.time(each.kind, each.size, each.ranks)
-                name = each.kind.name.lower()
-                rows.append(
-                    (
-                        name,
-                        str(each.ranks),
-                        f"{each.size:,}",
-                        f"{each.ns / 1e3:,.1f}",
-                        f"{modelled / 1e3:,.1f}",
-                    )
-                )
+                of = each.kind, each.size, each.ranks
+                taken, modelled = (f"{ns / 1e3:,.1f}" for ns in (each.ns, model.time(*of)))
+                rows.append((each.kind.name.lower(), str(each.ranks), f"{each.size:,}", taken, modelled))
             print("\n".join([*text.table(rows), model.describe()]))
             write_model(config.output, replace(model, measured=tuple(samples)), backend=config.backend)
             print(f"wrote {config.output}")
@@ -97,7 +88,7 @@ def measure(config: MeasureConfig) -> list[Sample]:
     count = dist.get_world_size()
     # Two group sizes tell the latency of a message from the cost of a call.
     groups = {count: dist.group.WORLD} | ({2: dist.new_group([0, 1])} if count > 2 else {})
-    kinds: dict[CollectiveType, Collective] = {
+    kinds: dict[CollectiveType, Callable[[Any, Any, Any], None]] = {
         CollectiveType.ALL_REDUCE: lambda x, _, group: dist.all_reduce(x, group=group),
         CollectiveType.BROADCAST: lambda x, _, group: dist.broadcast(x, 0, group=group),
         CollectiveType.ALL_GATHER: lambda x, y, group: dist.all_gather(y, x, group=group),
@@ -114,27 +105,23 @@ def measure(config: MeasureConfig) -> list[Sample]:
     return found
 
 
-def _median(run: Collective, size: int, ranks: int, group: Any, device: Any, repeats: int) -> float:
-    """The median time of a collective, ns, each time from a common start."""
+def _median(
+    run: Callable[[Any, Any, Any], None], size: int, ranks: int, group: Any, device: Any, repeats: int
+) -> float:
+    """The median time of a collective, ns, each time from a common start. ``run`` takes the input, room for
+    the output, and the process group."""
     import torch
     import torch.distributed as dist
 
+    finish = torch.cuda.synchronize if device.type == "cuda" else lambda _: None
     source = torch.ones(size // 4, device=device)
     target = [torch.empty_like(source) for _ in range(ranks)]
     times = []
     for _ in range(repeats + 1):
         dist.barrier(group=group)
-        _synchronise(device)
+        finish(device)
         begin = time.perf_counter_ns()
         run(source, target, group)
-        _synchronise(device)
+        finish(device)
         times.append(time.perf_counter_ns() - begin)
-    times = sorted(times[1:])  # the first one sets up connections
-    return (times[(repeats - 1) // 2] + times[repeats // 2]) / 2
-
-
-def _synchronise(device: Any) -> None:
-    import torch
-
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    return statistics.median(times[1:])  # the first one sets up connections

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from chakra_et.simulate.run import NodeTimes, Run, Setting, solve
+from chakra_et.simulate.run import NodeTimes, Run, solve
 from chakra_et.simulate.time_by_kind import KINDS
 from chakra_et.transform.changes import Change, Rebuild
 
@@ -50,6 +50,11 @@ class RankPrediction:
     @property
     def after_ms(self) -> float:
         return self.after_ns / 1e6
+
+    @property
+    def measured_ns(self) -> float | None:
+        found = [step.measured_ns for step in self.steps if step.measured_ns is not None]
+        return sum(found) / len(found) if found else None
 
     @property
     def uncertainty_ms(self) -> float:
@@ -109,10 +114,15 @@ def predict(run: Run, changes: Sequence[Change | Rebuild], explain: bool = True)
             setting = change.apply(changed, setting)
     before, after = solve(run, run.measured), solve(changed, setting)
     steps = _steps(run, changed, before, after)
-    doubted = [
-        _steps(run, changed, before, solve(changed, _doubtful(setting, at)))
-        for at in range(len(setting.doubts) if explain else 0)
-    ]
+    doubted = []  # each doubt come true by one standard deviation
+    for doubt in setting.doubts if explain else ():
+        doubtful = replace(
+            setting,
+            own_ns=np.maximum(setting.own_ns + doubt.own_ns, 0),
+            lasting_ns=np.maximum(setting.lasting_ns + doubt.lasting_ns, 0),
+            demand=None if doubt.lasting_ns.any() else setting.demand,
+        )
+        doubted.append(_steps(run, changed, before, solve(changed, doubtful)))
     none: list[dict[str, float]] = [{}] * max(len(run.steps), len(steps))
     bound = [bounds(run, before), bounds(changed, after)] if explain else [none, none]
     ranks = []
@@ -126,24 +136,11 @@ def predict(run: Run, changes: Sequence[Change | Rebuild], explain: bool = True)
     return Prediction(run, changed, ranks, [*changed.notes, *setting.notes], before, after)
 
 
-def _doubtful(setting: Setting, at: int) -> Setting:
-    """The setting in which one doubt has come true by one standard deviation."""
-    doubt = setting.doubts[at]
-    demand = setting.demand
-    return replace(
-        setting,
-        own_ns=np.maximum(setting.own_ns + doubt.own_ns, 0),
-        lasting_ns=np.maximum(setting.lasting_ns + doubt.lasting_ns, 0),
-        demand=None if doubt.lasting_ns.any() else demand,
-    )
-
-
 def _steps(run: Run, changed: Run, before: NodeTimes, after: NodeTimes) -> list[list[StepPrediction]]:
     """The steps of each rank of ``changed``, beside those of the measured rank that it was made of; a file
     without steps counts as one."""
-    times, later = _step_times(run, before), _step_times(changed, after)
-    found = []
-    for at, lasting in enumerate(later):
+    times, found = _step_times(run, before), []
+    for at, lasting in enumerate(_step_times(changed, after)):
         like = at % len(run.steps)
         steps = run.steps[like]
         measured = [None] * len(steps.names) if steps.measured_ns is None else steps.measured_ns.tolist()
@@ -185,20 +182,30 @@ def bounds(run: Run, timeline: NodeTimes) -> list[dict[str, float]]:
     node before it on its thread or stream, or the last member of a collective to arrive, on whichever rank.
     Only what was recorded as a wait for communication that isn't matched counts as ``wait``.
     """
-    before, last_member = _binding(run, timeline)
-    lasts = _path_times(run, timeline)
-    waiting = np.where(run.operation < 0, _unmatched_wait(run), 0)
-    kind, lasted, waited = run.kind.tolist(), lasts.tolist(), waiting.tolist()
+    graph, matched = timeline.setting.graph, run.operation >= 0
+    # The node that each node waited for (-1: none), and the last member of its communication (or itself).
+    before, last_member = np.full(len(graph), -1, np.int64), np.arange(len(graph))
+    lane_source, lane_target = graph.lane_edges()
+    lag = np.concatenate([np.zeros(len(lane_source), np.int64), graph.lag_ns])
+    source, target = np.concatenate([lane_source, graph.source]), np.concatenate([lane_target, graph.target])
+    binds = timeline.end_ns[source] + lag == timeline.start_ns[target]
+    before[target[binds]] = source[binds]
+    for nodes in run.members:
+        last_member[nodes] = nodes[np.argmax(timeline.start_ns[nodes])]
+    # How long a node holds up the path, and the part of it in which unmatched communication waited.
+    lasted = np.where(matched, timeline.lasting_ns, timeline.end_ns - timeline.start_ns).tolist()
+    wait = np.minimum(run.graph.attribute("wait_micros", 0) * 1000, run.measured.own_ns)
+    waited, kind = np.where(matched, 0, wait).tolist(), run.kind.tolist()
+    above, last = before.tolist(), last_member.tolist()
     found = []
-    for trace in range(len(run.graph.traces)):
-        first, last = run.graph.first[trace], run.graph.first[trace + 1]
-        node = int(first + np.argmax(timeline.end_ns[first:last]))
+    for first, end in zip(run.graph.first[:-1], run.graph.first[1:], strict=True):
+        node = int(first + np.argmax(timeline.end_ns[first:end]))
         spent = [0] * len(KINDS)
         while node >= 0:
-            node = last_member[node]
+            node = last[node]
             spent[kind[node]] += lasted[node] - waited[node]
             spent[KINDS.index("wait")] += waited[node]
-            node = before[node]
+            node = above[node]
         total = max(sum(spent), 1)
         found.append({name: spent[at] / total for at, name in enumerate(KINDS) if spent[at]})
     return found
@@ -208,32 +215,3 @@ def describe(shares: Mapping[str, float], most: int = 3) -> str:
     """``operator 71%, transfer 22%``: the largest shares."""
     largest = sorted(shares.items(), key=lambda item: -item[1])[:most]
     return ", ".join(f"{name} {share:.0%}" for name, share in largest if share >= 0.005)
-
-
-def _path_times(run: Run, timeline: NodeTimes) -> np.ndarray:
-    """How long a node holds up the path: from the moment that it could start, with what has to pass first."""
-    matched = run.operation >= 0
-    taken: np.ndarray = np.where(matched, timeline.lasting_ns, timeline.end_ns - timeline.start_ns)
-    return taken
-
-
-def _unmatched_wait(run: Run) -> np.ndarray:
-    """The part of unmatched communication that waited for other ranks, as the files have it, ns."""
-    wait = run.graph.attribute("wait_micros", 0) * 1000
-    bounded: np.ndarray = np.minimum(wait, run.measured.own_ns)
-    return bounded
-
-
-def _binding(run: Run, timeline: NodeTimes) -> tuple[list[int], list[int]]:
-    """The node that each node waited for (-1: none), and the last member of its communication (or itself)."""
-    graph = timeline.setting.graph
-    lane_source, lane_target = graph.lane_edges()
-    before = np.full(len(graph), -1, np.int64)
-    lag = np.concatenate([np.zeros(len(lane_source), np.int64), graph.lag_ns])
-    source, target = np.concatenate([lane_source, graph.source]), np.concatenate([lane_target, graph.target])
-    binds = timeline.end_ns[source] + lag == timeline.start_ns[target]
-    before[target[binds]] = source[binds]
-    last = np.arange(len(graph))
-    for nodes in run.members:
-        last[nodes] = nodes[np.argmax(timeline.start_ns[nodes])]
-    return before.tolist(), last.tolist()

@@ -11,12 +11,14 @@ import numpy as np
 
 from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
-from chakra_et.et.columns import Attribute, ExecutionTrace, Ragged, Strings
+from chakra_et.et.columns import ExecutionTrace, Ragged
 from chakra_et.et.memory import is_memory
+from chakra_et.et.node_attributes import with_integers, with_metadata
 from chakra_et.et.record import commit
 from chakra_et.files import scratch_folder, write_json
 from chakra_et.names import RunFiles, run_at
 from chakra_et.predict.predict import Prediction
+from chakra_et.simulate.joint import ReplayGraph
 
 
 def check_output(prefix: str | os.PathLike[str]) -> None:
@@ -45,16 +47,13 @@ def write_prediction(prediction: Prediction, prefix: str | os.PathLike[str]) -> 
 def predicted_traces(prediction: Prediction) -> list[ExecutionTrace]:
     """The traces of all ranks with predicted times."""
     run, timeline = prediction.changed, prediction.after
-    starts, ends, lasting = (
-        run.graph.scatter(times) for times in (timeline.start_ns, timeline.end_ns, timeline.lasting_ns)
-    )
-    matched = run.graph.scatter((run.operation >= 0).astype(np.int64))
-    rewired = timeline.setting.graph.source is not run.graph.source
-    traces = [
-        _predicted(trace, starts[at], ends[at], lasting[at], matched[at] > 0)
-        for at, trace in enumerate(run.graph.traces)
-    ]
-    return [_with_dependencies(each, at, prediction) for at, each in enumerate(traces)] if rewired else traces
+    matched = (run.operation >= 0).astype(np.int64)
+    columns = (timeline.start_ns, timeline.end_ns, timeline.lasting_ns, matched)
+    of_rank = zip(run.graph.traces, *(run.graph.scatter(times) for times in columns), strict=True)
+    traces = [_predicted(*each) for each in of_rank]
+    if timeline.setting.graph.source is run.graph.source:
+        return traces
+    return [_with_dependencies(each, at, timeline.setting.graph) for at, each in enumerate(traces)]
 
 
 def write_traces(
@@ -86,49 +85,30 @@ def _predicted(
     duration = end_us - begin_us
     # What the changed run would allocate is not predicted.
     attributes = {name: column for name, column in trace.attributes.items() if not is_memory(name)}
+    trace = replace(trace, attributes=attributes)
     rows = np.flatnonzero(matched)
     if len(rows) and "wait_micros" in attributes:
         transfer = np.minimum(lasting // 1000, duration)
         for name, values in (("transfer_micros", transfer), ("wait_micros", duration - transfer)):
-            attributes[name] = _put(attributes.get(name), rows, values[rows])
-    metadata = {
-        name: value
-        for name, value in trace.metadata.items()
-        if name not in ("measured_end_micros", "clock_spread_ns", "conversion_report")
-    }
-    origin = int(trace.metadata.get("trace_start_ns", 0) or 0)
-    metadata |= {
-        "trace_start_ns": 0,
-        "clock_offset_ns": 0,
-        "predicted": True,
-        "measured_trace_start_ns": origin,
-    }
+            trace = with_integers(trace, name, dict(zip(rows.tolist(), values[rows].tolist(), strict=True)))
+    trace = with_metadata(
+        trace,
+        **dict.fromkeys(("measured_end_micros", "clock_spread_ns", "conversion_report")),
+        trace_start_ns=0,
+        clock_offset_ns=0,
+        predicted=True,
+        measured_trace_start_ns=int(trace.metadata.get("trace_start_ns", 0) or 0),
+    )
     return replace(
         trace,
         # A start of 0 in all nodes means a file without times.
         start_micros=(begin_us + 1).astype(np.uint64),
         duration_micros=duration.astype(np.uint64),
-        attributes=attributes,
-        metadata=metadata,
     )
 
 
-def _put(attribute: Attribute | None, rows: np.ndarray, values: np.ndarray) -> Attribute:
-    """The attribute with new values for ``rows``."""
-    known = (
-        {}
-        if attribute is None or isinstance(attribute.values, Strings)
-        else dict(zip(attribute.rows.tolist(), attribute.values.tolist(), strict=True))
-    )
-    known |= dict(zip(rows.tolist(), values.tolist(), strict=True))
-    order = sorted(known)
-    kind = "int64" if attribute is None else attribute.kind
-    return Attribute(kind, np.array(order, np.int64), np.array([known[row] for row in order], np.int64))
-
-
-def _with_dependencies(trace: ExecutionTrace, at: int, prediction: Prediction) -> ExecutionTrace:
+def _with_dependencies(trace: ExecutionTrace, at: int, graph: ReplayGraph) -> ExecutionTrace:
     """The trace with the dependencies of the changed graph, all of them data dependencies."""
-    graph = prediction.after.setting.graph
     first, last = graph.first[at], graph.first[at + 1]
     inside = (graph.target >= first) & (graph.target < last)
     target, source = np.unique(

@@ -11,8 +11,7 @@ import pytest
 from chakra_et.convert.pair import convert_pair
 from chakra_et.cost.operator_calls import Work
 from chakra_et.et import file as et_file
-from chakra_et.predict.gpu_layout import layout
-from chakra_et.predict.gpu_shapes import described
+from chakra_et.predict.gpu_shapes import described, layout
 from chakra_et.predict.gpu_work import operators
 from chakra_et.simulate.run import make_run
 from chakra_et.traces.fields import STRIDES
