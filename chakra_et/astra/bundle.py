@@ -39,11 +39,7 @@ PLANNED_PERCENT = 3.0
 
 
 def write_bundle(
-    ranks: Ranks,
-    network: str | Topology,
-    folder: Path,
-    keep: Keep = "all",
-    backend: Backend = "analytical",
+    ranks: Ranks, network: str | Topology, folder: Path, keep: Keep = "all", backend: Backend = "analytical"
 ) -> list[str]:
     """Write the bundle as ``folder`` and return its notes, one sentence each.
 
