@@ -30,7 +30,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.summary import put
 from chakra_et import cli
 from chakra_et.__main__ import main as chakra_et
-from chakra_et.astra.check_log import check_log
+from chakra_et.astra.command import check_log
 from chakra_et.files import write_json
 from chakra_et.text import table
 from tests.astra.real_sets import SETS, networks

@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import gc
 import importlib
 import io
 import os
@@ -75,7 +74,7 @@ def flags_of(module: str) -> list[argparse.Action]:
     _describing = True
     try:
         with contextlib.redirect_stdout(io.StringIO()):
-            load(module).main([])
+            importlib.import_module(module).main([])
     except _Described as found:
         return list(found.args[0]._actions)
     finally:
@@ -146,19 +145,6 @@ def _add_flag(
     return parser.add_argument(*names, dest=field.name, required="default" not in options, **options)
 
 
-def load(module: str) -> types.ModuleType:
-    """Import the module of a command. Imports leave no garbage, and looking for it in all that they make,
-    then and at the end of the program, takes a twentieth of a small conversion."""
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        return importlib.import_module(module)
-    finally:
-        gc.freeze()
-        if collecting:
-            gc.enable()
-
-
 def dispatch(
     program: str,
     commands: Mapping[str, tuple[str, str]],
@@ -183,9 +169,9 @@ def dispatch(
         listed = did_you_mean(arguments[0], commands) or f": use one of {', '.join(commands)}"
         return _fail(f"error: no command {arguments[0]!r}{listed}", 2)
     global _running
-    _running = f"{program} {arguments[0]}"
+    _running, module = f"{program} {arguments[0]}", commands[arguments[0]][0]
     try:
-        return run(lambda: load(commands[arguments[0]][0]).main(arguments[1:]), refusal)
+        return run(lambda: importlib.import_module(module).main(arguments[1:]), refusal)
     finally:
         _running = None
 

@@ -110,7 +110,6 @@ def _kineto_events(window: Window, rank: int) -> Iterator[Event]:
             name = f"ProfilerStep#{step.name}"
             yield _span(name, "user_annotation", CPU, main, step.start_ns, step.end_ns, {})
     parent = run.parent[window.node]
-    ids = run.graph.gather([trace.ids.astype(np.int64) for trace in run.traces])
     edges = zip(window.source.tolist(), window.target.tolist(), window.edge_kind, strict=True)
     launched = {source: target for source, target, kind in edges if kind == "launch"}
     for at in own.tolist():
@@ -122,7 +121,7 @@ def _kineto_events(window: Window, rank: int) -> Iterator[Event]:
         if category is None:
             continue
         number = int(window.id[at])
-        args: dict[str, Any] = {"External id": int(ids[parent[at]]) if parent[at] >= 0 else number}
+        args: dict[str, Any] = {"External id": int(run.ids[parent[at]]) if parent[at] >= 0 else number}
         if on_device:
             args |= {"device": DEVICE, "stream": row, "correlation": number}
         elif at in launched:

@@ -93,7 +93,6 @@ def nodes(window: Window) -> Table:
     types = np.where(communicates, comm_types(run)[node], -1)
     groups = np.where(communicates, run.graph.group[node], -1)
     parent = run.parent[node]
-    ids = run.graph.gather([trace.ids.astype(np.int64) for trace in run.traces])
     on_path = np.zeros(len(run.graph), dtype=bool)
     if run.path is not None:
         on_path[run.path.node] = True
@@ -108,7 +107,7 @@ def nodes(window: Window) -> Table:
         "wait_ns": run.wait_ns[node].tolist(),
         "phase": _texts(PHASES, phase[node]),
         "module": _texts(modules, module[node]),
-        "parent": _known(np.where(parent >= 0, ids[parent], -1)),
+        "parent": _known(np.where(parent >= 0, run.ids[parent], -1)),
         "comm_type": _texts(COMM_NAMES, types),
         "comm_group": _texts(run.graph.groups, groups),
         "on_critical_path": on_path[node].tolist(),
@@ -170,10 +169,9 @@ def critical_path(run: ReportRun) -> Table:
     path = run.path
     node = np.zeros(0, np.int64) if path is None else path.node
     code, names = name_codes(run)
-    ids = run.graph.gather([trace.ids.astype(np.int64) for trace in run.traces])
     columns: dict[str, list[Any]] = {
         "rank": [run.ranks[at] for at in run.graph.trace_of[node].tolist()],
-        "id": ids[node].tolist(),
+        "id": run.ids[node].tolist(),
         "name": _texts(names, code[node]),
         "kind": _texts(NODE_KINDS, page_kinds(run)[node]),
         "from_ns": [] if path is None else path.from_ns.tolist(),

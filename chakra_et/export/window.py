@@ -134,8 +134,7 @@ def _node(run: ReportRun, text: str) -> int:
     rank = int(rank_text) if rank_text else run.ranks[0]
     if rank not in run.ranks:
         raise TraceError(f"--around {text}: no rank {rank} in this run")
-    ids = run.graph.gather([trace.ids.astype(np.int64) for trace in run.traces])
-    found = np.flatnonzero((ids == int(id_text)) & (run.graph.trace_of == run.ranks.index(rank)))
+    found = np.flatnonzero((run.ids == int(id_text)) & (run.graph.trace_of == run.ranks.index(rank)))
     if not len(found):
         raise TraceError(f"--around {text}: rank {rank} has no node {id_text}")
     return int(found[0])

@@ -23,9 +23,9 @@ from chakra_et import cli
 from chakra_et.diagnose.verdict import diagnose
 from chakra_et.errors import TraceError
 from chakra_et.report.columns import PHASES
-from chakra_et.report.content import MADE_BY, facts, lacks, with_names
+from chakra_et.report.content import facts, lacks, with_names
 from chakra_et.report.inputs import find_runs
-from chakra_et.report.page import PackedColumns, write_page
+from chakra_et.report.page import MADE_BY, PackedColumns, write_page
 from chakra_et.report.run import ReportRun, load
 from chakra_et.report.timeline import largest_peak, usage
 from chakra_et.report.times import WHOLE, by_module, by_name, find_times

@@ -26,14 +26,13 @@ from typing import Any
 
 import numpy as np
 
-from chakra_et import __version__
 from chakra_et.diagnose.verdict import Diagnosis, diagnose
 from chakra_et.errors import TraceError
 from chakra_et.et.memory import is_memory
 from chakra_et.findings import sentence
 from chakra_et.report.collectives import collectives, lateness, traffic
 from chakra_et.report.columns import PHASES, add_nodes, name_codes
-from chakra_et.report.page import PackedColumns
+from chakra_et.report.page import MADE_BY, PackedColumns
 from chakra_et.report.run import ReportRun
 from chakra_et.report.timeline import device_name, largest_peak, usage
 from chakra_et.report.times import WHOLE, StepTimes, by_module, by_name, find_times
@@ -50,7 +49,6 @@ from chakra_et.text import duration, plural, size
 MOST_ENTRIES, MOST_MODULES, MOST_STEPS, MOST_RANKS = 5000, 5000, 20_000, 256
 # Every rank is one more replay of all nodes: beyond this many nodes in all, a page would take minutes.
 MOST_REPLAYED = 100_000_000
-MADE_BY = f"mosim-llms {__version__}"
 
 
 def content(run: ReportRun) -> tuple[dict[str, Any], PackedColumns]:
@@ -60,6 +58,7 @@ def content(run: ReportRun) -> tuple[dict[str, Any], PackedColumns]:
     timeline = add_nodes(run, columns)
     messages, shared = traffic(run)
     labels, late = lateness(run)
+    late_ns = [[None if math.isnan(ns) else round(ns) for ns in row] for row in late.tolist()]
     many = len(run.ranks) > MOST_RANKS
     stragglers, missing = slowdowns(run)
     diagnosis = None if run.job is None else diagnose(run.job)
@@ -90,16 +89,12 @@ def content(run: ReportRun) -> tuple[dict[str, Any], PackedColumns]:
             for each in usage(run)
         ],
         "traffic": None if many else {"messages": messages.tolist(), "collectives": shared.tolist()},
-        "late": {"labels": labels, "ns": [[_rounded(ns) for ns in row] for row in late.tolist()]},
+        "late": {"labels": labels, "ns": late_ns},
         "stragglers": stragglers,
         "waits": None if many else waited_for(run.graph, run.operations, run.wait_ns).tolist(),
         "timeline": timeline,
     }
     return found, columns
-
-
-def _rounded(value: float) -> int | None:
-    return None if math.isnan(value) else round(value)
 
 
 def with_names(found: Mapping[str, Any]) -> dict[str, Any]:
@@ -280,13 +275,13 @@ def facts(run: ReportRun) -> list[list[str]]:
         ("dependencies", f"{len(run.graph.source):,}"),
         ("conversion", run.conversion.get("engine")),
     ]
-    return [[label, _flat(value)[:LONGEST_FACT]] for label, value in found if value not in (None, "", [], {})]
-
-
-def _flat(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return ", ".join(f"{name} {each}" for name, each in value.items())
-    return str(value)
+    rows = []
+    for label, value in found:
+        if isinstance(value, Mapping):
+            value = ", ".join(f"{name} {each}" for name, each in value.items())
+        if value not in (None, "", []):
+            rows.append([label, str(value)[:LONGEST_FACT]])
+    return rows
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

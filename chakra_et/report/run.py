@@ -78,6 +78,11 @@ class ReportRun:
         return self.graph.ranks
 
     @cached_property
+    def ids(self) -> np.ndarray:
+        """The nodes' ids in their files, int64[N]."""
+        return self.graph.gather([trace.ids.astype(np.int64) for trace in self.traces])
+
+    @cached_property
     def parent(self) -> np.ndarray:
         """The node of the enclosing operator of each node, int64[N], -1 for none."""
         found = []

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from chakra_et import cli
 from chakra_et.drawing.lanes import Kind, Mark, Picture, PictureLane, Span
-from chakra_et.report.schedule import TextTable, schedule_page
+from chakra_et.report.page import TextTable, schedule_page
 from megatron_lm.logs import runs
 from megatron_lm.logs.runs import Run
 from megatron_lm.results import report, timeline

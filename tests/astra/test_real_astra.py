@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from chakra_et.__main__ import main
-from chakra_et.astra.check_log import check_log
+from chakra_et.astra.command import check_log
 from tests.astra.real_sets import SETS, networks
 from tests.astra.sets import astra_sim, run_astra
 
