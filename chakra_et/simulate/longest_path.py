@@ -16,7 +16,7 @@ import numpy as np
 
 from chakra_et.errors import TraceError
 from chakra_et.simulate.joint import ReplayGraph
-from chakra_et.simulate.matching import Matching, check_same, deadlock
+from chakra_et.simulate.matching import Matching, check_same, deadlock, differing
 
 
 @dataclass(frozen=True)
@@ -185,8 +185,11 @@ def _find_rounds(
         lanes.first[:-1].tolist(),
         lanes.first[1:].tolist(),
     )  # the spots behind those done, and the lane
-    communication = np.flatnonzero(matching.channel[nodes] >= 0).tolist()
-    communication.append(len(nodes))
+    spots = np.flatnonzero(matching.channel[nodes] >= 0)
+    members_of = nodes[spots]
+    channels, ordinals = matching.channel[members_of].tolist(), matching.ordinal[members_of].tolist()
+    differ = differing(graph, matching)[matching.operation[members_of]].tolist()
+    communication = [*spots.tolist(), len(nodes)]
     waiting: dict[int, list[tuple[int, int]]] = defaultdict(list)
     arrived: dict[tuple[int, int], list[int]] = defaultdict(list)
     blocks: list[tuple[int, int, int]] = []
@@ -196,7 +199,8 @@ def _find_rounds(
         alone, together, following = [], [], []
         for number in active:
             begin = done[number]
-            end = stop = min(communication[bisect_left(communication, begin)], size[number])
+            next_one = bisect_left(communication, begin)
+            end = stop = min(communication[next_one], size[number])
             at = edge[number]
             while at < last_edge[number] and target_spot[at] <= stop:
                 if done[source_lane[at]] <= source_spot[at]:
@@ -208,13 +212,13 @@ def _find_rounds(
                 if end > begin:
                     following.append(number)
                 elif stop < size[number]:
-                    node = int(nodes[stop])
-                    key = int(matching.channel[node]), int(matching.ordinal[node])
+                    key = channels[next_one], ordinals[next_one]
                     channel, members = matching.channels[key[0]], arrived[key]
                     members.append(stop)
                     if len(members) == len(channel.sides):
                         del arrived[key]
-                        check_same(graph, channel, key[1], nodes[members].tolist())
+                        if differ[next_one]:
+                            check_same(graph, channel, key[1], nodes[members].tolist())
                         together += [(spot, spot + 1, operations) for spot in members]
                         operations += 1
             edge[number] = at

@@ -105,9 +105,11 @@ def _match_collectives(
     collectives = np.flatnonzero(graph.types == NodeType.COMM_COLL)
     sequence = graph.attribute("comm_sequence", -1)
     alone, single = [], []
-    for number in np.unique(graph.group[collectives]).tolist():
+    collectives = collectives[np.argsort(graph.group[collectives], kind="stable")]
+    numbers, first = np.unique(graph.group[collectives], return_index=True)
+    everyone = set(graph.ranks)
+    for number, nodes in zip(numbers.tolist(), np.split(collectives, first[1:]), strict=True):
         name = graph.groups[number]
-        nodes = collectives[graph.group[collectives] == number]
         users = {graph.ranks[trace] for trace in np.unique(graph.trace_of[nodes]).tolist()}
         members = users
         if name in comm_groups:
@@ -120,7 +122,7 @@ def _match_collectives(
                 f"rank {min(users - members)} has collectives of group {name}, whose members are ranks "
                 f"{_few(sorted(members))}: give the comm-group file of this run"
             )
-        if not members <= set(graph.ranks):
+        if not members <= everyone:
             alone.append(name)
         elif len(members) == 1:
             single.append(name)
@@ -166,6 +168,20 @@ def _match_messages(graph: ReplayGraph, matching: Matching) -> None:
         matching.channels.append(Channel(label, {0: sender, 1: receiver}, is_group=False))
 
 
+def differing(graph: ReplayGraph, matching: Matching) -> np.ndarray:
+    """Whether the members of each operation differ in type or size, bool[K]."""
+    nodes = np.flatnonzero(matching.operation >= 0)
+    nodes = nodes[np.argsort(matching.operation[nodes], kind="stable")]
+    kind, size = (graph.attribute(name, -1)[nodes] for name in ("comm_type", "comm_size"))
+    # The sizes of gathers, scatters and all-to-alls may differ between ranks.
+    what = np.stack([kind, np.where(np.isin(kind, _EQUAL_SIZES), size, 0)])
+    operation = matching.operation[nodes]
+    differ = (operation[1:] == operation[:-1]) & (what[:, 1:] != what[:, :-1]).any(axis=0)
+    found = np.zeros(int(operation.max(initial=-1)) + 1, bool)
+    found[operation[1:][differ]] = True
+    return found
+
+
 def check_same(graph: ReplayGraph, channel: Channel, ordinal: int, nodes: list[int]) -> None:
     """Raise ``TraceError`` if the matched collectives ``nodes`` differ in type or size."""
     if not channel.is_group:
@@ -173,7 +189,6 @@ def check_same(graph: ReplayGraph, channel: Channel, ordinal: int, nodes: list[i
     nodes, operations = sorted(nodes), []
     for node in nodes:
         kind = _attribute(graph, node, "comm_type")
-        # The sizes of gathers, scatters and all-to-alls may differ between ranks.
         operations.append((kind, _attribute(graph, node, "comm_size") if kind in _EQUAL_SIZES else None))
     for node, operation in zip(nodes, operations, strict=True):
         if operation != operations[0]:
