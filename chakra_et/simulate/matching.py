@@ -108,7 +108,7 @@ def _match_collectives(
     collectives = collectives[np.argsort(graph.group[collectives], kind="stable")]
     numbers, first = np.unique(graph.group[collectives], return_index=True)
     everyone = set(graph.ranks)
-    for number, nodes in zip(numbers.tolist(), np.split(collectives, first[1:]), strict=True):
+    for number, nodes in zip(numbers.tolist(), np.split(collectives, first[1:]), strict=False):
         name = graph.groups[number]
         users = {graph.ranks[trace] for trace in np.unique(graph.trace_of[nodes]).tolist()}
         members = users

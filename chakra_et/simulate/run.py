@@ -3,6 +3,8 @@ in another one, where transfers that overlap on a link share it."""
 
 from __future__ import annotations
 
+import heapq
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,8 +28,6 @@ from chakra_et.text import with_progress
 
 _PREDICTED = "the run is itself a prediction of chakra-et predict: its times weren't measured"
 _ATTEMPTS = 50
-_DONE = 1e-3
-"""ns on the wire that count as nothing."""
 
 
 @dataclass(frozen=True)
@@ -270,30 +270,48 @@ def share(begin_ns: np.ndarray, wire_ns: np.ndarray, users: Sequence[Sequence[in
     the ranks whose links each of them occupies. A transfer goes on at the rate of its most crowded link,
     where n transfers get 1/n each (processor sharing, as TCP flows on one bottleneck do).
     """
-    end = begin_ns.astype(np.float64)
-    left = wire_ns.astype(np.float64)
-    sent = np.flatnonzero(wire_ns > 0).tolist()
-    arrivals = sorted(((float(end[at]), at) for at in sent), reverse=True)
-    active: list[int] = []
-    crowd: dict[int, int] = {}
-    now = 0.0
-    while active or arrivals:
-        rates = [1.0 / max(crowd[rank] for rank in users[at]) for at in active]
-        until = min((left[at] / rate for at, rate in zip(active, rates, strict=True)), default=np.inf)
-        arriving = bool(arrivals) and arrivals[-1][0] <= now + until
-        step = max(arrivals[-1][0] - now, 0.0) if arriving else until
-        now += step
-        for at, rate in zip(active, rates, strict=True):
-            left[at] -= step * rate
+    end, left = begin_ns.astype(np.float64), wire_ns.tolist()
+    arrivals = sorted(((float(end[at]), at) for at in np.flatnonzero(wire_ns > 0).tolist()), reverse=True)
+    # Of each active transfer: (since when, in how large a crowd) it goes on, and how many of its ranks have a
+    # crowd of each size. Of its endings the one that was found last counts.
+    pace: dict[int, tuple[float, int]] = {}
+    crowds: dict[int, dict[int, int]] = {}
+    on_rank: dict[int, list[int]] = defaultdict(list)
+    endings: list[tuple[float, int, int]] = []
+    found = [0] * len(left)
+
+    def go_on(at: int, now: float) -> None:
+        if at in pace:
+            left[at] -= (now - pace[at][0]) / pace[at][1]
+        pace[at] = now, max(size for size, ranks in crowds[at].items() if ranks)
+        found[at] += 1
+        heapq.heappush(endings, (now + max(left[at], 0.0) * pace[at][1], at, found[at]))
+
+    while arrivals or pace:
+        while endings and found[endings[0][1]] != endings[0][2]:
+            heapq.heappop(endings)
+        arriving = bool(arrivals) and (not endings or arrivals[-1][0] <= endings[0][0])
+        now, at = arrivals.pop() if arriving else heapq.heappop(endings)[:2]
+        touched = set()
+        for rank in users[at]:
+            beside = on_rank[rank]
+            size = len(beside)
+            if arriving:
+                beside.append(at)
+            else:
+                beside.remove(at)
+            for other in beside:
+                if other != at:
+                    crowds[other][size] -= 1
+                    crowds[other][len(beside)] = crowds[other].get(len(beside), 0) + 1
+                    touched.add(other)
         if arriving:
-            _, at = arrivals.pop()
-            active.append(at)
-            for rank in users[at]:
-                crowd[rank] = crowd.get(rank, 0) + 1
-            continue
-        for at in [at for at in active if left[at] <= _DONE]:
+            crowds[at] = Counter(len(on_rank[rank]) for rank in users[at])
+            go_on(at, now)
+        else:
             end[at] = now
-            active.remove(at)
-            for rank in users[at]:
-                crowd[rank] -= 1
+            del pace[at], crowds[at]
+        for other in touched:
+            if max(size for size, ranks in crowds[other].items() if ranks) != pace[other][1]:
+                go_on(other, now)
     return end
