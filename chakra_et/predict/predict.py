@@ -116,6 +116,8 @@ def predict(run: Run, changes: Sequence[Change | Rebuild], explain: bool = True)
     steps = _steps(run, changed, before, after)
     doubted = []  # each doubt come true by one standard deviation
     for doubt in setting.doubts if explain else ():
+        if not (doubt.own_ns.any() or doubt.lasting_ns.any()):
+            continue
         doubtful = replace(
             setting,
             own_ns=np.maximum(setting.own_ns + doubt.own_ns, 0),
