@@ -21,7 +21,6 @@ from chakra_et import cli, files
 from fasop.errors import PlanError
 from fasop.inputs.clusters import Gpu
 from fasop.inputs.models import Model
-from fasop.plans.options import Recompute
 from fasop.plans.plan import Plan, pick_plan
 from fasop.schedule.events import chunk_layers
 from megatron_lm.errors import SettingsError
@@ -73,7 +72,7 @@ def settings(plan: Plan) -> dict[str, str]:
         "PARTITION": "-".join(map(str, _layers(plan))),
         "VIRTUAL_STAGES": str(plan.virtual_stages),
         "SEQUENCE_PARALLEL": _flag(options.sequence_parallel and tp > 1),
-        "RECOMPUTE": _recompute(plan),
+        "RECOMPUTE": plan.choices[0].recompute if plan.choices else options.recompute,
         "ATTENTION": options.attention,
         "SHARDED_OPTIMIZER": _flag(options.zero == 1),
         # Of 16 bits, the user chooses which.
@@ -157,7 +156,8 @@ def _check(plan: Plan) -> None:
         "it is for DeepSpeed's schedule": options.engine != "megatron",
         "megatron_lm reduces gradients of 4 bytes, the plan fewer": options.gradient_bytes != 4,
         "its stages differ in tp, micro-batch or recomputation (--per-stage), megatron_lm's do not": (
-            not _is_uniform(plan)
+            len({(choice.tp, choice.recompute) for choice in plan.choices}) > 1
+            or len({count for choice in plan.choices for _, count in choice.shares}) > 1
         ),
     }
     for reason, applies in reasons.items():
@@ -183,21 +183,11 @@ def _check(plan: Plan) -> None:
         )
 
 
-def _is_uniform(plan: Plan) -> bool:
-    ways = {(choice.tp, choice.recompute) for choice in plan.choices}
-    sequences = {count for choice in plan.choices for _, count in choice.shares}
-    return len(ways) <= 1 and len(sequences) <= 1
-
-
 def _degrees(plan: Plan) -> tuple[int, int, int]:
     """tp, dp and sequences per micro-batch of all stages."""
     tp = plan.choices[0].tp if plan.choices else plan.tp
     dp = plan.tp * plan.dp // tp
     return tp, dp, plan.mbs * plan.dp // dp
-
-
-def _recompute(plan: Plan) -> Recompute:
-    return plan.choices[0].recompute if plan.choices else plan.options.recompute
 
 
 def _layers(plan: Plan) -> tuple[int, ...]:
@@ -235,8 +225,8 @@ def _nodes(plan: Plan) -> dict[str, str]:
     found = {"NPROC_PER_NODE": str(size), "NNODES": str(len(plan.placement))}
     if named:
         found["NODELIST"] = ",".join(plan.hosts)
+    queue = {"SLURM_QUEUE": types[0].queue} if types[0].queue else {}
     if len(runs) == 1:
-        queue = {"SLURM_QUEUE": types[0].queue} if types[0].queue else {}
         typed = bool(types[0].gres) or len(plan.cluster.gpus) > 1
         gres = _gres(types[0], size) if typed else f"gpu:{size}"
         return {"HOMOGENEOUS_CLUSTER": "true", **found, **queue, "GRES": gres}
@@ -258,7 +248,6 @@ def _nodes(plan: Plan) -> dict[str, str]:
             "names of all nodes; give 'hosts' and the same 'queue' to each GPU type in the cluster file."
         )
     # One job whose nodes are named: any GPUs, as many on each.
-    queue = {"SLURM_QUEUE": types[0].queue} if types[0].queue else {}
     return {"HOMOGENEOUS_CLUSTER": "true", **found, **queue, "GRES": f"gpu:{size}"}
 
 

@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -92,15 +92,6 @@ class Timers:
         finally:
             timer.stop()
 
-    def timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """``function``, measured by timer ``name``."""
-
-        def call(*args: Any, **options: Any) -> Any:
-            with self.during(name):
-                return function(*args, **options)
-
-        return call
-
     def block(self) -> str:
         """The log lines of all calls since the last block: sums in ms, then start and end times."""
         lines = ["times across ranks (ms):"]
@@ -162,7 +153,16 @@ class Log:
             torch.cuda.synchronize()
         milliseconds = (time.perf_counter() - self._since) * 1000 / self._iterations
         if self.is_last:
-            _write(self._line(number, milliseconds, stepped, learning_rate, loss_scale))
+            batch, total = self.settings.global_batch_size, self.settings.train_iters
+            losses = f" lm loss: {sum(self._losses) / len(self._losses):.6E} |" if self._losses else ""
+            norm = f" grad norm: {stepped.norm:.3f} |" if stepped.norm is not None else ""
+            _write(
+                f" iteration {number:8d}/{total:8d} | consumed samples: {number * batch:12d} |"
+                f" elapsed time per iteration (ms): {milliseconds:.1f} | learning rate: {learning_rate:.3E} |"
+                f" global batch size: {batch:5d} |{losses} loss scale: {loss_scale:.1f} |{norm}"
+                f" number of skipped iterations: {self._skipped:3d} |"
+                f" number of nan iterations: {self._nan:3d} |\n"
+            )
             figures = {"loss": loss, "learning_rate": learning_rate, "loss_scale": loss_scale}
             figures |= {"step_seconds": milliseconds / 1000, "grad_norm": stepped.norm or math.nan}
             self._published.write(number, figures)
@@ -180,25 +180,6 @@ class Log:
         """Write a sentence of ``Health`` at once, whatever LOG_INTERVAL is."""
         if sentence and self.is_last:
             _write(f" iteration {number:8d}/{self.settings.train_iters:8d} {sentence}\n")
-
-    def _line(self, number: int, milliseconds: float, stepped: Stepped, rate: float, scale: float) -> str:
-        batch = self.settings.global_batch_size
-        line = (
-            f" iteration {number:8d}/{self.settings.train_iters:8d} |"
-            f" consumed samples: {number * batch:12d} |"
-            f" elapsed time per iteration (ms): {milliseconds:.1f} |"
-            f" learning rate: {rate:.3E} |"
-            f" global batch size: {batch:5d} |"
-        )
-        if self._losses:
-            line += f" lm loss: {sum(self._losses) / len(self._losses):.6E} |"
-        line += f" loss scale: {scale:.1f} |"
-        if stepped.norm is not None:
-            line += f" grad norm: {stepped.norm:.3f} |"
-        return (
-            f"{line} number of skipped iterations: {self._skipped:3d} |"
-            f" number of nan iterations: {self._nan:3d} |\n"
-        )
 
 
 def memory_line(rank: int, after: int) -> str:

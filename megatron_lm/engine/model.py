@@ -40,7 +40,7 @@ def build(settings: Settings, timers: Timers | None) -> list[DistributedDataPara
         model = _chunk(settings, config, number if settings.virtual_stages > 1 else None)
         weights.initialize(model, settings)
         if timers is not None and model.post_process:
-            model._postprocess = timers.timed("post-process", model._postprocess)
+            model._postprocess = timers.during("post-process")(model._postprocess)
         if torch.cuda.is_available():
             model.cuda(torch.cuda.current_device())
         model.to(DTYPES[settings.precision])

@@ -95,12 +95,26 @@ def step(
     counts = itertools.count()
 
     def forward(data: Iterator[Batch], chunk: Any) -> Any:
+        """One micro-batch through one chunk, as megatron-core's schedules call it."""
         number = next(counts)
         watch.mark(iteration, "forward", number)
-        made = _forward(timers, data, chunk)
-        health.output(chunk, made[0])
+        first, last = chunk.module.pre_process, chunk.module.post_process
+        with timers.during("batch-generator") if timers else contextlib.nullcontext():
+            # Chunks in between need no data, but must keep their place in it.
+            batch = next(data)
+            if torch.cuda.is_available() and (first or last):
+                batch = {name: tensor.cuda(non_blocking=True) for name, tensor in batch.items()}
+        length = batch["tokens"].shape[1]
+        future = torch.ones(length, length, dtype=torch.bool).triu(1)[None, None]
+        output = chunk(
+            batch["tokens"] if first else None,
+            batch["position_ids"] if first else None,
+            future.to(torch.cuda.current_device()),
+            labels=batch["labels"] if last else None,
+        )
+        health.output(chunk, output)
         watch.mark(iteration, "backward", number)
-        return made
+        return output, partial(_loss, timers, batch["loss_mask"])
 
     reduced = get_forward_backward_func()(
         forward_step_func=forward,
@@ -114,27 +128,15 @@ def step(
     watch.mark(iteration, "optimizer step")
     with timers.during("optimizer") if timers else contextlib.nullcontext():
         stepped = adam.step()
-    loss, asked = _mean_loss(reduced, watch.signal != 0)
-    return loss, stepped, asked
-
-
-def _forward(timers: Timers | None, batches: Iterator[Batch], chunk: Any) -> Any:
-    """One micro-batch through one chunk, as megatron-core's schedules call it."""
-    first, last = chunk.module.pre_process, chunk.module.post_process
-    with timers.during("batch-generator") if timers else contextlib.nullcontext():
-        # Chunks in between need no data, but must keep their place in it.
-        batch = next(batches)
-        if torch.cuda.is_available() and (first or last):
-            batch = {name: tensor.cuda(non_blocking=True) for name, tensor in batch.items()}
-    length = batch["tokens"].shape[1]
-    future = torch.ones(length, length, dtype=torch.bool).triu(1)[None, None].to(torch.cuda.current_device())
-    output = chunk(
-        batch["tokens"] if first else None,
-        batch["position_ids"] if first else None,
-        future,
-        labels=batch["labels"] if last else None,
-    )
-    return output, partial(_loss, timers, batch["loss_mask"])
+    # The mean over all micro-batches of all ranks, and whether any rank was asked to end.
+    total = torch.zeros(3, dtype=torch.float64, device=torch.cuda.current_device())
+    if parallel_state.is_pipeline_last_stage() and parallel_state.get_tensor_model_parallel_rank() == 0:
+        total[0] = sum(entry["lm loss"].double() for entry in reduced)
+        total[1] = len(reduced)
+    total[2] = float(watch.signal != 0)
+    dist.all_reduce(total)
+    loss, count, asked = total.tolist()
+    return loss / count, stepped, asked > 0
 
 
 def _loss(timers: Timers | None, mask: torch.Tensor, losses: torch.Tensor) -> tuple[Any, dict[str, Any]]:
@@ -143,19 +145,6 @@ def _loss(timers: Timers | None, mask: torch.Tensor, losses: torch.Tensor) -> tu
         loss = (losses.float() * mask).sum() / mask.sum().clamp(min=1)
     # The schedule divides the first value by the number of micro-batches, in place.
     return loss, {"lm loss": loss.detach().clone()}
-
-
-def _mean_loss(reduced: list[Batch], asked: bool) -> tuple[float, bool]:
-    """(mean over all micro-batches of all ranks, whether any rank is ``asked`` to end), on every rank."""
-    total = torch.zeros(3, dtype=torch.float64, device=torch.cuda.current_device())
-    if parallel_state.is_pipeline_last_stage() and parallel_state.get_tensor_model_parallel_rank() == 0:
-        for entry in reduced:
-            loss = entry["lm loss"].double()
-            total[:2] += torch.stack([loss, torch.ones_like(loss)])
-    total[2] = float(asked)
-    dist.all_reduce(total)
-    summed, count, any_asked = total.tolist()
-    return summed / count, any_asked > 0
 
 
 def _tracer(settings: Settings) -> contextlib.AbstractContextManager[ChakraTracer | None]:

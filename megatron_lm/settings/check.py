@@ -37,24 +37,6 @@ def check(settings: Settings) -> None:
             f"LR={settings.lr:g}, LR_WARMUP_FRACTION={settings.lr_warmup_fraction:g}: give values "
             "between 0 and 1."
         )
-    _check_ranks(settings)
-    _check_partition(settings)
-    _check_tensor_parallelism(settings)
-    _check_batch(settings)
-    if settings.attention == "flash" and settings.precision == "fp32":
-        raise SettingsError(
-            "ATTENTION=flash: GPUs have no such kernel for PRECISION=fp32; give fp16 or bf16, or "
-            "ATTENTION=unfused."
-        )
-    _check_split(settings.split)
-    if not settings.homogeneous_cluster and not settings.master_nnodes < settings.nnodes:
-        raise SettingsError(
-            f"MASTER_NNODES={settings.master_nnodes}: must be below NNODES ({settings.nnodes}), because "
-            "the slave job gets the remaining nodes; give 1, and NNODES of at least 2."
-        )
-
-
-def _check_ranks(settings: Settings) -> None:
     launched = settings.nproc_per_node * settings.nnodes
     if settings.world_size != launched:
         raise SettingsError(
@@ -69,6 +51,27 @@ def _check_ranks(settings: Settings) -> None:
         raise SettingsError(
             f"WORLD_SIZE={settings.world_size} is not DP_SIZE × TENSOR_MP_SIZE × PIPELINE_MP_SIZE = {dp} × "
             f"{tensor} × {pipeline} = {dp * tensor * pipeline}; {fit}."
+        )
+    _check_partition(settings)
+    _check_tensor_parallelism(settings)
+    _check_batch(settings)
+    if settings.attention == "flash" and settings.precision == "fp32":
+        raise SettingsError(
+            "ATTENTION=flash: GPUs have no such kernel for PRECISION=fp32; give fp16 or bf16, or "
+            "ATTENTION=unfused."
+        )
+    try:
+        shares = [float(part) for part in settings.split.split(",")]
+    except ValueError:
+        shares = []
+    if len(shares) != 3 or min(shares) < 0 or not shares[0]:
+        raise SettingsError(
+            f"SPLIT={settings.split}: give the shares of training, validation and test data, such as 100,0,0."
+        )
+    if not settings.homogeneous_cluster and not settings.master_nnodes < settings.nnodes:
+        raise SettingsError(
+            f"MASTER_NNODES={settings.master_nnodes}: must be below NNODES ({settings.nnodes}), because "
+            "the slave job gets the remaining nodes; give 1, and NNODES of at least 2."
         )
 
 
@@ -154,17 +157,6 @@ def _check_batch(settings: Settings) -> None:
             f"VIRTUAL_STAGES={settings.virtual_stages}: needs a multiple of PIPELINE_MP_SIZE={stages} "
             f"micro-batches per data-parallel rank, not {settings.micro_batches}; "
             f"GLOBAL_BATCH_SIZE={near} would fit."
-        )
-
-
-def _check_split(text: str) -> None:
-    try:
-        parts = [float(part) for part in text.split(",")]
-    except ValueError:
-        parts = []
-    if len(parts) != 3 or min(parts) < 0 or not parts[0]:
-        raise SettingsError(
-            f"SPLIT={text}: give the shares of training, validation and test data, such as 100,0,0."
         )
 
 

@@ -6,7 +6,6 @@ https://rajpurkar.github.io/SQuAD-explorer/ (v1.1; v2.0 adds questions without a
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import sys
@@ -145,30 +144,21 @@ def _from_cache(folder: Path) -> Squad | None:
     for name in HUB_NAMES:
         if not (folder / name.replace("/", "___")).is_dir():
             continue  # importing datasets takes seconds
+        from datasets import config
+
+        # Its environment variable counts only before the import. The first name is the one since datasets
+        # 2.21, the second the one before it.
+        names = [each for each in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE") if each in vars(config)]
+        before = {each: getattr(config, each) for each in names}
         try:
-            with _offline():
-                return _load(name, folder, f"the cache {folder}")
+            vars(config).update(dict.fromkeys(names, True))
+            return _load(name, folder, f"the cache {folder}")
         except Exception as error:  # damage shows as an error of pyarrow, json or datasets
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
             log_once(logging.WARNING, f"{folder}: the cached {name} can't be read ({reason})")
+        finally:
+            vars(config).update(before)
     return None
-
-
-@contextlib.contextmanager
-def _offline() -> Iterator[None]:
-    """Keep ``datasets`` from asking the hub: its environment variable counts only before it is imported."""
-    from datasets import config
-
-    # The first name is the one since datasets 2.21, the second the one before it.
-    names = [name for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE") if name in vars(config)]
-    before = {name: getattr(config, name) for name in names}
-    try:
-        for name in before:
-            setattr(config, name, True)
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(config, name, value)
 
 
 def _load(name: str, folder: Path, source: str) -> Squad:

@@ -89,32 +89,31 @@ def summary(folder: Path, name: str) -> Iterator[str]:
     Raises TraceError for a damaged .et file; OSError, ValueError or KeyError for an unusable manifest;
     FileNotFoundError if the run has no .et file.
     """
-    traces = {}
-    files = [("file", "size", "contents")]
-    for path, rank, what in files_of(folder, name):
-        files.append((path.name, size_text(path.stat().st_size), what))
-        if rank is not None and path.suffix == ".et":
-            traces[rank] = path
+    run = RunFiles(folder, name)
+    listed = files_of(folder, name)
+    rows = [(path.name, size_text(path.stat().st_size), what) for path, _, what in listed]
+    traces = {rank: path for path, rank, _ in listed if rank is not None and path.suffix == ".et"}
     if not traces:
         raise FileNotFoundError("no .et file of this name")
     yield f"in {_shown(folder)}:"
-    yield from table(files, indent="  ")
+    yield from table([("file", "size", "contents"), *rows], indent="  ")
     yield ""
 
-    steps = step_times(RunFiles(folder, name).manifest_file)
-    ranks: list[tuple[str, ...]] = [
-        ("rank", "nodes", "compute", "memory", "collectives", "send/recv", "edges", "traced step")
-    ]
-    for rank, path in sorted(traces.items()):
-        ranks.append((str(rank), *node_counts(path), steps.get(rank, "-")))
-    yield from table(ranks, indent="  ")
+    steps = {}  # mean measured time of the traced steps, by rank
+    if run.manifest_file.exists():
+        for record in json.loads(run.manifest_file.read_text(encoding="utf-8"))["ranks"]:
+            if times := list(record["step_times_us"].values()):
+                steps[record["rank"]] = f"{sum(times) / len(times) / 1e3:.1f} ms"
+    header = ("rank", "nodes", "compute", "memory", "collectives", "send/recv", "edges", "traced step")
+    counts = [(str(rank), *node_counts(path), steps.get(rank, "-")) for rank, path in sorted(traces.items())]
+    yield from table([header, *counts], indent="  ")
     yield ""
 
     prefix, python = shlex.quote(_shown(folder / name)), shlex.quote(_shown(Path(sys.executable)))
     yield f"next:  {python} -m chakra_et info {prefix}.0.et  (contents of one trace)"
     yield f"       {python} -m chakra_et replay {prefix}  (simulated against measured step time)"
     if len(traces) > 1:  # ASTRA-sim takes two ranks or more
-        groups = shlex.quote(_shown(RunFiles(folder, name).groups_file))
+        groups = shlex.quote(_shown(run.groups_file))
         yield f"       ASTRA-sim: workload {prefix}, communicator groups {groups}"
 
 
@@ -122,11 +121,12 @@ def files_of(folder: Path, name: str) -> list[tuple[Path, int | None, str]]:
     """Files of the run with their rank (None for files of the whole run) and contents, in table order."""
     run = RunFiles(folder, name)
     named = [(parse_trace(path.name), path) for path in folder.iterdir()]
-    traces = sorted((trace.rank, path, trace.side) for trace, path in named if trace and trace.run == name)
+    traces = sorted(
+        (SIDES.index(trace.side), trace.rank, path) for trace, path in named if trace and trace.run == name
+    )
     found: list[tuple[Path, int | None, str]] = [
-        (path, rank, f"{side} trace of rank {rank}") for wanted in SIDES for rank, path, side in traces
-        if side == wanted
-    ]  # fmt: skip
+        (path, rank, f"{SIDES[side]} trace of rank {rank}") for side, rank, path in traces
+    ]
     found += [
         (run.stacks_file, None, "top operators of rank 0 by stack"),
         (run.manifest_file, None, "versions, configuration, step times, checksums"),
@@ -134,8 +134,10 @@ def files_of(folder: Path, name: str) -> list[tuple[Path, int | None, str]]:
         (run.groups_file, None, "process groups, for simulators"),
     ]
     found += [(path, rank, f"Chakra trace of rank {rank}") for rank, path in run.et_files()]
-    found.append((run.first_et_file, None, "rank 0's again"))
-    found.append((run.page_file, None, "timeline, breakdown and communication: open it in a browser"))
+    found += [
+        (run.first_et_file, None, "rank 0's again"),
+        (run.page_file, None, "timeline, breakdown and communication: open it in a browser"),
+    ]
     return [each for each in found if each[0].exists()]
 
 
@@ -152,15 +154,6 @@ def node_counts(path: Path) -> tuple[str, ...]:
         len(trace.data_deps.values) + len(trace.ctrl_deps.values),
     )
     return tuple(f"{count:,}" for count in counts)
-
-
-def step_times(manifest: Path) -> dict[int, str]:
-    """Mean measured time of the traced steps per rank, as text; empty without a manifest."""
-    if not manifest.exists():
-        return {}
-    ranks = json.loads(manifest.read_text(encoding="utf-8"))["ranks"]
-    times = {record["rank"]: list(record["step_times_us"].values()) for record in ranks}
-    return {rank: f"{sum(steps) / len(steps) / 1e3:.1f} ms" for rank, steps in times.items() if steps}
 
 
 def size_text(size: float) -> str:
