@@ -23,8 +23,8 @@ from chakra_et.files import write_text
 from megatron_lm import planner
 from megatron_lm.errors import RunError
 from megatron_lm.logs import runs
-from megatron_lm.results import picture, timeline
-from megatron_lm.results.timeline import COMMUNICATION, COMPUTE, Event
+from megatron_lm.results import picture
+from megatron_lm.results.picture import COMMUNICATION, COMPUTE, Event
 from megatron_lm.settings import conf
 
 
@@ -45,7 +45,7 @@ def main() -> int:
 def make(config: Config) -> None:
     plan = planner.read_plan(config.plan)
     planned = planner.predicted_events(plan)
-    found, _ = timeline.read_events(runs.find((config.job,), conf.log_dir()), (), "all")
+    found, _ = picture.read_events(runs.find((config.job,), conf.log_dir()), (), "all")
     measured = typical([event for event in found if event.lane in (COMPUTE, COMMUNICATION)])
     layers = "-".join(map(str, plan.layers))
     longest = max(length(planned), length(measured))

@@ -13,7 +13,7 @@ from fasop.errors import PlanError
 from fasop.plans.plan import Plan, read_plans
 from fasop.schedule import events
 from megatron_lm.errors import RunError
-from megatron_lm.results.timeline import COMMUNICATION, COMPUTE, Event
+from megatron_lm.results.picture import COMMUNICATION, COMPUTE, Event
 from megatron_lm.settings import Size, conf
 
 PLANS, SETTINGS = "plan.json", "plan.conf"

@@ -29,8 +29,8 @@ from fasop.profiling.fit import UnitFit, fit_units
 from megatron_lm import planner
 from megatron_lm.errors import RunError
 from megatron_lm.logs import runs
-from megatron_lm.results import picture, report, speed, timeline
-from megatron_lm.results.timeline import WORK, Bubble
+from megatron_lm.results import picture, report, speed
+from megatron_lm.results.picture import WORK, Bubble
 from megatron_lm.results.view import Table
 from megatron_lm.settings import MODELS, conf
 
@@ -151,7 +151,7 @@ def read_run(job: str, stages: int) -> Measured:
     """Medians over all iterations but the first, of a run with one rank per stage. Raises ``RunError``."""
     found = runs.find((job,), conf.log_dir())
     iterations = speed.iterations(node.read("out") for node in found.nodes)
-    events, _ = timeline.read_events(found, (), "all")
+    events, _ = picture.read_events(found, (), "all")
     events = [event for event in events if event.iteration > 1]
     if not iterations or not events:
         raise RunError(f"job {job}: its logs have no times of any iteration after the first.")
@@ -166,7 +166,7 @@ def read_run(job: str, stages: int) -> Measured:
     for number in sorted({event.iteration for event in events}):
         work = [each for each in events if each.iteration == number and each.task in WORK]
         pipelines.append(max(each.end for each in work) - min(each.start for each in work))
-    count, bubbles = len(pipelines), timeline.bubbles(events)
+    count, bubbles = len(pipelines), picture.bubbles(events)
     messages = ("forward-recv", "backward-recv", "forward-send")
     return Measured(
         job,
@@ -233,7 +233,7 @@ def explained(plan: Plan, result: Measured, outside: float) -> Table:
     if not result.stages:
         return Table("Why the step differs", (), [])
     theirs = max(result.stages, key=lambda stage: stage.compute)
-    ours = timeline.bubbles(planner.predicted_events(plan))[theirs.rank]
+    ours = picture.bubbles(planner.predicted_events(plan))[theirs.rank]
     idle = tuple(each.seconds - each.compute - each.communication for each in (ours, theirs))
     parts = {
         "compute": (ours.compute, theirs.compute),
@@ -254,7 +254,7 @@ def explained(plan: Plan, result: Measured, outside: float) -> Table:
 
 def comparison(plan: Plan, result: Measured, outside: float) -> Table:
     """Predicted against measured; error: of the prediction, relative to the measured time."""
-    bubbles = timeline.bubbles(planner.predicted_events(plan))
+    bubbles = picture.bubbles(planner.predicted_events(plan))
     rows = [("pipeline, ms", 1000 * plan.pipeline_time, 1000 * result.pipeline)]
     for name in ("forward", "backward"):
         pairs = zip(getattr(plan, f"stage_{name}"), getattr(result, f"stage_{name}"), strict=True)
@@ -268,5 +268,5 @@ def comparison(plan: Plan, result: Measured, outside: float) -> Table:
 
 def drawn(job: str, plan: Plan) -> str:
     found = runs.find((job,), conf.log_dir())
-    events, settings = timeline.read_events(found, (), "last")
+    events, settings = picture.read_events(found, (), "last")
     return picture.draw(found, events, settings, planner.predicted_events(plan))

@@ -9,7 +9,7 @@ import pytest
 
 from megatron_lm.__main__ import main as command
 from megatron_lm.logs import records, runs
-from megatron_lm.results import picture, timeline
+from megatron_lm.results import picture
 from tests.megatron_lm import written_logs
 from tests.megatron_lm.written_logs import write_node
 
@@ -39,9 +39,9 @@ def log_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_bubble_of_equal_stages_is_the_one_of_the_formula(log_dir: Path) -> None:
-    found, _ = timeline.read_events(runs.find(("5",), log_dir), (), "all")
+    found, _ = picture.read_events(runs.find(("5",), log_dir), (), "all")
     ideal = (STAGES - 1) / (MICRO_BATCHES + STAGES - 1)
-    bubbles = timeline.bubbles(found)
+    bubbles = picture.bubbles(found)
     assert [bubble.rank for bubble in bubbles] == list(range(8))
     assert [bubble.share for bubble in bubbles] == pytest.approx([ideal] * 8, abs=1e-4)
     # One micro-batch takes 0.03 s on a stage; each of three iterations has 8 of them.
@@ -49,18 +49,18 @@ def test_the_bubble_of_equal_stages_is_the_one_of_the_formula(log_dir: Path) -> 
 
 
 def test_events_have_their_lane_iteration_and_micro_batch(log_dir: Path) -> None:
-    found, _ = timeline.read_events(runs.find(("5",), log_dir), (), "all")
+    found, _ = picture.read_events(runs.find(("5",), log_dir), (), "all")
     assert {event.iteration for event in found} == {11, 12, 13}
     of_rank = [event for event in found if event.rank == 2 and event.iteration == 12]
     lanes = {event.task: event.lane for event in of_rank}
     assert lanes == {
-        "forward": timeline.COMPUTE,
-        "backward": timeline.COMPUTE,
-        "optimizer": timeline.COMPUTE,
-        "post-process": timeline.SUB_STEP,
-        "forward-recv": timeline.COMMUNICATION,
-        "backward-recv": timeline.COMMUNICATION,
-        "grads-all-reduce": timeline.COMMUNICATION,
+        "forward": picture.COMPUTE,
+        "backward": picture.COMPUTE,
+        "optimizer": picture.COMPUTE,
+        "post-process": picture.SUB_STEP,
+        "forward-recv": picture.COMMUNICATION,
+        "backward-recv": picture.COMMUNICATION,
+        "grads-all-reduce": picture.COMMUNICATION,
     }
     for task in ("forward", "backward", "forward-recv", "backward-recv"):
         labels = [event.label for event in of_rank if event.task == task]
@@ -76,7 +76,7 @@ def test_a_message_of_two_kinds_counts_for_both() -> None:
         "backward-send": ([4.0], [4.1]),
     }
     timers = records.timers(written_logs.timer_block(0, lists).encode())
-    labels = [event.label for event in timeline.events(timers, "n1", range(1, 2), 0)]
+    labels = [event.label for event in picture.events(timers, "n1", range(1, 2), 0)]
     assert labels == [
         "forward-recv-0",
         "backward-send-forward-recv-0",
@@ -88,22 +88,22 @@ def test_a_message_of_two_kinds_counts_for_both() -> None:
 @pytest.mark.parametrize(
     ("timer", "lane"),
     [
-        ("forward-compute", timeline.COMPUTE),
-        ("optimizer", timeline.COMPUTE),
-        ("optimizer-inner-step", timeline.SUB_STEP),
-        ("batch-generator", timeline.SUB_STEP),
-        ("forward-backward-send-forward-backward-recv", timeline.COMMUNICATION),
-        ("forward-send-backward-recv", timeline.COMMUNICATION),
-        ("embedding-grads-all-reduce", timeline.COMMUNICATION),
-        ("params-all-gather", timeline.COMMUNICATION),
+        ("forward-compute", picture.COMPUTE),
+        ("optimizer", picture.COMPUTE),
+        ("optimizer-inner-step", picture.SUB_STEP),
+        ("batch-generator", picture.SUB_STEP),
+        ("forward-backward-send-forward-backward-recv", picture.COMMUNICATION),
+        ("forward-send-backward-recv", picture.COMMUNICATION),
+        ("embedding-grads-all-reduce", picture.COMMUNICATION),
+        ("params-all-gather", picture.COMMUNICATION),
     ],
 )
 def test_each_timer_has_its_lane(timer: str, lane: int) -> None:
-    assert timeline.lane_of(timer) == lane
+    assert picture.lane_of(timer) == lane
 
 
 def test_colours_and_bold_lines_are_those_of_the_format(log_dir: Path) -> None:
-    found, settings = timeline.read_events(runs.find(("5",), log_dir), (), "last")
+    found, settings = picture.read_events(runs.find(("5",), log_dir), (), "last")
     drawn = picture.measured_picture(found, settings)
     colour = {name: kind.colour for name, kind in drawn.kinds.items()}
     assert (

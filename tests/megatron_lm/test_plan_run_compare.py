@@ -19,7 +19,7 @@ from chakra_et.report.page import unpack
 from megatron_lm import planner
 from megatron_lm.__main__ import main as command
 from megatron_lm.errors import RunError
-from megatron_lm.results import picture, plan_run_compare, timeline
+from megatron_lm.results import picture, plan_run_compare
 from megatron_lm.results.plan_run_compare import CompareConfig, Measured
 from megatron_lm.settings.conf import read_file
 from tests.megatron_lm import written_logs
@@ -85,7 +85,7 @@ def test_the_plan_of_known_costs_is_the_best_there_is(planned: Path) -> None:
 def test_a_difference_is_explained_by_parts_that_add_up_to_it(planned: Path) -> None:
     """Both stages take half as long again as planned, and 7 ms instead of 4 are beside the pipeline."""
     plan = planner.read_plan(planned / "plan.json")
-    ours = timeline.bubbles(planner.predicted_events(plan))
+    ours = picture.bubbles(planner.predicted_events(plan))
     stages = [
         dataclasses.replace(each, compute=1.5 * each.compute, seconds=1.5 * each.seconds) for each in ours
     ]

@@ -27,7 +27,7 @@ from utils.training.checkpoint import (
     find_checkpoint,
     save_checkpoint,
 )
-from utils.training.optim import build_optimizer
+from utils.training.step import build_optimizer
 
 
 @pytest.fixture(scope="module")

@@ -60,7 +60,7 @@ def test_bf16_on_a_cpu_without_amx_is_called_slow(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("utils.training.optim._has_amx", lambda: amx)
+    monkeypatch.setattr("utils.training.step._has_amx", lambda: amx)
     make_trainer("gpt2", *SHORT, "--max-steps", 1, "--bf16")
     assert ("has no AMX instructions, so bfloat16 is slower than float32" in caplog.text) == warned
 

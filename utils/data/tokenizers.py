@@ -43,19 +43,14 @@ def load_tokenizer(
     Its ids must be below ``vocab_size``, the number of rows of the model's embedding. If --tokenizer doesn't
     fit, ``DataError`` is raised; any other place whose tokenizer doesn't fit is skipped with a warning.
     """
-    if config.tokenizer is not None:
-        path = Path(config.tokenizer).expanduser()
-        try:
-            tokenizer, source = _open(family, path, vocab_size), f"--tokenizer {path}"
-        except DataError as error:
-            raise DataError(f"--tokenizer {path}: {error}") from error
-        log_once(logging.INFO, f"tokenizer: {source}")
-        return tokenizer, source
-
-    for path, source in _candidates(family, model_name, config.cache_dir):
+    chosen = Path(config.tokenizer).expanduser() if config.tokenizer is not None else None
+    wanted = [(chosen, f"--tokenizer {chosen}")] if chosen is not None else None
+    for path, source in wanted or _candidates(family, model_name, config.cache_dir):
         try:
             tokenizer = _open(family, path, vocab_size)
         except DataError as error:
+            if wanted:
+                raise DataError(f"{source}: {error}") from error
             log_once(logging.WARNING, f"tokenizer: {source} ({path}) is skipped: {error}")
             continue
         log_once(logging.INFO, f"tokenizer: {source}")

@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 
 from chakra_et.files import remove_abandoned, scratch_folder, sync_folder, write_json
 from utils.training.config import TrainConfig
-from utils.training.optim import Precision
+from utils.training.step import Precision
 
 log = logging.getLogger(__name__)
 

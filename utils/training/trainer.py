@@ -28,9 +28,8 @@ from utils.training.checkpoint import Saver
 from utils.training.config import TrainConfig
 from utils.training.metrics import Metrics
 from utils.training.models import Batch, ModelFamily
-from utils.training.optim import build_optimizer
 from utils.training.sampling import BatchPlan, MicroBatches
-from utils.training.step import Stepper
+from utils.training.step import Stepper, build_optimizer
 from utils.training.summary import convert_traces
 from utils.watch import Watch
 
