@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import logging
 import os
 from pathlib import Path
@@ -20,6 +19,7 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 
+from chakra_et import files
 from megatron_lm import checkpoints
 from megatron_lm.engine import weights
 from megatron_lm.engine.optimizer import MOMENTS, Optimizer
@@ -82,11 +82,8 @@ class Checkpoints:
         meta, parts = read(folder, whole=False)
         size = size_of(meta)
         if size != self.settings.size:
-            differs = [
-                field.name
-                for field in dataclasses.fields(Size)
-                if getattr(size, field.name) != getattr(self.settings.size, field.name)
-            ]
+            theirs, ours = dataclasses.asdict(size), dataclasses.asdict(self.settings.size)
+            differs = [name for name in ours if theirs[name] != ours[name]]
             raise CheckpointError(
                 f"checkpoint {folder} is of another model ({', '.join(differs)} differ): set "
                 f"MODEL={meta['model']} and its sizes as in the run that wrote it"
@@ -162,9 +159,9 @@ class Checkpoints:
                 "tensor_mp_size": self.settings.tensor_mp_size,
                 "loss_scale": self.optimizer.loss_scale_state(),
                 "schedule": self.schedule.state_dict(),
-                "files": {name: entry for files in gathered for name, entry in files.items()},
+                "files": {name: entry for of_rank in gathered for name, entry in of_rank.items()},
             }
-            (folder / checkpoints.META).write_text(json.dumps(meta, indent=1) + "\n")
+            files.write_json(folder / checkpoints.META, meta)
 
 
 def read(path: Path, whole: bool = True) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:

@@ -56,10 +56,8 @@ def own_slice(parameter: nn.Parameter, whole: torch.Tensor, gated: bool) -> torc
     dim = split_dim(parameter)
     if dim is None:
         return whole
-    rank, ranks = (
-        parallel_state.get_tensor_model_parallel_rank(),
-        parallel_state.get_tensor_model_parallel_world_size(),
-    )
+    rank = parallel_state.get_tensor_model_parallel_rank()
+    ranks = parallel_state.get_tensor_model_parallel_world_size()
     halves = whole.chunk(2, dim) if gated else (whole,)
     return torch.cat([half.chunk(ranks, dim)[rank] for half in halves], dim)
 

@@ -195,10 +195,8 @@ def unit_fits(partitions: list[tuple[int, ...]], measured: list[Measured]) -> tu
     Raises ``RunError``.
     """
     try:
-        return (
-            fit_units(partitions, [of_run.stage_forward for of_run in measured]),
-            fit_units(partitions, [of_run.stage_backward for of_run in measured]),
-        )
+        forward = fit_units(partitions, [of_run.stage_forward for of_run in measured])
+        return forward, fit_units(partitions, [of_run.stage_backward for of_run in measured])
     except ValueError as error:
         raise RunError(f"the runs have no usable stage times: {error}.") from None
 

@@ -51,7 +51,6 @@ class Size:
 
 
 def gpt2(hidden: int, layers: int, heads: int, sequence: int, vocabulary: int) -> Size:
-    """A GPT-2."""
     return Size(hidden, layers, heads, sequence, vocabulary, 4 * hidden, heads)
 
 

@@ -61,9 +61,8 @@ def datasets_cache(cache_dir: str | None) -> Path:
     """The folder that ``datasets`` caches in: --cache-dir, HF_DATASETS_CACHE, or below HF_HOME."""
     if cache_dir or (cache_dir := os.environ.get("HF_DATASETS_CACHE")):
         return Path(cache_dir).expanduser()
-    if home := os.environ.get("HF_HOME"):
-        return Path(home).expanduser() / "datasets"
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "huggingface" / "datasets"
+    home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
+    return Path(home).expanduser() / "datasets"
 
 
 @functools.lru_cache
