@@ -49,25 +49,17 @@ class Optimizer:
             use_distributed_optimizer=settings.sharded_optimizer,
             timers=timers,
         )
-        self._chained = get_megatron_optimizer(config, chunks)
+        self.chained = get_megatron_optimizer(config, chunks)
         # Without experts the chain has one link.
-        (self._mixed,) = self._chained.chained_optimizers
+        (self._mixed,) = self.chained.chained_optimizers
         self._sharded = settings.sharded_optimizer
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        groups: list[dict[str, Any]] = self._chained.param_groups
-        return groups
 
     def scale(self) -> float:
         """The factor by which losses are multiplied."""
-        return float(self._chained.get_loss_scale().item())
-
-    def zero_grad(self) -> None:
-        self._chained.zero_grad()
+        return float(self.chained.get_loss_scale().item())
 
     def step(self) -> Stepped:
-        done, norm, _ = self._chained.step()
+        done, norm, _ = self.chained.step()
         return Stepped(bool(done), None if norm is None else float(norm))
 
     def gather(self, parameter: torch.nn.Parameter) -> dict[str, torch.Tensor]:
@@ -165,7 +157,7 @@ def schedule(optimizer: Optimizer, settings: Settings) -> OptimizerParamSchedule
     """The learning rate, which counts samples: a warm-up, then a cosine to 0."""
     decay = settings.lr_decay_iters * settings.global_batch_size
     return OptimizerParamScheduler(
-        optimizer,
+        optimizer.chained,
         init_lr=0.0,
         max_lr=settings.lr,
         min_lr=0.0,

@@ -61,7 +61,7 @@ def train(settings: Settings, watch: Watch) -> int:
             loss, stepped, asked = step(settings, chunks, adam, batches, timers, health, watch, iteration)
             if stepped.done:
                 schedule.step(settings.global_batch_size)
-            rate = adam.param_groups[0]["lr"]
+            rate = adam.chained.param_groups[0]["lr"]
             lines.not_finite(iteration, health.after(iteration, loss, stepped))
             lines.iteration(iteration, loss, stepped, rate, adam.scale())
             if tracer is not None:
@@ -88,7 +88,7 @@ def step(
     """One iteration: (loss over the global batch; the optimizer's step; whether a rank was asked to end)."""
     for chunk in chunks:
         chunk.zero_grad_buffer()
-    adam.zero_grad()
+    adam.chained.zero_grad()
     scale = adam.scale()
     chunks[0].config.grad_scale_func = (lambda loss: loss * scale) if scale != 1 else None
     single = len(chunks) == 1
