@@ -44,7 +44,7 @@ def main() -> int:
 
 def make(config: Config) -> None:
     plan = planner.read_plan(config.plan)
-    planned = planner.predicted_events(plan)
+    planned = picture.predicted_events(plan)
     found, _ = picture.read_events(runs.find((config.job,), conf.log_dir()), (), "all")
     measured = typical([event for event in found if event.lane in (COMPUTE, COMMUNICATION)])
     layers = "-".join(map(str, plan.layers))

@@ -1,4 +1,4 @@
-"""FASOP, by its command line: its input files, the best plan, its schedule and its settings."""
+"""FASOP, by its command line: its input files, the best plan, and the settings that launch it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,10 @@ from typing import Any
 from chakra_et import files
 from fasop.errors import PlanError
 from fasop.plans.plan import Plan, read_plans
-from fasop.schedule import events
 from megatron_lm.errors import RunError
-from megatron_lm.results.picture import COMMUNICATION, COMPUTE, Event
 from megatron_lm.settings import Size, conf
 
 PLANS, SETTINGS = "plan.json", "plan.conf"
-TASKS = {"forward": "forward", "backward": "backward", "reduction": "grads-all-reduce"}
 
 
 def write_inputs(
@@ -70,19 +67,6 @@ def settings(folder: Path) -> dict[str, str]:
     """The settings of ``best``'s plan, as ``python -m fasop export`` gives them. Raises ``RunError``."""
     _run("export", str(folder / PLANS), "--output", str(folder / SETTINGS))
     return conf.read_file(folder / SETTINGS)
-
-
-def predicted_events(plan: Plan) -> list[Event]:
-    """One iteration of every stage, starting at 0 s; stages take the place of ranks."""
-    found = []
-    for event in events.of_plan(plan):
-        lane = COMPUTE if event.kind in ("forward", "backward") else COMMUNICATION
-        task = TASKS.get(event.kind) or ("forward-send" if event.up else "backward-send")
-        micro_batch = event.micro_batch if event.micro_batch >= 0 else None
-        if event.kind in (*TASKS, "send"):
-            name = plan.stage_gpu[event.stage]
-            found.append(Event(event.stage, name, task, lane, 1, micro_batch, event.start, event.end))
-    return sorted(found, key=lambda event: (event.rank, event.start))
 
 
 def _run(*words: str) -> str:

@@ -15,6 +15,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -26,6 +27,9 @@ from megatron_lm.logs import records, runs
 from megatron_lm.logs.runs import Run
 from megatron_lm.results import report, speed
 from megatron_lm.settings import conf
+
+if TYPE_CHECKING:
+    from fasop.plans.plan import Plan
 
 COMPUTE, SUB_STEP, COMMUNICATION = range(3)  # lanes of a rank, top to bottom
 WHOLE = "forward-backward"
@@ -46,6 +50,7 @@ KINDS = {
     "p2p": Kind("p2p", "#2ca02c"),
     "collective": Kind("collectives", "#145a14"),
 }
+PLANNED = {"forward": "forward", "backward": "backward", "reduction": "grads-all-reduce"}
 STRIPS = (26, 10, 10)  # by lane of the timeline
 FROM_TO = "first forward to last backward of any rank, s"
 
@@ -118,10 +123,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     found, settings = read_events(run, config.node, config.iterations)
     predicted = []
     if config.plan is not None:
-        # Only --plan needs fasop.
         from megatron_lm import planner
 
-        predicted = planner.predicted_events(planner.read_plan(config.plan))
+        predicted = predicted_events(planner.read_plan(config.plan))
     report.write(config.output, draw(run, found, settings, predicted))
     print(f"{config.output}: {len(found)} events of {len({event.rank for event in found})} ranks")
     return 0
@@ -306,3 +310,18 @@ def _covered(intervals: list[tuple[float, float]], first: float, last: float) ->
             total += end - start
             reached = end
     return total
+
+
+def predicted_events(plan: Plan) -> list[Event]:
+    """One iteration of every stage, starting at 0 s; stages take the place of ranks."""
+    from fasop.schedule import events  # only plans need fasop
+
+    found = []
+    for event in events.of_plan(plan):
+        lane = COMPUTE if event.kind in ("forward", "backward") else COMMUNICATION
+        task = PLANNED.get(event.kind) or ("forward-send" if event.up else "backward-send")
+        micro_batch = event.micro_batch if event.micro_batch >= 0 else None
+        if event.kind in (*PLANNED, "send"):
+            name = plan.stage_gpu[event.stage]
+            found.append(Event(event.stage, name, task, lane, 1, micro_batch, event.start, event.end))
+    return sorted(found, key=lambda event: (event.rank, event.start))

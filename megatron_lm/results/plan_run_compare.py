@@ -231,7 +231,7 @@ def explained(plan: Plan, result: Measured, outside: float) -> Table:
     if not result.stages:
         return Table("Why the step differs", (), [])
     theirs = max(result.stages, key=lambda stage: stage.compute)
-    ours = picture.bubbles(planner.predicted_events(plan))[theirs.rank]
+    ours = picture.bubbles(picture.predicted_events(plan))[theirs.rank]
     idle = tuple(each.seconds - each.compute - each.communication for each in (ours, theirs))
     parts = {
         "compute": (ours.compute, theirs.compute),
@@ -252,7 +252,7 @@ def explained(plan: Plan, result: Measured, outside: float) -> Table:
 
 def comparison(plan: Plan, result: Measured, outside: float) -> Table:
     """Predicted against measured; error: of the prediction, relative to the measured time."""
-    bubbles = picture.bubbles(planner.predicted_events(plan))
+    bubbles = picture.bubbles(picture.predicted_events(plan))
     rows = [("pipeline, ms", 1000 * plan.pipeline_time, 1000 * result.pipeline)]
     for name in ("forward", "backward"):
         pairs = zip(getattr(plan, f"stage_{name}"), getattr(result, f"stage_{name}"), strict=True)
@@ -267,4 +267,4 @@ def comparison(plan: Plan, result: Measured, outside: float) -> Table:
 def drawn(job: str, plan: Plan) -> str:
     found = runs.find((job,), conf.log_dir())
     events, settings = picture.read_events(found, (), "last")
-    return picture.draw(found, events, settings, planner.predicted_events(plan))
+    return picture.draw(found, events, settings, picture.predicted_events(plan))

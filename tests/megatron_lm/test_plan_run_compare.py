@@ -71,7 +71,7 @@ def test_the_plan_of_known_costs_is_the_best_there_is(planned: Path) -> None:
     plan = json.loads((planned / "plan.json").read_text())["plans"][0]
     # The shortest message, as a latency.
     assert plan["p2p"] == pytest.approx([1e-4])
-    events = planner.predicted_events(planner.read_plan(planned / "plan.json"))
+    events = picture.predicted_events(planner.read_plan(planned / "plan.json"))
     forward = [e for e in events if e.rank == 1 and e.task == "forward"]
     assert forward[0].start == pytest.approx(E + 3 * T + 1e-4)
     ends = max(e.end for e in events if e.task == "backward")
@@ -85,7 +85,7 @@ def test_the_plan_of_known_costs_is_the_best_there_is(planned: Path) -> None:
 def test_a_difference_is_explained_by_parts_that_add_up_to_it(planned: Path) -> None:
     """Both stages take half as long again as planned, and 7 ms instead of 4 are beside the pipeline."""
     plan = planner.read_plan(planned / "plan.json")
-    ours = picture.bubbles(planner.predicted_events(plan))
+    ours = picture.bubbles(picture.predicted_events(plan))
     stages = [
         dataclasses.replace(each, compute=1.5 * each.compute, seconds=1.5 * each.seconds) for each in ours
     ]
