@@ -34,8 +34,16 @@ class SquadDataset(Dataset[Sample]):
     ``source`` says in words where the text came from; ``fingerprint`` is equal on ranks with the same data.
     """
 
-    def __init__(self, pairs: TokenizedPairs, length: int, source: str) -> None:
-        self.pairs, self.length, self.source, self.fingerprint = pairs, length, source, pairs.fingerprint
+    def __init__(
+        self, pairs: TokenizedPairs, tokenizer: PreTrainedTokenizerFast, length: int, source: str, seed: int
+    ) -> None:
+        self.pairs, self.length, self.source, self.seed = pairs, length, source, seed
+        self.fingerprint = pairs.fingerprint
+        self.prepare(tokenizer)
+
+    def prepare(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        """Take from the tokenizer what the samples need."""
+        raise NotImplementedError
 
     def __len__(self) -> int:
         return len(self.pairs)
@@ -63,10 +71,7 @@ class CausalDataset(SquadDataset):
     Labels equal the inputs; the loss shifts them by one.
     """
 
-    def __init__(
-        self, pairs: TokenizedPairs, tokenizer: PreTrainedTokenizerFast, length: int, source: str
-    ) -> None:
-        super().__init__(pairs, length, source)
+    def prepare(self, tokenizer: PreTrainedTokenizerFast) -> None:
         newline = tokenizer("\n", add_special_tokens=False)["input_ids"]
         self.newline, self.end = np.array(newline, dtype=np.int64), int(tokenizer.eos_token_id)
 
@@ -95,11 +100,9 @@ class PackedDataset(CausalDataset):
     one sample becomes one padded sample.
     """
 
-    def __init__(
-        self, pairs: TokenizedPairs, tokenizer: PreTrainedTokenizerFast, length: int, source: str, seed: int
-    ) -> None:
-        super().__init__(pairs, tokenizer, length, source)
-        order = _generator(seed).permutation(len(pairs))
+    def prepare(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        super().prepare(tokenizer)
+        order = _generator(self.seed).permutation(len(self.pairs))
         self.stream = np.concatenate([self.document(index) for index in order]).astype(np.int32)
 
     def __len__(self) -> int:
@@ -117,11 +120,7 @@ class MaskedDataset(SquadDataset):
     the number of ranks or workers.
     """
 
-    def __init__(
-        self, pairs: TokenizedPairs, tokenizer: PreTrainedTokenizerFast, length: int, source: str, seed: int
-    ) -> None:
-        super().__init__(pairs, length, source)
-        self.seed = seed
+    def prepare(self, tokenizer: PreTrainedTokenizerFast) -> None:
         # In shared memory: persistent workers keep the copy of this object that they started with.
         self.epoch = torch.zeros((), dtype=torch.int64).share_memory_()
         self.cls, self.sep, self.pad = tokenizer.cls_token_id, tokenizer.sep_token_id, tokenizer.pad_token_id
@@ -185,13 +184,10 @@ def build_datasets(
     squad = load_squad(config.dataset, config.cache_dir, config.require_dataset)
     folder = datasets_cache(config.cache_dir) / "tokenized"
 
+    kind = MaskedDataset if family == "bert" else PackedDataset if config.pack else CausalDataset
+
     def build(examples: list[Example], seed: int) -> SquadDataset:
-        pairs = tokenize_pairs(examples, tokenizer, folder)
-        if family == "bert":
-            return MaskedDataset(pairs, tokenizer, length, squad.source, seed)
-        if config.pack:
-            return PackedDataset(pairs, tokenizer, length, squad.source, seed)
-        return CausalDataset(pairs, tokenizer, length, squad.source)
+        return kind(tokenize_pairs(examples, tokenizer, folder), tokenizer, length, squad.source, seed)
 
     return build(squad.train, seed), build(squad.validation, 0)
 
