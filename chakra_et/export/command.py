@@ -20,6 +20,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import IO, Literal
 
@@ -50,11 +51,8 @@ FILES: dict[str, dict[str, Write]] = {
 }
 
 
-RECORDED = {
-    "perfetto": (".pftrace", recorded.write_perfetto),
-    "chrome": ("_trace.json.gz", recorded.write_chrome),
-}
-"""Formats that keep a run as it was recorded."""
+# Those that keep a run as it was recorded.
+RECORDED = {"perfetto": recorded.write_perfetto, "chrome": recorded.write_chrome}
 
 
 @dataclass
@@ -97,59 +95,55 @@ def main(argv: Sequence[str] | None = None) -> int:
     return cli.run(lambda: export(config), TraceError)
 
 
-def _recorded(config: ExportConfig, chosen: RunInput) -> bool:
-    """Write the run as it was recorded; False where the traces of some rank aren't there any more."""
-    notes: list[str] = []
-    if chosen.traces is not None:
-        traces = {rank: pair.device for rank, pair in chosen.traces.pairs.items()}
-    else:
-        traces, notes = recorded.find_traces(chosen.files)
-    for note in notes:
-        print(f"note: {note}: the nodes of the .et files are written", file=sys.stderr)
-    if notes or not traces:
-        return False
-    ending, write = RECORDED[config.format]
-    path = Path(config.output or f"{chosen.files.folder / chosen.name}{ending}")
+def _write(path: Path, compress: bool, write: Callable[[IO[bytes]], int | None]) -> int | None:
+    """Write a file atomically; returns what ``write`` does."""
     with atomic_file(path) as file:
-        if path.suffix == ".gz":
+        if compress:
             with chrome.packed(file) as packed:
-                count = write(traces, packed)
+                found = write(packed)
         else:
-            count = write(traces, file)
+            found = write(file)
         size = file.tell()
     print(f"{path}: {size / 1e6:.1f} MB")
-    print(f"{count:,} slices of {len(traces)} ranks, as they were recorded")
-    return True
+    return found
+
+
+def _recorded_traces(chosen: RunInput) -> dict[int, Path]:
+    """The device traces of all ranks; {} where some aren't there any more."""
+    if chosen.traces is not None:
+        return {rank: pair.device for rank, pair in chosen.traces.pairs.items()}
+    traces, notes = recorded.find_traces(chosen.files)
+    for note in notes:
+        print(f"note: {note}: the nodes of the .et files are written", file=sys.stderr)
+    return {} if notes else traces
 
 
 def export(config: ExportConfig) -> None:
     chosen = find_run(config.names, config.allow_missing_ranks)
+    form, beside = config.format, chosen.files.folder / chosen.name
+    files = FILES.get(form, {})
+    paths = {ending: Path(f"{config.output or beside}{ending}") for ending in files}
+    if config.output and len(files) == 1:
+        paths = dict.fromkeys(files, Path(config.output))
+    compress = form in RECORDED and all(path.suffix == ".gz" for path in paths.values())
     whole = not (config.nodes or config.step or config.ranks or config.around)
-    if config.format in RECORDED and whole and _recorded(config, chosen):
+    if form in RECORDED and whole and (traces := _recorded_traces(chosen)):
+        (path,) = paths.values()
+        count = _write(path, compress, partial(RECORDED[form], traces))
+        print(f"{count:,} slices of {len(traces)} ranks, as they were recorded")
         return
     run = load(chosen)
     window = choose(run, config.step, config.ranks, config.around, config.hops)
-    beside = chosen.files.folder / chosen.name
-    if config.format == "tensorboard":
+    if form == "tensorboard":
         folder = config.output or f"{beside}_tensorboard"
-        whole = not config.step and not config.around
-        recorded = publish.recorded_traces(chosen, run.ranks) if whole else {}
-        publish.to_tensorboard(window, Path(folder), recorded)
+        every = not config.step and not config.around
+        publish.to_tensorboard(
+            window, Path(folder), publish.recorded_traces(chosen, run.ranks) if every else {}
+        )
         print(f"{folder}: look at it by `tensorboard --logdir {folder}`")
-        return
-    if config.format == "wandb":
+    elif form == "wandb":
         publish.to_wandb(run, config.output or "chakra-et")
-        return
-    files = FILES[config.format]
-    for ending, write in files.items():
-        name = config.output or str(beside)
-        path = Path(config.output if config.output and len(files) == 1 else f"{name}{ending}")
-        with atomic_file(path) as file:
-            if config.format == "chrome" and path.suffix == ".gz":
-                with chrome.packed(file) as packed:
-                    write(window, packed)
-            else:
-                write(window, file)
-            size = file.tell()
-        print(f"{path}: {size / 1e6:.1f} MB")
-    print(f"{len(window):,} nodes, {len(window.source):,} dependencies")
+    else:
+        for ending, write in files.items():
+            _write(paths[ending], compress, partial(write, window))
+        print(f"{len(window):,} nodes, {len(window.source):,} dependencies")

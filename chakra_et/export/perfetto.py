@@ -9,7 +9,7 @@ interned_data); times are ns on the trace's default clock.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import IO
 
 import numpy as np
@@ -73,12 +73,17 @@ def _tracks(window: Window) -> Iterator[bytes]:
         thread = message((1, rank + 1), (2, row + 1), (5, label))
         track = message((1, _thread(row)), (5, _process(rank)), (2, label), (4, thread), (12, row))
         yield message_field(60, track)
-    interned = b"".join(
-        message((field, message((1, at + 1), (2, name))))
-        for field, names in ((1, NODE_KINDS), (2, window.names), (3, LABELS))
-        for at, name in enumerate(names)
+    yield interned({1: NODE_KINDS, 2: window.names, 3: LABELS})
+
+
+def interned(names: Mapping[int, Iterable[str]]) -> bytes:
+    """The names that events refer to, numbered from 1: by field of InternedData."""
+    table = b"".join(
+        message((field, message((1, number), (2, name))))
+        for field, of_field in names.items()
+        for number, name in enumerate(of_field, 1)
     )
-    yield message((10, SEQUENCE), (13, CLEARED), (12, interned))
+    return message((10, SEQUENCE), (13, CLEARED), (12, table))
 
 
 def _slices(window: Window) -> Iterator[bytes]:
@@ -131,7 +136,8 @@ def _counters(window: Window) -> Iterator[bytes]:
                 moment, index = np.unique(both, return_inverse=True)
                 change = np.bincount(index.reshape(-1), np.concatenate([amount, -amount]), len(moment))
                 level = np.rint(np.cumsum(change)).astype(np.int64)
-                yield from _counter(uuid, rank, label, unit, moment, level)
+                levels = zip(moment.tolist(), level.tolist(), strict=True)
+                yield from counter(uuid, _process(rank), label, unit, levels)
 
 
 def _memory(window: Window) -> Iterator[bytes]:
@@ -143,14 +149,15 @@ def _memory(window: Window) -> Iterator[bytes]:
             ((1 << 42) + 2 * number + 1, "reserved", curve.reserved),
         ):
             if level is not None:
-                yield from _counter(uuid, curve.rank, f"{name} {what}", "bytes", curve.time_ns, level)
+                levels = zip(curve.time_ns.tolist(), level.tolist(), strict=True)
+                yield from counter(uuid, _process(curve.rank), f"{name} {what}", "bytes", levels)
 
 
-def _counter(
-    uuid: int, rank: int, label: str, unit: str, moment: np.ndarray, level: np.ndarray
+def counter(
+    uuid: int, process: int, label: str, unit: str, levels: Iterable[tuple[int, int]]
 ) -> Iterator[bytes]:
-    """A counter track of a rank, and its values from each moment on."""
-    yield message((60, message((1, uuid), (5, _process(rank)), (2, label), (8, message((6, unit))))))
+    """A counter track of a process, and its level from each moment on."""
+    yield message((60, message((1, uuid), (5, process), (2, label), (8, message((6, unit))))))
     head, event = varint_field(10, SEQUENCE), message((9, COUNTER), (11, uuid))
-    for time, value in zip(moment.tolist(), level.tolist(), strict=True):
-        yield varint_field(8, time) + head + message_field(11, event + varint_field(30, max(value, 0)))
+    for time, level in levels:
+        yield varint_field(8, time) + head + message_field(11, event + varint_field(30, max(level, 0)))

@@ -16,7 +16,7 @@ import msgspec
 
 from chakra_et.errors import reason
 from chakra_et.et.wire import FIXED64, message_field, tag, varint_field
-from chakra_et.export.perfetto import BEGIN, CLEARED, COUNTER, END, NEEDED, SEQUENCE, message
+from chakra_et.export.perfetto import BEGIN, END, NEEDED, SEQUENCE, counter, interned, message
 from chakra_et.files import read_json, sha256
 from chakra_et.names import RunFiles
 from chakra_et.traces.records import read_records
@@ -148,12 +148,7 @@ class _Slices:
         for process in processes:
             about = message((1, process), (6, self.labels.get((process, None), f"process {process}")))
             yield message((60, message((1, process), (3, about))))
-        interned = b"".join(
-            message((field, message((1, number), (2, text))))
-            for field, known in self.names.items()
-            for text, number in known.items()
-        )
-        yield message((10, SEQUENCE), (13, CLEARED), (12, interned))
+        yield interned(self.names)
         track = 1 << 40
         for number, (thread, slices) in enumerate(self.threads.items(), 1):
             slices.sort(key=lambda each: each[:2])
@@ -168,11 +163,7 @@ class _Slices:
                     yield varint_field(8, time) + head + message_field(11, begins)
         for (process, label), levels in self.counters.items():
             track += 1
-            about = message((1, track), (5, process), (2, label), (8, message((6, "bytes"))))
-            yield message((60, about))
-            for time, level in sorted(levels):
-                event = message((9, COUNTER), (11, track), (30, max(level, 0)))
-                yield varint_field(8, time) + message((10, SEQUENCE), (11, event))
+            yield from counter(track, process, label, "bytes", sorted(levels))
 
     def _lanes(
         self, thread: tuple[int, Any], slices: list[tuple[int, int, bytes]]
