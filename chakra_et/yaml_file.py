@@ -55,15 +55,9 @@ def _loader() -> Any:
         loader.flatten_mapping(node)
         return loader.construct_mapping(node, deep=True)
 
-    made: Any = type("UniqueKeys", (_base(),), {})
+    made: Any = type("UniqueKeys", (getattr(yaml, "CSafeLoader", yaml.SafeLoader),), {})
     made.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, mapping)
     return made
-
-
-def _base() -> Any:
-    import yaml
-
-    return getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def _check(text: str) -> None:
@@ -72,7 +66,7 @@ def _check(text: str) -> None:
 
     known: dict[str, tuple[int, int]] = {}  # anchor → values, depth
     inside: list[tuple[str | None, int, int]] = [(None, 0, 0)]
-    for event in yaml.parse(text, _base()):
+    for event in yaml.parse(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
         anchor, values, depth = getattr(event, "anchor", None), 0, 0
         if isinstance(event, yaml.CollectionStartEvent):
             inside.append((anchor, 1, 0))

@@ -67,7 +67,7 @@ def system_json(topology: Topology, roofline: bool) -> dict[str, Any]:
 
 MEMORY = {"memory-type": "NO_MEMORY_EXPANSION"}
 
-_RUN = """\
+RUN = """\
 #!/usr/bin/env bash
 # Run the simulation and count the ranks that finished: ASTRA-sim's exit status does not show it.
 #   ./run.sh [AstraSim_Analytical_Congestion_Unaware]     or ASTRA_SIM=/path/to/the/binary ./run.sh
@@ -95,10 +95,6 @@ finished=$(grep -Eo 'sys\\[[0-9]+\\] finished' astra.log | sort -u | wc -l)
 echo "$finished of @RANKS@ ranks finished (ASTRA-sim's exit status: $status); the log is astra.log"
 [ "$finished" -eq @RANKS@ ]
 """
-
-
-def run_sh(name: str, ranks: int) -> str:
-    return _RUN.replace("@NAME@", name).replace("@RANKS@", str(ranks))
 
 
 _KEPT = {

@@ -20,7 +20,7 @@ import numpy as np
 from chakra_et.export.window import Window
 from chakra_et.report.columns import NODE_KINDS
 from chakra_et.report.timeline import device_name
-from chakra_et.report.times import WHOLE, find_times
+from chakra_et.report.times import WHOLE, find_steps
 
 # Kinds that are events of PyTorch's traces; overhead and annotations are not.
 CATEGORIES = {"operator": "cpu_op", "runtime": "cuda_runtime", "kernel": "kernel", "copy": "gpu_memcpy"}
@@ -105,7 +105,7 @@ def _kineto_events(window: Window, rank: int) -> Iterator[Event]:
     own = np.flatnonzero(window.rank == rank)
     first, last = int(window.start_ns[own].min()), int(window.end_ns[own].max())
     main = next((row for row in rows if process[row] == CPU), rows[0])
-    for step in find_times(run).steps:
+    for step in find_steps(run):
         if step.rank == rank and step.name != WHOLE and step.start_ns < last and step.end_ns > first:
             name = f"ProfilerStep#{step.name}"
             yield _span(name, "user_annotation", CPU, main, step.start_ns, step.end_ns, {})

@@ -22,7 +22,7 @@ from chakra_et.report.content import content
 from chakra_et.report.inputs import RunInput
 from chakra_et.report.page import write_page
 from chakra_et.report.run import ReportRun
-from chakra_et.report.times import find_times
+from chakra_et.report.times import find_steps
 from chakra_et.simulate.breakdown import ACTIVITIES
 from chakra_et.traces.records import open_trace
 
@@ -39,7 +39,7 @@ TABLES = {
 
 def scalars(run: ReportRun) -> Iterator[tuple[int, int, str, float]]:
     """(rank, step, name, ns): the parts of every step; a trace without steps is step 0."""
-    for step in find_times(run).steps:
+    for step in find_steps(run):
         found: list[tuple[str, float]] = [(f"step/{run.base}", step.lasts_ns)]
         if step.replayed_ns is not None:
             found.append(("step/replayed", step.replayed_ns))

@@ -24,7 +24,7 @@ from chakra_et.report.columns import (
     shared_codes,
 )
 from chakra_et.report.run import ReportRun
-from chakra_et.report.times import Entry, by_name, find_times
+from chakra_et.report.times import Entry, by_name, find_steps
 from chakra_et.simulate.breakdown import ACTIVITIES
 
 # Integer attributes that are columns under their own names, null (CSV: empty) where a node lacks them.
@@ -156,7 +156,7 @@ def collectives(run: ReportRun) -> Table:
 
 def steps(run: ReportRun) -> Table:
     """``times.ReportStep``: one column for each activity, which add up, and for each phase."""
-    found = find_times(run).steps
+    found = find_steps(run)
     columns = _columns(found, ("rank", "name", "start_ns", "end_ns", "hidden_ns", "replayed_ns"))
     for parts, of in ((ACTIVITIES, "parts_ns"), (PHASES, "phases_ns")):
         for at, part in enumerate(parts):

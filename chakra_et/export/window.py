@@ -10,7 +10,7 @@ from chakra_et.errors import TraceError
 from chakra_et.report.columns import EDGE_NAMES, edge_kinds, name_codes, page_kinds
 from chakra_et.report.run import ReportRun
 from chakra_et.report.timeline import Curve, Row, curves, lay_out
-from chakra_et.report.times import find_times
+from chakra_et.report.times import find_steps
 from chakra_et.traces.sets import rank_choice
 
 
@@ -111,7 +111,7 @@ def choose(run: ReportRun, step: str = "", ranks: str = "", around: str = "", ho
 
 
 def _in_step(run: ReportRun, step: str) -> np.ndarray:
-    steps = find_times(run).steps
+    steps = find_steps(run)
     chosen = np.zeros(len(run.graph), dtype=bool)
     place = {rank: at for at, rank in enumerate(run.ranks)}
     for each in steps:

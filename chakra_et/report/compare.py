@@ -28,7 +28,7 @@ from chakra_et.report.inputs import find_runs
 from chakra_et.report.page import MADE_BY, PackedColumns, write_page
 from chakra_et.report.run import ReportRun, load
 from chakra_et.report.timeline import largest_peak, usage
-from chakra_et.report.times import WHOLE, by_module, by_name, find_times
+from chakra_et.report.times import WHOLE, by_module, by_name, find_steps
 from chakra_et.simulate.breakdown import ACTIVITIES
 from chakra_et.text import duration, shortened, size, table
 
@@ -108,8 +108,7 @@ def side(run: ReportRun) -> Side:
     ``peak_bytes``: of ``largest_peak``; ``diagnosis`` is None where the ranks can't be replayed together.
     ``entries`` and ``modules`` aren't part of the page.
     """
-    times = find_times(run)
-    steps = times.steps
+    steps = find_steps(run)
     names = {step.name for step in steps}
     replayed = [step.replayed_ns for step in steps if step.replayed_ns is not None]
     peak = largest_peak(usage(run))
@@ -125,7 +124,7 @@ def side(run: ReportRun) -> Side:
         "phases_ns": np.mean([step.phases_ns for step in steps], axis=0).tolist(),
         "peak_bytes": peak.peak_bytes if peak else None,
         "facts": facts(run),
-        "lacks": lacks(run, times),
+        "lacks": lacks(run, steps),
         "diagnosis": None if run.job is None else diagnose(run.job),
         "entries": {
             (each.kind, each.name): (each.self_ns, each.device_ns, each.count) for each in by_name(run)

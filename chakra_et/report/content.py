@@ -35,7 +35,7 @@ from chakra_et.report.columns import PHASES, add_nodes, name_codes
 from chakra_et.report.page import MADE_BY, PackedColumns
 from chakra_et.report.run import ReportRun
 from chakra_et.report.timeline import device_name, largest_peak, usage
-from chakra_et.report.times import WHOLE, StepTimes, by_module, by_name, find_times
+from chakra_et.report.times import WHOLE, ReportStep, by_module, by_name, find_steps
 from chakra_et.simulate.breakdown import ACTIVITIES
 from chakra_et.simulate.critical_path import waited_for
 from chakra_et.simulate.run import devices_of
@@ -53,7 +53,7 @@ MOST_REPLAYED = 100_000_000
 
 def content(run: ReportRun) -> tuple[dict[str, Any], PackedColumns]:
     """The JSON and the columns of the page of ``run``."""
-    times = find_times(run)
+    steps = find_steps(run)
     columns = PackedColumns()
     timeline = add_nodes(run, columns)
     messages, shared = traffic(run)
@@ -62,24 +62,24 @@ def content(run: ReportRun) -> tuple[dict[str, Any], PackedColumns]:
     many = len(run.ranks) > MOST_RANKS
     stragglers, missing = slowdowns(run)
     diagnosis = None if run.job is None else diagnose(run.job)
-    missing = [*lacks(run, times), *missing]
+    missing = [*lacks(run, steps), *missing]
     if many:
         missing.append(f"tables of rank by rank: left out for more than {MOST_RANKS} ranks")
-    if len(times.steps) > MOST_STEPS:
-        missing.append(f"only the first {MOST_STEPS} of {len(times.steps)} steps are listed")
+    if len(steps) > MOST_STEPS:
+        missing.append(f"only the first {MOST_STEPS} of {len(steps)} steps are listed")
     code, names = name_codes(run)
     found = {
         "name": run.name,
         "base": run.base,
         "made_by": MADE_BY,
         "facts": facts(run),
-        "headline": headline(run, times, diagnosis),
+        "headline": headline(run, steps, diagnosis),
         "diagnosis": diagnosis and diagnosis.as_json(),
         "lacks": missing,
-        "ranks": rank_rows(run, times),
+        "ranks": rank_rows(run),
         "activities": ACTIVITIES,
         "phases": PHASES,
-        "steps": times.steps[:MOST_STEPS],
+        "steps": steps[:MOST_STEPS],
         "path": path_by_kind(run),
         "entries": by_name(run)[:MOST_ENTRIES],
         "modules": by_module(run)[:MOST_MODULES],
@@ -161,7 +161,7 @@ NOT_MEASURED = {
 }
 
 
-def rank_rows(run: ReportRun, times: StepTimes) -> list[dict[str, Any]]:
+def rank_rows(run: ReportRun) -> list[dict[str, Any]]:
     """One dict for each rank, for the table of verdicts. Times in ns; None where a figure is not known.
 
     ``reasons``: one sentence for each thing that is wrong; ``findings``: [kind, sentence, count] of the
@@ -172,7 +172,7 @@ def rank_rows(run: ReportRun, times: StepTimes) -> list[dict[str, Any]]:
     rows = []
     for number, (rank, trace) in enumerate(zip(run.ranks, run.traces, strict=True)):
         report = _mapping(reports.get(str(rank)))
-        replay = times.replays[number].total if times.replays else None
+        replay = run.replays[number].total if run.replays else None
         measured = replay.measured_ns if replay and run.base == "measured" else None
         error = replay.error_percent if replay and measured is not None else None
         rate = None if _without_host_trace(report) else report.get("link_rate")
@@ -210,12 +210,12 @@ def rank_rows(run: ReportRun, times: StepTimes) -> list[dict[str, Any]]:
     return rows
 
 
-def headline(run: ReportRun, times: StepTimes, diagnosis: Diagnosis | None) -> list[str]:
+def headline(run: ReportRun, steps: list[ReportStep], diagnosis: Diagnosis | None) -> list[str]:
     """The run in a few sentences: its size, the diagnosis, and memory."""
-    slowest = max(times.steps, key=lambda step: step.lasts_ns)
-    names = {step.name for step in times.steps}
+    slowest = max(steps, key=lambda step: step.lasts_ns)
+    names = {step.name for step in steps}
     whole = names == {WHOLE}
-    mean = duration(float(np.mean([step.lasts_ns for step in times.steps])))
+    mean = duration(float(np.mean([step.lasts_ns for step in steps])))
     most = duration(slowest.lasts_ns)
     where = f"rank {slowest.rank}" + ("" if slowest.name == WHOLE else f", step {slowest.name}")
     found = [
@@ -232,10 +232,10 @@ def headline(run: ReportRun, times: StepTimes, diagnosis: Diagnosis | None) -> l
     return found
 
 
-def lacks(run: ReportRun, times: StepTimes) -> list[str]:
+def lacks(run: ReportRun, steps: list[ReportStep]) -> list[str]:
     """What the page can't show, and why: one sentence for each."""
     found = [NOT_MEASURED[run.base]] if run.base in NOT_MEASURED else []
-    names = {step.name for step in times.steps}
+    names = {step.name for step in steps}
     if names == {WHOLE}:
         found.append("no ProfilerStep annotations: the whole trace counts as one step")
     elif len(names) == 1:

@@ -24,6 +24,7 @@ from chakra_et.simulate.critical_path import CriticalPath, Operations, critical_
 from chakra_et.simulate.joint import ReplayGraph, build_graph
 from chakra_et.simulate.matching import Matching
 from chakra_et.simulate.measured_steps import about_steps
+from chakra_et.simulate.replay_report import RankReplay, report
 from chakra_et.simulate.replays import ReplayResult
 from chakra_et.simulate.run import Run, make_run
 from chakra_et.simulate.timing import Timing, align
@@ -76,6 +77,11 @@ class ReportRun:
     @property
     def ranks(self) -> list[int]:
         return self.graph.ranks
+
+    @cached_property
+    def replays(self) -> list[RankReplay]:
+        """How the replay compares with what was recorded, one for each trace; [] where there is no replay."""
+        return [] if self.replay is None else report(self.traces, self.ranks, self.replay)
 
     @cached_property
     def ids(self) -> np.ndarray:

@@ -14,7 +14,6 @@ from chakra_et.report.columns import ANNOTATION, NODE_KINDS, PHASES, name_codes,
 from chakra_et.report.run import ReportRun
 from chakra_et.simulate.breakdown import ACTIVITIES, activity, union_ns
 from chakra_et.simulate.measured_steps import step_rows
-from chakra_et.simulate.replay_report import RankReplay, report
 from chakra_et.simulate.time_by_kind import KINDS, node_kinds
 from chakra_et.text import duration
 
@@ -46,18 +45,8 @@ class ReportStep:
         return self.end_ns - self.start_ns
 
 
-@dataclass(frozen=True)
-class StepTimes:
-    """``steps``: of all ranks, rank by rank. ``replays``: the comparison with the replay, one for each trace,
-    empty where there is no replay."""
-
-    steps: list[ReportStep]
-    replays: list[RankReplay]
-
-
-def find_times(run: ReportRun) -> StepTimes:
-    """Where the time of each rank went, by the times that the run shows."""
-    replays = report(run.traces, run.ranks, run.replay) if run.replay is not None else []
+def find_steps(run: ReportRun) -> list[ReportStep]:
+    """Where the time of each rank went, rank by rank, by the times that the run shows."""
     steps: list[ReportStep] = []
     times = map(run.graph.scatter, (run.start_ns, run.end_ns, run.wait_ns))
     for number, (rank, start, end, wait) in enumerate(zip(run.ranks, *times, strict=True)):
@@ -66,8 +55,8 @@ def find_times(run: ReportRun) -> StepTimes:
         begins = start[rows] if names else start.min(keepdims=True)
         ends = np.append(begins[1:], end.max())
         replayed: list[int | None] = [None] * max(len(names), 1)
-        if replays:
-            parts = replays[number].steps or [replays[number].total]
+        if run.replays:
+            parts = run.replays[number].steps or [run.replays[number].total]
             replayed = [step.simulated_ns for step in parts]
         found = activity(trace, start, end, wait)
         columns = (
@@ -79,7 +68,7 @@ def find_times(run: ReportRun) -> StepTimes:
         )
         names = [name.partition("#")[2] for name in names] or [WHOLE]
         steps += [ReportStep(rank, *each) for each in zip(names, *columns, replayed, strict=True)]
-    return StepTimes(steps, replays)
+    return steps
 
 
 def _phases(
@@ -223,7 +212,7 @@ COLOURS = {
 
 def breakdown(run: ReportRun) -> Picture:
     """Where the time of the mean step of each rank went."""
-    steps = find_times(run).steps
+    steps = find_steps(run)
     spans, lanes = [], []
     for at, rank in enumerate(run.ranks):
         parts = np.array([step.parts_ns for step in steps if step.rank == rank]).mean(axis=0)

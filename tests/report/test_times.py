@@ -17,7 +17,7 @@ from chakra_et.report.collectives import (
 )
 from chakra_et.report.content import headline, lacks, path_by_kind, rank_rows
 from chakra_et.report.run import ReportRun
-from chakra_et.report.times import by_module, by_name, find_times
+from chakra_et.report.times import by_module, by_name, find_steps
 from chakra_et.simulate.breakdown import ACTIVITIES, activity
 from chakra_et.simulate.critical_path import waited_for
 from chakra_et.text import duration
@@ -31,7 +31,7 @@ def run(tmp_path: Path) -> ReportRun:
 
 
 def test_the_parts_of_a_step_add_up(run: ReportRun) -> None:
-    steps = find_times(run).steps
+    steps = find_steps(run)
     assert [(step.rank, step.name, step.lasts_ns) for step in steps] == [(0, "5", 160_000), (1, "5", 160_000)]
     parts = [dict(zip(ACTIVITIES, step.parts_ns, strict=True)) for step in steps]
     assert parts[0] == {
@@ -88,7 +88,7 @@ def test_waits_go_to_the_rank_that_came_last(run: ReportRun) -> None:
     labels, late = lateness(run)
     assert labels == ["operation 1: all-reduce"]
     assert late.tolist() == [[0.0], [40_000.0]]
-    assert "Rank 1 is slow" in "".join(headline(run, find_times(run), diagnose(run.job)))
+    assert "Rank 1 is slow" in "".join(headline(run, find_steps(run), diagnose(run.job)))
 
 
 def test_bandwidth_of_a_collective(run: ReportRun) -> None:
@@ -137,7 +137,7 @@ def test_time_by_name_and_module(run: ReportRun) -> None:
 
 
 def test_a_verdict_for_each_rank(run: ReportRun) -> None:
-    rows = rank_rows(run, find_times(run))
+    rows = rank_rows(run)
     assert [(row["rank"], row["measured_ns"], row["replayed_ns"]) for row in rows] == [
         (0, 160_000, 160_000),
         (1, 160_000, 160_000),
@@ -146,7 +146,7 @@ def test_a_verdict_for_each_rank(run: ReportRun) -> None:
 
 
 def test_what_a_run_lacks_is_named(run: ReportRun) -> None:
-    found = " ".join(lacks(run, find_times(run)))
+    found = " ".join(lacks(run, find_steps(run)))
     assert "one step only" in found
     assert "no manifest" in found
     assert "no conversion report" in found
