@@ -22,7 +22,7 @@ from chakra_et.files import read_bytes, read_json
 from chakra_et.simulate.collective_order import missing_order
 from chakra_et.simulate.joint import build_graph
 from chakra_et.simulate.matching import match
-from chakra_et.validate.table import Finding
+from chakra_et.validate.table import Finding, found
 
 GIB_PER_GB = 1e9 / 2**30
 _ROW = re.compile(r"^\s*(\w+)\s*:\s*\[([^\]]*)\]", re.MULTILINE)
@@ -30,31 +30,28 @@ _COLUMN = re.compile(r"^(\w+)\s*:[ \t]*\n((?:[ \t]*-.*\n?)+)", re.MULTILINE)
 _ENTRY = re.compile(r"-[^\n]*")
 _KINDS = ("Ring", "FullyConnected", "Switch")
 _LISTS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all")
-_REPLAYED = CollectiveType.BROADCAST
 _RUN = (
     CollectiveType.ALL_REDUCE,
     CollectiveType.ALL_GATHER,
     CollectiveType.REDUCE_SCATTER,
     CollectiveType.ALL_TO_ALL,
-    _REPLAYED,
+    CollectiveType.BROADCAST,
 )
 
 
 def check_file_for_astra(trace: ExecutionTrace, roofline: bool) -> Iterator[Finding]:
     """Findings in one file. ``roofline``: whether system.json has ``roofline-enabled``."""
-    memory = np.flatnonzero(np.isin(trace.types, (NodeType.MEM_LOAD, NodeType.MEM_STORE)))
-    if len(memory):
-        yield Finding("astra-memory-node", memory, "is a memory node: no remote memory is modelled")
+    is_memory = np.isin(trace.types, (NodeType.MEM_LOAD, NodeType.MEM_STORE))
+    yield from found("astra-memory-node", is_memory, "is a memory node: no remote memory is modelled")
     kind = np.where(trace.types == NodeType.COMM_COLL, trace.column("comm_type", -1), -1)
-    other = np.flatnonzero((kind >= 0) & ~np.isin(kind, _RUN))
-    if len(other):
-        name = _name(int(kind[other[0]]))
-        yield Finding("astra-collective", other, f"is a {name}: convert with --comm-types astra-sim")
+    other = (kind >= 0) & ~np.isin(kind, _RUN)
+    first = int(kind[np.argmax(other)]) if other.any() else -1
+    name = CollectiveType(first).name if first in set(CollectiveType) else f"collective of type {first}"
+    yield from found("astra-collective", other, f"is a {name}: convert with --comm-types astra-sim")
     compute = (trace.types == NodeType.COMP) & (trace.column("is_cpu_op") == 0)
-    skipped = np.flatnonzero(compute & (trace.column("tensor_size") <= 0) & (trace.duration_micros > 0))
-    if roofline and len(skipped):
-        message = "has a duration and no tensor_size: with roofline-enabled it takes no time"
-        yield Finding("astra-roofline", skipped, message)
+    skipped = compute & (trace.column("tensor_size") <= 0) & (trace.duration_micros > 0) & roofline
+    message = "has a duration and no tensor_size: with roofline-enabled it takes no time"
+    yield from found("astra-roofline", skipped, message)
 
 
 def check_run_for_astra(
@@ -66,17 +63,21 @@ def check_run_for_astra(
     if "empty" in f"{name}_comm_groups.json":
         yield Finding("astra-group-file", [], "its name has 'empty' in it: ASTRA-sim ignores the group file")
     network = read_network(folder)
-    if network is None and (folder / "network.yml").exists():
-        yield Finding("astra-network", [], "network.yml can't be read as text")
-    if network is not None:
-        yield from _network(network, groups or {}, ranks)
-        if not (folder / "expected.json").is_file():
-            yield from _units(network)
-        system = read_system(folder)
-        if system is not None:
-            yield from _system(system, len(network.get("npus_count") or network.get("topology") or ()))
-        elif (folder / "system.json").exists():
-            yield Finding("astra-system", [], "system.json can't be read as JSON")
+    if network is None:
+        if (folder / "network.yml").exists():
+            yield Finding("astra-network", [], "network.yml can't be read as text")
+        return
+    yield from _network(network, groups or {}, ranks)
+    is_round = any(re.fullmatch(r"[1-9]\d*(\.0*)?", each) for each in network.get("bandwidth", []))
+    if is_round and not (folder / "expected.json").is_file():
+        # Round numbers are rarely meant in GiB/s; our own bundles are in GiB/s.
+        message = f"network.yml has round bandwidths, in GiB/s: 1 GB/s is {GIB_PER_GB:.4f} GiB/s"
+        yield Finding("astra-bandwidth", [], message)
+    system = read_system(folder)
+    if system is not None:
+        yield from _system(system, len(network.get("npus_count") or network.get("topology") or ()))
+    elif (folder / "system.json").exists():
+        yield Finding("astra-system", [], "system.json can't be read as JSON")
 
 
 def check_order(
@@ -172,13 +173,6 @@ _FIELDS: dict[str, tuple[str, Callable[[str], bool]]] = {
 }
 
 
-def _units(network: Mapping[str, list[str]]) -> Iterator[Finding]:
-    """A warning for round bandwidths, which are rarely meant in GiB/s. Our own bundles are in GiB/s."""
-    if any(re.fullmatch(r"[1-9]\d*(\.0*)?", each) for each in network.get("bandwidth", [])):
-        message = f"network.yml has round bandwidths, in GiB/s: 1 GB/s is {GIB_PER_GB:.4f} GiB/s"
-        yield Finding("astra-bandwidth", [], message)
-
-
 def _system(system: Mapping[str, Any], dimensions: int) -> Iterator[Finding]:
     for name in _LISTS:
         algorithms = system.get(f"{name}-implementation")
@@ -188,7 +182,3 @@ def _system(system: Mapping[str, Any], dimensions: int) -> Iterator[Finding]:
     splits = system.get("preferred-dataset-splits")
     if type(splits) is not int or splits < 1:
         yield Finding("astra-system", [], "system.json needs preferred-dataset-splits of 1 or more")
-
-
-def _name(kind: int) -> str:
-    return CollectiveType(kind).name if kind in set(CollectiveType) else f"collective of type {kind}"

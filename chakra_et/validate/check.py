@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,7 +52,7 @@ class Problem:
 def check(
     traces: ExecutionTrace | Mapping[int, ExecutionTrace],
     comm_groups: dict[str, list[int]] | None = None,
-    files: Mapping[int, str] | str | None = None,
+    files: Mapping[int, str] | str = "trace",
     dataset_splits: int = 4,
 ) -> list[Problem]:
     """Check one trace, or the traces of a run (rank → trace) by themselves and against each other.
@@ -63,68 +63,49 @@ def check(
     rule and file.
     """
     if isinstance(traces, ExecutionTrace):
-        return _check_one(traces, None, comm_groups, str(files or "trace"), dataset_splits)
-    names = _names(traces, None if isinstance(files, str) else files)
-    alone = [
-        _check_one(trace, rank, comm_groups, names[rank], dataset_splits) for rank, trace in traces.items()
-    ]
-    return [problem for of_rank in alone for problem in of_rank] + check_together(traces, comm_groups, names)
+        rank = traces.metadata_int("rank")
+        return _check_one(File(traces, rank, comm_groups, dataset_splits, str(files)))
+    names = {rank: f"rank {rank}" for rank in traces} if isinstance(files, str) else files
+    problems = []
+    for rank, trace in traces.items():
+        problems += _check_one(File(trace, rank, comm_groups, dataset_splits, names[rank]))
+    return problems + check_together(traces, comm_groups, names)
 
 
 def check_together(
-    traces: Mapping[int, ExecutionTrace],
-    comm_groups: dict[str, list[int]] | None = None,
-    files: Mapping[int, str] | None = None,
+    traces: Mapping[int, ExecutionTrace], comm_groups: dict[str, list[int]] | None, names: Mapping[int, str]
 ) -> list[Problem]:
-    """Check the traces of a run against each other only. Traces of the communication nodes are enough."""
-    names = _names(traces, files)
-    together = {rank: File(trace, rank, comm_groups) for rank, trace in traces.items()}
-    name = ", ".join([*names.values()][:2]) + (", …" if len(names) > 2 else "")
+    """Check the traces of a run, in the files ``names``, against each other only. Traces of the communication
+    nodes are enough."""
+    files = {rank: File(trace, rank, comm_groups, name=names[rank]) for rank, trace in traces.items()}
+    whole = ", ".join([*names.values()][:2]) + (", …" if len(names) > 2 else "")
     return [
-        _problem(found, name, None) if rank is None else _problem(found, names[rank], together[rank])
-        for rank, found in (check_ranks(together, names) if together else ())
+        _problem(found, whole) if rank is None else _problem(found, files[rank].name, files[rank])
+        for rank, found in (check_ranks(files) if files else ())
     ]
 
 
-def _names(traces: Mapping[int, ExecutionTrace], files: Mapping[int, str] | None) -> dict[int, str]:
-    return {rank: f"rank {rank}" for rank in traces} if files is None else dict(files)
+def _check_one(file: File, more: Iterable[Finding] = ()) -> list[Problem]:
+    return [_problem(finding, file.name, file) for finding in (*check_file(file), *more)]
 
 
-def _check_one(
-    trace: ExecutionTrace, rank: int | None, groups: dict[str, list[int]] | None, name: str, splits: int
-) -> list[Problem]:
-    """``rank`` None: use the rank in the metadata, if any."""
-    file = File(trace, trace.metadata_int("rank") if rank is None else rank, groups, splits)
-    return [_problem(finding, name, file) for finding in check_file(file)]
-
-
-def _severity(rule: str, file: File | None) -> str:
-    """That of the rule; a warning for what the conversion has already warned of."""
-    if file is not None and rule in NOT_RECORDED:
-        try:
-            found = list(json.loads(file.trace.metadata_str("conversion_report"))["findings"])
-        except (ValueError, KeyError, TypeError, RecursionError):
-            found = []  # another converter's file
-        if any(str(key).partition(":")[0] == NOT_RECORDED[rule] for key in found):
-            return "warning"
-    return RULES[rule][0]
-
-
-def _problem(finding: Finding, name: str, file: File | None) -> Problem:
-    node = node_name = None
-    if file is not None and len(finding.rows):
+def _problem(finding: Finding, name: str, file: File | None = None) -> Problem:
+    problem = Problem(RULES[finding.rule], name, None, None, None, finding.rule, finding.message)
+    if file is None:
+        return problem
+    problem.rank = file.rank
+    if len(finding.rows):
         row = int(finding.rows[0])
-        node, node_name = int(file.trace.ids[row]), file.trace.names[row][:LONGEST_NAME]
-    return Problem(
-        severity=_severity(finding.rule, file),
-        file=name,
-        rank=None if file is None else file.rank,
-        node=node,
-        name=node_name,
-        rule=finding.rule,
-        message=finding.message,
-        count=max(len(finding.rows), 1),
-    )
+        problem.node, problem.name = int(file.trace.ids[row]), file.trace.names[row][:LONGEST_NAME]
+        problem.count = len(finding.rows)
+    if finding.rule in NOT_RECORDED:
+        try:
+            known = list(json.loads(file.trace.metadata_str("conversion_report"))["findings"])
+        except (ValueError, KeyError, TypeError, RecursionError):
+            known = []  # another converter's file
+        if any(str(key).partition(":")[0] == NOT_RECORDED[finding.rule] for key in known):
+            problem.severity = "warning"  # the conversion has already warned of it
+    return problem
 
 
 def check_set(run: RankSet, dataset_splits: int = 4, for_astra: bool = False) -> list[Problem]:
@@ -152,22 +133,21 @@ def check_set(run: RankSet, dataset_splits: int = 4, for_astra: bool = False) ->
             message = str(error).removeprefix(f"{path}: ")
             problems.append(Problem("error", str(path), rank, None, None, "unreadable", message))
             continue
-        problems += _check_one(trace, rank, groups, str(path), dataset_splits)
-        if for_astra:
-            file = File(trace, rank, groups, dataset_splits)
-            found = check_file_for_astra(trace, bool(system.get("roofline-enabled")))
-            problems += [_problem(finding, str(path), file) for finding in found]
-            if rank is not None and sum(map(len, whole.values())) <= LARGEST_REPLAY:
-                whole[rank] = trace
-        # A run can have hundreds of ranks: keep only what the check of the whole run needs.
+        known = trace.metadata_int("rank") if rank is None else rank
+        file = File(trace, known, groups, dataset_splits, str(path))
+        roofline = bool(system.get("roofline-enabled"))
+        problems += _check_one(file, check_file_for_astra(trace, roofline) if for_astra else ())
         if rank is not None:
+            # A run can have hundreds of ranks: keep only what the check of the whole run needs.
             communication[rank] = trace.communication()
+            if for_astra and sum(map(len, whole.values())) <= LARGEST_REPLAY:
+                whole[rank] = trace
     if run.is_run and len(communication) == len(run.files):
         names = {rank: str(path) for rank, path in run.files.items() if rank is not None}
         problems += check_together(communication, groups, names)
     if for_astra:
         about = check_run_for_astra(folder, Path(run.name).name, groups, len(run.files))
-        problems += [_problem(each, run.name, None) for each in (*about, *check_order(whole, groups))]
+        problems += [_problem(each, run.name) for each in (*about, *check_order(whole, groups))]
         for problem in problems:
-            problem.severity = RULES[problem.rule][0]
+            problem.severity = RULES[problem.rule]
     return problems

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
 
 import numpy as np
 
@@ -13,97 +12,75 @@ from chakra_et.validate.table import ALL_RANKS, RING_OF_TWO, File, Finding
 # Collectives to which ranks may contribute different numbers of bytes.
 UNEVEN = (CollectiveType.ALL_GATHER, CollectiveType.GATHER, CollectiveType.SCATTER, CollectiveType.ALL_TO_ALL)
 
-
-class RankFinding(NamedTuple):
-    """A finding in the file of ``rank``, or in the run as a whole (None)."""
-
-    rank: int | None
-    finding: Finding
+RankFinding = tuple[int | None, Finding]
+"""A finding in the file of a rank, or in the run as a whole (None)."""
 
 
-def check_ranks(files: Mapping[int, File], paths: Mapping[int, str]) -> Iterator[RankFinding]:
-    """All findings across the files of one run. ``paths``: rank → the file name to report."""
-    world = _world_size(files)
-    yield from _check_world(files, paths, world)
-    yield from _check_groups(files, world)
-    yield from _check_collectives(files, paths)
-    yield from _check_messages(files, paths, world)
+def check_ranks(files: Mapping[int, File]) -> Iterator[RankFinding]:
+    """All findings across the files (rank → file) of one run."""
+    # The largest ``world_size`` in the metadata, or else the highest rank plus one.
+    sizes = [file.trace.metadata_int("world_size") or 0 for file in files.values()]
+    world = max(sizes) if max(sizes) > 0 else max(files) + 1
+    yield from _check_world(files, world)
+    for name, ranks in (next(iter(files.values())).comm_groups or {}).items():
+        absent = [rank for rank in ranks if rank >= world]
+        if absent:
+            message = (
+                f"group {name[:40]!r} in the comm-group file lists rank {absent[0]} of a run of {world} ranks"
+            )
+            yield None, Finding("group-rank-absent", [], message)
+    yield from _check_collectives(files)
+    yield from _check_messages(files, world)
 
 
-def _world_size(files: Mapping[int, File]) -> int:
-    """The largest ``world_size`` in the metadata, or else the highest rank plus one."""
-    sizes = [file.trace.metadata_int("world_size") for file in files.values()]
-    return max([size for size in sizes if size is not None and size > 0], default=max(files) + 1)
-
-
-def _check_world(files: Mapping[int, File], paths: Mapping[int, str], world: int) -> Iterator[RankFinding]:
+def _check_world(files: Mapping[int, File], world: int) -> Iterator[RankFinding]:
     if world == 1:
-        yield RankFinding(
-            None, Finding("single-rank", [], "the run has one rank: ASTRA-sim needs at least two")
-        )
+        message = "the run has one rank: ASTRA-sim needs at least two"
+        yield None, Finding("single-rank", [], message)
     if world == 2 and any(file.communicates.any() for file in files.values()):
-        yield RankFinding(None, Finding("ring-of-two", [], RING_OF_TWO))
+        yield None, Finding("ring-of-two", [], RING_OF_TWO)
     missing = world - sum(rank < world for rank in files)
     if missing:
         first = next(rank for rank in range(world) if rank not in files)
         message = (
             f"{missing} of {world} ranks have no file, the first is rank {first}: convert it or name its file"
         )
-        yield RankFinding(None, Finding("rank-missing", [], message))
-    seen: dict[int, int] = {}
+        yield None, Finding("rank-missing", [], message)
+    seen: dict[int, str] = {}
     for rank, file in files.items():
-        recorded = file.trace.metadata_int("rank")
+        recorded, size = file.trace.metadata_int("rank"), file.trace.metadata_int("world_size")
         if recorded is not None and recorded in seen:
-            message = (
-                f"holds rank {recorded}, and so does {paths[seen[recorded]]}: convert each rank's own traces"
-            )
-            yield RankFinding(rank, Finding("rank-twice", [], message))
+            message = f"holds rank {recorded}, and so does {seen[recorded]}: convert each rank's own traces"
+            yield rank, Finding("rank-twice", [], message)
         elif recorded is not None and recorded != rank:
             message = f"is rank {rank} by its name and rank {recorded} by its metadata"
-            yield RankFinding(rank, Finding("rank-name", [], message))
+            yield rank, Finding("rank-name", [], message)
         if recorded is not None:
-            seen.setdefault(recorded, rank)
-        size = file.trace.metadata_int("world_size")
+            seen.setdefault(recorded, file.name)
         if size is not None and size != world:
             message = f"belongs to a run of {size} ranks, another file of the set to a run of {world}"
-            yield RankFinding(rank, Finding("world-size", [], message))
+            yield rank, Finding("world-size", [], message)
         elif rank >= world:
-            yield RankFinding(rank, Finding("world-size", [], f"is rank {rank} in a run of {world} ranks"))
+            yield rank, Finding("world-size", [], f"is rank {rank} in a run of {world} ranks")
 
 
-def _check_groups(files: Mapping[int, File], world: int) -> Iterator[RankFinding]:
-    groups = next(iter(files.values())).comm_groups or {}
-    for name, ranks in groups.items():
-        absent = [rank for rank in ranks if rank >= world]
-        if absent:
-            message = (
-                f"group {name[:40]!r} in the comm-group file lists rank {absent[0]} of a run of {world} ranks"
-            )
-            yield RankFinding(None, Finding("group-rank-absent", [], message))
-
-
-# ---- collectives ----
-
-
-def _check_collectives(files: Mapping[int, File], paths: Mapping[int, str]) -> Iterator[RankFinding]:
+def _check_collectives(files: Mapping[int, File]) -> Iterator[RankFinding]:
     """The nth collective of a group must be the same on all members: simulators match them by position."""
     rows = {rank: _collectives(file) for rank, file in files.items()}
-    used = sorted({group for of_rank in rows.values() for group in of_rank})
     groups = next(iter(files.values())).comm_groups or {}
     none = np.zeros(0, np.int64)
-    for group in used:
+    for group in sorted({group for of_rank in rows.values() for group in of_rank}):
         users = [rank for rank in files if group in rows[rank]]
-        members = [
-            rank for rank in groups.get(str(group), files if group == ALL_RANKS else users) if rank in files
-        ]
+        named = groups.get(str(group), files if group == ALL_RANKS else users)
+        members = {rank: rows[rank].get(group, none) for rank in named if rank in files}
         if len(members) < 2:
             continue
         # Compare with the rank that has most, so that a missing collective is reported where it is missing.
-        first = max(members, key=lambda rank: (len(rows[rank].get(group, none)), -rank))
-        for rank in sorted(members):
-            if rank != first:
-                mine, theirs = rows[rank].get(group, none), rows[first].get(group, none)
-                yield from _compare(files, paths, group, (rank, mine), (first, theirs))
+        most = max(members, key=lambda rank: (len(members[rank]), -rank))
+        name = "all ranks" if group == ALL_RANKS else f"group {group}"
+        for rank in sorted(members.keys() - {most}):
+            for finding in _compare(name, files[rank], members[rank], files[most], members[most]):
+                yield rank, finding
 
 
 def _collectives(file: File) -> dict[int, np.ndarray]:
@@ -115,43 +92,41 @@ def _collectives(file: File) -> dict[int, np.ndarray]:
 
 
 def _compare(
-    files: Mapping[int, File],
-    paths: Mapping[int, str],
-    group: int,
-    mine: tuple[int, np.ndarray],
-    theirs: tuple[int, np.ndarray],
-) -> Iterator[RankFinding]:
-    (rank, rows), (other, other_rows) = mine, theirs
-    file, other_file = files[rank], files[other]
+    group: str, file: File, rows: np.ndarray, other: File, other_rows: np.ndarray
+) -> Iterator[Finding]:
+    """How the collectives of a group in ``file`` differ from those in ``other``."""
     both = min(len(rows), len(other_rows))
-    kind, other_kind = file.collective[rows[:both]], other_file.collective[other_rows[:both]]
-    size, other_size = file.size[rows[:both]], other_file.size[other_rows[:both]]
-    name = "all ranks" if group == ALL_RANKS else f"group {group}"
+    here, there = rows[:both], other_rows[:both]
+    is_other_type = file.collective[here] != other.collective[there]
+    is_other_size = file.size[here] != other.size[there]
+    uneven = np.isin(file.collective[here], UNEVEN)
 
     def pair(at: int) -> str:
-        here = f"collective {at + 1} of {name} is {_describe(file, int(rows[at]))} here"
-        return f"{here} and {_describe(other_file, int(other_rows[at]))} in {paths[other]}"
+        described = _describe(file, int(rows[at]))
+        return (
+            f"collective {at + 1} of {group} is {described} here and {_describe(other, int(other_rows[at]))} "
+            f"in {other.name}"
+        )
 
-    other_type = np.flatnonzero(kind != other_kind)
-    uneven = np.isin(kind, UNEVEN)
-    other_amount = np.flatnonzero((size != other_size) & ~uneven)
     if len(rows) != len(other_rows):
-        counts = f"has {len(rows)} collectives of {name}, {paths[other]} has {len(other_rows)}"
-        differs = np.flatnonzero((kind != other_kind) | (size != other_size) & ~uneven)
+        counts = f"has {len(rows)} collectives of {group}, {other.name} has {len(other_rows)}"
+        differs = np.flatnonzero(is_other_type | is_other_size & ~uneven)
         if len(differs):
             message, where = f"{counts}: {pair(int(differs[0]))}", rows[differs[:1]]
         else:
-            extra = _describe(other_file, int(other_rows[both]))
+            extra = _describe(other, int(other_rows[both]))
             message, where = f"{counts}: {extra} there has no counterpart here", rows[both - 1 : both]
-        yield RankFinding(rank, Finding("collective-count", where, message))
-    elif len(other_type):
-        yield RankFinding(rank, Finding("collective-type", rows[other_type], pair(int(other_type[0]))))
-    elif len(other_amount):
-        yield RankFinding(rank, Finding("collective-size", rows[other_amount], pair(int(other_amount[0]))))
-    else:
-        differs = np.flatnonzero(size != other_size)
+        yield Finding("collective-count", where, message)
+        return
+    for rule, differ in (
+        ("collective-type", is_other_type),
+        ("collective-size", is_other_size & ~uneven),
+        ("collective-size-uneven", is_other_size),
+    ):
+        differs = np.flatnonzero(differ)
         if len(differs):
-            yield RankFinding(rank, Finding("collective-size-uneven", rows[differs], pair(int(differs[0]))))
+            yield Finding(rule, rows[differs], pair(int(differs[0])))
+            return
 
 
 def _describe(file: File, row: int) -> str:
@@ -160,40 +135,31 @@ def _describe(file: File, row: int) -> str:
     return f"{what} of {file.size[row]} bytes (node {file.trace.ids[row]} {file.trace.names[row][:60]!r})"
 
 
-# ---- sends and receives ----
-
-
-def _check_messages(files: Mapping[int, File], paths: Mapping[int, str], world: int) -> Iterator[RankFinding]:
+def _check_messages(files: Mapping[int, File], world: int) -> Iterator[RankFinding]:
     """Each send needs a receive with the same source, target, tag and size, and vice versa."""
     tables = []
     for rank, file in files.items():
-        for kind, peer in ((NodeType.COMM_SEND, "comm_dst"), (NodeType.COMM_RECV, "comm_src")):
-            rows = np.flatnonzero(
-                file.of_type(kind) & file.has(peer) & file.has("comm_tag") & file.has("comm_size")
-            )
+        for kind, peer, sign in ((NodeType.COMM_SEND, "comm_dst", 1), (NodeType.COMM_RECV, "comm_src", -1)):
+            whole = file.has(peer) & file.has("comm_tag") & file.has("comm_size")
+            rows = np.flatnonzero(file.of_type(kind) & whole)
             peers = file.integer(peer, -1)[rows]
-            wrong = rows[(peers < 0) | (peers >= world) | (peers == rank)]
-            if len(wrong):
-                number = file.integer(peer, -1)[wrong[0]]
+            wrong = (peers < 0) | (peers >= world) | (peers == rank)
+            if wrong.any():
+                number = peers[np.argmax(wrong)]
                 message = f"has {peer} {number}, which is not another rank of this run of {world}"
-                yield RankFinding(rank, Finding("p2p-rank", wrong, message))
+                yield rank, Finding("p2p-rank", rows[wrong], message)
             keep = np.isin(peers, list(files)) & (peers != rank)
             rows, peers = rows[keep], peers[keep]
-            own = np.full(len(rows), rank)
-            sends = kind == NodeType.COMM_SEND
-            ends = (own, peers) if sends else (peers, own)
-            sign = np.full(len(rows), 1 if sends else -1)
-            tables.append(
-                np.stack([*ends, file.integer("comm_tag", 0)[rows], file.size[rows], sign, own, rows], 1)
-            )
+            own, tag = np.full(len(rows), rank), file.integer("comm_tag", 0)[rows]
+            ends = (own, peers) if sign > 0 else (peers, own)
+            columns = (*ends, tag, file.size[rows], np.full(len(rows), sign), own, rows)
+            tables.append(np.stack(columns, axis=1))
     table = np.concatenate(tables)
     if len(table):
-        yield from _unmatched(files, paths, table)
+        yield from _unmatched(files, table)
 
 
-def _unmatched(
-    files: Mapping[int, File], paths: Mapping[int, str], table: np.ndarray
-) -> Iterator[RankFinding]:
+def _unmatched(files: Mapping[int, File], table: np.ndarray) -> Iterator[RankFinding]:
     """``table`` int64[M, 7], per message: source, target, tag, size, +1 (send) or -1 (receive), rank, row."""
     _, key = np.unique(table[:, :4], axis=0, return_inverse=True)
     key = key.reshape(-1)
@@ -207,12 +173,11 @@ def _unmatched(
             source, target, tag, size = mine[0, :4].tolist()
             peer = target if sign > 0 else source
             verb, back = ("sends to", "receive") if sign > 0 else ("receives from", "send")
-            message = (
-                f"{verb} rank {peer} with tag {tag} and {size} bytes: {paths[peer]} has no matching {back}"
-            )
+            name = files[peer].name
+            message = f"{verb} rank {peer} with tag {tag} and {size} bytes: {name} has no matching {back}"
             near = unmatched[(unmatched[:, 5] == peer) & (unmatched[:, 4] == -sign)]
             near = near[(near[:, 0] == source) & (near[:, 1] == target)]
             if len(near):
                 node = files[peer].trace.ids[near[0, 6]]
                 message += f"; its node {node} has tag {near[0, 2]} and {near[0, 3]} bytes"
-            yield RankFinding(rank, Finding("p2p-unmatched", np.sort(mine[:, 6]), message))
+            yield rank, Finding("p2p-unmatched", np.sort(mine[:, 6]), message)

@@ -6,93 +6,83 @@ Source of the rules: the observed behaviour of mlc-chakra 1.0.0's feeder and of 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from chakra_et.et.columns import Attribute, ExecutionTrace, NodeType, Strings
-from chakra_et.et.edges import Edges, edges_of, forward_position
+from chakra_et.et.edges import Edges, edges_of
 
 RING_OF_TWO = "two ranks: ASTRA-sim's congestion-aware Ring gives wrong results for 2 ranks, so use a Switch"
 
-# Rule → (severity, consequence). A "note" concerns the simulator's configuration, not the file.
-RULES: dict[str, tuple[str, str]] = {
-    "unreadable": ("error", "the file is not an execution trace"),
-    "metadata-missing": (
-        "error",
-        "readers take the first message for GlobalMetadata, so the first node is lost",
-    ),
-    "no-nodes": ("error", "there is nothing to run"),
-    "duplicate-id": ("error", "the last node with an id replaces the others"),
-    "absent-dependency": ("error", "ASTRA-sim aborts; the Chakra feeder never frees the node"),
-    "repeated-dependency": ("error", "the Chakra feeder never frees a node that lists a dependency twice"),
-    "repeated-ctrl-dependency": ("warning", "harmless so far: no feeder counts ctrl_deps"),
-    "self-dependency": ("error", "the node never runs, and the simulator still exits with 0"),
-    "cycle": ("error", "the nodes never run, and the simulator still exits with 0"),
-    "no-root": ("error", "no node can run first: ASTRA-sim aborts"),
-    "ready-set": ("warning", "thousands of nodes that are ready at once make ASTRA-sim slow"),
-    "id-order": (
-        "warning",
-        "simulators run the lowest ready id first, so ids out of time order change the order of nodes",
-    ),
-    "node-type": ("error", "no such node type"),
-    "metadata-node": ("error", "ASTRA-sim aborts on METADATA nodes"),
-    "attribute-kind": (
-        "error",
-        "the feeders read the attribute from one member of AttributeProto.value only",
-    ),
-    "attribute-kind-unusual": ("warning", "MLCommons' converter writes another kind of value"),
-    "unknown-field": ("warning", "fields that are not in the schema, or duplicate attributes, are ignored"),
-    "text-encoding": ("error", "protobuf readers reject text that is not valid UTF-8"),
-    "comm-type-missing": ("error", "ASTRA-sim throws without it"),
-    "comm-type-unknown": ("error", "no such collective"),
-    "comm-type-unsupported": ("warning", "ASTRA-sim does not simulate the collective"),
-    "comm-size-missing": ("error", "ASTRA-sim throws without it"),
-    "comm-size-zero": ("error", "communication of 0 bytes never finishes"),
-    "all-gather-small": ("error", "an all-gather of fewer bytes than preferred-dataset-splits hangs"),
-    "comm-peer-missing": ("error", "a send needs comm_dst and comm_tag, a receive comm_src and comm_tag"),
-    "tensor-size-missing": ("warning", "simulators time memory nodes by tensor_size"),
-    "comm-on-cpu": ("error", "a communication node with is_cpu_op=true runs as a CPU operator"),
-    "pg-name-text": ("error", "pg_name must be an integer: '12ab' is read as 12"),
-    "pg-name-zero": ("warning", "pg_name '0' means all ranks"),
-    "pg-name-unknown": ("error", "the group is not in the comm-group file"),
-    "comm-groups-missing": (
-        "warning",
-        "without a comm-group file, groups can be neither checked nor simulated",
-    ),
-    "group-file": ("error", "group ids must be integers from 1 on, ranks distinct integers from 0 on"),
-    "group-one-member": ("error", "a collective in a group of one never finishes"),
-    "rank-not-in-group": ("error", "a rank communicates in a group that does not include it"),
-    "duration-bound": ("error", "a duration is negative or longer than 30 days"),
-    "start-bound": ("error", "a start time is negative or beyond 2^53 µs"),
-    "no-durations": ("warning", "all durations are 0: a replay takes no time"),
-    "rank-beyond-world": ("error", "rank in the metadata must be below world_size"),
+# Rule → severity, with what a simulator makes of it. A "note" concerns the simulator's configuration, not the
+# file.
+RULES = {
+    "unreadable": "error",  # the file is not an execution trace
+    "metadata-missing": "error",  # the first message is taken for GlobalMetadata: the first node is lost
+    "no-nodes": "error",  # there is nothing to run
+    "duplicate-id": "error",  # the last node with an id replaces the others
+    "absent-dependency": "error",  # ASTRA-sim aborts; the Chakra feeder never frees the node
+    "repeated-dependency": "error",  # the Chakra feeder never frees a node that lists a dependency twice
+    "repeated-ctrl-dependency": "warning",  # harmless so far: no feeder counts ctrl_deps
+    "self-dependency": "error",  # the node never runs, and the simulator still exits with 0
+    "cycle": "error",  # the nodes never run, and the simulator still exits with 0
+    "no-root": "error",  # no node can run first: ASTRA-sim aborts
+    "ready-set": "warning",  # thousands of nodes that are ready at once make ASTRA-sim slow
+    "id-order": "warning",  # the lowest ready id runs first: other ids, another order of nodes
+    "node-type": "error",  # no such node type
+    "metadata-node": "error",  # ASTRA-sim aborts on METADATA nodes
+    "attribute-kind": "error",  # the feeders read the attribute from one member of AttributeProto.value only
+    "attribute-kind-unusual": "warning",  # MLCommons' converter writes another kind of value
+    "unknown-field": "warning",  # fields that are not in the schema, or duplicate attributes, are ignored
+    "text-encoding": "error",  # protobuf readers reject text that is not valid UTF-8
+    "comm-type-missing": "error",  # ASTRA-sim throws without it
+    "comm-type-unknown": "error",  # no such collective
+    "comm-type-unsupported": "warning",  # ASTRA-sim does not simulate the collective
+    "comm-size-missing": "error",  # ASTRA-sim throws without it
+    "comm-size-zero": "error",  # communication of 0 bytes never finishes
+    "all-gather-small": "error",  # an all-gather of fewer bytes than preferred-dataset-splits hangs
+    "comm-peer-missing": "error",  # a send needs comm_dst and comm_tag, a receive comm_src and comm_tag
+    "tensor-size-missing": "warning",  # simulators time memory nodes by tensor_size
+    "comm-on-cpu": "error",  # a communication node with is_cpu_op=true runs as a CPU operator
+    "pg-name-text": "error",  # pg_name must be an integer: '12ab' is read as 12
+    "pg-name-zero": "warning",  # pg_name '0' means all ranks
+    "pg-name-unknown": "error",  # the group is not in the comm-group file
+    "comm-groups-missing": "warning",  # groups can be neither checked nor simulated without the file
+    "group-file": "error",  # group ids must be integers from 1 on, ranks distinct integers from 0 on
+    "group-one-member": "error",  # a collective in a group of one never finishes
+    "rank-not-in-group": "error",  # a rank communicates in a group that does not include it
+    "duration-bound": "error",  # a duration is negative or longer than 30 days
+    "start-bound": "error",  # a start time is negative or beyond 2^53 µs
+    "no-durations": "warning",  # all durations are 0: a replay takes no time
+    "rank-beyond-world": "error",  # rank in the metadata must be below world_size
     # Rules across the files of a run:
-    "single-rank": ("warning", "ASTRA-sim needs at least two ranks"),
-    "ring-of-two": ("note", "ASTRA-sim's congestion-aware Ring gives wrong results for 2 ranks"),
-    "rank-missing": ("error", "ASTRA-sim opens one file per rank and exits if one is missing"),
-    "rank-twice": ("error", "two files hold the same rank"),
-    "rank-name": ("error", "the file's name and its metadata disagree about the rank"),
-    "world-size": ("error", "the files come from runs with different numbers of ranks"),
-    "group-rank-absent": ("error", "a group has a member that is not a rank of the run"),
-    "collective-count": ("error", "ranks are left waiting, and the simulator still exits with 0"),
-    "collective-type": ("error", "ranks are left waiting, and the simulator still exits with 0"),
-    "collective-size": ("error", "ranks are left waiting, and the simulator still exits with 0"),
-    "collective-size-uneven": ("warning", "the sizes may differ between ranks, but no simulator expects it"),
-    "p2p-rank": ("error", "the peer of a send or receive is not another rank of the run"),
+    "single-rank": "warning",  # ASTRA-sim needs at least two ranks
+    "ring-of-two": "note",  # ASTRA-sim's congestion-aware Ring gives wrong results for 2 ranks
+    "rank-missing": "error",  # ASTRA-sim opens one file per rank and exits if one is missing
+    "rank-twice": "error",  # two files hold the same rank
+    "rank-name": "error",  # the file's name and its metadata disagree about the rank
+    "world-size": "error",  # the files come from runs with different numbers of ranks
+    "group-rank-absent": "error",  # a group has a member that is not a rank of the run
+    "collective-count": "error",  # ranks are left waiting, and the simulator still exits with 0
+    "collective-type": "error",  # ranks are left waiting, and the simulator still exits with 0
+    "collective-size": "error",  # ranks are left waiting, and the simulator still exits with 0
+    "collective-size-uneven": "warning",  # the sizes may differ between ranks, but no simulator expects it
+    "p2p-rank": "error",  # the peer of a send or receive is not another rank of the run
+    "p2p-unmatched": "error",  # a send and its receive must agree on source, target, tag and size
     # Rules of --for astra-sim:
-    "astra-memory-node": ("error", "ASTRA-sim ends the run: it has no remote memory"),
-    "astra-collective": ("error", "ASTRA-sim throws"),
-    "astra-roofline": ("error", "the compute node takes no time"),
-    "astra-group-file": ("error", "every group but that of all ranks is unknown: ASTRA-sim ends the run"),
-    "astra-network": ("error", "ASTRA-sim aborts, or simulates other links"),
-    "astra-bandwidth": ("warning", "GB/s taken for GiB/s makes the network 7.4% too fast"),
-    "astra-dimensions": ("warning", "ASTRA-sim aborts at the end of the run, after correct results"),
-    "astra-system": ("error", "ASTRA-sim aborts, or hangs"),
-    "astra-order": ("warning", "ranks can wait for each other for ever: chakra-et astra puts them in order"),
-    "p2p-unmatched": ("error", "a send and its receive must agree on source, target, tag and size"),
+    "astra-memory-node": "error",  # ASTRA-sim ends the run: it has no remote memory
+    "astra-collective": "error",  # ASTRA-sim throws
+    "astra-roofline": "error",  # the compute node takes no time
+    "astra-group-file": "error",  # every group but that of all ranks is unknown: ASTRA-sim ends the run
+    "astra-network": "error",  # ASTRA-sim aborts, or simulates other links
+    "astra-bandwidth": "warning",  # GB/s taken for GiB/s makes the network 7.4% too fast
+    "astra-dimensions": "warning",  # ASTRA-sim aborts at the end of the run, after correct results
+    "astra-system": "error",  # ASTRA-sim aborts, or hangs
+    "astra-order": "warning",  # ranks can wait for each other for ever: chakra-et astra puts them in order
 }
 
 INTEGER = re.compile(rb"[1-9][0-9]{0,8}")
@@ -100,33 +90,37 @@ TEXT_GROUP, ALL_RANKS = -1, 0
 
 
 class Finding(NamedTuple):
-    """``rows`` (possibly none) break ``rule``; ``message`` describes the first one and what to do."""
+    """``rows``, or with none the whole file or run, break ``rule``; ``message`` describes the first one and
+    what to do."""
 
     rule: str
     rows: np.ndarray | list[int]
     message: str
 
 
+def found(
+    rule: str, broken: np.ndarray, message: str, values: Sequence[Any] | np.ndarray = ()
+) -> Iterator[Finding]:
+    """The finding for the nodes where ``broken`` (bool[N]) is true, if any. ``{}`` in the message stands for
+    the first one's entry of ``values`` [N], if given."""
+    rows = np.flatnonzero(broken)
+    if len(rows):
+        yield Finding(rule, rows, message.format(values[rows[0]]) if len(values) else message)
+
+
 @dataclass(eq=False, repr=False)
 class File:
-    """The file being checked. ``rank`` None: unknown; ``comm_groups`` None: no comm-group file."""
+    """The file ``name`` being checked. ``rank`` None: unknown; ``comm_groups`` None: no comm-group file."""
 
     trace: ExecutionTrace
     rank: int | None = None
     comm_groups: dict[str, list[int]] | None = None
     dataset_splits: int = 4
-    group_of: np.ndarray = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.group_of = _groups(self)
+    name: str = "trace"
 
     @cached_property
     def edges(self) -> Edges:
         return edges_of(self.trace)
-
-    @cached_property
-    def position(self) -> np.ndarray | None:
-        return forward_position(self.trace, self.edges)
 
     def of_type(self, *types: NodeType) -> np.ndarray:
         return np.isin(self.trace.types, types)
@@ -164,17 +158,16 @@ class File:
         """int64[N]: ``comm_type`` of collectives, -1 for all other nodes and where it is missing."""
         return np.where(self.of_type(NodeType.COMM_COLL), self.integer("comm_type", -1), -1)
 
-
-def _groups(file: File) -> np.ndarray:
-    """int64[N]: the group of each node: ``ALL_RANKS``, a positive id, or ``TEXT_GROUP`` if not a number."""
-    groups = np.full(len(file.trace), ALL_RANKS)
-    for column in file.columns("pg_name"):
-        if isinstance(column.values, Strings):
-            numbers = [
-                int(text) if INTEGER.fullmatch(text) else ALL_RANKS if text in (b"", b"0") else TEXT_GROUP
-                for text in column.values.table
-            ]
-            groups[column.rows] = np.array(numbers, np.int64)[column.values.index]
-        else:
+    @cached_property
+    def group_of(self) -> np.ndarray:
+        """int64[N]: the group of each node: ``ALL_RANKS``, a positive id, or ``TEXT_GROUP``."""
+        groups = np.full(len(self.trace), ALL_RANKS)
+        for column in self.columns("pg_name"):
             groups[column.rows] = TEXT_GROUP
-    return groups
+            if isinstance(column.values, Strings):
+                numbers = [
+                    int(text) if INTEGER.fullmatch(text) else ALL_RANKS if text in (b"", b"0") else TEXT_GROUP
+                    for text in column.values.table
+                ]
+                groups[column.rows] = np.array(numbers, np.int64)[column.values.index]
+        return groups

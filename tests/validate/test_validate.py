@@ -187,7 +187,7 @@ def test_broken_rule_is_reported(
     break_it(trace)
     (problem,) = check(trace, GROUPS, "a.et")
     assert problem.rule == rule
-    assert problem.severity == RULES[rule][0]
+    assert problem.severity == RULES[rule]
     assert text in problem.message
     assert problem.file == "a.et"
     assert node is None or problem.node == node
