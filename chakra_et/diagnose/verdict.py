@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from chakra_et.diagnose.busy_time import BusyTime, busy_time
-from chakra_et.diagnose.gains import Faster, gain, slowest_rank, step_ms
+from chakra_et.diagnose.gains import BusyTime, Faster, busy_time, gain, slowest_rank, step_ms
 from chakra_et.diagnose.node_classes import (
     ALLOCATING,
     CLASSES,
@@ -24,7 +23,6 @@ from chakra_et.diagnose.node_classes import (
     on_devices,
 )
 from chakra_et.et.node_attributes import in_phase
-from chakra_et.simulate.breakdown import ACTIVITIES
 from chakra_et.simulate.run import Run, together
 from chakra_et.simulate.time_by_kind import KINDS
 from chakra_et.text import plural, shortened
@@ -37,6 +35,7 @@ WORTH = 0.01
 BUSY = 0.9
 DEVICE = -1
 """Arithmetic and memory of the device together."""
+_PHASES = (b"forward", b"backward", b"optimizer")
 LISTED, LONGEST = 3, 80
 
 BOUND_BY = {
@@ -68,6 +67,14 @@ class Kernel:
     count: float
     flops: float | None
     bytes_per_s: float | None
+
+    def __str__(self) -> str:
+        rate = ""
+        if self.flops and self.kind == CLASSES[COMPUTE]:
+            rate = f", {self.flops / 1e12:.3g} TFLOP/s"
+        elif self.bytes_per_s:
+            rate = f", {self.bytes_per_s / 1e9:,.0f} GB/s"
+        return f"{shortened(self.name, LONGEST)} {self.share:.0%}{rate}"
 
 
 @dataclass(frozen=True)
@@ -112,9 +119,10 @@ class Diagnosis:
         """The diagnosis in a few sentences, the verdict first."""
         found = [f"Bound by {BOUND_BY[self.bound]}. {self.evidence}", *self.about_ranks()]
         if self.proposals:
-            found.append("What would help: " + "; ".join(map(_proposed, self.proposals[:LISTED])) + ".")
+            listed = "; ".join(f"{each.text} (−{each.gain:.0%})" for each in self.proposals[:LISTED])
+            found.append(f"What would help: {listed}.")
         if self.kernels:
-            found.append("Most time: " + "; ".join(map(_timed, self.kernels)) + ".")
+            found.append("Most time: " + "; ".join(map(str, self.kernels)) + ".")
         found += [self.uneven_steps] if self.uneven_steps else []
         return [*found, *(f"Contradiction: {text}" for text in self.contradictions.values())]
 
@@ -136,17 +144,6 @@ class Diagnosis:
         return found
 
 
-def _proposed(each: Proposal) -> str:
-    return f"{each.text} (−{each.gain:.0%})"
-
-
-def _timed(each: Kernel) -> str:
-    rate = f", {each.flops / 1e12:.3g} TFLOP/s" if each.flops and each.kind == CLASSES[COMPUTE] else ""
-    if not rate and each.bytes_per_s:
-        rate = f", {each.bytes_per_s / 1e9:,.0f} GB/s"
-    return f"{shortened(each.name, LONGEST)} {each.share:.0%}{rate}"
-
-
 def diagnose(run: Run) -> Diagnosis:
     """The diagnosis of a run, from predictions of what each change would gain."""
     classes = node_classes(run)
@@ -156,17 +153,14 @@ def diagnose(run: Run) -> Diagnosis:
     skew = 1 - step_ms(aligned) / step if step else 0.0
     slow = slowest_rank(aligned)
     slow = slow if slow and slow[1] >= WORTH else None
-    halved = {
-        number: gain(aligned, Faster(classes == number, 0.5)) or 0.0
-        for number in (COMPUTE, MEMORY, HOST, COMMUNICATION)
-        if (classes == number).any()
-    }
-    halved[DEVICE] = gain(aligned, Faster(np.isin(classes, (COMPUTE, MEMORY)), 0.5)) or 0.0
-    gone = {
-        number: gain(aligned, Faster(classes == number, 0.0)) or 0.0
-        for number in (LOADING, COMPILING, ALLOCATING)
-        if (classes == number).any()
-    }
+    chosen = {number: classes == number for number in np.unique(classes).tolist()}
+    chosen[DEVICE] = np.isin(classes, (COMPUTE, MEMORY))
+
+    def faster(of: int, factor: float) -> float:
+        return gain(aligned, Faster(chosen[of], factor)) or 0.0 if of in chosen else 0.0
+
+    gone = {of: faster(of, 0.0) for of in (LOADING, COMPILING, ALLOCATING)}
+    halved = {of: faster(of, 0.5) for of in (COMPUTE, MEMORY, HOST, COMMUNICATION, DEVICE)}
     busy = busy_time(aligned)
     has_device = bool(device.any())
     causes = {CLASSES[number]: value for number, value in gone.items()}
@@ -183,14 +177,14 @@ def diagnose(run: Run) -> Diagnosis:
         slow_rank_gain=slow[1] if slow else 0.0,
         skew_ms=float(run.release_ns.max(initial=0)) / 1e6,
         skew_gain=max(skew, 0.0),
-        shares={name: busy.share(name) for name in ACTIVITIES},
+        shares=busy.shares,
         hidden=busy.hidden,
         kernels=_kernels(run, classes, device),
         proposals=[],
         contradictions={},
         uneven_steps=_uneven(run),
     )
-    proposals = sorted(_proposals(aligned, found, classes, device, halved, gone), key=lambda each: -each.gain)
+    proposals = sorted(_proposals(aligned, found, has_device, halved, gone), key=lambda each: -each.gain)
     return replace(
         found, proposals=proposals, contradictions=dict(_contradictions(run, found, busy, has_device))
     )
@@ -200,19 +194,17 @@ def _bound(causes: dict[str, float], halved: dict[int, float], has_device: bool)
     """A cause from ``CAUSE`` on, unless communication or launches that are twice as fast gain more; else the
     class of work that gains most where it takes half as long."""
     cause = max(causes, key=lambda name: causes[name])
-    rivals = max((halved.get(number, 0.0) for number in (HOST, COMMUNICATION)), default=0.0)
-    if causes[cause] >= CAUSE and causes[cause] >= rivals:
+    if causes[cause] >= max(CAUSE, halved[HOST], halved[COMMUNICATION]):
         return cause
-    if not halved or max(halved.values()) < WORTH:
+    if max(halved.values()) < WORTH:
         return "unknown"
     # Arithmetic and memory are one device: together they decide, then the larger of both gives its name.
-    device = halved[DEVICE]
-    most = max((HOST, COMMUNICATION), key=lambda number: halved.get(number, 0.0))
-    if halved.get(most, 0.0) > device:
-        return "communication" if most == COMMUNICATION else "host" if has_device else "python"
+    if halved[DEVICE] < max(halved[HOST], halved[COMMUNICATION]):
+        host = "host" if has_device else "python"
+        return host if halved[HOST] >= halved[COMMUNICATION] else "communication"
     if not has_device:
         return "cpu"
-    return "compute" if halved.get(COMPUTE, 0.0) >= halved.get(MEMORY, 0.0) else "memory"
+    return "compute" if halved[COMPUTE] >= halved[MEMORY] else "memory"
 
 
 def _evidence(
@@ -232,25 +224,21 @@ def _evidence(
     number = {"cpu": COMPUTE, "python": HOST}.get(bound, CLASSES.index(bound) if bound in CLASSES else -1)
     if number < 0:
         return "Neither device, host nor communication shortens the step by 1% if it is twice as fast."
-    parts = ", ".join(
-        f"{name} {busy.share(name):.0%}"
-        for name in sorted(ACTIVITIES, key=lambda name: -busy.share(name))
-        if busy.share(name) >= 0.005
-    )
+    largest = sorted(busy.shares.items(), key=lambda item: -item[1])
+    parts = ", ".join(f"{name} {share:.0%}" for name, share in largest if share >= 0.005)
     return f"Twice as fast, it would make the step {halved[number]:.0%} shorter (time of the ranks: {parts})."
 
 
 def _kernels(run: Run, classes: np.ndarray, device: np.ndarray) -> list[Kernel]:
     """The ``LISTED`` names with the most time, of devices or else of the operators of the CPU."""
     chosen = device if device.any() else run.kind == KINDS.index("operator")
-    own = np.where(chosen, run.measured.own_ns, 0)
-    spent = np.bincount(run.name_of, own, len(run.names))
-    count = np.bincount(run.name_of, chosen, len(run.names))
-    operations, moved = (
-        np.bincount(
-            run.name_of, np.where(chosen, run.graph.attribute(name, 0), 0).astype(float), len(run.names)
-        )
-        for name in ("num_ops", "tensor_size")
+    columns = (
+        run.measured.own_ns,
+        chosen,
+        *(run.graph.attribute(of, 0) for of in ("num_ops", "tensor_size")),
+    )
+    spent, count, operations, moved = (
+        np.bincount(run.name_of, np.where(chosen, each, 0).astype(float), len(run.names)) for each in columns
     )
     times = sum(max(len(steps.names), 1) for steps in run.steps)
     found = []
@@ -273,44 +261,36 @@ def _kernels(run: Run, classes: np.ndarray, device: np.ndarray) -> list[Kernel]:
 
 
 def _proposals(
-    run: Run,
-    found: Diagnosis,
-    classes: np.ndarray,
-    device: np.ndarray,
-    halved: dict[int, float],
-    gone: dict[int, float],
+    run: Run, found: Diagnosis, has_device: bool, halved: dict[int, float], gone: dict[int, float]
 ) -> Iterator[Proposal]:
     """Changes that gain ``WORTH`` or more."""
+    host = "the host's calls and launches twice as fast, as CUDA graphs would make them"
+    small = "kernels that memory bounds twice as fast, as fusing them would make them"
     tried = [
-        Proposal("no data loading in the step's way", gone.get(LOADING, 0.0), "--scale DataLoader=0"),
-        Proposal("nothing compiled during the steps", gone.get(COMPILING, 0.0)),
-        Proposal("no device memory allocated or freed", gone.get(ALLOCATING, 0.0)),
-        Proposal("communication twice as fast", halved.get(COMMUNICATION, 0.0)),
-        Proposal("all ranks starting together", found.skew_gain),
+        ("no data loading in the step's way", gone[LOADING], "--scale DataLoader=0"),
+        ("nothing compiled during the steps", gone[COMPILING], ""),
+        ("no device memory allocated or freed", gone[ALLOCATING], ""),
+        ("communication twice as fast", halved[COMMUNICATION], ""),
+        ("all ranks starting together", found.skew_gain, ""),
     ]
-    if COMMUNICATION in halved:
+    if run.is_communication.any():
         hidden = gain(run, Overlap(True)) or 0.0
-        tried.append(Proposal("all communication hidden behind computation", hidden, "--overlap on"))
-    if device.any():
-        host = "the host's calls and launches twice as fast, as CUDA graphs would make them"
-        tried.append(Proposal(host, halved.get(HOST, 0.0)))
-        small = "kernels that memory bounds twice as fast, as fusing them would make them"
-        tried.append(Proposal(small, halved.get(MEMORY, 0.0)))
+        tried.append(("all communication hidden behind computation", hidden, "--overlap on"))
+    if has_device:
+        tried += [(host, halved[HOST], ""), (small, halved[MEMORY], "")]
     else:
-        tried.append(Proposal("Python between operators twice as fast", halved.get(HOST, 0.0)))
+        tried.append(("Python between operators twice as fast", halved[HOST], ""))
     if found.slow_rank is not None:
         flags = f"--rank {found.slow_rank} as median"
-        tried.append(Proposal(f"rank {found.slow_rank} as fast as the others", found.slow_rank_gain, flags))
+        tried.append((f"rank {found.slow_rank} as fast as the others", found.slow_rank_gain, flags))
     for kernel in found.kernels[:1]:
         named = np.array([name == kernel.name for name in run.names])[run.name_of]
+        value = gain(run, Faster(named & ~run.is_communication, 0.5)) or 0.0
         flags = f"--scale '{_pattern(kernel.name, run.names)}'=0.5"
-        text = f"{shortened(kernel.name, LONGEST)} twice as fast"
-        tried.append(Proposal(text, gain(run, Faster(named & ~run.is_communication, 0.5)) or 0.0, flags))
-    if found.skew_ms:
-        tried = [
-            replace(each, flags=f"{each.flags} --starts together") if each.flags else each for each in tried
-        ]
-    return (each for each in tried if each.gain >= WORTH)
+        tried.append((f"{shortened(kernel.name, LONGEST)} twice as fast", value, flags))
+    for text, value, flags in tried:
+        if value >= WORTH:
+            yield Proposal(text, value, f"{flags} --starts together" if flags and found.skew_ms else flags)
 
 
 def _pattern(name: str, names: Sequence[str]) -> str:
@@ -341,7 +321,7 @@ def _contradictions(
     run: Run, found: Diagnosis, busy: BusyTime, has_device: bool
 ) -> Iterator[tuple[str, str]]:
     """What can't be true together, so that the trace or its conversion lacks something."""
-    on_device = sum(busy.share(name) for name in ("compute", "memory", "communication"))
+    on_device = sum(busy.shares[name] for name in ("compute", "memory", "communication"))
     if has_device and on_device >= BUSY and found.bound == "host":
         yield (
             "busy-but-host-bound",
@@ -355,9 +335,6 @@ def _contradictions(
             f"the run has {plural(max(worlds), 'rank')} and no communication was found: kernels that "
             "communicate may have unknown names, see chakra-et convert --comm-kernels",
         )
-    phases = {name: sum(int(in_phase(trace, name).sum()) for trace in run.graph.traces) for name in PHASES}
+    phases = {name: sum(int(in_phase(trace, name).sum()) for trace in run.graph.traces) for name in _PHASES}
     if phases[b"optimizer"] and not (phases[b"forward"] and phases[b"backward"]):
         yield ("no-backward", "the optimizer runs, but no forward or backward pass was told apart")
-
-
-PHASES = (b"forward", b"backward", b"optimizer")
