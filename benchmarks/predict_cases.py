@@ -22,9 +22,10 @@ from chakra_et.transform.bucket_size import BucketSize
 from chakra_et.transform.changes import Change, Rebuild
 from chakra_et.transform.durations import RankAs, Scale
 from chakra_et.transform.network import Network
+from chakra_et.transform.operator_times import work_ratios
 from chakra_et.transform.overlap import Overlap
 from chakra_et.transform.scale import Scaling
-from chakra_et.transform.tensor_sizes import Resize, operator_ratios
+from chakra_et.transform.tensor_sizes import Resize, resized
 from chakra_et.transform.threads import Threads
 
 LATENCY_NS = 50_000.0
@@ -48,7 +49,7 @@ def _by_operations(sizes: Mapping[int, int]) -> Callable[[Run], float]:
 
     def scaled(run: Run) -> float:
         trace = run.graph.traces[0]
-        operations, ratio, works_itself = operator_ratios(trace, sizes)
+        operations, ratio, works_itself = work_ratios(trace, lambda text: resized(text, sizes))[:3]
         assert trace.inputs is not None
         counted = (operations * works_itself)[trace.inputs.rows]
         return _computing(run) * float((counted * ratio[trace.inputs.rows]).sum() / counted.sum())

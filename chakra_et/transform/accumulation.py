@@ -36,12 +36,13 @@ class Accumulate:
         traces, added, on_device = [], 0, 0
         for rank, trace in zip(run.graph.ranks, with_transfers(run), strict=True):
             steps = find_backward(trace, rank, FLAG)
-            on_device += int(
-                (trace.column("is_cpu_op") == 0).sum() > (trace.types >= NodeType.COMM_SEND).sum()
-            )
-            made, count = self._repeated(trace, rank, steps, not on_device)
+            talks = (trace.types >= NodeType.COMM_SEND).sum()
+            on_device += int((trace.column("is_cpu_op") == 0).sum() > talks)
+            made, additions = self._repeated(trace, rank, steps)
+            if not on_device:
+                made = insert(made, np.zeros(len(made), bool), additions)
+                added += len(additions)
             traces.append(made)
-            added += count
         reduced = "each pass" if self.reduce_each else "the last pass alone"
         done = plural(len(steps), "step")
         notes = [f"{FLAG} {self.times}: {done} of {self.times} passes, reduced after {reduced}"]
@@ -56,69 +57,46 @@ class Accumulate:
         return as_run(run, traces, notes)
 
     def _repeated(
-        self, trace: ExecutionTrace, rank: int, steps: list[Backward], adds: bool
-    ) -> tuple[ExecutionTrace, int]:
-        lane, launcher = lanes(trace), _launchers(trace)
-        of_optimizer = in_phase(trace, b"optimizer")
+        self, trace: ExecutionTrace, rank: int, steps: list[Backward]
+    ) -> tuple[ExecutionTrace, list[New]]:
+        """The trace with more passes, and the additions of gradients from the second pass on."""
+        lane, launcher, rate = lanes(trace), _launchers(trace), Elementwise(trace)
+        of_optimizer, row_of = in_phase(trace, b"optimizer"), np.arange(len(trace))
         left_out = np.zeros(len(trace), bool) if self.reduce_each else reduction(trace, steps)
         rows: list[int] = []
-        copies: list[list[dict[int, int]]] = []  # for each step and pass: row → place
         more: list[tuple[int, int]] = []
+        additions: list[New] = []
         done = 0
         for step in steps:
-            part = self._pass(step, trace, launcher, of_optimizer)
+            last = max(
+                [row for g in step.gradients for row in g.rows]
+                + [row for b in step.buckets for row in b.launch]
+            )
+            if self.reduce_each:
+                last = max([last, *(g.back for g in step.gradients)])
+            inside = (launcher > step.begin) & (launcher <= last) & (row_of < step.end) & ~of_optimizer
+            part = np.flatnonzero(inside)
             _refuse_others(trace, rank, step, part)
             first = int(part[0])
             rows += range(done, first)
             done = first
             again = part[~left_out[part]].tolist()
-            passes = []
+            passes: list[dict[int, int]] = []  # row → place
             for _ in range(self.times - 1):
                 passes.append(dict(zip(again, range(len(rows), len(rows) + len(again)), strict=True)))
                 rows += again
             passes.append({row: len(rows) + row - first for row in part.tolist()})
-            copies.append(passes)
-            # A thread that begins a pass has waited for all threads of the pass before.
             for before, after in zip(passes, passes[1:], strict=False):
+                # A thread that begins a pass has waited for all threads of the pass before.
                 on_cpu = [row for row in before if launcher[row] == row]
                 start = min(after[row] for row in after if launcher[row] == row)
-                last_of = {int(lane[row]): before[row] for row in on_cpu}
-                more += [(place, start) for place in last_of.values()]
-        rows += range(done, len(trace))
-        new = arrange(trace, np.array(rows), more=more)
-        if not adds:
-            return new, 0
-        return self._with_additions(new, trace, steps, copies)
-
-    def _pass(
-        self, step: Backward, trace: ExecutionTrace, launcher: np.ndarray, of_optimizer: np.ndarray
-    ) -> np.ndarray:
-        """The rows of the forward and backward pass of one step."""
-        last = max(max(g.rows) for g in step.gradients)
-        last = max([last, *(row for bucket in step.buckets for row in bucket.launch)])
-        if self.reduce_each:
-            last = max([last, *(g.back for g in step.gradients)])
-        row = np.arange(len(trace))
-        inside = (launcher > step.begin) & (launcher <= last) & (row < step.end) & ~of_optimizer
-        found: np.ndarray = np.flatnonzero(inside)
-        return found
-
-    def _with_additions(
-        self,
-        new: ExecutionTrace,
-        trace: ExecutionTrace,
-        steps: list[Backward],
-        copies: list[list[dict[int, int]]],
-    ) -> tuple[ExecutionTrace, int]:
-        rate = Elementwise(trace)
-        nodes = []
-        for step, passes in zip(steps, copies, strict=True):
-            for places in passes[1:]:
+                more += [(place, start) for place in {int(lane[row]): before[row] for row in on_cpu}.values()]
                 for gradient in step.gradients:
-                    at = places[gradient.rows[0]]
+                    at = after[gradient.rows[0]]
                     # Reads both, writes one.
-                    nodes.append(New(at, at, rate.micros(3 * gradient.size, 1), "aten::add_"))
-        return insert(new, np.zeros(len(new), bool), nodes), len(nodes)
+                    additions.append(New(at, at, rate.micros(3 * gradient.size, 1), "aten::add_"))
+        rows += range(done, len(trace))
+        return arrange(trace, np.array(rows), more=more), additions
 
 
 def parse_accumulate(words: Sequence[str]) -> Accumulate:

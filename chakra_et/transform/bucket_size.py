@@ -34,31 +34,30 @@ class BucketSize:
     model: Model | None = None
 
     def rebuild(self, run: Run) -> Run:
-        first = self.mb if self.first_mb is None else self.first_mb
+        ranks, first_mb = run.graph.ranks, self.mb if self.first_mb is None else self.first_mb
         found = []
-        for rank, trace in zip(run.graph.ranks, with_transfers(run), strict=True):
+        for rank, trace in zip(ranks, with_transfers(run), strict=True):
             found.append((trace, find_backward(trace, rank, FLAG)))
             if not any(step.buckets for step in found[-1][1]):
                 raise TraceError(f"{FLAG}: rank {rank} has no all-reduce of gradients: use --ranks for DDP")
-        times, traces, plans = CollectiveTimes(run, self.model), [], []
-        on_cpu = all((trace.column("stream", -1) < 0).all() for trace, _ in found)
-        lasts = awaited(run, [steps for _, steps in found])
-        last = CollectiveTimes(run, self.model, lasts) if on_cpu else times
+        times = last = CollectiveTimes(run, self.model)
+        if all((trace.column("stream", -1) < 0).all() for trace, _ in found):
+            last = CollectiveTimes(run, self.model, awaited(run, [steps for _, steps in found]))
+        traces, sizes = [], []
         for trace, steps in found:
-            plan = [plan_buckets(step, self.mb, first) if step.buckets else [] for step in steps]
-            plans.append(
+            plan = [plan_buckets(step, self.mb, first_mb) if step.buckets else [] for step in steps]
+            sizes.append(
                 [[size_of(step, part) for part in parts] for step, parts in zip(steps, plan, strict=True)]
             )
-            traces.append(_rebucketed(trace, steps, plan, (times, last), len(run.graph.ranks)))
-        for rank, sizes in zip(run.graph.ranks, plans, strict=True):
-            if sizes != plans[0]:
+            traces.append(_rebucketed(trace, steps, plan, times, last, len(ranks)))
+        for rank, of_rank in zip(ranks, sizes, strict=True):
+            if of_rank != sizes[0]:
                 raise TraceError(
-                    f"{FLAG}: gradients become ready in another order on rank {rank} than on rank "
-                    f"{run.graph.ranks[0]}"
+                    f"{FLAG}: gradients become ready in another order on rank {rank} than on rank {ranks[0]}"
                 )
         before = sum(len(step.buckets) for step in steps) / len(steps)
         note = (
-            f"{FLAG} {self.mb:g}: {sum(map(len, plans[0])) / len(steps):g} buckets per step in place of "
+            f"{FLAG} {self.mb:g}: {sum(map(len, sizes[0])) / len(steps):g} buckets per step in place of "
             f"{before:g}; their times by the network of {times.model.describe()}"
         )
         return as_run(run, traces, [note])
@@ -68,12 +67,16 @@ def _rebucketed(
     trace: ExecutionTrace,
     steps: list[Backward],
     plan: list[list[list[int]]],
-    times: tuple[CollectiveTimes, CollectiveTimes],
+    times: CollectiveTimes,
+    last_times: CollectiveTimes,
     ranks: int,
 ) -> ExecutionTrace:
-    """``times[1]`` is for the last bucket of each step, ``times[0]`` for all other buckets."""
-    old = [bucket for step in steps for bucket in step.buckets]
-    model = _median_launch(trace, old)
+    """``last_times`` is for the last bucket of each step, ``times`` for all other buckets."""
+    old = sorted(
+        (bucket for step in steps for bucket in step.buckets),
+        key=lambda bucket: int(trace.duration_micros[bucket.launch].sum()),
+    )
+    model = old[(len(old) - 1) // 2]  # the bucket whose launch took the median time
     removed = np.zeros(len(trace), bool)
     for bucket in old:
         removed[[*bucket.launch, bucket.collective]] = True
@@ -85,6 +88,7 @@ def _rebucketed(
         for number, part in enumerate(parts):
             around = step.gradients[part[-1]].rows
             last, size = max(around), size_of(step, part)
+            of_network = last_times if number == len(parts) - 1 else times
             launch = {
                 row: New(last, row, float(trace.duration_micros[row]), parent=around[0])
                 for row in model.launch
@@ -96,7 +100,7 @@ def _rebucketed(
             reduce = New(
                 max([last, *before]),
                 model.collective,
-                times[number == len(parts) - 1].micros(CollectiveType.ALL_REDUCE, size, ranks),
+                of_network.micros(CollectiveType.ALL_REDUCE, size, ranks),
                 needs=[first or last, *before],
                 needed_by=wiring.waiting(step, part),
                 parent=launch.get(int(above[model.collective]), around[0]),
@@ -105,12 +109,6 @@ def _rebucketed(
             )
             new += [*([first] if first else []), reduce, *(node for node in rest if node)]
     return insert(trace, removed, new)
-
-
-def _median_launch(trace: ExecutionTrace, buckets: list[Bucket]) -> Bucket:
-    """The bucket whose launch took the median time."""
-    taken = [int(trace.duration_micros[bucket.launch].sum()) for bucket in buckets]
-    return buckets[int(np.argsort(taken, kind="stable")[(len(taken) - 1) // 2])]
 
 
 class _Wiring:

@@ -78,77 +78,53 @@ class Fuse:
         graph, chosen = run.graph, matching_nodes(run, self.pattern, "--fuse")
         on_device = chosen & ~graph.is_cpu & (run.operation < 0) & ~run.is_communication
         overhead = np.isin(run.kind, [KINDS.index("device-overhead"), KINDS.index("host-overhead")])
-        fused, vanishing = 0, np.zeros(len(graph), bool)
-        traffic = _Traffic(run)
         lanes = graph.lanes()
         wanted = on_device if on_device.any() else chosen & graph.is_cpu
+        firsts, laters = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
         for lane in np.unique(lanes[wanted]).tolist():
-            nodes = np.flatnonzero(lanes == lane)
+            nodes = np.flatnonzero((lanes == lane) & ~overhead)
             nodes = nodes[np.argsort(graph.position[nodes], kind="stable")]
-            working = nodes[~overhead[nodes]]
-            follows = wanted[working[1:]] & wanted[working[:-1]]
-            later = working[1:][follows]
-            fused += len(later)
-            vanishing[later] = True
-            traffic.join(working[:-1][follows], later)
-        if not fused:
+            follows = wanted[nodes[1:]] & wanted[nodes[:-1]]
+            firsts.append(nodes[:-1][follows])
+            laters.append(nodes[1:][follows])
+        first, later = np.concatenate(firsts), np.concatenate(laters)
+        if not len(later):
             raise TraceError(
                 f"--fuse {self.pattern!r}: no two successive nodes of a stream or thread match it"
             )
-        gone = self._overhead_of(run, vanishing, overhead)
+        vanishing = np.zeros(len(graph), bool)
+        vanishing[later] = True
+        # The overhead nodes and calls that lead to the vanishing nodes alone.
+        gone = np.zeros(len(graph), bool)
+        gone[graph.source[vanishing[graph.target] & overhead[graph.source]]] = True
+        calls = (run.kind == KINDS.index("runtime"))[graph.source]
+        gone[graph.source[(vanishing | gone)[graph.target] & calls & ~graph.is_cpu[graph.target]]] = True
         own = np.where(gone, 0, setting.own_ns)
-        kept = np.rint(own * traffic.kept).astype(np.int64)
+        left, pairs = _left_of_traffic(run, first, later)
+        kept = np.rint(own * left).astype(np.int64)
         lag = np.where(vanishing[graph.target] | gone[graph.target], 0, setting.graph.lag_ns)
         saved = int((setting.own_ns - own).sum())
         return replace(setting, own_ns=kept, graph=replace(setting.graph, lag_ns=lag)).noting(
-            f"--fuse {self.pattern!r}: {fused:,} nodes join the one before them; {saved / 1e6:,.3f} ms of "
-            f"calls and overhead vanish, and {int((own - kept).sum()) / 1e6:,.3f} ms of memory traffic of "
-            f"{traffic.pairs:,} pairs of kernels that are assumed to pass on their results"
+            f"--fuse {self.pattern!r}: {len(later):,} nodes join the one before them; {saved / 1e6:,.3f} ms "
+            f"of calls and overhead vanish, and {int((own - kept).sum()) / 1e6:,.3f} ms of memory traffic of "
+            f"{pairs:,} pairs of kernels that are assumed to pass on their results"
         )
 
-    def _overhead_of(self, run: Run, vanishing: np.ndarray, overhead: np.ndarray) -> np.ndarray:
-        """The calls and overhead nodes that lead to the vanishing nodes alone."""
-        graph = run.graph
-        into = vanishing[graph.target] & overhead[graph.source]
-        gone = np.zeros(len(graph), bool)
-        gone[graph.source[into]] = True
-        calls = (run.kind == KINDS.index("runtime"))[graph.source]
-        into = (vanishing | gone)[graph.target] & calls & ~graph.is_cpu[graph.target]
-        gone[graph.source[into]] = True
-        return gone
 
-
-class _Traffic:
-    """The part of each kernel's time that is left when what it passes on to another stays in registers:
-    ``kept``, float64[N]; ``pairs`` of kernels that do."""
-
-    def __init__(self, run: Run) -> None:
-        self.elements, self.moved = (
-            run.graph.attribute(name, 0).astype(float) for name in ("num_ops", "tensor_size")
-        )
-        self.by_memory = (self.elements > 0) & (self.elements <= self.moved)
-        self.kept = np.ones(len(run.graph))
-        self.pairs = 0
-
-    def join(self, first: np.ndarray, second: np.ndarray) -> None:
-        """Let kernels ``second`` take what kernels ``first`` pass on."""
-        passes = (
-            self.by_memory[first] & self.by_memory[second] & (self.elements[first] == self.elements[second])
-        )
-        first, second = first[passes], second[passes]
-        self.pairs += len(first)
-        # An elementwise kernel moves two to four tensors of as many elements; of each, one is passed on.
-        for nodes in (first, second):
-            tensors = np.clip(
-                np.rint(self.moved[nodes] / (self.elements[nodes] * self._item(nodes))), 2, None
-            )
-            np.subtract.at(self.kept, nodes, 1 / tensors)
-        self.kept = self.kept.clip(0)
-
-    def _item(self, nodes: np.ndarray) -> np.ndarray:
-        """Bytes of an element: the largest of 4, 2 and 1 with which two tensors or more are moved."""
-        each = self.moved[nodes] / self.elements[nodes]
-        return np.select([each >= 8, each >= 4], [4, 2], 1)
+def _left_of_traffic(run: Run, first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, int]:
+    """The part of each kernel's time that is left, float64[N], when what kernels ``first`` pass on to kernels
+    ``second`` stays in registers, and how many pairs pass something on."""
+    elements, moved = (run.graph.attribute(name, 0).astype(float) for name in ("num_ops", "tensor_size"))
+    by_memory = (elements > 0) & (elements <= moved)
+    passes = by_memory[first] & by_memory[second] & (elements[first] == elements[second])
+    left = np.ones(len(run.graph))
+    # An elementwise kernel moves two to four tensors of as many elements; of each, one is passed on.
+    for nodes in (first[passes], second[passes]):
+        each = moved[nodes] / elements[nodes]
+        # Bytes of an element: the largest of 4, 2 and 1 with which two tensors or more are moved.
+        item = np.select([each >= 8, each >= 4], [4, 2], 1)
+        np.subtract.at(left, nodes, 1 / np.clip(np.rint(each / item), 2, None))
+    return left.clip(0), int(passes.sum())
 
 
 @dataclass(frozen=True)
@@ -205,7 +181,8 @@ def matching_nodes(run: Run, pattern: str, flag: str) -> np.ndarray:
         matches = np.array([bool(expression.search(name)) for name in run.names])
     chosen: np.ndarray = matches[run.name_of]
     if not chosen.any():
-        near = _examples(run)
+        spent = np.bincount(run.name_of, run.measured.own_ns, len(run.names))
+        near = ", ".join(repr(shortened(run.names[at], 60)) for at in np.argsort(-spent)[:4].tolist())
         raise TraceError(f"{flag}: no node's name matches {pattern!r}: the longest nodes are {near}")
     return chosen
 
@@ -242,9 +219,3 @@ def _alike(run: Run, trace: int) -> dict[tuple[int, ...], np.ndarray]:
     for node, key in enumerate(zip(*pairs, *stretch, strict=True), int(begin)):
         found.setdefault(key, []).append(node)
     return {key: np.array(nodes) for key, nodes in found.items()}
-
-
-def _examples(run: Run) -> str:
-    """The names on which most time is spent."""
-    spent = np.bincount(run.name_of, run.measured.own_ns, len(run.names))
-    return ", ".join(repr(shortened(run.names[at], 60)) for at in np.argsort(-spent)[:4].tolist())

@@ -66,72 +66,63 @@ class Network:
         count = max(run.graph.ranks) + 1
         changed = fitted if self.latency_ns is None else replace(fitted, latency_ns=self.latency_ns)
         before, after = fitted.topology(count), changed.topology(count)
-        own, lasting = setting.own_ns.copy(), setting.lasting_ns.copy()
+        taken = []
         for each in found:
             old = _time(each, before, "ring")
             ratio = _time(each, after, self.algorithm) / old if old else 1.0
-            taken = np.rint(each.transfer_ns * ratio).astype(np.int64)
-            if each.matched:
-                lasting[each.nodes] = taken
-            else:
-                own[each.nodes] += taken - np.rint(each.transfer_ns).astype(np.int64)
-        return replace(setting, own_ns=own, lasting_ns=lasting)
+            taken.append(np.rint(each.transfer_ns * ratio).astype(np.int64))
+        return _lasting(setting, found, taken)
 
     def _by_model(self, run: Run, setting: Setting, found: list[Transfer], fitted: Model) -> Setting:
-        count = max(run.graph.ranks) + 1
-        tcp = any(each.gloo for each in found)
-        from chakra_et.cost.topology_text import parse_topology
+        count = max([*run.graph.ranks, *(rank for each in found for rank in each.ranks)]) + 1
+        latency_ns = fitted.latency_ns if self.latency_ns is None else self.latency_ns
+        topology = Topology.flat(count, self.bandwidth or 0.0, latency_ns)
+        if self.topology:
+            from chakra_et.cost.topology_text import parse_topology
 
-        count = max(count, *(max(each.ranks) + 1 for each in found))
-        topology = (
-            parse_topology(self.topology, count)
-            if self.topology
-            else Topology.flat(
-                count,
-                self.bandwidth or 0.0,
-                fitted.latency_ns if self.latency_ns is None else self.latency_ns,
-            )
-        )
-        for note in topology.notes:
-            setting = setting.noting(note)
-        if tcp:
+            topology = parse_topology(self.topology, count)
+        setting = replace(setting, notes=(*setting.notes, *topology.notes))
+        if any(each.gloo for each in found):
             payload = (replace(d, bandwidth=d.bandwidth * TCP_PAYLOAD) for d in topology.dimensions)
             topology = replace(topology, dimensions=tuple(payload), nccl=None)
             setting = setting.noting(f"gloo sends over TCP: {TCP_PAYLOAD:.1%} of the bandwidth is payload")
         extra = Topology.flat(topology.ranks, float("inf"), 0.0, fitted.reduce_bandwidth, fitted.call_ns)
         no_latency = tuple(replace(d, latency_ns=0.0) for d in topology.dimensions)
         free = replace(topology, dimensions=no_latency, nccl=None)
-        own, lasting, scatter = setting.own_ns.copy(), setting.lasting_ns.copy(), np.zeros(len(run.graph))
+        only_wire = replace(free, reduce_bandwidth=float("inf"), call_ns=0.0)
+        domains = {trace.metadata.get("clock_domain") for trace in run.graph.traces}
+        # With one clock no link between hosts was in the ranks' way.
+        one_host = len(domains) == 1 and not domains & {None, ""}
         wire, fixed, least = (np.zeros(len(run.members)) for _ in range(3))
-        spread = _scatter(found)
-        alone = _one_host(run)
+        of_size: dict[tuple[CollectiveType | None, int], list[float]] = {}
         known: dict[tuple[object, ...], tuple[float, float, float]] = {}
 
         def parts(each: Transfer) -> tuple[float, float, float]:
             """What it takes on the wire, its latency, and what the ranks do beside; ns."""
-            on_wire = _time(each, replace(free, reduce_bandwidth=float("inf"), call_ns=0.0), self.algorithm)
-            latency = _time(each, topology, self.algorithm) - _time(each, free, self.algorithm)
+            on_wire = _time(each, only_wire, self.algorithm)
             if topology.nccl is not None and self.algorithm == "auto":
                 whole = _time(each, topology, "auto")
                 return min(on_wire, whole), max(whole - on_wire, 0.0), 0.0
+            latency = _time(each, topology, self.algorithm) - _time(each, free, self.algorithm)
             return on_wire, latency, _time(each, extra, self.algorithm)
 
+        taken = []
         for each in found:
             key = (each.kind, each.size, *each.ranks)
             known[key] = known.get(key) or parts(each)
             (on_wire, latency, beside), at_least = known[key], 0.0
+            measured = float(np.median(each.transfer_ns))
+            of_size.setdefault((each.kind, each.size), []).append(measured)
             if each.gloo:
-                taken = float(np.median(each.transfer_ns))
-                beside, at_least = self._own_work(each, taken, alone)
-            taken = max(on_wire + beside + latency, at_least)
-            scatter[each.nodes] = spread[each.kind, each.size]
+                beside, at_least = self._own_work(each, measured, one_host)
+            taken.append(np.array(round(max(on_wire + beside + latency, at_least))))
             if each.matched:
                 number = run.operation[each.nodes[0]]
                 wire[number], fixed[number], least[number] = on_wire, beside + latency, at_least
-                lasting[each.nodes] = round(taken)
-            else:
-                own[each.nodes] += round(taken) - np.rint(each.transfer_ns).astype(np.int64)
-        setting = replace(setting, own_ns=own, lasting_ns=lasting)
+        scatter, spread = np.zeros(len(run.graph)), {size: np.std(ns) for size, ns in of_size.items()}
+        for each in found:
+            scatter[each.nodes] = spread[each.kind, each.size]
+        setting = _lasting(setting, found, taken)
         setting = setting.doubting("scatter of transfers of one size", lasting_ns=scatter)
         return replace(setting, demand=Demand(wire, fixed, least)) if self.contention else setting
 
@@ -182,10 +173,13 @@ def find_communication(run: Run) -> list[Transfer]:
     for nodes in [*run.members, *(np.array([node]) for node in alone.tolist())]:
         first, matched = int(nodes[0]), bool(run.operation[nodes[0]] >= 0)
         is_message = graph.types[first] != NodeType.COMM_COLL
-        kind = None if is_message else _kind(int(kinds[first]))
+        known = not is_message and int(kinds[first]) in set(CollectiveType)
+        kind = CollectiveType(int(kinds[first])) if known else None
         if run.names[run.name_of[first]] == _GLOO_REDUCE:
             kind = CollectiveType.ALL_REDUCE
-        ranks = _members(run, nodes) if matched else members_of(run, first)
+        in_order = nodes[np.argsort(run.matching.side[nodes], kind="stable")]  # a message's sender first
+        senders = [graph.ranks[trace] for trace in graph.trace_of[in_order].tolist()]
+        ranks = senders if matched else _group_of(run, first)
         if len(ranks) < 2 or (kind is None and not is_message):
             continue
         taken = run.measured.lasting_ns[nodes] if matched else (run.measured.own_ns - wait)[nodes]
@@ -210,12 +204,15 @@ def _messages(found: Sequence[Transfer]) -> list[Sample]:
     return samples([replace(each, kind=CollectiveType.BROADCAST) for each in found if each.kind is None])
 
 
-def _scatter(found: Sequence[Transfer]) -> dict[tuple[CollectiveType | None, int], float]:
-    """Standard deviation of the transfers of each kind and size, ns."""
-    groups: dict[tuple[CollectiveType | None, int], list[float]] = {}
-    for each in found:
-        groups.setdefault((each.kind, each.size), []).append(float(np.median(each.transfer_ns)))
-    return {key: float(np.std(times)) for key, times in groups.items()}
+def _lasting(setting: Setting, found: Sequence[Transfer], taken: Sequence[np.ndarray]) -> Setting:
+    """The setting in which each transfer takes so many ns."""
+    own, lasting = setting.own_ns.copy(), setting.lasting_ns.copy()
+    for each, ns in zip(found, taken, strict=True):
+        if each.matched:
+            lasting[each.nodes] = ns
+        else:
+            own[each.nodes] += ns - np.rint(each.transfer_ns).astype(np.int64)
+    return replace(setting, own_ns=own, lasting_ns=lasting)
 
 
 def _time(each: Transfer, topology: Topology, algorithm: Algorithm) -> float:
@@ -224,26 +221,10 @@ def _time(each: Transfer, topology: Topology, algorithm: Algorithm) -> float:
     return collective_time(each.kind, each.size, each.ranks, topology, algorithm)
 
 
-def _members(run: Run, nodes: np.ndarray) -> list[int]:
-    """The ranks of matched nodes; a message's sender first."""
-    order = np.argsort(run.matching.side[nodes], kind="stable")
-    return [run.graph.ranks[trace] for trace in run.graph.trace_of[nodes[order]].tolist()]
-
-
-def members_of(run: Run, node: int) -> list[int]:
+def _group_of(run: Run, node: int) -> list[int]:
     """The ranks of an unmatched collective's group, empty where they aren't known."""
     name = run.graph.groups[run.graph.group[node]]
     if name in run.comm_groups:
         return list(run.comm_groups[name])
     size = run.graph.traces[run.graph.trace_of[node]].metadata.get("world_size")
     return list(range(size)) if type(size) is int and 1 < size < 1 << 20 else []
-
-
-def _one_host(run: Run) -> bool:
-    """Whether all ranks had one clock, so that no link between hosts was in their way."""
-    domains = {trace.metadata.get("clock_domain") for trace in run.graph.traces}
-    return len(domains) == 1 and not domains & {None, ""}
-
-
-def _kind(value: int) -> CollectiveType | None:
-    return CollectiveType(value) if value in set(CollectiveType) else None

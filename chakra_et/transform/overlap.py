@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from chakra_et.errors import TraceError
+from chakra_et.simulate.joint import ReplayGraph
 from chakra_et.simulate.longest_path import make_schedule
 from chakra_et.simulate.run import Run, Setting
 
@@ -27,54 +28,45 @@ class Overlap:
 
 def _hide(run: Run, setting: Setting) -> Setting:
     graph = setting.graph
-    communication = run.is_communication
-    lanes = graph.lanes()
+    communication, lanes = run.is_communication, graph.lanes()
     waits = communication[graph.source] & ~communication[graph.target]
     waits &= lanes[graph.source] != lanes[graph.target]
-    source, target = [], []
+    edges = []
     for node in np.unique(graph.source[waits]).tolist():
         later = run.steps[int(graph.trace_of[node])].first
         later = later[(later >= 0) & (graph.position[later] > graph.position[node])]
-        if len(later):
-            source.append(node)
-            target.append(int(later[0]))
-    changed = replace(
-        graph,
-        source=np.concatenate([graph.source[~waits], np.array(source, np.int64)]),
-        target=np.concatenate([graph.target[~waits], np.array(target, np.int64)]),
-        lag_ns=np.concatenate([graph.lag_ns[~waits], np.zeros(len(source), np.int64)]),
-    )
-    return replace(setting, graph=changed).noting(
+        edges += [(node, int(later[0]))] if len(later) else []
+    return replace(setting, graph=_rewired(graph, ~waits, edges)).noting(
         f"--overlap on: {int(waits.sum()):,} dependencies on communication move to the end of their step"
     )
 
 
 def _expose(run: Run, setting: Setting) -> Setting:
     graph = setting.graph
-    device = graph.attribute("device", -1)
-    lanes = graph.lanes()
+    device, lanes = graph.attribute("device", -1), graph.lanes()
     issuer = np.full(len(graph), -1, np.int64)
     from_cpu = graph.is_cpu[graph.source]
     issuer[graph.target[from_cpu]] = graph.source[from_cpu]
-    followers = _Followers(run, lanes)
-    source, target = [], []
+    nodes_of: dict[int, np.ndarray] = {}  # of each lane, by position
+    streams: dict[tuple[int, int], list[int]] = {}
+    for lane in np.unique(lanes).tolist():
+        nodes = np.flatnonzero(lanes == lane)
+        nodes_of[lane] = nodes[np.argsort(graph.position[nodes], kind="stable")]
+    edges = []
     for node in np.flatnonzero(run.is_communication).tolist():
-        if device[node] >= 0:
-            same = (device == device[node]) & (graph.trace_of == graph.trace_of[node]) & ~graph.is_cpu
-            waiting = [lane for lane in followers.lanes_of(same) if lane != lanes[node]]
+        key = int(graph.trace_of[node]), int(device[node])
+        if key[1] >= 0:
+            if key not in streams:
+                same = (device == key[1]) & (graph.trace_of == key[0]) & ~graph.is_cpu
+                streams[key] = np.unique(lanes[same & (lanes >= 0)]).tolist()
+            waiting = [lane for lane in streams[key] if lane != lanes[node]]
         else:
             waiting = [int(lanes[issuer[node]])] if issuer[node] >= 0 else []
         for lane in waiting:
-            follower = followers.after(lane, int(graph.position[node]))
-            if follower >= 0:
-                source.append(node)
-                target.append(follower)
-    changed = replace(
-        graph,
-        source=np.concatenate([graph.source, np.array(source, np.int64)]),
-        target=np.concatenate([graph.target, np.array(target, np.int64)]),
-        lag_ns=np.concatenate([graph.lag_ns, np.zeros(len(source), np.int64)]),
-    )
+            nodes = nodes_of[lane]
+            at = int(np.searchsorted(graph.position[nodes], graph.position[node], side="right"))
+            edges += [(node, int(nodes[at]))] if at < len(nodes) else []
+    changed = _rewired(graph, np.ones(len(graph.source), bool), edges)
     try:
         make_schedule(changed, run.matching)
     except TraceError:
@@ -85,28 +77,16 @@ def _expose(run: Run, setting: Setting) -> Setting:
             "rank goes on: leave --overlap off out"
         ) from None
     return replace(setting, graph=changed).noting(
-        f"--overlap off: {len(source):,} dependencies make computation wait for communication"
+        f"--overlap off: {len(edges):,} dependencies make computation wait for communication"
     )
 
 
-class _Followers:
-    """The nodes of each lane by position."""
-
-    def __init__(self, run: Run, lanes: np.ndarray) -> None:
-        order = np.lexsort((run.graph.position, lanes))
-        self.lanes, self.nodes, self.position = lanes, order, run.graph.position
-        self.sorted = lanes[order]
-        self.known: dict[bytes, list[int]] = {}
-
-    def lanes_of(self, chosen: np.ndarray) -> list[int]:
-        """The lanes of the chosen nodes."""
-        key = np.packbits(chosen).tobytes()
-        if key not in self.known:
-            self.known[key] = [lane for lane in np.unique(self.lanes[chosen]).tolist() if lane >= 0]
-        return self.known[key]
-
-    def after(self, lane: int, position: int) -> int:
-        """The first node of a lane behind a position, -1 for none."""
-        low, high = np.searchsorted(self.sorted, [lane, lane + 1])
-        at = low + np.searchsorted(self.position[self.nodes[low:high]], position, side="right")
-        return int(self.nodes[at]) if at < high else -1
+def _rewired(graph: ReplayGraph, kept: np.ndarray, edges: list[tuple[int, int]]) -> ReplayGraph:
+    """The graph with the ``kept`` dependencies (bool[E]) and more ``edges`` (source, target)."""
+    source, target = np.array(edges, np.int64).reshape(-1, 2).T
+    return replace(
+        graph,
+        source=np.concatenate([graph.source[kept], source]),
+        target=np.concatenate([graph.target[kept], target]),
+        lag_ns=np.concatenate([graph.lag_ns[kept], np.zeros(len(edges), np.int64)]),
+    )

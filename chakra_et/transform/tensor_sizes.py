@@ -12,7 +12,7 @@ import numpy as np
 
 from chakra_et.cost.network_fit import Model
 from chakra_et.errors import TraceError
-from chakra_et.et.columns import CollectiveType, ExecutionTrace
+from chakra_et.et.columns import CollectiveType
 from chakra_et.et.node_attributes import lasting, with_integers
 from chakra_et.simulate.run import Run, Setting
 from chakra_et.simulate.time_by_kind import KINDS
@@ -53,17 +53,25 @@ class Resize:
                 note = "--resize: collectives keep their sizes, as they aren't those of DDP's gradients"
                 return as_run(run, run.graph.traces, [note])
             sizes, micros = {}, {}
-            known += sum(len(step.buckets) for step in steps)
-            for step in steps:
-                for bucket in step.buckets:
-                    gradients = step.gradients[bucket.first : bucket.last]
-                    old, row = sum(each.size for each in gradients), bucket.collective
-                    new = round(sum(each.size * self._growth(each.shape) for each in gradients))
-                    if old != new:
-                        times = times or CollectiveTimes(run, self.model)
-                        ratio = times.model.change(CollectiveType.ALL_REDUCE, (old, count), (new, count))
-                        sizes[row], micros[row] = new, int(trace.duration_micros[row]) * ratio
-            traces.append(self._with_gradients(lasting(with_integers(trace, "comm_size", sizes), micros)))
+            for each_step, bucket in ((step, bucket) for step in steps for bucket in step.buckets):
+                gradients, row = each_step.gradients[bucket.first : bucket.last], bucket.collective
+                old, new = sum(each.size for each in gradients), 0.0
+                for each in gradients:
+                    grown = math.prod(self.sizes.get(size, size) / size for size in each.shape if size)
+                    new += each.size * grown
+                known += 1
+                if old != round(new):
+                    times = times or CollectiveTimes(run, self.model)
+                    kind, sizes[row] = CollectiveType.ALL_REDUCE, round(new)
+                    ratio = times.model.change(kind, (old, count), (sizes[row], count))
+                    micros[row] = int(trace.duration_micros[row]) * ratio
+            assert trace.inputs is not None
+            shapes = [
+                resized(shape, self.sizes) if trace.names[row] == READY else shape
+                for row, shape in zip(trace.inputs.rows.tolist(), trace.inputs.shapes, strict=True)
+            ]
+            made = lasting(with_integers(trace, "comm_size", sizes), micros)
+            traces.append(replace(made, inputs=replace(trace.inputs, shapes=shapes)))
             changed += len(sizes)
         kept = int(run.is_communication.sum()) - known
         notes = []
@@ -79,24 +87,13 @@ class Resize:
         )
         return as_run(run, traces, notes)
 
-    def _with_gradients(self, trace: ExecutionTrace) -> ExecutionTrace:
-        """The trace with the new shapes of gradients."""
-        assert trace.inputs is not None
-        shapes = [
-            _resized(shape, self.sizes) if trace.names[row] == READY else shape
-            for row, shape in zip(trace.inputs.rows.tolist(), trace.inputs.shapes, strict=True)
-        ]
-        return replace(trace, inputs=replace(trace.inputs, shapes=shapes))
-
-    def _growth(self, shape: Sequence[int]) -> float:
-        return math.prod(self.sizes.get(size, size) / size for size in shape if size)
-
     def apply(self, run: Run, setting: Setting) -> Setting:
         graph = run.graph
-        found = [operator_ratios(trace, self.sizes) for trace in graph.traces]
+        found = [work_ratios(trace, lambda text: resized(text, self.sizes)) for trace in graph.traces]
         operations, ratio, leaf = (graph.gather([each[at] for each in found]) for at in range(3))
         if not (ratio != 1).any():
-            common = Counter(size for trace in graph.traces for size in _dimensions(trace))
+            texts = [text for trace in graph.traces if trace.inputs for text in trace.inputs.shapes]
+            common = Counter(int(size) for text in texts for size in _NUMBER.findall(text))
             most = ", ".join(str(size) for size, _ in common.most_common(8)) or "none recorded"
             old = ", ".join(map(str, self.sizes))
             raise TraceError(
@@ -134,23 +131,9 @@ def parse_resize(words: Sequence[str]) -> Resize:
     return Resize(sizes)
 
 
-def operator_ratios(
-    trace: ExecutionTrace, sizes: Mapping[int, int]
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """For each row: the operations of its operator, their ratio of new to old, and whether it is an operator
-    with shapes that does its work itself; float64."""
-    return work_ratios(trace, lambda shapes: _resized(shapes, sizes))[:3]
-
-
-def _resized(shapes: bytes, sizes: Mapping[int, int]) -> bytes:
+def resized(shapes: bytes, sizes: Mapping[int, int]) -> bytes:
+    """The JSON text of shapes with other sizes."""
     return _NUMBER.sub(lambda found: str(sizes.get(int(found[0]), int(found[0]))).encode(), shapes)
-
-
-def _dimensions(trace: ExecutionTrace) -> list[int]:
-    """All dimensions of all recorded tensors."""
-    if trace.inputs is None:
-        return []
-    return [int(found) for shapes in trace.inputs.shapes for found in _NUMBER.findall(shapes)]
 
 
 def _spread(run: Run, operations: np.ndarray, changes: np.ndarray) -> np.ndarray:
