@@ -71,7 +71,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         rows.append((_KINDS[kind], f"{len(sizes)}", first, last))
     measured: dict[str, Any] = {kind: dict(times.parameters[kind]) for kind in _KINDS}
     measured["operators"] = {"elementwise.memory": min(bandwidth / times.gpu.memory, 1.0)}
-    write_json(Path(config.output), {**entry, "measured": measured, "shapes": _shown(sizes, taken)})
+    # m, n, k and µs of all products
+    shown = {kind: np.column_stack([sizes, np.round(of, 2)]).tolist() for kind, of in taken.items()}
+    write_json(Path(config.output), {**entry, "measured": measured, "shapes": shown})
     print("\n".join(text.table(rows, right=range(1, 4))))
     print(f"copies reach {bandwidth / 1e9:,.0f} GB/s; wrote {config.output}")
     return 0
@@ -175,12 +177,4 @@ def _datasheet(
         "kind": "HBM",
         "peaks": {kind: f"{rate / _BEST / 1e12:.4g} TFLOP/s" for kind, rate in rates.items()},
         "source": "measured by chakra-et measure-gpu; watts and kind of memory are assumed",
-    }
-
-
-def _shown(sizes: np.ndarray, taken: dict[str, np.ndarray]) -> dict[str, list[list[float]]]:
-    """m, n, k and µs of all products."""
-    return {
-        kind: [[*size, round(each, 2)] for size, each in zip(sizes.tolist(), micros.tolist(), strict=True)]
-        for kind, micros in taken.items()
     }

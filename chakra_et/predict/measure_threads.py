@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -57,18 +57,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         found[kind].setdefault(operations, []).append(fraction)
         rows.append((name, f"{one / 1e3:,.0f}", f"{several / 1e3:,.0f}", f"{fraction:.0%}"))
     print("\n".join(text.table(rows, right=range(1, 4))))
-    parts = {kind: asdict(_shared(each)) for kind, each in found.items()}
+    parts = {}
+    for kind, of_size in found.items():
+        sizes = sorted(of_size)
+        means = [float(np.mean(of_size[size])) for size in sizes]
+        off = [each - mean for size, mean in zip(sizes, means, strict=True) for each in of_size[size]]
+        parts[kind] = {"operations": list(map(float, sizes)), "fraction": means, "spread": float(np.std(off))}
     write_json(Path(config.output), {"format": _FORMAT, "threads": config.threads, **parts})
     print(f"wrote {config.output}")
     return 0
-
-
-def _shared(found: dict[int, list[float]]) -> Shared:
-    """The mean of the operators of each size, and how far they are from it."""
-    sizes = sorted(found)
-    means = [float(np.mean(found[size])) for size in sizes]
-    off = [each - mean for size, mean in zip(sizes, means, strict=True) for each in found[size]]
-    return Shared(tuple(map(float, sizes)), tuple(means), float(np.std(off)))
 
 
 def _operators() -> dict[str, tuple[str, int, Callable[[], Any]]]:
@@ -137,14 +134,12 @@ def read_fractions(path: str | Path) -> Fractions:
         entry = read_json(path)
         if entry["format"] != _FORMAT:
             raise ValueError("its format is another")
-        parts = {kind: _read(entry[kind]) for kind in CLASSES}
+        parts = {}
+        for kind in CLASSES:
+            operations, fraction = (tuple(map(float, entry[kind][of])) for of in ("operations", "fraction"))
+            if not operations or len(operations) != len(fraction) or list(operations) != sorted(operations):
+                raise ValueError("its sizes don't match its fractions")
+            parts[kind] = Shared(operations, fraction, float(entry[kind]["spread"]))
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
         raise TraceError(f"{path} isn't a file of chakra-et measure-threads: {error}") from None
     return Fractions(**parts, source="measured")
-
-
-def _read(part: dict[str, Any]) -> Shared:
-    operations, fraction = (tuple(map(float, part[name])) for name in ("operations", "fraction"))
-    if not operations or len(operations) != len(fraction) or list(operations) != sorted(operations):
-        raise ValueError("its sizes don't match its fractions")
-    return Shared(operations, fraction, float(part["spread"]))

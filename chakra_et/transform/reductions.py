@@ -9,6 +9,7 @@ them (torch/csrc/distributed/c10d/reducer.cpp). That is an assumption, which the
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -253,12 +254,10 @@ def _put_in(
     made = with_texts(made, "kind", dict.fromkeys(rows, "collective"))
     made = renamed(made, dict.fromkeys(rows, "gradient all-reduce"))
     made = _as_collectives(made, rows, group)
-    try:
+    with contextlib.suppress(ValueError):
         lanes = json.loads(made.metadata_str("lanes") or "[]")
-    except ValueError:
-        return made, source, list(sizes.values())
-    lanes.append({"kind": "communication", "label": "gradients"})
-    made = with_metadata(made, lanes=json.dumps(lanes, separators=(",", ":")))
+        lanes.append({"kind": "communication", "label": "gradients"})
+        made = with_metadata(made, lanes=json.dumps(lanes, separators=(",", ":")))
     return made, source, list(sizes.values())
 
 

@@ -70,50 +70,37 @@ class Threads:
         works &= ~np.array([bool(_NO_WORK.match(name)) for name in run.names])[run.name_of]
         kind = np.array([_kind(name) for name in run.names])[run.name_of]
         shares = np.ceil(operations / np.where(kind == OTHER, GRAIN, _PRODUCT_GRAIN)).clip(1)
-        ratios = [self._ratio(kind, operations, shares, off) for off in (0, 1)]
+        parts: list[Shared] = [getattr(self.fractions, name) for name in CLASSES]
+        fraction, spread = (
+            np.choose(kind, each)
+            for each in ([part.of(operations) for part in parts], [part.spread for part in parts])
+        )
+        ratios = []  # new time per old one, and that with one standard deviation less of it shared
+        for part in (fraction.clip(0, 1), (fraction - spread).clip(0, 1)):
+            after, before = (1 - part + part / np.minimum(n, shares) for n in (self.after, self.before))
+            ratios.append(after / before)
         changes = works & (ratios[0] != 1)
         if not changes.any():
             raise TraceError(
                 f"{FLAG} {self.before}:{self.after}: no CPU operator with recorded shapes works on more than "
                 f"{GRAIN:,} elements"
             )
-        taken = setting.own_ns
-        on_cpu = graph.is_cpu & (itself > 0)
-        own, doubtful = (
-            np.where(
-                changes, np.rint(resized_times(taken, graph.own_ns, on_cpu, operations, ratio)), taken
-            ).astype(np.int64)
-            for ratio in ratios
+        taken, on_cpu = setting.own_ns, graph.is_cpu & (itself > 0)
+        times = [resized_times(taken, graph.own_ns, on_cpu, operations, ratio) for ratio in ratios]
+        own, doubtful = (np.where(changes, np.rint(each), taken).astype(np.int64) for each in times)
+        shared = []
+        for at, name in enumerate(CLASSES):
+            nodes = np.flatnonzero(changes & (kind == at))
+            if len(nodes):
+                mean = np.average(fraction[nodes], weights=taken[nodes] + 1)
+                shared.append(f"{mean:.0%} of {len(nodes):,} {name} nodes' time")
+        note = (
+            f"{FLAG} {self.before}:{self.after}: {int(changes.sum()):,} operator nodes, "
+            f"{int(taken[changes].sum()) / 1e6:,.3f} ms, take {int(own[changes].sum()) / 1e6:,.3f} ms; "
+            f"{self.fractions.source}: threads share {', '.join(shared)}"
         )
-        parts = ", ".join(
-            f"{self._mean(at, operations[nodes], taken[nodes]):.0%} of {len(nodes):,} {name} nodes' time"
-            for at, name in enumerate(CLASSES)
-            if len(nodes := np.flatnonzero(changes & (kind == at)))
-        )
-        return (
-            replace(setting, own_ns=own)
-            .noting(
-                f"{FLAG} {self.before}:{self.after}: {int(changes.sum()):,} operator nodes, "
-                f"{int(taken[changes].sum()) / 1e6:,.3f} ms, take "
-                f"{int(own[changes].sum()) / 1e6:,.3f} ms; {self.fractions.source}: threads share {parts}"
-            )
-            .doubting("parallel fraction of CPU operators", own_ns=doubtful - own)
-        )
-
-    def _ratio(self, kind: np.ndarray, operations: np.ndarray, shares: np.ndarray, off: int) -> np.ndarray:
-        """New time per old one, with ``off`` standard deviations less of it shared."""
-        parts: list[Shared] = [getattr(self.fractions, name) for name in CLASSES]
-        fraction = np.choose(kind, [part.of(operations) - off * part.spread for part in parts]).clip(0, 1)
-        old, new = (
-            1 - fraction + fraction / np.minimum(threads, shares) for threads in (self.before, self.after)
-        )
-        ratio: np.ndarray = new / old
-        return ratio
-
-    def _mean(self, kind: int, operations: np.ndarray, taken: np.ndarray) -> float:
-        """The shared fraction of nodes of a class, by their time."""
-        part: Shared = getattr(self.fractions, CLASSES[kind])
-        return float(np.average(part.of(operations), weights=taken + 1))
+        setting = replace(setting, own_ns=own).noting(note)
+        return setting.doubting("parallel fraction of CPU operators", own_ns=doubtful - own)
 
 
 CLASSES = ("product", "attention", "other")
