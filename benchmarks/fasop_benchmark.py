@@ -30,9 +30,8 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.summary import put
 from chakra_et import cli
 from fasop.hpdc24 import search as hpdc24
-from fasop.hpdc24.costs import published_costs
-from fasop.inputs.cluster_files import load_clusters
-from fasop.inputs.clusters import Cluster
+from fasop.hpdc24.search import published_costs
+from fasop.inputs.clusters import Cluster, load_clusters
 from fasop.inputs.costs import read_costs
 from fasop.inputs.models import find_model
 from fasop.plans.goal import Goal
@@ -89,7 +88,7 @@ print(json.dumps([done.returncode, wall, used.ru_utime + used.ru_stime, done.std
 """
 INSIDE = """
 import contextlib, io, json, resource, sys, time
-from fasop.search import advice
+from fasop.search import search
 from fasop.hpdc24 import search as hpdc24
 from fasop.commands import plan as plan_command
 def cpu():

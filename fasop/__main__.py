@@ -14,10 +14,7 @@ from fasop.errors import PlanError
 COMMANDS = {
     "plan": ("fasop.commands.plan", "search for the best plans of a model on a cluster"),
     "evaluate": ("fasop.commands.evaluate", "estimate a given plan, without a search"),
-    "profile": (
-        "fasop.commands.profile",
-        "measure layer costs here, or take them from .et traces",
-    ),
+    "profile": ("fasop.commands.profile", "measure layer costs here, or take them from .et traces"),
     "simulate": ("fasop.commands.simulate", "show a plan's schedule as a picture and as .et files"),
     "export": ("megatron_lm.plan_settings", "write a plan as the settings that launch it"),
 }

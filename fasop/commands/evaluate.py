@@ -16,16 +16,16 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from chakra_et import cli, text
 from chakra_et.text import printable
+from fasop.commands import flag
 from fasop.errors import PlanError
 from fasop.exact import recipes
 from fasop.exact.estimate import Estimate, estimate
-from fasop.inputs.cluster_files import load_clusters
-from fasop.inputs.clusters import check_gpus, check_nodes
+from fasop.inputs.clusters import check_gpus, check_nodes, load_clusters
 from fasop.inputs.costs import PUBLISHED, CostFile, check_cost_name, read_costs
 from fasop.inputs.training_runs import expressible, read_runs, refused
 from fasop.output import summary
@@ -38,15 +38,13 @@ from fasop.plans.plan import Plan, pick_plan
 class Config:
     """Which plans are evaluated, and with what."""
 
-    plan: str = field(
-        default="", metadata={"positional": True, "help": "YAML file of layouts, or file of 'plan --json'"}
-    )
-    rows: str = field(default="", metadata={"help": "CSV of published training runs, in place of a plan"})
-    rank: int = field(default=1, metadata={"help": "which plan of a 'plan --json' file, counted from 1"})
-    cluster: str = field(default="", metadata={"help": "preset or YAML file, instead of the plan's cluster"})
-    models_file: str = field(default="", metadata={"help": "YAML file of models"})
-    costs: tuple[str, ...] = field(default=(), metadata={"help": "cost files, before the published costs"})
-    json: bool = field(default=False, metadata={"help": "print the estimates as JSON"})
+    plan: str = flag("YAML file of layouts, or file of 'plan --json'", "", positional=True)
+    rows: str = flag("CSV of published training runs, in place of a plan", "")
+    rank: int = flag("which plan of a 'plan --json' file, counted from 1", 1)
+    cluster: str = flag("preset or YAML file, instead of the plan's cluster", "")
+    models_file: str = flag("YAML file of models", "")
+    costs: tuple[str, ...] = flag("cost files, before the published costs", ())
+    json: bool = flag("print the estimates as JSON", False)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -58,10 +56,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not config.plan:
         raise PlanError("give a file of layouts or plans, or --rows FILE.")
     cost_files = [read_costs(PUBLISHED), *map(read_costs, reversed(config.costs))]
-    given, found, refused = _estimates(config, cost_files)
-    for error in refused:
-        print(printable(f"error: {error}"), file=sys.stderr)
-    status = 2 if refused else 0
+    given, found = [], []
+    status = 0
+    for each, interleaved in _given(config):
+        try:
+            if isinstance(each, PlanError):
+                raise each
+            found.append(_estimate(config, each, interleaved, cost_files))
+            given.append(each)
+        except PlanError as error:
+            print(printable(f"error: {error}"), file=sys.stderr)
+            status = 2
     if not found:
         return status
     if config.json:
@@ -71,16 +76,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         ]
         print(json.dumps(rows, indent=1))
         return status
-    print("\n".join(_summary(given, found)))
+    lines = _summary(given, found)
     if len(given) == 1:
         layout, gpus = given[0].layout, _gpus(given[0].layout.stages)
         line = summary.speed(layout.model, layout.cluster, gpus, found[0].step)
-        print("\n".join(["", *_stages(given[0], found[0]), "", f"It trains {line}."]))
-        print(f"It runs with {summary.options_line(given[0].options)}.")
-        print(summary.expected_error(set(gpus)))
+        lines += ["", *_stages(given[0], found[0]), "", f"It trains {line}."]
+        lines.append(f"It runs with {summary.options_line(given[0].options)}.")
+        lines.append(summary.expected_error(set(gpus)))
     notes = dict.fromkeys(f"note: {note}" for one in found for note in one.notes)
-    if notes:
-        print("\n".join(["", *notes]))
+    print("\n".join([*lines, *([""] if notes else []), *notes]))
     return status
 
 
@@ -112,28 +116,19 @@ def _published(path: Path, models: str, as_json: bool) -> int:
     return 0 if found else 2
 
 
-def _estimates(
-    config: Config, cost_files: list[CostFile]
-) -> tuple[list[Described], list[Estimate], list[PlanError]]:
-    """The layouts that can be, what each takes, and why the others can't be."""
-    given, found, refused = [], [], []
-    for each, interleaved in _given(config):
-        if isinstance(each, PlanError):
-            refused.append(each)
-            continue
-        try:
-            check_cost_name(cost_files, each.layout.model)
-            if interleaved is None:
-                found.append(estimate(each.layout, cost_files, each.options))
-            else:
-                # The search takes a third of a second to import.
-                from fasop.search.interleave import estimate_chunks
+def _estimate(
+    config: Config, each: Described, interleaved: Plan | None, cost_files: list[CostFile]
+) -> Estimate:
+    try:
+        check_cost_name(cost_files, each.layout.model)
+        if interleaved is None:
+            return estimate(each.layout, cost_files, each.options)
+        # The search takes a third of a second to import.
+        from fasop.search.interleave import estimate_chunks
 
-                found.append(estimate_chunks(interleaved, cost_files))
-            given.append(each)
-        except PlanError as error:
-            refused.append(PlanError(f"{config.plan}: {each.name}: {error}"))
-    return given, found, refused
+        return estimate_chunks(interleaved, cost_files)
+    except PlanError as error:
+        raise PlanError(f"{config.plan}: {each.name}: {error}") from None
 
 
 def _given(config: Config) -> Iterator[tuple[Described | PlanError, Plan | None]]:
@@ -144,12 +139,9 @@ def _given(config: Config) -> Iterator[tuple[Described | PlanError, Plan | None]
         return
     plan = pick_plan(config.plan, config.rank)
     if config.cluster:
-        clusters = load_clusters(config.cluster)
-        missing = set(plan.placement) - {gpu.name for gpu in clusters[0].gpus}
-        if len(clusters) > 1 or missing:
-            types = ", ".join(sorted(set(plan.placement)))
-            raise PlanError(f"--cluster {config.cluster}: give one cluster that has {types}.")
-        where = f"--cluster {config.cluster}"
+        where, clusters = f"--cluster {config.cluster}", load_clusters(config.cluster)
+        if len(clusters) > 1 or set(plan.placement) - {gpu.name for gpu in clusters[0].gpus}:
+            raise PlanError(f"{where}: give one cluster that has {', '.join(sorted(set(plan.placement)))}.")
         check_nodes(where, clusters[0], plan.placement)
         check_gpus(f"{where}: tp × dp × pp", clusters[0], plan.placement, plan.tp * plan.dp * plan.pp)
         plan = replace(plan, cluster=clusters[0])
@@ -158,66 +150,32 @@ def _given(config: Config) -> Iterator[tuple[Described | PlanError, Plan | None]
 
 
 def _summary(given: list[Described], found: list[Estimate]) -> list[str]:
-    head = [
-        "",
-        "step s",
-        "pipeline s",
-        "messages ms",
-        "gradients s",
-        "emb s",
-        "memory GiB",
-        "measured s",
-        "error",
-    ]
-    rows = [head]
+    head = ["", "step s", "pipeline s", "messages ms", "gradients s", "emb s"]
+    rows = [[*head, "memory GiB", "measured s", "error"]]
     for each, one in zip(given, found, strict=True):
-        error = f"{one.step / each.measured - 1:+.1%}" if each.measured else ""
-        messages = max(one.p2p, default=0.0)
-        reduction = max(stage.reduction for stage in one.stages)
-        rows.append(
-            [
-                *(each.name, f"{one.step:.4f}", f"{one.pipeline:.4f}", f"{messages * 1e3:.2f}"),
-                *(f"{reduction:.4f}", f"{one.embedding:.4f}", f"{one.memory:.2f}"),
-                *(f"{each.measured:.4f}" if each.measured else "", error),
-            ]
+        measured = (
+            [f"{each.measured:.4f}", f"{one.step / each.measured - 1:+.1%}"] if each.measured else ["", ""]
         )
-    return text.table(rows, right=set(range(1, len(head))))
+        messages, reduction = max(one.p2p, default=0.0), max(stage.reduction for stage in one.stages)
+        figures = [f"{one.step:.4f}", f"{one.pipeline:.4f}", f"{messages * 1e3:.2f}", f"{reduction:.4f}"]
+        rows.append([each.name, *figures, f"{one.embedding:.4f}", f"{one.memory:.2f}", *measured])
+    return text.table(rows, right=set(range(1, 9)))
 
 
 def _gpus(stages: Sequence[LayoutStage]) -> dict[str, int]:
     """How many GPUs of each type work."""
-    groups = [replica.group for stage in stages for replica in stage.replicas]
-    return dict(sum((Counter({part.gpu: part.gpus}) for group in groups for part in group), Counter()))
+    parts = [part for stage in stages for replica in stage.replicas for part in replica.group]
+    return {name: sum(part.gpus for part in parts if part.gpu == name) for _, name, _ in parts}
 
 
 def _stages(given: Described, found: Estimate) -> list[str]:
-    head = [
-        "stage",
-        "GPUs",
-        "units",
-        "forward ms",
-        "backward ms",
-        "gradients ms",
-        "update ms",
-        "memory GiB",
-        "",
-    ]
-    rows = [head]
+    head = ["stage", "GPUs", "units", "forward ms", "backward ms", "gradients ms"]
+    rows = [[*head, "update ms", "memory GiB", ""]]
     for index, (stage, one) in enumerate(zip(given.layout.stages, found.stages, strict=True)):
         gpus = _gpus([stage])
         cap = min(given.layout.cluster.gpu(name).memory_gib for name in gpus)
-        rows.append(
-            [
-                *(
-                    str(index),
-                    " + ".join(f"{count}×{name}" for name, count in gpus.items()),
-                    str(stage.units),
-                ),
-                *(
-                    f"{seconds * 1e3:.2f}"
-                    for seconds in (one.forward, one.backward, one.reduction, one.update)
-                ),
-                *(f"{one.memory:.2f}", "OOM" if one.memory > cap else ""),
-            ]
-        )
+        held = " + ".join(f"{count}×{name}" for name, count in gpus.items())
+        times = [f"{way * 1e3:.2f}" for way in (one.forward, one.backward, one.reduction, one.update)]
+        oom = "OOM" if one.memory > cap else ""
+        rows.append([str(index), held, str(stage.units), *times, f"{one.memory:.2f}", oom])
     return text.table(rows, right=set(range(2, 8)))

@@ -15,14 +15,14 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from chakra_et import cli, files
+from fasop.commands import flag
 from fasop.errors import PlanError
-from fasop.inputs.cluster_files import load_clusters
-from fasop.inputs.clusters import Cluster
+from fasop.inputs.clusters import Cluster, load_clusters
 from fasop.inputs.costs import PUBLISHED, CostFile, check_cost_name, cost_name, read_costs
 from fasop.inputs.models import Model, find_model
 from fasop.output import report
@@ -37,76 +37,51 @@ EXACT_ONLY = ("overlap", "sequence_parallel", "per_stage", "interleave", "attent
 class Config:
     """What is planned, and what is shown."""
 
-    model: str = field(
-        metadata={"help": "a preset (data/models.yaml), one of --models-file, or a config.json"}
+    model: str = flag("a preset (data/models.yaml), one of --models-file, or a config.json")
+    cluster: str = flag("preset, or YAML file of one cluster (or FILE:NAME)")
+    cost_model: Literal["exact", "hpdc24"] = flag("exact, or the published tool's own estimate", "exact")
+    objective: Literal["time", "cost", "pareto"] = flag(
+        "shortest step, cheapest step, or all that nothing beats in both", "time"
     )
-    cluster: str = field(metadata={"help": "preset, or YAML file of one cluster (or FILE:NAME)"})
-    cost_model: Literal["exact", "hpdc24"] = field(
-        default="exact", metadata={"help": "exact, or the published tool's own estimate"}
+    budget: float | None = flag("leave out clusters above this price, $/h", None)
+    max_step_time: float | None = flag("leave out slower plans, seconds", None)
+    max_tp: int = flag("largest tensor-parallel degree", 4)
+    tp: int | None = flag("only this tensor-parallel degree", None)
+    dp: int | None = flag("only this data-parallel degree", None)
+    pp: int | None = flag("only this number of pipeline stages", None)
+    mbs: int | None = flag("only this micro-batch, sequences", None)
+    top: int = flag("plans shown", 10)
+    json: bool = flag("print the plans as JSON, for the other commands", False)
+    csv: str = flag("write rows as CSV to this file (none or -: print them)", "")
+    all: bool = flag("every row, those that do not fit into memory too", False)
+    oom: bool = flag("show plans that do not fit into memory too", False)
+    recipe: Literal["auto", "modern", "plain"] = flag(
+        "modern: FlashAttention, sequence parallelism, sharded optimizer; plain: none but by "
+        "their flags; auto: modern where a model has no measured costs",
+        "auto",
     )
-    objective: Literal["time", "cost", "pareto"] = field(
-        default="time", metadata={"help": "shortest step, cheapest step, or all that nothing beats in both"}
+    recompute: Literal["none", "selective", "full", "auto"] = flag(
+        "activations computed again in the backward pass; auto: best", "none"
     )
-    budget: float | None = field(default=None, metadata={"help": "leave out clusters above this price, $/h"})
-    max_step_time: float | None = field(default=None, metadata={"help": "leave out slower plans, seconds"})
-    max_tp: int = field(default=4, metadata={"help": "largest tensor-parallel degree"})
-    tp: int | None = field(default=None, metadata={"help": "only this tensor-parallel degree"})
-    dp: int | None = field(default=None, metadata={"help": "only this data-parallel degree"})
-    pp: int | None = field(default=None, metadata={"help": "only this number of pipeline stages"})
-    mbs: int | None = field(default=None, metadata={"help": "only this micro-batch, sequences"})
-    top: int = field(default=10, metadata={"help": "plans shown"})
-    json: bool = field(default=False, metadata={"help": "print the plans as JSON, for the other commands"})
-    csv: str = field(default="", metadata={"help": "write rows as CSV to this file (none or -: print them)"})
-    all: bool = field(default=False, metadata={"help": "every row, those that do not fit into memory too"})
-    oom: bool = field(default=False, metadata={"help": "show plans that do not fit into memory too"})
-    recipe: Literal["auto", "modern", "plain"] = field(
-        default="auto",
-        metadata={
-            "help": "modern: FlashAttention, sequence parallelism, sharded optimizer; plain: none but by "
-            "their flags; auto: modern where a model has no measured costs"
-        },
+    sharded_optimizer: bool = flag("optimizer states shared among the data-parallel ranks (--zero 1)", False)
+    zero: Literal[0, 1, 2, 3] = flag(
+        "ZeRO stage: shares 1 optimizer states, 2 gradients, 3 parameters too", 0
     )
-    recompute: Literal["none", "selective", "full", "auto"] = field(
-        default="none",
-        metadata={"help": "activations computed again in the backward pass; auto: best"},
-    )
-    sharded_optimizer: bool = field(
-        default=False, metadata={"help": "optimizer states shared among the data-parallel ranks (--zero 1)"}
-    )
-    zero: Literal[0, 1, 2, 3] = field(
-        default=0,
-        metadata={"help": "ZeRO stage: shares 1 optimizer states, 2 gradients, 3 parameters too"},
-    )
-    overlap: bool = field(default=False, metadata={"help": "gradients reduced beside the last backward"})
-    sequence_parallel: bool = field(
-        default=False, metadata={"help": "activations between tensor-parallel parts split by tokens"}
-    )
-    attention: Attention = field(
-        default="unfused", metadata={"help": "flash: one fused kernel that stores no scores"}
-    )
-    precision: Precision = field(
-        default="mixed", metadata={"help": "mixed: 16 bits with fp32 master weights and gradients"}
-    )
-    interleave: bool = field(default=False, metadata={"help": "try several chunks of layers per stage"})
-    per_stage: bool = field(
-        default=False,
-        metadata={"help": "a tp, micro-batch and recomputation per stage; uneven data parallelism"},
-    )
-    idle: bool = field(default=True, metadata={"help": "leave nodes idle where that is faster or cheaper"})
-    lost: tuple[str, ...] = field(default=(), metadata={"help": "plan without these nodes, as node7"})
-    global_batch: int | None = field(
-        default=None, metadata={"help": "sequences per step, if not the model's"}
-    )
-    seq: int | None = field(default=None, metadata={"help": "tokens of a sequence, if not the model's"})
-    tokens: str = field(default="1T", metadata={"help": "training that is priced, as 300B or 2T tokens"})
-    iterations: int | None = field(
-        default=None, metadata={"help": "or its steps (hpdc24: 12,500,000, as the published tool)"}
-    )
-    models_file: str = field(default="", metadata={"help": "YAML file of models"})
-    costs: tuple[str, ...] = field(
-        default=(), metadata={"help": "cost files of 'profile', before the published costs"}
-    )
-    workers: int = field(default=0, metadata={"help": "processes (0: as many as are worth it)"})
+    overlap: bool = flag("gradients reduced beside the last backward", False)
+    sequence_parallel: bool = flag("activations between tensor-parallel parts split by tokens", False)
+    attention: Attention = flag("flash: one fused kernel that stores no scores", "unfused")
+    precision: Precision = flag("mixed: 16 bits with fp32 master weights and gradients", "mixed")
+    interleave: bool = flag("try several chunks of layers per stage", False)
+    per_stage: bool = flag("a tp, micro-batch and recomputation per stage; uneven data parallelism", False)
+    idle: bool = flag("leave nodes idle where that is faster or cheaper", True)
+    lost: tuple[str, ...] = flag("plan without these nodes, as node7", ())
+    global_batch: int | None = flag("sequences per step, if not the model's", None)
+    seq: int | None = flag("tokens of a sequence, if not the model's", None)
+    tokens: str = flag("training that is priced, as 300B or 2T tokens", "1T")
+    iterations: int | None = flag("or its steps (hpdc24: 12,500,000, as the published tool)", None)
+    models_file: str = flag("YAML file of models", "")
+    costs: tuple[str, ...] = flag("cost files of 'profile', before the published costs", ())
+    workers: int = flag("processes (0: as many as are worth it)", 0)
 
     def __post_init__(self) -> None:
         for name in ("max_tp", "tp", "dp", "pp", "mbs", "top", "global_batch", "seq", "iterations"):
@@ -132,7 +107,7 @@ class Config:
         if self.cost_model == "hpdc24":
             if self.max_tp > 4:
                 raise ValueError("--cost-model hpdc24 has no --max-tp above 4: use --cost-model exact")
-            changed = [name for name in EXACT_ONLY if getattr(self, name) != _default(name)]
+            changed = [name for name in EXACT_ONLY if getattr(self, name) != getattr(Config, name)]
             if self.recompute != "none" or self.zero > 1:
                 changed.append("recompute" if self.recompute != "none" else "zero")
             if changed:
@@ -174,14 +149,12 @@ class Config:
         ]
 
 
-def _default(name: str) -> object:
-    return Config.__dataclass_fields__[name].default
-
-
 def main(argv: Sequence[str] | None = None) -> int:
-    config = cli.parse(
-        Config, _with_dash(sys.argv[1:] if argv is None else argv), prog="python -m fasop plan"
-    )
+    words: list[str] = []
+    for word in [*(sys.argv[1:] if argv is None else argv), "--"]:
+        # ``--csv`` without a file prints.
+        words += ["-", word] if words[-1:] == ["--csv"] and word.startswith("--") else [word]
+    config = cli.parse(Config, words[:-1], prog="python -m fasop plan")
     if config.csv not in ("", "-") and not Path(config.csv).absolute().parent.is_dir():
         raise PlanError(f"{config.csv}: no such folder: make {Path(config.csv).parent} first.")
     plans, rows, clusters = found(config)
@@ -210,7 +183,15 @@ def found(
     clusters = load_clusters(config.cluster)
     if config.lost:
         clusters = [cluster.without(config.lost) for cluster in clusters]
-    clusters = _affordable(clusters, config.budget)
+    if config.budget is not None:
+        cheapest = min(clusters, key=lambda cluster: cluster.price_per_hour)
+        clusters = [cluster for cluster in clusters if cluster.price_per_hour <= config.budget]
+        if not clusters:
+            raise PlanError(
+                f"no cluster costs at most ${config.budget:g}/h, {cheapest.name} "
+                f"${cheapest.price_per_hour:.2f}/h: raise --budget, or give node counts as ranges "
+                "(nodes: 0-8) to plan on fewer."
+            )
     cost_files = [read_costs(PUBLISHED), *map(read_costs, reversed(config.costs)), *costs]
     check_cost_name(cost_files, model)
     if config.cost_model == "hpdc24":
@@ -219,30 +200,8 @@ def found(
     return plans, [report.csv_row(plan) for plan in plans] if config.csv else [], clusters
 
 
-def _with_dash(argv: Sequence[str]) -> list[str]:
-    """``--csv`` without a file prints."""
-    words = list(argv)
-    for index in range(len(words) - 1, -1, -1):
-        if words[index] == "--csv" and (index + 1 == len(words) or words[index + 1].startswith("--")):
-            words.insert(index + 1, "-")
-    return words
-
-
-def _affordable(clusters: list[Cluster], budget: float | None) -> list[Cluster]:
-    if budget is None:
-        return clusters
-    kept = [cluster for cluster in clusters if cluster.price_per_hour <= budget]
-    if not kept:
-        cheapest = min(clusters, key=lambda cluster: cluster.price_per_hour)
-        raise PlanError(
-            f"no cluster costs at most ${budget:g}/h, {cheapest.name} ${cheapest.price_per_hour:.2f}/h: "
-            "raise --budget, or give node counts as ranges (nodes: 0-8) to plan on fewer."
-        )
-    return kept
-
-
 def _exact(config: Config, model: Model, clusters: list[Cluster], cost_files: list[CostFile]) -> list[Plan]:
-    from fasop.search.search import search
+    from fasop.search.search import no_plan, search
 
     iterations = config.steps_of(model.global_batch * model.seq)
     options = config.options(bool(cost_name(cost_files, model)))
@@ -261,8 +220,6 @@ def _exact(config: Config, model: Model, clusters: list[Cluster], cost_files: li
     if config.interleave:
         plans = interleave(plans, cost_files, iterations)
     if not plans:
-        from fasop.search.advice import no_plan
-
         raise PlanError(no_plan(model, clusters, cost_files, options, config.goal, config.max_tp))
     if config.objective == "pareto" and config.goal.everything and not config.all:
         plans = pareto_front(plans, by_time_and_price)
@@ -272,9 +229,7 @@ def _exact(config: Config, model: Model, clusters: list[Cluster], cost_files: li
 def _hpdc24(
     config: Config, model: Model, clusters: list[Cluster], cost_files: list[CostFile]
 ) -> tuple[list[Plan], list[tuple[object, ...]]]:
-    from fasop.hpdc24.costs import published_costs
-    from fasop.hpdc24.ranked import ranked
-    from fasop.hpdc24.search import csv_row, plan_of
+    from fasop.hpdc24.search import csv_row, plan_of, published_costs, ranked
 
     costs = published_costs(cost_files, model)
     sharded = config.sharded_optimizer or config.zero == 1
@@ -284,14 +239,8 @@ def _hpdc24(
     if config.csv:
         rows = [csv_row(row, clusters[row.candidate.cluster], config.steps_of(1)) for row in kept]
     wanted = kept if config.json else kept[: config.top]
-    plans = []
-    for row in wanted:
-        cluster, shape = clusters[row.candidate.cluster], row.candidate
-        units = [costs.of(gpu, shape.tp, shape.mbs) for gpu in cluster.gpus]
-        notes = dict.fromkeys(note for each in units for note in each.notes)
-        plan = plan_of(row, model, cluster, config.steps_of(1), sharded)
-        plans.append(replace(plan, notes=tuple(notes)))
-    return plans, rows
+    each = [(row, clusters[row.candidate.cluster]) for row in wanted]
+    return [plan_of(row, model, on, costs, config.steps_of(1), sharded) for row, on in each], rows
 
 
 def _text(config: Config, plans: list[Plan], clusters: list[Cluster]) -> list[str]:

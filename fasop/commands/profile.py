@@ -13,10 +13,11 @@ models:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from chakra_et import cli, files
+from fasop.commands import flag
 from fasop.errors import PlanError
 from fasop.inputs.costs import write_costs
 from fasop.inputs.models import find_model
@@ -28,19 +29,17 @@ from fasop.profiling.measure import Runs, measured
 class Config:
     """What is measured, and where."""
 
-    model: str = field(metadata={"help": "a preset, or a name in --models-file"})
-    models_file: str = field(default="", metadata={"help": "YAML file of models"})
-    tp: tuple[int, ...] = field(default=(1,), metadata={"help": "tensor-parallel degrees"})
-    mbs: tuple[int, ...] = field(default=(1,), metadata={"help": "micro-batches, sequences"})
-    device: str = field(default="", metadata={"help": "cuda or cpu (default: cuda where there is one)"})
-    gpu_name: str = field(default="", metadata={"help": "its name in cluster files (default: its own)"})
-    precision: str = field(default="", metadata={"help": "float16 (default on a GPU), bfloat16 or float32"})
-    warmup: int = field(default=3, metadata={"help": "runs before the measured ones"})
-    repeat: int = field(default=10, metadata={"help": "measured runs, whose median counts"})
-    from_et: tuple[str, ...] = field(
-        default=(), metadata={"help": "take the costs from these .et files, ranks of one run"}
-    )
-    output: str = field(default="costs.json", metadata={"help": "cost file to write"})
+    model: str = flag("a preset, or a name in --models-file")
+    models_file: str = flag("YAML file of models", "")
+    tp: tuple[int, ...] = flag("tensor-parallel degrees", (1,))
+    mbs: tuple[int, ...] = flag("micro-batches, sequences", (1,))
+    device: str = flag("cuda or cpu (default: cuda where there is one)", "")
+    gpu_name: str = flag("its name in cluster files (default: its own)", "")
+    precision: str = flag("float16 (default on a GPU), bfloat16 or float32", "")
+    warmup: int = flag("runs before the measured ones", 3)
+    repeat: int = flag("measured runs, whose median counts", 10)
+    from_et: tuple[str, ...] = flag("take the costs from these .et files, ranks of one run", ())
+    output: str = flag("cost file to write", "costs.json")
 
     def __post_init__(self) -> None:
         if min((*self.tp, *self.mbs, self.repeat)) < 1 or self.warmup < 0:
@@ -58,13 +57,25 @@ class Config:
 def main(argv: Sequence[str] | None = None) -> int:
     config = cli.parse(Config, argv, prog="python -m fasop profile", description="Measure layer costs.")
     model = find_model(config.model, config.models_file)
-    _check_output(Path(config.output))
+    # Before minutes of measuring: whether the file can be written.
+    if Path(config.output).is_dir():
+        raise PlanError(f"--output {config.output}: it is a folder: give a file.")
+    try:
+        with files.temporary_file(Path(config.output)):
+            pass
+    except OSError as error:
+        raise PlanError(f"--output {config.output}: can't be written: {error.strerror or error}.") from None
     notes: tuple[str, ...] = ()
     if config.from_et:
         paths = [Path(name) for name in config.from_et]
         costs, notes = from_traces(model, paths, config.gpu_name, config.tp[0], config.mbs[0])
     else:
-        costs = measured(model, config.tp, config.mbs, _runs(config), config.gpu_name)
+        import torch
+
+        device = config.device or ("cuda" if torch.cuda.is_available() else "cpu")
+        dtype = config.precision or ("float16" if device == "cuda" else "float32")
+        runs = Runs(device, dtype, config.warmup, config.repeat)
+        costs = measured(model, config.tp, config.mbs, runs, config.gpu_name)
     write_costs(config.output, costs)
     for entry in costs.entries:
         total = sum(entry.forward) + sum(entry.backward or ())
@@ -72,22 +83,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     print("\n".join(f"note: {note}" for note in notes), end="\n" if notes else "")
     print(f"costs: {config.output}")
     return 0
-
-
-def _check_output(path: Path) -> None:
-    """Before minutes of measuring: raises ``PlanError`` where the file can't be written."""
-    if path.is_dir():
-        raise PlanError(f"--output {path}: it is a folder: give a file.")
-    try:
-        with files.temporary_file(path):
-            pass
-    except OSError as error:
-        raise PlanError(f"--output {path}: can't be written: {error.strerror or error}.") from None
-
-
-def _runs(config: Config) -> Runs:
-    import torch
-
-    device = config.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    dtype = config.precision or ("float16" if device == "cuda" else "float32")
-    return Runs(device, dtype, config.warmup, config.repeat)

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
 from chakra_et import cli, files
+from fasop.commands import flag
 from fasop.plans.plan import Plan, pick_plan, plans_json
 from fasop.schedule import events as events_
 from fasop.schedule import interleaved
@@ -26,19 +27,17 @@ from fasop.schedule import interleaved
 class Config:
     """Which plan is simulated, how, and what is written."""
 
-    plan: str = field(metadata={"positional": True, "help": "file that 'plan --json' printed"})
-    rank: int = field(default=1, metadata={"help": "which of its plans, the first is 1"})
-    schedule: Literal["planned", "1f1b", "interleaved"] = field(
-        default="planned", metadata={"help": "interleaved: several chunks of layers per stage"}
+    plan: str = flag("file that 'plan --json' printed", positional=True)
+    rank: int = flag("which of its plans, the first is 1", 1)
+    schedule: Literal["planned", "1f1b", "interleaved"] = flag(
+        "interleaved: several chunks of layers per stage", "planned"
     )
-    virtual_stages: int = field(default=2, metadata={"help": "chunks per stage of --schedule interleaved"})
-    picture: str = field(default="", metadata={"help": "file to draw, .html or .svg"})
-    et: bool = field(
-        default=False, metadata={"help": "write an .et file for every rank, and a folder for ASTRA-sim"}
-    )
-    bundle: bool = field(default=True, metadata={"help": "with --et: the folder that ASTRA-sim runs"})
-    output: str = field(default=".", metadata={"help": "folder of the .et files"})
-    name: str = field(default="", metadata={"help": "their name (default: model and cluster)"})
+    virtual_stages: int = flag("chunks per stage of --schedule interleaved", 2)
+    picture: str = flag("file to draw, .html or .svg", "")
+    et: bool = flag("write an .et file for every rank, and a folder for ASTRA-sim", False)
+    bundle: bool = flag("with --et: the folder that ASTRA-sim runs", True)
+    output: str = flag("folder of the .et files", ".")
+    name: str = flag("their name (default: model and cluster)", "")
 
     def __post_init__(self) -> None:
         if self.picture and not self.picture.endswith((".html", ".svg")):
@@ -102,8 +101,7 @@ def _bundle(plan: Plan, folder: Path, name: str) -> list[str]:
 def _summary(planned: Plan, plan: Plan, found: list[events_.Event], schedule: str) -> list[str]:
     whole = events_.step_time(found)
     lines = [
-        f"{plan.model.name} on {plan.cluster.name}: tp {plan.tp}, dp {plan.dp}, pp {plan.pp}, "
-        f"{plan.micro_batches} micro-batches of {plan.mbs}, {schedule}",
+        f"{plan.title}, {schedule}",
         f"simulated step {whole:.4f} s; planned with {plan.cost_model} {planned.step_time:.4f} s "
         f"({whole / planned.step_time - 1:+.2%})",
     ]

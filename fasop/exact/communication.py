@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from chakra_et.cost.topology import COLLECTIVE_START, HOP_NS, INTER_LOSS, INTRA_LOSS
 from fasop.inputs.clusters import Cluster, Link
 from fasop.memo import memo
@@ -30,11 +32,10 @@ class Communication:
     def link(self, one: str, two: str) -> Link | None:
         """The link that the cluster file gives for nodes of two types, else for their zones."""
         zones = {self._gpus[one].zone, self._gpus[two].zone}
-        for ends in ({one, two}, zones):
-            for link in self.cluster.links:
-                if set(link.between) == ends:
-                    return link
-        return None
+        found = [
+            link for ends in ({one, two}, zones) for link in self.cluster.links if set(link.between) == ends
+        ]
+        return found[0] if found else None
 
     def between(self, one: str, two: str, size: float) -> tuple[float, float]:
         """bit/s and seconds of latency of a message of ``size`` bytes between two nodes of these types.
@@ -47,7 +48,11 @@ class Communication:
         if link is None:
             sold = min(a.inter_bandwidth, b.inter_bandwidth)
             return sold / INTER_LOSS, max(a.inter_latency, b.inter_latency)
-        bandwidth = _at(link.points, size) if link.points else link.bandwidth
+        bandwidth = link.bandwidth
+        if link.points:
+            # Interpolated over the logarithm of the size.
+            sizes, rates = zip(*link.points, strict=True)
+            bandwidth = float(np.interp(math.log(max(size, 1e-9)), np.log(sizes), rates))
         return bandwidth, max(link.latency, a.inter_latency, b.inter_latency)
 
     @memo
@@ -157,13 +162,3 @@ def _crossings(source: Group, target: Group) -> list[tuple[Part, Part]]:
         if end_target <= end_source + 1e-12:
             j, received = j + 1, end_target
     return [(one, two) for one, two in pairs if one.node != two.node] or pairs[:1]
-
-
-def _at(points: tuple[tuple[float, float], ...], size: float) -> float:
-    """The bandwidth at a message size, interpolated over the logarithm of the size."""
-    if size <= points[0][0]:
-        return points[0][1]
-    for (left, low), (right, high) in zip(points, points[1:], strict=False):
-        if size <= right:
-            return low + (high - low) * math.log(size / left) / math.log(right / left)
-    return points[-1][1]

@@ -64,12 +64,11 @@ def unit_seconds(
     selective recomputation runs again; without collectives.
     """
     work = unit_work(model, kind, tp, mbs, options.attention, options.sequence_parallel and tp > 1, ep)
-    width = options.activation_bytes
-    return (
-        kernel_seconds(work.forward, gpu, width),
-        kernel_seconds(work.backward, gpu, width),
-        kernel_seconds(work.scores, gpu, width),
+    forward, backward, scores = (
+        kernel_seconds(kernels, gpu, options.activation_bytes)
+        for kernels in (work.forward, work.backward, work.scores)
     )
+    return forward, backward, scores
 
 
 def host_seconds(kinds: str) -> tuple[np.ndarray, np.ndarray]:

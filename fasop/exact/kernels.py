@@ -8,8 +8,8 @@ transposition and, with unfused attention, softmax and dropout of the scores.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from fasop.inputs.models import Model
@@ -42,8 +42,7 @@ class Moved(NamedTuple):
 Kernel = Matmul | Fused | Moved
 
 
-@dataclass(frozen=True)
-class Work:
+class Work(NamedTuple):
     """Kernels of a unit's forward and backward pass; ``scores``: those of the forward pass that selective
     recomputation runs again.
     """
@@ -72,11 +71,7 @@ def unit_work(
     parts = [_attention(model, tp, mbs, attention, whole), _feed_forward(model, tp, tokens, whole, ep)]
     if kind == "D":
         parts.insert(1, _attention(model, tp, mbs, attention, whole))
-    return Work(
-        tuple(kernel for part in parts for kernel in part.forward),
-        tuple(kernel for part in parts for kernel in part.backward),
-        tuple(kernel for part in parts for kernel in part.scores),
-    )
+    return Work(*(tuple(itertools.chain(*kernels)) for kernels in zip(*parts, strict=True)))
 
 
 def _attention(model: Model, tp: int, mbs: int, attention: Attention, whole: int) -> Work:
@@ -96,21 +91,10 @@ def _attention(model: Model, tp: int, mbs: int, attention: Attention, whole: int
     else:
         numbers = batch * s * s
         # Softmax with scale and mask, then dropout with its mask.
-        core = [
-            Matmul(s, s, size, batch),
-            Moved(2 * numbers),
-            Moved(2.5 * numbers),
-            Matmul(s, size, s, batch),
-        ]
-        core_back = [
-            *(Matmul(s, s, size, batch), Matmul(s, size, s, batch)) * 2,
-            *(Moved(3 * numbers), Moved(2.5 * numbers)),
-        ]
-    return Work(
-        (*projections, *moved, *core),
-        (*_gradients(projections), *back, *core_back),
-        tuple(core),
-    )
+        products = Matmul(s, s, size, batch), Matmul(s, size, s, batch)
+        core = [products[0], Moved(2 * numbers), Moved(2.5 * numbers), products[1]]
+        core_back = [*products, *products, Moved(3 * numbers), Moved(2.5 * numbers)]
+    return Work((*projections, *moved, *core), (*_gradients(projections), *back, *core_back), tuple(core))
 
 
 def latent_products(model: Model, tp: int, tokens: int) -> list[Matmul]:
@@ -144,12 +128,9 @@ def _feed_forward(model: Model, tp: int, tokens: int, whole: int, ep: int) -> Wo
             moved += wide
             back += _gradients(wide)
         # Router, and the permutation of the tokens before and after the experts.
-        moved += [Matmul(tokens, model.experts, h), Moved(2 * routed * h), Moved(2 * routed * h)]
-        back += [
-            *_gradients([Matmul(tokens, model.experts, h)]),
-            Moved(2 * routed * h),
-            Moved(2 * routed * h),
-        ]
+        router, permuted = Matmul(tokens, model.experts, h), [Moved(2 * routed * h)] * 2
+        moved += [router, *permuted]
+        back += [*_gradients([router]), *permuted]
     return Work((up, down, act, *moved), (*_gradients([up, down]), act_back, *back))
 
 

@@ -7,8 +7,6 @@ no scores (Dao et al. 2022, "FlashAttention").
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
 from fasop.inputs.models import Model
@@ -17,13 +15,6 @@ from fasop.plans.options import Options, Recompute
 GIB = 2**30
 # Of the bytes that the formulas give, for buffers and fragmentation; the published tool's margin.
 MEMORY_MARGIN = 1.10
-
-
-class Activations(NamedTuple):
-    """Bytes [unit]: kept per micro-batch in flight; ``once``: needed only while the unit runs."""
-
-    kept: np.ndarray
-    once: np.ndarray
 
 
 def parameters(model: Model, tp: int, ep: int = 1) -> tuple[np.ndarray, np.ndarray]:
@@ -77,15 +68,16 @@ def state_bytes(options: Options, dp: int) -> tuple[float, float, float]:
     """Bytes per parameter of weights, gradients and Adam's states, of which the data-parallel ranks share
     what ZeRO shares.
     """
-    weights, gradients, states = (2, 4, 12) if options.precision == "mixed" else (4, 4, 8)
+    each = (2, 4, 12) if options.precision == "mixed" else (4, 4, 8)
     shared = [options.zero >= stage for stage in (3, 2, 1)]
-    parts = zip((weights, gradients, states), shared, strict=True)
-    one, two, three = (size / dp if is_shared else float(size) for size, is_shared in parts)
-    return one, two, three
+    weights, gradients, states = (
+        size / dp if is_shared else float(size) for size, is_shared in zip(each, shared, strict=True)
+    )
+    return weights, gradients, states
 
 
-def activations(model: Model, tp: int, mbs: int, options: Options, recompute: Recompute) -> Activations:
-    """Activation bytes of one micro-batch."""
+def activations(model: Model, tp: int, mbs: int, options: Options, recompute: Recompute) -> np.ndarray:
+    """Activation bytes of one micro-batch [kept in flight; needed only while the unit runs, unit]."""
     s, b, h, a = model.seq, mbs, model.hidden, model.heads
     tokens, wide = s * b, options.activation_bytes / 2  # the formulas are for 16 bits
     whole = tokens / tp if options.sequence_parallel else tokens
@@ -108,10 +100,7 @@ def activations(model: Model, tp: int, mbs: int, options: Options, recompute: Re
     if recompute == "full":
         once["T"], once["D"] = in_layer + scores, both + 2 * scores
         kept["T"] = kept["D"] = 2 * whole * h
-    kinds = model.kinds
-    return Activations(
-        np.array([wide * kept[kind] for kind in kinds]), np.array([wide * once[kind] for kind in kinds])
-    )
+    return wide * np.array([[each[kind] for kind in model.kinds] for each in (kept, once)])
 
 
 def stage_gib(

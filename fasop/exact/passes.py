@@ -42,10 +42,8 @@ class Passes:
         self.max_tp = max_tp
         self.model, self.compute, self.links, self.options = model, compute, links, options
         self.layers = np.array([kind in "TD" for kind in model.kinds])
-        self._sums = [
-            np.array([sums[kind] for kind in model.kinds], dtype=float)
-            for sums in (FORWARD_SUMS, BACKWARD_SUMS)
-        ]
+        both = FORWARD_SUMS, BACKWARD_SUMS
+        self._sums = [np.array([float(sums[kind]) for kind in model.kinds]) for sums in both]
 
     @memo
     def units(self, name: str, tp: int, mbs: int, ep: int = 1, nodes: int = 1) -> UnitSeconds:
@@ -65,19 +63,13 @@ class Passes:
         """
         options, tp, ep = self.options, group_size(tensor), max(group_size(experts), 1)
         units = self.units(tensor[0].gpu, tp, mbs, ep, len(tensor))
-        forward, backward = units.forward, units.backward
-        once = self.sum_seconds(tensor, mbs)
-        if units.has_collectives:
-            # A unit that was timed alone ends with its last collective. Where launches decide, the next
-            # unit's are made meanwhile in a run.
-            forward, backward = (
-                np.maximum(least, seconds - once * (sums > 0))
-                for seconds, least, sums in zip((forward, backward), units.least, self._sums, strict=True)
-            )
-        else:
-            forward, backward = (
-                seconds + once * sums for seconds, sums in zip((forward, backward), self._sums, strict=True)
-            )
+        once, passes = self.sum_seconds(tensor, mbs), (units.forward, units.backward)
+        # A unit that was timed alone with its collectives ends with the last. Where launches decide, the next
+        # unit's are made meanwhile in a run.
+        forward, backward = (
+            np.maximum(least, seconds - once * (sums > 0)) if units.has_collectives else seconds + once * sums
+            for seconds, least, sums in zip(passes, units.least, self._sums, strict=True)
+        )
         if ep > 1:
             routed = 2 * self.exchange_seconds(experts, tp, mbs) * self.layers
             forward, backward = forward + routed, backward + routed
@@ -101,8 +93,9 @@ class Passes:
 
     def _beside(self, seconds: np.ndarray, communication: np.ndarray) -> np.ndarray:
         """Compute and communication one after the other, or at once with ``overlap``."""
-        at_once: np.ndarray = np.maximum(seconds, communication)
-        return at_once if self.options.overlap else seconds + communication
+        return np.asarray(
+            np.maximum(seconds, communication) if self.options.overlap else seconds + communication
+        )
 
     def exchange_seconds(self, experts: Group, tp: int, mbs: int) -> float:
         """Seconds in which a layer's tokens go to their experts, or come back; 0 for a single rank."""

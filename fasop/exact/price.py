@@ -17,7 +17,8 @@ Seat = tuple[int, str]  # of one GPU: its node's number, and its type
 
 def price_per_step(plan: Plan) -> float:
     """$ per step: the hourly price of the nodes times the step time, plus the traffic over charged links."""
-    price = plan.cluster.price_of(plan.placement) / 3600 * plan.step_time
+    prices = [plan.cluster.gpu(name).price_per_hour for name in plan.placement]
+    price = sum(prices) / 3600 * plan.step_time
     if any(link.price_per_gb for link in plan.cluster.links):
         links = Communication(plan.cluster)
         for (one, two), sent in sent_between(plan).items():

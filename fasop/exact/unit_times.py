@@ -53,29 +53,20 @@ class _Source:
         return sorted({tp for name, tp, _ in self.entries if name == gpu})
 
     def is_node(self, gpu: Gpu, size: int) -> bool:
-        """Whether the costs of a GPU were measured in the same kind of node.
-
-        That is one with the same link between its GPUs, and as many of them where they share a bus.
-
-        size: GPUs of the node that holds a tensor-parallel group; 0 where a group spans several nodes.
+        """Whether the costs of a GPU were measured in the same kind of node: one with the same link between
+        its GPUs, and as many of them (``size``, 0 for groups over several nodes) where they share a bus.
         """
         node = self.file.nodes.get(gpu.costs_of)
-        return (
-            node is not None
-            and size > 0
-            and node.shared_bus == gpu.shared_bus
-            and 0.9 < node.intra_bandwidth / gpu.intra_bandwidth < 1.1
-            and (not gpu.shared_bus or node.gpus in (0, size))
-        )
+        if node is None or not size or node.shared_bus != gpu.shared_bus:
+            return False
+        is_alike = 0.9 < node.intra_bandwidth / gpu.intra_bandwidth < 1.1
+        return is_alike and (not gpu.shared_bus or node.gpus in (0, size))
 
     def sizes(self, gpu: str, tp: int) -> list[int]:
         return sorted(size for name, degree, size in self.entries if (name, degree) == (gpu, tp))
 
-    def known_sizes(self, gpu: str, tp: int) -> list[float]:
-        """Micro-batches that were measured, those that ``growth`` stands for among them."""
-        rules = (self.file.growth or {}).get(self.shape.name, {}).get(gpu, {})
-        steps = [step for kind in "TD" for step in rules.get(kind, [])]
-        return [*self.sizes(gpu, tp), *(divisor or begin for begin, _, divisor in steps)]
+    def growth(self, gpu: str) -> dict[str, Steps] | None:
+        return (self.file.growth or {}).get(self.shape.name, {}).get(gpu)
 
 
 class Compute:
@@ -104,31 +95,22 @@ class Compute:
         """
         gpu, name, speed = kind.costs_of, kind.name, kind.speed
         source = next((each for each in reversed(self.sources) if each.degrees(gpu)), None)
-        if source is None or ep > 1:
-            found = self._computed(gpu, name, tp, mbs, ep)
-        elif (
-            tp > 1
-            and source.file.collectives == "included"
-            and not (speed == 1 and source.is_node(kind, node))
-        ):
-            # A figure that holds the collectives of one node is no figure for another, nor for faster GPUs.
-            note = f"{name}: costs with tp above 1 were measured in another kind of node"
-            if 1 in source.degrees(gpu):
-                found = replace(self._from_source(source, gpu, tp, mbs, [1]), has_collectives=False)
-            else:
-                found = self._computed(gpu, name, tp, mbs, ep)
-            found = replace(found, notes=(note, *found.notes))
+        notes = () if gpu == name and speed == 1 else (f"{name}: costs of {gpu} divided by {speed:g}",)
+        degrees, included = [], False
+        if source is not None and ep == 1:
+            degrees, included = source.degrees(gpu), source.file.collectives == "included"
+            if tp > 1 and included and not (speed == 1 and source.is_node(kind, node)):
+                # What holds the collectives of one node is no figure for another, nor for faster GPUs.
+                notes = (*notes, f"{name}: costs with tp above 1 were measured in another kind of node")
+                degrees, included = [1] if 1 in degrees else [], False
+        if source is not None and degrees:
+            found = self._from_source(source, gpu, tp, mbs, degrees)
         else:
-            found = self._from_source(source, gpu, tp, mbs, source.degrees(gpu))
-        own = () if gpu == name and speed == 1 else (f"{name}: costs of {gpu} divided by {speed:g}",)
+            found = self._computed(gpu, name, tp, mbs, ep)
         return UnitSeconds(
-            found.forward / speed,
-            found.backward / speed,
-            found.scores / speed,
-            None if found.update is None else found.update / speed,
-            found.has_collectives and tp > 1,
-            (found.least[0] / speed, found.least[1] / speed),
-            (*own, *found.notes),
+            *(found.forward / speed, found.backward / speed, found.scores / speed),
+            *(None if found.update is None else found.update / speed, included and tp > 1),
+            *((found.least[0] / speed, found.least[1] / speed), (*notes, *found.notes)),
         )
 
     def sizes(self, gpu: Gpu, tp: int) -> tuple[np.ndarray, np.ndarray] | None:
@@ -181,16 +163,16 @@ class Compute:
         ]
         forward, backward, *rest = (np.array(other_depth(shape, tuple(row), model)) * ratios for row in rows)
         update = np.array(other_depth(shape, tuple(rows[2]), model)) if rest else None
-        scores = forward * _scores_share(model) * np.array([kind in "TD" for kind in model.kinds])
-        included = source.file.collectives == "included"
+        # The scores' share of a layer's multiply-adds: 4s against 24h + 4s per token and channel.
+        share = 4 * model.seq / (24 * model.hidden + 4 * model.seq)
+        scores = forward * share * np.array([kind in "TD" for kind in model.kinds])
         near = tp if tp in degrees else max((one for one in degrees if one < tp), default=degrees[0])
-        sizes = source.known_sizes(gpu, near)
-        if not min(sizes) <= batch <= max(sizes):
-            far = (
-                f"{min(sizes) / batch:.3g} times below"
-                if batch < min(sizes)
-                else f"{batch / max(sizes):.3g} times above"
-            )
+        # Micro-batches that were measured, those that ``growth`` stands for among them.
+        steps = [step for kind in "TD" for step in (source.growth(gpu) or {}).get(kind, [])]
+        sizes = [*source.sizes(gpu, near), *(divisor or begin for begin, _, divisor in steps)]
+        below, above = min(sizes) / batch, batch / max(sizes)
+        if max(below, above) > 1:
+            far = f"{below:.3g} times below" if below > 1 else f"{above:.3g} times above"
             notes.append(f"{gpu}: a micro-batch of {batch:g} sequences is {far} the measured ones")
         for was, wanted, what in (
             (source.file.precision, self.options.precision, "in {} precision"),
@@ -199,8 +181,7 @@ class Compute:
             if was and was != wanted:
                 how = f"{what.format(was)}, not {what.format(wanted)}"
                 notes.append(f"{model.name} on {gpu}: costs were measured {how}")
-        passes = forward, backward, scores, update
-        return UnitSeconds(*passes, included, (least[0], least[1]), tuple(notes))
+        return UnitSeconds(forward, backward, scores, update, False, (least[0], least[1]), tuple(notes))
 
     def _other_degree(
         self, source: _Source, gpu: str, degrees: list[int], tp: int, batch: float, mbs: int
@@ -234,10 +215,15 @@ class Compute:
 def _grown(source: _Source, gpu: str, tp: int, batch: float) -> list[np.ndarray]:
     """Forward, backward and, where measured, update seconds of each unit of the measured shape."""
     sizes = source.sizes(gpu, tp)
-    rules = (source.file.growth or {}).get(source.shape.name, {}).get(gpu)
+    rules = source.growth(gpu)
     if rules is not None:
         size = max((size for size in sizes if size <= batch), default=sizes[0])
-        factors = np.array([_growth(rules.get(kind), batch, size) for kind in source.shape.kinds])
+        factors = np.array(
+            [
+                growth_factor(steps, batch) / growth_factor(steps, size) if steps else batch / size
+                for steps in map(rules.get, source.shape.kinds)
+            ]
+        )
         forward, backward, *update = _passes(source.entries[gpu, tp, size])
         return [forward * factors, backward * factors, *update]
     above = next((size for size in sizes if size >= batch), sizes[-1])
@@ -258,7 +244,7 @@ def _of_kernels(source: _Source, gpu: str, tp: int, batch: float, rows: list[np.
     at most their share of the larger one's time.
     """
     size = next((size for size in source.sizes(gpu, tp) if size > batch), None)
-    if size is None or (source.file.growth or {}).get(source.shape.name, {}).get(gpu):
+    if size is None or source.growth(gpu):
         return rows[:2]
     found = []
     for now, then in zip(rows[:2], _passes(source.entries[gpu, tp, size]), strict=False):
@@ -267,19 +253,10 @@ def _of_kernels(source: _Source, gpu: str, tp: int, batch: float, rows: list[np.
     return found
 
 
-def _growth(steps: Steps | None, batch: float, size: int) -> float:
-    return growth_factor(steps, batch) / growth_factor(steps, size) if steps else batch / size
-
-
 def _passes(entry: Entry) -> list[np.ndarray]:
     forward = np.array(entry.forward)
     backward = 2 * forward if entry.backward is None else np.array(entry.backward)
     return [forward, backward, *([np.array(entry.update)] if entry.update is not None else [])]
-
-
-def _scores_share(model: Model) -> float:
-    """The scores' share of a layer's multiply-adds: 4s against 24h + 4s per token and channel."""
-    return 4 * model.seq / (24 * model.hidden + 4 * model.seq)
 
 
 def _widths(model: Model) -> tuple[object, ...]:

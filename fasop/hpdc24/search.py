@@ -6,18 +6,18 @@ Source: FASOP, HPDC 2024, and its published tool; ``README.md`` says how far the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from fasop.errors import PlanError
+from fasop.errors import PlanError, nearest
 from fasop.exact.unit_times import Compute
-from fasop.hpdc24.bandwidths import Bandwidths, f32
-from fasop.hpdc24.memory import MARGIN, Check, check_memory
-from fasop.hpdc24.minmax import minmax
-from fasop.hpdc24.schedule import simulate
+from fasop.hpdc24.rules import MARGIN, check_memory, f32, links, minmax, simulate
 from fasop.inputs.clusters import Cluster
+from fasop.inputs.costs import CostFile, Growth
 from fasop.inputs.models import Model
+from fasop.plans.goal import Goal, pareto_front
 from fasop.plans.options import Options
 from fasop.plans.plan import Plan
 from fasop.plans.shapes import Shape, divisors
@@ -25,6 +25,7 @@ from fasop.plans.shapes import Shape, divisors
 FAST, SLOW = "A100", "A10"  # the two types the tool knows, in its order
 LAYER_EXTRA = 20800  # parameters of a layer beside 12h², as the tool counts them
 LARGEST_HALF = 24  # stages that a half of an encoder-decoder model can have
+PASSES = 3.0  # the tool's unit is a whole pass, multiplied before anything else
 
 
 @dataclass
@@ -58,6 +59,74 @@ class Row:
     sharded: tuple[bool, float, np.ndarray]
 
 
+def published_costs(cost_files: list[CostFile], model: Model) -> Compute:
+    """Unit costs as the tool looks them up, measured at micro-batch 1 and grown by its factors; ``forward``
+    is a whole pass. Degrees and depths that it has not are scaled as in the ``exact`` cost model, which
+    ``notes`` names. Raises ``PlanError`` where no file has the model's costs.
+    """
+    files = []
+    for file in cost_files:
+        entries = [replace(e, forward=tuple(PASSES * value for value in e.forward)) for e in file.entries]
+        growth: Growth = {}
+        for table in (file.growth, file.growth_hpdc24):
+            for name, gpus in (table or {}).items():
+                for gpu, kinds in gpus.items():
+                    growth.setdefault(name, {}).setdefault(gpu, {}).update(kinds)
+        settings: dict[str, Any] = {"collectives": "excluded", "precision": "", "attention": ""}
+        files.append(replace(file, entries=tuple(entries), growth=growth or None, **settings))
+    found = Compute(files, model, Options())
+    if not found.sources:
+        known = sorted({entry.model for file in cost_files for entry in file.entries})
+        raise PlanError(
+            f"no costs for model {model.name}: set 'costs' in the models file, measure it with "
+            f"'python -m fasop profile', or use --cost-model exact: {nearest(model.name, known)}"
+        )
+    return found
+
+
+def ranked(
+    model: Model,
+    clusters: list[Cluster],
+    costs: Compute,
+    goal: Goal,
+    sharded_optimizer: bool,
+    max_tp: int,
+    progress: Callable[[int, int], object],
+    every_row: bool,
+) -> list[Row]:
+    """Rows by the goal's objective; with ``every_row`` all of them as the tool sorts them.
+
+    Raises ``PlanError`` where none is left.
+    """
+    found = search(model, clusters, costs, progress)
+    kept = [row for row in found if row.candidate.tp <= max_tp and goal.fits(row.candidate)]
+    if not kept:
+        raise PlanError(goal.no_shape([row.candidate for row in found]))
+    if not goal.everything:
+        kept = [row for row in kept if not (row.sharded if sharded_optimizer else row.plain)[0]]
+        if not kept:
+            raise PlanError(
+                f"no plan of {model.name} on {clusters[0].name} fits into memory by hpdc24: try "
+                "--sharded-optimizer, or --cost-model exact, which can also plan with --recompute full."
+            )
+    if goal.max_step_time is not None:
+        fastest = min(row.step_time for row in kept)
+        kept = [row for row in kept if row.step_time <= goal.max_step_time]
+        if not kept:
+            raise PlanError(
+                f"no plan takes at most {goal.max_step_time:g} s: the fastest takes {fastest:.4f} s."
+            )
+
+    def price(row: Row) -> float:
+        return clusters[row.candidate.cluster].price_per_hour * row.step_time
+
+    if every_row:
+        return kept
+    if goal.objective == "pareto":
+        return pareto_front(kept, lambda row: (row.step_time, price(row)))
+    return sorted(kept, key=price)[: goal.top] if goal.objective == "cost" else kept[: goal.top]
+
+
 def search(
     model: Model,
     clusters: list[Cluster],
@@ -71,10 +140,8 @@ def search(
     candidates = [c for index, cluster in enumerate(clusters) for c in _candidates(model, cluster, index)]
     sums, cost_set = _unit_sums(model, clusters, costs, candidates)
     rows: dict[int, Row] = {}
-    by_depth: dict[int, list[int]] = {}
-    for index, candidate in enumerate(candidates):
-        by_depth.setdefault(candidate.pp, []).append(index)
-    for _, indices in sorted(by_depth.items()):
+    for depth in sorted({candidate.pp for candidate in candidates}):
+        indices = [index for index, candidate in enumerate(candidates) if candidate.pp == depth]
         group = [candidates[index] for index in indices]
         for index, row in zip(indices, _rows(model, group, sums, cost_set[indices]), strict=True):
             rows[index] = row
@@ -99,10 +166,13 @@ def estimate(
     raise PlanError(f"hpdc24 has no row of {shape} on {cluster.name}: see its rows with plan --all --csv.")
 
 
-def plan_of(row: Row, model: Model, cluster: Cluster, iterations: int, sharded_optimizer: bool) -> Plan:
+def plan_of(
+    row: Row, model: Model, cluster: Cluster, costs: Compute, iterations: int, sharded_optimizer: bool
+) -> Plan:
     """A row as a plan. Stage memory includes the margin that the tool checks with, so that it compares."""
     c = row.candidate
     is_oom, _, memory = row.sharded if sharded_optimizer else row.plain
+    notes = dict.fromkeys(note for gpu in cluster.gpus for note in costs.of(gpu, c.tp, c.mbs).notes)
     price = cluster.price_per_hour / 3600 * row.step_time
     return Plan(
         model=model,
@@ -130,6 +200,7 @@ def plan_of(row: Row, model: Model, cluster: Cluster, iterations: int, sharded_o
         train_cost=price * iterations,
         options=Options(zero=int(sharded_optimizer), gradient_bytes=2),
         hosts=tuple(cluster.assigned(c.placement)),
+        notes=tuple(notes),
     )
 
 
@@ -137,17 +208,12 @@ def csv_row(row: Row, cluster: Cluster, iterations: int) -> tuple[object, ...]:
     """A row in the published tool's columns (``report.COLUMNS``)."""
     c = row.candidate
     price = cluster.price_per_hour / 3600 * row.step_time
+    memory = [value for oom, gib, _ in (row.plain, row.sharded) for value in (oom, f"{f32(gib):.4f}")]
     return (
         *(c.mbs, c.tp, c.dp, c.pp, cluster.instances(c.placement)),
         *(c.placement.count(FAST), c.placement.count(SLOW), list(row.partition)),
         *(row.step_time, float(row.stage_end[0]), float(row.all_reduce[0]), c.embedding, price),
-        *(
-            row.plain[0],
-            f"{f32(row.plain[1]):.4f}",
-            row.sharded[0],
-            f"{f32(row.sharded[1]):.4f}",
-            price * iterations,
-        ),
+        *(*memory, price * iterations),
     )
 
 
@@ -171,40 +237,31 @@ def placements(cluster: Cluster) -> list[tuple[str, ...]]:
 
 def _candidates(model: Model, cluster: Cluster, index: int) -> Iterator[Candidate]:
     placed = placements(cluster)
-    code = {FAST: 0, SLOW: 1}
-    types = np.array([[code[name] for name in placement] for placement in placed])
+    types = np.array([[(FAST, SLOW).index(name) for name in placement] for placement in placed])
     gpus = [next((gpu for gpu in cluster.gpus if gpu.name == name), cluster.gpus[0]) for name in (FAST, SLOW)]
-    inter, intra = (
-        np.array([getattr(g, key) for g in gpus]) for key in ("inter_bandwidth", "intra_bandwidth")
+    inter, intra, memory = (
+        np.array([getattr(gpu, key) for gpu in gpus])
+        for key in ("inter_bandwidth", "intra_bandwidth", "memory_gib")
     )
-    memory = np.array([gpu.memory_gib for gpu in gpus])
+    size, count = cluster.size(cluster.gpus[0]), cluster.gpu_count
     degrees = []
-    for tp in divisors(min(cluster.size(cluster.gpus[0]), 4)):
-        if cluster.gpu_count % tp:
-            continue
-        for dp in divisors(cluster.gpu_count // tp):
-            pp = cluster.gpu_count // (tp * dp)
-            if model.global_batch % dp or pp > model.layers:
-                continue
-            links = Bandwidths(types, inter, intra, cluster.size(cluster.gpus[0]), tp, dp)
-            stage_types = links.stage_types(slow=1)
-            embedding = np.zeros(len(placed), dtype=f32)
-            if pp > 1 and model.encoder_layers is None:
-                embedding = f32(model.hidden * model.vocab * 16) / links.embedding().astype(f32) / f32(tp)
-            degrees.append(
-                (
-                    *(tp, dp, pp, stage_types, memory[links.cap_types()], links.boundaries()),
-                    *(links.data_parallel(stage_types == 1), embedding),
-                )
-            )
+    for tp in divisors(min(size, 4)):
+        for dp in divisors(count // tp) if count % tp == 0 else ():
+            pp = count // (tp * dp)
+            if model.global_batch % dp == 0 and pp <= model.layers:
+                of = links(types, inter, intra, size, tp, dp)
+                embedding = np.zeros(len(placed), dtype=f32)
+                if pp > 1 and model.encoder_layers is None:
+                    embedding = f32(model.hidden * model.vocab * 16) / of.embedding.astype(f32) / f32(tp)
+                degrees.append((tp, dp, pp, of, embedding))
     for k, placement in enumerate(placed):
         for mbs in divisors(model.global_batch):
-            for tp, dp, pp, stage_types, caps, bandwidth, reduce_bandwidth, embedding in degrees:
+            for tp, dp, pp, of, embedding in degrees:
                 if model.global_batch // dp % mbs == 0:
                     message = f32(mbs * model.seq * model.hidden * 16)
                     yield Candidate(
-                        *(index, placement, mbs, tp, dp, pp, stage_types[k], caps[k]),
-                        *(message / bandwidth[k], reduce_bandwidth[k], float(embedding[k])),
+                        *(index, placement, mbs, tp, dp, pp, of.stage_type[k], memory[of.cap_type[k]]),
+                        *(message / of.boundary[k], of.data_parallel[k], float(embedding[k])),
                     )
 
 
@@ -259,14 +316,14 @@ def _rows(
     all_reduce = _all_reduce(model, group, partition, tp, dp)
     embedding = np.array([c.embedding for c in group], dtype=f32)
     step = (ends.astype(f32) + all_reduce).max(axis=1) + embedding
-
-    def of(check: Check, k: int) -> tuple[bool, float, np.ndarray]:
-        return bool(check.is_oom[k]), float(check.reported[k]), check.stages[k]
-
+    checks = [
+        [(bool(oom), float(gib), stages) for oom, gib, stages in zip(*check, strict=True)]
+        for check in (plain, sharded)
+    ]
     return [
         Row(
             *(candidate, tuple(partition[k].tolist()), compute[k], ends[k], all_reduce[k]),
-            *(float(step[k]), of(plain, k), of(sharded, k)),
+            *(float(step[k]), checks[0][k], checks[1][k]),
         )
         for k, candidate in enumerate(group)
     ]

@@ -1,25 +1,24 @@
-"""Clusters: nodes, the GPUs in them, the links between them and what they cost."""
+"""Clusters: nodes, the GPUs in them, the links between them and what they cost; ``data/clusters.yaml``, or a
+file of the same shape given by the user.
+"""
 
 from __future__ import annotations
 
+import itertools
+import math
+import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import MISSING, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
 
 from fasop.errors import PlanError, nearest
-from fasop.inputs.value_types import (
-    Bandwidth,
-    BandwidthOrZero,
-    HourlyPrice,
-    Latency,
-    Memory,
-    MessageSize,
-    Name,
-    Nodes,
-    NodeSize,
-    Reserved,
-    Speed,
-    TrafficPrice,
-)
+from fasop.inputs import kinds
+from fasop.inputs.read_files import checked, kinds_of, read_mapping, read_settings, read_yaml, shown
+
+PRESETS = Path(__file__).parents[1] / "data" / "clusters.yaml"
+MOST_CLUSTERS = 10_000  # of one grid
+CURVE = kinds.MessageSize, kinds.Bandwidth
 
 
 @dataclass(frozen=True)
@@ -37,21 +36,21 @@ class Gpu:
     """
 
     name: str
-    memory_gib: Memory
-    price_per_hour: HourlyPrice
-    inter_bandwidth: Bandwidth
-    intra_bandwidth: Bandwidth
-    inter_latency: Latency = 0.0
-    intra_latency: Latency = 0.0
+    memory_gib: kinds.Memory
+    price_per_hour: kinds.HourlyPrice
+    inter_bandwidth: kinds.Bandwidth
+    intra_bandwidth: kinds.Bandwidth
+    inter_latency: kinds.Latency = 0.0
+    intra_latency: kinds.Latency = 0.0
     shared_bus: bool = False
     instance: str = ""
     like: str = ""
-    speed: Speed = 1.0
-    gpus_per_node: NodeSize = 0
-    gpu_bandwidth: BandwidthOrZero = 0.0
+    speed: kinds.Speed = 1.0
+    gpus_per_node: kinds.NodeSize = 0
+    gpu_bandwidth: kinds.BandwidthOrZero = 0.0
     zone: str = ""
-    reserved_gib: Reserved = 0.0
-    hosts: tuple[Name, ...] = ()
+    reserved_gib: kinds.Reserved = 0.0
+    hosts: tuple[kinds.Name, ...] = ()
     queue: str = ""
     gres: str = ""
 
@@ -70,10 +69,10 @@ class Link:
     """
 
     between: tuple[str, str]
-    bandwidth: Bandwidth
-    latency: Latency = 0.0
-    price_per_gb: TrafficPrice = 0.0
-    points: tuple[tuple[MessageSize, Bandwidth], ...] = ()
+    bandwidth: kinds.Bandwidth
+    latency: kinds.Latency = 0.0
+    price_per_gb: kinds.TrafficPrice = 0.0
+    points: tuple[tuple[kinds.MessageSize, kinds.Bandwidth], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -81,9 +80,9 @@ class Cluster:
     """``nodes[i]`` nodes of type ``gpus[i]``, with ``gpus_per_node`` GPUs unless the type has its own."""
 
     name: str
-    gpus_per_node: NodeSize
+    gpus_per_node: kinds.NodeSize
     gpus: tuple[Gpu, ...]
-    nodes: tuple[Nodes, ...]
+    nodes: tuple[kinds.Nodes, ...]
     links: tuple[Link, ...] = ()
 
     @property
@@ -115,43 +114,38 @@ class Cluster:
         names = {gpu.name: gpu.instance or gpu.name for gpu in self.gpus}
         return [names[node] for node in placement]
 
-    def price_of(self, placement: Sequence[str]) -> float:
-        """$ per hour of the nodes of a placement."""
-        return sum(self.gpu(name).price_per_hour for name in placement)
-
     def hosts(self) -> list[tuple[str, str]]:
         """(name, type) of every node; without names of their own, node0, node1 … in the file's order."""
-        found: list[tuple[str, str]] = []
-        for gpu, count in zip(self.gpus, self.nodes, strict=True):
-            for index in range(count):
-                found.append((gpu.hosts[index] if gpu.hosts else f"node{len(found)}", gpu.name))
-        return found
+        types = [(gpu, at) for gpu, n in zip(self.gpus, self.nodes, strict=True) for at in range(n)]
+        return [
+            (gpu.hosts[at] if gpu.hosts else f"node{number}", gpu.name)
+            for number, (gpu, at) in enumerate(types)
+        ]
 
     def assigned(self, placement: Sequence[str]) -> list[str]:
         """A host of its own for each node of a placement."""
-        left: dict[str, list[str]] = {}
-        for host, name in self.hosts():
-            left.setdefault(name, []).append(host)
-        return [left[name].pop(0) for name in placement]
+        hosts = self.hosts()
+        left = {gpu.name: iter([host for host, name in hosts if name == gpu.name]) for gpu in self.gpus}
+        return [next(left[name]) for name in placement]
 
     def without(self, lost: Iterable[str]) -> Cluster:
         """The cluster without some nodes. Raises ``PlanError`` for a name that it doesn't have."""
-        hosts = self.hosts()
-        gone = set(lost)
-        if unknown := sorted(gone - {host for host, _ in hosts}):
-            raise PlanError(
-                f"cluster {self.name}: no node {unknown[0]!r}: {_some(host for host, _ in hosts)}"
-            )
-        kept = [(host, name) for host, name in hosts if host not in gone]
-        if not kept:
+        hosts, gone = self.hosts(), set(lost)
+        names = [host for host, _ in hosts]
+        if unknown := sorted(gone.difference(names)):
+            some = f"{', '.join(names[:3])} … {names[-1]}" if len(names) > 4 else ", ".join(names)
+            raise PlanError(f"cluster {self.name}: no node {unknown[0]!r}: use {some}.")
+        kept = {
+            gpu: tuple(host for host, name in hosts if name == gpu.name and host not in gone)
+            for gpu in self.gpus
+        }
+        if not any(kept.values()):
             raise PlanError(f"cluster {self.name}: every node is lost.")
-        gpus, counts = [], []
-        for gpu in self.gpus:
-            names = tuple(host for host, name in kept if name == gpu.name)
-            if names:
-                gpus.append(replace(gpu, hosts=names))
-                counts.append(len(names))
-        return replace(self, gpus=tuple(gpus), nodes=tuple(counts))
+        return replace(
+            self,
+            gpus=tuple(replace(gpu, hosts=names) for gpu, names in kept.items() if names),
+            nodes=tuple(len(names) for names in kept.values() if names),
+        )
 
 
 def check_gpu(where: str, gpu: Gpu, nodes: int) -> None:
@@ -186,7 +180,140 @@ def check_gpus(degrees: str, cluster: Cluster, placement: Sequence[str], needed:
         raise PlanError(f"{degrees} is {needed}, its nodes have {held} GPUs.")
 
 
-def _some(names: Iterable[str]) -> str:
-    listed = list(names)
-    first = ", ".join(listed[: 3 if len(listed) > 4 else None])
-    return f"use {first} … {listed[-1]}." if len(listed) > 4 else f"use {first}."
+# 0 stands for "not given" in ``Gpu``; a file leaves it out instead.
+GPU_KINDS = {key: kind for key, kind in kinds_of(Gpu).items() if key != "name"} | {
+    "gpu_bandwidth": kinds.Bandwidth
+}
+
+
+def load_clusters(name_or_path: str) -> list[Cluster]:
+    """The clusters of a preset or of a YAML file; more than one where node counts are ranges.
+
+    A file holds ``clusters: {name: {gpus_per_node: 4, gpus: {A100: {nodes: 1, …}}, links: […]}}``; ``nodes:
+    0-8`` stands for each count from 0 to 8, and the clusters are all combinations but the empty one; ``base:
+    name`` takes over the settings of an earlier entry. A path may end in ``:name`` to choose one entry.
+    Raises ``PlanError``.
+    """
+    if not name_or_path:
+        raise PlanError("no cluster is named: give a preset or a YAML file.")
+    presets = read_yaml(PRESETS, "clusters")
+    if name_or_path in presets:
+        return _expand(str(PRESETS.name), name_or_path, presets)
+    path, chosen = Path(name_or_path), None
+    if ":" in name_or_path and not path.exists():
+        text, _, chosen = name_or_path.rpartition(":")
+        path = Path(text)
+    if not path.exists() and path.suffix not in (".yaml", ".yml"):
+        raise PlanError(
+            f"no cluster {name_or_path!r} (neither a preset nor a file): {nearest(name_or_path, presets)}"
+        )
+    entries = read_yaml(path, "clusters")
+    names = list(entries) if chosen is None else [chosen]
+    if names[0] not in entries:
+        raise PlanError(f"{path}: no cluster {names[0]!r}: {nearest(names[0], entries)}")
+    if len(names) > 1:
+        raise PlanError(f"{path}: holds {len(names)} clusters: choose one, as {path}:{names[0]}.")
+    return _expand(str(path), names[0], entries)
+
+
+def _entry(file: str, name: str, entries: dict[str, Any]) -> dict[str, Any]:
+    """One entry as it is written, its GPU types as settings."""
+    where = f"{file}: cluster {name}"
+    entry = read_mapping(where, entries[name], ["gpus_per_node", "gpus", "links", "base"])
+    entry["gpus"] = entry.get("gpus") or {}
+    if not isinstance(entry["gpus"], dict):
+        raise PlanError(f"{where}: no GPU types under 'gpus': give them as 'A100: {{nodes: 1, …}}'.")
+    # A count alone stands for the base's settings with as many nodes.
+    entry["gpus"] = {
+        str(gpu): {"nodes": own} if isinstance(own, int | str) else own for gpu, own in entry["gpus"].items()
+    }
+    for gpu, own in entry["gpus"].items():
+        read_mapping(f"{where}: GPU {gpu}", own, [*GPU_KINDS, "nodes"])
+    return entry
+
+
+def _expand(file: str, name: str, entries: dict[str, Any]) -> list[Cluster]:
+    where = f"{file}: cluster {name}"
+    entry = _entry(file, name, entries)
+    base: dict[str, Any] = {"gpus": {}}
+    if "base" in entry:
+        if not isinstance(entry["base"], str) or entry["base"] not in entries:
+            raise PlanError(f"{where}: base: {shown(entry['base'])}: give the name of another entry.")
+        base = _entry(file, entry["base"], entries)
+        if "base" in base:
+            raise PlanError(f"{where}: base {entry['base']!r} has a base itself: give that one.")
+    if not (entry["gpus"] or base["gpus"]):
+        raise PlanError(f"{where}: no GPU types under 'gpus'.")
+    size = checked(
+        f"{where}: gpus_per_node", entry.get("gpus_per_node", base.get("gpus_per_node", 0)), kinds.NodeSize
+    )
+    needed = [field.name for field in fields(Gpu) if field.name in GPU_KINDS and field.default is MISSING]
+    gpus, counts = [], []
+    for gpu_name, own in entry["gpus"].items():
+        at = f"{where}: GPU {gpu_name}"
+        merged = {**base["gpus"].get(gpu_name, {}), **own}
+        counts.append(_counts(at, merged.pop("nodes", None)))
+        gpus.append(Gpu(name=gpu_name, **read_settings(at, merged, GPU_KINDS, needed)))
+        check_gpu(at, gpus[-1], counts[-1][-1])
+        if (gpus[-1].gpus_per_node or size) < 1:
+            raise PlanError(f"{at}: gpus_per_node is {gpus[-1].gpus_per_node or size}: give at least 1.")
+    links = _links(where, entry.get("links", base.get("links", [])), gpus)
+    total = math.prod(map(len, counts))
+    if total > MOST_CLUSTERS:
+        raise PlanError(f"{where}: {total} clusters in the grid: give at most {MOST_CLUSTERS}.")
+    clusters = []
+    for nodes in itertools.product(*counts):
+        if sum(nodes) == 0:
+            continue
+        used = [(gpu, count) for gpu, count in zip(gpus, nodes, strict=True) if count]
+        label = name if total == 1 else f"{name}-" + "-".join(map(str, nodes))
+        types, numbers = zip(*used, strict=True)
+        clusters.append(Cluster(label, size, types, numbers, links))
+    if not clusters:
+        raise PlanError(f"{where}: no nodes: give at least 1 node of some GPU type.")
+    return clusters
+
+
+def _counts(where: str, value: Any) -> range:
+    low = high = value
+    if isinstance(value, str) and (match := re.fullmatch(r"(\d{1,9})\s*-\s*(\d{1,9})", value.strip())):
+        low, high = int(match[1]), int(match[2])
+    if isinstance(low, bool) or not isinstance(low, int) or not 0 <= low <= high:
+        raise PlanError(f"{where}: nodes: {shown(value)}: give a count such as 4, or a range such as 0-8.")
+    if high > kinds.MOST_NODES:
+        raise PlanError(f"{where}: nodes: {shown(value)}: give at most {kinds.MOST_NODES}.")
+    return range(low, high + 1)
+
+
+def _links(where: str, entries: Any, gpus: list[Gpu]) -> tuple[Link, ...]:
+    if not isinstance(entries, list):
+        raise PlanError(f"{where}: links: give a list of links, each with 'between' and 'bandwidth'.")
+    known = sorted({gpu.name for gpu in gpus} | {gpu.zone for gpu in gpus if gpu.zone})
+    found = []
+    for index, entry in enumerate(entries):
+        at = f"{where}: link {index}"
+        values = read_mapping(at, entry, kinds_of(Link))
+        ends = values.pop("between", None)
+        named = isinstance(ends, list) and all(isinstance(end, str | int) for end in ends)
+        if not named or len(ends) != 2:
+            raise PlanError(f"{at}: between: give two GPU types or two zones, as [{known[0]}, {known[-1]}].")
+        one, two = map(str, ends)
+        for end in (one, two):
+            if end not in known:
+                raise PlanError(f"{at}: between: no GPU type or zone {end!r}: {nearest(end, known)}")
+        points = values.pop("points", None) or {}
+        if not isinstance(points, dict) or not (points or "bandwidth" in values):
+            raise PlanError(f"{at}: give its bandwidth, or points as {{message bytes: bit/s}}.")
+        curve = sorted(
+            (
+                checked(f"{at}: points", size, kinds.MessageSize),
+                checked(f"{at}: points", rate, kinds.Bandwidth),
+            )
+            for size, rate in points.items()
+        )
+        if len({size for size, _ in curve}) < len(curve):
+            raise PlanError(f"{at}: points: a message size is there twice: give each once.")
+        values.setdefault("bandwidth", max((rate for _, rate in curve), default=0))
+        settings = read_settings(at, values, kinds_of(Link))
+        found.append(Link((one, two), points=tuple(curve), **settings))
+    return tuple(found)

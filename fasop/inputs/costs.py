@@ -14,6 +14,7 @@ collectives, and if so ``nodes`` gives what joined the GPUs where they were meas
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -22,15 +23,15 @@ import msgspec
 
 from chakra_et import files
 from fasop.errors import PlanError, nearest
+from fasop.inputs import kinds
 from fasop.inputs.models import Model
 from fasop.inputs.read_files import read_json
-from fasop.inputs.value_types import Bandwidth, Count, Factor, FactorOrZero, SecondsPerUnit, UnitBytes
 
 PUBLISHED = Path(__file__).parents[1] / "data" / "costs.json"
 FORMAT = 1
 MOST_GROWTH = 1e6  # of a micro-batch's time over that of one sequence
 
-Steps = list[tuple[FactorOrZero, list[Factor], FactorOrZero]]
+Steps = list[tuple[kinds.FactorOrZero, list[kinds.Factor], kinds.FactorOrZero]]
 Growth = dict[str, dict[str, dict[str, Steps]]]
 
 
@@ -40,13 +41,13 @@ class Entry:
 
     model: str
     gpu: str
-    tp: Count
-    mbs: Count
-    forward: tuple[SecondsPerUnit, ...]
-    backward: tuple[SecondsPerUnit, ...] | None = None
-    update: tuple[SecondsPerUnit, ...] | None = None
-    parameters: tuple[UnitBytes, ...] | None = None
-    activations: tuple[UnitBytes, ...] | None = None
+    tp: kinds.Count
+    mbs: kinds.Count
+    forward: tuple[kinds.SecondsPerUnit, ...]
+    backward: tuple[kinds.SecondsPerUnit, ...] | None = None
+    update: tuple[kinds.SecondsPerUnit, ...] | None = None
+    parameters: tuple[kinds.UnitBytes, ...] | None = None
+    activations: tuple[kinds.UnitBytes, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class MeasuredOn:
     gpus: in that node (0: not known, or of no effect).
     """
 
-    intra_bandwidth: Bandwidth
+    intra_bandwidth: kinds.Bandwidth
     shared_bus: bool = False
     gpus: int = 0
 
@@ -100,22 +101,21 @@ def read_costs(path: str | Path = PUBLISHED) -> CostFile:
         if not min(cost for kind, cost in zip(units, entry.forward, strict=True) if kind == "T"):
             raise PlanError(f"{where}: forward: a layer takes 0 s: give what was measured.")
     for name in ("growth", "growth_hpdc24"):
-        _check_growth(f"{path}: {name}", getattr(costs, name) or {})
+        for model, gpus in (getattr(costs, name) or {}).items():
+            _check_growth(f"{path}: {name}: {model}", gpus)
     return costs
 
 
-def _check_growth(where: str, growth: Growth) -> None:
+def _check_growth(where: str, gpus: dict[str, dict[str, Steps]]) -> None:
     """Factors that are each plausible can be too large together. Raises ``PlanError``."""
-    for model, gpus in growth.items():
-        for gpu, kinds in gpus.items():
-            for kind, steps in kinds.items():
-                for step in steps:
-                    scale = growth_factor([step], max(1.0, step[0]))
-                    if not 1 / MOST_GROWTH <= scale <= MOST_GROWTH:
-                        raise PlanError(
-                            f"{where}: {model}, {gpu}, {kind}: from {step[0]:g} on the factors make "
-                            f"{scale:g}: give {1 / MOST_GROWTH:g} to {MOST_GROWTH:g}."
-                        )
+    every = [(f"{where}, {gpu}, {kind}", each) for gpu, of in gpus.items() for kind, each in of.items()]
+    for place, step in [(place, step) for place, steps in every for step in steps]:
+        scale = growth_factor([step], max(1.0, step[0]))
+        if not 1 / MOST_GROWTH <= scale <= MOST_GROWTH:
+            raise PlanError(
+                f"{place}: from {step[0]:g} on the factors make {scale:g}: give {1 / MOST_GROWTH:g} to "
+                f"{MOST_GROWTH:g}."
+            )
 
 
 def growth_factor(steps: Steps, batch: float) -> float:
@@ -123,11 +123,7 @@ def growth_factor(steps: Steps, batch: float) -> float:
     scale = 1.0
     for begin, factors, divisor in steps:
         if batch >= begin or begin == steps[0][0]:
-            scale = 1.0
-            for factor in factors:
-                scale *= factor
-            if divisor:
-                scale *= batch / divisor
+            scale = math.prod(factors) * (batch / divisor if divisor else 1.0)
     return scale
 
 
@@ -141,11 +137,8 @@ def other_depth(measured: Model, values: tuple[float, ...], wanted: Model) -> li
     by_kind: dict[str, list[float]] = {}
     for kind, value in zip(measured.kinds, values, strict=True):
         by_kind.setdefault(kind, []).append(value)
-    result = []
-    for kind in wanted.kinds:
-        source = by_kind.get(kind) or by_kind["T" if kind == "D" else "E"]
-        result.append(source[len(source) // 2])
-    return result
+    sources = [by_kind.get(kind) or by_kind["T" if kind == "D" else "E"] for kind in wanted.kinds]
+    return [source[len(source) // 2] for source in sources]
 
 
 def work_ratios(measured: Model, wanted: Model) -> list[float]:
@@ -155,9 +148,7 @@ def work_ratios(measured: Model, wanted: Model) -> list[float]:
     """
 
     def layer(model: Model) -> float:
-        return 24 * model.hidden**2 + 4 * model.seq * (
-            model.d_kv * model.heads if model.d_kv else model.hidden
-        )
+        return 24 * model.hidden**2 + 4 * model.seq * (model.width if model.d_kv else model.hidden)
 
     ratio = {"T": layer(wanted) / layer(measured), "E": wanted.hidden / measured.hidden}
     ratio["D"] = ratio["T"]

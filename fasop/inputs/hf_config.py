@@ -31,21 +31,22 @@ class _Family(NamedTuple):
     causal: bool = True
 
 
+OPTIONAL = (("attention_bias", "qo"),)
 _PLAIN = _Family("qom", (), layer_norm=True, gated=False, positions=0, tied=True)
 FAMILIES = {
     "llama": _Family(),
     "mistral": _Family("", ()),
     "mixtral": _Family("", ()),
     "qwen2": _Family("q", ()),
-    "qwen3": _Family("", (("attention_bias", "qo"),), qk_norm=True),
-    "qwen3_moe": _Family("", (("attention_bias", "qo"),), qk_norm=True),
-    "gemma": _Family("", (("attention_bias", "qo"),), tied=True),
-    "gemma2": _Family("", (("attention_bias", "qo"),), norms=4, tied=True),
-    "gemma3_text": _Family("", (("attention_bias", "qo"),), norms=4, qk_norm=True, tied=True),
+    "qwen3": _Family("", OPTIONAL, qk_norm=True),
+    "qwen3_moe": _Family("", OPTIONAL, qk_norm=True),
+    "gemma": _Family("", OPTIONAL, tied=True),
+    "gemma2": _Family("", OPTIONAL, norms=4, tied=True),
+    "gemma3_text": _Family("", OPTIONAL, norms=4, qk_norm=True, tied=True),
     "gpt_oss": _Family("qo", ()),
     "deepseek_v2": _Family("", ()),
     "deepseek_v3": _Family("", ()),
-    "gpt_neox": _PLAIN._replace(biases="m", flags=(("attention_bias", "qo"),), positions=-1, tied=False),
+    "gpt_neox": _PLAIN._replace(biases="m", flags=OPTIONAL, positions=-1, tied=False),
     "gpt2": _PLAIN,
     "opt": _PLAIN._replace(positions=2),
     "bert": _PLAIN._replace(causal=False),
@@ -141,9 +142,8 @@ def _sizes(config: Mapping[str, Any], family: _Family) -> dict[str, Any]:
     if family.positions >= 0:
         total += h * (_get(config, "max_position_embeddings") + family.positions)
     if kind == "bert":
-        total += (
-            h * config.get("type_vocab_size", 2) + h * h + h + norm + vocab
-        )  # with the head for masked words
+        # With the head for masked words.
+        total += h * config.get("type_vocab_size", 2) + h * h + h + norm + vocab
     if kind == "opt" and not config.get("do_layer_norm_before", True):
         total -= norm
     if kind == "t5":
@@ -171,9 +171,7 @@ def _latent(config: Mapping[str, Any], h: int, heads: int) -> tuple[int, int]:
     """Parameters of multi-head latent attention (DeepSeek-V2), and the width of a head of queries."""
     rope, nope, value = (int(config[f"{name}_head_dim"]) for name in ("qk_rope", "qk_nope", "v"))
     rank, of_queries = config["kv_lora_rank"], config.get("q_lora_rank")
-    queries = h * heads * (nope + rope)
-    if of_queries:
-        queries = of_queries * (h + 1 + heads * (nope + rope))
+    queries = (of_queries * (h + 1) if of_queries else 0) + (of_queries or h) * heads * (nope + rope)
     keys = h * (rank + rope) + rank * (1 + heads * (nope + value))
     bias = (of_queries or 0) + rank + rope + h if config.get("attention_bias") else 0
     return queries + keys + heads * value * h + bias, nope + rope

@@ -6,14 +6,14 @@ import functools
 import itertools
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from msgspec import Meta
 
 from fasop.errors import PlanError, nearest
+from fasop.inputs import kinds
 from fasop.inputs.hf_config import read_config
 from fasop.inputs.read_files import checked, kinds_of, read_settings, read_yaml
-from fasop.inputs.value_types import Count, CountOrZero, Layers, Sequences
 
 PRESETS = Path(__file__).parents[1] / "data" / "models.yaml"
 # The names that the published tool's users type.
@@ -38,28 +38,28 @@ class Model:
     """
 
     name: str
-    hidden: Count
-    seq: Count
-    layers: Layers
-    vocab: Count
-    heads: Count
-    global_batch: Sequences
-    d_kv: Count | None = None
-    encoder_layers: Count | None = None
+    hidden: kinds.Count
+    seq: kinds.Count
+    layers: kinds.Layers
+    vocab: kinds.Count
+    heads: kinds.Count
+    global_batch: kinds.Sequences
+    d_kv: kinds.Count | None = None
+    encoder_layers: kinds.Count | None = None
     costs: str = ""
-    kv_heads: CountOrZero = 0
-    ffn: CountOrZero = 0
+    kv_heads: kinds.CountOrZero = 0
+    ffn: kinds.CountOrZero = 0
     gated: bool = False
     tied: bool = True
     causal: bool = True
-    experts: CountOrZero = 0
-    top_k: Count = 2
-    shared_ffn: CountOrZero = 0
-    kv_rank: CountOrZero = 0
-    q_rank: CountOrZero = 0
-    rope: CountOrZero = 0
-    v_width: CountOrZero = 0
-    window: CountOrZero = 0
+    experts: kinds.CountOrZero = 0
+    top_k: kinds.Count = 2
+    shared_ffn: kinds.CountOrZero = 0
+    kv_rank: kinds.CountOrZero = 0
+    q_rank: kinds.CountOrZero = 0
+    rope: kinds.CountOrZero = 0
+    v_width: kinds.CountOrZero = 0
+    window: kinds.CountOrZero = 0
     parameters: Annotated[int, Meta(ge=0)] = 0
     remark: str = ""
 
@@ -103,9 +103,7 @@ class Model:
     @functools.cached_property
     def kinds(self) -> str:
         """``units`` with D for the layers of a decoder that has an encoder before it."""
-        if self.encoder_layers is None:
-            return self.units
-        head = self.encoder_layers + 2
+        head = (self.encoder_layers or len(self.units)) + 2
         return self.units[:head] + "D" * (len(self.units) - head)
 
     @property
@@ -142,11 +140,10 @@ class Model:
 
     def launch_layers(self, partition: tuple[int, ...]) -> tuple[int, ...]:
         """Transformer layers of each stage, as Megatron counts them: ``partition`` without E and P."""
-        counts, begin = [], 0
-        for size in partition:
-            counts.append(self.units[begin : begin + size].count("T"))
-            begin += size
-        return tuple(counts)
+        ends = itertools.accumulate(partition)
+        return tuple(
+            self.units[end - size : end].count("T") for size, end in zip(partition, ends, strict=True)
+        )
 
     def embedding_stages(self, partition: tuple[int, ...]) -> list[int]:
         """Stages whose embedding gradients are summed: those that hold a copy of one matrix.
@@ -174,18 +171,15 @@ def find_model(name: str, path: str = "") -> Model:
     name = name if name in entries else ALIASES.get(name, name)
     if name not in entries:
         raise PlanError(f"{path + ': ' if path else ''}no model {name!r}: {nearest(name, entries)}")
-    return _model(path or file.name, name, entries[name])
+    where = path or file.name
+    settings = {key: kind for key, kind in kinds_of(Model).items() if key != "name"}
+    needed = [field.name for field in fields(Model) if field.name in settings and field.default is MISSING]
+    values = read_settings(f"{where}: model {name}", entries[name], settings, needed)
+    try:
+        return Model(name=name, **values)
+    except PlanError as error:
+        raise PlanError(f"{where}: {error}") from None
 
 
 def preset_names() -> list[str]:
     return list(read_yaml(PRESETS, "models"))
-
-
-def _model(file: str, name: str, entry: Any) -> Model:
-    kinds = {key: kind for key, kind in kinds_of(Model).items() if key != "name"}
-    needed = [field.name for field in fields(Model) if field.name in kinds and field.default is MISSING]
-    values = read_settings(f"{file}: model {name}", entry, kinds, needed)
-    try:
-        return Model(name=name, **values)
-    except PlanError as error:
-        raise PlanError(f"{file}: {error}") from None

@@ -84,7 +84,7 @@ def _invalid(message: str, data: bytes, kind: Any) -> str:
             # Any of a mapping's values: msgspec doesn't say which.
             return f"{place}: {problem}"
         value = value[name] if name else value[int(index)]
-        kind = kinds_of(_parts(kind)[0])[name] if name else _element(kind)
+        kind = kinds_of(_parts(kind)[0])[name] if name else get_args(_given(kind))[0]
     return f"{place} is {shown(value)}: {_expected(value, kind) or problem}"
 
 
@@ -147,18 +147,17 @@ def _named(value: Any) -> Any:
 
 def _parts(kind: Any) -> tuple[Any, msgspec.Meta]:
     """The type and the bounds of a kind, without ``| None``."""
-    if get_origin(kind) in (typing.Union, types.UnionType):
-        kind = next(part for part in get_args(kind) if part is not type(None))
+    kind = _given(kind)
     if get_origin(kind) is Annotated:
         return get_args(kind)[0], get_args(kind)[1]
     return get_origin(kind) or kind, msgspec.Meta()
 
 
-def _element(kind: Any) -> Any:
-    """The kind of what a list holds."""
+def _given(kind: Any) -> Any:
+    """A kind without ``| None``."""
     if get_origin(kind) in (typing.Union, types.UnionType):
-        kind = next(part for part in get_args(kind) if part is not type(None))
-    return get_args(kind)[0]
+        return next(part for part in get_args(kind) if part is not type(None))
+    return kind
 
 
 def _expected(value: Any, kind: Any) -> str:
@@ -173,7 +172,7 @@ def _expected(value: Any, kind: Any) -> str:
         return "give a whole number" + ("" if meta.ge is None else f" from {meta.ge} to {meta.le}")
     if base is Literal:
         return nearest(str(value), get_args(kind)).rstrip(".")
-    if base is tuple and _parts(_element(kind))[0] is str:
+    if base is tuple and _parts(get_args(_given(kind))[0])[0] is str:
         return "give a list of names"
     words = {bool: "true or false", str: "a name", list: "a list", tuple: "a list"}
     return f"give {words[base]}" if base in words else ""

@@ -35,10 +35,7 @@ def page(plan: Plan, events: Sequence[Event], schedule: str) -> str:
 
 def _picture(plan: Plan, events: Sequence[Event], schedule: str) -> Picture:
     whole = step_time(list(events))
-    title = (
-        f"{plan.model.name} on {plan.cluster.name}: tp {plan.tp}, dp {plan.dp}, pp {plan.pp}, "
-        f"{plan.micro_batches} micro-batches of {plan.mbs}, {schedule}: {whole:.4f} s per step"
-    )
+    title = f"{plan.title}, {schedule}: {whole:.4f} s per step"
     lanes = [
         PictureLane(
             f"stage {stage}: {plan.stage_gpu[stage]}, {plan.partition[stage]} units", f"{idle:.1%} bubble"

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from chakra_et import text
-from fasop.hpdc24 import schedule as hpdc24_schedule
+from fasop.hpdc24.rules import simulate
 from fasop.inputs.clusters import Cluster
 from fasop.output import summary
 from fasop.plans.plan import Plan
@@ -30,7 +32,7 @@ COLUMNS = (
 
 
 def cluster_line(cluster: Cluster) -> str:
-    """One line: what the cluster is and costs."""
+    """What the cluster is and costs."""
     nodes = ", ".join(f"{n} × {gpu.name}" for gpu, n in zip(cluster.gpus, cluster.nodes, strict=True))
     sizes = sorted({cluster.size(gpu) for gpu in cluster.gpus})
     return (
@@ -41,13 +43,7 @@ def cluster_line(cluster: Cluster) -> str:
 
 def placement(nodes: Sequence[str]) -> str:
     """Nodes in rank order, runs of one type together: ``1×A100 7×A10``."""
-    runs: list[tuple[int, str]] = []
-    for node in nodes:
-        if runs and runs[-1][1] == node:
-            runs[-1] = (runs[-1][0] + 1, node)
-        else:
-            runs.append((1, node))
-    return " ".join(f"{count}×{name}" for count, name in runs)
+    return " ".join(f"{len(list(run))}×{name}" for name, run in itertools.groupby(nodes))
 
 
 def message_time(plan: Plan) -> float:
@@ -65,7 +61,7 @@ def message_time(plan: Plan) -> float:
         return plan.pipeline_time - float(line.pipeline_time)
     compute = np.array([plan.stage_forward]) * 3
     zero = np.zeros(1)
-    ends = hpdc24_schedule.simulate(compute, zero, zero, plan.micro_batches)
+    ends = simulate(compute, zero, zero, plan.micro_batches)
     return plan.pipeline_time - float(ends[0, 0])
 
 
@@ -78,7 +74,6 @@ def table(plans: Sequence[Plan], cost: str) -> list[str]:
     head = ["", "step s", "pipeline s", "of it p2p", "dp sync", "emb sync", "tp", "dp", "pp", "mbs"]
     rows = [[*head, *ep, *recompute, "mem", "$/step", cost, "nodes", "partition"]]
     for number, plan in enumerate(plans, 1):
-        full = max(size / cap for size, cap in zip(plan.stage_memory, plan.stage_cap, strict=True))
         nodes = placement(plan.placement)
         if plan.idle_nodes:
             nodes += f" ({plan.idle_nodes} idle)"
@@ -89,7 +84,7 @@ def table(plans: Sequence[Plan], cost: str) -> list[str]:
                 *(f"{plan.embedding_allreduce:.4f}", *_degrees(plan)),
                 *(str(plan.ep) for _ in ep),
                 *(plan.options.recompute for _ in recompute),
-                *(f"{full:.0%}" + (" OOM" if plan.is_oom else ""), f"{plan.price_per_step:.5f}"),
+                *(f"{plan.fullest:.0%}" + (" OOM" if plan.is_oom else ""), f"{plan.price_per_step:.5f}"),
                 *(f"{plan.train_cost:,.0f}", f"{plan.cluster.name}: {nodes}" if many else nodes),
                 "-".join(map(str, plan.partition)),
             ]
@@ -99,18 +94,13 @@ def table(plans: Sequence[Plan], cost: str) -> list[str]:
 
 def _degrees(plan: Plan) -> list[str]:
     """tp, dp, pp and mbs; of stages that differ, the range."""
-    tp, dp, mbs = [plan.tp], [plan.dp], [plan.mbs]
-    if plan.choices:
-        tp = [choice.tp for choice in plan.choices]
-        dp = [plan.shape.group // degree for degree in tp]
-        mbs = [size for choice in plan.choices for _, size in choice.shares]
+    choices = [plan.choice(stage) for stage in range(plan.pp)]
+    tp = [choice.tp for choice in choices]
+    mbs = [size for choice in choices for _, size in choice.shares]
+    ends = [(min(each), max(each)) for each in (tp, [plan.shape.group // degree for degree in tp], mbs)]
+    of_tp, of_dp, of_mbs = (str(low) if low == high else f"{low}–{high}" for low, high in ends)
     depth = f"{plan.pp}×{plan.virtual_stages}" if plan.virtual_stages > 1 else str(plan.pp)
-    return [_range(tp), _range(dp), depth, _range(mbs)]
-
-
-def _range(values: Sequence[int]) -> str:
-    low, high = min(values), max(values)
-    return str(low) if low == high else f"{low}–{high}"
+    return [of_tp, of_dp, depth, of_mbs]
 
 
 def reasons(plans: Sequence[Plan], objective: str, exact: bool) -> list[str]:
@@ -129,11 +119,9 @@ def reasons(plans: Sequence[Plan], objective: str, exact: bool) -> list[str]:
         f"Its stages compute {busy:.0%} of that on average; stage {slowest} ({first.stage_gpu[slowest]}) "
         f"sets the pace with {compute[slowest] * 1e3:.2f} ms for each of {first.micro_batches} micro-batches."
     ]
-    gpus: dict[str, int] = {}
-    left = first.tp * first.dp * first.pp
-    for name in first.placement:
-        taken = min(first.cluster.size(first.cluster.gpu(name)), left)
-        gpus[name], left = gpus.get(name, 0) + taken, left - taken
+    sizes = {gpu.name: first.cluster.size(gpu) for gpu in first.cluster.gpus}
+    ranks = [name for name in first.placement for _ in range(sizes[name])]
+    gpus = Counter(ranks[: first.tp * first.dp * first.pp])
     lines.append(f"It trains {summary.speed(first.model, first.cluster, gpus, first.step_time)}.")
     lines.append(f"It runs with {summary.options_line(first.options)}.")
     if exact:
@@ -144,15 +132,15 @@ def reasons(plans: Sequence[Plan], objective: str, exact: bool) -> list[str]:
         lines.append(f"It leaves {first.idle_nodes} of {first.cluster.node_count} nodes idle.")
     if len(plans) > 1:
         other = plans[1]
-        parts = {
-            "pipeline": (first.pipeline_time, other.pipeline_time),
-            "data-parallel all-reduce": (max(first.dp_allreduce), max(other.dp_allreduce)),
-            "embedding all-reduce": (first.embedding_allreduce, other.embedding_allreduce),
-        }
+        parts = [
+            ("pipeline", first.pipeline_time - other.pipeline_time),
+            ("data-parallel all-reduce", max(first.dp_allreduce) - max(other.dp_allreduce)),
+            ("embedding all-reduce", first.embedding_allreduce - other.embedding_allreduce),
+        ]
         differences = [
-            f"{name} {abs(a - b):.4f} s {'less' if a < b else 'more'}"
-            for name, (a, b) in parts.items()
-            if abs(a - b) > 5e-5
+            f"{name} {abs(more):.4f} s {'less' if more < 0 else 'more'}"
+            for name, more in parts
+            if abs(more) > 5e-5
         ]
         gap = _goal(other, objective) / _goal(first, objective) - 1
         lines.append(f"Against plan 2 ({gap:+.1%} per step): {', '.join(differences) or 'no difference'}.")
@@ -182,23 +170,24 @@ def stages(plan: Plan) -> list[str]:
     rows = [[*head[:2], *(["tp", "mbs", "recompute"] if differ else []), *head[2:]]]
     for i in range(plan.pp):
         memory, cap = plan.stage_memory[i], plan.stage_cap[i]
-        own: list[str] = []
-        if differ:
-            choice = plan.choices[i]
-            sizes = "+".join(str(size) for _, size in choice.shares)
-            own = [str(choice.tp), sizes, choice.recompute]
+        choice = plan.choice(i)
+        own = [str(choice.tp), "+".join(str(size) for _, size in choice.shares), choice.recompute]
         rows.append(
             [
-                *(str(i), plan.stage_gpu[i], *own, str(plan.partition[i]), str(plan.layers[i])),
+                *(
+                    str(i),
+                    plan.stage_gpu[i],
+                    *(own if differ else []),
+                    str(plan.partition[i]),
+                    str(plan.layers[i]),
+                ),
                 *(f"{plan.stage_forward[i] * 1e3:.2f}", f"{plan.stage_backward[i] * 1e3:.2f}"),
                 *(f"{memory:.2f}", f"{cap:.2f}", "OOM" if memory > cap else ""),
             ]
         )
-    title = "Plan 1 by stage:"
-    if not differ:
-        experts = f", ep {plan.ep}" if plan.model.experts else ""
-        title = f"Plan 1 by stage (tp {plan.tp}, dp {plan.dp}{experts}, micro-batches of {plan.mbs}):"
-    lines = [title, *text.table(rows)]
+    experts = f", ep {plan.ep}" if plan.model.experts else ""
+    alike = "" if differ else f" (tp {plan.tp}, dp {plan.dp}{experts}, micro-batches of {plan.mbs})"
+    lines = [f"Plan 1 by stage{alike}:", *text.table(rows)]
     if plan.hosts:
         lines.append(f"Nodes in rank order: {' '.join(plan.hosts)}")
     if plan.split_stage is not None:
@@ -209,25 +198,20 @@ def stages(plan: Plan) -> list[str]:
 def csv_text(rows: Iterable[Sequence[object]]) -> str:
     """Rows of ``COLUMNS`` as CSV."""
     output = io.StringIO()
-    writer = csv.writer(output, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    writer.writerows(rows)
+    csv.writer(output, lineterminator="\n").writerows([COLUMNS, *rows])
     return output.getvalue()
 
 
 def csv_row(plan: Plan) -> tuple[object, ...]:
     """One plan as a row of ``COLUMNS``."""
-    other = sharded_memory(plan)
+    fullest = []
+    for memory in (plan.stage_memory, sharded_memory(plan)):
+        # Of the stage that is closest to its cap, or furthest above.
+        size, cap = max(zip(memory, plan.stage_cap, strict=True), key=lambda pair: pair[0] / pair[1])
+        fullest += [size > cap, f"{size:.6f}"]
     return (
         *(plan.mbs, plan.tp, plan.dp, plan.pp, plan.cluster.instances(plan.placement)),
         *(plan.placement.count("A100"), plan.placement.count("A10"), list(plan.partition)),
         *(plan.step_time, plan.pipeline_time, max(plan.dp_allreduce), plan.embedding_allreduce),
-        *(plan.price_per_step, plan.is_oom, f"{_fullest(plan.stage_memory, plan.stage_cap):.6f}"),
-        any(size > cap for size, cap in zip(other, plan.stage_cap, strict=True)),
-        *(f"{_fullest(other, plan.stage_cap):.6f}", plan.train_cost),
+        *(plan.price_per_step, *fullest, plan.train_cost),
     )
-
-
-def _fullest(memory: Sequence[float], caps: Sequence[float]) -> float:
-    """GiB of the stage that is closest to its cap, or furthest above."""
-    return max(zip(memory, caps, strict=True), key=lambda pair: pair[0] / pair[1])[0]

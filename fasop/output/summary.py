@@ -23,13 +23,12 @@ def speed(model: Model, cluster: Cluster, gpus: Mapping[str, int], step: float) 
     line = (
         f"{tokens:,.0f} tokens/s ({tokens / count:,.0f} per GPU), {rate / count / 1e12:.1f} TFLOP/s per GPU"
     )
-    peak = 0.0
-    for name, of_type in gpus.items():
-        gpu = cluster.gpu(name)
-        known = hardware(gpu.costs_of)
-        if known is None:
-            return line
-        peak += of_type * known.peak("16 bit") * gpu.speed
+    types = [cluster.gpu(name) for name in gpus]
+    known = [of for gpu in types if (of := hardware(gpu.costs_of))]
+    if len(known) < len(types):
+        return line
+    peaks = [of.peak("16 bit") * gpu.speed for of, gpu in zip(known, types, strict=True)]
+    peak = sum(each * count for each, count in zip(peaks, gpus.values(), strict=True))
     return f"{line}, MFU {rate / peak:.1%} (of the dense 16-bit peak)"
 
 
@@ -54,15 +53,14 @@ def options_line(options: Options) -> str:
 
 def shares(plan: Plan, messages: float) -> str:
     """Mean shares of the stages' time; messages: seconds that they add to the pipeline."""
-    sums = []
-    for stage in range(plan.pp):
-        kinds = plan.model.kinds[plan.units(stage)]
-        number = sum(FORWARD_SUMS[kind] + BACKWARD_SUMS[kind] for kind in kinds)
-        each = plan.parts[stage].tensor_sum if plan.parts and plan.choice(stage).tp > 1 else 0.0
-        sums.append(plan.micro_batches * number * each)
+    sums = 0.0
+    for stage, parts in enumerate(plan.parts):
+        if plan.choice(stage).tp > 1:
+            kinds = plan.model.kinds[plan.units(stage)]
+            sums += parts.tensor_sum * sum(FORWARD_SUMS[kind] + BACKWARD_SUMS[kind] for kind in kinds)
     passes = plan.micro_batches * (sum(plan.stage_forward) + sum(plan.stage_backward)) / plan.pp
-    tensor = min(sum(sums) / plan.pp, passes)
-    parts = {
+    tensor = min(plan.micro_batches * sums / plan.pp, passes)
+    shares = {
         "compute": passes - tensor,
         "tensor-parallel collectives": tensor,
         "messages": messages,
@@ -70,15 +68,14 @@ def shares(plan: Plan, messages: float) -> str:
         "embedding": plan.embedding_allreduce,
         "optimizer and gathering": sum(plan.update) / plan.pp,
     }
-    parts["bubble and waiting"] = max(plan.step_time - sum(parts.values()), 0.0)
-    return ", ".join(f"{name} {value / plan.step_time:.1%}" for name, value in parts.items() if value)
+    shares["bubble and waiting"] = max(plan.step_time - sum(shares.values()), 0.0)
+    return ", ".join(f"{name} {value / plan.step_time:.1%}" for name, value in shares.items() if value)
 
 
 def memory(plan: Plan) -> str:
     """GiB of a GPU of the fullest stage by kind, each with the margin."""
     pairs = zip(plan.stage_memory, plan.stage_cap, strict=True)
-    full = [size / cap for size, cap in pairs]
-    stage = full.index(max(full))
+    stage = [size / cap for size, cap in pairs].index(plan.fullest)
     tp = plan.choice(stage).tp
     held, of_experts = held_parameters(plan.model, tp, plan.ep, plan.units(stage))
     ranks = plan.tp * plan.dp // tp

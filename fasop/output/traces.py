@@ -136,16 +136,13 @@ def _shared(plan: Plan, nodes: list[Node], whole: float) -> ExecutionTrace:
     offsets = np.cumsum([0, *(len(node.after) for node in nodes)])
     rows = np.arange(len(nodes))
     pieces, events = [node.piece for node in nodes], [node.event for node in nodes]
-    types = [
-        NodeType.COMM_COLL
-        if piece.collective is not None
-        else {"send": NodeType.COMM_SEND, "receive": NodeType.COMM_RECV}.get(event.kind, NodeType.COMP)
-        for piece, event in zip(pieces, events, strict=True)
-    ]
+    messages = {"send": NodeType.COMM_SEND, "receive": NodeType.COMM_RECV}
+    collective = np.array([piece.collective is not None for piece in pieces])
+    others = [messages.get(event.kind, NodeType.COMP) for event in events]
     trace = ExecutionTrace(
         ids=np.arange(1, len(nodes) + 1, dtype=np.uint64),
         names=Strings([piece.name.encode() for piece in pieces], rows),
-        types=np.array(types, dtype=np.uint8),
+        types=np.where(collective, NodeType.COMM_COLL, others).astype(np.uint8),
         start_micros=start.astype(np.uint64),
         duration_micros=(end - start).astype(np.uint64),
         data_deps=Ragged(offsets, np.array([one + 1 for node in nodes for one in node.after], np.uint64)),
@@ -161,31 +158,29 @@ def _shared(plan: Plan, nodes: list[Node], whole: float) -> ExecutionTrace:
         },
     )
     every = np.ones(len(nodes), dtype=bool)
-    collective = trace.types == NodeType.COMM_COLL
-    messages = ~collective & (trace.types != NodeType.COMP)
-    trace = set_texts(trace, "kind", ["kernel", "collective", "p2p"], collective + 2 * messages)
+    between = ~collective & (trace.types != NodeType.COMP)
+    trace = set_texts(trace, "kind", ["kernel", "collective", "p2p"], collective + 2 * between)
     lanes = [_lane(node) for node in nodes]
     for name, values, present in (
         ("lane", lanes, every),
         ("stream", lanes, every),
         ("micro_batch", [event.micro_batch for event in events], every),
         ("chunk", [event.chunk for event in events], every),
-        ("comm_size", [piece.size for piece in pieces], collective | messages),
+        ("comm_size", [piece.size for piece in pieces], collective | between),
         ("comm_type", [int(piece.collective or 0) for piece in pieces], collective),
     ):
         trace = set_integers(trace, name, "int64", np.array(values), present)
     # A tag that differs for all messages between two ranks.
     tags = [2 * (event.chunk * plan.micro_batches + event.micro_batch) + event.up for event in events]
-    return set_integers(trace, "comm_tag", "int32", np.array(tags), messages)
+    return set_integers(trace, "comm_tag", "int32", np.array(tags), between)
 
 
 def _lane(node: Node) -> int:
     event = node.event
     if event.kind in ("send", "receive"):
         return 1 + 2 * (not event.up) + (event.kind == "receive")
-    if node.piece.collective is None:
-        return COMPUTE
-    return TENSOR if event.kind in ("forward", "backward") else DATA
+    communicating = TENSOR if event.kind in ("forward", "backward") else DATA
+    return COMPUTE if node.piece.collective is None else communicating
 
 
 def _nodes(plan: Plan, stage: int, events: Sequence[Event]) -> list[Node]:

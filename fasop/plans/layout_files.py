@@ -8,32 +8,32 @@ own unless ``node`` names one. ``measured`` and ``measured_gib`` hold what a run
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from fasop.errors import PlanError
-from fasop.inputs.cluster_files import load_clusters
-from fasop.inputs.clusters import Cluster, check_gpus, check_nodes
+from fasop.inputs import kinds
+from fasop.inputs.clusters import Cluster, check_gpus, check_nodes, load_clusters
 from fasop.inputs.models import Model, find_model
 from fasop.inputs.read_files import checked, kinds_of, read_settings, read_yaml, shown
-from fasop.inputs.value_types import Count, CountOrZero, Memory, Name, Sequences, StepSeconds
 from fasop.plans.groups import Part
 from fasop.plans.layout import Layout, LayoutStage, Replica, uniform
 from fasop.plans.options import Options, Recompute
 from fasop.plans.plan import check_heads
 
-EVEN = {"tp": Count, "dp": Count, "mbs": Count, "layers": Any, "nodes": tuple[Name, ...]}
+EVEN = {**dict.fromkeys(("tp", "dp", "mbs"), kinds.Count), "layers": Any, "nodes": tuple[kinds.Name, ...]}
 OPTIONS = {key: kind for key, kind in kinds_of(Options).items() if key != "per_stage"}
 KINDS = {
-    **{"model": Name, "cluster": Name, "stages": list, "global_batch": Sequences},
-    **{"measured": StepSeconds, "measured_gib": Memory},
+    **{"model": kinds.Name, "cluster": kinds.Name, "stages": list, "global_batch": kinds.Sequences},
+    **{"measured": kinds.StepSeconds, "measured_gib": kinds.Memory},
     **EVEN,
     **OPTIONS,
 }
-STAGE = {"layers": CountOrZero, "replicas": list, "recompute": Recompute}
-REPLICA = {"gpu": Name, "gpus": Count, "mbs": Count, "node": Name}
+STAGE = {"layers": kinds.CountOrZero, "replicas": list, "recompute": Recompute}
+REPLICA = {"gpu": kinds.Name, "gpus": kinds.Count, "mbs": kinds.Count, "node": kinds.Name}
 
 
 @dataclass(frozen=True)
@@ -67,30 +67,25 @@ def _described(where: str, name: str, entry: Any, cluster_name: str, models_file
         clusters = load_clusters(cluster_name or values["cluster"])
     except PlanError as error:
         raise PlanError(f"{where}: {error}") from None
-    if "global_batch" in values:
-        model = replace(model, global_batch=values["global_batch"])
+    model = replace(model, global_batch=values.get("global_batch", model.global_batch))
     if len(clusters) > 1:
         raise PlanError(f"{where}: {values.get('cluster', cluster_name)} is a grid of clusters: give one.")
     options = Options(**{key: value for key, value in values.items() if key in OPTIONS})
-    made = _stages if "stages" in values else _even
-    if made is _stages and (both := [key for key in EVEN if key in values]):
+    if "stages" in values and (both := [key for key in EVEN if key in values]):
         raise PlanError(f"{where}: {both[0]} and stages exclude each other: give it to each replica.")
-    layout = made(where, values, model, clusters[0], options)
+    layout = (_stages if "stages" in values else _even)(where, values, model, clusters[0], options)
     return Described(name, layout, options, values.get("measured", 0.0), values.get("measured_gib", 0.0))
 
 
 def _even(where: str, values: dict[str, Any], model: Model, cluster: Cluster, options: Options) -> Layout:
-    for key in ("tp", "dp", "mbs", "layers"):
-        if key not in values:
-            raise PlanError(f"{where}: lacks {key}, or stages.")
+    if missing := [key for key in ("tp", "dp", "mbs", "layers") if key not in values]:
+        raise PlanError(f"{where}: lacks {missing[0]}, or stages.")
     tp, dp, mbs = (values[key] for key in ("tp", "dp", "mbs"))
     check_heads(where, model, tp)
     partition = _partition(where, model, _numbers(where, values["layers"]))
     if model.global_batch % (dp * mbs):
         raise PlanError(f"{where}: global batch {model.global_batch} is no multiple of dp {dp} × mbs {mbs}.")
-    placement = values.get("nodes") or tuple(
-        gpu.name for gpu, count in zip(cluster.gpus, cluster.nodes, strict=True) for _ in range(count)
-    )
+    placement = values.get("nodes") or tuple(name for _, name in cluster.hosts())
     check_nodes(where, cluster, placement)
     degrees = f"{where}: tp {tp} × dp {dp} × {len(partition)} stages"
     check_gpus(degrees, cluster, placement, tp * dp * len(partition))
@@ -142,18 +137,13 @@ def _partition(where: str, model: Model, layers: list[int]) -> tuple[int, ...]:
     """Units of each stage: E with the first layers, P with the last."""
     if sum(layers) != model.layers or min(layers) < 0:
         raise PlanError(f"{where}: {sum(layers)} layers in all stages, {model.name} has {model.layers}.")
-    units, border = list(layers), model.encoder_layers
+    units, last = list(layers), len(layers) - 1
     units[0] += 1
-    if border is None:
-        units[-1] += 1
-    else:
+    if model.encoder_layers is not None:
         # The decoder's embedding is on the stage with its first layer.
-        held = 0
-        for index, count in enumerate(layers):
-            held += count
-            if held > border or len(layers) == 1:
-                units[index] += 1
-                break
+        ends = itertools.accumulate(layers)
+        last = next(at for at, held in enumerate(ends) if held > model.encoder_layers or last == 0)
+    units[last] += 1
     if min(units) < 1:
         raise PlanError(f"{where}: stage {units.index(min(units))} holds nothing: give it a layer.")
     return tuple(units)
@@ -165,4 +155,4 @@ def _numbers(where: str, value: Any) -> list[int]:
         numbers = [int(part) if isinstance(part, str) else part for part in parts]
     except ValueError:
         raise PlanError(f"{where}: layers: {shown(value)}: give as 0-11-8-8-8-8-5-0.") from None
-    return [checked(f"{where}: layers", number, CountOrZero) for number in numbers]
+    return [checked(f"{where}: layers", number, kinds.CountOrZero) for number in numbers]

@@ -12,10 +12,10 @@ import msgspec
 
 from chakra_et import files
 from fasop.errors import PlanError, nearest
+from fasop.inputs import kinds
 from fasop.inputs.clusters import Cluster, check_gpu, check_gpus, check_nodes
 from fasop.inputs.models import Model
 from fasop.inputs.read_files import read_json
-from fasop.inputs.value_types import Count, Gib, Price, Seconds, SomeSeconds
 from fasop.plans.options import Options, Recompute
 from fasop.plans.shapes import Shape
 
@@ -28,9 +28,9 @@ class StageChoice:
     that a replica takes, by GPU type.
     """
 
-    tp: Count
+    tp: kinds.Count
     recompute: Recompute
-    shares: tuple[tuple[str, Count], ...]
+    shares: tuple[tuple[str, kinds.Count], ...]
 
 
 @dataclass(frozen=True)
@@ -44,13 +44,13 @@ class StageParts:
     take.
     """
 
-    layer_forward: Seconds
-    layer_backward: Seconds
-    tensor_sum: Seconds = 0.0
-    reduction: Seconds = 0.0
-    gather: Seconds = 0.0
-    exchange: Seconds = 0.0
-    experts: Seconds = 0.0
+    layer_forward: kinds.Seconds
+    layer_backward: kinds.Seconds
+    tensor_sum: kinds.Seconds = 0.0
+    reduction: kinds.Seconds = 0.0
+    gather: kinds.Seconds = 0.0
+    exchange: kinds.Seconds = 0.0
+    experts: kinds.Seconds = 0.0
 
 
 @dataclass(frozen=True)
@@ -76,34 +76,34 @@ class Plan:
     cluster: Cluster
     cost_model: str
     placement: tuple[str, ...]
-    tp: Count
-    dp: Count
-    pp: Count
-    mbs: Count
-    micro_batches: Count
-    partition: tuple[Count, ...]
+    tp: kinds.Count
+    dp: kinds.Count
+    pp: kinds.Count
+    mbs: kinds.Count
+    micro_batches: kinds.Count
+    partition: tuple[kinds.Count, ...]
     stage_gpu: tuple[str, ...]
-    stage_forward: tuple[SomeSeconds, ...]
-    stage_backward: tuple[SomeSeconds, ...]
-    p2p: tuple[Seconds, ...]
-    dp_allreduce: tuple[Seconds, ...]
-    embedding_allreduce: Seconds
-    pipeline_time: SomeSeconds
-    step_time: SomeSeconds
-    stage_memory: tuple[Gib, ...]
-    stage_cap: tuple[Gib, ...]
+    stage_forward: tuple[kinds.SomeSeconds, ...]
+    stage_backward: tuple[kinds.SomeSeconds, ...]
+    p2p: tuple[kinds.Seconds, ...]
+    dp_allreduce: tuple[kinds.Seconds, ...]
+    embedding_allreduce: kinds.Seconds
+    pipeline_time: kinds.SomeSeconds
+    step_time: kinds.SomeSeconds
+    stage_memory: tuple[kinds.Gib, ...]
+    stage_cap: tuple[kinds.Gib, ...]
     is_oom: bool
-    price_per_step: Price
-    train_cost: Price
+    price_per_step: kinds.Price
+    train_cost: kinds.Price
     options: Options = Options()
-    ep: Count = 1
-    virtual_stages: Count = 1
-    update: tuple[Seconds, ...] = ()
+    ep: kinds.Count = 1
+    virtual_stages: kinds.Count = 1
+    update: tuple[kinds.Seconds, ...] = ()
     parts: tuple[StageParts, ...] = ()
-    wrap: Seconds = 0.0
+    wrap: kinds.Seconds = 0.0
     hosts: tuple[str, ...] = ()
     choices: tuple[StageChoice, ...] = ()
-    lower_bound: Seconds = 0.0
+    lower_bound: kinds.Seconds = 0.0
     notes: tuple[str, ...] = ()
 
     @property
@@ -126,6 +126,19 @@ class Plan:
             return self.choices[stage]
         names = self.stage_gpu[stage].split("+")
         return StageChoice(self.tp, self.options.recompute, tuple((name, self.mbs) for name in names))
+
+    @property
+    def title(self) -> str:
+        """Model, cluster and degrees."""
+        degrees = (
+            f"tp {self.tp}, dp {self.dp}, pp {self.pp}, {self.micro_batches} micro-batches of {self.mbs}"
+        )
+        return f"{self.model.name} on {self.cluster.name}: {degrees}"
+
+    @property
+    def fullest(self) -> float:
+        """Memory of the fullest stage, over its cap."""
+        return max(size / cap for size, cap in zip(self.stage_memory, self.stage_cap, strict=True))
 
     @property
     def idle_nodes(self) -> int:
@@ -174,25 +187,38 @@ def read_plans(path: str | Path) -> list[Plan]:
 def pick_plan(path: str, rank: int) -> Plan:
     """The ``rank``-th plan of the file, from 1. Raises ``PlanError``."""
     plans = read_plans(path)
-    if not 1 <= rank <= len(plans):
-        held = f"{len(plans)} plans" if len(plans) != 1 else "one plan"
-        raise PlanError(f"{path}: holds {held}: --rank {rank} is none of them.")
-    return plans[rank - 1]
+    if 1 <= rank <= len(plans):
+        return plans[rank - 1]
+    held = f"{len(plans)} plans" if len(plans) != 1 else "one plan"
+    raise PlanError(f"{path}: holds {held}: --rank {rank} is none of them.")
 
 
 def _check(where: str, plan: Plan) -> None:
     """A file edited by hand must still be one plan. Raises ``PlanError``."""
+    optional = ("update", "parts", "choices")
     needed = ("partition", "stage_gpu", "stage_forward", "stage_backward", "dp_allreduce", "stage_memory")
-    for name in (*needed, "stage_cap", "update", "parts", "choices"):
+    for name in (*needed, "stage_cap", *optional):
         count = len(getattr(plan, name))
-        if count != plan.pp and (count or name not in ("update", "parts", "choices")):
+        if count != plan.pp and (count or name not in optional):
             raise PlanError(f"{where}: {name} has {count} values for {plan.pp} stages.")
     if len(plan.p2p) != plan.pp - 1:
         raise PlanError(f"{where}: p2p has {len(plan.p2p)} values for {plan.pp - 1} boundaries.")
     if sum(plan.partition) != len(plan.model.units):
         units = len(plan.model.units)
         raise PlanError(f"{where}: partition has {sum(plan.partition)} units, {plan.model.name} has {units}.")
-    _check_cluster(f"{where}: cluster", plan.cluster)
+    cluster, in_cluster = plan.cluster, f"{where}: cluster"
+    if len(cluster.nodes) != len(cluster.gpus):
+        raise PlanError(
+            f"{in_cluster}: {len(cluster.nodes)} counts of nodes for {len(cluster.gpus)} GPU types."
+        )
+    if len({gpu.name for gpu in cluster.gpus}) != len(cluster.gpus):
+        raise PlanError(f"{in_cluster}: a GPU type is there twice: give each once.")
+    for gpu, count in zip(cluster.gpus, cluster.nodes, strict=True):
+        check_gpu(f"{in_cluster}: GPU {gpu.name}", gpu, count)
+    for index, link in enumerate(cluster.links):
+        sizes = [size for size, _ in link.points]
+        if sizes != sorted(set(sizes)):
+            raise PlanError(f"{in_cluster}: link {index}: points: give sizes in ascending order, each once.")
     check_nodes(f"{where}: placement", plan.cluster, plan.placement)
     check_gpus(f"{where}: tp × dp × pp", plan.cluster, plan.placement, plan.tp * plan.dp * plan.pp)
     if plan.hosts and (
@@ -202,28 +228,11 @@ def _check(where: str, plan: Plan) -> None:
         raise PlanError(
             f"{where}: hosts: give one node of the cluster per node of the placement, or leave hosts out."
         )
-    for name in plan.stage_gpu:
-        if not set(name.split("+")) <= set(plan.placement):
-            raise PlanError(
-                f"{where}: stage_gpu: no {name!r} in the placement: {nearest(name, set(plan.placement))}"
-            )
-    _check_degrees(where, plan)
-
-
-def _check_cluster(where: str, cluster: Cluster) -> None:
-    if len(cluster.nodes) != len(cluster.gpus):
-        raise PlanError(f"{where}: {len(cluster.nodes)} counts of nodes for {len(cluster.gpus)} GPU types.")
-    if len({gpu.name for gpu in cluster.gpus}) != len(cluster.gpus):
-        raise PlanError(f"{where}: a GPU type is there twice: give each once.")
-    for gpu, count in zip(cluster.gpus, cluster.nodes, strict=True):
-        check_gpu(f"{where}: GPU {gpu.name}", gpu, count)
-    for index, link in enumerate(cluster.links):
-        sizes = [size for size, _ in link.points]
-        if sizes != sorted(set(sizes)):
-            raise PlanError(f"{where}: link {index}: points: give sizes in ascending order, each once.")
-
-
-def _check_degrees(where: str, plan: Plan) -> None:
+    used = set(plan.placement)
+    if strange := [name for name in plan.stage_gpu if not set(name.split("+")) <= used]:
+        raise PlanError(
+            f"{where}: stage_gpu: no {strange[0]!r} in the placement: {nearest(strange[0], used)}"
+        )
     model = plan.model
     if plan.micro_batches * plan.dp * plan.mbs != model.global_batch:
         raise PlanError(

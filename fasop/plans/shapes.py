@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -75,12 +76,8 @@ def shapes(model: Model, cluster: Cluster, max_tp: int, idle: bool = False) -> l
                 # With fewer stages than there are GPUs for, whole nodes are idle.
                 frees = pp == deepest or -(-pp * tp * dp // size) < -(-(pp + 1) * tp * dp // size)
                 if pp <= model.layers and frees:
-                    found += [
-                        Shape(tp, dp, pp, mbs, ep)
-                        for mbs in divisors(model.global_batch // dp)
-                        for ep in experts
-                        if dp % ep == 0
-                    ]
+                    each = itertools.product(divisors(model.global_batch // dp), experts)
+                    found += [Shape(tp, dp, pp, mbs, ep) for mbs, ep in each if dp % ep == 0]
     if not found:
         raise PlanError(_no_shape(model, cluster, max_tp))
     return found
@@ -126,51 +123,51 @@ def blocks(cluster: Cluster, gpus_per_stage: int) -> list[Block]:
     Where stages and nodes end together only now and then, all orders of nodes up to there are blocks;
     of more than ``MOST_BLOCKS``, those of the fewest types.
     """
-    g = gpus_per_stage
-    sizes = {gpu.name: cluster.size(gpu) for gpu in cluster.gpus}
-    if all(g % size == 0 for size in sizes.values()):
-        uniform = set(sizes.values())
-        if len(uniform) == 1:
-            mixes = _node_mixes(cluster, g // uniform.pop())
-        else:
-            mixes = _uneven_mixes(cluster, sizes, g)
-        return [Block(nodes, (seats_of(nodes, sizes, 0, g),), ()) for nodes in mixes]
-    counts = {gpu.name: count for gpu, count in zip(cluster.gpus, cluster.nodes, strict=True)}
-    orders = list(itertools.islice(_orders(counts, sizes, g), MOST_BLOCKS + 1))
-    if len(orders) > MOST_BLOCKS:
+    g, counts = gpus_per_stage, _counts(cluster)
+    if all(g % cluster.size(gpu) == 0 for gpu in cluster.gpus):
+        orders = _mixes(cluster, g)
+    else:
+        orders = list(itertools.islice(_orders(cluster, counts, g), MOST_BLOCKS + 1))
+    if len(orders) > MOST_BLOCKS and left_out(cluster, g):
         some = (
             order
-            for number in range(1, len(sizes) + 1)
-            for names in itertools.combinations(sorted(sizes), number)
-            for order in _orders({name: counts[name] for name in names}, sizes, g)
+            for number in range(1, len(counts) + 1)
+            for names in itertools.combinations(sorted(counts), number)
+            for order in _orders(cluster, {name: counts[name] for name in names}, g)
             if len(set(order)) == number
         )
         orders = list(itertools.islice(some, MOST_BLOCKS))
     found = []
     for nodes in orders:
-        gpus = sum(sizes[name] for name in nodes)
-        seats = tuple(seats_of(nodes, sizes, k * g, g) for k in range(gpus // g))
-        found.append(Block(nodes, seats, _inside(nodes, sizes, g)[: len(seats) - 1], gpus % g == 0))
+        of = _node_of_each_gpu(cluster, nodes)
+        seats = _seats(nodes, of, g)
+        inside = [of[k * g] == of[(k + 2) * g - 1] for k in range(len(seats) - 1)]
+        found.append(Block(nodes, seats, tuple(inside), len(of) % g == 0))
     return found
 
 
 def left_out(cluster: Cluster, gpus_per_stage: int) -> bool:
     """Whether there are more kinds of block than ``blocks`` gives, where stages and nodes end apart."""
-    sizes = {gpu.name: cluster.size(gpu) for gpu in cluster.gpus}
-    if all(gpus_per_stage % size == 0 for size in sizes.values()):
+    if all(gpus_per_stage % cluster.size(gpu) == 0 for gpu in cluster.gpus):
         return False
-    counts = {gpu.name: count for gpu, count in zip(cluster.gpus, cluster.nodes, strict=True)}
-    return next(itertools.islice(_orders(counts, sizes, gpus_per_stage), MOST_BLOCKS, None), None) is not None
+    orders = _orders(cluster, _counts(cluster), gpus_per_stage)
+    return next(itertools.islice(orders, MOST_BLOCKS, None), None) is not None
 
 
-def _orders(counts: dict[str, int], sizes: dict[str, int], g: int) -> Iterator[tuple[str, ...]]:
+def _counts(cluster: Cluster) -> dict[str, int]:
+    """Nodes of each type."""
+    return {gpu.name: count for gpu, count in zip(cluster.gpus, cluster.nodes, strict=True)}
+
+
+def _orders(cluster: Cluster, counts: dict[str, int], g: int) -> Iterator[tuple[str, ...]]:
     """Orders of the fewest nodes that hold whole stages of g GPUs, and none but whole ones, up to the GPUs at
     which stages and nodes of each type alone end together; and those that nothing is left to make whole.
 
     Nodes that lie in one stage are in the order of ``counts``: another makes no difference.
     """
     names = list(counts)
-    most = math.lcm(g, *(sizes[name] for name in names))
+    sizes = {name: cluster.size(cluster.gpu(name)) for name in names}
+    most = math.lcm(g, *sizes.values())
 
     def extend(prefix: tuple[str, ...], gpus: int) -> Iterator[tuple[str, ...]]:
         if gpus and gpus % g == 0:
@@ -182,8 +179,7 @@ def _orders(counts: dict[str, int], sizes: dict[str, int], g: int) -> Iterator[t
                 continue
             is_last = False
             if prefix:
-                before = gpus - sizes[prefix[-1]]
-                alone = before // g == (gpus + sizes[name] - 1) // g
+                alone = (gpus - sizes[prefix[-1]]) // g == (gpus + sizes[name] - 1) // g
                 if alone and names.index(name) < names.index(prefix[-1]):
                     continue
             yield from extend((*prefix, name), gpus + sizes[name])
@@ -193,71 +189,44 @@ def _orders(counts: dict[str, int], sizes: dict[str, int], g: int) -> Iterator[t
     return extend((), 0)
 
 
-def seats_of(nodes: Sequence[str], sizes: dict[str, int], first: int, count: int) -> Seats:
-    """The seats of ``count`` ranks from ``first`` on, where ranks are numbered through the nodes in order."""
-    found, begin = [], 0
-    for name in nodes:
-        end = begin + sizes[name]
-        taken = min(end, first + count) - max(begin, first)
-        if taken > 0:
-            found.append((name, taken))
-        begin = end
-    return tuple(sorted(found))
-
-
-def _inside(nodes: Sequence[str], sizes: dict[str, int], g: int) -> tuple[bool, ...]:
-    """Of each boundary between stages of g GPUs on these nodes, whether both stages are in one node."""
-    node_of = [index for index, name in enumerate(nodes) for _ in range(sizes[name])]
-    return tuple(node_of[k] == node_of[k + 2 * g - 1] for k in range(0, len(node_of) - 2 * g + 1, g))
-
-
-def _node_mixes(cluster: Cluster, each: int) -> list[tuple[str, ...]]:
-    """Node types of one stage on ``each`` nodes of one size, pure ones first."""
-    counts = {gpu.name: count for gpu, count in zip(cluster.gpus, cluster.nodes, strict=True)}
-    names = list(counts)
-    mixes = {(name,) * each for name in names if counts[name] >= each}
-    rest = {name: counts[name] % each for name in names}
-    if len(names) <= 3:
-        # One mixed stage takes what is left of all; two share one type and finish one other type each.
-        if sum(rest.values()) == each:
-            mixes.add(_mix(rest))
-        if len(names) == 3:
-            for shared, one in itertools.permutations(names, 2):
-                if rest[one] and counts[shared] >= each - rest[one]:
-                    mixes.add(_mix({shared: each - rest[one], one: rest[one]}))
-    else:
-        # With more types the left-over nodes are packed in the cluster's order of types.
-        left = [name for name in names for _ in range(rest[name])]
-        mixes |= {tuple(left[k : k + each]) for k in range(0, len(left) - each + 1, each)}
-    return sorted(mixes, key=lambda nodes: (len(set(nodes)), [names.index(name) for name in nodes]))
-
-
-def _uneven_mixes(cluster: Cluster, sizes: dict[str, int], gpus: int) -> list[tuple[str, ...]]:
-    """Node types of one stage on nodes of several sizes: one type alone, or what stages of one type leave
-    over, made up with another or with all.
-    """
-    counts = {gpu.name: count for gpu, count in zip(cluster.gpus, cluster.nodes, strict=True)}
-    mixes = [_mix({name: gpus // size}) for name, size in sizes.items() if counts[name] * size >= gpus]
-    rest = {name: counts[name] % (gpus // size) for name, size in sizes.items()}
-    for one, two in itertools.permutations(sizes, 2):
+def _mixes(cluster: Cluster, g: int) -> list[tuple[str, ...]]:
+    """Node types of one stage on whole nodes, pure ones first."""
+    counts = _counts(cluster)
+    names, sizes = list(counts), {gpu.name: cluster.size(gpu) for gpu in cluster.gpus}
+    rest = {name: counts[name] % (g // sizes[name]) for name in names}
+    mixes = [{name: g // sizes[name]} for name in names if counts[name] * sizes[name] >= g]
+    is_even = len(set(sizes.values())) == 1
+    if is_even and len(names) > 3:
+        # The left-over nodes are packed in the cluster's order of types.
+        left, each = [name for name in names for _ in range(rest[name])], g // sizes[names[0]]
+        mixes += [Counter(left[k : k + each]) for k in range(0, len(left) - each + 1, each)]
+    elif sum(rest[name] * sizes[name] for name in names) == g:
+        mixes.append(rest)
+    # What stages of one type leave over, made up with another.
+    for one, two in itertools.permutations(names, 2) if not is_even or len(names) == 3 else ():
         for number in range(rest[one], 0, -1):
-            others, over = divmod(gpus - number * sizes[one], sizes[two])
+            others, over = divmod(g - number * sizes[one], sizes[two])
             if not over and others <= counts[two]:
-                mixes.append(_mix({name: {one: number, two: others}.get(name, 0) for name in sizes}))
+                mixes.append({one: number, two: others})
                 break
-    if len(sizes) > 2 and sum(rest[name] * size for name, size in sizes.items()) == gpus:
-        mixes.append(_mix(rest))
-    return list(dict.fromkeys(mixes))
+    found = {tuple(name for name in names for _ in range(mix.get(name, 0))) for mix in mixes}
+    return sorted(found, key=lambda nodes: (len(set(nodes)), [names.index(name) for name in nodes]))
 
 
-def _mix(counts: dict[str, int]) -> tuple[str, ...]:
-    return tuple(name for name, count in counts.items() for _ in range(count))
+def _node_of_each_gpu(cluster: Cluster, nodes: Sequence[str]) -> list[int]:
+    """The place in ``nodes`` of each rank's, where ranks are numbered through the nodes in order."""
+    return [at for at, name in enumerate(nodes) for _ in range(cluster.size(cluster.gpu(name)))]
 
 
-def inside_node(cluster: Cluster, placement: Sequence[str], shape: Shape) -> tuple[bool, ...]:
-    """Of each boundary between stages, whether all its messages stay within one node."""
-    sizes = {gpu.name: cluster.size(gpu) for gpu in cluster.gpus}
-    return _inside(placement, sizes, shape.group)[: shape.pp - 1]
+def _seats(nodes: Sequence[str], of: list[int], g: int) -> tuple[Seats, ...]:
+    """The seats of each whole stage of g ranks."""
+    stages = [Counter(of[first : first + g]) for first in range(0, len(of) - g + 1, g)]
+    return tuple(tuple(sorted((nodes[node], count) for node, count in stage.items())) for stage in stages)
+
+
+def stage_seats(cluster: Cluster, placement: Sequence[str], shape: Shape) -> tuple[Seats, ...]:
+    """The seats of each stage of a placement."""
+    return _seats(placement, _node_of_each_gpu(cluster, placement), shape.group)[: shape.pp]
 
 
 def crowded(stage_nodes: Sequence[set[int]]) -> tuple[bool, ...]:
@@ -278,19 +247,13 @@ def crowded(stage_nodes: Sequence[set[int]]) -> tuple[bool, ...]:
 
 def boundary_kinds(cluster: Cluster, placement: Sequence[str], shape: Shape) -> tuple[int, ...]:
     """Of each boundary between stages: ``INSIDE`` one node, ``BETWEEN`` nodes, or ``CROWDED``."""
-    node_of = [at for at, name in enumerate(placement) for _ in range(cluster.size(cluster.gpu(name)))]
-    g = shape.group
-    others = crowded([set(node_of[k * g : (k + 1) * g]) for k in range(shape.pp)])
+    of, g = _node_of_each_gpu(cluster, placement), shape.group
+    stages = [set(of[k * g : (k + 1) * g]) for k in range(shape.pp)]
+    pairs = zip(itertools.pairwise(stages), crowded(stages), strict=True)
     return tuple(
-        INSIDE if inside else CROWDED if other else BETWEEN
-        for inside, other in zip(inside_node(cluster, placement, shape), others, strict=True)
+        INSIDE if len(one | two) == 1 else CROWDED if is_crowded else BETWEEN
+        for (one, two), is_crowded in pairs
     )
-
-
-def stage_seats(cluster: Cluster, placement: Sequence[str], shape: Shape) -> tuple[Seats, ...]:
-    """The seats of each stage of a placement."""
-    sizes = {gpu.name: cluster.size(gpu) for gpu in cluster.gpus}
-    return tuple(seats_of(placement, sizes, k * shape.group, shape.group) for k in range(shape.pp))
 
 
 def gpu_types(seats: Seats) -> tuple[str, ...]:

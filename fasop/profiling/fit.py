@@ -9,7 +9,20 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fasop.profiling.units import KindSeconds
+from fasop.inputs.models import Model
+
+
+class KindSeconds(NamedTuple):
+    """Seconds of the embedding, one transformer layer and the head."""
+
+    embedding: float
+    layer: float
+    head: float
+
+    def of_model(self, model: Model) -> tuple[float, ...]:
+        """Seconds of every unit of the model, as ``Model.units`` orders them."""
+        seconds = {"E": self.embedding, "T": self.layer, "P": self.head}
+        return tuple(seconds[unit] for unit in model.units)
 
 
 class UnitFit(NamedTuple):
@@ -28,12 +41,13 @@ def fit_units(partitions: Sequence[Sequence[int]], times: Sequence[Sequence[floa
     partitions: layers of each stage, of each run; times: seconds of its stages. Raises ``ValueError`` where
     no stage took any time.
     """
-    rows = [
-        (float(stage == 0), float(count), float(stage == len(layers) - 1))
-        for layers in partitions
-        for stage, count in enumerate(layers)
-    ]
-    matrix = np.array(rows)
+    matrix = np.array(
+        [
+            (float(stage == 0), float(count), float(stage == len(layers) - 1))
+            for layers in partitions
+            for stage, count in enumerate(layers)
+        ]
+    )
     seconds = np.array([value for of_run in times for value in of_run], dtype=float)
     # A stage without a measurable time has no relative error.
     known = seconds > 0
@@ -42,8 +56,15 @@ def fit_units(partitions: Sequence[Sequence[int]], times: Sequence[Sequence[floa
     matrix, seconds = matrix[known], seconds[known]
     units = _non_negative(matrix / seconds[:, None])
     errors = matrix @ units / seconds - 1
-    residual = float(np.sqrt(np.mean(errors**2)))
-    return UnitFit(KindSeconds(*units.tolist()), residual, _spread(matrix, seconds))
+    fits = []
+    for left_out in range(len(seconds)):
+        kept = np.arange(len(seconds)) != left_out
+        if np.linalg.matrix_rank(matrix[kept]) == matrix.shape[1]:
+            fits.append(_non_negative(matrix[kept] / seconds[kept][:, None]))
+    spread = None
+    if len(fits) > 1:
+        spread = KindSeconds(*(np.std(fits, axis=0) * np.sqrt(len(fits) - 1)).tolist())
+    return UnitFit(KindSeconds(*units.tolist()), float(np.sqrt(np.mean(errors**2))), spread)
 
 
 def _non_negative(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -59,16 +80,3 @@ def _non_negative(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
             if found.min() >= 0 and error < least - 1e-12:
                 best, least = x, error
     return best
-
-
-def _spread(matrix: NDArray[np.float64], seconds: NDArray[np.float64]) -> KindSeconds | None:
-    count = len(seconds)
-    fits = []
-    for left_out in range(count):
-        kept = np.arange(count) != left_out
-        if np.linalg.matrix_rank(matrix[kept]) == matrix.shape[1]:
-            fits.append(_non_negative(matrix[kept] / seconds[kept][:, None]))
-    if len(fits) < 2:
-        return None
-    deviation = np.std(fits, axis=0) * np.sqrt(len(fits) - 1)
-    return KindSeconds(*deviation.tolist())

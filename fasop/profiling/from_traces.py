@@ -20,18 +20,17 @@ from numpy.typing import NDArray
 
 from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
-from chakra_et.et.columns import ExecutionTrace
 from chakra_et.et.node_attributes import texts
 from chakra_et.job.operators import Operators, Shape, operators_of
 from fasop.errors import PlanError
 from fasop.inputs.costs import FORMAT, CostFile, Entry
 from fasop.inputs.models import Model
-from fasop.profiling.units import KindSeconds
+from fasop.profiling.fit import KindSeconds
 
 COMPUTE, DEVICE = ("operator", "runtime"), ("kernel", "memcpy", "memset")
 # Products, and where the factor that holds the weights is among their tensors.
 PRODUCTS = {"aten::mm": 1, "aten::addmm": 2, "aten::_addmm_activation": 2}
-BATCHED = {"aten::bmm": 1, "aten::baddbmm": 2, "aten::_grouped_mm": 1}
+PRODUCTS |= {"aten::bmm": 1, "aten::baddbmm": 2, "aten::_grouped_mm": 1}
 PADDED = 128  # Megatron pads a vocabulary to a multiple of 128 × tp rows; others pad less
 NAMED = 8  # products that a refusal lists
 
@@ -60,11 +59,11 @@ class _Steps:
     (clipping, the optimizer) is of none. numbers: of the steps.
     """
 
-    def __init__(self, trace: ExecutionTrace, path: Path) -> None:
+    def __init__(self, operators: Operators, path: Path) -> None:
         """Raises ``PlanError`` for a trace without steps or times."""
+        trace, names = operators.trace, operators.name
         table, index = texts(trace, "kind")
         self.kinds = np.array([*table, ""])[index]
-        names = [trace.names[row] for row in range(len(trace))]
         start = trace.start_micros.astype(np.int64)
         marks = np.flatnonzero((self.kinds == "annotation") & np.char.startswith(names, "ProfilerStep#"))
         if not len(marks) or not start.any():
@@ -72,24 +71,24 @@ class _Steps:
                 f"{path}: no ProfilerStep or no start times in it: convert without --no-timestamps."
             )
         marks = marks[np.argsort(start[marks], kind="stable")]
+        self.numbers = [names[row].removeprefix("ProfilerStep#") for row in marks.tolist()]
         operator = trace.column("rf_id")
         of_host = (operator > 0) & ~np.isin(self.kinds, DEVICE)
         ids, place = np.unique(operator, return_inverse=True)
-        first = np.full(len(ids), np.iinfo(np.int64).max)
+        never = np.iinfo(np.int64).max
+        first = np.full(len(ids), never)
         np.minimum.at(first, place[of_host], start[of_host])
-        self.began = np.where(first[place] < np.iinfo(np.int64).max, first[place], start)
+        self.began = np.where(first[place] < never, first[place], start)
         self.step = np.searchsorted(start[marks], self.began, side="right") - 1
         # The converter gives kernels the phase of the operator that launched them, and operators that run
         # within autograd (recomputed activations) that of the backward pass.
-        table, index = texts(trace, "phase")
-        phase = np.array([*table, ""])[index]
+        phase = np.array(operators.phase)
         self.backward = (phase == "backward") & (self.step >= 0)
         if not self.backward.any():
             raise PlanError(f"{path}: no backward pass found in it: is it a training step's trace?")
         last = np.full(len(marks), -1)
         np.maximum.at(last, self.step[self.backward], self.began[self.backward])
         self.forward = (phase == "forward") & (self.step >= 0) & (self.began < last[self.step])
-        self.numbers = [names[row].removeprefix("ProfilerStep#") for row in marks.tolist()]
 
     def passes(self, lookups: Array, path: Path) -> Array:
         """The number of the forward pass that each node of one belongs to, counted over all steps, else -1.
@@ -134,17 +133,28 @@ def attribute(model: Model, paths: Sequence[Path], tp: int = 1, mbs: int = 1) ->
             operators = operators_of(trace, str(path))
         except TraceError as error:
             raise PlanError(str(error)) from None
-        _check_rank(trace, path, ranks, worlds)
-        steps = _Steps(trace, path)
+        rank, world = trace.metadata_int("rank"), trace.metadata_int("world_size")
+        if rank is None or world is None:
+            raise PlanError(f"{path}: its rank or world size is not in it: convert the traces again.")
+        if worlds and world not in worlds:
+            ((one, first),) = worlds.items()
+            raise PlanError(
+                f"{first} is of a run of {one} ranks, {path} of one of {world}: give ranks of one run."
+            )
+        worlds.setdefault(world, path)
+        if rank in ranks:
+            raise PlanError(f"{ranks[rank]} and {path} are both rank {rank}: give each rank of one run once.")
+        ranks[rank] = path
+        steps = _Steps(operators, path)
         rows, count, own_notes = _checked(model, operators, steps, path, tp, mbs)
         notes.update(dict.fromkeys(own_notes))
         on_device = np.isin(steps.kinds, DEVICE)
         counts = on_device if on_device.any() else np.isin(steps.kinds, COMPUTE)
-        unit = _unit(trace, operators.name, rows)
+        unit = _unit(operators, rows)
         seconds = trace.duration_micros.astype(np.int64) / 1e6 / len(paths)
         for phase, within in enumerate((steps.forward, steps.backward)):
-            for kind in (0, 1, 2):
-                sums[phase, kind] += seconds[counts & within & (unit == kind)].sum() / count
+            weights = seconds * (counts & within)
+            sums[phase] += np.bincount(unit, weights, minlength=3) / count
         per_step = seconds / len(steps.numbers)
         unattributed += per_step[counts & ~steps.forward & ~steps.backward].sum()
         total += per_step[counts].sum()
@@ -153,22 +163,6 @@ def attribute(model: Model, paths: Sequence[Path], tp: int = 1, mbs: int = 1) ->
         notes[f"{len(paths)} of the run's {world} ranks are given, and taken for all."] = None
     forward, backward = (KindSeconds(*row.tolist()) for row in sums)
     return Attributed(forward, backward, micro_batches, float(unattributed), float(total), tuple(notes))
-
-
-def _check_rank(trace: ExecutionTrace, path: Path, ranks: dict[int, Path], worlds: dict[int, Path]) -> None:
-    """Refuse ranks of several runs; ranks and worlds: the files seen so far, by rank and number of ranks."""
-    rank, world = trace.metadata_int("rank"), trace.metadata_int("world_size")
-    if rank is None or world is None:
-        raise PlanError(f"{path}: its rank or world size is not in it: convert the traces again.")
-    worlds.setdefault(world, path)
-    if len(worlds) > 1:
-        (one, first), (other, second) = worlds.items()
-        raise PlanError(
-            f"{first} is of a run of {one} ranks, {second} of one of {other}: give ranks of one run."
-        )
-    if rank in ranks:
-        raise PlanError(f"{ranks[rank]} and {path} are both rank {rank}: give each rank of one run once.")
-    ranks[rank] = path
 
 
 def _checked(
@@ -208,16 +202,14 @@ def _checked(
     count = int(number.max()) + 1
     products: list[Counter[Shape]] = [Counter() for _ in range(count)]
     for row, found in shapes.items():
-        at = PRODUCTS.get(operators.name[row], BATCHED.get(operators.name[row], len(found)))
+        at = PRODUCTS.get(operators.name[row], len(found))
         # Of attention's products neither side is as wide as the model.
         if number[row] >= 0 and at < len(found) and model.hidden in found[at][-2:]:
             products[number[row]][found[at]] += 1
     notes = [f"{padding} rows of its embedding are taken as padding of the vocabulary."] if padding else []
     for at, of_pass in enumerate(products):
         notes += _check_products(model, of_pass, rows, tp, f"{own}, micro-batch {at + 1} of {count}")
-    unseen = "tied, causal, heads and kv_heads" + (
-        ", top_k and the experts of this rank" * bool(model.experts)
-    )
+    unseen = "tied, causal, heads and kv_heads" + ", top_k and the experts of this rank" * bool(model.experts)
     return rows, count, [*notes, f"Not checked, as shapes of weights don't show them: {unseen}."]
 
 
@@ -261,11 +253,12 @@ def _check_products(model: Model, products: Counter[Shape], rows: int, tp: int, 
     return []
 
 
-def _unit(trace: ExecutionTrace, names: list[str], rows: int) -> Array:
+def _unit(operators: Operators, rows: int) -> Array:
     """0 embedding, 1 layer, 2 head for each node; all nodes of one operator are alike.
 
     rows: words of the vocabulary on this rank.
     """
+    trace = operators.trace
     vocabulary = re.compile(rb"(?<!\d)%d(?!\d)" % rows)
     unit = np.ones(len(trace), dtype=np.int64)
     wide = np.zeros(len(trace), dtype=bool)
@@ -273,7 +266,7 @@ def _unit(trace: ExecutionTrace, names: list[str], rows: int) -> Array:
         wide[trace.inputs.rows] = [bool(vocabulary.search(shapes)) for shapes in trace.inputs.shapes]
     operator = trace.column("rf_id")
     unit[np.isin(operator, operator[wide & (operator > 0)]) | wide] = 2
-    unit[["embedding" in name.lower() for name in names]] = 0
+    unit[["embedding" in name.lower() for name in operators.name]] = 0
     return unit
 
 

@@ -7,6 +7,8 @@ apart, each as the median of several runs.
 
 from __future__ import annotations
 
+import functools
+import itertools
 import statistics
 import time
 from collections.abc import Callable
@@ -17,7 +19,8 @@ from fasop.errors import PlanError
 from fasop.inputs.costs import FORMAT, CostFile, Entry
 from fasop.inputs.models import Model
 from fasop.plans.options import Precision
-from fasop.profiling.units import KindSeconds
+from fasop.plans.shapes import divisors
+from fasop.profiling.fit import KindSeconds
 
 if TYPE_CHECKING:
     import torch
@@ -34,11 +37,7 @@ class Runs:
 
 
 def measured(
-    model: Model,
-    degrees: tuple[int, ...],
-    micro_batches: tuple[int, ...],
-    runs: Runs,
-    gpu_name: str = "",
+    model: Model, degrees: tuple[int, ...], micro_batches: tuple[int, ...], runs: Runs, gpu_name: str = ""
 ) -> CostFile:
     """Costs of this machine for each tensor-parallel degree and micro-batch.
 
@@ -53,16 +52,13 @@ def measured(
         raise PlanError(f"model {model.name}: only decoder-only and encoder-only models can be measured.")
     for degree in degrees:
         if model.heads % degree:
-            fit = ", ".join(str(n) for n in range(1, model.heads + 1) if model.heads % n == 0)
+            fit = ", ".join(map(str, divisors(model.heads)))
             raise PlanError(f"--tp {degree}: {model.heads} heads can't be shared by so many; {fit} fit.")
     name = gpu_name or (torch.cuda.get_device_name() if runs.device == "cuda" else "CPU")
     entries = []
-    for degree in degrees:
-        for size in micro_batches:
-            forward, backward = _measure(model, degree, size, runs)
-            entries.append(
-                Entry(model.name, name, degree, size, forward.of_model(model), backward.of_model(model))
-            )
+    for degree, size in itertools.product(degrees, micro_batches):
+        passes = [units.of_model(model) for units in _measure(model, degree, size, runs)]
+        entries.append(Entry(model.name, name, degree, size, *passes))
     source = f"Measured by fasop profile on {name} with torch {torch.__version__}, {runs.dtype}."
     precision: Precision = "fp32" if runs.dtype == "float32" else "mixed"
     # Attention is scaled_dot_product_attention: fused.
@@ -79,11 +75,8 @@ def _measure(model: Model, tp: int, mbs: int, runs: Runs) -> tuple[KindSeconds, 
     h, width = model.hidden, (model.d_kv or model.hidden // model.heads) * model.heads // tp
     device, dtype = torch.device(runs.device), getattr(torch, runs.dtype)
 
-    def norm() -> nn.LayerNorm:
-        return nn.LayerNorm(h, device=device, dtype=dtype)
-
-    def linear(size: int, out: int, bias: bool = True) -> nn.Linear:
-        return nn.Linear(size, out, bias=bias, device=device, dtype=dtype)
+    norm = functools.partial(nn.LayerNorm, h, device=device, dtype=dtype)
+    linear = functools.partial(nn.Linear, device=device, dtype=dtype)
 
     class Layer(nn.Module):
         """One rank's share of a pre-norm transformer layer."""
@@ -128,14 +121,12 @@ def _median(run: Callable[[], torch.Tensor], runs: Runs) -> tuple[float, float]:
             torch.cuda.synchronize()
         return time.perf_counter()
 
-    forward, backward = [], []
-    for number in range(runs.warmup + runs.repeat):
+    times = []
+    for _ in range(runs.warmup + runs.repeat):
         begin = now()
         output = run()
         middle = now()
         torch.autograd.backward(output, torch.ones_like(output))
-        end = now()
-        if number >= runs.warmup:
-            forward.append(middle - begin)
-            backward.append(end - middle)
-    return statistics.median(forward), statistics.median(backward)
+        times.append((middle - begin, now() - middle))
+    forward, backward = map(statistics.median, zip(*times[runs.warmup :], strict=True))
+    return forward, backward

@@ -9,6 +9,7 @@ receiver waits for it.
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
 from collections.abc import Sequence
 
 SEND_GRADIENT, RECEIVE_ACTIVATION, RECEIVE_GRADIENT, SEND_ACTIVATION, FORWARD, BACKWARD = range(6)
@@ -27,36 +28,34 @@ def stage_ends(
     boundary, of which it holds its sender for the first ``holds``.
     """
     stages = len(forward)
-    programs = [_program(stage, stages, micro_batches) for stage in range(stages)]
-    clock, at = [0.0] * stages, [0] * stages
+    programs = [deque(_program(stage, stages, micro_batches)) for stage in range(stages)]
+    clock = [0.0] * stages
     posted: dict[tuple[bool, int, int], float] = {}
     arrived: dict[tuple[bool, int, int], float] = {}
-    free = {(up, boundary): 0.0 for up in (False, True) for boundary in range(stages - 1)}
-    while any(at[stage] < len(programs[stage]) for stage in range(stages)):
-        for stage in range(stages):
-            while at[stage] < len(programs[stage]):
-                what, j = programs[stage][at[stage]]
-                if what == FORWARD:
-                    clock[stage] += forward[stage]
-                elif what == BACKWARD:
-                    clock[stage] += backward[stage]
-                else:
-                    up = what in (SEND_ACTIVATION, RECEIVE_ACTIVATION)
-                    boundary = stage if what in (SEND_ACTIVATION, RECEIVE_GRADIENT) else stage - 1
-                    if what in (SEND_ACTIVATION, SEND_GRADIENT):
-                        begin = max(clock[stage], free[up, boundary])
-                        if holds[boundary]:
-                            if (up, boundary, j) not in posted:
-                                break
-                            begin = max(begin, posted[up, boundary, j])
-                        arrived[up, boundary, j] = free[up, boundary] = begin + messages[boundary]
-                        clock[stage] = begin + holds[boundary]
-                    else:
-                        posted[up, boundary, j] = clock[stage]
-                        if (up, boundary, j) not in arrived:
+    free: defaultdict[tuple[bool, int], float] = defaultdict(float)
+    while any(programs):
+        for stage, program in enumerate(programs):
+            while program:
+                what, j = program[0]
+                up = what in (SEND_ACTIVATION, RECEIVE_ACTIVATION)
+                boundary = stage if what in (SEND_ACTIVATION, RECEIVE_GRADIENT) else stage - 1
+                message = up, boundary, j
+                if what in (FORWARD, BACKWARD):
+                    clock[stage] += (forward if what == FORWARD else backward)[stage]
+                elif what in (SEND_ACTIVATION, SEND_GRADIENT):
+                    begin = max(clock[stage], free[up, boundary])
+                    if holds[boundary]:
+                        if message not in posted:
                             break
-                        clock[stage] = max(clock[stage], arrived[up, boundary, j])
-                at[stage] += 1
+                        begin = max(begin, posted[message])
+                    arrived[message] = free[up, boundary] = begin + messages[boundary]
+                    clock[stage] = begin + holds[boundary]
+                else:
+                    posted[message] = clock[stage]
+                    if message not in arrived:
+                        break
+                    clock[stage] = max(clock[stage], arrived[message])
+                program.popleft()
     return clock
 
 
@@ -64,27 +63,18 @@ def _program(stage: int, stages: int, micro_batches: int) -> list[tuple[int, int
     """(what, micro-batch) in the order in which a stage does it."""
     program: list[tuple[int, int]] = []
     first, last = stage == 0, stage == stages - 1
-    previous = -1
-
-    def is_one(j: int) -> bool:
-        return 0 <= j < micro_batches
-
+    known, previous = range(micro_batches), -1
     for step in range(2 * (micro_batches + stages - 1)):
         is_forward = step % 2 == stage % 2
-        if is_forward:
-            j = (step - stage) // 2
-            if is_one(previous) and not first:
-                program.append((SEND_GRADIENT, previous))
-            if is_one(j) and not first:
-                program.append((RECEIVE_ACTIVATION, j))
-        else:
-            j = (step + stage + 1) // 2 - stages
-            if is_one(j) and not last:
-                program.append((RECEIVE_GRADIENT, j))
-            if is_one(previous) and not last:
-                program.append((SEND_ACTIVATION, previous))
-        if is_one(j):
-            program.append((FORWARD if is_forward else BACKWARD, j))
+        j = (step - stage) // 2 if is_forward else (step + stage + 1) // 2 - stages
+        parts = [
+            (SEND_GRADIENT, previous, is_forward and not first),
+            (RECEIVE_ACTIVATION, j, is_forward and not first),
+            (RECEIVE_GRADIENT, j, not is_forward and not last),
+            (SEND_ACTIVATION, previous, not is_forward and not last),
+            (FORWARD if is_forward else BACKWARD, j, True),
+        ]
+        program += [(what, number) for what, number, here in parts if here and number in known]
         previous = j
     # After the last backward its gradient goes out.
     if not first and (SEND_GRADIENT, micro_batches - 1) not in program:

@@ -14,7 +14,7 @@ from typing import Literal
 from fasop.errors import PlanError
 from fasop.plans.plan import Plan
 from fasop.schedule import interleaved, one_f_one_b
-from fasop.schedule.task import Task
+from fasop.schedule.one_f_one_b import Task
 
 Kind = Literal["forward", "backward", "send", "receive", "reduction", "embedding", "update", "gather"]
 
@@ -56,7 +56,10 @@ def of_plan(plan: Plan) -> list[Event]:
     for stage in range(plan.pp):
         found += _reduction(plan, found, stage)
     found += _updates(plan, found)
-    return _sorted(found)
+    # ``after`` is at the new places.
+    order = sorted(range(len(found)), key=lambda at: (found[at].stage, found[at].start, found[at].end))
+    place = {at: new for new, at in enumerate(order)}
+    return [replace(found[at], after=tuple(sorted(place[one] for one in found[at].after))) for at in order]
 
 
 def with_chunks(plan: Plan, chunks: int) -> Plan:
@@ -72,17 +75,15 @@ def with_chunks(plan: Plan, chunks: int) -> Plan:
         notes=(*plan.notes, *([] if plan.parts or chunks == 1 else ["chunks share a stage's time evenly"])),
     )
     found = of_plan(other)
-    ends = [
-        max(event.end for event in found if (event.stage, event.kind) == (stage, "backward"))
-        for stage in range(plan.pp)
-    ]
+    ends, buckets = [0.0] * plan.pp, [0.0] * plan.pp
+    for event in found:
+        if event.kind == "backward":
+            ends[event.stage] = max(ends[event.stage], event.end)
+        elif event.bucket >= 0:
+            buckets[event.stage] = max(buckets[event.stage], event.end)
     if plan.options.overlap and plan.parts:
-        buckets = [(event.stage, event.end) for event in found if event.bucket >= 0]
-        exposed = tuple(
-            max((until - ends[stage] for of, until in buckets if of == stage), default=0.0)
-            for stage in range(plan.pp)
-        )
-        other = replace(other, dp_allreduce=exposed)
+        exposed = [until - end if until else 0.0 for until, end in zip(buckets, ends, strict=True)]
+        other = replace(other, dp_allreduce=tuple(exposed))
     return replace(other, pipeline_time=ends[0], step_time=step_time(found), lower_bound=0.0)
 
 
@@ -104,11 +105,9 @@ def chunk_seconds(plan: Plan) -> tuple[list[list[float]], list[list[float]]]:
     head.
     """
     passes: tuple[list[list[float]], list[list[float]]] = ([], [])
-    for stage in range(plan.pp):
-        layers = chunk_layers(plan, stage)
-        totals = plan.stage_forward[stage], plan.stage_backward[stage]
+    for stage, totals in enumerate(zip(plan.stage_forward, plan.stage_backward, strict=True)):
         for found, each, whole in zip(passes, layer_seconds(plan, stage), totals, strict=True):
-            seconds = [each * count for count in layers]
+            seconds = [each * count for count in chunk_layers(plan, stage)]
             seconds[0 if stage == 0 else -1] += whole - sum(seconds)
             found.append(seconds)
     return passes
@@ -119,15 +118,13 @@ def _pipeline(tasks: Sequence[Task], ends: Sequence[float]) -> list[Event]:
     places: dict[tuple[int, int], int] = {}  # of each task, on each of its stages
     found: list[Event] = []
     for index, (task, end) in enumerate(zip(tasks, ends, strict=True)):
-        kind: Kind
         start = max((ends[wait] for wait in task.waits), default=0.0)
         for stage, peer in ((task.stage, task.peer), (task.peer, task.stage)):
             if stage < 0:
                 continue
+            kind: Kind = "forward" if task.is_forward else "backward"
             if task.is_message:
                 kind = "send" if stage == task.stage else "receive"
-            else:
-                kind = "forward" if task.is_forward else "backward"
             after = tuple(places[wait, stage] for wait in task.waits if (wait, stage) in places)
             places[index, stage] = len(found)
             at = (task.micro_batch, task.chunk, peer, task.is_forward)
@@ -172,11 +169,10 @@ def _updates(plan: Plan, found: list[Event]) -> list[Event]:
         events.append(Event(stage, kind, start, start + seconds, last[stage], chunk=-1))
         ends[stage], last[stage] = start + seconds, (len(found) + len(events) - 1,)
 
-    holders = plan.model.embedding_stages(plan.partition) if plan.pp > 1 else ()
-    if plan.embedding_allreduce and len(holders) > 1:
-        begin = max(ends[stage] for stage in holders)
-        for stage in holders:
-            add(stage, "embedding", begin, plan.embedding_allreduce)
+    holders = plan.model.embedding_stages(plan.partition)
+    begin = max(ends[stage] for stage in holders)
+    for stage in holders if plan.embedding_allreduce and len(holders) > 1 else ():
+        add(stage, "embedding", begin, plan.embedding_allreduce)
     for stage in range(plan.pp):
         gather = plan.parts[stage].gather if plan.parts else 0.0
         update = (plan.update[stage] if plan.update else 0.0) - gather
@@ -193,13 +189,6 @@ def _open(found: list[Event], stage: int) -> tuple[int, ...]:
     return tuple(sorted(own.difference(*(found[place].after for place in own))))
 
 
-def _sorted(found: list[Event]) -> list[Event]:
-    """By stage and start, with ``after`` at the new places."""
-    order = sorted(range(len(found)), key=lambda at: (found[at].stage, found[at].start, found[at].end))
-    place = {at: new for new, at in enumerate(order)}
-    return [replace(found[at], after=tuple(sorted(place[one] for one in found[at].after))) for at in order]
-
-
 def step_time(events: list[Event]) -> float:
     """Seconds until the last event ends."""
     return max(event.end for event in events)
@@ -207,8 +196,7 @@ def step_time(events: list[Event]) -> float:
 
 def bubbles(plan: Plan, events: list[Event]) -> list[float]:
     """The part of the step in which each stage neither computes nor communicates, 0 to 1."""
-    whole = step_time(events)
-    idle = []
+    whole, idle = step_time(events), []
     for stage in range(plan.pp):
         busy = until = 0.0
         for event in events:

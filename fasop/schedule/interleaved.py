@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 
 from fasop.errors import PlanError
-from fasop.schedule.task import Task
+from fasop.schedule.one_f_one_b import Task
 
 
 def check(stages: int, micro_batches: int, chunks: int, layers: tuple[int, ...]) -> None:
@@ -72,16 +72,19 @@ def tasks(stages: int, m: int, chunks: int) -> list[Task]:
             while at[stage] < len(programs[stage]):
                 is_forward, chunk, j = programs[stage][at[stage]]
                 here = (stage, is_forward, chunk, j)
-                if here not in came and not _is_source(stage, is_forward, chunk, stages, chunks):
+                # The first computation of all, and the first to go back, wait for no message.
+                source = (0, 0) if is_forward else (stages - 1, chunks - 1)
+                if here not in came and (stage, chunk) != source:
                     break
                 waits = tuple(known for known in (last.get(stage), came.get(here)) if known is not None)
                 last[stage] = len(found)
                 found.append(Task(stage, -1, j, is_forward, waits, chunk))
                 at[stage] += 1
-                if goes := _target(stage, is_forward, chunk, stages, chunks):
-                    peer, onward = goes
-                    before_it = last.get((stage, peer))
-                    waits = (len(found) - 1, *(() if before_it is None else (before_it,)))
+                # The output goes to the next stage, or to the next chunk on the first one.
+                onward, peer = divmod(chunk * stages + stage + (1 if is_forward else -1), stages)
+                if 0 <= onward < chunks:
+                    link = last.get((stage, peer))
+                    waits = (len(found) - 1, *(() if link is None else (link,)))
                     last[stage, peer] = came[peer, is_forward, onward, j] = len(found)
                     found.append(Task(stage, peer, j, is_forward, waits, chunk))
         assert at != before, "the schedule waits for itself"
@@ -108,19 +111,3 @@ def _program(stage: int, stages: int, m: int, chunks: int) -> list[tuple[bool, i
     for k in range(total - warm):
         order += [forward(warm + k), backward(k)]
     return order + [backward(k) for k in range(total - warm, total)]
-
-
-def _is_source(stage: int, is_forward: bool, chunk: int, stages: int, chunks: int) -> bool:
-    """Whether a computation waits for no message: the first of all, and the first to go back."""
-    return (stage, chunk) == ((0, 0) if is_forward else (stages - 1, chunks - 1))
-
-
-def _target(stage: int, is_forward: bool, chunk: int, stages: int, chunks: int) -> tuple[int, int] | None:
-    """(stage, chunk) to which a computation's output goes."""
-    if is_forward:
-        if stage < stages - 1:
-            return stage + 1, chunk
-        return (0, chunk + 1) if chunk < chunks - 1 else None
-    if stage:
-        return stage - 1, chunk
-    return (stages - 1, chunk - 1) if chunk else None

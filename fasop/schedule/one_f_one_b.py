@@ -18,11 +18,28 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fasop.schedule.task import Task
-
 Time = Any  # a float, or an array with one value for each candidate
 Numbers = Any  # an integer, or an array of them
 AT_ONCE = 512  # pipelines
+
+
+class Task(NamedTuple):
+    """A computation of a stage, or with ``peer`` a message from ``stage`` to ``peer``.
+
+    is_forward: of activations, else of gradients. waits: the tasks, by their place in the list, that must
+    have ended. chunk: of the stage that computes or sends, in an interleaved schedule.
+    """
+
+    stage: int
+    peer: int
+    micro_batch: int
+    is_forward: bool
+    waits: tuple[int, ...]
+    chunk: int = 0
+
+    @property
+    def is_message(self) -> bool:
+        return self.peer >= 0
 
 
 @dataclass
@@ -96,13 +113,11 @@ class _Program(NamedTuple):
 def _program(stages: int, m: int) -> _Program:
     names = _Names(stages, m)
     order, number = _order(names)
-    waits = (number[_waits(names)[order]] + 1) % (
-        len(order) + 1
-    )  # of each task in order, after the beginning
+    # Of each task in order, after the beginning.
+    waits = (number[_waits(names)[order]] + 1) % (len(order) + 1)
     waves = [-1]
     for one, two in waits.tolist():
-        before, other = waves[one], waves[two]
-        waves.append(1 + (before if before > other else other))
+        waves.append(1 + max(waves[one], waves[two]))
     wave = np.array(waves[1:])
     by_wave = wave.argsort(kind="stable")
     place = np.zeros(len(order) + 1, dtype=int)
@@ -120,8 +135,9 @@ def _program(stages: int, m: int) -> _Program:
 @functools.lru_cache(maxsize=64)
 def tasks(stages: int, m: int) -> list[Task]:
     """All tasks of a step, each after all that it waits for."""
-    order, place = _order(_Names(stages, m))
-    waits = place[_waits(_Names(stages, m))[order]].tolist()
+    names = _Names(stages, m)
+    order, place = _order(names)
+    waits = place[_waits(names)[order]].tolist()
     found = []
     for index, of in zip(order.tolist(), waits, strict=True):
         row, j = divmod(index, m)
@@ -135,16 +151,10 @@ def tasks(stages: int, m: int) -> list[Task]:
 
 
 class _Names(NamedTuple):
-    """A number for each task: computations by stage and micro-batch, messages by the boundary that they
-    cross; one more for the beginning.
-    """
+    """A number for each task: computations by stage and micro-batch, messages by their boundary."""
 
     stages: int
     m: int
-
-    @property
-    def beginning(self) -> int:
-        return (4 * self.stages - 2) * self.m
 
     def forward(self, stage: Numbers, j: Numbers) -> Numbers:
         return stage * self.m + j
@@ -163,8 +173,8 @@ def _waits(names: _Names) -> np.ndarray:
     """The two tasks that each one waits for [task, 2]; the second is the beginning where there is but one."""
     stages, m = names.stages, names.m
     i, j = np.arange(stages)[:, None], np.arange(m)[None]
-    w = np.array(warm_up(stages, m))[:, None]
-    none = np.full((stages, m), names.beginning)
+    w = np.minimum(stages - 1 - i, m)
+    none = np.full((stages, m), (4 * stages - 2) * m)  # the beginning
     later = np.where(j > w, names.backward(0, j - 1 - w), np.where(j > 0, names.up(0, j - 1), none))
     forward = (
         np.where(i > 0, names.up(i - 1, j), later),
@@ -187,11 +197,6 @@ def _waits(names: _Names) -> np.ndarray:
     return np.concatenate(pairs)
 
 
-def warm_up(stages: int, micro_batches: int) -> list[int]:
-    """Forwards that each stage runs before its first pair of a forward and a backward."""
-    return [min(stages - 1 - i, micro_batches) for i in range(stages)]
-
-
 def _order(names: _Names) -> tuple[np.ndarray, np.ndarray]:
     """All tasks, each after all that it waits for; and the place of each, and of the beginning, in it.
 
@@ -200,7 +205,7 @@ def _order(names: _Names) -> tuple[np.ndarray, np.ndarray]:
     """
     stages, m = names.stages, names.m
     i, j = (each.ravel() for each in np.indices((stages, m)))
-    w = np.repeat(warm_up(stages, m), m)
+    w = np.minimum(stages - 1 - i, m)  # forwards before the first pair of a forward and a backward
     forward = np.where(j < w, i + j, 2 * stages - i + 2 * (j - w) - 2)
     backward = 2 * stages - 1 - i + 2 * j
     within = (stages - 1) * m  # of messages

@@ -15,9 +15,10 @@ import numpy as np
 from fasop.exact.stage_costs import StageCosts
 from fasop.memo import memo
 from fasop.plans.shapes import Seats
-from fasop.search.arrays import INF, SMALL, Noise, by_size, min_plus
 from fasop.search.node_counts import NodeCounts
 
+INF = np.inf
+SMALL = 200_000  # elements up to which one array operation beats a loop over the stage sizes
 SLACK = 1 + 1e-9  # sums of the same durations in another order are the same
 BATCH = 8  # bounds that are tried at once, where that is not slower
 
@@ -53,35 +54,30 @@ class DynamicProgram:
         copies = len(self.costs.model.embedding_stages((1,) * self.stages))
         return self.costs.embedding_sync((first, last)) if self.stages > 1 and copies > 1 else 0.0
 
-    def all_seats(self) -> set[Seats]:
-        return {seats for block in self.blocks for seats in block.stages}
-
     @memo
     def _passes(self, seats: Seats, in_flight: int) -> tuple[np.ndarray, ...]:
         """Seconds of a stage [units, end of the last]: forward, both passes, and what counts once per step;
-        and inf where there is no such stage, else 0.
+        and inf where there is no such stage, else 0. in_flight: 0 where memory decides only whether it fits.
         """
-        table = self.costs.table(seats, in_flight, self.fit and self._has_variants(seats))
+        table = self.costs.table(seats, in_flight, self.fit and in_flight > 0)
         passes = by_size(table.forward), by_size(table.forward + table.backward)
         never = np.where(passes[1] < INF, 0.0, INF)
         forward, both = (np.where(never, 0.0, seconds) for seconds in passes)
         return forward, both, by_size(table.reduction + table.update), never
 
-    def _has_variants(self, seats: Seats) -> bool:
-        """Whether memory decides which variant of a stage is the fastest, not only whether it fits; or there
-        is none.
-        """
-        return len(self.costs.choices(seats)) != 1
+    def _deciding(self, seats: Seats, in_flight: int) -> int:
+        """``in_flight`` where memory decides how a stage works, not only whether it fits; else 0."""
+        return 0 if len(self.costs.choices(seats)) == 1 else in_flight
 
     @memo
     def load(self, seats: Seats, in_flight: int) -> np.ndarray:
         """A stage's part in the maximum [units, end of the last], without its messages; inf where there is
         no such stage, or none that fits.
         """
-        has_variants = self._has_variants(seats)
-        forward, both, once, never = self._passes(seats, in_flight if has_variants else 0)
+        deciding = self._deciding(seats, in_flight)
+        forward, both, _, never = self._passes(seats, deciding)
         load: np.ndarray = (self.m - 1) * both - (in_flight - 1) * forward + never
-        if self.fit and not has_variants:
+        if self.fit and not deciding:
             (choice,) = self.costs.choices(seats)
             load += by_size(np.where(self.costs.fits(seats, choice, in_flight), 0.0, INF))
         return load
@@ -91,7 +87,7 @@ class DynamicProgram:
         """Of a stage [units, end]: its part in the sum, and in the maximum, inf where it does not fit; and
         the least part in the maximum of so many units or more.
         """
-        _, both, once, _ = self._passes(seats, in_flight if self._has_variants(seats) else 0)
+        _, both, once, _ = self._passes(seats, self._deciding(seats, in_flight))
         load = self.load(seats, in_flight)
         least = np.minimum.accumulate(load.min(axis=1)[::-1])[::-1]
         return both + once if is_first else both, load, least
@@ -262,3 +258,57 @@ class DynamicProgram:
                 possible = (begin >= 0) & (begin < self.width)
                 placed = np.where(possible, values[0, origin][np.where(possible, begin, 0)], INF)
                 yield (key, origin), placed + sums.T
+
+
+class Noise:
+    """The same random numbers each time (Steele et al. 2014, "Fast splittable pseudorandom number
+    generators", SplitMix64); ``np.random`` would take a tenth of the start-up.
+    """
+
+    def __init__(self) -> None:
+        self._drawn = 0
+
+    def exponential(self, shape: tuple[int, ...]) -> np.ndarray:
+        """Numbers of mean 1."""
+        count = int(np.prod(shape))
+        state = np.arange(self._drawn + 1, self._drawn + count + 1, dtype=np.uint64)
+        self._drawn += count
+        bits = state * np.uint64(0x9E3779B97F4A7C15)
+        bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        uniform = ((bits ^ (bits >> np.uint64(31))) >> np.uint64(11)) * 2.0**-53
+        numbers: np.ndarray = -np.log1p(-uniform).reshape(shape)
+        return numbers
+
+
+def by_size(table: np.ndarray) -> np.ndarray:
+    """A table [a, b] as [b − a, b]: a stage's units, and where it ends; inf where it would begin before 0."""
+    n = len(table)
+    above = np.concatenate([np.full_like(table, INF), table])
+    # One unit more is a row up, a later end a row down and a column to the right.
+    row, one = above.strides
+    return np.ndarray((n, n), buffer=above, offset=row * n, strides=(-row, row + one)).copy()
+
+
+def min_plus(values: np.ndarray, sums: np.ndarray) -> np.ndarray:
+    """min over size of values[k, :, end − size] + sums[k, size, end], as [k, :, end]."""
+    bounds, states, width = values.shape
+    sizes = sums.shape[1]
+    if not sizes:
+        return np.full(values.shape, INF)
+    if bounds * states * sizes * width <= SMALL:
+        padded = np.full((bounds, states, sizes - 1 + width), INF)
+        padded[:, :, sizes - 1 :] = values
+        # [k, :, size, end] without a copy: one unit more is one place further to the left.
+        far, near, one = padded.strides
+        shape, strides = (bounds, states, sizes, width), (far, near, -one, one)
+        shifted = np.ndarray(shape, buffer=padded, offset=one * (sizes - 1), strides=strides)
+        least: np.ndarray = (shifted + sums[:, None]).min(axis=2)
+        return least
+    result: np.ndarray = values + sums[:, None, 0]
+    for size in range(1, sizes):
+        step = sums[:, None, size, size:]
+        if np.isfinite(step).any():
+            later = result[:, :, size:]
+            np.minimum(later, values[:, :, : width - size] + step, out=later)
+    return result

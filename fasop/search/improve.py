@@ -19,9 +19,8 @@ from fasop.exact.stage_costs import StageCosts
 from fasop.inputs.clusters import Cluster
 from fasop.plans.shapes import BETWEEN, CROWDED, INSIDE, Seats
 from fasop.schedule import one_f_one_b
-from fasop.search.arrays import distinct
 from fasop.search.dynamic_program import SLACK
-from fasop.search.node_counts import NodeCounts
+from fasop.search.node_counts import NodeCounts, distinct
 from fasop.search.partition import Assignment, placed
 
 FEW = 1000  # assignments of a shape up to which all of them are simulated
@@ -58,16 +57,12 @@ class Steps:
             tables.stacked(kinds, min(pp - i, m))[:, self.seats[i], begins[i], self.upto[i]]
             for i in range(pp)
         ]
-        self.times = np.stack(
-            of_stages, axis=1
-        )  # forward, backward, reduction and update [stage, assignment]
+        # Forward, backward, reduction and update [stage, assignment].
+        self.times = np.stack(of_stages, axis=1)
         boundaries = np.array([tables.boundaries(nodes) for nodes, _ in placements], dtype=int)
-        message = np.array(
-            [
-                [[tables.p2p(left, right, kind) for right in kinds] for left in kinds]
-                for kind in (BETWEEN, INSIDE, CROWDED)
-            ]
-        )
+        each = itertools.product((BETWEEN, INSIDE, CROWDED), kinds, kinds)
+        message = np.array([tables.p2p(left, right, kind) for kind, left, right in each])
+        message = message.reshape(3, len(kinds), len(kinds))
         self.p2p = message[boundaries[which].T, self.seats[:-1], self.seats[1:]]  # [boundary, assignment]
         self.least = self._least(m, pp)
 
@@ -178,15 +173,13 @@ class _Pool:
         unique = {(one.placement, one.partition): one for one in reversed(assignments)}
         self.tables = tables
         self.assignments = list(unique.values())[::-1]
-        self.placements: list[Placed] = list(
-            dict.fromkeys((one.placement, one.seats) for one in self.assignments)
-        )
-        number = {nodes: index for index, (nodes, _) in enumerate(self.placements)}
-        self.which = np.array([number[one.placement] for one in self.assignments])
+        number: dict[Placed, int] = {}
+        which = [number.setdefault((one.placement, one.seats), len(number)) for one in self.assignments]
+        self.which, self.placements = np.array(which), list(number)
         self.partitions = np.array([assignment.partition for assignment in self.assignments])
         steps = Steps(self.tables, self.placements, self.which, self.partitions)
         self.steps, uneven = steps.all()
-        self.seconds = _longer(self.steps, uneven)
+        self.seconds = self.steps * (1 + TIE * uneven)
 
     def first(self) -> np.ndarray:
         """The best, those of each placement before others of the same."""
@@ -231,7 +224,7 @@ class _Pool:
             (of,) = np.nonzero(chosen.ravel())
             if of.size:
                 found, uneven = candidates.simulate(of)
-                steps.flat[of], seconds.flat[of] = found, _longer(found, uneven)
+                steps.flat[of], seconds.flat[of] = found, found * (1 + TIE * uneven)
 
         limits = self.seconds[going][:, None]
         tried = least < limits
@@ -250,12 +243,6 @@ class _Pool:
         self.partitions[moved] = near[rows, at][better]
         self.steps[moved], self.seconds[moved] = steps[better], seconds[better]
         return moved
-
-
-def _longer(steps: np.ndarray, uneven: np.ndarray) -> np.ndarray:
-    """Seconds with what decides between equal steps."""
-    longer: np.ndarray = steps * (1 + TIE * uneven)
-    return longer
 
 
 def _descending(assignment: Assignment, border: int) -> Assignment:

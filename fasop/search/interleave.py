@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from fasop.errors import PlanError
@@ -23,10 +23,9 @@ def interleave(plans: Sequence[Plan], cost_files: list[CostFile], iterations: in
     would not fit into memory, stay as they are.
     """
     found: list[Plan] = []
+    wanted = len(plans) // WIDER
     for plan in plans:
-        limit = (
-            found[len(plans) // WIDER - 1].step_time if len(found) >= len(plans) // WIDER > 0 else math.inf
-        )
+        limit = found[wanted - 1].step_time if len(found) >= wanted > 0 else math.inf
         made = _best(plan, cost_files, iterations) if _least(plan) < limit else plan
         found = sorted([*found, made], key=lambda plan: plan.step_time)
     return found
@@ -58,10 +57,16 @@ def estimate_chunks(plan: Plan, cost_files: list[CostFile]) -> Estimate:
 
 
 def _best(plan: Plan, cost_files: list[CostFile], iterations: int) -> Plan:
-    best = plan
+    best, starts = plan, [plan]
     if _least(plan) >= plan.step_time:
         return plan
-    for start in (plan, *_even(plan, cost_files, iterations)):
+    each, rest = divmod(plan.model.layers, plan.pp)
+    even = (each + 1, *[each] * (plan.pp - 2), each + 1)
+    if not rest and plan.pp > 1 and not plan.choices and plan.model.encoder_layers is None:
+        # Uneven stages may be left with fewer layers than chunks.
+        planner = Planner(plan.model, plan.cluster, cost_files, plan.options, iterations)
+        starts += [planner.estimate(plan.shape, plan.placement, even)] if even != plan.partition else []
+    for start in starts:
         before = start.step_time
         for chunks in range(2, min(*start.layers, MOST_CHUNKS) + 1):
             try:
@@ -80,17 +85,6 @@ def _least(plan: Plan) -> float:
     """Seconds that the plan takes with all its micro-batches on evenly loaded stages and no bubble."""
     work = sum(plan.stage_forward) + sum(plan.stage_backward)
     return plan.micro_batches * work / plan.pp + plan.embedding_allreduce
-
-
-def _even(plan: Plan, cost_files: list[CostFile], iterations: int) -> Iterator[Plan]:
-    """The plan with as many layers on each stage: uneven ones may be left with fewer layers than chunks."""
-    each, rest = divmod(plan.model.layers, plan.pp)
-    if rest or plan.pp == 1 or plan.choices or plan.model.encoder_layers is not None:
-        return
-    partition = (each + 1, *[each] * (plan.pp - 2), each + 1)
-    if partition != plan.partition:
-        planner = Planner(plan.model, plan.cluster, cost_files, plan.options, iterations)
-        yield planner.estimate(plan.shape, plan.placement, partition)
 
 
 def _with_memory(plan: Plan, iterations: int) -> Plan:

@@ -10,7 +10,6 @@ import numpy as np
 
 from fasop.inputs.clusters import Cluster
 from fasop.plans.shapes import BETWEEN, CROWDED, Block
-from fasop.search.arrays import distinct
 
 State = tuple[int, ...]
 
@@ -38,19 +37,12 @@ class NodeCounts:
         most = np.array(cluster.nodes)
         # One number for each state, that sorts as they do.
         weights = np.append(np.cumprod(most[:0:-1] + 1)[::-1], 1)
-        reached: list[list[np.ndarray]] = [
-            [np.zeros((1, len(most)), dtype=int)],
-            *([] for _ in range(stages)),
-        ]
+        reached = [[np.zeros((int(s == 0), len(most)), dtype=int)] for s in range(stages + 1)]
         layers: list[np.ndarray] = []
-        none = np.zeros((0, len(most)), dtype=int)
         for s in range(stages + 1):
-            if not reached[s]:
-                layers.append(none)
-                continue
             found = np.concatenate(reached[s])
             layers.append(found[distinct(found @ weights)[0]])
-            for _, end, use in self._next(s):
+            for _, end, use in self._next(s) if len(found) else ():
                 after = layers[s] + use
                 reached[end].append(after[(after <= most).all(axis=1)])
         if not idle:
@@ -114,7 +106,19 @@ def _among(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Where each state would be in sorted codes, and whether it is there."""
     wanted = states @ weights
-    at = np.minimum(codes.searchsorted(wanted), max(len(codes) - 1, 0))
-    if not len(codes):
-        return at, np.zeros(len(states), dtype=bool)
-    return at, (codes[at] == wanted) & (states <= most).all(axis=1)
+    at = codes.searchsorted(wanted)
+    is_there = np.append(codes, -1)[at] == wanted
+    return at, is_there & (states <= most).all(axis=1)
+
+
+def distinct(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where each distinct value comes first, in ascending order of values; and which of them each one is.
+
+    ``np.unique`` would load masked arrays, which takes a part of the start-up.
+    """
+    order = values.argsort(kind="stable")
+    ordered = values[order]
+    is_new = np.append(np.ones(min(len(values), 1), dtype=bool), ordered[1:] != ordered[:-1])
+    which = np.empty(len(values), dtype=int)
+    which[order] = is_new.cumsum() - 1
+    return order[is_new], which

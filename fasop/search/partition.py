@@ -22,10 +22,9 @@ import numpy as np
 from fasop.exact.stage_costs import StageCosts
 from fasop.inputs.clusters import Cluster
 from fasop.memo import memo
-from fasop.plans.shapes import INSIDE, Block, Seats, Shape, inside_node
-from fasop.search.arrays import INF, distinct
-from fasop.search.dynamic_program import SLACK, DynamicProgram
-from fasop.search.node_counts import NodeCounts
+from fasop.plans.shapes import INSIDE, Block, Seats, Shape
+from fasop.search.dynamic_program import INF, SLACK, DynamicProgram
+from fasop.search.node_counts import NodeCounts, distinct
 
 DRAWS = 64  # assignments near the best
 SPREAD, WIDER = 0.002, 0.03  # of the objective: noise of a random choice, and bounds above the best
@@ -60,13 +59,7 @@ def placed(
 class Search:
     """The best assignment of one shape on one cluster."""
 
-    def __init__(
-        self,
-        costs: StageCosts,
-        counts: NodeCounts,
-        fit: bool = True,
-        guess: float = 0.0,
-    ) -> None:
+    def __init__(self, costs: StageCosts, counts: NodeCounts, fit: bool = True, guess: float = 0.0) -> None:
         """``fit`` False: as if every GPU had memory without end; guess: seconds that the maximum of the best
         may not be far above, to begin with.
         """
@@ -97,12 +90,11 @@ class Search:
         """
         spread, bound = SPREAD * best.objective, self._maximum(best) + WIDER * best.objective
         self.program.even = EVEN * best.objective / self.stages
-        found = []
-        for first in self._first_groups():
-            for row, partition in zip(*self.program.draw(bound, first, DRAWS, spread), strict=True):
-                found.append(self._assignment(row, partition))
+        draws = [self.program.draw(bound, first, DRAWS, spread) for first in self._first_groups()]
         self.program.even = 0.0
-        return found
+        return [
+            self._assignment(*one) for rows, partitions in draws for one in zip(rows, partitions, strict=True)
+        ]
 
     def _lowest(self, first: list[int], limit: float) -> tuple[float, float | None]:
         """The smallest sum plus bound below ``limit`` and its bound, or ``limit`` and None.
@@ -175,27 +167,23 @@ class Search:
             before = times if stage else {0.0}
             after = times if stage + 1 < self.stages else {0.0}
             sums = (self.m - 1) * np.array(sorted({a + b for a in before for b in after}))
-            for seats in self.program.all_seats():
+            for seats in {seats for block in self.blocks for seats in block.stages}:
                 load = self._loads(seats, self.program.in_flight(stage))
                 here = (load[:, None] + sums[None]).ravel()
-                values.append(here[here < limit] if limit < INF else here)
+                values.append(here[here < limit])
         bounds = np.sort(np.concatenate(values))
-        if not len(bounds):
-            return bounds
-        # The same duration summed in another order is the same bound.
-        keep = np.append(np.diff(bounds) > 1e-11 * abs(bounds[-1]), True)
-        apart: np.ndarray = bounds[keep]
-        return apart
+        if len(bounds):
+            # The same duration summed in another order is the same bound.
+            bounds = bounds[np.append(np.diff(bounds) > 1e-11 * abs(bounds[-1]), True)]
+        return bounds
 
     def _loads(self, seats: Seats, in_flight: int) -> np.ndarray:
         """The parts in the maximum that a stage can have; those that do not fit may be among them."""
+        loads = self.program.load(seats, in_flight)
         if len(self.costs.choices(seats)) != 1:
-            load = self.program.load(seats, in_flight)
-            finite: np.ndarray = load[np.isfinite(load)]
-            return finite
+            return np.asarray(loads[np.isfinite(loads)])
         compute, forward = self._distinct(seats)
-        loads: np.ndarray = (self.m - 1) * compute - (in_flight - 1) * forward
-        return loads
+        return np.asarray((self.m - 1) * compute - (in_flight - 1) * forward)
 
     @memo
     def _distinct(self, seats: Seats) -> tuple[np.ndarray, ...]:
@@ -204,24 +192,23 @@ class Search:
         possible = np.isfinite(table.forward)
         times = [way[possible] for way in (table.forward + table.backward, table.forward)]
         # One number that only equal stages share, but for accidents below what rounding does.
-        mixed = np.sum([each * weight for each, weight in zip(times, (1.0, 0.618), strict=True)], axis=0)
+        mixed = times[0] + 0.618 * times[1]
         first, _ = distinct(np.round(mixed / mixed.max(), 11))
         return tuple(each[first] for each in times)
 
     def _maximum(self, assignment: Assignment) -> float:
         """The maximum in a assignment's objective."""
-        inside = inside_node(self.costs.cluster, assignment.placement, self.costs.shape)
-        kinds = [INSIDE if within else self.program.counts.between for within in inside]
+        between = self.program.counts.between
+        crossed = self.costs.boundaries(assignment.placement)
+        kinds = [INSIDE if kind == INSIDE else between for kind in crossed]
         pairs = zip(assignment.seats[:-1], assignment.seats[1:], kinds, strict=True)
         messages = [0.0, *(self.costs.p2p(*pair) for pair in pairs), 0.0]
-        ends = itertools.accumulate(assignment.partition)
-        return max(
-            float(self.program.load(seats, self.program.in_flight(i))[size, end])
-            + (self.m - 1) * (messages[i] + messages[i + 1])
-            for i, (seats, size, end) in enumerate(
-                zip(assignment.seats, assignment.partition, ends, strict=True)
-            )
-        )
+        end, loads = 0, []
+        for i, (seats, size) in enumerate(zip(assignment.seats, assignment.partition, strict=True)):
+            end += size
+            load = float(self.program.load(seats, self.program.in_flight(i))[size, end])
+            loads.append(load + (self.m - 1) * (messages[i] + messages[i + 1]))
+        return max(loads)
 
     def _assignment(self, row: np.ndarray, partition: np.ndarray, objective: float = 0.0) -> Assignment:
         chosen, stage = [], 0

@@ -21,16 +21,7 @@ from fasop.inputs.models import Model
 from fasop.memo import memo
 from fasop.plans.options import Options
 from fasop.plans.plan import Plan, StageChoice, StageParts
-from fasop.plans.shapes import (
-    MOST_BLOCKS,
-    Block,
-    Seats,
-    Shape,
-    blocks,
-    gpu_types,
-    left_out,
-    stage_seats,
-)
+from fasop.plans.shapes import MOST_BLOCKS, Block, Seats, Shape, blocks, gpu_types, left_out, stage_seats
 from fasop.schedule import one_f_one_b
 from fasop.search.bounds import Bounds
 from fasop.search.improve import best_of_all, improve
@@ -79,15 +70,12 @@ class Planner:
 
     @memo
     def _node_counts(self, gpus_per_stage: int, stages: int) -> NodeCounts:
-        return NodeCounts(self.cluster, self._blocks(gpus_per_stage), stages, self.idle)
+        return NodeCounts(self.cluster, self._blocks(gpus_per_stage)[0], stages, self.idle)
 
     @memo
-    def _blocks(self, gpus_per_stage: int) -> list[Block]:
-        return blocks(self.cluster, gpus_per_stage)
-
-    @memo
-    def _left_out(self, gpus_per_stage: int) -> bool:
-        return left_out(self.cluster, gpus_per_stage)
+    def _blocks(self, gpus_per_stage: int) -> tuple[list[Block], bool]:
+        """All blocks, and whether there are more."""
+        return blocks(self.cluster, gpus_per_stage), left_out(self.cluster, gpus_per_stage)
 
     def is_deepest(self, shape: Shape) -> bool:
         """Whether the GPUs, or the layers, are not enough for one stage more."""
@@ -151,7 +139,7 @@ class Planner:
         caps = tuple(min(self.cluster.gpu(name).memory_gib for name, _ in own) for own in seats)
         units_of = dict.fromkeys((name, choice.tp, mbs) for choice in choices for name, mbs in choice.shares)
         notes = dict.fromkeys(note for of in units_of for note in self.passes.units(*of, shape.ep).notes)
-        if self._left_out(shape.group):
+        if self._blocks(shape.group)[1]:
             left = f"stages of {shape.group} GPUs end inside nodes: of the orders of nodes up to where both "
             notes[f"{left}end, the {MOST_BLOCKS} of the fewest GPU types were tried."] = None
         plan = Plan(

@@ -7,6 +7,7 @@ import heapq
 import itertools
 import math
 import os
+import signal
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -56,10 +57,15 @@ def search(
     if idle and not by_time and len(clusters) == 1:
         tried = parts_of(clusters[0])
     leave = idle and by_time
+    # Stages that choose for themselves try every recomputation where none is given.
+    different = [
+        each
+        for each in options
+        if not (each.per_stage and each.recompute != "none" and replace(each, recompute="none") in options)
+    ]
     _planners[:] = [
         Planner(model, cluster, cost_files, each, iterations, leave, max_tp)
-        for cluster in tried
-        for each in _different(options)
+        for cluster, each in itertools.product(tried, different)
     ]
     tasks, problem, found = _tasks(model, goal, max_tp)
     if not tasks:
@@ -74,19 +80,13 @@ def search(
     else:
         import multiprocessing  # not worth its start-up where one process does
 
-        # Forked, so that planners and costs need no copying.
-        with multiprocessing.get_context("fork").Pool(processes, _die_when_told) as pool:
+        # Forked, so that planners and costs need no copying. The pool ends its processes by SIGTERM, which
+        # the caller may handle otherwise, and so would its forks.
+        to_die = signal.SIGTERM, signal.SIG_DFL
+        with multiprocessing.get_context("fork").Pool(processes, signal.signal, to_die) as pool:
             run = lambda task: pool.apply_async(_evaluate, (task, goal.everything, kept.limit(task))).get  # noqa: E731
             _work(tasks, kept, progress, 2 * processes, run)
     return kept.refined()
-
-
-def _die_when_told() -> None:
-    """The pool ends its processes by SIGTERM, which the caller may handle otherwise and so would its
-    forks."""
-    import signal
-
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def parts_of(cluster: Cluster) -> list[Cluster]:
@@ -104,24 +104,14 @@ def parts_of(cluster: Cluster) -> list[Cluster]:
         steps -= 1
     found = []
     # Parts name their nodes as the whole does.
-    hosts = {
-        gpu.name: tuple(host for host, name in cluster.hosts() if name == gpu.name) for gpu in cluster.gpus
-    }
+    named = cluster.hosts()
+    hosts = {gpu.name: tuple(host for host, name in named if name == gpu.name) for gpu in cluster.gpus}
     for nodes in itertools.product(*counts):
         used = [(gpu, n) for gpu, n in zip(cluster.gpus, nodes, strict=True) if n]
         if used:
             gpus = tuple(replace(gpu, hosts=hosts[gpu.name][:n]) for gpu, n in used)
             found.append(replace(cluster, gpus=gpus, nodes=tuple(n for _, n in used)))
     return found
-
-
-def _different(options: Sequence[Options]) -> list[Options]:
-    """The ways that differ: stages that choose for themselves try every recomputation where none is given."""
-    return [
-        each
-        for each in options
-        if not (each.per_stage and each.recompute != "none" and replace(each, recompute="none") in options)
-    ]
 
 
 def _tasks(model: Model, goal: Goal, max_tp: int) -> tuple[list[Task], PlanError | None, list[Shape]]:
@@ -139,12 +129,11 @@ def _tasks(model: Model, goal: Goal, max_tp: int) -> tuple[list[Task], PlanError
         for shape in found:
             if not goal.fits(shape):
                 continue
-            if planner.options.per_stage:
-                # tp, dp and mbs are each stage's own: one of these shapes stands for all.
-                key = (shape.group, shape.pp, shape.batch, shape.ep)
-                if key in seen:
-                    continue
-                seen.add(key)
+            # Where tp, dp and mbs are each stage's own, one of these shapes stands for all.
+            key = (shape.group, shape.pp, shape.batch, shape.ep)
+            if planner.options.per_stage and key in seen:
+                continue
+            seen.add(key)
             tasks.append((planner.bounds.rough(shape) * rate, 0, index, shape))
     return tasks, problem, found
 
@@ -168,8 +157,7 @@ class _Kept:
             return
         self.plans.sort(key=lambda pair: self._order(pair[1]))
         if goal.objective == "pareto":
-            front = pareto_front([plan for _, plan in self.plans], by_time_and_price)
-            self.plans = [pair for pair in self.plans if any(pair[1] is plan for plan in front)]
+            self.plans = pareto_front(self.plans, lambda pair: by_time_and_price(pair[1]))
         else:
             del self.plans[max(goal.top, KEPT) :]
 
@@ -182,7 +170,15 @@ class _Kept:
             # Fewer stages than there are GPUs for: only where that is best of all.
             return self._value(self.plans[0][1])
         if goal.objective == "pareto":
-            return min((_beaten(plan, cluster) for _, plan in self.plans), default=math.inf)
+            # From there on no plan on the cluster is faster or cheaper than one that is kept.
+            price = cluster.price_per_hour / 3600
+            free = [math.inf if plan.price_per_step else plan.step_time for _, plan in self.plans]
+            each = (
+                [max(plan.step_time, plan.price_per_step / price) for _, plan in self.plans]
+                if price
+                else free
+            )
+            return min(each, default=math.inf)
         rate = _rate(cluster, goal)
         if not rate or len(self.plans) < max(goal.top, KEPT):
             return math.inf
@@ -222,25 +218,13 @@ class _Kept:
         return plan.price_per_step if self.goal.objective == "cost" else plan.step_time
 
 
-def _beaten(plan: Plan, cluster: Cluster) -> float:
-    """Seconds per step from which on no plan on a cluster is faster or cheaper than ``plan``."""
-    price = cluster.price_per_hour / 3600
-    if price == 0:
-        return plan.step_time if plan.price_per_step == 0 else math.inf
-    return max(plan.step_time, plan.price_per_step / price)
-
-
 def _rate(cluster: Cluster, goal: Goal) -> float:
     """What turns seconds per step into at least the objective: traffic that is charged comes on top."""
     return cluster.price_per_hour / 3600 if goal.objective == "cost" else 1.0
 
 
 def _work(
-    tasks: list[Task],
-    kept: _Kept,
-    progress: Callable[[int, int], object],
-    window: int,
-    start: Start,
+    tasks: list[Task], kept: _Kept, progress: Callable[[int, int], object], window: int, start: Start
 ) -> None:
     pending: deque[tuple[int, Callable[[], Plan | None]]] = deque()
     total, done = len(tasks), 0
@@ -254,8 +238,7 @@ def _work(
 
     def take() -> None:
         planner, result = pending.popleft()
-        plan = result()
-        if plan is not None:
+        if plan := result():
             kept.add(planner, plan)
 
     for task in tasks:
@@ -289,3 +272,39 @@ def _evaluate(task: Task, everything: bool, limit: float) -> Plan | None:
     planner = _planners[index]
     found = planner.best(shape, limit=limit)
     return planner.best(shape, fit=False) if found is None and everything else found
+
+
+def no_plan(
+    model: Model,
+    clusters: Sequence[Cluster],
+    cost_files: list[CostFile],
+    options: Sequence[Options],
+    goal: Goal,
+    max_tp: int,
+) -> str:
+    """One sentence: why a search found nothing, and what would find something."""
+    given = options[0]
+    what = f"no plan of {model.name} on {clusters[0].name if len(clusters) == 1 else 'any cluster'}"
+    one = replace(goal, top=1, objective="time", max_step_time=None)
+    if goal.max_step_time is not None and (
+        fastest := search(model, clusters, cost_files, options, one, max_tp)
+    ):
+        return (
+            f"{what} takes at most {goal.max_step_time:g} s per step: the fastest takes "
+            f"{fastest[0].step_time:.4f} s, so raise --max-step-time or use more GPUs."
+        )
+    most = replace(given, recompute="full", zero=max(given.zero, 1))
+    for other, flags in (
+        (replace(given, recompute="selective"), "--recompute selective"),
+        (replace(given, recompute="full"), "--recompute full"),
+        (replace(given, zero=most.zero), "--sharded-optimizer"),
+        (most, "--recompute full --sharded-optimizer"),
+    ):
+        if other not in options and search(model, clusters, cost_files, [other], one, max_tp):
+            return f"{what} fits into memory: {flags} would."
+    least = search(model, clusters, cost_files, [most], replace(one, everything=True, mbs=1), max_tp)
+    needs = min(plan.fullest for plan in least)
+    return (
+        f"{what} fits into memory, not even with --recompute full --sharded-optimizer: about {needs:.1f} "
+        "times the memory per GPU would."
+    )

@@ -15,7 +15,7 @@ from fasop.inputs.clusters import Cluster, Gpu
 from fasop.inputs.costs import CostFile, Entry
 from fasop.inputs.models import Model
 from fasop.plans.options import Options
-from fasop.plans.shapes import INSIDE, Shape, blocks, inside_node, stage_seats
+from fasop.plans.shapes import INSIDE, Shape, blocks, boundary_kinds, stage_seats
 from fasop.search.node_counts import NodeCounts
 from fasop.search.partition import Assignment
 from fasop.search.planner import Planner
@@ -81,7 +81,7 @@ def searched_messages(of: StageCosts, placement: tuple[str, ...]) -> list[float]
     """Seconds of a message over each boundary, as the search counts them."""
     seats = stage_seats(of.cluster, placement, of.shape)
     between = NodeCounts(of.cluster, blocks(of.cluster, of.shape.group), of.shape.pp).between
-    inside = inside_node(of.cluster, placement, of.shape)
+    inside = [kind == INSIDE for kind in boundary_kinds(of.cluster, placement, of.shape)]
     return [of.p2p(seats[i], seats[i + 1], INSIDE if inside[i] else between) for i in range(of.shape.pp - 1)]
 
 

@@ -13,8 +13,7 @@ import pytest
 from fasop.commands import evaluate
 from fasop.errors import PlanError
 from fasop.exact.estimate import estimate
-from fasop.inputs.cluster_files import load_clusters
-from fasop.inputs.clusters import Cluster, Gpu
+from fasop.inputs.clusters import Cluster, Gpu, load_clusters
 from fasop.inputs.costs import read_costs
 from fasop.inputs.models import find_model
 from fasop.plans import layout_files

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fasop.inputs.cluster_files import load_clusters
+from fasop.inputs.clusters import load_clusters
 
 README = Path(__file__).resolve().parents[2] / "fasop" / "README.md"
 BLOCK = re.compile(r"```(bash|yaml)\n(.*?)```", re.DOTALL)

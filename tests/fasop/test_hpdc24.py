@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 
 from fasop.errors import PlanError
-from fasop.hpdc24 import schedule as hpdc24_schedule
 from fasop.hpdc24 import search as hpdc24
-from fasop.hpdc24.costs import published_costs
-from fasop.hpdc24.minmax import even_split, minmax
-from fasop.inputs.cluster_files import load_clusters
+from fasop.hpdc24.rules import even_split, minmax, simulate
+from fasop.hpdc24.search import published_costs
+from fasop.inputs.clusters import load_clusters
 from fasop.inputs.costs import read_costs
 from fasop.inputs.models import find_model
 
@@ -140,6 +139,6 @@ def test_minmax_counts_messages_into_inner_stages_only_when_it_compares() -> Non
 def test_messages_take_time_at_the_two_ends_only() -> None:
     compute = np.array([[3.0, 3.0, 3.0]])
     zero, some = np.zeros(1), np.full(1, 0.5)
-    free = hpdc24_schedule.simulate(compute, zero, zero, 4)[0, 0]
+    free = simulate(compute, zero, zero, 4)[0, 0]
     assert free == pytest.approx((4 + 3 - 1) * 3)
-    assert hpdc24_schedule.simulate(compute, some, some, 4)[0, 0] > free
+    assert simulate(compute, some, some, 4)[0, 0] > free

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks import fasop_monotony
-from fasop.inputs.cluster_files import load_clusters
+from fasop.inputs.clusters import load_clusters
 from fasop.inputs.costs import read_costs
 from fasop.inputs.models import find_model
 from fasop.plans.shapes import Shape, stage_seats

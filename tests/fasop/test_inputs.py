@@ -10,8 +10,8 @@ import pytest
 from fasop.errors import PlanError
 from fasop.exact.communication import INTER_LOSS, Communication
 from fasop.exact.memory import parameters
-from fasop.inputs.cluster_files import PRESETS as CLUSTER_PRESETS
-from fasop.inputs.cluster_files import load_clusters
+from fasop.inputs.clusters import PRESETS as CLUSTER_PRESETS
+from fasop.inputs.clusters import load_clusters
 from fasop.inputs.costs import CostFile, Entry, read_costs, write_costs
 from fasop.inputs.models import find_model, preset_names
 from fasop.inputs.read_files import read_yaml

@@ -12,7 +12,7 @@ import pytest
 from fasop.commands import evaluate
 from fasop.commands import plan as plan_command
 from fasop.errors import PlanError
-from fasop.inputs.cluster_files import load_clusters
+from fasop.inputs.clusters import load_clusters
 from fasop.inputs.costs import read_costs
 from fasop.inputs.models import find_model
 from fasop.plans.goal import Goal

@@ -23,7 +23,7 @@ import pytest
 import yaml
 
 from fasop.__main__ import main
-from fasop.inputs.cluster_files import PRESETS as CLUSTERS
+from fasop.inputs.clusters import PRESETS as CLUSTERS
 from fasop.inputs.costs import PUBLISHED
 
 SECONDS = 5.0  # of the CPU, that a file may take

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from fasop.inputs.cluster_files import load_clusters
+from fasop.inputs.clusters import load_clusters
 from fasop.inputs.costs import read_costs
 from fasop.inputs.models import find_model
 from fasop.plans.shapes import Shape, blocks, stage_seats

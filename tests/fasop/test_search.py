@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fasop.errors import PlanError
-from fasop.inputs.cluster_files import load_clusters
-from fasop.inputs.clusters import Cluster
+from fasop.inputs.clusters import Cluster, load_clusters
 from fasop.inputs.costs import CostFile, read_costs
 from fasop.inputs.models import find_model
 from fasop.plans.goal import Goal, by_time_and_price, pareto_front

@@ -11,7 +11,7 @@ from fasop.exact.communication import COLLECTIVE_START, HOP
 from fasop.exact.estimate import estimate
 from fasop.exact.memory import GIB
 from fasop.exact.stage_costs import StageCosts
-from fasop.inputs.cluster_files import load_clusters
+from fasop.inputs.clusters import load_clusters
 from fasop.inputs.costs import read_costs
 from fasop.inputs.models import find_model
 from fasop.plans.groups import Part

@@ -16,9 +16,8 @@ from fasop.exact.kernels import Matmul
 from fasop.exact.memory import MEMORY_MARGIN, parameters, stage_gib
 from fasop.exact.passes import Passes
 from fasop.exact.unit_times import Compute
-from fasop.hpdc24.costs import published_costs
-from fasop.inputs.cluster_files import load_clusters
-from fasop.inputs.clusters import Cluster, Gpu
+from fasop.hpdc24.search import published_costs
+from fasop.inputs.clusters import Cluster, Gpu, load_clusters
 from fasop.inputs.costs import CostFile, Entry, MeasuredOn, read_costs
 from fasop.inputs.models import Model, find_model
 from fasop.plans.groups import Part

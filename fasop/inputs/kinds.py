@@ -29,8 +29,7 @@ Memory = Annotated[
 Reserved = Annotated[float, Meta(ge=0, le=1024, description="GiB of one GPU", examples=["4.8"])]
 HourlyPrice = Annotated[float, Meta(ge=0, le=10_000, description="$ per node and hour", examples=["32.77"])]
 Bandwidth = Annotated[
-    float,
-    Meta(ge=1e7, le=1e18, description="bit/s", examples=["200 Gbit/s is 200e9, 25 GB/s is 200e9"]),
+    float, Meta(ge=1e7, le=1e18, description="bit/s", examples=["200 Gbit/s is 200e9, 25 GB/s is 200e9"])
 ]
 BandwidthOrZero = Annotated[float, Meta(ge=0, le=1e18, description="bit/s")]
 Latency = Annotated[float, Meta(ge=0, le=1, description="seconds per message", examples=["10 µs is 1e-5"])]
