@@ -11,7 +11,7 @@ import itertools
 import os
 import re
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,7 +28,7 @@ _WORLD = re.compile(rb'"distributedInfo"\s*:\s*\{[^{}\[]*?"world_size"\s*:\s*(\d
 _BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(\d{1,19})(?!\d)')
 _TIME = re.compile(rb'"ts"\s*:\s*"?(\d{1,17}(?:\.\d{1,9})?)')
 _RANK_IN_NAME = re.compile(r"(?:^|(?<=[._-]))(?:rank|worker|r)[._-]?(\d{1,6})(?=[._-]|$)", re.IGNORECASE)
-_ENDINGS = (".gz", ".json", ".trace", ".pt", ".chrome", ".kineto", ".device", ".host")
+_ENDINGS = re.compile(r"(?<=.)(?:\.(?:gz|json|trace|pt|chrome|kineto|device|host))+\Z", re.DOTALL)
 _TRACE_ENDINGS = (".pt.trace.json", ".pt.trace.json.gz")
 # Other files that we write to the same folder.
 _OURS = ("_manifest.json", "_conversion.json", "_comm_groups.json", "_merged.json", "_scaled.json")
@@ -43,7 +43,7 @@ class Named:
     @property
     def stem(self) -> str:
         """The name without endings and rank, alike for most ranks of a run; "" for ``rank0.json``."""
-        without = _RANK_IN_NAME.sub("", self._without_endings())
+        without = _RANK_IN_NAME.sub("", _ENDINGS.sub("", self.path.name))
         return re.sub(r"([._-])[._-]+", r"\1", without).strip("._- ")
 
     @property
@@ -52,16 +52,10 @@ class Named:
         found = _RANK_IN_NAME.search(self.path.name)
         return int(found[1]) if found else -1
 
-    def _without_endings(self) -> str:
-        name = self.path.name
-        while (shorter := next((name[: -len(end)] for end in _ENDINGS if name.endswith(end)), "")) or False:
-            name = shorter
-        return name
-
     @property
     def run(self) -> str:
         """The name of a run of this file alone."""
-        return self.stem or self._without_endings()
+        return self.stem or _ENDINGS.sub("", self.path.name)
 
 
 @dataclass(frozen=True)
@@ -113,17 +107,22 @@ def look_at(path: Path) -> TraceFile | Unusable | None:
     """Identify ``path`` by its first bytes; None if it is no file or one that we write."""
     if not path.is_file() or path.name.endswith(_OURS):
         return None
+    head, damage = b"", ""
     try:
-        head, damage = _head(path)
-    except OSError as error:
-        return Unusable(path, f"can't be read ({error.strerror or error})", True)
+        with open_trace(path) as file:
+            # Piece by piece, as a damaged file gives what comes before the damage.
+            while len(head) < HEAD_BYTES and (piece := file.read1(1 << 14)):
+                head += piece
+    except (EOFError, zlib.error, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            return Unusable(path, f"can't be read ({error.strerror or error})", True)
+        damage = f"is a damaged gzip file ({error})"
     if _DEVICE.search(head):
         side: Side = "device"
     elif _HOST.search(head) and b'"nodes"' in head:
         side = "host"
     else:
-        reason = damage or (NO_TRACE if head else EMPTY)
-        return Unusable(path, reason, bool(damage))
+        return Unusable(path, damage or (NO_TRACE if head else EMPTY), bool(damage))
     rank, world = _RANK.search(head), _WORLD.search(head)
     number = int(rank[1]) if rank else Named(path).named_rank
     base = _BASE.search(head)
@@ -136,29 +135,6 @@ def look_at(path: Path) -> TraceFile | Unusable | None:
         zlib.crc32(head),
         (times[len(times) // 2] if times else 0.0) + (int(base[1]) / 1000 if base else 0.0),
     )
-
-
-def _head(path: Path) -> tuple[bytes, str]:
-    """The first bytes of a trace, as far as they can be unpacked, and what is damaged."""
-    head = b""
-    with open_trace(path) as file:
-        try:
-            # Piece by piece, as a damaged file gives what comes before the damage.
-            while len(head) < HEAD_BYTES and (piece := file.read1(1 << 14)):
-                head += piece
-        except (EOFError, zlib.error, OSError) as error:
-            if isinstance(error, OSError) and error.errno is not None:
-                raise
-            return head, f"is a damaged gzip file ({error})"
-    return head, ""
-
-
-def look_for(paths: Iterable[Path]) -> tuple[list[TraceFile], list[Unusable]]:
-    """The traces among ``paths`` in their order, and the other files."""
-    seen = [looked for path in paths if (looked := look_at(path))]
-    return [one for one in seen if isinstance(one, TraceFile)], [
-        one for one in seen if isinstance(one, Unusable)
-    ]
 
 
 def runs_of(traces: list[TraceFile], unusable: Iterable[Unusable] = ()) -> dict[str, TracedRun]:
@@ -179,7 +155,12 @@ def runs_of(traces: list[TraceFile], unusable: Iterable[Unusable] = ()) -> dict[
             parts += _of_world(named_alike)
         else:
             parts += [run for part in named_alike for run in _of_one_name(*_without_copies(part))]
-    _add_absent(parts, unusable)
+    for file in unusable:
+        for run in parts:
+            ranks, stems = ({getattr(found, name) for found in run.traces} for name in ("rank", "stem"))
+            if file.named_rank >= 0 and file.named_rank not in ranks and file.stem in stems:
+                run.absent[file.named_rank] = file
+                break
     runs: dict[str, TracedRun] = {}
     for run in parts:
         name = base = _run_name(run.traces)
@@ -188,22 +169,6 @@ def runs_of(traces: list[TraceFile], unusable: Iterable[Unusable] = ()) -> dict[
             name, number = f"{base}_{number}", number + 1
         runs[name] = run
     return runs
-
-
-def _of_world(named_alike: list[list[TraceFile]]) -> list[TracedRun]:
-    """The runs of traces with one world size. ``named_alike``: those whose names differ only in the rank."""
-    kept, warnings = _without_copies([found for part in named_alike for found in part])
-    parts = [[found for found in part if found in kept] for part in named_alike]
-    pieces = [run for part in parts if part for run in _of_one_name(part)]
-    if _distinct([found for run in pieces for found in run.traces]):
-        pieces, first = [TracedRun([found for run in pieces for found in run.traces])], pieces
-        pieces[0].problems = [problem for run in first for problem in run.problems]
-    else:
-        alone = [run for run in pieces if len(run.traces) == 1 and not run.problems]
-        pieces = [run for run in pieces if run not in alone]
-        pieces += [TracedRun(cycle) for cycle in _cycles([run.traces[0] for run in alone])]
-    pieces[0].warnings += warnings
-    return pieces
 
 
 def _by_stem(devices: list[TraceFile]) -> list[list[TraceFile]]:
@@ -218,26 +183,43 @@ def _by_stem(devices: list[TraceFile]) -> list[list[TraceFile]]:
     return list(groups.values())
 
 
-def _of_one_name(traces: list[TraceFile], warnings: list[str] | None = None) -> list[TracedRun]:
+def _of_world(named_alike: list[list[TraceFile]]) -> list[TracedRun]:
+    """The runs of traces with one world size. ``named_alike``: those whose names differ only in the rank."""
+    kept, warnings = _without_copies([found for part in named_alike for found in part])
+    parts = [[found for found in part if found in kept] for part in named_alike]
+    runs = [run for part in parts if part for run in _of_one_name(part)]
+    everything = [found for run in runs for found in run.traces]
+    if _distinct(everything):
+        runs = [TracedRun(everything, [problem for run in runs for problem in run.problems])]
+    else:
+        alone = [run for run in runs if len(run.traces) == 1 and not run.problems]
+        runs = [run for run in runs if run not in alone]
+        runs += [TracedRun(cycle) for cycle in _cycles([run.traces[0] for run in alone])]
+    runs[0].warnings += warnings
+    return runs
+
+
+def _of_one_name(traces: list[TraceFile], warnings: Sequence[str] = ()) -> list[TracedRun]:
     """The runs of traces with one name: one, with a problem for each second trace of a rank."""
+    runs: list[TracedRun]
     if _distinct(traces):
-        return [TracedRun(traces, warnings=warnings or [])]
-    # Processes of world size 1, such as replicas, are all rank 0.
-    if any(found.rank < 0 or found.world == 1 for found in traces):
-        return [
-            TracedRun([found], warnings=(warnings or []) if at == 0 else [])
-            for at, found in enumerate(traces)
-        ]
-    first: dict[int, TraceFile] = {}
-    problems = []
-    for found in _true_names_first(traces):
-        other = first.setdefault(found.rank, found)
-        if other is not found:
-            problems.append(
-                f"{other.path} and {found.path} are both the device trace of rank {found.rank}, and only the "
-                "first was converted; remove one."
-            )
-    return [TracedRun(list(first.values()), problems, warnings or [])]
+        runs = [TracedRun(traces)]
+    elif any(found.rank < 0 or found.world == 1 for found in traces):
+        # Processes of world size 1, such as replicas, are all rank 0.
+        runs = [TracedRun([found]) for found in traces]
+    else:
+        first: dict[int, TraceFile] = {}
+        problems = []
+        for found in _true_names_first(traces):
+            other = first.setdefault(found.rank, found)
+            if other is not found:
+                problems.append(
+                    f"{other.path} and {found.path} are both the device trace of rank {found.rank}, and only "
+                    "the first was converted; remove one."
+                )
+        runs = [TracedRun(list(first.values()), problems)]
+    runs[0].warnings += warnings
+    return runs
 
 
 def _true_names_first(traces: list[TraceFile]) -> list[TraceFile]:
@@ -245,20 +227,21 @@ def _true_names_first(traces: list[TraceFile]) -> list[TraceFile]:
 
 
 def _without_copies(traces: list[TraceFile]) -> tuple[list[TraceFile], list[str]]:
-    """The traces without copies of one, such as an unpacked file beside its gzip, and a warning for each."""
+    """The traces without copies of one, such as an unpacked file beside its gzip, and a warning for them."""
     by_content: dict[tuple[int, int], list[TraceFile]] = {}
-    kept: set[TraceFile] = set()
     copies = []
     for found in _true_names_first(traces):
         known = by_content.setdefault((found.rank, found.checksum), [])
         original = next((other for other in known if _same_text(other.path, found.path)), None)
         if original is None:
             known.append(found)
-            kept.add(found)
         else:
             copies.append(f"{found.path} is a copy of {original.path}")
-    warnings = [f"{copies[0]} and was left out; remove it."] if copies else []
-    if len(copies) > 1:
+    kept = {found for known in by_content.values() for found in known}
+    warnings = []
+    if len(copies) == 1:
+        warnings = [f"{copies[0]} and was left out; remove it."]
+    elif copies:
         warnings = [
             f"{len(copies)} files are copies and were left out; remove them ({copies[0]}, and so on)."
         ]
@@ -283,31 +266,19 @@ def _cycles(traces: list[TraceFile]) -> list[list[TraceFile]]:
     of_rank: dict[int, list[TraceFile]] = {}
     for found in traces:
         of_rank.setdefault(found.rank, []).append(found)
-    if -1 in of_rank:
-        return [[found] for found in traces]
     counts = set(map(len, of_rank.values()))
     cycles: list[list[TraceFile]]
     if len(counts) == 1:
         # In the order of each rank, as hosts may have different clocks.
-        ordered = [sorted(own, key=lambda found: found.moment) for own in of_rank.values()]
-        cycles = [list(cycle) for cycle in zip(*ordered, strict=True)]
+        by_rank = [sorted(own, key=lambda found: found.moment) for own in of_rank.values()]
+        cycles = [list(cycle) for cycle in zip(*by_rank, strict=True)]
     else:
-        ordered_all = sorted(traces, key=lambda found: found.moment)
-        gaps = [after.moment - before.moment for before, after in itertools.pairwise(ordered_all)]
+        ordered = sorted(traces, key=lambda found: found.moment)
+        gaps = [after.moment - before.moment for before, after in itertools.pairwise(ordered)]
         largest = sorted(range(len(gaps)), key=lambda at: -gaps[at])[: max(counts) - 1]
-        cuts = [0, *sorted(at + 1 for at in largest), len(ordered_all)]
-        cycles = [ordered_all[start:end] for start, end in itertools.pairwise(cuts)]
-    return cycles if all(map(_distinct, cycles)) else [[found] for found in traces]
-
-
-def _add_absent(runs: list[TracedRun], unusable: Iterable[Unusable]) -> None:
-    """Tell each run which of its missing ranks have a file that is no trace."""
-    for file in unusable:
-        for run in runs:
-            ranks, stems = ({getattr(found, name) for found in run.traces} for name in ("rank", "stem"))
-            if file.named_rank >= 0 and file.named_rank not in ranks and file.stem in stems:
-                run.absent[file.named_rank] = file
-                break
+        cuts = [0, *sorted(at + 1 for at in largest), len(ordered)]
+        cycles = [ordered[start:end] for start, end in itertools.pairwise(cuts)]
+    return cycles if -1 not in of_rank and all(map(_distinct, cycles)) else [[found] for found in traces]
 
 
 def _distinct(part: list[TraceFile]) -> bool:

@@ -17,7 +17,7 @@ from typing import Any
 from chakra_et.errors import TraceError
 from chakra_et.files import read_json
 from chakra_et.names import RunFiles, parse_trace
-from chakra_et.traces.discovery import NO_TRACE, TraceFile, Unusable, look_at, look_for, runs_of
+from chakra_et.traces.discovery import NO_TRACE, TraceFile, Unusable, look_at, runs_of
 from chakra_et.traces.fields import MAX_RANKS
 
 
@@ -68,17 +68,13 @@ class TraceSet(RunFiles):
     @property
     def groups(self) -> tuple[dict[str, Any], ...]:
         """The process groups in the manifest, with Kineto's field names; ``threads``: rank → its threads."""
-        threads = {
-            rank["rank"]: rank["group_threads"]
-            for rank in _objects(self.manifest.get("ranks"))
-            if type(rank.get("rank")) is int and isinstance(rank.get("group_threads"), dict)
-        }
+        threads = self._of_ranks("group_threads", dict)
         return tuple(
             {
                 "pg_name": group["name"],
                 "pg_desc": group.get("description"),
                 "ranks": group.get("ranks"),
-                "threads": {rank: names.get(str(group["name"])) for rank, names in threads.items()},
+                "threads": {rank: names.get(str(group["name"])) for rank, names in threads},
             }
             for group in _objects(self.manifest.get("process_groups"))
             if "name" in group
@@ -87,34 +83,30 @@ class TraceSet(RunFiles):
     @property
     def hosts(self) -> tuple[tuple[int, str], ...]:
         """(rank, its host) from the manifest; ranks on one host share a clock."""
-        pairs = [(rank.get("rank"), rank.get("host")) for rank in _objects(self.manifest.get("ranks"))]
-        return tuple((rank, host) for rank, host in pairs if type(rank) is int and isinstance(host, str))
+        return self._of_ranks("host", str)
 
     @property
     def untraced_us(self) -> tuple[tuple[int, tuple[float, ...]], ...]:
         """(rank, its untraced steps in µs) from the manifest, without the first, which initialises lazily."""
-        ranks = [
-            (r.get("rank"), r.get("untraced_step_times_us")) for r in _objects(self.manifest.get("ranks"))
-        ]
         return tuple(
             (rank, tuple(time for step, time in steps.items() if step != "0" and type(time) in (int, float)))
-            for rank, steps in ranks
-            if type(rank) is int and isinstance(steps, dict)
+            for rank, steps in self._of_ranks("untraced_step_times_us", dict)
         )
 
     @property
     def unfinished(self) -> tuple[tuple[int, int], ...]:
         """(rank, its step whose recording was cut) from the manifest."""
-        pairs = [
-            (rank.get("rank"), rank.get("unfinished_step")) for rank in _objects(self.manifest.get("ranks"))
-        ]
-        return tuple((rank, step) for rank, step in pairs if type(rank) is int and type(step) is int)
+        return self._of_ranks("unfinished_step", int)
 
     @property
     def processes(self) -> dict[int, int]:
         """Rank → process id, from the manifest."""
-        pairs = [(rank.get("rank"), rank.get("pid")) for rank in _objects(self.manifest.get("ranks"))]
-        return {rank: pid for rank, pid in pairs if type(rank) is int and type(pid) is int}
+        return dict(self._of_ranks("pid", int))
+
+    def _of_ranks(self, field: str, kind: type) -> tuple[tuple[int, Any], ...]:
+        ranks = _objects(self.manifest.get("ranks"))
+        pairs = [(rank.get("rank"), rank.get(field)) for rank in ranks]
+        return tuple((rank, value) for rank, value in pairs if type(rank) is int and type(value) is kind)
 
 
 def _objects(value: Any) -> list[dict[str, Any]]:
@@ -148,8 +140,12 @@ def find(folder: Path, pattern: str = "*", output: Path | None = None) -> list[T
                 f"{other} and {path} are both the {named.side} trace of rank {named.rank}; remove one."
             )
     sets = {name: _named_set(folder, name, ranks, problems.get(name, [])) for name, ranks in files.items()}
-    found, unusable = look_for(others)
-    found_sets, unusable = _found_sets(found, unusable, folder)
+    looked = [look_at(path) for path in others]
+    found_sets, unusable = _found_sets(
+        [one for one in looked if isinstance(one, TraceFile)],
+        [one for one in looked if isinstance(one, Unusable)],
+        folder,
+    )
     for traces in found_sets:
         known = sets.setdefault(traces.name, traces)
         if known is not traces:
@@ -164,7 +160,7 @@ def find(folder: Path, pattern: str = "*", output: Path | None = None) -> list[T
             f"PyTorch's profiler.{bad}"
         )
     chosen[0].problems += [file.sentence() for file in unusable]
-    for traces in chosen if output is not None else ():
+    for traces in chosen:
         traces.folder = output or traces.folder
     return chosen
 
@@ -177,19 +173,20 @@ def of_files(paths: Sequence[Path], output: Path | None = None) -> list[TraceSet
     """
     found: list[TraceFile] = []
     unusable: list[Unusable] = []
-    given: dict[Path, Path] = {}
+    given: dict[str, Path] = {}
     for path in paths:
-        given.setdefault(
-            Path(os.path.realpath(path)), path
-        )  # two patterns of the shell may give a file twice
+        given.setdefault(os.path.realpath(path), path)  # two patterns of the shell may give a file twice
     for path in given.values():
         trace = look_at(path)
         if isinstance(trace, TraceFile):
             found.append(trace)
-        elif trace is None or not trace.broken and trace.named_rank < 0:
-            raise TraceError(f"{path}: {_why(path, trace)}.")
-        else:
+        elif trace is not None and (trace.broken or trace.named_rank >= 0):
             unusable.append(trace)
+        elif path.is_dir():
+            raise TraceError(f"{path}: is a folder; give one folder, or files only.")
+        else:
+            what = trace.reason if trace else NO_TRACE if path.exists() else "no such file"
+            raise TraceError(f"{path}: {what}; give traces of PyTorch's profiler.")
     sets, left = _found_sets(found, unusable, output or paths[0].parent)
     if left and not (sets and all(file.should_be_trace for file in left)):
         raise TraceError(left[0].sentence())
@@ -202,30 +199,21 @@ def of_files(paths: Sequence[Path], output: Path | None = None) -> list[TraceSet
     return sets
 
 
-def _why(path: Path, looked: Unusable | None) -> str:
-    """Why a named file is no trace."""
-    if path.is_dir():
-        return "is a folder; give one folder, or files only"
-    what = looked.reason if looked else NO_TRACE if path.exists() else "no such file"
-    return f"{what}; give traces of PyTorch's profiler"
-
-
 def of_pair(host: Path, device: Path, output: Path | None = None) -> TraceSet:
     """The run of one pair of traces. Raises ``TraceError`` for files that are not these traces."""
     for path, side in ((host, "host"), (device, "device")):
-        trace = look_at(path)
-        if not isinstance(trace, TraceFile) or trace.side != side:
+        found = look_at(path)
+        if not isinstance(found, TraceFile) or found.side != side:
             what = "does not exist" if not path.exists() else f"is not a {side} trace"
-            what = trace.reason if isinstance(trace, Unusable) and trace.broken else what
+            what = found.reason if isinstance(found, Unusable) and found.broken else what
             raise TraceError(
                 f"{path}: {what}; use --host for the host trace and --device for the device trace."
             )
-    found = look_at(device)
     assert isinstance(found, TraceFile)
-    rank = max(found.rank, 0)
     named = parse_trace(device.name)
     name = named.run if named else found.run
-    return TraceSet(output or device.parent, name, {rank: Pair(found.rank, host, device)}, partial=True)
+    pairs = {max(found.rank, 0): Pair(found.rank, host, device)}
+    return TraceSet(output or device.parent, name, pairs, partial=True)
 
 
 def _named_set(folder: Path, name: str, ranks: dict[int, dict[str, Path]], problems: list[str]) -> TraceSet:
@@ -241,10 +229,17 @@ def _named_set(folder: Path, name: str, ranks: dict[int, dict[str, Path]], probl
             ((kind, path),) = kinds.items()
             missing = "device" if kind == "host" else "host"
             traces.incomplete[rank] = f"{path}: rank {rank} has no {missing} trace beside it."
+    path = traces.manifest_file
     try:
-        traces.manifest = _manifest(traces.manifest_file)
-    except TraceError as error:
-        traces.problems.append(str(error))
+        manifest = read_json(path) if path.is_file() else {}
+        if isinstance(manifest, dict):
+            traces.manifest = manifest
+        else:
+            why = "not a manifest (no JSON object)"
+            traces.problems.append(f"{path}: {why}; remove it to convert without it.")
+    except (OSError, ValueError) as error:
+        why = f"not a readable manifest ({error})"
+        traces.problems.append(f"{path}: {why}; remove it to convert without it.")
     return traces
 
 
@@ -269,20 +264,6 @@ def _found_sets(
         left = [file for file in left if file not in run.absent.values()]
         sets.append(traces)
     return sets, left
-
-
-def _manifest(path: Path) -> dict[str, Any]:
-    """The manifest, {} if there is none. Raises ``TraceError`` if it cannot be read."""
-    without = "remove it to convert without it"
-    if not path.is_file():
-        return {}
-    try:
-        manifest = read_json(path)
-    except (OSError, ValueError) as error:
-        raise TraceError(f"{path}: not a readable manifest ({error}); {without}.") from None
-    if not isinstance(manifest, dict):
-        raise TraceError(f"{path}: not a manifest (no JSON object); {without}.")
-    return manifest
 
 
 def rank_choice(text: str) -> Callable[[int], bool]:
