@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from chakra_et.et.element_types import item_bytes
+from chakra_et.et.columns import item_bytes
 
 Shape = tuple[int, ...]
 Counted = tuple[int, int] | None

@@ -7,12 +7,23 @@ Source of the schema: chakra/schema/protobuf/et_def.proto in the PyPI wheel ``ml
 
 from __future__ import annotations
 
+import codecs
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, Literal
 
 import numpy as np
+
+CHECKED_BYTES = 1 << 20
+_ELEMENT_BYTES = {
+    "byte": 1, "char": 1, "bool": 1, "int8": 1, "uint8": 1, "unsigned char": 1, "signed char": 1,
+    "half": 2, "bfloat16": 2, "float16": 2, "short": 2, "int16": 2, "uint16": 2,
+    "float": 4, "float32": 4, "int": 4, "int32": 4, "uint32": 4,
+    "double": 8, "float64": 8, "long": 8, "int64": 8, "long int": 8, "uint64": 8, "unsigned long": 8,
+    "complexfloat": 8, "complexdouble": 16,
+}  # fmt: skip
 
 
 class NodeType(IntEnum):
@@ -43,6 +54,13 @@ class CollectiveType(IntEnum):
     BARRIER = 9
 
 
+@functools.cache
+def item_bytes(dtype: str) -> int:
+    """Bytes of one element; 0 for an unknown type."""
+    name = dtype.lower().removeprefix("c10::").removeprefix("torch.")
+    return 1 if name.startswith("float8") else _ELEMENT_BYTES.get(name, 0)
+
+
 ValueKind = Literal["int32", "int64", "uint64", "bool", "string", "double"] | str
 """The member of ``AttributeProto.value`` that an attribute uses (``int64`` is ``int64_val``). Foreign files
 may use other members: ``schema.MEMBERS`` lists all."""
@@ -62,7 +80,16 @@ class Strings:
         return self.table[int(self.index[row])].decode("utf-8", "replace")
 
 
-class Texts(Sequence[bytes]):
+class _Bytes(Sequence[bytes]):
+    """Byte strings, equal to any other sequence of the same ones."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Texts(_Bytes):
     """A list of byte strings with few distinct ones: string i is ``table[codes[i]]``.
 
     ``codes`` is int32[strings].
@@ -93,10 +120,64 @@ class Texts(Sequence[bytes]):
     def __iter__(self) -> Iterator[bytes]:
         return map(self.table.__getitem__, self.codes.tolist())
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and list(self) == list(other)
 
-    __hash__ = None  # type: ignore[assignment]
+class ByteStrings(_Bytes):
+    """A list of byte strings: string i is ``buffer[starts[i] : starts[i] + lengths[i]]``.
+
+    ``starts`` is int64[strings], ``lengths`` int32[strings]. Each ends at a zero byte; some may share bytes.
+    """
+
+    def __init__(self, buffer: bytearray, starts: np.ndarray, lengths: np.ndarray) -> None:
+        self.buffer, self.starts, self.lengths = buffer, starts, lengths
+
+    def take(self, rows: np.ndarray) -> ByteStrings:
+        """The strings at ``rows``."""
+        return ByteStrings(self.buffer, self.starts[rows], self.lengths[rows])
+
+    def is_utf8(self) -> bool:
+        """Whether the whole buffer is UTF-8: then each string is, as no character spans a zero byte."""
+        if self.buffer.isascii():
+            return True
+        decoder = codecs.getincrementaldecoder("utf-8")()
+        try:
+            for at in range(0, len(self.buffer), CHECKED_BYTES):
+                decoder.decode(self.buffer[at : at + CHECKED_BYTES])
+            decoder.decode(b"", final=True)
+        except UnicodeDecodeError:
+            return False
+        return True
+
+    def __getitem__(self, row: Any) -> Any:
+        if isinstance(row, slice):
+            return list(ByteStrings(self.buffer, self.starts[row], self.lengths[row]))
+        start = int(self.starts[row])
+        return bytes(self.buffer[start : start + int(self.lengths[row])])
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def __iter__(self) -> Iterator[bytes]:
+        for start, length in zip(self.starts.tolist(), self.lengths.tolist(), strict=True):
+            yield bytes(self.buffer[start : start + length])
+
+
+class Packer:
+    """Collects strings, some at a time."""
+
+    def __init__(self) -> None:
+        self._buffer, self._lengths = bytearray(), [np.zeros(0, dtype=np.int32)]
+
+    def add(self, texts: Sequence[bytes]) -> None:
+        """Add some strings, which are copied."""
+        if texts:
+            self._buffer += b"\0".join(texts) + b"\0"
+            self._lengths.append(np.fromiter(map(len, texts), np.int32, len(texts)))
+
+    def packed(self) -> ByteStrings:
+        """All strings."""
+        lengths = np.concatenate(self._lengths)
+        starts = np.cumsum(lengths, dtype=np.int64) - lengths + np.arange(len(lengths))
+        return ByteStrings(self._buffer, starts, lengths)
 
 
 @dataclass(eq=False, repr=False)
@@ -123,6 +204,17 @@ class Attribute:
     rows: np.ndarray
     values: np.ndarray | Strings
 
+    def take(self, at: np.ndarray, rows: np.ndarray) -> Attribute:
+        """The values at places ``at``, as those of ``rows``."""
+        values = self.values
+        taken = Strings(values.table, values.index[at]) if isinstance(values, Strings) else values[at]
+        return Attribute(self.kind, rows, taken)
+
+    def of_rows(self, rows: np.ndarray) -> Attribute:
+        """The attribute of new nodes, of which node i is a copy of row ``rows[i]``."""
+        have, at = _places(self.rows, rows)
+        return self.take(at, have)
+
 
 @dataclass(eq=False, repr=False)
 class TensorInfo:
@@ -135,6 +227,24 @@ class TensorInfo:
     values: Sequence[bytes]
     shapes: Sequence[bytes]
     types: Sequence[bytes]
+
+    def take(self, at: np.ndarray, rows: np.ndarray) -> TensorInfo:
+        """The strings at places ``at``, as those of ``rows``."""
+        places = at.tolist()
+        columns = ([column[place] for place in places] for column in (self.values, self.shapes, self.types))
+        return TensorInfo(rows, *columns)
+
+    def of_rows(self, rows: np.ndarray) -> TensorInfo:
+        """The tensors of new nodes, of which node i is a copy of row ``rows[i]``."""
+        have, at = _places(self.rows, rows)
+        return self.take(at, have)
+
+
+def _places(owners: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(Which of ``rows`` are among ``owners``, which ascend; where there)."""
+    at = np.searchsorted(owners, rows)
+    have = np.flatnonzero(np.append(owners, -1)[at] == rows)
+    return have, at[have]
 
 
 @dataclass(eq=False, repr=False)
@@ -192,15 +302,7 @@ class ExecutionTrace:
     def communication(self) -> ExecutionTrace:
         """A trace of the communication nodes only, without dependencies and tensors."""
         rows = np.flatnonzero(self.types >= NodeType.COMM_SEND)
-        place = np.full(len(self), -1, dtype=np.int64)
-        place[rows] = np.arange(len(rows))
-        attributes = {}
-        for name, attribute in self.attributes.items():
-            kept = np.flatnonzero(place[attribute.rows] >= 0)
-            values = attribute.values
-            taken = Strings(values.table, values.index[kept]) if isinstance(values, Strings) else values[kept]
-            if len(kept):
-                attributes[name] = Attribute(attribute.kind, place[attribute.rows[kept]], taken)
+        attributes = {name: attribute.of_rows(rows) for name, attribute in self.attributes.items()}
         nothing = Ragged(np.zeros(len(rows) + 1, dtype=np.int64), np.zeros(0, dtype=np.uint64))
         return ExecutionTrace(
             ids=self.ids[rows],
@@ -210,6 +312,6 @@ class ExecutionTrace:
             duration_micros=self.duration_micros[rows],
             data_deps=nothing,
             ctrl_deps=nothing,
-            attributes=attributes,
+            attributes={name: taken for name, taken in attributes.items() if len(taken.rows)},
             metadata=self.metadata,
         )

@@ -62,32 +62,27 @@ class _Interned(dict[bytes, int]):
         index = np.empty(len(starts), np.int32)
         order, edges = wire.by_length(ends - starts)
         for low, high in zip(edges[:-1], edges[1:], strict=True):
-            self._index_group(raw, starts, ends, order[low:high], index)
+            rows = order[low:high]
+            if not len(rows):
+                continue
+            # Most columns repeat a few strings, and comparing all rows with one string costs much less than
+            # looking up each row.
+            begin = starts[rows]
+            length = int(ends[rows[0]] - begin[0])
+            found = np.full(len(rows), -1, np.int32)
+            if length:
+                text = wire.windows(np.frombuffer(raw, np.uint8), length)[begin].view(f"S{length}")
+                at = 0
+                for _ in range(COMPARED):
+                    first = raw[begin[at] : begin[at] + length]
+                    found[text == first] = self[first]
+                    at = int(np.argmin(found))
+                    if found[at] >= 0:
+                        break
+            left = np.flatnonzero(found < 0)
+            found[left] = [self[raw[start : start + length]] for start in begin[left].tolist()]
+            index[rows] = found
         return index
-
-    def _index_group(
-        self, raw: bytes, starts: np.ndarray, ends: np.ndarray, rows: np.ndarray, index: np.ndarray
-    ) -> None:
-        """``index`` of ``rows``, whose strings have the same length."""
-        if not len(rows):
-            return
-        # Most columns repeat a few strings, and comparing all rows with one string costs much less than
-        # looking up each row.
-        begin = starts[rows]
-        length = int(ends[rows[0]] - begin[0])
-        found = np.full(len(rows), -1, np.int32)
-        if length:
-            text = wire.windows(np.frombuffer(raw, np.uint8), length)[begin].view(f"S{length}")
-            at = 0
-            for _ in range(COMPARED):
-                first = raw[begin[at] : begin[at] + length]
-                found[text == first] = self[first]
-                at = int(np.argmin(found))
-                if found[at] >= 0:
-                    break
-        left = np.flatnonzero(found < 0)
-        found[left] = [self[raw[start : start + length]] for start in begin[left].tolist()]
-        index[rows] = found
 
 
 @dataclass
@@ -135,7 +130,9 @@ class _Attributes:
         chosen, owners = chosen[present], owners[present]
         values = parts.take(chosen)
         keys = names[present] << KEY_BITS | values.key
-        self._note_order(owners, keys)
+        together = np.flatnonzero(owners[1:] == owners[:-1])
+        for pair in np.unique(keys[together] << 32 | keys[together + 1]).tolist():
+            self.follows.setdefault(pair & 0xFFFFFFFF, set()).add(pair >> 32)
 
         kept = 0
         found = np.flatnonzero(np.bincount(keys)).tolist()
@@ -148,12 +145,6 @@ class _Attributes:
             column.rows.append(owners[which])
             column.values.append(_values(raw, column, values.take(which)))
         self.unread += len(parts.key) - len(label.key) - kept
-
-    def _note_order(self, owners: np.ndarray, keys: np.ndarray) -> None:
-        together = np.flatnonzero(owners[1:] == owners[:-1])
-        pairs = np.unique(keys[together] << 32 | keys[together + 1])
-        for pair in pairs.tolist():
-            self.follows.setdefault(pair & 0xFFFFFFFF, set()).add(pair >> 32)
 
     def finish(self) -> dict[str, Attribute]:
         """The attributes by name, in an order consistent with every node if there is one."""
@@ -284,9 +275,8 @@ def _numbers(raw: bytes, fields: Fields, owners: np.ndarray) -> tuple[np.ndarray
 
 def _ragged(chunks: list[tuple[np.ndarray, np.ndarray]]) -> Ragged:
     counts = np.concatenate([np.zeros(1, np.int64), *(counts for _, counts in chunks)])
-    return Ragged(
-        np.cumsum(counts), np.concatenate([np.zeros(0, np.uint64), *(values for values, _ in chunks)])
-    )
+    values = np.concatenate([np.zeros(0, np.uint64), *(values for values, _ in chunks)])
+    return Ragged(np.cumsum(counts), values)
 
 
 def _tensors(raw: bytes, fields: Fields, owners: np.ndarray, first: int, blocks: list[_TensorBlock]) -> int:
@@ -298,9 +288,8 @@ def _tensors(raw: bytes, fields: Fields, owners: np.ndarray, first: int, blocks:
     for number in IO_FIELDS:
         found = parts.where(number, LENGTH)
         unread -= len(found.key)
-        start, end = np.zeros(len(owners), np.int64), np.zeros(len(owners), np.int64)
-        node = fields.message[found.message]
-        start[node], end[node] = found.start, found.end
+        found.message = fields.message[found.message]
+        start, end = _spans(found, len(owners))
         columns.append([raw[a:b] for a, b in zip(start[rows].tolist(), end[rows].tolist(), strict=True)])
     blocks.append((rows + first, columns))
     return unread

@@ -2,19 +2,23 @@
 
 The bytes are the same as those of the protobuf library: fields in ascending order, defaults left out except
 in attribute values, dependencies packed.
+
+Most columns have few distinct values: each distinct value is encoded once, and rows share its bytes. Adjacent
+ones are joined into one column of their combinations, so that a node's bytes are copied in few pieces.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 import numpy as np
 
 from chakra_et.errors import TraceError
 from chakra_et.et import wire
-from chakra_et.et.byte_strings import ByteStrings
-from chakra_et.et.columns import Attribute, ExecutionTrace, Ragged, Strings, TensorInfo, Texts
+from chakra_et.et.columns import Attribute, ByteStrings, ExecutionTrace, Ragged, Strings, TensorInfo, Texts
 from chakra_et.et.schema import (
     ATTR,
     ATTR_NAME,
@@ -35,13 +39,84 @@ from chakra_et.et.schema import (
     VALUES,
     VERSION,
 )
-from chakra_et.et.value_tables import ValueTable, distinct, in_narrow_range, joined, where
 from chakra_et.et.wire import LENGTH, VARINT, Cells, Part
 
 # Nodes encoded at a time: enough to amortise numpy's overhead, few enough to stay in the cache.
 CHUNK = 8192
 # Protobuf libraries read no longer message.
 LARGEST_MESSAGE = (1 << 31) - 1
+WIDEST_RANGE = 4096
+"""Integers in a range up to this are encoded as a table of all of the range that occur."""
+
+Other = TypeVar("Other")
+
+
+@dataclass(eq=False, repr=False)
+class ValueTable:
+    """Row i is row ``index[i]`` of ``table``. ``index`` is int32[rows]."""
+
+    table: Cells
+    index: np.ndarray
+
+    def part(self, first: int, last: int) -> Part:
+        """The rows [first, last)."""
+        return None, self.table.take(self.index[first:last])
+
+
+def where(rows: np.ndarray, index: np.ndarray, table: Cells, count: int) -> ValueTable:
+    """A column of ``count`` rows, of which ``rows`` (ascending) have the rows ``index`` of ``table`` and the
+    others nothing."""
+    if len(rows) == count:
+        return ValueTable(table, index.astype(np.int32, copy=False))
+    nothing = len(table.lengths)
+    full = np.full(count, nothing, dtype=np.int32)
+    full[rows] = index
+    return ValueTable(Cells(table.buffer, np.append(table.starts, 0), np.append(table.lengths, 0)), full)
+
+
+def in_narrow_range(values: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+    """(distinct values, index of each value in them) of integers in a small range; None for others."""
+    if not len(values) or values.dtype.kind not in "iu":
+        return None
+    low = values.min()
+    if int(values.max()) - int(low) >= WIDEST_RANGE:
+        return None
+    used, index = distinct((values - low).astype(np.int64))
+    return used.astype(values.dtype) + low, index
+
+
+def joined(columns: Iterable[ValueTable | Other]) -> list[ValueTable | Other]:
+    """``columns`` with adjacent tables joined, as far as these have few combinations."""
+    found: list[ValueTable | Other] = []
+    for column in columns:
+        last = found[-1] if found else None
+        both = (
+            _join(last, column) if isinstance(last, ValueTable) and isinstance(column, ValueTable) else None
+        )
+        if both is not None:
+            found[-1] = both
+        else:
+            found.append(column)
+    return found
+
+
+def _join(one: ValueTable, other: ValueTable) -> ValueTable | None:
+    rows, width = len(one.index), len(other.table.lengths)
+    if len(one.table.lengths) * width > 4 * rows + WIDEST_RANGE:
+        return None
+    used, index = distinct(one.index.astype(np.int64) * width + other.index)
+    if len(used) > min(rows // 4 + 16, 1 << 16):
+        return None
+    parts: list[Part] = [(None, one.table.take(used // width)), (None, other.table.take(used % width))]
+    return ValueTable(wire.assemble(len(used), parts), index)
+
+
+def distinct(codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(distinct values, index of each value in them) of small integers ≥ 0, without sorting them."""
+    used = np.flatnonzero(np.bincount(codes))
+    place = np.zeros(int(used[-1]) + 1 if len(used) else 0, dtype=np.int32)
+    place[used] = np.arange(len(used), dtype=np.int32)
+    return used, place[codes]
 
 
 Column = ValueTable | Callable[[int, int], list[Part]]
@@ -76,8 +151,8 @@ def _columns(trace: ExecutionTrace) -> Iterator[Column]:
     for name, attribute in trace.attributes.items():
         kind, rows, values = attribute.kind, attribute.rows, attribute.values
         if isinstance(values, Strings):
-            table = _attribute_fields(ATTR, name, kind, _table(kind, values.table))
-            yield where(rows, values.index, table, count)
+            strings = _utf8_strings if kind == "string" else wire.byte_strings
+            yield where(rows, values.index, _attribute_fields(ATTR, name, kind, strings(values.table)), count)
         elif (narrow := in_narrow_range(values)) is not None:
             used, index = narrow
             yield where(rows, index, _attribute_fields(ATTR, name, kind, used), count)
@@ -100,21 +175,19 @@ def _metadata_parts(metadata: dict[str, int | str | bool | float]) -> list[Part]
         version = _text(DEFAULT_VERSION)  # some readers stop at an empty first message
     parts: list[Part] = [(None, _string_fields(VERSION, [version]))]
     for name, value in values.items():
-        parts.append((None, _attribute_fields(METADATA_ATTR, name, *_metadata_column(name, value))))
+        column: Cells | np.ndarray
+        if isinstance(value, bool):
+            kind, column = "bool", np.array([value], np.int64)
+        elif isinstance(value, int) and value >= 0 and (name in UNSIGNED_METADATA or value >= 1 << 63):
+            kind, column = "uint64", np.array([value], np.uint64)
+        elif isinstance(value, int):
+            kind, column = "int64", np.array([value], np.int64)
+        elif isinstance(value, float):
+            kind, column = "double", np.array([value])
+        else:
+            kind, column = "string", wire.byte_strings([_text(value)])
+        parts.append((None, _attribute_fields(METADATA_ATTR, name, kind, column)))
     return parts
-
-
-def _metadata_column(name: str, value: int | str | bool | float) -> tuple[str, Cells | np.ndarray]:
-    if isinstance(value, bool):
-        return "bool", np.array([value], np.int64)
-    if isinstance(value, int):
-        unsigned = value >= 0 and (name in UNSIGNED_METADATA or value >= 1 << 63)
-        return (
-            ("uint64", np.array([value], np.uint64)) if unsigned else ("int64", np.array([value], np.int64))
-        )
-    if isinstance(value, float):
-        return "double", np.array([value])
-    return "string", wire.byte_strings([_text(value)])
 
 
 def _number_column(number: int, values: np.ndarray) -> Column:
@@ -146,7 +219,7 @@ def _list_parts(number: int, lists: Ragged, first: int, last: int) -> list[Part]
     packed = wire.assemble(len(values), [(None, wire.varints(values))])
     edges = np.append(packed.starts, len(packed.buffer))[offsets]
     cells = Cells(packed.buffer, edges[:-1][rows], np.diff(edges)[rows])
-    return [(rows, part) for part in (*wire.length_delimited(wire.tag(number, LENGTH), cells.lengths), cells)]
+    return [(rows, wire.length_delimited(wire.tag(number, LENGTH), cells.lengths)), (rows, cells)]
 
 
 def _tensor_column(number: int, tensors: TensorInfo | None) -> Column:
@@ -169,40 +242,28 @@ def _tensor_parts(
     low, high = np.searchsorted(rows, (first, last))
     if low == high:
         return []
-    cells = (
-        _packed_strings(values, low, high)
-        if isinstance(values, ByteStrings)
-        else _utf8_strings(values[low:high])
-    )
-    filled = np.flatnonzero(cells.lengths)
-    cells = cells.take(filled)
-    head = wire.length_delimited(wire.tag(VALUES, LENGTH), cells.lengths)
-    fields: list[Part] = [(filled, part) for part in (*head, cells)]
-    fields += [column.part(low, high) for column in texts]
-    sizes = wire.row_lengths(high - low, fields)
+    if isinstance(values, ByteStrings):
+        buffer = np.frombuffer(values.buffer, np.uint8)
+        cells = Cells(buffer, values.starts[low:high], values.lengths[low:high].astype(np.int64))
+    else:
+        cells = _utf8_strings(values[low:high])
+    fields: list[Part] = [*_filled_strings(VALUES, cells), *(column.part(low, high) for column in texts)]
     rows = rows[low:high] - first
-    head = wire.length_delimited(wire.tag(number, LENGTH), sizes)
-    return [(rows, part) for part in head] + [
-        (rows if where is None else rows[where], part) for where, part in fields
-    ]
-
-
-def _packed_strings(strings: ByteStrings, low: int, high: int) -> Cells:
-    buffer = np.frombuffer(strings.buffer, np.uint8)
-    return Cells(buffer, strings.starts[low:high], strings.lengths[low:high].astype(np.int64))
+    head = wire.length_delimited(wire.tag(number, LENGTH), wire.row_lengths(high - low, fields))
+    return [(rows, head), *((rows if which is None else rows[which], part) for which, part in fields)]
 
 
 def _string_fields(number: int, strings: list[bytes]) -> Cells:
     """One string field per string, without bytes if the string is empty."""
-    cells = _utf8_strings(strings)
+    return wire.assemble(len(strings), _filled_strings(number, _utf8_strings(strings)))
+
+
+def _filled_strings(number: int, cells: Cells) -> list[Part]:
+    """The string fields of the rows whose string isn't empty."""
     filled = np.flatnonzero(cells.lengths)
     cells = cells.take(filled)
     head = wire.length_delimited(wire.tag(number, LENGTH), cells.lengths)
-    return wire.assemble(len(strings), [(filled, part) for part in (*head, cells)])
-
-
-def _table(kind: str, strings: list[bytes]) -> Cells:
-    return _utf8_strings(strings) if kind == "string" else wire.byte_strings(strings)
+    return [(filled, head), (filled, cells)]
 
 
 def _attribute_fields(number: int, name: str, kind: str, values: Cells | np.ndarray) -> Cells:
@@ -222,25 +283,22 @@ def _attribute_cells(number: int, name: str, kind: str, values: Cells | np.ndarr
     head += wire.tag(member.number, member.wire)
     if isinstance(values, Cells):
         sizes = wire.varints(values.lengths.astype(np.uint64), head)
-        return [*wire.length_delimited(prefix, sizes.lengths + values.lengths), sizes, values]
+        return [wire.length_delimited(prefix, sizes.lengths + values.lengths), sizes, values]
     short = len(head) + wire.LONGEST_VARINT < 128  # the length takes one byte, which is filled in below
     before = prefix + b"\0" + head if short else head
     if member.wire == VARINT:
-        payload = wire.varints(_to_unsigned(values, kind), before)
+        # Varints of negative numbers are those of their two's complement, or zigzag for sint.
+        if member.dtype == "zigzag":
+            values = (values.astype(np.int64) << 1) ^ (values.astype(np.int64) >> 63)
+        elif values.dtype != np.uint64:
+            values = values.astype(np.int64)
+        payload = wire.varints(values.view(np.uint64), before)
     else:
         payload = wire.fixed(values.astype(member.dtype), before)
     if not short:
-        return [*wire.length_delimited(prefix, payload.lengths), payload]
+        return [wire.length_delimited(prefix, payload.lengths), payload]
     payload.buffer[payload.starts + len(prefix)] = payload.lengths - len(prefix) - 1
     return [payload]
-
-
-def _to_unsigned(values: np.ndarray, kind: str) -> np.ndarray:
-    """Integers as the uint64 whose varint encodes them: two's complement, or zigzag for sint."""
-    if MEMBERS[kind].dtype == "zigzag":
-        signed = values.astype(np.int64)
-        return ((signed << 1) ^ (signed >> 63)).view(np.uint64)
-    return values if values.dtype == np.uint64 else values.astype(np.int64).view(np.uint64)
 
 
 def _text(text: str) -> bytes:

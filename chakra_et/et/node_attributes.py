@@ -7,14 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from chakra_et.et.columns import (
-    Attribute,
-    ExecutionTrace,
-    NodeType,
-    Strings,
-    TensorInfo,
-    ValueKind,
-)
+from chakra_et.et.columns import Attribute, ExecutionTrace, NodeType, Strings, TensorInfo, ValueKind
 from chakra_et.et.edges import edges_of, rows_of
 
 COMMUNICATION = (NodeType.COMM_COLL, NodeType.COMM_SEND, NodeType.COMM_RECV)
@@ -82,11 +75,14 @@ def set_integers(
     """The trace with integer attribute ``name`` set to ``values`` (N) on the nodes ``present`` (bool[N])
     alone."""
     rows = np.flatnonzero(present)
-    attributes = dict(trace.attributes)
-    if len(rows):
-        attributes[name] = Attribute(kind, rows, values[rows])
-    else:
-        attributes.pop(name, None)
+    return _set(trace, name, Attribute(kind, rows, values[rows]))
+
+
+def _set(trace: ExecutionTrace, name: str, attribute: Attribute) -> ExecutionTrace:
+    """The trace with this attribute, without it if no node has it."""
+    attributes = {**trace.attributes, name: attribute}
+    if not len(attribute.rows):
+        del attributes[name]
     return dataclasses.replace(trace, attributes=attributes)
 
 
@@ -106,13 +102,8 @@ def with_integers(
 def set_texts(trace: ExecutionTrace, name: str, table: Sequence[str], index: np.ndarray) -> ExecutionTrace:
     """The trace with string attribute ``name``: ``table[index[i]]`` on node i, none where the index is -1."""
     rows = np.flatnonzero(index >= 0)
-    attributes = dict(trace.attributes)
-    if len(rows):
-        encoded = [text.encode("utf-8", "replace") for text in table]
-        attributes[name] = Attribute("string", rows, Strings(encoded, index[rows].astype(np.int32)))
-    else:
-        attributes.pop(name, None)
-    return dataclasses.replace(trace, attributes=attributes)
+    encoded = [text.encode("utf-8", "replace") for text in table]
+    return _set(trace, name, Attribute("string", rows, Strings(encoded, index[rows].astype(np.int32))))
 
 
 def with_texts(trace: ExecutionTrace, name: str, values: Mapping[int, str]) -> ExecutionTrace:
@@ -126,16 +117,12 @@ def with_texts(trace: ExecutionTrace, name: str, values: Mapping[int, str]) -> E
 
 def without(trace: ExecutionTrace, names: Sequence[str], rows: np.ndarray) -> ExecutionTrace:
     """The trace whose nodes ``rows`` (bool[N]) have none of the attributes ``names``."""
-    attributes = dict(trace.attributes)
     for name in names:
-        attribute = attributes.get(name)
+        attribute = trace.attributes.get(name)
         if attribute is not None:
-            kept = ~rows[attribute.rows]
-            if kept.any():
-                attributes[name] = _taken(attribute, np.flatnonzero(kept), attribute.rows[kept])
-            else:
-                del attributes[name]
-    return dataclasses.replace(trace, attributes=attributes)
+            kept = np.flatnonzero(~rows[attribute.rows])
+            trace = _set(trace, name, attribute.take(kept, attribute.rows[kept]))
+    return trace
 
 
 def without_tensors(trace: ExecutionTrace, rows: Sequence[int]) -> ExecutionTrace:
@@ -147,10 +134,7 @@ def _kept(tensors: TensorInfo | None, rows: Sequence[int]) -> TensorInfo | None:
     if tensors is None or not np.isin(tensors.rows, list(rows)).any():
         return tensors
     kept = np.flatnonzero(~np.isin(tensors.rows, list(rows)))
-    columns = (
-        [column[n] for n in kept.tolist()] for column in (tensors.values, tensors.shapes, tensors.types)
-    )
-    return TensorInfo(tensors.rows[kept], *columns)
+    return tensors.take(kept, tensors.rows[kept])
 
 
 def renamed(trace: ExecutionTrace, names: Mapping[int, str]) -> ExecutionTrace:
@@ -173,23 +157,15 @@ def lasting(trace: ExecutionTrace, micros: Mapping[int, float]) -> ExecutionTrac
     for row, value in micros.items():
         duration[row] = max(round(value), 0)
     trace = dataclasses.replace(trace, duration_micros=duration)
-    communication = [row for row in micros if trace.types[row] >= 5]
+    communication = [row for row in micros if trace.types[row] >= NodeType.COMM_SEND]
     if not communication:
         return trace
     trace = with_integers(trace, "transfer_micros", {row: int(duration[row]) for row in communication})
     return with_integers(trace, "wait_micros", dict.fromkeys(communication, 0))
 
 
-def _taken(attribute: Attribute, at: np.ndarray, rows: np.ndarray) -> Attribute:
-    values = attribute.values
-    taken = Strings(values.table, values.index[at]) if isinstance(values, Strings) else values[at]
-    return Attribute(attribute.kind, rows, taken)
-
-
 def with_metadata(trace: ExecutionTrace, **values: int | str | None) -> ExecutionTrace:
     """The trace with other metadata; None removes an entry."""
-    metadata = {**trace.metadata, **{key: value for key, value in values.items() if value is not None}}
-    for key, value in values.items():
-        if value is None:
-            metadata.pop(key, None)
-    return dataclasses.replace(trace, metadata=metadata)
+    metadata = {**trace.metadata, **values}
+    kept = {key: value for key, value in metadata.items() if value is not None}
+    return dataclasses.replace(trace, metadata=kept)

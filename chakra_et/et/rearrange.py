@@ -10,15 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from chakra_et.et import node_attributes as attributes
-from chakra_et.et.columns import (
-    Attribute,
-    CollectiveType,
-    ExecutionTrace,
-    NodeType,
-    Ragged,
-    Strings,
-    TensorInfo,
-)
+from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType, Ragged, Strings
 from chakra_et.et.edges import edges_of
 
 
@@ -33,7 +25,7 @@ def take_rows(
     kept = {
         name: taken
         for name, attribute in trace.attributes.items()
-        if name not in ("dep_kinds", *without) and len((taken := _attribute(attribute, rows)).rows)
+        if name not in ("dep_kinds", *without) and len((taken := attribute.of_rows(rows)).rows)
     }
     return dataclasses.replace(
         trace,
@@ -44,8 +36,8 @@ def take_rows(
         duration_micros=trace.duration_micros[rows],
         data_deps=data_deps,
         ctrl_deps=Ragged(np.zeros(len(rows) + 1, np.int64), np.zeros(0, np.uint64)),
-        inputs=_tensors(trace.inputs, rows),
-        outputs=_tensors(trace.outputs, rows),
+        inputs=trace.inputs and trace.inputs.of_rows(rows),
+        outputs=trace.outputs and trace.outputs.of_rows(rows),
         attributes=kept,
     )
 
@@ -268,26 +260,3 @@ def _chains(
     same = (lane[rows[first]] == lane[rows[second]]) & (lane[rows[first]] >= 0)
     new = same & (before[rows[second]] != rows[first])
     return first[new], second[new]
-
-
-def _places(owners: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(Which of ``rows`` are among ``owners``, which ascend; where there)."""
-    at = np.searchsorted(owners, rows)
-    have = np.flatnonzero(np.append(owners, -1)[at] == rows)
-    return have, at[have]
-
-
-def _attribute(attribute: Attribute, rows: np.ndarray) -> Attribute:
-    have, at = _places(attribute.rows, rows)
-    values = attribute.values
-    taken = Strings(values.table, values.index[at]) if isinstance(values, Strings) else values[at]
-    return Attribute(attribute.kind, have, taken)
-
-
-def _tensors(tensors: TensorInfo | None, rows: np.ndarray) -> TensorInfo | None:
-    if tensors is None:
-        return None
-    have, at = _places(tensors.rows, rows)
-    places = at.tolist()
-    columns = ([column[n] for n in places] for column in (tensors.values, tensors.shapes, tensors.types))
-    return TensorInfo(have, *columns)

@@ -7,7 +7,6 @@ Source of the format: https://protobuf.dev/programming-guides/encoding/
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -52,12 +51,6 @@ Part = tuple["np.ndarray | None", Cells]
 """A column and the rows that have it, ascending (None: all rows)."""
 
 
-def constant(data: bytes, rows: int) -> Cells:
-    """The same bytes in every row."""
-    buffer = np.frombuffer(data, np.uint8)
-    return Cells(buffer, np.broadcast_to(np.int64(0), rows), np.broadcast_to(np.int64(len(data)), rows))
-
-
 def byte_strings(strings: Sequence[bytes], between: bytes = b"") -> Cells:
     """One row per string. ``between`` separates the strings in the buffer and belongs to no row."""
     lengths = np.fromiter(map(len, strings), np.int64, len(strings))
@@ -65,19 +58,13 @@ def byte_strings(strings: Sequence[bytes], between: bytes = b"") -> Cells:
     return Cells(np.frombuffer(between.join(strings), np.uint8), starts, lengths)
 
 
-def varint_lengths(values: np.ndarray) -> np.ndarray:
-    """int64[K]: bytes that each of uint64[K] takes as a varint."""
+def varints(values: np.ndarray, prefix: bytes = b"") -> Cells:
+    """uint64[K] as varints behind ``prefix``, one per row."""
+    values = np.ascontiguousarray(values, np.uint64)
     lengths = np.ones(len(values), np.int64)
     top = int(values.max()) if len(values) else 0
     for shift in range(7, max(top.bit_length(), 1), 7):
         lengths += values >= np.uint64(1 << shift)
-    return lengths
-
-
-def varints(values: np.ndarray, prefix: bytes = b"") -> Cells:
-    """uint64[K] as varints behind ``prefix``, one per row."""
-    values = np.ascontiguousarray(values, np.uint64)
-    lengths = varint_lengths(values)
     width = int(lengths.max()) if len(values) else 1
     table = _prefixed(prefix, len(values), width)
     for place in range(width):
@@ -159,9 +146,9 @@ def assemble(rows: int, parts: Sequence[Part]) -> Cells:
     return Cells(buffer, starts, lengths)
 
 
-def length_delimited(prefix: bytes, lengths: np.ndarray) -> list[Cells]:
+def length_delimited(prefix: bytes, lengths: np.ndarray) -> Cells:
     """``prefix`` and each length as a varint: the head of a length-delimited field (wire type 2)."""
-    return [varints(lengths.astype(np.uint64), prefix)]
+    return varints(lengths.astype(np.uint64), prefix)
 
 
 def _copy(target: np.ndarray, places: np.ndarray, cells: Cells) -> None:
@@ -177,9 +164,7 @@ def _copy(target: np.ndarray, places: np.ndarray, cells: Cells) -> None:
     if shortest == longest:
         if longest:
             source = windows(cells.buffer, longest)
-            windows(target, longest)[places] = (
-                source[0] if cells.starts.strides == (0,) else source[cells.starts]
-            )
+            windows(target, longest)[places] = source[cells.starts]
         return
     order, edges = by_length(lengths)
     places, starts, in_order = places[order], cells.starts[order], lengths[order]
@@ -199,14 +184,9 @@ def by_length(lengths: np.ndarray) -> tuple[np.ndarray, list[int]]:
     return order, [0, *changes.tolist(), len(order)]
 
 
-@functools.lru_cache(maxsize=4096)
-def _bytes_dtype(length: int) -> np.dtype[np.void]:
-    return np.dtype((np.void, length))
-
-
 def windows(buffer: np.ndarray, length: int) -> np.ndarray:
     """``result[i]`` is ``buffer[i:i + length]`` as one element: overlapping views into the same memory."""
-    return np.ndarray((len(buffer) - length + 1,), _bytes_dtype(length), buffer, strides=(1,))
+    return np.ndarray((len(buffer) - length + 1,), np.dtype((np.void, length)), buffer, strides=(1,))
 
 
 # ---- decoding ----
@@ -257,7 +237,13 @@ def scan(raw: bytes, starts: np.ndarray, ends: np.ndarray, owners: np.ndarray) -
         wire = key & 7
         value, end = _read_varints(data, start)
         if (wire != VARINT).any():
-            start, end = _payloads(wire, value, start, end, stop)
+            long = wire == LENGTH
+            # A hostile length can be any uint64: clip it to one byte more than the message has.
+            room = stop + 1 - np.minimum(end, stop)
+            last = end + np.where(long, np.minimum(value, room.view(np.uint64)).view(np.int64), 0)
+            others = np.flatnonzero(SIZE_OF_WIRE.take(wire))
+            last[others] = start[others] + SIZE_OF_WIRE[wire[others]]
+            start, end = np.where(long, end, start), last
         legal = (end <= stop) & (start <= end) & ((key >> 3) != 0)
         if not legal.all():
             bad = int(np.flatnonzero(~legal)[0])
@@ -270,20 +256,6 @@ def scan(raw: bytes, starts: np.ndarray, ends: np.ndarray, owners: np.ndarray) -
             active, position, stop = active[going_on], end[going_on], stop[going_on]
     steps.append(_scan_few(raw, active, position, stop, owners))
     return Fields(*(np.concatenate(column) for column in zip(*steps, strict=True)))
-
-
-def _payloads(
-    wire: np.ndarray, value: np.ndarray, start: np.ndarray, end: np.ndarray, stop: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """(start, end) of each payload, given the varint after its key."""
-    long = wire == LENGTH
-    # A hostile length can be any uint64: clip it to one byte more than the message has.
-    room = stop + 1 - np.minimum(end, stop)
-    last = end + np.where(long, np.minimum(value, room.view(np.uint64)).view(np.int64), 0)
-    begin = np.where(long, end, start)
-    others = np.flatnonzero(SIZE_OF_WIRE.take(wire))
-    last[others] = start[others] + SIZE_OF_WIRE[wire[others]]
-    return begin, last
 
 
 def _read_varints(data: np.ndarray, position: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

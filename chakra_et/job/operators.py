@@ -11,9 +11,8 @@ import msgspec
 import numpy as np
 
 from chakra_et.errors import TraceError
-from chakra_et.et.columns import ExecutionTrace
+from chakra_et.et.columns import ExecutionTrace, item_bytes
 from chakra_et.et.edges import rows_of
-from chakra_et.et.element_types import item_bytes
 from chakra_et.et.node_attributes import texts
 
 ENGINE = "autograd::engine::evaluate_function"

@@ -19,8 +19,7 @@ import numpy as np
 
 from chakra_et.arrays import first_rows, narrowed
 from chakra_et.errors import TraceError
-from chakra_et.et.byte_strings import ByteStrings, Packer
-from chakra_et.et.columns import Texts
+from chakra_et.et.columns import ByteStrings, Packer, Texts
 from chakra_et.findings import Findings
 from chakra_et.traces.fields import STRIDES, Number, Strided, add_repairs, as_column, copies, indices
 from chakra_et.traces.records import DEFAULT_LIMITS, Limits, read_records

@@ -11,8 +11,7 @@ import re
 
 import numpy as np
 
-from chakra_et.et.byte_strings import Packer
-from chakra_et.et.columns import Texts
+from chakra_et.et.columns import Packer, Texts
 from chakra_et.traces.device import DeviceTrace, OperatorInputs
 from chakra_et.traces.device_format import ANNOTATION, CPU_OP
 from chakra_et.traces.fields import STRIDES

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from chakra_et.errors import TraceError
-from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
-from chakra_et.et.element_types import item_bytes
+from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType, item_bytes
 from chakra_et.et.node_attributes import lanes, parents
 from chakra_et.job.buckets import buckets_of
 from chakra_et.simulate.measured_steps import step_rows

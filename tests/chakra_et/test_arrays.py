@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from chakra_et import arrays
-from chakra_et.et import byte_strings
-from chakra_et.et.byte_strings import Packer
+from chakra_et.et import columns
+from chakra_et.et.columns import Packer
 
 
 @pytest.mark.parametrize("spread", [3, 1 << 40])
@@ -28,7 +28,7 @@ def test_distinct_values_are_numpys(dtype: type, spread: int) -> None:
 
 
 def test_packed_strings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(byte_strings, "CHECKED_BYTES", 2)  # characters cross the pieces that are checked
+    monkeypatch.setattr(columns, "CHECKED_BYTES", 2)  # characters cross the pieces that are checked
     texts = ["", "a", "größe", "", "日本語"]
     packer = Packer()
     for some in (texts[:2], [], texts[2:]):

@@ -16,7 +16,7 @@ import numpy as np
 from chakra_et.convert.graph.communication import Operation, operation_named
 from chakra_et.convert.graph.link import Link
 from chakra_et.convert.graph.timeline import named
-from chakra_et.et.element_types import item_bytes
+from chakra_et.et.columns import item_bytes
 from chakra_et.traces.device import DeviceTrace
 from chakra_et.traces.device_format import KERNEL
 from chakra_et.traces.fields import as_number
