@@ -2,27 +2,34 @@
 
 PyTorch's ExecutionTraceObserver writes the host trace, Kineto the device trace. They share the id of each
 record function: ``rf_id`` among the attributes of a host node, ``Record function id`` among the arguments of
-a device event.
+a device event. ``format_stacks`` makes NAME_stacks.txt of the same device trace.
 """
 
 from __future__ import annotations
 
 import gzip
+import re
 import zlib
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from chakra_et.traces.recording import read_recording
+from chakra_et.traces.device_format import read_recording
 
 STEP = "ProfilerStep#"
 # Written by the observer itself, or before Kineto starts: these have no counterpart in the device trace.
 _HOST_ONLY = ("[pytorch|profiler|execution_trace|", "## process_group:init ##")
 _LINKED_SHARE = 0.95
 _BACKWARD = "autograd::engine::evaluate_function"
+_COLUMNS = ("self_cpu_time_total", "cpu_time_total", "self_cuda_time_total", "cuda_time_total", "count")
+_ON_CPU = ("cpu_op", "user_annotation")
+_ON_GPU = ("kernel", "gpu_memcpy", "gpu_memset")
+
+Stack = tuple[str, ...]
 
 
 class _Attribute(msgspec.Struct):
@@ -46,7 +53,11 @@ class _Host(msgspec.Struct):
 
 class _Arguments(msgspec.Struct):
     record_id: int = msgspec.field(name="Record function id", default=0)
+    external_id: int = msgspec.field(name="External id", default=0)
     finished: bool = True
+
+
+_NO_ARGUMENTS = _Arguments()
 
 
 class _Event(msgspec.Struct):
@@ -57,6 +68,10 @@ class _Event(msgspec.Struct):
     pid: int | str | None = None
     tid: int | str | None = None
     args: _Arguments | None = None
+
+    @property
+    def arguments(self) -> _Arguments:
+        return self.args or _NO_ARGUMENTS
 
 
 class _Device(msgspec.Struct):
@@ -109,9 +124,21 @@ def inspect_pair(host: Path | str, device: Path | str, active_steps: int) -> Pai
     recording = read_recording(device_trace.recording)
     structure = recording.structure_step if recording else None
     _compare_steps(host_trace, device_trace, active_steps, structure, report)
-    inside, outside = _step_alone(device_trace, structure)
+    # The events that begin in the structure step, and all others: the cost of recording is measured there.
+    inside, outside = device_trace.events, []
+    steps = [event for event in inside if _is_step(event) and _number(event) == structure]
+    if steps:
+        begin, end = steps[0].ts, steps[0].ts + steps[0].dur
+        outside = [event for event in inside if not begin <= event.ts <= end]
+        inside = [event for event in inside if begin <= event.ts <= end]
     _compare_ids(host_trace, inside, outside, report)
-    _compare_process(host_trace, device_trace, report)
+    pids = {event.pid for event in device_trace.events if _is_step(event)}
+    if host_trace.pid is not None and pids - {host_trace.pid}:
+        others = ", ".join(sorted(map(str, pids)))
+        report.problems.append(f"the host trace is of process {host_trace.pid}, the device trace of {others}")
+    has_group = any(node.name == "## process_group:init ##" for node in host_trace.nodes)
+    if device_trace.distributed and not has_group:
+        report.problems.append("the host trace has no record of the process groups")
     return report
 
 
@@ -128,17 +155,6 @@ def _read(path: Path, kind: type, label: str, report: PairReport) -> Any:
             f"the {label} trace is not one complete JSON object ({error}); try fix_host_traces.py"
         )
         return None
-
-
-def _step_alone(device: _Device, number: int | None) -> tuple[list[_Event], list[_Event]]:
-    """The events that begin in one step, and all others: the tracer measures the cost of recording there."""
-    step = next((event for event in device.events if _is_step(event) and _number(event) == number), None)
-    if step is None:
-        return device.events, []
-    parts: tuple[list[_Event], list[_Event]] = ([], [])
-    for event in device.events:
-        parts[not step.ts <= event.ts <= step.ts + step.dur].append(event)
-    return parts
 
 
 def _compare_steps(
@@ -168,14 +184,11 @@ def _compare_ids(host: _Host, events: list[_Event], outside: list[_Event], repor
     host_ids.pop(None, None)
     host_ids.pop(0, None)
     for event in outside:
-        host_ids.pop(event.args.record_id if event.args else 0, None)
+        host_ids.pop(event.arguments.record_id, None)
     # The observer writes what has ended. The record of a gloo operator may end after who waited for it went
     # on.
-    device_ids = {
-        event.args.record_id: event
-        for event in events
-        if event.args and event.args.record_id and event.args.finished
-    }
+    device_ids = {event.arguments.record_id: event for event in events if event.arguments.finished}
+    device_ids.pop(0, None)
     for label, ids in (("host", host_ids), ("device", device_ids)):
         if not ids:
             report.problems.append(f"the {label} trace has no record-function ids")
@@ -203,19 +216,10 @@ def _compare_ids(host: _Host, events: list[_Event], outside: list[_Event], repor
         elif event.tid in main_device:
             lost[event.name] += 1
     if lost:
+        some = ", ".join(f"{name} ×{count}" for name, count in lost.most_common(3))
         report.problems.append(
-            f"{lost.total()} operators of the training thread are in one trace only: {_some(lost)}"
+            f"{lost.total()} operators of the training thread are in one trace only: {some}"
         )
-
-
-def _compare_process(host: _Host, device: _Device, report: PairReport) -> None:
-    pids = {event.pid for event in device.events if _is_step(event)}
-    if host.pid is not None and pids - {host.pid}:
-        others = ", ".join(sorted(map(str, pids)))
-        report.problems.append(f"the host trace is of process {host.pid}, the device trace of {others}")
-    has_group = any(node.name == "## process_group:init ##" for node in host.nodes)
-    if device.distributed and not has_group:
-        report.problems.append("the host trace has no record of the process groups")
 
 
 def _is_step(record: _Node | _Event) -> bool:
@@ -228,5 +232,73 @@ def _number(record: _Node | _Event) -> int:
     return int(record.name[len(STEP) :])
 
 
-def _some(names: Counter[str]) -> str:
-    return ", ".join(f"{name} ×{count}" for name, count in names.most_common(3))
+def format_stacks(device_trace: Path, limit: int = 100, without: int | None = None) -> str:
+    """The ``limit`` most expensive operator stacks as a table; times in µs, summed over the traced steps.
+
+    A stack is the chain of enclosing operators and annotations, derived from the times in the device trace.
+    Python stacks are not recorded: they multiply the size of the device trace and slow down the measured
+    steps (and torch 2.4 then writes names that are not UTF-8).
+    ``without``: number of the first step, if it is to be left out, with what precedes the second. Sorted by
+    self GPU time if there is any, else by self CPU time. A kernel counts towards the operator that launched
+    it. The columns are named as in the profiler's own tables.
+    """
+    events = msgspec.json.decode(device_trace.read_bytes(), type=_Device).events
+    if without is not None:
+        begin = min(
+            (event.ts for event in events if event.name == f"ProfilerStep#{without + 1}"), default=0.0
+        )
+        events = [event for event in events if event.ts >= begin]
+    rows = _sum_by_stack(events)
+    key = 2 if any(row[2] for row in rows.values()) else 0
+    ranked = sorted(rows.items(), key=lambda item: (-item[1][key], item[0]))
+    total = sum(row[key] for row in rows.values()) or 1.0
+    shown = sum(row[key] for _, row in ranked[:limit]) / total
+    lines = [
+        f"# {min(limit, len(ranked))} of {len(ranked)} operator stacks: {shown:.1%} of {_COLUMNS[key]}",
+        "# times in microseconds, summed over the traced steps; innermost operator first",
+        "  ".join(f"{name:>20}" for name in _COLUMNS) + "  operator < enclosing operators",
+    ]
+    for stack, row in ranked[:limit]:
+        figures = [f"{value:20.3f}" for value in row[:-1]] + [f"{int(row[-1]):20d}"]
+        lines.append("  ".join(figures) + "  " + " < ".join(reversed(stack)))
+    return "\n".join(lines) + "\n"
+
+
+def _sum_by_stack(events: list[_Event]) -> dict[Stack, list[float]]:
+    """One row of ``_COLUMNS`` per stack, outermost operator first."""
+    launched: defaultdict[int, float] = defaultdict(float)
+    threads: defaultdict[int | str | None, list[_Event]] = defaultdict(list)
+    for event in events:
+        if event.cat in _ON_GPU:
+            launched[event.arguments.external_id] += event.dur
+        elif event.cat in _ON_CPU:
+            threads[event.tid].append(event)
+
+    rows: defaultdict[Stack, list[float]] = defaultdict(lambda: [0.0] * len(_COLUMNS))
+    for thread in threads.values():
+        for event, stack, within in _nest(thread):
+            launch = event.arguments.external_id
+            on_gpu = launched.pop(launch, 0.0) if launch else 0.0
+            row = rows[stack]
+            row[0] += within
+            row[1] += within
+            row[2] += on_gpu
+            row[4] += 1
+            if len(stack) > 1:
+                rows[stack[:-1]][0] -= within
+            for depth in range(1, len(stack) + 1):
+                rows[stack[:depth]][3] += on_gpu
+    return rows
+
+
+def _nest(thread: list[_Event]) -> Iterator[tuple[_Event, Stack, float]]:
+    """Each event of one thread with its stack and its duration in µs, clipped to its parent."""
+    open_events: list[tuple[float, Stack]] = []
+    for event in sorted(thread, key=lambda event: (event.ts, -event.dur)):
+        while open_events and open_events[-1][0] <= event.ts:
+            open_events.pop()
+        end, parent = open_events[-1] if open_events else (float("inf"), ())
+        stack = (*parent, re.sub(r"^ProfilerStep#\d+$", "ProfilerStep*", event.name))
+        end = min(end, event.ts + event.dur)
+        open_events.append((end, stack))
+        yield event, stack, end - event.ts

@@ -7,11 +7,12 @@ import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 _PUNCTUATION = " ._-+=@,()"
 # Leaves room for _rankN, the kind and .json.gz.partial within the 255 bytes of a file name.
 _MAX_BYTES = 180
+LEAST_STEPS = {"trace_wait_steps": 0, "trace_warmup_steps": 0, "trace_active_steps": 1}
 
 
 def _flag(default: Any, help_text: str) -> Any:
@@ -34,7 +35,7 @@ class TraceConfig:
     def __post_init__(self) -> None:
         if self.trace_name is not None:
             check_trace_name(self.trace_name)
-        for name, least in (("trace_wait_steps", 0), ("trace_warmup_steps", 0), ("trace_active_steps", 1)):
+        for name, least in LEAST_STEPS.items():
             if getattr(self, name) < least:
                 flag = "--" + name.replace("_", "-")
                 raise ValueError(f"{flag} must be at least {least}, not {getattr(self, name)}")
@@ -42,23 +43,17 @@ class TraceConfig:
             raise ValueError("--trace-output-dir is empty: give a folder")
 
 
-class Variable(NamedTuple):
-    """An environment variable of ``chakra-et run``: the field that it sets, the least value, and its help."""
-
-    field: str
-    least: int
-    help: str
-
-
+# The environment variables of ``chakra-et run``: the field that each sets, and its help.
 VARIABLES = {
-    "CHAKRA_TRACE": Variable("trace_name", 0, "FOLDER/NAME of the trace files (required)"),
-    "CHAKRA_TRACE_WAIT": Variable("trace_wait_steps", 0, "steps before the profiler starts (default: 2)"),
-    "CHAKRA_TRACE_WARMUP": Variable(
-        "trace_warmup_steps", 0, "steps with the profiler running but not recording (default: 1)"
+    "CHAKRA_TRACE": ("trace_name", "FOLDER/NAME of the trace files (required)"),
+    "CHAKRA_TRACE_WAIT": ("trace_wait_steps", "steps before the profiler starts (default: 2)"),
+    "CHAKRA_TRACE_WARMUP": (
+        "trace_warmup_steps",
+        "steps with the profiler running but not recording (default: 1)",
     ),
-    "CHAKRA_TRACE_ACTIVE": Variable("trace_active_steps", 1, "steps to record (default: 3)"),
-    "CHAKRA_TRACE_GZIP": Variable("trace_gzip", 0, "1: compress the traces"),
-    "CHAKRA_TRACE_MEMORY": Variable("trace_memory", 0, "1: also record memory allocations and frees"),
+    "CHAKRA_TRACE_ACTIVE": ("trace_active_steps", "steps to record (default: 3)"),
+    "CHAKRA_TRACE_GZIP": ("trace_gzip", "1: compress the traces"),
+    "CHAKRA_TRACE_MEMORY": ("trace_memory", "1: also record memory allocations and frees"),
 }
 
 
@@ -73,10 +68,10 @@ def config_from_environment(environment: Mapping[str, str]) -> TraceConfig:
             "CHAKRA_TRACE is not set: give FOLDER/NAME of the trace files, such as outputs/my_run."
         )
     config = TraceConfig(True, str(place.parent), place.name)
-    for name, (target, least, _) in VARIABLES.items():
+    for name, (target, _) in VARIABLES.items():
         if name == "CHAKRA_TRACE" or name not in environment:
             continue
-        value = environment[name]
+        value, least = environment[name], LEAST_STEPS.get(target, 0)
         if not value.isascii() or not value.isdecimal() or int(value) < least:
             raise ValueError(f"{name}={value}: must be a whole number of at least {least}.")
         kind = type(getattr(config, target))
@@ -95,7 +90,8 @@ def check_trace_name(name: str) -> str:
         raise ValueError(
             f"trace name {shown} is empty, starts with a dot, a dash or a space, or ends with a space"
         )
-    bad = sorted({letter for letter in name if not _is_allowed(letter)})
+    allowed = (c.isalnum() or c in _PUNCTUATION or unicodedata.category(c).startswith("M") for c in name)
+    bad = sorted({letter for letter, is_allowed in zip(name, allowed, strict=True) if not is_allowed})
     if bad:
         raise ValueError(
             f"trace name {shown} contains {', '.join(map(repr, bad))}: use letters, digits, spaces and "
@@ -106,7 +102,3 @@ def check_trace_name(name: str) -> str:
     if len(name.encode()) > _MAX_BYTES:
         raise ValueError(f"trace name {shown} is longer than {_MAX_BYTES} bytes")
     return name
-
-
-def _is_allowed(letter: str) -> bool:
-    return letter.isalnum() or letter in _PUNCTUATION or unicodedata.category(letter).startswith("M")

@@ -13,7 +13,7 @@ import shutil
 from pathlib import Path
 from typing import Any, Literal
 
-from chakra_et.capture.manifest import file_entry
+from chakra_et.files import sha256
 from chakra_et.names import SIDES, RunFiles, gz, parse_trace
 
 PARTIAL = ".partial"
@@ -60,10 +60,17 @@ class TraceFiles:
         Raises OSError, with nothing renamed, if one of them can't be completed.
         """
         finals = {kind: self._pack(kind) for kind in self.paths if kind != "manifest"}
-        entries: dict[str, Any] = {
-            kind: file_entry(_partial(final), final.name) for kind, final in finals.items()
-        }
-        self._remove_outdated()
+        entries: dict[str, Any] = {}
+        for kind, final in finals.items():
+            partial = _partial(final)
+            entries[kind] = {
+                "name": final.name,
+                "size": partial.stat().st_size,
+                "sha256": sha256(partial),
+            }
+        if self.rank == 0:
+            # If this process died between the renames, the old manifest would describe files that are gone.
+            self.path("manifest").unlink(missing_ok=True)
         for final in finals.values():
             os.replace(_partial(final), final)
         for side in SIDES:
@@ -102,11 +109,6 @@ class TraceFiles:
         ):
             shutil.copyfileobj(plain, packed, 1 << 20)
         return gz(final)
-
-    def _remove_outdated(self) -> None:
-        # If this process died between the renames, the old manifest would describe files that are gone.
-        if self.rank == 0:
-            self.path("manifest").unlink(missing_ok=True)
 
 
 def _partial(path: Path) -> Path:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback
 
 from chakra_et.capture.tracer import ChakraTracer
 
@@ -26,29 +26,18 @@ class ChakraCallback(TrainerCallback):
     def __init__(self, output_dir: str | Path, trace_name: str, **options: Any):
         self.tracer = ChakraTracer(output_dir, trace_name, **options)
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **objects: Any
-    ) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
         """Start tracing."""
         model = objects.get("model")
-        if not self.tracer.run_info and model is not None:
-            parameters = sum(parameter.numel() for parameter in model.parameters())
-            self.tracer.run_info = {
-                "model": type(model).__name__,
-                "parameters": parameters,
-                "config": args.to_sanitized_dict(),
-            }
+        if model is not None:
+            self.tracer.describe(model, args.to_sanitized_dict())
         # The Trainer has no hook for a training that ends in an exception: the tracer then ends at exit.
         self.tracer.__enter__()
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **objects: Any
-    ) -> None:
+    def on_step_end(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
         """Count an optimizer step."""
         self.tracer.step()
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **objects: Any
-    ) -> None:
+    def on_train_end(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
         """Finish the trace of a training that ended early."""
         self.tracer.__exit__(None, None, None)

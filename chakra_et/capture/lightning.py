@@ -40,12 +40,7 @@ class ChakraCallback(_callback_class()):  # type: ignore[misc]
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Start tracing."""
-        if not self.tracer.run_info:
-            self.tracer.run_info = {
-                "model": type(pl_module).__name__,
-                "parameters": sum(parameter.numel() for parameter in pl_module.parameters()),
-                "config": dict(pl_module.hparams),
-            }
+        self.tracer.describe(pl_module, dict(pl_module.hparams))
         self._steps = trainer.global_step
         self.tracer.__enter__()
 

@@ -28,6 +28,12 @@ from torch.profiler import ExecutionTraceObserver, ProfilerAction, ProfilerActiv
 from chakra_et.capture import gloo
 from chakra_et.capture.cost import LAUNCHES, PASSES, pass_us
 
+_RUNNING = "another profiler is already running in this process"
+
+_registered: weakref.WeakSet[ExecutionTraceObserver] = weakref.WeakSet()
+# Observers that found another one registered. Deleting one would unregister the other, so they are kept.
+_foreign: list[ExecutionTraceObserver] = []
+
 
 class _Observer(ExecutionTraceObserver):
     """PyTorch's observer, which does not end while a thread of gloo is still ending a record.
@@ -43,13 +49,6 @@ class _Observer(ExecutionTraceObserver):
     def unregister_callback(self) -> None:
         gloo.wait_until_idle()
         super().unregister_callback()
-
-
-_RUNNING = "another profiler is already running in this process"
-
-_registered: weakref.WeakSet[ExecutionTraceObserver] = weakref.WeakSet()
-# Observers that found another one registered. Deleting one would unregister the other, so they are kept.
-_foreign: list[ExecutionTraceObserver] = []
 
 
 class CaptureError(RuntimeError):
@@ -83,13 +82,12 @@ class Recorder:
 
     def start(self) -> None:
         """Begin with step 0."""
-        self._require_no_other()
-        if _is_other_prepared():
+        if _profiler_enabled() or _is_other_prepared():
             raise CaptureError(_RUNNING)
         self._observer = self._register()
         self._plain_us = pass_us()
         self._profiler = self._make_profiler()
-        self._unhook = _on_new_session(self._note_session)
+        self._unhook = self._watch_sessions()
         self._settle_device()
         self._profiler.__enter__()
         self._began = _now()
@@ -97,7 +95,10 @@ class Recorder:
     def step(self) -> None:
         """End the current step and begin the next."""
         self._require_session()
-        self._end_step()
+        wall, cpu = _now()
+        self.steps.append((wall - self._began[0], cpu - self._began[1]))
+        if self.structure + 1 < self.steps_done == self.end:
+            self._describe()
         self._settle_device()
         self._profiler.step()
         self._began = _now()
@@ -148,12 +149,6 @@ class Recorder:
             return ProfilerAction.WARMUP
         return ProfilerAction.RECORD if step < self.end - 1 else ProfilerAction.RECORD_AND_SAVE
 
-    def _end_step(self) -> None:
-        wall, cpu = _now()
-        self.steps.append((wall - self._began[0], cpu - self._began[1]))
-        if self.structure + 1 < self.steps_done == self.end:
-            self._describe()
-
     def _describe(self) -> None:
         """Write into the device trace what the conversion needs to find the untraced times."""
         facts = {
@@ -181,19 +176,25 @@ class Recorder:
         _registered.add(observer)
         return observer
 
-    def _require_no_other(self) -> None:
-        if _profiler_enabled():
-            raise CaptureError(_RUNNING)
-
     def _require_session(self) -> None:
         if self._taken:
             raise CaptureError("another profiler was started in this process and ended the recording")
-        if not self._recording:
-            self._require_no_other()
+        if not self._recording and _profiler_enabled():
+            raise CaptureError(_RUNNING)
 
-    def _note_session(self, session: Any) -> None:
-        if session is not self._profiler.profiler:
-            self._taken = True
+    def _watch_sessions(self) -> Callable[[], None]:
+        """Notice whether another profiler prepares a session from now on; returns how to stop that."""
+        kind: Any = autograd_profiler.profile
+        prepare = getattr(kind, "_prepare_trace", None)
+        if prepare is None:
+            return lambda: None
+
+        def prepare_and_note(session: Any) -> Any:
+            self._taken |= session is not self._profiler.profiler
+            return prepare(session)
+
+        kind._prepare_trace = prepare_and_note
+        return lambda: setattr(kind, "_prepare_trace", prepare)
 
     def _forget(self) -> None:
         self._unhook()
@@ -256,24 +257,6 @@ def _is_other_prepared(kind: type = profile) -> bool:
     # isinstance would ask every object for its __class__, which some answer with a warning.
     others = [found for found in gc.get_objects() if issubclass(type(found), kind)]
     return any(other.step_rec_fn and other.current_action is ProfilerAction.WARMUP for other in others)
-
-
-def _on_new_session(note: Callable[[Any], None]) -> Callable[[], None]:
-    """Call ``note`` with each profiler that prepares a session from now on; returns how to stop that."""
-    kind: Any = autograd_profiler.profile
-    prepare = getattr(kind, "_prepare_trace", None)
-    if prepare is None:
-        return lambda: None
-
-    def prepare_and_note(session: Any) -> Any:
-        note(session)
-        return prepare(session)
-
-    def restore() -> None:
-        kind._prepare_trace = prepare
-
-    kind._prepare_trace = prepare_and_note
-    return restore
 
 
 def _stop_in_child() -> None:

@@ -30,6 +30,7 @@ from chakra_et.capture.config import VARIABLES, TraceConfig, config_from_environ
 from chakra_et.errors import TraceError
 from chakra_et.names import RunFiles
 
+_NO_STEPS = "no optimizer stepped and no module was called"
 _REMEDY = "name the class of the module whose calls are steps with --step-on NAME, or use ChakraTracer"
 # Their processes don't train.
 _NOT_FOLLOWED = ("torch.utils.data", "torch._inductor", "multiprocessing", "concurrent")
@@ -47,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("       chakra-et run [--step-on NAME] -m MODULE [ARGUMENT …]\n")
         print((__doc__ or "").partition("\n\n")[2])
         width = max(map(len, VARIABLES))
-        print("\n".join(f"  {name:{width}}  {variable.help}" for name, variable in VARIABLES.items()))
+        print("\n".join(f"  {name:{width}}  {help_text}" for name, (_, help_text) in VARIABLES.items()))
         return 0 if target else 2
     try:
         config = config_from_environment(os.environ)
@@ -76,11 +77,11 @@ def _run(target: list[str], is_module: bool, trace: _Trace) -> int:
         traceback.print_exception(type(error), error, _of_the_script(error))
         return 130 if isinstance(error, KeyboardInterrupt) else 1
     manifest = RunFiles(Path(trace.config.trace_output_dir), str(trace.config.trace_name)).manifest_file
-    if trace.written or manifest.is_file() and manifest.stat().st_mtime_ns >= began:
+    written = trace.tracer is not None and trace.tracer.written
+    if written or manifest.is_file() and manifest.stat().st_mtime_ns >= began:
         return 0
-    why = "no active step was reached" if trace.tracer else "no optimizer stepped and no module was called"
-    print(f"chakra-et: no trace was written: {why}; {_REMEDY if not trace.tracer else 'run more steps'}",
-          file=sys.stderr)  # fmt: skip
+    why = "no active step was reached; run more steps" if trace.tracer else f"{_NO_STEPS}; {_REMEDY}"
+    print(f"chakra-et: no trace was written: {why}", file=sys.stderr)
     return 1
 
 
@@ -96,28 +97,34 @@ class _Trace:
         self.stepping: Any = None
         self.tracer: Any = None
 
-    @property
-    def written(self) -> bool:
-        """Whether this process has written its traces."""
-        return self.tracer is not None and self.tracer.written
-
     @contextlib.contextmanager
     def following(self) -> Iterator[None]:
         """Count the steps in this process and those that it starts, and finish the trace however it ends."""
         _after_each_call(self.step, self.step_on)
         if not self.step_on:
             _after_each_step(self.step)
-        _in_each_process(self)
+        create: Any = BaseProcess.__init__
+
+        def create_followed(process: Any, *values: Any, **options: Any) -> None:
+            create(process, *values, **options)
+            target = process._target
+            if target is not None and not str(getattr(target, "__module__", "")).startswith(_NOT_FOLLOWED):
+                process._target = functools.partial(_follow, target, self.config, self.step_on)
+
+        BaseProcess.__init__ = create_followed  # type: ignore[method-assign, assignment]
         leave = os._exit
 
         def close_and_leave(status: int) -> None:
             self.close(SystemExit(status))
             leave(status)
 
+        def terminate(number: int, frame: object) -> None:
+            raise SystemExit(128 + number)
+
         os._exit = close_and_leave  # type: ignore[assignment]
         with contextlib.suppress(ValueError):  # outside the main thread
             if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-                signal.signal(signal.SIGTERM, _terminate)
+                signal.signal(signal.SIGTERM, terminate)
         try:
             yield
         except BaseException as error:
@@ -155,32 +162,12 @@ class _Trace:
             self.tracer.__exit__(type(error) if error else None, error, None)
 
 
-def _terminate(number: int, frame: object) -> None:
-    raise SystemExit(128 + number)
-
-
-class _Followed:
-    """The target of a process that the script starts, with the same trace."""
-
-    def __init__(self, target: Callable[..., Any], trace: _Trace):
-        self.target, self.config, self.step_on = target, trace.config, trace.step_on
-
-    def __call__(self, *values: Any, **options: Any) -> Any:
-        with _Trace(self.config, self.step_on).following():
-            return self.target(*values, **options)
-
-
-def _in_each_process(trace: _Trace) -> None:
-    """Follow the processes that are started by multiprocessing from now on."""
-    create: Any = BaseProcess.__init__
-
-    def create_followed(self: Any, *values: Any, **options: Any) -> None:
-        create(self, *values, **options)
-        target = self._target
-        if target is not None and not str(getattr(target, "__module__", "")).startswith(_NOT_FOLLOWED):
-            self._target = _Followed(target, trace)
-
-    BaseProcess.__init__ = create_followed  # type: ignore[method-assign]
+def _follow(
+    target: Callable[..., Any], config: TraceConfig, step_on: str, *values: Any, **options: Any
+) -> Any:
+    """Run the target of a process that the script has started, with the same trace."""
+    with _Trace(config, step_on).following():
+        return target(*values, **options)
 
 
 def _after_each_call(call: Callable[[Any], None], name: str) -> None:

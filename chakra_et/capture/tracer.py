@@ -25,29 +25,28 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
 from chakra_et.capture import gloo
-from chakra_et.capture import groups as trace_groups
 from chakra_et.capture import manifest as trace_manifest
-from chakra_et.capture.check import PairReport, check_pair, inspect_pair
+from chakra_et.capture.check import PairReport, check_pair, format_stacks, inspect_pair
 from chakra_et.capture.config import TraceConfig, check_trace_name
 from chakra_et.capture.files import TraceFiles
-from chakra_et.capture.notice import notify
-from chakra_et.capture.ranks import Mailbox, summarise
+from chakra_et.capture.manifest import Mailbox, summarise
+from chakra_et.capture.process import hold_signals, notify
 from chakra_et.capture.recorder import Recorder
-from chakra_et.capture.signals import hold_signals
-from chakra_et.capture.stacks import format_stacks
 
 __all__ = ["ChakraTracer", "TraceConfig", "check_pair", "check_trace_name"]
 
 # A failed collective wakes this thread before its own thread has closed its record, and torch 2.4 corrupts
 # its memory if the profiler is stopped in between.
 _SETTLE_SECONDS = 1.0
+
+_CHECKED = ("host_nodes", "device_events", "linked", "unlinked", "ended_early", "problems")
 
 _ordinal = itertools.count()
 
@@ -97,7 +96,13 @@ class ChakraTracer:
             if type(steps) is not int or steps < least:
                 raise ValueError(f"{name} is {steps!r}: give a whole number of at least {least}.")
         TraceConfig(True, str(output_dir), trace_name, wait_steps, warmup_steps, active_steps)
-        _check_rank(rank, world_size)
+        known = _place() or (0, 1)
+        given = (known[0] if rank is None else rank, known[1] if world_size is None else world_size)
+        if given != known:
+            raise ValueError(
+                f"the tracer was given rank {given[0]} of {given[1]}, but torch.distributed has rank "
+                f"{known[0]} of {known[1]}: create the tracer after init_process_group"
+            )
         self.folder, self.name, self.gzip = Path(output_dir), trace_name, gzip
         self.schedule = {"wait_steps": wait_steps, "warmup_steps": warmup_steps, "active_steps": active_steps}
         self.first, self.end = wait_steps + warmup_steps, wait_steps + warmup_steps + active_steps
@@ -106,7 +111,7 @@ class ChakraTracer:
         self.steps_done, self.finished, self.written = 0, False, False
 
     def __enter__(self) -> ChakraTracer:
-        self.rank, self.world_size = _place()
+        self.rank, self.world_size = _place() or _place_by_launcher()
         self.files = TraceFiles(self.folder, self.name, self.rank, self.gzip)
         self._mailbox = Mailbox(f"trace/{next(_ordinal)}", self.rank, self.world_size)
         self._groups, self._backend = trace_manifest.process_groups(), trace_manifest.backend()
@@ -116,7 +121,7 @@ class ChakraTracer:
         with self._guarded():
             self.files.prepare()
             if len(self._groups) > 1 and self._backend != "nccl":
-                self._groups_named.enter_context(trace_groups.named_groups())
+                self._groups_named.enter_context(gloo.named_groups())
             self._recorder.start()
         atexit.unregister(gloo.wait_until_idle)  # once per process, however many traces it makes
         atexit.register(gloo.wait_until_idle)
@@ -126,6 +131,13 @@ class ChakraTracer:
 
     def _close(self) -> None:
         self.__exit__(None, None, None)
+
+    def describe(self, model: Any, config: dict[str, Any]) -> None:
+        """Put the model's class and size, and its configuration, into the manifest, unless that has other
+        ``run_info``."""
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        described = {"model": type(model).__name__, "parameters": parameters, "config": config}
+        self.run_info = self.run_info or described
 
     def step(self) -> None:
         """Mark the end of a training step. Call it after each step, on every rank."""
@@ -156,8 +168,12 @@ class ChakraTracer:
                 time.sleep(_SETTLE_SECONDS)
             if began:
                 self._finish(reason, held)
-            else:
-                self._discard(reason)
+                return
+            self._stop()
+            self.files.remove_partials()
+            if self.rank == 0:
+                no_trace = "no trace %s was written: %s, the first being step %d"
+                notify(logging.WARNING, no_trace, self.name, reason, self.first)
 
     @contextlib.contextmanager
     def _guarded(self, training_failed: bool = False) -> Iterator[None]:
@@ -176,20 +192,24 @@ class ChakraTracer:
 
     def _give_up(self, error: Exception) -> None:
         """End the capture before anything was written, and report why to rank 0."""
-        self.finished = True
-        atexit.unregister(self._close)
-        self._groups_named.close()
-        for clean_up in (self._recorder.abandon, self.files.remove_partials, lambda: self._report(error)):
+        self._end_watching()
+
+        def report() -> None:
+            record = self._record(str(error), PairReport(), {})
+            if self.rank:
+                self._mailbox.send(record)
+            else:
+                self._write_manifest({0: record})
+
+        for clean_up in (self._recorder.abandon, self.files.remove_partials, report):
             # None of these may hide the failure itself, or end the training.
             with contextlib.suppress(Exception):
                 clean_up()
 
-    def _report(self, error: Exception) -> None:
-        record = self._record(str(error), PairReport(), {})
-        if self.rank:
-            self._mailbox.send(record)
-        else:
-            self._write_manifest({0: record})
+    def _end_watching(self) -> None:
+        self.finished = True
+        atexit.unregister(self._close)
+        self._groups_named.close()
 
     def _finish(self, reason: str | None, held: list[int]) -> None:
         """Stop recording and write this rank's files; on rank 0 also the manifest of all ranks."""
@@ -212,36 +232,18 @@ class ChakraTracer:
             # After a failure the others' files are about as large as ours, and a dead rank never answers.
             patience = 5 + 2 * (time.monotonic() - began) if reason else self.patience
             try:
-                self._gather(record, lambda: min(patience, 2) if held else patience)
+                # First with this rank alone, in case the process is ended while it waits.
+                self._write_manifest({0: record})
+                records = self._mailbox.collect(record, lambda: min(patience, 2) if held else patience)
+                summarise(self._write_manifest(records), self.folder)
             except OSError as error:
                 failure = failure or _explained(f"the manifest can't be written to {self.folder}", error)
         if failure is not None:
             raise failure
 
-    def _gather(self, own: dict[str, Any], patience: Callable[[], float]) -> None:
-        """On rank 0: collect the ranks' records and write the manifest."""
-        # First with this rank alone, in case the process is ended while it waits.
-        self._write_manifest({0: own})
-        manifest = self._write_manifest(self._mailbox.collect(own, patience))
-        summarise(manifest, self.folder)
-
-    def _discard(self, reason: str) -> None:
-        self._stop()
-        self.files.remove_partials()
-        if self.rank == 0:
-            notify(
-                logging.WARNING,
-                "no trace %s was written: %s, the first being step %d",
-                self.name,
-                reason,
-                self.first,
-            )
-
     def _stop(self) -> None:
         self._recorder.stop()
-        self.finished = True
-        atexit.unregister(self._close)
-        self._groups_named.close()
+        self._end_watching()
         # Includes groups created since the start; none are listed once the process group is destroyed.
         self._groups = trace_manifest.process_groups() or self._groups
         self._group_threads = trace_manifest.gloo_threads(self._groups, self.rank)
@@ -285,12 +287,7 @@ class ChakraTracer:
             },
             "check": {
                 "linkable": bool(entries) and not report.problems,
-                "host_nodes": report.host_nodes,
-                "device_events": report.device_events,
-                "linked": report.linked,
-                "unlinked": report.unlinked,
-                "ended_early": report.ended_early,
-                "problems": report.problems,
+                **{name: getattr(report, name) for name in _CHECKED},
             },
             "process_groups": self._groups,
             "group_threads": self._group_threads,
@@ -309,10 +306,13 @@ class ChakraTracer:
         return manifest
 
 
-def _place() -> tuple[int, int]:
-    """This process's rank and the number of ranks, from torch.distributed or else from the launcher."""
-    if dist.is_available() and dist.is_initialized():
-        return dist.get_rank(), dist.get_world_size()
+def _place() -> tuple[int, int] | None:
+    """This process's rank and the number of ranks, as torch.distributed has them."""
+    initialized = dist.is_available() and dist.is_initialized()
+    return (dist.get_rank(), dist.get_world_size()) if initialized else None
+
+
+def _place_by_launcher() -> tuple[int, int]:
     rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     if size > 1:
         notify(
@@ -322,17 +322,6 @@ def _place() -> tuple[int, int]:
             rank,
         )
     return rank, size
-
-
-def _check_rank(rank: int | None, world_size: int | None) -> None:
-    initialized = dist.is_available() and dist.is_initialized()
-    known = (dist.get_rank(), dist.get_world_size()) if initialized else (0, 1)
-    given = (known[0] if rank is None else rank, known[1] if world_size is None else world_size)
-    if given != known:
-        raise ValueError(
-            f"the tracer was given rank {given[0]} of {given[1]}, but torch.distributed has rank "
-            f"{known[0]} of {known[1]}: create the tracer after init_process_group"
-        )
 
 
 def _explained(what: str, error: Exception) -> Exception:

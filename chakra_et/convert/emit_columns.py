@@ -14,8 +14,7 @@ from chakra_et.convert.graph.nodes import Graph, NodeKind
 from chakra_et.convert.graph.operators import PHASE_NAMES, Hierarchy, Work
 from chakra_et.convert.graph.timeline import named
 from chakra_et.et import memory as memory_names
-from chakra_et.et.columns import ByteStrings
-from chakra_et.et.columns import Attribute, Strings, TensorInfo, Texts, ValueKind
+from chakra_et.et.columns import Attribute, ByteStrings, Strings, TensorInfo, Texts, ValueKind
 from chakra_et.traces.device_format import KERNEL, SYNC
 from chakra_et.traces.host import DEFAULTS, NUMERIC
 

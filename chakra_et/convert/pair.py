@@ -31,9 +31,8 @@ from chakra_et.findings import joined
 from chakra_et.simulate.time_by_kind import shares
 from chakra_et.traces import device as device_trace
 from chakra_et.traces import host as host_trace
-from chakra_et.traces.device import DeviceTrace
+from chakra_et.traces.device import DeviceTrace, operators_of
 from chakra_et.traces.host import HostTrace
-from chakra_et.traces.operators import operators_of
 from chakra_et.traces.records import DEFAULT_LIMITS, Limits
 from chakra_et.traces.sets import Pair
 

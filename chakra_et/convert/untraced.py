@@ -20,7 +20,7 @@ from chakra_et.et.columns import Attribute, ExecutionTrace, NodeType, Strings
 from chakra_et.simulate.joint import build_graph
 from chakra_et.simulate.longest_path import make_schedule
 from chakra_et.simulate.matching import match
-from chakra_et.traces.recording import Recording
+from chakra_et.traces.device_format import Recording
 
 _PLAUSIBLE = 2.5
 _ON_HOST = (b"operator", b"annotation", b"runtime", b"host-overhead")

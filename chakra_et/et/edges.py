@@ -166,9 +166,7 @@ def widest_ready_set(trace: ExecutionTrace, edges: Edges, position: np.ndarray) 
     known = edges.parent >= 0
     ready_at = np.zeros(len(trace), np.int64)
     np.maximum.at(ready_at, edges.child[known], position[edges.parent[known]] + 1)
-    change = np.bincount(ready_at, minlength=len(trace) + 1) - np.bincount(
-        position + 1, minlength=len(trace) + 1
-    )
-    ready = np.cumsum(change)
+    size = len(trace) + 1
+    ready = np.cumsum(np.bincount(ready_at, minlength=size) - np.bincount(position + 1, minlength=size))
     widest = int(np.argmax(ready))
     return int(ready[widest]), int(np.flatnonzero(position == min(widest, len(trace) - 1))[0])

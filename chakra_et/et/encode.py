@@ -2,17 +2,12 @@
 
 The bytes are the same as those of the protobuf library: fields in ascending order, defaults left out except
 in attribute values, dependencies packed.
-
-Most columns have few distinct values: each distinct value is encoded once, and rows share its bytes. Adjacent
-ones are joined into one column of their combinations, so that a node's bytes are copied in few pieces.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TypeVar
 
 import numpy as np
 
@@ -45,119 +40,42 @@ from chakra_et.et.wire import LENGTH, VARINT, Cells, Part
 CHUNK = 8192
 # Protobuf libraries read no longer message.
 LARGEST_MESSAGE = (1 << 31) - 1
-WIDEST_RANGE = 4096
-"""Integers in a range up to this are encoded as a table of all of the range that occur."""
 
-Other = TypeVar("Other")
-
-
-@dataclass(eq=False, repr=False)
-class ValueTable:
-    """Row i is row ``index[i]`` of ``table``. ``index`` is int32[rows]."""
-
-    table: Cells
-    index: np.ndarray
-
-    def part(self, first: int, last: int) -> Part:
-        """The rows [first, last)."""
-        return None, self.table.take(self.index[first:last])
-
-
-def where(rows: np.ndarray, index: np.ndarray, table: Cells, count: int) -> ValueTable:
-    """A column of ``count`` rows, of which ``rows`` (ascending) have the rows ``index`` of ``table`` and the
-    others nothing."""
-    if len(rows) == count:
-        return ValueTable(table, index.astype(np.int32, copy=False))
-    nothing = len(table.lengths)
-    full = np.full(count, nothing, dtype=np.int32)
-    full[rows] = index
-    return ValueTable(Cells(table.buffer, np.append(table.starts, 0), np.append(table.lengths, 0)), full)
-
-
-def in_narrow_range(values: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-    """(distinct values, index of each value in them) of integers in a small range; None for others."""
-    if not len(values) or values.dtype.kind not in "iu":
-        return None
-    low = values.min()
-    if int(values.max()) - int(low) >= WIDEST_RANGE:
-        return None
-    used, index = distinct((values - low).astype(np.int64))
-    return used.astype(values.dtype) + low, index
-
-
-def joined(columns: Iterable[ValueTable | Other]) -> list[ValueTable | Other]:
-    """``columns`` with adjacent tables joined, as far as these have few combinations."""
-    found: list[ValueTable | Other] = []
-    for column in columns:
-        last = found[-1] if found else None
-        both = (
-            _join(last, column) if isinstance(last, ValueTable) and isinstance(column, ValueTable) else None
-        )
-        if both is not None:
-            found[-1] = both
-        else:
-            found.append(column)
-    return found
-
-
-def _join(one: ValueTable, other: ValueTable) -> ValueTable | None:
-    rows, width = len(one.index), len(other.table.lengths)
-    if len(one.table.lengths) * width > 4 * rows + WIDEST_RANGE:
-        return None
-    used, index = distinct(one.index.astype(np.int64) * width + other.index)
-    if len(used) > min(rows // 4 + 16, 1 << 16):
-        return None
-    parts: list[Part] = [(None, one.table.take(used // width)), (None, other.table.take(used % width))]
-    return ValueTable(wire.assemble(len(used), parts), index)
-
-
-def distinct(codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(distinct values, index of each value in them) of small integers ≥ 0, without sorting them."""
-    used = np.flatnonzero(np.bincount(codes))
-    place = np.zeros(int(used[-1]) + 1 if len(used) else 0, dtype=np.int32)
-    place[used] = np.arange(len(used), dtype=np.int32)
-    return used, place[codes]
-
-
-Column = ValueTable | Callable[[int, int], list[Part]]
-"""One or more fields of all nodes: a coded column, or a function of a range of rows."""
+Column = Callable[[int, int], list[Part]]
+"""One or more fields of the nodes in a range of rows."""
 
 
 def encode(trace: ExecutionTrace) -> Iterator[memoryview]:
     """The bytes of the file, in blocks."""
     if trace.has_metadata:
         yield _messages(1, _metadata_parts(trace.metadata))
-    columns: list[Column] = joined(_columns(trace))
+    columns = list(_columns(trace))
     for first in range(0, len(trace), CHUNK):
         last = min(first + CHUNK, len(trace))
-        parts: list[Part] = []
-        for column in columns:
-            parts += [column.part(first, last)] if isinstance(column, ValueTable) else column(first, last)
-        yield _messages(last - first, parts)
+        yield _messages(last - first, [part for column in columns for part in column(first, last)])
 
 
 def _columns(trace: ExecutionTrace) -> Iterator[Column]:
     """The fields of the nodes, in the order in which they are written."""
-    count = len(trace)
-    yield _number_column(ID, trace.ids)
-    yield ValueTable(_string_fields(NAME, trace.names.table), trace.names.index)
-    yield _number_column(TYPE, trace.types)
+    yield partial(_number_parts, ID, trace.ids)
+    yield partial(_table_parts, _string_fields(NAME, trace.names.table), trace.names.index)
+    yield partial(_number_parts, TYPE, trace.types)
     yield partial(_list_parts, CTRL_DEPS, trace.ctrl_deps)
     yield partial(_list_parts, DATA_DEPS, trace.data_deps)
-    yield _number_column(START, trace.start_micros)
-    yield _number_column(DURATION, trace.duration_micros)
-    yield _tensor_column(INPUTS, trace.inputs)
-    yield _tensor_column(OUTPUTS, trace.outputs)
+    yield partial(_number_parts, START, trace.start_micros)
+    yield partial(_number_parts, DURATION, trace.duration_micros)
+    for number, tensors in ((INPUTS, trace.inputs), (OUTPUTS, trace.outputs)):
+        if tensors is not None:
+            yield _tensor_column(number, tensors)
     for name, attribute in trace.attributes.items():
-        kind, rows, values = attribute.kind, attribute.rows, attribute.values
+        kind, values = attribute.kind, attribute.values
         if isinstance(values, Strings):
-            strings = _utf8_strings if kind == "string" else wire.byte_strings
-            yield where(rows, values.index, _attribute_fields(ATTR, name, kind, strings(values.table)), count)
-        elif (narrow := in_narrow_range(values)) is not None:
-            used, index = narrow
-            yield where(rows, index, _attribute_fields(ATTR, name, kind, used), count)
+            # Each distinct string is encoded once, and rows share its bytes.
+            cells = _utf8_strings(values.table) if kind == "string" else wire.byte_strings(values.table)
+            table = _attribute_fields(ATTR, name, kind, cells)
+            yield partial(_attribute_parts, name, attribute, table.take(values.index))
         else:
-            yield partial(_attribute_parts, name, attribute)
+            yield partial(_attribute_parts, name, attribute, values)
 
 
 def _messages(rows: int, parts: list[Part]) -> memoryview:
@@ -190,24 +108,25 @@ def _metadata_parts(metadata: dict[str, int | str | bool | float]) -> list[Part]
     return parts
 
 
-def _number_column(number: int, values: np.ndarray) -> Column:
-    if (narrow := in_narrow_range(values)) is not None:
-        used, index = narrow
-        return ValueTable(wire.assemble(len(used), _number_parts(number, used)), index)
-    return lambda first, last: _number_parts(number, values[first:last])
-
-
-def _number_parts(number: int, values: np.ndarray) -> list[Part]:
+def _number_parts(number: int, values: np.ndarray, first: int, last: int) -> list[Part]:
+    values = values[first:last]
     rows = np.flatnonzero(values)
     return [(rows, wire.varints(values[rows], wire.tag(number, VARINT)))]
 
 
-def _attribute_parts(name: str, attribute: Attribute, first: int, last: int) -> list[Part]:
+def _table_parts(table: Cells, index: np.ndarray, first: int, last: int) -> list[Part]:
+    return [(None, table.take(index[first:last]))]
+
+
+def _attribute_parts(
+    name: str, attribute: Attribute, values: Cells | np.ndarray, first: int, last: int
+) -> list[Part]:
     low, high = np.searchsorted(attribute.rows, (first, last))
-    rows, values = attribute.rows[low:high] - first, attribute.values
-    if low == high or isinstance(values, Strings):
-        return []
-    return [(rows, cells) for cells in _attribute_cells(ATTR, name, attribute.kind, values[low:high])]
+    rows = attribute.rows[low:high] - first
+    if isinstance(values, Cells):
+        return [(rows, values.take(slice(low, high)))]
+    cells = _attribute_cells(ATTR, name, attribute.kind, values[low:high]) if low < high else []
+    return [(rows, part) for part in cells]
 
 
 def _list_parts(number: int, lists: Ragged, first: int, last: int) -> list[Part]:
@@ -222,22 +141,19 @@ def _list_parts(number: int, lists: Ragged, first: int, last: int) -> list[Part]
     return [(rows, wire.length_delimited(wire.tag(number, LENGTH), cells.lengths)), (rows, cells)]
 
 
-def _tensor_column(number: int, tensors: TensorInfo | None) -> Column:
-    if tensors is None:
-        return lambda first, last: []
-    texts = []
+def _tensor_column(number: int, tensors: TensorInfo) -> Column:
+    texts: list[Column] = []
     for place, column in zip(IO_FIELDS[1:], (tensors.shapes, tensors.types), strict=True):
         strings = Texts.of(column)
-        used, index = distinct(strings.codes)
-        texts.append(ValueTable(_string_fields(place, [strings.table[at] for at in used.tolist()]), index))
+        texts.append(partial(_table_parts, _string_fields(place, strings.table), strings.codes))
     values = tensors.values
     if isinstance(values, ByteStrings) and not values.is_utf8():
         values = list(values)
-    return partial(_tensor_parts, number, tensors.rows, values, joined(texts))
+    return partial(_tensor_parts, number, tensors.rows, values, texts)
 
 
 def _tensor_parts(
-    number: int, rows: np.ndarray, values: Sequence[bytes], texts: list[ValueTable], first: int, last: int
+    number: int, rows: np.ndarray, values: Sequence[bytes], texts: list[Column], first: int, last: int
 ) -> list[Part]:
     low, high = np.searchsorted(rows, (first, last))
     if low == high:
@@ -247,7 +163,7 @@ def _tensor_parts(
         cells = Cells(buffer, values.starts[low:high], values.lengths[low:high].astype(np.int64))
     else:
         cells = _utf8_strings(values[low:high])
-    fields: list[Part] = [*_filled_strings(VALUES, cells), *(column.part(low, high) for column in texts)]
+    fields = _filled_strings(VALUES, cells) + [part for column in texts for part in column(low, high)]
     rows = rows[low:high] - first
     head = wire.length_delimited(wire.tag(number, LENGTH), wire.row_lengths(high - low, fields))
     return [(rows, head), *((rows if which is None else rows[which], part) for which, part in fields)]

@@ -43,7 +43,7 @@ class Cells:
     starts: np.ndarray
     lengths: np.ndarray
 
-    def take(self, index: np.ndarray) -> Cells:
+    def take(self, index: np.ndarray | slice) -> Cells:
         return Cells(self.buffer, self.starts[index], self.lengths[index])
 
 

@@ -7,6 +7,8 @@ decoded; ``device_format`` has the field names of all known writers.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,10 +17,12 @@ import numpy as np
 
 from chakra_et.arrays import narrowed
 from chakra_et.errors import TraceError
+from chakra_et.et.columns import Packer, Texts
 from chakra_et.findings import Findings
-from chakra_et.traces.device_columns import SPARSE, DeviceColumns
+from chakra_et.traces.device_columns import SPARSE, DeviceColumns, Memory, no_memory, read_memory
 from chakra_et.traces.device_format import (
     ANNOTATION,
+    CPU_OP,
     KERNEL,
     MODULE,
     SYNC,
@@ -26,15 +30,19 @@ from chakra_et.traces.device_format import (
     Event,
     Header,
     OperatorHeader,
+    Recording,
+    read_recording,
 )
-from chakra_et.traces.fields import add_repairs, as_number
-from chakra_et.traces.memory import Memory, no_memory, read_memory
-from chakra_et.traces.recording import Recording, read_recording
+from chakra_et.traces.fields import STRIDES, add_repairs, as_number
+from chakra_et.traces.host import HostTrace
 from chakra_et.traces.records import DEFAULT_LIMITS, Limits, read_records
 
 MAX_MICROSECONDS = 2.0**53
 MAX_SPAN = 7 * 86_400e6
 """Longest time in µs from the median event to any other event, and of one event: profiling takes minutes."""
+_TYPE = re.compile(rb'"([^"\\]*)"')
+_NOT_TENSORS = frozenset((b"", b"Scalar", b"ScalarList", b"TensorList", b"Device", b"Layout", b"Generator"))
+_NOTHING = b"[]"
 
 
 @dataclass(eq=False, repr=False)
@@ -81,7 +89,7 @@ class DeviceTrace:
     - ``origin_ns``: absolute time of the first event; ``events_in``: number of events in the file
     - ``findings``: counts of what was left out or repaired
     - ``memory``: allocations and frees, if they were recorded
-    - ``recording``: what our tracer wrote about steps and costs, see ``chakra_et.traces.recording``
+    - ``recording``: what our tracer wrote about steps and costs, see ``device_format.Recording``
     - ``inputs``: None unless requested; ``launched``: row of a launch call → name of the kernel (only HIP
       records it), empty unless requested
     - ``strides``: row → strides of an operator's arguments, as JSON text, if one isn't contiguous; empty
@@ -288,3 +296,65 @@ def _modules(columns: DeviceColumns, origin_us: float) -> Modules:
     table = np.array(rows, dtype=np.int64).reshape(-1, 4)
     start, end = table[:, 0], table[:, 0] - table[:, 1]
     return Modules(table[:, 2], start, end, table[:, 3], list(names))
+
+
+def operators_of(device: DeviceTrace) -> HostTrace:
+    """The operators and annotations as host nodes, in the order of the rows, of a rank without a host trace:
+    most frameworks only write Kineto's. They have no tensor ids, storages and schemas.
+
+    The record-function id of a node is its row + 1, which makes it unique. ``device`` must be loaded with
+    ``operators=True``.
+    """
+    rows = np.flatnonzero((device.category == CPU_OP) | (device.category == ANNOTATION))
+    count = len(rows)
+    empty = OperatorInputs([b""] * len(device), [b""] * len(device), [b""] * len(device))
+    inputs = device.inputs or empty
+    taken = rows.tolist()
+    nothing = Texts([_NOTHING], np.zeros(count, dtype=np.int32))
+    none = np.zeros(count, dtype=np.int64)
+    values, results = Packer(), Packer()
+    values.add([inputs.values[row] or _NOTHING for row in taken])
+    results.add([_NOTHING] * count)
+    return HostTrace(
+        path=device.path,
+        id=rows + 2,
+        parent=np.full(count, -1, dtype=np.int64),
+        name=device.name[rows],
+        names=device.names,
+        op_schema=none,
+        schemas=[""],
+        rf_id=rows + 1,
+        fw_parent=none,
+        seq_id=device.sequence[rows],
+        scope=none,
+        tid=device.thread[rows].astype(np.int64) + 1,
+        fw_tid=np.maximum(device.forward_thread[rows], 0),
+        inputs=(
+            values.packed(),
+            Texts.of([inputs.shapes[row] or _NOTHING for row in taken]),
+            Texts.of([_host_types(inputs.types[row]) for row in taken]),
+        ),
+        outputs=(results.packed(), nothing, nothing),
+        communication={},
+        texts={row: {STRIDES: device.strides[at]} for row, at in enumerate(taken) if at in device.strides},
+        groups=[],
+        header={"schema": "", "pid": _pid(device), "time": "", "start_ts": 0, "finish_ts": 0},
+        recorded=False,
+    )
+
+
+@functools.lru_cache(maxsize=65536)
+def _host_types(types: bytes) -> bytes:
+    """Kineto's types in the observer's notation: ``"float"`` of a tensor becomes ``"Tensor(float)"``."""
+    if not types:
+        return _NOTHING
+
+    def name(match: re.Match[bytes]) -> bytes:
+        return match[0] if match[1] in _NOT_TENSORS else b'"Tensor(' + match[1] + b')"'
+
+    return _TYPE.sub(name, types)
+
+
+def _pid(device: DeviceTrace) -> int:
+    """The process id of the first CPU thread with a numeric one, 0 for none."""
+    return next((pid for pid, _ in device.threads if isinstance(pid, int) and pid > 0), 0)

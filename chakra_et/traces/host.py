@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from enum import Enum
-from itertools import chain
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -62,34 +60,12 @@ class Values(msgspec.Struct, gc=False):
     strides: msgspec.Raw = msgspec.Raw(b"[]")
 
 
-class AttrName(str, Enum):
-    """The name of an attribute. Those of every node are members, for which no string has to be made."""
-
-    RF_ID = "rf_id"
-    FW_PARENT = "fw_parent"
-    SEQ_ID = "seq_id"
-    SCOPE = "scope"
-    TID = "tid"
-    FW_TID = "fw_tid"
-    OP_SCHEMA = "op_schema"
-    KERNEL_BACKEND = "kernel_backend"
-    KERNEL_FILE = "kernel_file"
-    TENSOR_RANGE = "tensor_range"
-
-    @classmethod
-    def _missing_(cls, value: object) -> AttrName:
-        other = str.__new__(cls, value)
-        other._value_ = str(value)
-        return other
-
-
 class Attr(msgspec.Struct, gc=False):
-    name: AttrName
+    name: str
     value: Any = None
 
 
 # Getters for map, which takes half the time of a comprehension over a million records.
-_attr_name, _attr_value = attrgetter("name"), attrgetter("value")
 _values, _shapes, _types = attrgetter("values"), attrgetter("shapes"), attrgetter("types")
 _strides = attrgetter("strides")
 _id, _name, _attrs = attrgetter("id"), attrgetter("name"), attrgetter("attrs")
@@ -231,53 +207,26 @@ class _Columns:
         self.findings.add("bad-node")
 
     def _take_attrs(self, nodes: list[Node]) -> np.ndarray:
-        """Split the attributes of the nodes into columns; returns the indices of their operator schemas.
-
-        Nearly all nodes have the same attributes in the same order, so these are read column by column.
-        """
+        """Split the attributes of the nodes into columns; returns the indices of their operator schemas."""
         columns: dict[str, list[Any]] = {name: [DEFAULTS[name]] * len(nodes) for name in NUMERIC}
         columns["op_schema"] = [""] * len(nodes)
-        attrs = [attrs or [] for attrs in map(_attrs, nodes)]
-        usual: list[AttrName] = list(map(_attr_name, attrs[len(nodes) // 2]))
-        width = len(usual)
-        alike = [at for at, of_node in enumerate(attrs) if len(of_node) == width]
-        flat = list(chain.from_iterable(attrs if len(alike) == len(nodes) else [attrs[at] for at in alike]))
-        if not width or list(map(_attr_name, flat)) != usual * len(alike):
-            alike, usual = [], []
-        values = list(map(_attr_value, flat))
-        for place, name in enumerate(usual):
-            of_all = values[place::width]
-            if name in columns and len(alike) == len(nodes):
-                columns[name] = of_all
-            elif name in columns:
-                column = columns[name]
-                for at, value in zip(alike, of_all, strict=True):
-                    column[at] = value
-            elif any(of_all):
-                for at, value in zip(alike, of_all, strict=True):
-                    self._take_attr(columns, at, name.value, value)
-        taken = set(alike)
-        for at in range(len(nodes)) if len(taken) < len(nodes) else ():
-            if at not in taken:
-                for attr in attrs[at]:
-                    self._take_attr(columns, at, attr.name.value, attr.value)
+        for at, attrs in enumerate(map(_attrs, nodes)):
+            for attr in attrs or ():
+                name = attr.name
+                if name in columns:
+                    columns[name][at] = attr.value
+                elif not attr.value:
+                    pass
+                elif name in COMMUNICATION:
+                    self.communication.setdefault(self.rows + at, {})[name] = attr.value
+                elif name in TEXT:
+                    self.texts.setdefault(self.rows + at, {})[name] = str(attr.value)
+                else:
+                    self.findings.add("unknown-attribute", detail=name)
         op_schema = indices(columns.pop("op_schema"), self.schemas)
-        for number, of_all in columns.items():
-            self._add(number, as_column(of_all))
+        for number, values in columns.items():
+            self._add(number, as_column(values))
         return op_schema
-
-    def _take_attr(self, columns: dict[str, list[Any]], at: int, name: str, value: Any) -> None:
-        """Put one attribute of the node ``at`` of this piece where it belongs."""
-        if name in columns:
-            columns[name][at] = value
-        elif not value:
-            pass
-        elif name in COMMUNICATION:
-            self.communication.setdefault(self.rows + at, {})[name] = value
-        elif name in TEXT:
-            self.texts.setdefault(self.rows + at, {})[name] = str(value)
-        else:
-            self.findings.add("unknown-attribute", detail=name)
 
     def _take_values(self, side: str, values: Packer, sources: list[Values]) -> list[bytes]:
         """Collect one side's arguments; returns their shapes, as JSON texts."""

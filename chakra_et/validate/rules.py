@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from chakra_et.et.columns import ByteStrings
-from chakra_et.et.columns import CollectiveType, NodeType, Strings, Texts
+from chakra_et.et.columns import ByteStrings, CollectiveType, NodeType, Strings, Texts
 from chakra_et.et.edges import Edges, forward_position, repeated, short_cycle, widest_ready_set
 from chakra_et.validate.table import ALL_RANKS, INTEGER, TEXT_GROUP, File, Finding, found
 

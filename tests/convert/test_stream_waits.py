@@ -16,7 +16,7 @@ from chakra_et.convert.graph.nodes import Dependencies
 from chakra_et.convert.pair import Converted, convert_pair
 from chakra_et.simulate.replays import replay_device
 from chakra_et.traces import device as device_trace
-from chakra_et.traces.operators import operators_of
+from chakra_et.traces.device import operators_of
 from chakra_et.traces.sets import Pair
 from tests.generator import Features, generate
 from tests.generator.hand_made import annotation, call, kernel, op, sync, write_kineto

@@ -13,7 +13,7 @@ from chakra_et.convert.pair import convert_pair
 from chakra_et.convert.untraced import step_facts
 from chakra_et.simulate.measured_steps import measured_times, step_rows
 from chakra_et.simulate.replays import longest_path
-from chakra_et.traces.recording import Recording, read_recording
+from chakra_et.traces.device_format import Recording, read_recording
 from chakra_et.traces.sets import Pair
 from chakra_et.validate.check import check
 

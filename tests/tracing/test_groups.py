@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from torch.distributed import ProcessGroup
 
-from chakra_et.capture import groups as trace_groups
+from chakra_et.capture import gloo
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import CollectiveType, NodeType
 
@@ -70,7 +70,7 @@ def test_each_dimension_of_a_mesh_has_its_own_groups(torchrun, tmp_path: Path) -
 
 def test_process_groups_are_left_as_they_were() -> None:
     before = dict(vars(ProcessGroup))
-    with trace_groups.named_groups():
+    with gloo.named_groups():
         assert vars(ProcessGroup)["allreduce"] is not before["allreduce"]
     assert {name: vars(ProcessGroup)[name] for name in before} == before
 
@@ -78,4 +78,4 @@ def test_process_groups_are_left_as_they_were() -> None:
 def test_the_names_agree_with_the_converter() -> None:
     from chakra_et.convert.graph.groups import GROUP_MARK
 
-    assert trace_groups.PREFIX == GROUP_MARK
+    assert gloo.PREFIX == GROUP_MARK

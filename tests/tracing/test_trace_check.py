@@ -12,9 +12,8 @@ import torch
 from torch.utils.checkpoint import checkpoint
 from trace_reading import load, train
 
-from chakra_et.capture.check import inspect_pair
+from chakra_et.capture.check import format_stacks, inspect_pair
 from chakra_et.capture.recorder import experimental_config
-from chakra_et.capture.stacks import format_stacks
 from chakra_et.capture.tracer import ChakraTracer, check_pair
 
 

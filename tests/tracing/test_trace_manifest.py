@@ -16,7 +16,7 @@ from trace_reading import load, train
 
 from chakra_et.capture import manifest as trace_manifest
 from chakra_et.capture.files import TraceFiles
-from chakra_et.capture.ranks import Mailbox, summarise
+from chakra_et.capture.manifest import Mailbox, summarise
 from chakra_et.capture.tracer import ChakraTracer
 
 

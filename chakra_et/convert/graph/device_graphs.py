@@ -28,7 +28,7 @@ from chakra_et.convert.graph.timeline import named
 from chakra_et.errors import TraceError
 from chakra_et.findings import Findings
 from chakra_et.traces import device as device_trace
-from chakra_et.traces.operators import operators_of
+from chakra_et.traces.device import operators_of
 from chakra_et.traces.records import DEFAULT_LIMITS, Limits
 
 BEGIN = re.compile(r"(cuda|hip|cu)StreamBeginCapture\w*")
