@@ -97,10 +97,8 @@ def processes() -> dict[int, int]:
 
 def signal_all(pids: set[int], number: int) -> None:
     for pid in pids:
-        try:
+        with contextlib.suppress(ProcessLookupError):  # it ended just before the signal
             os.kill(pid, number)
-        except ProcessLookupError:
-            continue  # it ended just before the signal
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import logging
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -28,15 +29,6 @@ INDEX_MAP = re.compile(r"(.*)_indexmap_(\d+)ns_(\d+)sl_(\d+)s_doc_idx\.npy")
 OUTPUTS = FOLDER.parent / "outputs" / "megatron"
 
 
-class Vocabulary:
-    """The part of a tokenizer that the dataset needs."""
-
-    def __init__(self, size: int) -> None:
-        self.vocab_size = size
-        self.eod = self.pad = size - 1
-        self.unique_identifiers = {"class": "gpt2", "vocab_size": size}
-
-
 def build(settings: Settings) -> GPTDataset:
     """The training split, long enough for all iterations; every rank calls this.
 
@@ -48,13 +40,17 @@ def build(settings: Settings) -> GPTDataset:
     if problem := datasets.problem(prefix):
         raise DataError(f"DATA_PATH={prefix}: {problem}.")
     _check_vocabulary(prefix, settings)
+    size = settings.size.vocabulary
+    # The part of a tokenizer that the dataset needs.
+    known = {"class": "gpt2", "vocab_size": size}
+    tokenizer = SimpleNamespace(vocab_size=size, eod=size - 1, pad=size - 1, unique_identifiers=known)
     config = GPTDatasetConfig(
         random_seed=settings.seed,
         sequence_length=settings.size.sequence,
         blend=([str(prefix)], None),
         split=settings.split,
         path_to_cache=str(prefix.parent / settings.model),
-        tokenizer=Vocabulary(settings.size.vocabulary),
+        tokenizer=tokenizer,
         reset_position_ids=False,
         reset_attention_mask=False,
         eod_mask_loss=False,

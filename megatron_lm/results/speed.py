@@ -9,6 +9,7 @@ Megatron-LM", eq. 3, which has 96 and V/16 because it counts the forward pass tw
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -51,7 +52,11 @@ def figures(
         ("median iteration" + (" without the first" if found[1:] else ""), f"{seconds:.4f} s"),
         ("throughput", f"{batch / seconds:.2f} samples/s"),
     ]
-    size, ranks = _size(settings), settings.get("WORLD_SIZE", "")
+    size, ranks = None, settings.get("WORLD_SIZE", "")
+    if settings.get("MODEL") in MODELS:
+        named = {PREFIX + name: settings[name] for name in ("MODEL", *SIZE_SETTINGS) if name in settings}
+        with contextlib.suppress(SettingsError):
+            size = read_settings(named).size
     if size is not None and ranks.isdigit():
         total = operations(size, batch) / seconds
         rows.append(("operations", f"{total / 1e12:.4g} TFLOP/s, {total / 1e12 / int(ranks):.4g} per rank"))
@@ -68,14 +73,3 @@ def figures(
             ("skipped steps", f"{skipped}, as fp16 gradients overflowed and the loss scale was lowered")
         )
     return rows
-
-
-def _size(settings: Mapping[str, str]) -> Size | None:
-    """The model that a run's log names; None for an unknown one."""
-    named = {PREFIX + name: settings[name] for name in ("MODEL", *SIZE_SETTINGS) if name in settings}
-    if settings.get("MODEL", "") not in MODELS:
-        return None
-    try:
-        return read_settings(named).size
-    except SettingsError:
-        return None

@@ -109,9 +109,16 @@ def read_file(path: str | Path) -> dict[str, str]:
         found = {name: values[0] for name, values in defaults.items() if values[0]}
     else:
         for number, line in enumerate(text.splitlines(), 1):
-            if line.strip() and not line.lstrip().startswith("#"):
-                name, value = _assignment(path, number, line)
-                found[name] = value
+            if not line.strip() or line.lstrip().startswith("#"):
+                continue
+            match = ASSIGNMENT.fullmatch(line.strip())
+            try:
+                words = shlex.split(match[2], comments=True) if match else []
+            except ValueError:
+                match = None
+            if not match or len(words) > 1 or re.search(r"[$`]", match[2].partition("'")[0]):
+                raise SettingsError(f"{path}, line {number}: give one setting as NAME=VALUE.")
+            found[match[1]] = words[0] if words else ""
     unknown = [name for name in found if name not in NAMES]
     if unknown:
         raise SettingsError(
@@ -175,17 +182,6 @@ def log_dir() -> Path:
         return Path(os.path.abspath(outside))
     inside = default_values(CONF.read_text(encoding="utf-8")).get("LOG_DIR", ["../log2"])
     return Path(os.path.abspath(FOLDER / inside[-1]))
-
-
-def _assignment(path: str | Path, number: int, line: str) -> tuple[str, str]:
-    match = ASSIGNMENT.fullmatch(line.strip())
-    try:
-        words = shlex.split(match[2], comments=True) if match else []
-    except ValueError:
-        match = None
-    if not match or len(words) > 1 or re.search(r"[$`]", match[2].partition("'")[0]):
-        raise SettingsError(f"{path}, line {number}: give one setting as NAME=VALUE.")
-    return match[1], words[0] if words else ""
 
 
 def _read(name: str, text: str, kind: Any) -> Any:
