@@ -77,10 +77,9 @@ def tokenize_pairs(
     fingerprint = key.hexdigest()
     path = cache_folder / f"{fingerprint[:32]}.npz"
 
-    if arrays := _read(path):
-        return TokenizedPairs(*arrays, pairs, fingerprint)
-    arrays = _tokenize(texts, tokenizer)
-    _write(path, *arrays)
+    if (arrays := _read(path)) is None:
+        arrays = _tokenize(texts, tokenizer)
+        _write(path, *arrays)
     return TokenizedPairs(*arrays, pairs, fingerprint)
 
 
