@@ -21,13 +21,17 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from chakra_et.cli import parse
 from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
 from chakra_et.et.sets import find_rank_sets
 from chakra_et.info.describe import describe
-from chakra_et.info.text import text
+from chakra_et.text import shortened, table
+
+LONGEST_TEXT = 60
+BAR = 30
 
 
 @dataclass
@@ -55,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 answer = {"file": str(path), "bytes": Path(path).stat().st_size}
                 answer |= describe(et_file.read(path), groups)
                 if not config.json:
-                    print(text(answer))
+                    print(_text(answer))
             except TraceError as error:
                 status, answer = 1, {"file": str(path), "error": str(error)}
                 if not config.json:
@@ -64,3 +68,83 @@ def main(argv: Sequence[str] | None = None) -> int:
     if config.json:
         print(json.dumps({"files": answers}, indent=2))
     return status
+
+
+def _text(answer: dict[str, Any]) -> str:
+    """The lines for one file. ``answer``: its dict from ``info.describe``, with ``file`` and ``bytes``."""
+    edges, times = answer["edges"], answer["time"]
+    lines = [
+        f"{answer['file']}: {answer['nodes']:,} nodes, {edges['data'] + edges['ctrl']:,} edges, "
+        f"{answer['bytes'] / 1e6:.1f} MB"
+    ]
+    metadata = {
+        name: value for name, value in answer["metadata"].items() if not isinstance(value, (dict, list))
+    }
+    facts = {
+        "metadata": ", ".join(f"{name} {_short(value)}" for name, value in metadata.items()),
+        "types": _counts(answer["nodes_by_type"]),
+        "kinds": _counts(answer["nodes_by_kind"]),
+        "edges": _counts({"data": edges["data"], "ctrl": edges["ctrl"]}),
+        "edge kinds": _counts(edges["by_kind"]),
+        "span": _milliseconds(times["span_micros"]),
+        "longest path": _milliseconds(times["longest_path_micros"]),
+    }
+    lines += [f"  {name:13}  {value}" for name, value in facts.items() if value]
+    lines += _bars(answer["critical_path_micros"], answer["busy_micros"])
+    lanes = [
+        [str(lane["lane"]), lane["kind"], _short(lane["label"]), f"{lane['nodes']:,}",
+         f"{lane['compute_micros'] / 1000:,.3f}", f"{lane['communication_micros'] / 1000:,.3f}"]
+        for lane in answer["lanes"]
+    ]  # fmt: skip
+    header = ["lane", "kind", "label", "nodes", "compute ms", "communication ms"]
+    lines += table([header, *lanes], right=(0, 3, 4, 5), indent="  ")
+    collectives = [
+        [each["group"] or "all", _short(each["name"]), _ranks(each["ranks"]), each["type"],
+         f"{each['count']:,}", f"{each['bytes']:,}", *_transfer_and_wait(each)]
+        for each in answer["collectives"]
+    ]  # fmt: skip
+    header = ["group", "name", "ranks", "collective", "count", "bytes", "ms", "transfer ms", "wait ms"]
+    lines += table([header, *collectives], right=(0, 4, 5, 6, 7, 8), indent="  ")
+    messages = [
+        [each["direction"], str(each["peer"]), f"{each['count']:,}", f"{each['bytes']:,}"]
+        for each in answer["messages"]
+    ]
+    header = ["message", "peer", "count", "bytes"]
+    lines += table([header, *messages], right=(1, 2, 3), indent="  ")
+    lines += [f"  note: {note}" for note in answer["notes"]]
+    return "\n".join(lines) + "\n"
+
+
+def _bars(path: dict[str, int], busy: dict[str, int]) -> list[str]:
+    """Time by kind, along the critical path and of all nodes, with a bar for the share of the path."""
+    rows = [["time by kind", "critical path ms", "share", "", "all nodes ms"]]
+    for kind, all_of in busy.items():
+        if all_of or path[kind]:
+            share = path[kind] / max(sum(path.values()), 1)
+            halves = round(2 * BAR * share)
+            bar = "█" * (halves // 2) + "▌" * (halves % 2)
+            rows.append([kind, f"{path[kind] / 1000:,.3f}", f"{share:.1%}", bar, f"{all_of / 1000:,.3f}"])
+    return table(rows, right=(1, 2, 4), indent="  ")
+
+
+def _transfer_and_wait(entry: dict[str, Any]) -> tuple[str, str, str]:
+    """Total, transfer and wait in ms; "-" for the latter two unless all ranks were converted together."""
+    total, wait = entry["micros"], entry["wait_micros"]
+    parts = ("-", "-") if wait is None else (f"{(total - wait) / 1000:,.3f}", f"{wait / 1000:,.3f}")
+    return (f"{total / 1000:,.3f}", *parts)
+
+
+def _counts(counts: dict[str, int]) -> str:
+    return ", ".join(f"{_short(name)} {count:,}" for name, count in counts.items())
+
+
+def _milliseconds(micros: int | None) -> str:
+    return "" if micros is None else f"{micros / 1000:,.3f} ms"
+
+
+def _short(value: Any) -> str:
+    return shortened(str(value), LONGEST_TEXT)
+
+
+def _ranks(ranks: list[int] | None) -> str:
+    return "" if ranks is None else _short(",".join(map(str, ranks)))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from chakra_et.errors import TraceError
-from chakra_et.et.columns import Attribute, CollectiveType, ExecutionTrace, NodeType, Strings
+from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
+from chakra_et.et.node_attributes import communicates, texts
 from chakra_et.validate.table import RING_OF_TWO
 
 # The letters in the attribute ``dep_kinds``, one per data dependency.
@@ -20,7 +22,6 @@ EDGE_KINDS = {
     "T": "inter thread",
     "C": "collective",
 }
-COMMUNICATION = (NodeType.COMM_COLL, NodeType.COMM_SEND, NodeType.COMM_RECV)
 
 
 def describe(trace: ExecutionTrace, comm_groups: dict[str, list[int]] | None = None) -> dict[str, Any]:
@@ -29,6 +30,7 @@ def describe(trace: ExecutionTrace, comm_groups: dict[str, list[int]] | None = N
     ``comm_groups``: group id → ranks, to list the members of each group.
     """
     from chakra_et.simulate.measured_steps import about_steps
+    from chakra_et.simulate.replays import longest_path
     from chakra_et.simulate.time_by_kind import shares
 
     notes: list[str] = []
@@ -42,20 +44,31 @@ def describe(trace: ExecutionTrace, comm_groups: dict[str, list[int]] | None = N
     notes += about_steps([trace])
     if trace.metadata.get("world_size") == 2:
         notes.append(RING_OF_TWO)
+    try:
+        longest = longest_path(trace) // 1000
+    except TraceError as error:
+        notes.append(f"no longest path: {error}")
+        longest = None
+    types = [NodeType(value).name if value in list(NodeType) else f"type {value}" for value in range(256)]
+    edge_kinds = dict.fromkeys(EDGE_KINDS.values(), 0)
+    for letters, count in _count(*texts(trace, "dep_kinds")).items():
+        for letter in letters:
+            kind = EDGE_KINDS.get(letter, letter)
+            edge_kinds[kind] = edge_kinds.get(kind, 0) + count
     return {
         "nodes": len(trace),
-        "nodes_by_type": _count([_type_name(value) for value in range(256)], trace.types),
-        "nodes_by_kind": _text_counts(trace.attributes.get("kind")),
+        "nodes_by_type": _count(types, trace.types),
+        "nodes_by_kind": _count(*texts(trace, "kind")),
         "edges": {
             "data": len(trace.data_deps.values),
             "ctrl": len(trace.ctrl_deps.values),
-            "by_kind": _edge_kinds(trace.attributes.get("dep_kinds")),
+            "by_kind": {kind: count for kind, count in edge_kinds.items() if count},
         },
         "time": {
             "start_micros": int(start),
             "end_micros": int(end),
             "span_micros": int(end) - int(start) if timed else None,
-            "longest_path_micros": _longest_path(trace, notes),
+            "longest_path_micros": longest,
         },
         "critical_path_micros": time_shares.path if time_shares else {},
         "busy_micros": time_shares.busy if time_shares else {},
@@ -67,40 +80,9 @@ def describe(trace: ExecutionTrace, comm_groups: dict[str, list[int]] | None = N
     }
 
 
-def _type_name(value: int) -> str:
-    return NodeType(value).name if value in list(NodeType) else f"type {value}"
-
-
-def _count(names: list[str], values: np.ndarray) -> dict[str, int]:
-    return {names[at]: int(count) for at, count in enumerate(np.bincount(values)) if count}
-
-
-def _text_counts(attribute: Attribute | None) -> dict[str, int]:
-    if attribute is None or not isinstance(attribute.values, Strings):
-        return {}
-    return _count(
-        [text.decode("utf-8", "replace") for text in attribute.values.table], attribute.values.index
-    )
-
-
-def _edge_kinds(attribute: Attribute | None) -> dict[str, int]:
-    """Edges by kind; empty if the file has no ``dep_kinds``."""
-    kinds = dict.fromkeys(EDGE_KINDS.values(), 0)
-    for letters, count in _text_counts(attribute).items():
-        for letter in letters:
-            kind = EDGE_KINDS.get(letter, letter)
-            kinds[kind] = kinds.get(kind, 0) + count
-    return {kind: count for kind, count in kinds.items() if count}
-
-
-def _longest_path(trace: ExecutionTrace, notes: list[str]) -> int | None:
-    from chakra_et.simulate.replays import longest_path
-
-    try:
-        return longest_path(trace) // 1000
-    except TraceError as error:
-        notes.append(f"no longest path: {error}")
-        return None
+def _count(names: Sequence[str], values: np.ndarray) -> dict[str, int]:
+    """How often each name occurs; ``values``: indices into ``names``, negative for none."""
+    return {names[at]: int(count) for at, count in enumerate(np.bincount(values[values >= 0])) if count}
 
 
 def _unpacked(value: Any) -> Any:
@@ -118,7 +100,6 @@ def _lanes(trace: ExecutionTrace) -> list[dict[str, Any]]:
     if not len(trace):
         return []
     on_cpu = trace.column("is_cpu_op") != 0
-    communicates = np.isin(trace.types, COMMUNICATION)
     names = _unpacked(trace.metadata.get("lanes", ""))
     if "lane" in trace.attributes:
         key = trace.column("lane", -1)
@@ -129,9 +110,8 @@ def _lanes(trace: ExecutionTrace) -> list[dict[str, Any]]:
     values, index = np.unique(key, return_inverse=True)
     index = index.reshape(-1)
     duration = trace.duration_micros.astype(np.float64)
-    nodes = np.bincount(index)
-    communication = np.bincount(index, duration * communicates)
-    compute = np.bincount(index, duration * ~communicates)
+    columns = (None, duration * ~communicates(trace), duration * communicates(trace))
+    nodes, compute, communication = (np.bincount(index, column) for column in columns)
     lanes = []
     for at, value in enumerate(values.tolist()):
         if names is None:
@@ -155,13 +135,13 @@ def _lanes(trace: ExecutionTrace) -> list[dict[str, Any]]:
 
 
 def _collectives(trace: ExecutionTrace, comm_groups: dict[str, list[int]]) -> list[dict[str, Any]]:
-    rows = np.flatnonzero(trace.types == NodeType.COMM_COLL)
-    groups = _texts(trace, "pg_name")
-    names, descriptions = _texts(trace, "pg_original_name"), _texts(trace, "pg_description")
+    groups, names, descriptions = (
+        _of_rows(trace, name) for name in ("pg_name", "pg_original_name", "pg_description")
+    )
     kinds, sizes = trace.column("comm_type", -1), trace.column("comm_size")
     duration, wait = trace.duration_micros.astype(np.int64), trace.column("wait_micros", -1)
     table: dict[tuple[str, int], dict[str, Any]] = {}
-    for row in rows.tolist():
+    for row in np.flatnonzero(trace.types == NodeType.COMM_COLL).tolist():
         group, kind = groups.get(row, ""), int(kinds[row])
         known = kind in list(CollectiveType)
         entry = table.setdefault(
@@ -186,27 +166,22 @@ def _collectives(trace: ExecutionTrace, comm_groups: dict[str, list[int]]) -> li
 
 
 def _messages(trace: ExecutionTrace) -> list[dict[str, Any]]:
-    table: dict[tuple[str, int], list[int]] = {}
-    sizes = trace.column("comm_size")
+    sizes, found = trace.column("comm_size"), []
+    # By name: receives first.
     for kind, direction, peer in (
-        (NodeType.COMM_SEND, "send", "comm_dst"),
         (NodeType.COMM_RECV, "receive", "comm_src"),
+        (NodeType.COMM_SEND, "send", "comm_dst"),
     ):
-        peers = trace.column(peer, -1)
-        for row in np.flatnonzero(trace.types == kind).tolist():
-            entry = table.setdefault((direction, int(peers[row])), [0, 0])
-            entry[0] += 1
-            entry[1] += int(sizes[row])
-    return [
-        {"direction": direction, "peer": peer, "count": count, "bytes": size}
-        for (direction, peer), (count, size) in sorted(table.items())
-    ]
+        rows = np.flatnonzero(trace.types == kind)
+        peers = trace.column(peer, -1)[rows]
+        for each in np.unique(peers).tolist():
+            own = sizes[rows[peers == each]]
+            found.append({"direction": direction, "peer": each, "count": len(own), "bytes": int(own.sum())})
+    return found
 
 
-def _texts(trace: ExecutionTrace, name: str) -> dict[int, str]:
+def _of_rows(trace: ExecutionTrace, name: str) -> dict[int, str]:
     """A string attribute of communication nodes: row → value."""
-    attribute = trace.attributes.get(name)
-    if attribute is None or not isinstance(attribute.values, Strings):
-        return {}
-    places = np.flatnonzero(np.isin(trace.types[attribute.rows], COMMUNICATION)).tolist()
-    return {int(attribute.rows[at]): attribute.values[at] for at in places}
+    table, index = texts(trace, name)
+    rows = np.flatnonzero(communicates(trace) & (index >= 0)).tolist()
+    return {row: table[index[row]] for row in rows}
