@@ -75,12 +75,8 @@ class Setting:
         self, cause: str, own_ns: np.ndarray | None = None, lasting_ns: np.ndarray | None = None
     ) -> Setting:
         """The same setting with one more doubt."""
-        none = np.zeros(len(self.graph), np.int64)
-        doubt = Doubt(
-            cause,
-            none if own_ns is None else np.rint(own_ns).astype(np.int64),
-            none if lasting_ns is None else np.rint(lasting_ns).astype(np.int64),
-        )
+        given = (np.zeros(len(self.graph)) if each is None else each for each in (own_ns, lasting_ns))
+        doubt = Doubt(cause, *(np.rint(each).astype(np.int64) for each in given))
         return replace(self, doubts=(*self.doubts, doubt))
 
 

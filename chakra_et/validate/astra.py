@@ -22,7 +22,7 @@ from chakra_et.files import read_bytes, read_json
 from chakra_et.simulate.collective_order import missing_order
 from chakra_et.simulate.joint import build_graph
 from chakra_et.simulate.matching import match
-from chakra_et.validate.table import Finding, found
+from chakra_et.validate.table import SIMULATED, Finding, found
 
 GIB_PER_GB = 1e9 / 2**30
 _ROW = re.compile(r"^\s*(\w+)\s*:\s*\[([^\]]*)\]", re.MULTILINE)
@@ -30,13 +30,6 @@ _COLUMN = re.compile(r"^(\w+)\s*:[ \t]*\n((?:[ \t]*-.*\n?)+)", re.MULTILINE)
 _ENTRY = re.compile(r"-[^\n]*")
 _KINDS = ("Ring", "FullyConnected", "Switch")
 _LISTS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all")
-_RUN = (
-    CollectiveType.ALL_REDUCE,
-    CollectiveType.ALL_GATHER,
-    CollectiveType.REDUCE_SCATTER,
-    CollectiveType.ALL_TO_ALL,
-    CollectiveType.BROADCAST,
-)
 
 
 def check_file_for_astra(trace: ExecutionTrace, roofline: bool) -> Iterator[Finding]:
@@ -44,7 +37,7 @@ def check_file_for_astra(trace: ExecutionTrace, roofline: bool) -> Iterator[Find
     is_memory = np.isin(trace.types, (NodeType.MEM_LOAD, NodeType.MEM_STORE))
     yield from found("astra-memory-node", is_memory, "is a memory node: no remote memory is modelled")
     kind = np.where(trace.types == NodeType.COMM_COLL, trace.column("comm_type", -1), -1)
-    other = (kind >= 0) & ~np.isin(kind, _RUN)
+    other = (kind >= 0) & ~np.isin(kind, (*SIMULATED, CollectiveType.BROADCAST))
     first = int(kind[np.argmax(other)]) if other.any() else -1
     name = CollectiveType(first).name if first in set(CollectiveType) else f"collective of type {first}"
     yield from found("astra-collective", other, f"is a {name}: convert with --comm-types astra-sim")

@@ -8,30 +8,19 @@ import numpy as np
 
 from chakra_et.et.columns import ByteStrings, CollectiveType, NodeType, Strings, Texts
 from chakra_et.et.edges import Edges, forward_position, repeated, short_cycle, widest_ready_set
-from chakra_et.validate.table import ALL_RANKS, INTEGER, TEXT_GROUP, File, Finding, found
+from chakra_et.validate.table import ALL_RANKS, INTEGER, SIMULATED, TEXT_GROUP, File, Finding, found
 
 # Attributes that the feeders read, and the kind of value that they expect.
 FEEDER_KINDS = {
     "is_cpu_op": "bool",
-    "comm_type": "int64",
-    "comm_size": "int64",
-    "num_ops": "int64",
-    "comm_src": "int32",
-    "comm_dst": "int32",
-    "comm_tag": "int32",
-    "comm_priority": "int32",
+    **dict.fromkeys(("comm_type", "comm_size", "num_ops"), "int64"),
+    **dict.fromkeys(("comm_src", "comm_dst", "comm_tag", "comm_priority"), "int32"),
     "tensor_size": "uint64",
     "pg_name": "string",
 }
 # Further attributes, and the kind of value that MLCommons' converter writes.
 USUAL_KINDS = dict.fromkeys(("rf_id", "fw_parent", "seq_id", "scope", "tid", "fw_tid", "stream"), "int64")
 USUAL_KINDS["op_schema"] = "string"
-SIMULATED = (
-    CollectiveType.ALL_REDUCE,
-    CollectiveType.ALL_GATHER,
-    CollectiveType.REDUCE_SCATTER,
-    CollectiveType.ALL_TO_ALL,
-)
 LONGEST_MICROS = 30 * 24 * 3600 * 10**6
 LATEST_MICROS = 1 << 53
 WIDE_READY_SET = 1000

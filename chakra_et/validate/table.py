@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from chakra_et.et.columns import Attribute, ExecutionTrace, NodeType, Strings
+from chakra_et.et.columns import Attribute, CollectiveType, ExecutionTrace, NodeType, Strings
 from chakra_et.et.edges import Edges, edges_of
 
 RING_OF_TWO = "two ranks: ASTRA-sim's congestion-aware Ring gives wrong results for 2 ranks, so use a Switch"
@@ -85,6 +85,13 @@ RULES = {
     "astra-order": "warning",  # ranks can wait for each other for ever: chakra-et astra puts them in order
 }
 
+# The collectives that ASTRA-sim simulates.
+SIMULATED = (
+    CollectiveType.ALL_REDUCE,
+    CollectiveType.ALL_GATHER,
+    CollectiveType.REDUCE_SCATTER,
+    CollectiveType.ALL_TO_ALL,
+)
 INTEGER = re.compile(rb"[1-9][0-9]{0,8}")
 TEXT_GROUP, ALL_RANKS = -1, 0
 
