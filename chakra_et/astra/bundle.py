@@ -201,6 +201,9 @@ def _notes(topology: Topology, groups: Groups, talk: Mapping[int, ExecutionTrace
         broadcasts += int(((trace.types == NodeType.COMM_COLL) & broadcast).sum())
     if broadcasts:
         yield f"{broadcasts:,} broadcasts last as recorded and wait for nobody"
+    uneven = sum(int((texts(trace, "comm_in_split")[1] >= 0).sum()) for trace in talk.values())
+    if uneven:
+        yield f"{uneven:,} all-to-alls have uneven splits: ASTRA-sim has every member send equal shares"
     used = {name for trace in talk.values() for name in texts(trace, "pg_name")[0]}
     if unused := len(set(groups) - used):
         yield f"{unused} groups of the group file aren't used by any node"

@@ -178,6 +178,10 @@ def _add_communication(
     }
     for name, values in text.items():
         add(name, "string", nodes, strings(values))
+    for name in ("in_split", "out_split"):
+        splits = [getattr(item, name) for item in of_node]
+        some = np.array([bool(split) for split in splits], dtype=bool)
+        add(f"comm_{name}", "string", nodes[some], strings([split for split in splits if split]))
     add_known("comm_sequence", "int64", [item.sequence if item.sequence >= 0 else None for item in of_node])
     add_known("comm_async", "bool", [item.asynchronous for item in of_node])
     ends = [(rank, item.peer) if item.type is NodeType.COMM_SEND else (item.peer, rank) for item in of_node]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -45,6 +46,20 @@ def texts(trace: ExecutionTrace, name: str) -> tuple[list[str], np.ndarray]:
         return [], index
     index[attribute.rows] = attribute.values.index
     return [text.decode("utf-8", "replace") for text in attribute.values.table], index
+
+
+def splits(trace: ExecutionTrace, name: str) -> tuple[list[list[int]], np.ndarray]:
+    """``texts`` of ``comm_in_split`` or ``comm_out_split`` as rows per member; [] for any other text."""
+    table, index = texts(trace, name)
+    found = []
+    for text in table:
+        try:
+            rows = json.loads(text)
+        except (ValueError, RecursionError):
+            rows = None
+        whole = isinstance(rows, list) and all(type(n) is int and n >= 0 for n in rows)
+        found.append(rows if whole else [])
+    return found, index
 
 
 def lanes(trace: ExecutionTrace) -> np.ndarray:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from chakra_et.et.columns import NodeType
+from chakra_et.et.node_attributes import splits
 from chakra_et.report.columns import COMM_NAMES, comm_types
 from chakra_et.report.run import ReportRun
 
@@ -113,6 +114,21 @@ def _first_arrival(run: ReportRun) -> np.ndarray:
     node = np.flatnonzero(run.operations.of_node >= 0)
     np.minimum.at(first, run.operations.of_node[node], run.start_ns[node])
     return first
+
+
+def split_imbalance(run: ReportRun) -> str:
+    """Which rank gets most rows in uneven all-to-alls, as of experts that get more tokens; "" without any."""
+    got: dict[int, int] = {}
+    for rank, trace in zip(run.ranks, run.traces, strict=True):
+        known, index = splits(trace, "comm_out_split")
+        if known:
+            rows = np.array([sum(each) for each in known])
+            got[rank] = int(rows[index[index >= 0]].sum())
+    if len(got) < 2 or not sum(got.values()):
+        return ""
+    most = max(got, key=lambda rank: got[rank])
+    share = got[most] * len(got) / sum(got.values())
+    return f"rank {most} gets most rows, {share:.2f} × the mean of {len(got)} ranks"
 
 
 def traffic(run: ReportRun) -> tuple[np.ndarray, np.ndarray]:

@@ -30,7 +30,7 @@ from chakra_et.diagnose.verdict import Diagnosis, diagnose
 from chakra_et.errors import TraceError
 from chakra_et.et.memory import is_memory
 from chakra_et.findings import sentence
-from chakra_et.report.collectives import collectives, lateness, traffic
+from chakra_et.report.collectives import collectives, lateness, split_imbalance, traffic
 from chakra_et.report.columns import PHASES, add_nodes, name_codes
 from chakra_et.report.page import MADE_BY, PackedColumns
 from chakra_et.report.run import ReportRun
@@ -271,6 +271,7 @@ def facts(run: ReportRun) -> list[list[str]]:
         ("backend", manifest.get("backend")),
         ("incomplete", (manifest.get("reason") or "yes") if unfinished else ""),
         ("ranks", len(run.ranks)),
+        ("uneven all-to-alls", split_imbalance(run)),
         ("nodes", f"{len(run.graph):,}"),
         ("dependencies", f"{len(run.graph.source):,}"),
         ("conversion", run.conversion.get("engine")),

@@ -34,9 +34,9 @@ from chakra_et.text import with_progress
 NEEDED = frozenset(
     (
         "is_cpu_op", "kind", "lane", "stream", "tid", "parent", "module", "phase", "segment", "num_ops",
-        "tensor_size", "comm_type", "comm_size", "comm_src", "comm_dst", "comm_tag", "pg_name",
-        "pg_original_name", "pg_description", "transfer_micros", "wait_micros", "launch_latency_ns",
-        "stream_gap_ns", "dep_kinds",
+        "tensor_size", "comm_type", "comm_size", "comm_src", "comm_dst", "comm_tag", "comm_out_split",
+        "pg_name", "pg_original_name", "pg_description", "transfer_micros", "wait_micros",
+        "launch_latency_ns", "stream_gap_ns", "dep_kinds",
     )
 )  # fmt: skip
 Base = Literal["measured", "replayed", "planned", "predicted"]

@@ -64,6 +64,7 @@ class Args(msgspec.Struct, gc=False):
     in_elements: Number = msgspec.field(name="In msg nelems", default=None)
     out_elements: Number = msgspec.field(name="Out msg nelems", default=None)
     in_split: Any = msgspec.field(name="In split size", default=None)
+    out_split: Any = msgspec.field(name="Out split size", default=None)
     group_name: Number = msgspec.field(name="Process Group Name", default=None)
     group_description: str | None = msgspec.field(name="Process Group Description", default=None)
     group_ranks: Any = msgspec.field(name="Process Group Ranks", default=None)

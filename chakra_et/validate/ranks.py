@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from chakra_et.et.columns import CollectiveType, NodeType
+from chakra_et.et.node_attributes import splits
 from chakra_et.validate.table import ALL_RANKS, RING_OF_TWO, File, Finding
 
 # Collectives to which ranks may contribute different numbers of bytes.
@@ -75,12 +76,38 @@ def _check_collectives(files: Mapping[int, File]) -> Iterator[RankFinding]:
         members = {rank: rows[rank].get(group, none) for rank in named if rank in files}
         if len(members) < 2:
             continue
+        yield from _check_splits(files, members, f"group {group}")
         # Compare with the rank that has most, so that a missing collective is reported where it is missing.
         most = max(members, key=lambda rank: (len(members[rank]), -rank))
         name = "all ranks" if group == ALL_RANKS else f"group {group}"
         for rank in sorted(members.keys() - {most}):
             for finding in _compare(name, files[rank], members[rank], files[most], members[most]):
                 yield rank, finding
+
+
+def _check_splits(
+    files: Mapping[int, File], members: Mapping[int, np.ndarray], group: str
+) -> Iterator[RankFinding]:
+    """What a rank sends another one in an uneven all-to-all must be what that one expects."""
+    sent, got = (
+        {rank: _splits(files[rank], name, rows) for rank, rows in members.items()}
+        for name in ("comm_in_split", "comm_out_split")
+    )
+    for number in range(min(map(len, members.values()))):
+        for at, rank in enumerate(members):
+            for to, other in enumerate(members):
+                mine, theirs = sent[rank][number], got[other][number]
+                if len(mine) == len(theirs) == len(members) and mine[to] != theirs[at]:
+                    text = f"collective {number + 1} of {group} sends {mine[to]} rows to rank {other}, which "
+                    text += f"expects {theirs[at]} in {files[other].name}"
+                    yield rank, Finding("collective-splits", members[rank][number : number + 1], text)
+                    return
+
+
+def _splits(file: File, name: str, rows: np.ndarray) -> list[list[int]]:
+    """The rows per member of each collective, [] where they aren't recorded."""
+    known, index = splits(file.trace, name)
+    return [known[at] if at >= 0 else [] for at in index[rows].tolist()]
 
 
 def _collectives(file: File) -> dict[int, np.ndarray]:

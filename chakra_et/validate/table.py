@@ -71,6 +71,7 @@ RULES = {
     "collective-type": "error",  # ranks are left waiting, and the simulator still exits with 0
     "collective-size": "error",  # ranks are left waiting, and the simulator still exits with 0
     "collective-size-uneven": "warning",  # the sizes may differ between ranks, but no simulator expects it
+    "collective-splits": "error",  # a rank sends another one as many rows as that one expects
     "p2p-rank": "error",  # the peer of a send or receive is not another rank of the run
     "p2p-unmatched": "error",  # a send and its receive must agree on source, target, tag and size
     # Rules of --for astra-sim:

@@ -55,6 +55,7 @@ class Communication:
     - ``is_root``: whether this rank is the root of a scatter
     - ``ended``: whether it ended before the recording stopped
     - ``sequence``: index among the collectives of its group, from 0
+    - ``in_split``, ``out_split``: rows that an uneven all-to-all sends to and gets from each member
     - ``part``: index among the messages of one kernel
     """
 
@@ -75,6 +76,8 @@ class Communication:
     part: int = 0
     is_root: bool = False
     ended: bool = True
+    in_split: str = ""
+    out_split: str = ""
 
     @property
     def is_message(self) -> bool:

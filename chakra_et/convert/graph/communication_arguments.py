@@ -32,7 +32,9 @@ RECEIVES = ("c10d::recv_", "c10d::recv_any_source_")
 
 @dataclass(frozen=True)
 class Facts:
-    """Fields of NCCL's metadata; None or empty if not recorded. ``ranks``: the members of the group."""
+    """Fields of NCCL's metadata; None or empty if not recorded. ``in_split`` and ``out_split``: rows (of the
+    first dimension) that an all-to-all sends to and gets from each member, as a JSON list; "" for equal ones.
+    """
 
     collective: str = ""
     dtype: str = ""
@@ -41,6 +43,8 @@ class Facts:
     group: str | None = None
     source: int | None = None
     target: int | None = None
+    in_split: str = ""
+    out_split: str = ""
 
     def over(self, other: Facts) -> Facts:
         """These facts; missing ones are taken from ``other``."""
@@ -52,6 +56,14 @@ class Facts:
         elements = self.out_elements if received else self.in_elements
         each = item_bytes(self.dtype)
         return elements * each if elements is not None and each else None
+
+
+def split_text(value: Any) -> str:
+    """A recorded list of rows per member, as JSON text; "" for none."""
+    numbers = _scalar(value)
+    if not isinstance(numbers, list) or not all(type(n) is int and n >= 0 for n in numbers):
+        return ""
+    return str(numbers).replace(" ", "") if numbers else ""
 
 
 def _whole(value: Any) -> int | None:
@@ -105,6 +117,8 @@ class Around:
                     str(args.group_name) if args.group_name not in (None, "") else None,
                     _whole(args.source_rank),
                     _whole(args.target_rank),
+                    split_text(args.in_split),
+                    split_text(args.out_split),
                 )
                 found = found.over(here)
             attributes = self.host.communication.get(host_row, {}) if host_row >= 0 else {}
@@ -115,6 +129,8 @@ class Around:
                     _whole(attributes.get("in_msg_nelems")),
                     _whole(attributes.get("out_msg_nelems")),
                     str(attributes["pg_name"]) if attributes.get("pg_name") not in (None, "") else None,
+                    in_split=split_text(attributes.get("in_split_size")),
+                    out_split=split_text(attributes.get("out_split_size")),
                 )
                 found = found.over(recorded)
         return found
@@ -170,6 +186,16 @@ class Around:
             return 0
         whole, part = (given, output) if "reduce" in letters else (output, given)
         return whole // part if part and whole % part == 0 else 0
+
+    def splits(self, row: int, facts: Facts) -> tuple[str, str]:
+        """``Facts.in_split`` and ``out_split``, or the operator's arguments, which have the output first."""
+        if facts.in_split or facts.out_split or row < 0:
+            return facts.in_split, facts.out_split
+        given = [
+            text for value in self.values(row) if isinstance(value, list) and (text := split_text(value))
+        ]
+        single = re.search(r"alltoall_base|all_to_all_single", self.name(row))
+        return (given[1], given[0]) if single and len(given) == 2 else ("", "")
 
     def dtype(self, row: int) -> str:
         """The element type of the operator's first tensor, "" if it has none."""

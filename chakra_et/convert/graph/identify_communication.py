@@ -194,6 +194,9 @@ def _on_gpu(
             is_root = what is CollectiveType.SCATTER and bool(facts.in_elements)
             flag = _async_flag(around.values(launch))
             item = replace(item, collective=what, asynchronous=flag, size=size, is_root=is_root)
+            if what is CollectiveType.ALL_TO_ALL:
+                sent, got = around.splits(launch, facts)
+                item = replace(item, in_split=sent, out_split=got)
         elif what is not None:
             peer = facts.target if what is NodeType.COMM_SEND else facts.source
             if peer is None:
@@ -361,6 +364,7 @@ def _on_cpu(around: Around, row: int, launch: int, group: Group) -> Communicatio
         ended=ended,
     )
     if isinstance(what, CollectiveType):
-        return replace(item, collective=what, asynchronous=_async_flag(values))
+        sent, got = around.splits(launch, Facts()) if what is CollectiveType.ALL_TO_ALL else ("", "")
+        return replace(item, collective=what, asynchronous=_async_flag(values), in_split=sent, out_split=got)
     peer, tag = message_ends(values)
     return replace(item, type=what, peer=group.global_rank(peer), tag=tag)
