@@ -145,7 +145,7 @@ def scaled(run: Run, wanted: Scaling, manifest: Mapping[str, Any] | None = None)
 
         ranks = with_stages(ranks, new.pp)
     if new.tp != old.tp:
-        from chakra_et.transform.tensor_parallel import with_shards
+        from chakra_et.transform.tensors import with_shards
 
         ranks = with_shards(ranks, new.tp)
     if old.dp == 1 < new.dp:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -51,12 +51,9 @@ def with_stages(ranks: RankTraces, stages: int) -> RankTraces:
     for rank, operators in of_rank.items():
         splitter = _Splitter(operators, blocks[rank], parts, f"{where}.{rank}")
         for at in range(parts):
-            stage = old.place(rank).stage * parts + at
-            place = old.place(rank)._replace(stage=stage)
+            place = old.place(rank)._replace(stage=old.place(rank).stage * parts + at)
             own = mesh.rank(place)
-            before = mesh.rank(place._replace(stage=stage - 1)) if stage else -1
-            after = mesh.rank(place._replace(stage=stage + 1)) if stage < stages - 1 else -1
-            cut, rows = splitter.made(_Part(at, stage, stages, own, before, after), ranks.retime)
+            cut, rows = splitter.made(at, place, mesh, ranks.retime)
             traces[own] = relabelled(cut, groups.of(texts(cut, "pg_name")[0], place), {}, mesh.ranks)
             source[own], origin[own] = ranks.source[rank][rows], ranks.origin[rank]
     note = (
@@ -111,19 +108,6 @@ def _of_embedding(trace: ExecutionTrace) -> np.ndarray:
     return found
 
 
-@dataclass(frozen=True)
-class _Part:
-    """Part ``at`` of a captured stage, which is stage ``stage`` of ``stages``; ``before``, ``after``: the
-    ranks of the stages beside it, ``own`` its own."""
-
-    at: int
-    stage: int
-    stages: int
-    own: int
-    before: int
-    after: int
-
-
 class _Splitter:
     """Cuts one captured rank into parts."""
 
@@ -165,26 +149,26 @@ class _Splitter:
         part[np.isin(operators.top, messages) | np.isin(operators.trace.types, _MESSAGES)] = -2
         return segment, part
 
-    def made(self, part: _Part, retime: Retime) -> tuple[ExecutionTrace, np.ndarray]:
-        """The rank of the part, and the row that each of its nodes is a copy of."""
+    def made(self, at: int, place: Place, mesh: Mesh, retime: Retime) -> tuple[ExecutionTrace, np.ndarray]:
+        """The rank of part ``at`` at ``place`` of the new mesh, and the row that each node is a copy of."""
         operators, trace, ratio = self.operators, self.operators.trace, 1.0
         if self.sweeps:  # the parameters of the rank and of the part
             whole = max(self.sweeps, key=lambda sweep: len(sweep.gradients)).gradients
             before = Counter(each.shape for each in whole)
-            after = Counter(each.shape for each in whole if self.part[each.row] in (part.at, -1))
+            after = Counter(each.shape for each in whole if self.part[each.row] in (at, -1))
             ratio = elements(after) / elements(before)
             factors = parameter_factors(operators, self.blocks, before, after)
             trace = replace(trace, duration_micros=np.rint(trace.duration_micros * factors).astype(np.uint64))
-        draft, place = drafted(trace), self._places(part)
-        kept = (self.part == part.at) | (self.part == -1)
-        if 0 < part.stage < part.stages - 1:
+        draft, when = drafted(trace), self._schedule(place.stage, mesh.pp)
+        kept = (self.part == at) | (self.part == -1)
+        if 0 < place.stage < mesh.pp - 1:
             kept &= ~_of_embedding(trace)
         for lane, rows in draft.lanes.items():
-            draft.lanes[lane] = sorted((row for row in rows if kept[row]), key=lambda row: (place[row], row))
+            draft.lanes[lane] = sorted((row for row in rows if kept[row]), key=lambda row: (when[row], row))
         draft.across = [
-            (one, two) for one, two in draft.across if kept[one] and kept[two] and place[one] <= place[two]
+            (one, two) for one, two in draft.across if kept[one] and kept[two] and when[one] <= when[two]
         ]
-        self._put_messages(draft, part, place)
+        self._put_messages(draft, when, place, mesh)
         if ratio != 1:  # collectives of gradients follow the elements
             reduced = {collective for sweep in self.sweeps for collective, _ in sweep.launches}
             held = max(sum(each.bytes for each in sweep.gradients) for sweep in self.sweeps) // 4
@@ -194,13 +178,13 @@ class _Splitter:
                     draft.sizes[row] = max(round(int(sizes[row]) * ratio), 1)
         return finished(draft, self.where, retime)[:2]
 
-    def _places(self, part: _Part) -> list[tuple[int, int]]:
+    def _schedule(self, stage: int, stages: int) -> list[tuple[int, int]]:
         """(step, place in the step's new schedule) of each row."""
         of_segment: list[tuple[int, int]] = []
         begins: dict[int, int] = {}
         for each in self.segments:
             passes = sum(other.step == each.step and not other.is_backward for other in self.segments)
-            order = one_f_one_b(part.stage, part.stages, passes)
+            order = one_f_one_b(stage, stages, passes)
             of_segment.append((each.step, order.index((each.is_backward, each.micro_batch))))
             begins[each.step] = min(begins.get(each.step, each.begin), each.begin)
         steps = np.searchsorted(list(begins.values()), np.arange(len(self.segment)), side="right") - 1
@@ -209,29 +193,34 @@ class _Splitter:
             for number, step in zip(self.segment.tolist(), steps.tolist(), strict=True)
         ]
 
-    def _put_messages(self, draft: Draft, part: _Part, place: Sequence[tuple[int, int]]) -> None:
-        """Put the sends and receives in."""
+    def _put_messages(self, draft: Draft, when: Sequence[tuple[int, int]], place: Place, mesh: Mesh) -> None:
+        """Put the sends and receives in, between the ranks of the stages beside it."""
+        own = mesh.rank(place)
+        before_it, after_it = (
+            mesh.rank(place._replace(stage=stage)) if 0 <= stage < mesh.pp else -1
+            for stage in (place.stage - 1, place.stage + 1)
+        )
         first: dict[tuple[int, int], int] = {}
         last: dict[tuple[int, int], int] = {}
         previous: dict[tuple[int, int], int] = {}
         before = -1
         for node in draft.lanes[self.main]:
-            key = place[node]
+            key = when[node]
             if key not in first:
                 first[key], previous[key] = node, before
             last[key] = before = node
         # In the order of the schedule, as a lane runs them one by one.
-        for each in sorted(self.segments, key=lambda one: place[one.first]):
-            key, backward = place[each.first], each.is_backward
+        for each in sorted(self.segments, key=lambda one: when[one.first]):
+            key, backward = when[each.first], each.is_backward
             tag = 2 * (each.step << 12 | each.micro_batch) + backward
-            source, target = (part.after, part.before) if backward else (part.before, part.after)
+            source, target = (after_it, before_it) if backward else (before_it, after_it)
             if source >= 0:
-                node = self._put(draft, self.receive, (source, part.own, tag))
+                node = self._put(draft, self.receive, (source, own, tag))
                 draft.across.append((node, first[key]))
                 if previous[key] >= 0:
                     draft.across.append((previous[key], node))
             if target >= 0:
-                node = self._put(draft, self.send, (part.own, target, tag))
+                node = self._put(draft, self.send, (own, target, tag))
                 draft.across.append((last[key], node))
 
     def _put(self, draft: Draft, like: int, ends: tuple[int, int, int]) -> int:
