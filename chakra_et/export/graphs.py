@@ -9,8 +9,8 @@ from typing import IO, Any
 from xml.sax.saxutils import escape
 
 from chakra_et.errors import TraceError
-from chakra_et.export.tables import nodes
 from chakra_et.export.window import Window
+from chakra_et.report.columns import NODE_KINDS
 from chakra_et.text import shortened
 
 # Graphviz takes minutes for larger graphs, and nobody can read them.
@@ -81,8 +81,10 @@ def write_dot(window: Window, file: IO[bytes]) -> None:
 
 def _values(window: Window) -> Iterator[tuple[Any, ...]]:
     """The ``FIELDS`` of each node."""
-    table = nodes(window)
-    yield from zip(*(table[name] for name, _ in FIELDS), strict=True)
+    lasts = window.run.end_ns[window.node] - window.start_ns
+    columns = (window.name, window.kind, window.rank, window.id, window.row, window.start_ns, lasts)
+    for name, kind, rank, number, row, *times in zip(*(each.tolist() for each in columns), strict=True):
+        yield window.names[name], NODE_KINDS[kind], rank, number, window.rows[row].label, *times
 
 
 def _edges(window: Window) -> Iterator[tuple[int, int, str]]:

@@ -26,15 +26,8 @@ from chakra_et.report.times import find_steps
 from chakra_et.simulate.breakdown import ACTIVITIES
 from chakra_et.traces.records import open_trace
 
-# The entries of the page's content that become wandb tables: their columns.
-TABLES = {
-    "steps": ("rank", "step", "start_ns", "end_ns", "parts_ns", "hidden_ns", "phases_ns", "replayed_ns"),
-    "entries": (
-        "kind", "name", "count", "self_ns", "longest_ns", "device_ns", "rank_ns", "flops", "bytes_per_second",
-        "above_peak",
-    ),
-    "modules": ("path", "count", "host_ns", "device_ns", "communication_ns", "phases_ns"),
-}  # fmt: skip
+# The tables of the page's content that wandb gets, with the columns that have other names there.
+TABLES = {"steps": {"name": "step"}, "entries": {"per_second": "flops"}, "modules": {}}
 
 
 def scalars(run: ReportRun) -> Iterator[tuple[int, int, str, float]]:
@@ -97,10 +90,10 @@ def to_wandb(run: ReportRun, project: str) -> None:
         import wandb
     except ImportError:
         raise TraceError("wandb is not installed: pip install wandb") from None
-    found, columns = content(run)
+    found, packed_columns = content(run)
     with tempfile.TemporaryDirectory() as scratch:
         page = Path(scratch) / "report.html"
-        write_page(page, "report", f"{run.name}: report", found, columns)
+        write_page(page, "report", f"{run.name}: report", found, packed_columns)
         try:
             started = wandb.init(project=project, name=run.name, job_type="report")
         except wandb.errors.Error as error:
@@ -114,10 +107,11 @@ def to_wandb(run: ReportRun, project: str) -> None:
             artifact = wandb.Artifact(re.sub(r"[^A-Za-z0-9._-]", "_", run.name)[:128], type="report")
             artifact.add_file(str(page))
             logged.log_artifact(artifact)
-            for name, fields in TABLES.items():
-                rows = [
-                    [str(list(cell)) if isinstance(cell, tuple) else cell for cell in vars(row).values()]
-                    for row in found[name]
-                ]
-                if rows:
-                    logged.log({name: wandb.Table(columns=list(fields), data=rows)})
+            for name, renamed in TABLES.items():
+                if rows := [vars(row) for row in found[name]]:
+                    columns = [renamed.get(field, field) for field in rows[0]]
+                    cells = [
+                        [str(list(cell)) if isinstance(cell, tuple) else cell for cell in row.values()]
+                        for row in rows
+                    ]
+                    logged.log({name: wandb.Table(columns=columns, data=cells)})
