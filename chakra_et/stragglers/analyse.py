@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from chakra_et.errors import TraceError
-from chakra_et.et.sets import Skeletons, find_rank_sets
+from chakra_et.et.sets import MANY_RANKS, Skeletons
+from chakra_et.simulate.run import load_run
 from chakra_et.stragglers.heatmap import HeatMap, rank_by_step, stage_by_dp_rank
 from chakra_et.stragglers.operations import Job, JobMeta, Typical, typical
 from chakra_et.stragglers.parquet import read_meta, read_trace
@@ -30,6 +31,8 @@ _MESSAGES = {
 }
 # The part of the workers, in percent, that counts as the worst.
 WORST_PERCENT = 3
+MOST_TRIED = 16
+"""Of more data-parallel ranks than ``MANY_RANKS``, as many are tried one by one."""
 # The name under which the delays of a step's first operations are counted.
 FIRST_OP = "first-op"
 
@@ -142,14 +145,19 @@ def analyse(job: Job, compute: Typical = "mean", threshold: float = 1.03) -> Str
         fields |= _fields("blocking", found, _by_step(steps, nodelay / noblk))
         by_dp_rank, by_stage = found["dp_rank"][0], found["stage"][0]
         slowdowns = _largest_first(
-            {rank: min(by_dp_rank[dp], by_stage[stage]) for rank, (dp, stage) in _workers(job).items()}
+            {
+                rank: min(by_dp_rank[dp], by_stage[stage])
+                for rank, (dp, stage) in _workers(job).items()
+                if dp in by_dp_rank
+            }
         )
         maps = _heat_maps(job, found)
     if launch >= threshold:
         parts["optype"] = np.where(operations.is_first, FIRST_OP, types)
         found = {}
         for name, part in parts.items():
-            delays = {x: np.where(part == x, operations.delay_s, 0) for x in np.unique(part).tolist()}
+            tried = _tried(part, operations.delay_s)
+            delays = {x: np.where(part == x, operations.delay_s, 0) for x in tried}
             times = {x: job.step_s(recorded, delay) for x, delay in delays.items()}
             found[name] = _slowdowns(steps, times, nodelay)
         fields |= _fields("launch", found, _by_step(steps, base / nodelay))
@@ -185,8 +193,17 @@ def analyse(job: Job, compute: Typical = "mean", threshold: float = 1.03) -> Str
         worker_slowdown=slowdowns,
         rank_by_step=maps and maps[0],
         stage_by_dp_rank=maps and maps[1],
-        notes=job.notes,
+        notes=job.notes + _about_tried(job) * (blocking >= threshold or launch >= threshold),
     )
+
+
+def _about_tried(job: Job) -> list[str]:
+    if job.meta.dp_size <= MANY_RANKS:
+        return []
+    return [
+        f"slowdowns are those of the {MOST_TRIED} of {job.meta.dp_size:,} data-parallel ranks whose work, or "
+        "delay, exceeds the typical most"
+    ]
 
 
 def rank_slowdowns(job: Job) -> tuple[float, HeatMap, HeatMap]:
@@ -209,13 +226,22 @@ def _blocking(
     operation, [N]."""
     found = {}
     for name, part in parts.items():
-        keeps = {x: part == x for x in np.unique(part).tolist()}
+        keeps = {x: part == x for x in _tried(part, job.operations.work_s - ideal)}
         times = {
             x: nodelay if kept.all() else job.step_s(np.where(kept, job.operations.work_s, ideal), None)
             for x, kept in keeps.items()
         }
         found[name] = _slowdowns(job.steps, times, noblk)
     return found
+
+
+def _tried(part: np.ndarray, cost_s: np.ndarray) -> list[Any]:
+    """The parts to try, as each takes a simulation: of very many those that cost most beyond the ideal."""
+    values, index = np.unique(part, return_inverse=True)
+    if len(values) <= MANY_RANKS:
+        return list(values.tolist())
+    most = np.argsort(-np.bincount(index, cost_s), kind="stable")[:MOST_TRIED]
+    return list(values[np.sort(most)].tolist())
 
 
 def _slowdowns(
@@ -241,8 +267,9 @@ def _fields(kind: str, found: _Parts, slowdown: dict[int, float]) -> dict[str, A
 
 def _heat_maps(job: Job, found: _Parts) -> tuple[HeatMap, HeatMap]:
     (by_dp_rank, dp_rank_per_step), (by_stage, stage_per_step) = found["dp_rank"], found["stage"]
+    workers = {rank: place for rank, place in _workers(job).items() if place[0] in by_dp_rank}
     return (
-        rank_by_step(job.steps, _workers(job), dp_rank_per_step, stage_per_step),
+        rank_by_step(job.steps, workers, dp_rank_per_step, stage_per_step),
         stage_by_dp_rank(by_dp_rank, by_stage),
     )
 
@@ -278,7 +305,7 @@ def read_job(
         return pipeline_job(read_trace(Path(name)), read_meta(Path(meta)))
     if meta is not None:
         raise TraceError(f"{name}: --meta is for Parquet traces ({SUFFIX}): leave it out for .et files")
-    return recorded_job(find_rank_sets([name], allow_missing, skeletons)[0])
+    return recorded_job(load_run(name, allow_missing=allow_missing, skeletons=skeletons))
 
 
 def find_stragglers(

@@ -20,8 +20,9 @@ from chakra_et.cli import allow_missing_ranks, parse, skeletons
 from chakra_et.diagnose.verdict import diagnose
 from chakra_et.et.sets import Skeletons
 from chakra_et.simulate.run import load_run
-from chakra_et.stragglers.analyse import SUFFIX, Restored, Stragglers, find_stragglers
+from chakra_et.stragglers.analyse import SUFFIX, Restored, Stragglers, analyse, read_job
 from chakra_et.stragglers.operations import Typical
+from chakra_et.stragglers.recorded import recorded_job
 from chakra_et.text import table
 
 MOST_PARTS = 8
@@ -62,11 +63,13 @@ class StragglersConfig:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
     config = parse(StragglersConfig, argv, description="Find what slows a distributed job down.")
-    missing, skeletons = config.allow_missing_ranks, config.skeletons
-    found = find_stragglers(config.name, config.meta, config.typical, config.threshold, missing, skeletons)
-    diagnosis = None
-    if not config.name.endswith(SUFFIX):
-        diagnosis = diagnose(load_run(config.name, allow_missing=missing, skeletons=skeletons))
+    if config.name.endswith(SUFFIX) or config.meta:
+        job, diagnosis = read_job(config.name, config.meta), None
+    else:
+        missing = config.allow_missing_ranks
+        run = load_run(config.name, allow_missing=missing, skeletons=config.skeletons)
+        job, diagnosis = recorded_job(run), diagnose(run)
+    found = analyse(job, config.typical, config.threshold)
     if config.json:
         print(json.dumps(found.as_json() | {"diagnosis": diagnosis and diagnosis.as_json()}, indent=2))
     else:

@@ -7,14 +7,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from chakra_et.errors import TraceError
-from chakra_et.et import file as et_file
-from chakra_et.et.sets import RankSet
 from chakra_et.job.axes import dp_ranks_of, stages_of
 from chakra_et.names import run_at
 from chakra_et.simulate.joint import ReplayGraph
-from chakra_et.simulate.longest_path import make_schedule
+from chakra_et.simulate.longest_path import Schedule, make_schedule
 from chakra_et.simulate.matching import Matching
-from chakra_et.simulate.timing import Timing, join
+from chakra_et.simulate.run import Run
+from chakra_et.simulate.timing import Timing
 from chakra_et.stragglers.operations import Job, JobMeta, JobOperations
 from chakra_et.stragglers.stretches import Stretches, find_stretches
 
@@ -23,23 +22,20 @@ NS = 1e-9
 LATE_S = 1e-3
 
 
-def recorded_job(run: RankSet) -> Job:
-    """The job of a run's files.
-
-    Raises ``TraceError`` for files that can't be replayed together.
-    """
-    ranks = [rank for rank in run.files if rank is not None]
-    if len(ranks) < 2:
+def recorded_job(run: Run) -> Job:
+    """The job of a run. Raises ``TraceError`` where ranks can't be compared."""
+    if len(run.graph.ranks) < 2:
         raise TraceError(
             f"{run.name}: one rank has no others to compare it with: give the NAME of a run with NAME.0.et, "
             "NAME.1.et, …"
         )
-    traces = [et_file.read(path) for path in run.files.values()]
-    job = job_of(run.name, *join(traces, ranks, run.comm_groups()))
-    return replace(job, notes=run.notes + job.notes)
+    job = job_of(run.name, run.graph, run.matching, run.timing, run.schedule)
+    return replace(job, notes=[*run.notes, *(note for note in job.notes if note not in run.notes)])
 
 
-def job_of(name: str, graph: ReplayGraph, matching: Matching, times: Timing) -> Job:
+def job_of(
+    name: str, graph: ReplayGraph, matching: Matching, times: Timing, schedule: Schedule | None = None
+) -> Job:
     """The job of traces that are already joined; ``name``: the run, or its path.
 
     Raises ``TraceError`` for ranks without common communication and for those that recorded different steps.
@@ -49,7 +45,7 @@ def job_of(name: str, graph: ReplayGraph, matching: Matching, times: Timing) -> 
             f"{name}: its ranks have no communication in common, so none waits for another: give the .et "
             "files of one job"
         )
-    schedule = make_schedule(graph, matching)
+    schedule = schedule or make_schedule(graph, matching)
     found = find_stretches(name, graph)
     stages = stages_of(graph.traces, graph.ranks)
     table = _make_table(graph, found, matching, times, stages)

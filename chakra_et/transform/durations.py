@@ -146,22 +146,35 @@ class RankAs:
         others = [rank for rank in ranks if rank != self.rank] if self.like is None else [self.like]
         if not others or self.like == self.rank:
             raise TraceError(f"--rank {self.rank}: there is no other rank to compare it with")
-        own = setting.own_ns.copy()
-        mine = _alike(run, ranks.index(self.rank))
-        theirs = [_alike(run, ranks.index(rank)) for rank in others]
-        changed = 0
-        computing = ~run.is_communication
-        for group, nodes in mine.items():
-            found = [setting.own_ns[each[group]] for each in theirs if group in each]
-            if not found or not computing[nodes].all():
-                continue
-            changed += len(nodes)
-            if all(len(each) == len(nodes) for each in found):
-                own[nodes] = np.median(found, axis=0)
-            else:
-                ratio = float(np.median([each.sum() for each in found])) / max(own[nodes].sum(), 1)
-                own[nodes] = np.rint(own[nodes] * ratio)
-        total = int(computing[run.graph.trace_of == ranks.index(self.rank)].sum())
+        mine = ranks.index(self.rank)
+        own, computing = setting.own_ns.copy(), ~run.is_communication
+        nodes, group, slot, traces = _alike(run, mine, [ranks.index(rank) for rank in others])
+        is_mine = traces == mine
+        own_nodes, own_group = nodes[is_mine], group[is_mine]
+        count, spent = (
+            np.bincount(traces * (group.max() + 1) + group, weights, len(ranks) * (group.max() + 1))
+            for weights in (None, own[nodes])
+        )
+        count, spent = count.reshape(len(ranks), -1), spent.reshape(len(ranks), -1)
+        there = count > 0
+        there[mine] = False
+        known = there.any(axis=0) & (np.bincount(own_group, ~computing[own_nodes]) == 0)
+        alike = known & ~(there & (count != count[mine])).any(axis=0)
+        for each in np.flatnonzero(known & ~alike).tolist():
+            ratio = float(np.median(spent[there[:, each], each])) / max(spent[mine, each], 1)
+            chosen = own_nodes[own_group == each]
+            own[chosen] = np.rint(own[chosen] * ratio)
+        theirs = alike[group] & ~is_mine
+        order = np.lexsort((own[nodes[theirs]], slot[theirs]))
+        values, slots = own[nodes[theirs]][order], slot[theirs][order]
+        first = np.flatnonzero(np.diff(slots, prepend=-1))
+        length = np.diff(first, append=len(slots))
+        median = np.zeros(int(slot.max(initial=0)) + 1)
+        median[slots[first]] = (values[first + (length - 1) // 2] + values[first + length // 2]) / 2
+        chosen = alike[group] & is_mine
+        own[nodes[chosen]] = median[slot[chosen]]
+        changed = int(known[own_group].sum())
+        total = int(computing[run.graph.trace_of == mine].sum())
         like = "the median of the other ranks" if self.like is None else f"rank {self.like}"
         return replace(setting, own_ns=own).noting(
             f"rank {self.rank} as {like}: {changed:,} of its {total:,} nodes have counterparts"
@@ -209,13 +222,27 @@ def parse_rank(words: Sequence[str]) -> RankAs:
     return RankAs(int(found[1]), None if found[2] == "median" else int(found[2]))
 
 
-def _alike(run: Run, trace: int) -> dict[tuple[int, ...], np.ndarray]:
-    """(name, kind) → the nodes of one trace, in order; of skeletons, by step and communication too."""
-    found: dict[tuple[int, ...], list[int]] = {}
-    begin, end = run.graph.first[trace], run.graph.first[trace + 1]
-    rows, own = run.graph.row[begin:end], run.graph.traces[trace]
-    stretch = (own.column(name, -1)[rows].tolist() for name in ("step_index", "comm_ordinal"))
-    pairs = (column[begin:end].tolist() for column in (run.name_of, run.kind))
-    for node, key in enumerate(zip(*pairs, *stretch, strict=True), int(begin)):
-        found.setdefault(key, []).append(node)
-    return {key: np.array(nodes) for key, nodes in found.items()}
+def _alike(
+    run: Run, mine: int, others: Sequence[int]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """The nodes of trace ``mine`` and those of ``others`` that correspond; of each, the number of its group
+    (by name and kind; of skeletons, also step and communication), of its place in the group, and its trace.
+    """
+    graph = run.graph
+    code = run.name_of * len(KINDS) + run.kind
+    for name in ("step_index", "comm_ordinal"):
+        values = graph.attribute(name, -1) + 1
+        code = code * (int(values.max(initial=0)) + 1) + values
+    chosen = np.zeros(len(graph.traces), bool)
+    chosen[[mine, *others]] = True
+    known = np.unique(code[graph.first[mine] : graph.first[mine + 1]])
+    nodes = np.flatnonzero(chosen[graph.trace_of])
+    group = np.minimum(np.searchsorted(known, code[nodes]), len(known) - 1)
+    same = known[group] == code[nodes]
+    nodes, group = nodes[same], group[same]
+    traces = graph.trace_of[nodes]
+    order = np.lexsort((nodes, group, traces))
+    nodes, group, traces = nodes[order], group[order], traces[order]
+    new = np.flatnonzero((np.diff(group, prepend=-1) != 0) | (np.diff(traces, prepend=-1) != 0))
+    place = np.arange(len(nodes)) - np.repeat(new, np.diff(new, append=len(nodes)))
+    return nodes, group, group * (int(place.max(initial=0)) + 1) + place, traces
