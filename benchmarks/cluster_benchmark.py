@@ -8,9 +8,9 @@ Each rank is made as a converted GPU rank would be, and contracted as ``convert`
 parallelism over 8 ranks and data parallelism over the others, an operator, a call and a kernel for each of 8
 pieces of work of a layer, forward and backward, all-reduces on streams of their own. Times vary from rank to
 rank; one rank in 1,000 is slow. For each number of ranks: seconds and memory of a process that replays the
-job, predicts it on another network, and finds its stragglers. The exit status is 1 if a target is missed: 60,
-30 and 60 s of CPU and 8 GB for 4,096 ranks, and growth from the first number of ranks to the last that is more
-than linear by a quarter.
+job, predicts it on another network, and finds its stragglers. The exit status is 1 if a target is missed:
+60, 30 and 60 s of CPU and 8 GB for 4,096 ranks, and growth from the first number of ranks to the last that
+is more than linear by a quarter.
 """
 
 from __future__ import annotations
