@@ -72,14 +72,10 @@ def of_plan(plan: Plan) -> Layout:
     """The layout of a plan. Raises ``PlanError`` for one that a layout can't hold."""
     if plan.virtual_stages > 1:
         raise PlanError("the plan is interleaved, which a layout can't say: call estimate_chunks().")
-    if not plan.choices:
-        degrees, recompute = (plan.tp, plan.dp), plan.options.recompute
-        of = plan.model, plan.cluster, plan.placement
-        return uniform(*of, degrees, plan.partition, plan.mbs, recompute, plan.ep)
-    each = plan.tp * plan.dp
-    return _layout(
-        plan.model, plan.cluster, plan.placement, each, plan.partition, list(plan.choices), plan.ep
-    )
+    shares = tuple((gpu.name, plan.mbs) for gpu in plan.cluster.gpus)
+    choices = list(plan.choices) or [StageChoice(plan.tp, plan.options.recompute, shares)] * plan.pp
+    of = plan.model, plan.cluster, plan.placement, plan.tp * plan.dp
+    return _layout(*of, plan.partition, choices, plan.ep)
 
 
 def _layout(

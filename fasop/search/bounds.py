@@ -178,9 +178,9 @@ class Bounds:
         key = (*((shape.group, shape.batch) if per_stage else (shape.tp, shape.mbs)), shape.ep, ranks)
         if key not in self._known_speeds:
             tables, names = StageCosts(self.passes, shape), [gpu.name for gpu in self.cluster.gpus]
-            self._known_speeds[key] = None
-            if all(tables.choices(tables.pure_seats(name)) for name in names):
-                self._known_speeds[key] = self._speeds_of([_fastest(tables, name) for name in names])
+            can = all(tables.choices(tables.pure_seats(name)) for name in names)
+            each = [_fastest(tables, name) for name in names] if can else []
+            self._known_speeds[key] = self._speeds_of(each) if can else None
         return self._known_speeds[key]
 
     def _speeds_of(self, passes: list[tuple[np.ndarray, np.ndarray, float]]) -> _Speeds:
@@ -192,10 +192,8 @@ class Bounds:
             slow = [float((total[is_layer] / fastest[is_layer]).min()) for total in totals]
         slow_any = [float((total[some] / fastest[some]).min()) for total in totals]
         layer = [float(total[is_layer].min()) for total in totals]
-        gpus = [
-            self.cluster.size(gpu) * count
-            for gpu, count in zip(self.cluster.gpus, self.cluster.nodes, strict=True)
-        ]
+        pairs = zip(self.cluster.gpus, self.cluster.nodes, strict=True)
+        gpus = [self.cluster.size(gpu) * count for gpu, count in pairs]
         types = [list(zip(each, gpus, strict=True)) for each in (slow, slow_any, layer)]
         return _Speeds(layers, float(fastest.sum()) - layers, max(share for *_, share in passes), *types)
 

@@ -53,10 +53,7 @@ def search(
     shapes done, and all. Raises ``PlanError`` where a cluster has no shape at all, or nothing fits.
     """
     by_time = goal.objective == "time"
-    tried = list(clusters)
-    if idle and not by_time and len(clusters) == 1:
-        tried = parts_of(clusters[0])
-    leave = idle and by_time
+    tried = parts_of(clusters[0]) if idle and not by_time and len(clusters) == 1 else list(clusters)
     # Stages that choose for themselves try every recomputation where none is given.
     different = [
         each
@@ -64,7 +61,7 @@ def search(
         if not (each.per_stage and each.recompute != "none" and replace(each, recompute="none") in options)
     ]
     _planners[:] = [
-        Planner(model, cluster, cost_files, each, iterations, leave, max_tp)
+        Planner(model, cluster, cost_files, each, iterations, idle and by_time, max_tp)
         for cluster, each in itertools.product(tried, different)
     ]
     tasks, problem, found = _tasks(model, goal, max_tp)
@@ -91,17 +88,11 @@ def search(
 
 def parts_of(cluster: Cluster) -> list[Cluster]:
     """The cluster and parts of it: every count of a type's nodes where they are few, else quarters."""
-    steps = 4
-    while True:
-        counts = [
-            sorted({math.ceil(count * step / steps) for step in range(steps + 1)})
-            if count > steps
-            else list(range(count + 1))
-            for count in cluster.nodes
-        ]
-        if math.prod(len(each) for each in counts) <= MOST_PARTS or steps == 1:
+    for steps in (4, 3, 2, 1):
+        # Of as many nodes as steps or fewer, these are all counts.
+        counts = [sorted({math.ceil(n * step / steps) for step in range(steps + 1)}) for n in cluster.nodes]
+        if math.prod(len(each) for each in counts) <= MOST_PARTS:
             break
-        steps -= 1
     found = []
     # Parts name their nodes as the whole does.
     named = cluster.hosts()
