@@ -4,6 +4,6 @@
     print("\n".join(found.lines()))
 
 ``node_classes`` sorts nodes by what their time is spent on, ``gains`` predicts the step without some of it,
-``busy_time`` has what devices and threads do meanwhile; ``verdict`` puts them together. Report, compare,
+and what devices and threads do meanwhile; ``verdict`` puts them together. Report, compare,
 stragglers and ``chakra-et diagnose`` take their headlines from here.
 """

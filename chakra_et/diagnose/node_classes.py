@@ -6,19 +6,14 @@ import re
 
 import numpy as np
 
-from chakra_et.et.edges import rows_of
+from chakra_et.et.node_attributes import parents
 from chakra_et.simulate.run import Run
 from chakra_et.simulate.time_by_kind import KINDS
 
 COMPUTE, MEMORY, HOST, COMMUNICATION, LOADING, COMPILING, ALLOCATING = range(7)
 CLASSES = (
-    "compute",
-    "memory",
-    "host",
-    "communication",
-    "data loading",
-    "compilation",
-    "memory allocation",
+    *("compute", "memory", "host", "communication"),
+    *("data loading", "compilation", "memory allocation"),
 )
 """``compute`` and ``memory`` are work of a device that its arithmetic or its memory bounds; on ranks without
 a device, operators are ``compute``, and ``host`` is what threads do between operators."""
@@ -77,7 +72,7 @@ def _within(run: Run, pattern: re.Pattern[str]) -> np.ndarray:
     for trace in run.graph.traces:
         own = np.array([bool(pattern.search(text.decode("utf-8", "replace"))) for text in trace.names.table])
         inside = own[trace.names.index]
-        above = rows_of(trace.ids, trace.column("parent", -1).clip(0).astype(np.uint64))
+        above = parents(trace)
         for _ in range(_DEPTH):
             more = (above >= 0) & inside[above] & ~inside
             if not more.any():

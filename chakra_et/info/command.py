@@ -6,7 +6,7 @@
 JSON: ``{"files": [{...}]}`` with, per file: ``file``; ``bytes``; ``nodes``; ``nodes_by_type`` and
 ``nodes_by_kind``; ``edges`` {``data``, ``ctrl``, ``by_kind``}; ``time`` {``start_micros``, ``end_micros``,
 ``span_micros``, ``longest_path_micros``}, the latter null if the dependencies have a cycle or a gap;
-``critical_path_micros`` and ``busy_micros`` by kind as in ``replay.shares``, empty without start times;
+``critical_path_micros`` and ``busy_micros`` by the kinds of ``time_by_kind``, empty without start times;
 ``lanes`` [{``lane``, ``kind``, ``label``, ``nodes``, ``compute_micros``, ``communication_micros``}];
 ``collectives`` [{``group``, ``name``, ``ranks``, ``type``, ``count``, ``bytes``, ``micros``,
 ``wait_micros``}], the latter null unless all ranks were converted together; ``messages`` [{``direction``,

@@ -1,5 +1,6 @@
 """Replay .et files from durations and dependencies alone: columns in, start and end times out.
 
-``joint`` joins the ranks into one graph, ``matching`` matches their communication nodes, ``simulators`` runs
-the graph as the devices did or as ASTRA-sim does, ``report`` compares the result with the measurement.
+``joint`` joins the ranks into one graph, ``matching`` matches their communication nodes, ``timing`` puts them
+on one clock; ``longest_path`` runs the graph as the devices did, ``replays`` also as ASTRA-sim does, and
+``replay_report`` compares the result with the measurement. ``run`` is all that together, for what-ifs.
 """
