@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import sys
 
-from chakra_et import cli
+from chakra_et.convert import command
 
 if __name__ == "__main__":
-    sys.exit(cli.load("chakra_et.convert.command").main())
+    sys.exit(command.main())
