@@ -27,7 +27,7 @@ from chakra_et.cost import gpus, grids, kernel_times
 from chakra_et.cost.fit import fit
 from chakra_et.cost.gpus import Gpu
 from chakra_et.cost.kernel_times import MODELS, KernelTimes, Values, mean_parameters
-from chakra_et.cost.operator_calls import Work
+from chakra_et.cost.operator_calls import OperatorCall
 from chakra_et.cost.operator_times import gpu_model
 from chakra_et.files import write_text
 
@@ -167,7 +167,9 @@ def moving_rows(folder: Path) -> Iterator[Row]:
         model, (kind, target) = gpu_model(gpu.name), MOVING[str(table)]
         tensors = np.where(each.op.isin(_TWO_INPUTS), 3, 2)
         said = [
-            model.micros(Work(kind, float(m) * n, 4.0 * m * n * moved, row=int(n), type="float", idle=True))
+            model.micros(
+                OperatorCall(kind, float(m) * n, 4.0 * m * n * moved, row=int(n), type="float", idle=True)
+            )
             for m, n, moved in zip(each.rows, each.cols, tensors, strict=True)
         ]
         micros = each.latency_us.to_numpy(float)

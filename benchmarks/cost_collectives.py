@@ -112,7 +112,7 @@ def _rising(values: np.ndarray) -> np.ndarray:
     return np.concatenate([np.full(len(block), np.median(block)) for block in blocks])
 
 
-def errors(judged: str, gpu: str, node: nccl.Node, table: Table) -> Errors:
+def errors(judged: str, gpu: str, node: nccl.NcclNode, table: Table) -> Errors:
     """How far ``node`` is from a table."""
     cells = [(op, count, size) for (op, count), each in sorted(table.items()) for size in sorted(each)]
     taken = np.array([table[op, count][size] for op, count, size in cells])
@@ -135,7 +135,7 @@ def left_out(gpu: str, table: Table) -> Errors:
     return Errors(name, gpu, *joined, [cell for part in parts for cell in part.cells])
 
 
-def stranger(gpu: str, known: Mapping[str, nccl.Node]) -> nccl.Node:
+def stranger(gpu: str, known: Mapping[str, nccl.NcclNode]) -> nccl.NcclNode:
     """The node from what the other measured ones and its link's bandwidth say. Of a GPU that isn't in
     ``networks.json`` only the curves mean anything."""
     of = spec(gpu)
@@ -143,7 +143,7 @@ def stranger(gpu: str, known: Mapping[str, nccl.Node]) -> nccl.Node:
     return nccl.unmeasured_node(gpu, _link(gpu), of.bandwidth if of else 1e9, others)
 
 
-def two_measurements(node: nccl.Node, table: Table) -> nccl.Node:
+def two_measurements(node: nccl.NcclNode, table: Table) -> nccl.NcclNode:
     """``node`` with an all-reduce's latency and bus bandwidth for each number of GPUs in the table."""
     latency, bus = {}, {}
     for (operation, count), each in table.items():
@@ -177,7 +177,7 @@ def results(given: Mapping[str, Table], judged: Mapping[str, Table] | None = Non
     return found
 
 
-def spec(gpu: str) -> networks.Gpu | None:
+def spec(gpu: str) -> networks.LinkedGpu | None:
     """The GPU's link by a table's name, which may write it with spaces or underscores."""
     try:
         return networks.gpu(re.sub(r"[\s_-]", "", gpu))

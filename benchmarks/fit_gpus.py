@@ -31,7 +31,7 @@ from chakra_et import cli
 from chakra_et.convert.pair import convert_pair
 from chakra_et.cost import kernel_times
 from chakra_et.cost.fit import fit as fit_model
-from chakra_et.cost.operator_calls import CLASSES, Work, item_bytes
+from chakra_et.cost.operator_calls import CLASSES, OperatorCall, item_bytes
 from chakra_et.cost.operator_times import FILE, SETS, GpuModel, gpu_model
 from chakra_et.errors import TraceError
 from chakra_et.files import write_text
@@ -65,7 +65,7 @@ OTHERS = (
 class Sample(NamedTuple):
     """Calls of an operator that are alike, µs of one."""
 
-    work: Work
+    work: OperatorCall
     micros: float
     calls: int
 
@@ -141,7 +141,7 @@ def read(path: Path, host: Path | None = None) -> Trace:
     run = make_run(path.name, [convert_pair(Pair(-1, host, path)).trace], [0])
     found = operators(run)
     total = np.bincount(found.of, run.graph.own_ns[found.nodes] / 1e3, len(found.work))
-    together: dict[Work, list[float]] = {}
+    together: dict[OperatorCall, list[float]] = {}
     for work, micros in zip(found.work, total.tolist(), strict=True):
         if work.kind != "memory copy" and micros > 0:
             together.setdefault(work, []).append(micros)

@@ -11,7 +11,7 @@ from chakra_et.convert.pair import convert_pair
 from chakra_et.cost import networks
 from chakra_et.cost.operator_calls import CLASSES
 from chakra_et.errors import TraceError
-from chakra_et.predict.gpu import Gpu
+from chakra_et.predict.gpu import OtherGpu
 from chakra_et.predict.gpu_work import device_work, kernel_classes
 from chakra_et.predict.predict import predict
 from chakra_et.simulate.run import Run, make_run
@@ -44,7 +44,7 @@ def gpu_rows(folder: Path, only: str = "") -> list[Row]:
 
 def pair_rows(model: str, run: Run, truth: Run, source: str, target: str) -> list[Row]:
     """``run`` on ``source``, predicted for ``target``, beside ``truth``, measured there."""
-    prediction = predict(run, [Gpu(source, target)])
+    prediction = predict(run, [OtherGpu(source, target)])
     after = prediction.after.setting
     before, measured, predicted, doubt = (
         _by_class(each, times)

@@ -11,7 +11,7 @@ from chakra_et.arrays import coded_pairs, first_rows, lane_order, narrowed
 from chakra_et.convert.graph.device_graphs import GRAPH_LAUNCH, Captured
 from chakra_et.convert.graph.linked import LinkedRank
 from chakra_et.convert.graph.nodes import Graph, NodeKind
-from chakra_et.convert.graph.operators import PHASE_NAMES, Hierarchy, Work
+from chakra_et.convert.graph.operators import PHASE_NAMES, Hierarchy, WorkCounts
 from chakra_et.convert.graph.timeline import named
 from chakra_et.et import memory as memory_names
 from chakra_et.et.columns import Attribute, ByteStrings, Strings, TensorInfo, Texts, ValueKind
@@ -143,7 +143,7 @@ def names(graph: Graph, rank: LinkedRank) -> Strings:
 # ---- device work ----
 
 
-def add_device(rank: LinkedRank, graph: Graph, work: Work, captured: Captured | None, add: Add) -> None:
+def add_device(rank: LinkedRank, graph: Graph, work: WorkCounts, captured: Captured | None, add: Add) -> None:
     """Attributes of device nodes: ``num_ops``, ``tensor_size``, ``grid``, ``block``, ``graph_id``,
     ``graph_launch`` (id of the launching node) and ``captured_op`` (the operator that launched the kernel
     while its graph was captured). Also ``launch_latency_ns``, of the node or of the overhead in front of it:

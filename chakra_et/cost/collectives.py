@@ -32,7 +32,7 @@ from chakra_et.cost.topology import Dimension, Topology, fills_grid
 from chakra_et.et.columns import CollectiveType
 
 if TYPE_CHECKING:
-    from chakra_et.cost.nccl import Node
+    from chakra_et.cost.nccl import NcclNode
 
 Algorithm = Literal["auto", "ring", "tree", "hierarchical"]
 _STEPWISE = (
@@ -96,7 +96,7 @@ def _between(topology: Topology, ranks: Sequence[int]) -> Dimension | None:
 
 
 def _by_nccl(
-    kind: CollectiveType, size: float, ranks: Sequence[int], topology: Topology, node: Node
+    kind: CollectiveType, size: float, ranks: Sequence[int], topology: Topology, node: NcclNode
 ) -> float:
     from chakra_et.cost import nccl  # its table is read only where GPUs are named
 

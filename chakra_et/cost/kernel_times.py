@@ -29,7 +29,7 @@ _OF_KIND = ("burst", "hot")
 Values = Mapping[str, float]
 
 
-class Model(NamedTuple):
+class KernelModel(NamedTuple):
     """Of a kind of kernel: ``micros(gpu, parameters, points[R, D])``, ``start(gpu)`` and ``widths``, the
     parameters' prior, and ``place``, where on the grid of measured shapes points lie."""
 
@@ -44,7 +44,7 @@ def _product_place(points: np.ndarray) -> np.ndarray:
 
 
 MODELS = {
-    number: Model(
+    number: KernelModel(
         functools.partial(products.product_micros, number=number),
         functools.partial(products.start, number=number),
         products.WIDTHS,
@@ -53,7 +53,7 @@ MODELS = {
     for number in ("16 bit", "8 bit", "tf32", "float", "double")
 }
 """By kind of kernel: matrix products by type of number, and attention."""
-MODELS["attention"] = Model(
+MODELS["attention"] = KernelModel(
     attention.attention_micros, attention.start, attention.WIDTHS, lambda points: points[:, [5, 1, 2, 3, 0]]
 )
 MODELS["8 bit alone"] = MODELS["8 bit"]._replace(

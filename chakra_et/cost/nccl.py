@@ -61,7 +61,7 @@ def bus_factor(kind: CollectiveType, ranks: int) -> float:
 
 
 @dataclass(frozen=True)
-class Node:
+class NcclNode:
     """NCCL among the GPUs of one node.
 
     ``latency_ns`` and ``bus`` (bytes per second): of a small and of a large all-reduce, by number of GPUs.
@@ -77,7 +77,7 @@ class Node:
     curves: Mapping[tuple[CollectiveType, int], Curve]
     error: float | None = None
 
-    def scaled(self, ranks: int, latency_ns: float, bus: float) -> Node:
+    def scaled(self, ranks: int, latency_ns: float, bus: float) -> NcclNode:
         """This node with another latency and bus bandwidth of an all-reduce among ``ranks`` GPUs; those among
         fewer change in proportion."""
         slower, faster = latency_ns / self.latency(ranks), bus / self.bus_of(ranks)
@@ -137,7 +137,7 @@ class Node:
         return latency * np.interp(at, x, y) * np.maximum(at / x[-1], 1.0)
 
 
-def measured_node(name: str, entry: Mapping[str, Any]) -> Node:
+def measured_node(name: str, entry: Mapping[str, Any]) -> NcclNode:
     """The node that a table of ``networks.json`` describes: µs by collective, number of GPUs and bytes."""
     latency, bus, curves = {}, {}, {}
     sizes = np.array(entry["bytes"], dtype=float)
@@ -149,17 +149,17 @@ def measured_node(name: str, entry: Mapping[str, Any]) -> Node:
         for count, times in entry[operation].items():
             scale = latency[int(count)] * bus[int(count)] / 1e9
             curves[kind, int(count)] = sizes / scale, np.array(times) * 1000 / latency[int(count)]
-    return Node(name, entry["link"], bool(entry["nvls"]), latency, bus, curves, entry.get("error"))
+    return NcclNode(name, entry["link"], bool(entry["nvls"]), latency, bus, curves, entry.get("error"))
 
 
-def unmeasured_node(name: str, link: str, bandwidth: float, known: Mapping[str, Node]) -> Node:
+def unmeasured_node(name: str, link: str, bandwidth: float, known: Mapping[str, NcclNode]) -> NcclNode:
     """A node that wasn't measured, from the ``known`` ones by GPU and their links' bandwidths.
 
     Latency, and bus bandwidth as a share of the link's, are the geometric means over the known nodes with the
     same kind of link, PCIe or not; so are the curves. One box with PCIe tells little of others: their curve
     is the mean of its own and the others'.
     """
-    groups: dict[bool, list[tuple[Node, float]]] = {}
+    groups: dict[bool, list[tuple[NcclNode, float]]] = {}
     for each in known.values():
         groups.setdefault(each.link == "PCIe", []).append((each, networks.gpu(*each.name.split()).bandwidth))
     same = groups.get(link == "PCIe") or [each for group in groups.values() for each in group]
@@ -169,7 +169,7 @@ def unmeasured_node(name: str, link: str, bandwidth: float, known: Mapping[str, 
     curves = _mean_curves([node.curves for node, _ in same])
     if link == "PCIe" and len(groups) > 1:
         curves = _mean_curves([curves, _mean_curves([node.curves for node, _ in groups[False]])])
-    return Node(name, link, all(node.nvls for node, _ in same), latency, bus, curves)
+    return NcclNode(name, link, all(node.nvls for node, _ in same), latency, bus, curves)
 
 
 def _mean_curves(each: Sequence[Mapping[tuple[CollectiveType, int], Curve]]) -> dict[Any, Curve]:
@@ -188,7 +188,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 @functools.cache
-def node(gpu: str, link: str) -> Node:
+def node(gpu: str, link: str) -> NcclNode:
     """NCCL among GPUs by name and link, as in ``networks.gpu``. Raises ``TraceError``."""
     of, tables = networks.gpu(gpu, link), networks.measured()
     name = f"{of.name} {of.link}"
@@ -204,7 +204,7 @@ def between_nodes(
     size: float,
     per_node: int,
     nodes: int,
-    of: Node,
+    of: NcclNode,
     bandwidth: float,
     latency_ns: float,
 ) -> float:

@@ -28,7 +28,7 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class Model:
+class NetworkModel:
     """``call_ns``: of a call; ``latency_ns``: α; ``bandwidth``: 1/β, ``reduce_bandwidth``: 1/γ, bytes per
     second, infinite where the samples show no such cost. ``error``: relative standard deviation of the
     samples from the model. ``measured``: samples of a network by which ``time`` goes where it can: what a
@@ -79,7 +79,7 @@ class Model:
         return f"{', '.join(parts)} (±{self.error:.0%}, {samples} of {self.source})"
 
 
-def fit_model(samples: Sequence[Sample], source: str, algorithm: Algorithm = "ring") -> Model:
+def fit_model(samples: Sequence[Sample], source: str, algorithm: Algorithm = "ring") -> NetworkModel:
     """The model with the least squared relative error, all four costs from 0 on.
 
     Costs that the samples can't tell apart are fitted as the first of β, call, α and γ. Raises ``TraceError``
@@ -106,10 +106,10 @@ def fit_model(samples: Sequence[Sample], source: str, algorithm: Algorithm = "ri
                 best[list(chosen)] = found
                 best_error = error
     beta, call, alpha, gamma = best.tolist()
-    return Model(call, alpha, _rate(beta), _rate(gamma), best_error, len(samples), source)
+    return NetworkModel(call, alpha, _rate(beta), _rate(gamma), best_error, len(samples), source)
 
 
-def write_model(path: str | Path, model: Model, **more: object) -> None:
+def write_model(path: str | Path, model: NetworkModel, **more: object) -> None:
     """Write a model as JSON, with what else is known about the measurement."""
     entry = {name: None if value == math.inf else value for name, value in asdict(model).items()}
     entry["measured"] = [{**asdict(each), "kind": each.kind.name} for each in model.measured]
@@ -118,11 +118,11 @@ def write_model(path: str | Path, model: Model, **more: object) -> None:
     write_json(Path(path), {"format": "chakra-et network model 1", **entry, **more})
 
 
-def read_model(path: str | Path) -> Model:
+def read_model(path: str | Path) -> NetworkModel:
     """The model that ``write_model`` wrote. Raises ``TraceError`` for any other file."""
     try:
         entry = read_json(path)
-        values = {name: entry[name] for name in Model.__dataclass_fields__ if name != "measured"}
+        values = {name: entry[name] for name in NetworkModel.__dataclass_fields__ if name != "measured"}
         measured = tuple(_sample(each) for each in entry.get("measured", ()))
     except OSError as error:
         raise TraceError(
@@ -141,7 +141,7 @@ def read_model(path: str | Path) -> Model:
     numbers = [values[name] for name in ("call_ns", "latency_ns", "error", "samples")] + list(rates.values())
     if not all(type(n) in (int, float) and n >= 0 for n in numbers) or 0 in rates.values():
         raise TraceError(f"{path}: has a figure that is no number above 0: measure the network again")
-    return Model(**{**values, **rates, "source": str(values["source"]), "measured": measured})
+    return NetworkModel(**{**values, **rates, "source": str(values["source"]), "measured": measured})
 
 
 def _sample(entry: dict[str, object]) -> Sample:

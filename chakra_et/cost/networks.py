@@ -19,7 +19,7 @@ REDUCTION_PASSES = 3
 
 
 @dataclass(frozen=True)
-class Gpu:
+class LinkedGpu:
     """A GPU and its link to the other GPUs of the node.
 
     ``bandwidth``: bytes per second and direction of ``link``; ``memory``: bytes per second; ``peak``:
@@ -40,7 +40,7 @@ class Gpu:
     domain: int = 8
 
 
-def gpu(name: str, link: str = "") -> Gpu:
+def gpu(name: str, link: str = "") -> LinkedGpu:
     """The GPU ``name`` (in any case) with ``link`` ("": its default link). Raises ``TraceError``."""
     entries = _table()["gpus"]
     known = {key.lower(): key for key in entries}
@@ -55,7 +55,7 @@ def gpu(name: str, link: str = "") -> Gpu:
     if chosen is None:
         raise TraceError(f"{name} has no link {link!r}: use {' or '.join(entry['links'])}")
     of_link = entry["links"][chosen]
-    return Gpu(
+    return LinkedGpu(
         name,
         chosen,
         parse_bandwidth(of_link["bandwidth"]),

@@ -21,7 +21,7 @@ CLASSES = (
 
 
 @dataclass(frozen=True)
-class Work:
+class OperatorCall:
     """One call of an operator. ``operations``, ``moved`` (bytes): 0 for none or unknown. ``type``: of the
     first tensor, as PyTorch names it, or ``tf32``. ``idle``: the GPU did nothing just before.
 

@@ -20,7 +20,7 @@ from typing import Any
 from chakra_et.cost import gpus
 from chakra_et.cost.gpus import Gpu
 from chakra_et.cost.kernel_times import KernelTimes, kernel_times
-from chakra_et.cost.operator_calls import Work, item_bytes, number
+from chakra_et.cost.operator_calls import OperatorCall, item_bytes, number
 
 FILE = Path(__file__).with_name("operator_times.json")
 LIKE = {"nvidia": "H100", "amd": "MI300X"}
@@ -72,7 +72,7 @@ class GpuModel:
 
     kernels: KernelTimes
     parameters: Mapping[str, float]
-    seen: dict[Work, float] = field(default_factory=dict, compare=False, repr=False)
+    seen: dict[OperatorCall, float] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def gpu(self) -> Gpu:
@@ -93,24 +93,24 @@ class GpuModel:
         """Operations per second of matrix products of this type."""
         return self.gpu.peak(number(type_name))
 
-    def micros(self, work: Work) -> float:
+    def micros(self, work: OperatorCall) -> float:
         """What an operator of known work takes."""
         if work not in self.seen:
             self.seen[work] = self._micros(work)
         return self.seen[work]
 
-    def _micros(self, work: Work) -> float:
+    def _micros(self, work: OperatorCall) -> float:
         if work.kind == "matrix product":
             return self._product(work)
         if work.kind == "attention" and work.size and not work.tested:
             return self._fused_attention(work)
         return self._launched(work, self.of(work.kind, "launch") + self._taken(work))
 
-    def _launched(self, work: Work, alone: float) -> float:
+    def _launched(self, work: OperatorCall, alone: float) -> float:
         """In a queue, the GPU's own work of starting a kernel counts too, and bounds small ones."""
         return alone if work.idle else max(alone + self.of("queue", "more"), self.of("queue", "least"))
 
-    def _taken(self, work: Work) -> float:
+    def _taken(self, work: OperatorCall) -> float:
         """Beyond the launch."""
         if work.kind == "attention":
             return self._attention(work)
@@ -118,7 +118,7 @@ class GpuModel:
             return self._convolution(work)
         return self._moving(work)
 
-    def _moving(self, work: Work) -> float:
+    def _moving(self, work: OperatorCall) -> float:
         """What a kernel takes that mostly moves numbers."""
         kind = "softmax_long" if work.kind == "softmax" and work.row > _LONG_ROW else work.kind
         part = self.parameters.get(f"{kind}.memory", self.of("elementwise", "memory"))
@@ -145,21 +145,21 @@ class GpuModel:
         """µs for ``count`` things, of which each unit does so many per µs."""
         return count / (self.gpu.units * self.parameters[name])
 
-    def _joined(self, work: Work) -> float:
+    def _joined(self, work: OperatorCall) -> float:
         """Elements that bound ``cat``: on NVIDIA, each tensor of its list has two blocks of 512 threads per
         multiprocessor, half of what this holds; on AMD as many as it needs (aten/src/ATen/native/cuda/
         Shape.cu).
         """
         return work.operations if self.vendor == "amd" else max(work.joins, work.operations / 2)
 
-    def _lines(self, work: Work) -> float:
+    def _lines(self, work: OperatorCall) -> float:
         """Lines of memory that threads, which load together, load for elements that lie apart."""
         lanes = _LANES[self.vendor]
         beside = max(lanes // work.apart, 1)
         lines = math.ceil(beside * item_bytes(work.type) / _LINE)
         return work.operations * lines / beside
 
-    def limits(self, work: Work) -> tuple[float, float]:
+    def limits(self, work: OperatorCall) -> tuple[float, float]:
         """What a kernel of unknown work takes at least, µs, and how fast it works beyond that: bytes per
         second, or operations where arithmetic bounds its class.
         """
@@ -181,12 +181,12 @@ class GpuModel:
         point = [*product, SETS]
         return float(self.kernels.micros("8 bit alone" if kind == "8 bit" else kind, [point])[0])
 
-    def _fused_attention(self, work: Work) -> float:
+    def _fused_attention(self, work: OperatorCall) -> float:
         """Of a library that isn't PyTorch."""
         point = [1, work.batch, work.batch, work.queries, work.keys, work.size, work.causal, 0]
         return float(self.kernels.micros("attention", [point])[0])
 
-    def _attention(self, work: Work) -> float:
+    def _attention(self, work: OperatorCall) -> float:
         blocks = work.batch * math.ceil(work.queries / _QUERIES)
         arithmetic = self._arithmetic(work, "compute")
         if blocks:
@@ -195,7 +195,7 @@ class GpuModel:
         slower = self.of("attention", "masked") if work.masked else 1.0
         return max(max(waits, arithmetic) / slower, self._stream(work.moved))
 
-    def _convolution(self, work: Work) -> float:
+    def _convolution(self, work: OperatorCall) -> float:
         least = self._stream(work.moved)
         if work.product is None or work.alone or 0 < work.channels <= _FEW_CHANNELS:
             part = self.of("convolution", "thin" if work.channels else "compute")
@@ -204,7 +204,7 @@ class GpuModel:
         each = self._product(work) / self.of("convolution", "compute")
         return max(work.product[0] * each, least) + (work.product[0] - 1) * self.of("convolution", "launch")
 
-    def _arithmetic(self, work: Work, name: str) -> float:
+    def _arithmetic(self, work: OperatorCall, name: str) -> float:
         return work.operations / (self.peak(work.type) * self.of(work.kind, name)) * 1e6
 
     def _stream(self, moved: float, part: float = 1.0) -> float:
@@ -216,12 +216,12 @@ class GpuModel:
         found = min(max(_CACHED_UP_TO - moved / self.gpu.cache, 0.0) / (_CACHED_UP_TO - 1), 1.0)
         return 1 + found * (self.of("cache", "speedup") - 1)
 
-    def _waves(self, work: Work) -> float:
+    def _waves(self, work: OperatorCall) -> float:
         """How much the last, partly filled wave of threads adds, where there is more than one."""
         waves = work.operations / (self.gpu.units * _THREADS * _PER_THREAD[self.vendor])
         return math.ceil(waves) / waves if waves > 1 else 1.0
 
-    def _product(self, work: Work) -> float:
+    def _product(self, work: OperatorCall) -> float:
         if work.product is None:
             least, rate = self.limits(work)
             return least + max(work.operations / rate * 1e6, self._stream(work.moved, 0.8))
@@ -229,7 +229,7 @@ class GpuModel:
         moves = self._moves(work, batch, rows, columns, depth)
         return max(self._products(work.product, work.type), moves) + self.of("matrix product", "launch")
 
-    def _moves(self, work: Work, batch: int, rows: int, columns: int, depth: int) -> float:
+    def _moves(self, work: OperatorCall, batch: int, rows: int, columns: int, depth: int) -> float:
         """µs to load and store the matrices whose rows aren't aligned, in moves of as many bytes as they are.
         cuBLAS moves all three as it must the worst.
         """
@@ -248,7 +248,9 @@ class GpuModel:
         moves = [count * size / by for count, by in zip(elements, aligned, strict=True) if by < _ALIGNED]
         return self._each(batch * sum(moves), "matrix product.moves")
 
-    def _odd_tiles(self, work: Work, batch: int, rows: int, columns: int, depth: int, edge: int) -> float:
+    def _odd_tiles(
+        self, work: OperatorCall, batch: int, rows: int, columns: int, depth: int, edge: int
+    ) -> float:
         """Lines that the busiest multiprocessor loads and stores, by square tiles of this edge, if each move
         is one element. Two tiles share a multiprocessor: their registers fill it.
         """

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from chakra_et.cost.nccl import Node
+    from chakra_et.cost.nccl import NcclNode
 
 Kind = Literal["Switch", "Ring", "FullyConnected"]
 # What a message loses of the bandwidth between two nodes, and between two GPUs of a node, where nothing else
@@ -49,7 +49,7 @@ class Topology:
     name: str = ""
     peak: float | None = None
     notes: tuple[str, ...] = ()
-    nccl: Node | None = None
+    nccl: NcclNode | None = None
     effective: bool = False
 
     @property

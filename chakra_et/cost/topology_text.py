@@ -62,7 +62,7 @@ def parse_topology(text: str, ranks: int | None = None) -> Topology:
 class _Read:
     """The values in the parts of a line."""
 
-    devices: networks.Gpu | None = None
+    devices: networks.LinkedGpu | None = None
     all_reduce: tuple[float, float] | None = None
     per_node: int = 1
     nodes: int | None = None
@@ -98,7 +98,7 @@ def _from_text(text: str, ranks: int | None) -> Topology:
     return Topology(tuple(dimensions), reduces, 0.0, text, gpu.peak, tuple(notes), node)
 
 
-def _node(read: _Read, notes: list[str]) -> nccl.Node:
+def _node(read: _Read, notes: list[str]) -> nccl.NcclNode:
     """NCCL within a node, with a note on what of it was not measured."""
     assert read.devices is not None
     gpu, count = read.devices, read.per_node

@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional
 
 from chakra_et.cost import gpus
-from chakra_et.cost.operator_calls import Work
+from chakra_et.cost.operator_calls import OperatorCall
 from chakra_et.cost.operator_times import GpuModel, gpu_model
 from chakra_et.doctor.captures import quietly
 from chakra_et.doctor.results import Line, at_most, equal, not_run
@@ -80,11 +80,11 @@ def told(model: GpuModel, kind: str, rows: np.ndarray) -> np.ndarray:
     for row in rows.tolist():
         count = float(np.prod(row))
         if kind == "normalization":
-            works.append(Work(kind, 5 * count, 4 * count, row=row[1]))
+            works.append(OperatorCall(kind, 5 * count, 4 * count, row=row[1]))
         elif kind == "elementwise":
-            works.append(Work(kind, count, 6 * count))
+            works.append(OperatorCall(kind, count, 6 * count))
         else:
-            works.append(Work("elementwise", count, _OPTIMIZER_BYTES * count, type="float"))
+            works.append(OperatorCall("elementwise", count, _OPTIMIZER_BYTES * count, type="float"))
     return np.array([model.micros(work) for work in works])
 
 

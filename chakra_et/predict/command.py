@@ -26,7 +26,7 @@ from chakra_et.text import plural
 from chakra_et.transform.changes import Change, Rebuild
 
 if TYPE_CHECKING:
-    from chakra_et.cost.network_fit import Model
+    from chakra_et.cost.network_fit import NetworkModel
     from chakra_et.transform.scale import Scaling
 
 _MOST_RANKS = 1024
@@ -141,7 +141,7 @@ class PredictConfig:
         if self.output is not None and not Path(self.output).name:
             raise ValueError(f"--output {self.output!r} must end in the NAME of the files to write")
 
-    def scaling(self, network: Model | None) -> Scaling | None:
+    def scaling(self, network: NetworkModel | None) -> Scaling | None:
         """What ``chakra-et scale`` makes too; None where nothing of it is asked for."""
         if not any((self.layers, self.batch, self.seq, self.dp, self.tp, self.pp)):
             return None
@@ -207,7 +207,7 @@ def changes(config: PredictConfig, run: Run) -> list[Change | Rebuild]:
     return found
 
 
-def _what_ifs(config: PredictConfig, model: Model | None, alone: bool) -> list[Change | Rebuild]:
+def _what_ifs(config: PredictConfig, model: NetworkModel | None, alone: bool) -> list[Change | Rebuild]:
     """All what-ifs but the network, those that change nodes or their sizes first; ``alone``: the run has one
     rank. Each is imported where it is asked for, so that a prediction loads little."""
     found: list[Change | Rebuild] = []

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from chakra_et.cost import gpus, operator_times
-from chakra_et.cost.operator_calls import Work, item_bytes
+from chakra_et.cost.operator_calls import OperatorCall, item_bytes
 from chakra_et.cost.operator_times import GpuModel, gpu_model
 from chakra_et.errors import TraceError
 from chakra_et.predict.gpu_work import operators
@@ -43,7 +43,7 @@ _CALLS = {"nvidia": re.compile(r"cu(da)?[A-Z]"), "amd": re.compile(r"hip[A-Z]")}
 
 
 @dataclass(frozen=True)
-class Gpu:
+class OtherGpu:
     """The kernels of a run on GPU ``source`` take what they would take on GPU ``target``.
 
     Copies between host and GPU, the CPU's work and communication stay as they are.
@@ -84,12 +84,12 @@ class Gpu:
         return setting.doubting("efficiency of kernels on the other GPU", own_ns=doubt)
 
 
-def parse_gpu(text: str) -> Gpu:
+def parse_gpu(text: str) -> OtherGpu:
     """``H100→MI300X``, also with ``->`` or ``:``. Raises ``ValueError``."""
     parts = [part.strip() for part in re.split(r"→|->|:", text)]
     if len(parts) != 2 or not all(parts):
         raise ValueError(f"--gpu {text!r}: write FROM→TO or FROM:TO, as H100:MI300X")
-    return Gpu(*parts)
+    return OtherGpu(*parts)
 
 
 def _check_source(run: Run, of: gpus.Gpu, flag: str) -> list[str]:
@@ -124,7 +124,7 @@ def _one(found: Iterable[str]) -> str | None:
     return known[0] if len(known) == 1 else None
 
 
-def ratio(work: Work, micros: float, source: GpuModel, target: GpuModel) -> float:
+def ratio(work: OperatorCall, micros: float, source: GpuModel, target: GpuModel) -> float:
     """The ratio of an operator's times on ``target`` to those on ``source``, where it took ``micros``."""
     if work.kind == "memory copy" or micros <= 0:
         return 1.0
@@ -144,18 +144,18 @@ def ratio(work: Work, micros: float, source: GpuModel, target: GpuModel) -> floa
     return max(after + (micros - before) * share, after / _FURTHEST) / micros
 
 
-def _far(work: Work, micros: float, source: GpuModel) -> bool:
+def _far(work: OperatorCall, micros: float, source: GpuModel) -> bool:
     """Whether a call of known work took much longer or shorter than its shapes say."""
     before = source.micros(work)
     return not before / _FURTHEST < micros < before * _FURTHEST
 
 
-def _untested(work: Work) -> bool:
+def _untested(work: OperatorCall) -> bool:
     """Whether it is of an operator, or products of a type of number, that no pair of traces has tested."""
     return not work.tested or (work.kind in _BY_LIBRARIES and item_bytes(work.type) != 2)
 
 
-def _error(work: Work, micros: float, source: GpuModel, target: GpuModel) -> float:
+def _error(work: OperatorCall, micros: float, source: GpuModel, target: GpuModel) -> float:
     """One standard deviation of the predicted time, as a part of it. Of a kernel without recorded work, or
     that doesn't fit it, nothing tells whether arithmetic or bytes bound it: half of what lies between these.
     """
@@ -165,14 +165,14 @@ def _error(work: Work, micros: float, source: GpuModel, target: GpuModel) -> flo
     error: float = known.get(work.kind, _SAME_VENDOR_ERROR)
     if not work.known or _far(work, micros, source):
         product, stream = (
-            target.limits(Work(kind))[1] / source.limits(Work(kind))[1]
+            target.limits(OperatorCall(kind))[1] / source.limits(OperatorCall(kind))[1]
             for kind in ("matrix product", "elementwise")
         )
         return max(error, abs(math.log(product / stream)) / 2)
     return max(error, _UNTESTED_ERROR) if _untested(work) else error
 
 
-def _guess(work: Work, micros: float, source: GpuModel) -> str:
+def _guess(work: OperatorCall, micros: float, source: GpuModel) -> str:
     """What was guessed of a call, as the end of a sentence; empty for nothing."""
     if work.kind == "memory copy" or micros <= 0:
         return ""

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from chakra_et.cost.operator_calls import Work, item_bytes
+from chakra_et.cost.operator_calls import OperatorCall, item_bytes
 from chakra_et.cost.operator_work import CAUSAL, WITH_VALUES, operator_work, rule_of
 from chakra_et.et.node_attributes import texts
 from chakra_et.simulate.run import Run
@@ -41,15 +41,15 @@ class Shapes:
             {} if each is None else {row: k for k, row in enumerate(each.rows.tolist())} for each in inputs
         ]
         self.strides = [texts(trace, STRIDES) for trace in run.graph.traces]
-        self.seen: dict[tuple[str, bytes, bytes, bytes, str], Work] = {}
+        self.seen: dict[tuple[str, bytes, bytes, bytes, str], OperatorCall] = {}
 
-    def work(self, kind: str, node: int) -> Work:
+    def work(self, kind: str, node: int) -> OperatorCall:
         """What the operator of ``node`` works on; without operations and bytes if that isn't recorded."""
         trace_of, row = int(self.run.graph.trace_of[node]), int(self.run.graph.row[node])
         trace = self.run.graph.traces[trace_of]
         at = self.place[trace_of].get(row)
         if at is None or trace.inputs is None:
-            return Work(kind)
+            return OperatorCall(kind)
         name = self.run.names[int(self.run.name_of[node])]
         values = trace.inputs.values[at] if rule_of(name) in WITH_VALUES else b"[]"
         table, index = self.strides[trace_of]
@@ -60,20 +60,22 @@ class Shapes:
         return self.seen[key]
 
 
-def described(kind: str, name: str, values: bytes, shapes: bytes, types: bytes, strides: str = "") -> Work:
+def described(
+    kind: str, name: str, values: bytes, shapes: bytes, types: bytes, strides: str = ""
+) -> OperatorCall:
     """What a call of operator ``name`` works on, from the JSON texts of its arguments."""
     try:
         dims, types_, given = (msgspec.json.decode(text) for text in (shapes, types, strides or "[]"))
         arguments = msgspec.json.decode(values)
     except (msgspec.DecodeError, RecursionError):
-        return Work(kind)
+        return OperatorCall(kind)
     if not all(isinstance(part, list) for part in (dims, types_, given, arguments)):
-        return Work(kind)
+        return OperatorCall(kind)
     if name == "aten::cat":
         return _joined(kind, dims)
     counted = operator_work(name, values, shapes, types, b"[]", b"[]")
     if counted is None:
-        return Work(kind)
+        return OperatorCall(kind)
     steps = [each if is_shape(each) else None for each in given] + [None] * len(dims)
     found = [
         (shape, step, str(of)[7:-1])
@@ -81,9 +83,9 @@ def described(kind: str, name: str, values: bytes, shapes: bytes, types: bytes, 
         if str(of).startswith("Tensor(") and is_shape(shape)
     ]
     if not found:
-        return Work(kind)
+        return OperatorCall(kind)
     tensors, backward = [shape for shape, _, _ in found], "backward" in name
-    work = Work(kind, float(counted[0]), float(counted[1]), type=found[0][2])
+    work = OperatorCall(kind, float(counted[0]), float(counted[1]), type=found[0][2])
     if kind in ("elementwise", "copy"):
         return _elementwise(work, name, found)
     if kind == "matrix product":
@@ -102,7 +104,7 @@ def described(kind: str, name: str, values: bytes, shapes: bytes, types: bytes, 
     return work
 
 
-def _elementwise(work: Work, name: str, found: Sequence[tuple[list[int], Any, str]]) -> Work:
+def _elementwise(work: OperatorCall, name: str, found: Sequence[tuple[list[int], Any, str]]) -> OperatorCall:
     """Bytes that are really touched, and how the tensors lie."""
     first = bool(_WRITES_FIRST.match(name))
     operands = [each for each in found if each[0] or len(found) == 1] or list(found)
@@ -123,14 +125,14 @@ def _elementwise(work: Work, name: str, found: Sequence[tuple[list[int], Any, st
     )
 
 
-def _joined(kind: str, dims: Sequence[Any]) -> Work:
+def _joined(kind: str, dims: Sequence[Any]) -> OperatorCall:
     """``aten::cat``: the tensors of a list are read and written. Their type isn't recorded: 16 bits."""
     shapes = dims[0] if dims and isinstance(dims[0], list) else []
     sizes = [math.prod(shape) for shape in shapes if is_shape(shape) and shape] or [0]
-    return Work(kind, float(sum(sizes)), 2 * 2.0 * sum(sizes), joins=max(sizes))
+    return OperatorCall(kind, float(sum(sizes)), 2 * 2.0 * sum(sizes), joins=max(sizes))
 
 
-def _product(work: Work, pair: Sequence[tuple[list[int], Any, str]]) -> Work:
+def _product(work: OperatorCall, pair: Sequence[tuple[list[int], Any, str]]) -> OperatorCall:
     """With batch, M, N and K of a product of two tensors, and how their rows are aligned."""
     if len(pair) != 2:
         return work
@@ -158,7 +160,7 @@ def _aligned(shape: list[int], steps: Any, size: int) -> int:
     return math.gcd(*along, _ALIGNED_BYTES)
 
 
-def _convolution(work: Work, tensors: Sequence[list[int]], backward: bool) -> Work:
+def _convolution(work: OperatorCall, tensors: Sequence[list[int]], backward: bool) -> OperatorCall:
     """With the input channels, and the matrix product that it amounts to."""
     if len(tensors) < 2 + backward or len(tensors[backward]) < 3:
         return work
@@ -170,16 +172,16 @@ def _convolution(work: Work, tensors: Sequence[list[int]], backward: bool) -> Wo
     return replace(work, channels=x[1], product=product, alone=weight[1] == 1)
 
 
-def _gathered(work: Work, name: str, tensors: Sequence[list[int]]) -> Work:
+def _gathered(work: OperatorCall, name: str, tensors: Sequence[list[int]]) -> OperatorCall:
     """The selected rows or elements, not the whole table; unknown where the index isn't a tensor argument."""
     if len(tensors) < 2 or not tensors[0] or name not in _SELECTS:
-        return Work(work.kind, type=work.type)
+        return OperatorCall(work.kind, type=work.type)
     each = 1 if name.endswith("gather") else tensors[0][-1]
     made = float(math.prod(tensors[1]) * each)
     return replace(work, operations=made, moved=2 * made * item_bytes(work.type))
 
 
-def _attention(work: Work, tensors: Sequence[list[int]], heads_first: bool) -> Work:
+def _attention(work: OperatorCall, tensors: Sequence[list[int]], heads_first: bool) -> OperatorCall:
     """With queries and keys. PyTorch's flash and efficient operators have tokens before heads."""
     if len(tensors) < 2 or len(tensors[0]) != 4 or len(tensors[1]) != 4:
         return work

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from chakra_et.cost.operator_calls import CLASSES, Work, item_bytes
+from chakra_et.cost.operator_calls import CLASSES, OperatorCall, item_bytes
 from chakra_et.cost.operator_work import DEPTH
 from chakra_et.et.node_attributes import parents
 from chakra_et.predict.gpu_shapes import Shapes
@@ -38,7 +38,7 @@ _KERNELS = (
 """Classes of kernels whose operator isn't known: by their own names, before ``_CLASSES``. TorchInductor's
 begin with what they are, and go on with all that they do (torch/_inductor/codegen/triton.py)."""
 _UNTESTED = re.compile(r"^(?!aten::)|batch_norm|::arg")
-"""Operators that the fit doesn't use: not PyTorch's, batch normalization (several kernels in training), and
+"""Launchers that the fit doesn't use: not PyTorch's, batch normalization (several kernels in training), and
 argmax (bound by the few rows)."""
 _WITHIN = re.compile(r"DtoD|Device -> Device")
 _TO_HOST = re.compile(r"_local_scalar_dense|::item$")
@@ -54,7 +54,7 @@ _IDLE_NS = 3_000
 
 
 @dataclass(frozen=True)
-class Operators:
+class Launchers:
     """The K kernels and copies of a run, ``nodes[K]``, ``kind[K]`` (index into ``CLASSES``), and the O
     operators that launched them: ``of[K]`` int64; ``launcher[O]``: the operators' nodes, ``work``: O entries.
     A memory copy, and a kernel without operator, is its own.
@@ -64,7 +64,7 @@ class Operators:
     kind: np.ndarray
     of: np.ndarray
     launcher: np.ndarray
-    work: list[Work]
+    work: list[OperatorCall]
 
 
 def device_work(run: Run) -> np.ndarray:
@@ -78,7 +78,7 @@ def kernel_classes(run: Run) -> np.ndarray:
     return _classes(run, _launchers(run))
 
 
-def operators(run: Run) -> Operators:
+def operators(run: Run) -> Launchers:
     """All device work of a run by operator. Convolutions use TF32 where the GPU has it, unless PyTorch is
     told otherwise; of matrix products, names of kernels tell.
     """
@@ -103,7 +103,11 @@ def operators(run: Run) -> Operators:
     shapes = Shapes(run)
     work = []
     for at, k in enumerate(first.tolist()):
-        found = Work(CLASSES[kind[k]]) if alone[k] else shapes.work(CLASSES[kind[k]], int(launcher[nodes[k]]))
+        found = (
+            OperatorCall(CLASSES[kind[k]])
+            if alone[k]
+            else shapes.work(CLASSES[kind[k]], int(launcher[nodes[k]]))
+        )
         if not found.known and found.kind != "gather":  # the attributes count the whole table
             found = replace(found, operations=float(sums[0][at]), moved=float(sums[1][at]))
         if found.type == "float" and (tf32[at] or found.kind == "convolution"):
@@ -116,7 +120,7 @@ def operators(run: Run) -> Operators:
             found = replace(found, moved=2.0 * found.operations * size)
         name = run.names[run.name_of[nodes[k] if alone[k] else launcher[nodes[k]]]]
         work.append(replace(found, idle=bool(idle[at]), tested=not _UNTESTED.search(name)))
-    return Operators(nodes, kind, of, np.where(alone, nodes, launcher[nodes])[first], work)
+    return Launchers(nodes, kind, of, np.where(alone, nodes, launcher[nodes])[first], work)
 
 
 def _named(run: Run, pattern: re.Pattern[str]) -> np.ndarray:

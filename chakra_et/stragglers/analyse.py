@@ -16,7 +16,7 @@ from chakra_et.errors import TraceError
 from chakra_et.et.sets import MANY_RANKS, Skeletons
 from chakra_et.simulate.run import load_run
 from chakra_et.stragglers.heatmap import HeatMap, rank_by_step, stage_by_dp_rank
-from chakra_et.stragglers.operations import Job, JobMeta, Typical, typical
+from chakra_et.stragglers.operations import JobMeta, TimedJob, Typical, typical
 from chakra_et.stragglers.parquet import read_meta, read_trace
 from chakra_et.stragglers.pipeline import pipeline_job
 from chakra_et.stragglers.recorded import recorded_job
@@ -126,7 +126,7 @@ class Stragglers:
         }
 
 
-def analyse(job: Job, compute: Typical = "mean", threshold: float = 1.03) -> Stragglers:
+def analyse(job: TimedJob, compute: Typical = "mean", threshold: float = 1.03) -> Stragglers:
     """Simulate the job with recorded and typical durations.
 
     ``compute``: what is typical of computation. ``threshold``: the slowdown from which on it is attributed to
@@ -197,7 +197,7 @@ def analyse(job: Job, compute: Typical = "mean", threshold: float = 1.03) -> Str
     )
 
 
-def _about_tried(job: Job) -> list[str]:
+def _about_tried(job: TimedJob) -> list[str]:
     if job.meta.dp_size <= MANY_RANKS:
         return []
     return [
@@ -206,7 +206,7 @@ def _about_tried(job: Job) -> list[str]:
     ]
 
 
-def rank_slowdowns(job: Job) -> tuple[float, HeatMap, HeatMap]:
+def rank_slowdowns(job: TimedJob) -> tuple[float, HeatMap, HeatMap]:
     """The slowdown of a job, whatever it is, and its heat maps ``rank_by_step`` and ``stage_by_dp_rank``."""
     ideal = typical(job.operations)
     nodelay, noblk = job.step_s(job.operations.work_s, None), job.step_s(ideal, None)
@@ -220,7 +220,7 @@ _Parts = dict[str, tuple[Slowdowns, dict[int, Slowdowns]]]
 
 
 def _blocking(
-    job: Job, parts: dict[str, np.ndarray], ideal: np.ndarray, nodelay: np.ndarray, noblk: np.ndarray
+    job: TimedJob, parts: dict[str, np.ndarray], ideal: np.ndarray, nodelay: np.ndarray, noblk: np.ndarray
 ) -> _Parts:
     """The slowdowns where only one part keeps its recorded durations; ``parts``: name → the part of each
     operation, [N]."""
@@ -265,7 +265,7 @@ def _fields(kind: str, found: _Parts, slowdown: dict[int, float]) -> dict[str, A
     return fields
 
 
-def _heat_maps(job: Job, found: _Parts) -> tuple[HeatMap, HeatMap]:
+def _heat_maps(job: TimedJob, found: _Parts) -> tuple[HeatMap, HeatMap]:
     (by_dp_rank, dp_rank_per_step), (by_stage, stage_per_step) = found["dp_rank"], found["stage"]
     workers = {rank: place for rank, place in _workers(job).items() if place[0] in by_dp_rank}
     return (
@@ -274,7 +274,7 @@ def _heat_maps(job: Job, found: _Parts) -> tuple[HeatMap, HeatMap]:
     )
 
 
-def _workers(job: Job) -> dict[int, tuple[int, int]]:
+def _workers(job: TimedJob) -> dict[int, tuple[int, int]]:
     """Rank → (data-parallel rank, stage), in the order of ranks."""
     rank, row = np.unique(job.operations.rank, return_index=True)
     columns = (rank, job.operations.dp_rank[row], job.operations.stage[row])
@@ -291,7 +291,7 @@ def _largest_first(slowdowns: Slowdowns) -> Slowdowns:
 
 def read_job(
     name: str, meta: str | None = None, allow_missing: bool = False, skeletons: Skeletons = "auto"
-) -> Job:
+) -> TimedJob:
     """The job of run ``name`` (files NAME.0.et, …), or of a ``.parquet`` trace and its YAML file ``meta``.
 
     Raises ``TraceError`` for files that can't be read, or are not one whole job, the latter unless

@@ -39,7 +39,7 @@ _STEPS_TO_PEER = {(FORWARD, "send"): 1, (FORWARD, "recv"): -1, (BACKWARD, "send"
 
 
 class Operation(NamedTuple):
-    """One operation of the first step and data-parallel rank; ``number``: its place in ``Dependencies``."""
+    """One operation of the first step and data-parallel rank. ``number``: its place in the dependencies."""
 
     start_s: float
     seq_id: int
@@ -61,7 +61,7 @@ class Stage:
     compute: list[Operation]
 
 
-class Dependencies:
+class StepDependencies:
     """The dependencies within one step of one data-parallel rank. ``before[i]``: what ends before operation i
     starts.
 

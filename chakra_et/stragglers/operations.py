@@ -54,7 +54,7 @@ class JobOperations:
 
 
 @dataclass(frozen=True)
-class Job:
+class TimedJob:
     """A measured job that can be simulated with other durations.
 
     ``steps`` in ascending order; ``measured_s`` float64[steps]; ``notes``: what was assumed, one sentence

@@ -11,8 +11,8 @@ import numpy as np
 
 from chakra_et.errors import TraceError
 from chakra_et.et.edges import topological_order
-from chakra_et.stragglers.dependencies import Dependencies
-from chakra_et.stragglers.operations import Job, JobMeta, JobOperations
+from chakra_et.stragglers.dependencies import StepDependencies
+from chakra_et.stragglers.operations import JobMeta, JobOperations, TimedJob
 from chakra_et.stragglers.parquet import (
     ALL_GATHER,
     CLIP,
@@ -42,14 +42,14 @@ _Event = tuple[list[int], bool]
 """Operations that end together, after the last of them has started; whether on all data-parallel ranks."""
 
 
-def pipeline_job(trace: PipelineTrace, meta: JobMeta) -> Job:
+def pipeline_job(trace: PipelineTrace, meta: JobMeta) -> TimedJob:
     """The job of a trace.
 
     Raises ``TraceError`` where the trace and ``meta`` contradict each other, and where workers or steps
     differ in their operations.
     """
     notes = _check_layout(trace, meta)
-    found = Dependencies(trace)
+    found = StepDependencies(trace)
     place = _place(trace, found)
     events = _events(found)
     start, end = trace.start_s[place], trace.end_s[place]
@@ -88,7 +88,7 @@ def pipeline_job(trace: PipelineTrace, meta: JobMeta) -> Job:
     )
     step_s = partial(_step_s, place, found.before, events, ends_step)
     measured = end.max(axis=(0, 2)) - began
-    return Job(meta, operations, np.unique(trace.step).tolist(), measured, notes, step_s)
+    return TimedJob(meta, operations, np.unique(trace.step).tolist(), measured, notes, step_s)
 
 
 def _step_s(
@@ -99,7 +99,7 @@ def _step_s(
     work_s: np.ndarray,
     delay_s: np.ndarray | None,
 ) -> np.ndarray:
-    """``Job.step_s``. ``place`` int64[O, S, D]: the row of each of the O operations of the graph, in each
+    """``TimedJob.step_s``. ``place`` int64[O, S, D]: the row of each of the graph's O operations, in each
     step and data-parallel rank; ``ends_step``: the operations that end a step."""
     work = work_s[place]
     delay = None if delay_s is None else delay_s[place]
@@ -151,7 +151,7 @@ def _check_layout(trace: PipelineTrace, meta: JobMeta) -> list[str]:
     ]
 
 
-def _place(trace: PipelineTrace, found: Dependencies) -> np.ndarray:
+def _place(trace: PipelineTrace, found: StepDependencies) -> np.ndarray:
     """The row of each operation in each step and data-parallel rank, which have each operation once."""
     key = np.stack([trace.optype, trace.stage, trace.seq_id, trace.step, trace.dp_rank])
     order = np.lexsort(key[::-1])
@@ -181,7 +181,7 @@ def _place(trace: PipelineTrace, found: Dependencies) -> np.ndarray:
     return place
 
 
-def _events(found: Dependencies) -> list[_Event]:
+def _events(found: StepDependencies) -> list[_Event]:
     """The events in an order in which dependencies come first."""
     paired = {index for members in found.peers for index in members}
     together = found.peers + [[index] for index in range(len(found.operations)) if index not in paired]

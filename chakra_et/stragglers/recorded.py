@@ -14,7 +14,7 @@ from chakra_et.simulate.longest_path import Schedule, make_schedule
 from chakra_et.simulate.matching import Matching
 from chakra_et.simulate.run import Run
 from chakra_et.simulate.timing import Timing
-from chakra_et.stragglers.operations import Job, JobMeta, JobOperations
+from chakra_et.stragglers.operations import JobMeta, JobOperations, TimedJob
 from chakra_et.stragglers.stretches import Stretches, find_stretches
 
 NS = 1e-9
@@ -22,7 +22,7 @@ NS = 1e-9
 LATE_S = 1e-3
 
 
-def recorded_job(run: Run) -> Job:
+def recorded_job(run: Run) -> TimedJob:
     """The job of a run. Raises ``TraceError`` where ranks can't be compared."""
     if len(run.graph.ranks) < 2:
         raise TraceError(
@@ -35,7 +35,7 @@ def recorded_job(run: Run) -> Job:
 
 def job_of(
     name: str, graph: ReplayGraph, matching: Matching, times: Timing, schedule: Schedule | None = None
-) -> Job:
+) -> TimedJob:
     """The job of traces that are already joined; ``name``: the run, or its path.
 
     Raises ``TraceError`` for ranks without common communication and for those that recorded different steps.
@@ -78,7 +78,7 @@ def job_of(
         pp_size=len(set(stages.values())),
         world_size=len(graph.ranks),
     )
-    return Job(meta, operations, found.steps, measured_s, notes, step_s)
+    return TimedJob(meta, operations, found.steps, measured_s, notes, step_s)
 
 
 def _step_times(ends_ns: np.ndarray, found: Stretches, began_ns: int) -> np.ndarray:

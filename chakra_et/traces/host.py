@@ -71,7 +71,7 @@ _strides = attrgetter("strides")
 _id, _name, _attrs = attrgetter("id"), attrgetter("name"), attrgetter("attrs")
 
 
-class Node(msgspec.Struct, gc=False):
+class HostRecord(msgspec.Struct, gc=False):
     """A node of the layout with ``attrs``. ``ctrl_deps`` is the parent."""
 
     id: Number
@@ -115,7 +115,7 @@ class DocumentFields(msgspec.Struct):
 
 
 class HostDocument(DocumentFields, kw_only=True):
-    nodes: list[Node]
+    nodes: list[HostRecord]
 
 
 class FlatDocument(DocumentFields, kw_only=True):
@@ -206,7 +206,7 @@ class _Columns:
     def leave_out(self, record: bytes) -> None:
         self.findings.add("bad-node")
 
-    def _take_attrs(self, nodes: list[Node]) -> np.ndarray:
+    def _take_attrs(self, nodes: list[HostRecord]) -> np.ndarray:
         """Split the attributes of the nodes into columns; returns the indices of their operator schemas."""
         columns: dict[str, list[Any]] = {name: [DEFAULTS[name]] * len(nodes) for name in NUMERIC}
         columns["op_schema"] = [""] * len(nodes)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from chakra_et.cost.network_fit import Model
+from chakra_et.cost.network_fit import NetworkModel
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType, ExecutionTrace
 from chakra_et.et.node_attributes import dependencies, lanes, parents
@@ -31,7 +31,7 @@ class BucketSize:
 
     mb: float
     first_mb: float | None = None
-    model: Model | None = None
+    model: NetworkModel | None = None
 
     def rebuild(self, run: Run) -> Run:
         ranks, first_mb = run.graph.ranks, self.mb if self.first_mb is None else self.first_mb

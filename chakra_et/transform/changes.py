@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from chakra_et.cost.network_fit import Model, fit_model
+from chakra_et.cost.network_fit import NetworkModel, fit_model
 from chakra_et.et.columns import CollectiveType, ExecutionTrace
 from chakra_et.et.node_attributes import lasting, texts, with_integers
 from chakra_et.simulate.run import Run, Setting, make_run
@@ -141,7 +141,7 @@ class CollectiveTimes:
     the nodes whose collectives count, bool[N]; None: all. ``scatter``: relative standard deviation of
     collectives of one size."""
 
-    def __init__(self, run: Run, model: Model | None, counted: np.ndarray | None = None) -> None:
+    def __init__(self, run: Run, model: NetworkModel | None, counted: np.ndarray | None = None) -> None:
         communication = find_communication(run)
         if counted is not None:
             communication = [each for each in communication if counted[each.nodes].all()]

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from chakra_et.cost.network_fit import Model
+from chakra_et.cost.network_fit import NetworkModel
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
 from chakra_et.et.node_attributes import lanes
@@ -53,7 +53,7 @@ class Shard:
     the network, None: fitted to the run. CPU ranks alone.
     """
 
-    model: Model | None = None
+    model: NetworkModel | None = None
 
     def rebuild(self, run: Run) -> Run:
         ranks, where = len(run.graph.ranks), f"{FLAG}: {run.name}"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from chakra_et.cost.collectives import Algorithm, collective_time, message_time
-from chakra_et.cost.network_fit import Model, Sample, fit_model
+from chakra_et.cost.network_fit import NetworkModel, Sample, fit_model
 from chakra_et.cost.topology import Topology
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType, NodeType
@@ -41,7 +41,7 @@ class Network:
     latency_ns: float | None = None
     algorithm: Algorithm = "auto"
     topology: str = ""
-    model: Model | None = None
+    model: NetworkModel | None = None
     contention: bool = True
     present: float | None = None
 
@@ -62,7 +62,7 @@ class Network:
             return self._by_ratio(run, setting, found, fitted)
         return self._by_model(run, setting, found, fitted)
 
-    def _by_ratio(self, run: Run, setting: Setting, found: list[Transfer], fitted: Model) -> Setting:
+    def _by_ratio(self, run: Run, setting: Setting, found: list[Transfer], fitted: NetworkModel) -> Setting:
         count = max(run.graph.ranks) + 1
         changed = fitted if self.latency_ns is None else replace(fitted, latency_ns=self.latency_ns)
         before, after = fitted.topology(count), changed.topology(count)
@@ -73,7 +73,7 @@ class Network:
             taken.append(np.rint(each.transfer_ns * ratio).astype(np.int64))
         return _lasting(setting, found, taken)
 
-    def _by_model(self, run: Run, setting: Setting, found: list[Transfer], fitted: Model) -> Setting:
+    def _by_model(self, run: Run, setting: Setting, found: list[Transfer], fitted: NetworkModel) -> Setting:
         count = max([*run.graph.ranks, *(rank for each in found for rank in each.ranks)]) + 1
         latency_ns = fitted.latency_ns if self.latency_ns is None else self.latency_ns
         topology = Topology.flat(count, self.bandwidth or 0.0, latency_ns)

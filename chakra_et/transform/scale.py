@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from chakra_et.cost.network_fit import Model
+from chakra_et.cost.network_fit import NetworkModel
 from chakra_et.cost.network_sources import read_topology
 from chakra_et.cost.topology import Topology
 from chakra_et.errors import TraceError
@@ -76,7 +76,7 @@ class Scaling:
     seed: int = 0
     spread: float | None = None
     variants: int = 8
-    network: Model | None = None
+    network: NetworkModel | None = None
     bucket_mb: float | None = None
 
     def rebuild(self, run: Run) -> Run:

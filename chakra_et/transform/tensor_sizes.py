@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from chakra_et.cost.network_fit import Model
+from chakra_et.cost.network_fit import NetworkModel
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType
 from chakra_et.et.node_attributes import lasting, with_integers
@@ -37,7 +37,7 @@ class Resize:
     """
 
     sizes: Mapping[int, int] = field(hash=False)
-    model: Model | None = None
+    model: NetworkModel | None = None
 
     def rebuild(self, run: Run) -> Run:
         """The run with other sizes of DDP's gradients and all-reduces."""

@@ -223,7 +223,7 @@ def parts(recipe: Recipe) -> dict[str, float]:
     operands = [k for k in (*layer.forward, *layer.backward) if isinstance(k, Matmul)]
     cast = sum(k.copies * k.m * k.k for k in operands) * narrow * _CAST_BYTES
 
-    none = networks.Gpu(recipe.gpu, "", math.inf, 0, gpu.memory, 0, "")
+    none = networks.LinkedGpu(recipe.gpu, "", math.inf, 0, gpu.memory, 0, "")
     link = networks.gpu(recipe.gpu) if recipe.gpus > 1 else none
     layer_bytes = tokens * model.hidden * width
     summed = (2 * layer_bytes * (tp - 1) / tp / link.bandwidth + 4 * _HOP) * (4.5 + 2 * ("all" in again))
@@ -266,7 +266,7 @@ def _attention(recipe: Recipe) -> float:
     return once / recipe.cp
 
 
-def _exchange(recipe: Recipe, layer_bytes: float, link: networks.Gpu) -> float:
+def _exchange(recipe: Recipe, layer_bytes: float, link: networks.LinkedGpu) -> float:
     """Seconds in which a layer's tokens go to their experts and come back, forward and backward."""
     model, ep = recipe.model, recipe.ep
     if not model.experts or ep == 1:
@@ -278,7 +278,7 @@ def _exchange(recipe: Recipe, layer_bytes: float, link: networks.Gpu) -> float:
     return 4 * routed
 
 
-def _once(recipe: Recipe, memory: float, link: networks.Gpu) -> dict[str, float]:
+def _once(recipe: Recipe, memory: float, link: networks.LinkedGpu) -> dict[str, float]:
     """Seconds per step of what parameters take: optimizer, reduction of gradients, gathering."""
     held, of_experts = (
         each.sum() / recipe.pp for each in parameters(recipe.model, recipe.tp, max(recipe.ep, 1))

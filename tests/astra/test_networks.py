@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from chakra_et.__main__ import main
-from chakra_et.cost.network_fit import Model, write_model
+from chakra_et.cost.network_fit import NetworkModel, write_model
 from chakra_et.cost.network_sources import read_topology
 from chakra_et.errors import TraceError
 from fasop.__main__ import main as fasop
@@ -80,7 +80,7 @@ def test_the_planned_network_is_the_planner_s(plan: Path) -> None:
 
 
 def test_a_measured_network_can_be_named(tmp_path: Path) -> None:
-    model = Model(4000.0, 900.0, 2e9, math.inf, 0.1, 12, "a run")
+    model = NetworkModel(4000.0, 900.0, 2e9, math.inf, 0.1, 12, "a run")
     write_model(tmp_path / "network.json", model)
     topology = read_topology(str(tmp_path / "network.json"), 4)
     assert topology.ranks == 4

@@ -9,10 +9,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from chakra_et.cost.network_fit import Model, Sample, fit_model, read_model, write_model
+from chakra_et.cost.network_fit import NetworkModel, Sample, fit_model, read_model, write_model
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType, TensorInfo
-from chakra_et.predict.gpu import Gpu, parse_gpu
+from chakra_et.predict.gpu import OtherGpu, parse_gpu
 from chakra_et.predict.predict import Prediction, predict
 from chakra_et.simulate.run import Run, make_run
 from chakra_et.transform.durations import Fuse, RankAs, Scale, parse_rank, parse_scale
@@ -140,7 +140,7 @@ def test_on_one_host_gloo_works_while_its_link_is_idle() -> None:
 
 
 def test_a_latency_alone_changes_transfers_by_the_ratio_of_the_model() -> None:
-    model = Model(0.0, 5_000.0, 1e6 / 40e-6, math.inf, 0.1, 3, "a file")  # 10 + 40 µs: as recorded
+    model = NetworkModel(0.0, 5_000.0, 1e6 / 40e-6, math.inf, 0.1, 3, "a file")  # 10 + 40 µs: as recorded
     assert us(predict(two_ranks(), [Network(latency_ns=15_000.0, model=model)])) == [100 + 70 + 10] * 2
 
 
@@ -173,7 +173,7 @@ def test_overlap_off_and_on() -> None:
 
 
 def test_a_model_is_found_again_from_its_times() -> None:
-    known = Model(20_000.0, 3_000.0, 2e9, 5e9, 0.0, 0, "known")
+    known = NetworkModel(20_000.0, 3_000.0, 2e9, 5e9, 0.0, 0, "known")
     kinds = (CollectiveType.ALL_REDUCE, CollectiveType.ALL_GATHER, CollectiveType.BROADCAST)
     samples = [
         Sample(kind, size, ranks, known.time(kind, size, ranks))
@@ -195,7 +195,7 @@ def test_measured_collectives_go_before_fitted_costs() -> None:
         (gather, 1000, 2, 90.0),
         (gather, 1000, 4, 7.0),
     ]
-    fitted = Model(0.0, 100.0, 1e9, math.inf, 0.5, 4, "gloo")
+    fitted = NetworkModel(0.0, 100.0, 1e9, math.inf, 0.5, 4, "gloo")
     model = replace(fitted, measured=tuple(Sample(*each) for each in samples))
     # Below the smallest size, between two, and beyond the largest.
     assert [model.time(reduce, size, 2) for size in (10, 2000, 6000)] == [10, 30, 100]
@@ -209,7 +209,7 @@ def test_measured_collectives_go_before_fitted_costs() -> None:
 
 def test_a_model_survives_its_file(tmp_path) -> None:
     measured = (Sample(CollectiveType.ALL_REDUCE, 1 << 20, 2, 5e5),)
-    model = Model(20_000.0, 3_000.0, 2e9, math.inf, 0.05, 7, "gloo", measured)
+    model = NetworkModel(20_000.0, 3_000.0, 2e9, math.inf, 0.05, 7, "gloo", measured)
     write_model(tmp_path / "net.json", model, backend="gloo")
     assert read_model(tmp_path / "net.json") == model
     entry = json.loads((tmp_path / "net.json").read_text())
@@ -229,7 +229,7 @@ def test_a_model_survives_its_file(tmp_path) -> None:
         (RankAs(7), "the run has ranks 0"),
         (RankAs(0), "no other rank"),
         (Overlap(True), "have no communication"),
-        (Gpu("H100", "H1000"), "GPU 'H1000' is unknown: use one of P100, V100"),
+        (OtherGpu("H100", "H1000"), "GPU 'H1000' is unknown: use one of P100, V100"),
         (Network(1e9), "no communication between known ranks"),
         (Fuse("Step"), "no two successive"),
     ],
@@ -255,7 +255,7 @@ def test_scale_and_rank_are_read() -> None:
 
 @pytest.mark.parametrize("text", ["H100→MI300X", "H100->MI300X", "H100:MI300X", " H100 : MI300X"])
 def test_gpus_are_read(text: str) -> None:
-    assert parse_gpu(text) == Gpu("H100", "MI300X")
+    assert parse_gpu(text) == OtherGpu("H100", "MI300X")
     with pytest.raises(ValueError, match="FROM→TO"):
         parse_gpu("H100")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from chakra_et.cost.network_fit import Model
+from chakra_et.cost.network_fit import NetworkModel
 from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType, TensorInfo
@@ -28,7 +28,7 @@ from tests.simulate.replay_traces import collective, cpu, kernel, make_trace
 
 MB = 1 << 20
 AROUND = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"
-RATE = Model(0.0, 0.0, MB / 10e-6, float("inf"), 0.0, 1, "a file")
+RATE = NetworkModel(0.0, 0.0, MB / 10e-6, float("inf"), 0.0, 1, "a file")
 """10 µs per MiB between two ranks; a ring of four takes 1.5 times as long."""
 
 

@@ -13,10 +13,10 @@ from benchmarks import fit_gpus
 from benchmarks.fit_gpus import Sample, class_errors, fit, fit_all, left_out, read_all
 from benchmarks.gpu_priors import GPUS, PRIORS
 from chakra_et.cost import gpus, operator_times
-from chakra_et.cost.operator_calls import CLASSES, Work
+from chakra_et.cost.operator_calls import CLASSES, OperatorCall
 from chakra_et.cost.operator_times import gpu_model
 from chakra_et.et.columns import TensorInfo
-from chakra_et.predict.gpu import Gpu, ratio
+from chakra_et.predict.gpu import OtherGpu, ratio
 from chakra_et.predict.gpu_work import kernel_classes, operators
 from chakra_et.predict.predict import Prediction, predict
 from chakra_et.simulate.run import Run, make_run
@@ -24,8 +24,8 @@ from tests.shared import shared_path
 from tests.simulate.replay_traces import cpu, kernel, make_trace
 
 H100, MI300X = gpu_model("H100"), gpu_model("MI300X")
-ADD = Work("elementwise", operations=2e7, moved=335e6, idle=True)
-PRODUCT = Work("matrix product", 2 * 4096**3, 3 * 2 * 4096**2, product=(1, 4096, 4096, 4096))
+ADD = OperatorCall("elementwise", operations=2e7, moved=335e6, idle=True)
+PRODUCT = OperatorCall("matrix product", 2 * 4096**3, 3 * 2 * 4096**2, product=(1, 4096, 4096, 4096))
 
 
 def run_of(nodes: list[dict], arguments: dict[int, tuple[list, str]] | None = None) -> Run:
@@ -84,7 +84,7 @@ def test_kernels_belong_to_the_operator_that_launched_them() -> None:
 
 
 def test_a_library_s_operator_takes_what_the_other_library_s_does() -> None:
-    before, changed = two_operators(), after(predict(two_operators(), [Gpu("H100", "MI300X")]))
+    before, changed = two_operators(), after(predict(two_operators(), [OtherGpu("H100", "MI300X")]))
     product = operators(before).work[0]
     whole = MI300X.micros(product)
     assert changed[2] + changed[3] + changed[4] == pytest.approx(whole, rel=1e-3)
@@ -100,22 +100,24 @@ def test_pytorch_s_own_kernels_keep_their_efficiency() -> None:
 
 
 @pytest.mark.parametrize("factor", (0.01, 0.5, 1, 2, 100))
-@pytest.mark.parametrize("work", (ADD, PRODUCT, Work("elementwise", 100, 600), Work("gather")))
-def test_the_same_gpu_is_no_change(work: Work, factor: float) -> None:
+@pytest.mark.parametrize(
+    "work", (ADD, PRODUCT, OperatorCall("elementwise", 100, 600), OperatorCall("gather"))
+)
+def test_the_same_gpu_is_no_change(work: OperatorCall, factor: float) -> None:
     micros = (H100.micros(work) if work.known else 3.0) * factor
     assert ratio(work, micros, H100, H100) == pytest.approx(1)
 
 
 def test_what_a_small_kernel_takes_longer_it_takes_on_the_other_gpu_too() -> None:
     """A latency doesn't grow with the launch, which takes MI300X longer."""
-    tiny = Work("elementwise", 100, 600)
+    tiny = OperatorCall("elementwise", 100, 600)
     assert ratio(tiny, H100.micros(tiny) + 1, H100, MI300X) * (H100.micros(tiny) + 1) == pytest.approx(
         MI300X.micros(tiny) + 1, rel=0.01
     )
 
 
 def test_a_gpu_of_the_vendor_and_back_is_no_change() -> None:
-    there = predict(two_operators(), [Gpu("H100", "B200"), Gpu("B200", "H100")])
+    there = predict(two_operators(), [OtherGpu("H100", "B200"), OtherGpu("B200", "H100")])
     assert after(there) == pytest.approx(after(predict(two_operators(), [])), rel=1e-3)
     assert any("B200" in note and "H100" in note for note in there.notes)
     assert any("no recorded operations" in note for note in there.notes)
@@ -139,13 +141,13 @@ def test_attention_counts_with_all_that_it_calls() -> None:
     assert [CLASSES[kind] for kind in found.kind] == ["attention", "attention"]
     (work,) = found.work
     assert (work.batch, work.queries, work.keys) == (16, 256, 256)
-    assert sum(after(predict(run, [Gpu("H100", "MI300X")]))[at] for at in (3, 5)) == pytest.approx(
+    assert sum(after(predict(run, [OtherGpu("H100", "MI300X")]))[at] for at in (3, 5)) == pytest.approx(
         MI300X.micros(work), rel=1e-3
     )
 
 
 def test_kernels_in_a_queue_take_longer_on_amd_than_on_an_idle_gpu() -> None:
-    tiny = Work("elementwise", 100, 600)
+    tiny = OperatorCall("elementwise", 100, 600)
     idle = replace(tiny, idle=True)
     assert MI300X.micros(tiny) > 1.5 * MI300X.micros(idle)
     assert H100.micros(tiny) == pytest.approx(H100.micros(idle), rel=0.1)
@@ -164,7 +166,7 @@ def test_odd_rows_that_lie_along_k_are_loaded_in_more_lines() -> None:
     """A warp's loads lie in 8 rows instead of 4 lines; more tiles than two per multiprocessor take a further
     round of two.
     """
-    odd = Work("matrix product", 1, 1, product=(66, 256, 128, 4096), aligned=(2, 16, 16), idle=True)
+    odd = OperatorCall("matrix product", 1, 1, product=(66, 256, 128, 4096), aligned=(2, 16, 16), idle=True)
     across, along = (H100._moves(replace(odd, along=(False, each)), 66, 256, 128, 4096) for each in (0, 1))
     assert along == pytest.approx(1.5 * across, rel=0.05)
     times = [H100._moves(odd, batch, 128, 128, 4096) for batch in (132, 133, 264, 265)]
@@ -174,7 +176,7 @@ def test_odd_rows_that_lie_along_k_are_loaded_in_more_lines() -> None:
 
 def test_cat_of_one_large_tensor_has_half_of_an_nvidia_gpu() -> None:
     """PyTorch gives each tensor of the list as many blocks there, whatever its size."""
-    even = Work("copy", 4e7, 1.6e8, joins=20_000_000, idle=True)
+    even = OperatorCall("copy", 4e7, 1.6e8, joins=20_000_000, idle=True)
     uneven = replace(even, joins=39_999_000)
     assert H100.micros(uneven) > 1.8 * H100.micros(even)
     assert MI300X.micros(uneven) == MI300X.micros(even)
@@ -197,7 +199,7 @@ def test_kernels_without_an_operator_are_classed_by_name(name: str, kind: str) -
     run = run_of([cpu(1, 1, name="step"), kernel(2, 50, (1,), kind="kernel", name=name)])
     (found,) = operators(run).kind
     assert CLASSES[found] == kind
-    made = predict(run, [Gpu("MI300X", "H100")])
+    made = predict(run, [OtherGpu("MI300X", "H100")])
     assert any(note.startswith("1 kernels (0.050 ms) have no recorded operations") for note in made.notes)
     (doubt,) = made.after.setting.doubts
     assert doubt.own_ns[1] > 0.25 * made.after.setting.own_ns[1]
@@ -224,7 +226,7 @@ def product_of(micros: int, kind: str = "c10::BFloat16", name: str = "aten::mm")
     ],
 )
 def test_what_is_guessed_is_a_warning_and_less_certain(run: Run, warning: str, least: float) -> None:
-    made = predict(run, [Gpu("H100", "MI300X")])
+    made = predict(run, [OtherGpu("H100", "MI300X")])
     assert any(note.startswith(warning) for note in made.notes if "--gpu" not in note) == bool(warning)
     (doubt,) = made.after.setting.doubts
     share = doubt.own_ns[1] / made.after.setting.own_ns[1]
@@ -247,7 +249,7 @@ def test_what_a_kernel_clears_first_is_not_its_work() -> None:
 def test_one_matrix_that_is_not_aligned_slows_cublas_more_than_amd_s_libraries() -> None:
     """cuBLAS has no kernels of mixed alignment."""
     result, all_three = (
-        Work("matrix product", 1, 1, product=(1, 4096, 4095, 512), aligned=aligned)
+        OperatorCall("matrix product", 1, 1, product=(1, 4096, 4095, 512), aligned=aligned)
         for aligned in ((16, 16, 2), (2, 2, 2))
     )
     assert H100.micros(result) == H100.micros(all_three)
@@ -255,7 +257,7 @@ def test_one_matrix_that_is_not_aligned_slows_cublas_more_than_amd_s_libraries()
 
 
 def test_tensors_that_do_not_lie_in_one_piece_are_copied_slowly() -> None:
-    straight = Work("copy", 2e7, 8e7, idle=True)
+    straight = OperatorCall("copy", 2e7, 8e7, idle=True)
     strided = replace(straight, strided=True)
     for model in (H100, MI300X):
         assert model.micros(strided) > 1.2 * model.micros(straight)
@@ -277,7 +279,7 @@ def test_a_gpu_that_is_like_another_has_its_clock() -> None:
 def test_attention_of_few_blocks_waits_for_its_keys() -> None:
     """Until each unit has a block, more heads cost nothing; four blocks each take longer than one."""
     few, more, full = (
-        Work("attention", 4.0 * heads * 2048 * 2048 * 64, 1, batch=heads, queries=2048, keys=2048)
+        OperatorCall("attention", 4.0 * heads * 2048 * 2048 * 64, 1, batch=heads, queries=2048, keys=2048)
         for heads in (1, 8, 33)
     )
     assert H100.micros(few) == H100.micros(more) < 0.7 * H100.micros(full)
@@ -310,7 +312,7 @@ def test_every_gpu_of_the_table_has_what_the_model_needs() -> None:
 
 
 def trace_of(model: operator_times.GpuModel, sizes: list[float]) -> list[Sample]:
-    works = [Work("elementwise", size / 6, size, idle=True) for size in sizes]
+    works = [OperatorCall("elementwise", size / 6, size, idle=True) for size in sizes]
     return [Sample(work, model.micros(work), 3) for work in works]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from chakra_et.convert.pair import convert_pair
-from chakra_et.cost.operator_calls import Work
+from chakra_et.cost.operator_calls import OperatorCall
 from chakra_et.et import file as et_file
 from chakra_et.predict.gpu_shapes import described, layout
 from chakra_et.predict.gpu_work import operators
@@ -22,7 +22,7 @@ torch = pytest.importorskip("torch")
 BF16 = "c10::BFloat16"
 
 
-def described_as(kind: str, name: str, *arguments: Any, strides: list | None = None) -> Work:
+def described_as(kind: str, name: str, *arguments: Any, strides: list | None = None) -> OperatorCall:
     """Of a call with tensors of these shapes, and other values as they are."""
     shapes = [list(each) if isinstance(each, tuple) else [] for each in arguments]
     types = [f"Tensor({BF16})" if isinstance(each, tuple) else "Scalar" for each in arguments]

@@ -9,7 +9,7 @@ import pytest
 from chakra_et.__main__ import main
 from chakra_et.cost.gpus import gpu
 from chakra_et.cost.kernel_times import calibrated, kernel_times
-from chakra_et.cost.operator_calls import Work
+from chakra_et.cost.operator_calls import OperatorCall
 from chakra_et.cost.operator_times import gpu_model
 from chakra_et.predict.measure_gpu import SETS, shapes
 
@@ -31,7 +31,9 @@ def test_the_cpu_as_a_device(tmp_path: Path, capsys: pytest.CaptureFixture) -> N
     assert len(content["shapes"]["float"]) == 8
     model = gpu_model(str(path))
     small, large = (
-        model.micros(Work("matrix product", 2.0 * size**3, 1, product=(1, size, size, size), type="float"))
+        model.micros(
+            OperatorCall("matrix product", 2.0 * size**3, 1, product=(1, size, size, size), type="float")
+        )
         for size in (64, 4096)
     )
     assert 0 < small < large

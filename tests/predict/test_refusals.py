@@ -15,7 +15,7 @@ from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import ExecutionTrace
 from chakra_et.predict.command import lines
-from chakra_et.predict.gpu import Gpu
+from chakra_et.predict.gpu import OtherGpu
 from chakra_et.predict.predict import predict
 from chakra_et.simulate.run import Run, load_run, make_run
 from chakra_et.transform.accumulation import Accumulate
@@ -210,7 +210,7 @@ def launched(call: str, **metadata: str) -> Run:
 )
 def test_a_gpu_that_the_run_was_not_on_is_refused(run: Run, message: str) -> None:
     with pytest.raises(TraceError, match=message):
-        predict(run, [Gpu("A100", "H100")])
+        predict(run, [OtherGpu("A100", "H100")])
 
 
 @pytest.mark.parametrize(
@@ -222,7 +222,7 @@ def test_a_gpu_that_the_run_was_not_on_is_refused(run: Run, message: str) -> Non
     ],
 )
 def test_a_gpu_that_may_be_another_is_a_note(metadata: dict[str, str], note: str) -> None:
-    notes = predict(launched("cudaLaunchKernel", **metadata), [Gpu("A100", "H100")]).notes
+    notes = predict(launched("cudaLaunchKernel", **metadata), [OtherGpu("A100", "H100")]).notes
     assert [each for each in notes if "taken from --gpu" in each and note in each] == (
         [each for each in notes if note and note in each]
     )
@@ -236,9 +236,9 @@ def test_the_manifest_names_the_gpu(tmp_path: Path) -> None:
     with pytest.raises(
         TraceError, match="rank 0 ran on 'cuda:0 NVIDIA H200', not on A100: write --gpu H200:TO"
     ):
-        predict(load_run(name), [Gpu("A100", "H100")])
+        predict(load_run(name), [OtherGpu("A100", "H100")])
     (tmp_path / "gpu_manifest.json").write_text("[]")
-    assert predict(load_run(name), [Gpu("A100", "H100")]).ranks
+    assert predict(load_run(name), [OtherGpu("A100", "H100")]).ranks
 
 
 def test_names_of_gpus() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from chakra_et.__main__ import main
-from chakra_et.cost.network_fit import Model, write_model
+from chakra_et.cost.network_fit import NetworkModel, write_model
 from tests.shared import shared_path
 
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures" / "captures"
@@ -87,7 +87,7 @@ def test_captures_of_the_training_script(
 
 def test_one_rank_of_a_capture_gets_ddp(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     network = tmp_path / "network.json"
-    write_model(network, Model(5e3, 2e4, 1e9, math.inf, 0.1, 4, "a test"))
+    write_model(network, NetworkModel(5e3, 2e4, 1e9, math.inf, 0.1, 4, "a test"))
     name = converted("tiny_1gpu*", FIXTURES / "torch-2.13", tmp_path)
     assert_same(capsys, name, ["--dp", "4", "--network", str(network)], tmp_path)
 

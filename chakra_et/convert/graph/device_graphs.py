@@ -18,7 +18,7 @@ from chakra_et.convert.graph.launches import is_call
 from chakra_et.convert.graph.linked import LinkedRank, link_rank
 from chakra_et.convert.graph.operators import (
     Hierarchy,
-    Work,
+    WorkCounts,
     divided,
     find_hierarchy,
     operator_around,
@@ -155,7 +155,7 @@ def _paired(
     return {row: of_name[name].pop() for row, name in zip(kernels, names, strict=True)}
 
 
-def add_captured(rank: LinkedRank, hierarchy: Hierarchy, work: Work, captured: Captured) -> None:
+def add_captured(rank: LinkedRank, hierarchy: Hierarchy, work: WorkCounts, captured: Captured) -> None:
     """Add the modules, phases and work of captured kernels to ``hierarchy`` and ``work``."""
     source, other = captured.captures.rank, captured.captures.hierarchy
     rows = np.flatnonzero(captured.row >= 0)

@@ -146,14 +146,14 @@ def _inherited(values: np.ndarray, parent: np.ndarray, missing: int) -> np.ndarr
 
 
 @dataclass(eq=False, repr=False)
-class Work:
+class WorkCounts:
     """Operations and bytes per row of the device trace, int64; 0 if not known."""
 
     operations: np.ndarray
     bytes: np.ndarray
 
 
-def find_work(rank: LinkedRank, parent: np.ndarray) -> Work:
+def find_work(rank: LinkedRank, parent: np.ndarray) -> WorkCounts:
     """Operations and bytes of each kernel, copy and memset; ``parent`` is the hierarchy's.
 
     The kernels of one operator share its work, see ``divided``.
@@ -167,7 +167,7 @@ def find_work(rank: LinkedRank, parent: np.ndarray) -> Work:
     works = _works(rank, parent, operators)
     length = (device.end - device.start)[kernels]
     operations[kernels], moved[kernels] = divided(works, of, length)
-    return Work(operations, moved)
+    return WorkCounts(operations, moved)
 
 
 def _works(rank: LinkedRank, parent: np.ndarray, operators: np.ndarray) -> np.ndarray:
