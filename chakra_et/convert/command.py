@@ -244,7 +244,14 @@ def show(results: list[SetResult], config: ConvertConfig) -> int:
                 rows.append((file, "", "", "", "", "", "", "", "FAILED"))
                 sentences.append(f"error: {outcome}")
                 continue
-            rows.append((file, *_figures(outcome, config), _state(outcome)))
+            state = "kept" if outcome.kept else "ok"
+            if not outcome.kept and any(is_cut(outcome.report, side) for side in SIDES):
+                state = "cut"
+            counts = outcome.report.repairs.items()
+            repairs = sum(n for key, n in counts if key.startswith(("host-repair", "device-repair")))
+            if repairs:
+                state += f", {repairs} repair{'s' * (repairs > 1)}"
+            rows.append((file, *_figures(outcome, config), "invalid" if outcome.problems else state))
             sentences += [f"error: {text}" for text in outcome.problems]
             reports.append(f"{printable(result.traces.name)} {outcome.report.text()}")
         communication = result.communication
@@ -322,16 +329,6 @@ def _named(result: SetResult, ranks: list[int]) -> str:
         return str(result.traces.et_file(ranks[0]))
     some = "all ranks" if len(ranks) == len(result.ranks) else f"ranks {list_ranks(ranks)}"
     return f"{result.prefix}, {some}"
-
-
-def _state(outcome: RankResult) -> str:
-    if outcome.problems:
-        return "invalid"
-    cut = any(is_cut(outcome.report, side) for side in SIDES)
-    state = "kept" if outcome.kept else "cut" if cut else "ok"
-    counts = outcome.report.repairs.items()
-    repairs = sum(count for key, count in counts if key.startswith(("host-repair", "device-repair")))
-    return f"{state}, {repairs} repair{'s' * (repairs > 1)}" if repairs else state
 
 
 def _figures(outcome: RankResult, config: ConvertConfig) -> tuple[str, ...]:

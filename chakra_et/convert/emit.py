@@ -12,13 +12,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from chakra_et.arrays import coded_pairs
+from chakra_et.arrays import coded_pairs, narrowed
 from chakra_et.convert import emit_columns
 from chakra_et.convert.emit_columns import Add, coded, strings
 from chakra_et.convert.graph.communication import Communication, group_number
 from chakra_et.convert.graph.device_graphs import Captured, add_captured
 from chakra_et.convert.graph.linked import LinkedRank
-from chakra_et.convert.graph.nodes import KIND_NAMES, Graph
+from chakra_et.convert.graph.nodes import KIND_NAMES, Graph, NodeKind
 from chakra_et.convert.graph.operators import find_hierarchy, find_work
 from chakra_et.et.columns import (
     Attribute,
@@ -65,14 +65,19 @@ def emit(
     if captured is not None:
         add_captured(rank, hierarchy, work, captured)
     attributes: dict[str, Attribute] = {}
-    add = emit_columns.collector(attributes)
+
+    def add(name: str, kind: ValueKind, rows: np.ndarray, values: Any) -> None:
+        if len(rows):
+            known = isinstance(values, Strings) or values.dtype == np.uint64
+            attributes[name] = Attribute(kind, rows, values if known else narrowed(values))
+
     emit_columns.add_host(rank, graph, operator, host_row, add)
     lane_kind = np.array([lane.kind for lane in graph.lanes])
     add("is_cpu_op", "bool", everywhere, (lane_kind == "cpu")[graph.lane].astype(np.int32))
     on_gpu = np.flatnonzero((lane_kind == "gpu")[graph.lane])
-    for name in ("stream", "device"):
-        of_lane = np.array([getattr(lane, name) for lane in graph.lanes], dtype=np.int64)
-        add(name, "int64", on_gpu, of_lane[graph.lane[on_gpu]])
+    for column in ("stream", "device"):
+        of_lane = np.array([getattr(lane, column) for lane in graph.lanes], dtype=np.int64)
+        add(column, "int64", on_gpu, of_lane[graph.lane[on_gpu]])
     add("kind", "string", everywhere, coded(KIND_NAMES, graph.kind))
     add("lane", "int64", everywhere, graph.lane)
     further = np.flatnonzero(graph.segment > 0)
@@ -81,7 +86,19 @@ def emit(
     emit_columns.add_device(rank, graph, work, captured, add)
     emit_columns.add_memory(rank, graph, add)
     del hierarchy, work  # each with columns of all events
-    communication, items = _communicating(graph, rank.communication.items, comm_types)
+    # For ASTRA-sim, only those of known size, and of known peer or type.
+    items = rank.communication.items
+    communication = np.flatnonzero(graph.item >= 0)
+    is_kept = [
+        not item.is_local
+        and (
+            comm_types == "schema"
+            or (item.size > 0 and (item.peer >= 0 if item.is_message else item.collective is not None))
+        )
+        for item in items
+    ]
+    communication = communication[np.array(is_kept, dtype=bool)[graph.item[communication]]]
+    items = [items[number] for number in graph.item[communication].tolist()]
     _add_communication(communication, items, number, comm_types, add)
 
     sources = graph.source.astype(np.uint64)
@@ -92,10 +109,14 @@ def emit(
     types = np.full(rows, NodeType.COMP, dtype=np.uint8)
     types[communication] = [item.type for item in items]
     start = graph.start // 1000 if timestamps else np.zeros(rows, dtype=np.int64)
+    names = [*rank.device.names, "host-overhead", "device-overhead"]
+    name = rank.device.name[np.maximum(graph.event, 0)].astype(np.int32)
+    name[graph.kind == NodeKind.HOST_OVERHEAD] = len(names) - 2
+    name[graph.kind == NodeKind.DEVICE_OVERHEAD] = len(names) - 1
     inputs = emit_columns.tensor_info(rank, graph, host_row, rank.host.inputs)
     return ExecutionTrace(
         ids=np.arange(1, rows + 1, dtype=np.uint64),
-        names=emit_columns.names(graph, rank),
+        names=coded(names, name),
         types=types,
         start_micros=start.view(np.uint64),
         duration_micros=emit_columns.whole_micros(graph.lane, graph.end - graph.start).view(np.uint64),
@@ -122,25 +143,6 @@ def _dependency_kinds(graph: Graph, offsets: np.ndarray) -> Strings:
     spans = zip(first[more].tolist(), last[more].tolist(), strict=True)
     index[more] = [table.setdefault(letters[a:b], len(table)) for a, b in spans]
     return Strings(list(table), index)
-
-
-def _communicating(
-    graph: Graph, items: list[Communication], comm_types: CommTypes
-) -> tuple[np.ndarray, list[Communication]]:
-    """The nodes that communicate with other ranks, and what each does; for ASTRA-sim, only those that it can
-    simulate: with known size, and known peer or type."""
-    nodes = np.flatnonzero(graph.item >= 0)
-    of_node = [items[number] for number in graph.item[nodes].tolist()]
-    is_kept = [
-        not item.is_local
-        and (
-            comm_types == "schema"
-            or (item.size > 0 and (item.peer >= 0 if item.is_message else item.collective is not None))
-        )
-        for item in of_node
-    ]
-    kept = [item for item, keep in zip(of_node, is_kept, strict=True) if keep]
-    return nodes[np.array(is_kept, dtype=bool)], kept
 
 
 def _add_communication(

@@ -7,31 +7,20 @@ from typing import Any
 
 import numpy as np
 
-from chakra_et.arrays import coded_pairs, first_rows, lane_order, narrowed
+from chakra_et.arrays import coded_pairs, first_rows, lane_order
 from chakra_et.convert.graph.device_graphs import GRAPH_LAUNCH, Captured
 from chakra_et.convert.graph.linked import LinkedRank
 from chakra_et.convert.graph.nodes import Graph, NodeKind
-from chakra_et.convert.graph.operators import PHASE_NAMES, Hierarchy, WorkCounts
-from chakra_et.convert.graph.timeline import named
+from chakra_et.convert.graph.operators import PHASE_NAMES, Hierarchy
+from chakra_et.convert.graph.timeline import named, nearest
 from chakra_et.et import memory as memory_names
-from chakra_et.et.columns import Attribute, ByteStrings, Strings, TensorInfo, Texts, ValueKind
+from chakra_et.et.columns import ByteStrings, Strings, TensorInfo, Texts, ValueKind
 from chakra_et.traces.device_format import KERNEL, SYNC
 from chakra_et.traces.host import DEFAULTS, NUMERIC
 
 DEVICE_KINDS = (NodeKind.KERNEL, NodeKind.MEMCPY, NodeKind.MEMSET)
 Add = Callable[[str, ValueKind, np.ndarray, Any], None]
-"""Add one attribute: name, kind, the rows that have it (ascending), and their values."""
-
-
-def collector(attributes: dict[str, Attribute]) -> Add:
-    """A function that adds attributes to ``attributes``, except those that no node has."""
-
-    def add(name: str, kind: ValueKind, rows: np.ndarray, values: Any) -> None:
-        if len(rows):
-            known = isinstance(values, Strings) or values.dtype == np.uint64
-            attributes[name] = Attribute(kind, rows, values if known else narrowed(values))
-
-    return add
+"""Add one attribute, unless no node has it: name, kind, the rows that have it (ascending), their values."""
 
 
 def strings(values: list[str]) -> Strings:
@@ -63,23 +52,10 @@ def whole_micros(lane: np.ndarray, length_ns: np.ndarray) -> np.ndarray:
     return result
 
 
-# ---- operators ----
-
-
 def operators(rank: LinkedRank, graph: Graph) -> np.ndarray:
     """int64[N]: the event of each node's operator (its own, or the one around its call), -1 for none."""
-    known = rank.link.host_row >= 0
-    row = np.where(known, np.arange(len(known)), -1)
     via = np.where(rank.calls >= 0, rank.calls, rank.timeline.parent)
-    pending = np.flatnonzero(row < 0)
-    at = via[pending]
-    while len(pending):
-        valid = at >= 0
-        pending, at = pending[valid], at[valid]
-        row[pending] = np.where(known[at], at, -1)
-        open_ = row[pending] < 0
-        pending, at = pending[open_], via[at[open_]]
-    return np.where(graph.event >= 0, row[graph.event], -1)
+    return np.where(graph.event >= 0, nearest(rank.link.host_row >= 0, via)[graph.event], -1)
 
 
 def add_host(rank: LinkedRank, graph: Graph, operator: np.ndarray, host_row: np.ndarray, add: Add) -> None:
@@ -132,18 +108,9 @@ def add_hierarchy(graph: Graph, hierarchy: Hierarchy, add: Add) -> None:
     add("phase", "string", of_event[at], coded(PHASE_NAMES, phase[at]))
 
 
-def names(graph: Graph, rank: LinkedRank) -> Strings:
-    """The names of the nodes: those of the events, ``host-overhead`` or ``device-overhead``."""
-    table = [*rank.device.names, "host-overhead", "device-overhead"]
-    index = rank.device.name[np.maximum(graph.event, 0)].astype(np.int32)
-    index = np.where(graph.kind == NodeKind.HOST_OVERHEAD, len(table) - 2, index)
-    return coded(table, np.where(graph.kind == NodeKind.DEVICE_OVERHEAD, len(table) - 1, index))
-
-
-# ---- device work ----
-
-
-def add_device(rank: LinkedRank, graph: Graph, work: WorkCounts, captured: Captured | None, add: Add) -> None:
+def add_device(
+    rank: LinkedRank, graph: Graph, work: tuple[np.ndarray, np.ndarray], captured: Captured | None, add: Add
+) -> None:
     """Attributes of device nodes: ``num_ops``, ``tensor_size``, ``grid``, ``block``, ``graph_id``,
     ``graph_launch`` (id of the launching node) and ``captured_op`` (the operator that launched the kernel
     while its graph was captured). Also ``launch_latency_ns``, of the node or of the overhead in front of it:
@@ -152,8 +119,8 @@ def add_device(rank: LinkedRank, graph: Graph, work: WorkCounts, captured: Captu
     device = rank.device
     at = np.flatnonzero(np.isin(graph.kind, DEVICE_KINDS))
     event = graph.event[at]
-    add("num_ops", "int64", at, work.operations[event])
-    add("tensor_size", "uint64", at, work.bytes[event].astype(np.uint64))
+    add("num_ops", "int64", at, work[0][event])
+    add("tensor_size", "uint64", at, work[1][event].astype(np.uint64))
     shaped = device.shape[event] >= 0
     for place, name in enumerate(("grid", "block")):
         table = [shape[place] for shape in device.shapes]
@@ -172,9 +139,6 @@ def add_device(rank: LinkedRank, graph: Graph, work: WorkCounts, captured: Captu
         operator = captured.operators(event)
         at, operator = at[operator >= 0], operator[operator >= 0]
         add("captured_op", "string", at, coded(source.names, source.name[operator]))
-
-
-# ---- tensors ----
 
 
 def tensor_info(
@@ -216,11 +180,8 @@ def with_captured(info: TensorInfo, graph: Graph, captured: Captured | None) -> 
     return TensorInfo(rows[order], *(joined(own, column) for own, column in parts))
 
 
-# ---- memory, see ``et.memory`` ----
-
-
 def add_memory(rank: LinkedRank, graph: Graph, add: Add) -> None:
-    """What each node allocated and freed, and the level of each device after it.
+    """What each node allocated and freed, and the level of each device after it, see ``et.memory``.
 
     An event belongs to the node of its thread that ran at its time, or that was the thread's last one. Events
     of threads without nodes, and those before the first node, belong to the main thread's node and the first

@@ -18,11 +18,11 @@ import numpy as np
 
 from chakra_et import files
 from chakra_et.convert.graph.linked import LinkedRank
-from chakra_et.convert.graph.timeline import on_device
+from chakra_et.convert.graph.timeline import nearest, on_device
 from chakra_et.errors import TraceError
 from chakra_et.redact import redacted
 from chakra_et.traces.device_format import CATEGORIES
-from chakra_et.traces.host import NUMERIC, HostTrace
+from chakra_et.traces.host import NUMERIC
 from chakra_et.traces.records import open_trace
 from chakra_et.traces.sets import Pair
 
@@ -113,61 +113,9 @@ def write_merged(path: Path, rank: LinkedRank) -> None:
     """
     host, device, time, host_row = rank.host, rank.device, rank.timeline, rank.link.host_row
 
-    def operator(row: int) -> int:
-        """The host row of ``row`` or of the nearest event around it that has one, -1 for none."""
-        while row >= 0 and host_row[row] < 0:
-            row = int(time.parent[row])
-        return int(host_row[row]) if row >= 0 else -1
-
-    nodes = _host_nodes(host)
-    exclusive = device.end - device.start  # self time of each event, ns
-    owned = time.self_time.owner >= 0
-    owner = time.self_time.owner[owned]
-    exclusive[owner] = 0
-    np.add.at(exclusive, owner, (time.self_time.end - time.self_time.start)[owned])
-    for row in np.flatnonzero(host_row >= 0).tolist():
-        node = nodes[host_row[row]]
-        node["ts"] = int(device.start[row]) / 1000
-        node["inclusive_dur"] = int(time.end[row] - time.start[row]) / 1000
-        node["exclusive_dur"] = int(exclusive[row]) / 1000
-        parent = operator(int(time.parent[row]))
-        if parent >= 0:
-            node["ctrl_deps"] = nodes[parent]["id"]
-    last_id = max(node["id"] for node in nodes)
-    unknown: list[dict[str, Any]] = [{"name": name, "type": "int64", "value": 0} for name in NUMERIC]
-    unknown.append({"name": "op_schema", "type": "string", "value": ""})
-    empty: dict[str, Any] = {"values": [], "shapes": [], "types": []}
-    alone = {"inputs": empty, "outputs": empty, "attrs": unknown}
-    for number, row in enumerate(on_device(device).tolist(), 1):
-        launcher = operator(int(rank.calls[row]))
-        base = nodes[launcher] if launcher >= 0 else alone
-        length = int(device.end[row] - device.start[row]) / 1000
-        own = {
-            "id": last_id + number,
-            "name": device.names[device.name[row]],
-            "ctrl_deps": base.get("id", 1),
-            "cat": CATEGORIES[device.category[row]],
-            "ph": "X",
-            "ts": int(device.start[row]) / 1000,
-            "inclusive_dur": length,
-            "exclusive_dur": length,
-            "stream": int(device.stream[row]),
-        }
-        nodes.append(base | own)
-    nodes.sort(key=lambda node: node["id"])
-    header = {name: _whole(host.header[name]) for name in ("pid", "start_ts", "finish_ts")}
-    document = {"schema": READABLE_SCHEMA, "time": str(host.header["time"]), **header, "nodes": nodes}
-    text = msgspec.json.format(msgspec.json.encode(document), indent=1)
-    with files.atomic_file(path) as out:
-        out.write(redacted(text.decode("utf-8", "replace")).encode())
-
-
-def _whole(value: Any) -> int:
-    return value if type(value) is int and 0 <= value < 2**63 else 0
-
-
-def _host_nodes(host: HostTrace) -> list[dict[str, Any]]:
-    """One node per row. Its id is that of the trace, or a new one if another row has the same."""
+    # The host row of each event or of the nearest one around it that has one, -1 for none.
+    operator = np.append(host_row, -1)[nearest(host_row >= 0, time.parent)]
+    # One node per host row. Its id is that of the trace, or a new one if another row has the same.
     nodes: list[dict[str, Any]] = []
     taken: set[int] = set()
     free_id = max(int(host.id.max()), 0)
@@ -193,4 +141,47 @@ def _host_nodes(host: HostTrace) -> list[dict[str, Any]]:
         nodes.append(
             {"id": number, "name": name, "ctrl_deps": int(host.parent[row]), **values, "attrs": named}
         )
-    return nodes
+    exclusive = device.end - device.start  # self time of each event, ns
+    owned = time.self_time.owner >= 0
+    owner = time.self_time.owner[owned]
+    exclusive[owner] = 0
+    np.add.at(exclusive, owner, (time.self_time.end - time.self_time.start)[owned])
+    for row in np.flatnonzero(host_row >= 0).tolist():
+        node = nodes[host_row[row]]
+        node["ts"] = int(device.start[row]) / 1000
+        node["inclusive_dur"] = int(time.end[row] - time.start[row]) / 1000
+        node["exclusive_dur"] = int(exclusive[row]) / 1000
+        parent = operator[time.parent[row]] if time.parent[row] >= 0 else -1
+        if parent >= 0:
+            node["ctrl_deps"] = nodes[parent]["id"]
+    last_id = max(node["id"] for node in nodes)
+    unknown: list[dict[str, Any]] = [{"name": name, "type": "int64", "value": 0} for name in NUMERIC]
+    unknown.append({"name": "op_schema", "type": "string", "value": ""})
+    empty: dict[str, Any] = {"values": [], "shapes": [], "types": []}
+    alone = {"inputs": empty, "outputs": empty, "attrs": unknown}
+    for number, row in enumerate(on_device(device).tolist(), 1):
+        launcher = operator[rank.calls[row]] if rank.calls[row] >= 0 else -1
+        base = nodes[launcher] if launcher >= 0 else alone
+        length = int(device.end[row] - device.start[row]) / 1000
+        own = {
+            "id": last_id + number,
+            "name": device.names[device.name[row]],
+            "ctrl_deps": base.get("id", 1),
+            "cat": CATEGORIES[device.category[row]],
+            "ph": "X",
+            "ts": int(device.start[row]) / 1000,
+            "inclusive_dur": length,
+            "exclusive_dur": length,
+            "stream": int(device.stream[row]),
+        }
+        nodes.append(base | own)
+    nodes.sort(key=lambda node: node["id"])
+    header = {name: _whole(host.header[name]) for name in ("pid", "start_ts", "finish_ts")}
+    document = {"schema": READABLE_SCHEMA, "time": str(host.header["time"]), **header, "nodes": nodes}
+    text = msgspec.json.format(msgspec.json.encode(document), indent=1)
+    with files.atomic_file(path) as out:
+        out.write(redacted(text.decode("utf-8", "replace")).encode())
+
+
+def _whole(value: Any) -> int:
+    return value if type(value) is int and 0 <= value < 2**63 else 0

@@ -1,41 +1,51 @@
 """Convert one rank in memory: host and device trace in, .et columns and a report out.
 
 The stages in order: traces → link, timeline, communication (one ``LinkedRank``) → dependencies → graph →
-columns.
+columns → what recording cost taken off their times.
 """
 
 from __future__ import annotations
 
 import gc
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
+
+import numpy as np
 
 from chakra_et.arrays import give_back
 from chakra_et.convert import jobs
 from chakra_et.convert.emit import CommTypes, emit
+from chakra_et.convert.emit_columns import whole_micros
 from chakra_et.convert.graph import link
 from chakra_et.convert.graph.build import build
 from chakra_et.convert.graph.communication import group_number
 from chakra_et.convert.graph.dependencies import find_dependencies
 from chakra_et.convert.graph.device_graphs import load_captures, match_captures
 from chakra_et.convert.graph.linked import LinkedRank, check_complete, link_rank
-from chakra_et.convert.graph.nodes import Graph, HostGaps, apply_gaps
+from chakra_et.convert.graph.nodes import HostGaps, apply_gaps
 from chakra_et.convert.report import RankReport, make_report
-from chakra_et.convert.untraced import step_facts, take_off_cost
 from chakra_et.errors import TraceError
-from chakra_et.et.columns import ExecutionTrace
+from chakra_et.et.columns import Attribute, ExecutionTrace, NodeType, Strings
 from chakra_et.findings import joined
+from chakra_et.simulate.joint import build_graph
+from chakra_et.simulate.longest_path import make_schedule
+from chakra_et.simulate.matching import match
 from chakra_et.simulate.time_by_kind import shares
 from chakra_et.traces import device as device_trace
 from chakra_et.traces import host as host_trace
 from chakra_et.traces.device import DeviceTrace, operators_of
+from chakra_et.traces.device_format import Recording
 from chakra_et.traces.host import HostTrace
 from chakra_et.traces.records import DEFAULT_LIMITS, Limits
 from chakra_et.traces.sets import Pair
 
+_PLAUSIBLE = 2.5
+_ON_HOST = (b"operator", b"annotation", b"runtime", b"host-overhead")
 WORTH_A_PROCESS = 10_000_000
 """Bytes of the smaller trace of a pair from which on a second process saves time, about 0.1 s of reading."""
 
@@ -113,17 +123,14 @@ def _load(pair: Pair, options: PairOptions) -> tuple[HostTrace, DeviceTrace]:
         device = device_trace.load(pair.device, options.limits, operators=True)
         return operators_of(device), device
     load_host = partial(host_trace.load, limits=options.limits)
-    if options.two_processes and min(map(_text_bytes, (pair.host, pair.device))) >= WORTH_A_PROCESS:
+    # A compressed trace is about ten times as large once it is unpacked.
+    sizes = [path.stat().st_size * (10 if path.suffix == ".gz" else 1) for path in pair.files]
+    if options.two_processes and min(sizes) >= WORTH_A_PROCESS:
         with jobs.beside(load_host, pair.host) as host:
             device = device_trace.load(pair.device, options.limits)
             return host(), device
     device = device_trace.load(pair.device, options.limits)
     return load_host(pair.host), device
-
-
-def _text_bytes(path: Path) -> int:
-    """Size of a trace once it is unpacked, in bytes; about, for a compressed one."""
-    return path.stat().st_size * (10 if path.suffix == ".gz" else 1)
 
 
 def _convert(pair: Pair, host: HostTrace, device: DeviceTrace, options: PairOptions) -> Converted:
@@ -150,23 +157,13 @@ def _convert(pair: Pair, host: HostTrace, device: DeviceTrace, options: PairOpti
     used = [item.group for item in rank.communication.items if not item.is_local]
     listed = [group for group in rank.communication.groups.values() if group.ranks]
     groups = {group_number(group): (group.name, group.description, group.ranks) for group in (*listed, *used)}
-    clock = rank.device.host_name or dict(options.hosts).get(number, "")
-    metadata = _metadata(rank, graph, number, world_size, clock)
-    trace = emit(rank, graph, number, metadata, options.timestamps, options.comm_types, captured)
-    trace.metadata["steps_micros"] = step_facts(device.recording, dict(options.untraced_us).get(number, ()))
-    if device.recording is not None and options.host_gaps != "drop":
-        take_off_cost(trace, device.recording, rank.per_operator_ns)
-        report.times_of(trace)
-    return Converted(trace, report, rank, groups, world_size)
 
-
-def _metadata(rank: LinkedRank, graph: Graph, number: int, world_size: int, clock: str) -> dict[str, Any]:
     def whole(value: Any) -> int:
         return value if isinstance(value, int) and 0 <= value < 2**63 else 0
 
     header = rank.host.header
     lanes = [{"kind": lane.kind, "label": lane.label} for lane in graph.lanes]
-    return {
+    metadata = {
         "schema": str(header["schema"]),
         "pid": whole(header["pid"]),
         "time": str(header["time"]),
@@ -175,8 +172,98 @@ def _metadata(rank: LinkedRank, graph: Graph, number: int, world_size: int, cloc
         "rank": number,
         "world_size": world_size,
         "trace_start_ns": rank.device.origin_ns,
-        "clock_domain": clock,
+        "clock_domain": rank.device.host_name or dict(options.hosts).get(number, ""),
         "measured_end_micros": int(graph.end.max()) // 1000,
         "lanes": json.dumps(lanes, separators=(",", ":")),
         **({"device_name": rank.device.device_name} if rank.device.device_name else {}),
     }
+    trace = emit(rank, graph, number, metadata, options.timestamps, options.comm_types, captured)
+    trace.metadata["steps_micros"] = step_facts(device.recording, dict(options.untraced_us).get(number, ()))
+    if device.recording is not None and options.host_gaps != "drop":
+        take_off_cost(trace, device.recording, rank.per_operator_ns)
+        report.times_of(trace)
+    return Converted(trace, report, rank, groups, world_size)
+
+
+# ---- the cost of recording ----
+
+
+def take_off_cost(trace: ExecutionTrace, recording: Recording, measured_ns: float) -> None:
+    """Change start times and durations of ``trace``, in place, so that its step is the untraced step.
+
+    Recording costs CPU time per operator and per runtime call. It is what the traced steps took longer than
+    the untraced ones of the same run, within a factor of ``_PLAUSIBLE`` of what the tracer measured before
+    the training, or that alone if the run has fewer than two untraced steps. The device keeps its times, and
+    whatever waited for the host starts earlier.
+
+    ``measured_ns``: the cost per operator by the tracer's measurement. Nodes keep ``recorded_micros`` where
+    the duration changes; communication keeps ``recorded_start_micros``, from which the waits of the ranks for
+    each other follow.
+    """
+    kinds = trace.attributes["kind"].values
+    assert isinstance(kinds, Strings)
+
+    def of_kind(*names: bytes) -> np.ndarray:
+        return np.isin(kinds.index, [code for code, name in enumerate(kinds.table) if name in names])
+
+    once = trace.column("segment") == 0
+    operator, call = once & of_kind(*_ON_HOST[:2]), once & of_kind(b"runtime")
+    per_launch = recording.added_us("launches") * 1000 / recording.launches
+    per_call = max(per_launch / max(measured_ns, 1.0) - 1.0, 0.0)  # in units of the cost per operator
+    per_operator = _per_operator(recording, measured_ns, int(operator.sum()) + per_call * int(call.sum()))
+    cost = (operator + call * per_call) * per_operator
+    on_host = of_kind(*_ON_HOST)
+    graph = build_graph(trace, [trace.metadata_int("rank") or 0])  # nodes are rows: ids ascend
+    own = graph.own_ns.copy()
+    lane = trace.column("lane", -1)
+    for number in np.unique(lane[on_host]).tolist():
+        rows = np.flatnonzero(on_host & (lane == number))
+        # What a node is too short for is taken from the nodes after it.
+        left = np.maximum.accumulate(np.maximum(np.cumsum(own[rows] - np.rint(cost[rows])), 0))
+        own[rows] = np.diff(left, prepend=0).astype(np.int64)
+    begin = int(trace.start_micros.min()) * 1000
+    start, end = make_schedule(graph, match(graph)).run(own, own, np.full(len(trace), begin))
+    # Overhead in front of device work lasts from what it depends on to that work.
+    ready = np.full(len(trace), begin)
+    np.maximum.at(ready, graph.target, end[graph.source])
+    start = np.where(of_kind(b"device-overhead"), np.minimum(ready, start), start)
+    duration = whole_micros(lane, end - start)
+    messages = np.flatnonzero(trace.types >= NodeType.COMM_SEND)
+    changed = np.flatnonzero(duration != trace.duration_micros.astype(np.int64))
+    for name, rows, column in (
+        ("recorded_start_micros", messages, trace.start_micros),
+        ("recorded_micros", changed, trace.duration_micros),
+    ):
+        if len(rows):
+            trace.attributes[name] = Attribute("int64", rows, column[rows].astype(np.int64))
+    if trace.start_micros.any():
+        trace.start_micros = (start // 1000).astype(np.uint64)
+    trace.duration_micros = duration.astype(np.uint64)
+    trace.metadata["recorded_end_micros"] = trace.metadata["measured_end_micros"]
+    trace.metadata["measured_end_micros"] = int(end.max()) // 1000
+    trace.metadata["recording_cost_ns"] = round(per_operator, 1)
+
+
+def step_facts(recording: Recording | None, untraced_us: Sequence[float]) -> str:
+    """The metadata ``steps_micros``: medians over the ``untraced`` and ``traced`` steps, by the host's clock.
+
+    ``untraced_us``: untraced steps in the manifest of a capture whose traces don't tell them.
+    """
+    facts: dict[str, Any] = {}
+    if recording is not None:
+        untraced_us = [wall for wall, _ in recording.untraced_us]
+        facts["traced"] = median(wall for wall, _ in recording.timed_us) if recording.timed_us else None
+        facts["observed"] = recording.structure_step == len(recording.step_us) - 1
+    facts["untraced"] = median(untraced_us) if untraced_us else None
+    facts["untraced_steps"] = len(untraced_us)
+    return json.dumps(facts)
+
+
+def _per_operator(recording: Recording, measured_ns: float, operators: float) -> float:
+    """ns that recording took per operator, of which there are ``operators`` in the timed steps."""
+    timed, untraced = recording.timed_us, recording.untraced_us
+    if len(untraced) < 2 or not timed or not operators:
+        return measured_ns
+    added_us = median(cpu for _, cpu in timed) - median(cpu for _, cpu in untraced)
+    found = added_us * 1000 * len(timed) / operators
+    return float(np.clip(found, measured_ns / _PLAUSIBLE, measured_ns * _PLAUSIBLE))

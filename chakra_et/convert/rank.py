@@ -30,6 +30,8 @@ from chakra_et.validate import check as validate
 
 Engine = Literal["native", "mlcommons"]
 Groups = dict[int, tuple[str, str, tuple[int, ...]]]
+# Options that a run's manifest tells.
+MANIFEST = ("groups", "world_size", "hosts", "untraced_us", "unfinished")
 CUT = re.compile(r": (truncated|gz-truncated)\b")
 
 
@@ -121,7 +123,7 @@ def options_text(options: PairOptions) -> str:
         shape[name] = 0
         with contextlib.suppress(OSError):  # the conversion reports the error
             shape[name] = zlib.crc32(files.read_bytes(path)) if path else 0
-    facts = (options.groups, options.world_size, options.hosts, options.untraced_us, options.unfinished)
+    facts = tuple(getattr(options, name) for name in MANIFEST)
     return json.dumps(shape | {"manifest": zlib.crc32(repr(facts).encode())}, separators=(",", ":"))
 
 

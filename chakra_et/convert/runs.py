@@ -20,7 +20,7 @@ from typing import Any
 from chakra_et import files
 from chakra_et.convert import jobs
 from chakra_et.convert.pair import PairOptions
-from chakra_et.convert.rank import Engine, RankJob, RankResult, convert_rank, options_text
+from chakra_et.convert.rank import MANIFEST, Engine, RankJob, RankResult, convert_rank, options_text
 from chakra_et.convert.together import (
     Finish,
     check_ranks,
@@ -125,65 +125,51 @@ def convert_sets(
             results.append(
                 SetResult(traces, scratch, problems=list(traces.problems), warnings=list(traces.warnings))
             )
-        _convert_ranks(results, options, run, progress)
+        work: list[tuple[SetResult, int, RankJob]] = []
+        for result in results:
+            traces = result.traces
+            of_run = _options(traces, options)
+            for rank, pair in traces.pairs.items():
+                if run.ranks is None or run.ranks(rank):
+                    merged = traces.merged_file(rank) if run.keep_merged else None
+                    folder = result.scratch.folder
+                    job = RankJob(pair, traces.et_file(rank), folder, of_run, run.engine, merged, run.keep)
+                    work.append((result, rank, job))
+            for rank, sentence in traces.incomplete.items():
+                if run.ranks is None or run.ranks(rank):
+                    if run.allow_missing_ranks:
+                        result.notes.append(sentence)
+                    else:
+                        result.ranks[rank] = TraceError(sentence)
+        # MLCommons' tools run as processes, which only end with us if a worker runs them.
+        in_workers = len(work) > 1 or run.engine == "mlcommons" or run.timeout > 0
+        two = run.workers >= 2 * len(work)
+        todo = [replace(job, options=replace(job.options, two_processes=two)) for _, _, job in work]
+        outcomes = run.jobs(convert_rank, todo, run.workers if in_workers else 0, run.timeout)
+        left = Counter(result for result, _, _ in work)
+        for result in results:
+            if not left[result]:
+                _finish(result, options, run)
+        with contextlib.closing(outcomes):  # ends the workers also by an exception
+            for number, outcome in outcomes:
+                result, rank, job = work[number]
+                if isinstance(outcome, TraceError):
+                    text = str(outcome)
+                    if not any(str(path) in text for path in job.pair.files):
+                        text = f"{job.pair.files[0]}: {text}"
+                    if job.output.exists():
+                        text += f" {job.output.name} is from an earlier conversion."
+                    outcome = TraceError(text)
+                result.ranks[rank] = outcome
+                progress()
+                left -= Counter([result])
+                if not left[result]:
+                    _finish(result, options, replace(run, workers=0 if left else run.workers))
     return results
 
 
-def _convert_ranks(
-    results: list[SetResult], options: PairOptions, run: RunOptions, progress: Callable[[], None]
-) -> None:
-    work: list[tuple[SetResult, int, RankJob]] = []
-    for result in results:
-        traces = result.traces
-        of_run = _options(traces, options)
-        for rank, pair in traces.pairs.items():
-            if run.ranks is None or run.ranks(rank):
-                merged = traces.merged_file(rank) if run.keep_merged else None
-                folder = result.scratch.folder
-                job = RankJob(pair, traces.et_file(rank), folder, of_run, run.engine, merged, run.keep)
-                work.append((result, rank, job))
-        for rank, sentence in traces.incomplete.items():
-            if run.ranks is None or run.ranks(rank):
-                if run.allow_missing_ranks:
-                    result.notes.append(sentence)
-                else:
-                    result.ranks[rank] = TraceError(sentence)
-    # MLCommons' tools run as processes, which only end with us if a worker runs them.
-    in_workers = len(work) > 1 or run.engine == "mlcommons" or run.timeout > 0
-    two = run.workers >= 2 * len(work)
-    todo = [replace(job, options=replace(job.options, two_processes=two)) for _, _, job in work]
-    outcomes = run.jobs(convert_rank, todo, run.workers if in_workers else 0, run.timeout)
-    left = Counter(result for result, _, _ in work)
-    for result in results:
-        if not left[result]:
-            _finish(result, options, run)
-    with contextlib.closing(outcomes):  # ends the workers also by an exception
-        for number, outcome in outcomes:
-            result, rank, job = work[number]
-            if isinstance(outcome, TraceError):
-                text = str(outcome)
-                if not any(str(path) in text for path in job.pair.files):
-                    text = f"{job.pair.files[0]}: {text}"
-                if job.output.exists():
-                    text += f" {job.output.name} is from an earlier conversion."
-                outcome = TraceError(text)
-            result.ranks[rank] = outcome
-            progress()
-            left -= Counter([result])
-            if not left[result]:
-                _finish(result, options, replace(run, workers=0 if left else run.workers))
-
-
 def _options(traces: TraceSet, options: PairOptions) -> PairOptions:
-    return replace(
-        options,
-        groups=traces.groups,
-        world_size=traces.world_size,
-        hosts=traces.hosts,
-        untraced_us=traces.untraced_us,
-        unfinished=traces.unfinished,
-        ranks_here=traces.ranks_here,
-    )
+    return replace(options, **{name: getattr(traces, name) for name in (*MANIFEST, "ranks_here")})
 
 
 def _finish(result: SetResult, options: PairOptions, run: RunOptions) -> None:

@@ -110,10 +110,8 @@ def check_together(result: SetResult, groups: dict[str, list[int]]) -> None:
 
 
 def _check_times(result: SetResult, agree: bool) -> None:
-    """Check that the ranks were recorded at the same time. ``agree``: all their collectives match.
-
-    Hosts may have different clocks, so a gap between them alone is a warning, unless no clock is so wrong.
-    """
+    """Check that the ranks were recorded at the same time. ``agree``: all their collectives match."""
+    # Hosts may have different clocks, so a gap between them alone is a warning, unless no clock is so wrong.
     windows = {rank: r.window for rank, r in result.good.items() if r.window[0] > AFTER_2001_NS}
     clocks = {result.good[rank].process[0] for rank in windows} - {""}
     on_one = [[rank for rank in windows if result.good[rank].process[0] == clock] for clock in sorted(clocks)]

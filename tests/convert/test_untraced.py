@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from chakra_et.convert.graph.link import aligned
-from chakra_et.convert.pair import convert_pair
-from chakra_et.convert.untraced import step_facts
+from chakra_et.convert.pair import convert_pair, step_facts
 from chakra_et.simulate.measured_steps import measured_times, step_rows
 from chakra_et.simulate.replays import longest_path
 from chakra_et.traces.device_format import Recording, read_recording

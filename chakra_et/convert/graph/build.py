@@ -16,10 +16,10 @@ from chakra_et.arrays import lane_order, narrowed
 from chakra_et.convert.graph.communication import Communication
 from chakra_et.convert.graph.linked import LinkedRank
 from chakra_et.convert.graph.nodes import Dependencies, EdgeKind, Edges, Graph, NodeKind, distinct
-from chakra_et.convert.graph.timeline import Lane, SelfTime, Timeline, on_device
+from chakra_et.convert.graph.timeline import Lane, Timeline, on_device
 from chakra_et.findings import Findings
 from chakra_et.traces.device import DeviceTrace
-from chakra_et.traces.device_format import ANNOTATION, CATEGORIES, KERNEL, MEMCPY, MEMSET, RUNTIME
+from chakra_et.traces.device_format import ANNOTATION, CATEGORIES, MEMCPY, MEMSET, RUNTIME
 
 # Of the dependencies between consecutive rows of a lane.
 ORDER_KINDS = {
@@ -62,11 +62,7 @@ def build(rank: LinkedRank, found: Dependencies) -> Graph:
     findings = Findings()
     device, time, items = rank.device, rank.timeline, rank.communication.items
     dependencies = found.edges
-    parts = [
-        _cpu_rows(device, time, dependencies, found.waits),
-        _gpu_rows(device, time, items),
-        _placed_rows(found, items),
-    ]
+    parts = _cpu_rows(device, time, dependencies, found.waits), _other_rows(device, time, found, items)
     rows = Rows(*(np.concatenate([vars(part)[name] for part in parts]) for name in vars(parts[0])))
     del parts
     rows.rearrange(np.lexsort((rows.start, rows.lane)))
@@ -89,9 +85,6 @@ def build(rank: LinkedRank, found: Dependencies) -> Graph:
     )  # fmt: skip
 
 
-# ---- rows ----
-
-
 def _cpu_rows(device: DeviceTrace, time: Timeline, edges: np.ndarray, waits: np.ndarray) -> Rows:
     """The self time of the threads, cut where an edge starts or ends, without blocking intervals."""
     segments = time.self_time
@@ -101,16 +94,35 @@ def _cpu_rows(device: DeviceTrace, time: Timeline, edges: np.ndarray, waits: np.
     of_owner = np.zeros(len(device), dtype=np.int64)
     of_owner[segments.owner[owned[::-1]]] = owned[::-1]
     first[of_owner[segments.owner[owned]]] = True
-    cuts = np.concatenate([edges[:, 1:3], edges[:, 3:5], waits[:, [0, 1]], waits[:, [0, 2]]])
-    columns: list[tuple[np.ndarray, ...]] = [(np.zeros(0, np.int64),) * 4 + (np.zeros(0, bool),)]
-    for number in range(len(time.lanes)):
-        at = np.flatnonzero(segments.lane == number)
-        if len(at):
-            own = SelfTime(segments.lane[at], segments.start[at], segments.end[at], segments.owner[at])
-            own, is_first = _cut(own, first[at], np.sort(cuts[cuts[:, 0] == number, 1], kind="stable"))
-            keep = _outside(own, is_first, waits[waits[:, 0] == number, 1:])
-            columns.append((own.lane[keep], own.start[keep], own.end[keep], own.owner[keep], is_first[keep]))
-    lane, start, end, owner, is_first = (np.concatenate(parts) for parts in zip(*columns, strict=True))
+    if not len(segments.owner):  # nothing to cut
+        edges, waits = edges[:0], waits[:0]
+    # One number for a place on a lane, so that all lanes are searched at once.
+    span = 2 + max(int(points.max(initial=0)) for points in (segments.end, edges[:, [2, 4]], waits[:, 1:]))
+    start, end = segments.lane * span + segments.start, segments.lane * span + segments.end
+
+    # Split where an edge or wait starts or ends; only the first part stays ``first``.
+    lanes, times = edges[:, [1, 3]].ravel(), edges[:, [2, 4]].ravel()
+    cuts = np.unique(np.concatenate([lanes * span + times, (waits[:, :1] * span + waits[:, 1:]).ravel()]))
+    at = np.searchsorted(start, cuts, side="right") - 1
+    inside = (at >= 0) & (start[at] < cuts) & (cuts < end[at])
+    at, cuts = at[inside], cuts[inside]
+    index = np.repeat(np.arange(len(start)), 1 + np.bincount(at, minlength=len(start)))
+    start, end, first = start[index], end[index], first[index]
+    part = at + np.arange(1, len(at) + 1)  # each cut adds a row, behind the segment and its earlier cuts
+    start[part], end[part - 1], first[part] = cuts, cuts, False
+
+    # Blocking intervals become no nodes, but an event's first segment stays, with duration 0.
+    keep = np.ones(len(start), dtype=bool)
+    if len(waits):
+        since, reach = (waits[:, :1] * span + waits[:, 1:]).T
+        order = np.argsort(since, kind="stable")
+        since, reach = since[order], np.maximum.accumulate(reach[order])
+        at = np.searchsorted(since, start, side="right") - 1
+        blocked = (at >= 0) & (end <= reach[at]) & (start < end)
+        keep = ~blocked | first
+        end = np.where(blocked & first, start, end)
+    lane, owner = segments.lane[index[keep]], segments.owner[index[keep]]
+    start, end, is_first = start[keep] - lane * span, end[keep] - lane * span, first[keep]
     of_category = np.full(len(CATEGORIES) + 1, NodeKind.OPERATOR, dtype=np.int8)
     of_category[RUNTIME:] = NodeKind.RUNTIME
     of_category[[ANNOTATION, -1]] = NodeKind.HOST_OVERHEAD  # outside all events, too
@@ -126,57 +138,24 @@ def _cpu_rows(device: DeviceTrace, time: Timeline, edges: np.ndarray, waits: np.
     return rows
 
 
-def _cut(segments: SelfTime, first: np.ndarray, cuts: np.ndarray) -> tuple[SelfTime, np.ndarray]:
-    """Split the segments of one lane at ``cuts`` (ascending); only the first part stays ``first``."""
-    cuts = cuts[np.diff(cuts, prepend=-1) != 0]
-    at = np.searchsorted(segments.start, cuts, side="right") - 1
-    inside = (at >= 0) & (segments.start[at] < cuts) & (cuts < segments.end[at])
-    at, cuts = at[inside], cuts[inside]
-    index = np.repeat(np.arange(len(segments.start)), 1 + np.bincount(at, minlength=len(segments.start)))
-    start, end, is_first = segments.start[index], segments.end[index], first[index]
-    part = at + np.arange(1, len(at) + 1)  # each cut adds a row, behind the segment and its earlier cuts
-    start[part], end[part - 1], is_first[part] = cuts, cuts, False
-    return SelfTime(segments.lane[index], start, end, segments.owner[index]), is_first
-
-
-def _outside(segments: SelfTime, first: np.ndarray, waits: np.ndarray) -> np.ndarray:
-    """The rows outside the blocking intervals; an event's first segment stays, with duration 0."""
-    keep = np.ones(len(segments.start), dtype=bool)
-    if len(waits):
-        waits = waits[np.argsort(waits[:, 0], kind="stable")]
-        reach = np.maximum.accumulate(waits[:, 1])
-        at = np.searchsorted(waits[:, 0], segments.start, side="right") - 1
-        blocked = (at >= 0) & (segments.end <= reach[at]) & (segments.start < segments.end)
-        keep = ~blocked | first
-        segments.end = np.where(blocked & first, segments.start, segments.end)
-    return np.flatnonzero(keep)
-
-
-def _gpu_rows(device: DeviceTrace, time: Timeline, items: list[Communication]) -> Rows:
-    event = on_device(device)
-    of_category = np.full(len(CATEGORIES), NodeKind.KERNEL)
-    of_category[[KERNEL, MEMCPY, MEMSET]] = NodeKind.KERNEL, NodeKind.MEMCPY, NodeKind.MEMSET
-    kind = of_category[device.category[event]]
+def _other_rows(device: DeviceTrace, time: Timeline, found: Dependencies, items: list[Communication]) -> Rows:
+    """Device work, and communication that is placed on lanes of its own."""
+    gpu, placed = on_device(device), sorted(found.placed)
+    lane, start, end = np.array([found.placed[number] for number in placed], np.int64).reshape(-1, 3).T
+    kernels = [number for number, item in enumerate(items) if item.on_gpu and not item.part]
     item_of = np.full(len(device), -1, dtype=np.int64)
-    for number, item in enumerate(items):
-        if item.on_gpu and not item.part:
-            item_of[item.event] = number
-    of_row = item_of[event]
-    kind[of_row >= 0] = _kinds([items[number] for number in of_row[of_row >= 0].tolist()])
-    return Rows(time.lane[event], time.start[event], time.end[event], event, kind, of_row)
-
-
-def _placed_rows(found: Dependencies, items: list[Communication]) -> Rows:
-    numbers = sorted(found.placed)
-    lane, start, end = np.array([found.placed[number] for number in numbers], np.int64).reshape(-1, 3).T
-    placed = [items[number] for number in numbers]
-    event = np.array([item.event for item in placed], dtype=np.int64)
-    return Rows(lane, start, end, event, _kinds(placed), np.array(numbers, dtype=np.int64))
-
-
-def _kinds(items: list[Communication]) -> np.ndarray:
-    kinds = [NodeKind.P2P if item.is_message else NodeKind.COLLECTIVE for item in items]
-    return np.array(kinds, dtype=np.int64)
+    item_of[[items[number].event for number in kernels]] = kernels
+    event = np.append(gpu, np.array([items[number].event for number in placed], dtype=np.int64))
+    item = np.append(item_of[gpu], np.array(placed, dtype=np.int64))
+    kinds = [NodeKind.P2P if each.is_message else NodeKind.COLLECTIVE for each in items]
+    of_category = np.full(len(CATEGORIES), NodeKind.KERNEL)
+    of_category[[MEMCPY, MEMSET]] = NodeKind.MEMCPY, NodeKind.MEMSET
+    kind = np.where(item >= 0, np.array([*kinds, -1])[item], of_category[device.category[event]])
+    lane, start, end = (
+        np.append(column[gpu], own)
+        for column, own in ((time.lane, lane), (time.start, start), (time.end, end))
+    )
+    return Rows(lane, start, end, event, kind, item)
 
 
 def _segments(rows: Rows) -> np.ndarray:
@@ -188,9 +167,6 @@ def _segments(rows: Rows) -> np.ndarray:
     begin = np.maximum.accumulate(np.where(change, np.arange(len(order)), 0))
     segment[order] = np.arange(len(order)) - begin
     return segment
-
-
-# ---- edges ----
 
 
 def _connect(rows: Rows, edges: np.ndarray, lanes: int) -> Edges:
@@ -212,16 +188,14 @@ def _connect(rows: Rows, edges: np.ndarray, lanes: int) -> Edges:
 def _all_edges(
     rows: Rows, source: np.ndarray, target: np.ndarray, kind: np.ndarray, lanes: list[Lane], found: Findings
 ) -> Edges:
-    """The edges between numbered rows, together with those of the order on each lane, by their targets.
-
-    Duplicates are dropped, and edges that do not point forward, which only the rounding of times causes.
-    Between two nodes of duration 0 at the same time, the edge starts at the node before instead.
-    """
+    """The edges between numbered rows and those of the order on each lane, by their targets; without edges
+    that do not point forward, which only the rounding of times causes."""
     before = np.full(len(rows.lane), -1, dtype=np.int32)  # the previous row of the same lane
     by_lane = lane_order(rows.lane).astype(np.int32)
     same = rows.lane[by_lane[1:]] == rows.lane[by_lane[:-1]]
     before[by_lane[1:][same]] = by_lane[:-1][same]
     del by_lane, same
+    # Between two nodes of duration 0 at the same time, the edge starts at the node before instead.
     while (back := (source >= target) & (source >= 0)).any():
         source = np.where(back, before[source], source)
     follows = np.flatnonzero(before >= 0).astype(np.int32)
@@ -251,13 +225,10 @@ def _all_edges(
 def _fill_overhead(
     rows: Rows, edges: Edges, begin: int, lanes: list[Lane], items: list[Communication]
 ) -> tuple[np.ndarray, np.ndarray, Edges]:
-    """Insert an overhead row before each row that starts later than its lane and dependencies allow.
-
-    ``rows`` are in the order of their lanes, and ``edges`` those between lanes. A further message of a kernel
-    shares the kernel's overhead. Returns launch latency and stream gap of the new rows, and the edges between
-    them.
-    """
+    """Insert an overhead row before each row (in the order of lanes) that starts later than its lane and
+    dependencies allow: launch latency and stream gap of the new rows, and the edges between them."""
     source, target, kind = edges
+    # A further message of a kernel shares the kernel's overhead.
     is_further = np.array([item.on_gpu and item.part > 0 for item in items] + [False])[rows.item]
     further = np.flatnonzero(is_further)
     launched, others = _ready(rows, edges, begin)
@@ -313,10 +284,7 @@ def _ready(rows: Rows, edges: Edges, begin: int) -> tuple[np.ndarray, np.ndarray
 def _latency_and_gap(
     start: np.ndarray, launched: np.ndarray, others: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """``launch_latency`` and ``stream_gap`` of launched rows that start at ``start``, ns.
-
-    ``launched``: end of the launch; ``others``: end of the other dependencies.
-    """
+    """``launch_latency`` and ``stream_gap``, from the ends of the launch and of the other dependencies."""
     latency = start - launched
     idle = (others <= launched) & (latency > 0)
     typical = int(np.median(latency[idle])) if idle.any() else 0

@@ -103,22 +103,16 @@ class Communications:
 
 SENDRECV = "sendrecv"
 TABLE = Path(__file__).with_name("communication_kernels.json")
-# Part of a name, letters only → operation. The first match wins.
-_PARTS: dict[str, Operation] = {
-    "barrier": CollectiveType.BARRIER,
-    "allreduce": CollectiveType.ALL_REDUCE,
-    "allgather": CollectiveType.ALL_GATHER,
-    "reducescatter": CollectiveType.REDUCE_SCATTER,
-    "alltoall": CollectiveType.ALL_TO_ALL,
-    "broadcast": CollectiveType.BROADCAST,
-    "scatter": CollectiveType.SCATTER,
-    "gather": CollectiveType.GATHER,
-    "send": NodeType.COMM_SEND,
-    "recv": NodeType.COMM_RECV,
-    "reduce": CollectiveType.REDUCE,
-}
 _BY_WORD: dict[str, Operation] = {kind.name.lower(): kind for kind in CollectiveType}
 _BY_WORD |= {"send": NodeType.COMM_SEND, "recv": NodeType.COMM_RECV}
+# In the order in which they are looked for in a name, as some are parts of others.
+_WORDS = ("barrier", "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast") + (
+    "scatter",
+    "gather",
+    "send",
+    "recv",
+    "reduce",
+)
 
 
 @dataclass(frozen=True)
@@ -137,7 +131,7 @@ def operation_named(name: str) -> Operation | None:
     letters = re.sub(r"[^a-z]", "", name.lower())
     if SENDRECV in letters:
         return None
-    return next((what for part, what in _PARTS.items() if part in letters), None)
+    return next((_BY_WORD[word] for word in _WORDS if word.replace("_", "") in letters), None)
 
 
 @functools.cache

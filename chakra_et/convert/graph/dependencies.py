@@ -128,9 +128,6 @@ def _further_messages(rank: LinkedRank, found: Dependencies) -> None:
             found.edge(EdgeKind.LAUNCH, (int(time.lane[call]), at), (beside, start))
 
 
-# ---- what threads wait for on a device: calls that block, full queues, and hosts that spin ----
-
-
 def _blocking(rank: LinkedRank, launches: Launches, found: Dependencies) -> None:
     """Add the waits of calls for the device."""
     time = rank.timeline

@@ -18,7 +18,6 @@ from chakra_et.convert.graph.launches import is_call
 from chakra_et.convert.graph.linked import LinkedRank, link_rank
 from chakra_et.convert.graph.operators import (
     Hierarchy,
-    WorkCounts,
     divided,
     find_hierarchy,
     operator_around,
@@ -155,7 +154,9 @@ def _paired(
     return {row: of_name[name].pop() for row, name in zip(kernels, names, strict=True)}
 
 
-def add_captured(rank: LinkedRank, hierarchy: Hierarchy, work: WorkCounts, captured: Captured) -> None:
+def add_captured(
+    rank: LinkedRank, hierarchy: Hierarchy, work: tuple[np.ndarray, np.ndarray], captured: Captured
+) -> None:
     """Add the modules, phases and work of captured kernels to ``hierarchy`` and ``work``."""
     source, other = captured.captures.rank, captured.captures.hierarchy
     rows = np.flatnonzero(captured.row >= 0)
@@ -172,6 +173,4 @@ def add_captured(rank: LinkedRank, hierarchy: Hierarchy, work: WorkCounts, captu
     launched, of = coded_pairs(rank.calls[rows], operator)
     works = [work_of(source, other.parent, operator) or (0, 0) for _, operator in launched]
     length = (rank.device.end - rank.device.start)[rows]
-    work.operations[rows], work.bytes[rows] = divided(
-        np.array(works, dtype=np.int64).reshape(-1, 2), of, length
-    )
+    work[0][rows], work[1][rows] = divided(np.array(works, dtype=np.int64).reshape(-1, 2), of, length)

@@ -10,6 +10,7 @@ import numpy as np
 
 from chakra_et.convert.graph.communication import Group
 from chakra_et.convert.graph.communication_arguments import LAUNCHERS, Around, Facts
+from chakra_et.convert.graph.timeline import named
 from chakra_et.findings import Findings
 from chakra_et.traces.device import DeviceTrace
 from chakra_et.traces.device_format import KERNEL
@@ -42,10 +43,24 @@ class Groups:
         """``kernels``: rows of communication kernels; ``manifest``: the groups in the run's manifest."""
         self.around, device, host = around, around.device, around.host
         self.declared = declared_groups(host, device, manifest)
-        self.by_name = self.declared | _mentioned(host, device, self.declared)
+        # And those in single events.
+        known, found = self.declared, dict[str, Group]()
+        for args in device.communication.values():
+            if args.group_name not in (None, "") and (name := str(args.group_name)) not in known:
+                group = Group(name, str(args.group_description or ""), read_ranks(args.group_ranks))
+                if not found.get(name, group).ranks or name not in found:
+                    found[name] = group
+        for attributes in host.communication.values():
+            name = str(attributes.get("pg_name") or "")
+            if name and name not in known:
+                found.setdefault(name, Group(name, str(attributes.get("pg_desc") or "")))
+        for event in device.names:
+            if event.startswith(GROUP_MARK) and (name := event.removeprefix(GROUP_MARK)) not in known:
+                found.setdefault(name, Group(name))
+        self.by_name = known | found
         self.default = self.by_name.get("0") or next(iter(self.by_name.values()), Group("0"))
-        named = {launch: self._named_by(launch) for launch in around.launchers.tolist()}
-        self.of_launcher = {launch: group for launch, group in named.items() if group is not None}
+        by_launcher = {launch: self._named_by(launch) for launch in around.launchers.tolist()}
+        self.of_launcher = {launch: group for launch, group in by_launcher.items() if group is not None}
         self.are_listed = bool(manifest or device.distributed.get("pg_config") or host.groups)
         streams = zip(device.device[kernels].tolist(), device.stream[kernels].tolist(), strict=True)
         self.streams = {stream: number for number, stream in enumerate(dict.fromkeys(streams))}
@@ -99,55 +114,49 @@ class Groups:
         findings.add("group-default")
         return self.default
 
-    def of_message(self, launch: int, facts: Facts) -> Group:
-        """The group of a send or receive on a device."""
-        return self.by_name.get(facts.group or "") or self.of_launcher.get(launch) or self.default
-
     def of_backend(self, launch_of: dict[int, int], findings: Findings) -> dict[int, Group]:
-        """The group of each event of a CPU backend. ``launch_of``: row → row of its launcher, -1 for none."""
+        """The group of each event of a CPU backend. ``launch_of``: row → row of its launcher, -1 for none.
+
+        Gloo's operators do not record their group. But each group starts its own threads when it is created,
+        so threads with consecutive ids belong to one group, and the groups are in the order of their threads.
+        Where not every group has threads, the sizes tell.
+        """
         thread = self.around.device.thread
         sizes = {
             row: self.around.members(launch)
             for row, launch in launch_of.items()
             if launch not in self.of_launcher and int(thread[row]) not in self.of_thread
         }
-        threads = self.of_thread | self._by_thread(sizes, findings)
+        threads = dict(self.of_thread)
+        device, groups = self.around.device, self.declared.values()
+        mine = [group for group in groups if not group.ranks or self.rank < 0 or self.rank in group.ranks]
+        if len(mine) > 1 and sizes:
+            # Python threads record their own sends and receives.
+            starts = named(device, lambda name: name.startswith(LAUNCHERS)) & (device.category < KERNEL)
+            used = set(device.thread[list(sizes)].tolist()) - set(device.thread[starts].tolist())
+            tids = sorted((tid, t) for t in used if isinstance(tid := device.threads[t][1], int))
+            clusters: list[list[int]] = []
+            previous = None
+            for tid, each in tids:
+                if previous is None or tid - previous > 1:
+                    clusters.append([])
+                clusters[-1].append(each)
+                previous = tid
+            members = [{n for row, n in sizes.items() if n and device.thread[row] in c} for c in clusters]
+            fits = [[g for g in mine if known == {len(g.ranks)}] if known else mine for known in members]
+            if len(clusters) == len(mine) and all(own in fit for own, fit in zip(mine, fits, strict=True)):
+                found = list(zip(clusters, mine, strict=True))
+            else:
+                found = [(c, fit[0]) for c, fit in zip(clusters, fits, strict=True) if len(fit) == 1]
+            by_thread = {each: group for cluster, group in found for each in cluster}
+            known_rows = sum(int(device.thread[row]) in by_thread for row in sizes)
+            findings.add("group-by-thread", known_rows)
+            findings.add("group-default", len(sizes) - known_rows)
+            threads |= by_thread
         return {
             row: self.of_launcher.get(launch) or threads.get(int(thread[row])) or self.default
             for row, launch in launch_of.items()
         }
-
-    def _by_thread(self, sizes: dict[int, int], findings: Findings) -> dict[int, Group]:
-        """The group of each gloo worker thread. ``sizes``: row → size of its group, 0 if not known.
-
-        Gloo's operators do not record their group. But each group starts its own threads when it is created,
-        so threads with consecutive ids belong to one group, and the groups are in the order of their threads.
-        Where not every group has threads, the sizes tell.
-        """
-        device, groups = self.around.device, self.declared.values()
-        mine = [group for group in groups if not group.ranks or self.rank < 0 or self.rank in group.ranks]
-        if len(mine) < 2 or not sizes:
-            return {}
-        used = {int(t) for t in device.thread[list(sizes)] if not _is_python_thread(device, int(t))}
-        tids = sorted((tid, t) for t in used if isinstance(tid := device.threads[t][1], int))
-        clusters: list[list[int]] = []
-        previous = None
-        for tid, thread in tids:
-            if previous is None or tid - previous > 1:
-                clusters.append([])
-            clusters[-1].append(thread)
-            previous = tid
-        members = [{n for row, n in sizes.items() if n and device.thread[row] in c} for c in clusters]
-        fits = [[g for g in mine if known == {len(g.ranks)}] if known else mine for known in members]
-        if len(clusters) == len(mine) and all(own in fit for own, fit in zip(mine, fits, strict=True)):
-            found = list(zip(clusters, mine, strict=True))
-        else:
-            found = [(c, fit[0]) for c, fit in zip(clusters, fits, strict=True) if len(fit) == 1]
-        of_thread = {thread: group for cluster, group in found for thread in cluster}
-        known_rows = sum(int(device.thread[row]) in of_thread for row in sizes)
-        findings.add("group-by-thread", known_rows)
-        findings.add("group-default", len(sizes) - known_rows)
-        return of_thread
 
 
 def declared_groups(
@@ -177,27 +186,3 @@ def declared_groups(
         if not group.ranks and (group.description == "default_pg" or name == "0"):
             found[name] = Group(name, group.description, everyone)
     return found
-
-
-def _mentioned(host: HostTrace, device: DeviceTrace, known: dict[str, Group]) -> dict[str, Group]:
-    """The groups in single events that are not in ``known``, by name."""
-    found: dict[str, Group] = {}
-    for args in device.communication.values():
-        if args.group_name not in (None, "") and (name := str(args.group_name)) not in known:
-            group = Group(name, str(args.group_description or ""), read_ranks(args.group_ranks))
-            if not found.get(name, group).ranks or name not in found:
-                found[name] = group
-    for attributes in host.communication.values():
-        name = str(attributes.get("pg_name") or "")
-        if name and name not in known:
-            found.setdefault(name, Group(name, str(attributes.get("pg_desc") or "")))
-    for event in device.names:
-        if event.startswith(GROUP_MARK) and (name := event.removeprefix(GROUP_MARK)) not in known:
-            found.setdefault(name, Group(name))
-    return found
-
-
-def _is_python_thread(device: DeviceTrace, thread: int) -> bool:
-    """Whether it is a Python thread, which records its own sends and receives, not a gloo worker."""
-    ops = device.name[(device.thread == thread) & (device.category < KERNEL)]
-    return any(device.names[code].startswith(LAUNCHERS) for code in np.unique(ops).tolist())

@@ -100,13 +100,23 @@ def describe(
     findings = Findings()
     around = Around(host, device, linked, parent)
     groups = Groups(around, np.flatnonzero(rows.gpu), manifest)
-    items = [_within_bounds(item) for item in _on_gpu(around, calls, rows, groups, findings)]
+    items = _on_gpu(around, calls, rows, groups, findings)
     launch_of = {row: around.last_launcher(row) for row in np.flatnonzero(rows.cpu).tolist()}
     for row, group in groups.of_backend(launch_of, findings).items():
         item = _on_cpu(around, row, launch_of[row], group)
         if item is not None:
-            items.append(_within_bounds(item))
+            items.append(item)
             findings.add("communication-unfinished", not item.ended)
+    # An absurd size, peer or tag (from a damaged or hostile trace) is not recorded.
+    items = [
+        replace(
+            item,
+            size=item.size if 0 <= item.size <= MAX_BYTES else 0,
+            peer=item.peer if -1 <= item.peer < MAX_RANKS else -1,
+            tag=item.tag if abs(item.tag) < 2**31 else 0,
+        )
+        for item in items
+    ]
     start = device.start
     items.sort(key=lambda i: (int(start[i.launch if i.launch >= 0 else i.event]), i.event, i.part))
     _fill_from_period(items, device, findings)
@@ -122,16 +132,6 @@ def describe(
                 findings.add("communication-kind", detail=device.names[device.name[item.event]][:60])
         findings.add("communication-size", not item.size and not item.is_local)
     return Communications(items, groups.by_name, findings)
-
-
-def _within_bounds(item: Communication) -> Communication:
-    """``item`` with an absurd size, peer or tag (from a damaged or hostile trace) set to not recorded."""
-    return replace(
-        item,
-        size=item.size if 0 <= item.size <= MAX_BYTES else 0,
-        peer=item.peer if -1 <= item.peer < MAX_RANKS else -1,
-        tag=item.tag if abs(item.tag) < 2**31 else 0,
-    )
 
 
 def _warn_of_unknown_kernels(device: DeviceTrace, rows: CommunicationRows, findings: Findings) -> None:
@@ -156,9 +156,6 @@ def _warn_of_unknown_kernels(device: DeviceTrace, rows: CommunicationRows, findi
             findings.add("unknown-communication", len(own), f"{name[:60]} ({share:.0%} of the device's time)")
 
 
-# ---- device kernels ----
-
-
 def _on_gpu(
     around: Around, calls: np.ndarray, found: CommunicationRows, groups: Groups, findings: Findings
 ) -> list[Communication]:
@@ -172,7 +169,14 @@ def _on_gpu(
         chain = around.chain(call)
         facts = around.facts([row, *chain])
         pattern = found.patterns.get(int(device.name[row]))
-        what = _operation(around, facts, chain, row, pattern)
+        if pattern is not None and pattern.operation is not None:
+            what: Operation | None = pattern.operation
+        else:
+            above = (around.name(at) for at in chain[:6])
+            texts = [facts.collective, *(name for name in above if name.startswith(OPERATOR_NAMES))]
+            if pattern is None or not pattern.ambiguous:
+                texts.append(around.name(row)[:200])
+            what = next((each for text in texts if (each := operation_named(text)) is not None), None)
         launch = next((at for at in chain if around.name(at).startswith(LAUNCHERS)), -1)
         is_nccl = pattern is None or pattern.library.startswith("NCCL")
         batch = pending.take(call, chain) if is_nccl else []
@@ -214,7 +218,7 @@ def _message(
     is_send = around.name(launch) in SENDS
     facts, tensors = pending.facts(launch), around.tensors(launch)
     peer, tag = message_ends(around.values(launch))
-    group = groups.of_message(launch, facts)
+    group = groups.by_name.get(facts.group or "") or groups.of_launcher.get(launch) or groups.default
     return Communication(
         event=event,
         launch=launch,
@@ -230,17 +234,6 @@ def _message(
         api=around.name(launch),
         part=part,
     )
-
-
-def _operation(
-    around: Around, facts: Facts, chain: list[int], row: int, pattern: Pattern | None
-) -> Operation | None:
-    if pattern is not None and pattern.operation is not None:
-        return pattern.operation
-    texts = [facts.collective, *(n for at in chain[:6] if (n := around.name(at)).startswith(OPERATOR_NAMES))]
-    if pattern is None or not pattern.ambiguous:
-        texts.append(around.name(row)[:200])
-    return next((what for text in texts if (what := operation_named(text)) is not None), None)
 
 
 def _tensors(
@@ -270,15 +263,11 @@ def _async_flag(values: list[Any]) -> bool | None:
     return flags[-1] if flags else None
 
 
-# ---- kernels that were launched before the recording began ----
-
-
 def _fill_from_period(items: list[Communication], device: DeviceTrace, findings: Findings) -> None:
-    """Infer type and size of unknown device kernels at the begin from those that follow, with a warning each.
+    """Infer type and size of kernels that were launched before the recording began, with a warning each.
 
-    A device that lags behind its host starts a recording with kernels of an earlier step, whose launches and
-    metadata were not recorded. Training repeats the same communication in every step: if the recorded
-    sequence on a communicator's stream is periodic, so were the kernels before it.
+    Training repeats the same communication in every step: if the recorded sequence on a communicator's stream
+    is periodic, so were the kernels before it.
     """
     streams: dict[tuple[int, int], list[int]] = {}
     for index, item in enumerate(items):
@@ -292,12 +281,15 @@ def _fill_from_period(items: list[Communication], device: DeviceTrace, findings:
         if not first or not all(known[first:]):
             continue
         following = [items[index] for index in indices[first:]]
-        period = _period([_kind(item) for item in following])
+        kinds = [_kind(item) for item in following]
+        # The shortest one that occurs at least twice.
+        halves = range(1, len(kinds) // 2 + 1)
+        period = next((period for period in halves if kinds[period:] == kinds[:-period]), 0)
         for back, index in enumerate(reversed(indices[:first]), 1):
             item = items[index]
             if period:
                 like = following[-back % period]
-            elif len({_kind(each)[:2] for each in following}) == 1:
+            elif len({kind[:2] for kind in kinds}) == 1:
                 like = replace(following[0], size=0)
             else:
                 break
@@ -316,15 +308,6 @@ def _is_named(item: Communication) -> bool:
 
 def _kind(item: Communication) -> tuple[object, ...]:
     return item.type, item.collective, item.size, item.group.name, item.dtype, item.peer
-
-
-def _period(kinds: list[tuple[object, ...]]) -> int:
-    """The shortest period that occurs at least twice, 0 for none."""
-    halves = range(1, len(kinds) // 2 + 1)
-    return next((period for period in halves if kinds[period:] == kinds[:-period]), 0)
-
-
-# ---- CPU backends ----
 
 
 def _on_cpu(around: Around, row: int, launch: int, group: Group) -> Communication | None:

@@ -60,8 +60,31 @@ def link(host: HostTrace, device: DeviceTrace) -> Link:
         found, at = places_of(device.rf_id[rows], host.rf_id[order])
         linked.host_row[rows[found]] = order[at]
     else:
-        host_row = _by_order(host, device, np.flatnonzero(on_cpu), expected)
-        linked = Link(host_row, rows, "thread, order and name")
+        # Pair each host thread with the device thread that has most names in common, then align in order.
+        linked = Link(np.full(len(device), -1, dtype=np.int64), rows, "thread, order and name")
+        rows = np.flatnonzero(on_cpu)
+        sides: list[list[tuple[np.ndarray, list[str]]]] = [[], []]
+        for tid in np.unique(host.tid[expected]).tolist():
+            own = np.flatnonzero(expected & (host.tid == tid))
+            own = own[np.argsort(host.rf_id[own], kind="stable")]
+            sides[0].append((own, [host.names[code] for code in host.name[own]]))
+        for thread in np.unique(device.thread[rows]):
+            own = rows[device.thread[rows] == thread]
+            sides[1].append((own, [device.names[code] for code in device.name[own]]))
+        counts = [[Counter(names) for _, names in side] for side in sides]
+        likeness = [
+            (-sum((mine & theirs).values()), h, d)
+            for h, mine in enumerate(counts[0])
+            for d, theirs in enumerate(counts[1])
+        ]
+        used: tuple[set[int], set[int]] = set(), set()
+        for common, h, d in sorted(likeness):
+            if common and h not in used[0] and d not in used[1]:
+                used[0].add(h)
+                used[1].add(d)
+                (host_rows, host_names), (device_rows, device_names) = sides[0][h], sides[1][d]
+                for a, b in aligned(host_names, device_names):
+                    linked.host_row[device_rows[b]] = host_rows[a]
     expected[linked.host_row[linked.host_row >= 0]] = False
     linked.unmatched = np.flatnonzero(expected)
     return linked
@@ -84,34 +107,6 @@ def places_of(values: np.ndarray, known: np.ndarray) -> tuple[np.ndarray, np.nda
 def _operators(host: HostTrace) -> np.ndarray:
     structure = [host.names.index(name) for name in (*STRUCTURE, GROUP_RECORD) if name in host.names]
     return ~np.isin(host.name, structure)
-
-
-def _by_order(host: HostTrace, device: DeviceTrace, rows: np.ndarray, expected: np.ndarray) -> np.ndarray:
-    """Pair each host thread with the device thread that has most names in common, then align in order."""
-    result = np.full(len(device), -1, dtype=np.int64)
-    sides: list[list[tuple[np.ndarray, list[str]]]] = [[], []]
-    for tid in np.unique(host.tid[expected]).tolist():
-        own = np.flatnonzero(expected & (host.tid == tid))
-        own = own[np.argsort(host.rf_id[own], kind="stable")]
-        sides[0].append((own, [host.names[code] for code in host.name[own]]))
-    for thread in np.unique(device.thread[rows]):
-        own = rows[device.thread[rows] == thread]
-        sides[1].append((own, [device.names[code] for code in device.name[own]]))
-    counts = [[Counter(names) for _, names in side] for side in sides]
-    likeness = [
-        (-sum((mine & theirs).values()), h, d)
-        for h, mine in enumerate(counts[0])
-        for d, theirs in enumerate(counts[1])
-    ]
-    used: tuple[set[int], set[int]] = set(), set()
-    for common, h, d in sorted(likeness):
-        if common and h not in used[0] and d not in used[1]:
-            used[0].add(h)
-            used[1].add(d)
-            (host_rows, host_names), (device_rows, device_names) = sides[0][h], sides[1][d]
-            for a, b in aligned(host_names, device_names):
-                result[device_rows[b]] = host_rows[a]
-    return result
 
 
 def aligned(first: list[str], second: list[str]) -> list[tuple[int, int]]:

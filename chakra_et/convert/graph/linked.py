@@ -102,20 +102,16 @@ def link_rank(
                 "all."
             )
         row = dict(known)[int(step)]
-        # CPU events that start in the step, and the work that they launch.
-        begin, end = int(device.start[row]), int(device.end[row])
+        begin, end, key = int(device.start[row]), int(device.end[row]), "outside-step"
+    elif _is_cut(device, known, unfinished):
+        step, row = str(known[-1][0]), known[-1][1]
+        begin, end, key = ALWAYS.min, int(device.start[row]), "unfinished-step"
+        findings.add("steps-unfinished", 1, step)
+    if step != "all":  # CPU events that start in this time, and the work that they launch
         inside = (device.start >= begin) & (device.start < end)
         kept = np.flatnonzero(np.where(calls >= 0, inside[calls], inside))
-        findings.add("outside-step", len(device) - len(kept), step)
+        findings.add(key, len(device) - len(kept), step)
         device, calls, linked = between(kept, begin, end)
-    elif _is_unfinished(device, known, unfinished):
-        number, row = known[-1]
-        end = int(device.start[row])
-        before = device.start < end
-        kept = np.flatnonzero(np.where(calls >= 0, before[calls], before))
-        findings.add("unfinished-step", len(device) - len(kept), str(number))
-        findings.add("steps-unfinished", 1, str(number))
-        device, calls, linked = between(kept, ALWAYS.min, end)
     rows = communication_rows(device, added_kernels)
     time = timeline.build(device, rows.cpu)
     communication = describe(host, device, linked, time.parent, calls, rows, groups)
@@ -125,7 +121,7 @@ def link_rank(
     )
 
 
-def _is_unfinished(device: DeviceTrace, known: list[tuple[int, int]], number: int) -> bool:
+def _is_cut(device: DeviceTrace, known: list[tuple[int, int]], number: int) -> bool:
     """Whether the recording of the last step was cut: it has that ``number``, or less than half as many
     operators as each of the others."""
     if len(known) < 2:
@@ -145,12 +141,8 @@ def with_structure(
     trace with record-function ids in all steps, its link, and how many operators were matched.
 
     Our tracer runs the ExecutionTraceObserver in one step, which it slows down, and lets Kineto alone record
-    the steps that follow. Their operators are matched with those of the structure step by thread, order and
-    name.
-
-    Kineto alone records no record-function ids, without which the calls of gloo's operations aren't known. A
-    matched operator gets that of the structure step; in the second step and later, plus more than the highest
-    one. All rows and 0 if the trace doesn't tell a structure step.
+    the steps that follow, without record-function ids. Their operators are matched with those of the
+    structure step and get their ids; in the second step and later, plus more than the highest one.
     """
     findings = Findings()
     known = dict(steps(device))
@@ -214,11 +206,22 @@ def _matched(device: DeviceTrace, source: np.ndarray, rows: np.ndarray) -> np.nd
 def check_complete(rank: LinkedRank) -> Findings:
     """Warnings for launches, communication operators and CUDA tensors without device work."""
     device, findings, gpu = rank.device, Findings(), on_device(rank.device)
-    lost = _launches_without_work(device)
+    # Launch calls outside graph captures, and whether device work has their correlation ids.
+    launches = named(device, LAUNCH.search) & is_call(device) & (device.correlation > 0)
+    marks = [named(device, pattern.fullmatch) for pattern in CAPTURE]
+    for thread in np.unique(device.thread[launches]).tolist():
+        own = device.thread == thread
+        begins, ends = (device.start[mark & own].tolist() for mark in marks)
+        for begin, end in zip(begins, ends, strict=False):
+            launches &= ~own | (device.start < begin) | (device.start > end)
+    # A driver call within a runtime call has the same correlation id.
+    lost = ~np.isin(device.correlation[launches], device.correlation[gpu])
     if lost.sum() > max(TOLERATED * len(lost), 2):
         findings.add("launch-without-work", int(lost.sum()))
-    if not len(gpu) and rank.host.recorded and _has_cuda_tensors(rank):
-        findings.add("missing-gpu-work")
+    if not len(gpu) and rank.host.recorded and CUDA_TENSOR.search(rank.host.inputs[0].buffer):
+        rows = rank.link.host_row[rank.link.host_row >= 0].tolist()
+        values = rank.host.inputs[0]
+        findings.add("missing-gpu-work", any(CUDA_TENSOR.search(values[row]) for row in rows))
     if not rank.communication_rows.gpu.any() and as_number(device.distributed.get("world_size")) != 1:
         # Coalesced NCCL operators share a kernel, and those of a group of one rank launch none.
         operators = operators_and_annotations(device) & named(device, lambda name: name.startswith("nccl:"))
@@ -237,27 +240,6 @@ def check_complete(rank: LinkedRank) -> Findings:
             without = inside.any() and not (rank.link.host_row[inside] >= 0).any()
             findings.add("steps-without-host", int(without))
     return findings
-
-
-def _launches_without_work(device: DeviceTrace) -> np.ndarray:
-    """bool per launch call outside graph captures: whether no device work has its correlation id."""
-    launches = named(device, LAUNCH.search) & is_call(device) & (device.correlation > 0)
-    marks = [named(device, pattern.fullmatch) for pattern in CAPTURE]
-    for thread in np.unique(device.thread[launches]).tolist():
-        own = device.thread == thread
-        begins, ends = (device.start[mark & own].tolist() for mark in marks)
-        for begin, end in zip(begins, ends, strict=False):
-            launches &= ~own | (device.start < begin) | (device.start > end)
-    # A driver call within a runtime call has the same correlation id.
-    return ~np.isin(device.correlation[launches], device.correlation[on_device(device)])
-
-
-def _has_cuda_tensors(rank: LinkedRank) -> bool:
-    values = rank.host.inputs[0]
-    if not CUDA_TENSOR.search(values.buffer):
-        return False
-    rows = rank.link.host_row[rank.link.host_row >= 0].tolist()
-    return any(CUDA_TENSOR.search(values[row]) for row in rows)
 
 
 def _is_alone(rank: LinkedRank, row: int) -> bool:

@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from chakra_et.convert.graph.timeline import Lane
+from chakra_et.convert.graph.timeline import Lane, Timeline
 from chakra_et.findings import Findings
 
 
@@ -130,6 +130,11 @@ class Dependencies:
         """Add an edge between two points."""
         self._edges.append(np.array([[kind, *source, *target]], dtype=np.int64))
 
+    def connect(self, kind: EdgeKind, time: Timeline, source: int, target: int) -> None:
+        """Add an edge from the end of one event to the start of another."""
+        from_ = int(time.lane[source]), int(time.end[source])
+        self.edge(kind, from_, (int(time.lane[target]), int(time.start[target])))
+
     def add_edges(self, kind: EdgeKind, *columns: np.ndarray | int) -> None:
         """Add edges: source lanes, source times, target lanes and target times, each int64 or one for all."""
         self._edges.append(np.stack(np.broadcast_arrays(int(kind), *columns), axis=1))
@@ -177,11 +182,8 @@ def apply_gaps(graph: Graph, mode: HostGaps) -> tuple[Graph, Findings]:
         for node in np.flatnonzero(removed).tolist():  # in order, as consecutive gaps go to the same node
             start[next_of[node]] = start[node]
         findings.add("gap-folded", int(removed.sum()))
-    return _without(replace(graph, start=start), removed), findings
 
-
-def _without(graph: Graph, removed: np.ndarray) -> Graph:
-    """The graph without the nodes ``removed``; edges into one are passed on to its successors."""
+    # Edges into a removed node are passed on to its successors.
     edges = np.stack([graph.source, graph.target, graph.edge_kind], axis=1).astype(np.int64)
     leaves, arrives = removed[graph.source], removed[graph.target]
     # Removed node → (source, kind) of the edges that take the place of those into it. By targets, so that
@@ -197,9 +199,10 @@ def _without(graph: Graph, removed: np.ndarray) -> Graph:
     edges = np.concatenate([edges[~leaves & ~arrives], np.array(passed_on, dtype=np.int64).reshape(-1, 3)])
     kept = np.flatnonzero(~removed)
     # A folded gap moves the start of the next node, so renumber the nodes.
-    kept = kept[np.lexsort((kept, graph.end[kept] > graph.start[kept], graph.start[kept]))]
+    kept = kept[np.lexsort((kept, graph.end[kept] > start[kept], start[kept]))]
     number = np.full(len(graph), -1, dtype=np.int64)
     number[kept] = np.arange(len(kept))
     source, target, kinds = distinct(number[edges[:, 0]], number[edges[:, 1]], edges[:, 2])
+    graph = replace(graph, start=start)
     columns = {name: getattr(graph, name)[kept] for name in NODE_COLUMNS}
-    return replace(graph, source=source, target=target, edge_kind=kinds, **columns)
+    return replace(graph, source=source, target=target, edge_kind=kinds, **columns), findings

@@ -11,7 +11,7 @@ from chakra_et.arrays import coded, coded_pairs, first_rows
 from chakra_et.convert.graph.communication_arguments import RECEIVES, SENDS
 from chakra_et.convert.graph.link import operators_and_annotations
 from chakra_et.convert.graph.linked import LinkedRank
-from chakra_et.convert.graph.timeline import named
+from chakra_et.convert.graph.timeline import named, nearest
 from chakra_et.cost.operator_work import DEPTH, WITH_VALUES, Counted, operator_work, rule_of
 from chakra_et.traces.device import DeviceTrace
 from chakra_et.traces.device_format import CPU_OP, KERNEL, MEMCPY, MEMSET, RUNTIME
@@ -57,8 +57,8 @@ def find_hierarchy(rank: LinkedRank) -> Hierarchy:
         if not item.on_gpu:
             around[item.event] = item.launch
     # Skip runtime calls and other events that are neither operators nor annotations.
-    nearest = _nearest(operators_and_annotations(rank.device), rank.timeline.parent)
-    parent = np.where(around >= 0, nearest[around], -1)
+    known = nearest(operators_and_annotations(rank.device), rank.timeline.parent)
+    parent = np.where(around >= 0, known[around], -1)
     modules, module = _modules(rank.device, parent)
     return Hierarchy(parent, module, modules, _phases(rank.device, parent, module))
 
@@ -125,36 +125,18 @@ def _phases(device: DeviceTrace, parent: np.ndarray, module: np.ndarray) -> np.n
     return _inherited(phase, parent, Phase.UNKNOWN)
 
 
-def _nearest(known: np.ndarray, parent: np.ndarray) -> np.ndarray:
-    """For each row, itself or its nearest ancestor that is ``known``, -1 for none; without recursion."""
-    up = np.append(np.where(known, np.arange(len(parent)), parent), -1)  # the last one: no ancestor
-    for _ in range(len(parent).bit_length()):
-        further = up[up]  # each round doubles the distance
-        if (further == up).all():
-            break
-        up = further
-    return up[:-1]
-
-
 def _inherited(values: np.ndarray, parent: np.ndarray, missing: int) -> np.ndarray:
     """``values``; missing ones are taken from the nearest ancestor that has one."""
-    at = _nearest(values != missing, parent)
+    at = nearest(values != missing, parent)
     return np.where(at >= 0, values[at], missing)
 
 
 # ---- operations and bytes of device work, from the operators that launch it ----
 
 
-@dataclass(eq=False, repr=False)
-class WorkCounts:
-    """Operations and bytes per row of the device trace, int64; 0 if not known."""
-
-    operations: np.ndarray
-    bytes: np.ndarray
-
-
-def find_work(rank: LinkedRank, parent: np.ndarray) -> WorkCounts:
-    """Operations and bytes of each kernel, copy and memset; ``parent`` is the hierarchy's.
+def find_work(rank: LinkedRank, parent: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """int64[rows]: operations and bytes of each kernel, copy and memset, 0 if not known; ``parent`` is the
+    hierarchy's.
 
     The kernels of one operator share its work, see ``divided``.
     """
@@ -164,20 +146,12 @@ def find_work(rank: LinkedRank, parent: np.ndarray) -> WorkCounts:
     moved = np.where(copies, np.maximum(device.bytes, 0), 0).astype(np.int64)
     kernels = np.flatnonzero((device.category == KERNEL) & ~rank.communication_rows.gpu & (parent >= 0))
     operators, of = coded(parent[kernels])
-    works = _works(rank, parent, operators)
-    length = (device.end - device.start)[kernels]
-    operations[kernels], moved[kernels] = divided(works, of, length)
-    return WorkCounts(operations, moved)
-
-
-def _works(rank: LinkedRank, parent: np.ndarray, operators: np.ndarray) -> np.ndarray:
-    """``work_of`` each operator, as for ``divided``; calls of one name with the same shapes are looked up
-    once."""
-    host, names = rank.host, rank.device.names
-    row, name = rank.link.host_row[operators], rank.device.name[operators]
+    # Calls of one name with the same shapes are looked up once.
+    host, names = rank.host, device.names
+    row, name = rank.link.host_row[operators], device.name[operators]
     by_shape = np.zeros(len(names), dtype=bool)
     by_shape[[code for code in np.unique(name).tolist() if rule_of(names[code]) not in WITH_VALUES]] = True
-    alike = by_shape[name] & (row >= 0) & (rank.device.category[operators] == CPU_OP)
+    alike = by_shape[name] & (row >= 0) & (device.category[operators] == CPU_OP)
     texts = (*host.inputs[1:], *host.outputs[1:])
     _, call = coded_pairs(alike.astype(np.int8), name)
     for column in texts:
@@ -192,7 +166,9 @@ def _works(rank: LinkedRank, parent: np.ndarray, operators: np.ndarray) -> np.nd
     works: np.ndarray = of_call[call]
     for at in np.flatnonzero(works[:, 0] < 0).tolist():
         works[at] = work_of(rank, parent, int(operators[at])) or (0, 0)
-    return works
+    length = (device.end - device.start)[kernels]
+    operations[kernels], moved[kernels] = divided(works, of, length)
+    return operations, moved
 
 
 def divided(works: np.ndarray, of: np.ndarray, length: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -17,7 +17,7 @@ from chakra_et.convert.graph.communication_arguments import LAUNCHERS
 from chakra_et.convert.graph.launches import BEFORE_RECORDING, Launches, call_by_correlation
 from chakra_et.convert.graph.linked import LinkedRank
 from chakra_et.convert.graph.nodes import Dependencies, EdgeKind
-from chakra_et.convert.graph.timeline import LAST, named
+from chakra_et.convert.graph.timeline import LAST, named, nearest
 from chakra_et.traces.device import DeviceTrace
 from chakra_et.traces.device_format import RUNTIME
 from chakra_et.traces.fields import as_number
@@ -106,6 +106,8 @@ def _by_calls(rank: LinkedRank, launches: Launches, sources: dict[int, int], fou
     on_thread = (device.category == RUNTIME) & (time.lane >= 0)
     waits = np.flatnonzero(on_thread & named(device, lambda name: name.endswith("StreamWaitEvent")))
     records = np.flatnonzero(on_thread & named(device, lambda name: name.endswith("EventRecord")))
+    starts = named(device, lambda name: name.startswith((*LAUNCHERS, "nccl:")))
+    inside = nearest(starts, time.parent)  # an operator that starts communication
     communication = rank.communication_rows.gpu
     launched = gpu[launch_time[gpu] >= time.begin]
     launched = launched[np.lexsort((time.start[launched], launch_time[launched]))]
@@ -148,7 +150,7 @@ def _by_calls(rank: LinkedRank, launches: Launches, sources: dict[int, int], fou
         # What the thread launched last before an event that it recorded since.
         last = int(rows[at - 1]) if at else -1
         just = at > 0 and bool(np.searchsorted(moments, moment) > np.searchsorted(moments, times[at - 1]))
-        if target < 0 or _inside_communication(rank, call) and not communication[target]:
+        if target < 0 or inside[call] >= 0 and not communication[target]:
             continue  # among these a wait of NCCL's own streams, after its kernel
         earlier = rows[:at][::-1]
         source = sources.get(target, -1)
@@ -201,16 +203,6 @@ def _first_before(rank: LinkedRank, rows: Iterable[int], target: int) -> int:
     return next((row for row in rows if _is_before(rank, row, target)), -1)
 
 
-def _inside_communication(rank: LinkedRank, call: int) -> bool:
-    """Whether a call is part of an operator that starts communication."""
-    row, names = call, rank.device.names
-    while row >= 0:
-        if names[rank.device.name[row]].startswith((*LAUNCHERS, "nccl:")):
-            return True
-        row = int(rank.timeline.parent[row])
-    return False
-
-
 def _stream_edge(rank: LinkedRank, source: int, target: int, found: Dependencies) -> None:
     time = rank.timeline
     if source == target:
@@ -218,8 +210,4 @@ def _stream_edge(rank: LinkedRank, source: int, target: int, found: Dependencies
     if time.end[source] > time.start[target]:
         found.findings.add("stream-wait-contradicted")
         return
-    found.edge(
-        EdgeKind.SYNCHRONISATION,
-        (int(time.lane[source]), int(time.end[source])),
-        (int(time.lane[target]), int(time.start[target])),
-    )
+    found.connect(EdgeKind.SYNCHRONISATION, time, source, target)

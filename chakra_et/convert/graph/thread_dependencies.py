@@ -43,9 +43,6 @@ def find(rank: LinkedRank, found: Dependencies) -> None:
     _forward_backward(rank.device, rank.timeline, found)
 
 
-# ---- communication on the CPU ----
-
-
 def _communication(rank: LinkedRank, found: Dependencies) -> None:
     """Place CPU communication on lanes of its group, with edges from its operator and to its waiter."""
     device, time, items = rank.device, rank.timeline, rank.communication.items
@@ -53,7 +50,16 @@ def _communication(rank: LinkedRank, found: Dependencies) -> None:
     busy: dict[int, int] = {}
     started: dict[tuple[object, ...], int] = {}
     callers: dict[int, _Caller] = {}
-    users = _users(rank, frozenset().union(*(item.storages for item in items if not item.on_gpu)))
+    # (lane, storage) → start times of the operators with an input tensor in that storage, ascending.
+    users: dict[tuple[int, int], list[int]] = {}
+    storages = frozenset().union(*(item.storages for item in items if not item.on_gpu))
+    host_row = rank.link.host_row
+    rows = np.flatnonzero((host_row >= 0) & (time.lane >= 0)) if storages else host_row[:0]
+    columns = (column[rows].tolist() for column in (time.lane, time.start, host_row))
+    for on_lane, begin, at in zip(*columns, strict=True):
+        for storage, _, _ in tensors(rank.host.inputs[0][at]):
+            if storage in storages:
+                users.setdefault((on_lane, storage), []).append(begin)
     for number, item in enumerate(items):
         if item.on_gpu:
             continue
@@ -92,21 +98,6 @@ def _communication(rank: LinkedRank, found: Dependencies) -> None:
         busy[lane] = end
         found.edge(EdgeKind.LAUNCH, (caller.lane, issued), (lane, from_))
         caller.wait_for(item, lane, end, found)
-
-
-def _users(rank: LinkedRank, storages: frozenset[int]) -> dict[tuple[int, int], list[int]]:
-    """(lane, storage) → start times of the operators with an input tensor in that storage, ascending."""
-    users: dict[tuple[int, int], list[int]] = {}
-    if not storages:
-        return users
-    lane, start, host_row = rank.timeline.lane, rank.timeline.start, rank.link.host_row
-    rows = np.flatnonzero((host_row >= 0) & (lane >= 0))
-    columns = (column[rows].tolist() for column in (lane, start, host_row))
-    for on_lane, begin, at in zip(*columns, strict=True):
-        for storage, _, _ in tensors(rank.host.inputs[0][at]):
-            if storage in storages:
-                users.setdefault((on_lane, storage), []).append(begin)
-    return users
 
 
 class _Caller:
@@ -215,9 +206,6 @@ def _outside(device: DeviceTrace, owner: int) -> bool:
     return owner < 0 or bool(device.category[owner] == ANNOTATION)
 
 
-# ---- threads that wake each other ----
-
-
 def _threads(device: DeviceTrace, time: Timeline, found: Dependencies) -> None:
     """Edges to and from other CPU threads: the main thread wakes them, and waits for autograd threads."""
     segments = time.self_time
@@ -293,8 +281,4 @@ def _forward_backward(device: DeviceTrace, time: Timeline, found: Dependencies) 
         pairs = [(by_number[number], row) for number, row in first.items() if number in by_number]
     for source, target in pairs:
         if time.lane[source] != time.lane[target] and time.end[source] <= time.start[target]:
-            found.edge(
-                EdgeKind.INTER_THREAD,
-                (int(time.lane[source]), int(time.end[source])),
-                (int(time.lane[target]), int(time.start[target])),
-            )
+            found.connect(EdgeKind.INTER_THREAD, time, source, target)

@@ -94,6 +94,17 @@ def named(device: DeviceTrace, test: Callable[[str], object]) -> np.ndarray:
     return passes
 
 
+def nearest(known: np.ndarray, parent: np.ndarray) -> np.ndarray:
+    """For each row, itself or its nearest ancestor that is ``known``, -1 for none; without recursion."""
+    up = np.append(np.where(known, np.arange(len(parent)), parent), -1)  # the last one: no ancestor
+    for _ in range(len(parent).bit_length()):
+        further = up[up]  # each round doubles the distance
+        if (further == up).all():
+            break
+        up = further
+    return np.where(np.append(known, False)[up[:-1]], up[:-1], -1)
+
+
 def steps(device: DeviceTrace) -> list[tuple[int, int]]:
     """The active steps as (number, row of the annotation), in time order."""
     marks = named(device, lambda name: name.startswith(STEP) and name[len(STEP) :].isdigit())
@@ -108,13 +119,28 @@ def build(device: DeviceTrace, communication: np.ndarray) -> Timeline:
     lanes: list[Lane] = []
     findings = Findings()
     on_cpu = (device.category < KERNEL) & ~communication
-    polling = on_cpu & np.isin(device.thread, _polling_threads(device, on_cpu))
+    # Threads that only ask the device whether work has finished, such as NCCL's watchdog: between polls they
+    # sleep, so their time is no work of the rank.
+    polls, asks = named(device, POLLING.fullmatch), named(device, lambda name: "Query" in name)
+    polling = np.zeros(len(device), dtype=bool)
+    for thread in np.unique(device.thread[on_cpu]).tolist():
+        rows = on_cpu & (device.thread == thread)
+        is_watchdog = WATCHDOG.search(device.thread_names.get(device.threads[thread], ""))
+        if is_watchdog or (polls[rows].all() and asks[rows].any()):
+            polling |= rows
     findings.add("polling-call", int(polling.sum()))
     on_cpu &= ~polling
     begin = int(start[device.category != SYNC].min()) if len(start) else 0
     known_steps = steps(device)
     parts = [np.zeros((4, 0), dtype=np.int64)]
-    for thread in _threads(device, on_cpu, known_steps):
+    # The main thread first, then in the order of their first events.
+    used, first = first_rows(device.thread[on_cpu])
+    threads: list[int] = used[np.argsort(first, kind="stable")].tolist()
+    if threads:
+        busy = np.bincount(device.thread[on_cpu], (device.end - start)[on_cpu])
+        main = int(device.thread[known_steps[0][1]] if known_steps else max(threads, key=lambda t: busy[t]))
+        threads = [main, *(thread for thread in threads if thread != main)]
+    for thread in threads:
         rows = np.flatnonzero(on_cpu & (device.thread == thread))
         lane[rows] = len(lanes)
         parts.append(_nest(rows, start, end, parent, begin, len(lanes), findings))
@@ -132,33 +158,6 @@ def build(device: DeviceTrace, communication: np.ndarray) -> Timeline:
             lanes.append(Lane("gpu", label, device=d, stream=s))
     self_time = SelfTime(*np.concatenate(parts, axis=1))
     return Timeline(lanes, lane, start, end, parent, begin, self_time, known_steps, findings)
-
-
-def _polling_threads(device: DeviceTrace, on_cpu: np.ndarray) -> list[int]:
-    """Threads that only ask the device whether work has finished, such as NCCL's watchdog.
-
-    Between polls they sleep, so their time is no work of the rank.
-    """
-    polls, asks = named(device, POLLING.fullmatch), named(device, lambda name: "Query" in name)
-    found = []
-    for thread in np.unique(device.thread[on_cpu]).tolist():
-        rows = on_cpu & (device.thread == thread)
-        is_watchdog = WATCHDOG.search(device.thread_names.get(device.threads[thread], ""))
-        if is_watchdog or (polls[rows].all() and asks[rows].any()):
-            found.append(thread)
-    return found
-
-
-def _threads(device: DeviceTrace, on_cpu: np.ndarray, known_steps: list[tuple[int, int]]) -> list[int]:
-    """CPU threads with events: the main thread first, then in the order of their first events."""
-    used, first = first_rows(device.thread[on_cpu])
-    order: list[int] = used[np.argsort(first, kind="stable")].tolist()
-    length = device.end - device.start
-    if known_steps:
-        main = int(device.thread[known_steps[0][1]])
-    else:
-        main = max(order, key=lambda t: int(length[on_cpu & (device.thread == t)].sum()), default=-1)
-    return [main, *(thread for thread in order if thread != main)] if order else []
 
 
 def _nest(
