@@ -162,7 +162,7 @@ def insert(trace: ExecutionTrace, removed: np.ndarray, new: Sequence[New]) -> Ex
     made = attributes.renamed(made, names)
     inside = {place[node]: place[node.parent] + 1 for node in new if node.parent is not None}
     made = attributes.with_integers(made, "parent", inside)
-    for name in {name for node in new for name in node.texts}:
+    for name in sorted({name for node in new for name in node.texts}):
         texts = {place[node]: node.texts[name] for node in new if name in node.texts}
         made = attributes.with_texts(made, name, texts)
     collectives = {place[node]: node for node in new if node.collective is not None}
