@@ -199,7 +199,7 @@ KILLED = """
 import os, signal, sys
 from chakra_et.convert import runs
 from chakra_et.et import record
-place, real = sys.argv[2], {"joint": runs._add_joint_times, "begin": record.begin, "replace": os.replace}
+place, real = sys.argv[2], {"joint": runs.joint_times, "begin": record.begin, "replace": os.replace}
 def die(*arguments):
     os.kill(os.getpid(), signal.SIGKILL)
 def second(source, target, calls=[]):
@@ -212,7 +212,7 @@ def after(*arguments):
     real["begin"](*arguments)
     die()
 if place == "joint":
-    runs._add_joint_times = die
+    runs.joint_times = die
 elif place == "begin":
     record.begin = die
 elif place == "after":
