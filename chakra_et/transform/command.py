@@ -26,7 +26,7 @@ def _option(help: str, default: Any = "", **metadata: Any) -> Any:
 class ScaleConfig:
     """The command's arguments."""
 
-    name: str = _option("the captured set: outputs/NAME", positional=True)
+    name: str = field(metadata={"help": "the captured set: outputs/NAME", "positional": True})
     dp: int | None = _option("data-parallel ranks of the new set", None, short="--ranks")
     layers: str = _option("repeated blocks of the new model: a number, or a factor as 2x")
     batch: str = _option("sequences of a rank in one pass: a number, or 2x")
