@@ -2,7 +2,7 @@
 
 Measured are an embedding, one transformer layer (the share of one tensor-parallel rank: heads and
 feed-forward width divided by tp, without the collectives) and the head with its loss, forward and backward
-apart, each as the median of several runs.
+apart, and AdamW's step, each as the median of several runs.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ def measured(
     )
 
 
-def _measure(model: Model, tp: int, mbs: int, runs: Runs) -> tuple[KindSeconds, KindSeconds]:
-    """Forward and backward seconds of each kind of unit."""
+def _measure(model: Model, tp: int, mbs: int, runs: Runs) -> tuple[KindSeconds, KindSeconds, KindSeconds]:
+    """Seconds of each kind of unit: forward, backward, and the optimizer's update once per step."""
     import torch
     from torch import nn
 
@@ -109,24 +109,52 @@ def _measure(model: Model, tp: int, mbs: int, runs: Runs) -> tuple[KindSeconds, 
         return entropy
 
     times = [_median(run, runs) for run in (lambda: words(tokens) + places(at), lambda: layer(x), loss)]
-    return KindSeconds(*(forward for forward, _ in times)), KindSeconds(*(backward for _, backward in times))
+    passes = KindSeconds(*(each[0] for each in times)), KindSeconds(*(each[1] for each in times))
+    held = [sum(p.numel() for p in each.parameters()) for each in (words, places, layer, last_norm, head)]
+    fixed, each = _update([p.shape for p in layer.parameters()], runs)
+    of_head = held[3] + (0 if model.tied else held[4])
+    return *passes, KindSeconds(fixed + each * sum(held[:2]), each * held[2], each * of_head)
+
+
+def _update(shapes: list[torch.Size], runs: Runs) -> tuple[float, float]:
+    """Seconds of AdamW's step in fp32: what no parameter takes, and each one (from one layer and three)."""
+    import torch
+
+    found = []
+    for copies in (1, 3):
+        weights = [torch.zeros(shape, device=runs.device, requires_grad=True) for shape in shapes * copies]
+        for weight in weights:
+            weight.grad = torch.ones_like(weight)
+        adam = torch.optim.AdamW(weights)
+        times = []
+        for _ in range(runs.warmup + runs.repeat):
+            begin = _now(runs)
+            adam.step()
+            times.append(_now(runs) - begin)
+        found.append(statistics.median(times[runs.warmup :]))
+    count = sum(shape.numel() for shape in shapes)
+    each = max(found[1] - found[0], 0.0) / 2 / count
+    return max(found[0] - each * count, 0.0), each
+
+
+def _now(runs: Runs) -> float:
+    import torch
+
+    if runs.device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 def _median(run: Callable[[], torch.Tensor], runs: Runs) -> tuple[float, float]:
     """Median seconds of a forward and of its backward pass."""
     import torch
 
-    def now() -> float:
-        if runs.device == "cuda":
-            torch.cuda.synchronize()
-        return time.perf_counter()
-
     times = []
     for _ in range(runs.warmup + runs.repeat):
-        begin = now()
+        begin = _now(runs)
         output = run()
-        middle = now()
+        middle = _now(runs)
         torch.autograd.backward(output, torch.ones_like(output))
-        times.append((middle - begin, now() - middle))
+        times.append((middle - begin, _now(runs) - middle))
     forward, backward = map(statistics.median, zip(*times[runs.warmup :], strict=True))
     return forward, backward

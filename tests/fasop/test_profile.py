@@ -58,6 +58,7 @@ def test_costs_of_this_cpu_can_be_planned_with(tmp_path: Path, models: str) -> N
     for entry in costs.entries:
         assert len(entry.forward) == 6 and min(entry.forward) > 0 and min(entry.backward or ()) > 0
         assert entry.forward[1] == entry.forward[4], "all layers are alike"
+        assert entry.update is not None and entry.update[0] > 0 and entry.update[1] == entry.update[4]
     (tmp_path / "cluster.yaml").write_text(
         "clusters: {here: {gpus_per_node: 2, gpus: {CPU: {nodes: 1, memory_gib: 4, price_per_hour: 1,"
         " inter_bandwidth: 1e9, intra_bandwidth: 1e10}}}}"
