@@ -223,6 +223,7 @@ def _family(family: Any, preset: dict[str, Any], steps: int, after: Step) -> Non
     for _ in range(steps):
         optimizer.zero_grad()
         batch = {"input_ids": rows, "labels": rows, "attention_mask": torch.ones_like(rows)}
+        batch["token_type_ids"] = torch.zeros_like(rows)
         loss, count = family.loss_sum(model, batch)
         (loss / count).backward()
         optimizer.step()
