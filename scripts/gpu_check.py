@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import json
 import os
@@ -123,6 +124,8 @@ def whole_step(layers: int, hidden: int, heads: int, vocab: int, seq: int, batch
     if on_gpu:
         for weight, of in zip(weights, main, strict=True):
             weight.register_post_accumulate_grad_hook(lambda weight, of=of: kept(weight, of))
+        gc.collect()
+        torch.cuda.empty_cache()  # what the steps before have left
         torch.cuda.reset_peak_memory_stats()
 
     def step() -> None:

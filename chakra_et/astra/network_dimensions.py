@@ -200,7 +200,7 @@ def crossings(
     if messages:
         yield (
             f"{messages:,} messages go to another node and another place in it: ASTRA-sim gives them "
-            "the links within a node, which are too fast"
+            "the links within a node, which are faster than theirs"
         )
     found = []
     for name in sorted(used & set(groups), key=int):
@@ -212,7 +212,7 @@ def crossings(
         names = ", ".join(found[:5]) + (", …" if len(found) > 5 else "")
         yield (
             f"the rings of groups {names} have hops to another node and another place in it: ASTRA-sim gives "
-            "those the links within a node, which are too fast"
+            "those the links within a node, which are faster than theirs"
         )
 
 

@@ -1,7 +1,7 @@
 """The files of a bundle for ASTRA-sim's packet simulators, ns-3 and HTSim, where links can be congested.
 
-Both get a tree of switches: the ranks of a node share one, which has a link of all their bandwidth to the
-next dimension. Formats: astra-sim 1fd844226d4f (examples/network/ns3, examples/htsim, and both front ends)
+Both get a tree of switches. The ranks of a node share a switch, whose uplink has the bandwidth of all of them
+together. Formats: astra-sim 1fd844226d4f (examples/network/ns3, examples/htsim, and both front ends)
 and ns-3's config.txt as of cb175a3dffc3. Neither simulator was run with them.
 """
 

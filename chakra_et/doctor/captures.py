@@ -92,7 +92,7 @@ def judged(folder: Path, name: str, untraced_ms: float, on_gpu: bool) -> Iterato
             MOST_UNEXPLAINED,
             on_gpu,
         )
-    facts = json.loads(str(run.graph.traces[0].metadata["steps_micros"]))
+    facts = json.loads(str(run.graph.traces[0].metadata.get("steps_micros", "{}")))
     if facts.get("traced"):
         longer = max(facts["traced"] / 1e3 / untraced_ms - 1, 0.0)
         yield at_most(f"{name}: recording makes a step longer by", longer, MOST_OVERHEAD, on_gpu)

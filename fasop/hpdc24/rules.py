@@ -79,6 +79,11 @@ def even_split(units: int, stages: int) -> np.ndarray:
     return partition
 
 
+def incoming(boundary: np.ndarray) -> np.ndarray:
+    """Seconds of the boundary before each stage (K, P), none for the first and last. boundary: (K, P - 1)."""
+    return np.pad(boundary[:, :-1], ((0, 0), (1, 1)))
+
+
 def minmax(
     sums: np.ndarray, table: np.ndarray, stage_type: np.ndarray, incoming: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from fasop.errors import PlanError, nearest
 from fasop.exact.unit_times import Compute
-from fasop.hpdc24.rules import MARGIN, check_memory, f32, links, minmax, simulate
+from fasop.hpdc24.rules import MARGIN, check_memory, f32, incoming, links, minmax, simulate
 from fasop.inputs.clusters import Cluster
 from fasop.inputs.costs import CostFile, Growth
 from fasop.inputs.models import Model
@@ -307,7 +307,7 @@ def _rows(
         partition, compute = given, sums[cost_set[:, None], stage_type, last - given, last]
         ends = _simulate(compute, boundary, micro_batches)
     elif model.encoder_layers is None:
-        partition, compute = minmax(sums, cost_set, stage_type, _incoming(boundary))
+        partition, compute = minmax(sums, cost_set, stage_type, incoming(boundary))
         ends = _simulate(compute, boundary, micro_batches)
     else:
         partition, compute, ends = _two_halves(model, stage_type, boundary, micro_batches, sums, cost_set)
@@ -327,14 +327,6 @@ def _rows(
         )
         for k, candidate in enumerate(group)
     ]
-
-
-def _incoming(boundary: np.ndarray) -> np.ndarray:
-    """Seconds of the boundary before each stage, nothing for the first and the last."""
-    rows, count = boundary.shape
-    incoming = np.zeros((rows, count + 1))
-    incoming[:, 1:-1] = boundary[:, :-1]
-    return incoming
 
 
 def _simulate(compute: np.ndarray, boundary: np.ndarray, micro_batches: np.ndarray) -> np.ndarray:
@@ -369,7 +361,7 @@ def _two_halves(
         parts = []
         for begin, count in ((0, encoder), (encoder, decoder)):
             types = stage_type[:, begin : begin + count]
-            parts.append(minmax(encoder_sums, cost_set, types, _incoming(boundary[:, : count - 1]))[0])
+            parts.append(minmax(encoder_sums, cost_set, types, incoming(boundary[:, : count - 1]))[0])
         partitions.append(np.concatenate(parts, axis=1))
     splits = len(partitions)
     partition = np.stack(partitions)
