@@ -20,8 +20,8 @@ class TraceError(ValueError):
 @contextlib.contextmanager
 def time_limit(seconds: float, error: TraceError) -> Iterator[None]:
     """Raises ``error`` if the block takes longer, as regular expressions may. Only the main thread has one,
-    as only it gets signals."""
-    if threading.current_thread() is not threading.main_thread():
+    as only it gets signals, and not on Windows."""
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
         yield
         return
 

@@ -1,17 +1,17 @@
 """Atomic writes, and the removal of files that killed processes left behind.
 
 An incomplete file has a hidden name in its final folder and is locked. A hidden file without a lock has been
-abandoned.
+abandoned. On Windows, which renames no open file, nothing is locked and nothing counts as abandoned.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import json
 import os
+import platform
 import re
 import stat
 import time
@@ -21,12 +21,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
 ABANDONED = re.compile(r"\..+\.(?P<host>[0-9a-f]{8})[0-9a-f]{8}\.tmp", re.DOTALL)
 # Some cluster file systems lock per machine only, so keep other machines' files for a day.
 OTHER_HOST_SECONDS = 86_400
 MOST_BYTES = 64 << 20
 """Size of the largest file that is read whole, but for .et files."""
-HOST = f"{zlib.crc32(os.uname().nodename.encode()):08x}"
+_NO_WAIT = getattr(os, "O_NONBLOCK", 0)
+HOST = f"{zlib.crc32(platform.node().encode()):08x}"
 
 
 @dataclass(eq=False, repr=False)
@@ -41,6 +47,7 @@ class Temporary:
         """Flush the file to disk and rename it to ``place``, replacing an older file."""
         self.file.flush()
         os.fsync(self.file.fileno())
+        self.file.close()
         os.replace(self.path, self.place)
         sync_folder(self.place.parent)
 
@@ -49,11 +56,7 @@ class Temporary:
 def temporary_file(place: str | Path) -> Iterator[Temporary]:
     """A file to write. It becomes ``place`` by ``put_in_place``, otherwise it is removed on exit."""
     place = Path(place)
-
-    def new_file(path: Path) -> int:
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-
-    with _temporary(place, new_file) as (path, handle), open(handle, "wb", closefd=False) as file:
+    with _temporary(place, lambda path: path.touch(exist_ok=False)) as path, open(path, "wb") as file:
         yield Temporary(path, place, file)
 
 
@@ -67,7 +70,7 @@ def atomic_file(path: str | Path) -> Iterator[IO[bytes]]:
 
 def open_regular(path: str | Path) -> BinaryIO:
     """A regular file for reading. Raises ``OSError``, also for a pipe or device, as these may not end."""
-    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115
+    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | _NO_WAIT))  # noqa: SIM115
     if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         return file
     file.close()
@@ -92,11 +95,9 @@ def read_json(path: str | Path) -> Any:
 
 def sync_folder(folder: Path) -> None:
     """Make the names in ``folder`` survive a power failure."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    with _handle(folder) as handle:
+        if handle is not None:
+            os.fsync(handle)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -129,13 +130,8 @@ def copy(source: Path, target: Path) -> None:
 
 def link(source: Path, target: Path) -> None:
     """Give a file a second name atomically; where the file system has no hard links, copy it."""
-
-    def new_link(path: Path) -> int:
-        os.link(source, path)
-        return os.open(path, os.O_RDONLY)
-
     try:
-        with _temporary(target, new_link) as (path, _):
+        with _temporary(target, lambda path: os.link(source, path)) as path:
             os.replace(path, target)  # changes nothing if both already are the same file
         sync_folder(target.parent)
     except OSError:
@@ -145,12 +141,7 @@ def link(source: Path, target: Path) -> None:
 @contextlib.contextmanager
 def scratch_folder(beside: Path) -> Iterator[Path]:
     """A new folder in the same folder as ``beside``, removed on exit."""
-
-    def new_folder(path: Path) -> int:
-        path.mkdir()
-        return os.open(path, os.O_RDONLY)
-
-    with _temporary(beside, new_folder) as (temporary, _):
+    with _temporary(beside, Path.mkdir) as temporary:
         yield temporary
 
 
@@ -160,19 +151,16 @@ def folder_lock(folder: Path, shared: bool, wait: Callable[[], None]) -> Iterato
 
     ``wait`` is called once if another process holds it. File systems without locks are not waited for.
     """
-    handle = os.open(folder, os.O_RDONLY)
-    kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
-    try:
-        try:
-            fcntl.flock(handle, kind | fcntl.LOCK_NB)
-        except BlockingIOError:
-            wait()
-            fcntl.flock(handle, kind)
-        except OSError:
-            pass
+    with _handle(folder) as handle:
+        if handle is not None:
+            kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+            with contextlib.suppress(OSError):
+                try:
+                    fcntl.flock(handle, kind | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    wait()
+                    fcntl.flock(handle, kind)
         yield
-    finally:
-        os.close(handle)
 
 
 def remove_abandoned(folder: Path) -> None:
@@ -182,12 +170,13 @@ def remove_abandoned(folder: Path) -> None:
             found = ABANDONED.fullmatch(path.name)
             if not found or path.is_symlink():
                 continue
-            with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
-                if found["host"] == HOST or time.time() - path.stat().st_mtime >= OTHER_HOST_SECONDS:
-                    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-                    stack.callback(os.close, handle)
-                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    _remove(path)
+            with contextlib.suppress(OSError):
+                if found["host"] != HOST and time.time() - path.stat().st_mtime < OTHER_HOST_SECONDS:
+                    continue
+                with _handle(path) as handle:
+                    if handle is not None:
+                        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                        _remove(path)
 
 
 def _remove(path: Path) -> None:
@@ -200,26 +189,39 @@ def _remove(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _temporary(place: Path, make: Callable[[Path], int]) -> Iterator[tuple[Path, int]]:
-    """A new file or folder beside ``place``, and its handle; removed on exit unless it was renamed."""
+def _handle(path: Path) -> Iterator[int | None]:
+    """A handle to lock or sync a file or folder by; None on Windows."""
+    handle = os.open(path, os.O_RDONLY | _NO_WAIT) if fcntl else None
+    try:
+        yield handle
+    finally:
+        if handle is not None:
+            os.close(handle)
+
+
+@contextlib.contextmanager
+def _temporary(place: Path, make: Callable[[Path], object]) -> Iterator[Path]:
+    """A file or folder that ``make`` makes beside ``place``; removed on exit unless it was renamed."""
     while True:
         # File names are limited to 255 bytes, and a character may take four.
         stem = os.fsdecode(os.fsencode(place.name)[:200])
         path = place.with_name(f".{stem}.{HOST}{os.urandom(4).hex()}.tmp")
-        with _blamed_on(place, path):
-            handle = make(path)
-        try:
+        with contextlib.ExitStack() as stack:
+            stack.callback(_remove, path)
+            with _blamed_on(place, path):
+                make(path)
+                try:
+                    handle = stack.enter_context(_handle(path))
+                except FileNotFoundError:
+                    continue  # another process has removed it, as it wasn't locked yet
             with contextlib.suppress(OSError):
-                fcntl.flock(handle, fcntl.LOCK_EX)
-            # Another process may have removed it before the lock was taken.
+                if handle is not None:
+                    fcntl.flock(handle, fcntl.LOCK_EX)
             if not path.exists():
                 continue
             with _blamed_on(place, path):
-                yield path, handle
+                yield path
             return
-        finally:
-            os.close(handle)
-            _remove(path)
 
 
 @contextlib.contextmanager

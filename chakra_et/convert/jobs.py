@@ -1,6 +1,6 @@
 """Run jobs in other processes: several with a time limit each, or one beside this process.
 
-A job that dies affects no other.
+A job that dies affects no other. On Windows all jobs run in this process.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 Argument = TypeVar("Argument")
 Result = TypeVar("Result")
 STOPPING = (signal.SIGINT, signal.SIGTERM)
+_PROCESSES = hasattr(os, "killpg")
 
 
 def run(
@@ -34,7 +35,7 @@ def run(
     its job gives a ``TraceError``. All workers have ended when the generator ends, also by an
     exception, and soon after this process is killed.
     """
-    if not workers:
+    if not workers or not _PROCESSES:
         for number, argument in enumerate(arguments):
             yield number, outcome(function, argument)
         return
@@ -80,6 +81,9 @@ def beside(
 
     That function raises the job's ``TraceError``, also if the process died. The process ends with the block.
     """
+    if not _PROCESSES:
+        yield lambda: function(argument)
+        return
     with contextlib.ExitStack() as stack:
         with _signals_held():
             process, receiver = _start(function, argument)
