@@ -1,10 +1,12 @@
 """A job in memory: its tables, what changes it, and what that predicts. Everything here is in ``chakra_et``.
 
-import chakra_et as ce
+    import chakra_et as ce
 
-job = ce.load("outputs/gpt2_2gpu_quick_trace")
-print(job.kernels.pandas().head())
-print(ce.predict(job.scale(dp=8).with_network(bandwidth="100Gbit/s")).after_ms)
+    job = ce.load("outputs/gpt2_2gpu_quick_trace")
+    print(job.kernels.pandas().head())
+    print(ce.predict(job.scale(dp=8).with_network(bandwidth="100Gbit/s")).after_ms)
+
+A job is changed by what-ifs and remains what it was; only ``convert`` and ``Job.save`` write files.
 """
 
 from __future__ import annotations

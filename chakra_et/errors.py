@@ -1,4 +1,10 @@
-"""The errors raised for bad input."""
+"""The errors raised for bad input.
+
+    with contextlib.suppress(TraceError):
+        chakra_et.load("outputs/not_there")
+
+Each is one sentence for the user; programs catch ``TraceError``, which all of them are.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 """The losses, repairs, warnings and notes of a conversion: a stable id and a sentence for each.
 
+    report = json.loads(run_at("outputs/gpt2_2gpu_quick_trace").report_file.read_text())
+    print([rank["warnings"] for rank in report["ranks"].values()])
+
 Stages count them in a ``Findings``. A key is an id of ``TABLE``, or ``id:detail`` if the sentence has a
 ``{}`` for the detail. Ids stay the same between versions; sentences may change.
 """

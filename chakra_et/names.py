@@ -1,5 +1,8 @@
 """The names of the files of a run, in one place.
 
+    run = run_at("outputs/gpt2_2gpu_quick_trace")
+    print(run.et_file(1), run.report_file, [rank for rank, _ in run.et_files()])
+
 For a run NAME: ``NAME_host.json`` and ``NAME_device.json`` are the traces of rank 0,
 ``NAME_rank1_host.json`` … those of the other ranks (each also as ``.json.gz``). ``NAME.0.et``, ``NAME.1.et``
 … are the Chakra traces, named as simulators expect; ``NAME.et`` is rank 0's file again (a hard link to it

@@ -1,9 +1,11 @@
 """Plans from Python, and jobs of ``chakra_et`` in and out. Everything here is in ``fasop``.
 
-import fasop
+    import fasop
 
-plan = fasop.plan("gpt2-xl", "paper-gpt2xl-het")[0]
-print(plan.step_time, fasop.as_job(plan).steps.pandas())
+    plan = fasop.plan("gpt2-xl", "paper-gpt2xl-het")[0]
+    print(plan.step_time, fasop.as_job(plan).steps.pandas())
+
+Plans, and the jobs that they become, are values: no file is written.
 """
 
 from __future__ import annotations

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import inspect
 import json
 import re
 import shutil
 import subprocess
 import sys
+import textwrap
 from functools import cached_property
 from pathlib import Path
 
@@ -16,6 +19,7 @@ import pytest
 
 import chakra_et as ce
 from chakra_et.__main__ import main
+from chakra_et.names import run_at
 from chakra_et.report.times import WHOLE
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -107,6 +111,26 @@ def job(folder: Path) -> ce.Job:
 def test_what_programs_may_use_is_frozen() -> None:
     assert ce.__all__ == ["ChakraTracer", "Job", "Table", "TraceError", "convert", "load", "predict"]
     assert signatures() == FROZEN
+
+
+REFERENCE = (ROOT / "docs/REFERENCE.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", re.findall(r"^::: ([a-z_.]+)$", REFERENCE, re.MULTILINE))
+def test_a_public_module_opens_with_an_example_that_runs(
+    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    module = importlib.import_module(name)
+    example = re.match(r".+\n\n((?:    .+\n|\n)+)", module.__doc__ or "")
+    assert example and len(example[1].strip().splitlines()) >= 2, "no two lines of its use"
+    if name in ("chakra_et.capture.tracer", "fasop.api"):
+        return  # what trains, and what searches for a minute: by the tests of these packages
+    shutil.copytree(folder, tmp_path / "outputs")
+    for path in (tmp_path / "outputs").glob("tiny_2gpu*"):
+        path.rename(path.with_name(path.name.replace("tiny_2gpu", "gpt2_2gpu_quick_trace")))
+    monkeypatch.chdir(tmp_path)
+    names = {"chakra_et": ce, "contextlib": contextlib, "json": json, "run_at": run_at}
+    exec(textwrap.dedent(example[1]), vars(module) | names)
 
 
 def test_the_import_is_quick_and_loads_nothing_else() -> None:

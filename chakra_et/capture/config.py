@@ -1,4 +1,10 @@
-"""The tracing flags, and the rules for trace names."""
+"""The tracing flags, and the rules for trace names.
+
+    config = TraceConfig(enable_tracing=True, trace_output_dir="outputs", trace_active_steps=1)
+    check_trace_name("my run 1")
+
+Flags and fields are the same names; a value out of range is a ``ValueError``.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 """Convert whole runs: every rank of every run in a folder is converted, checked and written.
 
+    for result in chakra_et.convert("outputs"):
+        print(result.prefix, sorted(result.good), result.problems, result.warnings)
+
 A rank that fails does not stop the others. A run's files are written to a scratch folder beside their place,
 and moved there together once all ranks are done (see ``et.record``).
 """

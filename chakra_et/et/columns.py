@@ -1,5 +1,8 @@
 """One .et file as columns: the type shared by the converter, the writer, the reader and all analyses.
 
+    trace = chakra_et.et.file.read("outputs/gpt2_2gpu_quick_trace.0.et")
+    print(len(trace), trace.duration_micros.sum(), trace.metadata_int("rank"))
+
 Row i of every column is the ith node of the file. Each distinct string is stored once, in a table, and rows
 hold indices into it, so a million nodes are a few arrays and not a million objects.
 Source of the schema: chakra/schema/protobuf/et_def.proto in the PyPI wheel ``mlc-chakra`` 1.0.0.

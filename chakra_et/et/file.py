@@ -1,6 +1,6 @@
 """Read and write Chakra execution trace files (.et) without a protobuf library.
 
-    trace = read("outputs/gpt2.0.et")
+    trace = read("outputs/gpt2_2gpu_quick_trace.0.et")
     write("copy.0.et", trace)
 
 A file is a sequence of messages, each prefixed by its length as a varint32: one ``GlobalMetadata``, then one

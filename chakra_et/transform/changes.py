@@ -1,4 +1,10 @@
-"""What-ifs: each changes how long nodes run (``Change``), or which nodes a run has (``Rebuild``)."""
+"""What-ifs: each changes how long nodes run (``Change``), or which nodes a run has (``Rebuild``).
+
+    job = chakra_et.load("outputs/gpt2_2gpu_quick_trace").what_if(gpu_kernels=None, bandwidth="1Gbit/s")
+    print(job.changes, job.prediction.after_ms)
+
+A job applies its changes in their order when a result is asked for.
+"""
 
 from __future__ import annotations
 

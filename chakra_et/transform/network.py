@@ -1,4 +1,10 @@
-"""What-ifs about the network: each transfer takes what NCCL or an α–β–γ model would, and shares its links."""
+"""What-ifs about the network: each transfer takes what NCCL or an α–β–γ model would, and shares its links.
+
+    from chakra_et.predict.predict import predict
+    print(predict(chakra_et.load("outputs/gpt2_2gpu_quick_trace").run, [Network(bandwidth=1.25e9)]).after_ms)
+
+Bandwidths are bytes per second and latencies nanoseconds.
+"""
 
 from __future__ import annotations
 
