@@ -22,7 +22,7 @@ say "chakra_converter, chakra_visualizer, chakra_jsonizer and HolisticTraceAnaly
 "$PYTHON" -c 'import et_replay' 2>/dev/null && exit
 source=${ET_REPLAY_SOURCE:-$("$PYTHON" "$ROOT/scripts/environment.py" list et-replay)}
 say "installing $source"
-"$PYTHON" "$ROOT/scripts/environment.py" install "$PYTHON" "$source" ||
+"$PYTHON" -m pip install --no-input "$source" >"$ROOT/install.log" 2>&1 ||
     die "et_replay could not be installed, so chakra_trace_link does not run (the log is $ROOT/install.log): where GitHub
 can be reached, download ${source#* @ }, unpack it here, and run ET_REPLAY_SOURCE=/path/to/param-…/et_replay ./install_chakra_tools.sh"
 say "et_replay: installed; convert_to_et.py --engine mlcommons is ready"

@@ -4,14 +4,11 @@ that can't run it as planned.
 python -m fasop plan --model gpt2-xl --cluster paper-gpt2xl-het --json > plans.json
 python -m fasop export plans.json --output plan.conf
 megatron_lm/_03_submit.sh --settings plan.conf
-
-With --template, a copy of that ``_00_conf.sh`` gets the plan's settings as its defaults instead.
 """
 
 from __future__ import annotations
 
 import itertools
-import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -29,10 +26,6 @@ from megatron_lm.settings import conf
 # MODEL of megatron_lm for models of these sizes (hidden, layers); its names for others of the same kind.
 MODELS = {(1600, 48): "xl", (1024, 24): "small", (64, 4): "tiny"}
 GPT, LLAMA = "xl", "llama3-8b"
-# A line of a template that gives a setting its default: NAME="${NAME:-default}", or - for :-.
-SETTING = r'(?m)(?<![A-Z_])({name}="\$\{{{name}:?-)[^}}"]*(\}}")'
-# In such a line, characters that end the default or mean more than themselves.
-SPECIAL = re.compile(r'["$`\\}]')
 
 
 @dataclass
@@ -42,13 +35,12 @@ class Config:
     plan: str = field(metadata={"positional": True, "help": "file that 'plan --json' printed"})
     rank: int = field(default=1, metadata={"help": "which of its plans, counted from 1"})
     output: str = field(default="", metadata={"help": "file to write (default: standard output)"})
-    template: str = field(default="", metadata={"help": "_00_conf.sh to fill in (default: NAME=VALUE lines)"})
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     config = cli.parse(Config, argv, prog="python -m fasop export", description="Write a plan's settings.")
     plan = pick_plan(config.plan, config.rank)
-    text = filled(plan, Path(config.template)) if config.template else lines(plan)
+    text = lines(plan)
     if config.output:
         files.write_text(Path(config.output), text)
     else:
@@ -98,30 +90,6 @@ def lines(plan: Plan) -> str:
     ]
     text += [f"#   {stage}" for stage in _stages(plan)]
     return "\n".join([*text, conf.write_lines(values)])
-
-
-def filled(plan: Plan, template: Path) -> str:
-    """A ``_00_conf.sh`` with the plan's settings as its defaults. Raises ``PlanError``."""
-    try:
-        text = template.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = (error.strerror if isinstance(error, OSError) else None) or "not text"
-        raise PlanError(f"{template}: can't be read: {reason}.") from None
-    missing = []
-    for name, value in settings(plan).items():
-        if SPECIAL.search(value):
-            raise PlanError(
-                f"{name}={value}: can't be a default in {template}: export NAME=VALUE lines instead."
-            )
-        # A setting that has a default for each model gets the same one for all.
-        text, count = re.subn(SETTING.format(name=name), rf"\g<1>{value}\g<2>", text)
-        missing += [name] * (not count)
-    if missing:
-        raise PlanError(
-            f'{template}: has no place for {", ".join(missing)}: add a line NAME="${{NAME:-}}" for each, '
-            "take megatron_lm/_00_conf.sh, or export NAME=VALUE lines instead."
-        )
-    return text
 
 
 def _check(plan: Plan) -> None:

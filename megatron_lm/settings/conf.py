@@ -32,8 +32,6 @@ UNMISTAKABLE = (
     "TENSOR_MP_SIZE", "DP_SIZE", "PIPELINE_MP_SIZE", "PARTITION", "TRAIN_ITERS", "PROFILE_CHAKRA",
 )  # fmt: skip
 ASSIGNMENT = re.compile(r"(?:export\s+)?([A-Za-z_]\w*)=(.*)")
-# A default of _00_conf.sh: NAME="${NAME:-value}".
-DEFAULT = re.compile(r'\b([A-Z][A-Z0-9_]*)="\$\{\1:?-([^}"$]*)\}"')
 
 
 def from_environment(environment: Mapping[str, str] = os.environ) -> Settings:
@@ -88,10 +86,8 @@ def refuse_misplaced(environment: Mapping[str, str]) -> None:
 
 
 def read_file(path: str | Path) -> dict[str, str]:
-    """NAME → value of a file of settings. Raises ``SettingsError``.
-
-    Either lines ``NAME=VALUE`` (quotes, ``export`` and comments as in a shell; nothing is executed), or a
-    copy of ``_00_conf.sh``, of which the defaults ``NAME="${NAME:-value}"`` are taken.
+    """NAME → value of lines ``NAME=VALUE``, with quotes, ``export`` and comments as in a shell; nothing is
+    executed. Raises ``SettingsError``.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
@@ -99,40 +95,22 @@ def read_file(path: str | Path) -> dict[str, str]:
         reason = (error.strerror if isinstance(error, OSError) else None) or "not text"
         raise SettingsError(f"{path}: can't be read: {reason}.") from None
     found: dict[str, str] = {}
-    if defaults := default_values(text):
-        several = [name for name, values in defaults.items() if len(set(values)) > 1]
-        if several:
-            raise SettingsError(
-                f"{path}: has several defaults of {', '.join(several)}, one per model; write NAME=VALUE "
-                "lines."
-            )
-        found = {name: values[0] for name, values in defaults.items() if values[0]}
-    else:
-        for number, line in enumerate(text.splitlines(), 1):
-            if not line.strip() or line.lstrip().startswith("#"):
-                continue
-            match = ASSIGNMENT.fullmatch(line.strip())
-            try:
-                words = shlex.split(match[2], comments=True) if match else []
-            except ValueError:
-                match = None
-            if not match or len(words) > 1 or re.search(r"[$`]", match[2].partition("'")[0]):
-                raise SettingsError(f"{path}, line {number}: give one setting as NAME=VALUE.")
-            found[match[1]] = words[0] if words else ""
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        match = ASSIGNMENT.fullmatch(line.strip())
+        try:
+            words = shlex.split(match[2], comments=True) if match else []
+        except ValueError:
+            match = None
+        if not match or len(words) > 1 or re.search(r"[$`]", match[2].partition("'")[0]):
+            raise SettingsError(f"{path}, line {number}: give one setting as NAME=VALUE.")
+        found[match[1]] = words[0] if words else ""
     unknown = [name for name in found if name not in NAMES]
     if unknown:
         raise SettingsError(
             f"{path}: no setting is called {', '.join(unknown)}; megatron_lm/_00_conf.sh lists the settings."
         )
-    return found
-
-
-def default_values(text: str) -> dict[str, list[str]]:
-    """NAME → its defaults in the text of a ``_00_conf.sh``, of which there may be one per model."""
-    found: dict[str, list[str]] = {}
-    for line in text.splitlines():
-        for name, value in DEFAULT.findall("" if line.lstrip().startswith("#") else line.partition(" #")[0]):
-            found.setdefault(name, []).append(value)
     return found
 
 
@@ -180,8 +158,8 @@ def log_dir() -> Path:
     outside = os.environ.get(f"{PREFIX}LOG_DIR")
     if outside:
         return Path(os.path.abspath(outside))
-    inside = default_values(CONF.read_text(encoding="utf-8")).get("LOG_DIR", ["../log2"])
-    return Path(os.path.abspath(FOLDER / inside[-1]))
+    inside = re.search(r'\bLOG_DIR="\$\{LOG_DIR:?-([^}"$]*)\}"', CONF.read_text(encoding="utf-8"))
+    return Path(os.path.abspath(FOLDER / (inside[1] if inside else "../log2")))
 
 
 def _read(name: str, text: str, kind: Any) -> Any:

@@ -187,7 +187,7 @@ def test_a_file_of_settings_is_read_and_not_executed(tmp_path: Path) -> None:
         ("if true; then\n", "line 1: give one setting"),
         ("MODEL='tiny\n", "line 1"),
         ("MODEL=tiny NNODES=1\n", "line 1"),
-        ('MODEL="${MODEL:-xl}" NNODES="${NNODES:-1}"\nNNODES="${NNODES:-2}"\n', "several defaults of NNODES"),
+        ('NNODES="${NNODES:-2}"\n', "line 1: give one setting as NAME=VALUE"),
     ],
 )
 def test_a_bad_file_of_settings_is_one_sentence(tmp_path: Path, text: str, words: str) -> None:

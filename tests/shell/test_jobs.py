@@ -348,11 +348,15 @@ def test_upstream_tools_that_cannot_be_had_are_named(
         "sys.exit(any(os.environ['FAIL'] in word for word in sys.argv))\n"
     )
     python.parent.mkdir(parents=True)
-    python.symlink_to(Path(sys.executable).resolve())
+    python.write_text(
+        '#!/bin/sh\ncase "$1 $3" in\n  "-m install") case "$*" in *"$FAIL"*) exit 1 ;; esac ;;\n'
+        '  "-c ") exit 1 ;;\n  *) exec ' + f"{Path(sys.executable).resolve()}" + ' "$@" ;;\nesac\n'
+    )
+    python.chmod(0o755)
     result = run(project, "install_chakra_tools.sh", FAIL=fail)
     assert result.returncode == status
     assert said in result.stdout + result.stderr
-    assert calls(project) == ["mlcommons", "list et-replay", f"install {python} {pin}"]
+    assert calls(project) == ["mlcommons", "list et-replay"]
     result = run(project, "setup_and_convert.sh", str(project), "--engine", "mlcommons", FAIL=fail)
     assert (said in result.stdout + result.stderr) and (result.returncode == status or status == 0)
 
