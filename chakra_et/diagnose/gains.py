@@ -10,13 +10,15 @@ import numpy as np
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import NodeType
 from chakra_et.predict.predict import predict
-from chakra_et.simulate.breakdown import ACTIVITIES, COMMUNICATION, activity, union_ns
+from chakra_et.simulate.breakdown import ACTIVITIES, COMMUNICATION, WAIT, activity
 from chakra_et.simulate.run import Run, Setting
 from chakra_et.transform.changes import Change
 from chakra_et.transform.durations import RankAs
 
 FEW_RANKS = 8
-"""Of more ranks than these, only the ones that compute the longest are tried as the slow one."""
+"""Of more ranks than these, only the ones that compute the longest are tried as the slow ones."""
+SLOWER = 0.02
+"""By which part a rank must compute longer than the median one to be one of several slow ranks."""
 
 
 @dataclass(frozen=True)
@@ -50,27 +52,33 @@ def step_ms(run: Run) -> float:
     return predict(run, [], explain=False).before_ms
 
 
-def slowest_rank(run: Run) -> tuple[int, float] | None:
-    """(rank, gain): the one rank that, as fast as the median of the others, shortens the step the most; None
-    where none does by anything. ``run`` begins on all ranks at once."""
+def slow_ranks(run: Run) -> tuple[list[int], float]:
+    """The fewest ranks that, as fast as the median of the others, shorten the step the most, the one that
+    computes the longest first, and by which part of it; none where nothing is gained. ``run`` begins on all
+    ranks at once."""
     ranks = run.graph.ranks
+    if len(ranks) < 2:
+        return [], 0.0
     computing = np.bincount(run.graph.trace_of, run.measured.own_ns * ~run.is_communication, len(ranks))
-    found = []
-    for at in np.argsort(-computing, kind="stable")[:FEW_RANKS].tolist() if len(ranks) > 1 else ():
-        value = gain(run, RankAs(ranks[at]))
-        if value is not None and value > 0 and computing[at]:
-            found.append((value, -ranks[at]))
-    if not found:
-        return None
-    value, rank = max(found)
-    return -rank, value
+    order = np.argsort(-computing, kind="stable").tolist()
+    tried = [[ranks[at]] for at in order[:FEW_RANKS] if computing[at]]
+    above = int((computing > (1 + SLOWER) * np.median(computing)).sum())
+    found = [(gain(run, *map(RankAs, each)) or 0.0, each) for each in tried]
+    best, chosen = max(found, key=lambda each: (each[0], -each[1][0]))
+    several = [ranks[at] for at in order[:above]]
+    # Two slow ranks hide each other: neither alone shortens the step.
+    if 1 < above <= len(ranks) // 2 and above <= FEW_RANKS:
+        value = gain(run, *map(RankAs, several)) or 0.0
+        if value > best + SLOWER:
+            best, chosen = value, several
+    return (chosen, best) if best > 0 else ([], 0.0)
 
 
 @dataclass(frozen=True)
 class BusyTime:
     """``shares``: the mean part of the ranks' time by ``breakdown.ACTIVITIES``; ``hidden``: which part of all
     communication runs beside compute (None without any). ``message_wait``, ``group_wait``: the part of all
-    ranks' time in which messages, or collectives, wait for a partner."""
+    ranks' time in which messages, or collectives, wait for a partner, and nothing runs."""
 
     shares: dict[str, float]
     hidden: float | None
@@ -87,20 +95,21 @@ def busy_time(run: Run) -> BusyTime:
         wait[nodes] = np.clip(run.start_ns[nodes].max() - run.start_ns[nodes], 0, None)
     wait = np.minimum(wait, lasted)
     is_message = graph.types != NodeType.COMM_COLL
-    columns = (run.start_ns, run.end_ns, wait, wait * is_message, wait * ~is_message)
-    of_rank = zip(graph.traces, *map(graph.scatter, columns), strict=True)
-    parts, total, hidden, shown, waited = [], 0, 0, 0, [0, 0]
-    for trace, start, end, own_wait, *kinds in of_rank:
+    columns = (run.start_ns, run.end_ns, wait, wait * is_message)
+    parts, total, hidden, shown, waited, messages = [], 0, 0, 0, 0, 0
+    for trace, start, end, own_wait, for_message in zip(
+        graph.traces, *map(graph.scatter, columns), strict=True
+    ):
         window = start.min(keepdims=True), end.max(keepdims=True)
         found = activity(trace, start, end, own_wait)
         spent = found.parts(*window)[0]
         total += int(spent.sum())
         hidden += int(found.hidden_ns(*window)[0])
         shown += int(spent[COMMUNICATION])
-        for at, each in enumerate(kinds):
-            own = each > 0
-            waited[at] += int(union_ns(start[own], (start + each)[own], *window)[0])
+        waited += int(spent[WAIT])
+        if for_message.any():
+            messages += int(activity(trace, start, end, for_message).parts(*window)[0][WAIT])
         parts.append(spent / max(int(spent.sum()), 1))
-    messages, groups = (each / max(total, 1) for each in waited)
+    message, group = messages / max(total, 1), max(waited - messages, 0) / max(total, 1)
     shares = {name: float(np.mean([each[at] for each in parts])) for at, name in enumerate(ACTIVITIES)}
-    return BusyTime(shares, hidden / (hidden + shown) if hidden + shown else None, messages, groups)
+    return BusyTime(shares, hidden / (hidden + shown) if hidden + shown else None, message, group)

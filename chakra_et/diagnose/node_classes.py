@@ -10,27 +10,44 @@ from chakra_et.et.node_attributes import parents
 from chakra_et.simulate.run import Run
 from chakra_et.simulate.time_by_kind import KINDS
 
-COMPUTE, MEMORY, HOST, COMMUNICATION, LOADING, COMPILING, ALLOCATING = range(7)
+COMPUTE, MEMORY, HOST, COMMUNICATION, LOADING, COMPILING, ALLOCATING, COPYING = range(8)
 CLASSES = (
     *("compute", "memory", "host", "communication"),
-    *("data loading", "compilation", "memory allocation"),
+    *("data loading", "compilation", "memory allocation", "host copies"),
 )
 """``compute`` and ``memory`` are work of a device that its arithmetic or its memory bounds; on ranks without
-a device, operators are ``compute``, and ``host`` is what threads do between operators."""
+a device, operators are ``compute``, and ``host`` is what threads do between operators. ``host copies``: of a
+device, from or to the host."""
+ON_DEVICE = COMPUTE, MEMORY, COPYING
 
 RIDGE = 40.0
 """Operations per byte from which a kernel counts as bound by arithmetic. Between the ridges of 32-bit and
 16-bit arithmetic on A100 to H200 (10 to 300, by their data sheets): products and convolutions of training
 sizes have hundreds, elementwise kernels less than one."""
+_STREAMING = re.compile(r"^triton_(poi|red|per)_|nchwToNhwc|nhwcToNchw|splitK_?reduce", re.I)
 _ARITHMETIC = re.compile(
-    r"gemm|matmul|cutlass|nvjet|xmma|wgrad|dgrad|fprop|cijk|conv|winograd|flash|fmha|attention|attn|wgmma|s\d+816",
+    r"gemm|matmul|cutlass|nvjet|xmma|wgrad|dgrad|fprop|cijk|conv(?!ert)|winograd|flash|fmha|attention|attn|wgmma"
+    r"|s\d+816|moe_kernel|^triton_(tem|mm|bmm)_",
     re.I,
 )
+_LOADS = (
+    r"data_?(load|pipe|iter)|dali(?![a-z])|(load|next|get|fetch|wait_for|copy)_?batch"
+    r"|batch[-_ ]?(generator|fetch)"
+)
 _WITHIN = (
-    (LOADING, re.compile(r"DataLoader")),
+    (LOADING, re.compile(_LOADS, re.I)),
     (COMPILING, re.compile(r"\(dynamo_timed\)|_compile\.compile_inner|compile_fx|async_compile|PyCodeCache")),
 )
-_ALLOCATION = re.compile(r"(cuda|hip)(Malloc|Free|HostAlloc|HostFree|HostRegister|MallocAsync|FreeAsync)\w*")
+"""Operators and annotations of PyTorch, TorchRec, Lightning and Megatron, by their names."""
+_CALLS = (
+    (ALLOCATING, re.compile(r"(cuda|hip)(Malloc|Free|HostAlloc|HostFree|HostRegister)\w*")),
+    (ALLOCATING, re.compile(r"(cu|hip)Mem(Alloc|Free|Create|Release|Map|Unmap|SetAccess|Address)\w*")),
+    (
+        COMPILING,
+        re.compile(r"(cu|hip|cuda)(Module|Library|Link)\w*(Load|Complete|AddData)\w*|(nv|hip)rtc\w+"),
+    ),
+)
+_HOST_COPY = re.compile(r"HtoD|DtoH|HostToDevice|DeviceToHost|Host -> Device|Device -> Host")
 _DEPTH = 256
 
 
@@ -43,15 +60,16 @@ def node_classes(run: Run) -> np.ndarray:
         operations, moved = (
             run.graph.attribute(name, 0).astype(float) for name in ("num_ops", "tensor_size")
         )
-        named = np.array([bool(_ARITHMETIC.search(name)) for name in run.names])[run.name_of]
+        named = _named(run, _ARITHMETIC) & ~_named(run, _STREAMING)
         arithmetic = np.where((operations > 0) & (moved > 0), operations > RIDGE * moved, named)
         found[on_device] = np.where(arithmetic & (kind == "kernel"), COMPUTE, MEMORY)[on_device]
+        found[on_device & (kind == "copy") & _named(run, _HOST_COPY)] = COPYING
     else:
         found[kind == "operator"] = COMPUTE
-    calls = np.array([bool(_ALLOCATION.fullmatch(name)) for name in run.names])[run.name_of]
-    found[calls] = ALLOCATING
+    for number, pattern in _CALLS:
+        found[(kind == "runtime") & _named(run, pattern, whole=True)] = number
     for number, pattern in _WITHIN:
-        found[_within(run, pattern) & (found != MEMORY)] = number
+        found[_within(run, pattern) & ~on_device] = number
     found[run.is_communication] = COMMUNICATION
     return found
 
@@ -63,15 +81,24 @@ def on_devices(run: Run) -> np.ndarray:
     return found
 
 
+def _named(run: Run, pattern: re.Pattern[str], whole: bool = False) -> np.ndarray:
+    """Nodes whose name has a match, or is one; bool[N]."""
+    match = pattern.fullmatch if whole else pattern.search
+    return np.array([bool(match(name)) for name in run.names])[run.name_of]
+
+
 def _within(run: Run, pattern: re.Pattern[str]) -> np.ndarray:
-    """Nodes of operators whose name matches, and what these operators call, bool[N]."""
-    named = np.array([bool(pattern.search(name)) for name in run.names])
+    """Nodes of operators and annotations whose name matches, and what these call, bool[N].
+
+    The Python of an annotation is in nodes of their own, which share its ``rf_id``.
+    """
+    named = _named(run, pattern)
     if not named.any():
-        return np.zeros(len(run.graph), bool)
+        return named
     parts = []
-    for trace in run.graph.traces:
-        own = np.array([bool(pattern.search(text.decode("utf-8", "replace"))) for text in trace.names.table])
-        inside = own[trace.names.index]
+    for trace, names in zip(run.graph.traces, run.graph.scatter(named), strict=True):
+        own, event = names > 0, trace.column("rf_id", -1)
+        inside = own | (np.isin(event, event[own]) & (event > 0))
         above = parents(trace)
         for _ in range(_DEPTH):
             more = (above >= 0) & inside[above] & ~inside

@@ -9,16 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from chakra_et.diagnose.gains import BusyTime, Faster, busy_time, gain, slowest_rank, step_ms
+from chakra_et.diagnose.gains import BusyTime, Faster, busy_time, gain, slow_ranks, step_ms
 from chakra_et.diagnose.node_classes import (
     ALLOCATING,
     CLASSES,
     COMMUNICATION,
     COMPILING,
     COMPUTE,
+    COPYING,
     HOST,
     LOADING,
     MEMORY,
+    ON_DEVICE,
     node_classes,
     on_devices,
 )
@@ -32,9 +34,9 @@ CAUSE = 0.15
 """From this gain on, a single cause (a slow rank, input data, …) bounds the step; below, a class of work."""
 WORTH = 0.01
 """Changes with less gain aren't listed."""
-BUSY = 0.9
+BUSY, MOSTLY = 0.9, 0.8
 DEVICE = -1
-"""Arithmetic and memory of the device together."""
+"""All work of the device together."""
 _PHASES = (b"forward", b"backward", b"optimizer")
 LISTED, LONGEST = 3, 80
 
@@ -51,6 +53,7 @@ BOUND_BY = {
     "data loading": "input data",
     "compilation": "compilation during the steps",
     "memory allocation": "calls that allocate or free device memory",
+    "host copies": "copies between the host and the device",
     "unknown": "nothing that the files show",
 }
 
@@ -90,7 +93,8 @@ class Proposal:
 @dataclass(frozen=True)
 class Diagnosis:
     """``bound``: a key of ``BOUND_BY``; ``evidence``: why. ``slow_rank``, and what is gained if it were as
-    fast as the median of the others; ``skew_ms``: from the first rank's start to the last one's, and its
+    fast as the median of the others, with ``slow_ranks``, where several are; ``slow_in``: the class of work
+    that it takes longer for. ``skew_ms``: from the first rank's start to the last one's, and its
     gain; all other gains are of ranks that start together. ``shares``: mean parts of the ranks' time, by
     activity; ``hidden``: the part of communication that compute hides. ``contradictions``: {id: sentence}."""
 
@@ -110,6 +114,8 @@ class Diagnosis:
     proposals: list[Proposal]
     contradictions: dict[str, str]
     uneven_steps: str = ""
+    slow_ranks: tuple[int, ...] = ()
+    slow_in: str = ""
 
     def as_json(self) -> dict[str, Any]:
         """All fields as JSON values."""
@@ -126,13 +132,19 @@ class Diagnosis:
         found += [self.uneven_steps] if self.uneven_steps else []
         return [*found, *(f"Contradiction: {text}" for text in self.contradictions.values())]
 
+    def slow_names(self) -> str:
+        """The slow ranks, as the beginning of a sentence."""
+        *others, last = map(str, sorted(self.slow_ranks))
+        return f"Ranks {', '.join(others)} and {last}" if others else f"Rank {last}"
+
     def about_ranks(self) -> list[str]:
         """Which rank is slow, and how far apart the ranks start."""
         found = []
         if self.slow_rank is not None:
+            verb = "are" if len(self.slow_ranks) > 1 else "is"
             found.append(
-                f"Rank {self.slow_rank} is slow: as fast as the median of the others, the step would be "
-                f"{self.slow_rank_gain:.0%} shorter."
+                f"{self.slow_names()} {verb} slow, mostly in {self.slow_in}: as fast as the median of the "
+                f"others, the step would be {self.slow_rank_gain:.0%} shorter."
             )
         elif self.ranks > 1:
             found.append("No rank is slower than the others by as much as 1% of the step.")
@@ -151,20 +163,20 @@ def diagnose(run: Run) -> Diagnosis:
     aligned = together(run)
     step = step_ms(run)
     skew = 1 - step_ms(aligned) / step if step else 0.0
-    slow = slowest_rank(aligned)
-    slow = slow if slow and slow[1] >= WORTH else None
+    slow, slow_gain = slow_ranks(aligned)
+    slow = slow if slow_gain >= WORTH else []
     chosen = {number: classes == number for number in np.unique(classes).tolist()}
-    chosen[DEVICE] = np.isin(classes, (COMPUTE, MEMORY))
+    chosen[DEVICE] = np.isin(classes, ON_DEVICE)
 
     def faster(of: int, factor: float) -> float:
         return gain(aligned, Faster(chosen[of], factor)) or 0.0 if of in chosen else 0.0
 
-    gone = {of: faster(of, 0.0) for of in (LOADING, COMPILING, ALLOCATING)}
+    gone = {of: faster(of, 0.0) for of in (LOADING, COMPILING, ALLOCATING, COPYING)}
     halved = {of: faster(of, 0.5) for of in (COMPUTE, MEMORY, HOST, COMMUNICATION, DEVICE)}
     busy = busy_time(aligned)
     has_device = bool(device.any())
     causes = {CLASSES[number]: value for number, value in gone.items()}
-    causes |= {"rank": slow[1] if slow else 0.0, "skew": skew, "bubble": busy.message_wait}
+    causes |= {"rank": slow_gain if slow else 0.0, "skew": skew, "bubble": busy.message_wait}
     bound = _bound(causes, halved, has_device)
     found = Diagnosis(
         name=run.name,
@@ -174,7 +186,9 @@ def diagnose(run: Run) -> Diagnosis:
         bound=bound,
         evidence=_evidence(bound, causes, halved, busy, slow),
         slow_rank=slow[0] if slow else None,
-        slow_rank_gain=slow[1] if slow else 0.0,
+        slow_rank_gain=slow_gain if slow else 0.0,
+        slow_ranks=tuple(slow),
+        slow_in=_slow_in(run, classes, slow[0]) if slow else "",
         skew_ms=float(run.release_ns.max(initial=0)) / 1e6,
         skew_gain=max(skew, 0.0),
         shares=busy.shares,
@@ -194,6 +208,8 @@ def _bound(causes: dict[str, float], halved: dict[int, float], has_device: bool)
     """A cause from ``CAUSE`` on, unless communication or launches that are twice as fast gain more; else the
     class of work that gains most where it takes half as long."""
     cause = max(causes, key=lambda name: causes[name])
+    if cause in CLASSES and causes["rank"] >= MOSTLY * causes[cause]:
+        cause = "rank"  # what costs the step time does so on that rank
     if causes[cause] >= max(CAUSE, halved[HOST], halved[COMMUNICATION]):
         return cause
     if max(halved.values()) < WORTH:
@@ -212,11 +228,12 @@ def _evidence(
     causes: dict[str, float],
     halved: dict[int, float],
     busy: BusyTime,
-    slow: tuple[int, float] | None,
+    slow: Sequence[int],
 ) -> str:
     if bound == "rank" and slow:
         waiting = busy.group_wait + busy.message_wait
-        return f"Rank {slow[0]} keeps the others waiting for {waiting:.0%} of their time."
+        who = f"Rank {slow[0]} keeps" if len(slow) == 1 else f"{len(slow)} ranks keep"
+        return f"{who} the others waiting for {waiting:.0%} of their time."
     if bound == "bubble":
         return f"Stages wait {busy.message_wait:.0%} of the time for messages of their neighbours."
     if bound in causes:
@@ -227,6 +244,15 @@ def _evidence(
     largest = sorted(busy.shares.items(), key=lambda item: -item[1])
     parts = ", ".join(f"{name} {share:.0%}" for name, share in largest if share >= 0.005)
     return f"Twice as fast, it would make the step {halved[number]:.0%} shorter (time of the ranks: {parts})."
+
+
+def _slow_in(run: Run, classes: np.ndarray, rank: int) -> str:
+    """The class of work for which a rank takes most time beyond the median of all."""
+    count, ranks = len(CLASSES), len(run.graph.ranks)
+    own = np.where(run.is_communication, 0, run.measured.own_ns)
+    spent = np.bincount(run.graph.trace_of * count + classes, own, ranks * count).reshape(ranks, count)
+    beyond = spent[run.graph.ranks.index(rank)] - np.median(spent, axis=0)
+    return CLASSES[int(beyond.argmax())]
 
 
 def _kernels(run: Run, classes: np.ndarray, device: np.ndarray) -> list[Kernel]:
@@ -267,9 +293,10 @@ def _proposals(
     host = "the host's calls and launches twice as fast, as CUDA graphs would make them"
     small = "kernels that memory bounds twice as fast, as fusing them would make them"
     tried = [
-        ("no data loading in the step's way", gone[LOADING], "--scale DataLoader=0"),
+        ("no data loading in the step's way", gone[LOADING], ""),
         ("nothing compiled during the steps", gone[COMPILING], ""),
         ("no device memory allocated or freed", gone[ALLOCATING], ""),
+        ("no copies between host and device, as pinned memory and prefetching hide them", gone[COPYING], ""),
         ("communication twice as fast", halved[COMMUNICATION], ""),
         ("all ranks starting together", found.skew_gain, ""),
     ]
@@ -281,8 +308,9 @@ def _proposals(
     else:
         tried.append(("Python between operators twice as fast", halved[HOST], ""))
     if found.slow_rank is not None:
-        flags = f"--rank {found.slow_rank} as median"
-        tried.append((f"rank {found.slow_rank} as fast as the others", found.slow_rank_gain, flags))
+        flags = f"--rank {found.slow_rank} as median" if len(found.slow_ranks) == 1 else ""
+        who = found.slow_names().replace("R", "r", 1)
+        tried.append((f"{who} as fast as the others", found.slow_rank_gain, flags))
     for kernel in found.kernels[:1]:
         named = np.array([name == kernel.name for name in run.names])[run.name_of]
         value = gain(run, Faster(named & ~run.is_communication, 0.5)) or 0.0

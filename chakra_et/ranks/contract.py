@@ -117,7 +117,7 @@ def _directions(work: np.ndarray) -> Iterator[np.ndarray]:
     yield np.ones(len(work))
     present = np.unique(work).tolist()
     for factor in _FACTORS:
-        for chosen in [*([each] for each in present), [classes.COMPUTE, classes.MEMORY]]:
+        for chosen in [*([each] for each in present), classes.ON_DEVICE]:
             yield np.where(np.isin(work, chosen), factor, 1.0)
 
 

@@ -212,17 +212,15 @@ def rank_rows(run: ReportRun) -> list[dict[str, Any]]:
 
 def headline(run: ReportRun, steps: list[ReportStep], diagnosis: Diagnosis | None) -> list[str]:
     """The run in a few sentences: its size, the diagnosis, and memory."""
-    slowest = max(steps, key=lambda step: step.lasts_ns)
     names = {step.name for step in steps}
     whole = names == {WHOLE}
     mean = duration(float(np.mean([step.lasts_ns for step in steps])))
-    most = duration(slowest.lasts_ns)
-    where = f"rank {slowest.rank}" + ("" if slowest.name == WHOLE else f", step {slowest.name}")
+    most = duration(max(step.lasts_ns for step in steps))
     found = [
         f"{plural(len(run.ranks), 'rank')}, {plural(0 if whole else len(names), 'step')}: "
         f"{mean} {'for the whole trace' if whole else 'per step'}"
         f"{'' if run.base == 'measured' else f' as {run.base}'}"
-        f"{f', at most {most} ({where})' if most != mean else ''}."
+        f"{f', at most {most}' if most != mean else ''}."
     ]
     found += diagnosis.lines() if diagnosis else []
     if peak := largest_peak(usage(run)):

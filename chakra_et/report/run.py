@@ -33,9 +33,9 @@ from chakra_et.text import with_progress
 # The attributes that a report needs, with those of memory; all others are dropped as soon as a file is read.
 NEEDED = frozenset(
     (
-        "is_cpu_op", "kind", "lane", "stream", "tid", "parent", "module", "phase", "segment", "num_ops",
-        "tensor_size", "comm_type", "comm_size", "comm_src", "comm_dst", "comm_tag", "comm_out_split",
-        "pg_name", "pg_original_name", "pg_description", "transfer_micros", "wait_micros",
+        "is_cpu_op", "kind", "lane", "stream", "tid", "parent", "rf_id", "module", "phase", "segment",
+        "num_ops", "tensor_size", "comm_type", "comm_size", "comm_src", "comm_dst", "comm_tag",
+        "comm_out_split", "pg_name", "pg_original_name", "pg_description", "transfer_micros", "wait_micros",
         "launch_latency_ns", "stream_gap_ns", "dep_kinds",
     )
 )  # fmt: skip

@@ -69,6 +69,10 @@ PUBLIC = {
     "b200_eager_rank0.json.gz": ("host", "eager decoding: the device is busy for 13%"),
     "a100_nccl_rank0.json.gz": ("host", "the device is idle for three quarters of each step"),
     "mi300_resnet_rank0.json.gz": ("communication", "RCCL alone runs for 64% of the steps"),
+    "pairs/h100_owlv2-large-patch14-ensemble.json.gz": (
+        "data loading",
+        "the DataLoader takes 619 of 1,211 ms",
+    ),
     "pairs/h100_bert-small-uncased.json.gz": ("host", "a small model: the device is busy for 7%"),
     "pairs/mi300_bert-small-uncased.json.gz": ("host", "a small model: the device is busy for 10%"),
 }
@@ -127,7 +131,9 @@ def test_contradictions_are_findings() -> None:
 
 
 def test_every_bound_has_words() -> None:
-    assert {bound for _, bound, _ in MADE.values()} | {"host", "python", "unknown"} == set(BOUND_BY)
+    assert {bound for _, bound, _ in MADE.values()} | {"host", "python", "host copies", "unknown"} == set(
+        BOUND_BY
+    )
     found = diagnose(made_run(Step()))
     assert isinstance(found, Diagnosis) and json.loads(json.dumps(found.as_json()))["bound"] == "compute"
     assert found.kernels[0].name == GEMM and found.lines()[0].startswith("Bound by arithmetic of the device")

@@ -11,7 +11,7 @@ import pytest
 
 from chakra_et.__main__ import main
 from chakra_et.diagnose.gains import Faster
-from chakra_et.diagnose.node_classes import COMMUNICATION, COMPUTE, HOST, MEMORY, node_classes
+from chakra_et.diagnose.node_classes import COMMUNICATION, HOST, ON_DEVICE, node_classes
 from chakra_et.diagnose.verdict import diagnose
 from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
@@ -29,7 +29,7 @@ from tests.shared import shared_path
 
 CLOSE = 1e-3
 FIXTURES = Path(__file__).parents[1] / "fixtures"
-CLASSES = {"device": (COMPUTE, MEMORY), "host": (HOST,), "network": (COMMUNICATION,)}
+CLASSES = {"device": ON_DEVICE, "host": (HOST,), "network": (COMMUNICATION,)}
 
 
 def converted(traces: Path, output: Path, *flags: str) -> str:

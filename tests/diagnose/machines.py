@@ -1,0 +1,133 @@
+"""Ranks of simulated machines, node by node, with the names that frameworks and vendors give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from chakra_et.et.columns import ExecutionTrace
+from chakra_et.simulate.run import Run, make_run
+from tests.simulate.replay_traces import collective, cpu, kernel, make_trace, recv, send
+
+GEMM = "ampere_bf16_s16816gemm_bf16_256x128"
+NCCL = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL"
+
+
+class Rank:
+    """One rank: a thread, and streams by number. Times in µs."""
+
+    def __init__(self, call: str = "cudaLaunchKernel", launch: int = 5) -> None:
+        self.nodes: list[dict[str, Any]] = []
+        self.call, self.launch = call, launch
+        self.thread: tuple[int, ...] = ()
+        self.streams: dict[int, tuple[int, ...]] = {}
+
+    def _add(
+        self, make: Callable[..., dict], length: int, deps: Sequence[int], *more: Any, **given: Any
+    ) -> int:
+        unique = tuple(dict.fromkeys(deps))
+        self.nodes.append(make(len(self.nodes) + 1, length, *more, unique, **given))
+        return len(self.nodes)
+
+    def host(self, name: str, length: int, kind: str = "operator", **more: Any) -> int:
+        self.thread = (self._add(cpu, length, self.thread, name=name, kind=kind, **more),)
+        return self.thread[0]
+
+    def step(self, number: int) -> None:
+        self.host(f"ProfilerStep#{number}", 0, "annotation")
+
+    def annotation(self, name: str, length: int) -> None:
+        """An annotation with Python in it, as a conversion writes it: two nodes of one event."""
+        event = len(self.nodes) + 1
+        self.host(name, 0, "annotation", rf_id=event)
+        self.host("host-overhead", length, "host-overhead", rf_id=event)
+
+    def kernel(
+        self, name: str, length: int, after: Sequence[int] = (), stream: int = 7, kind: str = "kernel"
+    ) -> int:
+        launch = self.host(self.call, self.launch, "runtime")
+        deps = (launch, *self.streams.get(stream, ()), *after)
+        self.streams[stream] = (self._add(kernel, length, deps, name=name, kind=kind, stream=stream),)
+        return self.streams[stream][0]
+
+    def collective(self, length: int, stream: int = 9, name: str = NCCL, **more: Any) -> int:
+        """After all that the compute stream has so far."""
+        launch = self.host(self.call, self.launch, "runtime")
+        deps = (launch, *self.streams.get(stream, ()), *self.streams.get(7, ()))
+        times = {
+            "transfer_micros": length,
+            "wait_micros": 0,
+            "is_cpu_op": 0,
+            "stream": stream,
+            "lane": stream,
+        }
+        self.streams[stream] = (self._add(collective, length, deps, name=name, **times, **more),)
+        return self.streams[stream][0]
+
+    def message(self, make: Callable[..., dict], peer: int, tag: int) -> int:
+        """Sent after all that the compute stream has so far; received beside it."""
+        sends = make is send
+        stream = 21 if sends else 20
+        launch = self.host(self.call, self.launch, "runtime")
+        deps = (launch, *self.streams.get(stream, ()), *(self.streams.get(7, ()) if sends else ()))
+        more = {"transfer_micros": 5, "is_cpu_op": 0, "stream": stream, "lane": stream, "comm_tag": tag}
+        found = self._add(make, 5, deps, peer, name="ncclDevKernel_SendRecv", kind="p2p", pg_name="1", **more)
+        self.streams[stream] = (found,)
+        return found
+
+    def wait(self) -> None:
+        ends = [end for stream in self.streams.values() for end in stream]
+        self.thread = (
+            self._add(cpu, 1, (*self.thread, *ends), name="cudaDeviceSynchronize", kind="runtime"),
+        )
+
+    def trace(self, rank: int, ranks: int, begin: int) -> ExecutionTrace:
+        end: dict[int, int] = {}
+        lane: dict[object, int] = {}
+        for node in self.nodes:
+            on = node.get("lane", node.get("stream", "host"))
+            start = max([begin, lane.get(on, 0), *(end[each] for each in node["deps"])])
+            node["start"] = start
+            end[node["id"]] = lane[on] = start + node["duration"]
+        return make_trace(*self.nodes, rank=rank, world_size=ranks, clock_domain="one", trace_start_ns=0)
+
+
+def machine(
+    ranks: int, steps: int, work: Callable[[Rank, int, int], None], begins: Sequence[int] = (), **how: Any
+) -> Run:
+    """A run in which each step of each rank is ``work(rank's machine, rank, step)``."""
+    traces = []
+    for number in range(ranks):
+        rank = Rank(**how)
+        for step in range(steps):
+            rank.step(step)
+            work(rank, number, step)
+            rank.wait()
+        traces.append(rank.trace(number, ranks, begins[number] if begins else 0))
+    return make_run("machine", traces, range(ranks), {"1": list(range(ranks))})
+
+
+def one_f_one_b(stages: int, batches: int, slow: int = -1) -> Run:
+    """Pipeline stages on GPUs, one forward and one backward in turn; stage ``slow`` takes twice as long."""
+
+    def work(rank: Rank, stage: int, step: int) -> None:
+        times = 2 if stage == slow else 1
+
+        def one_pass(length: int, source: int, target: int, tag: int) -> None:
+            got = [rank.message(recv, source, tag)] if 0 <= source < stages else []
+            rank.kernel(GEMM, length * times, got)
+            if 0 <= target < stages:
+                rank.message(send, target, tag)
+
+        warm = min(stages - 1 - stage, batches)
+        order = [True] * warm + [True, False] * (batches - warm) + [False] * warm
+        done = {True: 0, False: 0}
+        for forward in order:
+            tag = (2 * step + forward) * batches + done[forward]
+            done[forward] += 1
+            if forward:
+                one_pass(100, stage - 1, stage + 1, tag)
+            else:
+                one_pass(200, stage + 1, stage - 1, tag)
+
+    return machine(stages, 2, work)
