@@ -84,7 +84,8 @@ def on_devices(run: Run) -> np.ndarray:
 def _named(run: Run, pattern: re.Pattern[str], whole: bool = False) -> np.ndarray:
     """Nodes whose name has a match, or is one; bool[N]."""
     match = pattern.fullmatch if whole else pattern.search
-    return np.array([bool(match(name)) for name in run.names])[run.name_of]
+    found: np.ndarray = np.array([bool(match(name)) for name in run.names])[run.name_of]
+    return found
 
 
 def _within(run: Run, pattern: re.Pattern[str]) -> np.ndarray:
