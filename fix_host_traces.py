@@ -2,7 +2,7 @@
 """Repair host and device traces: several objects in one file, truncation, bad JSON, damaged gzip.
 
     python fix_host_traces.py                          all traces under outputs/
-    python fix_host_traces.py --dir runs --keep all    keep every object of a file, not only the last
+    python fix_host_traces.py --dir runs               all traces under runs/
     python fix_host_traces.py outputs/a_host.json      these files
 
 The original of a changed file is kept as NAME.backup; an intact file is not touched. Exit status: 0 if every

@@ -32,8 +32,7 @@ SHARED = ROOT.parent / "shared" / "data" / "traces"
 ALLOW = ("--allow-missing-ranks", "--workers", "2")
 VARIANTS = {
     "default": (),
-    "fold": ("--host-gaps", "fold"),
-    "drop": ("--host-gaps", "drop", "--no-timestamps"),
+    "no times": ("--no-timestamps",),
     "astra": ("--comm-types", "astra-sim", "--keep-merged"),
 }
 

@@ -77,8 +77,6 @@ _SENTENCES: dict[Kind, dict[str, str]] = {
         "group-by-thread": "gloo operators whose group was inferred from their threads and sizes",
         "structure-differs": "operators that the step in which tensors were recorded doesn't have: kept "
         "without tensors",
-        "graph-not-captured": "graph launches that no capture of --graph-capture fits",
-        "graph-ambiguous": "kernels of graphs whose shapes differ between the captures that fit",
         "communication-unfinished": "CPU communication whose record had not ended when the recording "
         "stopped: size taken from its call, end from the first use of its data",
         "communication-ends-late": "CPU communication whose record ends after the thread that waited for it "
@@ -97,8 +95,7 @@ _SENTENCES: dict[Kind, dict[str, str]] = {
         "recorded",
         "no-host-node": "operators and annotations without a host node, kept with their times",
         "memory-event": "allocations and frees: memory of the nodes in which they happened",
-        "graph-kernel": "kernels of CUDA or HIP graphs: --graph-capture names their operators",
-        "graph-captured": "kernels of CUDA or HIP graphs, named by the trace of the capture",
+        "graph-kernel": "kernels of CUDA or HIP graphs, whose operators aren't recorded",
         "blocking-copy": "copies that blocked the calling thread",
         "early-start": "device work that starts before the call that launches it",
         "clock-offset": "ns between the clocks of device {} and the host, corrected",
@@ -114,9 +111,6 @@ _SENTENCES: dict[Kind, dict[str, str]] = {
         "wait-done": "communication that was done before its data was used",
         "wait-not-found": "communication whose wait was not found",
         "backward-edge": "edges left out as they would point back in time",
-        "gap-folded": "host overhead folded into the next node",
-        "gap-dropped": "host overhead dropped",
-        "gap-dropped-ns": "ns of host overhead dropped",
     },
 }
 # id → (kind, sentence)

@@ -28,7 +28,6 @@ from typing import Any, TypeVar
 
 from chakra_et import cli, files
 from chakra_et.convert.emit import CommTypes
-from chakra_et.convert.graph.nodes import HostGaps
 from chakra_et.convert.pair import PairOptions
 from chakra_et.convert.rank import Engine, RankResult, is_cut
 from chakra_et.convert.runs import RunOptions, SetResult, convert_sets, default_workers, is_converted
@@ -40,7 +39,7 @@ from chakra_et.ranks.cluster import CLUSTERS
 from chakra_et.simulate.measured_steps import steps_sentence
 from chakra_et.text import list_ranks, printable, progress_bar, table
 from chakra_et.traces import sets as trace_sets
-from chakra_et.traces.records import DEFAULT_LIMITS, Limits
+from chakra_et.traces.records import Limits
 from chakra_et.traces.sets import TraceSet
 
 Kind = TypeVar("Kind")
@@ -61,8 +60,6 @@ class ConvertConfig:
     output: str = _flag(
         "", "folder for the .et files (default: that of the traces)", short="-o", metavar="FOLDER"
     )
-    host: str = _flag("", "host trace of one rank; needs --device", metavar="FILE")
-    device: str = _flag("", "device trace of one rank; needs --host", metavar="FILE")
     name: str = _flag("*", "convert only runs whose NAME matches this glob", metavar="GLOB")
     ranks: str = _flag(
         "",
@@ -70,9 +67,6 @@ class ConvertConfig:
         "finishes the run",
     )
     comm_kernels: str = _flag("", "JSON table of additional communication kernels, by name", metavar="FILE")
-    graph_capture: str = _flag(
-        "", "device trace of the capture of CUDA or HIP graphs, to name their kernels", metavar="FILE"
-    )
     max_overhead: float = _flag(
         10.0, "warn if more than this percentage of a critical path is unexplained", metavar="PERCENT"
     )
@@ -82,9 +76,6 @@ class ConvertConfig:
         "", "convert on a Dask cluster: local, slurm, or tcp://HOST:PORT of a scheduler", metavar="WHERE"
     )
     step: str = _flag("all", "number of the one ProfilerStep to convert, or all")
-    host_gaps: HostGaps = _flag(
-        "node", "host time outside operators: as nodes of its own, folded into the next node, or dropped"
-    )
     timestamps: bool = _flag(True, "write start_time_micros")
     comm_types: CommTypes = _flag(
         "schema", "collective types of the schema, or only those that ASTRA-sim simulates"
@@ -94,7 +85,6 @@ class ConvertConfig:
         "auto",
         "write NAME.N.skeleton.parquet, what joint questions need of a rank; auto: of more than 64 ranks",
     )
-    report: bool = _flag(False, "print the conversion report of each rank: events in, nodes out, losses")
     json: bool = _flag(False, "print JSON: by run and rank the report, the file, and every error")
     allow_unlinked: bool = _flag(
         False, "continue if host and device trace hardly match or come from two processes", group=RARE
@@ -103,16 +93,7 @@ class ConvertConfig:
         False, "continue if a trace was cut off or device work is missing", group=RARE
     )
     allow_missing_ranks: bool = _flag(False, "continue if traces of some ranks are missing", group=RARE)
-    allow_mixed: bool = _flag(
-        False, "continue if a damaged trace mixes records of several processes", group=RARE
-    )
-    min_records: int = _flag(
-        DEFAULT_LIMITS.min_records, "reject a damaged trace with fewer intact nodes or events", group=RARE
-    )
     max_bytes: int = _flag(8 << 30, "reject a larger trace (uncompressed size)", group=RARE)
-    max_ratio: int = _flag(
-        DEFAULT_LIMITS.max_ratio, "reject a gzip file that expands by more than this factor", group=RARE
-    )
     timeout: float = _flag(0.0, "seconds per rank; 0: no limit", group=RARE, metavar="SECONDS")
 
     def __post_init__(self) -> None:
@@ -124,10 +105,6 @@ class ConvertConfig:
             raise ValueError(f"--cluster must be local, slurm or tcp://HOST:PORT, not {self.cluster!r}")
         if self.step != "all" and not (self.step.isascii() and self.step.isdigit()):
             raise ValueError(f"--step must be the number of a ProfilerStep or all, not {self.step!r}")
-        if bool(self.host) != bool(self.device):
-            raise ValueError("--host and --device need each other: they name the two traces of one rank")
-        if self.host and self.files:
-            raise ValueError("give either trace files, or --host and --device")
         if not all((*self.files, self.dir)):
             raise ValueError("the name of a file or folder is empty: check the variable that it comes from")
         if self.files and self.dir != FOLDER:
@@ -147,8 +124,7 @@ class ConvertConfig:
 
     def pair_options(self) -> PairOptions:
         """The options for converting one rank."""
-        capture = Path(self.graph_capture) if self.graph_capture else None
-        return self._as(PairOptions, limits=self._as(Limits), graph_capture=capture)
+        return self._as(PairOptions, limits=self._as(Limits))
 
     def run_options(self, keep: bool) -> RunOptions:
         """The options for converting runs. ``keep``: keep valid files of an earlier conversion."""
@@ -161,9 +137,7 @@ class ConvertConfig:
         if output:
             output.mkdir(parents=True, exist_ok=True)
         paths = [Path(name) for name in self.files] or [Path(self.dir)]
-        if self.host:
-            sets = [trace_sets.of_pair(Path(self.host), Path(self.device), output)]
-        elif not self.files or (len(paths) == 1 and paths[0].is_dir()):
+        if not self.files or (len(paths) == 1 and paths[0].is_dir()):
             sets = trace_sets.find(paths[0], self.name, output)
         else:
             sets = trace_sets.of_files(paths, output)
@@ -236,7 +210,6 @@ def show(results: list[SetResult], config: ConvertConfig) -> int:
         ("file", "nodes", "edges", "KB", "linked", "left out", "overhead", "steps ms", "result")
     ]
     sentences: list[str] = []
-    reports: list[str] = []
     for result in results:
         for rank, outcome in sorted(result.ranks.items()):
             file = printable(result.traces.et_file(rank).name)
@@ -253,7 +226,6 @@ def show(results: list[SetResult], config: ConvertConfig) -> int:
                 state += f", {repairs} repair{'s' * (repairs > 1)}"
             rows.append((file, *_figures(outcome, config), "invalid" if outcome.problems else state))
             sentences += [f"error: {text}" for text in outcome.problems]
-            reports.append(f"{printable(result.traces.name)} {outcome.report.text()}")
         communication = result.communication
         steps = [median([*result.good[rank].report.steps_us.values()] or [0.0]) for rank in communication]
         metadata = [trace.metadata for trace in communication.values()]
@@ -264,9 +236,6 @@ def show(results: list[SetResult], config: ConvertConfig) -> int:
         sentences += [f"note: {text}" for text in result.notes]
     for line in table(rows):
         print(line)
-    if config.report and config.engine == "native":
-        for report in reports:
-            print("\n".join(printable(line) for line in report.splitlines()))
     sys.stdout.flush()
     for line in sentences:
         print(printable(line), file=sys.stderr)

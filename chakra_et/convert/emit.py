@@ -16,7 +16,6 @@ from chakra_et.arrays import coded_pairs, narrowed
 from chakra_et.convert import emit_columns
 from chakra_et.convert.emit_columns import Add, coded, strings
 from chakra_et.convert.graph.communication import Communication, group_number
-from chakra_et.convert.graph.device_graphs import Captured, add_captured
 from chakra_et.convert.graph.linked import LinkedRank
 from chakra_et.convert.graph.nodes import KIND_NAMES, Graph, NodeKind
 from chakra_et.convert.graph.operators import find_hierarchy, find_work
@@ -50,20 +49,14 @@ def emit(
     metadata: dict[str, Any],
     timestamps: bool = True,
     comm_types: CommTypes = "schema",
-    captured: Captured | None = None,
 ) -> ExecutionTrace:
-    """The columns of the file of rank ``number``. Node i of the graph gets id i + 1.
-
-    ``captured``: the operators that launched the kernels of CUDA or HIP graphs.
-    """
+    """The columns of the file of rank ``number``. Node i of the graph gets id i + 1."""
     rows = len(graph)
     everywhere = np.arange(rows)
     operator = emit_columns.operators(rank, graph)
     host_row = np.where(operator >= 0, rank.link.host_row[operator], -1)
     hierarchy = find_hierarchy(rank)
     work = find_work(rank, hierarchy.parent)
-    if captured is not None:
-        add_captured(rank, hierarchy, work, captured)
     attributes: dict[str, Attribute] = {}
 
     def add(name: str, kind: ValueKind, rows: np.ndarray, values: Any) -> None:
@@ -83,7 +76,7 @@ def emit(
     further = np.flatnonzero(graph.segment > 0)
     add("segment", "int64", further, graph.segment[further])
     emit_columns.add_hierarchy(graph, hierarchy, add)
-    emit_columns.add_device(rank, graph, work, captured, add)
+    emit_columns.add_device(rank, graph, work, add)
     emit_columns.add_memory(rank, graph, add)
     del hierarchy, work  # each with columns of all events
     # For ASTRA-sim, only those of known size, and of known peer or type.
@@ -113,7 +106,6 @@ def emit(
     name = rank.device.name[np.maximum(graph.event, 0)].astype(np.int32)
     name[graph.kind == NodeKind.HOST_OVERHEAD] = len(names) - 2
     name[graph.kind == NodeKind.DEVICE_OVERHEAD] = len(names) - 1
-    inputs = emit_columns.tensor_info(rank, graph, host_row, rank.host.inputs)
     return ExecutionTrace(
         ids=np.arange(1, rows + 1, dtype=np.uint64),
         names=coded(names, name),
@@ -122,7 +114,7 @@ def emit(
         duration_micros=emit_columns.whole_micros(graph.lane, graph.end - graph.start).view(np.uint64),
         data_deps=Ragged(offsets, sources),
         ctrl_deps=Ragged(np.broadcast_to(np.int64(0), rows + 1), np.zeros(0, dtype=np.uint64)),
-        inputs=emit_columns.with_captured(inputs, graph, captured),
+        inputs=emit_columns.tensor_info(rank, graph, host_row, rank.host.inputs),
         outputs=emit_columns.tensor_info(rank, graph, host_row, rank.host.outputs),
         attributes=attributes,
         metadata=metadata,

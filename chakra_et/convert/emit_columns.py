@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from chakra_et.arrays import coded_pairs, first_rows, lane_order
-from chakra_et.convert.graph.device_graphs import GRAPH_LAUNCH, Captured
 from chakra_et.convert.graph.linked import LinkedRank
 from chakra_et.convert.graph.nodes import Graph, NodeKind
 from chakra_et.convert.graph.operators import PHASE_NAMES, Hierarchy
@@ -108,14 +107,11 @@ def add_hierarchy(graph: Graph, hierarchy: Hierarchy, add: Add) -> None:
     add("phase", "string", of_event[at], coded(PHASE_NAMES, phase[at]))
 
 
-def add_device(
-    rank: LinkedRank, graph: Graph, work: tuple[np.ndarray, np.ndarray], captured: Captured | None, add: Add
-) -> None:
+def add_device(rank: LinkedRank, graph: Graph, work: tuple[np.ndarray, np.ndarray], add: Add) -> None:
     """Attributes of device nodes: ``num_ops``, ``tensor_size``, ``grid``, ``block``, ``graph_id``,
-    ``graph_launch`` (id of the launching node) and ``captured_op`` (the operator that launched the kernel
-    while its graph was captured). Also ``launch_latency_ns``, of the node or of the overhead in front of it:
-    the earliest start after the launch; and ``stream_gap_ns`` of such overhead: the part of it that remains
-    after the other dependencies."""
+    ``graph_launch`` (id of the launching node). Also ``launch_latency_ns``, of the node or of the overhead in
+    front of it: the earliest start after the launch; and ``stream_gap_ns`` of such overhead: the part of it
+    that remains after the other dependencies."""
     device = rank.device
     at = np.flatnonzero(np.isin(graph.kind, DEVICE_KINDS))
     event = graph.event[at]
@@ -129,16 +125,11 @@ def add_device(
         known = np.flatnonzero(values >= 0)
         add(name, "int64", known, values[known])
     launch = rank.calls[event]
-    of_graph = (launch >= 0) & named(device, lambda name: GRAPH_LAUNCH in name)[launch]
+    of_graph = (launch >= 0) & named(device, lambda name: "GraphLaunch" in name)[launch]
     at, event, launch = at[of_graph], event[of_graph], launch[of_graph]
     add("graph_launch", "int64", at, graph.node_of(len(device))[launch] + 1)
     add("graph_id", "int64", at, np.where(device.graph[event] >= 0, device.graph[event],
                                           device.correlation[event]))  # fmt: skip
-    if captured is not None:
-        source = captured.captures.rank.device
-        operator = captured.operators(event)
-        at, operator = at[operator >= 0], operator[operator >= 0]
-        add("captured_op", "string", at, coded(source.names, source.name[operator]))
 
 
 def tensor_info(
@@ -157,27 +148,6 @@ def tensor_info(
     nodes = np.flatnonzero(row >= 0)
     taken = row[nodes]
     return TensorInfo(nodes, *(column.take(taken) for column in columns))
-
-
-def with_captured(info: TensorInfo, graph: Graph, captured: Captured | None) -> TensorInfo:
-    """``info`` with the inputs of the operators that launched captured kernels."""
-    if captured is None:
-        return info
-    rank = captured.captures.rank
-    nodes = np.flatnonzero(graph.is_first & captured.certain[graph.event])
-    operator = captured.operators(graph.event[nodes])
-    nodes, operator = nodes[operator >= 0], operator[operator >= 0]
-    taken = rank.link.host_row[operator].tolist()
-    kept = np.flatnonzero(~np.isin(info.rows, nodes))
-    rows = np.concatenate([info.rows[kept], nodes])
-    order = np.argsort(rows, kind="stable").tolist()
-
-    def joined(own: Sequence[bytes], column: Sequence[bytes]) -> list[bytes]:
-        both = [own[at] for at in kept.tolist()] + [column[row] for row in taken]
-        return [both[at] for at in order]
-
-    parts = zip((info.values, info.shapes, info.types), rank.host.inputs, strict=True)
-    return TensorInfo(rows[order], *(joined(own, column) for own, column in parts))
 
 
 def add_memory(rank: LinkedRank, graph: Graph, add: Add) -> None:

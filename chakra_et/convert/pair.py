@@ -11,7 +11,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -25,9 +24,7 @@ from chakra_et.convert.graph import link
 from chakra_et.convert.graph.build import build
 from chakra_et.convert.graph.communication import group_number
 from chakra_et.convert.graph.dependencies import find_dependencies
-from chakra_et.convert.graph.device_graphs import load_captures, match_captures
 from chakra_et.convert.graph.linked import LinkedRank, check_complete, link_rank
-from chakra_et.convert.graph.nodes import HostGaps, apply_gaps
 from chakra_et.convert.report import RankReport, make_report
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import Attribute, ExecutionTrace, NodeType, Strings
@@ -58,13 +55,11 @@ class PairOptions:
     ``untraced_us`` (rank, its untraced steps) and ``unfinished`` (rank, its step that was cut) are from the
     run's manifest; without one they are taken from the traces. ``ranks_here``: a lower bound on the number of
     ranks. ``allow_unlinked``: continue if host and device trace hardly match or come from two processes.
-    ``comm_kernels``: file with a user's table of communication kernels. ``graph_capture``: device trace of
-    the process that captured the CUDA or HIP graphs. ``two_processes``: read a large pair in two processes at
-    once; the result is the same.
+    ``comm_kernels``: file with a user's table of communication kernels. ``two_processes``: read a large pair
+    in two processes at once; the result is the same.
     """
 
     step: str = "all"
-    host_gaps: HostGaps = "node"
     timestamps: bool = True
     comm_types: CommTypes = "schema"
     allow_unlinked: bool = False
@@ -75,7 +70,6 @@ class PairOptions:
     hosts: tuple[tuple[int, str], ...] = ()
     comm_kernels: str = ""
     allow_truncated: bool = False
-    graph_capture: Path | None = None
     untraced_us: tuple[tuple[int, tuple[float, ...]], ...] = ()
     unfinished: tuple[tuple[int, int], ...] = ()
     two_processes: bool = False
@@ -141,12 +135,10 @@ def _convert(pair: Pair, host: HostTrace, device: DeviceTrace, options: PairOpti
     )
     give_back(len(device))
     dependencies = find_dependencies(rank)
-    graph, gap_findings = apply_gaps(build(rank, dependencies), options.host_gaps)
+    graph = build(rank, dependencies)
     if not len(graph):
         raise TraceError(f"{pair.device}: there is nothing to convert; check --step.")
-    captures = load_captures(options.graph_capture, options.limits) if options.graph_capture else None
-    captured, capture_findings = match_captures(rank, captures)
-    findings = joined(dependencies.findings, gap_findings, capture_findings, check_complete(rank))
+    findings = joined(dependencies.findings, check_complete(rank))
     del dependencies  # as large as the graph, and the memory is needed below
     give_back(len(graph))
     report = make_report(number, rank, graph, findings)
@@ -177,9 +169,9 @@ def _convert(pair: Pair, host: HostTrace, device: DeviceTrace, options: PairOpti
         "lanes": json.dumps(lanes, separators=(",", ":")),
         **({"device_name": rank.device.device_name} if rank.device.device_name else {}),
     }
-    trace = emit(rank, graph, number, metadata, options.timestamps, options.comm_types, captured)
+    trace = emit(rank, graph, number, metadata, options.timestamps, options.comm_types)
     trace.metadata["steps_micros"] = step_facts(device.recording, dict(options.untraced_us).get(number, ()))
-    if device.recording is not None and options.host_gaps != "drop":
+    if device.recording is not None:
         take_off_cost(trace, device.recording, rank.per_operator_ns)
         report.times_of(trace)
     return Converted(trace, report, rank, groups, world_size)

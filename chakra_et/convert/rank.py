@@ -116,13 +116,11 @@ def convert_rank(job: RankJob) -> RankResult:
 
 def options_text(options: PairOptions) -> str:
     """Options that affect the output (cache key)."""
-    names = ("step", "host_gaps", "timestamps", "comm_types")
+    names = ("step", "timestamps", "comm_types")
     shape = {name: getattr(options, name) for name in names}
-    for name in ("comm_kernels", "graph_capture"):
-        path = getattr(options, name)
-        shape[name] = 0
-        with contextlib.suppress(OSError):  # the conversion reports the error
-            shape[name] = zlib.crc32(files.read_bytes(path)) if path else 0
+    shape["comm_kernels"] = 0
+    with contextlib.suppress(OSError):  # the conversion reports the error
+        shape["comm_kernels"] = zlib.crc32(files.read_bytes(path)) if (path := options.comm_kernels) else 0
     facts = tuple(getattr(options, name) for name in MANIFEST)
     return json.dumps(shape | {"manifest": zlib.crc32(repr(facts).encode())}, separators=(",", ":"))
 

@@ -10,20 +10,17 @@ import numpy as np
 
 from chakra_et.convert.graph.linked import LinkedRank
 from chakra_et.convert.graph.nodes import KIND_NAMES, EdgeKind, Graph, NodeKind
-from chakra_et.convert.graph.timeline import on_device
+from chakra_et.convert.graph.timeline import named, on_device
 from chakra_et.et.columns import ExecutionTrace, Strings
-from chakra_et.findings import Findings, Kind, joined, listed, sentence
+from chakra_et.findings import Findings, Kind, joined, listed
 from chakra_et.simulate.measured_steps import measured_times, step_rows
 from chakra_et.simulate.time_by_kind import Shares
 from chakra_et.traces.device_format import RUNTIME, SYNC
 
-# Name in NAME_conversion.json → kind, and title in the text.
-_KINDS: dict[str, tuple[Kind, str]] = {
-    "losses": ("loss", "left out"),
-    "repairs": ("repair", "repairs"),
-    "warnings": ("warning", "warnings"),
-    "notes": ("note", "notes"),
-}
+# Name in NAME_conversion.json → kind.
+_KINDS: dict[str, Kind] = {
+    "losses": "loss", "repairs": "repair", "warnings": "warning", "notes": "note",
+}  # fmt: skip
 
 
 @dataclass
@@ -125,41 +122,7 @@ class RankReport:
         """For NAME_conversion.json: the findings by kind, each with its id, count and sentence."""
         fields = self.as_dict()
         findings = Findings(fields.pop("findings"))
-        return fields | {name: listed(findings.of(kind)) for name, (kind, _) in _KINDS.items()}
-
-    def text(self) -> str:
-        """The report as text."""
-        left_out = sum(self.losses.values())
-        on_gpu = any(self.nodes_by_kind.get(kind) for kind in ("kernel", "memcpy", "memset"))
-        lines = [
-            f"rank {self.rank}: {self.events_in} events in = {self.events_kept} kept + {left_out} left out; "
-            f"{self.nodes} nodes = {self.events_kept} events + {self.segments} further segments of them + "
-            f"{self.overhead} overhead; {self.edges} edges",
-            f"  linked by {self.linked_by}: {self.link_rate:.2%} of the host operators"
-            + (f", {self.kernel_link_rate:.2%} of the device work" if on_gpu else ""),
-        ]
-        lines += [
-            f"  clock of device {name}: {clock['offset_us']:+g} µs; {clock['pairs']:g} pairs of a call and "
-            f"work allow {clock['least_us']} to {clock['most_us']} µs, {clock['contradicting']:g} contradict"
-            for name, clock in self.clocks.items()
-        ]
-        total = sum(self.critical_path_us.values())
-        path = [f"{kind} {us / total:.1%}" for kind, us in self.critical_path_us.items() if us]
-        if path:
-            lines.append(f"  critical path: {', '.join(path)}")
-        tables = {
-            title: {sentence(key): count for key, count in sorted(self.findings.of(kind).items())}
-            for kind, title in _KINDS.values()
-        }
-        tables["host operators without a device record"] = dict(
-            sorted(self.host_operators_without_record.items())
-        )
-        tables |= {"nodes": dict(sorted(self.nodes_by_kind.items()))}
-        tables |= {"edges": dict(sorted(self.edges_by_kind.items()))}
-        for title, counts in tables.items():
-            if counts:
-                lines.append(f"  {title}: " + ", ".join(f"{name} {count}" for name, count in counts.items()))
-        return "\n".join(lines)
+        return fields | {name: listed(findings.of(kind)) for name, kind in _KINDS.items()}
 
 
 def make_report(number: int, rank: LinkedRank, graph: Graph, later: Findings) -> RankReport:
@@ -180,6 +143,8 @@ def make_report(number: int, rank: LinkedRank, graph: Graph, later: Findings) ->
     findings.add("unusable-events", findings.get("bad-time", 0) + findings.get("bad-field", 0))
     findings.add("no-host-node", int(((rank.link.host_row < 0) & (device.category < RUNTIME)).sum()))
     findings.add("memory-event", len(device.memory))
+    launching = named(device, lambda name: "GraphLaunch" in name)
+    findings.add("graph-kernel", int((launching[rank.calls] & (rank.calls >= 0)).sum()))
     findings.add("group-local", sum(item.is_local for item in items))
 
     missing = Counter(host.names[code] for code in host.name[rank.link.unmatched])

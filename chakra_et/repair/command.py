@@ -1,18 +1,16 @@
 """``chakra-et repair``: repair damaged trace files and list every change.
 
 chakra-et repair outputs/a_host.json --dry-run
-chakra-et repair --dir runs --keep all
+chakra-et repair --dir runs
 """
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
 
 from tqdm import tqdm
 
@@ -21,52 +19,24 @@ from chakra_et.errors import TraceError
 from chakra_et.names import TRACE_GLOBS
 from chakra_et.repair.file import repair_file
 from chakra_et.text import printable, table
-from chakra_et.traces.records import DEFAULT_LIMITS, Limits
+from chakra_et.traces.records import DEFAULT_LIMITS
 
 LONG_BYTES = 100 << 20
-RARE = "for damaged or hostile files"
-
-
-def _limit(name: str, text: str) -> int:
-    default: int = getattr(DEFAULT_LIMITS, name)
-    return field(default=default, metadata={"help": text, "group": RARE})
+LISTED = 20
 
 
 @dataclass(frozen=True)
 class RepairConfig:
-    """Which files to repair, what to keep and where to stop."""
+    """Which files to repair, and where to stop."""
 
     files: tuple[str, ...] = field(
         default=(), metadata={"positional": True, "help": "trace files; default: all traces under --dir"}
     )
     dir: str = field(default="outputs", metadata={"help": "search this folder and its subfolders for traces"})
-    keep: Literal["last", "first", "largest", "all"] = field(
-        default="last",
-        metadata={
-            "help": "which complete object of a file with several to keep; all: write the others beside"
-        },
-    )
     dry_run: bool = field(default=False, metadata={"help": "list the repairs without writing anything"})
-    show: int = field(default=20, metadata={"help": "list at most this many repairs per file; 0: all"})
-    min_records: int = _limit("min_records", "refuse a file with fewer intact nodes or events")
-    allow_mixed: bool = field(
-        default=False,
-        metadata={"help": "keep records of several processes that cannot be separated", "group": RARE},
+    max_bytes: int = field(
+        default=DEFAULT_LIMITS.max_bytes, metadata={"help": "refuse a larger trace (uncompressed size)"}
     )
-    max_depth: int = _limit("max_depth", "leave out a node or event nested deeper")
-    max_record_bytes: int = _limit("max_record_bytes", "leave out a larger node or event")
-    max_string_bytes: int = _limit("max_string_bytes", "leave out a node or event with a longer string")
-    max_bytes: int = _limit("max_bytes", "refuse a larger trace (uncompressed size)")
-    max_ratio: int = _limit("max_ratio", "refuse a gzip file that expands by more than this factor")
-
-    def __post_init__(self) -> None:
-        if self.show < 0:
-            raise ValueError(f"--show {self.show}: must be 0 or more")
-        self.limits()
-
-    def limits(self) -> Limits:
-        names = {item.name for item in dataclasses.fields(Limits)}
-        return Limits(**{name: value for name, value in vars(self).items() if name in names})
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -104,18 +74,14 @@ def _repair(path: Path, config: RepairConfig) -> tuple[str, ...]:
     size = os.path.getsize(path) if os.path.isfile(path) else 0
     long = sys.stderr.isatty() and size > LONG_BYTES
     with tqdm(total=size, unit="B", unit_scale=True, leave=False, disable=not long) as bar:
-        report = repair_file(
-            path, config.keep, write=not config.dry_run, limits=config.limits(), progress=bar.update
-        )
+        limits = replace(DEFAULT_LIMITS, max_bytes=config.max_bytes)
+        report = repair_file(path, write=not config.dry_run, limits=limits, progress=bar.update)
     if report.changed:
         print(printable(str(report.path)))
-    shown = report.repairs[: config.show or None]
-    for repair in shown:
+    for repair in report.repairs[:LISTED]:
         print(printable(f"  {repair}"))
-    if len(shown) < len(report.repairs):
-        print(f"  … {len(report.repairs) - len(shown)} more (--show 0 lists all)")
-    for other in report.others:
-        print(printable(f"  another object was written to {other}"))
+    if len(report.repairs) > LISTED:
+        print(f"  … {len(report.repairs) - LISTED} more")
     outcome = "good" if not report.changed else "to repair" if config.dry_run else "repaired"
     backup = printable(report.backup.name) if report.backup else "-"
     counts = str(len(report.repairs)), str(report.nodes_kept)

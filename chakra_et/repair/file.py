@@ -20,7 +20,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO
 
 from chakra_et.errors import TraceError
 from chakra_et.files import folder_lock, open_regular, remove_abandoned, temporary_file
@@ -29,17 +29,15 @@ from chakra_et.repair.records import Sink
 from chakra_et.repair.scan import Scanner
 from chakra_et.repair.source import Progress, Read, Text, is_gzip
 from chakra_et.repair.types import JsonDocument, Repair, RepairReport
-from chakra_et.repair.write import DocumentWriter, backup_of, free_names, keep_owner
+from chakra_et.repair.write import DocumentWriter, backup_of, keep_owner
 from chakra_et.traces.records import DEFAULT_LIMITS, Limits
 
 MIN_BLOCK_BYTES = 64
 MAX_WRITERS = 8
-Keep = Literal["last", "first", "largest", "all"]
 
 
 def repair_file(
     path: Path,
-    keep: Keep = "last",
     *,
     write: bool = True,
     output: Path | None = None,
@@ -48,9 +46,7 @@ def repair_file(
 ) -> RepairReport:
     """Repair a host or device trace, plain or gzip.
 
-    ``keep`` selects one of several objects: the "last", "first" or "largest" complete one, or, if none is
-    complete, of those that hold anything. "all" keeps the last one under the file's name and writes the
-    others beside it as NAME.1.json, NAME.2.json … in file order.
+    Of several objects the last complete one is kept, or, if none is complete, the last that holds anything.
 
     The result replaces the file, and the original is kept as NAME.backup (NAME.backup.1 … if that exists).
     With ``output`` the result goes there and the original is not touched; with ``write=False`` nothing is
@@ -74,12 +70,11 @@ def repair_file(
             before = os.fstat(file.fileno())
             report = RepairReport(path)
             readings = _read(file, path, limits, progress, report.repairs)
-            chosen = _choose(readings, path, keep, limits, report.repairs)
-            main = chosen[0][1]
-            report.kind, report.nodes_kept = main.kind, main.nodes
+            reading, document = _choose(readings, path, limits, report.repairs)
+            report.kind, report.nodes_kept = document.kind, document.nodes
             report.changed = bool(report.repairs)
             if report.changed and write:
-                _write(file, before, target, output, readings, chosen, limits, report)
+                _write(file, before, target, output, reading, document, limits, report)
             return report
     except FileNotFoundError:
         raise TraceError(f"{path}: no such file.") from None
@@ -230,33 +225,30 @@ def _is_clean(scanner: Scanner) -> bool:
 
 
 def _choose(
-    readings: list[_Reading], path: Path, keep: Keep, limits: Limits, repairs: list[Repair]
-) -> list[tuple[_Reading, JsonDocument]]:
-    """The objects to write, the one under the file's own name first; records what becomes of each."""
+    readings: list[_Reading], path: Path, limits: Limits, repairs: list[Repair]
+) -> tuple[_Reading, JsonDocument]:
+    """The object to keep; records what becomes of each."""
     found = [(reading, document) for reading in readings for document in reading.scanner.documents]
     able = [item for item in found if item[1].nodes >= limits.min_records]
-    clear = [item for item in able if limits.allow_mixed or not item[1].mixed]
+    clear = [item for item in able if not item[1].mixed]
     if not able:
         most = max((document.nodes for _, document in found), default=0)
         what = f"only {most} nodes or events" if most else "no complete node or event"
-        limit = f" (--min-records {limits.min_records})" if limits.min_records > 1 else ""
-        raise TraceError(f"{path}: {what} in it{limit}, nothing to save; record the trace again.")
+        raise TraceError(f"{path}: {what} in it, nothing to save; record the trace again.")
     if not clear:
         raise TraceError(
             f"{path}: the writes of several processes are mixed in it and cannot be separated; trace every "
-            "rank to a file of its own (--allow-mixed keeps the mixture)."
+            "rank to a file of its own."
         )
-    best = [item for item in clear if item[1].complete] or clear
-    main = {"first": best[0], "largest": max(best, key=lambda item: item[1].nodes)}.get(keep, best[-1])
-    kept = [main, *(item for item in clear if item is not main)] if keep == "all" else [main]
+    main = ([item for item in clear if item[1].complete] or clear)[-1]
     for number, item in enumerate(found if len(found) > 1 else (), 1):
         reading, document = item
         state = ", mixed" if document.mixed else "" if document.complete else ", incomplete"
-        fate = "kept" if item is main else "written beside" if item in kept else "left out"
+        fate = "kept" if item is main else "left out"
         detail = f"object {number} of {len(found)}, {document.nodes} nodes or events{state}: {fate}"
         line = 0 if reading.begin else document.line
         repairs.append(Repair("concatenated", reading.begin + document.start, detail, line))
-    return kept
+    return main
 
 
 def _write(
@@ -264,37 +256,26 @@ def _write(
     before: os.stat_result,
     target: Path,
     output: Path | None,
-    readings: list[_Reading],
-    chosen: list[tuple[_Reading, JsonDocument]],
+    reading: _Reading,
+    document: JsonDocument,
     limits: Limits,
     report: RepairReport,
 ) -> None:
-    """Write the chosen objects to ``output``, or else in place of ``target``, which was as ``before`` when it
+    """Write the chosen object to ``output``, or else in place of ``target``, which was as ``before`` when it
     was opened as ``file``."""
     path, place = report.path, output or target
-    names = [place, *free_names(place, len(chosen) - 1)]
-    with contextlib.ExitStack() as stack:
-        remove_abandoned(place.parent)
-        parts = [stack.enter_context(temporary_file(name)) for name in names]
-        for part in parts:
-            keep_owner(part, like=target)
-        compress = is_gzip(file)
-        for reading in readings:
-            pairs = zip(chosen, parts, strict=True)
-            files = {document.index: part.file for (by, document), part in pairs if by is reading}
-            if files:
-                with DocumentWriter(files, compress, report.repairs) as writer:
-                    _scan(reading.text(), path, limits, writer)
-        for (_, document), part in zip(chosen, parts, strict=True):
-            _verify(part.path, document, path, limits)
+    remove_abandoned(place.parent)
+    with temporary_file(place) as part:
+        keep_owner(part, like=target)
+        with DocumentWriter(document.index, part.file, is_gzip(file), report.repairs) as writer:
+            _scan(reading.text(), path, limits, writer)
+        _verify(part.path, document, path, limits)
         after = os.stat(target)
         if (after.st_size, after.st_mtime_ns) != (before.st_size, before.st_mtime_ns):
             raise TraceError(f"{path}: changes while it is read; repair it when its run has ended.")
         if output is None:
             report.backup = backup_of(target)
-        for part in reversed(parts):
-            part.put_in_place()
-    report.output, report.others = place, names[1:]
+        part.put_in_place()
 
 
 def _verify(result: Path, document: JsonDocument, path: Path, limits: Limits) -> None:

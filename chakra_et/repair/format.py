@@ -25,11 +25,6 @@ _DEVICE_KEYS = (
 )
 # Fields that the known writers put after the array.
 FOOTER_FIELDS = ("finish_ts", "traceName")
-RECORD_KEYS = (
-    rb"id|name|ctrl_deps|inputs|outputs|attrs|rf_id|parent|fw_parent|seq_id|scope|tid|fw_tid|op_schema|"
-    rb"input_shapes|input_types|output_shapes|output_types|ph|cat|pid|ts|dur|args|bp|s|sf|tts|tdur"
-)
-
 W = rb"[ \t\r\n]*"
 
 
@@ -79,7 +74,10 @@ TOP_FIELD = {
 
 # The observer does not escape names, but what follows a name is always the same.
 NAME_FIELD = _pattern(rb'("name" : ")(.*)(" , "(?:ctrl_deps|id)" : \d+ ,)')
-NOT_A_NUMBER = _pattern(rb"([\[,:] )([+-]?(?i:nan(?:\(ind\))?|inf(?:inity)?))(?= [,\]}])")
+TEXT_VALUE = _pattern(rb'("type" : "string" , "value" : ")(.*?)(" \} (?:, \{|\]))')
+NOT_A_NUMBER = _pattern(
+    rb"([\[,:] )([+-]?(?i:nan(?:\(ind\))?|inf(?:inity)?|\d[\d.]{0,40}e\+?\d{3,9}|\d{309,}))(?= [,\]}])"
+)
 # Maps every digit to 0 and E to e, so that one search finds the numbers that may be too large to decode:
 # those with an exponent of three digits, and those as long as Python's limit.
 _DIGITS_ALIKE = bytes(

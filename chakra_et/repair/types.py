@@ -12,7 +12,7 @@ KINDS = {
     "bom": "removed a byte-order mark",
     "leading-garbage": "removed bytes before the first object",
     "trailing-garbage": "removed bytes after the end of an object",
-    "concatenated": "the file holds several objects; kept, or left out, as the detail states",
+    "concatenated": "the file holds several objects; kept or left out, as the detail states",
     "interleaved": "separated the output of processes that wrote alternating blocks of equal size",
     "mixed-processes": "an object holds records of several processes that cannot be separated",
     "truncated": "an object breaks off; kept its complete records and closed it",
@@ -56,8 +56,7 @@ class RepairReport:
     """The outcome for one file.
 
     ``kind`` is "host", "device" or "unknown"; ``nodes_kept`` counts the nodes or events in the result;
-    ``output`` is the file that holds the result, ``backup`` the saved original, ``others`` the further
-    objects that ``keep="all"`` wrote.
+    ``backup`` is the saved original.
     """
 
     path: Path
@@ -65,9 +64,7 @@ class RepairReport:
     changed: bool = False
     repairs: list[Repair] = field(default_factory=list)
     nodes_kept: int = 0
-    output: Path | None = None
     backup: Path | None = None
-    others: list[Path] = field(default_factory=list)
 
 
 class _Id(msgspec.Struct):

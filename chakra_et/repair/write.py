@@ -1,4 +1,4 @@
-"""Write the chosen documents, and name backups so that a killed repair leaves the old file or the new one.
+"""Write the chosen document, and name backups so that a killed repair leaves the old file or the new one.
 
 A repaired trace lists its repairs in its last field, see ``traces.fields``.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import gzip
-import itertools
 import json
 import os
 import re
@@ -30,45 +29,40 @@ _FIELD = re.compile(rb',\s*"%s"\s*:\s*' % REPAIRS.encode())
 
 
 class DocumentWriter(Sink):
-    """Writes each chosen document (by its index) to its own file, with the list of ``repairs`` in it.
+    """Writes the chosen document (number ``index``) to ``file``, with the list of ``repairs`` in it.
 
-    A context manager; leaving it flushes the files.
+    A context manager; leaving it flushes the file.
     """
 
-    def __init__(self, files: dict[int, IO[bytes]], compress: bool, repairs: Sequence[Repair]) -> None:
-        self.files, self.repairs = files, repairs
+    def __init__(self, index: int, file: IO[bytes], compress: bool, repairs: Sequence[Repair]) -> None:
+        self.index, self.file, self.repairs, self.begun = index, file, repairs, False
         # No name and no time in the gzip header, so that the same repair gives the same bytes.
-        self.streams: dict[int, IO[bytes] | gzip.GzipFile] = {
-            index: gzip.GzipFile("", "wb", 6, file, mtime=0) if compress else file
-            for index, file in files.items()
-        }
-        self._begun: set[int] = set()
+        self.stream = gzip.GzipFile("", "wb", 6, file, mtime=0) if compress else file
 
     def __enter__(self) -> DocumentWriter:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for index, file in self.files.items():
-            if self.streams[index] is not file:
-                self.streams[index].close()
-            file.flush()
+        if self.stream is not self.file:
+            self.stream.close()
+        self.file.flush()
 
     def open(self, document: JsonDocument, header: bytes) -> None:
         self._write(document, header)
 
     def add(self, document: JsonDocument, records: bytes) -> None:
-        if document.index in self._begun:
-            self._write(document, b",")
-        self._begun.add(document.index)
-        self._write(document, records)
+        if document.index == self.index:
+            self._write(document, b"," * self.begun)
+            self.begun = True
+            self._write(document, records)
 
     def close(self, document: JsonDocument, footer: bytes) -> None:
-        if document.index in self.streams:
+        if document.index == self.index:
             self._write(document, marked(footer, document, self.repairs))
 
     def _write(self, document: JsonDocument, text: bytes) -> None:
-        if document.index in self.streams:
-            self.streams[document.index].write(text)
+        if document.index == self.index:
+            self.stream.write(text)
 
 
 def marked(footer: bytes, document: JsonDocument, repairs: Iterable[Repair]) -> bytes:
@@ -126,13 +120,3 @@ def backup_of(path: Path) -> Path:
             shutil.copystat(path, backup)
         sync_folder(path.parent)
         return backup
-
-
-def free_names(place: Path, count: int) -> list[Path]:
-    """The first ``count`` free names among NAME.1.json, NAME.2.json …"""
-    stem, ending = place.name, ""
-    for part in (".gz", ".json"):
-        if stem.endswith(part):
-            stem, ending = stem.removesuffix(part), part + ending
-    names = (place.with_name(f"{stem}.{number}{ending}") for number in itertools.count(1))
-    return list(itertools.islice((name for name in names if not os.path.lexists(name)), count))

@@ -90,8 +90,7 @@ class DeviceTrace:
     - ``findings``: counts of what was left out or repaired
     - ``memory``: allocations and frees, if they were recorded
     - ``recording``: what our tracer wrote about steps and costs, see ``device_format.Recording``
-    - ``inputs``: None unless requested; ``launched``: row of a launch call → name of the kernel (only HIP
-      records it), empty unless requested
+    - ``inputs``: None unless requested
     - ``strides``: row → strides of an operator's arguments, as JSON text, if one isn't contiguous; empty
       unless requested
     """
@@ -127,7 +126,6 @@ class DeviceTrace:
     host_name: str = ""
     device_name: str = ""
     inputs: OperatorInputs | None = None
-    launched: dict[int, str] = field(default_factory=dict)
     strides: dict[int, str] = field(default_factory=dict)
     memory: Memory = field(default_factory=no_memory)
     recording: Recording | None = None

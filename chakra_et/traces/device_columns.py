@@ -48,7 +48,7 @@ _NO_ARGS = OperatorArgs()
 DEVICE_TYPES = {0: "cpu", 1: "gpu", 6: "gpu", 9: "xla", 12: "xpu", 13: "mps", 15: "hpu", 19: "mtia"}
 MOST_DEVICES = 64
 """A process has fewer devices; more are numbers from a damaged file."""
-SPARSE = ("communication", "waits", "launched", "strides")
+SPARSE = ("communication", "waits", "strides")
 """What only a few events have; see ``DeviceTrace``."""
 
 
@@ -149,7 +149,6 @@ class DeviceColumns:
                 target += texts
             for row in self.strided.rows(dims, strides):
                 sparse["strides"][self.rows + row] = strides[row].decode("utf-8", "replace")
-            sparse["launched"] |= {self.rows + row: str(a.kernel) for row, a in enumerate(args) if a.kernel}
         waits = np.flatnonzero(category == SYNC).tolist()
         for name, found in (("waits", waits), ("communication", _communicating(args))):
             sparse[name] |= {self.rows + row: _without_texts(args[row]) for row in found}

@@ -91,7 +91,6 @@ class OperatorArgs(Args, gc=False):
     types: msgspec.Raw = msgspec.field(name="Input type", default=msgspec.Raw(b""))
     concrete: msgspec.Raw = msgspec.field(name="Concrete Inputs", default=msgspec.Raw(b""))
     strides: msgspec.Raw = msgspec.field(name="Input Strides", default=msgspec.Raw(b""))
-    kernel: Any = None
 
 
 class Event(msgspec.Struct, gc=False):

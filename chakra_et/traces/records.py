@@ -40,8 +40,7 @@ class Limits:
     """Limits for reading and repairing.
 
     Records (nodes, events) beyond a limit are left out and listed. A file beyond ``max_bytes``, ``max_ratio``
-    or ``max_objects``, or with fewer than ``min_records`` intact records, is rejected. So is a file that only
-    has records of several processes that cannot be separated, unless ``allow_mixed``.
+    or ``max_objects``, or with fewer than ``min_records`` intact records, is rejected.
     """
 
     min_records: int = 1
@@ -53,11 +52,10 @@ class Limits:
     ratio_from_bytes: int = 64 << 20
     max_objects: int = 10_000
     max_listed: int = 10_000
-    allow_mixed: bool = False
 
     def __post_init__(self) -> None:
         for name in self.__dataclass_fields__:
-            if name != "allow_mixed" and getattr(self, name) < 1:
+            if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
 
 
@@ -83,8 +81,7 @@ class TextMeter:
             raise TraceError(f"{self.name}: holds more than {limits.max_bytes} bytes of text (--max-bytes).")
         if self.given > max(limits.ratio_from_bytes, limits.max_ratio * file_bytes):
             raise TraceError(
-                f"{self.name}: unpacks to more than {limits.max_ratio} times its size, which no trace does "
-                "(--max-ratio)."
+                f"{self.name}: unpacks to more than {limits.max_ratio} times its size, which no trace does."
             )
 
 

@@ -199,23 +199,6 @@ def of_files(paths: Sequence[Path], output: Path | None = None) -> list[TraceSet
     return sets
 
 
-def of_pair(host: Path, device: Path, output: Path | None = None) -> TraceSet:
-    """The run of one pair of traces. Raises ``TraceError`` for files that are not these traces."""
-    for path, side in ((host, "host"), (device, "device")):
-        found = look_at(path)
-        if not isinstance(found, TraceFile) or found.side != side:
-            what = "does not exist" if not path.exists() else f"is not a {side} trace"
-            what = found.reason if isinstance(found, Unusable) and found.broken else what
-            raise TraceError(
-                f"{path}: {what}; use --host for the host trace and --device for the device trace."
-            )
-    assert isinstance(found, TraceFile)
-    named = parse_trace(device.name)
-    name = named.run if named else found.run
-    pairs = {max(found.rank, 0): Pair(found.rank, host, device)}
-    return TraceSet(output or device.parent, name, pairs, partial=True)
-
-
 def _named_set(folder: Path, name: str, ranks: dict[int, dict[str, Path]], problems: list[str]) -> TraceSet:
     """A run whose files have our tracer's names."""
     traces = TraceSet(folder, name, problems=problems)

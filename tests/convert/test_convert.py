@@ -13,7 +13,7 @@ from chakra_et.convert.pair import Converted, PairOptions, convert_pair
 from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import NodeType
-from chakra_et.simulate.replays import longest_path, replay_device
+from chakra_et.simulate.replays import replay_device
 from chakra_et.traces.sets import Pair
 from chakra_et.validate import check as validate
 from tests.generator import Features, Layout, generate
@@ -77,7 +77,7 @@ def test_events_become_nodes_or_counted_losses(tmp_path: Path) -> None:
     }
 
 
-def test_report_in_the_metadata_and_as_text(tmp_path: Path) -> None:
+def test_report_in_the_metadata(tmp_path: Path) -> None:
     converted = convert(tmp_path)
     et_file.write(tmp_path / "x.et", converted.trace)
     metadata = et_file.read(tmp_path / "x.et").metadata
@@ -85,9 +85,7 @@ def test_report_in_the_metadata_and_as_text(tmp_path: Path) -> None:
         json.dumps(converted.report.as_dict())
     )
     assert metadata["schema"] == "1.1.1-chakra.0.0.4" and metadata["world_size"] == 2
-    text = converted.report.text()
-    for words in ("events in", "left out", "nodes", "edges", "linked by record-function id: 100.00%"):
-        assert words in text
+    assert converted.report.linked_by == "record-function id"
 
 
 @pytest.mark.parametrize("step", ("2", "3", "4"))
@@ -130,24 +128,6 @@ def test_no_timestamps(tmp_path: Path) -> None:
     assert (with_times.trace.duration_micros == without.trace.duration_micros).all()
 
 
-@pytest.mark.parametrize("mode", ("node", "fold", "drop"))
-def test_host_gaps(mode: str, tmp_path: Path) -> None:
-    """No time is lost if gaps are folded or nodes; if they are dropped, the report counts the lost time."""
-    usual, converted = convert(tmp_path), convert(tmp_path, host_gaps=mode)
-    assert converted.report.conserved()
-    total = [int(c.trace.duration_micros.sum()) for c in (usual, converted)]
-    lanes = len(np.unique(usual.trace.column("lane")))
-    if mode == "drop":
-        lost = converted.report.notes["gap-dropped-ns"] / 1000
-        assert abs(total[0] - total[1] - lost) <= 2 * lanes and lost > 100
-        assert "host-overhead" not in names(converted)
-    else:
-        assert abs(total[0] - total[1]) <= 2 * lanes
-        assert abs(longest_path(converted.trace) / 1000 / measured(converted) - 1) < 0.01
-    if mode == "fold":
-        assert names(converted).count("host-overhead") < names(usual).count("host-overhead") / 2
-
-
 def test_memsets_broadcasts_orphans_and_unlinked_events_are_kept(tmp_path: Path) -> None:
     events = [
         op("aten::zero_", 0, 9, 3),
@@ -174,7 +154,7 @@ def test_children_of_absent_parents_are_kept(tmp_path: Path) -> None:
 def test_host_operators_without_an_event_are_reported(tmp_path: Path) -> None:
     converted = by_hand(tmp_path, [op("aten::add", 1, 2, 9)], [node("aten::item", 30)])
     assert converted.report.host_operators_without_record == {"aten::item": 1}
-    assert converted.report.link_rate == 0.5 and "aten::item 1" in converted.report.text()
+    assert converted.report.link_rate == 0.5
 
 
 def test_many_oddities_at_once_are_all_counted(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from chakra_et.convert.emit_columns import whole_micros
 from chakra_et.convert.graph.build import build
-from chakra_et.convert.graph.nodes import Dependencies, EdgeKind, HostGaps, NodeKind, apply_gaps
+from chakra_et.convert.graph.nodes import Dependencies, EdgeKind, NodeKind
 from tests.generator import Features, Program, generate, run
 from tests.generator.hand_made import Stages, annotation, call, kernel, op
 from tests.generator.parts import Parts
@@ -100,52 +100,6 @@ def test_durations_in_micros_lose_less_than_one_per_lane(tmp_path: Path) -> None
     stages = Stages(tmp_path, events)
     micros = whole_micros(stages.graph.lane, stages.graph.end - stages.graph.start)
     assert micros.sum() == 1_500 and set(micros.tolist()) == {0, 1}
-
-
-@pytest.mark.parametrize("mode", ("node", "fold", "drop"))
-def test_gaps(mode: HostGaps, tmp_path: Path) -> None:
-    events = [
-        annotation("step", 0, 40, 2),
-        op("a", 3, 7, 3),
-        op("b", 15, 5, 4),
-        call("cudaLaunchKernel", 16, 1, 9),
-        kernel("k", 17, 4, 9),
-        op("c", 30, 5, 5),
-    ]
-    stages = Stages(tmp_path, events)
-    graph, losses = apply_gaps(stages.graph, mode)
-    spent = int((graph.end - graph.start).sum()) / 1000
-    names = [stages.device.names[stages.device.name[event]] for event in graph.event if event >= 0]
-    assert {"step", "a", "b", "c", "k"} <= set(names)
-    if mode == "node":
-        assert losses == {} and len(graph) == len(stages.graph) and spent == 44
-    elif mode == "fold":
-        assert spent == 44 and losses == {"gap-folded": 3}
-        # a begins with the step, b where a ended, c where b ended; what follows the last operator stays.
-        starts = {name: graph.start[n] / 1000 for n, name in enumerate(names) if graph.segment[n] == 0}
-        assert (starts["a"], starts["b"], starts["c"]) == (0, 10, 20)
-    else:
-        assert spent == 21 and losses == {"gap-dropped": 4, "gap-dropped-ns": 23_000}
-        order = [n for n in range(len(graph)) if graph.lane[n] == 0]
-        edges = set(zip(graph.source.tolist(), graph.target.tolist(), strict=True))
-        assert all((a, b) in edges for a, b in zip(order, order[1:], strict=False)), (
-            "the thread stays one chain"
-        )
-
-
-def test_gap_before_a_node_with_other_dependencies_is_not_folded(tmp_path: Path) -> None:
-    """Found by the property tests: the node would have started before its dependency ended."""
-    stages = Stages(
-        tmp_path,
-        [
-            annotation("ProfilerStep#1", 0, 99, 2),
-            op("a", 5, 10, 3),
-            op("autograd::engine::evaluate_function: X", 20, 50, 4, 77),
-            op("b", 75, 5, 6),
-        ],
-    )
-    graph, _ = apply_gaps(stages.graph, "fold")
-    assert (graph.end[graph.source] <= graph.start[graph.target]).all()
 
 
 def _short_kernels(latency: int) -> Program:

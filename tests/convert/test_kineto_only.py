@@ -82,13 +82,10 @@ def test_ranks_without_a_trace_may_be_left_out(tmp_path: Path, capsys: pytest.Ca
 def test_a_named_pair(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     device = write_kineto(tmp_path / "a.json", [op("aten::add", 1, 5, rf=1)])
     host = write_host(tmp_path, [])
-    arguments = ["convert", "--host", str(host), "--device", str(device), "-o", str(tmp_path / "out")]
+    arguments = ["convert", str(host), str(device), "-o", str(tmp_path / "out")]
     assert main(arguments) == 1
     assert "are not from the same run" in capsys.readouterr().err
     assert main([*arguments, "--allow-unlinked"]) == 0
-    with pytest.raises(SystemExit):
-        main(["convert", "--host", str(host)])
-    assert "--host and --device need each other" in capsys.readouterr().err
 
 
 def one(folder: Path, events: list[dict[str, Any]]) -> Converted:

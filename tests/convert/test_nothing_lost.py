@@ -46,7 +46,7 @@ def write(folder: Path, events: list[dict[str, Any]], cut: int | None = None) ->
     if cut is not None:
         text = device.read_text()
         device.write_text(text[: text.index('"cat": "kernel"', cut)])
-    return ["convert", "--host", str(host), "--device", str(device), "-o", str(folder / "out")]
+    return ["convert", str(host), str(device), "-o", str(folder / "out")]
 
 
 @pytest.mark.parametrize(

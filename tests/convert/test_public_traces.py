@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from chakra_et.convert.pair import Converted, PairOptions, convert_pair
+from chakra_et.convert.pair import Converted, convert_pair
 from chakra_et.et.columns import ExecutionTrace, NodeType
 from chakra_et.simulate.replays import replay_astra, replay_device
-from chakra_et.simulate.time_by_kind import node_kinds, shares
+from chakra_et.simulate.time_by_kind import shares
 from chakra_et.traces.sets import Pair, find
 from chakra_et.validate.check import check
 from tests.shared import shared_path
@@ -85,16 +85,3 @@ def test_eight_ranks_without_host_names_are_aligned_by_their_collectives() -> No
         for trace, end, release in zip(traces, result.end_ns, result.release_ns, strict=True):
             simulated = (int(end.max()) - release) / 1000
             assert abs(simulated / measured_micros(trace) - 1) <= 0.02
-
-
-def test_a_capture_names_the_kernels_of_replayed_graphs() -> None:
-    graph = "vllm_decode_full/graph_execution.json.gz"
-    capture = path_of("vllm_decode_full/graph_capture_rank_0.json.gz")
-    with_capture = convert_pair(Pair(-1, None, path_of(graph)), PairOptions(graph_capture=capture))
-    notes = with_capture.report.findings
-    assert "graph-captured" in notes and "graph-not-captured" not in notes
-    assert notes["graph-captured"] == converted(graph).report.findings["graph-kernel"]
-    named = with_capture.trace.attributes["captured_op"]
-    assert len(named.rows) == notes["graph-captured"]
-    kinds = node_kinds(with_capture.trace)[named.rows]
-    assert len(set(kinds.tolist())) <= 2  # kernels and copies

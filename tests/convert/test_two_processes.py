@@ -51,7 +51,7 @@ def test_the_host_trace_is_read_in_another_process(
 
 def test_one_and_two_processes_write_the_same_file(traces: Pair, tmp_path: Path) -> None:
     for workers in ("1", "2"):
-        arguments = ["--host", str(traces.host), "--device", str(traces.device), "--workers", workers]
+        arguments = [str(traces.host), str(traces.device), "--workers", workers]
         assert main(["convert", *arguments, "-o", str(tmp_path / workers)]) == 0
     one, two = (sorted((tmp_path / workers).iterdir()) for workers in ("1", "2"))
     assert [path.name for path in one] == [path.name for path in two]

@@ -126,18 +126,10 @@ def json_records(text: bytes) -> int | None:
     return complete
 
 
-@pytest.mark.parametrize(("keep", "left"), [("first", 4), ("last", 2), ("largest", 5)])
-def test_which_object_is_kept(tmp_path: Path, keep: str, left: int) -> None:
+def test_the_last_object_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "a_host.json"
     path.write_text(host(4) + host(5) + host(2))
-    assert repair_file(path, keep).nodes_kept == left == len(records_of(path))
-
-
-def test_all_objects_can_be_kept(tmp_path: Path) -> None:
-    path = tmp_path / "a_host.json"
-    path.write_text(host(4) + host(5) + host(2))
-    report = repair_file(path, "all")
-    assert [len(records_of(file)) for file in (path, *report.others)] == [2, 4, 5]
+    assert repair_file(path).nodes_kept == 2 == len(records_of(path))
 
 
 def test_truncated_gzip_file(tmp_path: Path) -> None:

@@ -69,9 +69,8 @@ def test_a_node_has_the_level_after_it_and_the_peak_within(tmp_path: Path) -> No
     assert findings["memory-event"] == 5
 
 
-@pytest.mark.parametrize("gaps", ["node", "fold", "drop"])
-def test_python_frees_between_operators_are_kept(tmp_path: Path, gaps: str) -> None:
-    trace, _ = converted(tmp_path, memory(15, 100, 100), memory(70, -100, 0), host_gaps=gaps)
+def test_python_frees_between_operators_are_kept(tmp_path: Path) -> None:
+    trace, _ = converted(tmp_path, memory(15, 100, 100), memory(70, -100, 0))
     frees = names.attribute("cpu", names.FREES)
     assert trace.column(frees).sum() == 1
     assert trace.column(names.attribute("cpu", names.ALLOCATIONS)).sum() == 1

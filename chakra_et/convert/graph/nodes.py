@@ -1,10 +1,9 @@
-"""Nodes and edges of one rank's execution graph, as columns; what becomes of host overhead."""
+"""Nodes and edges of one rank's execution graph, as columns."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import IntEnum
-from typing import Literal
 
 import numpy as np
 
@@ -39,10 +38,8 @@ class EdgeKind(IntEnum):
 
 
 KIND_NAMES = [kind.name.lower().replace("_", "-") for kind in NodeKind]
-HostGaps = Literal["node", "fold", "drop"]
 Edges = tuple[np.ndarray, np.ndarray, np.ndarray]
 """Source, target and kind of each edge; the first two are rows or nodes."""
-NODE_COLUMNS = ("lane", "start", "end", "event", "segment", "item", "kind", "launch_latency", "stream_gap")
 
 
 @dataclass(eq=False, repr=False)
@@ -148,61 +145,3 @@ class Dependencies:
         """Add a lane and return its index."""
         self.lanes.append(lane)
         return len(self.lanes) - 1
-
-
-# ---- host overhead ----
-
-
-def apply_gaps(graph: Graph, mode: HostGaps) -> tuple[Graph, Findings]:
-    """Keep host overhead (thread time outside all operators: Python, data loading) as nodes, fold it into the
-    next node of its lane, or drop it.
-
-    ``fold`` keeps overhead nodes on which other lanes depend, and those before a node with further
-    dependencies, so that times stay correct. Returns the graph and the findings: the number of nodes removed
-    and, for ``drop``, their ns.
-    """
-    removed = graph.kind == NodeKind.HOST_OVERHEAD
-    findings = Findings()
-    if mode == "node" or not removed.any():
-        return graph, findings
-    start = graph.start.copy()
-    if mode == "drop":
-        findings.add("gap-dropped", int(removed.sum()))
-        findings.add("gap-dropped-ns", int((graph.end - graph.start)[removed].sum()))
-    else:
-        leaves = np.bincount(graph.source, minlength=len(graph))
-        arrives = np.bincount(graph.target, minlength=len(graph))
-        same_lane = graph.lane[graph.source] == graph.lane[graph.target]
-        removed[graph.source[~same_lane]] = False
-        removed &= leaves == 1
-        next_of = np.full(len(graph), -1, dtype=np.int64)
-        next_of[graph.source[same_lane]] = graph.target[same_lane]
-        # With other dependencies, the node would wait for them before the gap instead of after it.
-        removed &= (graph.item[next_of] < 0) & (arrives[next_of] <= 1)
-        for node in np.flatnonzero(removed).tolist():  # in order, as consecutive gaps go to the same node
-            start[next_of[node]] = start[node]
-        findings.add("gap-folded", int(removed.sum()))
-
-    # Edges into a removed node are passed on to its successors.
-    edges = np.stack([graph.source, graph.target, graph.edge_kind], axis=1).astype(np.int64)
-    leaves, arrives = removed[graph.source], removed[graph.target]
-    # Removed node → (source, kind) of the edges that take the place of those into it. By targets, so that
-    # a node's sources are resolved before it.
-    before: dict[int, dict[int, int]] = {node: {} for node in np.flatnonzero(removed).tolist()}
-    for source, target, kind in edges[arrives].tolist():
-        before[target] |= before[source] if removed[source] else {source: kind}
-    passed_on = [
-        (source, target, kind)
-        for node, target, _ in edges[leaves & ~arrives].tolist()
-        for source, kind in before[node].items()
-    ]
-    edges = np.concatenate([edges[~leaves & ~arrives], np.array(passed_on, dtype=np.int64).reshape(-1, 3)])
-    kept = np.flatnonzero(~removed)
-    # A folded gap moves the start of the next node, so renumber the nodes.
-    kept = kept[np.lexsort((kept, graph.end[kept] > start[kept], start[kept]))]
-    number = np.full(len(graph), -1, dtype=np.int64)
-    number[kept] = np.arange(len(kept))
-    source, target, kinds = distinct(number[edges[:, 0]], number[edges[:, 1]], edges[:, 2])
-    graph = replace(graph, start=start)
-    columns = {name: getattr(graph, name)[kept] for name in NODE_COLUMNS}
-    return replace(graph, source=source, target=target, edge_kind=kinds, **columns), findings
