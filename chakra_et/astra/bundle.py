@@ -15,7 +15,7 @@ from chakra_et.astra.bundle_texts import Expected
 from chakra_et.astra.missing_ranks import Ranks, trimmed
 from chakra_et.astra.network_dimensions import crossings, effective_sizes, network_times, simulated_dimensions
 from chakra_et.astra.packet_backends import Backend, write_backend
-from chakra_et.astra.prepare import Keep, prepared, sentences, with_dependencies
+from chakra_et.astra.prepare import Keep, larger_sizes, prepared, sentences, with_dependencies
 from chakra_et.cost.network_sources import read_topology
 from chakra_et.cost.topology import Topology
 from chakra_et.errors import TraceError
@@ -138,12 +138,18 @@ def _prepared(
     """Each different file, prepared and checked, with the ranks that have it before and the number of
     messages to absent ranks after it."""
     count = len(ranks.set.files)
-    for path, members in ranks.set.contents():
+    contents = list(ranks.set.contents())
+    talk = {}
+    for path, members in contents:
+        given = with_metadata(et_file.read(path).communication(), rank=None, world_size=count)
+        talk |= dict.fromkeys(members, given)
+    larger = larger_sizes(dict(sorted(talk.items())), ranks.set.groups)
+    for path, members in contents:
         trace, cut = et_file.read(path), 0
         if ranks.captured is not None:
             trace, cut = trimmed(trace, ranks.captured)
         try:
-            trace, counts = prepared(trace, ranks.set.groups, count, keep)
+            trace, counts = prepared(trace, ranks.set.groups, count, keep, larger.get(members[0], {}))
         except TraceError as error:
             raise TraceError(f"{path}: {error}") from None
         for key, changed in counts.items():

@@ -8,7 +8,7 @@ collective throws; a communication on the CPU throws.
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
@@ -18,18 +18,19 @@ from chakra_et.convert.emit import NEAREST_IN_ASTRA_SIM
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType, Ragged, Strings
 from chakra_et.et.edges import edges_of
-from chakra_et.et.node_attributes import communicates, has, set_integers, texts, without
+from chakra_et.et.node_attributes import communicates, has, set_integers, texts, with_integers, without
 from chakra_et.et.rearrange import select
+from chakra_et.job.sets import Groups
+from chakra_et.simulate.joint import build_graph
+from chakra_et.simulate.matching import match
+from chakra_et.validate.table import SIMULATED, UNEVEN
 
 Keep = Literal["all", "gpu", "comm"]
-SIMULATED = (
-    CollectiveType.ALL_REDUCE, CollectiveType.ALL_GATHER, CollectiveType.REDUCE_SCATTER,
-    CollectiveType.ALL_TO_ALL, CollectiveType.BROADCAST,
-)  # fmt: skip
 CHANGES = {
     "memory": "memory nodes run as compute, for their recorded durations",
     "other": "nodes without work of their own (METADATA, INVALID) run as compute",
     "nearest": "collectives that ASTRA-sim doesn't have run as the nearest one: {}",
+    "uneven": "parts of collectives to which ranks contribute different numbers of bytes have the largest one",
     "incomplete": "communications without a kind, a size or a peer run as compute, as long as recorded",
     "local": "communications within one rank run as compute",
     "cpu": "communications marked as CPU operators are marked as device operators",
@@ -42,16 +43,41 @@ _OF_COMMUNICATION = (
 )  # fmt: skip
 
 
+def larger_sizes(talk: Mapping[int, ExecutionTrace], groups: Groups) -> dict[int, dict[int, int]]:
+    """Rank → row → bytes of the collectives to which other members contribute more, as gathers and scatters
+    can be: all of them get the largest, since ASTRA-sim's ranks wait for messages of their own size for ever.
+
+    ``talk``: the communication nodes of all ranks.
+    """
+    talk = {rank: trace for rank, trace in talk.items() if len(trace)}
+    found: dict[int, dict[int, int]] = defaultdict(dict)
+    uneven = (*UNEVEN, CollectiveType.BROADCAST)  # which convert --comm-types astra-sim writes for a scatter
+    if not any(np.isin(trace.column("comm_type", -1), uneven).any() for trace in talk.values()):
+        return found
+    graph = build_graph(list(talk.values()), list(talk))
+    operation = match(graph, groups).operation
+    kind, size = graph.attribute("comm_type", -1), graph.attribute("comm_size", 0)
+    nodes = np.flatnonzero((operation >= 0) & np.isin(kind, uneven))
+    largest = np.zeros(int(operation.max(initial=0)) + 1, np.int64)
+    np.maximum.at(largest, operation[nodes], size[nodes])
+    for node in nodes[size[nodes] < largest[operation[nodes]]].tolist():
+        found[graph.rank(node)][int(graph.row[node])] = int(largest[operation[node]])
+    return found
+
+
 def prepared(
-    trace: ExecutionTrace, groups: Mapping[str, Sequence[int]], world: int, keep: Keep = "all"
+    trace: ExecutionTrace, groups: Groups, world: int, keep: Keep, larger: Mapping[int, int]
 ) -> tuple[ExecutionTrace, Counter[str]]:
     """The trace as ASTRA-sim runs it, and how many nodes changed by key of ``CHANGES`` (``key:detail``).
 
     ``groups``: of the comm-group file; ``world``: ranks of the set. ``keep``: all nodes, those of the GPU and
     all communication, or communication alone. A node that is left out passes its dependencies on.
-    Raises ``TraceError`` where nothing is left.
+    ``larger``: the rank's ``larger_sizes``. Raises ``TraceError`` where nothing is left.
     """
-    counts: Counter[str] = Counter()
+    counts: Counter[str] = Counter({"uneven": len(larger)})
+    if larger:
+        rows = np.flatnonzero(trace.types >= NodeType.COMM_SEND)
+        trace = with_integers(trace, "comm_size", {int(rows[at]): size for at, size in larger.items()})
     memory = np.isin(trace.types, (NodeType.MEM_LOAD, NodeType.MEM_STORE))
     other = np.isin(trace.types, (NodeType.METADATA, NodeType.INVALID))
     counts["memory"], counts["other"] = int(memory.sum()), int(other.sum())
@@ -103,7 +129,7 @@ def _nearest(trace: ExecutionTrace, counts: Counter[str]) -> ExecutionTrace:
 
 def _complete(trace: ExecutionTrace) -> np.ndarray:
     """bool[N]: what a simulator needs of a communication is there."""
-    collective = np.isin(trace.column("comm_type", -1), SIMULATED)
+    collective = np.isin(trace.column("comm_type", -1), (*SIMULATED, CollectiveType.BROADCAST))
     send, receive = has(trace, "comm_dst"), has(trace, "comm_src")
     kinds = [trace.types == NodeType.COMM_COLL, trace.types == NodeType.COMM_SEND]
     peers = np.select(kinds, [collective, send & has(trace, "comm_tag")], receive & has(trace, "comm_tag"))

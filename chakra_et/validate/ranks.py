@@ -8,10 +8,7 @@ import numpy as np
 
 from chakra_et.et.columns import CollectiveType, NodeType
 from chakra_et.et.node_attributes import splits
-from chakra_et.validate.table import ALL_RANKS, RING_OF_TWO, File, Finding
-
-# Collectives to which ranks may contribute different numbers of bytes.
-UNEVEN = (CollectiveType.ALL_GATHER, CollectiveType.GATHER, CollectiveType.SCATTER, CollectiveType.ALL_TO_ALL)
+from chakra_et.validate.table import ALL_RANKS, RING_OF_TWO, UNEVEN, File, Finding
 
 RankFinding = tuple[int | None, Finding]
 """A finding in the file of a rank, or in the run as a whole (None)."""

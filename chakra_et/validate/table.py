@@ -93,6 +93,8 @@ SIMULATED = (
     CollectiveType.REDUCE_SCATTER,
     CollectiveType.ALL_TO_ALL,
 )
+# Collectives to which ranks may contribute different numbers of bytes.
+UNEVEN = (CollectiveType.ALL_GATHER, CollectiveType.GATHER, CollectiveType.SCATTER, CollectiveType.ALL_TO_ALL)
 INTEGER = re.compile(rb"[1-9][0-9]{0,8}")
 TEXT_GROUP, ALL_RANKS = -1, 0
 

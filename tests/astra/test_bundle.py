@@ -148,18 +148,21 @@ def test_collectives_of_two_groups_have_one_order_on_all_ranks(
     assert "astra-order" not in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("what", ["all-reduce", "all-gather", "reduce-scatter", "all-to-all"])
 @pytest.mark.parametrize("algorithm", ["ring", "direct", "halvingDoubling", "doubleBinaryTree"])
-def test_other_algorithms_of_system_json_finish(tmp_path: Path, algorithm: str) -> None:
+def test_other_algorithms_of_system_json_finish(tmp_path: Path, algorithm: str, what: str) -> None:
     """expected.json is for what the bundle has; who writes others into system.json gets their times. Halving
-    and doubling aborts on a collective of fewer bytes than ranks."""
-    reduced = {"comm_size": 1 << 20, "is_cpu_op": 0}
-    traces = {r: make_trace(cpu(1, 5), collective(2, 5, (1,), **reduced), world_size=16) for r in range(16)}
+    and doubling aborts on a collective of fewer bytes than ranks, and ASTRA-sim has no such all-to-all."""
+    kind = int(CollectiveType[what.upper().replace("-", "_")])
+    made = {"comm_size": 1 << 20, "is_cpu_op": 0, "comm_type": kind}
+    traces = {r: make_trace(cpu(1, 5), collective(2, 5, (1,), **made), world_size=16) for r in range(16)}
     name = write_set(tmp_path / "set", traces, {"1": list(range(16))})
     bundle(name, tmp_path / "bundle", topology="4xA100 NVLink, 4 nodes, 200 Gbit/s, 5 us")
     path = tmp_path / "bundle" / "system.json"
     system = json.loads(path.read_text())
-    path.write_text(json.dumps(system | {"all-reduce-implementation": [algorithm] * 2}))
-    assert "16 of 16 ranks finished" in run_astra(tmp_path / "bundle").stdout
+    path.write_text(json.dumps(system | {f"{what}-implementation": [algorithm] * 2}))
+    finish = 0 if (what, algorithm) == ("all-to-all", "halvingDoubling") else 16
+    assert f"{finish} of 16 ranks finished" in run_astra(tmp_path / "bundle").stdout
 
 
 def test_memory_nodes_take_their_time(tmp_path: Path) -> None:
@@ -323,6 +326,25 @@ def test_collectives_that_ASTRA_sim_lacks_run_as_the_nearest(
     assert trace.types.tolist() == [NodeType.COMM_COLL] * 2 + [NodeType.COMP] * 3
     assert trace.column("comm_type", -1).tolist() == [0, 0, -1, -1, -1]
     assert run_astra(tmp_path / "bundle").returncode == 0
+
+
+@pytest.mark.parametrize("sizes", [(1 << 20, 1 << 18, 1 << 19, 1 << 20), (1 << 20, 0, 0, 0)])
+@pytest.mark.parametrize("kind", ["ALL_GATHER", "GATHER", "SCATTER", "ALL_TO_ALL", "BROADCAST"])
+def test_ranks_that_contribute_different_sizes_get_one(
+    kind: str, sizes: tuple[int, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They were refused, or waited in ASTRA-sim for messages of their own size for ever."""
+    traces = {}
+    for rank, size in enumerate(sizes):
+        first = collective(2, 50, (1,), comm_type=int(CollectiveType[kind]), comm_size=size, is_cpu_op=0)
+        traces[rank] = make_trace(cpu(1, 100), first, collective(3, 50, (2,), is_cpu_op=0), world_size=4)
+    name = write_set(tmp_path / "set", traces, {"1": [0, 1, 2, 3]})
+    assert main(["validate", name, "--for", "astra-sim"]) == 1
+    assert bundle(name, tmp_path / "bundle", topology="4 ranks, 10 Gbit/s, 5 us") == 0
+    assert "different numbers of bytes have the largest one" in capsys.readouterr().out
+    assert "4 of 4 ranks finished" in run_astra(tmp_path / "bundle").stdout
+    assert main(["astra", "--check", str(tmp_path / "bundle" / "astra.log"), "--max-error", "0.1"]) == 0
+    assert main(["validate", str(tmp_path / "bundle" / "run"), "--for", "astra-sim"]) == 0
 
 
 def test_missing_ranks_are_refused_or_trimmed(
