@@ -139,7 +139,7 @@ def _prepared(
     messages to absent ranks after it."""
     count = len(ranks.set.files)
     contents = list(ranks.set.contents())
-    talk = {}
+    talk: dict[int, ExecutionTrace] = {}
     for path, members in contents:
         given = with_metadata(et_file.read(path).communication(), rank=None, world_size=count)
         talk |= dict.fromkeys(members, given)

@@ -16,13 +16,14 @@ from typing import Any
 
 from chakra_et import text
 from chakra_et.astra.bundle import write_bundle
-from chakra_et.astra.missing_ranks import filled, ranks_of
+from chakra_et.astra.missing_ranks import Ranks, ranks_of
 from chakra_et.astra.packet_backends import Backend
 from chakra_et.astra.prepare import Keep
 from chakra_et.cli import allow_missing_ranks, parse
 from chakra_et.errors import TraceError
 from chakra_et.files import read_bytes, read_json
 from chakra_et.job.sets import read_set
+from chakra_et.transform.missing_ranks import filled
 
 _FINISHED = re.compile(rb"sys\[(\d+)\] finished, (\d+) cycles")
 TIMES = ("simulated", "replayed", "measured")
@@ -93,7 +94,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     folder = Path(config.output)
     with tempfile.TemporaryDirectory() as scratch:
         if config.fill and found.missing:
-            ranks = filled(found, Path(scratch), config.mesh, config.seed)
+            whole, step = filled(found, Path(scratch), config.mesh, config.seed)
+            ranks = Ranks(whole, (step,))
         else:
             ranks = ranks_of(found, config.trim)
         keep: Keep = "gpu" if config.gpu_only else "comm" if config.comm_only else "all"

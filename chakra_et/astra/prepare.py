@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Literal
 
 import numpy as np
@@ -30,7 +30,7 @@ CHANGES = {
     "memory": "memory nodes run as compute, for their recorded durations",
     "other": "nodes without work of their own (METADATA, INVALID) run as compute",
     "nearest": "collectives that ASTRA-sim doesn't have run as the nearest one: {}",
-    "uneven": "parts of collectives to which ranks contribute different numbers of bytes have the largest one",
+    "uneven": "parts of collectives have the bytes of the largest, where ranks contribute different numbers",
     "incomplete": "communications without a kind, a size or a peer run as compute, as long as recorded",
     "local": "communications within one rank run as compute",
     "cpu": "communications marked as CPU operators are marked as device operators",

@@ -38,6 +38,12 @@ class InputSet:
     def missing(self) -> list[int]:
         return [rank for rank in range(self.world) if rank not in self.files]
 
+    @property
+    def lacks(self) -> str:
+        """``7 of 8 ranks have no file (1, 2, 3, 4, 5, …)``."""
+        first = ", ".join(map(str, self.missing[:5])) + (", …" if len(self.missing) > 5 else "")
+        return f"{len(self.missing)} of {self.world} ranks have no file ({first})"
+
     def contents(self) -> list[tuple[Path, list[int]]]:
         """The files that differ, each with its ranks: hard links share one."""
         found: dict[tuple[int, int], tuple[Path, list[int]]] = {}

@@ -7,15 +7,19 @@ of collectives are those of its place. Exit status: 0; 2 for arguments or files 
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from chakra_et.cli import allow_missing_ranks, parse
 from chakra_et.cost.network_fit import read_model
 from chakra_et.job.sets import read_set
 from chakra_et.names import run_at
-from chakra_et.transform.scale import Scaling, write_scaled
+from chakra_et.transform.missing_ranks import filled
+from chakra_et.transform.scale import Scaling
+from chakra_et.transform.scaled_files import write_scaled
 
 
 def _option(help: str, default: Any = "", **metadata: Any) -> Any:
@@ -42,6 +46,7 @@ class ScaleConfig:
         "relative spread of compute times per step, 0 for none; default: as measured", None
     )
     variants: int = _option("different draws per captured rank; ranks that are alike share a file", 8)
+    fill: bool = _option("make missing ranks from their like (same stage) first", False)
     allow_missing_ranks: bool = allow_missing_ranks()
 
     def __post_init__(self) -> None:
@@ -64,13 +69,16 @@ class ScaleConfig:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
     config = parse(ScaleConfig, argv, description=__doc__)
-    found = read_set(config.name, config.allow_missing_ranks)
+    found = read_set(config.name, config.allow_missing_ranks or config.fill)
     run = run_at(config.output or str(found.run.folder / f"{found.name}{config.changes}"))
     known = {name: getattr(config, name) for name in Scaling.__dataclass_fields__ if hasattr(config, name)}
     known["network"] = read_model(config.network) if config.network else None
-    notes, ranks, files = write_scaled(found, Scaling(**known), run)
-    for note in notes:
-        print(f"note: {note}")
+    with tempfile.TemporaryDirectory() as scratch:
+        if config.fill and found.missing:
+            found, made = filled(found, Path(scratch), config.mesh, config.seed)
+            found = replace(found, notes=[*found.notes, made])
+        scaling = Scaling(**known)
+        ranks, files = write_scaled(found, scaling, run, lambda note: print(f"note: {note}", flush=True))
     prefix = run.folder / run.name
     print(f"{prefix}.0.et … {prefix}.{ranks - 1}.et: {files} different files, the rest hard links")
     return 0

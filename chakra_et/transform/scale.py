@@ -8,11 +8,9 @@ who waits for whom.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,17 +19,14 @@ from chakra_et.cost.network_sources import read_topology
 from chakra_et.cost.topology import Topology
 from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
-from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
+from chakra_et.et.columns import CollectiveType, ExecutionTrace
 from chakra_et.et.node_attributes import texts, with_metadata
-from chakra_et.et.record import commit
-from chakra_et.files import scratch_folder, write_json
 from chakra_et.job.gradients import Retime
 from chakra_et.job.mesh import Mesh, Place, ScaledGroups, find_mesh
 from chakra_et.job.sets import Groups, InputSet
-from chakra_et.names import RunFiles, run_at
+from chakra_et.names import run_at
 from chakra_et.simulate.run import Run, make_run
 from chakra_et.transform.changes import CollectiveTimes, RankTraces, as_run
-from chakra_et.transform.contention import Slowdown, find_slowdown
 from chakra_et.transform.network import find_communication, samples
 from chakra_et.transform.rank_copies import (
     EVERY,
@@ -50,8 +45,6 @@ from chakra_et.transform.rank_copies import (
 )
 
 MOST_RANKS = 1 << 17
-MOST_SLOWED = 4_000_000
-"""Nodes of all ranks up to which the slowdown beside gloo's transfers is computed."""
 
 
 @dataclass(frozen=True)
@@ -163,7 +156,7 @@ def _whole_world(run: Run) -> int:
     if missing:
         raise TraceError(
             f"{run.name}: {len(missing)} of {world} ranks have no file, rank {missing[0]} for one: "
-            "convert them"
+            "convert them (chakra-et scale --fill makes them from their like)"
         )
     return world
 
@@ -176,9 +169,10 @@ def _new_mesh(old: Mesh, wanted: Scaling) -> Mesh:
         ("tp", old.tp, tp, "how tensors are sharded"),
     ):
         if want != have and have == 1:
+            sizes = "2" if want == 2 else f"2 or with {want}"
             raise TraceError(
-                f"--{flag} {want}: the captured run has 1, which doesn't show {what}: capture a run with 2 "
-                f"or with {want}"
+                f"--{flag} {want}: the captured run has 1, which doesn't show {what}: capture a run with "
+                f"{sizes}"
             )
         if want % have:
             raise TraceError(
@@ -202,6 +196,16 @@ def _retime(times: CollectiveTimes | None, groups: Groups, world: int) -> Retime
         return taken * times.model.change(kind, (before, count), (after, count))
 
     return micros
+
+
+class Copy(NamedTuple):
+    """What a new rank is: the captured rank ``source`` as its draw ``variant`` varies it (-1: as it is), with
+    these groups and peers (captured, new). Equal ones have equal files."""
+
+    source: int
+    variant: int
+    names: tuple[tuple[str, str], ...]
+    peers: tuple[tuple[int, int], ...]
 
 
 class Scaled:
@@ -232,6 +236,7 @@ class Scaled:
             for tensor in range(self.mesh.tp)
             for stage in range(self.mesh.pp)
         }
+        self.origin, self.copies = ranks.origin, list(self._copies())
         self.notes = [*ranks.notes, *self._about_spread()]
 
     def _about_spread(self) -> Iterator[str]:
@@ -251,27 +256,29 @@ class Scaled:
             "captured rank)"
         )
 
-    def __iter__(self) -> Iterator[tuple[int, object, ExecutionTrace | None]]:
-        """(rank, key, trace) in order of ranks; None for a rank that is as the one before of the same key."""
-        made: set[object] = set()
-        sized: dict[tuple[int, int], ExecutionTrace] = {}
-        old = self.mesh
+    def _copies(self) -> Iterator[Copy]:
+        old, draws = self.mesh, 1 if self.wanted.spread == 0 else self.wanted.variants
         for rank in range(self.new.ranks):
             place = self.new.place(rank)
             source = old.rank(Place(place.tensor % old.tp, place.data % old.dp, place.stage))
             captured_one = place.data < old.dp and place.tensor < old.tp
-            draws = 1 if self.wanted.spread == 0 else self.wanted.variants
             variant = -1 if captured_one else int(self.generator.integers(draws))
-            trace = self.plain[source]
-            names = names_in(trace, self.groups, place)
-            peers = peers_in(trace, old, self.new, old.place(source), place)
-            key = (source, variant, tuple(names.items()), tuple(peers.items()))
+            names = names_in(self.plain[source], self.groups, place)
+            peers = peers_in(self.plain[source], old, self.new, old.place(source), place)
+            yield Copy(source, variant, tuple(names.items()), tuple(peers.items()))
+
+    def __iter__(self) -> Iterator[tuple[int, object, ExecutionTrace | None]]:
+        """(rank, key, trace) in order of ranks; None for a rank that is as the one before of the same key."""
+        made: set[object] = set()
+        sized: dict[tuple[int, int], ExecutionTrace] = {}
+        for rank, key in enumerate(self.copies):
             if key in made:
                 yield rank, key, None
                 continue
+            source, variant, names, peers = key
             if (source, variant) not in sized:
-                sized[source, variant] = self._sized(source, variant, names)
-            copy = relabelled(sized[source, variant], names, peers, self.new.ranks)
+                sized[source, variant] = self._sized(source, variant, dict(names))
+            copy = relabelled(sized[source, variant], dict(names), dict(peers), self.new.ranks)
             if self.topology is not None:
                 copy = timed(copy, self.groups.all(), self.topology)
             made.add(key)
@@ -315,69 +322,3 @@ def captured_run(found: InputSet) -> Run:
     if not found.groups and (found.world > 1 or grouped):
         raise TraceError(f"{found.name}: no comm-group file: convert the traces again")
     return make_run(found.name, list(traces.values()), list(traces), found.groups)
-
-
-def write_scaled(found: InputSet, wanted: Scaling, target: RunFiles) -> tuple[list[str], int, int]:
-    """Write the scaled set; its notes, its ranks, and how many files differ, the rest being hard links to
-    them. Raises ``TraceError``, with nothing written, where it can't be made."""
-    run = captured_run(found)
-    if target.et_files():
-        raise TraceError(
-            f"{target.folder / target.name}: there are files of that name: choose another -o, or remove them"
-        )
-    slowdown = find_slowdown(run)
-    made = scaled(slowdown.without(run) if slowdown else run, wanted, found.manifest)
-    notes = [*found.notes, *made.notes]
-    target.folder.mkdir(parents=True, exist_ok=True)
-    with scratch_folder(target.folder / target.name) as scratch:
-        inner = RunFiles(scratch, target.name)
-        ranks: Iterable[tuple[int, object, ExecutionTrace | None]] = made
-        if slowdown:
-            slowed, note = _slowed(run, made, slowdown)
-            ranks, notes = slowed or ranks, [*notes, note]
-        files: dict[object, Path] = {}
-        for rank, key, trace in ranks:
-            path = inner.et_file(rank)
-            if trace is None:
-                os.link(files[key], path)
-            else:
-                et_file.write(path, trace)
-                files[key] = path
-        write_json(inner.groups_file, made.groups.all())
-        source = str(found.run.folder / found.name)
-        record = {
-            "scaled_from": source,
-            "captured": {"tp": made.old.tp, "dp": made.old.dp, "pp": made.old.pp},
-            "mesh": {"tp": made.new.tp, "dp": made.new.dp, "pp": made.new.pp},
-            **{name: getattr(wanted, name) or None for name in ("layers", "batch", "seq", "topology")},
-            "seed": wanted.seed,
-            "different_files": len(files),
-            "notes": notes,
-        }
-        write_json(inner.folder / f"{target.name}_scaled.json", record)
-        commit(scratch, target, made.new.ranks, {"scaled_from": source})
-    return notes, made.new.ranks, len(files)
-
-
-def _slowed(
-    run: Run, made: Scaled, slowdown: Slowdown
-) -> tuple[list[tuple[int, object, ExecutionTrace | None]] | None, str]:
-    """The ranks as gloo's threads slow them beside the new transfers, which ``predict`` takes into account
-    too; None for more nodes than are computed together."""
-    count = sum(map(len, made.plain.values())) * made.new.ranks // len(made.plain)
-    if count > MOST_SLOWED:
-        return None, (
-            f"gloo's threads slow operators beside its transfers by {slowdown.part:.0%} in the capture: not "
-            f"computed for more than {MOST_SLOWED:,} nodes, so that operators take what they take alone"
-        )
-    whole = made.as_run(run)
-    own = whole.graph.scatter(slowdown.within(whole, whole.measured).own_ns)
-    found: list[tuple[int, object, ExecutionTrace | None]] = []
-    for rank, trace, ns in zip(whole.graph.ranks, whole.graph.traces, own, strict=True):
-        computes = trace.types < NodeType.COMM_SEND
-        micros = np.where(computes, np.rint(ns / 1000), trace.duration_micros).astype(np.uint64)
-        found.append((rank, rank, replace(with_metadata(trace, rank=None), duration_micros=micros)))
-    return found, (
-        f"gloo's threads take {slowdown.part:.0%} of the time in which operators run beside its transfers, "
-        "by the same operators alone: in the new set, too"
-    )

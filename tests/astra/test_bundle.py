@@ -341,7 +341,7 @@ def test_ranks_that_contribute_different_sizes_get_one(
     name = write_set(tmp_path / "set", traces, {"1": [0, 1, 2, 3]})
     assert main(["validate", name, "--for", "astra-sim"]) == 1
     assert bundle(name, tmp_path / "bundle", topology="4 ranks, 10 Gbit/s, 5 us") == 0
-    assert "different numbers of bytes have the largest one" in capsys.readouterr().out
+    assert "parts of collectives have the bytes of the largest" in capsys.readouterr().out
     assert "4 of 4 ranks finished" in run_astra(tmp_path / "bundle").stdout
     assert main(["astra", "--check", str(tmp_path / "bundle" / "astra.log"), "--max-error", "0.1"]) == 0
     assert main(["validate", str(tmp_path / "bundle" / "run"), "--for", "astra-sim"]) == 0
