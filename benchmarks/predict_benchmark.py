@@ -10,7 +10,7 @@ Parts: ``machine``: the simulated GPU machine of tests/generator; ``compute``: o
 backward and optimizer, and a slow rank, on two gloo ranks; ``network``: two ranks behind a veth pair limited
 by tbf; ``shapes``: other batch, sequence and hidden sizes; ``steps``: other buckets, gradient accumulation;
 ``blocks``: twice the layers, FSDP2 in place of DDP; ``ranks``: one rank and two on a core each; ``four``: one
-and two ranks to four, sharing the cores where these are fewer; ``threads``: one and two threads of one rank;
+and two ranks to four, sharing the cores where these are fewer;
 ``gpu``: one model on H100 and on MI300X (--pairs).
 
 The cases of a part run in turns, several rounds of them, in the same processes, one thread and one core per

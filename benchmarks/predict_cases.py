@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from benchmarks.predict_shard import BLOCKS
 from chakra_et.cost.network_fit import read_model
 from chakra_et.cost.units import parse_bandwidth
 from chakra_et.et.columns import NodeType
-from chakra_et.predict.measure_threads import read_fractions
 from chakra_et.simulate.run import Run
 from chakra_et.transform.accumulation import Accumulate
 from chakra_et.transform.bucket_size import BucketSize
@@ -25,8 +23,7 @@ from chakra_et.transform.network import Network
 from chakra_et.transform.operator_times import work_ratios
 from chakra_et.transform.overlap import Overlap
 from chakra_et.transform.scale import Scaling
-from chakra_et.transform.tensor_sizes import Resize, resized
-from chakra_et.transform.threads import Threads
+from chakra_et.transform.tensor_sizes import Resize
 
 LATENCY_NS = 50_000.0
 """Of a message between two processes on one machine; too short to matter beside buckets of megabytes."""
@@ -49,7 +46,7 @@ def _by_operations(sizes: Mapping[int, int]) -> Callable[[Run], float]:
 
     def scaled(run: Run) -> float:
         trace = run.graph.traces[0]
-        operations, ratio, works_itself = work_ratios(trace, lambda text: resized(text, sizes))[:3]
+        operations, ratio, works_itself = work_ratios(trace, Resize(sizes).text)[:3]
         assert trace.inputs is not None
         counted = (operations * works_itself)[trace.inputs.rows]
         return _computing(run) * float((counted * ratio[trace.inputs.rows]).sum() / counted.sum())
@@ -176,19 +173,6 @@ def _added(folder: Path, ranks: int) -> list[Change | Rebuild]:
     ]
 
 
-def _threads(folder: Path) -> list[Case]:
-    def measured(before: int, after: int, number: int) -> list[Change | Rebuild]:
-        return [Threads(before, after, read_fractions(folder / f"threads_r{number}.json"))]
-
-    return [
-        Case("2 threads", {"threads": 2}, []),
-        Case("nothing", {"threads": 2}, [], source="2 threads"),
-        Case("1 thread", {"threads": 1}, []),
-        Case("2 → 1 threads", {"threads": 1}, partial(measured, 2, 1), _base_step, "2 threads"),
-        Case("1 → 2 threads", {"threads": 2}, partial(measured, 1, 2), _base_step, "1 thread"),
-    ]
-
-
 def _base_step(run: Run) -> float:
     """Operations and bytes are the same."""
     return measured_ms(run)
@@ -210,5 +194,4 @@ PARTS: dict[str, Part] = {
     "blocks": BLOCKS,
     "ranks": Part(_ranks, 2, measured="network"),
     "four": Part(_four, 4, measured="network"),
-    "threads": Part(_threads, 1, measured="threads"),
 }

@@ -5,11 +5,10 @@
 The plan is JSON: ``world_size``, ``host`` and ``port`` at which the ranks meet, ``output`` (folder of the
 traces), ``interface`` of each rank (null: the network is not shaped), ``crowded`` (whether ranks share cores:
 all begin their traced steps together, whatever their job), ``first_round`` and ``rounds``, the ``seconds``
-within which these have to begin, ``steps``, ``measure_threads`` (whether each round measures what threads
-share, into threads_rROUND.json), and ``cases``. The cases take turns, in every other round in reverse order,
-so that whatever else the machine does meets all of them alike. In each turn one step is run first, and then
-``steps`` are traced as ``CASE_rROUND``. A case with ``ranks`` divides all processes into jobs of as many
-ranks, of which the first one's traces count. rounds.json is the number of finished rounds.
+within which these have to begin, ``steps``, and ``cases``. The cases take turns, in every other round in
+reverse order, so that whatever else the machine does meets all of them alike. In each turn one step is
+run first, and then ``steps`` are traced as ``CASE_rROUND``. A case with ``ranks`` divides all processes into
+jobs of as many ranks, of which the first one's traces count. rounds.json is the number of finished rounds.
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ import torch.distributed as dist
 
 from benchmarks.predict_workload import Job, times
 from chakra_et.capture.tracer import ChakraTracer
-from chakra_et.predict import measure_threads
 
 WARM_UP = 3
 """Steps of each case before the first turn."""
@@ -62,9 +60,6 @@ class Rank:
                 break
             for case in cases[:: -1 if number % 2 else 1]:
                 self._turn(case, number)
-            if self.plan["measure_threads"]:
-                path = Path(self.plan["output"], f"threads_r{number}.json")
-                measure_threads.main(["--repeats", "5", "--output", str(path)])
             dist.barrier()
             if self.rank == 0:
                 Path(self.plan["output"], "rounds.json").write_text(json.dumps(number + 1))

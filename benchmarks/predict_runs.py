@@ -81,12 +81,12 @@ class Case:
 @dataclass(frozen=True)
 class Part:
     """``cases``, run by as many ``processes``. ``shaped``: in network namespaces of their own; ``measured``:
-    what else the predictions need of the machine, the network beforehand, threads in each round."""
+    what else the predictions need of the machine, beforehand."""
 
     cases: Callable[[Path], list[Case]]
     processes: int = 2
     shaped: bool = False
-    measured: Literal["network", "threads"] | None = None
+    measured: Literal["network"] | None = None
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,6 @@ def run(of: Part, cases: Sequence[Case], effort: Effort, folder: Path) -> None:
         "crowded": is_crowded(of.processes),
         "first_round": rounds(folder),
         "steps": STEPS,
-        "measure_threads": of.measured == "threads",
         **asdict(effort),
         "cases": [{"name": file_name(case.name), **case.settings} for case in cases],
     }

@@ -29,7 +29,6 @@ COMMANDS = {
     "doctor": ("chakra_et.doctor.command", "check on this machine what is captured and predicted"),
     "completion": ("chakra_et.completion", "print completion of this command line for bash, zsh or fish"),
     "measure-gpu": ("chakra_et.predict.measure_gpu", "time kernels on this GPU and fit its model to them"),
-    "measure-threads": ("chakra_et.predict.measure_threads", "measure what threads of CPU operators share"),
 }
 
 

@@ -50,9 +50,6 @@ class PredictConfig:
         "all kernels and copies of devices take FACTOR times as long, and no call of the host",
         metavar="FACTOR",
     )
-    fuse: tuple[str, ...] = _option(
-        "successive kernels whose names match become one kernel", (), metavar="PATTERN"
-    )
     rank: tuple[str, ...] = _option(
         "3 as median: rank 3 computes like the median of the others; 3 as 0: like rank 0", ()
     )
@@ -84,12 +81,6 @@ class PredictConfig:
     )
     shard: Literal["fsdp2"] | None = _option(
         "fsdp2: a run of DDP as fully_shard on each repeated block would run", group="distribution"
-    )
-    threads: str | None = _option(
-        "threads of CPU operators, before and after: 2:1", metavar="FROM:TO", group="distribution"
-    )
-    thread_fractions: str | None = _option(
-        "file of chakra-et measure-threads, in place of assumed fractions", group="distribution"
     )
     bandwidth: str | None = _option(
         "of each rank's link per direction, with its unit: 100Gbit/s; or that of the run and the new one: "
@@ -183,8 +174,6 @@ def changes(config: PredictConfig, run: Run) -> list[Change | Rebuild]:
 
         model = read_model(config.network)
     found = _what_ifs(config, model, len(run.graph.ranks) == 1)
-    if config.thread_fractions and not config.threads:
-        raise TraceError("--thread-fractions says how threads share: add --threads FROM:TO")
     if any((config.bandwidth, config.latency, config.algorithm, config.topology)):
         from chakra_et.cost.units import parse_bandwidth, parse_latency
         from chakra_et.transform.network import Network
@@ -233,22 +222,12 @@ def _what_ifs(config: PredictConfig, model: NetworkModel | None, alone: bool) ->
         from chakra_et.predict.gpu import parse_gpu
 
         found.append(parse_gpu(config.gpu))
-    if config.scale or config.rank or config.fuse or config.gpu_kernels is not None:
+    if config.scale or config.rank or config.gpu_kernels is not None:
         from chakra_et.transform import durations
 
         found += [durations.parse_scale(each) for each in config.scale]
         found += [] if config.gpu_kernels is None else [durations.GpuKernels(config.gpu_kernels)]
         found += [durations.parse_rank(config.rank)] if config.rank else []
-        found += [durations.Fuse(pattern) for pattern in config.fuse]
-    if config.threads:
-        from chakra_et.transform.threads import parse_threads
-
-        threads = parse_threads(config.threads)
-        if config.thread_fractions:
-            from chakra_et.predict.measure_threads import read_fractions
-
-            threads = replace(threads, fractions=read_fractions(config.thread_fractions))
-        found.append(threads)
     if config.overlap:
         from chakra_et.transform.overlap import Overlap
 

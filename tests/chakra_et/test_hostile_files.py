@@ -41,7 +41,7 @@ COMMANDS = [
     "compare RUN X.et", "scale X.et --dp 2", "astra X.et -o OUT --topology dgx-h100",
     "convert X.json", "repair X.json", "report X.json",
     "replay RUN --comm-groups X.json", "predict RUN --network X.json --bandwidth 1Gbit/s",
-    "predict RUN --topology X.json", "predict RUN --threads 1:2 --thread-fractions X.json",
+    "predict RUN --topology X.json",
     "predict RUN --gpu H100:X.json", "predict RUN --gpu H100:X.yaml", "astra . --check X.json",
     "stragglers X.parquet --meta X.yaml",
 ]  # fmt: skip

@@ -15,11 +15,10 @@ from chakra_et.et.columns import CollectiveType, TensorInfo
 from chakra_et.predict.gpu import OtherGpu, parse_gpu
 from chakra_et.predict.predict import Prediction, predict
 from chakra_et.simulate.run import Run, make_run
-from chakra_et.transform.durations import Fuse, RankAs, Scale, parse_rank, parse_scale
+from chakra_et.transform.durations import RankAs, Scale, parse_rank, parse_scale
 from chakra_et.transform.network import TCP_PAYLOAD, Network, gloo_segments
 from chakra_et.transform.overlap import Overlap
 from chakra_et.transform.tensor_sizes import Resize, parse_resize
-from chakra_et.transform.threads import Fractions, Shared, Threads, parse_threads
 from tests.simulate.replay_traces import collective, cpu, kernel, make_trace
 
 
@@ -48,25 +47,6 @@ def test_a_launch_bound_step_stays_launch_bound() -> None:
     slow = predict(run, [Scale("gemm", 5)]).ranks[0]
     assert max(slow.bound_before, key=slow.bound_before.__getitem__) == "runtime"
     assert slow.bound_after["kernel"] == pytest.approx(200 / 211)
-
-
-def test_fused_kernels_lose_their_launches() -> None:
-    run = alone(*launches(10))
-    assert us(predict(run, [Fuse("gemm")])) == [1 + 10 + 10 * 4]
-
-
-def test_fused_kernels_pass_on_what_they_wrote_in_registers() -> None:
-    # An addition of two tensors of a million floats moves 12 MB, a GELU 8 MB: of these, 4 MB each fall away.
-    nodes = launches(2, length=60, num_ops=10**6, tensor_size=12 * 10**6)
-    nodes[-1]["tensor_size"] = 8 * 10**6
-    prediction = predict(alone(*nodes), [Fuse("gemm")])
-    assert us(prediction) == [1 + 10 + 60 * 2 / 3 + 60 / 2]
-    assert "1 pairs of kernels" in prediction.notes[-1]
-    # Of other sizes, or bound by arithmetic: nothing is passed on.
-    for name, value in (("num_ops", 10**5), ("tensor_size", 10**5)):
-        other = [dict(node) for node in nodes]
-        other[-1][name] = value
-        assert us(predict(alone(*other), [Fuse("gemm")])) == [1 + 10 + 120]
 
 
 def two_ranks(slow: int = 0, **more: str) -> Run:
@@ -231,7 +211,6 @@ def test_a_model_survives_its_file(tmp_path) -> None:
         (Overlap(True), "have no communication"),
         (OtherGpu("H100", "H1000"), "GPU 'H1000' is unknown: use one of P100, V100"),
         (Network(1e9), "no communication between known ranks"),
-        (Fuse("Step"), "no two successive"),
     ],
 )
 def test_what_does_not_fit_is_refused(change, message: str) -> None:
@@ -301,45 +280,6 @@ def test_other_sizes_change_what_works_on_them() -> None:
         TraceError, match="no operator's work depends on a dimension of 11: the sizes are 256"
     ):
         predict(run, [Resize({11: 12})])
-
-
-def test_other_threads_share_what_is_large_enough() -> None:
-    operator = {"kind": "operator"}
-    attention = "aten::_scaled_dot_product_flash_attention_for_cpu"
-    run = with_shapes(
-        [
-            cpu(1, 1, name="ProfilerStep#1", kind="annotation"),
-            cpu(2, 1001, (1,), name="aten::mm", **operator),
-            cpu(3, 101, (2,), name="aten::add", **operator),
-            cpu(4, 101, (3,), name="aten::add", **operator),
-            cpu(5, 1, (4,), name="aten::t", **operator),
-            cpu(6, 401, (5,), name=attention, **operator),
-        ],
-        {
-            2: "[[720,256],[256,512]]",
-            3: "[[720,512],[720,512]]",
-            4: "[[100,100],[100,100]]",
-            5: "[[720,512]]",
-            6: "[[10,4,72,64],[10,4,72,64],[10,4,72,64]]",
-        },
-    )
-    other = Shared((100_000, 720 * 512, 1_000_000), (0.9, 0.4, 0.1), 0.2)
-    fractions = Fractions(Shared((1,), (0.9,), 0.05), Shared((1,), (0.5,), 0.1), other, "measured")
-    # An addition of 10,000 elements is one grain, and a view has no work: its 1 µs is what any call takes.
-    expected = 1 + 5 + 1000 * (1 - 0.9 / 2) + 400 * (1 - 0.5 / 2) + 100 * (1 - 0.4 / 2) + 100
-    prediction = predict(run, [Threads(1, 2, fractions)])
-    assert us(prediction) == pytest.approx([expected], abs=0.01)
-    assert prediction.ranks[0].uncertainty_ns > 0
-    # There and back is no change, and 12 grains occupy no more than 12 threads.
-    assert us(predict(run, [Threads(1, 2), Threads(2, 1)])) == pytest.approx([1606], abs=0.01)
-    many = us(predict(run, [Threads(1, 1000)]))[0]
-    assert many == pytest.approx(us(predict(run, [Threads(1, 180)]))[0], abs=0.01)
-    assert parse_threads("2:1") == Threads(2, 1)
-    for text in ("2", "0:1", "2:x"):
-        with pytest.raises(ValueError, match="threads before and after"):
-            parse_threads(text)
-    with pytest.raises(TraceError, match="works on more than 32,768 elements"):
-        predict(alone(*launches(2)), [Threads(2, 1)])
 
 
 def test_sizes_are_read() -> None:

@@ -113,7 +113,6 @@ def test_text_and_files(two: str, tmp_path: Path, capsys: pytest.CaptureFixture)
         (["--shard", "fsdp2", "--accumulate", "4"], "--accumulate changes what DDP does"),
         (["--layers", "2x"], "no attribute lane"),
         (["--accumulate", "4", "twice"], "write the number of passes"),
-        (["--threads", "2"], "threads before and after"),
         (["--bandwidth", "1Gbit/s:2Gbit/s:3Gbit/s"], "give the new one, or FROM:TO"),
     ],
 )

@@ -86,8 +86,8 @@ def test_resizing_says_which_communication_stays_as_it_is() -> None:
     other = make_trace(*step.nodes, collective(90, 10, (1,), start=90), rank=0, world_size=2)
     run = make_run("run", [ExecutionTrace(**{**vars(other), "inputs": trace.inputs})], [0])
     made = Resize({4: 8}).rebuild(run)
-    assert made.measured.notes == (
-        "--resize: the sizes and times of 1 communication node that aren't DDP's all-reduces of gradients "
+    assert made.measured.notes[1:] == (
+        "--resize: the sizes and times of 1 communication node that aren't all-reduces of such gradients "
         "stay as they are",
     )
 
@@ -262,7 +262,7 @@ def test_the_name_comes_before_the_flags(capsys: pytest.CaptureFixture) -> None:
 
 
 def test_files_of_measurements_have_the_short_flag(capsys: pytest.CaptureFixture) -> None:
-    for command in ("measure-network", "measure-threads", "predict"):
+    for command in ("measure-network", "measure-gpu", "predict"):
         with pytest.raises(SystemExit):
             main([command, "--help"])
         assert "-o, --output" in capsys.readouterr().out
