@@ -29,12 +29,13 @@ DEPTH = 8
 
 @functools.lru_cache(maxsize=65536)
 def operator_work(
-    name: str, values: bytes, shapes: bytes, types: bytes, out_shapes: bytes, out_types: bytes
-) -> Counted:
+    name: str, values: bytes, shapes: bytes, types: bytes, out_shapes: bytes, out_types: bytes,
+    causal: bool = False,
+) -> Counted:  # fmt: skip
     """(operations, bytes) of one call of an operator, None where its shapes are not recorded.
 
     ``values``, ``shapes``, ``types``: JSON texts of the arguments; ``out_shapes`` and ``out_types`` may be
-    empty lists.
+    empty lists. ``causal``: whether a kernel's name says that an attention is causal, see ``CAUSAL_KERNEL``.
     """
     try:
         arguments, dims, kinds, out_dims, out_kinds = (
@@ -57,7 +58,7 @@ def operator_work(
         operations, made = largest, largest
     else:
         operations, made = counted
-        operations = round(operations * _seen(name, by_position, arguments))
+        operations = round(operations * _seen(name, by_position, arguments, causal))
     read = sum(math.prod(shape) * size for shape, size in tensors)
     if formula in SELECTIONS and counted is not None:
         read = made * each
@@ -182,10 +183,11 @@ def _attended(q: Shape | None, k: Shape | None, v: Shape | None, factor: int) ->
     return factor * tokens * keys * size, math.prod(q)
 
 
-def _seen(name: str, shapes: list[Shape | None], values: list[Any]) -> float:
+def _seen(name: str, shapes: list[Shape | None], values: list[Any], causal: bool) -> float:
     """The part (0 to 1) of the keys that the queries of an attention see: about half, if it is causal."""
     at = CAUSAL.get(name, len(values))
-    if at >= len(values) or str(values[at]).lower() != "true":
+    causal &= rule_of(name) in (_attention, _attention_backward)
+    if not causal and (at >= len(values) or str(values[at]).lower() != "true"):
         return 1.0
     first = int("backward" in name)
     tokens = 2 if "scaled_dot_product" in name else 1
@@ -230,8 +232,8 @@ FORMULAS: tuple[tuple[str, Rule], ...] = (
     (r"embedding", _embedding),
     (r"index_select", _index_select),
     (r"gather", _gather),
-    (r"_(scaled_dot_product|flash|efficient|cudnn)_?\w*attention\w*backward", _attention_backward),
-    (r"_?(scaled_dot_product|flash|efficient|cudnn)_?\w*attention\w*", _attention),
+    (r"_(scaled_dot_product|flash|efficient|cudnn)_?\w*att(ention|n)\w*backward", _attention_backward),
+    (r"_?(scaled_dot_product|flash|efficient|cudnn)_?\w*att(ention|n)\w*", _attention),
 )
 SELECTIONS = (_embedding, _index_select, _gather)
 """What they read is as large as what they make."""
@@ -251,5 +253,14 @@ CAUSAL = {
     "aten::_scaled_dot_product_cudnn_attention_backward": 14,
     "aten::_flash_attention_forward": 8,
     "aten::_flash_attention_backward": 11,
+    "flash_attn::_flash_attn_forward": 5,
+    "flash_attn::_flash_attn_backward": 11,
 }
 """Where the argument is_causal stands."""
+CAUSAL_KERNEL = re.compile(
+    r"flash_(fwd|bwd_dq_dk_dv\w*)_kernel<.*>, (true|false), true\b|flash_fwd_splitkv_kernel<.*>, true\b"
+    r"|(?<!non)(?<!no)(?<!non_)(?<!no_)causal",
+    re.IGNORECASE,
+)
+"""Names of kernels of causal attention: by FlashAttention-2's template arguments (its launch templates:
+traits, Is_dropout, Is_causal; or traits, Is_causal), or by the word."""

@@ -174,6 +174,35 @@ def test_causal_attention_is_half_the_work(name: str) -> None:
     assert operations("True") == pytest.approx(operations("False") / 2, rel=0.01)
 
 
+TRAITS = "pytorch_flash::Flash_fwd_kernel_traits<64, 128, 64, 4, false, true, Flash_kernel_traits<64> >"
+
+
+@pytest.mark.parametrize(
+    ("kernel_name", "is_causal"),
+    [
+        (f"void pytorch_flash::flash_fwd_kernel<{TRAITS}, false, true, false, false, true>(Params)", True),
+        (f"void pytorch_flash::flash_fwd_kernel<{TRAITS}, true, false, true, true, true>(Params)", False),
+        (f"void flash::flash_fwd_splitkv_kernel<{TRAITS}, true, false, false>(Params)", True),
+        (f"void flash::flash_fwd_splitkv_kernel<{TRAITS}, false, true, true>(Params)", False),
+        (f"void flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<{TRAITS}, false, true>(Params)", True),
+        ("fmhaSm100aKernel_QkvE4m3H64PagedKvCausalP16VarSeqQ128Kv128PersistentContext", True),
+        ("attn_fwd_non_causal", False),
+    ],
+)
+def test_the_kernel_tells_that_attention_is_causal(kernel_name: str, is_causal: bool, tmp_path: Path) -> None:
+    """flash-attn's operator, from a trace without concrete inputs: only the kernel's name tells."""
+    shapes = {"Input Dims": [[2, 128, 16, 64]] * 3, "Input type": ["c10::BFloat16"] * 3}
+    events = [
+        op("flash_attn::_flash_attn_forward", 0, 40, 3, **shapes),
+        call("cudaLaunchKernel", 5, 5, 1),
+        kernel(kernel_name, 20, 50, 1),
+    ]
+    trace = convert(tmp_path, events).trace
+    row = next(row for row in range(len(trace)) if trace.names[row] == kernel_name)
+    whole = 4 * 2 * 16 * 128 * 128 * 64
+    assert trace.column("num_ops")[row] == pytest.approx(whole / (2 if is_causal else 1), rel=0.01)
+
+
 def test_collectives_of_deepep_are_nodes(tmp_path: Path) -> None:
     trace = convert(tmp_path, unknown("void dpsk::ep::internode::dispatch<false, 8>(x)")).trace
     assert (trace.types == NodeType.COMM_COLL).sum() == 1

@@ -12,7 +12,7 @@ from chakra_et.convert.graph.communication_arguments import RECEIVES, SENDS
 from chakra_et.convert.graph.link import operators_and_annotations
 from chakra_et.convert.graph.linked import LinkedRank
 from chakra_et.convert.graph.timeline import named, nearest
-from chakra_et.cost.operator_work import DEPTH, WITH_VALUES, Counted, operator_work, rule_of
+from chakra_et.cost.operator_work import CAUSAL_KERNEL, DEPTH, WITH_VALUES, Counted, operator_work, rule_of
 from chakra_et.traces.device import DeviceTrace
 from chakra_et.traces.device_format import CPU_OP, KERNEL, MEMCPY, MEMSET, RUNTIME
 
@@ -164,8 +164,10 @@ def find_work(rank: LinkedRank, parent: np.ndarray) -> tuple[np.ndarray, np.ndar
         if alike[at] and operator_work(names[name[at]], b"[]", *shapes) is not None:
             of_call[number] = work_of(rank, parent, int(operators[at])) or (0, 0)
     works: np.ndarray = of_call[call]
-    for at in np.flatnonzero(works[:, 0] < 0).tolist():
-        works[at] = work_of(rank, parent, int(operators[at])) or (0, 0)
+    causal = np.zeros(len(operators), dtype=bool)
+    causal[of[named(device, CAUSAL_KERNEL.search)[kernels]]] = True
+    for at in np.flatnonzero((works[:, 0] < 0) | causal).tolist():
+        works[at] = work_of(rank, parent, int(operators[at]), bool(causal[at])) or (0, 0)
     length = (device.end - device.start)[kernels]
     operations[kernels], moved[kernels] = divided(works, of, length)
     return operations, moved
@@ -187,32 +189,21 @@ def divided(works: np.ndarray, of: np.ndarray, length: np.ndarray) -> tuple[np.n
     return shares[:, 0], shares[:, 1]
 
 
-def operator_around(rank: LinkedRank, parent: np.ndarray, row: int) -> int:
-    """The row of the innermost operator with arguments at or around ``row``, -1 for none."""
-    for _ in range(DEPTH):
-        if row < 0:
-            break
-        if rank.device.category[row] == CPU_OP and rank.link.host_row[row] >= 0:
-            return row
-        row = int(parent[row])
-    return -1
-
-
-def work_of(rank: LinkedRank, parent: np.ndarray, operator: int) -> Counted:
+def work_of(rank: LinkedRank, parent: np.ndarray, operator: int, causal: bool = False) -> Counted:
     """(operations, bytes) of the operator at row ``operator``, or of the next one around it that has
-    shapes."""
+    shapes; ``causal``: as in ``operator_work``."""
     host, names = rank.host, rank.device.names
     for _ in range(DEPTH):
-        operator = operator_around(rank, parent, operator)
         if operator < 0:
             break
         row = int(rank.link.host_row[operator])
-        name = names[rank.device.name[operator]]
-        # Only some formulas look at values, and ids of tensors in them make every call a new one.
-        values = host.inputs[0][row] if rule_of(name) in WITH_VALUES else b"[]"
-        texts = (column[row] for column in (*host.inputs[1:], *host.outputs[1:]))
-        work = operator_work(name, values, *texts)
-        if work is not None:
-            return work
+        if rank.device.category[operator] == CPU_OP and row >= 0:
+            name = names[rank.device.name[operator]]
+            # Only some formulas look at values, and ids of tensors in them make every call a new one.
+            values = host.inputs[0][row] if rule_of(name) in WITH_VALUES else b"[]"
+            texts = (column[row] for column in (*host.inputs[1:], *host.outputs[1:]))
+            work = operator_work(name, values, *texts, causal)
+            if work is not None:
+                return work
         operator = int(parent[operator])
     return None
