@@ -22,6 +22,7 @@ from typing import Any
 
 from chakra_et import files
 from chakra_et.convert import jobs
+from chakra_et.convert.groups import match_groups
 from chakra_et.convert.pair import PairOptions
 from chakra_et.convert.rank import MANIFEST, Engine, RankJob, RankResult, convert_rank, options_text
 from chakra_et.convert.together import (
@@ -206,13 +207,17 @@ def _check_and_add(result: SetResult, world: int, run: RunOptions) -> None:
     single = traces.partial and len(traces.pairs) + len(traces.incomplete) == 1
     check_ranks(result, world, run.allow_missing_ranks or single)
     if run.engine == "native" and good:
+        renamed = match_groups(result, world)
         groups = groups_of(result)
         files.write_json(scratch.groups_file, groups)
         if len(good) > 1:
             check_together(result, groups)
             times = joint_times(result.communication, groups)
-            work = [Finish(scratch.et_file(rank), good[rank].report, *found) for rank, found in times.items()]
-            ranks = list(times)
+            ranks = sorted({*times, *renamed})
+            work = [
+                Finish(scratch.et_file(rank), good[rank].report, times.get(rank), renamed.get(rank, {}))
+                for rank in ranks
+            ]
             with contextlib.closing(run.jobs(finish_rank, work, run.workers)) as outcomes:
                 for number, outcome in outcomes:
                     rank = ranks[number]

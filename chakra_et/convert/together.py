@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from chakra_et.convert.graph.communication import Group
+from chakra_et.convert.groups import with_groups
 from chakra_et.convert.report import RankReport
 from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
@@ -142,27 +144,28 @@ def _check_times(result: SetResult, agree: bool) -> None:
 
 # ---- joint times ----
 
+JointTimes = tuple[int, int, np.ndarray]
+"""ns to be added to a rank's clock, their uncertainty, and in µs the wait of each communication node in the
+order of the file, -1 if a member is missing (int64)."""
+
 
 @dataclass(frozen=True)
 class Finish:
-    """A rank's file and the joint times to add, as passed to a worker process.
+    """A rank's file and what to add to it, as passed to a worker process.
 
-    ``offset_ns``: to be added to its clock, with the uncertainty ``spread_ns``. ``wait_micros``, int64: the
-    wait of each communication node in the order of the file, -1 if a member is missing.
+    ``times``: the joint times, None where there are none; ``groups``: id → the group that takes its place.
     """
 
     path: Path
     report: RankReport
-    offset_ns: int
-    spread_ns: int
-    wait_micros: np.ndarray
+    times: JointTimes | None
+    groups: dict[str, Group]
 
 
 def joint_times(
     communication: Mapping[int, ExecutionTrace], groups: Mapping[str, Sequence[int]]
-) -> dict[int, tuple[int, int, np.ndarray]]:
-    """The joint times by rank, as in ``Finish``. ``communication``: traces with the communication nodes are
-    enough.
+) -> dict[int, JointTimes]:
+    """The joint times by rank. ``communication``: traces with the communication nodes are enough.
 
     Empty if the clocks cannot be compared: without start times, or without a common symmetric collective.
     """
@@ -195,23 +198,29 @@ def joint_times(
 
 
 def finish_rank(job: Finish) -> RankReport:
-    """Add the joint times to a rank's file, and return its report with the resulting shares.
+    """Add the joint times and groups to a rank's file, and return its report with the resulting shares.
 
     A file that already has these times is not written again.
     """
     trace = et_file.read(job.path)
+    if job.groups:
+        trace = with_groups(trace, job.groups)
+    if job.times is None:
+        et_file.write(job.path, trace)
+        return job.report
+    offset, spread, each = job.times
     rows = np.flatnonzero(trace.types >= NodeType.COMM_SEND)
-    known = job.wait_micros >= 0
-    wait = np.minimum(job.wait_micros[known], trace.duration_micros[rows[known]].astype(np.int64))
+    known = each >= 0
+    wait = np.minimum(each[known], trace.duration_micros[rows[known]].astype(np.int64))
     transfer = trace.duration_micros[rows[known]].astype(np.int64) - wait
-    metadata, same = dict(trace.metadata), True
+    metadata, same = dict(trace.metadata), not job.groups
     for name, values in (("transfer_micros", transfer), ("wait_micros", wait)):
         old = trace.attributes.pop(name, Attribute("int64", rows[:0], wait[:0]))
         same &= np.array_equal(old.rows, rows[known]) and np.array_equal(np.asarray(old.values), values)
         if len(values):
             trace.attributes[name] = Attribute("int64", rows[known], values)
-    trace.metadata["clock_offset_ns"] = job.offset_ns
-    trace.metadata["clock_spread_ns"] = job.spread_ns
+    trace.metadata["clock_offset_ns"] = offset
+    trace.metadata["clock_spread_ns"] = spread
     job.report.add_shares(shares(trace))
     trace.metadata["conversion_report"] = json.dumps(job.report.as_dict(), separators=(",", ":"))
     if not same or trace.metadata != metadata:

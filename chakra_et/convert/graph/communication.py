@@ -14,6 +14,8 @@ from chakra_et.et.columns import CollectiveType, NodeType
 from chakra_et.files import read_json
 from chakra_et.findings import Findings
 
+BY_STREAM = "by the order of streams"
+"""The description of groups that aren't recorded."""
 Operation = CollectiveType | Literal[NodeType.COMM_SEND, NodeType.COMM_RECV]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from chakra_et.convert.graph.communication import Group
+from chakra_et.convert.graph.communication import BY_STREAM, Group
 from chakra_et.convert.graph.communication_arguments import LAUNCHERS, Around, Facts
 from chakra_et.convert.graph.timeline import named
 from chakra_et.findings import Findings
@@ -110,7 +110,7 @@ class Groups:
             # NCCL uses one stream per communicator, and ranks use their communicators in the same order.
             findings.add("group-by-stream")
             number = self.streams[int(device.device[row]), int(device.stream[row])]
-            return Group(f"communicator {number}", "by the order of streams", self.default.ranks)
+            return Group(f"communicator {number}", BY_STREAM, self.default.ranks)
         findings.add("group-default")
         return self.default
 
