@@ -1,6 +1,7 @@
-"""Many mutated runs, each in a process of its own with caps of time and memory.
+"""Many mutated inputs, each in a process of its own with caps of time and memory.
 
     python -m tests.fuzz.campaign --inputs 20000 --workers 2
+    python -m tests.fuzz.campaign --of commands --inputs 20000
     python -m tests.fuzz.campaign --only 1234 --keep /tmp/input
 
 Prints how many ended how; the exit status is 1 if one was wrong, crashed, hung or went beyond a cap.
@@ -19,22 +20,29 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
+from typing import Literal
 
 from tqdm import tqdm
 
 from chakra_et import cli
-from tests.fuzz import bases, judge, mutations
+from tests.fuzz import bases, commands, judge, mutations
 
 
 @dataclass
 class CampaignConfig:
     """The campaign's arguments."""
 
-    inputs: int = field(default=20_000, metadata={"help": "how many runs are mutated"})
+    of: Literal["traces", "commands"] = field(
+        default="traces", metadata={"help": "traces to convert, or what the other commands read"}
+    )
+    inputs: int = field(default=20_000, metadata={"help": "how many inputs are mutated"})
+    processes: float = field(
+        default=4.0, metadata={"help": "%% of commands that run as processes of their own"}
+    )
     first: int = field(default=0, metadata={"help": "number of the first"})
     seed: int = field(default=2026, metadata={"help": "of all random choices, together with the number"})
     workers: int = field(default=2, metadata={"help": "processes"})
@@ -57,6 +65,15 @@ def make(seed: int, number: int, folder: Path) -> tuple[str, bool]:
         with contextlib.suppress(OSError, ValueError):  # a name that the file system does not take
             (folder / os.path.basename(file)).write_bytes(text)
     return f"{name}: {', '.join(done)}".replace("\n", "\\n"), random.random() < 0.6
+
+
+def prepare(config: CampaignConfig, number: int, folder: Path) -> tuple[str, Callable[[], tuple[str, str]]]:
+    """Input ``number``, made in ``folder``: what it is, and what judges it: (outcome, what is wrong)."""
+    if config.of == "commands":
+        random = Random(f"{config.seed} {number}")
+        return commands.judge(random, folder, random.random() < config.processes / 100)
+    what, allow = make(config.seed, number, folder)
+    return what, lambda: judge.judge(folder, allow)
 
 
 @dataclass
@@ -85,14 +102,14 @@ def _start(config: CampaignConfig, number: int) -> tuple[int, _Input]:
 def _child(config: CampaignConfig, number: int, folder: Path, writing: int) -> None:
     outcome, wrong, what = "crashed", "no answer", "?"
     try:
-        what, allow = make(config.seed, number, folder)
+        what, run = prepare(config, number, folder)
         os.write(writing, f"{what}\n".encode("utf-8", "backslashreplace"))
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         limit = pages * resource.getpagesize() + (config.megabytes << 20)
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
         used = int(time.process_time())
         resource.setrlimit(resource.RLIMIT_CPU, (used + config.seconds, used + config.seconds))
-        outcome, wrong = judge.judge(folder, allow)
+        outcome, wrong = run()
         if "not enough memory" in wrong:
             outcome = "memory"
     except BaseException:  # whatever it is, it is the answer
@@ -115,7 +132,7 @@ def _end(work: _Input) -> tuple[str, str, str]:
 
 def results(config: CampaignConfig) -> Iterator[tuple[int, str, str, str]]:
     """(number, outcome, what is wrong, what the input was) of each input, as they end."""
-    bases.bases()  # before anything is forked
+    bases.bases() if config.of == "traces" else commands.good()  # before anything is forked
     numbers = iter(range(config.first, config.first + config.inputs))
     running: dict[int, _Input] = {}
     with selectors.DefaultSelector() as waiting:
@@ -159,13 +176,13 @@ def main() -> int:
         folder = Path(config.keep or tempfile.mkdtemp(prefix="fuzz"))
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        what, allow = make(config.seed, config.only, folder)
-        print(what, "(with --allow flags)" if allow else "", folder)
-        print(*judge.judge(folder, allow), sep="\n")
+        what, run = prepare(config, config.only, folder)
+        print(what, folder)
+        print(*run(), sep="\n")
         return 0
     began = time.monotonic()
     outcomes, wrongs = campaign(config)
-    print(f"seed {config.seed}, inputs {config.first} to {config.first + config.inputs - 1}, "
+    print(f"{config.of}, seed {config.seed}, inputs {config.first} to {config.first + config.inputs - 1}, "
           f"{time.monotonic() - began:.0f} s")  # fmt: skip
     for outcome, count in sorted(outcomes.items()):
         print(f"  {outcome}: {count}")
