@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -75,6 +76,9 @@ def datasheet(path: Path) -> Gpu:
         for key, known in _KNOWN.items():
             if entry[key] not in known:
                 raise TraceError(f"{path}: {key} {entry[key]!r} is unknown: use {' or '.join(known)}")
+        for key in ("units", "watts"):
+            if not 0 < float(entry[key]) < math.inf:
+                raise TraceError(f"{path}: {key} {entry[key]!r} must be above 0")
         if "16 bit" not in entry["peaks"]:
             raise TraceError(f"{path}: the datasheet's peaks lack '16 bit', of dense matrix products")
         return read(str(entry.get("name", path.stem)), entry)

@@ -9,12 +9,14 @@ with the reason.
 from __future__ import annotations
 
 import csv
+import io
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from chakra_et.cost import gpus
+from chakra_et.files import read_bytes
 from chakra_et.yaml_file import read_yaml
 from fasop.errors import PlanError
 from fasop.exact.recipes import Again, Precision, Recipe, Software
@@ -73,8 +75,8 @@ def read_runs(path: Path, models: Path | None = None) -> list[Run]:
     file by default. Raises ``PlanError`` for a file that has other columns.
     """
     try:
-        with path.open(encoding="utf-8-sig", newline="") as handle:
-            rows = list(csv.DictReader(handle))
+        text = read_bytes(path).decode("utf-8-sig")
+        rows = list(csv.DictReader(io.StringIO(text, newline="")))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise PlanError(f"{path}: can't be read as CSV: {error}.") from None
     head = rows[0] if rows else {}
@@ -84,10 +86,18 @@ def read_runs(path: Path, models: Path | None = None) -> list[Run]:
         raise PlanError(
             f"{path}: no column {missing[0]!r}: give a table as ../shared/data/truth's, or MPT's."
         )
-    if kind != "model":
-        return [(_mpt if kind == "mpt" else _step)(row) for row in rows]
-    settings = read_yaml(models or path.with_name("models.yaml"))
-    return [_published(_with_recipe(row, rows), settings) for row in rows]
+    if kind == "model":
+        settings = read_yaml(models or path.with_name("models.yaml"))
+    found = []
+    for number, row in enumerate(rows, 1):
+        try:
+            if kind == "model":
+                found.append(_published(_with_recipe(row, rows), settings))
+            else:
+                found.append((_mpt if kind == "mpt" else _step)(row))
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise PlanError(f"{path}, row {number}: a value is missing or no number: {error}.") from None
+    return found
 
 
 def _with_recipe(row: dict[str, str], rows: list[dict[str, str]]) -> dict[str, str]:

@@ -94,3 +94,9 @@ def test_the_judge_sees_a_defect(good_run: Path, defect: str, monkeypatch: pytes
     monkeypatch.setattr(convert_rank, "_result", bad_result)
     _, wrong = judge.judge(good_run, allow=True)
     assert wrong
+
+
+def test_damaged_inputs_of_the_other_commands_end_in_a_result_or_a_sentence() -> None:
+    outcomes, wrongs = campaign.campaign(CampaignConfig(of="commands", inputs=120, seed=4, processes=2))
+    assert wrongs == []
+    assert sum(outcomes.values()) == 120 and outcomes["exit status 0"] > 10 < outcomes["exit status 2"]
