@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-GUIDES = ("*.md", "docs/*.md", "docs/*.ipynb", "fasop/README.md", "megatron_lm/README.md")
+GUIDES = ("*.md", "docs/*.md", "docs/*.ipynb", "fasop/README.md", "megatron_lm/*.md")
 BESIDE = ("LICENSE", "CITATION.cff", "docs/pictures/*", "benchmarks/*.svg")
 
 
