@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Print a run's logs of one kind, or write its summary as Markdown and HTML.
+# Print a run's logs of one kind, or write its summary as a page.
 #
 # Usage: megatron_lm/_04_report.sh JOBID [JOBID2 …] out|err|gpu|summary
 #
-# summary: problems, loss, speed, memory by rank, GPU use, nodes, events and settings, into summary.md and
-# summary.html in the run's log folder; prints the two paths. Several runs: comparison.md and comparison.html.
+# summary: problems, loss, speed, memory by rank, GPU use, nodes, events and settings, into summary.html in the
+# run's log folder; prints its path. Several runs beside each other: comparison.html.
 
 set -euo pipefail
 # shellcheck source=scripts/common.sh

@@ -18,7 +18,6 @@ COMMANDS = {
     "report": ("megatron_lm.results.report", "print a run's logs or write its summary (_04_report.sh)"),
     "picture": ("megatron_lm.results.picture", "draw a run's schedule (_05_report_visualization.py)"),
     "plan_run_compare": ("megatron_lm.results.plan_run_compare", "plan, run, compare (plan_run_compare.sh)"),
-    "gpu_log": ("megatron_lm.logs.gpus", "record this machine's GPUs"),
 }
 
 

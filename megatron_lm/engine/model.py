@@ -21,8 +21,6 @@ from megatron_lm.engine.log_lines import Timers
 from megatron_lm.settings import Settings
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
-# Before PyTorch 2.5, keys and values need as many heads as queries.
-GROUPED = "enable_gqa" in (nn.functional.scaled_dot_product_attention.__doc__ or "")
 NORMS = {"layernorm": "LayerNorm", "rmsnorm": "RMSNorm"}
 
 
@@ -121,15 +119,10 @@ class FusedAttention(nn.Module):
         (sequence, batch, heads · width).
         """
         q, k, v = (each.permute(1, 2, 0, 3) for each in (query, key, value))
-        each = q.shape[1] // k.shape[1]
-        how: dict[str, Any] = {}
-        if each > 1 and GROUPED:
-            how["enable_gqa"] = True
-        elif each > 1:
-            k, v = (heads.repeat_interleave(each, 1) for heads in (k, v))
+        grouped = q.shape[1] != k.shape[1]
         with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
             context = nn.functional.scaled_dot_product_attention(
-                q, k, v, is_causal=True, scale=self.scale, **how
+                q, k, v, is_causal=True, scale=self.scale, enable_gqa=grouped
             )
         return context.permute(2, 0, 1, 3).flatten(2)
 

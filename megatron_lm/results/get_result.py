@@ -63,7 +63,7 @@ def watch(ids: tuple[str, ...]) -> int:
             if all(known.word in runs.ENDED for known in seen.states.values()):
                 break
             time.sleep(WATCH_SECONDS)
-    print("\n".join(map(str, write_summary([seen]))))
+    print(write_summary([seen]))
     return 0
 
 
@@ -86,10 +86,10 @@ def _screen() -> Iterator[Callable[[View], None]]:
             states = ", ".join(f"{job} {known}" for job, known in seen.states.items())
             parts: list[Text | Table] = [Text(states, "bold")]
             parts += [Text(each, "bold red") for each in seen.found]
-            for title, header, rows in view.tables([seen]):
-                if title not in HIDDEN:
-                    made = Table(*header, title=title, title_justify="left")
-                    for row in rows[-SCREEN_ROWS:]:
+            for found in view.tables([seen]):
+                if found.title not in HIDDEN:
+                    made = Table(*found.header, title=found.title, title_justify="left")
+                    for row in found.rows[-SCREEN_ROWS:]:
                         made.add_row(*map(Text, row))
                     parts.append(made)
             live.update(Group(*parts), refresh=True)

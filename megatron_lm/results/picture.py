@@ -11,6 +11,7 @@ Node clocks are not corrected: synchronise them with NTP.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -131,19 +132,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def draw(run: Run, found: list[Event], settings: dict[str, str], predicted: list[Event]) -> str:
+def draw(
+    run: Run, found: list[Event], settings: dict[str, str], predicted: list[Event],
+    more: Sequence[TextTable] = (),
+) -> str:  # fmt: skip
     """The page: measured schedule, predicted schedule if there is one, tables."""
     pictures = [measured_picture(found, settings)]
-    tables = [bubble_table("Bubbles, measured", found, "rank")]
+    tables = [*more, bubble_table("Bubbles, measured", found, "rank")]
     if predicted:
         pictures.append(picture_of(predicted, "predicted", "stage"))
         tables.append(bubble_table("Bubbles, predicted", predicted, "stage"))
-    names = ("PIPELINE_MP_SIZE", "GLOBAL_BATCH_SIZE", "MICRO_BATCH_SIZE", "DP_SIZE")
-    stages, batch, micro, data = _numbers(settings, *names)
-    if stages and micro and data and (count := batch // micro // data):
-        ideal = (stages - 1) / (count + stages - 1)
-        header = ("stages", "micro-batches", "bubble if all stages were equal, %")
-        tables.append(TextTable("Ideal", header, [(str(stages), str(count), f"{100 * ideal:.1f}")]))
     numbers = sorted({event.iteration for event in found})
     span = f"iterations {numbers[0]} to {numbers[-1]}" if numbers[1:] else f"iteration {numbers[0]}"
     also = ". Predicted by FASOP: one iteration, one lane per stage, on the same scale" if predicted else ""
@@ -153,8 +151,8 @@ def draw(run: Run, found: list[Event], settings: dict[str, str], predicted: list
 def measured_picture(found: Sequence[Event], settings: dict[str, str]) -> Picture:
     """Measured events; a bold line follows the ranks of each pipeline stage, which are consecutive."""
     ranks = sorted({event.rank for event in found})
-    tensor, data = _numbers(settings, "TENSOR_MP_SIZE", "DP_SIZE")
-    group = tensor * data or len(ranks)
+    sizes = [settings.get(name, "") for name in ("TENSOR_MP_SIZE", "DP_SIZE")]
+    group = math.prod(map(int, sizes)) if all(map(str.isdigit, sizes)) else len(ranks)
     ends = [at for at, rank in enumerate(ranks[:-1]) if rank // group != ranks[at + 1] // group]
     return replace(picture_of(found, "measured", "rank"), rules=ends)
 
@@ -204,12 +202,6 @@ def _kind(event: Event) -> str:
     if event.lane == SUB_STEP:
         return "sub-step"
     return "collective" if COLLECTIVE.fullmatch(event.task) else "p2p"
-
-
-def _numbers(settings: dict[str, str], *names: str) -> list[int]:
-    """Settings as numbers; zeros if any is missing."""
-    found = [settings.get(name, "") for name in names]
-    return list(map(int, found)) if all(map(str.isdigit, found)) else [0] * len(names)
 
 
 def read_events(run: Run, only: tuple[str, ...], wanted: str) -> tuple[list[Event], dict[str, str]]:

@@ -9,7 +9,7 @@
 4. Compare: predicted and measured times, as a table and a picture.
 
 Writes the planner's input (costs.json, models.yaml, cluster.yaml), plan.json, plan.conf (the plan as
-settings), compare.md and compare.html to --output.
+settings) and compare.html to --output.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from chakra_et import cli
+from chakra_et.report.page import TextTable
+from chakra_et.text import table
 from fasop.plans.plan import Plan
 from fasop.profiling.fit import UnitFit, fit_units
 from megatron_lm import planner
@@ -31,7 +33,6 @@ from megatron_lm.errors import RunError
 from megatron_lm.logs import runs
 from megatron_lm.results import picture, report, speed
 from megatron_lm.results.picture import WORK, Bubble
-from megatron_lm.results.view import Table
 from megatron_lm.settings import MODELS, conf
 
 MODEL, GPU = "tiny", "CPU"
@@ -92,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def compare(config: CompareConfig) -> str:
-    """Do all four steps and return the table as Markdown. Raises ``RunError`` or ``OSError``."""
+    """Do all four steps and return the tables as text. Raises ``RunError`` or ``OSError``."""
     folder = config.output.absolute()
     folder.mkdir(parents=True, exist_ok=True)
     partitions = calibration_partitions(config.stages)
@@ -111,10 +112,12 @@ def compare(config: CompareConfig) -> str:
     heading = f"Predicted and measured: {MODEL}, {'-'.join(map(str, plan.layers))}"
     outside = statistics.median(each.outside for each in measured)
     tables = [comparison(plan, result, outside), explained(plan, result, outside)]
-    text = report.markdown(heading, [*tables, fitted(fits, [*measured, result])])
-    report.write(folder / "compare.md", text)
-    report.write(folder / "compare.html", drawn(result.job, plan))
-    return text
+    tables.append(fitted(fits, [*measured, result]))
+    report.write(folder / "compare.html", drawn(result.job, plan, tables))
+    lines = [heading]
+    for each in tables:
+        lines += ["", each.title, *table([each.header, *each.rows])]
+    return "\n".join(lines)
 
 
 def calibration_partitions(stages: int) -> list[tuple[int, ...]]:
@@ -208,7 +211,7 @@ def unit_costs(fits: tuple[UnitFit, UnitFit]) -> dict[str, Any]:
     return {"model": MODEL, "gpu": GPU, "tp": 1, "mbs": 1, "forward": per_unit[0], "backward": per_unit[1]}
 
 
-def fitted(fits: tuple[UnitFit, UnitFit], measured: list[Measured]) -> Table:
+def fitted(fits: tuple[UnitFit, UnitFit], measured: list[Measured]) -> TextTable:
     """What was fitted, how well it reproduces the stage times, and how steady these are."""
     rows = []
     for name, fit in zip(("forward", "backward"), fits, strict=True):
@@ -220,16 +223,16 @@ def fitted(fits: tuple[UnitFit, UnitFit], measured: list[Measured]) -> Table:
     rows.append(
         ("widest interquartile range of a stage's times, % of their median", f"{100 * widest:.1f}", "")
     )
-    return Table("Fitted costs", ("", "value", "standard error"), rows)
+    return TextTable("Fitted costs", ("", "value", "standard error"), rows)
 
 
-def explained(plan: Plan, result: Measured, outside: float) -> Table:
+def explained(plan: Plan, result: Measured, outside: float) -> TextTable:
     """The parts of a step of the stage that computes longest, which add up to it, beside those of the plan.
 
     ``outside``: seconds beside the pipeline, as measured in the runs before the plan.
     """
     if not result.stages:
-        return Table("Why the step differs", (), [])
+        return TextTable("Why the step differs", (), [])
     theirs = max(result.stages, key=lambda stage: stage.compute)
     ours = picture.bubbles(picture.predicted_events(plan))[theirs.rank]
     idle = tuple(each.seconds - each.compute - each.communication for each in (ours, theirs))
@@ -247,10 +250,10 @@ def explained(plan: Plan, result: Measured, outside: float) -> Table:
         if gap
     ]
     header = (f"stage {theirs.rank}", "planned, ms", "measured, ms", "difference, ms", "of the difference, %")
-    return Table("Why the step differs", header, rows)
+    return TextTable("Why the step differs", header, rows)
 
 
-def comparison(plan: Plan, result: Measured, outside: float) -> Table:
+def comparison(plan: Plan, result: Measured, outside: float) -> TextTable:
     """Predicted against measured; error: of the prediction, relative to the measured time."""
     bubbles = picture.bubbles(picture.predicted_events(plan))
     rows = [("pipeline, ms", 1000 * plan.pipeline_time, 1000 * result.pipeline)]
@@ -261,10 +264,10 @@ def comparison(plan: Plan, result: Measured, outside: float) -> Table:
     step = "step, ms (with optimizer, data loading and logging as in the runs before the plan)"
     rows.append((step, 1000 * (plan.step_time + outside), 1000 * result.iteration))
     cells = [(name, f"{a:.2f}", f"{b:.2f}", f"{100 * (a / b - 1):+.1f}" if b else "") for name, a, b in rows]
-    return Table("Times", ("", "predicted", "measured", "error, %"), cells)
+    return TextTable("Times", ("", "predicted", "measured", "error, %"), cells)
 
 
-def drawn(job: str, plan: Plan) -> str:
+def drawn(job: str, plan: Plan, tables: Sequence[TextTable]) -> str:
     found = runs.find((job,), conf.log_dir())
     events, settings = picture.read_events(found, (), "last")
-    return picture.draw(found, events, settings, picture.predicted_events(plan))
+    return picture.draw(found, events, settings, picture.predicted_events(plan), tables)

@@ -1,4 +1,4 @@
-"""Prints a run's log of one kind, or writes its summary as Markdown and as one HTML page with charts.
+"""Prints a run's log of one kind, or writes its summary as one HTML page with charts.
 
 megatron_lm/_04_report.sh JOBID [JOBID2 …] out|err|gpu|summary
 """
@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from chakra_et import cli, files
+from chakra_et.report.page import TextTable
 from megatron_lm.errors import RunError
 from megatron_lm.logs import runs
 from megatron_lm.results import view
-from megatron_lm.results.view import Table, View
+from megatron_lm.results.view import View
 from megatron_lm.settings import conf
 
 KINDS = ("out", "err", "gpu", "summary")
-ROWS = 40  # of a table in Markdown; the HTML page has all rows
 STYLE = (
     "body{font:15px sans-serif;margin:1em 2em}table{border-collapse:collapse}"
     "td,th{border:1px solid #ccc;padding:2px 8px;text-align:left}.wrong{color:#b00020}"
@@ -45,8 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     *ids, kind = config.words
     found = runs.find_all(tuple(ids), conf.log_dir())
     if kind == "summary":
-        for path in write_summary([View(run) for run in found]):
-            print(path)
+        print(write_summary([View(run) for run in found]))
         return 0
     for node in (node for run in found for node in run.nodes):
         print(f"==> {node.job}/{node.name}.{kind} <==", flush=True)
@@ -55,25 +54,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def write_summary(views: Sequence[View]) -> list[Path]:
-    """Write summary.md and summary.html, of several runs comparison.md and comparison.html, in the folder of
-    the first job. Raises ``RunError``.
+def write_summary(views: Sequence[View]) -> Path:
+    """Write summary.html, of several runs comparison.html, in the folder of the first job. Raises
+    ``RunError``.
     """
     run = views[0].run
-    folder, name = run.log_dir / run.jobs[0], "comparison" if views[1:] else "summary"
+    path = run.log_dir / run.jobs[0] / ("comparison.html" if views[1:] else "summary.html")
     states = (f"{each.name}: {', '.join(map(str, each.states.values()))}" for each in views)
     heading = ("Runs " if views[1:] else "Run ") + "; ".join(states)
     wrong = [f"{each.name}: {text}" if views[1:] else text for each in views for text in each.found]
     if not any(samples for each in views for samples in each.use.values()):
         wrong.append("no GPU was recorded on any node")
-    tables = view.tables(views)
-    texts = {
-        folder / f"{name}.md": markdown(heading, tables, wrong),
-        folder / f"{name}.html": _page(heading, tables, wrong, view.charts(views)),
-    }
-    for path, text in texts.items():
-        write(path, text)
-    return list(texts)
+    write(path, _page(heading, view.tables(views), wrong, view.charts(views)))
+    return path
 
 
 def write(path: Path, text: str) -> None:
@@ -84,25 +77,7 @@ def write(path: Path, text: str) -> None:
         raise RunError(f"{path} can't be written: {error.strerror or error}.") from None
 
 
-def markdown(heading: str, tables: Sequence[Table], wrong: Sequence[str] = ()) -> str:
-    """A heading, the problems as a list, and the tables; long tables keep their first and last rows."""
-
-    def cell(text: str) -> str:
-        return text.replace("|", "\\|").replace("\n", " ")
-
-    def line(cells: Iterable[str]) -> str:
-        return "| " + " | ".join(map(cell, cells)) + " |"
-
-    lines = [f"# {heading}", ""]
-    lines += [*(f"- **{cell(text)}**" for text in wrong), ""] if wrong else []
-    for title, header, rows in tables:
-        if len(rows) > ROWS:
-            rows = [*rows[: ROWS // 2], ("…", *("" for _ in header[1:])), *rows[-ROWS // 2 :]]
-        lines += [f"## {title}", "", line(header), line("---" for _ in header), *map(line, rows), ""]
-    return "\n".join(lines)
-
-
-def _page(heading: str, tables: Sequence[Table], wrong: Sequence[str], charts: Sequence[str]) -> str:
+def _page(heading: str, tables: Sequence[TextTable], wrong: Sequence[str], charts: Sequence[str]) -> str:
     """One self-contained HTML page; ``charts`` are SVG."""
 
     def row(kind: str, cells: Iterable[str]) -> str:
@@ -115,7 +90,7 @@ def _page(heading: str, tables: Sequence[Table], wrong: Sequence[str], charts: S
         *(f"<p class='wrong'>{html.escape(text)}</p>" for text in wrong),
         *charts,
     ]
-    for title, header, rows in tables:
-        parts += [f"<h2>{html.escape(title)}</h2><table>", row("th", header)]
-        parts += [*(row("td", cells) for cells in rows), "</table>"]
+    for table in tables:
+        parts += [f"<h2>{html.escape(table.title)}</h2><table>", row("th", table.header)]
+        parts += [*(row("td", cells) for cells in table.rows), "</table>"]
     return "".join([*parts, "</body></html>\n"])

@@ -6,9 +6,9 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import NamedTuple
 
 from chakra_et.drawing.charts import bar_chart, line_chart
+from chakra_et.report.page import TextTable
 from megatron_lm.diagnosis import failures
 from megatron_lm.logs import gpus, records, runs
 from megatron_lm.logs.gpus import Gpu
@@ -28,14 +28,6 @@ CHARTS: list[tuple[str, str, Callable[[Iteration], float | None]]] = [
     ("Throughput", "samples/s", lambda it: it.global_batch_size / it.seconds if it.seconds else None),
     ("Time per iteration", "s", lambda it: it.seconds),
 ]
-
-
-class Table(NamedTuple):
-    """A table of text cells."""
-
-    title: str
-    header: tuple[str, ...]
-    rows: Sequence[tuple[str, ...]]
 
 
 class View:
@@ -82,14 +74,14 @@ class View:
         return texts
 
 
-def tables(views: Sequence[View]) -> list[Table]:
+def tables(views: Sequence[View]) -> list[TextTable]:
     """Those with rows. Of several runs, settings and speed are columns of the same tables."""
 
-    def beside(title: str, first: str, texts: list[list[tuple[str, str]]]) -> Table:
+    def beside(title: str, first: str, texts: list[list[tuple[str, str]]]) -> TextTable:
         columns = list(map(dict, texts))
         names = list(dict.fromkeys(name for column in columns for name in column))
         rows = [(name, *(column.get(name, "") for column in columns)) for name in names]
-        return Table(title, (first, *(view.name for view in views)), rows)
+        return TextTable(title, (first, *(view.name for view in views)), rows)
 
     made = [beside("Speed", "figure", [view.figures for view in views])]
     for view in views:
@@ -139,7 +131,7 @@ def _clock(when: float) -> str:
     return time.strftime("%H:%M:%S", time.localtime(when))
 
 
-def _health(view: View, of: str) -> Table:
+def _health(view: View, of: str) -> TextTable:
     rows = []
     for node in view.run.nodes:
         note, path = runs.note_of(node), node.file("out")
@@ -151,10 +143,10 @@ def _health(view: View, of: str) -> Table:
         rank = view.settings[node.name].get("NODE_RANK", "?")
         rows.append((node.name, rank, launch + ended, str(len(last)), str(heat), written))
     header = ("node", "node rank", "launch", "GPUs", "temperature, °C", "last output")
-    return Table(f"Nodes{of}", header, rows)
+    return TextTable(f"Nodes{of}", header, rows)
 
 
-def _events(view: View, of: str) -> Table:
+def _events(view: View, of: str) -> TextTable:
     """Starts, warnings and errors of the training, and ends, in their order within each node."""
     rows: list[tuple[str, str, str]] = []
     for node, data in view.outputs.items():
@@ -163,28 +155,28 @@ def _events(view: View, of: str) -> Table:
         rows += [(at, node.name, "training starts") for at in STARTED.findall(out)]
         rows += [(" ".join(at.split()), node.name, what) for at, what in NOT_FINITE.findall(out)]
         rows += [(at, node.name, f"rank {rank}: {what}") for at, rank, what in RECORD.findall(err)]
-    return Table(f"Events{of}", ("when", "node", "what"), rows)
+    return TextTable(f"Events{of}", ("when", "node", "what"), rows)
 
 
-def _iterations(view: View, of: str) -> Table:
+def _iterations(view: View, of: str) -> TextTable:
     rows = []
     for it in view.iterations:
         loss = "-" if it.loss is None else f"{it.loss:.6g}"
         norm = "-" if it.grad_norm is None else f"{it.grad_norm:.4g}"
         rows.append((str(it.number), f"{it.seconds:.4f}", loss, norm, f"{it.learning_rate:.4g}"))
-    return Table(f"Iterations{of}", ("iteration", "time, s", "loss", "grad norm", "learning rate"), rows)
+    return TextTable(f"Iterations{of}", ("iteration", "time, s", "loss", "grad norm", "learning rate"), rows)
 
 
-def _memory(view: View, of: str) -> Table:
+def _memory(view: View, of: str) -> TextTable:
     rows = []
     for rank, line in view.memory.items():
         sizes = (line.allocated, line.max_allocated, line.reserved, line.max_reserved)
         rows.append((str(rank), str(line.after), *(f"{size:.1f}" for size in sizes)))
     names = ("allocated, MB", "max allocated, MB", "reserved, MB", "max reserved, MB")
-    return Table(f"Memory by rank{of}", ("rank", "after iteration", *names), rows)
+    return TextTable(f"Memory by rank{of}", ("rank", "after iteration", *names), rows)
 
 
-def _gpus(node: Node, samples: dict[int, list[Gpu]], of: str) -> Table:
+def _gpus(node: Node, samples: dict[int, list[Gpu]], of: str) -> TextTable:
     """Mean and peak use of each GPU of a node, over the samples that were read."""
     rows = []
     for index, of_gpu in _by_index(samples).items():
@@ -195,4 +187,4 @@ def _gpus(node: Node, samples: dict[int, list[Gpu]], of: str) -> Table:
         peaks = (str(max(values, default="?")) for values in (used, heat))
         rows.append((f"{index} {of_gpu[0].name}", mean, *peaks, str(of_gpu[0].total or "?")))
     header = ("GPU", "mean use, %", "peak memory, MB", "peak temperature, °C", "total memory, MB")
-    return Table(f"GPU use of {node.name}{of}", header, rows)
+    return TextTable(f"GPU use of {node.name}{of}", header, rows)

@@ -75,6 +75,18 @@ choose_port() {
     fi
 }
 
+# log_gpus FILE: append a line per GPU and second in gpustat's format, in the background; its process is $gpu_log.
+log_gpus() {
+    if ! nvidia-smi -L >/dev/null 2>&1; then
+        echo "no GPU: nvidia-smi finds none" >>"$1"
+        return
+    fi
+    nvidia-smi --query-gpu=index,name,temperature.gpu,utilization.gpu,memory.used,memory.total \
+        --format=csv,noheader,nounits --loop=1 > >(sed -uE "s/\\[[^]]*\\]/?/g
+s/^([0-9]+), (.*), ([^,]*), ([^,]*), ([^,]*), ([^,]*)\$/[\\1] \\2 | \\3'C, \\4 % | \\5 \\/ \\6 MB |/" >>"$1") &
+    gpu_log=$!
+}
+
 # shellcheck disable=SC2329 # called by the trap
 finish() {
     [ -z "$gpu_log" ] || kill "$gpu_log" 2>/dev/null || true
@@ -91,8 +103,7 @@ printf 'attempt %s on %s at %s\n' "${SLURM_RESTART_COUNT:-0}" "$node" "$(date +%
     choose_python
     choose_port "$rank"
 } 2>>"$files.err"
-"$PYTHON" "$MEGATRON" gpu_log >>"$files.gpu" 2>>"$files.err" &
-gpu_log=$!
+log_gpus "$files.gpu"
 status=0
 # Appending, because the ranks of a node share the file and must not overwrite each other's lines.
 supervise "$MEGATRON/_01_run_inter.sh" "$rank" "$2" >>"$files.out" 2>>"$files.err" || status=$?

@@ -3,14 +3,11 @@ lost.
 
 Without some nodes, FASOP plans what is left: it is given the model, the remaining nodes by their kind of
 GPU, and what each part of the model costs on them. Tensor parallelism, micro-batch and global batch stay, so
-that the training goes on as it would have. Costs are operations over speed. The speed of a kind of GPU is
-measured in the run's own logs if they have timers (PROFILE=true), else it is taken from the table of peak
-speeds.
+that the training goes on as it would have. Costs are operations over a share of the GPU's peak speed.
 """
 
 from __future__ import annotations
 
-import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -140,7 +137,7 @@ def _inputs(folder: Path, values: Mapping[str, str], by_kind: Mapping[str, list[
         kinds[kind] = {"nodes": len(nodes), "memory_gib": memory, "price_per_hour": 0.0, **NETWORK}
         # Seconds per micro-batch; the embedding is a look-up, but must cost something.
         work = [2 * size.hidden, *[size.layer_operations] * size.layers, size.head_operations]
-        rate = speed(settings, kind, nodes)
+        rate = speed(kind)
         forward = [_per_micro_batch(settings, each) / rate for each in work]
         entries.append({
             "model": settings.model, "gpu": kind, "tp": settings.tensor_mp_size,
@@ -162,20 +159,8 @@ def _inputs(folder: Path, values: Mapping[str, str], by_kind: Mapping[str, list[
     return words + [flag for flag, wanted in flags.items() if wanted]
 
 
-def speed(settings: Settings, kind: str, nodes: Sequence[Node]) -> float:
-    """Operations per second of one rank on this kind of GPU, if there are timers from its forward passes."""
-    rates = []
-    for node in nodes if settings.virtual_stages == 1 else ():
-        for (rank, name), lists in records.timers(node.read("out")).items():
-            stage = rank // (settings.tensor_mp_size * settings.dp_size)
-            if name == "forward-compute" and len(lists.start) and stage < settings.pipeline_mp_size:
-                head = settings.size.head_operations if stage == settings.pipeline_mp_size - 1 else 0
-                work = settings.layers[stage] * settings.size.layer_operations + head
-                seconds = statistics.median((lists.end - lists.start).tolist())
-                if work and seconds > 0:
-                    rates.append(_per_micro_batch(settings, work) / seconds)
-    if rates:
-        return float(statistics.median(rates))
+def speed(kind: str) -> float:
+    """Operations per second of one rank on this kind of GPU."""
     known = gpu_table.by_driver(kind)
     if known is None:
         print(f"note: no speed of {kind} is known; it is taken to be equal to an A10", file=sys.stderr)

@@ -84,8 +84,8 @@ def main() -> None:
         if failure and number == 3:
             if rank == failing:
                 failure()
-            # What a collective raises once a peer is gone.
-            time.sleep(8)
+            # What a collective raises once a peer is gone, which takes a while where it fills the memory.
+            time.sleep(60 if failure is use_memory else 8)
             raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
         unit = seconds / 4 / (settings.micro_batches + settings.pipeline_mp_size)
         if settings.profile:

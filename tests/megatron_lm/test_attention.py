@@ -47,9 +47,3 @@ def test_the_setting_chooses_the_attention_of_every_layer() -> None:
     for setting, fused in (("flash", True), ("unfused", False)):
         chosen = model.layer_spec(Settings(attention=setting)).submodules.self_attention.submodules
         assert (chosen.core_attention is model.FusedAttention) is fused
-
-
-def test_pytorch_2_4_gets_keys_of_as_many_heads_as_queries(monkeypatch: pytest.MonkeyPatch) -> None:
-    inputs = [torch.randn(SEQUENCE, BATCH, heads, WIDTH) for heads in (HEADS, 2, 2)]
-    monkeypatch.setattr(model, "GROUPED", False)
-    torch.testing.assert_close(model.FusedAttention(None)(*inputs), by_formula(*inputs))

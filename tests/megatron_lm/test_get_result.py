@@ -206,8 +206,8 @@ def test_watching_ends_with_the_run(log_dir: Path, capsys) -> None:
     (log_dir / "local-7/n1.state").write_text("exit 0\n")
     said = shown(capsys, "local-7", "--watch")
     assert "iteration 10 : 1.4000 s" in said
-    assert said[-2:] == [str(log_dir / "local-7" / name) for name in ("summary.md", "summary.html")]
-    assert "## Iterations" in Path(said[-2]).read_text()
+    assert said[-1] == str(log_dir / "local-7" / "summary.html")
+    assert "<h2>Iterations</h2>" in Path(said[-1]).read_text()
 
 
 def on_a_terminal(command: list[str | Path], env: dict[str, str]) -> bytes:

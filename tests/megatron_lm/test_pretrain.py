@@ -6,9 +6,11 @@ import json
 import os
 import re
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,14 @@ from tests.megatron_lm.training_runs import ROOT, TINY, environment, layout, los
 pytest.importorskip("megatron.core", reason="megatron-core is not installed (extra megatron)")
 
 Done = subprocess.CompletedProcess[str]
+# megatron-core's name of each part of a layer, and transformers'.
+HUGGING_FACE = {
+    "input_layernorm": "ln_1",
+    "self_attention.linear_proj": "attn.c_proj",
+    "pre_mlp_layernorm": "ln_2",
+    "mlp.linear_fc1": "mlp.c_fc",
+    "mlp.linear_fc2": "mlp.c_proj",
+}
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +67,48 @@ def test_tensorboard_has_the_figures_of_the_log(alone: Done) -> None:
         scalars = found.Scalars(name)
         assert [scalar.step for scalar in scalars] == [1, 2, 3, 4, 5]
         assert [scalar.value for scalar in scalars] == pytest.approx(values, abs=1e-3)
+
+
+def stored(content: bytes) -> Iterator[bytes]:
+    """The records of a file of wandb's: after 7 bytes a LevelDB log of blocks of 32 KiB, in which a record is
+    whole (1) or in parts (2, 3, …, 4), each after its checksum, length and kind.
+    """
+    at, found = 7, b""
+    while at + 7 <= len(content):
+        if 32_768 - at % 32_768 < 7:
+            at += 32_768 - at % 32_768
+            continue
+        _, length, kind = struct.unpack_from("<IHB", content, at)
+        found += content[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):
+            yield found
+            found = b""
+
+
+@pytest.mark.slow
+def test_wandb_has_the_figures_of_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recorded offline by the last of two ranks, and read back from wandb's own file."""
+    pytest.importorskip("wandb", reason="wandb is not installed (extra train)")
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    done = train(**layout("2-2"), REPORT_TO="wandb", LOG_DIR=str(tmp_path))
+    expected = {"loss": losses(done), "grad_norm": norms(done)}
+    (run,) = (tmp_path / "wandb").glob("offline-run-*/run-*.wandb")
+    rows, settings = [], {}
+    for record in map(Record.FromString, stored(run.read_bytes())):
+        if record.HasField("history"):
+            items = record.history.item
+            rows.append(
+                {".".join(item.nested_key) or item.key: json.loads(item.value_json) for item in items}
+            )
+        for each in record.run.config.update:
+            settings[each.key] = json.loads(each.value_json)
+    assert [row["_step"] for row in rows] == [1, 2, 3]
+    for name, values in expected.items():
+        assert [row[name] for row in rows] == pytest.approx(values, abs=1e-3)
+    assert settings["partition"] == "2-2" and settings["model"] == "tiny"
 
 
 def test_another_partition_goes_on_with_the_same_losses(alone: Done, four_ranks: Done) -> None:
@@ -112,46 +164,39 @@ def test_timers_of_every_rank_with_start_and_end(four_ranks: Done) -> None:
 
 
 @pytest.mark.slow
-def test_an_export_is_what_hugging_face_computes(
-    alone: Done, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hugging_face_s_gpt2_has_the_same_loss(alone: Done) -> None:
+    """The weights of a checkpoint in transformers' model, on the samples of the fifth iteration."""
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
-    command = [sys.executable, str(ROOT / "megatron_lm" / "export_hf.py")]
-    checkpoint = alone.folder / "iter_0000004"  # type: ignore[attr-defined]
-    command += [str(checkpoint), "--output", str(tmp_path / "hf")]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "GPT-2 tiny after 4 iterations" in done.stdout
-    model = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "hf").eval()
-    assert sum(parameter.numel() for parameter in model.parameters()) > 300_000
-    # The loss of the fifth iteration's samples, as training sees it: over the padded vocabulary.
-    expected = losses(alone)[4]
-    from megatron_lm import export_hf
     from megatron_lm.engine.checkpoint import read
     from megatron_lm.engine.dataset import micro_batches
-    from megatron_lm.settings import MODELS
 
-    _, parts = read(checkpoint)
-    weights = {name: part["value"] for name, part in parts.items()}
-    padded = weights["embedding.word_embeddings.weight"].float()
-    assert len(padded) > model.config.vocab_size
+    _, parts = read(alone.folder / "iter_0000004")  # type: ignore[attr-defined]
+    weights = {name: part["value"].float() for name, part in parts.items()}
+    embedding = weights["embedding.word_embeddings.weight"]
+    sizes = {"n_embd": 64, "n_layer": 4, "n_head": 4, "n_positions": 64, "vocab_size": len(embedding)}
+    rates = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+    config = transformers.GPT2Config(**sizes, **rates, activation_function="gelu")
+    model = transformers.GPT2LMHeadModel(config).eval()
+    state = {"wte.weight": embedding, "wpe.weight": weights["embedding.position_embeddings.weight"]}
+    for kind in ("weight", "bias"):
+        state[f"ln_f.{kind}"] = weights[f"decoder.final_layernorm.{kind}"]
+        for layer in range(4):
+            ours, theirs = f"decoder.layers.{layer}.", f"h.{layer}."
+            for source, target in HUGGING_FACE.items():
+                state[f"{theirs}{target}.{kind}"] = weights[f"{ours}{source}.{kind}"].t().contiguous()
+            # From query, key and value of each head in turn to all queries, all keys, all values.
+            joint = weights[f"{ours}self_attention.linear_qkv.{kind}"]
+            by_kind = joint.reshape(4, 3, 16, *joint.shape[1:]).transpose(0, 1).reshape(joint.shape)
+            state[f"{theirs}attn.c_attn.{kind}"] = by_kind.t().contiguous()
+    model.transformer.load_state_dict(state)
     settings, samples = _samples(5)
-
-    def loss(model: transformers.GPT2LMHeadModel) -> float:
-        batches, total = micro_batches(samples, settings, 0, 4 * 8), 0.0
-        with torch.no_grad():
-            for batch in (next(batches) for _ in range(8)):
-                logits = model.transformer(batch["tokens"]).last_hidden_state @ padded.t()
-                total += torch.nn.functional.cross_entropy(
-                    logits.view(-1, len(padded)), batch["labels"].view(-1)
-                ).item()
-        return total / 8
-
-    assert loss(model) == pytest.approx(expected, abs=1e-5)
-    # The control: queries, keys and values left in Megatron's order, head by head.
-    monkeypatch.setattr(export_hf, "by_kind", lambda joint, size: joint)
-    assert abs(loss(export_hf.convert(weights, MODELS["tiny"]).eval()) - expected) > 1e-4
+    batches, total = micro_batches(samples, settings, 0, 4 * 8), 0.0
+    with torch.no_grad():
+        for batch in (next(batches) for _ in range(8)):
+            logits = model(batch["tokens"]).logits.flatten(0, 1)
+            total += torch.nn.functional.cross_entropy(logits, batch["labels"].flatten()).item()
+    assert total / 8 == pytest.approx(losses(alone)[4], abs=1e-5)
 
 
 def _samples(iterations: int):

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import html
+import os
 import re
-import subprocess
-import sys
 from html.parser import HTMLParser
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -16,7 +15,8 @@ from megatron_lm.__main__ import main as command
 from megatron_lm.logs import gpus, records
 from megatron_lm.results import report, view
 from tests.megatron_lm import written_logs
-from tests.megatron_lm.conftest import REPO_ROOT, Script
+from tests.megatron_lm.conftest import Script, put_tool
+from tests.megatron_lm.processes import processes_with
 from tests.megatron_lm.written_logs import simple_iteration, write_node
 
 
@@ -57,6 +57,13 @@ class Page(HTMLParser):
         self.cells.append(data)
 
 
+def rows(page: str) -> str:
+    """The rows of all tables, as lines of cells between bars."""
+    found = re.findall(r"<tr>(.*?)</tr>", page)
+    cells = (re.findall(r"<t[dh]>(.*?)</t[dh]>", row) for row in found)
+    return html.unescape("\n".join(f"| {' | '.join(each)} |" for each in cells))
+
+
 def test_a_kind_of_log_is_printed_node_by_node(run: Path, script: Script) -> None:
     done = script("_04_report.sh", "local-7", "err")
     assert (
@@ -67,11 +74,11 @@ def test_a_kind_of_log_is_printed_node_by_node(run: Path, script: Script) -> Non
 
 def test_the_summary_has_settings_times_memory_and_gpu_use(run: Path, capsys) -> None:
     assert report.main(["local-7", "summary"]) == 0
-    paths = [Path(line) for line in capsys.readouterr().out.split()]
-    assert paths == [run / "summary.md", run / "summary.html"]
-    text = paths[0].read_text()
+    assert capsys.readouterr().out == f"{run / 'summary.html'}\n"
+    content = (run / "summary.html").read_text()
+    text = rows(content)
+    assert "<h1>Run local-7: COMPLETED</h1>" in content and "<h2>GPU use of n2</h2>" in content
     for wanted in (
-        "# Run local-7: COMPLETED",
         "| PARTITION | 12-12 |",
         "| median iteration without the first | 1.5000 s |",
         "| 100 | 1.5000 | 10 | 2 | 0.0001 |",
@@ -79,15 +86,14 @@ def test_the_summary_has_settings_times_memory_and_gpu_use(run: Path, capsys) ->
         "| n2 | 1 | exit 0 | 1 | 50 | ",
         "| 10:00:00 | n1 | rank 0: checkpoint x is damaged |",
         "| 0 | 20 | 100.5 | 200.2 | 300.0 | 400.0 |",
-        "## GPU use of n2",
     ):
         assert wanted in text
-    assert text.count("| 0 NVIDIA A10 |") == 2 and "- **no GPU" not in text
+    assert text.count("| 0 NVIDIA A10 |") == 2 and "no GPU" not in content
     page = Page()
-    page.feed(paths[1].read_text())
+    page.feed(content)
     assert not page.outside  # nothing is fetched from elsewhere
-    assert "12-12" in page.cells and "GPU use over time" in paths[1].read_text()
-    drawings = re.findall(r"<svg.*?</svg>", paths[1].read_text(), flags=re.DOTALL)
+    assert "12-12" in page.cells and "GPU use over time" in content
+    drawings = re.findall(r"<svg.*?</svg>", content, flags=re.DOTALL)
     titles = [
         "Loss",
         "Gradient norm",
@@ -113,11 +119,12 @@ def test_several_runs_stand_beside_each_other(run: Path, capsys) -> None:
     for job in ("local-7", "local-8", "local-9"):
         (run.parent / job / "jobs").write_text(f"{job}\n")
     assert report.main(["local-7", "local-8", "local-9", "summary"]) == 0
-    assert capsys.readouterr().out.split() == [str(run / "comparison.md"), str(run / "comparison.html")]
-    text = (run / "comparison.md").read_text()
+    assert capsys.readouterr().out == f"{run / 'comparison.html'}\n"
+    content = (run / "comparison.html").read_text()
+    text = rows(content)
     assert "| figure | local-7 | local-8 | local-9 |" in text and "| PARTITION | 12-12 | 24 | 24 |" in text
-    assert "| last loss | 10 | 9.5 | 8.5 |" in text and "## Iterations of local-9" in text
-    loss = re.findall(r"<svg.*?</svg>", (run / "comparison.html").read_text(), flags=re.DOTALL)[0]
+    assert "| last loss | 10 | 9.5 | 8.5 |" in text and "<h2>Iterations of local-9</h2>" in content
+    loss = re.findall(r"<svg.*?</svg>", content, flags=re.DOTALL)[0]
     assert all(f">{job}</text>" in loss for job in ("local-7", "local-8", "local-9"))
 
 
@@ -134,41 +141,24 @@ def test_words_that_make_no_sense_are_refused(words: list[str], capsys) -> None:
 
 
 def test_a_folder_that_cannot_be_written_is_one_sentence(run: Path, capsys) -> None:
-    (run / "summary.md").mkdir()
+    (run / "summary.html").mkdir()
     assert command(["report", "local-7", "summary"]) == 2
     said = capsys.readouterr().err
-    assert said.count("\n") == 1 and "summary.md can't be written" in said and not list(run.glob(".summary*"))
-
-
-def test_without_a_gpu_the_log_says_so_once() -> None:
-    """Or, with one, it is a line a GPU and sample."""
-    command = [sys.executable, REPO_ROOT / "megatron_lm", "gpu_log", "--samples", "2", "--interval", "0.1"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    if done.stdout.startswith(gpus.NO_GPU):
-        assert done.stdout.count("\n") == 1
-    else:
-        assert len(gpus.samples(done.stdout.encode())) == 2
-
-
-class Unknown(Exception):
-    pass
-
-
-def test_what_nvml_tells_of_a_gpu_is_one_line() -> None:
-    """With a stand-in for NVML, as a test machine need not have a GPU; one question has no answer."""
-
-    def no_answer(*_: object) -> None:
-        raise Unknown
-
-    nvml = SimpleNamespace(
-        NVMLError=Unknown,
-        NVML_TEMPERATURE_GPU=0,
-        nvmlDeviceGetName=lambda _: b"NVIDIA A10",
-        nvmlDeviceGetMemoryInfo=lambda _: SimpleNamespace(used=3 * 2**30, total=22731 * 2**20),
-        nvmlDeviceGetUtilizationRates=lambda _: SimpleNamespace(gpu=97),
-        nvmlDeviceGetTemperature=no_answer,
-        nvmlDeviceGetComputeRunningProcesses=lambda _: [SimpleNamespace(pid=1 << 30, usedGpuMemory=None)],
+    assert (
+        said.count("\n") == 1 and "summary.html can't be written" in said and not list(run.glob(".summary*"))
     )
-    line = gpus.format_line(gpus.sample(nvml, 3, None))
-    assert line == "[3] NVIDIA A10       |  ?'C,  97 % |  3072 / 22731 MB | ?(0M)"
+
+
+@pytest.mark.parametrize("answer", ["97", "[N/A]"])
+def test_a_node_records_what_nvidia_smi_tells(script: Script, tmp_path: Path, answer: str) -> None:
+    """A stand-in for it, as a test machine need not have a GPU; one question may have no answer."""
+    row = f"3, NVIDIA A10, 49, {answer}, 3072, 22731"
+    body = f'[ "$1" = -L ] || while :; do echo "{row}"; sleep 1; done\n'
+    put_tool(tmp_path / "tools", "nvidia-smi", body)
+    done = script("_03_submit.sh", "--local", PATH=f"{tmp_path / 'tools'}:{os.environ['PATH']}")
+    assert done.returncode == 0, done.stderr
+    (log,) = (tmp_path / "log2" / done.stdout.strip()).glob("*.gpu")
+    percent = 97 if answer == "97" else None
+    gpu = gpus.Gpu(3, "NVIDIA A10", 49, percent, 3072, 22731, ())
+    assert {gpus.parse_line(line) for line in log.read_text().splitlines()} == {gpu}
+    assert not processes_with(str(tmp_path / "tools"))

@@ -10,11 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from megatron_lm.logs import gpus, records, runs
-from megatron_lm.settings import MODELS, from_environment
+from megatron_lm.logs import gpus
 from megatron_lm.settings.conf import complete, write_lines
-from megatron_lm.slurm import resume
-from tests.megatron_lm import training_runs, written_logs
 from tests.megatron_lm.conftest import Script
 from tests.megatron_lm.written_logs import write_node
 
@@ -159,25 +156,3 @@ def test_a_run_without_checkpoints_settings_or_iterations_left_is_refused(
     (tmp_path / "log2/12/settings").unlink()
     done = script("_03_submit.sh", "--resume", "12", "--dry-run")
     assert done.returncode == 2 and "its settings were not kept" in done.stderr
-
-
-def test_the_speed_of_a_gpu_is_measured_in_the_logs_if_they_have_timers(tmp_path: Path) -> None:
-    """A stage of 2 of 4 layers takes 10 ms per micro-batch, the other one, with the head, as its operations
-    say.
-    """
-    size, seconds = MODELS["tiny"], 0.010
-    rate = 2 * size.layer_operations * size.sequence / seconds
-    head = (2 * size.layer_operations + size.head_operations) * size.sequence / rate
-    for rank, each in enumerate((seconds, head)):
-        lists = {"forward-compute": ([1.7e9, 1.7e9 + 1], [1.7e9 + each, 1.7e9 + 1 + each])}
-        write_node(tmp_path / "5", f"n{rank}", out=written_logs.timer_block(rank, lists), gpu=f"{A10}\n")
-    run = runs.find(("5",), tmp_path)
-    two_stages = training_runs.layout("2-2") | {"MODEL": "tiny", "GLOBAL_BATCH_SIZE": "8"}
-    settings = from_environment(training_runs.environment(two_stages))
-    assert resume.speed(settings, "NVIDIA A10", run.nodes) == pytest.approx(rate, rel=1e-3)
-    assert resume.speed(settings, "NVIDIA A10", run.nodes[:1]) == pytest.approx(rate, rel=1e-3)
-    assert records.timers(run.nodes[0].read("out")).keys() == {(0, "forward-compute")}
-    # Without timers: a share of the peak.
-    write_node(tmp_path / "6", "n1", out="", gpu=f"{A100}\n")
-    nodes = runs.find(("6",), tmp_path).nodes
-    assert resume.speed(settings, "NVIDIA A100-SXM4-40GB", nodes) == pytest.approx(0.4 * 312e12)

@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import pytest
 
 from megatron_lm import checkpoints
 from tests.megatron_lm import virtual_cluster
-from tests.megatron_lm.conftest import Script, as_environment
+from tests.megatron_lm.conftest import REPO_ROOT, Script, as_environment
 from tests.megatron_lm.processes import processes_with, wait_for
 from tests.megatron_lm.virtual_cluster import wait_for_end
 
@@ -131,6 +132,45 @@ def test_a_folder_for_checkpoints_that_can_not_be_written(script: Script, tiny: 
         r"WRONG: rank [02] on n[12] failed first at .*SAVE=/proc/nope: can't be written to", cause
     )
     assert "no iteration logged yet" in script("get_result.sh", job).stdout
+
+
+def preprocess(tiny: dict[str, str], tmp_path: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    """Make a dataset from the sample on a node."""
+    command = [sys.executable, str(REPO_ROOT / "megatron_lm/preprocess_data.py")]
+    command += [
+        str(REPO_ROOT / "data/squad_sample.json"),
+        "--model",
+        "tiny",
+        "--output",
+        str(tmp_path / "made"),
+    ]
+    return subprocess.run(
+        ["srun", "-n1", *command, *more], env=tiny, capture_output=True, text=True, timeout=120
+    )
+
+
+def test_a_vocabulary_that_is_too_small_for_the_data(
+    script: Script, tiny: dict[str, str], tmp_path: Path
+) -> None:
+    done = preprocess(tiny, tmp_path)
+    assert done.returncode == 0, done.stderr
+    job = submitted(script, FAULT="none", DATA_PATH=str(tmp_path / "made"), VOCAB_SIZE="2000")
+    assert wait_for_end(tiny, job) == "FAILED"
+    (cause,) = (line for line in problems(script, job) if "failed first" in line)
+    largest = re.search(r"has token (\d+), and VOCAB_SIZE is 2000: set VOCAB_SIZE to at least (\d+)", cause)
+    assert largest and int(largest[2]) == int(largest[1]) + 1 <= 2920, cause
+    assert "no iteration logged yet" in script("get_result.sh", job).stdout
+
+
+def test_a_wrong_path_of_the_tokenizer(tiny: dict[str, str], tmp_path: Path) -> None:
+    done = preprocess(tiny, tmp_path, "--tokenizer", "/nowhere/tokenizer.json")
+    (said, *slurm) = done.stderr.splitlines()
+    assert done.returncode != 0 and all(line.startswith("srun: error: ") for line in slurm), done.stderr
+    assert said == (
+        "error: --tokenizer /nowhere/tokenizer.json: no such file: /nowhere/tokenizer.json; "
+        "give a tokenizer.json or a folder that has one"
+    )
+    assert not list(tmp_path.glob("made*"))
 
 
 def test_a_preempted_run_continues_and_passes_over_damaged_checkpoints(

@@ -87,12 +87,7 @@ def content(folder: Path) -> set[str]:
     return {(folder / name).read_text() for name in ("a", "b")}
 
 
-@pytest.mark.parametrize("exchange", [True, False])
-def test_a_folder_is_replaced_as_a_whole(
-    exchange: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not exchange:
-        monkeypatch.setattr(checkpoint, "_exchange", lambda first, second: False)
+def test_a_folder_is_replaced_as_a_whole(tmp_path: Path) -> None:
     target = tmp_path / "best_model"
     for text in ("old", "new"):
         with atomic_folder(target) as temporary:

@@ -52,19 +52,6 @@ def test_fp16_scales_its_loss_and_skips_steps_that_overflow(make_trainer: Callab
     assert all(row["loss_scale"] >= 1 for row in read_log(half.save_dir) if "loss" in row)
 
 
-@pytest.mark.parametrize(("amx", "warned"), [(False, True), (True, False)])
-def test_bf16_on_a_cpu_without_amx_is_called_slow(
-    amx: bool,
-    warned: bool,
-    make_trainer: Callable[..., Trainer],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    monkeypatch.setattr("utils.training.step._has_amx", lambda: amx)
-    make_trainer("gpt2", *SHORT, "--max-steps", 1, "--bf16")
-    assert ("has no AMX instructions, so bfloat16 is slower than float32" in caplog.text) == warned
-
-
 def test_bf16_computes_in_bfloat16_and_keeps_float32_weights(make_trainer: Callable[..., Trainer]) -> None:
     trainers = [
         make_trainer("gpt2", *SHORT, "--max-steps", 2, "--save-dir", d, *f)

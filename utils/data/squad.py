@@ -6,12 +6,13 @@ https://rajpurkar.github.io/SQuAD-explorer/ (v1.1; v2.0 adds questions without a
 
 from __future__ import annotations
 
-import json
+import codecs
 import logging
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+import msgspec
 
 from utils.data.hub import DataError, datasets_cache, hub_problem, log_once
 
@@ -66,15 +67,45 @@ def load_squad(dataset: str, cache_dir: str | None = None, required: bool = Fals
     return sample
 
 
+class _Answer(msgspec.Struct):
+    text: str
+    answer_start: int
+
+
+class _Question(msgspec.Struct):
+    question: str
+    answers: list[_Answer] = []
+
+
+class _Paragraph(msgspec.Struct):
+    context: str
+    qas: list[_Question]
+
+
+class _Article(msgspec.Struct):
+    paragraphs: list[_Paragraph]
+
+
+class _File(msgspec.Struct):
+    data: list[_Article]
+
+
 def read_squad_json(path: Path) -> list[Example]:
     """All questions of a SQuAD v1.1 or v2.0 file, in order. Raises ``DataError`` naming the faulty place."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8-sig"))
+        content = msgspec.json.decode(path.read_bytes().removeprefix(codecs.BOM_UTF8), type=_File)
     except OSError as error:
         raise DataError(f"can't be read ({error.strerror})") from error
+    except msgspec.ValidationError as error:
+        raise DataError(f"is not SQuAD v1.1 or v2.0 JSON: {error}") from error
     except (ValueError, RecursionError) as error:
         raise DataError(f"is not JSON in UTF-8 ({error})") from error
-    examples = list(_examples(content))
+    paragraphs = [paragraph for article in content.data for paragraph in article.paragraphs]
+    if any(not paragraph.context.strip() for paragraph in paragraphs):
+        raise DataError("has a paragraph whose context is blank")
+    examples = [
+        Example(each.question, paragraph.context) for paragraph in paragraphs for each in paragraph.qas
+    ]
     if not examples:
         raise DataError("has no question; give a SQuAD v1.1 or v2.0 JSON file")
     return examples
@@ -103,40 +134,6 @@ def _from_file(path: Path, source: str) -> Squad:
         return Squad(*hold_out(read_squad_json(path)), source)
     except DataError as error:
         raise DataError(f"--dataset {path}: {error}") from error
-
-
-def _examples(content: Any) -> Iterator[Example]:
-    articles = _member(content, "data", list, "the top level")
-    for a, article in enumerate(articles):
-        paragraphs = _member(article, "paragraphs", list, f"data[{a}]")
-        for p, paragraph in enumerate(paragraphs):
-            place = f"data[{a}].paragraphs[{p}]"
-            context = _member(paragraph, "context", str, place)
-            if not context.strip():
-                raise DataError(f"{place}.context is blank")
-            for q, qa in enumerate(_member(paragraph, "qas", list, place)):
-                question = _member(qa, "question", str, f"{place}.qas[{q}]")
-                if "answers" in qa:
-                    for n, answer in enumerate(_member(qa, "answers", list, f"{place}.qas[{q}]")):
-                        _member(answer, "text", str, f"{place}.qas[{q}].answers[{n}]")
-                        _member(answer, "answer_start", int, f"{place}.qas[{q}].answers[{n}]")
-                yield Example(question, context)
-
-
-def _member(parent: Any, key: str, kind: type, place: str) -> Any:
-    """``parent[key]``. Raises DataError unless it is there and of type ``kind``."""
-    expected = f'is not SQuAD v1.1 or v2.0 JSON: {place} has no {kind.__name__} "{key}"'
-    if not isinstance(parent, dict):
-        raise DataError(f"{expected}, as it is a {type(parent).__name__}")
-    value = parent.get(key)
-    if not isinstance(value, kind):
-        raise DataError(expected)
-    if isinstance(value, str):
-        try:
-            value.encode()
-        except UnicodeEncodeError as error:  # tokenizers can't take half a surrogate pair
-            raise DataError(f"{place}.{key} isn't valid Unicode ({error})") from error
-    return value
 
 
 def _from_cache(folder: Path) -> Squad | None:

@@ -5,7 +5,6 @@ Written atomically, and read back to resume.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import json
 import logging
@@ -118,9 +117,9 @@ def load_optimizer(folder: Path, optimizer: torch.optim.Optimizer, device: torch
 def atomic_folder(target: Path, needed: int = 0) -> Iterator[Path]:
     """A folder to fill, which replaces ``target`` when the block ends without an error.
 
-    At any time ``target`` is either the old folder or the complete new one, even if the process is killed or
-    the disk fills up. ``needed``: bytes about to be written; raises CheckpointError at once if the disk has
-    less room. Raises CheckpointError if writing fails.
+    ``target`` is either the old folder or the complete new one, even if the disk fills up; if the process is
+    killed between two renames, ``clean_up`` brings the old one back. ``needed``: bytes about to be written;
+    raises CheckpointError at once if the disk has less room, and if writing fails.
     """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -134,14 +133,12 @@ def atomic_folder(target: Path, needed: int = 0) -> Iterator[Path]:
                 path.chmod(temporary.stat().st_mode & 0o666)
                 sync_folder(path)
             sync_folder(temporary)
-            if target.exists() and not _exchange(temporary, target):
-                # For an instant neither has the name; if the process dies there, clean_up restores the old.
-                old = target.with_name(f".{target.name}.old")
+            # For an instant neither has the name; if the process dies there, clean_up restores the old.
+            old = target.with_name(f".{target.name}.old")
+            with contextlib.suppress(FileNotFoundError):
                 os.rename(target, old)
-                os.rename(temporary, target)
-                shutil.rmtree(old)
-            elif not target.exists():
-                os.rename(temporary, target)
+            os.rename(temporary, target)
+            shutil.rmtree(old, ignore_errors=True)
             sync_folder(target.parent)
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -161,15 +158,6 @@ def clean_up(save_dir: Path) -> list[Path]:
         else:
             os.rename(old, target)
     return [path for path in before if not path.exists()]
-
-
-def _exchange(first: Path, second: Path) -> bool:
-    """Swap two folders in one system call; False if the system or file system can't (it is Linux only)."""
-    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    if renameat2 is None:
-        return False
-    at_cwd, exchange = -100, 2
-    return bool(renameat2(at_cwd, os.fsencode(first), at_cwd, os.fsencode(second), exchange) == 0)
 
 
 def _torch_save(content: Any, path: Path) -> None:

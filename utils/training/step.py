@@ -13,7 +13,6 @@ import contextlib
 import inspect
 import math
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -30,17 +29,14 @@ COMPILER_MODULES = ("torch._dynamo", "torch._inductor")
 
 
 def build_optimizer(model: nn.Module, learning_rate: float, weight_decay: float) -> torch.optim.AdamW:
-    """AdamW, fused if PyTorch supports it on the model's device; biases and norms have no weight decay."""
+    """AdamW as one kernel; biases and norms have no weight decay."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     # In these models the vectors are the biases and layer-norm weights; everything else is a matrix.
     groups = [
         {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": weight_decay},
         {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
     ]
-    try:
-        return torch.optim.AdamW(groups, lr=learning_rate, fused=True)
-    except RuntimeError:
-        return torch.optim.AdamW(groups, lr=learning_rate)
+    return torch.optim.AdamW(groups, lr=learning_rate, fused=True)
 
 
 def learning_rate_at(step: int, peak: float, warmup_steps: int, total_steps: int) -> float:
@@ -68,11 +64,6 @@ class Precision:
         if bf16 and device.type == "cuda" and not torch.cuda.is_bf16_supported():
             raise ValueError(f"--bf16: {torch.cuda.get_device_name()} does not support bfloat16; omit it")
         self.scaler = torch.amp.GradScaler(device.type, enabled=fp16)
-
-    @property
-    def is_slow(self) -> bool:
-        """Whether float32 would be faster: bfloat16 on a CPU that multiplies no matrices of it (AMX)."""
-        return self.device.type == "cpu" and self.dtype == torch.bfloat16 and not _has_amx()
 
     def autocast(self) -> torch.autocast:
         """The context of a forward pass."""
@@ -102,14 +93,6 @@ def rescale(parameters: Iterable[torch.nn.Parameter], factor: float, max_norm: f
     norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients))) * factor
     torch._foreach_mul_(gradients, factor * (max_norm / (norm + 1e-6)).clamp(max=1.0))
     return norm
-
-
-def _has_amx() -> bool:
-    """Whether this CPU has AMX instructions for bfloat16; True where that can't be known."""
-    try:
-        return "amx_bf16" in Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return True
 
 
 class StepResult(NamedTuple):

@@ -18,12 +18,12 @@ from pathlib import Path
 
 import numpy as np
 
+from chakra_et import text
 from chakra_et.cli import parse
 from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import NodeType
 from chakra_et.names import SIDES, RunFiles, parse_trace
-from chakra_et.text import table
 
 log = logging.getLogger(__name__)
 ROOT = Path(__file__).resolve().parents[2]
@@ -91,12 +91,12 @@ def summary(folder: Path, name: str) -> Iterator[str]:
     """
     run = RunFiles(folder, name)
     listed = files_of(folder, name)
-    rows = [(path.name, size_text(path.stat().st_size), what) for path, _, what in listed]
+    rows = [(path.name, text.size(path.stat().st_size), what) for path, _, what in listed]
     traces = {rank: path for path, rank, _ in listed if rank is not None and path.suffix == ".et"}
     if not traces:
         raise FileNotFoundError("no .et file of this name")
     yield f"in {_shown(folder)}:"
-    yield from table([("file", "size", "contents"), *rows], indent="  ")
+    yield from text.table([("file", "size", "contents"), *rows], indent="  ")
     yield ""
 
     steps = {}  # mean measured time of the traced steps, by rank
@@ -106,7 +106,7 @@ def summary(folder: Path, name: str) -> Iterator[str]:
                 steps[record["rank"]] = f"{sum(times) / len(times) / 1e3:.1f} ms"
     header = ("rank", "nodes", "compute", "memory", "collectives", "send/recv", "edges", "traced step")
     counts = [(str(rank), *node_counts(path), steps.get(rank, "-")) for rank, path in sorted(traces.items())]
-    yield from table([header, *counts], indent="  ")
+    yield from text.table([header, *counts], indent="  ")
     yield ""
 
     prefix, python = shlex.quote(_shown(folder / name)), shlex.quote(_shown(Path(sys.executable)))
@@ -154,15 +154,6 @@ def node_counts(path: Path) -> tuple[str, ...]:
         len(trace.data_deps.values) + len(trace.ctrl_deps.values),
     )
     return tuple(f"{count:,}" for count in counts)
-
-
-def size_text(size: float) -> str:
-    """A size in bytes with three digits, in decimal units."""
-    for unit in ("B", "kB", "MB"):
-        if size < 999.5:
-            return f"{size:.3g} {unit}"
-        size /= 1000
-    return f"{size:.3g} GB"
 
 
 def _shown(path: Path) -> str:

@@ -90,8 +90,6 @@ class Trainer:
         self.total_steps = config.max_steps or config.num_epochs * self.plan.steps_per_epoch
         self.optimizer = build_optimizer(self.model, config.learning_rate, config.weight_decay)
         self.stepper = Stepper(config, family, world, watch, self.model, self.optimizer, self.total_steps)
-        if self.stepper.precision.is_slow and world.is_main:
-            log.warning("--bf16: this CPU has no AMX instructions, so bfloat16 is slower than float32")
         # Everything that was due after ``step`` is done: evaluation, and at the end the best model.
         self.step, self.best_loss, self.complete = 0, math.inf, True
         if resumed:
