@@ -79,16 +79,12 @@ def settings(plan: Plan) -> dict[str, str]:
 
 
 def lines(plan: Plan) -> str:
-    """NAME=VALUE lines, as ``megatron_lm/_03_submit.sh --settings`` reads them from any folder, with the plan
-    in comments. Raises ``PlanError``.
-    """
+    """NAME=VALUE lines, as ``megatron_lm/_03_submit.sh --settings`` reads them. Raises ``PlanError``."""
     values = settings(plan)
     text = [
         f"# {plan.model.name} on {plan.cluster.name}: {plan.step_time:.4f} s per step ({plan.cost_model}).",
         "# megatron_lm/_03_submit.sh --settings THIS_FILE",
-        "# Node ranks follow the pipeline stages:",
     ]
-    text += [f"#   {stage}" for stage in _stages(plan)]
     return "\n".join([*text, conf.write_lines(values)])
 
 
@@ -222,23 +218,6 @@ def _nodes(plan: Plan) -> dict[str, str]:
 def _gres(gpu: Gpu, count: int) -> str:
     """What sbatch --gres calls so many GPUs of a type."""
     return f"gpu:{gpu.gres or gpu.name.lower()}:{count}"
-
-
-def _stages(plan: Plan) -> list[str]:
-    """A line for each stage: nodes, GPU types, layers and memory."""
-    size = [plan.cluster.size(plan.cluster.gpu(name)) for name in plan.placement]
-    ends = list(itertools.accumulate(size))
-    each, found = plan.tp * plan.dp, []
-    for stage in range(plan.pp):
-        first, last = stage * each, (stage + 1) * each - 1
-        nodes = [at for at, end in enumerate(ends) if end > first and end - size[at] <= last]
-        names = plan.hosts or tuple(f"node{at}" for at in range(len(plan.placement)))
-        where = names[nodes[0]] if len(nodes) == 1 else f"{names[nodes[0]]} to {names[nodes[-1]]}"
-        found.append(
-            f"stage {stage}: {plan.stage_gpu[stage]} of {where}, {plan.layers[stage]} layers, "
-            f"{plan.stage_memory[stage]:.1f} of {plan.stage_cap[stage]:.1f} GiB"
-        )
-    return found
 
 
 def _flag(value: bool) -> str:

@@ -12,6 +12,7 @@ import pytest
 
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import ExecutionTrace, NodeType, Ragged, Strings
+from chakra_et.names import RunFiles
 from utils.training.summary import files_of, summary
 
 NAME = "gpt2_2gpu_quick_trace"
@@ -60,7 +61,7 @@ def test_the_report_is_listed_once_it_is_there(run_folder: Path) -> None:
 
 
 def test_files_of_other_runs_and_backups_are_not_shown(run_folder: Path) -> None:
-    shown = {path.name for path, _, _ in files_of(run_folder, NAME)}
+    shown = {path.name for path, _ in files_of(RunFiles(run_folder, NAME))}
     assert not any("v2" in name or "backup" in name for name in shown)
 
 

@@ -90,13 +90,11 @@ def summary(folder: Path, name: str) -> Iterator[str]:
     FileNotFoundError if the run has no .et file.
     """
     run = RunFiles(folder, name)
-    listed = files_of(folder, name)
-    rows = [(path.name, text.size(path.stat().st_size), what) for path, _, what in listed]
-    traces = {rank: path for path, rank, _ in listed if rank is not None and path.suffix == ".et"}
-    if not traces:
+    if not run.et_files():
         raise FileNotFoundError("no .et file of this name")
     yield f"in {_shown(folder)}:"
-    yield from text.table([("file", "size", "contents"), *rows], indent="  ")
+    sizes = [(path.name, text.size(path.stat().st_size), what) for path, what in files_of(run)]
+    yield from text.table([("file", "size", "contents"), *sizes], indent="  ")
     yield ""
 
     steps = {}  # mean measured time of the traced steps, by rank
@@ -105,38 +103,35 @@ def summary(folder: Path, name: str) -> Iterator[str]:
             if times := list(record["step_times_us"].values()):
                 steps[record["rank"]] = f"{sum(times) / len(times) / 1e3:.1f} ms"
     header = ("rank", "nodes", "compute", "memory", "collectives", "send/recv", "edges", "traced step")
-    counts = [(str(rank), *node_counts(path), steps.get(rank, "-")) for rank, path in sorted(traces.items())]
+    counts = [(str(rank), *node_counts(path), steps.get(rank, "-")) for rank, path in run.et_files()]
     yield from text.table([header, *counts], indent="  ")
     yield ""
 
     prefix, python = shlex.quote(_shown(folder / name)), shlex.quote(_shown(Path(sys.executable)))
     yield f"next:  {python} -m chakra_et info {prefix}.0.et  (contents of one trace)"
     yield f"       {python} -m chakra_et replay {prefix}  (simulated against measured step time)"
-    if len(traces) > 1:  # ASTRA-sim takes two ranks or more
+    if len(counts) > 1:  # ASTRA-sim takes two ranks or more
         groups = shlex.quote(_shown(run.groups_file))
         yield f"       ASTRA-sim: workload {prefix}, communicator groups {groups}"
 
 
-def files_of(folder: Path, name: str) -> list[tuple[Path, int | None, str]]:
-    """Files of the run with their rank (None for files of the whole run) and contents, in table order."""
-    run = RunFiles(folder, name)
-    named = [(parse_trace(path.name), path) for path in folder.iterdir()]
+def files_of(run: RunFiles) -> list[tuple[Path, str]]:
+    """Files of the run with their contents, in table order."""
+    named = [(parse_trace(path.name), path) for path in run.folder.iterdir()]
     traces = sorted(
-        (SIDES.index(trace.side), trace.rank, path) for trace, path in named if trace and trace.run == name
+        (SIDES.index(trace.side), trace.rank, path)
+        for trace, path in named
+        if trace and trace.run == run.name
     )
-    found: list[tuple[Path, int | None, str]] = [
-        (path, rank, f"{SIDES[side]} trace of rank {rank}") for side, rank, path in traces
-    ]
-    found += [
-        (run.stacks_file, None, "top operators of rank 0 by stack"),
-        (run.manifest_file, None, "versions, configuration, step times, checksums"),
-        (run.merged_file(0), None, "host and device trace of rank 0, linked"),
-        (run.groups_file, None, "process groups, for simulators"),
-    ]
-    found += [(path, rank, f"Chakra trace of rank {rank}") for rank, path in run.et_files()]
-    found += [
-        (run.first_et_file, None, "rank 0's again"),
-        (run.page_file, None, "timeline, breakdown and communication: open it in a browser"),
+    found = [
+        *((path, f"{SIDES[side]} trace of rank {rank}") for side, rank, path in traces),
+        (run.stacks_file, "top operators of rank 0 by stack"),
+        (run.manifest_file, "versions, configuration, step times, checksums"),
+        (run.merged_file(0), "host and device trace of rank 0, linked"),
+        (run.groups_file, "process groups, for simulators"),
+        *((path, f"Chakra trace of rank {rank}") for rank, path in run.et_files()),
+        (run.first_et_file, "rank 0's again"),
+        (run.page_file, "timeline, breakdown and communication: open it in a browser"),
     ]
     return [each for each in found if each[0].exists()]
 
@@ -144,16 +139,15 @@ def files_of(folder: Path, name: str) -> list[tuple[Path, int | None, str]]:
 def node_counts(path: Path) -> tuple[str, ...]:
     """Nodes, compute, memory, collective and send/receive nodes, and edges of one .et file, as text."""
     trace = et_file.read(path)
-    of_type = np.bincount(trace.types, minlength=max(NodeType) + 1)
-    counts = (
-        len(trace),
-        of_type[NodeType.COMP],
-        of_type[NodeType.MEM_LOAD] + of_type[NodeType.MEM_STORE],
-        of_type[NodeType.COMM_COLL],
-        of_type[NodeType.COMM_SEND] + of_type[NodeType.COMM_RECV],
-        len(trace.data_deps.values) + len(trace.ctrl_deps.values),
+    kinds = (
+        (NodeType.COMP,),
+        (NodeType.MEM_LOAD, NodeType.MEM_STORE),
+        (NodeType.COMM_COLL,),
+        (NodeType.COMM_SEND, NodeType.COMM_RECV),
     )
-    return tuple(f"{count:,}" for count in counts)
+    of_kinds = [int(np.isin(trace.types, kind).sum()) for kind in kinds]
+    edges = len(trace.data_deps.values) + len(trace.ctrl_deps.values)
+    return tuple(f"{count:,}" for count in (len(trace), *of_kinds, edges))
 
 
 def _shown(path: Path) -> str:
