@@ -63,8 +63,7 @@ class CompareConfig:
 class Measured(NamedTuple):
     """Seconds. stage_forward, stage_backward: per micro-batch; message: the shortest one; bubble: 0 to 1.
 
-    spread: the widest interquartile range of a stage's times, over their median; stages: what each did, per
-    iteration.
+    stages: what each did, per iteration.
     """
 
     job: str
@@ -74,7 +73,6 @@ class Measured(NamedTuple):
     stage_backward: list[float]
     message: float
     bubble: float
-    spread: float = 0.0
     stages: Sequence[Bubble] = ()
 
     @property
@@ -112,7 +110,6 @@ def compare(config: CompareConfig) -> str:
     heading = f"Predicted and measured: {MODEL}, {'-'.join(map(str, plan.layers))}"
     outside = statistics.median(each.outside for each in measured)
     tables = [comparison(plan, result, outside), explained(plan, result, outside)]
-    tables.append(fitted(fits, [*measured, result]))
     report.write(folder / "compare.html", drawn(result.job, plan, tables))
     lines = [heading]
     for each in tables:
@@ -159,12 +156,9 @@ def read_run(job: str, stages: int) -> Measured:
     if not iterations or not events:
         raise RunError(f"job {job}: its logs have no times of any iteration after the first.")
     medians: dict[str, list[float]] = {task: [] for task in WORK}
-    spread = 0.0
     for task, stage in ((task, stage) for task in WORK for stage in range(stages)):
         times = [each.end - each.start for each in events if each.task == task and each.rank == stage]
         medians[task].append(statistics.median(times))
-        low, middle, high = statistics.quantiles(times, n=4) if times[1:] else (0.0, 0.0, 0.0)
-        spread = max(spread, (high - low) / middle if middle else 0.0)
     pipelines = []
     for number in sorted({event.iteration for event in events}):
         work = [each for each in events if each.iteration == number and each.task in WORK]
@@ -179,7 +173,6 @@ def read_run(job: str, stages: int) -> Measured:
         medians["backward"],
         min(each.end - each.start for each in events if each.task in messages),
         _share(bubbles),
-        spread,
         [
             Bubble(each.rank, each.seconds / count, each.compute / count, each.communication / count)
             for each in bubbles
@@ -209,21 +202,6 @@ def unit_costs(fits: tuple[UnitFit, UnitFit]) -> dict[str, Any]:
     layers = MODELS[MODEL].layers
     per_unit = [[e, *[t] * layers, p] for e, t, p in (fit.units for fit in fits)]
     return {"model": MODEL, "gpu": GPU, "tp": 1, "mbs": 1, "forward": per_unit[0], "backward": per_unit[1]}
-
-
-def fitted(fits: tuple[UnitFit, UnitFit], measured: list[Measured]) -> TextTable:
-    """What was fitted, how well it reproduces the stage times, and how steady these are."""
-    rows = []
-    for name, fit in zip(("forward", "backward"), fits, strict=True):
-        for at, unit in enumerate(("embedding", "layer", "head")):
-            spread = f"{1000 * fit.spread[at]:.2f}" if fit.spread else "too few stages"
-            rows.append((f"{name} of the {unit}, ms", f"{1000 * fit.units[at]:.2f}", spread))
-        rows.append((f"{name}, residual, %", f"{100 * fit.residual:.1f}", ""))
-    widest = max(each.spread for each in measured)
-    rows.append(
-        ("widest interquartile range of a stage's times, % of their median", f"{100 * widest:.1f}", "")
-    )
-    return TextTable("Fitted costs", ("", "value", "standard error"), rows)
 
 
 def explained(plan: Plan, result: Measured, outside: float) -> TextTable:

@@ -170,4 +170,4 @@ def test_plan_run_and_compare_in_one_command(tiny: dict[str, str], tmp_path: Pat
     assert json.loads((output / "costs.json").read_text())["entries"][0]["gpu"] == "CPU"
     tables = page_content(output / "compare.html")["tables"]
     assert "Bubbles, predicted" in [table["title"] for table in tables]
-    assert "Fitted costs" in done.stdout and (output / "compare.html").exists()
+    assert "Why the step differs" in done.stdout and (output / "compare.html").exists()
