@@ -142,8 +142,14 @@ class Job:
 
     @cached_property
     def kernels(self) -> Table:
-        """``operators``, but kernels alone."""
+        """``operators``, but kernels alone, each with its class and rates."""
         return tables.operators(self.shown, ("kernel",))
+
+    @cached_property
+    def kernel_classes(self) -> Table:
+        """Device work by class: matrix products, attention, copies, …, with the part of the GPU's peak that
+        each reaches, and how many times as long it takes as such work usually does there."""
+        return tables.kernel_classes(self.shown)
 
     @cached_property
     def collectives(self) -> Table:

@@ -24,6 +24,7 @@ from chakra_et.diagnose.node_classes import (
     node_classes,
     on_devices,
 )
+from chakra_et.diagnose.rates import find_rates
 from chakra_et.et.node_attributes import in_phase
 from chakra_et.simulate.run import Run, together
 from chakra_et.simulate.time_by_kind import KINDS
@@ -61,7 +62,9 @@ BOUND_BY = {
 @dataclass(frozen=True)
 class Kernel:
     """A kernel (on ranks without devices, an operator) by name: ``share`` of the time of all, ``time_ms`` per
-    step and rank; ``flops`` and ``bytes_per_s`` over its time, None where the files lack its work."""
+    step and rank; ``flops`` and ``bytes_per_s`` over its time, None where the files lack its work;
+    ``of_peak``: which part of the GPU's peak that is, and ``times_usual``: how many times as long as such
+    work usually takes there, see ``rates``."""
 
     name: str
     kind: str
@@ -70,6 +73,8 @@ class Kernel:
     count: float
     flops: float | None
     bytes_per_s: float | None
+    of_peak: float | None = None
+    times_usual: float | None = None
 
     def __str__(self) -> str:
         rate = ""
@@ -77,6 +82,10 @@ class Kernel:
             rate = f", {self.flops / 1e12:.3g} TFLOP/s"
         elif self.bytes_per_s:
             rate = f", {self.bytes_per_s / 1e9:,.0f} GB/s"
+        if rate and self.of_peak:
+            rate += f" ({self.of_peak:.0%} of the peak)"
+        if self.times_usual:
+            rate += f", {self.times_usual:.1f} × the usual time"
         return f"{shortened(self.name, LONGEST)} {self.share:.0%}{rate}"
 
 
@@ -267,6 +276,7 @@ def _kernels(run: Run, classes: np.ndarray, device: np.ndarray) -> list[Kernel]:
         np.bincount(run.name_of, np.where(chosen, each, 0).astype(float), len(run.names)) for each in columns
     )
     times = sum(max(len(steps.names), 1) for steps in run.steps)
+    against = find_rates(run).of(run.name_of, run.graph.duration_ns, len(run.names))
     found = []
     for name in np.argsort(-spent, kind="stable")[:LISTED].tolist():
         if not spent[name]:
@@ -281,6 +291,7 @@ def _kernels(run: Run, classes: np.ndarray, device: np.ndarray) -> list[Kernel]:
                 float(count[name] / times),
                 float(operations[name] / spent[name] * 1e9) or None,
                 float(moved[name] / spent[name] * 1e9) or None,
+                *against[name],
             )
         )
     return found

@@ -10,6 +10,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from chakra_et.diagnose.rates import KernelClass
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import NodeType
 from chakra_et.export.window import Window
@@ -142,10 +143,15 @@ def operators(run: ReportRun, kinds: Collection[str] = ()) -> Table:
     return Table(_columns([each for each in by_name(run) if not kinds or each.kind in kinds], names))
 
 
+def kernel_classes(run: ReportRun) -> Table:
+    """``diagnose.rates.KernelClass``, the most time first."""
+    return Table(_columns(run.kernel_classes, [each.name for each in fields(KernelClass)]))
+
+
 def collectives(run: ReportRun) -> Table:
     """``report.collectives.Collective``; ``last_rank``: the one that came last most often."""
     found = communication.collectives(run)
-    names = ("type", "bytes", "group", "ranks", "count", "transfer_ns", "algorithm", "bus")
+    names = ("type", "bytes", "group", "ranks", "count", "transfer_ns", "algorithm", "bus", "usual_bus")
     more: dict[str, list[Any]] = {
         "skew_ns": [each.skew_ns and each.skew_ns[0] for each in found],
         "longest_skew_ns": [each.skew_ns and each.skew_ns[1] for each in found],

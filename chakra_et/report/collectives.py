@@ -6,13 +6,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from chakra_et.et.columns import NodeType
+from chakra_et.cost import nccl, networks
+from chakra_et.errors import TraceError
+from chakra_et.et.columns import CollectiveType, NodeType
 from chakra_et.et.node_attributes import splits
 from chakra_et.report.columns import COMM_NAMES, comm_types
 from chakra_et.report.run import ReportRun
 
 # Columns of the table of lateness; more operations than this share columns.
 MOST_COLUMNS = 120
+_TYPES = dict(zip(COMM_NAMES, CollectiveType, strict=False))
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,8 @@ class Collective:
     puts in a part. ``transfer_ns``: of the mean operation, once all ranks are there. ``algorithm`` and
     ``bus``: GB/s (10^9 bytes), None where size or time are unknown. ``skew_ns``: from the first to the last
     arrival, mean and most; None where not all members are there. ``last``: rank → how often it came last.
+    ``usual_bus``: the bus bandwidth that NCCL reaches with this size among such GPUs of one node, see
+    ``cost.nccl``; None where the files don't name the GPU, or its node has fewer.
     """
 
     type: str
@@ -35,27 +40,40 @@ class Collective:
     bus: float | None
     skew_ns: tuple[float, int] | None
     last: dict[int, int]
+    usual_bus: float | None = None
 
 
 def bus_factor(kind: str, ranks: int) -> float | None:
-    """Bus bandwidth over algorithm bandwidth, None for a type without one.
-
-    Source: NVIDIA's nccl-tests, doc/PERFORMANCE.md; gather and scatter from src/gather.cu and scatter.cu.
-    """
-    if kind == "all-reduce":
-        return 2 * (ranks - 1) / ranks
-    if kind in ("all-gather", "reduce-scatter", "reduce-scatter-block", "all-to-all", "gather", "scatter"):
-        return (ranks - 1) / ranks
-    return 1.0 if kind in ("broadcast", "reduce", "send", "receive") else None
+    """Bus bandwidth over algorithm bandwidth, None for a type without one."""
+    if kind in ("send", "receive"):
+        return 1.0
+    known = _TYPES.get(kind)
+    return None if known in (None, CollectiveType.BARRIER) else nccl.bus_factor(known, ranks)
 
 
 def whole_bytes(kind: str, size: int, ranks: int) -> int:
     """The size in the sense of nccl-tests, from the bytes that one rank puts in (``comm_size``).
 
-    Of an all-gather and a gather, that is what all ranks put in together. A scatter's ``comm_size`` is what
-    one rank takes out, except on its root.
+    A scatter's ``comm_size`` is what one rank takes out, except on its root.
     """
-    return size * ranks if kind in ("all-gather", "gather", "scatter") else size
+    known = _TYPES.get(kind)
+    if known is None or known is CollectiveType.SCATTER:
+        return size * ranks if known else size
+    return int(nccl.whole_bytes(known, size, ranks))
+
+
+def _usual_ns(gpu: str, kind: str, size: int, ranks: int) -> float | None:
+    """What NCCL takes among GPUs of one node, None where that isn't known or the ranks need several nodes."""
+    known = _TYPES.get(kind)
+    if not gpu or size <= 0 or (known is None and kind not in ("send", "receive")):
+        return None
+    try:
+        if ranks > networks.gpu(gpu).domain:
+            return None
+        node = nccl.node(gpu, "")
+    except TraceError:
+        return None
+    return node.message(size) if known is None else float(node.time(known, size, ranks))
 
 
 def collectives(run: ReportRun) -> list[Collective]:
@@ -81,6 +99,8 @@ def collectives(run: ReportRun) -> list[Collective]:
         mean = float(transfer[which == number].mean())
         algorithm = whole / mean if whole > 0 and mean > 0 and name != "barrier" else None
         factor = bus_factor(name, members) if members > 1 or message else None
+        on_gpu = not graph.is_cpu[own].any()
+        usual = _usual_ns(run.rates.gpu if on_gpu else "", name, whole, 2 if message else members)
         found.append(
             Collective(
                 name,
@@ -92,6 +112,7 @@ def collectives(run: ReportRun) -> list[Collective]:
                 algorithm,
                 bus=None if algorithm is None or factor is None else algorithm * factor,
                 skew_ns=(float(skew.mean()), int(skew.max())) if len(skew) else None,
+                usual_bus=usual and factor and whole * factor / usual,
                 last={run.ranks[at]: n for at, n in zip(late.tolist(), times.tolist(), strict=True)},
             )
         )

@@ -7,7 +7,8 @@ ranks                           one dict for each rank: see ``rank_rows``
 activities, phases              names of the parts of a step
 steps                           see ``steps.ReportStep``, as lists in the order of its fields
 path                            {kind: ns} of the critical path
-entries, modules                see ``profile``, as lists in the order of their fields
+gpu, roof, kernel_classes       see ``rates.Rates`` and ``rates.KernelClass``
+entries, modules                see ``times``, as lists in the order of their fields
 collectives                     see ``collectives.Collective``, as dicts
 memory                          see ``memory.Usage``, as dicts, with the name of the peak's node
 traffic                         {messages, collectives}: bytes, rows send
@@ -81,6 +82,9 @@ def content(run: ReportRun) -> tuple[dict[str, Any], PackedColumns]:
         "phases": PHASES,
         "steps": steps[:MOST_STEPS],
         "path": path_by_kind(run),
+        "gpu": run.rates.gpu,
+        "roof": run.rates.roof,
+        "kernel_classes": run.kernel_classes,
         "entries": by_name(run)[:MOST_ENTRIES],
         "modules": by_module(run)[:MOST_MODULES],
         "collectives": [vars(each) for each in collectives(run)],

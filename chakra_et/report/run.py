@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from chakra_et.diagnose.rates import KernelClass, Rates, find_rates, kernel_classes
 from chakra_et.errors import TraceError
 from chakra_et.et import file as et_file
 from chakra_et.et.columns import ExecutionTrace
@@ -35,7 +36,8 @@ NEEDED = frozenset(
     (
         "is_cpu_op", "kind", "lane", "stream", "tid", "parent", "rf_id", "module", "phase", "segment",
         "num_ops", "tensor_size", "comm_type", "comm_size", "comm_src", "comm_dst", "comm_tag",
-        "comm_out_split", "pg_name", "pg_original_name", "pg_description", "transfer_micros", "wait_micros",
+        "comm_out_split", "input_strides", "pg_name", "pg_original_name", "pg_description",
+        "transfer_micros", "wait_micros",
         "launch_latency_ns", "stream_gap_ns", "dep_kinds",
     )
 )  # fmt: skip
@@ -84,6 +86,17 @@ class ReportRun:
         return [] if self.replay is None else report(self.traces, self.ranks, self.replay)
 
     @cached_property
+    def rates(self) -> Rates:
+        """How fast kernels are, against the GPU's peak and what is usual; unknown without ``job``."""
+        none = np.zeros(len(self.graph))
+        return find_rates(self.job) if self.job else Rates("", none.astype(int) - 1, none, none)
+
+    @property
+    def kernel_classes(self) -> list[KernelClass]:
+        """Device work by class."""
+        return kernel_classes(self.job, self.rates) if self.job else []
+
+    @cached_property
     def ids(self) -> np.ndarray:
         """The nodes' ids in their files, int64[N]."""
         return self.graph.gather([trace.ids.astype(np.int64) for trace in self.traces])
@@ -101,7 +114,7 @@ class ReportRun:
 def load(chosen: RunInput, whole: bool = False) -> ReportRun:
     """Read a run; its traces are converted first where it has no .et files.
 
-    ``whole``: keep all attributes and tensors, not only what is ``NEEDED``. Raises ``TraceError`` for files
+    ``whole``: keep all attributes and outputs, not only what is ``NEEDED``. Raises ``TraceError`` for files
     that can't be read or joined.
     """
     with with_et_files(chosen) as (run, lacks):
@@ -119,7 +132,7 @@ def load(chosen: RunInput, whole: bool = False) -> ReportRun:
                     for name, column in trace.attributes.items()
                     if name in NEEDED or is_memory(name)
                 }
-                trace = replace(trace, inputs=None, outputs=None, attributes=kept)
+                trace = replace(trace, outputs=None, attributes=kept)
             traces.append(trace)
         groups = read_comm_groups(run.files.groups_file) if run.files.groups_file.is_file() else {}
         conversion = _json(run.files.report_file, lacks)

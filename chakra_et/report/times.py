@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from chakra_et.cost.gpus import by_driver, gpu
+from chakra_et.cost.operator_calls import CLASSES
+from chakra_et.diagnose.rates import WORK, amount_per_second
 from chakra_et.drawing.lanes import Kind, Picture, PictureLane, Span
 from chakra_et.et.columns import ExecutionTrace
 from chakra_et.et.node_attributes import texts
@@ -98,7 +99,10 @@ class Entry:
     ranks counts for communication. ``longest_ns``: of the longest node. ``device_ns``: time of the device
     work that an operator launched itself. ``rank_ns``: ``self_ns`` by rank. ``per_second``: operations per
     second (FLOP/s), over the nodes whose operations are known; ``bytes_per_second`` likewise; None for none.
-    ``above_peak``: one of both is above the GPU's own, so that it comes from a cache or is counted too high.
+    ``work``: the class of kernels; ``of_peak``: which part of the GPU's peak (of arithmetic, or of bytes
+    where these bound it) is reached, above 1 where data come from a cache or are counted too high;
+    ``times_usual``: how many times as long it takes as such work usually does on this GPU, see ``rates``;
+    None for unknown.
     """
 
     kind: str
@@ -110,7 +114,9 @@ class Entry:
     rank_ns: tuple[int, ...]
     per_second: float | None
     bytes_per_second: float | None
-    above_peak: bool
+    work: str | None = None
+    of_peak: float | None = None
+    times_usual: float | None = None
 
 
 @dataclass(frozen=True)
@@ -142,13 +148,11 @@ def by_name(run: ReportRun) -> list[Entry]:
     np.maximum.at(longest, of_node, length)
     work = np.flatnonzero(np.isin(kind, DEVICE) & (run.parent >= 0))
     launched = _sum(run.parent[work], length[work], len(graph))
-    rates = []
-    for attribute in ("num_ops", "tensor_size"):
-        amount = graph.attribute(attribute, 0)
-        known = (amount > 0) & (kind == KERNEL)
-        total = np.bincount(of_node[known], amount[known].astype(np.float64), count)
-        lasts = _sum(of_node[known], length[known], count)
-        rates.append(np.where(lasts > 0, total / np.maximum(lasts, 1) * 1e9, 0))
+    kernels = np.flatnonzero(kind == KERNEL)
+    of_kernel, lasts = of_node[kernels], length[kernels]
+    amounts = [amount_per_second(graph.attribute(each, 0)[kernels], of_kernel, lasts, count) for each in WORK]
+    work_of = np.full(count, -1)
+    work_of[of_node] = run.rates.kind
     columns = (
         [NODE_KINDS[at] for at in (keys // len(names)).tolist()],
         [names[at] for at in (keys % len(names)).tolist()],
@@ -157,23 +161,13 @@ def by_name(run: ReportRun) -> list[Entry]:
         longest.tolist(),
         _sum(of_node, launched, count).tolist(),
         map(tuple, by_rank.reshape(count, ranks).tolist()),
-        *([rate or None for rate in each.tolist()] for each in rates),
-        _above_peak(run, *rates).tolist(),
+        *amounts,
+        [CLASSES[at] if at >= 0 else None for at in work_of.tolist()],
+        *zip(*run.rates.of(of_node, length, count), strict=True),
     )
     entries = [Entry(*each) for each in zip(*columns, strict=True)]
     order = np.argsort(-self_ns, kind="stable").tolist()
     return [entries[at] for at in order if entries[at].kind != NODE_KINDS[ANNOTATION]]
-
-
-def _above_peak(run: ReportRun, operations: np.ndarray, size: np.ndarray) -> np.ndarray:
-    """bool: which rates (operations and bytes per second) no GPU of the run has; none if it isn't known."""
-    drivers = {trace.metadata_str("device_name") for trace in run.traces}
-    known = [gpu(name) for driver in drivers if (name := by_driver(driver))]
-    if not known:
-        return np.zeros(len(size), dtype=bool)
-    most = max(max(each.peaks.values()) for each in known)
-    above: np.ndarray = (operations > most) | (size > max(each.memory for each in known))
-    return above
 
 
 def by_module(run: ReportRun) -> list[Module]:

@@ -10,6 +10,7 @@ function communication(content) {
     { name: "transfer", help: "mean, once all ranks have arrived", value: row => row.transfer_ns, text: row => duration(row.transfer_ns) },
     { name: "algorithm bandwidth", help: "bytes / transfer time", value: row => row.algorithm, text: row => row.algorithm === null ? "–" : rate(row.algorithm * 1e9, "B/s") },
     { name: "bus bandwidth", help: "what a link carries: algorithm bandwidth × the factor of nccl-tests", value: row => row.bus, text: row => row.bus === null ? "–" : rate(row.bus * 1e9, "B/s") },
+    { name: "usual", help: `bus bandwidth that NCCL reaches at this size among ${content.gpu || "such"} GPUs of one node`, value: row => row.usual_bus, text: row => row.usual_bus === null ? "–" : rate(row.usual_bus * 1e9, "B/s") },
     { name: "skew", help: "mean time from the first to the last arrival", value: row => row.skew_ns ? row.skew_ns[0] : null, text: row => duration(row.skew_ns ? row.skew_ns[0] : null) },
     { name: "most skew", value: row => row.skew_ns ? row.skew_ns[1] : null, text: row => duration(row.skew_ns ? row.skew_ns[1] : null) },
     { name: "last rank", help: "the rank that came last most often", value: row => worst(row) ? worst(row)[1] : null,

@@ -130,8 +130,8 @@ function stepTable(content, steps) {
   return el("details", { open: steps.length <= 16 }, el("summary", {}, "Every step of every rank"), sortableTable(columns, steps, { label: "steps", limit: 32 }));
 }
 
-const ENTRY = ["kind", "name", "count", "self", "longest", "device", "ranks", "flops", "bytes", "above"];
-const ABOVE = "?: above the GPU's peak, so data is in a cache or counted too high";
+const ENTRY = ["kind", "name", "count", "self", "longest", "device", "ranks", "flops", "bytes", "work", "ofPeak", "usual"];
+const CLASS = ["kind", "count", "self", "share", "flops", "bytes", "ofPeak", "usual"];
 const MODULE = ["path", "count", "host", "device", "communication", "phases"];
 
 function named(fields, rows) {
@@ -146,6 +146,7 @@ function operators(content, search) {
   const tabs = [...(kinds.has("kernel") ? [device, host] : [host, device]), ["communication", ["transfer"]],
     ["runtime calls", ["runtime"]], ["overhead", ["host overhead", "device overhead"]]].filter(([, of]) => of.some(kind => kinds.has(kind)));
   const views = tabs.map(([name, of]) => [name, () => entryTable(content, entries.filter(entry => of.includes(entry.kind)), name, search)]);
+  if (content.kernel_classes.length > 0) views.unshift(["classes of kernels", () => kernelClasses(content)]);
   if (content.modules.length > 0) views.push(["modules", () => moduleTree(content)]);
   return section("operators", "Operators, kernels and modules", tabbed(views));
 }
@@ -163,14 +164,67 @@ function entryTable(content, entries, label, search) {
   if (entries.some(entry => entry.device > 0)) {
     columns.push({ name: "device time", help: "of the kernels and copies that it launched itself", value: entry => entry.device, text: entry => duration(entry.device) });
   }
-  if (entries.some(entry => entry.flops !== null)) columns.push({ name: "FLOP/s", value: entry => entry.flops, help: ABOVE, text: entry => rate(entry.flops, "FLOP/s") + (entry.above ? " ?" : "") });
-  if (entries.some(entry => entry.bytes !== null)) columns.push({ name: "bytes/s", value: entry => entry.bytes, help: ABOVE, text: entry => rate(entry.bytes, "B/s") + (entry.above ? " ?" : "") });
+  if (label === "kernels and copies" && entries.some(entry => entry.work)) columns.splice(1, 0, { name: "class", value: entry => entry.work || "", text: entry => entry.work || "–" });
+  columns.push(...rateColumns(content, entries));
   if (content.ranks.length > 1) {
     const spread = entry => Math.max(...entry.ranks) / (sum(entry.ranks) / entry.ranks.length || 1);
     columns.push({ name: "slowest rank", help: "rank with the most time, and how many times the mean it has", value: spread,
       text: entry => `${content.ranks[entry.ranks.indexOf(Math.max(...entry.ranks))].rank} (×${spread(entry).toFixed(2)})` });
   }
   return sortableTable(columns, entries, { sorted: 2, filter: `filter ${label}`, label, onrow: entry => search(entry.name) });
+}
+
+// What device work achieves, as far as it is known: see chakra_et/report/rates.py.
+function rateColumns({ gpu }, rows) {
+  return [
+    { name: "FLOP/s", value: row => row.flops, text: row => rate(row.flops, "FLOP/s") },
+    { name: "bytes/s", value: row => row.bytes, text: row => rate(row.bytes, "B/s") },
+    { name: "of peak", help: `of what ${gpu || "the GPU"} can do: arithmetic, or bytes where these bound it; ?: above it, so data is in a cache or counted too high`,
+      value: row => row.ofPeak, text: row => percent(row.ofPeak) + (row.ofPeak > 1 ? " ?" : ""), share: row => row.ofPeak },
+    { name: "× usual", help: `how many times as long as such work usually takes on ${gpu || "such a GPU"}`,
+      value: row => row.usual, text: row => row.usual === null ? "–" : `×${row.usual.toFixed(2)}` },
+  ].filter(column => rows.some(row => column.value(row) !== null && column.value(row) !== undefined));
+}
+
+// The classes of kernels, where time is against the roofline.
+function kernelClasses(content) {
+  const rows = named(CLASS, content.kernel_classes);
+  const columns = [
+    { name: "class", value: row => row.kind }, { name: "count", value: row => row.count },
+    { name: "time", help: "all ranks and steps", value: row => row.self, text: row => duration(row.self) },
+    { name: "share", value: row => row.share, text: row => percent(row.share, 1), share: row => row.share }, ...rateColumns(content, rows),
+  ];
+  return el("div", {}, el("p", { class: "muted" }, content.gpu
+    ? `Against ${content.gpu}: the part of its peak that is reached, and how many times as long the work takes as it usually does there; – where shapes aren't recorded.`
+    : "The files don't name a GPU that is known, so its peak isn't either."), sortableTable(columns, rows, { sorted: 2, label: "kernel classes" }), roofline(content, rows));
+}
+
+// Achieved FLOP/s over operations per byte, one dot for each class.
+function roofline({ roof }, rows) {
+  const dots = rows.filter(row => row.flops && row.bytes && row.ofPeak).map(row => [row, row.flops / row.bytes]);
+  if (!roof || dots.length === 0) return null;
+  const width = 640, height = 260, left = 60, bottom = 34, [peak, memory] = roof;
+  const xs = [0.05, 2000], ys = [peak / 1e4, peak * 1.5];
+  const at = (value, [low, high], length) => length * Math.log(Math.min(Math.max(value, low), high) / low) / Math.log(high / low);
+  const x = value => left + at(value, xs, width - left - 10), y = value => height - bottom - at(value, ys, height - bottom - 10);
+  const space = new DOMParser().parseFromString("<svg></svg>", "text/html").body.firstChild.namespaceURI;
+  const svg = (tag, properties, ...children) => {
+    const element = document.createElementNS(space, tag);
+    Object.entries(properties).forEach(([name, value]) => element.setAttribute(name, value));
+    element.append(...children);
+    return element;
+  };
+  const line = [[xs[0], xs[0] * memory], [peak / memory, peak], [xs[1], peak]].map(([a, b]) => `${x(a)},${y(b)}`).join(" ");
+  return svg("svg", { viewBox: `0 0 ${width} ${height}`, class: "roofline", role: "img", "aria-label": "roofline" },
+    svg("polyline", { points: line, fill: "none", stroke: "currentColor", "stroke-width": 1.5 }),
+    svg("text", { x: x(xs[1]) - 4, y: y(peak) - 6, "text-anchor": "end" }, `${rate(peak, "FLOP/s")}, ${rate(memory, "B/s")}`),
+    svg("text", { x: width - 10, y: height - 8, "text-anchor": "end" }, "operations per byte →"),
+    svg("text", { x: 4, y: 14 }, "FLOP/s ↑"),
+    ...dots.flatMap(([row, intensity]) => [
+      svg("circle", { cx: x(intensity), cy: y(row.flops), r: 3 + 14 * Math.sqrt(row.share), fill: "var(--kernel)", "fill-opacity": 0.6 },
+        svg("title", {}, `${row.kind}: ${rate(row.flops, "FLOP/s")}, ${digits(intensity)} operations per byte, ${percent(row.share)} of the time`)),
+      svg("text", { x: x(intensity) + 8, y: y(row.flops) + 4 }, row.kind),
+    ]));
 }
 
 function moduleTree(content) {

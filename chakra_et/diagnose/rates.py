@@ -1,0 +1,116 @@
+"""How fast kernels are: against what the GPU could do, and against what such work usually takes there.
+
+What an operator works on and what that takes come from ``predict.gpu_work`` and ``cost.operator_times``, as
+for ``chakra-et predict --gpu``; ``docs/HOW_TRUE.md`` says how true these times are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from chakra_et.cost.gpus import by_driver
+from chakra_et.cost.operator_calls import CLASSES, OperatorCall
+from chakra_et.cost.operator_times import GpuModel, gpu_model
+from chakra_et.predict.gpu_work import operators
+from chakra_et.simulate.run import Run
+
+WORK = ("num_ops", "tensor_size")
+FURTHEST = 20.0
+"""Beyond this factor, an operator didn't do what its shapes say."""
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Of the N nodes of a run on GPU ``gpu`` ("" where the files don't name one of the table).
+
+    ``kind`` int64[N]: index into ``CLASSES``, -1 for all but device work; ``least_ns``: what the GPU's peaks
+    allow, and ``usual_ns``: what such work usually takes, float64[N], 0 where unknown. ``roof``: the
+    operations (16 bit) and bytes per second that the GPU does at most.
+    """
+
+    gpu: str
+    kind: np.ndarray
+    least_ns: np.ndarray
+    usual_ns: np.ndarray
+    roof: tuple[float, float] | None = None
+
+    def of(
+        self, index: np.ndarray, length: np.ndarray, count: int
+    ) -> list[tuple[float | None, float | None]]:
+        """(share of the peak, how many times the usual time) of the nodes of each index, by the time of those
+        of which it is known; None for none."""
+        shares, usual = (
+            amount_per_second(known / 1e9, index, length, count) for known in (self.least_ns, self.usual_ns)
+        )
+        return [(share, part and 1 / part) for share, part in zip(shares, usual, strict=True)]
+
+
+@dataclass(frozen=True)
+class KernelClass:
+    """All device work of one of ``operator_calls.CLASSES``, all ranks; see ``times.Entry`` for the rates."""
+
+    kind: str
+    count: int
+    time_ns: int
+    share: float
+    per_second: float | None
+    bytes_per_second: float | None
+    of_peak: float | None
+    times_usual: float | None
+
+
+def find_rates(run: Run) -> Rates:
+    """The rates of a run's device work, by its recorded times."""
+    graph, found = run.graph, operators(run)
+    kind, least, usual = np.full(len(graph), -1), np.zeros(len(graph)), np.zeros(len(graph))
+    kind[found.nodes] = found.kind
+    named = {by_driver(trace.metadata_str("device_name")) for trace in graph.traces} - {None}
+    if len(named) != 1:
+        return Rates("", kind, least, usual)
+    model = gpu_model(str(named.pop()))
+    length = graph.duration_ns[found.nodes].astype(float)
+    total = np.bincount(found.of, length, len(found.work))
+    each = np.array([_times(model, *call) for call in zip(found.work, total.tolist(), strict=True)])
+    part = np.divide(length, total[found.of], out=np.zeros(len(length)), where=total[found.of] > 0)
+    least[found.nodes], usual[found.nodes] = each.reshape(-1, 2)[found.of].T * part
+    return Rates(model.name, kind, least, usual, (model.peak(""), model.gpu.memory))
+
+
+def _times(model: GpuModel, work: OperatorCall, taken_ns: float) -> tuple[float, float]:
+    """ns that the GPU's peaks allow for an operator, and that it usually takes; 0 for unknown."""
+    if not work.known or work.kind == "memory copy":
+        return 0.0, 0.0
+    least = max(work.operations / model.peak(work.type), work.moved / model.gpu.memory) * 1e9
+    if not work.tested:
+        return least, 0.0
+    usual = model.micros(work) * 1e3
+    return least, usual if usual / FURTHEST < taken_ns < usual * FURTHEST else 0.0
+
+
+def kernel_classes(run: Run, found: Rates) -> list[KernelClass]:
+    """The classes of kernels that a run has, the most time first."""
+    node, classes = np.flatnonzero(found.kind >= 0), len(CLASSES)
+    kind, length = found.kind[node], run.graph.duration_ns[node]
+    count, time = (np.bincount(kind, each, classes) for each in (None, length))
+    amounts = [amount_per_second(run.graph.attribute(of, 0)[node], kind, length, classes) for of in WORK]
+    against = Rates(found.gpu, kind, found.least_ns[node], found.usual_ns[node]).of(kind, length, classes)
+    rows = []
+    for at in np.argsort(-time, kind="stable").tolist():
+        if count[at]:
+            share = float(time[at] / max(time.sum(), 1))
+            rates = (each[at] for each in amounts)
+            rows.append(KernelClass(CLASSES[at], int(count[at]), int(time[at]), share, *rates, *against[at]))
+    return rows
+
+
+def amount_per_second(
+    amount: np.ndarray, index: np.ndarray, length: np.ndarray, count: int
+) -> list[float | None]:
+    """What the nodes of each index do per second, by those whose amount is known; None for none."""
+    known = amount > 0
+    total = np.bincount(index[known], amount[known].astype(float), count)
+    lasts = np.bincount(index[known], length[known], count)
+    rate = np.divide(total * 1e9, lasts, out=np.zeros(count), where=lasts > 0)
+    return [each or None for each in rate.tolist()]
