@@ -2,17 +2,14 @@
 
     perfetto     NAME.pftrace: open in https://ui.perfetto.dev
     chrome       NAME_trace.json.gz: chrome://tracing
-    graphml      NAME.graphml: Gephi, yEd, NetworkX
-    dot          NAME.dot: Graphviz
     parquet      NAME_nodes.parquet, NAME_edges.parquet
     csv          NAME_nodes.csv, NAME_edges.csv
     tensorboard  scalars per step and rank, and the trace, in the folder -o
     wandb        the report and its tables, in the project -o
 
 A whole run goes to Perfetto and chrome://tracing as it was recorded, with every level of its call stacks, as
-long as its device traces are there; --nodes, --step, --ranks and --around write the nodes of the .et files
-instead. The run is given as in ``chakra-et report``. Exit status: 0; 2 for arguments or files that
-can't be used.
+long as its device traces are there; --nodes, --step and --ranks write the nodes of the .et files instead. The
+run is given as in ``chakra-et report``. Exit status: 0; 2 for arguments or files that can't be used.
 """
 
 from __future__ import annotations
@@ -26,20 +23,18 @@ from typing import IO, Literal
 
 from chakra_et import cli
 from chakra_et.errors import TraceError
-from chakra_et.export import chrome, graphs, perfetto, publish, recorded, tables
+from chakra_et.export import chrome, perfetto, publish, recorded, tables
 from chakra_et.export.window import Window, choose
 from chakra_et.files import atomic_file
 from chakra_et.report.inputs import RunInput, find_run
 from chakra_et.report.run import load
 
-Format = Literal["perfetto", "chrome", "graphml", "dot", "parquet", "csv", "tensorboard", "wandb"]
+Format = Literal["perfetto", "chrome", "parquet", "csv", "tensorboard", "wandb"]
 Write = Callable[[Window, IO[bytes]], None]
 # The files of a format, by the ends of their names.
 FILES: dict[str, dict[str, Write]] = {
     "perfetto": {".pftrace": perfetto.write},
     "chrome": {"_trace.json.gz": chrome.write},
-    "graphml": {".graphml": graphs.write_graphml},
-    "dot": {".dot": graphs.write_dot},
     "parquet": {
         "_nodes.parquet": lambda window, file: tables.write_parquet(tables.nodes(window), file),
         "_edges.parquet": lambda window, file: tables.write_parquet(tables.edges(window), file),
@@ -76,17 +71,11 @@ class ExportConfig:
     )
     step: str = field(default="", metadata={"help": "only nodes that start in this step"})
     ranks: str = field(default="", metadata={"help": "only these ranks, such as 0-7,12"})
-    around: str = field(
-        default="", metadata={"help": "only this node, RANK:ID, and those up to --hops dependencies away"}
-    )
-    hops: int = field(default=2, metadata={"help": "how far --around reaches"})
     allow_missing_ranks: bool = cli.allow_missing_ranks()
 
     def __post_init__(self) -> None:
         if not self.names:
             raise ValueError("give the run to export: NAME of NAME.0.et, NAME.1.et, …, or its files")
-        if self.hops < 0:
-            raise ValueError(f"--hops must be 0 or more, not {self.hops}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -126,14 +115,14 @@ def export(config: ExportConfig) -> None:
     if config.output and len(files) == 1:
         paths = dict.fromkeys(files, Path(config.output))
     compress = form in RECORDED and all(path.suffix == ".gz" for path in paths.values())
-    whole = not (config.nodes or config.step or config.ranks or config.around)
+    whole = not (config.nodes or config.step or config.ranks)
     if form in RECORDED and whole and (traces := _recorded_traces(chosen)):
         (path,) = paths.values()
         count = _write(path, compress, partial(RECORDED[form], traces))
         print(f"{count:,} slices of {len(traces)} ranks, as they were recorded")
         return
     run = load(chosen)
-    window = choose(run, config.step, config.ranks, config.around, config.hops)
+    window = choose(run, config.step, config.ranks)
     if form == "tensorboard":
         folder = config.output or f"{beside}_tensorboard"
         every = not config.step and not config.around

@@ -1,4 +1,4 @@
-"""The part of a run that is exported: some ranks, one step, or the neighbourhood of one node."""
+"""The part of a run that is exported: some ranks, or one step."""
 
 from __future__ import annotations
 
@@ -59,11 +59,10 @@ class Window:
         return found
 
 
-def choose(run: ReportRun, step: str = "", ranks: str = "", around: str = "", hops: int = 2) -> Window:
+def choose(run: ReportRun, step: str = "", ranks: str = "") -> Window:
     """The nodes that fit all of the choices; an empty text chooses everything.
 
-    ``step``: the number of a step; a node belongs to it by its start. ``ranks``: such as 0-7,12. ``around``:
-    RANK:ID, or ID in a run of one rank; with it come the nodes up to ``hops`` dependencies away. Raises
+    ``step``: the number of a step; a node belongs to it by its start. ``ranks``: such as 0-7,12. Raises
     ``TraceError`` where nothing fits.
     """
     chosen = np.ones(len(run.graph), dtype=bool)
@@ -77,10 +76,8 @@ def choose(run: ReportRun, step: str = "", ranks: str = "", around: str = "", ho
             raise TraceError(f"--ranks {ranks}: this run has ranks {', '.join(map(str, run.ranks[:20]))}")
     if step:
         chosen &= _in_step(run, step)
-    if around:
-        chosen &= _near(run, _node(run, around), hops)
     if not chosen.any():
-        raise TraceError("no node fits --step, --ranks and --around together")
+        raise TraceError("no node fits --step and --ranks together")
     rows, row_of = lay_out(run)
     node = np.flatnonzero(chosen)
     node = node[np.lexsort((run.end_ns[node], run.start_ns[node], row_of[node]))]
@@ -122,32 +119,3 @@ def _in_step(run: ReportRun, step: str) -> np.ndarray:
         names = ", ".join(dict.fromkeys(each.name for each in steps))
         raise TraceError(f"--step {step}: this run has steps {names[:200]}")
     return chosen
-
-
-def _node(run: ReportRun, text: str) -> int:
-    """The number of the node that ``RANK:ID`` or ``ID`` means."""
-    rank_text, _, id_text = text.rpartition(":")
-    if not id_text.isdigit() or (rank_text and not rank_text.isdigit()):
-        raise TraceError(f"--around {text}: give RANK:ID, such as 0:1234, or ID in a run of one rank")
-    if not rank_text and len(run.ranks) > 1:
-        raise TraceError(f"--around {text}: this run has {len(run.ranks)} ranks, so give RANK:ID")
-    rank = int(rank_text) if rank_text else run.ranks[0]
-    if rank not in run.ranks:
-        raise TraceError(f"--around {text}: no rank {rank} in this run")
-    found = np.flatnonzero((run.ids == int(id_text)) & (run.graph.trace_of == run.ranks.index(rank)))
-    if not len(found):
-        raise TraceError(f"--around {text}: rank {rank} has no node {id_text}")
-    return int(found[0])
-
-
-def _near(run: ReportRun, node: int, hops: int) -> np.ndarray:
-    """bool[N]: nodes up to ``hops`` dependencies from ``node``, in either direction."""
-    near = np.zeros(len(run.graph), dtype=bool)
-    near[node] = True
-    source, target = run.graph.source, run.graph.target
-    for _ in range(hops):
-        reached = near.copy()
-        reached[source[near[target]]] = True
-        reached[target[near[source]]] = True
-        near = reached
-    return near

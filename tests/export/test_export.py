@@ -6,8 +6,6 @@ import csv
 import gzip
 import json
 import shutil
-import subprocess
-import xml.etree.ElementTree as ET
 from collections import defaultdict
 from pathlib import Path
 
@@ -16,7 +14,7 @@ import pytest
 from chakra_et.__main__ import main
 from chakra_et.errors import TraceError
 from chakra_et.export.window import choose
-from tests.report.made_run import HOSTILE, made_run, write_run
+from tests.report.made_run import made_run, write_run
 
 
 def exported(folder: Path, form: str, name: str, *flags: str, memory: bool = False) -> Path:
@@ -132,32 +130,6 @@ def test_chrome_counts_memory(tmp_path: Path) -> None:
     )
 
 
-def test_graphml_is_xml_with_all_nodes(tmp_path: Path) -> None:
-    write_run(tmp_path, gemm_name=HOSTILE + "\x07")
-    output = tmp_path / "made.graphml"
-    assert main(["export", str(tmp_path / "made"), "--format", "graphml", "-o", str(output)]) == 0
-    space = "{http://graphml.graphdrawing.org/xmlns}"
-    graph = ET.parse(output).getroot().find(f"{space}graph")
-    assert graph is not None
-    names = [
-        data.text for node in graph.findall(f"{space}node") for data in node.findall(f"{space}data")
-        if data.get("key") == "name"
-    ]  # fmt: skip
-    assert len(names) == 14
-    assert HOSTILE + "�" in names
-    assert len(graph.findall(f"{space}edge")) == 14
-
-
-def test_dot_around_a_node(tmp_path: Path) -> None:
-    text = exported(tmp_path, "dot", "made.dot", "--around", "1:3", "--hops", "1").read_text()
-    assert text.count("->") == 2
-    assert "gemm" in text
-    assert "Optimizer" not in text
-    if dot := shutil.which("dot"):
-        done = subprocess.run([dot, "-Tsvg", str(tmp_path / "made.dot")], capture_output=True, check=False)
-        assert done.returncode == 0
-
-
 def test_csv_tables(tmp_path: Path) -> None:
     exported(tmp_path, "csv", "made", "--ranks", "1")
     with open(tmp_path / "made_nodes.csv", newline="") as file:
@@ -185,10 +157,6 @@ def test_parquet_tables(tmp_path: Path) -> None:
     [
         ({"step": "9"}, "--step 9: this run has steps 5"),
         ({"ranks": "7"}, "--ranks 7: this run has ranks 0, 1"),
-        ({"around": "3"}, "this run has 2 ranks, so give RANK:ID"),
-        ({"around": "0:99"}, "rank 0 has no node 99"),
-        ({"around": "x"}, "give RANK:ID"),
-        ({"around": "0:3", "ranks": "1", "hops": 0}, "no node fits"),
     ],
 )
 def test_a_bad_choice_gets_one_sentence(tmp_path: Path, flags: dict, sentence: str) -> None:
