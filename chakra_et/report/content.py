@@ -9,6 +9,8 @@ steps                           see ``steps.ReportStep``, as lists in the order 
 path                            {kind: ns} of the critical path
 gpu, roof, kernel_classes       see ``rates.Rates`` and ``rates.KernelClass``
 entries, modules                see ``times``, as lists in the order of their fields
+calls                           see ``call_tree.Call``, as lists
+idle                            see ``times.idle_time``, None without device work
 collectives                     see ``collectives.Collective``, as dicts
 memory                          see ``memory.Usage``, as dicts, with the name of the peak's node
 traffic                         {messages, collectives}: bytes, rows send
@@ -31,12 +33,13 @@ from chakra_et.diagnose.verdict import Diagnosis, diagnose
 from chakra_et.errors import TraceError
 from chakra_et.et.memory import is_memory
 from chakra_et.findings import sentence
+from chakra_et.report.call_tree import call_tree
 from chakra_et.report.collectives import collectives, lateness, split_imbalance, traffic
 from chakra_et.report.columns import PHASES, add_nodes, name_codes
 from chakra_et.report.page import MADE_BY, PackedColumns
 from chakra_et.report.run import ReportRun
 from chakra_et.report.timeline import device_name, largest_peak, usage
-from chakra_et.report.times import WHOLE, ReportStep, by_module, by_name, find_steps
+from chakra_et.report.times import WHOLE, ReportStep, by_module, by_name, find_steps, idle_time
 from chakra_et.simulate.breakdown import ACTIVITIES
 from chakra_et.simulate.critical_path import waited_for
 from chakra_et.simulate.run import devices_of
@@ -87,6 +90,8 @@ def content(run: ReportRun) -> tuple[dict[str, Any], PackedColumns]:
         "kernel_classes": run.kernel_classes,
         "entries": by_name(run)[:MOST_ENTRIES],
         "modules": by_module(run)[:MOST_MODULES],
+        "calls": call_tree(run),
+        "idle": idle_time(run),
         "collectives": [vars(each) for each in collectives(run)],
         "memory": [
             vars(each) | {"device": device_name(each.device), "peak_name": names[int(code[each.peak_node])]}

@@ -35,7 +35,7 @@ STYLES = ("page", "timeline")
 SHARED = ("units", "data", "tables", "charts")
 TIMELINE = ("nodes", "levels", "timeline", "draw", "ruler", "memory", "input", "details")
 SCRIPTS = {
-    "report": (*SHARED, *TIMELINE, "sections", "report", "start"),
+    "report": (*SHARED, *TIMELINE, "sections", "flame", "report", "start"),
     "schedule": (*SHARED, *TIMELINE, "schedule", "start"),
     "compare": (*SHARED, "compare", "start"),
 }

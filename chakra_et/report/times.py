@@ -11,7 +11,16 @@ from chakra_et.diagnose.rates import WORK, amount_per_second
 from chakra_et.drawing.lanes import Kind, Picture, PictureLane, Span
 from chakra_et.et.columns import ExecutionTrace
 from chakra_et.et.node_attributes import texts
-from chakra_et.report.columns import ANNOTATION, NODE_KINDS, PHASES, name_codes, page_kinds, shared_codes
+from chakra_et.report.columns import (
+    ANNOTATION,
+    EDGE_NAMES,
+    NODE_KINDS,
+    PHASES,
+    edge_kinds,
+    name_codes,
+    page_kinds,
+    shared_codes,
+)
 from chakra_et.report.run import ReportRun
 from chakra_et.simulate.breakdown import ACTIVITIES, activity, union_ns
 from chakra_et.simulate.measured_steps import step_rows
@@ -168,6 +177,40 @@ def by_name(run: ReportRun) -> list[Entry]:
     entries = [Entry(*each) for each in zip(*columns, strict=True)]
     order = np.argsort(-self_ns, kind="stable").tolist()
     return [entries[at] for at in order if entries[at].kind != NODE_KINDS[ANNOTATION]]
+
+
+IDLE = ("waits for a launch", "waits for other work", "gap between kernels")
+SHORT_GAP_NS = 10_000
+
+
+def idle_time(run: ReportRun) -> list[list[int]] | None:
+    """Why the device of each rank does nothing between its first and its last work, ns by ``IDLE``; None
+    without device work.
+
+    By what comes next: it ``waits for a launch`` where that call ended after the gap had begun, so that the
+    host is late. Else it was queued: a gap of up to ``SHORT_GAP_NS`` is between kernels, a longer one is
+    spent waiting for an event, another stream, or another rank.
+    """
+    graph = run.graph
+    kind = page_kinds(run)
+    works = (np.isin(kind, (KERNEL, COPY)) | (kind == TRANSFER)) & ~graph.is_cpu
+    if not works.any():
+        return None
+    launched = np.full(len(graph), np.iinfo(np.int64).min)
+    launches = edge_kinds(run) == EDGE_NAMES.index("launch")
+    np.maximum.at(launched, graph.target[launches], run.end_ns[graph.source[launches]])
+    found = []
+    for at in range(len(run.ranks)):
+        node = np.flatnonzero(works & (graph.trace_of == at))
+        node = node[np.argsort(run.start_ns[node], kind="stable")]
+        begins = np.maximum.accumulate(run.end_ns[node])[:-1]
+        following = node[1:]
+        gap = np.maximum(run.start_ns[following] - begins, 0)
+        late = np.clip(launched[following] - begins, 0, gap)
+        rest = gap - late
+        short = rest <= SHORT_GAP_NS
+        found.append([int(late.sum()), int(rest[~short].sum()), int(rest[short].sum())])
+    return found
 
 
 def by_module(run: ReportRun) -> list[Module]:

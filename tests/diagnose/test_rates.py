@@ -14,6 +14,7 @@ from chakra_et.et.columns import CollectiveType
 from chakra_et.report.collectives import collectives
 from chakra_et.report.inputs import find_run
 from chakra_et.report.run import load
+from chakra_et.report.times import idle_time
 from chakra_et.simulate.run import make_run
 from tests.shared import shared_path
 
@@ -29,6 +30,8 @@ def test_classes_of_a_public_h100_trace() -> None:
     assert product.per_second is not None and product.of_peak is not None
     assert product.per_second / 989e12 <= product.of_peak < 1
     assert classes["memory copy"].of_peak is None, "a copy to the host is no matter of the device's memory"
+    ((late, other, short),) = idle_time(run) or []
+    assert late > 0.9 * (late + other + short), "a small model: the host launches too late"
     # Three times slower than recorded is three times slower than usual.
     assert run.job is not None
     traces = [each for each in run.job.graph.traces]

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from chakra_et.diagnose.verdict import diagnose
+from chakra_et.report.call_tree import call_tree
 from chakra_et.report.collectives import (
     bus_factor,
     collectives,
@@ -16,11 +17,12 @@ from chakra_et.report.collectives import (
     whole_bytes,
 )
 from chakra_et.report.content import headline, lacks, path_by_kind, rank_rows
-from chakra_et.report.run import ReportRun
+from chakra_et.report.run import ReportRun, assemble
 from chakra_et.report.times import by_module, by_name, find_steps
 from chakra_et.simulate.breakdown import ACTIVITIES, activity
 from chakra_et.simulate.critical_path import waited_for
 from chakra_et.text import duration
+from tests.diagnose.machines import Rank, machine
 from tests.report.made_run import made_run
 from tests.simulate.replay_traces import cpu, kernel, make_trace
 
@@ -182,3 +184,26 @@ def test_a_rate_above_the_peak_of_the_gpu_is_marked(tmp_path: Path, device: str,
     (gemm,) = [entry for entry in by_name(run) if entry.name == "gemm"]
     assert gemm.bytes_per_second is not None and gemm.bytes_per_second > 6e12
     assert (gemm.of_peak is not None and gemm.of_peak > 1) is above
+
+
+def test_calls_are_folded_by_module_and_name(run: ReportRun, tmp_path: Path) -> None:
+    found = call_tree(run)
+    names = {each.name: (found[each.above].name if each.above >= 0 else "", each) for each in found}
+    assert [names[name][0] for name in ("Net_0", "Linear_0", "aten::mm", "gemm")] == [
+        "", "Net_0", "Linear_0", "aten::mm",
+    ]  # fmt: skip
+    product = names["aten::mm"][1]
+    assert (product.count, product.host_ns, product.device_ns) == (2, 40_000, 140_000)
+    total = [sum(getattr(each, of) for each in found if each.above < 0) for of in ("host_ns", "device_ns")]
+    assert sum(total) == int((run.end_ns - run.start_ns).sum()), "every moment is in one call"
+
+
+def test_python_of_an_annotation_is_inside_it() -> None:
+    def step(rank: Rank, number: int, step: int) -> None:
+        rank.annotation("enumerate(DataLoader)#__next__", 500)
+        rank.kernel("gemm", 100)
+
+    job = machine(1, 2, step)
+    found = call_tree(assemble("made", job.graph.traces, [0], {}, {}, {}))
+    (python,) = [each for each in found if each.name == "host-overhead"]
+    assert found[python.above].name.startswith("enumerate(DataLoader)") and python.host_ns == 1_000_000

@@ -79,7 +79,7 @@ function breakdown(content) {
     el("div", { class: "toolbar" }, legend(content.activities.map(name => [name, `var(${variable(name)})`, HELP[name]])), el("span", { class: "space" }), several ? select : null),
     choice,
     el("p", { class: "muted" }, "Each moment counts once, for the first that applies: compute, memory, exposed communication, wait, host overhead, idle. The mark on a bar is the replayed time."),
-    phases, pathBar(content), stepTable(content, steps));
+    idleBars(content), phases, pathBar(content), stepTable(content, steps));
 }
 
 function mean(label, own, content) {
@@ -97,6 +97,16 @@ function waitedFor(content, rank) {
   if (total === 0) return "";
   const most = waits.indexOf(Math.max(...waits));
   return `; ${percent(waits[most] / total)} of all waiting of rank ${rank} was for rank ${content.ranks[most].rank}`;
+}
+
+const IDLE = ["waits for a launch", "waits for other work", "gap between kernels"];
+
+// Why devices do nothing between their first and their last work.
+function idleBars({ idle, ranks }) {
+  if (!idle || idle.flat().every(ns => ns === 0)) return null;
+  const rows = idle.map((parts, at) => ({ label: `rank ${ranks[at].rank}`, parts }));
+  return el("div", {}, el("h3", {}, "Why the device is idle"), legend(IDLE.map(name => [name, `var(${variable(name)})`])),
+    stackedBars(rows, IDLE), el("p", { class: "muted" }, "Whole run. The next kernel was launched too late; or it was queued and waited for an event, another stream or another rank; or up to 10 µs pass between kernels."));
 }
 
 function phaseBars(content, steps) {
@@ -147,6 +157,7 @@ function operators(content, search) {
     ["runtime calls", ["runtime"]], ["overhead", ["host overhead", "device overhead"]]].filter(([, of]) => of.some(kind => kinds.has(kind)));
   const views = tabs.map(([name, of]) => [name, () => entryTable(content, entries.filter(entry => of.includes(entry.kind)), name, search)]);
   if (content.kernel_classes.length > 0) views.unshift(["classes of kernels", () => kernelClasses(content)]);
+  if (content.calls.length > 0) views.push(["flame", () => flame(content)]);
   if (content.modules.length > 0) views.push(["modules", () => moduleTree(content)]);
   return section("operators", "Operators, kernels and modules", tabbed(views));
 }
@@ -204,7 +215,7 @@ function roofline({ roof }, rows) {
   const dots = rows.filter(row => row.flops && row.bytes && row.ofPeak).map(row => [row, row.flops / row.bytes]);
   if (!roof || dots.length === 0) return null;
   const width = 640, height = 260, left = 60, bottom = 34, [peak, memory] = roof;
-  const xs = [0.05, 2000], ys = [peak / 1e4, peak * 1.5];
+  const xs = [0.05, 2000], ys = [Math.min(peak / 1e4, ...dots.map(([row]) => row.flops / 3)), peak * 1.5];
   const at = (value, [low, high], length) => length * Math.log(Math.min(Math.max(value, low), high) / low) / Math.log(high / low);
   const x = value => left + at(value, xs, width - left - 10), y = value => height - bottom - at(value, ys, height - bottom - 10);
   const space = new DOMParser().parseFromString("<svg></svg>", "text/html").body.firstChild.namespaceURI;
@@ -223,7 +234,7 @@ function roofline({ roof }, rows) {
     ...dots.flatMap(([row, intensity]) => [
       svg("circle", { cx: x(intensity), cy: y(row.flops), r: 3 + 14 * Math.sqrt(row.share), fill: "var(--kernel)", "fill-opacity": 0.6 },
         svg("title", {}, `${row.kind}: ${rate(row.flops, "FLOP/s")}, ${digits(intensity)} operations per byte, ${percent(row.share)} of the time`)),
-      svg("text", { x: x(intensity) + 8, y: y(row.flops) + 4 }, row.kind),
+      svg("text", { x: x(intensity) + 8, y: y(row.flops) + 4 }, row.share >= 0.05 ? row.kind : ""),
     ]));
 }
 
