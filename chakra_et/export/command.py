@@ -125,7 +125,7 @@ def export(config: ExportConfig) -> None:
     window = choose(run, config.step, config.ranks)
     if form == "tensorboard":
         folder = config.output or f"{beside}_tensorboard"
-        every = not config.step and not config.around
+        every = not config.step
         publish.to_tensorboard(
             window, Path(folder), publish.recorded_traces(chosen, run.ranks) if every else {}
         )

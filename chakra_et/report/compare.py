@@ -4,9 +4,10 @@
     chakra-et compare h100.json.gz mi300.json.gz --top 5
 
 Each name is a run as in ``chakra-et report``; all are compared with the first. Operators and kernels are
-matched by kind and name, modules by path; times are per step and rank. Kernels of different vendors have
-different names, so the device time of the operators that launched them is compared too. Exit status: 0; 2
-for arguments or files that can't be used.
+matched by kind and name, modules and calls by path; times are per step and rank. Kernels of different vendors
+have different names, so their classes and the device time of the operators that launched them are compared
+too. What has no partner has rows of its own, so that every list adds up. Exit status: 0; 2 for arguments or
+files that can't be used.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import numpy as np
 from chakra_et import cli
 from chakra_et.diagnose.verdict import diagnose
 from chakra_et.errors import TraceError
+from chakra_et.report.call_tree import Call, call_tree
 from chakra_et.report.columns import PHASES
 from chakra_et.report.content import facts, lacks, with_names
 from chakra_et.report.inputs import find_runs
@@ -35,7 +37,9 @@ from chakra_et.text import duration, shortened, size, table
 # A page lists the entries with the most time; a difference in more than this many can't be read.
 MOST_ROWS = 3000
 LONGEST_NAME = 60
-TABLES = ("entries", "modules")
+TABLES = ("entries", "modules", "classes", "calls")
+HOST_KINDS = ("operator", "runtime", "host overhead")
+DEVICE_KINDS = ("kernel", "copy", "transfer", "device overhead")
 Times = tuple["float | None", ...]
 Side = dict[str, Any]
 
@@ -106,7 +110,7 @@ def side(run: ReportRun) -> Side:
 
     ``step_ns`` and the like are means per step and rank; ``steps`` is 0 where the whole trace is one stretch;
     ``peak_bytes``: of ``largest_peak``; ``diagnosis`` is None where the ranks can't be replayed together.
-    ``entries`` and ``modules`` aren't part of the page.
+    ``TABLES`` aren't part of the page.
     """
     steps = find_steps(run)
     names = {step.name for step in steps}
@@ -129,20 +133,35 @@ def side(run: ReportRun) -> Side:
         "entries": {
             (each.kind, each.name): (each.self_ns, each.device_ns, each.count) for each in by_name(run)
         },
+        "classes": {("class", each.kind): (each.time_ns, 0, each.count) for each in run.kernel_classes},
+        "calls": calls_by_path(call_tree(run)),
         "modules": {
             ("module", each.path): (each.host_ns, each.device_ns, each.count) for each in by_module(run)
         },
     }
 
 
-def match_entries(sides: list[Side]) -> list[Matched]:
-    """Operators, calls, kernels and communication by kind and name, the greatest change first."""
-    return sorted(_matched(sides, "entries"), key=lambda each: -abs(_difference(each.self_ns)))
+def calls_by_path(calls: list[Call]) -> dict[tuple[str, str], tuple[int, ...]]:
+    """("call", names from the outermost call on) → time of host and device, without calls inside; count."""
+    own = [[call.host_ns, call.device_ns, call.count] for call in calls]
+    paths: list[str] = []
+    for call in calls:
+        name = call.name.replace("/", "∕")[:LONGEST_NAME]
+        paths.append(f"{paths[call.above]}/{name}" if call.above >= 0 else name)
+        if call.above >= 0:
+            own[call.above][0] -= call.host_ns
+            own[call.above][1] -= call.device_ns
+    found: dict[tuple[str, str], tuple[int, ...]] = {}
+    for path, times in zip(paths, own, strict=True):
+        before = found.get(("call", path), (0, 0, 0))
+        found["call", path] = tuple(a + b for a, b in zip(before, times, strict=True))
+    return found
 
 
-def match_modules(sides: list[Side]) -> list[Matched]:
-    """Modules by path, without the time of modules inside, in the order of their paths."""
-    return sorted(_matched(sides, "modules"), key=lambda each: each.name)
+def match(sides: list[Side], table: str) -> list[Matched]:
+    """The entries of one of ``TABLES`` of any run, the greatest change first."""
+    found = _matched(sides, table)
+    return sorted(found, key=lambda each: -abs(_difference(each.self_ns)) - abs(_difference(each.device_ns)))
 
 
 def _matched(sides: list[Side], what: str) -> list[Matched]:
@@ -188,7 +207,7 @@ def notes(sides: list[Side]) -> list[str]:
         found.append(
             "times of different origin: " + ", ".join(f"{each['name']} {each['base']}" for each in sides)
         )
-    if all(None in each.self_ns for each in match_entries(sides)):
+    if all(None in each.self_ns for each in match(sides, "entries")):
         found.append("the runs have no operator or kernel in common")
     return found
 
@@ -209,8 +228,7 @@ def compare_content(sides: list[Side]) -> dict[str, Any]:
         "activities": ACTIVITIES,
         "phases": PHASES,
         "runs": runs,
-        "entries": [_whole(each) for each in match_entries(sides)[:MOST_ROWS]],
-        "modules": [_whole(each) for each in match_modules(sides)[:MOST_ROWS]],
+        **{table: [_whole(each) for each in match(sides, table)[:MOST_ROWS]] for table in TABLES},
     }
 
 
@@ -237,8 +255,12 @@ def lines(sides: list[Side], top: int) -> list[str]:
         rows.append([*row, *([size(each["peak_bytes"])] if memory else [])])
     text = table(rows, right=range(1, len(rows[0])))
     text += [f"note: {note}" for note in notes(sides)]
-    matched = match_entries(sides)
-    text += _listed("What changed most", sides, [(each, each.self_ns) for each in matched], top)
+    matched = match(sides, "entries")
+    classes = [(each, each.self_ns) for each in match(sides, "classes")]
+    text += _listed("Kernels and copies by class", sides, classes, top)
+    for title, kinds in (("host", HOST_KINDS), ("device", DEVICE_KINDS)):
+        of_kind = [(each, each.self_ns) for each in matched if each.kind in kinds]
+        text += _listed(f"What changed most on the {title}", sides, of_kind, top)
     launching = [
         (each, each.device_ns) for each in matched if each.kind == "operator" and any(each.device_ns)
     ]
@@ -246,14 +268,31 @@ def lines(sides: list[Side], top: int) -> list[str]:
 
 
 def _listed(title: str, sides: list[Side], found: list[tuple[Matched, Times]], top: int) -> list[str]:
-    """The ``top`` rows whose time changed most from the first run to the last."""
+    """The ``top`` rows whose time changed most from the first run to the last; then the sums of the rows that
+    aren't listed, apart where a run has no partner for them."""
+    found = sorted(found, key=lambda row: -abs(_difference(row[1])))
     rows = [["kind", "name", *(shortened(each["name"], 20) for each in sides), "difference", "ratio"]]
-    for each, times in sorted(found, key=lambda row: -abs(_difference(row[1])))[:top]:
-        before, after, difference = times[0], times[-1], _difference(times)
-        cells = ["-" if time is None else duration(time) for time in times]
-        change = f"{'+' if difference > 0 else '-'}{duration(abs(difference))}" if difference else "0"
-        ratio = f"{after / before:.2f}x" if before and after else "-"
-        rows.append([each.kind, shortened(each.name, LONGEST_NAME), *cells, change, ratio])
+    rows += [_row(each.kind, shortened(each.name, LONGEST_NAME), times) for each, times in found[:top]]
     if len(rows) < 2:
         return []
+    left: dict[str, list[Times]] = {}
+    for _, times in found[top:]:
+        only = [each["name"] for each, time in zip(sides, times, strict=True) if time is not None]
+        which = "others" if len(only) > 1 else f"others, only in {shortened(only[0], 20)}"
+        left.setdefault(which, []).append(times)
+    rows += [_row("", f"{len(times)} {which}", _sums(times)) for which, times in sorted(left.items())]
+    rows.append(_row("", "all", _sums([times for _, times in found])))
     return ["", f"{title}, per step and rank:", *table(rows, right=range(2, len(rows[0])))]
+
+
+def _sums(rows: list[Times]) -> Times:
+    """The sum of each run's times, None where it has none."""
+    known = ([time for time in column if time is not None] for column in zip(*rows, strict=True))
+    return tuple(sum(column) if column else None for column in known)
+
+
+def _row(kind: str, name: str, times: Times) -> list[str]:
+    before, after, difference = times[0], times[-1], _difference(times)
+    change = f"{'+' if difference > 0 else '-'}{duration(abs(difference))}" if difference else "0"
+    ratio = f"{after / before:.2f}x" if before and after else "-"
+    return [kind, name, *("-" if time is None else duration(time) for time in times), change, ratio]

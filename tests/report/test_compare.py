@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from chakra_et.__main__ import main
-from chakra_et.report.compare import compare_content, efficiency, match_entries, match_modules, side
+from chakra_et.report.compare import compare_content, efficiency, lines, match, side
 from chakra_et.report.inputs import find_run
 from chakra_et.report.run import load
 from tests.report.made_run import write_run
@@ -22,14 +23,14 @@ def two_runs(folder: Path) -> list:
 
 def test_what_changed_is_found(tmp_path: Path) -> None:
     sides = two_runs(tmp_path)
-    first = match_entries(sides)
+    first = match(sides, "entries")
     gemm = next(each for each in first if each.name == "gemm")
     assert gemm.self_ns == (70_000, 50_000)
     assert gemm.count == (1, 1)
     mm = next(each for each in first if each.name == "aten::mm")
     assert mm.self_ns == (20_000, 20_000)
     assert mm.device_ns == (70_000, 50_000)
-    (module,) = match_modules(sides)
+    (module,) = match(sides, "modules")
     assert sum(after - before for before, after in (module.self_ns, module.device_ns)) == -20_000
 
 
@@ -37,9 +38,17 @@ def test_a_kernel_that_is_gone_has_no_time(tmp_path: Path) -> None:
     write_run(tmp_path, "a")
     write_run(tmp_path, "b", gemm_name="other_gemm")
     sides = [side(load(find_run([str(tmp_path / name)]))) for name in "ab"]
-    rows = {each.name: each for each in match_entries(sides)}
+    rows = {each.name: each for each in match(sides, "entries")}
     assert rows["gemm"].self_ns == (70_000, None)
     assert rows["other_gemm"].self_ns == (None, 70_000)
+    # Its class has a partner, and each list adds up.
+    (product,) = [each for each in match(sides, "classes") if each.name == "matrix product"]
+    assert product.self_ns == (70_000, 70_000)
+    paths = {each.name: each.device_ns for each in match(sides, "calls")}
+    assert paths["Net_0/Linear_0/aten::mm/gemm"] == (70_000, None)
+    text = "\n".join(lines(sides, 1))
+    assert re.search(r"1 others, only in b +- +70\.0 µs", text) or re.search(r"only in a +70\.0 µs", text)
+    assert re.search(r"all +(\S+ \S+) +\1 +0", text), "the kernels of both take as long"
 
 
 def test_scaling_efficiency(tmp_path: Path) -> None:

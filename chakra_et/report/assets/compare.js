@@ -42,7 +42,22 @@ function matchedTable(content, rows, label, times) {
   const columns = [{ name: "name", value: row => row[1] }, ...changeColumns(names, times),
     { name: "count", help: "per step and rank: first run, last run", value: row => row[4][names.length - 1],
       text: row => [row[4][0], row[4][names.length - 1]].map(each => each === null ? "–" : Number.isInteger(each) ? count(each) : digits(each)).join(" → ") }];
-  return sortableTable(columns, rows, { sorted: names.length + 1, filter: `filter ${label}`, label });
+  return el("div", {}, sortableTable(columns, rows, { sorted: names.length + 1, filter: `filter ${label}`, label }), partners(names, rows, times));
+}
+
+// What of a table both runs have, and what only one of them, so that nothing is nowhere.
+function partners(names, rows, times) {
+  const last = names.length - 1, groups = [
+    ["in both", row => times(row)[0] !== null && times(row)[last] !== null],
+    [`only in ${names[0]}`, row => times(row)[0] !== null && times(row)[last] === null],
+    [`only in ${names[last]}`, row => times(row)[0] === null && times(row)[last] !== null], ["all", () => true],
+  ].map(([name, of]) => [name, rows.filter(of)]).filter(([, of]) => of.length > 0)
+    .map(([name, of]) => ({ name, count: of.length, times: [0, last].map(at => sum(of.map(row => times(row)[at] || 0))) }));
+  return el("div", {}, el("h3", {}, "Partners"), sortableTable([
+    { name: "rows", value: row => row.name }, { name: "number", value: row => row.count },
+    ...[0, 1].map(at => ({ name: names[at * last], value: row => row.times[at], text: row => duration(row.times[at]) })),
+    { name: "difference", value: row => row.times[1] - row.times[0], text: row => change(row.times[1] - row.times[0]) },
+  ], groups, { label: "partners" }));
 }
 
 function changes(content) {
@@ -53,19 +68,22 @@ function changes(content) {
     ["kernels and copies", of(["kernel", "copy"]), self], ["communication", of(["transfer"]), self], ["runtime calls", of(["runtime"]), self],
     ["overhead", of(["host overhead", "device overhead"]), self]]
     .filter(([, rows]) => rows.length > 0).map(([name, rows, times]) => [name, () => matchedTable(content, rows, name, times)]);
-  if (content.modules.length > 0) views.push(["modules", () => moduleChanges(content)]);
+  if (content.classes.length > 0) views.unshift(["classes of kernels", () => matchedTable(content, content.classes, "classes of kernels", self)]);
+  for (const [name, rows] of [["modules", content.modules], ["call tree", content.calls]]) {
+    if (rows.length > 0) views.push([name, () => treeChanges(content, rows, name)]);
+  }
   return el("section", { id: "changes" }, el("h2", {}, "What changed"), el("p", { class: "muted" },
-    "Per step and rank, matched by name. Kernels have other names on other devices: compare the device time of the operators that launched them."), tabbed(views));
+    "Per step and rank, matched by name, calls by the path to them. Kernels have other names on other devices: compare their classes, or the device time of the operators that launched them."), tabbed(views));
 }
 
-function moduleChanges(content) {
-  const device = content.modules.some(row => row[3].some(Boolean));
+function treeChanges(content, matched, label) {
+  const device = matched.some(row => row[3].some(Boolean));
   const times = row => device ? row[3] : row[2];
-  const rows = content.modules.map(row => ({ path: row[1], times: times(row).map(time => time || 0) }));
+  const rows = matched.map(row => ({ path: row[1], times: times(row).map(time => time || 0) }));
   const last = content.runs.length - 1;
   const figures = content.runs.map((run, at) => ({ name: run.name, of: row => row.times[at], text: duration }));
   figures.unshift({ name: "difference", of: row => row.times[last] - row.times[0], text: change });
-  return el("div", {}, el("p", { class: "muted" }, device ? "Device time per step and rank." : "Host time per step and rank."), treeTable(rows, figures, { label: "modules" }));
+  return el("div", {}, el("p", { class: "muted" }, device ? "Device time per step and rank." : "Host time per step and rank."), treeTable(rows, figures, { label }));
 }
 
 async function main() {
