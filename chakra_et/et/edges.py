@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
@@ -95,42 +94,25 @@ def forward_position(trace: ExecutionTrace, edges: Edges) -> np.ndarray | None:
     return position
 
 
-def short_cycle(count: int, edges: Edges) -> list[int]:
+def find_cycle(count: int, edges: Edges) -> list[int]:
     """The rows of a cycle, lowest first: each is a dependency of the next, the last one of the first.
-
-    The cycle is the shortest one through one of its nodes. ``edges`` must have a cycle.
-    """
+    ``edges`` must have a cycle of several nodes."""
     known = (edges.parent >= 0) & (edges.parent != edges.child)
     parent, child = edges.parent[known], edges.child[known]
     left = np.ones(count, bool)
     left[topological_order(count, parent, child)] = False
     inside = left[parent] & left[child]
-    parent, child = parent[inside], child[inside]
     # Every remaining node depends on another remaining node, so walking back must revisit a node.
-    waits_for = np.full(count, -1)
-    waits_for[child] = parent
-    row = int(child[0])
-    seen: set[int] = set()
-    while row not in seen:
-        seen.add(row)
-        row = int(waits_for[row])
-    offsets, successors = successor_lists(count, parent, child)
-    came_from = {row: row}
-    queue = deque([row])
-    while queue:
-        node = queue.popleft()
-        for successor in successors[offsets[node] : offsets[node + 1]]:
-            if successor == row:
-                cycle = [node]
-                while cycle[-1] != row:
-                    cycle.append(came_from[cycle[-1]])
-                cycle.reverse()
-                lowest = cycle.index(min(cycle))
-                return cycle[lowest:] + cycle[:lowest]
-            if successor not in came_from:
-                came_from[successor] = node
-                queue.append(successor)
-    raise AssertionError("a node on a cycle reaches itself")
+    waits_for = dict(zip(child[inside].tolist(), parent[inside].tolist(), strict=True))
+    row = next(iter(waits_for))
+    walked: dict[int, None] = {}
+    while row not in walked:
+        walked[row] = None
+        row = waits_for[row]
+    path = list(walked)
+    cycle = path[path.index(row) :][::-1]
+    lowest = cycle.index(min(cycle))
+    return cycle[lowest:] + cycle[:lowest]
 
 
 def topological_order(count: int, source: np.ndarray, target: np.ndarray) -> list[int]:
@@ -156,17 +138,3 @@ def successor_lists(count: int, source: np.ndarray, target: np.ndarray) -> tuple
     """Edges as (offsets, successors): node i has ``successors[offsets[i]:offsets[i + 1]]``."""
     offsets = np.concatenate(([0], np.cumsum(np.bincount(source, minlength=count))))
     return offsets.tolist(), target[np.argsort(source, kind="stable")].tolist()
-
-
-def widest_ready_set(trace: ExecutionTrace, edges: Edges, position: np.ndarray) -> tuple[int, int]:
-    """(most nodes ready at once if nodes run one by one in order of ``position``, the row run then).
-
-    A node is ready from when its last dependency has run until it runs itself.
-    """
-    known = edges.parent >= 0
-    ready_at = np.zeros(len(trace), np.int64)
-    np.maximum.at(ready_at, edges.child[known], position[edges.parent[known]] + 1)
-    size = len(trace) + 1
-    ready = np.cumsum(np.bincount(ready_at, minlength=size) - np.bincount(position + 1, minlength=size))
-    widest = int(np.argmax(ready))
-    return int(ready[widest]), int(np.flatnonzero(position == min(widest, len(trace) - 1))[0])

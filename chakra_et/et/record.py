@@ -70,14 +70,9 @@ def check(run: RunFiles, files: Mapping[int | None, Path], allow: bool = False) 
         problems.append(f"{where}: its conversion hasn't finished")
     elif report and report.pop("checksum", None) not in (None, _checksum(report)):
         problems.append(f"{run.report_file} isn't what the conversion wrote")
-    elif report and "files" in report:
+    elif report:
         problems += _changed(run, files, listed, report.get("comm_groups"))
     else:
-        if report:
-            notes.append(
-                f"{run.name}: an earlier version converted it, so that changed files aren't noticed: convert "
-                "again"
-            )
         heads = {path: et_file.read_metadata(path) for path in _different(files.values())}
         worlds = [head.get("world_size") for head in heads.values()]
         world = max([world, *(size for size in worlds if type(size) is int)])
@@ -132,14 +127,11 @@ def _read(path: Path) -> dict[str, Any]:
     return report
 
 
-def _listed(report: Mapping[str, Any]) -> tuple[dict[int, tuple[int, str] | None], int]:
-    """(rank → size and hash of its file, None where an earlier version left them out; the world size)."""
-    if "files" in report:
-        entries, world = report["files"], int(report["world_size"])
-        listed = [(rank, (entry["bytes"], entry["sha256"])) for entry in entries for rank in entry["ranks"]]
-        return {int(rank): file for rank, file in listed}, world
-    ranks = report.get("ranks", {}).items()
-    return {int(rank): None for rank, entry in ranks if "error" not in entry}, 0
+def _listed(report: Mapping[str, Any]) -> tuple[dict[int, tuple[int, str]], int]:
+    """(rank → size and hash of its file; the world size), none without a finished report."""
+    entries, world = report.get("files", ()), int(report.get("world_size", 0))
+    listed = [(rank, (entry["bytes"], entry["sha256"])) for entry in entries for rank in entry["ranks"]]
+    return {int(rank): file for rank, file in listed}, world
 
 
 def _contents(files: Iterable[tuple[int, Path]]) -> list[dict[str, Any]]:

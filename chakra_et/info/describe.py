@@ -11,7 +11,6 @@ import numpy as np
 from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
 from chakra_et.et.node_attributes import communicates, texts
-from chakra_et.validate.table import RING_OF_TWO
 
 # The letters in the attribute ``dep_kinds``, one per data dependency.
 EDGE_KINDS = {
@@ -42,8 +41,6 @@ def describe(trace: ExecutionTrace, comm_groups: dict[str, list[int]] | None = N
     if not timed:
         notes.append("the file has no start times: convert with --timestamps to get a time span")
     notes += about_steps([trace])
-    if trace.metadata.get("world_size") == 2:
-        notes.append(RING_OF_TWO)
     try:
         longest = longest_path(trace) // 1000
     except TraceError as error:

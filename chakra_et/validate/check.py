@@ -13,7 +13,7 @@ from chakra_et.et.columns import ExecutionTrace
 from chakra_et.et.sets import RankSet
 from chakra_et.validate.ranks import check_ranks
 from chakra_et.validate.rules import check_file
-from chakra_et.validate.table import RULES, File, Finding
+from chakra_et.validate.table import DATASET_SPLITS, RULES, File, Finding
 
 LONGEST_NAME = 80
 # Rule → what the conversion found, where a file breaks it as the traces lack what ASTRA-sim needs.
@@ -53,7 +53,7 @@ def check(
     traces: ExecutionTrace | Mapping[int, ExecutionTrace],
     comm_groups: dict[str, list[int]] | None = None,
     files: Mapping[int, str] | str = "trace",
-    dataset_splits: int = 4,
+    dataset_splits: int = DATASET_SPLITS,
 ) -> list[Problem]:
     """Check one trace, or the traces of a run (rank → trace) by themselves and against each other.
 
@@ -108,11 +108,10 @@ def _problem(finding: Finding, name: str, file: File | None = None) -> Problem:
     return problem
 
 
-def check_set(run: RankSet, dataset_splits: int = 4, for_astra: bool = False) -> list[Problem]:
+def check_set(run: RankSet, for_astra: bool = False) -> list[Problem]:
     """Read and check the files of one run. A file that can't be read breaks the rule "unreadable".
 
-    ``for_astra``: also check the files and the bundle around them against the needs of ASTRA-sim, with
-    ``preferred-dataset-splits`` of system.json instead of ``dataset_splits``.
+    ``for_astra``: also check the files and the bundle around them against the needs of ASTRA-sim.
     """
     # A conversion checks no bundles.
     from chakra_et.simulate.replays import LARGEST_REPLAY
@@ -122,7 +121,7 @@ def check_set(run: RankSet, dataset_splits: int = 4, for_astra: bool = False) ->
     folder = Path(run.name).parent
     system = (read_system(folder) if for_astra else None) or {}
     splits = system.get("preferred-dataset-splits")
-    dataset_splits = splits if type(splits) is int and splits > 0 else dataset_splits
+    splits = splits if type(splits) is int and splits > 0 else DATASET_SPLITS
     communication: dict[int, ExecutionTrace] = {}
     whole: dict[int, ExecutionTrace] = {}
     problems: list[Problem] = []
@@ -134,7 +133,7 @@ def check_set(run: RankSet, dataset_splits: int = 4, for_astra: bool = False) ->
             problems.append(Problem("error", str(path), rank, None, None, "unreadable", message))
             continue
         known = trace.metadata_int("rank") if rank is None else rank
-        file = File(trace, known, groups, dataset_splits, str(path))
+        file = File(trace, known, groups, splits, str(path))
         roofline = bool(system.get("roofline-enabled"))
         problems += _check_one(file, check_file_for_astra(trace, roofline) if for_astra else ())
         if rank is not None:

@@ -35,11 +35,6 @@ class ValidateConfig:
         default=False, metadata={"help": "print JSON with the keys valid, files, notes, problems"}
     )
     strict: bool = field(default=False, metadata={"help": "treat warnings as errors"})
-    dataset_splits: int = field(
-        default=4,
-        metadata={"help": "preferred-dataset-splits of the system: an all-gather of fewer bytes hangs"},
-    )
-
     for_: Literal["any", "astra-sim"] = field(
         default="any",
         metadata={
@@ -50,8 +45,6 @@ class ValidateConfig:
     def __post_init__(self) -> None:
         if not self.files:
             raise ValueError("give at least one .et file, or the NAME of a run")
-        if self.dataset_splits < 1:
-            raise ValueError(f"--dataset-splits must be 1 or more, not {self.dataset_splits}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -59,11 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     config = parse(ValidateConfig, argv, description=DESCRIPTION)
     try:
         sets = find_rank_sets(config.files, config.allow_missing_ranks)
-        problems = [
-            problem
-            for run in sets
-            for problem in check_set(run, config.dataset_splits, config.for_ == "astra-sim")
-        ]
+        problems = [each for run in sets for each in check_set(run, config.for_ == "astra-sim")]
     except TraceError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

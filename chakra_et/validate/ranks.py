@@ -8,7 +8,7 @@ import numpy as np
 
 from chakra_et.et.columns import CollectiveType, NodeType
 from chakra_et.et.node_attributes import splits
-from chakra_et.validate.table import ALL_RANKS, RING_OF_TWO, UNEVEN, File, Finding
+from chakra_et.validate.table import ALL_RANKS, UNEVEN, File, Finding
 
 RankFinding = tuple[int | None, Finding]
 """A finding in the file of a rank, or in the run as a whole (None)."""
@@ -35,8 +35,6 @@ def _check_world(files: Mapping[int, File], world: int) -> Iterator[RankFinding]
     if world == 1:
         message = "the run has one rank: ASTRA-sim needs at least two"
         yield None, Finding("single-rank", [], message)
-    if world == 2 and any(file.communicates.any() for file in files.values()):
-        yield None, Finding("ring-of-two", [], RING_OF_TWO)
     missing = world - sum(rank < world for rank in files)
     if missing:
         first = next(rank for rank in range(world) if rank not in files)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from chakra_et.et.columns import ByteStrings, CollectiveType, NodeType, Strings, Texts
-from chakra_et.et.edges import Edges, forward_position, repeated, short_cycle, widest_ready_set
+from chakra_et.et.edges import Edges, find_cycle, forward_position, repeated
 from chakra_et.validate.table import ALL_RANKS, INTEGER, SIMULATED, TEXT_GROUP, File, Finding, found
 
 # Attributes that the feeders read, and the kind of value that they expect.
@@ -18,12 +18,8 @@ FEEDER_KINDS = {
     "tensor_size": "uint64",
     "pg_name": "string",
 }
-# Further attributes, and the kind of value that MLCommons' converter writes.
-USUAL_KINDS = dict.fromkeys(("rf_id", "fw_parent", "seq_id", "scope", "tid", "fw_tid", "stream"), "int64")
-USUAL_KINDS["op_schema"] = "string"
 LONGEST_MICROS = 30 * 24 * 3600 * 10**6
 LATEST_MICROS = 1 << 53
-WIDE_READY_SET = 1000
 
 
 def check_file(file: File) -> Iterator[Finding]:
@@ -52,15 +48,13 @@ def _dependencies(file: File) -> Iterator[Finding]:
         first = absent[np.argmin(edges.child[absent])]
         message = f"depends on node {edges.dependency[first]}, which is not in the file"
         yield Finding("absent-dependency", np.unique(edges.child[absent]), message)
-    for rule, deps in (
-        ("repeated-dependency", trace.data_deps),
-        ("repeated-ctrl-dependency", trace.ctrl_deps),
-    ):
-        rows = repeated(deps)
-        if len(rows):
-            listed = deps.values[deps.offsets[rows[0]] : deps.offsets[rows[0] + 1]]
-            values, counts = np.unique(listed, return_counts=True)
-            yield Finding(rule, rows, f"lists dependency {values[counts > 1][0]} more than once")
+    deps = trace.data_deps
+    rows = repeated(deps)
+    if len(rows):
+        listed = deps.values[deps.offsets[rows[0]] : deps.offsets[rows[0] + 1]]
+        values, counts = np.unique(listed, return_counts=True)
+        message = f"lists dependency {values[counts > 1][0]} more than once"
+        yield Finding("repeated-dependency", rows, message)
     itself = edges.parent == edges.child
     if itself.any():
         yield Finding("self-dependency", np.unique(edges.child[itself]), "depends on itself")
@@ -75,17 +69,11 @@ def _order(file: File) -> Iterator[Finding]:
     other = edges.parent != edges.child
     if not other.all():  # reported by _dependencies; the other edges may still form a cycle
         edges = Edges(edges.child[other], edges.parent[other], edges.dependency[other], edges.is_ctrl[other])
-    position = forward_position(trace, edges)
-    if position is None:
-        cycle = short_cycle(len(trace), edges)
+    if forward_position(trace, edges) is None:
+        cycle = find_cycle(len(trace), edges)
         named = [str(trace.ids[row]) for row in cycle[:8]] + (["…"] if len(cycle) > 8 else [])
         path = " → ".join([*named, str(trace.ids[cycle[0]])])
         yield Finding("cycle", cycle, f"is on a dependency cycle of {len(cycle)} nodes ({path})")
-    elif len(trace):
-        width, row = widest_ready_set(trace, edges, position)
-        if width > WIDE_READY_SET:
-            message = f"{width} nodes are ready at once when it runs: add edges for program order"
-            yield Finding("ready-set", [row], message)
     order = np.argsort(trace.ids, kind="stable")
     start = trace.start_micros[order]
     early = order[1:][start[1:] < start[:-1]]
@@ -104,12 +92,12 @@ def _types(file: File) -> Iterator[Finding]:
 
 
 def _kinds(file: File) -> Iterator[Finding]:
-    for rule, kinds in (("attribute-kind", FEEDER_KINDS), ("attribute-kind-unusual", USUAL_KINDS)):
-        for name, kind in kinds.items():
-            for column in file.columns(name):
-                if column.kind != kind and len(column.rows):
-                    message = f"has {name} as {column.kind}_val: write it as {kind}_val"
-                    yield Finding(rule, column.rows, message)
+    for name, kind in FEEDER_KINDS.items():
+        for column in file.columns(name):
+            if column.kind != kind and len(column.rows):
+                zero = not isinstance(column.values, Strings) and not column.values.any()
+                message = f"has {name} as {column.kind}_val: write it as {kind}_val"
+                yield Finding("attribute-kind-zero" if zero else "attribute-kind", column.rows, message)
     if file.trace.unread_fields:
         message = f"{file.trace.unread_fields} fields are unknown or duplicate and were ignored"
         yield Finding("unknown-field", [], message)

@@ -16,10 +16,7 @@ import numpy as np
 from chakra_et.et.columns import Attribute, CollectiveType, ExecutionTrace, NodeType, Strings
 from chakra_et.et.edges import Edges, edges_of
 
-RING_OF_TWO = "two ranks: ASTRA-sim's congestion-aware Ring gives wrong results for 2 ranks, so use a Switch"
-
-# Rule → severity, with what a simulator makes of it. A "note" concerns the simulator's configuration, not the
-# file.
+# Rule → severity, with what a simulator makes of it.
 RULES = {
     "unreadable": "error",  # the file is not an execution trace
     "metadata-missing": "error",  # the first message is taken for GlobalMetadata: the first node is lost
@@ -27,16 +24,14 @@ RULES = {
     "duplicate-id": "error",  # the last node with an id replaces the others
     "absent-dependency": "error",  # ASTRA-sim aborts; the Chakra feeder never frees the node
     "repeated-dependency": "error",  # the Chakra feeder never frees a node that lists a dependency twice
-    "repeated-ctrl-dependency": "warning",  # harmless so far: no feeder counts ctrl_deps
     "self-dependency": "error",  # the node never runs, and the simulator still exits with 0
     "cycle": "error",  # the nodes never run, and the simulator still exits with 0
     "no-root": "error",  # no node can run first: ASTRA-sim aborts
-    "ready-set": "warning",  # thousands of nodes that are ready at once make ASTRA-sim slow
     "id-order": "warning",  # the lowest ready id runs first: other ids, another order of nodes
     "node-type": "error",  # no such node type
     "metadata-node": "error",  # ASTRA-sim aborts on METADATA nodes
     "attribute-kind": "error",  # the feeders read the attribute from one member of AttributeProto.value only
-    "attribute-kind-unusual": "warning",  # MLCommons' converter writes another kind of value
+    "attribute-kind-zero": "warning",  # the same, but read as 0, which it is
     "unknown-field": "warning",  # fields that are not in the schema, or duplicate attributes, are ignored
     "text-encoding": "error",  # protobuf readers reject text that is not valid UTF-8
     "comm-type-missing": "error",  # ASTRA-sim throws without it
@@ -61,7 +56,6 @@ RULES = {
     "rank-beyond-world": "error",  # rank in the metadata must be below world_size
     # Rules across the files of a run:
     "single-rank": "warning",  # ASTRA-sim needs at least two ranks
-    "ring-of-two": "note",  # ASTRA-sim's congestion-aware Ring gives wrong results for 2 ranks
     "rank-missing": "error",  # ASTRA-sim opens one file per rank and exits if one is missing
     "rank-twice": "error",  # two files hold the same rank
     "rank-name": "error",  # the file's name and its metadata disagree about the rank
@@ -95,6 +89,8 @@ SIMULATED = (
 )
 # Collectives to which ranks may contribute different numbers of bytes.
 UNEVEN = (CollectiveType.ALL_GATHER, CollectiveType.GATHER, CollectiveType.SCATTER, CollectiveType.ALL_TO_ALL)
+DATASET_SPLITS = 4
+"""ASTRA-sim's ``preferred-dataset-splits`` where no system.json says another number."""
 INTEGER = re.compile(rb"[1-9][0-9]{0,8}")
 TEXT_GROUP, ALL_RANKS = -1, 0
 
@@ -125,7 +121,7 @@ class File:
     trace: ExecutionTrace
     rank: int | None = None
     comm_groups: dict[str, list[int]] | None = None
-    dataset_splits: int = 4
+    dataset_splits: int = DATASET_SPLITS
     name: str = "trace"
 
     @cached_property

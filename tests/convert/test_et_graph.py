@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 from chakra_et.et.columns import ExecutionTrace, Ragged
 from chakra_et.et.edges import (
     edges_of,
+    find_cycle,
     forward_position,
     repeated,
     rows_of,
-    short_cycle,
     topological_order,
-    widest_ready_set,
 )
 from tests.simulate.replay_traces import cpu, make_trace
 
@@ -81,29 +80,10 @@ def test_reported_cycle_is_a_cycle(trace: ExecutionTrace) -> None:
     itself = edges.parent == edges.child
     edges = type(edges)(*(column[~itself] for column in vars(edges).values()))
     if forward_position(trace, edges) is None:
-        cycle = short_cycle(len(trace), edges)
+        cycle = find_cycle(len(trace), edges)
         assert len(set(cycle)) == len(cycle) > 1
         assert cycle[0] == min(cycle)
         assert all(pair in pairs for pair in zip(cycle, cycle[1:] + cycle[:1], strict=True))
-
-
-@settings(max_examples=80, deadline=None)
-@given(trace=graphs())
-def test_widest_ready_set_matches_a_run_node_by_node(trace: ExecutionTrace) -> None:
-    edges = edges_of(trace)
-    position = forward_position(trace, edges)
-    if position is None:
-        return
-    pairs, done, widest = links(trace), set(), (0, -1)
-    for row in np.argsort(position).tolist():
-        ready = [
-            other
-            for other in range(len(trace))
-            if other not in done and all(parent in done for parent, child in pairs if child == other)
-        ]
-        widest = max(widest, (len(ready), row), key=lambda each: each[0])
-        done.add(row)
-    assert widest_ready_set(trace, edges, position) == widest
 
 
 @given(lists=st.lists(st.lists(st.integers(0, 4), max_size=5), max_size=5))
@@ -136,7 +116,7 @@ def test_a_chain_of_two_million_nodes_needs_no_recursion() -> None:
     trace.ctrl_deps = Ragged(np.zeros(count + 1, np.int64), number[:0])
     edges = edges_of(trace)
     assert forward_position(trace, edges) is None
-    assert len(short_cycle(count, edges)) == count
+    assert len(find_cycle(count, edges)) == count
     edges.parent[np.flatnonzero(even_first == 7)] = -1
     position = forward_position(trace, edges)
     assert position is not None
