@@ -62,6 +62,8 @@ def slow_ranks(run: Run) -> tuple[list[int], float]:
     computing = np.bincount(run.graph.trace_of, run.measured.own_ns * ~run.is_communication, len(ranks))
     order = np.argsort(-computing, kind="stable").tolist()
     tried = [[ranks[at]] for at in order[:FEW_RANKS] if computing[at]]
+    if not tried:
+        return [], 0.0
     above = int((computing > (1 + SLOWER) * np.median(computing)).sum())
     found = [(gain(run, *map(RankAs, each)) or 0.0, each) for each in tried]
     best, chosen = max(found, key=lambda each: (each[0], -each[1][0]))

@@ -26,6 +26,7 @@ from chakra_et.simulate.time_by_kind import node_kinds
 from chakra_et.simulate.timing import Timing, join
 from chakra_et.text import with_progress
 
+_TIMELESS = "no node has a duration: every time is 0; chakra-et astra simulates what has operations and bytes"
 _PREDICTED = "the run is itself a prediction of chakra-et predict: its times weren't measured"
 _ATTEMPTS = 50
 
@@ -188,7 +189,9 @@ def make_run(
         kind=graph.gather([node_kinds(trace) for trace in traces]),
         names=[text.decode("utf-8", "replace") for text in names],
         name_of=graph.gather(name_of),
-        notes=[_PREDICTED] * predicted + matching.notes + times.notes + about_steps(traces),
+        notes=[_PREDICTED] * predicted
+        + [_TIMELESS] * (not graph.duration_ns.any())
+        + [*matching.notes, *times.notes, *about_steps(traces)],
     )
 
 
