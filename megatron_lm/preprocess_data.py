@@ -91,7 +91,8 @@ def documents(path: Path, form: Format, key: str) -> Iterator[str]:
         yield from (f"{example.context}\n{example.question}" for example in examples)
         return
     try:
-        text = path.read_text(encoding="utf-8")
+        with files.open_regular(path) as file:
+            text = file.read().decode()
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: can't be read as text ({error}).") from None
     if form == "text":

@@ -33,15 +33,15 @@ class DiagnoseConfig:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
     config = parse(DiagnoseConfig, argv, description="Find what bounds a run, and what to change.")
-    found = diagnose(
-        load_run(config.name, allow_missing=config.allow_missing_ranks, skeletons=config.skeletons)
-    )
+    run = load_run(config.name, allow_missing=config.allow_missing_ranks, skeletons=config.skeletons)
+    found = diagnose(run)
     if config.json:
         print(json.dumps(found.as_json(), indent=2))
         return 0
     steps = f", {plural(found.steps, 'step')}"
     print(f"{found.name}: {plural(found.ranks, 'rank')}{steps}, {found.step_ms:,.3f} ms per step")
     print("\n".join(found.lines()))
+    print(*(f"note: {note}" for note in run.notes), sep="\n")
     for each in found.proposals:
         if each.flags:
             print(f"  −{each.gain:.1%}: chakra-et predict {found.name} {each.flags}")

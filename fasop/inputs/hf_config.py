@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from chakra_et.files import read_bytes
 from fasop.errors import PlanError, nearest
 
 SEQUENCES, LONGEST = 512, 8192  # of a step, and tokens of one, where nothing else is said
@@ -69,8 +70,8 @@ def read_config(path: Path) -> dict[str, Any]:
     """The settings of ``Model`` of a ``config.json``, or of the folder of one. Raises ``PlanError``."""
     file = path / "config.json" if path.is_dir() else path
     try:
-        config = msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        config = msgspec.json.decode(read_bytes(file), type=dict[str, Any])
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise PlanError(f"{file}: can't be read as a model's config.json: {error}.") from None
     return model_sizes({**config, **(config.get("text_config") or {})}, str(file))
 

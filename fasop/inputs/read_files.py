@@ -76,7 +76,7 @@ def _invalid(message: str, data: bytes, kind: Any) -> str:
         return ""
     try:
         value: Any = msgspec.json.decode(data)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         # Further on, the file is no JSON.
         return f"{place}: {problem}"
     for name, index in re.findall(r"([^.\[\]]+)|\[(\d+|\.\.\.)\]", place):

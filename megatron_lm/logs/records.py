@@ -17,6 +17,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from chakra_et.files import open_regular
+
 Times = npt.NDArray[np.float64]
 SETTING = re.compile(rb"([A-Z][A-Z0-9_]*): ?(.*)\n")
 ITERATION = re.compile(r" *(?:\[[^]]*\] *)?iteration +(\d+)/ *(\d+) \|(.*)\|\s*")
@@ -77,7 +79,7 @@ def read(path: Path, most: int | None = None, partial: bool = False) -> bytes:
     most: only that many bytes at its end; partial: with a last line that is not complete.
     """
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - most) if most is not None else 0)
             data = file.read()

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from chakra_et.files import read_bytes
 from megatron_lm.errors import SettingsError
 from megatron_lm.settings.check import check
 from megatron_lm.settings.values import NAMES, SIZE_SETTINGS, Settings
@@ -90,7 +91,7 @@ def read_file(path: str | Path) -> dict[str, str]:
     executed. Raises ``SettingsError``.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = read_bytes(path).decode()
     except (OSError, UnicodeDecodeError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or "not text"
         raise SettingsError(f"{path}: can't be read: {reason}.") from None
