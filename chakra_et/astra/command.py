@@ -20,7 +20,7 @@ from chakra_et.astra.missing_ranks import Ranks, ranks_of
 from chakra_et.astra.packet_backends import Backend
 from chakra_et.astra.prepare import Keep
 from chakra_et.cli import allow_missing_ranks, parse
-from chakra_et.errors import TraceError
+from chakra_et.errors import TraceError, reason
 from chakra_et.files import read_bytes, read_json
 from chakra_et.job.sets import read_set
 from chakra_et.transform.missing_ranks import filled
@@ -131,12 +131,8 @@ def check_log(log: Path, folder: Path) -> LogCheck:
     path = folder / "expected.json"
     try:
         wanted = read_json(path)
-    except OSError as error:
-        raise TraceError(
-            f"{path}: can't be read: {error.strerror or error}: name the bundle's folder"
-        ) from None
-    except ValueError as error:
-        raise TraceError(f"{path}: isn't JSON ({error}): write the bundle again") from None
+    except (OSError, ValueError) as error:
+        raise TraceError(f"{path}: {reason(error)}: name a bundle's folder, or write it again") from None
     ranks = wanted.get("ranks") if isinstance(wanted, dict) else None
     if type(ranks) is not int or ranks < 1 or not all(isinstance(wanted.get(key), dict) for key in TIMES):
         raise TraceError(f"{path}: isn't the expectation of a bundle: write the bundle again")

@@ -197,23 +197,14 @@ def crossings(
         pairs = (trace.column(name, -1)[rows].tolist() for name in ("comm_src", "comm_dst"))
         messages += sum(a >= 0 and b >= 0 and diagonal(a, b) for a, b in zip(*pairs, strict=True))
         used |= set(texts(trace, "pg_name")[0])
-    if messages:
-        yield (
-            f"{messages:,} messages go to another node and another place in it: ASTRA-sim gives them "
-            "the links within a node, which are faster than theirs"
-        )
-    found = []
-    for name in sorted(used & set(groups), key=int):
-        ranks = groups[name]
-        ring = zip(ranks, [*ranks[1:], *ranks[:1]], strict=True)
-        if 1 < len(ranks) < topology.ranks and any(diagonal(a, b) for a, b in ring):
-            found.append(name)
-    if found:
-        names = ", ".join(found[:5]) + (", …" if len(found) > 5 else "")
-        yield (
-            f"the rings of groups {names} have hops to another node and another place in it: ASTRA-sim gives "
-            "those the links within a node, which are faster than theirs"
-        )
+    within = [groups[name] for name in used & set(groups) if 1 < len(groups[name]) < topology.ranks]
+    rings = sum(any(map(diagonal, ranks, [*ranks[1:], ranks[0]])) for ranks in within)
+    for count, what in ((messages, "messages"), (rings, "groups whose rings")):
+        if count:
+            yield (
+                f"{count:,} {what} go to another node and another place in it: ASTRA-sim gives them "
+                "the links within a node, which are faster than theirs"
+            )
 
 
 def _hop(source: int, target: int, topology: Topology) -> Dimension:

@@ -12,7 +12,7 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from chakra_et import __version__
 from chakra_et.errors import TraceError, reason
@@ -21,6 +21,7 @@ from chakra_et.files import read_json, sha256, sync_folder, write_json
 from chakra_et.names import SKELETON, RunFiles
 from chakra_et.text import list_ranks
 
+Rank = TypeVar("Rank")
 SCHEMA_VERSION = 3
 """The schema version of NAME_conversion.json; 2 had no files."""
 REMEDY = "convert again, or use --allow-missing-ranks to go on with the files that are there"
@@ -32,7 +33,7 @@ def commit(scratch: Path, run: RunFiles, world: int, report: Mapping[str, Any]) 
 
     Raises ``OSError``; what has been moved by then is a run that isn't complete.
     """
-    files, skeletons = (_contents(RunFiles(scratch, run.name).et_files(end)) for end in (".et", SKELETON))
+    files, skeletons = (_entries(RunFiles(scratch, run.name).et_files(end)) for end in (".et", SKELETON))
     world = max(world, 1 + max((rank for entry in files for rank in entry["ranks"]), default=0))
     begin(scratch, run)
     groups = sha256(run.groups_file) if run.groups_file.is_file() else None
@@ -73,7 +74,7 @@ def check(run: RunFiles, files: Mapping[int | None, Path], allow: bool = False) 
     elif report:
         problems += _changed(run, files, listed, report.get("comm_groups"))
     else:
-        heads = {path: et_file.read_metadata(path) for path in _different(files.values())}
+        heads = {path: et_file.read_metadata(path) for path, _ in contents(files.items())}
         worlds = [head.get("world_size") for head in heads.values()]
         world = max([world, *(size for size in worlds if type(size) is int)])
         first, *others = ((path, head.get("conversion_options")) for path, head in heads.items())
@@ -134,23 +135,17 @@ def _listed(report: Mapping[str, Any]) -> tuple[dict[int, tuple[int, str]], int]
     return {int(rank): file for rank, file in listed}, world
 
 
-def _contents(files: Iterable[tuple[int, Path]]) -> list[dict[str, Any]]:
-    """The different files, each with its ranks: hard links share one."""
-    found: dict[int, dict[str, Any]] = {}
+def contents(files: Iterable[tuple[Rank, Path]]) -> list[tuple[Path, list[Rank]]]:
+    """The files that differ, each with its ranks: hard links share one."""
+    found: dict[tuple[int, int], tuple[Path, list[Rank]]] = {}
     for rank, path in files:
         status = path.stat()
-        entry = found.get(status.st_ino)
-        if entry is None:
-            entry = {"ranks": [], "bytes": status.st_size, "sha256": sha256(path)}
-            found[status.st_ino] = entry
-        entry["ranks"].append(rank)
+        found.setdefault((status.st_dev, status.st_ino), (path, []))[1].append(rank)
     return list(found.values())
 
 
-def _different(paths: Iterable[Path]) -> list[Path]:
-    """The paths without further hard links to a file."""
-    found: dict[tuple[int, int], Path] = {}
-    for path in paths:
-        status = path.stat()
-        found.setdefault((status.st_dev, status.st_ino), path)
-    return list(found.values())
+def _entries(files: Iterable[tuple[int, Path]]) -> list[dict[str, Any]]:
+    return [
+        {"ranks": ranks, "bytes": path.stat().st_size, "sha256": sha256(path)}
+        for path, ranks in contents(files)
+    ]

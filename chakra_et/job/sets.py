@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from chakra_et.errors import TraceError, reason
+from chakra_et.et.record import contents
 from chakra_et.et.sets import find_rank_sets, read_comm_groups
 from chakra_et.files import read_json
 from chakra_et.names import RunFiles, run_at
@@ -46,11 +47,7 @@ class InputSet:
 
     def contents(self) -> list[tuple[Path, list[int]]]:
         """The files that differ, each with its ranks: hard links share one."""
-        found: dict[tuple[int, int], tuple[Path, list[int]]] = {}
-        for rank, path in self.files.items():
-            status = path.stat()
-            found.setdefault((status.st_dev, status.st_ino), (path, []))[1].append(rank)
-        return list(found.values())
+        return contents(self.files.items())
 
 
 def read_set(name: str, allow_missing: bool = False) -> InputSet:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,14 @@ GIB_PER_GB = 1e9 / 2**30
 _ROW = re.compile(r"^\s*(\w+)\s*:\s*\[([^\]]*)\]", re.MULTILINE)
 _COLUMN = re.compile(r"^(\w+)\s*:[ \t]*\n((?:[ \t]*-.*\n?)+)", re.MULTILINE)
 _ENTRY = re.compile(r"-[^\n]*")
-_KINDS = ("Ring", "FullyConnected", "Switch")
+_NUMBER = r"(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?"
+# What the entries of a list of network.yml are, and how they are written.
+_FIELDS = {
+    "topology": ("Ring, FullyConnected or Switch", "Ring|FullyConnected|Switch"),
+    "npus_count": ("a number of ranks from 2 on", "[2-9]|[1-9][0-9]+"),
+    "bandwidth": ("a number of GiB/s above 0", rf"(?=[^eE]*[1-9]){_NUMBER}"),
+    "latency": ("a number of ns from 0 on", _NUMBER),
+}
 _LISTS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all")
 
 
@@ -137,7 +144,7 @@ def _network(
 def _fields(network: Mapping[str, list[str]]) -> Iterator[str]:
     """What is wrong with the four lists, a sentence each."""
     dimensions = max((len(network.get(key, ())) for key in _FIELDS), default=0)
-    for key, (unit, is_good) in _FIELDS.items():
+    for key, (unit, good) in _FIELDS.items():
         values = network.get(key)
         if values is None:
             yield f"there is no list {key}: write one entry per dimension, {unit}"
@@ -146,24 +153,9 @@ def _fields(network: Mapping[str, list[str]]) -> Iterator[str]:
         elif len(values) != dimensions:
             yield f"{key} has {len(values)} of {dimensions} entries: write one per dimension"
         else:
-            bad = next((each for each in values if not is_good(each)), None)
+            bad = next((each for each in values if not re.fullmatch(good, each)), None)
             if bad is not None:
                 yield f"{key} has {bad[:40]!r}, which isn't {unit}"
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
-
-
-_FIELDS: dict[str, tuple[str, Callable[[str], bool]]] = {
-    "topology": ("Ring, FullyConnected or Switch", lambda text: text in _KINDS),
-    "npus_count": ("a number of ranks from 2 on", lambda text: text.isdecimal() and int(text) > 1),
-    "bandwidth": ("a number of GiB/s above 0", lambda text: 0 < _number(text) < math.inf),
-    "latency": ("a number of ns from 0 on", lambda text: 0 <= _number(text) < math.inf),
-}
 
 
 def _system(system: Mapping[str, Any], dimensions: int) -> Iterator[Finding]:
