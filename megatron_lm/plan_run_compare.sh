@@ -4,7 +4,7 @@
 # Usage: megatron_lm/plan_run_compare.sh [--stages 2] [--global-batch 16] [--iterations 10] [--output DIR]
 #
 # Measures the model's parts in two short runs, plans with them, runs the plan, and prints predicted and
-# measured times; DIR (plan_run_compare) gets the costs, the plan, its settings, the table and a picture.
+# measured times; DIR (plan_run_compare) gets the costs, the plan, its settings and a page.
 
 set -euo pipefail
 # shellcheck source=scripts/common.sh

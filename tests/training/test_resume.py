@@ -88,13 +88,6 @@ def test_without_evaluation_the_last_model_is_the_best(make_trainer: Callable[..
     assert all(torch.equal(loaded[name], value) for name, value in trainer.model.state_dict().items())
 
 
-def test_starting_from_weights(train_alone: Callable[..., Path]) -> None:
-    flags = (*SHORT, "--max-steps", 10, "--learning-rate", 1e-2)
-    first = train_alone("gpt2", *flags, "--save-dir", "first")
-    second = train_alone("gpt2", *flags, "--save-dir", "second", "--init-from", first / "best_model")
-    assert losses(second)[1] < losses(first)[1] - 1
-
-
 def test_resuming_what_does_not_fit_is_refused(make_trainer: Callable[..., Trainer], tmp_path: Path) -> None:
     trainer = make_trainer("gpt2", "--max-steps", 2, "--save-steps", 1, "--skip-eval")
     trainer.train()

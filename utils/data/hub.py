@@ -39,24 +39,6 @@ def hub_problem() -> str | None:
     return _probe(os.environ.get("HF_ENDPOINT") or "https://huggingface.co", PROBE_SECONDS)
 
 
-def model_problem(name: str) -> str | None:
-    """Why ``name`` is neither a model folder nor a model that the hub or its cache may have, or None."""
-    path = Path(name).expanduser()
-    if path.exists():
-        return None if (path / "config.json").is_file() else "no model folder, as it has no config.json"
-    if name.startswith((".", "/", "~")) or name.count("/") > 1:
-        return "no such folder"
-    import huggingface_hub
-
-    try:
-        if isinstance(huggingface_hub.try_to_load_from_cache(name, "config.json"), str):
-            return None
-    except ValueError:  # no name that the hub allows
-        return "no such folder"
-    problem = hub_problem()
-    return f"no such folder, nor in the hub's cache, and {problem}" if problem else None
-
-
 def datasets_cache(cache_dir: str | None) -> Path:
     """The folder that ``datasets`` caches in: --cache-dir, HF_DATASETS_CACHE, or below HF_HOME."""
     if cache_dir or (cache_dir := os.environ.get("HF_DATASETS_CACHE")):

@@ -78,9 +78,7 @@ def find_checkpoint(wanted: str, save_dir: Path) -> Path:
         folder = Path(wanted)
         if not (folder / STATE).is_file():
             why = "has weights only" if (folder / "config.json").is_file() else "is not a checkpoint"
-            raise CheckpointError(
-                f"--resume-from-checkpoint {wanted} {why}: give a step-N folder (or --init-from for weights)"
-            )
+            raise CheckpointError(f"--resume-from-checkpoint {wanted} {why}: give a step-N folder")
         return folder
     found = _oldest_first(save_dir)
     if not found:

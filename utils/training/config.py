@@ -15,7 +15,6 @@ from chakra_et import cli
 from chakra_et.capture.config import TraceConfig
 from chakra_et.files import write_json
 from utils.data.config import DataConfig, flag
-from utils.data.hub import model_problem
 from utils.data.tokenizers import Family
 from utils.logs import read_level
 
@@ -49,7 +48,6 @@ class TrainConfig(TraceConfig, DataConfig):
     context: ClassVar[int]
 
     model_name: str = flag("", "model size")
-    init_from: str | None = flag(None, "initial weights: a folder or a hub name (default: random)")
     dropout: float | None = flag(None, "dropout rate of all layers (default: the model's own)")
 
     batch_size: int = flag(4, "samples per forward pass on each GPU (or CPU process)")
@@ -106,10 +104,6 @@ class TrainConfig(TraceConfig, DataConfig):
             raise ValueError("--bf16 and --fp16 exclude each other: give only one")
         if self.dropout is not None and not 0 <= self.dropout < 1:
             raise ValueError(f"--dropout must be at least 0 and below 1, not {self.dropout}")
-        if self.init_from and self.resume_from_checkpoint:
-            raise ValueError("--init-from and --resume-from-checkpoint exclude each other: give only one")
-        if self.init_from and (problem := model_problem(self.init_from)):
-            raise ValueError(f"--init-from {self.init_from}: {problem}; give a model folder or a hub name")
         self.check_context(self.context, self.model_name)
         if self.max_steps:
             self.check_trace_length(self.max_steps, "--max-steps")

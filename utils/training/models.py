@@ -12,8 +12,6 @@ from torch import Tensor, nn
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from utils.data.hub import hub_problem
-
 Batch = dict[str, Tensor]
 
 
@@ -31,10 +29,10 @@ class ModelFamily:
     loss_sum: Callable[[nn.Module, Batch], tuple[Tensor, Tensor]]
 
     def build(
-        self, preset: dict[str, int], weights: str | None, dropout: float | None,
+        self, preset: dict[str, int], weights: Path | None, dropout: float | None,
         gradient_checkpointing: bool = False,
     ) -> PreTrainedModel:  # fmt: skip
-        """A random model of size ``preset``, or the one at ``weights`` (a folder or a hub name), in float32.
+        """A random model of size ``preset``, or the one in the folder ``weights``, in float32.
 
         ``dropout`` replaces all dropout rates (None: keep them). ``gradient_checkpointing`` keeps the inputs
         of each layer only, and computes its activations again in the backward pass. Raises ValueError if
@@ -53,16 +51,12 @@ class ModelFamily:
             (new or model.gradient_checkpointing_enable)({"use_reentrant": False})
         return model
 
-    def _load(self, weights: str, rates: dict[str, Any]) -> PreTrainedModel:
-        # The libraries would try to reach an absent hub for minutes.
-        local = Path(weights).is_dir() or hub_problem() is not None
+    def _load(self, weights: Path, rates: dict[str, Any]) -> PreTrainedModel:
         try:
-            config = AutoConfig.from_pretrained(weights, local_files_only=local, **rates)
+            config = AutoConfig.from_pretrained(weights, **rates)
             if config.model_type != self.config_class.model_type:
                 raise ValueError(f"it is a {config.model_type} model, not {self.config_class.model_type}")
-            model: PreTrainedModel = self.model_class.from_pretrained(
-                weights, config=config, local_files_only=local
-            )
+            model: PreTrainedModel = self.model_class.from_pretrained(weights, config=config)
         except Exception as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise ValueError(f"the weights at {weights} can't be loaded: {reason}") from error

@@ -75,13 +75,12 @@ class Trainer:
                 raise ValueError(
                     f"--model-name is {config.model_name}, but checkpoint {resumed} is of {model}"
                 )
-        weights = str(resumed) if resumed else config.init_from
         torch.manual_seed(config.seed)
         self.model = family.build(
-            config.presets[config.model_name], weights, config.dropout, config.gradient_checkpointing
+            config.presets[config.model_name], resumed, config.dropout, config.gradient_checkpointing
         )
         self.model.to(world.device)  # type: ignore[arg-type]
-        config.check_context(self.model.config.max_position_embeddings, weights or config.model_name)
+        config.check_context(self.model.config.max_position_embeddings, config.model_name)
         self._build_data()
         samples, accumulation = len(self.training_set), config.gradient_accumulation_steps
         self.plan = BatchPlan(samples, config.batch_size, world.size, accumulation, config.seed)
