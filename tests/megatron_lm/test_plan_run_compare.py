@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import json
+import os
 import re
 import subprocess
 import sys
@@ -150,7 +151,7 @@ def test_sizes_that_cannot_be_are_refused(args: list[str], said: str, capsys) ->
 
 @pytest.mark.slow
 def test_plan_run_and_compare_in_one_command(tiny: dict[str, str], tmp_path: Path) -> None:
-    output = tmp_path / "compared"
+    output, load = tmp_path / "compared", os.getloadavg()[0]
     done = subprocess.run(
         [REPO_ROOT / "megatron_lm/plan_run_compare.sh", "--iterations", "6", "--output", output],
         env=tiny | {"PYTHON": sys.executable},
@@ -160,8 +161,6 @@ def test_plan_run_and_compare_in_one_command(tiny: dict[str, str], tmp_path: Pat
     )
     assert done.returncode == 0, done.stderr
     row = re.search(r"^pipeline, ms +([\d.]+) +([\d.]+) +[+-][\d.]+$", done.stdout, re.MULTILINE)
-    # The schedule is known and its parts were measured here; what is left is how steady the machine is.
-    assert float(row[1]) == pytest.approx(float(row[2]), rel=0.5)
     parts = re.findall(r"^([a-z].*?)  +[\d.]+ +([-\d.]+) +[+-][\d.]+ +-?\d+$", done.stdout, re.MULTILINE)
     *of_step, (name, step) = parts
     assert name == "step" and len(of_step) == 4
@@ -171,3 +170,7 @@ def test_plan_run_and_compare_in_one_command(tiny: dict[str, str], tmp_path: Pat
     tables = page_content(output / "compare.html")["tables"]
     assert "Bubbles, predicted" in [table["title"] for table in tables]
     assert "Why the step differs" in done.stdout and (output / "compare.html").exists()
+    if load > (os.cpu_count() or 1):
+        pytest.skip(f"times were not compared: other programs use the processors (load {load:.0f})")
+    # The schedule is known and its parts were measured here; what is left is how steady the machine is.
+    assert float(row[1]) == pytest.approx(float(row[2]), rel=0.5)
