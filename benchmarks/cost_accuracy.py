@@ -4,6 +4,7 @@
     python benchmarks/cost_accuracy.py                  leave out GPUs, and shapes of each GPU
     python benchmarks/cost_accuracy.py --tables DIR     fit to the given tables, judge those of DIR
     python benchmarks/cost_accuracy.py --write          fit to all, write kernel_times.json and grids.npz
+    python benchmarks/cost_accuracy.py --plot X.svg     predicted over measured times of each class, too
 
 The tables are those of ../shared/data/truth (its README.md names their sources). Each row of the result is
 one GPU: mean error, all and from 20 µs on, signed, weighted by time, median, and the target of the mean.
@@ -22,6 +23,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 
+from benchmarks.cost_picture import draw
+from benchmarks.smoothing import ATTENTION, PRODUCT, smooth
 from chakra_et import cli
 from chakra_et.cost import gpus, grids, kernel_times
 from chakra_et.cost.fit import fit
@@ -46,6 +49,7 @@ class Options:
     tables: str = field(default="", metadata={"help": "folder of other tables to judge"})
     kinds: tuple[str, ...] = field(default=(), metadata={"help": "only these kinds of kernels"})
     write: bool = field(default=False, metadata={"help": "write the fit to all given tables"})
+    plot: str = field(default="", metadata={"help": "SVG file of a picture, of all that is judged"})
 
 
 @dataclass(frozen=True)
@@ -205,7 +209,7 @@ def grid_of(kind: str, table: Table, values: Values) -> grids.Grid:
     """What a table's kernels took beyond the model."""
     model = MODELS[kind]
     beyond = np.log(table.micros / model.micros(table.gpu, values, table.points))
-    return grids.make_grid(model.place(table.points), beyond, () if kind == "attention" else (0,))
+    return smooth(model.place(table.points), beyond, ATTENTION if kind == "attention" else PRODUCT)
 
 
 def own_times(kind: str, table: Table) -> KernelTimes:
@@ -288,7 +292,7 @@ GDDR_TARGET = {"L40S 16 bit": "18 / 14", "RTXPRO6000 attention": "25"}
 
 def given_rows(kind: str, tables: Mapping[str, Table]) -> Iterator[Row]:
     """Shapes and GPUs left out of the given tables."""
-    known = {name: own_times(kind, table) for name, table in tables.items()}
+    known = {name: KernelTimes(of.gpu, {kind: fitted(kind, of)}, {}) for name, of in tables.items()}
     for table in tables.values():
         yield shapes_left_out(kind, table)
     left = {
@@ -303,8 +307,9 @@ def given_rows(kind: str, tables: Mapping[str, Table]) -> Iterator[Row]:
     if kind == "16 bit":
         title = "ratio of two GPUs, the second left out, no relative"
         for name, table in tables.items():
-            other = next(each for each in tables if each != name)
-            yield ratios(kind, "15", title, (tables[other], known[other]), (table.some(5000), left[name]))
+            other = next(each for each in tables.values() if each is not table)
+            first = other, own_times(kind, other)
+            yield ratios(kind, "15", title, first, (table.some(5000), left[name]))
 
 
 def other_rows(kind: str, tables: Mapping[str, Table], others: Mapping[str, Table]) -> Iterator[Row]:
@@ -320,21 +325,15 @@ def other_rows(kind: str, tables: Mapping[str, Table], others: Mapping[str, Tabl
         relation = "no relative"
         if gpu.like in known:
             of = known[gpu.like]
-            times, relation = (
-                kernel_times.like(gpu, of),
-                "relative in the fit",
-            )
-        target = (
-            targets["relative"]
-            if gpu.like in known
-            else GDDR_TARGET.get(f"{gpu.name} {kind}", targets["none"])
-        )
+            times, relation = kernel_times.like(gpu, of), "relative in the fit"
+        none = GDDR_TARGET.get(f"{gpu.name} {kind}", targets["none"])
+        target = targets["relative"] if gpu.like in known else none
         yield judged(f"{TITLES[kind]}, GPU left out, {relation}", kind, table, times, target, name)
         yield with_some(kind, table, times)
         first = next((each for each in tables.values() if each.gpu.name == gpu.like), None)
         target, first = "10" if first else "15", first or next(iter(tables.values()))
-        pair = (first, known[first.gpu.name]), (table, times)
-        yield ratios(kind, target, f"ratio of two GPUs, {relation}", *pair)
+        of = known[first.gpu.name]
+        yield ratios(kind, target, f"ratio of two GPUs, {relation}", (first, of), (table, times))
 
 
 def write(folder: Path) -> None:
@@ -374,20 +373,28 @@ def main() -> int:
         write(Path(options.given))
         return 0
     print(HEAD, flush=True)
+    pictured: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
+    for row in all_rows(options):
+        print(row.line(), flush=True)
+        if not row.judged.startswith("ratio"):
+            pictured.setdefault(row.judged, []).append((row.micros, row.errors))
+    if options.plot:
+        draw(pictured, Path(options.plot))
+    return 0
+
+
+def all_rows(options: Options) -> Iterator[Row]:
+    """Of each kind of kernels that is asked for."""
     for kind, read in READERS.items():
         if options.kinds and kind not in options.kinds:
             continue
         tables = read(Path(options.given))
         if options.tables:
-            rows = other_rows(kind, tables, read(Path(options.tables)))
+            yield from other_rows(kind, tables, read(Path(options.tables)))
         else:
-            rows = given_rows(kind, tables)
-        for row in rows:
-            print(row.line(), flush=True)
+            yield from given_rows(kind, tables)
     if not options.kinds or "moving" in options.kinds:
-        for row in moving_rows(Path(options.tables or options.given)):
-            print(row.line(), flush=True)
-    return 0
+        yield from moving_rows(Path(options.tables or options.given))
 
 
 if __name__ == "__main__":

@@ -1,16 +1,15 @@
-"""What measured times are beyond a model's, on a grid of sizes: ``grids.npz``, written by
-``benchmarks/cost_accuracy.py --write``.
+"""What measured times are beyond a model's: on a grid of sizes (``grids.npz``, written by
+``benchmarks/cost_accuracy.py --write``), or around few measured shapes.
 
-A library's choices for single shapes follow no formula, but neighbouring shapes share them: between the sizes
-that were measured, the logarithm of measured over modelled time is interpolated along the logarithms of the
-sizes; beyond them it fades.
+Between the sizes of the grid, the logarithm of measured over modelled time is interpolated along the
+logarithms of the sizes; beyond them it fades. The grid itself is smoothed from measured times, noise and gaps
+among them, by ``benchmarks/smoothing.py``.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +18,10 @@ import numpy as np
 FILE = Path(__file__).with_name("grids.npz")
 _STEP, _MOST = 0.005, 127
 """Of a stored logarithm, a signed byte."""
+_SIZE, _OCTAVES, _NOISE, _OUTLIER = 0.1, 3.0, 0.08, 1.5
+"""Of a model's errors: standard deviation, in how many octaves of a size they change, the noise of single
+shapes, and how many times it makes an outlier."""
+_ROWS = 4096
 
 
 @dataclass(frozen=True)
@@ -54,40 +57,36 @@ class Grid:
         return total
 
 
-def make_grid(points: np.ndarray, logs: np.ndarray, held: Sequence[int] = ()) -> Grid:
-    """The grid of ``logs[R]`` at ``points[R, D]``, each place the median of what was measured there, and of
-    its neighbours where nothing was, along all axes but those ``held``."""
-    axes = tuple(np.unique(column) for column in points.T)
-    shape = tuple(len(sizes) for sizes in axes)
-    places = np.ravel_multi_index(
-        tuple(np.searchsorted(sizes, column) for sizes, column in zip(axes, points.T, strict=True)), shape
-    )
-    order = np.lexsort((logs, places))
-    found, first, count = np.unique(places[order], return_index=True, return_counts=True)
-    filled = np.full(np.prod(shape), np.nan)
-    filled[found] = logs[order][first + count // 2]
-    return Grid(axes, _filled(filled.reshape(shape), held))
+@dataclass(frozen=True)
+class Nearby:
+    """``places[S, D]``: logarithms of few measured sizes; ``weights[S]``: what each says of those around."""
+
+    places: np.ndarray
+    weights: np.ndarray
+
+    def at(self, points: np.ndarray) -> np.ndarray:
+        """The logarithms of measured over modelled times for ``points[R, D]``; float[R]."""
+        parts = range(0, len(points), _ROWS)
+        found = [_covariance(np.log2(points[at : at + _ROWS]), self.places) @ self.weights for at in parts]
+        return np.concatenate([np.zeros(0), *found])
 
 
-def _filled(logs: np.ndarray, held: Sequence[int]) -> np.ndarray:
-    """With unknown places as the mean of their nearest known neighbours."""
-    while np.isnan(logs).any():
-        around, known = np.zeros_like(logs), np.zeros_like(logs)
-        for axis in range(logs.ndim):
-            if axis in held:
-                continue
-            for way in (-1, 1):
-                moved = np.roll(logs, way, axis)
-                edge = [slice(None)] * logs.ndim
-                edge[axis] = slice(0, 1) if way > 0 else slice(-1, None)
-                moved[tuple(edge)] = np.nan
-                around += np.nan_to_num(moved)
-                known += ~np.isnan(moved)
-        if not known[np.isnan(logs)].any():
-            break
-        logs = np.where(np.isnan(logs) & (known > 0), around / np.maximum(known, 1), logs)
-    filled: np.ndarray = np.nan_to_num(logs)
-    return filled
+def nearby(points: np.ndarray, logs: np.ndarray) -> Nearby:
+    """From ``logs[S]`` measured at ``points[S, D]``: the mean of a Gaussian process with outliers."""
+    places = np.log2(points)
+    covariance = _covariance(places, places)
+    noise, weights = np.full(len(logs), _NOISE**2), np.zeros(len(logs))
+    for _ in range(4):
+        weights = np.linalg.solve(covariance + np.diag(noise), logs)
+        noise = _NOISE**2 * (1 + ((logs - covariance @ weights) / _NOISE / _OUTLIER) ** 2)
+    return Nearby(places, weights)
+
+
+def _covariance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Matérn's of order 3/2, along each axis."""
+    far = np.sqrt(3) / _OCTAVES * np.abs(a[:, None] - b)
+    covariance: np.ndarray = _SIZE**2 * ((1 + far) * np.exp(-far)).prod(axis=2)
+    return covariance
 
 
 def save(grids: dict[str, Grid], path: Path = FILE) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ import numpy as np
 from chakra_et.cost import attention, grids, products
 from chakra_et.cost.fit import fit
 from chakra_et.cost.gpus import Gpu
+from chakra_et.cost.grids import Nearby
 
 FILE = Path(__file__).with_name("kernel_times.json")
 LIKE = 0.8
@@ -65,11 +66,13 @@ _AS = {"tf32": "16 bit", "double": "float", "8 bit alone": "8 bit"}
 
 @dataclass(frozen=True)
 class KernelTimes:
-    """The times of kernels on ``gpu``: ``parameters`` and ``grids`` by kind of kernel."""
+    """The times of kernels on ``gpu``: ``parameters``, ``grids`` and ``nearby``, what few shapes measured on
+    it say of others, by kind of kernel."""
 
     gpu: Gpu
     parameters: Mapping[str, Values]
     grids: Mapping[str, grids.Grid]
+    nearby: Mapping[str, Nearby] = field(default_factory=dict)
 
     def of(self, kind: str) -> Values:
         """The parameters of a kind of kernel; of one that was never measured, the prior."""
@@ -78,19 +81,22 @@ class KernelTimes:
     def micros(self, kind: str, points: Any) -> np.ndarray:
         """µs of kernels of a kind (key of ``MODELS``) at ``points[R, D]``; float[R]."""
         rows = np.atleast_2d(np.asarray(points, float))
-        model, grid = MODELS[kind], self.grids.get(kind)
+        model = MODELS[kind]
         taken = model.micros(self.gpu, self.of(kind), rows)
-        return taken if grid is None else taken * np.exp(grid.at(model.place(rows)))
+        beyond = [known[kind].at(model.place(rows)) for known in (self.grids, self.nearby) if kind in known]
+        return taken * np.exp(sum(beyond))
 
 
 def calibrated(times: KernelTimes, kind: str, points: np.ndarray, micros: np.ndarray) -> KernelTimes:
-    """With the parameters by which measured shapes come out; the grids stay."""
+    """With the parameters by which measured shapes come out, and what these say of others; the grids stay."""
     model, grid = MODELS[kind], times.grids.get(kind)
     beyond = 1.0 if grid is None else np.exp(grid.at(model.place(points)))
     values = fit(
         lambda tried: model.micros(times.gpu, tried, points) * beyond, micros, times.of(kind), model.widths
     )
-    return replace(times, parameters={**times.parameters, kind: values})
+    left = np.log(micros / (model.micros(times.gpu, values, points) * beyond))
+    known = {**times.nearby, kind: grids.nearby(model.place(points), left)}
+    return replace(times, parameters={**times.parameters, kind: values}, nearby=known)
 
 
 def mean_parameters(gpu: Gpu, kind: str, fitted: Iterable[tuple[Gpu, Values]]) -> dict[str, float]:
@@ -121,7 +127,11 @@ def kernel_times(gpu: Gpu) -> KernelTimes:
             if name and key.startswith(f"{name} ")
         }
     parameters |= {kind: dict(values) for kind, values in gpu.measured.items() if kind in MODELS}
-    return KernelTimes(gpu, parameters, found)
+    near = {
+        kind: Nearby(np.array(rows)[:, :-1], np.array(rows)[:, -1])
+        for kind, rows in gpu.measured.get("nearby", {}).items()
+    }
+    return KernelTimes(gpu, parameters, found, near)
 
 
 @functools.cache

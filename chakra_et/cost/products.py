@@ -65,6 +65,8 @@ _COOL = 400.0
 """µs at full power before clocks fall."""
 _WARM, _WARM_STEP = 0.9, 0.8
 """The part of L2 that keeps operands, and latency from L2 over that from memory."""
+_BY_ROWS, _SQUARE = ("L4", "L40S"), 128
+"""GPUs whose products of 8 bits go row by row through their tiles, and the edge of these."""
 _ROWS = 1024
 """Shapes that are computed at a time."""
 
@@ -133,7 +135,10 @@ def _micros(
     kept = batch * (sets * (m * k + k * n) * item + m * n * written)
     found = np.clip(1.5 - kept / (gpu.cache / gpu.parts * _WARM), 0, 1)
     waiting = rounds * depth / _ALONG * parameters["step"] / clock * (1 - found * (1 - _WARM_STEP))
-    memory = moved * (1 - found) / (gpu.memory / 1e6 * parameters["memory"])
+    loaded = moved * (1 - found)
+    if number == "8 bit" and gpu.name in _BY_ROWS:
+        loaded = np.maximum(loaded, _loaded_again(gpu, m, n, k))
+    memory = loaded / (gpu.memory / 1e6 * parameters["memory"])
     memory = memory + moved * found / (64 * gpu.units * clock * parameters["cache"])
 
     bound = (arithmetic**_NORM + moving**_NORM + waiting**_NORM + memory**_NORM) ** (1 / _NORM)
@@ -143,3 +148,13 @@ def _micros(
     heated = np.maximum(np.minimum(best, operations / (peak * burst)) - _COOL, 0)
     taken: np.ndarray = parameters["launch"] + best + (burst / hot - 1) * heated
     return taken
+
+
+def _loaded_again(gpu: Gpu, m: np.ndarray, n: np.ndarray, k: np.ndarray) -> np.ndarray:
+    """Bytes that waves of square tiles load, row by row, where A doesn't stay in L2: CUTLASS's kernels of
+    vLLM and SGLang before Hopper. cuBLAS keeps waves square."""
+    wave = gpu.units * _SQUARE**2
+    span = np.minimum(m, gpu.units * _SQUARE)
+    kept = np.clip(1.5 - m * k / (gpu.cache / gpu.parts * _WARM), 0, 1)
+    loaded: np.ndarray = m * n / wave * (span + wave / span) * k * (1 - kept)
+    return loaded

@@ -71,6 +71,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         rows.append((_KINDS[kind], f"{len(sizes)}", first, last))
     measured: dict[str, Any] = {kind: dict(times.parameters[kind]) for kind in _KINDS}
     measured["operators"] = {"elementwise.memory": min(bandwidth / times.gpu.memory, 1.0)}
+    measured["nearby"] = {
+        kind: np.column_stack([each.places, each.weights]).tolist() for kind, each in times.nearby.items()
+    }
     # m, n, k and µs of all products
     shown = {kind: np.column_stack([sizes, np.round(of, 2)]).tolist() for kind, of in taken.items()}
     write_json(Path(config.output), {**entry, "measured": measured, "shapes": shown})

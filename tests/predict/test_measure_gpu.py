@@ -27,7 +27,7 @@ def test_the_cpu_as_a_device(tmp_path: Path, capsys: pytest.CaptureFixture) -> N
     torch.set_num_threads(threads)
     assert "copies reach" in capsys.readouterr().out
     content = json.loads(path.read_text())
-    assert set(content["measured"]) == {"16 bit", "float", "operators"}
+    assert set(content["measured"]) == {"16 bit", "float", "operators", "nearby"}
     assert len(content["shapes"]["float"]) == 8
     model = gpu_model(str(path))
     small, large = (
