@@ -77,7 +77,7 @@ def read_skeleton(path: str | Path) -> ExecutionTrace:
     """The skeleton as a trace. Raises ``TraceError`` for a file that isn't one."""
     pa, pq = _pyarrow()
     try:
-        with pq.ParquetFile(path) as file:
+        with pq.ParquetFile(path, pre_buffer=False) as file:
             known = {key.decode(): text for key, text in (file.schema_arrow.metadata or {}).items()}
             version = int(known.get("chakra_et.skeleton", 0))
             if version != VERSION:
@@ -103,20 +103,28 @@ def _trace(table: Any, metadata: dict[str, Any], kinds: dict[str, str]) -> Execu
     shared: dict[bytes, np.ndarray] = {}
 
     def values(name: str) -> Any:
-        column = table[name].combine_chunks()
-        rows = np.from_dlpack(column.is_valid().cast("uint8"))
-        rows = shared.setdefault(rows.tobytes(), np.flatnonzero(rows))
-        column = column.drop_null()
-        if not hasattr(column, "dictionary"):
-            return rows, np.from_dlpack(column)
-        texts = [text.as_py().encode() for text in column.dictionary]
-        return rows, Strings(texts, np.from_dlpack(column.indices))
+        # From buffers, as pyarrow's own functions take longer than reading the file.
+        column = table[name].chunk(0)
+        index = column.indices if hasattr(column, "indices") else column
+        present, data = index.buffers()
+        dense = np.frombuffer(
+            data, index.type.to_pandas_dtype(), count, index.offset * index.type.bit_width // 8
+        )
+        bits = b"" if present is None else present.to_pybytes()
+        if bits not in shared:
+            given = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little")[index.offset :][:count]
+            shared[bits] = np.flatnonzero(given) if bits else np.arange(count)
+        rows = shared[bits]
+        found = dense[rows] if present is not None else dense
+        if index is column:
+            return rows, found
+        return rows, Strings([text.encode() for text in column.dictionary.to_pylist()], found)
 
     attributes = {}
     for name, kind in kinds.items():
         rows, found = values(name)
         attributes[name] = Attribute(kind, rows, found if isinstance(found, Strings) else narrowed(found))
-    deps = table["depends_on"].combine_chunks()
+    deps = table["depends_on"].chunk(0)
     return ExecutionTrace(
         ids=np.arange(1, count + 1, dtype=np.uint64),
         names=values("name")[1],

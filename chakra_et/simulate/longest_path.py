@@ -8,7 +8,6 @@ Which nodes a round holds depends on the dependencies alone, and is found once.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import defaultdict
 from dataclasses import dataclass
 
@@ -17,6 +16,9 @@ import numpy as np
 from chakra_et.errors import TraceError
 from chakra_et.simulate.joint import ReplayGraph
 from chakra_et.simulate.matching import Matching, check_same, deadlock, differing
+
+_Blocks = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Of each block the first spot, the spot behind the last, and the lane."""
 
 
 @dataclass(frozen=True)
@@ -116,8 +118,9 @@ def make_schedule(graph: ReplayGraph, matching: Matching) -> Schedule:
     # A dependency within a lane is its order, unless time has to pass in between.
     needed = (lane[source] != lane[target]) | (graph.lag_ns > 0)
     source, target, lag = source[needed], target[needed], graph.lag_ns[needed]
-    blocks, bounds, joint = _find_rounds(graph, matching, lanes, source, target)
-    begin, end, group = np.array(blocks).T
+    found = _find_rounds(graph, matching, lanes, source, target)
+    begin, end, group = (np.concatenate(each) for each in zip(*(blocks for blocks, _ in found), strict=True))
+    bounds = np.cumsum([0, *(len(blocks[0]) for blocks, _ in found)])
     first = np.append(0, np.cumsum(end - begin))  # the place of each block
     order = np.repeat(begin - first[:-1], end - begin) + np.arange(len(nodes))
     place = _inverse(order)
@@ -126,22 +129,28 @@ def make_schedule(graph: ReplayGraph, matching: Matching) -> Schedule:
     into = place[np.append(target, follows)]
     by_target = np.argsort(into, kind="stable")
     into = into[by_target]
+    begins = np.diff(into, prepend=-1) != 0
+    entered, first_edge = into[begins], np.flatnonzero(begins)
+    new = np.diff(group, prepend=-1) != 0
+    new[bounds[:-1]] = True
+    groups = first[:-1][new]
     apart = (1 << 62) // (int(np.diff(bounds).max()) + 1)
+    in_round = np.arange(len(begin)) - np.repeat(bounds[:-1], np.diff(bounds))
+    apart_ns = np.repeat(in_round * apart, end - begin)
+    at = first[bounds]
+    into_at, entered_at, groups_at = (np.searchsorted(each, at).tolist() for each in (into, entered, groups))
     rounds = []
-    for low, high, is_joint in zip(bounds, bounds[1:], joint, strict=False):
-        edges = slice(*np.searchsorted(into, (first[low], first[high])).tolist())
-        entered, first_edge = np.unique(into[edges] - first[low], return_index=True)
-        number = np.repeat(np.arange(high - low), (end - begin)[low:high])
-        new = np.diff(group[low:high], prepend=-1) != 0
+    for number, (low, high) in enumerate(zip(at.tolist(), at[1:].tolist(), strict=False)):
+        enters = slice(*entered_at[number : number + 2])
         rounds.append(
             Round(
-                nodes=slice(first[low], first[high]),
-                edges=edges,
-                entered=entered,
-                first_edge=first_edge,
-                groups=(first[low:high] - first[low])[new],
-                apart_ns=number * apart,
-                joint=is_joint,
+                nodes=slice(low, high),
+                edges=slice(*into_at[number : number + 2]),
+                entered=entered[enters] - low,
+                first_edge=first_edge[enters] - into_at[number],
+                groups=groups[slice(*groups_at[number : number + 2])] - low,
+                apart_ns=apart_ns[low:high],
+                joint=found[number][1],
             )
         )
     return Schedule(
@@ -166,86 +175,90 @@ def _find_rounds(
     lanes: Lanes,
     source: np.ndarray,
     target: np.ndarray,
-) -> tuple[list[tuple[int, int, int]], list[int], list[bool]]:
-    """Stretches of lanes in the order in which they can be computed: blocks (first spot, spot behind the
-    last, lane); the first block of each round, and the number of blocks; whether a round holds matched
-    communication. There each block is one member, with the number of its operation in place of the lane, and
-    the members of an operation stand side by side.
+) -> list[tuple[_Blocks, bool]]:
+    """Stretches of lanes in the order in which they can be computed, by round, and whether a round holds
+    matched communication. There each block is one member, with the number of its operation in place of the
+    lane, and the members of an operation stand side by side.
 
     ``source``, ``target``: spots of the dependencies that a lane's order doesn't imply. Raises ``TraceError``
     where the ranks' collectives differ, or where they wait for each other for ever.
     """
     nodes, lane = lanes.nodes, lanes.lane[lanes.nodes]
     by_target = np.argsort(target, kind="stable")
-    edge = np.searchsorted(target[by_target], lanes.first).tolist()  # the next one into each lane
-    last_edge = edge[1:]
-    target_spot, source_spot = target[by_target].tolist(), source[by_target].tolist()
-    source_lane = lane[source[by_target]].tolist()
-    done, size = (
-        lanes.first[:-1].tolist(),
-        lanes.first[1:].tolist(),
-    )  # the spots behind those done, and the lane
-    spots = np.flatnonzero(matching.channel[nodes] >= 0)
-    members_of = nodes[spots]
-    channels, ordinals = matching.channel[members_of].tolist(), matching.ordinal[members_of].tolist()
-    differ = differing(graph, matching)[matching.operation[members_of]].tolist()
-    communication = [*spots.tolist(), len(nodes)]
-    waiting: dict[int, list[tuple[int, int]]] = defaultdict(list)
-    arrived: dict[tuple[int, int], list[int]] = defaultdict(list)
-    blocks: list[tuple[int, int, int]] = []
-    bounds, joint, operations = [0], [], 0
-    active = list(range(len(done)))
-    while active:
-        alone, together, following = [], [], []
-        for number in active:
-            begin = done[number]
-            next_one = bisect_left(communication, begin)
-            end = stop = min(communication[next_one], size[number])
-            at = edge[number]
-            while at < last_edge[number] and target_spot[at] <= stop:
-                if done[source_lane[at]] <= source_spot[at]:
-                    end = target_spot[at]
-                    waiting[source_lane[at]].append((source_spot[at], number))
-                    break
-                at += 1
-            else:
-                if end > begin:
-                    following.append(number)
-                elif stop < size[number]:
-                    key = channels[next_one], ordinals[next_one]
-                    channel, members = matching.channels[key[0]], arrived[key]
-                    members.append(stop)
-                    if len(members) == len(channel.sides):
-                        del arrived[key]
-                        if differ[next_one]:
-                            check_same(graph, channel, key[1], nodes[members].tolist())
-                        together += [(spot, spot + 1, operations) for spot in members]
-                        operations += 1
-            edge[number] = at
-            if end > begin:
-                alone.append((begin, end, number))
-        moved = [number for _, _, number in alone]
-        for _, end, number in alone:
-            done[number] = end
-        for spot, end, _ in together:
-            number = int(lane[spot])
-            done[number] = end
-            moved.append(number)
-            following.append(number)
-        for some, is_joint in ((alone, False), (together, True)):
-            if some:
-                blocks += some
-                bounds.append(len(blocks))
-                joint.append(is_joint)
-        active = [number for number in following if done[number] < size[number]]
-        for number in moved:
-            for spot, waiter in waiting.pop(number, ()):
-                if done[number] > spot:
-                    active.append(waiter)
-                else:
-                    waiting[number].append((spot, waiter))
-    unfinished = nodes[np.arange(len(nodes)) >= np.array(done)[lane]]
+    target, source = target[by_target], source[by_target]
+    source_lane = lane[source]
+    done, size = lanes.first[:-1].copy(), lanes.first[1:]  # the spots behind those done, and the lane
+    edge = np.searchsorted(target, lanes.first)  # the next one into each lane
+    edge, last_edge = edge[:-1], edge[1:]
+    operation = matching.operation[nodes]
+    communication = np.append(np.flatnonzero(operation >= 0), len(nodes))
+    members = communication[np.argsort(operation[communication[:-1]], kind="stable")]
+    of_member = operation[members]
+    first_member = np.searchsorted(of_member, np.arange(int(of_member.max(initial=-1)) + 2))
+    sides = np.array([len(channel.sides) for channel in matching.channels])
+    missing = sides[matching.channel[nodes[members[first_member[:-1]]]]] if len(members) else np.zeros(0, int)
+    differ = differing(graph, matching)
+    rounds: list[tuple[_Blocks, bool]] = []
+    active = np.arange(len(done))
+    waiting = np.zeros((3, 0), np.int64)  # lane, and the lane and spot that it waits for
+    while len(active):
+        begin = done[active]
+        stop = np.minimum(communication[np.searchsorted(communication, begin)], size[active])
+        behind = np.minimum(np.searchsorted(target, stop, side="right"), last_edge[active])
+        at = _first_unmet(edge[active], behind, done, source_lane, source)
+        edge[active] = at
+        held = at < behind
+        end = np.where(held, target[np.minimum(at, len(target) - 1)] if len(target) else stop, stop)
+        moves = end > begin
+        if moves.any():
+            rounds.append(((begin[moves], end[moves], active[moves]), False))
+        done[active] = end
+        waiting = np.append(waiting, [active[held], source_lane[at[held]], source[at[held]]], axis=1)
+        following = active[moves & ~held]
+        arriving = stop[~moves & ~held & (stop < size[active])]
+        if len(arriving):
+            arrived = operation[arriving]
+            np.subtract.at(missing, arrived, 1)
+            complete = np.unique(arrived[missing[arrived] == 0])
+            for number in complete[differ[complete]].tolist():
+                together = nodes[members[first_member[number] : first_member[number + 1]]]
+                channel = matching.channels[matching.channel[together[0]]]
+                check_same(graph, channel, int(matching.ordinal[together[0]]), together.tolist())
+            if len(complete):
+                count = first_member[complete + 1] - first_member[complete]
+                offset = np.cumsum(count) - count
+                spots = members[np.repeat(first_member[complete] - offset, count) + np.arange(count.sum())]
+                rounds.append(((spots, spots + 1, np.repeat(complete, count)), True))
+                done[lane[spots]] = spots + 1
+                following = np.append(following, lane[spots])
+        ready = done[waiting[1]] > waiting[2]
+        active = np.append(following, waiting[0, ready])
+        active = active[done[active] < size[active]]
+        waiting = waiting[:, ~ready]
+    unfinished = nodes[np.arange(len(nodes)) >= done[lane]]
     if len(unfinished):
-        at_nodes = {key: nodes[spots].tolist() for key, spots in arrived.items()}
-        raise deadlock(graph, matching, at_nodes, np.sort(unfinished))
-    return blocks, bounds, joint
+        stuck = np.setdiff1d(np.flatnonzero(done < size), waiting[0])
+        arrived_at: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for node in nodes[done[stuck]].tolist():
+            arrived_at[int(matching.channel[node]), int(matching.ordinal[node])].append(node)
+        raise deadlock(graph, matching, arrived_at, np.sort(unfinished))
+    return rounds
+
+
+def _first_unmet(
+    edge: np.ndarray, behind: np.ndarray, done: np.ndarray, source_lane: np.ndarray, source: np.ndarray
+) -> np.ndarray:
+    """Of the dependencies from ``edge[i]`` to before ``behind[i]`` the first that isn't done, or
+    ``behind[i]``; few are tried of each at first, then more and more."""
+    at, width = edge.copy(), 4
+    left = np.flatnonzero(at < behind)
+    while len(left):
+        count = np.minimum(behind[left] - at[left], width)
+        first = np.cumsum(count) - count
+        tried = np.repeat(at[left] - first, count) + np.arange(int(count.sum()))
+        unmet = np.where(done[source_lane[tried]] > source[tried], len(tried), np.arange(len(tried)))
+        passed = np.minimum(np.minimum.reduceat(unmet, first) - first, count)
+        at[left] += passed
+        left = left[(passed == count) & (at[left] < behind[left])]
+        width *= 8
+    return at

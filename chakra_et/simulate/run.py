@@ -282,7 +282,7 @@ def share(begin_ns: np.ndarray, wire_ns: np.ndarray, users: Sequence[Sequence[in
     def go_on(at: int, now: float) -> None:
         if at in pace:
             left[at] -= (now - pace[at][0]) / pace[at][1]
-        pace[at] = now, max(size for size, ranks in crowds[at].items() if ranks)
+        pace[at] = now, max(crowds[at])
         found[at] += 1
         heapq.heappush(endings, (now + max(left[at], 0.0) * pace[at][1], at, found[at]))
 
@@ -301,8 +301,12 @@ def share(begin_ns: np.ndarray, wire_ns: np.ndarray, users: Sequence[Sequence[in
                 beside.remove(at)
             for other in beside:
                 if other != at:
-                    crowds[other][size] -= 1
-                    crowds[other][len(beside)] = crowds[other].get(len(beside), 0) + 1
+                    crowd = crowds[other]
+                    if crowd[size] > 1:
+                        crowd[size] -= 1
+                    else:
+                        del crowd[size]
+                    crowd[len(beside)] = crowd.get(len(beside), 0) + 1
                     touched.add(other)
         if arriving:
             crowds[at] = Counter(len(on_rank[rank]) for rank in users[at])
@@ -311,6 +315,6 @@ def share(begin_ns: np.ndarray, wire_ns: np.ndarray, users: Sequence[Sequence[in
             end[at] = now
             del pace[at], crowds[at]
         for other in touched:
-            if max(size for size, ranks in crowds[other].items() if ranks) != pace[other][1]:
+            if max(crowds[other]) != pace[other][1]:
                 go_on(other, now)
     return end
