@@ -52,16 +52,6 @@ class ReplayConfig:
             "metavar": "PERCENT",
         },
     )
-    transfer: Literal["own", "shortest"] = field(
-        default="own",
-        metadata={
-            "help": "duration of a collective once all ranks have arrived: each rank's own transfer time, or "
-            "the shortest recorded duration"
-        },
-    )
-    alone: bool = field(
-        default=False, metadata={"help": "replay each rank by itself, with recorded collective durations"}
-    )
     comm_groups: str | None = field(
         default=None,
         metadata={
@@ -124,7 +114,7 @@ def run(job: RankSet, config: ReplayConfig) -> tuple[dict[str, list[RankReplay]]
     ranks = [rank or 0 for rank in job.files]
     traces = [et_file.read(path) for path in job.files.values()]
     groups = read_comm_groups(Path(config.comm_groups)) if config.comm_groups else job.comm_groups()
-    joined = join(traces, ranks, groups, config.transfer == "own")
+    joined = join(traces, ranks, groups)
     notes = [*job.notes, *joined[1].notes, *joined[2].notes, *about_steps(traces)]
     if any(not trace.start_micros.any() for trace in traces):
         notes.append(
@@ -163,9 +153,6 @@ def find_jobs(config: ReplayConfig) -> list[RankSet]:
             first = first_of.get(found.name)
             if first is None or not filecmp.cmp(single, first, shallow=False):
                 jobs.append(RankSet(str(single), {0: single}, notes=found.notes))
-        elif config.alone:
-            files = found.files.items()
-            jobs += [RankSet(str(path), {rank: path}, notes=found.notes) for rank, path in files]
         else:
             jobs.append(found)
     return jobs

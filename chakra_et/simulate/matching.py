@@ -198,7 +198,7 @@ def check_same(graph: ReplayGraph, channel: Channel, ordinal: int, nodes: list[i
             )
             raise TraceError(
                 f"the ranks disagree: collective {ordinal + 1} of {channel.label} is {what}; "
-                "convert the files of one run, or replay each rank with --alone"
+                "convert the files of one run"
             )
 
 
@@ -240,8 +240,7 @@ def deadlock(
     names = ", ".join(f"rank {graph.rank(node)} {graph.describe(node)}" for node in unfinished[:5].tolist())
     return TraceError(
         f"the ranks disagree: {'; '.join(waits)}; {len(unfinished)} nodes never end ({names}"
-        f"{', …' if len(unfinished) > 5 else ''}); convert the files of one run, "
-        "or replay each rank with --alone"
+        f"{', …' if len(unfinished) > 5 else ''}); convert the files of one run"
     )
 
 

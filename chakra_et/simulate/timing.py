@@ -69,21 +69,20 @@ def join(
     traces: ExecutionTrace | Sequence[ExecutionTrace],
     ranks: Sequence[int] | None = None,
     comm_groups: Mapping[str, Sequence[int]] | None = None,
-    own_transfer: bool = True,
 ) -> tuple[ReplayGraph, Matching, Timing]:
     """The input of every replay. Arguments and errors as for ``build_graph``, ``match`` and ``timing``."""
     graph = build_graph(traces, ranks)
     matching = match(graph, comm_groups)
-    return graph, matching, timing(graph, matching, own_transfer)
+    return graph, matching, timing(graph, matching)
 
 
-def timing(graph: ReplayGraph, matching: Matching, own_transfer: bool = True) -> Timing:
+def timing(graph: ReplayGraph, matching: Matching) -> Timing:
     """The timing of a replay, from what the files record.
 
     A recorded duration includes the wait for the last rank. The converter stores the transfer part when it
     converts a whole run; otherwise it is computed from recorded start times, on clocks aligned by the ends of
-    common collectives. If ``own_transfer`` is False, or there are no start times, the shortest duration is
-    used for all members. Raises ``TraceError`` if the traces of two ranks begin more than an hour apart.
+    common collectives. Without start times, the shortest duration is used
+    for all members. Raises ``TraceError`` if the traces of two ranks begin more than an hour apart.
     """
     if len(graph.traces) == 1:
         return Timing([0], graph.duration_ns)
@@ -104,18 +103,15 @@ def timing(graph: ReplayGraph, matching: Matching, own_transfer: bool = True) ->
         release = (begins - begins.min()).tolist()
         if max(release) > _LONGEST_SKEW_NS:
             raise TraceError(
-                f"the ranks' traces begin {max(release) / 1e9:.0f} s apart: give the files of one run, or "
-                "replay each rank with --alone"
+                f"the ranks' traces begin {max(release) / 1e9:.0f} s apart: give the files of one run"
             )
         notes += _skew(graph, release, aligned)
     if not matching.channels:
         return Timing(release, None, notes)
-    shortest = "each collective takes its shortest recorded duration on all ranks"
-    if not own_transfer:
-        return Timing(release, None, [*notes, f"{shortest} (--transfer shortest)"])
     if graph.transfer is not None:
         return Timing(release, np.rint(graph.duration_ns * graph.transfer).astype(np.int64), notes)
     if starts is None:
+        shortest = "each collective takes its shortest recorded duration on all ranks"
         lacking = "the files have no start times, or too few common collectives to align their clocks"
         return Timing(release, None, [*notes, f"{shortest}: {lacking}"])
     return Timing(release, graph.duration_ns - waits(graph, matching, starts), notes)

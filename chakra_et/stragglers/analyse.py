@@ -1,41 +1,28 @@
-"""Slowdowns of a job against its ideal, and which workers and operations they come from.
+"""Slowdowns of a job against its ideal, and which ranks and operations they come from.
 
 Sources: equations 1 to 5 of the paper, and for the names of the fields its artifact
-(``analyzer/metatypes.py``).
+(``analyzer/metatypes.py`` of ByteDance-Seed/StragglerAnalysis on GitHub).
 """
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from chakra_et.errors import TraceError
 from chakra_et.et.sets import MANY_RANKS, Skeletons
 from chakra_et.simulate.run import load_run
 from chakra_et.stragglers.heatmap import HeatMap, rank_by_step, stage_by_dp_rank
-from chakra_et.stragglers.operations import JobMeta, TimedJob, Typical, typical
-from chakra_et.stragglers.parquet import read_meta, read_trace
-from chakra_et.stragglers.pipeline import pipeline_job
+from chakra_et.stragglers.operations import JobMeta, TimedJob, typical
 from chakra_et.stragglers.recorded import recorded_job
 
-SUFFIX = ".parquet"
-# As the artifact groups the types of messages.
-_MESSAGES = {
-    "forward-send": "forward-pp-comm",
-    "forward-recv": "forward-pp-comm",
-    "backward-send": "backward-pp-comm",
-    "backward-recv": "backward-pp-comm",
-}
+THRESHOLD = 1.03
+"""The slowdown from which on it is attributed to ranks, stages and types of operations."""
 # The part of the workers, in percent, that counts as the worst.
 WORST_PERCENT = 3
 MOST_TRIED = 16
 """Of more data-parallel ranks than ``MANY_RANKS``, as many are tried one by one."""
-# The name under which the delays of a step's first operations are counted.
-FIRST_OP = "first-op"
-
 Slowdowns = dict[Any, float]
 
 
@@ -43,10 +30,10 @@ Slowdowns = dict[Any, float]
 class Analysis:
     """What the artifact reports, under its names: ``result-X.json`` without its ``job_meta``.
 
-    Step times in s by step. ``base``: measured; ``nodelay``: simulated with the recorded durations and no
-    launch delays; ``noblk``: simulated with typical durations. ``blocking_*`` are slowdowns of nodelay
+    Step times in s by step. ``base``: measured; ``nodelay``: simulated with the recorded durations, all ranks
+    beginning at once; ``noblk``: simulated with typical durations. ``blocking_*`` are slowdowns of nodelay
     against noblk, ``launch_*`` of base against nodelay. ``*_decompose_by_X[x]``: the slowdown where only x
-    keeps what was recorded; None where the slowdown is below the threshold. Steps and parts with the largest
+    keeps what was recorded; None where the slowdown is below ``THRESHOLD``. Steps and parts with the largest
     slowdown come first.
     """
 
@@ -58,17 +45,11 @@ class Analysis:
     blocking_step_slowdown: Slowdowns
     launch_step_slowdown: Slowdowns
     blocking_decompose_by_dp_rank: Slowdowns | None = None
-    launch_decompose_by_dp_rank: Slowdowns | None = None
     blocking_decompose_by_stage: Slowdowns | None = None
-    launch_decompose_by_stage: Slowdowns | None = None
     blocking_decompose_by_optype: Slowdowns | None = None
-    launch_decompose_by_optype: Slowdowns | None = None
     blocking_decompose_by_dp_rank_per_step: dict[int, Slowdowns] | None = None
-    launch_decompose_by_dp_rank_per_step: dict[int, Slowdowns] | None = None
     blocking_decompose_by_stage_per_step: dict[int, Slowdowns] | None = None
-    launch_decompose_by_stage_per_step: dict[int, Slowdowns] | None = None
     blocking_decompose_by_optype_per_step: dict[int, Slowdowns] | None = None
-    launch_decompose_by_optype_per_step: dict[int, Slowdowns] | None = None
 
 
 @dataclass
@@ -126,23 +107,19 @@ class Stragglers:
         }
 
 
-def analyse(job: TimedJob, compute: Typical = "mean", threshold: float = 1.03) -> Stragglers:
-    """Simulate the job with recorded and typical durations.
-
-    ``compute``: what is typical of computation. ``threshold``: the slowdown from which on it is attributed to
-    workers, stages and types of operations.
-    """
+def analyse(job: TimedJob) -> Stragglers:
+    """Simulate the job with recorded and typical durations."""
     operations, steps, base = job.operations, job.steps, job.measured_s
-    recorded, ideal = operations.work_s, typical(operations, compute)
-    nodelay, noblk = job.step_s(recorded, None), job.step_s(ideal, None)
+    recorded, ideal = operations.work_s, typical(operations)
+    nodelay, noblk = job.step_s(recorded), job.step_s(ideal)
     blocking, launch = float(nodelay.mean() / noblk.mean()), float(base.mean() / nodelay.mean())
-    types = np.array([_MESSAGES.get(name, name) for name in operations.optypes])[operations.optype]
+    types = np.array(operations.optypes)[operations.optype]
     parts = {"optype": types, "dp_rank": operations.dp_rank, "stage": operations.stage}
     fields: dict[str, Any] = {}
     slowdowns = maps = None
-    if blocking >= threshold:
+    if blocking >= THRESHOLD:
         found = _blocking(job, parts, ideal, nodelay, noblk)
-        fields |= _fields("blocking", found, _by_step(steps, nodelay / noblk))
+        fields = _fields(found, _by_step(steps, nodelay / noblk))
         by_dp_rank, by_stage = found["dp_rank"][0], found["stage"][0]
         slowdowns = _largest_first(
             {
@@ -152,15 +129,6 @@ def analyse(job: TimedJob, compute: Typical = "mean", threshold: float = 1.03) -
             }
         )
         maps = _heat_maps(job, found)
-    if launch >= threshold:
-        parts["optype"] = np.where(operations.is_first, FIRST_OP, types)
-        found = {}
-        for name, part in parts.items():
-            tried = _tried(part, operations.delay_s)
-            delays = {x: np.where(part == x, operations.delay_s, 0) for x in tried}
-            times = {x: job.step_s(recorded, delay) for x, delay in delays.items()}
-            found[name] = _slowdowns(steps, times, nodelay)
-        fields |= _fields("launch", found, _by_step(steps, base / nodelay))
     analysis = Analysis(
         step_t_base=_by_step(steps, base),
         step_t_nodelay=_by_step(steps, nodelay),
@@ -173,9 +141,11 @@ def analyse(job: TimedJob, compute: Typical = "mean", threshold: float = 1.03) -
     )
 
     def restored(chosen: np.ndarray) -> Restored:
-        trem = float(job.step_s(np.where(chosen, ideal, recorded), None).mean())
-        tadd = float(job.step_s(np.where(chosen, recorded, ideal), None).mean())
-        tori, tideal = float(nodelay.mean()), float(noblk.mean())
+        without, only = noblk, nodelay
+        if not chosen.all():
+            without = job.step_s(np.where(chosen, ideal, recorded))
+            only = job.step_s(np.where(chosen, recorded, ideal))
+        tori, tideal, trem, tadd = (float(each.mean()) for each in (nodelay, noblk, without, only))
         lost = tori - tideal
         rem, add = ((tori - trem) / lost, (tadd - tideal) / lost) if lost else (None, None)
         return Restored(trem, tadd, tori, tideal, rem, add)
@@ -193,7 +163,7 @@ def analyse(job: TimedJob, compute: Typical = "mean", threshold: float = 1.03) -
         worker_slowdown=slowdowns,
         rank_by_step=maps and maps[0],
         stage_by_dp_rank=maps and maps[1],
-        notes=job.notes + _about_tried(job) * (blocking >= threshold or launch >= threshold),
+        notes=job.notes + _about_tried(job) * (blocking >= THRESHOLD),
     )
 
 
@@ -201,15 +171,15 @@ def _about_tried(job: TimedJob) -> list[str]:
     if job.meta.dp_size <= MANY_RANKS:
         return []
     return [
-        f"slowdowns are those of the {MOST_TRIED} of {job.meta.dp_size:,} data-parallel ranks whose work, or "
-        "delay, exceeds the typical most"
+        f"slowdowns are those of the {MOST_TRIED} of {job.meta.dp_size:,} data-parallel ranks whose work "
+        "exceeds the typical most"
     ]
 
 
 def rank_slowdowns(job: TimedJob) -> tuple[float, HeatMap, HeatMap]:
     """The slowdown of a job, whatever it is, and its heat maps ``rank_by_step`` and ``stage_by_dp_rank``."""
     ideal = typical(job.operations)
-    nodelay, noblk = job.step_s(job.operations.work_s, None), job.step_s(ideal, None)
+    nodelay, noblk = job.step_s(job.operations.work_s), job.step_s(ideal)
     parts = {"dp_rank": job.operations.dp_rank, "stage": job.operations.stage}
     found = _blocking(job, parts, ideal, nodelay, noblk)
     return float(nodelay.mean() / noblk.mean()), *_heat_maps(job, found)
@@ -228,7 +198,7 @@ def _blocking(
     for name, part in parts.items():
         keeps = {x: part == x for x in _tried(part, job.operations.work_s - ideal)}
         times = {
-            x: nodelay if kept.all() else job.step_s(np.where(kept, job.operations.work_s, ideal), None)
+            x: nodelay if kept.all() else job.step_s(np.where(kept, job.operations.work_s, ideal))
             for x, kept in keeps.items()
         }
         found[name] = _slowdowns(job.steps, times, noblk)
@@ -254,12 +224,12 @@ def _slowdowns(
     return _largest_first({part: float(time.mean() / ideal.mean()) for part, time in times.items()}), per_step
 
 
-def _fields(kind: str, found: _Parts, slowdown: dict[int, float]) -> dict[str, Any]:
-    """The fields ``KIND_decompose_by_NAME`` and ``…_per_step``; ``slowdown`` orders the steps."""
+def _fields(found: _Parts, slowdown: dict[int, float]) -> dict[str, Any]:
+    """The fields ``blocking_decompose_by_NAME`` and ``…_per_step``; ``slowdown`` orders the steps."""
     fields: dict[str, Any] = {}
     for name, (means, per_step) in found.items():
-        fields[f"{kind}_decompose_by_{name}"] = means
-        fields[f"{kind}_decompose_by_{name}_per_step"] = {
+        fields[f"blocking_decompose_by_{name}"] = means
+        fields[f"blocking_decompose_by_{name}_per_step"] = {
             step: per_step[step] for step in _largest_first(slowdown)
         }
     return fields
@@ -289,33 +259,8 @@ def _largest_first(slowdowns: Slowdowns) -> Slowdowns:
     return dict(sorted(slowdowns.items(), key=lambda item: -item[1]))
 
 
-def read_job(
-    name: str, meta: str | None = None, allow_missing: bool = False, skeletons: Skeletons = "auto"
-) -> TimedJob:
-    """The job of run ``name`` (files NAME.0.et, …), or of a ``.parquet`` trace and its YAML file ``meta``.
-
-    Raises ``TraceError`` for files that can't be read, or are not one whole job, the latter unless
-    ``allow_missing``.
-    """
-    if name.endswith(SUFFIX):
-        if meta is None:
-            raise TraceError(
-                f"{name}: a Parquet trace does not describe its job: give its YAML file with --meta"
-            )
-        return pipeline_job(read_trace(Path(name)), read_meta(Path(meta)))
-    if meta is not None:
-        raise TraceError(f"{name}: --meta is for Parquet traces ({SUFFIX}): leave it out for .et files")
-    return recorded_job(load_run(name, allow_missing=allow_missing, skeletons=skeletons))
-
-
-def find_stragglers(
-    name: str,
-    meta: str | None = None,
-    compute: Typical = "mean",
-    threshold: float = 1.03,
-    allow_missing: bool = False,
-    skeletons: Skeletons = "auto",
-) -> Stragglers:
-    """``analyse`` of ``read_job``: ``find_stragglers("outputs/NAME").rank_by_step.slowdown`` is the heat
-    map."""
-    return analyse(read_job(name, meta, allow_missing, skeletons), compute, threshold)
+def find_stragglers(name: str, allow_missing: bool = False, skeletons: Skeletons = "auto") -> Stragglers:
+    """``analyse`` of the run ``name``: ``find_stragglers("outputs/NAME").rank_by_step.slowdown`` is the heat
+    map. Raises ``TraceError`` for files that can't be read, or are not one whole job, the latter unless
+    ``allow_missing``."""
+    return analyse(recorded_job(load_run(name, allow_missing=allow_missing, skeletons=skeletons)))

@@ -1,16 +1,14 @@
-"""``chakra-et stragglers NAME`` and ``chakra-et stragglers TRACE.parquet --meta META.yaml``.
+"""``chakra-et stragglers NAME``: what slow ranks cost.
 
-    chakra-et stragglers outputs/gpt2 --typical median
-    chakra-et stragglers job.parquet --meta job.yaml --json
+    chakra-et stragglers outputs/gpt2 --json
 
-What slow ranks cost: step times against those of an ideal job, in which each operation takes what is typical
-of its kind. JSON: see ``Stragglers.as_json``. Exit status: 0; 2 for arguments or files that can't be used.
+Step times against those of an ideal job, in which each operation takes what is typical of its kind. JSON: see
+``Stragglers.as_json``. Exit status: 0; 2 for arguments or files that can't be used.
 """
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -20,8 +18,7 @@ from chakra_et.cli import allow_missing_ranks, parse, skeletons
 from chakra_et.diagnose.verdict import diagnose
 from chakra_et.et.sets import Skeletons
 from chakra_et.simulate.run import load_run
-from chakra_et.stragglers.analyse import SUFFIX, Restored, Stragglers, analyse, read_job
-from chakra_et.stragglers.operations import Typical
+from chakra_et.stragglers.analyse import THRESHOLD, Restored, Stragglers, analyse
 from chakra_et.stragglers.recorded import recorded_job
 from chakra_et.text import table
 
@@ -32,53 +29,26 @@ MOST_PARTS = 8
 class StragglersConfig:
     """The command's arguments."""
 
-    name: str = field(
-        metadata={
-            "positional": True,
-            "help": "the NAME of NAME.0.et, NAME.1.et, …, or a .parquet trace of operations",
-        }
-    )
-    meta: str | None = field(
-        default=None, metadata={"help": "YAML file that describes the job of the .parquet trace"}
-    )
-    typical: Typical = field(
-        default="mean",
-        metadata={"help": "the typical duration of computation; of communication it is always the median"},
-    )
-    threshold: float = field(
-        default=1.03,
-        metadata={
-            "help": "slowdown from which on it is attributed to operator types, ranks, stages and steps"
-        },
-    )
+    name: str = field(metadata={"positional": True, "help": "the NAME of NAME.0.et, NAME.1.et, …"})
     allow_missing_ranks: bool = allow_missing_ranks()
     skeletons: Skeletons = skeletons()
     json: bool = field(default=False, metadata={"help": "print JSON, with the heat maps as numbers"})
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.threshold < math.inf:
-            raise ValueError(f"--threshold must be a slowdown such as 1.03, not {self.threshold}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
     config = parse(StragglersConfig, argv, description="Find what slows a distributed job down.")
-    if config.name.endswith(SUFFIX) or config.meta:
-        job, diagnosis = read_job(config.name, config.meta), None
-    else:
-        missing = config.allow_missing_ranks
-        run = load_run(config.name, allow_missing=missing, skeletons=config.skeletons)
-        job, diagnosis = recorded_job(run), diagnose(run)
-    found = analyse(job, config.typical, config.threshold)
+    run = load_run(config.name, allow_missing=config.allow_missing_ranks, skeletons=config.skeletons)
+    found, diagnosis = analyse(recorded_job(run)), diagnose(run)
     if config.json:
-        print(json.dumps(found.as_json() | {"diagnosis": diagnosis and diagnosis.as_json()}, indent=2))
+        print(json.dumps(found.as_json() | {"diagnosis": diagnosis.as_json()}, indent=2))
     else:
-        print(_text(config.name, found, diagnosis.about_ranks() if diagnosis else []))
+        print(_text(config.name, found, diagnosis.about_ranks()))
     return 0
 
 
-def _text(name: str, found: Stragglers, diagnosis: Sequence[str] = ()) -> str:
-    """What a terminal shows of ``found``; ``name``: the trace or run; ``diagnosis``: sentences on ranks."""
+def _text(name: str, found: Stragglers, diagnosis: Sequence[str]) -> str:
+    """What a terminal shows of ``found``; ``name``: of the run; ``diagnosis``: sentences on ranks."""
     analysis, meta = found.analysis, found.job_meta
     measured, recorded, ideal = (
         fmean(times.values())
@@ -86,7 +56,7 @@ def _text(name: str, found: Stragglers, diagnosis: Sequence[str] = ()) -> str:
     )
     slowdown = analysis.blocking_slowdown
     lines = [
-        f"{name}: {meta.world_size} ranks, dp {meta.dp_size} × pp {meta.pp_size} × tp {meta.tp_size}, "
+        f"{name}: {meta.world_size} ranks, dp {meta.dp_size} × pp {meta.pp_size}, "
         f"steps: {len(analysis.step_t_base)}",
         "",
         *table(
@@ -103,7 +73,7 @@ def _text(name: str, found: Stragglers, diagnosis: Sequence[str] = ()) -> str:
         *diagnosis,
     ]
     if found.worst_workers is None:
-        lines.append("That is below the threshold, so it is not attributed to ranks, stages and operators.")
+        lines.append(f"That is below {THRESHOLD}, so it is not attributed to ranks, stages and operators.")
     else:
         ranks = ", ".join(map(str, found.worst_ranks or []))
         lines.append(
@@ -117,7 +87,6 @@ def _text(name: str, found: Stragglers, diagnosis: Sequence[str] = ()) -> str:
         "dp rank": analysis.blocking_decompose_by_dp_rank,
         "stage": analysis.blocking_decompose_by_stage,
         "step": analysis.blocking_step_slowdown,
-        "delays before": analysis.launch_decompose_by_optype,
     }
     for heading, slowdowns in parts.items():
         lines += _parts(heading, slowdowns or {})

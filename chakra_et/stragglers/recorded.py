@@ -51,27 +51,22 @@ def job_of(
     table = _make_table(graph, found, matching, times, stages)
     operations, notes = table.operations, matching.notes + times.notes + table.notes
 
-    def step_s(work_s: np.ndarray, delay_s: np.ndarray | None) -> np.ndarray:
-        """The delays of a rank's operations hold up its beginning."""
+    def step_s(work_s: np.ndarray, release_ns: int | np.ndarray = 0) -> np.ndarray:
         own = table.durations(graph.own_ns, work_s / NS)
-        release = np.zeros(len(graph.traces))
-        if delay_s is not None:
-            np.add.at(release, table.trace, delay_s)
-        _, end = schedule.run(own, own, np.rint(release / NS).astype(np.int64)[graph.trace_of])
+        _, end = schedule.run(own, own, np.broadcast_to(release_ns, len(graph)))
         return _step_times(end, found, 0)
 
     apart_s = max(times.release_ns) * NS
     if apart_s > LATE_S:
         notes.append(
-            f"the ranks' traces begin up to {apart_s * 1e3:.1f} ms apart, which counts as a delay "
-            "before the first step"
+            f"the ranks' traces begin up to {apart_s * 1e3:.1f} ms apart, which the launch slowdown includes"
         )
     if graph.local_start_ns is not None and graph.clock_ns is not None:
         starts = graph.local_start_ns + graph.clock_ns[graph.trace_of]
         measured_s = _step_times(starts + graph.duration_ns, found, int(starts.min()))
     else:
         notes.append("the files hold no start times on one clock: step_t_base is simulated")
-        measured_s = step_s(operations.work_s, operations.delay_s)
+        measured_s = step_s(operations.work_s, np.array(times.release_ns, np.int64)[graph.trace_of])
     meta = JobMeta(
         trial_name=run_at(name).name,
         dp_size=int(operations.dp_rank.max()) + 1,
@@ -94,14 +89,13 @@ class _Table:
 
     A stretch is what one rank's host, or device, computes between two communications. ``stretch_of_node``
     [N]: -1 for communication. ``stretch`` [M]: -1 for communication and for stretches that only other ranks
-    have. ``node`` [M]: of communication, else -1. ``trace`` [M]: index of the rank.
+    have. ``node`` [M]: of communication, else -1.
     """
 
     operations: JobOperations
     stretch_of_node: np.ndarray
     stretch: np.ndarray
     node: np.ndarray
-    trace: np.ndarray
     notes: list[str]
 
     def durations(self, own_ns: np.ndarray, work_ns: np.ndarray) -> np.ndarray:
@@ -152,9 +146,6 @@ def _make_table(
 
     all_cells = np.concatenate([row_cell, cell[comm]])
     trace = all_cells // steps
-    _, first = np.unique(trace, return_index=True)
-    is_first, delay = np.zeros(len(trace), bool), np.zeros(len(trace))
-    is_first[first], delay[first] = True, np.array(times.release_ns) * NS
     dp_rank = dp_ranks_of(stages)
     operations = JobOperations(
         optypes=found.optypes,
@@ -166,8 +157,6 @@ def _make_table(
         group=np.concatenate([row_group, len(groups) + comm_group]),
         by_median=np.arange(len(trace)) >= len(row_group),
         work_s=np.concatenate([work, transfer[comm]]) * NS,
-        delay_s=delay,
-        is_first=is_first,
     )
     kinds = np.unique(np.stack([kind_of_cell, np.arange(len(kind_of_cell)) // steps]), axis=1)
     shared = np.unique(kinds[1, np.bincount(kinds[0])[kinds[0]] > 1])
@@ -184,7 +173,6 @@ def _make_table(
         stretch_of_node=stretch_of_node,
         stretch=np.concatenate([stretch, nothing]),
         node=np.concatenate([np.full(len(row_group), -1, dtype=np.int64), comm]),
-        trace=trace,
         notes=[f"{what}: {count}" for what, count in counts.items() if count],
     )
 

@@ -43,7 +43,6 @@ COMMANDS = [
     "replay RUN --comm-groups X.json", "predict RUN --network X.json --bandwidth 1Gbit/s",
     "predict RUN --topology X.json",
     "predict RUN --gpu H100:X.json", "predict RUN --gpu H100:X.yaml", "astra . --check X.json",
-    "stragglers X.parquet --meta X.yaml",
 ]  # fmt: skip
 
 

@@ -133,23 +133,6 @@ def test_ranks_with_one_prefix_are_replayed_together(tmp_path, capsys, by):
         ]
 
 
-def test_transfer_shortest(tmp_path, capsys):
-    for rank, (work, duration) in enumerate([(10, 45), (50, 9)]):
-        nodes = cpu(1, work, start=1), collective(2, duration, (1,), start=1 + work)
-        save(tmp_path / f"run.{rank}.et", make_trace(*nodes, trace_start_ns=0, clock_domain="host"))
-    for flag, ends in (("own", [55, 59]), ("shortest", [59, 59])):
-        _, answer = run_json(capsys, str(tmp_path / "run"), "--transfer", flag)
-        for ranks in answer["jobs"][0]["replays"].values():
-            assert [rank["simulated_us"] for rank in ranks] == ends
-
-
-def test_alone_replays_each_rank_by_itself(tmp_path, capsys):
-    rank_files(tmp_path)
-    _, answer = run_json(capsys, str(tmp_path / "run"), "--alone")
-    assert [list(job["files"]) for job in answer["jobs"]] == [["0"], ["1"]]
-    assert any("run unmatched" in note for note in answer["jobs"][0]["notes"])
-
-
 def test_copy_of_rank_0_is_not_replayed_twice(tmp_path, capsys):
     files = rank_files(tmp_path)
     copy = tmp_path / "run.et"
