@@ -34,8 +34,10 @@ from chakra_et.convert.runs import RunOptions, SetResult, convert_sets, default_
 from chakra_et.errors import TraceError
 from chakra_et.et.sets import Skeletons
 from chakra_et.findings import sentence
-from chakra_et.names import SIDES
+from chakra_et.names import SIDES, RunFiles
 from chakra_et.ranks.cluster import CLUSTERS
+from chakra_et.ranks.communication import is_record
+from chakra_et.ranks.communication_job import communication_job
 from chakra_et.simulate.measured_steps import steps_sentence
 from chakra_et.text import list_ranks, printable, progress_bar, table
 from chakra_et.traces import sets as trace_sets
@@ -131,6 +133,12 @@ class ConvertConfig:
         ranks = trace_sets.rank_choice(self.ranks) if self.ranks else None
         return self._as(RunOptions, workers=self.workers or default_workers(), ranks=ranks, keep=keep)
 
+    def paths(self) -> list[Path]:
+        """The files that are named, or in the folder."""
+        given = [Path(name) for name in self.files] or [Path(self.dir)]
+        folder = given[0] if len(given) == 1 and given[0].is_dir() else None
+        return sorted(path for path in folder.iterdir() if path.is_file()) if folder else given
+
     def sets(self) -> list[TraceSet]:
         """The runs that the flags name. Raises ``TraceError`` if the files or folders hold no traces."""
         output = Path(self.output) if self.output else None
@@ -157,9 +165,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     def work() -> int:
         about = "Convert host and device traces to Chakra execution traces."
         config = cli.parse(ConvertConfig, argv, description=about)
-        return show(convert(config, config.sets()), config)
+        records = [path for path in config.paths() if is_record(path)]
+        return _records(records, config) if records else show(convert(config, config.sets()), config)
 
     return command(work)
+
+
+def _records(paths: list[Path], config: ConvertConfig) -> int:
+    """Convert files that hold communication alone; the run has the name of their folder."""
+    folder = paths[0].parent.resolve()
+    run = RunFiles(Path(config.output or folder), folder.name)
+    run.folder.mkdir(parents=True, exist_ok=True)
+    notes = communication_job(paths, run)
+    if left := len(config.paths()) - len(paths):
+        notes.append(f"other files, left out: convert them by themselves: {left}")
+    for note in notes:
+        print(f"warning: {run.folder / run.name}: {printable(note)}", file=sys.stderr)
+    print(f"{len(run.et_files())} files written to {printable(str(run.folder))}: communication only.")
+    return 0
 
 
 def main_remaining(argv: Sequence[str] | None = None) -> int:

@@ -21,7 +21,7 @@ THRESHOLD = 1.03
 """The slowdown from which on it is attributed to ranks, stages and types of operations."""
 # The part of the workers, in percent, that counts as the worst.
 WORST_PERCENT = 3
-MOST_TRIED = 16
+MOST_TRIED = 8
 """Of more data-parallel ranks than ``MANY_RANKS``, as many are tried one by one."""
 Slowdowns = dict[Any, float]
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from chakra_et.errors import TraceError, time_limit
+from chakra_et.et.sets import MANY_RANKS
 from chakra_et.simulate.run import Run, Setting
 from chakra_et.simulate.time_by_kind import KINDS
 from chakra_et.text import plural, shortened
@@ -87,6 +88,8 @@ class RankAs:
         if not others or self.like == self.rank:
             raise TraceError(f"--rank {self.rank}: there is no other rank to compare it with")
         mine = ranks.index(self.rank)
+        if len(others) > MANY_RANKS:  # at random, as ranks of one step width would be of one place in a mesh
+            others = np.random.default_rng(0).choice(others, MANY_RANKS, replace=False).tolist()
         own, computing = setting.own_ns.copy(), ~run.is_communication
         nodes, group, slot, traces = _alike(run, mine, [ranks.index(rank) for rank in others])
         is_mine = traces == mine
@@ -115,7 +118,8 @@ class RankAs:
         own[nodes[chosen]] = median[slot[chosen]]
         changed = int(known[own_group].sum())
         total = int(computing[run.graph.trace_of == mine].sum())
-        like = "the median of the other ranks" if self.like is None else f"rank {self.like}"
+        some = f"{len(others)} other" if len(others) < len(ranks) - 1 else "the other"
+        like = f"the median of {some} ranks" if self.like is None else f"rank {self.like}"
         return replace(setting, own_ns=own).noting(
             f"rank {self.rank} as {like}: {changed:,} of its {total:,} nodes have counterparts"
         )

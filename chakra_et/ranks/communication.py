@@ -1,0 +1,240 @@
+"""A job from what large runs record of their communication anyway: two formats, a file per rank or process.
+
+    chakra-et convert dumps -o outputs
+
+PyTorch's flight recorder dumps (``TORCH_FR_BUFFER_SIZE``; FlightRecorder.cpp, versions 2.x), as pickle, which
+is read without running anything that it names, or as JSON; the file names end with the rank. NCCL inspector's
+JSON lines (NVIDIA/nccl, plugins/profiler/inspector, versions 4 and 5): a rank is that of the process in its
+largest communicator. ``communication_job`` makes .et files of both.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import pickle
+import re
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from chakra_et.convert.graph.communication import operation_named
+from chakra_et.errors import TraceError, reason
+from chakra_et.et.columns import CollectiveType, NodeType, item_bytes
+from chakra_et.files import open_regular, read_bytes
+
+MOST_BYTES = 1 << 30
+_SIGNS = re.compile(rb'^\x80.*pg_config|"collective_seq_id"|"(coll|p2p)_perf"', re.DOTALL)
+_MESSAGE = re.compile(r"(send|recv) (\d+)(?:->|<-)(\d+)")
+NOT_RECORDED = {
+    "kind": "calls of a kind that isn't known, left out",
+    "end": "communication whose end isn't recorded, taken to last 0 µs",
+    "start": "communication without times, placed before the moment at which it was written",
+    "size": "communication without a size, taken as 0 bytes",
+    "others": "communication that not all of its ranks recorded, left out",
+    "members": "groups of which some ranks have no file",
+}
+
+
+@dataclass(frozen=True)
+class Call:
+    """One communication of a rank. ``end_ns`` is ``start_ns`` where it isn't known; ``sequence``: which of
+    its group; ``peer``: of a message, a global rank, else -1."""
+
+    name: str
+    operation: CollectiveType | NodeType
+    size: int
+    group: str
+    sequence: int
+    start_ns: int
+    end_ns: int
+    peer: int = -1
+
+
+@dataclass
+class Recorded:
+    """The calls of each rank, the ranks of each group, and how many of what isn't recorded."""
+
+    calls: dict[int, list[Call]] = field(default_factory=lambda: defaultdict(list))
+    groups: dict[str, list[int]] = field(default_factory=dict)
+    world: int = 1
+    lacking: Counter[str] = field(default_factory=Counter)
+
+
+def is_record(path: Path) -> bool:
+    """Whether a file begins as one of the two formats does."""
+    try:
+        with open_regular(path) as file:
+            return bool(_SIGNS.search(file.read(4096)))
+    except OSError:
+        return False
+
+
+def read_records(paths: Sequence[Path]) -> Recorded:
+    """What ``paths`` hold. Raises ``TraceError`` for a file that is cut or isn't of either format, for two
+    files of one rank, and for ranks that have no communication in common."""
+    found = Recorded()
+    lines: list[tuple[Path, dict[str, Any]]] = []
+    for path in sorted(paths):
+        try:
+            content = read_bytes(path, MOST_BYTES)
+            if content[:1] != b"\x80" and b'_perf"' in content[:4096]:
+                lines += ((path, json.loads(line)) for line in content.splitlines() if line.strip())
+            else:
+                _flight(path, _document(content), found)
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            raise TraceError(f"{path}: is no whole record of communication, it {reason(error)}") from None
+    if lines:
+        _inspector(lines, found)
+    found.world = max([found.world, *(rank + 1 for rank in found.calls)])
+    for rank, calls in found.calls.items():
+        found.calls[rank] = [each for each in calls if each.group in found.groups]
+    _keep_common(found)
+    if not any(found.calls.values()):
+        raise TraceError(f"{paths[0].parent}: no communication that all ranks recorded: give all of a run")
+    return found
+
+
+class _Plain(pickle.Unpickler):
+    """Containers, text and numbers; whatever else a pickle names is refused before it is looked up."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise pickle.UnpicklingError(f"it names {module}.{name}, and only plain values are read")
+
+
+def _document(content: bytes) -> dict[str, Any]:
+    try:
+        document = _Plain(io.BytesIO(content)).load() if content[:1] == b"\x80" else json.loads(content)
+    except pickle.UnpicklingError as error:
+        raise ValueError(str(error)) from None
+    except Exception as error:  # pickle: whatever damaged bytes lead to
+        raise ValueError(f"is cut or damaged: {error}") from None
+    if not isinstance(document, dict):
+        raise ValueError("holds no dump")
+    return document
+
+
+def _flight(path: Path, document: dict[str, Any], found: Recorded) -> None:
+    number = re.search(r"(\d+)(?:\.[a-z]+)?$", path.name)
+    if number is None:
+        raise TraceError(f"{path}: the name of a flight recorder dump must end with the rank: rename it")
+    rank = int(number[1])
+    if rank in found.calls:
+        raise TraceError(f"{path}: is a second file of rank {rank}: keep one of each")
+    calls, key = found.calls[rank], {}
+    for config in document.get("pg_config", {}).values():
+        members = json.loads(config["ranks"]) if isinstance(config["ranks"], str) else config["ranks"]
+        if members:  # names alone may be those of other groups on other ranks
+            key[str(config["name"])] = f"{config['name']} {members}"
+            found.groups[key[str(config["name"])]] = [int(each) for each in members]
+    for entry in document["entries"]:
+        group, name = str(entry["process_group"][0]), str(entry["profiling_name"])
+        group = key.get(group, group)
+        message = _MESSAGE.search(name)
+        operation = operation_named(name)
+        if operation is None or isinstance(operation, NodeType) and message is None:
+            found.lacking["kind"] += 1
+            continue
+        created = int(entry["time_created_ns"])
+        start = int(entry.get("time_discovered_started_ns") or created)
+        end = int(entry.get("time_discovered_completed_ns") or 0)
+        if lasted := entry.get("duration_ms"):
+            start = max(end - int(lasted * 1e6), created) if end else start
+            end = end or start + int(lasted * 1e6)
+        found.lacking["end"] += not end
+        types = entry.get("input_dtypes") or [""] * len(entry["input_sizes"])
+        shapes = zip(entry["input_sizes"], types, strict=False)
+        size = sum(math.prod(shape) * item_bytes(kind) for shape, kind in shapes)
+        members = found.groups.get(group, [])
+        peer = int(message[3]) if message else -1
+        peer = members[peer] if message and members else peer
+        sequence = int(entry["p2p_seq_id" if message else "collective_seq_id"])
+        calls.append(Call(name, operation, size, group, sequence, start, max(start, end), peer))
+    for call in calls:  # gloo's dumps list no ranks of groups: whoever uses one is in it
+        members = found.groups.setdefault(call.group, [])
+        if rank not in members:
+            members.append(rank)
+
+
+def _inspector(lines: list[tuple[Path, dict[str, Any]]], found: Recorded) -> None:
+    processes: dict[tuple[str, int], dict[str, tuple[int, int]]] = defaultdict(dict)
+    of_process: dict[tuple[str, int], list[dict[str, Any]]] = defaultdict(list)
+    for path, line in lines:
+        try:
+            header, about = line["header"], line["metadata"]
+            process = str(about["hostname"]), int(about["pid"])
+            processes[process][str(header["id"])] = int(header["n_ranks"]), int(header["rank"])
+            of_process[process].append(line)
+        except (LookupError, TypeError, ValueError) as error:
+            raise TraceError(f"{path}: holds a line that isn't the inspector's, it {reason(error)}") from None
+    ranks: dict[tuple[str, int], int] = {}
+    for process, groups in sorted(processes.items()):
+        size, ranks[process] = max(groups.values(), key=lambda each: each[0])
+        found.world = max(found.world, size)
+    if len(set(ranks.values())) < len(ranks):
+        raise TraceError("two processes have one rank in their largest communicators: give one run's files")
+    member: dict[str, dict[int, int]] = defaultdict(dict)
+    sizes: dict[str, int] = {}
+    for process, groups in processes.items():
+        for group, (size, own) in groups.items():
+            member[group][own], sizes[group] = ranks[process], size
+    for group, known in member.items():
+        found.groups[group] = [known[own] for own in sorted(known)]
+        found.lacking["members"] += len(known) < sizes[group]
+    for process, own_lines in of_process.items():
+        calls, before = [], None
+        for line in reversed(own_lines):
+            call, before = _inspected(line, member[str(line["header"]["id"])], before, found.lacking)
+            calls += [call] if call else []
+        found.calls[ranks[process]] = calls[::-1]
+
+
+def _inspected(
+    line: dict[str, Any], member: dict[int, int], before: int | None, lacking: Counter[str]
+) -> tuple[Call | None, int | None]:
+    """The call of a line, and its start; ``before``: that of the process's next one."""
+    side = "coll" if "coll_perf" in line else "p2p"
+    of, group = line[f"{side}_perf"], str(line["header"]["id"])
+    operation = operation_named(str(of[side]))
+    peer = member.get(int(of.get("p2p_peer", -1)), -1)
+    if operation is None or side == "p2p" and peer < 0:
+        lacking["kind"] += 1
+        return None, before
+    lasted = int(float(of[f"{side}_exec_time_us"]) * 1000)
+    kernels = of.get("event_trace_ts", {}).get("kernel_events", [])
+    if kernels:
+        end = max(int(each["kernel_stop_ts"]) for each in kernels) * 1000
+    else:
+        lacking["start"] += 1
+        written = int(line["metadata"]["dump_timestamp_us"]) * 1000
+        end = written if before is None else min(written, before)
+    size = int(of[f"{side}_msg_size_bytes"])
+    if operation is CollectiveType.REDUCE_SCATTER:  # the inspector's is that of what a rank receives
+        size *= int(line["header"]["n_ranks"])
+    name, sequence = f"nccl:{of[side]}", int(of[f"{side}_sn"])
+    return Call(name, operation, size, group, sequence, end - lasted, end, peer), end - lasted
+
+
+def _keep_common(found: Recorded) -> None:
+    """Keep of each group the calls that all its ranks recorded, as rings of a few thousand calls begin and
+    end at another one on each rank, and those of messages whose peer has a file."""
+    numbers: dict[str, dict[int, set[int]]] = defaultdict(dict)
+    for rank, calls in found.calls.items():
+        for call in calls:
+            if isinstance(call.operation, CollectiveType):
+                numbers[call.group].setdefault(rank, set()).add(call.sequence)
+    common = {group: set.intersection(*of.values()) for group, of in numbers.items()}
+    for rank, calls in found.calls.items():
+        kept = [
+            call
+            for call in calls
+            if not isinstance(call.operation, CollectiveType) or call.sequence in common[call.group]
+        ]
+        found.lacking["others"] += len(calls) - len(kept)
+        found.lacking["size"] += sum(
+            not call.size and call.operation is not CollectiveType.BARRIER for call in kept
+        )
+        found.calls[rank] = sorted(kept, key=lambda call: call.start_ns)
