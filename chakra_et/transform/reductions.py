@@ -20,24 +20,20 @@ from chakra_et.errors import TraceError
 from chakra_et.et.columns import CollectiveType, ExecutionTrace, NodeType
 from chakra_et.et.node_attributes import (
     communicates,
-    renamed,
     texts,
     with_integers,
     with_metadata,
     with_texts,
-    without,
 )
 from chakra_et.et.rearrange import New, insert
 from chakra_et.job.axes import axes_of, forward_uses
 from chakra_et.job.buckets import FIRST_MIB, OTHERS_MIB, buckets_of
-from chakra_et.job.gradients import NEAR, Retime, Sweep, sweeps_of
+from chakra_et.job.gradients import NEAR, Sweep, sweeps_of
 from chakra_et.job.operators import Operators, operators_of
 from chakra_et.transform.changes import RankTraces
 from chakra_et.transform.ddp import BACK, INTO_BUCKET, Backward, find_backward, plan_buckets, size_of
 from chakra_et.transform.operator_times import Elementwise
-from chakra_et.transform.unroll import Draft, drafted, finished
 
-_OPERATORS = ("rf_id", "fw_parent", "seq_id", "scope", "tid", "fw_tid", "op_schema", "parent", "segment")
 # As the reducer of PyTorch 2.x records them with their operators inside: nodes, self time between each.
 _INTO_NODES, _LAUNCH_NODES, _BACK_NODES = 11, 2, 6
 
@@ -75,7 +71,7 @@ def with_reductions(ranks: RankTraces, bucket_mb: float | None = None) -> RankTr
                 "(DistributedDataParallel) nor torch::autograd::AccumulateGrad with shapes"
             )
         sweeps = _last_of_steps(sweeps, operators)
-        traces[rank], rows[rank], sizes = _put_in(operators, sweeps, str(number), limits, where, ranks.retime)
+        traces[rank], rows[rank], sizes = _put_in(operators, sweeps, str(number), limits)
         put_in += len(sizes)
         largest = max(largest, *sizes)
     if found:
@@ -125,10 +121,7 @@ def _with_ddp(
     for step in steps:
         if step.finish >= 0:
             new += _of_step(trace, step, plan_buckets(step, others, first), rate, group)
-    made = insert(trace, np.zeros(len(trace), bool), new)
-    behind = sorted(new, key=lambda node: node.after)
-    after, like = ([getattr(node, name) for node in behind] for name in ("after", "like"))
-    source = np.insert(np.arange(len(trace)), np.array(after, np.int64) + 1, np.array(like, np.int64))
+    made, source = _inserted(trace, new)
     return (
         made,
         source,
@@ -223,71 +216,56 @@ def _last_of_steps(sweeps: Sequence[Sweep], operators: Operators) -> list[Sweep]
 
 
 def _put_in(
-    operators: Operators,
-    sweeps: Sequence[Sweep],
-    group: str,
-    limits: tuple[float, float],
-    where: str,
-    retime: Retime,
+    operators: Operators, sweeps: Sequence[Sweep], group: str, limits: tuple[float, float]
 ) -> tuple[ExecutionTrace, np.ndarray, list[int]]:
     """The trace with an all-reduce for each bucket, the captured rows, and the bytes of the buckets."""
-    draft = drafted(operators.trace)
-    lane = max(draft.lanes, default=0) + 1
-    draft.lanes[lane] = []
-    sizes: dict[int, int] = {}
+    trace, new = operators.trace, []
+    lane = int(trace.column("lane", -1).max()) + 1
+    attributes = {"kind": "collective", "pg_name": group, "pg_description": "data parallel"}
     for sweep in sweeps:
-        sizes_of, types = ([getattr(each, of) for each in sweep.gradients] for of in ("bytes", "type"))
-        for bucket in buckets_of(sizes_of, types, limits[1] * 2**20, limits[0] * 2**20):
-            last = sweep.gradients[bucket[-1]].row
-            node = draft.add(last, 1)
-            draft.lanes[lane].append(node)
-            sizes[node] = sum(sizes_of[at] for at in bucket)
-            _tie(operators, draft, node, last, sweep.gradients[-1].row)
-    made, source, place = finished(draft, where, retime)
-    rows = {place[node]: size for node, size in sizes.items()}
-    chosen = np.zeros(len(made), dtype=bool)
-    chosen[list(rows)] = True
-    # The copies of gradients' nodes as communication: without what an operator has.
-    made = without(made, [name for name in made.attributes if name in _OPERATORS], chosen)
-    made = with_integers(made, "lane", dict.fromkeys(rows, lane))
-    made = with_integers(made, "is_cpu_op", dict.fromkeys(rows, 0))
-    made = with_texts(made, "kind", dict.fromkeys(rows, "collective"))
-    made = renamed(made, dict.fromkeys(rows, "gradient all-reduce"))
-    made = _as_collectives(made, rows, group)
+        sizes, types = ([getattr(each, of) for each in sweep.gradients] for of in ("bytes", "type"))
+        for bucket in buckets_of(sizes, types, limits[1] * 2**20, limits[0] * 2**20):
+            ready, end = (sweep.gradients[at].row for at in (bucket[-1], -1))
+            before, behind = _tied(operators, ready, end)
+            node = New(max(before), ready, 1.0, "gradient all-reduce", [*before], behind)
+            node.collective, node.lane, node.texts = sum(sizes[at] for at in bucket), lane, attributes
+            new.append(node)
+    made, source = _inserted(trace, new)
     with contextlib.suppress(ValueError):
-        lanes = json.loads(made.metadata_str("lanes") or "[]")
-        lanes.append({"kind": "communication", "label": "gradients"})
-        made = with_metadata(made, lanes=json.dumps(lanes, separators=(",", ":")))
-    return made, source, list(sizes.values())
+        known = json.loads(made.metadata_str("lanes") or "[]")
+        known.append({"kind": "communication", "label": "gradients"})
+        made = with_metadata(made, lanes=json.dumps(known, separators=(",", ":")))
+    return made, source, [node.collective or 0 for node in new]
 
 
-def _tie(operators: Operators, draft: Draft, node: int, ready: int, end: int) -> None:
-    """An all-reduce waits for the gradient in row ``ready`` and the device work before it; what follows the
-    pass, whose last gradient is in row ``end``, waits for the all-reduce."""
-    cpu = draft.lanes[int(operators.lane[ready])]
-    draft.across.append((_last_in(operators, cpu, ready), node))
-    last = _last_in(operators, cpu, end)
-    after = next((row for row in cpu if row > last), None)
-    device = [lane for lane in draft.lanes if lane not in operators.tops and lane != max(draft.lanes)]
-    waits = False
-    for lane in device:
-        rows = np.array([row for row in draft.lanes[lane] if operators.parent[row] >= 0], dtype=np.int64)
-        if not len(rows) or operators.trace.types[rows[0]] >= NodeType.COMM_SEND:
+def _inserted(trace: ExecutionTrace, new: Sequence[New]) -> tuple[ExecutionTrace, np.ndarray]:
+    """The trace with ``new`` nodes, and the row that each node is a copy of."""
+    behind = sorted(new, key=lambda node: node.after)
+    after, like = (np.array([getattr(node, of) for node in behind], np.int64) for of in ("after", "like"))
+    source = np.insert(np.arange(len(trace)), after + 1, like)
+    return insert(trace, np.zeros(len(trace), bool), new), source
+
+
+def _tied(operators: Operators, ready: int, end: int) -> tuple[list[int], list[int]]:
+    """The rows that an all-reduce waits for, and those that wait for it: it follows the gradient in row
+    ``ready`` and the device work before it; what comes after the pass, whose last gradient is in row ``end``,
+    follows the all-reduce."""
+    trace, lane = operators.trace, operators.lane
+    cpu = np.flatnonzero(lane == lane[ready])
+    before, waiting = [_last_in(operators, cpu, ready)], []
+    for each in np.setdiff1d(lane, list(operators.tops)).tolist():
+        rows = np.flatnonzero((lane == each) & (operators.parent >= 0))
+        if not len(rows) or trace.types[rows[0]] >= NodeType.COMM_SEND:
             continue
         launched = operators.parent[rows]
-        before, behind = rows[launched <= ready], rows[launched > end]
-        draft.across += [(int(before[-1]), node)] if len(before) else []
-        draft.across += [(node, int(behind[0]))] if len(behind) else []
-        waits |= bool(len(behind))
-    if after is not None and not waits:
-        draft.across.append((node, after))
+        before += rows[launched <= ready][-1:].tolist()
+        waiting.append(rows[launched > end])
+    last = max(before)
+    behind = [int(rows[rows > last][0]) for rows in waiting if (rows > last).any()]
+    return before, behind or cpu[cpu > max(_last_in(operators, cpu, end), last)][:1].tolist()
 
 
-def _last_in(operators: Operators, cpu: Sequence[int], row: int) -> int:
-    """The last row on the lane that lies in the outermost operator around ``row``."""
-    last = row
-    for other in cpu[int(np.searchsorted(np.array(cpu), row)) :]:
-        if operators.top[other] != operators.top[row]:
-            break
-        last = other
-    return last
+def _last_in(operators: Operators, cpu: np.ndarray, row: int) -> int:
+    """The last of the lane's rows that lies in the outermost operator around ``row``, without a gap."""
+    inside = operators.top[cpu[cpu >= row]] == operators.top[row]
+    return int(cpu[cpu >= row][: len(inside) if inside.all() else int(inside.argmin())][-1])
