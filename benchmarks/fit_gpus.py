@@ -36,7 +36,7 @@ from chakra_et.cost.operator_times import FILE, SETS, GpuModel, gpu_model
 from chakra_et.errors import TraceError
 from chakra_et.files import write_text
 from chakra_et.predict.gpu import ratio
-from chakra_et.predict.gpu_work import operators
+from chakra_et.predict.gpu_work import launched_operators
 from chakra_et.simulate.run import make_run
 from chakra_et.text import table
 from chakra_et.traces.sets import Pair
@@ -139,7 +139,7 @@ def left_out(pairs: Mapping[str, Mapping[str, Trace]], others: Sequence[Trace]) 
 def read(path: Path, host: Path | None = None) -> Trace:
     """The operators of a trace, alike ones together."""
     run = make_run(path.name, [convert_pair(Pair(-1, host, path)).trace], [0])
-    found = operators(run)
+    found = launched_operators(run)
     total = np.bincount(found.of, run.graph.own_ns[found.nodes] / 1e3, len(found.work))
     together: dict[OperatorCall, list[float]] = {}
     for work, micros in zip(found.work, total.tolist(), strict=True):

@@ -29,7 +29,7 @@ from chakra_et.et import file as et_file
 from chakra_et.simulate.measured_steps import step_rows
 from chakra_et.traces import sets as trace_sets
 from chakra_et.transform.ddp import find_backward, inside
-from chakra_et.transform.fsdp import call_micros, ddp_rows
+from chakra_et.transform.fsdp import ddp_rows, view_micros
 
 WIDTH, BATCH, STEPS = 64, 8, 6
 MODELS = [(blocks, layers) for blocks in (2, 4) for layers in (1, 2, 4, 8, 12)]
@@ -87,7 +87,7 @@ def calls_per_step(path: Path) -> float:
     if not len(ours):
         counted &= ~ddp_rows(trace, find_backward(trace, 0, str(path)))
     taken = np.where(counted, trace.duration_micros.astype(float), 0.0)
-    return float(np.median(np.add.reduceat(taken, step_rows(trace)[1]))) / call_micros(trace)
+    return float(np.median(np.add.reduceat(taken, step_rows(trace)[1]))) / view_micros(trace)
 
 
 def main() -> int:

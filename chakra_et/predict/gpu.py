@@ -22,7 +22,7 @@ from chakra_et.cost import gpus, operator_times
 from chakra_et.cost.operator_calls import OperatorCall, item_bytes
 from chakra_et.cost.operator_times import GpuModel, gpu_model
 from chakra_et.errors import TraceError
-from chakra_et.predict.gpu_work import operators
+from chakra_et.predict.gpu_work import launched_operators
 from chakra_et.simulate.run import Run, Setting
 
 _BY_LIBRARIES = ("attention", "convolution", "matrix product")
@@ -54,7 +54,7 @@ class OtherGpu:
 
     def apply(self, run: Run, setting: Setting) -> Setting:
         source, target = gpu_model(self.source), gpu_model(self.target)
-        flag, found = f"--gpu {self.source}→{self.target}", operators(run)
+        flag, found = f"--gpu {self.source}→{self.target}", launched_operators(run)
         if not len(found.nodes):
             raise TraceError(f"{flag}: the run has no kernels")
         notes = _check_source(run, source.gpu, flag)

@@ -108,7 +108,7 @@ def _elementwise(work: OperatorCall, name: str, found: Sequence[tuple[list[int],
     """Bytes that are really touched, and how the tensors lie."""
     first = bool(_WRITES_FIRST.match(name))
     operands = [each for each in found if each[0] or len(found) == 1] or list(found)
-    way = layout([shape for shape, _, _ in operands], [step for _, step, _ in operands], first)
+    way = memory_layout([shape for shape, _, _ in operands], [step for _, step, _ in operands], first)
     if way is None:
         return work
     sizes = [item_bytes(of) for _, _, of in operands]
@@ -199,7 +199,7 @@ def _attention(work: OperatorCall, tensors: Sequence[list[int]], heads_first: bo
 
 
 @dataclass(frozen=True)
-class Layout:
+class MemoryLayout:
     """``elements`` of the result; ``touched[operands]``: elements that each tensor has in memory, without
     those that broadcasting repeats; ``strided``: whether places are computed; ``apart``: so many elements in
     a row don't lie beside each other in one of the tensors, 0 for none.
@@ -221,7 +221,9 @@ def _steps(shape: Shape, given: Shape | None) -> list[int]:
     return strides
 
 
-def layout(shapes: Sequence[Shape], strides: Sequence[Shape | None], first_is_result: bool) -> Layout | None:
+def memory_layout(
+    shapes: Sequence[Shape], strides: Sequence[Shape | None], first_is_result: bool
+) -> MemoryLayout | None:
     """Of tensors with these shapes and strides (None: contiguous); None where shapes don't broadcast.
 
     ``first_is_result``: as with ``copy_`` and ``add_``; else the result lies like the first full-size tensor.
@@ -245,7 +247,7 @@ def layout(shapes: Sequence[Shape], strides: Sequence[Shape | None], first_is_re
     fastest = [step[0] if step else 1 for step in crossed]
     strided = len(sizes) > 1 or any(step != 1 for step in fastest)
     apart = sizes[0] if sizes and any(step > 1 for step in fastest) else 0
-    return Layout(elements, tuple(touched), strided and elements > 1, apart)
+    return MemoryLayout(elements, tuple(touched), strided and elements > 1, apart)
 
 
 def _crossed(sizes: list[int], steps: list[list[int]]) -> tuple[list[int], list[list[int]]]:

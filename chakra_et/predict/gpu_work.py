@@ -78,7 +78,7 @@ def kernel_classes(run: Run) -> np.ndarray:
     return _classes(run, _launchers(run))
 
 
-def operators(run: Run) -> Launchers:
+def launched_operators(run: Run) -> Launchers:
     """All device work of a run by operator. Convolutions use TF32 where the GPU has it, unless PyTorch is
     told otherwise; of matrix products, names of kernels tell.
     """

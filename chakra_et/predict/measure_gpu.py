@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     if config.device.startswith("cuda") and not torch.cuda.is_available():
         raise TraceError("measure-gpu: PyTorch sees no GPU here: run it on the machine that has one")
-    sizes = shapes(config.shapes, config.largest)
+    sizes = product_shapes(config.shapes, config.largest)
     points = np.column_stack([np.ones(len(sizes)), sizes, np.full(len(sizes), SETS)])
     taken = {kind: _products(config, sizes, dtype) for kind, dtype in _KINDS.items()}
     bandwidth = _copy_bandwidth(config)
@@ -82,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def shapes(count: int, largest: float) -> np.ndarray:
+def product_shapes(count: int, largest: float) -> np.ndarray:
     """m, n, k of products of up to ``largest`` operations, evenly spread in their logarithms; [count, 3]."""
     found: list[tuple[int, int, int]] = []
     at = 0

@@ -13,7 +13,7 @@ from chakra_et.et.node_attributes import dependencies, lanes, parents
 from chakra_et.et.rearrange import New, insert
 from chakra_et.simulate.run import Run
 from chakra_et.transform.changes import CollectiveTimes, as_run, with_transfers
-from chakra_et.transform.ddp import Backward, Bucket, awaited, find_backward, plan_buckets, size_of
+from chakra_et.transform.ddp import Backward, Bucket, awaited, bucket_bytes, find_backward, plan_buckets
 
 FLAG = "--bucket-mb"
 
@@ -47,7 +47,10 @@ class BucketSize:
         for trace, steps in found:
             plan = [plan_buckets(step, self.mb, first_mb) if step.buckets else [] for step in steps]
             sizes.append(
-                [[size_of(step, part) for part in parts] for step, parts in zip(steps, plan, strict=True)]
+                [
+                    [bucket_bytes(step, part) for part in parts]
+                    for step, parts in zip(steps, plan, strict=True)
+                ]
             )
             traces.append(_rebucketed(trace, steps, plan, times, last, len(ranks)))
         for rank, of_rank in zip(ranks, sizes, strict=True):
@@ -87,7 +90,7 @@ def _rebucketed(
     for step, parts in zip(steps, plan, strict=True):
         for number, part in enumerate(parts):
             around = step.gradients[part[-1]].rows
-            last, size = max(around), size_of(step, part)
+            last, size = max(around), bucket_bytes(step, part)
             of_network = last_times if number == len(parts) - 1 else times
             launch = {
                 row: New(last, row, float(trace.duration_micros[row]), parent=around[0])

@@ -18,7 +18,7 @@ from chakra_et.cost.network_fit import NetworkModel, fit_model
 from chakra_et.et.columns import CollectiveType, ExecutionTrace
 from chakra_et.et.node_attributes import lasting, texts, with_integers
 from chakra_et.simulate.run import Run, Setting, make_run
-from chakra_et.transform.network import find_communication, samples
+from chakra_et.transform.network import collective_samples, find_communication
 
 if TYPE_CHECKING:
     from chakra_et.job.gradients import Retime
@@ -151,7 +151,7 @@ class CollectiveTimes:
         communication = find_communication(run)
         if counted is not None:
             communication = [each for each in communication if counted[each.nodes].all()]
-        found = samples(communication)
+        found = collective_samples(communication)
         self.known = {(each.kind, each.size, each.ranks): each.ns for each in found}
         ratios = [
             float(np.median(each.transfer_ns)) / median

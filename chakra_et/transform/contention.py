@@ -26,7 +26,7 @@ class Slowdown:
 
     def without(self, run: Run) -> Run:
         """The run whose operators take what they take alone."""
-        alone = run.graph.own_ns - self.part * beside(run, run.measured)
+        alone = run.graph.own_ns - self.part * time_beside_transfers(run, run.measured)
         micros = run.graph.scatter(np.rint(alone / 1000).astype(np.int64))
         changes = run.graph.scatter((alone < run.graph.own_ns).astype(np.int64))
         traces = [
@@ -43,7 +43,7 @@ class Slowdown:
         """The setting in which operators take longer beside its transfers."""
         alone = setting.own_ns
         for _ in range(_ROUNDS):
-            longer = np.rint(alone + self.part * beside(run, setting)).astype(np.int64)
+            longer = np.rint(alone + self.part * time_beside_transfers(run, setting)).astype(np.int64)
             setting = replace(setting, own_ns=longer)
         return setting
 
@@ -53,7 +53,7 @@ def find_slowdown(run: Run) -> Slowdown | None:
     the difference is within their scatter."""
     if not any(name.startswith(_GLOO) for name in run.names):
         return None
-    shared, key = beside(run, run.measured), _alike(run)
+    shared, key = time_beside_transfers(run, run.measured), _alike(run)
     taken = run.graph.own_ns.astype(float)
     nodes = np.flatnonzero((key >= 0) & (taken > 0))
     near, alone = nodes[shared[nodes] > 0], nodes[shared[nodes] == 0]
@@ -72,7 +72,7 @@ def find_slowdown(run: Run) -> Slowdown | None:
     return Slowdown(min(excess / float(shared[known].sum()), 1.0))
 
 
-def beside(run: Run, setting: Setting) -> np.ndarray:
+def time_beside_transfers(run: Run, setting: Setting) -> np.ndarray:
     """How long a transfer of gloo's runs on its rank beside each CPU node, ns, float64[N]."""
     graph, times = run.graph, solve(run, setting)
     start, end = times.start_ns, times.end_ns

@@ -120,7 +120,7 @@ def plan_buckets(step: Backward, mb: float, first_mb: float) -> list[list[int]]:
     return buckets_of(sizes, types, mb * 2**20, first_mb * 2**20)
 
 
-def size_of(step: Backward, part: list[int]) -> int:
+def bucket_bytes(step: Backward, part: list[int]) -> int:
     """The bytes of a bucket."""
     return sum(step.gradients[at].size for at in part)
 

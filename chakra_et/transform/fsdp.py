@@ -35,7 +35,7 @@ _DOUBT = 0.25
 and the rate of copies is that of other operators."""
 _CALLS = 85.0, 13.0
 """Work of fully_shard beside its copies, Python included, for each collective and for each parameter in it,
-in times of ``call_micros``: benchmarks/fsdp_overhead.py, torch 2.13."""
+in times of ``view_micros``: benchmarks/fsdp_overhead.py, torch 2.13."""
 _COPY_IN, _COPY_OUT = "fsdp::all_gather_copy_in", "fsdp::split_with_sizes_copy"
 _CHUNK_CAT, _KEEP_PIECE = "fsdp::chunk_cat", "FSDP::post_backward_reduce"
 _GATHER, _SCATTER = "c10d::_allgather_base_", "c10d::_reduce_scatter_base_"
@@ -149,7 +149,7 @@ def _sharded(
     collective = backward[0].buckets[0].collective
     # What a call does behind the launch, it does beside the collective.
     launches = [trace.duration_micros[b.launch[0]] for step in backward for b in step.buckets]
-    costs = Elementwise(trace), call_micros(trace), float(np.median(launches))
+    costs = Elementwise(trace), view_micros(trace), float(np.median(launches))
     nodes = Nodes(*costs, times, ranks, collective, int(trace.column("lane", -1)[collective]))
     parameters = {each.shape for step in backward for each in step.gradients}
 
@@ -164,7 +164,7 @@ def _sharded(
     return insert(made, ddp_rows(trace, backward), new), count
 
 
-def call_micros(trace: ExecutionTrace) -> float:
+def view_micros(trace: ExecutionTrace) -> float:
     """What an operator that returns a view takes on average, the measure of the CPU's own speed; µs."""
     names = [name.decode("utf-8", "replace") for name in trace.names.table]
     views = [name for name in names if VIEWS.fullmatch(name)]
@@ -262,7 +262,7 @@ def find_units(operators: Operators, blocks: Blocks, step: Backward, where: str)
 
 @dataclass(frozen=True)
 class Nodes:
-    """Makes the nodes of one rank's steps. ``call``: its ``call_micros``; ``launch``: µs of a collective's
+    """Makes the nodes of one rank's steps. ``call``: its ``view_micros``; ``launch``: µs of a collective's
     call. ``collective``: a row of a measured all-reduce, which lends attributes to the new ones; ``lane``:
     theirs."""
 

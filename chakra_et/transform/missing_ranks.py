@@ -13,7 +13,7 @@ from chakra_et.job.mesh import ScaledGroups, find_mesh
 from chakra_et.job.sets import InputSet
 from chakra_et.transform.rank_copies import (
     compute_micros,
-    draw,
+    drawn_factors,
     names_in,
     peers_in,
     relabelled,
@@ -57,7 +57,7 @@ def filled(found: InputSet, folder: Path, mesh_text: str = "", seed: int = 0) ->
         plain = without_waiting(traces[source], lasting[source])
         names = names_in(traces[source], groups, place)
         peers = peers_in(traces[source], mesh, mesh, places[source], place)
-        factors = draw(generator, busy, alike.index(source), None)
+        factors = drawn_factors(generator, busy, alike.index(source), None)
         copy = varied(relabelled(plain, names, peers, mesh.ranks), step_of(traces[source]), factors)
         files[rank] = folder / f"{found.name}.{rank}.et"
         et_file.write(files[rank], copy)

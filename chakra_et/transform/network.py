@@ -62,7 +62,7 @@ class Network:
                 f"--algorithm {self.algorithm}: the run has no collectives, only messages between two ranks, "
                 "which have no algorithm: leave it out"
             )
-        fitted = self.model or fit_model(samples(found) or _messages(found), "the run")
+        fitted = self.model or fit_model(collective_samples(found) or _messages(found), "the run")
         setting = setting.noting(f"network of the run: {fitted.describe()}")
         if self.bandwidth is None and not self.topology:
             return self._by_ratio(run, setting, found, fitted)
@@ -194,7 +194,7 @@ def find_communication(run: Run) -> list[Transfer]:
     return found
 
 
-def samples(found: Sequence[Transfer]) -> list[Sample]:
+def collective_samples(found: Sequence[Transfer]) -> list[Sample]:
     """The collectives to fit a model to: the median time of each kind and size."""
     groups: dict[tuple[CollectiveType, int, int], list[float]] = {}
     for each in found:
@@ -207,7 +207,9 @@ def samples(found: Sequence[Transfer]) -> list[Sample]:
 def _messages(found: Sequence[Transfer]) -> list[Sample]:
     """What to fit a model to where there are no collectives: a message takes as long as a broadcast between
     two ranks, α + nβ."""
-    return samples([replace(each, kind=CollectiveType.BROADCAST) for each in found if each.kind is None])
+    return collective_samples(
+        [replace(each, kind=CollectiveType.BROADCAST) for each in found if each.kind is None]
+    )
 
 
 def _lasting(setting: Setting, found: Sequence[Transfer], taken: Sequence[np.ndarray]) -> Setting:

@@ -67,7 +67,7 @@ def without_waiting(trace: ExecutionTrace, lasting: np.ndarray) -> ExecutionTrac
     return with_metadata(plain, **dict.fromkeys(RECORDED))
 
 
-def resized(
+def with_members(
     trace: ExecutionTrace,
     members: Mapping[str, tuple[int, int]],
     lasting: Callable[[CollectiveType, int, int, str, float], float],
@@ -231,7 +231,7 @@ def relative_spread(busy: Sequence[np.ndarray]) -> float:
     return float(np.sqrt(((factors - 1) ** 2).sum() / free)) if free else 0.0
 
 
-def draw(
+def drawn_factors(
     generator: np.random.Generator, busy: Sequence[np.ndarray], own: int, spread: float | None
 ) -> np.ndarray:
     """Factors for the steps of a copy of rank ``own`` of ``busy``, float64[S, K].

@@ -31,7 +31,7 @@ from chakra_et.job.buckets import FIRST_MIB, OTHERS_MIB, buckets_of
 from chakra_et.job.gradients import NEAR, Sweep, sweeps_of
 from chakra_et.job.operators import Operators, operators_of
 from chakra_et.transform.changes import RankTraces
-from chakra_et.transform.ddp import BACK, INTO_BUCKET, Backward, find_backward, plan_buckets, size_of
+from chakra_et.transform.ddp import BACK, INTO_BUCKET, Backward, bucket_bytes, find_backward, plan_buckets
 from chakra_et.transform.operator_times import Elementwise
 
 # As the reducer of PyTorch 2.x records them with their operators inside: nodes, self time between each.
@@ -159,7 +159,7 @@ def _of_step(
         micros = rate.micros(0, _LAUNCH_NODES)
         launch = New(max(rows), rows[0], micros, "c10d::allreduce_", parent=rows[0])
         reduce = New(max(rows), rows[0], 1.0, "gloo:all_reduce", [launch], parent=launch)
-        reduce.collective, reduce.lane, reduce.texts = size_of(step, part), lane, attributes
+        reduce.collective, reduce.lane, reduce.texts = bucket_bytes(step, part), lane, attributes
         back[-len(part)].needs.append(reduce)
         new += [launch, reduce]
     return [*new, *back]

@@ -27,20 +27,20 @@ from chakra_et.job.sets import Groups, InputSet
 from chakra_et.names import run_at
 from chakra_et.simulate.run import Run, make_run
 from chakra_et.transform.changes import CollectiveTimes, RankTraces, as_run
-from chakra_et.transform.network import find_communication, samples
+from chakra_et.transform.network import collective_samples, find_communication
 from chakra_et.transform.rank_copies import (
     EVERY,
     compute_micros,
-    draw,
+    drawn_factors,
     names_in,
     peers_in,
     relabelled,
     relative_spread,
-    resized,
     step_of,
     timed,
     transfers,
     varied,
+    with_members,
     without_waiting,
 )
 
@@ -91,7 +91,7 @@ def scaled(run: Run, wanted: Scaling, manifest: Mapping[str, Any] | None = None)
     new = _new_mesh(old, wanted)
     name = run_at(run.name).name
     topology = read_topology(wanted.topology, new.ranks) if wanted.topology else None
-    timed_ones = any(each.ns > 0 for each in samples(find_communication(run)))
+    timed_ones = any(each.ns > 0 for each in collective_samples(find_communication(run)))
     times = CollectiveTimes(run, wanted.network) if wanted.network or timed_ones else None
     if old.dp == 1 < new.dp and topology is None and times is None:
         raise TraceError(
@@ -296,11 +296,11 @@ class Scaled:
                 return self.times.micros(kind, size, new)
             return micros * self.times.model.change(kind, (before, old), (size, new))
 
-        trace = resized(self.plain[source], members, lasting)
+        trace = with_members(self.plain[source], members, lasting)
         if variant >= 0:
             place = self.mesh.place(source)
             alike = self.alike[place.tensor, place.stage]
-            factors = draw(self.generator, alike, place.data, self.wanted.spread)
+            factors = drawn_factors(self.generator, alike, place.data, self.wanted.spread)
             trace = varied(trace, self.step[source], factors)
         return trace
 

@@ -16,7 +16,7 @@ from chakra_et.et.columns import CollectiveType
 from chakra_et.simulate.run import Run
 from chakra_et.text import plural
 from chakra_et.transform.changes import CollectiveTimes, as_run, with_sizes, with_transfers
-from chakra_et.transform.ddp import find_backward, size_of
+from chakra_et.transform.ddp import bucket_bytes, find_backward
 from chakra_et.transform.operator_times import resized
 
 FLAG = "--resize"
@@ -84,7 +84,7 @@ class Resize:
                     for each in step.gradients[bucket.first : bucket.last]:
                         grown = math.prod(self.sizes.get(size, size) / size for size in each.shape if size)
                         new += each.size * grown
-                    if round(new) != size_of(step, list(range(bucket.first, bucket.last))):
+                    if round(new) != bucket_bytes(step, list(range(bucket.first, bucket.last))):
                         found[-1][bucket.collective] = round(new)
         return found
 

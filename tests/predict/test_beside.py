@@ -13,7 +13,7 @@ from chakra_et.et.node_attributes import lasting
 from chakra_et.predict.predict import predict
 from chakra_et.simulate.run import Run, make_run
 from chakra_et.transform.changes import as_run, with_transfers
-from chakra_et.transform.contention import Slowdown, beside, find_slowdown
+from chakra_et.transform.contention import Slowdown, find_slowdown, time_beside_transfers
 from tests.simulate.replay_traces import collective, cpu, make_trace
 
 TAKEN = [100, 102, 98, 150, 75]
@@ -44,7 +44,7 @@ def two_ranks(taken: Sequence[int] = TAKEN, names: Sequence[str] = ("aten::mm",)
 
 def test_an_operator_beside_a_transfer_is_compared_with_the_same_one_alone() -> None:
     run = two_ranks()
-    shared = beside(run, run.measured)[run.graph.trace_of == 0]
+    shared = time_beside_transfers(run, run.measured)[run.graph.trace_of == 0]
     assert (shared / 1000).tolist() == [0, 0, 0, 0, 150, 30, 0, 0]
     slowdown = find_slowdown(run)
     assert slowdown == Slowdown(1 / 3)

@@ -17,7 +17,7 @@ from chakra_et.cost.operator_calls import CLASSES, OperatorCall
 from chakra_et.cost.operator_times import gpu_model
 from chakra_et.et.columns import TensorInfo
 from chakra_et.predict.gpu import OtherGpu, ratio
-from chakra_et.predict.gpu_work import kernel_classes, operators
+from chakra_et.predict.gpu_work import kernel_classes, launched_operators
 from chakra_et.predict.predict import Prediction, predict
 from chakra_et.simulate.run import Run, make_run
 from tests.shared import shared_path
@@ -76,7 +76,7 @@ def test_kernels_belong_to_the_operator_that_launched_them() -> None:
         "elementwise",
         "memory copy",
     ]
-    found = operators(run)
+    found = launched_operators(run)
     assert len(found.work) == 4
     work = {each.kind: each for each in found.work if each.known}
     assert work["matrix product"].product == (1, 4096, 4096, 4096)
@@ -85,7 +85,7 @@ def test_kernels_belong_to_the_operator_that_launched_them() -> None:
 
 def test_a_library_s_operator_takes_what_the_other_library_s_does() -> None:
     before, changed = two_operators(), after(predict(two_operators(), [OtherGpu("H100", "MI300X")]))
-    product = operators(before).work[0]
+    product = launched_operators(before).work[0]
     whole = MI300X.micros(product)
     assert changed[2] + changed[3] + changed[4] == pytest.approx(whole, rel=1e-3)
     assert changed[2] == pytest.approx(whole * 200 / 213, rel=1e-3)
@@ -137,7 +137,7 @@ def test_attention_counts_with_all_that_it_calls() -> None:
         ],
         {1: (shape, "c10::Half"), 3: ([[16, 256, 64], [16, 64, 256]], "c10::Half")},
     )
-    found = operators(run)
+    found = launched_operators(run)
     assert [CLASSES[kind] for kind in found.kind] == ["attention", "attention"]
     (work,) = found.work
     assert (work.batch, work.queries, work.keys) == (16, 256, 256)
@@ -197,7 +197,7 @@ def test_cat_of_one_large_tensor_has_half_of_an_nvidia_gpu() -> None:
 )
 def test_kernels_without_an_operator_are_classed_by_name(name: str, kind: str) -> None:
     run = run_of([cpu(1, 1, name="step"), kernel(2, 50, (1,), kind="kernel", name=name)])
-    (found,) = operators(run).kind
+    (found,) = launched_operators(run).kind
     assert CLASSES[found] == kind
     made = predict(run, [OtherGpu("MI300X", "H100")])
     assert any(note.startswith("1 kernels (0.050 ms) have no recorded operations") for note in made.notes)
@@ -240,9 +240,9 @@ def test_what_a_kernel_clears_first_is_not_its_work() -> None:
         kernel(2, 2, (1,), kind="memset", name="Memset (Device)", parent=1) | {"tensor_size": 1_480_000},
         kernel(3, 400, (2,), kind="kernel", name="dgrad", parent=1),
     ]
-    (work,) = operators(run_of(nodes)).work
+    (work,) = launched_operators(run_of(nodes)).work
     assert not work.known
-    (alone,) = operators(run_of([nodes[1] | {"parent": None, "deps": ()}])).work
+    (alone,) = launched_operators(run_of([nodes[1] | {"parent": None, "deps": ()}])).work
     assert alone.moved == 1_480_000
 
 

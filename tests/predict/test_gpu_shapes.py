@@ -11,8 +11,8 @@ import pytest
 from chakra_et.convert.pair import convert_pair
 from chakra_et.cost.operator_calls import OperatorCall
 from chakra_et.et import file as et_file
-from chakra_et.predict.gpu_shapes import described, layout
-from chakra_et.predict.gpu_work import operators
+from chakra_et.predict.gpu_shapes import described, memory_layout
+from chakra_et.predict.gpu_work import launched_operators
 from chakra_et.simulate.run import make_run
 from chakra_et.traces.fields import STRIDES
 from chakra_et.traces.sets import Pair
@@ -46,7 +46,7 @@ def test_a_copy_of_a_permuted_tensor(dims: tuple[int, ...], strided: bool, apart
     made = source.contiguous() if strided else torch.empty_like(source)
     if dims == (0, 1, 3, 2):
         assert source.shape[-1] == 8
-    found = layout([made.shape, source.shape], [made.stride(), source.stride()], True)
+    found = memory_layout([made.shape, source.shape], [made.stride(), source.stride()], True)
     assert found is not None
     assert (found.elements, found.touched) == (source.numel(), (source.numel(),) * 2)
     assert (found.strided, found.apart) == (strided, apart)
@@ -55,18 +55,18 @@ def test_a_copy_of_a_permuted_tensor(dims: tuple[int, ...], strided: bool, apart
 def test_tensors_that_lie_alike_count_as_one_piece() -> None:
     """As images with channels last: PyTorch crosses all of them in the order of memory."""
     image = torch.empty(2, 3, 4, 5).to(memory_format=torch.channels_last)
-    found = layout([image.shape] * 2, [image.stride()] * 2, False)
+    found = memory_layout([image.shape] * 2, [image.stride()] * 2, False)
     assert found is not None and not found.strided
-    mixed = layout([image.shape] * 2, [image.stride(), torch.empty(image.shape).stride()], False)
+    mixed = memory_layout([image.shape] * 2, [image.stride(), torch.empty(image.shape).stride()], False)
     assert mixed is not None and mixed.strided
 
 
 @pytest.mark.parametrize(("other", "touched"), [((768,), 768), ((4, 9, 1), 36), ((1, 1, 1), 1)])
 def test_what_broadcasting_repeats_is_read_once(other: tuple[int, ...], touched: int) -> None:
-    found = layout([(4, 9, 768), other], [None, None], False)
+    found = memory_layout([(4, 9, 768), other], [None, None], False)
     assert found is not None and found.strided
     assert found.touched == (4 * 9 * 768, touched)
-    assert layout([(4, 9), (5, 9)], [None, None], False) is None
+    assert memory_layout([(4, 9), (5, 9)], [None, None], False) is None
 
 
 def test_bytes_of_elementwise_operators() -> None:
@@ -165,7 +165,7 @@ def test_strides_are_kept_in_the_file_and_else_names_of_kernels_tell(
         assert json.loads(kept.values[0]) == [[16384, 2048, 64, 1], [16384, 64, 512, 1]]
     else:
         assert kept is None
-    work = {each.kind: each for each in operators(make_run("t", [read], [0])).work if not each.joins}
+    work = {each.kind: each for each in launched_operators(make_run("t", [read], [0])).work if not each.joins}
     assert work["copy"].strided is not straight
-    (joined,) = (each for each in operators(make_run("t", [read], [0])).work if each.joins)
+    (joined,) = (each for each in launched_operators(make_run("t", [read], [0])).work if each.joins)
     assert (joined.operations, joined.moved, joined.joins) == (72, 2 * 4 * 72, 40)

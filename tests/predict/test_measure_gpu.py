@@ -11,7 +11,7 @@ from chakra_et.cost.gpus import gpu
 from chakra_et.cost.kernel_times import calibrated, kernel_times
 from chakra_et.cost.operator_calls import OperatorCall
 from chakra_et.cost.operator_times import gpu_model
-from chakra_et.predict.measure_gpu import SETS, shapes
+from chakra_et.predict.measure_gpu import SETS, product_shapes
 
 pytest.importorskip("torch")
 
@@ -50,7 +50,7 @@ def test_a_machine_without_a_gpu_is_told(capsys: pytest.CaptureFixture) -> None:
 
 
 def test_shapes_cover_small_and_large_products() -> None:
-    found = shapes(100, 4e12)
+    found = product_shapes(100, 4e12)
     assert found.shape == (100, 3) and len(np.unique(found, axis=0)) == 100
     assert found[:, 0].min() < 4 and found[:, 0].max() > 4000
     assert (2 * found.prod(axis=1) <= 4e12).all()
@@ -59,7 +59,7 @@ def test_shapes_cover_small_and_large_products() -> None:
 def test_a_slower_gpu_is_found_by_its_shapes() -> None:
     """A GPU like H100 with 70% of its bandwidth: measured shapes tell."""
     times = kernel_times(gpu("H200"))
-    sizes = shapes(100, 4e12)
+    sizes = product_shapes(100, 4e12)
     points = np.column_stack([np.ones(100), sizes, np.full(100, SETS)])
     slow = {"16 bit": {**times.of("16 bit"), "memory": 0.6}}
     truth = type(times)(times.gpu, slow, times.grids).micros("16 bit", points)

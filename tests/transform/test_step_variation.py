@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from chakra_et.transform.rank_copies import compute_micros, draw, relative_spread, step_of
+from chakra_et.transform.rank_copies import compute_micros, drawn_factors, relative_spread, step_of
 from tests.simulate.replay_traces import cpu, kernel, make_trace
 
 
@@ -40,7 +40,7 @@ def test_copies_of_copies_vary_as_much_as_copies(ranks: int, steps: int) -> None
 
     def copies(of: list[np.ndarray], count: int) -> list[np.ndarray]:
         owners = generator.integers(len(of), size=count).tolist()
-        return [of[own] * draw(generator, of, own, None) for own in owners]
+        return [of[own] * drawn_factors(generator, of, own, None) for own in owners]
 
     once = copies(busy, 400)
     twice = copies(once, 400)
@@ -49,6 +49,6 @@ def test_copies_of_copies_vary_as_much_as_copies(ranks: int, steps: int) -> None
             [each.sum(axis=1) / np.mean([o.sum(axis=1) for o in made], axis=0) for each in made]
         )
         assert spread.std() == pytest.approx(measured, rel=0.2)
-    given = [busy[0] * draw(generator, busy, 0, 0.3) for _ in range(400)]
+    given = [busy[0] * drawn_factors(generator, busy, 0, 0.3) for _ in range(400)]
     totals = np.array([each.sum(axis=1) for each in given])
     assert (totals / totals.mean(axis=0)).std() == pytest.approx(0.3, rel=0.15)
