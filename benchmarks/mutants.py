@@ -27,7 +27,7 @@ from pathlib import Path
 
 REPO = Path(__file__).resolve().parents[1]
 TESTS = {
-    "job": "job/ predict/test_ddp",
+    "job": "job/",
     "transform": "predict/test_changes predict/test_ddp predict/test_beside predict/test_refusals",
     "cost": "cost/ predict/test_gpu predict/test_gpu_shapes",
     "simulate": "simulate/ predict/test_schedule",
@@ -37,8 +37,8 @@ TESTS = {
 }
 """Fast tests of each package."""
 _OF_MODULES = {
-    "mesh axes sets scale rank_copies missing_ranks scaled_files": "job/ transform/test_scale",
-    "blocks gradients operators passes layers stages tensors unroll reductions": "transform/test_remodel",
+    "scale rank_copies missing_ranks scaled_files": "job/ transform/test_scale",
+    "blocks layers stages tensors unroll reductions": "transform/test_remodel",
     "fsdp": "predict/test_shard",
 }
 """Tests of modules that the fast ones don't enter, in their place."""

@@ -13,7 +13,7 @@ import numpy as np
 from chakra_et.cost.gpus import by_driver
 from chakra_et.cost.operator_calls import CLASSES, OperatorCall
 from chakra_et.cost.operator_times import GpuModel, gpu_model
-from chakra_et.predict.gpu_work import operators
+from chakra_et.predict.gpu_work import launched_operators
 from chakra_et.simulate.run import Run
 
 WORK = ("num_ops", "tensor_size")
@@ -63,7 +63,7 @@ class KernelClass:
 
 def find_rates(run: Run) -> Rates:
     """The rates of a run's device work, by its recorded times."""
-    graph, found = run.graph, operators(run)
+    graph, found = run.graph, launched_operators(run)
     kind, least, usual = np.full(len(graph), -1), np.zeros(len(graph)), np.zeros(len(graph))
     kind[found.nodes] = found.kind
     named = {by_driver(trace.metadata_str("device_name")) for trace in graph.traces} - {None}

@@ -1,0 +1,146 @@
+"""Gradients, their collectives and passes of a rank, from nodes that are written down one by one."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from chakra_et.et.columns import CollectiveType, TensorInfo
+from chakra_et.job.axes import ForwardUse, described_groups, dp_ranks_of, forward_uses, stages_of
+from chakra_et.job.gradients import (
+    Gradient,
+    elements,
+    launch_tree,
+    parameters_of,
+    sweeps_of,
+    whole_collectives,
+)
+from chakra_et.job.mesh import GroupShape, Mesh, Place, ScaledGroups, parse_mesh, shape_of
+from chakra_et.job.operators import ENGINE, GRADIENT, Operators, operators_of
+from chakra_et.job.passes import one_f_one_b
+from tests.simulate.replay_traces import collective, cpu, make_trace
+
+
+def two_passes() -> Operators:
+    """A backward pass whose gradient is all-reduced, and one with an element of type double."""
+    backward = {"kind": "operator", "phase": "backward", "lane": 0}
+    trace = make_trace(
+        cpu(1, 10, name="aten::mm", kind="operator", phase="forward", lane=0, seq_id=0),
+        cpu(2, 5, name=f"{ENGINE}: MmBackward0", seq_id=0, **backward),
+        cpu(3, 5, name=f"{ENGINE}: {GRADIENT}", **backward),
+        cpu(4, 1, name=GRADIENT, parent=3, **backward),
+        cpu(5, 2, name="c10d::allreduce_", parent=3, rf_id=7, **backward),
+        cpu(6, 1, name="record_param_comms", parent=5, rf_id=8, **backward),
+        collective(7, 20, (5,), parent=5, lane=9, is_cpu_op=0, kind="collective", comm_size=128),
+        cpu(8, 1, name="c10d::allreduce_", parent=3, rf_id=7, segment=1, **backward),
+        cpu(9, 1, name="aten::detach", parent=3, rf_id=9, **backward),
+        cpu(10, 5, name=f"{ENGINE}: MmBackward0", seq_id=4, **backward),
+        cpu(11, 5, name=f"{ENGINE}: {GRADIENT}", **backward),
+        cpu(12, 1, name=GRADIENT, parent=11, **backward),
+        collective(13, 20, (12,), parent=12, lane=9, is_cpu_op=0, kind="collective", comm_size=130),
+    )
+    kinds = [b'["Tensor(float)"]', b'["Tensor(double)"]']
+    tensors = TensorInfo(np.array([3, 11]), [b"[]"] * 2, [b"[[4,8]]", b"[[1]]"], kinds)
+    return operators_of(replace(trace, inputs=tensors), "made")
+
+
+def test_each_backward_pass_has_its_gradients_and_launches() -> None:
+    operators = two_passes()
+    first, second = sweeps_of(operators, None)
+    assert first.gradients == [Gradient(3, (4, 8), 128, "float", -1)]
+    assert second.gradients == [Gradient(11, (1,), 8, "double", -1)]
+    assert (first.launches, second.launches) == ([(6, 4)], [])
+    assert (first.lane, second.lane) == (0, 0)
+    # With what runs in the launch and its rest after an interruption, and nothing else of its parent.
+    assert launch_tree(operators, first) == [{4, 5, 6, 7}]
+    assert (operators.item(3), operators.item(11), operators.item(0)) == (4, 8, 4)
+
+
+def test_parameters_are_those_of_the_pass_with_most_gradients() -> None:
+    operators = two_passes()
+    found = parameters_of(sweeps_of(operators, None), 2)
+    assert (found.outside, found.of_block) == (Counter({(4, 8): 1}), [Counter(), Counter()])
+    assert elements(Counter({(4, 8): 3, (2,): 1, (): 1})) == 99
+    # 130 bytes are within 2% of the 32 gradients' 128 bytes, and not of other numbers'.
+    assert list(whole_collectives(operators, {6}, 32)) == [12]
+    assert list(whole_collectives(operators, set(), 64)) == [6, 12]
+    assert list(whole_collectives(operators, set(), 34)) == []
+
+
+@pytest.mark.parametrize(
+    ("stage", "order"),
+    [(0, "F0 F1 F2 B0 F3 B1 B2 B3"), (1, "F0 F1 B0 F2 B1 F3 B2 B3"), (2, "F0 B0 F1 B1 F2 B2 F3 B3")],
+)
+def test_one_forward_one_backward(stage: int, order: str) -> None:
+    passes = one_f_one_b(stage, 3, 4)
+    assert " ".join(f"{'FB'[backward]}{number}" for backward, number in passes) == order
+
+
+def test_groups_are_grids_of_the_mesh() -> None:
+    mesh = Mesh(2, 4, 1)
+    assert shape_of([0, 2, 4, 6], mesh) == GroupShape(((0, 0),), "all", 0, 4)
+    assert shape_of([2, 3], mesh) == GroupShape(((0, 0), (1, 0)), "one", 1, 1)
+    assert shape_of([4, 6], mesh) == GroupShape(((0, 0),), "block", 2, 2)
+    assert shape_of([3, 7], mesh) == GroupShape(((1, 0),), "stride", 1, 2)
+    for none in ([], [0, 8], [-1, 0], [0, 3], [2, 4], [0, 2, 4]):
+        assert shape_of(none, mesh) is None
+    assert (parse_mesh("tp2,pp2", 8), parse_mesh("dp4", 4)) == (Mesh(2, 2, 2), Mesh(1, 4, 1))
+
+
+def test_groups_of_a_larger_mesh_have_their_members_and_numbers() -> None:
+    groups = {"1": [0, 1, 2, 3], "2": [0, 1], "3": [2, 3], "4": [0, 2], "5": [1, 3]}
+    scaled = ScaledGroups(groups, Mesh(1, 4, 1), Mesh(1, 8, 1))
+    names = [[scaled.name_for(group, Place(0, at, 0)) for group in ("1", "2", "4")] for at in (0, 1, 5)]
+    assert names == [["1", "2", "3"], ["1", "2", "4"], ["1", "5", "4"]]
+    assert scaled.all() == {
+        "1": list(range(8)),
+        "2": [0, 1],
+        "3": [0, 2, 4, 6],
+        "4": [1, 3, 5, 7],
+        "5": [4, 5],
+    }
+    assert (scaled.counts("1"), scaled.counts("2"), scaled.counts("4")) == ((4, 8), (2, 2), (2, 4))
+    same = ScaledGroups(groups, Mesh(1, 4, 1), Mesh(1, 4, 1))
+    assert [same.name_for("3", Place(0, 2, 0)), same.name_for("5", Place(0, 3, 0)), same.next] == [
+        "3",
+        "5",
+        6,
+    ]
+    # Four tensor-parallel places in place of two: groups along them grow, those of one place keep it.
+    wider = ScaledGroups({"1": [0, 1], "2": [0, 2]}, Mesh(2, 2, 1), Mesh(4, 2, 1))
+    wider.name_for("1", Place(0, 1, 0)), wider.name_for("2", Place(3, 0, 0))
+    assert wider.all() == {"1": [4, 5, 6, 7], "2": [3, 7]}
+
+
+def test_collectives_of_forward_passes_are_counted_unless_data_parallelism_has_them() -> None:
+    within = {"phase": "forward", "comm_size": 65, "pg_description": "default_pg"}
+    gather, reduce = int(CollectiveType.ALL_GATHER), int(CollectiveType.ALL_REDUCE)
+    trace = make_trace(
+        cpu(1, 10, name="FullyShardedDataParallel.forward"),
+        cpu(2, 10, name="c10d::_allgather_base_", parent=1),
+        collective(3, 5, (2,), parent=2, comm_type=gather, **within),
+        collective(4, 5, (3,), comm_type=gather, **within),
+        collective(5, 5, (4,), comm_type=reduce, **within),
+        collective(6, 5, (5,), comm_type=reduce, **{**within, "comm_size": 64}),
+        collective(7, 5, (6,), comm_type=reduce, **{**within, "phase": "backward"}),
+        collective(8, 5, (7,), "2", comm_type=reduce, **{**within, "pg_description": "mesh_dp"}),
+    )
+    assert forward_uses([trace]) == {"1": ForwardUse("1", 2, CollectiveType.ALL_GATHER)}
+    assert str(forward_uses([trace])["1"]) == "group 1 has 2 all-gathers inside the forward pass"
+
+
+def test_stages_are_places_in_pipeline_groups() -> None:
+    groups = {
+        "a": ["1", "mesh_pp", [0, 2]],
+        "b": ["2", "mesh_pp", [1, 3, True]],
+        "c": ["3", "mesh_dp", [0, 1]],
+    }
+    trace = make_trace(cpu(1, 1), process_groups=json.dumps({**groups, "d": ["4", "mesh_pp"]}))
+    assert described_groups(trace) == [("mesh_pp", [0, 2]), ("mesh_pp", [1, 3]), ("mesh_dp", [0, 1])]
+    stages = stages_of([trace], range(5))
+    assert stages == {0: 0, 1: 0, 2: 1, 3: 1, 4: 0}
+    assert dp_ranks_of(stages) == {0: 0, 1: 1, 2: 0, 3: 1, 4: 2}
