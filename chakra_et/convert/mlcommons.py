@@ -20,7 +20,7 @@ from chakra_et import files
 from chakra_et.convert.graph.linked import LinkedRank
 from chakra_et.convert.graph.timeline import nearest, on_device
 from chakra_et.errors import TraceError
-from chakra_et.redact import redacted
+from chakra_et.redact import redacted_json
 from chakra_et.traces.device_format import CATEGORIES
 from chakra_et.traces.host import NUMERIC
 from chakra_et.traces.records import open_trace
@@ -180,7 +180,7 @@ def write_merged(path: Path, rank: LinkedRank) -> None:
     document = {"schema": READABLE_SCHEMA, "time": str(host.header["time"]), **header, "nodes": nodes}
     text = msgspec.json.format(msgspec.json.encode(document), indent=1)
     with files.atomic_file(path) as out:
-        out.write(redacted(text.decode("utf-8", "replace")).encode())
+        out.write(redacted_json(text))
 
 
 def _whole(value: Any) -> int:

@@ -28,6 +28,7 @@ KINDS = {
     "control-character": "escaped control characters in a string",
     "nan": "quoted a number that JSON lacks (NaN, Infinity, 1e999)",
     "invalid-utf8": "replaced bytes or escapes that are not valid Unicode by U+FFFD",
+    "secret": "replaced values that look like secrets (tokens, passwords, keys)",
     "gz-truncated": "the gzip stream ends early; kept the text up to there",
     "gz-damaged": "the gzip stream is damaged; kept the text before the damage",
     "gz-garbage": "removed bytes after the gzip stream",

@@ -11,13 +11,14 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import IO
 
 import msgspec
 
 from chakra_et.files import Temporary, copy, sync_folder
+from chakra_et.redact import GONE, redacted_json
 from chakra_et.repair.format import value_end
 from chakra_et.repair.records import Sink
 from chakra_et.repair.types import JsonDocument, Repair
@@ -34,8 +35,9 @@ class DocumentWriter(Sink):
     A context manager; leaving it flushes the file.
     """
 
-    def __init__(self, index: int, file: IO[bytes], compress: bool, repairs: Sequence[Repair]) -> None:
-        self.index, self.file, self.repairs, self.begun = index, file, repairs, False
+    def __init__(self, index: int, file: IO[bytes], compress: bool, repairs: list[Repair]) -> None:
+        self.index, self.file, self.repairs = index, file, repairs
+        self.begun = self.redacted = False
         # No name and no time in the gzip header, so that the same repair gives the same bytes.
         self.stream = gzip.GzipFile("", "wb", 6, file, mtime=0) if compress else file
 
@@ -58,11 +60,16 @@ class DocumentWriter(Sink):
 
     def close(self, document: JsonDocument, footer: bytes) -> None:
         if document.index == self.index:
+            footer = redacted_json(footer)
             self._write(document, marked(footer, document, self.repairs))
 
     def _write(self, document: JsonDocument, text: bytes) -> None:
         if document.index == self.index:
-            self.stream.write(text)
+            kept = redacted_json(text)
+            if kept is not text and not self.redacted:
+                self.redacted = True
+                self.repairs.append(Repair("secret", 0, f"values that look like secrets are {GONE} now"))
+            self.stream.write(kept)
 
 
 def marked(footer: bytes, document: JsonDocument, repairs: Iterable[Repair]) -> bytes:

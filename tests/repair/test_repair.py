@@ -249,3 +249,33 @@ def test_any_value_in_place_of_the_list_of_repairs(tmp_path: Path, value: str) -
     path = tmp_path / "a_device.json"
     path.write_text(device().replace('"traceName": "x"', f'"chakra_et_repairs": {value}'))
     assert not device_trace.load(path).findings.of("repair")
+
+
+def test_secrets_are_not_copied_into_the_repaired_trace(tmp_path: Path) -> None:
+    """Public traces carry environment dumps with tokens. The backup keeps them, a copy elsewhere doesn't."""
+    secrets = ["hf_" + "a1B2" * 8, "hunter2", "wandb0key", "p4ss", "AKIA" + "ABCD" * 4]
+    environment = {"HF_TOKEN": secrets[0], "command": f"train --password={secrets[1]} --lr 1",
+                   "text": json.dumps({"WANDB_API_KEY": secrets[2]}), "tokens": 512, "pad_token": "</s>",
+                   "url": f"https://user:{secrets[3]}@host/x", "id": secrets[4]}  # fmt: skip
+    text = device().replace(
+        '"schemaVersion": 1,', f'"schemaVersion": 1, "environment": {json.dumps(environment)},'
+    )
+    text = text.replace('"External id": 1', f'"External id": 1, "env": {json.dumps(environment)}')
+    path = tmp_path / "a_device.json"
+    path.write_text(text.replace("  },\n", "  }\n", 1))
+    report = repair_file(path)
+    kept = path.read_text()
+    assert not [secret for secret in secrets if secret in kept]
+    assert [repair.kind for repair in report.repairs].count("secret") == 1
+    fixed = json.loads(kept)
+    assert sum("secret" in listed for listed in fixed["chakra_et_repairs"]) == 1
+    for found in (fixed["environment"], fixed["traceEvents"][1]["args"]["env"]):
+        assert found["tokens"] == 512 and found["pad_token"] == "</s>" and found["command"].endswith("--lr 1")
+    assert not repair_file(path).changed
+
+
+def test_a_url_and_an_address_in_one_line_are_no_password(tmp_path: Path) -> None:
+    from chakra_et.redact import redacted_json
+
+    text = b'{"url":"http://host","name":"a@b", "packages": ["tiktoken==0.9.0"]}'
+    assert redacted_json(text) is text
