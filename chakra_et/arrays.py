@@ -32,6 +32,14 @@ def coded_pairs(first: np.ndarray, second: np.ndarray) -> tuple[list[tuple[int, 
     ), index
 
 
+def rows_by_value(values: np.ndarray, among: np.ndarray | None = None) -> dict[int, np.ndarray]:
+    """Each distinct value, ascending → the rows that have it, in order; of ``among`` these, if given."""
+    rows = np.argsort(values if among is None else values[among], kind="stable")
+    rows = rows if among is None else among[rows]
+    known, first = np.unique(values[rows], return_index=True)
+    return dict(zip(known.tolist(), np.split(rows, first[1:]), strict=False))
+
+
 def lane_order(lanes: np.ndarray) -> np.ndarray:
     """The rows in the order of their lanes (numbers ≥ -1), otherwise in their own."""
     few = not len(lanes) or lanes.max() < 1 << 15

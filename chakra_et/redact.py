@@ -15,7 +15,9 @@ _NAME = r"(?:(?<!pad_)(?<!eos_)(?<!bos_)(?<!unk_)(?<!sep_)(?<!cls_)(?<!mask_)tok
 _NAME += r"|credentials?|(?:api|access|private|secret)[-_]?key|authorization)"
 _NAMED = re.compile(rf"(?i){_NAME}$")
 # --hf-token X, --password=Y, WANDB_API_KEY=Z, "HF_TOKEN": "X", also as text within JSON
-_ASSIGNED = re.compile(rf"(?i)((?:--[\w-]{{0,80}}{_NAME} |{_NAME}(?:=(?!=)|\\*\"\s*:\s*\\*\"))\s*)[^\s\"',;&\\]+")
+_ASSIGNED = re.compile(
+    rf"(?i)((?:--[\w-]{{0,80}}{_NAME} |{_NAME}(?:=(?!=)|\\*\"\s*:\s*\\*\"))\s*)" + r"[^\s\"',;&\\]+"
+)
 _FORMS = re.compile(
     r"(?<=://)[^/\s:@\"]*:[^/\s@\"]+(?=@)|\b(?:hf_[A-Za-z0-9]{20,}|gh[pousr]_[A-Za-z0-9]{30,}|github_pat_\w{30,}"
     r"|glpat-[\w-]{20,}|sk-[\w-]{20,}|xox[abprs]-[\w-]{10,}|AIza[\w-]{35}|A[KS]IA[0-9A-Z]{16}"

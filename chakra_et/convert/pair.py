@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from chakra_et.arrays import give_back
+from chakra_et.arrays import give_back, rows_by_value
 from chakra_et.convert import jobs
 from chakra_et.convert.emit import CommTypes, emit
 from chakra_et.convert.emit_columns import whole_micros
@@ -208,8 +208,7 @@ def take_off_cost(trace: ExecutionTrace, recording: Recording, measured_ns: floa
     graph = build_graph(trace, [trace.metadata_int("rank") or 0])  # nodes are rows: ids ascend
     own = graph.own_ns.copy()
     lane = trace.column("lane", -1)
-    for number in np.unique(lane[on_host]).tolist():
-        rows = np.flatnonzero(on_host & (lane == number))
+    for rows in rows_by_value(lane, np.flatnonzero(on_host)).values():
         # What a node is too short for is taken from the nodes after it.
         left = np.maximum.accumulate(np.maximum(np.cumsum(own[rows] - np.rint(cost[rows])), 0))
         own[rows] = np.diff(left, prepend=0).astype(np.int64)

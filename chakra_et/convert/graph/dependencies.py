@@ -11,7 +11,7 @@ from collections import Counter
 
 import numpy as np
 
-from chakra_et.arrays import first_rows
+from chakra_et.arrays import first_rows, rows_by_value
 from chakra_et.convert.graph import stream_waits, thread_dependencies
 from chakra_et.convert.graph.launches import (
     BEFORE_RECORDING,
@@ -178,6 +178,8 @@ def _full_queues(rank: LinkedRank, launches: Launches, found: Dependencies) -> N
     quick = np.partition(lasts[own], len(own) // 4)[len(own) // 4]
     blocked = []
     for _, rows in launches.streams.values():
+        if len(rows) <= LEAST_QUEUE:
+            continue
         ends = np.maximum.accumulate(time.end[rows])
         place = np.flatnonzero((calls[rows] >= 0) & (lasts[rows] > BLOCKED * quick))
         call = calls[rows[place]]
@@ -247,8 +249,12 @@ def _gaps(rank: LinkedRank, found: Dependencies) -> list[tuple[int, int, int, in
     device, time = rank.device, rank.timeline
     polling = named(device, POLLING.fullmatch) & is_call(device)
     segments, waits, gaps = time.self_time, found.waits, []
-    for lane in np.unique(segments.lane).tolist():
-        at = np.flatnonzero((segments.lane == lane) & (segments.start < segments.end))
+    lasting = rows_by_value(segments.lane, np.flatnonzero(segments.start < segments.end))
+    waits = waits[np.argsort(waits[:, 1], kind="stable")]
+    of_lane, none = rows_by_value(waits[:, 0]), waits[:0]
+    lanes, first_of = first_rows(time.lane)
+    threads = dict(zip(lanes.tolist(), device.thread[first_of].tolist(), strict=True))
+    for lane, at in lasting.items():
         owner, start, end = segments.owner[at], segments.start[at], segments.end[at]
         category = np.where(owner >= 0, device.category[owner], ANNOTATION)
         asks = polling[owner] & (owner >= 0)
@@ -257,8 +263,7 @@ def _gaps(rank: LinkedRank, found: Dependencies) -> list[tuple[int, int, int, in
         idle |= (category == CPU_OP) & (between | (end - start >= LONG_NS))
         first = np.flatnonzero(idle & ~np.append(False, idle[:-1]))
         last = np.flatnonzero(idle & ~np.append(idle[1:], False))
-        own, thread = waits[waits[:, 0] == lane], int(device.thread[np.argmax(time.lane == lane)])
-        own = own[np.argsort(own[:, 1], kind="stable")]
+        own, thread = waits[of_lane[lane]] if lane in of_lane else none, threads.get(lane, -1)
         reach = np.maximum.accumulate(np.append(-1, own[:, 2]))
         for a, b in zip(first.tolist(), last.tolist(), strict=True):
             begin, until = int(start[a]), int(end[b])

@@ -10,7 +10,7 @@ from enum import IntEnum
 
 import numpy as np
 
-from chakra_et.arrays import coded_pairs
+from chakra_et.arrays import coded_pairs, rows_by_value
 from chakra_et.convert.graph.link import Link, places_of
 from chakra_et.convert.graph.timeline import Timeline, on_device
 from chakra_et.traces.device import DeviceTrace
@@ -76,15 +76,14 @@ class Launches:
 
         self.streams: dict[tuple[int, int], tuple[np.ndarray, np.ndarray]] = {}
         streams, index = coded_pairs(device.device[gpu], device.stream[gpu])
-        for number, stream in enumerate(streams):
-            rows = gpu[index == number]
-            rows = rows[np.lexsort((device.start[rows], time[rows]))]
-            self.streams[stream] = (time[rows], rows)
+        order = np.lexsort((device.start[gpu], time[gpu]))
+        for number, rows in rows_by_value(index, order).items():
+            self.streams[streams[number]] = (time[gpu[rows]], gpu[rows])
         self.by_end = gpu[np.argsort(timeline.end[gpu], kind="stable")]
         self.ends = timeline.end[self.by_end]
         known = known[np.argsort(time[known], kind="stable")]
-        thread = device.thread[calls[known]]
-        self._of_thread = {number: known[thread == number] for number in np.unique(thread).tolist()}
+        of_thread = rows_by_value(device.thread[calls[known]])
+        self._of_thread = {number: known[rows] for number, rows in of_thread.items()}
 
     def last_before(self, stream: tuple[int, int], moment: int) -> int:
         """The last row launched on ``stream`` up to ``moment``."""
@@ -302,16 +301,16 @@ def _waits(
             bounds.append((device.end[row], device.end[calls[row]]))
     known = known[np.argsort(device.end[calls[known]], kind="stable")]
     one_device = len(np.unique(device.device[gpu])) == 1
-    one_stream = len(np.unique(device.stream[known])) == 1
+    of_stream = rows_by_value(device.stream, known)
     latest: dict[int | None, tuple[np.ndarray, np.ndarray]] = {}
     for each in blocking_calls(device):
         # An event may have been recorded long before.
         if each.scope is Scope.EVENT or not (each.device == number or (each.device < 0 and one_device)):
             continue
-        of_device = each.scope is Scope.DEVICE or (each.stream < 0 and one_stream)
+        of_device = each.scope is Scope.DEVICE or (each.stream < 0 and len(of_stream) == 1)
         stream = None if of_device else each.stream
         if stream not in latest:
-            rows = known if of_device else known[device.stream[known] == stream]
+            rows = known if of_device else of_stream.get(each.stream, known[:0])
             latest[stream] = device.end[calls[rows]], np.maximum.accumulate(device.end[rows])
         launched, ends = latest[stream]
         before = int(np.searchsorted(launched, device.start[each.row], side="right")) - 1

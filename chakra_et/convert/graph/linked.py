@@ -209,7 +209,7 @@ def check_complete(rank: LinkedRank) -> Findings:
     # Launch calls outside graph captures, and whether device work has their correlation ids.
     launches = named(device, LAUNCH.search) & is_call(device) & (device.correlation > 0)
     marks = [named(device, pattern.fullmatch) for pattern in CAPTURE]
-    for thread in np.unique(device.thread[launches]).tolist():
+    for thread in np.unique(device.thread[marks[0]]).tolist():
         own = device.thread == thread
         begins, ends = (device.start[mark & own].tolist() for mark in marks)
         for begin, end in zip(begins, ends, strict=False):

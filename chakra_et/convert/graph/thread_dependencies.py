@@ -7,6 +7,7 @@ from bisect import bisect_left
 
 import numpy as np
 
+from chakra_et.arrays import rows_by_value
 from chakra_et.convert.graph.communication import Communication
 from chakra_et.convert.graph.linked import LinkedRank
 from chakra_et.convert.graph.nodes import Dependencies, EdgeKind
@@ -223,10 +224,9 @@ def _threads(device: DeviceTrace, time: Timeline, found: Dependencies) -> None:
         return (np.append(engine_ends, -1)[at] >= moments) & (at >= 0)
 
     outside_backward = boundaries[~in_backward(boundaries)]
-    for lane, info in enumerate(time.lanes):
-        if info.kind != "cpu" or lane == time.main:
+    for lane, own in rows_by_value(segments.lane).items():
+        if lane == time.main:
             continue
-        own = np.flatnonzero(segments.lane == lane)
         own_start, own_end, owner = segments.start[own], segments.end[own], segments.owner[own]
         idle = own[owner < 0]
         # A thread was woken from outside if the main thread made progress while it was idle. While the main

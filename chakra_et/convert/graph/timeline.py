@@ -15,7 +15,7 @@ from typing import Literal
 
 import numpy as np
 
-from chakra_et.arrays import coded_pairs, first_rows
+from chakra_et.arrays import coded_pairs, first_rows, rows_by_value
 from chakra_et.findings import Findings
 from chakra_et.traces.device import DeviceTrace
 from chakra_et.traces.device_format import KERNEL, SYNC
@@ -123,11 +123,11 @@ def build(device: DeviceTrace, communication: np.ndarray) -> Timeline:
     # sleep, so their time is no work of the rank.
     polls, asks = named(device, POLLING.fullmatch), named(device, lambda name: "Query" in name)
     polling = np.zeros(len(device), dtype=bool)
-    for thread in np.unique(device.thread[on_cpu]).tolist():
-        rows = on_cpu & (device.thread == thread)
+    of_thread = rows_by_value(device.thread, np.flatnonzero(on_cpu))
+    for thread, rows in of_thread.items():
         is_watchdog = WATCHDOG.search(device.thread_names.get(device.threads[thread], ""))
         if is_watchdog or (polls[rows].all() and asks[rows].any()):
-            polling |= rows
+            polling[rows] = True
     findings.add("polling-call", int(polling.sum()))
     on_cpu &= ~polling
     begin = int(start[device.category != SYNC].min()) if len(start) else 0
@@ -141,7 +141,7 @@ def build(device: DeviceTrace, communication: np.ndarray) -> Timeline:
         main = int(device.thread[known_steps[0][1]] if known_steps else max(threads, key=lambda t: busy[t]))
         threads = [main, *(thread for thread in threads if thread != main)]
     for thread in threads:
-        rows = np.flatnonzero(on_cpu & (device.thread == thread))
+        rows = of_thread[thread]
         lane[rows] = len(lanes)
         parts.append(_nest(rows, start, end, parent, begin, len(lanes), findings))
         tid = device.threads[thread][1]
@@ -151,8 +151,9 @@ def build(device: DeviceTrace, communication: np.ndarray) -> Timeline:
     # One lane per stream; work that overlaps on it (graphs, programmatic launch) gets further lanes.
     gpu = on_device(device)
     streams, index = coded_pairs(device.device[gpu], device.stream[gpu])
-    for stream, (d, s) in enumerate(streams):
-        for number, part in enumerate(_without_overlap(gpu[index == stream], device)):
+    for stream, rows in rows_by_value(index).items():
+        d, s = streams[stream]
+        for number, part in enumerate(_without_overlap(gpu[rows], device)):
             lane[part] = len(lanes)
             label = f"gpu {d} stream {s}" + (f" overlap {number}" if number else "")
             lanes.append(Lane("gpu", label, device=d, stream=s))
