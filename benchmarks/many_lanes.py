@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """CPU time of converting traces with ever more streams and threads: linear in the events.
 
-    python benchmarks/many_lanes.py                       100,000 streams and 50,000 threads, and a tenth of each
+    python benchmarks/many_lanes.py                 100,000 streams and 50,000 threads, and a tenth of each
 
-One kernel a stream, or two operators a thread; the last column is CPU time over that of a tenth of the events.
+One kernel a stream, or two operators a thread; the last column is CPU time over that of a tenth of them.
 """
 
 from __future__ import annotations
