@@ -2,8 +2,8 @@
 
     perfetto     NAME.pftrace: open in https://ui.perfetto.dev
     chrome       NAME_trace.json.gz: chrome://tracing
-    parquet      NAME_nodes.parquet, NAME_edges.parquet
-    csv          NAME_nodes.csv, NAME_edges.csv
+    parquet      NAME_nodes.parquet, NAME_edges.parquet, and tables of the whole run: steps, operators, …
+    csv          the same as CSV
     tensorboard  scalars per step and rank, and the trace, in the folder -o
     wandb        the report and its tables, in the project -o
 
@@ -24,25 +24,42 @@ from typing import IO, Literal
 from chakra_et import cli
 from chakra_et.errors import TraceError
 from chakra_et.export import chrome, perfetto, publish, recorded, tables
+from chakra_et.export.tables import Table
 from chakra_et.export.window import Window, choose
 from chakra_et.files import atomic_file
 from chakra_et.report.inputs import RunInput, find_run
-from chakra_et.report.run import load
+from chakra_et.report.run import ReportRun, load
 
 Format = Literal["perfetto", "chrome", "parquet", "csv", "tensorboard", "wandb"]
 Write = Callable[[Window, IO[bytes]], None]
+
+
+def _tables(ending: str, write: Callable[[Table, IO[bytes]], None]) -> dict[str, Write]:
+    """Nodes and edges that were chosen, and the tables of the whole run."""
+    made: dict[str, Callable[[Window], Table]] = {"nodes": tables.nodes, "edges": tables.edges}
+    made |= {name: partial(_of_run, table) for name, table in tables.OF_RUN.items()}
+    return {f"_{name}{ending}": partial(_write_table, table, write) for name, table in made.items()}
+
+
+def _of_run(table: Callable[[ReportRun], Table], window: Window) -> Table:
+    return table(window.run)
+
+
+def _write_table(
+    table: Callable[[Window], Table],
+    write: Callable[[Table, IO[bytes]], None],
+    window: Window,
+    file: IO[bytes],
+) -> None:
+    write(table(window), file)
+
+
 # The files of a format, by the ends of their names.
 FILES: dict[str, dict[str, Write]] = {
     "perfetto": {".pftrace": perfetto.write},
     "chrome": {"_trace.json.gz": chrome.write},
-    "parquet": {
-        "_nodes.parquet": lambda window, file: tables.write_parquet(tables.nodes(window), file),
-        "_edges.parquet": lambda window, file: tables.write_parquet(tables.edges(window), file),
-    },
-    "csv": {
-        "_nodes.csv": lambda window, file: tables.write_csv(tables.nodes(window), file),
-        "_edges.csv": lambda window, file: tables.write_csv(tables.edges(window), file),
-    },
+    "parquet": _tables(".parquet", tables.write_parquet),
+    "csv": _tables(".csv", tables.write_csv),
 }
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import csv
+import functools
 import io
-from collections.abc import Collection, Iterable, Sequence
+import json
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import fields
+from importlib import resources
 from typing import IO, Any
 
 import numpy as np
@@ -30,6 +33,14 @@ from chakra_et.simulate.breakdown import ACTIVITIES
 
 # Integer attributes that are columns under their own names, null (CSV: empty) where a node lacks them.
 ATTRIBUTES = ("stream", "num_ops", "tensor_size", "comm_size", "comm_src", "comm_dst", "comm_tag")
+
+
+@functools.cache
+def dictionary() -> dict[str, str]:
+    """What the columns of all tables mean."""
+    text = (resources.files("chakra_et.export") / "columns.json").read_text(encoding="utf-8")
+    found: dict[str, str] = json.loads(text)
+    return found
 
 
 class Table:
@@ -57,12 +68,19 @@ class Table:
         return [dict(zip(self.columns, row, strict=True)) for row in zip(*self.columns.values(), strict=True)]
 
     def arrow(self) -> Any:
-        """A ``pyarrow.Table``. Raises ``TraceError`` where pyarrow is not installed."""
+        """A ``pyarrow.Table``; its columns have the ``description`` of ``dictionary``. Raises ``TraceError``
+        where pyarrow is not installed."""
         try:
             import pyarrow
         except ImportError:
             raise TraceError("tables for data-frame libraries need pyarrow: pip install pyarrow") from None
-        return pyarrow.table(self.columns)
+        table = pyarrow.table(self.columns)
+        meaning = dictionary()
+        described = [
+            each.with_metadata({"description": meaning[each.name]}) if each.name in meaning else each
+            for each in table.schema
+        ]
+        return table.cast(pyarrow.schema(described))
 
     def pandas(self) -> Any:
         """A ``pandas.DataFrame``, which needs no pyarrow."""
@@ -184,6 +202,16 @@ def critical_path(run: ReportRun) -> Table:
         "to_ns": [] if path is None else path.to_ns.tolist(),
     }
     return Table(columns)
+
+
+OF_RUN: dict[str, Callable[[ReportRun], Table]] = {
+    "steps": steps,
+    "kernel_classes": kernel_classes,
+    "operators": operators,
+    "collectives": collectives,
+    "critical_path": critical_path,
+}
+"""The tables of a run, beside those of its nodes and edges."""
 
 
 def _columns(entries: Sequence[Any], names: Iterable[str]) -> dict[str, list[Any]]:

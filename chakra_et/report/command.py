@@ -36,6 +36,10 @@ class ReportConfig:
         metadata={"short": "-o", "help": "page to write (default: NAME_report.html beside the run)"},
     )
     allow_missing_ranks: bool = cli.allow_missing_ranks()
+    xlsx: str | None = field(
+        default=None,
+        metadata={"help": "also write the tables to this workbook"},
+    )
     json: bool = field(default=False, metadata={"help": "print what the page's tables show, as JSON"})
 
     def __post_init__(self) -> None:
@@ -55,6 +59,10 @@ def write_report(config: ReportConfig) -> None:
     output = Path(config.output) if config.output else chosen.files.page_file
     found, columns = content(run)
     size = write_page(output, "report", f"{run.name}: report", found, columns)
+    if config.xlsx:
+        from chakra_et.export.spreadsheet import write_workbook  # it needs openpyxl
+
+        write_workbook(run, found["headline"], Path(config.xlsx))
     if config.json:
         print(json.dumps(with_names(found) | {"page": str(output)}))
         return

@@ -13,6 +13,7 @@ import pytest
 
 from chakra_et.__main__ import main
 from chakra_et.errors import TraceError
+from chakra_et.export.tables import OF_RUN, dictionary, edges, nodes
 from chakra_et.export.window import choose
 from tests.report.made_run import made_run, write_run
 
@@ -150,6 +151,30 @@ def test_parquet_tables(tmp_path: Path) -> None:
     table = parquet.read_table(tmp_path / "made_nodes.parquet").to_pydict()
     assert len(table["id"]) == 14
     assert table["comm_size"].count(1000) == 2
+    for file in tmp_path.glob("made_*.parquet"):
+        for column in parquet.read_schema(file):
+            assert column.metadata[b"description"], (file.name, column.name)
+    assert len(list(tmp_path.glob("made_*.parquet"))) == 2 + len(OF_RUN)
+
+
+def test_every_column_is_described_and_every_description_used(tmp_path: Path) -> None:
+    run = made_run(tmp_path)
+    found = [nodes(choose(run)), edges(choose(run)), *(table(run) for table in OF_RUN.values())]
+    assert {name for table in found for name in table.columns} == set(dictionary())
+
+
+def test_a_workbook_has_the_tables(tmp_path: Path) -> None:
+    openpyxl = pytest.importorskip("openpyxl", reason="pip install openpyxl")
+    write_run(tmp_path, gemm_name="=1+1")
+    path = tmp_path / "made.xlsx"
+    command = ["report", str(tmp_path / "made"), "-o", str(tmp_path / "made.html"), "--xlsx", str(path)]
+    assert main(command) == 0
+    book = openpyxl.load_workbook(path)
+    assert book.sheetnames == ["summary", *OF_RUN, "columns"]
+    operators = list(book["operators"].values)
+    assert "'=1+1" in {row[operators[0].index("name")] for row in operators}, "a name is no formula"
+    assert len(list(book["steps"].values)) == 3
+    assert ("of_peak", dictionary()["of_peak"]) in set(book["columns"].values)
 
 
 @pytest.mark.parametrize(
