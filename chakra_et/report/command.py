@@ -14,11 +14,16 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from chakra_et import cli
 from chakra_et.errors import TraceError
+from chakra_et.et.sets import Skeletons
+from chakra_et.names import SKELETON, RunFiles, run_at
+from chakra_et.ranks.table import step_table
 from chakra_et.report.content import content, with_names
 from chakra_et.report.inputs import find_run
+from chakra_et.report.many import MOST_NODES, many_content
 from chakra_et.report.page import write_page
 from chakra_et.report.run import load
 
@@ -36,6 +41,7 @@ class ReportConfig:
         metadata={"short": "-o", "help": "page to write (default: NAME_report.html beside the run)"},
     )
     allow_missing_ranks: bool = cli.allow_missing_ranks()
+    skeletons: Skeletons = cli.skeletons()
     xlsx: str | None = field(
         default=None,
         metadata={"help": "also write the tables to this workbook"},
@@ -54,6 +60,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def write_report(config: ReportConfig) -> None:
+    if many := _many_ranks(config):
+        name = str(many.folder / many.name)
+        table = step_table(name, config.allow_missing_ranks, config.skeletons)
+        found, columns = many_content(many, table)
+        output = Path(config.output) if config.output else many.page_file
+        size = write_page(output, "many", f"{many.name}: report", found, columns)
+        _tell(config, found, output, size)
+        return
     chosen = find_run(config.names, config.allow_missing_ranks)
     run = load(chosen)
     output = Path(config.output) if config.output else chosen.files.page_file
@@ -63,8 +77,21 @@ def write_report(config: ReportConfig) -> None:
         from chakra_et.export.spreadsheet import write_workbook  # it needs openpyxl
 
         write_workbook(run, found["headline"], Path(config.xlsx))
+    _tell(config, with_names(found), output, size)
+
+
+def _many_ranks(config: ReportConfig) -> RunFiles | None:
+    """The run, where it has too many ranks for a page with all nodes, or skeletons alone are asked for."""
+    run = run_at(config.names[0])
+    if len(config.names) > 1 or config.skeletons == "off" or Path(config.names[0]).exists():
+        return None
+    ranks = max(len(run.et_files()), len(run.et_files(SKELETON)))
+    return run if ranks > MOST_NODES or (ranks and config.skeletons == "on") else None
+
+
+def _tell(config: ReportConfig, found: dict[str, Any], output: Path, size: int) -> None:
     if config.json:
-        print(json.dumps(with_names(found) | {"page": str(output)}))
+        print(json.dumps(found | {"page": str(output)}))
         return
     print("\n".join(found["headline"]))
     print(f"{output}: {size / 1e6:.1f} MB, open it in a browser")

@@ -38,6 +38,7 @@ SCRIPTS = {
     "report": (*SHARED, *TIMELINE, "sections", "flame", "report", "start"),
     "schedule": (*SHARED, *TIMELINE, "schedule", "start"),
     "compare": (*SHARED, "compare", "start"),
+    "many": (*SHARED, "sections", "many", "start"),
 }
 
 

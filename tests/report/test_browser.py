@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 
 from chakra_et.__main__ import main
+from chakra_et.report.many import many_content
+from chakra_et.report.page import write_page
 from tests.report.made_run import HOSTILE, write_large, write_run
+from tests.report.test_many import made_table, run_files
 from tests.shared import shared_path
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -311,3 +314,31 @@ def test_real_gpu_traces_are_shown(shown: Any, tmp_path: Path) -> None:
     for path in sorted(folder.glob("*.json.gz")):
         assert main(["report", str(path), "-o", str(tmp_path / "page.html")]) == 0
         assert shown(tmp_path / "page.html").locator("canvas").is_visible()
+
+
+def test_the_page_of_many_ranks(shown: Any, tmp_path: Path) -> None:
+    path = tmp_path / "many.html"
+    write_page(path, "many", "many", *many_content(run_files(tmp_path, 512), made_table(512, 20)))
+    page = shown(path)
+    assert page.locator("#outliers tbody td:first-child").all_inner_texts() == ["100", "200"]
+    canvas = page.locator("#steps canvas")
+    box = canvas.bounding_box()
+    canvas.hover(position={"x": box["width"] / 2, "y": box["height"] * 100.5 / 512})
+    assert page.locator("#steps p[aria-live]").inner_text().startswith("rank 100, step 10")
+    page.locator("#steps select").select_option("slowest first")
+    canvas = page.locator("#steps canvas")
+    canvas.hover(position={"x": 3, "y": 0.1})
+    assert page.locator("#steps p[aria-live]").inner_text().startswith("rank 100, step 0")
+    page.set_viewport_size({"width": 390, "height": 800})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    page.set_viewport_size({"width": 1400, "height": 900})
+
+
+def test_the_flame_view_zooms(shown: Any, made_page: Path) -> None:
+    page = shown(made_page)
+    page.locator("#operators").get_by_role("tab", name="flame", exact=True).click()
+    bars = page.locator(".flame button")
+    names = [text.partition(":")[0] for text in bars.evaluate_all("all => all.map(bar => bar.title)")]
+    assert names[:3] == ["Net_0", "Linear_0", "aten"]
+    page.locator(".flame button", has_text="Linear_0").click()
+    assert bars.first.inner_text() == "Linear_0"
