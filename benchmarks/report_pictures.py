@@ -1,11 +1,10 @@
 #!/usr/bin/env python3
-"""The pictures of a run in the documents: its timeline with the critical path, and its breakdown.
+"""The picture of a run in the documents: its timeline with the critical path.
 
     ./run_gpt2_quick.sh 2 --cpu
     python benchmarks/report_pictures.py outputs/gpt2_2gpu_quick_trace
 
-Writes report_timeline.png (a screenshot: needs Playwright, Chromium and Pillow) and report_breakdown.svg to
-docs/pictures/.
+Writes report_timeline.png to docs/pictures/ (a screenshot: needs Playwright, Chromium and Pillow).
 """
 
 from __future__ import annotations
@@ -21,14 +20,12 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from chakra_et import cli
-from chakra_et.drawing.lanes import draw
 from chakra_et.errors import TraceError
-from chakra_et.files import atomic_file, write_text
+from chakra_et.files import atomic_file
 from chakra_et.report.content import content
 from chakra_et.report.inputs import find_run
 from chakra_et.report.page import write_page
 from chakra_et.report.run import load
-from chakra_et.report.times import breakdown
 
 COLOURS = 96
 # Select the longest communication, and light the critical path.
@@ -60,7 +57,6 @@ def main() -> int:
 def make(config: Config) -> None:
     config.output.mkdir(parents=True, exist_ok=True)
     run = load(find_run([config.name]))
-    write_text(config.output / "report_breakdown.svg", draw(breakdown(run)))
     with tempfile.TemporaryDirectory() as scratch:
         page = Path(scratch) / "page.html"
         write_page(page, "report", run.name, *content(run))

@@ -16,7 +16,6 @@ memory                          see ``memory.Usage``, as dicts, with the name of
 traffic                         {messages, collectives}: bytes, rows send
 late                            {labels, ns}: rows are ranks, null where a rank took no part
 waits                           ns that the rank of the row waited for the rank of the column
-stragglers                      see ``slowdowns``, None where there is nothing to show
 timeline                        the tables that the nodes' columns refer to: see ``columns``
 """
 
@@ -30,7 +29,6 @@ from typing import Any
 import numpy as np
 
 from chakra_et.diagnose.verdict import Diagnosis, diagnose
-from chakra_et.errors import TraceError
 from chakra_et.et.memory import is_memory
 from chakra_et.findings import sentence
 from chakra_et.report.call_tree import call_tree
@@ -44,15 +42,10 @@ from chakra_et.simulate.breakdown import ACTIVITIES
 from chakra_et.simulate.critical_path import waited_for
 from chakra_et.simulate.run import devices_of
 from chakra_et.simulate.time_by_kind import KINDS, node_kinds, shares
-from chakra_et.stragglers.analyse import rank_slowdowns
-from chakra_et.stragglers.heatmap import HeatMap
-from chakra_et.stragglers.recorded import job_of
 from chakra_et.text import duration, plural, size
 
 # Beyond these, a table of a page shows the entries with the most time.
 MOST_ENTRIES, MOST_MODULES, MOST_STEPS, MOST_RANKS = 5000, 5000, 20_000, 256
-# Every rank is one more replay of all nodes: beyond this many nodes in all, a page would take minutes.
-MOST_REPLAYED = 100_000_000
 
 
 def content(run: ReportRun) -> tuple[dict[str, Any], PackedColumns]:
@@ -64,9 +57,8 @@ def content(run: ReportRun) -> tuple[dict[str, Any], PackedColumns]:
     labels, late = lateness(run)
     late_ns = [[None if math.isnan(ns) else round(ns) for ns in row] for row in late.tolist()]
     many = len(run.ranks) > MOST_RANKS
-    stragglers, missing = slowdowns(run)
     diagnosis = None if run.job is None else diagnose(run.job)
-    missing = [*lacks(run, steps), *missing]
+    missing = lacks(run, steps)
     if many:
         missing.append(f"tables of rank by rank: left out for more than {MOST_RANKS} ranks")
     if len(steps) > MOST_STEPS:
@@ -99,7 +91,6 @@ def content(run: ReportRun) -> tuple[dict[str, Any], PackedColumns]:
         ],
         "traffic": None if many else {"messages": messages.tolist(), "collectives": shared.tolist()},
         "late": {"labels": labels, "ns": late_ns},
-        "stragglers": stragglers,
         "waits": None if many else waited_for(run.graph, run.operations, run.wait_ns).tolist(),
         "timeline": timeline,
     }
@@ -124,38 +115,6 @@ def path_by_kind(run: ReportRun) -> dict[str, int]:
     kind = run.graph.gather([node_kinds(trace) for trace in run.traces])[run.path.node]
     time = np.bincount(kind, run.path.lasts_ns, len(KINDS)).tolist()
     return {name.replace("-", " "): int(ns) for name, ns in zip(KINDS, time, strict=True) if name != "wait"}
-
-
-def slowdowns(run: ReportRun) -> tuple[dict[str, Any] | None, list[str]]:
-    """What ``chakra_et.stragglers`` finds: (what the page shows, what it lacks). ``slowdown`` of the run,
-    ``rank_by_step`` and ``stage_by_dp_rank`` as {rows, columns, values}, ``notes``; None for one rank, a
-    plan, and ranks without communication."""
-    if len(run.ranks) < 2 or run.base == "planned" or run.job is None or not run.job.matching.channels:
-        return None, []
-    if len(run.ranks) * len(run.graph) > MOST_REPLAYED:
-        return None, [
-            "no slowdown by rank: it takes too long for a run of this size, see chakra-et stragglers"
-        ]
-    try:
-        job = job_of(run.name, run.graph, run.job.matching, run.job.timing)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            slowdown, rank_by_step, stage_by_dp_rank = rank_slowdowns(job)
-    except TraceError as error:
-        return None, [f"no slowdown by rank: {error}"]
-
-    def finite(value: float) -> float | None:
-        return round(value, 4) if math.isfinite(value) else None
-
-    def cells(map_: HeatMap) -> dict[str, Any]:
-        values = [[finite(each) for each in row] for row in map_.slowdown.tolist()]
-        return {"rows": map_.rows, "columns": map_.columns, "values": values}
-
-    return {
-        "slowdown": finite(slowdown),
-        "rank_by_step": cells(rank_by_step),
-        "stage_by_dp_rank": cells(stage_by_dp_rank),
-        "notes": job.notes,
-    }, []
 
 
 # Where a figure is worse than this, the page shows "check" beside it. Overhead as in `chakra-et convert`.

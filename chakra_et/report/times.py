@@ -1,4 +1,4 @@
-"""Where the time of a run went: by step, by name and by module; and a picture of it for documents."""
+"""Where the time of a run went: by step, by name and by module."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import numpy as np
 
 from chakra_et.cost.operator_calls import CLASSES
 from chakra_et.diagnose.rates import WORK, amount_per_second
-from chakra_et.drawing.lanes import Kind, Picture, PictureLane, Span
 from chakra_et.et.columns import ExecutionTrace
 from chakra_et.et.node_attributes import texts
 from chakra_et.report.columns import (
@@ -22,10 +21,9 @@ from chakra_et.report.columns import (
     shared_codes,
 )
 from chakra_et.report.run import ReportRun
-from chakra_et.simulate.breakdown import ACTIVITIES, activity, union_ns
+from chakra_et.simulate.breakdown import activity, union_ns
 from chakra_et.simulate.measured_steps import step_rows
 from chakra_et.simulate.time_by_kind import KINDS, node_kinds
-from chakra_et.text import duration
 
 WHOLE = "whole trace"
 
@@ -238,28 +236,3 @@ def by_module(run: ReportRun) -> list[Module]:
 def _sum(index: np.ndarray, values: np.ndarray, count: int) -> np.ndarray:
     """int64[count]: the sum of the values of each index, exact up to 2^53 ns (104 days)."""
     return np.rint(np.bincount(index, values, count)).astype(np.int64)
-
-
-# After Okabe and Ito (2008) and Tol (2021), so that deuteranopia leaves them apart; as in assets/page.css.
-COLOURS = {
-    "compute": "#0072b2", "memory": "#56b4e9", "communication": "#e69f00", "wait": "#882255",
-    "host overhead": "#9aa5b4", "idle": "#c3cad4",
-}  # fmt: skip
-
-
-def breakdown(run: ReportRun) -> Picture:
-    """Where the time of the mean step of each rank went."""
-    steps = find_steps(run)
-    spans, lanes = [], []
-    for at, rank in enumerate(run.ranks):
-        parts = np.array([step.parts_ns for step in steps if step.rank == rank]).mean(axis=0)
-        total, start = float(parts.sum()), 0.0
-        lanes.append(PictureLane(f"rank {rank}", duration(total)))
-        for name, part in zip(ACTIVITIES, parts.tolist(), strict=True):
-            if part > 0:
-                share, end = f"{part / total:.0%}", start + part / 1e9
-                spans.append(Span(at, start, end, name, share, f"{name}: {duration(part)}, {share}"))
-                start = end
-    used = {span.kind for span in spans}
-    kinds = {name: Kind(name, COLOURS[name]) for name in ACTIVITIES if name in used}
-    return Picture(f"{run.name}: where the time of a step went", lanes, spans, kinds)

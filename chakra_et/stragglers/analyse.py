@@ -176,15 +176,6 @@ def _about_tried(job: TimedJob) -> list[str]:
     ]
 
 
-def rank_slowdowns(job: TimedJob) -> tuple[float, HeatMap, HeatMap]:
-    """The slowdown of a job, whatever it is, and its heat maps ``rank_by_step`` and ``stage_by_dp_rank``."""
-    ideal = typical(job.operations)
-    nodelay, noblk = job.step_s(job.operations.work_s), job.step_s(ideal)
-    parts = {"dp_rank": job.operations.dp_rank, "stage": job.operations.stage}
-    found = _blocking(job, parts, ideal, nodelay, noblk)
-    return float(nodelay.mean() / noblk.mean()), *_heat_maps(job, found)
-
-
 # Of each name: the mean slowdown of its parts, and the slowdowns of each step.
 _Parts = dict[str, tuple[Slowdowns, dict[int, Slowdowns]]]
 

@@ -210,28 +210,6 @@ def test_memory_is_a_table_and_a_curve(tmp_path: Path, capsys: pytest.CaptureFix
     assert any(text.startswith("no memory") for text in content["lacks"])
 
 
-def test_the_slow_rank_is_the_one_that_slows_the_step_down(tmp_path: Path) -> None:
-    write_run(tmp_path)
-    assert main(["report", str(tmp_path / "made")]) == 0
-    content, _ = page_data(tmp_path / "made_report.html")
-    found = content["stragglers"]
-    assert (found["rank_by_step"]["rows"], found["rank_by_step"]["columns"]) == ([0, 1], [5])
-    (fast,), (slow,) = found["rank_by_step"]["values"]
-    # The kernel and the copy of rank 1 take 100 µs, typical are 80: its kernel takes 72 instead of 90.
-    assert slow == found["slowdown"] == pytest.approx(160 / 142, abs=1e-4)
-    assert fast <= 1
-    write_run(tmp_path, "even", slow=50)
-    assert main(["report", str(tmp_path / "even")]) == 0
-    content, _ = page_data(tmp_path / "even_report.html")
-    assert content["stragglers"]["rank_by_step"]["values"] == [[1], [1]]
-
-
-def test_without_all_ranks_there_is_no_slowdown(tmp_path: Path) -> None:
-    write_run(tmp_path).et_file(1).unlink()
-    assert main(["report", str(tmp_path / "made")]) == 0
-    assert page_data(tmp_path / "made_report.html")[0]["stragglers"] is None
-
-
 def union_micros(spans: list[tuple[int, int]]) -> int:
     total, end = 0, 0
     for start, stop in sorted(spans):

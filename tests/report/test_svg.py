@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import xml.etree.ElementTree as ET
-from pathlib import Path
 
 import pytest
 
@@ -18,8 +17,7 @@ from chakra_et.drawing.lanes import (
     round_step,
     seconds_text,
 )
-from chakra_et.report.times import breakdown
-from tests.report.made_run import HOSTILE, made_run
+from tests.report.made_run import HOSTILE
 
 SVG = "{http://www.w3.org/2000/svg}"
 KINDS = {"work": Kind("work", "#123456"), "send": Kind("message", "#654321")}
@@ -68,11 +66,3 @@ def test_a_span_that_fits_nowhere_is_refused(span: Span) -> None:
 def test_round_figures_on_the_axis() -> None:
     assert [round_step(wanted) for wanted in (0.3, 2.0, 7.0)] == pytest.approx([0.5, 2.0, 10.0])
     assert [seconds_text(each) for each in (0, 2.5, 0.02, 5e-6)] == ["0", "2.5 s", "20 ms", "5 µs"]
-
-
-def test_pictures_of_a_run(tmp_path: Path) -> None:
-    run = made_run(tmp_path)
-    parts = [(span.kind, span.label) for span in breakdown(run).spans if span.lane == 0]
-    assert ("compute", "31%") in parts
-    assert ("wait", "25%") in parts
-    ET.fromstring(draw(breakdown(run)))

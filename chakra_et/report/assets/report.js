@@ -21,7 +21,6 @@ function communication(content) {
     parts.push(el("h3", {}, "Who came late"), el("p", { class: "muted" }, "One column per operation in order of time. The stronger the colour of a cell, the later that rank arrived after the first one."),
       heatMap(ranks.map(rank => `rank ${rank}`), content.late.labels, content.late.ns, duration));
   }
-  parts.push(...stragglers(content));
   const grids = [];
   if (content.waits && content.waits.flat().some(Boolean)) grids.push(["Waiting", "time that the rank of the row waited for the rank of the column", content.waits, duration, "waits ↓ for →"]);
   const { messages, collectives } = content.traffic || {};
@@ -32,25 +31,6 @@ function communication(content) {
   parts.push(el("div", { class: "grids" }, ...grids.map(([title, note, values, text, corner]) =>
     el("div", {}, el("h3", {}, title), el("p", { class: "muted" }, note), heatMap(ranks, ranks, values, text, { corner, numbers: ranks.length <= 16 })))));
   return section("communication", "Communication", ...parts);
-}
-
-// The difference that counts: below it the colours would show noise alone.
-const LEAST_SLOWDOWN = 1.02;
-
-function stragglers({ stragglers: found }) {
-  if (found === null || found.slowdown === null) return [];
-  const times = value => value === null ? "–" : `×${value.toFixed(2)}`;
-  const map = ({ rows, columns, values }, row, column) => {
-    const numbers = columns.length <= 16, shown = values.flat().some(value => value !== null && value >= LEAST_SLOWDOWN);
-    return heatMap(rows.map(each => `${row} ${each}`), columns.map(each => `${column} ${each}`), values, times,
-      { numbers, base: shown ? 1 : Infinity, none: "not known" });
-  };
-  const stages = found.stage_by_dp_rank.rows.length;
-  return [el("h3", {}, "Slowdown by rank and step"),
-    el("p", { class: "muted" }, `How many times as long a step takes if this rank keeps its times and all others take typical ones; with the times of all ranks: ${times(found.slowdown)}.`),
-    map(found.rank_by_step, "rank", "step"),
-    ...(stages < 2 ? [] : [el("h3", {}, "Slowdown by stage and data-parallel rank"), map(found.stage_by_dp_rank, "stage", "dp rank")]),
-    ...(found.notes.length === 0 ? [] : [el("p", { class: "muted" }, `Notes: ${found.notes.join("; ")}.`)])];
 }
 
 function timelineSection(content, view) {
