@@ -11,11 +11,10 @@
 Plans of OPT-350M on mixed GPUs and on GH200 (Sailor) are predicted from the layer times, layer sizes and
 network curves that were published with them; plans of GPT on A100 (vTrain) from the GPU's datasheet alone.
 
-What was chosen with these plans in sight: ``MEMORY_SHARE`` and ``HOST`` in fasop/exact/computed_times.py; of
-one GH200 plan, left out of the means, the share of the network's published bandwidth that its gradient
+What was chosen with these plans in sight: ``MEMORY_SHARE`` in fasop/exact/recipes.py; of one GH200 plan, left
+out of the means, the share of the network's published bandwidth that its gradient
 reduction reached, and the memory that nothing else explains. Five vTrain rows that an earlier version was
-calibrated on stay left out. Runs on one node are judged with their layout left out of the choice of ``HOST``,
-and the runs of training_runs.csv and mpt_fsdp.csv as in benchmarks/recipe_accuracy.py.
+calibrated on stay left out. Runs of the tables in --truth are judged as in benchmarks/recipe_accuracy.py.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
-from unittest import mock
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -38,7 +36,6 @@ import numpy as np
 from benchmarks import recipe_accuracy
 from benchmarks.summary import put
 from chakra_et import cli, text
-from fasop.exact import computed_times
 from fasop.exact.estimate import Estimate, estimate
 from fasop.inputs.clusters import Cluster, Gpu, Link
 from fasop.inputs.costs import CostFile, Entry, MeasuredOn
@@ -67,7 +64,6 @@ COLUMNS = {
     "step_ms": "iteration time (ms)",
 }
 SIZES = {(3072, 30): 3.6, (6144, 40): 18.4, (8192, 48): 39.1, (12288, 96): 175.0}  # of vTrain's models
-HOSTS = (0.6e-3, 0.7e-3, 0.8e-3, 0.9e-3, 1.0e-3)
 # DGX A100: 4 × 200 Gbit/s for the 8 GPUs of a node.
 A100 = Gpu("A100-80GB", 80, 0, 800e9, 1840e9, gpu_bandwidth=200e9)
 
@@ -227,8 +223,8 @@ def vtrain_rows(path: Path) -> list[dict[str, float]]:
 
 def vtrain_layout(n: dict[str, float]) -> Layout:
     tp, dp, pp, mbs, layers = (int(n[key]) for key in ("tp", "dp", "pp", "mbs", "layers"))
-    sizes = (int(n[key]) for key in ("hidden", "seq", "layers"))
-    model = Model("gpt", *sizes, 50257, int(n["heads"]), int(n["gbs"]))
+    heads, batch = int(n["heads"]), int(n["gbs"])
+    model = Model("gpt", int(n["hidden"]), int(n["seq"]), layers, 50257, heads, batch)
     nodes = max(int(n["num_gpus"]) // 8, 1)
     cluster = Cluster("a100", 8, (A100,), (nodes,))
     partition = [layers // pp + (stage < layers % pp) for stage in range(pp)]
@@ -252,44 +248,6 @@ def vtrain(path: Path, rings: float) -> Iterator[Row]:
             more = max(stage.reduction for stage in predicted.stages) * (1 / rings - 1)
         measured = n["step_ms"] / 1e3
         yield Row(name, group, layout.model.global_batch, measured, predicted, 0.0, index in chosen, more)
-
-
-def left_out(path: Path, hosts: tuple[float, ...] = HOSTS) -> list[str]:
-    """Runs on one node, each predicted with the host's seconds per layer that suit the other layouts best."""
-    rows = vtrain_rows(path)
-    layouts = [tuple(int(row[key]) for key in ("tp", "dp", "pp")) for row in rows]
-    measured = np.array([row["step_ms"] / 1e3 for row in rows])
-    made = [vtrain_layout(row) for row in rows]
-    steps = []
-    for host in hosts:
-        with mock.patch.object(computed_times, "HOST", host):
-            steps.append([estimate(layout, [], VTRAIN).step for layout in made])
-    errors = np.array(steps) / measured - 1
-    chosen = np.empty(len(rows), dtype=int)
-    for layout in set(layouts):
-        own = np.array([each == layout for each in layouts])
-        chosen[own] = np.abs(errors[:, ~own]).mean(axis=1).argmin()
-    predicted = np.array(steps)[chosen, np.arange(len(rows))]
-    found = errors[chosen, np.arange(len(rows))]
-    # Plans that compete: one model, batch and number of GPUs.
-    keys = [tuple(row[key] for key in ("num_gpus", "gbs", "hidden", "layers")) for row in rows]
-    taus, regrets = [], []
-    for key in set(keys):
-        at = np.array([each == key for each in keys])
-        if at.sum() > 1:
-            a, b = measured[at], predicted[at]
-            pairs = np.triu_indices(len(a), 1)
-            signs = [np.sign(values[pairs[0]] - values[pairs[1]]) for values in (a, b)]
-            taus.append(float((signs[0] * signs[1]).mean()))
-            regrets.append(float(a[b.argmin()] / a.min() - 1))
-    wide = np.array([layout[0] >= 4 for layout in layouts])
-    picked = sorted({f"{1e3 * hosts[at]:g}" for at in chosen.tolist()})
-    return [
-        f"{path.name}: {len(rows)} runs, every layout (tp, dp, pp) left out in turn: {mean(found.tolist())} "
-        f"off (signed {found.mean():+.1%}), tp 4 and more {mean(found[wide].tolist())}; Kendall's tau "
-        f"{np.mean(taus):.2f}, first plan's time over the best's {np.mean(regrets):+.1%}; the host's time "
-        f"chosen from the others: {', '.join(picked)} ms"
-    ]
 
 
 def mean(errors: list[float]) -> str:
@@ -355,10 +313,6 @@ def main() -> int:
         print("\n".join([*every([row for rows in sets.values() for row in rows]), ""]))
     lines = table(sets)
     print("\n".join(lines))
-    single = config.truth / "vtrain_single.csv"
-    if single.exists():
-        own = config.truth.resolve() == recipe_accuracy.GIVEN.resolve()
-        print("\n".join(["", *left_out(single, HOSTS if own else (computed_times.HOST,))]))
     if config.truth.exists():
         print()
         recipe_accuracy.judge(config.truth, config.rows)

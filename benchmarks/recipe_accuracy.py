@@ -6,18 +6,20 @@
     python benchmarks/recipe_accuracy.py --rows           (every run)
     python benchmarks/recipe_accuracy.py --fit            (fits the constants to all rows and ships them)
 
-The rows are those of training_runs.csv, mpt_fsdp.csv and neusight_steps.csv in the folder. Rows that can't be
-expressed are counted with their reasons. "Since 26": without Megatron-Bridge's releases before 26, whose MoE
-kernels and dispatch differ, and without runs that drop tokens.
+The rows are those of training_runs.csv, mpt_fsdp.csv, neusight_steps.csv and vtrain_single.csv in the folder.
+Rows that can't be expressed are counted with their reasons. "Since 26": without Megatron-Bridge's releases
+before 26, whose MoE kernels and dispatch differ, and without runs that drop tokens.
 """
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
+from unittest import mock
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -28,12 +30,23 @@ from chakra_et import cli, text
 from chakra_et.cost.fit import fit
 from chakra_et.files import write_json
 from fasop.exact import recipes
-from fasop.exact.recipes import PRIORS, Recipe
-from fasop.inputs.training_runs import Run, expressible, read_runs, refused
+from fasop.exact.recipes import prior
+from fasop.exact.training_runs import Run, expressible, predicted, read_runs, refused
+from fasop.plans.layout import Layout
 
 GIVEN = ROOT.parent / "shared" / "data" / "truth"
-FILES = ("training_runs.csv", "mpt_fsdp.csv", "neusight_steps.csv")
-Pairs = list[tuple[Run, Recipe]]
+FILES = ("training_runs.csv", "mpt_fsdp.csv", "neusight_steps.csv", "vtrain_single.csv")
+FIXED = {
+    "tensor: megatron",
+    "tensor: deepspeed",
+    "tensor: mpt",
+    "tensor: eager",
+}  # plans use their links' own
+Pairs = list[tuple[Run, Layout]]
+Values = dict[str, float]
+NUDGE = 0.05  # of a constant's logarithm, by which its effect is measured
+MOST = 150  # runs of a group that weigh as much as each
+ROUNDS = 3  # of fits to what is linear in the logarithms
 
 
 @dataclass
@@ -43,58 +56,146 @@ class Config:
     fit: bool = field(default=False, metadata={"help": "write the constants, fitted to all rows"})
 
 
-def model_of(pairs: Pairs) -> tuple[Callable[..., np.ndarray], dict[str, float], dict[str, float]]:
-    """Seconds of the runs by constants, and the prior of these: values and widths."""
-    found = [recipes.parts(recipe) for _, recipe in pairs]
-    stacked = {part: np.array([each[part] for each in found]) for part in PRIORS}
-    names = recipes.names_of([recipes.constants_of(recipe) for _, recipe in pairs])
-    prior = {name: PRIORS[part] for part in PRIORS for name in names[part]}
-    # A constant of a part that no run has says nothing.
-    used = {n for part in PRIORS for n, each in zip(names[part], stacked[part], strict=True) if each}
-    start = {name: value for name, (value, _) in prior.items()}
-    widths = {name: width for name, (_, width) in prior.items() if name in used}
-    return lambda values: recipes.total(stacked, names, {**start, **values}), start, widths
+def steps(pairs: Pairs, values: Mapping[str, float]) -> np.ndarray:
+    """Seconds of the runs by constants."""
+    with mock.patch.object(recipes, "published", lambda: values):
+        return np.array([predicted(run, layout)[0] for run, layout in pairs])
 
 
-def fitted(pairs: Pairs) -> dict[str, float]:
-    seconds, start, widths = model_of(pairs)
-    found = fit(seconds, np.array([run.seconds for run, _ in pairs]), start, widths)
-    return {name: found[name] for name in widths}
+class _Recorder(dict[str, float]):
+    """Constants that remember which of them were asked for."""
+
+    def __init__(self, values: Values) -> None:
+        super().__init__(values)
+        self.asked: set[str] = set()
+
+    def get(self, name: str, default: float = 0.0) -> float:  # type: ignore[override]
+        self.asked.add(name)
+        return super().get(name, default)
 
 
-def left_out(pairs: Pairs) -> np.ndarray:
-    """Errors of runs, each by a fit without its model (of any source)."""
-    keys = [recipe.model.name.replace("3.1", "3") for _, recipe in pairs]
+class Slopes(NamedTuple):
+    """Of runs at some constants: logarithms of their seconds, and by how much each constant moves these
+    [run, constant].
+    """
+
+    at: Values
+    base: np.ndarray
+    each: np.ndarray
+
+    def seconds(self, values: Mapping[str, float], of: np.ndarray) -> np.ndarray:
+        moved = np.array([np.log(values[name] / self.at[name]) for name in self.at])
+        found: np.ndarray = np.exp(self.base[of] + self.each[of] @ moved)
+        return found
+
+
+def slopes(pairs: Pairs, values: Values) -> Slopes:
+    used: list[set[str]] = []
+    for pair in pairs:
+        recorder = _Recorder(values)
+        steps([pair], recorder)
+        used.append(recorder.asked)
+    names = sorted(set().union(*used) - FIXED)
+    at = {name: values.get(name, prior(name)[0]) for name in names}
+    base = np.log(steps(pairs, at))
+    each = np.zeros((len(pairs), len(names)))
+    for column, name in enumerate(names):
+        rows = [row for row, asked in enumerate(used) if name in asked]
+        more = at | {name: at[name] * float(np.exp(NUDGE))}
+        each[rows, column] = (np.log(steps([pairs[row] for row in rows], more)) - base[rows]) / NUDGE
+    return Slopes(at, base, each)
+
+
+def fitted(near: Slopes, measured: np.ndarray, of: np.ndarray, weights: np.ndarray) -> Values:
+    """Constants that suit some runs best, where their seconds are what the slopes say."""
+    start = {name: prior(name)[0] for name in near.at}
+    moving = [name for at, name in enumerate(near.at) if np.abs(near.each[of, at]).max(initial=0) > 1e-4]
+    widths = {name: prior(name)[1] for name in moving}
+    return fit(lambda values: near.seconds(values, of), measured[of], start, widths, weights[of])
+
+
+def fit_all(pairs: Pairs, weights: np.ndarray) -> tuple[Values, Slopes]:
+    measured = np.array([run.seconds for run, _ in pairs])
+    values: Values = dict(recipes.published())
+    every = np.ones(len(pairs), dtype=bool)
+    for _ in range(ROUNDS):
+        near = slopes(pairs, values)
+        values = fitted(near, measured, every, weights)
+    return values, slopes(pairs, values)
+
+
+def left_out(pairs: Pairs, near: Slopes, keys: list[str], weights: np.ndarray) -> np.ndarray:
+    """Errors of runs, each by a fit without those of its key."""
+    measured = np.array([run.seconds for run, _ in pairs])
     errors = np.empty(len(pairs))
     for key in sorted(set(keys)):
         own = np.array([each == key for each in keys])
-        values = fitted([pair for pair, out in zip(pairs, own, strict=True) if not out])
+        values = fitted(near, measured, ~own, weights)
         rows = [pair for pair, out in zip(pairs, own, strict=True) if out]
-        errors[own] = model_of(rows)[0](values) / np.array([run.seconds for run, _ in rows]) - 1
+        errors[own] = steps(rows, values) / measured[own] - 1
     return errors
+
+
+def by_kind(pairs: Pairs, errors: np.ndarray) -> dict[str, float]:
+    """Mean errors by GPU and kind of plan, of three runs and more."""
+    found: dict[str, list[float]] = {}
+    for (run, layout), error in zip(pairs, errors, strict=True):
+        gpu = recipes.hardware(layout.cluster.gpus[0].name)
+        name = recipes.kind_of_plan(gpu.name if gpu else "", layout.model, run.options)
+        found.setdefault(name, []).append(abs(float(error)))
+    return {name: float(f"{np.mean(each):.3g}") for name, each in sorted(found.items()) if len(each) > 2}
+
+
+def ranking(pairs: Pairs, errors: np.ndarray) -> str:
+    """How well runs of one model, batch and number of GPUs are ranked."""
+    alike: dict[tuple[str, ...], list[int]] = {}
+    for at, (run, _) in enumerate(pairs):
+        if run.left_out_with:
+            key = tuple(run.row[name] for name in ("num_gpus", "gbs", "hidden", "layers"))
+            alike.setdefault(key, []).append(at)
+    measured = np.array([run.seconds for run, _ in pairs])
+    made, taus, regrets = measured * (1 + errors), [], []
+    for which in alike.values():
+        a, b = measured[which], made[which]
+        one, two = np.triu_indices(len(a), 1)
+        if one.size:
+            taus.append(float((np.sign(a[one] - a[two]) * np.sign(b[one] - b[two])).mean()))
+            regrets.append(float(a[b.argmin()] / a.min() - 1))
+    wide = [abs(error) for (run, _), error in zip(pairs, errors, strict=True) if _is_wide(run)]
+    return (
+        f"vTrain: tp 4 and more {np.mean(wide):.1%} off; Kendall's tau {np.mean(taus):.2f}, first plan's "
+        f"time over the best's {np.mean(regrets):+.1%}"
+        if taus
+        else "no plans to rank"
+    )
+
+
+def _is_wide(run: Run) -> bool:
+    return bool(run.left_out_with) and int(run.row["tp"]) >= 4
 
 
 def recent(run: Run) -> bool:
     return "tokendrop" not in run.row.get("notes", "") and run.row.get("release", "26") >= "26"
 
 
-def lines(pairs: Pairs, errors: np.ndarray) -> list[list[str]]:
+def lines(pairs: Pairs, errors: np.ndarray, of_fit: np.ndarray) -> list[list[str]]:
     def line(label: str, chosen: np.ndarray) -> list[str]:
         own = errors[chosen]
         within = f"{np.mean(np.abs(own) <= 0.12):.0%} / {np.mean(np.abs(own) <= 0.18):.0%}"
         mean = f"{np.abs(own).mean():.1%}"
-        return [label, str(len(own)), mean, f"{own.mean():+.1%}", within, f"{max(own, key=abs):+.1%}"]
+        worst, fit = f"{max(own, key=abs):+.1%}", f"{np.abs(of_fit[chosen]).mean():.1%}"
+        return [label, str(len(own)), mean, f"{own.mean():+.1%}", within, worst, fit]
 
-    rows = [["runs", "rows", "mean error", "signed", "within 12 / 18%", "worst"]]
+    rows = [["runs", "rows", "mean error", "signed", "within 12 / 18%", "worst", "of the fit"]]
     for group in sorted({run.group for run, _ in pairs}):
         own = np.array([run.group == group for run, _ in pairs])
         rows.append(line(group, own))
         newer = own & np.array([recent(run) for run, _ in pairs])
         if "experts" in group and newer.any():
             rows.append(line(f"{group}, since 26", newer))
-            for name in sorted({recipe.model.name for run, recipe in pairs if run.group == group}):
+            for name in sorted({layout.model.name for run, layout in pairs if run.group == group}):
                 rows.append(
-                    line(f"- {name}", newer & np.array([recipe.model.name == name for _, recipe in pairs]))
+                    line(f"- {name}", newer & np.array([layout.model.name == name for _, layout in pairs]))
                 )
     return rows
 
@@ -108,30 +209,38 @@ def judge(truth: Path, every: bool = False, refit: bool = False) -> int:
     settings = truth if (truth / "models.yaml").exists() else GIVEN
     runs = [run for path in files for run in read_runs(path, settings / "models.yaml")]
     pairs = list(expressible(runs))
+    groups = Counter(run.group for run, _ in pairs)
+    # Many runs that differ little say no more than some would.
+    weights = np.array([min(1.0, MOST / groups[run.group]) for run, _ in pairs])
+    own = truth.resolve() == GIVEN.resolve()
+    keys = [layout.model.name.replace("3.1", "3") for _, layout in pairs]
+    keys = [run.left_out_with or key for (run, _), key in zip(pairs, keys, strict=True)]
+    values = dict(recipes.published())
+    if own or refit:
+        values, near = fit_all(pairs, weights)
     if refit:
-        values = {name: float(f"{value:.4g}") for name, value in sorted(fitted(pairs).items())}
+        moving = {name for at, name in enumerate(near.at) if np.abs(near.each[:, at]).max() > 1e-4}
+        values = {name: float(f"{values[name]:.4g}") for name in sorted(moving)}
         about = f"Fitted to {len(pairs)} rows of {', '.join(path.name for path in files)}"
         about += " by benchmarks/recipe_accuracy.py --fit; what each means: fasop/exact/recipes.py."
-        write_json(recipes.FILE, {"about": about, "constants": values})
-        recipes.published.cache_clear()
-    steps = [recipes.step(recipe) for _, recipe in pairs]
-    shipped = np.array([one.seconds / run.seconds - 1 for one, (run, _) in zip(steps, pairs, strict=True)])
-    own = truth.resolve() == GIVEN.resolve()
-    errors = left_out(pairs) if own else shipped
-    print("each model left out of the fit in turn:" if own else "by the shipped constants:")
-    print("\n".join(text.table(lines(pairs, errors), right=set(range(1, 6)))))
+    measured = np.array([run.seconds for run, _ in pairs])
+    shipped = steps(pairs, values) / measured - 1
+    errors = left_out(pairs, near, keys, weights) if own else shipped
+    if refit:
+        write_json(recipes.FILE, {"about": about, "constants": values, "errors": by_kind(pairs, errors)})
+    print("each model or layout left out of the fit in turn:" if own else "by the shipped constants:")
+    print("\n".join(text.table(lines(pairs, errors, shipped), right=set(range(1, 7)))))
     if own:
-        print(f"(of the fit itself: {np.abs(shipped).mean():.1%}, {len(recipes.published())} constants)")
-    guessed, assumed = sum(bool(one.guessed) for one in steps), sum(bool(run.assumed) for run in runs)
-    print(f"{guessed} rows with a constant that no run has set, {assumed} with assumptions")
+        print(f"(of the fit itself: {np.abs(shipped).mean():.1%}, {len(values)} constants)")
+    print(ranking(pairs, errors))
+    print(f"{sum(bool(run.assumed) for run in runs)} rows with assumptions")
     stated = [run for run in runs if run.row.get("tp", "1") and run.row.get("mode") != "inf"]
     print(f"expressed: {len(pairs)} of {len(stated)} rows with a stated layout; refused of all {len(runs)}:")
     for reason, count in refused(runs).most_common():
         print(f"  {count} × {reason}")
     if every:
-        for (run, _), one, error in sorted(zip(pairs, steps, errors, strict=True), key=lambda each: each[2]):
-            shares = {part: f"{seconds / one.seconds:.0%}" for part, seconds in one.parts.items()}
-            print(f"{error:+.1%} {run.name} {run.row.get('release', '')} {json.dumps(shares)}")
+        for (run, _), error in sorted(zip(pairs, errors, strict=True), key=lambda each: each[1]):
+            print(f"{error:+.1%} {run.name} {run.row.get('release', '')} {run.row.get('notes', '')}")
     return 0
 
 

@@ -7,7 +7,7 @@ python -m fasop evaluate --rows training_runs.csv
 
 PLAN is a file of ``plan --json``, or YAML as ``fasop/plans/layout_files.py`` describes it, where stages and
 replicas may differ and a measured time may stand beside each layout. ``--rows`` takes a table of published
-training runs instead (``fasop/inputs/training_runs.py``) and sets its steps beside those predicted.
+training runs instead (``fasop/exact/training_runs.py``) and sets its steps beside those predicted.
 """
 
 from __future__ import annotations
@@ -23,11 +23,10 @@ from chakra_et import cli, text
 from chakra_et.text import printable
 from fasop.commands import flag
 from fasop.errors import PlanError
-from fasop.exact import recipes
 from fasop.exact.estimate import Estimate, estimate
+from fasop.exact.training_runs import expressible, predicted, read_runs, refused
 from fasop.inputs.clusters import check_gpus, check_nodes, load_clusters
 from fasop.inputs.costs import PUBLISHED, CostFile, check_cost_name, read_costs
-from fasop.inputs.training_runs import expressible, read_runs, refused
 from fasop.output import summary
 from fasop.plans.layout import LayoutStage, of_plan
 from fasop.plans.layout_files import Described, read_layouts
@@ -82,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         line = summary.speed(layout.model, layout.cluster, gpus, found[0].step)
         lines += ["", *_stages(given[0], found[0]), "", f"It trains {line}."]
         lines.append(f"It runs with {summary.options_line(given[0].options)}.")
-        lines.append(summary.expected_error(set(gpus)))
+        lines.append(summary.expected_error(set(gpus), layout.model, given[0].options))
     notes = dict.fromkeys(f"note: {note}" for one in found for note in one.notes)
     print("\n".join([*lines, *([""] if notes else []), *notes]))
     return status
@@ -91,26 +90,25 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _published(path: Path, models: str, as_json: bool) -> int:
     """Print what published runs took and would take by their recipes; the exit status."""
     runs = read_runs(path, Path(models) if models else None)
-    found = [(run, recipes.step(recipe)) for run, recipe in expressible(runs)]
+    found = [(run, *predicted(run, layout)) for run, layout in expressible(runs)]
     if as_json:
         rows = [
-            {"name": run.name, "measured": run.seconds, "step": one.seconds, "parts": one.parts}
-            | {"guessed": one.guessed, "assumed": run.assumed}
-            for run, one in found
+            {"name": run.name, "measured": run.seconds, "step": step, "assumed": run.assumed}
+            for run, step, _ in found
         ]
         print(json.dumps(rows, indent=1))
     else:
-        table = [["", "measured s", "predicted s", "error", "most of it"]]
-        for run, one in found:
-            most = sorted(one.parts.items(), key=lambda part: -part[1])[:3]
-            shares = ", ".join(f"{part} {seconds / one.seconds:.0%}" for part, seconds in most)
-            error = f"{one.seconds / run.seconds - 1:+.1%}"
-            table.append([run.name, f"{run.seconds:.3f}", f"{one.seconds:.3f}", error, shares])
+        table = [["", "measured s", "predicted s", "error"]]
+        for run, step, _ in found:
+            error = f"{step / run.seconds - 1:+.1%}"
+            table.append([run.name, f"{run.seconds:.3f}", f"{step:.3f}", error])
         print("\n".join(text.table(table, right={1, 2, 3})))
     assumed = Counter(what for run in runs for what in run.assumed)
     notes = [f"note: {count} rows: {what}" for what, count in assumed.items()]
-    for constant, count in Counter(name for _, one in found for name in one.guessed).items():
-        notes.append(f"note: {count} rows: no published run has set the constant {constant!r}")
+    for note, count in Counter(
+        note for *_, one in found for note in one.notes if "no published" in note
+    ).items():
+        notes.append(f"note: {count} rows: {note}")
     notes += [f"refused: {count} rows: {reason}" for reason, count in refused(runs).items()]
     print("\n".join(map(printable, notes)), file=sys.stderr)
     return 0 if found else 2

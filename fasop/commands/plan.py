@@ -27,10 +27,23 @@ from fasop.inputs.costs import PUBLISHED, CostFile, check_cost_name, cost_name, 
 from fasop.inputs.models import Model, find_model
 from fasop.output import report
 from fasop.plans.goal import Goal, by_time_and_price, pareto_front
-from fasop.plans.options import Attention, Options, Precision, Recompute
+from fasop.plans.options import Attention, Options, Recompute
 from fasop.plans.plan import Plan, plans_json
 
-EXACT_ONLY = ("overlap", "sequence_parallel", "per_stage", "interleave", "attention", "precision", "lost")
+EXACT_ONLY = (
+    *(
+        "overlap",
+        "sequence_parallel",
+        "per_stage",
+        "interleave",
+        "attention",
+        "precision",
+        "lost",
+        "cp",
+        "fsdp",
+    ),
+    *("cuda_graphs", "engine"),
+)
 
 
 @dataclass
@@ -70,7 +83,16 @@ class Config:
     overlap: bool = flag("gradients reduced beside the last backward", False)
     sequence_parallel: bool = flag("activations between tensor-parallel parts split by tokens", False)
     attention: Attention = flag("flash: one fused kernel that stores no scores", "unfused")
-    precision: Precision = flag("mixed: 16 bits with fp32 master weights and gradients", "mixed")
+    precision: Literal["mixed", "bf16", "fp8", "mxfp8", "nvfp4", "fp32"] = flag(
+        "mixed, or bf16: 16 bits with fp32 master weights; fp8, mxfp8, nvfp4: layers' products in these",
+        "mixed",
+    )
+    cp: int = flag("GPUs that share each sequence (context parallelism)", 1)
+    fsdp: bool = flag(
+        "parameters sharded, gathered and reduced beside the computation (--zero 3 --overlap)", False
+    )
+    cuda_graphs: bool = flag("the whole step is a CUDA graph: no host starts its kernels", False)
+    engine: Literal["megatron", "torchtitan", "deepspeed"] = flag("software that runs the plan", "megatron")
     interleave: bool = flag("try several chunks of layers per stage", False)
     per_stage: bool = flag("a tp, micro-batch and recomputation per stage; uneven data parallelism", False)
     idle: bool = flag("leave nodes idle where that is faster or cheaper", True)
@@ -84,7 +106,7 @@ class Config:
     workers: int = flag("processes (0: as many as are worth it)", 0)
 
     def __post_init__(self) -> None:
-        for name in ("max_tp", "tp", "dp", "pp", "mbs", "top", "global_batch", "seq", "iterations"):
+        for name in ("cp", "max_tp", "tp", "dp", "pp", "mbs", "top", "global_batch", "seq", "iterations"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"--{name.replace('_', '-')} is {value}: give at least 1")
@@ -127,6 +149,8 @@ class Config:
     @property
     def goal(self) -> Goal:
         degrees = {name: getattr(self, name) for name in ("tp", "dp", "pp", "mbs")}
+        if self.dp:
+            degrees["dp"] = self.dp * self.cp
         # Rows of everything are asked for, or plans that do not fit: no plan may be skipped.
         return Goal(self.objective, self.top, self.max_step_time, self.all or self.oom, **degrees)
 
@@ -137,12 +161,14 @@ class Config:
         return [
             Options(
                 recompute=way,
-                zero=max(self.zero, int(self.sharded_optimizer or modern)),
-                overlap=self.overlap,
+                zero=3 if self.fsdp else max(self.zero, int(self.sharded_optimizer or modern)),
+                overlap=self.overlap or self.fsdp,
                 sequence_parallel=self.sequence_parallel or modern,
                 attention="flash" if modern else self.attention,
-                precision=self.precision,
+                precision="mixed" if self.precision == "bf16" else self.precision,
+                engine=self.engine,
                 per_stage=self.per_stage,
+                cuda_graphs=self.cuda_graphs,
             )
             for way in ways
             if self.recompute in ("auto", way)
@@ -179,7 +205,7 @@ def found(
     """The plans, their rows if they are asked for, and the clusters. ``costs``: before those of files."""
     model = find_model(config.model, config.models_file)
     batch, seq = config.global_batch or model.global_batch, config.seq or model.seq
-    model = replace(model, global_batch=batch, seq=seq)
+    model = replace(model, global_batch=batch, seq=seq).split_sequences(config.cp)
     clusters = load_clusters(config.cluster)
     if config.lost:
         clusters = [cluster.without(config.lost) for cluster in clusters]
@@ -249,8 +275,8 @@ def _text(config: Config, plans: list[Plan], clusters: list[Cluster]) -> list[st
     count = f"{model.parameters:,} parameters, " if model.parameters else ""
     steps = f"{config.steps_of(1):,} steps" if config.iterations or config.cost_model == "hpdc24" else ""
     lines = [
-        f"{model.name} ({count}{model.layers} layers of {model.hidden}, sequences of {model.seq}, "
-        f"{model.global_batch} per step) on {where}; cost model {config.cost_model}",
+        f"{model.name} ({count}{model.layers} layers of {model.hidden}, sequences of {model.seq * model.cp}, "
+        f"{model.global_batch // model.cp} per step) on {where}; cost model {config.cost_model}",
         "",
         *report.table(plans, f"$ for {steps or config.tokens}"),
         "",

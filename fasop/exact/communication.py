@@ -19,6 +19,7 @@ BITS = 8
 HOP = HOP_NS / 1e9
 # A sender is free again once the rest fits into the transport's buffer: NCCL_BUFFSIZE's default.
 SEND_BUFFER = 4 * 2**20
+NEAR_NODES = 4  # to which a token goes at most, where experts are chosen by groups (DeepSeek-V3, 2024)
 
 
 class Communication:
@@ -78,9 +79,9 @@ class Communication:
         return COLLECTIVE_START + passes * hop, passes * BITS / n * seconds_per_bit
 
     @memo
-    def exchange(self, group: Group, size: float, rings: int) -> float:
-        """Seconds of an all-to-all, in which each GPU of a group sends an equal share of ``size`` bytes to
-        each.
+    def exchange(self, group: Group, size: float, copies: int, rings: int) -> float:
+        """Seconds in which each GPU of a group sends ``copies`` of each of its tokens, ``size`` bytes in all,
+        to others, an equal share to each.
 
         rings: groups like this one that are active at once.
         """
@@ -90,13 +91,15 @@ class Communication:
         seconds, hop = 0.0, 0.0
         for part in group:
             gpu = self._gpus[part.gpu]
-            inside = size * (part.gpus - 1) / n * (rings * part.gpus if gpu.shared_bus else 1)
+            inside = size * copies * (part.gpus - 1) / n * (rings * part.gpus if gpu.shared_bus else 1)
             seconds = max(seconds, inside * BITS / gpu.intra_bandwidth)
             hop = max(hop, gpu.intra_latency or HOP)
             for other in group:
                 if other.node != part.node:
                     bandwidth, latency = self.between(part.gpu, other.gpu, size / n)
-                    outside = size * (n - part.gpus) / n * rings * part.gpus
+                    # A node gets each token once, and sends it on.
+                    sent = min(copies * (n - part.gpus) / n, len(group) - 1, NEAR_NODES)
+                    outside = size * sent * rings * part.gpus
                     seconds = max(seconds, outside * BITS / bandwidth)
                     hop = max(hop, latency or HOP)
         return COLLECTIVE_START + (n - 1) * hop + seconds

@@ -72,8 +72,7 @@ def estimate(layout: Layout, cost_files: list[CostFile], options: Options) -> Es
     for index, stage in enumerate(layout.stages):
         units = slice(begin, begin + stage.units)
         begin = units.stop
-        in_flight = min(count - index, layout.micro_batches)
-        replicas.append([_replica(passes, stage, one, units, in_flight) for one in stage.replicas])
+        replicas.append(_replicas(passes, stage, units, min(count - index, layout.micro_batches)))
     ends, p2p = _ends(passes, layout, replicas)
     pipeline = max(end for end, _ in ends)
     reduction = [max(one.reduction for one in each) for each in replicas]
@@ -100,14 +99,34 @@ def estimate(layout: Layout, cost_files: list[CostFile], options: Options) -> Es
     return Estimate(step, pipeline, embedding, p2p, stages, tuple(notes))
 
 
-def _replica(passes: Passes, stage: LayoutStage, replica: Replica, units: slice, in_flight: int) -> _Replica:
+def _replicas(passes: Passes, stage: LayoutStage, units: slice, in_flight: int) -> list[_Replica]:
+    """What each replica of a stage takes; those that are alike, once."""
+    data, known, found = _data(stage.replicas), {}, []
+    for at, one in enumerate(stage.replicas):
+        experts: Group = ()
+        if passes.model.experts:
+            first = at // one.ep * one.ep
+            experts = _alone(_data(stage.replicas[first : first + one.ep]))
+        key = _alone(one.group), one.mbs, one.ep, experts
+        if key not in known:
+            known[key] = _replica(passes, stage, one, units, in_flight, data, experts)
+        found.append(known[key])
+    return found
+
+
+def _replica(
+    passes: Passes,
+    stage: LayoutStage,
+    replica: Replica,
+    units: slice,
+    in_flight: int,
+    data: Group,
+    experts: Group,
+) -> _Replica:
     """What one replica of a stage takes."""
     model, options = passes.model, passes.options
     group, tp, ep, dp = replica.group, replica.tp, replica.ep, len(stage.replicas)
     gpu = passes.links.cluster.gpu(group[0].gpu)
-    data = _data(stage.replicas)
-    at = stage.replicas.index(replica) // ep * ep
-    experts = _data(stage.replicas[at : at + ep]) if model.experts else ()
     each = passes.replica(replica.mbs, stage.recompute, _alone(group), data, experts)
     forward, backward = (seconds[units] for seconds in each)
     is_layer = passes.layers[units]
@@ -162,7 +181,10 @@ def _ends(
         else:
             line = one_f_one_b.run(forward, backward, p2p, layout.micro_batches)
             lines.append((line.stage_end, line.backward_end))
-    latest = np.max(lines, axis=0).T.tolist()
+    # With several chunks per stage, all but the slowest stage fill the pipeline with a chunk each.
+    passes_of = [max(one.forward + one.backward for one in each) for each in replicas]
+    saved = (1 - 1 / layout.virtual_stages) * (sum(passes_of) - max(passes_of))
+    latest = (np.max(lines, axis=0) - saved).T.tolist()
     longest = [max(messages[at][0] for _, messages in columns) for at in range(len(replicas) - 1)]
     return [(end, backward_end) for end, backward_end in latest], tuple(longest)
 

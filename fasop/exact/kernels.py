@@ -15,6 +15,10 @@ from typing import NamedTuple
 from fasop.inputs.models import Model
 from fasop.plans.options import Attention
 
+# Numbers of an activation that isn't fused: clamping both halves, scaling, sigmoid, products, sum and the
+# router's weight, each read and written; and their gradients.
+STEPWISE = 25, 50
+
 
 class Matmul(NamedTuple):
     """``copies`` products of (m, k) with (k, n) matrices, in one kernel. gradient: of a weight's gradient."""
@@ -27,19 +31,16 @@ class Matmul(NamedTuple):
     gradient: bool = False
 
 
-class Fused(NamedTuple):
-    """Floating-point operations of a fused attention kernel."""
-
-    operations: float
-
-
 class Moved(NamedTuple):
-    """Numbers that a kernel reads and writes, each as wide as an activation."""
+    """Numbers that a kernel reads and writes, each as wide as an activation. stepwise: each step of an
+    activation is a kernel of its own.
+    """
 
     numbers: float
+    stepwise: bool = False
 
 
-Kernel = Matmul | Fused | Moved
+Kernel = Matmul | Moved
 
 
 class Work(NamedTuple):
@@ -83,15 +84,13 @@ def _attention(model: Model, tp: int, mbs: int, attention: Attention, whole: int
     # Normalization; bias, dropout and residual (with a mask of half an activation's width); transpositions.
     moved = [Moved(2 * whole * h), Moved(3.5 * whole * h), Moved(2 * tokens * (qkv + width))]
     back = [Moved(4 * whole * h), Moved(2.5 * whole * h), Moved(2 * tokens * (qkv + width))]
-    if attention == "flash":
-        operations = 4 * s * s * size * batch * (0.5 if model.causal else 1)
-        core: list[Kernel] = [Fused(operations)]
-        # The backward pass computes the scores again: 5 products where the forward has 2.
-        core_back: list[Kernel] = [Fused(2.5 * operations)]
-    else:
-        numbers = batch * s * s
+    core: list[Kernel] = []  # of a fused kernel: its times are its own
+    core_back: list[Kernel] = []
+    if attention == "unfused":
+        numbers = batch * s * s * model.cp
         # Softmax with scale and mask, then dropout with its mask.
-        products = Matmul(s, s, size, batch), Matmul(s, size, s, batch)
+        whole_s = s * model.cp
+        products = Matmul(s, whole_s, size, batch), Matmul(s, size, whole_s, batch)
         core = [products[0], Moved(2 * numbers), Moved(2.5 * numbers), products[1]]
         core_back = [*products, *products, Moved(3 * numbers), Moved(2.5 * numbers)]
     return Work((*projections, *moved, *core), (*_gradients(projections), *back, *core_back), tuple(core))
@@ -120,6 +119,8 @@ def _feed_forward(model: Model, tp: int, tokens: int, whole: int, ep: int) -> Wo
     down = Matmul(rows, h, ffn, local, bool(model.experts))
     act = Moved((3 if model.gated else 2) * routed * ffn)
     act_back = Moved((5 if model.gated else 4) * routed * ffn)
+    if model.stepwise:
+        act, act_back = Moved(STEPWISE[0] * routed * ffn, True), Moved(STEPWISE[1] * routed * ffn, True)
     moved: list[Kernel] = [Moved(2 * whole * h), Moved(3.5 * whole * h)]
     back: list[Kernel] = [Moved(4 * whole * h), Moved(2.5 * whole * h)]
     if model.experts:

@@ -68,7 +68,9 @@ def state_bytes(options: Options, dp: int) -> tuple[float, float, float]:
     """Bytes per parameter of weights, gradients and Adam's states, of which the data-parallel ranks share
     what ZeRO shares.
     """
-    each = (2, 4, 12) if options.precision == "mixed" else (4, 4, 8)
+    each = (4, 4, 8) if options.precision == "fp32" else (2, 4, 12)
+    if options.adapters:
+        each = (2, 0, 0)
     shared = [options.zero >= stage for stage in (3, 2, 1)]
     weights, gradients, states = (
         size / dp if is_shared else float(size) for size, is_shared in zip(each, shared, strict=True)
@@ -88,7 +90,7 @@ def activations(model: Model, tp: int, mbs: int, options: Options, recompute: Re
     feed = 5 * h * whole + tokens * copies * (6 if model.gated else 4) * model.ffn_width / tp
     if model.experts:
         feed += 2 * h * tokens * copies + tokens * (6 if model.gated else 4) * model.shared_ffn / tp
-    scores = 5 * a * s * s * b / tp
+    scores = 5 * a * s * s * model.cp * b / tp
     if options.attention == "flash":
         scores = 4 * a * s * b / tp
     in_layer = attention + feed

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from fasop.exact.communication import Communication
-from fasop.exact.computed_times import hardware, update_seconds
 from fasop.exact.memory import parameters
+from fasop.exact.recipes import factor, hardware, update_seconds
 from fasop.exact.unit_times import Compute, UnitSeconds
 from fasop.inputs.clusters import Gpu
 from fasop.inputs.models import Model
@@ -77,6 +77,8 @@ class Passes:
             backward = backward + forward * self.layers
         elif recompute == "selective":
             backward = backward + units.scores
+        if "operators" in options.again:  # their inputs are gathered again
+            backward = backward + once * self.layers
         if options.zero >= 2 and group_size(data) > 1:
             gathered, reduced = self._sharded(data, tp, ep)
             forward, backward = self._beside(forward, gathered), self._beside(backward, gathered + reduced)
@@ -87,9 +89,10 @@ class Passes:
         reduce-scatter and all-gather in its place.
         """
         size = mbs * self.model.seq * self.model.hidden * self.options.activation_bytes
+        longer = factor("tensor", self.options)
         if self.options.sequence_parallel:
-            return 2 * self.links.collective(tensor, size, 1, False)
-        return self.links.collective(tensor, size, 1)
+            return 2 * longer * self.links.collective(tensor, size, 1, False)
+        return longer * self.links.collective(tensor, size, 1)
 
     def _beside(self, seconds: np.ndarray, communication: np.ndarray) -> np.ndarray:
         """Compute and communication one after the other, or at once with ``overlap``."""
@@ -100,8 +103,8 @@ class Passes:
     def exchange_seconds(self, experts: Group, tp: int, mbs: int) -> float:
         """Seconds in which a layer's tokens go to their experts, or come back; 0 for a single rank."""
         model = self.model
-        size = mbs * model.seq * model.top_k * model.hidden * self.options.activation_bytes / tp
-        return self.links.exchange(experts, size, tp)
+        size = mbs * model.seq * model.hidden * self.options.activation_bytes / tp
+        return factor("tokens", self.options) * self.links.exchange(experts, size, model.top_k, tp)
 
     @memo
     def _sharded(self, data: Group, tp: int, ep: int) -> tuple[np.ndarray, np.ndarray]:
@@ -109,7 +112,7 @@ class Passes:
         what = (data, tp, *parameters(self.model, tp, ep), ep)
         gather = self._over_copies(*what, self.options.activation_bytes, False)
         reduce = self._over_copies(*what, self.options.gradient_bytes, False)
-        return gather * (self.options.zero == 3), reduce
+        return gather * (self.options.zero == 3), reduce * (not self.options.adapters)
 
     def once(
         self, data: Group, tp: int, held: np.ndarray, of_experts: np.ndarray, ep: int
@@ -122,9 +125,15 @@ class Passes:
         """
         options, what = self.options, (data, tp, held, of_experts, ep)
         reduction = gather = np.zeros(held.shape)
+        if options.adapters:
+            return reduction, gather
         if options.zero < 2:  # else within every backward pass
             reduction = self._over_copies(*what, options.gradient_bytes, options.zero == 0)
         if options.zero in (1, 2):
+            if options.overlap:  # all but a layer's beside the next forward passes
+                layers = [each[self.layers].max() for each in parameters(self.model, tp, ep)]
+                pairs = zip((held, of_experts), layers, strict=True)
+                what = (data, tp, *(np.minimum(each, most) for each, most in pairs), ep)
             gather = self._over_copies(*what, options.activation_bytes, False)
         return reduction, gather
 
@@ -133,7 +142,7 @@ class Passes:
     ) -> np.ndarray:
         """Seconds of the optimizer over the parameters of a GPU, computed; 0 where the GPU is not known."""
         known = hardware(gpu.costs_of)
-        if known is None:
+        if known is None or self.options.adapters:
             return np.zeros(held.shape)
         if self.options.zero:
             held = (held - of_experts) / replicas + of_experts / (replicas / ep)

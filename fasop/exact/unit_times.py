@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fasop.errors import PlanError, nearest
-from fasop.exact.computed_times import hardware, host_seconds, known, unit_seconds
+from fasop.exact.recipes import guessed, hardware, known, unit_seconds, with_host
 from fasop.inputs.clusters import Gpu
 from fasop.inputs.costs import CostFile, Entry, Steps, growth_factor, other_depth, work_ratios
 from fasop.inputs.models import Model
@@ -134,7 +134,13 @@ class Compute:
         notes += [text for text in (self.skipped, self.model.remark) if text]
         forward, backward, scores = table.T
         least = forward, backward
-        forward, backward = map(np.maximum, least, host_seconds(self.model.kinds))
+        of = hardware(gpu)
+        assert of is not None
+        notes += [
+            f"{gpu}: no published run has set {name!r}" for name in guessed(of, self.model, self.options)
+        ]
+        forward = with_host(forward, self.model, self.options, 1 / 3)
+        backward = with_host(backward, self.model, self.options, 2 / 3)
         return UnitSeconds(forward, backward, scores, None, False, least, tuple(notes))
 
     @memo

@@ -148,6 +148,47 @@ class Cluster:
         )
 
 
+# GiB of one GPU of ``chakra_et``'s table.
+MEMORY = {
+    **{"A100": 80, "A100-40GB": 40, "H100": 80, "H100-HBM2E": 96, "H200": 141, "B200": 180, "GB200": 186},
+    **{"B300": 270, "GB300": 270, "MI300X": 192, "MI325X": 256, "V100": 32, "T4": 16, "A10": 24, "L40S": 48},
+    "RTX3090": 24,
+}
+
+
+def of_gpus(name: str, count: int) -> Cluster:
+    """So many GPUs of ``chakra_et``'s table, in nodes as they are sold. Raises ``PlanError``."""
+    # Not loaded where clusters are files.
+    from chakra_et.cost import gpus, nccl, networks
+    from chakra_et.cost.topology import COLLECTIVE_START
+    from chakra_et.errors import TraceError
+
+    known = {key.upper(): key for key in gpus.names()}
+    if name.upper() not in known:
+        raise PlanError(f"{count}x{name}: no GPU {name!r} is known: {nearest(name, known.values())}")
+    name = known[name.upper()]
+    try:
+        of = networks.gpu(name)
+    except TraceError:  # no link of its own: those of a GPU on PCIe
+        of = replace(networks.gpu("L40S"), name=name)
+    # Racks of 72 are mostly used as 64.
+    size = min(of.domain if count % of.domain == 0 else 2 ** int(math.log2(of.domain)), count)
+    if count > size and (not of.network or count % size):
+        why = f"is no multiple of {size}" if of.network else "need a network, which isn't known for them"
+        raise PlanError(f"{count}x{name}: {count} GPUs {why}: give a cluster file.")
+    inside = nccl.node(of.name, of.link) if of.name in MEMORY and of.link else None
+    rate = inside.bus_of(8) if inside else of.bandwidth
+    hop = max((inside.latency(8) / 1e9 - COLLECTIVE_START) / 14, 1e-6) if inside else 0.0
+    called = "A100-80GB" if name == "A100" else name  # as cluster files call them
+    gpu = Gpu(
+        *(called, MEMORY.get(name, 16), 0.0, 8 * (of.network or of.bandwidth) * size, 8 * rate),
+        intra_latency=hop,
+        gpu_bandwidth=8 * of.network,
+        shared_bus=of.link == "PCIe",
+    )
+    return Cluster(f"{count}x{name}", size, (gpu,), (count // size,))
+
+
 def check_gpu(where: str, gpu: Gpu, nodes: int) -> None:
     """What the settings of one type of GPU must be to each other. Raises ``PlanError``."""
     if gpu.reserved_gib >= gpu.memory_gib:
@@ -187,7 +228,7 @@ GPU_KINDS = {key: kind for key, kind in kinds_of(Gpu).items() if key != "name"} 
 
 
 def load_clusters(name_or_path: str) -> list[Cluster]:
-    """The clusters of a preset or of a YAML file; more than one where node counts are ranges.
+    """The clusters of a preset, of GPUs (``64xH100``) or of a YAML file; several where counts are ranges.
 
     A file holds ``clusters: {name: {gpus_per_node: 4, gpus: {A100: {nodes: 1, …}}, links: […]}}``; ``nodes:
     0-8`` stands for each count from 0 to 8, and the clusters are all combinations but the empty one; ``base:
@@ -196,6 +237,8 @@ def load_clusters(name_or_path: str) -> list[Cluster]:
     """
     if not name_or_path:
         raise PlanError("no cluster is named: give a preset or a YAML file.")
+    if sold := re.fullmatch(r"(\d{1,6})x([\w-]+)", name_or_path):
+        return [of_gpus(sold[2], max(int(sold[1]), 1))]
     presets = read_yaml(PRESETS, "clusters")
     if name_or_path in presets:
         return _expand(str(PRESETS.name), name_or_path, presets)

@@ -74,7 +74,7 @@ class CostFile:
     growth_hpdc24: Growth | None = None
     collectives: Literal["excluded", "included"] = "excluded"
     nodes: dict[str, MeasuredOn] = field(default_factory=dict)
-    precision: Literal["", "mixed", "fp32"] = ""
+    precision: str = ""
     attention: Literal["", "unfused", "flash"] = ""
 
 

@@ -158,7 +158,7 @@ def _sizes(config: Mapping[str, Any], family: _Family) -> dict[str, Any]:
     if experts:
         found |= {"experts": experts, "top_k": _get(config, "num_experts_per_tok", 2), "shared_ffn": shared}
     if kind == "gpt_oss":
-        found["window"] = config.get("sliding_window") or 0
+        found |= {"window": config.get("sliding_window") or 0, "stepwise": True}
     remarks = [f"{dense} layers without experts as those with them"] * bool(experts and dense)
     windows = config.get("sliding_window") and not found.get("window")
     remarks += ["sliding windows as whole sequences"] * bool(windows)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -33,8 +33,10 @@ class Model:
     token attends to earlier ones only; experts: feed-forward experts per layer (0: one, always used), of
     which each token uses ``top_k``, beside shared ones of width ``shared_ffn`` in all; kv_rank, q_rank, rope,
     v_width: of latent attention (DeepSeek-V2), its ranks, and the widths of a head that turn with positions
-    and of its values; window: tokens that every second layer attends to (0: all); parameters: exactly
-    how many it has (0: by these sizes); remark: what of it is computed otherwise.
+    and of its values; window: tokens that every second layer attends to (0: all); mtp: modules that predict
+    further tokens; stepwise: its activation is no fused kernel; cp: GPUs that share each sequence, of which
+    ``seq`` and ``global_batch`` then count the shares; parameters: exactly how many it has (0: by these
+    sizes); remark: what of it is computed otherwise.
     """
 
     name: str
@@ -60,6 +62,9 @@ class Model:
     rope: kinds.CountOrZero = 0
     v_width: kinds.CountOrZero = 0
     window: kinds.CountOrZero = 0
+    mtp: kinds.CountOrZero = 0
+    stepwise: bool = False
+    cp: kinds.Count = 1
     parameters: Annotated[int, Meta(ge=0)] = 0
     remark: str = ""
 
@@ -136,7 +141,13 @@ class Model:
         layer += (3 if self.gated else 2) * h * self.shared_ffn
         crossed = self.kinds.count("D")
         weights = self.layers * layer + crossed * attention + h * self.vocab
-        return 6 * weights + 12 * (self.layers + crossed) * self.width * self.seq
+        return 6 * weights + 12 * (self.layers + crossed) * self.width * self.seq * self.cp
+
+    def split_sequences(self, cp: int) -> Model:
+        """The model with each sequence shared by ``cp`` GPUs. Raises ``PlanError``."""
+        if self.seq % cp:
+            raise PlanError(f"model {self.name}: cp {cp} doesn't divide sequences of {self.seq} tokens.")
+        return replace(self, seq=self.seq // cp, global_batch=self.global_batch * cp, cp=cp)
 
     def launch_layers(self, partition: tuple[int, ...]) -> tuple[int, ...]:
         """Transformer layers of each stage, as Megatron counts them: ``partition`` without E and P."""

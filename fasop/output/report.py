@@ -99,6 +99,7 @@ def _degrees(plan: Plan) -> list[str]:
     mbs = [size for choice in choices for _, size in choice.shares]
     ends = [(min(each), max(each)) for each in (tp, [plan.shape.group // degree for degree in tp], mbs)]
     of_tp, of_dp, of_mbs = (str(low) if low == high else f"{low}–{high}" for low, high in ends)
+    of_dp = f"{plan.dp // plan.model.cp}×cp {plan.model.cp}" if plan.model.cp > 1 else of_dp
     depth = f"{plan.pp}×{plan.virtual_stages}" if plan.virtual_stages > 1 else str(plan.pp)
     return [of_tp, of_dp, depth, of_mbs]
 
@@ -115,7 +116,7 @@ def reasons(plans: Sequence[Plan], objective: str, exact: bool) -> list[str]:
     measure = "costs least per step" if objective == "cost" else "has the shortest step"
     lines = [
         f"Plan 1 {measure} of all that fit: {first.step_time:.4f} s for "
-        f"{first.model.global_batch} sequences of {first.model.seq}. "
+        f"{first.model.global_batch // first.model.cp} sequences of {first.model.seq * first.model.cp}. "
         f"Its stages compute {busy:.0%} of that on average; stage {slowest} ({first.stage_gpu[slowest]}) "
         f"sets the pace with {compute[slowest] * 1e3:.2f} ms for each of {first.micro_batches} micro-batches."
     ]
@@ -127,7 +128,7 @@ def reasons(plans: Sequence[Plan], objective: str, exact: bool) -> list[str]:
     if exact:
         lines.append(f"Its step: {summary.shares(first, message_time(first))}.")
         lines.append(f"Its memory: {summary.memory(first)}.")
-        lines.append(summary.expected_error(set(gpus)))
+        lines.append(summary.expected_error(set(gpus), first.model, first.options))
     if first.idle_nodes:
         lines.append(f"It leaves {first.idle_nodes} of {first.cluster.node_count} nodes idle.")
     if len(plans) > 1:
@@ -186,7 +187,12 @@ def stages(plan: Plan) -> list[str]:
             ]
         )
     experts = f", ep {plan.ep}" if plan.model.experts else ""
-    alike = "" if differ else f" (tp {plan.tp}, dp {plan.dp}{experts}, micro-batches of {plan.mbs})"
+    experts += f", cp {plan.model.cp}" if plan.model.cp > 1 else ""
+    alike = (
+        ""
+        if differ
+        else f" (tp {plan.tp}, dp {plan.dp // plan.model.cp}{experts}, micro-batches of {plan.mbs})"
+    )
     lines = [f"Plan 1 by stage{alike}:", *text.table(rows)]
     if plan.hosts:
         lines.append(f"Nodes in rank order: {' '.join(plan.hosts)}")

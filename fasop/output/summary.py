@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fasop.exact.computed_times import hardware
 from fasop.exact.memory import GIB, MEMORY_MARGIN, held_parameters, state_bytes
 from fasop.exact.passes import BACKWARD_SUMS, FORWARD_SUMS
+from fasop.exact.recipes import hardware, mean_error
 from fasop.inputs.clusters import Cluster
 from fasop.inputs.models import Model
 from fasop.plans.options import Options
 from fasop.plans.plan import Plan
-
-# Mean errors of steps that others have measured, by GPU (benchmarks/planner_accuracy.py).
-MEAN_ERRORS = {"A100": 0.07, "A100-80GB": 0.07, "GH-96": 0.042}
 
 
 def speed(model: Model, cluster: Cluster, gpus: Mapping[str, int], step: float) -> str:
@@ -32,12 +29,13 @@ def speed(model: Model, cluster: Cluster, gpus: Mapping[str, int], step: float) 
     return f"{line}, MFU {rate / peak:.1%} (of the dense 16-bit peak)"
 
 
-def expected_error(names: set[str]) -> str:
-    """How far off plans on these GPUs were where others have measured."""
-    parts = [
-        f"{MEAN_ERRORS[name]:.0%} on {name}" if name in MEAN_ERRORS else f"not judged on {name}"
-        for name in sorted(names)
-    ]
+def expected_error(names: set[str], model: Model, options: Options) -> str:
+    """How far off plans of this kind on these GPUs were where others have measured."""
+    parts = []
+    for name in sorted(names):
+        gpu = hardware(name)
+        error = mean_error(gpu.name, model, options) if gpu else None
+        parts.append(f"not judged on {name}" if error is None else f"{error:.0%} on {name}")
     return f"Expected error of the step, from plans that others have measured: {', '.join(parts)}."
 
 
@@ -47,6 +45,13 @@ def options_line(options: Options) -> str:
     words = [f"recomputation {options.recompute}", f"{options.attention} attention"]
     words += [zero.get(options.zero, f"ZeRO-{options.zero}"), f"{options.precision} precision"]
     words += ["sequence parallelism"] * options.sequence_parallel
+    recipe = {
+        "CUDA graphs": options.cuda_graphs,
+        "LoRA": options.adapters,
+        "fast dispatch": options.fast_dispatch,
+    }
+    words += [name for name, is_on in recipe.items() if is_on]
+    words += [f"{', '.join(options.again)} computed again"] * bool(options.again)
     words += ["gradients overlapped" if options.overlap else "gradients not overlapped"]
     return ", ".join(words)
 

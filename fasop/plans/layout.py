@@ -39,12 +39,13 @@ class LayoutStage:
 
 @dataclass(frozen=True)
 class Layout:
-    """Stages in order; micro_batches: that pass through each per step."""
+    """Stages in order; micro_batches: that pass through each per step; virtual_stages: chunks of each."""
 
     model: Model
     cluster: Cluster
     stages: tuple[LayoutStage, ...]
     micro_batches: int
+    virtual_stages: int = 1
 
     @property
     def partition(self) -> tuple[int, ...]:

@@ -1,14 +1,17 @@
 """Files of layouts that users write, to have them evaluated: YAML, or JSON of the same shape.
 
 ``layouts: {name: {model, cluster, tp, dp, mbs, layers, …}}`` describes a layout of one tp and dp, ``layers``
-as Megatron counts them (0-11-8-8-8-8-5-0). Stages that differ are listed instead: ``stages: [{layers: 12,
-replicas: [{gpu: A100, gpus: 8, mbs: 2}, …]}, …]``; each replica is a tensor-parallel group, on a node of its
-own unless ``node`` names one. ``measured`` and ``measured_gib`` hold what a run took, for comparison.
+as Megatron counts them (0-11-8-8-8-8-5-0); ``cp`` GPUs share each sequence, and what a recipe sets
+(``precision: fp8``, ``zero: 3``, ``cuda_graphs: true``) is called as in ``fasop/plans/options.py``. Stages
+that differ are listed instead: ``stages: [{layers: 12, replicas: [{gpu: A100, gpus: 8, mbs: 2}, …]}, …]``;
+each replica is a tensor-parallel group, on a node of its own unless ``node`` names one. ``measured`` and
+``measured_gib`` hold what a run took, for comparison.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,10 +27,14 @@ from fasop.plans.layout import Layout, LayoutStage, Replica, uniform
 from fasop.plans.options import Options, Recompute
 from fasop.plans.plan import check_heads
 
-EVEN = {**dict.fromkeys(("tp", "dp", "mbs"), kinds.Count), "layers": Any, "nodes": tuple[kinds.Name, ...]}
+EVEN = {
+    **dict.fromkeys(("tp", "dp", "mbs", "ep", "virtual_stages"), kinds.Count),
+    **{"layers": Any, "nodes": tuple[kinds.Name, ...]},
+}
 OPTIONS = {key: kind for key, kind in kinds_of(Options).items() if key != "per_stage"}
 KINDS = {
     **{"model": kinds.Name, "cluster": kinds.Name, "stages": list, "global_batch": kinds.Sequences},
+    **{"seq": kinds.Count, "cp": kinds.Count},
     **{"measured": kinds.StepSeconds, "measured_gib": kinds.Memory},
     **EVEN,
     **OPTIONS,
@@ -67,7 +74,8 @@ def _described(where: str, name: str, entry: Any, cluster_name: str, models_file
         clusters = load_clusters(cluster_name or values["cluster"])
     except PlanError as error:
         raise PlanError(f"{where}: {error}") from None
-    model = replace(model, global_batch=values.get("global_batch", model.global_batch))
+    sizes = {key: values.get(key, getattr(model, key)) for key in ("global_batch", "seq")}
+    model = replace(model, **sizes).split_sequences(values.get("cp", 1))
     if len(clusters) > 1:
         raise PlanError(f"{where}: {values.get('cluster', cluster_name)} is a grid of clusters: give one.")
     options = Options(**{key: value for key, value in values.items() if key in OPTIONS})
@@ -80,7 +88,10 @@ def _described(where: str, name: str, entry: Any, cluster_name: str, models_file
 def _even(where: str, values: dict[str, Any], model: Model, cluster: Cluster, options: Options) -> Layout:
     if missing := [key for key in ("tp", "dp", "mbs", "layers") if key not in values]:
         raise PlanError(f"{where}: lacks {missing[0]}, or stages.")
-    tp, dp, mbs = (values[key] for key in ("tp", "dp", "mbs"))
+    tp, mbs, ep = values["tp"], values["mbs"], values.get("ep", 1)
+    dp = values["dp"] * model.cp
+    if math.gcd(model.experts or 1, dp) % ep:
+        raise PlanError(f"{where}: ep is {ep}: give a divisor of dp × cp = {dp} and of the experts.")
     check_heads(where, model, tp)
     partition = _partition(where, model, _numbers(where, values["layers"]))
     if model.global_batch % (dp * mbs):
@@ -89,7 +100,8 @@ def _even(where: str, values: dict[str, Any], model: Model, cluster: Cluster, op
     check_nodes(where, cluster, placement)
     degrees = f"{where}: tp {tp} × dp {dp} × {len(partition)} stages"
     check_gpus(degrees, cluster, placement, tp * dp * len(partition))
-    return uniform(model, cluster, placement, (tp, dp), partition, mbs, options.recompute)
+    layout = uniform(model, cluster, placement, (tp, dp), partition, mbs, options.recompute, ep)
+    return replace(layout, virtual_stages=values.get("virtual_stages", 1))
 
 
 def _stages(where: str, values: dict[str, Any], model: Model, cluster: Cluster, options: Options) -> Layout:

@@ -9,8 +9,9 @@ from msgspec import Meta
 
 Recompute = Literal["none", "selective", "full"]
 Attention = Literal["unfused", "flash"]
-Precision = Literal["mixed", "fp32"]
-Engine = Literal["megatron", "deepspeed"]
+Precision = Literal["mixed", "fp8", "fp8 rows", "mxfp8", "nvfp4", "fp32"]
+Engine = Literal["megatron", "deepspeed", "torchtitan", "mlperf", "mpt", "eager"]
+Again = Literal["operators", "experts", "latent", "elementwise"]
 
 
 @dataclass(frozen=True)
@@ -18,10 +19,14 @@ class Options:
     """recompute: activations computed again in the backward pass; zero: what the data-parallel ranks share
     (ZeRO stage: 1 the optimizer states, 2 the gradients too, 3 the parameters too); overlap: gradients are
     reduced beside the last backward pass; sequence_parallel: what tensor parallelism leaves whole is split by
-    tokens; attention: whether scores are stored; precision: 16-bit computation with fp32 master weights, or
-    fp32; gradient_bytes: of a gradient when it is reduced; engine: whose schedule and messages;
-    scatter_gather: tensor-parallel ranks send a share of a stage's output each, not all of it; per_stage:
-    each stage has a tp, micro-batch and recomputation of its own.
+    tokens; attention: whether scores are stored; precision: 16-bit computation with fp32 master weights, its
+    products in 8 or 4 bits (scaled by tensors, rows or blocks), or fp32; gradient_bytes: of a gradient when
+    it is reduced; engine: whose schedule, messages and kernels; scatter_gather: tensor-parallel ranks send a
+    share of a stage's output each, not all of it; per_stage: each stage has a tp, micro-batch and
+    recomputation of its own.
+    As recipes set it: again: modules that the backward pass computes again; cuda_graphs: no host starts the
+    kernels; fast_dispatch: tokens go to experts by kernels made for it (DeepEP, HybridEP); overlap_tensor,
+    overlap_tokens: that communication runs beside computation; adapters: only LoRA's are trained.
     """
 
     recompute: Recompute = "none"
@@ -34,7 +39,13 @@ class Options:
     engine: Engine = "megatron"
     scatter_gather: bool = False
     per_stage: bool = False
+    again: tuple[Again, ...] = ()
+    cuda_graphs: bool = False
+    fast_dispatch: bool = False
+    overlap_tensor: bool = False
+    overlap_tokens: bool = False
+    adapters: bool = False
 
     @property
     def activation_bytes(self) -> int:
-        return 2 if self.precision == "mixed" else 4
+        return 4 if self.precision == "fp32" else 2

@@ -131,7 +131,8 @@ class Plan:
     def title(self) -> str:
         """Model, cluster and degrees."""
         degrees = (
-            f"tp {self.tp}, dp {self.dp}, pp {self.pp}, {self.micro_batches} micro-batches of {self.mbs}"
+            f"tp {self.tp}, dp {self.dp // self.model.cp}{f', cp {self.model.cp}' * (self.model.cp > 1)}, pp "
+            f"{self.pp}, {self.micro_batches} micro-batches of {self.mbs}"
         )
         return f"{self.model.name} on {self.cluster.name}: {degrees}"
 

@@ -68,6 +68,8 @@ def shapes(model: Model, cluster: Cluster, max_tp: int, idle: bool = False) -> l
     size = min(cluster.size(gpu) for gpu in cluster.gpus)
     for tp in _tensor_degrees(model, cluster, max_tp):
         for dp in divisors(model.global_batch):
+            if dp % model.cp:
+                continue
             most, rest = divmod(cluster.gpu_count, tp * dp)
             if not most >= 1 or (rest and not idle):
                 continue

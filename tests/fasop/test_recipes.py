@@ -4,21 +4,35 @@ from __future__ import annotations
 
 import csv
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from fasop.commands import evaluate
 from fasop.errors import PlanError
 from fasop.exact import recipes
-from fasop.exact.recipes import Recipe, step
+from fasop.exact.estimate import Estimate, estimate
+from fasop.exact.training_runs import expressible, layout_of, predicted, read_runs, refused
 from fasop.inputs.models import Model
-from fasop.inputs.training_runs import expressible, read_runs, refused
+from fasop.plans.layout_files import Described, read_layouts
+from fasop.plans.options import Options
 from tests.shared import shared_path
 
 LLAMA = Model("llama", 8192, 8192, 80, 128256, 64, 256, kv_heads=8, ffn=28672, gated=True, tied=False)
-RUN = Recipe(LLAMA, "H100", 64, 1, tp=4, pp=8, virtual_stages=5, precision="fp8")
+OPTIONS = Options(
+    zero=1, overlap=True, sequence_parallel=True, attention="flash", precision="fp8", gradient_bytes=2
+)
+
+
+def step(degrees: tuple[int, int, int, int] = (4, 8, 1, 1), chunks: int = 5, **changes: Any) -> Estimate:
+    options = replace(OPTIONS, **changes)
+    layout = layout_of(LLAMA, "H100", 64, 1, degrees, options.recompute, chunks)
+    return estimate(layout, [], options)
+
+
 COLUMNS = {
     **{"source": "Megatron-Bridge", "release": "26.04", "gpu": "H100", "num_gpus": "64", "precision": "FP8"},
     **{"model": "LLAMA3_70B", "task": "Pre-Training", "gbs": "256", "mbs": "1", "seq": "8192", "tp": "4"},
@@ -26,6 +40,10 @@ COLUMNS = {
     **{"settings": "", "recompute_modules": "", "cuda_graph_impl": "", "cuda_graph_scope": ""},
     **{"moe_flex_dispatcher_backend": "", "moe_a2a_overlap": ""},
 }
+OURS = (
+    "{hidden: 8192, seq: 8192, layers: 80, vocab: 128256, heads: 64, kv_heads: 8, ffn: 28672, gated: true, "
+    "tied: false, parameters: 70553706496, global_batch: 256}"
+)
 SETTINGS = """
 LLAMA3.1_70B: {model_type: llama, num_hidden_layers: 80, hidden_size: 8192, num_attention_heads: 64,
   num_key_value_heads: 8, intermediate_size: 28672, vocab_size: 128256, tie_word_embeddings: false}
@@ -44,50 +62,70 @@ def table(folder: Path, *rows: dict[str, str]) -> Path:
 
 
 def test_what_recipes_set_changes_the_step_as_it_should() -> None:
-    base = step(RUN)
-    assert not base.guessed and 15 < base.seconds < 25  # 20.1 s were measured
-    assert step(replace(RUN, precision="bf16")).seconds > 1.15 * base.seconds
-    assert step(replace(RUN, again=frozenset({"all"}))).seconds > 1.15 * base.seconds
-    assert step(replace(RUN, virtual_stages=1)).seconds > base.seconds  # more of the pipeline idles
-    by_context = step(replace(RUN, tp=1, cp=4))
-    assert "tensor" not in by_context.parts and base.parts["tensor"] > 0
-    assert by_context.parts["attention"] == pytest.approx(base.parts["attention"], rel=0.2)
-    sharded = step(replace(RUN, tp=1, pp=1, shards=64))
-    assert sharded.parts["shards"] > 0 and "reduction" not in sharded.parts
-    adapters = step(replace(RUN, adapters=True))
-    assert adapters.parts["products8"] == pytest.approx(2 / 3 * base.parts["products8"], rel=0.05)
-    assert "optimizer" not in adapters.parts
+    base = step().step
+    assert 15 < step(overlap_tensor=True).step < 25  # 20.1 s were measured
+    assert step(precision="mixed").step > 1.15 * base
+    assert step(recompute="full").step > 1.15 * base
+    assert step(again=("operators",)).step > 1.05 * base
+    assert step(chunks=1).step > base  # more of the pipeline idles
+    assert step(overlap_tensor=True).step < base
+    assert step(precision="fp8 rows").step > 1.05 * base
+    assert step(adapters=True).step < 0.85 * base
+    by_context = step((1, 8, 4, 1))
+    assert by_context.step == pytest.approx(base, rel=0.3)
+    sharded = step((1, 1, 1, 1), zero=3)
+    assert sharded.memory < step((1, 1, 1, 1)).memory
+
+
+def test_a_row_and_a_plan_file_are_estimated_alike(tmp_path: Path) -> None:
+    for changes in ({"tp": "8", "pp": "1"}, {"cp": "2", "tp": "4"}, {"tp": "1", "pp": "1", "dp_shard": "64"}):
+        ((run, layout),) = expressible(read_runs(table(tmp_path, {"vp": "1"} | changes)))
+        row = {**COLUMNS, **changes}
+        tp, pp, cp = int(row["tp"]), int(row["pp"]), int(row["cp"])
+        (tmp_path / "models-of-ours.yaml").write_text(f"models: {{ours: {OURS}}}")
+        options = {key: value for key, value in asdict(run.options).items() if value != getattr(Options, key)}
+        entry = {"model": "ours", "cluster": "64xH100", "global_batch": 256, "tp": tp, "cp": cp, "mbs": 1}
+        entry |= {"dp": 64 // tp // pp // cp, "layers": "-".join([str(80 // pp)] * pp), **options}
+        path = tmp_path / "plan.yaml"
+        path.write_text(json.dumps({"layouts": {"same": entry}}))
+        (made,) = read_layouts(str(path), models_file=str(tmp_path / "models-of-ours.yaml"))
+        assert isinstance(made, Described)
+        assert estimate(made.layout, [], made.options).step == pytest.approx(predicted(run, layout)[0])
 
 
 def test_latent_attention_has_the_products_of_its_ranks() -> None:
     """DeepSeek-V3's layer has 187 M parameters of attention; plain attention would have 616 M."""
     from fasop.exact.kernels import latent_products
 
-    sizes = {"kv_rank": 512, "q_rank": 1536, "rope": 64, "v_width": 128, "d_kv": 192}
+    sizes: dict[str, Any] = {"kv_rank": 512, "q_rank": 1536, "rope": 64, "v_width": 128, "d_kv": 192}
     model = Model("deepseek", 7168, 4096, 61, 129280, 128, 4096, **sizes)
     assert sum(each.n * each.k for each in latent_products(model, 1, 4096)) == 187_105_280
 
 
 def test_constants_that_no_run_has_set_are_named() -> None:
-    assert step(replace(RUN, gpu="MI300X", precision="nvfp4")).guessed == ("products8: AMD, 4 bit",)
+    layout = layout_of(LLAMA, "MI300X", 8, 1, (8, 1, 1, 1))
+    notes = estimate(layout, [], replace(OPTIONS, precision="nvfp4")).notes
+    assert "MI300X: no published run has set 'products8: AMD, 4 bit'" in notes
 
 
 @pytest.mark.parametrize(
-    ("change", "sentence"),
+    ("degrees", "mbs", "sentence"),
     [
-        ({"tp": 3}, "64 GPUs are no multiple of tp × pp × cp = 24."),
-        ({"mbs": 3}, "a batch of 256 can't be split among 2 replicas with micro-batches of 3."),
-        ({"ep": 3}, "ep 3 doesn't divide 0 experts and 8 GPUs of a stage."),
+        ((3, 8, 1, 1), 1, "64 GPUs are no multiple of tp × pp × cp = 24."),
+        ((4, 8, 1, 1), 3, "a batch of 256 can't be split among 2 replicas with micro-batches of 3."),
+        ((4, 8, 1, 3), 1, "ep 3 doesn't divide 0 experts and 8 GPUs of a stage."),
     ],
 )
-def test_a_recipe_that_cannot_be_is_one_sentence(change: dict[str, int], sentence: str) -> None:
+def test_a_layout_that_cannot_be_is_one_sentence(
+    degrees: tuple[int, int, int, int], mbs: int, sentence: str
+) -> None:
     with pytest.raises(PlanError) as error:
-        replace(RUN, **change)
+        layout_of(LLAMA, "H100", 64, mbs, degrees)
     assert str(error.value) == sentence
 
 
 def test_rows_are_predicted_or_refused_with_their_reason(
-    tmp_path: Path, capsys: pytest.CaptureFixture
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = table(tmp_path, {}, {"tp": ""}, {"model": "Hybrid"}, {"model": "Other"}, {"gpu": "Z9"})
     assert evaluate.main(["--rows", str(path), "--json"]) == 0
@@ -106,7 +144,7 @@ def test_an_unstated_recipe_is_that_of_the_nearest_release(tmp_path: Path) -> No
         tmp_path, stated | {"release": "26.02"}, {"release": "26.04"}, {"release": "26.04", "tp": "8"}
     )
     found = list(expressible(read_runs(path)))
-    assert [recipe.graph for _, recipe in found] == [True, True, False]
+    assert [run.options.cuda_graphs for run, _ in found] == [True, True, False]
     assert found[1][0].assumed == ("the settings of another release's recipe",)
 
 
@@ -128,10 +166,11 @@ def test_steps_of_neusight_are_backward_passes_or_whole_steps(tmp_path: Path) ->
     )
     runs = read_runs(path)
     (one, backward), (four, whole) = expressible(runs)
-    assert (one.seconds, backward.passes) == (0.377, "backward") and (four.seconds, whole.tp) == (0.485, 4)
-    assert "optimizer" not in step(backward).parts and step(whole).parts["optimizer"] > 0
-    assert abs(step(backward).seconds / one.seconds - 1) < 0.15
-    assert abs(step(whole).seconds / four.seconds - 1) < 0.15
+    assert (one.seconds, one.backward) == (0.377, True) and (four.seconds, four.backward) == (0.485, False)
+    for run, layout in ((one, backward), (four, whole)):
+        seconds, found = predicted(run, layout)
+        assert abs(seconds / run.seconds - 1) < 0.15
+        assert (seconds < found.step) == run.backward
     assert set(refused(runs)) == {"it is inference.", "switchxl4 can't be planned."}
 
 
@@ -141,11 +180,12 @@ def test_models_that_the_fit_has_not_seen() -> None:
     from benchmarks import recipe_accuracy as judged
 
     truth = shared_path("data/truth", "training_runs.csv", "mpt_fsdp.csv")
-    runs = [run for name in judged.FILES for run in read_runs(truth / name)]
-    pairs = list(expressible(runs))
-    errors = dict(zip([id(run) for run, _ in pairs], judged.left_out(pairs), strict=True))
-    for group, most in (("MPT, A100", 0.06), ("MPT, H100", 0.07), ("Megatron-Bridge, dense", 0.06)):
-        own = [abs(errors[id(run)]) for run, _ in pairs if run.group == group]
+    runs = [run for name in judged.FILES[:2] for run in read_runs(truth / name)]
+    pairs, weights = (found := list(expressible(runs))), np.ones(len(found))
+    keys = [layout.model.name.replace("3.1", "3") for _, layout in pairs]
+    errors = judged.left_out(pairs, judged.fit_all(pairs, weights)[1], keys, weights)
+    for group, most in (("MPT, A100", 0.06), ("MPT, H100", 0.07), ("Megatron-Bridge, dense", 0.08)):
+        own = [abs(error) for (run, _), error in zip(pairs, errors, strict=True) if run.group == group]
         assert sum(own) / len(own) < most, group
 
 

@@ -38,7 +38,7 @@ def cluster(nodes: dict[str, tuple[int, int]], **settings: object) -> Cluster:
 
 
 def test_stages_of_their_own_spread_experts_as_plans_of_one_tp_do() -> None:
-    model = replace(cases.model(6, 16), experts=4, top_k=2)
+    model = Model("m", 1024, 1024, 6, 1000, 16, 16, experts=4, top_k=2)
     on = cluster({"H100": (2, 4)}, intra_bandwidth=3e12, inter_bandwidth=4e11)
     plain = found(model, on, (Options(),))
     own = found(model, on)

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from fasop.errors import PlanError
-from fasop.exact import computed_times
+from fasop.exact import recipes
 from fasop.exact.communication import COLLECTIVE_START, HOP, INTER_LOSS, Communication
-from fasop.exact.computed_times import hardware
 from fasop.exact.estimate import estimate
 from fasop.exact.kernels import Matmul
 from fasop.exact.memory import MEMORY_MARGIN, parameters, stage_gib
 from fasop.exact.passes import Passes
+from fasop.exact.recipes import hardware
 from fasop.exact.unit_times import Compute
 from fasop.hpdc24.search import published_costs
 from fasop.inputs.clusters import Cluster, Gpu, load_clusters
@@ -170,7 +170,7 @@ def test_more_tensor_parallel_ranks_than_measured_follow_the_computed_ratio() ->
     four, eight = (costs.of(cluster.gpus[0], tp, 1, node=8) for tp in (4, 8))
     a10 = hardware("A10")
     assert a10 is not None
-    ratios = [computed_times.unit_seconds(a10, model, "T", tp, 1, Options())[0] for tp in (4, 8)]
+    ratios = [recipes.unit_seconds(a10, model, "T", tp, 1, Options())[0] for tp in (4, 8)]
     assert eight.forward[1] == pytest.approx(four.forward[1] * ratios[1] / ratios[0])
     assert any("tp 8 was not measured" in note for note in eight.notes) and not four.notes
 
@@ -197,19 +197,24 @@ def test_a_launch_bound_unit_does_not_wait_for_its_last_collective() -> None:
 def test_a_large_product_reaches_the_published_rate() -> None:
     gpu = hardware("A100-80GB")
     assert gpu is not None and hardware("no such GPU") is None
-    rate = 2 * 6912 * 16384 * 2048 / computed_times.kernel_seconds([Matmul(6912, 16384, 2048)], gpu, 2)
-    assert rate == pytest.approx(267.9e12, rel=0.1)
-    in_fp32 = computed_times.kernel_seconds([Matmul(6912, 16384, 2048)], gpu, 4)
-    assert in_fp32 > 1.5 * 2 * 6912 * 16384 * 2048 / rate
+    times = [
+        recipes._parts([Matmul(6912, 16384, 2048)], gpu, "T", Options(precision=precision))["products"]
+        for precision in ("mixed", "fp32")
+    ]
+    assert 2 * 6912 * 16384 * 2048 / times[0] == pytest.approx(267.9e12, rel=0.1)
+    assert times[1] > 1.5 * times[0]
 
 
 def test_a_small_layer_takes_what_its_host_needs_to_start_it() -> None:
     small, wide = Model("m", 256, 128, 2, 1000, 4, 8), Model("m", 8192, 2048, 2, 1000, 64, 8)
+    host = recipes.constant("host: megatron")
     for model, least in ((small, True), (wide, False)):
         found = compute([], model).of(A100, 1, 1)
-        assert (found.forward[1] == computed_times.HOST) == least
-        assert (found.backward[1] == 2 * computed_times.HOST) == least
-        assert (found.least[0][1] < computed_times.HOST) == least
+        assert (found.forward[1] == pytest.approx(host / 3, rel=0.01)) == least
+        assert (found.backward[1] == pytest.approx(2 * host / 3, rel=0.01)) == least
+        assert (found.least[0][1] < host / 3) == least
+        graphs = compute([], model, cuda_graphs=True).of(A100, 1, 1)
+        assert (graphs.forward == found.least[0]).all()
 
 
 def test_tensor_parallel_sums_take_the_links_that_the_group_uses() -> None:
@@ -251,7 +256,7 @@ def test_grouped_queries_and_gates_change_the_work_as_they_change_the_weights() 
     gpu = hardware("A100")
     assert gpu is not None
     times = [
-        computed_times.unit_seconds(gpu, model, "T", 1, 8, Options(attention="flash"))[0]
+        recipes.unit_seconds(gpu, model, "T", 1, 8, Options(attention="flash"))[0]
         for model in (grouped, plain, gated)
     ]
     assert times == sorted(times) and times[0] < times[2]

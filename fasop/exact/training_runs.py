@@ -1,0 +1,334 @@
+"""Published training runs: tables whose rows say how a model was trained, and how fast.
+
+A file has the columns of ``training_runs.csv`` (Megatron-Bridge, MLPerf, torchtitan), of MPT's own table, or
+of NeuSight's steps (``neusight_steps.csv``: backward passes of one GPU, whole steps of four). What a row
+leaves open is taken as its framework's default and noted; a row that can't be expressed is a ``PlanError``
+with the reason.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from chakra_et.cost import gpus as gpu_table
+from chakra_et.files import read_bytes
+from chakra_et.yaml_file import read_yaml
+from fasop.errors import PlanError
+from fasop.exact.estimate import Estimate, estimate
+from fasop.inputs.clusters import of_gpus
+from fasop.inputs.hf_config import model_sizes
+from fasop.inputs.models import Model
+from fasop.plans.layout import Layout, uniform
+from fasop.plans.options import Again, Engine, Options, Precision, Recompute
+
+_ENGINES: dict[str, Engine] = {"Megatron-Bridge": "megatron", "torchtitan": "torchtitan"}
+_PRECISIONS: dict[str, Precision] = {
+    **{"BF16": "mixed", "FP8": "fp8", "FP8-CS": "fp8", "MXFP8": "mxfp8", "FP8-MX": "mxfp8"},
+    **{"NVFP4": "nvfp4", "unknown": "fp8", "amp_bf16": "mixed", "bf16": "mixed", "amp_fp8": "fp8"},
+}
+_SAME = {"LLAMA3_8B": "LLAMA3.1_8B", "LLAMA3_70B": "LLAMA3.1_70B", "LLAMA2_70B": "LLAMA3.1_70B"}
+_VOCABULARIES = {"LLAMA2_70B": 32000}
+# What modules are called whose activations are computed again.
+_AGAIN: dict[str, Again] = {
+    **{"mla_up_proj": "latent", "'mlp'": "experts", "'moe'": "experts", "core_attn": "elementwise"},
+    **{"layernorm": "elementwise", "moe_act": "elementwise", "selective AC": "operators"},
+}
+MOST_MISSING = 4  # layers as which embedding and head count together
+_OFTEN = "26"  # from this release on recipes send tokens by DeepEP or HybridEP
+# Hidden size, layers and heads (README of MPT's llm-foundry).
+_MPT = {
+    **{"125m": (768, 12, 12), "350m": (1024, 24, 16), "760m": (1536, 24, 12), "1b": (2048, 24, 16)},
+    **{"3b": (2560, 32, 20), "7b": (4096, 32, 32), "13b": (5120, 40, 40), "30b": (7168, 48, 56)},
+    "70b": (8192, 80, 64),
+}
+# Hidden size, layers, heads and vocabulary (NeuSight, scripts/asplos/data/DLmodel_configs).
+_STEPS = {
+    **{"bert_large": (1024, 24, 16, 30522), "gpt2_large": (1280, 36, 20, 50257)},
+    **{"gpt3_xl": (3072, 24, 24, 50257), "gpt3_27": (2560, 32, 32, 50257), "opt_13": (2048, 24, 32, 50272)},
+}
+_LAYOUT = ("source", "gpu", "num_gpus", "precision", "model", "task", "mbs", "seq", "tp", "pp", "ep")
+_RECIPE = (
+    *("recompute_modules", "cuda_graph_impl", "cuda_graph_scope", "moe_flex_dispatcher_backend"),
+    "moe_a2a_overlap",
+)
+_NEEDED = {
+    "model": ("source", "gpu", "num_gpus", "precision", "model", "gbs", "mbs", "seq", "tp", "pp", "step_s"),
+    "mpt": ("gpu", "num_gpus", "precision", "gbs", "mbs", "seq", "recompute", "tokens_per_s_per_gpu"),
+    "vtrain": ("num_gpus", "gbs", "mbs", "hidden", "heads", "layers", "seq", "tp", "dp", "pp", "step_ms"),
+    "steps": ("device", "model", "mode", "seq", "batch", "parallelism", "num_gpus", "e2e_ms", "bwall_ms"),
+}
+
+
+class Run(NamedTuple):
+    """A row: its name, its layout (or why it has none here), how it runs, seconds of a step (of its backward
+    passes alone where ``backward``), and what was assumed.
+    """
+
+    name: str
+    group: str
+    layout: Layout | PlanError
+    options: Options
+    seconds: float
+    assumed: tuple[str, ...]
+    row: Mapping[str, str]
+    backward: bool = False
+    left_out_with: str = ""  # runs that are left out of a fit together, if not those of the model
+
+
+def predicted(run: Run, layout: Layout) -> tuple[float, Estimate]:
+    """Seconds that are to be compared with those measured, and the estimate that they are of."""
+    found = estimate(layout, [], run.options)
+    if run.backward:
+        return layout.micro_batches * sum(stage.backward for stage in found.stages), found
+    return found.step, found
+
+
+def layout_of(
+    model: Model,
+    gpu: str,
+    gpus: int,
+    mbs: int,
+    degrees: tuple[int, int, int, int],
+    recompute: Recompute = "none",
+    chunks: int = 1,
+) -> Layout:
+    """The layout of a run on GPUs of one type, with layers spread evenly; degrees: tp, pp, cp, ep. Raises
+    ``PlanError`` where it can't be.
+    """
+    tp, pp, cp, ep = degrees
+    if gpus % (tp * pp * cp):
+        raise PlanError(f"{gpus} GPUs are no multiple of tp × pp × cp = {tp * pp * cp}.")
+    dp, batch = gpus // (tp * pp * cp), model.global_batch
+    if batch % (dp * mbs):
+        raise PlanError(f"a batch of {batch} can't be split among {dp} replicas with micro-batches of {mbs}.")
+    if model.experts % ep or gpus // pp % ep:
+        raise PlanError(f"ep {ep} doesn't divide {model.experts} experts and {gpus // pp} GPUs of a stage.")
+    cluster = of_gpus(gpu, gpus)
+    # Where layers don't divide, embedding and head count as some, as Megatron's recipes do.
+    missing = -model.layers % (pp * chunks)
+    if missing > MOST_MISSING:
+        missing = -model.layers % pp
+    head = missing if model.mtp else -(-missing // 2)
+    each, rest = divmod(model.layers + missing, pp)
+    partition = [each + (stage < rest) for stage in range(pp)]
+    partition[0] += 1 - (missing - head)
+    partition[-1] += 1 - head
+    ranks = dp * cp
+    spread = ep if ranks % ep == 0 else ep // tp  # experts among all ranks of a stage
+    layout = uniform(
+        *(model.split_sequences(cp), cluster, tuple(name for _, name in cluster.hosts()), (tp, ranks)),
+        *(tuple(partition), mbs, recompute, spread),
+    )
+    return replace(layout, virtual_stages=chunks if pp > 1 else 1)
+
+
+def read_runs(path: Path, models: Path | None = None) -> list[Run]:
+    """All rows of a file. ``models``: YAML of the models' Hugging Face settings, ``models.yaml`` beside the
+    file by default. Raises ``PlanError`` for a file that has other columns.
+    """
+    try:
+        text = read_bytes(path).decode("utf-8-sig")
+        rows = list(csv.DictReader(io.StringIO(text, newline="")))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise PlanError(f"{path}: can't be read as CSV: {error}.") from None
+    head = rows[0] if rows else {}
+    marks = {"mpt": "hfu_percent", "steps": "bwall_ms", "vtrain": "step_ms"}
+    kind = next((kind for kind, mark in marks.items() if mark in head), "model")
+    missing = [name for name in _NEEDED[kind] if not rows or name not in rows[0]]
+    if missing:
+        raise PlanError(
+            f"{path}: no column {missing[0]!r}: give a table as ../shared/data/truth's, or MPT's."
+        )
+    readers: dict[str, Callable[[Mapping[str, str]], Run]] = {"mpt": _mpt, "steps": _step, "vtrain": _vtrain}
+    settings = read_yaml(models or path.with_name("models.yaml")) if kind == "model" else {}
+    found = []
+    for number, row in enumerate(rows, 1):
+        try:
+            if kind in readers:
+                found.append(readers[kind](row))
+            else:
+                found.append(_published(_with_recipe(row, rows), settings))
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise PlanError(f"{path}, row {number}: a value is missing or no number: {error}.") from None
+    return found
+
+
+def _with_recipe(row: dict[str, str], rows: list[dict[str, str]]) -> dict[str, str]:
+    """A row whose recipe isn't stated, with that of the nearest release that ran the same, if one did."""
+    same = [other for other in rows if other.get("settings") and _same(row) == _same(other)]
+    if row.get("settings") or not same:
+        return row
+    number = float(row["release"][:5])
+    nearest = min(same, key=lambda other: abs(float(other["release"][:5]) - number))
+    taken = {name: nearest.get(name, "") for name in _RECIPE}
+    return row | taken | {"settings": f"those of {nearest['release']}"}
+
+
+def _same(row: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(row.get(name, "") for name in _LAYOUT)
+
+
+def _published(row: Mapping[str, str], settings: Mapping[str, Any]) -> Run:
+    name = f"{row['model']}, {row['num_gpus']} × {row['gpu']}, {row['precision']}"
+    assumed: list[str] = []
+    seconds = float(row["step_s"])
+    layout: Layout | PlanError
+    options = Options()
+    try:
+        layout, options = _described(row, settings, assumed)
+    except PlanError as error:
+        layout = error
+    except (KeyError, ValueError) as error:
+        layout = PlanError(f"a column can't be read: {error}.")
+    task = row.get("task") or "Pre-Training"
+    group = "experts" if isinstance(layout, Layout) and layout.model.experts else "dense"
+    group = row["source"].split()[0] + ", " + (group if task == "Pre-Training" else "fine-tuning")
+    return Run(name, group, layout, options, seconds, tuple(assumed), row)
+
+
+def _described(
+    row: Mapping[str, str], models: Mapping[str, Any], assumed: list[str]
+) -> tuple[Layout, Options]:
+    def count(column: str, default: int = 1) -> int:
+        return int(row[column]) if row.get(column) else default
+
+    if not row["tp"]:
+        raise PlanError("its layout isn't stated.")
+    config = models.get(_SAME.get(row["model"], row["model"])) or models.get(row["model"])
+    if config is None:
+        raise PlanError(f"the settings of {row['model']} aren't known.")
+    sizes = model_sizes(config, row["model"])
+    sizes |= {"seq": count("seq"), "global_batch": count("gbs")}
+    if row["model"] in _VOCABULARIES:
+        sizes |= {"vocab": _VOCABULARIES[row["model"]], "parameters": 0}
+    notes, modules = row.get("notes") or "", row.get("recompute_modules") or ""
+    depth = 0 if "w/o MTP" in notes else int(config.get("num_nextn_predict_layers") or 0)
+    model = Model(name=row["model"], mtp=depth, **sizes)
+    if row["precision"] == "unknown":
+        assumed.append("FP8, as its precision isn't stated")
+    recent = row.get("release", "") >= _OFTEN
+    settled = row.get("settings")
+    if settled and settled != "recipe":
+        assumed.append("the settings of another release's recipe")
+    elif model.experts and not settled:
+        assumed.append("no recomputation and no CUDA graph, as its recipe isn't stated")
+    engine = _ENGINES.get(row["source"], "mlperf")
+    tp, shards = count("tp"), count("dp_shard", 0)
+    options = Options(
+        recompute="full" if "full AC" in notes else "none",
+        zero=3 if shards else 1,
+        overlap=True,
+        sequence_parallel=tp > 1,
+        attention="flash",
+        precision="fp8 rows" if "rowwise" in notes else _PRECISIONS[row["precision"]],
+        gradient_bytes=2,
+        engine=engine,
+        again=tuple(sorted({again for word, again in _AGAIN.items() if word in notes + modules})),
+        cuda_graphs="full_iteration" in f"{row.get('cuda_graph_impl')} {row.get('cuda_graph_scope')}",
+        fast_dispatch=bool(row.get("moe_flex_dispatcher_backend") or (recent and not settled)),
+        # Megatron-Bridge's recipes of dense models overlap it (tp_comm_overlap).
+        overlap_tensor="async" in notes or engine == "megatron" and not model.experts,
+        overlap_tokens=row.get("moe_a2a_overlap") == "True",
+        adapters=row.get("task") == "LoRA",
+    )
+    degrees = (tp, count("pp"), count("cp"), count("ep"))
+    gpu, gpus = _gpu(row["gpu"]), count("num_gpus")
+    return layout_of(model, gpu, gpus, count("mbs"), degrees, options.recompute, count("vp")), options
+
+
+def _mpt(row: Mapping[str, str]) -> Run:
+    count, gbs, seq = int(row["num_gpus"]), int(row["gbs"]), int(row["seq"])
+    name = f"MPT {row['model']}, {count} × {row['gpu']}, seq {seq}"
+    seconds = gbs * seq / float(row["tokens_per_s_per_gpu"]) / count
+    options = Options(
+        recompute="full" if row["recompute"] == "True" else "none",
+        zero=2 if row.get("sharding") == "SHARD_GRAD_OP" else 3,
+        overlap=True,
+        attention="flash",
+        precision=_PRECISIONS[row["precision"]],
+        gradient_bytes=2,
+        engine="mpt",
+    )
+
+    def made() -> Layout:
+        h, layers, heads = _MPT[row["model"]]
+        model = Model(f"mpt-{row['model']}", h, seq, layers, 50368, heads, gbs)
+        return layout_of(model, _gpu(row["gpu"]), count, int(row["mbs"]), (1, 1, 1, 1), options.recompute)
+
+    group = f"MPT, {row['gpu'].split('_')[0].upper()}"
+    return Run(name, group, _or_why(made), options, seconds, (), row)
+
+
+def _step(row: Mapping[str, str]) -> Run:
+    """A row of NeuSight's steps, in fp32 with eager attention; on one GPU its backward pass counts, as the
+    forward pass waits for memory that was just given back."""
+    ways, count, seq = row["parallelism"], int(row["num_gpus"]), int(row["seq"])
+    name = f"{row['model']}, {row['device']}, batch {row['batch']}, {ways}"
+    seconds = float((row["bwall_ms"] if ways == "none" else row["e2e_ms"]) or "nan") / 1e3
+
+    def made() -> Layout:
+        if row["mode"] != "train":
+            raise PlanError("it is inference.")
+        h, layers, heads, vocab = _STEPS[row["model"]]
+        batch = int(row["batch"])
+        tp, pp, dp = (count if ways.startswith(way) else 1 for way in ("tp", "pp", "dp"))
+        model = Model(row["model"], h, seq, layers, vocab, heads, batch)
+        return layout_of(model, _gpu(row["device"]), count, batch // dp, (tp, pp, 1, 1))
+
+    of = "backward" if ways == "none" else "four GPUs"
+    vendor = "AMD" if "AMD" in row["device"] else "NVIDIA"
+    options = Options(precision="fp32", engine="eager")
+    group = f"NeuSight, {of}, {vendor}"
+    return Run(name, group, _or_why(made), options, seconds, (), row, ways == "none")
+
+
+def _vtrain(row: Mapping[str, str]) -> Run:
+    """A row of vTrain's runs on a node of A100; fp16 and full recomputation are assumed."""
+    n = {name: int(row[name]) for name in _NEEDED["vtrain"][:-1]}
+    layout = tuple(n[degree] for degree in ("tp", "dp", "pp"))
+
+    def made() -> Layout:
+        model = Model("gpt", n["hidden"], n["seq"], n["layers"], 50257, n["heads"], n["gbs"])
+        return layout_of(model, "A100", n["num_gpus"], n["mbs"], (n["tp"], n["pp"], 1, 1), "full")
+
+    options = Options(recompute="full", gradient_bytes=2, engine="deepspeed", scatter_gather=True)
+    name = f"hidden {n['hidden']}, {n['layers']} layers, tp, dp, pp {layout}, mbs {n['mbs']}"
+    seconds = float(row["step_ms"]) / 1e3
+    return Run(name, "vTrain, one node", _or_why(made), options, seconds, (), row, False, f"layout {layout}")
+
+
+def _or_why(made: Callable[[], Layout]) -> Layout | PlanError:
+    """A layout, or why there is none."""
+    try:
+        return made()
+    except PlanError as error:
+        return error
+    except KeyError as error:
+        return PlanError(f"{error.args[0]} can't be planned.")
+
+
+def _gpu(text: str) -> str:
+    """The name in the table of GPUs."""
+    upper = text.replace("_", " ")
+    found = gpu_table.by_driver(upper if "96GB" in upper else upper.upper())
+    if found is None:
+        raise PlanError(f"the GPU {text!r} isn't known.")
+    return found
+
+
+def expressible(runs: list[Run]) -> Iterator[tuple[Run, Layout]]:
+    """The rows that can be predicted."""
+    for run in runs:
+        if isinstance(run.layout, Layout):
+            yield run, run.layout
+
+
+def refused(runs: list[Run]) -> Counter[str]:
+    """Why rows can't be predicted, with their numbers."""
+    return Counter(str(run.layout) for run in runs if isinstance(run.layout, PlanError))
