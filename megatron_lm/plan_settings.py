@@ -4,6 +4,9 @@ that can't run it as planned.
 python -m fasop plan --model gpt2-xl --cluster paper-gpt2xl-het --json > plans.json
 python -m fasop export plans.json --output plan.conf
 megatron_lm/_03_submit.sh --settings plan.conf
+python -m fasop export plans.json --format torchtitan --output plan.toml
+
+With --format, the settings of Megatron-Bridge (YAML), torchtitan (TOML) or DeepSpeed (JSON).
 """
 
 from __future__ import annotations
@@ -13,11 +16,13 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from chakra_et import cli, files
 from fasop.errors import PlanError
 from fasop.inputs.clusters import Gpu
 from fasop.inputs.models import Model
+from fasop.output import frameworks
 from fasop.plans.plan import Plan, pick_plan
 from fasop.schedule.events import chunk_layers
 from megatron_lm.errors import SettingsError
@@ -35,12 +40,15 @@ class Config:
     plan: str = field(metadata={"positional": True, "help": "file that 'plan --json' printed"})
     rank: int = field(default=1, metadata={"help": "which of its plans, counted from 1"})
     output: str = field(default="", metadata={"help": "file to write (default: standard output)"})
+    format: Literal["megatron_lm", "megatron-bridge", "torchtitan", "deepspeed"] = field(
+        default="megatron_lm", metadata={"help": "whose settings"}
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     config = cli.parse(Config, argv, prog="python -m fasop export", description="Write a plan's settings.")
     plan = pick_plan(config.plan, config.rank)
-    text = lines(plan)
+    text = lines(plan) if config.format == "megatron_lm" else frameworks.exported(plan, config.format)
     if config.output:
         files.write_text(Path(config.output), text)
     else:
@@ -117,7 +125,11 @@ def _check(plan: Plan) -> None:
         "megatron_lm reduces gradients after the last backward pass, the plan beside it (--overlap)": (
             options.overlap and plan.dp > 1
         ),
-        "it is for DeepSpeed's schedule": options.engine != "megatron",
+        "it is for DeepSpeed's schedule": options.engine == "deepspeed",
+        f"it is for {options.engine}": options.engine != "megatron",
+        "megatron_lm computes in 16 or 32 bits": options.precision not in ("mixed", "fp32"),
+        "megatron_lm splits no sequences (--cp), makes no graph of a step (--cuda-graphs) and recomputes no "
+        "single modules": model.cp > 1 or options.cuda_graphs or bool(options.again),
         "megatron_lm reduces gradients of 4 bytes, the plan fewer": options.gradient_bytes != 4,
         "its stages differ in tp, micro-batch or recomputation (--per-stage), megatron_lm's do not": (
             len({(choice.tp, choice.recompute) for choice in plan.choices}) > 1

@@ -271,6 +271,7 @@ def _hpdc24(
 
 def _text(config: Config, plans: list[Plan], clusters: list[Cluster]) -> list[str]:
     model = plans[0].model
+    is_computed = any("computed from" in note for note in plans[0].notes)
     where = report.cluster_line(clusters[0]) if len(clusters) == 1 else f"{len(clusters)} clusters"
     count = f"{model.parameters:,} parameters, " if model.parameters else ""
     steps = f"{config.steps_of(1):,} steps" if config.iterations or config.cost_model == "hpdc24" else ""
@@ -281,6 +282,7 @@ def _text(config: Config, plans: list[Plan], clusters: list[Cluster]) -> list[st
         *report.table(plans, f"$ for {steps or config.tokens}"),
         "",
         *report.reasons(plans, config.objective, config.cost_model == "exact"),
+        *(report.faster_flags(plans[0]) if is_computed else []),
         "",
         *report.stages(plans[0]),
     ]

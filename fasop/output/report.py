@@ -8,13 +8,18 @@ import itertools
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from chakra_et import text
+from fasop.exact.estimate import estimate
+from fasop.exact.recipes import hardware
 from fasop.hpdc24.rules import simulate
 from fasop.inputs.clusters import Cluster
 from fasop.output import summary
+from fasop.plans.layout import of_plan
+from fasop.plans.options import Options
 from fasop.plans.plan import Plan
 from fasop.schedule import events, one_f_one_b
 from fasop.search.planner import sharded_memory
@@ -22,6 +27,7 @@ from fasop.search.planner import sharded_memory
 # How far the exact model's steps were off on average for plans that others have measured on A100
 # (benchmarks/planner_accuracy.py): plans that are closer than this are not told apart.
 MEAN_ERROR = 0.07
+WORTH = 0.8  # of a step, from which flags that make it shorter are named
 # The published tool's columns, which its users' notebooks read.
 COLUMNS = (
     *("mbs", "tp", "dp", "pp", "node placement", "num_a100", "num_a10", "partition"),
@@ -157,6 +163,34 @@ def reasons(plans: Sequence[Plan], objective: str, exact: bool) -> list[str]:
             f"({first.lower_bound / first.step_time:.0%} of it)."
         )
     return lines
+
+
+def faster_flags(plan: Plan) -> list[str]:
+    """A sentence where other flags would make a plan of computed times much faster on the same GPUs."""
+    if plan.cost_model != "exact" or plan.virtual_stages > 1 or plan.choices or plan.model.costs:
+        return []
+    changes: dict[str, dict[str, Any]] = {
+        "--attention flash": {"attention": "flash"},
+        "--sequence-parallel": {"sequence_parallel": plan.tp > 1},
+        "--overlap": {"overlap": True},
+        "--cuda-graphs": {"cuda_graphs": True},
+    }
+    known = [hardware(plan.cluster.gpu(name).costs_of) for name in set(plan.placement)]
+    if plan.options.precision == "mixed" and all(gpu and "8 bit" in gpu.peaks for gpu in known):
+        changes["--precision fp8"] = {"precision": "fp8"}
+
+    def step(options: Options) -> float:
+        return estimate(of_plan(replace(plan, options=options)), [], options).step
+
+    base, flags, options = step(plan.options), [], plan.options
+    for flag, change in changes.items():
+        if step(replace(plan.options, **change)) < 0.97 * base:
+            flags.append(flag)
+            options = replace(options, **change)
+    best = step(options)
+    if best > WORTH * base:
+        return []
+    return [f"With {' '.join(flags)} the same layout would take {best:.4f} s ({best / base - 1:+.0%})."]
 
 
 def _goal(plan: Plan, objective: str) -> float:

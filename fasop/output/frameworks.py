@@ -1,0 +1,128 @@
+"""A plan as the settings of other frameworks: Megatron-Bridge (YAML), torchtitan (TOML) and DeepSpeed (JSON).
+
+Each table names a framework's own settings, by section; what a plan doesn't decide is left to the framework.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from fasop.errors import PlanError
+from fasop.plans.plan import Plan
+
+Settings = dict[str, dict[str, Any]]
+FRAMEWORKS = ("megatron-bridge", "torchtitan", "deepspeed")
+_MIXED = {
+    **{"mixed": "bf16_mixed", "fp8": "bf16_with_fp8_current_scaling_mixed", "mxfp8": "bf16_with_mxfp8_mixed"},
+    "nvfp4": "bf16_with_nvfp4_mixed",
+}
+
+
+def exported(plan: Plan, framework: str) -> str:
+    """The text of a settings file. Raises ``PlanError`` where the framework can't run the plan."""
+    layers = "-".join(map(str, plan.layers))
+    even = len(set(plan.layers)) == 1 or framework == "megatron-bridge" and plan.virtual_stages == 1
+    reasons = {
+        "its stages differ in tp, micro-batch or recomputation (--per-stage)": bool(plan.choices),
+        f"its stages hold {layers} layers, {framework} has as many in each": not even,
+        "it runs out of memory": plan.is_oom,
+        "the model has an encoder": plan.model.encoder_layers is not None,
+        "DeepSpeed has no context parallelism": framework == "deepspeed" and plan.model.cp > 1,
+        f"{framework} has no {plan.options.precision}": framework != "megatron-bridge"
+        and plan.options.precision not in _PRECISIONS[framework],
+    }
+    if chosen := [reason for reason, applies in reasons.items() if applies]:
+        raise PlanError(f"the plan can't be exported to {framework}: {chosen[0]}.")
+    if framework == "deepspeed":
+        return json.dumps(_deepspeed(plan), indent=2) + "\n"
+    lines = []
+    for section, values in (_torchtitan if framework == "torchtitan" else _bridge)(plan).items():
+        # Numbers, texts and lists of both are written alike in JSON, YAML and TOML.
+        each = [(name, json.dumps(value)) for name, value in values.items() if value is not None]
+        if framework == "torchtitan":
+            lines += [f"[{section}]", *(f"{name} = {value}" for name, value in each), ""]
+        else:
+            lines += [f"{section}:", *(f"  {name}: {value}" for name, value in each)]
+    if framework == "megatron-bridge" and plan.options.precision in _MIXED:
+        lines.append(f"mixed_precision: {_MIXED[plan.options.precision]}")
+    return f"# {plan.title}: {plan.step_time:.4f} s per step\n" + "\n".join(lines).rstrip() + "\n"
+
+
+_PRECISIONS = {"torchtitan": ("mixed", "fp8", "mxfp8", "fp32"), "deepspeed": ("mixed", "fp32")}
+
+
+def _torchtitan(plan: Plan) -> Settings:
+    """Of ``torchtitan.config.job_config.JobConfig``. A rank's batch is all of its micro-batches."""
+    options, cp = plan.options, plan.model.cp
+    converters = {"fp8": ["float8"], "mxfp8": ["mx"]}.get(options.precision, [])
+    ranks = plan.dp // cp
+    sharded = options.zero > 0
+    local = plan.micro_batches * plan.mbs if plan.pp > 1 else plan.mbs
+    return {
+        "model": {"converters": converters},
+        "training": {
+            "seq_len": plan.model.seq * cp,
+            "local_batch_size": local,
+            "global_batch_size": plan.model.global_batch // cp,
+        },
+        "parallelism": {
+            "data_parallel_replicate_degree": 1 if sharded else ranks,
+            "data_parallel_shard_degree": ranks if sharded else 1,
+            "fsdp_reshard_after_forward": "always" if options.zero == 3 else "never",
+            "tensor_parallel_degree": plan.tp,
+            "enable_async_tensor_parallel": options.overlap_tensor,
+            "context_parallel_degree": cp,
+            "expert_parallel_degree": plan.ep,
+            "pipeline_parallel_degree": plan.pp,
+            "pipeline_parallel_schedule": "Interleaved1F1B" if plan.virtual_stages > 1 else "1F1B",
+            "pipeline_parallel_microbatch_size": plan.mbs,
+        },
+        "activation_checkpoint": {"mode": options.recompute},
+    }
+
+
+def _bridge(plan: Plan) -> Settings:
+    """Of ``megatron.bridge.training.config.ConfigContainer``."""
+    options, cp = plan.options, plan.model.cp
+    model: dict[str, Any] = {
+        "tensor_model_parallel_size": plan.tp,
+        "pipeline_model_parallel_size": plan.pp,
+        "virtual_pipeline_model_parallel_size": plan.virtual_stages if plan.virtual_stages > 1 else None,
+        "context_parallel_size": cp,
+        "expert_model_parallel_size": plan.ep,
+        "sequence_parallel": options.sequence_parallel and plan.tp > 1,
+        "seq_length": plan.model.seq * cp,
+        "recompute_granularity": None if options.recompute == "none" else options.recompute,
+        "cuda_graph_impl": "local" if options.cuda_graphs else "none",
+    }
+    if options.recompute == "full":
+        model |= {"recompute_method": "uniform", "recompute_num_layers": 1}
+    if len(set(plan.layers)) > 1:
+        model["pipeline_model_parallel_layout"] = "|".join(
+            "E" * (at == 0) + "t" * count + "L" * (at == plan.pp - 1) for at, count in enumerate(plan.layers)
+        )
+    return {
+        "model": model,
+        "train": {"micro_batch_size": plan.mbs, "global_batch_size": plan.model.global_batch // cp},
+        "ddp": {
+            "use_distributed_optimizer": options.zero > 0,
+            "use_megatron_fsdp": options.zero == 3,
+            "overlap_grad_reduce": options.overlap,
+            "overlap_param_gather": options.overlap and options.zero > 0,
+        },
+    }
+
+
+def _deepspeed(plan: Plan) -> dict[str, Any]:
+    """Of ``deepspeed.runtime.config.DeepSpeedConfig``."""
+    options = plan.options
+    return {
+        "train_batch_size": plan.model.global_batch,
+        "train_micro_batch_size_per_gpu": plan.mbs,
+        "gradient_accumulation_steps": plan.micro_batches,
+        "bf16": {"enabled": options.precision == "mixed"},
+        "zero_optimization": {"stage": options.zero, "overlap_comm": options.overlap},
+        "tensor_parallel": {"autotp_size": plan.tp if plan.tp > 1 else 0},
+        "pipeline": {"stages": plan.pp},
+    }

@@ -1,0 +1,96 @@
+"""Plans as settings of other frameworks, read back by the real packages where they are installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import runpy
+from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import fasop
+from fasop.commands import plan as plan_command
+from fasop.errors import PlanError
+from fasop.output.frameworks import exported
+from fasop.plans.plan import Plan, write_plans
+from megatron_lm import plan_settings
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    flags: dict[str, Any] = {"tp": 4, "pp": 2, "mbs": 1, "cp": 2, "precision": "fp8", "fsdp": True}
+    (found, *_) = fasop.plan("llama3-8b", "32xH100", top=1, idle=False, **flags)
+    return replace(found, partition=(17, 17))
+
+
+def test_each_framework_gets_the_plan_in_its_own_words(plan: Plan) -> None:
+    bridge = yaml.safe_load(exported(plan, "megatron-bridge"))
+    assert (
+        bridge["model"]["tensor_model_parallel_size"] == 4 and bridge["model"]["context_parallel_size"] == 2
+    )
+    assert bridge["ddp"]["use_megatron_fsdp"] and bridge["model"]["seq_length"] == 8192
+    assert bridge["mixed_precision"] == "bf16_with_fp8_current_scaling_mixed"
+    assert bridge["train"] == {"micro_batch_size": 1, "global_batch_size": 512}
+    text = exported(plan, "torchtitan")
+    assert "[parallelism]\ndata_parallel_replicate_degree = 1\ndata_parallel_shard_degree = 2\n" in text
+    assert 'converters = ["float8"]' in text and "pipeline_parallel_degree = 2" in text
+    plain = replace(plan, model=replace(plan.model, cp=1), options=replace(plan.options, precision="mixed"))
+    found = json.loads(exported(plain, "deepspeed"))
+    assert found["zero_optimization"]["stage"] == 3 and found["bf16"]["enabled"]
+    replicas = plain.dp * found["train_micro_batch_size_per_gpu"] * found["gradient_accumulation_steps"]
+    assert replicas == found["train_batch_size"]
+
+
+@pytest.mark.parametrize(
+    ("framework", "changes", "words"),
+    [
+        ("deepspeed", {}, "no context parallelism"),
+        ("torchtitan", {"partition": (20, 14)}, "torchtitan has as many in each"),
+        ("megatron-bridge", {"is_oom": True}, "runs out of memory"),
+    ],
+)
+def test_what_a_framework_cannot_run_is_refused(
+    plan: Plan, framework: str, changes: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(PlanError, match=words):
+        exported(replace(plan, **changes), framework)
+
+
+def test_the_command_writes_the_file(plan: Plan, tmp_path: Path) -> None:
+    write_plans(tmp_path / "plans.json", [plan])
+    out = tmp_path / "plan.toml"
+    words = [str(tmp_path / "plans.json"), "--format", "torchtitan", "--output", str(out)]
+    assert plan_settings.main(words) == 0 and "[training]" in out.read_text()
+
+
+def test_torchtitan_knows_every_setting(plan: Plan) -> None:
+    tomllib = pytest.importorskip("tomllib", reason="Python before 3.11 reads no TOML")
+    package = importlib.util.find_spec("torchtitan")
+    file = Path((package and package.origin) or "none").with_name("config") / "job_config.py"
+    if not file.exists():
+        pytest.skip("torchtitan 0.2 isn't installed")
+    # The file alone: the package needs Triton.
+    whole = runpy.run_path(str(file))["JobConfig"]()
+    for section, values in tomllib.loads(exported(plan, "torchtitan")).items():
+        known = getattr(whole, section)
+        assert is_dataclass(known) and set(values) <= {each.name for each in fields(known)}, section
+
+
+def test_deepspeed_reads_its_settings(plan: Plan) -> None:
+    runtime = pytest.importorskip("deepspeed.runtime.config", reason="DeepSpeed isn't installed")
+    plain = replace(plan, model=replace(plan.model, cp=1), options=replace(plan.options, precision="mixed"))
+    settings = json.loads(exported(plain, "deepspeed"))
+    runtime.DeepSpeedConfig(settings | {"train_batch_size": settings["train_batch_size"] // plain.dp})
+
+
+def test_a_plan_that_flags_would_make_much_faster_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--model", "llama3-8b", "--cluster", "8xH100", "--tp", "2", "--top", "1", "--global-batch", "64"]
+    assert plan_command.main([*words, "--recipe", "plain", "--recompute", "full"]) == 0
+    out = capsys.readouterr().out
+    assert "With --attention flash" in out and "the same layout would take" in out
+    assert plan_command.main([*words, "--recompute", "full", "--precision", "fp8", "--fsdp"]) == 0
+    assert "the same layout would take" not in capsys.readouterr().out
