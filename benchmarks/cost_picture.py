@@ -12,6 +12,7 @@ from chakra_et.files import write_text
 _WIDE, _HIGH, _GAP, _ACROSS = 260, 130, 46, 3
 _RATIOS, _CELLS = 2.0, (52, 26)
 """From a half to twice as long; cells of a diagram."""
+_SHADES = 8
 
 Errors = tuple[np.ndarray, np.ndarray]
 """Measured µs, and predicted over measured minus 1."""
@@ -43,12 +44,13 @@ def _diagram(name: str, micros: np.ndarray, ratio: np.ndarray) -> Sequence[str]:
     counts, *_ = np.histogram2d(np.log10(micros), upwards, edges)
     wide, tall = _WIDE / _CELLS[0], _HIGH / _CELLS[1]
     parts = [f'<text y="-6">{name} ({len(micros):,})</text>']
-    for x, y in np.argwhere(counts > 0).tolist():
-        shade = 0.15 + 0.85 * np.log1p(counts[x, y]) / np.log1p(counts.max())
-        parts.append(
-            f'<rect x="{x * wide:g}" y="{_HIGH - (y + 1) * tall:g}" width="{wide:g}" height="{tall:g}" '
-            f'fill="#1f4e9e" fill-opacity="{shade:.2f}"/>'
+    shades = np.ceil(np.log1p(counts) / np.log1p(counts.max()) * _SHADES)
+    for shade in range(1, _SHADES + 1):
+        cells = np.argwhere(shades == shade).tolist()
+        drawn = "".join(
+            f"M{x * wide:g} {_HIGH - (y + 1) * tall:g}h{wide:g}v{tall:g}h-{wide:g}z" for x, y in cells
         )
+        parts.append(f'<path d="{drawn}" fill="#1f4e9e" fill-opacity="{shade / _SHADES:g}"/>')
     parts.append(f'<rect width="{_WIDE}" height="{_HIGH}" fill="none" stroke="#888"/>')
     for text, share in (("2 ×", 0.0), ("1 ×", 0.5), ("½ ×", 1.0)):
         parts.append(f'<text x="-5" y="{_HIGH * share + 4:g}" text-anchor="end">{text}</text>')

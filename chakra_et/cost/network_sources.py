@@ -29,17 +29,13 @@ def read_topology(text: str, ranks: int) -> Topology:
         except (ValueError, RecursionError) as error:
             raise TraceError(f"{path}: isn't JSON ({error})") from None
         if isinstance(loaded, dict) and "plans" in loaded:
-            return _of_plan(path, loaded, ranks)
+            plans = loaded["plans"]
+            if not isinstance(plans, list) or not plans:
+                raise TraceError(f"{path}: holds no plan: write it with fasop plan --json")
+            return planned_topology(plans[0], ranks, f"{path}: its first plan")
         if isinstance(loaded, dict) and str(loaded.get("format", "")).startswith("chakra-et network model"):
             return dataclasses.replace(read_model(path).topology(ranks), name=f"the network of {path.name}")
     return parse_topology(text, ranks)
-
-
-def _of_plan(path: Path, loaded: Mapping[str, Any], ranks: int) -> Topology:
-    plans = loaded["plans"]
-    if not isinstance(plans, list) or not plans:
-        raise TraceError(f"{path}: holds no plan: write it with fasop plan --json")
-    return planned_topology(plans[0], ranks, f"{path}: its first plan")
 
 
 def planned_topology(plan: Any, ranks: int, where: str) -> Topology:

@@ -225,8 +225,8 @@ def _from_json(text: str, where: str) -> Topology:
         )
     try:
         dimensions = tuple(_dimension(each, number) for number, each in enumerate(entry["dimensions"]))
-        memory = parse_bandwidth(_text(entry["memory"])) if "memory" in entry else math.inf
-        peak = parse_rate(_text(entry["peak"])) if "peak" in entry else None
+        memory = parse_bandwidth(str(entry["memory"])) if "memory" in entry else math.inf
+        peak = parse_rate(str(entry["peak"])) if "peak" in entry else None
     except TraceError as error:
         raise TraceError(f"{where}: {error}") from None
     name = str(entry.get("name") or " × ".join(str(dimension.size) for dimension in dimensions))
@@ -245,10 +245,5 @@ def _dimension(entry: Any, number: int) -> Dimension:
         raise TraceError(f"dimension {number + 1} has size {size!r}: give a number of ranks from 1 on")
     if kind not in get_args(Kind):
         raise TraceError(f"dimension {number + 1} has kind {kind!r}: use {', '.join(get_args(Kind))}")
-    latency = parse_latency(_text(entry["latency"])) if "latency" in entry else 0.0
-    return Dimension(size, parse_bandwidth(_text(entry["bandwidth"])), latency, kind)
-
-
-def _text(value: Any) -> str:
-    """Figures in JSON must have a unit too."""
-    return value if isinstance(value, str) else f"{value}"
+    latency = parse_latency(str(entry["latency"])) if "latency" in entry else 0.0
+    return Dimension(size, parse_bandwidth(str(entry["bandwidth"])), latency, kind)

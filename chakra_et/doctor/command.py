@@ -3,7 +3,7 @@
     chakra-et doctor -o doctor
     chakra-et doctor -o doctor --part what-ifs --again
 
-Results: doctor.json and doctor.html in the folder. A part that was done isn't run again, unless with --again.
+Results: doctor.json and doctor.md in the folder. A part that was done isn't run again, unless with --again.
 Exit status: 0; 1 where a check failed; 2 for arguments that can't be used.
 """
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -44,7 +43,7 @@ class Results:
     """The lines of each part, kept in ``doctor.json``: a later call goes on where an earlier one ended."""
 
     def __init__(self, folder: Path, machine: dict[str, str]) -> None:
-        self.file, self.page = folder / "doctor.json", folder / "doctor.html"
+        self.file, self.page = folder / "doctor.json", folder / "doctor.md"
         self.machine = machine
         self.parts: dict[str, list[Line]] = {}
         if self.file.is_file():
@@ -58,7 +57,7 @@ class Results:
         """Keep what a part found, in place of what it found before."""
         found = self.parts[part] = list(lines)
         write_json(self.file, {"machine": self.machine, "parts": self._plain()})
-        write_text(self.page, self._html())
+        write_text(self.page, self._text())
         return found
 
     @property
@@ -69,24 +68,14 @@ class Results:
     def _plain(self) -> dict[str, list[dict[str, Any]]]:
         return {part: [asdict(line) for line in lines] for part, lines in self.parts.items()}
 
-    def _html(self) -> str:
-        machine = ", ".join(f"{name} {value}" for name, value in self.machine.items())
-        body = "".join(
-            f"<h2>{html.escape(part)}</h2><table><tr><th>what<th>measured<th>expected<th>verdict</tr>"
-            + "".join(
-                f'<tr class="{line.verdict.replace(" ", "-")}">'
-                + "".join(f"<td>{html.escape(text)}" for text in asdict(line).values())
-                + "</tr>"
-                for line in lines
-            )
-            + "</table>"
-            for part, lines in self.parts.items()
-        )
-        style = (
-            "body{font:14px system-ui;margin:2em;max-width:70em}td,th{padding:.2em .8em;text-align:left}"
-            ".bad td:last-child{color:#b00020;font-weight:bold}.not-run{color:#777}"
-        )
-        return (
-            f'<!doctype html><html lang="en"><meta charset="utf-8"><title>chakra-et doctor</title>'
-            f"<style>{style}</style><h1>chakra-et doctor</h1><p>{html.escape(machine)}</p>{body}</html>\n"
-        )
+    def _text(self) -> str:
+        lines = [
+            "# chakra-et doctor",
+            "",
+            ", ".join(f"{name} {value}" for name, value in self.machine.items()),
+        ]
+        for part, found in self.parts.items():
+            lines += ["", f"## {part}", "", "| what | measured | expected | verdict |", "|---|---|---|---|"]
+            rows = (" | ".join(each.replace("|", "/") for each in asdict(line).values()) for line in found)
+            lines += [f"| {row} |" for row in rows]
+        return "\n".join(lines) + "\n"

@@ -1,0 +1,53 @@
+#!/usr/bin/env python3
+"""How much measured products scatter: no model of them can be closer than that (docs/HOW_TRUE.md).
+
+    python benchmarks/cost_floor.py
+
+By GPU, all relative to the fitted model: how far neighbours between m = 9 and 15 are apart, for which a
+library takes the same kernel; how far a row is from the mean of m - 1's and m + 1's of its own (n, k); and
+how far rows are from what ``smoothing.py`` makes of all, between m = 9 and 15 and elsewhere.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import numpy as np
+
+from benchmarks.cost_accuracy import MODELS, Options, fitted, read_products
+from benchmarks.smoothing import PRODUCT, smooth
+from chakra_et import cli
+
+
+def scatter(points: np.ndarray, logs: np.ndarray) -> list[float]:
+    """The four figures, from ``points[R, 3]`` (m, n, k) and the logarithm of measured over modelled time."""
+    axes = [np.unique(column) for column in points.T]
+    places = tuple(np.searchsorted(sizes, column) for sizes, column in zip(axes, points.T, strict=True))
+    grid = np.full([len(sizes) for sizes in axes], np.nan)
+    grid[places] = logs
+    alike = (axes[0] >= 9) & (axes[0] <= 15)
+    apart = np.abs(np.diff(grid[alike], axis=0))
+    between = np.abs(np.exp((grid[2:] + grid[:-2]) / 2 - grid[1:-1]) - 1)
+    beyond, same = np.abs(logs - smooth(points, logs, PRODUCT).at(points)), alike[places[0]]
+    return [float(np.nanmean(each)) for each in (apart, between, beyond[same], beyond[~same])]
+
+
+def main() -> int:
+    """Print the table."""
+    options = cli.parse(Options, description=__doc__.splitlines()[0])
+    print(
+        "| GPU | m 9 to 15: neighbours apart | m between neighbours | m 9 to 15: from smoothed | elsewhere |"
+    )
+    print("|---|---|---|---|---|")
+    for table in read_products(Path(options.given), "bfloat16").values():
+        said = MODELS["16 bit"].micros(table.gpu, fitted("16 bit", table), table.points)
+        figures = scatter(table.points[:, 1:4], np.log(table.micros / said))
+        print(f"| {table.gpu.name} | {' | '.join(f'{each:.1%}' for each in figures)} |", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

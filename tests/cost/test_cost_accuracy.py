@@ -1,0 +1,58 @@
+"""benchmarks/cost_accuracy.py on tables of GPUs that the given ones lack."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.cost_accuracy import by_name, other_rows, read_products
+from benchmarks.cost_picture import draw
+from chakra_et.cost.gpus import gpu
+from chakra_et.cost.kernel_times import kernel_times
+
+pandas = pytest.importorskip("pandas")
+pytest.importorskip("pyarrow")
+
+
+def write_tables(folder: Path, names: dict[str, str], framework: str) -> None:
+    """Products of GPUs by what a table calls them, as the model has them; the figures mean nothing."""
+    sizes = [(m, n, k) for m in (1, 64, 65, 1024) for n in (256, 1024, 4096) for k in (256, 1024, 4096)]
+    points = np.array([[1, *each, 6] for each in sizes], float)
+    parts = []
+    for written, name in names.items():
+        part = pandas.DataFrame(sizes, columns=["m", "n", "k"])
+        part["gpu"], part["framework"], part["dtype"] = written, framework, "bfloat16"
+        part["latency_us"] = kernel_times(gpu(name)).micros("16 bit", points)
+        parts.append(part)
+    folder.mkdir()
+    pandas.concat(parts).to_parquet(folder / "gemm.parquet")
+
+
+def test_tables_of_other_gpus_are_judged_by_what_they_are_like(tmp_path: Path) -> None:
+    write_tables(tmp_path / "given", {"H100": "H100", "B200": "B200", "L40S": "L40S"}, "sglang")
+    others = {"H200": "H200", "GB200": "GB200", "B300": "B300", "RTX PRO 6000": "RTXPRO6000", "H100": "H100"}
+    write_tables(tmp_path / "other", others, "vllm")
+    tables = (read_products(tmp_path / part, "bfloat16") for part in ("given", "other"))
+    rows = list(other_rows("16 bit", *tables))
+    found = {(row.judged, row.gpu) for row in rows}
+    for name in ("H200", "GB200", "B300"):
+        assert ("products bf16, GPU left out, relative in the fit", f"{name} vllm") in found
+    assert ("products bf16, GPU left out, no relative", "RTXPRO6000 vllm") in found
+    assert ("products bf16, fitted GPU, other framework", "H100 vllm") in found
+    assert {row.gpu for row in rows if row.judged == "ratio of two GPUs, relative in the fit"} == {
+        "H100 → H200",
+        "B200 → GB200",
+        "B200 → B300",
+    }
+    assert max(np.abs(row.errors).mean() for row in rows if "vllm" in row.gpu) < 0.5
+    draw({rows[0].judged: [(row.micros, row.errors) for row in rows]}, tmp_path / "picture.svg")
+    assert (tmp_path / "picture.svg").read_text(encoding="utf-8").count("<path") > 3
+
+
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [("rtx_pro_6000_server", "RTXPRO6000"), ("h200_sxm", "H200"), ("gb200", "GB200"), ("B300", "B300")],
+)
+def test_names_of_tables(written: str, name: str) -> None:
+    found = by_name(written)
+    assert found is not None and found.name == name
