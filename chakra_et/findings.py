@@ -55,7 +55,6 @@ _SENTENCES: dict[Kind, dict[str, str]] = {
         "name-mismatch": "operators whose number has another name in the other trace, not linked",
         "duplicate-events": "events that are in the trace twice, counted once",
         "steps-unfinished": "steps whose recording was cut, left out: ProfilerStep#{}",
-        "clock-gap": "seconds between the recordings of host and device trace",
         "clock-contradicted": "pairs of a call and device work that contradict the device's clock as "
         "estimated from all pairs",
         "steps-without-host": "steps of the device trace that the host trace does not cover",

@@ -213,12 +213,3 @@ def test_a_manifest_of_another_run(tmp_path: Path) -> None:
     result = convert(tmp_path)
     for refused in result.ranks.values():
         assert "world size is 2 in its distributedInfo and 8 in the manifest" in str(refused)
-
-
-def test_recordings_minutes_apart_are_a_warning(tmp_path: Path) -> None:
-    host, device = write(tmp_path, world_size=1)
-    base = json.loads(device.read_text())["baseTimeNanoseconds"]
-    assert base > 1e18
-    edit(device, lambda document: document.update(baseTimeNanoseconds=base + 300 * 10**9))
-    warnings = convert_pair(Pair(0, host, device)).report.warnings
-    assert warnings["clock-gap"] > 0

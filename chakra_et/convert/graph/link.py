@@ -6,7 +6,6 @@ Both traces have the same record-function ids ("Record function id" = ``rf_id``)
 
 from __future__ import annotations
 
-import datetime
 from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
@@ -24,7 +23,6 @@ from chakra_et.traces.host import GROUP_RECORD, STRUCTURE, HostTrace
 
 LOOK_AHEAD = 64
 MIN_MATCH = 0.5
-CLOCK_SECONDS = 5.0
 
 
 @dataclass(eq=False, repr=False)
@@ -169,7 +167,6 @@ def check(host: HostTrace, device: DeviceTrace, linked: Link, allow_unlinked: bo
         )
     findings = Findings()
     findings.add("name-mismatch", len(other))
-    findings.add("clock-gap", _clock_gap(host, device))
     host_row = linked.host_row.copy()
     host_row[other] = -1
     unmatched = np.unique(np.concatenate((linked.unmatched, linked.host_row[other])))
@@ -192,26 +189,6 @@ def _first_difference(host: HostTrace, device: DeviceTrace, linked: Link, other:
         return f"record function {device.rf_id[row]} is {in_host!r} in the first and {name} in the second"
     number = f", record function {device.rf_id[row]}," if device.rf_id[row] >= 0 else ""
     return f"{name}{number} of the second is not in the first"
-
-
-def _clock_gap(host: HostTrace, device: DeviceTrace) -> int:
-    """Seconds between the recordings of the two traces, 0 if they overlap or have no times.
-
-    The host trace has local time in an unknown time zone, so the gap is only known modulo 15 minutes.
-    """
-    try:
-        local = datetime.datetime.fromisoformat(str(host.header["time"]))
-        began = local.replace(tzinfo=datetime.timezone.utc).timestamp()
-        length = float(host.header["finish_ts"] - host.header["start_ts"]) / 1000
-    except (ValueError, TypeError, OverflowError):
-        return 0
-    first, last = device.origin_ns / 1e9, (device.origin_ns + int(device.end.max(initial=0))) / 1e9
-    if first < 1e9 or not 0 <= length < 900:
-        return 0
-    after = (first - began) % 900
-    if after <= length + CLOCK_SECONDS or 900 - after <= last - first + CLOCK_SECONDS:
-        return 0
-    return round(min(after - length, 900 - after))
 
 
 def rank_and_world(
