@@ -36,12 +36,11 @@ TESTS = {
     "convert/test_point_to_point convert/test_structure_step convert/test_hierarchy_and_work",
 }
 """Fast tests of each package."""
-_OF_MODULES = {
+_OF_MODULES = {  # in place of these
     "scale rank_copies missing_ranks scaled_files": "job/ transform/test_scale",
     "blocks layers stages tensors unroll reductions": "transform/test_remodel",
     "fsdp": "predict/test_shard",
 }
-"""Tests of modules that the fast ones don't enter, in their place."""
 _PAIRS = (
     *((ast.Lt, ast.LtE), (ast.Gt, ast.GtE), (ast.Eq, ast.NotEq), (ast.In, ast.NotIn), (ast.Is, ast.IsNot)),
     *((ast.Add, ast.Sub), (ast.Mult, ast.Div), (ast.FloorDiv, ast.Mod), (ast.BitAnd, ast.BitOr)),

@@ -11,6 +11,8 @@ import pytest
 
 from chakra_et.et.columns import CollectiveType, TensorInfo
 from chakra_et.job.axes import ForwardUse, described_groups, dp_ranks_of, forward_uses, stages_of
+from chakra_et.job.blocks import Blocks
+from chakra_et.job.buckets import limits_of
 from chakra_et.job.gradients import (
     Gradient,
     elements,
@@ -21,7 +23,7 @@ from chakra_et.job.gradients import (
 )
 from chakra_et.job.mesh import GroupShape, Mesh, Place, ScaledGroups, parse_mesh, shape_of
 from chakra_et.job.operators import ENGINE, GRADIENT, Operators, operators_of
-from chakra_et.job.passes import one_f_one_b
+from chakra_et.job.passes import Segment, one_f_one_b, segments_of
 from tests.simulate.replay_traces import collective, cpu, make_trace
 
 
@@ -78,6 +80,24 @@ def test_parameters_are_those_of_the_pass_with_most_gradients() -> None:
 def test_one_forward_one_backward(stage: int, order: str) -> None:
     passes = one_f_one_b(stage, 3, 4)
     assert " ".join(f"{'FB'[backward]}{number}" for backward, number in passes) == order
+
+
+def test_a_backward_pass_begins_with_the_loss_s_outermost_operator() -> None:
+    operator, lane = {"kind": "operator", "lane": 0}, {"lane": 0}
+    trace = make_trace(
+        cpu(1, 10, name="aten::mm", phase="forward", **operator),
+        cpu(2, 10, name="aten::mse_loss", phase="forward", **operator),
+        cpu(3, 1, name="between operators", kind="host-overhead", phase="backward", **lane),
+        cpu(4, 10, name=f"{ENGINE}: MseLossBackward0", phase="backward", **operator),
+        cpu(5, 10, name="aten::mul", parent=4, phase="backward", **operator),
+        cpu(6, 10, name=f"{ENGINE}: MmBackward0", phase="backward", **operator),
+    )
+    outside = [-1] * 4
+    blocks = Blocks(np.array([0, *outside, 1]), np.array([0, *outside, 0]), [False, True], 1, "made")
+    assert segments_of(operators_of(trace, "made"), blocks, "made") == [
+        Segment(0, 0, 0, 3, False, 0, 0),
+        Segment(3, 5, 5, 6, True, 0, 0),
+    ]
 
 
 def test_groups_are_grids_of_the_mesh() -> None:
@@ -144,3 +164,10 @@ def test_stages_are_places_in_pipeline_groups() -> None:
     stages = stages_of([trace], range(5))
     assert stages == {0: 0, 1: 0, 2: 1, 3: 1, 4: 0}
     assert dp_ranks_of(stages) == {0: 0, 1: 1, 2: 0, 3: 1, 4: 2}
+
+
+def test_limits_of_buckets_are_looked_for_up_to_a_gibibyte() -> None:
+    mib = 1 << 20
+    for least, found in ((1024, (1024 * mib, 1024 * mib)), (1025, None)):
+        sizes = [(least - 1) * mib, mib] * 2
+        assert limits_of(sizes, ["float"] * 4, [least * mib] * 2) == found
