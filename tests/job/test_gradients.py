@@ -27,7 +27,7 @@ from chakra_et.job.passes import Segment, one_f_one_b, segments_of
 from tests.simulate.replay_traces import collective, cpu, make_trace
 
 
-def two_passes() -> Operators:
+def two_passes(record: int = 7) -> Operators:
     """A backward pass whose gradient is all-reduced, and one with an element of type double."""
     backward = {"kind": "operator", "phase": "backward", "lane": 0}
     trace = make_trace(
@@ -35,11 +35,11 @@ def two_passes() -> Operators:
         cpu(2, 5, name=f"{ENGINE}: MmBackward0", seq_id=0, **backward),
         cpu(3, 5, name=f"{ENGINE}: {GRADIENT}", **backward),
         cpu(4, 1, name=GRADIENT, parent=3, **backward),
-        cpu(5, 2, name="c10d::allreduce_", parent=3, rf_id=7, **backward),
+        cpu(5, 2, name="c10d::allreduce_", parent=3, rf_id=record, **backward),
         cpu(6, 1, name="record_param_comms", parent=5, rf_id=8, **backward),
         collective(7, 20, (5,), parent=5, lane=9, is_cpu_op=0, kind="collective", comm_size=128),
-        cpu(8, 1, name="c10d::allreduce_", parent=3, rf_id=7, segment=1, **backward),
-        cpu(9, 1, name="aten::detach", parent=3, rf_id=9, **backward),
+        cpu(8, 1, name="c10d::allreduce_", parent=3, rf_id=record, segment=1, **backward),
+        cpu(9, 1, name="aten::detach", parent=3, rf_id=record and 9, **backward),
         cpu(10, 5, name=f"{ENGINE}: MmBackward0", seq_id=4, **backward),
         cpu(11, 5, name=f"{ENGINE}: {GRADIENT}", **backward),
         cpu(12, 1, name=GRADIENT, parent=11, **backward),
@@ -59,6 +59,8 @@ def test_each_backward_pass_has_its_gradients_and_launches() -> None:
     assert (first.lane, second.lane) == (0, 0)
     # With what runs in the launch and its rest after an interruption, and nothing else of its parent.
     assert launch_tree(operators, first) == [{4, 5, 6, 7}]
+    without_records = two_passes(record=0)
+    assert launch_tree(without_records, sweeps_of(without_records, None)[0]) == [{4, 5, 6}]
     assert (operators.item(3), operators.item(11), operators.item(0)) == (4, 8, 4)
 
 
@@ -171,3 +173,9 @@ def test_limits_of_buckets_are_looked_for_up_to_a_gibibyte() -> None:
     for least, found in ((1024, (1024 * mib, 1024 * mib)), (1025, None)):
         sizes = [(least - 1) * mib, mib] * 2
         assert limits_of(sizes, ["float"] * 4, [least * mib] * 2) == found
+
+
+def test_operators_are_inside_the_first_node_too() -> None:
+    inside = {"kind": "operator", "lane": 0}
+    found = operators_of(make_trace(cpu(1, 9, **inside), cpu(2, 5, parent=1, **inside)), "made")
+    assert (found.parent.tolist(), found.top.tolist(), found.tops) == ([-1, 0], [0, 0], {0: [0]})
