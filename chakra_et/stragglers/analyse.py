@@ -53,34 +53,13 @@ class Analysis:
 
 
 @dataclass
-class Restored:
-    """What some operations account for, under the names of ``ms-X.json`` and ``mw-X.json``; mean step times
-    in s.
-
-    ``tori``: recorded durations; ``tideal``: typical ones; ``trem``: recorded but for these operations;
-    ``tadd``: typical but for these. ``rem`` and ``add``: what of the slowdown goes, or comes, with them (1 is
-    all of it); None where there is none.
-    """
-
-    trem: float
-    tadd: float
-    tori: float
-    tideal: float
-    rem: float | None
-    add: float | None
-
-
-@dataclass
 class Stragglers:
-    """The whole answer. ``last_stage``, ``worst_workers``: ``Restored`` for those operations;
-    ``worst_ranks``: the workers that count as the worst. ``worker_slowdown``: rank → slowdown, largest first.
-    ``rank_by_step``, ``stage_by_dp_rank``: heat maps. All but ``last_stage`` are None where the slowdown is
+    """The whole answer. ``worst_ranks``: those that count as the worst. ``worker_slowdown``: rank → slowdown,
+    largest first. ``rank_by_step``, ``stage_by_dp_rank``: heat maps. These are None where the slowdown is
     below the threshold."""
 
     job_meta: JobMeta
     analysis: Analysis
-    last_stage: Restored
-    worst_workers: Restored | None
     worst_ranks: list[int] | None
     worker_slowdown: Slowdowns | None
     rank_by_step: HeatMap | None
@@ -88,15 +67,11 @@ class Stragglers:
     notes: list[str]
 
     def as_json(self) -> dict[str, Any]:
-        """The fields of ``result-X.json``; ``ms`` and ``mw``, those of the files of that name;
-        ``worst_ranks``; ``worker_slowdown``; ``heatmap`` {``rank_by_step``, ``stage_by_dp_rank``};
-        ``notes``."""
-        last, worst = asdict(self.last_stage), self.worst_workers and asdict(self.worst_workers)
+        """``job_meta``; the fields of ``Analysis``; ``worst_ranks``; ``worker_slowdown``; ``heatmap``
+        {``rank_by_step``, ``stage_by_dp_rank``}; ``notes``."""
         return {
             "job_meta": asdict(self.job_meta),
             **asdict(self.analysis),
-            "ms": {**last, "Ms": last["rem"]},
-            "mw": worst and {**worst, "Mw": worst["rem"]},
             "worst_ranks": self.worst_ranks,
             "worker_slowdown": self.worker_slowdown,
             "heatmap": {
@@ -140,16 +115,6 @@ def analyse(job: TimedJob) -> Stragglers:
         **fields,
     )
 
-    def restored(chosen: np.ndarray) -> Restored:
-        without, only = noblk, nodelay
-        if not chosen.all():
-            without = job.step_s(np.where(chosen, ideal, recorded))
-            only = job.step_s(np.where(chosen, recorded, ideal))
-        tori, tideal, trem, tadd = (float(each.mean()) for each in (nodelay, noblk, without, only))
-        lost = tori - tideal
-        rem, add = ((tori - trem) / lost, (tadd - tideal) / lost) if lost else (None, None)
-        return Restored(trem, tadd, tori, tideal, rem, add)
-
     ranks = None
     if slowdowns is not None:
         count = -(-len(slowdowns) * WORST_PERCENT // 100)
@@ -157,8 +122,6 @@ def analyse(job: TimedJob) -> Stragglers:
     return Stragglers(
         job_meta=job.meta,
         analysis=analysis,
-        last_stage=restored(operations.stage == operations.stage.max()),
-        worst_workers=None if ranks is None else restored(np.isin(operations.rank, ranks)),
         worst_ranks=ranks,
         worker_slowdown=slowdowns,
         rank_by_step=maps and maps[0],

@@ -18,7 +18,7 @@ from chakra_et.cli import allow_missing_ranks, parse, skeletons
 from chakra_et.diagnose.verdict import diagnose
 from chakra_et.et.sets import Skeletons
 from chakra_et.simulate.run import load_run
-from chakra_et.stragglers.analyse import THRESHOLD, Restored, Stragglers, analyse
+from chakra_et.stragglers.analyse import THRESHOLD, Stragglers, analyse
 from chakra_et.stragglers.recorded import recorded_job
 from chakra_et.text import table
 
@@ -72,15 +72,10 @@ def _text(name: str, found: Stragglers, diagnosis: Sequence[str]) -> str:
         "as long as with typical durations.",
         *diagnosis,
     ]
-    if found.worst_workers is None:
+    if found.worst_ranks is None:
         lines.append(f"That is below {THRESHOLD}, so it is not attributed to ranks, stages and operators.")
     else:
-        ranks = ", ".join(map(str, found.worst_ranks or []))
-        lines.append(
-            f"Typical durations on the worst ranks ({ranks}): {_share(found.worst_workers)} less waste."
-        )
-        if meta.pp_size > 1:
-            lines.append(f"Typical durations on the last stage: {_share(found.last_stage)} less waste.")
+        lines.append(f"Worst ranks: {', '.join(map(str, found.worst_ranks))}.")
     parts = {
         "operator type": analysis.blocking_decompose_by_optype,
         "rank": found.worker_slowdown,
@@ -96,10 +91,6 @@ def _text(name: str, found: Stragglers, diagnosis: Sequence[str]) -> str:
     if found.notes:
         lines += ["", *(f"note: {note}" for note in found.notes)]
     return "\n".join(lines)
-
-
-def _share(restored: Restored) -> str:
-    return f"{round(100 * (restored.rem or 0))}%"
 
 
 def _parts(heading: str, slowdowns: Mapping[Any, float]) -> list[str]:
