@@ -212,11 +212,7 @@ def _from_json(text: str, where: str) -> Topology:
         entry = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise TraceError(f"{where}: is not JSON ({error})") from None
-    if (
-        not isinstance(entry, dict)
-        or not isinstance(entry.get("dimensions"), list)
-        or not entry["dimensions"]
-    ):
+    if not isinstance(entry, dict) or not isinstance(entry.get("dimensions") or None, list):
         raise TraceError(f'{where}: needs "dimensions": a list of {{"size", "bandwidth", "latency", "kind"}}')
     unknown = set(entry) - {"dimensions", "memory", "peak", "name"}
     if unknown:

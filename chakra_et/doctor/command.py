@@ -65,7 +65,7 @@ def doctor(config: DoctorConfig, extra: Mapping[str, Part]) -> int:
         if name in results.parts and not config.again:
             print(f"{name}: done before (--again repeats it)")
             continue
-        check = extra[name] if name in extra else _part(PARTS[name])
+        check: Part = extra[name] if name in extra else import_module(PARTS[name]).check
         place = folder / name
         place.mkdir(exist_ok=True)
         print(f"{name}:", flush=True)
@@ -82,11 +82,6 @@ def _guarded(check: Part, folder: Path, on_gpu: bool) -> Iterator[Line]:
         yield from check(folder, on_gpu)
     except Exception as error:  # whatever is wrong on a new machine is a finding
         yield equal("the part itself", f"{type(error).__name__}: {error}", "no error")
-
-
-def _part(module: str) -> Part:
-    check: Part = import_module(module).check
-    return check
 
 
 def this_machine(cpu: bool = False) -> dict[str, str]:
