@@ -71,9 +71,12 @@ def check(run: RunFiles, files: Mapping[int | None, Path], allow: bool = False) 
         problems.append(f"{where}: its conversion hasn't finished")
     elif report and report.pop("checksum", None) not in (None, _checksum(report)):
         problems.append(f"{run.report_file} isn't what the conversion wrote")
-    elif report:
+    elif "files" in report:
         problems += _changed(run, files, listed, report.get("comm_groups"))
     else:
+        if report:
+            earlier = "an earlier version converted it, so that changed files aren't noticed: convert again"
+            notes.append(f"{run.name}: {earlier}")
         heads = {path: et_file.read_metadata(path) for path, _ in contents(files.items())}
         worlds = [head.get("world_size") for head in heads.values()]
         world = max([world, *(size for size in worlds if type(size) is int)])
@@ -129,10 +132,13 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _listed(report: Mapping[str, Any]) -> tuple[dict[int, tuple[int, str]], int]:
-    """(rank → size and hash of its file; the world size), none without a finished report."""
-    entries, world = report.get("files", ()), int(report.get("world_size", 0))
+    """(rank → size and hash of its file; the world size), from the ranks alone for an earlier version's."""
+    if "files" not in report:
+        ranks = report.get("ranks", {}).items()
+        return {int(rank): (0, "") for rank, entry in ranks if "error" not in entry}, 0
+    entries = report["files"]
     listed = [(rank, (entry["bytes"], entry["sha256"])) for entry in entries for rank in entry["ranks"]]
-    return {int(rank): file for rank, file in listed}, world
+    return {int(rank): file for rank, file in listed}, int(report["world_size"])
 
 
 def contents(files: Iterable[tuple[Rank, Path]]) -> list[tuple[Path, list[Rank]]]:

@@ -153,6 +153,22 @@ def test_a_run_converted_from_some_of_its_ranks_works_and_says_so(
     assert "1 of 2 ranks (without 1)" in printed.out + printed.err
 
 
+def test_a_run_of_the_version_before_opens_with_a_warning(run: Path) -> None:
+    """Its NAME_conversion.json tells the ranks, but no files."""
+    path = run_at(str(run)).report_file
+    report = json.loads(path.read_text())
+    for name in ("version", "complete", "world_size", "files", "comm_groups", "checksum"):
+        del report[name]
+    path.write_text(json.dumps(report | {"schema_version": 2}))
+    (found,) = find_rank_sets([str(run)])
+    assert [note.partition(":")[2] for note in found.notes] == [
+        " an earlier version converted it, so that changed files aren't noticed: convert again"
+    ]
+    lost(run)
+    with pytest.raises(TraceError, match="rank 1 have gone"):
+        find_rank_sets([str(run)])
+
+
 def test_files_of_different_conversions_without_a_record_are_refused(run: Path, tmp_path: Path) -> None:
     other = capture(tmp_path / "other", "tiny_2gpu*")
     assert main(["convert", str(other), "--no-timestamps"]) == 0
