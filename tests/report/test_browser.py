@@ -247,15 +247,6 @@ def test_dark_mode_and_print(shown: Any, made_page: Path) -> None:
     page.set_viewport_size(window)
 
 
-def test_a_heat_map_shows_who_slows_the_steps_down(shown: Any, made_page: Path) -> None:
-    page = shown(made_page)
-    cells = page.locator("#communication td[title*='step 5']")
-    slow = page.locator("#communication td[title='rank 1, step 5: ×1.13']")
-    assert (cells.count(), slow.inner_text()) == (2, "×1.13")
-    colour = "element => getComputedStyle(element).backgroundColor"
-    assert slow.evaluate(colour) != cells.first.evaluate(colour)
-
-
 def test_memory_has_a_curve_and_a_table(shown: Any, tmp_path: Path) -> None:
     write_run(tmp_path, memory=True)
     assert main(["report", str(tmp_path / "made")]) == 0
@@ -284,10 +275,13 @@ def test_two_runs_side_by_side(shown: Any, tmp_path: Path) -> None:
     assert main(["compare", *names, "-o", str(tmp_path / "page.html")]) == 0
     page = shown(tmp_path / "page.html")
     assert "after" in page.locator(".lead").inner_text()
-    page.locator("[role=tab]", has_text="kernels").click()
-    assert "−20.0 µs" in page.locator("#changes tbody").inner_text()
-    page.locator("[role=tab]", has_text="modules").click()
-    assert "Linear_0" in page.locator("#changes tbody").inner_text()
+    for tab in ("classes of kernels", "kernels and copies"):
+        page.get_by_role("tab", name=tab, exact=True).click()
+        assert "−20.0 µs" in page.locator("#changes tbody").first.inner_text()
+    assert page.locator("#changes [aria-label=partners] tbody").inner_text().startswith("in both")
+    for tab, name in (("modules", "Linear_0"), ("call tree", "Net_0")):
+        page.get_by_role("tab", name=tab, exact=True).click()
+        assert name in page.locator("#changes tbody").inner_text()
 
 
 def test_a_page_without_communication_or_steps(shown: Any, tmp_path: Path) -> None:
