@@ -48,7 +48,7 @@ def run(commands: str, tmp_path: Path, port: int) -> str:
 @pytest.mark.slow
 def test_the_commands_run(tmp_path: Path, free_port: int) -> None:
     said = run(blocks("bash"), tmp_path, free_port)
-    assert "iteration 20 : " in said and "of 2 ranks" in said and "| pipeline, ms |" in said
+    assert "iteration 20 : " in said and "of 2 ranks" in said and "\npipeline, ms " in said
     assert (
         said.count("#SBATCH --nodes=7") == 2
         and "#SBATCH --mem=0" in said
