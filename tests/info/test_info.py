@@ -121,10 +121,6 @@ def test_a_file_without_lanes_shows_threads_and_streams() -> None:
     assert answer["notes"] == ["the file has no start times: convert with --timestamps to get a time span"]
 
 
-def test_run_of_two_ranks_gets_the_ring_note() -> None:
-    assert "Ring gives wrong results for 2 ranks" in " ".join(describe(known(world_size=2))["notes"])
-
-
 def test_file_with_a_cycle_is_described() -> None:
     trace = known()
     trace.data_deps.values[0] = 3

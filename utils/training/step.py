@@ -29,14 +29,17 @@ COMPILER_MODULES = ("torch._dynamo", "torch._inductor")
 
 
 def build_optimizer(model: nn.Module, learning_rate: float, weight_decay: float) -> torch.optim.AdamW:
-    """AdamW as one kernel; biases and norms have no weight decay."""
+    """AdamW, fused if PyTorch supports it on the model's device; biases and norms have no weight decay."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     # In these models the vectors are the biases and layer-norm weights; everything else is a matrix.
     groups = [
         {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": weight_decay},
         {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(groups, lr=learning_rate, fused=True)
+    try:
+        return torch.optim.AdamW(groups, lr=learning_rate, fused=True)
+    except RuntimeError:
+        return torch.optim.AdamW(groups, lr=learning_rate)
 
 
 def learning_rate_at(step: int, peak: float, warmup_steps: int, total_steps: int) -> float:
