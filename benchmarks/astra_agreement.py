@@ -6,7 +6,8 @@
     python benchmarks/astra_agreement.py --write             and puts the table into docs/SIMULATORS.md
 
 The binary is that of ASTRA_SIM=, else ../shared/tools/astra-sim. Results are kept in --results as they come,
-and a set that is there isn't run again, so that a run can go on where another ended. Each set runs at 0.1, 1,
+and a set that is there isn't run again, so that a run can go on where another ended, or with the results of
+`ASTRA_RESULTS=FILE pytest --slow tests/astra`. Each set runs at 0.1, 1,
 10, 100 and 1,000 Gbit/s on networks of one, two and three dimensions, as far as its ranks factor. The exit
 status is 1 where a rank did not finish, or is off by more than 1%.
 """
@@ -19,7 +20,6 @@ import json
 import os
 import sys
 import tempfile
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,13 +29,9 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.summary import put
 from chakra_et import cli
-from chakra_et.__main__ import main as chakra_et
-from chakra_et.astra.command import check_log
 from chakra_et.files import write_json
 from chakra_et.text import table
-from tests.astra.real_sets import SETS, networks
-from tests.astra.sets import run_astra
-from tests.astra.test_real_astra import PERCENT, SPEEDS
+from tests.astra.real_sets import PERCENT, SETS, measure
 
 DOCUMENT = ROOT / "docs" / "SIMULATORS.md"
 
@@ -47,28 +43,6 @@ class Config:
         default="astra_agreement.json", metadata={"help": "JSON file that keeps the results of sets"}
     )
     write: bool = field(default=False, metadata={"help": "put the table into docs/SIMULATORS.md"})
-
-
-def measure(name: str) -> dict[str, Any]:
-    """All runs of one set: how many, how many ranks finished, the worst error and its network, seconds."""
-    about, begin = SETS[name], time.monotonic()
-    found: dict[str, Any] = {"ranks": about.ranks, "runs": 0, "unfinished": 0, "worst": 0.0, "where": ""}
-    with tempfile.TemporaryDirectory() as scratch, contextlib.redirect_stdout(io.StringIO()):
-        made = about.make(Path(scratch) / "set")
-        for speed in SPEEDS:
-            for kind, network in networks(about.ranks, speed).items():
-                folder = Path(scratch) / "bundle"
-                status = chakra_et(["astra", made, "-o", str(folder), "--topology", network, *about.flags])
-                if status:
-                    raise SystemExit(f"error: {name}: no bundle on {network}")
-                run_astra(folder)
-                checked = check_log(folder / "astra.log", folder)
-                worst = checked.worst_percent()
-                found["runs"] += 1
-                found["unfinished"] += len(checked.unfinished)
-                if worst is not None and abs(worst) >= abs(found["worst"]):
-                    found |= {"worst": worst, "where": f"{kind}, {speed:,g} Gbit/s"}
-    return found | {"seconds": time.monotonic() - begin}
 
 
 def rows(results: dict[str, dict[str, Any]]) -> list[tuple[str, ...]]:
@@ -90,7 +64,8 @@ def main() -> int:
     results: dict[str, dict[str, Any]] = json.loads(path.read_text()) if path.is_file() else {}
     for name in SETS:
         if config.only in name and name not in results:
-            results[name] = measure(name)
+            with tempfile.TemporaryDirectory() as scratch, contextlib.redirect_stdout(io.StringIO()):
+                results[name] = measure(name, Path(scratch))
             write_json(path, results)
             print(name, json.dumps(results[name]), flush=True)
     lines = rows(results)
